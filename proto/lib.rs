@@ -1,0 +1,14 @@
+//! Messages, clients and servers generated from `sluicegate/v1/*.proto`.
+//!
+//! The proto files beside this one are the API's documentation and its source;
+//! everything here is made from them by `build.rs`.
+
+/// Package `sluicegate.v1`.
+#[allow(clippy::all, clippy::pedantic)] // generated
+pub mod v1 {
+    tonic::include_proto!("sluicegate.v1");
+}
+
+/// The encoded descriptors of all files, for gRPC server reflection.
+pub const FILE_DESCRIPTOR_SET: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/sluicegate_descriptor.bin"));
