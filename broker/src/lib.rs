@@ -1,1 +1,16 @@
-//! x
+//! The Sluicegate broker.
+//!
+//! # Layout
+//! Dependencies point inward: `grpc | console | tasks → engine → domain, store, signals`.
+//!
+//! * [`domain`]: names, items, queues, receipts and the decisions about them. Pure.
+//! * [`store`]: the [`store::Store`] trait, and MongoDB and SQLite behind it.
+//! * [`signals`]: the [`signals::Signals`] trait, and Redis, MongoDB and nothing behind it.
+//! * `engine`: push, dispatch, settle: what happens to an item.
+//! * `tasks`: what runs by itself: totals, schedules, settings.
+//! * `grpc`: the API; `console`: HTTP for people and probes.
+//! * `app`: builds all of it from the `config`, runs it, drains it.
+
+pub mod domain;
+pub mod signals;
+pub mod store;

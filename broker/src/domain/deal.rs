@@ -1,0 +1,87 @@
+//! Dealing out: which of the items at a queue's head go to which of its waiting consumers.
+
+use std::time::Duration;
+
+use super::ConsumerName;
+
+/// What one waiting consumer asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Want {
+    /// At most this many items, at least 1.
+    pub max_items: usize,
+    /// At most this many payload bytes; a single larger item is still given if `may_exceed`.
+    pub max_bytes: usize,
+    /// True while the consumer holds nothing: then one item of any size is due to it.
+    pub may_exceed: bool,
+    /// Lease of each item.
+    pub lease: Duration,
+    /// Who it is.
+    pub consumer: Option<ConsumerName>,
+}
+
+/// Deals items of the given sizes, in order, to the wants, round about; answers for each item the
+/// want it goes to. Stops at the first item nobody can take: order is kept.
+///
+/// The earlier wants get the odd ones, so put the emptiest consumer first.
+pub fn deal(sizes: &[usize], wants: &[Want]) -> Vec<usize> {
+    struct Room {
+        items: usize,
+        bytes: usize,
+        may_exceed: bool,
+    }
+    let mut rooms: Vec<Room> = wants
+        .iter()
+        .map(|w| Room { items: w.max_items, bytes: w.max_bytes, may_exceed: w.may_exceed })
+        .collect();
+    let mut dealt = Vec::with_capacity(sizes.len());
+    let mut turn = 0;
+    for &size in sizes {
+        let fits = |room: &Room| room.items > 0 && (size <= room.bytes || room.may_exceed);
+        let Some(taker) =
+            (0..rooms.len()).map(|step| (turn + step) % rooms.len()).find(|&i| fits(&rooms[i]))
+        else {
+            break;
+        };
+        let room = &mut rooms[taker];
+        room.items -= 1;
+        room.bytes = room.bytes.saturating_sub(size);
+        room.may_exceed = false;
+        dealt.push(taker);
+        turn = taker + 1;
+    }
+    dealt
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn want(max_items: usize, max_bytes: usize) -> Want {
+        Want {
+            max_items,
+            max_bytes,
+            may_exceed: true,
+            lease: Duration::from_secs(1),
+            consumer: None,
+        }
+    }
+
+    #[test]
+    fn items_go_round_about() {
+        let wants = [want(1, 100), want(3, 100), want(9, 100)];
+        assert_eq!(deal(&[1; 7], &wants), [0, 1, 2, 1, 2, 1, 2]);
+    }
+
+    #[test]
+    fn bytes_are_respected_but_one_large_item_goes_out() {
+        let wants = [want(9, 10), want(9, 10)];
+        assert_eq!(deal(&[50, 6, 6, 1], &wants), [0, 1]);
+        assert_eq!(deal(&[4, 4, 4, 4, 4, 4], &wants), [0, 1, 0, 1]);
+    }
+
+    #[test]
+    fn nothing_asked_nothing_dealt() {
+        assert!(deal(&[1, 2], &[]).is_empty());
+        assert!(deal(&[], &[want(1, 1)]).is_empty());
+    }
+}

@@ -1,0 +1,139 @@
+//! Ids of items and tokens of leases: twelve bytes, written as 24 hexadecimal digits.
+
+use std::{fmt, str::FromStr};
+
+use parking_lot::Mutex;
+
+use super::Timestamp;
+
+macro_rules! twelve_bytes {
+    ($(#[$doc:meta])* $type:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $type(pub [u8; 12]);
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+            }
+        }
+
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = ();
+            fn from_str(text: &str) -> Result<Self, ()> {
+                if text.len() != 24 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+                    return Err(());
+                }
+                let mut bytes = [0; 12];
+                for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks(2)) {
+                    let digits = std::str::from_utf8(pair).map_err(|_| ())?;
+                    *byte = u8::from_str_radix(digits, 16).map_err(|_| ())?;
+                }
+                Ok(Self(bytes))
+            }
+        }
+    };
+}
+
+twelve_bytes!(
+    /// Names an item. Opaque: only [`IdSource`] knows what the bytes mean.
+    ItemId
+);
+twelve_bytes!(
+    /// Names one act of reserving. A fresh one for each, never used again.
+    LeaseToken
+);
+
+/// Makes item ids that sort in the order in which one broker made them, and across brokers by time.
+///
+/// Layout: 4 bytes seconds, 10 bits milliseconds and 22 bits counter, 4 bytes random per source.
+/// The first four bytes are those of a MongoDB ObjectId, so its tools show the time right.
+#[derive(Debug)]
+pub struct IdSource {
+    source: [u8; 4],
+    /// Millisecond and counter of the last id.
+    last: Mutex<(i64, u32)>,
+}
+
+const COUNTER_BITS: u32 = 22;
+
+impl IdSource {
+    /// A source of its own, told from others by four random bytes.
+    pub fn new() -> Self {
+        Self { source: rand::random(), last: Mutex::new((0, 0)) }
+    }
+
+    /// The next id; greater than every id this source made before, even if the clock steps back.
+    pub fn next(&self, now: Timestamp) -> ItemId {
+        let (millis, counter) = {
+            let mut last = self.last.lock();
+            *last = if now.0 > last.0 {
+                (now.0, 0)
+            } else if last.1 + 1 < 1 << COUNTER_BITS {
+                (last.0, last.1 + 1)
+            } else {
+                (last.0 + 1, 0)
+            };
+            *last
+        };
+        let seconds = (millis / 1000) as u32;
+        let fine = ((millis % 1000) as u32) << COUNTER_BITS | counter;
+        let mut bytes = [0; 12];
+        bytes[..4].copy_from_slice(&seconds.to_be_bytes());
+        bytes[4..8].copy_from_slice(&fine.to_be_bytes());
+        bytes[8..].copy_from_slice(&self.source);
+        ItemId(bytes)
+    }
+}
+
+impl Default for IdSource {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl LeaseToken {
+    /// A fresh token whose first four bytes name the broker that holds the lease.
+    pub fn fresh(broker: [u8; 4]) -> Self {
+        let mut bytes = [0; 12];
+        bytes[..4].copy_from_slice(&broker);
+        bytes[4..].copy_from_slice(&rand::random::<[u8; 8]>());
+        Self(bytes)
+    }
+
+    /// The broker that made the token.
+    pub fn broker(self) -> [u8; 4] {
+        [self.0[0], self.0[1], self.0[2], self.0[3]]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_grow_even_when_the_clock_steps_back() {
+        let ids = IdSource::new();
+        let mut last = ids.next(Timestamp(1_000_000));
+        for now in [1_000_000, 1_000_000, 999_000, 1_000_001, 1_002_000, 1_001_999] {
+            let next = ids.next(Timestamp(now));
+            assert!(next > last, "{next} after {last}");
+            last = next;
+        }
+    }
+
+    #[test]
+    fn ids_survive_their_text_form() {
+        let id = IdSource::new().next(Timestamp(1_700_000_000_123));
+        assert_eq!(id.to_string().parse(), Ok(id));
+        for bad in ["", "zz", "0123456789abcdef0123456", "+123456789abcdef012345678"] {
+            assert_eq!(bad.parse::<ItemId>(), Err(()), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! The error of every parser in this module.
+
+/// A value that can not be taken, and why.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {description}")]
+pub struct Invalid {
+    /// The field as the caller named it, for example `items[3].priority`.
+    pub field: String,
+    /// What is wrong and what would be right.
+    pub description: String,
+}
+
+impl Invalid {
+    /// Names a field and what is wrong with it.
+    pub fn new(field: impl Into<String>, description: impl Into<String>) -> Self {
+        Self { field: field.into(), description: description.into() }
+    }
+
+    /// The same complaint, seen from further out: `priority` becomes `items[3].priority`.
+    #[must_use]
+    pub fn within(mut self, outer: &str) -> Self {
+        self.field = format!("{outer}.{}", self.field);
+        self
+    }
+}

@@ -1,0 +1,179 @@
+//! Items: as a producer hands them in, as the broker keeps them, as a consumer gets them.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use bytes::Bytes;
+
+use super::{ConsumerName, Invalid, ItemId, QueueName, Receipt, Timestamp};
+
+/// Free-form metadata.
+pub type Headers = BTreeMap<String, String>;
+
+/// Most bytes of a content type.
+pub const MAX_CONTENT_TYPE_BYTES: usize = 255;
+/// Most entries in an item's headers.
+pub const MAX_HEADERS: usize = 64;
+/// Most bytes of all header keys and values together.
+pub const MAX_HEADER_BYTES: usize = 16 * 1024;
+/// Most bytes of an ordering key.
+pub const MAX_ORDERING_KEY_BYTES: usize = 255;
+/// Most bytes of a deduplication id.
+pub const MAX_DEDUP_ID_BYTES: usize = 255;
+/// Most bytes kept of a failure's reason.
+pub const MAX_REASON_BYTES: usize = 1024;
+
+/// 0 to 9; 9 is handed out first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Priority(u8);
+
+impl Priority {
+    /// How many there are.
+    pub const LEVELS: u8 = 10;
+
+    /// Checks a priority; `field` is what the caller called it.
+    pub fn parse(field: &str, value: i32) -> Result<Self, Invalid> {
+        match u8::try_from(value) {
+            Ok(level) if level < Self::LEVELS => Ok(Self(level)),
+            _ => Err(Invalid::new(field, format!("{value} is not within 0 to 9"))),
+        }
+    }
+
+    /// The level, 0 to 9.
+    pub const fn level(self) -> u8 {
+        self.0
+    }
+}
+
+impl fmt::Display for Priority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// An item as a producer hands it in, checked. Times are absolute by now.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NewItem {
+    /// The work itself.
+    pub payload: Bytes,
+    /// Media type of the payload; may be empty.
+    pub content_type: String,
+    /// Metadata for the consumer.
+    pub headers: Headers,
+    /// Level it is handed out at.
+    pub priority: Priority,
+    /// Not before this long after the push; zero for at once. See also `eligible_time`.
+    pub delay: Duration,
+    /// Not before this instant; wins over `delay`.
+    pub eligible_time: Option<Timestamp>,
+    /// Time to live, if not the queue's default.
+    pub ttl: Option<Duration>,
+    /// Items with the same key are delivered one at a time, in order; empty for none.
+    pub ordering_key: String,
+    /// Recognises a repeated push; empty for none.
+    pub dedup_id: String,
+}
+
+/// What became of one pushed item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pushed {
+    /// The item's id; for a duplicate, that of the first.
+    pub id: ItemId,
+    /// True if it was there before and nothing was stored.
+    pub deduplicated: bool,
+    /// Its sequence number, 0 if it has none.
+    pub sequence: i64,
+    /// From when on it can be handed out; `None` if it is blocked or a duplicate.
+    pub eligible_time: Option<Timestamp>,
+}
+
+/// Where an item is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ItemState {
+    /// Eligible now.
+    Ready,
+    /// Eligible later.
+    Delayed,
+    /// Leased.
+    Reserved,
+    /// An earlier item with the same ordering key is unsettled.
+    Blocked,
+    /// Kept as history.
+    Processed,
+}
+
+/// An item as the broker keeps it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Item {
+    /// Its id.
+    pub id: ItemId,
+    /// The queue it is in.
+    pub queue: QueueName,
+    /// The work itself.
+    pub payload: Bytes,
+    /// Media type of the payload; may be empty.
+    pub content_type: String,
+    /// Metadata.
+    pub headers: Headers,
+    /// Level it is handed out at.
+    pub priority: Priority,
+    /// Where it is in its life, as of when it was read.
+    pub state: ItemState,
+    /// Failed attempts plus one.
+    pub attempt: u32,
+    /// How often it was handed out.
+    pub deliveries: u32,
+    /// Its number in its queue, 0 if none.
+    pub sequence: i64,
+    /// Key it is ordered by; may be empty.
+    pub ordering_key: String,
+    /// Id it is deduplicated by; may be empty.
+    pub dedup_id: String,
+    /// When it was first pushed.
+    pub create_time: Timestamp,
+    /// When it may next be handed out; the end of its lease if reserved; `None` if blocked or processed.
+    pub eligible_time: Option<Timestamp>,
+    /// Past this it is never delivered.
+    pub expire_time: Option<Timestamp>,
+    /// When it was committed, if processed.
+    pub process_time: Option<Timestamp>,
+    /// Who pushed it.
+    pub producer: Option<ConsumerName>,
+    /// Who had it last.
+    pub consumer: Option<ConsumerName>,
+    /// Why its last attempt failed; may be empty.
+    pub last_reason: String,
+    /// The queue it was dead-lettered from.
+    pub origin_queue: Option<QueueName>,
+}
+
+/// An item in a consumer's hands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Delivery {
+    /// The item, reserved.
+    pub item: Item,
+    /// Names the reservation.
+    pub receipt: Receipt,
+    /// End of the lease.
+    pub lease_expire_time: Timestamp,
+    /// Where the item stood before it was reserved: what it goes back to if it was never sent.
+    pub previous_eligible_time: Timestamp,
+}
+
+/// What became of a receipt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// Done as asked.
+    Ok,
+    /// The last allowed attempt failed: the item is in the dead-letter queue, or dropped if there is none.
+    DeadLettered,
+    /// The item is there but under another lease or none; nothing was changed.
+    LeaseLost,
+    /// The item is no longer there, or processed; nothing was changed.
+    Gone,
+}
+
+/// Cuts a reason to [`MAX_REASON_BYTES`], at a character's end.
+pub fn cut_reason(mut reason: String) -> String {
+    reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
+    reason
+}

@@ -1,0 +1,28 @@
+//! What Sluicegate is about, with no runtime, wire format or driver in it: names, items, queues,
+//! receipts and the decisions that need nothing but their arguments.
+//!
+//! Values here are parsed and checked once, at the edge; past it nothing is checked twice.
+
+mod deal;
+mod id;
+mod invalid;
+mod item;
+mod name;
+mod queue;
+mod receipt;
+mod schedule;
+mod time;
+
+pub use deal::{Want, deal};
+pub use id::{IdSource, ItemId, LeaseToken};
+pub use invalid::Invalid;
+pub use item::{
+    Delivery, Headers, Item, ItemState, MAX_CONTENT_TYPE_BYTES, MAX_DEDUP_ID_BYTES,
+    MAX_HEADER_BYTES, MAX_HEADERS, MAX_ORDERING_KEY_BYTES, MAX_REASON_BYTES, NewItem, Outcome,
+    Priority, Pushed, cut_reason,
+};
+pub use name::{ConsumerName, GroupName, QueueName, ScheduleName};
+pub use queue::{Depth, Fate, Queue, RetryPolicy, Totals};
+pub use receipt::Receipt;
+pub use schedule::Schedule;
+pub use time::{Clock, FOREVER, MAX_SPAN, Timestamp};

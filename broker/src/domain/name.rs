@@ -1,0 +1,102 @@
+//! Names: `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`, cheap to clone.
+
+use std::{borrow::Borrow, fmt, sync::Arc};
+
+use super::Invalid;
+
+fn check(field: &str, text: &str) -> Result<(), Invalid> {
+    let bytes = text.as_bytes();
+    let well_formed = matches!(bytes.first(), Some(first) if first.is_ascii_alphanumeric())
+        && bytes.len() <= 128
+        && bytes.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
+    if well_formed {
+        return Ok(());
+    }
+    let why = if text.is_empty() { "must be given: " } else { "" };
+    Err(Invalid::new(
+        field,
+        format!("{why}1 to 128 letters, digits, '.', '_' or '-', the first a letter or digit"),
+    ))
+}
+
+macro_rules! name {
+    ($(#[$doc:meta])* $type:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $type(Arc<str>);
+
+        impl $type {
+            /// Parses a name; `field` is what the caller called it.
+            pub fn parse(field: &str, text: &str) -> Result<Self, Invalid> {
+                check(field, text)?;
+                Ok(Self(text.into()))
+            }
+
+            /// Parses a name that may be left out.
+            pub fn parse_optional(field: &str, text: &str) -> Result<Option<Self>, Invalid> {
+                if text.is_empty() { Ok(None) } else { Self::parse(field, text).map(Some) }
+            }
+
+            /// The name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.0, f)
+            }
+        }
+
+        impl Borrow<str> for $type {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+    };
+}
+
+name!(
+    /// The name of a queue.
+    QueueName
+);
+name!(
+    /// The name of a group: a set of queues stored in one collection.
+    GroupName
+);
+name!(
+    /// The name a producer or consumer gives itself.
+    ConsumerName
+);
+name!(
+    /// The name of a schedule.
+    ScheduleName
+);
+
+impl Default for GroupName {
+    fn default() -> Self {
+        Self("default".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked_and_the_field_is_named() {
+        for good in ["a", "0", "orders.eu-west_1", &"x".repeat(128)] {
+            assert_eq!(QueueName::parse("queue", good).unwrap().as_str(), good);
+        }
+        for bad in ["", ".a", "-a", "a b", "a/b", "ä", "a\0", &"x".repeat(129)] {
+            assert_eq!(QueueName::parse("queue", bad).unwrap_err().field, "queue", "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Queues: their settings, their figures, and what a failure means in them.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::{GroupName, QueueName, Timestamp};
+
+/// How long a failed item waits before its next attempt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RetryPolicy {
+    /// Delay after the first failed attempt.
+    pub initial_delay: Duration,
+    /// Factor from one delay to the next, at least 1.
+    pub multiplier: f64,
+    /// Upper bound of the delay.
+    pub max_delay: Duration,
+    /// The random share of each delay, 0 to 1.
+    pub jitter: f64,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            initial_delay: Duration::ZERO,
+            multiplier: 2.0,
+            max_delay: Duration::from_secs(3600),
+            jitter: 0.0,
+        }
+    }
+}
+
+impl RetryPolicy {
+    /// The delay after the failure of `attempt` (1 is the first); `random` is within 0 to 1.
+    pub fn delay(&self, attempt: u32, random: f64) -> Duration {
+        let exponent = attempt.saturating_sub(1).min(1_000) as i32;
+        let full = self.initial_delay.as_secs_f64() * self.multiplier.powi(exponent);
+        let full = full.min(self.max_delay.as_secs_f64()); // infinity ends here too
+        Duration::from_secs_f64(full * (1.0 - self.jitter * random))
+    }
+}
+
+/// A queue and its settings.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Queue {
+    /// Its name.
+    pub name: QueueName,
+    /// Its group.
+    pub group: GroupName,
+    /// Lease if a consumer asks for none; `None`: the broker's default.
+    pub lease: Option<Duration>,
+    /// The attempt whose failure dead-letters; 0 for never.
+    pub max_attempts: u32,
+    /// Where items go after that; without one they are dropped.
+    pub dead_letter_queue: Option<QueueName>,
+    /// Delay of failed items.
+    pub retry_policy: Option<RetryPolicy>,
+    /// Time to live of items pushed without one.
+    pub default_ttl: Option<Duration>,
+    /// How long committed items are kept; zero: not at all.
+    pub retention: Duration,
+    /// How long a deduplication id is remembered.
+    pub dedup_window: Duration,
+    /// Most unsettled items; 0: no limit.
+    pub max_depth: u64,
+    /// Stamp items with sequence numbers.
+    pub sequenced: bool,
+    /// Hand nothing out.
+    pub paused: bool,
+    /// Free-form labels.
+    pub labels: BTreeMap<String, String>,
+    /// When it was created.
+    pub create_time: Timestamp,
+    /// Grows with each change of the settings; fences updates.
+    pub revision: i64,
+}
+
+/// What becomes of an item whose attempt failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    /// It gets another attempt, of this number.
+    Retry {
+        /// The number of the next attempt.
+        attempt: u32,
+    },
+    /// That was the last one: it goes to the dead-letter queue, or is dropped if there is none.
+    DeadLetter,
+}
+
+impl Queue {
+    /// Default of `dedup_window`: five minutes.
+    pub const DEFAULT_DEDUP_WINDOW: Duration = Duration::from_secs(300);
+
+    /// A queue with the default settings, as pushes and consumers bring it into being.
+    pub fn with_defaults(name: QueueName, now: Timestamp) -> Self {
+        Self {
+            name,
+            group: GroupName::default(),
+            lease: None,
+            max_attempts: 0,
+            dead_letter_queue: None,
+            retry_policy: None,
+            default_ttl: None,
+            retention: Duration::ZERO,
+            dedup_window: Self::DEFAULT_DEDUP_WINDOW,
+            max_depth: 0,
+            sequenced: false,
+            paused: false,
+            labels: BTreeMap::new(),
+            create_time: now,
+            revision: 0,
+        }
+    }
+
+    /// What becomes of an item whose `attempt` failed. The limit is reached at exactly `max_attempts`.
+    pub fn after_failure(&self, attempt: u32) -> Fate {
+        if self.max_attempts > 0 && attempt >= self.max_attempts {
+            Fate::DeadLetter
+        } else {
+            Fate::Retry { attempt: attempt.saturating_add(1) }
+        }
+    }
+
+    /// True if the settings a user gives are the same, whatever the broker added.
+    pub fn same_settings(&self, other: &Self) -> bool {
+        let plain = |queue: &Self| Self {
+            create_time: Timestamp::default(),
+            revision: 0,
+            paused: false,
+            ..queue.clone()
+        };
+        plain(self) == plain(other)
+    }
+}
+
+/// How many items of a queue are in which state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Depth {
+    /// Eligible now, items with a lapsed lease included.
+    pub ready: u64,
+    /// Eligible later.
+    pub delayed: u64,
+    /// Leased.
+    pub reserved: u64,
+    /// Waiting for an earlier item of their key.
+    pub blocked: u64,
+    /// Kept as history.
+    pub processed: u64,
+    /// Since when the first item in hand-out order has been eligible.
+    pub oldest_ready: Option<Timestamp>,
+    /// When the next item becomes eligible or the next lease ends.
+    pub next_eligible: Option<Timestamp>,
+}
+
+impl Depth {
+    /// Items that are not settled.
+    pub fn unsettled(&self) -> u64 {
+        self.ready + self.delayed + self.reserved + self.blocked
+    }
+}
+
+/// What happened in a queue since its creation; also a change of that, to be added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Totals {
+    /// Items stored by pushes.
+    pub pushed: u64,
+    /// Times an item was handed out.
+    pub delivered: u64,
+    /// Items committed.
+    pub committed: u64,
+    /// Items given back by a consumer.
+    pub rolled_back: u64,
+    /// Items moved to another queue.
+    pub moved: u64,
+    /// Items dead-lettered, or dropped at the limit.
+    pub dead_lettered: u64,
+    /// Items found expired.
+    pub expired: u64,
+}
+
+impl Totals {
+    /// Adds what happened.
+    pub fn add(&mut self, more: &Self) {
+        self.pushed += more.pushed;
+        self.delivered += more.delivered;
+        self.committed += more.committed;
+        self.rolled_back += more.rolled_back;
+        self.moved += more.moved;
+        self.dead_lettered += more.dead_lettered;
+        self.expired += more.expired;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_grow_up_to_their_bound() {
+        let policy = RetryPolicy {
+            initial_delay: Duration::from_secs(1),
+            multiplier: 3.0,
+            max_delay: Duration::from_secs(20),
+            jitter: 0.5,
+        };
+        let seconds = |attempt, random| policy.delay(attempt, random).as_secs_f64();
+        assert_eq!([1, 2, 3, 4, 9].map(|n| seconds(n, 0.0)), [1.0, 3.0, 9.0, 20.0, 20.0]);
+        assert_eq!(seconds(2, 1.0), 1.5);
+        assert_eq!(seconds(u32::MAX, 0.0), 20.0);
+    }
+
+    #[test]
+    fn the_limit_is_reached_exactly() {
+        let name = QueueName::parse("queue", "q").unwrap();
+        let mut queue = Queue::with_defaults(name, Timestamp(0));
+        assert_eq!(queue.after_failure(1_000_000), Fate::Retry { attempt: 1_000_001 });
+        queue.max_attempts = 3;
+        assert_eq!(queue.after_failure(2), Fate::Retry { attempt: 3 });
+        assert_eq!(queue.after_failure(3), Fate::DeadLetter);
+    }
+}

@@ -1,0 +1,339 @@
+//! Where items live. [`Store`] is the boundary: each method is one atomic transition over a batch,
+//! with a result per item. Backends translate; what an item's fate is, the domain decides.
+//!
+//! Rules every backend keeps (the conformance suite checks them):
+//! * An `Ok` answer means the change is durable. After an `Unavailable` error the outcome is unknown;
+//!   repeating the call is safe for settles, and for pushes whose items carry a `dedup_id`.
+//! * A receipt is valid until its item is reserved anew, given back, settled or deleted, whatever
+//!   the clock says: a lease that has merely lapsed still settles.
+//! * Receipts and ids are unique across queues and groups; results come in the order of the requests.
+//! * Futures may be dropped at any time without harm to the store; the change may then have happened.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+
+use crate::domain::{
+    ConsumerName, Delivery, Depth, Headers, Item, ItemId, ItemState, NewItem, Outcome, Priority,
+    Pushed, Queue, QueueName, Receipt, Schedule, ScheduleName, Timestamp, Totals, Want,
+};
+
+/// Why a store could not do as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// It can not be reached, or did not answer in time: the outcome is unknown.
+    #[error("the store is unavailable: {reason}")]
+    Unavailable {
+        /// What the driver said.
+        reason: String,
+        /// The driver's error.
+        #[source]
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
+    /// This deployment of the store can not do that; the message says what to change.
+    #[error("{0}")]
+    Unsupported(String),
+    /// A page token or cursor that this store did not give out.
+    #[error("not a page token of this broker")]
+    BadCursor,
+    /// Anything else: a defect, here or in the store.
+    #[error("the store failed: {reason}")]
+    Internal {
+        /// What the driver said.
+        reason: String,
+        /// The driver's error.
+        #[source]
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
+}
+
+/// Result of a store call.
+pub type Result<T, E = StoreError> = std::result::Result<T, E>;
+
+/// An item to store.
+#[derive(Debug, Clone)]
+pub struct Push {
+    /// The queue it goes to. Items of several queues and groups may share a call.
+    pub queue: Arc<Queue>,
+    /// The item.
+    pub item: NewItem,
+    /// Who pushes it.
+    pub producer: Option<ConsumerName>,
+    /// Remember the `dedup_id` this long instead of the queue's `dedup_window`.
+    pub dedup_window: Option<Duration>,
+}
+
+/// What a reserve found.
+#[derive(Debug, Default)]
+pub struct Reserved {
+    /// The deliveries, in hand-out order, each with the index of the want it was dealt to.
+    pub deliveries: Vec<(usize, Delivery)>,
+    /// Items with a lapsed lease that were at their attempt limit: dead-lettered, or dropped.
+    pub dead_lettered: u64,
+    /// Items found expired and removed.
+    pub expired: u64,
+    /// True if there may be more ready items: ask again rather than wait.
+    pub more: bool,
+}
+
+/// A receipt to commit, prolong or test, with its queue's settings.
+#[derive(Debug, Clone)]
+pub struct Held {
+    /// The queue the item was reserved from.
+    pub queue: Arc<Queue>,
+    /// Names the reservation.
+    pub receipt: Receipt,
+}
+
+/// What a rollback makes of its item.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RollbackTo {
+    /// Back into its queue.
+    Queue {
+        /// Eligible from then on.
+        eligible_time: Timestamp,
+        /// The number of its next attempt.
+        attempt: u32,
+    },
+    /// Into the queue's dead-letter queue, ready; or dropped if it has none (history if it has `retention`).
+    DeadLetter,
+}
+
+/// An item to give back.
+#[derive(Debug, Clone)]
+pub struct Rollback {
+    /// The reservation.
+    pub held: Held,
+    /// Where it goes.
+    pub to: RollbackTo,
+    /// Why; `None` leaves `last_reason` as it is.
+    pub reason: Option<String>,
+}
+
+/// An item to move.
+#[derive(Debug, Clone)]
+pub struct Move {
+    /// The reservation.
+    pub held: Held,
+    /// The queue it goes to; of the same group, which the caller has checked.
+    pub to: Arc<Queue>,
+    /// Its new payload, if any.
+    pub payload: Option<bytes::Bytes>,
+    /// Its new media type, if any.
+    pub content_type: Option<String>,
+    /// Merged into its headers.
+    pub headers: Headers,
+    /// Its new priority, if any.
+    pub priority: Option<Priority>,
+    /// Eligible from then on.
+    pub eligible_time: Timestamp,
+}
+
+/// A page of something, and where the next one starts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Page<T> {
+    /// What is on it.
+    pub entries: Vec<T>,
+    /// Opaque; `None` at the end. Safe in a URL.
+    pub next: Option<String>,
+}
+
+/// Which processed items to replay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Selection {
+    /// These.
+    Ids(Vec<ItemId>),
+    /// Those processed from `start` on (included) and before `end`.
+    Processed {
+        /// Included.
+        start: Timestamp,
+        /// Excluded.
+        end: Timestamp,
+    },
+}
+
+/// Which items of a dead-letter queue to redrive: all conditions hold.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RedriveFilter {
+    /// Only these, if any are given.
+    pub ids: Vec<ItemId>,
+    /// Only items dead-lettered from this queue.
+    pub origin_queue: Option<QueueName>,
+    /// Only items whose `last_reason` contains this; empty: any.
+    pub reason_contains: String,
+    /// Only items created from then on.
+    pub created_from: Option<Timestamp>,
+    /// Only items created before.
+    pub created_before: Option<Timestamp>,
+}
+
+/// Changes whenever the settings of any queue do, or a queue comes or goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SettingsVersion(pub i64, pub i64);
+
+/// The answer to creating something that may be there already.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Created<T> {
+    /// It is new.
+    New(T),
+    /// It was there before, as this.
+    Existing(T),
+}
+
+/// Durable queues.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// What to call this store in logs and on the start-up banner, with no credentials in it.
+    fn describe(&self) -> String;
+
+    /// The store's time: all brokers on one store agree on it to within milliseconds.
+    fn now(&self) -> Timestamp;
+
+    /// The four bytes that begin every lease token this broker makes.
+    fn broker_id(&self) -> [u8; 4];
+
+    /// Answers if the store can be reached and written to.
+    async fn ping(&self) -> Result<()>;
+
+    // Queues.
+
+    /// Creates a queue, with `revision` 1; answers the one that is there if there is one.
+    async fn create_queue(&self, queue: &Queue) -> Result<Created<Queue>>;
+
+    /// A queue's settings.
+    async fn get_queue(&self, name: &QueueName) -> Result<Option<Queue>>;
+
+    /// Queues by name, from the one after `after`, at most `limit`.
+    async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>>;
+
+    /// Replaces the settings of a queue that is still at `queue.revision`, and adds one to that.
+    /// `None` if it is not there or has another revision: read it and try again.
+    async fn update_queue(&self, queue: &Queue) -> Result<Option<Queue>>;
+
+    /// Deletes a queue with all its items, history, tombstones, counters; answers how many items that were.
+    async fn delete_queue(&self, queue: &Queue) -> Result<u64>;
+
+    /// Tells cheaply whether any queue's settings have changed.
+    async fn settings_version(&self) -> Result<SettingsVersion>;
+
+    // Items: the hot path.
+
+    /// Stores items. Concurrent calls are group-committed: each is answered when its own items are durable.
+    /// Items with an `ordering_key` behind an unsettled one of the same key become blocked.
+    async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>>;
+
+    /// Reserves items from the head of the queue and deals them to `wants` by [`crate::domain::deal`].
+    /// Lapsed leases met on the way count as failed attempts ([`Queue::after_failure`]); expired items are removed.
+    /// Called by one task per queue and broker at a time.
+    async fn reserve(&self, queue: &Arc<Queue>, wants: &[Want]) -> Result<Reserved>;
+
+    /// When the first item of the queue that is not eligible now becomes so: delayed, or its lease ends.
+    async fn next_eligible(&self, queue: &Queue) -> Result<Option<Timestamp>>;
+
+    /// A hint, from this broker or another, that items eligible from `since` on have appeared in the
+    /// queue; `None`: it is not known from when on, look from the start. Cheap.
+    fn look_again(&self, queue: &QueueName, since: Option<Timestamp>);
+
+    /// Deletes items, or keeps them as history; keeps a tombstone while a `dedup_id` must be remembered.
+    /// `Ok`, `LeaseLost` or `Gone` for each, exactly.
+    async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>>;
+
+    /// Gives items back. `Ok`, `DeadLettered`, `LeaseLost` or `Gone` for each.
+    async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>>;
+
+    /// Sets the leases' ends. `Ok`, `LeaseLost` or `Gone` for each.
+    async fn extend(&self, items: Vec<Held>, until: Vec<Timestamp>) -> Result<Vec<Outcome>>;
+
+    /// Puts items into other queues of their group: one update each. `Ok`, `LeaseLost` or `Gone` for each.
+    /// The id stays, `attempt` is 1 again, `deliveries` goes on.
+    async fn move_items(&self, items: Vec<Move>) -> Result<Vec<Outcome>>;
+
+    /// Commits one item and pushes others, all or nothing, across groups too.
+    /// Unless the outcome is `Ok` nothing is pushed and the list is empty.
+    async fn commit_and_push(&self, held: Held, items: Vec<Push>)
+    -> Result<(Outcome, Vec<Pushed>)>;
+
+    /// Which of these reservations still hold their item.
+    async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>>;
+
+    /// Makes ready the first item of every ordering key whose turn was lost between two writes
+    /// (a broker killed after settling one item and before waking the next, an item that expired).
+    /// Answers how many.
+    async fn repair(&self, queue: &Queue) -> Result<u64>;
+
+    // Items: for operators.
+
+    /// Items in hand-out order, then blocked ones, then history (latest first); of one state or of all.
+    async fn list_items(
+        &self,
+        queue: &Queue,
+        state: Option<ItemState>,
+        cursor: Option<&str>,
+        limit: usize,
+    ) -> Result<Page<Item>>;
+
+    /// One item of the queue.
+    async fn get_item(&self, queue: &Queue, id: ItemId) -> Result<Option<Item>>;
+
+    /// Deletes one item of the queue, whatever its state.
+    async fn delete_item(&self, queue: &Queue, id: ItemId) -> Result<bool>;
+
+    /// Deletes all items that are not reserved, history included.
+    async fn purge(&self, queue: &Queue) -> Result<u64>;
+
+    /// Makes processed items ready again with `attempt` 1, the oldest first; at most `limit`.
+    async fn replay(&self, queue: &Queue, selection: &Selection, limit: u64) -> Result<u64>;
+
+    /// The queues from which the ready items of a dead-letter queue came.
+    async fn origins(&self, queue: &Queue) -> Result<Vec<QueueName>>;
+
+    /// Moves ready items of a dead-letter queue to `to`, of the same group, with `attempt` 1, in
+    /// hand-out order; at most `limit`. Items keep their sequence numbers if `to` is where they came from.
+    async fn redrive(
+        &self,
+        queue: &Queue,
+        to: &Arc<Queue>,
+        filter: &RedriveFilter,
+        limit: u64,
+    ) -> Result<u64>;
+
+    // Figures.
+
+    /// Counts a queue's items. Linear in their number: callers remember the answer.
+    async fn depth(&self, queue: &Queue) -> Result<Depth>;
+
+    /// Adds to the queues' totals, durably.
+    async fn add_totals(&self, changes: Vec<(QueueName, Totals)>) -> Result<()>;
+
+    /// A queue's totals.
+    async fn totals(&self, queue: &QueueName) -> Result<Totals>;
+
+    // Schedules.
+
+    /// Creates a schedule; answers the one that is there if there is one.
+    async fn create_schedule(&self, schedule: &Schedule) -> Result<Created<Schedule>>;
+
+    /// A schedule.
+    async fn get_schedule(&self, name: &ScheduleName) -> Result<Option<Schedule>>;
+
+    /// Schedules by name, from the one after `after`, at most `limit`.
+    async fn list_schedules(
+        &self,
+        after: Option<&ScheduleName>,
+        limit: usize,
+    ) -> Result<Vec<Schedule>>;
+
+    /// Pauses or resumes a schedule; ticks up to `done_until` are dealt with.
+    async fn pause_schedule(
+        &self,
+        name: &ScheduleName,
+        paused: bool,
+        done_until: Timestamp,
+    ) -> Result<Option<Schedule>>;
+
+    /// Notes that the tick was pushed, unless a later one was noted before.
+    async fn tick_done(&self, name: &ScheduleName, tick: Timestamp) -> Result<()>;
+
+    /// Deletes a schedule; false if it was not there.
+    async fn delete_schedule(&self, name: &ScheduleName) -> Result<bool>;
+}
