@@ -12,5 +12,8 @@
 //! * `app`: builds all of it from the `config`, runs it, drains it.
 
 pub mod domain;
+pub mod engine;
+pub mod metrics;
 pub mod signals;
 pub mod store;
+pub mod tasks;

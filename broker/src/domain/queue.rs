@@ -22,7 +22,7 @@ impl Default for RetryPolicy {
         Self {
             initial_delay: Duration::ZERO,
             multiplier: 2.0,
-            max_delay: Duration::from_secs(3600),
+            max_delay: Duration::from_hours(1),
             jitter: 0.0,
         }
     }
@@ -87,7 +87,7 @@ pub enum Fate {
 
 impl Queue {
     /// Default of `dedup_window`: five minutes.
-    pub const DEFAULT_DEDUP_WINDOW: Duration = Duration::from_secs(300);
+    pub const DEFAULT_DEDUP_WINDOW: Duration = Duration::from_mins(5);
 
     /// A queue with the default settings, as pushes and consumers bring it into being.
     pub fn with_defaults(name: QueueName, now: Timestamp) -> Self {

@@ -17,6 +17,8 @@ pub struct Receipt {
     pub deliveries: u32,
     /// The item's attempt in this reservation.
     pub attempt: u32,
+    /// True if the item has an ordering key: settling it lets the next of that key go on.
+    pub keyed: bool,
     /// The queue it was reserved from.
     pub queue: QueueName,
     /// That queue's group.
@@ -34,6 +36,7 @@ impl Receipt {
         bytes.extend_from_slice(&self.token.0);
         bytes.extend_from_slice(&self.deliveries.to_be_bytes());
         bytes.extend_from_slice(&self.attempt.to_be_bytes());
+        bytes.push(u8::from(self.keyed));
         bytes.push(self.queue.as_str().len() as u8); // names are at most 128 bytes
         bytes.extend_from_slice(self.queue.as_str().as_bytes());
         bytes.extend_from_slice(self.group.as_str().as_bytes());
@@ -71,6 +74,7 @@ impl Receipt {
         let (token, rest) = rest.split_first_chunk::<12>()?;
         let (deliveries, rest) = rest.split_first_chunk::<4>()?;
         let (attempt, rest) = rest.split_first_chunk::<4>()?;
+        let (keyed, rest) = rest.split_first()?;
         let (length, rest) = rest.split_first()?;
         let (queue, group) = rest.split_at_checked(usize::from(*length))?;
         if *version != VERSION {
@@ -81,6 +85,7 @@ impl Receipt {
             token: LeaseToken(*token),
             deliveries: u32::from_be_bytes(*deliveries),
             attempt: u32::from_be_bytes(*attempt),
+            keyed: *keyed != 0,
             queue: QueueName::parse("queue", std::str::from_utf8(queue).ok()?).ok()?,
             group: GroupName::parse("group", std::str::from_utf8(group).ok()?).ok()?,
         })
@@ -110,6 +115,7 @@ mod tests {
             token: LeaseToken(*b"ba9876543210"),
             deliveries: 3,
             attempt: 2,
+            keyed: true,
             queue: QueueName::parse("queue", "orders").unwrap(),
             group: GroupName::default(),
         }

@@ -14,7 +14,7 @@ pub struct Timestamp(pub i64);
 pub const FOREVER: Timestamp = Timestamp(253_402_214_400_000);
 
 /// The longest delay and time to live: ten years.
-pub const MAX_SPAN: Duration = Duration::from_secs(3_653 * 24 * 3_600);
+pub const MAX_SPAN: Duration = Duration::from_hours(87672);
 
 impl Timestamp {
     /// Milliseconds since the Unix epoch.

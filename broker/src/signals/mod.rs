@@ -17,6 +17,17 @@ pub enum Topic {
     Settle,
 }
 
+impl Topic {
+    /// The topic as one word: in messages and metrics.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Insert => "insert",
+            Self::Settings => "settings",
+            Self::Settle => "settle",
+        }
+    }
+}
+
 /// A hint about one queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signal {

@@ -1,0 +1,368 @@
+//! For operators: queues and what is in them.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::sync::mpsc;
+
+use crate::{
+    domain::{GroupName, Invalid, Item, ItemId, ItemState, Queue, QueueName},
+    store::{Created, Page, RedriveFilter, Selection},
+};
+
+use super::{Engine, EngineError, QueueStats, Result};
+
+/// How often an update is tried against others that change the same settings.
+const UPDATE_TRIES: usize = 5;
+/// Items per step of a redrive or replay.
+const STEP: u64 = 500;
+/// How often watched queues are compared with what was last told.
+const WATCH_INTERVAL: Duration = Duration::from_millis(500);
+
+impl Engine {
+    /// Creates a queue; answers the one that is there if it has the same settings.
+    pub async fn create_queue(&self, queue: Queue) -> Result<Queue> {
+        self.check_open()?;
+        self.check_settings(&queue)?;
+        self.ensure_dead_letter_queue(&queue).await?;
+        let wanted = Queue { create_time: self.now(), ..queue };
+        match self.store.create_queue(&wanted).await? {
+            Created::New(queue) => {
+                self.queues.replace(queue.clone());
+                self.tell_settings(&queue.name);
+                Ok(queue)
+            }
+            Created::Existing(queue) if queue.same_settings(&wanted) => Ok(queue),
+            Created::Existing(queue) => Err(EngineError::QueueExists(queue.name)),
+        }
+    }
+
+    /// A queue's settings, fresh from the store.
+    pub async fn get_queue(&self, name: &QueueName) -> Result<Queue> {
+        let queue = self.store.get_queue(name).await?;
+        queue.ok_or_else(|| EngineError::QueueNotFound(name.clone()))
+    }
+
+    /// Queues by name.
+    pub async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>> {
+        Ok(self.store.list_queues(after, limit).await?)
+    }
+
+    /// Changes a queue's settings; in force on every broker within a second.
+    pub async fn update_queue(
+        &self,
+        name: &QueueName,
+        change: &(dyn Fn(&mut Queue) -> Result<(), Invalid> + Send + Sync),
+    ) -> Result<Queue> {
+        self.check_open()?;
+        for _ in 0..UPDATE_TRIES {
+            let before = self.get_queue(name).await?;
+            let mut wanted = before.clone();
+            change(&mut wanted)?;
+            if wanted == before {
+                return Ok(before);
+            }
+            self.check_settings(&wanted)?;
+            self.ensure_dead_letter_queue(&wanted).await?;
+            if let Some(queue) = self.store.update_queue(&wanted).await? {
+                self.queues.replace(queue.clone());
+                self.tell_settings(name);
+                return Ok(queue);
+            }
+        }
+        Err(EngineError::Conflict(name.clone()))
+    }
+
+    /// Stops or resumes deliveries.
+    pub async fn pause_queue(&self, name: &QueueName, paused: bool) -> Result<Queue> {
+        let set = move |queue: &mut Queue| {
+            queue.paused = paused;
+            Ok(())
+        };
+        self.update_queue(name, &set).await
+    }
+
+    /// Deletes a queue; with `force` even if it holds items.
+    pub async fn delete_queue(&self, name: &QueueName, force: bool) -> Result<u64> {
+        self.check_open()?;
+        let queue = self.get_queue(name).await?;
+        if !force {
+            let items = self.store.depth(&queue).await?.unsettled();
+            if items > 0 {
+                return Err(EngineError::QueueNotEmpty { queue: name.clone(), items });
+            }
+        }
+        let deleted = self.store.delete_queue(&queue).await?;
+        self.queues.forget(name);
+        self.figures.forget(name);
+        self.tell_settings(name);
+        Ok(deleted)
+    }
+
+    /// Deletes all items that are not reserved.
+    pub async fn purge_queue(&self, name: &QueueName) -> Result<u64> {
+        self.check_open()?;
+        let queue = self.queues.get(name).await?;
+        let purged = self.store.purge(&queue).await?;
+        self.tell_settings(name);
+        Ok(purged)
+    }
+
+    /// Items of a queue, in one state or all.
+    pub async fn list_items(
+        &self,
+        queue: &QueueName,
+        state: Option<ItemState>,
+        cursor: Option<&str>,
+        limit: usize,
+    ) -> Result<Page<Item>> {
+        let queue = self.queues.get(queue).await?;
+        Ok(self.store.list_items(&queue, state, cursor, limit).await?)
+    }
+
+    /// One item.
+    pub async fn get_item(&self, queue: &QueueName, id: ItemId) -> Result<Item> {
+        let settings = self.queues.get(queue).await?;
+        let item = self.store.get_item(&settings, id).await?;
+        item.ok_or_else(|| EngineError::ItemNotFound { queue: queue.clone(), id: id.to_string() })
+    }
+
+    /// Deletes one item, whatever its state.
+    pub async fn delete_item(&self, queue: &QueueName, id: ItemId) -> Result<()> {
+        let settings = self.queues.get(queue).await?;
+        if !self.store.delete_item(&settings, id).await? {
+            return Err(EngineError::ItemNotFound { queue: queue.clone(), id: id.to_string() });
+        }
+        // It may have been held by a stream, or have had others of its key behind it.
+        self.publish(queue, crate::signals::Topic::Settle, None);
+        if let Some(dispatcher) = self.dispatcher(queue) {
+            dispatcher.settled_elsewhere();
+        }
+        self.tell_inserted(queue, None);
+        Ok(())
+    }
+
+    /// Makes processed items ready again; at most `max_items`, 0 for all.
+    pub async fn replay_items(
+        &self,
+        queue: &QueueName,
+        selection: Selection,
+        max_items: u64,
+    ) -> Result<u64> {
+        let settings = self.queues.get(queue).await?;
+        let limit = if max_items == 0 { u64::MAX } else { max_items };
+        let replayed = match &selection {
+            Selection::Ids(_) => self.store.replay(&settings, &selection, limit).await?,
+            Selection::Processed { .. } => {
+                let mut replayed = 0;
+                loop {
+                    let step = STEP.min(limit - replayed);
+                    let now = self.store.replay(&settings, &selection, step).await?;
+                    replayed += now;
+                    if now < step || replayed == limit {
+                        break replayed;
+                    }
+                    self.tell_inserted(queue, None);
+                }
+            }
+        };
+        if replayed > 0 {
+            self.tell_inserted(queue, None);
+        }
+        Ok(replayed)
+    }
+
+    /// Brings items of a dead-letter queue back: to `to`, or each to where it came from. At most
+    /// `max_items` (0: all), at most `rate` per second (0: no limit).
+    pub async fn redrive_items(
+        &self,
+        queue: &QueueName,
+        to: Option<QueueName>,
+        filter: RedriveFilter,
+        max_items: u64,
+        rate: u32,
+    ) -> Result<u64> {
+        self.check_open()?;
+        let from = self.queues.get(queue).await?;
+        let limit = if max_items == 0 { u64::MAX } else { max_items };
+        let mut targets = Vec::new();
+        match (to, filter.origin_queue.clone()) {
+            (Some(to), _) => targets.push((to, filter)),
+            (None, Some(origin)) => targets.push((origin, filter)),
+            (None, None) => {
+                for origin in self.store.origins(&from).await? {
+                    let filter =
+                        RedriveFilter { origin_queue: Some(origin.clone()), ..filter.clone() };
+                    targets.push((origin, filter));
+                }
+            }
+        }
+        let mut redriven = 0;
+        for (target, filter) in targets {
+            if redriven == limit {
+                break;
+            }
+            let (to, _) = self.queues.get_or_create(&target).await?;
+            if to.group != from.group {
+                return Err(EngineError::DifferentGroup {
+                    from: from.group.clone(),
+                    to: to.group.clone(),
+                });
+            }
+            redriven += self.redrive_to(&from, &to, &filter, limit - redriven, rate).await?;
+        }
+        Ok(redriven)
+    }
+
+    async fn redrive_to(
+        &self,
+        from: &Arc<Queue>,
+        to: &Arc<Queue>,
+        filter: &RedriveFilter,
+        limit: u64,
+        rate: u32,
+    ) -> Result<u64> {
+        // With a rate: ten steps a second, or one item at a time for rates below that.
+        let (step, pause) = match u64::from(rate) {
+            0 => (STEP, None),
+            rate => {
+                let step = (rate / 10).clamp(1, STEP);
+                (step, Some(Duration::from_secs_f64(step as f64 / rate as f64)))
+            }
+        };
+        let mut ticks = pause.map(tokio::time::interval);
+        let mut redriven = 0;
+        while redriven < limit {
+            if let Some(ticks) = &mut ticks {
+                ticks.tick().await;
+            }
+            self.check_open()?;
+            let step = step.min(limit - redriven);
+            let now = self.store.redrive(from, to, filter, step).await?;
+            redriven += now;
+            if now > 0 {
+                self.tell_inserted(&to.name, None);
+            }
+            if now < step {
+                break;
+            }
+        }
+        Ok(redriven)
+    }
+
+    /// Streams the stats of the queues (none given: all), at first of all, then of those that changed.
+    pub async fn watch_queues(
+        self: &Arc<Self>,
+        queues: Vec<QueueName>,
+    ) -> Result<mpsc::Receiver<Result<Vec<QueueStats>>>> {
+        self.check_open()?;
+        for name in &queues {
+            self.queues.get(name).await?;
+        }
+        let (told, hears) = mpsc::channel(4);
+        let engine = Arc::clone(self);
+        self.tasks.spawn(async move {
+            let mut last: HashMap<QueueName, QueueStats> = HashMap::new();
+            let mut first = true;
+            loop {
+                let stats = engine.changed_stats(&queues, &mut last).await;
+                let changed = stats.as_ref().map_or(true, |stats| !stats.is_empty());
+                let failed = stats.is_err();
+                if (changed || first) && told.send(stats).await.is_err() || failed {
+                    return;
+                }
+                first = false;
+                tokio::select! {
+                    () = tokio::time::sleep(WATCH_INTERVAL) => {}
+                    () = told.closed() => return,
+                    () = engine.draining.cancelled() => {
+                        let _ = told.send(Err(EngineError::ShuttingDown)).await; // gone: fine too
+                        return;
+                    }
+                }
+            }
+        });
+        Ok(hears)
+    }
+
+    async fn changed_stats(
+        &self,
+        queues: &[QueueName],
+        last: &mut HashMap<QueueName, QueueStats>,
+    ) -> Result<Vec<QueueStats>> {
+        let names = if queues.is_empty() { self.all_queue_names().await? } else { queues.to_vec() };
+        let mut changed = Vec::new();
+        for name in names {
+            let stats = match self.queue_stats(&name).await {
+                Ok(stats) => stats,
+                Err(EngineError::QueueNotFound(_)) if queues.is_empty() => continue,
+                Err(error) => return Err(error),
+            };
+            if last.get(&name) != Some(&stats) {
+                last.insert(name, stats.clone());
+                changed.push(stats);
+            }
+        }
+        Ok(changed)
+    }
+
+    async fn all_queue_names(&self) -> Result<Vec<QueueName>> {
+        let mut names: Vec<QueueName> = Vec::new();
+        loop {
+            let page = self.store.list_queues(names.last(), STEP as usize).await?;
+            let more = page.len() == STEP as usize;
+            names.extend(page.into_iter().map(|queue| queue.name));
+            if !more {
+                return Ok(names);
+            }
+        }
+    }
+
+    fn check_settings(&self, queue: &Queue) -> Result<(), Invalid> {
+        if let Some(lease) = queue.lease {
+            self.check_lease("queue.lease", lease)?;
+        }
+        if queue.dead_letter_queue.as_ref() == Some(&queue.name) {
+            return Err(Invalid::new("queue.dead_letter_queue", "a queue can not be its own"));
+        }
+        Ok(())
+    }
+
+    /// Makes the dead-letter queue if it is not there; it has to be of the same group.
+    async fn ensure_dead_letter_queue(&self, queue: &Queue) -> Result<()> {
+        let Some(name) = &queue.dead_letter_queue else { return Ok(()) };
+        let mut wanted = Queue::with_defaults(name.clone(), self.now());
+        wanted.group = queue.group.clone();
+        let group = match self.store.create_queue(&wanted).await? {
+            Created::New(made) => {
+                let group = made.group.clone();
+                self.queues.replace(made);
+                self.tell_settings(name);
+                group
+            }
+            Created::Existing(queue) => queue.group,
+        };
+        let from = GroupName::clone(&queue.group);
+        if group == from { Ok(()) } else { Err(EngineError::DifferentGroup { from, to: group }) }
+    }
+
+    /// Makes ready what a crash between two writes left waiting for its turn, in queues consumed here.
+    pub async fn repair_queues(&self) {
+        let names: BTreeSet<QueueName> =
+            self.all_dispatchers().iter().map(|dispatcher| dispatcher.queue().clone()).collect();
+        for name in names {
+            let Ok(queue) = self.queues.get(&name).await else { continue };
+            match self.store.repair(&queue).await {
+                Ok(0) => {}
+                Ok(count) => {
+                    tracing::info!(queue = %name, count, "gave ordering keys their turn back");
+                    self.tell_inserted(&name, None);
+                }
+                Err(error) => tracing::debug!(queue = %name, %error, "could not repair"),
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What can go wrong in the engine. `grpc::status` turns it into a gRPC status, once.
+
+use std::sync::Arc;
+
+use crate::{
+    domain::{GroupName, Invalid, QueueName, ScheduleName},
+    store::StoreError,
+};
+
+/// Result of an engine call.
+pub type Result<T, E = EngineError> = std::result::Result<T, E>;
+
+/// Why the engine could not do as asked. Cheap to clone: one failure may be told to many callers.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum EngineError {
+    /// A value that can not be taken.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// There is no such queue, and it is not made by itself.
+    #[error("queue {0} is not there")]
+    QueueNotFound(QueueName),
+    /// There is no such item in the queue.
+    #[error("item {id} is not in queue {queue}")]
+    ItemNotFound {
+        /// The queue.
+        queue: QueueName,
+        /// The id asked for.
+        id: String,
+    },
+    /// There is no such schedule.
+    #[error("schedule {0} is not there")]
+    ScheduleNotFound(ScheduleName),
+    /// A queue of that name exists with other settings.
+    #[error("queue {0} exists with other settings")]
+    QueueExists(QueueName),
+    /// A schedule of that name exists with other settings.
+    #[error("schedule {0} exists with other settings")]
+    ScheduleExists(ScheduleName),
+    /// An item can not move between groups in one step.
+    #[error("an item can not move from group {from} to group {to}")]
+    DifferentGroup {
+        /// The group it is in.
+        from: GroupName,
+        /// The group it was to go to.
+        to: GroupName,
+    },
+    /// The queue still holds items.
+    #[error("queue {queue} holds {items} items")]
+    QueueNotEmpty {
+        /// The queue.
+        queue: QueueName,
+        /// How many items it holds.
+        items: u64,
+    },
+    /// The queue is at its `max_depth`.
+    #[error("queue {queue} is full: it may hold {max_depth} items")]
+    QueueFull {
+        /// The queue.
+        queue: QueueName,
+        /// Its limit.
+        max_depth: u64,
+    },
+    /// The queue was deleted while it was consumed.
+    #[error("queue {0} was deleted")]
+    QueueDeleted(QueueName),
+    /// Somebody else changes the same settings; nothing was changed.
+    #[error("the settings of queue {0} are being changed by others")]
+    Conflict(QueueName),
+    /// The broker is shutting down: ask another one, or this one again in a moment.
+    #[error("the broker is shutting down")]
+    ShuttingDown,
+    /// The store failed.
+    #[error(transparent)]
+    Store(Arc<StoreError>),
+}
+
+impl From<StoreError> for EngineError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(Arc::new(error))
+    }
+}

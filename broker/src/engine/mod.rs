@@ -1,0 +1,269 @@
+//! What happens to an item, from push to settle.
+//!
+//! * `push`: in.
+//! * `dispatch`, `consumers`, `subscription`: out. One dispatcher per consumed queue reserves items
+//!   and hands them to the consumers with room.
+//! * `settle`: done, back, on, or a little longer.
+//! * `queues`: settings, remembered. `admin`, `schedules`: for operators.
+//! * `figures`: totals and depths.
+
+mod admin;
+mod consumers;
+mod dispatch;
+mod error;
+mod figures;
+mod push;
+mod queues;
+mod schedules;
+mod settle;
+mod subscription;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    domain::{QueueName, Timestamp},
+    metrics::Metrics,
+    signals::{Notice, Signal, Signals, Topic},
+    store::Store,
+};
+
+use dispatch::Dispatcher;
+use figures::Figures;
+use queues::Queues;
+
+pub use error::{EngineError, Result};
+pub use figures::QueueStats;
+pub use schedules::check_cron;
+pub use settle::{MoveRequest, RollbackRequest};
+pub use subscription::{ConsumeOptions, Subscription};
+
+/// What the broker's configuration sets.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Most bytes of one payload.
+    pub max_payload_bytes: usize,
+    /// Lease if neither consumer nor queue says one.
+    pub default_lease: Duration,
+    /// Longest lease, and the longest a `renew`ing stream keeps one item.
+    pub max_lease: Duration,
+    /// Make queues when they are first pushed to or consumed from.
+    pub auto_create_queues: bool,
+    /// Shortest wait between two fallback looks at an idle queue.
+    pub poll_min: Duration,
+    /// Longest wait between two fallback looks at an idle queue.
+    pub poll_max: Duration,
+    /// How long consumers may take to settle what they hold when the broker shuts down.
+    pub drain: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_payload_bytes: 4 << 20,
+            default_lease: Duration::from_secs(30),
+            max_lease: Duration::from_hours(12),
+            auto_create_queues: true,
+            poll_min: Duration::from_secs(1),
+            poll_max: Duration::from_secs(15),
+            drain: Duration::from_secs(3),
+        }
+    }
+}
+
+/// The broker without its edges. Made once, shared by all of them.
+pub struct Engine {
+    store: Arc<dyn Store>,
+    signals: Arc<dyn Signals>,
+    metrics: Arc<Metrics>,
+    limits: Limits,
+    queues: Queues,
+    figures: Figures,
+    dispatchers: Mutex<HashMap<QueueName, Arc<Dispatcher>>>,
+    /// Cancelled when no new work is to be handed out.
+    draining: CancellationToken,
+    /// Cancelled when streams have to end.
+    stopping: CancellationToken,
+    tasks: TaskTracker,
+    /// Told when a schedule was made or changed here.
+    schedules_changed: tokio::sync::Notify,
+}
+
+impl Engine {
+    /// An engine on a store, with nothing running yet but what calls start.
+    pub fn new(
+        store: Arc<dyn Store>,
+        signals: Arc<dyn Signals>,
+        metrics: Arc<Metrics>,
+        limits: Limits,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            queues: Queues::new(Arc::clone(&store), limits.auto_create_queues),
+            store,
+            signals,
+            metrics,
+            limits,
+            figures: Figures::default(),
+            dispatchers: Mutex::default(),
+            draining: CancellationToken::new(),
+            stopping: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            schedules_changed: tokio::sync::Notify::new(),
+        })
+    }
+
+    /// What the configuration sets.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// The store's time.
+    pub fn now(&self) -> Timestamp {
+        self.store.now()
+    }
+
+    /// The store, for tasks and probes.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    /// The signals, for tasks and probes.
+    pub fn signals(&self) -> &Arc<dyn Signals> {
+        &self.signals
+    }
+
+    /// Runs until shutdown what the engine does by itself; each in a task of the engine's own.
+    pub fn start(self: &Arc<Self>) {
+        crate::tasks::start(self, &self.tasks, &self.stopping);
+    }
+
+    /// First half of shutdown: hands out nothing more, lets consumers settle what they hold for a
+    /// moment, then ends their streams with [`EngineError::ShuttingDown`].
+    pub async fn drain(&self) {
+        self.draining.cancel();
+        let settled = async {
+            for dispatcher in self.all_dispatchers() {
+                dispatcher.settled_down().await;
+            }
+        };
+        // What is held past the limit is given back when the streams end, with no failed attempt.
+        let _ = tokio::time::timeout(self.limits.drain, settled).await;
+        self.stopping.cancel();
+        for dispatcher in self.all_dispatchers() {
+            dispatcher.end_all(&EngineError::ShuttingDown);
+        }
+    }
+
+    /// Second half, once all streams and calls have ended: finishes what runs, writes the totals.
+    pub async fn close(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+        if let Err(error) = self.flush_totals().await {
+            tracing::warn!(%error, "the totals of the last second are lost");
+        }
+    }
+
+    /// True from the start of shutdown on.
+    pub fn is_draining(&self) -> bool {
+        self.draining.is_cancelled()
+    }
+
+    /// Refuses new work during shutdown.
+    fn check_open(&self) -> Result<()> {
+        if self.draining.is_cancelled() { Err(EngineError::ShuttingDown) } else { Ok(()) }
+    }
+
+    /// What another broker hinted at.
+    pub fn hear(&self, notice: &Notice) {
+        match notice {
+            Notice::Signal(Signal { queue, topic: Topic::Insert, since }) => {
+                self.store.look_again(queue, *since);
+                if let Some(dispatcher) = self.dispatcher(queue) {
+                    dispatcher.inserted(*since, self.now());
+                }
+            }
+            Notice::Signal(Signal { queue, topic: Topic::Settings, .. }) => {
+                self.queues.forget(queue);
+                self.figures.forget_depth(queue);
+                self.store.look_again(queue, None);
+                if let Some(dispatcher) = self.dispatcher(queue) {
+                    dispatcher.inserted(None, self.now());
+                }
+            }
+            Notice::Signal(Signal { queue, topic: Topic::Settle, .. }) => {
+                if let Some(dispatcher) = self.dispatcher(queue) {
+                    dispatcher.settled_elsewhere();
+                }
+            }
+            Notice::Missed => self.look_everywhere(),
+        }
+    }
+
+    /// Signals may have been lost: every waiting queue looks again.
+    pub fn look_everywhere(&self) {
+        self.queues.forget_all();
+        for dispatcher in self.all_dispatchers() {
+            self.store.look_again(dispatcher.queue(), None);
+            dispatcher.inserted(None, self.now());
+            dispatcher.settled_elsewhere();
+        }
+    }
+
+    /// Something in the queue is eligible from `since` on: wakes its consumers, here and elsewhere.
+    fn tell_inserted(&self, queue: &QueueName, since: Option<Timestamp>) {
+        if let Some(dispatcher) = self.dispatcher(queue) {
+            dispatcher.inserted(since, self.now());
+        }
+        self.publish(queue, Topic::Insert, since);
+    }
+
+    /// The queue's settings changed: tells the other brokers.
+    fn tell_settings(&self, queue: &QueueName) {
+        self.figures.forget_depth(queue);
+        if let Some(dispatcher) = self.dispatcher(queue) {
+            dispatcher.inserted(None, self.now());
+        }
+        self.publish(queue, Topic::Settings, None);
+    }
+
+    fn publish(&self, queue: &QueueName, topic: Topic, since: Option<Timestamp>) {
+        self.signals.publish(Signal { queue: queue.clone(), topic, since });
+    }
+
+    fn dispatcher(&self, queue: &QueueName) -> Option<Arc<Dispatcher>> {
+        self.dispatchers.lock().get(queue).cloned()
+    }
+
+    fn all_dispatchers(&self) -> Vec<Arc<Dispatcher>> {
+        self.dispatchers.lock().values().cloned().collect()
+    }
+
+    /// Runs `add` on the queue's dispatcher, starting one if there is none. Under the registry's
+    /// lock, so that a dispatcher can not end while something is added to it.
+    fn with_dispatcher<T>(
+        self: &Arc<Self>,
+        queue: &QueueName,
+        add: impl FnOnce(&Arc<Dispatcher>) -> T,
+    ) -> T {
+        let mut dispatchers = self.dispatchers.lock();
+        let dispatcher = dispatchers.entry(queue.clone()).or_insert_with(|| {
+            let dispatcher = Arc::new(Dispatcher::new(queue.clone()));
+            let engine = Arc::clone(self);
+            self.tasks.spawn(dispatch::run(engine, Arc::clone(&dispatcher)));
+            dispatcher
+        });
+        add(dispatcher)
+    }
+
+    /// Removes an unused dispatcher; false if it came into use again.
+    fn retire(&self, dispatcher: &Arc<Dispatcher>) -> bool {
+        let mut dispatchers = self.dispatchers.lock();
+        if dispatcher.is_used() {
+            return false;
+        }
+        dispatchers.remove(dispatcher.queue());
+        true
+    }
+}

@@ -1,0 +1,213 @@
+//! Items that happen again. Every broker computes the ticks; a `dedup_id` made of schedule and tick
+//! lets the store keep one item of each.
+
+use std::{sync::Arc, time::Duration};
+
+use croner::{
+    Cron,
+    parser::{CronParser, Seconds, Year},
+};
+use jiff::{Zoned, tz::TimeZone};
+
+use crate::{
+    domain::{Invalid, Schedule, ScheduleName, Timestamp},
+    store::Created,
+};
+
+use super::{Engine, EngineError, Result};
+
+/// How long the store remembers that a tick was pushed: longer than any broker is behind another.
+const TICK_MEMORY: Duration = Duration::from_hours(720);
+/// Schedules read at a time.
+const PAGE: usize = 500;
+
+/// Checks a cron expression and a time zone.
+pub fn check_cron(cron: &str, time_zone: &str) -> Result<(), Invalid> {
+    Ticks::parse(cron, time_zone).map(|_| ())
+}
+
+struct Ticks {
+    cron: Cron,
+    zone: TimeZone,
+}
+
+impl Ticks {
+    fn parse(cron: &str, time_zone: &str) -> Result<Self, Invalid> {
+        let parser =
+            CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
+        let cron = parser.parse(cron).map_err(|error| {
+            let help = "five fields (minute, hour, day, month, weekday), or six with seconds first";
+            Invalid::new("schedule.cron", format!("{error}; {help}"))
+        })?;
+        let zone = TimeZone::get(time_zone).map_err(|_| {
+            Invalid::new(
+                "schedule.time_zone",
+                format!("{time_zone:?} is not an IANA name such as Europe/Vienna"),
+            )
+        })?;
+        Ok(Self { cron, zone })
+    }
+
+    fn at(&self, time: Timestamp) -> Option<Zoned> {
+        let time = jiff::Timestamp::from_millisecond(time.millis()).ok()?;
+        Some(time.to_zoned(self.zone.clone()))
+    }
+
+    /// The first tick after `time`.
+    fn after(&self, time: Timestamp) -> Option<Timestamp> {
+        let tick = self.cron.find_next_occurrence(&self.at(time)?, false).ok()?;
+        Some(Timestamp(tick.timestamp().as_millisecond()))
+    }
+
+    /// The last tick up to `time`, that included.
+    fn latest(&self, time: Timestamp) -> Option<Timestamp> {
+        let tick = self.cron.find_previous_occurrence(&self.at(time)?, true).ok()?;
+        Some(Timestamp(tick.timestamp().as_millisecond()))
+    }
+}
+
+impl Engine {
+    /// Creates a schedule, whose first tick is the next one from now; answers the one that is there
+    /// if it has the same settings.
+    pub async fn create_schedule(&self, schedule: Schedule) -> Result<Schedule> {
+        self.check_open()?;
+        Ticks::parse(&schedule.cron, &schedule.time_zone)?;
+        let now = self.now();
+        let wanted = Schedule { create_time: now, done_until: now, last_time: None, ..schedule };
+        let made = match self.store.create_schedule(&wanted).await? {
+            Created::New(schedule) => schedule,
+            Created::Existing(there) => {
+                let same = Schedule {
+                    create_time: there.create_time,
+                    done_until: there.done_until,
+                    last_time: there.last_time,
+                    paused: there.paused,
+                    ..wanted
+                };
+                if same != there {
+                    return Err(EngineError::ScheduleExists(there.name));
+                }
+                there
+            }
+        };
+        self.schedules_changed.notify_one();
+        Ok(made)
+    }
+
+    /// A schedule.
+    pub async fn get_schedule(&self, name: &ScheduleName) -> Result<Schedule> {
+        let schedule = self.store.get_schedule(name).await?;
+        schedule.ok_or_else(|| EngineError::ScheduleNotFound(name.clone()))
+    }
+
+    /// Schedules by name.
+    pub async fn list_schedules(
+        &self,
+        after: Option<&ScheduleName>,
+        limit: usize,
+    ) -> Result<Vec<Schedule>> {
+        Ok(self.store.list_schedules(after, limit).await?)
+    }
+
+    /// Deletes a schedule.
+    pub async fn delete_schedule(&self, name: &ScheduleName) -> Result<()> {
+        if self.store.delete_schedule(name).await? {
+            Ok(())
+        } else {
+            Err(EngineError::ScheduleNotFound(name.clone()))
+        }
+    }
+
+    /// Stops a schedule, or lets it go on with its next tick.
+    pub async fn pause_schedule(&self, name: &ScheduleName, paused: bool) -> Result<Schedule> {
+        let before = self.get_schedule(name).await?;
+        if before.paused == paused {
+            return Ok(before);
+        }
+        let schedule = self.store.pause_schedule(name, paused, self.now()).await?;
+        self.schedules_changed.notify_one();
+        schedule.ok_or_else(|| EngineError::ScheduleNotFound(name.clone()))
+    }
+
+    /// The schedule's next tick; `None` while paused or if there is none.
+    pub fn next_tick(&self, schedule: &Schedule) -> Option<Timestamp> {
+        if schedule.paused {
+            return None;
+        }
+        let ticks = Ticks::parse(&schedule.cron, &schedule.time_zone).ok()?;
+        ticks.after(schedule.done_until.max(self.now()))
+    }
+
+    /// Pushes what is due, and answers when the next tick is. Of ticks that were missed, the latest is made up for.
+    pub async fn tick(self: &Arc<Self>) -> Result<Option<Timestamp>> {
+        let mut next: Option<Timestamp> = None;
+        let mut after: Option<ScheduleName> = None;
+        loop {
+            let page = self.store.list_schedules(after.as_ref(), PAGE).await?;
+            for schedule in page.iter().filter(|schedule| !schedule.paused) {
+                let tick = self.tick_one(schedule).await;
+                let tick = tick.unwrap_or_else(|error| {
+                    tracing::warn!(schedule = %schedule.name, %error, "could not push; trying again");
+                    Some(self.now() + Duration::from_secs(1))
+                });
+                next = match (next, tick) {
+                    (Some(a), Some(b)) => Some(a.min(b)),
+                    (a, b) => a.or(b),
+                };
+            }
+            match page.last() {
+                Some(last) if page.len() == PAGE => after = Some(last.name.clone()),
+                _ => return Ok(next),
+            }
+        }
+    }
+
+    async fn tick_one(&self, schedule: &Schedule) -> Result<Option<Timestamp>> {
+        let ticks = Ticks::parse(&schedule.cron, &schedule.time_zone)?;
+        let now = self.now();
+        let due = ticks.latest(now).filter(|tick| *tick > schedule.done_until);
+        if let Some(tick) = due {
+            let mut item = schedule.item.clone();
+            item.dedup_id = format!("{}@{}", schedule.name, tick.millis());
+            self.push_once(&schedule.queue, item, TICK_MEMORY).await?;
+            self.store.tick_done(&schedule.name, tick).await?;
+        }
+        Ok(ticks.after(now))
+    }
+
+    /// Waits until a schedule was made or changed on this broker.
+    pub(crate) async fn schedules_changed(&self) {
+        self.schedules_changed.notified().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        Timestamp(text.parse::<jiff::Timestamp>().unwrap().as_millisecond())
+    }
+
+    #[test]
+    fn ticks_follow_the_zone_over_the_change_of_clocks() {
+        let ticks = Ticks::parse("30 8 * * *", "Europe/Vienna").unwrap();
+        assert_eq!(ticks.after(at("2026-03-28T12:00:00Z")), Some(at("2026-03-29T06:30:00Z")));
+        assert_eq!(ticks.after(at("2026-03-27T12:00:00Z")), Some(at("2026-03-28T07:30:00Z")));
+        assert_eq!(ticks.latest(at("2026-03-29T06:30:00Z")), Some(at("2026-03-29T06:30:00Z")));
+    }
+
+    #[test]
+    fn seconds_may_stand_in_front() {
+        let ticks = Ticks::parse("*/2 * * * * *", "UTC").unwrap();
+        assert_eq!(ticks.after(at("2026-01-01T00:00:00Z")), Some(at("2026-01-01T00:00:02Z")));
+    }
+
+    #[test]
+    fn nonsense_names_its_field() {
+        for cron in ["", "* * *", "61 * * * *", "* * * * * * 2030", "hello"] {
+            assert_eq!(check_cron(cron, "UTC").unwrap_err().field, "schedule.cron", "{cron:?}");
+        }
+        assert_eq!(check_cron("* * * * *", "Mars").unwrap_err().field, "schedule.time_zone");
+    }
+}

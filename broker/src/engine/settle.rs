@@ -1,0 +1,292 @@
+//! Done, back, on, or a little longer: what consumers do with what they hold.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+
+use crate::{
+    domain::{
+        Fate, Headers, NewItem, Outcome, Priority, Pushed, Queue, QueueName, Receipt, Timestamp,
+        Totals, cut_reason,
+    },
+    signals::Topic,
+    store::{Held, Move, Push, Rollback, RollbackTo},
+};
+
+use super::{Engine, EngineError, Result};
+
+/// An item to give back.
+#[derive(Debug, Clone)]
+pub struct RollbackRequest {
+    /// Names the reservation.
+    pub receipt: Receipt,
+    /// When it may be handed out again, if not as the queue's retry policy says.
+    pub delay: Option<Duration>,
+    /// Why.
+    pub reason: String,
+    /// Do not count it as a failed attempt.
+    pub keep_attempt: bool,
+}
+
+/// An item to move.
+#[derive(Debug, Clone)]
+pub struct MoveRequest {
+    /// Names the reservation.
+    pub receipt: Receipt,
+    /// Where to.
+    pub to_queue: QueueName,
+    /// Its new payload, if any.
+    pub payload: Option<Bytes>,
+    /// Its new media type, if any.
+    pub content_type: Option<String>,
+    /// Merged into its headers.
+    pub headers: Headers,
+    /// Its new priority, if any.
+    pub priority: Option<Priority>,
+    /// Not before this long from now.
+    pub delay: Duration,
+}
+
+impl Engine {
+    /// Finishes items; answers when that is durable.
+    pub async fn commit(&self, receipts: Vec<Receipt>) -> Result<Vec<Outcome>> {
+        let (held, places) = self.with_queues(receipts.iter()).await?;
+        let found = self.timed("commit", self.store.commit(held)).await?;
+        let outcomes = spread(&places, found, receipts.len());
+        self.tell_settled(receipts.iter().zip(outcomes.iter().copied()), |totals| {
+            totals.committed += 1;
+        });
+        Ok(outcomes)
+    }
+
+    /// Gives items back.
+    pub async fn rollback(&self, requests: Vec<RollbackRequest>) -> Result<Vec<Outcome>> {
+        let (held, places) = self.with_queues(requests.iter().map(|r| &r.receipt)).await?;
+        let count = requests.len();
+        let mut requests: Vec<_> = requests.into_iter().map(Some).collect();
+        let now = self.now();
+        let rollbacks = held
+            .into_iter()
+            .zip(&places)
+            .filter_map(|(held, place)| Some(rollback(now, held, requests[*place].take()?)))
+            .collect();
+        let found = self.roll_back(rollbacks).await?;
+        Ok(spread(&places, found, count))
+    }
+
+    /// Gives items back as decided, counts them and wakes whom it concerns.
+    pub(super) async fn roll_back(&self, rollbacks: Vec<Rollback>) -> Result<Vec<Outcome>> {
+        let told: Vec<_> = rollbacks
+            .iter()
+            .map(|r| (r.held.receipt.clone(), Arc::clone(&r.held.queue), r.to.clone()))
+            .collect();
+        let outcomes = self.timed("rollback", self.store.rollback(rollbacks)).await?;
+        self.tell_settled(told.iter().map(|(r, _, _)| r).zip(outcomes.iter().copied()), |totals| {
+            totals.rolled_back += 1;
+        });
+        // Who may have it now: the queue itself, or its dead-letter queue.
+        let mut back: HashMap<QueueName, Timestamp> = HashMap::new();
+        for ((receipt, queue, to), outcome) in told.iter().zip(&outcomes) {
+            let (name, since) = match (to, outcome) {
+                (RollbackTo::Queue { eligible_time, .. }, Outcome::Ok) => {
+                    (&receipt.queue, *eligible_time)
+                }
+                (RollbackTo::DeadLetter, Outcome::DeadLettered) => match &queue.dead_letter_queue {
+                    Some(target) => (target, self.now()),
+                    None => continue,
+                },
+                _ => continue,
+            };
+            back.entry(name.clone()).and_modify(|s| *s = since.min(*s)).or_insert(since);
+        }
+        for (queue, since) in back {
+            self.tell_inserted(&queue, Some(since));
+        }
+        Ok(outcomes)
+    }
+
+    /// Prolongs leases; answers their new ends.
+    pub async fn extend(
+        &self,
+        receipts: Vec<Receipt>,
+        lease: Option<Duration>,
+    ) -> Result<Vec<(Outcome, Option<Timestamp>)>> {
+        let (held, places) = self.with_queues(receipts.iter()).await?;
+        let now = self.now();
+        let until = held
+            .iter()
+            .map(|held| Ok(now + self.lease(&held.queue, lease)?))
+            .collect::<Result<Vec<_>>>()?;
+        let found = self.timed("extend", self.store.extend(held, until.clone())).await?;
+        let mut results = vec![(Outcome::Gone, None); receipts.len()];
+        for ((place, outcome), until) in places.into_iter().zip(found).zip(until) {
+            let receipt = &receipts[place];
+            results[place] = (outcome, (outcome == Outcome::Ok).then_some(until));
+            if let Some(dispatcher) = self.dispatcher(&receipt.queue) {
+                if outcome == Outcome::Ok {
+                    dispatcher.extended(receipt, until);
+                } else {
+                    dispatcher.settled(std::iter::once(receipt));
+                }
+            }
+        }
+        Ok(results)
+    }
+
+    /// Puts an item into another queue of its group, in one step.
+    pub async fn move_item(&self, request: MoveRequest) -> Result<Outcome> {
+        let to = self.queue_for_push(&request.to_queue, 1).await?;
+        let receipt = request.receipt;
+        if to.group != receipt.group {
+            return Err(EngineError::DifferentGroup { from: receipt.group, to: to.group.clone() });
+        }
+        let Some(queue) = self.queue_of(&receipt).await? else { return Ok(Outcome::Gone) };
+        let eligible_time = self.now() + request.delay;
+        let moved = Move {
+            held: Held { queue, receipt: receipt.clone() },
+            to: Arc::clone(&to),
+            payload: request.payload,
+            content_type: request.content_type,
+            headers: request.headers,
+            priority: request.priority,
+            eligible_time,
+        };
+        let found = self.timed("move", self.store.move_items(vec![moved])).await?;
+        let outcome = found.first().copied().unwrap_or(Outcome::Gone);
+        self.tell_settled([(&receipt, outcome)].into_iter(), |totals| totals.moved += 1);
+        if outcome == Outcome::Ok {
+            self.tell_inserted(&to.name, Some(eligible_time));
+        }
+        Ok(outcome)
+    }
+
+    /// Commits an item and pushes others: all or nothing.
+    pub async fn commit_and_push(
+        &self,
+        receipt: Receipt,
+        pushes: Vec<(QueueName, NewItem)>,
+    ) -> Result<(Outcome, Vec<Pushed>)> {
+        let Some(queue) = self.queue_of(&receipt).await? else {
+            return Ok((Outcome::Gone, Vec::new()));
+        };
+        let mut counts: HashMap<&QueueName, usize> = HashMap::new();
+        for (name, _) in &pushes {
+            *counts.entry(name).or_default() += 1;
+        }
+        let mut queues = HashMap::new();
+        for (name, count) in counts {
+            queues.insert(name.clone(), self.queue_for_push(name, count).await?);
+        }
+        let names: Vec<_> = pushes.iter().map(|(name, _)| name.clone()).collect();
+        let items = pushes
+            .into_iter()
+            .filter_map(|(name, item)| {
+                let queue = Arc::clone(queues.get(&name)?); // every name was looked up above
+                Some(Push { queue, item, producer: None, dedup_window: None })
+            })
+            .collect();
+        let held = Held { queue, receipt: receipt.clone() };
+        let (outcome, pushed) =
+            self.timed("commit_and_push", self.store.commit_and_push(held, items)).await?;
+        self.tell_settled([(&receipt, outcome)].into_iter(), |totals| totals.committed += 1);
+        self.tell_pushed(names.iter().zip(&pushed));
+        Ok((outcome, pushed))
+    }
+
+    /// The settings of the receipt's queue; `None` if that was deleted, with the item.
+    async fn queue_of(&self, receipt: &Receipt) -> Result<Option<Arc<Queue>>> {
+        match self.queues.get(&receipt.queue).await {
+            // Made anew in another group: the item went with the queue of old.
+            Ok(queue) if queue.group != receipt.group => Ok(None),
+            Ok(queue) => Ok(Some(queue)),
+            Err(EngineError::QueueNotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The receipts whose queues are there, with these, and each one's place among all.
+    async fn with_queues(
+        &self,
+        receipts: impl Iterator<Item = &Receipt> + Send,
+    ) -> Result<(Vec<Held>, Vec<usize>)> {
+        let mut held = Vec::new();
+        let mut places = Vec::new();
+        for (place, receipt) in receipts.enumerate() {
+            if let Some(queue) = self.queue_of(receipt).await? {
+                held.push(Held { queue, receipt: receipt.clone() });
+                places.push(place);
+            }
+        }
+        Ok((held, places))
+    }
+
+    /// Counts settles, frees their places in our streams, tells the brokers whose streams held the
+    /// others, and wakes the queue if a settle let the next item of its ordering key go on.
+    fn tell_settled<'a>(
+        &self,
+        settled: impl Iterator<Item = (&'a Receipt, Outcome)>,
+        count: impl Fn(&mut Totals),
+    ) {
+        #[derive(Default)]
+        struct Told<'a> {
+            totals: Totals,
+            receipts: Vec<&'a Receipt>,
+            foreign: bool,
+            keyed: bool,
+        }
+        let own = self.store.broker_id();
+        let mut by_queue: HashMap<&QueueName, Told<'a>> = HashMap::new();
+        for (receipt, outcome) in settled {
+            let told = by_queue.entry(&receipt.queue).or_default();
+            match outcome {
+                Outcome::Ok => count(&mut told.totals),
+                Outcome::DeadLettered => told.totals.dead_lettered += 1,
+                Outcome::LeaseLost | Outcome::Gone => {}
+            }
+            told.receipts.push(receipt);
+            told.foreign |= receipt.token.broker() != own;
+            told.keyed |= receipt.keyed;
+        }
+        for (queue, told) in by_queue {
+            self.count(queue, &told.totals);
+            if let Some(dispatcher) = self.dispatcher(queue) {
+                dispatcher.settled(told.receipts.into_iter());
+            }
+            if told.foreign {
+                self.publish(queue, Topic::Settle, None);
+            }
+            if told.keyed {
+                self.tell_inserted(queue, None);
+            }
+        }
+    }
+}
+
+/// What a rollback makes of its item: another attempt, later, or the dead-letter queue.
+fn rollback(now: Timestamp, held: Held, request: RollbackRequest) -> Rollback {
+    let attempt = held.receipt.attempt;
+    let policy = held.queue.retry_policy.as_ref();
+    let delay = request.delay.unwrap_or_else(|| {
+        policy.map_or(Duration::ZERO, |policy| policy.delay(attempt, rand::random()))
+    });
+    let fate = if request.keep_attempt {
+        Fate::Retry { attempt }
+    } else {
+        held.queue.after_failure(attempt)
+    };
+    let to = match fate {
+        Fate::Retry { attempt } => RollbackTo::Queue { eligible_time: now + delay, attempt },
+        Fate::DeadLetter => RollbackTo::DeadLetter,
+    };
+    let reason = (!request.reason.is_empty()).then(|| cut_reason(request.reason));
+    Rollback { held, to, reason }
+}
+
+/// Puts results back in the order of the requests; those without a queue are gone.
+fn spread(places: &[usize], found: Vec<Outcome>, len: usize) -> Vec<Outcome> {
+    let mut outcomes = vec![Outcome::Gone; len];
+    for (place, outcome) in places.iter().zip(found) {
+        outcomes[*place] = outcome;
+    }
+    outcomes
+}

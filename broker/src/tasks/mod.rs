@@ -1,0 +1,102 @@
+//! What runs by itself, each in a task owned by the engine.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use tokio::sync::broadcast::error::RecvError;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    engine::{Engine, Result},
+    signals::Notice,
+};
+
+/// How often totals are added to the store's.
+const FLUSH: Duration = Duration::from_secs(1);
+/// How often the settings' version is compared: a pause is in force everywhere within a second.
+const SETTINGS: Duration = Duration::from_millis(500);
+/// How often turns of ordering keys lost in a crash are looked for.
+const REPAIR: Duration = Duration::from_secs(15);
+/// How often schedules made on other brokers are looked for.
+const SCHEDULES: Duration = Duration::from_secs(5);
+
+/// Starts all tasks; each ends when `stop` is cancelled.
+pub fn start(engine: &Arc<Engine>, tasks: &TaskTracker, stop: &CancellationToken) {
+    tasks.spawn(until(stop.clone(), hear(Arc::clone(engine))));
+    tasks.spawn(until(stop.clone(), flush_totals(Arc::clone(engine))));
+    tasks.spawn(until(stop.clone(), watch_settings(Arc::clone(engine))));
+    tasks.spawn(until(stop.clone(), repair(Arc::clone(engine))));
+    tasks.spawn(until(stop.clone(), tick(Arc::clone(engine))));
+}
+
+async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = task => {}
+    }
+}
+
+/// Passes on what other brokers hint at.
+async fn hear(engine: Arc<Engine>) {
+    let mut notices = engine.signals().subscribe();
+    loop {
+        match notices.recv().await {
+            Ok(notice) => engine.hear(&notice),
+            Err(RecvError::Lagged(_)) => engine.hear(&Notice::Missed),
+            Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+async fn flush_totals(engine: Arc<Engine>) {
+    every(FLUSH, "could not write totals", || engine.flush_totals()).await;
+}
+
+async fn watch_settings(engine: Arc<Engine>) {
+    every(SETTINGS, "could not read settings", || engine.refresh_settings()).await;
+}
+
+async fn repair(engine: Arc<Engine>) {
+    every(REPAIR, "could not repair", || async {
+        engine.repair_queues().await;
+        Ok(())
+    })
+    .await;
+}
+
+/// Repeats an errand. A failure is logged once, until it has gone well again.
+async fn every<F: Future<Output = Result<()>>>(
+    period: Duration,
+    complaint: &str,
+    errand: impl Fn() -> F,
+) {
+    let mut failing = false;
+    loop {
+        tokio::time::sleep(period).await;
+        match errand().await {
+            Ok(()) => failing = false,
+            Err(error) if failing => tracing::debug!(%error, complaint),
+            Err(error) => {
+                tracing::warn!(%error, complaint);
+                failing = true;
+            }
+        }
+    }
+}
+
+/// Pushes the items of schedules whose ticks are due.
+async fn tick(engine: Arc<Engine>) {
+    loop {
+        let next = match engine.tick().await {
+            Ok(next) => next,
+            Err(error) => {
+                tracing::debug!(%error, "could not read schedules");
+                None
+            }
+        };
+        let pause = next.map_or(SCHEDULES, |next| engine.now().until(next).min(SCHEDULES));
+        tokio::select! {
+            () = tokio::time::sleep(pause.max(Duration::from_millis(1))) => {}
+            () = engine.schedules_changed() => {}
+        }
+    }
+}
