@@ -1,0 +1,446 @@
+//! What the broker counts and measures, for `/metrics`. One [`Metrics`] is made at start and handed
+//! to whoever has something to say; there are no globals.
+
+use std::{
+    collections::HashSet,
+    fmt::{self, Write as _},
+    sync::atomic::AtomicU64,
+    time::Duration,
+};
+
+use parking_lot::RwLock;
+use prometheus_client::{
+    encoding::{EncodeLabelValue, LabelValueEncoder, text},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+        info::Info,
+    },
+    registry::{Metric, Registry, Unit},
+};
+
+use crate::{
+    domain::{Depth, QueueName},
+    signals::Topic,
+};
+
+/// Most queues with figures of their own; the rest share the label value `other`.
+pub const MAX_QUEUE_LABELS: usize = 1_000;
+
+/// Media type of [`Metrics::encode`].
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Why a queue's dispatcher looked at the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wake {
+    /// Something became eligible on this broker, or a consumer got room.
+    Local,
+    /// Another broker's signal.
+    Signal,
+    /// An item's eligible time came.
+    Timer,
+    /// The fallback poll.
+    Poll,
+}
+
+/// The value of a `queue` label; `None` is `other`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct QueueLabel(Option<QueueName>);
+
+impl EncodeLabelValue for QueueLabel {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> fmt::Result {
+        encoder.write_str(self.0.as_ref().map_or("other", QueueName::as_str))
+    }
+}
+
+type Word = [(&'static str, &'static str); 1];
+type ByQueue = [(&'static str, QueueLabel); 1];
+type Counters<L> = Family<L, Counter>;
+type Histograms = Family<Word, Histogram, fn() -> Histogram>;
+
+/// The broker's metrics: cheap to record, shared by reference.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// The queues that have figures of their own.
+    queues: RwLock<HashSet<QueueName>>,
+    pushed: Counters<ByQueue>,
+    deduplicated: Counters<ByQueue>,
+    delivered: Counters<ByQueue>,
+    committed: Counters<ByQueue>,
+    rolled_back: Counters<ByQueue>,
+    moved: Counters<ByQueue>,
+    dead_lettered: Counters<ByQueue>,
+    expired: Counters<ByQueue>,
+    depth: Family<(ByQueue, Word), Gauge>,
+    oldest_ready: Family<ByQueue, Gauge<f64, AtomicU64>>,
+    delivery_delay: Histogram,
+    store_calls: Histograms,
+    store_errors: Counters<Word>,
+    batches: Histograms,
+    sweeps: Histogram,
+    streams: Family<Word, Gauge>,
+    wakes: Counters<Word>,
+    signals_sent: Counters<Word>,
+    signals_coalesced: Counters<Word>,
+    signals_heard: Counters<Word>,
+    signals_dropped: Counters<Word>,
+    signals_missed: Counter,
+}
+
+/// 0.1 ms to 26 s.
+fn latencies() -> Histogram {
+    Histogram::new(exponential_buckets(0.0001, 4.0, 10))
+}
+
+/// 1 to 8,192 items.
+fn sizes() -> Histogram {
+    Histogram::new(exponential_buckets(1.0, 2.0, 14))
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// Fresh metrics, all zero.
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("sluicegate");
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "The broker's version", build);
+        let mut new = Registration(&mut registry);
+        Self {
+            queues: RwLock::default(),
+            pushed: new.metric("items_pushed", "Items stored by pushes"),
+            deduplicated: new.metric("items_deduplicated", "Pushed items that were there before"),
+            delivered: new.metric("items_delivered", "Times an item was handed out"),
+            committed: new.metric("items_committed", "Items committed"),
+            rolled_back: new.metric("items_rolled_back", "Items given back by consumers"),
+            moved: new.metric("items_moved", "Items moved to another queue"),
+            dead_lettered: new.metric("items_dead_lettered", "Items dead-lettered or dropped"),
+            expired: new.metric("items_expired", "Items found expired"),
+            depth: new.metric("queue_items", "Items in the queue by state, as last counted"),
+            oldest_ready: new.seconds(
+                "queue_oldest_ready_timestamp",
+                "Since when the queue's first item has been eligible, Unix time, as last counted",
+                Family::default(),
+            ),
+            delivery_delay: new.seconds(
+                "delivery_delay",
+                "From when an item was eligible until it was handed out",
+                latencies(),
+            ),
+            store_calls: new.seconds(
+                "store_call_duration",
+                "How long calls of the store took",
+                Family::new_with_constructor(latencies),
+            ),
+            store_errors: new.metric("store_errors", "Calls of the store that failed"),
+            batches: new.given(
+                "store_batch_items",
+                "Items that shared one write to the store",
+                Family::new_with_constructor(sizes),
+            ),
+            sweeps: new.seconds("sweep_duration", "How long housekeeping took", latencies()),
+            streams: new.metric("streams_open", "Streams open now"),
+            wakes: new.metric("dispatcher_wakes", "Looks at the store by what caused them"),
+            signals_sent: new.metric("signals_sent", "Signals sent to other brokers"),
+            signals_coalesced: new.metric(
+                "signals_coalesced",
+                "Signals that a window swallowed and merged with others",
+            ),
+            signals_heard: new.metric("signals_heard", "Signals heard from other brokers"),
+            signals_dropped: new.metric("signals_dropped", "Signals that could not be sent"),
+            signals_missed: new.metric(
+                "signals_missed",
+                "Times signals may have been missed, so that everything was looked at",
+            ),
+            registry,
+        }
+    }
+
+    /// All metrics in the OpenMetrics text format.
+    pub fn encode(&self) -> Result<String, fmt::Error> {
+        let mut page = String::new();
+        text::encode(&mut page, &self.registry)?;
+        Ok(page)
+    }
+
+    /// Items were stored by a push.
+    pub fn pushed(&self, queue: &QueueName, items: u64) {
+        self.count(&self.pushed, queue, items);
+    }
+
+    /// Items of a push were recognised as duplicates.
+    pub fn deduplicated(&self, queue: &QueueName, items: u64) {
+        self.count(&self.deduplicated, queue, items);
+    }
+
+    /// Items were handed out.
+    pub fn delivered(&self, queue: &QueueName, items: u64) {
+        self.count(&self.delivered, queue, items);
+    }
+
+    /// Items were committed.
+    pub fn committed(&self, queue: &QueueName, items: u64) {
+        self.count(&self.committed, queue, items);
+    }
+
+    /// Items were given back.
+    pub fn rolled_back(&self, queue: &QueueName, items: u64) {
+        self.count(&self.rolled_back, queue, items);
+    }
+
+    /// Items were moved out of the queue.
+    pub fn moved(&self, queue: &QueueName, items: u64) {
+        self.count(&self.moved, queue, items);
+    }
+
+    /// Items were dead-lettered or dropped at their limit.
+    pub fn dead_lettered(&self, queue: &QueueName, items: u64) {
+        self.count(&self.dead_lettered, queue, items);
+    }
+
+    /// Items were found expired.
+    pub fn expired(&self, queue: &QueueName, items: u64) {
+        self.count(&self.expired, queue, items);
+    }
+
+    /// A queue was counted. Queues past [`MAX_QUEUE_LABELS`] are left out: their depths do not add up.
+    pub fn depth(&self, queue: &QueueName, depth: &Depth) {
+        let queue = [("queue", self.label(queue))];
+        if queue[0].1.0.is_none() {
+            return;
+        }
+        for (state, items) in [
+            ("ready", depth.ready),
+            ("delayed", depth.delayed),
+            ("reserved", depth.reserved),
+            ("blocked", depth.blocked),
+            ("processed", depth.processed),
+        ] {
+            let labels = (queue.clone(), [("state", state)]);
+            self.depth.get_or_create(&labels).set(items as i64);
+        }
+        match depth.oldest_ready {
+            Some(since) => {
+                self.oldest_ready.get_or_create(&queue).set(since.millis() as f64 / 1000.0);
+            }
+            None => {
+                self.oldest_ready.remove(&queue);
+            }
+        }
+    }
+
+    /// A queue was deleted: its figures go, and make room for another's.
+    pub fn forget(&self, queue: &QueueName) {
+        if !self.queues.write().remove(queue) {
+            return;
+        }
+        let labels = [("queue", QueueLabel(Some(queue.clone())))];
+        for family in [
+            &self.pushed,
+            &self.deduplicated,
+            &self.delivered,
+            &self.committed,
+            &self.rolled_back,
+            &self.moved,
+            &self.dead_lettered,
+            &self.expired,
+        ] {
+            family.remove(&labels);
+        }
+        self.oldest_ready.remove(&labels);
+        for state in ["ready", "delayed", "reserved", "blocked", "processed"] {
+            self.depth.remove(&(labels.clone(), [("state", state)]));
+        }
+    }
+
+    /// An item was handed out so long after it was eligible.
+    pub fn delivery_delay(&self, delay: Duration) {
+        self.delivery_delay.observe(delay.as_secs_f64());
+    }
+
+    /// A call of the store ended; `call` is the method's name.
+    pub fn store_call(&self, call: &'static str, took: Duration, failed: bool) {
+        self.store_calls.get_or_create(&[("call", call)]).observe(took.as_secs_f64());
+        if failed {
+            self.store_errors.get_or_create(&[("call", call)]).inc();
+        }
+    }
+
+    /// So many items shared one write; `call` as in [`Self::store_call`].
+    pub fn batch(&self, call: &'static str, items: usize) {
+        self.batches.get_or_create(&[("call", call)]).observe(items as f64);
+    }
+
+    /// One round of housekeeping ended.
+    pub fn swept(&self, took: Duration) {
+        self.sweeps.observe(took.as_secs_f64());
+    }
+
+    /// A stream was opened, open until the guard is dropped; `rpc` is its name, for example `Consume`.
+    pub fn stream_opened(&self, rpc: &'static str) -> OpenStream {
+        let streams = self.streams.get_or_create_owned(&[("rpc", rpc)]);
+        streams.inc();
+        OpenStream(streams)
+    }
+
+    /// A dispatcher looked at the store.
+    pub fn woken(&self, by: Wake) {
+        let cause = match by {
+            Wake::Local => "local",
+            Wake::Signal => "signal",
+            Wake::Timer => "timer",
+            Wake::Poll => "poll",
+        };
+        self.wakes.get_or_create(&[("cause", cause)]).inc();
+    }
+
+    /// A signal was sent to the other brokers.
+    pub fn signal_sent(&self, topic: Topic) {
+        self.signals_sent.get_or_create(&[("topic", topic.word())]).inc();
+    }
+
+    /// A signal was merged with one that is to be sent.
+    pub fn signal_coalesced(&self, topic: Topic) {
+        self.signals_coalesced.get_or_create(&[("topic", topic.word())]).inc();
+    }
+
+    /// Another broker's signal was heard.
+    pub fn signal_heard(&self, topic: Topic) {
+        self.signals_heard.get_or_create(&[("topic", topic.word())]).inc();
+    }
+
+    /// A signal could not be sent.
+    pub fn signal_dropped(&self, topic: Topic) {
+        self.signals_dropped.get_or_create(&[("topic", topic.word())]).inc();
+    }
+
+    /// Signals may have been missed.
+    pub fn signals_missed(&self) {
+        self.signals_missed.inc();
+    }
+
+    fn count(&self, family: &Counters<ByQueue>, queue: &QueueName, items: u64) {
+        if items > 0 {
+            family.get_or_create(&[("queue", self.label(queue))]).inc_by(items);
+        }
+    }
+
+    /// The label of a queue: its own while there is room, else `other`.
+    fn label(&self, queue: &QueueName) -> QueueLabel {
+        if self.queues.read().contains(queue) {
+            return QueueLabel(Some(queue.clone()));
+        }
+        let mut queues = self.queues.write();
+        if queues.len() >= MAX_QUEUE_LABELS && !queues.contains(queue) {
+            return QueueLabel(None);
+        }
+        queues.insert(queue.clone());
+        QueueLabel(Some(queue.clone()))
+    }
+}
+
+/// An open stream, for as long as it is held.
+#[derive(Debug)]
+pub struct OpenStream(Gauge);
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// Makes and registers metrics in one go.
+struct Registration<'a>(&'a mut Registry);
+
+impl Registration<'_> {
+    fn metric<M: Metric + Clone + Default>(&mut self, name: &str, help: &str) -> M {
+        self.given(name, help, M::default())
+    }
+
+    fn given<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
+        self.0.register(name, help, metric.clone());
+        metric
+    }
+
+    fn seconds<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
+        self.0.register_with_unit(name, help, Unit::Seconds, metric.clone());
+        metric
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::Timestamp;
+
+    fn queue(name: &str) -> QueueName {
+        QueueName::parse("queue", name).unwrap()
+    }
+
+    fn has(metrics: &Metrics, line: &str) -> bool {
+        metrics.encode().unwrap().lines().any(|l| l == line)
+    }
+
+    #[test]
+    fn what_is_recorded_is_shown() {
+        let metrics = Metrics::new();
+        metrics.pushed(&queue("orders"), 3);
+        metrics.pushed(&queue("orders"), 2);
+        metrics.store_call("push", Duration::from_millis(1), true);
+        metrics.batch("push", 5);
+        metrics.signal_heard(Topic::Insert);
+        metrics.woken(Wake::Poll);
+        let stream = metrics.stream_opened("Consume");
+        for line in [
+            "sluicegate_items_pushed_total{queue=\"orders\"} 5",
+            "sluicegate_store_call_duration_seconds_count{call=\"push\"} 1",
+            "sluicegate_store_errors_total{call=\"push\"} 1",
+            "sluicegate_store_batch_items_sum{call=\"push\"} 5.0",
+            "sluicegate_signals_heard_total{topic=\"insert\"} 1",
+            "sluicegate_dispatcher_wakes_total{cause=\"poll\"} 1",
+            "sluicegate_streams_open{rpc=\"Consume\"} 1",
+            "# EOF",
+        ] {
+            assert!(has(&metrics, line), "{line} in {}", metrics.encode().unwrap());
+        }
+        drop(stream);
+        assert!(has(&metrics, "sluicegate_streams_open{rpc=\"Consume\"} 0"));
+    }
+
+    #[test]
+    fn the_number_of_queue_labels_is_bounded() {
+        let metrics = Metrics::new();
+        for n in 0..MAX_QUEUE_LABELS + 10 {
+            metrics.pushed(&queue(&format!("q{n}")), 1);
+            metrics.depth(&queue(&format!("q{n}")), &Depth::default());
+        }
+        let lines = metrics.encode().unwrap();
+        let pushed = lines.lines().filter(|l| l.starts_with("sluicegate_items_pushed_total{"));
+        assert_eq!(pushed.count(), MAX_QUEUE_LABELS + 1);
+        assert!(has(&metrics, "sluicegate_items_pushed_total{queue=\"other\"} 10"));
+        assert!(!lines.contains("sluicegate_queue_items{queue=\"other\""));
+    }
+
+    #[test]
+    fn a_deleted_queue_makes_room() {
+        let metrics = Metrics::new();
+        let orders = queue("orders");
+        metrics.pushed(&orders, 1);
+        let depth = Depth { ready: 7, oldest_ready: Some(Timestamp(1_500)), ..Depth::default() };
+        metrics.depth(&orders, &depth);
+        let ready = "sluicegate_queue_items{queue=\"orders\",state=\"ready\"} 7";
+        assert!(has(&metrics, ready), "{}", metrics.encode().unwrap());
+        let oldest = "sluicegate_queue_oldest_ready_timestamp_seconds{queue=\"orders\"} 1.5";
+        assert!(has(&metrics, oldest), "{}", metrics.encode().unwrap());
+        metrics.forget(&orders);
+        assert!(!metrics.encode().unwrap().contains("orders"));
+        assert!(metrics.queues.read().is_empty());
+    }
+}
