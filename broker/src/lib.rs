@@ -8,12 +8,16 @@
 //! * [`signals`]: the [`signals::Signals`] trait, and Redis, MongoDB and nothing behind it.
 //! * `engine`: push, dispatch, settle: what happens to an item.
 //! * `tasks`: what runs by itself: totals, schedules, settings.
-//! * `grpc`: the API; `console`: HTTP for people and probes.
-//! * `app`: builds all of it from the `config`, runs it, drains it.
+//! * `grpc`: the API; [`console`]: HTTP for people and probes.
+//! * [`telemetry`]: the log; [`metrics`]: what is counted and measured.
+//! * `app`: builds all of it from the [`config`], runs it, drains it.
 
+pub mod config;
+pub mod console;
 pub mod domain;
 pub mod engine;
 pub mod metrics;
 pub mod signals;
 pub mod store;
 pub mod tasks;
+pub mod telemetry;

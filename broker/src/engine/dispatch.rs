@@ -25,6 +25,8 @@ use super::{
 
 /// A dispatcher with no consumers ends after this long.
 const IDLE: Duration = Duration::from_secs(10);
+/// Fruitless looks in a row before the dispatcher waits for something to change.
+const MAX_STUCK: u32 = 3;
 /// First pause after a failed look; doubles up to [`MAX_BACKOFF`].
 const BACKOFF: Duration = Duration::from_millis(100);
 /// How often at the most an emptied queue is asked when its next item becomes eligible.
@@ -222,6 +224,7 @@ impl Dispatcher {
 pub(super) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
     let mut polls = Polls::new(&engine);
     let mut backoff = BACKOFF;
+    let mut stuck = 0;
     loop {
         if engine.draining.is_cancelled() {
             dispatcher.state.lock().consumers.fail_calls(&EngineError::ShuttingDown);
@@ -251,9 +254,12 @@ pub(super) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
             Ok(Step::Again) => {
                 polls.reset();
                 backoff = BACKOFF;
+                stuck = 0;
             }
-            Ok(Step::Wait) => {
+            Ok(Step::Stuck) if stuck < MAX_STUCK => stuck += 1,
+            Ok(Step::Wait | Step::Stuck) => {
                 backoff = BACKOFF;
+                stuck = 0;
                 wait(&engine, &dispatcher, &mut polls).await;
             }
             Err(EngineError::QueueNotFound(queue)) => {
@@ -280,6 +286,9 @@ pub(super) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
 enum Step {
     /// Something was handed out, or there is more to look at.
     Again,
+    /// There is more, but none of it could be dealt: others were quicker, or it is too large for
+    /// the room there is.
+    Stuck,
     /// Nothing to do until something happens.
     Wait,
 }
@@ -306,7 +315,7 @@ async fn step(engine: &Arc<Engine>, dispatcher: &Arc<Dispatcher>) -> Result<Step
     hand_out(engine, dispatcher, &queue, &takers, reserved).await?;
     if more {
         dispatcher.state.lock().news = true;
-        return Ok(Step::Again);
+        return Ok(if dealt > 0 { Step::Again } else { Step::Stuck });
     }
     // The queue is empty as far as it was seen.
     dispatcher.state.lock().consumers.answer_impatient(takers.iter().map(|taker| taker.id));

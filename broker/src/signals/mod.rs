@@ -1,10 +1,24 @@
 //! Hints between brokers: "look at this queue". They carry no data and may be lost; the store is
 //! the truth, and a lost signal costs latency only.
 
+mod coalesce;
+mod local;
+mod message;
+mod redis;
+mod relay;
+
+use std::{fmt, sync::Arc};
+
 use async_trait::async_trait;
 use tokio::sync::broadcast;
 
-use crate::domain::{QueueName, Timestamp};
+pub use self::local::LocalSignals;
+use self::{redis::Redis, relay::Relay};
+use crate::{
+    config::mask_credentials,
+    domain::{QueueName, Timestamp},
+    metrics::Metrics,
+};
 
 /// What a signal is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -15,17 +29,6 @@ pub enum Topic {
     Settings,
     /// Another broker's delivery was settled: its consumer may have room again.
     Settle,
-}
-
-impl Topic {
-    /// The topic as one word: in messages and metrics.
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Insert => "insert",
-            Self::Settings => "settings",
-            Self::Settle => "settle",
-        }
-    }
 }
 
 /// A hint about one queue.
@@ -67,4 +70,67 @@ pub trait Signals: Send + Sync + 'static {
 
     /// Sends what waits and stops the background tasks.
     async fn close(&self);
+}
+
+/// Which way to signal, and where. Its text forms have no credentials in them.
+#[derive(Clone, PartialEq, Eq)]
+pub enum SignalsUri {
+    /// To nobody: for a broker that is alone on its store.
+    Local,
+    /// Over Redis, `redis://` or `rediss://`.
+    Redis {
+        /// Its address, with credentials if it needs any.
+        uri: String,
+    },
+    /// Over a capped collection in the MongoDB database that is the store.
+    Mongo {
+        /// The store's address, with credentials if it needs any.
+        uri: String,
+    },
+}
+
+impl fmt::Display for SignalsUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local => f.write_str("local:"),
+            Self::Redis { uri } => f.write_str(&mask_credentials(uri)),
+            Self::Mongo { .. } => f.write_str("mongodb:"),
+        }
+    }
+}
+
+impl fmt::Debug for SignalsUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Signals can not work at all with what was configured.
+#[derive(Debug, thiserror::Error)]
+#[error("signals over {signals}: {reason}")]
+pub struct OpenError {
+    signals: String,
+    reason: String,
+}
+
+/// Opens signals between the brokers that share `database`. A server that is not there is no error:
+/// that is logged, `healthy` is false, and it is tried again until `close`. Takes up to 3 s.
+pub async fn open(
+    signals: &SignalsUri,
+    broker: [u8; 4],
+    database: &str,
+    metrics: Arc<Metrics>,
+) -> Result<Arc<dyn Signals>, OpenError> {
+    let description = signals.to_string();
+    match signals {
+        SignalsUri::Local => Ok(Arc::new(LocalSignals::new())),
+        SignalsUri::Redis { uri } => {
+            let redis = Redis::new(uri, broker, database, description.clone())
+                .map_err(|error| OpenError { signals: description, reason: error.to_string() })?;
+            Ok(Arc::new(Relay::start(redis, broker, metrics).await))
+        }
+        SignalsUri::Mongo { .. } => {
+            Err(OpenError { signals: description, reason: "not yet built".to_owned() })
+        }
+    }
 }

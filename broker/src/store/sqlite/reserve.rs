@@ -70,6 +70,7 @@ pub(super) fn reserve(
         let consumer = want.consumer.as_ref().map(|consumer| consumer.as_str());
         lease.execute(params![stored.row, end.0, lock, deliveries, attempt, consumer])?;
         let receipt = Receipt {
+            keyed: !item.ordering_key.is_empty(),
             item: item.id,
             token,
             deliveries,

@@ -1,0 +1,510 @@
+//! Settings: from `sluicegate.toml`, the environment and flags, in rising precedence. Whatever is
+//! unknown or wrong stops the start with a message that names the key, where it is from, and what
+//! would be right.
+
+mod keys;
+mod values;
+
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    fmt, fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use config::{Config, File, FileFormat, Map, Source, Value, ValueKind};
+
+pub use self::values::mask_credentials;
+use self::{
+    keys::{CONFIG_VARIABLE, KEYS, Key, PREFIX},
+    values::Parsed,
+};
+pub use crate::signals::SignalsUri;
+use crate::telemetry::{self, LogFormat};
+
+/// The file that is read if none is named.
+pub const DEFAULT_FILE: &str = "sluicegate.toml";
+
+/// Variables with this prefix are for tests, and none of the broker's business.
+const TEST_PREFIX: &str = "SLUICEGATE_TEST_";
+
+/// What MongoDB's limit of 16 MiB per document leaves for a payload.
+const MAX_PAYLOAD_BYTES: usize = 15 << 20;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+/// Where items live. Its text forms have no credentials in them.
+#[derive(Clone, PartialEq, Eq)]
+pub enum StoreUri {
+    /// In one file.
+    Sqlite {
+        /// The file; made if it is not there.
+        path: PathBuf,
+    },
+    /// In memory, for as long as the broker runs.
+    SqliteMemory,
+    /// In a MongoDB database.
+    Mongo {
+        /// The deployment's address, with credentials if it needs any.
+        uri: String,
+    },
+}
+
+impl fmt::Display for StoreUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sqlite { path } => write!(f, "sqlite:{}", path.display()),
+            Self::SqliteMemory => f.write_str("sqlite::memory:"),
+            Self::Mongo { uri } => f.write_str(&mask_credentials(uri)),
+        }
+    }
+}
+
+impl fmt::Debug for StoreUri {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What a token lets its bearer do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Push.
+    Produce,
+    /// Take and settle.
+    Consume,
+    /// Everything.
+    Admin,
+}
+
+/// A bearer token. Its debug form does not show it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    /// Who bears it, for logs.
+    pub name: String,
+    /// What the bearer shows.
+    pub secret: String,
+    /// What they may do; at least one.
+    pub roles: Vec<Role>,
+}
+
+impl Token {
+    /// True if the bearer may do what needs this role.
+    pub fn allows(&self, role: Role) -> bool {
+        self.roles.contains(&role) || self.roles.contains(&Role::Admin)
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:***:{:?}", self.name, self.roles)
+    }
+}
+
+/// Files for TLS, known to be readable when the broker started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tls {
+    /// Certificate chain, PEM.
+    pub cert: PathBuf,
+    /// Its private key, PEM.
+    pub key: PathBuf,
+    /// Authorities that clients' certificates must be from, PEM; `None`: clients need none.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// All settings, checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// Where gRPC is served.
+    pub listen: SocketAddr,
+    /// Where HTTP is served.
+    pub http_listen: SocketAddr,
+    /// Where items live.
+    pub store: StoreUri,
+    /// How brokers wake each other's consumers; if not given, by the store.
+    pub signals: SignalsUri,
+    /// Name of the MongoDB database and of the signals' channel.
+    pub database: String,
+    /// Create queues when they are first used.
+    pub auto_create_queues: bool,
+    /// Largest payload of an item, 1 byte to 15 MiB.
+    pub max_payload_bytes: usize,
+    /// Lease if neither queue nor consumer asks for one; at most `max_lease`.
+    pub default_lease: Duration,
+    /// Longest lease, renewals included.
+    pub max_lease: Duration,
+    /// How long a shutdown may take.
+    pub shutdown_grace: Duration,
+    /// Shortest time between fallback polls of a waiting queue.
+    pub poll_min: Duration,
+    /// Longest time between them; at least `poll_min`.
+    pub poll_max: Duration,
+    /// How the log is written.
+    pub log_format: LogFormat,
+    /// What is logged; known to parse.
+    pub log_level: String,
+    /// TLS for gRPC; `None`: plain text.
+    pub tls: Option<Tls>,
+    /// Tokens, one of which every client must show; empty: everyone may do everything.
+    pub tokens: Vec<Token>,
+}
+
+/// Why the settings can not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The command line is wrong, or asked for help or the version: print it and leave with its
+    /// exit code, as [`clap::Error::exit`] does.
+    #[error(transparent)]
+    Usage(#[from] clap::Error),
+    /// The file can not be read.
+    #[error("{path}: {reason}")]
+    File {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// There is no such setting.
+    #[error("unknown key `{key}` in {origin}; there are: {known}")]
+    UnknownKey {
+        /// What was given.
+        key: String,
+        /// Where it was given.
+        origin: String,
+        /// What could be given there.
+        known: String,
+    },
+    /// A value is wrong.
+    #[error("bad value for `{key}` in {origin}: {problem}")]
+    BadValue {
+        /// The setting.
+        key: &'static str,
+        /// Where it was given.
+        origin: String,
+        /// What is wrong and what would be right.
+        problem: String,
+    },
+}
+
+impl Settings {
+    /// The settings of this process.
+    pub fn from_process() -> Result<Self, ConfigError> {
+        Self::load(std::env::args_os(), std::env::vars_os(), Path::new(DEFAULT_FILE))
+    }
+
+    /// Settings from a command line (the program's name first), an environment, and a file: the one
+    /// they name, or else `default_file` if that exists. Empty variables count as not set.
+    pub fn load(
+        args: impl IntoIterator<Item = OsString>,
+        environment: impl IntoIterator<Item = (OsString, OsString)>,
+        default_file: &Path,
+    ) -> Result<Self, ConfigError> {
+        let matches = keys::command().try_get_matches_from(args)?;
+        let (from_environment, config_variable) = environment_layer(environment)?;
+        let mut flags = Layer::default();
+        for key in KEYS {
+            if let Some(value) = matches.get_one::<String>(key.name) {
+                flags.set(key, &format!("flag --{}", key.flag()), value);
+            }
+        }
+        let named = matches.get_one::<String>("config").map(PathBuf::from).or(config_variable);
+        let file = match named {
+            Some(path) => Some(path),
+            None => default_file.exists().then(|| default_file.to_owned()),
+        };
+        let mut builder = Config::builder();
+        if let Some(path) = file {
+            builder = builder.add_source(file_layer(&path)?);
+        }
+        let merged = builder.add_source(from_environment).add_source(flags).build();
+        let merged = merged.and_then(|config| config.cache.into_table());
+        let values = merged.map_err(|error| ConfigError::File {
+            path: "settings".to_owned(),
+            reason: error.to_string(),
+        })?;
+        Given(values).check()
+    }
+
+    /// What is allowed but worth a word in the log.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if matches!((&self.store, &self.signals), (StoreUri::Mongo { .. }, SignalsUri::Local)) {
+            warnings.push(
+                "signals = local: with a MongoDB store: consumers of one broker learn of pushes to \
+                 another by polls only"
+                    .to_owned(),
+            );
+        }
+        let open = !self.listen.ip().is_loopback();
+        if open && self.tokens.is_empty() && self.tls.as_ref().is_none_or(|t| t.client_ca.is_none())
+        {
+            warnings.push(format!(
+                "{} can be reached from other machines and needs neither token nor client \
+                 certificate: everyone may do everything",
+                self.listen
+            ));
+        }
+        if open && !self.tokens.is_empty() && self.tls.is_none() {
+            warnings.push("tokens without TLS: they can be read on the way".to_owned());
+        }
+        warnings
+    }
+}
+
+/// Settings from one place, each with a word on where that is.
+#[derive(Debug, Clone, Default)]
+struct Layer(Map<String, Value>);
+
+impl Layer {
+    fn set(&mut self, key: &Key, origin: &str, value: &str) {
+        self.0.insert(key.name.to_owned(), Value::new(Some(&origin.to_owned()), value));
+    }
+}
+
+impl Source for Layer {
+    fn clone_into_box(&self) -> Box<dyn Source + Send + Sync> {
+        Box::new(self.clone())
+    }
+
+    fn collect(&self) -> Result<Map<String, Value>, config::ConfigError> {
+        Ok(self.0.clone())
+    }
+}
+
+fn environment_layer(
+    environment: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Result<(Layer, Option<PathBuf>), ConfigError> {
+    let mut layer = Layer::default();
+    let mut config = None;
+    for (name, value) in environment {
+        let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };
+        if name.starts_with(TEST_PREFIX) || value.is_empty() || is_service_link(name) {
+            continue;
+        }
+        if name == CONFIG_VARIABLE {
+            config = Some(PathBuf::from(value));
+            continue;
+        }
+        let Some(key) = KEYS.iter().find(|key| key.variable() == name) else {
+            return Err(ConfigError::UnknownKey {
+                key: name.to_owned(),
+                origin: "the environment".to_owned(),
+                known: join(KEYS.iter().map(Key::variable)),
+            });
+        };
+        let origin = format!("environment variable {name}");
+        match value.to_str() {
+            Some(value) => layer.set(key, &origin, value),
+            None => {
+                let problem = "it is not UTF-8".to_owned();
+                return Err(ConfigError::BadValue { key: key.name, origin, problem });
+            }
+        }
+    }
+    Ok((layer, config))
+}
+
+/// Kubernetes sets such variables for every service: one called `sluicegate` makes
+/// `SLUICEGATE_SERVICE_HOST`, `SLUICEGATE_PORT`, `SLUICEGATE_PORT_7400_TCP_ADDR` and more.
+fn is_service_link(name: &str) -> bool {
+    let port = |rest: &str| rest.is_empty() || rest[1..].starts_with(|c: char| c.is_ascii_digit());
+    name.ends_with("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || name.rsplit_once("_PORT").is_some_and(|(_, rest)| port(rest))
+        || name.split_once("_PORT_").is_some_and(|(_, rest)| port(&format!("_{rest}")))
+}
+
+fn file_layer(path: &Path) -> Result<Layer, ConfigError> {
+    let shown = path.display().to_string();
+    let wrong = |reason: String| ConfigError::File { path: shown.clone(), reason };
+    let text = fs::read_to_string(path)
+        .map_err(|error| wrong(format!("the settings can not be read: {error}")))?;
+    let table = File::from_str(&text, FileFormat::Toml)
+        .collect()
+        .map_err(|error| wrong(format!("this is not TOML: {error}")))?;
+    let mut layer = Layer::default();
+    for (name, value) in table {
+        if !KEYS.iter().any(|key| key.name == name) {
+            return Err(ConfigError::UnknownKey {
+                key: name,
+                origin: shown,
+                known: join(KEYS.iter().map(|key| key.name.to_owned())),
+            });
+        }
+        layer.0.insert(name, Value::new(Some(&shown), value.kind));
+    }
+    Ok(layer)
+}
+
+fn join(names: impl Iterator<Item = String>) -> String {
+    names.collect::<Vec<_>>().join(", ")
+}
+
+/// The values given, merged.
+struct Given(HashMap<String, Value>);
+
+impl Given {
+    fn check(self) -> Result<Settings, ConfigError> {
+        let store = self.required("store", values::store)?;
+        let signals = match self.optional("signals", |text| values::signals(text, &store))? {
+            Some(signals) => signals,
+            None => match &store {
+                StoreUri::Mongo { uri } => SignalsUri::Mongo { uri: uri.clone() },
+                StoreUri::Sqlite { .. } | StoreUri::SqliteMemory => SignalsUri::Local,
+            },
+        };
+        let max_lease =
+            self.required("max_lease", span(Duration::from_millis(100), DAY.saturating_mul(30)))?;
+        let poll_min =
+            self.required("poll_min", span(Duration::from_millis(10), Duration::from_secs(3600)))?;
+        Ok(Settings {
+            listen: self.required("listen", values::address)?,
+            http_listen: self.required("http_listen", values::address)?,
+            database: self.required("database", values::database)?,
+            auto_create_queues: self.required("auto_create_queues", values::boolean)?,
+            max_payload_bytes: self.required("max_payload_bytes", |text| {
+                match values::bytes(text)? {
+                    bytes @ 1..=MAX_PAYLOAD_BYTES => Ok(bytes),
+                    _ => Err(format!("{text} is not within 1 byte and 15MiB")),
+                }
+            })?,
+            default_lease: self
+                .required("default_lease", span(Duration::from_millis(100), max_lease))?,
+            shutdown_grace: self.required("shutdown_grace", span(Duration::ZERO, DAY))?,
+            poll_max: self.required("poll_max", span(poll_min, Duration::from_secs(3600)))?,
+            log_format: self.required("log_format", |text| match text {
+                "text" => Ok(LogFormat::Text),
+                "json" => Ok(LogFormat::Json),
+                _ => Err(format!("{text:?} is neither text nor json")),
+            })?,
+            log_level: self.required("log_level", |text| match telemetry::parse_filter(text) {
+                Ok(_) => Ok(text.to_owned()),
+                Err(error) => Err(format!(
+                    "{text:?} is not a filter ({error}); write for example info, or \
+                     info,sluicegate_broker::signals=debug"
+                )),
+            })?,
+            tls: self.tls()?,
+            tokens: self.tokens()?,
+            max_lease,
+            poll_min,
+            store,
+            signals,
+        })
+    }
+
+    fn tls(&self) -> Result<Option<Tls>, ConfigError> {
+        let [cert, key, client_ca] = [
+            self.optional("tls_cert", readable)?,
+            self.optional("tls_key", readable)?,
+            self.optional("tls_client_ca", readable)?,
+        ];
+        match (cert, key) {
+            (Some(cert), Some(key)) => Ok(Some(Tls { cert, key, client_ca })),
+            (Some(_), None) => Err(self.bad("tls_cert", "it needs tls_key beside it".to_owned())),
+            (None, Some(_)) => Err(self.bad("tls_key", "it needs tls_cert beside it".to_owned())),
+            (None, None) if client_ca.is_some() => {
+                Err(self.bad("tls_client_ca", "it needs tls_cert and tls_key beside it".to_owned()))
+            }
+            (None, None) => Ok(None),
+        }
+    }
+
+    fn tokens(&self) -> Result<Vec<Token>, ConfigError> {
+        let listed = match self.0.get("tokens").map(|value| &value.kind) {
+            Some(ValueKind::Array(entries)) => {
+                let entries: Option<Vec<String>> =
+                    entries.iter().map(|entry| scalar(&entry.kind)).collect();
+                let entries = entries
+                    .ok_or_else(|| self.bad("tokens", "it is not a list of texts".to_owned()))?;
+                values::tokens(entries.iter().map(String::as_str))
+                    .map_err(|problem| self.bad("tokens", problem))?
+            }
+            _ => self
+                .optional("tokens", |text| values::tokens(text.split(',').map(str::trim)))?
+                .unwrap_or_default(),
+        };
+        let filed = self.optional("tokens_file", |path| {
+            let text = fs::read_to_string(path)
+                .map_err(|error| format!("{path:?} can not be read: {error}"))?;
+            let lines = text.lines().map(str::trim);
+            let tokens =
+                values::tokens(lines.filter(|line| !line.is_empty() && !line.starts_with('#')))?;
+            // A file that lost its lines must not open the broker to everyone.
+            if tokens.is_empty() { Err(format!("{path:?} has no token in it")) } else { Ok(tokens) }
+        })?;
+        match filed {
+            Some(_) if !listed.is_empty() => {
+                Err(self.bad("tokens_file", "give either tokens or tokens_file".to_owned()))
+            }
+            Some(filed) => Ok(filed),
+            None => Ok(listed),
+        }
+    }
+
+    /// A setting that has a default.
+    fn required<T>(
+        &self,
+        key: &'static str,
+        parse: impl Fn(&str) -> Parsed<T>,
+    ) -> Result<T, ConfigError> {
+        if let Some(value) = self.optional(key, &parse)? {
+            return Ok(value);
+        }
+        let default = KEYS.iter().find(|k| k.name == key).map_or("", |k| k.default);
+        parse(default).map_err(|problem| self.bad(key, problem))
+    }
+
+    fn optional<T>(
+        &self,
+        key: &'static str,
+        parse: impl Fn(&str) -> Parsed<T>,
+    ) -> Result<Option<T>, ConfigError> {
+        let Some(value) = self.0.get(key) else { return Ok(None) };
+        let text = scalar(&value.kind)
+            .ok_or_else(|| self.bad(key, "one plain value is expected".to_owned()))?;
+        parse(&text).map(Some).map_err(|problem| self.bad(key, problem))
+    }
+
+    fn bad(&self, key: &'static str, problem: String) -> ConfigError {
+        let origin = self.0.get(key).and_then(Value::origin).unwrap_or("the defaults").to_owned();
+        ConfigError::BadValue { key, origin, problem }
+    }
+}
+
+fn scalar(kind: &ValueKind) -> Option<String> {
+    match kind {
+        ValueKind::Boolean(_)
+        | ValueKind::I64(_)
+        | ValueKind::I128(_)
+        | ValueKind::U64(_)
+        | ValueKind::U128(_)
+        | ValueKind::Float(_)
+        | ValueKind::String(_) => Some(kind.to_string()),
+        ValueKind::Nil | ValueKind::Table(_) | ValueKind::Array(_) => None,
+    }
+}
+
+/// A duration within bounds.
+fn span(least: Duration, most: Duration) -> impl Fn(&str) -> Parsed<Duration> {
+    move |text| {
+        let span = values::duration(text)?;
+        if (least..=most).contains(&span) {
+            Ok(span)
+        } else {
+            Err(format!("{text} is not within {least:?} and {most:?}"))
+        }
+    }
+}
+
+fn readable(path: &str) -> Parsed<PathBuf> {
+    match fs::File::open(path) {
+        Ok(_) => Ok(PathBuf::from(path)),
+        Err(error) => Err(format!("{path:?} can not be read: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

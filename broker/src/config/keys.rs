@@ -1,0 +1,166 @@
+//! Every setting, once: its key in the file, which also makes its flag and its variable, and its help.
+
+use clap::{Arg, ArgAction, Command};
+
+/// One setting.
+pub(super) struct Key {
+    /// Its name in `sluicegate.toml`.
+    pub(super) name: &'static str,
+    /// What its value looks like, for the help.
+    value: &'static str,
+    /// Its default as text; empty for none.
+    pub(super) default: &'static str,
+    /// What it is for.
+    help: &'static str,
+}
+
+const fn key(
+    name: &'static str,
+    value: &'static str,
+    default: &'static str,
+    help: &'static str,
+) -> Key {
+    Key { name, value, default, help }
+}
+
+/// All settings, in the order of the help.
+pub(super) const KEYS: &[Key] = &[
+    key("listen", "ADDRESS:PORT", "127.0.0.1:7400", "Where gRPC is served"),
+    key(
+        "http_listen",
+        "ADDRESS:PORT",
+        "127.0.0.1:7401",
+        "Where HTTP is served: console, /metrics, /healthz, /readyz",
+    ),
+    key(
+        "store",
+        "URI",
+        "sqlite:sluicegate.db",
+        "Where items live: sqlite:PATH, sqlite::memory:, mongodb://... or mongodb+srv://...",
+    ),
+    key(
+        "signals",
+        "URI",
+        "",
+        "How brokers on one store wake each other's consumers: local:, redis://..., rediss://... or \
+         mongodb: (through the store) [default: local: with SQLite, mongodb: with MongoDB]",
+    ),
+    key(
+        "database",
+        "NAME",
+        "sluicegate",
+        "Name of the MongoDB database, and of the signals' channel",
+    ),
+    key(
+        "auto_create_queues",
+        "BOOL",
+        "true",
+        "Create a queue when it is first pushed to or consumed from",
+    ),
+    key("max_payload_bytes", "SIZE", "4MiB", "Largest payload of an item, at most 15MiB"),
+    key("default_lease", "DURATION", "30s", "Lease where neither queue nor consumer asks for one"),
+    key(
+        "max_lease",
+        "DURATION",
+        "12h",
+        "Longest lease, and how long the leases of a living stream are renewed",
+    ),
+    key(
+        "shutdown_grace",
+        "DURATION",
+        "10s",
+        "How long a shutdown may take before what is still open is cut off",
+    ),
+    key(
+        "poll_min",
+        "DURATION",
+        "1s",
+        "Shortest time between looks at a waiting queue that no signal caused",
+    ),
+    key("poll_max", "DURATION", "15s", "Longest such time; a lost signal costs at most this"),
+    key("log_format", "FORMAT", "text", "How the log is written: text or json"),
+    key(
+        "log_level",
+        "FILTER",
+        "info",
+        "What is logged: error, warn, info, debug, trace or off, also by module, as in \
+         info,sluicegate_broker::signals=debug",
+    ),
+    key("tls_cert", "FILE", "", "Certificate chain for gRPC, PEM; with it, only TLS is served"),
+    key("tls_key", "FILE", "", "Private key of tls_cert, PEM"),
+    key(
+        "tls_client_ca",
+        "FILE",
+        "",
+        "Certificate authorities, PEM, one of which every client's certificate must be from",
+    ),
+    key(
+        "tokens",
+        "LIST",
+        "",
+        "Bearer tokens that clients must show, NAME:TOKEN:ROLE, separated by commas; roles: \
+         produce, consume, admin (everything), several joined by +. As a flag, every user of the \
+         machine can read it: prefer tokens_file. Without tokens, everyone may do everything",
+    ),
+    key(
+        "tokens_file",
+        "FILE",
+        "",
+        "File of such tokens, one per line; empty lines and lines beginning with # are passed over",
+    ),
+];
+
+impl Key {
+    /// Its flag, without the dashes in front.
+    pub(super) fn flag(&self) -> String {
+        self.name.replace('_', "-")
+    }
+
+    /// Its environment variable.
+    pub(super) fn variable(&self) -> String {
+        format!("{PREFIX}{}", self.name.to_uppercase())
+    }
+}
+
+/// What the names of all variables begin with.
+pub(super) const PREFIX: &str = "SLUICEGATE_";
+
+/// The variable that names the file.
+pub(super) const CONFIG_VARIABLE: &str = "SLUICEGATE_CONFIG";
+
+/// The command line.
+pub(super) fn command() -> Command {
+    let mut command = Command::new("sluicegate")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("A durable work-queue broker, spoken to over gRPC")
+        .long_about(
+            "A durable work-queue broker, spoken to over gRPC.\n\nWith no settings at all it keeps \
+             its items in ./sluicegate.db and serves this machine.",
+        )
+        .after_help(
+            "Each setting can be given in sluicegate.toml, in the environment and as a flag, which \
+             wins in that order. In the file it is named like its flag, with _ for -. Durations: \
+             500ms, 30s, 5m, 12h, 7d, 1h30m. Sizes: 65536, 512KiB, 4MiB.",
+        )
+        .arg(Arg::new("config").long("config").value_name("FILE").action(ArgAction::Set).help(
+            format!(
+                "File of settings [default: sluicegate.toml, if there is one] \
+                     [env: {CONFIG_VARIABLE}]"
+            ),
+        ));
+    for key in KEYS {
+        let default = match key.default {
+            "" => String::new(),
+            default => format!(" [default: {default}]"),
+        };
+        command = command.arg(
+            Arg::new(key.name)
+                // clap takes static names only; the command line is read once per process.
+                .long(&*key.flag().leak())
+                .value_name(key.value)
+                .action(ArgAction::Set)
+                .help(format!("{}{default} [env: {}]", key.help, key.variable())),
+        );
+    }
+    command
+}

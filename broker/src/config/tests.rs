@@ -1,0 +1,339 @@
+use super::*;
+
+/// A file that is not there.
+const NONE: &str = "/nonexistent/sluicegate.toml";
+
+fn load_with(file: &Path, env: &[(&str, &str)], args: &[&str]) -> Result<Settings, ConfigError> {
+    let args = std::iter::once("sluicegate").chain(args.iter().copied()).map(OsString::from);
+    let env = env.iter().map(|(name, value)| (name.into(), value.into()));
+    Settings::load(args, env, file)
+}
+
+fn load(env: &[(&str, &str)], args: &[&str]) -> Result<Settings, ConfigError> {
+    load_with(Path::new(NONE), env, args)
+}
+
+fn flags(args: &[&str]) -> Settings {
+    load(&[], args).unwrap()
+}
+
+fn wrong(args: &[&str]) -> String {
+    load(&[], args).unwrap_err().to_string()
+}
+
+/// A file of settings that lives as long as the directory.
+fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sluicegate.toml");
+    fs::write(&path, text).unwrap();
+    (dir, path)
+}
+
+fn from_file(text: &str) -> Result<Settings, ConfigError> {
+    let (_dir, path) = file(text);
+    load_with(&path, &[], &[])
+}
+
+#[test]
+fn the_defaults_serve_this_machine_from_one_file() {
+    let settings = flags(&[]);
+    assert_eq!(settings.listen, "127.0.0.1:7400".parse().unwrap());
+    assert_eq!(settings.http_listen, "127.0.0.1:7401".parse().unwrap());
+    assert_eq!(settings.store, StoreUri::Sqlite { path: "sluicegate.db".into() });
+    assert_eq!(settings.signals, SignalsUri::Local);
+    assert_eq!(settings.database, "sluicegate");
+    assert!(settings.auto_create_queues);
+    assert_eq!(settings.max_payload_bytes, 4 << 20);
+    assert_eq!(settings.default_lease, Duration::from_secs(30));
+    assert_eq!(settings.max_lease, Duration::from_secs(12 * 3600));
+    assert_eq!(settings.shutdown_grace, Duration::from_secs(10));
+    assert_eq!(settings.poll_min, Duration::from_secs(1));
+    assert_eq!(settings.poll_max, Duration::from_secs(15));
+    assert_eq!((settings.log_format, settings.log_level.as_str()), (LogFormat::Text, "info"));
+    assert_eq!((settings.tls.as_ref(), settings.tokens.len()), (None, 0));
+    assert!(settings.warnings().is_empty());
+}
+
+#[test]
+fn flags_win_over_the_environment_and_that_over_the_file() {
+    let (_dir, path) = file("database = 'file'\npoll_min = '2s'\npoll_max = '3s'\n");
+    let env = [("SLUICEGATE_DATABASE", "env"), ("SLUICEGATE_POLL_MIN", "1500ms")];
+    let settings = load_with(&path, &env, &["--database", "flag"]).unwrap();
+    assert_eq!(settings.database, "flag");
+    assert_eq!(settings.poll_min, Duration::from_millis(1500));
+    assert_eq!(settings.poll_max, Duration::from_secs(3));
+    assert_eq!(load_with(&path, &env, &[]).unwrap().database, "env");
+}
+
+#[test]
+fn every_key_works_in_all_three_places() {
+    let dir = tempfile::tempdir().unwrap();
+    let written = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let pem = written("some.pem", "");
+    let tokens = written("tokens", "# ours\n\nann:0123456789abcdef:produce+consume\n");
+    for key in KEYS {
+        let value = match key.name {
+            "listen" | "http_listen" => "127.0.0.1:1",
+            "store" => "sqlite::memory:",
+            "signals" => "redis://127.0.0.1:1/",
+            "database" => "other",
+            "auto_create_queues" => "false",
+            "max_payload_bytes" => "1KiB",
+            "default_lease" | "shutdown_grace" => "1s",
+            "max_lease" => "1d",
+            "poll_min" => "1500ms",
+            "poll_max" => "1m",
+            "log_format" => "json",
+            "log_level" => "debug",
+            "tls_cert" | "tls_key" | "tls_client_ca" => &pem,
+            "tokens" => "ann:0123456789abcdef:produce+consume",
+            "tokens_file" => &tokens,
+            other => panic!("no test value for {other}"),
+        };
+        // TLS files come together; the ones that are not under test are flags.
+        let mut others: Vec<String> = Vec::new();
+        if key.name.starts_with("tls_") {
+            for other in ["tls_cert", "tls_key"].into_iter().filter(|o| *o != key.name) {
+                others.extend([format!("--{}", other.replace('_', "-")), pem.clone()]);
+            }
+        }
+        let others: Vec<&str> = others.iter().map(String::as_str).collect();
+        let flag = format!("--{}", key.flag());
+        let by_flag = load(&[], &[&others[..], &[&flag, value]].concat()).unwrap();
+        let by_env = load(&[(&key.variable(), value)], &others).unwrap();
+        let (_dir, path) = file(&format!("{} = {value:?}\n", key.name));
+        let by_file = load_with(&path, &[], &others).unwrap();
+        assert_ne!(by_flag, load(&[], &[]).unwrap(), "{flag} has an effect");
+        assert_eq!(by_flag, by_env, "{}", key.name);
+        assert_eq!(by_flag, by_file, "{}", key.name);
+    }
+}
+
+#[test]
+fn the_file_may_use_its_own_types() {
+    let settings = from_file(
+        "max_payload_bytes = 1024\nauto_create_queues = false\n\
+         tokens = ['ann:0123456789abcdef:produce', 'bob:fedcba9876543210:admin']\n",
+    )
+    .unwrap();
+    assert_eq!(settings.max_payload_bytes, 1024);
+    assert!(!settings.auto_create_queues);
+    assert_eq!(settings.tokens.len(), 2);
+}
+
+#[test]
+fn a_file_can_be_named_and_must_then_be_there() {
+    let (_dir, path) = file("database = 'named'");
+    let path = path.to_str().unwrap();
+    assert_eq!(flags(&["--config", path]).database, "named");
+    assert_eq!(load(&[("SLUICEGATE_CONFIG", path)], &[]).unwrap().database, "named");
+    let both = load(&[("SLUICEGATE_CONFIG", NONE)], &["--config", path]).unwrap();
+    assert_eq!(both.database, "named", "the flag wins");
+    assert!(wrong(&["--config", NONE]).starts_with(NONE));
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_place() {
+    let error = from_file("listn = '127.0.0.1:1'").unwrap_err().to_string();
+    assert!(error.starts_with("unknown key `listn` in /"), "{error}");
+    assert!(error.contains("sluicegate.toml; there are: listen, http_listen"), "{error}");
+
+    let error = load(&[("SLUICEGATE_LISTN", "x")], &[]).unwrap_err().to_string();
+    assert!(error.starts_with("unknown key `SLUICEGATE_LISTN` in the environment"), "{error}");
+    assert!(error.contains("SLUICEGATE_LISTEN,"), "{error}");
+
+    assert!(wrong(&["--listn", "x"]).contains("--listn"));
+    assert!(from_file("[tls]\ncert = 'x'").unwrap_err().to_string().contains("`tls`"));
+}
+
+#[test]
+fn variables_of_tests_and_of_kubernetes_are_passed_over() {
+    let env = [
+        ("SLUICEGATE_TEST_MONGODB_URI", "mongodb://x"),
+        ("SLUICEGATE_SERVICE_HOST", "10.0.0.1"),
+        ("SLUICEGATE_SERVICE_PORT", "7400"),
+        ("SLUICEGATE_SERVICE_PORT_GRPC", "7400"),
+        ("SLUICEGATE_PORT", "tcp://10.0.0.1:7400"),
+        ("SLUICEGATE_PORT_7400_TCP", "tcp://10.0.0.1:7400"),
+        ("SLUICEGATE_PORT_7400_TCP_ADDR", "10.0.0.1"),
+        ("SLUICEGATE_HTTP_PORT_7401_TCP_PROTO", "tcp"),
+        ("SLUICEGATE_SIGNALS", ""),
+        ("PATH", "/bin"),
+    ];
+    assert_eq!(load(&env, &[]).unwrap(), flags(&[]));
+    for unknown in ["SLUICEGATE_PORTS", "SLUICEGATE_PORT_X", "SLUICEGATE_", "SLUICEGATE_TESTS"] {
+        assert!(load(&[(unknown, "1")], &[]).is_err(), "{unknown}");
+    }
+}
+
+#[test]
+fn a_bad_value_is_named_with_its_key_its_place_and_what_would_be_right() {
+    for (args, expected) in [
+        (["--listen", "7400"], "`listen` in flag --listen: \"7400\" is not an address and a port"),
+        (["--listen", "example.org:1"], "write for example 127.0.0.1:7400"),
+        (["--poll-min", "5"], "`poll_min` in flag --poll-min: \"5\" is not a duration"),
+        (["--poll-min", "0s"], "0s is not within 10ms and 3600s"),
+        (["--poll-max", "500ms"], "`poll_max` in flag --poll-max: 500ms is not within 1s"),
+        (["--default-lease", "13h"], "`default_lease`"),
+        (["--max-lease", "31d"], "`max_lease`"),
+        (["--max-payload-bytes", "16MiB"], "16MiB is not within 1 byte and 15MiB"),
+        (["--max-payload-bytes", "0"], "`max_payload_bytes`"),
+        (["--max-payload-bytes", "4 GB"], "is not a size; write for example"),
+        (["--auto-create-queues", "yes"], "\"yes\" is neither true nor false"),
+        (["--log-format", "xml"], "\"xml\" is neither text nor json"),
+        (["--log-level", "a=b=c"], "`log_level`"),
+        (["--database", "a.b"], "\"a.b\" is not 1 to 63 letters"),
+        (["--store", "sqlite:"], "names no file"),
+        (["--store", "sqlite://x.db"], "write sqlite:PATH"),
+        (["--store", "postgres://x"], "is not sqlite:PATH, sqlite::memory:, mongodb://"),
+        (["--store", "mongodb://"], "`store` in flag --store"),
+        (["--signals", "nats://x"], "is not local:, redis://HOST:PORT"),
+        (["--signals", "redis://host:port"], "`signals` in flag --signals"),
+        (["--signals", "mongodb:"], "through the store, which is sqlite:sluicegate.db"),
+        (["--tls-cert", "/nonexistent"], "\"/nonexistent\" can not be read"),
+        (["--tokens", "ann:short:produce"], "the token of ann is not 16 or more"),
+        (["--tokens", "ann:0123456789abcdef:boss"], "\"boss\" is not a role"),
+        (["--tokens", "0123456789abcdef"], "entry 1: write NAME:TOKEN:ROLE"),
+        (["--tokens-file", "/nonexistent"], "`tokens_file`"),
+    ] {
+        let error = wrong(&args);
+        assert!(error.contains(expected), "{args:?}: {error}");
+    }
+    let error = load(&[("SLUICEGATE_POLL_MIN", "soon")], &[]).unwrap_err().to_string();
+    assert!(error.contains("`poll_min` in environment variable SLUICEGATE_POLL_MIN"), "{error}");
+    let error = from_file("poll_min = ['1s']").unwrap_err().to_string();
+    assert!(error.contains("sluicegate.toml: one plain value is expected"), "{error}");
+    let error = from_file("poll_min = ").unwrap_err().to_string();
+    assert!(error.contains("this is not TOML"), "{error}");
+}
+
+#[test]
+fn signals_follow_the_store_unless_given() {
+    let mongo = "mongodb://u:secret@h:27017/?replicaSet=rs0";
+    let settings = flags(&["--store", mongo]);
+    assert_eq!(settings.signals, SignalsUri::Mongo { uri: mongo.to_owned() });
+    assert!(settings.warnings().is_empty());
+
+    let redis = "redis://:secret@h:6379/";
+    let settings = flags(&["--store", mongo, "--signals", redis]);
+    assert_eq!(settings.signals, SignalsUri::Redis { uri: redis.to_owned() });
+    assert!(!format!("{settings:?}").contains("secret"));
+
+    let settings = flags(&["--store", mongo, "--signals", "local:"]);
+    assert_eq!(settings.signals, SignalsUri::Local);
+    assert_eq!(settings.warnings().len(), 1);
+}
+
+#[test]
+fn secrets_are_in_no_message() {
+    let open = ["--listen", "0.0.0.0:1", "--tokens", "ann:0123456789abcdef:consume"];
+    let settings = flags(&open);
+    assert_eq!(settings.warnings().len(), 1, "tokens without TLS");
+    assert!(!format!("{settings:?}").contains("0123456789abcdef"));
+    assert_eq!(flags(&open[..2]).warnings().len(), 1, "no tokens at all");
+    for args in [
+        ["--store", "mongodb://u:hunter2/@h:port/"],
+        ["--store", "mongodb://u:hunter2@h:port/"],
+        ["--store", "mongo://u:hunter2@h/"],
+        ["--signals", "redis://u:hunter2@h:port/"],
+        ["--signals", "http://u:hunter2@h/"],
+        ["--tokens", "ann:hunter2:admin"],
+        ["--tokens", "hunter2"],
+    ] {
+        let error = wrong(&args);
+        assert!(!error.contains("hunter2"), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn tokens_say_who_may_do_what() {
+    let tokens =
+        flags(&["--tokens", "a:x:y:z:0123456789:consume, b:0123456789abcdef:admin"]).tokens;
+    assert_eq!((tokens[0].name.as_str(), tokens[0].secret.as_str()), ("a", "x:y:z:0123456789"));
+    let allowed =
+        |token: &Token| [Role::Produce, Role::Consume, Role::Admin].map(|role| token.allows(role));
+    assert_eq!(allowed(&tokens[0]), [false, true, false]);
+    assert_eq!(allowed(&tokens[1]), [true, true, true]);
+
+    let same = wrong(&["--tokens", "a:0123456789abcdef:admin,b:0123456789abcdef:admin"]);
+    assert!(same.contains("a and b have the same token"), "{same}");
+    let (_dir, path) = file("# nothing but this\n");
+    let empty = wrong(&["--tokens-file", path.to_str().unwrap()]);
+    assert!(empty.contains("has no token in it"), "{empty}");
+}
+
+#[test]
+fn tls_needs_certificate_and_key() {
+    let (_dir, pem) = file("");
+    let pem = pem.to_str().unwrap();
+    assert!(
+        wrong(&["--tls-cert", pem]).contains("`tls_cert` in flag --tls-cert: it needs tls_key")
+    );
+    assert!(wrong(&["--tls-key", pem]).contains("it needs tls_cert beside it"));
+    assert!(wrong(&["--tls-client-ca", pem]).contains("it needs tls_cert and tls_key"));
+    let tls = flags(&["--tls-cert", pem, "--tls-key", pem]).tls.unwrap();
+    assert_eq!((tls.cert, tls.client_ca), (pem.into(), None));
+}
+
+#[test]
+fn durations_and_sizes_read_as_people_write_them() {
+    for (text, millis) in [
+        ("0s", 0),
+        ("500ms", 500),
+        ("30s", 30_000),
+        ("5m", 300_000),
+        ("12h", 43_200_000),
+        ("7d", 604_800_000),
+        ("1h30m", 5_400_000),
+        (" 1m 5s ", 65_000),
+    ] {
+        assert_eq!(values::duration(text), Ok(Duration::from_millis(millis)), "{text}");
+    }
+    let huge = "99999999999999999999s";
+    for bad in ["", " ", "5", "s", "-1s", "1.5s", "1y", "1s1", "s1", huge, "18446744073709551615d"]
+    {
+        assert!(values::duration(bad).is_err(), "{bad:?}");
+    }
+    for (text, bytes) in [("1", 1), ("512KiB", 1 << 19), ("4 MiB", 4 << 20), ("10B", 10)] {
+        assert_eq!(values::bytes(text), Ok(bytes), "{text}");
+    }
+    for bad in ["", "MiB", "-1", "1.5MiB", "1GB", "18446744073709551615MiB"] {
+        assert!(values::bytes(bad).is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn credentials_are_masked() {
+    for (uri, shown) in [
+        ("mongodb://h:27017/db", "mongodb://h:27017/db"),
+        ("mongodb://u:p@h1,h2/db", "mongodb://***@h1,h2/db"),
+        ("mongodb+srv://u:p%40q@h/?authSource=a", "mongodb+srv://***@h/?***"),
+        ("redis://:p@h:6379/0", "redis://***@h:6379/0"),
+        ("redis://u:p@ss@h", "redis://***@h"),
+        ("redis://u:p?x@h", "redis://***@h"),
+        ("local:", "local:"),
+    ] {
+        assert_eq!(mask_credentials(uri), shown);
+    }
+}
+
+#[test]
+fn help_explains_every_key_with_its_default() {
+    let Err(ConfigError::Usage(help)) = load(&[], &["--help"]) else { panic!("no help") };
+    assert_eq!(help.exit_code(), 0);
+    let help = help.to_string();
+    let unwrapped = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for key in KEYS {
+        assert!(unwrapped.contains(&format!("--{} <", key.flag())), "{}", key.name);
+        assert!(unwrapped.contains(&format!("[env: {}]", key.variable())), "{}", key.name);
+        if !key.default.is_empty() {
+            assert!(unwrapped.contains(&format!("[default: {}]", key.default)), "{}", key.name);
+        }
+    }
+    let Err(ConfigError::Usage(version)) = load(&[], &["--version"]) else { panic!("no version") };
+    assert!(version.to_string().contains(env!("CARGO_PKG_VERSION")));
+}

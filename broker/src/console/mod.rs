@@ -1,0 +1,102 @@
+//! HTTP for probes and metrics: `/healthz`, `/readyz`, `/metrics`.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use axum::{
+    Json, Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use serde::Serialize;
+use tokio::time::timeout;
+
+use crate::metrics::{self, Metrics};
+
+/// How long the store may take to answer a probe.
+const STORE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What the console asks the broker.
+#[async_trait]
+pub trait Probe: Send + Sync + 'static {
+    /// Answers if the store can be reached and written to; the error is shown to the prober, so it
+    /// has no credentials in it.
+    async fn store(&self) -> Result<(), String>;
+
+    /// True while signals are sent and heard.
+    fn signals_healthy(&self) -> bool;
+
+    /// True from when the broker was told to stop.
+    fn draining(&self) -> bool;
+}
+
+/// What the console's pages are made from.
+#[derive(Clone)]
+pub struct ConsoleState {
+    /// The broker's condition.
+    pub probe: Arc<dyn Probe>,
+    /// Its metrics.
+    pub metrics: Arc<Metrics>,
+}
+
+/// The console's pages:
+/// * `/healthz`: 200 while the process lives.
+/// * `/readyz`: 200 while it takes requests, 503 when draining or when the store does not answer
+///   within 2 s. Signals that fail make it `degraded`, not unready: deliveries go on.
+/// * `/metrics`: OpenMetrics text.
+pub fn router(state: ConsoleState) -> Router {
+    Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(show_metrics))
+        .with_state(state)
+}
+
+/// The body of `/readyz`.
+#[derive(Serialize)]
+struct Readiness {
+    ready: bool,
+    draining: bool,
+    /// `ok` or `unavailable`.
+    store: &'static str,
+    /// `ok` or `degraded`.
+    signals: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+async fn ready(State(state): State<ConsoleState>) -> Response {
+    let probe = state.probe;
+    // In a task of its own: a prober that hangs up must not cut a store call short.
+    let asked = tokio::spawn({
+        let probe = Arc::clone(&probe);
+        async move { timeout(STORE_TIMEOUT, probe.store()).await }
+    });
+    let store = match asked.await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(_)) => Err(format!("no answer from the store within {STORE_TIMEOUT:?}")),
+        Err(_) => Err("asking the store failed".to_owned()),
+    };
+    let draining = probe.draining();
+    let body = Readiness {
+        ready: store.is_ok() && !draining,
+        draining,
+        store: if store.is_ok() { "ok" } else { "unavailable" },
+        signals: if probe.signals_healthy() { "ok" } else { "degraded" },
+        reason: store.err(),
+    };
+    let status = if body.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(body)).into_response()
+}
+
+async fn show_metrics(State(state): State<ConsoleState>) -> Response {
+    match state.metrics.encode() {
+        Ok(page) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

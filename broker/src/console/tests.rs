@@ -1,0 +1,102 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+use super::*;
+use crate::domain::QueueName;
+
+struct Broker {
+    store: AtomicBool,
+    signals: AtomicBool,
+    draining: AtomicBool,
+}
+
+#[async_trait]
+impl Probe for Broker {
+    async fn store(&self) -> Result<(), String> {
+        if self.store.load(Ordering::Relaxed) { Ok(()) } else { Err("connection refused".into()) }
+    }
+
+    fn signals_healthy(&self) -> bool {
+        self.signals.load(Ordering::Relaxed)
+    }
+
+    fn draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+}
+
+/// Serves the console for as long as `test` runs, which gets the broker and a way to ask.
+async fn with_console(test: impl AsyncFnOnce(&Broker, &Metrics, std::net::SocketAddr)) {
+    let probe = Arc::new(Broker {
+        store: AtomicBool::new(true),
+        signals: AtomicBool::new(true),
+        draining: AtomicBool::new(false),
+    });
+    let metrics = Arc::new(Metrics::new());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let state = ConsoleState { probe: probe.clone(), metrics: metrics.clone() };
+    tokio::select! {
+        served = axum::serve(listener, router(state)) => panic!("the console ended: {served:?}"),
+        () = test(&probe, &metrics, address) => {}
+    }
+}
+
+/// Status, head and body.
+async fn get_page(address: std::net::SocketAddr, path: &str) -> (u16, String, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, head.to_owned(), body.to_owned())
+}
+
+#[tokio::test]
+async fn readiness_follows_store_and_shutdown_but_not_signals() {
+    with_console(async |broker, _, address| {
+        let ready = async || {
+            let (status, _, body) = get_page(address, "/readyz").await;
+            (status, serde_json::from_str::<serde_json::Value>(&body).unwrap())
+        };
+        let (status, body) = ready().await;
+        assert_eq!((status, &body["store"], &body["signals"]), (200, &"ok".into(), &"ok".into()));
+
+        broker.signals.store(false, Ordering::Relaxed);
+        let (status, body) = ready().await;
+        assert_eq!((status, &body["signals"]), (200, &"degraded".into()));
+
+        broker.store.store(false, Ordering::Relaxed);
+        let (status, body) = ready().await;
+        assert_eq!((status, &body["store"]), (503, &"unavailable".into()));
+        assert_eq!(body["reason"], "connection refused");
+
+        broker.store.store(true, Ordering::Relaxed);
+        broker.draining.store(true, Ordering::Relaxed);
+        let (status, body) = ready().await;
+        assert_eq!((status, &body["draining"]), (503, &true.into()));
+
+        assert_eq!(get_page(address, "/healthz").await.0, 200, "alive, though not ready");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn metrics_are_served_as_open_metrics() {
+    with_console(async |_, metrics, address| {
+        metrics.pushed(&QueueName::parse("queue", "orders").unwrap(), 2);
+        let (status, head, body) = get_page(address, "/metrics").await;
+        assert_eq!(status, 200);
+        assert!(head.contains("application/openmetrics-text"), "{head}");
+        assert!(body.contains("sluicegate_items_pushed_total{queue=\"orders\"} 2\n"), "{body}");
+        assert!(body.ends_with("# EOF\n"));
+        assert_eq!(get_page(address, "/nothing").await.0, 404);
+    })
+    .await;
+}

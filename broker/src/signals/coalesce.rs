@@ -1,0 +1,171 @@
+//! At most one equal signal per window, on both edges: the first goes out at once, what the window
+//! swallowed goes out once when it closes. A window with a leading edge only would lose the last
+//! insert of a burst, and leave its consumer to the fallback poll.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{Signal, Topic};
+use crate::domain::{QueueName, Timestamp};
+
+/// How long equal signals are held together.
+pub(super) const WINDOW: Duration = Duration::from_millis(50);
+
+/// What signals are equal by.
+type Key = (QueueName, Topic);
+
+/// Merges equal signals. It has no clock of its own: each call says what time it is.
+///
+/// Its memory is bounded by the queues heard of within one window: an entry goes when its window
+/// closes with nothing swallowed.
+#[derive(Debug, Default)]
+pub(super) struct Coalescer {
+    /// The open windows, each with the least `since` it swallowed, if it swallowed anything.
+    open: HashMap<Key, Option<Option<Timestamp>>>,
+    /// When they close. All are equally long, so they close in the order in which they opened.
+    closing: VecDeque<(Instant, Key)>,
+}
+
+impl Coalescer {
+    /// Takes a signal; answers it if it is to go out now, `None` if a window swallowed it.
+    pub(super) fn offer(&mut self, signal: Signal, now: Instant) -> Option<Signal> {
+        let key = (signal.queue.clone(), signal.topic);
+        if let Some(swallowed) = self.open.get_mut(&key) {
+            // `None` is less than every time, as it has to be.
+            *swallowed = Some(swallowed.map_or(signal.since, |before| before.min(signal.since)));
+            return None;
+        }
+        self.open_window(key, now);
+        Some(signal)
+    }
+
+    /// Closes the windows that are over; answers what they swallowed, each opening a new window.
+    pub(super) fn close(&mut self, now: Instant) -> Vec<Signal> {
+        let mut due = Vec::new();
+        while self.closing.front().is_some_and(|(at, _)| *at <= now) {
+            let Some((_, key)) = self.closing.pop_front() else { break };
+            if let Some(Some(since)) = self.open.remove(&key) {
+                due.push(Signal { queue: key.0.clone(), topic: key.1, since });
+                self.open_window(key, now);
+            }
+        }
+        due
+    }
+
+    /// When the next window closes.
+    pub(super) fn next_close(&self) -> Option<Instant> {
+        self.closing.front().map(|(at, _)| *at)
+    }
+
+    /// Forgets all windows; answers what they swallowed.
+    pub(super) fn drain(&mut self) -> Vec<Signal> {
+        self.closing.clear();
+        let swallowed = |((queue, topic), since): (Key, Option<Option<Timestamp>>)| {
+            since.map(|since| Signal { queue, topic, since })
+        };
+        self.open.drain().filter_map(swallowed).collect()
+    }
+
+    fn open_window(&mut self, key: Key, now: Instant) {
+        self.closing.push_back((now + WINDOW, key.clone()));
+        self.open.insert(key, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn signal(queue: &str, topic: Topic, since: Option<i64>) -> Signal {
+        let queue = QueueName::parse("queue", queue).unwrap();
+        Signal { queue, topic, since: since.map(Timestamp) }
+    }
+
+    fn insert(since: i64) -> Signal {
+        signal("orders", Topic::Insert, Some(since))
+    }
+
+    fn after(start: Instant, millis: u64) -> Instant {
+        start + Duration::from_millis(millis)
+    }
+
+    #[test]
+    fn the_first_goes_out_at_once_and_the_swallowed_when_the_window_closes() {
+        let (mut coalescer, start) = (Coalescer::default(), Instant::now());
+        assert_eq!(coalescer.offer(insert(5), start), Some(insert(5)));
+        for (millis, since) in [(1, 9), (20, 7), (49, 8)] {
+            assert_eq!(coalescer.offer(insert(since), after(start, millis)), None);
+        }
+        assert_eq!(coalescer.next_close(), Some(after(start, 50)));
+        assert_eq!(coalescer.close(after(start, 49)), []);
+        assert_eq!(coalescer.close(after(start, 50)), [insert(7)], "the least since counts");
+    }
+
+    #[test]
+    fn what_goes_out_at_a_close_opens_a_window_of_its_own() {
+        let (mut coalescer, start) = (Coalescer::default(), Instant::now());
+        coalescer.offer(insert(1), start);
+        coalescer.offer(insert(2), after(start, 10));
+        assert_eq!(coalescer.close(after(start, 50)), [insert(2)]);
+        assert_eq!(coalescer.offer(insert(3), after(start, 99)), None);
+        assert_eq!(coalescer.close(after(start, 100)), [insert(3)]);
+        assert_eq!(coalescer.close(after(start, 150)), []);
+        assert_eq!(coalescer.offer(insert(4), after(start, 150)), Some(insert(4)));
+    }
+
+    #[test]
+    fn not_known_since_when_is_less_than_any_time() {
+        let (mut coalescer, start) = (Coalescer::default(), Instant::now());
+        let unknown = signal("orders", Topic::Insert, None);
+        for order in [[Some(3), None], [None, Some(3)]] {
+            coalescer.offer(insert(1), start);
+            for since in order {
+                coalescer.offer(signal("orders", Topic::Insert, since), start);
+            }
+            assert_eq!(coalescer.drain(), std::slice::from_ref(&unknown));
+        }
+    }
+
+    #[test]
+    fn queues_and_topics_are_not_merged() {
+        let (mut coalescer, start) = (Coalescer::default(), Instant::now());
+        for topic in [Topic::Insert, Topic::Settings, Topic::Settle] {
+            for queue in ["a", "b"] {
+                let signal = signal(queue, topic, None);
+                assert_eq!(coalescer.offer(signal.clone(), start), Some(signal));
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_given_back_when_windows_close() {
+        let (mut coalescer, start) = (Coalescer::default(), Instant::now());
+        for n in 0..1_000 {
+            coalescer.offer(signal(&format!("q{n}"), Topic::Insert, None), start);
+        }
+        assert_eq!(coalescer.close(after(start, 50)), []);
+        assert!(coalescer.open.is_empty() && coalescer.closing.is_empty());
+        assert_eq!(coalescer.next_close(), None);
+    }
+
+    #[test]
+    fn at_most_one_per_window_however_many_there_are_and_the_last_is_not_lost() {
+        let (mut coalescer, start) = (Coalescer::default(), Instant::now());
+        let mut sent = Vec::new();
+        for millis in 0..1_000 {
+            let now = after(start, millis);
+            sent.extend(coalescer.close(now).into_iter().map(|s| (millis, s)));
+            let falling = insert(5_000 - millis as i64);
+            sent.extend(coalescer.offer(falling, now).map(|s| (millis, s)));
+        }
+        let end = coalescer.next_close().unwrap();
+        sent.extend(coalescer.close(end).into_iter().map(|s| (1_000, s)));
+        assert!(sent.windows(2).all(|pair| pair[1].0 - pair[0].0 >= 50), "{sent:?}");
+        assert_eq!(sent.len(), 21);
+        assert_eq!(sent.last().unwrap().1, insert(5_000 - 999));
+    }
+}

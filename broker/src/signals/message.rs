@@ -1,0 +1,121 @@
+//! What goes over the wire, in a form people can read: `insert orders 1700000000123 a1b2c3d4`.
+
+use super::{Signal, Topic};
+use crate::domain::{QueueName, Timestamp};
+
+/// One message between brokers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Message {
+    /// A hint about one queue.
+    Signal(Signal),
+    /// The sender could not send for a while: look at everything.
+    Missed,
+}
+
+/// The word of [`Message::Missed`].
+pub(super) const MISSED: &str = "missed";
+
+impl Topic {
+    /// The topic in one word.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Insert => "insert",
+            Self::Settings => "settings",
+            Self::Settle => "settle",
+        }
+    }
+
+    /// The topic of a word.
+    pub(super) fn of_word(word: &str) -> Option<Self> {
+        [Self::Insert, Self::Settings, Self::Settle].into_iter().find(|t| t.word() == word)
+    }
+}
+
+/// A broker's id as eight hexadecimal digits.
+pub(super) fn broker_text(broker: [u8; 4]) -> String {
+    format!("{:08x}", u32::from_be_bytes(broker))
+}
+
+/// The id in eight hexadecimal digits.
+pub(super) fn broker_of(text: &str) -> Option<[u8; 4]> {
+    let digits = text.len() == 8 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    if digits { u32::from_str_radix(text, 16).ok().map(u32::to_be_bytes) } else { None }
+}
+
+impl Message {
+    /// The message as text: what, queue, since, sender; `-` where there is nothing to say.
+    pub(super) fn encode(&self, broker: [u8; 4]) -> String {
+        let broker = broker_text(broker);
+        match self {
+            Self::Missed => format!("{MISSED} - - {broker}"),
+            Self::Signal(Signal { queue, topic, since: None }) => {
+                format!("{} {queue} - {broker}", topic.word())
+            }
+            Self::Signal(Signal { queue, topic, since: Some(since) }) => {
+                format!("{} {queue} {} {broker}", topic.word(), since.millis())
+            }
+        }
+    }
+
+    /// Reads a message and its sender. `None` if it is not one; later versions may add words at
+    /// the end, which are passed over.
+    pub(super) fn decode(text: &str) -> Option<([u8; 4], Self)> {
+        let mut words = text.split(' ');
+        let (what, queue, since) = (words.next()?, words.next()?, words.next()?);
+        let broker = broker_of(words.next()?)?;
+        if what == MISSED {
+            return Some((broker, Self::Missed));
+        }
+        let topic = Topic::of_word(what)?;
+        let queue = QueueName::parse("queue", queue).ok()?;
+        let since = match since {
+            "-" => None,
+            millis => Some(Timestamp(millis.parse().ok()?)),
+        };
+        Some((broker, Self::Signal(Signal { queue, topic, since })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_survive_their_text_form() {
+        let broker = [0xa1, 0x02, 0xff, 0x00];
+        for topic in [Topic::Insert, Topic::Settings, Topic::Settle] {
+            for since in [None, Some(Timestamp(1_700_000_000_123)), Some(Timestamp(-1))] {
+                let queue = QueueName::parse("queue", "orders.eu-1_x").unwrap();
+                let message = Message::Signal(Signal { queue, topic, since });
+                let text = message.encode(broker);
+                assert_eq!(Message::decode(&text), Some((broker, message)), "{text}");
+            }
+        }
+        assert_eq!(Message::decode("missed - - a102ff00"), Some((broker, Message::Missed)));
+    }
+
+    #[test]
+    fn people_can_read_them() {
+        let queue = QueueName::parse("queue", "orders").unwrap();
+        let since = Some(Timestamp(1_700_000_000_123));
+        let message = Message::Signal(Signal { queue, topic: Topic::Insert, since });
+        let text = message.encode([0xa1, 0xb2, 0xc3, 0xd4]);
+        assert_eq!(text, "insert orders 1700000000123 a1b2c3d4");
+    }
+
+    #[test]
+    fn what_is_not_a_message_is_passed_over() {
+        for bad in [
+            "",
+            "insert",
+            "insert orders - ",
+            "insert orders - xyz",
+            "insert orders - +1b2c3d4",
+            "insert orders soon a1b2c3d4",
+            "insert .orders - a1b2c3d4",
+            "remove orders - a1b2c3d4",
+        ] {
+            assert_eq!(Message::decode(bad), None, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! What Redis and MongoDB signals have in common: coalescing, one task that sends and one that
+//! hears, each reconnecting by itself for as long as it takes.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Notify, broadcast, watch},
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{debug, info, warn};
+
+use super::{Notice, Signal, Signals, coalesce::Coalescer, message::Message};
+use crate::metrics::Metrics;
+
+/// Notices a subscriber may lag behind before it has to take it as [`Notice::Missed`].
+const NOTICES: usize = 1024;
+/// Most messages sent in one go.
+const BATCH: usize = 512;
+/// How long connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long sending one batch may take.
+const SEND_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long `close` waits for what is still to be sent.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long opening waits to find out whether the server is there.
+const FIRST_TIMEOUT: Duration = Duration::from_secs(3);
+/// Bounds of the pause between attempts to connect.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// A connection that lived this long does not count as a failed attempt.
+const LIVED: Duration = Duration::from_secs(5);
+
+/// Why a connection could not be made or was lost, in words.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Lost(pub(super) String);
+
+/// A server that passes messages between brokers.
+#[async_trait]
+pub(super) trait Transport: Send + Sync + 'static {
+    /// A connection for sending.
+    type Outlet: Send;
+
+    /// What to call it, with no credentials in it.
+    fn describe(&self) -> String;
+
+    /// Connects for sending, and sees that the server answers.
+    async fn connect(&self) -> Result<Self::Outlet, Lost>;
+
+    /// Sends messages. After an error the outlet is dropped, and some or all may not have been sent.
+    async fn send(&self, outlet: &mut Self::Outlet, messages: &[Message]) -> Result<(), Lost>;
+
+    /// Connects for hearing, calls [`Ears::listening`] when nothing can be missed any more, then
+    /// [`Ears::heard`] with each message; answers when the connection is lost, noticed within 5 s.
+    async fn hear(&self, ears: &Ears) -> Lost;
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Link {
+    Unknown,
+    Up,
+    Down,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Health {
+    sending: Link,
+    hearing: Link,
+}
+
+/// Where a transport puts what it hears.
+pub(super) struct Ears {
+    /// The transport, as logs call it.
+    signals: String,
+    broker: [u8; 4],
+    notices: broadcast::Sender<Notice>,
+    health: watch::Sender<Health>,
+    metrics: Arc<Metrics>,
+}
+
+impl Ears {
+    /// The transport hears everything from now on; what came before may have been missed.
+    pub(super) fn listening(&self) {
+        self.went_up("heard", |health| &mut health.hearing);
+        self.missed();
+    }
+
+    /// A message came in. One's own are not heard.
+    pub(super) fn heard(&self, from: [u8; 4], message: Message) {
+        if from == self.broker {
+            return;
+        }
+        match message {
+            Message::Missed => self.missed(),
+            Message::Signal(signal) => {
+                self.metrics.signal_heard(signal.topic);
+                // An error only means that nobody listens yet.
+                let _ = self.notices.send(Notice::Signal(signal));
+            }
+        }
+    }
+
+    fn missed(&self) {
+        self.metrics.signals_missed();
+        let _ = self.notices.send(Notice::Missed);
+    }
+
+    /// Notes and logs that one direction works; the log has one line per change.
+    fn went_up(&self, direction: &str, link: impl Fn(&mut Health) -> &mut Link) {
+        let mut before = Link::Unknown;
+        self.health.send_modify(|health| {
+            before = std::mem::replace(link(health), Link::Up);
+        });
+        if before == Link::Down {
+            info!(signals = self.signals, "signals are {direction} again");
+        }
+    }
+
+    /// Notes and logs that one direction is lost; repeated attempts are logged for debugging only.
+    fn went_down(&self, direction: &str, lost: &Lost, link: impl Fn(&mut Health) -> &mut Link) {
+        let mut before = Link::Unknown;
+        self.health.send_modify(|health| {
+            before = std::mem::replace(link(health), Link::Down);
+        });
+        let signals = &self.signals;
+        if before == Link::Down {
+            debug!(signals, error = %lost, "signals are still not {direction}");
+        } else {
+            warn!(
+                signals,
+                error = %lost,
+                "signals are not {direction}: consumers are woken by polls until they are"
+            );
+        }
+    }
+}
+
+#[derive(Default)]
+struct Outbox {
+    coalescer: Coalescer,
+    due: Vec<Signal>,
+}
+
+struct Shared<T> {
+    transport: T,
+    outbox: Mutex<Outbox>,
+    /// Told when `due` gets something, which is also when a window opens, or something was dropped.
+    wake: Notify,
+    /// True if the others have to be told that they missed something.
+    dropped: AtomicBool,
+    ears: Ears,
+    closing: CancellationToken,
+}
+
+/// [`Signals`] over a [`Transport`].
+pub(super) struct Relay<T: Transport> {
+    shared: Arc<Shared<T>>,
+    tasks: TaskTracker,
+}
+
+impl<T: Transport> Relay<T> {
+    /// Starts sending and hearing, and waits a moment to find out whether the server is there.
+    /// If it is not, that is logged, and tried again until `close`.
+    pub(super) async fn start(transport: T, broker: [u8; 4], metrics: Arc<Metrics>) -> Self {
+        let health = Health { sending: Link::Unknown, hearing: Link::Unknown };
+        let shared = Arc::new(Shared {
+            outbox: Mutex::default(),
+            wake: Notify::new(),
+            dropped: AtomicBool::new(false),
+            ears: Ears {
+                signals: transport.describe(),
+                broker,
+                notices: broadcast::Sender::new(NOTICES),
+                health: watch::Sender::new(health),
+                metrics,
+            },
+            closing: CancellationToken::new(),
+            transport,
+        });
+        let tasks = TaskTracker::new();
+        let mut health = shared.ears.health.subscribe();
+        tasks.spawn(Arc::clone(&shared).send_always());
+        tasks.spawn(Arc::clone(&shared).hear_always());
+        tasks.close();
+        let known = health.wait_for(|h| h.sending != Link::Unknown && h.hearing != Link::Unknown);
+        let _ = timeout(FIRST_TIMEOUT, known).await; // still connecting is as good as not there
+        Self { shared, tasks }
+    }
+}
+
+impl<T: Transport> Shared<T> {
+    fn can_send(&self) -> bool {
+        self.ears.health.borrow().sending == Link::Up
+    }
+
+    /// Sends until closing; reconnects for as long as it takes.
+    async fn send_always(self: Arc<Self>) {
+        let mut failures = 0;
+        loop {
+            let started = Instant::now();
+            let connected = tokio::select! {
+                connected = timeout(CONNECT_TIMEOUT, self.transport.connect()) => connected,
+                () = self.closing.cancelled() => return,
+            };
+            let lost = match connected.unwrap_or_else(|_| Err(Lost("no answer".to_owned()))) {
+                Ok(mut outlet) => match self.send_over(&mut outlet).await {
+                    Ok(()) => return,
+                    Err(lost) => lost,
+                },
+                Err(lost) => lost,
+            };
+            self.ears.went_down("sent", &lost, |health| &mut health.sending);
+            if started.elapsed() > LIVED {
+                failures = 0;
+            }
+            tokio::select! {
+                () = sleep(back_off(failures)) => failures += 1,
+                () = self.closing.cancelled() => return,
+            }
+        }
+    }
+
+    /// Sends over one connection until it is lost, or until closing and all is sent.
+    async fn send_over(&self, outlet: &mut T::Outlet) -> Result<(), Lost> {
+        self.ears.went_up("sent", |health| &mut health.sending);
+        loop {
+            if self.dropped.swap(false, Ordering::AcqRel) {
+                self.send_bounded(outlet, &[Message::Missed]).await?;
+            }
+            let closing = self.closing.is_cancelled();
+            let (batch, next_close) = self.outbox.lock().take(closing);
+            if !batch.is_empty() {
+                for part in batch.chunks(BATCH) {
+                    self.send_bounded(outlet, part).await?;
+                }
+                continue;
+            }
+            if closing {
+                return Ok(());
+            }
+            let window_closes = async {
+                match next_close {
+                    Some(at) => sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.wake.notified() => {}
+                () = window_closes => {}
+                () = self.closing.cancelled() => {}
+            }
+        }
+    }
+
+    async fn send_bounded(&self, outlet: &mut T::Outlet, messages: &[Message]) -> Result<(), Lost> {
+        let sent = timeout(SEND_TIMEOUT, self.transport.send(outlet, messages)).await;
+        let result = sent.unwrap_or_else(|_| Err(Lost("no answer".to_owned())));
+        for message in messages {
+            match message {
+                Message::Signal(signal) if result.is_ok() => {
+                    self.ears.metrics.signal_sent(signal.topic);
+                }
+                Message::Signal(signal) => self.ears.metrics.signal_dropped(signal.topic),
+                Message::Missed => {}
+            }
+        }
+        if result.is_err() {
+            self.dropped.store(true, Ordering::Release);
+        }
+        result
+    }
+
+    /// Hears until closing; reconnects for as long as it takes.
+    async fn hear_always(self: Arc<Self>) {
+        let mut failures = 0;
+        loop {
+            let started = Instant::now();
+            let lost = tokio::select! {
+                lost = self.transport.hear(&self.ears) => lost,
+                () = self.closing.cancelled() => return,
+            };
+            self.ears.went_down("heard", &lost, |health| &mut health.hearing);
+            if started.elapsed() > LIVED {
+                failures = 0;
+            }
+            tokio::select! {
+                () = sleep(back_off(failures)) => failures += 1,
+                () = self.closing.cancelled() => return,
+            }
+        }
+    }
+}
+
+impl Outbox {
+    /// What is to be sent now, and when the next window closes. At the end nothing waits for that.
+    fn take(&mut self, everything: bool) -> (Vec<Message>, Option<Instant>) {
+        let mut due = std::mem::take(&mut self.due);
+        due.extend(if everything {
+            self.coalescer.drain()
+        } else {
+            self.coalescer.close(Instant::now())
+        });
+        (due.into_iter().map(Message::Signal).collect(), self.coalescer.next_close())
+    }
+}
+
+/// The pause after so many failures in a row: doubling, with jitter, so that brokers do not come
+/// back all at once.
+fn back_off(failures: u32) -> Duration {
+    let full = BACK_OFF.0.saturating_mul(1 << failures.min(10)).min(BACK_OFF.1);
+    full.mul_f64(rand::random_range(0.5..=1.0))
+}
+
+#[async_trait]
+impl<T: Transport> Signals for Relay<T> {
+    fn describe(&self) -> String {
+        self.shared.transport.describe()
+    }
+
+    fn publish(&self, signal: Signal) {
+        let shared = &self.shared;
+        let topic = signal.topic;
+        if !shared.can_send() || shared.closing.is_cancelled() {
+            // The others are told to look at everything as soon as they can be told anything.
+            shared.dropped.store(true, Ordering::Release);
+            shared.wake.notify_one();
+            shared.ears.metrics.signal_dropped(topic);
+            return;
+        }
+        let mut outbox = shared.outbox.lock();
+        if let Some(signal) = outbox.coalescer.offer(signal, Instant::now()) {
+            outbox.due.push(signal);
+            drop(outbox);
+            shared.wake.notify_one();
+        } else {
+            drop(outbox);
+            shared.ears.metrics.signal_coalesced(topic);
+        }
+    }
+
+    fn subscribe(&self) -> broadcast::Receiver<Notice> {
+        self.shared.ears.notices.subscribe()
+    }
+
+    fn healthy(&self) -> bool {
+        let health = *self.shared.ears.health.borrow();
+        health.sending == Link::Up && health.hearing == Link::Up
+    }
+
+    async fn close(&self) {
+        self.shared.closing.cancel();
+        // A server that does not answer must not hold up the shutdown.
+        let _ = timeout(CLOSE_TIMEOUT, self.tasks.wait()).await;
+    }
+}

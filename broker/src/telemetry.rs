@@ -1,0 +1,59 @@
+//! The log: to standard error, as text for people or JSON for machines.
+
+use std::io::{self, IsTerminal};
+
+use tracing_subscriber::EnvFilter;
+
+/// How the log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LogFormat {
+    /// A line of text per event, coloured on a terminal.
+    #[default]
+    Text,
+    /// A JSON object per line.
+    Json,
+}
+
+/// The log could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The filter does not parse.
+    #[error("log filter: {0}")]
+    Filter(#[from] tracing_subscriber::filter::ParseError),
+    /// There is one already in this process.
+    #[error("log: {0}")]
+    Installed(Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// Reads a filter: a level (`info`) or levels by module (`info,sluicegate_broker::signals=debug`).
+pub fn parse_filter(text: &str) -> Result<EnvFilter, TelemetryError> {
+    Ok(EnvFilter::builder().parse(text)?)
+}
+
+/// Sets up the log of this process. Call it once, before anything is logged.
+pub fn init(format: LogFormat, filter: &str) -> Result<(), TelemetryError> {
+    let subscriber = tracing_subscriber::fmt()
+        .with_env_filter(parse_filter(filter)?)
+        .with_writer(io::stderr)
+        .with_ansi(format == LogFormat::Text && io::stderr().is_terminal());
+    match format {
+        LogFormat::Text => subscriber.try_init(),
+        LogFormat::Json => subscriber.json().flatten_event(true).try_init(),
+    }
+    .map_err(TelemetryError::Installed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_are_checked() {
+        for good in ["info", "warn,sluicegate_broker::signals=debug", "off"] {
+            assert!(parse_filter(good).is_ok(), "{good}");
+        }
+        for bad in ["a=b=c", "sluicegate_broker=loudly", "=="] {
+            assert!(parse_filter(bad).is_err(), "{bad}");
+        }
+    }
+}
