@@ -1,0 +1,394 @@
+//! Connections to one or more brokers.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tonic::{
+    Request, Status,
+    metadata::{Ascii, MetadataValue},
+    service::{Interceptor, interceptor::InterceptedService},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+};
+
+use crate::{
+    Consumer, Producer, Station,
+    error::{Error, Result},
+    item::to_proto_duration,
+    proto::{
+        Item, PopRequest, admin_service_client::AdminServiceClient,
+        queue_service_client::QueueServiceClient, schedule_service_client::ScheduleServiceClient,
+    },
+};
+
+/// Default limit of one received message: a broker's largest page of items, and some room.
+const DEFAULT_MAX_MESSAGE: usize = 32 << 20;
+
+/// A channel that adds the client's credentials to each call.
+pub type Transport = InterceptedService<Channel, Credentials>;
+
+/// Adds the bearer token, if there is one, to each call.
+#[derive(Clone)]
+pub struct Credentials {
+    authorization: Option<MetadataValue<Ascii>>,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.authorization.is_some() { "Credentials(…)" } else { "Credentials" })
+    }
+}
+
+impl Interceptor for Credentials {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(value) = &self.authorization {
+            request.metadata_mut().insert("authorization", value.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// How to reach the brokers; made by [`Client::builder`].
+#[derive(Debug, Clone)]
+pub struct ClientBuilder {
+    urls: Vec<String>,
+    token: Option<String>,
+    ca: Option<String>,
+    identity: Option<(String, String)>,
+    tls_domain: Option<String>,
+    connect_timeout: Duration,
+    request_timeout: Duration,
+    keep_alive: Duration,
+    max_receive: usize,
+    max_send: usize,
+}
+
+impl ClientBuilder {
+    /// Adds another broker on the same database: when one can not be reached, the next is tried.
+    pub fn endpoint(mut self, url: impl Into<String>) -> Self {
+        self.urls.push(url.into());
+        self
+    }
+
+    /// Sends `authorization: Bearer TOKEN` with each call.
+    pub fn bearer_token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(token.into());
+        self
+    }
+
+    /// For `https`: trusts the certificate authorities in this PEM text, and no others.
+    /// Without it, the ones Mozilla trusts.
+    pub fn ca_certificate(mut self, pem: impl Into<String>) -> Self {
+        self.ca = Some(pem.into());
+        self
+    }
+
+    /// For `https`: shows this certificate, PEM text, to the broker.
+    pub fn client_certificate(mut self, pem: impl Into<String>, key: impl Into<String>) -> Self {
+        self.identity = Some((pem.into(), key.into()));
+        self
+    }
+
+    /// For `https`: the name to look for in the broker's certificate. Default: the host of the URL.
+    pub fn tls_domain(mut self, domain: impl Into<String>) -> Self {
+        self.tls_domain = Some(domain.into());
+        self
+    }
+
+    /// How long connecting may take. Default 5 s.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// How long one unary call may take, on top of the time it is asked to wait for items. Default 30 s.
+    pub fn request_timeout(mut self, timeout: Duration) -> Self {
+        self.request_timeout = timeout;
+        self
+    }
+
+    /// How often an open connection is pinged (HTTP/2); one that is silent for as long again is given up.
+    /// Default 15 s.
+    pub fn keep_alive(mut self, interval: Duration) -> Self {
+        self.keep_alive = interval;
+        self
+    }
+
+    /// Largest message to take from the broker, in bytes. Default 32 MiB.
+    pub fn max_receive_bytes(mut self, bytes: usize) -> Self {
+        self.max_receive = bytes;
+        self
+    }
+
+    /// Largest message to send, in bytes. Default: no limit but the broker's.
+    pub fn max_send_bytes(mut self, bytes: usize) -> Self {
+        self.max_send = bytes;
+        self
+    }
+
+    /// Connects to the first broker that can be reached.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] if none can; [`Error::InvalidAddress`], [`Error::InvalidToken`].
+    pub async fn connect(self) -> Result<Client> {
+        let endpoints = self.endpoints()?;
+        let client = self.build(&endpoints)?;
+        let mut last = None;
+        for (index, endpoint) in endpoints.iter().enumerate() {
+            match endpoint.connect().await {
+                Ok(_) => {
+                    client.inner.current.store(index, Ordering::Relaxed);
+                    return Ok(client);
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        match last {
+            Some(source) => Err(Error::Unreachable { addresses: self.urls.join(", "), source }),
+            None => Err(no_address()),
+        }
+    }
+
+    /// Connects when the first call is made. Calls fail with `UNAVAILABLE` while no broker can be reached.
+    ///
+    /// # Errors
+    /// [`Error::InvalidAddress`], [`Error::InvalidToken`].
+    pub fn connect_lazy(self) -> Result<Client> {
+        let endpoints = self.endpoints()?;
+        self.build(&endpoints)
+    }
+
+    fn build(&self, endpoints: &[Endpoint]) -> Result<Client> {
+        if endpoints.is_empty() {
+            return Err(no_address());
+        }
+        let authorization = match &self.token {
+            Some(token) => Some(bearer(token)?),
+            None => None,
+        };
+        Ok(Client {
+            inner: Arc::new(Inner {
+                channels: endpoints.iter().map(Endpoint::connect_lazy).collect(),
+                current: AtomicUsize::new(0),
+                credentials: Credentials { authorization },
+                request_timeout: self.request_timeout,
+                max_receive: self.max_receive,
+                max_send: self.max_send,
+            }),
+        })
+    }
+
+    fn endpoints(&self) -> Result<Vec<Endpoint>> {
+        self.urls.iter().map(|url| self.endpoint_of(url)).collect()
+    }
+
+    fn endpoint_of(&self, url: &str) -> Result<Endpoint> {
+        let invalid = |source| Error::InvalidAddress { url: url.to_owned(), source };
+        if !url.starts_with("http://") && !url.starts_with("https://") {
+            return Err(invalid("it must start with http:// or https://".into()));
+        }
+        let endpoint =
+            Endpoint::from_shared(url.to_owned()).map_err(|error| invalid(error.into()))?;
+        let endpoint = endpoint
+            .connect_timeout(self.connect_timeout)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(self.keep_alive)
+            .keep_alive_timeout(self.keep_alive)
+            .keep_alive_while_idle(true)
+            // Wider for the connection than for a stream: one stream that is not read must not stall the others.
+            .initial_stream_window_size(2 << 20)
+            .initial_connection_window_size(16 << 20)
+            .user_agent(concat!("sluicegate-client/", env!("CARGO_PKG_VERSION")))
+            .map_err(|error| invalid(error.into()))?;
+        if !url.starts_with("https://") {
+            return Ok(endpoint);
+        }
+        let mut tls = match &self.ca {
+            Some(pem) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)),
+            None => ClientTlsConfig::new().with_enabled_roots(),
+        };
+        if let Some((certificate, key)) = &self.identity {
+            tls = tls.identity(Identity::from_pem(certificate, key));
+        }
+        if let Some(domain) = &self.tls_domain {
+            tls = tls.domain_name(domain);
+        }
+        endpoint.tls_config(tls).map_err(|error| invalid(error.into()))
+    }
+}
+
+fn no_address() -> Error {
+    Error::InvalidAddress { url: String::new(), source: "no broker address given".into() }
+}
+
+fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {
+    let mut value: MetadataValue<Ascii> =
+        format!("Bearer {token}").parse().map_err(|_| Error::InvalidToken)?;
+    value.set_sensitive(true); // keeps it out of debug output
+    Ok(value)
+}
+
+/// A handle on the brokers of one database. Cheap to clone; clones share their connections,
+/// which are made when needed and made anew when they break.
+#[derive(Debug, Clone)]
+pub struct Client {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// One per endpoint; each reconnects by itself.
+    channels: Vec<Channel>,
+    /// Index of the endpoint in use.
+    current: AtomicUsize,
+    credentials: Credentials,
+    request_timeout: Duration,
+    max_receive: usize,
+    max_send: usize,
+}
+
+impl Client {
+    /// Connects to the broker at `url`, for example `http://127.0.0.1:7400`, with default settings.
+    ///
+    /// # Errors
+    /// See [`ClientBuilder::connect`].
+    pub async fn connect(url: impl Into<String>) -> Result<Self> {
+        Self::builder(url).connect().await
+    }
+
+    /// Settings for a connection to the broker at `url`, and to further ones given by [`ClientBuilder::endpoint`].
+    pub fn builder(url: impl Into<String>) -> ClientBuilder {
+        ClientBuilder {
+            urls: vec![url.into()],
+            token: None,
+            ca: None,
+            identity: None,
+            tls_domain: None,
+            connect_timeout: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(30),
+            keep_alive: Duration::from_secs(15),
+            max_receive: DEFAULT_MAX_MESSAGE,
+            max_send: usize::MAX,
+        }
+    }
+
+    /// A producer for `queue`.
+    pub fn producer(&self, queue: impl Into<String>) -> Producer {
+        Producer::new(self.clone(), queue.into())
+    }
+
+    /// A consumer of `queue`.
+    pub fn consumer(&self, queue: impl Into<String>) -> Consumer {
+        Consumer::new(self.clone(), queue.into())
+    }
+
+    /// A station on `queue`: a consumer whose handler says where the item goes next.
+    pub fn station(&self, queue: impl Into<String>) -> Station {
+        Station::new(self.consumer(queue))
+    }
+
+    /// Takes up to `max_items` (1 to 1,000) items of `queue` and forgets them: at most once.
+    /// Waits up to `wait` (at most 10 minutes) for the first one; zero answers at once.
+    ///
+    /// # Errors
+    /// [`Error::Status`]. An item whose answer was lost is lost.
+    pub async fn pop(
+        &self,
+        queue: impl Into<String>,
+        max_items: u16,
+        wait: Duration,
+    ) -> Result<Vec<Item>> {
+        let message = PopRequest {
+            queue: queue.into(),
+            max_items: i32::from(max_items),
+            wait: Some(to_proto_duration(wait)),
+        };
+        let request = self.waiting_request(message, wait);
+        Ok(self.queue_service().pop(request).await?.into_inner().items)
+    }
+
+    /// The generated stub of QueueService.
+    pub fn queue_service(&self) -> QueueServiceClient<Transport> {
+        QueueServiceClient::new(self.transport())
+            .max_decoding_message_size(self.inner.max_receive)
+            .max_encoding_message_size(self.inner.max_send)
+    }
+
+    /// The generated stub of AdminService.
+    pub fn admin_service(&self) -> AdminServiceClient<Transport> {
+        AdminServiceClient::new(self.transport())
+            .max_decoding_message_size(self.inner.max_receive)
+            .max_encoding_message_size(self.inner.max_send)
+    }
+
+    /// The generated stub of ScheduleService.
+    pub fn schedule_service(&self) -> ScheduleServiceClient<Transport> {
+        ScheduleServiceClient::new(self.transport())
+            .max_decoding_message_size(self.inner.max_receive)
+            .max_encoding_message_size(self.inner.max_send)
+    }
+
+    /// A request with the client's time-out, for a unary call on one of the stubs.
+    pub fn request<T>(&self, message: T) -> Request<T> {
+        self.waiting_request(message, Duration::ZERO)
+    }
+
+    /// A request whose time-out leaves room for a long poll of `wait`.
+    pub fn waiting_request<T>(&self, message: T, wait: Duration) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(self.inner.request_timeout.saturating_add(wait));
+        request
+    }
+
+    /// The endpoint in use, to be named to [`Client::fail_over`] when it fails.
+    pub(crate) fn endpoint_in_use(&self) -> usize {
+        self.inner.current.load(Ordering::Relaxed)
+    }
+
+    /// Turns from a failed endpoint to the next one, unless another call has done so already.
+    pub(crate) fn fail_over(&self, failed: usize) {
+        let next = (failed + 1) % self.inner.channels.len();
+        let current = &self.inner.current;
+        // Failing means that someone else has turned away from it.
+        let _ = current.compare_exchange(failed, next, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    fn transport(&self) -> Transport {
+        // In range: `build` refuses an empty list, and `fail_over` stays within it.
+        let channel = self.inner.channels[self.endpoint_in_use()].clone();
+        InterceptedService::new(channel, self.inner.credentials.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_without_a_scheme_is_refused() {
+        let error = Client::builder("localhost:7400").connect_lazy().unwrap_err();
+        assert!(matches!(error, Error::InvalidAddress { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn a_token_does_not_show_in_debug_output() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let _context = runtime.enter();
+        let client =
+            Client::builder("http://localhost:1").bearer_token("hush").connect_lazy().unwrap();
+        assert!(!format!("{client:?}").contains("hush"));
+    }
+
+    #[tokio::test]
+    async fn an_unreachable_broker_is_told_with_its_address() {
+        // Port 1 (tcpmux) is closed on any machine these tests run on.
+        let error = Client::connect("http://127.0.0.1:1").await.unwrap_err();
+        assert!(error.is_unavailable());
+        assert!(error.to_string().contains("127.0.0.1:1"));
+    }
+}

@@ -1,0 +1,100 @@
+//! Keeps a stream of deliveries open: opens it, and opens it anew when it breaks.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::mpsc, time::Instant};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Status};
+
+use super::{Event, Options, is_fatal};
+use crate::{Client, Error};
+
+/// What the two kinds of feed have in common.
+pub(super) struct Feed {
+    pub(super) client: Client,
+    pub(super) options: Arc<Options>,
+    pub(super) events: mpsc::Sender<Event>,
+    /// Cancelled when no more deliveries are wanted.
+    pub(super) halt: CancellationToken,
+}
+
+/// When to open the next stream, and when to give up.
+pub(super) struct Attempts {
+    tries: u32,
+    failing_since: Option<Instant>,
+    endpoint: usize,
+}
+
+impl Attempts {
+    pub(super) fn new() -> Self {
+        Self { tries: 0, failing_since: None, endpoint: 0 }
+    }
+
+    pub(super) fn begin(&mut self, feed: &Feed) {
+        self.endpoint = feed.client.endpoint_in_use();
+        self.failing_since.get_or_insert_with(Instant::now);
+    }
+
+    /// The stream works.
+    pub(super) fn succeeded(&mut self) {
+        self.tries = 0;
+        self.failing_since = None;
+    }
+
+    /// The stream broke. Tells the runner; false if there is no point in going on.
+    pub(super) async fn failed(&mut self, feed: &Feed, status: Status) -> bool {
+        let since = *self.failing_since.get_or_insert_with(Instant::now);
+        let too_long = feed.options.give_up_after.is_some_and(|limit| since.elapsed() >= limit);
+        if is_fatal(&status) || too_long {
+            // The runner may have ended already.
+            let _ = feed.events.send(Event::Failed(Error::from(status))).await;
+            return false;
+        }
+        let _ = feed.events.send(Event::Lost).await;
+        feed.client.fail_over(self.endpoint);
+        let delay = feed.options.backoff.delay(self.tries, Some(&status));
+        tracing::info!(queue = feed.options.queue, ?delay, %status, "consume stream ended, connecting again");
+        self.tries += 1;
+        let pause = tokio::time::sleep(delay);
+        feed.halt.run_until_cancelled(pause).await.is_some()
+    }
+}
+
+/// Longer than this without an error counts as a stream that works, deliveries or not.
+const STABLE: Duration = Duration::from_secs(5);
+
+/// Feeds from `Consume` until it is dropped. It can not halt deliveries: the stream has to stay open
+/// until all is settled, and the broker fills each slot that a settle frees.
+pub(super) async fn run_unary(feed: Feed) {
+    let mut attempts = Attempts::new();
+    loop {
+        attempts.begin(&feed);
+        let Err(status) = consume(&feed, &mut attempts).await else { return };
+        if !attempts.failed(&feed, status).await {
+            return;
+        }
+    }
+}
+
+/// One stream, until it breaks (an error) or the runner is gone.
+async fn consume(feed: &Feed, attempts: &mut Attempts) -> Result<(), Status> {
+    let request = Request::new(feed.options.open_request());
+    let mut stream = feed.client.queue_service().consume(request).await?.into_inner();
+    let opened = Instant::now();
+    loop {
+        let message = match stream.message().await {
+            Ok(Some(message)) => message,
+            ended => {
+                if opened.elapsed() > STABLE {
+                    attempts.succeeded();
+                }
+                ended?;
+                return Err(Status::unavailable("the broker ended the stream"));
+            }
+        };
+        attempts.succeeded();
+        if feed.events.send(Event::Deliveries(message.deliveries)).await.is_err() {
+            return Ok(());
+        }
+    }
+}

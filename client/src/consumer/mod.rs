@@ -1,0 +1,315 @@
+//! Working on items: a handler is run for each, and its result settles the item.
+//!
+//! ```text
+//! broker ──▶ feed (Consume, or ConsumeStream) ──▶ runner ──▶ handlers
+//!    ▲                                               │
+//!    └───────────── settler (Commit, Rollback, …) ◀──┘
+//! ```
+//! The *feed* keeps a stream open and makes it anew when it breaks, the *runner* starts handlers and renews leases,
+//! the *settler* gathers whatever finished while its last call was under way into the next one.
+
+mod decision;
+mod feed;
+mod runner;
+mod settle;
+mod stream;
+
+use std::{fmt, future::Future, sync::Arc, time::Duration};
+
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use self::decision::Decision;
+use self::runner::Runner;
+use crate::{
+    Backoff, Client, Delivery,
+    error::{Error, Result},
+    item::to_proto_duration,
+    proto,
+};
+
+/// Who prolongs the leases of items whose handlers are still at work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Renewal {
+    /// The broker, for as long as the stream lives, up to its `max_lease`. When the stream breaks, the consumer
+    /// does it for what it still holds. The default.
+    #[default]
+    Broker,
+    /// The consumer, each third of the lease. If no lease is asked for, it asks for 30 s.
+    Client,
+    /// Nobody: a handler slower than its lease loses the item.
+    Off,
+}
+
+/// What a consumer did, when it has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Summary {
+    /// Items whose handler was started.
+    pub started: u64,
+    /// Items committed, and those committed on delivery.
+    pub committed: u64,
+    /// Items given back, dead-lettered ones included.
+    pub rolled_back: u64,
+    /// Items that reached the dead-letter queue by being given back.
+    pub dead_lettered: u64,
+    /// Items moved to another queue, or committed with pushes.
+    pub forwarded: u64,
+    /// Settles that changed nothing: the item had been handed out anew or was gone.
+    pub lost: u64,
+    /// Settles that were not answered in time, or only after repetition: done or not.
+    pub unknown: u64,
+}
+
+/// Settings shared by the parts of a consumer.
+#[derive(Debug, Clone)]
+struct Options {
+    queue: String,
+    name: String,
+    max_in_flight: u32,
+    max_in_flight_bytes: u64,
+    concurrency: Option<usize>,
+    lease: Option<Duration>,
+    renewal: Renewal,
+    auto_commit: bool,
+    streaming: bool,
+    shutdown: CancellationToken,
+    grace: Duration,
+    backoff: Backoff,
+    give_up_after: Option<Duration>,
+    limit: Option<u64>,
+    idle_exit: Option<Duration>,
+}
+
+impl Options {
+    fn concurrency(&self) -> usize {
+        self.concurrency.unwrap_or(self.max_in_flight as usize).max(1)
+    }
+
+    fn open_request(&self) -> proto::ConsumeRequest {
+        proto::ConsumeRequest {
+            queue: self.queue.clone(),
+            max_in_flight: self.max_in_flight.try_into().unwrap_or(i32::MAX),
+            max_in_flight_bytes: self.max_in_flight_bytes.try_into().unwrap_or(i64::MAX),
+            lease: self.lease.map(to_proto_duration),
+            consumer: self.name.clone(),
+            auto_commit: self.auto_commit,
+            renew: self.renewal == Renewal::Broker && !self.auto_commit,
+        }
+    }
+}
+
+/// Takes items of one queue and runs a handler for each. Made by [`Client::consumer`].
+#[derive(Debug, Clone)]
+pub struct Consumer {
+    client: Client,
+    options: Options,
+}
+
+impl Consumer {
+    pub(crate) fn new(client: Client, queue: String) -> Self {
+        Self {
+            client,
+            options: Options {
+                queue,
+                name: String::new(),
+                max_in_flight: 32,
+                max_in_flight_bytes: 0,
+                concurrency: None,
+                lease: None,
+                renewal: Renewal::default(),
+                auto_commit: false,
+                streaming: false,
+                shutdown: CancellationToken::new(),
+                grace: Duration::from_secs(30),
+                backoff: Backoff::default(),
+                give_up_after: None,
+                limit: None,
+                idle_exit: None,
+            },
+        }
+    }
+
+    /// Name of the consumer, shown with each item. Formed like a queue name.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.options.name = name.into();
+        self
+    }
+
+    /// How many items may be held unsettled at a time: 1 to 10,000. Default 32.
+    pub fn max_in_flight(mut self, items: u32) -> Self {
+        self.options.max_in_flight = items.clamp(1, 10_000);
+        self
+    }
+
+    /// How many payload bytes may be held unsettled at a time; 0, the default: no limit.
+    pub fn max_in_flight_bytes(mut self, bytes: u64) -> Self {
+        self.options.max_in_flight_bytes = bytes;
+        self
+    }
+
+    /// How many handlers may run at a time. Default: as many as items may be held. Fewer means that
+    /// items are fetched ahead.
+    pub fn concurrency(mut self, handlers: usize) -> Self {
+        self.options.concurrency = Some(handlers);
+        self
+    }
+
+    /// Lease of each item, 100 ms to the broker's `max_lease`. Default: the queue's.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.options.lease = Some(lease);
+        self
+    }
+
+    /// Who prolongs leases. Default: the broker.
+    pub fn renewal(mut self, renewal: Renewal) -> Self {
+        self.options.renewal = renewal;
+        self
+    }
+
+    /// Has each item committed as it is delivered: at most once. Whether the handler succeeds changes nothing.
+    pub fn at_most_once(mut self) -> Self {
+        self.options.auto_commit = true;
+        self
+    }
+
+    /// Delivers and settles over one `ConsumeStream`: higher throughput, and at shutdown deliveries
+    /// stop before the items not started are given back. Without it, `Consume` and unary settles.
+    pub fn streaming(mut self) -> Self {
+        self.options.streaming = true;
+        self
+    }
+
+    /// Shuts down when `token` is cancelled: takes no more items, lets running handlers finish, settles, and ends.
+    pub fn shutdown(mut self, token: CancellationToken) -> Self {
+        self.options.shutdown = token;
+        self
+    }
+
+    /// How long running handlers may take after shutdown was asked for; then they are dropped and their items
+    /// given back, without counting a failed attempt. Default 30 s.
+    pub fn shutdown_grace(mut self, grace: Duration) -> Self {
+        self.options.grace = grace;
+        self
+    }
+
+    /// How connecting and settling are repeated. A settle is repeated for `give_up_after`, connecting for ever
+    /// unless [`Consumer::give_up_after`] is set.
+    pub fn backoff(mut self, backoff: Backoff) -> Self {
+        self.options.backoff = backoff;
+        self
+    }
+
+    /// Ends with an error when no broker could be reached for this long. Default: never.
+    pub fn give_up_after(mut self, time: Duration) -> Self {
+        self.options.give_up_after = Some(time);
+        self
+    }
+
+    /// Starts handlers for this many items, then shuts down.
+    pub fn limit(mut self, items: u64) -> Self {
+        self.options.limit = Some(items);
+        let most = u32::try_from(items.max(1)).unwrap_or(u32::MAX);
+        self.options.max_in_flight = self.options.max_in_flight.min(most);
+        self
+    }
+
+    /// Shuts down when there was nothing to do for this long.
+    pub fn idle_exit(mut self, time: Duration) -> Self {
+        self.options.idle_exit = Some(time);
+        self
+    }
+
+    /// Runs `handler` for each item until shutdown. `Ok` commits the item; an error gives it back with the error's
+    /// text as reason, as a [`Retry`](crate::Retry) (or a boxed one) says, else by the queue's retry policy. A panic
+    /// is a failed attempt and nothing more. Connections that break are made anew; their unfinished handlers go on,
+    /// and settle if their items were not handed out anew meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Status`] if the broker refuses the consumer (bad name, no such queue, not allowed), or
+    /// could not be reached for [`Consumer::give_up_after`].
+    pub async fn run<H, F, E>(self, handler: H) -> Result<Summary>
+    where
+        H: Fn(Delivery) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: fmt::Display + Send + 'static,
+    {
+        self.run_deciding(move |delivery| {
+            let work = handler(delivery);
+            async move {
+                match work.await {
+                    Ok(()) => Decision::Commit,
+                    Err(error) => Decision::from_error(error),
+                }
+            }
+        })
+        .await
+    }
+
+    /// As [`Consumer::run`], shutting down when `until` is ready; for example `tokio::signal::ctrl_c()`.
+    ///
+    /// # Errors
+    /// As [`Consumer::run`].
+    pub async fn run_until<U, H, F, E>(mut self, until: U, handler: H) -> Result<Summary>
+    where
+        U: Future,
+        H: Fn(Delivery) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: fmt::Display + Send + 'static,
+    {
+        let token = self.options.shutdown.child_token();
+        self.options.shutdown = token.clone();
+        let running = self.run(handler);
+        tokio::pin!(running);
+        tokio::select! {
+            ended = &mut running => return ended,
+            _ = until => token.cancel(),
+        }
+        running.await
+    }
+
+    /// What `run` and a station have in common: the handler decides how its item is settled.
+    pub(crate) async fn run_deciding<H, F>(mut self, handler: H) -> Result<Summary>
+    where
+        H: Fn(Delivery) -> F + Send + Sync + 'static,
+        F: Future<Output = Decision> + Send + 'static,
+    {
+        if self.options.renewal == Renewal::Client && self.options.lease.is_none() {
+            self.options.lease = Some(Duration::from_secs(30));
+        }
+        if self.options.limit == Some(0) {
+            return Ok(Summary::default());
+        }
+        let handler = Arc::new(move |delivery| -> runner::Work { Box::pin(handler(delivery)) });
+        Runner::new(self.client, Arc::new(self.options), handler).run().await
+    }
+}
+
+/// True if the broker will refuse the consumer each time it asks.
+fn is_fatal(status: &tonic::Status) -> bool {
+    use tonic::Code;
+    matches!(
+        status.code(),
+        Code::InvalidArgument
+            | Code::NotFound
+            | Code::AlreadyExists
+            | Code::PermissionDenied
+            | Code::Unauthenticated
+            | Code::Unimplemented
+            | Code::FailedPrecondition
+            | Code::OutOfRange
+    )
+}
+
+/// What a feed tells the runner.
+enum Event {
+    /// The lease in force is known.
+    Lease(Duration),
+    /// Items to work on.
+    Deliveries(Vec<proto::Delivery>),
+    /// No delivery will follow: the broker has confirmed the halt, or there is no stream.
+    Halted,
+    /// The stream broke; the broker gives back what it had delivered.
+    Lost,
+    /// The broker refuses the consumer, or was out of reach for too long.
+    Failed(Error),
+}

@@ -1,0 +1,381 @@
+//! The runner: starts handlers, renews leases, hands decisions on, and ends in good order.
+//!
+//! It never waits for anything but all of its inputs at once, so the feed and the settler can rely on it.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::{FutureExt, future::BoxFuture};
+use tokio::{
+    sync::mpsc,
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    Decision, Event, Options, Renewal, Summary,
+    decision::Settle,
+    feed::{self, Feed},
+    settle::{Counters, MAX_SETTLES, Settler},
+    stream::StreamFeed,
+};
+use crate::{
+    Client, Delivery, Error, Retry,
+    error::Result,
+    item::to_proto_duration,
+    proto::{ExtendRequest, ExtendResult, Outcome},
+};
+
+/// A handler at work.
+pub(super) type Work = BoxFuture<'static, Decision>;
+type Handler = Arc<dyn Fn(Delivery) -> Work + Send + Sync>;
+
+/// Items given back at the end of an unhaltable stream stay away this long, so that they do not come back on it.
+const GIVE_BACK_DELAY: Duration = Duration::from_millis(250);
+/// A lease of unknown length is renewed as if it were this long.
+const ASSUMED_LEASE: Duration = Duration::from_secs(30);
+/// What is settled at the very end has this long, beyond the grace of the handlers.
+const SETTLE_GRACE: Duration = Duration::from_secs(5);
+
+/// A reservation that is not settled yet.
+struct Held {
+    /// Cancelled when the broker says that the lease is lost.
+    lost: CancellationToken,
+    /// Its stream is gone, and with it the broker's renewal.
+    orphan: bool,
+}
+
+pub(super) struct Runner {
+    client: Client,
+    options: Arc<Options>,
+    handler: Handler,
+    counters: Arc<Counters>,
+    running: JoinSet<(String, Decision)>,
+    waiting: VecDeque<Delivery>,
+    held: HashMap<String, Held>,
+    outbox: VecDeque<Settle>,
+    lease: Duration,
+    started: u64,
+    last_activity: Instant,
+}
+
+/// The other tasks of a consumer. Dropping it ends them.
+struct Tasks {
+    events: mpsc::Receiver<Event>,
+    settles: mpsc::Sender<Settle>,
+    halt: CancellationToken,
+    feed_stop: CancellationToken,
+    feed: TaskTracker,
+    settler_stop: CancellationToken,
+    settler: TaskTracker,
+}
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.feed_stop.cancel();
+        self.settler_stop.cancel();
+    }
+}
+
+impl Runner {
+    pub(super) fn new(client: Client, options: Arc<Options>, handler: Handler) -> Self {
+        Self {
+            client,
+            handler,
+            counters: Arc::default(),
+            running: JoinSet::new(),
+            waiting: VecDeque::new(),
+            held: HashMap::new(),
+            outbox: VecDeque::new(),
+            lease: options.lease.unwrap_or(ASSUMED_LEASE),
+            started: 0,
+            last_activity: Instant::now(),
+            options,
+        }
+    }
+
+    fn spawn_tasks(&self) -> Tasks {
+        let (events_in, events) = mpsc::channel(16);
+        let (settles, settles_out) = mpsc::channel(MAX_SETTLES);
+        let (halt, feed_stop, settler_stop) =
+            (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
+        let (feed_tasks, settler_tasks) = (TaskTracker::new(), TaskTracker::new());
+        let feed = Feed {
+            client: self.client.clone(),
+            options: self.options.clone(),
+            events: events_in,
+            halt: halt.clone(),
+        };
+        let settler = Settler {
+            client: self.client.clone(),
+            options: self.options.clone(),
+            counters: self.counters.clone(),
+        };
+        let (stop, stopped) = (feed_stop.clone(), settler_stop.clone());
+        if self.options.streaming {
+            let (fallback, fallback_out) = mpsc::channel(MAX_SETTLES);
+            let counters = self.counters.clone();
+            let feed = StreamFeed { feed, settles: settles_out, fallback, counters };
+            feed_tasks.spawn(async move { stop.run_until_cancelled(feed.run()).await });
+            settler_tasks.spawn(async move { stopped.run_until_cancelled(settler.run(fallback_out)).await });
+        } else {
+            feed_tasks.spawn(async move { stop.run_until_cancelled(feed::run_unary(feed)).await });
+            settler_tasks.spawn(async move { stopped.run_until_cancelled(settler.run(settles_out)).await });
+        }
+        feed_tasks.close();
+        settler_tasks.close();
+        Tasks { events, settles, halt, feed_stop, feed: feed_tasks, settler_stop, settler: settler_tasks }
+    }
+
+    pub(super) async fn run(mut self) -> Result<Summary> {
+        let mut tasks = self.spawn_tasks();
+        let mut renewal = renewal_interval(self.lease);
+        let mut renewing = JoinSet::new();
+        let mut failure: Option<Error> = None;
+        let mut stopping = false;
+        // Whether further deliveries may come; only a ConsumeStream can say that none will.
+        let mut halted = false;
+        let mut deadline = Instant::now();
+        // A child: ending by itself must not end others that share the token.
+        let shutdown = self.options.shutdown.child_token();
+        let mut feeding = true;
+        let streaming = self.options.streaming;
+        loop {
+            if !stopping && self.wants_to_end() {
+                shutdown.cancel();
+            }
+            if stopping {
+                if streaming {
+                    self.give_back_waiting(Duration::ZERO);
+                }
+            } else {
+                self.start_waiting();
+            }
+            self.flush(&tasks.settles);
+            if stopping && self.running.is_empty() && self.outbox.is_empty() && (halted || !streaming) {
+                break;
+            }
+            let idle = self.is_idle() && !stopping;
+            let idle_deadline = self.idle_deadline();
+            tokio::select! {
+                () = shutdown.cancelled(), if !stopping => {
+                    stopping = true;
+                    deadline = Instant::now() + self.options.grace;
+                    tasks.halt.cancel();
+                }
+                () = tokio::time::sleep_until(deadline), if stopping => break,
+                Some(done) = self.running.join_next() => {
+                    self.last_activity = Instant::now();
+                    // A handler's task ends early only when it is dropped at the deadline, after this loop.
+                    if let Ok((receipt, decision)) = done {
+                        self.decided(receipt, decision);
+                    }
+                }
+                event = tasks.events.recv(), if feeding => match event {
+                    Some(Event::Lease(lease)) => {
+                        self.lease = lease;
+                        renewal = renewal_interval(lease);
+                    }
+                    Some(Event::Deliveries(deliveries)) => self.delivered(deliveries),
+                    Some(Event::Halted) => halted = true,
+                    Some(Event::Lost) => self.orphan(),
+                    Some(Event::Failed(error)) => {
+                        self.orphan();
+                        failure = Some(error);
+                        halted = true;
+                        shutdown.cancel();
+                    }
+                    // The feed ends by itself only after `Failed` or a halt.
+                    None => {
+                        (feeding, halted) = (false, true);
+                        shutdown.cancel();
+                    }
+                },
+                slot = tasks.settles.reserve(), if !self.outbox.is_empty() => match (slot, self.outbox.pop_front()) {
+                    (Ok(slot), Some(settle)) => slot.send(settle),
+                    _ => break, // the settler is gone: nothing can be settled
+                },
+                _ = renewal.tick() => self.renew(&mut renewing),
+                Some(renewed) = renewing.join_next() => {
+                    if let Ok(results) = renewed {
+                        self.renewed(results);
+                    }
+                }
+                () = tokio::time::sleep_until(idle_deadline), if idle => shutdown.cancel(),
+            }
+        }
+        self.finish(tasks).await;
+        match failure {
+            Some(error) => Err(error),
+            None => Ok(self.counters.summary()),
+        }
+    }
+
+    /// Gives back what is left, waits until all is settled, then closes the stream: the other way round,
+    /// the broker would count a failed attempt for each item still unsettled.
+    async fn finish(&mut self, mut tasks: Tasks) {
+        self.running.abort_all();
+        while self.running.join_next().await.is_some() {}
+        let streaming = self.options.streaming;
+        let delay = if streaming { Duration::ZERO } else { GIVE_BACK_DELAY };
+        self.give_back_waiting(delay);
+        let unfinished: Vec<String> = self.held.keys().cloned().collect();
+        for receipt in unfinished {
+            let retry = Retry::new("the consumer was shut down").after(delay).keep_attempt();
+            self.decided(receipt, Decision::Rollback(retry));
+        }
+        let settling = async {
+            for settle in self.outbox.drain(..) {
+                if tasks.settles.send(settle).await.is_err() {
+                    return;
+                }
+            }
+            // Closes the channel; a stream feed then ends when it has all answers.
+            let (closed, _) = mpsc::channel(1);
+            tasks.settles = closed;
+            if streaming {
+                // Late deliveries must not block the feed; they are given back when the stream ends.
+                while tasks.events.recv().await.is_some() {}
+                tasks.feed.wait().await;
+            }
+            tasks.settler.wait().await;
+        };
+        if tokio::time::timeout(SETTLE_GRACE, settling).await.is_err() {
+            tracing::error!(queue = self.options.queue, "gave up settling at shutdown");
+        }
+        tasks.feed_stop.cancel();
+        tasks.settler_stop.cancel();
+        tasks.feed.wait().await;
+        tasks.settler.wait().await;
+    }
+
+    fn wants_to_end(&self) -> bool {
+        self.options.limit.is_some_and(|limit| self.started >= limit)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.options.idle_exit.is_some() && self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    fn idle_deadline(&self) -> Instant {
+        self.last_activity + self.options.idle_exit.unwrap_or_default()
+    }
+
+    fn delivered(&mut self, deliveries: Vec<crate::proto::Delivery>) {
+        self.last_activity = Instant::now();
+        for delivery in deliveries.into_iter().filter_map(Delivery::from_proto) {
+            if delivery.receipt().is_empty() {
+                Counters::add(&self.counters.committed, 1);
+            } else {
+                let held = Held { lost: delivery.lost_token(), orphan: false };
+                self.held.insert(delivery.receipt().to_owned(), held);
+            }
+            self.waiting.push_back(delivery);
+        }
+    }
+
+    fn start_waiting(&mut self) {
+        while self.running.len() < self.options.concurrency() && !self.wants_to_end() {
+            let Some(delivery) = self.waiting.pop_front() else { return };
+            self.started += 1;
+            Counters::add(&self.counters.started, 1);
+            let (handler, receipt) = (self.handler.clone(), delivery.receipt().to_owned());
+            self.running.spawn(async move {
+                // The handler owns what it works on; nothing it may have broken is looked at again.
+                let work = AssertUnwindSafe(async move { handler(delivery).await });
+                let decision = work
+                    .catch_unwind()
+                    .await
+                    .unwrap_or_else(|panic| Decision::from_panic(&*panic));
+                (receipt, decision)
+            });
+        }
+    }
+
+    /// Gives back what was not started.
+    fn give_back_waiting(&mut self, delay: Duration) {
+        for delivery in std::mem::take(&mut self.waiting) {
+            let retry = Retry::new("not started").after(delay).keep_attempt();
+            self.decided(delivery.receipt().to_owned(), Decision::Rollback(retry));
+        }
+    }
+
+    fn decided(&mut self, receipt: String, decision: Decision) {
+        // Nothing to settle if it was committed on delivery.
+        if self.held.remove(&receipt).is_some() {
+            self.outbox.push_back(Settle { receipt, decision });
+        }
+    }
+
+    /// Hands on what fits right away; the rest waits for room in `run`.
+    fn flush(&mut self, settles: &mpsc::Sender<Settle>) {
+        while !self.outbox.is_empty() {
+            let Ok(slot) = settles.try_reserve() else { return };
+            if let Some(settle) = self.outbox.pop_front() {
+                slot.send(settle);
+            }
+        }
+    }
+
+    /// The stream is gone. What was not started is given back, unless the broker has done so; what is running goes on.
+    fn orphan(&mut self) {
+        self.give_back_waiting(Duration::ZERO);
+        for held in self.held.values_mut() {
+            held.orphan = true;
+        }
+    }
+
+    /// Prolongs the leases that nobody else does.
+    fn renew(&self, renewing: &mut JoinSet<Vec<ExtendResult>>) {
+        if self.options.renewal == Renewal::Off || !renewing.is_empty() {
+            return;
+        }
+        let all = self.options.renewal == Renewal::Client;
+        let receipts: Vec<String> = self
+            .held
+            .iter()
+            .filter(|(_, held)| (all || held.orphan) && !held.lost.is_cancelled())
+            .map(|(receipt, _)| receipt.clone())
+            .collect();
+        let lease = self.options.lease.map(to_proto_duration);
+        for receipts in receipts.chunks(MAX_SETTLES) {
+            let client = self.client.clone();
+            let message = ExtendRequest { receipts: receipts.to_vec(), lease };
+            renewing.spawn(async move {
+                let request = client.request(message);
+                match client.queue_service().extend(request).await {
+                    Ok(response) => response.into_inner().results,
+                    Err(status) => {
+                        // The next tick comes before the lease ends.
+                        tracing::warn!(%status, "leases could not be prolonged");
+                        Vec::new()
+                    }
+                }
+            });
+        }
+    }
+
+    fn renewed(&mut self, results: Vec<ExtendResult>) {
+        for result in results {
+            if matches!(result.outcome(), Outcome::LeaseLost | Outcome::Gone)
+                && let Some(held) = self.held.get(&result.receipt)
+            {
+                held.lost.cancel();
+                self.waiting.retain(|delivery| delivery.receipt() != result.receipt);
+            }
+        }
+    }
+}
+
+/// Thrice per lease: one renewal may fail without harm.
+fn renewal_interval(lease: Duration) -> tokio::time::Interval {
+    let period = (lease / 3).max(Duration::from_millis(20));
+    let mut interval = tokio::time::interval_at(Instant::now() + period, period);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
+}

@@ -1,0 +1,171 @@
+//! The one error type of this crate, with the broker's details kept.
+
+use std::time::Duration;
+
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
+
+use crate::proto::PushResult;
+
+/// What this crate's calls answer.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An address is not a URL of the form `http://host:port` or `https://host:port`.
+    #[error("broker address {url:?} is not valid")]
+    InvalidAddress {
+        /// The address as given.
+        url: String,
+        /// What is wrong with it.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The bearer token holds characters that can not be sent.
+    #[error("the bearer token holds characters that can not be sent")]
+    InvalidToken,
+    /// No broker answered at any of the addresses.
+    #[error("no broker reachable at {addresses}")]
+    Unreachable {
+        /// The addresses tried, separated by commas.
+        addresses: String,
+        /// Why the last one failed.
+        #[source]
+        source: tonic::transport::Error,
+    },
+    /// The broker, or the connection to it, refused or broke a call.
+    #[error("{}", describe(.0))]
+    Status(#[source] Box<Status>),
+    /// The connection broke before the answer came, and repeating the call could do the work twice:
+    /// the items may be stored or not. Give items a `dedup_id` to have such calls repeated safely.
+    #[error("outcome unknown: {}", describe(.0))]
+    OutcomeUnknown(#[source] Box<Status>),
+    /// Some of the calls a large push was split into succeeded before one failed.
+    #[error("pushed {} items, then failed: {source}", results.len())]
+    PartlyPushed {
+        /// Results of the items that were stored: the first ones, in order.
+        results: Vec<PushResult>,
+        /// Why the next call failed.
+        #[source]
+        source: Box<Error>,
+    },
+    /// The push stream was closed.
+    #[error("the push stream is closed")]
+    Closed,
+}
+
+impl From<Status> for Error {
+    fn from(status: Status) -> Self {
+        Self::Status(Box::new(status))
+    }
+}
+
+impl Error {
+    /// The gRPC status, if one is at the bottom of it.
+    pub fn status(&self) -> Option<&Status> {
+        match self {
+            Self::Status(status) | Self::OutcomeUnknown(status) => Some(status),
+            Self::PartlyPushed { source, .. } => source.status(),
+            _ => None,
+        }
+    }
+
+    /// The gRPC code, if a status is at the bottom of it.
+    pub fn code(&self) -> Option<Code> {
+        self.status().map(Status::code)
+    }
+
+    /// The broker's stable reason (`QUEUE_NOT_FOUND`, …), if it gave one.
+    pub fn reason(&self) -> Option<String> {
+        let details = self.status()?.get_error_details();
+        details.error_info().map(|info| info.reason.clone())
+    }
+
+    /// Which fields of the request were wrong: pairs of field and description.
+    pub fn field_violations(&self) -> Vec<(String, String)> {
+        self.status().map(field_violations).unwrap_or_default()
+    }
+
+    /// How long the broker asks to wait before the next try.
+    pub fn retry_delay(&self) -> Option<Duration> {
+        self.status().and_then(retry_delay)
+    }
+
+    /// True if no broker could be reached, or the one reached is shutting down or without its store.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. }) || self.status().is_some_and(is_transient)
+    }
+
+    /// True if the queue, item or schedule is not there.
+    pub fn is_not_found(&self) -> bool {
+        self.code() == Some(Code::NotFound)
+    }
+}
+
+/// The delay the broker asks for by `RetryInfo`.
+pub(crate) fn retry_delay(status: &Status) -> Option<Duration> {
+    status.get_details_retry_info().and_then(|info| info.retry_delay)
+}
+
+/// True if trying again, perhaps elsewhere, may help. What the call did is then unknown.
+pub(crate) fn is_transient(status: &Status) -> bool {
+    match status.code() {
+        Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Aborted => true,
+        // Made on this side from a broken connection, not sent by a broker.
+        Code::Unknown | Code::Internal => std::error::Error::source(status).is_some(),
+        _ => false,
+    }
+}
+
+fn field_violations(status: &Status) -> Vec<(String, String)> {
+    let Some(bad) = status.get_details_bad_request() else { return Vec::new() };
+    bad.field_violations.into_iter().map(|v| (v.field, v.description)).collect()
+}
+
+/// The broker's message, with its code and the fields it names unless the message tells them already.
+fn describe(status: &Status) -> String {
+    let mut text = if status.message().is_empty() {
+        status.code().description().to_lowercase()
+    } else {
+        status.message().to_owned()
+    };
+    for (field, description) in field_violations(status) {
+        if !text.contains(&field) || !text.contains(&description) {
+            text.push_str("; ");
+            text.push_str(&field);
+            text.push_str(": ");
+            text.push_str(&description);
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic_types::ErrorDetails;
+
+    use super::*;
+
+    #[test]
+    fn details_of_the_status_are_kept() {
+        let mut details = ErrorDetails::new();
+        details.set_error_info("INVALID_NAME", "sluicegate", [("k", "v")]);
+        details.add_bad_request_violation("queue", "must not be empty");
+        details.set_retry_info(Some(Duration::from_millis(250)));
+        let status = Status::with_error_details(Code::InvalidArgument, "bad request", details);
+        let error = Error::from(status);
+        assert_eq!(error.reason().as_deref(), Some("INVALID_NAME"));
+        assert_eq!(error.retry_delay(), Some(Duration::from_millis(250)));
+        assert_eq!(error.to_string(), "bad request; queue: must not be empty");
+        assert!(!error.is_unavailable());
+    }
+
+    #[test]
+    fn only_what_may_pass_is_transient() {
+        assert!(is_transient(&Status::unavailable("")));
+        assert!(!is_transient(&Status::internal("a bug in the broker")));
+        assert!(!is_transient(&Status::resource_exhausted("queue is full")));
+    }
+}

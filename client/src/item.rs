@@ -1,0 +1,227 @@
+//! Items as they are pushed and as they are delivered.
+
+use std::{
+    collections::HashMap,
+    str::Utf8Error,
+    time::{Duration, SystemTime},
+};
+
+use bytes::Bytes;
+use serde::{Serialize, de::DeserializeOwned};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
+
+use crate::proto::{self, new_item::Eligibility};
+
+/// An item to push. The broker's limits are told with each method; it refuses what exceeds them.
+///
+/// ```
+/// use std::time::Duration;
+/// use sluicegate_client::NewItem;
+///
+/// let item = NewItem::new("hello")
+///     .content_type("text/plain")
+///     .header("trace", "4711")
+///     .priority(7)
+///     .delay(Duration::from_secs(60));
+/// ```
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NewItem {
+    inner: proto::NewItem,
+}
+
+impl NewItem {
+    /// An item with this payload; at most 4 MiB unless the broker is told otherwise. May be empty.
+    pub fn new(payload: impl Into<Bytes>) -> Self {
+        Self { inner: proto::NewItem { payload: payload.into(), ..Default::default() } }
+    }
+
+    /// An item with `value` as JSON, content type `application/json`.
+    ///
+    /// # Errors
+    /// If `value` can not be written as JSON.
+    pub fn json<T: Serialize + ?Sized>(value: &T) -> Result<Self, serde_json::Error> {
+        Ok(Self::new(serde_json::to_vec(value)?).content_type("application/json"))
+    }
+
+    /// Media type of the payload; at most 255 bytes.
+    pub fn content_type(mut self, content_type: impl Into<String>) -> Self {
+        self.inner.content_type = content_type.into();
+        self
+    }
+
+    /// Adds one header; at most 64 entries and 16 KiB in all.
+    pub fn header(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.inner.headers.insert(key.into(), value.into());
+        self
+    }
+
+    /// 0 (default) to 9; 9 is handed out first.
+    pub fn priority(mut self, priority: u8) -> Self {
+        self.inner.priority = i32::from(priority);
+        self
+    }
+
+    /// Hands it out not before this long after the push; at most 10 years. Replaces [`NewItem::eligible_at`].
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.inner.eligibility = Some(Eligibility::Delay(to_proto_duration(delay)));
+        self
+    }
+
+    /// Hands it out not before this instant, by the broker's clock. Replaces [`NewItem::delay`].
+    pub fn eligible_at(mut self, time: SystemTime) -> Self {
+        self.inner.eligibility = Some(Eligibility::EligibleTime(time.into()));
+        self
+    }
+
+    /// Time to live, counted from the push: past it the item is never delivered. Must be positive; at most 10 years.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.inner.ttl = Some(to_proto_duration(ttl));
+        self
+    }
+
+    /// Items of one queue with the same key are delivered one at a time, in push order. At most 255 bytes.
+    pub fn ordering_key(mut self, key: impl Into<String>) -> Self {
+        self.inner.ordering_key = key.into();
+        self
+    }
+
+    /// A second push with the same id within the queue's `dedup_window` stores nothing. At most 255 bytes.
+    pub fn dedup_id(mut self, id: impl Into<String>) -> Self {
+        self.inner.dedup_id = id.into();
+        self
+    }
+
+    /// The message that goes over the wire.
+    pub fn into_proto(self) -> proto::NewItem {
+        self.inner
+    }
+}
+
+impl From<&str> for NewItem {
+    fn from(payload: &str) -> Self {
+        Self::new(payload.to_owned())
+    }
+}
+
+impl From<String> for NewItem {
+    fn from(payload: String) -> Self {
+        Self::new(payload)
+    }
+}
+
+impl From<Bytes> for NewItem {
+    fn from(payload: Bytes) -> Self {
+        Self::new(payload)
+    }
+}
+
+impl From<NewItem> for proto::NewItem {
+    fn from(item: NewItem) -> Self {
+        item.inner
+    }
+}
+
+impl From<proto::NewItem> for NewItem {
+    fn from(inner: proto::NewItem) -> Self {
+        Self { inner }
+    }
+}
+
+/// An item handed to a handler, held under a lease until the handler is done.
+#[derive(Debug)]
+pub struct Delivery {
+    item: proto::Item,
+    receipt: String,
+    lease_expire_time: Option<SystemTime>,
+    lost: CancellationToken,
+}
+
+impl Delivery {
+    /// None if the broker left out the item, which it never does.
+    pub(crate) fn from_proto(delivery: proto::Delivery) -> Option<Self> {
+        Some(Self {
+            item: delivery.item?,
+            receipt: delivery.receipt,
+            lease_expire_time: delivery.lease_expire_time.and_then(|t| t.try_into().ok()),
+            lost: CancellationToken::new(),
+        })
+    }
+
+    pub(crate) fn lost_token(&self) -> CancellationToken {
+        self.lost.clone()
+    }
+
+    /// The item with all its fields.
+    pub fn item(&self) -> &proto::Item {
+        &self.item
+    }
+
+    /// The item, taken out.
+    pub fn into_item(self) -> proto::Item {
+        self.item
+    }
+
+    /// The item's id: opaque, unique in the broker, the same at each delivery and after a move.
+    pub fn id(&self) -> &str {
+        &self.item.id
+    }
+
+    /// The payload. Cloning it is cheap.
+    pub fn payload(&self) -> &Bytes {
+        &self.item.payload
+    }
+
+    /// The payload as text.
+    ///
+    /// # Errors
+    /// If it is not UTF-8.
+    pub fn text(&self) -> Result<&str, Utf8Error> {
+        std::str::from_utf8(&self.item.payload)
+    }
+
+    /// The payload read as JSON.
+    ///
+    /// # Errors
+    /// If it is not JSON, or not of this form.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
+        serde_json::from_slice(&self.item.payload)
+    }
+
+    /// The headers.
+    pub fn headers(&self) -> &HashMap<String, String> {
+        &self.item.headers
+    }
+
+    /// Failed attempts plus one: 1 at first.
+    pub fn attempt(&self) -> u32 {
+        self.item.attempt.try_into().unwrap_or(0)
+    }
+
+    /// The item's sequence number, from 1; 0 if its queue gives none.
+    pub fn sequence(&self) -> i64 {
+        self.item.sequence
+    }
+
+    /// Names this reservation; needed to settle the item by hand. Empty if it was committed on delivery.
+    pub fn receipt(&self) -> &str {
+        &self.receipt
+    }
+
+    /// End of the lease as of the delivery, by the broker's clock; renewals prolong it.
+    pub fn lease_expire_time(&self) -> Option<SystemTime> {
+        self.lease_expire_time
+    }
+
+    /// Ready once the broker has said that this reservation no longer holds the item:
+    /// finishing the work is then of no use. Select on it in long handlers.
+    pub fn lease_lost(&self) -> WaitForCancellationFuture<'_> {
+        self.lost.cancelled()
+    }
+}
+
+/// Durations beyond 10,000 years are refused by the broker anyway; they become the longest there is.
+pub(crate) fn to_proto_duration(duration: Duration) -> prost_types::Duration {
+    duration
+        .try_into()
+        .unwrap_or(prost_types::Duration { seconds: 315_576_000_000, nanos: 0 })
+}

@@ -1,0 +1,317 @@
+//! Pushing over one stream, many batches in flight.
+//!
+//! One task owns the stream. It keeps each batch until the answer with its `batch_id` is there. When the stream
+//! breaks, unanswered batches are sent again on the next one if that can not store items twice, else their callers
+//! are told that the outcome is unknown.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
+    time::Instant,
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::{Code, Status, Streaming};
+
+use super::{Producer, StreamOptions, is_repeatable};
+use crate::{
+    Client, NewItem,
+    error::{Error, Result, is_transient},
+    proto::{PushResult, PushStreamRequest, PushStreamResponse},
+};
+
+/// A batch that failed for the moment on a living stream waits as after this many tries (0.4 s by default).
+const FAILED_BATCH_TRIES: u32 = 3;
+
+/// Pushes batches on one stream; made by [`Producer::stream`]. Dropping it gives up what is not answered yet;
+/// [`PushStream::close`] waits for it.
+#[derive(Debug)]
+pub struct PushStream {
+    producer: Producer,
+    options: StreamOptions,
+    window: Arc<Semaphore>,
+    batches: mpsc::Sender<Batch>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Producer {
+    /// Opens a stream on which many batches can be in flight. It is connected when first used, and again when it breaks.
+    pub fn stream(&self, options: StreamOptions) -> PushStream {
+        let (batches, incoming) = mpsc::channel(options.max_in_flight.max(1));
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let task = StreamTask {
+            producer: self.clone(),
+            incoming,
+            pending: HashMap::new(),
+            unsent: VecDeque::new(),
+            failed: VecDeque::new(),
+            retry_at: Instant::now(),
+            next_id: 1,
+        };
+        let stopped = stop.clone();
+        tasks.spawn(async move { stopped.run_until_cancelled(task.run()).await });
+        tasks.close();
+        PushStream {
+            producer: self.clone(),
+            window: Arc::new(Semaphore::new(options.max_in_flight.max(1))),
+            options,
+            batches,
+            tasks,
+            stop,
+        }
+    }
+}
+
+impl PushStream {
+    /// Sends items as one or more batches and answers as soon as they are on their way; waits while
+    /// `max_in_flight` batches are unanswered. The ticket tells what became of them.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] if the stream has ended.
+    pub async fn send<I>(&self, items: I) -> Result<PushTicket>
+    where
+        I: IntoIterator,
+        I::Item: Into<NewItem>,
+    {
+        let items: Vec<NewItem> = items.into_iter().map(Into::into).collect();
+        let mut parts = VecDeque::new();
+        for items in self.producer.batches(items.into_iter()) {
+            let permit = self.window.clone().acquire_owned().await.map_err(|_| Error::Closed)?;
+            let (answer, answered) = oneshot::channel();
+            let request = PushStreamRequest {
+                batch_id: 0, // given by the task
+                queue: self.producer.queue.clone(),
+                items,
+                producer: self.producer.name.clone(),
+            };
+            let give_up = Instant::now() + self.producer.backoff.give_up_after;
+            let batch = Batch { safe: is_repeatable(&request.items), request, answer, give_up, permit };
+            self.batches.send(batch).await.map_err(|_| Error::Closed)?;
+            parts.push_back(answered);
+        }
+        Ok(PushTicket { parts, results: Vec::new() })
+    }
+
+    /// Waits until each batch is answered, and ends the stream.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] if `close_timeout` passed first; the tickets of what is unanswered then tell the same.
+    pub async fn close(self) -> Result<()> {
+        // Holding every permit means that nothing is unanswered.
+        let all = self.options.max_in_flight.max(1).try_into().unwrap_or(u32::MAX);
+        let answered =
+            tokio::time::timeout(self.options.close_timeout, self.window.acquire_many(all)).await;
+        self.stop.cancel();
+        self.tasks.wait().await;
+        if answered.is_ok() { Ok(()) } else { Err(Error::Closed) }
+    }
+}
+
+impl Drop for PushStream {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// A future of the results of one [`PushStream::send`], in order of its items.
+#[derive(Debug)]
+#[must_use = "the ticket tells whether the items were stored"]
+pub struct PushTicket {
+    parts: VecDeque<oneshot::Receiver<Result<Vec<PushResult>>>>,
+    results: Vec<PushResult>,
+}
+
+impl Future for PushTicket {
+    type Output = Result<Vec<PushResult>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        while let Some(part) = self.parts.front_mut() {
+            let Poll::Ready(answer) = Pin::new(part).poll(context) else { return Poll::Pending };
+            self.parts.pop_front();
+            match answer.unwrap_or(Err(Error::Closed)) {
+                Ok(results) => self.results.extend(results),
+                Err(source) if self.results.is_empty() => return Poll::Ready(Err(source)),
+                Err(source) => {
+                    let results = std::mem::take(&mut self.results);
+                    return Poll::Ready(Err(Error::PartlyPushed { results, source: Box::new(source) }));
+                }
+            }
+        }
+        Poll::Ready(Ok(std::mem::take(&mut self.results)))
+    }
+}
+
+/// A batch and where its answer goes.
+#[derive(Debug)]
+struct Batch {
+    request: PushStreamRequest,
+    /// Sending it twice stores it once.
+    safe: bool,
+    answer: oneshot::Sender<Result<Vec<PushResult>>>,
+    give_up: Instant,
+    permit: OwnedSemaphorePermit,
+}
+
+impl Batch {
+    fn finish(self, result: Result<Vec<PushResult>>) {
+        // The caller may have dropped its ticket.
+        let _ = self.answer.send(result);
+        drop(self.permit);
+    }
+}
+
+struct StreamTask {
+    producer: Producer,
+    incoming: mpsc::Receiver<Batch>,
+    /// Batches not answered yet, by `batch_id`.
+    pending: HashMap<i64, Batch>,
+    /// Those of them that have to be sent on the present stream.
+    unsent: VecDeque<i64>,
+    /// Those that failed for the moment, to be sent again at `retry_at`.
+    failed: VecDeque<i64>,
+    retry_at: Instant,
+    next_id: i64,
+}
+
+impl StreamTask {
+    async fn run(mut self) {
+        let mut tries = 0;
+        loop {
+            // Connect only when there is something to send.
+            if self.pending.is_empty() {
+                match self.incoming.recv().await {
+                    Some(batch) => self.accept(batch),
+                    None => return,
+                }
+            }
+            let client = self.producer.client.clone();
+            let endpoint = client.endpoint_in_use();
+            let answered_before = self.pending.len();
+            let status = match self.serve(&client).await {
+                Ok(()) => return,
+                Err(status) => status,
+            };
+            client.fail_over(endpoint);
+            if self.pending.len() < answered_before {
+                tries = 0;
+            }
+            let delay = self.producer.backoff.delay(tries, Some(&status));
+            self.sort_out(&status, Instant::now() + delay);
+            tracing::debug!(queue = self.producer.queue, ?delay, %status, "push stream broke");
+            tokio::time::sleep(delay).await;
+            tries += 1;
+        }
+    }
+
+    fn accept(&mut self, mut batch: Batch) {
+        let id = self.next_id;
+        self.next_id += 1;
+        batch.request.batch_id = id;
+        self.pending.insert(id, batch);
+        self.unsent.push_back(id);
+    }
+
+    /// One stream, until it breaks (an error) or the producer is gone and everything is answered.
+    async fn serve(&mut self, client: &Client) -> Result<(), Status> {
+        let (requests, outgoing) = mpsc::channel(4);
+        let mut stub = client.queue_service();
+        let opening = stub.push_stream(ReceiverStream::new(outgoing));
+        tokio::pin!(opening);
+        let mut opened: Option<Streaming<PushStreamResponse>> = None;
+        let mut more = true;
+        loop {
+            tokio::select! {
+                // A broker may answer the call only once it has read something, so sending does not wait for it.
+                response = &mut opening, if opened.is_none() => opened = Some(response?.into_inner()),
+                answer = next(&mut opened), if opened.is_some() => match answer? {
+                    Some(answer) => self.answer(answer),
+                    None => return Err(Status::unavailable("the broker ended the push stream")),
+                },
+                slot = requests.reserve(), if !self.unsent.is_empty() => {
+                    let slot = slot.map_err(|_| Status::unavailable("the push stream ended"))?;
+                    let batch = self.unsent.pop_front().and_then(|id| self.pending.get_mut(&id));
+                    if let Some(batch) = batch {
+                        // What can not be sent again need not be kept.
+                        slot.send(if batch.safe { batch.request.clone() } else { std::mem::take(&mut batch.request) });
+                    }
+                }
+                () = tokio::time::sleep_until(self.retry_at), if !self.failed.is_empty() => {
+                    self.unsent.append(&mut self.failed);
+                }
+                batch = self.incoming.recv(), if more && self.unsent.is_empty() => match batch {
+                    Some(batch) => self.accept(batch),
+                    None => more = false,
+                },
+            }
+            if !more && self.pending.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn answer(&mut self, answer: PushStreamResponse) {
+        let id = answer.batch_id;
+        let Some(batch) = self.pending.remove(&id) else {
+            tracing::warn!(batch_id = id, "answer to a batch that was not sent");
+            return;
+        };
+        let Some(error) = answer.error else { return batch.finish(Ok(answer.results)) };
+        let status =
+            Status::with_details(Code::from_i32(error.code), error.message.clone(), details(&error));
+        if !is_transient(&status) {
+            batch.finish(Err(status.into()));
+        } else if batch.safe && Instant::now() < batch.give_up {
+            self.pending.insert(id, batch);
+            self.failed.push_back(id);
+            self.retry_at = Instant::now() + self.producer.backoff.delay(FAILED_BATCH_TRIES, Some(&status));
+        } else {
+            batch.finish(Err(Error::OutcomeUnknown(Box::new(status))));
+        }
+    }
+
+    /// After a stream broke: what can not or must not be sent again is answered, the rest is put in line.
+    fn sort_out(&mut self, status: &Status, next_try: Instant) {
+        let never_sent = std::mem::take(&mut self.unsent);
+        self.failed.clear();
+        let mut ids: Vec<i64> = self.pending.keys().copied().collect();
+        ids.sort_unstable();
+        for id in ids {
+            let Some(batch) = self.pending.get(&id) else { continue };
+            // A batch still in line was never sent: no harm in sending it now.
+            let repeatable = batch.safe || never_sent.contains(&id);
+            if is_transient(status) && repeatable && next_try < batch.give_up {
+                self.unsent.push_back(id);
+            } else if let Some(batch) = self.pending.remove(&id) {
+                let status = Box::new(status.clone());
+                batch.finish(Err(if repeatable && !is_transient(&status) {
+                    Error::Status(status)
+                } else {
+                    Error::OutcomeUnknown(status)
+                }));
+            }
+        }
+    }
+}
+
+/// The next answer; never ready while the stream is not open.
+async fn next(
+    stream: &mut Option<Streaming<PushStreamResponse>>,
+) -> Result<Option<PushStreamResponse>, Status> {
+    match stream {
+        Some(stream) => stream.message().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The error of a batch, encoded the way `Status` carries its details.
+fn details(error: &tonic_types::Status) -> bytes::Bytes {
+    prost::Message::encode_to_vec(error).into()
+}

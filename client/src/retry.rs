@@ -1,0 +1,107 @@
+//! How long to wait before trying again: for connections, and for items.
+
+use std::{fmt, time::Duration};
+
+use tonic::Status;
+
+use crate::error::retry_delay;
+
+/// Exponential back-off with jitter: each delay is drawn from the upper half of
+/// `initial * 2^n`, at most `max`, so that many clients do not come back at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Backoff {
+    /// The first delay. Default 50 ms.
+    pub initial: Duration,
+    /// The longest delay. Default 5 s.
+    pub max: Duration,
+    /// How long to keep trying one call. Default 60 s.
+    pub give_up_after: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self {
+            initial: Duration::from_millis(50),
+            max: Duration::from_secs(5),
+            give_up_after: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Backoff {
+    /// The delay before try number `tries` (0 is the first repetition). `RetryInfo` in `status` is the least it can be.
+    pub(crate) fn delay(&self, tries: u32, status: Option<&Status>) -> Duration {
+        let full = self.initial.saturating_mul(1 << tries.min(20)).min(self.max);
+        let jittered = full.mul_f64(rand::random_range(0.5..=1.0));
+        jittered.max(status.and_then(retry_delay).unwrap_or_default())
+    }
+}
+
+/// A handler's error that says how the item is to be tried again.
+///
+/// Any other error gives the item back by the queue's retry policy, with its text as reason.
+///
+/// ```
+/// use std::time::Duration;
+/// use sluicegate_client::Retry;
+///
+/// let error = Retry::new("mail server is busy").after(Duration::from_secs(30)).keep_attempt();
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Retry {
+    pub(crate) reason: String,
+    pub(crate) delay: Option<Duration>,
+    pub(crate) keep_attempt: bool,
+}
+
+impl Retry {
+    /// Gives the item back for this reason, kept as `last_reason`; cut after 1,024 bytes.
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self { reason: reason.into(), delay: None, keep_attempt: false }
+    }
+
+    /// Tries again after this long, whatever the queue's retry policy says. At most 10 years.
+    pub fn after(mut self, delay: Duration) -> Self {
+        self.delay = Some(delay);
+        self
+    }
+
+    /// Does not count this as a failed attempt.
+    pub fn keep_attempt(mut self) -> Self {
+        self.keep_attempt = true;
+        self
+    }
+}
+
+impl fmt::Display for Retry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl std::error::Error for Retry {}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+    use tonic_types::{ErrorDetails, StatusExt};
+
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_longest() {
+        let backoff = Backoff::default();
+        for tries in 0..100 {
+            let full = Duration::from_millis(50 << tries.min(10)).min(backoff.max);
+            let delay = backoff.delay(tries, None);
+            assert!(delay >= full / 2 && delay <= full, "try {tries}: {delay:?}");
+        }
+    }
+
+    #[test]
+    fn the_delay_the_broker_asks_for_is_kept() {
+        let details = ErrorDetails::with_retry_info(Some(Duration::from_secs(9)));
+        let status = Status::with_error_details(Code::Unavailable, "", details);
+        assert_eq!(Backoff::default().delay(0, Some(&status)), Duration::from_secs(9));
+    }
+}

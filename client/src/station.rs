@@ -1,0 +1,166 @@
+//! Stations of a pipeline: consumers whose handlers say where the item goes next.
+//!
+//! Settling an item and putting it, or others made from it, into the next queue is one atomic step, so
+//! forks, choices and loops are plain code and no crash loses or doubles an item on its way.
+//!
+//! ```no_run
+//! use sluicegate_client::{Client, NewItem, Next};
+//!
+//! # async fn pipeline(client: Client) -> sluicegate_client::Result<()> {
+//! client
+//!     .station("parcels")
+//!     .run(|parcel| async move {
+//!         let weight: u32 = parcel.text()?.parse()?;
+//!         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(match weight {
+//!             0 => Next::done(),
+//!             1..=20 => Next::move_to("post").header("class", "small").into(),
+//!             _ => Next::fork([("freight", NewItem::new("pallet")), ("bills", NewItem::new("12.50"))]),
+//!         })
+//!     })
+//!     .await?;
+//! # Ok(())
+//! # }
+//! ```
+
+use std::{fmt, future::Future, time::Duration};
+
+use bytes::Bytes;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Consumer, Delivery, NewItem, Retry, Summary,
+    consumer::Decision,
+    error::Result,
+    item::to_proto_duration,
+    proto::{MoveRequest, PushEntry},
+};
+
+/// Where an item goes after a station.
+#[derive(Debug, Clone)]
+pub struct Next {
+    decision: Decision,
+}
+
+impl Next {
+    /// Nowhere: the item is finished, or dropped.
+    pub fn done() -> Self {
+        Self { decision: Decision::Commit }
+    }
+
+    /// Into another queue of the same group, as the same item with the same id.
+    pub fn move_to(queue: impl Into<String>) -> MoveTo {
+        MoveTo { request: MoveRequest { to_queue: queue.into(), ..Default::default() } }
+    }
+
+    /// Becomes 1 to 1,000 new items in any queues of any groups, all or none. No items at all: as [`Next::done`].
+    /// Needs a broker whose store has transactions.
+    pub fn fork<Q: Into<String>>(pushes: impl IntoIterator<Item = (Q, NewItem)>) -> Self {
+        let pushes: Vec<PushEntry> = pushes
+            .into_iter()
+            .map(|(queue, item)| PushEntry { queue: queue.into(), item: Some(item.into_proto()) })
+            .collect();
+        if pushes.is_empty() { Self::done() } else { Self { decision: Decision::Fork(pushes) } }
+    }
+
+    /// Back into the same queue, to be tried again later; see [`Retry`].
+    pub fn retry(retry: Retry) -> Self {
+        Self { decision: Decision::Rollback(retry) }
+    }
+}
+
+/// A move under construction; `into()` makes it a [`Next`].
+#[derive(Debug, Clone)]
+pub struct MoveTo {
+    request: MoveRequest,
+}
+
+impl MoveTo {
+    /// Replaces the payload.
+    pub fn payload(mut self, payload: impl Into<Bytes>) -> Self {
+        self.request.payload = Some(payload.into());
+        self
+    }
+
+    /// Replaces the content type.
+    pub fn content_type(mut self, content_type: impl Into<String>) -> Self {
+        self.request.content_type = Some(content_type.into());
+        self
+    }
+
+    /// Adds or replaces one header; the others stay.
+    pub fn header(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.request.headers.insert(key.into(), value.into());
+        self
+    }
+
+    /// Replaces the priority, 0 to 9.
+    pub fn priority(mut self, priority: u8) -> Self {
+        self.request.priority = Some(i32::from(priority));
+        self
+    }
+
+    /// Hands it out there not before this long from now; at most 10 years.
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.request.delay = Some(to_proto_duration(delay));
+        self
+    }
+}
+
+impl From<MoveTo> for Next {
+    fn from(to: MoveTo) -> Self {
+        Self { decision: Decision::Move(to.request) }
+    }
+}
+
+/// A consumer whose handler says where the item goes next. Made by [`Client::station`](crate::Client::station).
+#[derive(Debug, Clone)]
+pub struct Station {
+    consumer: Consumer,
+}
+
+impl Station {
+    pub(crate) fn new(consumer: Consumer) -> Self {
+        Self { consumer }
+    }
+
+    /// Makes a station of a consumer with settings of its own. It must not be an at-most-once consumer:
+    /// such items are finished before the handler sees them.
+    pub fn from_consumer(consumer: Consumer) -> Self {
+        Self { consumer }
+    }
+
+    /// See [`Consumer::max_in_flight`].
+    pub fn max_in_flight(mut self, items: u32) -> Self {
+        self.consumer = self.consumer.max_in_flight(items);
+        self
+    }
+
+    /// See [`Consumer::shutdown`].
+    pub fn shutdown(mut self, token: CancellationToken) -> Self {
+        self.consumer = self.consumer.shutdown(token);
+        self
+    }
+
+    /// Runs `handler` for each item until shutdown, and sends the item where it says. An error or a panic gives
+    /// the item back, as in [`Consumer::run`]; so does a destination the broker refuses.
+    ///
+    /// # Errors
+    /// As [`Consumer::run`].
+    pub async fn run<H, F, E>(self, handler: H) -> Result<Summary>
+    where
+        H: Fn(Delivery) -> F + Send + Sync + 'static,
+        F: Future<Output = Result<Next, E>> + Send + 'static,
+        E: fmt::Display + Send + 'static,
+    {
+        let deciding = move |delivery| {
+            let work = handler(delivery);
+            async move {
+                match work.await {
+                    Ok(next) => next.decision,
+                    Err(error) => Decision::from_error(error),
+                }
+            }
+        };
+        self.consumer.run_deciding(deciding).await
+    }
+}
