@@ -28,7 +28,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = arguments.next().unwrap_or_else(|| "http://127.0.0.1:7400".to_owned());
     let uri = arguments.next().unwrap_or_else(|| "mongodb://127.0.0.1:27017".to_owned());
     let client = Client::connect(url).await?;
-    let classes = mongodb::Client::with_uri_str(uri).await?.database("school").collection::<Document>("classes");
+    let classes = mongodb::Client::with_uri_str(uri)
+        .await?
+        .database("school")
+        .collection::<Document>("classes");
 
     // `sequenced` numbers the items in the order of their pushes.
     let queue = Queue { name: "example.enrolments".into(), sequenced: true, ..Default::default() };

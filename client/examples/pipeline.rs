@@ -40,10 +40,12 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         })
     });
 
-    let send = client.consumer("example.parcels").idle_exit(Duration::from_secs(1)).run(|parcel| async move {
-        println!("sent {}", parcel.text()?);
-        Ok::<(), Error>(())
-    });
+    let send = client.consumer("example.parcels").idle_exit(Duration::from_secs(1)).run(
+        |parcel| async move {
+            println!("sent {}", parcel.text()?);
+            Ok::<(), Error>(())
+        },
+    );
 
     // The first two run until the last one has nothing to do.
     tokio::select! {

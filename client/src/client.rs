@@ -55,6 +55,7 @@ impl Interceptor for Credentials {
 
 /// How to reach the brokers; made by [`Client::builder`].
 #[derive(Debug, Clone)]
+#[must_use = "a builder does nothing until it connects"]
 pub struct ClientBuilder {
     urls: Vec<String>,
     token: Option<String>,

@@ -120,7 +120,9 @@ pub(crate) fn is_transient(status: &Status) -> bool {
 }
 
 fn field_violations(status: &Status) -> Vec<(String, String)> {
-    let Some(bad) = status.get_details_bad_request() else { return Vec::new() };
+    let Some(bad) = status.get_details_bad_request() else {
+        return Vec::new();
+    };
     bad.field_violations.into_iter().map(|v| (v.field, v.description)).collect()
 }
 
@@ -151,7 +153,7 @@ mod tests {
     #[test]
     fn details_of_the_status_are_kept() {
         let mut details = ErrorDetails::new();
-        details.set_error_info("INVALID_NAME", "sluicegate", [("k", "v")]);
+        details.set_error_info("INVALID_NAME", "sluicegate", [("k".to_owned(), "v".to_owned())]);
         details.add_bad_request_violation("queue", "must not be empty");
         details.set_retry_info(Some(Duration::from_millis(250)));
         let status = Status::with_error_details(Code::InvalidArgument, "bad request", details);

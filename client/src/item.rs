@@ -25,6 +25,7 @@ use crate::proto::{self, new_item::Eligibility};
 ///     .delay(Duration::from_secs(60));
 /// ```
 #[derive(Debug, Clone, Default, PartialEq)]
+#[must_use = "an item does nothing until it is pushed"]
 pub struct NewItem {
     inner: proto::NewItem,
 }
@@ -221,7 +222,5 @@ impl Delivery {
 
 /// Durations beyond 10,000 years are refused by the broker anyway; they become the longest there is.
 pub(crate) fn to_proto_duration(duration: Duration) -> prost_types::Duration {
-    duration
-        .try_into()
-        .unwrap_or(prost_types::Duration { seconds: 315_576_000_000, nanos: 0 })
+    duration.try_into().unwrap_or(prost_types::Duration { seconds: 315_576_000_000, nanos: 0 })
 }

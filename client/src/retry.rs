@@ -23,7 +23,7 @@ impl Default for Backoff {
         Self {
             initial: Duration::from_millis(50),
             max: Duration::from_secs(5),
-            give_up_after: Duration::from_secs(60),
+            give_up_after: Duration::from_mins(1),
         }
     }
 }
@@ -48,6 +48,7 @@ impl Backoff {
 /// let error = Retry::new("mail server is busy").after(Duration::from_secs(30)).keep_attempt();
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use = "it does nothing unless the handler returns it"]
 pub struct Retry {
     pub(crate) reason: String,
     pub(crate) delay: Option<Duration>,

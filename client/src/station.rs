@@ -37,6 +37,7 @@ use crate::{
 
 /// Where an item goes after a station.
 #[derive(Debug, Clone)]
+#[must_use = "it does nothing unless the handler returns it"]
 pub struct Next {
     decision: Decision,
 }
@@ -70,6 +71,7 @@ impl Next {
 
 /// A move under construction; `into()` makes it a [`Next`].
 #[derive(Debug, Clone)]
+#[must_use = "it does nothing unless the handler returns it"]
 pub struct MoveTo {
     request: MoveRequest,
 }
@@ -114,6 +116,7 @@ impl From<MoveTo> for Next {
 
 /// A consumer whose handler says where the item goes next. Made by [`Client::station`](crate::Client::station).
 #[derive(Debug, Clone)]
+#[must_use = "a station does nothing until it runs"]
 pub struct Station {
     consumer: Consumer,
 }
@@ -157,7 +160,7 @@ impl Station {
             async move {
                 match work.await {
                     Ok(next) => next.decision,
-                    Err(error) => Decision::from_error(error),
+                    Err(error) => Decision::from_error(&error),
                 }
             }
         };

@@ -85,14 +85,19 @@ async fn check_all_orders(collection: &Collection<Document>, operations: &[Opera
             let (change, member, seq) = operations[at];
             set.apply(id, change, member, seq).await.unwrap();
         }
-        assert_eq!(document(collection, id.into()).await, want, "order {order:?} of {operations:?}");
+        assert_eq!(
+            document(collection, id.into()).await,
+            want,
+            "order {order:?} of {operations:?}"
+        );
     }
 }
 
 #[tokio::test]
 async fn three_and_four_operations_on_one_member_end_alike_in_any_order() {
     let collection = collection("one_member").await;
-    check_all_orders(&collection, &[(Insert, "ann", 1), (Remove, "ann", 2), (Insert, "ann", 3)]).await;
+    check_all_orders(&collection, &[(Insert, "ann", 1), (Remove, "ann", 2), (Insert, "ann", 3)])
+        .await;
     check_all_orders(
         &collection,
         &[(Insert, "ann", 1), (Remove, "ann", 2), (Insert, "ann", 3), (Remove, "ann", 9)],
@@ -108,9 +113,13 @@ fn any_operations_in_any_order_end_alike() {
     let members = prop_oneof![Just("ann"), Just("bob"), Just("$cid.x")];
     let operations = vec((change, members), 1..=5).prop_map(|operations| {
         // The queue's numbers: unique, in order of the pushes.
-        (1..).zip(operations).map(|(seq, (change, member))| (change, member, seq)).collect::<Vec<_>>()
+        (1..)
+            .zip(operations)
+            .map(|(seq, (change, member))| (change, member, seq))
+            .collect::<Vec<_>>()
     });
-    let mut runner = TestRunner::new(Config { cases: 24, failure_persistence: None, ..Config::default() });
+    let mut runner =
+        TestRunner::new(Config { cases: 24, failure_persistence: None, ..Config::default() });
     runner
         .run(&operations, |operations| {
             runtime.block_on(check_all_orders(&collection, &operations));
@@ -135,7 +144,13 @@ async fn a_repeated_or_older_operation_is_stale_and_changes_nothing() {
 async fn racing_consumers_end_with_the_same_document() {
     let collection = collection("racing").await;
     let operations: Vec<Operation> = (1..=40)
-        .map(|seq| (if seq % 3 == 0 { Remove } else { Insert }, ["ann", "bob", "cid"][seq as usize % 3], seq))
+        .map(|seq| {
+            (
+                if seq % 3 == 0 { Remove } else { Insert },
+                ["ann", "bob", "cid"][seq as usize % 3],
+                seq,
+            )
+        })
         .collect();
     let want = expected(&operations);
     for round in 0..5 {

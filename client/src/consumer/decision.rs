@@ -20,12 +20,12 @@ pub(crate) enum Decision {
 
 impl Decision {
     /// Gives the item back, as the error says if it is a [`Retry`], else with its text as reason.
-    pub(crate) fn from_error<E: fmt::Display + Send + 'static>(error: E) -> Self {
+    pub(crate) fn from_error<E: fmt::Display + 'static>(error: &E) -> Self {
         type Boxed = Box<dyn std::error::Error + Send + Sync>;
-        let any: &dyn Any = &error;
-        let retry = any
-            .downcast_ref::<Retry>()
-            .or_else(|| any.downcast_ref::<Boxed>().and_then(|boxed| boxed.downcast_ref::<Retry>()));
+        let any: &dyn Any = error;
+        let retry = any.downcast_ref::<Retry>().or_else(|| {
+            any.downcast_ref::<Boxed>().and_then(|boxed| boxed.downcast_ref::<Retry>())
+        });
         Self::Rollback(retry.cloned().unwrap_or_else(|| Retry::new(error.to_string())))
     }
 
@@ -75,14 +75,14 @@ mod tests {
     #[test]
     fn a_retry_is_found_as_it_is_and_boxed() {
         let retry = Retry::new("busy").after(Duration::from_secs(3)).keep_attempt();
-        assert_eq!(rolled_back(Decision::from_error(retry.clone())), retry);
+        assert_eq!(rolled_back(Decision::from_error(&retry)), retry);
         let boxed: Box<dyn std::error::Error + Send + Sync> = retry.clone().into();
-        assert_eq!(rolled_back(Decision::from_error(boxed)), retry);
+        assert_eq!(rolled_back(Decision::from_error(&boxed)), retry);
     }
 
     #[test]
     fn any_other_error_becomes_the_reason() {
-        assert_eq!(rolled_back(Decision::from_error("no paper")), Retry::new("no paper"));
+        assert_eq!(rolled_back(Decision::from_error(&"no paper")), Retry::new("no paper"));
         let panic: Box<dyn Any + Send> = Box::new("index out of bounds");
         let reason = rolled_back(Decision::from_panic(&*panic)).reason;
         assert_eq!(reason, "handler panicked: index out of bounds");

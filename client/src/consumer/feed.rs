@@ -69,7 +69,9 @@ pub(super) async fn run_unary(feed: Feed) {
     let mut attempts = Attempts::new();
     loop {
         attempts.begin(&feed);
-        let Err(status) = consume(&feed, &mut attempts).await else { return };
+        let Err(status) = consume(&feed, &mut attempts).await else {
+            return;
+        };
         if !attempts.failed(&feed, status).await {
             return;
         }

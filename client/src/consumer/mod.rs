@@ -100,6 +100,7 @@ impl Options {
 
 /// Takes items of one queue and runs a handler for each. Made by [`Client::consumer`].
 #[derive(Debug, Clone)]
+#[must_use = "a consumer does nothing until it runs"]
 pub struct Consumer {
     client: Client,
     options: Options,
@@ -238,7 +239,7 @@ impl Consumer {
             async move {
                 match work.await {
                     Ok(()) => Decision::Commit,
-                    Err(error) => Decision::from_error(error),
+                    Err(error) => Decision::from_error(&error),
                 }
             }
         })

@@ -122,14 +122,24 @@ impl Runner {
             let counters = self.counters.clone();
             let feed = StreamFeed { feed, settles: settles_out, fallback, counters };
             feed_tasks.spawn(async move { stop.run_until_cancelled(feed.run()).await });
-            settler_tasks.spawn(async move { stopped.run_until_cancelled(settler.run(fallback_out)).await });
+            settler_tasks
+                .spawn(async move { stopped.run_until_cancelled(settler.run(fallback_out)).await });
         } else {
             feed_tasks.spawn(async move { stop.run_until_cancelled(feed::run_unary(feed)).await });
-            settler_tasks.spawn(async move { stopped.run_until_cancelled(settler.run(settles_out)).await });
+            settler_tasks
+                .spawn(async move { stopped.run_until_cancelled(settler.run(settles_out)).await });
         }
         feed_tasks.close();
         settler_tasks.close();
-        Tasks { events, settles, halt, feed_stop, feed: feed_tasks, settler_stop, settler: settler_tasks }
+        Tasks {
+            events,
+            settles,
+            halt,
+            feed_stop,
+            feed: feed_tasks,
+            settler_stop,
+            settler: settler_tasks,
+        }
     }
 
     pub(super) async fn run(mut self) -> Result<Summary> {
@@ -157,7 +167,11 @@ impl Runner {
                 self.start_waiting();
             }
             self.flush(&tasks.settles);
-            if stopping && self.running.is_empty() && self.outbox.is_empty() && (halted || !streaming) {
+            if stopping
+                && self.running.is_empty()
+                && self.outbox.is_empty()
+                && (halted || !streaming)
+            {
                 break;
             }
             let idle = self.is_idle() && !stopping;
@@ -281,17 +295,17 @@ impl Runner {
 
     fn start_waiting(&mut self) {
         while self.running.len() < self.options.concurrency() && !self.wants_to_end() {
-            let Some(delivery) = self.waiting.pop_front() else { return };
+            let Some(delivery) = self.waiting.pop_front() else {
+                return;
+            };
             self.started += 1;
             Counters::add(&self.counters.started, 1);
             let (handler, receipt) = (self.handler.clone(), delivery.receipt().to_owned());
             self.running.spawn(async move {
                 // The handler owns what it works on; nothing it may have broken is looked at again.
                 let work = AssertUnwindSafe(async move { handler(delivery).await });
-                let decision = work
-                    .catch_unwind()
-                    .await
-                    .unwrap_or_else(|panic| Decision::from_panic(&*panic));
+                let decision =
+                    work.catch_unwind().await.unwrap_or_else(|panic| Decision::from_panic(&*panic));
                 (receipt, decision)
             });
         }
@@ -315,7 +329,9 @@ impl Runner {
     /// Hands on what fits right away; the rest waits for room in `run`.
     fn flush(&mut self, settles: &mpsc::Sender<Settle>) {
         while !self.outbox.is_empty() {
-            let Ok(slot) = settles.try_reserve() else { return };
+            let Ok(slot) = settles.try_reserve() else {
+                return;
+            };
             if let Some(settle) = self.outbox.pop_front() {
                 slot.send(settle);
             }

@@ -5,8 +5,8 @@
 
 use std::{
     future::Future,
-    sync::atomic::{AtomicU64, Ordering},
     sync::Arc,
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use tokio::{sync::mpsc, task::JoinSet, time::Instant};
@@ -153,7 +153,9 @@ impl Settler {
             })
             .await;
         match answer {
-            Ok((answer, repeated)) => self.counters.count_all(Kind::Commit, &answer.results, repeated),
+            Ok((answer, repeated)) => {
+                self.counters.count_all(Kind::Commit, &answer.results, repeated);
+            }
             Err(status) => self.give_up(n, "commit", &status),
         }
     }

@@ -89,7 +89,8 @@ impl StreamFeed {
         let open = Action::Open(self.feed.options.open_request());
         // The channel is empty and has room.
         let _ = requests.send(request(open)).await;
-        let opened = self.feed.client.queue_service().consume_stream(ReceiverStream::new(outgoing)).await;
+        let opened =
+            self.feed.client.queue_service().consume_stream(ReceiverStream::new(outgoing)).await;
         let mut answers = match opened {
             Ok(response) => response.into_inner(),
             Err(status) => return End::Broken(status),
@@ -152,7 +153,8 @@ impl StreamFeed {
                     _ => None,
                 })
                 .collect();
-            requests.push((Action::Rollback(RollbackRequest { items }), (Kind::Rollback, rollbacks)));
+            requests
+                .push((Action::Rollback(RollbackRequest { items }), (Kind::Rollback, rollbacks)));
         }
         requests
     }
@@ -165,13 +167,17 @@ impl StreamFeed {
     ) {
         let event = match answer.event {
             Some(Answer::Opened(opened)) => {
-                let Some(lease) = opened.lease.and_then(|lease| lease.try_into().ok()) else { return };
+                let Some(lease) = opened.lease.and_then(|lease| lease.try_into().ok()) else {
+                    return;
+                };
                 Event::Lease(lease)
             }
             Some(Answer::Deliveries(message)) => Event::Deliveries(message.deliveries),
             Some(Answer::Settled(settled)) => {
                 // Answers come in the order of the requests.
-                let Some((kind, _)) = unanswered.pop_front() else { return };
+                let Some((kind, _)) = unanswered.pop_front() else {
+                    return;
+                };
                 return self.counters.count_all(kind, &settled.results, false);
             }
             Some(Answer::Flow(_)) if halted => Event::Halted,

@@ -22,6 +22,7 @@ pub const MAX_BATCH_ITEMS: usize = 1_000;
 
 /// Puts items into one queue. Cheap to clone.
 #[derive(Debug, Clone)]
+#[must_use = "a producer does nothing until it pushes"]
 pub struct Producer {
     client: Client,
     queue: String,
@@ -82,7 +83,9 @@ impl Producer {
     pub async fn push(&self, item: impl Into<NewItem>) -> Result<PushResult> {
         let mut results = self.push_all([item.into()]).await?;
         // The broker answers one result per item.
-        results.pop().ok_or_else(|| tonic::Status::internal("push answered without a result").into())
+        results
+            .pop()
+            .ok_or_else(|| tonic::Status::internal("push answered without a result").into())
     }
 
     /// Pushes items in order and answers one result each when all are durable. More than 1,000 items, or
@@ -112,8 +115,7 @@ impl Producer {
     /// One call, repeated while that is safe and may help.
     async fn push_batch(&self, items: Vec<proto::NewItem>) -> Result<Vec<PushResult>> {
         let safe = is_repeatable(&items);
-        let message =
-            PushRequest { queue: self.queue.clone(), items, producer: self.name.clone() };
+        let message = PushRequest { queue: self.queue.clone(), items, producer: self.name.clone() };
         let give_up = Instant::now() + self.backoff.give_up_after;
         let mut tries = 0;
         loop {
@@ -190,7 +192,7 @@ pub struct StreamOptions {
 
 impl Default for StreamOptions {
     fn default() -> Self {
-        Self { max_in_flight: 16, close_timeout: Duration::from_secs(60) }
+        Self { max_in_flight: 16, close_timeout: Duration::from_mins(1) }
     }
 }
 
@@ -211,8 +213,10 @@ mod tests {
 
         let items = (0..5_u8).map(|n| NewItem::new(vec![n; 1_000]));
         let batches: Vec<_> = producer().max_batch_bytes(2_500).batches(items).collect();
-        let firsts: Vec<Vec<u8>> =
-            batches.iter().map(|batch| batch.iter().map(|item| item.payload[0]).collect()).collect();
+        let firsts: Vec<Vec<u8>> = batches
+            .iter()
+            .map(|batch| batch.iter().map(|item| item.payload[0]).collect())
+            .collect();
         assert_eq!(firsts, [vec![0, 1], vec![2, 3], vec![4]]);
     }
 

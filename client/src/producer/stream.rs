@@ -93,7 +93,8 @@ impl PushStream {
                 producer: self.producer.name.clone(),
             };
             let give_up = Instant::now() + self.producer.backoff.give_up_after;
-            let batch = Batch { safe: is_repeatable(&request.items), request, answer, give_up, permit };
+            let batch =
+                Batch { safe: is_repeatable(&request.items), request, answer, give_up, permit };
             self.batches.send(batch).await.map_err(|_| Error::Closed)?;
             parts.push_back(answered);
         }
@@ -134,14 +135,19 @@ impl Future for PushTicket {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         while let Some(part) = self.parts.front_mut() {
-            let Poll::Ready(answer) = Pin::new(part).poll(context) else { return Poll::Pending };
+            let Poll::Ready(answer) = Pin::new(part).poll(context) else {
+                return Poll::Pending;
+            };
             self.parts.pop_front();
             match answer.unwrap_or(Err(Error::Closed)) {
                 Ok(results) => self.results.extend(results),
                 Err(source) if self.results.is_empty() => return Poll::Ready(Err(source)),
                 Err(source) => {
                     let results = std::mem::take(&mut self.results);
-                    return Poll::Ready(Err(Error::PartlyPushed { results, source: Box::new(source) }));
+                    return Poll::Ready(Err(Error::PartlyPushed {
+                        results,
+                        source: Box::new(source),
+                    }));
                 }
             }
         }
@@ -263,15 +269,21 @@ impl StreamTask {
             tracing::warn!(batch_id = id, "answer to a batch that was not sent");
             return;
         };
-        let Some(error) = answer.error else { return batch.finish(Ok(answer.results)) };
-        let status =
-            Status::with_details(Code::from_i32(error.code), error.message.clone(), details(&error));
+        let Some(error) = answer.error else {
+            return batch.finish(Ok(answer.results));
+        };
+        let status = Status::with_details(
+            Code::from_i32(error.code),
+            error.message.clone(),
+            details(&error),
+        );
         if !is_transient(&status) {
             batch.finish(Err(status.into()));
         } else if batch.safe && Instant::now() < batch.give_up {
             self.pending.insert(id, batch);
             self.failed.push_back(id);
-            self.retry_at = Instant::now() + self.producer.backoff.delay(FAILED_BATCH_TRIES, Some(&status));
+            self.retry_at =
+                Instant::now() + self.producer.backoff.delay(FAILED_BATCH_TRIES, Some(&status));
         } else {
             batch.finish(Err(Error::OutcomeUnknown(Box::new(status))));
         }
@@ -284,7 +296,9 @@ impl StreamTask {
         let mut ids: Vec<i64> = self.pending.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {
-            let Some(batch) = self.pending.get(&id) else { continue };
+            let Some(batch) = self.pending.get(&id) else {
+                continue;
+            };
             // A batch still in line was never sent: no harm in sending it now.
             let repeatable = batch.safe || never_sent.contains(&id);
             if is_transient(status) && repeatable && next_try < batch.give_up {

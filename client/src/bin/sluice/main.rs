@@ -1,2 +1,154 @@
-//! x
-fn main() {}
+//! `sluice`: Sluicegate's command line tool.
+//!
+//! # Layout
+//! One file per group of commands; `context` has what they share, `failure` the exit codes, `json` and
+//! `output` how things are shown.
+
+mod consume;
+mod context;
+mod duration;
+mod failure;
+mod history;
+mod items;
+mod json;
+mod output;
+mod push;
+mod queue;
+mod schedule;
+mod settle;
+mod stats;
+mod take;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+use crate::{
+    context::{Context, Global},
+    failure::Failure,
+};
+
+const AFTER_HELP: &str = "\
+Durations: 500ms, 10s, 5m, 2h, 1d, or several together: 1h30m.
+
+With --json, lists are one JSON object per line; a payload is in `payload` if it is UTF-8, else in `payload_base64`.
+
+Exit codes:
+  0  done
+  1  error
+  2  wrong usage
+  3  nothing there: no item for pop, reserve or consume
+  4  not found: no such queue, item or schedule
+  5  broker not reachable
+
+Examples:
+  sluice push orders 'two pounds of apples'
+  seq 1000 | sluice push orders
+  sluice consume orders --exec './handle.sh' --max-in-flight 4
+  sluice peek orders --state delayed --json";
+
+/// Push, consume and manage items of a Sluicegate broker.
+#[derive(Debug, Parser)]
+#[command(name = "sluice", version, after_help = AFTER_HELP, max_term_width = 100)]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Put items into a queue: an argument, a file, or one item per line of stdin
+    Push(push::Args),
+    /// Take items under a lease, as they come: print them, or run a command for each
+    Consume(consume::Args),
+    /// Take items and forget them, and print them
+    Pop(take::PopArgs),
+    /// Take items under a lease and print their receipts, to be settled by hand
+    Reserve(take::ReserveArgs),
+    /// Finish reserved items
+    Commit(settle::CommitArgs),
+    /// Give reserved items back
+    Rollback(settle::RollbackArgs),
+    /// Prolong the leases of reserved items
+    Extend(settle::ExtendArgs),
+    /// Settle a reserved item by putting it into another queue of its group
+    Move(settle::MoveArgs),
+    /// Finish a reserved item and push others, in one step
+    Fork(settle::ForkArgs),
+    /// List a queue's items without changing them
+    Peek(items::PeekArgs),
+    /// Look at or delete one item
+    #[command(subcommand)]
+    Item(items::ItemCommand),
+    /// List the queues
+    Queues,
+    /// Show depth and totals of queues
+    Stats(stats::StatsArgs),
+    /// Show depth and totals of queues whenever they change
+    Watch(stats::WatchArgs),
+    /// Create, look at, change or delete a queue
+    #[command(subcommand)]
+    Queue(queue::QueueCommand),
+    /// Bring items of a dead-letter queue back to where they came from
+    Redrive(history::RedriveArgs),
+    /// Make processed items ready again
+    Replay(history::ReplayArgs),
+    /// Manage items that happen again
+    #[command(subcommand)]
+    Schedule(schedule::ScheduleCommand),
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_env("SLUICE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .init();
+    match run(cli).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+async fn run(cli: Cli) -> Result<(), Failure> {
+    let context = Context::new(cli.global);
+    match cli.command {
+        Command::Push(args) => push::run(&context, args).await,
+        Command::Consume(args) => consume::run(&context, args).await,
+        Command::Pop(args) => take::pop(&context, args).await,
+        Command::Reserve(args) => take::reserve(&context, args).await,
+        Command::Commit(args) => settle::commit(&context, args).await,
+        Command::Rollback(args) => settle::rollback(&context, args).await,
+        Command::Extend(args) => settle::extend(&context, args).await,
+        Command::Move(args) => settle::forward(&context, args).await,
+        Command::Fork(args) => settle::fork(&context, args).await,
+        Command::Peek(args) => items::peek(&context, args).await,
+        Command::Item(command) => items::run(&context, command).await,
+        Command::Queues => stats::queues(&context).await,
+        Command::Stats(args) => stats::stats(&context, args).await,
+        Command::Watch(args) => stats::watch(&context, args).await,
+        Command::Queue(command) => queue::run(&context, command).await,
+        Command::Redrive(args) => history::redrive(&context, args).await,
+        Command::Replay(args) => history::replay(&context, args).await,
+        Command::Schedule(command) => schedule::run(&context, command).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

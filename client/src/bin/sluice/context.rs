@@ -1,0 +1,99 @@
+//! What all commands share: how to reach the broker, and how to show things.
+
+use std::{path::PathBuf, time::Duration};
+
+use sluicegate_client::{Client, Error};
+
+use crate::{duration, failure::Failure, output::Output};
+
+/// Options that come before or after any command.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Global {
+    /// The broker; more than one, separated by commas, are tried in turn
+    #[arg(
+        long,
+        global = true,
+        value_name = "URL",
+        env = "SLUICE_SERVER",
+        value_delimiter = ',',
+        default_value = "http://127.0.0.1:7400"
+    )]
+    pub(crate) server: Vec<String>,
+    /// Bearer token to show to the broker
+    #[arg(long, global = true, env = "SLUICE_TOKEN", hide_env_values = true)]
+    pub(crate) token: Option<String>,
+    /// File with the certificate authorities to trust, for https (PEM)
+    #[arg(long, global = true, value_name = "FILE", env = "SLUICE_CA")]
+    pub(crate) ca: Option<PathBuf>,
+    /// How long one call may take
+    #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
+    pub(crate) timeout: Duration,
+    /// Print JSON: one object per line
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+/// The running command's surroundings.
+pub(crate) struct Context {
+    global: Global,
+    pub(crate) output: Output,
+}
+
+impl Context {
+    pub(crate) fn new(global: Global) -> Self {
+        let output = Output::new(global.json);
+        Self { global, output }
+    }
+
+    /// Connects; fails at once if no broker can be reached.
+    pub(crate) async fn client(&self) -> Result<Client, Failure> {
+        let mut urls = self.global.server.iter();
+        let mut builder = Client::builder(urls.next().cloned().unwrap_or_default());
+        for url in urls {
+            builder = builder.endpoint(url);
+        }
+        if let Some(token) = &self.global.token {
+            builder = builder.bearer_token(token);
+        }
+        if let Some(path) = &self.global.ca {
+            builder = builder.ca_certificate(read_text(path)?);
+        }
+        builder
+            .request_timeout(self.global.timeout)
+            .connect()
+            .await
+            .map_err(|error| match error {
+                Error::InvalidAddress { .. } => {
+                    Failure::Usage(format!("--server: {error}: {}", why(&error)))
+                }
+                other => other.into(),
+            })
+    }
+}
+
+fn why(error: &Error) -> String {
+    std::error::Error::source(error)
+        .map(ToString::to_string)
+        .unwrap_or_default()
+}
+
+fn read_text(path: &std::path::Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path).map_err(|source| Failure::File {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Parses `key=value`.
+pub(crate) fn key_value(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("expected KEY=VALUE".to_owned()),
+    }
+}
+
+/// Parses an instant such as `2026-01-31T12:00:00Z`.
+pub(crate) fn instant(text: &str) -> Result<prost_types::Timestamp, String> {
+    text.parse()
+        .map_err(|_| "expected an instant such as 2026-01-31T12:00:00Z".to_owned())
+}

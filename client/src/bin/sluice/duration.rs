@@ -1,0 +1,134 @@
+//! Durations as people write them.
+
+use std::time::Duration;
+
+const UNITS: &[(&str, f64)] = &[
+    ("ms", 0.001),
+    ("s", 1.0),
+    ("m", 60.0),
+    ("h", 3_600.0),
+    ("d", 86_400.0),
+    ("w", 604_800.0),
+];
+
+/// Parses `500ms`, `10s`, `1.5m`, `1h30m`, `2d`; `0` needs no unit.
+pub(crate) fn parse(text: &str) -> Result<Duration, String> {
+    const EXPECTED: &str = "expected a duration such as 500ms, 10s, 5m, 2h or 1d";
+    if text == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let mut rest = text;
+    let mut seconds = 0.0;
+    while !rest.is_empty() {
+        let digits = rest
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(rest.len());
+        let (number, after) = rest.split_at(digits);
+        let letters = after
+            .find(|c: char| !c.is_ascii_alphabetic())
+            .unwrap_or(after.len());
+        let (unit, after) = after.split_at(letters);
+        let number: f64 = number.parse().map_err(|_| EXPECTED)?;
+        let Some((_, factor)) = UNITS.iter().find(|(name, _)| *name == unit) else {
+            return Err(EXPECTED.to_owned());
+        };
+        seconds += number * factor;
+        rest = after;
+    }
+    if text.is_empty() {
+        return Err(EXPECTED.to_owned());
+    }
+    Duration::try_from_secs_f64(seconds).map_err(|_| "the duration is too long".to_owned())
+}
+
+/// A setting that can be taken back: a duration, or `none`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Setting(pub(crate) Option<Duration>);
+
+/// Parses a duration or `none`.
+pub(crate) fn parse_setting(text: &str) -> Result<Setting, String> {
+    if text == "none" {
+        return Ok(Setting(None));
+    }
+    parse(text)
+        .map(|duration| Setting(Some(duration)))
+        .map_err(|error| format!("{error}, or none"))
+}
+
+/// The way over the wire.
+pub(crate) fn to_proto(duration: Duration) -> prost_types::Duration {
+    duration.try_into().unwrap_or(prost_types::Duration {
+        seconds: i64::MAX / 2,
+        nanos: 0,
+    })
+}
+
+/// Shows a duration the way [`parse`] reads it; milliseconds only below a minute.
+pub(crate) fn show(duration: &prost_types::Duration) -> String {
+    let (seconds, millis) = (duration.seconds.max(0), duration.nanos.max(0) / 1_000_000);
+    if seconds == 0 {
+        return if millis == 0 {
+            "0s".to_owned()
+        } else {
+            format!("{millis}ms")
+        };
+    }
+    let mut text = String::new();
+    let mut rest = seconds;
+    for (unit, length) in [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)] {
+        if rest >= length {
+            text.push_str(&format!("{}{unit}", rest / length));
+            rest %= length;
+        }
+    }
+    if seconds < 60 && millis > 0 {
+        text.push_str(&format!("{millis}ms"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn humane_durations_are_read() {
+        for (text, millis) in [
+            ("0", 0),
+            ("500ms", 500),
+            ("10s", 10_000),
+            ("1.5s", 1_500),
+            ("5m", 300_000),
+            ("2h", 7_200_000),
+            ("1d", 86_400_000),
+            ("1h30m", 5_400_000),
+        ] {
+            assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_refused() {
+        for text in [
+            "",
+            "5",
+            "s",
+            "-1s",
+            "5 s",
+            "5x",
+            "1h30",
+            "1..5s",
+            "99999999999999999999d",
+        ] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_shown_can_be_read() {
+        for text in ["0s", "500ms", "1s500ms", "30s", "5m", "1h30m", "1d", "400d"] {
+            let shown = show(&to_proto(parse(text).unwrap()));
+            assert_eq!(shown, text);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! `sluice redrive` and `sluice replay`: bringing items back.
+
+use prost_types::Timestamp;
+use serde_json::json;
+use sluicegate_client::{
+    proto::{
+        ItemIds, RedriveFilter, RedriveItemsRequest, ReplayItemsRequest, TimeRange,
+        replay_items_request::Selection,
+    },
+    tonic::Request,
+};
+
+use crate::{
+    context::{Context, instant},
+    failure::Failure,
+};
+
+/// What `sluice redrive` is told; the conditions that are given must all hold.
+#[derive(Debug, clap::Args)]
+pub(crate) struct RedriveArgs {
+    /// The dead-letter queue
+    queue: String,
+    /// Where they go [default: each to the queue it came from]
+    #[arg(long, value_name = "QUEUE")]
+    to: Option<String>,
+    /// Only this item; can be repeated
+    #[arg(long = "id", value_name = "ID")]
+    ids: Vec<String>,
+    /// Only items that came from this queue
+    #[arg(long, value_name = "QUEUE")]
+    origin: Option<String>,
+    /// Only items whose last reason contains this text
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+    /// Only items first pushed at or after this instant (2026-01-31T12:00:00Z)
+    #[arg(long, value_name = "INSTANT", value_parser = instant)]
+    since: Option<Timestamp>,
+    /// Only items first pushed before this instant
+    #[arg(long, value_name = "INSTANT", value_parser = instant)]
+    until: Option<Timestamp>,
+    /// At most this many
+    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
+    max: i64,
+    /// At most this many per second
+    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
+    rate: i32,
+}
+
+/// What `sluice replay` is told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ReplayArgs {
+    /// The queue
+    queue: String,
+    /// This item; can be repeated
+    #[arg(long = "id", value_name = "ID", conflicts_with_all = ["since", "until"])]
+    ids: Vec<String>,
+    /// Items committed at or after this instant (2026-01-31T12:00:00Z)
+    #[arg(long, value_name = "INSTANT", value_parser = instant)]
+    since: Option<Timestamp>,
+    /// Items committed before this instant
+    #[arg(long, value_name = "INSTANT", value_parser = instant)]
+    until: Option<Timestamp>,
+    /// All items in the history
+    #[arg(long, conflicts_with_all = ["ids", "since", "until"])]
+    all: bool,
+    /// At most this many
+    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
+    max: i64,
+}
+
+fn range(start_time: Option<Timestamp>, end_time: Option<Timestamp>) -> Option<TimeRange> {
+    (start_time.is_some() || end_time.is_some()).then_some(TimeRange {
+        start_time,
+        end_time,
+    })
+}
+
+pub(crate) async fn redrive(context: &Context, args: RedriveArgs) -> Result<(), Failure> {
+    let client = context.client().await?;
+    let filter = RedriveFilter {
+        ids: args.ids,
+        origin_queue: args.origin.unwrap_or_default(),
+        reason_contains: args.reason.unwrap_or_default(),
+        create_time: range(args.since, args.until),
+    };
+    // No time-out: with a rate the call lasts as long as it takes.
+    let request = Request::new(RedriveItemsRequest {
+        queue: args.queue,
+        to_queue: args.to.unwrap_or_default(),
+        filter: Some(filter),
+        max_items: args.max,
+        rate: args.rate,
+    });
+    let items = client
+        .admin_service()
+        .redrive_items(request)
+        .await?
+        .into_inner()
+        .redriven_items;
+    let value = json!({ "redriven_items": items });
+    Ok(context
+        .output
+        .one(&value, &format!("{items} items brought back"))?)
+}
+
+pub(crate) async fn replay(context: &Context, args: ReplayArgs) -> Result<(), Failure> {
+    let selection = if !args.ids.is_empty() {
+        Selection::Ids(ItemIds { ids: args.ids })
+    } else if let Some(range) = range(args.since, args.until) {
+        Selection::ProcessTime(range)
+    } else if args.all {
+        Selection::ProcessTime(TimeRange::default())
+    } else {
+        return Err(Failure::Usage(
+            "say which items: --id, --since, --until or --all".into(),
+        ));
+    };
+    let client = context.client().await?;
+    let request = Request::new(ReplayItemsRequest {
+        queue: args.queue,
+        selection: Some(selection),
+        max_items: args.max,
+    });
+    let items = client
+        .admin_service()
+        .replay_items(request)
+        .await?
+        .into_inner()
+        .replayed_items;
+    let value = json!({ "replayed_items": items });
+    Ok(context
+        .output
+        .one(&value, &format!("{items} items are ready again"))?)
+}

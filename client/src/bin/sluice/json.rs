@@ -1,0 +1,241 @@
+//! Messages as JSON. Fields that are not set are left out; instants are RFC 3339, durations as on the command line.
+
+use std::collections::{BTreeMap, HashMap};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use prost_types::{Duration, Timestamp};
+use serde_json::{Map, Value, json};
+use sluicegate_client::proto::{
+    Delivery, Item, ItemState, NewItem, Outcome, PushResult, Queue, QueueStats, Schedule,
+    new_item::Eligibility,
+};
+
+use crate::duration;
+
+/// An object under construction that leaves out what is not set.
+#[derive(Default)]
+struct Object(Map<String, Value>);
+
+impl Object {
+    fn put(&mut self, name: &str, value: impl Into<Value>) -> &mut Self {
+        self.0.insert(name.to_owned(), value.into());
+        self
+    }
+
+    fn text(&mut self, name: &str, value: &str) -> &mut Self {
+        if !value.is_empty() {
+            self.put(name, value);
+        }
+        self
+    }
+
+    fn time(&mut self, name: &str, value: Option<&Timestamp>) -> &mut Self {
+        if let Some(value) = value {
+            self.put(name, value.to_string());
+        }
+        self
+    }
+
+    fn duration(&mut self, name: &str, value: Option<&Duration>) -> &mut Self {
+        if let Some(value) = value {
+            self.put(name, duration::show(value));
+        }
+        self
+    }
+
+    fn map(&mut self, name: &str, value: &HashMap<String, String>) -> &mut Self {
+        if !value.is_empty() {
+            // Sorted, so that the same map always looks the same.
+            let sorted: BTreeMap<_, _> = value.iter().collect();
+            self.put(name, json!(sorted));
+        }
+        self
+    }
+
+    fn payload(&mut self, payload: &[u8]) -> &mut Self {
+        match std::str::from_utf8(payload) {
+            Ok(text) => self.put("payload", text),
+            Err(_) => self.put("payload_base64", STANDARD.encode(payload)),
+        }
+    }
+
+    fn done(&mut self) -> Value {
+        Value::Object(std::mem::take(&mut self.0))
+    }
+}
+
+pub(crate) fn item(item: &Item) -> Value {
+    item_object(item).done()
+}
+
+fn item_object(item: &Item) -> Object {
+    let mut object = Object::default();
+    object
+        .put("id", item.id.as_str())
+        .put("queue", item.queue.as_str())
+        .put("state", state(item.state()))
+        .payload(&item.payload)
+        .text("content_type", &item.content_type)
+        .map("headers", &item.headers)
+        .put("priority", item.priority)
+        .put("attempt", item.attempt)
+        .put("deliveries", item.deliveries);
+    if item.sequence != 0 {
+        object.put("sequence", item.sequence);
+    }
+    object
+        .text("ordering_key", &item.ordering_key)
+        .text("dedup_id", &item.dedup_id)
+        .time("create_time", item.create_time.as_ref())
+        .time("eligible_time", item.eligible_time.as_ref())
+        .time("expire_time", item.expire_time.as_ref())
+        .time("process_time", item.process_time.as_ref())
+        .text("producer", &item.producer)
+        .text("consumer", &item.consumer)
+        .text("last_reason", &item.last_reason)
+        .text("origin_queue", &item.origin_queue);
+    object
+}
+
+/// The item with its receipt beside its fields.
+pub(crate) fn delivery(delivery: &Delivery) -> Value {
+    let mut object = delivery.item.as_ref().map(item_object).unwrap_or_default();
+    object
+        .put("receipt", delivery.receipt.as_str())
+        .time("lease_expire_time", delivery.lease_expire_time.as_ref())
+        .done()
+}
+
+pub(crate) fn push_result(queue: &str, result: &PushResult) -> Value {
+    let mut object = Object::default();
+    object
+        .put("id", result.id.as_str())
+        .put("queue", queue)
+        .put("deduplicated", result.deduplicated);
+    if result.sequence != 0 {
+        object.put("sequence", result.sequence);
+    }
+    object.done()
+}
+
+pub(crate) fn queue(queue: &Queue) -> Value {
+    let mut object = Object::default();
+    object
+        .put("name", queue.name.as_str())
+        .text("group", &queue.group)
+        .duration("lease", queue.lease.as_ref())
+        .put("max_attempts", queue.max_attempts)
+        .text("dead_letter_queue", &queue.dead_letter_queue);
+    if let Some(policy) = &queue.retry_policy {
+        let mut retry = Object::default();
+        retry
+            .duration("initial_delay", policy.initial_delay.as_ref())
+            .put("multiplier", policy.multiplier)
+            .duration("max_delay", policy.max_delay.as_ref())
+            .put("jitter", policy.jitter);
+        object.put("retry_policy", retry.done());
+    }
+    object
+        .duration("default_ttl", queue.default_ttl.as_ref())
+        .duration("retention", queue.retention.as_ref())
+        .duration("dedup_window", queue.dedup_window.as_ref())
+        .put("max_depth", queue.max_depth)
+        .put("sequenced", queue.sequenced)
+        .put("paused", queue.paused)
+        .map("labels", &queue.labels)
+        .time("create_time", queue.create_time.as_ref())
+        .done()
+}
+
+pub(crate) fn stats(stats: &QueueStats) -> Value {
+    let mut object = Object::default();
+    object
+        .put("queue", stats.queue.as_str())
+        .put("ready", stats.ready)
+        .put("delayed", stats.delayed)
+        .put("reserved", stats.reserved)
+        .put("blocked", stats.blocked)
+        .put("processed", stats.processed)
+        .duration("oldest_ready_age", stats.oldest_ready_age.as_ref())
+        .time("next_eligible_time", stats.next_eligible_time.as_ref())
+        .put("consumers", stats.consumers)
+        .put("pushed", stats.pushed)
+        .put("delivered", stats.delivered)
+        .put("committed", stats.committed)
+        .put("rolled_back", stats.rolled_back)
+        .put("moved", stats.moved)
+        .put("dead_lettered", stats.dead_lettered)
+        .put("expired", stats.expired)
+        .done()
+}
+
+pub(crate) fn schedule(schedule: &Schedule) -> Value {
+    let mut object = Object::default();
+    object
+        .put("name", schedule.name.as_str())
+        .put("queue", schedule.queue.as_str())
+        .put("cron", schedule.cron.as_str())
+        .text("time_zone", &schedule.time_zone)
+        .put("paused", schedule.paused)
+        .put(
+            "item",
+            schedule.item.as_ref().map(new_item).unwrap_or_default(),
+        )
+        .time("create_time", schedule.create_time.as_ref())
+        .time("next_time", schedule.next_time.as_ref())
+        .time("last_time", schedule.last_time.as_ref())
+        .done()
+}
+
+fn new_item(item: &NewItem) -> Value {
+    let mut object = Object::default();
+    object
+        .payload(&item.payload)
+        .text("content_type", &item.content_type)
+        .map("headers", &item.headers)
+        .put("priority", item.priority)
+        .duration("ttl", item.ttl.as_ref())
+        .text("ordering_key", &item.ordering_key);
+    match &item.eligibility {
+        Some(Eligibility::Delay(delay)) => object.duration("delay", Some(delay)),
+        Some(Eligibility::EligibleTime(time)) => object.time("eligible_time", Some(time)),
+        None => &mut object,
+    };
+    object.done()
+}
+
+/// The state without its prefix, in lower case.
+pub(crate) fn state(state: ItemState) -> String {
+    state
+        .as_str_name()
+        .trim_start_matches("ITEM_STATE_")
+        .to_lowercase()
+}
+
+/// The outcome without its prefix, in lower case.
+pub(crate) fn outcome(outcome: Outcome) -> String {
+    outcome
+        .as_str_name()
+        .trim_start_matches("OUTCOME_")
+        .to_lowercase()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn payloads_that_are_not_text_are_base64() {
+        let text = item(&Item {
+            payload: "grüß".into(),
+            ..Default::default()
+        });
+        assert_eq!(text["payload"], "grüß");
+        let bytes = item(&Item {
+            payload: vec![0xff, 0x00].into(),
+            ..Default::default()
+        });
+        assert_eq!(bytes["payload_base64"], "/wA=");
+        assert!(bytes.get("payload").is_none());
+    }
+}

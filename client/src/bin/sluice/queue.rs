@@ -1,0 +1,284 @@
+//! `sluice queue`: queues and their settings.
+
+use clap::Subcommand;
+use prost_types::FieldMask;
+use serde_json::json;
+use sluicegate_client::proto::{
+    CreateQueueRequest, DeleteQueueRequest, GetQueueRequest, PauseQueueRequest, PurgeQueueRequest,
+    Queue, ResumeQueueRequest, RetryPolicy, UpdateQueueRequest,
+};
+
+use crate::{
+    context::{Context, key_value},
+    duration::{Setting, parse_setting, to_proto},
+    failure::Failure,
+    json,
+};
+
+/// What `sluice queue` is told.
+#[derive(Debug, Subcommand)]
+pub(crate) enum QueueCommand {
+    /// Create a queue
+    Create {
+        /// Its name
+        name: String,
+        /// The group whose collection holds its items [default: default]
+        #[arg(long)]
+        group: Option<String>,
+        #[command(flatten)]
+        settings: Box<Settings>,
+    },
+    /// Show a queue's settings
+    Get(Name),
+    /// Change some of a queue's settings
+    Update {
+        /// Its name
+        name: String,
+        #[command(flatten)]
+        settings: Box<Settings>,
+    },
+    /// Delete a queue
+    Delete {
+        /// Its name
+        name: String,
+        /// Delete it even if it holds items; they go with it
+        #[arg(long)]
+        force: bool,
+    },
+    /// Stop deliveries; pushes go on
+    Pause(Name),
+    /// Let deliveries go on
+    Resume(Name),
+    /// Delete all items that are not reserved, history included
+    Purge(Name),
+}
+
+/// Names a queue.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Name {
+    /// The queue
+    name: String,
+}
+
+/// Settings that can be changed. Durations can be taken back with `none`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Settings {
+    /// Lease given when a consumer asks for none
+    #[arg(long, value_name = "DURATION", value_parser = parse_setting)]
+    lease: Option<Setting>,
+    /// The attempt whose failure dead-letters an item; 0: never
+    #[arg(long, value_name = "N")]
+    max_attempts: Option<i32>,
+    /// Where items go after their last attempt; empty: nowhere
+    #[arg(long, value_name = "QUEUE")]
+    dead_letter_queue: Option<String>,
+    /// Delay after the first failed attempt
+    #[arg(long, value_name = "DURATION", value_parser = parse_setting)]
+    retry_initial: Option<Setting>,
+    /// Factor from one delay to the next
+    #[arg(long, value_name = "X")]
+    retry_multiplier: Option<f64>,
+    /// Longest delay
+    #[arg(long, value_name = "DURATION", value_parser = parse_setting)]
+    retry_max: Option<Setting>,
+    /// Random share of each delay, 0 to 1
+    #[arg(long, value_name = "X")]
+    retry_jitter: Option<f64>,
+    /// Time to live of items pushed without one
+    #[arg(long, value_name = "DURATION", value_parser = parse_setting)]
+    default_ttl: Option<Setting>,
+    /// How long committed items are kept
+    #[arg(long, value_name = "DURATION", value_parser = parse_setting)]
+    retention: Option<Setting>,
+    /// How long a dedup id is remembered
+    #[arg(long, value_name = "DURATION", value_parser = parse_setting)]
+    dedup_window: Option<Setting>,
+    /// Refuse pushes while it holds this many unsettled items; 0: no limit
+    #[arg(long, value_name = "N")]
+    max_depth: Option<i64>,
+    /// Number the items in the order of their pushes
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    sequenced: Option<bool>,
+    /// A label; can be repeated, and replaces all labels
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = key_value)]
+    labels: Vec<(String, String)>,
+}
+
+impl Settings {
+    /// The queue with these settings, and the names of those that were given.
+    fn apply(&self, name: String) -> (Queue, Vec<String>) {
+        let mut queue = Queue {
+            name,
+            ..Default::default()
+        };
+        let mut policy = RetryPolicy::default();
+        let mut paths = Vec::new();
+        let mut given = |path: &str| paths.push(path.to_owned());
+        let proto = |setting: Setting| setting.0.map(to_proto);
+        if let Some(lease) = self.lease {
+            queue.lease = proto(lease);
+            given("lease");
+        }
+        if let Some(attempts) = self.max_attempts {
+            queue.max_attempts = attempts;
+            given("max_attempts");
+        }
+        if let Some(name) = &self.dead_letter_queue {
+            queue.dead_letter_queue.clone_from(name);
+            given("dead_letter_queue");
+        }
+        if let Some(delay) = self.retry_initial {
+            policy.initial_delay = proto(delay);
+            given("retry_policy.initial_delay");
+        }
+        if let Some(multiplier) = self.retry_multiplier {
+            policy.multiplier = multiplier;
+            given("retry_policy.multiplier");
+        }
+        if let Some(delay) = self.retry_max {
+            policy.max_delay = proto(delay);
+            given("retry_policy.max_delay");
+        }
+        if let Some(jitter) = self.retry_jitter {
+            policy.jitter = jitter;
+            given("retry_policy.jitter");
+        }
+        if let Some(ttl) = self.default_ttl {
+            queue.default_ttl = proto(ttl);
+            given("default_ttl");
+        }
+        if let Some(retention) = self.retention {
+            queue.retention = proto(retention);
+            given("retention");
+        }
+        if let Some(window) = self.dedup_window {
+            queue.dedup_window = proto(window);
+            given("dedup_window");
+        }
+        if let Some(depth) = self.max_depth {
+            queue.max_depth = depth;
+            given("max_depth");
+        }
+        if let Some(sequenced) = self.sequenced {
+            queue.sequenced = sequenced;
+            given("sequenced");
+        }
+        if !self.labels.is_empty() {
+            queue.labels = self.labels.iter().cloned().collect();
+            given("labels");
+        }
+        if paths.iter().any(|path| path.starts_with("retry_policy")) {
+            queue.retry_policy = Some(policy);
+        }
+        (queue, paths)
+    }
+}
+
+pub(crate) async fn run(context: &Context, command: QueueCommand) -> Result<(), Failure> {
+    let client = context.client().await?;
+    let mut admin = client.admin_service();
+    let queue = match command {
+        QueueCommand::Create {
+            name,
+            group,
+            settings,
+        } => {
+            let (mut queue, _) = settings.apply(name);
+            queue.group = group.unwrap_or_default();
+            let request = client.request(CreateQueueRequest { queue: Some(queue) });
+            admin.create_queue(request).await?.into_inner().queue
+        }
+        QueueCommand::Update { name, settings } => {
+            let (queue, paths) = settings.apply(name);
+            if paths.is_empty() {
+                return Err(Failure::Usage("say which settings to change".into()));
+            }
+            let update_mask = Some(FieldMask { paths });
+            let request = client.request(UpdateQueueRequest {
+                queue: Some(queue),
+                update_mask,
+            });
+            admin.update_queue(request).await?.into_inner().queue
+        }
+        QueueCommand::Get(Name { name }) => {
+            admin
+                .get_queue(client.request(GetQueueRequest { name }))
+                .await?
+                .into_inner()
+                .queue
+        }
+        QueueCommand::Pause(Name { name }) => {
+            admin
+                .pause_queue(client.request(PauseQueueRequest { name }))
+                .await?
+                .into_inner()
+                .queue
+        }
+        QueueCommand::Resume(Name { name }) => {
+            admin
+                .resume_queue(client.request(ResumeQueueRequest { name }))
+                .await?
+                .into_inner()
+                .queue
+        }
+        QueueCommand::Delete { name, force } => {
+            let request = client.request(DeleteQueueRequest {
+                name: name.clone(),
+                force,
+            });
+            let items = admin
+                .delete_queue(request)
+                .await?
+                .into_inner()
+                .deleted_items;
+            let value = json!({ "deleted": name, "deleted_items": items });
+            return Ok(context
+                .output
+                .one(&value, &format!("{name} deleted, with {items} items"))?);
+        }
+        QueueCommand::Purge(Name { name }) => {
+            let request = client.request(PurgeQueueRequest { name: name.clone() });
+            let items = admin.purge_queue(request).await?.into_inner().purged_items;
+            let value = json!({ "purged": name, "purged_items": items });
+            return Ok(context
+                .output
+                .one(&value, &format!("{items} items deleted from {name}"))?);
+        }
+    };
+    Ok(context
+        .output
+        .object(&json::queue(&queue.unwrap_or_default()))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(subcommand)]
+        command: QueueCommand,
+    }
+
+    #[test]
+    fn an_update_names_exactly_what_was_given() {
+        let line = Line::parse_from([
+            "x",
+            "update",
+            "q",
+            "--retention",
+            "none",
+            "--retry-jitter",
+            "0.5",
+            "--sequenced",
+        ]);
+        let QueueCommand::Update { name, settings } = line.command else {
+            panic!("not an update")
+        };
+        let (queue, paths) = settings.apply(name);
+        assert_eq!(paths, ["retry_policy.jitter", "retention", "sequenced"]);
+        assert!(queue.sequenced && queue.retention.is_none());
+    }
+}

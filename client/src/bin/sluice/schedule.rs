@@ -1,0 +1,164 @@
+//! `sluice schedule`: items that happen again.
+
+use std::path::PathBuf;
+
+use clap::Subcommand;
+use serde_json::json;
+use sluicegate_client::proto::{
+    CreateScheduleRequest, DeleteScheduleRequest, GetScheduleRequest, ListSchedulesRequest,
+    PauseScheduleRequest, ResumeScheduleRequest, Schedule,
+};
+
+use crate::{
+    context::Context,
+    failure::Failure,
+    json,
+    push::{ItemArgs, read_file},
+};
+
+/// What `sluice schedule` is told.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ScheduleCommand {
+    /// Create a schedule
+    Create(Box<CreateArgs>),
+    /// Show a schedule
+    Get(Name),
+    /// List the schedules
+    List,
+    /// Delete a schedule; items it pushed stay
+    Delete(Name),
+    /// Stop a schedule; ticks that pass meanwhile are lost
+    Pause(Name),
+    /// Let a schedule go on with its next tick
+    Resume(Name),
+}
+
+/// Names a schedule.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Name {
+    /// The schedule
+    name: String,
+}
+
+/// What `sluice schedule create` is told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CreateArgs {
+    /// Its name
+    name: String,
+    /// The queue that gets the items
+    queue: String,
+    /// Minute, hour, day of month, month, day of week, as one argument; or six fields with seconds in front
+    cron: String,
+    /// The payload of each item
+    #[arg(conflicts_with = "file", default_value = "", hide_default_value = true)]
+    text: String,
+    /// A file whose content is the payload
+    #[arg(long, short)]
+    file: Option<PathBuf>,
+    /// The time zone the fields are read in
+    #[arg(long, value_name = "NAME", default_value = "UTC")]
+    time_zone: String,
+    /// Create it paused
+    #[arg(long)]
+    paused: bool,
+    #[command(flatten)]
+    item: ItemArgs,
+}
+
+pub(crate) async fn run(context: &Context, command: ScheduleCommand) -> Result<(), Failure> {
+    let client = context.client().await?;
+    let mut service = client.schedule_service();
+    let schedule = match command {
+        ScheduleCommand::Create(args) => {
+            let payload = match &args.file {
+                Some(path) => read_file(path)?,
+                None => args.text.into_bytes(),
+            };
+            let schedule = Schedule {
+                name: args.name,
+                queue: args.queue,
+                cron: args.cron,
+                time_zone: args.time_zone,
+                item: Some(args.item.item(payload).into_proto()),
+                paused: args.paused,
+                ..Default::default()
+            };
+            let request = client.request(CreateScheduleRequest {
+                schedule: Some(schedule),
+            });
+            service
+                .create_schedule(request)
+                .await?
+                .into_inner()
+                .schedule
+        }
+        ScheduleCommand::Get(Name { name }) => {
+            let request = client.request(GetScheduleRequest { name });
+            service.get_schedule(request).await?.into_inner().schedule
+        }
+        ScheduleCommand::Pause(Name { name }) => {
+            let request = client.request(PauseScheduleRequest { name });
+            service.pause_schedule(request).await?.into_inner().schedule
+        }
+        ScheduleCommand::Resume(Name { name }) => {
+            let request = client.request(ResumeScheduleRequest { name });
+            service
+                .resume_schedule(request)
+                .await?
+                .into_inner()
+                .schedule
+        }
+        ScheduleCommand::List => return list(context).await,
+        ScheduleCommand::Delete(Name { name }) => {
+            service
+                .delete_schedule(client.request(DeleteScheduleRequest { name: name.clone() }))
+                .await?;
+            return Ok(context
+                .output
+                .one(&json!({ "deleted": name }), &format!("{name} deleted"))?);
+        }
+    };
+    Ok(context
+        .output
+        .object(&json::schedule(&schedule.unwrap_or_default()))?)
+}
+
+async fn list(context: &Context) -> Result<(), Failure> {
+    let client = context.client().await?;
+    let mut rows = Vec::new();
+    let mut page_token = String::new();
+    loop {
+        let request = client.request(ListSchedulesRequest {
+            page_size: 1_000,
+            page_token,
+        });
+        let page = client
+            .schedule_service()
+            .list_schedules(request)
+            .await?
+            .into_inner();
+        for schedule in page.schedules {
+            let value = json::schedule(&schedule);
+            let next = match (&schedule.next_time, schedule.paused) {
+                (_, true) => "paused".to_owned(),
+                (Some(time), false) => time.to_string(),
+                (None, false) => String::new(),
+            };
+            let cells = vec![
+                schedule.name,
+                schedule.queue,
+                schedule.cron,
+                schedule.time_zone,
+                next,
+            ];
+            rows.push((value, cells));
+        }
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    Ok(context
+        .output
+        .list(&["SCHEDULE", "QUEUE", "CRON", "TIME ZONE", "NEXT"], rows)?)
+}

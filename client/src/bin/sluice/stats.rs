@@ -1,0 +1,165 @@
+//! `sluice queues`, `stats` and `watch`.
+
+use serde_json::Value;
+use sluicegate_client::{
+    Client,
+    proto::{GetQueueStatsRequest, ListQueuesRequest, Queue, QueueStats, WatchQueuesRequest},
+    tonic::Request,
+};
+
+use crate::{context::Context, duration, failure::Failure, json};
+
+/// What `sluice stats` is told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct StatsArgs {
+    /// The queues [default: all]
+    queues: Vec<String>,
+}
+
+/// What `sluice watch` is told.
+#[derive(Debug, clap::Args)]
+pub(crate) struct WatchArgs {
+    /// The queues [default: all]
+    queues: Vec<String>,
+    /// End after this many messages
+    #[arg(long, short = 'n', value_name = "N")]
+    count: Option<u64>,
+}
+
+const HEAD: &[&str] = &[
+    "QUEUE",
+    "READY",
+    "DELAYED",
+    "RESERVED",
+    "BLOCKED",
+    "PROCESSED",
+    "OLDEST",
+    "CONSUMERS",
+    "PUSHED",
+    "COMMITTED",
+    "DEAD",
+];
+
+/// All queues, page by page.
+async fn all_queues(client: &Client) -> Result<Vec<Queue>, Failure> {
+    let mut queues = Vec::new();
+    let mut page_token = String::new();
+    loop {
+        let request = client.request(ListQueuesRequest {
+            page_size: 1_000,
+            page_token,
+        });
+        let page = client
+            .admin_service()
+            .list_queues(request)
+            .await?
+            .into_inner();
+        queues.extend(page.queues);
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            return Ok(queues);
+        }
+    }
+}
+
+pub(crate) async fn queues(context: &Context) -> Result<(), Failure> {
+    let client = context.client().await?;
+    let rows = all_queues(&client).await?.into_iter().map(|queue| {
+        let value = json::queue(&queue);
+        let lease = queue.lease.as_ref().map(duration::show).unwrap_or_default();
+        let paused = if queue.paused { "paused" } else { "" };
+        let cells = vec![
+            queue.name,
+            queue.group,
+            lease,
+            queue.max_attempts.to_string(),
+            queue.dead_letter_queue,
+            paused.to_owned(),
+        ];
+        (value, cells)
+    });
+    let head = [
+        "QUEUE",
+        "GROUP",
+        "LEASE",
+        "ATTEMPTS",
+        "DEAD LETTERS",
+        "STATE",
+    ];
+    Ok(context.output.list(&head, rows.collect())?)
+}
+
+pub(crate) async fn stats(context: &Context, args: StatsArgs) -> Result<(), Failure> {
+    let client = context.client().await?;
+    let names = if args.queues.is_empty() {
+        all_queues(&client)
+            .await?
+            .into_iter()
+            .map(|queue| queue.name)
+            .collect()
+    } else {
+        args.queues
+    };
+    let mut rows = Vec::new();
+    for queue in names {
+        let request = client.request(GetQueueStatsRequest { queue });
+        let answer = client
+            .admin_service()
+            .get_queue_stats(request)
+            .await?
+            .into_inner();
+        rows.push(row(&answer.stats.unwrap_or_default()));
+    }
+    Ok(context.output.list(HEAD, rows)?)
+}
+
+pub(crate) async fn watch(context: &Context, args: WatchArgs) -> Result<(), Failure> {
+    let client = context.client().await?;
+    let request = Request::new(WatchQueuesRequest {
+        queues: args.queues,
+    });
+    let mut changes = client
+        .admin_service()
+        .watch_queues(request)
+        .await?
+        .into_inner();
+    let mut left = args.count.unwrap_or(u64::MAX);
+    while left > 0 {
+        let changed = tokio::select! {
+            changed = changes.message() => changed?,
+            _ = tokio::signal::ctrl_c() => return Ok(()),
+        };
+        let Some(changed) = changed else {
+            return Err(sluicegate_client::tonic::Status::unavailable(
+                "the broker ended the stream",
+            )
+            .into());
+        };
+        context
+            .output
+            .list(HEAD, changed.stats.iter().map(row).collect())?;
+        left -= 1;
+    }
+    Ok(())
+}
+
+fn row(stats: &QueueStats) -> (Value, Vec<String>) {
+    let cells = vec![
+        stats.queue.clone(),
+        stats.ready.to_string(),
+        stats.delayed.to_string(),
+        stats.reserved.to_string(),
+        stats.blocked.to_string(),
+        stats.processed.to_string(),
+        stats
+            .oldest_ready_age
+            .as_ref()
+            .map(duration::show)
+            .unwrap_or_default(),
+        stats.consumers.to_string(),
+        stats.pushed.to_string(),
+        stats.committed.to_string(),
+        stats.dead_lettered.to_string(),
+    ];
+    (json::stats(stats), cells)
+}
