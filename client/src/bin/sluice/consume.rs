@@ -58,9 +58,7 @@ pub(crate) struct Args {
 pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
     let client = context.client().await?;
     let stop = CancellationToken::new();
-    let in_flight = args
-        .max_in_flight
-        .unwrap_or(if args.exec.is_some() { 1 } else { 100 });
+    let in_flight = args.max_in_flight.unwrap_or(if args.exec.is_some() { 1 } else { 100 });
     let mut consumer = client
         .consumer(&args.queue)
         .max_in_flight(in_flight)
@@ -109,10 +107,7 @@ pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
         return Err(Failure::Nothing);
     }
     if !context.output.is_json() && work.exec.is_some() {
-        eprintln!(
-            "sluice: {} committed, {} given back",
-            summary.committed, summary.rolled_back
-        );
+        eprintln!("sluice: {} committed, {} given back", summary.committed, summary.rolled_back);
     }
     Ok(())
 }
@@ -190,9 +185,7 @@ async fn execute(command: &str, delivery: &Delivery) -> Result<(), String> {
     // Ctrl-C on the terminal is for this process, which lets the command finish.
     #[cfg(unix)]
     shell.process_group(0);
-    let mut child = shell
-        .spawn()
-        .map_err(|error| format!("could not start sh: {error}"))?;
+    let mut child = shell.spawn().map_err(|error| format!("could not start sh: {error}"))?;
     let stdin = child.stdin.take();
     let feeding = async {
         if let Some(mut stdin) = stdin {
@@ -212,13 +205,7 @@ async fn execute(command: &str, delivery: &Delivery) -> Result<(), String> {
 fn header_variable(name: &str) -> String {
     let name: String = name
         .chars()
-        .map(|c| {
-            if c.is_ascii_alphanumeric() {
-                c.to_ascii_uppercase()
-            } else {
-                '_'
-            }
-        })
+        .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' })
         .collect();
     format!("SLUICE_HEADER_{name}")
 }

@@ -58,30 +58,21 @@ impl Context {
         if let Some(path) = &self.global.ca {
             builder = builder.ca_certificate(read_text(path)?);
         }
-        builder
-            .request_timeout(self.global.timeout)
-            .connect()
-            .await
-            .map_err(|error| match error {
-                Error::InvalidAddress { .. } => {
-                    Failure::Usage(format!("--server: {error}: {}", why(&error)))
-                }
-                other => other.into(),
-            })
+        builder.request_timeout(self.global.timeout).connect().await.map_err(|error| match error {
+            Error::InvalidAddress { .. } => {
+                Failure::Usage(format!("--server: {error}: {}", why(&error)))
+            }
+            other => other.into(),
+        })
     }
 }
 
 fn why(error: &Error) -> String {
-    std::error::Error::source(error)
-        .map(ToString::to_string)
-        .unwrap_or_default()
+    std::error::Error::source(error).map(ToString::to_string).unwrap_or_default()
 }
 
 fn read_text(path: &std::path::Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|source| Failure::File {
-        path: path.to_owned(),
-        source,
-    })
+    std::fs::read_to_string(path).map_err(|source| Failure::File { path: path.to_owned(), source })
 }
 
 /// Parses `key=value`.
@@ -94,6 +85,5 @@ pub(crate) fn key_value(text: &str) -> Result<(String, String), String> {
 
 /// Parses an instant such as `2026-01-31T12:00:00Z`.
 pub(crate) fn instant(text: &str) -> Result<prost_types::Timestamp, String> {
-    text.parse()
-        .map_err(|_| "expected an instant such as 2026-01-31T12:00:00Z".to_owned())
+    text.parse().map_err(|_| "expected an instant such as 2026-01-31T12:00:00Z".to_owned())
 }

@@ -69,10 +69,7 @@ pub(crate) struct ReplayArgs {
 }
 
 fn range(start_time: Option<Timestamp>, end_time: Option<Timestamp>) -> Option<TimeRange> {
-    (start_time.is_some() || end_time.is_some()).then_some(TimeRange {
-        start_time,
-        end_time,
-    })
+    (start_time.is_some() || end_time.is_some()).then_some(TimeRange { start_time, end_time })
 }
 
 pub(crate) async fn redrive(context: &Context, args: RedriveArgs) -> Result<(), Failure> {
@@ -91,16 +88,9 @@ pub(crate) async fn redrive(context: &Context, args: RedriveArgs) -> Result<(), 
         max_items: args.max,
         rate: args.rate,
     });
-    let items = client
-        .admin_service()
-        .redrive_items(request)
-        .await?
-        .into_inner()
-        .redriven_items;
+    let items = client.admin_service().redrive_items(request).await?.into_inner().redriven_items;
     let value = json!({ "redriven_items": items });
-    Ok(context
-        .output
-        .one(&value, &format!("{items} items brought back"))?)
+    Ok(context.output.one(&value, &format!("{items} items brought back"))?)
 }
 
 pub(crate) async fn replay(context: &Context, args: ReplayArgs) -> Result<(), Failure> {
@@ -111,9 +101,7 @@ pub(crate) async fn replay(context: &Context, args: ReplayArgs) -> Result<(), Fa
     } else if args.all {
         Selection::ProcessTime(TimeRange::default())
     } else {
-        return Err(Failure::Usage(
-            "say which items: --id, --since, --until or --all".into(),
-        ));
+        return Err(Failure::Usage("say which items: --id, --since, --until or --all".into()));
     };
     let client = context.client().await?;
     let request = Request::new(ReplayItemsRequest {
@@ -121,14 +109,7 @@ pub(crate) async fn replay(context: &Context, args: ReplayArgs) -> Result<(), Fa
         selection: Some(selection),
         max_items: args.max,
     });
-    let items = client
-        .admin_service()
-        .replay_items(request)
-        .await?
-        .into_inner()
-        .replayed_items;
+    let items = client.admin_service().replay_items(request).await?.into_inner().replayed_items;
     let value = json!({ "replayed_items": items });
-    Ok(context
-        .output
-        .one(&value, &format!("{items} items are ready again"))?)
+    Ok(context.output.one(&value, &format!("{items} items are ready again"))?)
 }

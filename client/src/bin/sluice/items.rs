@@ -63,11 +63,7 @@ pub(crate) async fn peek(context: &Context, args: PeekArgs) -> Result<(), Failur
         Some(State::Blocked) => ItemState::Blocked,
         Some(State::Processed) => ItemState::Processed,
     };
-    let mut left = if args.limit == 0 {
-        usize::MAX
-    } else {
-        args.limit
-    };
+    let mut left = if args.limit == 0 { usize::MAX } else { args.limit };
     let mut page_token = String::new();
     let mut table = Vec::new();
     loop {
@@ -77,11 +73,7 @@ pub(crate) async fn peek(context: &Context, args: PeekArgs) -> Result<(), Failur
             page_size: left.min(1_000) as i32,
             page_token,
         });
-        let page = client
-            .admin_service()
-            .list_items(request)
-            .await?
-            .into_inner();
+        let page = client.admin_service().list_items(request).await?.into_inner();
         for item in page.items.iter().take(left) {
             // JSON goes out page by page; a table needs its widths first.
             if context.output.is_json() {
@@ -97,10 +89,9 @@ pub(crate) async fn peek(context: &Context, args: PeekArgs) -> Result<(), Failur
         }
     }
     if !context.output.is_json() {
-        context.output.list(
-            &["ID", "STATE", "PRIORITY", "ATTEMPT", "ELIGIBLE", "PAYLOAD"],
-            table,
-        )?;
+        context
+            .output
+            .list(&["ID", "STATE", "PRIORITY", "ATTEMPT", "ELIGIBLE", "PAYLOAD"], table)?;
     }
     Ok(())
 }
@@ -111,10 +102,7 @@ fn row(item: &Item) -> Vec<String> {
         json::state(item.state()),
         item.priority.to_string(),
         item.attempt.to_string(),
-        item.eligible_time
-            .as_ref()
-            .map(ToString::to_string)
-            .unwrap_or_default(),
+        item.eligible_time.as_ref().map(ToString::to_string).unwrap_or_default(),
         preview(&item.payload, 60),
     ]
 }
@@ -125,20 +113,13 @@ pub(crate) async fn run(context: &Context, command: ItemCommand) -> Result<(), F
     match command {
         ItemCommand::Get(ItemArgs { queue, id }) => {
             let request = client.request(GetItemRequest { queue, id });
-            let item = admin
-                .get_item(request)
-                .await?
-                .into_inner()
-                .item
-                .unwrap_or_default();
+            let item = admin.get_item(request).await?.into_inner().item.unwrap_or_default();
             context.output.object(&json::item(&item))?;
         }
         ItemCommand::Delete(ItemArgs { queue, id }) => {
             let value = serde_json::json!({ "deleted": id });
             let text = format!("{id} deleted");
-            admin
-                .delete_item(client.request(DeleteItemRequest { queue, id }))
-                .await?;
+            admin.delete_item(client.request(DeleteItemRequest { queue, id })).await?;
             context.output.one(&value, &text)?;
         }
     }

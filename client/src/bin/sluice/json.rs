@@ -177,10 +177,7 @@ pub(crate) fn schedule(schedule: &Schedule) -> Value {
         .put("cron", schedule.cron.as_str())
         .text("time_zone", &schedule.time_zone)
         .put("paused", schedule.paused)
-        .put(
-            "item",
-            schedule.item.as_ref().map(new_item).unwrap_or_default(),
-        )
+        .put("item", schedule.item.as_ref().map(new_item).unwrap_or_default())
         .time("create_time", schedule.create_time.as_ref())
         .time("next_time", schedule.next_time.as_ref())
         .time("last_time", schedule.last_time.as_ref())
@@ -206,18 +203,12 @@ fn new_item(item: &NewItem) -> Value {
 
 /// The state without its prefix, in lower case.
 pub(crate) fn state(state: ItemState) -> String {
-    state
-        .as_str_name()
-        .trim_start_matches("ITEM_STATE_")
-        .to_lowercase()
+    state.as_str_name().trim_start_matches("ITEM_STATE_").to_lowercase()
 }
 
 /// The outcome without its prefix, in lower case.
 pub(crate) fn outcome(outcome: Outcome) -> String {
-    outcome
-        .as_str_name()
-        .trim_start_matches("OUTCOME_")
-        .to_lowercase()
+    outcome.as_str_name().trim_start_matches("OUTCOME_").to_lowercase()
 }
 
 #[cfg(test)]
@@ -226,15 +217,9 @@ mod tests {
 
     #[test]
     fn payloads_that_are_not_text_are_base64() {
-        let text = item(&Item {
-            payload: "grüß".into(),
-            ..Default::default()
-        });
+        let text = item(&Item { payload: "grüß".into(), ..Default::default() });
         assert_eq!(text["payload"], "grüß");
-        let bytes = item(&Item {
-            payload: vec![0xff, 0x00].into(),
-            ..Default::default()
-        });
+        let bytes = item(&Item { payload: vec![0xff, 0x00].into(), ..Default::default() });
         assert_eq!(bytes["payload_base64"], "/wA=");
         assert!(bytes.get("payload").is_none());
     }

@@ -25,11 +25,7 @@ impl Output {
     /// Prints one line: `value` with --json, else `text`.
     pub(crate) fn one(self, value: &Value, text: &str) -> io::Result<()> {
         let mut stdout = io::stdout().lock();
-        if self.json {
-            writeln!(stdout, "{value}")
-        } else {
-            writeln!(stdout, "{text}")
-        }
+        if self.json { writeln!(stdout, "{value}") } else { writeln!(stdout, "{text}") }
     }
 
     /// Prints an item: all of it with --json, else its payload as it is, and a newline.
@@ -53,23 +49,14 @@ impl Output {
             }
             return stdout.flush();
         }
-        let mut lines: Vec<Vec<String>> = vec![head.iter().map(ToString::to_string).collect::<Vec<_>>()];
+        let mut lines: Vec<Vec<String>> =
+            vec![head.iter().map(ToString::to_string).collect::<Vec<_>>()];
         lines.extend(rows.into_iter().map(|(_, cells)| cells));
-        let width = |column| {
-            lines
-                .iter()
-                .map(|line| line[column].chars().count())
-                .max()
-        };
-        let widths: Vec<usize> = (0..head.len())
-            .map(|column| width(column).unwrap_or(0))
-            .collect();
+        let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
+        let widths: Vec<usize> = (0..head.len()).map(|column| width(column).unwrap_or(0)).collect();
         for line in &lines {
-            let cells: Vec<String> = line
-                .iter()
-                .zip(&widths)
-                .map(|(cell, &width)| format!("{cell:<width$}"))
-                .collect();
+            let cells: Vec<String> =
+                line.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}")).collect();
             writeln!(stdout, "{}", cells.join("  ").trim_end())?;
         }
         stdout.flush()
@@ -84,9 +71,7 @@ impl Output {
         };
         let width = fields.keys().map(String::len).max().unwrap_or(0);
         for (name, value) in fields {
-            let text = value
-                .as_str()
-                .map_or_else(|| value.to_string(), str::to_owned);
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             writeln!(stdout, "{name:<width$}  {text}")?;
         }
         stdout.flush()
@@ -96,14 +81,7 @@ impl Output {
 /// The beginning of a payload, on one line.
 pub(crate) fn preview(payload: &[u8], width: usize) -> String {
     let text = String::from_utf8_lossy(&payload[..payload.len().min(4 * width)]);
-    let line: String = text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .take(width)
-        .collect();
-    if line.chars().count() == width {
-        line + "…"
-    } else {
-        line
-    }
+    let line: String =
+        text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(width).collect();
+    if line.chars().count() == width { line + "…" } else { line }
 }

@@ -105,10 +105,7 @@ pub(crate) fn read_file(path: &PathBuf) -> Result<Vec<u8>, Failure> {
         io::stdin().lock().read_to_end(&mut content)?;
         return Ok(content);
     }
-    std::fs::read(path).map_err(|source| Failure::File {
-        path: path.clone(),
-        source,
-    })
+    std::fs::read(path).map_err(|source| Failure::File { path: path.clone(), source })
 }
 
 pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
@@ -137,15 +134,9 @@ pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
         item = item.dedup_id(id);
     }
     let result = producer.push(item).await?;
-    let note = if result.deduplicated {
-        " (duplicate)"
-    } else {
-        ""
-    };
+    let note = if result.deduplicated { " (duplicate)" } else { "" };
     let text = format!("{}{note}", result.id);
-    Ok(context
-        .output
-        .one(&json::push_result(&args.queue, &result), &text)?)
+    Ok(context.output.one(&json::push_result(&args.queue, &result), &text)?)
 }
 
 /// Pushes the lines of stdin, as many at a time as are there: nothing waits for a batch to fill up.

@@ -107,10 +107,7 @@ pub(crate) struct Settings {
 impl Settings {
     /// The queue with these settings, and the names of those that were given.
     fn apply(&self, name: String) -> (Queue, Vec<String>) {
-        let mut queue = Queue {
-            name,
-            ..Default::default()
-        };
+        let mut queue = Queue { name, ..Default::default() };
         let mut policy = RetryPolicy::default();
         let mut paths = Vec::new();
         let mut given = |path: &str| paths.push(path.to_owned());
@@ -178,11 +175,7 @@ pub(crate) async fn run(context: &Context, command: QueueCommand) -> Result<(), 
     let client = context.client().await?;
     let mut admin = client.admin_service();
     let queue = match command {
-        QueueCommand::Create {
-            name,
-            group,
-            settings,
-        } => {
+        QueueCommand::Create { name, group, settings } => {
             let (mut queue, _) = settings.apply(name);
             queue.group = group.unwrap_or_default();
             let request = client.request(CreateQueueRequest { queue: Some(queue) });
@@ -194,25 +187,14 @@ pub(crate) async fn run(context: &Context, command: QueueCommand) -> Result<(), 
                 return Err(Failure::Usage("say which settings to change".into()));
             }
             let update_mask = Some(FieldMask { paths });
-            let request = client.request(UpdateQueueRequest {
-                queue: Some(queue),
-                update_mask,
-            });
+            let request = client.request(UpdateQueueRequest { queue: Some(queue), update_mask });
             admin.update_queue(request).await?.into_inner().queue
         }
         QueueCommand::Get(Name { name }) => {
-            admin
-                .get_queue(client.request(GetQueueRequest { name }))
-                .await?
-                .into_inner()
-                .queue
+            admin.get_queue(client.request(GetQueueRequest { name })).await?.into_inner().queue
         }
         QueueCommand::Pause(Name { name }) => {
-            admin
-                .pause_queue(client.request(PauseQueueRequest { name }))
-                .await?
-                .into_inner()
-                .queue
+            admin.pause_queue(client.request(PauseQueueRequest { name })).await?.into_inner().queue
         }
         QueueCommand::Resume(Name { name }) => {
             admin
@@ -222,15 +204,8 @@ pub(crate) async fn run(context: &Context, command: QueueCommand) -> Result<(), 
                 .queue
         }
         QueueCommand::Delete { name, force } => {
-            let request = client.request(DeleteQueueRequest {
-                name: name.clone(),
-                force,
-            });
-            let items = admin
-                .delete_queue(request)
-                .await?
-                .into_inner()
-                .deleted_items;
+            let request = client.request(DeleteQueueRequest { name: name.clone(), force });
+            let items = admin.delete_queue(request).await?.into_inner().deleted_items;
             let value = json!({ "deleted": name, "deleted_items": items });
             return Ok(context
                 .output
@@ -245,9 +220,7 @@ pub(crate) async fn run(context: &Context, command: QueueCommand) -> Result<(), 
                 .one(&value, &format!("{items} items deleted from {name}"))?);
         }
     };
-    Ok(context
-        .output
-        .object(&json::queue(&queue.unwrap_or_default()))?)
+    Ok(context.output.object(&json::queue(&queue.unwrap_or_default()))?)
 }
 
 #[cfg(test)]
@@ -274,9 +247,7 @@ mod tests {
             "0.5",
             "--sequenced",
         ]);
-        let QueueCommand::Update { name, settings } = line.command else {
-            panic!("not an update")
-        };
+        let QueueCommand::Update { name, settings } = line.command else { panic!("not an update") };
         let (queue, paths) = settings.apply(name);
         assert_eq!(paths, ["retry_policy.jitter", "retention", "sequenced"]);
         assert!(queue.sequenced && queue.retention.is_none());

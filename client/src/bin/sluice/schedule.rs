@@ -83,14 +83,8 @@ pub(crate) async fn run(context: &Context, command: ScheduleCommand) -> Result<(
                 paused: args.paused,
                 ..Default::default()
             };
-            let request = client.request(CreateScheduleRequest {
-                schedule: Some(schedule),
-            });
-            service
-                .create_schedule(request)
-                .await?
-                .into_inner()
-                .schedule
+            let request = client.request(CreateScheduleRequest { schedule: Some(schedule) });
+            service.create_schedule(request).await?.into_inner().schedule
         }
         ScheduleCommand::Get(Name { name }) => {
             let request = client.request(GetScheduleRequest { name });
@@ -102,11 +96,7 @@ pub(crate) async fn run(context: &Context, command: ScheduleCommand) -> Result<(
         }
         ScheduleCommand::Resume(Name { name }) => {
             let request = client.request(ResumeScheduleRequest { name });
-            service
-                .resume_schedule(request)
-                .await?
-                .into_inner()
-                .schedule
+            service.resume_schedule(request).await?.into_inner().schedule
         }
         ScheduleCommand::List => return list(context).await,
         ScheduleCommand::Delete(Name { name }) => {
@@ -118,9 +108,7 @@ pub(crate) async fn run(context: &Context, command: ScheduleCommand) -> Result<(
                 .one(&json!({ "deleted": name }), &format!("{name} deleted"))?);
         }
     };
-    Ok(context
-        .output
-        .object(&json::schedule(&schedule.unwrap_or_default()))?)
+    Ok(context.output.object(&json::schedule(&schedule.unwrap_or_default()))?)
 }
 
 async fn list(context: &Context) -> Result<(), Failure> {
@@ -128,15 +116,8 @@ async fn list(context: &Context) -> Result<(), Failure> {
     let mut rows = Vec::new();
     let mut page_token = String::new();
     loop {
-        let request = client.request(ListSchedulesRequest {
-            page_size: 1_000,
-            page_token,
-        });
-        let page = client
-            .schedule_service()
-            .list_schedules(request)
-            .await?
-            .into_inner();
+        let request = client.request(ListSchedulesRequest { page_size: 1_000, page_token });
+        let page = client.schedule_service().list_schedules(request).await?.into_inner();
         for schedule in page.schedules {
             let value = json::schedule(&schedule);
             let next = match (&schedule.next_time, schedule.paused) {
@@ -144,13 +125,8 @@ async fn list(context: &Context) -> Result<(), Failure> {
                 (Some(time), false) => time.to_string(),
                 (None, false) => String::new(),
             };
-            let cells = vec![
-                schedule.name,
-                schedule.queue,
-                schedule.cron,
-                schedule.time_zone,
-                next,
-            ];
+            let cells =
+                vec![schedule.name, schedule.queue, schedule.cron, schedule.time_zone, next];
             rows.push((value, cells));
         }
         page_token = page.next_page_token;
@@ -158,7 +134,5 @@ async fn list(context: &Context) -> Result<(), Failure> {
             break;
         }
     }
-    Ok(context
-        .output
-        .list(&["SCHEDULE", "QUEUE", "CRON", "TIME ZONE", "NEXT"], rows)?)
+    Ok(context.output.list(&["SCHEDULE", "QUEUE", "CRON", "TIME ZONE", "NEXT"], rows)?)
 }

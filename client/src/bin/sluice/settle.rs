@@ -94,15 +94,8 @@ pub(crate) struct ForkArgs {
 
 pub(crate) async fn commit(context: &Context, args: CommitArgs) -> Result<(), Failure> {
     let client = context.client().await?;
-    let request = client.request(CommitRequest {
-        receipts: args.receipts,
-    });
-    let results = client
-        .queue_service()
-        .commit(request)
-        .await?
-        .into_inner()
-        .results;
+    let request = client.request(CommitRequest { receipts: args.receipts });
+    let results = client.queue_service().commit(request).await?.into_inner().results;
     show(context, &results)
 }
 
@@ -114,44 +107,24 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<()
         reason: args.reason.clone(),
         keep_attempt: args.keep_attempt,
     });
-    let request = client.request(RollbackRequest {
-        items: items.collect(),
-    });
-    let results = client
-        .queue_service()
-        .rollback(request)
-        .await?
-        .into_inner()
-        .results;
+    let request = client.request(RollbackRequest { items: items.collect() });
+    let results = client.queue_service().rollback(request).await?.into_inner().results;
     show(context, &results)
 }
 
 pub(crate) async fn extend(context: &Context, args: ExtendArgs) -> Result<(), Failure> {
     let client = context.client().await?;
     let lease = args.lease.map(duration::to_proto);
-    let request = client.request(ExtendRequest {
-        receipts: args.receipts,
-        lease,
-    });
-    let results = client
-        .queue_service()
-        .extend(request)
-        .await?
-        .into_inner()
-        .results;
+    let request = client.request(ExtendRequest { receipts: args.receipts, lease });
+    let results = client.queue_service().extend(request).await?.into_inner().results;
     for result in &results {
         let outcome = json::outcome(result.outcome());
-        let until = result
-            .lease_expire_time
-            .map(|time| time.to_string())
-            .unwrap_or_default();
+        let until = result.lease_expire_time.map(|time| time.to_string()).unwrap_or_default();
         let value =
             json!({ "receipt": result.receipt, "outcome": outcome, "lease_expire_time": until });
-        context
-            .output
-            .one(&value, &format!("{}\t{outcome}\t{until}", result.receipt))?;
+        context.output.one(&value, &format!("{}\t{outcome}\t{until}", result.receipt))?;
     }
-    judge(results.iter().map(|result| result.outcome()))
+    judge(results.iter().map(sluicegate_client::proto::ExtendResult::outcome))
 }
 
 pub(crate) async fn forward(context: &Context, args: MoveArgs) -> Result<(), Failure> {
@@ -173,33 +146,24 @@ pub(crate) async fn forward(context: &Context, args: MoveArgs) -> Result<(), Fai
     let answer = client.queue_service().r#move(request).await?.into_inner();
     let outcome = json::outcome(answer.outcome());
     let value = json!({ "id": answer.id, "outcome": outcome });
-    context
-        .output
-        .one(&value, &format!("{}\t{outcome}", answer.id))?;
+    context.output.one(&value, &format!("{}\t{outcome}", answer.id))?;
     judge([answer.outcome()])
 }
 
 pub(crate) async fn fork(context: &Context, args: ForkArgs) -> Result<(), Failure> {
     let client = context.client().await?;
     let queues: Vec<String> = args.pushes.iter().map(|(queue, _)| queue.clone()).collect();
-    let pushes = args.pushes.into_iter().map(|(queue, text)| PushEntry {
-        queue,
-        item: Some(NewItem::new(text).into_proto()),
-    });
-    let request = client.request(CommitAndPushRequest {
-        receipt: args.receipt,
-        pushes: pushes.collect(),
-    });
-    let answer = client
-        .queue_service()
-        .commit_and_push(request)
-        .await?
-        .into_inner();
+    let pushes = args
+        .pushes
+        .into_iter()
+        .map(|(queue, text)| PushEntry { queue, item: Some(NewItem::new(text).into_proto()) });
+    let request =
+        client.request(CommitAndPushRequest { receipt: args.receipt, pushes: pushes.collect() });
+    let answer = client.queue_service().commit_and_push(request).await?.into_inner();
     for (queue, result) in queues.iter().zip(&answer.results) {
-        context.output.one(
-            &json::push_result(queue, result),
-            &format!("{}\t{queue}", result.id),
-        )?;
+        context
+            .output
+            .one(&json::push_result(queue, result), &format!("{}\t{queue}", result.id))?;
     }
     judge([answer.outcome()])
 }
@@ -208,9 +172,7 @@ fn show(context: &Context, results: &[SettleResult]) -> Result<(), Failure> {
     for result in results {
         let outcome = json::outcome(result.outcome());
         let value = json!({ "receipt": result.receipt, "outcome": outcome });
-        context
-            .output
-            .one(&value, &format!("{}\t{outcome}", result.receipt))?;
+        context.output.one(&value, &format!("{}\t{outcome}", result.receipt))?;
     }
     judge(results.iter().map(SettleResult::outcome))
 }
@@ -218,9 +180,5 @@ fn show(context: &Context, results: &[SettleResult]) -> Result<(), Failure> {
 /// An item that was dead-lettered was settled as well.
 fn judge(outcomes: impl IntoIterator<Item = Outcome>) -> Result<(), Failure> {
     let good = |outcome| matches!(outcome, Outcome::Ok | Outcome::DeadLettered);
-    if outcomes.into_iter().all(good) {
-        Ok(())
-    } else {
-        Err(Failure::NotSettled)
-    }
+    if outcomes.into_iter().all(good) { Ok(()) } else { Err(Failure::NotSettled) }
 }

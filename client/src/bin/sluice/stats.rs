@@ -45,15 +45,8 @@ async fn all_queues(client: &Client) -> Result<Vec<Queue>, Failure> {
     let mut queues = Vec::new();
     let mut page_token = String::new();
     loop {
-        let request = client.request(ListQueuesRequest {
-            page_size: 1_000,
-            page_token,
-        });
-        let page = client
-            .admin_service()
-            .list_queues(request)
-            .await?
-            .into_inner();
+        let request = client.request(ListQueuesRequest { page_size: 1_000, page_token });
+        let page = client.admin_service().list_queues(request).await?.into_inner();
         queues.extend(page.queues);
         page_token = page.next_page_token;
         if page_token.is_empty() {
@@ -78,36 +71,21 @@ pub(crate) async fn queues(context: &Context) -> Result<(), Failure> {
         ];
         (value, cells)
     });
-    let head = [
-        "QUEUE",
-        "GROUP",
-        "LEASE",
-        "ATTEMPTS",
-        "DEAD LETTERS",
-        "STATE",
-    ];
+    let head = ["QUEUE", "GROUP", "LEASE", "ATTEMPTS", "DEAD LETTERS", "STATE"];
     Ok(context.output.list(&head, rows.collect())?)
 }
 
 pub(crate) async fn stats(context: &Context, args: StatsArgs) -> Result<(), Failure> {
     let client = context.client().await?;
     let names = if args.queues.is_empty() {
-        all_queues(&client)
-            .await?
-            .into_iter()
-            .map(|queue| queue.name)
-            .collect()
+        all_queues(&client).await?.into_iter().map(|queue| queue.name).collect()
     } else {
         args.queues
     };
     let mut rows = Vec::new();
     for queue in names {
         let request = client.request(GetQueueStatsRequest { queue });
-        let answer = client
-            .admin_service()
-            .get_queue_stats(request)
-            .await?
-            .into_inner();
+        let answer = client.admin_service().get_queue_stats(request).await?.into_inner();
         rows.push(row(&answer.stats.unwrap_or_default()));
     }
     Ok(context.output.list(HEAD, rows)?)
@@ -115,14 +93,8 @@ pub(crate) async fn stats(context: &Context, args: StatsArgs) -> Result<(), Fail
 
 pub(crate) async fn watch(context: &Context, args: WatchArgs) -> Result<(), Failure> {
     let client = context.client().await?;
-    let request = Request::new(WatchQueuesRequest {
-        queues: args.queues,
-    });
-    let mut changes = client
-        .admin_service()
-        .watch_queues(request)
-        .await?
-        .into_inner();
+    let request = Request::new(WatchQueuesRequest { queues: args.queues });
+    let mut changes = client.admin_service().watch_queues(request).await?.into_inner();
     let mut left = args.count.unwrap_or(u64::MAX);
     while left > 0 {
         let changed = tokio::select! {
@@ -135,9 +107,7 @@ pub(crate) async fn watch(context: &Context, args: WatchArgs) -> Result<(), Fail
             )
             .into());
         };
-        context
-            .output
-            .list(HEAD, changed.stats.iter().map(row).collect())?;
+        context.output.list(HEAD, changed.stats.iter().map(row).collect())?;
         left -= 1;
     }
     Ok(())
@@ -151,11 +121,7 @@ fn row(stats: &QueueStats) -> (Value, Vec<String>) {
         stats.reserved.to_string(),
         stats.blocked.to_string(),
         stats.processed.to_string(),
-        stats
-            .oldest_ready_age
-            .as_ref()
-            .map(duration::show)
-            .unwrap_or_default(),
+        stats.oldest_ready_age.as_ref().map(duration::show).unwrap_or_default(),
         stats.consumers.to_string(),
         stats.pushed.to_string(),
         stats.committed.to_string(),

@@ -62,20 +62,12 @@ pub(crate) async fn reserve(context: &Context, args: ReserveArgs) -> Result<(), 
         consumer: args.name,
     };
     let request = client.waiting_request(message, wait);
-    let deliveries = client
-        .queue_service()
-        .reserve(request)
-        .await?
-        .into_inner()
-        .deliveries;
+    let deliveries = client.queue_service().reserve(request).await?.into_inner().deliveries;
     if deliveries.is_empty() {
         return Err(Failure::Nothing);
     }
     for delivery in &deliveries {
-        let payload = delivery
-            .item
-            .as_ref()
-            .map(|item| String::from_utf8_lossy(&item.payload));
+        let payload = delivery.item.as_ref().map(|item| String::from_utf8_lossy(&item.payload));
         let text = format!("{}\t{}", delivery.receipt, payload.unwrap_or_default());
         context.output.one(&json::delivery(delivery), &text)?;
     }
