@@ -14,15 +14,20 @@ use tokio::{io::AsyncWriteExt, process::Command};
 
 use crate::{context::Context, duration, failure::Failure, output::Output};
 
+const AFTER_HELP: &str = "\
+Without --exec, payloads are printed one per line and committed.
+
+With --exec, the command is run by `sh -c` for each item. The payload is its stdin; SLUICE_QUEUE, SLUICE_ITEM_ID, \
+SLUICE_ATTEMPT, SLUICE_DELIVERIES, SLUICE_PRIORITY, SLUICE_SEQUENCE, SLUICE_CONTENT_TYPE, SLUICE_ORDERING_KEY, and \
+SLUICE_HEADER_NAME for each header, are in its environment. Exit status 0 commits the item; any other gives it \
+back with the status as reason.
+
+Ctrl-C takes no more items, lets running commands finish, gives back the rest and ends; a second one ends at once.
+If no item came at all, the exit code is 3.";
+
 /// What `sluice consume` is told.
-///
-/// Without --exec, payloads are printed one per line and committed. With it, the command is run by `sh -c` for each item:
-/// the payload is its stdin; SLUICE_QUEUE, SLUICE_ITEM_ID, SLUICE_ATTEMPT, SLUICE_DELIVERIES, SLUICE_PRIORITY,
-/// SLUICE_SEQUENCE, SLUICE_CONTENT_TYPE, SLUICE_ORDERING_KEY and a SLUICE_HEADER_NAME for each header are in its
-/// environment. Exit status 0 commits the item; any other gives it back with the status as reason.
-///
-/// Ctrl-C takes no more items, lets running commands finish, gives back the rest and ends; a second one ends at once.
 #[derive(Debug, clap::Args)]
+#[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
     /// The queue
     queue: String,

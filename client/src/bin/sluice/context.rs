@@ -8,6 +8,7 @@ use crate::{duration, failure::Failure, output::Output};
 
 /// Options that come before or after any command.
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Options of all commands")]
 pub(crate) struct Global {
     /// The broker; more than one, separated by commas, are tried in turn
     #[arg(
@@ -15,6 +16,7 @@ pub(crate) struct Global {
         global = true,
         value_name = "URL",
         env = "SLUICE_SERVER",
+        hide_env_values = true,
         value_delimiter = ',',
         default_value = "http://127.0.0.1:7400"
     )]
@@ -23,7 +25,7 @@ pub(crate) struct Global {
     #[arg(long, global = true, env = "SLUICE_TOKEN", hide_env_values = true)]
     pub(crate) token: Option<String>,
     /// File with the certificate authorities to trust, for https (PEM)
-    #[arg(long, global = true, value_name = "FILE", env = "SLUICE_CA")]
+    #[arg(long, global = true, value_name = "FILE", env = "SLUICE_CA", hide_env_values = true)]
     pub(crate) ca: Option<PathBuf>,
     /// How long one call may take
     #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]

@@ -1,0 +1,132 @@
+//! Pushes over connections that break.
+
+use sluicegate_client::{
+    Error, NewItem,
+    producer::StreamOptions,
+    proto::{PushResponse, PushStreamResponse},
+    tonic::{Code, Status},
+};
+
+use crate::broker::{Broker, expect_call, next, pushed};
+
+#[tokio::test]
+async fn a_push_with_dedup_ids_is_repeated_with_the_same_ids() {
+    let mut broker = Broker::start().await;
+    let producer = broker.client().producer("q").with_auto_dedup();
+    let pushing = tokio::spawn(async move { producer.push("a").await });
+    let (first, answer) = expect_call!(broker, Push);
+    answer.send(Err(Status::unavailable("the answer is lost"))).unwrap();
+    let (second, answer) = expect_call!(broker, Push);
+    assert_eq!(first, second);
+    answer.send(Ok(PushResponse { results: pushed(&second.items) })).unwrap();
+    assert_eq!(pushing.await.unwrap().unwrap().id, "a");
+}
+
+#[tokio::test]
+async fn what_was_stored_before_a_refusal_is_told() {
+    let mut broker = Broker::start().await;
+    let producer = broker.client().producer("q");
+    let items = (0..1_500).map(|n| NewItem::new(n.to_string()));
+    let pushing = tokio::spawn(async move { producer.push_all(items).await });
+    let (first, answer) = expect_call!(broker, Push);
+    answer.send(Ok(PushResponse { results: pushed(&first.items) })).unwrap();
+    let (_, answer) = expect_call!(broker, Push);
+    answer.send(Err(Status::resource_exhausted("queue is full"))).unwrap();
+    let error = pushing.await.unwrap().unwrap_err();
+    assert_eq!(error.code(), Some(Code::ResourceExhausted));
+    let Error::PartlyPushed { results, .. } = error else { panic!("{error:?}") };
+    assert_eq!(results.len(), 1_000);
+}
+
+#[tokio::test]
+async fn many_batches_are_in_flight_and_answers_find_theirs() {
+    let mut broker = Broker::start().await;
+    let stream = broker.client().producer("q").stream(StreamOptions::default());
+    let first = stream.send(["a"]).await.unwrap();
+    let second = stream.send(["b"]).await.unwrap();
+    let (mut requests, answers) = expect_call!(broker, PushStream);
+    let batches = [next(&mut requests).await, next(&mut requests).await];
+    for batch in batches.iter().rev() {
+        let results = pushed(&batch.items);
+        answers
+            .send(Ok(PushStreamResponse { batch_id: batch.batch_id, results, error: None }))
+            .await
+            .unwrap();
+    }
+    assert_eq!(first.await.unwrap()[0].id, "a");
+    assert_eq!(second.await.unwrap()[0].id, "b");
+    stream.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_failed_batch_leaves_the_others_alone() {
+    let mut broker = Broker::start().await;
+    let stream = broker.client().producer("q").stream(StreamOptions::default());
+    let bad = stream.send(["bad"]).await.unwrap();
+    let good = stream.send(["good"]).await.unwrap();
+    let (mut requests, answers) = expect_call!(broker, PushStream);
+    let id = next(&mut requests).await.batch_id;
+    let code = Code::InvalidArgument as i32;
+    let status = tonic_types::Status { code, message: "too large".into(), details: Vec::new() };
+    answers
+        .send(Ok(PushStreamResponse { batch_id: id, results: Vec::new(), error: Some(status) }))
+        .await
+        .unwrap();
+    let batch = next(&mut requests).await;
+    let results = pushed(&batch.items);
+    answers
+        .send(Ok(PushStreamResponse { batch_id: batch.batch_id, results, error: None }))
+        .await
+        .unwrap();
+    assert_eq!(bad.await.unwrap_err().code(), Some(Code::InvalidArgument));
+    assert_eq!(good.await.unwrap()[0].id, "good");
+}
+
+#[tokio::test]
+async fn after_a_break_only_repeatable_batches_are_sent_again() {
+    let mut broker = Broker::start().await;
+    let stream = broker.client().producer("q").stream(StreamOptions::default());
+    let unsafe_ticket = stream.send([NewItem::new("once")]).await.unwrap();
+    let safe_ticket = stream.send([NewItem::new("twice").dedup_id("d")]).await.unwrap();
+    let (mut requests, answers) = expect_call!(broker, PushStream);
+    next(&mut requests).await;
+    let lost = next(&mut requests).await;
+    answers.send(Err(Status::unavailable("going down"))).await.unwrap();
+    drop((requests, answers));
+
+    let error = unsafe_ticket.await.unwrap_err();
+    assert!(matches!(error, Error::OutcomeUnknown(_)), "{error:?}");
+    let (mut requests, answers) = expect_call!(broker, PushStream);
+    let again = next(&mut requests).await;
+    assert_eq!(again, lost);
+    let results = pushed(&again.items);
+    answers
+        .send(Ok(PushStreamResponse { batch_id: again.batch_id, results, error: None }))
+        .await
+        .unwrap();
+    assert_eq!(safe_ticket.await.unwrap()[0].id, "twice");
+    stream.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn sending_waits_while_the_window_is_full() {
+    let mut broker = Broker::start().await;
+    let options = StreamOptions { max_in_flight: 1, ..StreamOptions::default() };
+    let stream = broker.client().producer("q").stream(options);
+    let first = stream.send(["a"]).await.unwrap();
+    let (mut requests, answers) = expect_call!(broker, PushStream);
+    let batch = next(&mut requests).await;
+    {
+        let sending = stream.send(["b"]);
+        tokio::pin!(sending);
+        assert!(futures_util::poll!(&mut sending).is_pending());
+        let results = pushed(&batch.items);
+        answers
+            .send(Ok(PushStreamResponse { batch_id: batch.batch_id, results, error: None }))
+            .await
+            .unwrap();
+        first.await.unwrap();
+        let _second = sending.await.unwrap();
+    }
+    assert_eq!(next(&mut requests).await.items[0].payload, "b");
+}
