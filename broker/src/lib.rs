@@ -6,9 +6,9 @@
 //! * [`domain`]: names, items, queues, receipts and the decisions about them. Pure.
 //! * [`store`]: the [`store::Store`] trait, and MongoDB and SQLite behind it.
 //! * [`signals`]: the [`signals::Signals`] trait, and Redis, MongoDB and nothing behind it.
-//! * `engine`: push, dispatch, settle: what happens to an item.
-//! * `tasks`: what runs by itself: totals, schedules, settings.
-//! * `grpc`: the API; [`console`]: HTTP for people and probes.
+//! * [`engine`]: push, dispatch, settle: what happens to an item.
+//! * [`tasks`]: what runs by itself: totals, schedules, settings.
+//! * [`grpc`]: the API; [`console`]: HTTP for people and probes.
 //! * [`telemetry`]: the log; [`metrics`]: what is counted and measured.
 //! * `app`: builds all of it from the [`config`], runs it, drains it.
 
@@ -16,6 +16,7 @@ pub mod config;
 pub mod console;
 pub mod domain;
 pub mod engine;
+pub mod grpc;
 pub mod metrics;
 pub mod signals;
 pub mod store;

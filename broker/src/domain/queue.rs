@@ -31,6 +31,9 @@ impl Default for RetryPolicy {
 impl RetryPolicy {
     /// The delay after the failure of `attempt` (1 is the first); `random` is within 0 to 1.
     pub fn delay(&self, attempt: u32, random: f64) -> Duration {
+        if self.initial_delay.is_zero() {
+            return Duration::ZERO; // times infinity it would not be a number
+        }
         let exponent = attempt.saturating_sub(1).min(1_000) as i32;
         let full = self.initial_delay.as_secs_f64() * self.multiplier.powi(exponent);
         let full = full.min(self.max_delay.as_secs_f64()); // infinity ends here too
@@ -205,6 +208,8 @@ mod tests {
         assert_eq!([1, 2, 3, 4, 9].map(|n| seconds(n, 0.0)), [1.0, 3.0, 9.0, 20.0, 20.0]);
         assert_eq!(seconds(2, 1.0), 1.5);
         assert_eq!(seconds(u32::MAX, 0.0), 20.0);
+        let at_once = RetryPolicy { initial_delay: Duration::ZERO, ..policy };
+        assert_eq!(at_once.delay(u32::MAX, 0.0), Duration::ZERO);
     }
 
     #[test]

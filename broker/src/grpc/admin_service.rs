@@ -1,0 +1,267 @@
+//! AdminService: queues, their settings and what is in them.
+
+use std::sync::Arc;
+
+use futures_util::stream;
+use sluicegate_proto::v1::{self as pb, admin_service_server::AdminService};
+use tonic::{Request, Response, Status};
+
+use super::{
+    Api, convert,
+    parse::{self, PageRequest},
+    queue_service::Responses,
+};
+use crate::{
+    domain::{Item, ItemState, QueueName},
+    engine::{Engine, EngineError},
+    store::Page,
+};
+
+/// Queues on a page if the caller does not say.
+const QUEUES_PER_PAGE: usize = 100;
+/// Items on a page if the caller does not say.
+const ITEMS_PER_PAGE: usize = 50;
+/// Payload bytes that end a page of items early.
+const MAX_PAGE_BYTES: usize = 4 << 20;
+/// Items read from the store at a time: bounds the memory a page of large items takes.
+const ITEMS_PER_READ: usize = 64;
+/// Stats in one message of WatchQueues.
+const STATS_PER_MESSAGE: usize = 1000;
+
+#[tonic::async_trait]
+impl AdminService for Api {
+    type WatchQueuesStream = Responses<pb::WatchQueuesResponse>;
+
+    async fn create_queue(
+        &self,
+        request: Request<pb::CreateQueueRequest>,
+    ) -> Result<Response<pb::CreateQueueResponse>, Status> {
+        let queue = parse::new_queue(request.into_inner().queue, &self.rules())?;
+        let queue = self.run(|engine| async move { engine.create_queue(queue).await }).await?;
+        Ok(Response::new(pb::CreateQueueResponse { queue: Some(convert::queue(&queue)) }))
+    }
+
+    async fn get_queue(
+        &self,
+        request: Request<pb::GetQueueRequest>,
+    ) -> Result<Response<pb::GetQueueResponse>, Status> {
+        let name = QueueName::parse("name", &request.get_ref().name)?;
+        let queue = self.run(|engine| async move { engine.get_queue(&name).await }).await?;
+        Ok(Response::new(pb::GetQueueResponse { queue: Some(convert::queue(&queue)) }))
+    }
+
+    async fn update_queue(
+        &self,
+        request: Request<pb::UpdateQueueRequest>,
+    ) -> Result<Response<pb::UpdateQueueResponse>, Status> {
+        let pb::UpdateQueueRequest { queue, update_mask } = request.into_inner();
+        let (name, change) = parse::change(queue, update_mask, &self.rules())?;
+        let queue =
+            self.run(|engine| async move { engine.update_queue(&name, &*change).await }).await?;
+        Ok(Response::new(pb::UpdateQueueResponse { queue: Some(convert::queue(&queue)) }))
+    }
+
+    async fn delete_queue(
+        &self,
+        request: Request<pb::DeleteQueueRequest>,
+    ) -> Result<Response<pb::DeleteQueueResponse>, Status> {
+        let pb::DeleteQueueRequest { name, force } = request.into_inner();
+        let name = QueueName::parse("name", &name)?;
+        let deleted =
+            self.run(|engine| async move { engine.delete_queue(&name, force).await }).await?;
+        Ok(Response::new(pb::DeleteQueueResponse { deleted_items: convert::figure(deleted) }))
+    }
+
+    async fn list_queues(
+        &self,
+        request: Request<pb::ListQueuesRequest>,
+    ) -> Result<Response<pb::ListQueuesResponse>, Status> {
+        let pb::ListQueuesRequest { page_size, page_token } = request.into_inner();
+        let page = PageRequest::parse(page_size, page_token, QUEUES_PER_PAGE)?;
+        let after = page.after(QueueName::parse)?;
+        let limit = page.size + 1; // one more tells whether there is a next page
+        let queues = self
+            .run(|engine| async move { engine.list_queues(after.as_ref(), limit).await })
+            .await?;
+        let (queues, next_page_token) = page.cut(queues, |queue| queue.name.as_str());
+        let queues = queues.iter().map(convert::queue).collect();
+        Ok(Response::new(pb::ListQueuesResponse { queues, next_page_token }))
+    }
+
+    async fn pause_queue(
+        &self,
+        request: Request<pb::PauseQueueRequest>,
+    ) -> Result<Response<pb::PauseQueueResponse>, Status> {
+        let queue = self.set_paused(&request.get_ref().name, true).await?;
+        Ok(Response::new(pb::PauseQueueResponse { queue: Some(queue) }))
+    }
+
+    async fn resume_queue(
+        &self,
+        request: Request<pb::ResumeQueueRequest>,
+    ) -> Result<Response<pb::ResumeQueueResponse>, Status> {
+        let queue = self.set_paused(&request.get_ref().name, false).await?;
+        Ok(Response::new(pb::ResumeQueueResponse { queue: Some(queue) }))
+    }
+
+    async fn purge_queue(
+        &self,
+        request: Request<pb::PurgeQueueRequest>,
+    ) -> Result<Response<pb::PurgeQueueResponse>, Status> {
+        let name = QueueName::parse("name", &request.get_ref().name)?;
+        let purged = self.run(|engine| async move { engine.purge_queue(&name).await }).await?;
+        Ok(Response::new(pb::PurgeQueueResponse { purged_items: convert::figure(purged) }))
+    }
+
+    async fn get_queue_stats(
+        &self,
+        request: Request<pb::GetQueueStatsRequest>,
+    ) -> Result<Response<pb::GetQueueStatsResponse>, Status> {
+        let name = QueueName::parse("queue", &request.get_ref().queue)?;
+        let stats = self.run(|engine| async move { engine.queue_stats(&name).await }).await?;
+        let stats = Some(convert::stats(&stats, self.engine.now()));
+        Ok(Response::new(pb::GetQueueStatsResponse { stats }))
+    }
+
+    async fn watch_queues(
+        &self,
+        request: Request<pb::WatchQueuesRequest>,
+    ) -> Result<Response<Self::WatchQueuesStream>, Status> {
+        let queues = parse::watched(&request.get_ref().queues)?;
+        let changes = self.run(|engine| async move { engine.watch_queues(queues).await }).await?;
+        let (engine, shutdown) = (Arc::clone(&self.engine), self.shutdown.clone());
+        let stream = stream::try_unfold((changes, Vec::new()), move |(mut changes, mut rest)| {
+            let (engine, shutdown) = (Arc::clone(&engine), shutdown.clone());
+            async move {
+                while rest.is_empty() {
+                    let changed = tokio::select! {
+                        biased;
+                        changed = changes.recv() => changed,
+                        () = shutdown.cancelled() => None,
+                    };
+                    rest = changed.unwrap_or(Err(EngineError::ShuttingDown))?;
+                }
+                let now = engine.now();
+                let message = rest.drain(..rest.len().min(STATS_PER_MESSAGE));
+                let stats = message.map(|stats| convert::stats(&stats, now)).collect();
+                Ok(Some((pb::WatchQueuesResponse { stats }, (changes, rest))))
+            }
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn list_items(
+        &self,
+        request: Request<pb::ListItemsRequest>,
+    ) -> Result<Response<pb::ListItemsResponse>, Status> {
+        let pb::ListItemsRequest { queue, state, page_size, page_token } = request.into_inner();
+        let queue = QueueName::parse("queue", &queue)?;
+        let state = parse::item_state(state)?;
+        let page = PageRequest::parse(page_size, page_token, ITEMS_PER_PAGE)?;
+        let page =
+            self.run(|engine| async move { fill_page(&engine, &queue, state, page).await }).await?;
+        Ok(Response::new(pb::ListItemsResponse {
+            items: page.entries.into_iter().map(convert::item).collect(),
+            next_page_token: page.next.unwrap_or_default(),
+        }))
+    }
+
+    async fn get_item(
+        &self,
+        request: Request<pb::GetItemRequest>,
+    ) -> Result<Response<pb::GetItemResponse>, Status> {
+        let queue = QueueName::parse("queue", &request.get_ref().queue)?;
+        let id = parse::item_id("id", &request.get_ref().id)?;
+        let item = self.run(|engine| async move { engine.get_item(&queue, id).await }).await?;
+        Ok(Response::new(pb::GetItemResponse { item: Some(convert::item(item)) }))
+    }
+
+    async fn delete_item(
+        &self,
+        request: Request<pb::DeleteItemRequest>,
+    ) -> Result<Response<pb::DeleteItemResponse>, Status> {
+        let queue = QueueName::parse("queue", &request.get_ref().queue)?;
+        let id = parse::item_id("id", &request.get_ref().id)?;
+        self.run(|engine| async move { engine.delete_item(&queue, id).await }).await?;
+        Ok(Response::new(pb::DeleteItemResponse {}))
+    }
+
+    async fn replay_items(
+        &self,
+        request: Request<pb::ReplayItemsRequest>,
+    ) -> Result<Response<pb::ReplayItemsResponse>, Status> {
+        let request = request.into_inner();
+        let queue = QueueName::parse("queue", &request.queue)?;
+        let selection = parse::replay(request.selection)?;
+        let max_items = parse::max_items(request.max_items)?;
+        let replayed = self
+            .run(|engine| async move { engine.replay_items(&queue, selection, max_items).await })
+            .await?;
+        Ok(Response::new(pb::ReplayItemsResponse { replayed_items: convert::figure(replayed) }))
+    }
+
+    async fn redrive_items(
+        &self,
+        request: Request<pb::RedriveItemsRequest>,
+    ) -> Result<Response<pb::RedriveItemsResponse>, Status> {
+        let request = request.into_inner();
+        let queue = QueueName::parse("queue", &request.queue)?;
+        let to = QueueName::parse_optional("to_queue", &request.to_queue)?;
+        let filter = parse::redrive(request.filter)?;
+        let max_items = parse::max_items(request.max_items)?;
+        let rate = parse::rate(request.rate)?;
+        // It may last for hours, so it ends when its caller hangs up, between two batches.
+        let redriven = self
+            .take(
+                |engine| async move {
+                    engine.redrive_items(&queue, to, filter, max_items, rate).await
+                },
+                |_, _| std::future::ready(()),
+            )
+            .await?;
+        Ok(Response::new(pb::RedriveItemsResponse { redriven_items: convert::figure(redriven) }))
+    }
+}
+
+impl Api {
+    async fn set_paused(&self, name: &str, paused: bool) -> Result<pb::Queue, Status> {
+        let name = QueueName::parse("name", name)?;
+        let queue =
+            self.run(|engine| async move { engine.pause_queue(&name, paused).await }).await?;
+        Ok(convert::queue(&queue))
+    }
+}
+
+/// Reads until the page is full, by number or by bytes, or there is no more.
+async fn fill_page(
+    engine: &Engine,
+    queue: &QueueName,
+    state: Option<ItemState>,
+    request: PageRequest,
+) -> Result<Page<Item>, EngineError> {
+    let mut page = Page { entries: Vec::new(), next: request.token };
+    let mut bytes = 0;
+    loop {
+        let limit = (request.size - page.entries.len()).min(ITEMS_PER_READ);
+        let mut read = engine.list_items(queue, state, page.next.as_deref(), limit).await?;
+        let fits = |item: &&Item| {
+            bytes += convert::size(item);
+            bytes <= MAX_PAGE_BYTES
+        };
+        let fitting = read.entries.iter().take_while(fits).count();
+        let full = fitting < read.entries.len();
+        if full {
+            if fitting == 0 && !page.entries.is_empty() {
+                return Ok(page); // what was read goes onto the next page
+            }
+            // Read again as many as fit: only the store can say where the next page starts.
+            let limit = fitting.max(1);
+            read = engine.list_items(queue, state, page.next.as_deref(), limit).await?;
+        }
+        page.entries.append(&mut read.entries);
+        page.next = read.next;
+        if full || page.next.is_none() || page.entries.len() >= request.size {
+            return Ok(page);
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! From the domain to the wire. Nothing here can fail.
+
+use std::{collections::VecDeque, time::Duration};
+
+use sluicegate_proto::v1 as pb;
+
+use crate::{
+    domain::{
+        Delivery, Item, ItemState, NewItem, Outcome, Pushed, Queue, RetryPolicy, Schedule,
+        Timestamp,
+    },
+    engine::QueueStats,
+};
+
+/// Payload bytes after which a message of a stream, or the answer to a Reserve, is full. Small
+/// enough for every client's receive limit (4 MiB unless raised), large enough to cost nothing.
+pub(super) const FULL_MESSAGE_BYTES: usize = 1 << 20;
+
+pub(super) fn duration(span: Duration) -> prost_types::Duration {
+    prost_types::Duration {
+        seconds: i64::try_from(span.as_secs()).unwrap_or(i64::MAX),
+        nanos: span.subsec_nanos() as i32,
+    }
+}
+
+pub(super) fn timestamp(at: Timestamp) -> prost_types::Timestamp {
+    prost_types::Timestamp {
+        seconds: at.millis().div_euclid(1000),
+        nanos: at.millis().rem_euclid(1000) as i32 * 1_000_000,
+    }
+}
+
+pub(super) fn pushed(pushed: Vec<Pushed>) -> Vec<pb::PushResult> {
+    let result = |pushed: Pushed| pb::PushResult {
+        id: pushed.id.to_string(),
+        deduplicated: pushed.deduplicated,
+        sequence: pushed.sequence,
+    };
+    pushed.into_iter().map(result).collect()
+}
+
+fn item_state(state: ItemState) -> pb::ItemState {
+    match state {
+        ItemState::Ready => pb::ItemState::Ready,
+        ItemState::Delayed => pb::ItemState::Delayed,
+        ItemState::Reserved => pb::ItemState::Reserved,
+        ItemState::Blocked => pb::ItemState::Blocked,
+        ItemState::Processed => pb::ItemState::Processed,
+    }
+}
+
+pub(super) fn item(item: Item) -> pb::Item {
+    pb::Item {
+        id: item.id.to_string(),
+        queue: item.queue.to_string(),
+        payload: item.payload,
+        content_type: item.content_type,
+        headers: item.headers.into_iter().collect(),
+        priority: i32::from(item.priority.level()),
+        state: item_state(item.state).into(),
+        attempt: i32::try_from(item.attempt).unwrap_or(i32::MAX),
+        deliveries: i32::try_from(item.deliveries).unwrap_or(i32::MAX),
+        sequence: item.sequence,
+        ordering_key: item.ordering_key,
+        dedup_id: item.dedup_id,
+        create_time: Some(timestamp(item.create_time)),
+        eligible_time: item.eligible_time.map(timestamp),
+        expire_time: item.expire_time.map(timestamp),
+        process_time: item.process_time.map(timestamp),
+        producer: item.producer.map(|name| name.to_string()).unwrap_or_default(),
+        consumer: item.consumer.map(|name| name.to_string()).unwrap_or_default(),
+        last_reason: item.last_reason,
+        origin_queue: item.origin_queue.map(|name| name.to_string()).unwrap_or_default(),
+    }
+}
+
+/// With `auto_commit` the item is no longer reserved and there is nothing to settle.
+pub(super) fn delivery(delivery: Delivery, auto_commit: bool) -> pb::Delivery {
+    let receipt = if auto_commit { String::new() } else { delivery.receipt.encode() };
+    let lease_expire_time = (!auto_commit).then(|| timestamp(delivery.lease_expire_time));
+    pb::Delivery { item: Some(item(delivery.item)), receipt, lease_expire_time }
+}
+
+/// Takes from the front as many deliveries as one message holds: at least one, and no more than
+/// [`FULL_MESSAGE_BYTES`] unless a single one is larger.
+pub(super) fn take_message(deliveries: &mut VecDeque<Delivery>) -> Vec<Delivery> {
+    let mut bytes = 0;
+    let fits = deliveries.iter().take_while(|delivery| {
+        bytes += size(&delivery.item);
+        bytes <= FULL_MESSAGE_BYTES
+    });
+    let count = fits.count().max(1).min(deliveries.len());
+    deliveries.drain(..count).collect()
+}
+
+/// About what an item takes in a message.
+pub(super) fn size(item: &Item) -> usize {
+    const ENVELOPE: usize = 600; // ids, names, times, the receipt
+    let headers: usize = item.headers.iter().map(|(k, v)| k.len() + v.len() + 8).sum();
+    item.payload.len() + headers + ENVELOPE
+}
+
+pub(super) fn outcome(outcome: Outcome) -> pb::Outcome {
+    match outcome {
+        Outcome::Ok => pb::Outcome::Ok,
+        Outcome::DeadLettered => pb::Outcome::DeadLettered,
+        Outcome::LeaseLost => pb::Outcome::LeaseLost,
+        Outcome::Gone => pb::Outcome::Gone,
+    }
+}
+
+/// One result per receipt, in order.
+pub(super) fn settled(receipts: Vec<String>, outcomes: Vec<Outcome>) -> Vec<pb::SettleResult> {
+    let result = |(receipt, of): (String, Outcome)| pb::SettleResult {
+        receipt,
+        outcome: outcome(of).into(),
+    };
+    receipts.into_iter().zip(outcomes).map(result).collect()
+}
+
+/// One result per receipt, in order.
+pub(super) fn extended(
+    receipts: Vec<String>,
+    outcomes: Vec<(Outcome, Option<Timestamp>)>,
+) -> pb::ExtendResponse {
+    let result =
+        |(receipt, (of, until)): (String, (Outcome, Option<Timestamp>))| pb::ExtendResult {
+            receipt,
+            outcome: outcome(of).into(),
+            lease_expire_time: until.map(timestamp),
+        };
+    pb::ExtendResponse { results: receipts.into_iter().zip(outcomes).map(result).collect() }
+}
+
+fn retry_policy(policy: &RetryPolicy) -> pb::RetryPolicy {
+    pb::RetryPolicy {
+        initial_delay: Some(duration(policy.initial_delay)),
+        multiplier: policy.multiplier,
+        max_delay: Some(duration(policy.max_delay)),
+        jitter: policy.jitter,
+    }
+}
+
+pub(super) fn queue(queue: &Queue) -> pb::Queue {
+    pb::Queue {
+        name: queue.name.to_string(),
+        group: queue.group.to_string(),
+        lease: queue.lease.map(duration),
+        max_attempts: i32::try_from(queue.max_attempts).unwrap_or(i32::MAX),
+        dead_letter_queue: queue
+            .dead_letter_queue
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
+        retry_policy: queue.retry_policy.as_ref().map(retry_policy),
+        default_ttl: queue.default_ttl.map(duration),
+        retention: Some(duration(queue.retention)),
+        dedup_window: Some(duration(queue.dedup_window)),
+        max_depth: figure(queue.max_depth),
+        sequenced: queue.sequenced,
+        paused: queue.paused,
+        labels: queue.labels.clone().into_iter().collect(),
+        create_time: Some(timestamp(queue.create_time)),
+    }
+}
+
+/// A figure on the wire, where there are no unsigned ones.
+pub(super) fn figure(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+pub(super) fn stats(stats: &QueueStats, now: Timestamp) -> pb::QueueStats {
+    let QueueStats { queue, depth, totals, consumers } = stats;
+    pb::QueueStats {
+        queue: queue.to_string(),
+        ready: figure(depth.ready),
+        delayed: figure(depth.delayed),
+        reserved: figure(depth.reserved),
+        blocked: figure(depth.blocked),
+        processed: figure(depth.processed),
+        oldest_ready_age: depth.oldest_ready.map(|since| duration(since.until(now))),
+        next_eligible_time: depth.next_eligible.map(timestamp),
+        consumers: i32::try_from(*consumers).unwrap_or(i32::MAX),
+        pushed: figure(totals.pushed),
+        delivered: figure(totals.delivered),
+        committed: figure(totals.committed),
+        rolled_back: figure(totals.rolled_back),
+        moved: figure(totals.moved),
+        dead_lettered: figure(totals.dead_lettered),
+        expired: figure(totals.expired),
+    }
+}
+
+fn new_item(item: NewItem) -> pb::NewItem {
+    use pb::new_item::Eligibility;
+    let eligibility = match item.eligible_time {
+        Some(at) => Some(Eligibility::EligibleTime(timestamp(at))),
+        None if item.delay.is_zero() => None,
+        None => Some(Eligibility::Delay(duration(item.delay))),
+    };
+    pb::NewItem {
+        payload: item.payload,
+        content_type: item.content_type,
+        headers: item.headers.into_iter().collect(),
+        priority: i32::from(item.priority.level()),
+        eligibility,
+        ttl: item.ttl.map(duration),
+        ordering_key: item.ordering_key,
+        dedup_id: item.dedup_id,
+    }
+}
+
+/// `next` is its next tick.
+pub(super) fn schedule(schedule: Schedule, next: Option<Timestamp>) -> pb::Schedule {
+    pb::Schedule {
+        name: schedule.name.to_string(),
+        queue: schedule.queue.to_string(),
+        cron: schedule.cron,
+        time_zone: schedule.time_zone,
+        item: Some(new_item(schedule.item)),
+        paused: schedule.paused,
+        create_time: Some(timestamp(schedule.create_time)),
+        next_time: next.filter(|_| !schedule.paused).map(timestamp),
+        last_time: schedule.last_time.map(timestamp),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::{
+        domain::{
+            ConsumerName, Depth, GroupName, ItemId, LeaseToken, Priority, QueueName, Receipt,
+            Totals,
+        },
+        grpc::parse,
+    };
+
+    fn queue_name() -> QueueName {
+        QueueName::parse("queue", "orders").unwrap()
+    }
+
+    fn an_item(payload: usize) -> Item {
+        let name = |text: &str| ConsumerName::parse("name", text).unwrap();
+        Item {
+            id: ItemId([1; 12]),
+            queue: queue_name(),
+            payload: Bytes::from(vec![0; payload]),
+            content_type: "text/plain".into(),
+            headers: [("k".to_owned(), "v".to_owned())].into(),
+            priority: Priority::parse("priority", 7).unwrap(),
+            state: ItemState::Reserved,
+            attempt: 2,
+            deliveries: 3,
+            sequence: 4,
+            ordering_key: "key".into(),
+            dedup_id: "id".into(),
+            create_time: Timestamp(1_001),
+            eligible_time: Some(Timestamp(2_002)),
+            expire_time: Some(Timestamp(3_003)),
+            process_time: Some(Timestamp(-1)),
+            producer: Some(name("p")),
+            consumer: Some(name("c")),
+            last_reason: "boom".into(),
+            origin_queue: Some(queue_name()),
+        }
+    }
+
+    fn a_delivery(payload: usize) -> Delivery {
+        Delivery {
+            item: an_item(payload),
+            receipt: Receipt {
+                item: ItemId([1; 12]),
+                token: LeaseToken([2; 12]),
+                deliveries: 3,
+                attempt: 2,
+                queue: queue_name(),
+                group: GroupName::default(),
+            },
+            lease_expire_time: Timestamp(2_002),
+            previous_eligible_time: Timestamp(0),
+        }
+    }
+
+    fn at(seconds: i64, nanos: i32) -> Option<prost_types::Timestamp> {
+        Some(prost_types::Timestamp { seconds, nanos })
+    }
+
+    #[test]
+    fn every_field_of_an_item_is_told() {
+        let expected = pb::Item {
+            id: "01".repeat(12),
+            queue: "orders".into(),
+            payload: vec![0; 3].into(),
+            content_type: "text/plain".into(),
+            headers: [("k".to_owned(), "v".to_owned())].into(),
+            priority: 7,
+            state: pb::ItemState::Reserved.into(),
+            attempt: 2,
+            deliveries: 3,
+            sequence: 4,
+            ordering_key: "key".into(),
+            dedup_id: "id".into(),
+            create_time: at(1, 1_000_000),
+            eligible_time: at(2, 2_000_000),
+            expire_time: at(3, 3_000_000),
+            process_time: at(-1, 999_000_000),
+            producer: "p".into(),
+            consumer: "c".into(),
+            last_reason: "boom".into(),
+            origin_queue: "orders".into(),
+        };
+        assert_eq!(item(an_item(3)), expected);
+    }
+
+    #[test]
+    fn a_delivery_has_a_receipt_unless_there_is_nothing_to_settle() {
+        let reserved = delivery(a_delivery(1), false);
+        let receipt = parse::receipts(&[reserved.receipt]).unwrap();
+        assert_eq!(receipt, [a_delivery(1).receipt]);
+        assert_eq!(reserved.lease_expire_time, at(2, 2_000_000));
+        let committed = delivery(a_delivery(1), true);
+        assert_eq!((committed.receipt.as_str(), committed.lease_expire_time), ("", None));
+    }
+
+    #[test]
+    fn messages_stay_small_and_in_order() {
+        let sizes =
+            [10, FULL_MESSAGE_BYTES / 2, FULL_MESSAGE_BYTES / 2, FULL_MESSAGE_BYTES * 3, 5, 5];
+        let mut deliveries: VecDeque<_> = sizes.map(a_delivery).into();
+        let mut taken = Vec::new();
+        while !deliveries.is_empty() {
+            let message = take_message(&mut deliveries);
+            taken.push(message.iter().map(|d| d.item.payload.len()).collect::<Vec<_>>());
+        }
+        assert_eq!(taken.concat(), sizes);
+        assert_eq!(taken.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 1, 2]);
+    }
+
+    #[test]
+    fn results_name_their_receipts() {
+        let receipts = || vec!["a".to_owned(), "b".to_owned()];
+        let results = settled(receipts(), vec![Outcome::Ok, Outcome::Gone]);
+        assert_eq!((results[0].receipt.as_str(), results[0].outcome()), ("a", pb::Outcome::Ok));
+        assert_eq!((results[1].receipt.as_str(), results[1].outcome()), ("b", pb::Outcome::Gone));
+        let until = Some(Timestamp(1_500));
+        let outcomes = vec![(Outcome::Ok, until), (Outcome::LeaseLost, None)];
+        let results = extended(receipts(), outcomes).results;
+        assert_eq!(results[0].lease_expire_time, at(1, 500_000_000));
+        assert_eq!(results[1].outcome(), pb::Outcome::LeaseLost);
+    }
+
+    #[test]
+    fn the_oldest_items_age_is_counted_from_now() {
+        let depth = Depth { oldest_ready: Some(Timestamp(1_000)), ready: 1, ..Default::default() };
+        let totals = Totals { pushed: u64::MAX, ..Default::default() };
+        let figures = QueueStats { queue: queue_name(), depth, totals, consumers: 2 };
+        let told = stats(&figures, Timestamp(3_500));
+        let age = prost_types::Duration { seconds: 2, nanos: 500_000_000 };
+        assert_eq!(told.oldest_ready_age, Some(age));
+        assert_eq!((told.ready, told.consumers, told.pushed), (1, 2, i64::MAX));
+    }
+}

@@ -1,0 +1,64 @@
+//! What every call passes first and every answer last: tokens, the access log, uniform errors.
+
+use std::{sync::Arc, time::Instant};
+
+use axum::{
+    body::Body,
+    extract::{Request, State},
+    middleware::Next,
+    response::Response,
+};
+use tonic::{Code, Status, transport::server::TcpConnectInfo};
+use tracing::{Instrument, Level};
+
+use super::{
+    auth::Tokens,
+    status::{ApiError, status},
+};
+
+/// Passes a call on if its token allows it; logs it at debug level; gives the statuses that tonic
+/// makes by itself the details all others have.
+pub(super) async fn pass(
+    State(tokens): State<Arc<Tokens>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if !tracing::enabled!(Level::DEBUG) {
+        return answer(&tokens, request, next).await;
+    }
+    let method = request.uri().path().to_owned();
+    let peer = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
+    let span = tracing::debug_span!("call", %method, peer = peer.map(tracing::field::display));
+    let start = Instant::now();
+    async move {
+        let response = answer(&tokens, request, next).await;
+        // A stream has only begun by now.
+        let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |s| s.code());
+        tracing::debug!(?code, elapsed = ?start.elapsed(), "answered");
+        response
+    }
+    .instrument(span)
+    .await
+}
+
+async fn answer(tokens: &Tokens, request: Request, next: Next) -> Response {
+    let authorization = request.headers().get("authorization");
+    if let Err(refused) = tokens.check(request.uri().path(), authorization) {
+        return status(&refused).into_http();
+    }
+    uniform(next.run(request).await)
+}
+
+/// Only answers that are nothing but a status carry it in their headers.
+fn uniform(response: Response) -> Response {
+    let headers = response.headers();
+    if headers.contains_key("grpc-status-details-bin") || !headers.contains_key("grpc-status") {
+        return response;
+    }
+    match Status::from_header_map(headers) {
+        Some(bare) if bare.code() != Code::Ok => {
+            status(&ApiError::Transport(bare)).into_http::<Body>()
+        }
+        _ => response,
+    }
+}

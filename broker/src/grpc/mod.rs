@@ -1,0 +1,111 @@
+//! The API `sluicegate.v1` over gRPC.
+//!
+//! * [`server`]: the server around the services: limits, TLS, health, reflection, its end.
+//! * `edge`: what every call passes first: [`auth`], the access log, uniform errors.
+//! * `queue_service`, `admin_service`, `schedule_service`: one method per rpc, none longer than
+//!   parse, ask the engine, convert. `push_stream` and `consume_stream` hold the long ones.
+//! * `parse`: requests to domain values; every check is there. `convert`: the way back.
+//! * [`status`]: errors to statuses.
+
+pub mod auth;
+pub mod server;
+pub mod status;
+
+mod admin_service;
+mod consume_stream;
+mod convert;
+mod edge;
+mod parse;
+mod push_stream;
+mod queue_service;
+mod schedule_service;
+
+use std::sync::Arc;
+
+use tokio::{sync::oneshot, task::JoinHandle};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::Status;
+
+use crate::engine::{Engine, EngineError};
+
+use self::{parse::Rules, status::ApiError};
+
+/// The services. Cheap to clone.
+#[derive(Clone)]
+pub struct Api {
+    engine: Arc<Engine>,
+    /// Owns every call's work, so that a caller who hangs up never drops a store call half-way.
+    tasks: TaskTracker,
+    /// Cancelled when streams and waiting calls have to end, if the engine has not ended them.
+    shutdown: CancellationToken,
+}
+
+impl Api {
+    /// Services on an engine. Wait for `tasks` before the engine and its store go away.
+    pub fn new(engine: Arc<Engine>, tasks: TaskTracker, shutdown: CancellationToken) -> Self {
+        Self { engine, tasks, shutdown }
+    }
+
+    fn rules(&self) -> Rules {
+        Rules::of(&self.engine)
+    }
+
+    /// Starts `work` in a task of its own, which runs to its end whatever becomes of the caller.
+    fn start<T, F>(&self, work: impl FnOnce(Arc<Engine>) -> F) -> JoinHandle<Result<T, EngineError>>
+    where
+        F: Future<Output = Result<T, EngineError>> + Send + 'static,
+        T: Send + 'static,
+    {
+        self.tasks.spawn(work(Arc::clone(&self.engine)))
+    }
+
+    /// [`Self::start`], and waits for the outcome.
+    async fn run<T, F>(&self, work: impl FnOnce(Arc<Engine>) -> F) -> Result<T, Status>
+    where
+        F: Future<Output = Result<T, EngineError>> + Send + 'static,
+        T: Send + 'static,
+    {
+        joined(self.start(work).await)
+    }
+
+    /// For work that waits and takes something out of a queue. It ends early when the caller hangs
+    /// up or the broker shuts down (the engine keeps nothing from others then); what it took at
+    /// that very moment goes to `give_back`.
+    async fn take<T, F, G>(
+        &self,
+        work: impl FnOnce(Arc<Engine>) -> F,
+        give_back: impl FnOnce(Arc<Engine>, T) -> G + Send + 'static,
+    ) -> Result<T, Status>
+    where
+        F: Future<Output = Result<T, EngineError>> + Send + 'static,
+        G: Future<Output = ()> + Send + 'static,
+        T: Send + 'static,
+    {
+        let (mut answer, caller) = oneshot::channel();
+        let work = work(Arc::clone(&self.engine));
+        let (engine, shutdown) = (Arc::clone(&self.engine), self.shutdown.clone());
+        self.tasks.spawn(async move {
+            let result = tokio::select! {
+                biased;
+                result = work => result,
+                () = answer.closed() => return,
+                () = shutdown.cancelled() => Err(EngineError::ShuttingDown),
+            };
+            if let Err(Ok(taken)) = answer.send(result) {
+                give_back(engine, taken).await;
+            }
+        });
+        Ok(caller.await.map_err(|_| ApiError::TaskDied)??)
+    }
+}
+
+/// The outcome of [`Api::start`]; a task that died is an error like any other.
+fn joined<T>(result: Result<Result<T, EngineError>, tokio::task::JoinError>) -> Result<T, Status> {
+    match result {
+        Ok(result) => Ok(result?),
+        Err(died) => {
+            tracing::error!(error = %died, "the task of a call died");
+            Err(ApiError::TaskDied.into())
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! What operators ask for: pages, filters, selections.
+
+use sluicegate_proto::v1 as pb;
+
+use super::{MAX_BATCH, batch_length, item_ids, not_negative, required, time_range};
+use crate::{
+    domain::{FOREVER, Invalid, ItemState, QueueName, Timestamp},
+    store::{RedriveFilter, Selection},
+};
+
+/// Most entries of a page; more is taken as this.
+const MAX_PAGE: usize = 1000;
+
+/// A page, as AIP-158 has it.
+#[derive(Debug, PartialEq)]
+pub(in crate::grpc) struct PageRequest {
+    /// At least 1.
+    pub(in crate::grpc) size: usize,
+    /// The token of the page before.
+    pub(in crate::grpc) token: Option<String>,
+}
+
+impl PageRequest {
+    /// `default` stands for a size of 0.
+    pub(in crate::grpc) fn parse(
+        size: i32,
+        token: String,
+        default: usize,
+    ) -> Result<Self, Invalid> {
+        let size = match not_negative("page_size", size)? {
+            0 => default,
+            size => MAX_PAGE.min(size),
+        };
+        Ok(Self { size, token: Some(token).filter(|token| !token.is_empty()) })
+    }
+
+    /// The name the page before ended with, for lists by name.
+    pub(in crate::grpc) fn after<T>(
+        &self,
+        parse: fn(&str, &str) -> Result<T, Invalid>,
+    ) -> Result<Option<T>, Invalid> {
+        let after = self.token.as_deref().map(|token| parse("page_token", token)).transpose();
+        after.map_err(|e| Invalid::new(e.field, "not a page token of this broker"))
+    }
+
+    /// Cuts a list by name, read one longer than the page, and answers the token of the next page.
+    pub(in crate::grpc) fn cut<T>(
+        &self,
+        mut entries: Vec<T>,
+        name: impl Fn(&T) -> &str,
+    ) -> (Vec<T>, String) {
+        let more = entries.len() > self.size;
+        entries.truncate(self.size);
+        let last = entries.last().filter(|_| more).map(|last| name(last).to_owned());
+        (entries, last.unwrap_or_default())
+    }
+}
+
+/// A state to filter by; `None` for all.
+pub(in crate::grpc) fn item_state(state: i32) -> Result<Option<ItemState>, Invalid> {
+    match pb::ItemState::try_from(state) {
+        Ok(pb::ItemState::Unspecified) => Ok(None),
+        Ok(pb::ItemState::Ready) => Ok(Some(ItemState::Ready)),
+        Ok(pb::ItemState::Delayed) => Ok(Some(ItemState::Delayed)),
+        Ok(pb::ItemState::Reserved) => Ok(Some(ItemState::Reserved)),
+        Ok(pb::ItemState::Blocked) => Ok(Some(ItemState::Blocked)),
+        Ok(pb::ItemState::Processed) => Ok(Some(ItemState::Processed)),
+        Err(_) => Err(Invalid::new("state", format!("there is no state {state}"))),
+    }
+}
+
+/// At most how many items; 0 for all.
+pub(in crate::grpc) fn max_items(value: i64) -> Result<u64, Invalid> {
+    not_negative("max_items", value)
+}
+
+/// At most how many items a second; 0 for no limit.
+pub(in crate::grpc) fn rate(value: i32) -> Result<u32, Invalid> {
+    not_negative("rate", value)
+}
+
+/// Which processed items to replay.
+pub(in crate::grpc) fn replay(
+    selection: Option<pb::replay_items_request::Selection>,
+) -> Result<Selection, Invalid> {
+    use pb::replay_items_request::Selection as Given;
+    match required("selection", selection)? {
+        Given::Ids(pb::ItemIds { ids }) => {
+            batch_length("ids.ids", ids.len())?;
+            Ok(Selection::Ids(item_ids("ids.ids", &ids)?))
+        }
+        Given::ProcessTime(range) => {
+            let (start, end) = time_range("process_time", range)?;
+            let start = start.unwrap_or(Timestamp(0));
+            Ok(Selection::Processed { start, end: end.unwrap_or(FOREVER) })
+        }
+    }
+}
+
+/// Which items to redrive.
+pub(in crate::grpc) fn redrive(
+    filter: Option<pb::RedriveFilter>,
+) -> Result<RedriveFilter, Invalid> {
+    let Some(filter) = filter else { return Ok(RedriveFilter::default()) };
+    if filter.ids.len() > MAX_BATCH {
+        return Err(Invalid::new("filter.ids", format!("more than {MAX_BATCH} entries")));
+    }
+    let range = filter.create_time.unwrap_or_default();
+    let (created_from, created_before) = time_range("filter.create_time", range)?;
+    Ok(RedriveFilter {
+        ids: item_ids("filter.ids", &filter.ids)?,
+        origin_queue: QueueName::parse_optional("filter.origin_queue", &filter.origin_queue)?,
+        reason_contains: filter.reason_contains,
+        created_from,
+        created_before,
+    })
+}
+
+/// The queues to watch; none for all.
+pub(in crate::grpc) fn watched(queues: &[String]) -> Result<Vec<QueueName>, Invalid> {
+    let name = |(i, name): (usize, &String)| QueueName::parse(&format!("queues[{i}]"), name);
+    queues.iter().enumerate().map(name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(digit: char) -> String {
+        digit.to_string().repeat(24)
+    }
+
+    #[test]
+    fn pages_follow_aip_158() {
+        let size = |size| PageRequest::parse(size, String::new(), 50).map(|page| page.size);
+        assert_eq!([size(0), size(7), size(1_000_000)], [Ok(50), Ok(7), Ok(1000)]);
+        assert_eq!(size(-1).unwrap_err().field, "page_size");
+        let after = |token: &str| {
+            PageRequest::parse(0, token.to_owned(), 50).unwrap().after(QueueName::parse)
+        };
+        assert_eq!(after(""), Ok(None));
+        assert_eq!(after("orders").unwrap().unwrap().as_str(), "orders");
+        assert_eq!(after("no/token").unwrap_err().field, "page_token");
+        let page = PageRequest { size: 2, token: None };
+        let cut = |names: &[&str]| {
+            let (page, next) = page.cut(names.to_vec(), |name| name);
+            (page.len(), next)
+        };
+        assert_eq!(cut(&["a", "b", "c"]), (2, "b".to_owned()));
+        assert_eq!(cut(&["a", "b"]), (2, String::new()));
+        assert_eq!(cut(&[]), (0, String::new()));
+    }
+
+    #[test]
+    fn an_unknown_state_is_refused() {
+        assert_eq!(item_state(0), Ok(None));
+        assert_eq!(item_state(5), Ok(Some(ItemState::Processed)));
+        assert_eq!(item_state(6).unwrap_err().field, "state");
+        assert_eq!(item_state(-1).unwrap_err().field, "state");
+    }
+
+    #[test]
+    fn a_replay_says_which() {
+        use pb::replay_items_request::Selection as Given;
+        let ids = |ids| replay(Some(Given::Ids(pb::ItemIds { ids })));
+        assert!(matches!(ids(vec![id('a')]), Ok(Selection::Ids(ids)) if ids.len() == 1));
+        assert_eq!(ids(vec![]).unwrap_err().field, "ids.ids");
+        assert_eq!(ids(vec![id('a'), "x".into()]).unwrap_err().field, "ids.ids[1]");
+        assert_eq!(ids(vec![id('a'); 1001]).unwrap_err().field, "ids.ids");
+        assert_eq!(replay(None).unwrap_err().field, "selection");
+        let open = replay(Some(Given::ProcessTime(pb::TimeRange::default())));
+        assert_eq!(open, Ok(Selection::Processed { start: Timestamp(0), end: FOREVER }));
+    }
+
+    #[test]
+    fn a_redrive_filter_is_checked() {
+        let filter = pb::RedriveFilter::default;
+        assert_eq!(redrive(None), Ok(RedriveFilter::default()));
+        assert_eq!(redrive(Some(filter())), Ok(RedriveFilter::default()));
+        let refused = |filter| redrive(Some(filter)).unwrap_err().field;
+        assert_eq!(
+            refused(pb::RedriveFilter { ids: vec!["".into()], ..filter() }),
+            "filter.ids[0]"
+        );
+        assert_eq!(
+            refused(pb::RedriveFilter { ids: vec![id('a'); 1001], ..filter() }),
+            "filter.ids"
+        );
+        let origin_queue = "a b".to_owned();
+        assert_eq!(refused(pb::RedriveFilter { origin_queue, ..filter() }), "filter.origin_queue");
+        let start_time = Some(prost_types::Timestamp { seconds: i64::MAX, nanos: 0 });
+        let create_time = Some(pb::TimeRange { start_time, end_time: None });
+        let refused = refused(pb::RedriveFilter { create_time, ..filter() });
+        assert_eq!(refused, "filter.create_time.start_time");
+        assert_eq!(max_items(-1).unwrap_err().field, "max_items");
+        assert_eq!(rate(-1).unwrap_err().field, "rate");
+        assert_eq!(watched(&["a".into(), "-".into()]).unwrap_err().field, "queues[1]");
+    }
+}

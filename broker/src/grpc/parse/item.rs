@@ -1,0 +1,244 @@
+//! Items as producers hand them in, one by one, in batches and in schedules.
+
+use std::{collections::HashMap, time::Duration};
+
+use sluicegate_proto::v1 as pb;
+
+use super::{Rules, at_most, batch_length, duration, required, time_to_live, timestamp, within};
+use crate::{
+    domain::{
+        ConsumerName, Headers, Invalid, MAX_CONTENT_TYPE_BYTES, MAX_DEDUP_ID_BYTES,
+        MAX_HEADER_BYTES, MAX_HEADERS, MAX_ORDERING_KEY_BYTES, MAX_SPAN, NewItem, Priority,
+        QueueName, Schedule, ScheduleName,
+    },
+    engine::check_cron,
+    grpc::status::ApiError,
+};
+
+/// A checked push.
+#[derive(Debug)]
+pub(in crate::grpc) struct Batch {
+    pub(in crate::grpc) queue: QueueName,
+    pub(in crate::grpc) items: Vec<NewItem>,
+    pub(in crate::grpc) producer: Option<ConsumerName>,
+}
+
+/// The fields that Push and PushStream share. One invalid item refuses all.
+pub(in crate::grpc) fn batch(
+    queue: &str,
+    items: Vec<pb::NewItem>,
+    producer: &str,
+    rules: &Rules,
+) -> Result<Batch, ApiError> {
+    let queue = QueueName::parse("queue", queue)?;
+    let producer = ConsumerName::parse_optional("producer", producer)?;
+    batch_length("items", items.len())?;
+    let item = |(i, item)| new_item(item, rules).map_err(within(|| format!("items[{i}]")));
+    let items = items.into_iter().enumerate().map(item).collect::<Result<_, _>>()?;
+    Ok(Batch { queue, items, producer })
+}
+
+/// One item; fields are named from its root.
+pub(in crate::grpc) fn new_item(item: pb::NewItem, rules: &Rules) -> Result<NewItem, ApiError> {
+    payload(&item.payload, rules)?;
+    at_most("content_type", &item.content_type, MAX_CONTENT_TYPE_BYTES)?;
+    at_most("ordering_key", &item.ordering_key, MAX_ORDERING_KEY_BYTES)?;
+    at_most("dedup_id", &item.dedup_id, MAX_DEDUP_ID_BYTES)?;
+    let mut delay = Duration::ZERO;
+    let mut eligible_time = None;
+    match item.eligibility {
+        Some(pb::new_item::Eligibility::Delay(value)) => {
+            delay = duration("delay", value, MAX_SPAN)?;
+        }
+        Some(pb::new_item::Eligibility::EligibleTime(value)) => {
+            let at = timestamp("eligible_time", value)?;
+            if at > rules.now + MAX_SPAN {
+                return Err(Invalid::new("eligible_time", "more than 10 years ahead").into());
+            }
+            // One in the past means at once: it is no way to overtake.
+            eligible_time = (at > rules.now).then_some(at);
+        }
+        None => {}
+    }
+    Ok(NewItem {
+        headers: headers(item.headers)?,
+        priority: Priority::parse("priority", item.priority)?,
+        ttl: time_to_live("ttl", item.ttl)?,
+        payload: item.payload,
+        content_type: item.content_type,
+        delay,
+        eligible_time,
+        ordering_key: item.ordering_key,
+        dedup_id: item.dedup_id,
+    })
+}
+
+pub(super) fn payload(payload: &[u8], rules: &Rules) -> Result<(), ApiError> {
+    let (bytes, limit) = (payload.len(), rules.max_payload_bytes);
+    if bytes <= limit {
+        return Ok(());
+    }
+    Err(ApiError::PayloadTooLarge { field: "payload".to_owned(), bytes, limit })
+}
+
+pub(super) fn headers(headers: HashMap<String, String>) -> Result<Headers, Invalid> {
+    let refuse = |why: String| Err(Invalid::new("headers", why));
+    if headers.len() > MAX_HEADERS {
+        return refuse(format!("{} entries are more than {MAX_HEADERS}", headers.len()));
+    }
+    if headers.contains_key("") {
+        return refuse("keys must not be empty".to_owned());
+    }
+    let bytes: usize = headers.iter().map(|(key, value)| key.len() + value.len()).sum();
+    if bytes > MAX_HEADER_BYTES {
+        return refuse(format!("{bytes} bytes in all are more than {MAX_HEADER_BYTES}"));
+    }
+    Ok(headers.into_iter().collect())
+}
+
+/// A schedule to create; fields are named from the request's root.
+pub(in crate::grpc) fn schedule(
+    schedule: Option<pb::Schedule>,
+    rules: &Rules,
+) -> Result<Schedule, ApiError> {
+    let schedule = required("schedule", schedule)?;
+    let inner = || -> Result<Schedule, ApiError> {
+        let time_zone =
+            if schedule.time_zone.is_empty() { "UTC".to_owned() } else { schedule.time_zone };
+        check_cron(&schedule.cron, &time_zone)?;
+        let item = required("item", schedule.item)?;
+        if !item.dedup_id.is_empty() {
+            let why = "must be empty: the broker sets the schedule's name and the tick";
+            return Err(Invalid::new("item.dedup_id", why).into());
+        }
+        Ok(Schedule {
+            name: ScheduleName::parse("name", &schedule.name)?,
+            queue: QueueName::parse("queue", &schedule.queue)?,
+            item: new_item(item, rules).map_err(within(|| "item".to_owned()))?,
+            cron: schedule.cron,
+            time_zone,
+            paused: schedule.paused,
+            create_time: rules.now,
+            done_until: rules.now,
+            last_time: None,
+        })
+    };
+    inner().map_err(within(|| "schedule".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use prost_types::Timestamp as PbTimestamp;
+
+    use super::super::tests::{RULES, span};
+    use super::*;
+    use crate::{domain::Timestamp, engine::EngineError};
+
+    fn push(items: Vec<pb::NewItem>) -> Result<Batch, ApiError> {
+        batch("orders", items, "", &RULES)
+    }
+
+    /// The field a push of this item, as the fourth of its batch, is refused for.
+    fn refused(item: pb::NewItem) -> String {
+        let fine = || pb::NewItem { payload: "x".into(), ..Default::default() };
+        match push(vec![fine(), fine(), fine(), item]).unwrap_err() {
+            ApiError::Engine(EngineError::Invalid(invalid)) => invalid.field,
+            ApiError::PayloadTooLarge { field, .. } => field,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_full_item_is_taken_as_it_is() {
+        let item = pb::NewItem {
+            payload: vec![7; 100].into(),
+            content_type: "x".repeat(255),
+            headers: [("k".to_owned(), "v".to_owned())].into(),
+            priority: 9,
+            eligibility: Some(pb::new_item::Eligibility::Delay(span(1, 0))),
+            ttl: Some(span(0, 1)),
+            ordering_key: "k".repeat(255),
+            dedup_id: "d".repeat(255),
+        };
+        let batch = batch("orders", vec![item], "worker-1", &RULES).unwrap();
+        let [item] = &batch.items[..] else { panic!() };
+        assert_eq!(batch.producer.unwrap().as_str(), "worker-1");
+        assert_eq!((item.payload.len(), item.priority.level()), (100, 9));
+        assert_eq!((item.delay, item.ttl), (Duration::from_secs(1), Some(Duration::from_nanos(1))));
+        assert_eq!(item.headers["k"], "v");
+    }
+
+    #[test]
+    fn the_defaults_are_an_empty_item_at_once() {
+        let batch = push(vec![pb::NewItem::default()]).unwrap();
+        assert_eq!(batch.items, [NewItem::default()]);
+    }
+
+    #[test]
+    fn an_eligible_time_in_the_past_means_at_once() {
+        let at = |seconds| pb::NewItem {
+            eligibility: Some(pb::new_item::Eligibility::EligibleTime(PbTimestamp {
+                seconds,
+                nanos: 0,
+            })),
+            ..Default::default()
+        };
+        let eligible = |seconds| push(vec![at(seconds)]).unwrap().items[0].eligible_time;
+        assert_eq!(eligible(0), None);
+        assert_eq!(eligible(-5), None);
+        assert_eq!(eligible(1_700_000_001), Some(Timestamp(1_700_000_001_000)));
+        assert_eq!(refused(at(1_700_000_000 + 3_700 * 24 * 3_600)), "items[3].eligible_time");
+    }
+
+    #[test]
+    fn each_bad_field_is_named() {
+        use pb::new_item::Eligibility::{Delay, EligibleTime};
+        let item = pb::NewItem::default;
+        let header = |n: usize, bytes: usize| pb::NewItem {
+            headers: (0..n).map(|i| (format!("{i:04}"), "v".repeat(bytes))).collect(),
+            ..item()
+        };
+        let cases = [
+            (pb::NewItem { payload: vec![0; 101].into(), ..item() }, "payload"),
+            (pb::NewItem { content_type: "x".repeat(256), ..item() }, "content_type"),
+            (pb::NewItem { ordering_key: "x".repeat(256), ..item() }, "ordering_key"),
+            (pb::NewItem { dedup_id: "x".repeat(256), ..item() }, "dedup_id"),
+            (pb::NewItem { priority: 10, ..item() }, "priority"),
+            (pb::NewItem { priority: -1, ..item() }, "priority"),
+            (pb::NewItem { ttl: Some(span(0, 0)), ..item() }, "ttl"),
+            (pb::NewItem { ttl: Some(span(-1, 0)), ..item() }, "ttl"),
+            (pb::NewItem { eligibility: Some(Delay(span(-1, 0))), ..item() }, "delay"),
+            (pb::NewItem { eligibility: Some(Delay(span(1 << 40, 0))), ..item() }, "delay"),
+            (
+                pb::NewItem {
+                    eligibility: Some(EligibleTime(PbTimestamp { seconds: 0, nanos: -1 })),
+                    ..item()
+                },
+                "eligible_time",
+            ),
+            (
+                pb::NewItem { headers: [(String::new(), "v".to_owned())].into(), ..item() },
+                "headers",
+            ),
+            (header(65, 1), "headers"),
+            (header(64, 253), "headers"),
+        ];
+        for (item, field) in cases {
+            assert_eq!(refused(item), format!("items[3].{field}"));
+        }
+        assert!(push(vec![header(64, 252)]).is_ok());
+    }
+
+    #[test]
+    fn batches_hold_one_to_a_thousand_items() {
+        let field = |result: Result<Batch, ApiError>| match result.unwrap_err() {
+            ApiError::Engine(EngineError::Invalid(invalid)) => invalid.field,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(field(push(vec![])), "items");
+        assert_eq!(field(push(vec![pb::NewItem::default(); 1001])), "items");
+        assert!(push(vec![pb::NewItem::default(); 1000]).is_ok());
+        assert_eq!(field(batch("", vec![], "", &RULES)), "queue");
+        assert_eq!(field(batch("q", vec![], "a b", &RULES)), "producer");
+    }
+}

@@ -1,0 +1,210 @@
+//! Receipts, and what is to become of them.
+
+use std::time::Duration;
+
+use sluicegate_proto::v1 as pb;
+
+use super::{
+    Rules, at_most, batch_length, duration, duration_or_zero,
+    item::{headers, new_item, payload},
+    lease, required, within,
+};
+use crate::{
+    domain::{
+        Invalid, MAX_CONTENT_TYPE_BYTES, MAX_SPAN, NewItem, Priority, QueueName, Receipt,
+        cut_reason,
+    },
+    engine::{MoveRequest, RollbackRequest},
+    grpc::status::ApiError,
+};
+
+/// Receipts under `receipts`.
+pub(in crate::grpc) fn receipts(receipts: &[String]) -> Result<Vec<Receipt>, Invalid> {
+    batch_length("receipts", receipts.len())?;
+    let receipt = |(i, text): (usize, &String)| {
+        Receipt::parse("", text).map_err(|e| Invalid::new(format!("receipts[{i}]"), e.description))
+    };
+    receipts.iter().enumerate().map(receipt).collect()
+}
+
+/// A Rollback: the receipts as sent, and what they ask for.
+pub(in crate::grpc) fn rollbacks(
+    request: pb::RollbackRequest,
+) -> Result<(Vec<String>, Vec<RollbackRequest>), Invalid> {
+    let items = request.items;
+    batch_length("items", items.len())?;
+    let item = |item: pb::RollbackItem| -> Result<(String, RollbackRequest), Invalid> {
+        let parsed = RollbackRequest {
+            receipt: Receipt::parse("receipt", &item.receipt)?,
+            delay: item.delay.map(|delay| duration("delay", delay, MAX_SPAN)).transpose()?,
+            reason: cut_reason(item.reason),
+            keep_attempt: item.keep_attempt,
+        };
+        Ok((item.receipt, parsed))
+    };
+    let numbered = |(i, it)| item(it).map_err(|e: Invalid| e.within(&format!("items[{i}]")));
+    items.into_iter().enumerate().map(numbered).collect()
+}
+
+/// An Extend: the receipts and the lease from now on.
+pub(in crate::grpc) fn extend(
+    request: &pb::ExtendRequest,
+    rules: &Rules,
+) -> Result<(Vec<Receipt>, Option<Duration>), Invalid> {
+    Ok((receipts(&request.receipts)?, lease("lease", request.lease, rules)?))
+}
+
+/// A Move.
+pub(in crate::grpc) fn move_item(
+    request: pb::MoveRequest,
+    rules: &Rules,
+) -> Result<MoveRequest, ApiError> {
+    if let Some(new) = &request.payload {
+        payload(new, rules)?;
+    }
+    if let Some(new) = &request.content_type {
+        at_most("content_type", new, MAX_CONTENT_TYPE_BYTES)?;
+    }
+    Ok(MoveRequest {
+        receipt: Receipt::parse("receipt", &request.receipt)?,
+        to_queue: QueueName::parse("to_queue", &request.to_queue)?,
+        headers: headers(request.headers)?,
+        priority: request.priority.map(|p| Priority::parse("priority", p)).transpose()?,
+        delay: duration_or_zero("delay", request.delay, MAX_SPAN)?,
+        payload: request.payload,
+        content_type: request.content_type,
+    })
+}
+
+/// A checked CommitAndPush.
+#[derive(Debug)]
+pub(in crate::grpc) struct CommitAndPush {
+    pub(in crate::grpc) receipt: Receipt,
+    pub(in crate::grpc) pushes: Vec<(QueueName, NewItem)>,
+}
+
+/// A CommitAndPush.
+pub(in crate::grpc) fn commit_and_push(
+    request: pb::CommitAndPushRequest,
+    rules: &Rules,
+) -> Result<CommitAndPush, ApiError> {
+    let receipt = Receipt::parse("receipt", &request.receipt)?;
+    batch_length("pushes", request.pushes.len())?;
+    let entry = |entry: pb::PushEntry| -> Result<_, ApiError> {
+        let queue = QueueName::parse("queue", &entry.queue)?;
+        let item = required("item", entry.item)?;
+        Ok((queue, new_item(item, rules).map_err(within(|| "item".to_owned()))?))
+    };
+    let numbered = |(i, e)| entry(e).map_err(within(|| format!("pushes[{i}]")));
+    let pushes = request.pushes.into_iter().enumerate().map(numbered).collect::<Result<_, _>>()?;
+    Ok(CommitAndPush { receipt, pushes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{RULES, span};
+    use super::*;
+    use crate::domain::{GroupName, ItemId, LeaseToken};
+    use crate::engine::EngineError;
+
+    fn receipt() -> Receipt {
+        Receipt {
+            item: ItemId([1; 12]),
+            token: LeaseToken([2; 12]),
+            deliveries: 1,
+            attempt: 1,
+            queue: QueueName::parse("queue", "orders").unwrap(),
+            group: GroupName::default(),
+        }
+    }
+
+    fn field<T>(result: Result<T, ApiError>) -> String {
+        match result.err().unwrap() {
+            ApiError::Engine(EngineError::Invalid(invalid)) => invalid.field,
+            ApiError::PayloadTooLarge { field, .. } => field,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_malformed_receipt_is_named_by_its_place() {
+        let good = receipt().encode();
+        assert_eq!(receipts(std::slice::from_ref(&good)), Ok(vec![receipt()]));
+        assert_eq!(receipts(&[good.clone(), "x".into()]).unwrap_err().field, "receipts[1]");
+        assert_eq!(receipts(&[]).unwrap_err().field, "receipts");
+        assert_eq!(receipts(&vec![good; 1001]).unwrap_err().field, "receipts");
+    }
+
+    #[test]
+    fn rollbacks_are_checked_and_long_reasons_cut() {
+        let item = |delay, reason: &str| pb::RollbackItem {
+            receipt: receipt().encode(),
+            delay,
+            reason: reason.to_owned(),
+            keep_attempt: true,
+        };
+        let rollbacks = |items| rollbacks(pb::RollbackRequest { items });
+        let items = vec![item(None, ""), item(Some(span(0, 0)), &"ü".repeat(600))];
+        let (sent, taken) = rollbacks(items).unwrap();
+        assert_eq!(sent, [receipt().encode(), receipt().encode()]);
+        assert_eq!((taken[0].delay, taken[0].keep_attempt), (None, true));
+        assert_eq!((taken[1].delay, taken[1].reason.len()), (Some(Duration::ZERO), 1024));
+        let refused = |items| rollbacks(items).unwrap_err().field;
+        assert_eq!(refused(vec![]), "items");
+        assert_eq!(refused(vec![item(Some(span(-1, 0)), "")]), "items[0].delay");
+        assert_eq!(refused(vec![item(None, ""), pb::RollbackItem::default()]), "items[1].receipt");
+    }
+
+    #[test]
+    fn extend_checks_its_lease() {
+        let extend = |lease| {
+            let receipts = vec![receipt().encode()];
+            super::extend(&pb::ExtendRequest { receipts, lease }, &RULES)
+        };
+        assert_eq!(extend(None).unwrap().1, None);
+        assert_eq!(extend(Some(span(60, 0))).unwrap().1, Some(Duration::from_secs(60)));
+        assert_eq!(extend(Some(span(61, 0))).unwrap_err().field, "lease");
+        assert_eq!(extend(Some(span(0, 0))).unwrap_err().field, "lease");
+    }
+
+    #[test]
+    fn a_move_changes_only_what_is_given() {
+        let request = || pb::MoveRequest {
+            receipt: receipt().encode(),
+            to_queue: "b".into(),
+            ..Default::default()
+        };
+        let taken = move_item(request(), &RULES).unwrap();
+        assert_eq!((taken.payload, taken.content_type, taken.priority), (None, None, None));
+        assert_eq!(taken.delay, Duration::ZERO);
+        let refused = |request| field(move_item(request, &RULES));
+        assert_eq!(refused(pb::MoveRequest { receipt: "00".into(), ..request() }), "receipt");
+        assert_eq!(refused(pb::MoveRequest { to_queue: String::new(), ..request() }), "to_queue");
+        assert_eq!(refused(pb::MoveRequest { priority: Some(11), ..request() }), "priority");
+        assert_eq!(refused(pb::MoveRequest { delay: Some(span(-9, 0)), ..request() }), "delay");
+        let payload = Some(vec![0; 101].into());
+        assert_eq!(refused(pb::MoveRequest { payload, ..request() }), "payload");
+        let content_type = Some("x".repeat(256));
+        assert_eq!(refused(pb::MoveRequest { content_type, ..request() }), "content_type");
+        let headers = [(String::new(), String::new())].into();
+        assert_eq!(refused(pb::MoveRequest { headers, ..request() }), "headers");
+    }
+
+    #[test]
+    fn each_push_of_a_step_is_named_by_its_place() {
+        let push = |queue: &str, priority| pb::PushEntry {
+            queue: queue.to_owned(),
+            item: Some(pb::NewItem { priority, ..Default::default() }),
+        };
+        let parse = |pushes| {
+            let receipt = receipt().encode();
+            commit_and_push(pb::CommitAndPushRequest { receipt, pushes }, &RULES)
+        };
+        assert_eq!(parse(vec![push("a", 0), push("b", 9)]).unwrap().pushes.len(), 2);
+        assert_eq!(field(parse(vec![])), "pushes");
+        assert_eq!(field(parse(vec![push("a", 0), push("", 0)])), "pushes[1].queue");
+        assert_eq!(field(parse(vec![push("a", 0), push("b", 10)])), "pushes[1].item.priority");
+        let bare = pb::PushEntry { queue: "a".into(), item: None };
+        assert_eq!(field(parse(vec![bare])), "pushes[0].item");
+    }
+}

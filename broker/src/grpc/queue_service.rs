@@ -1,0 +1,209 @@
+//! QueueService: producers and consumers.
+
+use std::{collections::VecDeque, pin::Pin, sync::Arc, time::Duration};
+
+use futures_util::{Stream, stream};
+use sluicegate_proto::v1::{self as pb, queue_service_server::QueueService};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{
+    Api, consume_stream, convert,
+    parse::{self, CommitAndPush, Take},
+    push_stream,
+};
+use crate::{
+    domain::Delivery,
+    engine::{Engine, EngineError, RollbackRequest, Subscription},
+};
+
+/// A stream of responses.
+pub(super) type Responses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl QueueService for Api {
+    type PushStreamStream = Responses<pb::PushStreamResponse>;
+    type ConsumeStream = Responses<pb::ConsumeResponse>;
+    type ConsumeStreamStream = Responses<pb::ConsumeStreamResponse>;
+
+    async fn push(
+        &self,
+        request: Request<pb::PushRequest>,
+    ) -> Result<Response<pb::PushResponse>, Status> {
+        let pb::PushRequest { queue, items, producer } = request.into_inner();
+        let batch = parse::batch(&queue, items, &producer, &self.rules())?;
+        let pushed =
+            self.run(|engine| async move {
+                engine.push(&batch.queue, batch.items, batch.producer).await
+            })
+            .await?;
+        Ok(Response::new(pb::PushResponse { results: convert::pushed(pushed) }))
+    }
+
+    async fn push_stream(
+        &self,
+        request: Request<Streaming<pb::PushStreamRequest>>,
+    ) -> Result<Response<Self::PushStreamStream>, Status> {
+        Ok(Response::new(Box::pin(push_stream::serve(self, request.into_inner()))))
+    }
+
+    async fn pop(
+        &self,
+        request: Request<pb::PopRequest>,
+    ) -> Result<Response<pb::PopResponse>, Status> {
+        let request = request.into_inner();
+        let Take { queue, max_items, wait } =
+            parse::take(&request.queue, request.max_items, request.wait)?;
+        let work = |engine: Arc<Engine>| async move { engine.pop(&queue, max_items, wait).await };
+        // At most once: what was committed at the moment the caller hung up is gone.
+        let items = self.take(work, |_, _| std::future::ready(())).await?;
+        let items = items.into_iter().map(convert::item).collect();
+        Ok(Response::new(pb::PopResponse { items }))
+    }
+
+    async fn reserve(
+        &self,
+        request: Request<pb::ReserveRequest>,
+    ) -> Result<Response<pb::ReserveResponse>, Status> {
+        let request = request.into_inner();
+        let Take { queue, max_items, wait } =
+            parse::take(&request.queue, request.max_items, request.wait)?;
+        let lease = parse::lease("lease", request.lease, &self.rules())?;
+        let consumer = parse::consumer(&request.consumer)?;
+        let work = |engine: Arc<Engine>| async move {
+            engine.reserve(&queue, max_items, wait, lease, consumer).await
+        };
+        let deliveries = self.take(work, release).await?;
+        let deliveries = deliveries.into_iter().map(|d| convert::delivery(d, false)).collect();
+        Ok(Response::new(pb::ReserveResponse { deliveries }))
+    }
+
+    async fn consume(
+        &self,
+        request: Request<pb::ConsumeRequest>,
+    ) -> Result<Response<Self::ConsumeStream>, Status> {
+        let options = parse::consume(request.get_ref(), &self.rules())?;
+        let auto_commit = options.auto_commit;
+        let subscription = self.run(|engine| async move { engine.consume(options).await }).await?;
+        let outgoing = Outgoing::new(subscription, auto_commit, self.shutdown.clone());
+        // The stream is polled by the connection itself: nothing waits in a buffer between them.
+        let stream = stream::try_unfold(outgoing, |mut outgoing| async move {
+            let message = outgoing.next().await?;
+            Ok(Some((message, outgoing)))
+        });
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn consume_stream(
+        &self,
+        request: Request<Streaming<pb::ConsumeStreamRequest>>,
+    ) -> Result<Response<Self::ConsumeStreamStream>, Status> {
+        Ok(Response::new(Box::pin(consume_stream::serve(self.clone(), request.into_inner()))))
+    }
+
+    async fn commit(
+        &self,
+        request: Request<pb::CommitRequest>,
+    ) -> Result<Response<pb::CommitResponse>, Status> {
+        let pb::CommitRequest { receipts } = request.into_inner();
+        let parsed = parse::receipts(&receipts)?;
+        let outcomes = self.run(|engine| async move { engine.commit(parsed).await }).await?;
+        let results = convert::settled(receipts, outcomes);
+        Ok(Response::new(pb::CommitResponse { results }))
+    }
+
+    async fn rollback(
+        &self,
+        request: Request<pb::RollbackRequest>,
+    ) -> Result<Response<pb::RollbackResponse>, Status> {
+        let (receipts, parsed) = parse::rollbacks(request.into_inner())?;
+        let outcomes = self.run(|engine| async move { engine.rollback(parsed).await }).await?;
+        let results = convert::settled(receipts, outcomes);
+        Ok(Response::new(pb::RollbackResponse { results }))
+    }
+
+    async fn extend(
+        &self,
+        request: Request<pb::ExtendRequest>,
+    ) -> Result<Response<pb::ExtendResponse>, Status> {
+        let request = request.into_inner();
+        let (parsed, lease) = parse::extend(&request, &self.rules())?;
+        let outcomes = self.run(|engine| async move { engine.extend(parsed, lease).await }).await?;
+        Ok(Response::new(convert::extended(request.receipts, outcomes)))
+    }
+
+    async fn r#move(
+        &self,
+        request: Request<pb::MoveRequest>,
+    ) -> Result<Response<pb::MoveResponse>, Status> {
+        let request = parse::move_item(request.into_inner(), &self.rules())?;
+        let id = request.receipt.item.to_string();
+        let outcome = self.run(|engine| async move { engine.move_item(request).await }).await?;
+        Ok(Response::new(pb::MoveResponse { outcome: convert::outcome(outcome).into(), id }))
+    }
+
+    async fn commit_and_push(
+        &self,
+        request: Request<pb::CommitAndPushRequest>,
+    ) -> Result<Response<pb::CommitAndPushResponse>, Status> {
+        let CommitAndPush { receipt, pushes } =
+            parse::commit_and_push(request.into_inner(), &self.rules())?;
+        let (outcome, pushed) =
+            self.run(|engine| async move { engine.commit_and_push(receipt, pushes).await }).await?;
+        Ok(Response::new(pb::CommitAndPushResponse {
+            outcome: convert::outcome(outcome).into(),
+            results: convert::pushed(pushed),
+        }))
+    }
+}
+
+/// Gives back what a caller asked for who is no longer there; it never saw it.
+async fn release(engine: Arc<Engine>, deliveries: Vec<Delivery>) {
+    let back = |delivery: Delivery| RollbackRequest {
+        receipt: delivery.receipt,
+        delay: Some(Duration::ZERO),
+        reason: String::new(),
+        keep_attempt: true,
+    };
+    if let Err(error) = engine.rollback(deliveries.into_iter().map(back).collect()).await {
+        tracing::warn!(%error, "could not give back items of a caller who is gone: their leases will lapse");
+    }
+}
+
+/// A subscription's deliveries, cut into messages that every client can receive.
+pub(super) struct Outgoing {
+    subscription: Subscription,
+    auto_commit: bool,
+    shutdown: CancellationToken,
+    /// Taken from the subscription, too much for one message.
+    rest: VecDeque<Delivery>,
+}
+
+impl Outgoing {
+    pub(super) fn new(
+        subscription: Subscription,
+        auto_commit: bool,
+        shutdown: CancellationToken,
+    ) -> Self {
+        Self { subscription, auto_commit, shutdown, rest: VecDeque::new() }
+    }
+
+    pub(super) fn subscription(&self) -> &Subscription {
+        &self.subscription
+    }
+
+    /// The next message; an error when the stream has to end. May be dropped and called again at
+    /// any time: nothing is lost.
+    pub(super) async fn next(&mut self) -> Result<pb::ConsumeResponse, EngineError> {
+        while self.rest.is_empty() {
+            self.rest = tokio::select! {
+                biased;
+                deliveries = self.subscription.next() => deliveries?.into(),
+                () = self.shutdown.cancelled() => return Err(EngineError::ShuttingDown),
+            };
+        }
+        let message = convert::take_message(&mut self.rest);
+        let deliveries = message.into_iter().map(|d| convert::delivery(d, self.auto_commit));
+        Ok(pb::ConsumeResponse { deliveries: deliveries.collect() })
+    }
+}

@@ -1,0 +1,92 @@
+//! ScheduleService: items that happen again.
+
+use sluicegate_proto::v1::{self as pb, schedule_service_server::ScheduleService};
+use tonic::{Request, Response, Status};
+
+use super::{
+    Api, convert,
+    parse::{self, PageRequest},
+};
+use crate::domain::{Schedule, ScheduleName};
+
+/// Schedules on a page if the caller does not say.
+const SCHEDULES_PER_PAGE: usize = 100;
+
+#[tonic::async_trait]
+impl ScheduleService for Api {
+    async fn create_schedule(
+        &self,
+        request: Request<pb::CreateScheduleRequest>,
+    ) -> Result<Response<pb::CreateScheduleResponse>, Status> {
+        let schedule = parse::schedule(request.into_inner().schedule, &self.rules())?;
+        let schedule =
+            self.run(|engine| async move { engine.create_schedule(schedule).await }).await?;
+        let schedule = Some(self.with_next_tick(schedule));
+        Ok(Response::new(pb::CreateScheduleResponse { schedule }))
+    }
+
+    async fn get_schedule(
+        &self,
+        request: Request<pb::GetScheduleRequest>,
+    ) -> Result<Response<pb::GetScheduleResponse>, Status> {
+        let name = ScheduleName::parse("name", &request.get_ref().name)?;
+        let schedule = self.run(|engine| async move { engine.get_schedule(&name).await }).await?;
+        let schedule = Some(self.with_next_tick(schedule));
+        Ok(Response::new(pb::GetScheduleResponse { schedule }))
+    }
+
+    async fn list_schedules(
+        &self,
+        request: Request<pb::ListSchedulesRequest>,
+    ) -> Result<Response<pb::ListSchedulesResponse>, Status> {
+        let pb::ListSchedulesRequest { page_size, page_token } = request.into_inner();
+        let page = PageRequest::parse(page_size, page_token, SCHEDULES_PER_PAGE)?;
+        let after = page.after(ScheduleName::parse)?;
+        let limit = page.size + 1; // one more tells whether there is a next page
+        let schedules = self
+            .run(|engine| async move { engine.list_schedules(after.as_ref(), limit).await })
+            .await?;
+        let (schedules, next_page_token) = page.cut(schedules, |it| it.name.as_str());
+        let schedules = schedules.into_iter().map(|it| self.with_next_tick(it)).collect();
+        Ok(Response::new(pb::ListSchedulesResponse { schedules, next_page_token }))
+    }
+
+    async fn delete_schedule(
+        &self,
+        request: Request<pb::DeleteScheduleRequest>,
+    ) -> Result<Response<pb::DeleteScheduleResponse>, Status> {
+        let name = ScheduleName::parse("name", &request.get_ref().name)?;
+        self.run(|engine| async move { engine.delete_schedule(&name).await }).await?;
+        Ok(Response::new(pb::DeleteScheduleResponse {}))
+    }
+
+    async fn pause_schedule(
+        &self,
+        request: Request<pb::PauseScheduleRequest>,
+    ) -> Result<Response<pb::PauseScheduleResponse>, Status> {
+        let schedule = Some(self.set_schedule_paused(&request.get_ref().name, true).await?);
+        Ok(Response::new(pb::PauseScheduleResponse { schedule }))
+    }
+
+    async fn resume_schedule(
+        &self,
+        request: Request<pb::ResumeScheduleRequest>,
+    ) -> Result<Response<pb::ResumeScheduleResponse>, Status> {
+        let schedule = Some(self.set_schedule_paused(&request.get_ref().name, false).await?);
+        Ok(Response::new(pb::ResumeScheduleResponse { schedule }))
+    }
+}
+
+impl Api {
+    fn with_next_tick(&self, schedule: Schedule) -> pb::Schedule {
+        let next = self.engine.next_tick(&schedule);
+        convert::schedule(schedule, next)
+    }
+
+    async fn set_schedule_paused(&self, name: &str, paused: bool) -> Result<pb::Schedule, Status> {
+        let name = ScheduleName::parse("name", name)?;
+        let schedule =
+            self.run(|engine| async move { engine.pause_schedule(&name, paused).await }).await?;
+        Ok(self.with_next_tick(schedule))
+    }
+}

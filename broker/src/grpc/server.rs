@@ -1,0 +1,208 @@
+//! The gRPC server: all services behind one listener.
+//!
+//! A request may be up to 16 MiB large (or `max_payload_bytes` and 1 MiB, if that is more), so a
+//! batch of items is bounded by that as well as by its count; larger ones are answered
+//! RESOURCE_EXHAUSTED with the reason REQUEST_TOO_LARGE.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use sluicegate_proto::{
+    FILE_DESCRIPTOR_SET,
+    v1::{
+        admin_service_server::AdminServiceServer, queue_service_server::QueueServiceServer,
+        schedule_service_server::ScheduleServiceServer,
+    },
+};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::{
+    codec::CompressionEncoding,
+    server::NamedService,
+    service::Routes,
+    transport::{
+        Certificate, Identity, ServerTlsConfig,
+        server::{Router, TcpIncoming},
+    },
+};
+use tonic_health::{ServingStatus, server::HealthReporter};
+
+use super::{Api, auth::Tokens, edge};
+use crate::config::Tls;
+
+/// Least limit of a request.
+const REQUEST_BYTES: usize = 16 << 20;
+/// What a request may hold besides one payload.
+const ENVELOPE_BYTES: usize = 1 << 20;
+/// Calls at a time on one connection; clients queue the rest.
+const MAX_STREAMS: u32 = 4096;
+/// Calls a client may cancel before they were looked at, and broken ones, before its connection is
+/// closed. Without it there is no limit (RUSTSEC-2024-0003); as low as h2's own default it would hit
+/// clients that merely shut down with many calls open.
+const MAX_RESETS: usize = 1024;
+/// HTTP/2 flow control: what one stream, and one connection, may send ahead of being read.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 8 << 20;
+/// A consumer that has vanished is noticed after these two together.
+const PING_EVERY: Duration = Duration::from_secs(15);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+const TLS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the configuration sets.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Serve TLS with these files; plain text otherwise.
+    pub tls: Option<Tls>,
+    /// Who may call what; everybody everything if there are none.
+    pub tokens: Tokens,
+}
+
+/// Why the server can not start or had to stop.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// A certificate or key can not be read.
+    #[error("can not read {path}")]
+    TlsFile {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The certificate or the key can not be used.
+    #[error("the TLS certificate and key can not be used")]
+    Tls(#[source] tonic::transport::Error),
+    /// The connections can not be served.
+    #[error("the gRPC server failed")]
+    Serve(#[source] tonic::transport::Error),
+    /// A defect: the descriptors in the binary are damaged.
+    #[error("the descriptors for reflection can not be read")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+/// What `grpc.health.v1` answers, for the broker and for each service. NOT_SERVING at first.
+#[derive(Debug, Clone)]
+pub struct Health(HealthReporter);
+
+impl Health {
+    /// Says to load balancers and clients whether to come here. Watchers hear of it at once.
+    pub async fn set_serving(&self, serving: bool) {
+        let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
+        for service in SERVICES {
+            self.0.set_service_status(service, status).await;
+        }
+    }
+
+    /// Ends the streams of watchers, which would keep their connections open.
+    async fn end(&self) {
+        let mut reporter = self.0.clone();
+        for service in SERVICES {
+            reporter.clear_service_status(service).await;
+        }
+    }
+}
+
+/// The services whose health is told; the empty name stands for the broker.
+const SERVICES: [&str; 4] = [
+    "",
+    QueueServiceServer::<Api>::NAME,
+    AdminServiceServer::<Api>::NAME,
+    ScheduleServiceServer::<Api>::NAME,
+];
+
+/// All services, ready to serve.
+pub struct Server {
+    router: Router,
+    health: Health,
+    shutdown: CancellationToken,
+}
+
+impl Server {
+    /// Puts the services together. Must be called within a tokio runtime.
+    pub async fn new(api: Api, options: Options) -> Result<Self, ServerError> {
+        let mut builder = tonic::transport::Server::builder()
+            .max_concurrent_streams(MAX_STREAMS)
+            .http2_max_pending_accept_reset_streams(Some(MAX_RESETS))
+            .http2_max_local_error_reset_streams(Some(MAX_RESETS))
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .http2_keepalive_interval(Some(PING_EVERY))
+            .http2_keepalive_timeout(Some(PING_TIMEOUT));
+        if let Some(tls) = &options.tls {
+            builder = builder.tls_config(tls_config(tls)?).map_err(ServerError::Tls)?;
+        }
+        let (reporter, health_service) = tonic_health::server::health_reporter();
+        let health = Health(reporter);
+        health.set_serving(false).await;
+        let reflection = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        };
+        let shutdown = api.shutdown.clone();
+        let routes = services(api)
+            .add_service(health_service)
+            .add_service(reflection().build_v1()?)
+            .add_service(reflection().build_v1alpha()?);
+        let edge = axum::middleware::from_fn_with_state(Arc::new(options.tokens), edge::pass);
+        let routes = Routes::from(routes.into_axum_router().layer(edge)).prepare();
+        Ok(Self { router: builder.add_routes(routes), health, shutdown })
+    }
+
+    /// The handle to the server's health.
+    pub fn health(&self) -> Health {
+        self.health.clone()
+    }
+
+    /// Serves until the token given to [`Api::new`] is cancelled; then takes no more connections
+    /// and returns when the calls under way have ended. Streams end by themselves; a client that
+    /// does not read can still delay it for ever, so bound it with a time-out and drop it.
+    pub async fn serve(self, listener: TcpListener) -> Result<(), ServerError> {
+        let incoming = TcpIncoming::from(listener)
+            .with_nodelay(Some(true))
+            .with_keepalive(Some(Duration::from_mins(1)));
+        let (health, shutdown) = (self.health, self.shutdown);
+        let end = async move {
+            shutdown.cancelled().await;
+            health.end().await;
+        };
+        let served = self.router.serve_with_incoming_shutdown(incoming, end).await;
+        served.map_err(ServerError::Serve)
+    }
+}
+
+fn services(api: Api) -> Routes {
+    // No limit on what is sent: nothing here makes a message much larger than one payload.
+    let limit = request_limit(api.engine.limits().max_payload_bytes);
+    let queue = QueueServiceServer::new(api.clone())
+        .max_decoding_message_size(limit)
+        .accept_compressed(CompressionEncoding::Gzip);
+    let admin = AdminServiceServer::new(api.clone())
+        .max_decoding_message_size(limit)
+        .accept_compressed(CompressionEncoding::Gzip);
+    let schedule = ScheduleServiceServer::new(api)
+        .max_decoding_message_size(limit)
+        .accept_compressed(CompressionEncoding::Gzip);
+    Routes::new(queue).add_service(admin).add_service(schedule)
+}
+
+fn request_limit(max_payload_bytes: usize) -> usize {
+    REQUEST_BYTES.max(max_payload_bytes + ENVELOPE_BYTES)
+}
+
+fn tls_config(tls: &Tls) -> Result<ServerTlsConfig, ServerError> {
+    let read = |path: &Path| {
+        fs::read(path).map_err(|source| ServerError::TlsFile { path: path.to_owned(), source })
+    };
+    let config = ServerTlsConfig::new()
+        .identity(Identity::from_pem(read(&tls.cert)?, read(&tls.key)?))
+        .timeout(TLS_TIMEOUT);
+    Ok(match &tls.client_ca {
+        Some(authority) => config.client_ca_root(Certificate::from_pem(read(authority)?)),
+        None => config,
+    })
+}
