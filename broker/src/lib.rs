@@ -12,6 +12,7 @@
 //! * [`telemetry`]: the log; [`metrics`]: what is counted and measured.
 //! * `app`: builds all of it from the [`config`], runs it, drains it.
 
+pub mod app;
 pub mod config;
 pub mod console;
 pub mod domain;

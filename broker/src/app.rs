@@ -1,0 +1,192 @@
+//! Builds the broker from its settings, runs it, drains it.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use tokio::net::TcpListener;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{
+    config::{Settings, StoreUri},
+    console::{self, ConsoleState, Probe},
+    domain::Clock,
+    engine::{Engine, Limits},
+    grpc::{
+        Api,
+        auth::Tokens,
+        server::{Health, Options, Server},
+    },
+    metrics::Metrics,
+    signals::{self, Signals},
+    store::{Store, StoreError, sqlite::SqliteStore},
+};
+
+/// Why the broker does not start: one plain sentence.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct StartError(String);
+
+/// A broker that serves.
+pub struct App {
+    engine: Arc<Engine>,
+    signals: Arc<dyn Signals>,
+    store: Arc<dyn Store>,
+    servers: TaskTracker,
+    /// Cancelled when the servers have to take no more connections.
+    stop: CancellationToken,
+    health: Health,
+    shutdown_grace: Duration,
+    /// Where gRPC is served.
+    pub address: SocketAddr,
+    /// Where the console is served.
+    pub http_address: SocketAddr,
+}
+
+impl App {
+    /// Connects to the store and the signals and starts serving.
+    pub async fn start(settings: Settings) -> Result<Self, StartError> {
+        let metrics = Arc::new(Metrics::new());
+        let listener = bind("listen", settings.listen).await?;
+        let http_listener = bind("http_listen", settings.http_listen).await?;
+        let store = open_store(&settings).await?;
+        let signals = signals::open(
+            &settings.signals,
+            store.broker_id(),
+            &settings.database,
+            Arc::clone(&metrics),
+        )
+        .await
+        .map_err(|error| StartError(error.to_string()))?;
+        let limits = Limits {
+            max_payload_bytes: settings.max_payload_bytes,
+            default_lease: settings.default_lease,
+            max_lease: settings.max_lease,
+            auto_create_queues: settings.auto_create_queues,
+            poll_min: settings.poll_min,
+            poll_max: settings.poll_max,
+            drain: (settings.shutdown_grace / 3).min(Duration::from_secs(3)),
+        };
+        let engine =
+            Engine::new(Arc::clone(&store), Arc::clone(&signals), Arc::clone(&metrics), limits);
+        engine.start();
+
+        let address = local_address(&listener)?;
+        let http_address = local_address(&http_listener)?;
+        let servers = TaskTracker::new();
+        let stop = CancellationToken::new();
+        let api = Api::new(Arc::clone(&engine), servers.clone(), stop.clone());
+        let options =
+            Options { tls: settings.tls.clone(), tokens: Tokens::new(settings.tokens.clone()) };
+        let server =
+            Server::new(api, options).await.map_err(|error| StartError(error.to_string()))?;
+        let health = server.health();
+        health.set_serving(true).await;
+        servers.spawn(async move {
+            if let Err(error) = server.serve(listener).await {
+                tracing::error!(%error, "the gRPC server ended");
+            }
+        });
+        let probe: Arc<dyn Probe> = Arc::new(EngineProbe(Arc::clone(&engine)));
+        let console = console::router(ConsoleState { probe, metrics });
+        servers.spawn({
+            let stop = stop.clone();
+            async move {
+                let served = axum::serve(http_listener, console)
+                    .with_graceful_shutdown(stop.cancelled_owned())
+                    .await;
+                if let Err(error) = served {
+                    tracing::error!(%error, "the HTTP server ended");
+                }
+            }
+        });
+        let shutdown_grace = settings.shutdown_grace;
+        Ok(Self {
+            engine,
+            signals,
+            store,
+            servers,
+            stop,
+            health,
+            shutdown_grace,
+            address,
+            http_address,
+        })
+    }
+
+    /// What to print once the broker serves.
+    pub fn banner(&self) -> String {
+        format!(
+            "sluicegate {version}\n\
+             store       {store}\n\
+             signals     {signals}\n\
+             listening on grpc://{address}\n\
+             listening on http://{http_address} (/healthz, /readyz, /metrics)\n\
+             try         sluice --server http://{address} push hello 'first item'",
+            version = env!("CARGO_PKG_VERSION"),
+            store = self.store.describe(),
+            signals = self.signals.describe(),
+            address = self.address,
+            http_address = self.http_address,
+        )
+    }
+
+    /// Ends the broker; takes `shutdown_grace` at most. False if it had to be cut short.
+    pub async fn shutdown(self) -> bool {
+        let orderly = async {
+            self.health.set_serving(false).await;
+            self.engine.drain().await;
+            self.stop.cancel();
+            self.servers.close();
+            self.servers.wait().await;
+            self.engine.close().await;
+            self.signals.close().await;
+        };
+        tokio::time::timeout(self.shutdown_grace, orderly).await.is_ok()
+    }
+}
+
+async fn bind(key: &str, address: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|error| StartError(format!("can not listen on {address} ({key}): {error}")))
+}
+
+fn local_address(listener: &TcpListener) -> Result<SocketAddr, StartError> {
+    listener.local_addr().map_err(|error| StartError(error.to_string()))
+}
+
+async fn open_store(settings: &Settings) -> Result<Arc<dyn Store>, StartError> {
+    let clock = Arc::new(Clock::system());
+    match &settings.store {
+        StoreUri::Sqlite { .. } | StoreUri::SqliteMemory => {
+            let store = SqliteStore::open(&settings.store.to_string(), clock)
+                .map_err(|error| not_opened(settings, &error))?;
+            Ok(Arc::new(store))
+        }
+        StoreUri::Mongo { .. } => {
+            Err(StartError("the store on MongoDB is not built yet".to_owned()))
+        }
+    }
+}
+
+fn not_opened(settings: &Settings, error: &StoreError) -> StartError {
+    StartError(format!("can not open the store {}: {error}", settings.store))
+}
+
+/// What the console asks.
+struct EngineProbe(Arc<Engine>);
+
+#[async_trait]
+impl Probe for EngineProbe {
+    async fn store(&self) -> Result<(), String> {
+        self.0.store().ping().await.map_err(|error| error.to_string())
+    }
+
+    fn signals_healthy(&self) -> bool {
+        self.0.signals().healthy()
+    }
+
+    fn draining(&self) -> bool {
+        self.0.is_draining()
+    }
+}
