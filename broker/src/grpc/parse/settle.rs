@@ -115,6 +115,7 @@ mod tests {
             attempt: 1,
             queue: QueueName::parse("queue", "orders").unwrap(),
             group: GroupName::default(),
+            keyed: false,
         }
     }
 
