@@ -279,6 +279,7 @@ mod tests {
                 attempt: 2,
                 queue: queue_name(),
                 group: GroupName::default(),
+                keyed: false,
             },
             lease_expire_time: Timestamp(2_002),
             previous_eligible_time: Timestamp(0),

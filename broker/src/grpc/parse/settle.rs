@@ -116,6 +116,7 @@ mod tests {
             attempt: 1,
             queue: QueueName::parse("queue", "orders").unwrap(),
             group: GroupName::default(),
+            keyed: false,
         }
     }
 
