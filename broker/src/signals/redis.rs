@@ -11,15 +11,13 @@ use redis::{
     AsyncConnectionConfig, Client, RedisError,
     aio::{MultiplexedConnection, PubSubSink, PubSubStream},
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::{
     message::Message,
-    relay::{Ears, Lost, Transport},
+    relay::{Ears, Lost, STEP_TIMEOUT, Transport, bounded},
 };
 
-/// How long any single step may take.
-const STEP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause between pings of the subscription. With [`STEP_TIMEOUT`], the time until a dead
 /// connection is noticed.
 const PING_PAUSE: Duration = Duration::from_secs(2);
@@ -123,8 +121,4 @@ async fn supervise(mut sink: PubSubSink) -> Lost {
             return lost;
         }
     }
-}
-
-async fn bounded<T>(step: impl Future<Output = Result<T, Lost>>) -> Result<T, Lost> {
-    timeout(STEP_TIMEOUT, step).await.unwrap_or_else(|_| Err(Lost("no answer".to_owned())))
 }
