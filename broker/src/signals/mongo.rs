@@ -185,8 +185,8 @@ impl Mongo {
             if silence >= SILENCE {
                 return Lost("the cursor does not show what was written".to_owned());
             }
-            if silence < BEAT_PAUSE {
-                sleep(BEAT_PAUSE - silence).await;
+            if let Some(rest) = BEAT_PAUSE.checked_sub(silence).filter(|rest| !rest.is_zero()) {
+                sleep(rest).await;
                 continue;
             }
             let beat = async { Ok(collection.insert_one(self.document(BEAT)).await?) };

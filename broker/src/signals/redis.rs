@@ -104,9 +104,10 @@ impl Redis {
 async fn listen(mut stream: PubSubStream, ears: &Ears) -> Lost {
     while let Some(message) = stream.next().await {
         let decoded = message.get_payload::<String>().ok().and_then(|text| Message::decode(&text));
-        match decoded {
-            Some((from, message)) => ears.heard(from, message),
-            None => tracing::debug!("a message on the signal channel is not a signal"),
+        if let Some((from, message)) = decoded {
+            ears.heard(from, message);
+        } else {
+            tracing::debug!("a message on the signal channel is not a signal");
         }
     }
     Lost("the connection was closed".to_owned())

@@ -49,12 +49,11 @@ impl Place {
         // Through a proxy only one member can be reached: it has to be the primary.
         let client = mongodb::Client::with_uri_str(mongo_uri()).await.unwrap();
         let hello = client.database("admin").run_command(doc! { "hello": 1 }).await.unwrap();
-        let server = match hello.get_str("primary") {
-            Ok(primary) => primary.to_owned(),
-            Err(_) => {
-                let parsed = mongodb::options::ClientOptions::parse(mongo_uri()).await.unwrap();
-                parsed.hosts[0].to_string()
-            }
+        let server = if let Ok(primary) = hello.get_str("primary") {
+            primary.to_owned()
+        } else {
+            let parsed = mongodb::options::ClientOptions::parse(mongo_uri()).await.unwrap();
+            parsed.hosts[0].to_string()
         };
         Self {
             uri: Box::new(|address| SignalsUri::Mongo {
