@@ -33,7 +33,7 @@ const TEST_PREFIX: &str = "SLUICEGATE_TEST_";
 /// What MongoDB's limit of 16 MiB per document leaves for a payload.
 const MAX_PAYLOAD_BYTES: usize = 15 << 20;
 
-const DAY: Duration = Duration::from_secs(24 * 3600);
+const DAY: Duration = Duration::from_hours(24);
 
 /// Where items live. Its text forms have no credentials in them.
 #[derive(Clone, PartialEq, Eq)]
@@ -295,12 +295,11 @@ fn environment_layer(
             });
         };
         let origin = format!("environment variable {name}");
-        match value.to_str() {
-            Some(value) => layer.set(key, &origin, value),
-            None => {
-                let problem = "it is not UTF-8".to_owned();
-                return Err(ConfigError::BadValue { key: key.name, origin, problem });
-            }
+        if let Some(value) = value.to_str() {
+            layer.set(key, &origin, value);
+        } else {
+            let problem = "it is not UTF-8".to_owned();
+            return Err(ConfigError::BadValue { key: key.name, origin, problem });
         }
     }
     Ok((layer, config))
@@ -358,7 +357,7 @@ impl Given {
         let max_lease =
             self.required("max_lease", span(Duration::from_millis(100), DAY.saturating_mul(30)))?;
         let poll_min =
-            self.required("poll_min", span(Duration::from_millis(10), Duration::from_secs(3600)))?;
+            self.required("poll_min", span(Duration::from_millis(10), Duration::from_hours(1)))?;
         Ok(Settings {
             listen: self.required("listen", values::address)?,
             http_listen: self.required("http_listen", values::address)?,
@@ -373,7 +372,7 @@ impl Given {
             default_lease: self
                 .required("default_lease", span(Duration::from_millis(100), max_lease))?,
             shutdown_grace: self.required("shutdown_grace", span(Duration::ZERO, DAY))?,
-            poll_max: self.required("poll_max", span(poll_min, Duration::from_secs(3600)))?,
+            poll_max: self.required("poll_max", span(poll_min, Duration::from_hours(1)))?,
             log_format: self.required("log_format", |text| match text {
                 "text" => Ok(LogFormat::Text),
                 "json" => Ok(LogFormat::Json),

@@ -45,7 +45,7 @@ fn the_defaults_serve_this_machine_from_one_file() {
     assert!(settings.auto_create_queues);
     assert_eq!(settings.max_payload_bytes, 4 << 20);
     assert_eq!(settings.default_lease, Duration::from_secs(30));
-    assert_eq!(settings.max_lease, Duration::from_secs(12 * 3600));
+    assert_eq!(settings.max_lease, Duration::from_hours(12));
     assert_eq!(settings.shutdown_grace, Duration::from_secs(10));
     assert_eq!(settings.poll_min, Duration::from_secs(1));
     assert_eq!(settings.poll_max, Duration::from_secs(15));

@@ -18,14 +18,22 @@ pub(super) const WINDOW: Duration = Duration::from_millis(50);
 /// What signals are equal by.
 type Key = (QueueName, Topic);
 
+/// What a window has swallowed.
+#[derive(Debug, Clone, Copy)]
+enum Swallowed {
+    Nothing,
+    /// Signals, of which this is the least `since`.
+    Least(Option<Timestamp>),
+}
+
 /// Merges equal signals. It has no clock of its own: each call says what time it is.
 ///
 /// Its memory is bounded by the queues heard of within one window: an entry goes when its window
 /// closes with nothing swallowed.
 #[derive(Debug, Default)]
 pub(super) struct Coalescer {
-    /// The open windows, each with the least `since` it swallowed, if it swallowed anything.
-    open: HashMap<Key, Option<Option<Timestamp>>>,
+    /// The open windows.
+    open: HashMap<Key, Swallowed>,
     /// When they close. All are equally long, so they close in the order in which they opened.
     closing: VecDeque<(Instant, Key)>,
 }
@@ -36,7 +44,10 @@ impl Coalescer {
         let key = (signal.queue.clone(), signal.topic);
         if let Some(swallowed) = self.open.get_mut(&key) {
             // `None` is less than every time, as it has to be.
-            *swallowed = Some(swallowed.map_or(signal.since, |before| before.min(signal.since)));
+            *swallowed = Swallowed::Least(match *swallowed {
+                Swallowed::Nothing => signal.since,
+                Swallowed::Least(before) => before.min(signal.since),
+            });
             return None;
         }
         self.open_window(key, now);
@@ -48,7 +59,7 @@ impl Coalescer {
         let mut due = Vec::new();
         while self.closing.front().is_some_and(|(at, _)| *at <= now) {
             let Some((_, key)) = self.closing.pop_front() else { break };
-            if let Some(Some(since)) = self.open.remove(&key) {
+            if let Some(Swallowed::Least(since)) = self.open.remove(&key) {
                 due.push(Signal { queue: key.0.clone(), topic: key.1, since });
                 self.open_window(key, now);
             }
@@ -64,15 +75,16 @@ impl Coalescer {
     /// Forgets all windows; answers what they swallowed.
     pub(super) fn drain(&mut self) -> Vec<Signal> {
         self.closing.clear();
-        let swallowed = |((queue, topic), since): (Key, Option<Option<Timestamp>>)| {
-            since.map(|since| Signal { queue, topic, since })
+        let swallowed = |((queue, topic), swallowed): (Key, Swallowed)| match swallowed {
+            Swallowed::Nothing => None,
+            Swallowed::Least(since) => Some(Signal { queue, topic, since }),
         };
         self.open.drain().filter_map(swallowed).collect()
     }
 
     fn open_window(&mut self, key: Key, now: Instant) {
         self.closing.push_back((now + WINDOW, key.clone()));
-        self.open.insert(key, None);
+        self.open.insert(key, Swallowed::Nothing);
     }
 }
 

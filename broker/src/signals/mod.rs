@@ -4,6 +4,7 @@
 mod coalesce;
 mod local;
 mod message;
+mod mongo;
 mod redis;
 mod relay;
 
@@ -13,7 +14,7 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 
 pub use self::local::LocalSignals;
-use self::{redis::Redis, relay::Relay};
+use self::{mongo::Mongo, redis::Redis, relay::Relay};
 use crate::{
     config::mask_credentials,
     domain::{QueueName, Timestamp},
@@ -121,16 +122,25 @@ pub async fn open(
     database: &str,
     metrics: Arc<Metrics>,
 ) -> Result<Arc<dyn Signals>, OpenError> {
+    let wrong = |reason: String| OpenError { signals: signals.to_string(), reason };
     let description = signals.to_string();
     match signals {
         SignalsUri::Local => Ok(Arc::new(LocalSignals::new())),
         SignalsUri::Redis { uri } => {
-            let redis = Redis::new(uri, broker, database, description.clone())
-                .map_err(|error| OpenError { signals: description, reason: error.to_string() })?;
+            let redis = Redis::new(uri, broker, database, description)
+                .map_err(|error| wrong(error.to_string()))?;
             Ok(Arc::new(Relay::start(redis, broker, metrics).await))
         }
-        SignalsUri::Mongo { .. } => {
-            Err(OpenError { signals: description, reason: "not yet built".to_owned() })
+        SignalsUri::Mongo { uri } => {
+            let mongo = Mongo::new(uri, broker, database, description)
+                .await
+                .map_err(|error| wrong(error.to_string()))?;
+            Ok(Arc::new(Relay::start(mongo, broker, metrics).await))
         }
     }
 }
+
+#[cfg(test)]
+mod suite;
+#[cfg(test)]
+mod test_servers;

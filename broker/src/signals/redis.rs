@@ -11,15 +11,13 @@ use redis::{
     AsyncConnectionConfig, Client, RedisError,
     aio::{MultiplexedConnection, PubSubSink, PubSubStream},
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use super::{
     message::Message,
-    relay::{Ears, Lost, Transport},
+    relay::{Ears, Lost, STEP_TIMEOUT, Transport, bounded},
 };
 
-/// How long any single step may take.
-const STEP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause between pings of the subscription. With [`STEP_TIMEOUT`], the time until a dead
 /// connection is noticed.
 const PING_PAUSE: Duration = Duration::from_secs(2);
@@ -106,9 +104,10 @@ impl Redis {
 async fn listen(mut stream: PubSubStream, ears: &Ears) -> Lost {
     while let Some(message) = stream.next().await {
         let decoded = message.get_payload::<String>().ok().and_then(|text| Message::decode(&text));
-        match decoded {
-            Some((from, message)) => ears.heard(from, message),
-            None => tracing::debug!("a message on the signal channel is not a signal"),
+        if let Some((from, message)) = decoded {
+            ears.heard(from, message);
+        } else {
+            tracing::debug!("a message on the signal channel is not a signal");
         }
     }
     Lost("the connection was closed".to_owned())
@@ -123,8 +122,4 @@ async fn supervise(mut sink: PubSubSink) -> Lost {
             return lost;
         }
     }
-}
-
-async fn bounded<T>(step: impl Future<Output = Result<T, Lost>>) -> Result<T, Lost> {
-    timeout(STEP_TIMEOUT, step).await.unwrap_or_else(|_| Err(Lost("no answer".to_owned())))
 }

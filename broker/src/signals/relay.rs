@@ -25,10 +25,8 @@ use crate::metrics::Metrics;
 const NOTICES: usize = 1024;
 /// Most messages sent in one go.
 const BATCH: usize = 512;
-/// How long connecting may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long sending one batch may take.
-const SEND_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long any one step may take: connecting, subscribing, sending a batch, an answer to a ping.
+pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long `close` waits for what is still to be sent.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long opening waits to find out whether the server is there.
@@ -42,6 +40,11 @@ const LIVED: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Lost(pub(super) String);
+
+/// Does one step, and gives up after [`STEP_TIMEOUT`].
+pub(super) async fn bounded<T>(step: impl Future<Output = Result<T, Lost>>) -> Result<T, Lost> {
+    timeout(STEP_TIMEOUT, step).await.unwrap_or_else(|_| Err(Lost("no answer".to_owned())))
+}
 
 /// A server that passes messages between brokers.
 #[async_trait]
@@ -207,10 +210,10 @@ impl<T: Transport> Shared<T> {
         loop {
             let started = Instant::now();
             let connected = tokio::select! {
-                connected = timeout(CONNECT_TIMEOUT, self.transport.connect()) => connected,
+                connected = bounded(self.transport.connect()) => connected,
                 () = self.closing.cancelled() => return,
             };
-            let lost = match connected.unwrap_or_else(|_| Err(Lost("no answer".to_owned()))) {
+            let lost = match connected {
                 Ok(mut outlet) => match self.send_over(&mut outlet).await {
                     Ok(()) => return,
                     Err(lost) => lost,
@@ -261,8 +264,7 @@ impl<T: Transport> Shared<T> {
     }
 
     async fn send_bounded(&self, outlet: &mut T::Outlet, messages: &[Message]) -> Result<(), Lost> {
-        let sent = timeout(SEND_TIMEOUT, self.transport.send(outlet, messages)).await;
-        let result = sent.unwrap_or_else(|_| Err(Lost("no answer".to_owned())));
+        let result = bounded(self.transport.send(outlet, messages)).await;
         for message in messages {
             match message {
                 Message::Signal(signal) if result.is_ok() => {
@@ -361,3 +363,6 @@ impl<T: Transport> Signals for Relay<T> {
         let _ = timeout(CLOSE_TIMEOUT, self.tasks.wait()).await;
     }
 }
+
+#[cfg(test)]
+mod tests;

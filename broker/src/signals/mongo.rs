@@ -1,0 +1,233 @@
+//! Signals over MongoDB: the capped collection `signals` in the store's own database, followed by a
+//! tailable cursor. For those who have MongoDB and want no Redis beside it.
+//!
+//! A document is a message: `{ what: "insert", queue: "orders", since: ISODate(…), broker: "a1b2c3d4",
+//! at: ISODate(…) }`. The server drops the oldest ones by itself.
+//!
+//! A cursor on a dead connection, or on a server that is no longer the primary, may look idle for
+//! ever. So whenever nothing was heard for a while, a `beat` is written, which has to come back.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use mongodb::{
+    Client, Collection, Cursor, Database,
+    bson::{DateTime, Document, doc, oid::ObjectId},
+    error::{Error, ErrorKind},
+    options::{ClientOptions, CursorType, ReadConcern, SelectionCriteria, WriteConcern},
+};
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Signal, Topic,
+    message::{MISSED, Message, broker_of, broker_text},
+    relay::{Ears, Lost, STEP_TIMEOUT, Transport, bounded},
+};
+use crate::domain::{QueueName, Timestamp};
+
+/// Name of the collection.
+const COLLECTION: &str = "signals";
+/// Size of the collection: ten thousand signals or so.
+const CAPPED_BYTES: i64 = 1 << 20;
+/// After so long a silence a beat is written.
+const BEAT_PAUSE: Duration = Duration::from_secs(2);
+/// After so long a silence, beats and all, the cursor is given up.
+const SILENCE: Duration = Duration::from_millis(4_500);
+/// How long the server holds a request for more before it answers that there is nothing.
+const AWAIT: Duration = Duration::from_secs(1);
+/// Connections: the cursor, the publisher, a beat, and one to spare.
+const POOL: u32 = 4;
+/// The word of a beat, which only shows that the cursor lives.
+const BEAT: &str = "beat";
+/// MongoDB's error code of creating a collection that is there.
+const NAMESPACE_EXISTS: i32 = 48;
+
+/// A MongoDB deployment.
+pub(super) struct Mongo {
+    database: Database,
+    broker: [u8; 4],
+    description: String,
+}
+
+impl From<Error> for Lost {
+    fn from(error: Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl Mongo {
+    /// Reads the address, without connecting.
+    pub(super) async fn new(
+        uri: &str,
+        broker: [u8; 4],
+        database: &str,
+        description: String,
+    ) -> Result<Self, Error> {
+        let mut options = ClientOptions::parse(uri).await?;
+        options.app_name = Some("sluicegate signals".to_owned());
+        options.max_pool_size = Some(POOL);
+        options.min_pool_size = None;
+        options.connect_timeout = Some(STEP_TIMEOUT);
+        options.server_selection_timeout = Some(STEP_TIMEOUT);
+        // Signals may be lost, but not late: the primary has them first, and need not wait for others.
+        options.selection_criteria =
+            Some(SelectionCriteria::ReadPreference(mongodb::options::ReadPreference::Primary));
+        options.read_concern = Some(ReadConcern::local());
+        options.write_concern = Some(WriteConcern::nodes(1));
+        let database = Client::with_options(options)?.database(database);
+        Ok(Self { database, broker, description })
+    }
+
+    fn collection(&self) -> Collection<Document> {
+        self.database.collection(COLLECTION)
+    }
+
+    fn document(&self, what: &str) -> Document {
+        doc! { "what": what, "broker": broker_text(self.broker), "at": DateTime::now() }
+    }
+
+    fn encode(&self, message: &Message) -> Document {
+        let Message::Signal(Signal { queue, topic, since }) = message else {
+            return self.document(MISSED);
+        };
+        let mut document = self.document(topic.word());
+        document.insert("queue", queue.as_str());
+        if let Some(since) = since {
+            document.insert("since", DateTime::from_millis(since.millis()));
+        }
+        document
+    }
+
+    /// Sees to it that the collection is there and capped, whoever else does the same just now.
+    async fn prepare(&self) -> Result<(), Error> {
+        let created = self.database.create_collection(COLLECTION).capped(true);
+        match created.size(CAPPED_BYTES as u64).await {
+            Err(error) if is_code(&error, NAMESPACE_EXISTS) => {}
+            created => return created,
+        }
+        let described = self.database.list_collections().filter(doc! { "name": COLLECTION });
+        let capped = match described.await?.next().await {
+            Some(collection) => collection?.options.capped == Some(true),
+            None => true, // dropped since; the next attempt creates it
+        };
+        if !capped {
+            // Someone dropped it, and an insert came before this and made a plain one.
+            let convert = doc! { "convertToCapped": COLLECTION, "size": CAPPED_BYTES };
+            self.database.run_command(convert).await?;
+        }
+        Ok(())
+    }
+
+    /// A cursor that is past everything that was there before. It ends at once on an empty
+    /// collection, hence the first beat, which also marks where now is: clocks are not to be trusted.
+    async fn follow(&self) -> Result<Cursor<Document>, Lost> {
+        self.prepare().await?;
+        let collection = self.collection();
+        let mark = ObjectId::new();
+        let mut beat = self.document(BEAT);
+        beat.insert("_id", mark);
+        collection.insert_one(beat).await?;
+        let cursor = collection.find(doc! {}).cursor_type(CursorType::TailableAwait);
+        let mut cursor = cursor.max_await_time(AWAIT).await?;
+        while let Some(document) = cursor.next().await {
+            if document?.get_object_id("_id").is_ok_and(|id| id == mark) {
+                return Ok(cursor);
+            }
+        }
+        Err(Lost("the cursor ended before it got to the present".to_owned()))
+    }
+}
+
+#[async_trait]
+impl Transport for Mongo {
+    type Outlet = Collection<Document>;
+
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
+    async fn connect(&self) -> Result<Collection<Document>, Lost> {
+        self.prepare().await?;
+        Ok(self.collection())
+    }
+
+    async fn send(
+        &self,
+        outlet: &mut Collection<Document>,
+        messages: &[Message],
+    ) -> Result<(), Lost> {
+        outlet.insert_many(messages.iter().map(|message| self.encode(message))).await?;
+        Ok(())
+    }
+
+    async fn hear(&self, ears: &Ears) -> Lost {
+        let cursor = match bounded(self.follow()).await {
+            Ok(cursor) => cursor,
+            Err(lost) => return lost,
+        };
+        ears.listening();
+        let last_heard = Mutex::new(Instant::now());
+        tokio::select! {
+            lost = listen(cursor, ears, &last_heard) => lost,
+            lost = self.supervise(&last_heard) => lost,
+        }
+    }
+}
+
+impl Mongo {
+    /// Writes beats into silence, until they do not come back.
+    async fn supervise(&self, last_heard: &Mutex<Instant>) -> Lost {
+        let collection = self.collection();
+        loop {
+            let silence = last_heard.lock().elapsed();
+            if silence >= SILENCE {
+                return Lost("the cursor does not show what was written".to_owned());
+            }
+            if let Some(rest) = BEAT_PAUSE.checked_sub(silence).filter(|rest| !rest.is_zero()) {
+                sleep(rest).await;
+                continue;
+            }
+            let beat = async { Ok(collection.insert_one(self.document(BEAT)).await?) };
+            if let Err(lost) = bounded(beat).await {
+                return lost;
+            }
+            // A beat that comes back ends the silence long before this does.
+            sleep(Duration::from_millis(500)).await;
+        }
+    }
+}
+
+/// Passes on messages until the cursor ends.
+async fn listen(mut cursor: Cursor<Document>, ears: &Ears, last_heard: &Mutex<Instant>) -> Lost {
+    while let Some(document) = cursor.next().await {
+        let document = match document {
+            Ok(document) => document,
+            Err(error) => return error.into(),
+        };
+        *last_heard.lock() = Instant::now();
+        match decode(&document) {
+            Some((from, message)) => ears.heard(from, message),
+            None if document.get_str("what").is_ok_and(|what| what == BEAT) => {}
+            None => tracing::debug!("a document among the signals is not a signal"),
+        }
+    }
+    Lost("the cursor ended".to_owned())
+}
+
+fn decode(document: &Document) -> Option<([u8; 4], Message)> {
+    let broker = broker_of(document.get_str("broker").ok()?)?;
+    let what = document.get_str("what").ok()?;
+    if what == MISSED {
+        return Some((broker, Message::Missed));
+    }
+    let topic = Topic::of_word(what)?;
+    let queue = QueueName::parse("queue", document.get_str("queue").ok()?).ok()?;
+    let since = document.get_datetime("since").ok().map(|at| Timestamp(at.timestamp_millis()));
+    Some((broker, Message::Signal(Signal { queue, topic, since })))
+}
+
+fn is_code(error: &Error, code: i32) -> bool {
+    matches!(&*error.kind, ErrorKind::Command(command) if command.code == code)
+}

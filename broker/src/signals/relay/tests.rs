@@ -1,0 +1,132 @@
+//! The relay over a transport that notes what it is given, on a clock that the tests move.
+
+use std::sync::atomic::AtomicUsize;
+
+use super::*;
+use crate::{
+    domain::{QueueName, Timestamp},
+    signals::Topic,
+};
+
+/// What was sent, and when, from the start of the test.
+type Sent = Arc<Mutex<Vec<(u64, Message)>>>;
+
+struct Noted {
+    start: Instant,
+    sent: Sent,
+    /// Sends that fail before one succeeds.
+    failures: AtomicUsize,
+    /// How long each send takes.
+    latency: Duration,
+}
+
+#[async_trait]
+impl Transport for Noted {
+    type Outlet = ();
+
+    fn describe(&self) -> String {
+        "noted".to_owned()
+    }
+
+    async fn connect(&self) -> Result<(), Lost> {
+        Ok(())
+    }
+
+    async fn send(&self, (): &mut (), messages: &[Message]) -> Result<(), Lost> {
+        let less = |n: usize| n.checked_sub(1);
+        if self.failures.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok() {
+            return Err(Lost("failed on purpose".to_owned()));
+        }
+        let at = self.start.elapsed().as_millis() as u64;
+        self.sent.lock().extend(messages.iter().map(|message| (at, message.clone())));
+        sleep(self.latency).await;
+        Ok(())
+    }
+
+    async fn hear(&self, ears: &Ears) -> Lost {
+        ears.listening();
+        std::future::pending().await
+    }
+}
+
+async fn relay(failures: usize, latency: Duration) -> (Relay<Noted>, Sent) {
+    let sent = Sent::default();
+    let start = Instant::now();
+    let failures = AtomicUsize::new(failures);
+    let noted = Noted { start, sent: Arc::clone(&sent), failures, latency };
+    (Relay::start(noted, [1; 4], Arc::new(Metrics::new())).await, sent)
+}
+
+fn insert(since: i64) -> Signal {
+    let queue = QueueName::parse("queue", "orders").unwrap();
+    Signal { queue, topic: Topic::Insert, since: Some(Timestamp(since)) }
+}
+
+fn signals(sent: &Sent) -> Vec<(u64, i64)> {
+    let since = |message: &Message| match message {
+        Message::Signal(signal) => signal.since.unwrap().millis(),
+        Message::Missed => -1,
+    };
+    sent.lock().iter().map(|(at, message)| (*at, since(message))).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_burst_goes_out_once_per_window_and_its_last_signal_is_not_lost() {
+    let (relay, sent) = relay(0, Duration::ZERO).await;
+    for n in 0..120 {
+        relay.publish(insert(1_000 - n));
+        sleep(Duration::from_millis(1)).await;
+    }
+    sleep(Duration::from_millis(200)).await;
+    let sent = signals(&sent);
+    assert_eq!(sent.len(), 4, "{sent:?}");
+    assert!(sent.windows(2).all(|pair| pair[1].0 - pair[0].0 >= 50), "{sent:?}");
+    assert_eq!((sent[0].1, sent[3].1), (1_000, 881), "the first and the least of the last");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_server_delays_but_loses_nothing() {
+    let (relay, sent) = relay(0, Duration::from_millis(400)).await;
+    for n in 0..300 {
+        relay.publish(insert(1_000 - n));
+        sleep(Duration::from_millis(1)).await;
+    }
+    sleep(Duration::from_secs(2)).await;
+    assert_eq!(signals(&sent).iter().map(|s| s.1).min(), Some(701));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_could_not_be_sent_is_made_good_by_telling_the_others_to_look_at_everything() {
+    let (relay, sent) = relay(3, Duration::ZERO).await;
+    relay.publish(insert(1));
+    sleep(Duration::from_millis(1)).await;
+    assert!(!relay.healthy(), "sending failed");
+    relay.publish(insert(2));
+    sleep(Duration::from_secs(10)).await;
+    assert!(relay.healthy(), "it was tried again with nothing new to send");
+    assert_eq!(signals(&sent).iter().map(|s| s.1).collect::<Vec<_>>(), [-1]);
+    relay.publish(insert(3));
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(signals(&sent).len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_sends_what_waits() {
+    let (relay, sent) = relay(0, Duration::ZERO).await;
+    relay.publish(insert(2));
+    relay.publish(insert(1));
+    relay.close().await;
+    assert_eq!(signals(&sent).iter().map(|s| s.1).collect::<Vec<_>>(), [2, 1]);
+    assert!(relay.tasks.is_empty());
+    relay.publish(insert(0));
+    relay.close().await;
+}
+
+#[test]
+fn pauses_between_attempts_grow_to_their_bound() {
+    for (failures, most) in [(0, 50), (1, 100), (4, 800), (7, 5_000), (u32::MAX, 5_000)] {
+        let pause = back_off(failures);
+        let most = Duration::from_millis(most);
+        assert!(pause <= most && pause >= most / 2, "{failures}: {pause:?}");
+    }
+}

@@ -1,0 +1,436 @@
+//! One suite for every way to signal: what brokers may expect of each other's hints.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use mongodb::bson::doc;
+use tokio::{
+    sync::broadcast::Receiver,
+    time::{Instant, timeout},
+};
+
+use super::{
+    test_servers::{Proxy, RedisServer, mongo_uri, pause},
+    *,
+};
+
+/// Long enough for anything on a busy machine; only failing tests wait for it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waits until something is so.
+pub(super) async fn until(what: &str, so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < PATIENCE, "not so after {PATIENCE:?}: {what}");
+        pause().await;
+    }
+}
+
+/// A server, a way to reach it that can be cut, and a database nobody else uses.
+struct Place {
+    uri: Box<dyn Fn(&str) -> SignalsUri + Send + Sync>,
+    server: String,
+    proxy: Proxy,
+    database: String,
+    redis: Option<RedisServer>,
+}
+
+impl Place {
+    async fn redis(server: RedisServer) -> Self {
+        Self {
+            uri: Box::new(|address| SignalsUri::Redis { uri: format!("redis://{address}/") }),
+            server: server.address(),
+            proxy: Proxy::to(server.address()).await,
+            database: fresh_name(),
+            redis: Some(server),
+        }
+    }
+
+    async fn mongo() -> Self {
+        // Through a proxy only one member can be reached: it has to be the primary.
+        let client = mongodb::Client::with_uri_str(mongo_uri()).await.unwrap();
+        let hello = client.database("admin").run_command(doc! { "hello": 1 }).await.unwrap();
+        let server = if let Ok(primary) = hello.get_str("primary") {
+            primary.to_owned()
+        } else {
+            let parsed = mongodb::options::ClientOptions::parse(mongo_uri()).await.unwrap();
+            parsed.hosts[0].to_string()
+        };
+        Self {
+            uri: Box::new(|address| SignalsUri::Mongo {
+                uri: format!("mongodb://{address}/?directConnection=true"),
+            }),
+            proxy: Proxy::to(server.clone()).await,
+            server,
+            database: fresh_name(),
+            redis: None,
+        }
+    }
+
+    async fn broker_at(&self, address: &str, id: u8) -> Arc<dyn Signals> {
+        let metrics = Arc::new(Metrics::new());
+        open(&(self.uri)(address), [id; 4], &self.database, metrics).await.unwrap()
+    }
+
+    /// A broker with a connection that nothing happens to.
+    async fn broker(&self, id: u8) -> Arc<dyn Signals> {
+        let signals = self.broker_at(&self.server, id).await;
+        assert!(signals.healthy(), "no {} at {}", signals.describe(), self.server);
+        signals
+    }
+
+    /// A broker behind the proxy.
+    async fn proxied(&self, id: u8) -> Arc<dyn Signals> {
+        let signals = self.broker_at(&self.proxy.address(), id).await;
+        until("the broker behind the proxy is connected", || signals.healthy()).await;
+        signals
+    }
+
+    async fn database(&self) -> mongodb::Database {
+        mongodb::Client::with_uri_str(mongo_uri()).await.unwrap().database(&self.database)
+    }
+
+    async fn end(self, brokers: &[&Arc<dyn Signals>]) {
+        self.proxy.pass();
+        for broker in brokers {
+            broker.close().await;
+        }
+        if self.redis.is_none() {
+            self.database().await.drop().await.unwrap();
+        }
+    }
+}
+
+fn fresh_name() -> String {
+    format!("sluicegate_test_{:016x}", rand::random::<u64>())
+}
+
+fn signal(queue: &str, topic: Topic, since: Option<i64>) -> Signal {
+    let queue = QueueName::parse("queue", queue).unwrap();
+    Signal { queue, topic, since: since.map(Timestamp) }
+}
+
+fn insert(queue: &str, since: Option<i64>) -> Signal {
+    signal(queue, Topic::Insert, since)
+}
+
+async fn notice(ears: &mut Receiver<Notice>) -> Notice {
+    let heard = timeout(PATIENCE, ears.recv()).await;
+    heard.unwrap_or_else(|_| panic!("nothing heard for {PATIENCE:?}")).unwrap()
+}
+
+/// The next signal, whatever may have been missed before.
+async fn hear(ears: &mut Receiver<Notice>) -> Signal {
+    loop {
+        if let Notice::Signal(signal) = notice(ears).await {
+            return signal;
+        }
+    }
+}
+
+/// Waits for word that signals may have been missed.
+async fn hear_missed(ears: &mut Receiver<Notice>) {
+    while notice(ears).await != Notice::Missed {}
+}
+
+fn forget(ears: &mut Receiver<Notice>) {
+    while ears.try_recv().is_ok() {}
+}
+
+async fn the_other_hears_and_oneself_does_not(place: Place) {
+    let (a, b) = (place.broker(1).await, place.broker(2).await);
+    let (mut at_a, mut at_b) = (a.subscribe(), b.subscribe());
+    let sent = insert("orders", Some(1_700_000_000_123));
+    a.publish(sent.clone());
+    assert_eq!(hear(&mut at_b).await, sent);
+    // b's signal comes after a's own, which a would have heard first.
+    b.publish(signal("invoices", Topic::Settle, None));
+    assert_eq!(hear(&mut at_a).await, signal("invoices", Topic::Settle, None));
+    place.end(&[&a, &b]).await;
+}
+
+async fn a_burst_is_heard_once_per_window_and_its_last_is_not_lost(place: Place) {
+    let (a, b) = (place.broker(1).await, place.broker(2).await);
+    let mut at_b = b.subscribe();
+    let start = Instant::now();
+    for n in 0..1_000 {
+        a.publish(insert("orders", Some(5_000 - n)));
+        if n % 10 == 0 {
+            pause().await;
+        }
+    }
+    let mut heard = 0;
+    while hear(&mut at_b).await.since != Some(Timestamp(4_001)) {
+        heard += 1;
+    }
+    a.publish(insert("end", None));
+    assert_eq!(hear(&mut at_b).await.queue.as_str(), "end", "nothing came after the last");
+    let windows = start.elapsed().as_millis() / 50;
+    assert!(heard >= 1 && heard <= windows + 1, "{heard} signals in {windows} windows");
+    place.end(&[&a, &b]).await;
+}
+
+async fn queues_and_topics_are_not_merged(place: Place) {
+    let (a, b) = (place.broker(1).await, place.broker(2).await);
+    let mut at_b = b.subscribe();
+    let mut sent: BTreeSet<(String, Topic)> = BTreeSet::new();
+    for n in 0..300 {
+        let queue = format!("q{n}");
+        for topic in [Topic::Insert, Topic::Settings, Topic::Settle] {
+            a.publish(signal(&queue, topic, None));
+            sent.insert((queue.clone(), topic));
+        }
+    }
+    for _ in 0..sent.len() {
+        let heard = hear(&mut at_b).await;
+        assert!(sent.remove(&(heard.queue.to_string(), heard.topic)), "twice: {heard:?}");
+    }
+    place.end(&[&a, &b]).await;
+}
+
+async fn the_least_since_counts(place: Place) {
+    let (a, b) = (place.broker(1).await, place.broker(2).await);
+    let mut at_b = b.subscribe();
+    // With no await between them, all but the first of a queue fall into one window.
+    for since in [Some(100), Some(300), Some(200), Some(250)] {
+        a.publish(insert("known", since));
+    }
+    for since in [Some(100), Some(50), None, Some(20)] {
+        a.publish(insert("unknown", since));
+    }
+    let mut heard = Vec::new();
+    for _ in 0..4 {
+        heard.push(hear(&mut at_b).await);
+    }
+    for queue in ["known", "unknown"] {
+        assert_eq!(heard.remove(0), insert(queue, Some(100)), "the first, at once");
+    }
+    heard.sort_by(|a, b| a.queue.cmp(&b.queue));
+    assert_eq!(heard, [insert("known", Some(200)), insert("unknown", None)]);
+    place.end(&[&a, &b]).await;
+}
+
+async fn databases_do_not_hear_each_other(mut place: Place) {
+    let (a, b) = (place.broker(1).await, place.broker(2).await);
+    let elsewhere = std::mem::replace(&mut place.database, fresh_name());
+    let other = place.broker(3).await;
+    if place.redis.is_none() {
+        place.database().await.drop().await.unwrap();
+    }
+    place.database = elsewhere;
+    let mut at_b = b.subscribe();
+    other.publish(insert("theirs", None));
+    other.close().await; // sent by now
+    a.publish(insert("ours", None));
+    assert_eq!(hear(&mut at_b).await.queue.as_str(), "ours");
+    place.end(&[&a, &b]).await;
+}
+
+async fn a_lost_connection_is_noticed_and_made_good(place: Place) {
+    let (a, b) = (place.broker(1).await, place.proxied(2).await);
+    let mut at_b = b.subscribe();
+    forget(&mut at_b);
+    place.proxy.cut();
+    until("b notices", || !b.healthy()).await;
+    a.publish(insert("unheard", None));
+    place.proxy.pass();
+    hear_missed(&mut at_b).await;
+    until("b is well again", || b.healthy()).await;
+    a.publish(insert("heard", None));
+    assert_eq!(hear(&mut at_b).await.queue.as_str(), "heard");
+    place.end(&[&a, &b]).await;
+}
+
+async fn a_half_open_connection_is_noticed(place: Place) {
+    let b = place.proxied(2).await;
+    let mut at_b = b.subscribe();
+    forget(&mut at_b);
+    place.proxy.freeze();
+    until("b notices that nothing comes through", || !b.healthy()).await;
+    place.proxy.pass();
+    hear_missed(&mut at_b).await;
+    until("b is well again", || b.healthy()).await;
+    place.end(&[&b]).await;
+}
+
+async fn what_was_published_while_down_is_made_good(place: Place) {
+    let (a, b) = (place.proxied(1).await, place.broker(2).await);
+    place.proxy.cut();
+    until("a notices", || !a.healthy()).await;
+    let mut at_b = b.subscribe();
+    forget(&mut at_b);
+    let mut unheard = BTreeSet::new();
+    for n in 0..10_000 {
+        let queue = format!("q{}", n % 500);
+        a.publish(insert(&queue, None));
+        unheard.insert(queue);
+    }
+    place.proxy.pass();
+    // Dropped, or kept because only hearing was known to be lost: either way b learns of it, and
+    // as b was connected all the time, it learns of it from a.
+    while !unheard.is_empty() {
+        match notice(&mut at_b).await {
+            Notice::Signal(signal) => _ = unheard.remove(signal.queue.as_str()),
+            Notice::Missed => unheard.clear(),
+        }
+    }
+    until("a is well again", || a.healthy()).await;
+    assert!(b.healthy());
+    place.end(&[&a, &b]).await;
+}
+
+async fn a_server_that_comes_late_is_found(place: Place) {
+    place.proxy.cut();
+    let a = place.broker_at(&place.proxy.address(), 1).await;
+    assert!(!a.healthy());
+    a.publish(insert("early", None));
+    let b = place.broker(2).await;
+    let (mut at_a, mut at_b) = (a.subscribe(), b.subscribe());
+    forget(&mut at_b);
+    place.proxy.pass();
+    hear_missed(&mut at_a).await;
+    hear_missed(&mut at_b).await;
+    until("a is well", || a.healthy()).await;
+    place.end(&[&a, &b]).await;
+}
+
+async fn closing_sends_what_waits(place: Place) {
+    let (a, b) = (place.broker(1).await, place.broker(2).await);
+    let mut at_b = b.subscribe();
+    a.publish(insert("orders", Some(2)));
+    a.publish(insert("orders", Some(1)));
+    a.close().await;
+    assert_eq!(hear(&mut at_b).await, insert("orders", Some(2)));
+    assert_eq!(hear(&mut at_b).await, insert("orders", Some(1)));
+    a.publish(insert("late", None)); // and harms nobody
+    place.end(&[&a, &b]).await;
+}
+
+macro_rules! on_redis_and_mongo {
+    ($($test:ident,)*) => {
+        mod on_redis {
+            use super::*;
+            $(#[tokio::test]
+            async fn $test() {
+                super::$test(Place::redis(RedisServer::started().await).await).await;
+            })*
+        }
+        mod on_mongo {
+            use super::*;
+            $(#[tokio::test]
+            async fn $test() {
+                super::$test(Place::mongo().await).await;
+            })*
+        }
+    };
+}
+
+on_redis_and_mongo! {
+    the_other_hears_and_oneself_does_not,
+    a_burst_is_heard_once_per_window_and_its_last_is_not_lost,
+    queues_and_topics_are_not_merged,
+    the_least_since_counts,
+    databases_do_not_hear_each_other,
+    a_lost_connection_is_noticed_and_made_good,
+    a_half_open_connection_is_noticed,
+    what_was_published_while_down_is_made_good,
+    a_server_that_comes_late_is_found,
+    closing_sends_what_waits,
+}
+
+#[tokio::test]
+async fn a_restarted_redis_is_found_again() {
+    let mut place = Place::redis(RedisServer::started().await).await;
+    let (a, b) = (place.broker(1).await, place.broker(2).await);
+    let mut at_b = b.subscribe();
+    forget(&mut at_b);
+    let server = place.redis.as_mut().unwrap();
+    server.kill();
+    until("both notice", || !a.healthy() && !b.healthy()).await;
+    a.publish(insert("unheard", None));
+    server.start().await;
+    hear_missed(&mut at_b).await;
+    until("both are well again", || a.healthy() && b.healthy()).await;
+    a.publish(insert("heard", None));
+    assert_eq!(hear(&mut at_b).await.queue.as_str(), "heard");
+    place.end(&[&a, &b]).await;
+}
+
+#[tokio::test]
+async fn opening_does_not_need_redis() {
+    let mut place = Place::redis(RedisServer::stopped()).await;
+    let a = place.broker_at(&place.server, 1).await;
+    assert!(!a.healthy());
+    place.redis.as_mut().unwrap().start().await;
+    until("a found it", || a.healthy()).await;
+    place.end(&[&a]).await;
+}
+
+async fn is_capped(place: &Place) -> bool {
+    let mut found = place.database().await.list_collections().await.unwrap();
+    let mut capped = Vec::new();
+    while found.advance().await.unwrap() {
+        let collection = found.deserialize_current().unwrap();
+        capped.push((collection.name.clone(), collection.options.capped));
+    }
+    capped == [("signals".to_owned(), Some(true))]
+}
+
+#[tokio::test]
+async fn brokers_that_start_at_once_make_one_capped_collection() {
+    let place = Place::mongo().await;
+    let brokers: Vec<_> = futures_util::future::join_all((1..=8).map(|id| place.broker(id))).await;
+    assert!(is_capped(&place).await);
+    place.end(&brokers.iter().collect::<Vec<_>>()).await;
+}
+
+#[tokio::test]
+async fn a_plain_collection_becomes_a_capped_one() {
+    let place = Place::mongo().await;
+    let plain = place.database().await.collection("signals");
+    plain
+        .insert_one(doc! { "what": "insert", "queue": "old", "broker": "09090909" })
+        .await
+        .unwrap();
+    let (a, b) = (place.broker(1).await, place.broker(2).await);
+    assert!(is_capped(&place).await);
+    let mut at_b = b.subscribe();
+    a.publish(insert("new", None));
+    assert_eq!(hear(&mut at_b).await.queue.as_str(), "new", "what was there before is not heard");
+    place.end(&[&a, &b]).await;
+}
+
+#[tokio::test]
+async fn a_dropped_collection_is_made_again() {
+    let place = Place::mongo().await;
+    let (a, b) = (place.broker(1).await, place.broker(2).await);
+    let mut at_b = b.subscribe();
+    forget(&mut at_b);
+    place.database().await.drop().await.unwrap();
+    hear_missed(&mut at_b).await;
+    until("both are well", || a.healthy() && b.healthy()).await;
+    a.publish(insert("new", None));
+    assert_eq!(hear(&mut at_b).await.queue.as_str(), "new");
+    assert!(is_capped(&place).await);
+    place.end(&[&a, &b]).await;
+}
+
+#[tokio::test]
+async fn local_signals_are_silent_and_well() {
+    let metrics = Arc::new(Metrics::new());
+    let signals = open(&SignalsUri::Local, [1; 4], "any", metrics).await.unwrap();
+    let mut ears = signals.subscribe();
+    signals.publish(insert("orders", None));
+    assert!(signals.healthy());
+    signals.close().await;
+    // Silent, but not ended: whoever waits for a notice must not spin.
+    assert_eq!(ears.try_recv(), Err(broadcast::error::TryRecvError::Empty));
+}
+
+#[tokio::test]
+async fn an_address_that_is_none_is_refused_without_its_password() {
+    let metrics = Arc::new(Metrics::new());
+    let uri = "redis://u:hunter2@host:port/".to_owned();
+    let opened = open(&SignalsUri::Redis { uri }, [1; 4], "any", metrics).await;
+    let error = opened.err().unwrap().to_string();
+    assert!(error.contains("redis://***@host:port/") && !error.contains("hunter2"), "{error}");
+}
