@@ -27,6 +27,48 @@ pub(crate) use env::Env;
 macro_rules! conformance {
     ($open:path) => {
         $crate::store::conformance::conformance! { @tests $open;
+            dead_letter {
+                lapsed_leases_lead_there_at_exactly_the_limit
+                rollbacks_and_lapses_count_alike
+                a_lapsed_last_attempt_still_commits
+                a_buried_item_is_as_it_was
+                without_a_dead_letter_queue_items_are_dropped
+                dropped_items_become_history_where_that_is_kept
+                zero_attempts_means_no_limit
+                the_dead_do_not_hide_the_living
+            }
+            dedup {
+                a_repeated_push_answers_with_the_first
+                ids_are_of_their_queue
+                duplicates_within_one_batch_count
+                racing_pushes_store_one
+                an_id_outlives_its_item
+                an_id_in_history_is_known
+                an_id_survives_move_and_dead_letter
+                an_id_survives_its_items_expiry
+                an_id_is_forgotten_when_its_window_ends
+                a_tombstone_is_forgotten_when_its_window_ends
+                a_push_can_have_a_window_of_its_own
+                a_deleted_item_takes_its_id_along
+                duplicates_take_no_sequence_number_and_block_nobody
+            }
+            keys {
+                one_at_a_time_in_order
+                keys_do_not_wait_for_each_other
+                the_same_key_in_two_queues_is_two_keys
+                a_thousand_blocked_items_come_in_order
+                a_retry_keeps_its_key_waiting
+                a_dead_letter_passes_the_turn_on
+                a_dropped_item_passes_the_turn_on
+                a_deleted_item_passes_the_turn_on
+                an_expired_item_passes_the_turn_on
+                an_item_that_expires_under_its_lease_passes_the_turn_on
+                an_item_unblocked_waits_for_its_own_time
+                priority_does_not_break_the_order_of_a_key
+                a_replayed_item_waits_for_its_turn
+                a_moved_item_passes_the_turn_on_and_takes_its_place
+                racing_pushes_of_one_key_leave_one_ready
+            }
             push {
                 a_pushed_item_is_stored_as_it_was_given
                 an_empty_item_is_an_item
