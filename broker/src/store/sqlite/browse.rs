@@ -254,7 +254,7 @@ pub(super) fn depth(view: &View<'_>, queue: &Queue) -> rusqlite::Result<Depth> {
     )?;
     let mut rows = expired.query(params![name, now])?;
     while let Some(row) = rows.next()? {
-        let is = |column| Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column)?);
+        let is = |column| row.get::<_, Option<i64>>(column);
         let counter = match (is(0)?, is(1)?, is(2)?) {
             (Some(_), _, _) => &mut depth.processed,
             (_, Some(_), _) => &mut depth.blocked,

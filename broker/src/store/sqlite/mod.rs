@@ -65,6 +65,10 @@ impl SqliteStore {
     /// Refused with [`StoreError::Unsupported`] if the directory is missing, the file is not writable,
     /// is another program's, or is in use by another broker.
     pub fn open(uri: &str, clock: Arc<Clock>) -> Result<Self> {
+        Self::open_with(uri, clock, SWEEP_EVERY)
+    }
+
+    fn open_with(uri: &str, clock: Arc<Clock>, sweep_every: Duration) -> Result<Self> {
         let path = uri.strip_prefix("sqlite:").unwrap_or(uri);
         if path.is_empty() {
             let message = "name a file: sqlite:PATH, or sqlite::memory:".to_owned();
@@ -72,13 +76,18 @@ impl SqliteStore {
         }
         if path == ":memory:" {
             let conn = schema::open_memory().map_err(failed)?;
-            return Self::start(conn, None, clock);
+            return Self::start(conn, None, clock, sweep_every);
         }
         let file = Arc::new(StoreFile::lock(Path::new(path))?);
-        Self::start(file.open_writer()?, Some(file), clock)
+        Self::start(file.open_writer()?, Some(file), clock, sweep_every)
     }
 
-    fn start(conn: Connection, file: Option<Arc<StoreFile>>, clock: Arc<Clock>) -> Result<Self> {
+    fn start(
+        conn: Connection,
+        file: Option<Arc<StoreFile>>,
+        clock: Arc<Clock>,
+        sweep_every: Duration,
+    ) -> Result<Self> {
         let tag: u32 = conn
             .query_row("SELECT value FROM meta WHERE key = 'tag'", [], |row| row.get(0))
             .map_err(failed)?;
@@ -86,7 +95,7 @@ impl SqliteStore {
         let place =
             file.as_ref().map_or(":memory:".to_owned(), |file| file.path.display().to_string());
         Ok(Self {
-            writer: Writer::start(conn, tag, clock.clone(), SWEEP_EVERY)?,
+            writer: Writer::start(conn, tag, clock.clone(), sweep_every)?,
             readers: file.map(|file| Readers::new(file, tag)),
             clock,
             description: format!("sqlite:{place}"),

@@ -8,7 +8,7 @@ use super::{
     rows::{headers_json, some},
     writer::Tx,
 };
-use crate::domain::{ItemId, Pushed, Timestamp};
+use crate::domain::{ConsumerName, ItemId, Pushed, Timestamp};
 
 /// Stores items, in order.
 pub(super) fn push(tx: &Tx<'_>, items: &[Push]) -> rusqlite::Result<Vec<Pushed>> {
@@ -45,7 +45,7 @@ fn push_one(tx: &Tx<'_>, push: &Push) -> rusqlite::Result<Pushed> {
             name,
             item.priority.level(),
             when,
-            producer.as_ref().map(|p| p.as_str()),
+            producer.as_ref().map(ConsumerName::as_str),
             key,
             sequence,
             some(&item.dedup_id),

@@ -11,7 +11,8 @@ use super::{
     writer::{Tx, View},
 };
 use crate::domain::{
-    Delivery, Fate, ItemState, LeaseToken, Priority, Queue, Receipt, Timestamp, Want, deal,
+    ConsumerName, Delivery, Fate, ItemState, LeaseToken, Priority, Queue, Receipt, Timestamp, Want,
+    deal,
 };
 
 /// Most items dealt in one call.
@@ -67,7 +68,7 @@ pub(super) fn reserve(
         let (want, mut item) = (&wants[taker], stored.item);
         let end = tx.now + want.lease;
         let deliveries = item.deliveries.saturating_add(1);
-        let consumer = want.consumer.as_ref().map(|consumer| consumer.as_str());
+        let consumer = want.consumer.as_ref().map(ConsumerName::as_str);
         lease.execute(params![stored.row, end.0, lock, deliveries, attempt, consumer])?;
         let receipt = Receipt {
             keyed: !item.ordering_key.is_empty(),

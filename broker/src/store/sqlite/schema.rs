@@ -171,7 +171,7 @@ impl StoreFile {
         match checked {
             Whose::Ours => {}
             Whose::New => {
-                create(&conn).or_else(|e| refuse(format!("can not set up {shown}: {e}")))?
+                create(&conn).or_else(|e| refuse(format!("can not set up {shown}: {e}")))?;
             }
             Whose::Newer(version) => {
                 return refuse(format!(

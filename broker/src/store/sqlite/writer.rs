@@ -258,7 +258,7 @@ impl Desk {
     }
 
     fn sweep(&mut self) -> bool {
-        match self.transaction(|tx| sweep::chunk(tx)) {
+        match self.transaction(sweep::chunk) {
             Ok(more) => more,
             Err(error) => {
                 tracing::warn!(%error, "could not remove what has expired; trying again later");
