@@ -272,7 +272,6 @@ mod tests {
         Delivery {
             item: an_item(payload),
             receipt: Receipt {
-                keyed: false,
                 item: ItemId([1; 12]),
                 token: LeaseToken([2; 12]),
                 deliveries: 3,

@@ -109,7 +109,6 @@ mod tests {
 
     fn receipt() -> Receipt {
         Receipt {
-            keyed: false,
             item: ItemId([1; 12]),
             token: LeaseToken([2; 12]),
             deliveries: 1,
