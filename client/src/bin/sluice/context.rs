@@ -49,8 +49,17 @@ impl Context {
 
     /// Connects; fails at once if no broker can be reached.
     pub(crate) async fn client(&self) -> Result<Client, Failure> {
-        let mut urls = self.global.server.iter();
-        let mut builder = Client::builder(urls.next().cloned().unwrap_or_default());
+        self.client_of(None).await
+    }
+
+    /// Connects to `server` instead of the ones given for all commands, if there is one.
+    pub(crate) async fn client_of(&self, server: Option<&str>) -> Result<Client, Failure> {
+        let servers: Vec<&str> = match server {
+            Some(server) => vec![server],
+            None => self.global.server.iter().map(String::as_str).collect(),
+        };
+        let mut urls = servers.into_iter();
+        let mut builder = Client::builder(urls.next().unwrap_or_default());
         for url in urls {
             builder = builder.endpoint(url);
         }

@@ -1,9 +1,10 @@
 //! `sluice`: Sluicegate's command line tool.
 //!
 //! # Layout
-//! One file per group of commands; `context` has what they share, `failure` the exit codes, `json` and
+//! One file per group of commands, `bench` has a folder; `context` has what they share, `failure` the exit codes, `json` and
 //! `output` how things are shown.
 
+mod bench;
 mod consume;
 mod context;
 mod duration;
@@ -96,6 +97,8 @@ enum Command {
     Redrive(history::RedriveArgs),
     /// Make processed items ready again
     Replay(history::ReplayArgs),
+    /// Measure a broker
+    Bench(Box<bench::Args>),
     /// Manage items that happen again
     #[command(subcommand)]
     Schedule(schedule::ScheduleCommand),
@@ -137,6 +140,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         Command::Queue(command) => queue::run(&context, command).await,
         Command::Redrive(args) => history::redrive(&context, args).await,
         Command::Replay(args) => history::replay(&context, args).await,
+        Command::Bench(args) => bench::run(&context, *args).await,
         Command::Schedule(command) => schedule::run(&context, command).await,
     }
 }
