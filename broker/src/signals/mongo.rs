@@ -231,3 +231,40 @@ fn decode(document: &Document) -> Option<([u8; 4], Message)> {
 fn is_code(error: &Error, code: i32) -> bool {
     matches!(&*error.kind, ErrorKind::Command(command) if command.code == code)
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::timeout;
+
+    use super::{super::test_servers::mongo_uri, *};
+
+    #[tokio::test]
+    async fn a_cursor_that_shows_nothing_of_what_is_written_is_given_up() {
+        let database = format!("sluicegate_test_{:016x}", rand::random::<u64>());
+        let mongo = Mongo::new(&mongo_uri(), [1; 4], &database, "mongodb:".into()).await.unwrap();
+        mongo.prepare().await.unwrap();
+        // Nobody listens, so no beat ever comes back.
+        let last_heard = Mutex::new(Instant::now());
+        let lost = timeout(Duration::from_secs(30), mongo.supervise(&last_heard)).await.unwrap();
+        assert_eq!(lost.to_string(), "the cursor does not show what was written");
+        assert!(mongo.collection().count_documents(doc! { "what": BEAT }).await.unwrap() > 0);
+        mongo.database.drop().await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn messages_survive_their_document_form() {
+        let mongo =
+            Mongo::new("mongodb://localhost/", [0xa1, 0xb2, 0xc3, 0xd4], "any", String::new());
+        let mongo = mongo.await.unwrap();
+        let queue = QueueName::parse("queue", "orders").unwrap();
+        let signal =
+            |since| Message::Signal(Signal { queue: queue.clone(), topic: Topic::Insert, since });
+        let known = signal(Some(Timestamp(1_700_000_000_123)));
+        for message in [Message::Missed, signal(None), known] {
+            let document = mongo.encode(&message);
+            assert_eq!(document.get_str("broker").unwrap(), "a1b2c3d4");
+            assert_eq!(decode(&document), Some(([0xa1, 0xb2, 0xc3, 0xd4], message)));
+        }
+        assert_eq!(decode(&doc! { "what": "insert", "queue": "orders" }), None, "no sender");
+    }
+}
