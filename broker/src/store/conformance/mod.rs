@@ -94,6 +94,9 @@ macro_rules! conformance {
                 a_moved_item_passes_the_turn_on_and_takes_its_place
                 racing_pushes_of_one_key_leave_one_ready
             }
+            model {
+                random_sequences_agree_with_the_model
+            }
             moves {
                 a_moved_item_keeps_what_it_is
                 a_move_may_change_the_content
