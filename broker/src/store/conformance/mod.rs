@@ -27,6 +27,18 @@ pub(crate) use env::Env;
 macro_rules! conformance {
     ($open:path) => {
         $crate::store::conformance::conformance! { @tests $open;
+            admin {
+                lists_are_in_order_and_of_the_state_asked_for
+                pages_add_up_to_the_list
+                a_cursor_survives_changes_in_between
+                an_invented_cursor_is_refused
+                depth_counts_every_state
+                the_oldest_ready_item_is_the_first_in_hand_out_order
+                items_are_of_their_queue
+                items_of_every_state_can_be_deleted
+                a_purge_spares_what_is_reserved
+                a_purge_of_thousands_is_complete
+            }
             dead_letter {
                 lapsed_leases_lead_there_at_exactly_the_limit
                 rollbacks_and_lapses_count_alike
@@ -52,6 +64,19 @@ macro_rules! conformance {
                 a_deleted_item_takes_its_id_along
                 duplicates_take_no_sequence_number_and_block_nobody
             }
+            figures {
+                totals_add_up_over_brokers
+                a_queue_may_come_twice_in_a_change_of_totals
+                the_store_lives_and_says_where
+                a_sound_queue_needs_no_repair
+                an_abandoned_call_harms_nobody
+            }
+            history {
+                committed_items_are_kept_as_long_as_asked
+                replay_by_id_makes_items_ready_again
+                replay_by_time_takes_the_oldest_first
+                a_long_history_is_replayed_in_full
+            }
             keys {
                 one_at_a_time_in_order
                 keys_do_not_wait_for_each_other
@@ -69,6 +94,20 @@ macro_rules! conformance {
                 a_moved_item_passes_the_turn_on_and_takes_its_place
                 racing_pushes_of_one_key_leave_one_ready
             }
+            model {
+                random_sequences_agree_with_the_model
+            }
+            moves {
+                a_moved_item_keeps_what_it_is
+                a_move_may_change_the_content
+                an_empty_payload_is_a_new_payload
+                move_results_are_exact_in_a_mixed_batch
+                a_move_to_its_own_queue_starts_anew
+                a_move_takes_the_numbers_of_its_new_queue
+                a_lease_that_lapses_after_a_move_fails_in_the_new_queue
+                a_commit_and_its_pushes_are_one_step
+                a_commit_and_push_keeps_history_and_passes_the_turn_on
+            }
             push {
                 a_pushed_item_is_stored_as_it_was_given
                 an_empty_item_is_an_item
@@ -80,7 +119,15 @@ macro_rules! conformance {
                 an_eligible_time_that_is_past_means_now
                 nothing_is_delivered_after_its_end
                 a_receipt_of_an_expired_item_is_gone
-                sequences_grow_without_gaps_in_the_order_of_answers
+                sequences_grow_in_the_order_of_answers
+            }
+            redrive {
+                dead_letters_go_home
+                all_conditions_of_a_filter_hold
+                a_limit_takes_the_head
+                only_ready_items_are_redriven
+                thousands_are_redriven_in_order
+                a_key_is_in_force_again
             }
             reserve {
                 items_are_handed_out_in_the_order_of_their_pushes
@@ -96,6 +143,16 @@ macro_rules! conformance {
                 a_lapsed_lease_is_a_failed_attempt
                 many_lapsed_leases_come_back_in_order
                 the_next_eligible_time_is_that_of_delays_and_leases
+            }
+            settings {
+                a_queue_is_as_it_was_created
+                racing_creations_make_one_queue
+                queues_are_listed_by_name
+                updates_are_fenced_by_the_revision
+                the_settings_version_changes_with_any_queue
+                a_deleted_queue_leaves_nothing_behind
+                schedules_are_kept
+                ticks_are_noted_once_and_in_order
             }
             settle {
                 a_committed_item_is_gone_for_good

