@@ -9,6 +9,8 @@
 //! * Receipts and ids are unique across queues and groups; results come in the order of the requests.
 //! * Futures may be dropped at any time without harm to the store; the change may then have happened.
 
+pub mod mongo;
+
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
