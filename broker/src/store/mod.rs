@@ -9,7 +9,10 @@
 //! * Receipts and ids are unique across queues and groups; results come in the order of the requests.
 //! * Futures may be dropped at any time without harm to the store; the change may then have happened.
 
+#[cfg(test)]
+pub(crate) mod conformance;
 pub mod mongo;
+pub mod sqlite;
 
 use std::{sync::Arc, time::Duration};
 

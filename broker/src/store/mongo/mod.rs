@@ -36,6 +36,9 @@ mod spent;
 mod transaction;
 mod transfer;
 
+#[cfg(test)]
+mod tests;
+
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
 use async_trait::async_trait;

@@ -1,0 +1,197 @@
+//! What operators see and do: lists, counts, deletion.
+
+use std::sync::Arc;
+
+use super::{Env, env::*};
+use crate::{
+    domain::{Depth, Item, ItemState, NewItem, Outcome, Queue},
+    store::StoreError,
+};
+
+/// A queue with items in every state; answers it and its items' payloads in the order of a list.
+async fn mixed(env: &Env) -> (Arc<Queue>, Vec<(ItemState, String)>) {
+    let queue = env.queue_with("mixed", |queue| queue.retention = seconds(10_000)).await;
+    for n in 0..4 {
+        env.push_one(&queue, item(&format!("processed {n}"))).await;
+        let delivery = env.take_one(&queue).await;
+        assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Ok);
+        env.pass(seconds(1));
+    }
+    env.push(&queue, vec![item("reserved 0"), item("reserved 1")]).await;
+    assert_eq!(env.take(&queue, 2).await.len(), 2);
+    let mut items = vec![keyed("ready 1", "k")];
+    items.extend((0..5).map(|n| keyed(&format!("blocked {n}"), "k")));
+    items.extend([urgent("ready 0", 6), item("ready 2"), item("ready 3"), item("ready 4")]);
+    items.extend((0..3).map(|n| delayed(&format!("delayed {n}"), seconds(100 + n))));
+    items.push(NewItem { delay: seconds(500), ..urgent("delayed urgent", 5) });
+    env.push(&queue, items).await;
+    let mut expected = vec![(ItemState::Ready, "ready 0".to_owned())];
+    expected.push((ItemState::Delayed, "delayed urgent".to_owned()));
+    let mut add = |state, word: &str, numbers: &mut dyn Iterator<Item = usize>| {
+        expected.extend(numbers.map(|n| (state, format!("{word} {n}"))));
+    };
+    add(ItemState::Ready, "ready", &mut (1..5));
+    add(ItemState::Reserved, "reserved", &mut (0..2));
+    add(ItemState::Delayed, "delayed", &mut (0..3));
+    add(ItemState::Blocked, "blocked", &mut (0..5));
+    add(ItemState::Processed, "processed", &mut (0..4).rev());
+    (queue, expected)
+}
+
+fn shown(items: &[Item]) -> Vec<(ItemState, String)> {
+    items.iter().map(|item| (item.state, payload(item))).collect()
+}
+
+const STATES: [Option<ItemState>; 6] = [
+    None,
+    Some(ItemState::Ready),
+    Some(ItemState::Delayed),
+    Some(ItemState::Reserved),
+    Some(ItemState::Blocked),
+    Some(ItemState::Processed),
+];
+
+pub(crate) async fn lists_are_in_order_and_of_the_state_asked_for(env: &Env) {
+    let (queue, all) = mixed(env).await;
+    for state in STATES {
+        let expected: Vec<_> =
+            all.iter().filter(|(s, _)| state.is_none_or(|state| state == *s)).cloned().collect();
+        assert!(!expected.is_empty());
+        let listed = env.list(&queue, state).await;
+        assert_eq!(shown(&listed), expected, "{state:?}");
+        for item in listed {
+            assert_eq!(env.get(&queue, item.id).await, item);
+        }
+    }
+}
+
+pub(crate) async fn pages_add_up_to_the_list(env: &Env) {
+    let (queue, all) = mixed(env).await;
+    for state in STATES {
+        let expected: Vec<_> =
+            all.iter().filter(|(s, _)| state.is_none_or(|state| state == *s)).cloned().collect();
+        for size in [1, 2, 3, 5, expected.len(), expected.len() + 1] {
+            let mut got = Vec::new();
+            let mut cursor: Option<String> = None;
+            loop {
+                let page =
+                    env.store.list_items(&queue, state, cursor.as_deref(), size).await.unwrap();
+                assert!(!page.entries.is_empty() && page.entries.len() <= size);
+                got.extend(shown(&page.entries));
+                let Some(next) = page.next else { break };
+                assert_eq!(page.entries.len(), size);
+                let safe = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
+                assert!(next.chars().all(safe), "{next:?} is not safe in a URL");
+                cursor = Some(next);
+            }
+            assert_eq!(got, expected, "{state:?} in pages of {size}");
+        }
+    }
+}
+
+pub(crate) async fn a_cursor_survives_changes_in_between(env: &Env) {
+    let queue = env.queue("q").await;
+    env.push(&queue, (0..6).map(|n| item(&n.to_string())).collect()).await;
+    let page = env.store.list_items(&queue, None, None, 3).await.unwrap();
+    // What the cursor points behind goes away; something new comes in.
+    for item in &page.entries {
+        assert!(env.store.delete_item(&queue, item.id).await.unwrap());
+    }
+    env.push_plain(&queue, &["6"]).await;
+    let rest = env.store.list_items(&queue, None, page.next.as_deref(), 10).await.unwrap();
+    assert_eq!(rest.entries.iter().map(payload).collect::<Vec<_>>(), ["3", "4", "5", "6"]);
+}
+
+pub(crate) async fn an_invented_cursor_is_refused(env: &Env) {
+    let (queue, _) = mixed(env).await;
+    let long = "x".repeat(5_000);
+    for bad in ["", "a", "nonsense", "..", "0", "-1", "ü", "a1.2", "%00", long.as_str()] {
+        let answer = env.store.list_items(&queue, None, Some(bad), 10).await;
+        assert!(matches!(answer, Err(StoreError::BadCursor)), "{bad:?}: {answer:?}");
+    }
+    let page = env.store.list_items(&queue, None, None, 3).await.unwrap();
+    let cut = page.next.unwrap();
+    let answer = env.store.list_items(&queue, None, Some(&cut[..cut.len() / 2]), 10).await;
+    assert!(matches!(answer, Err(StoreError::BadCursor)), "{answer:?}");
+}
+
+pub(crate) async fn depth_counts_every_state(env: &Env) {
+    let (queue, _) = mixed(env).await;
+    let depth = env.store.depth(&queue).await.unwrap();
+    let expected = Depth {
+        ready: 5,
+        delayed: 4,
+        reserved: 2,
+        blocked: 5,
+        processed: 4,
+        oldest_ready: env.list(&queue, None).await[0].eligible_time,
+        next_eligible: env.list(&queue, Some(ItemState::Reserved)).await[0].eligible_time,
+    };
+    assert_eq!(depth, expected);
+    assert_eq!(depth.unsettled(), 16);
+    env.pass(LEASE + seconds(1));
+    let depth = env.store.depth(&queue).await.unwrap();
+    assert_eq!((depth.ready, depth.reserved), (7, 0));
+    env.pass(seconds(1_000));
+    let depth = env.store.depth(&queue).await.unwrap();
+    assert_eq!((depth.ready, depth.delayed, depth.next_eligible), (11, 0, None));
+}
+
+pub(crate) async fn the_oldest_ready_item_is_the_first_in_hand_out_order(env: &Env) {
+    let queue = env.queue("q").await;
+    assert_eq!(env.store.depth(&queue).await.unwrap().oldest_ready, None);
+    let first = env.push_one(&queue, item("first")).await;
+    env.pass(seconds(5));
+    assert_eq!(env.store.depth(&queue).await.unwrap().oldest_ready, first.eligible_time);
+    let urgent = env.push_one(&queue, urgent("urgent", 9)).await;
+    assert_eq!(env.store.depth(&queue).await.unwrap().oldest_ready, urgent.eligible_time);
+}
+
+pub(crate) async fn items_are_of_their_queue(env: &Env) {
+    let (a, b) = (env.queue("a").await, env.queue("b").await);
+    let pushed = env.push_one(&a, item("x")).await;
+    assert_eq!(env.store.get_item(&b, pushed.id).await.unwrap(), None);
+    assert!(!env.store.delete_item(&b, pushed.id).await.unwrap());
+    assert!(env.list(&b, None).await.is_empty());
+    assert!(env.drain(&b).await.is_empty());
+    let nobody = crate::domain::ItemId(*b"no such item");
+    assert_eq!(env.store.get_item(&a, nobody).await.unwrap(), None);
+    assert!(env.store.delete_item(&a, pushed.id).await.unwrap());
+    assert!(!env.store.delete_item(&a, pushed.id).await.unwrap());
+}
+
+pub(crate) async fn items_of_every_state_can_be_deleted(env: &Env) {
+    let (queue, all) = mixed(env).await;
+    let taken = env.list(&queue, Some(ItemState::Reserved)).await;
+    let items = env.list(&queue, None).await;
+    assert_eq!(items.len(), all.len());
+    for (n, item) in items.iter().rev().enumerate() {
+        assert!(env.store.delete_item(&queue, item.id).await.unwrap());
+        assert_eq!(env.list(&queue, None).await.len(), all.len() - n - 1);
+    }
+    assert_eq!(taken.len(), 2);
+    assert_eq!(env.store.depth(&queue).await.unwrap(), Depth::default());
+}
+
+pub(crate) async fn a_purge_spares_what_is_reserved(env: &Env) {
+    let (queue, all) = mixed(env).await;
+    let bystander = env.queue("bystander").await;
+    env.push_plain(&bystander, &["x"]).await;
+    let purged = env.store.purge(&queue).await.unwrap();
+    assert_eq!(purged as usize, all.len() - 2);
+    let left = env.list(&queue, None).await;
+    assert!(left.len() == 2 && left.iter().all(|item| item.state == ItemState::Reserved));
+    assert_eq!(env.store.purge(&queue).await.unwrap(), 0);
+    env.push(&queue, vec![keyed("new", "k")]).await; // nobody is left to wait for
+    assert_eq!(env.drain(&queue).await, ["new"]);
+    assert_eq!(env.drain(&bystander).await, ["x"]);
+}
+
+pub(crate) async fn a_purge_of_thousands_is_complete(env: &Env) {
+    let queue = env.queue("q").await;
+    env.push(&queue, (0..2_500).map(|n| item(&n.to_string())).collect()).await;
+    env.push(&queue, (0..30).map(|n| keyed(&n.to_string(), "k")).collect()).await;
+    assert_eq!(env.store.purge(&queue).await.unwrap(), 2_530);
+    assert_eq!(env.store.depth(&queue).await.unwrap(), Depth::default());
+    assert!(!env.reserve(&queue, &[want(5)]).await.more);
+}

@@ -1,0 +1,255 @@
+//! What a test of the suite stands on, and the words it is written in.
+
+use std::{any::Any, sync::Arc, time::Duration};
+
+use crate::{
+    domain::{
+        Clock, ConsumerName, Delivery, Item, ItemId, ItemState, NewItem, Outcome, Priority, Pushed,
+        Queue, QueueName, Timestamp, Want,
+    },
+    store::{Held, Move, Push, Reserved, Rollback, RollbackTo, Store},
+};
+
+/// An empty store and the clock it goes by.
+pub(crate) struct Env {
+    /// The store under test.
+    pub(crate) store: Arc<dyn Store>,
+    /// A second broker on the same data; `store` itself where there can be only one.
+    pub(crate) other: Arc<dyn Store>,
+    /// The clock of both.
+    pub(crate) clock: Arc<Clock>,
+    /// What is to be dropped after the stores.
+    _guard: Box<dyn Any + Send + Sync>,
+}
+
+/// The lease [`Env::take`] takes.
+pub(crate) const LEASE: Duration = Duration::from_secs(30);
+
+/// Seconds, as the tests count.
+pub(crate) const fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// An item with this payload and nothing else to it.
+pub(crate) fn item(payload: &str) -> NewItem {
+    NewItem { payload: payload.to_owned().into(), ..NewItem::default() }
+}
+
+/// An item with an ordering key.
+pub(crate) fn keyed(payload: &str, key: &str) -> NewItem {
+    NewItem { ordering_key: key.to_owned(), ..item(payload) }
+}
+
+/// An item with a deduplication id.
+pub(crate) fn dedup(payload: &str, id: &str) -> NewItem {
+    NewItem { dedup_id: id.to_owned(), ..item(payload) }
+}
+
+/// An item with a priority.
+pub(crate) fn urgent(payload: &str, level: i32) -> NewItem {
+    NewItem { priority: Priority::parse("priority", level).unwrap(), ..item(payload) }
+}
+
+/// An item that is not due for some time.
+pub(crate) fn delayed(payload: &str, delay: Duration) -> NewItem {
+    NewItem { delay, ..item(payload) }
+}
+
+/// An item with a time to live.
+pub(crate) fn mortal(payload: &str, ttl: Duration) -> NewItem {
+    NewItem { ttl: Some(ttl), ..item(payload) }
+}
+
+/// The name of a queue.
+pub(crate) fn name(text: &str) -> QueueName {
+    QueueName::parse("queue", text).unwrap()
+}
+
+/// A want without a bound on bytes.
+pub(crate) fn want(max_items: usize) -> Want {
+    Want {
+        max_items,
+        max_bytes: usize::MAX,
+        may_exceed: true,
+        lease: LEASE,
+        consumer: Some(ConsumerName::parse("consumer", "tester").unwrap()),
+    }
+}
+
+/// The payloads of deliveries.
+pub(crate) fn payloads(deliveries: &[Delivery]) -> Vec<String> {
+    deliveries.iter().map(|delivery| payload(&delivery.item)).collect()
+}
+
+/// The payload of an item.
+pub(crate) fn payload(item: &Item) -> String {
+    String::from_utf8(item.payload.to_vec()).unwrap()
+}
+
+/// A receipt to settle.
+pub(crate) fn held(queue: &Arc<Queue>, delivery: &Delivery) -> Held {
+    Held { queue: queue.clone(), receipt: delivery.receipt.clone() }
+}
+
+/// A move of a delivered item as it is, to be handed out at once.
+pub(crate) fn move_of(from: &Arc<Queue>, delivery: &Delivery, to: &Arc<Queue>) -> Move {
+    Move {
+        held: held(from, delivery),
+        to: to.clone(),
+        payload: None,
+        content_type: None,
+        headers: [].into(),
+        priority: None,
+        eligible_time: delivery.item.create_time,
+    }
+}
+
+impl Env {
+    /// An environment of an empty store; `guard` is dropped after it.
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        other: Arc<dyn Store>,
+        clock: Arc<Clock>,
+        guard: impl Any + Send + Sync,
+    ) -> Self {
+        Self { store, other, clock, _guard: Box::new(guard) }
+    }
+
+    /// The store's time.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.store.now()
+    }
+
+    /// Lets time pass.
+    pub(crate) fn pass(&self, time: Duration) {
+        self.clock.advance(time);
+    }
+
+    /// Creates a queue with the default settings.
+    pub(crate) async fn queue(&self, name: &str) -> Arc<Queue> {
+        self.queue_with(name, |_| {}).await
+    }
+
+    /// Creates a queue.
+    pub(crate) async fn queue_with(&self, text: &str, set: impl FnOnce(&mut Queue)) -> Arc<Queue> {
+        let mut queue = Queue::with_defaults(name(text), self.now());
+        set(&mut queue);
+        match self.store.create_queue(&queue).await.unwrap() {
+            crate::store::Created::New(queue) => Arc::new(queue),
+            crate::store::Created::Existing(queue) => panic!("{queue:?} is there"),
+        }
+    }
+
+    /// Pushes items in one call.
+    pub(crate) async fn push(&self, queue: &Arc<Queue>, items: Vec<NewItem>) -> Vec<Pushed> {
+        let items = items.into_iter().map(|item| push_of(queue, item)).collect();
+        self.store.push(items).await.unwrap()
+    }
+
+    /// Pushes one item.
+    pub(crate) async fn push_one(&self, queue: &Arc<Queue>, item: NewItem) -> Pushed {
+        self.push(queue, vec![item]).await[0]
+    }
+
+    /// Pushes plain items.
+    pub(crate) async fn push_plain(&self, queue: &Arc<Queue>, payloads: &[&str]) -> Vec<Pushed> {
+        self.push(queue, payloads.iter().map(|payload| item(payload)).collect()).await
+    }
+
+    /// One reserve.
+    pub(crate) async fn reserve(&self, queue: &Arc<Queue>, wants: &[Want]) -> Reserved {
+        self.store.reserve(queue, wants).await.unwrap()
+    }
+
+    /// Reserves up to `count` items, asking again as long as there is more.
+    pub(crate) async fn take(&self, queue: &Arc<Queue>, count: usize) -> Vec<Delivery> {
+        let mut taken = Vec::new();
+        for _ in 0..1_000 {
+            let reserved = self.reserve(queue, &[want(count - taken.len())]).await;
+            taken.extend(reserved.deliveries.into_iter().map(|(_, delivery)| delivery));
+            if taken.len() == count || !reserved.more {
+                return taken;
+            }
+        }
+        panic!("there is more for ever");
+    }
+
+    /// Reserves the one item there is to be had, or rather the first.
+    pub(crate) async fn take_one(&self, queue: &Arc<Queue>) -> Delivery {
+        self.take(queue, 1).await.pop().expect("an item is ready")
+    }
+
+    /// Reserves all that is ready and answers the payloads.
+    pub(crate) async fn drain(&self, queue: &Arc<Queue>) -> Vec<String> {
+        payloads(&self.take(queue, 5_000).await)
+    }
+
+    /// Commits deliveries of one queue.
+    pub(crate) async fn commit(&self, queue: &Arc<Queue>, of: &[Delivery]) -> Vec<Outcome> {
+        self.store.commit(of.iter().map(|delivery| held(queue, delivery)).collect()).await.unwrap()
+    }
+
+    /// Commits one delivery.
+    pub(crate) async fn commit_one(&self, queue: &Arc<Queue>, of: &Delivery) -> Outcome {
+        self.commit(queue, std::slice::from_ref(of)).await[0]
+    }
+
+    /// Gives one delivery back, as a failed attempt, ready at once.
+    pub(crate) async fn fail(&self, queue: &Arc<Queue>, of: &Delivery) -> Outcome {
+        self.roll_back(queue, of, Duration::ZERO, of.receipt.attempt + 1, Some("failed")).await
+    }
+
+    /// Gives one delivery back.
+    pub(crate) async fn roll_back(
+        &self,
+        queue: &Arc<Queue>,
+        of: &Delivery,
+        delay: Duration,
+        attempt: u32,
+        reason: Option<&str>,
+    ) -> Outcome {
+        let to = RollbackTo::Queue { eligible_time: self.now() + delay, attempt };
+        let reason = reason.map(str::to_owned);
+        let rollback = Rollback { held: held(queue, of), to, reason };
+        self.store.rollback(vec![rollback]).await.unwrap()[0]
+    }
+
+    /// Gives one delivery back for the last time.
+    pub(crate) async fn bury(
+        &self,
+        queue: &Arc<Queue>,
+        of: &Delivery,
+        reason: Option<&str>,
+    ) -> Outcome {
+        let reason = reason.map(str::to_owned);
+        let rollback = Rollback { held: held(queue, of), to: RollbackTo::DeadLetter, reason };
+        self.store.rollback(vec![rollback]).await.unwrap()[0]
+    }
+
+    /// Moves one delivery.
+    pub(crate) async fn move_one(
+        &self,
+        from: &Arc<Queue>,
+        of: &Delivery,
+        to: &Arc<Queue>,
+    ) -> Outcome {
+        self.store.move_items(vec![move_of(from, of, to)]).await.unwrap()[0]
+    }
+
+    /// The item, which must be there.
+    pub(crate) async fn get(&self, queue: &Queue, id: ItemId) -> Item {
+        self.store.get_item(queue, id).await.unwrap().expect("the item is there")
+    }
+
+    /// All items of a state, or all.
+    pub(crate) async fn list(&self, queue: &Queue, state: Option<ItemState>) -> Vec<Item> {
+        let page = self.store.list_items(queue, state, None, 10_000).await.unwrap();
+        assert_eq!(page.next, None);
+        page.entries
+    }
+}
+
+/// A push of one item.
+pub(crate) fn push_of(queue: &Arc<Queue>, item: NewItem) -> Push {
+    Push { queue: queue.clone(), item, producer: None, dedup_window: None }
+}

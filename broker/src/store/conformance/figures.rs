@@ -1,0 +1,78 @@
+//! Totals, and the store's own signs of life.
+
+use super::{Env, env::*};
+use crate::domain::Totals;
+
+pub(crate) async fn totals_add_up_over_brokers(env: &Env) {
+    let (a, b) = (name("a"), name("b"));
+    assert_eq!(env.store.totals(&a).await.unwrap(), Totals::default());
+    let one = Totals {
+        pushed: 1,
+        delivered: 2,
+        committed: 3,
+        rolled_back: 4,
+        moved: 5,
+        dead_lettered: 6,
+        expired: 7,
+    };
+    let changes = || vec![(a.clone(), one), (b.clone(), Totals { pushed: 100, ..one })];
+    let tasks: Vec<_> = (0..10)
+        .map(|n| {
+            let store = if n % 2 == 0 { env.store.clone() } else { env.other.clone() };
+            let changes = changes();
+            tokio::spawn(async move { store.add_totals(changes).await.unwrap() })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    let mut expected = Totals::default();
+    for _ in 0..10 {
+        expected.add(&one);
+    }
+    assert_eq!(env.store.totals(&a).await.unwrap(), expected);
+    let expected = Totals { pushed: 1_000, ..expected };
+    assert_eq!(env.other.totals(&b).await.unwrap(), expected);
+}
+
+pub(crate) async fn a_queue_may_come_twice_in_a_change_of_totals(env: &Env) {
+    let one = Totals { pushed: 1, ..Totals::default() };
+    env.store.add_totals(vec![(name("a"), one), (name("a"), one)]).await.unwrap();
+    assert_eq!(env.store.totals(&name("a")).await.unwrap().pushed, 2);
+}
+
+pub(crate) async fn the_store_lives_and_says_where(env: &Env) {
+    env.store.ping().await.unwrap();
+    assert!(!env.store.describe().is_empty());
+    let before = env.now();
+    env.pass(seconds(1_000));
+    assert!(env.store.now() >= before + seconds(1_000));
+    assert!(env.other.now() >= before + seconds(1_000));
+}
+
+pub(crate) async fn a_sound_queue_needs_no_repair(env: &Env) {
+    let queue = env.queue("q").await;
+    env.push(&queue, (0..5).map(|n| keyed(&n.to_string(), "k")).collect()).await;
+    assert_eq!(env.store.repair(&queue).await.unwrap(), 0);
+    let delivery = env.take_one(&queue).await;
+    assert_eq!(env.store.repair(&queue).await.unwrap(), 0);
+    env.commit_one(&queue, &delivery).await;
+    assert_eq!(env.store.repair(&queue).await.unwrap(), 0);
+    assert_eq!(env.store.depth(&queue).await.unwrap().blocked, 3);
+}
+
+pub(crate) async fn an_abandoned_call_harms_nobody(env: &Env) {
+    let queue = env.queue("q").await;
+    for n in 0..30 {
+        let push = env.store.push(vec![push_of(&queue, dedup(&n.to_string(), &n.to_string()))]);
+        // Dropped as soon as it first has to wait.
+        let _ = tokio::time::timeout(std::time::Duration::ZERO, push).await;
+    }
+    // Repeated, as one does: each is there once.
+    for n in 0..30 {
+        env.push_one(&queue, dedup(&n.to_string(), &n.to_string())).await;
+    }
+    let mut got: Vec<u32> = env.drain(&queue).await.iter().map(|n| n.parse().unwrap()).collect();
+    got.sort_unstable();
+    assert_eq!(got, (0..30).collect::<Vec<_>>());
+}

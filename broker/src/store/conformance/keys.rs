@@ -1,0 +1,276 @@
+//! Ordering keys: items of one key one at a time, in the order in which their pushes were answered.
+
+use std::sync::Arc;
+
+use super::{Env, env::*};
+use crate::domain::{Delivery, ItemState, Outcome, Queue};
+
+/// Takes the only item that is ready.
+async fn only(env: &Env, queue: &Arc<Queue>, expected: &str) -> Delivery {
+    let mut taken = env.take(queue, 100).await;
+    assert_eq!(payloads(&taken), [expected]);
+    taken.remove(0)
+}
+
+async fn push_key(env: &Env, queue: &Arc<Queue>, names: &[&str]) {
+    env.push(queue, names.iter().map(|name| keyed(name, "k")).collect()).await;
+}
+
+pub(crate) async fn one_at_a_time_in_order(env: &Env) {
+    let queue = env.queue("q").await;
+    let names: Vec<String> = (0..30).map(|n| n.to_string()).collect();
+    let mut last = 0;
+    for (n, name) in names.iter().enumerate() {
+        let pushed = env.push_one(&queue, keyed(name, "k")).await;
+        assert!(pushed.sequence > last);
+        last = pushed.sequence;
+        assert_eq!(pushed.eligible_time.is_none(), n > 0);
+    }
+    let depth = env.store.depth(&queue).await.unwrap();
+    assert_eq!((depth.ready, depth.blocked), (1, 29));
+    for name in &names {
+        let delivery = only(env, &queue, name).await;
+        assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Ok);
+    }
+    assert!(env.list(&queue, None).await.is_empty());
+}
+
+pub(crate) async fn keys_do_not_wait_for_each_other(env: &Env) {
+    let queue = env.queue("q").await;
+    let items = vec![
+        keyed("a1", "a"),
+        keyed("a2", "a"),
+        keyed("b1", "b"),
+        item("free"),
+        keyed("b2", "b"),
+        keyed("a3", "a"),
+    ];
+    let pushed = env.push(&queue, items).await;
+    assert_eq!(env.get(&queue, pushed[1].id).await.state, ItemState::Blocked);
+    assert_eq!(env.get(&queue, pushed[1].id).await.eligible_time, None);
+    let taken = env.take(&queue, 10).await;
+    assert_eq!(payloads(&taken), ["a1", "b1", "free"]);
+    // All in one call: each key goes on.
+    assert_eq!(env.commit(&queue, &taken).await, [Outcome::Ok; 3]);
+    let taken = env.take(&queue, 10).await;
+    let mut got = payloads(&taken);
+    got.sort();
+    assert_eq!(got, ["a2", "b2"]);
+    env.commit(&queue, &taken).await;
+    assert_eq!(env.drain(&queue).await, ["a3"]);
+}
+
+pub(crate) async fn the_same_key_in_two_queues_is_two_keys(env: &Env) {
+    let (a, b) = (env.queue("a").await, env.queue("b").await);
+    push_key(env, &a, &["1"]).await;
+    push_key(env, &b, &["2"]).await;
+    assert_eq!(env.drain(&a).await, ["1"]);
+    assert_eq!(env.drain(&b).await, ["2"]);
+}
+
+pub(crate) async fn a_thousand_blocked_items_come_in_order(env: &Env) {
+    let queue = env.queue("q").await;
+    env.push(&queue, (0..1_001).map(|n| keyed(&n.to_string(), "k")).collect()).await;
+    assert_eq!(env.store.depth(&queue).await.unwrap().blocked, 1_000);
+    env.push_plain(&queue, &["free"]).await;
+    let taken = env.take(&queue, 5).await;
+    assert_eq!(payloads(&taken), ["0", "free"]);
+    env.commit(&queue, &taken).await;
+    for n in 1..60 {
+        let delivery = only(env, &queue, &n.to_string()).await;
+        env.commit_one(&queue, &delivery).await;
+    }
+    assert_eq!(env.store.depth(&queue).await.unwrap().blocked, 1_000 - 60);
+}
+
+pub(crate) async fn a_retry_keeps_its_key_waiting(env: &Env) {
+    let queue = env.queue("q").await;
+    push_key(env, &queue, &["1", "2"]).await;
+    env.push(&queue, vec![keyed("other", "l")]).await;
+    let taken = env.take(&queue, 10).await;
+    assert_eq!(payloads(&taken), ["1", "other"]);
+    assert_eq!(env.roll_back(&queue, &taken[0], seconds(60), 2, None).await, Outcome::Ok);
+    env.commit_one(&queue, &taken[1]).await;
+    assert!(env.drain(&queue).await.is_empty());
+    env.pass(seconds(61));
+    let delivery = only(env, &queue, "1").await;
+    // A lapse counts as a retry too.
+    env.pass(LEASE + seconds(1));
+    assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Ok);
+    let delivery = only(env, &queue, "2").await;
+    env.pass(LEASE + seconds(1));
+    let again = only(env, &queue, "2").await;
+    assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::LeaseLost);
+    assert_eq!(env.commit_one(&queue, &again).await, Outcome::Ok);
+}
+
+pub(crate) async fn a_dead_letter_passes_the_turn_on(env: &Env) {
+    let dead = env.queue("dead").await;
+    let set = |queue: &mut Queue| {
+        queue.max_attempts = 1;
+        queue.dead_letter_queue = Some(dead.name.clone());
+    };
+    let queue = env.queue_with("q", set).await;
+    let names = ["1", "2", "3", "4"];
+    let pushed = env.push(&queue, names.map(|name| keyed(name, "k")).to_vec()).await;
+    let delivery = only(env, &queue, "1").await;
+    env.bury(&queue, &delivery, None).await;
+    only(env, &queue, "2").await;
+    env.pass(LEASE + seconds(1));
+    // Found out by whoever reserves next; the turn passes at once.
+    let delivery = only(env, &queue, "3").await;
+    // In the dead-letter queue they keep key and number, but wait for nobody.
+    let buried = env.take(&dead, 10).await;
+    assert_eq!(payloads(&buried), ["1", "2"]);
+    for (delivery, pushed) in buried.iter().zip(&pushed) {
+        assert_eq!(delivery.item.ordering_key, "k");
+        assert_eq!(delivery.item.sequence, pushed.sequence);
+    }
+    // Settling the dead gives nobody's turn away.
+    env.commit(&dead, &buried).await;
+    assert!(env.drain(&queue).await.is_empty());
+    env.commit_one(&queue, &delivery).await;
+    only(env, &queue, "4").await;
+}
+
+pub(crate) async fn a_dropped_item_passes_the_turn_on(env: &Env) {
+    for retention in [0, 1_000] {
+        let set = |queue: &mut Queue| {
+            queue.max_attempts = 1;
+            queue.retention = seconds(retention);
+        };
+        let queue = env.queue_with(&format!("q{retention}"), set).await;
+        push_key(env, &queue, &["1", "2", "3"]).await;
+        let delivery = only(env, &queue, "1").await;
+        env.bury(&queue, &delivery, None).await;
+        only(env, &queue, "2").await;
+        env.pass(LEASE + seconds(1));
+        only(env, &queue, "3").await;
+    }
+}
+
+pub(crate) async fn a_deleted_item_passes_the_turn_on(env: &Env) {
+    let queue = env.queue("q").await;
+    let pushed = env.push(&queue, ["1", "2", "3", "4"].map(|name| keyed(name, "k")).to_vec()).await;
+    assert!(env.store.delete_item(&queue, pushed[1].id).await.unwrap()); // a blocked one: no turn
+    let delivery = only(env, &queue, "1").await;
+    assert!(env.drain(&queue).await.is_empty());
+    assert!(env.store.delete_item(&queue, pushed[0].id).await.unwrap()); // while reserved
+    only(env, &queue, "3").await;
+    assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Gone);
+    assert!(env.drain(&queue).await.is_empty());
+}
+
+pub(crate) async fn an_expired_item_passes_the_turn_on(env: &Env) {
+    let queue = env.queue("q").await;
+    let short = |name: &str| crate::domain::NewItem { ttl: Some(seconds(10)), ..keyed(name, "k") };
+    env.push(&queue, vec![short("1"), short("2"), keyed("3", "k"), keyed("4", "k")]).await;
+    env.pass(seconds(11));
+    // Pushed before anyone noticed: it waits behind those that still live.
+    push_key(env, &queue, &["5"]).await;
+    env.take(&queue, 1).await; // meets the expired ones; what it frees may come now or next
+    env.store.repair(&queue).await.unwrap();
+    env.pass(LEASE + seconds(1));
+    for expected in ["3", "4", "5"] {
+        let delivery = only(env, &queue, expected).await;
+        env.commit_one(&queue, &delivery).await;
+    }
+}
+
+pub(crate) async fn an_item_that_expires_under_its_lease_passes_the_turn_on(env: &Env) {
+    let queue = env.queue("q").await;
+    let short = crate::domain::NewItem { ttl: Some(seconds(10)), ..keyed("1", "k") };
+    env.push(&queue, vec![short, keyed("2", "k")]).await;
+    let delivery = only(env, &queue, "1").await;
+    env.pass(seconds(11));
+    assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Gone);
+    env.store.repair(&queue).await.unwrap();
+    only(env, &queue, "2").await;
+}
+
+pub(crate) async fn an_item_unblocked_waits_for_its_own_time(env: &Env) {
+    let queue = env.queue("q").await;
+    let late = crate::domain::NewItem { delay: seconds(60), ..keyed("2", "k") };
+    env.push(&queue, vec![keyed("1", "k"), late, keyed("3", "k")]).await;
+    let delivery = only(env, &queue, "1").await;
+    env.commit_one(&queue, &delivery).await;
+    assert!(env.drain(&queue).await.is_empty());
+    assert_eq!(env.store.depth(&queue).await.unwrap().delayed, 1);
+    env.pass(seconds(61));
+    let delivery = only(env, &queue, "2").await;
+    env.commit_one(&queue, &delivery).await;
+    only(env, &queue, "3").await;
+}
+
+pub(crate) async fn priority_does_not_break_the_order_of_a_key(env: &Env) {
+    let queue = env.queue("q").await;
+    let urgent = crate::domain::NewItem {
+        ordering_key: "k".to_owned(),
+        ..crate::store::conformance::env::urgent("2", 9)
+    };
+    env.push(&queue, vec![keyed("1", "k"), urgent, item("free")]).await;
+    let taken = env.take(&queue, 10).await;
+    assert_eq!(payloads(&taken), ["1", "free"]);
+    env.commit(&queue, &taken).await;
+    only(env, &queue, "2").await;
+}
+
+pub(crate) async fn a_replayed_item_waits_for_its_turn(env: &Env) {
+    let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
+    push_key(env, &queue, &["1", "2"]).await;
+    let first = only(env, &queue, "1").await;
+    env.commit_one(&queue, &first).await;
+    let second = only(env, &queue, "2").await;
+    let selection = crate::store::Selection::Ids(vec![first.item.id]);
+    assert_eq!(env.store.replay(&queue, &selection, 10).await.unwrap(), 1);
+    let item = env.get(&queue, first.item.id).await;
+    assert_eq!((item.state, item.sequence), (ItemState::Blocked, first.item.sequence));
+    assert!(env.drain(&queue).await.is_empty());
+    env.commit_one(&queue, &second).await;
+    let first = only(env, &queue, "1").await;
+    env.commit_one(&queue, &first).await;
+    // Replayed with nobody in front: at once.
+    assert_eq!(env.store.replay(&queue, &selection, 10).await.unwrap(), 1);
+    only(env, &queue, "1").await;
+}
+
+pub(crate) async fn a_moved_item_passes_the_turn_on_and_takes_its_place(env: &Env) {
+    let (queue, to) = (env.queue("q").await, env.queue("to").await);
+    push_key(env, &queue, &["1", "2"]).await;
+    push_key(env, &to, &["a"]).await;
+    let there = env.push_one(&to, keyed("b", "k")).await.sequence;
+    let delivery = only(env, &queue, "1").await;
+    assert_eq!(env.move_one(&queue, &delivery, &to).await, Outcome::Ok);
+    only(env, &queue, "2").await;
+    let moved = env.get(&to, delivery.item.id).await;
+    assert_eq!((moved.state, moved.attempt), (ItemState::Blocked, 1));
+    assert!(moved.sequence > there);
+    for expected in ["a", "b", "1"] {
+        let delivery = only(env, &to, expected).await;
+        env.commit_one(&to, &delivery).await;
+    }
+}
+
+pub(crate) async fn racing_pushes_of_one_key_leave_one_ready(env: &Env) {
+    let queue = env.queue("q").await;
+    let racers: Vec<_> = (0..16)
+        .map(|n| {
+            let store = if n % 2 == 0 { env.store.clone() } else { env.other.clone() };
+            let items = vec![push_of(&queue, keyed(&n.to_string(), "k"))];
+            tokio::spawn(async move { store.push(items).await.unwrap()[0] })
+        })
+        .collect();
+    let mut pushed = Vec::new();
+    for racer in racers {
+        pushed.push(racer.await.unwrap());
+    }
+    pushed.sort_by_key(|pushed| pushed.sequence);
+    let sequences: Vec<i64> = pushed.iter().map(|pushed| pushed.sequence).collect();
+    assert!(sequences.is_sorted_by(|a, b| a < b), "{sequences:?}");
+    env.store.look_again(&queue.name, None);
+    for expected in &pushed {
+        let taken = env.take(&queue, 100).await;
+        assert_eq!(taken.iter().map(|d| d.item.id).collect::<Vec<_>>(), [expected.id]);
+        env.commit(&queue, &taken).await;
+    }
+}

@@ -1,0 +1,563 @@
+//! Random sequences of calls, done to the store and to a simple model of it: no difference.
+//!
+//! The clock of a store runs on by itself, so the model's times stay clear of each other: all spans end
+//! half a step away from the instants at which anything is done. Each call is a millisecond after the
+//! one before, so that no two calls share an instant.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use proptest::{
+    prelude::*,
+    test_runner::{Config, TestCaseError, TestRunner},
+};
+
+use super::{
+    Env,
+    env::{held, move_of, seconds, want},
+};
+use crate::{
+    domain::{
+        Delivery, Fate, ItemId, ItemState, NewItem, Outcome, Priority, Queue, RetryPolicy, Want,
+    },
+    store::{RedriveFilter, Rollback, RollbackTo},
+};
+
+/// Time passes in steps of this many seconds; spans end between two steps.
+const STEP: u64 = 100;
+const LEASE: u64 = 150;
+const TTL: u64 = 350;
+const WINDOW: u64 = 250;
+const RETENTION: u64 = 1_050;
+
+/// The queues: `A` has a dead-letter queue and a limit, `B` history and numbers.
+const A: usize = 0;
+const B: usize = 1;
+const DEAD: usize = 2;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Push {
+        queue: usize,
+        key: Option<u8>,
+        level: i32,
+        delay: u64,
+        mortal: bool,
+        dedup: Option<u8>,
+    },
+    Reserve {
+        queue: usize,
+        count: usize,
+    },
+    Commit(usize),
+    /// Back into the queue, or on to the dead-letter queue if that was the last attempt.
+    RollBack {
+        receipt: usize,
+        delay: u64,
+    },
+    Extend {
+        receipt: usize,
+        span: u64,
+    },
+    Move {
+        receipt: usize,
+        to: usize,
+        delay: u64,
+    },
+    Redrive {
+        item: usize,
+        to: usize,
+    },
+    Pass(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let delay = prop_oneof![3 => Just(0), 1 => Just(150), 1 => Just(350)];
+    let receipt = 0..1_000_usize;
+    prop_oneof![
+        8 => (
+            A..=B,
+            proptest::option::of(0..2_u8),
+            prop_oneof![3 => Just(0), 1 => Just(4), 1 => Just(9)],
+            delay.clone(),
+            proptest::bool::weighted(0.15),
+            proptest::option::weighted(0.25, 0..3_u8),
+        )
+            .prop_map(|(queue, key, level, delay, mortal, dedup)| {
+                // When an expired item's turn passes on is each store's own affair.
+                Step::Push { queue, key, level, delay, mortal: mortal && key.is_none(), dedup }
+            }),
+        6 => (A..=DEAD, 1..4_usize).prop_map(|(queue, count)| Step::Reserve { queue, count }),
+        4 => receipt.clone().prop_map(Step::Commit),
+        4 => (receipt.clone(), delay.clone())
+            .prop_map(|(receipt, delay)| Step::RollBack { receipt, delay }),
+        1 => (receipt.clone(), prop_oneof![Just(50), Just(450)])
+            .prop_map(|(receipt, span)| Step::Extend { receipt, span }),
+        2 => (receipt, A..=B, delay)
+            .prop_map(|(receipt, to, delay)| Step::Move { receipt, to, delay }),
+        2 => (0..1_000_usize, A..=B).prop_map(|(item, to)| Step::Redrive { item, to }),
+        3 => (1..3_u64).prop_map(Step::Pass),
+    ]
+}
+
+/// An item as the model has it.
+#[derive(Debug, Clone)]
+struct Model {
+    id: ItemId,
+    queue: usize,
+    level: i32,
+    /// Of a blocked item: its own eligible time.
+    when: u64,
+    blocked: bool,
+    processed: bool,
+    /// The receipt that holds it.
+    holder: Option<usize>,
+    attempt: u32,
+    deliveries: u32,
+    key: Option<u8>,
+    sequence: u64,
+    origin: Option<usize>,
+    expires: Option<u64>,
+}
+
+/// The model: items by arrival, in milliseconds of its own time.
+#[derive(Default)]
+struct World {
+    now: u64,
+    items: BTreeMap<usize, Model>,
+    arrivals: usize,
+    numbers: u64,
+    /// By queue and id: the first, and until when it is remembered.
+    remembered: HashMap<(usize, u8), (ItemId, u64)>,
+    /// The item each receipt is of.
+    receipts: Vec<usize>,
+}
+
+impl World {
+    fn after(&self, span: u64) -> u64 {
+        self.now + span * 1_000
+    }
+
+    fn expire(&mut self) {
+        let now = self.now;
+        self.items.retain(|_, item| item.expires.is_none_or(|end| end > now));
+    }
+
+    fn key_taken(&self, queue: usize, key: Option<u8>, except: usize) -> bool {
+        self.items.iter().any(|(n, item)| {
+            *n != except
+                && key.is_some()
+                && (item.queue, item.key) == (queue, key)
+                && !item.processed
+                && item.origin.is_none()
+        })
+    }
+
+    /// To be called when an item has left `queue`, whether by going away or elsewhere.
+    fn pass_turn(&mut self, left: &Model) {
+        if left.key.is_none() || left.blocked || left.processed || left.origin.is_some() {
+            return;
+        }
+        let now = self.now;
+        let same =
+            |item: &&mut Model| item.blocked && (item.queue, item.key) == (left.queue, left.key);
+        if let Some(next) = self.items.values_mut().filter(same).min_by_key(|i| i.sequence) {
+            next.blocked = false;
+            next.when = next.when.max(now);
+        }
+    }
+
+    fn arrive(&mut self, n: usize, queue: usize, when: u64, stamp: bool) {
+        let waits = self.key_taken(queue, self.items[&n].key, n);
+        self.numbers += u64::from(stamp);
+        let numbers = self.numbers;
+        let item = self.items.get_mut(&n).unwrap();
+        (item.queue, item.when, item.blocked) = (queue, when, waits);
+        (item.attempt, item.holder, item.origin) = (1, None, None);
+        if stamp {
+            item.sequence = numbers;
+        }
+    }
+
+    fn settle(&mut self, n: usize) {
+        let left = self.items[&n].clone();
+        if left.queue == B {
+            let expires = self.after(RETENTION);
+            let item = self.items.get_mut(&n).unwrap();
+            (item.processed, item.holder, item.expires) = (true, None, Some(expires));
+        } else {
+            self.items.remove(&n);
+        }
+        self.pass_turn(&left);
+    }
+
+    fn bury(&mut self, n: usize) {
+        let (left, now) = (self.items[&n].clone(), self.now);
+        let item = self.items.get_mut(&n).unwrap();
+        (item.queue, item.when, item.holder) = (DEAD, now, None);
+        item.origin = Some(left.queue);
+        self.pass_turn(&left);
+    }
+
+    /// The item a receipt holds, or what its outcome is.
+    fn holds(&self, receipt: usize) -> Result<usize, Outcome> {
+        let n = self.receipts[receipt];
+        match self.items.get(&n) {
+            Some(item) if item.processed => Err(Outcome::Gone),
+            Some(item) if item.holder == Some(receipt) => Ok(n),
+            Some(_) => Err(Outcome::LeaseLost),
+            None => Err(Outcome::Gone),
+        }
+    }
+
+    /// What can be handed out, in order.
+    fn ready(&self, queue: usize) -> Vec<usize> {
+        let ready = |item: &Model| {
+            item.queue == queue && !item.blocked && !item.processed && item.when <= self.now
+        };
+        let mut ready: Vec<usize> =
+            self.items.iter().filter(|(_, item)| ready(item)).map(|(n, _)| *n).collect();
+        ready.sort_by_key(|n| (-self.items[n].level, self.items[n].when, *n));
+        ready
+    }
+
+    fn state(&self, item: &Model) -> ItemState {
+        match item {
+            _ if item.processed => ItemState::Processed,
+            _ if item.blocked => ItemState::Blocked,
+            _ if item.when <= self.now => ItemState::Ready,
+            _ if item.holder.is_some() => ItemState::Reserved,
+            _ => ItemState::Delayed,
+        }
+    }
+}
+
+/// A model and the store beside it.
+struct Run<'e> {
+    env: &'e Env,
+    queues: [Arc<Queue>; 3],
+    world: World,
+    /// The deliveries the receipts are of, and the queue each came from.
+    deliveries: Vec<(usize, Delivery)>,
+}
+
+impl Run<'_> {
+    async fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        self.pass(Duration::from_millis(1));
+        match *step {
+            Step::Push { queue, key, level, delay, mortal, dedup } => {
+                self.push(queue, key, level, delay, mortal, dedup).await
+            }
+            Step::Reserve { queue, count } => self.reserve(queue, count).await,
+            Step::Pass(steps) => {
+                self.pass(seconds(steps * STEP));
+                Ok(())
+            }
+            Step::Redrive { item, to } => self.redrive(item, to).await,
+            _ if self.deliveries.is_empty() => Ok(()),
+            Step::Commit(receipt) => self.commit(receipt % self.deliveries.len()).await,
+            Step::RollBack { receipt, delay } => {
+                self.roll_back(receipt % self.deliveries.len(), delay).await
+            }
+            Step::Extend { receipt, span } => {
+                self.extend(receipt % self.deliveries.len(), span).await
+            }
+            Step::Move { receipt, to, delay } => {
+                self.move_item(receipt % self.deliveries.len(), to, delay).await
+            }
+        }
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.env.pass(time);
+        self.world.now += time.as_millis() as u64;
+        self.world.expire();
+    }
+
+    async fn push(
+        &mut self,
+        queue: usize,
+        key: Option<u8>,
+        level: i32,
+        delay: u64,
+        mortal: bool,
+        dedup: Option<u8>,
+    ) -> Result<(), TestCaseError> {
+        let text = |n: Option<u8>| n.map_or(String::new(), |n| format!("x{n}"));
+        let n = self.world.arrivals;
+        let new = NewItem {
+            payload: n.to_string().into(),
+            priority: Priority::parse("priority", level).unwrap(),
+            delay: seconds(delay),
+            ttl: mortal.then_some(seconds(TTL)),
+            ordering_key: text(key),
+            dedup_id: text(dedup),
+            ..NewItem::default()
+        };
+        let pushed = self.env.push_one(&self.queues[queue], new).await;
+        let world = &mut self.world;
+        if let Some(dedup) = dedup
+            && let Some((first, until)) = world.remembered.get(&(queue, dedup))
+            && *until > world.now
+        {
+            prop_assert_eq!((pushed.deduplicated, pushed.id), (true, *first));
+            return Ok(());
+        }
+        prop_assert!(!pushed.deduplicated);
+        world.arrivals += 1;
+        let item = Model {
+            id: pushed.id,
+            queue,
+            level,
+            when: 0,
+            blocked: false,
+            processed: false,
+            holder: None,
+            attempt: 1,
+            deliveries: 0,
+            key,
+            sequence: 0,
+            origin: None,
+            expires: mortal.then(|| world.after(TTL)),
+        };
+        world.items.insert(n, item);
+        world.arrive(n, queue, world.after(delay), true);
+        prop_assert_eq!(pushed.eligible_time.is_none(), world.items[&n].blocked);
+        if let Some(dedup) = dedup {
+            let until = world.after(WINDOW);
+            world.remembered.insert((queue, dedup), (pushed.id, until));
+        }
+        Ok(())
+    }
+
+    async fn reserve(&mut self, queue: usize, count: usize) -> Result<(), TestCaseError> {
+        let mut ready = self.world.ready(queue);
+        let settings = &self.queues[queue];
+        let fate = |item: &Model| match item.holder {
+            Some(_) => settings.after_failure(item.attempt),
+            None => Fate::Retry { attempt: item.attempt },
+        };
+        let doomed = |n: &usize| fate(&self.world.items[n]) == Fate::DeadLetter;
+        let dying: Vec<usize> = ready.iter().copied().filter(doomed).collect();
+        // How far behind the last live item a store looks for dead ones is its own affair: look at all.
+        let count = if dying.is_empty() { count } else { 100_000 };
+        for n in &dying {
+            self.world.bury(*n);
+        }
+        if !dying.is_empty() {
+            ready = self.world.ready(queue);
+        }
+        ready.truncate(count);
+        let (mut taken, want) = (Vec::new(), Want { lease: seconds(LEASE), ..want(count) });
+        loop {
+            let want = Want { max_items: count - taken.len(), ..want.clone() };
+            let reserved = self.env.reserve(&self.queues[queue], &[want]).await;
+            taken.extend(reserved.deliveries.into_iter().map(|(_, delivery)| delivery));
+            if taken.len() == count || !reserved.more {
+                break;
+            }
+        }
+        let number = |delivery: &Delivery| -> usize {
+            String::from_utf8_lossy(&delivery.item.payload).parse().unwrap_or(usize::MAX)
+        };
+        let mut got: Vec<usize> = taken.iter().map(number).collect();
+        // Items that died in one call, or were woken by one, may share an instant.
+        if !dying.is_empty() || queue == DEAD {
+            got.sort_unstable();
+            if queue == DEAD && count < 100_000 {
+                let all = self.world.ready(queue);
+                prop_assert_eq!(got.len(), all.len().min(count));
+                prop_assert!(got.iter().all(|n| all.contains(n)), "{:?} of {:?}", got, all);
+                ready = got.clone();
+            }
+            ready.sort_unstable();
+        }
+        prop_assert_eq!(got, ready);
+        let end = self.world.after(LEASE);
+        for delivery in taken {
+            let receipt = self.world.receipts.len();
+            let n = number(&delivery);
+            self.world.receipts.push(n);
+            let item = self.world.items.get_mut(&n).unwrap();
+            item.attempt += u32::from(item.holder.is_some());
+            item.deliveries += 1;
+            (item.holder, item.when) = (Some(receipt), end);
+            let counts = (delivery.item.attempt, delivery.item.deliveries);
+            prop_assert_eq!(counts, (item.attempt, item.deliveries), "of {}", n);
+            self.deliveries.push((queue, delivery));
+        }
+        Ok(())
+    }
+
+    fn held(&self, receipt: usize) -> crate::store::Held {
+        let (queue, delivery) = &self.deliveries[receipt];
+        held(&self.queues[*queue], delivery)
+    }
+
+    async fn commit(&mut self, receipt: usize) -> Result<(), TestCaseError> {
+        let expected = self.world.holds(receipt);
+        let holds = self.env.store.holds(vec![self.held(receipt)]).await.unwrap();
+        prop_assert_eq!(holds, [expected.is_ok()]);
+        let outcome = self.env.store.commit(vec![self.held(receipt)]).await.unwrap();
+        prop_assert_eq!(outcome, [expected.err().unwrap_or(Outcome::Ok)]);
+        if let Ok(n) = expected {
+            self.world.settle(n);
+        }
+        Ok(())
+    }
+
+    async fn roll_back(&mut self, receipt: usize, delay: u64) -> Result<(), TestCaseError> {
+        let expected = self.world.holds(receipt);
+        let (queue, delivery) = &self.deliveries[receipt];
+        let fate = self.queues[*queue].after_failure(delivery.receipt.attempt);
+        let to = match fate {
+            Fate::DeadLetter => RollbackTo::DeadLetter,
+            Fate::Retry { attempt } => {
+                RollbackTo::Queue { eligible_time: self.env.now() + seconds(delay), attempt }
+            }
+        };
+        let rollback = Rollback { held: self.held(receipt), to, reason: None };
+        let outcome = self.env.store.rollback(vec![rollback]).await.unwrap();
+        let ok = if fate == Fate::DeadLetter { Outcome::DeadLettered } else { Outcome::Ok };
+        prop_assert_eq!(outcome, [expected.err().unwrap_or(ok)]);
+        match (expected, fate) {
+            (Ok(n), Fate::Retry { attempt }) => {
+                let when = self.world.after(delay);
+                let item = self.world.items.get_mut(&n).unwrap();
+                (item.holder, item.attempt, item.when) = (None, attempt, when);
+            }
+            (Ok(n), Fate::DeadLetter) => self.world.bury(n),
+            (Err(_), _) => {}
+        }
+        Ok(())
+    }
+
+    async fn extend(&mut self, receipt: usize, span: u64) -> Result<(), TestCaseError> {
+        let expected = self.world.holds(receipt);
+        let until = vec![self.env.now() + seconds(span)];
+        let outcome = self.env.store.extend(vec![self.held(receipt)], until).await.unwrap();
+        prop_assert_eq!(outcome, [expected.err().unwrap_or(Outcome::Ok)]);
+        if let Ok(n) = expected {
+            let when = self.world.after(span);
+            self.world.items.get_mut(&n).unwrap().when = when;
+        }
+        Ok(())
+    }
+
+    async fn move_item(
+        &mut self,
+        receipt: usize,
+        to: usize,
+        delay: u64,
+    ) -> Result<(), TestCaseError> {
+        let expected = self.world.holds(receipt);
+        let (queue, delivery) = &self.deliveries[receipt];
+        let mut order = move_of(&self.queues[*queue], delivery, &self.queues[to]);
+        order.eligible_time = self.env.now() + seconds(delay);
+        let outcome = self.env.store.move_items(vec![order]).await.unwrap();
+        prop_assert_eq!(outcome, [expected.err().unwrap_or(Outcome::Ok)]);
+        if let Ok(n) = expected {
+            let left = self.world.items[&n].clone();
+            self.world.arrive(n, to, self.world.after(delay), true);
+            self.world.pass_turn(&left);
+        }
+        Ok(())
+    }
+
+    async fn redrive(&mut self, item: usize, to: usize) -> Result<(), TestCaseError> {
+        let ready = self.world.ready(DEAD);
+        if ready.is_empty() {
+            return Ok(());
+        }
+        let n = ready[item % ready.len()];
+        let left = self.world.items[&n].clone();
+        let filter = RedriveFilter { ids: vec![left.id], ..RedriveFilter::default() };
+        let (dead, queue) = (&self.queues[DEAD], &self.queues[to]);
+        prop_assert_eq!(self.env.store.redrive(dead, queue, &filter, 10).await.unwrap(), 1);
+        self.world.arrive(n, to, self.world.now, left.origin != Some(to));
+        Ok(())
+    }
+
+    /// All there is in the store is as the model has it.
+    async fn compare(&self) -> Result<(), TestCaseError> {
+        for (number, queue) in self.queues.iter().enumerate() {
+            let listed = self.env.list(queue, None).await;
+            let mut got: Vec<_> = listed
+                .iter()
+                .map(|item| {
+                    let origin = item.origin_queue.clone();
+                    (item.id, item.state, item.attempt, item.deliveries, origin)
+                })
+                .collect();
+            let items = self.world.items.values().filter(|item| item.queue == number);
+            let mut expected: Vec<_> = items
+                .map(|item| {
+                    let origin = item.origin.map(|origin| self.queues[origin].name.clone());
+                    (item.id, self.world.state(item), item.attempt, item.deliveries, origin)
+                })
+                .collect();
+            got.sort_by_key(|item| item.0);
+            expected.sort_by_key(|item| item.0);
+            prop_assert_eq!(&got, &expected, "in {}", queue.name);
+            let depth = self.env.store.depth(queue).await.unwrap();
+            let count = |state| got.iter().filter(|item| item.1 == state).count() as u64;
+            let counted = [depth.ready, depth.delayed, depth.reserved, depth.blocked];
+            use ItemState::{Blocked, Delayed, Processed, Ready, Reserved};
+            prop_assert_eq!(counted, [Ready, Delayed, Reserved, Blocked].map(count));
+            prop_assert_eq!(depth.processed, count(Processed));
+        }
+        Ok(())
+    }
+}
+
+async fn run(env: &Env, steps: &[Step]) -> Result<(), TestCaseError> {
+    static RUNS: AtomicU32 = AtomicU32::new(0);
+    let number = RUNS.fetch_add(1, Ordering::Relaxed);
+    let window = |queue: &mut Queue| {
+        queue.dedup_window = seconds(WINDOW);
+        queue.retry_policy = Some(RetryPolicy::default());
+    };
+    let dead = env.queue_with(&format!("dead{number}"), window).await;
+    let limited = |queue: &mut Queue| {
+        window(queue);
+        queue.max_attempts = 2;
+        queue.dead_letter_queue = Some(dead.name.clone());
+    };
+    let a = env.queue_with(&format!("a{number}"), limited).await;
+    let kept = |queue: &mut Queue| {
+        window(queue);
+        queue.retention = seconds(RETENTION);
+        queue.sequenced = true;
+    };
+    let b = env.queue_with(&format!("b{number}"), kept).await;
+    let queues = [a, b, dead];
+    let mut run = Run { env, queues, world: World::default(), deliveries: Vec::new() };
+    for (n, step) in steps.iter().enumerate() {
+        run.step(step).await?;
+        if n % 8 == 7 {
+            run.compare().await?;
+        }
+    }
+    run.compare().await
+}
+
+pub(crate) async fn random_sequences_agree_with_the_model(env: &Env) {
+    let mut config = Config { failure_persistence: None, ..Config::default() };
+    if std::env::var_os("PROPTEST_CASES").is_none() {
+        config.cases = 48;
+    }
+    let sequences = proptest::collection::vec(step(), 1..60);
+    let answer = tokio::task::block_in_place(|| {
+        TestRunner::new(config)
+            .run(&sequences, |steps| tokio::runtime::Handle::current().block_on(run(env, &steps)))
+    });
+    if let Err(error) = answer {
+        panic!("{error}");
+    }
+}

@@ -1,0 +1,219 @@
+//! Push: items are stored as given, durably, and eligible when they should be.
+
+use super::{Env, env::*};
+use crate::{
+    domain::{ConsumerName, GroupName, ItemState, NewItem, Timestamp},
+    store::Push,
+};
+
+pub(crate) async fn a_pushed_item_is_stored_as_it_was_given(env: &Env) {
+    let queue = env.queue("q").await;
+    let before = env.now();
+    let given = NewItem {
+        payload: vec![0, 159, 146, 150, b'x'].into(),
+        content_type: "application/json; charset=\"utf-8\"".to_owned(),
+        headers: [("a".to_owned(), "1".to_owned()), ("$b.c".to_owned(), "ü \" \\ \n".to_owned())]
+            .into(),
+        ordering_key: "customer $7".to_owned(),
+        dedup_id: "order.1'\"".to_owned(),
+        ttl: Some(seconds(3_600)),
+        ..urgent("", 7)
+    };
+    let producer = ConsumerName::parse("producer", "shop-1").unwrap();
+    let push = Push { producer: Some(producer.clone()), ..push_of(&queue, given.clone()) };
+    let pushed = env.store.push(vec![push]).await.unwrap()[0];
+    assert!(!pushed.deduplicated);
+
+    let stored = env.get(&queue, pushed.id).await;
+    assert_eq!(stored.id, pushed.id);
+    assert_eq!(stored.queue, queue.name);
+    assert_eq!(stored.payload, given.payload);
+    assert_eq!(stored.content_type, given.content_type);
+    assert_eq!(stored.headers, given.headers);
+    assert_eq!(stored.priority, given.priority);
+    assert_eq!(stored.ordering_key, given.ordering_key);
+    assert_eq!(stored.dedup_id, given.dedup_id);
+    assert_eq!(stored.state, ItemState::Ready);
+    assert_eq!((stored.attempt, stored.deliveries), (1, 0));
+    assert_eq!(stored.sequence, pushed.sequence);
+    assert_eq!(stored.producer, Some(producer));
+    assert_eq!(stored.consumer, None);
+    assert_eq!(stored.eligible_time, pushed.eligible_time);
+    assert!(stored.create_time >= before && stored.create_time <= env.now());
+    assert_eq!(stored.expire_time, Some(stored.create_time + seconds(3_600)));
+    assert_eq!(stored.process_time, None);
+    assert_eq!(stored.last_reason, "");
+    assert_eq!(stored.origin_queue, None);
+
+    let delivered = env.take_one(&queue).await.item;
+    assert_eq!(delivered.payload, given.payload);
+    assert_eq!(delivered.headers, given.headers);
+    assert_eq!(delivered.content_type, given.content_type);
+    assert_eq!(delivered.producer, stored.producer);
+}
+
+pub(crate) async fn an_empty_item_is_an_item(env: &Env) {
+    let queue = env.queue("q").await;
+    env.push_one(&queue, NewItem::default()).await;
+    let delivery = env.take_one(&queue).await;
+    assert!(delivery.item.payload.is_empty());
+    assert!(delivery.item.headers.is_empty());
+    assert_eq!(delivery.item.content_type, "");
+}
+
+pub(crate) async fn an_empty_call_is_no_error(env: &Env) {
+    assert_eq!(env.store.push(Vec::new()).await.unwrap(), []);
+    assert_eq!(env.store.commit(Vec::new()).await.unwrap(), []);
+    assert_eq!(env.store.rollback(Vec::new()).await.unwrap(), []);
+    assert_eq!(env.store.extend(Vec::new(), Vec::new()).await.unwrap(), []);
+    assert_eq!(env.store.move_items(Vec::new()).await.unwrap(), []);
+    assert_eq!(env.store.holds(Vec::new()).await.unwrap(), [false; 0]);
+    env.store.add_totals(Vec::new()).await.unwrap();
+}
+
+pub(crate) async fn queues_and_groups_share_a_call(env: &Env) {
+    let a = env.queue("a").await;
+    let b = env.queue("b").await;
+    let far = |queue: &mut crate::domain::Queue| {
+        queue.group = GroupName::parse("group", "far").unwrap();
+    };
+    let c = env.queue_with("c", far).await;
+    let pushes = vec![
+        push_of(&c, item("1")),
+        push_of(&a, item("2")),
+        push_of(&b, item("3")),
+        push_of(&c, item("4")),
+        push_of(&a, item("5")),
+    ];
+    let pushed = env.store.push(pushes).await.unwrap();
+    for (queue, places) in [(&a, &[1, 4][..]), (&b, &[2]), (&c, &[0, 3])] {
+        let taken = env.take(queue, 10).await;
+        let ids: Vec<_> = taken.iter().map(|delivery| delivery.item.id).collect();
+        assert_eq!(ids, places.iter().map(|&place| pushed[place].id).collect::<Vec<_>>());
+        assert!(taken.iter().all(|delivery| delivery.receipt.group == queue.group));
+    }
+}
+
+pub(crate) async fn answered_pushes_are_seen_by_the_other_broker(env: &Env) {
+    let queue = env.queue("q").await;
+    let pushed = env.push_one(&queue, item("x")).await;
+    assert!(env.other.get_item(&queue, pushed.id).await.unwrap().is_some());
+    env.other.look_again(&queue.name, pushed.eligible_time);
+    let reserved = env.other.reserve(&queue, &[want(1)]).await.unwrap();
+    assert_eq!(reserved.deliveries[0].1.item.id, pushed.id);
+    // The lease counts for both.
+    assert!(env.reserve(&queue, &[want(1)]).await.deliveries.is_empty());
+}
+
+pub(crate) async fn concurrent_pushes_each_get_their_own_answer(env: &Env) {
+    let queue = env.queue("q").await;
+    let tasks: Vec<_> = (0..40)
+        .map(|n| {
+            let store = if n % 2 == 0 { env.store.clone() } else { env.other.clone() };
+            let queue = queue.clone();
+            tokio::spawn(async move {
+                let items = vec![
+                    push_of(&queue, item(&format!("{n}a"))),
+                    push_of(&queue, item(&format!("{n}b"))),
+                ];
+                let pushed = store.push(items).await.unwrap();
+                for (pushed, letter) in pushed.iter().zip(["a", "b"]) {
+                    let stored = store.get_item(&queue, pushed.id).await.unwrap().unwrap();
+                    assert_eq!(payload(&stored), format!("{n}{letter}"));
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(env.store.depth(&queue).await.unwrap().ready, 80);
+}
+
+pub(crate) async fn nothing_is_delivered_before_its_time(env: &Env) {
+    let queue = env.queue("q").await;
+    let now = env.now();
+    let pushed = env.push_one(&queue, delayed("delay", seconds(20))).await;
+    assert!(pushed.eligible_time.unwrap() >= now + seconds(20));
+    let timed = NewItem { eligible_time: Some(now + seconds(40)), ..delayed("time", seconds(5)) };
+    assert_eq!(env.push_one(&queue, timed).await.eligible_time, Some(now + seconds(40)));
+    assert_eq!(env.get(&queue, pushed.id).await.state, ItemState::Delayed);
+
+    assert!(env.drain(&queue).await.is_empty());
+    assert_eq!(env.store.next_eligible(&queue).await.unwrap(), pushed.eligible_time);
+    env.pass(seconds(10));
+    assert!(env.drain(&queue).await.is_empty());
+    env.pass(seconds(11));
+    assert_eq!(env.get(&queue, pushed.id).await.state, ItemState::Ready);
+    assert_eq!(env.drain(&queue).await, ["delay"]);
+    env.pass(seconds(20));
+    assert_eq!(env.drain(&queue).await, ["time"]);
+}
+
+pub(crate) async fn an_eligible_time_that_is_past_means_now(env: &Env) {
+    let queue = env.queue("q").await;
+    let past = NewItem { eligible_time: Some(Timestamp(5)), ..item("x") };
+    env.push_one(&queue, past).await;
+    assert_eq!(env.drain(&queue).await, ["x"]);
+}
+
+pub(crate) async fn nothing_is_delivered_after_its_end(env: &Env) {
+    let queue = env.queue_with("q", |queue| queue.default_ttl = Some(seconds(100))).await;
+    let short = env.push_one(&queue, mortal("short", seconds(10))).await;
+    let usual = env.push_one(&queue, item("usual")).await;
+    let long = env.push_one(&queue, mortal("long", seconds(1_000))).await;
+    let end = |item: crate::domain::Item| item.create_time.until(item.expire_time.unwrap());
+    assert_eq!(end(env.get(&queue, short.id).await), seconds(10));
+    assert_eq!(end(env.get(&queue, usual.id).await), seconds(100));
+    assert_eq!(end(env.get(&queue, long.id).await), seconds(1_000));
+
+    env.pass(seconds(11));
+    assert_eq!(env.store.get_item(&queue, short.id).await.unwrap(), None);
+    assert_eq!(env.list(&queue, None).await.len(), 2);
+    assert_eq!(env.store.depth(&queue).await.unwrap().ready, 2);
+    let reserved = env.reserve(&queue, &[want(1)]).await;
+    assert_eq!(reserved.expired, 1);
+    assert_eq!(payload(&reserved.deliveries[0].1.item), "usual");
+    // A lease that lapses after the item's end does not bring it back.
+    env.pass(seconds(100));
+    assert_eq!(env.drain(&queue).await, ["long"]);
+    assert!(!env.store.delete_item(&queue, usual.id).await.unwrap());
+}
+
+pub(crate) async fn a_receipt_of_an_expired_item_is_gone(env: &Env) {
+    let queue = env.queue("q").await;
+    let other = env.queue("other").await;
+    for n in 0..5 {
+        env.push_one(&queue, mortal(&n.to_string(), seconds(10))).await;
+    }
+    let taken = env.take(&queue, 5).await;
+    let extended = env.store.extend(vec![held(&queue, &taken[0])], vec![env.now() + seconds(99)]);
+    assert_eq!(extended.await.unwrap(), [crate::domain::Outcome::Ok]);
+    env.pass(seconds(11));
+    use crate::domain::Outcome::Gone;
+    assert_eq!(env.store.holds(vec![held(&queue, &taken[0])]).await.unwrap(), [false]);
+    assert_eq!(env.commit_one(&queue, &taken[0]).await, Gone);
+    assert_eq!(env.fail(&queue, &taken[1]).await, Gone);
+    assert_eq!(env.bury(&queue, &taken[2], None).await, Gone);
+    assert_eq!(env.move_one(&queue, &taken[3], &other).await, Gone);
+    let until = vec![env.now() + seconds(50)];
+    assert_eq!(env.store.extend(vec![held(&queue, &taken[4])], until).await.unwrap(), [Gone]);
+    assert_eq!(env.store.depth(&other).await.unwrap().unsettled(), 0);
+}
+
+pub(crate) async fn sequences_grow_in_the_order_of_answers(env: &Env) {
+    let queue = env.queue_with("q", |queue| queue.sequenced = true).await;
+    let plain = env.queue("plain").await;
+    let mut last = 0;
+    for n in 0..10 {
+        let items = vec![push_of(&queue, item("a")), push_of(&queue, item("b"))];
+        let store = if n % 2 == 0 { &env.store } else { &env.other };
+        for pushed in store.push(items).await.unwrap() {
+            assert!(pushed.sequence > last);
+            last = pushed.sequence;
+            assert_eq!(env.get(&queue, pushed.id).await.sequence, last);
+        }
+    }
+    assert_eq!(env.push_one(&plain, item("x")).await.sequence, 0);
+    assert!(env.push_one(&plain, keyed("x", "k")).await.sequence > 0);
+}

@@ -1,0 +1,169 @@
+//! Redrive: dead letters back to where they came from, or elsewhere.
+
+use std::sync::Arc;
+
+use super::{Env, env::*};
+use crate::{
+    domain::{ItemState, NewItem, Queue},
+    store::RedriveFilter,
+};
+
+struct Queues {
+    dead: Arc<Queue>,
+    a: Arc<Queue>,
+    b: Arc<Queue>,
+}
+
+async fn queues(env: &Env) -> Queues {
+    let dead = env.queue("dead").await;
+    let set = |queue: &mut Queue| queue.dead_letter_queue = Some(dead.name.clone());
+    let (a, b) = (env.queue_with("a", set).await, env.queue_with("b", set).await);
+    Queues { dead, a, b }
+}
+
+async fn bury_all(env: &Env, queue: &Arc<Queue>, items: Vec<NewItem>, reason: &str) {
+    for new in items {
+        env.push_one(queue, new).await;
+        for delivery in env.take(queue, 100).await {
+            env.bury(queue, &delivery, Some(reason)).await;
+        }
+    }
+}
+
+async fn redrive(env: &Env, from: &Queue, to: &Arc<Queue>, filter: &RedriveFilter) -> u64 {
+    env.store.redrive(from, to, filter, 1_000_000).await.unwrap()
+}
+
+pub(crate) async fn dead_letters_go_home(env: &Env) {
+    let Queues { dead, a, b } = queues(env).await;
+    assert!(env.store.origins(&dead).await.unwrap().is_empty());
+    bury_all(env, &a, vec![item("1"), item("2")], "broken").await;
+    bury_all(env, &b, vec![item("3")], "broken").await;
+    assert_eq!(env.store.origins(&dead).await.unwrap(), [a.name.clone(), b.name.clone()]);
+    let from_a = RedriveFilter { origin_queue: Some(a.name.clone()), ..RedriveFilter::default() };
+    assert_eq!(redrive(env, &dead, &a, &from_a).await, 2);
+    assert_eq!(env.store.origins(&dead).await.unwrap(), [b.name.clone()]);
+    let home = env.take(&a, 9).await;
+    assert_eq!(payloads(&home), ["1", "2"]);
+    for delivery in &home {
+        assert_eq!((delivery.item.attempt, delivery.item.deliveries), (1, 2));
+        assert_eq!(delivery.item.origin_queue, None);
+    }
+    assert_eq!(redrive(env, &dead, &a, &from_a).await, 0);
+    assert_eq!(env.drain(&dead).await, ["3"]);
+    assert!(env.store.origins(&dead).await.unwrap().is_empty()); // it is reserved now
+}
+
+pub(crate) async fn all_conditions_of_a_filter_hold(env: &Env) {
+    let Queues { dead, a, b } = queues(env).await;
+    bury_all(env, &a, vec![item("1")], "timeout: 5 s (a+b)").await;
+    env.pass(seconds(10));
+    let middle = env.now();
+    bury_all(env, &a, vec![item("2")], "timeout: 9 s (a+b)").await;
+    bury_all(env, &b, vec![item("3")], "timeout: 9 s (a+b)").await;
+    env.pass(seconds(10));
+    let late = env.now();
+    bury_all(env, &a, vec![item("4")], "out of luck").await;
+    let to = env.queue("to").await;
+    let ids: Vec<_> = env.list(&dead, None).await.iter().map(|item| item.id).collect();
+    let all = RedriveFilter::default;
+
+    let none = RedriveFilter { reason_contains: "(a.b)".to_owned(), ..all() };
+    assert_eq!(redrive(env, &dead, &to, &none).await, 0);
+    let none = RedriveFilter { created_before: Some(late), ids: vec![ids[3]], ..all() };
+    assert_eq!(redrive(env, &dead, &to, &none).await, 0);
+    let two = RedriveFilter {
+        reason_contains: "(a+b)".to_owned(),
+        created_from: Some(middle),
+        created_before: Some(late),
+        origin_queue: Some(a.name.clone()),
+        ids: ids.clone(),
+    };
+    assert_eq!(redrive(env, &dead, &to, &two).await, 1);
+    assert_eq!(env.drain(&to).await, ["2"]);
+    let last = RedriveFilter { created_from: Some(late), ..all() };
+    assert_eq!(redrive(env, &dead, &to, &last).await, 1);
+    assert_eq!(env.drain(&to).await, ["4"]);
+    let first = RedriveFilter { ids: vec![ids[0], ids[1]], ..all() };
+    assert_eq!(redrive(env, &dead, &to, &first).await, 1);
+    assert_eq!(env.drain(&to).await, ["1"]);
+    assert_eq!(redrive(env, &dead, &to, &all()).await, 1);
+    assert_eq!(env.drain(&to).await, ["3"]);
+}
+
+pub(crate) async fn a_limit_takes_the_head(env: &Env) {
+    let Queues { dead, a, .. } = queues(env).await;
+    let items = vec![item("1"), urgent("2", 5), item("3"), item("4")];
+    bury_all(env, &a, items, "broken").await;
+    let filter = RedriveFilter::default();
+    assert_eq!(env.store.redrive(&dead, &a, &filter, 0).await.unwrap(), 0);
+    assert_eq!(env.store.redrive(&dead, &a, &filter, 2).await.unwrap(), 2);
+    assert_eq!(env.drain(&a).await, ["2", "1"]);
+    assert_eq!(env.store.redrive(&dead, &a, &filter, 2).await.unwrap(), 2);
+    assert_eq!(env.drain(&a).await, ["3", "4"]);
+}
+
+pub(crate) async fn only_ready_items_are_redriven(env: &Env) {
+    let Queues { dead, a, .. } = queues(env).await;
+    bury_all(env, &a, vec![item("held"), item("later"), item("free")], "broken").await;
+    let taken = env.take(&dead, 2).await;
+    env.roll_back(&dead, &taken[1], seconds(60), 2, None).await;
+    assert_eq!(redrive(env, &dead, &a, &RedriveFilter::default()).await, 1);
+    assert_eq!(env.drain(&a).await, ["free"]);
+    assert_eq!(env.commit_one(&dead, &taken[0]).await, crate::domain::Outcome::Ok);
+    assert_eq!(env.list(&dead, Some(ItemState::Delayed)).await.len(), 1);
+}
+
+pub(crate) async fn thousands_are_redriven_in_order(env: &Env) {
+    let Queues { dead, a, .. } = queues(env).await;
+    let names: Vec<String> = (0..2_500).map(|n| n.to_string()).collect();
+    env.push(&a, names.iter().map(|name| item(name)).collect()).await;
+    let taken = env.take(&a, 2_500).await;
+    let rollbacks = taken.iter().map(|delivery| crate::store::Rollback {
+        held: held(&a, delivery),
+        to: crate::store::RollbackTo::DeadLetter,
+        reason: Some(if delivery.item.payload.len() == 4 { "long" } else { "short" }.to_owned()),
+    });
+    env.store.rollback(rollbacks.collect()).await.unwrap();
+    let long = RedriveFilter { reason_contains: "long".to_owned(), ..RedriveFilter::default() };
+    assert_eq!(env.store.redrive(&dead, &a, &long, 1_200).await.unwrap(), 1_200);
+    assert_eq!(redrive(env, &dead, &a, &long).await, 300);
+    assert_eq!(env.drain(&a).await, names[1_000..]);
+    assert_eq!(env.store.depth(&dead).await.unwrap().ready, 1_000);
+}
+
+pub(crate) async fn a_key_is_in_force_again(env: &Env) {
+    let Queues { dead, a, b } = queues(env).await;
+    let pushed = env.push(&a, ["1", "2", "3", "4"].map(|name| keyed(name, "k")).to_vec()).await;
+    for _ in 0..2 {
+        let delivery = env.take_one(&a).await;
+        env.bury(&a, &delivery, None).await;
+    }
+    // 3 has its turn; 1 and 2 come back behind it, and before 4.
+    let third = env.take_one(&a).await;
+    let first_two =
+        RedriveFilter { ids: vec![pushed[0].id, pushed[1].id], ..RedriveFilter::default() };
+    assert_eq!(redrive(env, &dead, &a, &first_two).await, 2);
+    let back = env.get(&a, pushed[0].id).await;
+    assert_eq!((back.state, back.sequence), (ItemState::Blocked, pushed[0].sequence));
+    assert!(env.drain(&a).await.is_empty());
+    env.commit_one(&a, &third).await;
+    for expected in ["1", "2", "4"] {
+        let taken = env.take(&a, 9).await;
+        assert_eq!(payloads(&taken), [expected]);
+        if expected == "4" {
+            env.bury(&a, &taken[0], None).await;
+        } else {
+            env.commit(&a, &taken).await;
+        }
+    }
+    // Elsewhere it gets a number of that queue, behind what is there.
+    let there = env.push(&b, vec![keyed("x", "k"), keyed("y", "k")]).await;
+    assert_eq!(redrive(env, &dead, &b, &RedriveFilter::default()).await, 1);
+    assert!(env.get(&b, pushed[3].id).await.sequence > there[1].sequence);
+    for expected in ["x", "y", "4"] {
+        let taken = env.take(&b, 9).await;
+        assert_eq!(payloads(&taken), [expected]);
+        env.commit(&b, &taken).await;
+    }
+}

@@ -1,0 +1,219 @@
+//! Reserve: who gets what, in which order, for how long.
+
+use std::time::Duration;
+
+use super::{Env, env::*};
+use crate::domain::{ConsumerName, ItemState, Outcome, Want};
+
+pub(crate) async fn items_are_handed_out_in_the_order_of_their_pushes(env: &Env) {
+    let queue = env.queue("q").await;
+    let mut expected = Vec::new();
+    for call in 0..20 {
+        let batch: Vec<String> = (0..10).map(|n| format!("{call}.{n}")).collect();
+        env.push(&queue, batch.iter().map(|payload| item(payload)).collect()).await;
+        expected.extend(batch);
+    }
+    let mut got = Vec::new();
+    for _ in 0..29 {
+        got.extend(payloads(&env.take(&queue, 7).await));
+    }
+    assert_eq!(got, expected);
+}
+
+pub(crate) async fn priority_comes_before_age(env: &Env) {
+    let queue = env.queue("q").await;
+    let items = [("a", 0), ("b", 9), ("c", 5), ("d", 9), ("e", 0), ("f", 1)];
+    env.push(&queue, items.iter().map(|(payload, level)| urgent(payload, *level)).collect()).await;
+    assert_eq!(payloads(&env.take(&queue, 4).await), ["b", "d", "c", "f"]);
+    // A later, more urgent one overtakes what is still there.
+    env.push_one(&queue, urgent("g", 3)).await;
+    assert_eq!(env.drain(&queue).await, ["g", "a", "e"]);
+}
+
+pub(crate) async fn a_delayed_urgent_item_holds_up_nobody(env: &Env) {
+    let queue = env.queue("q").await;
+    for n in 0..50 {
+        let urgent = crate::domain::NewItem { delay: seconds(60), ..urgent(&n.to_string(), 9) };
+        env.push_one(&queue, urgent).await;
+    }
+    env.push_plain(&queue, &["now"]).await;
+    assert_eq!(env.drain(&queue).await, ["now"]);
+    env.pass(seconds(61));
+    assert_eq!(env.take(&queue, 100).await.len(), 51); // the lease of the first has lapsed too
+}
+
+pub(crate) async fn delayed_items_queue_by_eligible_time(env: &Env) {
+    let queue = env.queue("q").await;
+    env.push_one(&queue, delayed("c", seconds(30))).await;
+    env.push_one(&queue, delayed("a", seconds(10))).await;
+    env.push_one(&queue, delayed("b", seconds(20))).await;
+    env.pass(seconds(31));
+    env.push_one(&queue, item("d")).await;
+    assert_eq!(env.drain(&queue).await, ["a", "b", "c", "d"]);
+}
+
+pub(crate) async fn a_delivery_says_all_about_its_lease(env: &Env) {
+    let queue = env.queue("q").await;
+    let pushed = env.push_one(&queue, item("x")).await;
+    let before = env.now();
+    let delivery = env.take_one(&queue).await;
+    let stored = env.get(&queue, pushed.id).await;
+    assert_eq!(delivery.item, stored);
+    assert_eq!(stored.state, ItemState::Reserved);
+    assert_eq!((stored.attempt, stored.deliveries), (1, 1));
+    assert_eq!(stored.consumer.as_ref().map(ConsumerName::as_str), Some("tester"));
+    assert_eq!(stored.eligible_time, Some(delivery.lease_expire_time));
+    assert!(delivery.lease_expire_time >= before + LEASE);
+    assert!(delivery.lease_expire_time <= env.now() + LEASE);
+    assert_eq!(Some(delivery.previous_eligible_time), pushed.eligible_time);
+    let receipt = &delivery.receipt;
+    assert_eq!((receipt.item, receipt.deliveries, receipt.attempt), (pushed.id, 1, 1));
+    assert_eq!((&receipt.queue, &receipt.group), (&queue.name, &queue.group));
+    assert_eq!(receipt.token.broker(), env.store.broker_id());
+}
+
+pub(crate) async fn wants_share_and_keep_their_bounds(env: &Env) {
+    let queue = env.queue("q").await;
+    let names: Vec<String> = (0..9).map(|n| n.to_string()).collect();
+    env.push(&queue, names.iter().map(|name| item(name)).collect()).await;
+    let named = |name: &str, max_items, lease| Want {
+        lease,
+        consumer: Some(ConsumerName::parse("consumer", name).unwrap()),
+        ..want(max_items)
+    };
+    let wants = [named("a", 1, seconds(10)), named("b", 3, seconds(20)), named("c", 2, LEASE)];
+    let reserved = env.reserve(&queue, &wants).await;
+    let dealt: Vec<(usize, String)> =
+        reserved.deliveries.iter().map(|(taker, d)| (*taker, payload(&d.item))).collect();
+    let expected = [(0, "0"), (1, "1"), (2, "2"), (1, "3"), (2, "4"), (1, "5")];
+    assert_eq!(dealt, expected.map(|(taker, payload)| (taker, payload.to_owned())));
+    assert!(reserved.more);
+    for (taker, delivery) in &reserved.deliveries {
+        assert_eq!(delivery.item.consumer, wants[*taker].consumer);
+        let lease = delivery.lease_expire_time.0 - env.now().0;
+        let asked = wants[*taker].lease.as_millis() as i64;
+        assert!(lease <= asked && lease > asked - 5_000, "{lease} of {asked}");
+        assert_eq!(env.get(&queue, delivery.item.id).await, delivery.item);
+    }
+    assert_eq!(env.drain(&queue).await, ["6", "7", "8"]);
+}
+
+pub(crate) async fn bytes_are_bounded_but_a_large_item_gets_through(env: &Env) {
+    let queue = env.queue("q").await;
+    let large = "x".repeat(1_000);
+    env.push_plain(&queue, &[&large, "aaaa", "bbbb", "cccc", "dddd", &large, "e"]).await;
+    let bounded = |max_bytes, may_exceed| Want { max_bytes, may_exceed, ..want(100) };
+    // Nobody here may exceed their bytes: order is kept, nothing goes out.
+    let reserved = env.reserve(&queue, &[bounded(10, false)]).await;
+    assert!(reserved.deliveries.is_empty() && reserved.more);
+    let reserved = env.reserve(&queue, &[bounded(10, true)]).await;
+    assert_eq!(reserved.deliveries.len(), 1);
+    assert_eq!(reserved.deliveries[0].1.item.payload.len(), 1_000);
+    assert!(reserved.more);
+    let reserved = env.reserve(&queue, &[bounded(10, false), bounded(8, true)]).await;
+    let got: Vec<_> = reserved.deliveries.iter().map(|(to, d)| (*to, payload(&d.item))).collect();
+    let expected = [(0, "aaaa"), (1, "bbbb"), (0, "cccc"), (1, "dddd")];
+    assert_eq!(got, expected.map(|(to, payload)| (to, payload.to_owned())));
+    assert_eq!(env.drain(&queue).await, [large, "e".to_owned()]);
+}
+
+pub(crate) async fn more_is_true_while_there_is_more(env: &Env) {
+    let queue = env.queue("q").await;
+    assert!(!env.reserve(&queue, &[want(5)]).await.more);
+    env.push(&queue, (0..3_000).map(|n| item(&n.to_string())).collect()).await;
+    let mut got = 0;
+    while got < 2_999 {
+        let reserved = env.reserve(&queue, &[want((2_999 - got).min(700))]).await;
+        assert!(!reserved.deliveries.is_empty());
+        assert!(reserved.more, "after {got}");
+        got += reserved.deliveries.len();
+    }
+    assert_eq!(env.drain(&queue).await, ["2999"]);
+    assert!(!env.reserve(&queue, &[want(5)]).await.more);
+}
+
+pub(crate) async fn nothing_wanted_nothing_reserved(env: &Env) {
+    let queue = env.queue("q").await;
+    env.push_plain(&queue, &["a"]).await;
+    assert!(env.reserve(&queue, &[]).await.deliveries.is_empty());
+    assert_eq!(env.drain(&queue).await, ["a"]);
+}
+
+pub(crate) async fn two_valid_leases_never_overlap(env: &Env) {
+    let queue = env.queue("q").await;
+    env.push(&queue, (0..400).map(|n| item(&n.to_string())).collect()).await;
+    env.other.look_again(&queue.name, None);
+    let consumers = [env.store.clone(), env.other.clone()].map(|store| {
+        let queue = queue.clone();
+        tokio::spawn(async move {
+            let mut got = Vec::new();
+            loop {
+                let reserved = store.reserve(&queue, &[want(13)]).await.unwrap();
+                if reserved.deliveries.is_empty() && !reserved.more {
+                    return got;
+                }
+                got.extend(reserved.deliveries.into_iter().map(|(_, delivery)| delivery));
+            }
+        })
+    });
+    let mut all = Vec::new();
+    for consumer in consumers {
+        all.extend(consumer.await.unwrap());
+    }
+    let mut ids: Vec<_> = all.iter().map(|delivery| delivery.item.id).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!((ids.len(), all.len()), (400, 400));
+    assert!(env.commit(&queue, &all).await.iter().all(|outcome| *outcome == Outcome::Ok));
+}
+
+pub(crate) async fn a_lapsed_lease_is_a_failed_attempt(env: &Env) {
+    let queue = env.queue("q").await;
+    let pushed = env.push_one(&queue, item("x")).await;
+    let first = env.take_one(&queue).await;
+    assert!(env.drain(&queue).await.is_empty());
+    env.pass(LEASE);
+    env.pass(Duration::from_millis(1));
+    assert_eq!(env.get(&queue, pushed.id).await.state, ItemState::Ready);
+    assert_eq!(env.store.depth(&queue).await.unwrap().ready, 1);
+
+    let second = env.take_one(&queue).await;
+    assert_eq!((second.item.attempt, second.item.deliveries), (2, 2));
+    assert_eq!((second.receipt.attempt, second.receipt.deliveries), (2, 2));
+    assert_eq!(second.previous_eligible_time, first.lease_expire_time);
+    assert_ne!(second.receipt.token, first.receipt.token);
+    assert_eq!(env.get(&queue, pushed.id).await, second.item);
+    assert_eq!(env.commit_one(&queue, &first).await, Outcome::LeaseLost);
+    assert_eq!(env.commit_one(&queue, &second).await, Outcome::Ok);
+    assert!(env.drain(&queue).await.is_empty());
+}
+
+pub(crate) async fn many_lapsed_leases_come_back_in_order(env: &Env) {
+    let queue = env.queue("q").await;
+    let names: Vec<String> = (0..300).map(|n| n.to_string()).collect();
+    env.push(&queue, names.iter().map(|name| item(name)).collect()).await;
+    assert_eq!(env.take(&queue, 300).await.len(), 300);
+    env.push_plain(&queue, &["later"]).await;
+    env.pass(LEASE + seconds(1));
+    let again = env.take(&queue, 301).await;
+    assert_eq!(again.iter().filter(|delivery| delivery.item.attempt == 2).count(), 300);
+    assert_eq!(payload(&again[0].item), "later"); // a lapsed item stands where its lease ended
+    assert_eq!(payloads(&again[1..]), names);
+}
+
+pub(crate) async fn the_next_eligible_time_is_that_of_delays_and_leases(env: &Env) {
+    let queue = env.queue("q").await;
+    assert_eq!(env.store.next_eligible(&queue).await.unwrap(), None);
+    let late = env.push_one(&queue, delayed("late", seconds(100))).await;
+    assert_eq!(env.store.next_eligible(&queue).await.unwrap(), late.eligible_time);
+    let urgent = crate::domain::NewItem { delay: seconds(50), ..urgent("soon", 4) };
+    let soon = env.push_one(&queue, urgent).await;
+    assert_eq!(env.store.next_eligible(&queue).await.unwrap(), soon.eligible_time);
+    env.push_one(&queue, item("now")).await;
+    let delivery = env.take_one(&queue).await;
+    let lease_end = Some(delivery.lease_expire_time);
+    assert_eq!(env.store.next_eligible(&queue).await.unwrap(), lease_end);
+    assert_eq!(env.store.depth(&queue).await.unwrap().next_eligible, lease_end);
+    env.commit_one(&queue, &delivery).await;
+    assert_eq!(env.store.next_eligible(&queue).await.unwrap(), soon.eligible_time);
+}

@@ -1,0 +1,239 @@
+//! Queues' settings, and schedules.
+
+use super::{Env, env::*};
+use crate::{
+    domain::{GroupName, Queue, RetryPolicy, Schedule, ScheduleName, Timestamp, Totals},
+    store::Created,
+};
+
+fn everything_set(text: &str, now: Timestamp) -> Queue {
+    Queue {
+        group: GroupName::parse("group", "a-group").unwrap(),
+        lease: Some(std::time::Duration::from_millis(1_234)),
+        max_attempts: 7,
+        dead_letter_queue: Some(name("dead")),
+        retry_policy: Some(RetryPolicy {
+            initial_delay: seconds(1),
+            multiplier: 1.1,
+            max_delay: seconds(1_000),
+            jitter: 0.3,
+        }),
+        default_ttl: Some(seconds(86_400)),
+        retention: seconds(3_600),
+        dedup_window: seconds(61),
+        max_depth: 1_000_000,
+        sequenced: true,
+        paused: true,
+        labels: [("team".to_owned(), "ä.$b".to_owned())].into(),
+        ..Queue::with_defaults(name(text), now)
+    }
+}
+
+pub(crate) async fn a_queue_is_as_it_was_created(env: &Env) {
+    assert_eq!(env.store.get_queue(&name("q")).await.unwrap(), None);
+    let now = env.now();
+    for queue in [everything_set("full", now), Queue::with_defaults(name("plain"), now)] {
+        let expected = Queue { revision: 1, ..queue.clone() };
+        let created = env.store.create_queue(&queue).await.unwrap();
+        assert_eq!(created, Created::New(expected.clone()));
+        let other = env.other.get_queue(&queue.name).await.unwrap();
+        assert_eq!(other.as_ref(), Some(&expected));
+        let changed = Queue { max_attempts: 99, ..queue.clone() };
+        let created = env.store.create_queue(&changed).await.unwrap();
+        assert_eq!(created, Created::Existing(expected.clone()));
+        assert_eq!(env.store.get_queue(&queue.name).await.unwrap(), Some(expected));
+    }
+}
+
+pub(crate) async fn racing_creations_make_one_queue(env: &Env) {
+    let racers: Vec<_> = (0..8)
+        .map(|n| {
+            let store = if n % 2 == 0 { env.store.clone() } else { env.other.clone() };
+            let queue = Queue { max_attempts: n, ..Queue::with_defaults(name("q"), store.now()) };
+            tokio::spawn(async move { store.create_queue(&queue).await.unwrap() })
+        })
+        .collect();
+    let mut new = Vec::new();
+    let mut all = Vec::new();
+    for racer in racers {
+        match racer.await.unwrap() {
+            Created::New(queue) => {
+                new.push(queue.clone());
+                all.push(queue);
+            }
+            Created::Existing(queue) => all.push(queue),
+        }
+    }
+    assert_eq!(new.len(), 1);
+    assert!(all.iter().all(|queue| *queue == new[0]));
+}
+
+pub(crate) async fn queues_are_listed_by_name(env: &Env) {
+    let names = ["B", "a", "a-b", "a.b", "b", "b1", "b10", "b2"];
+    for name in ["b10", "a.b", "B", "b", "a", "b2", "a-b", "b1"] {
+        env.queue(name).await;
+    }
+    let listed =
+        |queues: Vec<Queue>| queues.iter().map(|queue| queue.name.to_string()).collect::<Vec<_>>();
+    assert_eq!(listed(env.store.list_queues(None, 100).await.unwrap()), names);
+    let mut got = Vec::new();
+    let mut after = None;
+    loop {
+        let page = env.store.list_queues(after.as_ref(), 3).await.unwrap();
+        assert!(page.len() <= 3);
+        let Some(last) = page.last() else { break };
+        after = Some(last.name.clone());
+        got.extend(listed(page));
+    }
+    assert_eq!(got, names);
+}
+
+pub(crate) async fn updates_are_fenced_by_the_revision(env: &Env) {
+    let queue = env.queue("q").await;
+    let first = Queue { paused: true, ..(*queue).clone() };
+    let updated = env.store.update_queue(&first).await.unwrap().unwrap();
+    assert_eq!(updated, Queue { revision: queue.revision + 1, ..first.clone() });
+    // Another writer who read before that has to read again.
+    let late = Queue { max_attempts: 5, ..(*queue).clone() };
+    assert_eq!(env.other.update_queue(&late).await.unwrap(), None);
+    assert_eq!(env.store.get_queue(&queue.name).await.unwrap(), Some(updated.clone()));
+    let again = everything_set("q", queue.create_time);
+    let again = Queue { revision: updated.revision, group: queue.group.clone(), ..again };
+    let updated = env.other.update_queue(&again).await.unwrap().unwrap();
+    assert_eq!(env.store.get_queue(&queue.name).await.unwrap(), Some(updated));
+    let missing = Queue::with_defaults(name("missing"), env.now());
+    assert_eq!(env.store.update_queue(&missing).await.unwrap(), None);
+}
+
+pub(crate) async fn the_settings_version_changes_with_any_queue(env: &Env) {
+    let mut seen = vec![env.store.settings_version().await.unwrap()];
+    let queue = env.queue("a").await;
+    seen.push(env.other.settings_version().await.unwrap());
+    let b = env.queue("b").await;
+    seen.push(env.other.settings_version().await.unwrap());
+    let paused = Queue { paused: true, ..(*queue).clone() };
+    let paused = env.store.update_queue(&paused).await.unwrap().unwrap();
+    seen.push(env.other.settings_version().await.unwrap());
+    env.store.update_queue(&Queue { paused: false, ..paused }).await.unwrap().unwrap();
+    seen.push(env.other.settings_version().await.unwrap());
+    env.store.delete_queue(&queue).await.unwrap();
+    seen.push(env.other.settings_version().await.unwrap());
+    let again = env.queue("a").await;
+    seen.push(env.other.settings_version().await.unwrap());
+    env.store.delete_queue(&b).await.unwrap();
+    seen.push(env.other.settings_version().await.unwrap());
+    for (n, version) in seen.iter().enumerate() {
+        assert!(!seen[..n].contains(version), "{seen:?}");
+    }
+    // Items are no settings.
+    env.push_plain(&again, &["x"]).await;
+    env.drain(&again).await;
+    assert_eq!(env.store.settings_version().await.unwrap(), seen[seen.len() - 1]);
+}
+
+pub(crate) async fn a_deleted_queue_leaves_nothing_behind(env: &Env) {
+    let set = |queue: &mut Queue| {
+        queue.retention = seconds(1_000);
+        queue.sequenced = true;
+    };
+    let queue = env.queue_with("q", set).await;
+    let bystander = env.queue("bystander").await;
+    env.push_plain(&bystander, &["x"]).await;
+    env.push(&queue, vec![dedup("committed", "c"), dedup("reserved", "d")]).await;
+    let taken = env.take(&queue, 2).await;
+    env.commit_one(&queue, &taken[0]).await;
+    let items = vec![
+        item("ready"),
+        delayed("delayed", seconds(60)),
+        keyed("first", "k"),
+        keyed("blocked", "k"),
+    ];
+    env.push(&queue, items).await;
+    let totals = Totals { pushed: 6, ..Totals::default() };
+    env.store.add_totals(vec![(queue.name.clone(), totals)]).await.unwrap();
+
+    assert_eq!(env.store.delete_queue(&queue).await.unwrap(), 6);
+    assert_eq!(env.store.get_queue(&queue.name).await.unwrap(), None);
+    assert_eq!(env.commit_one(&queue, &taken[1]).await, crate::domain::Outcome::Gone);
+    let again = env.queue_with("q", set).await;
+    assert!(env.list(&again, None).await.is_empty());
+    assert_eq!(env.store.totals(&again.name).await.unwrap(), Totals::default());
+    assert!(!env.push_one(&again, dedup("x", "c")).await.deduplicated);
+    assert!(!env.push_one(&again, dedup("y", "d")).await.deduplicated);
+    env.push_one(&again, keyed("z", "k")).await;
+    assert_eq!(env.drain(&again).await, ["x", "y", "z"]);
+    assert_eq!(env.drain(&bystander).await, ["x"]);
+}
+
+fn schedule(text: &str, now: Timestamp) -> Schedule {
+    Schedule {
+        name: ScheduleName::parse("name", text).unwrap(),
+        queue: name("reports"),
+        cron: "0 7 * * MON-FRI".to_owned(),
+        time_zone: "Europe/Zurich".to_owned(),
+        item: crate::domain::NewItem {
+            payload: vec![0, 255, 7].into(),
+            content_type: "application/json".to_owned(),
+            headers: [("a.b".to_owned(), "$c".to_owned())].into(),
+            ttl: Some(seconds(60)),
+            ordering_key: "k".to_owned(),
+            delay: seconds(5),
+            ..urgent("", 4)
+        },
+        paused: false,
+        create_time: now,
+        done_until: now,
+        last_time: None,
+    }
+}
+
+pub(crate) async fn schedules_are_kept(env: &Env) {
+    let now = env.now();
+    let given = schedule("daily", now);
+    assert_eq!(env.store.get_schedule(&given.name).await.unwrap(), None);
+    let created = env.store.create_schedule(&given).await.unwrap();
+    assert_eq!(created, Created::New(given.clone()));
+    assert_eq!(env.other.get_schedule(&given.name).await.unwrap().as_ref(), Some(&given));
+    let changed = Schedule { cron: "* * * * *".to_owned(), ..given.clone() };
+    let created = env.store.create_schedule(&changed).await.unwrap();
+    assert_eq!(created, Created::Existing(given.clone()));
+
+    for text in ["c", "B", "a"] {
+        env.store.create_schedule(&schedule(text, now)).await.unwrap();
+    }
+    let page = env.store.list_schedules(None, 3).await.unwrap();
+    let names: Vec<_> = page.iter().map(|schedule| schedule.name.as_str()).collect();
+    assert_eq!(names, ["B", "a", "c"]);
+    let rest = env.store.list_schedules(Some(&page[2].name), 3).await.unwrap();
+    assert_eq!(rest, [given.clone()]);
+
+    assert!(env.store.delete_schedule(&given.name).await.unwrap());
+    assert!(!env.store.delete_schedule(&given.name).await.unwrap());
+    assert_eq!(env.store.get_schedule(&given.name).await.unwrap(), None);
+}
+
+pub(crate) async fn ticks_are_noted_once_and_in_order(env: &Env) {
+    let now = env.now();
+    let given = schedule("daily", now);
+    let name = &given.name;
+    env.store.create_schedule(&given).await.unwrap();
+    let tick = |n: u64| now + seconds(n);
+    let read = async || env.store.get_schedule(name).await.unwrap().unwrap();
+    env.store.tick_done(name, tick(10)).await.unwrap();
+    assert_eq!((read().await.done_until, read().await.last_time), (tick(10), Some(tick(10))));
+    env.other.tick_done(name, tick(5)).await.unwrap(); // late: a later one was noted
+    assert_eq!((read().await.done_until, read().await.last_time), (tick(10), Some(tick(10))));
+    env.other.tick_done(name, tick(20)).await.unwrap();
+    assert_eq!((read().await.done_until, read().await.last_time), (tick(20), Some(tick(20))));
+
+    let paused = env.store.pause_schedule(name, true, tick(25)).await.unwrap().unwrap();
+    assert!(paused.paused);
+    assert_eq!((paused.done_until, paused.last_time), (tick(25), Some(tick(20))));
+    assert_eq!(read().await, paused);
+    let resumed = env.store.pause_schedule(name, false, tick(40)).await.unwrap().unwrap();
+    assert!(!resumed.paused);
+    assert_eq!((resumed.done_until, resumed.last_time), (tick(40), Some(tick(20))));
+    let missing = ScheduleName::parse("name", "missing").unwrap();
+    assert_eq!(env.store.pause_schedule(&missing, true, now).await.unwrap(), None);
+    env.store.tick_done(&missing, now).await.unwrap();
+}

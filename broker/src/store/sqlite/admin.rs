@@ -1,0 +1,252 @@
+//! What operators do: delete, purge, replay, redrive. Large jobs go in chunks, one transaction each,
+//! so that pushes do not wait for them.
+
+use rusqlite::{OptionalExtension, params};
+
+use super::{
+    super::{RedriveFilter, Selection},
+    order::{self, Place, place},
+    queues::settings_changed,
+    writer::{Tx, View},
+};
+use crate::domain::{ItemId, Priority, Queue, QueueName};
+
+/// Most items changed in one transaction.
+pub(super) const CHUNK: usize = 1_000;
+
+/// Deletes one item of the queue and forgets its deduplication id.
+pub(super) fn delete_item(tx: &Tx<'_>, queue: &Queue, id: ItemId) -> rusqlite::Result<bool> {
+    let Some(place) = place(tx, tx.row_id(id))? else { return Ok(false) };
+    if place.queue != queue.name.as_str() {
+        return Ok(false);
+    }
+    if place.expired(tx.now) {
+        place.delete_expired(tx)?;
+        return Ok(false);
+    }
+    erase(tx, &place)?;
+    Ok(true)
+}
+
+fn erase(tx: &Tx<'_>, place: &Place) -> rusqlite::Result<()> {
+    tx.conn.prepare_cached("DELETE FROM dedup WHERE id = ?1")?.execute([place.row])?;
+    place.delete(tx).map(drop)
+}
+
+/// What a purge takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purge {
+    /// All but what is reserved.
+    Unreserved,
+    /// All.
+    Everything,
+}
+
+/// Deletes up to [`CHUNK`] items that came before `end`; answers how many, and how many of them had
+/// not expired. Blocked ones go first: none may stay behind with nobody to wake it.
+pub(super) fn purge_chunk(
+    tx: &Tx<'_>,
+    queue: &Queue,
+    end: i64,
+    what: Purge,
+) -> rusqlite::Result<(usize, u64)> {
+    const SECTIONS: [&str; 3] = [
+        "SELECT id FROM items INDEXED BY waiting
+         WHERE queue = ?1 AND blocked IS NOT NULL AND id < ?2 LIMIT ?5",
+        "SELECT id FROM items INDEXED BY history
+         WHERE queue = ?1 AND processed IS NOT NULL AND id < ?2 LIMIT ?5",
+        r#"SELECT id FROM items INDEXED BY handout WHERE queue = ?1 AND "when" IS NOT NULL
+             AND id < ?2 AND (?3 OR lock IS NULL OR "when" <= ?4) LIMIT ?5"#,
+    ];
+    let all = what == Purge::Everything;
+    let mut rows: Vec<i64> = Vec::new();
+    for sql in SECTIONS {
+        let left = (CHUNK - rows.len()) as i64;
+        let mut statement = tx.conn.prepare_cached(sql)?;
+        let found = statement
+            .query_map(params![queue.name.as_str(), end, all, tx.now.0, left], |row| row.get(0))?;
+        for row in found {
+            rows.push(row?);
+        }
+    }
+    let mut counted = 0;
+    for &row in &rows {
+        if let Some(place) = place(tx, row)? {
+            counted += u64::from(!place.expired(tx.now));
+            erase(tx, &place)?;
+        }
+    }
+    Ok((rows.len(), counted))
+}
+
+/// Deletes the queue itself with all that is left of it.
+pub(super) fn delete_queue(tx: &Tx<'_>, queue: &Queue) -> rusqlite::Result<()> {
+    for sql in [
+        "DELETE FROM dedup WHERE queue = ?1",
+        "DELETE FROM counters WHERE queue = ?1",
+        "DELETE FROM totals WHERE queue = ?1",
+        "DELETE FROM queues WHERE name = ?1",
+    ] {
+        tx.conn.prepare_cached(sql)?.execute([queue.name.as_str()])?;
+    }
+    settings_changed(tx)
+}
+
+/// Makes up to `limit` processed items ready again, the oldest first.
+pub(super) fn replay_chunk(
+    tx: &Tx<'_>,
+    queue: &Queue,
+    selection: &Selection,
+    limit: usize,
+) -> rusqlite::Result<u64> {
+    let name = queue.name.as_str();
+    let rows: Vec<i64> = match selection {
+        Selection::Ids(ids) => {
+            let mut found = Vec::new();
+            let mut processed = tx.conn.prepare_cached(
+                "SELECT processed, id FROM items WHERE id = ?1 AND queue = ?2
+                   AND processed IS NOT NULL AND (expires IS NULL OR expires > ?3)",
+            )?;
+            for id in ids {
+                let row: Option<(i64, i64)> = processed
+                    .query_row(params![tx.row_id(*id), name, tx.now.0], |row| {
+                        Ok((row.get(0)?, row.get(1)?))
+                    })
+                    .optional()?;
+                found.extend(row);
+            }
+            found.sort_unstable();
+            found.dedup();
+            found.into_iter().take(limit).map(|(_, row)| row).collect()
+        }
+        Selection::Processed { start, end } => tx
+            .conn
+            .prepare_cached(
+                "SELECT id FROM items INDEXED BY history WHERE queue = ?1 AND processed IS NOT NULL
+                   AND processed >= ?2 AND processed < ?3 AND (expires IS NULL OR expires > ?4)
+                 ORDER BY processed, id LIMIT ?5",
+            )?
+            .query_map(params![name, start.0, end.0, tx.now.0, limit as i64], |row| row.get(0))?
+            .collect::<rusqlite::Result<_>>()?,
+    };
+    let expires = queue.default_ttl.map(|ttl| (tx.now + ttl).0);
+    for &row in &rows {
+        let Some(place) = place(tx, row)? else { continue };
+        let waits = match &place.key {
+            Some(key) if place.origin.is_none() => order::must_wait(tx, &queue.name, key, row)?,
+            _ => false,
+        };
+        let (when, blocked) = times(tx, waits);
+        tx.conn
+            .prepare_cached(
+                r#"UPDATE items SET processed = NULL, "when" = ?2, blocked = ?3, attempt = 1,
+                     expires = ?4 WHERE id = ?1"#,
+            )?
+            .execute(params![row, when, blocked, expires])?;
+    }
+    Ok(rows.len() as u64)
+}
+
+/// `when` and `blocked` of an item that is due now.
+fn times(tx: &Tx<'_>, waits: bool) -> (Option<i64>, Option<i64>) {
+    if waits { (None, Some(tx.now.0)) } else { (Some(tx.now.0), None) }
+}
+
+/// The queues from which the ready items of this one were dead-lettered.
+pub(super) fn origins(view: &View<'_>, queue: &Queue) -> rusqlite::Result<Vec<QueueName>> {
+    let mut origins = Vec::new();
+    let mut after = String::new();
+    let mut next = view.conn.prepare_cached(
+        "SELECT origin FROM items INDEXED BY origins WHERE queue = ?1 AND origin > ?2
+         ORDER BY origin LIMIT 1",
+    )?;
+    let mut ready = view.conn.prepare_cached(
+        r#"SELECT 1 FROM items INDEXED BY origins WHERE queue = ?1 AND origin = ?2
+             AND "when" <= ?3 AND (expires IS NULL OR expires > ?3) LIMIT 1"#,
+    )?;
+    let name = queue.name.as_str();
+    while let Some(origin) =
+        next.query_row(params![name, after], |row| row.get::<_, String>(0)).optional()?
+    {
+        if ready.exists(params![name, origin, view.now.0])? {
+            origins.extend(QueueName::parse("origin", &origin).ok());
+        }
+        after = origin;
+    }
+    Ok(origins)
+}
+
+/// How far a redrive got: level, `when` and row of the last item looked at.
+pub(super) type Reached = (u8, i64, i64);
+
+/// Looks at the next [`CHUNK`] items and moves those that pass the filter, at most `limit`. Answers
+/// how many, and where to go on; `None` at the end.
+pub(super) fn redrive_chunk(
+    tx: &Tx<'_>,
+    queue: &Queue,
+    to: &Queue,
+    filter: &RedriveFilter,
+    limit: u64,
+    from: Reached,
+) -> rusqlite::Result<(u64, Option<Reached>)> {
+    let (mut looked, mut moved) = (0, 0);
+    let mut statement = tx.conn.prepare_cached(
+        r#"SELECT id, "when", origin, coalesce(reason, ''), created FROM items INDEXED BY handout
+           WHERE queue = ?1 AND priority = ?2 AND "when" >= ?3 AND "when" <= ?5
+             AND ("when" > ?3 OR id > ?4) AND (expires IS NULL OR expires > ?5)
+           ORDER BY "when", id LIMIT ?6"#,
+    )?;
+    for level in (0..=from.0).rev() {
+        let (when, row) = if level == from.0 { (from.1, from.2) } else { (i64::MIN, 0) };
+        let left = (CHUNK - looked) as i64;
+        let rows: Vec<(i64, i64, Option<String>, String, i64)> = statement
+            .query_map(params![queue.name.as_str(), level, when, row, tx.now.0, left], |row| {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
+            })?
+            .collect::<rusqlite::Result<_>>()?;
+        for (row, when, origin, reason, created) in rows {
+            looked += 1;
+            let from_there = |name: &QueueName| origin.as_deref() == Some(name.as_str());
+            let passes = (filter.ids.is_empty() || filter.ids.contains(&tx.item_id(row)))
+                && filter.origin_queue.as_ref().is_none_or(from_there)
+                && reason.contains(&filter.reason_contains)
+                && filter.created_from.is_none_or(|time| created >= time.0)
+                && filter.created_before.is_none_or(|time| created < time.0);
+            if passes && let Some(place) = place(tx, row)? {
+                redrive(tx, &place, to)?;
+                moved += 1;
+            }
+            if moved == limit {
+                return Ok((moved, None));
+            }
+            if looked == CHUNK {
+                return Ok((moved, Some((level, when, row))));
+            }
+        }
+    }
+    Ok((moved, None))
+}
+
+/// Where a redrive begins.
+pub(super) const REDRIVE_START: Reached = (Priority::LEVELS - 1, i64::MIN, 0);
+
+fn redrive(tx: &Tx<'_>, place: &Place, to: &Queue) -> rusqlite::Result<()> {
+    let waits = match &place.key {
+        Some(key) => order::must_wait(tx, &to.name, key, place.row)?,
+        None => false,
+    };
+    let (when, blocked) = times(tx, waits);
+    tx.conn
+        .prepare_cached(
+            r#"UPDATE items SET queue = ?2, "when" = ?3, blocked = ?4, attempt = 1, lock = NULL,
+                 origin = NULL WHERE id = ?1"#,
+        )?
+        .execute(params![place.row, to.name.as_str(), when, blocked])?;
+    if place.origin.as_deref() != Some(to.name.as_str()) {
+        let sequence = order::stamp(tx, to, place.key.is_some())?;
+        tx.conn
+            .prepare_cached("UPDATE items SET seq = ?2 WHERE id = ?1")?
+            .execute(params![place.row, sequence])?;
+    }
+    place.pass_turn(tx).map(drop)
+}

@@ -1,0 +1,389 @@
+//! The store in one SQLite file: no server needed, one broker per file.
+//!
+//! * `schema`: the tables, opening and locking the file.
+//! * `writer`: the one thread that writes, and its group commit; `readers`: connections beside it.
+//! * `push`, `reserve`, `settle`: the hot path. `order`: ordering keys, and how items leave a queue.
+//! * `browse`, `admin`, `queues`, `schedules`: for operators. `sweep`: what has expired.
+//!
+//! The id of an item is the file's tag and the item's row, so that a lookup is one step in the table
+//! itself, and arrival order is row order.
+
+mod admin;
+mod browse;
+mod order;
+mod push;
+mod queues;
+mod readers;
+mod reserve;
+mod rows;
+mod schedules;
+mod schema;
+mod settle;
+mod sweep;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use rusqlite::Connection;
+
+use self::{
+    admin::{CHUNK, Purge, REDRIVE_START},
+    browse::Position,
+    readers::Readers,
+    schema::StoreFile,
+    writer::{Tx, View, Writer, failed},
+};
+use super::{
+    Created, Held, Move, Page, Push, RedriveFilter, Reserved, Result, Rollback, Selection,
+    SettingsVersion, Store, StoreError,
+};
+use crate::domain::{
+    Clock, Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
+    ScheduleName, Timestamp, Totals, Want,
+};
+
+/// How often the writer looks for what has expired.
+const SWEEP_EVERY: Duration = Duration::from_secs(15);
+
+/// Durable queues in an SQLite file, or passing ones in memory.
+pub struct SqliteStore {
+    // Dropped in this order: the writer ends, then the file's lock goes.
+    writer: Writer,
+    /// `None` in memory, where all goes through the writer's connection.
+    readers: Option<Readers>,
+    clock: Arc<Clock>,
+    description: String,
+    broker: [u8; 4],
+}
+
+impl SqliteStore {
+    /// Opens `sqlite:PATH`, `sqlite::memory:` or a plain path; creates the file if it is not there.
+    ///
+    /// Refused with [`StoreError::Unsupported`] if the directory is missing, the file is not writable,
+    /// is another program's, or is in use by another broker.
+    pub fn open(uri: &str, clock: Arc<Clock>) -> Result<Self> {
+        Self::open_with(uri, clock, SWEEP_EVERY)
+    }
+
+    fn open_with(uri: &str, clock: Arc<Clock>, sweep_every: Duration) -> Result<Self> {
+        let path = uri.strip_prefix("sqlite:").unwrap_or(uri);
+        if path.is_empty() {
+            let message = "name a file: sqlite:PATH, or sqlite::memory:".to_owned();
+            return Err(StoreError::Unsupported(message));
+        }
+        if path == ":memory:" {
+            let conn = schema::open_memory().map_err(failed)?;
+            return Self::start(conn, None, clock, sweep_every);
+        }
+        let file = Arc::new(StoreFile::lock(Path::new(path))?);
+        Self::start(file.open_writer()?, Some(file), clock, sweep_every)
+    }
+
+    fn start(
+        conn: Connection,
+        file: Option<Arc<StoreFile>>,
+        clock: Arc<Clock>,
+        sweep_every: Duration,
+    ) -> Result<Self> {
+        let tag: u32 = conn
+            .query_row("SELECT value FROM meta WHERE key = 'tag'", [], |row| row.get(0))
+            .map_err(failed)?;
+        let tag = tag.to_be_bytes();
+        let place =
+            file.as_ref().map_or(":memory:".to_owned(), |file| file.path.display().to_string());
+        Ok(Self {
+            writer: Writer::start(conn, tag, clock.clone(), sweep_every)?,
+            readers: file.map(|file| Readers::new(file, tag)),
+            clock,
+            description: format!("sqlite:{place}"),
+            broker: rand::random(),
+        })
+    }
+
+    async fn write<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.writer.call(work).await
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&View<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        match &self.readers {
+            Some(readers) => readers.read(self.clock.now(), work).await,
+            None => self.writer.call(|tx| work(tx)).await,
+        }
+    }
+
+    async fn purge_all(&self, queue: &Queue, what: Purge) -> Result<u64> {
+        let end = self.write(|tx| Ok(tx.next_row())).await?;
+        let mut total = 0;
+        loop {
+            let queue = queue.clone();
+            let (deleted, counted) =
+                self.write(move |tx| admin::purge_chunk(tx, &queue, end, what)).await?;
+            total += counted;
+            if deleted < CHUNK {
+                return Ok(total);
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
+    fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    fn broker_id(&self) -> [u8; 4] {
+        self.broker
+    }
+
+    async fn ping(&self) -> Result<()> {
+        self.write(|tx| {
+            tx.conn
+                .prepare_cached("UPDATE meta SET value = ?1 WHERE key = 'pinged'")?
+                .execute([tx.now.0])
+                .map(drop)
+        })
+        .await
+    }
+
+    async fn create_queue(&self, queue: &Queue) -> Result<Created<Queue>> {
+        let queue = queue.clone();
+        self.write(move |tx| queues::create(tx, queue)).await
+    }
+
+    async fn get_queue(&self, name: &QueueName) -> Result<Option<Queue>> {
+        let name = name.clone();
+        self.read(move |view| queues::get(view, &name)).await
+    }
+
+    async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>> {
+        let after = after.cloned();
+        self.read(move |view| queues::list(view, after.as_ref(), limit)).await
+    }
+
+    async fn update_queue(&self, queue: &Queue) -> Result<Option<Queue>> {
+        let queue = queue.clone();
+        self.write(move |tx| queues::update(tx, queue)).await
+    }
+
+    async fn delete_queue(&self, queue: &Queue) -> Result<u64> {
+        let mut total = self.purge_all(queue, Purge::Everything).await?;
+        let queue = queue.clone();
+        total += self
+            .write(move |tx| {
+                // What came in meanwhile.
+                let mut late = 0;
+                loop {
+                    let (deleted, counted) =
+                        admin::purge_chunk(tx, &queue, i64::MAX, Purge::Everything)?;
+                    late += counted;
+                    if deleted < CHUNK {
+                        break;
+                    }
+                }
+                admin::delete_queue(tx, &queue)?;
+                Ok(late)
+            })
+            .await?;
+        Ok(total)
+    }
+
+    async fn settings_version(&self) -> Result<SettingsVersion> {
+        self.read(queues::settings_version).await
+    }
+
+    async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>> {
+        self.write(move |tx| push::push(tx, &items)).await
+    }
+
+    async fn reserve(&self, queue: &Arc<Queue>, wants: &[Want]) -> Result<Reserved> {
+        let (queue, wants, broker) = (queue.clone(), wants.to_vec(), self.broker);
+        self.write(move |tx| reserve::reserve(tx, &queue, &wants, broker)).await
+    }
+
+    async fn next_eligible(&self, queue: &Queue) -> Result<Option<Timestamp>> {
+        let queue = queue.clone();
+        self.read(move |view| browse::next_eligible(view, &queue)).await
+    }
+
+    /// Nothing to do: the index is always looked at from its start, which costs nothing here.
+    fn look_again(&self, _queue: &QueueName, _since: Option<Timestamp>) {}
+
+    async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>> {
+        self.write(move |tx| items.iter().map(|held| settle::commit(tx, held)).collect()).await
+    }
+
+    async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>> {
+        self.write(move |tx| items.into_iter().map(|item| settle::roll_back(tx, item)).collect())
+            .await
+    }
+
+    async fn extend(&self, items: Vec<Held>, until: Vec<Timestamp>) -> Result<Vec<Outcome>> {
+        self.write(move |tx| {
+            let items = items.iter().zip(until);
+            items.map(|(held, until)| settle::extend(tx, held, until)).collect()
+        })
+        .await
+    }
+
+    async fn move_items(&self, items: Vec<Move>) -> Result<Vec<Outcome>> {
+        self.write(move |tx| items.iter().map(|item| settle::move_item(tx, item)).collect()).await
+    }
+
+    async fn commit_and_push(
+        &self,
+        held: Held,
+        items: Vec<Push>,
+    ) -> Result<(Outcome, Vec<Pushed>)> {
+        self.write(move |tx| settle::commit_and_push(tx, &held, &items)).await
+    }
+
+    async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>> {
+        self.read(move |view| items.iter().map(|held| settle::holds(view, &held.receipt)).collect())
+            .await
+    }
+
+    /// Turns are passed on in the transaction that ends one; only what has expired may wait for it.
+    async fn repair(&self, _queue: &Queue) -> Result<u64> {
+        self.write(sweep::chunk).await?;
+        Ok(0)
+    }
+
+    async fn list_items(
+        &self,
+        queue: &Queue,
+        state: Option<ItemState>,
+        cursor: Option<&str>,
+        limit: usize,
+    ) -> Result<Page<Item>> {
+        let position = match cursor {
+            Some(cursor) => Position::decode(cursor, state).ok_or(StoreError::BadCursor)?,
+            None => Position::start(state),
+        };
+        let queue = queue.clone();
+        self.read(move |view| browse::list(view, &queue, state, position, limit)).await
+    }
+
+    async fn get_item(&self, queue: &Queue, id: ItemId) -> Result<Option<Item>> {
+        let queue = queue.clone();
+        self.read(move |view| browse::get(view, &queue, id)).await
+    }
+
+    async fn delete_item(&self, queue: &Queue, id: ItemId) -> Result<bool> {
+        let queue = queue.clone();
+        self.write(move |tx| admin::delete_item(tx, &queue, id)).await
+    }
+
+    async fn purge(&self, queue: &Queue) -> Result<u64> {
+        self.purge_all(queue, Purge::Unreserved).await
+    }
+
+    async fn replay(&self, queue: &Queue, selection: &Selection, limit: u64) -> Result<u64> {
+        let mut total = 0;
+        loop {
+            let (queue, selection) = (queue.clone(), selection.clone());
+            let chunk = (limit - total).min(CHUNK as u64);
+            let replayed = self
+                .write(move |tx| admin::replay_chunk(tx, &queue, &selection, chunk as usize))
+                .await?;
+            total += replayed;
+            if replayed < chunk || total >= limit {
+                return Ok(total);
+            }
+        }
+    }
+
+    async fn origins(&self, queue: &Queue) -> Result<Vec<QueueName>> {
+        let queue = queue.clone();
+        self.read(move |view| admin::origins(view, &queue)).await
+    }
+
+    async fn redrive(
+        &self,
+        queue: &Queue,
+        to: &Arc<Queue>,
+        filter: &RedriveFilter,
+        limit: u64,
+    ) -> Result<u64> {
+        let (mut total, mut from) = (0, REDRIVE_START);
+        while total < limit {
+            let (queue, to, filter) = (queue.clone(), to.clone(), filter.clone());
+            let left = limit - total;
+            let (moved, reached) = self
+                .write(move |tx| admin::redrive_chunk(tx, &queue, &to, &filter, left, from))
+                .await?;
+            total += moved;
+            match reached {
+                Some(reached) => from = reached,
+                None => break,
+            }
+        }
+        Ok(total)
+    }
+
+    async fn depth(&self, queue: &Queue) -> Result<Depth> {
+        let queue = queue.clone();
+        self.read(move |view| browse::depth(view, &queue)).await
+    }
+
+    async fn add_totals(&self, changes: Vec<(QueueName, Totals)>) -> Result<()> {
+        self.write(move |tx| queues::add_totals(tx, &changes)).await
+    }
+
+    async fn totals(&self, queue: &QueueName) -> Result<Totals> {
+        let queue = queue.clone();
+        self.read(move |view| queues::totals(view, &queue)).await
+    }
+
+    async fn create_schedule(&self, schedule: &Schedule) -> Result<Created<Schedule>> {
+        let schedule = schedule.clone();
+        self.write(move |tx| schedules::create(tx, schedule)).await
+    }
+
+    async fn get_schedule(&self, name: &ScheduleName) -> Result<Option<Schedule>> {
+        let name = name.clone();
+        self.read(move |view| schedules::get(view, &name)).await
+    }
+
+    async fn list_schedules(
+        &self,
+        after: Option<&ScheduleName>,
+        limit: usize,
+    ) -> Result<Vec<Schedule>> {
+        let after = after.cloned();
+        self.read(move |view| schedules::list(view, after.as_ref(), limit)).await
+    }
+
+    async fn pause_schedule(
+        &self,
+        name: &ScheduleName,
+        paused: bool,
+        done_until: Timestamp,
+    ) -> Result<Option<Schedule>> {
+        let name = name.clone();
+        self.write(move |tx| schedules::pause(tx, &name, paused, done_until)).await
+    }
+
+    async fn tick_done(&self, name: &ScheduleName, tick: Timestamp) -> Result<()> {
+        let name = name.clone();
+        self.write(move |tx| schedules::tick_done(tx, &name, tick)).await
+    }
+
+    async fn delete_schedule(&self, name: &ScheduleName) -> Result<bool> {
+        let name = name.clone();
+        self.write(move |tx| schedules::delete(tx, &name)).await
+    }
+}

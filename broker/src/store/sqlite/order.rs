@@ -1,0 +1,172 @@
+//! Ordering keys and sequence numbers, and how an item leaves a queue.
+//!
+//! Of one (queue, key) at most one unsettled item is not blocked. Dead-lettered items (those with an
+//! `origin`) keep their key but take no part in this.
+
+use rusqlite::{OptionalExtension, params};
+
+use super::writer::{Tx, View};
+use crate::domain::{Queue, QueueName, Timestamp};
+
+/// What there is to know of an item to take it out of its queue.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) row: i64,
+    pub(super) queue: String,
+    pub(super) key: Option<String>,
+    pub(super) lock: Option<String>,
+    pub(super) deliveries: u32,
+    pub(super) blocked: bool,
+    pub(super) processed: bool,
+    pub(super) expires: Option<i64>,
+    pub(super) origin: Option<String>,
+}
+
+/// Finds an item.
+pub(super) fn place(view: &View<'_>, row: i64) -> rusqlite::Result<Option<Place>> {
+    view.conn
+        .prepare_cached(
+            "SELECT id, queue, key, lock, deliveries, blocked IS NOT NULL, processed IS NOT NULL,
+               expires, origin FROM items WHERE id = ?1",
+        )?
+        .query_row([row], |row| {
+            Ok(Place {
+                row: row.get(0)?,
+                queue: row.get(1)?,
+                key: row.get(2)?,
+                lock: row.get(3)?,
+                deliveries: row.get(4)?,
+                blocked: row.get(5)?,
+                processed: row.get(6)?,
+                expires: row.get(7)?,
+                origin: row.get(8)?,
+            })
+        })
+        .optional()
+}
+
+impl Place {
+    /// True if it is past its end.
+    pub(super) fn expired(&self, now: Timestamp) -> bool {
+        self.expires.is_some_and(|end| end <= now.0)
+    }
+
+    /// The key whose turn it has: that of the next item when this one goes.
+    fn turn(&self) -> Option<&str> {
+        let has_turn = !self.blocked && !self.processed && self.origin.is_none();
+        self.key.as_deref().filter(|_| has_turn)
+    }
+
+    /// To be called once the item is gone from its place: whose turn it is now. True if somebody's.
+    pub(super) fn pass_turn(&self, tx: &Tx<'_>) -> rusqlite::Result<bool> {
+        self.turn().map_or(Ok(false), |key| promote(tx, &self.queue, key))
+    }
+
+    /// Deletes the item. True if another of its key has become ready.
+    pub(super) fn delete(&self, tx: &Tx<'_>) -> rusqlite::Result<bool> {
+        tx.conn.prepare_cached("DELETE FROM items WHERE id = ?1")?.execute([self.row])?;
+        self.pass_turn(tx)
+    }
+
+    /// Deletes an item that was found expired, and counts it.
+    pub(super) fn delete_expired(&self, tx: &Tx<'_>) -> rusqlite::Result<()> {
+        if !self.processed {
+            tx.conn
+                .prepare_cached(
+                    "INSERT INTO totals VALUES (?1, 0, 0, 0, 0, 0, 0, 1)
+                     ON CONFLICT (queue) DO UPDATE SET expired = expired + 1",
+                )?
+                .execute([&self.queue])?;
+        }
+        self.delete(tx).map(drop)
+    }
+}
+
+/// Unblocks the next item of the key.
+fn promote(tx: &Tx<'_>, queue: &str, key: &str) -> rusqlite::Result<bool> {
+    let promoted = tx
+        .conn
+        .prepare_cached(
+            r#"UPDATE items SET "when" = max(blocked, ?3), blocked = NULL WHERE id =
+                 (SELECT id FROM items INDEXED BY key_order
+                  WHERE queue = ?1 AND key = ?2 AND processed IS NULL AND origin IS NULL
+                    AND blocked IS NOT NULL AND (expires IS NULL OR expires > ?3)
+                  ORDER BY seq LIMIT 1)"#,
+        )?
+        .execute(params![queue, key, tx.now.0])?;
+    Ok(promoted > 0)
+}
+
+/// True if an item of the key, other than `except`, is unsettled: then `except` has to wait.
+pub(super) fn must_wait(
+    tx: &Tx<'_>,
+    queue: &QueueName,
+    key: &str,
+    except: i64,
+) -> rusqlite::Result<bool> {
+    loop {
+        let first: Option<i64> = tx
+            .conn
+            .prepare_cached(
+                "SELECT id FROM items INDEXED BY key_order
+                 WHERE queue = ?1 AND key = ?2 AND processed IS NULL AND origin IS NULL AND id <> ?3
+                 ORDER BY seq LIMIT 1",
+            )?
+            .query_row(params![queue.as_str(), key, except], |row| row.get(0))
+            .optional()?;
+        let Some(row) = first else { return Ok(false) };
+        match place(tx, row)? {
+            // It may have the turn: it must go before anyone else can have it.
+            Some(place) if place.expired(tx.now) => place.delete_expired(tx)?,
+            _ => return Ok(true),
+        }
+    }
+}
+
+/// The next sequence number of the queue, if its items or those with a key have one.
+pub(super) fn stamp(tx: &Tx<'_>, queue: &Queue, has_key: bool) -> rusqlite::Result<Option<i64>> {
+    if !queue.sequenced && !has_key {
+        return Ok(None);
+    }
+    tx.conn
+        .prepare_cached(
+            "INSERT INTO counters VALUES (?1, 1)
+             ON CONFLICT (queue) DO UPDATE SET value = value + 1 RETURNING value",
+        )?
+        .query_row([queue.name.as_str()], |row| row.get(0))
+        .map(Some)
+}
+
+/// Takes an item out of circulation after its last attempt: into the dead-letter queue, or into
+/// history, or away. True if another of its key has become ready.
+pub(super) fn dead_letter(
+    tx: &Tx<'_>,
+    queue: &Queue,
+    place: &Place,
+    reason: Option<&str>,
+) -> rusqlite::Result<bool> {
+    let Some(to) = &queue.dead_letter_queue else {
+        return finish(tx, queue, place);
+    };
+    tx.conn
+        .prepare_cached(
+            r#"UPDATE items SET queue = ?2, "when" = ?3, lock = NULL, origin = ?4,
+                 reason = coalesce(?5, reason) WHERE id = ?1"#,
+        )?
+        .execute(params![place.row, to.as_str(), tx.now.0, place.queue, reason])?;
+    place.pass_turn(tx)
+}
+
+/// Deletes a settled item, or keeps it as history. True if another of its key has become ready.
+pub(super) fn finish(tx: &Tx<'_>, queue: &Queue, place: &Place) -> rusqlite::Result<bool> {
+    if queue.retention.is_zero() {
+        return place.delete(tx);
+    }
+    tx.conn
+        .prepare_cached(
+            r#"UPDATE items SET processed = ?2, expires = ?3, "when" = NULL, lock = NULL
+               WHERE id = ?1"#,
+        )?
+        .execute(params![place.row, tx.now.0, (tx.now + queue.retention).0])?;
+    place.pass_turn(tx)
+}

@@ -1,0 +1,82 @@
+//! Push: new items, recognised duplicates, sequence numbers and blocked items.
+
+use rusqlite::{OptionalExtension, params};
+
+use super::{
+    super::Push,
+    order,
+    rows::{headers_json, some},
+    writer::Tx,
+};
+use crate::domain::{ConsumerName, ItemId, Pushed, Timestamp};
+
+/// Stores items, in order.
+pub(super) fn push(tx: &Tx<'_>, items: &[Push]) -> rusqlite::Result<Vec<Pushed>> {
+    items.iter().map(|push| push_one(tx, push)).collect()
+}
+
+fn push_one(tx: &Tx<'_>, push: &Push) -> rusqlite::Result<Pushed> {
+    let Push { queue, item, producer, dedup_window } = push;
+    let name = queue.name.as_str();
+    let window = dedup_window.unwrap_or(queue.dedup_window);
+    let remember = !item.dedup_id.is_empty() && !window.is_zero();
+    if remember && let Some((id, sequence)) = first_of(tx, name, &item.dedup_id)? {
+        return Ok(Pushed { id, deduplicated: true, sequence, eligible_time: None });
+    }
+
+    let row = tx.next_row();
+    let key = some(&item.ordering_key);
+    let own = item.eligible_time.map_or(tx.now + item.delay, |time| time.max(tx.now));
+    let blocked = match key {
+        Some(key) => order::must_wait(tx, &queue.name, key, row)?,
+        None => false,
+    };
+    let sequence = order::stamp(tx, queue, key.is_some())?;
+    let (when, blocked) = if blocked { (None, Some(own.0)) } else { (Some(own.0), None) };
+    let ttl = item.ttl.or(queue.default_ttl);
+    tx.conn
+        .prepare_cached(
+            r#"INSERT INTO items (id, queue, priority, "when", attempt, deliveries, producer, key,
+                 seq, dedup, content_type, headers, created, blocked, expires, payload)
+               VALUES (?1, ?2, ?3, ?4, 1, 0, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)"#,
+        )?
+        .execute(params![
+            row,
+            name,
+            item.priority.level(),
+            when,
+            producer.as_ref().map(ConsumerName::as_str),
+            key,
+            sequence,
+            some(&item.dedup_id),
+            some(&item.content_type),
+            headers_json(&item.headers),
+            tx.now.0,
+            blocked,
+            ttl.map(|ttl| (tx.now + ttl).0),
+            item.payload.as_ref(),
+        ])?;
+    if remember {
+        tx.conn
+            .prepare_cached("INSERT OR REPLACE INTO dedup VALUES (?1, ?2, ?3, ?4, ?5)")?
+            .execute(params![name, item.dedup_id, row, sequence, (tx.now + window).0])?;
+    }
+    Ok(Pushed {
+        id: tx.item_id(row),
+        deduplicated: false,
+        sequence: sequence.unwrap_or(0),
+        eligible_time: when.map(Timestamp),
+    })
+}
+
+/// The item first pushed with this id, if it is still remembered; the item itself may be gone.
+fn first_of(tx: &Tx<'_>, queue: &str, dedup: &str) -> rusqlite::Result<Option<(ItemId, i64)>> {
+    tx.conn
+        .prepare_cached(
+            "SELECT id, coalesce(seq, 0) FROM dedup WHERE queue = ?1 AND dedup = ?2 AND until > ?3",
+        )?
+        .query_row(params![queue, dedup, tx.now.0], |row| {
+            Ok((tx.item_id(row.get(0)?), row.get(1)?))
+        })
+        .optional()
+}

@@ -1,0 +1,193 @@
+//! Queues' settings and totals.
+
+use std::time::Duration;
+
+use rusqlite::{OptionalExtension, Row, params};
+
+use super::{
+    super::{Created, SettingsVersion},
+    rows::{broken, headers, json, optional_queue_name, queue_name},
+    writer::{Tx, View},
+};
+use crate::domain::{GroupName, Queue, QueueName, RetryPolicy, Timestamp, Totals};
+
+macro_rules! columns {
+    () => {
+        r#"name, "group", lease_ns, max_attempts, dead_letter_queue, retry_initial_ns,
+           retry_multiplier, retry_max_ns, retry_jitter, default_ttl_ns, retention_ns,
+           dedup_window_ns, max_depth, sequenced, paused, labels, created, revision"#
+    };
+}
+
+/// A span in nanoseconds; those beyond 292 years are cut.
+pub(super) fn nanos(span: Duration) -> i64 {
+    i64::try_from(span.as_nanos()).unwrap_or(i64::MAX)
+}
+
+/// The span of a column of nanoseconds.
+pub(super) fn span(nanos: i64) -> Duration {
+    Duration::from_nanos(nanos.max(0).unsigned_abs())
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<Queue> {
+    let optional_span =
+        |column| Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column)?.map(span));
+    let retry_policy = match row.get::<_, Option<i64>>(5)? {
+        Some(initial) => Some(RetryPolicy {
+            initial_delay: span(initial),
+            multiplier: row.get(6)?,
+            max_delay: span(row.get(7)?),
+            jitter: row.get(8)?,
+        }),
+        None => None,
+    };
+    Ok(Queue {
+        name: queue_name(row, 0)?,
+        group: GroupName::parse("group", row.get_ref(1)?.as_str()?).map_err(|e| broken(1, e))?,
+        lease: optional_span(2)?,
+        max_attempts: row.get(3)?,
+        dead_letter_queue: optional_queue_name(row, 4)?,
+        retry_policy,
+        default_ttl: optional_span(9)?,
+        retention: span(row.get(10)?),
+        dedup_window: span(row.get(11)?),
+        max_depth: row.get::<_, i64>(12)?.cast_unsigned(),
+        sequenced: row.get(13)?,
+        paused: row.get(14)?,
+        labels: headers(row, 15)?,
+        create_time: Timestamp(row.get(16)?),
+        revision: row.get(17)?,
+    })
+}
+
+fn write(tx: &Tx<'_>, queue: &Queue) -> rusqlite::Result<()> {
+    let retry = queue.retry_policy.as_ref();
+    tx.conn
+        .prepare_cached(concat!(
+            "INSERT OR REPLACE INTO queues (",
+            columns!(),
+            ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)"
+        ))?
+        .execute(params![
+            queue.name.as_str(),
+            queue.group.as_str(),
+            queue.lease.map(nanos),
+            queue.max_attempts,
+            queue.dead_letter_queue.as_ref().map(QueueName::as_str),
+            retry.map(|retry| nanos(retry.initial_delay)),
+            retry.map(|retry| retry.multiplier),
+            retry.map(|retry| nanos(retry.max_delay)),
+            retry.map(|retry| retry.jitter),
+            queue.default_ttl.map(nanos),
+            nanos(queue.retention),
+            nanos(queue.dedup_window),
+            queue.max_depth.cast_signed(),
+            queue.sequenced,
+            queue.paused,
+            json(&queue.labels),
+            queue.create_time.0,
+            queue.revision,
+        ])?;
+    settings_changed(tx)
+}
+
+/// Notes that the settings of some queue have changed.
+pub(super) fn settings_changed(tx: &Tx<'_>) -> rusqlite::Result<()> {
+    tx.conn
+        .prepare_cached("UPDATE meta SET value = value + 1 WHERE key = 'settings'")?
+        .execute([])
+        .map(drop)
+}
+
+pub(super) fn settings_version(view: &View<'_>) -> rusqlite::Result<SettingsVersion> {
+    view.conn
+        .prepare_cached("SELECT value FROM meta WHERE key = 'settings'")?
+        .query_row([], |row| Ok(SettingsVersion(row.get(0)?, 0)))
+}
+
+pub(super) fn get(view: &View<'_>, name: &QueueName) -> rusqlite::Result<Option<Queue>> {
+    view.conn
+        .prepare_cached(concat!("SELECT ", columns!(), " FROM queues WHERE name = ?1"))?
+        .query_row([name.as_str()], read)
+        .optional()
+}
+
+pub(super) fn list(
+    view: &View<'_>,
+    after: Option<&QueueName>,
+    limit: usize,
+) -> rusqlite::Result<Vec<Queue>> {
+    view.conn
+        .prepare_cached(concat!(
+            "SELECT ",
+            columns!(),
+            " FROM queues WHERE name > ?1 ORDER BY name LIMIT ?2"
+        ))?
+        .query_map(params![after.map_or("", QueueName::as_str), limit as i64], read)?
+        .collect()
+}
+
+pub(super) fn create(tx: &Tx<'_>, mut queue: Queue) -> rusqlite::Result<Created<Queue>> {
+    if let Some(there) = get(tx, &queue.name)? {
+        return Ok(Created::Existing(there));
+    }
+    queue.revision = 1;
+    write(tx, &queue)?;
+    Ok(Created::New(queue))
+}
+
+pub(super) fn update(tx: &Tx<'_>, mut queue: Queue) -> rusqlite::Result<Option<Queue>> {
+    if get(tx, &queue.name)?.is_none_or(|there| there.revision != queue.revision) {
+        return Ok(None);
+    }
+    queue.revision += 1;
+    write(tx, &queue)?;
+    Ok(Some(queue))
+}
+
+/// Adds to the totals of queues.
+pub(super) fn add_totals(tx: &Tx<'_>, changes: &[(QueueName, Totals)]) -> rusqlite::Result<()> {
+    let mut add = tx.conn.prepare_cached(
+        "INSERT INTO totals VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (queue) DO UPDATE SET
+           pushed = pushed + ?2, delivered = delivered + ?3, committed = committed + ?4,
+           rolled_back = rolled_back + ?5, moved = moved + ?6,
+           dead_lettered = dead_lettered + ?7, expired = expired + ?8",
+    )?;
+    for (queue, totals) in changes {
+        add.execute(params![
+            queue.as_str(),
+            totals.pushed.cast_signed(),
+            totals.delivered.cast_signed(),
+            totals.committed.cast_signed(),
+            totals.rolled_back.cast_signed(),
+            totals.moved.cast_signed(),
+            totals.dead_lettered.cast_signed(),
+            totals.expired.cast_signed(),
+        ])?;
+    }
+    Ok(())
+}
+
+pub(super) fn totals(view: &View<'_>, queue: &QueueName) -> rusqlite::Result<Totals> {
+    let count = |row: &Row<'_>, column| {
+        Ok::<_, rusqlite::Error>(row.get::<_, i64>(column)?.cast_unsigned())
+    };
+    view.conn
+        .prepare_cached(
+            "SELECT pushed, delivered, committed, rolled_back, moved, dead_lettered, expired
+             FROM totals WHERE queue = ?1",
+        )?
+        .query_row([queue.as_str()], |row| {
+            Ok(Totals {
+                pushed: count(row, 0)?,
+                delivered: count(row, 1)?,
+                committed: count(row, 2)?,
+                rolled_back: count(row, 3)?,
+                moved: count(row, 4)?,
+                dead_lettered: count(row, 5)?,
+                expired: count(row, 6)?,
+            })
+        })
+        .optional()
+        .map(Option::unwrap_or_default)
+}

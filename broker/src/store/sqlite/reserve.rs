@@ -1,0 +1,155 @@
+//! Reserve: from the head of a queue into consumers' hands.
+
+use std::sync::Arc;
+
+use rusqlite::params;
+
+use super::{
+    super::Reserved,
+    order::{self, Place, place},
+    rows::{Stored, item_columns, lock_text, read_item},
+    writer::{Tx, View},
+};
+use crate::domain::{
+    ConsumerName, Delivery, Fate, ItemState, LeaseToken, Priority, Queue, Receipt, Timestamp, Want,
+    deal,
+};
+
+/// Most items dealt in one call.
+const MAX_DEALT: usize = 2_000;
+/// Most dead or expired items cleared away in one call.
+const MAX_CLEARED: usize = 2_000;
+
+/// What stands at the head of a queue.
+#[derive(Default)]
+struct Head {
+    /// To be dealt, each with its attempt number.
+    live: Vec<(Stored, u32)>,
+    /// Rows whose lease lapsed at the limit.
+    dead: Vec<i64>,
+    /// Rows past their end.
+    expired: Vec<i64>,
+    /// True if there is more behind.
+    cut: bool,
+}
+
+/// Reserves items of the queue for the wants.
+pub(super) fn reserve(
+    tx: &Tx<'_>,
+    queue: &Arc<Queue>,
+    wants: &[Want],
+    broker: [u8; 4],
+) -> rusqlite::Result<Reserved> {
+    let head = read_head(tx, queue, wants)?;
+    let mut reserved = Reserved { more: head.cut, ..Reserved::default() };
+    for row in head.expired {
+        if let Some(place) = place(tx, row)? {
+            reserved.more |= place.delete(tx)?;
+            reserved.expired += 1;
+        }
+    }
+    for row in head.dead {
+        if let Some(place) = place(tx, row)? {
+            reserved.more |= bury(tx, queue, &place)?;
+            reserved.dead_lettered += 1;
+        }
+    }
+
+    let sizes: Vec<usize> = head.live.iter().map(|(stored, _)| stored.item.payload.len()).collect();
+    let dealt = deal(&sizes, wants);
+    reserved.more |= dealt.len() < head.live.len();
+    let token = LeaseToken::fresh(broker);
+    let lock = lock_text(token);
+    let mut lease = tx.conn.prepare_cached(
+        r#"UPDATE items SET "when" = ?2, lock = ?3, deliveries = ?4, attempt = ?5, consumer = ?6
+           WHERE id = ?1"#,
+    )?;
+    for ((stored, attempt), taker) in head.live.into_iter().zip(dealt) {
+        let (want, mut item) = (&wants[taker], stored.item);
+        let end = tx.now + want.lease;
+        let deliveries = item.deliveries.saturating_add(1);
+        let consumer = want.consumer.as_ref().map(ConsumerName::as_str);
+        lease.execute(params![stored.row, end.0, lock, deliveries, attempt, consumer])?;
+        let receipt = Receipt {
+            item: item.id,
+            token,
+            deliveries,
+            attempt,
+            queue: queue.name.clone(),
+            group: queue.group.clone(),
+        };
+        (item.state, item.eligible_time) = (ItemState::Reserved, Some(end));
+        (item.attempt, item.deliveries) = (attempt, deliveries);
+        item.consumer.clone_from(&want.consumer);
+        let delivery = Delivery {
+            item,
+            receipt,
+            lease_expire_time: end,
+            previous_eligible_time: Timestamp(stored.when.unwrap_or(tx.now.0)),
+        };
+        reserved.deliveries.push((taker, delivery));
+    }
+    Ok(reserved)
+}
+
+/// Reads what the wants can take, and one more to know whether there is one.
+fn read_head(view: &View<'_>, queue: &Queue, wants: &[Want]) -> rusqlite::Result<Head> {
+    let max_items = wants.iter().fold(0_usize, |sum, want| sum.saturating_add(want.max_items));
+    let max_items = max_items.min(MAX_DEALT);
+    let max_bytes = wants.iter().fold(0_usize, |sum, want| sum.saturating_add(want.max_bytes));
+    let mut head = Head::default();
+    if max_items == 0 {
+        return Ok(head);
+    }
+    let mut bytes = 0_usize;
+    // One level at a time, as each has delayed and reserved items of its own behind its ready ones.
+    let mut level_head = view.conn.prepare_cached(concat!(
+        "SELECT ",
+        item_columns!(),
+        r#" FROM items INDEXED BY handout WHERE queue = ?1 AND priority = ?2 AND "when" <= ?3
+            ORDER BY "when", id"#
+    ))?;
+    for level in (0..Priority::LEVELS).rev() {
+        let mut rows = level_head.query(params![queue.name.as_str(), level, view.now.0])?;
+        while let Some(row) = rows.next()? {
+            let stored = read_item(view, row)?;
+            if stored.item.expire_time.is_some_and(|end| end <= view.now) {
+                head.expired.push(stored.row);
+            } else {
+                match fate(queue, &stored) {
+                    Fate::DeadLetter => head.dead.push(stored.row),
+                    Fate::Retry { attempt } => {
+                        bytes = bytes.saturating_add(stored.item.payload.len());
+                        head.live.push((stored, attempt));
+                    }
+                }
+            }
+            // Large items are not all read into memory: each want may take one that exceeds it.
+            head.cut = head.live.len() > max_items
+                || (bytes > max_bytes && head.live.len() > wants.len())
+                || head.expired.len() + head.dead.len() >= MAX_CLEARED;
+            if head.cut {
+                return Ok(head);
+            }
+        }
+    }
+    Ok(head)
+}
+
+/// A lease that lapsed was an attempt that failed.
+fn fate(queue: &Queue, stored: &Stored) -> Fate {
+    if stored.locked {
+        queue.after_failure(stored.item.attempt)
+    } else {
+        Fate::Retry { attempt: stored.item.attempt }
+    }
+}
+
+fn bury(tx: &Tx<'_>, queue: &Queue, place: &Place) -> rusqlite::Result<bool> {
+    let reason: Option<String> = tx
+        .conn
+        .prepare_cached("SELECT nullif(reason, '') FROM items WHERE id = ?1")?
+        .query_row([place.row], |row| row.get(0))?;
+    let reason = reason.unwrap_or_else(|| "lease lapsed".to_owned());
+    order::dead_letter(tx, queue, place, Some(&reason))
+}

@@ -1,0 +1,133 @@
+//! Rows to items and back.
+
+use bytes::Bytes;
+use rusqlite::{
+    Row,
+    types::{Type, ValueRef},
+};
+
+use super::writer::View;
+use crate::domain::{
+    ConsumerName, Headers, Item, ItemState, LeaseToken, Priority, QueueName, Timestamp,
+};
+
+/// The columns [`read_item`] reads, in its order.
+macro_rules! item_columns {
+    () => {
+        "id, queue, priority, \"when\", attempt, deliveries, lock, producer, consumer, key, seq, \
+         dedup, content_type, headers, created, blocked, processed, expires, reason, origin, payload"
+    };
+}
+pub(super) use item_columns;
+
+/// An item and what its fields do not tell.
+pub(super) struct Stored {
+    pub(super) row: i64,
+    pub(super) item: Item,
+    /// `when` as it is: of processed and blocked items, `None`.
+    pub(super) when: Option<i64>,
+    /// True under a lease, lapsed or not.
+    pub(super) locked: bool,
+}
+
+/// The item of a row of [`item_columns`].
+pub(super) fn read_item(view: &View<'_>, row: &Row<'_>) -> rusqlite::Result<Stored> {
+    let id: i64 = row.get(0)?;
+    let when: Option<i64> = row.get(3)?;
+    let locked = !matches!(row.get_ref(6)?, ValueRef::Null);
+    let blocked: Option<i64> = row.get(15)?;
+    let processed: Option<i64> = row.get(16)?;
+    let state = match when {
+        _ if processed.is_some() => ItemState::Processed,
+        _ if blocked.is_some() => ItemState::Blocked,
+        Some(when) if when > view.now.0 && locked => ItemState::Reserved,
+        Some(when) if when > view.now.0 => ItemState::Delayed,
+        _ => ItemState::Ready,
+    };
+    let item = Item {
+        id: view.item_id(id),
+        queue: queue_name(row, 1)?,
+        payload: Bytes::copy_from_slice(row.get_ref(20)?.as_blob()?),
+        content_type: text(row, 12)?,
+        headers: headers(row, 13)?,
+        priority: priority(row, 2)?,
+        state,
+        attempt: row.get(4)?,
+        deliveries: row.get(5)?,
+        sequence: row.get::<_, Option<i64>>(10)?.unwrap_or(0),
+        ordering_key: text(row, 9)?,
+        dedup_id: text(row, 11)?,
+        create_time: Timestamp(row.get(14)?),
+        eligible_time: when.map(Timestamp),
+        expire_time: row.get::<_, Option<i64>>(17)?.map(Timestamp),
+        process_time: processed.map(Timestamp),
+        producer: consumer_name(row, 7)?,
+        consumer: consumer_name(row, 8)?,
+        last_reason: text(row, 18)?,
+        origin_queue: optional_queue_name(row, 19)?,
+    };
+    Ok(Stored { row: id, item, when, locked })
+}
+
+fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<String> {
+    Ok(row.get_ref(column)?.as_str_or_null()?.unwrap_or_default().to_owned())
+}
+
+pub(super) fn broken(column: usize, why: impl std::fmt::Display) -> rusqlite::Error {
+    rusqlite::Error::FromSqlConversionFailure(column, Type::Text, why.to_string().into())
+}
+
+pub(super) fn queue_name(row: &Row<'_>, column: usize) -> rusqlite::Result<QueueName> {
+    let text = row.get_ref(column)?.as_str()?;
+    QueueName::parse("queue", text).map_err(|e| broken(column, e))
+}
+
+pub(super) fn optional_queue_name(
+    row: &Row<'_>,
+    column: usize,
+) -> rusqlite::Result<Option<QueueName>> {
+    let text = row.get_ref(column)?.as_str_or_null()?.unwrap_or_default();
+    QueueName::parse_optional("queue", text).map_err(|e| broken(column, e))
+}
+
+fn consumer_name(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<ConsumerName>> {
+    let text = row.get_ref(column)?.as_str_or_null()?.unwrap_or_default();
+    ConsumerName::parse_optional("consumer", text).map_err(|e| broken(column, e))
+}
+
+pub(super) fn priority(row: &Row<'_>, column: usize) -> rusqlite::Result<Priority> {
+    Priority::parse("priority", row.get(column)?).map_err(|e| broken(column, e))
+}
+
+pub(super) fn headers(row: &Row<'_>, column: usize) -> rusqlite::Result<Headers> {
+    match row.get_ref(column)?.as_str_or_null()? {
+        Some(json) => serde_json::from_str(json).map_err(|e| broken(column, e)),
+        None => Ok(Headers::new()),
+    }
+}
+
+/// Headers as JSON; `None` if there are none.
+pub(super) fn headers_json(headers: &Headers) -> Option<String> {
+    (!headers.is_empty()).then(|| json(headers))
+}
+
+/// A map of strings as JSON.
+pub(super) fn json(map: &std::collections::BTreeMap<String, String>) -> String {
+    serde_json::to_string(map).unwrap_or_default() // strings always have a JSON form
+}
+
+/// An empty text as NULL.
+pub(super) fn some(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
+}
+
+/// A lease token as it is stored: 24 hexadecimal digits. Written for the hot path.
+pub(super) fn lock_text(token: LeaseToken) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = String::with_capacity(24);
+    for byte in token.0 {
+        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        text.push(char::from(DIGITS[usize::from(byte & 15)]));
+    }
+    text
+}

@@ -1,0 +1,130 @@
+//! Schedules.
+
+use bytes::Bytes;
+use rusqlite::{OptionalExtension, Row, params};
+
+use super::{
+    super::Created,
+    queues::{nanos, span},
+    rows::{broken, headers, json, priority, queue_name},
+    writer::{Tx, View},
+};
+use crate::domain::{NewItem, Schedule, ScheduleName, Timestamp};
+
+macro_rules! columns {
+    () => {
+        "name, queue, cron, time_zone, paused, created, done_until, last, content_type, headers,
+         priority, delay_ns, eligible, ttl_ns, key, payload"
+    };
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<Schedule> {
+    let name = row.get_ref(0)?.as_str()?;
+    Ok(Schedule {
+        name: ScheduleName::parse("name", name).map_err(|e| broken(0, e))?,
+        queue: queue_name(row, 1)?,
+        cron: row.get(2)?,
+        time_zone: row.get(3)?,
+        paused: row.get(4)?,
+        create_time: Timestamp(row.get(5)?),
+        done_until: Timestamp(row.get(6)?),
+        last_time: row.get::<_, Option<i64>>(7)?.map(Timestamp),
+        item: NewItem {
+            content_type: row.get(8)?,
+            headers: headers(row, 9)?,
+            priority: priority(row, 10)?,
+            delay: span(row.get(11)?),
+            eligible_time: row.get::<_, Option<i64>>(12)?.map(Timestamp),
+            ttl: row.get::<_, Option<i64>>(13)?.map(span),
+            ordering_key: row.get(14)?,
+            payload: Bytes::copy_from_slice(row.get_ref(15)?.as_blob()?),
+            dedup_id: String::new(),
+        },
+    })
+}
+
+pub(super) fn get(view: &View<'_>, name: &ScheduleName) -> rusqlite::Result<Option<Schedule>> {
+    view.conn
+        .prepare_cached(concat!("SELECT ", columns!(), " FROM schedules WHERE name = ?1"))?
+        .query_row([name.as_str()], read)
+        .optional()
+}
+
+pub(super) fn list(
+    view: &View<'_>,
+    after: Option<&ScheduleName>,
+    limit: usize,
+) -> rusqlite::Result<Vec<Schedule>> {
+    view.conn
+        .prepare_cached(concat!(
+            "SELECT ",
+            columns!(),
+            " FROM schedules WHERE name > ?1 ORDER BY name LIMIT ?2"
+        ))?
+        .query_map(params![after.map_or("", ScheduleName::as_str), limit as i64], read)?
+        .collect()
+}
+
+pub(super) fn create(tx: &Tx<'_>, schedule: Schedule) -> rusqlite::Result<Created<Schedule>> {
+    if let Some(there) = get(tx, &schedule.name)? {
+        return Ok(Created::Existing(there));
+    }
+    let item = &schedule.item;
+    tx.conn
+        .prepare_cached(concat!(
+            "INSERT INTO schedules (",
+            columns!(),
+            ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)"
+        ))?
+        .execute(params![
+            schedule.name.as_str(),
+            schedule.queue.as_str(),
+            schedule.cron,
+            schedule.time_zone,
+            schedule.paused,
+            schedule.create_time.0,
+            schedule.done_until.0,
+            schedule.last_time.map(Timestamp::millis),
+            item.content_type,
+            json(&item.headers),
+            item.priority.level(),
+            nanos(item.delay),
+            item.eligible_time.map(Timestamp::millis),
+            item.ttl.map(nanos),
+            item.ordering_key,
+            item.payload.as_ref(),
+        ])?;
+    Ok(Created::New(schedule))
+}
+
+pub(super) fn pause(
+    tx: &Tx<'_>,
+    name: &ScheduleName,
+    paused: bool,
+    done_until: Timestamp,
+) -> rusqlite::Result<Option<Schedule>> {
+    tx.conn
+        .prepare_cached(
+            "UPDATE schedules SET paused = ?2, done_until = max(done_until, ?3) WHERE name = ?1",
+        )?
+        .execute(params![name.as_str(), paused, done_until.0])?;
+    get(tx, name)
+}
+
+pub(super) fn tick_done(tx: &Tx<'_>, name: &ScheduleName, tick: Timestamp) -> rusqlite::Result<()> {
+    tx.conn
+        .prepare_cached(
+            "UPDATE schedules SET last = ?2, done_until = max(done_until, ?2)
+             WHERE name = ?1 AND (last IS NULL OR last < ?2)",
+        )?
+        .execute(params![name.as_str(), tick.0])
+        .map(drop)
+}
+
+pub(super) fn delete(tx: &Tx<'_>, name: &ScheduleName) -> rusqlite::Result<bool> {
+    let deleted = tx
+        .conn
+        .prepare_cached("DELETE FROM schedules WHERE name = ?1")?
+        .execute([name.as_str()])?;
+    Ok(deleted > 0)
+}

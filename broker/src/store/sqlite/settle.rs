@@ -1,0 +1,195 @@
+//! What the holder of a receipt does: commit, roll back, extend, move.
+//!
+//! The first statement of each settle changes the item only if the receipt is valid; what else there
+//! may be (stale receipts, keys, history) is looked into only when it changed nothing.
+
+use rusqlite::{OptionalExtension, params};
+
+use super::{
+    super::{Held, Move, Push, Rollback, RollbackTo},
+    order::{self, Place, place},
+    push::push,
+    rows::{headers, headers_json, lock_text},
+    writer::{Tx, View},
+};
+use crate::domain::{Outcome, Pushed, Receipt, Timestamp, cut_reason};
+
+/// The condition under which `?1` (row), `?2` (token), `?3` (delivery) and `?4` (now) hold an item.
+macro_rules! held {
+    () => {
+        "id = ?1 AND lock = ?2 AND deliveries = ?3 AND (expires IS NULL OR expires > ?4)"
+    };
+}
+
+/// Finds the item of a receipt, or what is the matter with that.
+fn look_up(tx: &Tx<'_>, receipt: &Receipt) -> rusqlite::Result<Result<Place, Outcome>> {
+    let Some(place) = place(tx, tx.row_id(receipt.item))? else { return Ok(Err(Outcome::Gone)) };
+    if place.expired(tx.now) {
+        place.delete_expired(tx)?;
+        return Ok(Err(Outcome::Gone));
+    }
+    if place.processed {
+        return Ok(Err(Outcome::Gone));
+    }
+    let valid = place.lock.as_deref() == Some(lock_text(receipt.token).as_str())
+        && place.deliveries == receipt.deliveries;
+    Ok(if valid { Ok(place) } else { Err(Outcome::LeaseLost) })
+}
+
+/// True if the receipt holds its item.
+pub(super) fn holds(view: &View<'_>, receipt: &Receipt) -> rusqlite::Result<bool> {
+    let row = view
+        .conn
+        .prepare_cached(concat!("SELECT 1 FROM items WHERE ", held!()))?
+        .query_row(
+            params![
+                view.row_id(receipt.item),
+                lock_text(receipt.token),
+                receipt.deliveries,
+                view.now.0
+            ],
+            |_| Ok(()),
+        )
+        .optional()?;
+    Ok(row.is_some())
+}
+
+/// Commits one item.
+pub(super) fn commit(tx: &Tx<'_>, held: &Held) -> rusqlite::Result<Outcome> {
+    let Held { queue, receipt } = held;
+    if queue.retention.is_zero() {
+        let deleted = tx
+            .conn
+            .prepare_cached(concat!("DELETE FROM items WHERE ", held!(), " AND key IS NULL"))?
+            .execute(params![
+                tx.row_id(receipt.item),
+                lock_text(receipt.token),
+                receipt.deliveries,
+                tx.now.0
+            ])?;
+        if deleted == 1 {
+            return Ok(Outcome::Ok);
+        }
+    }
+    match look_up(tx, receipt)? {
+        Ok(place) => order::finish(tx, queue, &place).map(|_| Outcome::Ok),
+        Err(outcome) => Ok(outcome),
+    }
+}
+
+/// Commits one item and pushes others; does neither unless the outcome is `Ok`.
+pub(super) fn commit_and_push(
+    tx: &Tx<'_>,
+    held: &Held,
+    items: &[Push],
+) -> rusqlite::Result<(Outcome, Vec<Pushed>)> {
+    match commit(tx, held)? {
+        Outcome::Ok => Ok((Outcome::Ok, push(tx, items)?)),
+        outcome => Ok((outcome, Vec::new())),
+    }
+}
+
+/// Gives one item back.
+pub(super) fn roll_back(tx: &Tx<'_>, rollback: Rollback) -> rusqlite::Result<Outcome> {
+    let Rollback { held: Held { queue, receipt }, to, reason } = rollback;
+    let reason = reason.map(cut_reason);
+    match to {
+        RollbackTo::Queue { eligible_time, attempt } => {
+            let given_back = tx
+                .conn
+                .prepare_cached(concat!(
+                    r#"UPDATE items SET "when" = ?5, attempt = ?6, lock = NULL,
+                         reason = coalesce(?7, reason) WHERE "#,
+                    held!()
+                ))?
+                .execute(params![
+                    tx.row_id(receipt.item),
+                    lock_text(receipt.token),
+                    receipt.deliveries,
+                    tx.now.0,
+                    eligible_time.0,
+                    attempt,
+                    reason,
+                ])?;
+            if given_back == 1 {
+                return Ok(Outcome::Ok);
+            }
+            Ok(look_up(tx, &receipt)?.err().unwrap_or(Outcome::LeaseLost))
+        }
+        RollbackTo::DeadLetter => match look_up(tx, &receipt)? {
+            Ok(place) => {
+                order::dead_letter(tx, &queue, &place, reason.as_deref())?;
+                Ok(Outcome::DeadLettered)
+            }
+            Err(outcome) => Ok(outcome),
+        },
+    }
+}
+
+/// Sets the end of one lease.
+pub(super) fn extend(tx: &Tx<'_>, held: &Held, until: Timestamp) -> rusqlite::Result<Outcome> {
+    let receipt = &held.receipt;
+    let extended = tx
+        .conn
+        .prepare_cached(concat!(r#"UPDATE items SET "when" = ?5 WHERE "#, held!()))?
+        .execute(params![
+            tx.row_id(receipt.item),
+            lock_text(receipt.token),
+            receipt.deliveries,
+            tx.now.0,
+            until.0
+        ])?;
+    if extended == 1 {
+        return Ok(Outcome::Ok);
+    }
+    Ok(look_up(tx, receipt)?.err().unwrap_or(Outcome::LeaseLost))
+}
+
+/// Puts one item into another queue.
+pub(super) fn move_item(tx: &Tx<'_>, item: &Move) -> rusqlite::Result<Outcome> {
+    let place = match look_up(tx, &item.held.receipt)? {
+        Ok(place) => place,
+        Err(outcome) => return Ok(outcome),
+    };
+    if item.payload.is_some() || item.content_type.is_some() || !item.headers.is_empty() {
+        replace_content(tx, item, place.row)?;
+    }
+    let waits = match &place.key {
+        Some(key) => order::must_wait(tx, &item.to.name, key, place.row)?,
+        None => false,
+    };
+    let sequence = order::stamp(tx, &item.to, place.key.is_some())?;
+    let time = item.eligible_time.0;
+    let (when, blocked) = if waits { (None, Some(time)) } else { (Some(time), None) };
+    tx.conn
+        .prepare_cached(
+            r#"UPDATE items SET queue = ?2, "when" = ?3, blocked = ?4, seq = ?5,
+                 priority = coalesce(?6, priority), attempt = 1, lock = NULL, origin = NULL
+               WHERE id = ?1"#,
+        )?
+        .execute(params![
+            place.row,
+            item.to.name.as_str(),
+            when,
+            blocked,
+            sequence,
+            item.priority.map(crate::domain::Priority::level),
+        ])?;
+    place.pass_turn(tx)?;
+    Ok(Outcome::Ok)
+}
+
+fn replace_content(tx: &Tx<'_>, item: &Move, row: i64) -> rusqlite::Result<()> {
+    let mut merged = tx
+        .conn
+        .prepare_cached("SELECT headers FROM items WHERE id = ?1")?
+        .query_row([row], |row| headers(row, 0))?;
+    merged.extend(item.headers.clone());
+    tx.conn
+        .prepare_cached(
+            "UPDATE items SET headers = ?2, content_type = coalesce(?3, content_type),
+               payload = coalesce(?4, payload) WHERE id = ?1",
+        )?
+        .execute(params![row, headers_json(&merged), item.content_type, item.payload.as_deref()])?;
+    Ok(())
+}

@@ -1,0 +1,38 @@
+//! Housekeeping: removes what has expired, in chunks so small that no call waits long for one.
+
+use rusqlite::params;
+
+use super::{order::place, writer::Tx};
+
+/// Most rows of each kind removed in one transaction.
+const CHUNK: usize = 500;
+
+/// Removes some of what has expired: items, history, tombstones. True if there may be more.
+pub(super) fn chunk(tx: &Tx<'_>) -> rusqlite::Result<bool> {
+    let items = expired_items(tx)?;
+    let forgotten = tx
+        .conn
+        .prepare_cached(
+            "DELETE FROM dedup WHERE (queue, dedup) IN
+               (SELECT queue, dedup FROM dedup INDEXED BY dedup_until
+                WHERE until <= ?1 ORDER BY until LIMIT ?2)",
+        )?
+        .execute(params![tx.now.0, CHUNK as i64])?;
+    Ok(items == CHUNK || forgotten == CHUNK)
+}
+
+fn expired_items(tx: &Tx<'_>) -> rusqlite::Result<usize> {
+    let rows: Vec<i64> = tx
+        .conn
+        .prepare_cached(
+            "SELECT id FROM items INDEXED BY expiry WHERE expires <= ?1 ORDER BY expires LIMIT ?2",
+        )?
+        .query_map(params![tx.now.0, CHUNK as i64], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    for &row in &rows {
+        if let Some(place) = place(tx, row)? {
+            place.delete_expired(tx)?;
+        }
+    }
+    Ok(rows.len())
+}

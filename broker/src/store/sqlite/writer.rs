@@ -1,0 +1,348 @@
+//! The one thread that writes. Whatever has gathered while it was busy becomes one transaction, made
+//! durable by one fsync: the group commit. Each call has a savepoint, so that one that fails spoils no other.
+
+use std::{
+    cell::Cell,
+    ops::Deref,
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rusqlite::Connection;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+use super::{
+    super::{Result, StoreError},
+    sweep,
+};
+use crate::domain::{Clock, ItemId, Timestamp};
+
+/// Calls that may wait at once; more wait before they are queued.
+const MAX_WAITING: usize = 4_096;
+/// Most calls in one transaction: bounds how long the first waits for the last.
+const MAX_GROUP: usize = 512;
+
+/// A consistent sight of the data, at one time.
+pub(super) struct View<'c> {
+    /// The connection, in a transaction.
+    pub(super) conn: &'c Connection,
+    /// The store's time.
+    pub(super) now: Timestamp,
+    /// What all ids of this store begin with.
+    pub(super) tag: [u8; 4],
+}
+
+impl View<'_> {
+    /// The id that users see.
+    pub(super) fn item_id(&self, row: i64) -> ItemId {
+        let mut bytes = [0; 12];
+        bytes[..4].copy_from_slice(&self.tag);
+        bytes[4..].copy_from_slice(&row.to_be_bytes());
+        ItemId(bytes)
+    }
+
+    /// The row of an id; of an id that is not of this store, one that no item has.
+    pub(super) fn row_id(&self, id: ItemId) -> i64 {
+        match id.0.split_first_chunk::<4>() {
+            Some((tag, rest)) if *tag == self.tag => rest.try_into().map_or(0, i64::from_be_bytes),
+            _ => 0,
+        }
+    }
+}
+
+/// A transaction that may write.
+pub(super) struct Tx<'c> {
+    view: View<'c>,
+    next_id: &'c Cell<i64>,
+}
+
+impl<'c> Deref for Tx<'c> {
+    type Target = View<'c>;
+    fn deref(&self) -> &View<'c> {
+        &self.view
+    }
+}
+
+impl Tx<'_> {
+    /// The row of a new item: greater than all before.
+    pub(super) fn next_row(&self) -> i64 {
+        let id = self.next_id.get();
+        self.next_id.set(id + 1);
+        id
+    }
+}
+
+/// A call that waits for the writer.
+trait Job: Send {
+    /// True if nobody waits for the answer any more.
+    fn abandoned(&self) -> bool;
+    fn run(&mut self, tx: &Tx<'_>) -> rusqlite::Result<()>;
+    fn answer(self: Box<Self>, failure: Option<Failure>);
+}
+
+struct Call<F, T> {
+    work: Option<F>,
+    result: Option<T>,
+    reply: oneshot::Sender<Result<T>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl<F, T> Job for Call<F, T>
+where
+    F: FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send,
+    T: Send,
+{
+    fn abandoned(&self) -> bool {
+        self.reply.is_closed()
+    }
+
+    fn run(&mut self, tx: &Tx<'_>) -> rusqlite::Result<()> {
+        if let Some(work) = self.work.take() {
+            self.result = Some(work(tx)?);
+        }
+        Ok(())
+    }
+
+    fn answer(self: Box<Self>, failure: Option<Failure>) {
+        let answer = match (failure, self.result) {
+            (None, Some(result)) => Ok(result),
+            (Some(failure), _) => Err(failure.into()),
+            (None, None) => Err(ended()),
+        };
+        let _ = self.reply.send(answer); // whoever asked may have gone
+    }
+}
+
+/// An error of SQLite, which can be told to several callers.
+#[derive(Clone)]
+struct Failure {
+    unavailable: bool,
+    reason: String,
+}
+
+impl From<&rusqlite::Error> for Failure {
+    fn from(error: &rusqlite::Error) -> Self {
+        use rusqlite::ErrorCode as Code;
+        let unavailable = matches!(
+            error.sqlite_error_code(),
+            Some(
+                Code::DiskFull
+                    | Code::SystemIoFailure
+                    | Code::DatabaseBusy
+                    | Code::DatabaseLocked
+                    | Code::ReadOnly
+                    | Code::CannotOpen
+                    | Code::OutOfMemory
+            )
+        );
+        Self { unavailable, reason: error.to_string() }
+    }
+}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        let Failure { unavailable, reason } = failure;
+        if unavailable {
+            Self::Unavailable { reason, source: None }
+        } else {
+            Self::Internal { reason, source: None }
+        }
+    }
+}
+
+/// An error of SQLite as callers of the store see it.
+pub(super) fn failed(error: rusqlite::Error) -> StoreError {
+    let Failure { unavailable, reason } = Failure::from(&error);
+    let source = Some(error.into());
+    if unavailable {
+        StoreError::Unavailable { reason, source }
+    } else {
+        StoreError::Internal { reason, source }
+    }
+}
+
+fn ended() -> StoreError {
+    StoreError::Unavailable { reason: "the writer has ended".to_owned(), source: None }
+}
+
+/// The way to the writing thread.
+pub(super) struct Writer {
+    jobs: Option<mpsc::Sender<Box<dyn Job>>>,
+    room: Arc<Semaphore>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Writer {
+    /// Starts the thread. `sweep_every` is how often it looks for what has expired.
+    pub(super) fn start(
+        conn: Connection,
+        tag: [u8; 4],
+        clock: Arc<Clock>,
+        sweep_every: Duration,
+    ) -> Result<Self> {
+        let next_id = conn
+            .query_row("SELECT value FROM meta WHERE key = 'next_id'", [], |row| row.get(0))
+            .map_err(failed)?;
+        let (jobs, waiting) = mpsc::channel(); // bounded by `room`
+        let desk = Desk { conn, tag, clock, next_id: Cell::new(next_id), saved_id: next_id };
+        let thread = thread::Builder::new()
+            .name("sqlite-writer".to_owned())
+            .spawn(move || desk.work(&waiting, sweep_every))
+            .map_err(|e| StoreError::Internal {
+                reason: "can not start the writer thread".to_owned(),
+                source: Some(e.into()),
+            })?;
+        let room = Arc::new(Semaphore::new(MAX_WAITING));
+        Ok(Self { jobs: Some(jobs), room, thread: Some(thread) })
+    }
+
+    /// Has `work` done in a transaction; the answer comes when it is durable.
+    pub(super) async fn call<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let permit = self.room.clone().acquire_owned().await.map_err(|_| ended())?;
+        let (reply, answer) = oneshot::channel();
+        let job = Call { work: Some(work), result: None, reply, _permit: permit };
+        let jobs = self.jobs.as_ref().ok_or_else(ended)?;
+        jobs.send(Box::new(job)).map_err(|_| ended())?;
+        answer.await.map_err(|_| ended())?
+    }
+}
+
+impl Drop for Writer {
+    /// Ends the thread after what was asked of it before, so that the file can be opened again at once.
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // it panicked: callers have been told
+        }
+    }
+}
+
+/// What the thread has.
+struct Desk {
+    conn: Connection,
+    tag: [u8; 4],
+    clock: Arc<Clock>,
+    next_id: Cell<i64>,
+    /// `next_id` as it is in the file.
+    saved_id: i64,
+}
+
+impl Desk {
+    fn work(mut self, waiting: &mpsc::Receiver<Box<dyn Job>>, sweep_every: Duration) {
+        let mut next_sweep = Instant::now() + sweep_every;
+        loop {
+            match waiting.recv_timeout(next_sweep.saturating_duration_since(Instant::now())) {
+                Ok(first) => {
+                    let mut group = vec![first];
+                    while group.len() < MAX_GROUP
+                        && let Ok(next) = waiting.try_recv()
+                    {
+                        group.push(next);
+                    }
+                    group.retain(|job| !job.abandoned());
+                    self.commit_group(group);
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            }
+            if Instant::now() >= next_sweep {
+                // A bounded chunk at a time, calls in between.
+                let more = self.sweep();
+                next_sweep = Instant::now() + if more { Duration::ZERO } else { sweep_every };
+            }
+        }
+    }
+
+    fn sweep(&mut self) -> bool {
+        match self.transaction(sweep::chunk) {
+            Ok(more) => more,
+            Err(error) => {
+                tracing::warn!(%error, "could not remove what has expired; trying again later");
+                false
+            }
+        }
+    }
+
+    fn transaction<T>(
+        &mut self,
+        work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<T> {
+        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        let done = work(&self.tx()).and_then(|done| self.commit().map(|()| done));
+        if done.is_err() && !self.conn.is_autocommit() {
+            self.conn.execute_batch("ROLLBACK")?;
+        }
+        done
+    }
+
+    fn tx(&self) -> Tx<'_> {
+        let view = View { conn: &self.conn, now: self.clock.now(), tag: self.tag };
+        Tx { view, next_id: &self.next_id }
+    }
+
+    fn commit(&mut self) -> rusqlite::Result<()> {
+        let next_id = self.next_id.get();
+        if next_id != self.saved_id {
+            self.conn
+                .prepare_cached("UPDATE meta SET value = ?1 WHERE key = 'next_id'")?
+                .execute([next_id])?;
+        }
+        self.conn.prepare_cached("COMMIT")?.execute([])?;
+        self.saved_id = next_id;
+        Ok(())
+    }
+
+    fn commit_group(&mut self, mut group: Vec<Box<dyn Job>>) {
+        if group.is_empty() {
+            return;
+        }
+        match self.run_group(&mut group) {
+            Ok(failures) => {
+                for (job, failure) in group.into_iter().zip(failures) {
+                    job.answer(failure);
+                }
+            }
+            Err(error) => {
+                if !self.conn.is_autocommit()
+                    && let Err(error) = self.conn.execute_batch("ROLLBACK")
+                {
+                    tracing::error!(%error, "could not roll back");
+                }
+                let failure = Failure::from(&error);
+                for job in group {
+                    job.answer(Some(failure.clone()));
+                }
+            }
+        }
+    }
+
+    /// Answers which calls failed by themselves; an error is one of all.
+    fn run_group(&mut self, group: &mut [Box<dyn Job>]) -> rusqlite::Result<Vec<Option<Failure>>> {
+        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        let mut failures = Vec::with_capacity(group.len());
+        if let [only] = group {
+            only.run(&self.tx())?;
+            failures.push(None);
+        } else {
+            for job in group {
+                self.conn.prepare_cached("SAVEPOINT call")?.execute([])?;
+                match job.run(&self.tx()) {
+                    Ok(()) => failures.push(None),
+                    // A full disk and the like undo the whole transaction.
+                    Err(error) if self.conn.is_autocommit() => return Err(error),
+                    Err(error) => {
+                        self.conn.prepare_cached("ROLLBACK TO call")?.execute([])?;
+                        failures.push(Some(Failure::from(&error)));
+                    }
+                }
+                self.conn.prepare_cached("RELEASE call")?.execute([])?;
+            }
+        }
+        self.commit()?;
+        Ok(failures)
+    }
+}
