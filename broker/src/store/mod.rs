@@ -11,6 +11,7 @@
 
 #[cfg(test)]
 pub(crate) mod conformance;
+pub mod mongo;
 pub mod sqlite;
 
 use std::{sync::Arc, time::Duration};

@@ -1,0 +1,394 @@
+//! Items for operators: listing, reading, deleting, purging; and deleting a queue whole.
+
+use std::fmt;
+
+use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
+
+use super::{
+    Inner,
+    connect::read,
+    document::{Stored, oid},
+    errors::{broken, failed},
+    head::levels as each_level,
+    layout::{BLOCKED, Group, HANDOUT, HISTORY, PROCESSED, TOMBSTONE, date, millis},
+    levels, order,
+    settle::{bury, settle_token},
+};
+use crate::{
+    domain::{Item, ItemId, ItemState, Queue, Timestamp},
+    store::{Page, Result, StoreError},
+};
+
+/// An answer of this size was cut short by the server, or nearly.
+const LARGE_ANSWER: usize = 12 * 1024 * 1024;
+/// Most items of a page.
+const MAX_PAGE: usize = 10_000;
+
+/// Where a page ends: behind this item. Items are listed by phase, and in each by these values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Position {
+    /// Handed out in this order.
+    Live { priority: i32, when: i64, id: ItemId },
+    /// Blocked.
+    Blocked { priority: i32, id: ItemId },
+    /// History, latest first.
+    History { processed: i64, id: ItemId },
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Live { priority, when, id } => write!(f, "l.{priority}.{when}.{id}"),
+            Self::Blocked { priority, id } => write!(f, "b.{priority}.0.{id}"),
+            Self::History { processed, id } => write!(f, "h.0.{processed}.{id}"),
+        }
+    }
+}
+
+impl Position {
+    fn parse(text: &str) -> Result<Self> {
+        let read = || {
+            let mut parts = text.split('.');
+            let phase = parts.next()?;
+            let priority: i32 = parts.next()?.parse().ok()?;
+            let at: i64 = parts.next()?.parse().ok()?;
+            let id: ItemId = parts.next()?.parse().ok()?;
+            if parts.next().is_some() {
+                return None;
+            }
+            match phase {
+                "l" => Some(Self::Live { priority, when: at, id }),
+                "b" => Some(Self::Blocked { priority, id }),
+                "h" => Some(Self::History { processed: at, id }),
+                _ => None,
+            }
+        };
+        read().ok_or(StoreError::BadCursor)
+    }
+
+    fn of(item: &Stored) -> Self {
+        let (priority, id) = (item.priority, item.id());
+        match item.when {
+            BLOCKED => Self::Blocked { priority, id },
+            PROCESSED => Self::History { processed: item.processed.unwrap_or_default(), id },
+            when => Self::Live { priority, when, id },
+        }
+    }
+
+    fn phase(self) -> Phase {
+        match self {
+            Self::Live { .. } => Phase::Live,
+            Self::Blocked { .. } => Phase::Blocked,
+            Self::History { .. } => Phase::History,
+        }
+    }
+}
+
+/// Parts of a listing, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Live,
+    Blocked,
+    History,
+}
+
+/// One part of a listing, of one state or of all in it.
+pub(super) struct Listing<'a> {
+    pub(super) group: &'a Group,
+    pub(super) queue: &'a Queue,
+    pub(super) state: Option<ItemState>,
+    pub(super) now: Timestamp,
+    pub(super) with_payload: bool,
+}
+
+impl Listing<'_> {
+    /// Items behind `after`, in hand-out order (or blocked, or history). The flag tells that the
+    /// answer was cut for its size.
+    async fn find(
+        &self,
+        inner: &Inner,
+        phase: Phase,
+        after: Option<Position>,
+        limit: usize,
+    ) -> Result<(Vec<Stored>, bool)> {
+        let mut filter = match phase {
+            Phase::History => self.history(after),
+            Phase::Live | Phase::Blocked => {
+                let name = self.group.items.name();
+                let used = levels::in_index(inner, name, &self.queue.name).await?;
+                let ranges: Vec<Document> =
+                    each_level(used).flat_map(|level| self.level(phase, level, after)).collect();
+                if ranges.is_empty() {
+                    return Ok((Vec::new(), false));
+                }
+                doc! { "$or": ranges }
+            }
+        };
+        // Those past their end are not to be seen.
+        filter.insert("deadline", doc! { "$not": { "$lte": date(self.now) } });
+        match self.state {
+            Some(ItemState::Delayed) => filter.insert("lock", doc! { "$exists": false }),
+            Some(ItemState::Reserved) => filter.insert("lock", doc! { "$exists": true }),
+            _ => None,
+        };
+        let history = phase == Phase::History;
+        let mut command = doc! {
+            "find": self.group.items.name(), "filter": filter,
+            "sort": if history { doc! { "processed": -1, "_id": -1 } } else {
+                doc! { "priority": -1, "when": 1, "_id": 1 }
+            },
+            "hint": if history { HISTORY } else { HANDOUT },
+            "limit": limit as i64, "batchSize": limit as i64, "singleBatch": true,
+        };
+        if !self.with_payload {
+            command.insert("projection", doc! { "payload": 0 });
+        }
+        let command = RawDocumentBuf::try_from(&command).map_err(|e| broken(e.to_string()))?;
+        let mut items = Vec::new();
+        let Some(batch) = read(&inner.db, command).await? else { return Ok((items, false)) };
+        for document in batch.doc_slices().map_err(failed)? {
+            let document = document.map_err(|e| broken(e.to_string()))?;
+            let document = document.as_document().ok_or_else(|| broken("not a document"))?;
+            items.push(Stored::read(document)?);
+        }
+        Ok((items, batch.as_raw_document().as_bytes().len() > LARGE_ANSWER))
+    }
+
+    fn history(&self, after: Option<Position>) -> Document {
+        let q = self.queue.name.as_str();
+        match after {
+            Some(Position::History { processed, id }) => doc! { "$or": [
+                { "q": q, "processed": { "$gte": millis(0), "$lt": millis(processed) } },
+                { "q": q, "processed": millis(processed), "_id": { "$lt": oid(id) } },
+            ] },
+            _ => doc! { "q": q, "processed": { "$gte": millis(0) } },
+        }
+    }
+
+    /// The ranges of one level of the hand-out index.
+    fn level(&self, phase: Phase, level: i32, after: Option<Position>) -> Vec<Document> {
+        let q = self.queue.name.as_str();
+        let range = |when: Document| doc! { "q": q, "priority": level, "when": when };
+        let at = |when: i64, id: ItemId| {
+            doc! { "q": q, "priority": level, "when": millis(when), "_id": { "$gt": oid(id) } }
+        };
+        if phase == Phase::Blocked {
+            return match after {
+                Some(Position::Blocked { priority, .. }) if level > priority => vec![],
+                Some(Position::Blocked { priority, id }) if level == priority => {
+                    vec![at(BLOCKED, id)]
+                }
+                _ => vec![range(doc! { "$eq": millis(BLOCKED) })],
+            };
+        }
+        let (above, below) = match self.state {
+            Some(ItemState::Ready) => (None, date(Timestamp(self.now.0 + 1))),
+            Some(ItemState::Delayed | ItemState::Reserved) => (Some(self.now.0), millis(BLOCKED)),
+            _ => (None, millis(BLOCKED)),
+        };
+        let from = |above: Option<i64>| match above {
+            Some(above) => doc! { "$gt": millis(above), "$lt": below },
+            None => doc! { "$gte": millis(0), "$lt": below },
+        };
+        match after {
+            Some(Position::Live { priority, .. }) if level > priority => vec![],
+            Some(Position::Live { priority, when, id }) if level == priority => {
+                let same = above.is_none_or(|above| when > above);
+                let mut ranges = vec![range(from(Some(above.map_or(when, |a| a.max(when)))))];
+                if same {
+                    ranges.push(at(when, id));
+                }
+                ranges
+            }
+            _ => vec![range(from(above))],
+        }
+    }
+
+    /// Ready items behind `after` in hand-out order; where to go on, `None` at the end.
+    pub(super) async fn ready(
+        &self,
+        inner: &Inner,
+        after: Option<Position>,
+        limit: usize,
+    ) -> Result<(Vec<Stored>, Option<Position>)> {
+        let (items, cut) = self.find(inner, Phase::Live, after, limit).await?;
+        let more = cut || items.len() == limit;
+        let next = items.last().filter(|_| more).map(Position::of);
+        Ok((items, next))
+    }
+}
+
+/// Items in hand-out order, then blocked ones, then history.
+pub(super) async fn list(
+    inner: &Inner,
+    queue: &Queue,
+    state: Option<ItemState>,
+    cursor: Option<&str>,
+    limit: usize,
+) -> Result<Page<Item>> {
+    let start = cursor.map(Position::parse).transpose()?;
+    let limit = limit.min(MAX_PAGE);
+    let group = inner.group(&queue.group).await?;
+    let now = inner.now();
+    let listing = Listing { group: &group, queue, state, now, with_payload: true };
+    let phases: &[Phase] = match state {
+        None => &[Phase::Live, Phase::Blocked, Phase::History],
+        Some(ItemState::Blocked) => &[Phase::Blocked],
+        Some(ItemState::Processed) => &[Phase::History],
+        Some(_) => &[Phase::Live],
+    };
+    let mut found: Vec<Stored> = Vec::new();
+    let mut cut = false;
+    for &phase in phases {
+        if start.is_some_and(|start| start.phase() > phase) || found.len() > limit || cut {
+            continue;
+        }
+        let after = start.filter(|start| start.phase() == phase);
+        let room = limit + 1 - found.len();
+        let (items, large) = listing.find(inner, phase, after, room).await?;
+        cut = large && items.len() < room;
+        found.extend(items);
+    }
+    let more = cut || found.len() > limit;
+    found.truncate(limit);
+    let next = found.last().filter(|_| more).map(|last| Position::of(last).to_string());
+    let entries = found
+        .into_iter()
+        .map(|stored| stored.into_item(&queue.name, now))
+        .collect::<Result<_>>()?;
+    Ok(Page { entries, next })
+}
+
+/// One item of the queue.
+pub(super) async fn get(inner: &Inner, queue: &Queue, id: ItemId) -> Result<Option<Item>> {
+    let group = inner.group(&queue.group).await?;
+    let filter = doc! {
+        "_id": oid(id), "q": queue.name.as_str(), "when": { "$lt": millis(TOMBSTONE) },
+    };
+    let Some(found) = group.items.find_one(filter).await.map_err(failed)? else { return Ok(None) };
+    let (stored, now) = (Stored::read(&found)?, inner.now());
+    if stored.is_over(now) {
+        return Ok(None);
+    }
+    stored.into_item(&queue.name, now).map(Some)
+}
+
+/// Deletes one item of the queue, whatever its state.
+pub(super) async fn delete(inner: &Inner, queue: &Queue, id: ItemId) -> Result<bool> {
+    let group = inner.group(&queue.group).await?;
+    let filter = doc! {
+        "_id": oid(id), "q": queue.name.as_str(), "when": { "$lt": millis(TOMBSTONE) },
+    };
+    // A tombstone, for those who hold a receipt or repeat the push.
+    let found = group
+        .items
+        .find_one_and_update(filter, bury(inner.now(), settle_token(inner)))
+        .projection(doc! { "key": 1, "deadline": 1 })
+        .await
+        .map_err(failed)?;
+    let Some(found) = found else { return Ok(false) };
+    let stored = Stored::read(&found)?;
+    inner.issued.forget(id);
+    if !stored.key.is_empty() {
+        order::promote(inner, &group, &[(queue.name.clone(), stored.key.clone())]).await?;
+    }
+    Ok(!stored.is_over(inner.now()))
+}
+
+/// Deletes all items that are not reserved, history included.
+pub(super) async fn purge(inner: &Inner, queue: &Queue) -> Result<u64> {
+    let group = inner.group(&queue.group).await?;
+    let (q, now) = (queue.name.as_str(), inner.now());
+    // Who is remembered by a producer, or by a consumer whose lease lapsed, leaves a tombstone.
+    let buried = group
+        .items
+        .update_many(
+            doc! {
+                "q": q, "when": { "$lt": millis(TOMBSTONE) },
+                "$or": [
+                    { "lock": { "$exists": true }, "when": { "$lte": date(now) } },
+                    { "lock": { "$exists": false }, "dedup": { "$exists": true } },
+                    { "lock": { "$exists": false }, "trace": { "$exists": true } },
+                ],
+            },
+            bury(now, settle_token(inner)),
+        )
+        .await
+        .map_err(failed)?;
+    let deleted = group
+        .items
+        .delete_many(doc! {
+            "q": q, "when": { "$lt": millis(TOMBSTONE) }, "lock": { "$exists": false },
+        })
+        .await
+        .map_err(failed)?;
+    order::repair(inner, &queue.name, &queue.group).await?;
+    Ok(buried.modified_count + deleted.deleted_count)
+}
+
+/// Deletes a queue with everything that is its own; answers how many items that were.
+pub(super) async fn delete_queue(inner: &Inner, queue: &Queue) -> Result<u64> {
+    let group = inner.group(&queue.group).await?;
+    let q = queue.name.as_str();
+    // The items first: a crash then leaves a queue that can be deleted again. Then once more, for
+    // what was pushed meanwhile.
+    let mut deleted = delete_items(inner, &group, q).await?;
+    inner
+        .db
+        .collection::<Document>("queues")
+        .delete_one(doc! { "_id": q })
+        .await
+        .map_err(failed)?;
+    deleted += delete_items(inner, &group, q).await?;
+    let ids = [order::counter_id(&queue.name), super::figures::totals_id(&queue.name)];
+    inner
+        .db
+        .collection::<Document>("counters")
+        .delete_many(doc! { "_id": { "$in": ids.to_vec() } })
+        .await
+        .map_err(failed)?;
+    inner.heads.lock().remove(&queue.name);
+    Ok(deleted)
+}
+
+async fn delete_items(inner: &Inner, group: &Group, q: &str) -> Result<u64> {
+    // Ids pushed to this queue count no more, wherever their items are by now.
+    let range = doc! { "dedup": {
+        "$gte": { "q": q, "id": Bson::MinKey }, "$lte": { "q": q, "id": Bson::MaxKey },
+    } };
+    let forget = doc! { "$unset": { "dedup": 1, "window": 1 } };
+    group.items.update_many(range, forget).await.map_err(failed)?;
+    let live = doc! { "$lt": millis(TOMBSTONE) };
+    let deleted = group
+        .items
+        .delete_many(doc! { "q": q, "when": live.clone(), "lock": { "$exists": false } })
+        .await
+        .map_err(failed)?;
+    // Those who hold a receipt may yet ask.
+    let buried = group
+        .items
+        .update_many(doc! { "q": q, "when": live }, bury(inner.now(), settle_token(inner)))
+        .await
+        .map_err(failed)?;
+    Ok(deleted.deleted_count + buried.modified_count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cursors_survive_their_text_form() {
+        let id = ItemId(*b"0123456789ab");
+        for position in [
+            Position::Live { priority: 9, when: 1_700_000_000_000, id },
+            Position::Blocked { priority: 0, id },
+            Position::History { processed: 5, id },
+        ] {
+            assert_eq!(Position::parse(&position.to_string()).unwrap(), position);
+        }
+        for bad in ["", "l", "l.1.2.3", "x.1.2.303132333435363738396162", "l.1.2.30.31"] {
+            assert!(matches!(Position::parse(bad), Err(StoreError::BadCursor)), "{bad:?}");
+        }
+    }
+}

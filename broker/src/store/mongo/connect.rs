@@ -1,0 +1,156 @@
+//! Reaching the server, finding out what it is, and the few ways in which it is spoken to.
+
+use std::time::Duration;
+
+use mongodb::{
+    Client, Database,
+    bson::{Document, RawDocumentBuf, doc},
+    options::{Acknowledgment, ClientOptions, ReadPreference, SelectionCriteria, WriteConcern},
+    raw_batch_cursor::RawBatch,
+};
+use tokio_stream::StreamExt;
+
+use super::errors::{Written, broken, describe, failed, passes, unavailable, written};
+use crate::store::{Result, StoreError};
+
+/// How long to look for a server that fits before giving up.
+const SELECTION_LIMIT: Duration = Duration::from_secs(5);
+/// Pauses before a write of our own is tried again.
+const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(400)];
+
+/// What kind of deployment answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Deployment {
+    /// One server on its own: no transactions.
+    Standalone,
+    /// A replica set.
+    ReplicaSet,
+    /// A sharded cluster.
+    Sharded,
+}
+
+impl Deployment {
+    /// Whether several documents can be changed in one step.
+    pub(super) fn has_transactions(self) -> bool {
+        self != Self::Standalone
+    }
+}
+
+/// A connection to the database, and what answered.
+pub(super) struct Connection {
+    pub(super) client: Client,
+    pub(super) db: Database,
+    pub(super) deployment: Deployment,
+    pub(super) description: String,
+}
+
+/// Connects; fails within seconds, with a message for a person, if that is not possible.
+pub(super) async fn connect(uri: &str, database: &str, pool_size: u32) -> Result<Connection> {
+    let mut options = ClientOptions::parse(uri)
+        .await
+        .map_err(|e| start_error("the MongoDB URI can not be used", &e))?;
+    options.app_name.get_or_insert_with(|| "sluicegate".to_owned());
+    options.server_selection_timeout.get_or_insert(SELECTION_LIMIT);
+    options.connect_timeout.get_or_insert(SELECTION_LIMIT);
+    options.max_pool_size = Some(pool_size);
+    // What the URI says of these is not for the user to choose: promises depend on them.
+    options.write_concern = Some(
+        WriteConcern::builder()
+            .w(Acknowledgment::Majority)
+            .journal(true)
+            .w_timeout(Duration::from_secs(15))
+            .build(),
+    );
+    options.selection_criteria = Some(SelectionCriteria::ReadPreference(ReadPreference::Primary));
+    options.read_concern = None;
+    let hosts: Vec<String> = options.hosts.iter().map(ToString::to_string).collect();
+    let hosts = hosts.join(",");
+
+    let client = Client::with_options(options)
+        .map_err(|e| start_error("the MongoDB URI can not be used", &e))?;
+    let db = client.database(database);
+    let hello = db
+        .run_command(doc! { "hello": 1 })
+        .await
+        .map_err(|e| start_error(&format!("MongoDB at {hosts} can not be reached"), &e))?;
+    let (deployment, kind) = if let Ok(name) = hello.get_str("setName") {
+        (Deployment::ReplicaSet, format!("replica set {name}"))
+    } else if hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid") {
+        (Deployment::Sharded, "sharded cluster".to_owned())
+    } else {
+        (Deployment::Standalone, "standalone server".to_owned())
+    };
+    let description = format!("mongodb://{hosts}/{database} ({kind})");
+    Ok(Connection { client, db, deployment, description })
+}
+
+fn start_error(what: &str, error: &mongodb::error::Error) -> StoreError {
+    let reason = format!("{what}: {}", describe(error));
+    let source = Some(Box::new(error.clone()) as Box<dyn std::error::Error + Send + Sync>);
+    if passes(error) {
+        StoreError::Unavailable { reason, source }
+    } else {
+        StoreError::Internal { reason, source }
+    }
+}
+
+/// Runs an `update` or `delete` command that may be repeated without harm, and repeats it if its
+/// outcome is unknown: the driver does so only for single documents.
+pub(super) async fn write(db: &Database, command: RawDocumentBuf) -> Result<Written> {
+    let mut pauses = RETRY_PAUSES.iter();
+    loop {
+        let result = match db.run_raw_command(command.clone()).await {
+            Ok(reply) => written(&reply),
+            Err(error) => Err(failed(error)),
+        };
+        match (&result, pauses.next()) {
+            (Err(StoreError::Unavailable { .. }), Some(pause)) => tokio::time::sleep(*pause).await,
+            _ => return result,
+        }
+    }
+}
+
+/// Runs a `find` or `aggregate` command whose answer fits into one batch.
+pub(super) async fn read(db: &Database, command: RawDocumentBuf) -> Result<Option<RawBatch>> {
+    let mut first = true;
+    loop {
+        let result = async {
+            let mut cursor = db.run_raw_cursor_command(command.clone()).batch().await?;
+            cursor.next().await.transpose()
+        }
+        .await;
+        match result {
+            Err(error) if first && passes(&error) => first = false,
+            result => return result.map_err(failed),
+        }
+    }
+}
+
+/// Like [`read`], each document as a tree: for what is small or rare.
+pub(super) async fn read_documents(db: &Database, command: Document) -> Result<Vec<Document>> {
+    let command = RawDocumentBuf::try_from(&command).map_err(|e| broken(e.to_string()))?;
+    let Some(batch) = read(db, command).await? else { return Ok(Vec::new()) };
+    let mut documents = Vec::new();
+    for document in batch.doc_slices().map_err(failed)? {
+        let document = document.map_err(|e| broken(e.to_string()))?;
+        let document = document.as_document().ok_or_else(|| broken("not a document"))?;
+        documents.push(Document::try_from(document).map_err(|e| broken(e.to_string()))?);
+    }
+    Ok(documents)
+}
+
+/// How many documents match, by the named index alone if the filter allows.
+pub(super) async fn count(
+    db: &Database,
+    collection: &str,
+    filter: Document,
+    index: &str,
+) -> Result<u64> {
+    let command = doc! { "count": collection, "query": filter, "hint": index };
+    let reply = db.run_command(command).await.map_err(failed)?;
+    reply
+        .get("n")
+        .and_then(super::errors::integer)
+        .map(|n| n as u64)
+        .ok_or_else(|| unavailable("count answered nothing"))
+}

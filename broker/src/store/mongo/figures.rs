@@ -1,0 +1,126 @@
+//! Figures: how many items are in which state, and what happened since a queue's creation.
+
+use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
+
+use super::{
+    Inner,
+    connect::{count, read_documents},
+    errors::{broken, failed, integer, written},
+    head::levels as each_level,
+    layout::{BLOCKED, HANDOUT, PROCESSED, date, millis},
+    levels,
+};
+use crate::{
+    domain::{Depth, Queue, QueueName, Timestamp, Totals},
+    store::Result,
+};
+
+/// Counts a queue's items: by the hand-out index alone, but for telling leased items from delayed
+/// ones.
+pub(super) async fn depth(inner: &Inner, queue: &Queue) -> Result<Depth> {
+    let group = inner.group(&queue.group).await?;
+    let name = group.items.name();
+    let (q, now) = (queue.name.as_str(), inner.now());
+    let used = levels::in_index(inner, name, &queue.name).await?;
+    let mut depth = Depth::default();
+    for level in each_level(used) {
+        let range = |when: Document| doc! { "q": q, "priority": level, "when": when };
+        let later = doc! { "$gt": date(now), "$lt": millis(BLOCKED) };
+        let ready = count(&inner.db, name, range(doc! { "$lte": date(now) }), HANDOUT).await?;
+        let pending = count(&inner.db, name, range(later.clone()), HANDOUT).await?;
+        let only = |when: i64| range(doc! { "$eq": millis(when) });
+        depth.blocked += count(&inner.db, name, only(BLOCKED), HANDOUT).await?;
+        depth.processed += count(&inner.db, name, only(PROCESSED), HANDOUT).await?;
+        let mut leased = range(later);
+        leased.insert("lock", doc! { "$exists": true });
+        let reserved = match pending {
+            0 => 0,
+            _ => count(&inner.db, name, leased, HANDOUT).await?.min(pending),
+        };
+        if ready > 0 && depth.oldest_ready.is_none() {
+            depth.oldest_ready = first(inner, name, range(doc! { "$lte": date(now) })).await?;
+        }
+        depth.ready += ready;
+        depth.reserved += reserved;
+        depth.delayed += pending - reserved;
+    }
+    depth.next_eligible = levels::first_after(inner, name, &queue.name, used, now).await?;
+    Ok(depth)
+}
+
+async fn first(inner: &Inner, collection: &str, filter: Document) -> Result<Option<Timestamp>> {
+    let command = doc! {
+        "find": collection, "filter": filter, "sort": { "priority": -1, "when": 1, "_id": 1 },
+        "projection": { "_id": 0, "when": 1 }, "hint": HANDOUT, "limit": 1, "singleBatch": true,
+    };
+    let found = read_documents(&inner.db, command).await?;
+    let when = found.first().and_then(|document| document.get_datetime("when").ok());
+    Ok(when.map(|when| Timestamp(when.timestamp_millis())))
+}
+
+/// The name of a queue's totals among the counters.
+pub(super) fn totals_id(queue: &QueueName) -> String {
+    format!("totals/{queue}")
+}
+
+/// The fields of the totals, and where they are.
+fn fields(totals: &Totals) -> [(&'static str, u64); 7] {
+    [
+        ("pushed", totals.pushed),
+        ("delivered", totals.delivered),
+        ("committed", totals.committed),
+        ("rolledBack", totals.rolled_back),
+        ("moved", totals.moved),
+        ("deadLettered", totals.dead_lettered),
+        ("expired", totals.expired),
+    ]
+}
+
+/// Adds to queues' totals, in one command.
+pub(super) async fn add_totals(inner: &Inner, changes: Vec<(QueueName, Totals)>) -> Result<()> {
+    let mut updates = Vec::with_capacity(changes.len());
+    for (queue, totals) in &changes {
+        let added: Document = fields(totals)
+            .into_iter()
+            .filter(|(_, n)| *n > 0)
+            .map(|(name, n)| (name.to_owned(), Bson::Int64(n as i64)))
+            .collect();
+        if !added.is_empty() {
+            updates.push(doc! {
+                "q": { "_id": totals_id(queue) }, "u": { "$inc": added }, "upsert": true,
+            });
+        }
+    }
+    for updates in updates.chunks(1_000) {
+        let mut command = RawDocumentBuf::try_from(
+            &doc! { "update": "counters", "updates": updates.to_vec(), "ordered": false },
+        )
+        .map_err(|e| broken(e.to_string()))?;
+        command.append(mongodb::bson::raw::cstr!("writeConcern"), super::layout::durable());
+        // Not repeated if the outcome is unknown: it would be counted twice.
+        let reply = inner.db.run_raw_command(command).await.map_err(failed)?;
+        written(&reply)?;
+    }
+    Ok(())
+}
+
+/// A queue's totals.
+pub(super) async fn totals(inner: &Inner, queue: &QueueName) -> Result<Totals> {
+    let found = inner
+        .db
+        .collection::<Document>("counters")
+        .find_one(doc! { "_id": totals_id(queue) })
+        .await
+        .map_err(failed)?;
+    let Some(found) = found else { return Ok(Totals::default()) };
+    let n = |name: &str| found.get(name).and_then(integer).unwrap_or_default() as u64;
+    Ok(Totals {
+        pushed: n("pushed"),
+        delivered: n("delivered"),
+        committed: n("committed"),
+        rolled_back: n("rolledBack"),
+        moved: n("moved"),
+        dead_lettered: n("deadLettered"),
+        expired: n("expired"),
+    })
+}

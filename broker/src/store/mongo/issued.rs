@@ -1,0 +1,87 @@
+//! Which reservations this broker made and has not seen settled: what it needs to know of an item
+//! to settle it in the cheapest way. Losing an entry costs time, never correctness.
+
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::Mutex;
+
+use crate::domain::{ItemId, LeaseToken, Receipt, Timestamp};
+
+/// Entries are dropped this many milliseconds after their lease's end.
+const KEEP: i64 = 60_000;
+/// A lease this close to its end is settled the exact way: another broker may take the item.
+const CLOSE: i64 = 250;
+
+/// A reservation made here.
+#[derive(Debug, Clone)]
+pub(super) struct Issue {
+    pub(super) token: LeaseToken,
+    /// End of the lease.
+    pub(super) until: i64,
+    pub(super) priority: i32,
+    /// It has a deduplication id: a tombstone must stay.
+    pub(super) dedup: bool,
+    /// It has been through another broker's hands: a tombstone must stay.
+    pub(super) traced: bool,
+    /// It has an end of its own.
+    pub(super) ends: bool,
+    pub(super) key: Option<Arc<str>>,
+}
+
+impl Issue {
+    /// True if nothing but this broker can have touched the item.
+    pub(super) fn is_exclusive(&self, now: Timestamp) -> bool {
+        now.0 + CLOSE < self.until
+    }
+}
+
+/// The reservations made here.
+#[derive(Default)]
+pub(super) struct Issued(Mutex<Entries>);
+
+#[derive(Default)]
+struct Entries {
+    by_item: HashMap<ItemId, Issue>,
+    /// The map is cleared of old entries when it reaches this size.
+    clear_at: usize,
+}
+
+impl Issued {
+    /// Notes reservations.
+    pub(super) fn add(&self, issues: impl IntoIterator<Item = (ItemId, Issue)>, now: Timestamp) {
+        let mut entries = self.0.lock();
+        entries.by_item.extend(issues);
+        if entries.by_item.len() > entries.clear_at {
+            entries.by_item.retain(|_, issue| issue.until + KEEP > now.0);
+            entries.clear_at = (entries.by_item.len() * 2).max(1_000);
+        }
+    }
+
+    /// Takes what is known of a reservation that is about to be settled.
+    pub(super) fn take(&self, receipt: &Receipt) -> Option<Issue> {
+        let mut entries = self.0.lock();
+        match entries.by_item.get(&receipt.item) {
+            Some(issue) if issue.token == receipt.token => entries.by_item.remove(&receipt.item),
+            _ => None,
+        }
+    }
+
+    /// What is known of a reservation.
+    pub(super) fn get(&self, receipt: &Receipt) -> Option<Issue> {
+        self.0.lock().by_item.get(&receipt.item).filter(|i| i.token == receipt.token).cloned()
+    }
+
+    /// Notes a lease's new end; `sooner_only` while it is not sure.
+    pub(super) fn extend(&self, receipt: &Receipt, until: Timestamp, sooner_only: bool) {
+        if let Some(issue) = self.0.lock().by_item.get_mut(&receipt.item)
+            && issue.token == receipt.token
+        {
+            issue.until = if sooner_only { issue.until.min(until.0) } else { until.0 };
+        }
+    }
+
+    /// Forgets an item.
+    pub(super) fn forget(&self, item: ItemId) {
+        self.0.lock().by_item.remove(&item);
+    }
+}

@@ -1,0 +1,116 @@
+//! Where everything lies: collections, indexes, the dates that stand for states.
+
+use std::sync::Arc;
+
+use mongodb::{
+    Collection, Database,
+    bson::{DateTime, Document, RawDocumentBuf, doc, rawdoc},
+};
+use tokio::sync::OnceCell;
+
+use super::{
+    batcher::{Batcher, Limits},
+    errors::{failed, written},
+};
+use crate::{
+    domain::{FOREVER, GroupName, Outcome, Pushed, Timestamp},
+    store::{Held, Push, Result},
+};
+
+const HOUR: i64 = 3_600_000;
+/// `when` of an item that waits for an earlier one of its key. Past every eligible time.
+pub(super) const BLOCKED: i64 = FOREVER.0 + 21 * HOUR;
+/// `when` of history.
+pub(super) const PROCESSED: i64 = FOREVER.0 + 22 * HOUR;
+/// `when` of what is kept only to recognise a repeated push or settle.
+pub(super) const TOMBSTONE: i64 = FOREVER.0 + 23 * HOUR;
+
+/// Name of the hand-out index.
+pub(super) const HANDOUT: &str = "handout";
+/// Name of the index of history.
+pub(super) const HISTORY: &str = "history";
+/// Name of the unique index of deduplication ids.
+pub(super) const DEDUP: &str = "dedup";
+/// Name of the unique index that lets one item of a key have its turn.
+pub(super) const TURN: &str = "turn";
+/// Name of the index of blocked items, by key and sequence.
+pub(super) const WAITING: &str = "waiting";
+/// Name of the index of ids.
+pub(super) const BY_ID: &str = "_id_";
+
+/// A date as MongoDB stores it.
+pub(super) fn date(at: Timestamp) -> DateTime {
+    DateTime::from_millis(at.0)
+}
+
+/// A date from milliseconds.
+pub(super) fn millis(at: i64) -> DateTime {
+    DateTime::from_millis(at)
+}
+
+/// The write concern of every write: on the disks of a majority.
+pub(super) fn durable() -> RawDocumentBuf {
+    rawdoc! { "w": "majority", "j": true, "wtimeout": 15_000 }
+}
+
+/// One group: its collection, and the batchers of its writes.
+pub(super) struct Group {
+    pub(super) items: Collection<RawDocumentBuf>,
+    indexes: OnceCell<()>,
+    /// Pushes that need no order.
+    pub(super) plain: Arc<Batcher<Push, Pushed>>,
+    /// Pushes with a key or a sequence number: one write at a time, in order of arrival.
+    pub(super) ordered: Arc<Batcher<Push, Pushed>>,
+    /// Commits.
+    pub(super) commits: Arc<Batcher<Held, Outcome>>,
+}
+
+impl Group {
+    pub(super) fn new(db: &Database, name: &GroupName) -> Self {
+        let bytes = 30 * 1024 * 1024;
+        Self {
+            items: db.collection(&format!("items.{name}")),
+            indexes: OnceCell::new(),
+            plain: Batcher::new(Limits { writes: 2, items: 2_000, bytes }),
+            ordered: Batcher::new(Limits { writes: 1, items: 1_000, bytes }),
+            commits: Batcher::new(Limits { writes: 2, items: 5_000, bytes }),
+        }
+    }
+
+    /// Creates the indexes unless this broker has done so before.
+    pub(super) async fn ensure_indexes(&self, db: &Database) -> Result<()> {
+        self.indexes.get_or_try_init(|| create_indexes(db, self.items.name())).await?;
+        Ok(())
+    }
+}
+
+async fn create_indexes(db: &Database, collection: &str) -> Result<()> {
+    let partial = |field: &str| doc! { field: { "$exists": true } };
+    let indexes: [Document; 6] = [
+        doc! { "name": HANDOUT, "key": { "q": 1, "priority": -1, "when": 1, "_id": 1 } },
+        doc! {
+            "name": "expires", "key": { "expires": 1 }, "expireAfterSeconds": 0,
+            "partialFilterExpression": partial("expires"),
+        },
+        doc! {
+            "name": HISTORY, "key": { "q": 1, "processed": 1, "_id": 1 },
+            "partialFilterExpression": partial("processed"),
+        },
+        doc! {
+            "name": DEDUP, "key": { "dedup": 1 }, "unique": true,
+            "partialFilterExpression": partial("dedup"),
+        },
+        doc! {
+            "name": TURN, "key": { "q": 1, "turn": 1 }, "unique": true,
+            "partialFilterExpression": partial("turn"),
+        },
+        doc! {
+            "name": WAITING, "key": { "q": 1, "key": 1, "seq": 1 },
+            "partialFilterExpression": partial("due"),
+        },
+    ];
+    let command = doc! { "createIndexes": collection, "indexes": indexes.to_vec() };
+    let reply = db.run_command(command).await.map_err(failed)?;
+    written(&reply)?;
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! Leases: prolonging them, and asking whether they still hold.
+
+use std::{collections::HashMap, sync::Arc};
+
+use mongodb::bson::{doc, rawdoc};
+
+use super::{
+    Inner,
+    document::{oids, token_oid},
+    layout::date,
+    settle::{Update, WITNESS, look, stale, statement, update},
+};
+use crate::{
+    domain::{GroupName, ItemId, LeaseToken, Outcome, Timestamp},
+    store::{Held, Result},
+};
+
+/// A leased item past its end stays this long past its lease, in milliseconds, so that it can be settled.
+pub(super) const LEASED_GRACE: i64 = 3_600_000;
+
+/// Places in a call, by group.
+pub(super) fn by_group<'a>(
+    groups: impl Iterator<Item = &'a GroupName>,
+) -> HashMap<&'a GroupName, Vec<usize>> {
+    let mut places: HashMap<&GroupName, Vec<usize>> = HashMap::new();
+    for (at, group) in groups.enumerate() {
+        places.entry(group).or_default().push(at);
+    }
+    places
+}
+
+/// Sets the ends of leases; answers for each.
+pub(super) async fn extend(
+    inner: &Arc<Inner>,
+    items: Vec<Held>,
+    until: Vec<Timestamp>,
+) -> Result<Vec<Outcome>> {
+    let mut outcomes = vec![Outcome::Gone; items.len()];
+    for (name, places) in by_group(items.iter().map(|held| &held.receipt.group)) {
+        let group = inner.group(name).await?;
+        // (lease, end, what kind of item) → places
+        let mut lots: HashMap<(LeaseToken, Timestamp, Option<bool>), Vec<usize>> = HashMap::new();
+        for &at in &places {
+            let receipt = &items[at].receipt;
+            inner.issued.extend(receipt, until[at], true);
+            let ends = inner.issued.get(receipt).map(|issue| issue.ends);
+            lots.entry((receipt.token, until[at], ends)).or_default().push(at);
+        }
+        let mut statements = Vec::new();
+        for ((token, until, ends), places) in &lots {
+            let ids = oids(places.iter().map(|at| items[*at].receipt.item));
+            let filter = rawdoc! { "_id": { "$in": ids }, "lock": token_oid(*token) };
+            let kept = date(Timestamp(until.0 + LEASED_GRACE));
+            let change = match ends {
+                Some(false) => Update::operators(&doc! { "$set": { "when": date(*until) } })?,
+                Some(true) => Update::operators(&doc! {
+                    "$set": { "when": date(*until) }, "$max": { "expires": kept },
+                })?,
+                // Reserved by another broker: it must learn of what it does not see.
+                None => Update::pipeline(&[doc! { "$set": {
+                    "when": date(*until),
+                    "trace": { "$max": ["$trace", { "$add": ["$when", WITNESS] }] },
+                    "expires": { "$cond": [
+                        { "$gt": ["$expires", null] }, { "$max": ["$expires", kept] }, "$$REMOVE",
+                    ] },
+                } }])?,
+            };
+            statements.push(statement(filter, change));
+        }
+        let distinct: std::collections::HashSet<(ItemId, LeaseToken)> =
+            places.iter().map(|at| (items[*at].receipt.item, items[*at].receipt.token)).collect();
+        let n = update(inner, &group, statements).await?;
+        let found = if n == places.len() as u64 && distinct.len() == places.len() {
+            None
+        } else {
+            Some(look(inner, &group, places.iter().map(|at| items[*at].receipt.item)).await?)
+        };
+        for at in places {
+            let receipt = &items[at].receipt;
+            let stored = found.as_ref().map(|found| found.get(&receipt.item));
+            outcomes[at] = match stored {
+                None => Outcome::Ok,
+                Some(Some(stored)) if stored.lock == Some(receipt.token) => Outcome::Ok,
+                Some(stored) => stale(stored),
+            };
+            if outcomes[at] == Outcome::Ok {
+                inner.issued.extend(receipt, until[at], false);
+                let head = inner.head(&items[at].queue.name);
+                head.lower(head.look_used(), until[at].0);
+            }
+        }
+    }
+    Ok(outcomes)
+}
+
+/// Which reservations still hold their item.
+pub(super) async fn holds(inner: &Arc<Inner>, items: Vec<Held>) -> Result<Vec<bool>> {
+    let mut answers = vec![false; items.len()];
+    for (name, places) in by_group(items.iter().map(|held| &held.receipt.group)) {
+        let group = inner.group(name).await?;
+        let found = look(inner, &group, places.iter().map(|at| items[*at].receipt.item)).await?;
+        for at in places {
+            let receipt = &items[at].receipt;
+            answers[at] = found.get(&receipt.item).is_some_and(|s| s.lock == Some(receipt.token));
+        }
+    }
+    Ok(answers)
+}

@@ -1,0 +1,421 @@
+//! Queues in MongoDB: one document per item, one collection per group, any number of brokers.
+//!
+//! # Layout
+//! * [`document`] says what an item looks like, [`layout`] where it lies and by which indexes it is found.
+//! * [`push`] stores items (`order`: keys and sequence numbers; `dedup`: repeated pushes), [`reserve`]
+//!   hands them out from the [`head`], [`settle`] ends a reservation (`commit`, `rollback`, `transfer`).
+//! * [`batcher`] lets concurrent calls share a write; [`issued`] remembers which reservations are ours.
+//! * [`admin`], [`history`], [`redrive`], [`figures`], [`queues`], [`schedules`]: the rest.
+//!
+//! Every operation runs in a task of its own, so that a caller that goes away harms nothing.
+
+mod admin;
+mod batcher;
+mod clock;
+mod commit;
+mod connect;
+mod dedup;
+mod document;
+mod errors;
+mod figures;
+mod head;
+mod history;
+mod issued;
+mod layout;
+mod lease;
+mod levels;
+mod order;
+mod push;
+mod queues;
+mod redrive;
+mod reserve;
+mod rollback;
+mod schedules;
+mod settle;
+mod spent;
+mod transaction;
+mod transfer;
+
+#[cfg(test)]
+mod tests;
+
+use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use mongodb::{Client, Database};
+use parking_lot::Mutex;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use self::{
+    batcher::WRITE_LIMIT,
+    connect::Deployment,
+    errors::{broken, unavailable},
+    head::Head,
+    issued::Issued,
+    layout::Group,
+};
+use super::{
+    Created, Held, Move, Page, Push, RedriveFilter, Reserved, Result, Rollback, Selection,
+    SettingsVersion, Store,
+};
+use crate::domain::{
+    Clock, Depth, GroupName, IdSource, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName,
+    Schedule, ScheduleName, Timestamp, Totals, Want,
+};
+
+/// How to connect.
+#[derive(Debug, Clone)]
+pub struct MongoOptions {
+    /// Most connections to each server.
+    pub pool_size: u32,
+    /// The clock that says what time it is in the store.
+    pub clock: Arc<Clock>,
+    /// Keep the clock on the server's time. Off only in tests that move the clock.
+    pub discipline: bool,
+}
+
+impl Default for MongoOptions {
+    fn default() -> Self {
+        Self { pool_size: 64, clock: Arc::new(Clock::system()), discipline: true }
+    }
+}
+
+/// Queues in a MongoDB database.
+pub struct MongoStore {
+    inner: Arc<Inner>,
+}
+
+/// What the operations share.
+struct Inner {
+    client: Client,
+    db: Database,
+    deployment: Deployment,
+    description: String,
+    clock: Arc<Clock>,
+    broker: [u8; 4],
+    ids: IdSource,
+    issued: Issued,
+    groups: Mutex<HashMap<GroupName, Arc<Group>>>,
+    heads: Mutex<HashMap<QueueName, Arc<Head>>>,
+    tracker: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl MongoStore {
+    /// Connects to the deployment `uri` names and uses `database` there.
+    ///
+    /// # Errors
+    /// Within a few seconds, if the server can not be reached or refuses the credentials.
+    pub async fn connect(uri: &str, database: &str, options: MongoOptions) -> Result<Self> {
+        let connection = connect::connect(uri, database, options.pool_size).await?;
+        let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
+        if options.discipline {
+            clock::set(&connection.db, &options.clock).await?;
+            let (db, clock) = (connection.db.clone(), Arc::clone(&options.clock));
+            tracker.spawn(clock::discipline(db, clock, stop.clone()));
+        }
+        let inner = Inner {
+            client: connection.client,
+            db: connection.db,
+            deployment: connection.deployment,
+            description: connection.description,
+            clock: options.clock,
+            broker: rand::random(),
+            ids: IdSource::new(),
+            issued: Issued::default(),
+            groups: Mutex::default(),
+            heads: Mutex::default(),
+            tracker,
+            stop,
+        };
+        queues::ensure_indexes(&inner).await?;
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Lets the writes under way end, and stops what runs by itself.
+    pub async fn close(&self) {
+        self.inner.stop.cancel();
+        self.inner.tracker.close();
+        self.inner.tracker.wait().await;
+    }
+
+    /// The database, for signals that live in the store's own.
+    pub fn database(&self) -> Database {
+        self.inner.db.clone()
+    }
+
+    /// Runs an operation in a task of its own; its outcome is unknown if it takes too long.
+    async fn run<T, F>(&self, operation: impl FnOnce(Arc<Inner>) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        // Longer than a single write, so that what can be said of single writes is said there.
+        let limit = WRITE_LIMIT + Duration::from_secs(5);
+        match tokio::time::timeout(limit, self.run_long(operation)).await {
+            Ok(result) => result,
+            Err(_) => Err(unavailable("MongoDB did not answer in time")),
+        }
+    }
+
+    /// The same for operations that may take as long as they need.
+    async fn run_long<T, F>(&self, operation: impl FnOnce(Arc<Inner>) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let task = self.inner.tracker.spawn(operation(Arc::clone(&self.inner)));
+        task.await.unwrap_or_else(|error| Err(broken(format!("an operation failed: {error}"))))
+    }
+}
+
+impl Drop for MongoStore {
+    fn drop(&mut self) {
+        self.inner.stop.cancel();
+    }
+}
+
+impl Inner {
+    fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// A group, with its indexes in place.
+    async fn group(&self, name: &GroupName) -> Result<Arc<Group>> {
+        let group = {
+            let mut groups = self.groups.lock();
+            match groups.get(name) {
+                Some(group) => Arc::clone(group),
+                None => {
+                    let group = Arc::new(Group::new(&self.db, name));
+                    groups.insert(name.clone(), Arc::clone(&group));
+                    group
+                }
+            }
+        };
+        group.ensure_indexes(&self.db).await?;
+        Ok(group)
+    }
+
+    fn head(&self, queue: &QueueName) -> Arc<Head> {
+        let mut heads = self.heads.lock();
+        match heads.get(queue) {
+            Some(head) => Arc::clone(head),
+            None => {
+                let head = Arc::new(Head::new());
+                heads.insert(queue.clone(), Arc::clone(&head));
+                head
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Store for MongoStore {
+    fn describe(&self) -> String {
+        self.inner.description.clone()
+    }
+
+    fn now(&self) -> Timestamp {
+        self.inner.now()
+    }
+
+    fn broker_id(&self) -> [u8; 4] {
+        self.inner.broker
+    }
+
+    async fn ping(&self) -> Result<()> {
+        self.run(|inner| async move { queues::ping(&inner).await }).await
+    }
+
+    async fn create_queue(&self, queue: &Queue) -> Result<Created<Queue>> {
+        let queue = queue.clone();
+        self.run(|inner| async move { queues::create(&inner, &queue).await }).await
+    }
+
+    async fn get_queue(&self, name: &QueueName) -> Result<Option<Queue>> {
+        let name = name.clone();
+        self.run(|inner| async move { queues::get(&inner, &name).await }).await
+    }
+
+    async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>> {
+        let after = after.cloned();
+        self.run(|inner| async move { queues::list(&inner, after.as_ref(), limit).await }).await
+    }
+
+    async fn update_queue(&self, queue: &Queue) -> Result<Option<Queue>> {
+        let queue = queue.clone();
+        self.run(|inner| async move { queues::update(&inner, &queue).await }).await
+    }
+
+    async fn delete_queue(&self, queue: &Queue) -> Result<u64> {
+        let queue = queue.clone();
+        self.run_long(|inner| async move { admin::delete_queue(&inner, &queue).await }).await
+    }
+
+    async fn settings_version(&self) -> Result<SettingsVersion> {
+        self.run(|inner| async move { queues::version(&inner).await }).await
+    }
+
+    async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>> {
+        self.run(|inner| async move { push::push(&inner, items).await }).await
+    }
+
+    async fn reserve(&self, queue: &Arc<Queue>, wants: &[Want]) -> Result<Reserved> {
+        let (queue, wants) = (Arc::clone(queue), wants.to_vec());
+        self.run(|inner| async move { reserve::reserve(&inner, &queue, &wants).await }).await
+    }
+
+    async fn next_eligible(&self, queue: &Queue) -> Result<Option<Timestamp>> {
+        let (name, group) = (queue.name.clone(), queue.group.clone());
+        self.run(|inner| async move { levels::next_eligible(&inner, &name, &group).await }).await
+    }
+
+    fn look_again(&self, queue: &QueueName, since: Option<Timestamp>) {
+        self.inner.head(queue).look_again(since);
+    }
+
+    async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>> {
+        self.run(|inner| async move { commit::commit(&inner, items).await }).await
+    }
+
+    async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>> {
+        self.run(|inner| async move { rollback::rollback(&inner, items).await }).await
+    }
+
+    async fn extend(&self, items: Vec<Held>, until: Vec<Timestamp>) -> Result<Vec<Outcome>> {
+        self.run(|inner| async move { lease::extend(&inner, items, until).await }).await
+    }
+
+    async fn move_items(&self, items: Vec<Move>) -> Result<Vec<Outcome>> {
+        self.run(|inner| async move { transfer::move_items(&inner, items).await }).await
+    }
+
+    async fn commit_and_push(
+        &self,
+        held: Held,
+        items: Vec<Push>,
+    ) -> Result<(Outcome, Vec<Pushed>)> {
+        self.run(|inner| async move { transaction::commit_and_push(&inner, held, items).await })
+            .await
+    }
+
+    async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>> {
+        self.run(|inner| async move { lease::holds(&inner, items).await }).await
+    }
+
+    async fn repair(&self, queue: &Queue) -> Result<u64> {
+        let (name, group) = (queue.name.clone(), queue.group.clone());
+        self.run_long(|inner| async move { order::repair(&inner, &name, &group).await }).await
+    }
+
+    async fn list_items(
+        &self,
+        queue: &Queue,
+        state: Option<ItemState>,
+        cursor: Option<&str>,
+        limit: usize,
+    ) -> Result<Page<Item>> {
+        let (queue, cursor) = (queue.clone(), cursor.map(str::to_owned));
+        self.run_long(|inner| async move {
+            admin::list(&inner, &queue, state, cursor.as_deref(), limit).await
+        })
+        .await
+    }
+
+    async fn get_item(&self, queue: &Queue, id: ItemId) -> Result<Option<Item>> {
+        let queue = queue.clone();
+        self.run(|inner| async move { admin::get(&inner, &queue, id).await }).await
+    }
+
+    async fn delete_item(&self, queue: &Queue, id: ItemId) -> Result<bool> {
+        let queue = queue.clone();
+        self.run(|inner| async move { admin::delete(&inner, &queue, id).await }).await
+    }
+
+    async fn purge(&self, queue: &Queue) -> Result<u64> {
+        let queue = queue.clone();
+        self.run_long(|inner| async move { admin::purge(&inner, &queue).await }).await
+    }
+
+    async fn replay(&self, queue: &Queue, selection: &Selection, limit: u64) -> Result<u64> {
+        let (queue, selection) = (queue.clone(), selection.clone());
+        self.run_long(
+            |inner| async move { history::replay(&inner, &queue, &selection, limit).await },
+        )
+        .await
+    }
+
+    async fn origins(&self, queue: &Queue) -> Result<Vec<QueueName>> {
+        let queue = queue.clone();
+        self.run_long(|inner| async move { redrive::origins(&inner, &queue).await }).await
+    }
+
+    async fn redrive(
+        &self,
+        queue: &Queue,
+        to: &Arc<Queue>,
+        filter: &RedriveFilter,
+        limit: u64,
+    ) -> Result<u64> {
+        let (queue, to, filter) = (queue.clone(), Arc::clone(to), filter.clone());
+        self.run_long(
+            |inner| async move { redrive::redrive(&inner, &queue, &to, &filter, limit).await },
+        )
+        .await
+    }
+
+    async fn depth(&self, queue: &Queue) -> Result<Depth> {
+        let queue = queue.clone();
+        self.run_long(|inner| async move { figures::depth(&inner, &queue).await }).await
+    }
+
+    async fn add_totals(&self, changes: Vec<(QueueName, Totals)>) -> Result<()> {
+        self.run(|inner| async move { figures::add_totals(&inner, changes).await }).await
+    }
+
+    async fn totals(&self, queue: &QueueName) -> Result<Totals> {
+        let queue = queue.clone();
+        self.run(|inner| async move { figures::totals(&inner, &queue).await }).await
+    }
+
+    async fn create_schedule(&self, schedule: &Schedule) -> Result<Created<Schedule>> {
+        let schedule = schedule.clone();
+        self.run(|inner| async move { schedules::create(&inner, &schedule).await }).await
+    }
+
+    async fn get_schedule(&self, name: &ScheduleName) -> Result<Option<Schedule>> {
+        let name = name.clone();
+        self.run(|inner| async move { schedules::get(&inner, &name).await }).await
+    }
+
+    async fn list_schedules(
+        &self,
+        after: Option<&ScheduleName>,
+        limit: usize,
+    ) -> Result<Vec<Schedule>> {
+        let after = after.cloned();
+        self.run(|inner| async move { schedules::list(&inner, after.as_ref(), limit).await }).await
+    }
+
+    async fn pause_schedule(
+        &self,
+        name: &ScheduleName,
+        paused: bool,
+        done_until: Timestamp,
+    ) -> Result<Option<Schedule>> {
+        let name = name.clone();
+        self.run(|inner| async move { schedules::pause(&inner, &name, paused, done_until).await })
+            .await
+    }
+
+    async fn tick_done(&self, name: &ScheduleName, tick: Timestamp) -> Result<()> {
+        let name = name.clone();
+        self.run(|inner| async move { schedules::tick_done(&inner, &name, tick).await }).await
+    }
+
+    async fn delete_schedule(&self, name: &ScheduleName) -> Result<bool> {
+        let name = name.clone();
+        self.run(|inner| async move { schedules::delete(&inner, &name).await }).await
+    }
+}

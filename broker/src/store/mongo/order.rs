@@ -1,0 +1,223 @@
+//! Order within a key: at most one item of a key is not blocked, which the unique index on
+//! `{q, turn}` enforces whatever brokers do; when it is settled, the next by sequence number gets
+//! its turn. A turn lost to a crash between the two is found by the next push of the key and by
+//! [`repair`].
+
+use std::collections::HashSet;
+
+use futures_util::{StreamExt, stream};
+use mongodb::{
+    bson::{Bson, Document, RawDocumentBuf, doc},
+    options::{Hint, ReturnDocument},
+};
+
+use super::{
+    Inner,
+    connect::read_documents,
+    document::Stored,
+    errors::{failed, integer, is_duplicate_key},
+    head::bit,
+    layout::{Group, TURN, WAITING, date},
+};
+use crate::{
+    domain::{GroupName, ItemId, QueueName, Timestamp},
+    store::Result,
+};
+
+/// A queue and an ordering key in it.
+pub(super) type OrderKey = (QueueName, String);
+
+/// How many keys are promoted at once.
+const AT_ONCE: usize = 16;
+/// How many entries of the index one step of [`repair`] looks at.
+const STEP: i32 = 500;
+
+/// An item that got its turn.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Promoted {
+    pub(super) id: ItemId,
+    pub(super) when: Timestamp,
+}
+
+/// The name of a queue's sequence counter.
+pub(super) fn counter_id(queue: &QueueName) -> String {
+    format!("sequence/{queue}")
+}
+
+/// The update that takes `n` numbers from a counter.
+pub(super) fn taking(n: i64) -> Document {
+    doc! { "$inc": { "next": n } }
+}
+
+/// Takes `n` sequence numbers of a queue; answers the first.
+pub(super) async fn take_numbers(inner: &Inner, queue: &QueueName, n: usize) -> Result<i64> {
+    let n = n as i64;
+    let counters = inner.db.collection::<Document>("counters");
+    let find = || {
+        counters
+            .find_one_and_update(doc! { "_id": counter_id(queue) }, taking(n))
+            .upsert(true)
+            .return_document(ReturnDocument::After)
+    };
+    let counter = match find().await {
+        Err(error) if is_duplicate_key(&error) => find().await, // two brokers made it at once
+        result => result,
+    };
+    let counter = counter.map_err(failed)?;
+    let last = counter.as_ref().and_then(|c| c.get("next")).and_then(integer).unwrap_or(n);
+    Ok(last - n + 1)
+}
+
+/// Groups keys by queue.
+fn by_queue(keys: &[OrderKey]) -> Vec<(&QueueName, Vec<&str>)> {
+    let mut sorted: Vec<&OrderKey> = keys.iter().collect();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let mut queues: Vec<(&QueueName, Vec<&str>)> = Vec::new();
+    for (queue, key) in sorted {
+        match queues.last_mut() {
+            Some((last, keys)) if *last == queue => keys.push(key),
+            _ => queues.push((queue, vec![key])),
+        }
+    }
+    queues
+}
+
+/// The keys of which an item has its turn.
+pub(super) async fn holders(
+    inner: &Inner,
+    group: &Group,
+    keys: &[OrderKey],
+) -> Result<HashSet<OrderKey>> {
+    let mut held = HashSet::new();
+    for (queue, keys) in by_queue(keys) {
+        for keys in keys.chunks(1_000) {
+            let command = holders_command(group, queue, keys);
+            for document in read_documents(&inner.db, command).await? {
+                if let Ok(key) = document.get_str("turn") {
+                    held.insert((queue.clone(), key.to_owned()));
+                }
+            }
+        }
+    }
+    Ok(held)
+}
+
+fn holders_command(group: &Group, queue: &QueueName, keys: &[&str]) -> Document {
+    doc! {
+        "find": group.items.name(), "filter": { "q": queue.as_str(), "turn": { "$in": keys } },
+        "projection": { "_id": 0, "turn": 1 }, "hint": TURN,
+        "batchSize": 1_000, "singleBatch": true,
+    }
+}
+
+/// The keys of which items are blocked. Ask it of keys that have no holder: those have few.
+pub(super) async fn waiting(
+    inner: &Inner,
+    group: &Group,
+    keys: &[OrderKey],
+) -> Result<HashSet<OrderKey>> {
+    let mut waiting = HashSet::new();
+    for (queue, keys) in by_queue(keys) {
+        for keys in keys.chunks(1_000) {
+            let command = doc! {
+                "aggregate": group.items.name(), "hint": WAITING, "cursor": { "batchSize": 1_000 },
+                "pipeline": [
+                    { "$match": {
+                        "q": queue.as_str(), "key": { "$in": keys }, "due": { "$exists": true },
+                    } },
+                    { "$group": { "_id": "$key" } },
+                ],
+            };
+            for document in read_documents(&inner.db, command).await? {
+                if let Ok(key) = document.get_str("_id") {
+                    waiting.insert((queue.clone(), key.to_owned()));
+                }
+            }
+        }
+    }
+    Ok(waiting)
+}
+
+/// The update that gives a blocked item its turn.
+pub(super) fn turning(now: Timestamp) -> Vec<Document> {
+    vec![
+        doc! { "$set": { "turn": "$key", "when": { "$max": ["$due", date(now)] } } },
+        doc! { "$unset": "due" },
+    ]
+}
+
+/// Gives the first blocked item of each key its turn, unless another item has it.
+pub(super) async fn promote(
+    inner: &Inner,
+    group: &Group,
+    keys: &[OrderKey],
+) -> Result<Vec<Promoted>> {
+    let free: Vec<OrderKey> = if keys.len() > 1 {
+        let held = holders(inner, group, keys).await?;
+        let free: HashSet<&OrderKey> = keys.iter().filter(|key| !held.contains(*key)).collect();
+        free.into_iter().cloned().collect()
+    } else {
+        keys.to_vec()
+    };
+    let results: Vec<Result<Option<Promoted>>> = stream::iter(free)
+        .map(|(queue, key)| async move { promote_one(inner, group, &queue, &key).await })
+        .buffer_unordered(AT_ONCE)
+        .collect()
+        .await;
+    let mut promoted = Vec::new();
+    for result in results {
+        promoted.extend(result?);
+    }
+    Ok(promoted)
+}
+
+async fn promote_one(
+    inner: &Inner,
+    group: &Group,
+    queue: &QueueName,
+    key: &str,
+) -> Result<Option<Promoted>> {
+    let filter = doc! { "q": queue.as_str(), "key": key, "due": { "$exists": true } };
+    let found = group
+        .items
+        .find_one_and_update(filter, turning(inner.now()))
+        .sort(doc! { "seq": 1 })
+        .hint(Hint::Name(WAITING.to_owned()))
+        .return_document(ReturnDocument::After)
+        .projection(doc! { "when": 1, "priority": 1 })
+        .await;
+    let found: Option<RawDocumentBuf> = match found {
+        Err(error) if is_duplicate_key(&error) => return Ok(None), // another has the turn
+        result => result.map_err(failed)?,
+    };
+    let Some(found) = found else { return Ok(None) };
+    let stored = Stored::read(&found)?;
+    inner.head(queue).lower(bit(stored.priority), stored.when);
+    Ok(Some(Promoted { id: stored.id(), when: Timestamp(stored.when) }))
+}
+
+/// Gives a turn to every key of the queue that has blocked items and no holder; answers how many.
+pub(super) async fn repair(inner: &Inner, queue: &QueueName, group: &GroupName) -> Result<u64> {
+    let group = inner.group(group).await?;
+    let (mut after, mut repaired) = (Bson::MinKey, 0);
+    loop {
+        let command = doc! {
+            "find": group.items.name(),
+            "filter": { "q": queue.as_str(), "key": { "$gt": after }, "due": { "$exists": true } },
+            "sort": { "q": 1, "key": 1, "seq": 1 }, "projection": { "_id": 0, "key": 1 },
+            "hint": WAITING, "limit": STEP, "singleBatch": true,
+        };
+        let found = read_documents(&inner.db, command).await?;
+        let mut keys: Vec<OrderKey> = found
+            .iter()
+            .filter_map(|document| document.get_str("key").ok())
+            .map(|key| (queue.clone(), key.to_owned()))
+            .collect();
+        keys.dedup();
+        let Some((_, last)) = keys.last() else { return Ok(repaired) };
+        // The rest of the last key's items is passed over by one seek.
+        after = Bson::String(last.clone());
+        repaired += promote(inner, &group, &keys).await?.len() as u64;
+    }
+}

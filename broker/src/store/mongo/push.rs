@@ -1,0 +1,324 @@
+//! Storing items. Concurrent calls share an insert; each gets its own answer.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
+
+use futures_util::future::try_join_all;
+use mongodb::{bson::RawDocumentBuf, error::ErrorKind};
+
+use super::{
+    Inner,
+    dedup::{self, key_of},
+    document::{Start, eligible_time, encode},
+    errors::{DUPLICATE_KEY, broken, failed, index_named, repeat, unavailable},
+    head::{LevelSet, bit},
+    layout::{BY_ID, DEDUP, Group, TURN},
+    levels,
+    order::{self, OrderKey},
+    transaction,
+};
+use crate::{
+    domain::{GroupName, ItemId, Pushed, QueueName, Timestamp},
+    store::{Push, Result, StoreError},
+};
+
+/// Bytes an item takes beside its payload, roughly.
+const ENVELOPE: usize = 300;
+/// How often an item that is refused is looked at anew.
+const ROUNDS: usize = 5;
+
+/// Items that are written together: of one group, and in order or not.
+struct Lot {
+    group: GroupName,
+    ordered: bool,
+    at: Vec<usize>,
+    items: Vec<Push>,
+}
+
+/// True if the item has a place in an order.
+pub(super) fn is_ordered(push: &Push) -> bool {
+    push.queue.sequenced || !push.item.ordering_key.is_empty()
+}
+
+/// Stores items; answers for each.
+pub(super) async fn push(inner: &Arc<Inner>, items: Vec<Push>) -> Result<Vec<Pushed>> {
+    let count = items.len();
+    let mut lots: Vec<Lot> = Vec::new();
+    for (at, push) in items.into_iter().enumerate() {
+        let ordered = is_ordered(&push);
+        let place = lots.iter().position(|l| l.ordered == ordered && l.group == push.queue.group);
+        let place = place.unwrap_or_else(|| {
+            let group = push.queue.group.clone();
+            lots.push(Lot { group, ordered, at: Vec::new(), items: Vec::new() });
+            lots.len() - 1
+        });
+        lots[place].at.push(at);
+        lots[place].items.push(push);
+    }
+    let written = try_join_all(lots.into_iter().map(|lot| async move {
+        let results = submit(inner, &lot.group, lot.ordered, lot.items).await?;
+        Ok::<_, StoreError>(lot.at.into_iter().zip(results))
+    }))
+    .await?;
+    let mut results: Vec<Option<Pushed>> = vec![None; count];
+    for (at, pushed) in written.into_iter().flatten() {
+        results[at] = Some(pushed);
+    }
+    results.into_iter().collect::<Option<_>>().ok_or_else(|| broken("a push was not answered"))
+}
+
+async fn submit(
+    inner: &Arc<Inner>,
+    group: &GroupName,
+    ordered: bool,
+    items: Vec<Push>,
+) -> Result<Vec<Pushed>> {
+    let group = inner.group(group).await?;
+    let bytes = items.iter().map(|push| push.item.payload.len() + ENVELOPE).sum();
+    let batcher = Arc::clone(if ordered { &group.ordered } else { &group.plain });
+    let inner = Arc::clone(inner);
+    let tracker = inner.tracker.clone();
+    let write = move |items: Vec<Push>| {
+        let (inner, group) = (Arc::clone(&inner), Arc::clone(&group));
+        async move {
+            let count = items.len();
+            match write(&inner, &group, items, ordered).await {
+                Ok(results) => results,
+                Err(error) => (0..count).map(|_| Err(repeat(&error))).collect(),
+            }
+        }
+    };
+    batcher.submit(&tracker, items, bytes, write).await
+}
+
+async fn write(
+    inner: &Arc<Inner>,
+    group: &Group,
+    items: Vec<Push>,
+    ordered: bool,
+) -> Result<Vec<Result<Pushed>>> {
+    record_levels(inner, &items).await?;
+    if !ordered {
+        let now = inner.now();
+        let starts = items
+            .iter()
+            .map(|_| Start { id: inner.ids.next(now), now, sequence: 0, blocked: false })
+            .collect();
+        return insert(inner, group, &items, starts).await;
+    }
+    // Numbers that are promised to follow the order of the answers are given and stored in one step.
+    if inner.deployment.has_transactions() && items.iter().any(|push| push.queue.sequenced) {
+        let results = transaction::push_in_order(inner, group, &items).await?;
+        return Ok(results.into_iter().map(Ok).collect());
+    }
+    let starts = order_starts(inner, group, &items).await?;
+    let mut results = insert(inner, group, &items, starts).await?;
+    let stored = results.iter_mut().filter_map(|result| result.as_mut().ok());
+    wake(inner, group, &items, stored).await?;
+    Ok(results)
+}
+
+/// Sees to it that of each key that got blocked items one has its turn: the one they were blocked
+/// behind may have been settled meanwhile.
+pub(super) async fn wake<'a>(
+    inner: &Inner,
+    group: &Group,
+    items: &[Push],
+    stored: impl Iterator<Item = &'a mut Pushed>,
+) -> Result<()> {
+    let mut blocked: HashMap<ItemId, &mut Pushed> = stored
+        .filter(|pushed| !pushed.deduplicated && pushed.eligible_time.is_none())
+        .map(|pushed| (pushed.id, pushed))
+        .collect();
+    if blocked.is_empty() {
+        return Ok(());
+    }
+    let keys: Vec<OrderKey> = items.iter().filter_map(order_key).collect();
+    for promoted in order::promote(inner, group, &keys).await? {
+        if let Some(pushed) = blocked.get_mut(&promoted.id) {
+            pushed.eligible_time = Some(promoted.when);
+        }
+    }
+    Ok(())
+}
+
+/// The key by which a push is ordered, if any.
+pub(super) fn order_key(push: &Push) -> Option<OrderKey> {
+    let key = &push.item.ordering_key;
+    (!key.is_empty()).then(|| (push.queue.name.clone(), key.clone()))
+}
+
+/// The levels of new items, recorded before anyone can miss them.
+pub(super) async fn record_levels(inner: &Inner, items: &[Push]) -> Result<()> {
+    let mut queues: HashMap<&QueueName, (LevelSet, Timestamp)> = HashMap::new();
+    for push in items {
+        let entry = queues.entry(&push.queue.name).or_insert((0, push.queue.create_time));
+        entry.0 |= bit(i32::from(push.item.priority.level()));
+    }
+    for (queue, (set, created)) in queues {
+        levels::record(inner, queue, set, Some(created)).await?;
+    }
+    Ok(())
+}
+
+/// Numbers ordered items, and finds out which may be the first of their key.
+async fn order_starts(inner: &Inner, group: &Group, items: &[Push]) -> Result<Vec<Start>> {
+    let mut counts: HashMap<&QueueName, usize> = HashMap::new();
+    for push in items {
+        *counts.entry(&push.queue.name).or_default() += 1;
+    }
+    let mut next: HashMap<&QueueName, i64> = HashMap::new();
+    for (queue, count) in counts {
+        next.insert(queue, order::take_numbers(inner, queue, count).await?);
+    }
+    // Whoever was answered before this call began has the turn, is blocked, or is settled: holders
+    // first, then those waiting without one. What comes between is caught by the unique index.
+    let keys: Vec<OrderKey> = items.iter().filter_map(order_key).collect();
+    let mut behind = order::holders(inner, group, &keys).await?;
+    let free: Vec<OrderKey> = keys.into_iter().filter(|key| !behind.contains(key)).collect();
+    behind.extend(order::waiting(inner, group, &free).await?);
+    let now = inner.now();
+    Ok(items
+        .iter()
+        .map(|push| {
+            let blocked = order_key(push).is_some_and(|key| !behind.insert(key));
+            let number = next.get_mut(&push.queue.name);
+            let sequence = number.map_or(0, |next| {
+                *next += 1;
+                *next - 1
+            });
+            Start { id: inner.ids.next(now), now, sequence, blocked }
+        })
+        .collect())
+}
+
+/// Why an insert left an item out.
+enum Refusal {
+    /// It is there already, by this very insert.
+    Own,
+    /// Its deduplication id is taken.
+    Repeated,
+    /// Another of its key has the turn.
+    Behind,
+    /// Anything else.
+    Failed(StoreError),
+}
+
+/// Inserts items; those a unique index refuses are looked at and tried again as what they are.
+async fn insert(
+    inner: &Inner,
+    group: &Group,
+    items: &[Push],
+    mut starts: Vec<Start>,
+) -> Result<Vec<Result<Pushed>>> {
+    let mut results: Vec<Option<Result<Pushed>>> = items.iter().map(|_| None).collect();
+    let mut open: Vec<usize> = (0..items.len()).collect();
+    for _ in 0..ROUNDS {
+        let mut documents = Vec::with_capacity(open.len());
+        open.retain(|&at| match encode(&items[at], &starts[at]) {
+            Ok(document) => {
+                documents.push(document);
+                true
+            }
+            Err(error) => {
+                results[at] = Some(Err(error));
+                false
+            }
+        });
+        if open.is_empty() {
+            break;
+        }
+        let refused = insert_documents(group, &documents).await;
+        // Also if the outcome is unknown: what may be there must not be passed over.
+        lower_marks(inner, open.iter().map(|&at| (&items[at], &starts[at])));
+        let mut refused = refused?;
+        let mut again = Vec::new();
+        let mut repeated = Vec::new();
+        for (place, &at) in open.iter().enumerate() {
+            match refused.remove(&place) {
+                None | Some(Refusal::Own) => {
+                    results[at] = Some(Ok(stored(&items[at], &starts[at])))
+                }
+                Some(Refusal::Repeated) => repeated.push(at),
+                Some(Refusal::Behind) => {
+                    starts[at].blocked = true;
+                    again.push(at);
+                }
+                Some(Refusal::Failed(error)) => results[at] = Some(Err(error)),
+            }
+        }
+        if !repeated.is_empty() {
+            let keys: HashSet<_> = repeated.iter().filter_map(|&at| key_of(&items[at])).collect();
+            let keys: Vec<_> = keys.into_iter().collect();
+            let firsts = dedup::resolve(inner, group, &keys, inner.now()).await?;
+            for at in repeated {
+                match key_of(&items[at]).and_then(|key| firsts.get(&key)) {
+                    Some(first) if *first == starts[at].id => {
+                        results[at] = Some(Ok(stored(&items[at], &starts[at])));
+                    }
+                    Some(first) => results[at] = Some(Ok(duplicate(*first))),
+                    None => again.push(at),
+                }
+            }
+        }
+        again.sort_unstable();
+        open = again;
+    }
+    Ok(results
+        .into_iter()
+        .map(|r| r.unwrap_or_else(|| Err(unavailable("others were faster again and again"))))
+        .collect())
+}
+
+/// The answer for an item that was stored.
+pub(super) fn stored(push: &Push, start: &Start) -> Pushed {
+    Pushed {
+        id: start.id,
+        deduplicated: false,
+        sequence: start.sequence,
+        eligible_time: (!start.blocked).then(|| eligible_time(push, start.now)),
+    }
+}
+
+/// The answer for one that was there before.
+pub(super) fn duplicate(first: ItemId) -> Pushed {
+    Pushed { id: first, deduplicated: true, sequence: 0, eligible_time: None }
+}
+
+async fn insert_documents(
+    group: &Group,
+    documents: &[RawDocumentBuf],
+) -> Result<HashMap<usize, Refusal>> {
+    let Err(error) = group.items.insert_many(documents).ordered(false).await else {
+        return Ok(HashMap::new());
+    };
+    let ErrorKind::InsertMany(insert) = error.kind.as_ref() else { return Err(failed(error)) };
+    if insert.write_concern_error.is_some() {
+        return Err(failed(error));
+    }
+    let refused = insert.write_errors.iter().flatten().map(|error| {
+        let refusal = match (error.code, index_named(&error.message)) {
+            (DUPLICATE_KEY, BY_ID) => Refusal::Own,
+            (DUPLICATE_KEY, DEDUP) => Refusal::Repeated,
+            (DUPLICATE_KEY, TURN) => Refusal::Behind,
+            _ => Refusal::Failed(broken(error.message.clone())),
+        };
+        (error.index, refusal)
+    });
+    Ok(refused.collect())
+}
+
+/// Lowers the queues' watermarks to what was pushed.
+pub(super) fn lower_marks<'a>(inner: &Inner, stored: impl Iterator<Item = (&'a Push, &'a Start)>) {
+    let mut lowest: HashMap<(&QueueName, u8), i64> = HashMap::new();
+    for (push, start) in stored.filter(|(_, start)| !start.blocked) {
+        let when = eligible_time(push, start.now).0;
+        let place = lowest.entry((&push.queue.name, push.item.priority.level())).or_insert(when);
+        *place = when.min(*place);
+    }
+    for ((queue, level), when) in lowest {
+        inner.head(queue).lower(bit(i32::from(level)), when);
+    }
+}

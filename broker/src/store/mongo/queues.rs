@@ -1,0 +1,230 @@
+//! Queues and their settings.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use mongodb::{
+    bson::{Bson, Document, doc},
+    options::ReturnDocument,
+};
+
+use super::{
+    Inner,
+    connect::read_documents,
+    document::{literal, texts},
+    errors::{broken, failed, integer, is_duplicate_key, written},
+    head::levels as each_level,
+    layout::date,
+    levels,
+};
+use crate::{
+    domain::{GroupName, Invalid, Queue, QueueName, RetryPolicy, Timestamp},
+    store::{Created, Result, SettingsVersion},
+};
+
+const QUEUES: &str = "queues";
+
+/// Creates the index by which changes are noticed.
+pub(super) async fn ensure_indexes(inner: &Inner) -> Result<()> {
+    let command = doc! {
+        "createIndexes": QUEUES,
+        "indexes": [{ "name": "updated", "key": { "updated": 1, "revision": 1 } }],
+    };
+    let reply = inner.db.run_command(command).await.map_err(failed)?;
+    written(&reply)?;
+    Ok(())
+}
+
+/// Reaches the server and writes to it.
+pub(super) async fn ping(inner: &Inner) -> Result<()> {
+    inner
+        .db
+        .collection::<Document>("counters")
+        .update_one(doc! { "_id": "ping" }, doc! { "$set": { "at": date(inner.now()) } })
+        .upsert(true)
+        .await
+        .map_err(failed)?;
+    Ok(())
+}
+
+/// A span in milliseconds, which is what the store keeps.
+pub(super) fn span(span: Duration) -> i64 {
+    i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// The settings as fields; those that are not set are left out.
+fn settings(queue: &Queue) -> Document {
+    let mut d = doc! {
+        "group": queue.group.as_str(),
+        "maxAttempts": i64::from(queue.max_attempts),
+        "retention": span(queue.retention),
+        "dedupWindow": span(queue.dedup_window),
+        "maxDepth": queue.max_depth as i64,
+        "sequenced": queue.sequenced,
+        "paused": queue.paused,
+        "labels": texts(&queue.labels),
+        "created": date(queue.create_time),
+    };
+    if let Some(lease) = queue.lease {
+        d.insert("lease", span(lease));
+    }
+    if let Some(to) = &queue.dead_letter_queue {
+        d.insert("deadLetterQueue", to.as_str());
+    }
+    if let Some(policy) = &queue.retry_policy {
+        d.insert(
+            "retryPolicy",
+            doc! {
+                "initialDelay": span(policy.initial_delay), "multiplier": policy.multiplier,
+                "maxDelay": span(policy.max_delay), "jitter": policy.jitter,
+            },
+        );
+    }
+    if let Some(ttl) = queue.default_ttl {
+        d.insert("defaultTtl", span(ttl));
+    }
+    d
+}
+
+const OPTIONAL: [&str; 4] = ["lease", "deadLetterQueue", "retryPolicy", "defaultTtl"];
+
+fn read(document: &Document) -> Result<Queue> {
+    let whole = |name: &str| document.get(name).and_then(integer);
+    let time = |name: &str| whole(name).map(|ms| Duration::from_millis(ms as u64));
+    let text = |name: &str| document.get_str(name).unwrap_or_default();
+    let flag = |name: &str| document.get_bool(name).unwrap_or_default();
+    let bad = |e: Invalid| broken(format!("unreadable queue: {e}"));
+    let labels: BTreeMap<String, String> = document
+        .get_document("labels")
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
+        .collect();
+    let retry_policy = document.get_document("retryPolicy").ok().map(|policy| {
+        let time = |name: &str| {
+            let ms = policy.get(name).and_then(integer).unwrap_or_default();
+            Duration::from_millis(ms as u64)
+        };
+        RetryPolicy {
+            initial_delay: time("initialDelay"),
+            multiplier: policy.get_f64("multiplier").unwrap_or(1.0),
+            max_delay: time("maxDelay"),
+            jitter: policy.get_f64("jitter").unwrap_or_default(),
+        }
+    });
+    Ok(Queue {
+        name: QueueName::parse("_id", text("_id")).map_err(bad)?,
+        group: GroupName::parse("group", text("group")).map_err(bad)?,
+        lease: time("lease"),
+        max_attempts: whole("maxAttempts").unwrap_or_default() as u32,
+        dead_letter_queue: QueueName::parse_optional("deadLetterQueue", text("deadLetterQueue"))
+            .map_err(bad)?,
+        retry_policy,
+        default_ttl: time("defaultTtl"),
+        retention: time("retention").unwrap_or_default(),
+        dedup_window: time("dedupWindow").unwrap_or_default(),
+        max_depth: whole("maxDepth").unwrap_or_default() as u64,
+        sequenced: flag("sequenced"),
+        paused: flag("paused"),
+        labels,
+        create_time: Timestamp(
+            document.get_datetime("created").map_or(0, |at| at.timestamp_millis()),
+        ),
+        revision: whole("revision").unwrap_or_default(),
+    })
+}
+
+/// Creates a queue; answers the one that is there if there is one.
+pub(super) async fn create(inner: &Inner, queue: &Queue) -> Result<Created<Queue>> {
+    // Items may have come before it, by dead-lettering.
+    let group = inner.group(&queue.group).await?;
+    let used = levels::in_index(inner, group.items.name(), &queue.name).await?;
+    let mut document = doc! { "_id": queue.name.as_str() };
+    document.extend(settings(queue));
+    document.insert("revision", 1_i64);
+    document.insert("updated", date(inner.now()));
+    document.insert("levels", each_level(used).map(Bson::Int32).collect::<Vec<_>>());
+    match inner.db.collection::<Document>(QUEUES).insert_one(&document).await {
+        Ok(_) => Ok(Created::New(read(&document)?)),
+        Err(error) if is_duplicate_key(&error) => match get(inner, &queue.name).await? {
+            // A driver's retry of an insert that had succeeded looks like this too, but is marked.
+            Some(existing) => Ok(Created::Existing(existing)),
+            None => Err(super::errors::unavailable("the queue came and went")),
+        },
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// A queue's settings.
+pub(super) async fn get(inner: &Inner, name: &QueueName) -> Result<Option<Queue>> {
+    let found = inner
+        .db
+        .collection::<Document>(QUEUES)
+        .find_one(doc! { "_id": name.as_str() })
+        .await
+        .map_err(failed)?;
+    found.as_ref().map(read).transpose()
+}
+
+/// Queues by name.
+pub(super) async fn list(
+    inner: &Inner,
+    after: Option<&QueueName>,
+    limit: usize,
+) -> Result<Vec<Queue>> {
+    if limit == 0 {
+        return Ok(Vec::new());
+    }
+    let filter = after.map_or_else(Document::new, |a| doc! { "_id": { "$gt": a.as_str() } });
+    let limit = limit.min(10_000) as i64;
+    let command = doc! {
+        "find": QUEUES, "filter": filter, "sort": { "_id": 1 }, "limit": limit,
+        "batchSize": limit, "singleBatch": true,
+    };
+    read_documents(&inner.db, command).await?.iter().map(read).collect()
+}
+
+/// Replaces the settings, if they are still at the revision.
+pub(super) async fn update(inner: &Inner, queue: &Queue) -> Result<Option<Queue>> {
+    let settings = settings(queue);
+    let absent: Vec<&str> =
+        OPTIONAL.into_iter().filter(|name| !settings.contains_key(name)).collect();
+    let mut set: Document =
+        settings.into_iter().map(|(name, value)| (name, literal(value).into())).collect();
+    set.insert("revision", queue.revision + 1);
+    set.insert("updated", date(inner.now()));
+    let mut stages = vec![doc! { "$set": set }];
+    if !absent.is_empty() {
+        stages.push(doc! { "$unset": absent });
+    }
+    let found = inner
+        .db
+        .collection::<Document>(QUEUES)
+        .find_one_and_update(
+            doc! { "_id": queue.name.as_str(), "revision": queue.revision },
+            stages,
+        )
+        .return_document(ReturnDocument::After)
+        .await
+        .map_err(failed)?;
+    found.as_ref().map(read).transpose()
+}
+
+/// Tells cheaply whether any settings have changed: the last change's time, and the sum of all
+/// revisions and queues.
+pub(super) async fn version(inner: &Inner) -> Result<SettingsVersion> {
+    let command = doc! {
+        "aggregate": QUEUES, "cursor": {}, "hint": "updated",
+        "pipeline": [
+            { "$project": { "_id": 0, "updated": 1, "revision": 1 } },
+            { "$group": {
+                "_id": null, "updated": { "$max": "$updated" },
+                "revisions": { "$sum": "$revision" }, "queues": { "$sum": 1 },
+            } },
+        ],
+    };
+    let found = read_documents(&inner.db, command).await?;
+    let Some(found) = found.first() else { return Ok(SettingsVersion::default()) };
+    let whole = |name: &str| found.get(name).and_then(integer).unwrap_or_default();
+    let updated = found.get_datetime("updated").map_or(0, |at| at.timestamp_millis());
+    Ok(SettingsVersion(updated, whole("revisions") + (whole("queues") << 32)))
+}

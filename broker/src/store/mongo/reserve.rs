@@ -1,0 +1,407 @@
+//! Handing out: find the head, deal it to those who wait, claim it in one command.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Instant,
+};
+
+use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, rawdoc};
+
+use super::{
+    Inner,
+    connect::read,
+    document::{Stored, oids, token_oid},
+    errors::{broken, failed},
+    head::{Head, Look, START, Seen, levels as each_level},
+    issued::Issue,
+    layout::{BY_ID, Group, HANDOUT, date, millis},
+    lease::LEASED_GRACE,
+    levels,
+    settle::{Update, WITNESS, statement, update},
+    spent,
+};
+use crate::{
+    domain::{
+        ConsumerName, Delivery, Fate, ItemId, ItemState, LeaseToken, Queue, QueueName, Receipt,
+        Timestamp, Want, deal,
+    },
+    store::{Reserved, Result},
+};
+
+/// Most items of one find.
+const MAX_FIND: usize = 1_000;
+/// A find whose answer is this large was cut short by the server, or nearly.
+const LARGE_ANSWER: usize = 12 * 1024 * 1024;
+
+/// What a find brought.
+struct Found {
+    items: Vec<Stored>,
+    /// There may be more behind it.
+    cut: bool,
+}
+
+/// Reserves items from the head of the queue.
+pub(super) async fn reserve(inner: &Inner, queue: &Arc<Queue>, wants: &[Want]) -> Result<Reserved> {
+    let wanted: usize = wants.iter().map(|want| want.max_items).sum();
+    if wanted == 0 {
+        return Ok(Reserved::default());
+    }
+    let group = inner.group(&queue.group).await?;
+    let head = inner.head(&queue.name);
+    let limit = wanted.min(MAX_FIND);
+    let mut sweep = head.sweep_due(false);
+    loop {
+        let now = inner.now();
+        let (look, found) = look(inner, &group, &head, queue, now, limit, sweep).await?;
+        if found.items.is_empty() {
+            head.seen(&seen(look, &[], &[], false, sweep, now));
+            // Perhaps a hint was lost.
+            if !sweep && head.sweep_due(true) {
+                sweep = true;
+                continue;
+            }
+            return Ok(Reserved::default());
+        }
+        return hand_out(inner, &group, &head, queue, wants, look, found, sweep, now).await;
+    }
+}
+
+/// Looks at the head: from the watermarks, or from the start if it is a sweep.
+async fn look(
+    inner: &Inner,
+    group: &Group,
+    head: &Head,
+    queue: &Queue,
+    now: Timestamp,
+    limit: usize,
+    sweep: bool,
+) -> Result<(Look, Found)> {
+    let mut look = head.look();
+    let begun = Instant::now();
+    if sweep {
+        let used = levels::in_index(inner, group.items.name(), &queue.name).await?;
+        head.set_used(used, look.used);
+        look.used |= used;
+        look.marks = [START; 10];
+    } else if look.reread {
+        let recorded = levels::recorded(inner, &queue.name).await?;
+        head.add_used(recorded);
+        for level in each_level(recorded & !look.used) {
+            look.marks[level as usize] = START;
+        }
+        look.used |= recorded;
+    }
+    let found = find(inner, group, &queue.name, &look, now, limit).await?;
+    if sweep {
+        head.swept(begun.elapsed());
+    }
+    Ok((look, found))
+}
+
+/// The command that finds the head: bounds of the hand-out index alone.
+pub(super) fn find_command(
+    collection: &str,
+    queue: &QueueName,
+    look: &Look,
+    now: Timestamp,
+    limit: usize,
+) -> RawDocumentBuf {
+    let range = |level: i32| {
+        rawdoc! {
+            "q": queue.as_str(),
+            "priority": level,
+            "when": { "$gte": millis(look.marks[level as usize]), "$lte": date(now) },
+        }
+    };
+    let mut used = each_level(look.used);
+    let filter = match (used.next(), used.next()) {
+        (Some(only), None) => range(only),
+        _ => rawdoc! { "$or": each_level(look.used).map(range).collect::<RawArrayBuf>() },
+    };
+    rawdoc! {
+        "find": collection,
+        "filter": filter,
+        "sort": { "priority": -1, "when": 1, "_id": 1 },
+        "hint": HANDOUT,
+        "limit": limit as i64,
+        "batchSize": limit as i64,
+        "singleBatch": true,
+    }
+}
+
+async fn find(
+    inner: &Inner,
+    group: &Group,
+    queue: &QueueName,
+    look: &Look,
+    now: Timestamp,
+    limit: usize,
+) -> Result<Found> {
+    let mut found = Found { items: Vec::new(), cut: false };
+    if look.used == 0 {
+        return Ok(found);
+    }
+    let command = find_command(group.items.name(), queue, look, now, limit);
+    if let Some(batch) = read(&inner.db, command).await? {
+        for document in batch.doc_slices().map_err(failed)? {
+            let document = document.map_err(|e| broken(e.to_string()))?;
+            let document = document.as_document().ok_or_else(|| broken("not a document"))?;
+            found.items.push(Stored::read(document)?);
+        }
+        found.cut =
+            found.items.len() == limit || batch.as_raw_document().as_bytes().len() > LARGE_ANSWER;
+    }
+    Ok(found)
+}
+
+/// Where the next look of each level may start, of items at these levels and times. `left`: those
+/// that stay at the head; `cut`: there may be more behind them.
+fn seen(
+    look: Look,
+    items: &[(i32, i64)],
+    left: &[(i32, i64)],
+    cut: bool,
+    sweep: bool,
+    now: Timestamp,
+) -> Vec<Seen> {
+    let lowest = items.last().map(|(level, _)| *level);
+    each_level(look.used)
+        .map(|level| {
+            let first_left = left.iter().find(|(l, _)| *l == level).map(|(_, when)| *when);
+            let last = items.iter().rev().find(|(l, _)| *l == level).map(|(_, when)| *when);
+            let mark = match (first_left, last) {
+                (Some(when), _) => when,
+                (None, Some(when)) if cut && lowest == Some(level) => when,
+                // Cut before this level was reached: nothing is known of it.
+                (None, None) if cut && lowest.is_some_and(|lowest| level < lowest) => {
+                    if sweep {
+                        START
+                    } else {
+                        look.marks[level as usize]
+                    }
+                }
+                (None, last) => last.unwrap_or(START).max(Head::mark_of_empty(now)),
+            };
+            Seen { level, mark }
+        })
+        .collect()
+}
+
+#[expect(clippy::too_many_arguments, reason = "the steps of one operation")]
+async fn hand_out(
+    inner: &Inner,
+    group: &Group,
+    head: &Head,
+    queue: &Arc<Queue>,
+    wants: &[Want],
+    look: Look,
+    found: Found,
+    sweep: bool,
+    now: Timestamp,
+) -> Result<Reserved> {
+    let Found { items, cut } = found;
+    let places: Vec<(i32, i64)> = items.iter().map(|item| (item.priority, item.when)).collect();
+    let (mut expired, mut dead, mut good) = (Vec::new(), Vec::new(), Vec::new());
+    let mut good_at = Vec::new();
+    for (at, item) in items.into_iter().enumerate() {
+        if item.is_over(now) {
+            expired.push(item);
+        } else if item.lock.is_some() && queue.after_failure(item.attempt) == Fate::DeadLetter {
+            dead.push(item);
+        } else {
+            good.push(item);
+            good_at.push(at);
+        }
+    }
+    let sizes: Vec<usize> = good.iter().map(|item| item.payload.len()).collect();
+    let dealt = deal(&sizes, wants);
+    let left: Vec<(i32, i64)> = good_at[dealt.len()..].iter().map(|at| places[*at]).collect();
+    let some_left = !left.is_empty();
+    good.truncate(dealt.len());
+    let dealt_count = dealt.len();
+
+    let (expired, dead_lettered, deliveries) = futures_util::future::try_join3(
+        spent::remove_expired(inner, group, queue, &expired, now),
+        spent::remove_failed(inner, group, queue, &dead, now),
+        claim(inner, group, queue, wants, good, &dealt, now),
+    )
+    .await?;
+
+    head.seen(&seen(look, &places, &left, cut, sweep, now));
+    let more = cut || some_left || deliveries.len() < dealt_count;
+    Ok(Reserved { deliveries, dead_lettered, expired, more })
+}
+
+/// Items that are claimed by one statement.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Alike {
+    consumer: Option<ConsumerName>,
+    until: Timestamp,
+    /// As read: fences the claim.
+    deliveries: u32,
+    attempt: u32,
+    lapsed: bool,
+    /// The lapsed lease was another broker's.
+    foreign: bool,
+    ends: bool,
+}
+
+/// Claims the items, each for the want it was dealt to; those another broker was faster with are
+/// left out.
+async fn claim(
+    inner: &Inner,
+    group: &Group,
+    queue: &Arc<Queue>,
+    wants: &[Want],
+    items: Vec<Stored>,
+    dealt: &[usize],
+    now: Timestamp,
+) -> Result<Vec<(usize, Delivery)>> {
+    if items.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut lots: HashMap<Alike, (LeaseToken, Vec<ItemId>)> = HashMap::new();
+    let mut claims = Vec::with_capacity(items.len());
+    for (item, want) in items.iter().zip(dealt) {
+        let lapsed = item.lock.is_some();
+        let attempt = match queue.after_failure(item.attempt) {
+            Fate::Retry { attempt } if lapsed => attempt,
+            _ => item.attempt,
+        };
+        let alike = Alike {
+            consumer: wants[*want].consumer.clone(),
+            until: now + wants[*want].lease,
+            deliveries: item.deliveries,
+            attempt,
+            lapsed,
+            foreign: item.lock.is_some_and(|lock| lock.broker() != inner.broker),
+            ends: item.deadline.is_some(),
+        };
+        let (until, foreign) = (alike.until, alike.foreign);
+        let lot =
+            lots.entry(alike).or_insert_with(|| (LeaseToken::fresh(inner.broker), Vec::new()));
+        lot.1.push(item.id());
+        claims.push((lot.0, attempt, until, foreign));
+    }
+    let mut statements = Vec::with_capacity(lots.len());
+    for (alike, (token, ids)) in &lots {
+        statements.push(claim_statement(queue, alike, *token, ids, now)?);
+    }
+    let n = update(inner, group, statements).await?;
+    let won: Option<HashSet<ItemId>> = if n == items.len() as u64 {
+        None
+    } else {
+        let tokens = lots.values().map(|(token, _)| *token);
+        Some(won(inner, group, items.iter().map(Stored::id), tokens).await?)
+    };
+    let mut deliveries = Vec::with_capacity(items.len());
+    let mut issues = Vec::with_capacity(items.len());
+    for ((item, want), (token, attempt, until, foreign)) in items.into_iter().zip(dealt).zip(claims)
+    {
+        let id = item.id();
+        if won.as_ref().is_some_and(|won| !won.contains(&id)) {
+            continue;
+        }
+        issues.push((
+            id,
+            Issue {
+                token,
+                until: until.0,
+                priority: item.priority,
+                dedup: !item.dedup_id.is_empty(),
+                traced: foreign || item.trace.is_some_and(|trace| trace > now.0),
+                ends: item.deadline.is_some(),
+                key: (!item.key.is_empty()).then(|| item.key.as_str().into()),
+            },
+        ));
+        let previous_eligible_time = Timestamp(item.when);
+        let mut item = item.into_item(&queue.name, now)?;
+        item.state = ItemState::Reserved;
+        item.attempt = attempt;
+        item.deliveries += 1;
+        item.consumer.clone_from(&wants[*want].consumer);
+        item.eligible_time = Some(until);
+        let receipt = Receipt {
+            item: id,
+            token,
+            deliveries: item.deliveries,
+            attempt,
+            queue: queue.name.clone(),
+            group: queue.group.clone(),
+        };
+        let delivery = Delivery { item, receipt, lease_expire_time: until, previous_eligible_time };
+        deliveries.push((*want, delivery));
+    }
+    inner.issued.add(issues, now);
+    Ok(deliveries)
+}
+
+fn claim_statement(
+    queue: &Queue,
+    alike: &Alike,
+    token: LeaseToken,
+    ids: &[ItemId],
+    now: Timestamp,
+) -> Result<RawDocumentBuf> {
+    let filter = rawdoc! {
+        "_id": { "$in": oids(ids.iter().copied()) },
+        "q": queue.name.as_str(),
+        "when": { "$lte": date(now) },
+        "deliveries": i64::from(alike.deliveries),
+    };
+    let mut set = doc! {
+        "when": date(alike.until), "lock": token_oid(token), "started": date(now),
+    };
+    if alike.lapsed {
+        set.insert("attempt", i64::from(alike.attempt));
+    }
+    let mut change = doc! { "$inc": { "deliveries": 1 } };
+    match &alike.consumer {
+        Some(consumer) => {
+            set.insert("consumer", consumer.as_str());
+        }
+        None => {
+            change.insert("$unset", doc! { "consumer": 1 });
+        }
+    }
+    change.insert("$set", set);
+    let mut max = doc! {};
+    if alike.ends {
+        max.insert("expires", millis(alike.until.0 + LEASED_GRACE));
+    }
+    if alike.foreign {
+        max.insert("trace", millis(now.0 + WITNESS));
+    }
+    if !max.is_empty() {
+        change.insert("$max", max);
+    }
+    Ok(statement(filter, Update::operators(&change)?))
+}
+
+/// Which of the items carry one of the tokens.
+async fn won(
+    inner: &Inner,
+    group: &Group,
+    ids: impl Iterator<Item = ItemId>,
+    tokens: impl Iterator<Item = LeaseToken>,
+) -> Result<HashSet<ItemId>> {
+    let tokens: RawArrayBuf = tokens.map(token_oid).collect();
+    let command = rawdoc! {
+        "find": group.items.name(),
+        "filter": { "_id": { "$in": oids(ids) }, "lock": { "$in": tokens } },
+        "projection": { "_id": 1 },
+        "hint": BY_ID,
+        "batchSize": MAX_FIND as i64,
+        "singleBatch": true,
+    };
+    let mut won = HashSet::new();
+    if let Some(batch) = read(&inner.db, command).await? {
+        for document in batch.doc_slices().map_err(failed)? {
+            let document = document.map_err(|e| broken(e.to_string()))?;
+            let document = document.as_document().ok_or_else(|| broken("not a document"))?;
+            won.insert(Stored::read(document)?.id());
+        }
+    }
+    Ok(won)
+}

@@ -1,0 +1,203 @@
+//! Rollback: items given back to their queue, or dead-lettered.
+
+use std::{collections::HashMap, sync::Arc};
+
+use mongodb::bson::{Document, doc, oid::ObjectId, rawdoc};
+
+use super::{
+    Inner,
+    document::{literal, oids, token_oid},
+    head::{LevelSet, bit},
+    layout::{Group, date},
+    lease::by_group,
+    levels, order,
+    settle::{
+        Ending, Update, WITNESS, end_exactly, first_places, known_key, look, repeated,
+        settle_token, stale, statement, update,
+    },
+};
+use crate::{
+    domain::{LeaseToken, Outcome, QueueName, Timestamp},
+    store::{Result, Rollback, RollbackTo},
+};
+
+/// Items that are changed alike.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Alike {
+    token: LeaseToken,
+    /// Eligible time and attempt; `None` for the dead-letter queue.
+    back: Option<(Timestamp, u32)>,
+    reason: Option<String>,
+    /// Reserved by another broker.
+    foreign: bool,
+}
+
+/// Gives items back; answers for each.
+pub(super) async fn rollback(inner: &Arc<Inner>, items: Vec<Rollback>) -> Result<Vec<Outcome>> {
+    let mut outcomes = vec![Outcome::Gone; items.len()];
+    let (first, is_first) = first_places(items.iter().map(|item| &item.held.receipt));
+    for (name, places) in by_group(items.iter().map(|item| &item.held.receipt.group)) {
+        let group = inner.group(name).await?;
+        let endings: HashMap<usize, Ending> = places
+            .iter()
+            .filter(|at| is_first[**at])
+            .map(|&at| {
+                let held = &items[at].held;
+                let issue = inner.issued.take(&held.receipt);
+                let (receipt, queue) = (held.receipt.clone(), Arc::clone(&held.queue));
+                (at, Ending { receipt, queue, issue })
+            })
+            .collect();
+        let drops = |at: &usize| {
+            items[*at].to == RollbackTo::DeadLetter
+                && items[*at].held.queue.dead_letter_queue.is_none()
+        };
+        let (dropped, given): (Vec<usize>, Vec<usize>) = endings.keys().partition(|at| drops(at));
+
+        let ending: Vec<Ending> = dropped.iter().map(|at| endings[at].clone()).collect();
+        let ended = end_exactly(inner, &group, &ending).await?;
+        for (at, outcome) in dropped.into_iter().zip(ended) {
+            outcomes[at] = as_dead_letter(outcome);
+        }
+        give_back(inner, &group, &items, &endings, &given, &mut outcomes).await?;
+    }
+    for at in 0..items.len() {
+        if !is_first[at] {
+            outcomes[at] = repeated(outcomes[first[at]], false);
+        }
+    }
+    Ok(outcomes)
+}
+
+fn as_dead_letter(outcome: Outcome) -> Outcome {
+    if outcome == Outcome::Ok { Outcome::DeadLettered } else { outcome }
+}
+
+async fn give_back(
+    inner: &Inner,
+    group: &Group,
+    items: &[Rollback],
+    endings: &HashMap<usize, Ending>,
+    given: &[usize],
+    outcomes: &mut [Outcome],
+) -> Result<()> {
+    if given.is_empty() {
+        return Ok(());
+    }
+    let (now, settled) = (inner.now(), settle_token(inner));
+    let ids = || given.iter().map(|at| items[*at].held.receipt.item);
+    let dead = |at: &usize| items[*at].to == RollbackTo::DeadLetter;
+    // Where a dead letter goes, its level must be known to be in use.
+    let strangers = given.iter().any(|at| dead(at) && endings[at].issue.is_none());
+    let before = if strangers { look(inner, group, ids()).await? } else { HashMap::new() };
+    let level = |at: &usize| -> LevelSet {
+        let found = before.get(&items[*at].held.receipt.item).map(|stored| stored.priority);
+        endings[at].issue.as_ref().map(|i| i.priority).or(found).map_or(LevelSet::MAX, bit)
+    };
+    let mut dead_levels: HashMap<&QueueName, LevelSet> = HashMap::new();
+    for at in given.iter().filter(|at| dead(at)) {
+        if let Some(to) = &items[*at].held.queue.dead_letter_queue {
+            // Of one that is gone the level is not known, nor needed.
+            let known = level(at);
+            *dead_levels.entry(to).or_default() |= if known == LevelSet::MAX { 0 } else { known };
+        }
+    }
+    for (queue, set) in dead_levels {
+        levels::record(inner, queue, set, None).await?;
+    }
+
+    let mut lots: HashMap<Alike, Vec<usize>> = HashMap::new();
+    for at in given {
+        let item = &items[*at];
+        let back = match item.to {
+            RollbackTo::Queue { eligible_time, attempt } => Some((eligible_time, attempt)),
+            RollbackTo::DeadLetter => None,
+        };
+        let token = item.held.receipt.token;
+        let foreign = token.broker() != inner.broker;
+        let alike = Alike { token, back, reason: item.reason.clone(), foreign };
+        lots.entry(alike).or_default().push(*at);
+    }
+    let mut statements = Vec::new();
+    for (alike, places) in &lots {
+        let ids = oids(places.iter().map(|at| items[*at].held.receipt.item));
+        let filter = rawdoc! { "_id": { "$in": ids }, "lock": token_oid(alike.token) };
+        let queue = &items[places[0]].held.queue;
+        let mut set = match (alike.back, &queue.dead_letter_queue) {
+            (None, Some(to)) => dead_letter(queue.name.as_str(), to.as_str(), now),
+            (Some((when, attempt)), _) => {
+                doc! { "when": date(when), "attempt": i64::from(attempt) }
+            }
+            (None, None) => continue, // dropped before
+        };
+        set.insert("settled", settled);
+        if let Some(reason) = &alike.reason {
+            set.insert("reason", literal(reason.as_str()));
+        }
+        if alike.foreign {
+            set.insert("trace", doc! { "$max": ["$trace", { "$add": ["$when", WITNESS] }] });
+        }
+        let mut unset = vec!["lock"];
+        if alike.back.is_none() {
+            unset.extend(["turn", "due"]);
+        }
+        let change = Update::pipeline(&[doc! { "$set": set }, doc! { "$unset": unset }])?;
+        statements.push(statement(filter, change));
+    }
+    let n = update(inner, group, statements).await?;
+    for at in given {
+        let (item, ending) = (&items[*at], &endings[at]);
+        match item.to {
+            RollbackTo::Queue { eligible_time, .. } => {
+                lower(inner, &item.held.queue.name, level(at), eligible_time);
+            }
+            RollbackTo::DeadLetter => {
+                if let Some(to) = &ending.queue.dead_letter_queue {
+                    lower(inner, to, level(at), now);
+                }
+            }
+        }
+    }
+    let keys_known = given.iter().all(|at| !dead(at) || endings[at].issue.is_some());
+    let after = if n == given.len() as u64 && keys_known {
+        None
+    } else {
+        Some(look(inner, group, ids()).await?)
+    };
+    let mut keys = Vec::new();
+    for at in given {
+        let receipt = &items[*at].held.receipt;
+        let ok = if dead(at) { Outcome::DeadLettered } else { Outcome::Ok };
+        outcomes[*at] = match after.as_ref().map(|found| found.get(&receipt.item)) {
+            None => {
+                keys.extend(known_key(&endings[at]).filter(|_| dead(at)));
+                ok
+            }
+            Some(Some(stored)) if is_ours(stored.settled, settled) => {
+                if dead(at) && !stored.key.is_empty() {
+                    keys.push((receipt.queue.clone(), stored.key.clone()));
+                }
+                ok
+            }
+            Some(found) => stale(found),
+        };
+    }
+    order::promote(inner, group, &keys).await?;
+    Ok(())
+}
+
+fn is_ours(found: Option<ObjectId>, settled: ObjectId) -> bool {
+    found == Some(settled)
+}
+
+fn lower(inner: &Inner, queue: &QueueName, set: LevelSet, when: Timestamp) {
+    let head = inner.head(queue);
+    // Of an unknown level it is one of those in use.
+    let set = if set == LevelSet::MAX { head.look_used() } else { set };
+    head.lower(set, when.0);
+}
+
+/// The fields of an item that goes to the dead-letter queue.
+pub(super) fn dead_letter(from: &str, to: &str, now: Timestamp) -> Document {
+    doc! { "q": to, "when": date(now), "origin": from }
+}

@@ -1,0 +1,243 @@
+//! Ending reservations, exactly: who asks is told what became of each.
+//!
+//! The server answers a batch only with how many documents matched. So every settle but the
+//! cheapest writes a token of its own into `settled`, by which a short count is cleared up
+//! afterwards. The cheapest is the plain delete of items that this broker alone can have touched
+//! (`commit`): what is missing afterwards, it has deleted. For that to be true, everybody else who
+//! ends a reservation they did not make leaves a tombstone that outlives the lease, and puts a
+//! `trace` on an item they give back, so that whoever ends it later leaves one too.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use mongodb::bson::{Document, RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
+
+use super::{
+    Inner,
+    connect::{read, write},
+    document::{Stored, oids, token_oid},
+    errors::{broken, failed},
+    issued::Issue,
+    layout::{BY_ID, Group, PROCESSED, TOMBSTONE, date, durable, millis},
+    order::{self, OrderKey},
+};
+use crate::{
+    domain::{ItemId, LeaseToken, Outcome, Queue, Receipt, Timestamp},
+    store::Result,
+};
+
+/// A tombstone that only bears witness stays this long past the lease, in milliseconds.
+pub(super) const WITNESS: i64 = 60_000;
+
+/// A reservation to end.
+#[derive(Debug, Clone)]
+pub(super) struct Ending {
+    pub(super) receipt: Receipt,
+    pub(super) queue: Arc<Queue>,
+    /// What this broker knows of the item.
+    pub(super) issue: Option<Issue>,
+}
+
+/// A token that names one settle.
+pub(super) fn settle_token(inner: &Inner) -> ObjectId {
+    token_oid(LeaseToken::fresh(inner.broker))
+}
+
+/// One statement of an `update` command; it changes all that match.
+pub(super) fn statement(filter: RawDocumentBuf, update: Update) -> RawDocumentBuf {
+    let mut statement = rawdoc! { "q": filter };
+    let key = mongodb::bson::raw::cstr!("u");
+    match update {
+        Update::Operators(update) => statement.append(key, update),
+        Update::Pipeline(update) => statement.append(key, update),
+    }
+    statement.append(mongodb::bson::raw::cstr!("multi"), true);
+    statement.append(mongodb::bson::raw::cstr!("hint"), BY_ID);
+    statement
+}
+
+/// How documents are changed.
+pub(super) enum Update {
+    Operators(RawDocumentBuf),
+    Pipeline(RawArrayBuf),
+}
+
+impl Update {
+    /// By operators such as `$set`.
+    pub(super) fn operators(update: &Document) -> Result<Self> {
+        let raw = RawDocumentBuf::try_from(update).map_err(|e| broken(e.to_string()))?;
+        Ok(Self::Operators(raw))
+    }
+
+    /// By an aggregation pipeline.
+    pub(super) fn pipeline(stages: &[Document]) -> Result<Self> {
+        let mut array = RawArrayBuf::new();
+        for stage in stages {
+            array.push(RawDocumentBuf::try_from(stage).map_err(|e| broken(e.to_string()))?);
+        }
+        Ok(Self::Pipeline(array))
+    }
+}
+
+/// Runs statements that each change all that match; answers how many matched, of all together.
+pub(super) async fn update(
+    inner: &Inner,
+    group: &Group,
+    statements: impl IntoIterator<Item = RawDocumentBuf>,
+) -> Result<u64> {
+    let command = rawdoc! {
+        "update": group.items.name(),
+        "updates": statements.into_iter().collect::<RawArrayBuf>(),
+        "ordered": false,
+        "writeConcern": durable(),
+    };
+    Ok(write(&inner.db, command).await?.n)
+}
+
+/// The documents as they are, without payload; those that are not there are left out.
+pub(super) async fn look(
+    inner: &Inner,
+    group: &Group,
+    ids: impl IntoIterator<Item = ItemId>,
+) -> Result<HashMap<ItemId, Stored>> {
+    let command = rawdoc! {
+        "find": group.items.name(),
+        "filter": { "_id": { "$in": oids(ids) } },
+        "projection": { "payload": 0 },
+        "hint": BY_ID,
+        "batchSize": 100_000,
+        "singleBatch": true,
+    };
+    let mut found = HashMap::new();
+    if let Some(batch) = read(&inner.db, command).await? {
+        for document in batch.doc_slices().map_err(failed)? {
+            let document = document.map_err(|e| broken(e.to_string()))?;
+            let document = document.as_document().ok_or_else(|| broken("not a document"))?;
+            let stored = Stored::read(document)?;
+            found.insert(stored.id(), stored);
+        }
+    }
+    Ok(found)
+}
+
+/// What a receipt is answered that did not hold its item.
+pub(super) fn stale(found: Option<&Stored>) -> Outcome {
+    match found {
+        None => Outcome::Gone,
+        Some(stored) if matches!(stored.when, PROCESSED | TOMBSTONE) => Outcome::Gone,
+        Some(_) => Outcome::LeaseLost,
+    }
+}
+
+/// Until when whoever was promised the item may ask; null if nobody was.
+fn witnessed() -> Document {
+    doc! { "$cond": [{ "$gt": ["$lock", null] }, { "$add": ["$when", WITNESS] }, null] }
+}
+
+/// Update that turns an item into a tombstone, for as long as anybody may ask.
+pub(super) fn bury(now: Timestamp, settled: ObjectId) -> Vec<Document> {
+    vec![doc! { "$replaceWith": {
+        "_id": "$_id", "q": "$q", "when": millis(TOMBSTONE), "settled": settled,
+        "key": "$key", "dedup": "$dedup", "window": "$window", "created": "$created",
+        "expires": { "$max": [
+            millis(now.0 + WITNESS), witnessed(), "$window", "$trace",
+        ] },
+    } }]
+}
+
+/// Update that turns an item into history.
+pub(super) fn shelve(now: Timestamp, settled: ObjectId, retention: Duration) -> Vec<Document> {
+    let deadline = now + retention;
+    vec![
+        doc! { "$set": {
+            "when": millis(PROCESSED), "processed": date(now), "settled": settled,
+            "deadline": date(deadline),
+            "expires": { "$max": [date(deadline), witnessed(), "$window", "$trace"] },
+        } },
+        doc! { "$unset": ["lock", "turn", "due", "trace"] },
+    ]
+}
+
+/// Update that ends an item as its queue's settings say.
+pub(super) fn finish(now: Timestamp, settled: ObjectId, queue: &Queue) -> Vec<Document> {
+    if queue.retention.is_zero() {
+        bury(now, settled)
+    } else {
+        shelve(now, settled, queue.retention)
+    }
+}
+
+/// Commits, with the answer known exactly for each whatever other brokers do. No receipt may be
+/// given twice.
+pub(super) async fn end_exactly(
+    inner: &Inner,
+    group: &Group,
+    endings: &[Ending],
+) -> Result<Vec<Outcome>> {
+    if endings.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (now, settled) = (inner.now(), settle_token(inner));
+    let mut lots: HashMap<(LeaseToken, Duration), Vec<&Ending>> = HashMap::new();
+    for ending in endings {
+        let lot = (ending.receipt.token, ending.queue.retention);
+        lots.entry(lot).or_default().push(ending);
+    }
+    let mut statements = Vec::with_capacity(lots.len());
+    for ((token, _), lot) in &lots {
+        let ids = oids(lot.iter().map(|ending| ending.receipt.item));
+        let filter = rawdoc! { "_id": { "$in": ids }, "lock": token_oid(*token) };
+        let change = Update::pipeline(&finish(now, settled, &lot[0].queue))?;
+        statements.push(statement(filter, change));
+    }
+    let n = update(inner, group, statements).await?;
+    let mut keys = Vec::new();
+    let all = n == endings.len() as u64;
+    let outcomes = if all && endings.iter().all(|ending| ending.issue.is_some()) {
+        keys.extend(endings.iter().filter_map(known_key));
+        vec![Outcome::Ok; endings.len()]
+    } else {
+        let found = look(inner, group, endings.iter().map(|e| e.receipt.item)).await?;
+        let outcome = |ending: &Ending| match found.get(&ending.receipt.item) {
+            Some(stored) if stored.settled == Some(settled) => {
+                if !stored.key.is_empty() {
+                    keys.push((ending.receipt.queue.clone(), stored.key.clone()));
+                }
+                Outcome::Ok
+            }
+            found => stale(found),
+        };
+        endings.iter().map(outcome).collect()
+    };
+    order::promote(inner, group, &keys).await?;
+    Ok(outcomes)
+}
+
+/// The key of an item this broker handed out.
+pub(super) fn known_key(ending: &Ending) -> Option<OrderKey> {
+    let key = ending.issue.as_ref()?.key.as_ref()?;
+    Some((ending.receipt.queue.clone(), key.to_string()))
+}
+
+/// Among equal receipts only the first can end the reservation: answers for each place where its
+/// first is, and the first ones.
+pub(super) fn first_places<'a>(
+    receipts: impl Iterator<Item = &'a Receipt>,
+) -> (Vec<usize>, Vec<bool>) {
+    let mut places: HashMap<(ItemId, LeaseToken), usize> = HashMap::new();
+    let (mut first, mut is_first) = (Vec::new(), Vec::new());
+    for (at, receipt) in receipts.enumerate() {
+        let place = *places.entry((receipt.item, receipt.token)).or_insert(at);
+        first.push(place);
+        is_first.push(place == at);
+    }
+    (first, is_first)
+}
+
+/// What a second, equal receipt of a call is answered.
+pub(super) fn repeated(first: Outcome, settled_means_gone: bool) -> Outcome {
+    match first {
+        Outcome::Ok if settled_means_gone => Outcome::Gone,
+        Outcome::Ok | Outcome::DeadLettered => Outcome::LeaseLost,
+        other => other,
+    }
+}

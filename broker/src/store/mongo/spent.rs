@@ -1,0 +1,139 @@
+//! What a find meets at the head and must not hand out: items past their end, and items whose
+//! last allowed attempt ended with a lapsed lease.
+
+use std::{collections::HashMap, sync::Arc};
+
+use mongodb::bson::{DateTime, RawArrayBuf, doc, rawdoc};
+
+use super::{
+    Inner,
+    connect::write,
+    document::{Stored, oids, token_oid},
+    head::{LevelSet, bit},
+    layout::{BY_ID, Group, date, durable},
+    levels,
+    order::{self, OrderKey},
+    rollback::dead_letter,
+    settle::{Ending, Update, bury, end_exactly, settle_token, statement, update},
+};
+use crate::{
+    domain::{Outcome, Queue, Receipt, Timestamp},
+    store::Result,
+};
+
+/// Said of an item that no consumer gave a reason for.
+const LAPSED: &str = "lease lapsed";
+
+fn keys_of(queue: &Queue, items: &[Stored]) -> Vec<OrderKey> {
+    let keyed = items.iter().filter(|item| !item.key.is_empty());
+    keyed.map(|item| (queue.name.clone(), item.key.clone())).collect()
+}
+
+/// Removes items past their end; answers how many. Who comes too late changes nothing.
+pub(super) async fn remove_expired(
+    inner: &Inner,
+    group: &Group,
+    queue: &Queue,
+    items: &[Stored],
+    now: Timestamp,
+) -> Result<u64> {
+    if items.is_empty() {
+        return Ok(0);
+    }
+    // Whoever is remembered, by a producer or by another broker's consumer, leaves a tombstone.
+    let remembered = |item: &Stored| {
+        item.window.is_some_and(|window| window > now.0)
+            || item.trace.is_some()
+            || item.lock.is_some()
+    };
+    let (buried, deleted): (Vec<&Stored>, Vec<&Stored>) =
+        items.iter().partition(|item| remembered(item));
+    let filter = |items: &[&Stored]| {
+        rawdoc! {
+            "_id": { "$in": oids(items.iter().map(|item| item.id())) },
+            "q": queue.name.as_str(),
+            "when": { "$lte": date(now) },
+            "deadline": { "$lte": date(now) },
+        }
+    };
+    let mut n = 0;
+    if !deleted.is_empty() {
+        let delete = rawdoc! { "q": filter(&deleted), "limit": 0, "hint": BY_ID };
+        let deletes: RawArrayBuf = [delete].into_iter().collect();
+        let command = rawdoc! {
+            "delete": group.items.name(),
+            "deletes": deletes,
+            "writeConcern": durable(),
+        };
+        n += write(&inner.db, command).await?.n;
+    }
+    if !buried.is_empty() {
+        let change = Update::pipeline(&bury(now, settle_token(inner)))?;
+        n += update(inner, group, [statement(filter(&buried), change)]).await?;
+    }
+    order::promote(inner, group, &keys_of(queue, items)).await?;
+    Ok(n)
+}
+
+/// Dead-letters items whose lease lapsed on their last attempt, or ends them if the queue has no
+/// dead-letter queue; answers how many. Who comes too late changes nothing.
+pub(super) async fn remove_failed(
+    inner: &Inner,
+    group: &Group,
+    queue: &Arc<Queue>,
+    items: &[Stored],
+    now: Timestamp,
+) -> Result<u64> {
+    if items.is_empty() {
+        return Ok(0);
+    }
+    for item in items {
+        inner.issued.forget(item.id());
+    }
+    let Some(to) = &queue.dead_letter_queue else {
+        let receipt = |item: &Stored| {
+            Some(Receipt {
+                item: item.id(),
+                token: item.lock?,
+                deliveries: item.deliveries,
+                attempt: item.attempt,
+                queue: queue.name.clone(),
+                group: queue.group.clone(),
+            })
+        };
+        let endings: Vec<Ending> = items
+            .iter()
+            .filter_map(receipt)
+            .map(|receipt| Ending { receipt, queue: Arc::clone(queue), issue: None })
+            .collect();
+        let ended = end_exactly(inner, group, &endings).await?;
+        return Ok(ended.iter().filter(|outcome| **outcome == Outcome::Ok).count() as u64);
+    };
+    let set = items.iter().fold(0, |set: LevelSet, item| set | bit(item.priority));
+    levels::record(inner, to, set, None).await?;
+    let mut lots: HashMap<_, Vec<&Stored>> = HashMap::new();
+    for item in items {
+        lots.entry(item.lock).or_default().push(item);
+    }
+    let mut statements = Vec::new();
+    for (token, lot) in lots {
+        let Some(token) = token else { continue };
+        let filter = rawdoc! {
+            "_id": { "$in": oids(lot.iter().map(|item| item.id())) },
+            "lock": token_oid(token),
+            "when": { "$lte": date(now) },
+        };
+        let mut fields = dead_letter(queue.name.as_str(), to.as_str(), now);
+        fields.insert("settled", settle_token(inner));
+        fields.insert("reason", doc! { "$ifNull": ["$reason", LAPSED] });
+        // The consumer may yet ask another broker, which must not take its own for this settle.
+        let trace: DateTime = date(Timestamp(now.0 + super::settle::WITNESS));
+        fields.insert("trace", doc! { "$max": ["$trace", trace] });
+        let stages = [doc! { "$set": fields }, doc! { "$unset": ["lock", "turn", "due"] }];
+        statements.push(statement(filter, Update::pipeline(&stages)?));
+    }
+    let n = update(inner, group, statements).await?;
+    inner.head(to).lower(set, now.0);
+    order::promote(inner, group, &keys_of(queue, items)).await?;
+    Ok(n)
+}

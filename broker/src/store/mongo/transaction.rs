@@ -1,0 +1,377 @@
+//! Several documents in one step: a commit with the pushes that follow from it, and sequence
+//! numbers stored in the order in which they are given.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use mongodb::{
+    ClientSession,
+    bson::{Document, doc},
+    error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
+};
+use tokio_stream::StreamExt;
+
+use super::{
+    Inner,
+    batcher::WRITE_LIMIT,
+    dedup::{self, DedupKey, First, key_of},
+    document::{Start, Stored, encode, oid, token_oid},
+    errors::{failed, is_duplicate_key, unavailable},
+    layout::{DEDUP, Group, TURN, WAITING},
+    order::{self, OrderKey, counter_id, taking},
+    push::{duplicate, lower_marks, order_key, record_levels, stored, wake},
+    settle::{bury, finish, look, settle_token, stale},
+};
+use crate::{
+    domain::{Outcome, Pushed, QueueName, Timestamp},
+    store::{Held, Push, Result, StoreError},
+};
+
+/// What to say where there are none.
+const UNSUPPORTED: &str = "this needs transactions, which a standalone MongoDB server does not \
+     have: run it as a replica set (one node is enough: mongod --replSet rs0, then rs.initiate())";
+
+/// Why an attempt did not end well.
+enum Failure {
+    /// Another was in the way: all of it may be tried again.
+    Conflict(StoreError),
+    /// It will not do.
+    Final(StoreError),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let conflict = error.contains_label(TRANSIENT_TRANSACTION_ERROR)
+            || is_duplicate_key(&error)
+            || matches!(error.kind.as_ref(), ErrorKind::Command(c) if c.code == 112);
+        if conflict { Self::Conflict(failed(error)) } else { Self::Final(failed(error)) }
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Final(error)
+    }
+}
+
+/// Pauses that grow between attempts, within the time an operation has.
+struct Patience {
+    until: Instant,
+    pause: Duration,
+}
+
+impl Patience {
+    fn new() -> Self {
+        Self { until: Instant::now() + WRITE_LIMIT / 2, pause: Duration::from_millis(2) }
+    }
+
+    /// Waits before the next attempt; the error if there is none.
+    async fn next(&mut self, error: StoreError) -> Result<()> {
+        if Instant::now() >= self.until {
+            return Err(error);
+        }
+        tokio::time::sleep(self.pause.mul_f64(0.5 + rand::random::<f64>())).await;
+        self.pause = (self.pause * 2).min(Duration::from_millis(200));
+        Ok(())
+    }
+}
+
+/// Commits the transaction; repeats that while its outcome is unknown.
+async fn commit(session: &mut ClientSession) -> Result<(), Failure> {
+    let mut patience = Patience::new();
+    loop {
+        match session.commit_transaction().await {
+            Ok(()) => return Ok(()),
+            Err(error) if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) => {
+                let unknown = unavailable(super::errors::describe(&error));
+                patience.next(unknown).await.map_err(Failure::Final)?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Stores items of one group, their sequence numbers in the order in which such calls are answered:
+/// the counter's document lets one transaction through at a time.
+pub(super) async fn push_in_order(
+    inner: &Arc<Inner>,
+    group: &Group,
+    items: &[Push],
+) -> Result<Vec<Pushed>> {
+    let mut patience = Patience::new();
+    loop {
+        let mut session = inner.client.start_session().await.map_err(failed)?;
+        session.start_transaction().await.map_err(failed)?;
+        let attempt = async {
+            let pushed = insert(inner, group, items, &mut session).await?;
+            commit(&mut session).await?;
+            Ok(pushed)
+        };
+        match attempt.await {
+            Ok(mut pushed) => {
+                wake(inner, group, items, pushed.iter_mut()).await?;
+                return Ok(pushed);
+            }
+            Err(Failure::Final(error)) => {
+                let _ = session.abort_transaction().await; // it ends by itself otherwise
+                return Err(error);
+            }
+            Err(Failure::Conflict(error)) => {
+                let _ = session.abort_transaction().await;
+                patience.next(error).await?;
+            }
+        }
+    }
+}
+
+/// Commits one item and pushes others, all or nothing.
+pub(super) async fn commit_and_push(
+    inner: &Arc<Inner>,
+    held: Held,
+    items: Vec<Push>,
+) -> Result<(Outcome, Vec<Pushed>)> {
+    if !inner.deployment.has_transactions() {
+        return Err(StoreError::Unsupported(UNSUPPORTED.to_owned()));
+    }
+    let group = inner.group(&held.receipt.group).await?;
+    let mut lots: Vec<(Arc<Group>, Vec<usize>, Vec<Push>)> = Vec::new();
+    for (at, push) in items.iter().enumerate() {
+        let target = inner.group(&push.queue.group).await?;
+        let place = lots.iter().position(|lot| Arc::ptr_eq(&lot.0, &target));
+        let place = place.unwrap_or_else(|| {
+            lots.push((target, Vec::new(), Vec::new()));
+            lots.len() - 1
+        });
+        lots[place].1.push(at);
+        lots[place].2.push(push.clone());
+    }
+    record_levels(inner, &items).await?;
+    inner.issued.take(&held.receipt);
+    let mut patience = Patience::new();
+    loop {
+        let mut session = inner.client.start_session().await.map_err(failed)?;
+        session.start_transaction().await.map_err(failed)?;
+        let attempt = async {
+            let key = match settle(inner, &group, &held, &mut session).await? {
+                Some(key) => key,
+                None => return Ok(None),
+            };
+            let mut pushed = Vec::new();
+            for (group, _, items) in &lots {
+                pushed.push(insert(inner, group, items, &mut session).await?);
+            }
+            commit(&mut session).await?;
+            Ok(Some((key, pushed)))
+        };
+        match attempt.await {
+            Ok(None) => {
+                let _ = session.abort_transaction().await; // it ends by itself otherwise
+                let found = look(inner, &group, [held.receipt.item]).await?;
+                return Ok((stale(found.get(&held.receipt.item)), Vec::new()));
+            }
+            Ok(Some((key, pushed))) => {
+                let mut results = vec![None; items.len()];
+                for ((group, places, items), mut pushed) in lots.iter().zip(pushed) {
+                    wake(inner, group, items, pushed.iter_mut()).await?;
+                    for (at, pushed) in places.iter().zip(pushed) {
+                        results[*at] = Some(pushed);
+                    }
+                }
+                if !key.is_empty() {
+                    order::promote(inner, &group, &[(held.receipt.queue.clone(), key)]).await?;
+                }
+                return Ok((Outcome::Ok, results.into_iter().flatten().collect()));
+            }
+            Err(Failure::Final(error)) => {
+                let _ = session.abort_transaction().await;
+                return Err(error);
+            }
+            Err(Failure::Conflict(error)) => {
+                let _ = session.abort_transaction().await;
+                patience.next(error).await?;
+            }
+        }
+    }
+}
+
+/// Ends the reservation within the transaction; answers the item's ordering key, or `None` if the
+/// receipt does not hold it.
+async fn settle(
+    inner: &Inner,
+    group: &Group,
+    held: &Held,
+    session: &mut ClientSession,
+) -> Result<Option<String>, Failure> {
+    let (now, token) = (inner.now(), settle_token(inner));
+    let filter = doc! { "_id": oid(held.receipt.item), "lock": token_oid(held.receipt.token) };
+    // A tombstone even if the item is ours and plain: a repeated call is then answered the same.
+    let change = if held.queue.retention.is_zero() {
+        bury(now, token)
+    } else {
+        finish(now, token, &held.queue)
+    };
+    let found = group
+        .items
+        .find_one_and_update(filter, change)
+        .projection(doc! { "payload": 0 })
+        .session(session)
+        .await?;
+    Ok(match found {
+        Some(found) => Some(Stored::read(&found)?.key),
+        None => None,
+    })
+}
+
+/// Inserts items of one group within the transaction. A unique index that refuses ends a
+/// transaction, so everything is looked up first.
+async fn insert(
+    inner: &Inner,
+    group: &Group,
+    items: &[Push],
+    session: &mut ClientSession,
+) -> Result<Vec<Pushed>, Failure> {
+    let now = inner.now();
+    let mut first: HashMap<DedupKey, crate::domain::ItemId> = firsts(group, items, now, session)
+        .await?
+        .into_iter()
+        .map(|(key, first)| (key, first.id))
+        .collect();
+    let mut results: Vec<Option<Pushed>> = vec![None; items.len()];
+    let mut starts: Vec<Option<Start>> = Vec::with_capacity(items.len());
+    for (at, push) in items.iter().enumerate() {
+        let id = inner.ids.next(now);
+        let known = key_of(push).and_then(|key| match first.get(&key) {
+            Some(first) => Some(*first),
+            None => {
+                first.insert(key, id);
+                None
+            }
+        });
+        results[at] = known.map(duplicate);
+        let start = Start { id, now, sequence: 0, blocked: false };
+        starts.push(known.is_none().then_some(start));
+    }
+    let mut counts: HashMap<&QueueName, i64> = HashMap::new();
+    for (push, _) in items.iter().zip(&starts).filter(|(p, s)| needs_number(p) && s.is_some()) {
+        *counts.entry(&push.queue.name).or_default() += 1;
+    }
+    let mut counts: Vec<_> = counts.into_iter().collect();
+    counts.sort_unstable(); // in one order, or two transactions wait for each other
+    let mut next: HashMap<&QueueName, i64> = HashMap::new();
+    for (queue, count) in counts {
+        next.insert(queue, take_numbers(inner, queue, count, session).await?);
+    }
+    let keys: Vec<OrderKey> = items.iter().filter_map(order_key).collect();
+    let mut behind = taken(group, &keys, session).await?;
+    let mut documents = Vec::new();
+    for (at, push) in items.iter().enumerate() {
+        let Some(start) = &mut starts[at] else { continue };
+        if needs_number(push)
+            && let Some(next) = next.get_mut(&push.queue.name)
+        {
+            start.sequence = *next;
+            *next += 1;
+        }
+        start.blocked = order_key(push).is_some_and(|key| !behind.insert(key));
+        documents.push(encode(push, start)?);
+        results[at] = Some(stored(push, start));
+    }
+    if !documents.is_empty() {
+        group.items.insert_many(&documents).session(session).await?;
+    }
+    let starts =
+        items.iter().zip(&starts).filter_map(|(push, start)| Some((push, start.as_ref()?)));
+    lower_marks(inner, starts);
+    Ok(results.into_iter().flatten().collect())
+}
+
+fn needs_number(push: &Push) -> bool {
+    push.queue.sequenced || !push.item.ordering_key.is_empty()
+}
+
+/// Who was first with the items' deduplication ids. Those whose window has ended forget theirs.
+async fn firsts(
+    group: &Group,
+    items: &[Push],
+    now: Timestamp,
+    session: &mut ClientSession,
+) -> Result<HashMap<DedupKey, First>, Failure> {
+    let keys: HashSet<DedupKey> = items.iter().filter_map(key_of).collect();
+    if keys.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let keys: Vec<DedupKey> = keys.into_iter().collect();
+    let mut cursor = group
+        .items
+        .clone_with_type::<Document>()
+        .find(dedup::filter(&keys))
+        .projection(dedup::projection())
+        .hint(mongodb::options::Hint::Name(DEDUP.to_owned()))
+        .session(&mut *session)
+        .await?;
+    let found: Vec<Document> = cursor.stream(session).collect::<Result<_, _>>().await?;
+    let mut firsts = dedup::firsts(&found)?;
+    let over: Vec<DedupKey> =
+        firsts.iter().filter(|(_, f)| f.window <= now).map(|(key, _)| key.clone()).collect();
+    for key in over {
+        if let Some(first) = firsts.remove(&key) {
+            let (filter, update) = dedup::forgetting(&first);
+            group.items.update_one(filter, update).session(&mut *session).await?;
+        }
+    }
+    Ok(firsts)
+}
+
+async fn take_numbers(
+    inner: &Inner,
+    queue: &QueueName,
+    n: i64,
+    session: &mut ClientSession,
+) -> Result<i64, Failure> {
+    let counter = inner
+        .db
+        .collection::<Document>("counters")
+        .find_one_and_update(doc! { "_id": counter_id(queue) }, taking(n))
+        .upsert(true)
+        .return_document(mongodb::options::ReturnDocument::After)
+        .session(session)
+        .await?;
+    let last = counter.as_ref().and_then(|c| c.get("next")).and_then(super::errors::integer);
+    Ok(last.unwrap_or(n) - n + 1)
+}
+
+/// The keys behind whose items a new one must wait.
+async fn taken(
+    group: &Group,
+    keys: &[OrderKey],
+    session: &mut ClientSession,
+) -> Result<HashSet<OrderKey>, Failure> {
+    let mut taken = HashSet::new();
+    let distinct: HashSet<&OrderKey> = keys.iter().collect();
+    for (queue, key) in distinct {
+        // One seek each: only the few ordered items of a transaction come here.
+        for (filter, index) in [
+            (doc! { "q": queue.as_str(), "turn": key.as_str() }, TURN),
+            (
+                doc! { "q": queue.as_str(), "key": key.as_str(), "due": { "$exists": true } },
+                WAITING,
+            ),
+        ] {
+            let found = group
+                .items
+                .find_one(filter)
+                .projection(doc! { "_id": 1 })
+                .hint(mongodb::options::Hint::Name(index.to_owned()))
+                .session(&mut *session)
+                .await?;
+            if found.is_some() {
+                taken.insert((queue.clone(), key.clone()));
+                break;
+            }
+        }
+    }
+    Ok(taken)
+}
