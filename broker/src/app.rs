@@ -18,7 +18,11 @@ use crate::{
     },
     metrics::Metrics,
     signals::{self, Signals},
-    store::{Store, StoreError, sqlite::SqliteStore},
+    store::{
+        Store, StoreError,
+        mongo::{MongoOptions, MongoStore},
+        sqlite::SqliteStore,
+    },
 };
 
 /// Why the broker does not start: one plain sentence.
@@ -163,8 +167,12 @@ async fn open_store(settings: &Settings) -> Result<Arc<dyn Store>, StartError> {
                 .map_err(|error| not_opened(settings, &error))?;
             Ok(Arc::new(store))
         }
-        StoreUri::Mongo { .. } => {
-            Err(StartError("the store on MongoDB is not built yet".to_owned()))
+        StoreUri::Mongo { uri } => {
+            let options = MongoOptions { clock, ..MongoOptions::default() };
+            let store = MongoStore::connect(uri, &settings.database, options)
+                .await
+                .map_err(|error| not_opened(settings, &error))?;
+            Ok(Arc::new(store))
         }
     }
 }

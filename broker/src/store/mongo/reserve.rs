@@ -316,6 +316,7 @@ async fn claim(
             },
         ));
         let previous_eligible_time = Timestamp(item.when);
+        let keyed = !item.key.is_empty();
         let mut item = item.into_item(&queue.name, now)?;
         item.state = ItemState::Reserved;
         item.attempt = attempt;
@@ -327,6 +328,7 @@ async fn claim(
             token,
             deliveries: item.deliveries,
             attempt,
+            keyed,
             queue: queue.name.clone(),
             group: queue.group.clone(),
         };

@@ -97,6 +97,7 @@ pub(super) async fn remove_failed(
                 token: item.lock?,
                 deliveries: item.deliveries,
                 attempt: item.attempt,
+                keyed: !item.key.is_empty(),
                 queue: queue.name.clone(),
                 group: queue.group.clone(),
             })
