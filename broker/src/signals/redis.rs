@@ -123,3 +123,17 @@ async fn supervise(mut sink: PubSubSink) -> Lost {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::test_servers::RedisServer, *};
+
+    #[tokio::test]
+    async fn tls_to_a_server_that_speaks_none_is_an_error_and_no_panic() {
+        let server = RedisServer::started().await;
+        let uri = format!("rediss://{}/", server.address());
+        let redis = Redis::new(&uri, [1; 4], "any", uri.clone()).unwrap();
+        assert!(bounded(redis.connect()).await.is_err());
+        assert!(bounded(redis.subscribe()).await.is_err());
+    }
+}
