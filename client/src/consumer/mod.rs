@@ -206,7 +206,8 @@ impl Consumer {
         self
     }
 
-    /// Starts handlers for this many items, then shuts down.
+    /// Starts handlers for this many items, then shuts down. A [streaming](Consumer::streaming) consumer is handed
+    /// no more than these; another one gives back what it is handed beyond them.
     pub fn limit(mut self, items: u64) -> Self {
         self.options.limit = Some(items);
         let most = u32::try_from(items.max(1)).unwrap_or(u32::MAX);

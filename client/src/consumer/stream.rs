@@ -2,7 +2,10 @@
 //!
 //! Settles that were not answered when the stream broke, and moves and forks, go to the settler.
 
-use std::collections::VecDeque;
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::{Arc, atomic::Ordering},
+};
 
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -15,8 +18,8 @@ use super::{
     settle::{Counters, Kind, MAX_SETTLES},
 };
 use crate::proto::{
-    CommitRequest, ConsumeStreamRequest, ConsumeStreamResponse, Flow, RollbackRequest,
-    consume_stream_request::Action, consume_stream_response::Event as Answer,
+    CommitRequest, ConsumeResponse, ConsumeStreamRequest, ConsumeStreamResponse, Flow,
+    RollbackRequest, consume_stream_request::Action, consume_stream_response::Event as Answer,
 };
 
 /// How many settle requests may be unanswered on the stream; what is decided meanwhile gathers into the next one.
@@ -31,7 +34,37 @@ pub(super) struct StreamFeed {
     pub(super) settles: mpsc::Receiver<Settle>,
     /// The settler, for what this stream can not do.
     pub(super) fallback: mpsc::Sender<Settle>,
-    pub(super) counters: std::sync::Arc<Counters>,
+    pub(super) counters: Arc<Counters>,
+}
+
+/// Keeps the broker from handing out more than a consumer with a limit will start: what was given back
+/// untouched would have lost its place in the queue.
+///
+/// The broker hands out while fewer than `flow` items are unsettled, so in all it hands out at most what was
+/// settled and `flow`. Before each settle, `flow` is lowered to keep that sum within the budget.
+struct Budget {
+    /// Items this stream may still hand out, beyond those unsettled now and those settled.
+    left: u64,
+    flow: u64,
+    /// Items of this stream that are not settled; others do not count.
+    unsettled: HashSet<String>,
+}
+
+impl Budget {
+    fn handed_out(&mut self, message: &ConsumeResponse) {
+        self.unsettled.extend(message.deliveries.iter().map(|delivery| delivery.receipt.clone()));
+    }
+
+    /// The flow to ask for before these are settled, if it changes.
+    fn settling(&mut self, settles: &[Settle]) -> Option<Flow> {
+        let ours = settles.iter().filter(|settle| self.unsettled.remove(&settle.receipt)).count();
+        self.left = self.left.saturating_sub(ours as u64);
+        if self.left >= self.flow {
+            return None;
+        }
+        self.flow = self.left;
+        Some(Flow { max_in_flight: self.flow.try_into().unwrap_or(i32::MAX) })
+    }
 }
 
 /// How one stream ended.
@@ -85,8 +118,13 @@ impl StreamFeed {
 
     /// One stream.
     async fn serve(&mut self, attempts: &mut Attempts, unanswered: &mut VecDeque<Sent>) -> End {
-        let (requests, outgoing) = mpsc::channel(MAX_UNANSWERED + 2);
-        let open = Action::Open(self.feed.options.open_request());
+        let (requests, outgoing) = mpsc::channel(MAX_UNANSWERED + 4);
+        let mut budget = self.budget();
+        let mut open = self.feed.options.open_request();
+        if let Some(budget) = &budget {
+            open.max_in_flight = budget.flow.try_into().unwrap_or(i32::MAX);
+        }
+        let open = Action::Open(open);
         // The channel is empty and has room.
         let _ = requests.send(request(open)).await;
         let opened =
@@ -102,6 +140,9 @@ impl StreamFeed {
                 answer = answers.message() => match answer {
                     Ok(Some(answer)) => {
                         attempts.succeeded();
+                        if let (Some(budget), Some(Answer::Deliveries(message))) = (&mut budget, &answer.event) {
+                            budget.handed_out(message);
+                        }
                         self.answered(answer, unanswered, halted).await;
                     }
                     Ok(None) => return End::Broken(Status::unavailable("the broker ended the stream")),
@@ -117,6 +158,12 @@ impl StreamFeed {
                     if n == 0 {
                         return self.finish(answers, requests, unanswered).await;
                     }
+                    let lower = budget.as_mut().and_then(|budget| budget.settling(&gathered));
+                    if let Some(flow) = lower.filter(|_| !halted)
+                        && requests.send(request(Action::Flow(flow))).await.is_err()
+                    {
+                        return End::Broken(last_word(&mut answers).await);
+                    }
                     for (action, sent) in self.sort(&mut gathered).await {
                         unanswered.push_back(sent);
                         if requests.send(request(action)).await.is_err() {
@@ -126,6 +173,13 @@ impl StreamFeed {
                 }
             }
         }
+    }
+
+    fn budget(&self) -> Option<Budget> {
+        let limit = self.feed.options.limit?;
+        let left = limit.saturating_sub(self.counters.started.load(Ordering::Relaxed));
+        let flow = left.min(self.feed.options.max_in_flight.into());
+        Some(Budget { left, flow, unsettled: HashSet::new() })
     }
 
     /// Makes at most two requests of what was decided; moves and forks go to the settler.
@@ -180,7 +234,7 @@ impl StreamFeed {
                 };
                 return self.counters.count_all(kind, &settled.results, false);
             }
-            Some(Answer::Flow(_)) if halted => Event::Halted,
+            Some(Answer::Flow(Flow { max_in_flight: 0 })) if halted => Event::Halted,
             Some(Answer::Flow(_) | Answer::Extended(_)) | None => return,
         };
         // The runner takes events until this feed has ended; if it was dropped, so is this.
@@ -217,5 +271,22 @@ async fn last_word(answers: &mut Streaming<ConsumeStreamResponse>) -> Status {
             Ok(None) => return Status::unavailable("the broker ended the stream"),
             Err(status) => return status,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn never_more_than_the_budget_is_handed_out() {
+        let settle = |receipt: &str| Settle { receipt: receipt.into(), decision: Decision::Commit };
+        let mut budget = Budget { left: 5, flow: 3, unsettled: HashSet::new() };
+        budget.unsettled.extend(["a", "b", "c"].map(String::from));
+        assert_eq!(budget.settling(&[settle("a"), settle("of an older stream")]), None);
+        assert_eq!(budget.settling(&[settle("b")]), None);
+        assert_eq!(budget.settling(&[settle("c")]), Some(Flow { max_in_flight: 2 }));
+        budget.unsettled.extend(["d", "e"].map(String::from));
+        assert_eq!(budget.settling(&[settle("d"), settle("e")]), Some(Flow { max_in_flight: 0 }));
     }
 }

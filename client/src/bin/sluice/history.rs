@@ -13,6 +13,7 @@ use sluicegate_client::{
 use crate::{
     context::{Context, instant},
     failure::Failure,
+    output,
 };
 
 /// What `sluice redrive` is told; the conditions that are given must all hold.
@@ -90,7 +91,7 @@ pub(crate) async fn redrive(context: &Context, args: RedriveArgs) -> Result<(), 
     });
     let items = client.admin_service().redrive_items(request).await?.into_inner().redriven_items;
     let value = json!({ "redriven_items": items });
-    Ok(context.output.one(&value, &format!("{items} items brought back"))?)
+    Ok(context.output.one(&value, &format!("{} brought back", output::items(items)))?)
 }
 
 pub(crate) async fn replay(context: &Context, args: ReplayArgs) -> Result<(), Failure> {
@@ -111,5 +112,5 @@ pub(crate) async fn replay(context: &Context, args: ReplayArgs) -> Result<(), Fa
     });
     let items = client.admin_service().replay_items(request).await?.into_inner().replayed_items;
     let value = json!({ "replayed_items": items });
-    Ok(context.output.one(&value, &format!("{items} items are ready again"))?)
+    Ok(context.output.one(&value, &format!("{} made ready again", output::items(items)))?)
 }

@@ -78,6 +78,14 @@ impl Output {
     }
 }
 
+/// `1 item`, `2 items`.
+pub(crate) fn items(n: impl Into<i128>) -> String {
+    match n.into() {
+        1 => "1 item".to_owned(),
+        n => format!("{n} items"),
+    }
+}
+
 /// The beginning of a payload, on one line.
 pub(crate) fn preview(payload: &[u8], width: usize) -> String {
     let text = String::from_utf8_lossy(&payload[..payload.len().min(4 * width)]);

@@ -14,7 +14,7 @@ use crate::{
     context::{Context, instant, key_value},
     duration,
     failure::Failure,
-    json,
+    json, output,
 };
 
 /// What `sluice push` is told.
@@ -175,7 +175,7 @@ async fn push_lines(context: &Context, args: &Args, producer: &Producer) -> Resu
         };
         context.output.one(
             &serde_json::Value::Null,
-            &format!("{pushed} items pushed to {}{note}", args.queue),
+            &format!("{} pushed to {}{note}", output::items(pushed), args.queue),
         )?;
     }
     Ok(())

@@ -12,7 +12,7 @@ use crate::{
     context::{Context, key_value},
     duration::{Setting, parse_setting, to_proto},
     failure::Failure,
-    json,
+    json, output,
 };
 
 /// What `sluice queue` is told.
@@ -209,7 +209,7 @@ pub(crate) async fn run(context: &Context, command: QueueCommand) -> Result<(), 
             let value = json!({ "deleted": name, "deleted_items": items });
             return Ok(context
                 .output
-                .one(&value, &format!("{name} deleted, with {items} items"))?);
+                .one(&value, &format!("{name} deleted, with {}", output::items(items)))?);
         }
         QueueCommand::Purge(Name { name }) => {
             let request = client.request(PurgeQueueRequest { name: name.clone() });
@@ -217,7 +217,7 @@ pub(crate) async fn run(context: &Context, command: QueueCommand) -> Result<(), 
             let value = json!({ "purged": name, "purged_items": items });
             return Ok(context
                 .output
-                .one(&value, &format!("{items} items deleted from {name}"))?);
+                .one(&value, &format!("{} deleted from {name}", output::items(items)))?);
         }
     };
     Ok(context.output.object(&json::queue(&queue.unwrap_or_default()))?)
