@@ -166,12 +166,15 @@ mod tests {
                 }
             }
         };
-        let calls: Vec<_> = (0..10)
-            .map(|n| {
-                let (batcher, tracker, write) = (batcher.clone(), tracker.clone(), write.clone());
-                tokio::spawn(async move { batcher.submit(&tracker, vec![n], 1, write).await })
-            })
-            .collect();
+        let call = |n: u32| {
+            let (batcher, tracker, write) = (batcher.clone(), tracker.clone(), write.clone());
+            tokio::spawn(async move { batcher.submit(&tracker, vec![n], 1, write).await })
+        };
+        let mut calls = vec![call(0)];
+        while batcher.state.lock().writes == 0 || !batcher.state.lock().waiting.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        calls.extend((1..10).map(call));
         while batcher.state.lock().waiting.len() < 9 {
             tokio::task::yield_now().await;
         }
