@@ -12,7 +12,7 @@ use super::{
     head::levels as each_level,
     layout::{BLOCKED, Group, HANDOUT, HISTORY, PROCESSED, TOMBSTONE, date, millis},
     levels, order,
-    settle::{bury, settle_token},
+    settle::{bury, bury_deleted, settle_token},
 };
 use crate::{
     domain::{Item, ItemId, ItemState, Queue, Timestamp},
@@ -282,7 +282,7 @@ pub(super) async fn delete(inner: &Inner, queue: &Queue, id: ItemId) -> Result<b
     // A tombstone, for those who hold a receipt or repeat the push.
     let found = group
         .items
-        .find_one_and_update(filter, bury(inner.now(), settle_token(inner)))
+        .find_one_and_update(filter, bury_deleted(inner.now(), settle_token(inner)))
         .projection(doc! { "key": 1, "deadline": 1 })
         .await
         .map_err(failed)?;
@@ -299,7 +299,7 @@ pub(super) async fn delete(inner: &Inner, queue: &Queue, id: ItemId) -> Result<b
 pub(super) async fn purge(inner: &Inner, queue: &Queue) -> Result<u64> {
     let group = inner.group(&queue.group).await?;
     let (q, now) = (queue.name.as_str(), inner.now());
-    // Who is remembered by a producer, or by a consumer whose lease lapsed, leaves a tombstone.
+    // Those a consumer may yet ask for, whose lease has lapsed, leave a tombstone.
     let buried = group
         .items
         .update_many(
@@ -307,11 +307,10 @@ pub(super) async fn purge(inner: &Inner, queue: &Queue) -> Result<u64> {
                 "q": q, "when": { "$lt": millis(TOMBSTONE) },
                 "$or": [
                     { "lock": { "$exists": true }, "when": { "$lte": date(now) } },
-                    { "lock": { "$exists": false }, "dedup": { "$exists": true } },
                     { "lock": { "$exists": false }, "trace": { "$exists": true } },
                 ],
             },
-            bury(now, settle_token(inner)),
+            bury_deleted(now, settle_token(inner)),
         )
         .await
         .map_err(failed)?;

@@ -166,16 +166,20 @@ mod tests {
                 }
             }
         };
-        let call = |n: u32| {
+        let call = |n| {
             let (batcher, tracker, write) = (batcher.clone(), tracker.clone(), write.clone());
             tokio::spawn(async move { batcher.submit(&tracker, vec![n], 1, write).await })
         };
+        let is = |writes: usize, waiting: usize| {
+            let state = batcher.state.lock();
+            (state.writes, state.waiting.len()) == (writes, waiting)
+        };
         let mut calls = vec![call(0)];
-        while batcher.state.lock().writes == 0 || !batcher.state.lock().waiting.is_empty() {
+        while !is(1, 0) {
             tokio::task::yield_now().await;
         }
         calls.extend((1..10).map(call));
-        while batcher.state.lock().waiting.len() < 9 {
+        while !is(1, 9) {
             tokio::task::yield_now().await;
         }
         gate.add_permits(2);

@@ -12,10 +12,10 @@ use super::{
     errors::{broken, repeat},
     layout::{BY_ID, Group, durable},
     order,
-    settle::{Ending, end_exactly, first_places, known_key, look, repeated, stale},
+    settle::{Ending, end_exactly, first_places, known_key, look, lose_crossed, repeated, stale},
 };
 use crate::{
-    domain::{GroupName, LeaseToken, Outcome},
+    domain::{GroupName, LeaseToken, Outcome, Timestamp},
     store::{Held, Result, StoreError},
 };
 
@@ -68,6 +68,7 @@ async fn submit(inner: &Arc<Inner>, group: &GroupName, items: Vec<Held>) -> Resu
 async fn commit_batch(inner: &Inner, group: &Group, items: Vec<Held>) -> Result<Vec<Outcome>> {
     let now = inner.now();
     let (first, is_first) = first_places(items.iter().map(|held| &held.receipt));
+    let receipts: Vec<_> = items.iter().map(|h| (h.receipt.item, h.receipt.token)).collect();
     let (mut direct, mut exact) = (Vec::new(), Vec::new());
     let (mut direct_at, mut exact_at) = (Vec::new(), Vec::new());
     for (at, held) in items.into_iter().enumerate() {
@@ -87,7 +88,7 @@ async fn commit_batch(inner: &Inner, group: &Group, items: Vec<Held>) -> Result<
         }
     }
     let (deleted, ended) = futures_util::future::try_join(
-        delete(inner, group, &direct),
+        delete(inner, group, &direct, now),
         end_exactly(inner, group, &exact),
     )
     .await?;
@@ -95,6 +96,7 @@ async fn commit_batch(inner: &Inner, group: &Group, items: Vec<Held>) -> Result<
     for (at, outcome) in direct_at.into_iter().zip(deleted).chain(exact_at.into_iter().zip(ended)) {
         outcomes[at] = outcome;
     }
+    lose_crossed(&receipts, &mut outcomes);
     for at in 0..first.len() {
         if !is_first[at] {
             outcomes[at] = repeated(outcomes[first[at]], true);
@@ -104,7 +106,12 @@ async fn commit_batch(inner: &Inner, group: &Group, items: Vec<Held>) -> Result<
 }
 
 /// Deletes items that nobody but this broker can have touched.
-async fn delete(inner: &Inner, group: &Group, endings: &[Ending]) -> Result<Vec<Outcome>> {
+async fn delete(
+    inner: &Inner,
+    group: &Group,
+    endings: &[Ending],
+    now: Timestamp,
+) -> Result<Vec<Outcome>> {
     if endings.is_empty() {
         return Ok(Vec::new());
     }
@@ -136,7 +143,7 @@ async fn delete(inner: &Inner, group: &Group, endings: &[Ending]) -> Result<Vec<
         let found = look(inner, group, endings.iter().map(|e| e.receipt.item)).await?;
         let outcome = |ending: &Ending| match found.get(&ending.receipt.item) {
             None => Outcome::Ok, // anybody else would have left a tombstone
-            found => stale(found),
+            found => stale(found, now),
         };
         endings.iter().map(outcome).collect()
     };

@@ -7,7 +7,7 @@ use mongodb::bson::{Bson, Document, doc};
 use super::{
     Inner,
     connect::read_documents,
-    errors::{broken, failed},
+    errors::{broken, failed, integer},
     layout::{DEDUP, Group, TOMBSTONE, date, millis},
 };
 use crate::{
@@ -28,9 +28,11 @@ pub(super) fn key_of(push: &Push) -> Option<DedupKey> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct First {
     pub(super) id: ItemId,
+    /// Its sequence number, 0 if it has none.
+    pub(super) sequence: i64,
     /// Until when that counts.
     pub(super) window: Timestamp,
-    tombstone: bool,
+    pub(super) tombstone: bool,
 }
 
 /// Reads what a search by [`filter`] found.
@@ -42,6 +44,7 @@ pub(super) fn firsts(found: &[Document]) -> Result<HashMap<DedupKey, First>> {
             let key = (dedup.get_str("q").ok()?.to_owned(), dedup.get_str("id").ok()?.to_owned());
             let first = First {
                 id: ItemId(document.get_object_id("_id").ok()?.bytes()),
+                sequence: document.get("seq").and_then(integer).unwrap_or_default(),
                 window: Timestamp(document.get_datetime("window").ok()?.timestamp_millis()),
                 tombstone: document.get_datetime("when").ok()?.timestamp_millis() == TOMBSTONE,
             };
@@ -62,7 +65,7 @@ pub(super) fn filter(keys: &[DedupKey]) -> Document {
 
 /// What of them to read.
 pub(super) fn projection() -> Document {
-    doc! { "dedup": 1, "window": 1, "when": 1 }
+    doc! { "dedup": 1, "window": 1, "when": 1, "seq": 1 }
 }
 
 /// The update that makes an item forget its id, if that has not changed.
@@ -84,7 +87,7 @@ pub(super) async fn resolve(
     group: &Group,
     keys: &[DedupKey],
     now: Timestamp,
-) -> Result<HashMap<DedupKey, ItemId>> {
+) -> Result<HashMap<DedupKey, First>> {
     let mut first = HashMap::new();
     for keys in keys.chunks(1_000) {
         let command = doc! {
@@ -94,7 +97,7 @@ pub(super) async fn resolve(
         let found = read_documents(&inner.db, command).await?;
         for (key, found) in firsts(&found)? {
             if found.window > now {
-                first.insert(key, found.id);
+                first.insert(key, found);
             } else {
                 let (filter, update) = forgetting(&found);
                 group.items.update_one(filter, update).await.map_err(failed)?;

@@ -244,6 +244,11 @@ impl Stored {
         self.deadline.is_some_and(|deadline| deadline <= now.0)
     }
 
+    /// True if this lease, lapsed or not, is on it.
+    pub(super) fn is_held_by(&self, token: LeaseToken, now: Timestamp) -> bool {
+        self.lock == Some(token) && !self.is_over(now)
+    }
+
     /// Where it is in its life.
     pub(super) fn state(&self, now: Timestamp) -> ItemState {
         match self.when {
@@ -282,7 +287,7 @@ impl Stored {
             dedup_id: self.dedup_id,
             create_time: Timestamp(self.created),
             eligible_time: (!waits).then_some(Timestamp(self.when)),
-            expire_time: self.deadline.filter(|_| state != ItemState::Processed).map(Timestamp),
+            expire_time: self.deadline.map(Timestamp),
             process_time: self.processed.map(Timestamp),
             producer: consumer(self.producer).map_err(bad)?,
             consumer: consumer(self.consumer).map_err(bad)?,

@@ -7,7 +7,7 @@ use super::{
     connect::{count, read_documents},
     errors::{broken, failed, integer, written},
     head::levels as each_level,
-    layout::{BLOCKED, HANDOUT, PROCESSED, date, millis},
+    layout::{BLOCKED, ENDS, Group, HANDOUT, PROCESSED, date, millis},
     levels,
 };
 use crate::{
@@ -38,14 +38,56 @@ pub(super) async fn depth(inner: &Inner, queue: &Queue) -> Result<Depth> {
             _ => count(&inner.db, name, leased, HANDOUT).await?.min(pending),
         };
         if ready > 0 && depth.oldest_ready.is_none() {
-            depth.oldest_ready = first(inner, name, range(doc! { "$lte": date(now) })).await?;
+            let mut ready = range(doc! { "$lte": date(now) });
+            ready.insert("deadline", doc! { "$not": { "$lte": date(now) } });
+            depth.oldest_ready = first(inner, name, ready).await?;
         }
         depth.ready += ready;
         depth.reserved += reserved;
         depth.delayed += pending - reserved;
     }
+    subtract_ended(inner, &group, queue, now, &mut depth).await?;
     depth.next_eligible = levels::first_after(inner, name, &queue.name, used, now).await?;
     Ok(depth)
+}
+
+/// Takes those off the counts that are past their end and not removed yet: there are few, the
+/// server removes them every minute.
+async fn subtract_ended(
+    inner: &Inner,
+    group: &Group,
+    queue: &Queue,
+    now: Timestamp,
+    depth: &mut Depth,
+) -> Result<()> {
+    let state = doc! { "$switch": {
+        "branches": [
+            { "case": { "$eq": ["$when", millis(PROCESSED)] }, "then": "processed" },
+            { "case": { "$eq": ["$when", millis(BLOCKED)] }, "then": "blocked" },
+            { "case": { "$lte": ["$when", date(now)] }, "then": "ready" },
+            { "case": { "$gt": ["$lock", null] }, "then": "reserved" },
+        ],
+        "default": "delayed",
+    } };
+    let command = doc! {
+        "aggregate": group.items.name(), "hint": ENDS, "cursor": {},
+        "pipeline": [
+            { "$match": { "q": queue.name.as_str(), "deadline": { "$lte": date(now) } } },
+            { "$group": { "_id": state, "n": { "$sum": 1 } } },
+        ],
+    };
+    for ended in read_documents(&inner.db, command).await? {
+        let n = ended.get("n").and_then(integer).unwrap_or_default() as u64;
+        let count = match ended.get_str("_id").unwrap_or_default() {
+            "processed" => &mut depth.processed,
+            "blocked" => &mut depth.blocked,
+            "ready" => &mut depth.ready,
+            "reserved" => &mut depth.reserved,
+            _ => &mut depth.delayed,
+        };
+        *count = count.saturating_sub(n);
+    }
+    Ok(())
 }
 
 async fn first(inner: &Inner, collection: &str, filter: Document) -> Result<Option<Timestamp>> {

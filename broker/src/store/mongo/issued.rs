@@ -23,15 +23,16 @@ pub(super) struct Issue {
     pub(super) dedup: bool,
     /// It has been through another broker's hands: a tombstone must stay.
     pub(super) traced: bool,
-    /// It has an end of its own.
-    pub(super) ends: bool,
+    /// Its end, if it has one.
+    pub(super) deadline: Option<i64>,
     pub(super) key: Option<Arc<str>>,
 }
 
 impl Issue {
-    /// True if nothing but this broker can have touched the item.
+    /// True if nothing but this broker can have touched the item, nor the server removed it.
     pub(super) fn is_exclusive(&self, now: Timestamp) -> bool {
-        now.0 + CLOSE < self.until
+        let end = self.deadline.map_or(self.until, |deadline| deadline.min(self.until));
+        now.0 + CLOSE < end
     }
 }
 

@@ -35,6 +35,8 @@ pub(super) const DEDUP: &str = "dedup";
 pub(super) const TURN: &str = "turn";
 /// Name of the index of blocked items, by key and sequence.
 pub(super) const WAITING: &str = "waiting";
+/// Name of the index of items that have an end.
+pub(super) const ENDS: &str = "ends";
 /// Name of the index of ids.
 pub(super) const BY_ID: &str = "_id_";
 
@@ -86,11 +88,15 @@ impl Group {
 
 async fn create_indexes(db: &Database, collection: &str) -> Result<()> {
     let partial = |field: &str| doc! { field: { "$exists": true } };
-    let indexes: [Document; 6] = [
+    let indexes: [Document; 7] = [
         doc! { "name": HANDOUT, "key": { "q": 1, "priority": -1, "when": 1, "_id": 1 } },
         doc! {
             "name": "expires", "key": { "expires": 1 }, "expireAfterSeconds": 0,
             "partialFilterExpression": partial("expires"),
+        },
+        doc! {
+            "name": ENDS, "key": { "q": 1, "deadline": 1 },
+            "partialFilterExpression": partial("deadline"),
         },
         doc! {
             "name": HISTORY, "key": { "q": 1, "processed": 1, "_id": 1 },

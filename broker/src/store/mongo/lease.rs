@@ -2,21 +2,17 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use mongodb::bson::{doc, rawdoc};
+use mongodb::bson::doc;
 
 use super::{
     Inner,
-    document::{oids, token_oid},
     layout::date,
-    settle::{Update, WITNESS, look, stale, statement, update},
+    settle::{Update, WITNESS, held_filter, look, stale, statement, update},
 };
 use crate::{
     domain::{GroupName, ItemId, LeaseToken, Outcome, Timestamp},
     store::{Held, Result},
 };
-
-/// A leased item past its end stays this long past its lease, in milliseconds, so that it can be settled.
-pub(super) const LEASED_GRACE: i64 = 3_600_000;
 
 /// Places in a call, by group.
 pub(super) fn by_group<'a>(
@@ -38,32 +34,24 @@ pub(super) async fn extend(
     let mut outcomes = vec![Outcome::Gone; items.len()];
     for (name, places) in by_group(items.iter().map(|held| &held.receipt.group)) {
         let group = inner.group(name).await?;
-        // (lease, end, what kind of item) → places
-        let mut lots: HashMap<(LeaseToken, Timestamp, Option<bool>), Vec<usize>> = HashMap::new();
+        let mut lots: HashMap<(LeaseToken, Timestamp), Vec<usize>> = HashMap::new();
         for &at in &places {
             let receipt = &items[at].receipt;
             inner.issued.extend(receipt, until[at], true);
-            let ends = inner.issued.get(receipt).map(|issue| issue.ends);
-            lots.entry((receipt.token, until[at], ends)).or_default().push(at);
+            lots.entry((receipt.token, until[at])).or_default().push(at);
         }
+        let now = inner.now();
         let mut statements = Vec::new();
-        for ((token, until, ends), places) in &lots {
-            let ids = oids(places.iter().map(|at| items[*at].receipt.item));
-            let filter = rawdoc! { "_id": { "$in": ids }, "lock": token_oid(*token) };
-            let kept = date(Timestamp(until.0 + LEASED_GRACE));
-            let change = match ends {
-                Some(false) => Update::operators(&doc! { "$set": { "when": date(*until) } })?,
-                Some(true) => Update::operators(&doc! {
-                    "$set": { "when": date(*until) }, "$max": { "expires": kept },
-                })?,
-                // Reserved by another broker: it must learn of what it does not see.
-                None => Update::pipeline(&[doc! { "$set": {
+        for ((token, until), places) in &lots {
+            let filter = held_filter(places.iter().map(|at| items[*at].receipt.item), *token, now);
+            let change = if token.broker() == inner.broker {
+                Update::operators(&doc! { "$set": { "when": date(*until) } })?
+            } else {
+                // The broker that made the reservation must learn of what it does not see.
+                Update::pipeline(&[doc! { "$set": {
                     "when": date(*until),
                     "trace": { "$max": ["$trace", { "$add": ["$when", WITNESS] }] },
-                    "expires": { "$cond": [
-                        { "$gt": ["$expires", null] }, { "$max": ["$expires", kept] }, "$$REMOVE",
-                    ] },
-                } }])?,
+                } }])?
             };
             statements.push(statement(filter, change));
         }
@@ -80,8 +68,8 @@ pub(super) async fn extend(
             let stored = found.as_ref().map(|found| found.get(&receipt.item));
             outcomes[at] = match stored {
                 None => Outcome::Ok,
-                Some(Some(stored)) if stored.lock == Some(receipt.token) => Outcome::Ok,
-                Some(stored) => stale(stored),
+                Some(Some(stored)) if stored.is_held_by(receipt.token, now) => Outcome::Ok,
+                Some(stored) => stale(stored, now),
             };
             if outcomes[at] == Outcome::Ok {
                 inner.issued.extend(receipt, until[at], false);
@@ -99,6 +87,7 @@ pub(super) async fn holds(inner: &Arc<Inner>, items: Vec<Held>) -> Result<Vec<bo
     for (name, places) in by_group(items.iter().map(|held| &held.receipt.group)) {
         let group = inner.group(name).await?;
         let found = look(inner, &group, places.iter().map(|at| items[*at].receipt.item)).await?;
+        let now = inner.now();
         for at in places {
             let receipt = &items[at].receipt;
             answers[at] = found.get(&receipt.item).is_some_and(|s| s.lock == Some(receipt.token));

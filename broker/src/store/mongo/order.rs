@@ -18,6 +18,7 @@ use super::{
     errors::{failed, integer, is_duplicate_key},
     head::bit,
     layout::{Group, TURN, WAITING, date},
+    spent,
 };
 use crate::{
     domain::{GroupName, ItemId, QueueName, Timestamp},
@@ -200,6 +201,7 @@ async fn promote_one(
 /// Gives a turn to every key of the queue that has blocked items and no holder; answers how many.
 pub(super) async fn repair(inner: &Inner, queue: &QueueName, group: &GroupName) -> Result<u64> {
     let group = inner.group(group).await?;
+    spent::remove_ended(inner, &group, queue).await?;
     let (mut after, mut repaired) = (Bson::MinKey, 0);
     loop {
         let command = doc! {

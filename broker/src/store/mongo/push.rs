@@ -10,7 +10,7 @@ use mongodb::{bson::RawDocumentBuf, error::ErrorKind};
 
 use super::{
     Inner,
-    dedup::{self, key_of},
+    dedup::{self, First, key_of},
     document::{Start, eligible_time, encode},
     errors::{DUPLICATE_KEY, broken, failed, index_named, repeat, unavailable},
     head::{LevelSet, bit},
@@ -29,7 +29,7 @@ const ENVELOPE: usize = 300;
 /// How often an item that is refused is looked at anew.
 const ROUNDS: usize = 5;
 
-/// Items that are written together: of one group, and in order or not.
+/// Items of one call that are written together: those of one group, in order if any asks for it.
 struct Lot {
     group: GroupName,
     ordered: bool,
@@ -48,12 +48,14 @@ pub(super) async fn push(inner: &Arc<Inner>, items: Vec<Push>) -> Result<Vec<Pus
     let mut lots: Vec<Lot> = Vec::new();
     for (at, push) in items.into_iter().enumerate() {
         let ordered = is_ordered(&push);
-        let place = lots.iter().position(|l| l.ordered == ordered && l.group == push.queue.group);
+        let place = lots.iter().position(|lot| lot.group == push.queue.group);
         let place = place.unwrap_or_else(|| {
             let group = push.queue.group.clone();
             lots.push(Lot { group, ordered, at: Vec::new(), items: Vec::new() });
             lots.len() - 1
         });
+        // One call's items stay together: they are handed out as they came.
+        lots[place].ordered |= ordered;
         lots[place].at.push(at);
         lots[place].items.push(push);
     }
@@ -166,7 +168,7 @@ pub(super) async fn record_levels(inner: &Inner, items: &[Push]) -> Result<()> {
 /// Numbers ordered items, and finds out which may be the first of their key.
 async fn order_starts(inner: &Inner, group: &Group, items: &[Push]) -> Result<Vec<Start>> {
     let mut counts: HashMap<&QueueName, usize> = HashMap::new();
-    for push in items {
+    for push in items.iter().filter(|push| is_ordered(push)) {
         *counts.entry(&push.queue.name).or_default() += 1;
     }
     let mut next: HashMap<&QueueName, i64> = HashMap::new();
@@ -184,7 +186,7 @@ async fn order_starts(inner: &Inner, group: &Group, items: &[Push]) -> Result<Ve
         .iter()
         .map(|push| {
             let blocked = order_key(push).is_some_and(|key| !behind.insert(key));
-            let number = next.get_mut(&push.queue.name);
+            let number = next.get_mut(&push.queue.name).filter(|_| is_ordered(push));
             let sequence = number.map_or(0, |next| {
                 *next += 1;
                 *next - 1
@@ -255,7 +257,7 @@ async fn insert(
             let firsts = dedup::resolve(inner, group, &keys, inner.now()).await?;
             for at in repeated {
                 match key_of(&items[at]).and_then(|key| firsts.get(&key)) {
-                    Some(first) if *first == starts[at].id => {
+                    Some(first) if first.id == starts[at].id => {
                         results[at] = Some(Ok(stored(&items[at], &starts[at])));
                     }
                     Some(first) => results[at] = Some(Ok(duplicate(*first))),
@@ -283,8 +285,9 @@ pub(super) fn stored(push: &Push, start: &Start) -> Pushed {
 }
 
 /// The answer for one that was there before.
-pub(super) fn duplicate(first: ItemId) -> Pushed {
-    Pushed { id: first, deduplicated: true, sequence: 0, eligible_time: None }
+pub(super) fn duplicate(first: First) -> Pushed {
+    let First { id, sequence, .. } = first;
+    Pushed { id, deduplicated: true, sequence, eligible_time: None }
 }
 
 async fn insert_documents(

@@ -16,7 +16,6 @@ use super::{
     head::{Head, Look, START, Seen, levels as each_level},
     issued::Issue,
     layout::{BY_ID, Group, HANDOUT, date, millis},
-    lease::LEASED_GRACE,
     levels,
     settle::{Update, WITNESS, statement, update},
     spent,
@@ -222,14 +221,16 @@ async fn hand_out(
     let dealt_count = dealt.len();
 
     let (expired, dead_lettered, deliveries) = futures_util::future::try_join3(
-        spent::remove_expired(inner, group, queue, &expired, now),
+        spent::remove_expired(inner, group, &queue.name, &expired, now),
         spent::remove_failed(inner, group, queue, &dead, now),
         claim(inner, group, queue, wants, good, &dealt, now),
     )
     .await?;
 
     head.seen(&seen(look, &places, &left, cut, sweep, now));
-    let more = cut || some_left || deliveries.len() < dealt_count;
+    // What was removed may have passed its turn on.
+    let removed = expired + dead_lettered > 0;
+    let more = cut || some_left || removed || deliveries.len() < dealt_count;
     Ok(Reserved { deliveries, dead_lettered, expired, more })
 }
 
@@ -244,7 +245,6 @@ struct Alike {
     lapsed: bool,
     /// The lapsed lease was another broker's.
     foreign: bool,
-    ends: bool,
 }
 
 /// Claims the items, each for the want it was dealt to; those another broker was faster with are
@@ -276,7 +276,6 @@ async fn claim(
             attempt,
             lapsed,
             foreign: item.lock.is_some_and(|lock| lock.broker() != inner.broker),
-            ends: item.deadline.is_some(),
         };
         let (until, foreign) = (alike.until, alike.foreign);
         let lot =
@@ -311,7 +310,7 @@ async fn claim(
                 priority: item.priority,
                 dedup: !item.dedup_id.is_empty(),
                 traced: foreign || item.trace.is_some_and(|trace| trace > now.0),
-                ends: item.deadline.is_some(),
+                deadline: item.deadline,
                 key: (!item.key.is_empty()).then(|| item.key.as_str().into()),
             },
         ));
@@ -368,15 +367,8 @@ fn claim_statement(
         }
     }
     change.insert("$set", set);
-    let mut max = doc! {};
-    if alike.ends {
-        max.insert("expires", millis(alike.until.0 + LEASED_GRACE));
-    }
     if alike.foreign {
-        max.insert("trace", millis(now.0 + WITNESS));
-    }
-    if !max.is_empty() {
-        change.insert("$max", max);
+        change.insert("$max", doc! { "trace": millis(now.0 + WITNESS) });
     }
     Ok(statement(filter, Update::operators(&change)?))
 }

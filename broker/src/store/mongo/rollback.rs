@@ -2,17 +2,17 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use mongodb::bson::{Document, doc, oid::ObjectId, rawdoc};
+use mongodb::bson::{Document, doc, oid::ObjectId};
 
 use super::{
     Inner,
-    document::{literal, oids, token_oid},
+    document::literal,
     head::{LevelSet, bit},
     layout::{Group, date},
     lease::by_group,
     levels, order,
     settle::{
-        Ending, Update, WITNESS, end_exactly, first_places, known_key, look, repeated,
+        Ending, Update, WITNESS, end_exactly, first_places, held_filter, known_key, look, repeated,
         settle_token, stale, statement, update,
     },
 };
@@ -84,7 +84,9 @@ async fn give_back(
     if given.is_empty() {
         return Ok(());
     }
-    let (now, settled) = (inner.now(), settle_token(inner));
+    let now = inner.now();
+    // One for each lease: of two receipts of an item only the right one is to find its own.
+    let mut settled: HashMap<LeaseToken, ObjectId> = HashMap::new();
     let ids = || given.iter().map(|at| items[*at].held.receipt.item);
     let dead = |at: &usize| items[*at].to == RollbackTo::DeadLetter;
     // Where a dead letter goes, its level must be known to be in use.
@@ -120,8 +122,9 @@ async fn give_back(
     }
     let mut statements = Vec::new();
     for (alike, places) in &lots {
-        let ids = oids(places.iter().map(|at| items[*at].held.receipt.item));
-        let filter = rawdoc! { "_id": { "$in": ids }, "lock": token_oid(alike.token) };
+        let ids = places.iter().map(|at| items[*at].held.receipt.item);
+        let filter = held_filter(ids, alike.token, now);
+        let settled = *settled.entry(alike.token).or_insert_with(|| settle_token(inner));
         let queue = &items[places[0]].held.queue;
         let mut set = match (alike.back, &queue.dead_letter_queue) {
             (None, Some(to)) => dead_letter(queue.name.as_str(), to.as_str(), now),
@@ -158,7 +161,9 @@ async fn give_back(
             }
         }
     }
-    let keys_known = given.iter().all(|at| !dead(at) || endings[at].issue.is_some());
+    let keys_known = given
+        .iter()
+        .all(|at| !dead(at) || endings[at].issue.is_some() || !endings[at].receipt.keyed);
     let after = if n == given.len() as u64 && keys_known {
         None
     } else {
@@ -173,21 +178,17 @@ async fn give_back(
                 keys.extend(known_key(&endings[at]).filter(|_| dead(at)));
                 ok
             }
-            Some(Some(stored)) if is_ours(stored.settled, settled) => {
+            Some(Some(stored)) if stored.settled.as_ref() == settled.get(&receipt.token) => {
                 if dead(at) && !stored.key.is_empty() {
                     keys.push((receipt.queue.clone(), stored.key.clone()));
                 }
                 ok
             }
-            Some(found) => stale(found),
+            Some(found) => stale(found, now),
         };
     }
     order::promote(inner, group, &keys).await?;
     Ok(())
-}
-
-fn is_ours(found: Option<ObjectId>, settled: ObjectId) -> bool {
-    found == Some(settled)
 }
 
 fn lower(inner: &Inner, queue: &QueueName, set: LevelSet, when: Timestamp) {

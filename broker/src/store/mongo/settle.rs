@@ -119,11 +119,25 @@ pub(super) async fn look(
     Ok(found)
 }
 
+/// Matches items of one lease whose end has not come.
+pub(super) fn held_filter(
+    ids: impl IntoIterator<Item = ItemId>,
+    token: LeaseToken,
+    now: Timestamp,
+) -> RawDocumentBuf {
+    rawdoc! {
+        "_id": { "$in": oids(ids) },
+        "lock": token_oid(token),
+        "deadline": { "$not": { "$lte": date(now) } },
+    }
+}
+
 /// What a receipt is answered that did not hold its item.
-pub(super) fn stale(found: Option<&Stored>) -> Outcome {
+pub(super) fn stale(found: Option<&Stored>, now: Timestamp) -> Outcome {
     match found {
         None => Outcome::Gone,
         Some(stored) if matches!(stored.when, PROCESSED | TOMBSTONE) => Outcome::Gone,
+        Some(stored) if stored.is_over(now) => Outcome::Gone,
         Some(_) => Outcome::LeaseLost,
     }
 }
@@ -137,11 +151,18 @@ fn witnessed() -> Document {
 pub(super) fn bury(now: Timestamp, settled: ObjectId) -> Vec<Document> {
     vec![doc! { "$replaceWith": {
         "_id": "$_id", "q": "$q", "when": millis(TOMBSTONE), "settled": settled,
-        "key": "$key", "dedup": "$dedup", "window": "$window", "created": "$created",
+        "key": "$key", "seq": "$seq", "dedup": "$dedup", "window": "$window", "created": "$created",
         "expires": { "$max": [
             millis(now.0 + WITNESS), witnessed(), "$window", "$trace",
         ] },
     } }]
+}
+
+/// The same for an item that is deleted on purpose: its deduplication id counts no more.
+pub(super) fn bury_deleted(now: Timestamp, settled: ObjectId) -> Vec<Document> {
+    let mut stages = bury(now, settled);
+    stages.push(doc! { "$unset": ["dedup", "window"] });
+    stages
 }
 
 /// Update that turns an item into history.
@@ -176,35 +197,37 @@ pub(super) async fn end_exactly(
     if endings.is_empty() {
         return Ok(Vec::new());
     }
-    let (now, settled) = (inner.now(), settle_token(inner));
+    let now = inner.now();
     let mut lots: HashMap<(LeaseToken, Duration), Vec<&Ending>> = HashMap::new();
+    // One for each lease: of two receipts of an item only the right one is to find its own.
+    let mut settled: HashMap<LeaseToken, ObjectId> = HashMap::new();
     for ending in endings {
         let lot = (ending.receipt.token, ending.queue.retention);
         lots.entry(lot).or_default().push(ending);
     }
     let mut statements = Vec::with_capacity(lots.len());
     for ((token, _), lot) in &lots {
-        let ids = oids(lot.iter().map(|ending| ending.receipt.item));
-        let filter = rawdoc! { "_id": { "$in": ids }, "lock": token_oid(*token) };
+        let filter = held_filter(lot.iter().map(|ending| ending.receipt.item), *token, now);
+        let settled = *settled.entry(*token).or_insert_with(|| settle_token(inner));
         let change = Update::pipeline(&finish(now, settled, &lot[0].queue))?;
         statements.push(statement(filter, change));
     }
     let n = update(inner, group, statements).await?;
     let mut keys = Vec::new();
     let all = n == endings.len() as u64;
-    let outcomes = if all && endings.iter().all(|ending| ending.issue.is_some()) {
+    let outcomes = if all && endings.iter().all(|e| e.issue.is_some() || !e.receipt.keyed) {
         keys.extend(endings.iter().filter_map(known_key));
         vec![Outcome::Ok; endings.len()]
     } else {
         let found = look(inner, group, endings.iter().map(|e| e.receipt.item)).await?;
         let outcome = |ending: &Ending| match found.get(&ending.receipt.item) {
-            Some(stored) if stored.settled == Some(settled) => {
+            Some(stored) if stored.settled.as_ref() == settled.get(&ending.receipt.token) => {
                 if !stored.key.is_empty() {
                     keys.push((ending.receipt.queue.clone(), stored.key.clone()));
                 }
                 Outcome::Ok
             }
-            found => stale(found),
+            found => stale(found, now),
         };
         endings.iter().map(outcome).collect()
     };
@@ -231,6 +254,22 @@ pub(super) fn first_places<'a>(
         is_first.push(place == at);
     }
     (first, is_first)
+}
+
+/// Two receipts of one item in a call: the one that did not hold it was no longer good before the
+/// other ended it.
+pub(super) fn lose_crossed(receipts: &[(ItemId, LeaseToken)], outcomes: &mut [Outcome]) {
+    let ended: HashMap<ItemId, LeaseToken> = receipts
+        .iter()
+        .zip(outcomes.iter())
+        .filter(|(_, outcome)| **outcome == Outcome::Ok)
+        .map(|((item, token), _)| (*item, *token))
+        .collect();
+    for ((item, token), outcome) in receipts.iter().zip(outcomes) {
+        if *outcome == Outcome::Gone && ended.get(item).is_some_and(|other| other != token) {
+            *outcome = Outcome::LeaseLost;
+        }
+    }
 }
 
 /// What a second, equal receipt of a call is answered.

@@ -3,37 +3,40 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use mongodb::bson::{DateTime, RawArrayBuf, doc, rawdoc};
+use mongodb::bson::{DateTime, RawArrayBuf, RawDocumentBuf, doc, rawdoc};
 
 use super::{
     Inner,
-    connect::write,
+    connect::{read, write},
     document::{Stored, oids, token_oid},
+    errors::{broken, failed},
     head::{LevelSet, bit},
-    layout::{BY_ID, Group, date, durable},
+    layout::{BY_ID, ENDS, Group, PROCESSED, date, durable, millis},
     levels,
     order::{self, OrderKey},
     rollback::dead_letter,
     settle::{Ending, Update, bury, end_exactly, settle_token, statement, update},
 };
 use crate::{
-    domain::{Outcome, Queue, Receipt, Timestamp},
+    domain::{Outcome, Queue, QueueName, Receipt, Timestamp},
     store::Result,
 };
 
 /// Said of an item that no consumer gave a reason for.
 const LAPSED: &str = "lease lapsed";
+/// Items of one step.
+const STEP: i32 = 500;
 
-fn keys_of(queue: &Queue, items: &[Stored]) -> Vec<OrderKey> {
+fn keys_of(queue: &QueueName, items: &[Stored]) -> Vec<OrderKey> {
     let keyed = items.iter().filter(|item| !item.key.is_empty());
-    keyed.map(|item| (queue.name.clone(), item.key.clone())).collect()
+    keyed.map(|item| (queue.clone(), item.key.clone())).collect()
 }
 
 /// Removes items past their end; answers how many. Who comes too late changes nothing.
 pub(super) async fn remove_expired(
     inner: &Inner,
     group: &Group,
-    queue: &Queue,
+    queue: &QueueName,
     items: &[Stored],
     now: Timestamp,
 ) -> Result<u64> {
@@ -51,8 +54,8 @@ pub(super) async fn remove_expired(
     let filter = |items: &[&Stored]| {
         rawdoc! {
             "_id": { "$in": oids(items.iter().map(|item| item.id())) },
-            "q": queue.name.as_str(),
-            "when": { "$lte": date(now) },
+            "q": queue.as_str(),
+            "when": { "$lt": millis(PROCESSED) },
             "deadline": { "$lte": date(now) },
         }
     };
@@ -73,6 +76,32 @@ pub(super) async fn remove_expired(
     }
     order::promote(inner, group, &keys_of(queue, items)).await?;
     Ok(n)
+}
+
+/// Removes ordered items past their end, reserved or not, so that their turn can pass on.
+pub(super) async fn remove_ended(inner: &Inner, group: &Group, queue: &QueueName) -> Result<()> {
+    let now = inner.now();
+    loop {
+        let command = doc! {
+            "find": group.items.name(), "hint": ENDS,
+            "filter": {
+                "q": queue.as_str(), "deadline": { "$lte": date(now) },
+                "turn": { "$exists": true },
+            },
+            "projection": { "payload": 0 }, "limit": STEP, "singleBatch": true,
+        };
+        let command = RawDocumentBuf::try_from(&command).map_err(|e| broken(e.to_string()))?;
+        let Some(batch) = read(&inner.db, command).await? else { return Ok(()) };
+        let mut items = Vec::new();
+        for document in batch.doc_slices().map_err(failed)? {
+            let document = document.map_err(|e| broken(e.to_string()))?;
+            let document = document.as_document().ok_or_else(|| broken("not a document"))?;
+            items.push(Stored::read(document)?);
+        }
+        if remove_expired(inner, group, queue, &items, now).await? == 0 {
+            return Ok(());
+        }
+    }
 }
 
 /// Dead-letters items whose lease lapsed on their last attempt, or ends them if the queue has no
@@ -135,6 +164,6 @@ pub(super) async fn remove_failed(
     }
     let n = update(inner, group, statements).await?;
     inner.head(to).lower(set, now.0);
-    order::promote(inner, group, &keys_of(queue, items)).await?;
+    order::promote(inner, group, &keys_of(&queue.name, items)).await?;
     Ok(n)
 }

@@ -20,10 +20,10 @@ use super::{
     dedup::{self, DedupKey, First, key_of},
     document::{Start, Stored, encode, oid, token_oid},
     errors::{failed, is_duplicate_key, unavailable},
-    layout::{DEDUP, Group, TURN, WAITING},
+    layout::{DEDUP, Group, TURN, WAITING, date},
     order::{self, OrderKey, counter_id, taking},
-    push::{duplicate, lower_marks, order_key, record_levels, stored, wake},
-    settle::{bury, finish, look, settle_token, stale},
+    push::{duplicate, is_ordered, lower_marks, order_key, record_levels, stored, wake},
+    settle::{finish, look, settle_token, stale},
 };
 use crate::{
     domain::{Outcome, Pushed, QueueName, Timestamp},
@@ -170,7 +170,7 @@ pub(super) async fn commit_and_push(
             Ok(None) => {
                 let _ = session.abort_transaction().await; // it ends by itself otherwise
                 let found = look(inner, &group, [held.receipt.item]).await?;
-                return Ok((stale(found.get(&held.receipt.item)), Vec::new()));
+                return Ok((stale(found.get(&held.receipt.item), inner.now()), Vec::new()));
             }
             Ok(Some((key, pushed))) => {
                 let mut results = vec![None; items.len()];
@@ -208,11 +208,7 @@ async fn settle(
     let (now, token) = (inner.now(), settle_token(inner));
     let filter = doc! { "_id": oid(held.receipt.item), "lock": token_oid(held.receipt.token) };
     // A tombstone even if the item is ours and plain: a repeated call is then answered the same.
-    let change = if held.queue.retention.is_zero() {
-        bury(now, token)
-    } else {
-        finish(now, token, &held.queue)
-    };
+    let change = finish(now, token, &held.queue);
     let found = group
         .items
         .find_one_and_update(filter, change)
@@ -234,28 +230,25 @@ async fn insert(
     session: &mut ClientSession,
 ) -> Result<Vec<Pushed>, Failure> {
     let now = inner.now();
-    let mut first: HashMap<DedupKey, crate::domain::ItemId> = firsts(group, items, now, session)
-        .await?
-        .into_iter()
-        .map(|(key, first)| (key, first.id))
-        .collect();
+    let mut first = firsts(group, items, now, session).await?;
+    let mut here: HashMap<DedupKey, usize> = HashMap::new();
     let mut results: Vec<Option<Pushed>> = vec![None; items.len()];
     let mut starts: Vec<Option<Start>> = Vec::with_capacity(items.len());
     for (at, push) in items.iter().enumerate() {
         let id = inner.ids.next(now);
-        let known = key_of(push).and_then(|key| match first.get(&key) {
-            Some(first) => Some(*first),
-            None => {
-                first.insert(key, id);
-                None
-            }
-        });
+        let key = key_of(push);
+        let known = key.as_ref().and_then(|key| first.get(key)).copied();
+        if let (None, Some(key)) = (known, key) {
+            let new = First { id, sequence: 0, window: now, tombstone: false };
+            first.insert(key.clone(), new);
+            here.insert(key, at);
+        }
         results[at] = known.map(duplicate);
         let start = Start { id, now, sequence: 0, blocked: false };
         starts.push(known.is_none().then_some(start));
     }
     let mut counts: HashMap<&QueueName, i64> = HashMap::new();
-    for (push, _) in items.iter().zip(&starts).filter(|(p, s)| needs_number(p) && s.is_some()) {
+    for (push, _) in items.iter().zip(&starts).filter(|(p, s)| is_ordered(p) && s.is_some()) {
         *counts.entry(&push.queue.name).or_default() += 1;
     }
     let mut counts: Vec<_> = counts.into_iter().collect();
@@ -269,7 +262,7 @@ async fn insert(
     let mut documents = Vec::new();
     for (at, push) in items.iter().enumerate() {
         let Some(start) = &mut starts[at] else { continue };
-        if needs_number(push)
+        if is_ordered(push)
             && let Some(next) = next.get_mut(&push.queue.name)
         {
             start.sequence = *next;
@@ -279,6 +272,13 @@ async fn insert(
         documents.push(encode(push, start)?);
         results[at] = Some(stored(push, start));
     }
+    for (at, push) in items.iter().enumerate().filter(|(at, _)| starts[*at].is_none()) {
+        // The first was in this very call: only now has it a number.
+        let original = key_of(push).and_then(|key| results[*here.get(&key)?]);
+        if let (Some(result), Some(original)) = (&mut results[at], original) {
+            result.sequence = original.sequence;
+        }
+    }
     if !documents.is_empty() {
         group.items.insert_many(&documents).session(session).await?;
     }
@@ -286,10 +286,6 @@ async fn insert(
         items.iter().zip(&starts).filter_map(|(push, start)| Some((push, start.as_ref()?)));
     lower_marks(inner, starts);
     Ok(results.into_iter().flatten().collect())
-}
-
-fn needs_number(push: &Push) -> bool {
-    push.queue.sequenced || !push.item.ordering_key.is_empty()
 }
 
 /// Who was first with the items' deduplication ids. Those whose window has ended forget theirs.

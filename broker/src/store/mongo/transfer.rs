@@ -50,12 +50,13 @@ async fn move_in_group(
 ) -> Result<()> {
     let ids = || places.iter().map(|at| items[*at].held.receipt.item);
     let before = look(inner, group, ids()).await?;
+    let now = inner.now();
     let mut held: Vec<(usize, &Stored)> = Vec::new();
     for &at in places {
         let receipt = &items[at].held.receipt;
         match before.get(&receipt.item) {
-            Some(stored) if stored.lock == Some(receipt.token) => held.push((at, stored)),
-            found => outcomes[at] = stale(found),
+            Some(stored) if stored.is_held_by(receipt.token, now) => held.push((at, stored)),
+            found => outcomes[at] = stale(found, now),
         }
     }
     let mut used: HashMap<&QueueName, LevelSet> = HashMap::new();
@@ -95,7 +96,7 @@ async fn move_in_group(
         outcomes[*at] = match after.as_ref().map(|found| found.get(&receipt.item)) {
             None => Outcome::Ok,
             Some(Some(found)) if found.settled == Some(settled) => Outcome::Ok,
-            Some(found) => stale(found),
+            Some(found) => stale(found, now),
         };
         if outcomes[*at] == Outcome::Ok && !stored.key.is_empty() {
             keys.push((receipt.queue.clone(), stored.key.clone()));
