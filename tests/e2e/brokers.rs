@@ -1,0 +1,194 @@
+//! Several brokers on one MongoDB: consumers of one are woken by the others.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use futures_util::StreamExt;
+use sluicegate_proto::v1::{ConsumeRequest, Outcome};
+
+use crate::harness::{Backend, RedisServer, payloads, redis_url, text, within};
+
+/// The window in which equal signals are sent once.
+const WINDOW: Duration = Duration::from_millis(50);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lone_push_reaches_an_idle_consumer_of_another_broker() {
+    let store = Backend::Mongo.store();
+    let launch = store.launch().signals(&redis_url()).without_poll();
+    let (here, there) = (launch.start().await, launch.start().await);
+    let (api, remote) = (here.api().await, there.api().await);
+    let mut stream = remote.consume("idle", 1).await;
+    let mut latencies = Vec::new();
+    for number in 0..40 {
+        let payload = number.to_string();
+        let pushed = Instant::now();
+        api.push("idle", &[&payload]).await;
+        let delivery = stream.next().await;
+        latencies.push(pushed.elapsed());
+        assert_eq!(text(&delivery), payload);
+        assert_eq!(remote.commit(&[&delivery.receipt]).await, [Outcome::Ok]);
+        // Alone: the window of the last signal has closed.
+        tokio::time::sleep(WINDOW * 2).await;
+    }
+    latencies.sort();
+    // The fallback poll is off: that they arrived at all shows that a signal brought them.
+    println!(
+        "push on one broker to delivery on another: median {:?}, 95 % {:?}, longest {:?}",
+        latencies[latencies.len() / 2],
+        latencies[latencies.len() * 95 / 100],
+        latencies[latencies.len() - 1]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_burst_sends_few_signals_and_its_last_item_still_arrives() {
+    const ITEMS: usize = 1000;
+    let redis = RedisServer::start().await;
+    let store = Backend::Mongo.store();
+    let launch = store.launch().signals(&redis.url()).without_poll();
+    let (here, there) = (launch.start().await, launch.start().await);
+    let client = redis::Client::open(redis.url()).expect("an address");
+    let mut observer = client.get_async_pubsub().await.expect("an observer");
+    observer.psubscribe("*").await.expect("a subscription");
+
+    let api = here.api().await;
+    let remote = there.api().await;
+    let request = ConsumeRequest {
+        queue: "burst".to_owned(),
+        max_in_flight: 1000,
+        auto_commit: true,
+        ..ConsumeRequest::default()
+    };
+    let mut stream = remote.consume_with(request).await;
+    let started = Instant::now();
+    let mut producers = tokio::task::JoinSet::new();
+    for producer in 0..20 {
+        let api = api.clone();
+        producers.spawn(async move {
+            for number in 0..ITEMS / 20 {
+                api.push("burst", &[&format!("{producer}-{number}")]).await;
+            }
+        });
+    }
+    producers.join_all().await;
+    let took = started.elapsed();
+    let mut seen = payloads(&stream.take(ITEMS).await);
+    seen.sort();
+    seen.dedup();
+    assert_eq!(seen.len(), ITEMS, "each once");
+
+    // A push of another queue marks the end of what the observer has to count.
+    tokio::time::sleep(WINDOW * 2).await;
+    api.push("end", &["x"]).await;
+    let mut inserts: HashMap<String, usize> = HashMap::new();
+    let mut messages = observer.on_message();
+    loop {
+        let message = within("a signal", messages.next()).await.expect("a message");
+        let text: String = message.get_payload().expect("text");
+        let words: Vec<&str> = text.split(' ').collect();
+        match words[..] {
+            ["insert", "burst", _, broker] => *inserts.entry(broker.to_owned()).or_default() += 1,
+            ["insert", "end", ..] => break,
+            _ => {}
+        }
+    }
+    println!("{ITEMS} pushes in {took:?}: insert signals per broker {inserts:?}");
+    let windows = took.as_millis() / WINDOW.as_millis() + 2;
+    assert!(!inserts.is_empty(), "the other broker had to be told");
+    for (broker, count) in inserts {
+        assert!(count as u128 <= windows, "broker {broker}: {count} signals in {windows} windows");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deliveries_go_on_without_redis_and_signals_come_back_with_it() {
+    let mut redis = RedisServer::start().await;
+    let store = Backend::Mongo.store();
+    let launch =
+        store.launch().signals(&redis.url()).flag("poll-min", "100ms").flag("poll-max", "1s");
+    let (here, there) = (launch.start().await, launch.start().await);
+    let (api, remote) = (here.api().await, there.api().await);
+    let mut stream = remote.consume("work", 10).await;
+    api.push("work", &["with"]).await;
+    assert_eq!(text(&stream.next().await), "with");
+
+    redis.stop();
+    api.push("work", &["without"]).await;
+    assert_eq!(text(&stream.next().await), "without");
+    remote.push("work", &["same broker"]).await;
+    assert_eq!(text(&stream.next().await), "same broker");
+
+    redis.restart().await;
+    let client = redis::Client::open(redis.url()).expect("an address");
+    let mut observer = client.get_async_pubsub().await.expect("an observer");
+    observer.psubscribe("*").await.expect("a subscription");
+    let mut messages = observer.on_message();
+    within("a signal after Redis came back", async {
+        loop {
+            api.push("work", &["again"]).await;
+            if tokio::time::timeout(WINDOW * 4, messages.next()).await.is_ok() {
+                return;
+            }
+        }
+    })
+    .await;
+    assert_eq!(text(&stream.next().await), "again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_starts_and_delivers_while_redis_is_down() {
+    let mut redis = RedisServer::start().await;
+    let store = Backend::Mongo.store();
+    redis.stop();
+    let broker = store.launch().signals(&redis.url()).start().await;
+    let api = broker.api().await;
+    let mut stream = api.consume("work", 1).await;
+    api.push("work", &["x"]).await;
+    assert_eq!(text(&stream.next().await), "x");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_settle_on_another_broker_frees_the_slot() {
+    let store = Backend::Mongo.store();
+    let launch = store.launch().signals(&redis_url()).without_poll();
+    let (here, there) = (launch.start().await, launch.start().await);
+    let (api, remote) = (here.api().await, there.api().await);
+    let mut stream = api.consume("slots", 2).await;
+    api.push("slots", &["a", "b", "c", "d"]).await;
+    let mut held = stream.take(2).await;
+    for expected in ["c", "d"] {
+        let first = held.remove(0);
+        assert_eq!(remote.commit(&[&first.receipt]).await, [Outcome::Ok]);
+        let next = stream.next().await;
+        assert_eq!(text(&next), expected);
+        held.push(next);
+    }
+    // Given back elsewhere, it frees its slot too, and comes again.
+    let back = held.remove(0);
+    assert_eq!(remote.rollback(&back.receipt, "elsewhere").await, Outcome::Ok);
+    assert_eq!(text(&stream.next().await), text(&back));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_broker_costs_the_others_nothing_but_its_leases() {
+    let store = Backend::Mongo.store();
+    let launch = store.launch().signals(&redis_url());
+    let (dying, living) = (launch.start().await, launch.start().await);
+    let (api, remote) = (dying.api().await, living.api().await);
+    api.push("work", &["held", "free"]).await;
+    let mut held = api
+        .consume_with(ConsumeRequest {
+            queue: "work".to_owned(),
+            max_in_flight: 1,
+            lease: crate::harness::duration(Duration::from_secs(2)),
+            ..ConsumeRequest::default()
+        })
+        .await;
+    assert_eq!(text(&held.next().await), "held");
+    dying.kill();
+    let mut stream = remote.consume("work", 10).await;
+    assert_eq!(text(&stream.next().await), "free");
+    assert_eq!(text(&stream.next().await), "held", "after its lease");
+}

@@ -1,0 +1,159 @@
+//! Bad requests: the code, the field, the stable reason.
+
+use std::time::Duration;
+
+use sluicegate_proto::v1::{
+    CommitRequest, ConsumeRequest, CreateQueueRequest, ExtendRequest, GetQueueRequest,
+    ListItemsRequest, NewItem, PopRequest, PushRequest, Queue, ReserveRequest, RollbackItem,
+    RollbackRequest, new_item::Eligibility,
+};
+use tonic::{Code, Status};
+
+use crate::harness::{Api, Backend, bad_fields, error_reason, new_item};
+
+fn push(items: Vec<NewItem>) -> PushRequest {
+    PushRequest { queue: "work".to_owned(), items, producer: String::new() }
+}
+
+fn negative() -> prost_types::Duration {
+    prost_types::Duration { seconds: -1, nanos: 0 }
+}
+
+async fn refused_push(api: &Api, request: PushRequest) -> Status {
+    api.queue.clone().push(request).await.expect_err("a bad push")
+}
+
+#[track_caller]
+fn names(status: &Status, field: &str) {
+    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+    let fields = bad_fields(status);
+    assert!(fields.iter().any(|named| named == field), "{field} is not among {fields:?}");
+    let reason = error_reason(status);
+    let well_formed = reason.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+    assert!(well_formed && !reason.is_empty(), "{reason}");
+    assert!(!status.message().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bad_push_names_its_field_and_stores_nothing() {
+    let store = Backend::Sqlite.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    let good = || new_item("good");
+    for queue in ["", "-dash", "sp ace", "ümlaut", &"x".repeat(129), "a/b", "$cmd"] {
+        let request = PushRequest { queue: queue.to_owned(), ..push(vec![good()]) };
+        names(&refused_push(&api, request).await, "queue");
+    }
+    names(&refused_push(&api, push(Vec::new())).await, "items");
+    names(&refused_push(&api, push(vec![good(); 1001])).await, "items");
+    let request = PushRequest { producer: "not a name".to_owned(), ..push(vec![good()]) };
+    names(&refused_push(&api, request).await, "producer");
+
+    let delay = Some(Eligibility::Delay(negative()));
+    let headers = || [(String::new(), "value".to_owned())].into();
+    let cases = [
+        ("items[1].priority", NewItem { priority: 10, ..good() }),
+        ("items[1].priority", NewItem { priority: -1, ..good() }),
+        ("items[1].delay", NewItem { eligibility: delay, ..good() }),
+        ("items[1].ttl", NewItem { ttl: Some(negative()), ..good() }),
+        ("items[1].ttl", NewItem { ttl: Some(prost_types::Duration::default()), ..good() }),
+        ("items[1].content_type", NewItem { content_type: "x".repeat(256), ..good() }),
+        ("items[1].headers", NewItem { headers: headers(), ..good() }),
+        ("items[1].ordering_key", NewItem { ordering_key: "x".repeat(256), ..good() }),
+        ("items[1].dedup_id", NewItem { dedup_id: "x".repeat(256), ..good() }),
+    ];
+    for (field, bad) in cases {
+        names(&refused_push(&api, push(vec![good(), bad])).await, field);
+    }
+    assert!(api.reserve_now("work", 10).await.is_empty(), "one bad item refuses the whole call");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bad_request_names_its_field() {
+    let store = Backend::Sqlite.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    let queue = || "work".to_owned();
+
+    for receipt in ["", "nonsense", "€", &"x".repeat(5000)] {
+        let receipts = vec![receipt.to_owned()];
+        let refused = api.queue.clone().commit(CommitRequest { receipts: receipts.clone() }).await;
+        names(&refused.expect_err("a bad receipt"), "receipts[0]");
+        let refused = api.queue.clone().extend(ExtendRequest { receipts, lease: None }).await;
+        names(&refused.expect_err("a bad receipt"), "receipts[0]");
+        let item = RollbackItem { receipt: receipt.to_owned(), ..RollbackItem::default() };
+        let refused = api.queue.clone().rollback(RollbackRequest { items: vec![item] }).await;
+        names(&refused.expect_err("a bad receipt"), "items[0].receipt");
+    }
+    let refused = api.queue.clone().commit(CommitRequest::default()).await;
+    names(&refused.expect_err("no receipts"), "receipts");
+
+    let requests = [
+        ("max_items", ReserveRequest { queue: queue(), max_items: 1001, ..Default::default() }),
+        ("max_items", ReserveRequest { queue: queue(), max_items: -1, ..Default::default() }),
+        ("wait", ReserveRequest { queue: queue(), wait: Some(negative()), ..Default::default() }),
+        ("lease", ReserveRequest { queue: queue(), lease: Some(negative()), ..Default::default() }),
+        ("consumer", ReserveRequest { queue: queue(), consumer: "?".into(), ..Default::default() }),
+        ("queue", ReserveRequest { queue: "?".to_owned(), ..Default::default() }),
+    ];
+    for (field, request) in requests {
+        names(&api.queue.clone().reserve(request).await.expect_err("a bad reserve"), field);
+    }
+    let request = PopRequest { queue: queue(), max_items: 1001, wait: None };
+    names(&api.queue.clone().pop(request).await.expect_err("a bad pop"), "max_items");
+    let request = ConsumeRequest { queue: queue(), max_in_flight: 10_001, ..Default::default() };
+    names(&api.queue.clone().consume(request).await.expect_err("a bad consume"), "max_in_flight");
+
+    let made = |queue| CreateQueueRequest { queue: Some(queue) };
+    let bad = [
+        ("queue.name", Queue { name: "?".to_owned(), ..Default::default() }),
+        ("queue.group", Queue { name: queue(), group: "?".to_owned(), ..Default::default() }),
+        ("queue.lease", Queue { name: queue(), lease: Some(negative()), ..Default::default() }),
+        ("queue.max_attempts", Queue { name: queue(), max_attempts: -1, ..Default::default() }),
+    ];
+    for (field, bad) in bad {
+        names(&api.admin.clone().create_queue(made(bad)).await.expect_err("a bad queue"), field);
+    }
+    api.push("work", &["x"]).await;
+    let request = ListItemsRequest { queue: queue(), page_size: -1, ..Default::default() };
+    names(&api.admin.clone().list_items(request).await.expect_err("a bad page"), "page_size");
+    let request = ListItemsRequest {
+        queue: queue(),
+        page_token: "nonsense".to_owned(),
+        ..Default::default()
+    };
+    names(&api.admin.clone().list_items(request).await.expect_err("a bad token"), "page_token");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_there_is_not_found() {
+    let store = Backend::Sqlite.store();
+    let broker = store.launch().flag("auto-create-queues", "false").start().await;
+    let api = broker.api().await;
+    let missing = api.try_push("work", vec![new_item("x")]).await.expect_err("no such queue");
+    assert_eq!(missing.code(), Code::NotFound);
+    error_reason(&missing);
+    let request = ConsumeRequest { queue: "work".to_owned(), ..Default::default() };
+    let missing = api.queue.clone().consume(request).await.expect_err("no such queue");
+    assert_eq!(missing.code(), Code::NotFound);
+    let request = GetQueueRequest { name: "work".to_owned() };
+    let missing = api.admin.clone().get_queue(request).await.expect_err("no such queue");
+    assert_eq!(missing.code(), Code::NotFound);
+    api.create(Queue { name: "work".to_owned(), ..Default::default() }).await;
+    api.push("work", &["x"]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_too_large_is_refused_and_what_fits_is_taken() {
+    let store = Backend::Sqlite.store();
+    let broker = store.launch().flag("max-payload-bytes", "64KiB").start().await;
+    let api = broker.api().await;
+    let at_limit = "x".repeat(64 * 1024);
+    api.push("large", &[&at_limit]).await;
+    let over = NewItem { payload: vec![0; 64 * 1024 + 1].into(), ..NewItem::default() };
+    let refused = api.try_push("large", vec![over]).await.expect_err("too large");
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused:?}");
+    error_reason(&refused);
+    let delivery = api.reserve_one("large", Duration::from_mins(1)).await;
+    assert_eq!(crate::harness::text(&delivery), at_limit);
+}

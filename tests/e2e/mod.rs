@@ -1,0 +1,10 @@
+//! One module per subject. Each test is named after the promise it checks.
+
+mod brokers;
+mod consume;
+mod crash;
+mod errors;
+mod outage;
+mod receipts;
+mod reserve;
+mod shutdown;

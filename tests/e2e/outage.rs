@@ -1,0 +1,121 @@
+//! A store that can not be reached: said plainly at the start, UNAVAILABLE while running.
+
+use tonic::{Code, Status};
+
+use crate::harness::{
+    Backend, Launch, MongoServer, TestStore, error_reason, new_item, retry_after, text, until,
+    within,
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_can_not_start_says_why_and_fails() {
+    let cases = [
+        (
+            "an unreachable MongoDB",
+            "store",
+            "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=500",
+            "127.0.0.1:1",
+        ),
+        (
+            "a folder that is not there",
+            "store",
+            "sqlite:/nonexistent/folder/items.db",
+            "/nonexistent",
+        ),
+        ("an unknown store", "store", "oracle://x", "store"),
+        ("a bad value", "default-lease", "soon", "default_lease"),
+        ("an unknown flag", "no-such-flag", "1", "no-such-flag"),
+    ];
+    for (what, flag, value, named) in cases {
+        let ended = within(what, Launch::new().flag(flag, value).run_to_end()).await;
+        assert!(!ended.status.success(), "{what}: {ended:?}");
+        assert!(ended.status.code().is_some(), "{what}: ended by a signal: {ended:?}");
+        assert!(ended.log.contains(named), "{what}: {named} is not named in:\n{}", ended.log);
+        assert!(!ended.log.contains("panicked"), "{what}:\n{}", ended.log);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_password_in_an_address_is_never_printed() {
+    let store = "mongodb://ann:opensesame@127.0.0.1:1/?serverSelectionTimeoutMS=500";
+    let ended = Launch::new().flag("store", store).run_to_end().await;
+    assert!(!ended.status.success());
+    assert!(!ended.log.contains("opensesame"), "{}", ended.log);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_address_serves_one_broker() {
+    let store = Backend::Sqlite.store();
+    let broker = store.broker().await;
+    let taken = broker.address.trim_start_matches("http://");
+    let ended = Backend::Sqlite.store().launch().flag("listen", taken).run_to_end().await;
+    assert!(!ended.status.success());
+    assert!(ended.log.contains(taken), "{}", ended.log);
+}
+
+fn unavailable(status: &Status) {
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    assert!(retry_after(status).is_some(), "{status:?}");
+    error_reason(status);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_store_is_unavailable_and_comes_back_with_everything() {
+    let mut server = MongoServer::start().await;
+    let store = TestStore::mongo(&server.uri());
+    let broker = store.launch().signals("local:").start().await;
+    let api = broker.api().await;
+    api.push("work", &["before"]).await;
+    let held = api.reserve_one("work", std::time::Duration::from_mins(10)).await;
+    assert_eq!(text(&held), "before");
+    server.kill();
+    let refused = within("an answer during the outage", api.try_push("work", vec![new_item("x")]));
+    unavailable(&refused.await.expect_err("no store"));
+    let receipts = [held.receipt.as_str()];
+    let refused = within("an answer during the outage", api.try_commit(&receipts));
+    unavailable(&refused.await.expect_err("no store"));
+
+    server.restart().await;
+    until("a push after the outage", || async {
+        api.try_push("work", vec![new_item("after")]).await.ok()
+    })
+    .await;
+    // The receipt of before the outage still settles its item.
+    let results = api.try_commit(&[&held.receipt]).await.expect("an answered commit");
+    assert_eq!(results[0].outcome(), sluicegate_proto::v1::Outcome::Ok);
+    let mut left = Vec::new();
+    while let Some(delivery) = api.reserve_now("work", 1).await.first() {
+        left.push(text(delivery));
+    }
+    assert!(left.contains(&"after".to_owned()) && !left.contains(&"before".to_owned()), "{left:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_store_delays_and_loses_nothing() {
+    let server = MongoServer::start().await;
+    let store = TestStore::mongo(&server.uri());
+    let broker = store.launch().signals("local:").start().await;
+    let api = broker.api().await;
+    let mut stream = api.consume("work", 10).await;
+    api.push("work", &["before"]).await;
+    assert_eq!(text(&stream.next().await), "before");
+    server.freeze();
+    let pushing = tokio::spawn({
+        let api = api.clone();
+        async move { api.try_push("work", vec![new_item("during")]).await }
+    });
+    // Long enough for the push to be on its way; the promise holds either way.
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    server.thaw();
+    let answered = within("the answer to the push", pushing).await.expect("no panic");
+    // Answered or refused: in either case the consumer goes on.
+    if answered.is_ok() {
+        assert_eq!(text(&stream.next().await), "during");
+    }
+    api.push("work", &["after"]).await;
+    loop {
+        if text(&stream.next().await) == "after" {
+            return;
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! A broker as a process: started, asked, killed.
+
+use std::{
+    fs::{self, File},
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{Api, LIMIT, within};
+
+/// A broker to be: its flags.
+pub(crate) struct Launch {
+    flags: Vec<String>,
+}
+
+/// A running broker. Killed when dropped; its log is printed if the test fails.
+pub(crate) struct Broker {
+    child: Child,
+    directory: tempfile::TempDir,
+    /// Where it serves gRPC, as `http://127.0.0.1:PORT`.
+    pub(crate) address: String,
+    /// Where it serves HTTP, likewise.
+    pub(crate) http_address: String,
+}
+
+/// What is left of a broker that ended by itself.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) log: String,
+}
+
+impl Launch {
+    /// A broker on free ports.
+    pub(crate) fn new() -> Self {
+        Self { flags: Vec::new() }.flag("listen", "127.0.0.1:0").flag("http-listen", "127.0.0.1:0")
+    }
+
+    /// With the setting `--name value`; a later one replaces an earlier one.
+    pub(crate) fn flag(mut self, name: &str, value: &str) -> Self {
+        let name = format!("--{name}");
+        if let Some(at) = self.flags.iter().position(|flag| *flag == name) {
+            value.clone_into(&mut self.flags[at + 1]);
+        } else {
+            self.flags.extend([name, value.to_owned()]);
+        }
+        self
+    }
+
+    /// With signals at `uri`.
+    pub(crate) fn signals(self, uri: &str) -> Self {
+        self.flag("signals", uri)
+    }
+
+    /// With the fallback poll so rare that nothing in a test can be owed to it.
+    pub(crate) fn without_poll(self) -> Self {
+        self.flag("poll-min", "10m").flag("poll-max", "10m")
+    }
+
+    /// Starts it and waits until it serves.
+    pub(crate) async fn start(&self) -> Broker {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut child = self.spawn(directory.path());
+        let log = directory.path().join(LOG);
+        let started = Instant::now();
+        loop {
+            let text = fs::read_to_string(&log).unwrap_or_default();
+            if let (Some(grpc), Some(http)) = (listening(&text, "grpc"), listening(&text, "http")) {
+                return Broker {
+                    child,
+                    directory,
+                    address: format!("http://{grpc}"),
+                    http_address: format!("http://{http}"),
+                };
+            }
+            if let Some(status) = child.try_wait().expect("a child to wait for") {
+                panic!("the broker ended with {status} instead of serving; its log:\n{text}");
+            }
+            if started.elapsed() > LIMIT {
+                let _ = child.kill();
+                let _ = child.wait();
+                panic!("the broker does not serve after {LIMIT:?}; its log:\n{text}");
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Starts it and waits until it has ended: for settings that must not serve.
+    pub(crate) async fn run_to_end(&self) -> Ended {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut child = self.spawn(directory.path());
+        let status = wait(&mut child).await;
+        let log = fs::read_to_string(directory.path().join(LOG)).unwrap_or_default();
+        Ended { status, log }
+    }
+
+    fn spawn(&self, directory: &Path) -> Child {
+        let log = File::create(directory.join(LOG)).expect("a log file");
+        let binary = binary("sluicegate");
+        let mut command = Command::new(&binary);
+        // Only what the test says counts: nothing from the environment, no file beside the sources.
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("SLUICEGATE_") {
+                command.env_remove(name);
+            }
+        }
+        command
+            .args(&self.flags)
+            .current_dir(directory)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a second handle"))
+            .stderr(log)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{} does not start: {error}", binary.display()))
+    }
+}
+
+const LOG: &str = "broker.log";
+
+/// The address after `listening on SCHEME://`, once its line is complete.
+fn listening<'a>(log: &'a str, scheme: &str) -> Option<&'a str> {
+    let (_, rest) = log.split_once(&format!("listening on {scheme}://"))?;
+    let (line, _) = rest.split_once('\n')?;
+    line.split_whitespace().next()
+}
+
+/// A binary of this workspace, built beside the test that runs.
+fn binary(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("the path of the running test");
+    // target/PROFILE/deps/suite-HASH
+    let profile = test.parent().and_then(Path::parent).expect("a target folder");
+    let binary = profile.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    assert!(
+        binary.exists(),
+        "{} is not there: build it with `cargo build --workspace --all-targets`, or run the tests by \
+         tests/run e2e",
+        binary.display()
+    );
+    binary
+}
+
+impl Broker {
+    /// A new connection to it.
+    pub(crate) async fn api(&self) -> Api {
+        Api::connect(&self.address).await
+    }
+
+    /// Ends it like a crash: SIGKILL.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("a broker to kill");
+        self.child.wait().expect("its end");
+    }
+
+    /// Tells it to end: SIGTERM. It then goes on until [`Broker::ended`].
+    pub(crate) fn terminate(&self) {
+        send_signal(self.child.id(), "TERM");
+    }
+
+    /// Waits until it has ended.
+    pub(crate) async fn ended(mut self) -> Ended {
+        let status = wait(&mut self.child).await;
+        Ended { status, log: self.log() }
+    }
+
+    /// Ends it in an orderly way and expects success.
+    pub(crate) async fn stop(self) {
+        self.terminate();
+        let ended = self.ended().await;
+        assert!(ended.status.success(), "{} instead of success; log:\n{}", ended.status, ended.log);
+    }
+
+    /// What it has printed so far.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.directory.path().join(LOG)).unwrap_or_default()
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            eprintln!("--- log of the broker at {} ---\n{}", self.address, self.log());
+        }
+    }
+}
+
+async fn wait(child: &mut Child) -> ExitStatus {
+    within("a process that ends", async {
+        loop {
+            if let Some(status) = child.try_wait().expect("a child to wait for") {
+                return status;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await
+}
+
+/// Sends a signal by name, as `kill` of the shell does: the standard library only knows SIGKILL.
+pub(super) fn send_signal(process: u32, signal: &str) {
+    let sent = Command::new("sh").arg("-c").arg(format!("kill -{signal} {process}")).status();
+    assert!(sent.is_ok_and(|status| status.success()), "SIG{signal} to process {process}");
+}
+
+/// A port nobody listens on just now.
+pub(super) fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("its address").port()
+}

@@ -1,0 +1,182 @@
+//! Servers of a test's own, which it may stop, freeze and start again.
+
+use std::{
+    env,
+    net::TcpStream,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use mongodb::{
+    Client,
+    bson::{Document, doc},
+    options::ClientOptions,
+};
+
+use super::{
+    broker::{free_port, send_signal},
+    until,
+};
+
+/// The Redis that the environment names, shared by all tests.
+pub(crate) fn redis_url() -> String {
+    env::var("SLUICEGATE_TEST_REDIS_URL").unwrap_or_else(|_| {
+        panic!(
+            "this test needs a Redis server: run it by tests/run e2e, or set \
+             SLUICEGATE_TEST_REDIS_URL, for example to redis://127.0.0.1:6379"
+        )
+    })
+}
+
+/// The program a variable names, or the one on PATH.
+fn program(variable: &str, name: &str) -> PathBuf {
+    env::var_os(variable).map_or_else(|| PathBuf::from(name), PathBuf::from)
+}
+
+fn spawn(command: &mut Command, variable: &str) -> Child {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| {
+            let program = command.get_program().to_string_lossy();
+            panic!("{program}: {error}; this test needs that server: run it by tests/run e2e, or set {variable}")
+        })
+}
+
+/// A process that is killed when dropped.
+struct Process(Option<Child>);
+
+impl Process {
+    fn signal(&self, name: &str) {
+        send_signal(self.0.as_ref().expect("a running server").id(), name);
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A Redis server.
+pub(crate) struct RedisServer {
+    port: u16,
+    process: Process,
+}
+
+impl RedisServer {
+    pub(crate) async fn start() -> Self {
+        let mut server = Self { port: free_port(), process: Process(None) };
+        server.restart().await;
+        server
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Ends it, with everything it knows.
+    pub(crate) fn stop(&mut self) {
+        self.process.kill();
+    }
+
+    /// Starts it again, on the same port.
+    pub(crate) async fn restart(&mut self) {
+        let variable = "SLUICEGATE_TEST_REDIS_SERVER";
+        let mut command = Command::new(program(variable, "redis-server"));
+        command.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port"]);
+        self.process = Process(Some(spawn(command.arg(self.port.to_string()), variable)));
+        let port = self.port;
+        until(
+            "redis-server answers",
+            || async move { TcpStream::connect(("127.0.0.1", port)).ok() },
+        )
+        .await;
+    }
+}
+
+/// A MongoDB replica set of one node.
+pub(crate) struct MongoServer {
+    port: u16,
+    process: Process,
+    directory: tempfile::TempDir,
+}
+
+impl MongoServer {
+    pub(crate) async fn start() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut server = Self { port: free_port(), process: Process(None), directory };
+        server.spawn();
+        let member = doc! { "_id": 0, "host": format!("127.0.0.1:{}", server.port) };
+        let initiate = doc! { "replSetInitiate": { "_id": "rs0", "members": [member] } };
+        let client = server.client().await;
+        until("mongod takes its configuration", || async {
+            client.database("admin").run_command(initiate.clone()).await.ok()
+        })
+        .await;
+        server.until_primary().await;
+        server
+    }
+
+    /// Waits at most two seconds for a server, so that outages do not take a test's whole time.
+    pub(crate) fn uri(&self) -> String {
+        format!("mongodb://127.0.0.1:{}/?replicaSet=rs0&serverSelectionTimeoutMS=2000", self.port)
+    }
+
+    /// Ends it like a crash; what was durable stays.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill();
+    }
+
+    /// Starts it again, on the same port and data.
+    pub(crate) async fn restart(&mut self) {
+        self.spawn();
+        self.until_primary().await;
+    }
+
+    /// Stops it in its tracks: connections stay open, nothing is answered.
+    pub(crate) fn freeze(&self) {
+        self.process.signal("STOP");
+    }
+
+    /// Lets it go on.
+    pub(crate) fn thaw(&self) {
+        self.process.signal("CONT");
+    }
+
+    fn spawn(&mut self) {
+        let variable = "SLUICEGATE_TEST_MONGOD";
+        let mut command = Command::new(program(variable, "mongod"));
+        command.args(["--replSet", "rs0", "--bind_ip", "127.0.0.1", "--quiet"]);
+        command.args(["--wiredTigerCacheSizeGB", "0.25", "--port"]).arg(self.port.to_string());
+        command.arg("--dbpath").arg(self.directory.path());
+        self.process = Process(Some(spawn(&mut command, variable)));
+    }
+
+    async fn client(&self) -> Client {
+        let uri = format!("mongodb://127.0.0.1:{}/?directConnection=true", self.port);
+        let mut options = ClientOptions::parse(uri).await.expect("a valid address");
+        options.server_selection_timeout = Some(Duration::from_secs(1));
+        Client::with_options(options).expect("a client")
+    }
+
+    async fn until_primary(&self) {
+        let client = self.client().await;
+        until("mongod is primary", || async {
+            let hello: Document =
+                client.database("admin").run_command(doc! { "hello": 1 }).await.ok()?;
+            hello.get_bool("isWritablePrimary").is_ok_and(|is| is).then_some(())
+        })
+        .await;
+    }
+}
