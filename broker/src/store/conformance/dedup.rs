@@ -173,7 +173,7 @@ pub(crate) async fn a_tombstone_is_forgotten_when_its_window_ends(env: &Env) {
 pub(crate) async fn a_push_can_have_a_window_of_its_own(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.dedup_window = seconds(60)).await;
     let long =
-        Push { dedup_window: Some(Duration::from_secs(600)), ..push_of(&queue, dedup("x", "d")) };
+        Push { dedup_window: Some(Duration::from_mins(10)), ..push_of(&queue, dedup("x", "d")) };
     let first = env.store.push(vec![long]).await.unwrap()[0];
     env.pass(seconds(500));
     is_known(env, &queue, &first).await;

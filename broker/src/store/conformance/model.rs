@@ -508,9 +508,10 @@ impl Run<'_> {
             let depth = self.env.store.depth(queue).await.unwrap();
             let count = |state| got.iter().filter(|item| item.1 == state).count() as u64;
             let counted = [depth.ready, depth.delayed, depth.reserved, depth.blocked];
-            use ItemState::{Blocked, Delayed, Processed, Ready, Reserved};
-            prop_assert_eq!(counted, [Ready, Delayed, Reserved, Blocked].map(count));
-            prop_assert_eq!(depth.processed, count(Processed));
+            let states =
+                [ItemState::Ready, ItemState::Delayed, ItemState::Reserved, ItemState::Blocked];
+            prop_assert_eq!(counted, states.map(count));
+            prop_assert_eq!(depth.processed, count(ItemState::Processed));
         }
         Ok(())
     }

@@ -92,8 +92,8 @@ pub(crate) async fn move_results_are_exact_in_a_mixed_batch(env: &Env) {
         ..move_of(&from, delivery, if n % 4 == 2 { &a } else { &b })
     });
     let outcomes = env.store.move_items(moves.collect()).await.unwrap();
-    use Outcome::{Gone, LeaseLost, Ok};
-    assert_eq!(outcomes, [Gone, LeaseLost, Ok, Ok].repeat(5));
+    let expected = [Outcome::Gone, Outcome::LeaseLost, Outcome::Ok, Outcome::Ok];
+    assert_eq!(outcomes, expected.repeat(5));
     let mut moved = env.drain(&a).await;
     moved.sort();
     assert_eq!(moved, ["10 moved", "14 moved", "18 moved", "2 moved", "6 moved"]);

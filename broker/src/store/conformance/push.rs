@@ -2,7 +2,7 @@
 
 use super::{Env, env::*};
 use crate::{
-    domain::{ConsumerName, GroupName, ItemState, NewItem, Timestamp},
+    domain::{ConsumerName, GroupName, ItemState, NewItem, Outcome, Timestamp},
     store::Push,
 };
 
@@ -188,16 +188,18 @@ pub(crate) async fn a_receipt_of_an_expired_item_is_gone(env: &Env) {
     }
     let taken = env.take(&queue, 5).await;
     let extended = env.store.extend(vec![held(&queue, &taken[0])], vec![env.now() + seconds(99)]);
-    assert_eq!(extended.await.unwrap(), [crate::domain::Outcome::Ok]);
+    assert_eq!(extended.await.unwrap(), [Outcome::Ok]);
     env.pass(seconds(11));
-    use crate::domain::Outcome::Gone;
     assert_eq!(env.store.holds(vec![held(&queue, &taken[0])]).await.unwrap(), [false]);
-    assert_eq!(env.commit_one(&queue, &taken[0]).await, Gone);
-    assert_eq!(env.fail(&queue, &taken[1]).await, Gone);
-    assert_eq!(env.bury(&queue, &taken[2], None).await, Gone);
-    assert_eq!(env.move_one(&queue, &taken[3], &other).await, Gone);
+    assert_eq!(env.commit_one(&queue, &taken[0]).await, Outcome::Gone);
+    assert_eq!(env.fail(&queue, &taken[1]).await, Outcome::Gone);
+    assert_eq!(env.bury(&queue, &taken[2], None).await, Outcome::Gone);
+    assert_eq!(env.move_one(&queue, &taken[3], &other).await, Outcome::Gone);
     let until = vec![env.now() + seconds(50)];
-    assert_eq!(env.store.extend(vec![held(&queue, &taken[4])], until).await.unwrap(), [Gone]);
+    assert_eq!(
+        env.store.extend(vec![held(&queue, &taken[4])], until).await.unwrap(),
+        [Outcome::Gone]
+    );
     assert_eq!(env.store.depth(&other).await.unwrap().unsettled(), 0);
 }
 

@@ -1,12 +1,17 @@
 //! The suite on both kinds of this store, and what only this store promises.
 
+use std::path::PathBuf;
+
 use tempfile::TempDir;
 
 use super::*;
-use crate::store::conformance::{Env, conformance};
+use crate::{
+    domain::{LeaseToken, NewItem, Receipt},
+    store::conformance::{Env, conformance},
+};
 
 /// The tests that expect an item to expire under a reserve are not to be forestalled.
-const NO_SWEEP: Duration = Duration::from_secs(3_600);
+const NO_SWEEP: Duration = Duration::from_hours(1);
 
 fn env(uri: &str, guard: impl std::any::Any + Send + Sync) -> Env {
     let clock = Arc::new(Clock::system());
@@ -14,10 +19,33 @@ fn env(uri: &str, guard: impl std::any::Any + Send + Sync) -> Env {
     Env::new(store.clone(), store, clock, guard)
 }
 
-fn file() -> (TempDir, String) {
+fn file() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
-    let uri = format!("sqlite:{}", folder.path().join("store.db").display());
-    (folder, uri)
+    let path = folder.path().join("store.db");
+    (folder, path)
+}
+
+fn open(path: &Path) -> Result<SqliteStore> {
+    SqliteStore::open(&format!("sqlite:{}", path.display()), Arc::new(Clock::system()))
+}
+
+/// The message of a refusal.
+fn refused(path: &Path) -> String {
+    match open(path) {
+        Err(StoreError::Unsupported(message)) => message,
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("opened {}", path.display()),
+    }
+}
+
+fn queue(store: &SqliteStore) -> Arc<Queue> {
+    let name = QueueName::parse("queue", "q").unwrap();
+    Arc::new(Queue::with_defaults(name, store.now()))
+}
+
+fn push_of(queue: &Arc<Queue>, payload: &str) -> Push {
+    let item = NewItem { payload: payload.to_owned().into(), ..NewItem::default() };
+    Push { queue: queue.clone(), item, producer: None, dedup_window: None }
 }
 
 mod in_memory {
@@ -29,8 +57,228 @@ mod in_memory {
 
 mod in_a_file {
     async fn open() -> super::Env {
-        let (folder, uri) = super::file();
-        super::env(&uri, folder)
+        let (folder, path) = super::file();
+        super::env(&format!("sqlite:{}", path.display()), folder)
     }
     super::conformance!(super::open);
+}
+
+#[tokio::test]
+async fn a_second_broker_is_refused_and_the_next_one_finds_everything() {
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let queue = queue(&store);
+    store.create_queue(&queue).await.unwrap();
+    let pushed = store.push(vec![push_of(&queue, "x")]).await.unwrap();
+    assert!(refused(&path).contains("is in use by another broker"), "{}", refused(&path));
+    drop(store);
+
+    let store = open(&path).unwrap();
+    assert_eq!(store.list_queues(None, 9).await.unwrap().len(), 1);
+    let item = store.get_item(&queue, pushed[0].id).await.unwrap().unwrap();
+    assert_eq!(item.payload, "x");
+    // Ids go on where they ended.
+    assert!(store.push(vec![push_of(&queue, "y")]).await.unwrap()[0].id > pushed[0].id);
+}
+
+#[tokio::test]
+async fn ids_are_not_used_again_after_a_restart() {
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let queue = queue(&store);
+    let pushed = store.push(vec![push_of(&queue, "x")]).await.unwrap();
+    assert!(store.delete_item(&queue, pushed[0].id).await.unwrap());
+    drop(store);
+    let store = open(&path).unwrap();
+    assert!(store.push(vec![push_of(&queue, "y")]).await.unwrap()[0].id > pushed[0].id);
+}
+
+#[tokio::test]
+async fn receipts_of_another_file_settle_nothing() {
+    let stores =
+        [(); 2].map(|()| SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap());
+    let queue = queue(&stores[0]);
+    let mut ids = Vec::new();
+    for store in &stores {
+        ids.push(store.push(vec![push_of(&queue, "x")]).await.unwrap()[0].id);
+    }
+    let receipt = Receipt {
+        item: ids[0],
+        token: LeaseToken([0; 12]),
+        deliveries: 1,
+        attempt: 1,
+        keyed: false,
+        queue: queue.name.clone(),
+        group: queue.group.clone(),
+    };
+    let held = vec![Held { queue: queue.clone(), receipt }];
+    assert_eq!(stores[0].commit(held.clone()).await.unwrap(), [Outcome::LeaseLost]);
+    assert_eq!(stores[1].commit(held).await.unwrap(), [Outcome::Gone]);
+}
+
+#[tokio::test]
+async fn the_file_reads_plainly_beside_the_broker() {
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let queue = queue(&store);
+    store.create_queue(&queue).await.unwrap();
+    store.push(vec![push_of(&queue, "hello")]).await.unwrap();
+    let conn = Connection::open_with_flags(&path, rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY);
+    let row = conn.unwrap().query_row(
+        r#"SELECT i.queue, i.priority, i.attempt, CAST(i.payload AS TEXT), i."when" = i.created
+           FROM items i JOIN queues q ON q.name = i.queue"#,
+        [],
+        |row| {
+            let (queue, payload): (String, String) = (row.get(0)?, row.get(3)?);
+            Ok((queue, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?, payload, row.get(4)?))
+        },
+    );
+    assert_eq!(row.unwrap(), ("q".to_owned(), 0, 1, "hello".to_owned(), true));
+}
+
+#[tokio::test]
+async fn files_that_are_not_ours_are_refused_plainly() {
+    let (folder, path) = file();
+    let missing = folder.path().join("no/such/folder/store.db");
+    assert!(refused(&missing).contains("can not open the directory"), "{}", refused(&missing));
+    assert!(refused(folder.path()).contains("is a directory"), "{}", refused(folder.path()));
+
+    std::fs::write(&path, "this is a text of some length, and no database at all").unwrap();
+    assert!(refused(&path).contains("is not an SQLite database"), "{}", refused(&path));
+
+    let foreign = folder.path().join("foreign.db");
+    Connection::open(&foreign).unwrap().execute_batch("CREATE TABLE t (a)").unwrap();
+    assert!(refused(&foreign).contains("another program"), "{}", refused(&foreign));
+
+    let newer = folder.path().join("newer.db");
+    drop(open(&newer).unwrap());
+    Connection::open(&newer).unwrap().pragma_update(None, "user_version", 99).unwrap();
+    assert!(refused(&newer).contains("newer version"), "{}", refused(&newer));
+
+    assert!(matches!(
+        SqliteStore::open("sqlite:", Arc::new(Clock::system())),
+        Err(StoreError::Unsupported(_))
+    ));
+}
+
+#[tokio::test]
+async fn two_names_of_one_file_meet_at_one_lock() {
+    let (folder, path) = file();
+    let _store = open(&path).unwrap();
+    let link = folder.path().join("link.db");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    assert!(refused(&link).contains("in use"), "{}", refused(&link));
+}
+
+#[tokio::test]
+async fn commits_are_synced() {
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let pragmas = store.write(|tx| {
+        let synchronous: i64 = tx.conn.pragma_query_value(None, "synchronous", |row| row.get(0))?;
+        let journal: String = tx.conn.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
+        Ok((synchronous, journal))
+    });
+    assert_eq!(pragmas.await.unwrap(), (2, "wal".to_owned()));
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_to_all_and_leaves_the_store_whole() {
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let queue = queue(&store);
+    store.push(vec![push_of(&queue, "kept")]).await.unwrap();
+    let limit = |pages: i64| {
+        move |tx: &Tx<'_>| {
+            let pages = if pages == 0 {
+                tx.conn.pragma_query_value(None, "page_count", |row| row.get::<_, i64>(0))? + 8
+            } else {
+                pages
+            };
+            tx.conn.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))
+        }
+    };
+    store.write(limit(0)).await.unwrap();
+    let large = "x".repeat(100_000);
+    let calls = (0..8).map(|_| store.push(vec![push_of(&queue, &large)]));
+    for answer in futures_util::future::join_all(calls).await {
+        assert!(matches!(answer, Err(StoreError::Unavailable { .. })), "{answer:?}");
+    }
+    assert_eq!(store.depth(&queue).await.unwrap().ready, 1);
+    store.write(limit(1_000_000)).await.unwrap();
+    store.push(vec![push_of(&queue, &large)]).await.unwrap();
+    assert_eq!(store.depth(&queue).await.unwrap().ready, 2);
+}
+
+#[tokio::test]
+async fn a_call_that_fails_spoils_no_other_of_its_group() {
+    let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
+    let queue = queue(&store);
+    // All of these are sent before the writer, held up by the first, looks for more.
+    let (go, gone) = std::sync::mpsc::channel::<()>();
+    let hold = store.write(move |_| Ok(gone.recv().is_ok()));
+    let before = store.push(vec![push_of(&queue, "before")]);
+    let failing = store.write(|tx| {
+        tx.conn.execute("INSERT INTO counters VALUES ('spoilt', 1)", [])?;
+        tx.conn.execute("INSERT INTO no_such_table VALUES (1)", [])
+    });
+    let after = store.push(vec![push_of(&queue, "after")]);
+    let release = async { go.send(()).unwrap() };
+    let (hold, before, failing, after, ()) = tokio::join!(hold, before, failing, after, release);
+    assert!(hold.unwrap() && before.is_ok() && after.is_ok());
+    assert!(matches!(failing, Err(StoreError::Internal { .. })), "{failing:?}");
+    assert_eq!(store.depth(&queue).await.unwrap().ready, 2);
+    let spoilt = store.read(|view| {
+        view.conn.query_row("SELECT count(*) FROM counters", [], |row| row.get::<_, i64>(0))
+    });
+    assert_eq!(spoilt.await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn the_sweep_removes_what_has_expired_and_wakes_who_waited() {
+    let clock = Arc::new(Clock::system());
+    let store = SqliteStore::open_with("sqlite::memory:", clock.clone(), NO_SWEEP).unwrap();
+    let mut settings = (*queue(&store)).clone();
+    settings.dedup_window = Duration::from_secs(10);
+    let queue = Arc::new(settings);
+    let push = |payload: &str, ttl, key: &str, dedup: &str| {
+        let mut push = push_of(&queue, payload);
+        push.item.ttl = ttl;
+        (push.item.ordering_key, push.item.dedup_id) = (key.to_owned(), dedup.to_owned());
+        push
+    };
+    let short = Some(Duration::from_secs(10));
+    let mut pushes: Vec<Push> =
+        (0..1_200).map(|n| push(&n.to_string(), short, "", &n.to_string())).collect();
+    pushes.push(push("first", short, "k", ""));
+    pushes.push(push("second", None, "k", ""));
+    store.push(pushes).await.unwrap();
+    clock.advance(Duration::from_secs(11));
+    while store.write(sweep::chunk).await.unwrap() {}
+    let counts = store.read(|view| {
+        let count = |table| {
+            let sql = format!("SELECT count(*) FROM {table}");
+            view.conn.query_row(&sql, [], |row| row.get::<_, i64>(0))
+        };
+        Ok((count("items")?, count("dedup")?))
+    });
+    assert_eq!(counts.await.unwrap(), (1, 0));
+    assert_eq!(store.totals(&queue.name).await.unwrap().expired, 1_201);
+    assert_eq!(store.depth(&queue).await.unwrap().ready, 1);
+}
+
+#[tokio::test]
+async fn the_hand_out_reads_no_more_than_it_takes() {
+    let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
+    let plan = store.read(|view| {
+        let mut plan = view.conn.prepare(
+            r#"EXPLAIN QUERY PLAN SELECT id, payload FROM items INDEXED BY handout
+               WHERE queue = 'q' AND priority = 0 AND "when" <= 5 ORDER BY "when", id"#,
+        )?;
+        let steps = plan.query_map([], |row| row.get::<_, String>(3))?;
+        steps.collect::<rusqlite::Result<Vec<_>>>()
+    });
+    // One seek in the index, no sorting.
+    let plan = plan.await.unwrap();
+    assert_eq!(plan, ["SEARCH items USING INDEX handout (queue=? AND priority=? AND when<?)"]);
 }
