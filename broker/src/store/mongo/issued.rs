@@ -67,11 +67,6 @@ impl Issued {
         }
     }
 
-    /// What is known of a reservation.
-    pub(super) fn get(&self, receipt: &Receipt) -> Option<Issue> {
-        self.0.lock().by_item.get(&receipt.item).filter(|i| i.token == receipt.token).cloned()
-    }
-
     /// Notes a lease's new end; `sooner_only` while it is not sure.
     pub(super) fn extend(&self, receipt: &Receipt, until: Timestamp, sooner_only: bool) {
         if let Some(issue) = self.0.lock().by_item.get_mut(&receipt.item)

@@ -90,7 +90,8 @@ pub(super) async fn holds(inner: &Arc<Inner>, items: Vec<Held>) -> Result<Vec<bo
         let now = inner.now();
         for at in places {
             let receipt = &items[at].receipt;
-            answers[at] = found.get(&receipt.item).is_some_and(|s| s.lock == Some(receipt.token));
+            let stored = found.get(&receipt.item);
+            answers[at] = stored.is_some_and(|stored| stored.is_held_by(receipt.token, now));
         }
     }
     Ok(answers)

@@ -30,6 +30,8 @@ use crate::{
 
 /// Most items of one find.
 const MAX_FIND: usize = 1_000;
+/// Most finds of one reserve.
+const MAX_ROUNDS: usize = 8;
 /// A find whose answer is this large was cut short by the server, or nearly.
 const LARGE_ANSWER: usize = 12 * 1024 * 1024;
 
@@ -50,20 +52,32 @@ pub(super) async fn reserve(inner: &Inner, queue: &Arc<Queue>, wants: &[Want]) -
     let head = inner.head(&queue.name);
     let limit = wanted.min(MAX_FIND);
     let mut sweep = head.sweep_due(false);
-    loop {
+    let mut answer = Reserved::default();
+    // Rounds that find nothing but what must be removed are not the caller's concern, within reason.
+    for _ in 0..MAX_ROUNDS {
         let now = inner.now();
         let (look, found) = look(inner, &group, &head, queue, now, limit, sweep).await?;
         if found.items.is_empty() {
             head.seen(&seen(look, &[], &[], false, sweep, now));
+            answer.more = false;
             // Perhaps a hint was lost.
-            if !sweep && head.sweep_due(true) {
-                sweep = true;
-                continue;
+            if sweep || !head.sweep_due(true) {
+                break;
             }
-            return Ok(Reserved::default());
+            sweep = true;
+            continue;
         }
-        return hand_out(inner, &group, &head, queue, wants, look, found, sweep, now).await;
+        let round = hand_out(inner, &group, &head, queue, wants, look, found, sweep, now).await?;
+        answer.dead_lettered += round.dead_lettered;
+        answer.expired += round.expired;
+        answer.deliveries = round.deliveries;
+        answer.more = round.more;
+        if !answer.deliveries.is_empty() || round.dead_lettered + round.expired == 0 {
+            break;
+        }
+        sweep = false;
     }
+    Ok(answer)
 }
 
 /// Looks at the head: from the watermarks, or from the start if it is a sweep.

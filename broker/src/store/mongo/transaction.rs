@@ -206,7 +206,10 @@ async fn settle(
     session: &mut ClientSession,
 ) -> Result<Option<String>, Failure> {
     let (now, token) = (inner.now(), settle_token(inner));
-    let filter = doc! { "_id": oid(held.receipt.item), "lock": token_oid(held.receipt.token) };
+    let filter = doc! {
+        "_id": oid(held.receipt.item), "lock": token_oid(held.receipt.token),
+        "deadline": { "$not": { "$lte": date(now) } },
+    };
     // A tombstone even if the item is ours and plain: a repeated call is then answered the same.
     let change = finish(now, token, &held.queue);
     let found = group
