@@ -72,7 +72,7 @@ def main() -> None:
         PATH=os.pathsep.join([str(folder / "bin"), str(binaries.resolve()), os.environ["PATH"]]),
         SLUICEGATE_LISTEN=f"127.0.0.1:{grpc}",
         SLUICEGATE_HTTP_LISTEN=f"127.0.0.1:{http}",
-        SLUICEGATE_ADDR=f"http://127.0.0.1:{grpc}",
+        SLUICE_SERVER=f"http://127.0.0.1:{grpc}",
     )
 
     running = []
