@@ -141,7 +141,7 @@ def replay_items(broker):
     expect_error("no selection", INVALID, replay, field="selection")
     expect_error("no ids", INVALID, lambda: replay(ids=ItemIds()), field="ids.ids")
     backwards = TimeRange(start_time=end, end_time=start)
-    expect_error("a span that ends first", INVALID, lambda: replay(process_time=backwards), field="process_time")
+    expect_error("a span that ends first", INVALID, lambda: replay(process_time=backwards), field="process_time.end_time")
     spans = {"process_time": TimeRange(), "max_items": -1}
     expect_error("a negative max_items", INVALID, lambda: replay(**spans), field="max_items")
 

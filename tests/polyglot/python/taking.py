@@ -114,7 +114,8 @@ def deliveries_of(stream, count):
 def consume(broker):
     queue = unique("consume")
     stream = broker.queues.Consume(ConsumeRequest(queue=queue, max_in_flight=2, lease=HOUR, consumer="py"))
-    eventually("a stream counts as a consumer", lambda: broker.stats(queue).consumers, 1)
+    stream.initial_metadata()  # waits until the broker has opened the stream
+    eventually("a stream counts as a consumer, of a queue that did not exist", lambda: broker.stats(queue).consumers, 1)
     ids = broker.push(queue, *[b"%d" % n for n in range(5)])
     held = deliveries_of(stream, 2)
     expect("items come in order", [delivery.item.id for delivery in held], ids[:2])
@@ -221,4 +222,4 @@ def consume_stream(broker):
 
     late_opening = ConsumeStreamRequest(flow=Flow(max_in_flight=1))
     call = lambda *sent: next(broker.queues.ConsumeStream(iter(sent)))  # noqa: E731
-    expect_error("a stream that does not start with `open`", INVALID, lambda: call(late_opening), field="action")
+    expect_error("a stream that does not start with `open`", INVALID, lambda: call(late_opening), field="open")
