@@ -94,8 +94,12 @@ class Broker:
         """Answers the items of a queue, the first page of them."""
         return list(self.admin.ListItems(admin_service_pb2.ListItemsRequest(queue=queue, **fields)).items)
 
+    def reserved(self, queue):
+        """How many items of a queue are reserved, counted now."""
+        return len(self.list_items(queue, state=item_pb2.ITEM_STATE_RESERVED))
+
     def stats(self, queue):
-        """Answers the stats of a queue."""
+        """Answers the stats of a queue, which may be a moment old."""
         return self.admin.GetQueueStats(admin_service_pb2.GetQueueStatsRequest(queue=queue)).stats
 
     def let_pass(self, span):

@@ -119,7 +119,7 @@ def consume(broker):
     ids = broker.push(queue, *[b"%d" % n for n in range(5)])
     held = deliveries_of(stream, 2)
     expect("items come in order", [delivery.item.id for delivery in held], ids[:2])
-    expect("only max_in_flight of them", broker.stats(queue).reserved, 2)
+    expect("only max_in_flight of them", broker.reserved(queue), 2)
     expect("a commit by an ordinary call", broker.commit(held[0].receipt), ["OK"])
     held[0] = deliveries_of(stream, 1)[0]
     expect("makes room for the next", held[0].item.id, ids[2])
@@ -139,7 +139,7 @@ def consume(broker):
     stream, sizes = broker.queues.Consume(request), []
     for _ in range(3):
         delivery = deliveries_of(stream, 1)[0]
-        sizes.append((len(delivery.item.payload), broker.stats(queue).reserved))
+        sizes.append((len(delivery.item.payload), broker.reserved(queue)))
         broker.commit(delivery.receipt)
     expect("max_in_flight_bytes holds, a larger item comes alone", sizes, [(60, 1), (60, 1), (500, 1)])
     stream.cancel()
@@ -212,7 +212,7 @@ def consume_stream(broker):
     settled = [answer("settled").results for _ in range(2)]
     expect("commit and rollback are answered in order", [s[0].receipt for s in settled], [first.receipt, second.receipt])
     expect("both OK", [outcomes(s) for s in settled], [["OK"], ["OK"]])
-    expect("a halted stream is handed nothing", (held, broker.stats(queue).reserved), ([], 0))
+    expect("a halted stream is handed nothing", (held, broker.reserved(queue)), ([], 0))
     requests.send(ConsumeStreamRequest(flow=Flow(max_in_flight=5)))
     expect("until the flow is opened again", [take().item.id, take().item.id], ids[2:])
     requests.done()
