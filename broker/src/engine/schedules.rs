@@ -21,7 +21,7 @@ const TICK_MEMORY: Duration = Duration::from_hours(720);
 /// Schedules read at a time.
 const PAGE: usize = 500;
 
-/// Checks a cron expression and a time zone.
+/// Checks a cron expression and a time zone; the error names `cron` or `time_zone`.
 pub fn check_cron(cron: &str, time_zone: &str) -> Result<(), Invalid> {
     Ticks::parse(cron, time_zone).map(|_| ())
 }
@@ -37,11 +37,11 @@ impl Ticks {
             CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build();
         let cron = parser.parse(cron).map_err(|error| {
             let help = "five fields (minute, hour, day, month, weekday), or six with seconds first";
-            Invalid::new("schedule.cron", format!("{error}; {help}"))
+            Invalid::new("cron", format!("{error}; {help}"))
         })?;
         let zone = TimeZone::get(time_zone).map_err(|_| {
             Invalid::new(
-                "schedule.time_zone",
+                "time_zone",
                 format!("{time_zone:?} is not an IANA name such as Europe/Vienna"),
             )
         })?;
@@ -206,8 +206,8 @@ mod tests {
     #[test]
     fn nonsense_names_its_field() {
         for cron in ["", "* * *", "61 * * * *", "* * * * * * 2030", "hello"] {
-            assert_eq!(check_cron(cron, "UTC").unwrap_err().field, "schedule.cron", "{cron:?}");
+            assert_eq!(check_cron(cron, "UTC").unwrap_err().field, "cron", "{cron:?}");
         }
-        assert_eq!(check_cron("* * * * *", "Mars").unwrap_err().field, "schedule.time_zone");
+        assert_eq!(check_cron("* * * * *", "Mars").unwrap_err().field, "time_zone");
     }
 }
