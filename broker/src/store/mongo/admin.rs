@@ -156,13 +156,13 @@ impl Listing<'_> {
 
     fn history(&self, after: Option<Position>) -> Document {
         let q = self.queue.name.as_str();
-        match after {
-            Some(Position::History { processed, id }) => doc! { "$or": [
-                { "q": q, "processed": { "$gte": millis(0), "$lt": millis(processed) } },
-                { "q": q, "processed": millis(processed), "_id": { "$lt": oid(id) } },
-            ] },
-            _ => doc! { "q": q, "processed": { "$gte": millis(0) } },
-        }
+        let Some(Position::History { processed, id }) = after else {
+            return doc! { "q": q, "processed": { "$gte": millis(0) } };
+        };
+        doc! { "$or": [
+            { "q": q, "processed": { "$gte": millis(0), "$lt": millis(processed) } },
+            { "q": q, "processed": millis(processed), "_id": { "$lt": oid(id) } },
+        ] }
     }
 
     /// The ranges of one level of the hand-out index.
@@ -186,9 +186,9 @@ impl Listing<'_> {
             Some(ItemState::Delayed | ItemState::Reserved) => (Some(self.now.0), millis(BLOCKED)),
             _ => (None, millis(BLOCKED)),
         };
-        let from = |above: Option<i64>| match above {
-            Some(above) => doc! { "$gt": millis(above), "$lt": below },
-            None => doc! { "$gte": millis(0), "$lt": below },
+        let from = |above: Option<i64>| {
+            // Times are past 1970.
+            doc! { "$gt": millis(above.unwrap_or(-1)), "$lt": below }
         };
         match after {
             Some(Position::Live { priority, .. }) if level > priority => vec![],

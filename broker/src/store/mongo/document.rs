@@ -345,7 +345,7 @@ mod tests {
                     .into(),
                 priority: Priority::parse("priority", 7).unwrap(),
                 delay: Duration::from_secs(1),
-                ttl: Some(Duration::from_secs(60)),
+                ttl: Some(Duration::from_mins(1)),
                 ordering_key: "key".into(),
                 dedup_id: "once".into(),
                 ..NewItem::default()

@@ -20,6 +20,7 @@ const PASSING_TOO: [i32; 3] = [13436, 11601, 100];
 pub(super) const DUPLICATE_KEY: i32 = 11000;
 
 /// Translates the driver's error.
+#[expect(clippy::needless_pass_by_value, reason = "made for `map_err`")]
 pub(super) fn failed(error: Error) -> StoreError {
     let reason = describe(&error);
     let source = Some(Box::new(error.clone()) as Box<dyn std::error::Error + Send + Sync>);
@@ -41,9 +42,9 @@ pub(super) fn passes(error: &Error) -> bool {
             | ErrorKind::ServerSelection { .. }
             | ErrorKind::ConnectionPoolCleared { .. }
             | ErrorKind::DnsResolve { .. }
+            | ErrorKind::Write(WriteFailure::WriteConcernError(_))
             | ErrorKind::Shutdown => true,
             ErrorKind::Command(command) => passing_code(command.code),
-            ErrorKind::Write(WriteFailure::WriteConcernError(_)) => true,
             ErrorKind::InsertMany(insert) => insert.write_concern_error.is_some(),
             _ => false,
         }

@@ -184,14 +184,8 @@ impl Inner {
     async fn group(&self, name: &GroupName) -> Result<Arc<Group>> {
         let group = {
             let mut groups = self.groups.lock();
-            match groups.get(name) {
-                Some(group) => Arc::clone(group),
-                None => {
-                    let group = Arc::new(Group::new(&self.db, name));
-                    groups.insert(name.clone(), Arc::clone(&group));
-                    group
-                }
-            }
+            let new = || Arc::new(Group::new(&self.db, name));
+            Arc::clone(groups.entry(name.clone()).or_insert_with(new))
         };
         group.ensure_indexes(&self.db).await?;
         Ok(group)
@@ -199,14 +193,7 @@ impl Inner {
 
     fn head(&self, queue: &QueueName) -> Arc<Head> {
         let mut heads = self.heads.lock();
-        match heads.get(queue) {
-            Some(head) => Arc::clone(head),
-            None => {
-                let head = Arc::new(Head::new());
-                heads.insert(queue.clone(), Arc::clone(&head));
-                head
-            }
-        }
+        Arc::clone(heads.entry(queue.clone()).or_insert_with(|| Arc::new(Head::new())))
     }
 }
 

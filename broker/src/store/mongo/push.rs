@@ -241,7 +241,7 @@ async fn insert(
         for (place, &at) in open.iter().enumerate() {
             match refused.remove(&place) {
                 None | Some(Refusal::Own) => {
-                    results[at] = Some(Ok(stored(&items[at], &starts[at])))
+                    results[at] = Some(Ok(stored(&items[at], &starts[at])));
                 }
                 Some(Refusal::Repeated) => repeated.push(at),
                 Some(Refusal::Behind) => {

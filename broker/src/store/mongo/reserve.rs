@@ -128,9 +128,10 @@ pub(super) fn find_command(
         }
     };
     let mut used = each_level(look.used);
-    let filter = match (used.next(), used.next()) {
-        (Some(only), None) => range(only),
-        _ => rawdoc! { "$or": each_level(look.used).map(range).collect::<RawArrayBuf>() },
+    let filter = if let (Some(only), None) = (used.next(), used.next()) {
+        range(only)
+    } else {
+        rawdoc! { "$or": each_level(look.used).map(range).collect::<RawArrayBuf>() }
     };
     rawdoc! {
         "find": collection,

@@ -155,9 +155,8 @@ pub(super) async fn commit_and_push(
         let mut session = inner.client.start_session().await.map_err(failed)?;
         session.start_transaction().await.map_err(failed)?;
         let attempt = async {
-            let key = match settle(inner, &group, &held, &mut session).await? {
-                Some(key) => key,
-                None => return Ok(None),
+            let Some(key) = settle(inner, &group, &held, &mut session).await? else {
+                return Ok(None);
             };
             let mut pushed = Vec::new();
             for (group, _, items) in &lots {
