@@ -12,6 +12,7 @@ on_both_backends!(
     what_a_dropped_stream_never_sent_is_no_failed_attempt,
     auto_commit_delivers_at_most_once,
     renewed_leases_outlive_their_length,
+    many_large_items_come_in_messages_that_clients_take,
     two_streams_share_and_none_waits_for_the_other,
     bytes_in_flight_are_bounded_too,
 );
@@ -78,6 +79,30 @@ async fn what_a_dropped_stream_never_sent_is_no_failed_attempt(backend: Backend)
     let failed = items.iter().filter(|item| item.attempt > 1).count();
     assert!(items.iter().all(|item| item.attempt <= 2));
     assert!(failed < 48, "items that never left the broker count as failed attempts");
+}
+
+async fn many_large_items_come_in_messages_that_clients_take(backend: Backend) {
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    // Together far over the 4 MiB that a client takes in one message by default.
+    let large = "x".repeat(1 << 20);
+    for _ in 0..6 {
+        api.push("large", &[&large, &large]).await;
+    }
+    // A limit in bytes does not make the messages larger either.
+    let request = ConsumeRequest {
+        queue: "large".to_owned(),
+        max_in_flight: 6,
+        max_in_flight_bytes: 64 << 20,
+        ..ConsumeRequest::default()
+    };
+    let mut limited = api.consume_with(request).await;
+    limited.take(6).await;
+    let reserved = api.reserve_now("large", 4).await;
+    assert!((1..=4).contains(&reserved.len()), "{}", reserved.len());
+    let mut stream = api.consume("large", 100).await;
+    stream.take(6 - reserved.len()).await;
 }
 
 async fn auto_commit_delivers_at_most_once(backend: Backend) {

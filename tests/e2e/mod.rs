@@ -5,6 +5,7 @@ mod consume;
 mod crash;
 mod errors;
 mod outage;
+mod probes;
 mod receipts;
 mod reserve;
 mod shutdown;

@@ -105,6 +105,7 @@ async fn a_waiting_reserve_is_woken_by_a_push(backend: Backend) {
     let store = backend.store();
     let broker = store.launch().without_poll().start().await;
     let api = broker.api().await;
+    api.create(Queue { name: "quiet".to_owned(), ..Queue::default() }).await;
     let waiting = tokio::spawn({
         let api = api.clone();
         async move { api.reserve_one("quiet", LEASE).await }

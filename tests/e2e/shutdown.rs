@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use sluicegate_proto::v1::{Queue, ReserveRequest};
 use tonic::Code;
 
 use crate::harness::{Backend, error_reason, on_both_backends, retry_after, text, within};
@@ -15,10 +16,11 @@ async fn a_stop_ends_streams_and_leaves_nothing_leased(backend: Backend) {
     api.push("work", &["a", "b", "c", "d"]).await;
     let mut stream = api.consume("work", 2).await;
     stream.take(2).await;
+    api.create(Queue { name: "empty".to_owned(), ..Queue::default() }).await;
     let waiting = tokio::spawn({
         let api = api.clone();
         async move {
-            let request = sluicegate_proto::v1::ReserveRequest {
+            let request = ReserveRequest {
                 queue: "empty".to_owned(),
                 wait: crate::harness::duration(Duration::from_secs(500)),
                 ..Default::default()

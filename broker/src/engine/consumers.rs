@@ -14,6 +14,9 @@ use super::{EngineError, Result};
 
 /// Most items reserved in one go, over all consumers of the queue.
 const MAX_BATCH: usize = 1_000;
+/// Most payload bytes in one message to a consumer, unless a single item is larger: most gRPC
+/// libraries refuse messages over 4 MiB, envelopes included, unless told otherwise.
+const MAX_MESSAGE_BYTES: usize = 3 << 20;
 
 /// Names a consumer within its dispatcher.
 pub(super) type ConsumerId = u64;
@@ -68,6 +71,16 @@ impl Stream {
         }
         true
     }
+}
+
+/// How many of these fit one message: at least one.
+fn one_message(deliveries: &[Delivery]) -> usize {
+    let mut bytes = 0;
+    let fit = deliveries.iter().take_while(|delivery| {
+        bytes += delivery.item.payload.len();
+        bytes <= MAX_MESSAGE_BYTES
+    });
+    fit.count().max(1)
 }
 
 /// A waiting reserve or pop.
@@ -160,7 +173,7 @@ impl Consumers {
         };
         if !stream.inbox.is_empty() {
             stream.hungry = false;
-            let items = std::mem::take(&mut stream.inbox);
+            let items: Vec<_> = stream.inbox.drain(..one_message(&stream.inbox)).collect();
             for delivery in &items {
                 if let Some(held) = stream.in_flight.get_mut(&delivery.item.id) {
                     held.sent = true;
@@ -189,7 +202,7 @@ impl Consumers {
             total += max_items;
             wants.push(Want {
                 max_items,
-                max_bytes: usize::MAX,
+                max_bytes: MAX_MESSAGE_BYTES,
                 may_exceed: true,
                 lease: call.lease,
                 consumer: call.consumer.clone(),
@@ -208,8 +221,13 @@ impl Consumers {
                 break;
             }
             let settings = &stream.settings;
-            let may_exceed = stream.in_flight.is_empty();
-            let max_bytes = settings.max_in_flight_bytes.saturating_sub(stream.bytes_in_flight);
+            let (max_bytes, may_exceed) = if settings.max_in_flight_bytes == usize::MAX {
+                // No more than it can be sent at once: the rest is for whoever comes first.
+                (MAX_MESSAGE_BYTES, true)
+            } else {
+                let left = settings.max_in_flight_bytes.saturating_sub(stream.bytes_in_flight);
+                (left, stream.in_flight.is_empty())
+            };
             let max_items =
                 (settings.max_in_flight - stream.in_flight.len()).min(MAX_BATCH - total);
             total += max_items;
