@@ -4,7 +4,7 @@
 //
 // Loads proto/ at run time, as any user would. Prints one line per check and stops at the first
 // that fails. Uses queues with a name of this run, so it can run against any broker that no one else
-// depends on. tests/polyglot/python/check.py makes the same checks.
+// depends on. tests/polyglot/python/check.py makes more checks of the same kind.
 'use strict';
 
 const path = require('node:path');
@@ -62,11 +62,12 @@ const clients = ['QueueService', 'AdminService', 'ScheduleService'].map(
 const [work, admin, schedules] = clients;
 
 let checks = 0;
+let rpc = '';
 
 function check(what, holds, seen = '') {
   if (!holds) throw new Error(`${what}: ${JSON.stringify(seen)}`);
   checks += 1;
-  console.log(`  ok   ${what}`);
+  console.log(`ok ${rpc}: ${what}`);
 }
 
 function same(what, seen, wanted) {
@@ -487,7 +488,7 @@ const SECTIONS = {
 async function main() {
   if (!address) throw new Error('set SLUICEGATE_ADDR to the broker, for example 127.0.0.1:7400');
   for (const [title, section] of Object.entries(SECTIONS)) {
-    console.log(title);
+    rpc = title;
     await section();
   }
   console.log(`${checks} checks passed from Node`);
@@ -495,7 +496,7 @@ async function main() {
 
 main()
   .catch((error) => {
-    console.error(`FAILED ${error.code === undefined ? error.message : `${grpc.status[error.code]}: ${error.details}`}`);
+    console.error(`FAILED ${rpc}: ${error.code === undefined ? error.message : `${grpc.status[error.code]}: ${error.details}`}`);
     process.exitCode = 1;
   })
   .finally(() => clients.forEach((client) => client.close()));

@@ -51,6 +51,10 @@ def create_schedule(broker):
     expect("the default time zone is UTC", create(broker, **{**fields, "time_zone": ""}).time_zone, "UTC")
     delete(broker, name)
 
+    asleep = create(broker, **fields, paused=True)
+    expect("one may be created paused", (asleep.paused, asleep.HasField("next_time")), (True, False))
+    delete(broker, name)
+
     def refused(field, **bad):
         call = lambda: create(broker, **{**fields, "name": unique("refused"), **bad})  # noqa: E731
         expect_error(f"a bad {field}", INVALID, call, field=field)
@@ -82,7 +86,8 @@ def ticks(broker):
     expect_true("last_time and next_time move on", schedule.last_time.seconds < schedule.next_time.seconds, schedule)
 
     paused = broker.schedules.PauseSchedule(PauseScheduleRequest(name=name)).schedule
-    expect("PauseSchedule: it is paused, with no next tick", (paused.paused, paused.HasField("next_time")), (True, False))
+    shown = (paused.paused, paused.HasField("next_time"))
+    expect("PauseSchedule: it is paused, with no next tick", shown, (True, False))
     stopped = get(broker, name).last_time
     broker.let_pass(2.2)
     schedule = get(broker, name)

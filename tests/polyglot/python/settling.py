@@ -82,7 +82,11 @@ def rollback(broker):
     expect("a delay is OK", broker.rollback(again.receipt, delay=HOUR), "OK")
     expect("and the item DELAYED", state(broker.get_item(queue, item.id)), "DELAYED")
     expect("the receipt of a returned item is LEASE_LOST", broker.commit(again.receipt), ["LEASE_LOST"])
-    gone = reserved(broker, queue)
+    delivery = reserved(broker, queue)
+    broker.rollback(delivery.receipt, reason="x" * 2000)
+    item = broker.get_item(queue, delivery.item.id)
+    expect("a long reason is cut after 1,024 bytes", item.last_reason, "x" * 1024)
+    gone = broker.reserve_one(queue)
     broker.commit(gone.receipt)
     expect("that of a committed one GONE", broker.rollback(gone.receipt), "GONE")
 
@@ -117,6 +121,15 @@ def dead_letter(broker):
     expect("the item, same id and payload, is in the dead-letter queue", (item.id, item.payload), (id, b"poison"))
     expect("with its origin and last reason", (item.origin_queue, item.last_reason), (queue, "failure 3"))
     expect("and nothing is left behind", broker.list_items(queue), [])
+
+    queue = broker.create(unique("dropped"), max_attempts=1)
+    delivery = reserved(broker, queue)
+    broker.rollback(delivery.receipt)
+    expect("without a dead-letter queue an item is dropped at the limit", broker.list_items(queue), [])
+    queue = broker.create(unique("kept"), max_attempts=1, retention=HOUR)
+    delivery = reserved(broker, queue)
+    broker.rollback(delivery.receipt)
+    expect("or kept as history, with retention", state(broker.get_item(queue, delivery.item.id)), "PROCESSED")
 
     queue, dead = pair(max_attempts=1, lease=seconds(0.2))
     id = broker.push(queue, b"crashes its worker")[0]
@@ -225,4 +238,5 @@ def commit_and_push(broker):
     stale = reserved(broker, orders, b"order 2")
     broker.rollback(stale.receipt)
     outcome, ids = commit_and_push(stale.receipt, (bills, bill))
-    expect("a stale receipt is LEASE_LOST and pushes nothing", (outcome, ids, broker.pop(bills)), ("LEASE_LOST", [], []))
+    nothing = ("LEASE_LOST", [], [])
+    expect("a stale receipt is LEASE_LOST and pushes nothing", (outcome, ids, broker.pop(bills)), nothing)

@@ -35,7 +35,8 @@ HOUR = Duration(seconds=3600)
 @section("Pop")
 def pop(broker):
     queue = unique("pop")
-    expect("an empty queue answers at once with nothing", broker.pop(queue), [])
+    expect("a queue that does not exist answers at once with nothing", broker.pop(queue), [])
+    expect("and exists from then on", broker.stats(queue).queue, queue)
     broker.push(queue, b"1", b"2", b"3")
     item = broker.queues.Pop(PopRequest(queue=queue)).items[0]
     expect("one item unless asked for more", (item.payload, item.queue, item.deliveries), (b"1", queue, 1))
@@ -210,8 +211,9 @@ def consume_stream(broker):
     giving_back = RollbackItem(receipt=second.receipt, delay=HOUR, reason="not today")
     requests.send(ConsumeStreamRequest(rollback=RollbackRequest(items=[giving_back])))
     settled = [answer("settled").results for _ in range(2)]
-    expect("commit and rollback are answered in order", [s[0].receipt for s in settled], [first.receipt, second.receipt])
-    expect("both OK", [outcomes(s) for s in settled], [["OK"], ["OK"]])
+    receipts = [results[0].receipt for results in settled]
+    expect("commit and rollback are answered in order", receipts, [first.receipt, second.receipt])
+    expect("both OK", [outcomes(results) for results in settled], [["OK"], ["OK"]])
     expect("a halted stream is handed nothing", (held, broker.reserved(queue)), ([], 0))
     requests.send(ConsumeStreamRequest(flow=Flow(max_in_flight=5)))
     expect("until the flow is opened again", [take().item.id, take().item.id], ids[2:])
