@@ -19,6 +19,8 @@ mod parse;
 mod push_stream;
 mod queue_service;
 mod schedule_service;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
