@@ -14,6 +14,9 @@ use super::{EngineError, Result};
 
 /// Most items reserved in one go, over all consumers of the queue.
 const MAX_BATCH: usize = 1_000;
+/// Most payload bytes one call takes, unless a single item is larger: they come in one message, and
+/// most clients take no more than 4 MiB in one.
+const MAX_CALL_BYTES: usize = 3 << 20;
 
 /// Names a consumer within its dispatcher.
 pub(super) type ConsumerId = u64;
@@ -189,7 +192,7 @@ impl Consumers {
             total += max_items;
             wants.push(Want {
                 max_items,
-                max_bytes: usize::MAX,
+                max_bytes: MAX_CALL_BYTES,
                 may_exceed: true,
                 lease: call.lease,
                 consumer: call.consumer.clone(),

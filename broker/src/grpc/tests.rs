@@ -9,7 +9,10 @@ use sluicegate_proto::v1::{
 };
 use tokio::{
     net::TcpListener,
-    sync::mpsc::{self, Sender},
+    sync::{
+        mpsc::{self, Sender},
+        oneshot,
+    },
     task::JoinHandle,
 };
 use tokio_stream::wrappers::ReceiverStream;
@@ -36,7 +39,7 @@ use crate::{
 
 struct Broker {
     channel: Channel,
-    engine: Arc<Engine>,
+    api: Api,
     health: Health,
     shutdown: CancellationToken,
     serving: JoinHandle<Result<(), ServerError>>,
@@ -49,15 +52,15 @@ async fn broker_with(options: Options) -> Broker {
     let engine = Engine::new(Arc::new(store), signals, metrics, Limits::default());
     engine.start();
     let shutdown = CancellationToken::new();
-    let api = Api::new(Arc::clone(&engine), TaskTracker::new(), shutdown.clone());
-    let server = Server::new(api, options).await.unwrap();
+    let api = Api::new(engine, TaskTracker::new(), shutdown.clone());
+    let server = Server::new(api.clone(), options).await.unwrap();
     let health = server.health();
     health.set_serving(true).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let serving = tokio::spawn(server.serve(listener));
     let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect_lazy();
-    Broker { channel, engine, health, shutdown, serving }
+    Broker { channel, api, health, shutdown, serving }
 }
 
 impl Broker {
@@ -338,36 +341,43 @@ async fn pages_end_by_number_and_by_bytes() {
 #[tokio::test]
 async fn a_waiting_caller_who_hangs_up_takes_nothing_along() {
     let broker = Broker::start().await;
-    for round in 1..=20 {
-        let request = pb::ReserveRequest {
-            queue: "q".into(),
-            wait: Some(prost_types::Duration { seconds: 600, nanos: 0 }),
-            ..Default::default()
+    let reserve = |seconds| pb::ReserveRequest {
+        queue: "q".into(),
+        wait: Some(prost_types::Duration { seconds, nanos: 0 }),
+        ..Default::default()
+    };
+    broker.queues().reserve(reserve(0)).await.unwrap(); // makes the queue
+    let mut queues = broker.queues();
+    let waiting = tokio::spawn(async move { queues.reserve(reserve(600)).await });
+    broker.until("q", |stats| stats.consumers == 1).await;
+    waiting.abort();
+    broker.until("q", |stats| stats.consumers == 0).await;
+    broker.push("q", small(1)).await;
+    let reserved = broker.queues().reserve(reserve(0)).await.unwrap().into_inner().deliveries;
+    assert_eq!(reserved[0].item.as_ref().unwrap().deliveries, 1);
+}
+
+#[tokio::test]
+async fn what_was_taken_as_the_caller_hung_up_is_given_back() {
+    let broker = Broker::start().await;
+    let (found, taking) = oneshot::channel::<u32>();
+    let (given, back) = oneshot::channel();
+    let (waits, waiting) = oneshot::channel();
+    let api = broker.api.clone();
+    let caller = tokio::spawn(async move {
+        let work = |_| async move {
+            waits.send(()).unwrap();
+            Ok(taking.await.unwrap())
         };
-        let mut queues = broker.queues();
-        let waiting = tokio::spawn(async move { queues.reserve(request).await });
-        broker.engine.get_queue(&crate::domain::QueueName::parse("q", "q").unwrap()).await.ok();
-        while round == 1
-            && broker.admin().get_queue(pb::GetQueueRequest { name: "q".into() }).await.is_err()
-        {
-            tokio::task::yield_now().await;
-        }
-        broker.until("q", |stats| stats.consumers == 1).await;
-        // Hung up just before, or just as, an item comes.
-        if round % 2 == 0 {
-            waiting.abort();
-            broker.push("q", small(1)).await;
-        } else {
-            broker.push("q", small(1)).await;
-            waiting.abort();
-        }
-        let answered = waiting.await.is_ok();
-        broker
-            .until("q", |stats| stats.consumers == 0 && stats.reserved <= i64::from(answered))
-            .await;
-        let request = pb::PurgeQueueRequest { name: "q".into() };
-        broker.admin().purge_queue(request).await.unwrap();
-    }
+        let give_back = |_, taken| async move { given.send(taken).unwrap() };
+        api.take(work, give_back).await
+    });
+    waiting.await.unwrap();
+    // Both before anything else runs: this runtime has one thread.
+    found.send(7).unwrap();
+    caller.abort();
+    assert!(caller.await.unwrap_err().is_cancelled());
+    assert_eq!(back.await, Ok(7));
 }
 
 #[tokio::test]
