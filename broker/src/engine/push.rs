@@ -17,8 +17,27 @@ impl Engine {
         items: Vec<NewItem>,
         producer: Option<ConsumerName>,
     ) -> Result<Vec<Pushed>> {
+        let queue = self.open_for_push(queue, items.len()).await?;
+        self.push_into(queue, items, producer).await
+    }
+
+    /// The first half of [`Engine::push`]: the queue to push so many items into.
+    pub(crate) async fn open_for_push(
+        &self,
+        queue: &QueueName,
+        items: usize,
+    ) -> Result<Arc<Queue>> {
         self.check_open()?;
-        let queue = self.queue_for_push(queue, items.len()).await?;
+        self.queue_for_push(queue, items).await
+    }
+
+    /// The second half: what is given to the store in order is stored in order.
+    pub(crate) async fn push_into(
+        &self,
+        queue: Arc<Queue>,
+        items: Vec<NewItem>,
+        producer: Option<ConsumerName>,
+    ) -> Result<Vec<Pushed>> {
         let items = items
             .into_iter()
             .map(|item| Push {

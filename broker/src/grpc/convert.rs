@@ -285,8 +285,8 @@ mod tests {
         }
     }
 
-    fn at(seconds: i64, nanos: i32) -> Option<prost_types::Timestamp> {
-        Some(prost_types::Timestamp { seconds, nanos })
+    fn at(seconds: i64, nanos: i32) -> prost_types::Timestamp {
+        prost_types::Timestamp { seconds, nanos }
     }
 
     #[test]
@@ -304,10 +304,10 @@ mod tests {
             sequence: 4,
             ordering_key: "key".into(),
             dedup_id: "id".into(),
-            create_time: at(1, 1_000_000),
-            eligible_time: at(2, 2_000_000),
-            expire_time: at(3, 3_000_000),
-            process_time: at(-1, 999_000_000),
+            create_time: Some(at(1, 1_000_000)),
+            eligible_time: Some(at(2, 2_000_000)),
+            expire_time: Some(at(3, 3_000_000)),
+            process_time: Some(at(-1, 999_000_000)),
             producer: "p".into(),
             consumer: "c".into(),
             last_reason: "boom".into(),
@@ -321,7 +321,7 @@ mod tests {
         let reserved = delivery(a_delivery(1), false);
         let receipt = parse::receipts(&[reserved.receipt]).unwrap();
         assert_eq!(receipt, [a_delivery(1).receipt]);
-        assert_eq!(reserved.lease_expire_time, at(2, 2_000_000));
+        assert_eq!(reserved.lease_expire_time, Some(at(2, 2_000_000)));
         let committed = delivery(a_delivery(1), true);
         assert_eq!((committed.receipt.as_str(), committed.lease_expire_time), ("", None));
     }
@@ -349,7 +349,7 @@ mod tests {
         let until = Some(Timestamp(1_500));
         let outcomes = vec![(Outcome::Ok, until), (Outcome::LeaseLost, None)];
         let results = extended(receipts(), outcomes).results;
-        assert_eq!(results[0].lease_expire_time, at(1, 500_000_000));
+        assert_eq!(results[0].lease_expire_time, Some(at(1, 500_000_000)));
         assert_eq!(results[1].outcome(), pb::Outcome::LeaseLost);
     }
 

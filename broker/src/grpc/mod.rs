@@ -19,6 +19,8 @@ mod parse;
 mod push_stream;
 mod queue_service;
 mod schedule_service;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -83,19 +85,43 @@ impl Api {
     {
         let (mut answer, caller) = oneshot::channel();
         let work = work(Arc::clone(&self.engine));
-        let (engine, shutdown) = (Arc::clone(&self.engine), self.shutdown.clone());
+        let api = self.clone();
         self.tasks.spawn(async move {
             let result = tokio::select! {
                 biased;
                 result = work => result,
                 () = answer.closed() => return,
-                () = shutdown.cancelled() => Err(EngineError::ShuttingDown),
+                () = api.shutdown.cancelled() => Err(EngineError::ShuttingDown),
             };
-            if let Err(Ok(taken)) = answer.send(result) {
-                give_back(engine, taken).await;
-            }
+            // Should nobody receive it, or drop it unread, the parcel gives it back.
+            let _ =
+                answer.send(result.map(|taken| Parcel { content: Some((taken, give_back)), api }));
         });
-        Ok(caller.await.map_err(|_| ApiError::TaskDied)??)
+        let mut parcel = caller.await.map_err(|_| ApiError::TaskDied)??;
+        let (taken, _) = parcel.content.take().ok_or(ApiError::TaskDied)?;
+        Ok(taken)
+    }
+}
+
+/// Something taken out of a queue, on its way to the caller.
+struct Parcel<T, F, G>
+where
+    F: FnOnce(Arc<Engine>, T) -> G,
+    G: Future<Output = ()> + Send + 'static,
+{
+    content: Option<(T, F)>,
+    api: Api,
+}
+
+impl<T, F, G> Drop for Parcel<T, F, G>
+where
+    F: FnOnce(Arc<Engine>, T) -> G,
+    G: Future<Output = ()> + Send + 'static,
+{
+    fn drop(&mut self) {
+        if let Some((taken, give_back)) = self.content.take() {
+            self.api.tasks.spawn(give_back(Arc::clone(&self.api.engine), taken));
+        }
     }
 }
 

@@ -34,8 +34,8 @@ async fn run(
     mut requests: Streaming<pb::PushStreamRequest>,
     answers: mpsc::Sender<Answer>,
 ) {
-    // Polled by this task alone and first in the order of arrival, so that the batches of one
-    // queue are started in that order.
+    // Polled by this task alone, for the first time in the order of arrival and with the queue's
+    // settings at hand: so batches reach the store in that order.
     let mut in_flight = FuturesUnordered::new();
     let mut slot: Option<OwnedPermit<Answer>> = None;
     let mut end = None;
@@ -52,8 +52,8 @@ async fn run(
             free = answers.clone().reserve_owned(), if reading && slot.is_none() => slot = free.ok(),
             request = requests.message(), if reading && slot.is_some() => match request {
                 Ok(Some(request)) => {
-                    let slot = slot.take();
-                    in_flight.push(answer(&api, request, slot));
+                    let batch = start(&api, request, slot.take()).await;
+                    in_flight.push(batch);
                 }
                 Ok(None) => end = Some(Ok(())),
                 Err(status) => end = Some(Err(ApiError::Transport(status).into())),
@@ -68,32 +68,34 @@ async fn run(
     }
 }
 
-/// Pushes one batch and sends its answer.
-fn answer(
+/// Makes one batch ready; the future pushes it and sends its answer.
+async fn start(
     api: &Api,
     request: pb::PushStreamRequest,
     slot: Option<OwnedPermit<Answer>>,
 ) -> impl Future<Output = ()> + use<> {
     let pb::PushStreamRequest { batch_id, queue, items, producer } = request;
-    let batch = parse::batch(&queue, items, &producer, &api.rules());
     let engine = api.engine.clone();
+    let ready = match parse::batch(&queue, items, &producer, &api.rules()) {
+        Ok(batch) => match engine.open_for_push(&batch.queue, batch.items.len()).await {
+            Ok(queue) => Ok((queue, batch)),
+            Err(error) => Err(error.into()),
+        },
+        Err(refused) => Err(refused),
+    };
     async move {
-        let pushed = match batch {
-            Ok(batch) => {
-                engine.push(&batch.queue, batch.items, batch.producer).await.map_err(Status::from)
+        let pushed = match ready {
+            Ok((queue, batch)) => {
+                let pushed = engine.push_into(queue, batch.items, batch.producer).await;
+                pushed.map_err(ApiError::from)
             }
-            Err(refused) => Err(refused.into()),
+            Err(error) => Err(error),
         };
-        let answer = match pushed {
-            Ok(pushed) => {
-                pb::PushStreamResponse { batch_id, results: convert::pushed(pushed), error: None }
-            }
-            Err(error) => pb::PushStreamResponse {
-                batch_id,
-                results: Vec::new(),
-                error: Some(status::embedded(&error)),
-            },
-        };
+        let mut answer = pb::PushStreamResponse { batch_id, ..Default::default() };
+        match pushed {
+            Ok(pushed) => answer.results = convert::pushed(pushed),
+            Err(error) => answer.error = Some(status::embedded(&error.into())),
+        }
         if let Some(slot) = slot {
             slot.send(Ok(answer));
         }

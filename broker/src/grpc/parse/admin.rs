@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(redrive(Some(filter())), Ok(RedriveFilter::default()));
         let refused = |filter| redrive(Some(filter)).unwrap_err().field;
         assert_eq!(
-            refused(pb::RedriveFilter { ids: vec!["".into()], ..filter() }),
+            refused(pb::RedriveFilter { ids: vec![String::new()], ..filter() }),
             "filter.ids[0]"
         );
         assert_eq!(

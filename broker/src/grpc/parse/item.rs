@@ -102,10 +102,10 @@ pub(in crate::grpc) fn schedule(
     rules: &Rules,
 ) -> Result<Schedule, ApiError> {
     let schedule = required("schedule", schedule)?;
+    let time_zone =
+        if schedule.time_zone.is_empty() { "UTC".to_owned() } else { schedule.time_zone };
+    check_cron(&schedule.cron, &time_zone).map_err(|error| error.within("schedule"))?;
     let inner = || -> Result<Schedule, ApiError> {
-        let time_zone =
-            if schedule.time_zone.is_empty() { "UTC".to_owned() } else { schedule.time_zone };
-        check_cron(&schedule.cron, &time_zone)?;
         let item = required("item", schedule.item)?;
         if !item.dedup_id.is_empty() {
             let why = "must be empty: the broker sets the schedule's name and the tick";

@@ -192,7 +192,7 @@ pub(super) mod tests {
     /// Rules at a fixed time, with a small payload limit.
     pub(crate) const RULES: Rules = Rules {
         max_payload_bytes: 100,
-        max_lease: Duration::from_secs(60),
+        max_lease: Duration::from_mins(1),
         now: Timestamp(1_700_000_000_000),
     };
 
@@ -226,7 +226,7 @@ pub(super) mod tests {
     #[test]
     fn instants_are_bounded_and_never_early() {
         let at = |seconds, nanos| {
-            timestamp("t", prost_types::Timestamp { seconds, nanos }).map(|t| t.millis())
+            timestamp("t", prost_types::Timestamp { seconds, nanos }).map(Timestamp::millis)
         };
         assert_eq!(at(1, 0), Ok(1000));
         assert_eq!(at(1, 1), Ok(1001));

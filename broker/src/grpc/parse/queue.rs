@@ -259,12 +259,12 @@ mod tests {
         }
     }
 
-    fn mask(paths: &[&str]) -> Option<FieldMask> {
-        Some(FieldMask { paths: paths.iter().map(|&path| path.to_owned()).collect() })
+    fn mask(paths: &[&str]) -> FieldMask {
+        FieldMask { paths: paths.iter().map(|&path| path.to_owned()).collect() }
     }
 
     fn changed(given: pb::Queue, paths: &[&str], queue: &Queue) -> Result<Queue, Invalid> {
-        let (_, change) = change(Some(given), mask(paths), &RULES)?;
+        let (_, change) = change(Some(given), Some(mask(paths)), &RULES)?;
         let mut queue = queue.clone();
         change(&mut queue).map(|()| queue)
     }

@@ -163,7 +163,7 @@ mod tests {
             super::extend(&pb::ExtendRequest { receipts, lease }, &RULES)
         };
         assert_eq!(extend(None).unwrap().1, None);
-        assert_eq!(extend(Some(span(60, 0))).unwrap().1, Some(Duration::from_secs(60)));
+        assert_eq!(extend(Some(span(60, 0))).unwrap().1, Some(Duration::from_mins(1)));
         assert_eq!(extend(Some(span(61, 0))).unwrap_err().field, "lease");
         assert_eq!(extend(Some(span(0, 0))).unwrap_err().field, "lease");
     }

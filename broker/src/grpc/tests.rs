@@ -1,0 +1,544 @@
+//! The services behind a real connection, on a store in memory.
+
+use std::{sync::Arc, time::Duration};
+
+use sluicegate_proto::v1::{
+    self as pb, admin_service_client::AdminServiceClient, consume_stream_request::Action,
+    consume_stream_response::Event, queue_service_client::QueueServiceClient,
+    schedule_service_client::ScheduleServiceClient,
+};
+use tokio::{
+    net::TcpListener,
+    sync::{
+        mpsc::{self, Sender},
+        oneshot,
+    },
+    task::JoinHandle,
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::{Code, Status, Streaming, transport::Channel};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+use tonic_types::StatusExt;
+
+use super::{
+    Api,
+    auth::Tokens,
+    server::{Health, Options, Server, ServerError},
+};
+use crate::{
+    config::{Role, Token},
+    domain::Clock,
+    engine::{Engine, Limits},
+    metrics::Metrics,
+    signals::LocalSignals,
+    store::sqlite::SqliteStore,
+};
+
+struct Broker {
+    channel: Channel,
+    api: Api,
+    health: Health,
+    shutdown: CancellationToken,
+    serving: JoinHandle<Result<(), ServerError>>,
+}
+
+async fn broker_with(options: Options) -> Broker {
+    let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
+    let signals = Arc::new(LocalSignals::new());
+    let metrics = Arc::new(Metrics::new());
+    let engine = Engine::new(Arc::new(store), signals, metrics, Limits::default());
+    engine.start();
+    let shutdown = CancellationToken::new();
+    let api = Api::new(engine, TaskTracker::new(), shutdown.clone());
+    let server = Server::new(api.clone(), options).await.unwrap();
+    let health = server.health();
+    health.set_serving(true).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = tokio::spawn(server.serve(listener));
+    let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect_lazy();
+    Broker { channel, api, health, shutdown, serving }
+}
+
+impl Broker {
+    async fn start() -> Self {
+        broker_with(Options::default()).await
+    }
+
+    fn queues(&self) -> QueueServiceClient<Channel> {
+        QueueServiceClient::new(self.channel.clone()).max_decoding_message_size(64 << 20)
+    }
+
+    fn admin(&self) -> AdminServiceClient<Channel> {
+        AdminServiceClient::new(self.channel.clone()).max_decoding_message_size(64 << 20)
+    }
+
+    async fn push(&self, queue: &str, payloads: Vec<Vec<u8>>) {
+        for items in items(payloads).chunks(10) {
+            let items = items.to_vec();
+            let request = pb::PushRequest { queue: queue.into(), items, ..Default::default() };
+            self.queues().push(request).await.unwrap();
+        }
+    }
+
+    async fn stats(&self, queue: &str) -> pb::QueueStats {
+        let request = pb::GetQueueStatsRequest { queue: queue.into() };
+        self.admin().get_queue_stats(request).await.unwrap().into_inner().stats.unwrap()
+    }
+
+    /// Waits until something holds for a queue's stats: for what happens in the background.
+    async fn until(&self, queue: &str, holds: impl Fn(&pb::QueueStats) -> bool) {
+        while !holds(&self.stats(queue).await) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn open(
+        &self,
+        queue: &str,
+    ) -> (Sender<pb::ConsumeStreamRequest>, Streaming<pb::ConsumeStreamResponse>) {
+        let (requests, receiver) = mpsc::channel(100);
+        let stream = ReceiverStream::new(receiver);
+        // The response must begin before anything was sent.
+        let mut events = self.queues().consume_stream(stream).await.unwrap().into_inner();
+        let open = pb::ConsumeRequest { queue: queue.into(), ..Default::default() };
+        requests.send(act(Action::Open(open))).await.unwrap();
+        let Some(Event::Opened(opened)) = next(&mut events).await else { panic!() };
+        assert_eq!((opened.max_in_flight, opened.lease.unwrap().seconds), (32, 30));
+        (requests, events)
+    }
+}
+
+fn items(payloads: Vec<Vec<u8>>) -> Vec<pb::NewItem> {
+    let item = |payload: Vec<u8>| pb::NewItem { payload: payload.into(), ..Default::default() };
+    payloads.into_iter().map(item).collect()
+}
+
+fn small(count: u8) -> Vec<Vec<u8>> {
+    (0..count).map(|n| vec![n]).collect()
+}
+
+fn act(action: Action) -> pb::ConsumeStreamRequest {
+    pb::ConsumeStreamRequest { action: Some(action) }
+}
+
+async fn next(events: &mut Streaming<pb::ConsumeStreamResponse>) -> Option<Event> {
+    events.message().await.unwrap().map(|message| message.event.unwrap())
+}
+
+async fn deliveries(
+    events: &mut Streaming<pb::ConsumeStreamResponse>,
+    count: usize,
+) -> Vec<pb::Delivery> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        let Some(Event::Deliveries(more)) = next(events).await else { panic!() };
+        all.extend(more.deliveries);
+    }
+    all
+}
+
+fn reason(status: &Status) -> String {
+    status.get_error_details().error_info().expect("every error has a reason").reason.clone()
+}
+
+fn field(status: &Status) -> String {
+    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+    status.get_error_details().bad_request().unwrap().field_violations[0].field.clone()
+}
+
+#[tokio::test]
+async fn an_item_goes_in_and_out_and_is_done() {
+    let broker = Broker::start().await;
+    broker.push("q", small(3)).await;
+    let request = pb::ReserveRequest { queue: "q".into(), max_items: 2, ..Default::default() };
+    let reserved = broker.queues().reserve(request).await.unwrap().into_inner().deliveries;
+    let payloads: Vec<_> = reserved.iter().map(|d| d.item.clone().unwrap().payload[0]).collect();
+    assert_eq!(payloads, [0, 1]);
+    let receipts: Vec<_> = reserved.into_iter().map(|d| d.receipt).collect();
+    for outcome in [pb::Outcome::Ok, pb::Outcome::Gone] {
+        let request = pb::CommitRequest { receipts: receipts.clone() };
+        let results = broker.queues().commit(request).await.unwrap().into_inner().results;
+        assert_eq!(results.iter().map(|r| r.receipt.clone()).collect::<Vec<_>>(), receipts);
+        assert!(results.iter().all(|r| r.outcome() == outcome), "{results:?}");
+    }
+    let request = pb::PopRequest { queue: "q".into(), ..Default::default() };
+    let popped = broker.queues().pop(request).await.unwrap().into_inner().items;
+    assert_eq!(popped.iter().map(|item| item.payload[0]).collect::<Vec<_>>(), [2]);
+}
+
+#[tokio::test]
+async fn a_failed_batch_does_not_end_a_push_stream() {
+    let broker = Broker::start().await;
+    let batch = |batch_id: i64, queue: &str| pb::PushStreamRequest {
+        batch_id,
+        queue: queue.into(),
+        items: items(vec![batch_id.to_be_bytes().to_vec()]),
+        ..Default::default()
+    };
+    let batches: Vec<_> =
+        (0..500).map(|id| batch(id, if id == 250 { "not a queue" } else { "q" })).collect();
+    let stream = tokio_stream::iter(batches);
+    let mut answers = broker.queues().push_stream(stream).await.unwrap().into_inner();
+    let mut answered = Vec::new();
+    while let Some(answer) = answers.message().await.unwrap() {
+        if answer.batch_id == 250 {
+            let error = answer.error.unwrap();
+            assert_eq!((error.code, answer.results.len()), (Code::InvalidArgument as i32, 0));
+            assert!(error.details.iter().any(|any| any.type_url.ends_with("BadRequest")));
+        } else {
+            assert_eq!((answer.error, answer.results.len()), (None, 1));
+        }
+        answered.push(answer.batch_id);
+    }
+    answered.sort_unstable();
+    assert_eq!(answered, (0..500).collect::<Vec<_>>());
+    // Stored in the order in which the batches were sent.
+    let request = pb::PopRequest { queue: "q".into(), max_items: 1000, ..Default::default() };
+    let popped = broker.queues().pop(request).await.unwrap().into_inner().items;
+    let ids: Vec<_> = popped
+        .iter()
+        .map(|item| i64::from_be_bytes(item.payload[..].try_into().unwrap()))
+        .collect();
+    assert_eq!(ids, (0..500).filter(|id| *id != 250).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_stream_is_handed_items_and_settles_them_in_order() {
+    let broker = Broker::start().await;
+    let (requests, mut events) = broker.open("q").await;
+    broker.push("q", small(32)).await;
+    let handed = deliveries(&mut events, 32).await;
+    // Many settles at a time, of all kinds, one by one.
+    let receipt = |n: usize| handed[n].receipt.clone();
+    for n in 0..30 {
+        let request = match n % 3 {
+            0 => Action::Commit(pb::CommitRequest { receipts: vec![receipt(n)] }),
+            1 => Action::Extend(pb::ExtendRequest { receipts: vec![receipt(n)], lease: None }),
+            _ => Action::Flow(pb::Flow { max_in_flight: 32 }),
+        };
+        requests.send(act(request)).await.unwrap();
+    }
+    for n in 0..30 {
+        match (n % 3, next(&mut events).await.unwrap()) {
+            (0, Event::Settled(settled)) => {
+                let [result] = &settled.results[..] else { panic!() };
+                assert_eq!((&result.receipt, result.outcome()), (&receipt(n), pb::Outcome::Ok));
+            }
+            (1, Event::Extended(extended)) => {
+                let [result] = &extended.results[..] else { panic!() };
+                assert_eq!((&result.receipt, result.outcome()), (&receipt(n), pb::Outcome::Ok));
+                assert!(result.lease_expire_time.is_some());
+            }
+            (2, Event::Flow(flow)) => assert_eq!(flow.max_in_flight, 32),
+            (_, other) => panic!("answer {n} is {other:?}"),
+        }
+    }
+    // The client is done: what it has asked for is answered, then the stream ends.
+    let item = pb::RollbackItem { receipt: receipt(31), keep_attempt: true, ..Default::default() };
+    requests.send(act(Action::Rollback(pb::RollbackRequest { items: vec![item] }))).await.unwrap();
+    drop(requests);
+    let mut settled = false;
+    while let Some(event) = next(&mut events).await {
+        settled |= matches!(event, Event::Settled(_));
+    }
+    assert!(settled);
+    broker.until("q", |stats| stats.ready == 22 && stats.reserved == 0).await;
+}
+
+#[tokio::test]
+async fn flow_halts_and_goes_on() {
+    let broker = Broker::start().await;
+    let (requests, mut events) = broker.open("q").await;
+    for max_in_flight in [0, 2] {
+        requests.send(act(Action::Flow(pb::Flow { max_in_flight }))).await.unwrap();
+        assert_eq!(next(&mut events).await, Some(Event::Flow(pb::Flow { max_in_flight })));
+        if max_in_flight == 0 {
+            broker.push("q", small(3)).await;
+        }
+    }
+    deliveries(&mut events, 2).await;
+    broker.until("q", |stats| (stats.ready, stats.reserved) == (1, 2)).await;
+}
+
+#[tokio::test]
+async fn what_a_stream_must_not_send_ends_it() {
+    let broker = Broker::start().await;
+    let commit =
+        |receipt: &str| Action::Commit(pb::CommitRequest { receipts: vec![receipt.into()] });
+    let open = || Action::Open(pb::ConsumeRequest { queue: "q".into(), ..Default::default() });
+    for (actions, named) in [
+        (vec![commit("x")], "open"),
+        (vec![Action::Open(pb::ConsumeRequest::default())], "open.queue"),
+        (vec![open(), open()], "open"),
+        (vec![open(), commit("x")], "commit.receipts[0]"),
+        (vec![open(), Action::Flow(pb::Flow { max_in_flight: -1 })], "flow.max_in_flight"),
+        (vec![open(), Action::Rollback(pb::RollbackRequest::default())], "rollback.items"),
+        (vec![open(), Action::Extend(pb::ExtendRequest::default())], "extend.receipts"),
+    ] {
+        let stream = tokio_stream::iter(actions.into_iter().map(act).collect::<Vec<_>>());
+        let mut events = broker.queues().consume_stream(stream).await.unwrap().into_inner();
+        let ended = loop {
+            match events.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("{named}: ended with no error"),
+                Err(status) => break status,
+            }
+        };
+        assert_eq!(field(&ended), named);
+    }
+}
+
+#[tokio::test]
+async fn large_items_come_in_messages_every_client_can_take() {
+    let broker = Broker::start().await;
+    broker.push("q", vec![vec![1; 700_000]; 20]).await;
+    // The client's limit is the 4 MiB that gRPC has by default.
+    let mut queues = QueueServiceClient::new(broker.channel.clone());
+    let request = pb::ConsumeRequest { queue: "q".into(), ..Default::default() };
+    let mut stream = queues.consume(request).await.unwrap().into_inner();
+    let mut received = 0;
+    while received < 20 {
+        received += stream.message().await.unwrap().unwrap().deliveries.len();
+    }
+    drop(stream);
+    broker.until("q", |stats| stats.ready == 20).await;
+    let request = pb::ReserveRequest { queue: "q".into(), max_items: 20, ..Default::default() };
+    let reserved = queues.reserve(request).await.unwrap().into_inner().deliveries;
+    assert!((1..20).contains(&reserved.len()), "{}", reserved.len());
+}
+
+#[tokio::test]
+async fn pages_end_by_number_and_by_bytes() {
+    let broker = Broker::start().await;
+    broker.push("q", vec![vec![1; 700_000]; 13]).await;
+    broker.push("q", small(100)).await;
+    let mut admin = AdminServiceClient::new(broker.channel.clone()); // takes 4 MiB
+    let (mut lengths, mut ids, mut page_token) = (Vec::new(), Vec::new(), String::new());
+    loop {
+        let (queue, page_size) = ("q".to_owned(), 90);
+        let request = pb::ListItemsRequest { queue, page_size, page_token, ..Default::default() };
+        let page = admin.list_items(request).await.unwrap().into_inner();
+        lengths.push(page.items.len());
+        ids.extend(page.items.into_iter().map(|item| item.id));
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(lengths, [5, 5, 90, 13]);
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 113);
+    let request =
+        pb::ListItemsRequest { queue: "q".into(), page_token: "?".into(), ..Default::default() };
+    assert_eq!(field(&admin.list_items(request).await.unwrap_err()), "page_token");
+}
+
+#[tokio::test]
+async fn a_waiting_caller_who_hangs_up_takes_nothing_along() {
+    let broker = Broker::start().await;
+    let reserve = |seconds| pb::ReserveRequest {
+        queue: "q".into(),
+        wait: Some(prost_types::Duration { seconds, nanos: 0 }),
+        ..Default::default()
+    };
+    broker.queues().reserve(reserve(0)).await.unwrap(); // makes the queue
+    let mut queues = broker.queues();
+    let waiting = tokio::spawn(async move { queues.reserve(reserve(600)).await });
+    broker.until("q", |stats| stats.consumers == 1).await;
+    waiting.abort();
+    broker.until("q", |stats| stats.consumers == 0).await;
+    broker.push("q", small(1)).await;
+    let reserved = broker.queues().reserve(reserve(0)).await.unwrap().into_inner().deliveries;
+    assert_eq!(reserved[0].item.as_ref().unwrap().deliveries, 1);
+}
+
+#[tokio::test]
+async fn what_was_taken_as_the_caller_hung_up_is_given_back() {
+    let broker = Broker::start().await;
+    let (found, taking) = oneshot::channel::<u32>();
+    let (given, back) = oneshot::channel();
+    let (waits, waiting) = oneshot::channel();
+    let api = broker.api.clone();
+    let caller = tokio::spawn(async move {
+        let work = |_| async move {
+            waits.send(()).unwrap();
+            Ok(taking.await.unwrap())
+        };
+        let give_back = |_, taken| async move { given.send(taken).unwrap() };
+        api.take(work, give_back).await
+    });
+    waiting.await.unwrap();
+    // Both before anything else runs: this runtime has one thread.
+    found.send(7).unwrap();
+    caller.abort();
+    assert!(caller.await.unwrap_err().is_cancelled());
+    assert_eq!(back.await, Ok(7));
+}
+
+#[tokio::test]
+async fn errors_of_the_library_look_like_ours() {
+    let broker = Broker::start().await;
+    let request = pb::PushRequest {
+        queue: "q".into(),
+        items: items(vec![vec![0; 17 << 20]]),
+        ..Default::default()
+    };
+    let refused = broker.queues().push(request.clone()).await.unwrap_err();
+    assert_eq!(
+        (refused.code(), reason(&refused)),
+        (Code::ResourceExhausted, "REQUEST_TOO_LARGE".into())
+    );
+    let mut zipped = broker.queues().send_compressed(tonic::codec::CompressionEncoding::Gzip);
+    let refused = zipped.push(request).await.unwrap_err();
+    assert_eq!(
+        (refused.code(), reason(&refused)),
+        (Code::ResourceExhausted, "REQUEST_TOO_LARGE".into())
+    );
+    let stream = tokio_stream::iter([pb::PushStreamRequest {
+        items: items(vec![vec![0; 17 << 20]]),
+        ..Default::default()
+    }]);
+    let mut answers = broker.queues().push_stream(stream).await.unwrap().into_inner();
+    let refused = answers.message().await.unwrap_err();
+    assert_eq!(
+        (refused.code(), reason(&refused)),
+        (Code::ResourceExhausted, "REQUEST_TOO_LARGE".into())
+    );
+    let request = pb::PushRequest {
+        queue: "q".into(),
+        items: items(vec![vec![0; 5 << 20]]),
+        ..Default::default()
+    };
+    let refused = broker.queues().push(request).await.unwrap_err();
+    assert_eq!(
+        (refused.code(), reason(&refused)),
+        (Code::ResourceExhausted, "PAYLOAD_TOO_LARGE".into())
+    );
+    let health = HealthCheckRequest { service: "nobody".into() };
+    let refused = HealthClient::new(broker.channel.clone()).check(health).await.unwrap_err();
+    assert_eq!((refused.code(), reason(&refused)), (Code::NotFound, "SERVICE_NOT_FOUND".into()));
+}
+
+#[tokio::test]
+async fn tokens_are_asked_for_but_not_by_health() {
+    let token = Token { name: "shop".into(), secret: "s3cret".into(), roles: vec![Role::Produce] };
+    let options = Options { tokens: Tokens::new(vec![token]), ..Options::default() };
+    let broker = broker_with(options).await;
+    let push = |authorization: Option<&'static str>| {
+        let message =
+            pb::PushRequest { queue: "q".into(), items: items(small(1)), ..Default::default() };
+        let mut request = tonic::Request::new(message);
+        if let Some(value) = authorization {
+            request.metadata_mut().insert("authorization", value.parse().unwrap());
+        }
+        let mut queues = broker.queues();
+        async move { queues.push(request).await }
+    };
+    assert!(push(Some("Bearer s3cret")).await.is_ok());
+    for (authorization, expected) in
+        [(None, "TOKEN_MISSING"), (Some("Bearer guess"), "TOKEN_UNKNOWN")]
+    {
+        let refused = push(authorization).await.unwrap_err();
+        assert_eq!((refused.code(), reason(&refused)), (Code::Unauthenticated, expected.into()));
+    }
+    let mut request = tonic::Request::new(pb::GetQueueRequest { name: "q".into() });
+    request.metadata_mut().insert("authorization", "Bearer s3cret".parse().unwrap());
+    let refused = broker.admin().get_queue(request).await.unwrap_err();
+    assert_eq!((refused.code(), reason(&refused)), (Code::PermissionDenied, "ROLE_MISSING".into()));
+    let health = HealthCheckRequest { service: String::new() };
+    let answer =
+        HealthClient::new(broker.channel.clone()).check(health).await.unwrap().into_inner();
+    assert_eq!(answer.status(), ServingStatus::Serving);
+}
+
+#[tokio::test]
+async fn schedules_are_made_listed_paused_and_deleted() {
+    let broker = Broker::start().await;
+    let mut schedules = ScheduleServiceClient::new(broker.channel.clone());
+    let schedule = |name: &str| pb::Schedule {
+        name: name.into(),
+        queue: "q".into(),
+        cron: "0 3 * * *".into(),
+        item: Some(pb::NewItem::default()),
+        ..Default::default()
+    };
+    for name in ["a", "b", "c"] {
+        let request = pb::CreateScheduleRequest { schedule: Some(schedule(name)) };
+        let made = schedules.create_schedule(request).await.unwrap().into_inner().schedule.unwrap();
+        assert_eq!((made.time_zone.as_str(), made.next_time.is_some()), ("UTC", true));
+    }
+    let request = pb::ListSchedulesRequest { page_size: 2, ..Default::default() };
+    let page = schedules.list_schedules(request).await.unwrap().into_inner();
+    assert_eq!((page.schedules.len(), page.next_page_token.is_empty()), (2, false));
+    let request = pb::ListSchedulesRequest { page_size: 2, page_token: page.next_page_token };
+    let page = schedules.list_schedules(request).await.unwrap().into_inner();
+    assert_eq!((page.schedules[0].name.as_str(), page.next_page_token.as_str()), ("c", ""));
+    let request = pb::PauseScheduleRequest { name: "a".into() };
+    let paused = schedules.pause_schedule(request).await.unwrap().into_inner().schedule.unwrap();
+    assert_eq!((paused.paused, paused.next_time), (true, None));
+    let request = || pb::DeleteScheduleRequest { name: "a".into() };
+    schedules.delete_schedule(request()).await.unwrap();
+    let gone = schedules.delete_schedule(request()).await.unwrap_err();
+    assert_eq!((gone.code(), reason(&gone)), (Code::NotFound, "SCHEDULE_NOT_FOUND".into()));
+    for (bad, named) in [
+        (pb::Schedule { cron: "nonsense".into(), ..schedule("d") }, "schedule.cron"),
+        (pb::Schedule { time_zone: "Mars/Base".into(), ..schedule("d") }, "schedule.time_zone"),
+        (pb::Schedule { item: None, ..schedule("d") }, "schedule.item"),
+        (pb::Schedule { queue: String::new(), ..schedule("d") }, "schedule.queue"),
+    ] {
+        let request = pb::CreateScheduleRequest { schedule: Some(bad) };
+        assert_eq!(field(&schedules.create_schedule(request).await.unwrap_err()), named);
+    }
+}
+
+#[tokio::test]
+async fn a_shutdown_ends_every_kind_of_call() {
+    let broker = Broker::start().await;
+    let (_requests, mut consuming) = broker.open("q").await;
+    broker.push("q", small(1)).await;
+    deliveries(&mut consuming, 1).await;
+    let (_batches, receiver) = mpsc::channel::<pb::PushStreamRequest>(1);
+    let mut pushing =
+        broker.queues().push_stream(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+    let mut watching =
+        broker.admin().watch_queues(pb::WatchQueuesRequest::default()).await.unwrap().into_inner();
+    watching.message().await.unwrap().unwrap();
+    let request = HealthCheckRequest { service: "sluicegate.v1.QueueService".into() };
+    let mut health =
+        HealthClient::new(broker.channel.clone()).watch(request).await.unwrap().into_inner();
+    assert_eq!(health.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
+    let mut queues = broker.queues();
+    let waiting = tokio::spawn(async move {
+        let wait = Some(prost_types::Duration { seconds: 600, nanos: 0 });
+        queues.pop(pb::PopRequest { queue: "empty".into(), wait, ..Default::default() }).await
+    });
+    while broker.admin().get_queue(pb::GetQueueRequest { name: "empty".into() }).await.is_err() {
+        tokio::task::yield_now().await;
+    }
+
+    broker.health.set_serving(false).await;
+    assert_eq!(health.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
+    broker.shutdown.cancel();
+    let mut ends = vec![waiting.await.unwrap().unwrap_err(), pushing.message().await.unwrap_err()];
+    ends.push(loop {
+        if let Err(end) = consuming.message().await {
+            break end;
+        }
+    });
+    ends.push(loop {
+        if let Err(end) = watching.message().await {
+            break end;
+        }
+    });
+    for end in ends {
+        assert_eq!((end.code(), reason(&end)), (Code::Unavailable, "SHUTTING_DOWN".into()));
+        assert!(end.get_error_details().retry_info().is_some());
+    }
+    assert_eq!(health.message().await.unwrap(), None);
+    broker.serving.await.unwrap().unwrap();
+}
