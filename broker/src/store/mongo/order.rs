@@ -70,7 +70,7 @@ pub(super) async fn take_numbers(inner: &Inner, queue: &QueueName, n: usize) -> 
 }
 
 /// Groups keys by queue.
-fn by_queue(keys: &[OrderKey]) -> Vec<(&QueueName, Vec<&str>)> {
+pub(super) fn by_queue(keys: &[OrderKey]) -> Vec<(&QueueName, Vec<&str>)> {
     let mut sorted: Vec<&OrderKey> = keys.iter().collect();
     sorted.sort_unstable();
     sorted.dedup();
@@ -123,12 +123,7 @@ pub(super) async fn waiting(
         for keys in keys.chunks(1_000) {
             let command = doc! {
                 "aggregate": group.items.name(), "hint": WAITING, "cursor": { "batchSize": 1_000 },
-                "pipeline": [
-                    { "$match": {
-                        "q": queue.as_str(), "key": { "$in": keys }, "due": { "$exists": true },
-                    } },
-                    { "$group": { "_id": "$key" } },
-                ],
+                "pipeline": waiting_pipeline(queue, keys),
             };
             for document in read_documents(&inner.db, command).await? {
                 if let Ok(key) = document.get_str("_id") {
@@ -138,6 +133,16 @@ pub(super) async fn waiting(
         }
     }
     Ok(waiting)
+}
+
+/// Finds the keys of which items are blocked.
+pub(super) fn waiting_pipeline(queue: &QueueName, keys: &[&str]) -> Vec<Document> {
+    vec![
+        doc! { "$match": {
+            "q": queue.as_str(), "key": { "$in": keys }, "due": { "$exists": true },
+        } },
+        doc! { "$group": { "_id": "$key" } },
+    ]
 }
 
 /// The update that gives a blocked item its turn.

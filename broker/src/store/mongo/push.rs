@@ -110,8 +110,9 @@ async fn write(
             .collect();
         return insert(inner, group, &items, starts).await;
     }
-    // Numbers that are promised to follow the order of the answers are given and stored in one step.
-    if inner.deployment.has_transactions() && items.iter().any(|push| push.queue.sequenced) {
+    // Numbers follow the order of the answers: they are given and stored in one step. A standalone
+    // server can not do that: there the order holds for the pushes of one broker.
+    if inner.deployment.has_transactions() {
         let results = transaction::push_in_order(inner, group, &items).await?;
         return Ok(results.into_iter().map(Ok).collect());
     }

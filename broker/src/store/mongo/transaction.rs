@@ -1,5 +1,5 @@
-//! Several documents in one step: a commit with the pushes that follow from it, and sequence
-//! numbers stored in the order in which they are given.
+//! Several documents in one step: a commit with the pushes that follow from it, and ordered items,
+//! whose numbers must be stored in the order in which they are given, whichever broker does it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -11,6 +11,7 @@ use mongodb::{
     ClientSession,
     bson::{Document, doc},
     error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
+    options::Hint,
 };
 use tokio_stream::StreamExt;
 
@@ -307,7 +308,7 @@ async fn firsts(
         .clone_with_type::<Document>()
         .find(dedup::filter(&keys))
         .projection(dedup::projection())
-        .hint(mongodb::options::Hint::Name(DEDUP.to_owned()))
+        .hint(Hint::Name(DEDUP.to_owned()))
         .session(&mut *session)
         .await?;
     let found: Vec<Document> = cursor.stream(session).collect::<Result<_, _>>().await?;
@@ -341,34 +342,38 @@ async fn take_numbers(
     Ok(last.unwrap_or(n) - n + 1)
 }
 
-/// The keys behind whose items a new one must wait.
+/// The keys behind whose items a new one must wait: of one of their items it is the turn, or one
+/// waits for it.
 async fn taken(
     group: &Group,
     keys: &[OrderKey],
     session: &mut ClientSession,
 ) -> Result<HashSet<OrderKey>, Failure> {
     let mut taken = HashSet::new();
-    let distinct: HashSet<&OrderKey> = keys.iter().collect();
-    for (queue, key) in distinct {
-        // One seek each: only the few ordered items of a transaction come here.
-        for (filter, index) in [
-            (doc! { "q": queue.as_str(), "turn": key.as_str() }, TURN),
-            (
-                doc! { "q": queue.as_str(), "key": key.as_str(), "due": { "$exists": true } },
-                WAITING,
-            ),
-        ] {
-            let found = group
-                .items
-                .find_one(filter)
-                .projection(doc! { "_id": 1 })
-                .hint(mongodb::options::Hint::Name(index.to_owned()))
+    for (queue, keys) in order::by_queue(keys) {
+        for keys in keys.chunks(1_000) {
+            let items = group.items.clone_with_type::<Document>();
+            let mut cursor = items
+                .find(doc! { "q": queue.as_str(), "turn": { "$in": keys } })
+                .projection(doc! { "_id": 0, "turn": 1 })
+                .hint(Hint::Name(TURN.to_owned()))
                 .session(&mut *session)
                 .await?;
-            if found.is_some() {
-                taken.insert((queue.clone(), key.clone()));
-                break;
+            let held: Vec<Document> = cursor.stream(session).collect::<Result<_, _>>().await?;
+            let held: HashSet<&str> = held.iter().filter_map(|d| d.get_str("turn").ok()).collect();
+            let free: Vec<&str> = keys.iter().copied().filter(|key| !held.contains(key)).collect();
+            taken.extend(held.into_iter().map(|key| (queue.clone(), key.to_owned())));
+            if free.is_empty() {
+                continue;
             }
+            let mut cursor = items
+                .aggregate(order::waiting_pipeline(queue, &free))
+                .hint(Hint::Name(WAITING.to_owned()))
+                .session(&mut *session)
+                .await?;
+            let waiting: Vec<Document> = cursor.stream(session).collect::<Result<_, _>>().await?;
+            let waiting = waiting.iter().filter_map(|d| d.get_str("_id").ok());
+            taken.extend(waiting.map(|key| (queue.clone(), key.to_owned())));
         }
     }
     Ok(taken)
