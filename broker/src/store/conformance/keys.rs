@@ -133,6 +133,23 @@ pub(crate) async fn a_dead_letter_passes_the_turn_on(env: &Env) {
     only(env, &queue, "4").await;
 }
 
+pub(crate) async fn a_settled_dead_letter_gives_no_turn_away(env: &Env) {
+    let dead = env.queue("dead").await;
+    let set = |queue: &mut Queue| queue.dead_letter_queue = Some(dead.name.clone());
+    let queue = env.queue_with("q", set).await;
+    // The dead-letter queue has items of its own with the same key.
+    push_key(env, &dead, &["own 1", "own 2"]).await;
+    push_key(env, &queue, &["1"]).await;
+    let delivery = only(env, &queue, "1").await;
+    env.bury(&queue, &delivery, None).await;
+    let taken = env.take(&dead, 10).await;
+    assert_eq!(payloads(&taken), ["own 1", "1"]);
+    env.commit_one(&dead, &taken[1]).await;
+    assert!(env.drain(&dead).await.is_empty());
+    env.commit_one(&dead, &taken[0]).await;
+    only(env, &dead, "own 2").await;
+}
+
 pub(crate) async fn a_dropped_item_passes_the_turn_on(env: &Env) {
     for retention in [0, 1_000] {
         let set = |queue: &mut Queue| {

@@ -84,6 +84,7 @@ macro_rules! conformance {
                 a_thousand_blocked_items_come_in_order
                 a_retry_keeps_its_key_waiting
                 a_dead_letter_passes_the_turn_on
+                a_settled_dead_letter_gives_no_turn_away
                 a_dropped_item_passes_the_turn_on
                 a_deleted_item_passes_the_turn_on
                 an_expired_item_passes_the_turn_on

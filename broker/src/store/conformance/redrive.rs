@@ -158,10 +158,11 @@ pub(crate) async fn a_key_is_in_force_again(env: &Env) {
         }
     }
     // Elsewhere it gets a number of that queue, behind what is there.
-    let there = env.push(&b, vec![keyed("x", "k"), keyed("y", "k")]).await;
+    let names = ["u", "v", "w", "x", "y", "z"]; // so many that its old number would be before theirs
+    let there = env.push(&b, names.map(|name| keyed(name, "k")).to_vec()).await;
     assert_eq!(redrive(env, &dead, &b, &RedriveFilter::default()).await, 1);
-    assert!(env.get(&b, pushed[3].id).await.sequence > there[1].sequence);
-    for expected in ["x", "y", "4"] {
+    assert!(env.get(&b, pushed[3].id).await.sequence > there[5].sequence);
+    for expected in names.into_iter().chain(["4"]) {
         let taken = env.take(&b, 9).await;
         assert_eq!(payloads(&taken), [expected]);
         env.commit(&b, &taken).await;
