@@ -1,0 +1,369 @@
+//! Ordering keys and sequence numbers, through several brokers.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use sluicegate_proto::v1::{ConsumeRequest, ItemState, NewItem, Outcome, Queue};
+use tokio::task::JoinSet;
+
+use crate::harness::{
+    Api, Backend, Broker, TestStore, duration, new_item, on_both_backends, payloads, redis_url,
+    text, until, within,
+};
+
+on_both_backends!(
+    a_key_is_delivered_one_at_a_time_in_push_order_over_rollbacks,
+    numbers_grow_in_the_order_of_the_answers,
+    a_key_with_many_waiting_items_blocks_no_other,
+    a_dead_lettered_item_lets_its_key_go_on,
+);
+
+const LONG: Duration = Duration::from_mins(10);
+
+/// Two brokers on MongoDB, one on SQLite, as connections; they live as long as the value.
+struct Brokers {
+    _running: Vec<Broker>,
+    apis: Vec<Api>,
+    _store: TestStore,
+}
+
+impl Brokers {
+    async fn start(backend: Backend) -> Self {
+        let store = backend.store();
+        let (launch, count) = match backend {
+            Backend::Mongo => (store.launch().signals(&redis_url()), 2),
+            Backend::Sqlite => (store.launch(), 1),
+        };
+        let (mut running, mut apis) = (Vec::new(), Vec::new());
+        for _ in 0..count {
+            let broker = launch.start().await;
+            apis.push(broker.api().await);
+            running.push(broker);
+        }
+        Self { _running: running, apis, _store: store }
+    }
+
+    fn api(&self, number: usize) -> &Api {
+        &self.apis[number % self.apis.len()]
+    }
+}
+
+fn keyed(key: &str, payload: &str) -> NewItem {
+    NewItem { ordering_key: key.to_owned(), ..new_item(payload) }
+}
+
+/// What consumers saw of each key: which items are under way, and which were committed, in order.
+#[derive(Default)]
+struct Seen {
+    under_way: HashMap<String, String>,
+    done: HashMap<String, Vec<String>>,
+}
+
+impl Seen {
+    fn begin(&mut self, key: &str, payload: &str) {
+        let other = self.under_way.insert(key.to_owned(), payload.to_owned());
+        assert_eq!(other, None, "{payload} of {key} is delivered while another is under way");
+    }
+
+    fn end(&mut self, key: &str, done: bool) {
+        let payload = self.under_way.remove(key).expect("an item under way");
+        if done {
+            self.done.entry(key.to_owned()).or_default().push(payload);
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.done.values().map(Vec::len).sum()
+    }
+}
+
+/// Works on `queue`: rolls back each third item it sees, at its first attempt only, commits the rest.
+async fn work(api: Api, queue: &str, salt: usize, seen: Arc<Mutex<Seen>>) {
+    let mut stream = api.consume(queue, 4).await;
+    let mut number = salt;
+    while let Ok(delivery) = stream.try_next().await {
+        let item = delivery.item.as_ref().expect("an item");
+        let (key, payload) = (item.ordering_key.clone(), text(&delivery));
+        seen.lock().expect("no panic inside").begin(&key, &payload);
+        number += 1;
+        let give_back = item.attempt == 1 && number % 3 == 0;
+        // Noted before the broker is told: right after that, another consumer may have the next one.
+        seen.lock().expect("no panic inside").end(&key, !give_back);
+        let outcome = if give_back {
+            api.rollback(&delivery.receipt, "on purpose").await
+        } else {
+            api.commit(&[&delivery.receipt]).await[0]
+        };
+        assert_eq!(outcome, Outcome::Ok);
+    }
+}
+
+async fn a_key_is_delivered_one_at_a_time_in_push_order_over_rollbacks(backend: Backend) {
+    const KEYS: usize = 6;
+    const ITEMS: usize = 25;
+    let brokers = Brokers::start(backend).await;
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let mut consumers = JoinSet::new();
+    for number in 0..4 {
+        let (api, seen) = (brokers.api(number).clone(), Arc::clone(&seen));
+        consumers.spawn(async move { work(api, "work", number, seen).await });
+    }
+    // The producer of a key goes from broker to broker, always waiting for the answer.
+    let mut producers = JoinSet::new();
+    for key in 0..KEYS {
+        let apis = [brokers.api(key).clone(), brokers.api(key + 1).clone()];
+        producers.spawn(async move {
+            for (number, api) in (0..ITEMS).zip(apis.iter().cycle()) {
+                let item = keyed(&format!("key{key}"), &format!("{number:03}"));
+                api.push_items("work", vec![item]).await;
+            }
+        });
+    }
+    producers.join_all().await;
+    until("all is done", || async {
+        (seen.lock().expect("no panic inside").count() == KEYS * ITEMS).then_some(())
+    })
+    .await;
+    consumers.abort_all();
+    while let Some(ended) = consumers.join_next().await {
+        assert!(ended.is_err_and(|error| error.is_cancelled()), "a consumer saw a fault");
+    }
+    let wanted: Vec<String> = (0..ITEMS).map(|number| format!("{number:03}")).collect();
+    let seen = seen.lock().expect("no panic inside");
+    for key in 0..KEYS {
+        assert_eq!(seen.done[&format!("key{key}")], wanted, "key{key}");
+    }
+}
+
+async fn numbers_grow_in_the_order_of_the_answers(backend: Backend) {
+    let brokers = Brokers::start(backend).await;
+    let queue = Queue { name: "log".to_owned(), sequenced: true, ..Queue::default() };
+    brokers.api(0).create(queue).await;
+    // The greatest number that was answered when a push began must be smaller than its own.
+    let answered = Arc::new(AtomicI64::new(0));
+    let mut producers = JoinSet::new();
+    for producer in 0..8 {
+        let (api, answered) = (brokers.api(producer).clone(), Arc::clone(&answered));
+        producers.spawn(async move {
+            let mut numbers = Vec::new();
+            for push in 0..25 {
+                let before = answered.load(Ordering::SeqCst);
+                let batch = (0..=push % 3).map(|_| new_item(&format!("{producer}"))).collect();
+                let results = api.push_items("log", batch).await;
+                for result in &results {
+                    assert!(result.sequence > before, "{} after {before}", result.sequence);
+                }
+                assert!(results.is_sorted_by(|a, b| a.sequence < b.sequence), "{results:?}");
+                let last = results.last().expect("a result").sequence;
+                answered.fetch_max(last, Ordering::SeqCst);
+                numbers.extend(results.into_iter().map(|result| result.sequence));
+            }
+            numbers
+        });
+    }
+    let numbers: Vec<i64> = producers.join_all().await.into_iter().flatten().collect();
+    let unique: HashSet<i64> = numbers.iter().copied().collect();
+    assert_eq!(unique.len(), numbers.len(), "a number was given twice");
+    // What is stored carries the number that was answered.
+    let stored = brokers.api(1).list("log", ItemState::Ready).await;
+    let stored: HashSet<i64> = stored.iter().map(|item| item.sequence).collect();
+    assert_eq!(stored, unique);
+}
+
+/// Counts, not speed: with one key's line as long as this, every item of the others comes, though
+/// that key never moves.
+async fn a_key_with_many_waiting_items_blocks_no_other(backend: Backend) {
+    const WAITING: usize = 20_000;
+    let brokers = Brokers::start(backend).await;
+    let api = brokers.api(0);
+    let mut pushes = JoinSet::new();
+    for batch in 0..WAITING / 1000 {
+        let api = brokers.api(batch).clone();
+        pushes.spawn(async move {
+            let items = (0..1000).map(|number| keyed("long", &format!("{number}"))).collect();
+            api.push_items("work", items).await;
+        });
+    }
+    within("the pushes", pushes.join_all()).await;
+    let head = brokers.api(1).reserve_now("work", 1000).await;
+    assert_eq!(head.len(), 1, "one of the key at a time");
+    api.until_stats("work", |stats| {
+        (stats.reserved, stats.blocked, stats.ready) == (1, WAITING as i64 - 1, 0)
+    })
+    .await;
+
+    let mut stream = brokers.api(1).consume("work", 100).await;
+    for round in 0..10 {
+        let payload = round.to_string();
+        let items = (0..20).map(|key| keyed(&format!("short{key}"), &payload)).collect();
+        api.push_items("work", items).await;
+        api.push_items("work", vec![new_item(&payload)]).await;
+        let deliveries = stream.take(21).await;
+        assert!(payloads(&deliveries).iter().all(|seen| *seen == payload), "{deliveries:?}");
+        let receipts: Vec<&str> = deliveries.iter().map(|d| d.receipt.as_str()).collect();
+        let outcomes = brokers.api(1).commit(&receipts).await;
+        assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Ok));
+    }
+    // And the long line goes on, item by item.
+    assert_eq!(api.commit(&[&head[0].receipt]).await, [Outcome::Ok]);
+    let mut last = head[0].item.as_ref().expect("an item").sequence;
+    for _ in 0..20 {
+        let delivery = stream.next().await;
+        let sequence = delivery.item.as_ref().expect("an item").sequence;
+        assert!(sequence > last, "{sequence} after {last}");
+        last = sequence;
+        assert_eq!(api.commit(&[&delivery.receipt]).await, [Outcome::Ok]);
+    }
+}
+
+async fn a_dead_lettered_item_lets_its_key_go_on(backend: Backend) {
+    let brokers = Brokers::start(backend).await;
+    let (api, remote) = (brokers.api(0), brokers.api(1));
+    let queue = Queue {
+        name: "work".to_owned(),
+        max_attempts: 2,
+        dead_letter_queue: "dead".to_owned(),
+        ..Queue::default()
+    };
+    api.create(queue).await;
+    let items = ["a", "b", "c", "d"].map(|payload| keyed("k", payload)).into();
+    api.push_items("work", items).await;
+    // By rollbacks, by a stream that is dropped, by leases that lapse.
+    for outcome in [Outcome::Ok, Outcome::DeadLettered] {
+        let delivery = remote.reserve_one("work", LONG).await;
+        assert_eq!(text(&delivery), "a");
+        assert_eq!(api.rollback(&delivery.receipt, "a").await, outcome);
+    }
+    for _ in 0..2 {
+        let mut stream = remote.consume("work", 10).await;
+        assert_eq!(text(&stream.next().await), "b");
+    }
+    for _ in 0..2 {
+        let delivery = api.reserve_one("work", Duration::from_millis(200)).await;
+        assert_eq!(text(&delivery), "c");
+    }
+    let delivery = remote.reserve_one("work", LONG).await;
+    assert_eq!(text(&delivery), "d");
+    assert_eq!(remote.commit(&[&delivery.receipt]).await, [Outcome::Ok]);
+    let mut dead = api.consume("dead", 10).await;
+    let mut seen = Vec::new();
+    // Their key goes with them, so there too they come one at a time.
+    for _ in 0..3 {
+        let delivery = dead.next().await;
+        seen.push(text(&delivery));
+        api.commit(&[&delivery.receipt]).await;
+    }
+    assert_eq!(seen, ["a", "b", "c"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_go_on_when_a_broker_is_killed_amid_pushes_and_settles() {
+    const KEYS: usize = 8;
+    let store = Backend::Mongo.store();
+    let launch = store.launch().signals(&redis_url());
+    let (dying, living) = (launch.start().await, launch.start().await);
+    let remote = living.api().await;
+    remote.create(Queue { name: "work".to_owned(), ..Queue::default() }).await;
+
+    // Producers of all keys push through the broker that dies, then through the other one. A push
+    // whose answer the kill cut off may be stored; the next one has the next payload in any case.
+    let mut answered: Vec<Vec<String>> = Vec::new();
+    let mut producers = JoinSet::new();
+    let pushed = Arc::new(AtomicI64::new(0));
+    for key in 0..KEYS {
+        let (api, remote) = (dying.api().await, remote.clone());
+        let pushed = Arc::clone(&pushed);
+        producers.spawn(async move {
+            let mut answered = Vec::new();
+            let mut after = 0;
+            for number in 0.. {
+                let payload = format!("{number:05}");
+                let item = keyed(&format!("key{key}"), &payload);
+                if after == 0 && api.try_push("work", vec![item.clone()]).await.is_ok() {
+                    pushed.fetch_add(1, Ordering::SeqCst);
+                    answered.push(payload);
+                    continue;
+                }
+                if after == 0 {
+                    after = 1; // this one's outcome is unknown
+                    continue;
+                }
+                remote.push_items("work", vec![item]).await;
+                answered.push(payload);
+                after += 1;
+                if after > 5 {
+                    break;
+                }
+            }
+            (key, answered)
+        });
+    }
+    // And consumers on it settle with all their might.
+    let mut consumers = JoinSet::new();
+    let committed = Arc::new(Mutex::new(HashMap::<String, Vec<String>>::new()));
+    for _ in 0..3 {
+        let (api, committed) = (dying.api().await, Arc::clone(&committed));
+        consumers.spawn(async move {
+            let request = ConsumeRequest {
+                queue: "work".to_owned(),
+                max_in_flight: 4,
+                lease: duration(Duration::from_secs(3)),
+                ..ConsumeRequest::default()
+            };
+            let mut stream = api.consume_with(request).await;
+            while let Ok(delivery) = stream.try_next().await {
+                let key = delivery.item.as_ref().expect("an item").ordering_key.clone();
+                let payload = text(&delivery);
+                // Noted before the broker is told: right after that, another may have the next one.
+                let note = |change: &dyn Fn(&mut Vec<String>)| {
+                    let mut committed = committed.lock().expect("no panic inside");
+                    change(committed.entry(key.clone()).or_default());
+                };
+                note(&|payloads| payloads.push(payload.clone()));
+                let answer = api.try_commit(&[&delivery.receipt]).await;
+                if !answer.is_ok_and(|results| results[0].outcome() == Outcome::Ok) {
+                    // Unknown: the kill came between. If it was not done, it comes again.
+                    note(&|payloads| payloads.retain(|seen| *seen != payload));
+                    return;
+                }
+            }
+        });
+    }
+    until("work is well under way", || async {
+        let done: usize = committed.lock().expect("no panic inside").values().map(Vec::len).sum();
+        (pushed.load(Ordering::SeqCst) >= 120 && done >= 60).then_some(())
+    })
+    .await;
+    dying.kill();
+    consumers.join_all().await;
+    answered.resize(KEYS, Vec::new());
+    for (key, payloads) in producers.join_all().await {
+        answered[key] = payloads;
+    }
+
+    // The other broker hands out all the rest, in order: leases lapse, and lost turns are repaired.
+    let mut stream = remote.consume("work", 100).await;
+    let mut left: usize = remote.list("work", ItemState::Unspecified).await.len();
+    let mut committed = committed.lock().expect("no panic inside").clone();
+    while left > 0 {
+        let delivery = stream.next().await;
+        assert_eq!(remote.commit(&[&delivery.receipt]).await, [Outcome::Ok]);
+        let key = delivery.item.as_ref().expect("an item").ordering_key.clone();
+        committed.entry(key).or_default().push(text(&delivery));
+        left -= 1;
+    }
+    for (key, answered) in answered.iter().enumerate() {
+        let seen = &committed[&format!("key{key}")];
+        assert!(seen.is_sorted_by(|a, b| a < b), "key{key} out of order: {seen:?}");
+        // A commit whose answer was cut off may have been done: then its item is in neither list.
+        let missing = answered.iter().filter(|payload| !seen.contains(payload)).count();
+        assert!(missing <= 1, "key{key} lost {missing} items");
+    }
+    assert!(remote.list("work", ItemState::Unspecified).await.is_empty());
+}
