@@ -19,10 +19,10 @@ pub(crate) const LIMIT: Duration = Duration::from_mins(1);
 
 /// Awaits `future`; panics with `what` if it takes longer than [`LIMIT`].
 pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
-    match tokio::time::timeout(LIMIT, future).await {
-        Ok(value) => value,
-        Err(_) => panic!("{what}: nothing within {LIMIT:?}"),
-    }
+    let Ok(value) = tokio::time::timeout(LIMIT, future).await else {
+        panic!("{what}: nothing within {LIMIT:?}");
+    };
+    value
 }
 
 /// Asks again and again until `ask` answers something; panics with `what` after [`LIMIT`].
