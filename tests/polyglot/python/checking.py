@@ -22,10 +22,11 @@ from sluicegate.v1 import (
     schedule_service_pb2_grpc,
 )
 
-# No wait in these checks lasts longer than this, in seconds.
-DEADLINE = 20
+# No wait in these checks lasts longer than this, in seconds. It is long for the sake of busy machines:
+# each wait ends with what it waits for.
+DEADLINE = 60
 
-# Every call ends by then, whatever the broker does. Call by call it would be `stub.Push(..., timeout=20)`.
+# Every call ends by then, whatever the broker does. Call by call it would be `stub.Push(..., timeout=60)`.
 SERVICE_CONFIG = {"methodConfig": [{"name": [{}], "timeout": f"{DEADLINE}s"}]}
 
 

@@ -156,9 +156,9 @@ def consume(broker):
 
     queue = unique("renew")
     broker.push(queue, b"long work")
-    stream = broker.queues.Consume(ConsumeRequest(queue=queue, lease=seconds(0.5), renew=True))
+    stream = broker.queues.Consume(ConsumeRequest(queue=queue, lease=seconds(2), renew=True))
     delivery = deliveries_of(stream, 1)[0]
-    broker.let_pass(1.5)
+    broker.let_pass(3)
     expect("with renew a lease outlives itself", broker.reserve(queue), [])
     expect("and the item commits", broker.commit(delivery.receipt), ["OK"])
     stream.cancel()
