@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::{StreamExt, stream};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -19,6 +20,8 @@ use super::{Engine, EngineError, QueueStats, Result};
 const UPDATE_TRIES: usize = 5;
 /// Items per step of a redrive or replay.
 const STEP: u64 = 500;
+/// Watched queues that are counted at the same time.
+const COUNTED_AT_A_TIME: usize = 8;
 /// How often watched queues are compared with what was last told.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -268,7 +271,10 @@ impl Engine {
             let mut last: HashMap<QueueName, QueueStats> = HashMap::new();
             let mut first = true;
             loop {
-                let stats = engine.changed_stats(&queues, &mut last).await;
+                let stats = tokio::select! {
+                    stats = engine.changed_stats(&queues, &mut last) => stats,
+                    () = told.closed() => return,
+                };
                 let changed = stats.as_ref().map_or(true, |stats| !stats.is_empty());
                 let failed = stats.is_err();
                 if (changed || first) && told.send(stats).await.is_err() || failed {
@@ -294,9 +300,12 @@ impl Engine {
         last: &mut HashMap<QueueName, QueueStats>,
     ) -> Result<Vec<QueueStats>> {
         let names = if queues.is_empty() { self.all_queue_names().await? } else { queues.to_vec() };
+        let mut counted = stream::iter(names)
+            .map(|name| async move { (self.queue_stats(&name).await, name) })
+            .buffered(COUNTED_AT_A_TIME);
         let mut changed = Vec::new();
-        for name in names {
-            let stats = match self.queue_stats(&name).await {
+        while let Some((stats, name)) = counted.next().await {
+            let stats = match stats {
                 Ok(stats) => stats,
                 Err(EngineError::QueueNotFound(_)) if queues.is_empty() => continue,
                 Err(error) => return Err(error),
