@@ -3,11 +3,15 @@
 mod brokers;
 mod consume;
 mod crash;
+mod dedup;
 mod errors;
 mod order;
 mod outage;
 mod probes;
 mod receipts;
 mod reserve;
+mod retries;
+mod schedules;
 mod shutdown;
+mod streams;
 mod totals;

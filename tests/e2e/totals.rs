@@ -168,12 +168,11 @@ async fn a_watch_tells_all_at_first_and_then_what_changed(backend: Backend) {
     remote.push("b", &["x", "y"]).await;
     until_told(&mut stream, &mut told, |told| told["b"].ready == 2 && told["b"].pushed == 2).await;
     let held = remote.reserve_one("b", LONG).await;
-    until_told(&mut stream, &mut told, |told| (told["b"].ready, told["b"].reserved) == (1, 1)).await;
+    until_told(&mut stream, &mut told, |told| (told["b"].ready, told["b"].reserved) == (1, 1))
+        .await;
     assert_eq!(remote.commit(&[&held.receipt]).await, [Outcome::Ok]);
-    until_told(&mut stream, &mut told, |told| {
-        (told["b"].reserved, told["b"].committed) == (0, 1)
-    })
-    .await;
+    until_told(&mut stream, &mut told, |told| (told["b"].reserved, told["b"].committed) == (0, 1))
+        .await;
     assert_eq!((told["a"].pushed, told["c"].pushed), (0, 0));
     // A queue that comes into being is told too.
     remote.push("d", &["z"]).await;
