@@ -12,6 +12,7 @@ mod receipts;
 mod reserve;
 mod retries;
 mod schedules;
+mod settings;
 mod shutdown;
 mod streams;
 mod totals;
