@@ -7,6 +7,7 @@ mod dedup;
 mod errors;
 mod order;
 mod outage;
+mod pipeline;
 mod probes;
 mod receipts;
 mod reserve;
