@@ -7,7 +7,7 @@ use std::{
 
 use sluicegate_proto::v1::{ConsumeRequest, Outcome};
 
-use crate::harness::{Backend, LIMIT, at, duration, on_both_backends, text};
+use crate::harness::{Backend, LIMIT, TestStore, at, duration, on_both_backends, text};
 
 on_both_backends!(killed_broker_loses_and_doubles_nothing, answered_pushes_survive_a_kill);
 
@@ -121,4 +121,32 @@ async fn answered_pushes_survive_a_kill(backend: Backend) {
     assert!(lost.is_empty(), "answered but not there: {lost:?}");
     // Besides, at most the one push of each producer whose answer the kill cut off.
     assert!(found.len() <= answered.len() + 8, "{} of {}", found.len(), answered.len());
+}
+
+/// A broker that dies between the statements of a transaction leaves it open on the server, which would
+/// keep it, and the item in it, for a minute: nobody could take the items beside that one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_left_open_holds_nobody_up() {
+    let store = Backend::Mongo.store();
+    let TestStore::Mongo { uri, database } = &store else { unreachable!("a MongoDB store") };
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    api.push("work", &["locked", "free"]).await;
+    let mut options = ::mongodb::options::ClientOptions::parse(uri).await.expect("an address");
+    options.app_name = Some("sluicegate".to_owned());
+    let client = ::mongodb::Client::with_options(options).expect("a client");
+    let items = client.database(database).collection::<::mongodb::bson::Document>("items.default");
+    let mut session = client.start_session().await.expect("a session");
+    session.start_transaction().await.expect("a transaction");
+    let first = ::mongodb::bson::doc! { "q": "work" };
+    let change = ::mongodb::bson::doc! { "$set": { "producer": "never" } };
+    let changed = items.update_one(first, change).session(&mut session).await.expect("an update");
+    assert_eq!(changed.modified_count, 1);
+
+    // The limit is shorter than the minute after which the server would do it.
+    let mut stream = api.consume("work", 10).await;
+    let mut seen: Vec<String> = stream.take(2).await.iter().map(text).collect();
+    seen.sort();
+    assert_eq!(seen, ["free", "locked"]);
+    session.commit_transaction().await.expect_err("the transaction was ended");
 }

@@ -3,11 +3,17 @@
 mod brokers;
 mod consume;
 mod crash;
+mod dedup;
 mod errors;
 mod order;
 mod outage;
+mod pipeline;
 mod probes;
 mod receipts;
 mod reserve;
+mod retries;
+mod schedules;
+mod settings;
 mod shutdown;
+mod streams;
 mod totals;

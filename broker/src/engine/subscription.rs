@@ -80,7 +80,7 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         let held = self.dispatcher.remove_stream(self.id);
-        self.engine.release_stream(&self.queue, held);
+        self.engine.release_stream(Arc::clone(&self.queue), held);
     }
 }
 
@@ -226,17 +226,22 @@ impl Engine {
     }
 
     /// Gives back what a stream held when it ended: a failed attempt for what was sent to it, none
-    /// for what never left, and none if it is the broker that goes.
-    fn release_stream(self: &Arc<Self>, queue: &Arc<Queue>, held: Vec<InFlight>) {
-        let now = self.now();
-        let items = held
-            .into_iter()
-            .map(|held| {
+    /// for what never left, and none if it is the broker that goes. The settings may have changed
+    /// since the stream was opened: those of now count.
+    fn release_stream(self: &Arc<Self>, opened: Arc<Queue>, held: Vec<InFlight>) {
+        if held.is_empty() {
+            return;
+        }
+        let (now, draining) = (self.now(), self.is_draining());
+        let engine = Arc::clone(self);
+        self.tasks.spawn(async move {
+            let queue = engine.queues.get(&opened.name).await.unwrap_or(opened);
+            let back = |eligible_time, attempt| RollbackTo::Queue { eligible_time, attempt };
+            let give_back = |held: InFlight| {
                 let attempt = held.receipt.attempt;
-                let back = |eligible_time, attempt| RollbackTo::Queue { eligible_time, attempt };
                 let (to, reason) = if !held.sent {
                     (back(held.previous_eligible_time, attempt), None)
-                } else if self.is_draining() {
+                } else if draining {
                     (back(now, attempt), None)
                 } else {
                     let to = match queue.after_failure(attempt) {
@@ -245,11 +250,11 @@ impl Engine {
                     };
                     (to, Some(DISCONNECTED.to_owned()))
                 };
-                let held = Held { queue: Arc::clone(queue), receipt: held.receipt };
+                let held = Held { queue: Arc::clone(&queue), receipt: held.receipt };
                 Rollback { held, to, reason }
-            })
-            .collect();
-        self.release(items);
+            };
+            engine.release(held.into_iter().map(give_back).collect());
+        });
     }
 }
 

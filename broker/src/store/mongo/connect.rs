@@ -18,6 +18,11 @@ const SELECTION_LIMIT: Duration = Duration::from_secs(5);
 /// Pauses before a write of our own is tried again.
 const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(400)];
 
+/// What the name begins with under which the server knows our connections; `abandoned` goes by it.
+pub(super) const APP_NAME: &str = "sluicegate";
+/// The server takes no longer name, in bytes.
+const MAX_APP_NAME: usize = 128;
+
 /// What kind of deployment answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Deployment {
@@ -49,7 +54,7 @@ pub(super) async fn connect(uri: &str, database: &str, pool_size: u32) -> Result
     let mut options = ClientOptions::parse(uri)
         .await
         .map_err(|e| start_error("the MongoDB URI can not be used", &e))?;
-    options.app_name.get_or_insert_with(|| "sluicegate".to_owned());
+    options.app_name = Some(app_name(options.app_name.as_deref()));
     options.server_selection_timeout.get_or_insert(SELECTION_LIMIT);
     options.connect_timeout.get_or_insert(SELECTION_LIMIT);
     options.max_pool_size = Some(pool_size);
@@ -82,6 +87,13 @@ pub(super) async fn connect(uri: &str, database: &str, pool_size: u32) -> Result
     };
     let description = format!("mongodb://{hosts}/{database} ({kind})");
     Ok(Connection { client, db, deployment, description })
+}
+
+/// The name of our connections, with what the user calls them behind it.
+fn app_name(given: Option<&str>) -> String {
+    let mut name = given.map_or_else(|| APP_NAME.to_owned(), |given| format!("{APP_NAME} {given}"));
+    name.truncate(name.floor_char_boundary(MAX_APP_NAME));
+    name
 }
 
 fn start_error(what: &str, error: &mongodb::error::Error) -> StoreError {

@@ -5,10 +5,12 @@
 //! * [`push`] stores items (`order`: keys and sequence numbers; `dedup`: repeated pushes), [`reserve`]
 //!   hands them out from the [`head`], [`settle`] ends a reservation (`commit`, `rollback`, `transfer`).
 //! * [`batcher`] lets concurrent calls share a write; [`issued`] remembers which reservations are ours.
+//! * [`transaction`] changes several documents in one step, [`abandoned`] ends what a dead broker left of that.
 //! * [`admin`], [`history`], [`redrive`], [`figures`], [`queues`], [`schedules`]: the rest.
 //!
 //! Every operation runs in a task of its own, so that a caller that goes away harms nothing.
 
+mod abandoned;
 mod admin;
 mod batcher;
 mod clock;
@@ -113,6 +115,9 @@ impl MongoStore {
             clock::set(&connection.db, &options.clock).await?;
             let (db, clock) = (connection.db.clone(), Arc::clone(&options.clock));
             tracker.spawn(clock::discipline(db, clock, stop.clone()));
+        }
+        if connection.deployment.has_transactions() {
+            tracker.spawn(abandoned::end_all(connection.client.clone(), stop.clone()));
         }
         let inner = Inner {
             client: connection.client,

@@ -1,0 +1,406 @@
+//! The two-way streams: ConsumeStream and PushStream.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
+
+use sluicegate_proto::v1::{
+    CommitRequest, ConsumeRequest, ConsumeStreamRequest, ConsumeStreamResponse, Delivery,
+    ExtendRequest, Flow, ItemState, NewItem, Outcome, PushStreamRequest, PushStreamResponse, Queue,
+    RollbackItem, RollbackRequest, consume_stream_request::Action, consume_stream_response::Event,
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use crate::harness::{
+    Api, Backend, at, bad_fields, duration, new_item, on_both_backends, outcomes, payloads, text,
+    within,
+};
+
+on_both_backends!(
+    everything_is_answered_on_the_one_stream,
+    a_flow_of_none_halts_and_a_greater_one_resumes,
+    a_half_closed_stream_answers_all_and_ends,
+    a_stream_that_breaks_gives_back_what_is_unsettled,
+    a_request_that_can_not_be_taken_ends_the_stream,
+    many_batches_are_pushed_at_once_and_one_failure_stops_none,
+    a_half_closed_push_stream_answers_all_and_ends,
+);
+
+const LONG: Duration = Duration::from_mins(10);
+
+/// A ConsumeStream, opened.
+struct Session {
+    requests: mpsc::Sender<ConsumeStreamRequest>,
+    events: Streaming<ConsumeStreamResponse>,
+    /// Deliveries that came while something else was awaited.
+    deliveries: VecDeque<Delivery>,
+}
+
+impl Session {
+    async fn open(api: &Api, request: ConsumeRequest) -> Self {
+        let (requests, outgoing) = mpsc::channel(100);
+        let open = ConsumeStreamRequest { action: Some(Action::Open(request)) };
+        requests.send(open).await.expect("room in the channel");
+        let events = api.queue.clone().consume_stream(ReceiverStream::new(outgoing)).await;
+        let events = events.expect("a stream").into_inner();
+        Self { requests, events, deliveries: VecDeque::new() }
+    }
+
+    /// A consumer of `work`, opened and answered.
+    async fn of_work(api: &Api, max_in_flight: i32) -> Self {
+        let request = ConsumeRequest {
+            queue: "work".to_owned(),
+            max_in_flight,
+            lease: duration(LONG),
+            ..ConsumeRequest::default()
+        };
+        let mut session = Self::open(api, request).await;
+        match session.event().await.expect("an event") {
+            Some(Event::Opened(opened)) => {
+                assert_eq!((opened.max_in_flight, opened.lease), (max_in_flight, duration(LONG)));
+            }
+            other => panic!("opened comes first, not {other:?}"),
+        }
+        session
+    }
+
+    async fn send(&self, action: Action) {
+        let request = ConsumeStreamRequest { action: Some(action) };
+        self.requests.send(request).await.expect("a stream that takes requests");
+    }
+
+    /// The next event; `None` at the end.
+    async fn event(&mut self) -> Result<Option<Event>, Status> {
+        let message = within("an event", self.events.message()).await?;
+        Ok(message.map(|message| message.event.expect("an event in the message")))
+    }
+
+    /// The next event that is no delivery.
+    async fn answer(&mut self) -> Event {
+        loop {
+            match self.event().await.expect("a stream that goes on").expect("an event") {
+                Event::Deliveries(message) => self.deliveries.extend(message.deliveries),
+                answer => return answer,
+            }
+        }
+    }
+
+    async fn next(&mut self) -> Delivery {
+        loop {
+            if let Some(delivery) = self.deliveries.pop_front() {
+                return delivery;
+            }
+            match self.event().await.expect("a stream that goes on").expect("an event") {
+                Event::Deliveries(message) => self.deliveries.extend(message.deliveries),
+                other => panic!("a delivery is awaited, not {other:?}"),
+            }
+        }
+    }
+
+    async fn take(&mut self, count: usize) -> Vec<Delivery> {
+        let mut taken = Vec::new();
+        while taken.len() < count {
+            taken.push(self.next().await);
+        }
+        taken
+    }
+
+    async fn commit(&mut self, deliveries: &[Delivery]) -> Vec<Outcome> {
+        self.send(commit(deliveries)).await;
+        match self.answer().await {
+            Event::Settled(settled) => outcomes(&settled.results),
+            other => panic!("not {other:?}"),
+        }
+    }
+
+    /// Sets the flow and waits until it is in force.
+    async fn flow(&mut self, max_in_flight: i32) {
+        self.send(Action::Flow(Flow { max_in_flight })).await;
+        match self.answer().await {
+            Event::Flow(flow) => assert_eq!(flow.max_in_flight, max_in_flight),
+            other => panic!("not {other:?}"),
+        }
+    }
+}
+
+fn commit(deliveries: &[Delivery]) -> Action {
+    let receipts = deliveries.iter().map(|delivery| delivery.receipt.clone()).collect();
+    Action::Commit(CommitRequest { receipts })
+}
+
+fn rollback(delivery: &Delivery, reason: &str) -> Action {
+    let item = RollbackItem {
+        receipt: delivery.receipt.clone(),
+        delay: duration(Duration::ZERO),
+        reason: reason.to_owned(),
+        keep_attempt: false,
+    };
+    Action::Rollback(RollbackRequest { items: vec![item] })
+}
+
+async fn everything_is_answered_on_the_one_stream(backend: Backend) {
+    let store = backend.store();
+    let broker = store.launch().without_poll().start().await;
+    let api = broker.api().await;
+    api.push("work", &["a", "b", "c"]).await;
+    let mut session = Session::of_work(&api, 3).await;
+    let taken = session.take(3).await;
+    assert_eq!(payloads(&taken), ["a", "b", "c"]);
+
+    // Two requests in one go: answered in their order.
+    session.send(commit(&taken[..1])).await;
+    session.send(rollback(&taken[1], "on the stream")).await;
+    for delivery in [&taken[0], &taken[1]] {
+        match session.answer().await {
+            Event::Settled(settled) => {
+                assert_eq!(settled.results[0].receipt, delivery.receipt);
+                assert_eq!(outcomes(&settled.results), [Outcome::Ok]);
+            }
+            other => panic!("not {other:?}"),
+        }
+    }
+    let receipts = vec![taken[2].receipt.clone(), taken[0].receipt.clone()];
+    session.send(Action::Extend(ExtendRequest { receipts, lease: duration(LONG * 2) })).await;
+    match session.answer().await {
+        Event::Extended(extended) => {
+            let results = &extended.results;
+            assert_eq!((results[0].outcome(), results[1].outcome()), (Outcome::Ok, Outcome::Gone));
+            let before = at(taken[2].lease_expire_time.as_ref());
+            assert!(at(results[0].lease_expire_time.as_ref()) > before + LONG / 2);
+            assert!(results[1].lease_expire_time.is_none());
+        }
+        other => panic!("not {other:?}"),
+    }
+    let again = session.next().await;
+    let item = again.item.as_ref().expect("an item");
+    assert_eq!((&item.payload[..], item.attempt, item.deliveries), (&b"b"[..], 2, 2));
+    assert_eq!(item.last_reason, "on the stream");
+    // Settling over a call of its own frees the place too; a stale receipt is told so.
+    assert_eq!(api.commit(&[&taken[2].receipt]).await, [Outcome::Ok]);
+    let stale = [taken[1].clone(), again, taken[2].clone()];
+    let wanted = [Outcome::LeaseLost, Outcome::Ok, Outcome::Gone];
+    assert_eq!(session.commit(&stale).await, wanted);
+    api.push("work", &["d", "e", "f", "g"]).await;
+    assert_eq!(payloads(&session.take(3).await), ["d", "e", "f"]);
+}
+
+async fn a_flow_of_none_halts_and_a_greater_one_resumes(backend: Backend) {
+    let store = backend.store();
+    let broker = store.launch().without_poll().start().await;
+    let api = broker.api().await;
+    api.push("work", &["a", "b", "c", "d", "e", "f"]).await;
+    let mut session = Session::of_work(&api, 2).await;
+    let held = session.take(2).await;
+    session.flow(0).await;
+    // What was handed out stays, and its places are not filled any more.
+    assert_eq!(session.commit(&held[..1]).await, [Outcome::Ok]);
+    // A whole round over the same connection: anything more would have come by then.
+    let mut other = api.consume("round", 1).await;
+    for _ in 0..20 {
+        api.push("round", &["x"]).await;
+        let delivery = other.next().await;
+        api.commit(&[&delivery.receipt]).await;
+    }
+    // The answer to a second flow comes after whatever was handed out before it.
+    session.flow(0).await;
+    assert!(session.deliveries.is_empty(), "delivered while halted: {:?}", session.deliveries);
+    assert_eq!(api.list("work", ItemState::Ready).await.len(), 4);
+
+    session.flow(3).await;
+    let more = session.take(2).await;
+    assert_eq!(payloads(&more), ["c", "d"], "two, for one is still held");
+    session.flow(1).await;
+    assert_eq!(session.commit(&more).await, [Outcome::Ok, Outcome::Ok]);
+    session.flow(1).await;
+    assert!(session.deliveries.is_empty(), "one is held, and no more than one may be");
+    assert_eq!(session.commit(&held[1..]).await, [Outcome::Ok]);
+    assert_eq!(text(&session.next().await), "e");
+    assert_eq!(api.list("work", ItemState::Ready).await.len(), 1);
+}
+
+async fn a_half_closed_stream_answers_all_and_ends(backend: Backend) {
+    let store = backend.store();
+    let broker = store.launch().without_poll().start().await;
+    let api = broker.api().await;
+    let lines: Vec<String> = (0..40).map(|line| line.to_string()).collect();
+    api.push("work", &lines.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let mut session = Session::of_work(&api, 40).await;
+    let taken = session.take(40).await;
+    // Many requests, then no more: all are answered before the end.
+    for delivery in &taken[..30] {
+        session.send(commit(std::slice::from_ref(delivery))).await;
+    }
+    let Session { requests, mut events, .. } = session;
+    drop(requests);
+    let mut answers = Vec::new();
+    while let Some(message) = within("an answer", events.message()).await.expect("a clean end") {
+        match message.event.expect("an event") {
+            Event::Settled(settled) => answers.extend(settled.results),
+            other => panic!("not {other:?}"),
+        }
+    }
+    let receipts: Vec<&str> = answers.iter().map(|answer| answer.receipt.as_str()).collect();
+    let wanted: Vec<&str> = taken[..30].iter().map(|taken| taken.receipt.as_str()).collect();
+    assert_eq!(receipts, wanted);
+    assert!(answers.iter().all(|answer| answer.outcome() == Outcome::Ok));
+    // The rest is ready again at once, as with any stream that ends.
+    api.until_stats("work", |stats| (stats.ready, stats.reserved) == (10, 0)).await;
+    let mut rest = payloads(&api.reserve_now("work", 100).await);
+    rest.sort();
+    assert_eq!(rest, lines[30..]);
+}
+
+async fn a_stream_that_breaks_gives_back_what_is_unsettled(backend: Backend) {
+    let store = backend.store();
+    let broker = store.launch().without_poll().start().await;
+    let api = broker.api().await;
+    api.push("work", &["a", "b", "c"]).await;
+    let mut session = Session::of_work(&api, 10).await;
+    let taken = session.take(3).await;
+    assert_eq!(session.commit(&taken[..1]).await, [Outcome::Ok]);
+    drop(session);
+    let mut again = Vec::new();
+    for _ in 0..2 {
+        let delivery = api.reserve_one("work", LONG).await;
+        assert_eq!(delivery.item.as_ref().expect("an item").attempt, 2);
+        again.push(text(&delivery));
+    }
+    again.sort();
+    assert_eq!(again, ["b", "c"]);
+}
+
+async fn a_request_that_can_not_be_taken_ends_the_stream(backend: Backend) {
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    // The first message must be `open`.
+    let (requests, outgoing) = mpsc::channel(1);
+    let flow = Action::Flow(Flow { max_in_flight: 1 });
+    requests.send(ConsumeStreamRequest { action: Some(flow) }).await.expect("room");
+    let refused = match api.queue.clone().consume_stream(ReceiverStream::new(outgoing)).await {
+        Err(refused) => refused,
+        Ok(stream) => stream.into_inner().message().await.expect_err("no open"),
+    };
+    assert_eq!(
+        (refused.code(), bad_fields(&refused)),
+        (Code::InvalidArgument, vec!["open".into()])
+    );
+
+    let open = Action::Open(ConsumeRequest { queue: "work".to_owned(), ..Default::default() });
+    let bad_receipt = Action::Commit(CommitRequest { receipts: vec!["not a receipt".to_owned()] });
+    let bad_flow = Action::Flow(Flow { max_in_flight: -1 });
+    for (bad, field) in
+        [(open, "open"), (bad_receipt, "commit.receipts[0]"), (bad_flow, "flow.max_in_flight")]
+    {
+        let mut session = Session::of_work(&api, 1).await;
+        session.send(bad).await;
+        let ended = session.event().await.expect_err("the end of the stream");
+        assert_eq!((ended.code(), bad_fields(&ended)), (Code::InvalidArgument, vec![field.into()]));
+    }
+}
+
+fn batch(batch_id: i64, queue: &str, items: Vec<NewItem>) -> PushStreamRequest {
+    PushStreamRequest { batch_id, queue: queue.to_owned(), items, producer: String::new() }
+}
+
+/// Opens a PushStream.
+async fn push_stream(
+    api: &Api,
+) -> (mpsc::Sender<PushStreamRequest>, Streaming<PushStreamResponse>) {
+    let (requests, outgoing) = mpsc::channel(1000);
+    let answers = api.queue.clone().push_stream(ReceiverStream::new(outgoing)).await;
+    (requests, answers.expect("a stream").into_inner())
+}
+
+async fn many_batches_are_pushed_at_once_and_one_failure_stops_none(backend: Backend) {
+    const BATCHES: i64 = 200;
+    const BAD_ITEM: i64 = 20;
+    const BAD_QUEUE: i64 = 60;
+    const FULL: i64 = 100;
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    api.create(Queue { name: "full".to_owned(), max_depth: 1, ..Queue::default() }).await;
+    let (requests, mut answers) = push_stream(&api).await;
+    for id in 0..BATCHES {
+        let mut items: Vec<NewItem> =
+            (0..5).map(|number| new_item(&format!("{id:03} {number}"))).collect();
+        let queue = match id {
+            BAD_QUEUE => "no such name!",
+            FULL => "full",
+            id if id % 2 == 0 => "even",
+            _ => "odd",
+        };
+        if id == BAD_ITEM {
+            items[3].priority = 10;
+        }
+        requests.send(batch(id, queue, items)).await.expect("room");
+    }
+    let mut results = HashMap::new();
+    let mut errors = HashMap::new();
+    for _ in 0..BATCHES {
+        let answer = within("an answer", answers.message()).await.expect("a stream that goes on");
+        let answer = answer.expect("an answer");
+        match answer.error {
+            None => assert!(results.insert(answer.batch_id, answer.results).is_none()),
+            Some(error) => {
+                assert!(answer.results.is_empty());
+                assert!(errors.insert(answer.batch_id, error).is_none());
+            }
+        }
+    }
+    let mut failed: Vec<i64> = errors.keys().copied().collect();
+    failed.sort_unstable();
+    assert_eq!(failed, [BAD_ITEM, BAD_QUEUE, FULL]);
+    let error = |id: i64, code: Code| {
+        let status = &errors[&id];
+        assert_eq!(Code::from_i32(status.code), code, "{status:?}");
+        assert!(!status.message.is_empty() && !status.details.is_empty(), "{status:?}");
+    };
+    error(BAD_ITEM, Code::InvalidArgument);
+    error(BAD_QUEUE, Code::InvalidArgument);
+    error(FULL, Code::ResourceExhausted);
+    assert!(results.values().all(|results| results.len() == 5));
+
+    // All that was answered is there, each batch in its order; nothing else is. The batches were under
+    // way at once, so theirs is not promised.
+    for (queue, parity) in [("even", 0), ("odd", 1)] {
+        let mut stored: HashMap<i64, Vec<String>> = HashMap::new();
+        for item in api.list(queue, ItemState::Ready).await {
+            let line = String::from_utf8(item.payload.to_vec()).expect("text");
+            let (id, number) = line.split_once(' ').expect("two words");
+            let id = id.parse().expect("a number");
+            stored.entry(id).or_default().push(number.to_owned());
+            assert!(results[&id].iter().any(|result| result.id == item.id));
+        }
+        let wanted: HashMap<i64, Vec<String>> = (0..BATCHES)
+            .filter(|id| id % 2 == parity && !failed.contains(id))
+            .map(|id| (id, (0..5).map(|number| number.to_string()).collect()))
+            .collect();
+        assert_eq!(stored, wanted, "{queue}");
+    }
+    assert!(api.list("full", ItemState::Unspecified).await.is_empty());
+}
+
+async fn a_half_closed_push_stream_answers_all_and_ends(backend: Backend) {
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    let (requests, mut answers) = push_stream(&api).await;
+    for id in 0..50 {
+        let items = vec![NewItem { dedup_id: format!("{}", id % 10), ..new_item("x") }];
+        requests.send(batch(id, "work", items)).await.expect("room");
+    }
+    drop(requests);
+    let (mut seen, mut stored) = (0, 0);
+    while let Some(answer) = within("an answer", answers.message()).await.expect("a clean end") {
+        assert!(answer.error.is_none(), "{answer:?}");
+        stored += answer.results.iter().filter(|result| !result.deduplicated).count();
+        seen += 1;
+    }
+    assert_eq!((seen, stored), (50, 10));
+    assert_eq!(api.list("work", ItemState::Ready).await.len(), 10);
+}
