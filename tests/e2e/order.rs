@@ -92,7 +92,7 @@ async fn work(api: Api, queue: &str, salt: usize, seen: Arc<Mutex<Seen>>) {
         let (key, payload) = (item.ordering_key.clone(), text(&delivery));
         seen.lock().expect("no panic inside").begin(&key, &payload);
         number += 1;
-        let give_back = item.attempt == 1 && number % 3 == 0;
+        let give_back = item.attempt == 1 && number.is_multiple_of(3);
         // Noted before the broker is told: right after that, another consumer may have the next one.
         seen.lock().expect("no panic inside").end(&key, !give_back);
         let outcome = if give_back {

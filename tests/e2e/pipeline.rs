@@ -71,7 +71,9 @@ fn route(station: &str, payload: &str, attempt: u32) -> Result<Next, Error> {
         }
         "packing" => Next::move_to("labels").payload(format!("{order}/last {weight}")).into(),
         // Some labels stick only at the second attempt.
-        _ if attempt == 1 && weight % 3 == 0 => Next::retry(Retry::new("the label came off")),
+        _ if attempt == 1 && weight.is_multiple_of(3) => {
+            Next::retry(Retry::new("the label came off"))
+        }
         _ => Next::move_to(LAST).payload(format!("sent {payload}")).into(),
     })
 }

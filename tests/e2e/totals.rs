@@ -77,6 +77,12 @@ async fn one_of_each(api: &Api) {
     }
 }
 
+/// What two calls of [`one_of_each`] come to. First call: `twice`, b, b, c, d, poison and poison are
+/// delivered, of which `twice`, d and b are committed; second call: the same but for `twice`, in whose
+/// place nothing came. How many expired items are found, and not removed by the store before, is
+/// up to the store.
+const WORK: [i64; 6] = [11, 13, 5, 4, 2, 2];
+
 async fn totals_add_up_over_brokers_and_survive_a_restart(backend: Backend) {
     let store = backend.store();
     let running = brokers(backend, &store).await;
@@ -90,10 +96,6 @@ async fn totals_add_up_over_brokers_and_survive_a_restart(backend: Backend) {
     .await;
     one_of_each(&api).await;
     one_of_each(&running[running.len() - 1].api().await).await;
-    // First call: `twice`, b, b, c, d, poison and poison are delivered, of which `twice`, d and b are
-    // committed; second call: the same but for `twice`, in whose place nothing came. How many
-    // expired items are found, and not removed by the store before, is up to the store.
-    const WORK: [i64; 6] = [11, 13, 5, 4, 2, 2];
     let stats = async |api: &Api| totals(&api.stats("work").await);
     for broker in &running {
         // Other brokers' last second may be missing.

@@ -204,10 +204,10 @@ mod tests {
             max_delay: Duration::from_secs(20),
             jitter: 0.5,
         };
-        let seconds = |attempt, random| policy.delay(attempt, random).as_secs_f64();
-        assert_eq!([1, 2, 3, 4, 9].map(|n| seconds(n, 0.0)), [1.0, 3.0, 9.0, 20.0, 20.0]);
-        assert_eq!(seconds(2, 1.0), 1.5);
-        assert_eq!(seconds(u32::MAX, 0.0), 20.0);
+        let millis = |attempt, random| policy.delay(attempt, random).as_millis();
+        assert_eq!([1, 2, 3, 4, 9].map(|n| millis(n, 0.0)), [1_000, 3_000, 9_000, 20_000, 20_000]);
+        assert_eq!(millis(2, 1.0), 1_500);
+        assert_eq!(millis(u32::MAX, 0.0), 20_000);
         let at_once = RetryPolicy { initial_delay: Duration::ZERO, ..policy };
         assert_eq!(at_once.delay(u32::MAX, 0.0), Duration::ZERO);
     }

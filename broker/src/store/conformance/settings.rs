@@ -205,7 +205,7 @@ pub(crate) async fn schedules_are_kept(env: &Env) {
     let names: Vec<_> = page.iter().map(|schedule| schedule.name.as_str()).collect();
     assert_eq!(names, ["B", "a", "c"]);
     let rest = env.store.list_schedules(Some(&page[2].name), 3).await.unwrap();
-    assert_eq!(rest, [given.clone()]);
+    assert_eq!(rest, std::slice::from_ref(&given));
 
     assert!(env.store.delete_schedule(&given.name).await.unwrap());
     assert!(!env.store.delete_schedule(&given.name).await.unwrap());
