@@ -89,11 +89,13 @@ impl Queues {
         known.queues.clear();
     }
 
-    /// Forgets what is remembered if anything changed in the store since the last call; true if so.
+    /// Forgets what is remembered if anything may have changed in the store since the last call; true
+    /// if so.
     pub(super) async fn refresh(&self) -> Result<bool> {
         let version = self.store.settings_version().await?;
         let before = self.version.lock().replace(version);
-        let changed = before.is_some_and(|before| before != version);
+        // What was remembered before the first call may be older than the version it found.
+        let changed = before != Some(version);
         if changed {
             self.forget_all();
         }
