@@ -339,6 +339,8 @@ pub(super) async fn delete_queue(inner: &Inner, queue: &Queue) -> Result<u64> {
         .await
         .map_err(failed)?;
     deleted += delete_items(inner, &group, q).await?;
+    let barriers = levels::barrier_ids(&queue.name);
+    group.items.delete_many(doc! { "_id": { "$in": barriers } }).await.map_err(failed)?;
     let ids = [order::counter_id(&queue.name), super::figures::totals_id(&queue.name)];
     inner
         .db

@@ -1,14 +1,22 @@
 //! Priority levels in use: recorded with the queue's settings, so that a queue with one level costs
 //! one range of the index, and read from the index itself by sweeps.
+//!
+//! Each level in use has a barrier at its end: an entry of the hand-out index that is never deleted.
+//! A find that has read all there is looks for the next live entry to know that it is done; without
+//! the barrier that search goes on through whatever was deleted at the head of the next level, or of
+//! the next queue by name, and a hundred thousand dead entries take tens of milliseconds.
 
-use mongodb::bson::{Bson, Document, doc};
+use mongodb::{
+    bson::{Bson, Document, RawDocumentBuf, doc, rawdoc},
+    error::ErrorKind,
+};
 
 use super::{
     Inner,
     connect::read_documents,
-    errors::{failed, integer},
+    errors::{DUPLICATE_KEY, failed, integer},
     head::{LevelSet, bit, levels},
-    layout::{BLOCKED, HANDOUT, date, millis},
+    layout::{BLOCKED, Group, HANDOUT, TOMBSTONE, date, millis},
 };
 use crate::{
     domain::{GroupName, QueueName, Timestamp},
@@ -19,6 +27,7 @@ use crate::{
 /// queue was created, if known.
 pub(super) async fn record(
     inner: &Inner,
+    group: &Group,
     queue: &QueueName,
     set: LevelSet,
     incarnation: Option<Timestamp>,
@@ -38,11 +47,45 @@ pub(super) async fn record(
         )
         .await
         .map_err(failed)?;
+    set_barriers(group, queue, missing).await?;
     // A queue that is not there yet gets its levels from the index when it is created.
     if outcome.matched_count > 0 {
         head.recorded(missing);
     }
     Ok(())
+}
+
+fn barrier_id(queue: &QueueName, level: i32) -> String {
+    format!("barrier/{queue}/{level}")
+}
+
+/// The ids of all barriers a queue may have.
+pub(super) fn barrier_ids(queue: &QueueName) -> Vec<String> {
+    levels(LevelSet::MAX).map(|level| barrier_id(queue, level)).collect()
+}
+
+/// Puts barriers at the ends of the levels. They look like tombstones, which nobody reads, and sort
+/// before all others, whose ids are no text.
+async fn set_barriers(group: &Group, queue: &QueueName, set: LevelSet) -> Result<()> {
+    let barriers: Vec<RawDocumentBuf> = levels(set)
+        .map(|level| {
+            rawdoc! {
+                "_id": barrier_id(queue, level),
+                "q": queue.as_str(),
+                "when": millis(TOMBSTONE),
+                "priority": level,
+            }
+        })
+        .collect();
+    let Err(error) = group.items.insert_many(barriers).ordered(false).await else { return Ok(()) };
+    let there_before = match error.kind.as_ref() {
+        ErrorKind::InsertMany(insert) => {
+            insert.write_concern_error.is_none()
+                && insert.write_errors.iter().flatten().all(|e| e.code == DUPLICATE_KEY)
+        }
+        _ => false,
+    };
+    if there_before { Ok(()) } else { Err(failed(error)) }
 }
 
 /// The levels recorded with the queue.

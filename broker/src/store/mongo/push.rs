@@ -101,7 +101,7 @@ async fn write(
     items: Vec<Push>,
     ordered: bool,
 ) -> Result<Vec<Result<Pushed>>> {
-    record_levels(inner, &items).await?;
+    record_levels(inner, group, &items).await?;
     if !ordered {
         let now = inner.now();
         let starts = items
@@ -154,14 +154,14 @@ pub(super) fn order_key(push: &Push) -> Option<OrderKey> {
 }
 
 /// The levels of new items, recorded before anyone can miss them.
-pub(super) async fn record_levels(inner: &Inner, items: &[Push]) -> Result<()> {
+pub(super) async fn record_levels(inner: &Inner, group: &Group, items: &[Push]) -> Result<()> {
     let mut queues: HashMap<&QueueName, (LevelSet, Timestamp)> = HashMap::new();
     for push in items {
         let entry = queues.entry(&push.queue.name).or_insert((0, push.queue.create_time));
         entry.0 |= bit(i32::from(push.item.priority.level()));
     }
     for (queue, (set, created)) in queues {
-        levels::record(inner, queue, set, Some(created)).await?;
+        levels::record(inner, group, queue, set, Some(created)).await?;
     }
     Ok(())
 }

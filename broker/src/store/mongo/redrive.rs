@@ -85,7 +85,7 @@ async fn send(
         return Ok(0);
     }
     let set = items.iter().fold(0, |set: LevelSet, item| set | bit(item.priority));
-    levels::record(inner, &to.name, set, Some(to.create_time)).await?;
+    levels::record(inner, group, &to.name, set, Some(to.create_time)).await?;
     let (now, settled) = (inner.now(), settle_token(inner));
     let returns = |item: &Stored| item.origin.as_deref() == Some(to.name.as_str());
     let strangers: Vec<(&Queue, &Stored)> =

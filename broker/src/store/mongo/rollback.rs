@@ -105,7 +105,7 @@ async fn give_back(
         }
     }
     for (queue, set) in dead_levels {
-        levels::record(inner, queue, set, None).await?;
+        levels::record(inner, group, queue, set, None).await?;
     }
 
     let mut lots: HashMap<Alike, Vec<usize>> = HashMap::new();

@@ -140,7 +140,7 @@ pub(super) async fn remove_failed(
         return Ok(ended.iter().filter(|outcome| **outcome == Outcome::Ok).count() as u64);
     };
     let set = items.iter().fold(0, |set: LevelSet, item| set | bit(item.priority));
-    levels::record(inner, to, set, None).await?;
+    levels::record(inner, group, to, set, None).await?;
     let mut lots: HashMap<_, Vec<&Stored>> = HashMap::new();
     for item in items {
         lots.entry(item.lock).or_default().push(item);

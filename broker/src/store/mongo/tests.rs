@@ -380,3 +380,29 @@ async fn a_server_that_is_not_there_is_named_within_seconds() {
         Ok(_) => panic!("something answers"),
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_level_in_use_ends_in_a_barrier() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let store = scratch.open(&clock).await;
+    let queue = make(&store, queue_named("q")).await;
+    store.push(vec![push_of(&queue, "x", 9), push_of(&queue, "x", 3)]).await.unwrap();
+    let barriers = async || {
+        let items = store.database().collection::<Document>("items.default");
+        items.count_documents(doc! { "_id": { "$in": levels::barrier_ids(&queue.name) } }).await
+    };
+    assert_eq!(barriers().await.unwrap(), 2);
+
+    // Nobody sees them, and what empties the queue leaves them.
+    assert_eq!(take(&store, &queue, 10).await.len(), 2);
+    assert_eq!(store.list_items(&queue, None, None, 10).await.unwrap().entries.len(), 2);
+    assert_eq!(store.depth(&queue).await.unwrap().unsettled(), 2);
+    store.purge(&queue).await.unwrap();
+    assert_eq!(barriers().await.unwrap(), 2);
+
+    assert_eq!(store.delete_queue(&queue).await.unwrap(), 2, "barriers are no items");
+    assert_eq!(barriers().await.unwrap(), 0);
+    let queue = make(&store, Queue { create_time: Timestamp(1), ..queue_named("q") }).await;
+    store.push(vec![push_of(&queue, "x", 3)]).await.unwrap();
+    assert_eq!(barriers().await.unwrap(), 1, "a queue made anew gets its own");
+}

@@ -149,7 +149,9 @@ pub(super) async fn commit_and_push(
         lots[place].1.push(at);
         lots[place].2.push(push.clone());
     }
-    record_levels(inner, &items).await?;
+    for (group, _, items) in &lots {
+        record_levels(inner, group, items).await?;
+    }
     inner.issued.take(&held.receipt);
     let mut patience = Patience::new();
     loop {

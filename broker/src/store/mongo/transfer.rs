@@ -64,7 +64,7 @@ async fn move_in_group(
         *used.entry(&items[*at].to.name).or_default() |= bit(priority(&items[*at], stored));
     }
     for (queue, set) in used {
-        levels::record(inner, queue, set, None).await?;
+        levels::record(inner, group, queue, set, None).await?;
     }
     let numbers = numbers(inner, held.iter().map(|(at, s)| (&*items[*at].to, *s))).await?;
 
