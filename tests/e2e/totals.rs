@@ -84,10 +84,6 @@ async fn one_of_each(api: &Api) {
 const WORK: [i64; 6] = [11, 13, 5, 4, 2, 2];
 
 async fn totals_add_up_over_brokers_and_survive_a_restart(backend: Backend) {
-    // First call: `twice`, b, b, c, d, poison and poison are delivered, of which `twice`, d and b are
-    // committed; second call: the same but for `twice`, in whose place nothing came. How many
-    // expired items are found, and not removed by the store before, is up to the store.
-    const WORK: [i64; 6] = [11, 13, 5, 4, 2, 2];
     let store = backend.store();
     let running = brokers(backend, &store).await;
     let api = running[0].api().await;
