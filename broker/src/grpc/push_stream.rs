@@ -35,7 +35,7 @@ async fn run(
     answers: mpsc::Sender<Answer>,
 ) {
     // Polled by this task alone, for the first time in the order of arrival and with the queue's
-    // settings at hand: so batches reach the store in that order.
+    // settings at hand: so batches are given to the store in that order.
     let mut in_flight = FuturesUnordered::new();
     let mut slot: Option<OwnedPermit<Answer>> = None;
     let mut end = None;
