@@ -309,6 +309,7 @@ async fn step(engine: &Arc<Engine>, dispatcher: &Arc<Dispatcher>) -> Result<Step
         return Ok(Step::Wait);
     };
     let wanted: usize = wants.iter().map(|want| want.max_items).sum();
+    let looked = engine.now();
     let reserved = engine.timed("reserve", engine.store.reserve(&queue, &wants)).await?;
     let dealt = reserved.deliveries.len();
     let more = reserved.more || dealt >= wanted;
@@ -319,20 +320,26 @@ async fn step(engine: &Arc<Engine>, dispatcher: &Arc<Dispatcher>) -> Result<Step
     }
     // The queue is empty as far as it was seen.
     dispatcher.state.lock().consumers.answer_impatient(takers.iter().map(|taker| taker.id));
-    ask_when_due(engine, dispatcher, &queue).await?;
+    ask_when_due(engine, dispatcher, &queue, looked).await?;
     Ok(if dealt > 0 { Step::Again } else { Step::Wait })
 }
 
 /// Sees to it that the loop is there when the next item becomes eligible. A queue that runs empty
 /// again and again does not ask the store each time; it looks once more a little later instead.
-async fn ask_when_due(engine: &Engine, dispatcher: &Dispatcher, queue: &Queue) -> Result<()> {
+/// `looked`: when the look began that found nothing more.
+async fn ask_when_due(
+    engine: &Engine,
+    dispatcher: &Dispatcher,
+    queue: &Queue,
+    looked: Timestamp,
+) -> Result<()> {
     let now = engine.now();
     let ask_again = dispatcher.state.lock().due_asked + DUE_INTERVAL;
     let due = if now < ask_again {
         Some(ask_again)
     } else {
         dispatcher.state.lock().due_asked = now;
-        engine.store.next_eligible(queue).await?
+        engine.store.next_eligible(queue, looked).await?
     };
     let mut state = dispatcher.state.lock();
     state.due = match (state.due, due) {

@@ -232,8 +232,9 @@ pub trait Store: Send + Sync + 'static {
     /// Called by one task per queue and broker at a time.
     async fn reserve(&self, queue: &Arc<Queue>, wants: &[Want]) -> Result<Reserved>;
 
-    /// When the first item of the queue that is not eligible now becomes so: delayed, or its lease ends.
-    async fn next_eligible(&self, queue: &Queue) -> Result<Option<Timestamp>>;
+    /// When the first item of the queue that was not eligible at `after` becomes so: delayed, or its
+    /// lease ends. Sooner, perhaps, if a lease was settled or prolonged meanwhile.
+    async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>>;
 
     /// A hint, from this broker or another, that items eligible from `since` on have appeared in the
     /// queue; `None`: it is not known from when on, look from the start. Cheap.
@@ -269,6 +270,7 @@ pub trait Store: Send + Sync + 'static {
     // Items: for operators.
 
     /// Items in hand-out order, then blocked ones, then history (latest first); of one state or of all.
+    /// Reserved ones, the first to lapse first, stand somewhere behind the ready ones of their level.
     async fn list_items(
         &self,
         queue: &Queue,

@@ -120,6 +120,11 @@ impl Env {
         self.store.now()
     }
 
+    /// When the next item becomes eligible.
+    pub(crate) async fn next_eligible(&self, queue: &Queue) -> Option<Timestamp> {
+        self.store.next_eligible(queue, self.now()).await.unwrap()
+    }
+
     /// Lets time pass.
     pub(crate) fn pass(&self, time: Duration) {
         self.clock.advance(time);

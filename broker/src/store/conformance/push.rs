@@ -140,7 +140,7 @@ pub(crate) async fn nothing_is_delivered_before_its_time(env: &Env) {
     assert_eq!(env.get(&queue, pushed.id).await.state, ItemState::Delayed);
 
     assert!(env.drain(&queue).await.is_empty());
-    assert_eq!(env.store.next_eligible(&queue).await.unwrap(), pushed.eligible_time);
+    assert_eq!(env.next_eligible(&queue).await, pushed.eligible_time);
     env.pass(seconds(10));
     assert!(env.drain(&queue).await.is_empty());
     env.pass(seconds(11));

@@ -203,17 +203,23 @@ pub(crate) async fn many_lapsed_leases_come_back_in_order(env: &Env) {
 
 pub(crate) async fn the_next_eligible_time_is_that_of_delays_and_leases(env: &Env) {
     let queue = env.queue("q").await;
-    assert_eq!(env.store.next_eligible(&queue).await.unwrap(), None);
+    assert_eq!(env.next_eligible(&queue).await, None);
     let late = env.push_one(&queue, delayed("late", seconds(100))).await;
-    assert_eq!(env.store.next_eligible(&queue).await.unwrap(), late.eligible_time);
+    assert_eq!(env.next_eligible(&queue).await, late.eligible_time);
     let urgent = crate::domain::NewItem { delay: seconds(50), ..urgent("soon", 4) };
     let soon = env.push_one(&queue, urgent).await;
-    assert_eq!(env.store.next_eligible(&queue).await.unwrap(), soon.eligible_time);
+    assert_eq!(env.next_eligible(&queue).await, soon.eligible_time);
     env.push_one(&queue, item("now")).await;
     let delivery = env.take_one(&queue).await;
     let lease_end = Some(delivery.lease_expire_time);
-    assert_eq!(env.store.next_eligible(&queue).await.unwrap(), lease_end);
+    assert_eq!(env.next_eligible(&queue).await, lease_end);
     assert_eq!(env.store.depth(&queue).await.unwrap().next_eligible, lease_end);
     env.commit_one(&queue, &delivery).await;
-    assert_eq!(env.store.next_eligible(&queue).await.unwrap(), soon.eligible_time);
+    assert_eq!(env.store.depth(&queue).await.unwrap().next_eligible, soon.eligible_time);
+    assert!(env.next_eligible(&queue).await.is_some_and(|next| Some(next) <= soon.eligible_time));
+    // What has become eligible since the caller looked is not passed over.
+    let looked = env.now();
+    env.pass(seconds(60));
+    assert_eq!(env.store.next_eligible(&queue, looked).await.unwrap(), soon.eligible_time);
+    assert_eq!(env.next_eligible(&queue).await, late.eligible_time);
 }

@@ -243,7 +243,7 @@ pub(crate) async fn an_extended_lease_ends_when_it_says(env: &Env) {
     let item = env.get(&queue, taken[0].item.id).await;
     assert_eq!(item.eligible_time, Some(until[0]));
     assert_eq!((item.attempt, item.deliveries), (1, 1));
-    assert_eq!(env.store.next_eligible(&queue).await.unwrap(), Some(until[1]));
+    assert_eq!(env.store.depth(&queue).await.unwrap().next_eligible, Some(until[1]));
     env.pass(seconds(10));
     assert_eq!(env.drain(&queue).await, ["shorter"]);
     env.pass(seconds(30)); // past the first lease of `longer`, and past nobody's new one

@@ -9,8 +9,12 @@ use super::{
     connect::read,
     document::{Stored, oid},
     errors::{broken, failed},
-    head::levels as each_level,
-    layout::{BLOCKED, Group, HANDOUT, HISTORY, PROCESSED, TOMBSTONE, date, millis},
+    head::{LevelSet, levels as each_level},
+    lapse,
+    layout::{
+        BLOCKED, Group, HANDOUT, HISTORY, LEASED, PROCESSED, READY_END, TOMBSTONE, date, live,
+        millis,
+    },
     levels, order,
     settle::{bury, bury_deleted, settle_token},
 };
@@ -71,6 +75,7 @@ impl Position {
         match item.when {
             BLOCKED => Self::Blocked { priority, id },
             PROCESSED => Self::History { processed: item.processed.unwrap_or_default(), id },
+            when if item.leased => Self::Live { priority, when: LEASED + when, id },
             when => Self::Live { priority, when, id },
         }
     }
@@ -126,11 +131,6 @@ impl Listing<'_> {
         };
         // Those past their end are not to be seen.
         filter.insert("deadline", doc! { "$not": { "$lte": date(self.now) } });
-        match self.state {
-            Some(ItemState::Delayed) => filter.insert("lock", doc! { "$exists": false }),
-            Some(ItemState::Reserved) => filter.insert("lock", doc! { "$exists": true }),
-            _ => None,
-        };
         let history = phase == Phase::History;
         let mut command = doc! {
             "find": self.group.items.name(), "filter": filter,
@@ -181,26 +181,26 @@ impl Listing<'_> {
                 _ => vec![range(doc! { "$eq": millis(BLOCKED) })],
             };
         }
-        let (above, below) = match self.state {
-            Some(ItemState::Ready) => (None, date(Timestamp(self.now.0 + 1))),
-            Some(ItemState::Delayed | ItemState::Reserved) => (Some(self.now.0), millis(BLOCKED)),
-            _ => (None, millis(BLOCKED)),
+        // Above the first, below the second. Times are past 1970.
+        let ends: &[(i64, i64)] = match self.state {
+            Some(ItemState::Ready) => &[(-1, self.now.0 + 1)],
+            Some(ItemState::Delayed) => &[(self.now.0, READY_END)],
+            Some(ItemState::Reserved) => &[(LEASED, BLOCKED)],
+            _ => &[(-1, READY_END), (LEASED, BLOCKED)],
         };
-        let from = |above: Option<i64>| {
-            // Times are past 1970.
-            doc! { "$gt": millis(above.unwrap_or(-1)), "$lt": below }
-        };
+        let all =
+            |(above, below): (i64, i64)| range(doc! { "$gt": millis(above), "$lt": millis(below) });
         match after {
             Some(Position::Live { priority, .. }) if level > priority => vec![],
             Some(Position::Live { priority, when, id }) if level == priority => {
-                let same = above.is_none_or(|above| when > above);
-                let mut ranges = vec![range(from(Some(above.map_or(when, |a| a.max(when)))))];
-                if same {
-                    ranges.push(at(when, id));
-                }
-                ranges
+                let behind = |&(above, below): &(i64, i64)| {
+                    let same = (when > above && when < below).then(|| at(when, id));
+                    let later = (when < below).then(|| all((above.max(when), below)));
+                    same.into_iter().chain(later)
+                };
+                ends.iter().flat_map(behind).collect()
             }
-            _ => vec![range(from(above))],
+            _ => ends.iter().copied().map(all).collect(),
         }
     }
 
@@ -218,6 +218,20 @@ impl Listing<'_> {
     }
 }
 
+/// Puts lapsed items back among the ready, for what reads them by their place.
+pub(super) async fn reclaim(
+    inner: &Inner,
+    group: &Group,
+    queue: &Queue,
+    now: Timestamp,
+) -> Result<LevelSet> {
+    let used = levels::in_index(inner, group.items.name(), &queue.name).await?;
+    let head = inner.head(&queue.name);
+    head.lapses.forget();
+    lapse::reclaim(inner, group, &head, &queue.name, used, now).await?;
+    Ok(used)
+}
+
 /// Items in hand-out order, then blocked ones, then history.
 pub(super) async fn list(
     inner: &Inner,
@@ -230,6 +244,7 @@ pub(super) async fn list(
     let limit = limit.min(MAX_PAGE);
     let group = inner.group(&queue.group).await?;
     let now = inner.now();
+    reclaim(inner, &group, queue, now).await?;
     let listing = Listing { group: &group, queue, state, now, with_payload: true };
     let phases: &[Phase] = match state {
         None => &[Phase::Live, Phase::Blocked, Phase::History],
@@ -299,12 +314,13 @@ pub(super) async fn delete(inner: &Inner, queue: &Queue, id: ItemId) -> Result<b
 pub(super) async fn purge(inner: &Inner, queue: &Queue) -> Result<u64> {
     let group = inner.group(&queue.group).await?;
     let (q, now) = (queue.name.as_str(), inner.now());
+    reclaim(inner, &group, queue, now).await?;
     // Those a consumer may yet ask for, whose lease has lapsed, leave a tombstone.
     let buried = group
         .items
         .update_many(
             doc! {
-                "q": q, "when": { "$lt": millis(TOMBSTONE) },
+                "q": q, "when": live(),
                 "$or": [
                     { "lock": { "$exists": true }, "when": { "$lte": date(now) } },
                     { "lock": { "$exists": false }, "trace": { "$exists": true } },
@@ -317,7 +333,7 @@ pub(super) async fn purge(inner: &Inner, queue: &Queue) -> Result<u64> {
     let deleted = group
         .items
         .delete_many(doc! {
-            "q": q, "when": { "$lt": millis(TOMBSTONE) }, "lock": { "$exists": false },
+            "q": q, "when": live(), "lock": { "$exists": false },
         })
         .await
         .map_err(failed)?;
@@ -359,16 +375,15 @@ async fn delete_items(inner: &Inner, group: &Group, q: &str) -> Result<u64> {
     } };
     let forget = doc! { "$unset": { "dedup": 1, "window": 1 } };
     group.items.update_many(range, forget).await.map_err(failed)?;
-    let live = doc! { "$lt": millis(TOMBSTONE) };
     let deleted = group
         .items
-        .delete_many(doc! { "q": q, "when": live.clone(), "lock": { "$exists": false } })
+        .delete_many(doc! { "q": q, "when": live(), "lock": { "$exists": false } })
         .await
         .map_err(failed)?;
     // Those who hold a receipt may yet ask.
     let buried = group
         .items
-        .update_many(doc! { "q": q, "when": live }, bury(inner.now(), settle_token(inner)))
+        .update_many(doc! { "q": q, "when": live() }, bury(inner.now(), settle_token(inner)))
         .await
         .map_err(failed)?;
     Ok(deleted.deleted_count + buried.modified_count)

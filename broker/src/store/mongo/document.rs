@@ -3,7 +3,7 @@
 //! | field | meaning |
 //! |---|---|
 //! | `_id`, `q` | id, queue |
-//! | `when` | eligible time, or end of the lease; past all times for what is not handed out |
+//! | `when` | eligible time; end of the lease plus ten thousand years while reserved; past that for what is blocked or done |
 //! | `priority`, `attempt`, `deliveries` | as in [`Item`] |
 //! | `lock` | token of the lease; there while reserved, and after a lapse until noticed |
 //! | `settled` | token of the last settle, by which a short count is cleared up |
@@ -28,7 +28,7 @@ use mongodb::bson::{
 
 use super::{
     errors::broken,
-    layout::{BLOCKED, PROCESSED, date, millis},
+    layout::{BLOCKED, LEASED, PROCESSED, date, millis},
 };
 use crate::{
     domain::{
@@ -151,7 +151,10 @@ pub(super) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
 pub(super) struct Stored {
     id: [u8; 12],
     pub(super) queue: String,
+    /// Eligible time, or end of the lease.
     pub(super) when: i64,
+    /// It stands among the reserved: its lease has not been found lapsed.
+    pub(super) leased: bool,
     pub(super) priority: i32,
     pub(super) attempt: u32,
     pub(super) deliveries: u32,
@@ -193,7 +196,11 @@ impl Stored {
         match name {
             "_id" => self.id = value.as_object_id().map_or([0; 12], |id| id.bytes()),
             "q" => self.queue = text(),
-            "when" => self.when = at().unwrap_or_default(),
+            "when" => {
+                let at = at().unwrap_or_default();
+                self.leased = (LEASED..BLOCKED).contains(&at);
+                self.when = if self.leased { at - LEASED } else { at };
+            }
             "priority" => self.priority = number(value) as i32,
             "attempt" => self.attempt = number(value) as u32,
             "deliveries" => self.deliveries = number(value) as u32,
@@ -255,7 +262,7 @@ impl Stored {
             BLOCKED => ItemState::Blocked,
             PROCESSED => ItemState::Processed,
             when if when <= now.0 => ItemState::Ready,
-            _ if self.lock.is_some() => ItemState::Reserved,
+            _ if self.leased => ItemState::Reserved,
             _ => ItemState::Delayed,
         }
     }

@@ -3,11 +3,11 @@
 use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
 
 use super::{
-    Inner,
+    Inner, admin,
     connect::{count, read_documents},
     errors::{broken, failed, integer, written},
     head::levels as each_level,
-    layout::{BLOCKED, ENDS, Group, HANDOUT, PROCESSED, date, millis},
+    layout::{BLOCKED, ENDS, Group, HANDOUT, LEASED, PROCESSED, READY_END, date, millis},
     levels,
 };
 use crate::{
@@ -15,39 +15,33 @@ use crate::{
     store::Result,
 };
 
-/// Counts a queue's items: by the hand-out index alone, but for telling leased items from delayed
-/// ones.
+/// Counts a queue's items by the hand-out index alone.
 pub(super) async fn depth(inner: &Inner, queue: &Queue) -> Result<Depth> {
     let group = inner.group(&queue.group).await?;
     let name = group.items.name();
     let (q, now) = (queue.name.as_str(), inner.now());
-    let used = levels::in_index(inner, name, &queue.name).await?;
+    let used = admin::reclaim(inner, &group, queue, now).await?;
     let mut depth = Depth::default();
     for level in each_level(used) {
         let range = |when: Document| doc! { "q": q, "priority": level, "when": when };
-        let later = doc! { "$gt": date(now), "$lt": millis(BLOCKED) };
-        let ready = count(&inner.db, name, range(doc! { "$lte": date(now) }), HANDOUT).await?;
-        let pending = count(&inner.db, name, range(later.clone()), HANDOUT).await?;
+        let between =
+            |from: i64, below: i64| range(doc! { "$gte": millis(from), "$lt": millis(below) });
         let only = |when: i64| range(doc! { "$eq": millis(when) });
-        depth.blocked += count(&inner.db, name, only(BLOCKED), HANDOUT).await?;
-        depth.processed += count(&inner.db, name, only(PROCESSED), HANDOUT).await?;
-        let mut leased = range(later);
-        leased.insert("lock", doc! { "$exists": true });
-        let reserved = match pending {
-            0 => 0,
-            _ => count(&inner.db, name, leased, HANDOUT).await?.min(pending),
-        };
+        let count = |filter: Document| count(&inner.db, name, filter, HANDOUT);
+        let ready = count(range(doc! { "$lte": date(now) })).await?;
+        depth.ready += ready;
+        depth.delayed += count(between(now.0 + 1, READY_END)).await?;
+        depth.reserved += count(between(LEASED, BLOCKED)).await?;
+        depth.blocked += count(only(BLOCKED)).await?;
+        depth.processed += count(only(PROCESSED)).await?;
         if ready > 0 && depth.oldest_ready.is_none() {
             let mut ready = range(doc! { "$lte": date(now) });
             ready.insert("deadline", doc! { "$not": { "$lte": date(now) } });
             depth.oldest_ready = first(inner, name, ready).await?;
         }
-        depth.ready += ready;
-        depth.reserved += reserved;
-        depth.delayed += pending - reserved;
     }
     subtract_ended(inner, &group, queue, now, &mut depth).await?;
-    depth.next_eligible = levels::first_after(inner, name, &queue.name, used, now).await?;
+    depth.next_eligible = levels::next_eligible(inner, &queue.name, &queue.group, now).await?;
     Ok(depth)
 }
 

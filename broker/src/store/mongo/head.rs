@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::lapse::Lapses;
 use crate::domain::{Priority, Timestamp};
 
 const LEVELS: usize = Priority::LEVELS as usize;
@@ -51,7 +52,11 @@ struct State {
 }
 
 /// One queue's head, as one broker knows it.
-pub(super) struct Head(Mutex<State>);
+pub(super) struct Head {
+    state: Mutex<State>,
+    /// Its leases.
+    pub(super) lapses: Lapses,
+}
 
 /// What a find should look at.
 #[derive(Debug, Clone, Copy)]
@@ -74,7 +79,7 @@ pub(super) struct Seen {
 
 impl Head {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(State {
+        let state = State {
             recorded: 0,
             incarnation: Timestamp::default(),
             used: 0,
@@ -83,19 +88,20 @@ impl Head {
             reread: false,
             swept: None,
             sweep_cost: Duration::ZERO,
-        }))
+        };
+        Self { state: Mutex::new(state), lapses: Lapses::new() }
     }
 
     /// True if a sweep is due; `empty`: the find from the watermarks found nothing.
     pub(super) fn sweep_due(&self, empty: bool) -> bool {
-        let state = self.0.lock();
+        let state = self.state.lock();
         let pause = if empty { SWEEP_EMPTY } else { SWEEP_EVERY };
         state.swept.is_none_or(|at| at.elapsed() >= pause.max(state.sweep_cost * SWEEP_SHARE))
     }
 
     /// Starts a look: lowerings from now on are kept apart until [`Head::seen`].
     pub(super) fn look(&self) -> Look {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.lowered = [i64::MAX; LEVELS];
         let reread = std::mem::take(&mut state.reread);
         Look { used: state.used, marks: state.marks, reread }
@@ -103,12 +109,12 @@ impl Head {
 
     /// The levels in use, as far as known.
     pub(super) fn look_used(&self) -> LevelSet {
-        self.0.lock().used
+        self.state.lock().used
     }
 
     /// Notes what a look found.
     pub(super) fn seen(&self, seen: &[Seen]) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         for Seen { level, mark } in seen {
             let level = *level as usize;
             state.marks[level] = (*mark).min(state.lowered[level]);
@@ -117,7 +123,7 @@ impl Head {
 
     /// Notes a sweep and what it cost.
     pub(super) fn swept(&self, cost: Duration) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.swept = Some(Instant::now());
         state.sweep_cost = cost;
     }
@@ -129,7 +135,7 @@ impl Head {
 
     /// Something became eligible at `since` in one of the levels.
     pub(super) fn lower(&self, set: LevelSet, since: i64) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.used |= set;
         for level in levels(set) {
             let level = level as usize;
@@ -142,7 +148,7 @@ impl Head {
     pub(super) fn look_again(&self, since: Option<Timestamp>) {
         let since = since.map_or(START, |since| since.0 - UNCERTAINTY);
         let used = {
-            let mut state = self.0.lock();
+            let mut state = self.state.lock();
             state.reread = true;
             state.used
         };
@@ -151,7 +157,7 @@ impl Head {
 
     /// The levels in use, as the index shows them; those added meanwhile stay.
     pub(super) fn set_used(&self, set: LevelSet, before: LevelSet) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let added = state.used & !before;
         for level in levels(set & !state.used) {
             state.marks[level as usize] = START;
@@ -161,7 +167,7 @@ impl Head {
 
     /// Adds levels that another broker recorded.
     pub(super) fn add_used(&self, set: LevelSet) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         for level in levels(set & !state.used) {
             state.marks[level as usize] = START;
         }
@@ -170,7 +176,7 @@ impl Head {
 
     /// Which of the levels are not known to be recorded with the queue created at `incarnation`.
     pub(super) fn unrecorded(&self, set: LevelSet, incarnation: Option<Timestamp>) -> LevelSet {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         if let Some(incarnation) = incarnation
             && state.incarnation != incarnation
         {
@@ -182,7 +188,7 @@ impl Head {
 
     /// Notes that the levels are recorded.
     pub(super) fn recorded(&self, set: LevelSet) {
-        self.0.lock().recorded |= set;
+        self.state.lock().recorded |= set;
     }
 }
 

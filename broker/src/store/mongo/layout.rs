@@ -18,12 +18,18 @@ use crate::{
 };
 
 const HOUR: i64 = 3_600_000;
-/// `when` of an item that waits for an earlier one of its key. Past every eligible time.
-pub(super) const BLOCKED: i64 = FOREVER.0 + 21 * HOUR;
+/// `when` of the entry behind all eligible times of a level (see `levels`).
+pub(super) const READY_END: i64 = FOREVER.0 + HOUR;
+/// Added to the end of a lease this is `when` of a reserved item: ten thousand years of the calendar,
+/// so that a person still reads the date. Reserved items stand behind all that wait: what is settled
+/// before its lease ends leaves its dead entry of the index where no hand-out comes by.
+pub(super) const LEASED: i64 = 25 * 146_097 * 24 * HOUR;
+/// `when` of an item that waits for an earlier one of its key. Past every end of a lease.
+pub(super) const BLOCKED: i64 = LEASED + FOREVER.0 + 21 * HOUR;
 /// `when` of history.
-pub(super) const PROCESSED: i64 = FOREVER.0 + 22 * HOUR;
+pub(super) const PROCESSED: i64 = LEASED + FOREVER.0 + 22 * HOUR;
 /// `when` of what is kept only to recognise a repeated push or settle.
-pub(super) const TOMBSTONE: i64 = FOREVER.0 + 23 * HOUR;
+pub(super) const TOMBSTONE: i64 = LEASED + FOREVER.0 + 23 * HOUR;
 
 /// Name of the hand-out index.
 pub(super) const HANDOUT: &str = "handout";
@@ -48,6 +54,23 @@ pub(super) fn date(at: Timestamp) -> DateTime {
 /// A date from milliseconds.
 pub(super) fn millis(at: i64) -> DateTime {
     DateTime::from_millis(at)
+}
+
+/// Matches `when` of items, whatever their state; neither tombstones nor barriers.
+pub(super) fn live() -> Document {
+    doc! { "$lt": millis(TOMBSTONE), "$ne": millis(READY_END) }
+}
+
+/// `when` of an item reserved until then.
+pub(super) fn leased(until: Timestamp) -> DateTime {
+    DateTime::from_millis(LEASED + until.0.min(FOREVER.0))
+}
+
+/// When an item's lease ends, as an expression of an update; its `when` if it has lapsed.
+pub(super) fn lease_end() -> Document {
+    doc! { "$cond": [
+        { "$gte": ["$when", millis(LEASED)] }, { "$subtract": ["$when", LEASED] }, "$when",
+    ] }
 }
 
 /// The write concern of every write: on the disks of a majority.

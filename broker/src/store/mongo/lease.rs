@@ -6,7 +6,7 @@ use mongodb::bson::doc;
 
 use super::{
     Inner,
-    layout::date,
+    layout::{lease_end, leased},
     settle::{Update, WITNESS, held_filter, look, stale, statement, update},
 };
 use crate::{
@@ -45,12 +45,12 @@ pub(super) async fn extend(
         for ((token, until), places) in &lots {
             let filter = held_filter(places.iter().map(|at| items[*at].receipt.item), *token, now);
             let change = if token.broker() == inner.broker {
-                Update::operators(&doc! { "$set": { "when": date(*until) } })?
+                Update::operators(&doc! { "$set": { "when": leased(*until) } })?
             } else {
                 // The broker that made the reservation must learn of what it does not see.
                 Update::pipeline(&[doc! { "$set": {
-                    "when": date(*until),
-                    "trace": { "$max": ["$trace", { "$add": ["$when", WITNESS] }] },
+                    "when": leased(*until),
+                    "trace": { "$max": ["$trace", { "$add": [lease_end(), WITNESS] }] },
                 } }])?
             };
             statements.push(statement(filter, change));
@@ -73,8 +73,7 @@ pub(super) async fn extend(
             };
             if outcomes[at] == Outcome::Ok {
                 inner.issued.extend(receipt, until[at], false);
-                let head = inner.head(&items[at].queue.name);
-                head.lower(head.look_used(), until[at].0);
+                inner.head(&items[at].queue.name).lapses.expect(until[at]);
             }
         }
     }

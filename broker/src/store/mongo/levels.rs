@@ -1,10 +1,11 @@
 //! Priority levels in use: recorded with the queue's settings, so that a queue with one level costs
 //! one range of the index, and read from the index itself by sweeps.
 //!
-//! Each level in use has a barrier at its end: an entry of the hand-out index that is never deleted.
-//! A find that has read all there is looks for the next live entry to know that it is done; without
-//! the barrier that search goes on through whatever was deleted at the head of the next level, or of
-//! the next queue by name, and a hundred thousand dead entries take tens of milliseconds.
+//! Each level in use has two barriers, entries of the hand-out index that are never deleted: one
+//! behind all that waits, one at its end. A find that has read all there is looks for the next live
+//! entry to know that it is done; without a barrier that search goes on through whatever was deleted
+//! among the reserved items, at the head of the next level, or of the next queue by name, and a
+//! hundred thousand dead entries take tens of milliseconds.
 
 use mongodb::{
     bson::{Bson, Document, RawDocumentBuf, doc, rawdoc},
@@ -16,7 +17,8 @@ use super::{
     connect::read_documents,
     errors::{DUPLICATE_KEY, failed, integer},
     head::{LevelSet, bit, levels},
-    layout::{BLOCKED, Group, HANDOUT, TOMBSTONE, date, millis},
+    lapse,
+    layout::{Group, HANDOUT, READY_END, TOMBSTONE, millis},
 };
 use crate::{
     domain::{GroupName, QueueName, Timestamp},
@@ -55,28 +57,32 @@ pub(super) async fn record(
     Ok(())
 }
 
-fn barrier_id(queue: &QueueName, level: i32) -> String {
-    format!("barrier/{queue}/{level}")
+/// The barriers of a level: names, and where they are.
+const BARRIERS: [(&str, i64); 2] = [("ready", READY_END), ("end", TOMBSTONE)];
+
+fn barrier_id(queue: &QueueName, level: i32, name: &str) -> String {
+    format!("barrier/{queue}/{level}/{name}")
 }
 
 /// The ids of all barriers a queue may have.
 pub(super) fn barrier_ids(queue: &QueueName) -> Vec<String> {
-    levels(LevelSet::MAX).map(|level| barrier_id(queue, level)).collect()
+    let of_level = |level| BARRIERS.map(|(name, _)| barrier_id(queue, level, name));
+    levels(LevelSet::MAX).flat_map(of_level).collect()
 }
 
-/// Puts barriers at the ends of the levels. They look like tombstones, which nobody reads, and sort
-/// before all others, whose ids are no text.
+/// Sets the barriers of these levels. Nothing that reads items reads where they are.
 async fn set_barriers(group: &Group, queue: &QueueName, set: LevelSet) -> Result<()> {
-    let barriers: Vec<RawDocumentBuf> = levels(set)
-        .map(|level| {
+    let of_level = |level| {
+        BARRIERS.map(|(name, when)| {
             rawdoc! {
-                "_id": barrier_id(queue, level),
+                "_id": barrier_id(queue, level, name),
                 "q": queue.as_str(),
-                "when": millis(TOMBSTONE),
+                "when": millis(when),
                 "priority": level,
             }
         })
-        .collect();
+    };
+    let barriers: Vec<RawDocumentBuf> = levels(set).flat_map(of_level).collect();
     let Err(error) = group.items.insert_many(barriers).ordered(false).await else { return Ok(()) };
     let there_before = match error.kind.as_ref() {
         ErrorKind::InsertMany(insert) => {
@@ -116,11 +122,12 @@ fn to_set(levels: &[Bson]) -> LevelSet {
     levels.iter().filter_map(integer).fold(0, |set, level| set | bit(level as i32))
 }
 
-/// When the first item that is not eligible now becomes so.
+/// When the first item that was not eligible at `after` becomes so, or its lease ends.
 pub(super) async fn next_eligible(
     inner: &Inner,
     queue: &QueueName,
     group: &GroupName,
+    after: Timestamp,
 ) -> Result<Option<Timestamp>> {
     let group = inner.group(group).await?;
     let head = inner.head(queue);
@@ -129,22 +136,26 @@ pub(super) async fn next_eligible(
         used = in_index(inner, group.items.name(), queue).await?;
         head.add_used(used);
     }
-    first_after(inner, group.items.name(), queue, used, inner.now()).await
+    let delayed =
+        first_between(inner, group.items.name(), queue, used, (after.0 + 1, READY_END)).await?;
+    let leased = lapse::first(inner, &group, &head, queue, used, inner.now()).await?;
+    Ok(delayed.map(Timestamp).into_iter().chain(leased).min())
 }
 
-/// The earliest `when` past `now`: one index seek per level, all in one go.
-pub(super) async fn first_after(
+/// The earliest `when` from the first of two times up to, not including, the second: one index seek
+/// per level, all in one go.
+pub(super) async fn first_between(
     inner: &Inner,
     collection: &str,
     queue: &QueueName,
     set: LevelSet,
-    now: Timestamp,
-) -> Result<Option<Timestamp>> {
+    (from, below): (i64, i64),
+) -> Result<Option<i64>> {
     let seek = |level: i32| {
         vec![
             doc! { "$match": {
                 "q": queue.as_str(), "priority": level,
-                "when": { "$gt": date(now), "$lt": millis(BLOCKED) },
+                "when": { "$gte": millis(from), "$lt": millis(below) },
             } },
             doc! { "$sort": { "when": 1 } },
             doc! { "$limit": 1 },
@@ -163,5 +174,5 @@ pub(super) async fn first_after(
     };
     let found = read_documents(&inner.db, command).await?;
     let times = found.iter().filter_map(|d| d.get_datetime("when").ok());
-    Ok(times.map(|when| Timestamp(when.timestamp_millis())).min())
+    Ok(times.map(|when| when.timestamp_millis()).min())
 }

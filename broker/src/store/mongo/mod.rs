@@ -3,7 +3,7 @@
 //! # Layout
 //! * [`document`] says what an item looks like, [`layout`] where it lies and by which indexes it is found.
 //! * [`push`] stores items (`order`: keys and sequence numbers; `dedup`: repeated pushes), [`reserve`]
-//!   hands them out from the [`head`], [`settle`] ends a reservation (`commit`, `rollback`, `transfer`).
+//!   hands them out from the [`head`] (`lapse`: leases that ended), [`settle`] ends a reservation (`commit`, `rollback`, `transfer`).
 //! * [`batcher`] lets concurrent calls share a write; [`issued`] remembers which reservations are ours.
 //! * [`transaction`] changes several documents in one step, [`abandoned`] ends what a dead broker left of that.
 //! * [`admin`], [`history`], [`redrive`], [`figures`], [`queues`], [`schedules`]: the rest.
@@ -23,6 +23,7 @@ mod figures;
 mod head;
 mod history;
 mod issued;
+mod lapse;
 mod layout;
 mod lease;
 mod levels;
@@ -258,9 +259,10 @@ impl Store for MongoStore {
         self.run(|inner| async move { reserve::reserve(&inner, &queue, &wants).await }).await
     }
 
-    async fn next_eligible(&self, queue: &Queue) -> Result<Option<Timestamp>> {
+    async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>> {
         let (name, group) = (queue.name.clone(), queue.group.clone());
-        self.run(|inner| async move { levels::next_eligible(&inner, &name, &group).await }).await
+        self.run(|inner| async move { levels::next_eligible(&inner, &name, &group, after).await })
+            .await
     }
 
     fn look_again(&self, queue: &QueueName, since: Option<Timestamp>) {

@@ -6,7 +6,7 @@ use mongodb::bson::{doc, rawdoc};
 
 use super::{
     Inner,
-    admin::Listing,
+    admin::{Listing, reclaim},
     document::{Stored, oid},
     errors::failed,
     head::{LevelSet, bit},
@@ -27,6 +27,7 @@ const STEP: usize = 500;
 /// The queues from which the ready items of a dead-letter queue came.
 pub(super) async fn origins(inner: &Inner, queue: &Queue) -> Result<Vec<QueueName>> {
     let group = inner.group(&queue.group).await?;
+    reclaim(inner, &group, queue, inner.now()).await?;
     let filter = doc! {
         "q": queue.name.as_str(), "when": { "$lte": date(inner.now()) },
         "origin": { "$exists": true },
@@ -53,6 +54,7 @@ pub(super) async fn redrive(
     limit: u64,
 ) -> Result<u64> {
     let group = inner.group(&queue.group).await?;
+    reclaim(inner, &group, queue, inner.now()).await?;
     let listing = Listing {
         group: &group,
         queue,

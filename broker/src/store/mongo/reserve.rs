@@ -15,7 +15,8 @@ use super::{
     errors::{broken, failed},
     head::{Head, Look, START, Seen, levels as each_level},
     issued::Issue,
-    layout::{BY_ID, Group, HANDOUT, date, millis},
+    lapse,
+    layout::{BY_ID, Group, HANDOUT, date, leased, millis},
     levels,
     settle::{Update, WITNESS, statement, update},
     spent,
@@ -90,20 +91,20 @@ async fn look(
     limit: usize,
     sweep: bool,
 ) -> Result<(Look, Found)> {
-    let mut look = head.look();
     let begun = Instant::now();
+    let Look { used, reread, .. } = head.look();
     if sweep {
-        let used = levels::in_index(inner, group.items.name(), &queue.name).await?;
-        head.set_used(used, look.used);
-        look.used |= used;
+        head.set_used(levels::in_index(inner, group.items.name(), &queue.name).await?, used);
+        head.lapses.forget();
+    } else if reread {
+        head.add_used(levels::recorded(inner, &queue.name).await?);
+    }
+    if head.lapses.is_due(now) {
+        lapse::reclaim(inner, group, head, &queue.name, head.look_used(), now).await?;
+    }
+    let mut look = head.look();
+    if sweep {
         look.marks = [START; 10];
-    } else if look.reread {
-        let recorded = levels::recorded(inner, &queue.name).await?;
-        head.add_used(recorded);
-        for level in each_level(recorded & !look.used) {
-            look.marks[level as usize] = START;
-        }
-        look.used |= recorded;
     }
     let found = find(inner, group, &queue.name, &look, now, limit).await?;
     if sweep {
@@ -238,7 +239,7 @@ async fn hand_out(
     let (expired, dead_lettered, deliveries) = futures_util::future::try_join3(
         spent::remove_expired(inner, group, &queue.name, &expired, now),
         spent::remove_failed(inner, group, queue, &dead, now),
-        claim(inner, group, queue, wants, good, &dealt, now),
+        claim(inner, group, head, queue, wants, good, &dealt, now),
     )
     .await?;
 
@@ -264,9 +265,11 @@ struct Alike {
 
 /// Claims the items, each for the want it was dealt to; those another broker was faster with are
 /// left out.
+#[expect(clippy::too_many_arguments, reason = "the steps of one operation")]
 async fn claim(
     inner: &Inner,
     group: &Group,
+    head: &Head,
     queue: &Arc<Queue>,
     wants: &[Want],
     items: Vec<Stored>,
@@ -293,6 +296,7 @@ async fn claim(
             foreign: item.lock.is_some_and(|lock| lock.broker() != inner.broker),
         };
         let (until, foreign) = (alike.until, alike.foreign);
+        head.lapses.expect(until);
         let lot =
             lots.entry(alike).or_insert_with(|| (LeaseToken::fresh(inner.broker), Vec::new()));
         lot.1.push(item.id());
@@ -367,7 +371,7 @@ fn claim_statement(
         "deliveries": i64::from(alike.deliveries),
     };
     let mut set = doc! {
-        "when": date(alike.until), "lock": token_oid(token), "started": date(now),
+        "when": leased(alike.until), "lock": token_oid(token), "started": date(now),
     };
     if alike.lapsed {
         set.insert("attempt", i64::from(alike.attempt));

@@ -8,7 +8,7 @@ use super::{
     Inner,
     document::literal,
     head::{LevelSet, bit},
-    layout::{Group, date},
+    layout::{Group, date, lease_end},
     lease::by_group,
     levels, order,
     settle::{
@@ -138,7 +138,7 @@ async fn give_back(
             set.insert("reason", literal(reason.as_str()));
         }
         if alike.foreign {
-            set.insert("trace", doc! { "$max": ["$trace", { "$add": ["$when", WITNESS] }] });
+            set.insert("trace", doc! { "$max": ["$trace", { "$add": [lease_end(), WITNESS] }] });
         }
         let mut unset = vec!["lock"];
         if alike.back.is_none() {

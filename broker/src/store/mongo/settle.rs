@@ -17,7 +17,7 @@ use super::{
     document::{Stored, oids, token_oid},
     errors::{broken, failed},
     issued::Issue,
-    layout::{BY_ID, Group, PROCESSED, TOMBSTONE, date, durable, millis},
+    layout::{BY_ID, Group, PROCESSED, TOMBSTONE, date, durable, lease_end, millis},
     order::{self, OrderKey},
 };
 use crate::{
@@ -42,8 +42,13 @@ pub(super) fn settle_token(inner: &Inner) -> ObjectId {
     token_oid(LeaseToken::fresh(inner.broker))
 }
 
-/// One statement of an `update` command; it changes all that match.
+/// One statement of an `update` command, which finds its items by id; it changes all that match.
 pub(super) fn statement(filter: RawDocumentBuf, update: Update) -> RawDocumentBuf {
+    statement_by(BY_ID, filter, update)
+}
+
+/// The same, by any index.
+pub(super) fn statement_by(index: &str, filter: RawDocumentBuf, update: Update) -> RawDocumentBuf {
     let mut statement = rawdoc! { "q": filter };
     let key = mongodb::bson::raw::cstr!("u");
     match update {
@@ -51,7 +56,7 @@ pub(super) fn statement(filter: RawDocumentBuf, update: Update) -> RawDocumentBu
         Update::Pipeline(update) => statement.append(key, update),
     }
     statement.append(mongodb::bson::raw::cstr!("multi"), true);
-    statement.append(mongodb::bson::raw::cstr!("hint"), BY_ID);
+    statement.append(mongodb::bson::raw::cstr!("hint"), index);
     statement
 }
 
@@ -144,7 +149,7 @@ pub(super) fn stale(found: Option<&Stored>, now: Timestamp) -> Outcome {
 
 /// Until when whoever was promised the item may ask; null if nobody was.
 fn witnessed() -> Document {
-    doc! { "$cond": [{ "$gt": ["$lock", null] }, { "$add": ["$when", WITNESS] }, null] }
+    doc! { "$cond": [{ "$gt": ["$lock", null] }, { "$add": [lease_end(), WITNESS] }, null] }
 }
 
 /// Update that turns an item into a tombstone, for as long as anybody may ask.

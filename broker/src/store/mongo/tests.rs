@@ -382,6 +382,38 @@ async fn a_server_that_is_not_there_is_named_within_seconds() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn leases_that_end_are_found_by_one_seek_and_leave_no_trace_among_the_ready() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let stores = brokers(&scratch, &clock, 2).await;
+    let queue = make(&stores[0], queue_named("q")).await;
+    stores[0].push((0..50).map(|_| push_of(&queue, "x", 0)).collect()).await.unwrap();
+    let taken = take(&stores[0], &queue, 40).await;
+    let range = doc! { "$gte": layout::millis(0), "$lt": layout::millis(layout::BLOCKED) };
+    let find = |limit: i64| {
+        doc! {
+            "find": "items.default", "filter": { "q": "q", "priority": 0, "when": range.clone() },
+            "hint": layout::HANDOUT, "sort": { "when": 1 }, "limit": limit,
+        }
+    };
+    // Behind the ready ones and their barrier.
+    let (plan, keys, filtered) = explain(&stores[0], find(11)).await;
+    assert_eq!((plan.last().unwrap().as_str(), keys, filtered), ("IXSCAN handout", 11, false));
+    let (_, keys, _) = explain_find(&stores[0], &queue, 100).await;
+    assert!(keys <= 11, "a look at the head reads {keys} keys of 10 ready items");
+
+    // The other broker learns of the leases by itself, and hands out what they leave.
+    assert_eq!(take(&stores[1], &queue, 100).await.len(), 10);
+    let settled: Vec<Held> = taken[5..].iter().map(|delivery| held(&queue, delivery)).collect();
+    stores[0].commit(settled).await.unwrap();
+    clock.advance(LEASE);
+    let again = take(&stores[1], &queue, 100).await;
+    assert_eq!(again.len(), 15);
+    assert!(again.iter().all(|delivery| delivery.item.attempt == 2));
+    let first = Timestamp(taken[0].lease_expire_time.0);
+    assert_eq!(again[0].previous_eligible_time, first);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn every_level_in_use_ends_in_a_barrier() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
     let store = scratch.open(&clock).await;
@@ -391,18 +423,20 @@ async fn every_level_in_use_ends_in_a_barrier() {
         let items = store.database().collection::<Document>("items.default");
         items.count_documents(doc! { "_id": { "$in": levels::barrier_ids(&queue.name) } }).await
     };
-    assert_eq!(barriers().await.unwrap(), 2);
+    assert_eq!(barriers().await.unwrap(), 4);
 
     // Nobody sees them, and what empties the queue leaves them.
     assert_eq!(take(&store, &queue, 10).await.len(), 2);
     assert_eq!(store.list_items(&queue, None, None, 10).await.unwrap().entries.len(), 2);
     assert_eq!(store.depth(&queue).await.unwrap().unsettled(), 2);
-    store.purge(&queue).await.unwrap();
-    assert_eq!(barriers().await.unwrap(), 2);
+    clock.advance(LEASE);
+    assert_eq!(store.purge(&queue).await.unwrap(), 2);
+    assert_eq!(barriers().await.unwrap(), 4);
+    store.push(vec![push_of(&queue, "x", 9), push_of(&queue, "x", 3)]).await.unwrap();
 
     assert_eq!(store.delete_queue(&queue).await.unwrap(), 2, "barriers are no items");
     assert_eq!(barriers().await.unwrap(), 0);
     let queue = make(&store, Queue { create_time: Timestamp(1), ..queue_named("q") }).await;
     store.push(vec![push_of(&queue, "x", 3)]).await.unwrap();
-    assert_eq!(barriers().await.unwrap(), 1, "a queue made anew gets its own");
+    assert_eq!(barriers().await.unwrap(), 2, "a queue made anew gets its own");
 }

@@ -8,7 +8,7 @@ use super::{
     Inner,
     document::{Stored, binary, literal, oid, texts, token_oid},
     head::{LevelSet, bit},
-    layout::{BLOCKED, Group, millis},
+    layout::{BLOCKED, Group, lease_end, millis},
     lease::by_group,
     levels,
     order::{self, OrderKey},
@@ -164,7 +164,7 @@ fn move_statement(
         set.insert("headers", literal(texts(&headers)));
     }
     if receipt.token.broker() != inner.broker {
-        set.insert("trace", doc! { "$max": ["$trace", { "$add": ["$when", WITNESS] }] });
+        set.insert("trace", doc! { "$max": ["$trace", { "$add": [lease_end(), WITNESS] }] });
     }
     let stages = [doc! { "$set": set }, doc! { "$unset": unset }];
     Ok(statement(filter, Update::pipeline(&stages)?))

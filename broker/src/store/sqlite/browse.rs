@@ -192,8 +192,12 @@ pub(super) fn get(view: &View<'_>, queue: &Queue, id: ItemId) -> rusqlite::Resul
         .map(|stored| stored.map(|stored| stored.item))
 }
 
-/// When the next item becomes eligible, or the next lease ends.
-pub(super) fn next_eligible(view: &View<'_>, queue: &Queue) -> rusqlite::Result<Option<Timestamp>> {
+/// When the first item not eligible at `after` becomes so, or the first lease ends after that.
+pub(super) fn next_eligible(
+    view: &View<'_>,
+    queue: &Queue,
+    after: Timestamp,
+) -> rusqlite::Result<Option<Timestamp>> {
     let mut earliest: Option<i64> = None;
     let mut statement = view.conn.prepare_cached(
         r#"SELECT "when" FROM items INDEXED BY handout WHERE queue = ?1 AND priority = ?2
@@ -201,7 +205,7 @@ pub(super) fn next_eligible(view: &View<'_>, queue: &Queue) -> rusqlite::Result<
     )?;
     for level in 0..Priority::LEVELS {
         let next = statement
-            .query_row(params![queue.name.as_str(), level, view.now.0], |row| row.get(0))
+            .query_row(params![queue.name.as_str(), level, after.0], |row| row.get(0))
             .optional()?;
         earliest = earliest.into_iter().chain(next).min();
     }
@@ -211,7 +215,8 @@ pub(super) fn next_eligible(view: &View<'_>, queue: &Queue) -> rusqlite::Result<
 /// Counts the items of a queue.
 pub(super) fn depth(view: &View<'_>, queue: &Queue) -> rusqlite::Result<Depth> {
     let (name, now) = (queue.name.as_str(), view.now.0);
-    let mut depth = Depth { next_eligible: next_eligible(view, queue)?, ..Depth::default() };
+    let mut depth =
+        Depth { next_eligible: next_eligible(view, queue, view.now)?, ..Depth::default() };
     let count = |sql: &str| {
         view.conn
             .prepare_cached(sql)?

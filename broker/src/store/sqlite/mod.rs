@@ -214,9 +214,9 @@ impl Store for SqliteStore {
         self.write(move |tx| reserve::reserve(tx, &queue, &wants, broker)).await
     }
 
-    async fn next_eligible(&self, queue: &Queue) -> Result<Option<Timestamp>> {
+    async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>> {
         let queue = queue.clone();
-        self.read(move |view| browse::next_eligible(view, &queue)).await
+        self.read(move |view| browse::next_eligible(view, &queue, after)).await
     }
 
     /// Nothing to do: the index is always looked at from its start, which costs nothing here.

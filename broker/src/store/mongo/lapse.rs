@@ -1,0 +1,193 @@
+//! Leases that have ended. A reserved item stands behind all that wait, by the end of its lease;
+//! when that has come, whoever hands out next puts the item back among the ready, its eligible time
+//! the end of the lease. The lock stays on it: until it is reserved anew the old receipt may settle it.
+//!
+//! Looking for such items is dear after heavy use: every item settled in time leaves a dead entry
+//! where its lease would have ended. So a broker looks when a lease it knows of ends, and for those
+//! of others now and then, in proportion to what the last look cost.
+
+use std::time::{Duration, Instant};
+
+use mongodb::bson::{RawArrayBuf, doc, rawdoc};
+use parking_lot::Mutex;
+
+use super::{
+    Inner,
+    head::{Head, LevelSet, START, levels as each_level},
+    layout::{BLOCKED, Group, HANDOUT, LEASED, leased},
+    levels,
+    settle::{Update, statement_by, update},
+};
+use crate::{
+    domain::{QueueName, Timestamp},
+    store::Result,
+};
+
+/// Looks for other brokers' leases take at most one part in so many of the time.
+const LOOK_SHARE: u32 = 50;
+/// Brokers' clocks agree to within this many milliseconds, by far.
+const UNCERTAINTY: i64 = 1_000;
+/// Most rounds of one look: others may lapse while these are put back.
+const ROUNDS: usize = 4;
+
+/// The leases of one queue, as one broker knows them.
+pub(super) struct Lapses(Mutex<State>);
+
+struct State {
+    /// No lease ends before this, as far as known here.
+    first: i64,
+    /// The same of those made since the running look began.
+    made: i64,
+    /// Leases that end before this have been dealt with.
+    mark: i64,
+    looked: Option<Timestamp>,
+    cost: Duration,
+}
+
+impl Lapses {
+    pub(super) fn new() -> Self {
+        let (first, made) = (i64::MAX, i64::MAX);
+        Self(Mutex::new(State { first, made, mark: START, looked: None, cost: Duration::ZERO }))
+    }
+
+    /// A lease may end then.
+    pub(super) fn expect(&self, until: Timestamp) {
+        let mut state = self.0.lock();
+        state.first = state.first.min(until.0);
+        state.made = state.made.min(until.0);
+    }
+
+    /// True if a lease known here has ended, or it is time to look for others.
+    pub(super) fn is_due(&self, now: Timestamp) -> bool {
+        let state = self.0.lock();
+        let Some(looked) = state.looked else { return true };
+        state.first <= now.0 || now < looked || looked + state.cost * LOOK_SHARE <= now
+    }
+
+    /// When the first lease ends, as far as known.
+    pub(super) fn first(&self) -> Option<Timestamp> {
+        let first = self.0.lock().first;
+        (first != i64::MAX).then_some(Timestamp(first))
+    }
+
+    /// The next look starts at the beginning.
+    pub(super) fn forget(&self) {
+        let mut state = self.0.lock();
+        (state.mark, state.looked) = (START, None);
+    }
+
+    fn begin(&self) -> i64 {
+        let mut state = self.0.lock();
+        state.made = i64::MAX;
+        state.mark
+    }
+
+    fn seen(&self, first: Option<Timestamp>, now: Timestamp, cost: Duration) {
+        let mut state = self.0.lock();
+        let first = first.map_or(i64::MAX, |first| first.0);
+        state.first = first.min(state.made);
+        state.mark = first.min(now.0) - UNCERTAINTY;
+        state.looked = Some(now);
+        state.cost = cost;
+    }
+}
+
+/// When the first lease ends or has ended, asked of the index.
+async fn look(
+    inner: &Inner,
+    group: &Group,
+    head: &Head,
+    queue: &QueueName,
+    set: LevelSet,
+    now: Timestamp,
+) -> Result<Option<Timestamp>> {
+    let begun = Instant::now();
+    let from = head.lapses.begin();
+    let name = group.items.name();
+    let range = (LEASED + from.max(START), BLOCKED);
+    let first = levels::first_between(inner, name, queue, set, range).await?;
+    let first = first.map(|when| Timestamp(when - LEASED));
+    head.lapses.seen(first, now, begun.elapsed());
+    Ok(first)
+}
+
+/// When the first lease of the queue ends: what is known, or a look if one is due.
+pub(super) async fn first(
+    inner: &Inner,
+    group: &Group,
+    head: &Head,
+    queue: &QueueName,
+    set: LevelSet,
+    now: Timestamp,
+) -> Result<Option<Timestamp>> {
+    if head.lapses.is_due(now) {
+        look(inner, group, head, queue, set, now).await?;
+    }
+    Ok(head.lapses.first())
+}
+
+/// Puts the items whose leases have ended back among the ready.
+pub(super) async fn reclaim(
+    inner: &Inner,
+    group: &Group,
+    head: &Head,
+    queue: &QueueName,
+    set: LevelSet,
+    now: Timestamp,
+) -> Result<()> {
+    for _ in 0..ROUNDS {
+        match look(inner, group, head, queue, set, now).await? {
+            Some(first) if first <= now => put_back(inner, group, queue, set, first, now).await?,
+            _ => break,
+        }
+    }
+    Ok(())
+}
+
+async fn put_back(
+    inner: &Inner,
+    group: &Group,
+    queue: &QueueName,
+    set: LevelSet,
+    first: Timestamp,
+    now: Timestamp,
+) -> Result<()> {
+    let filter = rawdoc! {
+        "q": queue.as_str(),
+        "priority": { "$in": each_level(set).collect::<RawArrayBuf>() },
+        "when": { "$gte": leased(first), "$lte": leased(now) },
+    };
+    let change = doc! { "$set": { "when": { "$subtract": ["$when", LEASED] } } };
+    let statement = statement_by(HANDOUT, filter, Update::pipeline(&[change])?);
+    let done = update(inner, group, [statement]).await;
+    // Also if the outcome is unknown: what may be there must not be passed over.
+    inner.head(queue).lower(set, first.0);
+    done?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_made_during_a_look_is_not_forgotten() {
+        let lapses = Lapses::new();
+        assert!(lapses.is_due(Timestamp(0)), "nothing is known yet");
+        let _ = lapses.begin();
+        lapses.expect(Timestamp(5_000));
+        lapses.seen(Some(Timestamp(9_000)), Timestamp(1_000), Duration::from_millis(2));
+        assert_eq!(lapses.first(), Some(Timestamp(5_000)));
+        assert!(!lapses.is_due(Timestamp(1_099)));
+        assert!(lapses.is_due(Timestamp(1_100)), "others may have made some");
+        let _ = lapses.begin();
+        lapses.seen(Some(Timestamp(9_000)), Timestamp(1_200), Duration::from_mins(1));
+        assert_eq!(lapses.first(), Some(Timestamp(9_000)));
+        assert!(!lapses.is_due(Timestamp(8_999)));
+        assert!(lapses.is_due(Timestamp(9_000)));
+        assert!(lapses.is_due(Timestamp(1_100)), "the clock was set back");
+        assert_eq!(lapses.begin(), 200);
+        lapses.forget();
+        assert_eq!(lapses.begin(), START);
+    }
+}
