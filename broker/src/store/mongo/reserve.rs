@@ -29,8 +29,8 @@ use crate::{
     store::{Reserved, Result},
 };
 
-/// Most items of one find.
-const MAX_FIND: usize = 1_000;
+/// Most items of one find: while these are delivered and settled, the next are claimed.
+const MAX_FIND: usize = 500;
 /// Most finds of one reserve.
 const MAX_ROUNDS: usize = 8;
 /// A find whose answer is this large was cut short by the server, or nearly.
