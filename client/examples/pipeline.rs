@@ -1,57 +1,111 @@
-//! Three stations: orders are checked, packed, and sent; what is too heavy for one parcel becomes several.
-//! Each step is atomic: kill this at any moment, start it again, and no parcel is lost or sent twice.
+//! Three stations: orders are checked, packed into parcels, and labelled; what is finished is in the
+//! queue `pipeline.sent`. Each step is atomic: kill this at any moment, start it again, and no parcel
+//! is lost or sent twice. (`tests/e2e/pipeline.rs` does that to this very program, and to the brokers.)
 //!
 //! ```text
 //! cargo run -p sluicegate-client --example pipeline [URL]
 //! ```
+//! pushes a few orders and runs all stations until nothing is left to do.
+//!
+//! ```text
+//! cargo run -p sluicegate-client --example pipeline URL[,URL...] check|pack|label
+//! ```
+//! runs one station, as a service of its own would, until it is killed.
 
-use std::time::Duration;
+use std::{env, time::Duration};
 
-use sluicegate_client::{Client, NewItem, Next};
+use sluicegate_client::{Client, ClientBuilder, Delivery, NewItem, Next, Retry, Station};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
+/// The stations, by the queues they work on. An item is a name and a weight in kg: `order4 44`.
+const CHECK: &str = "pipeline.orders";
+const PACK: &str = "pipeline.packing";
+const LABEL: &str = "pipeline.labels";
+/// The last queue.
+const SENT: &str = "pipeline.sent";
+
+/// What fits into one parcel, in kg.
+const LARGEST: u32 = 20;
+
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let url = std::env::args().nth(1).unwrap_or_else(|| "http://127.0.0.1:7400".to_owned());
-    let client = Client::connect(url).await?;
-    let weights = ["5", "12", "zero", "44", "7"];
-    let orders = client.producer("example.orders").with_auto_dedup();
-    orders.push_all(weights.map(NewItem::from)).await?;
-
-    // A choice: good orders go on, bad ones are dropped.
-    let check = client.station("example.orders").run(|order| async move {
-        Ok::<_, Error>(match order.text()?.parse::<u32>() {
-            Ok(_) => Next::move_to("example.packing").header("checked", "yes").into(),
-            Err(_) => Next::done(),
-        })
-    });
-
-    // A fork, and a loop: a heavy order becomes one parcel and a lighter order, which comes by here again.
-    let pack = client.station("example.packing").run(|order| async move {
-        let weight: u32 = order.text()?.parse()?;
-        Ok::<_, Error>(if weight <= 20 {
-            Next::move_to("example.parcels").payload(format!("parcel of {weight} kg")).into()
-        } else {
-            Next::fork([
-                ("example.parcels", NewItem::new("parcel of 20 kg")),
-                ("example.packing", NewItem::new((weight - 20).to_string())),
-            ])
-        })
-    });
-
-    let send = client.consumer("example.parcels").idle_exit(Duration::from_secs(1)).run(
-        |parcel| async move {
-            println!("sent {}", parcel.text()?);
-            Ok::<(), Error>(())
-        },
-    );
-
-    // The first two run until the last one has nothing to do.
-    tokio::select! {
-        ended = check => println!("check ended: {:?}", ended?),
-        ended = pack => println!("pack ended: {:?}", ended?),
-        ended = send => println!("send ended: {:?}", ended?),
-    }
+async fn main() -> Result<(), Error> {
+    let mut arguments = env::args().skip(1);
+    let urls = arguments.next().unwrap_or_else(|| "http://127.0.0.1:7400".to_owned());
+    let brokers = brokers(&urls);
+    let Some(station) = arguments.next() else {
+        return all_stations(&brokers.connect().await?).await;
+    };
+    // A station waits for its brokers when none can be reached.
+    let client = brokers.connect_lazy()?;
+    let ended = match station.as_str() {
+        "check" => client.station(CHECK).run(check).await,
+        "pack" => client.station(PACK).run(pack).await,
+        // A station can be made of any consumer: this one settles over the stream it is handed items on.
+        "label" => Station::from_consumer(client.consumer(LABEL).streaming()).run(label).await,
+        other => return Err(format!("{other}: not one of check, pack, label").into()),
+    };
+    println!("{station} has ended: {:?}", ended?);
     Ok(())
+}
+
+/// The first broker, and those to turn to when it can not be reached.
+fn brokers(urls: &str) -> ClientBuilder {
+    let (first, others) = urls.split_once(',').unwrap_or((urls, ""));
+    let others = others.split(',').filter(|url| !url.is_empty());
+    others.fold(Client::builder(first), ClientBuilder::endpoint)
+}
+
+async fn all_stations(client: &Client) -> Result<(), Error> {
+    // By its `dedup_id` an order that is pushed again is known: starting this again makes no new ones.
+    let orders = [("order1", 1), ("order2", 12), ("order3", 0), ("order4", 44), ("order5", 7)]
+        .map(|(name, weight)| NewItem::new(format!("{name} {weight}")).dedup_id(name));
+    client.producer(CHECK).push_all(orders).await?;
+    let station =
+        |queue| Station::from_consumer(client.consumer(queue).idle_exit(Duration::from_secs(2)));
+    tokio::try_join!(
+        station(CHECK).run(check),
+        station(PACK).run(pack),
+        station(LABEL).run(label)
+    )?;
+    println!("nothing left to do: what was sent is in {SENT}");
+    Ok(())
+}
+
+/// A choice: letters need no packing, and orders that weigh nothing are dropped.
+async fn check(order: Delivery) -> Result<Next, Error> {
+    let (_, weight) = begin("check", &order).await?;
+    Ok(match weight {
+        0 => Next::done(),
+        1 => Next::move_to(LABEL).header("kind", "letter").into(),
+        _ => Next::move_to(PACK).header("kind", "parcel").into(),
+    })
+}
+
+/// A fork, and a loop: a heavy order becomes one parcel and a lighter order, which comes by here again.
+async fn pack(order: Delivery) -> Result<Next, Error> {
+    let (name, weight) = begin("pack", &order).await?;
+    if weight <= LARGEST {
+        return Ok(Next::move_to(LABEL).payload(format!("{name}/last {weight}")).into());
+    }
+    let parcel = NewItem::new(format!("{name}/{weight} {LARGEST}"));
+    let rest = NewItem::new(format!("{name} {}", weight - LARGEST));
+    Ok(Next::fork([(LABEL, parcel), (PACK, rest)]))
+}
+
+/// A second attempt: some labels do not stick at once.
+async fn label(parcel: Delivery) -> Result<Next, Error> {
+    let (_, weight) = begin("label", &parcel).await?;
+    if weight.is_multiple_of(3) && parcel.attempt() == 1 {
+        return Ok(Next::retry(Retry::new("the label came off")));
+    }
+    Ok(Next::move_to(SENT).into())
+}
+
+/// Begins to work on an item: says so, takes a moment, and answers its name and weight.
+async fn begin(station: &str, item: &Delivery) -> Result<(String, u32), Error> {
+    println!("{station}: {}", item.text()?);
+    tokio::time::sleep(Duration::from_millis(10)).await; // what real work would take
+    let (name, weight) = item.text()?.split_once(' ').ok_or("not a name and a weight")?;
+    Ok((name.to_owned(), weight.parse()?))
 }

@@ -12,7 +12,7 @@ use sluicegate_proto::v1::{
 use tokio::task::JoinSet;
 
 use crate::harness::{
-    Api, Backend, Broker, TestStore, duration, new_item, on_both_backends, redis_url, text, until,
+    Api, Backend, Brokers, duration, new_item, on_both_backends, redis_url, text, until,
 };
 
 on_both_backends!(
@@ -25,22 +25,6 @@ on_both_backends!(
 );
 
 const LONG: Duration = Duration::from_mins(10);
-
-/// Two brokers on MongoDB, one on SQLite.
-async fn brokers(backend: Backend) -> (TestStore, Vec<Broker>, Vec<Api>) {
-    let store = backend.store();
-    let (launch, count) = match backend {
-        Backend::Mongo => (store.launch().signals(&redis_url()), 2),
-        Backend::Sqlite => (store.launch(), 1),
-    };
-    let (mut running, mut apis) = (Vec::new(), Vec::new());
-    for _ in 0..count {
-        let broker = launch.start().await;
-        apis.push(broker.api().await);
-        running.push(broker);
-    }
-    (store, running, apis)
-}
 
 fn named(id: &str, payload: &str) -> NewItem {
     NewItem { dedup_id: id.to_owned(), ..new_item(payload) }
@@ -55,10 +39,10 @@ async fn is_known(api: &Api, queue: &str, id: &str, first: &str) {
 
 async fn racing_pushes_store_one_and_all_get_its_id(backend: Backend) {
     const IDS: usize = 40;
-    let (_store, _brokers, apis) = brokers(backend).await;
+    let brokers = Brokers::start(backend).await;
     let mut producers = JoinSet::new();
     for producer in 0..8 {
-        let api = apis[producer % apis.len()].clone();
+        let api = brokers.api(producer).clone();
         producers.spawn(async move {
             let mut results = Vec::new();
             // All in the same order, so that they meet; some in batches, some alone.
@@ -82,7 +66,7 @@ async fn racing_pushes_store_one_and_all_get_its_id(backend: Backend) {
         assert_eq!(stored[&number].len(), 1, "id{number} was stored by several: {stored:?}");
         assert_eq!(ids[&number].len(), 1, "id{number} has several answers: {ids:?}");
     }
-    let items = apis[0].list("work", ItemState::Unspecified).await;
+    let items = brokers.api(0).list("work", ItemState::Unspecified).await;
     let there: HashSet<&str> = items.iter().map(|item| item.id.as_str()).collect();
     let answered: HashSet<&str> = stored.values().flatten().map(String::as_str).collect();
     assert_eq!(there, answered);
@@ -90,8 +74,8 @@ async fn racing_pushes_store_one_and_all_get_its_id(backend: Backend) {
 }
 
 async fn an_id_is_known_after_the_commit_until_its_window_ends(backend: Backend) {
-    let (_store, _brokers, apis) = brokers(backend).await;
-    let (api, remote) = (&apis[0], &apis[apis.len() - 1]);
+    let brokers = Brokers::start(backend).await;
+    let (api, remote) = (brokers.api(0), brokers.api(1));
     let window = Duration::from_secs(3);
     let queue =
         Queue { name: "work".to_owned(), dedup_window: duration(window), ..Queue::default() };
@@ -119,8 +103,8 @@ async fn an_id_is_known_after_the_commit_until_its_window_ends(backend: Backend)
 }
 
 async fn an_id_outlives_moves_to_other_queues(backend: Backend) {
-    let (_store, _brokers, apis) = brokers(backend).await;
-    let (api, remote) = (&apis[0], &apis[apis.len() - 1]);
+    let brokers = Brokers::start(backend).await;
+    let (api, remote) = (brokers.api(0), brokers.api(1));
     let first = api.push_items("orders", vec![named("order 1", "x")]).await.remove(0);
     let mut from = "orders";
     for to in ["packing", "sent"] {
@@ -142,8 +126,8 @@ async fn an_id_outlives_moves_to_other_queues(backend: Backend) {
 }
 
 async fn an_id_is_of_its_queue(backend: Backend) {
-    let (_store, _brokers, apis) = brokers(backend).await;
-    let api = &apis[0];
+    let brokers = Brokers::start(backend).await;
+    let api = brokers.api(0);
     let here = api.push_items("here", vec![named("same", "x")]).await.remove(0);
     let there = api.push_items("there", vec![named("same", "x")]).await.remove(0);
     assert!(!there.deduplicated);
@@ -157,8 +141,8 @@ async fn an_id_is_of_its_queue(backend: Backend) {
 }
 
 async fn an_id_is_known_to_commit_and_push(backend: Backend) {
-    let (_store, _brokers, apis) = brokers(backend).await;
-    let (api, remote) = (&apis[0], &apis[apis.len() - 1]);
+    let brokers = Brokers::start(backend).await;
+    let (api, remote) = (brokers.api(0), brokers.api(1));
     let first = api.push_items("next", vec![named("bill", "1")]).await.remove(0);
     api.push("work", &["a"]).await;
     let delivery = remote.reserve_one("work", LONG).await;

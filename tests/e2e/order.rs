@@ -13,8 +13,8 @@ use sluicegate_proto::v1::{ConsumeRequest, ItemState, NewItem, Outcome, Queue};
 use tokio::task::JoinSet;
 
 use crate::harness::{
-    Api, Backend, Broker, TestStore, duration, new_item, on_both_backends, payloads, redis_url,
-    text, until, within,
+    Api, Backend, Brokers, duration, new_item, on_both_backends, payloads, redis_url, text, until,
+    within,
 };
 
 on_both_backends!(
@@ -25,34 +25,6 @@ on_both_backends!(
 );
 
 const LONG: Duration = Duration::from_mins(10);
-
-/// Two brokers on MongoDB, one on SQLite, as connections; they live as long as the value.
-struct Brokers {
-    _running: Vec<Broker>,
-    apis: Vec<Api>,
-    _store: TestStore,
-}
-
-impl Brokers {
-    async fn start(backend: Backend) -> Self {
-        let store = backend.store();
-        let (launch, count) = match backend {
-            Backend::Mongo => (store.launch().signals(&redis_url()), 2),
-            Backend::Sqlite => (store.launch(), 1),
-        };
-        let (mut running, mut apis) = (Vec::new(), Vec::new());
-        for _ in 0..count {
-            let broker = launch.start().await;
-            apis.push(broker.api().await);
-            running.push(broker);
-        }
-        Self { _running: running, apis, _store: store }
-    }
-
-    fn api(&self, number: usize) -> &Api {
-        &self.apis[number % self.apis.len()]
-    }
-}
 
 fn keyed(key: &str, payload: &str) -> NewItem {
     NewItem { ordering_key: key.to_owned(), ..new_item(payload) }

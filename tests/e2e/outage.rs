@@ -1,10 +1,13 @@
 //! A store that can not be reached: said plainly at the start, UNAVAILABLE while running.
 
+use std::time::Duration;
+
+use sluicegate_proto::v1::{ItemState, NewItem, Outcome, PushRequest};
 use tonic::{Code, Status};
 
 use crate::harness::{
-    Backend, Launch, MongoServer, TestStore, error_reason, new_item, retry_after, text, until,
-    within,
+    Backend, Launch, MongoServer, TestStore, error_reason, new_item, payloads, retry_after, text,
+    until, within,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -66,7 +69,7 @@ async fn a_killed_store_is_unavailable_and_comes_back_with_everything() {
     let broker = store.launch().signals("local:").start().await;
     let api = broker.api().await;
     api.push("work", &["before"]).await;
-    let held = api.reserve_one("work", std::time::Duration::from_mins(10)).await;
+    let held = api.reserve_one("work", Duration::from_mins(10)).await;
     assert_eq!(text(&held), "before");
     server.kill();
     let refused = within("an answer during the outage", api.try_push("work", vec![new_item("x")]));
@@ -82,7 +85,7 @@ async fn a_killed_store_is_unavailable_and_comes_back_with_everything() {
     .await;
     // The receipt of before the outage still settles its item.
     let results = api.try_commit(&[&held.receipt]).await.expect("an answered commit");
-    assert_eq!(results[0].outcome(), sluicegate_proto::v1::Outcome::Ok);
+    assert_eq!(results[0].outcome(), Outcome::Ok);
     let mut left = Vec::new();
     while let Some(delivery) = api.reserve_now("work", 1).await.first() {
         left.push(text(delivery));
@@ -98,24 +101,37 @@ async fn a_frozen_store_delays_and_loses_nothing() {
     let api = broker.api().await;
     let mut stream = api.consume("work", 10).await;
     api.push("work", &["before"]).await;
-    assert_eq!(text(&stream.next().await), "before");
+    let held = stream.next().await;
+    assert_eq!(text(&held), "before");
+
     server.freeze();
-    let pushing = tokio::spawn({
-        let api = api.clone();
-        async move { api.try_push("work", vec![new_item("during")]).await }
+    // A call with a deadline ends with it, though the broker is still waiting for the store.
+    let named = || NewItem { dedup_id: "during".to_owned(), ..new_item("during") };
+    let mut request = tonic::Request::new(PushRequest {
+        queue: "work".to_owned(),
+        items: vec![named()],
+        producer: String::new(),
     });
-    // Long enough for the push to be on its way; the promise holds either way.
-    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    request.set_timeout(Duration::from_secs(1));
+    let late = within("the deadline", api.queue.clone().push(request)).await.expect_err("no store");
+    assert!(matches!(late.code(), Code::DeadlineExceeded | Code::Cancelled), "{late:?}");
+    // One without is refused when the broker has waited long enough, and so is a settle.
+    let receipts = [held.receipt.as_str()];
+    let (push, commit) = tokio::join!(
+        within("an answer to the push", api.try_push("work", vec![named()])),
+        within("an answer to the commit", api.try_commit(&receipts)),
+    );
+    unavailable(&push.expect_err("no store"));
+    unavailable(&commit.expect_err("no store"));
     server.thaw();
-    let answered = within("the answer to the push", pushing).await.expect("no panic");
-    // Answered or refused: in either case the consumer goes on.
-    if answered.is_ok() {
-        assert_eq!(text(&stream.next().await), "during");
-    }
+
+    // Whatever became of them: asked again, each has taken effect once, and the consumer goes on.
+    until("a push after the thaw", || async { api.try_push("work", vec![named()]).await.ok() })
+        .await;
+    let settled = api.commit(&receipts).await;
+    assert!(matches!(settled[..], [Outcome::Ok | Outcome::Gone]), "{settled:?}");
     api.push("work", &["after"]).await;
-    loop {
-        if text(&stream.next().await) == "after" {
-            return;
-        }
-    }
+    assert_eq!(payloads(&stream.take(2).await), ["during", "after"]);
+    let left = api.list("work", ItemState::Unspecified).await;
+    assert_eq!(left.len(), 2, "no more than those: {left:?}");
 }

@@ -1,36 +1,39 @@
-//! A pipeline of stations whose brokers and stations are killed at random places: every item is
-//! exactly once in the last queue.
+//! The example `pipeline`, whose stations and brokers are killed at random places: every item is exactly
+//! once in the last queue.
 
 use std::{
     collections::BTreeMap,
+    io::{BufRead, BufReader},
+    process::{Child, Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    thread,
     time::Duration,
 };
 
-use sluicegate_client::{Backoff, Client, NewItem, Next, Retry, Station};
+use sluicegate_client::{Client, Error};
 use sluicegate_proto::v1::{ItemState, Queue};
-use tokio::task::JoinHandle;
 
-use crate::harness::{Api, Backend, Broker, Launch, duration, on_both_backends, redis_url, until};
+use crate::harness::{
+    Api, Backend, Broker, Launch, binary, duration, on_both_backends, redis_url, until,
+};
 
 on_both_backends!(killed_at_random_places_every_item_ends_up_in_the_last_queue_once);
-
-type Error = Box<dyn std::error::Error + Send + Sync>;
 
 const ORDERS: u32 = 80;
 const BROKER_KILLS: usize = 6;
 const STATION_KILLS: usize = 12;
 /// Short, for what a killed broker held comes back only after it.
 const LEASE: Duration = Duration::from_secs(2);
-/// What fits into one parcel, in kg.
-const LARGEST: u32 = 20;
 
-/// The three stations, by the queues they work on.
-const STATIONS: [&str; 3] = ["orders", "packing", "labels"];
-const LAST: &str = "sent";
+// What the example calls them.
+const STATIONS: [&str; 3] = ["check", "pack", "label"];
+const QUEUES: [&str; 3] = ["pipeline.orders", "pipeline.packing", "pipeline.labels"];
+const LAST: &str = "pipeline.sent";
+/// What it puts into one parcel, in kg.
+const LARGEST: u32 = 20;
 
 /// Random numbers that are the same in each run (SplitMix64).
 struct Random(u64);
@@ -52,44 +55,18 @@ impl Random {
     }
 }
 
-/// Where an item of a station goes. `attempt` makes some of them fail at first.
-fn route(station: &str, payload: &str, attempt: u32) -> Result<Next, Error> {
-    let (order, weight) = payload.split_once(' ').ok_or("no weight")?;
-    let weight: u32 = weight.parse()?;
-    Ok(match station {
-        // A choice: letters need no packing, and what weighs nothing is dropped.
-        "orders" => match weight {
-            0 => Next::done(),
-            1 => Next::move_to("labels").header("kind", "letter").into(),
-            _ => Next::move_to("packing").header("kind", "parcel").into(),
-        },
-        // A fork and a loop: what is too heavy becomes a parcel and a lighter order.
-        "packing" if weight > LARGEST => {
-            let parcel = format!("{order}/{weight} {LARGEST}");
-            let rest = format!("{order} {}", weight - LARGEST);
-            Next::fork([("labels", NewItem::new(parcel)), ("packing", NewItem::new(rest))])
-        }
-        "packing" => Next::move_to("labels").payload(format!("{order}/last {weight}")).into(),
-        // Some labels stick only at the second attempt.
-        _ if attempt == 1 && weight.is_multiple_of(3) => {
-            Next::retry(Retry::new("the label came off"))
-        }
-        _ => Next::move_to(LAST).payload(format!("sent {payload}")).into(),
-    })
-}
-
-/// What one order must become, and how often a station works on it at the least.
+/// What the example must make of an order, and how often a station works on that at the least.
 fn expected(order: u32, weight: u32) -> (Vec<String>, usize) {
     match weight {
         0 => (Vec::new(), 1),
-        1 => (vec![format!("sent order{order} 1")], 2),
+        1 => (vec![format!("order{order} 1")], 2),
         _ => {
             let (mut parcels, mut rest) = (Vec::new(), weight);
             while rest > LARGEST {
-                parcels.push(format!("sent order{order}/{rest} {LARGEST}"));
+                parcels.push(format!("order{order}/{rest} {LARGEST}"));
                 rest -= LARGEST;
             }
-            parcels.push(format!("sent order{order}/last {rest}"));
+            parcels.push(format!("order{order}/last {rest}"));
             let steps = 1 + 2 * parcels.len();
             (parcels, steps)
         }
@@ -120,15 +97,19 @@ impl Brokers {
         self.running.insert(index, self.launches[index].start().await);
     }
 
-    /// A client that starts with the broker of this number, and turns to the others if need be.
-    fn client(&self, first: usize) -> Client {
+    /// The addresses, that of the broker of this number first.
+    fn addresses(&self, first: usize) -> Vec<&str> {
         let mut addresses: Vec<&str> = self.running.iter().map(|b| b.address.as_str()).collect();
         let first = first % addresses.len();
         addresses.rotate_left(first);
-        let mut builder = Client::builder(addresses[0]);
-        for address in &addresses[1..] {
-            builder = builder.endpoint(*address);
-        }
+        addresses
+    }
+
+    /// A client that turns to the others when the first can not be reached.
+    fn client(&self) -> Client {
+        let addresses = self.addresses(0);
+        let first = Client::builder(addresses[0]);
+        let builder = addresses[1..].iter().fold(first, |builder, url| builder.endpoint(*url));
         builder.connect_lazy().expect("a client")
     }
 
@@ -137,40 +118,43 @@ impl Brokers {
     }
 }
 
-/// A station at work, as a process would be: with a connection of its own.
+/// A station at work: the example, in a process of its own.
 struct Worker {
     station: &'static str,
-    started: Arc<AtomicUsize>,
-    running: JoinHandle<sluicegate_client::Result<sluicegate_client::Summary>>,
+    program: Child,
 }
 
 impl Worker {
-    fn start(
-        station: &'static str,
-        client: &Client,
-        streaming: bool,
-        started: &Arc<AtomicUsize>,
-    ) -> Self {
-        let backoff = Backoff { max: Duration::from_millis(500), ..Backoff::default() };
-        let consumer = client.consumer(station).max_in_flight(6).lease(LEASE).backoff(backoff);
-        let consumer = if streaming { consumer.streaming() } else { consumer };
-        let counter = Arc::clone(started);
-        let running = tokio::spawn(Station::from_consumer(consumer).run(move |item| {
-            let counter = Arc::clone(&counter);
-            async move {
-                counter.fetch_add(1, Ordering::SeqCst);
-                // So that there is something under way when the next kill comes.
-                tokio::time::sleep(Duration::from_millis(10)).await;
-                route(station, item.text()?, item.attempt())
+    /// Adds to `started` each time it begins to work on an item.
+    fn start(station: &'static str, addresses: &[&str], started: &Arc<AtomicUsize>) -> Self {
+        let mut program = Command::new(binary("examples/pipeline"))
+            .args([&addresses.join(","), station])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the example starts");
+        let output = BufReader::new(program.stdout.take().expect("its output"));
+        let started = Arc::clone(started);
+        // Ends with the program.
+        thread::spawn(move || {
+            for _ in output.lines() {
+                started.fetch_add(1, Ordering::SeqCst);
             }
-        }));
-        Self { station, started: Arc::clone(started), running }
+        });
+        Self { station, program }
     }
 
     /// Ends it in the middle of whatever it does.
-    async fn kill(self) {
-        self.running.abort();
-        let _ = self.running.await;
+    fn kill(mut self) {
+        let ended = self.program.try_wait().expect("a program to wait for");
+        assert!(ended.is_none(), "the station {} ended by itself: {ended:?}", self.station);
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.program.kill(); // SIGKILL
+        let _ = self.program.wait();
     }
 }
 
@@ -184,7 +168,7 @@ async fn killed_at_random_places_every_item_ends_up_in_the_last_queue_once(backe
     })
     .await;
     let api = brokers.api().await;
-    for name in STATIONS.into_iter().chain([LAST]) {
+    for name in QUEUES.into_iter().chain([LAST]) {
         api.create(Queue { name: name.to_owned(), lease: duration(LEASE), ..Queue::default() })
             .await;
     }
@@ -202,17 +186,17 @@ async fn killed_at_random_places_every_item_ends_up_in_the_last_queue_once(backe
     wanted.sort();
 
     // Orders come in while brokers are killed already; each has a `dedup_id`, so asking again is safe.
-    let producer = brokers.client(0).producer(STATIONS[0]).with_auto_dedup();
+    let producer = brokers.client().producer(QUEUES[0]).with_auto_dedup();
     let pushing = tokio::spawn(async move {
         for batch in orders.chunks(7) {
             producer.push_all(batch.to_vec()).await?;
         }
-        Ok::<(), sluicegate_client::Error>(())
+        Ok::<(), Error>(())
     });
     let started = Arc::new(AtomicUsize::new(0));
     let mut workers = Vec::new();
     for (number, station) in STATIONS.into_iter().cycle().take(2 * STATIONS.len()).enumerate() {
-        workers.push(Worker::start(station, &brokers.client(number), number >= 3, &started));
+        workers.push(Worker::start(station, &brokers.addresses(number), &started));
     }
 
     // A station starts on an item at least `steps` times: each of these places is passed.
@@ -230,11 +214,9 @@ async fn killed_at_random_places_every_item_ends_up_in_the_last_queue_once(backe
             brokers.kill_and_restart(index).await;
         } else {
             let worker = workers.swap_remove(random.below(workers.len()));
-            let (station, streaming) = (worker.station, random.below(2) == 0);
-            let counter = Arc::clone(&worker.started);
-            worker.kill().await;
-            let client = brokers.client(random.below(2));
-            workers.push(Worker::start(station, &client, streaming, &counter));
+            let station = worker.station;
+            worker.kill();
+            workers.push(Worker::start(station, &brokers.addresses(random.below(2)), &started));
         }
     }
 
@@ -242,8 +224,8 @@ async fn killed_at_random_places_every_item_ends_up_in_the_last_queue_once(backe
     let api = brokers.api().await;
     // Twice in a row: what goes round in a loop is in the queue at one of two looks.
     until("nothing is on its way", || async {
-        for station in STATIONS.into_iter().chain(STATIONS) {
-            if !api.list(station, ItemState::Unspecified).await.is_empty() {
+        for queue in QUEUES.into_iter().chain(QUEUES) {
+            if !api.list(queue, ItemState::Unspecified).await.is_empty() {
                 return None;
             }
         }
@@ -251,7 +233,7 @@ async fn killed_at_random_places_every_item_ends_up_in_the_last_queue_once(backe
     })
     .await;
     for worker in workers {
-        worker.kill().await;
+        worker.kill();
     }
     let items = api.list(LAST, ItemState::Unspecified).await;
     let mut sent: Vec<String> =

@@ -15,17 +15,19 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use crate::harness::{
-    Api, Backend, at, bad_fields, duration, new_item, on_both_backends, outcomes, payloads, text,
-    within,
+    Api, Backend, MongoServer, TestStore, at, bad_fields, duration, new_item, on_both_backends,
+    outcomes, payloads, text, until, within,
 };
 
 on_both_backends!(
     everything_is_answered_on_the_one_stream,
     a_flow_of_none_halts_and_a_greater_one_resumes,
+    requests_of_one_receipt_take_effect_in_the_order_sent,
     a_half_closed_stream_answers_all_and_ends,
     a_stream_that_breaks_gives_back_what_is_unsettled,
     a_request_that_can_not_be_taken_ends_the_stream,
     many_batches_are_pushed_at_once_and_one_failure_stops_none,
+    batches_in_flight_are_handed_out_in_the_order_sent,
     a_half_closed_push_stream_answers_all_and_ends,
 );
 
@@ -131,6 +133,11 @@ fn commit(deliveries: &[Delivery]) -> Action {
     Action::Commit(CommitRequest { receipts })
 }
 
+fn extend(delivery: &Delivery, lease: Duration) -> Action {
+    let receipts = vec![delivery.receipt.clone()];
+    Action::Extend(ExtendRequest { receipts, lease: duration(lease) })
+}
+
 fn rollback(delivery: &Delivery, reason: &str) -> Action {
     let item = RollbackItem {
         receipt: delivery.receipt.clone(),
@@ -219,6 +226,84 @@ async fn a_flow_of_none_halts_and_a_greater_one_resumes(backend: Backend) {
     assert_eq!(session.commit(&held[1..]).await, [Outcome::Ok]);
     assert_eq!(text(&session.next().await), "e");
     assert_eq!(api.list("work", ItemState::Ready).await.len(), 1);
+}
+
+async fn requests_of_one_receipt_take_effect_in_the_order_sent(backend: Backend) {
+    const ITEMS: usize = 150;
+    let store = backend.store();
+    let broker = store.launch().without_poll().start().await;
+    let api = broker.api().await;
+    api.push("work", &["x"; ITEMS]).await;
+    let mut session = Session::of_work(&api, i32::try_from(ITEMS).expect("few")).await;
+    let taken = session.take(ITEMS).await;
+    session.flow(0).await;
+    // Nothing is waited for in between.
+    let requests = session.requests.clone();
+    let sent = taken.clone();
+    tokio::spawn(async move {
+        for (number, delivery) in sent.iter().enumerate() {
+            let (mut first, mut second) =
+                (commit(std::slice::from_ref(delivery)), rollback(delivery, "again"));
+            if number % 2 == 1 {
+                std::mem::swap(&mut first, &mut second);
+            }
+            for action in [extend(delivery, LONG), first, extend(delivery, LONG), second] {
+                let request = ConsumeStreamRequest { action: Some(action) };
+                requests.send(request).await.expect("a stream that takes requests");
+            }
+        }
+    });
+    for number in 0..ITEMS {
+        let mut seen = Vec::new();
+        for _ in 0..4 {
+            seen.push(match session.answer().await {
+                Event::Settled(settled) => settled.results[0].outcome(),
+                Event::Extended(extended) => extended.results[0].outcome(),
+                other => panic!("not {other:?}"),
+            });
+        }
+        let after = if number % 2 == 0 { Outcome::Gone } else { Outcome::LeaseLost };
+        assert_eq!(seen, [Outcome::Ok, Outcome::Ok, after, after], "item {number}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_settle_that_takes_long_holds_up_nothing_but_its_own_receipt() {
+    let server = MongoServer::start().await;
+    let store = TestStore::mongo(&server.uri());
+    let broker = store.launch().signals("local:").without_poll().start().await;
+    let api = broker.api().await;
+    api.push("work", &["a", "b", "c"]).await;
+    let mut session = Session::of_work(&api, 2).await;
+    let held = session.take(2).await;
+    // A commit is a delete.
+    server.hold("delete", Duration::from_secs(5)).await;
+    session.send(commit(&held[..1])).await;
+    session.send(extend(&held[0], LONG)).await;
+    session.send(extend(&held[1], LONG * 2)).await;
+    session.send(Action::Flow(Flow { max_in_flight: 3 })).await;
+    // The flow is in force, the other receipt's lease prolonged, while the first answer is still to come.
+    match session.event().await.expect("a stream that goes on") {
+        Some(Event::Deliveries(message)) => assert_eq!(payloads(&message.deliveries), ["c"]),
+        other => panic!("the greater flow is not in force: {other:?}"),
+    }
+    let item = held[1].item.as_ref().expect("an item");
+    let before = at(held[1].lease_expire_time.as_ref());
+    until("the lease is prolonged", || async {
+        let now = api.item("work", &item.id).await.expect("the item");
+        (at(now.eligible_time.as_ref()) > before + LONG / 2).then_some(())
+    })
+    .await;
+    assert_eq!(api.list("work", ItemState::Reserved).await.len(), 3, "the commit is held up");
+    // In the order of the requests.
+    let answers = [session.answer().await, session.answer().await, session.answer().await];
+    let [Event::Settled(settled), Event::Extended(own), Event::Extended(other)] = answers else {
+        panic!("not {answers:?}");
+    };
+    assert_eq!(outcomes(&settled.results), [Outcome::Ok]);
+    assert_eq!(own.results[0].outcome(), Outcome::Gone, "it came after the commit");
+    assert_eq!(other.results[0].outcome(), Outcome::Ok);
+    assert_eq!(session.answer().await, Event::Flow(Flow { max_in_flight: 3 }));
 }
 
 async fn a_half_closed_stream_answers_all_and_ends(backend: Backend) {
@@ -365,24 +450,39 @@ async fn many_batches_are_pushed_at_once_and_one_failure_stops_none(backend: Bac
     error(FULL, Code::ResourceExhausted);
     assert!(results.values().all(|results| results.len() == 5));
 
-    // All that was answered is there, each batch in its order; nothing else is. The batches were under
-    // way at once, so theirs is not promised.
+    // All that was answered is there, in the order sent; nothing else is.
     for (queue, parity) in [("even", 0), ("odd", 1)] {
-        let mut stored: HashMap<i64, Vec<String>> = HashMap::new();
-        for item in api.list(queue, ItemState::Ready).await {
-            let line = String::from_utf8(item.payload.to_vec()).expect("text");
-            let (id, number) = line.split_once(' ').expect("two words");
-            let id = id.parse().expect("a number");
-            stored.entry(id).or_default().push(number.to_owned());
-            assert!(results[&id].iter().any(|result| result.id == item.id));
-        }
-        let wanted: HashMap<i64, Vec<String>> = (0..BATCHES)
+        let items = api.list(queue, ItemState::Ready).await;
+        let stored: Vec<_> = items.iter().map(|item| item.id.as_str()).collect();
+        let wanted: Vec<_> = (0..BATCHES)
             .filter(|id| id % 2 == parity && !failed.contains(id))
-            .map(|id| (id, (0..5).map(|number| number.to_string()).collect()))
+            .flat_map(|id| results[&id].iter().map(|result| result.id.as_str()))
             .collect();
         assert_eq!(stored, wanted, "{queue}");
     }
     assert!(api.list("full", ItemState::Unspecified).await.is_empty());
+}
+
+async fn batches_in_flight_are_handed_out_in_the_order_sent(backend: Backend) {
+    const BATCHES: i64 = 200;
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    let (requests, mut answers) = push_stream(&api).await;
+    let lines = |id: i64| (0..20).map(move |number| format!("{id} {number}"));
+    for id in 0..BATCHES {
+        let items = lines(id).map(|line| new_item(&line)).collect();
+        requests.send(batch(id, "work", items)).await.expect("room");
+    }
+    drop(requests);
+    while let Some(answer) = within("an answer", answers.message()).await.expect("a clean end") {
+        assert!(answer.error.is_none(), "{answer:?}");
+    }
+    let mut consumer = api.consume("work", 10_000).await;
+    let handed_out = payloads(&consumer.take(usize::try_from(BATCHES * 20).expect("few")).await);
+    let sent: Vec<String> = (0..BATCHES).flat_map(lines).collect();
+    let first = handed_out.iter().zip(&sent).find(|(handed_out, sent)| handed_out != sent);
+    assert_eq!(first, None, "handed out, but not sent at this place");
 }
 
 async fn a_half_closed_push_stream_answers_all_and_ends(backend: Backend) {

@@ -127,8 +127,8 @@ fn listening<'a>(log: &'a str, scheme: &str) -> Option<&'a str> {
     line.split_whitespace().next()
 }
 
-/// A binary of this workspace, built beside the test that runs.
-fn binary(name: &str) -> PathBuf {
+/// A binary of this workspace, built beside the test that runs; `examples/NAME` for an example.
+pub(crate) fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of the running test");
     // target/PROFILE/deps/suite-HASH
     let profile = test.parent().and_then(Path::parent).expect("a target folder");

@@ -2,6 +2,7 @@
 
 mod api;
 mod broker;
+mod brokers;
 mod servers;
 mod store;
 
@@ -10,7 +11,8 @@ use std::{future::Future, time::Duration};
 pub(crate) use api::{
     Api, at, bad_fields, duration, error_reason, new_item, outcomes, payloads, retry_after, text,
 };
-pub(crate) use broker::{Broker, Launch};
+pub(crate) use broker::{Broker, Launch, binary};
+pub(crate) use brokers::Brokers;
 pub(crate) use servers::{MongoServer, RedisServer, redis_url};
 pub(crate) use store::{Backend, TestStore};
 

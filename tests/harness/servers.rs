@@ -154,10 +154,21 @@ impl MongoServer {
         self.process.signal("CONT");
     }
 
+    /// Holds up the next command of this name for so long; the others go on.
+    pub(crate) async fn hold(&self, command: &str, time: Duration) {
+        let time = i32::try_from(time.as_millis()).expect("a short time");
+        let data = doc! { "failCommands": [command], "blockConnection": true, "blockTimeMS": time };
+        let point =
+            doc! { "configureFailPoint": "failCommand", "mode": { "times": 1 }, "data": data };
+        let client = self.client().await;
+        client.database("admin").run_command(point).await.expect("a server that holds commands up");
+    }
+
     fn spawn(&mut self) {
         let variable = "SLUICEGATE_TEST_MONGOD";
         let mut command = Command::new(program(variable, "mongod"));
         command.args(["--replSet", "rs0", "--bind_ip", "127.0.0.1", "--quiet"]);
+        command.args(["--setParameter", "enableTestCommands=1"]); // for `hold`
         command.args(["--wiredTigerCacheSizeGB", "0.25", "--port"]).arg(self.port.to_string());
         command.arg("--dbpath").arg(self.directory.path());
         self.process = Process(Some(spawn(&mut command, variable)));

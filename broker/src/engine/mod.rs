@@ -38,7 +38,7 @@ pub use error::{EngineError, Result};
 pub use figures::QueueStats;
 pub use schedules::check_cron;
 pub use settle::{MoveRequest, RollbackRequest};
-pub use subscription::{ConsumeOptions, Subscription};
+pub use subscription::{ConsumeOptions, Flow, Subscription};
 
 /// What the broker's configuration sets.
 #[derive(Debug, Clone)]

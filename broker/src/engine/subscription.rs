@@ -71,7 +71,20 @@ impl Subscription {
         }
     }
 
-    /// Changes how many items may be unsettled; 0 halts the stream.
+    /// A handle on the stream's flow.
+    pub fn flow(&self) -> Flow {
+        Flow { dispatcher: Arc::clone(&self.dispatcher), id: self.id }
+    }
+}
+
+/// How much a stream takes, to be changed from outside of it.
+pub struct Flow {
+    dispatcher: Arc<Dispatcher>,
+    id: ConsumerId,
+}
+
+impl Flow {
+    /// Changes how many items may be unsettled; 0 halts the stream. Of no effect once that has ended.
     pub fn set_max_in_flight(&self, max_in_flight: usize) {
         self.dispatcher.set_max_in_flight(self.id, max_in_flight);
     }

@@ -2,7 +2,9 @@
 //!
 //! Requests are read by a task of their own, which starts each settle at once, many at a time, and
 //! puts it in line. The response stream, polled by the connection, sends the answers in that order
-//! and deliveries in between. So settles are carried out even while the client does not read.
+//! and deliveries in between. So requests are carried out even while the client does not read.
+
+use std::collections::HashMap;
 
 use futures_util::{
     Stream, StreamExt, TryFutureExt,
@@ -12,10 +14,14 @@ use sluicegate_proto::v1::{
     self as pb, consume_stream_request::Action, consume_stream_response::Event,
 };
 use tokio::{sync::mpsc, task::JoinHandle};
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Status, Streaming};
 
 use super::{Api, convert, joined, parse, queue_service::Outgoing, status::ApiError};
-use crate::{domain::Invalid, engine::EngineError};
+use crate::{
+    domain::{Invalid, ItemId},
+    engine::{EngineError, Flow},
+};
 
 /// Most requests that are under way, or answered and not read by the client yet. Past this the
 /// stream is not read, and HTTP/2 flow control slows the client down.
@@ -28,8 +34,8 @@ type Responses = BoxStream<'static, Result<pb::ConsumeStreamResponse, Status>>;
 enum Answer {
     /// A settle or an extend, under way.
     Settle(JoinHandle<Result<Event, EngineError>>),
-    /// The new flow, to be set when its turn comes.
-    Flow(usize),
+    /// The new flow, in force already.
+    Flow(pb::Flow),
     /// The request can not be taken: the stream ends.
     Failed(Status),
 }
@@ -59,7 +65,8 @@ async fn open(api: Api, mut requests: Requests) -> Result<Responses, Status> {
         max_in_flight: max_in_flight as i32,
     };
     let (in_line, answers) = mpsc::channel(MAX_SETTLES);
-    api.tasks.spawn(read(api.clone(), requests, in_line));
+    let reader = Reader { api: api.clone(), flow: subscription.flow(), turns: Turns::default() };
+    api.tasks.spawn(reader.read(requests, in_line));
     let outgoing = Outgoing::new(subscription, auto_commit, api.shutdown.clone());
     let session = Session { outgoing, answers, current: None };
     let events = stream::try_unfold(session, |mut session| async move {
@@ -70,60 +77,126 @@ async fn open(api: Api, mut requests: Requests) -> Result<Responses, Status> {
     Ok(opened.chain(events).map(move |event| event.map(response)).boxed())
 }
 
-/// Reads requests until the client has no more, one is refused, or the response stream is gone.
-async fn read(api: Api, mut requests: Requests, in_line: mpsc::Sender<Answer>) {
-    // A place in line before each request, so that what is under way is bounded.
-    while let Ok(place) = in_line.reserve().await {
-        let request = tokio::select! {
-            biased;
-            () = in_line.closed() => return,
-            request = requests.message() => request,
-        };
-        let answer = match request {
-            Ok(Some(request)) => act(&api, request).unwrap_or_else(Answer::Failed),
-            Ok(None) => return,
-            Err(status) => Answer::Failed(ApiError::Transport(status).into()),
-        };
-        let refused = matches!(answer, Answer::Failed(_));
-        place.send(answer);
-        if refused {
-            return;
+/// Reads requests, and starts what they ask for.
+struct Reader {
+    api: Api,
+    flow: Flow,
+    turns: Turns,
+}
+
+impl Reader {
+    /// Reads until the client has no more, a request is refused, or the response stream is gone.
+    async fn read(mut self, mut requests: Requests, in_line: mpsc::Sender<Answer>) {
+        // A place in line before each request, so that what is under way is bounded.
+        while let Ok(place) = in_line.reserve().await {
+            let request = tokio::select! {
+                biased;
+                () = in_line.closed() => return,
+                request = requests.message() => request,
+            };
+            let answer = match request {
+                Ok(Some(request)) => self.act(request).unwrap_or_else(Answer::Failed),
+                Ok(None) => return,
+                Err(status) => Answer::Failed(ApiError::Transport(status).into()),
+            };
+            let refused = matches!(answer, Answer::Failed(_));
+            place.send(answer);
+            if refused {
+                return;
+            }
+        }
+    }
+
+    /// Starts what a request asks for.
+    fn act(&mut self, request: pb::ConsumeStreamRequest) -> Result<Answer, Status> {
+        let api = &self.api;
+        match request.action {
+            Some(Action::Commit(request)) => {
+                let parsed = parse::receipts(&request.receipts).map_err(|e| e.within("commit"))?;
+                let turn = self.turns.next(parsed.iter().map(|receipt| receipt.item));
+                Ok(Answer::Settle(api.start(|engine| {
+                    turn.run(async move {
+                        let outcomes = engine.commit(parsed).await?;
+                        let results = convert::settled(request.receipts, outcomes);
+                        Ok(Event::Settled(pb::CommitResponse { results }))
+                    })
+                })))
+            }
+            Some(Action::Rollback(request)) => {
+                let (receipts, parsed) =
+                    parse::rollbacks(request).map_err(|e| e.within("rollback"))?;
+                let turn = self.turns.next(parsed.iter().map(|rollback| rollback.receipt.item));
+                Ok(Answer::Settle(api.start(|engine| {
+                    turn.run(async move {
+                        let outcomes = engine.rollback(parsed).await?;
+                        let results = convert::settled(receipts, outcomes);
+                        Ok(Event::Settled(pb::CommitResponse { results }))
+                    })
+                })))
+            }
+            Some(Action::Extend(request)) => {
+                let (receipts, lease) =
+                    parse::extend(&request, &api.rules()).map_err(|e| e.within("extend"))?;
+                let turn = self.turns.next(receipts.iter().map(|receipt| receipt.item));
+                Ok(Answer::Settle(api.start(|engine| {
+                    turn.run(async move {
+                        let outcomes = engine.extend(receipts, lease).await?;
+                        Ok(Event::Extended(convert::extended(request.receipts, outcomes)))
+                    })
+                })))
+            }
+            Some(Action::Flow(flow)) => {
+                self.flow.set_max_in_flight(parse::flow(flow)?);
+                Ok(Answer::Flow(flow))
+            }
+            Some(Action::Open(_)) => {
+                Err(Invalid::new("open", "only the first message of the stream can be open").into())
+            }
+            None => Err(Invalid::new("action", "must be given").into()),
         }
     }
 }
 
-/// Starts what a request asks for.
-fn act(api: &Api, request: pb::ConsumeStreamRequest) -> Result<Answer, Status> {
-    match request.action {
-        Some(Action::Commit(request)) => {
-            let parsed = parse::receipts(&request.receipts).map_err(|e| e.within("commit"))?;
-            Ok(Answer::Settle(api.start(|engine| async move {
-                let outcomes = engine.commit(parsed).await?;
-                let results = convert::settled(request.receipts, outcomes);
-                Ok(Event::Settled(pb::CommitResponse { results }))
-            })))
+/// Which requests of a stream have to wait for which: those that name the same item take turns in the
+/// order sent, all others go side by side.
+#[derive(Default)]
+struct Turns {
+    /// The end of the last request that names an item. Those that have come are removed now and then.
+    ends: HashMap<ItemId, CancellationToken>,
+    /// With so many entries they are looked through.
+    look_at: usize,
+}
+
+/// The turn of one request.
+struct Turn {
+    /// Ends of earlier requests that name an item of this one.
+    before: Vec<CancellationToken>,
+    end: DropGuard,
+}
+
+impl Turns {
+    /// The turn of the next request, which names these items.
+    fn next(&mut self, items: impl Iterator<Item = ItemId> + Clone) -> Turn {
+        let under_way = |item| self.ends.get(&item).filter(|end| !end.is_cancelled()).cloned();
+        let before = items.clone().filter_map(under_way).collect();
+        let end = CancellationToken::new();
+        if self.ends.len() >= self.look_at {
+            self.ends.retain(|_, end| !end.is_cancelled());
+            self.look_at = 2 * self.ends.len() + 1_000;
         }
-        Some(Action::Rollback(request)) => {
-            let (receipts, parsed) = parse::rollbacks(request).map_err(|e| e.within("rollback"))?;
-            Ok(Answer::Settle(api.start(|engine| async move {
-                let outcomes = engine.rollback(parsed).await?;
-                let results = convert::settled(receipts, outcomes);
-                Ok(Event::Settled(pb::CommitResponse { results }))
-            })))
+        self.ends.extend(items.map(|item| (item, end.clone())));
+        Turn { before, end: end.drop_guard() }
+    }
+}
+
+impl Turn {
+    /// Does the work when its turn has come. The turn ends with this, however this ends.
+    async fn run<T>(self, work: impl Future<Output = T>) -> T {
+        let Self { before, end: _end } = self;
+        for end in before {
+            end.cancelled().await;
         }
-        Some(Action::Extend(request)) => {
-            let parsed = parse::extend(&request, &api.rules()).map_err(|e| e.within("extend"))?;
-            let (receipts, lease) = parsed;
-            Ok(Answer::Settle(api.start(|engine| async move {
-                let outcomes = engine.extend(receipts, lease).await?;
-                Ok(Event::Extended(convert::extended(request.receipts, outcomes)))
-            })))
-        }
-        Some(Action::Flow(flow)) => Ok(Answer::Flow(parse::flow(flow)?)),
-        Some(Action::Open(_)) => {
-            Err(Invalid::new("open", "only the first message of the stream can be open").into())
-        }
-        None => Err(Invalid::new("action", "must be given").into()),
+        work.await
     }
 }
 
@@ -140,39 +213,71 @@ impl Session {
     async fn next(&mut self) -> Result<Option<Event>, Status> {
         tokio::select! {
             biased;
-            answer = next_answer(&mut self.answers, &mut self.current) => match answer? {
-                None => Ok(None),
-                Some(Next::Event(event)) => Ok(Some(event)),
-                Some(Next::Flow(max_in_flight)) => {
-                    self.outgoing.subscription().set_max_in_flight(max_in_flight);
-                    Ok(Some(Event::Flow(pb::Flow { max_in_flight: max_in_flight as i32 })))
-                }
-            },
+            answer = next_answer(&mut self.answers, &mut self.current) => answer,
             deliveries = self.outgoing.next() => Ok(Some(Event::Deliveries(deliveries?))),
         }
     }
-}
-
-enum Next {
-    Event(Event),
-    Flow(usize),
 }
 
 /// The answer at the head of the line, when it is done. May be dropped and called again.
 async fn next_answer(
     answers: &mut mpsc::Receiver<Answer>,
     current: &mut Option<JoinHandle<Result<Event, EngineError>>>,
-) -> Result<Option<Next>, Status> {
+) -> Result<Option<Event>, Status> {
     let settle = match current {
         Some(settle) => settle,
         None => match answers.recv().await {
             Some(Answer::Settle(settle)) => current.insert(settle),
-            Some(Answer::Flow(max_in_flight)) => return Ok(Some(Next::Flow(max_in_flight))),
+            Some(Answer::Flow(flow)) => return Ok(Some(Event::Flow(flow))),
             Some(Answer::Failed(status)) => return Err(status),
             None => return Ok(None),
         },
     };
     let done = settle.await;
     *current = None;
-    joined(done).map(|event| Some(Next::Event(event)))
+    joined(done).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::poll;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn requests_wait_for_those_that_name_the_same_item_and_for_no_other() {
+        let mut turns = Turns::default();
+        let mut turn = |items: &[u8]| turns.next(items.iter().map(|item| ItemId([*item; 12])));
+        let first = turn(&[1, 2, 2]);
+        let other = turn(&[3]);
+        let mut second = Box::pin(turn(&[2]).run(async {}));
+        let mut third = Box::pin(turn(&[3, 2]).run(async {}));
+        other.run(async {}).await;
+        assert!(poll!(&mut second).is_pending());
+        // However it ends: this one is never carried out.
+        drop(first);
+        assert!(poll!(&mut third).is_pending(), "it waits for the second");
+        second.await;
+        third.await;
+        turn(&[1, 2, 3]).run(async {}).await;
+    }
+
+    #[test]
+    fn requests_that_are_done_are_forgotten() {
+        let mut turns = Turns::default();
+        let mut number = 0_u32;
+        let mut next = |turns: &mut Turns| {
+            number += 1;
+            let mut id = [0; 12];
+            id[..4].copy_from_slice(&number.to_be_bytes());
+            turns.next(std::iter::once(ItemId(id)))
+        };
+        let under_way: Vec<_> = (0..50).map(|_| next(&mut turns)).collect();
+        for _ in 0..10_000 {
+            drop(next(&mut turns));
+        }
+        assert!(turns.ends.len() < 2_000, "{}", turns.ends.len());
+        assert!(under_way.iter().all(|turn| turn.before.is_empty()));
+        assert_eq!(turns.ends.values().filter(|end| !end.is_cancelled()).count(), 50);
+    }
 }

@@ -188,10 +188,6 @@ impl Outgoing {
         Self { subscription, auto_commit, shutdown, rest: VecDeque::new() }
     }
 
-    pub(super) fn subscription(&self) -> &Subscription {
-        &self.subscription
-    }
-
     /// The next message; an error when the stream has to end. May be dropped and called again at
     /// any time: nothing is lost.
     pub(super) async fn next(&mut self) -> Result<pb::ConsumeResponse, EngineError> {

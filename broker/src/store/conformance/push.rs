@@ -1,5 +1,7 @@
 //! Push: items are stored as given, durably, and eligible when they should be.
 
+use futures_util::future::join_all;
+
 use super::{Env, env::*};
 use crate::{
     domain::{ConsumerName, GroupName, ItemState, NewItem, Outcome, Timestamp},
@@ -128,6 +130,30 @@ pub(crate) async fn concurrent_pushes_each_get_their_own_answer(env: &Env) {
         task.await.unwrap();
     }
     assert_eq!(env.store.depth(&queue).await.unwrap().ready, 80);
+}
+
+pub(crate) async fn calls_that_one_task_starts_are_stored_in_that_order(env: &Env) {
+    // As many as take several writes, which may run side by side.
+    for (name, sequenced, calls, of_a_call) in
+        [("plain", false, 200, 25), ("numbered", true, 50, 4)]
+    {
+        let queue = env.queue_with(name, |queue| queue.sequenced = sequenced).await;
+        let batch = |call: usize| -> Vec<String> {
+            (0..of_a_call).map(|number| format!("{call}.{number}")).collect()
+        };
+        let push = |call: usize| {
+            let items = batch(call).iter().map(|text| push_of(&queue, item(text))).collect();
+            env.store.push(items)
+        };
+        // None is answered before the next is polled. They are more than a task may start in one go.
+        let pushed = tokio::task::unconstrained(join_all((0..calls).map(push))).await;
+        let pushed: Vec<_> = pushed.into_iter().flat_map(Result::unwrap).collect();
+        if sequenced {
+            assert!(pushed.is_sorted_by(|a, b| a.sequence < b.sequence), "{pushed:?}");
+        }
+        let expected: Vec<String> = (0..calls).flat_map(batch).collect();
+        assert!(env.drain(&queue).await == expected, "{name} items are out of order");
+    }
 }
 
 pub(crate) async fn nothing_is_delivered_before_its_time(env: &Env) {

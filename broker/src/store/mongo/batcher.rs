@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, future::Future, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;
 
 use super::errors::{broken, repeat, unavailable};
@@ -20,18 +20,25 @@ pub(super) struct Limits {
     pub(super) bytes: usize,
 }
 
-/// Most items waiting in one batcher; callers past that wait for room.
-const MAX_WAITING: usize = 50_000;
 /// After this long a write's outcome counts as unknown.
 pub(super) const WRITE_LIMIT: Duration = Duration::from_secs(20);
+
+type Answer<R> = oneshot::Sender<Result<Vec<R>>>;
 
 struct Job<T, R> {
     items: Vec<T>,
     bytes: usize,
-    answer: oneshot::Sender<Result<Vec<R>>>,
+    answer: Answer<R>,
+}
+
+/// A write that begins, and how many of its results are whose.
+struct Begun<R, F> {
+    answers: Vec<(usize, Answer<R>)>,
+    writing: F,
 }
 
 struct State<T, R> {
+    /// One for each call that waits: bounded by those.
     waiting: VecDeque<Job<T, R>>,
     writes: usize,
 }
@@ -39,21 +46,20 @@ struct State<T, R> {
 /// Whatever arrives while a write is in flight forms the next one.
 pub(super) struct Batcher<T, R> {
     limits: Limits,
-    room: Semaphore,
     state: Mutex<State<T, R>>,
 }
 
 impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
     pub(super) fn new(limits: Limits) -> Arc<Self> {
-        Arc::new(Self {
-            limits,
-            room: Semaphore::new(MAX_WAITING),
-            state: Mutex::new(State { waiting: VecDeque::new(), writes: 0 }),
-        })
+        Arc::new(Self { limits, state: Mutex::new(State { waiting: VecDeque::new(), writes: 0 }) })
     }
 
     /// Writes the items by `write`, which answers for each in order, together with those of other
     /// calls. All callers of one batcher must pass the same function.
+    ///
+    /// Calls stand in line from when they are first polled, and `write` is called for one batch after
+    /// the other in that order, also if several writes are in flight: what it does before it returns
+    /// its future is done in order. Whoever is no longer waited for when its turn comes is left out.
     pub(super) async fn submit<W, F>(
         self: &Arc<Self>,
         tracker: &TaskTracker,
@@ -65,9 +71,7 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         W: Fn(Vec<T>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Vec<Result<R>>> + Send + 'static,
     {
-        let permits = items.len().min(MAX_WAITING) as u32;
-        let permit = self.room.acquire_many(permits).await;
-        let _room = permit.map_err(|_| unavailable("the store is closing"))?;
+        // Nothing may be awaited before the call stands in line.
         let (answer, answered) = oneshot::channel();
         let start = {
             let mut state = self.state.lock();
@@ -90,15 +94,9 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         W: Fn(Vec<T>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Vec<Result<R>>> + Send + 'static,
     {
-        while let Some(jobs) = self.take() {
-            let mut answers = Vec::with_capacity(jobs.len());
-            let mut items = Vec::new();
-            for job in jobs {
-                answers.push((job.items.len(), job.answer));
-                items.extend(job.items);
-            }
-            let count = items.len();
-            let writing = tracker.spawn(write(items));
+        while let Some(Begun { answers, writing }) = self.begin(&write) {
+            let count: usize = answers.iter().map(|(count, _)| count).sum();
+            let writing = tracker.spawn(writing);
             // The write goes on after the limit, in its own task: the driver minds being dropped.
             let results = match tokio::time::timeout(WRITE_LIMIT, writing).await {
                 Ok(Ok(results)) if results.len() == count => Ok(results),
@@ -123,32 +121,86 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         }
     }
 
-    /// The next batch; `None` ends the worker.
-    fn take(&self) -> Option<Vec<Job<T, R>>> {
+    /// Takes the next batch and calls `write` for it, under the lock; `None` ends the worker.
+    fn begin<W, F>(&self, write: &W) -> Option<Begun<R, F>>
+    where
+        W: Fn(Vec<T>) -> F,
+    {
         let mut state = self.state.lock();
-        let (mut items, mut bytes) = (0, 0);
-        let mut jobs = Vec::new();
+        // During an outage callers give up: what they left must not pile up.
+        state.waiting.retain(|job| !job.answer.is_closed());
+        let (mut items, mut bytes) = (Vec::new(), 0);
+        let mut answers = Vec::new();
         while let Some(job) = state.waiting.front() {
-            let fits = items + job.items.len() <= self.limits.items
+            let fits = items.len() + job.items.len() <= self.limits.items
                 && bytes + job.bytes <= self.limits.bytes;
-            if !jobs.is_empty() && !fits {
+            if !answers.is_empty() && !fits {
                 break;
             }
-            items += job.items.len();
+            let Some(job) = state.waiting.pop_front() else { break };
             bytes += job.bytes;
-            jobs.extend(state.waiting.pop_front());
+            answers.push((job.items.len(), job.answer));
+            items.extend(job.items);
         }
-        if jobs.is_empty() {
+        if answers.is_empty() {
             state.writes -= 1;
             return None;
         }
-        Some(jobs)
+        Some(Begun { answers, writing: write(items) })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::{future::join_all, poll};
+    use tokio::sync::Semaphore;
+
     use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn writes_begin_in_the_order_of_the_calls() {
+        let batcher = Batcher::<u32, ()>::new(Limits { writes: 2, items: 3, bytes: 1_000 });
+        let tracker = TaskTracker::new();
+        let begun = Arc::new(Mutex::new(Vec::<u32>::new()));
+        let write = {
+            let begun = Arc::clone(&begun);
+            move |items: Vec<u32>| {
+                begun.lock().extend(&items);
+                async move {
+                    tokio::task::yield_now().await;
+                    items.into_iter().map(|_| Ok(())).collect::<Vec<_>>()
+                }
+            }
+        };
+        // Polled in this order, by this task.
+        let calls = (0..1_000).map(|n| batcher.submit(&tracker, vec![n], 1, write.clone()));
+        for answer in join_all(calls).await {
+            answer.unwrap();
+        }
+        assert_eq!(*begun.lock(), (0..1_000).collect::<Vec<_>>());
+    }
+
+    #[tokio::test]
+    async fn a_call_given_up_in_line_is_left_out() {
+        let batcher = Batcher::<u32, u32>::new(Limits { writes: 1, items: 100, bytes: 1_000 });
+        let tracker = TaskTracker::new();
+        let written = Arc::new(Mutex::new(Vec::<u32>::new()));
+        let write = {
+            let written = Arc::clone(&written);
+            move |items: Vec<u32>| {
+                written.lock().extend(&items);
+                async move { items.into_iter().map(Ok).collect::<Vec<_>>() }
+            }
+        };
+        let call = |n| Box::pin(batcher.submit(&tracker, vec![n], 1, write.clone()));
+        let (mut first, mut given_up, last) = (call(1), call(2), call(3));
+        // This runtime has one thread: nothing is written before this task waits.
+        assert!(poll!(&mut first).is_pending());
+        assert!(poll!(&mut given_up).is_pending());
+        drop(given_up);
+        assert_eq!((last.await.unwrap(), first.await.unwrap()), (vec![3], vec![1]));
+        assert_eq!(*written.lock(), [1, 3]);
+    }
 
     #[tokio::test]
     async fn what_arrives_during_a_write_forms_the_next_one() {

@@ -8,7 +8,8 @@
 //! * [`transaction`] changes several documents in one step, [`abandoned`] ends what a dead broker left of that.
 //! * [`admin`], [`history`], [`redrive`], [`figures`], [`queues`], [`schedules`]: the rest.
 //!
-//! Every operation runs in a task of its own, so that a caller that goes away harms nothing.
+//! Every operation runs in a task of its own, so that a caller that goes away harms nothing. Of a push
+//! only the write does: standing in line for it is the caller's part, so that calls keep their order.
 
 mod abandoned;
 mod admin;
@@ -156,12 +157,7 @@ impl MongoStore {
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        // Longer than a single write, so that what can be said of single writes is said there.
-        let limit = WRITE_LIMIT + Duration::from_secs(5);
-        match tokio::time::timeout(limit, self.run_long(operation)).await {
-            Ok(result) => result,
-            Err(_) => Err(unavailable("MongoDB did not answer in time")),
-        }
+        in_time(self.run_long(operation)).await
     }
 
     /// The same for operations that may take as long as they need.
@@ -172,6 +168,16 @@ impl MongoStore {
     {
         let task = self.inner.tracker.spawn(operation(Arc::clone(&self.inner)));
         task.await.unwrap_or_else(|error| Err(broken(format!("an operation failed: {error}"))))
+    }
+}
+
+/// The outcome of an operation; unknown if it takes too long.
+async fn in_time<T>(operation: impl Future<Output = Result<T>>) -> Result<T> {
+    // Longer than a single write, so that what can be said of single writes is said there.
+    let limit = WRITE_LIMIT + Duration::from_secs(5);
+    match tokio::time::timeout(limit, operation).await {
+        Ok(result) => result,
+        Err(_) => Err(unavailable("MongoDB did not answer in time")),
     }
 }
 
@@ -188,13 +194,16 @@ impl Inner {
 
     /// A group, with its indexes in place.
     async fn group(&self, name: &GroupName) -> Result<Arc<Group>> {
-        let group = {
-            let mut groups = self.groups.lock();
-            let new = || Arc::new(Group::new(&self.db, name));
-            Arc::clone(groups.entry(name.clone()).or_insert_with(new))
-        };
+        let group = self.group_as_it_is(name);
         group.ensure_indexes(&self.db).await?;
         Ok(group)
+    }
+
+    /// A group, with its indexes or without.
+    fn group_as_it_is(&self, name: &GroupName) -> Arc<Group> {
+        let mut groups = self.groups.lock();
+        let new = || Arc::new(Group::new(&self.db, name));
+        Arc::clone(groups.entry(name.clone()).or_insert_with(new))
     }
 
     fn head(&self, queue: &QueueName) -> Arc<Head> {
@@ -251,7 +260,7 @@ impl Store for MongoStore {
     }
 
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>> {
-        self.run(|inner| async move { push::push(&inner, items).await }).await
+        in_time(push::push(&self.inner, items)).await
     }
 
     async fn reserve(&self, queue: &Arc<Queue>, wants: &[Want]) -> Result<Reserved> {

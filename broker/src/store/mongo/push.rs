@@ -42,7 +42,8 @@ pub(super) fn is_ordered(push: &Push) -> bool {
     push.queue.sequenced || !push.item.ordering_key.is_empty()
 }
 
-/// Stores items; answers for each.
+/// Stores items; answers for each. They stand in line for their write when this is first polled, and
+/// the write is no part of the caller's task.
 pub(super) async fn push(inner: &Arc<Inner>, items: Vec<Push>) -> Result<Vec<Pushed>> {
     let count = items.len();
     let mut lots: Vec<Lot> = Vec::new();
@@ -77,16 +78,19 @@ async fn submit(
     ordered: bool,
     items: Vec<Push>,
 ) -> Result<Vec<Pushed>> {
-    let group = inner.group(group).await?;
+    // Nothing may be awaited before the batcher has the items: calls keep their order up to there.
+    let group = inner.group_as_it_is(group);
     let bytes = items.iter().map(|push| push.item.payload.len() + ENVELOPE).sum();
     let batcher = Arc::clone(if ordered { &group.ordered } else { &group.plain });
     let inner = Arc::clone(inner);
     let tracker = inner.tracker.clone();
     let write = move |items: Vec<Push>| {
         let (inner, group) = (Arc::clone(&inner), Arc::clone(&group));
+        // Given here, in the order of the calls: the writes themselves may run side by side.
+        let starts = (!ordered).then(|| plain_starts(&inner, items.len()));
         async move {
             let count = items.len();
-            match write(&inner, &group, items, ordered).await {
+            match write(&inner, &group, items, starts).await {
                 Ok(results) => results,
                 Err(error) => (0..count).map(|_| Err(repeat(&error))).collect(),
             }
@@ -95,19 +99,23 @@ async fn submit(
     batcher.submit(&tracker, items, bytes, write).await
 }
 
+/// The starts of items that need no order but that of their ids.
+fn plain_starts(inner: &Inner, count: usize) -> Vec<Start> {
+    let now = inner.now();
+    let start = |_| Start { id: inner.ids.next(now), now, sequence: 0, blocked: false };
+    (0..count).map(start).collect()
+}
+
+/// Writes a batch; one without starts gets them here, in order.
 async fn write(
     inner: &Arc<Inner>,
     group: &Group,
     items: Vec<Push>,
-    ordered: bool,
+    starts: Option<Vec<Start>>,
 ) -> Result<Vec<Result<Pushed>>> {
+    group.ensure_indexes(&inner.db).await?;
     record_levels(inner, group, &items).await?;
-    if !ordered {
-        let now = inner.now();
-        let starts = items
-            .iter()
-            .map(|_| Start { id: inner.ids.next(now), now, sequence: 0, blocked: false })
-            .collect();
+    if let Some(starts) = starts {
         return insert(inner, group, &items, starts).await;
     }
     // Numbers follow the order of the answers: they are given and stored in one step. A standalone
