@@ -6,6 +6,16 @@ use parking_lot::Mutex;
 
 use super::Timestamp;
 
+/// Writes bytes as hexadecimal digits, two for each; `digits` must be twice as long. Ids and receipts of
+/// every item pass here: byte by byte through `fmt` it would cost as much as all else about a receipt.
+pub(super) fn write_hex(bytes: &[u8], digits: &mut [u8]) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    for (byte, pair) in bytes.iter().zip(digits.chunks_exact_mut(2)) {
+        pair[0] = DIGITS[usize::from(byte >> 4)];
+        pair[1] = DIGITS[usize::from(byte & 15)];
+    }
+}
+
 macro_rules! twelve_bytes {
     ($(#[$doc:meta])* $type:ident) => {
         $(#[$doc])*
@@ -14,7 +24,9 @@ macro_rules! twelve_bytes {
 
         impl fmt::Display for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+                let mut digits = [0; 24];
+                write_hex(&self.0, &mut digits);
+                f.write_str(std::str::from_utf8(&digits).map_err(|_| fmt::Error)?)
             }
         }
 

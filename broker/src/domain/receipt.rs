@@ -1,8 +1,6 @@
 //! Receipts: opaque strings that name one reservation of one item.
 
-use std::fmt::Write as _;
-
-use super::{GroupName, Invalid, ItemId, LeaseToken, QueueName};
+use super::{GroupName, Invalid, ItemId, LeaseToken, QueueName, id::write_hex};
 
 /// One reservation of one item. Only the newest receipt of an item is valid.
 ///
@@ -30,7 +28,8 @@ const VERSION: u8 = 1;
 impl Receipt {
     /// The receipt as text: URL-safe letters and digits, about 90 bytes.
     pub fn encode(&self) -> String {
-        let mut bytes = Vec::with_capacity(40 + self.queue.as_str().len());
+        let mut bytes =
+            Vec::with_capacity(39 + self.queue.as_str().len() + self.group.as_str().len());
         bytes.push(VERSION);
         bytes.extend_from_slice(&self.item.0);
         bytes.extend_from_slice(&self.token.0);
@@ -42,11 +41,9 @@ impl Receipt {
         bytes.extend_from_slice(self.group.as_str().as_bytes());
         let sum = checksum(&bytes);
         bytes.extend_from_slice(&sum.to_be_bytes());
-        let mut text = String::with_capacity(bytes.len() * 2);
-        for byte in bytes {
-            let _ = write!(text, "{byte:02x}"); // writing to a String can not fail
-        }
-        text
+        let mut text = vec![0; bytes.len() * 2];
+        write_hex(&bytes, &mut text);
+        String::from_utf8(text).unwrap_or_default() // digits are text
     }
 
     /// Reads a receipt back; `field` is what the caller called it.

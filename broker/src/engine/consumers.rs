@@ -14,6 +14,11 @@ use super::{EngineError, Result};
 
 /// Most items reserved in one go, over all consumers of the queue.
 const MAX_BATCH: usize = 1_000;
+/// A stream that has items to work on is given more once it has room for this part of what it may
+/// hold, or for [`ENOUGH_ROOM`] items: refills of a few items each would cost as much as large ones.
+const ENOUGH_PART: usize = 4;
+/// Room for so many items is always worth a refill.
+const ENOUGH_ROOM: usize = 500;
 /// Most payload bytes in one message to a consumer, unless a single item is larger: most gRPC
 /// libraries refuse messages over 4 MiB, envelopes included, unless told otherwise.
 const MAX_MESSAGE_BYTES: usize = 3 << 20;
@@ -61,6 +66,21 @@ impl Stream {
     fn is_full(&self) -> bool {
         self.in_flight.len() >= self.settings.max_in_flight
             || self.bytes_in_flight >= self.settings.max_in_flight_bytes
+    }
+
+    /// It could be dealt items now.
+    fn wants(&self) -> bool {
+        self.hungry && self.end.is_none() && !self.is_full()
+    }
+
+    /// It has work, and little room for more.
+    fn is_well_stocked(&self) -> bool {
+        let StreamSettings { max_in_flight: items, max_in_flight_bytes: bytes, .. } = self.settings;
+        let room = items.saturating_sub(self.in_flight.len());
+        let room_bytes = bytes.saturating_sub(self.bytes_in_flight);
+        let little =
+            room < ENOUGH_ROOM.min(items / ENOUGH_PART) || room_bytes < bytes / ENOUGH_PART;
+        !self.in_flight.is_empty() && little
     }
 
     fn remove(&mut self, item: ItemId) -> bool {
@@ -210,11 +230,7 @@ impl Consumers {
             takers.push(Taker { id, auto_commit: call.auto_commit });
         }
         self.drop_lapsed(now);
-        let mut hungry: Vec<_> = self
-            .streams
-            .iter()
-            .filter(|(_, s)| s.hungry && s.end.is_none() && !s.is_full())
-            .collect();
+        let mut hungry: Vec<_> = self.streams.iter().filter(|(_, s)| s.wants()).collect();
         hungry.sort_by_key(|(_, s)| (s.in_flight.len(), s.served));
         for (&id, stream) in hungry {
             if total >= MAX_BATCH {
@@ -241,6 +257,12 @@ impl Consumers {
             takers.push(Taker { id, auto_commit: settings.auto_commit });
         }
         (wants, takers)
+    }
+
+    /// True if nobody would be idle without a refill: all who want items have work, and little room.
+    pub(super) fn can_wait(&self) -> bool {
+        let mut hungry = self.streams.values().filter(|stream| stream.wants()).peekable();
+        self.calls.is_empty() && hungry.peek().is_some() && hungry.all(Stream::is_well_stocked)
     }
 
     /// A lease that lapsed holds no place in a stream that is full: its consumer may be busy with it
@@ -409,7 +431,7 @@ impl Consumers {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use bytes::Bytes;
 
     use super::*;
@@ -418,7 +440,8 @@ mod tests {
     const NOW: Timestamp = Timestamp(1_000);
     const LEASE_END: Timestamp = Timestamp(2_000);
 
-    fn delivery(item: u8, token: u8, bytes: usize) -> Delivery {
+    /// An item on its way to a consumer.
+    pub(in crate::engine) fn delivery(item: u8, token: u8, bytes: usize) -> Delivery {
         let queue = QueueName::parse("queue", "q").unwrap();
         let id = ItemId([item; 12]);
         let receipt = Receipt {
@@ -506,6 +529,47 @@ mod tests {
         assert!(consumers.settled(&delivery(1, 1, 5).receipt));
         assert!(!consumers.settled(&delivery(1, 1, 5).receipt), "a place is freed once");
         assert_eq!(wanted(&mut consumers, NOW), [(id, 1)]);
+    }
+
+    #[test]
+    fn only_who_has_work_and_little_room_can_wait_for_more() {
+        let mut consumers = Consumers::default();
+        let id = stream(&mut consumers, 8, 1_000);
+        assert!(!consumers.can_wait(), "an idle consumer is served at once");
+        let items: Vec<_> = (0..8).map(|n| delivery(n, 1, 5)).collect();
+        consumers.hand_to_stream(id, items.clone(), NOW);
+        assert_eq!(take(&mut consumers, id), 8);
+        assert!(!consumers.can_wait(), "nobody wants anything");
+        assert!(consumers.settled(&items[0].receipt));
+        assert!(consumers.can_wait(), "room for one of eight");
+        assert!(consumers.settled(&items[1].receipt));
+        assert!(!consumers.can_wait(), "room for a quarter");
+        assert!(!consumers.settled(&items[1].receipt));
+        consumers.hand_to_stream(id, vec![delivery(9, 1, 5)], NOW);
+        assert_eq!(take(&mut consumers, id), 1);
+        assert!(consumers.can_wait());
+        stream(&mut consumers, 8, 1_000);
+        assert!(!consumers.can_wait(), "another consumer is idle");
+    }
+
+    #[test]
+    fn who_has_little_room_for_bytes_can_wait_too_and_a_call_can_not() {
+        let mut consumers = Consumers::default();
+        let id = stream(&mut consumers, 100, 10);
+        consumers.hand_to_stream(id, vec![delivery(1, 1, 9)], NOW);
+        assert_eq!(take(&mut consumers, id), 1);
+        assert!(consumers.can_wait());
+        let (answer, _answered) = oneshot::channel();
+        let lease = Duration::from_secs(1);
+        consumers.add_call(Call {
+            max_items: 1,
+            lease,
+            consumer: None,
+            auto_commit: false,
+            waits: true,
+            answer,
+        });
+        assert!(!consumers.can_wait());
     }
 
     #[test]

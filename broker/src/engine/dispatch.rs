@@ -12,6 +12,7 @@ use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
 };
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     domain::{Delivery, Outcome, Queue, QueueName, Receipt, Timestamp, Totals},
@@ -25,6 +26,8 @@ use super::{
 
 /// A dispatcher with no consumers ends after this long.
 const IDLE: Duration = Duration::from_secs(10);
+/// How long consumers that have work wait for more, so that many small refills become one.
+const GATHER: Duration = Duration::from_millis(1);
 /// Fruitless looks in a row before the dispatcher waits for something to change.
 const MAX_STUCK: u32 = 3;
 /// First pause after a failed look; doubles up to [`MAX_BACKOFF`].
@@ -203,6 +206,12 @@ impl Dispatcher {
         Some((wants, takers))
     }
 
+    /// True if there may be work, but nobody is idle: the next round can wait a moment.
+    fn can_wait(&self) -> bool {
+        let state = self.state.lock();
+        state.news && state.consumers.can_wait()
+    }
+
     /// The store did not answer: calls are told, streams wait for the next try.
     fn look_failed(&self, error: &EngineError) {
         let mut state = self.state.lock();
@@ -294,6 +303,7 @@ enum Step {
 }
 
 async fn step(engine: &Arc<Engine>, dispatcher: &Arc<Dispatcher>) -> Result<Step> {
+    gather_room(dispatcher, &engine.draining).await;
     let queue = engine.queues.get(&dispatcher.queue).await?;
     if std::mem::take(&mut dispatcher.state.lock().reconcile) {
         reconcile(engine, dispatcher, &queue).await?;
@@ -322,6 +332,19 @@ async fn step(engine: &Arc<Engine>, dispatcher: &Arc<Dispatcher>) -> Result<Step
     dispatcher.state.lock().consumers.answer_impatient(takers.iter().map(|taker| taker.id));
     ask_when_due(engine, dispatcher, &queue, looked).await?;
     Ok(if dealt > 0 { Step::Again } else { Step::Wait })
+}
+
+/// Waits until there is room worth a look at the store, somebody is idle, or a moment has passed.
+/// What wakes it is looked at in the step that follows.
+async fn gather_room(dispatcher: &Dispatcher, draining: &CancellationToken) {
+    let until = Instant::now() + GATHER;
+    while dispatcher.can_wait() {
+        tokio::select! {
+            () = dispatcher.wake.notified() => {}
+            () = draining.cancelled() => return,
+            () = sleep_until(until) => return,
+        }
+    }
 }
 
 /// Sees to it that the loop is there when the next item becomes eligible. A queue that runs empty
@@ -534,5 +557,81 @@ impl Engine {
                 }
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::consumers::tests::delivery, *};
+
+    /// A dispatcher with a stream that holds as much as it may, and what that is.
+    fn full() -> (Dispatcher, Vec<Delivery>) {
+        let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap());
+        let id = add_stream(&dispatcher);
+        let items: Vec<_> = (0..8).map(|n| delivery(n, 1, 5)).collect();
+        let unwanted =
+            dispatcher.state.lock().consumers.hand_to_stream(id, items.clone(), Timestamp(0));
+        assert!(unwanted.is_empty());
+        assert!(matches!(dispatcher.look_into_inbox(id), Inbox::Items(items) if items.len() == 8));
+        dispatcher.look_into_inbox(id);
+        (dispatcher, items)
+    }
+
+    /// Adds a stream that waits for items.
+    fn add_stream(dispatcher: &Dispatcher) -> ConsumerId {
+        let settings = StreamSettings {
+            max_in_flight: 8,
+            max_in_flight_bytes: usize::MAX,
+            lease: Duration::from_secs(1),
+            consumer: None,
+            auto_commit: false,
+        };
+        let id = dispatcher.add_stream(settings, Arc::new(Notify::new()));
+        dispatcher.look_into_inbox(id);
+        id
+    }
+
+    /// How long it gathers room, while `meanwhile` happens.
+    async fn gathers(dispatcher: &Dispatcher, meanwhile: impl Future<Output = ()>) -> Duration {
+        let (start, draining) = (Instant::now(), CancellationToken::new());
+        let gathering = async {
+            gather_room(dispatcher, &draining).await;
+            start.elapsed()
+        };
+        tokio::join!(gathering, meanwhile).0
+    }
+
+    fn settle<'a>(dispatcher: &Dispatcher, items: impl IntoIterator<Item = &'a Delivery>) {
+        dispatcher.settled(items.into_iter().map(|item| &item.receipt));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_small_refill_waits_for_company_and_not_for_long() {
+        let (dispatcher, items) = full();
+        settle(&dispatcher, &items[..1]);
+        let waited = gathers(&dispatcher, async {}).await;
+        assert!(waited >= GATHER && waited < 3 * GATHER, "{waited:?}");
+        let (wants, _) = dispatcher.next_round(Timestamp(1)).unwrap();
+        assert_eq!(wants[0].max_items, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn it_ends_its_wait_when_there_is_enough_room() {
+        let (dispatcher, items) = full();
+        settle(&dispatcher, &items[..1]);
+        let waited = gathers(&dispatcher, async { settle(&dispatcher, &items[1..3]) }).await;
+        assert_eq!(waited, Duration::ZERO);
+        let (wants, _) = dispatcher.next_round(Timestamp(1)).unwrap();
+        assert_eq!(wants[0].max_items, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_consumer_is_not_kept_waiting() {
+        let (dispatcher, items) = full();
+        settle(&dispatcher, &items[..1]);
+        let waited = gathers(&dispatcher, async { _ = add_stream(&dispatcher) }).await;
+        assert_eq!(waited, Duration::ZERO);
+        settle(&dispatcher, &items);
+        assert_eq!(gathers(&dispatcher, async {}).await, Duration::ZERO);
     }
 }

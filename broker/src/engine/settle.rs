@@ -205,14 +205,24 @@ impl Engine {
     }
 
     /// The receipts whose queues are there, with these, and each one's place among all.
-    async fn with_queues(
+    async fn with_queues<'a>(
         &self,
-        receipts: impl Iterator<Item = &Receipt> + Send,
+        receipts: impl Iterator<Item = &'a Receipt> + Send,
     ) -> Result<(Vec<Held>, Vec<usize>)> {
         let mut held = Vec::new();
         let mut places = Vec::new();
+        // Most batches are of one queue: it is looked up once.
+        let mut last: Option<(&Receipt, Option<Arc<Queue>>)> = None;
         for (place, receipt) in receipts.enumerate() {
-            if let Some(queue) = self.queue_of(receipt).await? {
+            let queue = match &last {
+                Some((before, queue))
+                    if before.queue == receipt.queue && before.group == receipt.group =>
+                {
+                    queue.clone()
+                }
+                _ => last.insert((receipt, self.queue_of(receipt).await?)).1.clone(),
+            };
+            if let Some(queue) = queue {
                 held.push(Held { queue, receipt: receipt.clone() });
                 places.push(place);
             }

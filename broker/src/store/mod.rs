@@ -2,7 +2,8 @@
 //! with a result per item. Backends translate; what an item's fate is, the domain decides.
 //!
 //! Rules every backend keeps (the conformance suite checks them):
-//! * An `Ok` answer means the change is durable. After an `Unavailable` error the outcome is unknown;
+//! * An `Ok` answer means the change is durable. Only a reserve's may be undone by a power cut that ends the
+//!   broker too: then the lease never was, and its receipt is stale. After an `Unavailable` error the outcome is unknown;
 //!   repeating the call is safe for settles, and for pushes whose items carry a `dedup_id`.
 //! * A receipt is valid until its item is reserved anew, given back, settled or deleted, whatever
 //!   the clock says: a lease that has merely lapsed still settles.

@@ -34,7 +34,7 @@ use self::{
     browse::Position,
     readers::Readers,
     schema::StoreFile,
-    writer::{Tx, View, Writer, failed},
+    writer::{Kind, Tx, View, Writer, failed},
 };
 use super::{
     Created, Held, Move, Page, Push, RedriveFilter, Reserved, Result, Rollback, Selection,
@@ -107,7 +107,7 @@ impl SqliteStore {
         &self,
         work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.writer.call(work).await
+        self.writer.call(Kind::Other, work).await
     }
 
     async fn read<T: Send + 'static>(
@@ -116,7 +116,7 @@ impl SqliteStore {
     ) -> Result<T> {
         match &self.readers {
             Some(readers) => readers.read(self.clock.now(), work).await,
-            None => self.writer.call(|tx| work(tx)).await,
+            None => self.writer.call(Kind::Other, |tx| work(tx)).await,
         }
     }
 
@@ -206,12 +206,14 @@ impl Store for SqliteStore {
     }
 
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>> {
-        self.write(move |tx| push::push(tx, &items)).await
+        let kind = Kind::Push(items.len());
+        self.writer.call(kind, move |tx| push::push(tx, &items)).await
     }
 
     async fn reserve(&self, queue: &Arc<Queue>, wants: &[Want]) -> Result<Reserved> {
         let (queue, wants, broker) = (queue.clone(), wants.to_vec(), self.broker);
-        self.write(move |tx| reserve::reserve(tx, &queue, &wants, broker)).await
+        let work = move |tx: &Tx<'_>| reserve::reserve(tx, &queue, &wants, broker);
+        self.writer.call(Kind::Reserve, work).await
     }
 
     async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>> {
@@ -223,20 +225,24 @@ impl Store for SqliteStore {
     fn look_again(&self, _queue: &QueueName, _since: Option<Timestamp>) {}
 
     async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>> {
-        self.write(move |tx| items.iter().map(|held| settle::commit(tx, held)).collect()).await
+        let kind = Kind::Settle(items.len());
+        self.writer.call(kind, move |tx| settle::commit(tx, &items)).await
     }
 
     async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>> {
-        self.write(move |tx| items.into_iter().map(|item| settle::roll_back(tx, item)).collect())
-            .await
+        let kind = Kind::Settle(items.len());
+        let work =
+            |tx: &Tx<'_>| items.into_iter().map(|item| settle::roll_back(tx, item)).collect();
+        self.writer.call(kind, work).await
     }
 
     async fn extend(&self, items: Vec<Held>, until: Vec<Timestamp>) -> Result<Vec<Outcome>> {
-        self.write(move |tx| {
+        let kind = Kind::Settle(items.len());
+        let work = move |tx: &Tx<'_>| {
             let items = items.iter().zip(until);
             items.map(|(held, until)| settle::extend(tx, held, until)).collect()
-        })
-        .await
+        };
+        self.writer.call(kind, work).await
     }
 
     async fn move_items(&self, items: Vec<Move>) -> Result<Vec<Outcome>> {
@@ -248,7 +254,7 @@ impl Store for SqliteStore {
         held: Held,
         items: Vec<Push>,
     ) -> Result<(Outcome, Vec<Pushed>)> {
-        self.write(move |tx| settle::commit_and_push(tx, &held, &items)).await
+        self.write(move |tx| settle::commit_and_push(tx, held, &items)).await
     }
 
     async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>> {

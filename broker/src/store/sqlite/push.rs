@@ -1,6 +1,6 @@
 //! Push: new items, recognised duplicates, sequence numbers and blocked items.
 
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, Statement, params};
 
 use super::{
     super::Push,
@@ -12,10 +12,15 @@ use crate::domain::{ConsumerName, ItemId, Pushed, Timestamp};
 
 /// Stores items, in order.
 pub(super) fn push(tx: &Tx<'_>, items: &[Push]) -> rusqlite::Result<Vec<Pushed>> {
-    items.iter().map(|push| push_one(tx, push)).collect()
+    let mut insert = tx.conn.prepare_cached(
+        r#"INSERT INTO items (id, queue, priority, "when", attempt, deliveries, producer, key,
+             seq, dedup, content_type, headers, created, blocked, expires, payload)
+           VALUES (?1, ?2, ?3, ?4, 1, 0, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)"#,
+    )?;
+    items.iter().map(|push| push_one(tx, &mut insert, push)).collect()
 }
 
-fn push_one(tx: &Tx<'_>, push: &Push) -> rusqlite::Result<Pushed> {
+fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::Result<Pushed> {
     let Push { queue, item, producer, dedup_window } = push;
     let name = queue.name.as_str();
     let window = dedup_window.unwrap_or(queue.dedup_window);
@@ -34,28 +39,22 @@ fn push_one(tx: &Tx<'_>, push: &Push) -> rusqlite::Result<Pushed> {
     let sequence = order::stamp(tx, queue, key.is_some())?;
     let (when, blocked) = if blocked { (None, Some(own.0)) } else { (Some(own.0), None) };
     let ttl = item.ttl.or(queue.default_ttl);
-    tx.conn
-        .prepare_cached(
-            r#"INSERT INTO items (id, queue, priority, "when", attempt, deliveries, producer, key,
-                 seq, dedup, content_type, headers, created, blocked, expires, payload)
-               VALUES (?1, ?2, ?3, ?4, 1, 0, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)"#,
-        )?
-        .execute(params![
-            row,
-            name,
-            item.priority.level(),
-            when,
-            producer.as_ref().map(ConsumerName::as_str),
-            key,
-            sequence,
-            some(&item.dedup_id),
-            some(&item.content_type),
-            headers_json(&item.headers),
-            tx.now.0,
-            blocked,
-            ttl.map(|ttl| (tx.now + ttl).0),
-            item.payload.as_ref(),
-        ])?;
+    insert.execute(params![
+        row,
+        name,
+        item.priority.level(),
+        when,
+        producer.as_ref().map(ConsumerName::as_str),
+        key,
+        sequence,
+        some(&item.dedup_id),
+        some(&item.content_type),
+        headers_json(&item.headers),
+        tx.now.0,
+        blocked,
+        ttl.map(|ttl| (tx.now + ttl).0),
+        item.payload.as_ref(),
+    ])?;
     if remember {
         tx.conn
             .prepare_cached("INSERT OR REPLACE INTO dedup VALUES (?1, ?2, ?3, ?4, ?5)")?

@@ -7,7 +7,7 @@ use rusqlite::params;
 use super::{
     super::Reserved,
     order::{self, Place, place},
-    rows::{Stored, item_columns, lock_text, read_item},
+    rows::{Stored, item_columns, lock_text, read_item_of},
     writer::{Tx, View},
 };
 use crate::domain::{
@@ -113,7 +113,7 @@ fn read_head(view: &View<'_>, queue: &Queue, wants: &[Want]) -> rusqlite::Result
     for level in (0..Priority::LEVELS).rev() {
         let mut rows = level_head.query(params![queue.name.as_str(), level, view.now.0])?;
         while let Some(row) = rows.next()? {
-            let stored = read_item(view, row)?;
+            let stored = read_item_of(view, queue.name.clone(), row)?;
             if stored.item.expire_time.is_some_and(|end| end <= view.now) {
                 head.expired.push(stored.row);
             } else {

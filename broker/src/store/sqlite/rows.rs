@@ -32,6 +32,15 @@ pub(super) struct Stored {
 
 /// The item of a row of [`item_columns`].
 pub(super) fn read_item(view: &View<'_>, row: &Row<'_>) -> rusqlite::Result<Stored> {
+    read_item_of(view, queue_name(row, 1)?, row)
+}
+
+/// The same, where it is known which queue the item is in.
+pub(super) fn read_item_of(
+    view: &View<'_>,
+    queue: QueueName,
+    row: &Row<'_>,
+) -> rusqlite::Result<Stored> {
     let id: i64 = row.get(0)?;
     let when: Option<i64> = row.get(3)?;
     let locked = !matches!(row.get_ref(6)?, ValueRef::Null);
@@ -46,7 +55,7 @@ pub(super) fn read_item(view: &View<'_>, row: &Row<'_>) -> rusqlite::Result<Stor
     };
     let item = Item {
         id: view.item_id(id),
-        queue: queue_name(row, 1)?,
+        queue,
         payload: Bytes::copy_from_slice(row.get_ref(20)?.as_blob()?),
         content_type: text(row, 12)?,
         headers: headers(row, 13)?,
@@ -121,13 +130,7 @@ pub(super) fn some(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 
-/// A lease token as it is stored: 24 hexadecimal digits. Written for the hot path.
+/// A lease token as it is stored: 24 hexadecimal digits.
 pub(super) fn lock_text(token: LeaseToken) -> String {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut text = String::with_capacity(24);
-    for byte in token.0 {
-        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
-        text.push(char::from(DIGITS[usize::from(byte & 15)]));
-    }
-    text
+    token.to_string()
 }

@@ -18,7 +18,7 @@ const VERSION: i32 = 1;
 /// `payload` comes last so that the other columns are read without it.
 const TABLES: &str = r#"
 CREATE TABLE meta (
-  key TEXT PRIMARY KEY,         -- next_id, settings (changes of any queue's settings), tag (first 8 digits of all ids)
+  key TEXT PRIMARY KEY,         -- next_id, settings (changes of any queue's settings), tag (first 8 digits of all ids), pinged (written to see whether that is possible)
   value INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 

@@ -54,38 +54,40 @@ pub(super) fn holds(view: &View<'_>, receipt: &Receipt) -> rusqlite::Result<bool
     Ok(row.is_some())
 }
 
-/// Commits one item.
-pub(super) fn commit(tx: &Tx<'_>, held: &Held) -> rusqlite::Result<Outcome> {
-    let Held { queue, receipt } = held;
-    if queue.retention.is_zero() {
-        let deleted = tx
-            .conn
-            .prepare_cached(concat!("DELETE FROM items WHERE ", held!(), " AND key IS NULL"))?
-            .execute(params![
+/// Commits items.
+pub(super) fn commit(tx: &Tx<'_>, items: &[Held]) -> rusqlite::Result<Vec<Outcome>> {
+    let mut delete =
+        tx.conn.prepare_cached(concat!("DELETE FROM items WHERE ", held!(), " AND key IS NULL"))?;
+    let commit_one = |Held { queue, receipt }: &Held| {
+        if queue.retention.is_zero() {
+            let deleted = delete.execute(params![
                 tx.row_id(receipt.item),
                 lock_text(receipt.token),
                 receipt.deliveries,
                 tx.now.0
             ])?;
-        if deleted == 1 {
-            return Ok(Outcome::Ok);
+            if deleted == 1 {
+                return Ok(Outcome::Ok);
+            }
         }
-    }
-    match look_up(tx, receipt)? {
-        Ok(place) => order::finish(tx, queue, &place).map(|_| Outcome::Ok),
-        Err(outcome) => Ok(outcome),
-    }
+        match look_up(tx, receipt)? {
+            Ok(place) => order::finish(tx, queue, &place).map(|_| Outcome::Ok),
+            Err(outcome) => Ok(outcome),
+        }
+    };
+    items.iter().map(commit_one).collect()
 }
 
 /// Commits one item and pushes others; does neither unless the outcome is `Ok`.
 pub(super) fn commit_and_push(
     tx: &Tx<'_>,
-    held: &Held,
+    held: Held,
     items: &[Push],
 ) -> rusqlite::Result<(Outcome, Vec<Pushed>)> {
-    match commit(tx, held)? {
-        Outcome::Ok => Ok((Outcome::Ok, push(tx, items)?)),
-        outcome => Ok((outcome, Vec::new())),
+    match commit(tx, &[held])?[..] {
+        [Outcome::Ok] => Ok((Outcome::Ok, push(tx, items)?)),
+        [outcome] => Ok((outcome, Vec::new())),
+        _ => unreachable!("one outcome for one item"),
     }
 }
 

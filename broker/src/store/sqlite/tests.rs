@@ -170,6 +170,80 @@ async fn two_names_of_one_file_meet_at_one_lock() {
     assert!(refused(&link).contains("in use"), "{}", refused(&link));
 }
 
+/// The connection's `synchronous` in the transaction of a call of this kind.
+async fn synchronous(store: &SqliteStore, kind: Kind) -> i64 {
+    let level = |tx: &Tx<'_>| tx.conn.pragma_query_value(None, "synchronous", |row| row.get(0));
+    store.writer.call(kind, level).await.unwrap()
+}
+
+#[tokio::test]
+async fn only_reserves_are_answered_before_they_are_synced() {
+    const NORMAL: i64 = 1;
+    const FULL: i64 = 2;
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let kinds = [Kind::Reserve, Kind::Push(1), Kind::Reserve, Kind::Settle(1), Kind::Other];
+    let mut levels = Vec::new();
+    for kind in kinds {
+        levels.push(synchronous(&store, kind).await);
+    }
+    assert_eq!(levels, [NORMAL, FULL, NORMAL, FULL, FULL]);
+
+    // In company of a push they are synced with it. The first call holds the writer up until all are there.
+    let (go, gone) = std::sync::mpsc::channel::<()>();
+    let hold = store.write(move |_| Ok(gone.recv().is_ok()));
+    let (reserve, push) = (synchronous(&store, Kind::Reserve), synchronous(&store, Kind::Push(1)));
+    let release = async { go.send(()).unwrap() };
+    let (_, reserve, push, ()) = tokio::join!(hold, reserve, push, release);
+    assert_eq!((reserve, push), (FULL, FULL));
+}
+
+#[tokio::test]
+async fn a_reserve_is_synced_soon_even_if_nothing_follows() {
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let queue = queue(&store);
+    store.push(vec![push_of(&queue, "x")]).await.unwrap();
+    let pinged = || {
+        store.read(|view| {
+            let sql = "SELECT value FROM meta WHERE key = 'pinged'";
+            view.conn.query_row(sql, [], |row| row.get::<_, i64>(0))
+        })
+    };
+    assert_eq!(pinged().await.unwrap(), 0);
+    let want = Want {
+        max_items: 1,
+        max_bytes: 10,
+        may_exceed: true,
+        lease: Duration::from_secs(9),
+        consumer: None,
+    };
+    assert_eq!(store.reserve(&queue, &[want]).await.unwrap().deliveries.len(), 1);
+    // The write that takes the reserve with it.
+    while pinged().await.unwrap() == 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_pushes_leaves_room_to_others() {
+    let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
+    let queue = queue(&store);
+    let (go, gone) = std::sync::mpsc::channel::<()>();
+    let hold = store.write(move |_| Ok(gone.recv().is_ok()));
+    let batch = || store.push((0..1_000).map(|_| push_of(&queue, "x")).collect());
+    let pushes = futures_util::future::join_all((0..4).map(|_| batch()));
+    // Asked for after all of them, answered after the first.
+    let count = store.writer.call(Kind::Reserve, |tx| {
+        tx.conn.query_row("SELECT count(*) FROM items", [], |row| row.get::<_, i64>(0))
+    });
+    let release = async { go.send(()).unwrap() };
+    let (_, pushed, count, ()) = tokio::join!(hold, pushes, count, release);
+    assert_eq!(count.unwrap(), 1_000);
+    assert!(pushed.iter().all(|answer| answer.as_ref().unwrap().len() == 1_000));
+    assert_eq!(store.depth(&queue).await.unwrap().ready, 4_000);
+}
+
 #[tokio::test]
 async fn commits_are_synced() {
     let (_folder, path) = file();

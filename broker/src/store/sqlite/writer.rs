@@ -1,8 +1,21 @@
 //! The one thread that writes. Whatever has gathered while it was busy becomes one transaction, made
 //! durable by one fsync: the group commit. Each call has a savepoint, so that one that fails spoils no other.
+//!
+//! # Which answers wait for the disk
+//! All but those of reserves. A transaction of nothing but reserves is committed with
+//! `synchronous = NORMAL`: whole, seen by all who come later, and safe from a killed broker, as the
+//! system has it; but a power cut may take it back. What it takes back is a lease that then never was:
+//! the item is ready again, and nobody else has it, for the broker that gave the lease died as well. A
+//! consumer that outlived it holds a receipt whose token the item does not have: `LEASE_LOST`, as of
+//! any lease that was lost. Lapses counted and items dead-lettered on the way are found and counted
+//! again. Nothing that is answered as durable can rest on it: the log is one file, written in order and
+//! read up to the first gap, so the next sync (of a push, of a settle) keeps what came before it. What is
+//! popped is settled, and that synced, before it is handed out. And if no such sync comes, the
+//! writer makes one after [`LAZY_FOR`].
 
 use std::{
     cell::Cell,
+    collections::VecDeque,
     ops::Deref,
     sync::{Arc, mpsc},
     thread,
@@ -20,8 +33,18 @@ use crate::domain::{Clock, ItemId, Timestamp};
 
 /// Calls that may wait at once; more wait before they are queued.
 const MAX_WAITING: usize = 4_096;
-/// Most calls in one transaction: bounds how long the first waits for the last.
+/// Most calls of each kind in one transaction: bounds how long the first waits for the last.
 const MAX_GROUP: usize = 512;
+/// Most items settled in one transaction, but for a single call's.
+const MAX_SETTLED: usize = 4_000;
+/// Most items pushed in one transaction, but for a single call's: producers who push without pause
+/// leave room to consumers, as items that are not taken only make the queue longer.
+const MAX_PUSHED: usize = 1_000;
+/// A reserve is on disk after this long at the latest.
+const LAZY_FOR: Duration = Duration::from_millis(10);
+
+const SYNC: &str = "PRAGMA synchronous = FULL";
+const DO_NOT_SYNC: &str = "PRAGMA synchronous = NORMAL";
 
 /// A consistent sight of the data, at one time.
 pub(super) struct View<'c> {
@@ -73,8 +96,22 @@ impl Tx<'_> {
     }
 }
 
+/// What a call does, as far as the writer wants to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Stores so many items.
+    Push(usize),
+    /// Settles so many items.
+    Settle(usize),
+    /// Hands items out: the one kind whose answer does not wait for the disk.
+    Reserve,
+    /// Anything else.
+    Other,
+}
+
 /// A call that waits for the writer.
 trait Job: Send {
+    fn kind(&self) -> Kind;
     /// True if nobody waits for the answer any more.
     fn abandoned(&self) -> bool;
     fn run(&mut self, tx: &Tx<'_>) -> rusqlite::Result<()>;
@@ -82,6 +119,7 @@ trait Job: Send {
 }
 
 struct Call<F, T> {
+    kind: Kind,
     work: Option<F>,
     result: Option<T>,
     reply: oneshot::Sender<Result<T>>,
@@ -93,6 +131,10 @@ where
     F: FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send,
     T: Send,
 {
+    fn kind(&self) -> Kind {
+        self.kind
+    }
+
     fn abandoned(&self) -> bool {
         self.reply.is_closed()
     }
@@ -166,6 +208,56 @@ fn ended() -> StoreError {
     StoreError::Unavailable { reason: "the writer has ended".to_owned(), source: None }
 }
 
+/// The calls that wait, in the order in which they came, by kind.
+#[derive(Default)]
+struct Line {
+    others: VecDeque<Box<dyn Job>>,
+    pushes: VecDeque<Box<dyn Job>>,
+    reserves: VecDeque<Box<dyn Job>>,
+}
+
+impl Line {
+    fn add(&mut self, job: Box<dyn Job>) {
+        match job.kind() {
+            Kind::Push(_) => self.pushes.push_back(job),
+            Kind::Reserve => self.reserves.push_back(job),
+            Kind::Settle(_) | Kind::Other => self.others.push_back(job),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.others.is_empty() && self.pushes.is_empty() && self.reserves.is_empty()
+    }
+
+    /// The next transaction: reserves last, so that they find what is given back and pushed in it.
+    fn next_group(&mut self) -> Vec<Box<dyn Job>> {
+        let mut group = Vec::new();
+        take(&mut self.others, MAX_SETTLED, &mut group);
+        take(&mut self.pushes, MAX_PUSHED, &mut group);
+        take(&mut self.reserves, MAX_GROUP, &mut group);
+        group
+    }
+}
+
+/// Moves calls over, the first ones first, until they have so many items together.
+fn take(from: &mut VecDeque<Box<dyn Job>>, max_items: usize, to: &mut Vec<Box<dyn Job>>) {
+    let (mut calls, mut items) = (0, 0);
+    while calls < MAX_GROUP
+        && items < max_items
+        && let Some(job) = from.pop_front()
+    {
+        if job.abandoned() {
+            continue;
+        }
+        calls += 1;
+        items += match job.kind() {
+            Kind::Push(items) | Kind::Settle(items) => items,
+            Kind::Reserve | Kind::Other => 1,
+        };
+        to.push(job);
+    }
+}
+
 /// The way to the writing thread.
 pub(super) struct Writer {
     jobs: Option<mpsc::Sender<Box<dyn Job>>>,
@@ -185,7 +277,16 @@ impl Writer {
             .query_row("SELECT value FROM meta WHERE key = 'next_id'", [], |row| row.get(0))
             .map_err(failed)?;
         let (jobs, waiting) = mpsc::channel(); // bounded by `room`
-        let desk = Desk { conn, tag, clock, next_id: Cell::new(next_id), saved_id: next_id };
+        let desk = Desk {
+            conn,
+            tag,
+            clock,
+            next_id: Cell::new(next_id),
+            saved_id: next_id,
+            syncing: true,
+            changes: 0,
+            unsynced: None,
+        };
         let thread = thread::Builder::new()
             .name("sqlite-writer".to_owned())
             .spawn(move || desk.work(&waiting, sweep_every))
@@ -197,14 +298,15 @@ impl Writer {
         Ok(Self { jobs: Some(jobs), room, thread: Some(thread) })
     }
 
-    /// Has `work` done in a transaction; the answer comes when it is durable.
+    /// Has `work` done in a transaction; the answer comes when it is durable, unless it is a reserve.
     pub(super) async fn call<T: Send + 'static>(
         &self,
+        kind: Kind,
         work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         let permit = self.room.clone().acquire_owned().await.map_err(|_| ended())?;
         let (reply, answer) = oneshot::channel();
-        let job = Call { work: Some(work), result: None, reply, _permit: permit };
+        let job = Call { kind, work: Some(work), result: None, reply, _permit: permit };
         let jobs = self.jobs.as_ref().ok_or_else(ended)?;
         jobs.send(Box::new(job)).map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
@@ -229,31 +331,53 @@ struct Desk {
     next_id: Cell<i64>,
     /// `next_id` as it is in the file.
     saved_id: i64,
+    /// True while the connection syncs each commit.
+    syncing: bool,
+    /// Rows changed on the connection before this transaction.
+    changes: u64,
+    /// Since when there is something in the log that was not synced.
+    unsynced: Option<Instant>,
 }
 
 impl Desk {
-    fn work(mut self, waiting: &mpsc::Receiver<Box<dyn Job>>, sweep_every: Duration) {
+    fn work(mut self, arrivals: &mpsc::Receiver<Box<dyn Job>>, sweep_every: Duration) {
+        let mut line = Line::default();
         let mut next_sweep = Instant::now() + sweep_every;
         loop {
-            match waiting.recv_timeout(next_sweep.saturating_duration_since(Instant::now())) {
-                Ok(first) => {
-                    let mut group = vec![first];
-                    while group.len() < MAX_GROUP
-                        && let Ok(next) = waiting.try_recv()
-                    {
-                        group.push(next);
-                    }
-                    group.retain(|job| !job.abandoned());
-                    self.commit_group(group);
+            if line.is_empty() {
+                let sync_by = self.unsynced.map(|since| since + LAZY_FOR);
+                let until = sync_by.map_or(next_sweep, |by| by.min(next_sweep));
+                match arrivals.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                    Ok(job) => line.add(job),
+                    Err(mpsc::RecvTimeoutError::Timeout) => self.sync_if_due(),
+                    Err(mpsc::RecvTimeoutError::Disconnected) => return,
                 }
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
-                Err(mpsc::RecvTimeoutError::Disconnected) => return,
             }
+            while let Ok(job) = arrivals.try_recv() {
+                line.add(job);
+            }
+            self.commit_group(line.next_group());
             if Instant::now() >= next_sweep {
                 // A bounded chunk at a time, calls in between.
                 let more = self.sweep();
                 next_sweep = Instant::now() + if more { Duration::ZERO } else { sweep_every };
             }
+        }
+    }
+
+    /// Syncs what reserves wrote, by a commit that is synced. Should it fail, the next call will tell.
+    fn sync_if_due(&mut self) {
+        if self.unsynced.is_none_or(|since| since.elapsed() < LAZY_FOR) {
+            return;
+        }
+        let synced = self.transaction(|tx| {
+            tx.conn
+                .prepare_cached("UPDATE meta SET value = ?1 WHERE key = 'pinged'")?
+                .execute([tx.now.0])
+        });
+        if let Err(error) = synced {
+            tracing::warn!(%error, "could not sync what was reserved last");
+            self.unsynced = None;
         }
     }
 
@@ -271,7 +395,7 @@ impl Desk {
         &mut self,
         work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T>,
     ) -> rusqlite::Result<T> {
-        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        self.begin(true)?;
         let done = work(&self.tx()).and_then(|done| self.commit().map(|()| done));
         if done.is_err() && !self.conn.is_autocommit() {
             self.conn.execute_batch("ROLLBACK")?;
@@ -284,6 +408,18 @@ impl Desk {
         Tx { view, next_id: &self.next_id }
     }
 
+    /// Begins a transaction whose commit is synced, or not.
+    fn begin(&mut self, sync: bool) -> rusqlite::Result<()> {
+        if sync != self.syncing {
+            // Takes effect when it is parsed, so it can not come from the cache of statements.
+            self.conn.execute_batch(if sync { SYNC } else { DO_NOT_SYNC })?;
+            self.syncing = sync;
+        }
+        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        self.changes = self.conn.total_changes();
+        Ok(())
+    }
+
     fn commit(&mut self) -> rusqlite::Result<()> {
         let next_id = self.next_id.get();
         if next_id != self.saved_id {
@@ -293,6 +429,11 @@ impl Desk {
         }
         self.conn.prepare_cached("COMMIT")?.execute([])?;
         self.saved_id = next_id;
+        // A commit of nothing writes nothing and syncs nothing.
+        if self.conn.total_changes() != self.changes {
+            self.unsynced =
+                if self.syncing { None } else { self.unsynced.or(Some(Instant::now())) };
+        }
         Ok(())
     }
 
@@ -322,7 +463,7 @@ impl Desk {
 
     /// Answers which calls failed by themselves; an error is one of all.
     fn run_group(&mut self, group: &mut [Box<dyn Job>]) -> rusqlite::Result<Vec<Option<Failure>>> {
-        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        self.begin(group.iter().any(|job| job.kind() != Kind::Reserve))?;
         let mut failures = Vec::with_capacity(group.len());
         if let [only] = group {
             only.run(&self.tx())?;
