@@ -368,6 +368,7 @@ def main():
     names = [measure.__name__ for measure in TABLES]
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(names)}; all if none is named")
     parser.parse_args(namespace=given)
+    given.bin, given.scratch = os.path.abspath(given.bin), os.path.abspath(given.scratch)
     if unknown := set(given.tables) - set(names):
         parser.error(f"there is no table {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     began = time.monotonic()
