@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -20,6 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::{
     report::{Figures, Window},
+    room::Room,
     track::Track,
 };
 use crate::duration::to_proto;
@@ -28,9 +29,10 @@ use crate::duration::to_proto;
 #[derive(Debug, Clone)]
 pub(super) struct ProducerPlan {
     pub(super) track: Arc<Track>,
+    pub(super) room: Room,
     pub(super) window: Window,
     pub(super) size: usize,
-    pub(super) batch: u64,
+    pub(super) batch: u32,
     /// Numbers below this are pushed.
     pub(super) limit: u64,
     /// No push begins after this.
@@ -43,16 +45,20 @@ pub(super) struct ProducerPlan {
 impl ProducerPlan {
     /// The next batch, when it is due; None at the end.
     async fn next(&self, due: &mut Instant) -> Option<(std::ops::Range<u64>, Vec<NewItem>)> {
-        if self.interval.is_zero() {
-            *due = Instant::now();
-        } else {
+        if !self.interval.is_zero() {
             // A producer that is late does not wait, and its items are as late as they are.
             tokio::time::sleep_until((*due).into()).await;
         }
-        if self.until.is_some_and(|until| *due >= until) {
+        if !self.room.take(self.batch, self.until).await {
             return None;
         }
-        let numbers = self.track.claim(self.batch, self.limit);
+        if self.interval.is_zero() {
+            *due = Instant::now();
+        }
+        let over = self.until.is_some_and(|until| *due >= until);
+        let limit = if over { 0 } else { self.limit };
+        let numbers = self.track.claim(u64::from(self.batch), limit);
+        self.room.give(self.batch as usize - numbers.clone().count());
         if numbers.is_empty() {
             return None;
         }
@@ -72,6 +78,11 @@ impl ProducerPlan {
         figures.pushed(numbers.end - numbers.start, Instant::now());
         self.track.acknowledged(numbers);
     }
+
+    async fn failed(&self, numbers: std::ops::Range<u64>, figures: &mut Figures, error: &Fault) {
+        self.room.give(numbers.count());
+        fail(figures, error).await;
+    }
 }
 
 /// One push after the other. `first` is when the first one is due.
@@ -87,7 +98,7 @@ pub(super) async fn produce_unary(
     while let Some((numbers, items)) = plan.next(&mut due).await {
         match producer.push_all(items).await {
             Ok(_) => plan.answered(numbers, &mut figures),
-            Err(error) => fail(&mut figures, &error).await,
+            Err(error) => plan.failed(numbers, &mut figures, &error).await,
         }
     }
     figures
@@ -112,14 +123,14 @@ pub(super) async fn produce_stream(
         if let Some((numbers, items)) = batch {
             match stream.send(items).await {
                 Ok(ticket) => unanswered.push_back((numbers, ticket)),
-                Err(error) => fail(&mut figures, &error).await,
+                Err(error) => plan.failed(numbers, &mut figures, &error).await,
             }
         }
         while unanswered.len() >= in_flight || (!more && !unanswered.is_empty()) {
             let Some((numbers, ticket)) = unanswered.pop_front() else { break };
             match ticket.await {
                 Ok(_) => plan.answered(numbers, &mut figures),
-                Err(error) => fail(&mut figures, &error).await,
+                Err(error) => plan.failed(numbers, &mut figures, &error).await,
             }
         }
         if !more {
@@ -128,8 +139,10 @@ pub(super) async fn produce_stream(
     }
 }
 
+type Fault = dyn std::error::Error + Sync;
+
 /// Counts an error; a moment's pause keeps a dead broker from being hammered.
-async fn fail(figures: &mut Figures, error: &(dyn std::error::Error + Sync)) {
+async fn fail(figures: &mut Figures, error: &Fault) {
     figures.errors += 1;
     if figures.errors == 1 {
         tracing::warn!(%error, "the first error");
@@ -141,6 +154,7 @@ async fn fail(figures: &mut Figures, error: &(dyn std::error::Error + Sync)) {
 #[derive(Debug, Clone)]
 pub(super) struct ConsumerPlan {
     pub(super) track: Arc<Track>,
+    pub(super) room: Room,
     pub(super) window: Window,
     pub(super) batch: i32,
     pub(super) in_flight: u32,
@@ -154,6 +168,7 @@ impl ConsumerPlan {
         let payloads = deliveries.iter().filter_map(|d| d.item.as_ref()).map(|item| &item.payload);
         let latencies = self.track.delivered(payloads, now);
         figures.delivered(&latencies, now);
+        self.room.give(deliveries.len());
         deliveries.into_iter().map(|delivery| delivery.receipt).collect()
     }
 
@@ -161,7 +176,7 @@ impl ConsumerPlan {
         let good = results.iter().filter(|result| result.outcome() == Outcome::Ok).count() as u64;
         figures.committed(good, Instant::now());
         figures.errors += results.len() as u64 - good;
-        self.track.committed.fetch_add(good, Ordering::Relaxed);
+        self.track.settled(good);
     }
 }
 
@@ -228,19 +243,31 @@ async fn consume_one_stream(
     requests.send(request(Action::Open(open))).await.map_err(|_| ended())?;
     let opening = client.queue_service().consume_stream(ReceiverStream::new(outgoing)).await;
     let mut answers = opening?.into_inner();
-    loop {
+    let (mut unsettled, mut stopping) = (0, false);
+    // Once told to stop, it waits for the answers to its commits, so that it is known what is left in the queue.
+    while !stopping || unsettled > 0 {
         let answer = tokio::select! {
-            () = plan.stop.cancelled() => return Ok(()),
+            () = plan.stop.cancelled(), if !stopping => {
+                stopping = true;
+                continue;
+            }
             answer = answers.message() => answer?.ok_or_else(ended)?,
         };
         match answer.event {
+            // They go back when the stream ends.
+            Some(Event::Deliveries(_)) if stopping => {}
             Some(Event::Deliveries(message)) => {
                 let receipts = plan.delivered(message.deliveries, figures);
+                unsettled += receipts.len();
                 let commit = request(Action::Commit(CommitRequest { receipts }));
                 requests.send(commit).await.map_err(|_| ended())?;
             }
-            Some(Event::Settled(answer)) => plan.settled(&answer.results, figures),
+            Some(Event::Settled(answer)) => {
+                unsettled -= answer.results.len().min(unsettled);
+                plan.settled(&answer.results, figures);
+            }
             _ => {}
         }
     }
+    Ok(())
 }

@@ -1,14 +1,18 @@
 //! `sluice bench`: measures a broker, and checks that every item arrived exactly once.
 //!
 //! # Layout
-//! `scenario` knows what each scenario does, `load` has the producers and consumers, `track` who has seen which item,
-//! `report` the figures, `simulator` and `raw` (feature `mongodb`) are scenarios of another kind.
+//! `scenario` runs the scenarios, `settings` has their defaults, `load` the producers and consumers, `room` the bound on
+//! what waits between them, `track` which item was seen how often, `report` the figures. `backlog`, `simulator` and `raw`
+//! (feature `mongodb`) are scenarios of another kind.
 
+mod backlog;
 mod load;
 #[cfg(feature = "mongodb")]
 mod raw;
 mod report;
+mod room;
 mod scenario;
+mod settings;
 mod simulator;
 mod track;
 
@@ -21,6 +25,9 @@ use crate::{context::Context, duration, failure::Failure};
 const AFTER_HELP: &str = "\
 Latency is counted from the instant at which an item was due to be pushed to the instant at which a consumer had it: with \
 --rate, a broker that falls behind can not hide it. Rates count what happened after the warm-up.
+
+Without --rate, producers go as fast as consumers let them (except in push): they wait while --backlog items are pushed and \
+not delivered, so that the rates of push and delivery are one. With --rate they wait for nobody.
 
 Each run makes queues of its own, named bench-..., and deletes them at the end.
 
@@ -43,6 +50,9 @@ pub(crate) struct Args {
     /// Bytes per payload, at least 16
     #[arg(long, value_name = "BYTES", default_value = "256", value_parser = clap::value_parser!(u32).range(16..))]
     size: u32,
+    /// Queues to spread producers and consumers over [default: 100 for crowd, else 1]
+    #[arg(long, value_name = "N")]
+    queues: Option<usize>,
     /// Items per push, and per reserve of unary consumers [default: by scenario]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     batch: Option<u16>,
@@ -61,15 +71,24 @@ pub(crate) struct Args {
     /// Push this many items per second in all [default: as fast as possible]
     #[arg(long, value_name = "N")]
     rate: Option<f64>,
+    /// Items pushed and not delivered at most; producers wait for room [default: 5000]
+    #[arg(long, value_name = "N", conflicts_with = "rate", value_parser = clap::value_parser!(u32).range(1..))]
+    backlog: Option<u32>,
     /// How long to measure [default: by scenario]
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     duration: Option<Duration>,
-    /// Push this many items instead of measuring for a time
+    /// Push this many items instead of measuring for a time; for backlog: how many are ready and how many delayed
     #[arg(long, value_name = "N")]
     items: Option<u64>,
     /// How long the load runs before it is measured
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration::parse)]
     warm_up: Duration,
+    /// Get this many items through the queues first, so that they have a past
+    #[arg(long, value_name = "N", default_value = "0")]
+    churn: u64,
+    /// Let the consumers wait at empty queues first, for this long
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    idle: Option<Duration>,
     /// Connections to share [default: one per 50 producers or consumers]
     #[arg(long, value_name = "N")]
     connections: Option<usize>,
@@ -121,7 +140,6 @@ enum Mode {
 
 pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
     let report = match args.scenario {
-        Scenario::Simulator => simulator::run(context, &args).await?,
         #[cfg(feature = "mongodb")]
         Scenario::RawMongo => raw::run(&args).await?,
         #[cfg(not(feature = "mongodb"))]

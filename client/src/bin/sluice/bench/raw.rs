@@ -4,11 +4,12 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicI64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use futures_util::TryStreamExt;
 use mongodb::{
     Client, Collection, IndexModel,
@@ -19,11 +20,23 @@ use mongodb::{
 use super::{
     Args,
     report::{Figures, Report, Window},
+    room::Room,
+    settings::BACKLOG,
+    track::Track,
 };
 use crate::failure::Failure;
 
-/// Items waiting at most, so that inserts do not run away from claims.
-const MAX_WAITING: i64 = 20_000;
+/// What the tasks share.
+#[derive(Clone)]
+struct Raw {
+    items: Collection<Document>,
+    track: Arc<Track>,
+    /// So that inserts do not run away from claims.
+    room: Room,
+    window: Window,
+    batch: u16,
+    inserting: Arc<AtomicBool>,
+}
 
 pub(super) async fn run(args: &Args) -> Result<Report, Failure> {
     drive(args).await.map_err(|error| Failure::Io(std::io::Error::other(error)))
@@ -39,99 +52,131 @@ async fn drive(args: &Args) -> mongodb::error::Result<Report> {
     items.create_index(IndexModel::builder().keys(keys).build()).await?;
 
     let batch = args.batch.unwrap_or(500);
+    let track = Arc::new(Track::new());
+    let room = Room::new(Some(args.backlog.unwrap_or(BACKLOG).max(2 * u32::from(batch))));
+    let inserting = Arc::new(AtomicBool::new(true));
+    let raw = Raw { items, track, room, window: Window::none(), batch, inserting };
+    if args.churn > 0 {
+        raw.load(args.size as usize, args.churn, None).await?;
+    }
     let from = Instant::now() + args.warm_up;
     let to = from + args.duration.unwrap_or(Duration::from_secs(10));
-    let window = Window { from, to: Some(to) };
-    let waiting = Arc::new(AtomicI64::new(0));
-    let inserting = Arc::new(AtomicBool::new(true));
-    let inserts = async {
-        let one = || insert(items.clone(), batch, args.size, window, to, waiting.clone());
-        let both = tokio::try_join!(one(), one());
-        inserting.store(false, Ordering::Relaxed);
-        both
-    };
-    let claims = claim(items.clone(), batch, window, waiting.clone(), inserting.clone());
-    let ((mut figures, second), claimed) = tokio::try_join!(inserts, claims)?;
-    figures.merge(&second);
-    figures.merge(&claimed);
-    items.drop().await?;
-    Ok(figures.into_report("raw-mongo", None))
+    let measured = Raw { window: Window { from, to: Some(to) }, ..raw };
+    let mut figures = measured.load(args.size as usize, u64::MAX, Some(to)).await?;
+    measured.items.drop().await?;
+    let mut verdict = measured.track.verdict();
+    // What was claimed and not deleted would be claimed again one day.
+    verdict.doubled +=
+        measured.track.count_pushed().saturating_sub(measured.track.count_committed());
+    figures.errors += verdict.doubled;
+    Ok(figures.into_report("raw-mongo", verdict))
 }
 
-async fn insert(
-    items: Collection<Document>,
-    batch: u16,
-    size: u32,
-    window: Window,
-    until: Instant,
-    waiting: Arc<AtomicI64>,
-) -> mongodb::error::Result<Figures> {
-    let mut figures = Figures::new(window);
-    let payload = Binary { subtype: BinarySubtype::Generic, bytes: vec![b'.'; size as usize] };
-    while Instant::now() < until {
-        if waiting.load(Ordering::Relaxed) > MAX_WAITING {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            continue;
-        }
-        let now = DateTime::now();
-        let documents = (0..batch).map(|_| {
-            doc! {
-                "_id": ObjectId::new(), "q": "bench", "when": now, "priority": 0, "attempt": 1, "deliveries": 0,
-                "payload": payload.clone(), "created": now,
-            }
-        });
-        items.insert_many(documents).ordered(false).await?;
-        waiting.fetch_add(i64::from(batch), Ordering::Relaxed);
-        figures.pushed(u64::from(batch), Instant::now());
+impl Raw {
+    /// Two tasks that insert and one that claims, until all numbers below `limit` or the time are used up.
+    async fn load(
+        &self,
+        size: usize,
+        limit: u64,
+        until: Option<Instant>,
+    ) -> mongodb::error::Result<Figures> {
+        self.inserting.store(true, Ordering::Relaxed);
+        let inserts = async {
+            let one = || self.insert(size, limit, until);
+            let both = tokio::try_join!(one(), one());
+            self.inserting.store(false, Ordering::Relaxed);
+            both
+        };
+        let ((mut figures, second), claimed) = tokio::try_join!(inserts, self.claim())?;
+        figures.merge(&second);
+        figures.merge(&claimed);
+        Ok(figures)
     }
-    Ok(figures)
-}
 
-async fn claim(
-    items: Collection<Document>,
-    batch: u16,
-    window: Window,
-    waiting: Arc<AtomicI64>,
-    inserting: Arc<AtomicBool>,
-) -> mongodb::error::Result<Figures> {
-    let mut figures = Figures::new(window);
-    let mut head = DateTime::MIN;
-    loop {
-        let ended = !inserting.load(Ordering::Relaxed);
-        let due =
-            doc! { "q": "bench", "priority": 0, "when": { "$gte": head, "$lte": DateTime::now() } };
-        let found: Vec<Document> = items
-            .find(due)
-            .sort(doc! { "priority": -1, "when": 1, "_id": 1 })
-            .limit(i64::from(batch))
-            .await?
-            .try_collect()
-            .await?;
-        if found.is_empty() {
-            // Two inserters' clocks interleave: what came in behind the head is found from the start.
-            if head != DateTime::MIN {
-                head = DateTime::MIN;
-            } else if ended {
-                return Ok(figures);
-            } else {
-                tokio::time::sleep(Duration::from_millis(1)).await;
+    async fn insert(
+        &self,
+        size: usize,
+        limit: u64,
+        until: Option<Instant>,
+    ) -> mongodb::error::Result<Figures> {
+        let mut figures = Figures::new(self.window);
+        let batch = u32::from(self.batch);
+        while until.is_none_or(|until| Instant::now() < until) {
+            if !self.room.take(batch, until).await {
+                break;
             }
-            continue;
+            let numbers = self.track.claim(u64::from(batch), limit);
+            self.room.give(batch as usize - numbers.clone().count());
+            if numbers.is_empty() {
+                break;
+            }
+            let (due, now) = (Instant::now(), DateTime::now());
+            let documents = numbers.clone().map(|number| {
+                let payload = self.track.payload(number, due, size).to_vec();
+                doc! {
+                    "_id": ObjectId::new(), "q": "bench", "when": now, "priority": 0, "attempt": 1, "deliveries": 0,
+                    "payload": Binary { subtype: BinarySubtype::Generic, bytes: payload }, "created": now,
+                }
+            });
+            self.items.insert_many(documents).ordered(false).await?;
+            figures.pushed(numbers.end - numbers.start, Instant::now());
+            self.track.acknowledged(numbers);
         }
-        if let Some(Ok(when)) = found.last().map(|document| document.get_datetime("when")) {
-            head = *when;
+        Ok(figures)
+    }
+
+    async fn claim(&self) -> mongodb::error::Result<Figures> {
+        let mut figures = Figures::new(self.window);
+        let mut head = DateTime::MIN;
+        loop {
+            let ended = !self.inserting.load(Ordering::Relaxed);
+            let due = doc! { "q": "bench", "priority": 0, "when": { "$gte": head, "$lte": DateTime::now() } };
+            let found: Vec<Document> = self
+                .items
+                .find(due)
+                .sort(doc! { "priority": -1, "when": 1, "_id": 1 })
+                .limit(i64::from(self.batch))
+                .await?
+                .try_collect()
+                .await?;
+            if found.is_empty() {
+                // Two inserters' clocks interleave: what came in behind the head is found from the start.
+                if head != DateTime::MIN {
+                    head = DateTime::MIN;
+                } else if ended {
+                    return Ok(figures);
+                } else {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                continue;
+            }
+            if let Some(Ok(when)) = found.last().map(|document| document.get_datetime("when")) {
+                head = *when;
+            }
+            let ids: Vec<Bson> =
+                found.iter().filter_map(|document| document.get("_id").cloned()).collect();
+            let lease = DateTime::from_millis(DateTime::now().timestamp_millis() + 30_000);
+            let lock = ObjectId::new();
+            let unclaimed = doc! { "_id": { "$in": &ids }, "when": { "$lte": DateTime::now() } };
+            let set = doc! { "$set": { "lock": lock, "when": lease }, "$inc": { "deliveries": 1 } };
+            let claimed = self.items.update_many(unclaimed, set).await?.modified_count;
+            let now = Instant::now();
+            let payloads: Vec<Bytes> = found
+                .iter()
+                .filter_map(|document| document.get_binary_generic("payload").ok())
+                .map(|payload| Bytes::copy_from_slice(payload))
+                .collect();
+            // There is one claimant, so what it found it has claimed.
+            figures.errors += (found.len() as u64).abs_diff(claimed);
+            figures.delivered(&self.track.delivered(payloads.iter(), now), now);
+            self.room.give(found.len());
+            let deleted = self
+                .items
+                .delete_many(doc! { "_id": { "$in": ids }, "lock": lock })
+                .await?
+                .deleted_count;
+            self.track.settled(deleted);
+            figures.committed(deleted, Instant::now());
         }
-        let ids: Vec<Bson> =
-            found.iter().filter_map(|document| document.get("_id").cloned()).collect();
-        let lease = DateTime::from_millis(DateTime::now().timestamp_millis() + 30_000);
-        let lock = ObjectId::new();
-        let unclaimed = doc! { "_id": { "$in": &ids }, "when": { "$lte": DateTime::now() } };
-        let set = doc! { "$set": { "lock": lock, "when": lease }, "$inc": { "deliveries": 1 } };
-        let claimed = items.update_many(unclaimed, set).await?.modified_count;
-        figures.delivered_untimed(claimed, Instant::now());
-        let deleted =
-            items.delete_many(doc! { "_id": { "$in": ids }, "lock": lock }).await?.deleted_count;
-        waiting.fetch_sub(deleted as i64, Ordering::Relaxed);
-        figures.committed(deleted, Instant::now());
     }
 }

@@ -19,6 +19,14 @@ pub(super) struct Window {
     pub(super) to: Option<Instant>,
 }
 
+impl Window {
+    /// Nothing counts.
+    pub(super) fn none() -> Self {
+        let now = Instant::now();
+        Self { from: now, to: Some(now) }
+    }
+}
+
 /// What one producer or consumer has counted, inside the window.
 #[derive(Debug, Clone)]
 pub(super) struct Figures {
@@ -73,14 +81,6 @@ impl Figures {
         }
     }
 
-    /// Deliveries of which nobody knows when they were due.
-    #[cfg(feature = "mongodb")]
-    pub(super) fn delivered_untimed(&mut self, n: u64, now: Instant) {
-        if self.counts(now) {
-            self.delivered += n;
-        }
-    }
-
     pub(super) fn committed(&mut self, n: u64, now: Instant) {
         if self.counts(now) {
             self.committed += n;
@@ -97,6 +97,12 @@ impl Figures {
         self.latency.add(&other.latency).expect("equal bounds");
     }
 
+    /// Without latencies: its items were pushed long before.
+    pub(super) fn untimed(mut self) -> Self {
+        self.latency.reset();
+        self
+    }
+
     fn seconds(&self) -> f64 {
         let to = self.window.to.unwrap_or(self.last);
         to.saturating_duration_since(self.window.from).as_secs_f64().max(1e-6)
@@ -107,7 +113,7 @@ impl Figures {
         self.delivered as f64 / self.seconds()
     }
 
-    pub(super) fn into_report(self, scenario: &str, verdict: Option<Verdict>) -> Report {
+    pub(super) fn into_report(self, scenario: &str, verdict: Verdict) -> Report {
         let seconds = self.seconds();
         let rate = |n: u64| round(n as f64 / seconds, 1);
         let mut report = Report::new(scenario);
@@ -124,11 +130,9 @@ impl Figures {
             report.put(key, json!(value));
         }
         report.put("errors", self.errors);
-        report.put("exactly_once", json!(verdict.map(|v| v.missing == 0 && v.doubled == 0)));
-        if let Some(Verdict { missing, doubled }) = verdict {
-            report.put("missing", missing);
-            report.put("doubled", doubled);
-        }
+        report.put("exactly_once", verdict.exactly_once());
+        report.put("missing", verdict.missing);
+        report.put("doubled", verdict.doubled);
         report
     }
 }

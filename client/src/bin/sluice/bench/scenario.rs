@@ -1,23 +1,28 @@
 //! The scenarios made of producers and consumers.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    io,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use clap::ValueEnum;
+use clap::{ValueEnum, builder::PossibleValue};
 use indicatif::{ProgressBar, ProgressStyle};
 use sluicegate_client::{
     CancellationToken, Client,
     proto::{CreateQueueRequest, DeleteQueueRequest, Queue},
+    tonic::{Code, Status},
 };
 use tokio::task::JoinSet;
 
 use super::{
-    Args, Mode, Scenario,
+    Args, Mode, Scenario, backlog,
     load::{self, ConsumerPlan, ProducerPlan},
-    report::{Figures, Report, Window, round},
-    track::Track,
+    report::{Figures, Report, Window},
+    room::Room,
+    settings::Settings,
+    simulator,
+    track::{Track, Verdict},
 };
 use crate::{context::Context, failure::Failure};
 
@@ -26,68 +31,13 @@ const STALLED: Duration = Duration::from_secs(45);
 /// Producers or consumers that share a connection.
 const PER_CONNECTION: usize = 50;
 
-/// A scenario's defaults, overruled by what is given.
-#[derive(Debug, Clone)]
-struct Settings {
-    producers: usize,
-    consumers: usize,
-    queues: usize,
-    batch: u16,
-    in_flight: u32,
-    push: Mode,
-    take: Mode,
-    rate: Option<f64>,
-    /// None: until all items are through.
-    duration: Option<Duration>,
-    items: Option<u64>,
-    warm_up: Duration,
-}
-
-impl Settings {
-    fn new(args: &Args) -> Self {
-        use Mode::{Stream, Unary};
-        let (producers, consumers, batch, in_flight, push, take) = match args.scenario {
-            Scenario::Latency => (1, 1, 1, 16, Unary, Stream),
-            Scenario::Fanin => (200, 2, 1, 1_000, Unary, Stream),
-            Scenario::Crowd => (4, 1_000, 1, 4, Unary, Stream),
-            _ => (2, 2, 500, 2_000, Stream, Stream),
-        };
-        let (rate, seconds) = match args.scenario {
-            Scenario::Latency => (Some(100.0), 10),
-            Scenario::Crowd => (Some(200.0), 20),
-            _ => (None, 10),
-        };
-        let items = match args.scenario {
-            Scenario::Drain => Some(args.items.unwrap_or(200_000)),
-            _ => args.items,
-        };
-        Self {
-            producers: args.producers.unwrap_or(producers).max(1),
-            consumers: args.consumers.unwrap_or(consumers).max(1),
-            queues: if args.scenario == Scenario::Crowd { 100 } else { 1 },
-            batch: args.batch.unwrap_or(batch),
-            in_flight: args.in_flight.unwrap_or(in_flight),
-            push: args.push.unwrap_or(push),
-            take: args.take.unwrap_or(take),
-            rate: args.rate.or(rate),
-            duration: match items {
-                Some(_) => None,
-                None => Some(args.duration.unwrap_or(Duration::from_secs(seconds))),
-            },
-            items,
-            warm_up: if items.is_some() { Duration::ZERO } else { args.warm_up },
-        }
-    }
-}
-
 /// Connections to push and to take over, and the queues of this run.
-struct Bench {
-    settings: Settings,
-    size: usize,
-    batches_in_flight: usize,
-    push_clients: Vec<Client>,
+#[derive(Clone)]
+pub(super) struct Bench {
+    pub(super) settings: Settings,
+    pub(super) push_clients: Vec<Client>,
     take_clients: Vec<Client>,
-    queues: Vec<String>,
+    pub(super) queues: Vec<String>,
 }
 
 pub(super) async fn run(context: &Context, args: &Args) -> Result<Report, Failure> {
@@ -96,29 +46,22 @@ pub(super) async fn run(context: &Context, args: &Args) -> Result<Report, Failur
         |workers: usize| args.connections.unwrap_or(workers.div_ceil(PER_CONNECTION)).max(1);
     let take_server = args.consume_server.as_deref();
     let run = format!("{:08x}", rand::random::<u32>());
+    // Backlog needs a deep and a shallow one.
+    let queues = settings.queues + usize::from(args.scenario == Scenario::Backlog);
     let bench = Bench {
-        size: args.size as usize,
-        batches_in_flight: args.batches_in_flight.max(1),
         push_clients: connect(context, None, connections(settings.producers)).await?,
         take_clients: connect(context, take_server, connections(settings.consumers)).await?,
-        queues: (0..settings.queues).map(|n| format!("bench-{run}-{n}")).collect(),
+        queues: (0..queues).map(|n| format!("bench-{run}-{n}")).collect(),
         settings,
     };
-    let extra = format!("bench-{run}-empty");
-    for queue in bench.queues.iter().chain([&extra]) {
-        create(&bench.push_clients[0], queue).await?;
+    for queue in &bench.queues {
+        bench.create_queue(queue).await?;
     }
-    let name =
-        args.scenario.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default();
-    let report = match args.scenario {
-        Scenario::Push => bench.push(&name).await,
-        Scenario::Drain => bench.drain(&name).await,
-        Scenario::Backlog => bench.backlog(&name, &extra, args).await,
-        _ => bench.steady(&name).await,
-    };
-    for queue in bench.queues.iter().chain([&extra]) {
-        let request = DeleteQueueRequest { name: queue.clone(), force: true };
-        if let Err(status) = bench.push_clients[0].admin_service().delete_queue(request).await {
+    let report = bench.run(args).await;
+    for queue in &bench.queues {
+        if let Err(status) = bench.delete_queue(queue).await
+            && status.code() != Code::NotFound
+        {
             eprintln!("sluice: queue {queue} stays behind: {}", status.message());
         }
     }
@@ -137,117 +80,131 @@ async fn connect(
     Ok(clients)
 }
 
-pub(super) async fn create(client: &Client, queue: &str) -> Result<(), Failure> {
-    let queue = Queue { name: queue.to_owned(), ..Default::default() };
-    client.admin_service().create_queue(CreateQueueRequest { queue: Some(queue) }).await?;
-    Ok(())
-}
-
 impl Bench {
+    async fn run(&self, args: &Args) -> Result<Report, Failure> {
+        let name = args.scenario.to_possible_value();
+        let name = name.as_ref().map(PossibleValue::get_name).unwrap_or_default();
+        if args.churn > 0 {
+            self.churn(args.churn).await?;
+        }
+        if let Some(idle) = args.idle {
+            self.idle(idle).await?;
+        }
+        match args.scenario {
+            Scenario::Push => self.push(name).await,
+            Scenario::Drain => self.drain(name).await,
+            Scenario::Backlog => backlog::run(self, name, args.items.unwrap_or(1_000_000)).await,
+            Scenario::Simulator => simulator::run(self, name).await,
+            _ => {
+                let (figures, verdict) = self.load().await?;
+                Ok(figures.into_report(name, verdict))
+            }
+        }
+    }
+
+    async fn create_queue(&self, name: &str) -> Result<(), Status> {
+        let queue = Some(Queue { name: name.to_owned(), ..Default::default() });
+        self.push_clients[0].admin_service().create_queue(CreateQueueRequest { queue }).await?;
+        Ok(())
+    }
+
+    /// Answers how many items were left in it.
+    pub(super) async fn delete_queue(&self, name: &str) -> Result<u64, Status> {
+        let request = DeleteQueueRequest { name: name.to_owned(), force: true };
+        let answer = self.push_clients[0].admin_service().delete_queue(request).await?;
+        Ok(answer.into_inner().deleted_items as u64)
+    }
+
+    /// The same on these queues.
+    pub(super) fn on(&self, queues: &[String]) -> Self {
+        Self { queues: queues.to_vec(), ..self.clone() }
+    }
+
+    /// The same with these settings.
+    pub(super) fn with(&self, settings: Settings) -> Self {
+        Self { settings, ..self.clone() }
+    }
+
+    /// Gets items through the queues: afterwards they have a past, as they have in use.
+    async fn churn(&self, items: u64) -> Result<(), Failure> {
+        let (figures, verdict) = self.with(self.settings.churning(items)).load().await?;
+        if figures.errors > 0 || !verdict.exactly_once() {
+            return Err(io::Error::other(format!(
+                "the churn before the measurement had {} errors, {} items missing, {} doubled",
+                figures.errors, verdict.missing, verdict.doubled
+            ))
+            .into());
+        }
+        Ok(())
+    }
+
+    /// Consumers that wait at empty queues.
+    async fn idle(&self, time: Duration) -> Result<(), Failure> {
+        let (track, window, stop) =
+            (Arc::new(Track::new()), Window::none(), CancellationToken::new());
+        let consumers = self.consume(&track, &Room::new(None), window, &stop);
+        tokio::time::sleep(time).await;
+        stop.cancel();
+        join(consumers, window, || {}).await?;
+        Ok(())
+    }
+
     /// Pushes, measured; then consumers that only check.
     async fn push(&self, name: &str) -> Result<Report, Failure> {
         let track = Arc::new(Track::new());
         let window = self.window();
         let bar = progress("pushed");
-        let mut figures = join(self.produce(&track, window, None), window, || {
-            bar.set_position(track.pushed.load(Ordering::Relaxed));
-        })
-        .await?;
-        // A window that ended long ago: nothing of this counts.
-        let unmeasured = Window { from: window.from, to: Some(window.from) };
-        let checked = self.consume_all(&track, unmeasured, JoinSet::new()).await?;
-        figures.errors += checked.errors;
-        Ok(figures.into_report(name, Some(track.verdict())))
+        let producers = self.produce(&track, &Room::new(None), window, None);
+        let mut figures =
+            join(producers, window, || bar.set_position(track.count_pushed())).await?;
+        bar.finish_and_clear();
+        figures.errors += self.check(&track).await?;
+        Ok(figures.into_report(name, track.verdict()))
     }
 
     /// Consumers on a full queue.
     async fn drain(&self, name: &str) -> Result<Report, Failure> {
         let track = Arc::new(Track::new());
-        let unmeasured = Window { from: Instant::now(), to: Some(Instant::now()) };
+        let unmeasured = Window::none();
+        let filling = self.with(self.settings.filling(self.settings.items.unwrap_or(0)));
         let bar = progress("pushed");
-        let filled = join(self.produce(&track, unmeasured, None), unmeasured, || {
-            bar.set_position(track.pushed.load(Ordering::Relaxed));
-        })
-        .await?;
+        let producers = filling.produce(&track, &Room::new(None), unmeasured, None);
+        let filled = join(producers, unmeasured, || bar.set_position(track.count_pushed())).await?;
         bar.finish_and_clear();
         let window = Window { from: Instant::now(), to: None };
-        let mut figures = self.consume_all(&track, window, JoinSet::new()).await?;
+        let room = Room::new(None);
+        let mut figures = self.consume_all(&track, &room, window, JoinSet::new()).await?;
         figures.errors += filled.errors;
-        Ok(figures.into_report(name, Some(track.verdict())))
+        Ok(figures.untimed().into_report(name, track.verdict()))
     }
 
     /// Producers and consumers at once.
-    async fn steady(&self, name: &str) -> Result<Report, Failure> {
+    pub(super) async fn load(&self) -> Result<(Figures, Verdict), Failure> {
         let track = Arc::new(Track::new());
         let window = self.window();
-        let producers = self.produce(&track, window, None);
-        let figures = self.consume_all(&track, window, producers).await?;
-        Ok(figures.into_report(name, Some(track.verdict())))
+        let room = Room::new(self.settings.backlog);
+        let producers = self.produce(&track, &room, window, None);
+        let figures = self.consume_all(&track, &room, window, producers).await?;
+        Ok((figures, track.verdict()))
     }
 
-    /// The rate of taking from a deep queue, against that from one which producers just keep from running dry.
-    async fn backlog(&self, name: &str, empty: &str, args: &Args) -> Result<Report, Failure> {
-        let depth = args.items.unwrap_or(1_000_000);
-        let duration = args.duration.unwrap_or(Duration::from_secs(10));
-        let mut shallow = Self { queues: vec![empty.to_owned()], ..self.clone_connections() };
-        (shallow.settings.items, shallow.settings.duration) = (None, Some(duration));
-        shallow.settings.warm_up = args.warm_up;
-        let track = Arc::new(Track::new());
-        let window = shallow.window();
-        let producers = shallow.produce(&track, window, None);
-        let reference = shallow.consume_all(&track, window, producers).await?.deliver_rate();
-
-        let mut deep = self.clone_connections();
-        (deep.settings.items, deep.settings.duration) = (Some(depth), None);
-        let unmeasured = Window { from: Instant::now(), to: Some(Instant::now()) };
-        let bar = progress("pushed before");
-        for delay in [None, Some(Duration::from_hours(24))] {
-            // The delayed ones are tracked apart: they do not come.
-            let filled = Arc::new(Track::new());
-            let producers = deep.produce(&filled, unmeasured, delay);
-            join(producers, unmeasured, || bar.set_position(filled.pushed.load(Ordering::Relaxed)))
-                .await?;
-        }
-        bar.finish_and_clear();
-        (deep.settings.items, deep.settings.duration) = (None, Some(duration));
-        deep.settings.warm_up = args.warm_up;
-        let window = deep.window();
-        // Producers keep going as before, so that both have the same load.
-        let track = Arc::new(Track::new());
-        let stop = CancellationToken::new();
-        let consumers = deep.consume(&track, window, &stop);
-        let mut figures = join(deep.produce(&track, window, None), window, || {}).await?;
-        stop.cancel();
-        figures.merge(&join(consumers, window, || {}).await?);
-        let ratio = figures.deliver_rate() / reference.max(1e-9);
-        // Two runs of numbers share the queue: whether each came once can not be told.
-        let mut report = figures.into_report(name, None);
-        report.put("depth", depth);
-        report.put("almost_empty_deliver_per_s", round(reference, 1));
-        report.put("ratio", round(ratio, 3));
-        Ok(report)
-    }
-
-    fn clone_connections(&self) -> Self {
-        Self {
-            settings: self.settings.clone(),
-            size: self.size,
-            batches_in_flight: self.batches_in_flight,
-            push_clients: self.push_clients.clone(),
-            take_clients: self.take_clients.clone(),
-            queues: self.queues.clone(),
-        }
+    /// Takes what was pushed, in the quickest way and unmeasured; answers how many errors there were.
+    pub(super) async fn check(&self, track: &Arc<Track>) -> Result<u64, Failure> {
+        let quick = self.with(self.settings.churning(0));
+        let room = Room::new(None);
+        Ok(quick.consume_all(track, &room, Window::none(), JoinSet::new()).await?.errors)
     }
 
     /// The time that is measured, beginning after the warm-up.
-    fn window(&self) -> Window {
+    pub(super) fn window(&self) -> Window {
         let from = Instant::now() + self.settings.warm_up;
         Window { from, to: self.settings.duration.map(|duration| from + duration) }
     }
 
-    fn produce(
+    pub(super) fn produce(
         &self,
         track: &Arc<Track>,
+        room: &Room,
         window: Window,
         delay: Option<Duration>,
     ) -> JoinSet<Figures> {
@@ -256,9 +213,10 @@ impl Bench {
         let interval = settings.rate.map_or(0.0, |rate| per_push / rate.max(1e-3));
         let plan = ProducerPlan {
             track: track.clone(),
+            room: room.clone(),
             window,
-            size: self.size,
-            batch: u64::from(settings.batch),
+            size: settings.size,
+            batch: u32::from(settings.batch),
             limit: settings.items.unwrap_or(u64::MAX),
             until: settings.duration.and(window.to),
             interval: Duration::from_secs_f64(interval),
@@ -278,21 +236,23 @@ impl Bench {
                     client,
                     queue,
                     first,
-                    self.batches_in_flight,
+                    settings.batches_in_flight,
                 )),
             };
         }
         tasks
     }
 
-    fn consume(
+    pub(super) fn consume(
         &self,
         track: &Arc<Track>,
+        room: &Room,
         window: Window,
         stop: &CancellationToken,
     ) -> JoinSet<Figures> {
         let plan = ConsumerPlan {
             track: track.clone(),
+            room: room.clone(),
             window,
             batch: i32::from(self.settings.batch),
             in_flight: self.settings.in_flight,
@@ -314,11 +274,12 @@ impl Bench {
     async fn consume_all(
         &self,
         track: &Arc<Track>,
+        room: &Room,
         window: Window,
         mut producers: JoinSet<Figures>,
     ) -> Result<Figures, Failure> {
         let stop = CancellationToken::new();
-        let consumers = self.consume(track, window, &stop);
+        let consumers = self.consume(track, room, window, &stop);
         let bar = progress("committed");
         let mut figures = Figures::new(window);
         let (mut last, mut moved) = (0, Instant::now());
@@ -331,13 +292,14 @@ impl Bench {
                 }
                 _ = tick.tick() => {}
             }
-            let committed = track.committed.load(Ordering::Relaxed);
+            let committed = track.count_committed();
             bar.set_position(committed);
-            if committed > last {
+            let done = committed >= track.count_pushed();
+            if committed > last || done {
                 (last, moved) = (committed, Instant::now());
             }
-            let done = committed >= track.pushed.load(Ordering::Relaxed);
-            if producers.is_empty() && (done || moved.elapsed() > STALLED) {
+            // Producers that wait for room would wait for ever.
+            if (producers.is_empty() && done) || moved.elapsed() > STALLED {
                 break;
             }
         }
@@ -349,7 +311,7 @@ impl Bench {
 }
 
 /// Waits for all and adds up what they counted.
-async fn join(
+pub(super) async fn join(
     mut tasks: JoinSet<Figures>,
     window: Window,
     mut progress: impl FnMut(),
@@ -368,7 +330,7 @@ async fn join(
 }
 
 /// Shows itself on a terminal only.
-fn progress(what: &'static str) -> ProgressBar {
+pub(super) fn progress(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::new_spinner();
     if let Ok(style) =
         ProgressStyle::with_template("{spinner} {elapsed} {human_pos} {msg}, {per_sec}")

@@ -1,101 +1,134 @@
 //! The queue scenario of the MongoDB schema simulator: in each of 25 iterations of one second, 1,000 users publish
 //! and 300 fetch one item each, spread evenly over the second whether or not the ones before are done.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use serde_json::{Value, json};
 use sluicegate_client::{
     Client, NewItem,
-    proto::{CommitRequest, DeleteQueueRequest, ReserveRequest},
+    proto::{CommitRequest, Outcome, ReserveRequest},
 };
 use tokio::task::JoinSet;
 
 use super::{
-    Args,
-    report::{Report, round},
-    scenario::create,
+    report::{Figures, Report, Window, round},
+    scenario::{Bench, progress},
+    track::Track,
 };
-use crate::{context::Context, failure::Failure};
+use crate::failure::Failure;
 
 const ITERATIONS: u32 = 25;
 const PUBLISHERS: u32 = 1_000;
 const FETCHERS: u32 = 300;
 
-/// One user's act: how long it took, in milliseconds.
-enum Act {
-    Published(f64),
-    Fetched(f64),
-    Failed,
+/// Who acts once, when it is due, whether or not the ones before are done.
+struct User {
+    client: Client,
+    queue: String,
+    track: Arc<Track>,
+    size: usize,
+    figures: Figures,
+    due: Instant,
 }
 
-pub(super) async fn run(context: &Context, args: &Args) -> Result<Report, Failure> {
-    let queue = format!("bench-{:08x}", rand::random::<u32>());
-    let mut clients = Vec::new();
-    for _ in 0..args.connections.unwrap_or(8).max(1) {
-        clients.push(context.client().await?);
-    }
-    create(&clients[0], &queue).await?;
-    let began = Instant::now();
+/// How long each act took, in milliseconds from when it was due.
+#[derive(Default)]
+struct Times {
+    publish: Vec<f64>,
+    fetch: Vec<f64>,
+}
+
+pub(super) async fn run(bench: &Bench, name: &str) -> Result<Report, Failure> {
+    let track = Arc::new(Track::new());
+    let window = Window { from: Instant::now(), to: None };
+    let second = Duration::from_secs(1);
     let mut users = JoinSet::new();
     for iteration in 0..ITERATIONS {
-        let start = began + Duration::from_secs(1) * iteration;
-        for user in 0..PUBLISHERS + FETCHERS {
-            let client = clients[user as usize % clients.len()].clone();
-            let (queue, size) = (queue.clone(), args.size as usize);
-            if user < PUBLISHERS {
-                let due = start + Duration::from_secs(1) * user / PUBLISHERS;
-                users.spawn(publish(client, queue, size, due));
+        let start = window.from + second * iteration;
+        for n in 0..PUBLISHERS + FETCHERS {
+            let publishes = n < PUBLISHERS;
+            let due = if publishes {
+                start + second * n / PUBLISHERS
             } else {
-                let due = start + Duration::from_secs(1) * (user - PUBLISHERS) / FETCHERS;
-                users.spawn(fetch(client, queue, due));
+                start + second * (n - PUBLISHERS) / FETCHERS
+            };
+            let (clients, queue) = (bench.push_clients.clone(), bench.queues[0].clone());
+            let (track, size) = (track.clone(), bench.settings.size);
+            users.spawn(async move {
+                tokio::time::sleep_until(due.into()).await;
+                let client = clients[n as usize % clients.len()].clone();
+                let figures = Figures::new(window);
+                let user = User { client, queue, track, size, figures, due };
+                let figures = if publishes { user.publish().await } else { user.fetch().await };
+                (publishes, figures)
+            });
+        }
+    }
+    let (mut figures, mut times) = (Figures::new(window), Times::default());
+    let bar = progress("users done");
+    while let Some(user) = users.join_next().await {
+        bar.inc(1);
+        let (publishes, act) = user.map_err(std::io::Error::other)?;
+        match act {
+            Ok((counted, millis)) => {
+                figures.merge(&counted);
+                if publishes { &mut times.publish } else { &mut times.fetch }.push(millis);
+            }
+            Err(status) => {
+                figures.errors += 1;
+                if figures.errors == 1 {
+                    tracing::warn!(%status, "the first error");
+                }
             }
         }
     }
-    let (mut published, mut fetched, mut errors) = (Vec::new(), Vec::new(), 0_u64);
-    while let Some(act) = users.join_next().await {
-        match act.map_err(std::io::Error::other)? {
-            Act::Published(millis) => published.push(millis),
-            Act::Fetched(millis) => fetched.push(millis),
-            Act::Failed => errors += 1,
-        }
-    }
-    let seconds = began.elapsed().as_secs_f64();
-    let request = DeleteQueueRequest { name: queue, force: true };
-    clients[0].admin_service().delete_queue(request).await?;
-    let mut report = Report::new("simulator");
-    report.put("items", published.len());
-    report.put("seconds", round(seconds, 3));
-    report.put("push_per_s", round(published.len() as f64 / seconds, 1));
-    report.put("deliver_per_s", round(fetched.len() as f64 / seconds, 1));
-    report.put("publish_ms", distribution(published));
-    report.put("fetch_ms", distribution(fetched));
-    report.put("errors", errors);
+    bar.finish_and_clear();
+    figures.errors += bench.check(&track).await?;
+    let mut report = figures.into_report(name, track.verdict());
+    report.put("publish_ms", distribution(times.publish));
+    report.put("fetch_ms", distribution(times.fetch));
     Ok(report)
 }
 
-async fn publish(client: Client, queue: String, size: usize, due: Instant) -> Act {
-    tokio::time::sleep_until(due.into()).await;
-    // From the instant it was due: waiting for one's turn counts.
-    match client.producer(queue).push(NewItem::new(vec![b'.'; size])).await {
-        Ok(_) => Act::Published(due.elapsed().as_secs_f64() * 1_000.0),
-        Err(_) => Act::Failed,
-    }
-}
+type Act = Result<(Figures, f64), Box<dyn std::error::Error + Send + Sync>>;
 
-async fn fetch(client: Client, queue: String, due: Instant) -> Act {
-    tokio::time::sleep_until(due.into()).await;
-    let mut stub = client.queue_service();
-    let request = client.request(ReserveRequest { queue, max_items: 1, ..Default::default() });
-    let Ok(answer) = stub.reserve(request).await else { return Act::Failed };
-    let millis = due.elapsed().as_secs_f64() * 1_000.0;
-    let receipts: Vec<String> =
-        answer.into_inner().deliveries.into_iter().map(|delivery| delivery.receipt).collect();
-    if !receipts.is_empty()
-        && stub.commit(client.request(CommitRequest { receipts })).await.is_err()
-    {
-        return Act::Failed;
+impl User {
+    fn waited(&self) -> f64 {
+        self.due.elapsed().as_secs_f64() * 1_000.0
     }
-    Act::Fetched(millis)
+
+    async fn publish(mut self) -> Act {
+        let numbers = self.track.claim(1, u64::MAX);
+        let payload = self.track.payload(numbers.start, self.due, self.size);
+        self.client.producer(self.queue.clone()).push(NewItem::new(payload)).await?;
+        let millis = self.waited();
+        self.figures.pushed(1, Instant::now());
+        self.track.acknowledged(numbers);
+        Ok((self.figures, millis))
+    }
+
+    async fn fetch(mut self) -> Act {
+        let mut stub = self.client.queue_service();
+        let reserve =
+            ReserveRequest { queue: self.queue.clone(), max_items: 1, ..Default::default() };
+        let answer = stub.reserve(self.client.request(reserve)).await?.into_inner();
+        let (now, millis) = (Instant::now(), self.waited());
+        let payloads = answer.deliveries.iter().filter_map(|d| d.item.as_ref()).map(|i| &i.payload);
+        self.figures.delivered(&self.track.delivered(payloads, now), now);
+        let receipts: Vec<String> = answer.deliveries.into_iter().map(|d| d.receipt).collect();
+        if !receipts.is_empty() {
+            let commit = self.client.request(CommitRequest { receipts });
+            let results = stub.commit(commit).await?.into_inner().results;
+            let good = results.iter().filter(|r| r.outcome() == Outcome::Ok).count() as u64;
+            self.figures.errors += results.len() as u64 - good;
+            self.figures.committed(good, Instant::now());
+            self.track.settled(good);
+        }
+        Ok((self.figures, millis))
+    }
 }
 
 fn distribution(mut millis: Vec<f64>) -> Value {

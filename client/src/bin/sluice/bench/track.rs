@@ -19,15 +19,28 @@ pub(super) struct Track {
     epoch: Instant,
     next: AtomicU64,
     seen: Mutex<Vec<u8>>,
-    pub(super) pushed: AtomicU64,
-    pub(super) committed: AtomicU64,
+    pushed: AtomicU64,
+    committed: AtomicU64,
 }
 
 /// What became of the items.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Verdict {
     pub(super) missing: u64,
     pub(super) doubled: u64,
+}
+
+impl Verdict {
+    pub(super) fn exactly_once(self) -> bool {
+        self == Self::default()
+    }
+}
+
+impl std::ops::AddAssign for Verdict {
+    fn add_assign(&mut self, other: Self) {
+        self.missing += other.missing;
+        self.doubled += other.doubled;
+    }
 }
 
 impl Track {
@@ -91,6 +104,26 @@ impl Track {
         let doubled = seen.iter().filter(|&&byte| byte & !ACKNOWLEDGED > 1).count() as u64;
         Verdict { missing, doubled }
     }
+
+    pub(super) fn settled(&self, n: u64) {
+        self.committed.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(super) fn count_pushed(&self) -> u64 {
+        self.pushed.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_committed(&self) -> u64 {
+        self.committed.load(Ordering::Relaxed)
+    }
+
+    /// The verdict when `left` items were in the queue at the end and only counted: there should be `others`, and as
+    /// many as were pushed and not committed.
+    pub(super) fn verdict_with(&self, left: u64, others: u64) -> Verdict {
+        let should = (others + self.count_pushed()).saturating_sub(self.count_committed());
+        let doubled = self.verdict().doubled + left.saturating_sub(should);
+        Verdict { missing: should.saturating_sub(left), doubled }
+    }
 }
 
 fn slot(seen: &mut Vec<u8>, number: u64) -> &mut u8 {
@@ -118,6 +151,18 @@ mod tests {
         let come: Vec<Bytes> = [0, 1, 1, 3, 9].map(|n| track.payload(n, now, 16)).into();
         track.delivered(come.iter(), now);
         assert_eq!(track.verdict(), Verdict { missing: 1, doubled: 1 });
+    }
+
+    #[test]
+    fn what_is_left_counts_as_arrived_and_no_more() {
+        let track = Track::new();
+        let now = Instant::now();
+        track.acknowledged(0..4);
+        track.delivered([track.payload(0, now, 16)].iter(), now);
+        track.settled(1);
+        assert!(track.verdict_with(3, 0).exactly_once());
+        assert_eq!(track.verdict_with(2, 0), Verdict { missing: 1, doubled: 0 });
+        assert_eq!(track.verdict_with(7, 3), Verdict { missing: 0, doubled: 1 });
     }
 
     #[test]

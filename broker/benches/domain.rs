@@ -1,0 +1,67 @@
+//! What is decided and parsed for every item: `cargo bench -p sluicegate-broker --bench domain`.
+
+use std::time::Duration;
+
+use divan::{Bencher, black_box, counter::ItemsCount};
+use sluicegate_broker::domain::{
+    Clock, GroupName, IdSource, LeaseToken, QueueName, Receipt, Want, deal,
+};
+
+fn main() {
+    divan::main();
+}
+
+fn receipt() -> Receipt {
+    Receipt {
+        item: IdSource::new().next(Clock::machine_time()),
+        token: LeaseToken::fresh([1, 2, 3, 4]),
+        deliveries: 1,
+        attempt: 1,
+        keyed: false,
+        queue: QueueName::parse("queue", "orders.new").expect("a name"),
+        group: GroupName::parse("group", "default").expect("a name"),
+    }
+}
+
+/// 500 items to so many consumers.
+#[divan::bench(args = [1, 10, 1_000])]
+fn deal_500(bencher: Bencher<'_, '_>, consumers: usize) {
+    let want = Want {
+        max_items: 500,
+        max_bytes: 1 << 20,
+        may_exceed: true,
+        lease: Duration::from_secs(30),
+        consumer: None,
+    };
+    let (sizes, wants) = (vec![256; 500], vec![want; consumers]);
+    bencher.counter(ItemsCount::new(500_usize)).bench(|| deal(black_box(&sizes), &wants));
+}
+
+#[divan::bench]
+fn id_new(bencher: Bencher<'_, '_>) {
+    let (ids, now) = (IdSource::new(), Clock::machine_time());
+    bencher.bench(|| ids.next(black_box(now)));
+}
+
+#[divan::bench]
+fn id_print(bencher: Bencher<'_, '_>) {
+    let id = receipt().item;
+    bencher.bench(|| black_box(id).to_string());
+}
+
+#[divan::bench]
+fn receipt_print(bencher: Bencher<'_, '_>) {
+    let receipt = receipt();
+    bencher.bench(|| black_box(&receipt).encode());
+}
+
+#[divan::bench]
+fn receipt_parse(bencher: Bencher<'_, '_>) {
+    let text = receipt().encode();
+    bencher.bench(|| Receipt::parse("receipt", black_box(&text)));
+}
+
+#[divan::bench]
+fn queue_name_parse() -> bool {
+    QueueName::parse("queue", black_box("orders.new")).is_ok()
+}
