@@ -12,7 +12,7 @@ use crate::domain::{ConsumerName, Delivery, ItemId, Receipt, Timestamp, Want};
 
 use super::{EngineError, Result};
 
-/// Most items reserved in one go, over all consumers of the queue.
+/// Most items reserved in one go, over all consumers of the queue; as many as one settle may name.
 const MAX_BATCH: usize = 1_000;
 /// A stream that has items to work on is given more once it has room for this part of what it may
 /// hold, or for [`ENOUGH_ROOM`] items: refills of a few items each would cost as much as large ones.
@@ -93,10 +93,11 @@ impl Stream {
     }
 }
 
-/// How many of these fit one message: at least one.
+/// How many of these fit one message: at least one, and no more than one settle may name, so that a
+/// consumer can settle a message as it came.
 fn one_message(deliveries: &[Delivery]) -> usize {
     let mut bytes = 0;
-    let fit = deliveries.iter().take_while(|delivery| {
+    let fit = deliveries.iter().take(MAX_BATCH).take_while(|delivery| {
         bytes += delivery.item.payload.len();
         bytes <= MAX_MESSAGE_BYTES
     });
@@ -516,6 +517,27 @@ pub(super) mod tests {
         assert_eq!(wanted(&mut consumers, NOW), [], "it has not come back for more yet");
         consumers.look_into_inbox(id);
         assert_eq!(wanted(&mut consumers, NOW), [(id, 9)]);
+    }
+
+    #[test]
+    fn a_message_can_be_settled_in_one_call() {
+        let mut consumers = Consumers::default();
+        let id = stream(&mut consumers, 5_000, usize::MAX);
+        // Dealt in two rounds, before the stream looked.
+        for round in 0..2_u16 {
+            let items = (0..700_u16).map(|n| {
+                let mut delivery = delivery(0, 1, 5);
+                delivery.item.id.0[..2].copy_from_slice(&(round * 700 + n).to_be_bytes());
+                delivery.receipt.item = delivery.item.id;
+                delivery
+            });
+            consumers.hand_to_stream(id, items.collect(), NOW);
+        }
+        let messages = [(); 2].map(|()| match consumers.look_into_inbox(id) {
+            Inbox::Items(items) => items.len(),
+            _ => 0,
+        });
+        assert_eq!(messages, [1_000, 400]);
     }
 
     #[test]
