@@ -172,7 +172,7 @@ def steady():
         share = figures["deliver_per_s"] / limit
         goal = at_least(figures["deliver_per_s"], target)
         if store == "mongodb":
-            goal += f"; {at_least(share, 0.7, 1)} of raw-mongo"
+            goal += f"; share {at_least(share, 0.7, 1)}"
         rates.append(row(STORES[store], figures, number(share, 2), goal, command))
         spent = [(late - early) * 1e6 / items for early, late in zip(before, after)]
         database = number(spent[1], 1) if store == "mongodb" else "in the broker"

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use divan::{Bencher, black_box, counter::ItemsCount};
 use prost::Message;
-use sluicegate_proto::v1::{CommitRequest, Deliveries, Delivery, Item, NewItem, PushRequest};
+use sluicegate_proto::v1::{CommitRequest, ConsumeResponse, Delivery, Item, NewItem, PushRequest};
 
 const ITEMS: usize = 500;
 
@@ -21,7 +21,7 @@ fn push() -> PushRequest {
     PushRequest { queue: "orders.new".into(), items: vec![item; ITEMS], ..Default::default() }
 }
 
-fn deliveries() -> Deliveries {
+fn deliveries() -> ConsumeResponse {
     let item = Item {
         id: "66f00000aabbccddeeff0011".into(),
         queue: "orders.new".into(),
@@ -32,7 +32,7 @@ fn deliveries() -> Deliveries {
         ..Default::default()
     };
     let delivery = Delivery { receipt: "r".repeat(60), item: Some(item), ..Default::default() };
-    Deliveries { deliveries: vec![delivery; ITEMS] }
+    ConsumeResponse { deliveries: vec![delivery; ITEMS] }
 }
 
 fn commit() -> CommitRequest {

@@ -1,5 +1,5 @@
 //! The database alone: batched insert, claim and delete, the way the broker does it, without a broker. Two tasks insert,
-//! one claims from the last position on and deletes.
+//! one claims from the last position on, and deletes what it claimed before meanwhile.
 
 use std::{
     sync::{
@@ -25,6 +25,15 @@ use super::{
     track::Track,
 };
 use crate::failure::Failure;
+
+/// Milliseconds until a claim would lapse: so many that deleted entries are never in the way of what is due.
+const LEASE: i64 = 24 * 3_600_000;
+
+/// Documents that the task holds.
+struct Claim {
+    ids: Vec<Bson>,
+    lock: ObjectId,
+}
 
 /// What the tasks share.
 #[derive(Clone)]
@@ -125,58 +134,72 @@ impl Raw {
         Ok(figures)
     }
 
+    /// Claims one batch after the other; each is deleted while the next is being claimed.
     async fn claim(&self) -> mongodb::error::Result<Figures> {
         let mut figures = Figures::new(self.window);
         let mut head = DateTime::MIN;
+        let mut held = None;
         loop {
             let ended = !self.inserting.load(Ordering::Relaxed);
-            let due = doc! { "q": "bench", "priority": 0, "when": { "$gte": head, "$lte": DateTime::now() } };
-            let found: Vec<Document> = self
-                .items
-                .find(due)
-                .sort(doc! { "priority": -1, "when": 1, "_id": 1 })
-                .limit(i64::from(self.batch))
-                .await?
-                .try_collect()
-                .await?;
-            if found.is_empty() {
-                // Two inserters' clocks interleave: what came in behind the head is found from the start.
-                if head != DateTime::MIN {
-                    head = DateTime::MIN;
-                } else if ended {
-                    return Ok(figures);
-                } else {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-                continue;
-            }
-            if let Some(Ok(when)) = found.last().map(|document| document.get_datetime("when")) {
-                head = *when;
-            }
-            let ids: Vec<Bson> =
-                found.iter().filter_map(|document| document.get("_id").cloned()).collect();
-            let lease = DateTime::from_millis(DateTime::now().timestamp_millis() + 30_000);
-            let lock = ObjectId::new();
-            let unclaimed = doc! { "_id": { "$in": &ids }, "when": { "$lte": DateTime::now() } };
-            let set = doc! { "$set": { "lock": lock, "when": lease }, "$inc": { "deliveries": 1 } };
-            let claimed = self.items.update_many(unclaimed, set).await?.modified_count;
-            let now = Instant::now();
-            let payloads: Vec<Bytes> = found
-                .iter()
-                .filter_map(|document| document.get_binary_generic("payload").ok())
-                .map(|payload| Bytes::copy_from_slice(payload))
-                .collect();
-            // There is one claimant, so what it found it has claimed.
-            figures.errors += (found.len() as u64).abs_diff(claimed);
-            figures.delivered(&self.track.delivered(payloads.iter(), now), now);
-            self.room.give(found.len());
-            let deleted = self
-                .items
-                .delete_many(doc! { "_id": { "$in": ids }, "lock": lock })
-                .await?
-                .deleted_count;
+            let (deleted, claimed) =
+                tokio::try_join!(self.delete(held.take()), self.claim_one(&mut head))?;
             self.track.settled(deleted);
             figures.committed(deleted, Instant::now());
+            if let Some((claim, payloads, n)) = claimed {
+                let now = Instant::now();
+                // There is one claimant, so what it found it has claimed.
+                figures.errors += (payloads.len() as u64).abs_diff(n);
+                figures.delivered(&self.track.delivered(payloads.iter(), now), now);
+                self.room.give(payloads.len());
+                held = Some(claim);
+            } else if head != DateTime::MIN {
+                // Two inserters' clocks interleave: what came in behind the head is found from the start.
+                head = DateTime::MIN;
+            } else if ended {
+                return Ok(figures);
+            } else {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
         }
+    }
+
+    /// What was claimed, its payloads, and how many documents the update changed; None if nothing is due.
+    async fn claim_one(
+        &self,
+        head: &mut DateTime,
+    ) -> mongodb::error::Result<Option<(Claim, Vec<Bytes>, u64)>> {
+        let now = DateTime::now();
+        let due = doc! { "q": "bench", "priority": 0, "when": { "$gte": *head, "$lte": now } };
+        let found: Vec<Document> = self
+            .items
+            .find(due)
+            .sort(doc! { "priority": -1, "when": 1, "_id": 1 })
+            .limit(i64::from(self.batch))
+            .await?
+            .try_collect()
+            .await?;
+        let Some(last) = found.last() else { return Ok(None) };
+        if let Ok(when) = last.get_datetime("when") {
+            *head = *when;
+        }
+        let ids: Vec<Bson> =
+            found.iter().filter_map(|document| document.get("_id").cloned()).collect();
+        let lock = ObjectId::new();
+        let unclaimed = doc! { "_id": { "$in": &ids }, "when": { "$lte": now } };
+        let lease = DateTime::from_millis(now.timestamp_millis() + LEASE);
+        let set = doc! { "$set": { "lock": lock, "when": lease }, "$inc": { "deliveries": 1 } };
+        let n = self.items.update_many(unclaimed, set).await?.modified_count;
+        let payloads = found
+            .iter()
+            .filter_map(|document| document.get_binary_generic("payload").ok())
+            .map(|payload| Bytes::copy_from_slice(payload))
+            .collect();
+        Ok(Some((Claim { ids, lock }, payloads, n)))
+    }
+
+    async fn delete(&self, held: Option<Claim>) -> mongodb::error::Result<u64> {
+        let Some(Claim { ids, lock }) = held else { return Ok(0) };
+        let held = doc! { "_id": { "$in": ids }, "lock": lock };
+        Ok(self.items.delete_many(held).await?.deleted_count)
     }
 }
