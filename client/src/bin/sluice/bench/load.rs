@@ -1,17 +1,18 @@
 //! Producers and consumers.
 
 use std::{
-    collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use futures_util::{StreamExt, stream::FuturesUnordered};
 use sluicegate_client::{
-    CancellationToken, Client, NewItem,
+    CancellationToken, Client, Error, NewItem,
     producer::StreamOptions,
     proto::{
-        CommitRequest, ConsumeRequest, ConsumeStreamRequest, Delivery, Outcome, ReserveRequest,
-        SettleResult, consume_stream_request::Action, consume_stream_response::Event,
+        CommitRequest, ConsumeRequest, ConsumeStreamRequest, Delivery, Outcome, PushResult,
+        ReserveRequest, SettleResult, consume_stream_request::Action,
+        consume_stream_response::Event,
     },
     tonic::Status,
 };
@@ -79,6 +80,18 @@ impl ProducerPlan {
         self.track.acknowledged(numbers);
     }
 
+    async fn took(
+        &self,
+        numbers: std::ops::Range<u64>,
+        answer: Result<Vec<PushResult>, Error>,
+        figures: &mut Figures,
+    ) {
+        match answer {
+            Ok(_) => self.answered(numbers, figures),
+            Err(error) => self.failed(numbers, figures, &error).await,
+        }
+    }
+
     async fn failed(&self, numbers: std::ops::Range<u64>, figures: &mut Figures, error: &Fault) {
         self.room.give(numbers.count());
         fail(figures, error).await;
@@ -96,10 +109,7 @@ pub(super) async fn produce_unary(
     let mut figures = Figures::new(plan.window);
     let mut due = first;
     while let Some((numbers, items)) = plan.next(&mut due).await {
-        match producer.push_all(items).await {
-            Ok(_) => plan.answered(numbers, &mut figures),
-            Err(error) => plan.failed(numbers, &mut figures, &error).await,
-        }
+        plan.took(numbers, producer.push_all(items).await, &mut figures).await;
     }
     figures
 }
@@ -115,28 +125,39 @@ pub(super) async fn produce_stream(
     let options = StreamOptions { max_in_flight: in_flight, ..StreamOptions::default() };
     let stream = client.producer(queue).stream(options);
     let mut figures = Figures::new(plan.window);
-    let mut unanswered = VecDeque::new();
+    let mut unanswered = FuturesUnordered::new();
     let mut due = first;
     loop {
-        let batch = plan.next(&mut due).await;
-        let more = batch.is_some();
+        let mut batch = None;
+        if unanswered.len() < in_flight {
+            let next = plan.next(&mut due);
+            tokio::pin!(next);
+            // Answers count when they come, also while there is no room for more.
+            batch = loop {
+                tokio::select! {
+                    batch = &mut next => break batch,
+                    Some((numbers, answer)) = unanswered.next() => {
+                        plan.took(numbers, answer, &mut figures).await;
+                    }
+                }
+            };
+            if batch.is_none() {
+                break;
+            }
+        } else if let Some((numbers, answer)) = unanswered.next().await {
+            plan.took(numbers, answer, &mut figures).await;
+        }
         if let Some((numbers, items)) = batch {
             match stream.send(items).await {
-                Ok(ticket) => unanswered.push_back((numbers, ticket)),
+                Ok(ticket) => unanswered.push(async move { (numbers, ticket.await) }),
                 Err(error) => plan.failed(numbers, &mut figures, &error).await,
             }
-        }
-        while unanswered.len() >= in_flight || (!more && !unanswered.is_empty()) {
-            let Some((numbers, ticket)) = unanswered.pop_front() else { break };
-            match ticket.await {
-                Ok(_) => plan.answered(numbers, &mut figures),
-                Err(error) => plan.failed(numbers, &mut figures, &error).await,
-            }
-        }
-        if !more {
-            return figures;
         }
     }
+    while let Some((numbers, answer)) = unanswered.next().await {
+        plan.took(numbers, answer, &mut figures).await;
+    }
+    figures
 }
 
 type Fault = dyn std::error::Error + Sync;
