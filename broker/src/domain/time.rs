@@ -10,8 +10,9 @@ use std::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(pub i64);
 
-/// An instant past all others: 9999-12-31T00:00:00Z.
-pub const FOREVER: Timestamp = Timestamp(253_402_214_400_000);
+/// An instant past all others: 4999-12-31T00:00:00Z. Stores may use the years that follow, up to
+/// 9999, which every language can read, for what has no time of its own.
+pub const FOREVER: Timestamp = Timestamp(95_617_497_600_000);
 
 /// The longest delay and time to live: ten years.
 pub const MAX_SPAN: Duration = Duration::from_hours(87672);

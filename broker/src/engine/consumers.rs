@@ -14,6 +14,8 @@ use super::{EngineError, Result};
 
 /// Most items reserved in one go, over all consumers of the queue; as many as one settle may name.
 const MAX_BATCH: usize = 1_000;
+/// Streams get so many in one go: while these are delivered and settled, the next are reserved.
+const STREAM_BATCH: usize = 500;
 /// A stream that has items to work on is given more once it has room for this part of what it may
 /// hold, or for [`ENOUGH_ROOM`] items: refills of a few items each would cost as much as large ones.
 const ENOUGH_PART: usize = 4;
@@ -234,7 +236,7 @@ impl Consumers {
         let mut hungry: Vec<_> = self.streams.iter().filter(|(_, s)| s.wants()).collect();
         hungry.sort_by_key(|(_, s)| (s.in_flight.len(), s.served));
         for (&id, stream) in hungry {
-            if total >= MAX_BATCH {
+            if total >= STREAM_BATCH {
                 break;
             }
             let settings = &stream.settings;
@@ -246,7 +248,7 @@ impl Consumers {
                 (left, stream.in_flight.is_empty())
             };
             let max_items =
-                (settings.max_in_flight - stream.in_flight.len()).min(MAX_BATCH - total);
+                (settings.max_in_flight - stream.in_flight.len()).min(STREAM_BATCH - total);
             total += max_items;
             wants.push(Want {
                 max_items,

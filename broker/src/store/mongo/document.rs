@@ -3,7 +3,7 @@
 //! | field | meaning |
 //! |---|---|
 //! | `_id`, `q` | id, queue |
-//! | `when` | eligible time; end of the lease plus ten thousand years while reserved; past that for what is blocked or done |
+//! | `when` | eligible time; end of the lease plus four thousand years while reserved; past that for what is blocked or done |
 //! | `priority`, `attempt`, `deliveries` | as in [`Item`] |
 //! | `lock` | token of the lease; there while reserved, and after a lapse until noticed |
 //! | `settled` | token of the last settle, by which a short count is cleared up |

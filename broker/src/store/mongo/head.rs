@@ -65,6 +65,8 @@ pub(super) struct Look {
     pub(super) used: LevelSet,
     /// Where to start in each.
     pub(super) marks: [i64; LEVELS],
+    /// The marks as they were before: a level that is not reached keeps its own.
+    pub(super) before: [i64; LEVELS],
     /// Read anew which levels are recorded.
     pub(super) reread: bool,
 }
@@ -104,7 +106,7 @@ impl Head {
         let mut state = self.state.lock();
         state.lowered = [i64::MAX; LEVELS];
         let reread = std::mem::take(&mut state.reread);
-        Look { used: state.used, marks: state.marks, reread }
+        Look { used: state.used, marks: state.marks, before: state.marks, reread }
     }
 
     /// The levels in use, as far as known.

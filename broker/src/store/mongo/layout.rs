@@ -18,18 +18,20 @@ use crate::{
 };
 
 const HOUR: i64 = 3_600_000;
+/// 9999-12-31T00:00:00Z: some languages know no later dates.
+const LAST_DAY: i64 = 253_402_214_400_000;
 /// `when` of the entry behind all eligible times of a level (see `levels`).
 pub(super) const READY_END: i64 = FOREVER.0 + HOUR;
-/// Added to the end of a lease this is `when` of a reserved item: ten thousand years of the calendar,
+/// Added to the end of a lease this is `when` of a reserved item: four thousand years of the calendar,
 /// so that a person still reads the date. Reserved items stand behind all that wait: what is settled
 /// before its lease ends leaves its dead entry of the index where no hand-out comes by.
-pub(super) const LEASED: i64 = 25 * 146_097 * 24 * HOUR;
+pub(super) const LEASED: i64 = 10 * 146_097 * 24 * HOUR;
 /// `when` of an item that waits for an earlier one of its key. Past every end of a lease.
-pub(super) const BLOCKED: i64 = LEASED + FOREVER.0 + 21 * HOUR;
+pub(super) const BLOCKED: i64 = LAST_DAY + 21 * HOUR;
 /// `when` of history.
-pub(super) const PROCESSED: i64 = LEASED + FOREVER.0 + 22 * HOUR;
+pub(super) const PROCESSED: i64 = LAST_DAY + 22 * HOUR;
 /// `when` of what is kept only to recognise a repeated push or settle.
-pub(super) const TOMBSTONE: i64 = LEASED + FOREVER.0 + 23 * HOUR;
+pub(super) const TOMBSTONE: i64 = LAST_DAY + 23 * HOUR;
 
 /// Name of the hand-out index.
 pub(super) const HANDOUT: &str = "handout";
@@ -72,6 +74,8 @@ pub(super) fn lease_end() -> Document {
         { "$gte": ["$when", millis(LEASED)] }, { "$subtract": ["$when", LEASED] }, "$when",
     ] }
 }
+
+const _: () = assert!(READY_END < LEASED && LEASED + FOREVER.0 < BLOCKED);
 
 /// The write concern of every write: on the disks of a majority.
 pub(super) fn durable() -> RawDocumentBuf {

@@ -29,8 +29,8 @@ use crate::{
     store::{Reserved, Result},
 };
 
-/// Most items of one find: while these are delivered and settled, the next are claimed.
-const MAX_FIND: usize = 500;
+/// Most items of one find.
+const MAX_FIND: usize = 1_000;
 /// Most finds of one reserve.
 const MAX_ROUNDS: usize = 8;
 /// A find whose answer is this large was cut short by the server, or nearly.
@@ -59,7 +59,7 @@ pub(super) async fn reserve(inner: &Inner, queue: &Arc<Queue>, wants: &[Want]) -
         let now = inner.now();
         let (look, found) = look(inner, &group, &head, queue, now, limit, sweep).await?;
         if found.items.is_empty() {
-            head.seen(&seen(look, &[], &[], false, sweep, now));
+            head.seen(&seen(look, &[], &[], false, now));
             answer.more = false;
             // Perhaps a hint was lost.
             if sweep || !head.sweep_due(true) {
@@ -68,7 +68,7 @@ pub(super) async fn reserve(inner: &Inner, queue: &Arc<Queue>, wants: &[Want]) -
             sweep = true;
             continue;
         }
-        let round = hand_out(inner, &group, &head, queue, wants, look, found, sweep, now).await?;
+        let round = hand_out(inner, &group, &head, queue, wants, look, found, now).await?;
         answer.dead_lettered += round.dead_lettered;
         answer.expired += round.expired;
         answer.deliveries = round.deliveries;
@@ -177,7 +177,6 @@ fn seen(
     items: &[(i32, i64)],
     left: &[(i32, i64)],
     cut: bool,
-    sweep: bool,
     now: Timestamp,
 ) -> Vec<Seen> {
     let lowest = items.last().map(|(level, _)| *level);
@@ -190,11 +189,7 @@ fn seen(
                 (None, Some(when)) if cut && lowest == Some(level) => when,
                 // Cut before this level was reached: nothing is known of it.
                 (None, None) if cut && lowest.is_some_and(|lowest| level < lowest) => {
-                    if sweep {
-                        START
-                    } else {
-                        look.marks[level as usize]
-                    }
+                    look.before[level as usize]
                 }
                 (None, last) => last.unwrap_or(START).max(Head::mark_of_empty(now)),
             };
@@ -212,7 +207,6 @@ async fn hand_out(
     wants: &[Want],
     look: Look,
     found: Found,
-    sweep: bool,
     now: Timestamp,
 ) -> Result<Reserved> {
     let Found { items, cut } = found;
@@ -243,7 +237,7 @@ async fn hand_out(
     )
     .await?;
 
-    head.seen(&seen(look, &places, &left, cut, sweep, now));
+    head.seen(&seen(look, &places, &left, cut, now));
     // What was removed may have passed its turn on.
     let removed = expired + dead_lettered > 0;
     let more = cut || some_left || removed || deliveries.len() < dealt_count;
@@ -417,4 +411,30 @@ async fn won(
         }
     }
     Ok(won)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::mongo::head::bit;
+
+    #[test]
+    fn a_level_that_a_sweep_did_not_reach_keeps_its_mark() {
+        let look = Look {
+            used: bit(9) | bit(5) | bit(0),
+            marks: [START; 10],
+            before: [500; 10],
+            reread: false,
+        };
+        let now = Timestamp(10_000);
+        let mark = |seen: &[Seen], level| seen.iter().find(|s| s.level == level).unwrap().mark;
+        // Cut in level 5: above it all is known, in it up to the last item, below it nothing.
+        let cut = seen(look, &[(9, 700), (5, 800)], &[], true, now);
+        assert_eq!(mark(&cut, 9), Head::mark_of_empty(now));
+        assert_eq!(mark(&cut, 5), 800);
+        assert_eq!(mark(&cut, 0), 500);
+        let whole = seen(look, &[(9, 700), (5, 800)], &[(5, 800)], false, now);
+        assert_eq!(mark(&whole, 5), 800);
+        assert_eq!(mark(&whole, 0), Head::mark_of_empty(now));
+    }
 }

@@ -26,6 +26,21 @@ use super::{
 };
 use crate::duration::to_proto;
 
+/// The runtime's timer is late by up to this much: too coarse where a millisecond counts.
+const TIMER_STEP: Duration = Duration::from_millis(2);
+
+/// Waits until then, and not a millisecond longer.
+pub(super) async fn sleep_until(due: Instant) {
+    if let Some(early) = due.checked_sub(TIMER_STEP) {
+        tokio::time::sleep_until(early.into()).await;
+    }
+    let rest = due.saturating_duration_since(Instant::now());
+    if !rest.is_zero() {
+        // It fails only if the runtime ends.
+        let _ = tokio::task::spawn_blocking(move || std::thread::sleep(rest)).await;
+    }
+}
+
 /// What all producers of a run share.
 #[derive(Debug, Clone)]
 pub(super) struct ProducerPlan {
@@ -48,7 +63,7 @@ impl ProducerPlan {
     async fn next(&self, due: &mut Instant) -> Option<(std::ops::Range<u64>, Vec<NewItem>)> {
         if !self.interval.is_zero() {
             // A producer that is late does not wait, and its items are as late as they are.
-            tokio::time::sleep_until((*due).into()).await;
+            sleep_until(*due).await;
         }
         if !self.room.take(self.batch, self.until).await {
             return None;
