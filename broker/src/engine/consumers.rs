@@ -294,11 +294,12 @@ impl Consumers {
         full.flat_map(|stream| stream.in_flight.values()).map(|held| held.lease_end).min()
     }
 
-    /// Gives a stream what it was dealt; what it can not have comes back.
+    /// Gives a stream what it was dealt; what it can not have comes back. It may have lowered its flow
+    /// meanwhile. Of what was committed already it gets all: there is no way back for that.
     pub(super) fn hand_to_stream(
         &mut self,
         id: ConsumerId,
-        deliveries: Vec<Delivery>,
+        mut deliveries: Vec<Delivery>,
         now: Timestamp,
     ) -> Vec<Delivery> {
         self.round += 1;
@@ -316,6 +317,12 @@ impl Consumers {
         }
         let Some(stream) = self.streams.get_mut(&id) else { return deliveries };
         stream.served = round;
+        let room = stream.settings.max_in_flight.saturating_sub(stream.in_flight.len());
+        let fits = if stream.settings.auto_commit { deliveries.len() } else { room };
+        let too_many = deliveries.split_off(fits.min(deliveries.len()));
+        for delivery in &too_many {
+            self.holders.remove(&delivery.item.id);
+        }
         for delivery in deliveries {
             if stream.settings.auto_commit {
                 self.holders.remove(&delivery.item.id);
@@ -335,7 +342,7 @@ impl Consumers {
             stream.inbox.push(delivery);
         }
         stream.wake.notify_one();
-        Vec::new()
+        too_many
     }
 
     /// Answers a call with what it was dealt; what it can not have comes back.
@@ -594,6 +601,19 @@ pub(super) mod tests {
             answer,
         });
         assert!(!consumers.can_wait());
+    }
+
+    #[test]
+    fn a_flow_lowered_during_a_look_holds_for_what_that_brings() {
+        let mut consumers = Consumers::default();
+        let id = stream(&mut consumers, 8, 1_000);
+        assert_eq!(wanted(&mut consumers, NOW), [(id, 8)]);
+        consumers.set_max_in_flight(id, 2);
+        let back = consumers.hand_to_stream(id, (0..5).map(|n| delivery(n, 1, 5)).collect(), NOW);
+        assert_eq!(back.iter().map(|d| d.item.id.0[0]).collect::<Vec<_>>(), [2, 3, 4]);
+        assert_eq!(take(&mut consumers, id), 2);
+        assert!(!consumers.settled(&back[0].receipt), "it does not hold what went back");
+        assert!(wanted(&mut consumers, NOW).is_empty());
     }
 
     #[test]
