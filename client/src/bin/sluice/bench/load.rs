@@ -29,15 +29,21 @@ use crate::duration::to_proto;
 /// The runtime's timer is late by up to this much: too coarse where a millisecond counts.
 const TIMER_STEP: Duration = Duration::from_millis(2);
 
-/// Waits until then, and not a millisecond longer.
+/// So long before its time a thread wakes up, to be there when it comes.
+const WAKE_UP: Duration = Duration::from_micros(300);
+
+/// Waits until then, and no longer: what it is late counts as the broker's latency.
 pub(super) async fn sleep_until(due: Instant) {
     if let Some(early) = due.checked_sub(TIMER_STEP) {
         tokio::time::sleep_until(early.into()).await;
     }
-    let rest = due.saturating_duration_since(Instant::now());
+    let rest = due.saturating_duration_since(Instant::now()).saturating_sub(WAKE_UP);
     if !rest.is_zero() {
         // It fails only if the runtime ends.
         let _ = tokio::task::spawn_blocking(move || std::thread::sleep(rest)).await;
+    }
+    while Instant::now() < due {
+        std::hint::spin_loop();
     }
 }
 
