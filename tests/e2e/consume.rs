@@ -53,7 +53,9 @@ async fn a_dropped_stream_gives_its_items_back_at_once(backend: Backend) {
     for _ in 0..2 {
         let delivery = api.reserve_one("back", Duration::from_mins(10)).await;
         let item = delivery.item.as_ref().expect("an item");
-        assert_eq!((item.attempt, item.deliveries), (2, 2), "a failed attempt");
+        assert_eq!(item.attempt, 2, "a failed attempt, and one only");
+        // One more if a look for the stream was under way when it ended: that reached nobody.
+        assert!(item.deliveries >= 2, "{} deliveries", item.deliveries);
         again.push(text(&delivery));
     }
     again.sort();
