@@ -10,7 +10,7 @@ use super::{
     document::{Stored, oid},
     errors::{broken, failed},
     head::{LevelSet, levels as each_level},
-    lapse,
+    lapse::Leases,
     layout::{
         BLOCKED, Group, HANDOUT, HISTORY, LEASED, PROCESSED, READY_END, TOMBSTONE, date, live,
         millis,
@@ -101,6 +101,8 @@ enum Phase {
 pub(super) struct Listing<'a> {
     pub(super) group: &'a Group,
     pub(super) queue: &'a Queue,
+    /// The levels in use.
+    pub(super) used: LevelSet,
     pub(super) state: Option<ItemState>,
     pub(super) now: Timestamp,
     pub(super) with_payload: bool,
@@ -119,10 +121,9 @@ impl Listing<'_> {
         let mut filter = match phase {
             Phase::History => self.history(after),
             Phase::Live | Phase::Blocked => {
-                let name = self.group.items.name();
-                let used = levels::in_index(inner, name, &self.queue.name).await?;
-                let ranges: Vec<Document> =
-                    each_level(used).flat_map(|level| self.level(phase, level, after)).collect();
+                let ranges: Vec<Document> = each_level(self.used)
+                    .flat_map(|level| self.level(phase, level, after))
+                    .collect();
                 if ranges.is_empty() {
                     return Ok((Vec::new(), false));
                 }
@@ -218,7 +219,7 @@ impl Listing<'_> {
     }
 }
 
-/// Puts lapsed items back among the ready, for what reads them by their place.
+/// Puts lapsed items back among the ready, for what reads them by their place; answers the levels in use.
 pub(super) async fn reclaim(
     inner: &Inner,
     group: &Group,
@@ -228,7 +229,7 @@ pub(super) async fn reclaim(
     let used = levels::in_index(inner, group.items.name(), &queue.name).await?;
     let head = inner.head(&queue.name);
     head.lapses.forget();
-    lapse::reclaim(inner, group, &head, &queue.name, used, now).await?;
+    Leases { inner, group, head: &head, queue: &queue.name, used }.reclaim(now).await?;
     Ok(used)
 }
 
@@ -244,8 +245,8 @@ pub(super) async fn list(
     let limit = limit.min(MAX_PAGE);
     let group = inner.group(&queue.group).await?;
     let now = inner.now();
-    reclaim(inner, &group, queue, now).await?;
-    let listing = Listing { group: &group, queue, state, now, with_payload: true };
+    let used = reclaim(inner, &group, queue, now).await?;
+    let listing = Listing { group: &group, queue, used, state, now, with_payload: true };
     let phases: &[Phase] = match state {
         None => &[Phase::Live, Phase::Blocked, Phase::History],
         Some(ItemState::Blocked) => &[Phase::Blocked],

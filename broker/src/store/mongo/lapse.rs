@@ -92,78 +92,62 @@ impl Lapses {
     }
 }
 
-/// When the first lease ends or has ended, asked of the index.
-async fn look(
-    inner: &Inner,
-    group: &Group,
-    head: &Head,
-    queue: &QueueName,
-    set: LevelSet,
-    now: Timestamp,
-) -> Result<Option<Timestamp>> {
-    let begun = Instant::now();
-    let from = head.lapses.begin();
-    let name = group.items.name();
-    let range = (LEASED + from.max(START), BLOCKED);
-    let first = levels::first_between(inner, name, queue, set, range).await?;
-    let first = first.map(|when| Timestamp(when - LEASED));
-    head.lapses.seen(first, now, begun.elapsed());
-    Ok(first)
+/// The reserved items of a queue.
+pub(super) struct Leases<'a> {
+    pub(super) inner: &'a Inner,
+    pub(super) group: &'a Group,
+    pub(super) head: &'a Head,
+    pub(super) queue: &'a QueueName,
+    /// The levels in which there may be some.
+    pub(super) used: LevelSet,
 }
 
-/// When the first lease of the queue ends: what is known, or a look if one is due.
-pub(super) async fn first(
-    inner: &Inner,
-    group: &Group,
-    head: &Head,
-    queue: &QueueName,
-    set: LevelSet,
-    now: Timestamp,
-) -> Result<Option<Timestamp>> {
-    if head.lapses.is_due(now) {
-        look(inner, group, head, queue, set, now).await?;
-    }
-    Ok(head.lapses.first())
-}
-
-/// Puts the items whose leases have ended back among the ready.
-pub(super) async fn reclaim(
-    inner: &Inner,
-    group: &Group,
-    head: &Head,
-    queue: &QueueName,
-    set: LevelSet,
-    now: Timestamp,
-) -> Result<()> {
-    for _ in 0..ROUNDS {
-        match look(inner, group, head, queue, set, now).await? {
-            Some(first) if first <= now => put_back(inner, group, queue, set, first, now).await?,
-            _ => break,
+impl Leases<'_> {
+    /// When the first lease ends: what is known, or a look if one is due.
+    pub(super) async fn first(&self, now: Timestamp) -> Result<Option<Timestamp>> {
+        if self.head.lapses.is_due(now) {
+            self.look(now).await?;
         }
+        Ok(self.head.lapses.first())
     }
-    Ok(())
-}
 
-async fn put_back(
-    inner: &Inner,
-    group: &Group,
-    queue: &QueueName,
-    set: LevelSet,
-    first: Timestamp,
-    now: Timestamp,
-) -> Result<()> {
-    let filter = rawdoc! {
-        "q": queue.as_str(),
-        "priority": { "$in": each_level(set).collect::<RawArrayBuf>() },
-        "when": { "$gte": leased(first), "$lte": leased(now) },
-    };
-    let change = doc! { "$set": { "when": { "$subtract": ["$when", LEASED] } } };
-    let statement = statement_by(HANDOUT, filter, Update::pipeline(&[change])?);
-    let done = update(inner, group, [statement]).await;
-    // Also if the outcome is unknown: what may be there must not be passed over.
-    inner.head(queue).lower(set, first.0);
-    done?;
-    Ok(())
+    /// Puts the items whose leases have ended back among the ready.
+    pub(super) async fn reclaim(&self, now: Timestamp) -> Result<()> {
+        for _ in 0..ROUNDS {
+            match self.look(now).await? {
+                Some(first) if first <= now => self.put_back(first, now).await?,
+                _ => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// When the first lease ends or has ended, asked of the index.
+    async fn look(&self, now: Timestamp) -> Result<Option<Timestamp>> {
+        let begun = Instant::now();
+        let from = self.head.lapses.begin();
+        let name = self.group.items.name();
+        let range = (LEASED + from.max(START), BLOCKED);
+        let first = levels::first_between(self.inner, name, self.queue, self.used, range).await?;
+        let first = first.map(|when| Timestamp(when - LEASED));
+        self.head.lapses.seen(first, now, begun.elapsed());
+        Ok(first)
+    }
+
+    async fn put_back(&self, first: Timestamp, now: Timestamp) -> Result<()> {
+        let filter = rawdoc! {
+            "q": self.queue.as_str(),
+            "priority": { "$in": each_level(self.used).collect::<RawArrayBuf>() },
+            "when": { "$gte": leased(first), "$lte": leased(now) },
+        };
+        let change = doc! { "$set": { "when": { "$subtract": ["$when", LEASED] } } };
+        let statement = statement_by(HANDOUT, filter, Update::pipeline(&[change])?);
+        let done = update(self.inner, self.group, [statement]).await;
+        // Also if the outcome is unknown: what may be there must not be passed over.
+        self.head.lower(self.used, first.0);
+        done?;
+        Ok(())
+    }
 }
 
 #[cfg(test)]

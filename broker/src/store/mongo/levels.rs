@@ -17,7 +17,7 @@ use super::{
     connect::read_documents,
     errors::{DUPLICATE_KEY, failed, integer},
     head::{LevelSet, bit, levels},
-    lapse,
+    lapse::Leases,
     layout::{Group, HANDOUT, READY_END, TOMBSTONE, millis},
 };
 use crate::{
@@ -138,7 +138,8 @@ pub(super) async fn next_eligible(
     }
     let delayed =
         first_between(inner, group.items.name(), queue, used, (after.0 + 1, READY_END)).await?;
-    let leased = lapse::first(inner, &group, &head, queue, used, inner.now()).await?;
+    let leases = Leases { inner, group: &group, head: &head, queue, used };
+    let leased = leases.first(inner.now()).await?;
     Ok(delayed.map(Timestamp).into_iter().chain(leased).min())
 }
 

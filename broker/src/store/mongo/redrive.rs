@@ -54,12 +54,14 @@ pub(super) async fn redrive(
     limit: u64,
 ) -> Result<u64> {
     let group = inner.group(&queue.group).await?;
-    reclaim(inner, &group, queue, inner.now()).await?;
+    let now = inner.now();
+    let used = reclaim(inner, &group, queue, now).await?;
     let listing = Listing {
         group: &group,
         queue,
+        used,
         state: Some(ItemState::Ready),
-        now: inner.now(),
+        now,
         with_payload: false,
     };
     let (mut moved, mut after) = (0, None);

@@ -15,7 +15,7 @@ use super::{
     errors::{broken, failed},
     head::{Head, Look, START, Seen, levels as each_level},
     issued::Issue,
-    lapse,
+    lapse::Leases,
     layout::{BY_ID, Group, HANDOUT, date, leased, millis},
     levels,
     settle::{Update, WITNESS, statement, update},
@@ -100,7 +100,8 @@ async fn look(
         head.add_used(levels::recorded(inner, &queue.name).await?);
     }
     if head.lapses.is_due(now) {
-        lapse::reclaim(inner, group, head, &queue.name, head.look_used(), now).await?;
+        let used = head.look_used();
+        Leases { inner, group, head, queue: &queue.name, used }.reclaim(now).await?;
     }
     let mut look = head.look();
     if sweep {

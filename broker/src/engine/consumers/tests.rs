@@ -1,0 +1,233 @@
+//! Who is dealt what, and what comes back.
+
+use bytes::Bytes;
+
+use super::*;
+use crate::domain::{GroupName, Headers, Item, ItemState, LeaseToken, Priority, QueueName};
+
+const NOW: Timestamp = Timestamp(1_000);
+const LEASE_END: Timestamp = Timestamp(2_000);
+
+/// An item on its way to a consumer.
+pub(in crate::engine) fn delivery(item: u8, token: u8, bytes: usize) -> Delivery {
+    let queue = QueueName::parse("queue", "q").unwrap();
+    let id = ItemId([item; 12]);
+    let receipt = Receipt {
+        item: id,
+        token: LeaseToken([token; 12]),
+        deliveries: 1,
+        attempt: 1,
+        keyed: false,
+        queue: queue.clone(),
+        group: GroupName::default(),
+    };
+    let item = Item {
+        id,
+        queue,
+        payload: Bytes::from(vec![0; bytes]),
+        content_type: String::new(),
+        headers: Headers::new(),
+        priority: Priority::default(),
+        state: ItemState::Reserved,
+        attempt: 1,
+        deliveries: 1,
+        sequence: 0,
+        ordering_key: String::new(),
+        dedup_id: String::new(),
+        create_time: NOW,
+        eligible_time: Some(LEASE_END),
+        expire_time: None,
+        process_time: None,
+        producer: None,
+        consumer: None,
+        last_reason: String::new(),
+        origin_queue: None,
+    };
+    Delivery { item, receipt, lease_expire_time: LEASE_END, previous_eligible_time: NOW }
+}
+
+fn stream(consumers: &mut Consumers, max_in_flight: usize, max_bytes: usize) -> ConsumerId {
+    let settings = StreamSettings {
+        max_in_flight,
+        max_in_flight_bytes: max_bytes,
+        lease: Duration::from_secs(1),
+        consumer: None,
+        auto_commit: false,
+    };
+    let id = consumers.add_stream(settings, Arc::new(Notify::new()));
+    assert!(matches!(consumers.look_into_inbox(id), Inbox::Empty { news: true }));
+    id
+}
+
+/// Who would be dealt how much now.
+fn wanted(consumers: &mut Consumers, now: Timestamp) -> Vec<(ConsumerId, usize)> {
+    let (wants, takers) = consumers.wants(now);
+    takers.iter().map(|t| t.id).zip(wants.iter().map(|w| w.max_items)).collect()
+}
+
+fn take(consumers: &mut Consumers, id: ConsumerId) -> usize {
+    let taken = match consumers.look_into_inbox(id) {
+        Inbox::Items(items) => items.len(),
+        _ => 0,
+    };
+    consumers.look_into_inbox(id); // it asks for more
+    taken
+}
+
+#[test]
+fn a_stream_that_does_not_ask_is_dealt_nothing() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 10, 1_000);
+    assert_eq!(wanted(&mut consumers, NOW), [(id, 10)]);
+    assert!(consumers.hand_to_stream(id, vec![delivery(1, 1, 5)], NOW).is_empty());
+    assert!(matches!(consumers.look_into_inbox(id), Inbox::Items(items) if items.len() == 1));
+    assert_eq!(wanted(&mut consumers, NOW), [], "it has not come back for more yet");
+    consumers.look_into_inbox(id);
+    assert_eq!(wanted(&mut consumers, NOW), [(id, 9)]);
+}
+
+#[test]
+fn a_message_can_be_settled_in_one_call() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 5_000, usize::MAX);
+    // Dealt in two rounds, before the stream looked.
+    for round in 0..2_u16 {
+        let items = (0..700_u16).map(|n| {
+            let mut delivery = delivery(0, 1, 5);
+            delivery.item.id.0[..2].copy_from_slice(&(round * 700 + n).to_be_bytes());
+            delivery.receipt.item = delivery.item.id;
+            delivery
+        });
+        consumers.hand_to_stream(id, items.collect(), NOW);
+    }
+    let messages = [(); 2].map(|()| match consumers.look_into_inbox(id) {
+        Inbox::Items(items) => items.len(),
+        _ => 0,
+    });
+    assert_eq!(messages, [1_000, 400]);
+}
+
+#[test]
+fn a_full_stream_has_room_again_when_something_is_settled() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 2, 1_000);
+    consumers.hand_to_stream(id, vec![delivery(1, 1, 5), delivery(2, 1, 5)], NOW);
+    assert_eq!(take(&mut consumers, id), 2);
+    assert_eq!(wanted(&mut consumers, NOW), []);
+    assert!(!consumers.settled(&delivery(1, 9, 5).receipt), "a stale receipt frees nothing");
+    assert!(consumers.settled(&delivery(1, 1, 5).receipt));
+    assert!(!consumers.settled(&delivery(1, 1, 5).receipt), "a place is freed once");
+    assert_eq!(wanted(&mut consumers, NOW), [(id, 1)]);
+}
+
+#[test]
+fn only_who_has_work_and_little_room_can_wait_for_more() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 8, 1_000);
+    assert!(!consumers.can_wait(), "an idle consumer is served at once");
+    let items: Vec<_> = (0..8).map(|n| delivery(n, 1, 5)).collect();
+    consumers.hand_to_stream(id, items.clone(), NOW);
+    assert_eq!(take(&mut consumers, id), 8);
+    assert!(!consumers.can_wait(), "nobody wants anything");
+    assert!(consumers.settled(&items[0].receipt));
+    assert!(consumers.can_wait(), "room for one of eight");
+    assert!(consumers.settled(&items[1].receipt));
+    assert!(!consumers.can_wait(), "room for a quarter");
+    assert!(!consumers.settled(&items[1].receipt));
+    consumers.hand_to_stream(id, vec![delivery(9, 1, 5)], NOW);
+    assert_eq!(take(&mut consumers, id), 1);
+    assert!(consumers.can_wait());
+    stream(&mut consumers, 8, 1_000);
+    assert!(!consumers.can_wait(), "another consumer is idle");
+}
+
+#[test]
+fn who_has_little_room_for_bytes_can_wait_too_and_a_call_can_not() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 100, 10);
+    consumers.hand_to_stream(id, vec![delivery(1, 1, 9)], NOW);
+    assert_eq!(take(&mut consumers, id), 1);
+    assert!(consumers.can_wait());
+    let (answer, _answered) = oneshot::channel();
+    let lease = Duration::from_secs(1);
+    consumers.add_call(Call {
+        max_items: 1,
+        lease,
+        consumer: None,
+        auto_commit: false,
+        waits: true,
+        answer,
+    });
+    assert!(!consumers.can_wait());
+}
+
+#[test]
+fn a_flow_lowered_during_a_look_holds_for_what_that_brings() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 8, 1_000);
+    assert_eq!(wanted(&mut consumers, NOW), [(id, 8)]);
+    consumers.set_max_in_flight(id, 2);
+    let back = consumers.hand_to_stream(id, (0..5).map(|n| delivery(n, 1, 5)).collect(), NOW);
+    assert_eq!(back.iter().map(|d| d.item.id.0[0]).collect::<Vec<_>>(), [2, 3, 4]);
+    assert_eq!(take(&mut consumers, id), 2);
+    assert!(!consumers.settled(&back[0].receipt), "it does not hold what went back");
+    assert!(wanted(&mut consumers, NOW).is_empty());
+}
+
+#[test]
+fn bytes_fill_a_stream_too() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 9, 10);
+    consumers.hand_to_stream(id, vec![delivery(1, 1, 50)], NOW);
+    assert_eq!(take(&mut consumers, id), 1);
+    assert_eq!(wanted(&mut consumers, NOW), []);
+    assert!(consumers.settled(&delivery(1, 1, 50).receipt));
+    assert_eq!(wanted(&mut consumers, NOW), [(id, 9)]);
+}
+
+#[test]
+fn a_lapsed_lease_does_not_hold_a_full_stream_up() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 1, 1_000);
+    consumers.hand_to_stream(id, vec![delivery(1, 1, 5)], NOW);
+    assert_eq!(take(&mut consumers, id), 1);
+    assert_eq!(consumers.first_lease_end(), Some(LEASE_END));
+    assert_eq!(wanted(&mut consumers, LEASE_END), [(id, 1)]);
+    assert_eq!(consumers.held_count(), 0);
+}
+
+#[test]
+fn an_item_reserved_anew_leaves_its_old_stream() {
+    let mut consumers = Consumers::default();
+    let slow = stream(&mut consumers, 2, 1_000);
+    let quick = stream(&mut consumers, 2, 1_000);
+    consumers.hand_to_stream(slow, vec![delivery(1, 1, 5)], NOW);
+    assert_eq!(take(&mut consumers, slow), 1);
+    consumers.hand_to_stream(quick, vec![delivery(1, 2, 5)], LEASE_END);
+    assert_eq!(wanted(&mut consumers, LEASE_END), [(slow, 2), (quick, 1)]);
+    assert_eq!(consumers.remove_stream(slow).len(), 0, "it has nothing to give back");
+    assert_eq!(consumers.remove_stream(quick).len(), 1);
+}
+
+#[test]
+fn what_nobody_takes_comes_back() {
+    let mut consumers = Consumers::default();
+    assert_eq!(consumers.hand_to_stream(7, vec![delivery(1, 1, 5)], NOW).len(), 1);
+    let (answer, answered) = oneshot::channel();
+    let lease = Duration::from_secs(1);
+    let call =
+        Call { max_items: 1, lease, consumer: None, auto_commit: false, waits: true, answer };
+    let id = consumers.add_call(call);
+    drop(answered);
+    assert_eq!(consumers.hand_to_call(id, vec![delivery(1, 1, 5)]).len(), 1);
+}
+
+#[test]
+fn the_least_loaded_stream_comes_first() {
+    let mut consumers = Consumers::default();
+    let a = stream(&mut consumers, 9, 1_000);
+    let b = stream(&mut consumers, 9, 1_000);
+    consumers.hand_to_stream(a, vec![delivery(1, 1, 5)], NOW);
+    take(&mut consumers, a);
+    assert_eq!(wanted(&mut consumers, NOW), [(b, 9), (a, 8)]);
+}

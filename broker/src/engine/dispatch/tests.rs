@@ -1,0 +1,74 @@
+//! When a refill waits, and for how long.
+
+use super::{super::consumers::tests::delivery, *};
+
+/// A dispatcher with a stream that holds as much as it may, and what that is.
+fn full() -> (Dispatcher, Vec<Delivery>) {
+    let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap());
+    let id = add_stream(&dispatcher);
+    let items: Vec<_> = (0..8).map(|n| delivery(n, 1, 5)).collect();
+    let unwanted =
+        dispatcher.state.lock().consumers.hand_to_stream(id, items.clone(), Timestamp(0));
+    assert!(unwanted.is_empty());
+    assert!(matches!(dispatcher.look_into_inbox(id), Inbox::Items(items) if items.len() == 8));
+    dispatcher.look_into_inbox(id);
+    (dispatcher, items)
+}
+
+/// Adds a stream that waits for items.
+fn add_stream(dispatcher: &Dispatcher) -> ConsumerId {
+    let settings = StreamSettings {
+        max_in_flight: 8,
+        max_in_flight_bytes: usize::MAX,
+        lease: Duration::from_secs(1),
+        consumer: None,
+        auto_commit: false,
+    };
+    let id = dispatcher.add_stream(settings, Arc::new(Notify::new()));
+    dispatcher.look_into_inbox(id);
+    id
+}
+
+/// How long it gathers room, while `meanwhile` happens.
+async fn gathers(dispatcher: &Dispatcher, meanwhile: impl Future<Output = ()>) -> Duration {
+    let (start, draining) = (Instant::now(), CancellationToken::new());
+    let gathering = async {
+        gather_room(dispatcher, &draining).await;
+        start.elapsed()
+    };
+    tokio::join!(gathering, meanwhile).0
+}
+
+fn settle<'a>(dispatcher: &Dispatcher, items: impl IntoIterator<Item = &'a Delivery>) {
+    dispatcher.settled(items.into_iter().map(|item| &item.receipt));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_small_refill_waits_for_company_and_not_for_long() {
+    let (dispatcher, items) = full();
+    settle(&dispatcher, &items[..1]);
+    let waited = gathers(&dispatcher, async {}).await;
+    assert!(waited >= GATHER && waited < 3 * GATHER, "{waited:?}");
+    let (wants, _) = dispatcher.next_round(Timestamp(1)).unwrap();
+    assert_eq!(wants[0].max_items, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_ends_its_wait_when_there_is_enough_room() {
+    let (dispatcher, items) = full();
+    settle(&dispatcher, &items[..1]);
+    let waited = gathers(&dispatcher, async { settle(&dispatcher, &items[1..3]) }).await;
+    assert_eq!(waited, Duration::ZERO);
+    let (wants, _) = dispatcher.next_round(Timestamp(1)).unwrap();
+    assert_eq!(wants[0].max_items, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_idle_consumer_is_not_kept_waiting() {
+    let (dispatcher, items) = full();
+    settle(&dispatcher, &items[..1]);
+    let waited = gathers(&dispatcher, async { _ = add_stream(&dispatcher) }).await;
+    assert_eq!(waited, Duration::ZERO);
+    settle(&dispatcher, &items);
+    assert_eq!(gathers(&dispatcher, async {}).await, Duration::ZERO);
+}
