@@ -140,6 +140,7 @@ macro_rules! conformance {
                 wants_share_and_keep_their_bounds
                 bytes_are_bounded_but_a_large_item_gets_through
                 more_is_true_while_there_is_more
+                small_reserves_in_a_row_miss_nothing
                 nothing_wanted_nothing_reserved
                 two_valid_leases_never_overlap
                 a_lapsed_lease_is_a_failed_attempt
@@ -165,6 +166,7 @@ macro_rules! conformance {
                 results_are_exact_in_a_mixed_batch
                 rollback_results_are_exact_in_a_mixed_batch
                 receipts_crossed_over_settle_nothing
+                a_stale_receipt_beside_good_ones_settles_nothing
                 an_invented_receipt_settles_nothing
                 a_receipt_named_twice_in_a_call_settles_once
                 a_rollback_says_when_and_why

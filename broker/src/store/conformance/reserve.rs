@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use super::{Env, env::*};
-use crate::domain::{ConsumerName, ItemState, Outcome, Want};
+use crate::{
+    domain::{ConsumerName, ItemState, NewItem, Outcome, Want},
+    store::{Rollback, RollbackTo},
+};
 
 pub(crate) async fn items_are_handed_out_in_the_order_of_their_pushes(env: &Env) {
     let queue = env.queue("q").await;
@@ -130,6 +133,58 @@ pub(crate) async fn more_is_true_while_there_is_more(env: &Env) {
     }
     assert_eq!(env.drain(&queue).await, ["2999"]);
     assert!(!env.reserve(&queue, &[want(5)]).await.more);
+}
+
+pub(crate) async fn small_reserves_in_a_row_miss_nothing(env: &Env) {
+    let queue = env.queue("q").await;
+    let numbers = 0..200;
+    env.push(&queue, numbers.map(|n| item(&n.to_string())).collect()).await;
+    let mut next = 0;
+    // Whatever a store may know by now of those to come.
+    let mut in_order = async |count: usize| {
+        for delivery in env.take(&queue, count).await {
+            assert_eq!(payload(&delivery.item), next.to_string());
+            next += 1;
+        }
+        next
+    };
+    for count in [1, 1, 2, 3, 5, 1, 1, 1] {
+        in_order(count).await;
+    }
+    let first = env.list(&queue, Some(ItemState::Ready)).await;
+    assert_eq!(payload(&first[0]), "15");
+
+    // Behind all others, and before them.
+    env.push_plain(&queue, &["last"]).await;
+    in_order(2).await;
+    env.push_one(&queue, urgent("urgent", 7)).await;
+    assert_eq!(payloads(&env.take(&queue, 1).await), ["urgent"]);
+    in_order(2).await;
+    let later = delayed("later", seconds(1));
+    env.push_one(&queue, NewItem { priority: urgent("", 7).priority, ..later }).await;
+    in_order(2).await;
+    env.pass(seconds(2));
+    assert_eq!(payloads(&env.take(&queue, 1).await), ["later"]);
+
+    // Taken by another, and deleted.
+    let gone = in_order(3).await;
+    let others = env.other.reserve(&queue, &[want(2)]).await.unwrap().deliveries;
+    let others: Vec<_> = others.into_iter().map(|(_, delivery)| delivery).collect();
+    assert_eq!(payloads(&others), [gone.to_string(), (gone + 1).to_string()]);
+    let ahead = env.list(&queue, Some(ItemState::Ready)).await;
+    assert!(env.store.delete_item(&queue, ahead[0].id).await.unwrap());
+    let taken = env.take(&queue, 2).await;
+    assert_eq!(payloads(&taken), [(gone + 3).to_string(), (gone + 4).to_string()]);
+
+    // Back to its place before all that wait.
+    let eligible_time = taken[0].previous_eligible_time;
+    let to = RollbackTo::Queue { eligible_time, attempt: 1 };
+    let back = Rollback { held: held(&queue, &taken[0]), to, reason: None };
+    assert_eq!(env.store.rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
+    assert_eq!(payloads(&env.take(&queue, 1).await), [(gone + 3).to_string()]);
+    let rest = env.drain(&queue).await;
+    let expected = (gone + 5..200).map(|n| n.to_string()).chain(["last".to_owned()]);
+    assert_eq!(rest, expected.collect::<Vec<_>>());
 }
 
 pub(crate) async fn nothing_wanted_nothing_reserved(env: &Env) {

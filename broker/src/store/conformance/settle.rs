@@ -161,6 +161,18 @@ pub(crate) async fn receipts_crossed_over_settle_nothing(env: &Env) {
     assert_eq!(env.store.commit(batch).await.unwrap(), [LeaseLost, Ok, LeaseLost, Ok]);
 }
 
+pub(crate) async fn a_stale_receipt_beside_good_ones_settles_nothing(env: &Env) {
+    let queue = env.queue("q").await;
+    env.push_plain(&queue, &["a", "b", "c"]).await;
+    let stale = env.take(&queue, 3).await;
+    env.pass(LEASE * 2);
+    // Likely one lease for all three.
+    let fresh = env.take(&queue, 3).await;
+    let mixed = [fresh[0].clone(), stale[1].clone(), fresh[2].clone()];
+    assert_eq!(env.commit(&queue, &mixed).await, [Ok, LeaseLost, Ok]);
+    assert_eq!(env.commit(&queue, &fresh).await, [Gone, Ok, Gone]);
+}
+
 pub(crate) async fn an_invented_receipt_settles_nothing(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["a"]).await;

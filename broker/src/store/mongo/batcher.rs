@@ -1,7 +1,10 @@
 //! Group commit: concurrent calls share a write, without waiting for company.
 
-use std::{collections::VecDeque, future::Future, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque, future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration,
+};
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio_util::task::TaskTracker;
@@ -96,13 +99,17 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
     {
         while let Some(Begun { answers, writing }) = self.begin(&write) {
             let count: usize = answers.iter().map(|(count, _)| count).sum();
-            let writing = tracker.spawn(writing);
-            // The write goes on after the limit, in its own task: the driver minds being dropped.
-            let results = match tokio::time::timeout(WRITE_LIMIT, writing).await {
+            // A panic must not take the worker along: its place would be lost for good.
+            let mut writing = Box::pin(AssertUnwindSafe(writing).catch_unwind());
+            let results = match tokio::time::timeout(WRITE_LIMIT, &mut writing).await {
                 Ok(Ok(results)) if results.len() == count => Ok(results),
                 Ok(Ok(_)) => Err(broken("a batch was answered in part")),
                 Ok(Err(_)) => Err(broken("a batch write failed badly")),
-                Err(_) => Err(unavailable("MongoDB did not answer in time")),
+                Err(_) => {
+                    // It goes on: the driver minds being dropped.
+                    tracker.spawn(writing);
+                    Err(unavailable("MongoDB did not answer in time"))
+                }
             };
             match results {
                 Ok(results) => {

@@ -1,6 +1,6 @@
 //! Commit: concurrent calls share a delete; items that must be remembered are updated instead.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashSet, sync::Arc};
 
 use futures_util::future::try_join_all;
 use mongodb::bson::{RawArrayBuf, rawdoc};
@@ -115,24 +115,19 @@ async fn delete(
     if endings.is_empty() {
         return Ok(Vec::new());
     }
-    let mut lots: HashMap<LeaseToken, Vec<&Ending>> = HashMap::new();
-    for ending in endings {
-        lots.entry(ending.receipt.token).or_default().push(ending);
-    }
-    let deletes: RawArrayBuf = lots
-        .iter()
-        .map(|(token, lot)| {
-            let ids = oids(lot.iter().map(|ending| ending.receipt.item));
-            rawdoc! {
-                "q": { "_id": { "$in": ids }, "lock": token_oid(*token) },
-                "limit": 0,
-                "hint": BY_ID,
-            }
-        })
-        .collect();
+    // One statement for all: each of these items was last handed out under the token beside it, so it can
+    // not be held under that of another.
+    let tokens: HashSet<LeaseToken> = endings.iter().map(|ending| ending.receipt.token).collect();
+    let tokens: RawArrayBuf = tokens.into_iter().map(token_oid).collect();
+    let ids = oids(endings.iter().map(|ending| ending.receipt.item));
+    let delete = rawdoc! {
+        "q": { "_id": { "$in": ids }, "lock": { "$in": tokens } },
+        "limit": 0,
+        "hint": BY_ID,
+    };
     let command = rawdoc! {
         "delete": group.items.name(),
-        "deletes": deletes,
+        "deletes": [delete],
         "ordered": false,
         "writeConcern": durable(),
     };

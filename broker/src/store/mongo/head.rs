@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::lapse::Lapses;
+use super::{ahead::Ahead, document::Stored, lapse::Lapses};
 use crate::domain::{Priority, Timestamp};
 
 const LEVELS: usize = Priority::LEVELS as usize;
@@ -47,8 +47,21 @@ struct State {
     lowered: [i64; LEVELS],
     /// Another broker may have used a new level.
     reread: bool,
+    /// Found and not handed out.
+    ahead: Ahead,
     swept: Option<Instant>,
     sweep_cost: Duration,
+}
+
+impl State {
+    /// Nothing is known of those of the levels that were not in use.
+    fn start_levels(&mut self, set: LevelSet) {
+        let new = set & !self.used;
+        self.ahead.lower(new, START);
+        for level in levels(new) {
+            self.marks[level as usize] = START;
+        }
+    }
 }
 
 /// One queue's head, as one broker knows it.
@@ -88,6 +101,7 @@ impl Head {
             marks: [START; LEVELS],
             lowered: [i64::MAX; LEVELS],
             reread: false,
+            ahead: Ahead::default(),
             swept: None,
             sweep_cost: Duration::ZERO,
         };
@@ -123,6 +137,36 @@ impl Head {
         }
     }
 
+    /// How many items to ask for if so many are wanted.
+    pub(super) fn limit(&self, wanted: usize) -> usize {
+        self.state.lock().ahead.limit(wanted)
+    }
+
+    /// Notes what a find brought; `more`: it left some of the highest level behind.
+    pub(super) fn found(&self, items: &[Stored], more: bool) {
+        self.state.lock().ahead.found(items, more);
+    }
+
+    /// Takes the first items found before; none if a find is needed.
+    pub(super) fn take_ahead(&self, wanted: usize) -> Vec<Stored> {
+        self.state.lock().ahead.take(wanted)
+    }
+
+    /// Keeps what was found and not handed out, unless something got ahead of it since the look began.
+    pub(super) fn put_back(&self, items: Vec<Stored>) {
+        let mut state = self.state.lock();
+        let State { ahead, used, lowered, .. } = &mut *state;
+        ahead.put_back(items, *used);
+        for level in levels(*used) {
+            ahead.lower(bit(level), lowered[level as usize]);
+        }
+    }
+
+    /// Others were faster with what was found, or it is not to be relied on.
+    pub(super) fn forget_ahead(&self) {
+        self.state.lock().ahead.clear();
+    }
+
     /// Notes a sweep and what it cost.
     pub(super) fn swept(&self, cost: Duration) {
         let mut state = self.state.lock();
@@ -139,6 +183,7 @@ impl Head {
     pub(super) fn lower(&self, set: LevelSet, since: i64) {
         let mut state = self.state.lock();
         state.used |= set;
+        state.ahead.lower(set, since);
         for level in levels(set) {
             let level = level as usize;
             state.marks[level] = state.marks[level].min(since);
@@ -161,18 +206,14 @@ impl Head {
     pub(super) fn set_used(&self, set: LevelSet, before: LevelSet) {
         let mut state = self.state.lock();
         let added = state.used & !before;
-        for level in levels(set & !state.used) {
-            state.marks[level as usize] = START;
-        }
+        state.start_levels(set);
         state.used = set | added;
     }
 
     /// Adds levels that another broker recorded.
     pub(super) fn add_used(&self, set: LevelSet) {
         let mut state = self.state.lock();
-        for level in levels(set & !state.used) {
-            state.marks[level as usize] = START;
-        }
+        state.start_levels(set);
         state.used |= set;
     }
 

@@ -39,8 +39,18 @@ const LARGE_ANSWER: usize = 12 * 1024 * 1024;
 /// What a find brought.
 struct Found {
     items: Vec<Stored>,
-    /// There may be more behind it.
-    cut: bool,
+    extent: Extent,
+}
+
+/// How much was seen of what a look was for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    /// All of it.
+    All,
+    /// The first part: there may be more behind it.
+    Cut,
+    /// What was read ahead by an earlier look: nothing new is known of any level.
+    Ahead,
 }
 
 /// Reserves items from the head of the queue.
@@ -51,15 +61,15 @@ pub(super) async fn reserve(inner: &Inner, queue: &Arc<Queue>, wants: &[Want]) -
     }
     let group = inner.group(&queue.group).await?;
     let head = inner.head(&queue.name);
-    let limit = wanted.min(MAX_FIND);
+    let wanted = wanted.min(MAX_FIND);
     let mut sweep = head.sweep_due(false);
     let mut answer = Reserved::default();
     // Rounds that find nothing but what must be removed are not the caller's concern, within reason.
     for _ in 0..MAX_ROUNDS {
         let now = inner.now();
-        let (look, found) = look(inner, &group, &head, queue, now, limit, sweep).await?;
+        let (look, found) = look(inner, &group, &head, queue, now, wanted, sweep).await?;
         if found.items.is_empty() {
-            head.seen(&seen(look, &[], &[], false, now));
+            head.seen(&seen(look, &[], &[], found.extent, now));
             answer.more = false;
             // Perhaps a hint was lost.
             if sweep || !head.sweep_due(true) {
@@ -68,7 +78,8 @@ pub(super) async fn reserve(inner: &Inner, queue: &Arc<Queue>, wants: &[Want]) -
             sweep = true;
             continue;
         }
-        let round = hand_out(inner, &group, &head, queue, wants, look, found, now).await?;
+        let round = hand_out(inner, &group, &head, queue, wants, look, found, now).await;
+        let round = round.inspect_err(|_| head.forget_ahead())?;
         answer.dead_lettered += round.dead_lettered;
         answer.expired += round.expired;
         answer.deliveries = round.deliveries;
@@ -81,14 +92,14 @@ pub(super) async fn reserve(inner: &Inner, queue: &Arc<Queue>, wants: &[Want]) -
     Ok(answer)
 }
 
-/// Looks at the head: from the watermarks, or from the start if it is a sweep.
+/// Looks at the head: at what was read ahead, from the watermarks, or from the start if it is a sweep.
 async fn look(
     inner: &Inner,
     group: &Group,
     head: &Head,
     queue: &Queue,
     now: Timestamp,
-    limit: usize,
+    wanted: usize,
     sweep: bool,
 ) -> Result<(Look, Found)> {
     let begun = Instant::now();
@@ -103,11 +114,22 @@ async fn look(
         let used = head.look_used();
         Leases { inner, group, head, queue: &queue.name, used }.reclaim(now).await?;
     }
+    // From here on what gets ahead of the items to come is kept apart.
     let mut look = head.look();
     if sweep {
         look.marks = [START; 10];
+    } else {
+        let items = head.take_ahead(wanted);
+        if !items.is_empty() {
+            return Ok((look, Found { items, extent: Extent::Ahead }));
+        }
     }
+    let limit = head.limit(wanted).min(MAX_FIND);
     let found = find(inner, group, &queue.name, &look, now, limit).await?;
+    let highest = each_level(look.used).next();
+    let lowest = found.items.last().map(|item| item.priority);
+    let more = found.extent == Extent::Cut && lowest == highest;
+    head.found(&found.items, more);
     if sweep {
         head.swept(begun.elapsed());
     }
@@ -154,7 +176,7 @@ async fn find(
     now: Timestamp,
     limit: usize,
 ) -> Result<Found> {
-    let mut found = Found { items: Vec::new(), cut: false };
+    let mut found = Found { items: Vec::new(), extent: Extent::All };
     if look.used == 0 {
         return Ok(found);
     }
@@ -165,34 +187,36 @@ async fn find(
             let document = document.as_document().ok_or_else(|| broken("not a document"))?;
             found.items.push(Stored::read(document)?);
         }
-        found.cut =
-            found.items.len() == limit || batch.as_raw_document().as_bytes().len() > LARGE_ANSWER;
+        let bytes = batch.as_raw_document().as_bytes().len();
+        if found.items.len() == limit || bytes > LARGE_ANSWER {
+            found.extent = Extent::Cut;
+        }
     }
     Ok(found)
 }
 
 /// Where the next look of each level may start, of items at these levels and times. `left`: those
-/// that stay at the head; `cut`: there may be more behind them.
+/// that stay at the head.
 fn seen(
     look: Look,
     items: &[(i32, i64)],
     left: &[(i32, i64)],
-    cut: bool,
+    found: Extent,
     now: Timestamp,
 ) -> Vec<Seen> {
     let lowest = items.last().map(|(level, _)| *level);
     each_level(look.used)
         .map(|level| {
+            let before = look.before[level as usize];
             let first_left = left.iter().find(|(l, _)| *l == level).map(|(_, when)| *when);
             let last = items.iter().rev().find(|(l, _)| *l == level).map(|(_, when)| *when);
-            let mark = match (first_left, last) {
-                (Some(when), _) => when,
-                (None, Some(when)) if cut && lowest == Some(level) => when,
+            let mark = match (first_left, last, found) {
+                (Some(when), ..) => when,
+                (None, last, Extent::Ahead) => last.unwrap_or(before),
+                (None, Some(when), Extent::Cut) if lowest == Some(level) => when,
                 // Cut before this level was reached: nothing is known of it.
-                (None, None) if cut && lowest.is_some_and(|lowest| level < lowest) => {
-                    look.before[level as usize]
-                }
-                (None, last) => last.unwrap_or(START).max(Head::mark_of_empty(now)),
+                (None, None, Extent::Cut) if lowest.is_some_and(|lowest| level < lowest) => before,
+                (None, last, _) => last.unwrap_or(START).max(Head::mark_of_empty(now)),
             };
             Seen { level, mark }
         })
@@ -210,7 +234,7 @@ async fn hand_out(
     found: Found,
     now: Timestamp,
 ) -> Result<Reserved> {
-    let Found { items, cut } = found;
+    let Found { items, extent } = found;
     let places: Vec<(i32, i64)> = items.iter().map(|item| (item.priority, item.when)).collect();
     let (mut expired, mut dead, mut good) = (Vec::new(), Vec::new(), Vec::new());
     let mut good_at = Vec::new();
@@ -228,7 +252,7 @@ async fn hand_out(
     let dealt = deal(&sizes, wants);
     let left: Vec<(i32, i64)> = good_at[dealt.len()..].iter().map(|at| places[*at]).collect();
     let some_left = !left.is_empty();
-    good.truncate(dealt.len());
+    let rest = good.split_off(dealt.len());
     let dealt_count = dealt.len();
 
     let (expired, dead_lettered, deliveries) = futures_util::future::try_join3(
@@ -238,10 +262,16 @@ async fn hand_out(
     )
     .await?;
 
-    head.seen(&seen(look, &places, &left, cut, now));
+    head.seen(&seen(look, &places, &left, extent, now));
+    let outrun = deliveries.len() < dealt_count;
+    if outrun {
+        head.forget_ahead();
+    } else {
+        head.put_back(rest);
+    }
     // What was removed may have passed its turn on.
     let removed = expired + dead_lettered > 0;
-    let more = cut || some_left || removed || deliveries.len() < dealt_count;
+    let more = extent != Extent::All || some_left || removed || outrun;
     Ok(Reserved { deliveries, dead_lettered, expired, more })
 }
 
@@ -430,12 +460,15 @@ mod tests {
         let now = Timestamp(10_000);
         let mark = |seen: &[Seen], level| seen.iter().find(|s| s.level == level).unwrap().mark;
         // Cut in level 5: above it all is known, in it up to the last item, below it nothing.
-        let cut = seen(look, &[(9, 700), (5, 800)], &[], true, now);
+        let cut = seen(look, &[(9, 700), (5, 800)], &[], Extent::Cut, now);
         assert_eq!(mark(&cut, 9), Head::mark_of_empty(now));
         assert_eq!(mark(&cut, 5), 800);
         assert_eq!(mark(&cut, 0), 500);
-        let whole = seen(look, &[(9, 700), (5, 800)], &[(5, 800)], false, now);
+        let whole = seen(look, &[(9, 700), (5, 800)], &[(5, 800)], Extent::All, now);
         assert_eq!(mark(&whole, 5), 800);
         assert_eq!(mark(&whole, 0), Head::mark_of_empty(now));
+        let ahead = seen(look, &[(9, 700)], &[], Extent::Ahead, now);
+        assert_eq!(mark(&ahead, 9), 700);
+        assert_eq!(mark(&ahead, 0), 500);
     }
 }
