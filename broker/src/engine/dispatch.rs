@@ -22,6 +22,7 @@ use crate::{
 use super::{
     Engine, EngineError, Result,
     consumers::{Call, ConsumerId, Consumers, InFlight, Inbox, StreamSettings, Taker},
+    rhythm::Rhythm,
 };
 
 /// A dispatcher with no consumers ends after this long.
@@ -56,6 +57,8 @@ struct State {
     due: Option<Timestamp>,
     /// When the store was last asked for that.
     due_asked: Timestamp,
+    /// How items come from other brokers.
+    rhythm: Rhythm,
 }
 
 impl Dispatcher {
@@ -66,6 +69,7 @@ impl Dispatcher {
             reconcile: false,
             due: None,
             due_asked: Timestamp::default(),
+            rhythm: Rhythm::default(),
         };
         Self { queue, state: Mutex::new(state), wake: Notify::new(), fewer: Notify::new() }
     }
@@ -97,6 +101,12 @@ impl Dispatcher {
             }
         }
         self.wake.notify_one();
+    }
+
+    /// The same, by another broker's signal.
+    pub(super) fn inserted_elsewhere(&self, since: Option<Timestamp>, now: Timestamp) {
+        self.state.lock().rhythm.heard(now);
+        self.inserted(since, now);
     }
 
     /// Something of this queue was settled on another broker, perhaps ours.
@@ -220,12 +230,10 @@ impl Dispatcher {
     }
 
     /// When the loop has to look by itself.
-    fn next_timer(&self) -> Option<Timestamp> {
+    fn next_timer(&self, now: Timestamp) -> Option<Timestamp> {
         let state = self.state.lock();
-        match (state.due, state.consumers.first_lease_end()) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let timers = [state.due, state.consumers.first_lease_end(), state.rhythm.next_look(now)];
+        timers.into_iter().flatten().min()
     }
 }
 
@@ -322,6 +330,7 @@ async fn step(engine: &Arc<Engine>, dispatcher: &Arc<Dispatcher>) -> Result<Step
     let looked = engine.now();
     let reserved = engine.timed("reserve", engine.store.reserve(&queue, &wants)).await?;
     let dealt = reserved.deliveries.len();
+    dispatcher.state.lock().rhythm.brought(dealt);
     let more = reserved.more || dealt >= wanted;
     hand_out(engine, dispatcher, &queue, &takers, reserved).await?;
     if more {
@@ -465,8 +474,8 @@ async fn reconcile(engine: &Engine, dispatcher: &Dispatcher, queue: &Arc<Queue>)
 
 async fn wait(engine: &Engine, dispatcher: &Dispatcher, polls: &mut Polls) {
     let poll = polls.next(engine.signals.healthy());
-    let timer = dispatcher.next_timer();
     let now = engine.now();
+    let timer = dispatcher.next_timer(now);
     let until = timer.map_or(poll, |timer| poll.min(now.until(timer)));
     let polled = until == poll;
     tokio::select! {

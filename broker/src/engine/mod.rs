@@ -2,7 +2,7 @@
 //!
 //! * `push`: in.
 //! * `dispatch`, `consumers`, `subscription`: out. One dispatcher per consumed queue reserves items
-//!   and hands them to the consumers with room.
+//!   and hands them to the consumers with room. `rhythm`: when to look without being told.
 //! * `settle`: done, back, on, or a little longer.
 //! * `queues`: settings, remembered. `admin`, `schedules`: for operators.
 //! * `figures`: totals and depths.
@@ -14,6 +14,7 @@ mod error;
 mod figures;
 mod push;
 mod queues;
+mod rhythm;
 mod schedules;
 mod settle;
 mod subscription;
@@ -181,7 +182,7 @@ impl Engine {
             Notice::Signal(Signal { queue, topic: Topic::Insert, since }) => {
                 self.store.look_again(queue, *since);
                 if let Some(dispatcher) = self.dispatcher(queue) {
-                    dispatcher.inserted(*since, self.now());
+                    dispatcher.inserted_elsewhere(*since, self.now());
                 }
             }
             Notice::Signal(Signal { queue, topic: Topic::Settings, .. }) => {

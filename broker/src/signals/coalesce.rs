@@ -13,7 +13,7 @@ use super::{Signal, Topic};
 use crate::domain::{QueueName, Timestamp};
 
 /// How long equal signals are held together.
-pub(super) const WINDOW: Duration = Duration::from_millis(50);
+pub(crate) const WINDOW: Duration = Duration::from_millis(50);
 
 /// What signals are equal by.
 type Key = (QueueName, Topic);

@@ -13,6 +13,7 @@ use std::{fmt, sync::Arc};
 use async_trait::async_trait;
 use tokio::sync::broadcast;
 
+pub(crate) use self::coalesce::WINDOW;
 pub use self::local::LocalSignals;
 use self::{mongo::Mongo, redis::Redis, relay::Relay};
 use crate::{

@@ -1,4 +1,4 @@
-//! When a refill waits, and for how long.
+//! When a refill waits, and for how long; when to look without being told.
 
 use super::{super::consumers::tests::delivery, *};
 
@@ -71,4 +71,19 @@ async fn an_idle_consumer_is_not_kept_waiting() {
     assert_eq!(waited, Duration::ZERO);
     settle(&dispatcher, &items);
     assert_eq!(gathers(&dispatcher, async {}).await, Duration::ZERO);
+}
+
+#[test]
+fn between_the_signals_of_a_busy_producer_it_looks_by_itself() {
+    let (dispatcher, now) = (Dispatcher::new(QueueName::parse("queue", "q").unwrap()), Timestamp);
+    dispatcher.inserted_elsewhere(None, now(50));
+    dispatcher.state.lock().rhythm.brought(5);
+    assert_eq!(dispatcher.next_timer(now(51)), None);
+    dispatcher.inserted_elsewhere(None, now(100));
+    let next = dispatcher.next_timer(now(101)).unwrap();
+    assert!(next < now(110), "{next:?}");
+    // What is known to become eligible sooner comes first.
+    dispatcher.inserted(Some(now(102)), now(101));
+    assert_eq!(dispatcher.next_timer(now(101)), Some(now(102)));
+    assert_eq!(dispatcher.next_timer(now(201)), Some(now(102)), "the producer has stopped");
 }

@@ -210,11 +210,13 @@ impl Head {
         state.used = set | added;
     }
 
-    /// Adds levels that another broker recorded.
-    pub(super) fn add_used(&self, set: LevelSet) {
+    /// Adds levels that another broker recorded; true if any is new.
+    pub(super) fn add_used(&self, set: LevelSet) -> bool {
         let mut state = self.state.lock();
+        let new = set & !state.used != 0;
         state.start_levels(set);
         state.used |= set;
+        new
     }
 
     /// Which of the levels are not known to be recorded with the queue created at `incarnation`.

@@ -25,6 +25,8 @@ use crate::{
 
 /// Looks for other brokers' leases take at most one part in so many of the time.
 const LOOK_SHARE: u32 = 50;
+/// A queue that does not run empty is looked through for them this seldom.
+const BUSY: Duration = Duration::from_secs(1);
 /// Brokers' clocks agree to within this many milliseconds, by far.
 const UNCERTAINTY: i64 = 1_000;
 /// Most rounds of one look: others may lapse while these are put back.
@@ -44,6 +46,15 @@ struct State {
     cost: Duration,
 }
 
+impl State {
+    /// `pause`: look for others' leases this seldom at most.
+    fn is_due(&self, now: Timestamp, pause: Duration) -> bool {
+        let Some(looked) = self.looked else { return true };
+        let pause = pause.max(self.cost * LOOK_SHARE);
+        self.first <= now.0 || now < looked || looked + pause <= now
+    }
+}
+
 impl Lapses {
     pub(super) fn new() -> Self {
         let (first, made) = (i64::MAX, i64::MAX);
@@ -59,9 +70,12 @@ impl Lapses {
 
     /// True if a lease known here has ended, or it is time to look for others.
     pub(super) fn is_due(&self, now: Timestamp) -> bool {
-        let state = self.0.lock();
-        let Some(looked) = state.looked else { return true };
-        state.first <= now.0 || now < looked || looked + state.cost * LOOK_SHARE <= now
+        self.0.lock().is_due(now, Duration::ZERO)
+    }
+
+    /// The same while items wait to be handed out: others' leases can wait until there are none, within reason.
+    pub(super) fn is_pressing(&self, now: Timestamp) -> bool {
+        self.0.lock().is_due(now, BUSY)
     }
 
     /// When the first lease ends, as far as known.
@@ -111,15 +125,17 @@ impl Leases<'_> {
         Ok(self.head.lapses.first())
     }
 
-    /// Puts the items whose leases have ended back among the ready.
-    pub(super) async fn reclaim(&self, now: Timestamp) -> Result<()> {
+    /// Puts the items whose leases have ended back among the ready; true if there were any.
+    pub(super) async fn reclaim(&self, now: Timestamp) -> Result<bool> {
+        let mut any = false;
         for _ in 0..ROUNDS {
             match self.look(now).await? {
                 Some(first) if first <= now => self.put_back(first, now).await?,
                 _ => break,
             }
+            any = true;
         }
-        Ok(())
+        Ok(any)
     }
 
     /// When the first lease ends or has ended, asked of the index.
@@ -164,6 +180,8 @@ mod tests {
         assert_eq!(lapses.first(), Some(Timestamp(5_000)));
         assert!(!lapses.is_due(Timestamp(1_099)));
         assert!(lapses.is_due(Timestamp(1_100)), "others may have made some");
+        assert!(!lapses.is_pressing(Timestamp(1_999)), "which can wait");
+        assert!(lapses.is_pressing(Timestamp(2_000)));
         let _ = lapses.begin();
         lapses.seen(Some(Timestamp(9_000)), Timestamp(1_200), Duration::from_mins(1));
         assert_eq!(lapses.first(), Some(Timestamp(9_000)));

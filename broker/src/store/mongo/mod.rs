@@ -3,8 +3,8 @@
 //! # Layout
 //! * [`document`] says what an item looks like, [`layout`] where it lies and by which indexes it is found.
 //! * [`push`] stores items (`order`: keys and sequence numbers; `dedup`: repeated pushes), [`reserve`]
-//!   hands them out from the [`head`] (`ahead`: found before they are wanted; `lapse`: leases that ended),
-//!   [`settle`] ends a reservation (`commit`, `rollback`, `transfer`).
+//!   hands them out (`look`: finds them at the [`head`] of a queue; `ahead`: those found before they are wanted;
+//!   `lapse`: leases that ended), [`settle`] ends a reservation (`commit`, `rollback`, `transfer`).
 //! * [`batcher`] lets concurrent calls share a write; [`issued`] remembers which reservations are ours.
 //! * [`transaction`] changes several documents in one step, [`abandoned`] ends what a dead broker left of that.
 //! * [`admin`], [`history`], [`redrive`], [`figures`], [`queues`], [`schedules`]: the rest.
@@ -30,6 +30,7 @@ mod lapse;
 mod layout;
 mod lease;
 mod levels;
+mod look;
 mod order;
 mod push;
 mod queues;

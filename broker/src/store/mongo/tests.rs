@@ -144,7 +144,7 @@ async fn explain(store: &MongoStore, find: Document) -> (Vec<String>, i64, bool)
 async fn explain_find(store: &MongoStore, queue: &Queue, limit: usize) -> (Vec<String>, i64, bool) {
     let look = store.inner.head(&queue.name).look();
     let now = store.now();
-    let find = super::reserve::find_command("items.default", &queue.name, &look, now, limit);
+    let find = super::look::find_command("items.default", &queue.name, &look, now, limit);
     explain(store, Document::try_from(&*find).unwrap()).await
 }
 

@@ -1,0 +1,89 @@
+//! Looks between signals. Another broker hints at its inserts once per window of the signals; a queue that
+//! gets several items per window would be handed out in steps of that length. So while signals come one
+//! after the other, and items with them, a dispatcher that found the queue empty looks again before the
+//! next one: a few times as often as items come, and so at a cost in proportion to the load.
+
+use std::time::Duration;
+
+use crate::{domain::Timestamp, signals::WINDOW};
+
+/// Looks per item.
+const LOOKS: u32 = 4;
+/// Looks are at least this far apart.
+const SHORTEST: Duration = Duration::from_millis(2);
+
+/// How one queue's items come, as far as other brokers' signals tell.
+#[derive(Debug, Default)]
+pub(super) struct Rhythm {
+    /// When the last signal was heard.
+    heard: Option<Timestamp>,
+    /// What was handed out since.
+    items: u32,
+    /// How long after a fruitless look the next one is worth it.
+    pause: Option<Duration>,
+}
+
+impl Rhythm {
+    /// A signal about inserts elsewhere was heard.
+    pub(super) fn heard(&mut self, now: Timestamp) {
+        let between = self.heard.map(|before| before.until(now));
+        self.pause = match between {
+            Some(between) if between <= WINDOW * 2 && self.items > 1 => {
+                Some((between / self.items / LOOKS).max(SHORTEST))
+            }
+            _ => None,
+        };
+        self.heard = Some(now);
+        self.items = 0;
+    }
+
+    /// A look brought so many items.
+    pub(super) fn brought(&mut self, items: usize) {
+        self.items = self.items.saturating_add(items as u32);
+    }
+
+    /// When to look again, having found nothing; `None`: when told to.
+    pub(super) fn next_look(&self, now: Timestamp) -> Option<Timestamp> {
+        let told_soon = self.heard.is_some_and(|heard| heard.until(now) <= WINDOW * 2);
+        self.pause.filter(|_| told_soon).map(|pause| now + pause)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: i64) -> Timestamp {
+        Timestamp(1_000_000 + millis)
+    }
+
+    #[test]
+    fn a_queue_with_several_items_per_signal_is_looked_at_in_between() {
+        let mut rhythm = Rhythm::default();
+        rhythm.heard(at(0));
+        assert_eq!(rhythm.next_look(at(1)), None, "nothing is known yet");
+        rhythm.brought(1);
+        rhythm.heard(at(50));
+        assert_eq!(rhythm.next_look(at(51)), None, "each item had its signal");
+        rhythm.brought(2);
+        rhythm.heard(at(100));
+        assert_eq!(rhythm.next_look(at(101)), Some(at(101 + 7)), "50 ms for two items");
+        rhythm.brought(40);
+        rhythm.brought(10);
+        rhythm.heard(at(150));
+        assert_eq!(rhythm.next_look(at(151)), Some(at(151 + 2)), "often enough");
+    }
+
+    #[test]
+    fn it_ends_with_the_signals() {
+        let mut rhythm = Rhythm::default();
+        rhythm.heard(at(0));
+        rhythm.brought(5);
+        rhythm.heard(at(50));
+        rhythm.brought(5);
+        assert!(rhythm.next_look(at(150)).is_some());
+        assert_eq!(rhythm.next_look(at(151)), None);
+        rhythm.heard(at(500));
+        assert_eq!(rhythm.next_look(at(501)), None, "it begins anew");
+    }
+}
