@@ -328,7 +328,39 @@ def growth():
     return table(["what grows", "to", "items /s", "broker µs/item", "mongod µs/item", "each item once", "command"], rows)
 
 
-TABLES = [steady, producers, callers, latency, backlog, crowd, simulator, growth]
+def parts():
+    """Divan's tree, as a table."""
+    command = ["cargo", "bench", "--package", "sluicegate-broker", "--all-features"]
+    command += [word for name in ("domain", "codec", "stores") for word in ("--bench", name)]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, cwd=DOCUMENT.parent.parent,
+        env={**os.environ, "SLUICEGATE_TEST_MONGODB_URI": given.mongodb},
+    )
+    if done.returncode != 0:
+        sys.exit(f"cargo bench ended with exit code {done.returncode}")
+    rows, group, bench_name = [], "", ""
+    for line in done.stdout.splitlines():
+        if headed := re.match(r"(\w+) +fastest", line):
+            bench_name = headed[1]
+        elif branch := re.match(r"([│ ]*)[├╰]─ (.+?) {2,}(.*)", line):
+            indent, name, rest = branch.groups()
+            cells = [cell.strip() for cell in rest.split("│")]
+            if not indent:
+                group = name
+            if cells[0]:
+                median = time_of(cells[2])
+                each = median / 500 if "_500" in group else median
+                rows.append([bench_name, f"`{group}`", name if indent else "", cells[2], number(each / 1e3, 3)])
+    return table(["bench", "what", "of", "median", "µs per item"], rows)
+
+
+def time_of(text):
+    """Nanoseconds."""
+    value, unit = text.split()
+    return float(value) * {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
+
+
+TABLES = [steady, producers, callers, latency, backlog, crowd, simulator, growth, parts]
 
 
 # --- the document ---

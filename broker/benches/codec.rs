@@ -1,9 +1,16 @@
-//! The messages of the hot path, to bytes and back: `cargo bench -p sluicegate-broker --bench codec`. The documents of
-//! MongoDB are the store's own business and are timed with it, in `stores`.
+//! What an item goes through on its way in and out: bytes to message, message to item, item to document, and back:
+//! `cargo bench -p sluicegate-broker --bench codec`.
+
+use std::sync::Arc;
 
 use bytes::Bytes;
 use divan::{Bencher, black_box, counter::ItemsCount};
 use prost::Message;
+use sluicegate_broker::{
+    domain::{self, Clock, GroupName, IdSource, LeaseToken, Queue, QueueName, Receipt, Timestamp},
+    grpc::bench::{convert_deliveries, parse_push},
+    store::{Push, mongo::bench as document},
+};
 use sluicegate_proto::v1::{CommitRequest, ConsumeResponse, Delivery, Item, NewItem, PushRequest};
 
 const ITEMS: usize = 500;
@@ -61,4 +68,74 @@ fn deliveries_500_encode(bencher: Bencher<'_, '_>) {
 #[divan::bench]
 fn commit_500_decode(bencher: Bencher<'_, '_>) {
     decode(bencher, &commit());
+}
+
+fn queue_name() -> QueueName {
+    QueueName::parse("queue", "orders.new").expect("a name")
+}
+
+/// An item as a producer hands it in, in the form the store takes.
+fn stored_push(now: Timestamp) -> Push {
+    let queue = Arc::new(Queue::with_defaults(queue_name(), now));
+    let item = domain::NewItem { payload: payload(), ..domain::NewItem::default() };
+    Push { queue, item, producer: None, dedup_window: None }
+}
+
+/// Deliveries as the store hands them out.
+fn stored_deliveries() -> Vec<domain::Delivery> {
+    let (now, ids) = (Clock::machine_time(), IdSource::new());
+    let (queue, token) = (queue_name(), LeaseToken::fresh([1, 2, 3, 4]));
+    let delivery = |_| {
+        let id = ids.next(now);
+        let raw = document::encode(&stored_push(now), id, now).expect("a document");
+        let item = document::decode(&raw, &queue, now).expect("an item");
+        let receipt = Receipt {
+            item: id,
+            token,
+            deliveries: 1,
+            attempt: 1,
+            keyed: false,
+            queue: queue.clone(),
+            group: GroupName::parse("group", "default").expect("a name"),
+        };
+        let (lease_expire_time, previous_eligible_time) = (now, now);
+        domain::Delivery { item, receipt, lease_expire_time, previous_eligible_time }
+    };
+    (0..ITEMS).map(delivery).collect()
+}
+
+#[divan::bench]
+fn push_500_parse(bencher: Bencher<'_, '_>) {
+    let parse = |request| parse_push(request).expect("a good push");
+    bencher.counter(ItemsCount::new(ITEMS)).with_inputs(push).bench_values(parse);
+}
+
+#[divan::bench]
+fn deliveries_500_convert(bencher: Bencher<'_, '_>) {
+    let deliveries = stored_deliveries();
+    let inputs = || deliveries.clone();
+    bencher.counter(ItemsCount::new(ITEMS)).with_inputs(inputs).bench_values(convert_deliveries);
+}
+
+#[divan::bench]
+fn documents_500_encode(bencher: Bencher<'_, '_>) {
+    let now = Clock::machine_time();
+    let (push, ids) = (stored_push(now), IdSource::new());
+    bencher.counter(ItemsCount::new(ITEMS)).bench(|| {
+        for _ in 0..ITEMS {
+            black_box(document::encode(black_box(&push), ids.next(now), now)).expect("a document");
+        }
+    });
+}
+
+#[divan::bench]
+fn documents_500_decode(bencher: Bencher<'_, '_>) {
+    let now = Clock::machine_time();
+    let document = document::encode(&stored_push(now), IdSource::new().next(now), now);
+    let (document, queue) = (document.expect("a document"), queue_name());
+    bencher.counter(ItemsCount::new(ITEMS)).bench(|| {
+        for _ in 0..ITEMS {
+            black_box(document::decode(black_box(&document), &queue, now)).expect("an item");
+        }
+    });
 }
