@@ -5,6 +5,7 @@ mod consume;
 mod crash;
 mod dedup;
 mod errors;
+mod failover;
 mod order;
 mod outage;
 mod pipeline;

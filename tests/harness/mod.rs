@@ -13,7 +13,7 @@ pub(crate) use api::{
 };
 pub(crate) use broker::{Broker, Launch, binary};
 pub(crate) use brokers::Brokers;
-pub(crate) use servers::{MongoServer, RedisServer, redis_url};
+pub(crate) use servers::{MongoServer, MongoSet, RedisServer, redis_url};
 pub(crate) use store::{Backend, TestStore};
 
 /// How long a test waits for something that must happen. Generous: it is no measurement.

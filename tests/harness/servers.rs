@@ -105,7 +105,7 @@ impl RedisServer {
     }
 }
 
-/// A MongoDB replica set of one node.
+/// A MongoDB replica set of one node, or a member of a [`MongoSet`].
 pub(crate) struct MongoServer {
     port: u16,
     process: Process,
@@ -114,18 +114,34 @@ pub(crate) struct MongoServer {
 
 impl MongoServer {
     pub(crate) async fn start() -> Self {
+        let server = Self::alone();
+        server.initiate(vec![server.member(0)]).await;
+        server.until_primary().await;
+        server
+    }
+
+    /// A process that belongs to no set yet.
+    fn alone() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let mut server = Self { port: free_port(), process: Process(None), directory };
         server.spawn();
-        let member = doc! { "_id": 0, "host": format!("127.0.0.1:{}", server.port) };
-        let initiate = doc! { "replSetInitiate": { "_id": "rs0", "members": [member] } };
-        let client = server.client().await;
+        server
+    }
+
+    fn member(&self, number: i32) -> Document {
+        doc! { "_id": number, "host": format!("127.0.0.1:{}", self.port) }
+    }
+
+    /// Makes the members a set that elects a new primary after two seconds without one.
+    async fn initiate(&self, members: Vec<Document>) {
+        let settings = doc! { "electionTimeoutMillis": 2000, "heartbeatIntervalMillis": 500 };
+        let set = doc! { "_id": "rs0", "members": members, "settings": settings };
+        let client = self.client().await;
         until("mongod takes its configuration", || async {
-            client.database("admin").run_command(initiate.clone()).await.ok()
+            let initiate = doc! { "replSetInitiate": set.clone() };
+            client.database("admin").run_command(initiate).await.ok()
         })
         .await;
-        server.until_primary().await;
-        server
     }
 
     /// Waits at most two seconds for a server, so that outages do not take a test's whole time.
@@ -182,12 +198,61 @@ impl MongoServer {
     }
 
     async fn until_primary(&self) {
+        until("mongod is primary", || async { self.is_primary().await.then_some(()) }).await;
+    }
+
+    async fn is_primary(&self) -> bool {
         let client = self.client().await;
-        until("mongod is primary", || async {
-            let hello: Document =
-                client.database("admin").run_command(doc! { "hello": 1 }).await.ok()?;
-            hello.get_bool("isWritablePrimary").is_ok_and(|is| is).then_some(())
+        let hello = client.database("admin").run_command(doc! { "hello": 1 }).await;
+        hello.is_ok_and(|hello| hello.get_bool("isWritablePrimary").is_ok_and(|is| is))
+    }
+}
+
+/// A MongoDB replica set of three nodes.
+pub(crate) struct MongoSet(Vec<MongoServer>);
+
+impl MongoSet {
+    pub(crate) async fn start() -> Self {
+        let servers: Vec<_> = (0..3).map(|_| MongoServer::alone()).collect();
+        // Each answers before one of them asks the others.
+        for server in &servers {
+            let client = server.client().await;
+            let ping = || async { client.database("admin").run_command(doc! { "ping": 1 }).await };
+            until("mongod answers", || async { ping().await.ok() }).await;
+        }
+        let members = servers.iter().zip(0..).map(|(server, number)| server.member(number));
+        servers[0].initiate(members.collect()).await;
+        let set = Self(servers);
+        set.primary().await;
+        set
+    }
+
+    pub(crate) fn uri(&self) -> String {
+        let hosts: Vec<_> = self.0.iter().map(|s| format!("127.0.0.1:{}", s.port)).collect();
+        format!("mongodb://{}/?replicaSet=rs0", hosts.join(","))
+    }
+
+    /// Ends the primary like a crash, and answers which one that was.
+    pub(crate) async fn kill_primary(&mut self) -> usize {
+        let primary = self.primary().await;
+        self.0[primary].kill();
+        primary
+    }
+
+    /// Starts a member again, on the same port and data.
+    pub(crate) fn restart(&mut self, member: usize) {
+        self.0[member].spawn();
+    }
+
+    async fn primary(&self) -> usize {
+        until("a primary", || async {
+            for (number, server) in self.0.iter().enumerate() {
+                if server.process.0.is_some() && server.is_primary().await {
+                    return Some(number);
+                }
+            }
+            None
         })
-        .await;
+        .await
     }
 }

@@ -1,0 +1,138 @@
+//! A replica set whose primary is killed under load: nothing answered is lost, nothing committed comes again.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use sluicegate_proto::v1::{NewItem, Outcome, ReserveRequest};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::harness::{Api, MongoSet, TestStore, duration, new_item, redis_url, text, until};
+
+/// Items of one push.
+const BATCH: usize = 10;
+/// Pushes to be answered before the primary is killed, and after that.
+const PUSHES: usize = 30;
+
+/// What producers and consumers were told.
+#[derive(Default)]
+struct Told {
+    /// Names of items whose pushes were answered.
+    stored: HashSet<String>,
+    /// Names of items that a commit said are done.
+    done: HashSet<String>,
+    /// Names of items delivered after that.
+    late: Vec<String>,
+}
+
+type Ledger = Arc<Mutex<Told>>;
+
+/// Pushes until told to stop; repeats a push until it is answered.
+async fn produce(
+    api: Api,
+    producer: usize,
+    ledger: Ledger,
+    pushes: Arc<AtomicUsize>,
+    stop: CancellationToken,
+) {
+    for number in 0.. {
+        if stop.is_cancelled() {
+            return;
+        }
+        let names: Vec<String> = (0..BATCH).map(|n| format!("{producer}-{number}-{n}")).collect();
+        let named = |name: &String| NewItem { dedup_id: name.clone(), ..new_item(name) };
+        while api.try_push("work", names.iter().map(named).collect()).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        pushes.fetch_add(1, Ordering::Relaxed);
+        ledger.lock().unwrap().stored.extend(names);
+    }
+}
+
+/// Reserves at one broker and commits at the other, until told to stop; repeats a commit until it is answered.
+async fn consume(from: Api, to: Api, ledger: Ledger, stop: CancellationToken) {
+    while !stop.is_cancelled() {
+        let request = ReserveRequest {
+            queue: "work".to_owned(),
+            max_items: 20,
+            wait: duration(Duration::from_millis(200)),
+            lease: duration(Duration::from_secs(5)),
+            consumer: String::new(),
+        };
+        let Ok(answer) = from.queue.clone().reserve(request).await else {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let deliveries = answer.into_inner().deliveries;
+        let names: Vec<String> = deliveries.iter().map(text).collect();
+        {
+            let mut told = ledger.lock().unwrap();
+            let late: Vec<_> =
+                names.iter().filter(|name| told.done.contains(*name)).cloned().collect();
+            told.late.extend(late);
+        }
+        let receipts: Vec<&str> =
+            deliveries.iter().map(|delivery| delivery.receipt.as_str()).collect();
+        while !receipts.is_empty() {
+            let Ok(results) = to.try_commit(&receipts).await else {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            };
+            // GONE: a commit that was not answered took effect. LEASE_LOST: whoever has the item now will commit it.
+            let is_done = |outcome: Outcome| matches!(outcome, Outcome::Ok | Outcome::Gone);
+            let done = names.iter().zip(&results).filter(|(_, result)| is_done(result.outcome()));
+            ledger.lock().unwrap().done.extend(done.map(|(name, _)| name.clone()));
+            break;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_primary_killed_under_load_loses_and_doubles_nothing() {
+    let mut set = MongoSet::start().await;
+    let store = TestStore::mongo(&set.uri());
+    let launch = store.launch().signals(&redis_url());
+    let brokers = [launch.start().await, launch.start().await];
+    let apis = [brokers[0].api().await, brokers[1].api().await];
+    let (ledger, pushes) = (Ledger::default(), Arc::new(AtomicUsize::new(0)));
+    let (last_push, end) = (CancellationToken::new(), CancellationToken::new());
+    let mut producers = JoinSet::new();
+    let mut consumers = JoinSet::new();
+    for n in 0..4 {
+        let (here, there) = (apis[n % 2].clone(), apis[(n + 1) % 2].clone());
+        let pushes = Arc::clone(&pushes);
+        producers.spawn(produce(here.clone(), n, Arc::clone(&ledger), pushes, last_push.clone()));
+        consumers.spawn(consume(here, there, Arc::clone(&ledger), end.clone()));
+    }
+    let answered = async |from: usize| {
+        until("pushes that are answered", || async {
+            (pushes.load(Ordering::Relaxed) >= from + PUSHES).then_some(())
+        })
+        .await;
+    };
+    answered(0).await;
+    let killed = set.kill_primary().await;
+    // One push of each producer may have been answered just then.
+    answered(pushes.load(Ordering::Relaxed) + 4).await;
+    set.restart(killed);
+    answered(pushes.load(Ordering::Relaxed)).await;
+    last_push.cancel();
+    producers.join_all().await;
+    until("all to be committed", || async {
+        let told = ledger.lock().unwrap();
+        told.stored.is_subset(&told.done).then_some(())
+    })
+    .await;
+    end.cancel();
+    consumers.join_all().await;
+
+    let told = ledger.lock().unwrap();
+    assert_eq!(told.stored, told.done, "nothing is lost, nothing is made up");
+    assert!(told.late.is_empty(), "committed, and delivered again: {:?}", told.late);
+}
