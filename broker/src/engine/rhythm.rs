@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::{domain::Timestamp, signals::WINDOW};
 
 /// Looks per item.
-const LOOKS: u32 = 4;
+const LOOKS: u32 = 5;
 /// Looks are at least this far apart.
 const SHORTEST: Duration = Duration::from_millis(2);
 
@@ -67,7 +67,7 @@ mod tests {
         assert_eq!(rhythm.next_look(at(51)), None, "each item had its signal");
         rhythm.brought(2);
         rhythm.heard(at(100));
-        assert_eq!(rhythm.next_look(at(101)), Some(at(101 + 7)), "50 ms for two items");
+        assert_eq!(rhythm.next_look(at(101)), Some(at(101 + 5)), "50 ms for two items");
         rhythm.brought(40);
         rhythm.brought(10);
         rhythm.heard(at(150));

@@ -15,7 +15,7 @@ use super::{document::Stored, head::LevelSet};
 /// Most items that are read ahead.
 const MAX_ITEMS: usize = 256;
 /// Most bytes of payload that are kept.
-const MAX_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 256 << 10;
 /// What was found is forgotten after this long.
 const GOOD_FOR: Duration = Duration::from_millis(100);
 
