@@ -119,7 +119,7 @@ async fn create_indexes(db: &Database, collection: &str) -> Result<()> {
         doc! { "name": HANDOUT, "key": { "q": 1, "priority": -1, "when": 1, "_id": 1 } },
         doc! {
             "name": "expires", "key": { "expires": 1 }, "expireAfterSeconds": 0,
-            "sparse": true,
+            "partialFilterExpression": partial("expires"),
         },
         doc! {
             "name": ENDS, "key": { "q": 1, "deadline": 1 },
@@ -131,7 +131,7 @@ async fn create_indexes(db: &Database, collection: &str) -> Result<()> {
         },
         doc! {
             "name": DEDUP, "key": { "dedup": 1 }, "unique": true,
-            "sparse": true,
+            "partialFilterExpression": partial("dedup"),
         },
         doc! {
             "name": TURN, "key": { "q": 1, "turn": 1 }, "unique": true,

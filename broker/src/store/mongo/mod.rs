@@ -31,6 +31,7 @@ mod layout;
 mod lease;
 mod levels;
 mod look;
+mod named;
 mod order;
 mod push;
 mod queues;

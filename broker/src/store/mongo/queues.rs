@@ -11,10 +11,11 @@ use super::{
     Inner,
     connect::read_documents,
     document::{literal, texts},
-    errors::{broken, failed, integer, is_duplicate_key, written},
+    errors::{broken, failed, integer, written},
     head::levels as each_level,
     layout::date,
     levels,
+    named::Named,
 };
 use crate::{
     domain::{GroupName, Invalid, Queue, QueueName, RetryPolicy, Timestamp},
@@ -22,6 +23,7 @@ use crate::{
 };
 
 const QUEUES: &str = "queues";
+const NAMED: Named<Queue> = Named { collection: QUEUES, read };
 
 /// Creates the index by which changes are noticed.
 pub(super) async fn ensure_indexes(inner: &Inner) -> Result<()> {
@@ -143,26 +145,12 @@ pub(super) async fn create(inner: &Inner, queue: &Queue) -> Result<Created<Queue
     document.insert("revision", 1_i64);
     document.insert("updated", date(inner.now()));
     document.insert("levels", each_level(used).map(Bson::Int32).collect::<Vec<_>>());
-    match inner.db.collection::<Document>(QUEUES).insert_one(&document).await {
-        Ok(_) => Ok(Created::New(read(&document)?)),
-        Err(error) if is_duplicate_key(&error) => match get(inner, &queue.name).await? {
-            // A driver's retry of an insert that had succeeded looks like this too, but is marked.
-            Some(existing) => Ok(Created::Existing(existing)),
-            None => Err(super::errors::unavailable("the queue came and went")),
-        },
-        Err(error) => Err(failed(error)),
-    }
+    NAMED.create(inner, queue.name.as_str(), &document).await
 }
 
 /// A queue's settings.
 pub(super) async fn get(inner: &Inner, name: &QueueName) -> Result<Option<Queue>> {
-    let found = inner
-        .db
-        .collection::<Document>(QUEUES)
-        .find_one(doc! { "_id": name.as_str() })
-        .await
-        .map_err(failed)?;
-    found.as_ref().map(read).transpose()
+    NAMED.get(inner, name.as_str()).await
 }
 
 /// Queues by name.
@@ -171,16 +159,7 @@ pub(super) async fn list(
     after: Option<&QueueName>,
     limit: usize,
 ) -> Result<Vec<Queue>> {
-    if limit == 0 {
-        return Ok(Vec::new());
-    }
-    let filter = after.map_or_else(Document::new, |a| doc! { "_id": { "$gt": a.as_str() } });
-    let limit = limit.min(10_000) as i64;
-    let command = doc! {
-        "find": QUEUES, "filter": filter, "sort": { "_id": 1 }, "limit": limit,
-        "batchSize": limit, "singleBatch": true,
-    };
-    read_documents(&inner.db, command).await?.iter().map(read).collect()
+    NAMED.list(inner, after.map(QueueName::as_str), limit).await
 }
 
 /// Replaces the settings, if they are still at the revision.

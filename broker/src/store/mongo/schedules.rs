@@ -10,10 +10,10 @@ use mongodb::{
 
 use super::{
     Inner,
-    connect::read_documents,
     document::{binary, texts},
-    errors::{broken, failed, integer, is_duplicate_key},
+    errors::{broken, failed, integer},
     layout::date,
+    named::Named,
     queues::span,
 };
 use crate::{
@@ -22,6 +22,7 @@ use crate::{
 };
 
 const SCHEDULES: &str = "schedules";
+const NAMED: Named<Schedule> = Named { collection: SCHEDULES, read };
 
 fn write(schedule: &Schedule) -> Document {
     let new = &schedule.item;
@@ -88,26 +89,12 @@ fn read(document: &Document) -> Result<Schedule> {
 
 /// Creates a schedule; answers the one that is there if there is one.
 pub(super) async fn create(inner: &Inner, schedule: &Schedule) -> Result<Created<Schedule>> {
-    let document = write(schedule);
-    match inner.db.collection::<Document>(SCHEDULES).insert_one(&document).await {
-        Ok(_) => Ok(Created::New(read(&document)?)),
-        Err(error) if is_duplicate_key(&error) => match get(inner, &schedule.name).await? {
-            Some(existing) => Ok(Created::Existing(existing)),
-            None => Err(super::errors::unavailable("the schedule came and went")),
-        },
-        Err(error) => Err(failed(error)),
-    }
+    NAMED.create(inner, schedule.name.as_str(), &write(schedule)).await
 }
 
 /// A schedule.
 pub(super) async fn get(inner: &Inner, name: &ScheduleName) -> Result<Option<Schedule>> {
-    let found = inner
-        .db
-        .collection::<Document>(SCHEDULES)
-        .find_one(doc! { "_id": name.as_str() })
-        .await
-        .map_err(failed)?;
-    found.as_ref().map(read).transpose()
+    NAMED.get(inner, name.as_str()).await
 }
 
 /// Schedules by name.
@@ -116,16 +103,7 @@ pub(super) async fn list(
     after: Option<&ScheduleName>,
     limit: usize,
 ) -> Result<Vec<Schedule>> {
-    if limit == 0 {
-        return Ok(Vec::new());
-    }
-    let filter = after.map_or_else(Document::new, |a| doc! { "_id": { "$gt": a.as_str() } });
-    let limit = limit.min(10_000) as i64;
-    let command = doc! {
-        "find": SCHEDULES, "filter": filter, "sort": { "_id": 1 }, "limit": limit,
-        "batchSize": limit, "singleBatch": true,
-    };
-    read_documents(&inner.db, command).await?.iter().map(read).collect()
+    NAMED.list(inner, after.map(ScheduleName::as_str), limit).await
 }
 
 /// Pauses or resumes a schedule.

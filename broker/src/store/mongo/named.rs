@@ -1,0 +1,65 @@
+//! Documents whose ids are names that people chose: queues and schedules.
+
+use mongodb::bson::{Document, doc};
+
+use super::{
+    Inner,
+    connect::read_documents,
+    errors::{failed, is_duplicate_key, unavailable},
+};
+use crate::store::{Created, Result};
+
+/// Most documents of one list.
+const MAX_LIST: usize = 10_000;
+
+/// A collection of such documents, and how they are read.
+pub(super) struct Named<T> {
+    pub(super) collection: &'static str,
+    pub(super) read: fn(&Document) -> Result<T>,
+}
+
+impl<T> Named<T> {
+    /// Creates one; answers the one that is there if there is one of that name.
+    pub(super) async fn create(
+        &self,
+        inner: &Inner,
+        name: &str,
+        document: &Document,
+    ) -> Result<Created<T>> {
+        match inner.db.collection::<Document>(self.collection).insert_one(document).await {
+            Ok(_) => Ok(Created::New((self.read)(document)?)),
+            Err(error) if is_duplicate_key(&error) => match self.get(inner, name).await? {
+                // A driver's retry of an insert that had succeeded looks like this too, but is marked.
+                Some(existing) => Ok(Created::Existing(existing)),
+                None => Err(unavailable(format!("{name} of {} came and went", self.collection))),
+            },
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// The one of this name.
+    pub(super) async fn get(&self, inner: &Inner, name: &str) -> Result<Option<T>> {
+        let items = inner.db.collection::<Document>(self.collection);
+        let found = items.find_one(doc! { "_id": name }).await.map_err(failed)?;
+        found.as_ref().map(self.read).transpose()
+    }
+
+    /// Those after a name, by name.
+    pub(super) async fn list(
+        &self,
+        inner: &Inner,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<T>> {
+        if limit == 0 {
+            return Ok(Vec::new());
+        }
+        let filter = after.map_or_else(Document::new, |after| doc! { "_id": { "$gt": after } });
+        let limit = limit.min(MAX_LIST) as i64;
+        let command = doc! {
+            "find": self.collection, "filter": filter, "sort": { "_id": 1 }, "limit": limit,
+            "batchSize": limit, "singleBatch": true,
+        };
+        read_documents(&inner.db, command).await?.iter().map(self.read).collect()
+    }
+}
