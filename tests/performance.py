@@ -225,7 +225,7 @@ def latency():
         also = " --consume-server URL" if options else ""
         rows.append([what, *(number(v, 2) for v in values), goal, right(figures), code(command + also)])
 
-    often, seldom = (f"latency --churn 100000 {more}" for more in ("--duration 10s", "--rate 5 --duration 12s"))
+    often, seldom = (f"latency --churn 100000 {more}" for more in ("--duration 10s", "--rate 5 --duration 30s"))
     with broker("mongodb") as first, broker("mongodb", beside=first) as second:
         measure("MongoDB, two brokers, 100/s", often, (4, 15), first, consume_server=second.url)
         measure("MongoDB, two brokers, lone pushes", seldom, (4, 15), first, consume_server=second.url)
