@@ -1,7 +1,11 @@
 //! The suite on both kinds of this store, and what only this store promises.
 
-use std::path::PathBuf;
+use std::{
+    path::PathBuf,
+    sync::mpsc::{Sender, channel},
+};
 
+use futures_util::FutureExt;
 use tempfile::TempDir;
 
 use super::*;
@@ -190,12 +194,21 @@ async fn only_reserves_are_answered_before_they_are_synced() {
     assert_eq!(levels, [NORMAL, FULL, NORMAL, FULL, FULL]);
 
     // In company of a push they are synced with it. The first call holds the writer up until all are there.
-    let (go, gone) = std::sync::mpsc::channel::<()>();
-    let hold = store.write(move |_| Ok(gone.recv().is_ok()));
+    let (hold, go) = hold_up(&store);
     let (reserve, push) = (synchronous(&store, Kind::Reserve), synchronous(&store, Kind::Push(1)));
     let release = async { go.send(()).unwrap() };
     let (_, reserve, push, ()) = tokio::join!(hold, reserve, push, release);
     assert_eq!((reserve, push), (FULL, FULL));
+}
+
+/// A call that the writer is busy with, alone in its transaction, until it is told to go on.
+fn hold_up(store: &SqliteStore) -> (impl Future<Output = bool> + '_, Sender<()>) {
+    let ((go, gone), (begin, begun)) = (channel::<()>(), channel::<()>());
+    let hold = store.write(move |_| Ok(begin.send(()).is_ok() && gone.recv().is_ok()));
+    let mut hold = Box::pin(hold);
+    assert!(hold.as_mut().now_or_never().is_none(), "it is under way now");
+    begun.recv().expect("a writer at work");
+    (async move { hold.await.unwrap() }, go)
 }
 
 #[tokio::test]
@@ -229,8 +242,7 @@ async fn a_reserve_is_synced_soon_even_if_nothing_follows() {
 async fn a_flood_of_pushes_leaves_room_to_others() {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
     let queue = queue(&store);
-    let (go, gone) = std::sync::mpsc::channel::<()>();
-    let hold = store.write(move |_| Ok(gone.recv().is_ok()));
+    let (hold, go) = hold_up(&store);
     let batch = || store.push((0..1_000).map(|_| push_of(&queue, "x")).collect());
     let pushes = futures_util::future::join_all((0..4).map(|_| batch()));
     // Asked for after all of them, answered after the first.
