@@ -232,7 +232,9 @@ impl Dispatcher {
     /// When the loop has to look by itself.
     fn next_timer(&self, now: Timestamp) -> Option<Timestamp> {
         let state = self.state.lock();
-        let timers = [state.due, state.consumers.first_lease_end(), state.rhythm.next_look(now)];
+        // If there is news already, it is room that is waited for.
+        let look = state.rhythm.next_look(now).filter(|_| !state.news);
+        let timers = [state.due, state.consumers.first_lease_end(), look];
         timers.into_iter().flatten().min()
     }
 }

@@ -8,6 +8,8 @@
 //! * [`status`]: errors to statuses.
 
 pub mod auth;
+#[doc(hidden)]
+pub mod bench;
 pub mod server;
 pub mod status;
 
@@ -31,32 +33,6 @@ use tonic::Status;
 use crate::engine::{Engine, EngineError};
 
 use self::{parse::Rules, status::ApiError};
-
-/// What each item of the hot path is put through here: for the benchmarks alone.
-#[doc(hidden)]
-pub mod bench {
-    use std::time::Duration;
-
-    use sluicegate_proto::v1 as pb;
-
-    use super::{convert, parse};
-    use crate::domain::{Delivery, NewItem, Timestamp};
-
-    /// Checks and parses a push; `None` if it is refused.
-    pub fn parse_push(request: pb::PushRequest) -> Option<Vec<NewItem>> {
-        let now = Timestamp(1_790_000_000_000);
-        let rules =
-            parse::Rules { max_payload_bytes: 1 << 20, max_lease: Duration::from_mins(1), now };
-        let pb::PushRequest { queue, items, producer } = request;
-        parse::batch(&queue, items, &producer, &rules).ok().map(|batch| batch.items)
-    }
-
-    /// The message of deliveries.
-    pub fn convert_deliveries(deliveries: Vec<Delivery>) -> pb::ConsumeResponse {
-        let deliveries = deliveries.into_iter().map(|d| convert::delivery(d, false)).collect();
-        pb::ConsumeResponse { deliveries }
-    }
-}
 
 /// The services. Cheap to clone.
 #[derive(Clone)]

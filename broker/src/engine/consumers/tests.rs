@@ -59,6 +59,15 @@ fn stream(consumers: &mut Consumers, max_in_flight: usize, max_bytes: usize) -> 
     id
 }
 
+/// A call for one item, and its answer.
+fn call(consumers: &mut Consumers) -> (ConsumerId, oneshot::Receiver<Result<Vec<Delivery>>>) {
+    let (answer, answered) = oneshot::channel();
+    let lease = Duration::from_secs(1);
+    let call =
+        Call { max_items: 1, lease, consumer: None, auto_commit: false, waits: true, answer };
+    (consumers.add_call(call), answered)
+}
+
 /// Who would be dealt how much now.
 fn wanted(consumers: &mut Consumers, now: Timestamp) -> Vec<(ConsumerId, usize)> {
     let (wants, takers) = consumers.wants(now);
@@ -148,16 +157,7 @@ fn who_has_little_room_for_bytes_can_wait_too_and_a_call_can_not() {
     consumers.hand_to_stream(id, vec![delivery(1, 1, 9)], NOW);
     assert_eq!(take(&mut consumers, id), 1);
     assert!(consumers.can_wait());
-    let (answer, _answered) = oneshot::channel();
-    let lease = Duration::from_secs(1);
-    consumers.add_call(Call {
-        max_items: 1,
-        lease,
-        consumer: None,
-        auto_commit: false,
-        waits: true,
-        answer,
-    });
+    let _answered = call(&mut consumers);
     assert!(!consumers.can_wait());
 }
 
@@ -213,11 +213,7 @@ fn an_item_reserved_anew_leaves_its_old_stream() {
 fn what_nobody_takes_comes_back() {
     let mut consumers = Consumers::default();
     assert_eq!(consumers.hand_to_stream(7, vec![delivery(1, 1, 5)], NOW).len(), 1);
-    let (answer, answered) = oneshot::channel();
-    let lease = Duration::from_secs(1);
-    let call =
-        Call { max_items: 1, lease, consumer: None, auto_commit: false, waits: true, answer };
-    let id = consumers.add_call(call);
+    let (id, answered) = call(&mut consumers);
     drop(answered);
     assert_eq!(consumers.hand_to_call(id, vec![delivery(1, 1, 5)]).len(), 1);
 }
