@@ -47,9 +47,10 @@ async fn produce(
         }
         let names: Vec<String> = (0..BATCH).map(|n| format!("{producer}-{number}-{n}")).collect();
         let named = |name: &String| NewItem { dedup_id: name.clone(), ..new_item(name) };
-        while api.try_push("work", names.iter().map(named).collect()).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        until("an answered push", || async {
+            api.try_push("work", names.iter().map(named).collect()).await.ok()
+        })
+        .await;
         pushes.fetch_add(1, Ordering::Relaxed);
         ledger.lock().unwrap().stored.extend(names);
     }
@@ -79,17 +80,15 @@ async fn consume(from: Api, to: Api, ledger: Ledger, stop: CancellationToken) {
         }
         let receipts: Vec<&str> =
             deliveries.iter().map(|delivery| delivery.receipt.as_str()).collect();
-        while !receipts.is_empty() {
-            let Ok(results) = to.try_commit(&receipts).await else {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            };
-            // GONE: a commit that was not answered took effect. LEASE_LOST: whoever has the item now will commit it.
-            let is_done = |outcome: Outcome| matches!(outcome, Outcome::Ok | Outcome::Gone);
-            let done = names.iter().zip(&results).filter(|(_, result)| is_done(result.outcome()));
-            ledger.lock().unwrap().done.extend(done.map(|(name, _)| name.clone()));
-            break;
+        if receipts.is_empty() {
+            continue;
         }
+        let results =
+            until("an answered commit", || async { to.try_commit(&receipts).await.ok() }).await;
+        // GONE: a commit that was not answered took effect. LEASE_LOST: whoever has the item now will commit it.
+        let is_done = |outcome: Outcome| matches!(outcome, Outcome::Ok | Outcome::Gone);
+        let done = names.iter().zip(&results).filter(|(_, result)| is_done(result.outcome()));
+        ledger.lock().unwrap().done.extend(done.map(|(name, _)| name.clone()));
     }
 }
 

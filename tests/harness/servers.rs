@@ -198,14 +198,14 @@ impl MongoServer {
     }
 
     async fn until_primary(&self) {
-        until("mongod is primary", || async { self.is_primary().await.then_some(()) }).await;
-    }
-
-    async fn is_primary(&self) -> bool {
         let client = self.client().await;
-        let hello = client.database("admin").run_command(doc! { "hello": 1 }).await;
-        hello.is_ok_and(|hello| hello.get_bool("isWritablePrimary").is_ok_and(|is| is))
+        until("mongod is primary", || async { is_primary(&client).await.then_some(()) }).await;
     }
+}
+
+async fn is_primary(client: &Client) -> bool {
+    let hello = client.database("admin").run_command(doc! { "hello": 1 }).await;
+    hello.is_ok_and(|hello| hello.get_bool("isWritablePrimary").is_ok_and(|is| is))
 }
 
 /// A MongoDB replica set of three nodes.
@@ -214,12 +214,6 @@ pub(crate) struct MongoSet(Vec<MongoServer>);
 impl MongoSet {
     pub(crate) async fn start() -> Self {
         let servers: Vec<_> = (0..3).map(|_| MongoServer::alone()).collect();
-        // Each answers before one of them asks the others.
-        for server in &servers {
-            let client = server.client().await;
-            let ping = || async { client.database("admin").run_command(doc! { "ping": 1 }).await };
-            until("mongod answers", || async { ping().await.ok() }).await;
-        }
         let members = servers.iter().zip(0..).map(|(server, number)| server.member(number));
         servers[0].initiate(members.collect()).await;
         let set = Self(servers);
@@ -245,10 +239,16 @@ impl MongoSet {
     }
 
     async fn primary(&self) -> usize {
+        let mut running = Vec::new();
+        for (number, server) in self.0.iter().enumerate() {
+            if server.process.0.is_some() {
+                running.push((number, server.client().await));
+            }
+        }
         until("a primary", || async {
-            for (number, server) in self.0.iter().enumerate() {
-                if server.process.0.is_some() && server.is_primary().await {
-                    return Some(number);
+            for (number, client) in &running {
+                if is_primary(client).await {
+                    return Some(*number);
                 }
             }
             None

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
+use mongodb::bson::{Bson, Document, doc};
 
 use super::{
     Inner,
-    connect::read,
+    connect::{command_of, read},
     document::{Stored, oid},
-    errors::{broken, failed},
+    errors::failed,
     head::{LevelSet, levels as each_level},
     lapse::Leases,
     layout::{
@@ -23,8 +23,6 @@ use crate::{
     store::{Page, Result, StoreError},
 };
 
-/// An answer of this size was cut short by the server, or nearly.
-const LARGE_ANSWER: usize = 12 * 1024 * 1024;
 /// Most items of a page.
 const MAX_PAGE: usize = 10_000;
 
@@ -144,15 +142,8 @@ impl Listing<'_> {
         if !self.with_payload {
             command.insert("projection", doc! { "payload": 0 });
         }
-        let command = RawDocumentBuf::try_from(&command).map_err(|e| broken(e.to_string()))?;
-        let mut items = Vec::new();
-        let Some(batch) = read(&inner.db, command).await? else { return Ok((items, false)) };
-        for document in batch.doc_slices().map_err(failed)? {
-            let document = document.map_err(|e| broken(e.to_string()))?;
-            let document = document.as_document().ok_or_else(|| broken("not a document"))?;
-            items.push(Stored::read(document)?);
-        }
-        Ok((items, batch.as_raw_document().as_bytes().len() > LARGE_ANSWER))
+        let found = read(&inner.db, &command_of(&command)?, Stored::read).await?;
+        Ok((found.values, found.large))
     }
 
     fn history(&self, after: Option<Position>) -> Document {

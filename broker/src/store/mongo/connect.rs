@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mongodb::{
     Client, Database,
-    bson::{Document, RawDocumentBuf, doc},
+    bson::{Document, RawDocument, RawDocumentBuf, doc},
     options::{Acknowledgment, ClientOptions, ReadPreference, SelectionCriteria, WriteConcern},
     raw_batch_cursor::RawBatch,
 };
@@ -20,6 +20,8 @@ const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_m
 
 /// What the name begins with under which the server knows our connections; `abandoned` goes by it.
 pub(super) const APP_NAME: &str = "sluicegate";
+/// A find whose answer is this large was cut short by the server, or nearly.
+const LARGE_ANSWER: usize = 12 * 1024 * 1024;
 /// The server takes no longer name, in bytes.
 const MAX_APP_NAME: usize = 128;
 
@@ -122,8 +124,25 @@ pub(super) async fn write(db: &Database, command: RawDocumentBuf) -> Result<Writ
     }
 }
 
-/// Runs a `find` or `aggregate` command whose answer fits into one batch.
-pub(super) async fn read(db: &Database, command: RawDocumentBuf) -> Result<Option<RawBatch>> {
+/// Runs a `find` or `aggregate` command whose answer fits into one batch, and reads each document of it.
+pub(super) async fn read<T>(
+    db: &Database,
+    command: &RawDocumentBuf,
+    read: impl Fn(&RawDocument) -> Result<T>,
+) -> Result<Answer<T>> {
+    let Some(batch) = read_batch(db, command).await? else {
+        return Ok(Answer { values: Vec::new(), large: false });
+    };
+    let mut values = Vec::new();
+    for document in batch.doc_slices().map_err(failed)? {
+        let document = document.map_err(|e| broken(e.to_string()))?;
+        let document = document.as_document().ok_or_else(|| broken("not a document"))?;
+        values.push(read(document)?);
+    }
+    Ok(Answer { values, large: batch.as_raw_document().as_bytes().len() > LARGE_ANSWER })
+}
+
+async fn read_batch(db: &Database, command: &RawDocumentBuf) -> Result<Option<RawBatch>> {
     let mut first = true;
     loop {
         let result = async {
@@ -138,17 +157,23 @@ pub(super) async fn read(db: &Database, command: RawDocumentBuf) -> Result<Optio
     }
 }
 
+/// What [`read`] brings.
+pub(super) struct Answer<T> {
+    /// The documents, as what they were read as.
+    pub(super) values: Vec<T>,
+    /// The answer is so large that the server cut it short, or nearly.
+    pub(super) large: bool,
+}
+
 /// Like [`read`], each document as a tree: for what is small or rare.
 pub(super) async fn read_documents(db: &Database, command: Document) -> Result<Vec<Document>> {
-    let command = RawDocumentBuf::try_from(&command).map_err(|e| broken(e.to_string()))?;
-    let Some(batch) = read(db, command).await? else { return Ok(Vec::new()) };
-    let mut documents = Vec::new();
-    for document in batch.doc_slices().map_err(failed)? {
-        let document = document.map_err(|e| broken(e.to_string()))?;
-        let document = document.as_document().ok_or_else(|| broken("not a document"))?;
-        documents.push(Document::try_from(document).map_err(|e| broken(e.to_string()))?);
-    }
-    Ok(documents)
+    let tree = |d: &RawDocument| Document::try_from(d).map_err(|e| broken(e.to_string()));
+    Ok(read(db, &command_of(&command)?, tree).await?.values)
+}
+
+/// A command as it is sent.
+pub(super) fn command_of(command: &Document) -> Result<RawDocumentBuf> {
+    RawDocumentBuf::try_from(command).map_err(|e| broken(e.to_string()))
 }
 
 /// How many documents match, by the named index alone if the filter allows.

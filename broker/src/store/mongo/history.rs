@@ -1,12 +1,11 @@
 //! Replay: processed items made ready again.
 
-use mongodb::bson::{Document, RawDocumentBuf, doc, rawdoc};
+use mongodb::bson::{Document, doc, rawdoc};
 
 use super::{
     Inner,
-    connect::read,
+    connect::{command_of, read},
     document::{Stored, oid, oids},
-    errors::{broken, failed},
     head::bit,
     layout::{BY_ID, Group, HISTORY, PROCESSED, date, millis},
     order::{self, OrderKey},
@@ -73,16 +72,7 @@ async fn find(
         "sort": { "processed": 1, "_id": 1 }, "projection": { "payload": 0 },
         "limit": limit as i64, "batchSize": limit as i64, "singleBatch": true,
     };
-    let command = RawDocumentBuf::try_from(&command).map_err(|e| broken(e.to_string()))?;
-    let mut items = Vec::new();
-    if let Some(batch) = read(&inner.db, command).await? {
-        for document in batch.doc_slices().map_err(failed)? {
-            let document = document.map_err(|e| broken(e.to_string()))?;
-            let document = document.as_document().ok_or_else(|| broken("not a document"))?;
-            items.push(Stored::read(document)?);
-        }
-    }
-    Ok(items)
+    Ok(read(&inner.db, &command_of(&command)?, Stored::read).await?.values)
 }
 
 async fn make_ready(inner: &Inner, group: &Group, queue: &Queue, items: &[Stored]) -> Result<u64> {

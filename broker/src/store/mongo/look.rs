@@ -9,7 +9,6 @@ use super::{
     Inner,
     connect::read,
     document::Stored,
-    errors::{broken, failed},
     head::{Head, LevelSet, Look, START, Seen, levels as each_level},
     lapse::Leases,
     layout::{Group, HANDOUT, date, millis},
@@ -22,8 +21,6 @@ use crate::{
 
 /// Most items of one find.
 pub(super) const MAX_FIND: usize = 1_000;
-/// A find whose answer is this large was cut short by the server, or nearly.
-const LARGE_ANSWER: usize = 12 * 1024 * 1024;
 
 /// How much was seen of what a look was for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,14 +110,9 @@ impl Place<'_> {
         }
         let name = self.group.items.name();
         let command = find_command(name, &self.queue.name, &look, now, limit);
-        let Some(batch) = read(&self.inner.db, command).await? else { return Ok(found) };
-        for document in batch.doc_slices().map_err(failed)? {
-            let document = document.map_err(|e| broken(e.to_string()))?;
-            let document = document.as_document().ok_or_else(|| broken("not a document"))?;
-            found.items.push(Stored::read(document)?);
-        }
-        let bytes = batch.as_raw_document().as_bytes().len();
-        if found.items.len() == limit || bytes > LARGE_ANSWER {
+        let answer = read(&self.inner.db, &command, Stored::read).await?;
+        found.items = answer.values;
+        if found.items.len() == limit || answer.large {
             found.extent = Extent::Cut;
         }
         Ok(found)
@@ -136,7 +128,25 @@ impl Found {
     /// Where the next look of each level may start, of items at these levels and times; `left`: those that
     /// stay at the head.
     pub(super) fn seen(&self, items: &[(i32, i64)], left: &[(i32, i64)]) -> Vec<Seen> {
-        seen(self.look, items, left, self.extent, self.now)
+        let lowest = items.last().map(|(level, _)| *level);
+        each_level(self.look.used)
+            .map(|level| {
+                let before = self.look.before[level as usize];
+                let first_left = left.iter().find(|(l, _)| *l == level).map(|(_, when)| *when);
+                let last = items.iter().rev().find(|(l, _)| *l == level).map(|(_, when)| *when);
+                let mark = match (first_left, last, self.extent) {
+                    (Some(when), ..) => when,
+                    (None, last, Extent::Ahead) => last.unwrap_or(before),
+                    (None, Some(when), Extent::Cut) if lowest == Some(level) => when,
+                    // Cut before this level was reached: nothing is known of it.
+                    (None, None, Extent::Cut) if lowest.is_some_and(|lowest| level < lowest) => {
+                        before
+                    }
+                    (None, last, _) => last.unwrap_or(START).max(Head::mark_of_empty(self.now)),
+                };
+                Seen { level, mark }
+            })
+            .collect()
     }
 }
 
@@ -172,34 +182,6 @@ pub(super) fn find_command(
     }
 }
 
-/// Where the next look of each level may start, of items at these levels and times. `left`: those that
-/// stay at the head.
-fn seen(
-    look: Look,
-    items: &[(i32, i64)],
-    left: &[(i32, i64)],
-    found: Extent,
-    now: Timestamp,
-) -> Vec<Seen> {
-    let lowest = items.last().map(|(level, _)| *level);
-    each_level(look.used)
-        .map(|level| {
-            let before = look.before[level as usize];
-            let first_left = left.iter().find(|(l, _)| *l == level).map(|(_, when)| *when);
-            let last = items.iter().rev().find(|(l, _)| *l == level).map(|(_, when)| *when);
-            let mark = match (first_left, last, found) {
-                (Some(when), ..) => when,
-                (None, last, Extent::Ahead) => last.unwrap_or(before),
-                (None, Some(when), Extent::Cut) if lowest == Some(level) => when,
-                // Cut before this level was reached: nothing is known of it.
-                (None, None, Extent::Cut) if lowest.is_some_and(|lowest| level < lowest) => before,
-                (None, last, _) => last.unwrap_or(START).max(Head::mark_of_empty(now)),
-            };
-            Seen { level, mark }
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,16 +196,19 @@ mod tests {
             reread: false,
         };
         let now = Timestamp(10_000);
+        let seen = |items: &[(i32, i64)], left: &[(i32, i64)], extent| {
+            Found { items: Vec::new(), extent, look, now }.seen(items, left)
+        };
         let mark = |seen: &[Seen], level| seen.iter().find(|s| s.level == level).unwrap().mark;
         // Cut in level 5: above it all is known, in it up to the last item, below it nothing.
-        let cut = seen(look, &[(9, 700), (5, 800)], &[], Extent::Cut, now);
+        let cut = seen(&[(9, 700), (5, 800)], &[], Extent::Cut);
         assert_eq!(mark(&cut, 9), Head::mark_of_empty(now));
         assert_eq!(mark(&cut, 5), 800);
         assert_eq!(mark(&cut, 0), 500);
-        let whole = seen(look, &[(9, 700), (5, 800)], &[(5, 800)], Extent::All, now);
+        let whole = seen(&[(9, 700), (5, 800)], &[(5, 800)], Extent::All);
         assert_eq!(mark(&whole, 5), 800);
         assert_eq!(mark(&whole, 0), Head::mark_of_empty(now));
-        let ahead = seen(look, &[(9, 700)], &[], Extent::Ahead, now);
+        let ahead = seen(&[(9, 700)], &[], Extent::Ahead);
         assert_eq!(mark(&ahead, 9), 700);
         assert_eq!(mark(&ahead, 0), 500);
     }

@@ -11,7 +11,6 @@ use super::{
     Inner,
     connect::read,
     document::{Stored, oids, token_oid},
-    errors::{broken, failed},
     issued::Issue,
     layout::{BY_ID, Group, date, leased, millis},
     look::{Extent, Found, MAX_FIND, Place},
@@ -268,13 +267,6 @@ async fn won(
         "batchSize": MAX_FIND as i64,
         "singleBatch": true,
     };
-    let mut won = HashSet::new();
-    if let Some(batch) = read(&inner.db, command).await? {
-        for document in batch.doc_slices().map_err(failed)? {
-            let document = document.map_err(|e| broken(e.to_string()))?;
-            let document = document.as_document().ok_or_else(|| broken("not a document"))?;
-            won.insert(Stored::read(document)?.id());
-        }
-    }
-    Ok(won)
+    let ids = read(&inner.db, &command, |document| Ok(Stored::read(document)?.id())).await?;
+    Ok(ids.values.into_iter().collect())
 }

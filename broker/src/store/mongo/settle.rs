@@ -15,7 +15,7 @@ use super::{
     Inner,
     connect::{read, write},
     document::{Stored, oids, token_oid},
-    errors::{broken, failed},
+    errors::broken,
     issued::Issue,
     layout::{BY_ID, Group, PROCESSED, TOMBSTONE, date, durable, lease_end, millis},
     order::{self, OrderKey},
@@ -112,16 +112,8 @@ pub(super) async fn look(
         "batchSize": 100_000,
         "singleBatch": true,
     };
-    let mut found = HashMap::new();
-    if let Some(batch) = read(&inner.db, command).await? {
-        for document in batch.doc_slices().map_err(failed)? {
-            let document = document.map_err(|e| broken(e.to_string()))?;
-            let document = document.as_document().ok_or_else(|| broken("not a document"))?;
-            let stored = Stored::read(document)?;
-            found.insert(stored.id(), stored);
-        }
-    }
-    Ok(found)
+    let found = read(&inner.db, &command, Stored::read).await?.values;
+    Ok(found.into_iter().map(|stored| (stored.id(), stored)).collect())
 }
 
 /// Matches items of one lease whose end has not come.

@@ -3,13 +3,12 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use mongodb::bson::{DateTime, RawArrayBuf, RawDocumentBuf, doc, rawdoc};
+use mongodb::bson::{DateTime, RawArrayBuf, doc, rawdoc};
 
 use super::{
     Inner,
-    connect::{read, write},
+    connect::{command_of, read, write},
     document::{Stored, oids, token_oid},
-    errors::{broken, failed},
     head::{LevelSet, bit},
     layout::{BY_ID, ENDS, Group, PROCESSED, date, durable, millis},
     levels,
@@ -90,14 +89,7 @@ pub(super) async fn remove_ended(inner: &Inner, group: &Group, queue: &QueueName
             },
             "projection": { "payload": 0 }, "limit": STEP, "singleBatch": true,
         };
-        let command = RawDocumentBuf::try_from(&command).map_err(|e| broken(e.to_string()))?;
-        let Some(batch) = read(&inner.db, command).await? else { return Ok(()) };
-        let mut items = Vec::new();
-        for document in batch.doc_slices().map_err(failed)? {
-            let document = document.map_err(|e| broken(e.to_string()))?;
-            let document = document.as_document().ok_or_else(|| broken("not a document"))?;
-            items.push(Stored::read(document)?);
-        }
+        let items = read(&inner.db, &command_of(&command)?, Stored::read).await?.values;
         if remove_expired(inner, group, queue, &items, now).await? == 0 {
             return Ok(());
         }
