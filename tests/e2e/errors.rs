@@ -109,7 +109,10 @@ async fn a_bad_request_names_its_field() {
         ("queue.name", Queue { name: "?".to_owned(), ..Default::default() }),
         ("queue.group", Queue { name: queue(), group: "?".to_owned(), ..Default::default() }),
         ("queue.lease", Queue { name: queue(), lease: Some(negative()), ..Default::default() }),
-        ("queue.max_attempts", Queue { name: queue(), max_attempts: -1, ..Default::default() }),
+        (
+            "queue.max_attempts",
+            Queue { name: queue(), max_attempts: Some(-1), ..Default::default() },
+        ),
     ];
     for (field, bad) in bad {
         names(&api.admin.clone().create_queue(made(bad)).await.expect_err("a bad queue"), field);

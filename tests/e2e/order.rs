@@ -199,7 +199,7 @@ async fn a_dead_lettered_item_lets_its_key_go_on(backend: Backend) {
     let (api, remote) = (brokers.api(0), brokers.api(1));
     let queue = Queue {
         name: "work".to_owned(),
-        max_attempts: 2,
+        max_attempts: Some(2),
         dead_letter_queue: "dead".to_owned(),
         ..Queue::default()
     };

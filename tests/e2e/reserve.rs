@@ -174,18 +174,18 @@ async fn create_answers_the_same_and_refuses_another(backend: Backend) {
     let api = broker.api().await;
     let wanted = Queue {
         name: "made".to_owned(),
-        max_attempts: 5,
+        max_attempts: Some(5),
         lease: duration(LEASE),
         ..Queue::default()
     };
     let made = api.create(wanted.clone()).await;
-    assert_eq!((made.max_attempts, made.group.as_str()), (5, "default"));
+    assert_eq!((made.max_attempts, made.group.as_str()), (Some(5), "default"));
     assert_eq!(
         api.create(wanted.clone()).await,
         made,
         "the same settings are answered as they are"
     );
-    let other = Queue { max_attempts: 6, ..wanted };
+    let other = Queue { max_attempts: Some(6), ..wanted };
     let request = sluicegate_proto::v1::CreateQueueRequest { queue: Some(other) };
     let refused = api.admin.clone().create_queue(request).await.expect_err("other settings");
     assert_eq!(refused.code(), tonic::Code::AlreadyExists);

@@ -31,7 +31,7 @@ const SHORT: Duration = Duration::from_millis(200);
 async fn create(api: &Api, max_attempts: i32) {
     api.create(Queue {
         name: "work".to_owned(),
-        max_attempts,
+        max_attempts: Some(max_attempts),
         dead_letter_queue: "dead".to_owned(),
         ..Queue::default()
     })
@@ -204,7 +204,7 @@ async fn without_a_dead_letter_queue_the_item_is_dropped_at_the_limit(backend: B
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
-    let queue = Queue { name: "work".to_owned(), max_attempts: 2, ..Queue::default() };
+    let queue = Queue { name: "work".to_owned(), max_attempts: Some(2), ..Queue::default() };
     api.create(queue).await;
     let id = api.push("work", &["x"]).await.remove(0).id;
     fail(&api, 1, Failure::Rollback).await;

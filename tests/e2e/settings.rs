@@ -144,13 +144,13 @@ async fn a_new_lease_and_limit_of_attempts_count_everywhere(pair: Pair) {
     let wanted = Queue {
         name: "work".to_owned(),
         lease: duration(Duration::from_mins(7)),
-        max_attempts: 1,
+        max_attempts: Some(1),
         dead_letter_queue: "dead".to_owned(),
         labels: [("not".to_owned(), "in the mask".to_owned())].into(),
         ..Queue::default()
     };
     let updated = update(api, wanted, &["lease", "max_attempts", "dead_letter_queue"]).await;
-    assert_eq!((updated.max_attempts, updated.dead_letter_queue.as_str()), (1, "dead"));
+    assert_eq!((updated.max_attempts, updated.dead_letter_queue.as_str()), (Some(1), "dead"));
     assert!(updated.labels.is_empty(), "only what the mask names is changed");
     tokio::time::sleep(EVERYWHERE).await;
 
@@ -321,7 +321,7 @@ async fn a_dropped_stream_counts_by_the_settings_of_now(backend: Backend) {
     stream.next().await;
     let limited = Queue {
         name: "work".to_owned(),
-        max_attempts: 1,
+        max_attempts: Some(1),
         dead_letter_queue: "dead".to_owned(),
         ..Queue::default()
     };

@@ -143,7 +143,7 @@ fn rollback(delivery: &Delivery, reason: &str) -> Action {
         receipt: delivery.receipt.clone(),
         delay: duration(Duration::ZERO),
         reason: reason.to_owned(),
-        keep_attempt: false,
+        ..RollbackItem::default()
     };
     Action::Rollback(RollbackRequest { items: vec![item] })
 }

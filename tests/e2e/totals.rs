@@ -89,7 +89,7 @@ async fn totals_add_up_over_brokers_and_survive_a_restart(backend: Backend) {
     let api = running[0].api().await;
     api.create(Queue {
         name: "work".to_owned(),
-        max_attempts: 2,
+        max_attempts: Some(2),
         dead_letter_queue: "dead".to_owned(),
         ..Queue::default()
     })

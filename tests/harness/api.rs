@@ -108,7 +108,7 @@ impl Api {
             receipt: receipt.to_owned(),
             delay: duration(Duration::ZERO),
             reason: reason.to_owned(),
-            keep_attempt: false,
+            ..Default::default()
         })
         .await
     }

@@ -71,6 +71,9 @@ pub(super) fn item(item: Item) -> pb::Item {
         consumer: item.consumer.map(|name| name.to_string()).unwrap_or_default(),
         last_reason: item.last_reason,
         origin_queue: item.origin_queue.map(|name| name.to_string()).unwrap_or_default(),
+        due_time: None,
+        dead_letter_time: None,
+        dead_letter_attempts: 0,
     }
 }
 
@@ -146,7 +149,10 @@ pub(super) fn queue(queue: &Queue) -> pb::Queue {
         name: queue.name.to_string(),
         group: queue.group.to_string(),
         lease: queue.lease.map(duration),
-        max_attempts: i32::try_from(queue.max_attempts).unwrap_or(i32::MAX),
+        max_attempts: (queue.max_attempts > 0)
+            .then(|| i32::try_from(queue.max_attempts).unwrap_or(i32::MAX)),
+        max_deliveries: None,
+        discard_failed: false,
         dead_letter_queue: queue
             .dead_letter_queue
             .as_ref()
@@ -188,6 +194,8 @@ pub(super) fn stats(stats: &QueueStats, now: Timestamp) -> pb::QueueStats {
         moved: figure(totals.moved),
         dead_lettered: figure(totals.dead_lettered),
         expired: figure(totals.expired),
+        popped: 0,
+        discarded: 0,
     }
 }
 
@@ -312,6 +320,9 @@ mod tests {
             consumer: "c".into(),
             last_reason: "boom".into(),
             origin_queue: "orders".into(),
+            due_time: None,
+            dead_letter_time: None,
+            dead_letter_attempts: 0,
         };
         assert_eq!(item(an_item(3)), expected);
     }

@@ -56,7 +56,7 @@ pub(super) fn rollback_item(receipt: String, retry: Retry) -> RollbackItem {
         reason.truncate(reason.floor_char_boundary(MAX_REASON));
     }
     let delay = retry.delay.map(to_proto_duration);
-    RollbackItem { receipt, delay, reason, keep_attempt: retry.keep_attempt }
+    RollbackItem { receipt, delay, reason, keep_attempt: retry.keep_attempt, dead_letter: false }
 }
 
 #[cfg(test)]

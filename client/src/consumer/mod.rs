@@ -94,6 +94,7 @@ impl Options {
             consumer: self.name.clone(),
             auto_commit: self.auto_commit,
             renew: self.renewal == Renewal::Broker && !self.auto_commit,
+            ..Default::default()
         }
     }
 }

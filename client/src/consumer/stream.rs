@@ -235,7 +235,7 @@ impl StreamFeed {
                 return self.counters.count_all(kind, &settled.results, false);
             }
             Some(Answer::Flow(Flow { max_in_flight: 0 })) if halted => Event::Halted,
-            Some(Answer::Flow(_) | Answer::Extended(_)) | None => return,
+            Some(Answer::Flow(_) | Answer::Extended(_) | Answer::Revoked(_)) | None => return,
         };
         // The runner takes events until this feed has ended; if it was dropped, so is this.
         let _ = self.feed.events.send(event).await;

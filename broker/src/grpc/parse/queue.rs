@@ -103,7 +103,7 @@ fn setting(field: &str, given: &pb::Queue, rules: &Rules) -> Result<Option<Chang
             set(move |queue| queue.lease = lease)
         }
         "max_attempts" => {
-            let max_attempts = not_negative(field, given.max_attempts)?;
+            let max_attempts = not_negative(field, given.max_attempts.unwrap_or_default())?;
             set(move |queue| queue.max_attempts = max_attempts)
         }
         "dead_letter_queue" => {
@@ -240,7 +240,9 @@ mod tests {
             name: "orders".into(),
             group: "eu".into(),
             lease: Some(span(5, 0)),
-            max_attempts: 3,
+            max_attempts: Some(3),
+            max_deliveries: None,
+            discard_failed: false,
             dead_letter_queue: "orders.dead".into(),
             retry_policy: Some(pb::RetryPolicy {
                 initial_delay: Some(span(1, 0)),
@@ -305,7 +307,7 @@ mod tests {
             (pb::Queue { group: "a b".into(), ..named() }, "group"),
             (pb::Queue { lease: Some(span(0, 1)), ..named() }, "lease"),
             (pb::Queue { lease: Some(span(61, 0)), ..named() }, "lease"),
-            (pb::Queue { max_attempts: -1, ..named() }, "max_attempts"),
+            (pb::Queue { max_attempts: Some(-1), ..named() }, "max_attempts"),
             (pb::Queue { dead_letter_queue: "/".into(), ..named() }, "dead_letter_queue"),
             (pb::Queue { dead_letter_queue: "orders".into(), ..named() }, "dead_letter_queue"),
             (pb::Queue { default_ttl: Some(span(0, 0)), ..named() }, "default_ttl"),
@@ -350,7 +352,7 @@ mod tests {
         expected.retry_policy.as_mut().unwrap().jitter = 0.0;
         assert_eq!(after, expected);
         // What the mask does not name is not even looked at.
-        let junk = pb::Queue { max_depth: -1, max_attempts: 7, ..named() };
+        let junk = pb::Queue { max_depth: -1, max_attempts: Some(7), ..named() };
         assert_eq!(changed(junk, &["max_attempts"], &before).unwrap().max_attempts, 7);
     }
 

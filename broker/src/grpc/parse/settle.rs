@@ -143,6 +143,7 @@ mod tests {
             delay,
             reason: reason.to_owned(),
             keep_attempt: true,
+            ..Default::default()
         };
         let rollbacks = |items| rollbacks(pb::RollbackRequest { items });
         let items = vec![item(None, ""), item(Some(span(0, 0)), &"ü".repeat(600))];

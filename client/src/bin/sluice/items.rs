@@ -119,7 +119,9 @@ pub(crate) async fn run(context: &Context, command: ItemCommand) -> Result<(), F
         ItemCommand::Delete(ItemArgs { queue, id }) => {
             let value = serde_json::json!({ "deleted": id });
             let text = format!("{id} deleted");
-            admin.delete_item(client.request(DeleteItemRequest { queue, id })).await?;
+            admin
+                .delete_item(client.request(DeleteItemRequest { queue, id, ..Default::default() }))
+                .await?;
             context.output.one(&value, &text)?;
         }
     }

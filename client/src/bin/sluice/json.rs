@@ -124,8 +124,13 @@ pub(crate) fn queue(queue: &Queue) -> Value {
         .put("name", queue.name.as_str())
         .text("group", &queue.group)
         .duration("lease", queue.lease.as_ref())
-        .put("max_attempts", queue.max_attempts)
         .text("dead_letter_queue", &queue.dead_letter_queue);
+    if let Some(limit) = queue.max_attempts {
+        object.put("max_attempts", limit);
+    }
+    if let Some(limit) = queue.max_deliveries {
+        object.put("max_deliveries", limit);
+    }
     if let Some(policy) = &queue.retry_policy {
         let mut retry = Object::default();
         retry

@@ -117,7 +117,7 @@ impl Settings {
             given("lease");
         }
         if let Some(attempts) = self.max_attempts {
-            queue.max_attempts = attempts;
+            queue.max_attempts = Some(attempts);
             given("max_attempts");
         }
         if let Some(name) = &self.dead_letter_queue {

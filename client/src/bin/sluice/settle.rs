@@ -106,6 +106,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<()
         delay: args.delay.map(duration::to_proto),
         reason: args.reason.clone(),
         keep_attempt: args.keep_attempt,
+        ..Default::default()
     });
     let request = client.request(RollbackRequest { items: items.collect() });
     let results = client.queue_service().rollback(request).await?.into_inner().results;

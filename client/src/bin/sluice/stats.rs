@@ -65,7 +65,7 @@ pub(crate) async fn queues(context: &Context) -> Result<(), Failure> {
             queue.name,
             queue.group,
             lease,
-            queue.max_attempts.to_string(),
+            queue.max_attempts.map(|limit| limit.to_string()).unwrap_or_default(),
             queue.dead_letter_queue,
             paused.to_owned(),
         ];
