@@ -31,7 +31,7 @@ pub struct NewItem {
 }
 
 impl NewItem {
-    /// An item with this payload; at most 4 MiB unless the broker is told otherwise. May be empty.
+    /// An item with this payload; at most 3 MiB unless the broker is told otherwise. May be empty.
     pub fn new(payload: impl Into<Bytes>) -> Self {
         Self { inner: proto::NewItem { payload: payload.into(), ..Default::default() } }
     }

@@ -57,7 +57,13 @@ pub(super) const KEYS: &[Key] = &[
         "true",
         "Create a queue when it is first pushed to or consumed from",
     ),
-    key("max_payload_bytes", "SIZE", "4MiB", "Largest payload of an item, at most 15MiB"),
+    key(
+        "max_payload_bytes",
+        "SIZE",
+        "3MiB",
+        "Largest payload of an item, at most 15MiB; above 3MiB, consumers must be told to take larger messages than gRPC's \
+         default of 4MiB",
+    ),
     key("default_lease", "DURATION", "30s", "Lease where neither queue nor consumer asks for one"),
     key(
         "max_lease",

@@ -43,7 +43,7 @@ fn the_defaults_serve_this_machine_from_one_file() {
     assert_eq!(settings.signals, SignalsUri::Local);
     assert_eq!(settings.database, "sluicegate");
     assert!(settings.auto_create_queues);
-    assert_eq!(settings.max_payload_bytes, 4 << 20);
+    assert_eq!(settings.max_payload_bytes, 3 << 20);
     assert_eq!(settings.default_lease, Duration::from_secs(30));
     assert_eq!(settings.max_lease, Duration::from_hours(12));
     assert_eq!(settings.shutdown_grace, Duration::from_secs(10));

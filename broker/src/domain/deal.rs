@@ -4,6 +4,19 @@ use std::time::Duration;
 
 use super::ConsumerName;
 
+/// Most bytes of one message with items, envelopes and all, unless it holds a single item that is larger: most gRPC
+/// libraries refuse messages over 4 MiB unless told otherwise.
+pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
+
+/// How large an item is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ItemSize {
+    /// Bytes of its payload.
+    pub payload: usize,
+    /// At most how many bytes it takes in a message.
+    pub message: usize,
+}
+
 /// What one waiting consumer asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Want {
@@ -20,23 +33,34 @@ pub struct Want {
 }
 
 /// Deals items of the given sizes, in order, to the wants, round about; answers for each item the
-/// want it goes to. Stops at the first item nobody can take: order is kept.
+/// want it goes to. Stops at the first item nobody can take: order is kept. What one want is dealt fits
+/// one message of [`MAX_MESSAGE_BYTES`], so that nothing is claimed that cannot be sent at once.
 ///
 /// The earlier wants get the odd ones, so put the emptiest consumer first.
-pub fn deal(sizes: &[usize], wants: &[Want]) -> Vec<usize> {
+pub fn deal(sizes: &[ItemSize], wants: &[Want]) -> Vec<usize> {
     struct Room {
         items: usize,
         bytes: usize,
         may_exceed: bool,
+        message: usize,
     }
     let mut rooms: Vec<Room> = wants
         .iter()
-        .map(|w| Room { items: w.max_items, bytes: w.max_bytes, may_exceed: w.may_exceed })
+        .map(|w| Room {
+            items: w.max_items,
+            bytes: w.max_bytes,
+            may_exceed: w.may_exceed,
+            message: 0,
+        })
         .collect();
     let mut dealt = Vec::with_capacity(sizes.len());
     let mut turn = 0;
     for &size in sizes {
-        let fits = |room: &Room| room.items > 0 && (size <= room.bytes || room.may_exceed);
+        let fits = |room: &Room| {
+            room.items > 0
+                && (size.payload <= room.bytes || room.may_exceed)
+                && (room.message == 0 || room.message + size.message <= MAX_MESSAGE_BYTES)
+        };
         let Some(taker) =
             (0..rooms.len()).map(|step| (turn + step) % rooms.len()).find(|&i| fits(&rooms[i]))
         else {
@@ -44,7 +68,8 @@ pub fn deal(sizes: &[usize], wants: &[Want]) -> Vec<usize> {
         };
         let room = &mut rooms[taker];
         room.items -= 1;
-        room.bytes = room.bytes.saturating_sub(size);
+        room.bytes = room.bytes.saturating_sub(size.payload);
+        room.message += size.message;
         room.may_exceed = false;
         dealt.push(taker);
         turn = taker + 1;
@@ -66,6 +91,12 @@ mod tests {
         }
     }
 
+    /// Deals items with payloads of these sizes.
+    fn deal(payloads: &[usize], wants: &[Want]) -> Vec<usize> {
+        let size = |&payload: &usize| ItemSize { payload, message: payload + 1_400 };
+        super::deal(&payloads.iter().map(size).collect::<Vec<_>>(), wants)
+    }
+
     #[test]
     fn items_go_round_about() {
         let wants = [want(1, 100), want(3, 100), want(9, 100)];
@@ -77,6 +108,18 @@ mod tests {
         let wants = [want(9, 10), want(9, 10)];
         assert_eq!(deal(&[50, 6, 6, 1], &wants), [0, 1]);
         assert_eq!(deal(&[4, 4, 4, 4, 4, 4], &wants), [0, 1, 0, 1]);
+    }
+
+    #[test]
+    fn what_does_not_fit_one_message_is_not_claimed() {
+        let any = usize::MAX;
+        let half = MAX_MESSAGE_BYTES / 2;
+        assert_eq!(deal(&[half, half], &[want(9, any)]), [0], "the envelopes count");
+        assert_eq!(deal(&[half, half], &[want(9, any), want(9, any)]), [0, 1]);
+        assert_eq!(deal(&[2 * half, 1], &[want(9, any)]), [0], "a large one goes alone");
+        assert_eq!(deal(&[1, 2 * half], &[want(9, any)]), [0]);
+        let without_payload = deal(&[0; 5_000], &[want(5_000, any)]);
+        assert_eq!(without_payload.len(), MAX_MESSAGE_BYTES / 1_400);
     }
 
     #[test]

@@ -146,6 +146,26 @@ pub struct Item {
     pub origin_queue: Option<QueueName>,
 }
 
+impl Item {
+    /// Returns at most how many bytes the item takes in an answer, its receipt and its headers included.
+    pub fn message_bytes(&self) -> usize {
+        let texts = [&self.content_type, &self.ordering_key, &self.dedup_id, &self.last_reason];
+        let texts = texts.iter().map(|text| text.len()).sum();
+        message_bytes(self.payload.len(), texts, &self.headers)
+    }
+}
+
+/// Returns at most how many bytes an item takes in an answer: one with this much payload, so many bytes of content
+/// type, ordering key, deduplication id and reason together, and these headers.
+pub fn message_bytes(payload: usize, texts: usize, headers: &Headers) -> usize {
+    /// Names, ids, numbers, times, the receipt, and what encodes the fields: each as long as it may be.
+    const ENVELOPE: usize = 1_400;
+    /// What encodes one header.
+    const HEADER: usize = 12;
+    let headers: usize = headers.iter().map(|(key, value)| key.len() + value.len() + HEADER).sum();
+    payload + texts + headers + ENVELOPE
+}
+
 /// An item in a consumer's hands.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Delivery {

@@ -63,7 +63,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            max_payload_bytes: 4 << 20,
+            max_payload_bytes: 3 << 20,
             default_lease: Duration::from_secs(30),
             max_lease: Duration::from_hours(12),
             auto_create_queues: true,

@@ -8,11 +8,11 @@ use tonic::{Request, Response, Status};
 
 use super::{
     Api, convert,
-    parse::{self, PageRequest},
+    parse::{self, PageRequest, TOKEN_BYTES},
     queue_service::Responses,
 };
 use crate::{
-    domain::{Item, ItemState, QueueName},
+    domain::{Item, ItemState, MAX_MESSAGE_BYTES, QueueName},
     engine::{Engine, EngineError},
     store::Page,
 };
@@ -21,8 +21,6 @@ use crate::{
 const QUEUES_PER_PAGE: usize = 100;
 /// Items on a page if the caller does not say.
 const ITEMS_PER_PAGE: usize = 50;
-/// Payload bytes that end a page of items early.
-const MAX_PAGE_BYTES: usize = 4 << 20;
 /// Items read from the store at a time: bounds the memory a page of large items takes.
 const ITEMS_PER_READ: usize = 64;
 /// Stats in one message of WatchQueues.
@@ -83,8 +81,8 @@ impl AdminService for Api {
         let queues = self
             .run(|engine| async move { engine.list_queues(after.as_ref(), limit).await })
             .await?;
-        let (queues, next_page_token) = page.cut(queues, |queue| queue.name.as_str());
         let queues = queues.iter().map(convert::queue).collect();
+        let (queues, next_page_token) = page.cut(queues, |queue| queue.name.as_str());
         Ok(Response::new(pb::ListQueuesResponse { queues, next_page_token }))
     }
 
@@ -245,8 +243,8 @@ async fn fill_page(
         let limit = (request.size - page.entries.len()).min(ITEMS_PER_READ);
         let mut read = engine.list_items(queue, state, page.next.as_deref(), limit).await?;
         let fits = |item: &&Item| {
-            bytes += convert::size(item);
-            bytes <= MAX_PAGE_BYTES
+            bytes += item.message_bytes();
+            bytes <= MAX_MESSAGE_BYTES - TOKEN_BYTES
         };
         let fitting = read.entries.iter().take_while(fits).count();
         let full = fitting < read.entries.len();

@@ -12,8 +12,8 @@ use crate::{
     engine::QueueStats,
 };
 
-/// Payload bytes after which a message of a stream, or the answer to a Reserve, is full. Small
-/// enough for every client's receive limit (4 MiB unless raised), large enough to cost nothing.
+/// Bytes after which a message of a stream is full. Small enough for every client's receive limit (4 MiB unless
+/// raised), large enough to cost nothing.
 pub(super) const FULL_MESSAGE_BYTES: usize = 1 << 20;
 
 pub(super) fn duration(span: Duration) -> prost_types::Duration {
@@ -89,18 +89,11 @@ pub(super) fn delivery(delivery: Delivery, auto_commit: bool) -> pb::Delivery {
 pub(super) fn take_message(deliveries: &mut VecDeque<Delivery>) -> Vec<Delivery> {
     let mut bytes = 0;
     let fits = deliveries.iter().take_while(|delivery| {
-        bytes += size(&delivery.item);
+        bytes += delivery.item.message_bytes();
         bytes <= FULL_MESSAGE_BYTES
     });
     let count = fits.count().max(1).min(deliveries.len());
     deliveries.drain(..count).collect()
-}
-
-/// About what an item takes in a message.
-pub(super) fn size(item: &Item) -> usize {
-    const ENVELOPE: usize = 600; // ids, names, times, the receipt
-    let headers: usize = item.headers.iter().map(|(k, v)| k.len() + v.len() + 8).sum();
-    item.payload.len() + headers + ENVELOPE
 }
 
 pub(super) fn outcome(outcome: Outcome) -> pb::Outcome {
@@ -335,6 +328,43 @@ mod tests {
         assert_eq!(reserved.lease_expire_time, Some(at(2, 2_000_000)));
         let committed = delivery(a_delivery(1), true);
         assert_eq!((committed.receipt.as_str(), committed.lease_expire_time), ("", None));
+    }
+
+    /// What is counted for an item is never less than what it takes.
+    #[test]
+    fn no_item_takes_more_than_is_counted_for_it() {
+        let longest = || "x".repeat(128);
+        let name = || QueueName::parse("queue", &longest()).unwrap();
+        let consumer = || ConsumerName::parse("name", &longest()).unwrap();
+        let mut large = a_delivery(3 << 20);
+        let item = &mut large.item;
+        item.queue = name();
+        item.content_type = "x".repeat(255);
+        item.headers = (0..64).map(|n| (format!("{n:03}"), "x".repeat(253))).collect();
+        (item.attempt, item.deliveries, item.sequence) = (u32::MAX, u32::MAX, i64::MAX);
+        (item.ordering_key, item.dedup_id) = ("x".repeat(255), "x".repeat(255));
+        let time = Timestamp(253_402_300_799_999);
+        item.create_time = time;
+        (item.eligible_time, item.expire_time) = (Some(time), Some(time));
+        item.process_time = Some(Timestamp(-1));
+        (item.producer, item.consumer) = (Some(consumer()), Some(consumer()));
+        item.last_reason = "x".repeat(1_024);
+        item.origin_queue = Some(name());
+        large.receipt.queue = name();
+        large.receipt.group = GroupName::parse("group", &longest()).unwrap();
+        let counted = large.item.message_bytes();
+        let mut sent = delivery(large, false);
+        let item = sent.item.as_mut().unwrap();
+        // Fields that are not filled from every store.
+        (item.due_time, item.dead_letter_time) =
+            (Some(at(-1, 999_999_999)), Some(at(-1, 999_999_999)));
+        item.dead_letter_attempts = i32::MAX;
+        let message = pb::ReserveResponse { deliveries: vec![sent] };
+        let sent = prost::Message::encoded_len(&message);
+        assert!(sent <= counted && counted < sent + 1_000, "{sent} of {counted}");
+        assert!(counted < 4 << 20, "the largest item fits a message by default");
+        let message = pb::ReserveResponse { deliveries: vec![delivery(a_delivery(0), false)] };
+        assert!(prost::Message::encoded_len(&message) <= an_item(0).message_bytes());
     }
 
     #[test]

@@ -46,8 +46,8 @@ impl ScheduleService for Api {
         let schedules = self
             .run(|engine| async move { engine.list_schedules(after.as_ref(), limit).await })
             .await?;
-        let (schedules, next_page_token) = page.cut(schedules, |it| it.name.as_str());
         let schedules = schedules.into_iter().map(|it| self.with_next_tick(it)).collect();
+        let (schedules, next_page_token) = page.cut(schedules, |it| it.name.as_str());
         Ok(Response::new(pb::ListSchedulesResponse { schedules, next_page_token }))
     }
 

@@ -1,5 +1,7 @@
 //! The services behind a real connection, on a store in memory.
 
+mod limits;
+
 use std::{sync::Arc, time::Duration};
 
 use sluicegate_proto::v1::{

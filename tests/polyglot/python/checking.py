@@ -34,13 +34,10 @@ class Broker:
     """A connection to the broker and the three services on it."""
 
     def __init__(self, address):
-        # A message may be larger than gRPC's default of 4 MiB: the payload limit is 4 MiB, the envelope comes on top.
+        # All limits of the client are gRPC's defaults: no message of the broker is over 4 MiB.
         self.channel = grpc.insecure_channel(
             address,
-            options=[
-                ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
-                ("grpc.max_receive_message_length", 32 * 1024 * 1024),
-            ],
+            options=[("grpc.service_config", json.dumps(SERVICE_CONFIG))],
         )
         self.queues = queue_service_pb2_grpc.QueueServiceStub(self.channel)
         self.admin = admin_service_pb2_grpc.AdminServiceStub(self.channel)

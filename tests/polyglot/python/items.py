@@ -70,7 +70,7 @@ def list_items(broker):
     for _ in range(3):
         broker.push(heavy, bytes(3 * 1024 * 1024))
     first = broker.admin.ListItems(ListItemsRequest(queue=heavy))
-    expect_true("a page ends at 4 MiB of payloads", len(first.items) < 3 and first.next_page_token, len(first.items))
+    expect_true("a page ends at 4 MiB", len(first.items) < 3 and first.next_page_token, len(first.items))
 
     def refused(field, **fields):
         expect_error(f"a bad {field}", INVALID, lambda: broker.list_items(**{"queue": queue, **fields}), field=field)

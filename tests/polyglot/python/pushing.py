@@ -144,15 +144,16 @@ def push_errors(broker):
     refused("a ttl of 0", "items[0].ttl", NewItem(ttl=Duration()))
     refused("an empty header key", "items[0].headers", NewItem(headers={"": "x"}))
     refused("a dedup_id of 256 bytes", "items[0].dedup_id", NewItem(dedup_id="x" * 256))
-    too_large = NewItem(payload=bytes(4 * 1024 * 1024 + 1))
-    refused("a payload over 4 MiB", "items[0].payload", too_large, code=grpc.StatusCode.RESOURCE_EXHAUSTED)
+    too_large = NewItem(payload=bytes(3 * 1024 * 1024 + 1))
+    refused("a payload over 3 MiB", "items[0].payload", too_large, code=grpc.StatusCode.RESOURCE_EXHAUSTED)
     refused("a delay of 11 years", "items[0].delay", NewItem(delay=Duration(seconds=11 * 366 * 86400)))
     refused("65 headers", "items[0].headers", NewItem(headers={f"h{n}": "x" for n in range(65)}))
     expect("a refused call stores nothing", broker.pop(queue, max_items=9), [])
-    huge = lambda: push(broker, queue, *[NewItem(payload=bytes(4 * 1024 * 1024))] * 16)  # noqa: E731
-    expect_error("a request of 64 MiB", grpc.StatusCode.RESOURCE_EXHAUSTED, huge)
-    largest = push(broker, queue, NewItem(payload=bytes(4 * 1024 * 1024)))
-    expect("a payload of exactly 4 MiB is taken", len(largest), 1)
+    huge = lambda: push(broker, queue, *[NewItem(payload=bytes(3 * 1024 * 1024))] * 21)  # noqa: E731
+    expect_error("a request of 63 MiB", grpc.StatusCode.RESOURCE_EXHAUSTED, huge)
+    largest = push(broker, queue, *[NewItem(payload=bytes(3 * 1024 * 1024))] * 2)
+    expect("payloads of exactly 3 MiB are taken", len(largest), 2)
+    expect("and come one at a time: a message with both would be too large", len(broker.pop(queue, max_items=9)), 1)
 
     full = broker.create(unique("full"), max_depth=2)
     broker.push(full, b"1", b"2")

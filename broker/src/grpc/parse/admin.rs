@@ -4,12 +4,16 @@ use sluicegate_proto::v1 as pb;
 
 use super::{MAX_BATCH, batch_length, item_ids, not_negative, required, time_range};
 use crate::{
-    domain::{FOREVER, Invalid, ItemState, QueueName, Timestamp},
+    domain::{FOREVER, Invalid, ItemState, MAX_MESSAGE_BYTES, QueueName, Timestamp},
     store::{RedriveFilter, Selection},
 };
 
 /// Most entries of a page; more is taken as this.
 const MAX_PAGE: usize = 1000;
+/// What an answer holds besides its entries: the token of the next page.
+pub(in crate::grpc) const TOKEN_BYTES: usize = 1024;
+/// What stands before each entry of a list: its field and its length.
+const ENTRY_BYTES: usize = 6;
 
 /// A page, as AIP-158 has it.
 #[derive(Debug, PartialEq)]
@@ -43,14 +47,21 @@ impl PageRequest {
         after.map_err(|e| Invalid::new(e.field, "not a page token of this broker"))
     }
 
-    /// Cuts a list by name, read one longer than the page, and answers the token of the next page.
-    pub(in crate::grpc) fn cut<T>(
+    /// Cuts a list by name, read one longer than the page, to what fits the page and one message, at least one entry,
+    /// and answers the token of the next page.
+    pub(in crate::grpc) fn cut<T: prost::Message>(
         &self,
         mut entries: Vec<T>,
         name: impl Fn(&T) -> &str,
     ) -> (Vec<T>, String) {
-        let more = entries.len() > self.size;
-        entries.truncate(self.size);
+        let mut bytes = 0;
+        let fits = entries.iter().take(self.size).take_while(|entry| {
+            bytes += entry.encoded_len() + ENTRY_BYTES;
+            bytes <= MAX_MESSAGE_BYTES - TOKEN_BYTES
+        });
+        let fits = fits.count().max(1);
+        let more = entries.len() > fits;
+        entries.truncate(fits);
         let last = entries.last().filter(|_| more).map(|last| name(last).to_owned());
         (entries, last.unwrap_or_default())
     }
@@ -143,7 +154,8 @@ mod tests {
         assert_eq!(after("no/token").unwrap_err().field, "page_token");
         let page = PageRequest { size: 2, token: None };
         let cut = |names: &[&str]| {
-            let (page, next) = page.cut(names.to_vec(), |name| name);
+            let queue = |name: &&str| pb::Queue { name: (*name).into(), ..Default::default() };
+            let (page, next) = page.cut(names.iter().map(queue).collect(), |queue| &queue.name);
             (page.len(), next)
         };
         assert_eq!(cut(&["a", "b", "c"]), (2, "b".to_owned()));

@@ -19,7 +19,9 @@ use crate::{
     grpc::status::ApiError,
 };
 
-pub(super) use admin::{PageRequest, item_state, max_items, rate, redrive, replay, watched};
+pub(super) use admin::{
+    PageRequest, TOKEN_BYTES, item_state, max_items, rate, redrive, replay, watched,
+};
 pub(super) use item::{batch, schedule};
 pub(super) use queue::{change, new_queue};
 pub(super) use settle::{CommitAndPush, commit_and_push, extend, move_item, receipts, rollbacks};

@@ -32,7 +32,8 @@ use super::{
 };
 use crate::{
     domain::{
-        ConsumerName, Headers, Item, ItemId, ItemState, LeaseToken, Priority, QueueName, Timestamp,
+        ConsumerName, Headers, Item, ItemId, ItemSize, ItemState, LeaseToken, Priority, QueueName,
+        Timestamp, message_bytes,
     },
     store::{Push, Result},
 };
@@ -244,6 +245,14 @@ impl Stored {
     /// Its id.
     pub(super) fn id(&self) -> ItemId {
         ItemId(self.id)
+    }
+
+    /// How large it is.
+    pub(super) fn size(&self) -> ItemSize {
+        let texts = [&self.content_type, &self.key, &self.dedup_id, &self.reason];
+        let texts = texts.iter().map(|text| text.len()).sum();
+        let payload = self.payload.len();
+        ItemSize { payload, message: message_bytes(payload, texts, &self.headers) }
     }
 
     /// True if its end has come: it is not to be seen any more.

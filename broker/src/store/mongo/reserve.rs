@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     domain::{
-        ConsumerName, Delivery, Fate, ItemId, ItemState, LeaseToken, Queue, Receipt, Timestamp,
-        Want, deal,
+        ConsumerName, Delivery, Fate, ItemId, ItemSize, ItemState, LeaseToken, Queue, Receipt,
+        Timestamp, Want, deal,
     },
     store::{Reserved, Result},
 };
@@ -87,7 +87,7 @@ async fn hand_out(place: &Place<'_>, wants: &[Want], mut found: Found) -> Result
             good_at.push(at);
         }
     }
-    let sizes: Vec<usize> = good.iter().map(|item| item.payload.len()).collect();
+    let sizes: Vec<ItemSize> = good.iter().map(Stored::size).collect();
     let dealt = deal(&sizes, wants);
     let left: Vec<(i32, i64)> = good_at[dealt.len()..].iter().map(|at| places[*at]).collect();
     let rest = good.split_off(dealt.len());

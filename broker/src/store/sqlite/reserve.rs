@@ -11,8 +11,8 @@ use super::{
     writer::{Tx, View},
 };
 use crate::domain::{
-    ConsumerName, Delivery, Fate, ItemState, LeaseToken, Priority, Queue, Receipt, Timestamp, Want,
-    deal,
+    ConsumerName, Delivery, Fate, Item, ItemSize, ItemState, LeaseToken, MAX_MESSAGE_BYTES,
+    Priority, Queue, Receipt, Timestamp, Want, deal,
 };
 
 /// Most items dealt in one call.
@@ -55,7 +55,7 @@ pub(super) fn reserve(
         }
     }
 
-    let sizes: Vec<usize> = head.live.iter().map(|(stored, _)| stored.item.payload.len()).collect();
+    let sizes: Vec<ItemSize> = head.live.iter().map(|(stored, _)| size_of(&stored.item)).collect();
     let dealt = deal(&sizes, wants);
     reserved.more |= dealt.len() < head.live.len();
     let token = LeaseToken::fresh(broker);
@@ -97,7 +97,9 @@ pub(super) fn reserve(
 fn read_head(view: &View<'_>, queue: &Queue, wants: &[Want]) -> rusqlite::Result<Head> {
     let max_items = wants.iter().fold(0_usize, |sum, want| sum.saturating_add(want.max_items));
     let max_items = max_items.min(MAX_DEALT);
-    let max_bytes = wants.iter().fold(0_usize, |sum, want| sum.saturating_add(want.max_bytes));
+    let max_bytes = wants
+        .iter()
+        .fold(0_usize, |sum, want| sum.saturating_add(want.max_bytes.min(MAX_MESSAGE_BYTES)));
     let mut head = Head::default();
     if max_items == 0 {
         return Ok(head);
@@ -135,6 +137,10 @@ fn read_head(view: &View<'_>, queue: &Queue, wants: &[Want]) -> rusqlite::Result
         }
     }
     Ok(head)
+}
+
+fn size_of(item: &Item) -> ItemSize {
+    ItemSize { payload: item.payload.len(), message: item.message_bytes() }
 }
 
 /// A lease that lapsed was an attempt that failed.

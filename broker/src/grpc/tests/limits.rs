@@ -1,0 +1,112 @@
+//! What a message may hold, in both directions.
+
+use prost::Message;
+
+use super::*;
+
+/// What gRPC libraries take in one message unless told otherwise.
+const DEFAULT_LIMIT: usize = 4 << 20;
+
+/// Items which are mostly headers: their payloads alone would fit one message many times.
+fn with_large_headers(count: usize) -> Vec<pb::NewItem> {
+    let headers = |_| (0..64).map(|n| (format!("{n:02}"), "h".repeat(250))).collect();
+    (0..count).map(|n| pb::NewItem { headers: headers(n), ..Default::default() }).collect()
+}
+
+async fn push(broker: &Broker, queue: &str, items: &[pb::NewItem]) {
+    for items in items.chunks(100) {
+        let items = items.to_vec();
+        let request = pb::PushRequest { queue: queue.into(), items, ..Default::default() };
+        broker.queues().push(request).await.unwrap();
+    }
+}
+
+/// No answer with several items is larger than what every client takes, headers and all; what does not fit is left in
+/// the queue untouched: nobody has been handed it.
+#[tokio::test]
+async fn answers_with_items_fit_what_clients_take_by_default() {
+    let broker = Broker::start().await;
+    // tonic's own default: 4 MiB.
+    let mut queues = QueueServiceClient::new(broker.channel.clone());
+    let mut admin = AdminServiceClient::new(broker.channel.clone());
+    push(&broker, "q", &with_large_headers(600)).await;
+
+    let request =
+        pb::ListItemsRequest { queue: "q".into(), page_size: 1_000, ..Default::default() };
+    let page = admin.list_items(request).await.unwrap().into_inner();
+    assert!(page.encoded_len() <= DEFAULT_LIMIT && page.encoded_len() > DEFAULT_LIMIT / 2);
+    assert!(!page.next_page_token.is_empty());
+
+    let request =
+        || pb::ReserveRequest { queue: "q".into(), max_items: 1_000, ..Default::default() };
+    let reserved = queues.reserve(request()).await.unwrap().into_inner();
+    assert!(reserved.encoded_len() <= DEFAULT_LIMIT && reserved.encoded_len() > DEFAULT_LIMIT / 2);
+    let first = reserved.deliveries.len();
+    assert_eq!(broker.stats("q").await.reserved as usize, first, "no more is claimed than sent");
+
+    let request = || pb::PopRequest { queue: "q".into(), max_items: 1_000, ..Default::default() };
+    let popped = queues.pop(request()).await.unwrap().into_inner();
+    assert!(popped.encoded_len() <= DEFAULT_LIMIT && popped.encoded_len() > DEFAULT_LIMIT / 2);
+    let mut seen = first + popped.items.len();
+    loop {
+        let items = queues.pop(request()).await.unwrap().into_inner().items;
+        if items.is_empty() {
+            break;
+        }
+        assert!(items.iter().all(|item| item.deliveries == 1 && item.attempt == 1));
+        seen += items.len();
+    }
+    assert_eq!(seen, 600, "nothing was lost");
+}
+
+/// The largest item the broker takes by default reaches a client with default limits.
+#[tokio::test]
+async fn the_largest_payload_reaches_every_client() {
+    let broker = Broker::start().await;
+    let largest = vec![7; Limits::default().max_payload_bytes];
+    broker.push("q", vec![largest.clone(), largest]).await;
+    let mut queues = QueueServiceClient::new(broker.channel.clone());
+    for _ in 0..2 {
+        let request = pb::PopRequest { queue: "q".into(), max_items: 2, ..Default::default() };
+        assert_eq!(queues.pop(request).await.unwrap().into_inner().items.len(), 1);
+    }
+}
+
+/// Lists of what carries items or labels are cut by their size as well.
+#[tokio::test]
+async fn lists_of_queues_and_schedules_fit_what_clients_take_by_default() {
+    let broker = Broker::start().await;
+    let mut schedules = ScheduleServiceClient::new(broker.channel.clone());
+    for name in ["a", "b", "c"] {
+        let schedule = pb::Schedule {
+            name: name.into(),
+            queue: "q".into(),
+            cron: "0 0 1 1 *".into(),
+            item: items(vec![vec![0; 2 << 20]]).pop(),
+            ..Default::default()
+        };
+        let request = pb::CreateScheduleRequest { schedule: Some(schedule) };
+        schedules.create_schedule(request).await.unwrap();
+    }
+    let (mut names, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let request = pb::ListSchedulesRequest { page_token, ..Default::default() };
+        let page = schedules.list_schedules(request).await.unwrap().into_inner();
+        names.extend(page.schedules.into_iter().map(|schedule| schedule.name));
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(names, ["a", "b", "c"]);
+
+    let labels = || (0..64).map(|n| (format!("{n:063}"), "x".repeat(255))).collect();
+    for n in 0..250 {
+        let queue = pb::Queue { name: format!("q{n}"), labels: labels(), ..Default::default() };
+        broker.admin().create_queue(pb::CreateQueueRequest { queue: Some(queue) }).await.unwrap();
+    }
+    let mut admin = AdminServiceClient::new(broker.channel.clone());
+    let request = pb::ListQueuesRequest { page_size: 1_000, ..Default::default() };
+    let page = admin.list_queues(request).await.unwrap().into_inner();
+    assert!(!page.next_page_token.is_empty() && page.encoded_len() <= DEFAULT_LIMIT);
+}
