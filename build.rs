@@ -18,9 +18,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     // `compile_fds` does not write the set for reflection, so it is encoded here.
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("sluicegate_descriptor.bin"), descriptors.encode_to_vec())?;
+    let mut config = tonic_prost_build::Config::new();
+    config.enable_type_names(); // by which the codec knows requests
     tonic_prost_build::configure()
+        .codec_path("crate::codec::CountingCodec")
         .bytes(".sluicegate.v1")
         .extern_path(".google.rpc.Status", "::tonic_types::Status")
-        .compile_fds(descriptors)?;
+        .compile_fds_with_config(descriptors, config)?;
     Ok(())
 }

@@ -3,6 +3,8 @@
 //! The proto files beside this one are the API's documentation and its source;
 //! everything here is made from them by `build.rs`.
 
+pub mod codec;
+
 /// Package `sluicegate.v1`.
 #[allow(clippy::all, clippy::pedantic)] // generated
 pub mod v1 {

@@ -6,6 +6,7 @@ mod crash;
 mod dedup;
 mod errors;
 mod failover;
+mod limits;
 mod order;
 mod outage;
 mod pipeline;

@@ -172,6 +172,15 @@ impl Broker {
         assert!(ended.status.success(), "{} instead of success; log:\n{}", ended.status, ended.log);
     }
 
+    /// The most memory it has used so far, in bytes.
+    pub(crate) fn peak_memory(&self) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let status = status.expect("the state of a running process");
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kilobytes = peak.and_then(|peak| peak.split_whitespace().next()?.parse::<usize>().ok());
+        kilobytes.expect("a peak in kilobytes") << 10
+    }
+
     /// What it has printed so far.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.directory.path().join(LOG)).unwrap_or_default()

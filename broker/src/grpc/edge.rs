@@ -13,25 +13,28 @@ use tracing::{Instrument, Level};
 
 use super::{
     auth::Tokens,
+    intake::Intake,
     status::{ApiError, status},
 };
 
+/// What calls are passed by.
+pub(super) struct Edge {
+    pub(super) tokens: Tokens,
+    pub(super) intake: Intake,
+}
+
 /// Passes a call on if its token allows it; logs it at debug level; gives the statuses that tonic
 /// makes by itself the details all others have.
-pub(super) async fn pass(
-    State(tokens): State<Arc<Tokens>>,
-    request: Request,
-    next: Next,
-) -> Response {
+pub(super) async fn pass(State(edge): State<Arc<Edge>>, request: Request, next: Next) -> Response {
     if !tracing::enabled!(Level::DEBUG) {
-        return answer(&tokens, request, next).await;
+        return answer(&edge, request, next).await;
     }
     let method = request.uri().path().to_owned();
     let peer = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
     let span = tracing::debug_span!("call", %method, peer = peer.map(tracing::field::display));
     let start = Instant::now();
     async move {
-        let response = answer(&tokens, request, next).await;
+        let response = answer(&edge, request, next).await;
         // A stream has only begun by now.
         let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |s| s.code());
         tracing::debug!(?code, elapsed = ?start.elapsed(), "answered");
@@ -41,12 +44,12 @@ pub(super) async fn pass(
     .await
 }
 
-async fn answer(tokens: &Tokens, request: Request, next: Next) -> Response {
+async fn answer(edge: &Edge, request: Request, next: Next) -> Response {
     let authorization = request.headers().get("authorization");
-    if let Err(refused) = tokens.check(request.uri().path(), authorization) {
+    if let Err(refused) = edge.tokens.check(request.uri().path(), authorization) {
         return status(&refused).into_http();
     }
-    uniform(next.run(request).await)
+    uniform(next.run(request.map(|body| edge.intake.meter(body))).await)
 }
 
 /// Only answers that are nothing but a status carry it in their headers.

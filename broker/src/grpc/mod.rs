@@ -4,6 +4,7 @@
 //! * `edge`: what every call passes first: [`auth`], the access log, uniform errors.
 //! * `queue_service`, `admin_service`, `schedule_service`: one method per rpc, none longer than
 //!   parse, ask the engine, convert. `push_stream` and `consume_stream` hold the long ones.
+//! * `intake`: how much of large requests is held in memory at a time.
 //! * `parse`: requests to domain values; every check is there. `convert`: the way back.
 //! * [`status`]: errors to statuses.
 
@@ -17,6 +18,7 @@ mod admin_service;
 mod consume_stream;
 mod convert;
 mod edge;
+mod intake;
 mod parse;
 mod push_stream;
 mod queue_service;

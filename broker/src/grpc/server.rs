@@ -1,8 +1,9 @@
 //! The gRPC server: all services behind one listener.
 //!
-//! A request may be up to 16 MiB large (or `max_payload_bytes` and 1 MiB, if that is more), so a
-//! batch of items is bounded by that as well as by its count; larger ones are answered
-//! RESOURCE_EXHAUSTED with the reason REQUEST_TOO_LARGE.
+//! A request with items may be up to 16 MiB large (or `max_payload_bytes` and 1 MiB, if that is more), so a
+//! batch of items is bounded by that as well as by its count; settles may be up to 4 MiB, what operators ask up to
+//! 1 MiB. Larger ones are answered RESOURCE_EXHAUSTED with the reason REQUEST_TOO_LARGE; compressed ones count as what
+//! they are when decompressed. The codec counts the entries of a request before it decodes it.
 
 use std::{
     fs, io,
@@ -31,11 +32,20 @@ use tonic::{
 };
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-use super::{Api, auth::Tokens, edge};
+use super::{
+    Api,
+    auth::Tokens,
+    edge::{self, Edge},
+    intake::Intake,
+};
 use crate::config::Tls;
 
 /// Least limit of a request.
 const REQUEST_BYTES: usize = 16 << 20;
+/// Limit of a request of an operator, schedules apart.
+const ADMIN_BYTES: usize = 1 << 20;
+/// Bytes of large requests that are held at a time before they are decoded.
+const INTAKE_BYTES: usize = 256 << 20;
 /// What a request may hold besides one payload.
 const ENVELOPE_BYTES: usize = 1 << 20;
 /// Calls at a time on one connection; clients queue the rest.
@@ -148,7 +158,8 @@ impl Server {
             .add_service(health_service)
             .add_service(reflection().build_v1()?)
             .add_service(reflection().build_v1alpha()?);
-        let edge = axum::middleware::from_fn_with_state(Arc::new(options.tokens), edge::pass);
+        let edge = Edge { tokens: options.tokens, intake: Intake::new(INTAKE_BYTES) };
+        let edge = axum::middleware::from_fn_with_state(Arc::new(edge), edge::pass);
         let routes = Routes::from(routes.into_axum_router().layer(edge)).prepare();
         Ok(Self { router: builder.add_routes(routes), health, shutdown })
     }
@@ -177,15 +188,16 @@ impl Server {
 
 fn services(api: Api) -> Routes {
     // No limit on what is sent: nothing here makes a message much larger than one payload.
-    let limit = request_limit(api.engine.limits().max_payload_bytes);
+    let max_payload = api.engine.limits().max_payload_bytes;
+    let (limit, schedule_limit) = (request_limit(max_payload), max_payload + ENVELOPE_BYTES);
     let queue = QueueServiceServer::new(api.clone())
         .max_decoding_message_size(limit)
         .accept_compressed(CompressionEncoding::Gzip);
     let admin = AdminServiceServer::new(api.clone())
-        .max_decoding_message_size(limit)
+        .max_decoding_message_size(ADMIN_BYTES)
         .accept_compressed(CompressionEncoding::Gzip);
     let schedule = ScheduleServiceServer::new(api)
-        .max_decoding_message_size(limit)
+        .max_decoding_message_size(schedule_limit)
         .accept_compressed(CompressionEncoding::Gzip);
     Routes::new(queue).add_service(admin).add_service(schedule)
 }

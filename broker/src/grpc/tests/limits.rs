@@ -1,6 +1,7 @@
 //! What a message may hold, in both directions.
 
 use prost::Message;
+use tonic::codec::CompressionEncoding;
 
 use super::*;
 
@@ -109,4 +110,40 @@ async fn lists_of_queues_and_schedules_fit_what_clients_take_by_default() {
     let request = pb::ListQueuesRequest { page_size: 1_000, ..Default::default() };
     let page = admin.list_queues(request).await.unwrap().into_inner();
     assert!(!page.next_page_token.is_empty() && page.encoded_len() <= DEFAULT_LIMIT);
+}
+
+/// A request of few bytes that would be gigabytes when decoded is refused before that, on every way in: its entries are
+/// counted while they are still encoded.
+#[tokio::test]
+async fn a_small_request_of_millions_of_entries_is_refused_before_it_is_decoded() {
+    let broker = Broker::start().await;
+
+    let mut queues = broker.queues().send_compressed(CompressionEncoding::Gzip);
+    let mut admin = broker.admin().send_compressed(CompressionEncoding::Gzip);
+    // Each of these is a few kilobytes on the wire.
+    let many = |bytes: usize| vec![pb::NewItem::default(); bytes / 2 - 100];
+    let push = pb::PushRequest { queue: "q".into(), items: many(1 << 17), ..Default::default() };
+    let refused = queues.push(push).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    let violations = refused.get_details_bad_request().unwrap().field_violations;
+    assert_eq!(violations[0].field, "items");
+    let receipts = vec![String::new(); 1 << 17];
+    let refused = queues.commit(pb::CommitRequest { receipts }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    let queue_names = vec![String::new(); 1 << 17];
+    let refused =
+        admin.watch_queues(pb::WatchQueuesRequest { queues: queue_names }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    let labels = (0..50_000).map(|n| (n.to_string(), String::new())).collect();
+    let queue = Some(pb::Queue { name: "q".into(), labels, ..Default::default() });
+    let refused = admin.create_queue(pb::CreateQueueRequest { queue }).await.unwrap_err();
+    assert!(
+        [Code::InvalidArgument, Code::ResourceExhausted].contains(&refused.code()),
+        "{refused}"
+    );
+    // On a stream, where the broker has nothing to answer but the end.
+    let batch =
+        pb::PushStreamRequest { queue: "q".into(), items: many(1 << 17), ..Default::default() };
+    let mut answers = queues.push_stream(tokio_stream::once(batch)).await.unwrap().into_inner();
+    assert_eq!(answers.message().await.unwrap_err().code(), Code::InvalidArgument);
 }

@@ -1,0 +1,211 @@
+//! How much of requests is held in memory before it is decoded.
+//!
+//! A request may be megabytes large, a connection may carry thousands of calls, and all that has come of a message is kept
+//! until the rest is there. So large messages take their size from a budget before they are read any further: one that does
+//! not fit waits, and HTTP/2 flow control with it. A message takes its budget as a whole and holds none of another one while
+//! it waits, so that no two can wait for each other; one that does not come to its end in time gives its budget back.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::body::{Body, BodyDataStream, Bytes};
+use futures_util::{StreamExt, stream};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout_at},
+};
+use tonic::Status;
+
+/// What comes before each message: a flag and its length.
+const PREFIX: usize = 5;
+/// Messages up to this size are not counted: settles never wait for pushes.
+const SMALL: usize = 64 << 10;
+/// How long a large message may take from when it is read.
+const MAX_DURATION: Duration = Duration::from_mins(1);
+
+/// Bytes of requests that may be held at a time. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(super) struct Intake {
+    budget: Arc<Semaphore>,
+    bytes: usize,
+}
+
+impl Intake {
+    pub(super) fn new(bytes: usize) -> Self {
+        let bytes = bytes.min(u32::MAX as usize).min(Semaphore::MAX_PERMITS);
+        Self { budget: Arc::new(Semaphore::new(bytes)), bytes }
+    }
+
+    /// The same body; it is read only as fast as there is room.
+    pub(super) fn meter(&self, body: Body) -> Body {
+        let reader = Reader {
+            intake: self.clone(),
+            frames: body.into_data_stream(),
+            framing: Framing::default(),
+            held: None,
+        };
+        Body::from_stream(stream::try_unfold(reader, |mut reader| async move {
+            Ok::<_, axum::BoxError>(reader.next().await?.map(|chunk| (chunk, reader)))
+        }))
+    }
+}
+
+/// The room one message has taken.
+#[derive(Debug)]
+struct Held {
+    message: u64,
+    until: Instant,
+    _room: OwnedSemaphorePermit,
+}
+
+struct Reader {
+    intake: Intake,
+    frames: BodyDataStream,
+    framing: Framing,
+    held: Option<Held>,
+}
+
+impl Reader {
+    /// The next part of the body. When this is called, all messages that were complete have been decoded.
+    async fn next(&mut self) -> Result<Option<Bytes>, axum::BoxError> {
+        let large = self.framing.unfinished().filter(|bytes| *bytes > SMALL);
+        let message = self.framing.messages;
+        if large.is_none() || self.held.as_ref().is_some_and(|held| held.message != message) {
+            self.held = None;
+        }
+        if let (Some(bytes), None) = (large, &self.held) {
+            // At most what there is in all, for a message larger than that would wait for ever.
+            let bytes = u32::try_from(bytes.min(self.intake.bytes))?;
+            let room = Arc::clone(&self.intake.budget).acquire_many_owned(bytes).await?;
+            self.held = Some(Held { message, until: Instant::now() + MAX_DURATION, _room: room });
+        }
+        let chunk = match &self.held {
+            Some(held) => timeout_at(held.until, self.frames.next()).await.map_err(|_| {
+                Status::deadline_exceeded(format!("a message took longer than {MAX_DURATION:?}"))
+            })?,
+            None => self.frames.next().await,
+        };
+        let Some(chunk) = chunk.transpose()? else { return Ok(None) };
+        self.framing.read(&chunk);
+        Ok(Some(chunk))
+    }
+}
+
+/// Where in the sequence of messages a body has been read to.
+#[derive(Debug, Default)]
+struct Framing {
+    /// How many messages have ended.
+    messages: u64,
+    prefix: [u8; PREFIX],
+    /// How much of the prefix is there.
+    prefix_read: usize,
+    /// How much of the message is still to come, if its prefix is there.
+    to_come: usize,
+}
+
+impl Framing {
+    fn read(&mut self, mut chunk: &[u8]) {
+        loop {
+            if self.prefix_read < PREFIX {
+                let part = chunk.len().min(PREFIX - self.prefix_read);
+                self.prefix[self.prefix_read..][..part].copy_from_slice(&chunk[..part]);
+                self.prefix_read += part;
+                chunk = &chunk[part..];
+                if self.prefix_read < PREFIX {
+                    return;
+                }
+                self.to_come = self.length();
+            }
+            let part = chunk.len().min(self.to_come);
+            self.to_come -= part;
+            chunk = &chunk[part..];
+            if self.to_come > 0 {
+                return;
+            }
+            self.messages += 1;
+            self.prefix_read = 0;
+        }
+    }
+
+    fn length(&self) -> usize {
+        let [_, a, b, c, d] = self.prefix;
+        u32::from_be_bytes([a, b, c, d]) as usize
+    }
+
+    /// The size of the message of which a part has come.
+    fn unfinished(&self) -> Option<usize> {
+        (self.prefix_read == PREFIX).then(|| self.length())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::poll;
+    use tokio::sync::mpsc;
+    use tokio_stream::wrappers::ReceiverStream;
+
+    use super::*;
+
+    fn message(length: usize) -> Vec<u8> {
+        let mut bytes = vec![0];
+        bytes.extend_from_slice(&u32::try_from(length).unwrap().to_be_bytes());
+        bytes.resize(PREFIX + length, 7);
+        bytes
+    }
+
+    #[test]
+    fn messages_are_told_apart_however_they_are_cut() {
+        let bytes = [message(0), message(3), message(300), message(0), message(1)].concat();
+        for size in 1..=bytes.len() {
+            let mut framing = Framing::default();
+            bytes.chunks(size).for_each(|chunk| framing.read(chunk));
+            assert_eq!((framing.messages, framing.unfinished()), (5, None), "cut at {size}");
+        }
+        let mut framing = Framing::default();
+        framing.read(&bytes[..20]);
+        assert_eq!((framing.messages, framing.unfinished()), (2, Some(300)));
+    }
+
+    fn body(intake: &Intake) -> (mpsc::Sender<Result<Vec<u8>, axum::BoxError>>, BodyDataStream) {
+        let (sender, receiver) = mpsc::channel(9);
+        let body = intake.meter(Body::from_stream(ReceiverStream::new(receiver)));
+        (sender, body.into_data_stream())
+    }
+
+    /// Large messages are not read while others hold the room; small ones always are.
+    #[tokio::test]
+    async fn what_does_not_fit_waits_until_there_is_room() {
+        let large = SMALL + 1;
+        let intake = Intake::new(large + SMALL);
+        let (first, mut first_body) = body(&intake);
+        let (second, mut second_body) = body(&intake);
+        let (third, mut third_body) = body(&intake);
+        for sender in [&first, &second] {
+            let bytes = message(large);
+            sender.send(Ok(bytes[..10].to_vec())).await.unwrap();
+            sender.send(Ok(bytes[10..20].to_vec())).await.unwrap();
+        }
+        for body in [&mut first_body, &mut second_body] {
+            body.next().await.unwrap().unwrap();
+        }
+        first_body.next().await.unwrap().unwrap();
+        assert!(poll!(second_body.next()).is_pending(), "there is no room for a second one");
+        third.send(Ok(message(SMALL))).await.unwrap();
+        third_body.next().await.unwrap().unwrap();
+        drop(first_body); // decoded, or given up
+        second_body.next().await.unwrap().unwrap();
+        drop((first, second));
+    }
+
+    /// Room that was taken for a message which does not come is given back.
+    #[tokio::test(start_paused = true)]
+    async fn a_message_that_does_not_come_gives_its_room_back() {
+        let intake = Intake::new(10);
+        let (sender, mut stalled) = body(&intake);
+        sender.send(Ok(message(10 * SMALL)[..10].to_vec())).await.unwrap();
+        stalled.next().await.unwrap().unwrap();
+        let error = stalled.next().await.unwrap().unwrap_err();
+        assert!(error.to_string().contains("took longer"), "{error}");
+        assert!(stalled.next().await.is_none());
+        assert_eq!(intake.budget.available_permits(), 10);
+    }
+}

@@ -1,0 +1,314 @@
+//! The codec of the services: prost's, which looks a request through before it decodes it.
+//!
+//! A repeated field costs two bytes per empty entry on the wire, less when compressed, and some hundred in memory: a request
+//! of 16 KB could take gigabytes before anybody has counted its entries. So they are counted in the encoded message, by the
+//! descriptors of the requests. Answers are not looked through: whoever calls a broker trusts it.
+
+use std::{collections::HashMap, marker::PhantomData, sync::OnceLock};
+
+use bytes::Buf;
+use prost::{
+    Message, Name,
+    encoding::{WireType, decode_key, decode_varint},
+};
+use prost_types::{
+    DescriptorProto, FileDescriptorSet,
+    field_descriptor_proto::{Label, Type},
+};
+use tonic::{
+    Code, Status,
+    codec::{BufferSettings, Codec, DecodeBuf, Decoder},
+};
+use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use crate::FILE_DESCRIPTOR_SET;
+
+/// Most entries of one repeated field.
+const MAX_ENTRIES: usize = 1_000;
+/// Most entries of all repeated fields of a request: items, and the headers of each.
+const MAX_ENTRIES_IN_ALL: usize = 100_000;
+/// Most bytes of a request that holds no payload; the others are bounded by the server.
+const MAX_SMALL_REQUEST: usize = 4 << 20;
+/// The requests that hold payloads.
+const LARGE: [&str; 5] = [
+    "PushRequest",
+    "PushStreamRequest",
+    "MoveRequest",
+    "CommitAndPushRequest",
+    "CreateScheduleRequest",
+];
+
+/// Decodes messages of type `U`, encodes those of type `T`.
+#[derive(Debug, Clone)]
+pub struct CountingCodec<T, U>(PhantomData<(T, U)>);
+
+impl<T, U> Default for CountingCodec<T, U> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<T, U> Codec for CountingCodec<T, U>
+where
+    T: Message + Send + 'static,
+    U: Message + Name + Default + Send + 'static,
+{
+    type Encode = T;
+    type Decode = U;
+    type Encoder = ProstEncoder<T>;
+    type Decoder = CountingDecoder<U>;
+
+    fn encoder(&mut self) -> Self::Encoder {
+        ProstCodec::<T, U>::default().encoder()
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        CountingDecoder { shape: requests().get(U::NAME), inner: ProstDecoder::default() }
+    }
+}
+
+/// Decodes messages of type `U`; those with too many entries are refused first.
+#[derive(Debug)]
+pub struct CountingDecoder<U> {
+    /// What it looks like, if it is a request.
+    shape: Option<&'static Request>,
+    inner: ProstDecoder<U>,
+}
+
+impl<U: Message + Default> Decoder for CountingDecoder<U> {
+    type Item = U;
+    type Error = Status;
+
+    fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
+        if let Some(request) = self.shape {
+            request.check(buf.chunk(), buf.remaining())?;
+        }
+        self.inner.decode(buf)
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        self.inner.buffer_settings()
+    }
+}
+
+/// What the encoded messages of one type of request may hold.
+#[derive(Debug)]
+struct Request {
+    /// `None`: as many as the server takes.
+    max_bytes: Option<usize>,
+    shape: Shape,
+}
+
+/// The fields of a message that are, or hold, repeated ones.
+#[derive(Debug, Default)]
+struct Shape(Vec<Field>);
+
+#[derive(Debug)]
+struct Field {
+    number: u32,
+    name: String,
+    repeated: bool,
+    message: Option<Shape>,
+}
+
+/// Why a message is refused.
+enum Refused {
+    /// This field has more entries than [`MAX_ENTRIES`]; its path.
+    Entries(String),
+    InAll,
+    /// Left to the decoder to say.
+    Malformed,
+}
+
+impl Request {
+    fn check(&self, message: &[u8], length: usize) -> Result<(), Status> {
+        if let Some(limit) = self.max_bytes.filter(|limit| length > *limit) {
+            return Err(Status::resource_exhausted(format!(
+                "the request is {length} bytes, more than the {limit} that are enough for any of its kind"
+            )));
+        }
+        if message.len() != length {
+            return Err(Status::internal("the message is in several parts"));
+        }
+        let mut left = MAX_ENTRIES_IN_ALL;
+        match self.shape.count(message, &mut left) {
+            Ok(()) | Err(Refused::Malformed) => Ok(()),
+            Err(Refused::Entries(field)) => Err(too_many(&field)),
+            Err(Refused::InAll) => Err(Status::resource_exhausted(format!(
+                "the request has more than {MAX_ENTRIES_IN_ALL} entries in all"
+            ))),
+        }
+    }
+}
+
+/// The same complaint as about a list that is a little too long.
+fn too_many(field: &str) -> Status {
+    let why = format!("must hold 1 to {MAX_ENTRIES} entries, not more");
+    let info = HashMap::from([("field".to_owned(), field.to_owned())]);
+    let mut details = ErrorDetails::with_error_info("INVALID_FIELD", "sluicegate", info);
+    details.add_bad_request_violation(field, &why);
+    Status::with_error_details(Code::InvalidArgument, format!("{field}: {why}"), details)
+}
+
+impl Shape {
+    /// Counts the entries of an encoded message down from `left`.
+    fn count(&self, mut message: &[u8], left: &mut usize) -> Result<(), Refused> {
+        let malformed = |_| Refused::Malformed;
+        let mut counts = [0_usize; 16];
+        while !message.is_empty() {
+            let (number, wire_type) = decode_key(&mut message).map_err(malformed)?;
+            let value = match wire_type {
+                WireType::LengthDelimited => {
+                    let length = decode_varint(&mut message).map_err(malformed)?;
+                    let length = usize::try_from(length).map_err(|_| Refused::Malformed)?;
+                    message.split_off(..length).ok_or(Refused::Malformed)?
+                }
+                WireType::Varint => {
+                    decode_varint(&mut message).map_err(malformed)?;
+                    continue;
+                }
+                WireType::SixtyFourBit => {
+                    message.split_off(..8).ok_or(Refused::Malformed)?;
+                    continue;
+                }
+                WireType::ThirtyTwoBit => {
+                    message.split_off(..4).ok_or(Refused::Malformed)?;
+                    continue;
+                }
+                // Not of proto3: what does not belong here is not decoded either.
+                WireType::StartGroup | WireType::EndGroup => return Err(Refused::Malformed),
+            };
+            let Some(at) = self.0.iter().position(|field| field.number == number) else { continue };
+            let field = &self.0[at];
+            // A message that is given again is merged: each time counts.
+            *left = left.checked_sub(1).ok_or(Refused::InAll)?;
+            if field.repeated {
+                counts[at] += 1;
+                if counts[at] > MAX_ENTRIES {
+                    return Err(Refused::Entries(field.name.clone()));
+                }
+            }
+            if let Some(shape) = &field.message {
+                shape.count(value, left).map_err(|refused| match refused {
+                    Refused::Entries(inner) => Refused::Entries(format!("{}.{inner}", field.name)),
+                    other => other,
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// All requests, by the names of their types.
+fn requests() -> &'static HashMap<String, Request> {
+    static REQUESTS: OnceLock<HashMap<String, Request>> = OnceLock::new();
+    REQUESTS.get_or_init(|| {
+        // Written by this crate's build: it is well formed. With no shapes nothing would be refused; a test sees to that.
+        let files = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).unwrap_or_default().file;
+        let mut messages = HashMap::new();
+        for file in &files {
+            let package = format!(".{}", file.package());
+            collect(&package, &file.message_type, &mut messages);
+        }
+        let methods =
+            files.iter().flat_map(|file| &file.service).flat_map(|service| &service.method);
+        methods
+            .filter_map(|method| {
+                let message = messages.get(method.input_type())?;
+                let name = message.name().to_owned();
+                let max_bytes = (!LARGE.contains(&name.as_str())).then_some(MAX_SMALL_REQUEST);
+                Some((name, Request { max_bytes, shape: shape(message, &messages) }))
+            })
+            .collect()
+    })
+}
+
+fn collect<'a>(
+    scope: &str,
+    types: &'a [DescriptorProto],
+    messages: &mut HashMap<String, &'a DescriptorProto>,
+) {
+    for message in types {
+        let name = format!("{scope}.{}", message.name());
+        collect(&name, &message.nested_type, messages);
+        messages.insert(name, message);
+    }
+}
+
+/// No request holds itself, so this ends.
+fn shape(message: &DescriptorProto, messages: &HashMap<String, &DescriptorProto>) -> Shape {
+    let field = |field: &prost_types::FieldDescriptorProto| {
+        let repeated = field.label() == Label::Repeated;
+        let inner = (field.r#type() == Type::Message)
+            .then(|| messages.get(field.type_name()))
+            .flatten()
+            .map(|message| shape(message, messages))
+            .filter(|shape| !shape.0.is_empty());
+        let number = u32::try_from(field.number()).ok()?;
+        let name = field.name().to_owned();
+        (repeated || inner.is_some()).then_some(Field { number, name, repeated, message: inner })
+    };
+    Shape(message.field.iter().filter_map(field).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::v1::{
+        CommitRequest, ConsumeStreamRequest, NewItem, PushRequest, consume_stream_request::Action,
+    };
+
+    fn check<M: Message + Name>(message: &M) -> Result<(), Status> {
+        let encoded = message.encode_to_vec();
+        requests()[M::NAME].check(&encoded, encoded.len())
+    }
+
+    fn push(items: usize, headers: usize) -> PushRequest {
+        let headers = (0..headers).map(|n| (n.to_string(), String::new())).collect();
+        let item = NewItem { headers, ..Default::default() };
+        PushRequest { items: vec![item; items], ..Default::default() }
+    }
+
+    /// Every request has an entry, and none has more repeated fields than are counted.
+    #[test]
+    fn all_requests_are_known() {
+        fn widest(shape: &Shape) -> usize {
+            let inner = shape.0.iter().filter_map(|field| field.message.as_ref()).map(widest);
+            inner.max().unwrap_or_default().max(shape.0.len())
+        }
+        assert!(requests().len() > 30, "{}", requests().len());
+        assert!(requests().values().all(|request| widest(&request.shape) <= 16));
+        assert!(LARGE.iter().all(|name| requests()[*name].max_bytes.is_none()));
+        assert!(!requests().contains_key("PushResponse"));
+    }
+
+    #[test]
+    fn what_the_api_allows_passes() {
+        assert!(check(&push(1_000, 64)).is_ok());
+        assert!(check(&CommitRequest { receipts: vec!["r".repeat(1_024); 1_000] }).is_ok());
+    }
+
+    #[test]
+    fn entries_are_counted_wherever_they_are() {
+        let refused = check(&push(1_001, 0)).unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        let violations = refused.get_details_bad_request().unwrap().field_violations;
+        assert_eq!(violations[0].field, "items");
+        assert!(check(&push(1, 1_001)).unwrap_err().message().starts_with("items.headers: "));
+        assert_eq!(check(&push(1_000, 100)).unwrap_err().code(), Code::ResourceExhausted);
+        let commit = CommitRequest { receipts: vec![String::new(); 1_001] };
+        let message = ConsumeStreamRequest { action: Some(Action::Commit(commit)) };
+        assert!(check(&message).unwrap_err().message().starts_with("commit.receipts: "));
+        let long = CommitRequest { receipts: vec!["r".repeat(5_000); 1_000] };
+        assert_eq!(check(&long).unwrap_err().code(), Code::ResourceExhausted);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_left_to_the_decoder() {
+        let request = &requests()["PushRequest"];
+        for bytes in [&[0x12, 0x7f][..], &[0xff; 20], &[0x0b], &[0x12, 0x02, 0x0a, 0x7f]] {
+            assert!(request.check(bytes, bytes.len()).is_ok());
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! What one request may cost the broker.
+
+use bytes::{BufMut, Bytes};
+use sluicegate_proto::v1::{PopRequest, PushResponse};
+use tonic::{
+    Code, Request, Status,
+    client::Grpc,
+    codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder},
+    codegen::http::uri::PathAndQuery,
+    transport::Channel,
+};
+
+use crate::harness::{Backend, within};
+
+/// Sends bytes as they are, and reads no answer.
+#[derive(Default)]
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Bytes;
+    type Decode = PushResponse;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put(item);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = PushResponse;
+    type Error = Status;
+
+    fn decode(&mut self, _: &mut DecodeBuf<'_>) -> Result<Option<PushResponse>, Status> {
+        Ok(Some(PushResponse::default()))
+    }
+}
+
+async fn send(channel: Channel, method: &str, message: Bytes) -> Status {
+    let path: PathAndQuery = format!("/sluicegate.v1.{method}").parse().expect("a path");
+    let mut client = Grpc::new(channel).send_compressed(CompressionEncoding::Gzip);
+    client.ready().await.expect("a broker");
+    client.unary(Request::new(message), path, Raw).await.expect_err("a request that costs too much")
+}
+
+/// Small compressed requests of millions of empty entries are refused, and cost the broker no more memory than their bytes
+/// when decompressed: decoded they would be gigabytes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_small_request_cannot_cost_gigabytes() {
+    let store = Backend::Sqlite.store();
+    let broker = store.broker().await;
+    let address = broker.address.clone();
+    let channel = Channel::from_shared(address).expect("an address").connect_lazy();
+    // Field 2, length-delimited, empty: an item of a push, a push of a commit-and-push. Field 1: a receipt.
+    let entries = |key: u8, count: usize| Bytes::from([key, 0].repeat(count));
+    let cases = [
+        ("QueueService/Push", entries(0x12, 8_000_000)),
+        ("QueueService/CommitAndPush", entries(0x12, 8_000_000)),
+        ("QueueService/Commit", entries(0x0a, 2_000_000)),
+        ("QueueService/Commit", entries(0x0a, 8_000_000)),
+        ("QueueService/Rollback", entries(0x0a, 2_000_000)),
+        ("AdminService/WatchQueues", entries(0x0a, 500_000)),
+        ("AdminService/WatchQueues", entries(0x0a, 8_000_000)),
+    ];
+    for (method, message) in cases {
+        let status = within(method, send(channel.clone(), method, message)).await;
+        let refused = [Code::InvalidArgument, Code::ResourceExhausted].contains(&status.code());
+        assert!(refused, "{method}: {status:?}");
+    }
+    let peak = broker.peak_memory();
+    assert!(peak < 250 << 20, "{} MiB", peak >> 20);
+    let request = PopRequest { queue: "work".to_owned(), ..Default::default() };
+    broker.api().await.queue.pop(request).await.expect("a broker that still answers");
+}
