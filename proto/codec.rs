@@ -117,8 +117,10 @@ enum Refused {
     /// This field has more entries than [`MAX_ENTRIES`]; its path.
     Entries(String),
     InAll,
-    /// Left to the decoder to say.
+    /// Left to the decoder to say: it meets the same fault at the same place.
     Malformed,
+    /// A group, which proto3 does not have. The decoder would skip it and decode what follows uncounted.
+    Group,
 }
 
 impl Request {
@@ -135,6 +137,9 @@ impl Request {
         match self.shape.count(message, &mut left) {
             Ok(()) | Err(Refused::Malformed) => Ok(()),
             Err(Refused::Entries(field)) => Err(too_many(&field)),
+            Err(Refused::Group) => Err(Status::invalid_argument(
+                "the request holds a group, which proto3 does not have",
+            )),
             Err(Refused::InAll) => Err(Status::resource_exhausted(format!(
                 "the request has more than {MAX_ENTRIES_IN_ALL} entries in all"
             ))),
@@ -176,8 +181,7 @@ impl Shape {
                     message.split_off(..4).ok_or(Refused::Malformed)?;
                     continue;
                 }
-                // Not of proto3: what does not belong here is not decoded either.
-                WireType::StartGroup | WireType::EndGroup => return Err(Refused::Malformed),
+                WireType::StartGroup | WireType::EndGroup => return Err(Refused::Group),
             };
             let Some(at) = self.0.iter().position(|field| field.number == number) else { continue };
             let field = &self.0[at];
@@ -307,8 +311,18 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_left_to_the_decoder() {
         let request = &requests()["PushRequest"];
-        for bytes in [&[0x12, 0x7f][..], &[0xff; 20], &[0x0b], &[0x12, 0x02, 0x0a, 0x7f]] {
+        for bytes in [&[0x12, 0x7f][..], &[0xff; 20], &[0x12, 0x02, 0x0a, 0x7f]] {
             assert!(request.check(bytes, bytes.len()).is_ok());
         }
+    }
+
+    /// Behind a group, which the decoder skips, nothing passes uncounted.
+    #[test]
+    fn a_group_does_not_end_the_count() {
+        let bytes = [&[0x7b, 0x7c][..], &push(2_000, 0).encode_to_vec()].concat();
+        assert_eq!(
+            requests()["PushRequest"].check(&bytes, bytes.len()).unwrap_err().code(),
+            Code::InvalidArgument
+        );
     }
 }
