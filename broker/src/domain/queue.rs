@@ -122,6 +122,11 @@ impl Queue {
         }
     }
 
+    /// True if committed items are kept.
+    pub fn keeps_history(&self) -> bool {
+        !self.retention.is_zero()
+    }
+
     /// True if the settings a user gives are the same, whatever the broker added.
     pub fn same_settings(&self, other: &Self) -> bool {
         let plain = |queue: &Self| Self {

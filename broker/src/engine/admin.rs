@@ -139,6 +139,7 @@ impl Engine {
         if !self.store.delete_item(&settings, id).await? {
             return Err(EngineError::ItemNotFound { queue: queue.clone(), id: id.to_string() });
         }
+        self.figures.depths.forget_count(queue);
         // It may have been held by a stream, or have had others of its key behind it.
         self.publish(queue, crate::signals::Topic::Settle, None);
         if let Some(dispatcher) = self.dispatcher(queue) {
@@ -173,6 +174,7 @@ impl Engine {
             }
         };
         if replayed > 0 {
+            self.figures.depths.forget_count(queue);
             self.tell_inserted(queue, None);
         }
         Ok(replayed)
@@ -247,6 +249,8 @@ impl Engine {
             let now = self.store.redrive(from, to, filter, step).await?;
             redriven += now;
             if now > 0 {
+                self.figures.depths.forget_count(&from.name);
+                self.figures.depths.forget_count(&to.name);
                 self.tell_inserted(&to.name, None);
             }
             if now < step {

@@ -22,6 +22,7 @@ use crate::{
 use super::{
     Engine, EngineError, Result,
     consumers::{Call, ConsumerId, Consumers, InFlight, Inbox, StreamSettings, Taker},
+    depths::Change,
     rhythm::Rhythm,
 };
 
@@ -330,7 +331,7 @@ async fn step(engine: &Arc<Engine>, dispatcher: &Arc<Dispatcher>) -> Result<Step
     };
     let wanted: usize = wants.iter().map(|want| want.max_items).sum();
     let looked = engine.now();
-    let reserved = engine.timed("reserve", engine.store.reserve(&queue, &wants)).await?;
+    let reserved = engine.store.reserve(&queue, &wants).await?;
     let dealt = reserved.deliveries.len();
     dispatcher.state.lock().rhythm.brought(dealt);
     let more = reserved.more || dealt >= wanted;
@@ -397,6 +398,7 @@ async fn hand_out(
     if dead_lettered > 0
         && let Some(target) = &queue.dead_letter_queue
     {
+        engine.figures.depths.changed(target, || Change::arrived(dead_lettered));
         engine.tell_inserted(target, None);
     }
     if takers.iter().any(|taker| taker.auto_commit) {

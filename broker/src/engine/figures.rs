@@ -1,32 +1,20 @@
-//! Figures: totals, gathered here and added to the store's once a second, and depths, remembered
-//! in proportion to what counting them costs.
+//! Figures: totals, gathered here and added to the store's once a second, and what is told of a queue.
 
-use std::{
-    collections::HashMap,
-    future::Future,
-    mem,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, mem, sync::Arc};
 
 use parking_lot::Mutex;
+use tokio_util::task::TaskTracker;
 
 use crate::{
-    domain::{Depth, Queue, QueueName, Totals},
+    domain::{Depth, QueueName, Totals},
     metrics::Metrics,
-    store::StoreError,
+    store::Store,
 };
 
-use super::{Engine, Result};
-
-/// A count is remembered for this many times what it took.
-const REMEMBER_FACTOR: u32 = 20;
-/// A count that took less than this is always made anew.
-const CHEAP: Duration = Duration::from_millis(5);
-/// How old the count may be that a push is checked against.
-const LIMIT_AGE: Duration = Duration::from_millis(500);
-/// The same, where counting is dear.
-const MAX_LIMIT_AGE: Duration = Duration::from_secs(1);
+use super::{
+    Engine, Result,
+    depths::{Change, Depths},
+};
 
 /// A queue's depth and totals.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,38 +29,27 @@ pub struct QueueStats {
     pub consumers: u32,
 }
 
-#[derive(Default)]
 pub(super) struct Figures {
+    pub(super) depths: Arc<Depths>,
     /// Not yet in the store.
     totals: Mutex<HashMap<QueueName, Totals>>,
-    depths: Mutex<HashMap<QueueName, Counted>>,
-}
-
-#[derive(Clone, Copy)]
-struct Counted {
-    depth: Depth,
-    at: Instant,
-    cost: Duration,
-    /// Pushed here since.
-    pushed_since: u64,
+    /// Held while totals are on their way to the store, and shared by those who read them there: what is
+    /// on its way is in neither place, or in both.
+    flushing: tokio::sync::RwLock<()>,
 }
 
 impl Figures {
+    pub(super) fn new(store: Arc<dyn Store>, tasks: TaskTracker) -> Self {
+        Self {
+            depths: Depths::new(store, tasks),
+            totals: Mutex::default(),
+            flushing: tokio::sync::RwLock::default(),
+        }
+    }
+
     pub(super) fn forget(&self, queue: &QueueName) {
-        self.forget_depth(queue);
+        self.depths.forget(queue);
         self.totals.lock().remove(queue);
-    }
-
-    pub(super) fn forget_depth(&self, queue: &QueueName) {
-        self.depths.lock().remove(queue);
-    }
-
-    fn remembered(
-        &self,
-        queue: &QueueName,
-        max_age: impl Fn(&Counted) -> Duration,
-    ) -> Option<Counted> {
-        self.depths.lock().get(queue).filter(|c| c.at.elapsed() <= max_age(c)).copied()
     }
 }
 
@@ -84,11 +61,9 @@ impl Engine {
         }
         self.measure(queue, change);
         self.figures.totals.lock().entry(queue.clone()).or_default().add(change);
-        if change.pushed > 0
-            && let Some(counted) = self.figures.depths.lock().get_mut(queue)
-        {
-            counted.pushed_since += change.pushed;
-        }
+        self.figures.depths.changed(queue, || {
+            Change::of(change, self.queues.known(queue).is_some_and(|queue| queue.keeps_history()))
+        });
     }
 
     fn measure(&self, queue: &QueueName, change: &Totals) {
@@ -106,78 +81,59 @@ impl Engine {
         note(change.expired, Metrics::expired);
     }
 
-    /// Awaits a call of the store and notes how long it took.
-    pub(super) async fn timed<T>(
-        &self,
-        call: &'static str,
-        answer: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        let start = Instant::now();
-        let answer = answer.await;
-        self.metrics.store_call(call, start.elapsed(), answer.is_err());
-        answer
-    }
-
     /// Adds to the store's totals what was gathered since the last call.
     pub async fn flush_totals(&self) -> Result<()> {
+        let _alone = self.figures.flushing.write().await;
         let gathered = mem::take(&mut *self.figures.totals.lock());
         if gathered.is_empty() {
             return Ok(());
         }
-        let changes: Vec<_> = gathered.into_iter().collect();
-        if let Err(error) = self.store.add_totals(changes.clone()).await {
-            // Kept for the next try. Should this one have reached the store all the same, its second
-            // is counted twice: the lesser evil, and only in figures.
-            let mut totals = self.figures.totals.lock();
-            for (queue, change) in &changes {
-                totals.entry(queue.clone()).or_default().add(change);
-            }
-            return Err(error.into());
-        }
+        // Put back unless the store has taken it, also if this call is given up half-way.
+        let mut pending =
+            Pending { figures: &self.figures, changes: gathered.into_iter().collect() };
+        self.store.add_totals(pending.changes.clone()).await?;
+        pending.changes.clear();
         Ok(())
     }
 
     /// A queue's depth and totals.
     pub async fn queue_stats(&self, name: &QueueName) -> Result<QueueStats> {
         let queue = self.queues.get(name).await?;
-        let depth = self.depth(&queue).await?;
+        let (depth, totals) =
+            tokio::try_join!(self.figures.depths.depth(&queue), self.totals(name))?;
+        Ok(QueueStats { queue: name.clone(), depth, totals, consumers: self.consumers(name) })
+    }
+
+    async fn totals(&self, name: &QueueName) -> Result<Totals> {
+        let _settled = self.figures.flushing.read().await;
         let mut totals = self.store.totals(name).await?;
         if let Some(more) = self.figures.totals.lock().get(name) {
             totals.add(more);
         }
-        let consumers = self.dispatcher(name).map_or(0, |dispatcher| dispatcher.consumers());
-        Ok(QueueStats { queue: name.clone(), depth, totals, consumers })
+        Ok(totals)
     }
 
-    async fn depth(&self, queue: &Arc<Queue>) -> Result<Depth> {
-        let worth = |c: &Counted| {
-            if c.cost < CHEAP { Duration::ZERO } else { c.cost * REMEMBER_FACTOR }
-        };
-        if let Some(counted) = self.figures.remembered(&queue.name, worth) {
-            return Ok(counted.depth);
-        }
-        self.count_depth(queue).await
-    }
-
-    /// Unsettled items, counted at most a moment ago, with what was pushed here since.
-    pub(super) async fn depth_for_limit(&self, queue: &Arc<Queue>) -> Result<u64> {
-        let worth = |c: &Counted| (c.cost * REMEMBER_FACTOR).clamp(LIMIT_AGE, MAX_LIMIT_AGE);
-        if let Some(counted) = self.figures.remembered(&queue.name, worth) {
-            let depth = counted.depth.unsettled() + counted.pushed_since;
-            if depth < queue.max_depth || counted.cost >= CHEAP {
-                return Ok(depth);
-            }
-            // It looks full: make sure, since something may have been settled meanwhile.
-        }
-        Ok(self.count_depth(queue).await?.unsettled())
-    }
-
-    async fn count_depth(&self, queue: &Arc<Queue>) -> Result<Depth> {
-        let at = Instant::now();
-        let depth = self.store.depth(queue).await?;
-        let counted = Counted { depth, at: Instant::now(), cost: at.elapsed(), pushed_since: 0 };
-        self.figures.depths.lock().insert(queue.name.clone(), counted);
-        self.metrics.depth(&queue.name, &depth);
-        Ok(depth)
+    /// Open streams and waiting calls of the queue on this broker.
+    pub(super) fn consumers(&self, queue: &QueueName) -> u32 {
+        self.dispatcher(queue).map_or(0, |dispatcher| dispatcher.consumers())
     }
 }
+
+/// Totals on their way to the store. Should the store have taken them without an answer, a second
+/// is counted twice: the lesser evil, and only in figures.
+struct Pending<'a> {
+    figures: &'a Figures,
+    changes: Vec<(QueueName, Totals)>,
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        let mut totals = self.figures.totals.lock();
+        for (queue, change) in self.changes.drain(..) {
+            totals.entry(queue).or_default().add(&change);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

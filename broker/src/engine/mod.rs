@@ -5,10 +5,11 @@
 //!   and hands them to the consumers with room. `rhythm`: when to look without being told.
 //! * `settle`: done, back, on, or a little longer.
 //! * `queues`: settings, remembered. `admin`, `schedules`: for operators.
-//! * `figures`: totals and depths.
+//! * `figures`: totals, and what is told of a queue. `depths`: what it holds.
 
 mod admin;
 mod consumers;
+mod depths;
 mod dispatch;
 mod error;
 mod figures;
@@ -28,7 +29,7 @@ use crate::{
     domain::{QueueName, Timestamp},
     metrics::Metrics,
     signals::{Notice, Signal, Signals, Topic},
-    store::Store,
+    store::{Store, Timed},
 };
 
 use dispatch::Dispatcher;
@@ -100,17 +101,19 @@ impl Engine {
         metrics: Arc<Metrics>,
         limits: Limits,
     ) -> Arc<Self> {
+        let tasks = TaskTracker::new();
+        let store: Arc<dyn Store> = Arc::new(Timed::new(store, Arc::clone(&metrics)));
         Arc::new(Self {
+            figures: Figures::new(Arc::clone(&store), tasks.clone()),
             queues: Queues::new(Arc::clone(&store), limits.auto_create_queues),
             store,
             signals,
             metrics,
             limits,
-            figures: Figures::default(),
             dispatchers: Mutex::default(),
             draining: CancellationToken::new(),
             stopping: CancellationToken::new(),
-            tasks: TaskTracker::new(),
+            tasks,
             schedules_changed: tokio::sync::Notify::new(),
         })
     }
@@ -181,19 +184,21 @@ impl Engine {
         match notice {
             Notice::Signal(Signal { queue, topic: Topic::Insert, since }) => {
                 self.store.look_again(queue, *since);
+                self.figures.depths.stirred(queue);
                 if let Some(dispatcher) = self.dispatcher(queue) {
                     dispatcher.inserted_elsewhere(*since, self.now());
                 }
             }
             Notice::Signal(Signal { queue, topic: Topic::Settings, .. }) => {
                 self.queues.forget(queue);
-                self.figures.forget_depth(queue);
+                self.figures.depths.forget_count(queue);
                 self.store.look_again(queue, None);
                 if let Some(dispatcher) = self.dispatcher(queue) {
                     dispatcher.inserted(None, self.now());
                 }
             }
             Notice::Signal(Signal { queue, topic: Topic::Settle, .. }) => {
+                self.figures.depths.stirred(queue);
                 if let Some(dispatcher) = self.dispatcher(queue) {
                     dispatcher.settled_elsewhere();
                 }
@@ -205,6 +210,7 @@ impl Engine {
     /// Signals may have been lost: every waiting queue looks again.
     pub fn look_everywhere(&self) {
         self.queues.forget_all();
+        self.figures.depths.all_stirred();
         for dispatcher in self.all_dispatchers() {
             self.store.look_again(dispatcher.queue(), None);
             dispatcher.inserted(None, self.now());
@@ -222,7 +228,7 @@ impl Engine {
 
     /// The queue's settings changed: tells the other brokers.
     fn tell_settings(&self, queue: &QueueName) {
-        self.figures.forget_depth(queue);
+        self.figures.depths.forget_count(queue);
         if let Some(dispatcher) = self.dispatcher(queue) {
             dispatcher.inserted(None, self.now());
         }

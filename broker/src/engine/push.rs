@@ -7,7 +7,7 @@ use crate::{
     store::Push,
 };
 
-use super::{Engine, EngineError, Result};
+use super::{Engine, EngineError, Result, depths::Change};
 
 impl Engine {
     /// Puts items into a queue; answers when they are durable, in order.
@@ -47,7 +47,7 @@ impl Engine {
                 dedup_window: None,
             })
             .collect();
-        let pushed = self.timed("push", self.store.push(items)).await?;
+        let pushed = self.store.push(items).await?;
         self.tell_pushed(pushed.iter().map(|pushed| (&queue.name, pushed)));
         Ok(pushed)
     }
@@ -77,8 +77,7 @@ impl Engine {
             self.tell_settings(&queue.name);
         }
         if queue.max_depth > 0 {
-            let depth = self.depth_for_limit(&queue).await?;
-            if depth + items as u64 > queue.max_depth {
+            if !self.figures.depths.has_room(&queue, items).await? {
                 return Err(EngineError::QueueFull {
                     queue: queue.name.clone(),
                     max_depth: queue.max_depth,
@@ -93,20 +92,41 @@ impl Engine {
         &self,
         pushed: impl Iterator<Item = (&'a QueueName, &'a Pushed)>,
     ) {
-        let mut by_queue: HashMap<&QueueName, (u64, Option<Timestamp>)> = HashMap::new();
+        #[derive(Default)]
+        struct Told {
+            pushed: u64,
+            deduplicated: u64,
+            /// Those that are not ready.
+            later: Change,
+            since: Option<Timestamp>,
+        }
+        let now = self.now();
+        let mut by_queue: HashMap<&QueueName, Told> = HashMap::new();
         for (queue, pushed) in pushed {
+            let told = by_queue.entry(queue).or_default();
             if pushed.deduplicated {
+                told.deduplicated += 1;
                 continue;
             }
-            let (count, since) = by_queue.entry(queue).or_default();
-            *count += 1;
+            told.pushed += 1;
+            match pushed.eligible_time {
+                None => told.later.blocked += 1,
+                Some(at) if at > now => told.later.delayed += 1,
+                Some(_) => {}
+            }
+            let since = &mut told.since;
             *since = match (*since, pushed.eligible_time) {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
             };
         }
-        for (queue, (pushed, since)) in by_queue {
+        for (queue, Told { pushed, deduplicated, later, since }) in by_queue {
+            self.metrics.deduplicated(queue, deduplicated);
             self.count(queue, &Totals { pushed, ..Totals::default() });
+            if later != Change::default() {
+                let ready = -(later.blocked + later.delayed);
+                self.figures.depths.changed(queue, || Change { ready, ..later });
+            }
             if since.is_some() {
                 self.tell_inserted(queue, since);
             }

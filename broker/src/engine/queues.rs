@@ -61,6 +61,11 @@ impl Queues {
         }
     }
 
+    /// The queue's settings if they are remembered.
+    pub(super) fn known(&self, name: &QueueName) -> Option<Arc<Queue>> {
+        self.known.read().queues.get(name).cloned()
+    }
+
     fn remember(&self, queue: Queue, generation: u64) -> Arc<Queue> {
         let queue = Arc::new(queue);
         let mut known = self.known.write();

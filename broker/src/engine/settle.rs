@@ -13,7 +13,7 @@ use crate::{
     store::{Held, Move, Push, Rollback, RollbackTo},
 };
 
-use super::{Engine, EngineError, Result};
+use super::{Engine, EngineError, Result, depths::Change};
 
 /// An item to give back.
 #[derive(Debug, Clone)]
@@ -51,7 +51,7 @@ impl Engine {
     /// Finishes items; answers when that is durable.
     pub async fn commit(&self, receipts: Vec<Receipt>) -> Result<Vec<Outcome>> {
         let (held, places) = self.with_queues(receipts.iter()).await?;
-        let found = self.timed("commit", self.store.commit(held)).await?;
+        let found = self.store.commit(held).await?;
         let outcomes = spread(&places, found, receipts.len());
         self.tell_settled(receipts.iter().zip(outcomes.iter().copied()), |totals| {
             totals.committed += 1;
@@ -80,7 +80,7 @@ impl Engine {
             .iter()
             .map(|r| (r.held.receipt.clone(), Arc::clone(&r.held.queue), r.to.clone()))
             .collect();
-        let outcomes = self.timed("rollback", self.store.rollback(rollbacks)).await?;
+        let outcomes = self.store.rollback(rollbacks).await?;
         self.tell_settled(told.iter().map(|(r, _, _)| r).zip(outcomes.iter().copied()), |totals| {
             totals.rolled_back += 1;
         });
@@ -97,12 +97,24 @@ impl Engine {
                 },
                 _ => continue,
             };
+            self.came_back(name, since, outcome);
             back.entry(name.clone()).and_modify(|s| *s = since.min(*s)).or_insert(since);
         }
         for (queue, since) in back {
             self.tell_inserted(&queue, Some(since));
         }
         Ok(outcomes)
+    }
+
+    /// Corrects a depth by one item that was given back: into its own queue, where [`Engine::count`] takes
+    /// it for ready, or into the dead-letter queue.
+    fn came_back(&self, queue: &QueueName, since: Timestamp, outcome: &Outcome) {
+        let change = match outcome {
+            Outcome::DeadLettered => Change::arrived(1),
+            _ if since > self.now() => Change { ready: -1, delayed: 1, ..Change::default() },
+            _ => return,
+        };
+        self.figures.depths.changed(queue, || change);
     }
 
     /// Prolongs leases; answers their new ends.
@@ -117,7 +129,7 @@ impl Engine {
             .iter()
             .map(|held| Ok(now + self.lease(&held.queue, lease)?))
             .collect::<Result<Vec<_>>>()?;
-        let found = self.timed("extend", self.store.extend(held, until.clone())).await?;
+        let found = self.store.extend(held, until.clone()).await?;
         let mut results = vec![(Outcome::Gone, None); receipts.len()];
         for ((place, outcome), until) in places.into_iter().zip(found).zip(until) {
             let receipt = &receipts[place];
@@ -151,10 +163,16 @@ impl Engine {
             priority: request.priority,
             eligible_time,
         };
-        let found = self.timed("move", self.store.move_items(vec![moved])).await?;
+        let found = self.store.move_items(vec![moved]).await?;
         let outcome = found.first().copied().unwrap_or(Outcome::Gone);
         self.tell_settled([(&receipt, outcome)].into_iter(), |totals| totals.moved += 1);
         if outcome == Outcome::Ok {
+            let arrived = if eligible_time > self.now() {
+                Change { delayed: 1, ..Change::default() }
+            } else {
+                Change::arrived(1)
+            };
+            self.figures.depths.changed(&to.name, || arrived);
             self.tell_inserted(&to.name, Some(eligible_time));
         }
         Ok(outcome)
@@ -186,8 +204,7 @@ impl Engine {
             })
             .collect();
         let held = Held { queue, receipt: receipt.clone() };
-        let (outcome, pushed) =
-            self.timed("commit_and_push", self.store.commit_and_push(held, items)).await?;
+        let (outcome, pushed) = self.store.commit_and_push(held, items).await?;
         self.tell_settled([(&receipt, outcome)].into_iter(), |totals| totals.committed += 1);
         self.tell_pushed(names.iter().zip(&pushed));
         Ok((outcome, pushed))

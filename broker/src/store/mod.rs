@@ -14,6 +14,7 @@
 pub(crate) mod conformance;
 pub mod mongo;
 pub mod sqlite;
+mod timed;
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,6 +24,8 @@ use crate::domain::{
     ConsumerName, Delivery, Depth, Headers, Item, ItemId, ItemState, NewItem, Outcome, Priority,
     Pushed, Queue, QueueName, Receipt, Schedule, ScheduleName, Timestamp, Totals, Want,
 };
+
+pub use timed::Timed;
 
 /// Why a store could not do as asked.
 #[derive(Debug, thiserror::Error)]
