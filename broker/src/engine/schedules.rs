@@ -18,8 +18,8 @@ use super::{Engine, EngineError, Result};
 
 /// How long the store remembers that a tick was pushed: longer than any broker is behind another.
 const TICK_MEMORY: Duration = Duration::from_hours(720);
-/// Schedules read at a time.
-const PAGE: usize = 500;
+/// Schedules read at a time: each is held with its payload.
+const PAGE: usize = 50;
 
 /// Checks a cron expression and a time zone; the error names `cron` or `time_zone`.
 pub fn check_cron(cron: &str, time_zone: &str) -> Result<(), Invalid> {

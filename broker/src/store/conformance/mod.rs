@@ -13,6 +13,7 @@ pub(crate) mod dedup;
 pub(crate) mod figures;
 pub(crate) mod history;
 pub(crate) mod keys;
+pub(crate) mod large;
 pub(crate) mod model;
 pub(crate) mod moves;
 pub(crate) mod push;
@@ -94,6 +95,12 @@ macro_rules! conformance {
                 a_replayed_item_waits_for_its_turn
                 a_moved_item_passes_the_turn_on_and_takes_its_place
                 racing_pushes_of_one_key_leave_one_ready
+            }
+            large {
+                large_items_at_the_head_do_not_hide_those_behind_them
+                a_page_of_large_items_says_that_there_are_more
+                schedules_with_large_items_are_all_listed
+                a_thousand_items_with_large_headers_are_told_apart
             }
             model {
                 random_sequences_agree_with_the_model

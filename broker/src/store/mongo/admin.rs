@@ -6,7 +6,7 @@ use mongodb::bson::{Bson, Document, doc};
 
 use super::{
     Inner,
-    connect::{command_of, read},
+    connect::{command_of, read_first},
     document::{Stored, oid},
     errors::failed,
     head::{LevelSet, levels as each_level},
@@ -137,13 +137,13 @@ impl Listing<'_> {
                 doc! { "priority": -1, "when": 1, "_id": 1 }
             },
             "hint": if history { HISTORY } else { HANDOUT },
-            "limit": limit as i64, "batchSize": limit as i64, "singleBatch": true,
+            "limit": limit as i64, "batchSize": limit as i64 + 1,
         };
         if !self.with_payload {
             command.insert("projection", doc! { "payload": 0 });
         }
-        let found = read(&inner.db, &command_of(&command)?, Stored::read).await?;
-        Ok((found.values, found.large))
+        let found = read_first(&inner.db, &command_of(&command)?, Stored::read).await?;
+        Ok((found.values, found.cut))
     }
 
     fn history(&self, after: Option<Position>) -> Document {
@@ -252,8 +252,8 @@ pub(super) async fn list(
         }
         let after = start.filter(|start| start.phase() == phase);
         let room = limit + 1 - found.len();
-        let (items, large) = listing.find(inner, phase, after, room).await?;
-        cut = large && items.len() < room;
+        let (items, is_cut) = listing.find(inner, phase, after, room).await?;
+        cut = is_cut;
         found.extend(items);
     }
     let more = cut || found.len() > limit;

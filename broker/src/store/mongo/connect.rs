@@ -20,8 +20,6 @@ const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_m
 
 /// What the name begins with under which the server knows our connections; `abandoned` goes by it.
 pub(super) const APP_NAME: &str = "sluicegate";
-/// A find whose answer is this large was cut short by the server, or nearly.
-const LARGE_ANSWER: usize = 12 * 1024 * 1024;
 /// The server takes no longer name, in bytes.
 const MAX_APP_NAME: usize = 128;
 
@@ -124,51 +122,125 @@ pub(super) async fn write(db: &Database, command: RawDocumentBuf) -> Result<Writ
     }
 }
 
-/// Runs a `find` or `aggregate` command whose answer fits into one batch, and reads each document of it.
+/// Runs a `find` or `aggregate` command and reads each document of its answer: all of it, in as many batches as
+/// the server makes of it. The command's filter or limit bounds what that is.
 pub(super) async fn read<T>(
     db: &Database,
     command: &RawDocumentBuf,
     read: impl Fn(&RawDocument) -> Result<T>,
-) -> Result<Answer<T>> {
-    let Some(batch) = read_batch(db, command).await? else {
-        return Ok(Answer { values: Vec::new(), large: false });
-    };
+) -> Result<Vec<T>> {
+    let mut repeated = false;
+    loop {
+        match read_batches(db, command, &read).await {
+            Err(error) if !repeated && error.passes() => repeated = true,
+            result => return result.map_err(ReadError::into_store_error),
+        }
+    }
+}
+
+async fn read_batches<T>(
+    db: &Database,
+    command: &RawDocumentBuf,
+    read: &impl Fn(&RawDocument) -> Result<T>,
+) -> Result<Vec<T>, ReadError> {
     let mut values = Vec::new();
-    for document in batch.doc_slices().map_err(failed)? {
+    let mut batches = db.run_raw_cursor_command(command.clone()).batch().await?;
+    while let Some(batch) = batches.next().await {
+        read_into(&mut values, &batch?, read)?;
+    }
+    Ok(values)
+}
+
+/// Runs a `find` command and reads the first batch of its answer, which the server cuts at 16 MiB. `batchSize`
+/// must be larger than `limit`: so an answer that was not cut leaves no cursor behind.
+pub(super) async fn read_first<T>(
+    db: &Database,
+    command: &RawDocumentBuf,
+    read: impl Fn(&RawDocument) -> Result<T>,
+) -> Result<First<T>> {
+    let mut repeated = false;
+    loop {
+        match read_first_batch(db, command, &read).await {
+            Err(error) if !repeated && error.passes() => repeated = true,
+            result => return result.map_err(ReadError::into_store_error),
+        }
+    }
+}
+
+async fn read_first_batch<T>(
+    db: &Database,
+    command: &RawDocumentBuf,
+    read: &impl Fn(&RawDocument) -> Result<T>,
+) -> Result<First<T>, ReadError> {
+    let mut batches = db.run_raw_cursor_command(command.clone()).batch().await?;
+    let mut first = First { values: Vec::new(), cut: false };
+    if let Some(batch) = batches.next().await {
+        let batch = batch?;
+        let cursor = batch.as_raw_document().get_document("cursor");
+        let id = cursor.and_then(|cursor| cursor.get_i64("id"));
+        first.cut = id.map_err(|e| broken(e.to_string()))? != 0;
+        read_into(&mut first.values, &batch, read)?;
+    }
+    // A cursor that is left is closed by the driver when it is dropped.
+    Ok(first)
+}
+
+fn read_into<T>(
+    values: &mut Vec<T>,
+    batch: &RawBatch,
+    read: &impl Fn(&RawDocument) -> Result<T>,
+) -> Result<(), ReadError> {
+    for document in batch.doc_slices()? {
         let document = document.map_err(|e| broken(e.to_string()))?;
         let document = document.as_document().ok_or_else(|| broken("not a document"))?;
         values.push(read(document)?);
     }
-    Ok(Answer { values, large: batch.as_raw_document().as_bytes().len() > LARGE_ANSWER })
+    Ok(())
 }
 
-async fn read_batch(db: &Database, command: &RawDocumentBuf) -> Result<Option<RawBatch>> {
-    let mut first = true;
-    loop {
-        let result = async {
-            let mut cursor = db.run_raw_cursor_command(command.clone()).batch().await?;
-            cursor.next().await.transpose()
-        }
-        .await;
-        match result {
-            Err(error) if first && passes(&error) => first = false,
-            result => return result.map_err(failed),
+/// What [`read_first`] brings.
+pub(super) struct First<T> {
+    /// The documents, as what they were read as.
+    pub(super) values: Vec<T>,
+    /// There are more, which did not fit into the batch.
+    pub(super) cut: bool,
+}
+
+/// Why an answer could not be read.
+enum ReadError {
+    Driver(mongodb::error::Error),
+    Store(StoreError),
+}
+
+impl ReadError {
+    fn passes(&self) -> bool {
+        matches!(self, Self::Driver(error) if passes(error))
+    }
+
+    fn into_store_error(self) -> StoreError {
+        match self {
+            Self::Driver(error) => failed(error),
+            Self::Store(error) => error,
         }
     }
 }
 
-/// What [`read`] brings.
-pub(super) struct Answer<T> {
-    /// The documents, as what they were read as.
-    pub(super) values: Vec<T>,
-    /// The answer is so large that the server cut it short, or nearly.
-    pub(super) large: bool,
+impl From<mongodb::error::Error> for ReadError {
+    fn from(error: mongodb::error::Error) -> Self {
+        Self::Driver(error)
+    }
+}
+
+impl From<StoreError> for ReadError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
 }
 
 /// Like [`read`], each document as a tree: for what is small or rare.
 pub(super) async fn read_documents(db: &Database, command: Document) -> Result<Vec<Document>> {
     let tree = |d: &RawDocument| Document::try_from(d).map_err(|e| broken(e.to_string()));
-    Ok(read(db, &command_of(&command)?, tree).await?.values)
+    read(db, &command_of(&command)?, tree).await
 }
 
 /// A command as it is sent.

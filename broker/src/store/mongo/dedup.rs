@@ -92,7 +92,7 @@ pub(super) async fn resolve(
     for keys in keys.chunks(1_000) {
         let command = doc! {
             "find": group.items.name(), "filter": filter(keys), "projection": projection(),
-            "hint": DEDUP, "batchSize": 1_000, "singleBatch": true,
+            "hint": DEDUP, "batchSize": 1_001,
         };
         let found = read_documents(&inner.db, command).await?;
         for (key, found) in firsts(&found)? {

@@ -70,9 +70,9 @@ async fn find(
     let command: Document = doc! {
         "find": group.items.name(), "filter": filter, "hint": index,
         "sort": { "processed": 1, "_id": 1 }, "projection": { "payload": 0 },
-        "limit": limit as i64, "batchSize": limit as i64, "singleBatch": true,
+        "limit": limit as i64, "batchSize": limit as i64 + 1,
     };
-    Ok(read(&inner.db, &command_of(&command)?, Stored::read).await?.values)
+    read(&inner.db, &command_of(&command)?, Stored::read).await
 }
 
 async fn make_ready(inner: &Inner, group: &Group, queue: &Queue, items: &[Stored]) -> Result<u64> {

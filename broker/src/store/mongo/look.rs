@@ -7,7 +7,7 @@ use mongodb::bson::{RawArrayBuf, RawDocumentBuf, rawdoc};
 
 use super::{
     Inner,
-    connect::read,
+    connect::read_first,
     document::Stored,
     head::{Head, LevelSet, Look, START, Seen, levels as each_level},
     lapse::Leases,
@@ -110,9 +110,9 @@ impl Place<'_> {
         }
         let name = self.group.items.name();
         let command = find_command(name, &self.queue.name, &look, now, limit);
-        let answer = read(&self.inner.db, &command, Stored::read).await?;
+        let answer = read_first(&self.inner.db, &command, Stored::read).await?;
         found.items = answer.values;
-        if found.items.len() == limit || answer.large {
+        if found.items.len() == limit || answer.cut {
             found.extent = Extent::Cut;
         }
         Ok(found)
@@ -177,8 +177,7 @@ pub(super) fn find_command(
         "sort": { "priority": -1, "when": 1, "_id": 1 },
         "hint": HANDOUT,
         "limit": limit as i64,
-        "batchSize": limit as i64,
-        "singleBatch": true,
+        "batchSize": limit as i64 + 1, // the server then knows the end when it has reached the limit
     }
 }
 

@@ -58,7 +58,7 @@ impl<T> Named<T> {
         let limit = limit.min(MAX_LIST) as i64;
         let command = doc! {
             "find": self.collection, "filter": filter, "sort": { "_id": 1 }, "limit": limit,
-            "batchSize": limit, "singleBatch": true,
+            "batchSize": limit + 1,
         };
         read_documents(&inner.db, command).await?.iter().map(self.read).collect()
     }

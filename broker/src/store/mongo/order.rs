@@ -108,7 +108,7 @@ fn holders_command(group: &Group, queue: &QueueName, keys: &[&str]) -> Document 
     doc! {
         "find": group.items.name(), "filter": { "q": queue.as_str(), "turn": { "$in": keys } },
         "projection": { "_id": 0, "turn": 1 }, "hint": TURN,
-        "batchSize": 1_000, "singleBatch": true,
+        "batchSize": 1_001,
     }
 }
 
@@ -122,7 +122,7 @@ pub(super) async fn waiting(
     for (queue, keys) in by_queue(keys) {
         for keys in keys.chunks(1_000) {
             let command = doc! {
-                "aggregate": group.items.name(), "hint": WAITING, "cursor": { "batchSize": 1_000 },
+                "aggregate": group.items.name(), "hint": WAITING, "cursor": { "batchSize": 1_001 },
                 "pipeline": waiting_pipeline(queue, keys),
             };
             for document in read_documents(&inner.db, command).await? {
@@ -213,7 +213,7 @@ pub(super) async fn repair(inner: &Inner, queue: &QueueName, group: &GroupName) 
             "find": group.items.name(),
             "filter": { "q": queue.as_str(), "key": { "$gt": after }, "due": { "$exists": true } },
             "sort": { "q": 1, "key": 1, "seq": 1 }, "projection": { "_id": 0, "key": 1 },
-            "hint": WAITING, "limit": STEP, "singleBatch": true,
+            "hint": WAITING, "limit": STEP, "batchSize": STEP + 1,
         };
         let found = read_documents(&inner.db, command).await?;
         let mut keys: Vec<OrderKey> = found

@@ -264,9 +264,8 @@ async fn won(
         "filter": { "_id": { "$in": oids(ids) }, "lock": { "$in": tokens } },
         "projection": { "_id": 1 },
         "hint": BY_ID,
-        "batchSize": MAX_FIND as i64,
-        "singleBatch": true,
+        "batchSize": MAX_FIND as i64 + 1,
     };
     let ids = read(&inner.db, &command, |document| Ok(Stored::read(document)?.id())).await?;
-    Ok(ids.values.into_iter().collect())
+    Ok(ids.into_iter().collect())
 }

@@ -98,21 +98,30 @@ pub(super) async fn update(
     Ok(write(&inner.db, command).await?.n)
 }
 
-/// The documents as they are, without payload; those that are not there are left out.
+/// The documents as they are, without payload and headers; those that are not there are left out.
 pub(super) async fn look(
     inner: &Inner,
     group: &Group,
     ids: impl IntoIterator<Item = ItemId>,
 ) -> Result<HashMap<ItemId, Stored>> {
+    look_at(inner, group, ids, rawdoc! { "payload": 0, "headers": 0 }).await
+}
+
+/// The same, with all but what `without` names.
+pub(super) async fn look_at(
+    inner: &Inner,
+    group: &Group,
+    ids: impl IntoIterator<Item = ItemId>,
+    without: RawDocumentBuf,
+) -> Result<HashMap<ItemId, Stored>> {
     let command = rawdoc! {
         "find": group.items.name(),
         "filter": { "_id": { "$in": oids(ids) } },
-        "projection": { "payload": 0 },
+        "projection": without,
         "hint": BY_ID,
         "batchSize": 100_000,
-        "singleBatch": true,
     };
-    let found = read(&inner.db, &command, Stored::read).await?.values;
+    let found = read(&inner.db, &command, Stored::read).await?;
     Ok(found.into_iter().map(|stored| (stored.id(), stored)).collect())
 }
 

@@ -87,9 +87,9 @@ pub(super) async fn remove_ended(inner: &Inner, group: &Group, queue: &QueueName
                 "q": queue.as_str(), "deadline": { "$lte": date(now) },
                 "turn": { "$exists": true },
             },
-            "projection": { "payload": 0 }, "limit": STEP, "singleBatch": true,
+            "projection": { "payload": 0, "headers": 0 }, "limit": STEP, "batchSize": STEP + 1,
         };
-        let items = read(&inner.db, &command_of(&command)?, Stored::read).await?.values;
+        let items = read(&inner.db, &command_of(&command)?, Stored::read).await?;
         if remove_expired(inner, group, queue, &items, now).await? == 0 {
             return Ok(());
         }

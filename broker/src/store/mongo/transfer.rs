@@ -13,7 +13,8 @@ use super::{
     levels,
     order::{self, OrderKey},
     settle::{
-        Update, WITNESS, first_places, look, repeated, settle_token, stale, statement, update,
+        Update, WITNESS, first_places, look, look_at, repeated, settle_token, stale, statement,
+        update,
     },
 };
 use crate::{
@@ -49,7 +50,7 @@ async fn move_in_group(
     outcomes: &mut [Outcome],
 ) -> Result<()> {
     let ids = || places.iter().map(|at| items[*at].held.receipt.item);
-    let before = look(inner, group, ids()).await?;
+    let before = look_at(inner, group, ids(), rawdoc! { "payload": 0 }).await?;
     let now = inner.now();
     let mut held: Vec<(usize, &Stored)> = Vec::new();
     for &at in places {
