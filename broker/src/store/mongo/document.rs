@@ -7,6 +7,7 @@
 //! | `priority`, `attempt`, `deliveries` | as in [`Item`] |
 //! | `lock` | token of the lease; there while reserved, and after a lapse until noticed |
 //! | `settled` | token of the last settle, by which a short count is cleared up |
+//! | `settledBefore` | tokens of the settles before that, the latest first, for those whose answer was lost |
 //! | `producer`, `consumer`, `contentType`, `headers`, `payload`, `reason`, `origin` | as in [`Item`] |
 //! | `key`, `seq` | ordering key, sequence number |
 //! | `turn` | the key again, on the one item of the key that is not blocked |
@@ -161,6 +162,7 @@ pub(super) struct Stored {
     pub(super) deliveries: u32,
     pub(super) lock: Option<LeaseToken>,
     pub(super) settled: Option<ObjectId>,
+    pub(super) settled_before: Vec<ObjectId>,
     pub(super) producer: Option<String>,
     pub(super) consumer: Option<String>,
     pub(super) key: String,
@@ -207,6 +209,10 @@ impl Stored {
             "deliveries" => self.deliveries = number(value) as u32,
             "lock" => self.lock = value.as_object_id().map(|id| LeaseToken(id.bytes())),
             "settled" => self.settled = value.as_object_id(),
+            "settledBefore" => {
+                let tokens = value.as_array().into_iter().flatten().flatten();
+                self.settled_before = tokens.filter_map(|token| token.as_object_id()).collect();
+            }
             "producer" => self.producer = Some(text()),
             "consumer" => self.consumer = Some(text()),
             "key" => self.key = text(),
@@ -263,6 +269,11 @@ impl Stored {
     /// True if this lease, lapsed or not, is on it.
     pub(super) fn is_held_by(&self, token: LeaseToken, now: Timestamp) -> bool {
         self.lock == Some(token) && !self.is_over(now)
+    }
+
+    /// True if the settle of this token took effect, also if others came after it.
+    pub(super) fn was_settled_by(&self, token: ObjectId) -> bool {
+        self.settled == Some(token) || self.settled_before.contains(&token)
     }
 
     /// Where it is in its life.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::{ahead::Ahead, document::Stored, lapse::Lapses};
+use super::{ahead::Ahead, claims::OpenClaims, document::Stored, lapse::Lapses};
 use crate::domain::{Priority, Timestamp};
 
 const LEVELS: usize = Priority::LEVELS as usize;
@@ -69,6 +69,8 @@ pub(super) struct Head {
     state: Mutex<State>,
     /// Its leases.
     pub(super) lapses: Lapses,
+    /// Claims on their way.
+    pub(super) claims: OpenClaims,
 }
 
 /// What a find should look at.
@@ -105,7 +107,7 @@ impl Head {
             swept: None,
             sweep_cost: Duration::ZERO,
         };
-        Self { state: Mutex::new(state), lapses: Lapses::new() }
+        Self { state: Mutex::new(state), lapses: Lapses::new(), claims: OpenClaims::new() }
     }
 
     /// True if a sweep is due; `empty`: the find from the watermarks found nothing.

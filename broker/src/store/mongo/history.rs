@@ -95,9 +95,11 @@ async fn make_ready(inner: &Inner, group: &Group, queue: &Queue, items: &[Stored
         let stages = [doc! { "$set": set }, doc! { "$unset": unset }];
         statements.push(statement(filter, Update::pipeline(&stages)?));
     }
-    let n = update(inner, group, statements).await?;
+    let n = update(inner, group, statements).await;
+    // Also if the outcome is unknown: what may be there must not be passed over.
     let set = plain.iter().fold(0, |set, item| set | bit(item.priority));
     inner.head(&queue.name).lower(set, now.0);
+    let n = n?;
     let keys: Vec<OrderKey> =
         keyed.iter().map(|item| (queue.name.clone(), item.key.clone())).collect();
     order::promote(inner, group, &keys).await?;

@@ -45,9 +45,9 @@ pub(super) struct Found {
 
 /// Where to look.
 pub(super) struct Place<'a> {
-    pub(super) inner: &'a Inner,
-    pub(super) group: &'a Group,
-    pub(super) head: &'a Head,
+    pub(super) inner: &'a Arc<Inner>,
+    pub(super) group: &'a Arc<Group>,
+    pub(super) head: &'a Arc<Head>,
     pub(super) queue: &'a Arc<Queue>,
 }
 

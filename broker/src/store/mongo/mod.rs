@@ -4,7 +4,7 @@
 //! * [`document`] says what an item looks like, [`layout`] where it lies and by which indexes it is found.
 //! * [`push`] stores items (`order`: keys and sequence numbers; `dedup`: repeated pushes), [`reserve`]
 //!   hands them out (`look`: finds them at the [`head`] of a queue; `ahead`: those found before they are wanted;
-//!   `lapse`: leases that ended), [`settle`] ends a reservation (`commit`, `rollback`, `transfer`).
+//!   `claims`: undone if they reach nobody; `lapse`: leases that ended), [`settle`] ends a reservation (`commit`, `rollback`, `transfer`).
 //! * [`batcher`] lets concurrent calls share a write; [`issued`] remembers which reservations are ours.
 //! * [`transaction`] changes several documents in one step, [`abandoned`] ends what a dead broker left of that.
 //! * [`admin`], [`history`], [`redrive`], [`figures`], [`queues`], [`schedules`]: the rest.
@@ -18,6 +18,7 @@ mod ahead;
 mod batcher;
 #[doc(hidden)]
 pub mod bench;
+mod claims;
 mod clock;
 mod commit;
 mod connect;
@@ -271,7 +272,9 @@ impl Store for MongoStore {
 
     async fn reserve(&self, queue: &Arc<Queue>, wants: &[Want]) -> Result<Reserved> {
         let (queue, wants) = (Arc::clone(queue), wants.to_vec());
-        self.run(|inner| async move { reserve::reserve(&inner, &queue, &wants).await }).await
+        // If nobody waits for the answer any more, dropping it undoes the claim.
+        let operation = |inner| async move { reserve::reserve(&inner, &queue, &wants).await };
+        Ok(self.run(operation).await?.take())
     }
 
     async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>> {

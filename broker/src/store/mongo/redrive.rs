@@ -13,7 +13,7 @@ use super::{
     layout::{Group, date, millis},
     levels,
     order::{self, OrderKey},
-    settle::{Update, settle_token, statement, update},
+    settle::{Update, settle_token, settled_before, statement, update},
     transfer::{enter, numbers},
 };
 use crate::{
@@ -105,7 +105,10 @@ async fn send(
             "when": millis(item.when),
             "deliveries": i64::from(item.deliveries),
         };
-        let mut set = doc! { "q": to.name.as_str(), "attempt": 1, "settled": settled };
+        let mut set = doc! {
+            "q": to.name.as_str(), "attempt": 1, "settled": settled,
+            "settledBefore": settled_before(),
+        };
         let mut unset = vec!["lock", "origin", "started"];
         enter(&mut set, &mut unset, item, now.0, given.get(&item.id()).copied().unwrap_or(0));
         if returns(item) {
@@ -118,8 +121,10 @@ async fn send(
         statements.push(statement(filter, Update::pipeline(&stages)?));
         inner.issued.forget(item.id());
     }
-    let n = update(inner, group, statements).await?;
+    let n = update(inner, group, statements).await;
+    // Also if the outcome is unknown: what may be there must not be passed over.
     inner.head(&to.name).lower(set, now.0);
+    let n = n?;
     let keys: Vec<OrderKey> = items
         .iter()
         .filter(|item| !item.key.is_empty())

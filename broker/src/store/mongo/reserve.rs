@@ -5,10 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, rawdoc};
+use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 
 use super::{
     Inner,
+    claims::{Claim, Handover, as_read},
     connect::read,
     document::{Stored, oids, token_oid},
     issued::Issue,
@@ -29,24 +30,30 @@ use crate::{
 const MAX_ROUNDS: usize = 8;
 
 /// Reserves items from the head of the queue.
-pub(super) async fn reserve(inner: &Inner, queue: &Arc<Queue>, wants: &[Want]) -> Result<Reserved> {
+pub(super) async fn reserve(
+    inner: &Arc<Inner>,
+    queue: &Arc<Queue>,
+    wants: &[Want],
+) -> Result<Handover> {
     let wanted: usize = wants.iter().map(|want| want.max_items).sum();
+    let mut answer = Handover { reserved: Reserved::default(), claim: None };
     if wanted == 0 {
-        return Ok(Reserved::default());
+        return Ok(answer);
     }
     let group = inner.group(&queue.group).await?;
     let head = inner.head(&queue.name);
+    head.claims.resolved().await?;
     let place = Place { inner, group: &group, head: &head, queue };
     let mut sweep = head.sweep_due(false);
-    let mut answer = Reserved::default();
     // Rounds that find nothing but what must be removed are not the caller's concern, within reason.
     for _ in 0..MAX_ROUNDS {
         let found = place.look(wanted.min(MAX_FIND), sweep).await?;
         if found.items.is_empty() {
             head.seen(&found.seen(&[], &[]));
             // Perhaps a lease of another broker has ended,
-            answer.more = head.lapses.is_due(found.now) && place.reclaim(found.now).await?;
-            if answer.more {
+            answer.reserved.more =
+                head.lapses.is_due(found.now) && place.reclaim(found.now).await?;
+            if answer.reserved.more {
                 continue;
             }
             // or a hint was lost.
@@ -57,12 +64,14 @@ pub(super) async fn reserve(inner: &Inner, queue: &Arc<Queue>, wants: &[Want]) -
             continue;
         }
         let round = hand_out(&place, wants, found).await;
-        let round = round.inspect_err(|_| head.forget_ahead())?;
-        answer.dead_lettered += round.dead_lettered;
-        answer.expired += round.expired;
-        answer.deliveries = round.deliveries;
-        answer.more = round.more;
-        if !answer.deliveries.is_empty() || round.dead_lettered + round.expired == 0 {
+        let Handover { reserved: round, claim } = round.inspect_err(|_| head.forget_ahead())?;
+        let removed = round.dead_lettered + round.expired;
+        answer.reserved.dead_lettered += round.dead_lettered;
+        answer.reserved.expired += round.expired;
+        answer.reserved.deliveries = round.deliveries;
+        answer.reserved.more = round.more;
+        answer.claim = claim;
+        if !answer.reserved.deliveries.is_empty() || removed == 0 {
             break;
         }
         sweep = false;
@@ -71,7 +80,7 @@ pub(super) async fn reserve(inner: &Inner, queue: &Arc<Queue>, wants: &[Want]) -
 }
 
 /// Deals what was found, claims it, and removes what is over.
-async fn hand_out(place: &Place<'_>, wants: &[Want], mut found: Found) -> Result<Reserved> {
+async fn hand_out(place: &Place<'_>, wants: &[Want], mut found: Found) -> Result<Handover> {
     let Place { inner, group, head, queue } = *place;
     let now = inner.now();
     let places = found.places();
@@ -92,14 +101,30 @@ async fn hand_out(place: &Place<'_>, wants: &[Want], mut found: Found) -> Result
     let left: Vec<(i32, i64)> = good_at[dealt.len()..].iter().map(|at| places[*at]).collect();
     let rest = good.split_off(dealt.len());
 
-    let (expired, dead_lettered, deliveries) = futures_util::future::try_join3(
+    let (expired, dead_lettered, claimed) = futures_util::future::join3(
         spent::remove_expired(inner, group, &queue.name, &expired, now),
         spent::remove_failed(inner, group, queue, &dead, now),
         claim(place, wants, good, &dealt, now),
     )
-    .await?;
-
-    head.seen(&found.seen(&places, &left));
+    .await;
+    let (deliveries, claim) = claimed?;
+    let (expired, dead_lettered) = match (expired, dead_lettered) {
+        (Ok(expired), Ok(dead_lettered)) => {
+            head.seen(&found.seen(&places, &left));
+            (expired, dead_lettered)
+        }
+        // What could not be removed is met again: the marks stay. What was claimed is handed out.
+        (expired, dead_lettered) if !deliveries.is_empty() => {
+            let errors = (expired.as_ref().err(), dead_lettered.as_ref().err());
+            tracing::debug!(queue = %queue.name, ?errors, "could not remove what is over");
+            let removed = (expired.unwrap_or_default(), dead_lettered.unwrap_or_default());
+            head.forget_ahead();
+            let (expired, dead_lettered) = removed;
+            let reserved = Reserved { deliveries, dead_lettered, expired, more: true };
+            return Ok(Handover { reserved, claim: Some(claim) });
+        }
+        (Err(error), _) | (_, Err(error)) => return Err(error),
+    };
     let outrun = deliveries.len() < dealt.len();
     if outrun {
         head.forget_ahead();
@@ -109,7 +134,8 @@ async fn hand_out(place: &Place<'_>, wants: &[Want], mut found: Found) -> Result
     // What was removed may have passed its turn on.
     let removed = expired + dead_lettered > 0;
     let more = found.extent != Extent::All || !left.is_empty() || removed || outrun;
-    Ok(Reserved { deliveries, dead_lettered, expired, more })
+    let reserved = Reserved { deliveries, dead_lettered, expired, more };
+    Ok(Handover { reserved, claim: Some(claim) })
 }
 
 /// Items that are claimed by one statement.
@@ -121,8 +147,14 @@ struct Alike {
     deliveries: u32,
     attempt: u32,
     lapsed: bool,
-    /// The lapsed lease was another broker's.
-    foreign: bool,
+}
+
+/// The items of one statement.
+struct Lot {
+    token: LeaseToken,
+    ids: Vec<ItemId>,
+    /// Lease and settle token of each, as read: they fence the claim too.
+    tokens: Vec<(Option<LeaseToken>, Option<ObjectId>)>,
 }
 
 /// Claims the items, each for the want it was dealt to; those another broker was faster with are
@@ -133,12 +165,13 @@ async fn claim(
     items: Vec<Stored>,
     dealt: &[usize],
     now: Timestamp,
-) -> Result<Vec<(usize, Delivery)>> {
+) -> Result<(Vec<(usize, Delivery)>, Claim)> {
     let Place { inner, group, head, queue } = *place;
+    let mut claim = Claim::begin(inner, group, head, &queue.name);
     if items.is_empty() {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), claim));
     }
-    let mut lots: HashMap<Alike, (LeaseToken, Vec<ItemId>)> = HashMap::new();
+    let mut lots: HashMap<Alike, Lot> = HashMap::new();
     let mut claims = Vec::with_capacity(items.len());
     for (item, want) in items.iter().zip(dealt) {
         let lapsed = item.lock.is_some();
@@ -152,29 +185,35 @@ async fn claim(
             deliveries: item.deliveries,
             attempt,
             lapsed,
-            foreign: item.lock.is_some_and(|lock| lock.broker() != inner.broker),
         };
-        let (until, foreign) = (alike.until, alike.foreign);
+        let until = alike.until;
         head.lapses.expect(until);
-        let lot =
-            lots.entry(alike).or_insert_with(|| (LeaseToken::fresh(inner.broker), Vec::new()));
-        lot.1.push(item.id());
-        claims.push((lot.0, attempt, until, foreign));
+        let lot = lots.entry(alike).or_insert_with(|| Lot {
+            token: LeaseToken::fresh(inner.broker),
+            ids: Vec::new(),
+            tokens: Vec::new(),
+        });
+        lot.ids.push(item.id());
+        lot.tokens.push((item.lock, item.settled));
+        claim.add(item, lot.token, attempt);
+        claims.push((lot.token, attempt, until, lapsed));
     }
     let mut statements = Vec::with_capacity(lots.len());
-    for (alike, (token, ids)) in &lots {
-        statements.push(claim_statement(queue, alike, *token, ids, now)?);
+    for (alike, lot) in &lots {
+        statements.push(claim_statement(queue, alike, lot, now)?);
     }
+    // If this fails, the claim is undone when it is dropped.
     let n = update(inner, group, statements).await?;
     let won: Option<HashSet<ItemId>> = if n == items.len() as u64 {
         None
     } else {
-        let tokens = lots.values().map(|(token, _)| *token);
+        let tokens = lots.values().map(|lot| lot.token);
         Some(won(inner, group, items.iter().map(Stored::id), tokens).await?)
     };
+    claim.answered(won.as_ref());
     let mut deliveries = Vec::with_capacity(items.len());
     let mut issues = Vec::with_capacity(items.len());
-    for ((item, want), (token, attempt, until, foreign)) in items.into_iter().zip(dealt).zip(claims)
+    for ((item, want), (token, attempt, until, lapsed)) in items.into_iter().zip(dealt).zip(claims)
     {
         let id = item.id();
         if won.as_ref().is_some_and(|won| !won.contains(&id)) {
@@ -187,7 +226,7 @@ async fn claim(
                 until: until.0,
                 priority: item.priority,
                 dedup: !item.dedup_id.is_empty(),
-                traced: foreign || item.trace.is_some_and(|trace| trace > now.0),
+                traced: lapsed || item.trace.is_some_and(|trace| trace > now.0),
                 deadline: item.deadline,
                 key: (!item.key.is_empty()).then(|| item.key.as_str().into()),
             },
@@ -213,24 +252,24 @@ async fn claim(
         deliveries.push((*want, delivery));
     }
     inner.issued.add(issues, now);
-    Ok(deliveries)
+    Ok((deliveries, claim))
 }
 
 fn claim_statement(
     queue: &Queue,
     alike: &Alike,
-    token: LeaseToken,
-    ids: &[ItemId],
+    lot: &Lot,
     now: Timestamp,
 ) -> Result<RawDocumentBuf> {
-    let filter = rawdoc! {
-        "_id": { "$in": oids(ids.iter().copied()) },
+    let mut filter = rawdoc! {
+        "_id": { "$in": oids(lot.ids.iter().copied()) },
         "q": queue.name.as_str(),
         "when": { "$lte": date(now) },
         "deliveries": i64::from(alike.deliveries),
     };
+    as_read(&mut filter, lot.tokens.iter().copied());
     let mut set = doc! {
-        "when": leased(alike.until), "lock": token_oid(token), "started": date(now),
+        "when": leased(alike.until), "lock": token_oid(lot.token), "started": date(now),
     };
     if alike.lapsed {
         set.insert("attempt", i64::from(alike.attempt));
@@ -245,7 +284,8 @@ fn claim_statement(
         }
     }
     change.insert("$set", set);
-    if alike.foreign {
+    // Whoever held it may yet settle it: also by a command of this broker that has not been answered.
+    if alike.lapsed {
         change.insert("$max", doc! { "trace": millis(now.0 + WITNESS) });
     }
     Ok(statement(filter, Update::operators(&change)?))

@@ -13,7 +13,7 @@ use super::{
     levels, order,
     settle::{
         Ending, Update, WITNESS, end_exactly, first_places, held_filter, known_key, look, repeated,
-        settle_token, stale, statement, update,
+        settle_token, settled_before, stale, statement, update, was_settled,
     },
 };
 use crate::{
@@ -28,7 +28,7 @@ struct Alike {
     /// Eligible time and attempt; `None` for the dead-letter queue.
     back: Option<(Timestamp, u32)>,
     reason: Option<String>,
-    /// Reserved by another broker.
+    /// Reserved by another broker, or being settled by another call.
     foreign: bool,
 }
 
@@ -116,7 +116,8 @@ async fn give_back(
             RollbackTo::DeadLetter => None,
         };
         let token = item.held.receipt.token;
-        let foreign = token.broker() != inner.broker;
+        // Of one that is not known here another settle may be under way, on this broker or another.
+        let foreign = endings[at].issue.is_none();
         let alike = Alike { token, back, reason: item.reason.clone(), foreign };
         lots.entry(alike).or_default().push(*at);
     }
@@ -134,6 +135,7 @@ async fn give_back(
             (None, None) => continue, // dropped before
         };
         set.insert("settled", settled);
+        set.insert("settledBefore", settled_before());
         if let Some(reason) = &alike.reason {
             set.insert("reason", literal(reason.as_str()));
         }
@@ -147,7 +149,8 @@ async fn give_back(
         let change = Update::pipeline(&[doc! { "$set": set }, doc! { "$unset": unset }])?;
         statements.push(statement(filter, change));
     }
-    let n = update(inner, group, statements).await?;
+    let updated = update(inner, group, statements).await;
+    // Also if the outcome is unknown: what may be there must not be passed over.
     for at in given {
         let (item, ending) = (&items[*at], &endings[at]);
         match item.to {
@@ -161,6 +164,7 @@ async fn give_back(
             }
         }
     }
+    let n = updated?;
     let keys_known = given
         .iter()
         .all(|at| !dead(at) || endings[at].issue.is_some() || !endings[at].receipt.keyed);
@@ -178,7 +182,10 @@ async fn give_back(
                 keys.extend(known_key(&endings[at]).filter(|_| dead(at)));
                 ok
             }
-            Some(Some(stored)) if stored.settled.as_ref() == settled.get(&receipt.token) => {
+            // Given back by the first of two tries, and ended since by whoever had it then: anybody else
+            // would have left a tombstone.
+            Some(None) if endings[at].issue.as_ref().is_some_and(|i| i.deadline.is_none()) => ok,
+            Some(Some(stored)) if was_settled(stored, &settled, receipt.token) => {
                 if dead(at) && !stored.key.is_empty() {
                     keys.push((receipt.queue.clone(), stored.key.clone()));
                 }

@@ -28,6 +28,9 @@ use crate::{
 /// A tombstone that only bears witness stays this long past the lease, in milliseconds.
 pub(super) const WITNESS: i64 = 60_000;
 
+/// Settles of an item whose tokens are remembered, beside the last one.
+const SETTLES_REMEMBERED: i32 = 8;
+
 /// A reservation to end.
 #[derive(Debug, Clone)]
 pub(super) struct Ending {
@@ -153,10 +156,24 @@ fn witnessed() -> Document {
     doc! { "$cond": [{ "$gt": ["$lock", null] }, { "$add": [lease_end(), WITNESS] }, null] }
 }
 
+/// The tokens of the settles before this one, as an expression of the update that sets `settled`. The answer to an
+/// update that took effect may be lost; until it is repeated the item can have been reserved and settled again.
+pub(super) fn settled_before() -> Document {
+    doc! { "$cond": [
+        { "$gt": ["$settled", null] },
+        { "$slice": [
+            { "$concatArrays": [["$settled"], { "$ifNull": ["$settledBefore", []] }] },
+            SETTLES_REMEMBERED,
+        ] },
+        "$$REMOVE",
+    ] }
+}
+
 /// Update that turns an item into a tombstone, for as long as anybody may ask.
 pub(super) fn bury(now: Timestamp, settled: ObjectId) -> Vec<Document> {
     vec![doc! { "$replaceWith": {
         "_id": "$_id", "q": "$q", "when": millis(TOMBSTONE), "settled": settled,
+        "settledBefore": settled_before(),
         "key": "$key", "seq": "$seq", "dedup": "$dedup", "window": "$window", "created": "$created",
         "expires": { "$max": [
             millis(now.0 + WITNESS), witnessed(), "$window", "$trace",
@@ -177,6 +194,7 @@ pub(super) fn shelve(now: Timestamp, settled: ObjectId, retention: Duration) -> 
     vec![
         doc! { "$set": {
             "when": millis(PROCESSED), "processed": date(now), "settled": settled,
+            "settledBefore": settled_before(),
             "deadline": date(deadline),
             "expires": { "$max": [date(deadline), witnessed(), "$window", "$trace"] },
         } },
@@ -227,7 +245,7 @@ pub(super) async fn end_exactly(
     } else {
         let found = look(inner, group, endings.iter().map(|e| e.receipt.item)).await?;
         let outcome = |ending: &Ending| match found.get(&ending.receipt.item) {
-            Some(stored) if stored.settled.as_ref() == settled.get(&ending.receipt.token) => {
+            Some(stored) if was_settled(stored, &settled, ending.receipt.token) => {
                 if !stored.key.is_empty() {
                     keys.push((ending.receipt.queue.clone(), stored.key.clone()));
                 }
@@ -239,6 +257,15 @@ pub(super) async fn end_exactly(
     };
     order::promote(inner, group, &keys).await?;
     Ok(outcomes)
+}
+
+/// True if the item was settled by the token that stands for this lease.
+pub(super) fn was_settled(
+    stored: &Stored,
+    settled: &HashMap<LeaseToken, ObjectId>,
+    lease: LeaseToken,
+) -> bool {
+    settled.get(&lease).is_some_and(|token| stored.was_settled_by(*token))
 }
 
 /// The key of an item this broker handed out.

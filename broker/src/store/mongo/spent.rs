@@ -14,7 +14,7 @@ use super::{
     levels,
     order::{self, OrderKey},
     rollback::dead_letter,
-    settle::{Ending, Update, bury, end_exactly, settle_token, statement, update},
+    settle::{Ending, Update, bury, end_exactly, settle_token, settled_before, statement, update},
 };
 use crate::{
     domain::{Outcome, Queue, QueueName, Receipt, Timestamp},
@@ -147,6 +147,7 @@ pub(super) async fn remove_failed(
         };
         let mut fields = dead_letter(queue.name.as_str(), to.as_str(), now);
         fields.insert("settled", settle_token(inner));
+        fields.insert("settledBefore", settled_before());
         fields.insert("reason", doc! { "$ifNull": ["$reason", LAPSED] });
         // The consumer may yet ask another broker, which must not take its own for this settle.
         let trace: DateTime = date(Timestamp(now.0 + super::settle::WITNESS));
@@ -154,8 +155,10 @@ pub(super) async fn remove_failed(
         let stages = [doc! { "$set": fields }, doc! { "$unset": ["lock", "turn", "due"] }];
         statements.push(statement(filter, Update::pipeline(&stages)?));
     }
-    let n = update(inner, group, statements).await?;
+    let n = update(inner, group, statements).await;
+    // Also if the outcome is unknown: what may be there must not be passed over.
     inner.head(to).lower(set, now.0);
+    let n = n?;
     order::promote(inner, group, &keys_of(&queue.name, items)).await?;
     Ok(n)
 }

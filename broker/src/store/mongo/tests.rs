@@ -11,6 +11,8 @@ use crate::{
     },
 };
 
+mod faults;
+
 /// Names the server the tests run on.
 const VARIABLE: &str = "SLUICEGATE_TEST_MONGODB_URI";
 

@@ -13,8 +13,8 @@ use super::{
     levels,
     order::{self, OrderKey},
     settle::{
-        Update, WITNESS, first_places, look, look_at, repeated, settle_token, stale, statement,
-        update,
+        Update, WITNESS, first_places, look, look_at, repeated, settle_token, settled_before,
+        stale, statement, update,
     },
 };
 use crate::{
@@ -70,33 +70,44 @@ async fn move_in_group(
     let numbers = numbers(inner, held.iter().map(|(at, s)| (&*items[*at].to, *s))).await?;
 
     let settled = settle_token(inner);
-    let mut statements: Vec<RawDocumentBuf> = Vec::new();
-    let (mut bytes, mut n) = (0, 0);
+    let mut commands: Vec<Vec<RawDocumentBuf>> = Vec::new();
+    let mut bytes = COMMAND_BYTES;
+    let mut ours = Vec::with_capacity(held.len());
     for ((at, stored), number) in held.iter().zip(&numbers) {
         let item = &items[*at];
-        inner.issued.take(&item.held.receipt);
-        let statement = move_statement(inner, item, stored, *number, settled)?;
-        if bytes + statement.as_bytes().len() > COMMAND_BYTES {
-            n += update(inner, group, std::mem::take(&mut statements)).await?;
-            bytes = 0;
-        }
+        let issue = inner.issued.take(&item.held.receipt);
+        let statement = move_statement(item, stored, *number, settled, issue.is_none())?;
+        ours.push(issue.is_some_and(|issue| issue.deadline.is_none()));
         bytes += statement.as_bytes().len();
-        statements.push(statement);
+        if bytes > COMMAND_BYTES {
+            bytes = statement.as_bytes().len();
+            commands.push(Vec::new());
+        }
+        if let Some(command) = commands.last_mut() {
+            command.push(statement);
+        }
     }
-    if !statements.is_empty() {
-        n += update(inner, group, statements).await?;
+    let mut n = Ok(0);
+    for command in commands {
+        if let Ok(sum) = n {
+            n = update(inner, group, command).await.map(|n| n + sum);
+        }
     }
+    // Also if the outcome is unknown: what may be there must not be passed over.
     for (at, stored) in held.iter().filter(|(_, stored)| stored.key.is_empty()) {
         let item = &items[*at];
         inner.head(&item.to.name).lower(bit(priority(item, stored)), item.eligible_time.0);
     }
-    let after = if n == held.len() as u64 { None } else { Some(look(inner, group, ids()).await?) };
+    let after = if n? == held.len() as u64 { None } else { Some(look(inner, group, ids()).await?) };
     let mut keys: Vec<OrderKey> = Vec::new();
-    for (at, stored) in &held {
+    for ((at, stored), ours) in held.iter().zip(ours) {
         let receipt = &items[*at].held.receipt;
         outcomes[*at] = match after.as_ref().map(|found| found.get(&receipt.item)) {
             None => Outcome::Ok,
-            Some(Some(found)) if found.settled == Some(settled) => Outcome::Ok,
+            Some(Some(found)) if found.was_settled_by(settled) => Outcome::Ok,
+            // Moved by the first of two tries, and ended since by whoever had it then: anybody else would
+            // have left a tombstone.
+            Some(None) if ours => Outcome::Ok,
             Some(found) => stale(found, now),
         };
         if outcomes[*at] == Outcome::Ok && !stored.key.is_empty() {
@@ -138,17 +149,19 @@ pub(super) async fn numbers<'a>(
     Ok(entering.map(number).collect())
 }
 
+/// `foreign`: reserved by another broker, or being settled by another call.
 fn move_statement(
-    inner: &Inner,
     item: &Move,
     stored: &Stored,
     number: i64,
     settled: mongodb::bson::oid::ObjectId,
+    foreign: bool,
 ) -> Result<RawDocumentBuf> {
     let receipt = &item.held.receipt;
     let filter = rawdoc! { "_id": oid(receipt.item), "lock": token_oid(receipt.token) };
     let mut set = doc! {
         "q": item.to.name.as_str(), "attempt": 1, "settled": settled,
+        "settledBefore": settled_before(),
         "priority": priority(item, stored),
     };
     let mut unset = vec!["lock", "turn", "origin", "reason", "started"];
@@ -164,7 +177,7 @@ fn move_statement(
         headers.extend(item.headers.clone());
         set.insert("headers", literal(texts(&headers)));
     }
-    if receipt.token.broker() != inner.broker {
+    if foreign {
         set.insert("trace", doc! { "$max": ["$trace", { "$add": [lease_end(), WITNESS] }] });
     }
     let stages = [doc! { "$set": set }, doc! { "$unset": unset }];

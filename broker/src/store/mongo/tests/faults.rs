@@ -1,0 +1,295 @@
+//! Answers that are lost, late or cut off, on a server of the tests' own.
+
+use std::{
+    env, net,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+};
+
+use mongodb::options::ClientOptions;
+
+use super::*;
+
+/// A replica set of one node that can be told to fail; ended when dropped.
+struct Server {
+    process: Child,
+    port: u16,
+    client: Client,
+    _directory: tempfile::TempDir,
+}
+
+impl Server {
+    async fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let port = net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let variable = "SLUICEGATE_TEST_MONGOD";
+        let program = env::var_os(variable).map_or_else(|| PathBuf::from("mongod"), PathBuf::from);
+        let process = Command::new(&program)
+            .args(["--replSet", "rs0", "--bind_ip", "127.0.0.1", "--quiet"])
+            .args(["--setParameter", "enableTestCommands=1", "--wiredTigerCacheSizeGB", "0.25"])
+            .args(["--port", &port.to_string(), "--dbpath"])
+            .arg(directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| {
+                panic!("{}: {error}; set {variable} to a mongod", program.display())
+            });
+        let uri = format!("mongodb://127.0.0.1:{port}/?directConnection=true");
+        let mut options = ClientOptions::parse(uri).await.unwrap();
+        options.server_selection_timeout = Some(Duration::from_secs(1));
+        let client = Client::with_options(options).unwrap();
+        let server = Self { process, port, client, _directory: directory };
+        let members = vec![doc! { "_id": 0, "host": format!("127.0.0.1:{port}") }];
+        let set = doc! { "_id": "rs0", "members": members };
+        until("mongod takes its configuration", async || {
+            server.admin(doc! { "replSetInitiate": set.clone() }).await.is_ok()
+        })
+        .await;
+        until("mongod is primary", async || {
+            let hello = server.admin(doc! { "hello": 1 }).await;
+            hello.is_ok_and(|hello| hello.get_bool("isWritablePrimary").is_ok_and(|is| is))
+        })
+        .await;
+        server
+    }
+
+    async fn admin(&self, command: Document) -> mongodb::error::Result<Document> {
+        self.client.database("admin").run_command(command).await
+    }
+
+    /// A broker on this server, known to it by this name.
+    async fn open(&self, clock: &Arc<Clock>, name: &str) -> MongoStore {
+        let uri = format!("mongodb://127.0.0.1:{}/?replicaSet=rs0&appName={name}", self.port);
+        let options = MongoOptions { clock: clock.clone(), discipline: false, pool_size: 16 };
+        MongoStore::connect(&uri, "test", options).await.expect("a store")
+    }
+
+    /// What commands of this name meet: on the items alone, and of one broker alone if `data` names it.
+    async fn fail(&self, command: &str, mode: impl Into<mongodb::bson::Bson>, mut data: Document) {
+        data.insert("failCommands", vec![command]);
+        if command != "commitTransaction" {
+            data.insert("namespace", "test.items.default");
+        }
+        let point = doc! { "configureFailPoint": "failCommand", "mode": mode, "data": data };
+        self.admin(point).await.unwrap();
+    }
+
+    async fn heal(&self) {
+        self.admin(doc! { "configureFailPoint": "failCommand", "mode": "off" }).await.unwrap();
+    }
+
+    fn items(&self) -> mongodb::Collection<Document> {
+        self.client.database("test").collection("items.default")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Waits for a condition, at most half a minute.
+async fn until(what: &str, condition: impl AsyncFn() -> bool) {
+    let limit = std::time::Instant::now() + Duration::from_secs(30);
+    while !condition().await {
+        assert!(std::time::Instant::now() < limit, "not within 30 s: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// The change is applied; its answer says that this is not sure.
+fn unsure() -> Document {
+    doc! { "writeConcernError": { "code": 64, "errmsg": "waiting for replication timed out" } }
+}
+
+fn times(times: i32) -> Document {
+    doc! { "times": times }
+}
+
+fn held_up(time: Duration) -> Document {
+    let time = i32::try_from(time.as_millis()).unwrap();
+    doc! { "blockConnection": true, "blockTimeMS": time }
+}
+
+/// Takes items until there are so many; reserves that are refused are tried again.
+async fn take_all(store: &MongoStore, queue: &Arc<Queue>, count: usize) -> Vec<Delivery> {
+    let limit = std::time::Instant::now() + Duration::from_secs(30);
+    let mut taken = Vec::new();
+    while taken.len() < count {
+        assert!(std::time::Instant::now() < limit, "{} of {count} are found", taken.len());
+        if let Ok(reserved) = store.reserve(queue, &[want(count - taken.len(), LEASE)]).await {
+            taken.extend(reserved.deliveries.into_iter().map(|(_, delivery)| delivery));
+        }
+    }
+    taken
+}
+
+fn assert_untouched(deliveries: &[Delivery]) {
+    for delivery in deliveries {
+        assert_eq!((delivery.item.attempt, delivery.item.deliveries), (1, 1));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_answer_is_lost_is_undone_with_no_attempt_counted() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let store = server.open(&clock, "a").await;
+    let queue = make(&store, queue_named("q")).await;
+    store.push((0..30).map(|n| push_of(&queue, &n.to_string(), 0)).collect()).await.unwrap();
+
+    // Applied each time, and repeated each time: what is undone is not known to be.
+    server.fail("update", "alwaysOn", unsure()).await;
+    for _ in 0..2 {
+        let refused = store.reserve(&queue, &[want(10, LEASE)]).await;
+        assert!(matches!(refused, Err(crate::store::StoreError::Unavailable { .. })));
+    }
+    let items = server.items();
+    let touched = items.count_documents(doc! { "settled": { "$exists": true } }).await;
+    assert_eq!(touched.unwrap(), 10, "no more is claimed while that is not known");
+
+    server.heal().await;
+    let taken = take_all(&store, &queue, 30).await;
+    assert_untouched(&taken);
+    let payloads: Vec<String> =
+        taken.iter().map(|d| String::from_utf8(d.item.payload.to_vec()).unwrap()).collect();
+    assert_eq!(payloads, (0..30).map(|n| n.to_string()).collect::<Vec<_>>(), "in order");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_nobody_waits_for_any_more_is_undone() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let store = server.open(&clock, "a").await;
+    let queue = make(&store, queue_named("q")).await;
+    store.push((0..10).map(|_| push_of(&queue, "x", 0)).collect()).await.unwrap();
+
+    server.fail("update", times(1), held_up(Duration::from_millis(300))).await;
+    let wants = [want(10, LEASE)];
+    let given_up = tokio::time::timeout(Duration::from_millis(100), store.reserve(&queue, &wants));
+    assert!(given_up.await.is_err());
+    assert_untouched(&take_all(&store, &queue, 10).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_claimed_is_handed_out_though_something_else_could_not_be_removed() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let store = server.open(&clock, "a").await;
+    let queue = make(&store, queue_named("q")).await;
+    let mut mortal = push_of(&queue, "over", 0);
+    mortal.item.ttl = Some(Duration::from_secs(1));
+    store.push(vec![mortal, push_of(&queue, "good", 0)]).await.unwrap();
+    clock.advance(Duration::from_secs(2));
+
+    server.fail("delete", "alwaysOn", doc! { "errorCode": 50 }).await;
+    let reserved = store.reserve(&queue, &[want(10, LEASE)]).await.unwrap();
+    assert_eq!(reserved.deliveries.len(), 1);
+    assert_eq!(reserved.deliveries[0].1.item.payload, "good");
+    server.heal().await;
+    let reserved = store.reserve(&queue, &[want(10, LEASE)]).await.unwrap();
+    assert_eq!((reserved.deliveries.len(), reserved.expired), (0, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_does_not_take_what_was_moved_since_it_was_read() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let (ours, other) = (server.open(&clock, "a").await, server.open(&clock, "b").await);
+    let queue = make(&ours, queue_named("q")).await;
+    ours.push(vec![push_of(&queue, "old", 0)]).await.unwrap();
+    let taken = take(&other, &queue, 1).await;
+    clock.advance(LEASE);
+    // Puts it back among the ready, so that the next update is the claim.
+    ours.list_items(&queue, None, None, 1).await.unwrap();
+
+    let mut held_up = held_up(Duration::from_secs(1));
+    held_up.insert("appName", "sluicegate a");
+    server.fail("update", times(1), held_up).await;
+    let claiming = async { ours.reserve(&queue, &[want(1, LEASE)]).await.unwrap() };
+    let moving = async {
+        let entered =
+            doc! { "waitForFailPoint": "failCommand", "timesEntered": 1, "maxTimeMS": 9_000 };
+        server.admin(entered).await.unwrap();
+        let moved = Move {
+            held: held(&queue, &taken[0]),
+            to: queue.clone(),
+            payload: Some("new".into()),
+            content_type: None,
+            headers: [].into(),
+            priority: None,
+            eligible_time: other.now(),
+        };
+        assert_eq!(other.move_items(vec![moved]).await.unwrap(), [Outcome::Ok]);
+    };
+    let (claimed, ()) = tokio::join!(claiming, moving);
+    assert!(claimed.deliveries.is_empty(), "{:?}", claimed.deliveries);
+    assert_eq!(take_all(&ours, &queue, 1).await[0].item.payload, "new");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_stalls_past_its_lease_is_not_answered_for_the_next_one() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let store = server.open(&clock, "a").await;
+    let queue = make(&store, queue_named("q")).await;
+    store.push(vec![push_of(&queue, "x", 0)]).await.unwrap();
+    let first = take(&store, &queue, 1).await;
+
+    server.fail("delete", times(1), held_up(Duration::from_secs(1))).await;
+    let stalled = store.commit(vec![held(&queue, &first[0])]);
+    let meanwhile = async {
+        let entered =
+            doc! { "waitForFailPoint": "failCommand", "timesEntered": 1, "maxTimeMS": 9_000 };
+        server.admin(entered).await.unwrap();
+        clock.advance(LEASE);
+        let second = take_all(&store, &queue, 1).await;
+        store.commit(vec![held(&queue, &second[0])]).await.unwrap()
+    };
+    let (first, second) = tokio::join!(stalled, meanwhile);
+    assert_eq!((first.unwrap(), second), (vec![Outcome::Gone], vec![Outcome::Ok]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_settle_that_took_effect_is_ok_whatever_became_of_the_item_since() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let (ours, other) = (server.open(&clock, "a").await, server.open(&clock, "b").await);
+    let queue = make(&ours, queue_named("q")).await;
+    let to = make(&ours, queue_named("to")).await;
+    ours.push((0..4).map(|_| push_of(&queue, "x", 0)).collect()).await.unwrap();
+    let taken = take(&ours, &queue, 4).await;
+    let back = |delivery: &Delivery| Rollback {
+        held: held(&queue, delivery),
+        to: RollbackTo::Queue { eligible_time: delivery.previous_eligible_time, attempt: 2 },
+        reason: None,
+    };
+    let move_of = |delivery: &Delivery| Move {
+        held: held(&queue, delivery),
+        to: to.clone(),
+        payload: None,
+        content_type: None,
+        headers: [].into(),
+        priority: None,
+        eligible_time: delivery.previous_eligible_time,
+    };
+
+    // Each try waits, is applied, and is answered as not sure: then there is another.
+    let mut lost = held_up(Duration::from_millis(1_500));
+    lost.extend(unsure());
+    lost.insert("appName", "sluicegate a");
+    server.fail("update", "alwaysOn", lost).await;
+    let rolling_back = ours.rollback(vec![back(&taken[0]), back(&taken[1])]);
+    let moving = ours.move_items(vec![move_of(&taken[2]), move_of(&taken[3])]);
+    let meanwhile = async {
+        for queue in [&queue, &to] {
+            let again = take_all(&other, queue, 2).await;
+            let mut failed = back(&again[0]);
+            failed.held.queue = queue.clone();
+            assert_eq!(other.rollback(vec![failed]).await.unwrap(), [Outcome::Ok]);
+            assert_eq!(other.commit(vec![held(queue, &again[1])]).await.unwrap(), [Outcome::Ok]);
+        }
+        server.heal().await;
+    };
+    let (rolled_back, moved, ()) = tokio::join!(rolling_back, moving, meanwhile);
+    assert_eq!(rolled_back.unwrap(), [Outcome::Ok; 2]);
+    assert_eq!(moved.unwrap(), [Outcome::Ok; 2]);
+}
