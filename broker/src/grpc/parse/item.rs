@@ -89,6 +89,9 @@ pub(super) fn headers(headers: HashMap<String, String>) -> Result<Headers, Inval
     if headers.contains_key("") {
         return refuse("keys must not be empty".to_owned());
     }
+    if headers.keys().any(|key| key.contains('\0')) {
+        return refuse("keys must not contain zero bytes".to_owned());
+    }
     let bytes: usize = headers.iter().map(|(key, value)| key.len() + value.len()).sum();
     if bytes > MAX_HEADER_BYTES {
         return refuse(format!("{bytes} bytes in all are more than {MAX_HEADER_BYTES}"));
@@ -218,6 +221,10 @@ mod tests {
             ),
             (
                 pb::NewItem { headers: [(String::new(), "v".to_owned())].into(), ..item() },
+                "headers",
+            ),
+            (
+                pb::NewItem { headers: [("a\0b".to_owned(), "v".to_owned())].into(), ..item() },
                 "headers",
             ),
             (header(65, 1), "headers"),

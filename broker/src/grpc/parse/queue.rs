@@ -220,6 +220,9 @@ fn check_labels(given: &pb::Queue) -> Result<(), Invalid> {
         if key.is_empty() {
             return Err(Invalid::new("labels", "keys must not be empty"));
         }
+        if key.contains('\0') {
+            return Err(Invalid::new("labels", "keys must not contain zero bytes"));
+        }
         at_most("labels", key, MAX_LABEL_KEY_BYTES)?;
         at_most("labels", value, MAX_LABEL_VALUE_BYTES)?;
     }

@@ -188,8 +188,10 @@ mod tests {
         assert_eq!(refused(pb::MoveRequest { payload, ..request() }), "payload");
         let content_type = Some("x".repeat(256));
         assert_eq!(refused(pb::MoveRequest { content_type, ..request() }), "content_type");
-        let headers = [(String::new(), String::new())].into();
-        assert_eq!(refused(pb::MoveRequest { headers, ..request() }), "headers");
+        for name in ["", "a\0b"] {
+            let headers = [(name.to_owned(), String::new())].into();
+            assert_eq!(refused(pb::MoveRequest { headers, ..request() }), "headers");
+        }
     }
 
     #[test]

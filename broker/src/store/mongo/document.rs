@@ -33,11 +33,15 @@ use super::{
 };
 use crate::{
     domain::{
-        ConsumerName, Headers, Item, ItemId, ItemSize, ItemState, LeaseToken, Priority, QueueName,
-        Timestamp, message_bytes,
+        ConsumerName, Headers, Item, ItemId, ItemSize, ItemState, LeaseToken, NewItem, Priority,
+        QueueName, Timestamp, message_bytes,
     },
     store::{Push, Result},
 };
+
+/// MongoDB keeps no document over 16 MiB. What is not payload or header takes far less than the rest, also after
+/// moves that add headers.
+const MAX_ITEM_BYTES: usize = 16 * 1024 * 1024 - 128 * 1024;
 
 /// How long after its end an ordered item stays, so that the next of its key is woken by whoever meets it.
 const ORDERED_GRACE: i64 = 600_000;
@@ -91,6 +95,20 @@ pub(super) fn headers_document(headers: &Headers) -> Result<RawDocumentBuf> {
         document.append(&*name, value.as_str());
     }
     Ok(document)
+}
+
+/// Refuses an item that no document can hold. Past this [`encode`] does not fail: one item's defect must not
+/// become that of others which share its write.
+pub(super) fn check(item: &NewItem) -> Result<()> {
+    if item.headers.keys().any(|name| name.contains('\0')) {
+        return Err(broken("MongoDB can not keep a header name with a zero byte in it"));
+    }
+    let headers = item.headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+    let bytes = item.payload.len() + headers;
+    if bytes > MAX_ITEM_BYTES {
+        return Err(broken(format!("MongoDB can not keep an item of {bytes} bytes")));
+    }
+    Ok(())
 }
 
 /// The document of a new item.

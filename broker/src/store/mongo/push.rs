@@ -11,7 +11,7 @@ use mongodb::{bson::RawDocumentBuf, error::ErrorKind};
 use super::{
     Inner,
     dedup::{self, First, key_of},
-    document::{Start, eligible_time, encode},
+    document::{Start, check, eligible_time, encode},
     errors::{DUPLICATE_KEY, broken, failed, index_named, repeat, unavailable},
     head::{LevelSet, bit},
     layout::{BY_ID, DEDUP, Group, TURN},
@@ -45,6 +45,8 @@ pub(super) fn is_ordered(push: &Push) -> bool {
 /// Stores items; answers for each. They stand in line for their write when this is first polled, and
 /// the write is no part of the caller's task.
 pub(super) async fn push(inner: &Arc<Inner>, items: Vec<Push>) -> Result<Vec<Pushed>> {
+    // Before they share a write with the items of others.
+    items.iter().try_for_each(|push| check(&push.item))?;
     let count = items.len();
     let mut lots: Vec<Lot> = Vec::new();
     for (at, push) in items.into_iter().enumerate() {
@@ -243,7 +245,9 @@ async fn insert(
         }
         let refused = insert_documents(group, &documents).await;
         // Also if the outcome is unknown: what may be there must not be passed over.
-        lower_marks(inner, open.iter().map(|&at| (&items[at], &starts[at])));
+        let mut marks = Marks::default();
+        open.iter().for_each(|&at| marks.add(&items[at], &starts[at]));
+        marks.lower(inner);
         let mut refused = refused?;
         let mut again = Vec::new();
         let mut repeated = Vec::new();
@@ -322,15 +326,26 @@ async fn insert_documents(
     Ok(refused.collect())
 }
 
-/// Lowers the queues' watermarks to what was pushed.
-pub(super) fn lower_marks<'a>(inner: &Inner, stored: impl Iterator<Item = (&'a Push, &'a Start)>) {
-    let mut lowest: HashMap<(&QueueName, u8), i64> = HashMap::new();
-    for (push, start) in stored.filter(|(_, start)| !start.blocked) {
+/// How far the watermarks of queues and levels must be lowered for what is pushed.
+#[derive(Default)]
+pub(super) struct Marks<'a>(HashMap<(&'a QueueName, u8), i64>);
+
+impl<'a> Marks<'a> {
+    /// Adds an item, unless it is blocked.
+    pub(super) fn add(&mut self, push: &'a Push, start: &Start) {
+        if start.blocked {
+            return;
+        }
         let when = eligible_time(push, start.now).0;
-        let place = lowest.entry((&push.queue.name, push.item.priority.level())).or_insert(when);
+        let level = push.item.priority.level();
+        let place = self.0.entry((&push.queue.name, level)).or_insert(when);
         *place = when.min(*place);
     }
-    for ((queue, level), when) in lowest {
-        inner.head(queue).lower(bit(i32::from(level)), when);
+
+    /// Lowers the marks. To be called when the items can be seen: a look before that raises them again.
+    pub(super) fn lower(self, inner: &Inner) {
+        for ((queue, level), when) in self.0 {
+            inner.head(queue).lower(bit(i32::from(level)), when);
+        }
     }
 }

@@ -19,11 +19,11 @@ use super::{
     Inner,
     batcher::WRITE_LIMIT,
     dedup::{self, DedupKey, First, key_of},
-    document::{Start, Stored, encode, oid, token_oid},
+    document::{Start, Stored, check, encode, oid, token_oid},
     errors::{failed, is_duplicate_key, unavailable},
     layout::{DEDUP, Group, TURN, WAITING, date},
     order::{self, OrderKey, counter_id, taking},
-    push::{duplicate, is_ordered, lower_marks, order_key, record_levels, stored, wake},
+    push::{Marks, duplicate, is_ordered, order_key, record_levels, stored, wake},
     settle::{finish, look, settle_token, stale},
 };
 use crate::{
@@ -106,12 +106,17 @@ pub(super) async fn push_in_order(
     loop {
         let mut session = inner.client.start_session().await.map_err(failed)?;
         session.start_transaction().await.map_err(failed)?;
+        let mut marks = Marks::default();
         let attempt = async {
-            let pushed = insert(inner, group, items, &mut session).await?;
+            let pushed = insert(inner, group, items, &mut session, &mut marks).await?;
             commit(&mut session).await?;
             Ok(pushed)
         };
-        match attempt.await {
+        let outcome = attempt.await;
+        // Not before: a look in between would find nothing and raise the marks again. Also if the outcome is
+        // unknown: what may be there must not be passed over.
+        marks.lower(inner);
+        match outcome {
             Ok(mut pushed) => {
                 wake(inner, group, items, pushed.iter_mut()).await?;
                 return Ok(pushed);
@@ -137,6 +142,7 @@ pub(super) async fn commit_and_push(
     if !inner.deployment.has_transactions() {
         return Err(StoreError::Unsupported(UNSUPPORTED.to_owned()));
     }
+    items.iter().try_for_each(|push| check(&push.item))?;
     let group = inner.group(&held.receipt.group).await?;
     let mut lots: Vec<(Arc<Group>, Vec<usize>, Vec<Push>)> = Vec::new();
     for (at, push) in items.iter().enumerate() {
@@ -157,18 +163,21 @@ pub(super) async fn commit_and_push(
     loop {
         let mut session = inner.client.start_session().await.map_err(failed)?;
         session.start_transaction().await.map_err(failed)?;
+        let mut marks = Marks::default();
         let attempt = async {
             let Some(key) = settle(inner, &group, &held, &mut session).await? else {
                 return Ok(None);
             };
             let mut pushed = Vec::new();
             for (group, _, items) in &lots {
-                pushed.push(insert(inner, group, items, &mut session).await?);
+                pushed.push(insert(inner, group, items, &mut session, &mut marks).await?);
             }
             commit(&mut session).await?;
             Ok(Some((key, pushed)))
         };
-        match attempt.await {
+        let outcome = attempt.await;
+        marks.lower(inner);
+        match outcome {
             Ok(None) => {
                 let _ = session.abort_transaction().await; // it ends by itself otherwise
                 let found = look(inner, &group, [held.receipt.item]).await?;
@@ -227,12 +236,13 @@ async fn settle(
 }
 
 /// Inserts items of one group within the transaction. A unique index that refuses ends a
-/// transaction, so everything is looked up first.
-async fn insert(
+/// transaction, so everything is looked up first. What becomes ready is added to `marks`.
+async fn insert<'a>(
     inner: &Inner,
     group: &Group,
-    items: &[Push],
+    items: &'a [Push],
     session: &mut ClientSession,
+    marks: &mut Marks<'a>,
 ) -> Result<Vec<Pushed>, Failure> {
     let now = inner.now();
     let mut first = firsts(group, items, now, session).await?;
@@ -284,12 +294,14 @@ async fn insert(
             result.sequence = original.sequence;
         }
     }
+    for (push, start) in items.iter().zip(&starts) {
+        if let Some(start) = start {
+            marks.add(push, start);
+        }
+    }
     if !documents.is_empty() {
         group.items.insert_many(&documents).session(session).await?;
     }
-    let starts =
-        items.iter().zip(&starts).filter_map(|(push, start)| Some((push, start.as_ref()?)));
-    lower_marks(inner, starts);
     Ok(results.into_iter().flatten().collect())
 }
 

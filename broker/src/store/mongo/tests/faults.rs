@@ -293,3 +293,45 @@ async fn a_settle_that_took_effect_is_ok_whatever_became_of_the_item_since() {
     assert_eq!(rolled_back.unwrap(), [Outcome::Ok; 2]);
     assert_eq!(moved.unwrap(), [Outcome::Ok; 2]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_during_an_ordered_push_does_not_pass_its_items_over() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let store = server.open(&clock, "a").await;
+    let queue = make(&store, Queue { sequenced: true, ..queue_named("q") }).await;
+    store.push(vec![push_of(&queue, "x", 0)]).await.unwrap();
+    take_all(&store, &queue, 1).await;
+    server.fail("commitTransaction", times(1), held_up(Duration::from_millis(600))).await;
+    let pushing = store.push(vec![push_of(&queue, "y", 0)]);
+    tokio::pin!(pushing);
+    loop {
+        tokio::select! {
+            pushed = &mut pushing => { pushed.unwrap(); break }
+            () = tokio::time::sleep(Duration::from_millis(20)) => {
+                assert!(take(&store, &queue, 1).await.is_empty());
+            }
+        }
+    }
+    assert_eq!(take(&store, &queue, 1).await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_item_no_document_can_hold_fails_alone() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let store = scratch.open(&clock).await;
+    let plain = make(&store, queue_named("plain")).await;
+    let ordered = make(&store, Queue { sequenced: true, ..queue_named("ordered") }).await;
+    let calls = (0..60).map(|n| {
+        let mut push = push_of(if n % 2 == 0 { &plain } else { &ordered }, "x", 0);
+        match n % 20 {
+            10 | 11 => _ = push.item.headers.insert("a\0b".into(), "c".into()),
+            12 | 13 => push.item.payload = vec![0; 16 << 20].into(),
+            _ => {}
+        }
+        store.push(vec![push])
+    });
+    let answers = futures_util::future::join_all(calls).await;
+    for (n, answer) in answers.iter().enumerate() {
+        assert_eq!(answer.is_ok(), !(10..14).contains(&(n % 20)), "{n}: {answer:?}");
+    }
+}
