@@ -76,7 +76,8 @@ pub struct Metrics {
     expired: Counters<ByQueue>,
     depth: Family<(ByQueue, Word), Gauge>,
     oldest_ready: Family<ByQueue, Gauge<f64, AtomicU64>>,
-    delivery_delay: Histogram,
+    counts_queues: Gauge,
+    delivery_delay: Family<ByQueue, Histogram, fn() -> Histogram>,
     store_calls: Histograms,
     store_errors: Counters<Word>,
     batches: Histograms,
@@ -123,7 +124,14 @@ impl Metrics {
             moved: new.metric("items_moved", "Items moved to another queue"),
             dead_lettered: new.metric("items_dead_lettered", "Items dead-lettered or dropped"),
             expired: new.metric("items_expired", "Items found expired"),
-            depth: new.metric("queue_items", "Items in the queue by state, as last counted"),
+            depth: new.metric(
+                "queue_items",
+                "Items in the queue by state; only on the broker that counts the queues for all",
+            ),
+            counts_queues: new.metric(
+                "counts_queues",
+                "1 on the broker that counts the queues for all brokers of its store, 0 on the others",
+            ),
             oldest_ready: new.seconds(
                 "queue_oldest_ready_timestamp",
                 "Since when the queue's first item has been eligible, Unix time, as last counted",
@@ -132,7 +140,7 @@ impl Metrics {
             delivery_delay: new.seconds(
                 "delivery_delay",
                 "From when an item was eligible until it was handed out",
-                latencies(),
+                Family::new_with_constructor(latencies),
             ),
             store_calls: new.seconds(
                 "store_call_duration",
@@ -236,6 +244,22 @@ impl Metrics {
         }
     }
 
+    /// This broker is the one that counts the queues for all brokers, or is not.
+    pub fn counts_queues(&self, counts: bool) {
+        self.counts_queues.set(i64::from(counts));
+    }
+
+    /// Another broker counts the queues: no depth is shown here, so that a sum over brokers is right.
+    pub fn forget_depths(&self) {
+        self.depth.clear();
+        self.oldest_ready.clear();
+    }
+
+    /// The queues that have figures of their own.
+    pub fn queues(&self) -> HashSet<QueueName> {
+        self.queues.read().clone()
+    }
+
     /// A queue was deleted: its figures go, and make room for another's.
     pub fn forget(&self, queue: &QueueName) {
         if !self.queues.write().remove(queue) {
@@ -255,14 +279,25 @@ impl Metrics {
             family.remove(&labels);
         }
         self.oldest_ready.remove(&labels);
+        self.delivery_delay.remove(&labels);
         for state in ["ready", "delayed", "reserved", "blocked", "processed"] {
             self.depth.remove(&(labels.clone(), [("state", state)]));
         }
     }
 
-    /// An item was handed out so long after it was eligible.
-    pub fn delivery_delay(&self, delay: Duration) {
-        self.delivery_delay.observe(delay.as_secs_f64());
+    /// Items were handed out so long after they were eligible.
+    pub fn delivery_delays(
+        &self,
+        queue: &QueueName,
+        delays: impl ExactSizeIterator<Item = Duration>,
+    ) {
+        if delays.len() == 0 {
+            return;
+        }
+        let delivery_delay = self.delivery_delay.get_or_create(&[("queue", self.label(queue))]);
+        for delay in delays {
+            delivery_delay.observe(delay.as_secs_f64());
+        }
     }
 
     /// A call of the store ended; `call` is the method's name.
@@ -273,7 +308,7 @@ impl Metrics {
         }
     }
 
-    /// So many items shared one write; `call` as in [`Self::store_call`].
+    /// So many items shared one write; `call` is `push` or `settle`.
     pub fn batch(&self, call: &'static str, items: usize) {
         self.batches.get_or_create(&[("call", call)]).observe(items as f64);
     }

@@ -1,11 +1,16 @@
 //! What orchestrators ask: `/healthz`, `/readyz` and `/metrics` over HTTP.
 
+use std::time::Duration;
+
+use sluicegate_proto::v1::{NewItem, Outcome};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
 
-use crate::harness::{Backend, Broker, MongoServer, TestStore, until, within};
+use crate::harness::{
+    Backend, Broker, MongoServer, TestStore, new_item, on_both_backends, redis_url, until, within,
+};
 
 /// The status and the whole answer to a GET.
 async fn get(broker: &Broker, path: &str) -> (u16, String) {
@@ -33,7 +38,75 @@ async fn a_serving_broker_is_alive_and_ready_and_counts() {
     assert_eq!(get(&broker, "/readyz").await.0, 200);
     let (status, metrics) = get(&broker, "/metrics").await;
     assert_eq!(status, 200);
-    assert!(metrics.contains("# TYPE sluicegate_"), "{metrics}");
+    assert_eq!(value(&metrics, "items_pushed_total{queue=\"work\"}"), Some(2.0), "{metrics}");
+}
+
+/// The value of a line of `/metrics`, named without its prefix.
+fn value(metrics: &str, line: &str) -> Option<f64> {
+    let line = format!("sluicegate_{line} ");
+    metrics.lines().find_map(|l| l.strip_prefix(&line)).map(|value| value.parse().expect(value))
+}
+
+on_both_backends!(every_figure_of_an_item_is_counted);
+
+async fn every_figure_of_an_item_is_counted(backend: Backend) {
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    let item = || NewItem { dedup_id: "once".to_owned(), ..new_item("x") };
+    api.push_items("work", vec![item()]).await;
+    api.push_items("work", vec![item()]).await;
+    let held = api.reserve_one("work", Duration::from_mins(1)).await;
+    assert_eq!(api.commit(&[&held.receipt]).await, [Outcome::Ok]);
+    let (_, metrics) = get(&broker, "/metrics").await;
+    for (line, expected) in [
+        ("items_pushed_total{queue=\"work\"}", 1.0),
+        ("items_deduplicated_total{queue=\"work\"}", 1.0),
+        ("items_delivered_total{queue=\"work\"}", 1.0),
+        ("items_committed_total{queue=\"work\"}", 1.0),
+        ("delivery_delay_seconds_count{queue=\"work\"}", 1.0),
+        ("store_call_duration_seconds_count{call=\"push\"}", 2.0),
+        ("store_call_duration_seconds_count{call=\"commit\"}", 1.0),
+        ("store_batch_items_count{call=\"push\"}", 2.0),
+        ("store_batch_items_sum{call=\"settle\"}", 1.0),
+    ] {
+        assert_eq!(value(&metrics, line), Some(expected), "{line} in {metrics}");
+    }
+    assert!(value(&metrics, "dispatcher_wakes_total{cause=\"local\"}") >= Some(1.0), "{metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn depths_add_up_over_brokers() {
+    let store = Backend::Mongo.store();
+    let launch = store.launch().signals(&redis_url());
+    let mut brokers = vec![launch.start().await, launch.start().await];
+    let api = brokers[1].api().await;
+    api.push("work", &["x", "y", "z"]).await;
+    let sum = async |brokers: &[Broker], line: &str| {
+        let mut sum = None;
+        for broker in brokers {
+            let (_, metrics) = get(broker, "/metrics").await;
+            sum = sum.into_iter().chain(value(&metrics, line)).reduce(|a: f64, b| a + b);
+        }
+        sum
+    };
+    let ready = "queue_items{queue=\"work\",state=\"ready\"}";
+    // Nobody asks for stats.
+    until("the depth is shown", || async {
+        (sum(&brokers, ready).await == Some(3.0)).then_some(())
+    })
+    .await;
+    assert_eq!(sum(&brokers, "counts_queues").await, Some(1.0));
+    // The broker that counted leaves; the other one goes on.
+    let (_, metrics) = get(&brokers[0], "/metrics").await;
+    let counting = usize::from(value(&metrics, "counts_queues") != Some(1.0));
+    brokers.remove(counting).stop().await;
+    let api = brokers[0].api().await;
+    api.push("work", &["w"]).await;
+    until("it is shown again", || async {
+        (sum(&brokers, ready).await == Some(4.0)).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,29 +1,18 @@
 //! For operators: queues and what is in them.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-    time::Duration,
-};
-
-use futures_util::{StreamExt, stream};
-use tokio::sync::mpsc;
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use crate::{
     domain::{GroupName, Invalid, Item, ItemId, ItemState, Queue, QueueName},
     store::{Created, Page, RedriveFilter, Selection},
 };
 
-use super::{Engine, EngineError, QueueStats, Result};
+use super::{Engine, EngineError, Result};
 
 /// How often an update is tried against others that change the same settings.
 const UPDATE_TRIES: usize = 5;
 /// Items per step of a redrive or replay.
 const STEP: u64 = 500;
-/// Watched queues that are counted at the same time.
-const COUNTED_AT_A_TIME: usize = 8;
-/// How often watched queues are compared with what was last told.
-const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Engine {
     /// Creates a queue; answers the one that is there if it has the same settings.
@@ -100,7 +89,7 @@ impl Engine {
         }
         let deleted = self.store.delete_queue(&queue).await?;
         self.queues.forget(name);
-        self.figures.forget(name);
+        self.forget_figures(name);
         self.tell_settings(name);
         Ok(deleted)
     }
@@ -258,80 +247,6 @@ impl Engine {
             }
         }
         Ok(redriven)
-    }
-
-    /// Streams the stats of the queues (none given: all), at first of all, then of those that changed.
-    pub async fn watch_queues(
-        self: &Arc<Self>,
-        queues: Vec<QueueName>,
-    ) -> Result<mpsc::Receiver<Result<Vec<QueueStats>>>> {
-        self.check_open()?;
-        for name in &queues {
-            self.queues.get(name).await?;
-        }
-        let (told, hears) = mpsc::channel(4);
-        let engine = Arc::clone(self);
-        self.tasks.spawn(async move {
-            let mut last: HashMap<QueueName, QueueStats> = HashMap::new();
-            let mut first = true;
-            loop {
-                let stats = tokio::select! {
-                    stats = engine.changed_stats(&queues, &mut last) => stats,
-                    () = told.closed() => return,
-                };
-                let changed = stats.as_ref().map_or(true, |stats| !stats.is_empty());
-                let failed = stats.is_err();
-                if (changed || first) && told.send(stats).await.is_err() || failed {
-                    return;
-                }
-                first = false;
-                tokio::select! {
-                    () = tokio::time::sleep(WATCH_INTERVAL) => {}
-                    () = told.closed() => return,
-                    () = engine.draining.cancelled() => {
-                        let _ = told.send(Err(EngineError::ShuttingDown)).await; // gone: fine too
-                        return;
-                    }
-                }
-            }
-        });
-        Ok(hears)
-    }
-
-    async fn changed_stats(
-        &self,
-        queues: &[QueueName],
-        last: &mut HashMap<QueueName, QueueStats>,
-    ) -> Result<Vec<QueueStats>> {
-        let names = if queues.is_empty() { self.all_queue_names().await? } else { queues.to_vec() };
-        let mut counted = stream::iter(names)
-            .map(|name| async move { (self.queue_stats(&name).await, name) })
-            .buffered(COUNTED_AT_A_TIME);
-        let mut changed = Vec::new();
-        while let Some((stats, name)) = counted.next().await {
-            let stats = match stats {
-                Ok(stats) => stats,
-                Err(EngineError::QueueNotFound(_)) if queues.is_empty() => continue,
-                Err(error) => return Err(error),
-            };
-            if last.get(&name) != Some(&stats) {
-                last.insert(name, stats.clone());
-                changed.push(stats);
-            }
-        }
-        Ok(changed)
-    }
-
-    async fn all_queue_names(&self) -> Result<Vec<QueueName>> {
-        let mut names: Vec<QueueName> = Vec::new();
-        loop {
-            let page = self.store.list_queues(names.last(), STEP as usize).await?;
-            let more = page.len() == STEP as usize;
-            names.extend(page.into_iter().map(|queue| queue.name));
-            if !more {
-                return Ok(names);
-            }
-        }
     }
 
     fn check_settings(&self, queue: &Queue) -> Result<(), Invalid> {

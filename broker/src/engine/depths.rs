@@ -224,6 +224,11 @@ impl Depths {
         Some(version)
     }
 
+    /// The queues that somebody has asked for.
+    pub(super) fn queues(&self) -> Vec<QueueName> {
+        self.known.lock().keys().cloned().collect()
+    }
+
     /// The queue's depth as far as it is known, whatever its age.
     pub(super) fn last(&self, queue: &QueueName) -> Option<Depth> {
         let known = self.known.lock().get(queue).cloned()?;

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     domain::{Delivery, Outcome, Queue, QueueName, Receipt, Timestamp, Totals},
+    metrics::Wake,
     store::{Held, Reserved, Rollback, RollbackTo},
 };
 
@@ -52,6 +53,8 @@ struct State {
     consumers: Consumers,
     /// The queue may have more than was seen in the last look.
     news: bool,
+    /// What brings the next look about.
+    woken_by: Wake,
     /// Receipts may have been settled on another broker.
     reconcile: bool,
     /// When something that was seen becomes eligible, or may.
@@ -67,6 +70,7 @@ impl Dispatcher {
         let state = State {
             consumers: Consumers::default(),
             news: true,
+            woken_by: Wake::Local,
             reconcile: false,
             due: None,
             due_asked: Timestamp::default(),
@@ -106,7 +110,11 @@ impl Dispatcher {
 
     /// The same, by another broker's signal.
     pub(super) fn inserted_elsewhere(&self, since: Option<Timestamp>, now: Timestamp) {
-        self.state.lock().rhythm.heard(now);
+        {
+            let mut state = self.state.lock();
+            state.rhythm.heard(now);
+            state.woken_by = Wake::Signal;
+        }
         self.inserted(since, now);
     }
 
@@ -205,6 +213,7 @@ impl Dispatcher {
         if state.due.is_some_and(|due| due <= now) {
             state.due = None;
             state.news = true;
+            state.woken_by = Wake::Timer;
         }
         if !state.news {
             return None;
@@ -330,6 +339,8 @@ async fn step(engine: &Arc<Engine>, dispatcher: &Arc<Dispatcher>) -> Result<Step
         return Ok(Step::Wait);
     };
     let wanted: usize = wants.iter().map(|want| want.max_items).sum();
+    let woken_by = std::mem::replace(&mut dispatcher.state.lock().woken_by, Wake::Local);
+    engine.metrics.woken(woken_by);
     let looked = engine.now();
     let reserved = engine.store.reserve(&queue, &wants).await?;
     let dealt = reserved.deliveries.len();
@@ -488,6 +499,7 @@ async fn wait(engine: &Engine, dispatcher: &Dispatcher, polls: &mut Polls) {
         () = sleep_until(Instant::now() + until) => {
             let mut state = dispatcher.state.lock();
             state.news = true;
+            state.woken_by = if polled { Wake::Poll } else { Wake::Timer };
             if polled {
                 // Signals may be lost, those about settles too.
                 state.reconcile = state.consumers.held_count() > 0;

@@ -29,10 +29,17 @@ pub struct QueueStats {
     pub consumers: u32,
 }
 
+/// Totals that are not yet in the store.
+#[derive(Default)]
+struct Gathered {
+    pending: HashMap<QueueName, Totals>,
+    /// On their way there.
+    flushing: HashMap<QueueName, Totals>,
+}
+
 pub(super) struct Figures {
     pub(super) depths: Arc<Depths>,
-    /// Not yet in the store.
-    totals: Mutex<HashMap<QueueName, Totals>>,
+    totals: Mutex<Gathered>,
     /// Held while totals are on their way to the store, and shared by those who read them there: what is
     /// on its way is in neither place, or in both.
     flushing: tokio::sync::RwLock<()>,
@@ -49,7 +56,28 @@ impl Figures {
 
     pub(super) fn forget(&self, queue: &QueueName) {
         self.depths.forget(queue);
-        self.totals.lock().remove(queue);
+        self.totals.lock().pending.remove(queue);
+    }
+
+    /// Adds what is not yet in the store to what is there. Nothing moves between the two meanwhile.
+    pub(super) fn with_pending(
+        &self,
+        queue: &QueueName,
+        stored: impl FnOnce() -> Totals,
+    ) -> Totals {
+        let gathered = self.totals.lock();
+        let mut totals = stored();
+        for more in [&gathered.pending, &gathered.flushing] {
+            if let Some(more) = more.get(queue) {
+                totals.add(more);
+            }
+        }
+        totals
+    }
+
+    /// While this is held, no totals are on their way to the store.
+    pub(super) async fn not_flushing(&self) -> tokio::sync::RwLockReadGuard<'_, ()> {
+        self.flushing.read().await
     }
 }
 
@@ -60,7 +88,7 @@ impl Engine {
             return;
         }
         self.measure(queue, change);
-        self.figures.totals.lock().entry(queue.clone()).or_default().add(change);
+        self.figures.totals.lock().pending.entry(queue.clone()).or_default().add(change);
         self.figures.depths.changed(queue, || {
             Change::of(change, self.queues.known(queue).is_some_and(|queue| queue.keeps_history()))
         });
@@ -84,15 +112,20 @@ impl Engine {
     /// Adds to the store's totals what was gathered since the last call.
     pub async fn flush_totals(&self) -> Result<()> {
         let _alone = self.figures.flushing.write().await;
-        let gathered = mem::take(&mut *self.figures.totals.lock());
-        if gathered.is_empty() {
+        let changes: Vec<_> = {
+            let mut gathered = self.figures.totals.lock();
+            gathered.flushing = mem::take(&mut gathered.pending);
+            gathered.flushing.iter().map(|(queue, change)| (queue.clone(), *change)).collect()
+        };
+        if changes.is_empty() {
             return Ok(());
         }
-        // Put back unless the store has taken it, also if this call is given up half-way.
-        let mut pending =
-            Pending { figures: &self.figures, changes: gathered.into_iter().collect() };
-        self.store.add_totals(pending.changes.clone()).await?;
-        pending.changes.clear();
+        // Back to the others unless the store has taken them, also if this call is given up half-way.
+        let _back = PutBack(&self.figures);
+        self.store.add_totals(changes.clone()).await?;
+        let mut gathered = self.figures.totals.lock();
+        self.overview.flushed(&changes);
+        gathered.flushing.clear();
         Ok(())
     }
 
@@ -105,12 +138,9 @@ impl Engine {
     }
 
     async fn totals(&self, name: &QueueName) -> Result<Totals> {
-        let _settled = self.figures.flushing.read().await;
-        let mut totals = self.store.totals(name).await?;
-        if let Some(more) = self.figures.totals.lock().get(name) {
-            totals.add(more);
-        }
-        Ok(totals)
+        let _settled = self.figures.not_flushing().await;
+        let stored = self.store.totals(name).await?;
+        Ok(self.figures.with_pending(name, || stored))
     }
 
     /// Open streams and waiting calls of the queue on this broker.
@@ -119,18 +149,15 @@ impl Engine {
     }
 }
 
-/// Totals on their way to the store. Should the store have taken them without an answer, a second
-/// is counted twice: the lesser evil, and only in figures.
-struct Pending<'a> {
-    figures: &'a Figures,
-    changes: Vec<(QueueName, Totals)>,
-}
+/// Puts back the totals that did not reach the store. Should the store have taken them without an answer, a
+/// second is counted twice: the lesser evil, and only in figures.
+struct PutBack<'a>(&'a Figures);
 
-impl Drop for Pending<'_> {
+impl Drop for PutBack<'_> {
     fn drop(&mut self) {
-        let mut totals = self.figures.totals.lock();
-        for (queue, change) in self.changes.drain(..) {
-            totals.entry(queue).or_default().add(&change);
+        let mut gathered = self.0.totals.lock();
+        for (queue, change) in mem::take(&mut gathered.flushing) {
+            gathered.pending.entry(queue).or_default().add(&change);
         }
     }
 }

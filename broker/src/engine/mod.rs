@@ -6,6 +6,7 @@
 //! * `settle`: done, back, on, or a little longer.
 //! * `queues`: settings, remembered. `admin`, `schedules`: for operators.
 //! * `figures`: totals, and what is told of a queue. `depths`: what it holds.
+//! * `overview`: all queues at once, and the gauges of depth. `watch`: who is told of changes.
 
 mod admin;
 mod consumers;
@@ -13,12 +14,14 @@ mod depths;
 mod dispatch;
 mod error;
 mod figures;
+mod overview;
 mod push;
 mod queues;
 mod rhythm;
 mod schedules;
 mod settle;
 mod subscription;
+mod watch;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -34,10 +37,12 @@ use crate::{
 
 use dispatch::Dispatcher;
 use figures::Figures;
+use overview::Overview;
 use queues::Queues;
 
 pub use error::{EngineError, Result};
 pub use figures::QueueStats;
+pub use overview::Gauges;
 pub use schedules::check_cron;
 pub use settle::{MoveRequest, RollbackRequest};
 pub use subscription::{ConsumeOptions, Flow, Subscription};
@@ -83,6 +88,7 @@ pub struct Engine {
     limits: Limits,
     queues: Queues,
     figures: Figures,
+    overview: Overview,
     dispatchers: Mutex<HashMap<QueueName, Arc<Dispatcher>>>,
     /// Cancelled when no new work is to be handed out.
     draining: CancellationToken,
@@ -104,6 +110,7 @@ impl Engine {
         let tasks = TaskTracker::new();
         let store: Arc<dyn Store> = Arc::new(Timed::new(store, Arc::clone(&metrics)));
         Arc::new(Self {
+            overview: Overview::default(),
             figures: Figures::new(Arc::clone(&store), tasks.clone()),
             queues: Queues::new(Arc::clone(&store), limits.auto_create_queues),
             store,
@@ -138,6 +145,11 @@ impl Engine {
         &self.signals
     }
 
+    /// The metrics, for tasks.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
     /// Runs until shutdown what the engine does by itself; each in a task of the engine's own.
     pub fn start(self: &Arc<Self>) {
         crate::tasks::start(self, &self.tasks, &self.stopping);
@@ -167,6 +179,7 @@ impl Engine {
         if let Err(error) = self.flush_totals().await {
             tracing::warn!(%error, "the totals of the last second are lost");
         }
+        self.stop_counting().await;
     }
 
     /// True from the start of shutdown on.
@@ -192,6 +205,7 @@ impl Engine {
             Notice::Signal(Signal { queue, topic: Topic::Settings, .. }) => {
                 self.queues.forget(queue);
                 self.figures.depths.forget_count(queue);
+                self.overview.names_changed();
                 self.store.look_again(queue, None);
                 if let Some(dispatcher) = self.dispatcher(queue) {
                     dispatcher.inserted(None, self.now());
@@ -211,6 +225,7 @@ impl Engine {
     pub fn look_everywhere(&self) {
         self.queues.forget_all();
         self.figures.depths.all_stirred();
+        self.overview.names_changed();
         for dispatcher in self.all_dispatchers() {
             self.store.look_again(dispatcher.queue(), None);
             dispatcher.inserted(None, self.now());
@@ -229,6 +244,7 @@ impl Engine {
     /// The queue's settings changed: tells the other brokers.
     fn tell_settings(&self, queue: &QueueName) {
         self.figures.depths.forget_count(queue);
+        self.overview.names_changed();
         if let Some(dispatcher) = self.dispatcher(queue) {
             dispatcher.inserted(None, self.now());
         }

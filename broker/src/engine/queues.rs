@@ -112,6 +112,7 @@ impl super::Engine {
     /// Notices settings that other brokers changed, should their signals be lost.
     pub async fn refresh_settings(&self) -> Result<()> {
         if self.queues.refresh().await? {
+            self.overview.names_changed();
             for dispatcher in self.all_dispatchers() {
                 dispatcher.inserted(None, self.now());
             }

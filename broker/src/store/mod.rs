@@ -20,9 +20,13 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
-use crate::domain::{
-    ConsumerName, Delivery, Depth, Headers, Item, ItemId, ItemState, NewItem, Outcome, Priority,
-    Pushed, Queue, QueueName, Receipt, Schedule, ScheduleName, Timestamp, Totals, Want,
+use crate::{
+    domain::{
+        ConsumerName, Delivery, Depth, Headers, Item, ItemId, ItemState, NewItem, Outcome,
+        Priority, Pushed, Queue, QueueName, Receipt, Schedule, ScheduleName, Timestamp, Totals,
+        Want,
+    },
+    metrics::Metrics,
 };
 
 pub use timed::Timed;
@@ -201,6 +205,10 @@ pub trait Store: Send + Sync + 'static {
     /// The four bytes that begin every lease token this broker makes.
     fn broker_id(&self) -> [u8; 4];
 
+    /// Says where to note what the store alone knows: how many items share a write, how long housekeeping takes.
+    /// The first call counts.
+    fn measure(&self, metrics: &Arc<Metrics>);
+
     /// Answers if the store can be reached and written to.
     async fn ping(&self) -> Result<()>;
 
@@ -322,6 +330,15 @@ pub trait Store: Send + Sync + 'static {
 
     /// A queue's totals.
     async fn totals(&self, queue: &QueueName) -> Result<Totals>;
+
+    /// The totals of all queues in which something has happened: one read, by which a broker notices
+    /// what others do.
+    async fn all_totals(&self) -> Result<Vec<(QueueName, Totals)>>;
+
+    /// Makes this broker the one that does a task for all, or keeps it so, for the given time; zero gives
+    /// the task up. False if another broker has it. The time ends early rather than late: whoever
+    /// has not renewed it by then must have stopped.
+    async fn lead(&self, task: &'static str, lasting: Duration) -> Result<bool>;
 
     // Schedules.
 

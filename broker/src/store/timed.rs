@@ -1,6 +1,10 @@
 //! A [`Store`] that notes how long each call of another one takes, and whether it failed.
 
-use std::{future::Future, sync::Arc, time::Instant};
+use std::{
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use async_trait::async_trait;
 
@@ -16,7 +20,8 @@ use crate::{
     metrics::Metrics,
 };
 
-/// A store whose calls are measured. A call that its caller gives up is not counted.
+/// A store whose calls are measured. A call that its caller gives up is not counted. Reserves also tell how long
+/// their items have waited.
 pub struct Timed {
     store: Arc<dyn Store>,
     metrics: Arc<Metrics>,
@@ -25,6 +30,7 @@ pub struct Timed {
 impl Timed {
     /// Measures the calls of `store`.
     pub fn new(store: Arc<dyn Store>, metrics: Arc<Metrics>) -> Self {
+        store.measure(&metrics);
         Self { store, metrics }
     }
 
@@ -57,8 +63,21 @@ macro_rules! pass_on {
                 self.store.broker_id()
             }
 
+            fn measure(&self, metrics: &Arc<Metrics>) {
+                self.store.measure(metrics);
+            }
+
             fn look_again(&self, queue: &QueueName, since: Option<Timestamp>) {
                 self.store.look_again(queue, since);
+            }
+
+            async fn reserve(&self, queue: &Arc<Queue>, wants: &[Want]) -> Result<Reserved> {
+                let reserved = self.time("reserve", self.store.reserve(queue, wants)).await?;
+                let since =
+                    reserved.deliveries.iter().map(|(_, delivery)| delivery.previous_eligible_time);
+                let now = self.store.now();
+                self.metrics.delivery_delays(&queue.name, since.map(|since| since.until(now)));
+                Ok(reserved)
             }
 
             $(async fn $call(&self $(, $argument: $type)*) -> $answer {
@@ -77,7 +96,6 @@ pass_on! {
     async fn delete_queue(&self, queue: &Queue) -> Result<u64>;
     async fn settings_version(&self) -> Result<SettingsVersion>;
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>>;
-    async fn reserve(&self, queue: &Arc<Queue>, wants: &[Want]) -> Result<Reserved>;
     async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>>;
     async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>>;
     async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>>;
@@ -112,6 +130,8 @@ pass_on! {
     async fn depth(&self, queue: &Queue) -> Result<Depth>;
     async fn add_totals(&self, changes: Vec<(QueueName, Totals)>) -> Result<()>;
     async fn totals(&self, queue: &QueueName) -> Result<Totals>;
+    async fn all_totals(&self) -> Result<Vec<(QueueName, Totals)>>;
+    async fn lead(&self, task: &'static str, lasting: Duration) -> Result<bool>;
     async fn create_schedule(&self, schedule: &Schedule) -> Result<Created<Schedule>>;
     async fn get_schedule(&self, name: &ScheduleName) -> Result<Option<Schedule>>;
     async fn list_schedules(

@@ -1,12 +1,16 @@
 //! What runs by itself, each in a task owned by the engine.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    engine::{Engine, Result},
+    engine::{Engine, Gauges, Result},
     signals::Notice,
 };
 
@@ -25,6 +29,7 @@ pub fn start(engine: &Arc<Engine>, tasks: &TaskTracker, stop: &CancellationToken
     tasks.spawn(until(stop.clone(), flush_totals(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), watch_settings(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), repair(Arc::clone(engine))));
+    tasks.spawn(until(stop.clone(), keep_gauges(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), tick(Arc::clone(engine))));
 }
 
@@ -57,10 +62,22 @@ async fn watch_settings(engine: Arc<Engine>) {
 
 async fn repair(engine: Arc<Engine>) {
     every(REPAIR, "could not repair", || async {
+        let start = Instant::now();
         engine.repair_queues().await;
+        engine.metrics().swept(start.elapsed());
         Ok(())
     })
     .await;
+}
+
+/// Keeps the gauges of depth.
+async fn keep_gauges(engine: Arc<Engine>) {
+    let mut gauges = Gauges::default();
+    loop {
+        if let Err(error) = gauges.keep(&engine).await {
+            tracing::debug!(%error, "could not refresh the gauges of depth");
+        }
+    }
 }
 
 /// Repeats an errand. A failure is logged once, until it has gone well again.

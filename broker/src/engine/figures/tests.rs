@@ -2,10 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use std::time::Duration;
+
 use super::*;
 use crate::{
     domain::{Clock, NewItem},
-    engine::Limits,
+    engine::{Gauges, Limits},
     signals::LocalSignals,
     store::sqlite::SqliteStore,
 };
@@ -55,4 +57,121 @@ async fn totals_never_go_back_while_they_are_flushed() {
     flushing.await.unwrap();
     reading.await.unwrap();
     assert_eq!(engine.queue_stats(&queue).await.unwrap().totals.pushed, pushes + 1);
+}
+
+/// The value of a metric's line.
+fn value(metrics: &Metrics, line: &str) -> Option<f64> {
+    let page = metrics.encode().unwrap();
+    let found = page.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(' '));
+    found.map(|value| value.parse().unwrap())
+}
+
+fn calls(metrics: &Metrics, call: &str) -> f64 {
+    let line = format!("sluicegate_store_call_duration_seconds_count{{call=\"{call}\"}}");
+    value(metrics, &line).unwrap_or_default()
+}
+
+/// Depths are there without anybody asking for them, follow what happens, and go with their queue.
+#[tokio::test(start_paused = true)]
+async fn gauges_of_depth_keep_themselves() {
+    let (engine, metrics) = engine();
+    let (work, mut gauges) = (name("work"), Gauges::default());
+    let later = NewItem { delay: Duration::from_hours(1), ..NewItem::default() };
+    engine.push(&work, vec![NewItem::default(), NewItem::default(), later], None).await.unwrap();
+    let shown = |state: &str| {
+        value(&metrics, &format!("sluicegate_queue_items{{queue=\"work\",state=\"{state}\"}}"))
+    };
+    gauges.keep(&engine).await.unwrap();
+    assert_eq!((shown("ready"), shown("delayed")), (Some(2.0), Some(1.0)));
+    assert_eq!(value(&metrics, "sluicegate_counts_queues"), Some(1.0));
+    let oldest = "sluicegate_queue_oldest_ready_timestamp_seconds{queue=\"work\"}";
+    assert!(value(&metrics, oldest).unwrap() > 1e9);
+
+    engine.push(&work, vec![NewItem::default()], None).await.unwrap();
+    engine.flush_totals().await.unwrap();
+    gauges.keep(&engine).await.unwrap();
+    assert_eq!(shown("ready"), Some(3.0));
+
+    // What this broker does not know of, it finds in the totals.
+    let other = Totals { pushed: 1, ..Totals::default() };
+    engine.store.add_totals(vec![(work.clone(), other)]).await.unwrap();
+    let counted = calls(&metrics, "depth");
+    for _ in 0..3 {
+        gauges.keep(&engine).await.unwrap();
+    }
+    assert!(calls(&metrics, "depth") > counted);
+
+    engine.delete_queue(&work, true).await.unwrap();
+    gauges.keep(&engine).await.unwrap();
+    assert!(!metrics.encode().unwrap().contains("work"), "{}", metrics.encode().unwrap());
+}
+
+/// The labels of a queue that another broker has deleted go too, here and in what is remembered.
+#[tokio::test(start_paused = true)]
+async fn a_queue_deleted_elsewhere_leaves_no_figures() {
+    let (engine, metrics) = engine();
+    let (work, other, mut gauges) = (name("work"), name("other"), Gauges::default());
+    for queue in [&work, &other] {
+        engine.push(queue, vec![NewItem::default()], None).await.unwrap();
+        engine.queue_stats(queue).await.unwrap();
+    }
+    gauges.keep(&engine).await.unwrap();
+    let queue = engine.get_queue(&work).await.unwrap();
+    engine.store.delete_queue(&queue).await.unwrap(); // not through the engine
+    while metrics.encode().unwrap().contains("work") {
+        gauges.keep(&engine).await.unwrap();
+    }
+    assert!(metrics.encode().unwrap().contains("other"));
+    assert_eq!(engine.figures.depths.queues(), [other]);
+}
+
+/// Nothing is counted in queues where nothing happens, whoever watches, and one queue once a second.
+#[tokio::test(start_paused = true)]
+async fn a_watch_costs_nothing_where_nothing_happens() {
+    let (engine, metrics) = engine();
+    let names: Vec<_> = (0..200).map(|n| name(&format!("q{n}"))).collect();
+    for queue in &names {
+        engine.push(queue, vec![NewItem::default()], None).await.unwrap();
+    }
+    engine.flush_totals().await.unwrap();
+    let mut watches = Vec::new();
+    for _ in 0..3 {
+        let mut watch = engine.watch_queues(Vec::new()).await.unwrap();
+        assert_eq!(watch.recv().await.unwrap().unwrap().len(), 200);
+        watches.push(watch);
+    }
+    // In so many looks of the watches,
+    let looks = async |looks: f64| {
+        let until = calls(&metrics, "all_totals") + looks;
+        while calls(&metrics, "all_totals") < until {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    looks(2.0).await;
+    let all = || {
+        let page = metrics.encode().unwrap();
+        let counts = page.lines().filter(|l| l.contains("store_call_duration_seconds_count{"));
+        counts.map(|l| l.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum::<f64>()
+    };
+    let (counted, asked) = (calls(&metrics, "depth"), all());
+    looks(10.0).await;
+    assert_eq!(calls(&metrics, "depth"), counted, "counted for nothing");
+    // with nothing to tell, the store is asked for the totals, and now and then for the names.
+    assert!(all() - asked <= 20.0, "{} calls", all() - asked);
+
+    // One queue changes: all are told, by a count or two.
+    engine.push(&names[7], vec![NewItem::default()], None).await.unwrap();
+    for watch in &mut watches {
+        let told = watch.recv().await.unwrap().unwrap();
+        assert_eq!(told.iter().map(|stats| &stats.queue).collect::<Vec<_>>(), [&names[7]]);
+        assert_eq!((told[0].depth.ready, told[0].totals.pushed), (2, 2));
+    }
+    looks(10.0).await;
+    assert!(calls(&metrics, "depth") - counted <= 4.0);
+
+    // Another broker is known by its totals alone.
+    let other = Totals { pushed: 3, ..Totals::default() };
+    engine.store.add_totals(vec![(names[9].clone(), other)]).await.unwrap();
+    let told = watches[0].recv().await.unwrap().unwrap();
+    assert_eq!((&told[0].queue, told[0].totals.pushed), (&names[9], 4));
 }

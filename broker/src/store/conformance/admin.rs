@@ -206,3 +206,30 @@ pub(crate) async fn a_purge_of_thousands_is_complete(env: &Env) {
     assert_eq!(env.store.depth(&queue).await.unwrap(), Depth::default());
     assert!(!env.reserve(&queue, &[want(5)]).await.more);
 }
+
+/// A queue too deep to be counted at one glance, with something in every state and level.
+pub(crate) async fn depth_counts_deep_queues_too(env: &Env) {
+    let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
+    for _ in 0..6 {
+        env.push(&queue, (0..1_000).map(|n| item(&n.to_string())).collect()).await;
+    }
+    let of = |count: u32, make: &dyn Fn(&str) -> NewItem| {
+        (0..count).map(|n| make(&n.to_string())).collect::<Vec<_>>()
+    };
+    env.push(&queue, of(5, &|n| urgent(n, 7))).await;
+    env.push(&queue, of(3, &|n| delayed(n, seconds(500)))).await;
+    env.push(&queue, of(4, &|n| keyed(n, "k"))).await;
+    env.push(&queue, of(2, &|n| mortal(n, seconds(1)))).await;
+    let committed = env.take_one(&queue).await;
+    env.commit_one(&queue, &committed).await;
+    let _held = env.take_one(&queue).await;
+    env.pass(seconds(2));
+    let depth = env.store.depth(&queue).await.unwrap();
+    let counted = (depth.ready, depth.delayed, depth.reserved, depth.blocked, depth.processed);
+    assert_eq!(counted, (6_000 + 3 + 1, 3, 1, 3, 1));
+    assert!(depth.oldest_ready.is_some() && depth.next_eligible.is_some());
+    // The lease lapses.
+    env.pass(LEASE);
+    let depth = env.store.depth(&queue).await.unwrap();
+    assert_eq!((depth.ready, depth.reserved), (6_000 + 4 + 1, 0));
+}

@@ -35,6 +35,34 @@ pub(crate) async fn totals_add_up_over_brokers(env: &Env) {
     assert_eq!(env.other.totals(&b).await.unwrap(), expected);
 }
 
+pub(crate) async fn all_totals_are_read_at_once(env: &Env) {
+    assert_eq!(env.store.all_totals().await.unwrap(), Vec::new());
+    let one = Totals { pushed: 1, expired: 2, ..Totals::default() };
+    let two = Totals { delivered: 3, ..Totals::default() };
+    env.store.add_totals(vec![(name("a"), one), (name("b.c"), two)]).await.unwrap();
+    env.other.add_totals(vec![(name("a"), two)]).await.unwrap();
+    let mut all = env.store.all_totals().await.unwrap();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    let both = Totals { delivered: 3, ..one };
+    assert_eq!(all, [(name("a"), both), (name("b.c"), two)]);
+}
+
+pub(crate) async fn a_task_has_one_leader_at_a_time(env: &Env) {
+    let minute = seconds(60);
+    assert!(env.store.lead("task", minute).await.unwrap());
+    assert!(env.store.lead("task", minute).await.unwrap(), "it is kept");
+    if env.store.broker_id() == env.other.broker_id() {
+        return; // a store for one broker
+    }
+    assert!(!env.other.lead("task", minute).await.unwrap(), "it is taken");
+    assert!(env.other.lead("another", minute).await.unwrap());
+    env.pass(seconds(61));
+    assert!(env.other.lead("task", minute).await.unwrap(), "its time is over");
+    assert!(!env.store.lead("task", minute).await.unwrap());
+    assert!(!env.other.lead("task", seconds(0)).await.unwrap());
+    assert!(env.store.lead("task", minute).await.unwrap(), "it was given up");
+}
+
 pub(crate) async fn a_queue_may_come_twice_in_a_change_of_totals(env: &Env) {
     let one = Totals { pushed: 1, ..Totals::default() };
     env.store.add_totals(vec![(name("a"), one), (name("a"), one)]).await.unwrap();

@@ -34,6 +34,7 @@ macro_rules! conformance {
                 a_cursor_survives_changes_in_between
                 an_invented_cursor_is_refused
                 depth_counts_every_state
+                depth_counts_deep_queues_too
                 the_oldest_ready_item_is_the_first_in_hand_out_order
                 items_are_of_their_queue
                 items_of_every_state_can_be_deleted
@@ -67,6 +68,8 @@ macro_rules! conformance {
             }
             figures {
                 totals_add_up_over_brokers
+                all_totals_are_read_at_once
+                a_task_has_one_leader_at_a_time
                 a_queue_may_come_twice_in_a_change_of_totals
                 the_store_lives_and_says_where
                 a_sound_queue_needs_no_repair

@@ -54,6 +54,7 @@ async fn submit(inner: &Arc<Inner>, group: &GroupName, items: Vec<Held>) -> Resu
     let tracker = inner.tracker.clone();
     let write = move |items: Vec<Held>| {
         let (inner, group) = (Arc::clone(&inner), Arc::clone(&group));
+        inner.note_batch("settle", items.len());
         async move {
             let count = items.len();
             match commit_batch(&inner, &group, items).await {

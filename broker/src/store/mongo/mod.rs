@@ -31,6 +31,7 @@ mod history;
 mod issued;
 mod lapse;
 mod layout;
+mod lead;
 mod lease;
 mod levels;
 mod look;
@@ -50,7 +51,12 @@ mod transfer;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    future::Future,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use mongodb::{Client, Database};
@@ -69,9 +75,12 @@ use super::{
     Created, Held, Move, Page, Push, RedriveFilter, Reserved, Result, Rollback, Selection,
     SettingsVersion, Store,
 };
-use crate::domain::{
-    Clock, Depth, GroupName, IdSource, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName,
-    Schedule, ScheduleName, Timestamp, Totals, Want,
+use crate::{
+    domain::{
+        Clock, Depth, GroupName, IdSource, Item, ItemId, ItemState, Outcome, Pushed, Queue,
+        QueueName, Schedule, ScheduleName, Timestamp, Totals, Want,
+    },
+    metrics::Metrics,
 };
 
 /// How to connect.
@@ -106,6 +115,7 @@ struct Inner {
     broker: [u8; 4],
     ids: IdSource,
     issued: Issued,
+    metrics: OnceLock<Arc<Metrics>>,
     groups: Mutex<HashMap<GroupName, Arc<Group>>>,
     heads: Mutex<HashMap<QueueName, Arc<Head>>>,
     tracker: TaskTracker,
@@ -137,6 +147,7 @@ impl MongoStore {
             broker: rand::random(),
             ids: IdSource::new(),
             issued: Issued::default(),
+            metrics: OnceLock::new(),
             groups: Mutex::default(),
             heads: Mutex::default(),
             tracker,
@@ -199,6 +210,13 @@ impl Inner {
         self.clock.now()
     }
 
+    /// So many items share a write.
+    fn note_batch(&self, call: &'static str, items: usize) {
+        if let Some(metrics) = self.metrics.get() {
+            metrics.batch(call, items);
+        }
+    }
+
     /// A group, with its indexes in place.
     async fn group(&self, name: &GroupName) -> Result<Arc<Group>> {
         let group = self.group_as_it_is(name);
@@ -231,6 +249,10 @@ impl Store for MongoStore {
 
     fn broker_id(&self) -> [u8; 4] {
         self.inner.broker
+    }
+
+    fn measure(&self, metrics: &Arc<Metrics>) {
+        let _ = self.inner.metrics.set(Arc::clone(metrics)); // the first one stays
     }
 
     async fn ping(&self) -> Result<()> {
@@ -389,6 +411,14 @@ impl Store for MongoStore {
     async fn totals(&self, queue: &QueueName) -> Result<Totals> {
         let queue = queue.clone();
         self.run(|inner| async move { figures::totals(&inner, &queue).await }).await
+    }
+
+    async fn all_totals(&self) -> Result<Vec<(QueueName, Totals)>> {
+        self.run(|inner| async move { figures::all_totals(&inner).await }).await
+    }
+
+    async fn lead(&self, task: &'static str, lasting: Duration) -> Result<bool> {
+        self.run(move |inner| async move { lead::lead(&inner, task, lasting).await }).await
     }
 
     async fn create_schedule(&self, schedule: &Schedule) -> Result<Created<Schedule>> {

@@ -88,6 +88,7 @@ async fn submit(
     let tracker = inner.tracker.clone();
     let write = move |items: Vec<Push>| {
         let (inner, group) = (Arc::clone(&inner), Arc::clone(&group));
+        inner.note_batch("push", items.len());
         // Given here, in the order of the calls: the writes themselves may run side by side.
         let starts = (!ordered).then(|| plain_starts(&inner, items.len()));
         async move {

@@ -40,9 +40,12 @@ use super::{
     Created, Held, Move, Page, Push, RedriveFilter, Reserved, Result, Rollback, Selection,
     SettingsVersion, Store, StoreError,
 };
-use crate::domain::{
-    Clock, Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
-    ScheduleName, Timestamp, Totals, Want,
+use crate::{
+    domain::{
+        Clock, Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
+        ScheduleName, Timestamp, Totals, Want,
+    },
+    metrics::Metrics,
 };
 
 /// How often the writer looks for what has expired.
@@ -147,6 +150,10 @@ impl Store for SqliteStore {
 
     fn broker_id(&self) -> [u8; 4] {
         self.broker
+    }
+
+    fn measure(&self, metrics: &Arc<Metrics>) {
+        self.writer.measure(metrics);
     }
 
     async fn ping(&self) -> Result<()> {
@@ -352,6 +359,15 @@ impl Store for SqliteStore {
     async fn totals(&self, queue: &QueueName) -> Result<Totals> {
         let queue = queue.clone();
         self.read(move |view| queues::totals(view, &queue)).await
+    }
+
+    async fn all_totals(&self) -> Result<Vec<(QueueName, Totals)>> {
+        self.read(queues::all_totals).await
+    }
+
+    /// A file has one broker.
+    async fn lead(&self, _task: &'static str, _lasting: Duration) -> Result<bool> {
+        Ok(true)
     }
 
     async fn create_schedule(&self, schedule: &Schedule) -> Result<Created<Schedule>> {

@@ -168,26 +168,37 @@ pub(super) fn add_totals(tx: &Tx<'_>, changes: &[(QueueName, Totals)]) -> rusqli
     Ok(())
 }
 
-pub(super) fn totals(view: &View<'_>, queue: &QueueName) -> rusqlite::Result<Totals> {
-    let count = |row: &Row<'_>, column| {
-        Ok::<_, rusqlite::Error>(row.get::<_, i64>(column)?.cast_unsigned())
+macro_rules! totals {
+    () => {
+        "pushed, delivered, committed, rolled_back, moved, dead_lettered, expired"
     };
+}
+
+/// Reads totals whose first column is this.
+fn read_totals(row: &Row<'_>, first: usize) -> rusqlite::Result<Totals> {
+    let count = |place| Ok::<_, rusqlite::Error>(row.get::<_, i64>(first + place)?.cast_unsigned());
+    Ok(Totals {
+        pushed: count(0)?,
+        delivered: count(1)?,
+        committed: count(2)?,
+        rolled_back: count(3)?,
+        moved: count(4)?,
+        dead_lettered: count(5)?,
+        expired: count(6)?,
+    })
+}
+
+pub(super) fn totals(view: &View<'_>, queue: &QueueName) -> rusqlite::Result<Totals> {
     view.conn
-        .prepare_cached(
-            "SELECT pushed, delivered, committed, rolled_back, moved, dead_lettered, expired
-             FROM totals WHERE queue = ?1",
-        )?
-        .query_row([queue.as_str()], |row| {
-            Ok(Totals {
-                pushed: count(row, 0)?,
-                delivered: count(row, 1)?,
-                committed: count(row, 2)?,
-                rolled_back: count(row, 3)?,
-                moved: count(row, 4)?,
-                dead_lettered: count(row, 5)?,
-                expired: count(row, 6)?,
-            })
-        })
+        .prepare_cached(concat!("SELECT ", totals!(), " FROM totals WHERE queue = ?1"))?
+        .query_row([queue.as_str()], |row| read_totals(row, 0))
         .optional()
         .map(Option::unwrap_or_default)
+}
+
+pub(super) fn all_totals(view: &View<'_>) -> rusqlite::Result<Vec<(QueueName, Totals)>> {
+    view.conn
+        .prepare_cached(concat!("SELECT queue, ", totals!(), " FROM totals"))?
+        .query_map([], |row| Ok((queue_name(row, 0)?, read_totals(row, 1)?)))?
+        .collect()
 }

@@ -368,3 +368,18 @@ async fn the_hand_out_reads_no_more_than_it_takes() {
     let plan = plan.await.unwrap();
     assert_eq!(plan, ["SEARCH items USING INDEX handout (queue=? AND priority=? AND when<?)"]);
 }
+
+#[tokio::test]
+async fn sweeps_and_shared_transactions_are_measured() {
+    let clock = Arc::new(Clock::system());
+    let store = SqliteStore::open_with("sqlite::memory:", clock, Duration::from_millis(1)).unwrap();
+    let metrics = Arc::new(crate::metrics::Metrics::new());
+    store.measure(&metrics);
+    let queue = queue(&store);
+    store.push((0..3).map(|_| push_of(&queue, "x")).collect()).await.unwrap();
+    let page = || metrics.encode().unwrap();
+    assert!(page().contains("sluicegate_store_batch_items_sum{call=\"push\"} 3.0\n"), "{}", page());
+    while page().contains("sluicegate_sweep_duration_seconds_count 0\n") {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}

@@ -17,7 +17,7 @@ use std::{
     cell::Cell,
     collections::VecDeque,
     ops::Deref,
-    sync::{Arc, mpsc},
+    sync::{Arc, OnceLock, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -29,7 +29,10 @@ use super::{
     super::{Result, StoreError},
     sweep,
 };
-use crate::domain::{Clock, ItemId, Timestamp};
+use crate::{
+    domain::{Clock, ItemId, Timestamp},
+    metrics::Metrics,
+};
 
 /// Calls that may wait at once; more wait before they are queued.
 const MAX_WAITING: usize = 4_096;
@@ -263,6 +266,7 @@ pub(super) struct Writer {
     jobs: Option<mpsc::Sender<Box<dyn Job>>>,
     room: Arc<Semaphore>,
     thread: Option<thread::JoinHandle<()>>,
+    metrics: Arc<OnceLock<Arc<Metrics>>>,
 }
 
 impl Writer {
@@ -277,7 +281,9 @@ impl Writer {
             .query_row("SELECT value FROM meta WHERE key = 'next_id'", [], |row| row.get(0))
             .map_err(failed)?;
         let (jobs, waiting) = mpsc::channel(); // bounded by `room`
+        let metrics = Arc::new(OnceLock::new());
         let desk = Desk {
+            metrics: Arc::clone(&metrics),
             conn,
             tag,
             clock,
@@ -295,7 +301,12 @@ impl Writer {
                 source: Some(e.into()),
             })?;
         let room = Arc::new(Semaphore::new(MAX_WAITING));
-        Ok(Self { jobs: Some(jobs), room, thread: Some(thread) })
+        Ok(Self { jobs: Some(jobs), room, thread: Some(thread), metrics })
+    }
+
+    /// Notes from now on how many items share a transaction, and how long sweeps take.
+    pub(super) fn measure(&self, metrics: &Arc<Metrics>) {
+        let _ = self.metrics.set(Arc::clone(metrics)); // the first one stays
     }
 
     /// Has `work` done in a transaction; the answer comes when it is durable, unless it is a reserve.
@@ -323,8 +334,26 @@ impl Drop for Writer {
     }
 }
 
+/// Notes how many items a transaction stores and settles.
+fn note_batches(metrics: &Metrics, group: &[Box<dyn Job>]) {
+    let (mut pushed, mut settled) = (0, 0);
+    for job in group {
+        match job.kind() {
+            Kind::Push(items) => pushed += items,
+            Kind::Settle(items) => settled += items,
+            Kind::Reserve | Kind::Other => {}
+        }
+    }
+    for (call, items) in [("push", pushed), ("settle", settled)] {
+        if items > 0 {
+            metrics.batch(call, items);
+        }
+    }
+}
+
 /// What the thread has.
 struct Desk {
+    metrics: Arc<OnceLock<Arc<Metrics>>>,
     conn: Connection,
     tag: [u8; 4],
     clock: Arc<Clock>,
@@ -382,7 +411,12 @@ impl Desk {
     }
 
     fn sweep(&mut self) -> bool {
-        match self.transaction(sweep::chunk) {
+        let start = Instant::now();
+        let swept = self.transaction(sweep::chunk);
+        if let Some(metrics) = self.metrics.get() {
+            metrics.swept(start.elapsed());
+        }
+        match swept {
             Ok(more) => more,
             Err(error) => {
                 tracing::warn!(%error, "could not remove what has expired; trying again later");
@@ -440,6 +474,9 @@ impl Desk {
     fn commit_group(&mut self, mut group: Vec<Box<dyn Job>>) {
         if group.is_empty() {
             return;
+        }
+        if let Some(metrics) = self.metrics.get() {
+            note_batches(metrics, &group);
         }
         match self.run_group(&mut group) {
             Ok(failures) => {

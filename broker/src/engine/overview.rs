@@ -1,0 +1,303 @@
+//! What a broker knows of all queues at once: which there are, and in which of them something has happened,
+//! on whatever broker. Both are read in one go, so that a queue in which nothing happens costs nothing.
+//!
+//! One broker of all keeps the gauges of depth for `/metrics`: it counts a queue after something has happened
+//! there, and all counts together take at most one part in [`SHARE`] of the time.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, sleep_until};
+
+use crate::domain::{QueueName, Totals};
+
+use super::{Engine, EngineError, Result, depths::Seen};
+
+/// The task of keeping the gauges of depth.
+const TASK: &str = "figures";
+/// How long a broker has that task unless it renews it.
+const LEAD: Duration = Duration::from_secs(10);
+/// How often it renews it, and others try to get it.
+const RENEW: Duration = Duration::from_secs(3);
+/// The names of queues are read anew this often, though nothing was heard of a new one.
+const NAMES_AGE: Duration = Duration::from_secs(5);
+/// How often totals are read, at most.
+pub(super) const TOTALS_AGE: Duration = Duration::from_secs(1);
+/// Queues that are not empty are looked at this often though nothing is known to have happened: items
+/// expire, and signals may be lost.
+pub(super) const SLOW_POLL: Duration = Duration::from_mins(1);
+/// Reading totals, and counting for gauges: each takes at most one part in so many of the time.
+const SHARE: u32 = 200;
+/// The same for queues that have no gauge yet.
+const FIRST_SHARE: u32 = 10;
+/// How often the gauges are looked after.
+const TICK: Duration = Duration::from_secs(1);
+/// Queues per page of a list.
+const PAGE: usize = 500;
+
+/// When something was read, and how long that took.
+#[derive(Debug, Clone, Copy)]
+struct Read {
+    at: Instant,
+    took: Duration,
+}
+
+#[derive(Default)]
+pub(super) struct Overview {
+    /// Taken by whoever reads, one at a time.
+    reading: tokio::sync::Mutex<()>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    names: Arc<Vec<QueueName>>,
+    names_read: Option<Read>,
+    /// All totals as they are in the store: as last read, with what this broker has added since.
+    totals: HashMap<QueueName, Totals>,
+    totals_read: Option<Read>,
+}
+
+impl Overview {
+    /// Queues may have come or gone.
+    pub(super) fn names_changed(&self) {
+        self.state.lock().names_read = None;
+    }
+
+    /// The queue is no longer there.
+    pub(super) fn forget(&self, queue: &QueueName) {
+        let mut state = self.state.lock();
+        state.totals.remove(queue);
+        state.names_read = None;
+    }
+
+    /// This broker has added to the store's totals.
+    pub(super) fn flushed(&self, changes: &[(QueueName, Totals)]) {
+        let mut state = self.state.lock();
+        for (queue, change) in changes {
+            state.totals.entry(queue.clone()).or_default().add(change);
+        }
+    }
+
+    /// A queue's totals as they are in the store, or were a moment ago.
+    pub(super) fn totals(&self, queue: &QueueName) -> Totals {
+        self.state.lock().totals.get(queue).copied().unwrap_or_default()
+    }
+}
+
+impl Engine {
+    /// The names of all queues, a few seconds old at most.
+    pub(super) async fn queue_names(&self) -> Result<Arc<Vec<QueueName>>> {
+        let known = || {
+            let state = self.overview.state.lock();
+            let fit = |read: &Read| read.at.elapsed() < NAMES_AGE.max(read.took * SHARE);
+            state.names_read.as_ref().is_some_and(fit).then(|| Arc::clone(&state.names))
+        };
+        if let Some(names) = known() {
+            return Ok(names);
+        }
+        let _turn = self.overview.reading.lock().await;
+        if let Some(names) = known() {
+            return Ok(names);
+        }
+        let at = Instant::now();
+        // Noted before it is read: who changes something meanwhile makes the next call read again.
+        self.overview.state.lock().names_read = Some(Read { at, took: Duration::ZERO });
+        let names = self.read_names().await.inspect_err(|_| self.overview.names_changed())?;
+        let names = Arc::new(names);
+        {
+            let mut state = self.overview.state.lock();
+            state.names = Arc::clone(&names);
+            if let Some(read) = &mut state.names_read {
+                read.took = at.elapsed();
+            }
+        }
+        self.forget_deleted(&names).await;
+        Ok(names)
+    }
+
+    async fn read_names(&self) -> Result<Vec<QueueName>> {
+        let mut names: Vec<QueueName> = Vec::new();
+        loop {
+            let page = self.store.list_queues(names.last(), PAGE).await?;
+            let more = page.len() == PAGE;
+            names.extend(page.into_iter().map(|queue| queue.name));
+            if !more {
+                return Ok(names);
+            }
+        }
+    }
+
+    /// Drops what is remembered of queues that were deleted, here or on another broker.
+    async fn forget_deleted(&self, names: &[QueueName]) {
+        let there: HashSet<&QueueName> = names.iter().collect();
+        let mut gone = self.metrics.queues();
+        gone.extend(self.figures.depths.queues());
+        gone.retain(|queue| !there.contains(queue));
+        for queue in gone {
+            // It may have come since the names were read.
+            if let Ok(None) = self.store.get_queue(&queue).await {
+                self.queues.forget(&queue);
+                self.forget_figures(&queue);
+            }
+        }
+    }
+
+    /// Drops all figures of a deleted queue.
+    pub(super) fn forget_figures(&self, queue: &QueueName) {
+        self.figures.forget(queue);
+        self.overview.forget(queue);
+        self.metrics.forget(queue);
+    }
+
+    /// Reads all totals unless that was done a moment ago. Queues in which something has happened have
+    /// another version then ([`super::depths::Depths::version`]).
+    pub(super) async fn notice_changes(&self, max_age: Duration) -> Result<()> {
+        let known = || {
+            let read = self.overview.state.lock().totals_read;
+            read.is_some_and(|read| read.at.elapsed() < max_age)
+        };
+        if known() {
+            return Ok(());
+        }
+        let _turn = self.overview.reading.lock().await;
+        if known() {
+            return Ok(());
+        }
+        let _settled = self.figures.not_flushing().await;
+        let at = Instant::now();
+        let totals: HashMap<_, _> = self.store.all_totals().await?.into_iter().collect();
+        let mut state = self.overview.state.lock();
+        for (queue, found) in &totals {
+            if state.totals.get(queue) != Some(found) {
+                self.figures.depths.stirred(queue);
+            }
+        }
+        state.totals = totals;
+        state.totals_read = Some(Read { at, took: at.elapsed() });
+        Ok(())
+    }
+
+    /// How seldom totals are read for the gauges' sake.
+    fn totals_pause(&self) -> Duration {
+        let read = self.overview.state.lock().totals_read;
+        read.map_or(TOTALS_AGE, |read| TOTALS_AGE.max(read.took * SHARE))
+    }
+
+    /// Gives up the task of keeping the gauges, so that another broker takes it at once.
+    pub(super) async fn stop_counting(&self) {
+        if let Err(error) = self.store.lead(TASK, Duration::ZERO).await {
+            tracing::debug!(%error, "another broker counts the queues when the time is over");
+        }
+    }
+}
+
+/// Keeps the gauges of depth on the one broker that has this task.
+#[derive(Default)]
+pub struct Gauges {
+    /// The task is this broker's until then.
+    leads_until: Option<Instant>,
+    /// When the task was last asked for.
+    asked: Option<Instant>,
+    /// No count before.
+    pause_until: Option<Instant>,
+    shown: HashMap<QueueName, Shown>,
+}
+
+struct Shown {
+    seen: Seen,
+    at: Instant,
+}
+
+impl Gauges {
+    /// Looks after the gauges for a second.
+    pub async fn keep(&mut self, engine: &Engine) -> Result<()> {
+        let end = Instant::now() + TICK;
+        let kept = self.refresh(engine, end).await;
+        sleep_until(end).await;
+        kept
+    }
+
+    async fn refresh(&mut self, engine: &Engine, end: Instant) -> Result<()> {
+        // Every broker reads the names: labels of deleted queues go everywhere.
+        let names = engine.queue_names().await?;
+        let leads = self.leads(engine).await;
+        engine.metrics.counts_queues(leads);
+        if !leads {
+            self.shown.clear();
+            engine.metrics.forget_depths();
+            return Ok(());
+        }
+        engine.notice_changes(engine.totals_pause()).await?;
+        let there: HashSet<&QueueName> = names.iter().collect();
+        self.shown.retain(|queue, _| there.contains(queue));
+        let mut wanting: Vec<_> =
+            names.iter().filter(|name| self.is_outdated(engine, name)).collect();
+        wanting.sort_by_key(|name| self.shown.get(*name).map(|shown| shown.at));
+        for name in &wanting {
+            // What this broker has changed is shown at once.
+            if let Some(depth) = engine.figures.depths.last(name) {
+                engine.metrics.depth(name, &depth);
+            }
+        }
+        for name in wanting {
+            if let Some(until) = self.pause_until {
+                if until >= end {
+                    break;
+                }
+                sleep_until(until).await;
+            }
+            self.count(engine, name).await?;
+            if Instant::now() >= end {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_outdated(&self, engine: &Engine, name: &QueueName) -> bool {
+        self.shown.get(name).is_none_or(|shown| shown.seen.is_outdated(engine, name, shown.at))
+    }
+
+    async fn count(&mut self, engine: &Engine, name: &QueueName) -> Result<()> {
+        let queue = match engine.queues.get(name).await {
+            Ok(queue) => queue,
+            Err(EngineError::QueueNotFound(_)) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let seen = engine.figures.depths.watched(&queue).await?;
+        engine.metrics.depth(name, &seen.depth);
+        let at = Instant::now();
+        let first = self.shown.insert(name.clone(), Shown { seen, at }).is_none();
+        self.pause_until = Some(at + seen.took * if first { FIRST_SHARE } else { SHARE });
+        Ok(())
+    }
+
+    /// True if the gauges are this broker's task.
+    async fn leads(&mut self, engine: &Engine) -> bool {
+        let now = Instant::now();
+        if self.asked.is_none_or(|asked| now >= asked + RENEW) {
+            self.asked = Some(now);
+            match engine.store.lead(TASK, LEAD).await {
+                Ok(true) => self.leads_until = Some(now + LEAD),
+                Ok(false) => self.leads_until = None,
+                Err(error) => tracing::debug!(%error, "could not ask who counts the queues"),
+            }
+        }
+        self.leads_until.is_some_and(|until| Instant::now() < until)
+    }
+}
+
+impl Seen {
+    /// True if something has happened in the queue since, or may have. `at`: when this was last told.
+    pub(super) fn is_outdated(&self, engine: &Engine, queue: &QueueName, at: Instant) -> bool {
+        let depth = &self.depth;
+        engine.figures.depths.version(queue) != Some(self.version)
+            || depth.next_eligible.is_some_and(|next| next <= engine.now())
+            || (depth.unsettled() + depth.processed > 0 && at.elapsed() >= SLOW_POLL)
+    }
+}

@@ -1,0 +1,114 @@
+//! Tells whoever watches queues what changes in them.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use futures_util::{StreamExt, stream};
+use tokio::{sync::mpsc, time::Instant};
+
+use crate::domain::QueueName;
+
+use super::{Engine, EngineError, QueueStats, Result, depths::Seen, overview::TOTALS_AGE};
+
+/// Watched queues that are counted at the same time.
+const COUNTED_AT_A_TIME: usize = 8;
+/// How often watched queues are compared with what was last told.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What was last told of a queue.
+struct Told {
+    stats: QueueStats,
+    seen: Seen,
+    at: Instant,
+}
+
+impl Engine {
+    /// Streams the stats of the queues (none given: all), at first of all, then of those that changed.
+    /// A queue in which nothing is known to have happened is not looked at.
+    pub async fn watch_queues(
+        self: &Arc<Self>,
+        queues: Vec<QueueName>,
+    ) -> Result<mpsc::Receiver<Result<Vec<QueueStats>>>> {
+        self.check_open()?;
+        for name in &queues {
+            self.queues.get(name).await?;
+        }
+        let (told, hears) = mpsc::channel(4);
+        let engine = Arc::clone(self);
+        self.tasks.spawn(async move {
+            let mut last: HashMap<QueueName, Told> = HashMap::new();
+            let mut first = true;
+            loop {
+                let stats = tokio::select! {
+                    stats = engine.changed_stats(&queues, &mut last) => stats,
+                    () = told.closed() => return,
+                };
+                let changed = stats.as_ref().map_or(true, |stats| !stats.is_empty());
+                let failed = stats.is_err();
+                if (changed || first) && told.send(stats).await.is_err() || failed {
+                    return;
+                }
+                first = false;
+                tokio::select! {
+                    () = tokio::time::sleep(WATCH_INTERVAL) => {}
+                    () = told.closed() => return,
+                    () = engine.draining.cancelled() => {
+                        let _ = told.send(Err(EngineError::ShuttingDown)).await; // gone: fine too
+                        return;
+                    }
+                }
+            }
+        });
+        Ok(hears)
+    }
+
+    async fn changed_stats(
+        &self,
+        queues: &[QueueName],
+        last: &mut HashMap<QueueName, Told>,
+    ) -> Result<Vec<QueueStats>> {
+        self.notice_changes(TOTALS_AGE / 2).await?;
+        let all = queues.is_empty();
+        let names = if all { self.queue_names().await? } else { Arc::new(queues.to_vec()) };
+        if all && names.len() < last.len() {
+            let there: std::collections::HashSet<_> = names.iter().collect();
+            last.retain(|name, _| there.contains(name));
+        }
+        let outdated: Vec<_> = names
+            .iter()
+            .filter(|name| last.get(*name).is_none_or(|told| self.is_outdated(name, told)))
+            .cloned()
+            .collect();
+        let mut counted = stream::iter(outdated)
+            .map(|name| async move { (self.watched_stats(&name).await, name) })
+            .buffered(COUNTED_AT_A_TIME);
+        let mut changed = Vec::new();
+        while let Some((told, name)) = counted.next().await {
+            let told = match told {
+                Ok(told) => told,
+                Err(EngineError::QueueNotFound(_)) if all => {
+                    last.remove(&name);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            if last.get(&name).is_none_or(|before| before.stats != told.stats) {
+                changed.push(told.stats.clone());
+            }
+            last.insert(name, told);
+        }
+        Ok(changed)
+    }
+
+    fn is_outdated(&self, name: &QueueName, told: &Told) -> bool {
+        told.seen.is_outdated(self, name, told.at) || told.stats.consumers != self.consumers(name)
+    }
+
+    async fn watched_stats(&self, name: &QueueName) -> Result<Told> {
+        let queue = self.queues.get(name).await?;
+        let seen = self.figures.depths.watched(&queue).await?;
+        let totals = self.figures.with_pending(name, || self.overview.totals(name));
+        let consumers = self.consumers(name);
+        let stats = QueueStats { queue: name.clone(), depth: seen.depth, totals, consumers };
+        Ok(Told { stats, seen, at: Instant::now() })
+    }
+}
