@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use divan::{Bencher, black_box, counter::ItemsCount};
 use sluicegate_broker::domain::{
-    Clock, GroupName, IdSource, LeaseToken, QueueName, Receipt, Want, deal,
+    Clock, GroupName, IdSource, ItemSize, LeaseToken, QueueName, Receipt, Want, deal,
 };
 
 fn main() {
@@ -33,7 +33,8 @@ fn deal_500(bencher: Bencher<'_, '_>, consumers: usize) {
         lease: Duration::from_secs(30),
         consumer: None,
     };
-    let (sizes, wants) = (vec![256; 500], vec![want; consumers]);
+    let (sizes, wants) =
+        (vec![ItemSize { payload: 256, message: 1_656 }; 500], vec![want; consumers]);
     bencher.counter(ItemsCount::new(500_usize)).bench(|| deal(black_box(&sizes), &wants));
 }
 

@@ -4,10 +4,10 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use crate::{
     domain::{GroupName, Invalid, Item, ItemId, ItemState, Queue, QueueName},
-    store::{Created, Page, RedriveFilter, Selection},
+    store::{Created, Deleted, Page, RedriveFilter, Selection},
 };
 
-use super::{Engine, EngineError, Result};
+use super::{Engine, EngineError, Result, links};
 
 /// How often an update is tried against others that change the same settings.
 const UPDATE_TRIES: usize = 5;
@@ -19,17 +19,22 @@ impl Engine {
     pub async fn create_queue(&self, queue: Queue) -> Result<Queue> {
         self.check_open()?;
         self.check_settings(&queue)?;
-        self.ensure_dead_letter_queue(&queue).await?;
         let wanted = Queue { create_time: self.now(), ..queue };
-        match self.store.create_queue(&wanted).await? {
-            Created::New(queue) => {
+        for _ in 0..UPDATE_TRIES {
+            let links = self.store.links().await?;
+            if let Some(there) = self.store.get_queue(&wanted.name).await? {
+                let same = there.same_settings(&wanted);
+                return if same { Ok(there) } else { Err(EngineError::QueueExists(there.name)) };
+            }
+            links::check_group(&*self.store, &wanted.name, &wanted.group).await?;
+            self.check_link(&wanted).await?;
+            if let Some(queue) = self.store.link_queue(&wanted, links).await? {
                 self.queues.replace(queue.clone());
                 self.tell_settings(&queue.name);
-                Ok(queue)
+                return Ok(queue);
             }
-            Created::Existing(queue) if queue.same_settings(&wanted) => Ok(queue),
-            Created::Existing(queue) => Err(EngineError::QueueExists(queue.name)),
         }
+        Err(EngineError::Conflict(wanted.name))
     }
 
     /// A queue's settings, fresh from the store.
@@ -51,6 +56,7 @@ impl Engine {
     ) -> Result<Queue> {
         self.check_open()?;
         for _ in 0..UPDATE_TRIES {
+            let links = self.store.links().await?;
             let before = self.get_queue(name).await?;
             let mut wanted = before.clone();
             change(&mut wanted)?;
@@ -58,8 +64,13 @@ impl Engine {
                 return Ok(before);
             }
             self.check_settings(&wanted)?;
-            self.ensure_dead_letter_queue(&wanted).await?;
-            if let Some(queue) = self.store.update_queue(&wanted).await? {
+            let updated = if links::target(&wanted) == links::target(&before) {
+                self.store.update_queue(&wanted).await?
+            } else {
+                self.check_link(&wanted).await?;
+                self.store.link_queue(&wanted, links).await?
+            };
+            if let Some(queue) = updated {
                 self.queues.replace(queue.clone());
                 self.tell_settings(name);
                 return Ok(queue);
@@ -77,21 +88,28 @@ impl Engine {
         self.update_queue(name, &set).await
     }
 
-    /// Deletes a queue; with `force` even if it holds items.
+    /// Deletes a queue; with `force` even if it holds items, but never one that others dead-letter into.
     pub async fn delete_queue(&self, name: &QueueName, force: bool) -> Result<u64> {
         self.check_open()?;
-        let queue = self.get_queue(name).await?;
-        if !force {
-            let items = self.store.depth(&queue).await?.unsettled();
-            if items > 0 {
-                return Err(EngineError::QueueNotEmpty { queue: name.clone(), items });
+        for _ in 0..UPDATE_TRIES {
+            let links = self.store.links().await?;
+            let queue = self.get_queue(name).await?;
+            links::check_unused(&*self.store, name).await?;
+            match self.store.delete_queue(&queue, force, links).await? {
+                Deleted::Done(deleted) => {
+                    self.queues.forget(name);
+                    self.forget_figures(name);
+                    self.tell_settings(name);
+                    return Ok(deleted);
+                }
+                Deleted::NotEmpty => {
+                    let items = self.store.depth(&queue).await?.unsettled().max(1);
+                    return Err(EngineError::QueueNotEmpty { queue: name.clone(), items });
+                }
+                Deleted::Overtaken => {}
             }
         }
-        let deleted = self.store.delete_queue(&queue).await?;
-        self.queues.forget(name);
-        self.forget_figures(name);
-        self.tell_settings(name);
-        Ok(deleted)
+        Err(EngineError::Conflict(name.clone()))
     }
 
     /// Deletes all items that are not reserved.
@@ -259,9 +277,16 @@ impl Engine {
         Ok(())
     }
 
+    /// Checks where the queue dead-letters into, and makes that queue if it is not there.
+    async fn check_link(&self, queue: &Queue) -> Result<()> {
+        links::check_ring(&*self.store, queue).await?;
+        self.ensure_dead_letter_queue(queue).await
+    }
+
     /// Makes the dead-letter queue if it is not there; it has to be of the same group.
     async fn ensure_dead_letter_queue(&self, queue: &Queue) -> Result<()> {
         let Some(name) = &queue.dead_letter_queue else { return Ok(()) };
+        links::check_group(&*self.store, name, &queue.group).await?;
         let mut wanted = Queue::with_defaults(name.clone(), self.now());
         wanted.group = queue.group.clone();
         let group = match self.store.create_queue(&wanted).await? {

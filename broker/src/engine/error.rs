@@ -52,6 +52,31 @@ pub enum EngineError {
         /// How many items it holds.
         items: u64,
     },
+    /// Other queues dead-letter into the queue: it can not be deleted.
+    #[error("queue {queue} is the dead-letter queue of {}", list(.sources))]
+    DeadLetterQueueInUse {
+        /// The queue.
+        queue: QueueName,
+        /// Those that dead-letter into it.
+        sources: Vec<QueueName>,
+    },
+    /// Dead letters would come back to their queue in the end.
+    #[error("dead letters of {} would go round in a ring: {}", .0[0], ring(.0))]
+    DeadLetterRing(Vec<QueueName>),
+    /// A dead-letter queue has to be in the group of those that dead-letter into it.
+    #[error(
+        "queue {queue} can not be in group {group}: it is the dead-letter queue of {from}, in group {from_group}"
+    )]
+    DeadLetterGroup {
+        /// The queue.
+        queue: QueueName,
+        /// The group it was to be in.
+        group: GroupName,
+        /// One that dead-letters into it.
+        from: QueueName,
+        /// The group of that.
+        from_group: GroupName,
+    },
     /// The queue is at its `max_depth`.
     #[error("queue {queue} is full: it may hold {max_depth} items")]
     QueueFull {
@@ -78,4 +103,15 @@ impl From<StoreError> for EngineError {
     fn from(error: StoreError) -> Self {
         Self::Store(Arc::new(error))
     }
+}
+
+/// Names in a sentence.
+fn list(names: &[QueueName]) -> String {
+    names.iter().map(QueueName::as_str).collect::<Vec<_>>().join(", ")
+}
+
+/// The way round a ring.
+fn ring(names: &[QueueName]) -> String {
+    let way = names.iter().chain(names.first()).map(QueueName::as_str);
+    way.collect::<Vec<_>>().join(" -> ")
 }

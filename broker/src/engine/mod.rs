@@ -14,6 +14,7 @@ mod depths;
 mod dispatch;
 mod error;
 mod figures;
+mod links;
 mod overview;
 mod push;
 mod queues;

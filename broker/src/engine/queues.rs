@@ -1,22 +1,23 @@
-//! Settings of queues, remembered. What is remembered is at most a second old: a task compares the
-//! store's settings version twice a second, and signals make it quicker.
+//! Settings of queues, remembered. What is remembered is at most a second old: a task asks the store
+//! twice a second which have changed, and signals make it quicker.
 
 use std::{collections::HashMap, sync::Arc};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
+use tokio::sync::Mutex;
 
 use crate::{
     domain::{Queue, QueueName},
-    store::{Created, SettingsVersion, Store},
+    store::{Created, SettingsChanges, SettingsMark, Store},
 };
 
-use super::{EngineError, Result};
+use super::{EngineError, Result, links};
 
 pub(super) struct Queues {
     store: Arc<dyn Store>,
     auto_create: bool,
     known: RwLock<Known>,
-    version: Mutex<Option<SettingsVersion>>,
+    mark: Mutex<SettingsMark>,
 }
 
 #[derive(Default)]
@@ -28,7 +29,7 @@ struct Known {
 
 impl Queues {
     pub(super) fn new(store: Arc<dyn Store>, auto_create: bool) -> Self {
-        Self { store, auto_create, known: RwLock::default(), version: Mutex::default() }
+        Self { store, auto_create, known: RwLock::default(), mark: Mutex::default() }
     }
 
     /// The queue's settings; `QueueNotFound` if it is not there.
@@ -50,7 +51,11 @@ impl Queues {
     pub(super) async fn get_or_create(&self, name: &QueueName) -> Result<(Arc<Queue>, bool)> {
         match self.get(name).await {
             Err(EngineError::QueueNotFound(_)) if self.auto_create => {
-                let wanted = Queue::with_defaults(name.clone(), self.store.now());
+                let mut wanted = Queue::with_defaults(name.clone(), self.store.now());
+                // Dead letters stay in their group.
+                if let Some(source) = links::sources(&*self.store, name).await?.into_iter().next() {
+                    wanted.group = source.group;
+                }
                 let generation = self.known.read().generation;
                 Ok(match self.store.create_queue(&wanted).await? {
                     Created::New(queue) => (self.remember(queue, generation), true),
@@ -94,28 +99,37 @@ impl Queues {
         known.queues.clear();
     }
 
-    /// Forgets what is remembered if anything may have changed in the store since the last call; true
-    /// if so.
-    pub(super) async fn refresh(&self) -> Result<bool> {
-        let version = self.store.settings_version().await?;
-        let before = self.version.lock().replace(version);
-        // What was remembered before the first call may be older than the version it found.
-        let changed = before != Some(version);
-        if changed {
-            self.forget_all();
+    /// Forgets the settings that changed in the store since the last call; answers which.
+    pub(super) async fn refresh(&self) -> Result<SettingsChanges> {
+        let mut mark = self.mark.lock().await;
+        let changes = self.store.settings_changes(&mut mark).await?;
+        match &changes {
+            SettingsChanges::Unknown => self.forget_all(),
+            SettingsChanges::Of(queues) => {
+                for name in queues {
+                    self.forget(name);
+                }
+            }
         }
-        Ok(changed)
+        Ok(changes)
     }
 }
 
 impl super::Engine {
     /// Notices settings that other brokers changed, should their signals be lost.
     pub async fn refresh_settings(&self) -> Result<()> {
-        if self.queues.refresh().await? {
+        let changes = self.queues.refresh().await?;
+        if !matches!(&changes, SettingsChanges::Of(queues) if queues.is_empty()) {
             self.overview.names_changed();
-            for dispatcher in self.all_dispatchers() {
-                dispatcher.inserted(None, self.now());
+        }
+        let dispatchers = match changes {
+            SettingsChanges::Unknown => self.all_dispatchers(),
+            SettingsChanges::Of(queues) => {
+                queues.iter().filter_map(|name| self.dispatcher(name)).collect()
             }
+        };
+        for dispatcher in dispatchers {
+            dispatcher.inserted(None, self.now());
         }
         Ok(())
     }

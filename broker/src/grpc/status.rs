@@ -178,6 +178,27 @@ fn engine(error: &EngineError) -> Status {
             let next = "consume or purge them, or set force to delete them with it";
             (Code::FailedPrecondition, format!("{error}: {next}"), details)
         }
+        EngineError::DeadLetterQueueInUse { queue, sources } => {
+            let sources: Vec<&str> = sources.iter().map(QueueName::as_str).collect();
+            let info = [("queue", queue.to_string()), ("sources", sources.join(","))];
+            let mut details = error_info("DEAD_LETTER_QUEUE_IN_USE", info);
+            details.add_precondition_failure_violation("UNUSED", queue.as_str(), error.to_string());
+            let next = "give those another dead_letter_queue, or delete them first";
+            (Code::FailedPrecondition, format!("{error}: {next}"), details)
+        }
+        EngineError::DeadLetterRing(ring) => {
+            let names: Vec<&str> = ring.iter().map(QueueName::as_str).collect();
+            let info = [("queue", names[0].to_owned()), ("ring", names.join(","))];
+            let mut details = error_info("DEAD_LETTER_RING", info);
+            details.add_precondition_failure_violation("RING", names[0], error.to_string());
+            (Code::FailedPrecondition, error.to_string(), details)
+        }
+        EngineError::DeadLetterGroup { queue, group, .. } => {
+            let info = [("queue", queue.to_string()), ("group", group.to_string())];
+            let mut details = error_info("DIFFERENT_GROUP", info);
+            details.add_precondition_failure_violation("GROUP", group.as_str(), error.to_string());
+            (Code::FailedPrecondition, error.to_string(), details)
+        }
         EngineError::QueueFull { queue, max_depth } => {
             let info = [("queue", queue.to_string()), ("max_depth", max_depth.to_string())];
             let mut details = error_info("QUEUE_FULL", info);
@@ -321,6 +342,26 @@ mod tests {
                 EngineError::QueueNotEmpty { queue: queue(), items: 3 },
                 Code::FailedPrecondition,
                 "QUEUE_NOT_EMPTY",
+            ),
+            engine(
+                EngineError::DeadLetterQueueInUse { queue: queue(), sources: vec![queue()] },
+                Code::FailedPrecondition,
+                "DEAD_LETTER_QUEUE_IN_USE",
+            ),
+            engine(
+                EngineError::DeadLetterRing(vec![queue()]),
+                Code::FailedPrecondition,
+                "DEAD_LETTER_RING",
+            ),
+            engine(
+                EngineError::DeadLetterGroup {
+                    queue: queue(),
+                    group: group("a"),
+                    from: queue(),
+                    from_group: group("b"),
+                },
+                Code::FailedPrecondition,
+                "DIFFERENT_GROUP",
             ),
             engine(
                 EngineError::QueueFull { queue: queue(), max_depth: 9 },

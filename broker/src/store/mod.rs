@@ -180,9 +180,39 @@ pub struct RedriveFilter {
     pub created_before: Option<Timestamp>,
 }
 
-/// Changes whenever the settings of any queue do, or a queue comes or goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SettingsVersion(pub i64, pub i64);
+/// How far changes of queues' settings have been read; see [`Store::settings_changes`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SettingsMark {
+    /// The time or number up to which all changes were read.
+    at: i64,
+    /// Changes read before that may still be found again: the queue, when, and its revision.
+    seen: std::collections::HashSet<(QueueName, i64, i64)>,
+}
+
+/// Which queues' settings have changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SettingsChanges {
+    /// Any may have.
+    Unknown,
+    /// Those of these queues, or they came or went.
+    Of(Vec<QueueName>),
+}
+
+/// Names a state of all links from queues to their dead-letter queues: each change of a link and each
+/// deletion of a queue makes it another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Links(pub i64);
+
+/// What became of the deletion of a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deleted {
+    /// It is gone, with so many items.
+    Done(u64),
+    /// It holds items and is as it was.
+    NotEmpty,
+    /// The queue, or links, changed since they were read: nothing was done.
+    Overtaken,
+}
 
 /// The answer to creating something that may be there already.
 #[derive(Debug, Clone, PartialEq)]
@@ -227,11 +257,25 @@ pub trait Store: Send + Sync + 'static {
     /// `None` if it is not there or has another revision: read it and try again.
     async fn update_queue(&self, queue: &Queue) -> Result<Option<Queue>>;
 
-    /// Deletes a queue with all its items, history, tombstones, counters; answers how many items that were.
-    async fn delete_queue(&self, queue: &Queue) -> Result<u64>;
+    /// The present state of all links to dead-letter queues. Read it before what is decided by it.
+    async fn links(&self) -> Result<Links>;
 
-    /// Tells cheaply whether any queue's settings have changed.
-    async fn settings_version(&self) -> Result<SettingsVersion>;
+    /// The queues whose `dead_letter_queue` is this one, at most a hundred of them.
+    async fn dead_letter_sources(&self, name: &QueueName) -> Result<Vec<Queue>>;
+
+    /// Creates a queue of `revision` 0, or replaces the settings of one that is still at
+    /// `queue.revision`, if the links are still `links`; they change by that. `None` if not.
+    async fn link_queue(&self, queue: &Queue, links: Links) -> Result<Option<Queue>>;
+
+    /// Deletes a queue that is still at `queue.revision` and the links still `links`, with all its history,
+    /// tombstones and counters. With `force` its items are deleted too; without, it must hold none,
+    /// which is tested in the very step that deletes the queue. An item whose push is answered after
+    /// that step is never lost: it is in the queue made anew, by whoever pushes to it or by the store.
+    async fn delete_queue(&self, queue: &Queue, force: bool, links: Links) -> Result<Deleted>;
+
+    /// Which queues' settings have changed since the mark was made, at a cost that goes with how many
+    /// have; moves the mark on. A change may be told twice.
+    async fn settings_changes(&self, mark: &mut SettingsMark) -> Result<SettingsChanges>;
 
     // Items: the hot path.
 

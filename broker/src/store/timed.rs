@@ -9,8 +9,8 @@ use std::{
 use async_trait::async_trait;
 
 use super::{
-    Created, Held, Move, Page, Push, RedriveFilter, Reserved, Result, Rollback, Selection,
-    SettingsVersion, Store,
+    Created, Deleted, Held, Links, Move, Page, Push, RedriveFilter, Reserved, Result, Rollback,
+    Selection, SettingsChanges, SettingsMark, Store,
 };
 use crate::{
     domain::{
@@ -93,8 +93,11 @@ pass_on! {
     async fn get_queue(&self, name: &QueueName) -> Result<Option<Queue>>;
     async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>>;
     async fn update_queue(&self, queue: &Queue) -> Result<Option<Queue>>;
-    async fn delete_queue(&self, queue: &Queue) -> Result<u64>;
-    async fn settings_version(&self) -> Result<SettingsVersion>;
+    async fn links(&self) -> Result<Links>;
+    async fn dead_letter_sources(&self, name: &QueueName) -> Result<Vec<Queue>>;
+    async fn link_queue(&self, queue: &Queue, links: Links) -> Result<Option<Queue>>;
+    async fn delete_queue(&self, queue: &Queue, force: bool, links: Links) -> Result<Deleted>;
+    async fn settings_changes(&self, mark: &mut SettingsMark) -> Result<SettingsChanges>;
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>>;
     async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>>;
     async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>>;
@@ -161,13 +164,13 @@ mod tests {
         let timed = Timed::new(Arc::new(store), Arc::clone(&metrics));
         timed.ping().await.unwrap();
         timed.ping().await.unwrap();
-        timed.settings_version().await.unwrap();
+        timed.links().await.unwrap();
         let queue = Queue::with_defaults(QueueName::parse("queue", "q").unwrap(), timed.now());
         timed.list_items(&queue, None, Some("no cursor"), 1).await.unwrap_err();
         let page = metrics.encode().unwrap();
         for line in [
             "sluicegate_store_call_duration_seconds_count{call=\"ping\"} 2",
-            "sluicegate_store_call_duration_seconds_count{call=\"settings_version\"} 1",
+            "sluicegate_store_call_duration_seconds_count{call=\"links\"} 1",
             "sluicegate_store_call_duration_seconds_count{call=\"list_items\"} 1",
             "sluicegate_store_errors_total{call=\"list_items\"} 1",
         ] {

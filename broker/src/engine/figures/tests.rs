@@ -117,7 +117,8 @@ async fn a_queue_deleted_elsewhere_leaves_no_figures() {
     }
     gauges.keep(&engine).await.unwrap();
     let queue = engine.get_queue(&work).await.unwrap();
-    engine.store.delete_queue(&queue).await.unwrap(); // not through the engine
+    let links = engine.store.links().await.unwrap();
+    engine.store.delete_queue(&queue, true, links).await.unwrap(); // not through the engine
     while metrics.encode().unwrap().contains("work") {
         gauges.keep(&engine).await.unwrap();
     }

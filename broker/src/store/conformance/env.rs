@@ -145,6 +145,15 @@ impl Env {
         }
     }
 
+    /// Deletes a queue with all its items; answers how many.
+    pub(crate) async fn delete_queue(&self, queue: &Queue) -> u64 {
+        let links = self.store.links().await.unwrap();
+        match self.store.delete_queue(queue, true, links).await.unwrap() {
+            crate::store::Deleted::Done(items) => items,
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// Pushes items in one call.
     pub(crate) async fn push(&self, queue: &Arc<Queue>, items: Vec<NewItem>) -> Vec<Pushed> {
         let items = items.into_iter().map(|item| push_of(queue, item)).collect();

@@ -10,6 +10,7 @@ mod env;
 pub(crate) mod admin;
 pub(crate) mod dead_letter;
 pub(crate) mod dedup;
+pub(crate) mod deletion;
 pub(crate) mod figures;
 pub(crate) mod history;
 pub(crate) mod keys;
@@ -65,6 +66,12 @@ macro_rules! conformance {
                 a_push_can_have_a_window_of_its_own
                 a_deleted_item_takes_its_id_along
                 duplicates_take_no_sequence_number_and_block_nobody
+            }
+            deletion {
+                an_answered_push_is_never_lost_beside_deletions
+                a_queue_that_holds_items_is_deleted_only_by_force
+                links_change_one_at_a_time
+                a_push_that_lands_after_the_deletion_brings_its_queue_back
             }
             figures {
                 totals_add_up_over_brokers
@@ -162,7 +169,7 @@ macro_rules! conformance {
                 racing_creations_make_one_queue
                 queues_are_listed_by_name
                 updates_are_fenced_by_the_revision
-                the_settings_version_changes_with_any_queue
+                settings_that_change_are_told_once
                 a_deleted_queue_leaves_nothing_behind
                 schedules_are_kept
                 ticks_are_noted_once_and_in_order

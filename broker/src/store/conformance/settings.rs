@@ -3,7 +3,7 @@
 use super::{Env, env::*};
 use crate::{
     domain::{GroupName, Queue, RetryPolicy, Schedule, ScheduleName, Timestamp, Totals},
-    store::Created,
+    store::{Created, SettingsChanges, SettingsMark},
 };
 
 fn everything_set(text: &str, now: Timestamp) -> Queue {
@@ -105,30 +105,37 @@ pub(crate) async fn updates_are_fenced_by_the_revision(env: &Env) {
     assert_eq!(env.store.update_queue(&missing).await.unwrap(), None);
 }
 
-pub(crate) async fn the_settings_version_changes_with_any_queue(env: &Env) {
-    let mut seen = vec![env.store.settings_version().await.unwrap()];
+/// Who remembers settings learns which have changed, and no more than that.
+pub(crate) async fn settings_that_change_are_told_once(env: &Env) {
+    let bystander = env.queue("bystander").await;
+    let mut mark = SettingsMark::default();
+    env.other.settings_changes(&mut mark).await.unwrap();
+    let mut changed = async || match env.other.settings_changes(&mut mark).await.unwrap() {
+        SettingsChanges::Of(queues) => queues,
+        // Where one broker makes all changes, it need not keep them apart.
+        SettingsChanges::Unknown => vec![name("a")],
+    };
+    assert_eq!(changed().await, []);
     let queue = env.queue("a").await;
-    seen.push(env.other.settings_version().await.unwrap());
-    let b = env.queue("b").await;
-    seen.push(env.other.settings_version().await.unwrap());
+    assert_eq!(changed().await, [name("a")]);
+    assert_eq!(changed().await, []);
     let paused = Queue { paused: true, ..(*queue).clone() };
     let paused = env.store.update_queue(&paused).await.unwrap().unwrap();
-    seen.push(env.other.settings_version().await.unwrap());
-    env.store.update_queue(&Queue { paused: false, ..paused }).await.unwrap().unwrap();
-    seen.push(env.other.settings_version().await.unwrap());
-    env.store.delete_queue(&queue).await.unwrap();
-    seen.push(env.other.settings_version().await.unwrap());
+    assert_eq!(changed().await, [name("a")]);
+    let resumed = Queue { paused: false, ..paused };
+    let resumed = env.store.update_queue(&resumed).await.unwrap().unwrap();
+    assert_eq!(changed().await, [name("a")]);
+    env.delete_queue(&resumed).await;
+    assert_eq!(changed().await, [name("a")]);
     let again = env.queue("a").await;
-    seen.push(env.other.settings_version().await.unwrap());
-    env.store.delete_queue(&b).await.unwrap();
-    seen.push(env.other.settings_version().await.unwrap());
-    for (n, version) in seen.iter().enumerate() {
-        assert!(!seen[..n].contains(version), "{seen:?}");
-    }
+    assert_eq!(changed().await, [name("a")]);
+    env.delete_queue(&again).await;
+    env.queue("a").await;
+    assert_eq!(changed().await, [name("a")], "gone and back between two looks");
     // Items are no settings.
-    env.push_plain(&again, &["x"]).await;
-    env.drain(&again).await;
-    assert_eq!(env.store.settings_version().await.unwrap(), seen[seen.len() - 1]);
+    env.push_plain(&bystander, &["x"]).await;
+    env.drain(&bystander).await;
+    assert_eq!(changed().await, []);
 }
 
 pub(crate) async fn a_deleted_queue_leaves_nothing_behind(env: &Env) {
@@ -152,7 +159,7 @@ pub(crate) async fn a_deleted_queue_leaves_nothing_behind(env: &Env) {
     let totals = Totals { pushed: 6, ..Totals::default() };
     env.store.add_totals(vec![(queue.name.clone(), totals)]).await.unwrap();
 
-    assert_eq!(env.store.delete_queue(&queue).await.unwrap(), 6);
+    assert_eq!(env.delete_queue(&queue).await, 6);
     assert_eq!(env.store.get_queue(&queue.name).await.unwrap(), None);
     assert_eq!(env.commit_one(&queue, &taken[1]).await, crate::domain::Outcome::Gone);
     let again = env.queue_with("q", set).await;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use mongodb::bson::{Bson, Document, doc};
+use mongodb::bson::{Document, doc};
 
 use super::{
     Inner,
@@ -16,7 +16,7 @@ use super::{
         millis,
     },
     levels, order,
-    settle::{bury, bury_deleted, settle_token},
+    settle::{bury_deleted, settle_token},
 };
 use crate::{
     domain::{Item, ItemId, ItemState, Queue, Timestamp},
@@ -331,54 +331,6 @@ pub(super) async fn purge(inner: &Inner, queue: &Queue) -> Result<u64> {
         .map_err(failed)?;
     order::repair(inner, &queue.name, &queue.group).await?;
     Ok(buried.modified_count + deleted.deleted_count)
-}
-
-/// Deletes a queue with everything that is its own; answers how many items that were.
-pub(super) async fn delete_queue(inner: &Inner, queue: &Queue) -> Result<u64> {
-    let group = inner.group(&queue.group).await?;
-    let q = queue.name.as_str();
-    // The items first: a crash then leaves a queue that can be deleted again. Then once more, for
-    // what was pushed meanwhile.
-    let mut deleted = delete_items(inner, &group, q).await?;
-    inner
-        .db
-        .collection::<Document>("queues")
-        .delete_one(doc! { "_id": q })
-        .await
-        .map_err(failed)?;
-    deleted += delete_items(inner, &group, q).await?;
-    let barriers = levels::barrier_ids(&queue.name);
-    group.items.delete_many(doc! { "_id": { "$in": barriers } }).await.map_err(failed)?;
-    let ids = [order::counter_id(&queue.name), super::figures::totals_id(&queue.name)];
-    inner
-        .db
-        .collection::<Document>("counters")
-        .delete_many(doc! { "_id": { "$in": ids.to_vec() } })
-        .await
-        .map_err(failed)?;
-    inner.heads.lock().remove(&queue.name);
-    Ok(deleted)
-}
-
-async fn delete_items(inner: &Inner, group: &Group, q: &str) -> Result<u64> {
-    // Ids pushed to this queue count no more, wherever their items are by now.
-    let range = doc! { "dedup": {
-        "$gte": { "q": q, "id": Bson::MinKey }, "$lte": { "q": q, "id": Bson::MaxKey },
-    } };
-    let forget = doc! { "$unset": { "dedup": 1, "window": 1 } };
-    group.items.update_many(range, forget).await.map_err(failed)?;
-    let deleted = group
-        .items
-        .delete_many(doc! { "q": q, "when": live(), "lock": { "$exists": false } })
-        .await
-        .map_err(failed)?;
-    // Those who hold a receipt may yet ask.
-    let buried = group
-        .items
-        .update_many(doc! { "q": q, "when": live() }, bury(inner.now(), settle_token(inner)))
-        .await
-        .map_err(failed)?;
-    Ok(deleted.deleted_count + buried.modified_count)
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ mod clock;
 mod commit;
 mod connect;
 mod dedup;
+mod deletion;
 mod document;
 mod errors;
 mod figures;
@@ -37,6 +38,7 @@ mod levels;
 mod look;
 mod named;
 mod order;
+mod orphans;
 mod push;
 mod queues;
 mod redrive;
@@ -72,8 +74,8 @@ use self::{
     layout::Group,
 };
 use super::{
-    Created, Held, Move, Page, Push, RedriveFilter, Reserved, Result, Rollback, Selection,
-    SettingsVersion, Store,
+    Created, Deleted, Held, Links, Move, Page, Push, RedriveFilter, Reserved, Result, Rollback,
+    Selection, SettingsChanges, SettingsMark, Store,
 };
 use crate::{
     domain::{
@@ -154,7 +156,10 @@ impl MongoStore {
             stop,
         };
         queues::ensure_indexes(&inner).await?;
-        Ok(Self { inner: Arc::new(inner) })
+        deletion::ensure_collections(&inner).await?;
+        let inner = Arc::new(inner);
+        inner.tracker.spawn(orphans::adopt_all(Arc::clone(&inner), inner.stop.clone()));
+        Ok(Self { inner })
     }
 
     /// Lets the writes under way end, and stops what runs by itself.
@@ -279,13 +284,38 @@ impl Store for MongoStore {
         self.run(|inner| async move { queues::update(&inner, &queue).await }).await
     }
 
-    async fn delete_queue(&self, queue: &Queue) -> Result<u64> {
-        let queue = queue.clone();
-        self.run_long(|inner| async move { admin::delete_queue(&inner, &queue).await }).await
+    async fn links(&self) -> Result<Links> {
+        self.run(|inner| async move { deletion::links(&inner).await }).await
     }
 
-    async fn settings_version(&self) -> Result<SettingsVersion> {
-        self.run(|inner| async move { queues::version(&inner).await }).await
+    async fn dead_letter_sources(&self, name: &QueueName) -> Result<Vec<Queue>> {
+        let name = name.clone();
+        self.run(|inner| async move { queues::dead_letter_sources(&inner, &name).await }).await
+    }
+
+    async fn link_queue(&self, queue: &Queue, links: Links) -> Result<Option<Queue>> {
+        let queue = queue.clone();
+        self.run(|inner| async move { deletion::link_queue(&inner, &queue, links).await }).await
+    }
+
+    async fn delete_queue(&self, queue: &Queue, force: bool, links: Links) -> Result<Deleted> {
+        let queue = queue.clone();
+        self.run_long(
+            |inner| async move { deletion::delete_queue(&inner, &queue, force, links).await },
+        )
+        .await
+    }
+
+    async fn settings_changes(&self, mark: &mut SettingsMark) -> Result<SettingsChanges> {
+        let mut moved = mark.clone();
+        let (moved, changes) = self
+            .run(|inner| async move {
+                let changes = queues::changes(&inner, &mut moved).await?;
+                Ok((moved, changes))
+            })
+            .await?;
+        *mark = moved;
+        Ok(changes)
     }
 
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>> {

@@ -1,35 +1,54 @@
 //! Queues and their settings.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashSet},
+    time::Duration,
+};
 
 use mongodb::{
     bson::{Bson, Document, doc},
     options::ReturnDocument,
 };
+use tokio_stream::StreamExt;
 
 use super::{
     Inner,
     connect::read_documents,
+    deletion::{DELETED, name_of},
     document::{literal, texts},
     errors::{broken, failed, integer, written},
     head::levels as each_level,
-    layout::date,
+    layout::{date, millis},
     levels,
     named::Named,
 };
 use crate::{
     domain::{GroupName, Invalid, Queue, QueueName, RetryPolicy, Timestamp},
-    store::{Created, Result, SettingsVersion},
+    store::{Created, Result, SettingsChanges, SettingsMark},
 };
 
-const QUEUES: &str = "queues";
+/// The collection of all queues.
+pub(super) const QUEUES: &str = "queues";
+/// Name of the index of dead-letter queues.
+const LINKS: &str = "deadLetterQueue";
+/// Most queues told of one dead-letter queue.
+const MAX_SOURCES: i64 = 100;
+/// A change may be seen this long after its time, in milliseconds: no write takes longer, and brokers'
+/// clocks agree to within milliseconds.
+const LATE: i64 = 30_000;
 const NAMED: Named<Queue> = Named { collection: QUEUES, read };
 
 /// Creates the index by which changes are noticed.
 pub(super) async fn ensure_indexes(inner: &Inner) -> Result<()> {
     let command = doc! {
         "createIndexes": QUEUES,
-        "indexes": [{ "name": "updated", "key": { "updated": 1, "revision": 1 } }],
+        "indexes": [
+            { "name": "updated", "key": { "updated": 1, "revision": 1 } },
+            {
+                "name": LINKS, "key": { "deadLetterQueue": 1 },
+                "partialFilterExpression": { "deadLetterQueue": { "$exists": true } },
+            },
+        ],
     };
     let reply = inner.db.run_command(command).await.map_err(failed)?;
     written(&reply)?;
@@ -89,7 +108,8 @@ fn settings(queue: &Queue) -> Document {
 
 const OPTIONAL: [&str; 4] = ["lease", "deadLetterQueue", "retryPolicy", "defaultTtl"];
 
-fn read(document: &Document) -> Result<Queue> {
+/// Reads a queue.
+pub(super) fn read(document: &Document) -> Result<Queue> {
     let whole = |name: &str| document.get(name).and_then(integer);
     let time = |name: &str| whole(name).map(|ms| Duration::from_millis(ms as u64));
     let text = |name: &str| document.get_str(name).unwrap_or_default();
@@ -137,6 +157,12 @@ fn read(document: &Document) -> Result<Queue> {
 
 /// Creates a queue; answers the one that is there if there is one.
 pub(super) async fn create(inner: &Inner, queue: &Queue) -> Result<Created<Queue>> {
+    let document = new_document(inner, queue).await?;
+    NAMED.create(inner, queue.name.as_str(), &document).await
+}
+
+/// The document of a queue to be.
+pub(super) async fn new_document(inner: &Inner, queue: &Queue) -> Result<Document> {
     // Items may have come before it, by dead-lettering.
     let group = inner.group(&queue.group).await?;
     let used = levels::in_index(inner, group.items.name(), &queue.name).await?;
@@ -145,7 +171,7 @@ pub(super) async fn create(inner: &Inner, queue: &Queue) -> Result<Created<Queue
     document.insert("revision", 1_i64);
     document.insert("updated", date(inner.now()));
     document.insert("levels", each_level(used).map(Bson::Int32).collect::<Vec<_>>());
-    NAMED.create(inner, queue.name.as_str(), &document).await
+    Ok(document)
 }
 
 /// A queue's settings.
@@ -162,8 +188,29 @@ pub(super) async fn list(
     NAMED.list(inner, after.map(QueueName::as_str), limit).await
 }
 
+/// The queues whose dead-letter queue is this one.
+pub(super) async fn dead_letter_sources(inner: &Inner, name: &QueueName) -> Result<Vec<Queue>> {
+    let command = doc! {
+        "find": QUEUES, "filter": { "deadLetterQueue": name.as_str() }, "hint": LINKS,
+        "limit": MAX_SOURCES, "batchSize": MAX_SOURCES, "singleBatch": true,
+    };
+    read_documents(&inner.db, command).await?.iter().map(read).collect()
+}
+
 /// Replaces the settings, if they are still at the revision.
 pub(super) async fn update(inner: &Inner, queue: &Queue) -> Result<Option<Queue>> {
+    let (filter, change) = change(inner, queue);
+    let queues = inner.db.collection::<Document>(QUEUES);
+    let found = queues
+        .find_one_and_update(filter, change)
+        .return_document(ReturnDocument::After)
+        .await
+        .map_err(failed)?;
+    found.as_ref().map(read).transpose()
+}
+
+/// What to change for that: a filter and an update.
+pub(super) fn change(inner: &Inner, queue: &Queue) -> (Document, Vec<Document>) {
     let settings = settings(queue);
     let absent: Vec<&str> =
         OPTIONAL.into_iter().filter(|name| !settings.contains_key(name)).collect();
@@ -175,35 +222,41 @@ pub(super) async fn update(inner: &Inner, queue: &Queue) -> Result<Option<Queue>
     if !absent.is_empty() {
         stages.push(doc! { "$unset": absent });
     }
-    let found = inner
-        .db
-        .collection::<Document>(QUEUES)
-        .find_one_and_update(
-            doc! { "_id": queue.name.as_str(), "revision": queue.revision },
-            stages,
-        )
-        .return_document(ReturnDocument::After)
-        .await
-        .map_err(failed)?;
-    found.as_ref().map(read).transpose()
+    (doc! { "_id": queue.name.as_str(), "revision": queue.revision }, stages)
 }
 
-/// Tells cheaply whether any settings have changed: the last change's time, and the sum of all
-/// revisions and queues.
-pub(super) async fn version(inner: &Inner) -> Result<SettingsVersion> {
-    let command = doc! {
-        "aggregate": QUEUES, "cursor": {}, "hint": "updated",
-        "pipeline": [
-            { "$project": { "_id": 0, "updated": 1, "revision": 1 } },
-            { "$group": {
-                "_id": null, "updated": { "$max": "$updated" },
-                "revisions": { "$sum": "$revision" }, "queues": { "$sum": 1 },
-            } },
-        ],
+/// Tells which settings have changed since the mark, and moves it on.
+///
+/// The time of a change is that of the broker that makes it, and it is seen when it is written. So changes are
+/// read again for as long as one that is older may yet appear, and told once.
+pub(super) async fn changes(inner: &Inner, mark: &mut SettingsMark) -> Result<SettingsChanges> {
+    let first = mark.at == 0;
+    let now = inner.now();
+    let from = millis((if first { now.0 } else { mark.at.min(now.0) }) - LATE);
+    let updated = doc! {
+        "find": QUEUES, "filter": { "updated": { "$gte": from } }, "hint": "updated",
+        "projection": { "updated": 1, "revision": 1 },
     };
-    let found = read_documents(&inner.db, command).await?;
-    let Some(found) = found.first() else { return Ok(SettingsVersion::default()) };
-    let whole = |name: &str| found.get(name).and_then(integer).unwrap_or_default();
-    let updated = found.get_datetime("updated").map_or(0, |at| at.timestamp_millis());
-    Ok(SettingsVersion(updated, whole("revisions") + (whole("queues") << 32)))
+    let deleted = doc! {
+        "find": DELETED, "filter": { "at": { "$gte": from } }, "hint": "at",
+        "projection": { "at": 1 },
+    };
+    let mut seen = HashSet::new();
+    for (command, time) in [(updated, "updated"), (deleted, "at")] {
+        let mut found = inner.db.run_cursor_command(command).await.map_err(failed)?;
+        while let Some(change) = found.try_next().await.map_err(failed)? {
+            let Some(queue) = name_of(&change) else { continue };
+            let at = change.get_datetime(time).map_or(0, |at| at.timestamp_millis());
+            let revision = change.get("revision").and_then(integer).unwrap_or(-1);
+            seen.insert((queue, at, revision));
+        }
+    }
+    let new: HashSet<&QueueName> = seen.difference(&mark.seen).map(|(queue, ..)| queue).collect();
+    let changes = if first {
+        SettingsChanges::Unknown
+    } else {
+        SettingsChanges::Of(new.into_iter().cloned().collect())
+    };
+    *mark = SettingsMark { at: now.0, seen };
+    Ok(changes)
 }

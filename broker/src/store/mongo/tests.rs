@@ -436,9 +436,45 @@ async fn every_level_in_use_ends_in_a_barrier() {
     assert_eq!(barriers().await.unwrap(), 4);
     store.push(vec![push_of(&queue, "x", 9), push_of(&queue, "x", 3)]).await.unwrap();
 
-    assert_eq!(store.delete_queue(&queue).await.unwrap(), 2, "barriers are no items");
+    let links = store.links().await.unwrap();
+    let deleted = store.delete_queue(&queue, true, links).await.unwrap();
+    assert_eq!(deleted, Deleted::Done(2), "barriers are no items");
     assert_eq!(barriers().await.unwrap(), 0);
     let queue = make(&store, Queue { create_time: Timestamp(1), ..queue_named("q") }).await;
     store.push(vec![push_of(&queue, "x", 3)]).await.unwrap();
     assert_eq!(barriers().await.unwrap(), 2, "a queue made anew gets its own");
+}
+
+/// An item lands in the group of a queue that was deleted and made anew in another group: it is
+/// brought there, behind what has the turn of its key.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_item_follows_its_queue_into_another_group() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let stores = brokers(&scratch, &clock, 2).await;
+    let old = make(
+        &stores[0],
+        Queue { group: GroupName::parse("g", "old").unwrap(), ..queue_named("q") },
+    );
+    let old = old.await;
+    let links = stores[0].links().await.unwrap();
+    stores[0].delete_queue(&old, true, links).await.unwrap();
+    let new = make(&stores[0], queue_named("q")).await;
+    let mut late = push_of(&old, "late", 0);
+    late.item.ordering_key = "k".to_owned();
+    let late = stores[1].push(vec![late, push_of(&old, "plain", 3)]).await.unwrap();
+    let mut taken = Vec::new();
+    let end = std::time::Instant::now() + Duration::from_secs(20);
+    while taken.len() < 2 {
+        assert!(std::time::Instant::now() < end, "found only {taken:?}");
+        stores[0].look_again(&new.name, None);
+        taken.extend(take(&stores[0], &new, 10).await);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let mut ids: Vec<ItemId> = taken.iter().map(|delivery| delivery.item.id).collect();
+    ids.sort();
+    let mut wanted: Vec<ItemId> = late.iter().map(|pushed| pushed.id).collect();
+    wanted.sort();
+    assert_eq!(ids, wanted);
+    let settled = taken.iter().map(|delivery| held(&new, delivery)).collect();
+    assert_eq!(stores[1].commit(settled).await.unwrap(), [Outcome::Ok; 2]);
 }

@@ -36,7 +36,7 @@ const UNSUPPORTED: &str = "this needs transactions, which a standalone MongoDB s
      have: run it as a replica set (one node is enough: mongod --replSet rs0, then rs.initiate())";
 
 /// Why an attempt did not end well.
-enum Failure {
+pub(super) enum Failure {
     /// Another was in the way: all of it may be tried again.
     Conflict(StoreError),
     /// It will not do.
@@ -58,19 +58,27 @@ impl From<StoreError> for Failure {
     }
 }
 
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Conflict(error) | Failure::Final(error) => error,
+        }
+    }
+}
+
 /// Pauses that grow between attempts, within the time an operation has.
-struct Patience {
+pub(super) struct Patience {
     until: Instant,
     pause: Duration,
 }
 
 impl Patience {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { until: Instant::now() + WRITE_LIMIT / 2, pause: Duration::from_millis(2) }
     }
 
     /// Waits before the next attempt; the error if there is none.
-    async fn next(&mut self, error: StoreError) -> Result<()> {
+    pub(super) async fn next(&mut self, error: StoreError) -> Result<()> {
         if Instant::now() >= self.until {
             return Err(error);
         }
@@ -81,7 +89,7 @@ impl Patience {
 }
 
 /// Commits the transaction; repeats that while its outcome is unknown.
-async fn commit(session: &mut ClientSession) -> Result<(), Failure> {
+pub(super) async fn commit(session: &mut ClientSession) -> Result<(), Failure> {
     let mut patience = Patience::new();
     loop {
         match session.commit_transaction().await {

@@ -79,6 +79,22 @@ pub(super) fn purge_chunk(
     Ok((rows.len(), counted))
 }
 
+/// True if the queue holds an item that is not settled and has not expired.
+pub(super) fn holds_items(view: &View<'_>, queue: &Queue) -> rusqlite::Result<bool> {
+    const SECTIONS: [&str; 2] = [
+        r#"SELECT 1 FROM items INDEXED BY handout WHERE queue = ?1 AND "when" IS NOT NULL
+             AND (expires IS NULL OR expires > ?2) LIMIT 1"#,
+        "SELECT 1 FROM items INDEXED BY waiting WHERE queue = ?1 AND blocked IS NOT NULL
+           AND (expires IS NULL OR expires > ?2) LIMIT 1",
+    ];
+    for sql in SECTIONS {
+        if view.conn.prepare_cached(sql)?.exists(params![queue.name.as_str(), view.now.0])? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Deletes the queue itself with all that is left of it.
 pub(super) fn delete_queue(tx: &Tx<'_>, queue: &Queue) -> rusqlite::Result<()> {
     for sql in [

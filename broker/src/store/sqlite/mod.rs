@@ -10,6 +10,7 @@
 
 mod admin;
 mod browse;
+mod late;
 mod order;
 mod push;
 mod queues;
@@ -32,13 +33,14 @@ use rusqlite::Connection;
 use self::{
     admin::{CHUNK, Purge, REDRIVE_START},
     browse::Position,
+    late::LateArrivals,
     readers::Readers,
     schema::StoreFile,
     writer::{Kind, Tx, View, Writer, failed},
 };
 use super::{
-    Created, Held, Move, Page, Push, RedriveFilter, Reserved, Result, Rollback, Selection,
-    SettingsVersion, Store, StoreError,
+    Created, Deleted, Held, Links, Move, Page, Push, RedriveFilter, Reserved, Result, Rollback,
+    Selection, SettingsChanges, SettingsMark, Store, StoreError,
 };
 use crate::{
     domain::{
@@ -60,6 +62,7 @@ pub struct SqliteStore {
     clock: Arc<Clock>,
     description: String,
     broker: [u8; 4],
+    late: Arc<LateArrivals>,
 }
 
 impl SqliteStore {
@@ -103,6 +106,7 @@ impl SqliteStore {
             clock,
             description: format!("sqlite:{place}"),
             broker: rand::random(),
+            late: Arc::new(LateArrivals::new()),
         })
     }
 
@@ -186,12 +190,34 @@ impl Store for SqliteStore {
         self.write(move |tx| queues::update(tx, queue)).await
     }
 
-    async fn delete_queue(&self, queue: &Queue) -> Result<u64> {
-        let mut total = self.purge_all(queue, Purge::Everything).await?;
+    async fn links(&self) -> Result<Links> {
+        self.read(queues::links).await
+    }
+
+    async fn dead_letter_sources(&self, name: &QueueName) -> Result<Vec<Queue>> {
+        let name = name.clone();
+        self.read(move |view| queues::dead_letter_sources(view, &name)).await
+    }
+
+    async fn link_queue(&self, queue: &Queue, links: Links) -> Result<Option<Queue>> {
         let queue = queue.clone();
-        total += self
+        self.write(move |tx| queues::link(tx, queue, links)).await
+    }
+
+    async fn delete_queue(&self, queue: &Queue, force: bool, links: Links) -> Result<Deleted> {
+        let mut total = if force { self.purge_all(queue, Purge::Everything).await? } else { 0 };
+        let (queue, late_arrivals) = (queue.clone(), Arc::clone(&self.late));
+        let deleted = self
             .write(move |tx| {
-                // What came in meanwhile.
+                if queues::links(tx)? != links
+                    || queues::get(tx, &queue.name)?.is_none_or(|q| q.revision != queue.revision)
+                {
+                    return Ok(Deleted::Overtaken);
+                }
+                if !force && admin::holds_items(tx, &queue)? {
+                    return Ok(Deleted::NotEmpty);
+                }
+                // What came in meanwhile; without force, history.
                 let mut late = 0;
                 loop {
                     let (deleted, counted) =
@@ -202,19 +228,31 @@ impl Store for SqliteStore {
                     }
                 }
                 admin::delete_queue(tx, &queue)?;
-                Ok(late)
+                late_arrivals.queue_deleted();
+                Ok(Deleted::Done(late))
             })
             .await?;
-        Ok(total)
+        if let Deleted::Done(late) = deleted {
+            total += late;
+            return Ok(Deleted::Done(total));
+        }
+        Ok(deleted)
     }
 
-    async fn settings_version(&self) -> Result<SettingsVersion> {
-        self.read(queues::settings_version).await
+    /// Settings change through this broker alone, which knows what it changed.
+    async fn settings_changes(&self, mark: &mut SettingsMark) -> Result<SettingsChanges> {
+        let at = self.read(queues::links).await?.0;
+        let known = std::mem::replace(&mut mark.at, at) == at;
+        Ok(if known { SettingsChanges::Of(Vec::new()) } else { SettingsChanges::Unknown })
     }
 
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>> {
-        let kind = Kind::Push(items.len());
-        self.writer.call(kind, move |tx| push::push(tx, &items)).await
+        let (kind, late) = (Kind::Push(items.len()), Arc::clone(&self.late));
+        let work = move |tx: &Tx<'_>| {
+            late.ensure(tx, items.iter().map(|push| &*push.queue))?;
+            push::push(tx, &items)
+        };
+        self.writer.call(kind, work).await
     }
 
     async fn reserve(&self, queue: &Arc<Queue>, wants: &[Want]) -> Result<Reserved> {
@@ -253,7 +291,12 @@ impl Store for SqliteStore {
     }
 
     async fn move_items(&self, items: Vec<Move>) -> Result<Vec<Outcome>> {
-        self.write(move |tx| items.iter().map(|item| settle::move_item(tx, item)).collect()).await
+        let late = Arc::clone(&self.late);
+        self.write(move |tx| {
+            late.ensure(tx, items.iter().map(|item| &*item.to))?;
+            items.iter().map(|item| settle::move_item(tx, item)).collect()
+        })
+        .await
     }
 
     async fn commit_and_push(
@@ -261,7 +304,12 @@ impl Store for SqliteStore {
         held: Held,
         items: Vec<Push>,
     ) -> Result<(Outcome, Vec<Pushed>)> {
-        self.write(move |tx| settle::commit_and_push(tx, held, &items)).await
+        let late = Arc::clone(&self.late);
+        self.write(move |tx| {
+            late.ensure(tx, items.iter().map(|push| &*push.queue))?;
+            settle::commit_and_push(tx, held, &items)
+        })
+        .await
     }
 
     async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>> {
@@ -334,9 +382,12 @@ impl Store for SqliteStore {
         let (mut total, mut from) = (0, REDRIVE_START);
         while total < limit {
             let (queue, to, filter) = (queue.clone(), to.clone(), filter.clone());
-            let left = limit - total;
+            let (left, late) = (limit - total, Arc::clone(&self.late));
             let (moved, reached) = self
-                .write(move |tx| admin::redrive_chunk(tx, &queue, &to, &filter, left, from))
+                .write(move |tx| {
+                    late.ensure(tx, std::iter::once(&*to))?;
+                    admin::redrive_chunk(tx, &queue, &to, &filter, left, from)
+                })
                 .await?;
             total += moved;
             match reached {

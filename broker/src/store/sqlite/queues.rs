@@ -5,7 +5,7 @@ use std::time::Duration;
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::{
-    super::{Created, SettingsVersion},
+    super::{Created, Links},
     rows::{broken, headers, json, optional_queue_name, queue_name},
     writer::{Tx, View},
 };
@@ -99,10 +99,40 @@ pub(super) fn settings_changed(tx: &Tx<'_>) -> rusqlite::Result<()> {
         .map(drop)
 }
 
-pub(super) fn settings_version(view: &View<'_>) -> rusqlite::Result<SettingsVersion> {
+/// The present state of all queues' settings, those of dead-letter queues among them.
+pub(super) fn links(view: &View<'_>) -> rusqlite::Result<Links> {
     view.conn
         .prepare_cached("SELECT value FROM meta WHERE key = 'settings'")?
-        .query_row([], |row| Ok(SettingsVersion(row.get(0)?, 0)))
+        .query_row([], |row| row.get(0).map(Links))
+}
+
+/// The queues whose dead-letter queue is this one, at most a hundred of them.
+pub(super) fn dead_letter_sources(
+    view: &View<'_>,
+    name: &QueueName,
+) -> rusqlite::Result<Vec<Queue>> {
+    view.conn
+        .prepare_cached(concat!(
+            "SELECT ",
+            columns!(),
+            " FROM queues WHERE dead_letter_queue = ?1 ORDER BY name LIMIT 100"
+        ))?
+        .query_map([name.as_str()], read)?
+        .collect()
+}
+
+/// Creates or updates a queue if no settings have changed since `since`.
+pub(super) fn link(tx: &Tx<'_>, queue: Queue, since: Links) -> rusqlite::Result<Option<Queue>> {
+    if links(tx)? != since {
+        return Ok(None);
+    }
+    if queue.revision > 0 {
+        return update(tx, queue);
+    }
+    Ok(match create(tx, queue)? {
+        Created::New(queue) => Some(queue),
+        Created::Existing(_) => None,
+    })
 }
 
 pub(super) fn get(view: &View<'_>, name: &QueueName) -> rusqlite::Result<Option<Queue>> {

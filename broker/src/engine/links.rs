@@ -1,0 +1,170 @@
+//! Which queue dead-letters into which. The links never form a ring, never leave a group and never lead
+//! to a queue that was deleted: whatever changes one is fenced by [`Store::links`].
+
+use crate::{
+    domain::{GroupName, Queue, QueueName},
+    store::Store,
+};
+
+use super::{EngineError, Result};
+
+/// The queue that this one dead-letters into, whether it is there or not.
+pub(super) fn target(queue: &Queue) -> Option<&QueueName> {
+    queue.dead_letter_queue.as_ref()
+}
+
+/// The queues that dead-letter into this one: those that name it, and the one after which it is named.
+pub(super) async fn sources(store: &dyn Store, name: &QueueName) -> Result<Vec<Queue>> {
+    let mut sources = store.dead_letter_sources(name).await?;
+    let base = name.as_str().strip_suffix(".dead");
+    if let Some(base) = base.and_then(|base| QueueName::parse("queue", base).ok())
+        && let Some(base) = store.get_queue(&base).await?
+        && target(&base) == Some(name)
+        && sources.iter().all(|source| source.name != base.name)
+    {
+        sources.push(base);
+    }
+    Ok(sources)
+}
+
+/// Refuses to delete a queue into which others dead-letter.
+pub(super) async fn check_unused(store: &dyn Store, name: &QueueName) -> Result<()> {
+    let sources: Vec<QueueName> =
+        sources(store, name).await?.into_iter().map(|source| source.name).collect();
+    if sources.is_empty() {
+        return Ok(());
+    }
+    Err(EngineError::DeadLetterQueueInUse { queue: name.clone(), sources })
+}
+
+/// Refuses a queue that would be in another group than those that dead-letter into it.
+pub(super) async fn check_group(
+    store: &dyn Store,
+    name: &QueueName,
+    group: &GroupName,
+) -> Result<()> {
+    for source in sources(store, name).await? {
+        if source.group != *group {
+            return Err(EngineError::DeadLetterGroup {
+                queue: name.clone(),
+                group: group.clone(),
+                from: source.name,
+                from_group: source.group,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses settings by which items that fail would come back to their queue in the end.
+pub(super) async fn check_ring(store: &dyn Store, queue: &Queue) -> Result<()> {
+    let mut ring = vec![queue.name.clone()];
+    let mut next = target(queue).cloned();
+    while let Some(name) = next {
+        if name == queue.name {
+            return Err(EngineError::DeadLetterRing(ring));
+        }
+        if ring.contains(&name) {
+            return Ok(()); // a ring of old that does not lead through this queue
+        }
+        let Some(queue) = store.get_queue(&name).await? else { return Ok(()) };
+        next = target(&queue).cloned();
+        ring.push(name);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        domain::{Clock, NewItem, Timestamp},
+        engine::{Engine, Limits},
+        metrics::Metrics,
+        signals::LocalSignals,
+        store::sqlite::SqliteStore,
+    };
+
+    fn engine() -> Arc<Engine> {
+        let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
+        let signals = Arc::new(LocalSignals::new());
+        Engine::new(Arc::new(store), signals, Arc::new(Metrics::new()), Limits::default())
+    }
+
+    fn name(text: &str) -> QueueName {
+        QueueName::parse("queue", text).unwrap()
+    }
+
+    fn queue(text: &str, to: Option<&str>) -> Queue {
+        let queue = Queue::with_defaults(name(text), Timestamp(0));
+        Queue { dead_letter_queue: to.map(name), ..queue }
+    }
+
+    fn grouped(text: &str, to: Option<&str>, group: &str) -> Queue {
+        Queue { group: GroupName::parse("group", group).unwrap(), ..queue(text, to) }
+    }
+
+    /// A queue that others dead-letter into stays, with force too, until none of them does.
+    #[tokio::test]
+    async fn a_dead_letter_queue_in_use_is_not_deleted() {
+        let engine = engine();
+        engine.create_queue(queue("a", Some("dead"))).await.unwrap();
+        engine.create_queue(queue("b", Some("dead"))).await.unwrap();
+        for force in [false, true] {
+            let refused = engine.delete_queue(&name("dead"), force).await.unwrap_err();
+            let EngineError::DeadLetterQueueInUse { queue, sources } = &refused else {
+                panic!("{refused}")
+            };
+            assert_eq!((queue, &sources[..]), (&name("dead"), &[name("a"), name("b")][..]));
+        }
+        engine.delete_queue(&name("a"), false).await.unwrap();
+        let away = |queue: &mut Queue| {
+            queue.dead_letter_queue = Some(name("other"));
+            Ok(())
+        };
+        engine.update_queue(&name("b"), &away).await.unwrap();
+        engine.delete_queue(&name("dead"), false).await.unwrap();
+    }
+
+    /// Whatever makes the last link of a ring is refused.
+    #[tokio::test]
+    async fn rings_of_dead_letter_queues_are_refused() {
+        let engine = engine();
+        engine.create_queue(queue("a", Some("b"))).await.unwrap();
+        let to = |to: &'static str| {
+            move |queue: &mut Queue| {
+                queue.dead_letter_queue = Some(name(to));
+                Ok(())
+            }
+        };
+        engine.update_queue(&name("b"), &to("c")).await.unwrap();
+        for (last, first) in [("c", "a"), ("c", "b"), ("b", "a")] {
+            let refused = engine.update_queue(&name(last), &to(first)).await.unwrap_err();
+            let EngineError::DeadLetterRing(ring) = &refused else { panic!("{refused}") };
+            assert!(ring.contains(&name(first)) && ring.contains(&name(last)), "{refused}");
+        }
+        engine.update_queue(&name("b"), &to("d")).await.unwrap();
+        engine.update_queue(&name("c"), &to("a")).await.unwrap();
+    }
+
+    /// A dead-letter queue is in the group of its sources however it comes into being.
+    #[tokio::test]
+    async fn a_dead_letter_queue_is_in_the_group_of_its_sources() {
+        let engine = engine();
+        engine.create_queue(grouped("a", Some("dead"), "g")).await.unwrap();
+        assert_eq!(engine.get_queue(&name("dead")).await.unwrap().group.as_str(), "g");
+        // As it was possible to delete it before.
+        let links = engine.store().links().await.unwrap();
+        let dead = engine.get_queue(&name("dead")).await.unwrap();
+        engine.store().delete_queue(&dead, true, links).await.unwrap();
+        engine.queues.forget(&name("dead"));
+        let refused = engine.create_queue(queue("dead", None)).await.unwrap_err();
+        assert!(matches!(refused, EngineError::DeadLetterGroup { .. }), "{refused}");
+        let refused = engine.create_queue(queue("b", Some("dead"))).await.unwrap_err();
+        assert!(matches!(refused, EngineError::DeadLetterGroup { .. }), "{refused}");
+        engine.push(&name("dead"), vec![NewItem::default()], None).await.unwrap();
+        assert_eq!(engine.get_queue(&name("dead")).await.unwrap().group.as_str(), "g");
+    }
+}

@@ -1,0 +1,174 @@
+//! Deleting queues, and the links to dead-letter queues that it has to respect.
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use super::env::{Env, held, item, name, push_of, seconds, want};
+use crate::{
+    domain::{ItemId, Outcome, Queue},
+    store::{Created, Deleted, Store},
+};
+
+async fn made(store: &dyn Store, queue: &Queue) -> Arc<Queue> {
+    match store.create_queue(queue).await.unwrap() {
+        Created::New(queue) | Created::Existing(queue) => Arc::new(queue),
+    }
+}
+
+/// Pushes one after the other, making the queue if need be and knowing it for a while, as a broker does;
+/// answers what it was answered.
+async fn push_without_end(store: Arc<dyn Store>, stop: Arc<AtomicBool>) -> Vec<ItemId> {
+    let mut ids = Vec::new();
+    let wanted = Queue::with_defaults(name("q"), store.now());
+    while !stop.load(Ordering::Relaxed) {
+        let queue = made(&*store, &wanted).await;
+        let known = Instant::now();
+        while known.elapsed() < Duration::from_millis(200) && !stop.load(Ordering::Relaxed) {
+            let pushed = store.push(vec![push_of(&queue, item("x"))]).await.unwrap();
+            ids.extend(pushed.iter().map(|pushed| pushed.id));
+            tokio::time::sleep(Duration::from_millis(2)).await; // the queue has to be empty at times
+        }
+    }
+    ids
+}
+
+/// Pops all there is; answers what that was.
+async fn pop_all(store: &dyn Store, queue: &Arc<Queue>) -> Vec<ItemId> {
+    let mut ids = Vec::new();
+    loop {
+        let reserved = store.reserve(queue, &[want(1_000)]).await.unwrap();
+        if reserved.deliveries.is_empty() && !reserved.more {
+            return ids;
+        }
+        let taken = reserved.deliveries.iter().map(|(_, delivery)| held(queue, delivery));
+        for outcome in store.commit(taken.collect()).await.unwrap() {
+            assert_eq!(outcome, Outcome::Ok);
+        }
+        ids.extend(reserved.deliveries.iter().map(|(_, delivery)| delivery.item.id));
+    }
+}
+
+/// Beside a loop that pops all items and deletes the queue without force, on brokers that remember it:
+/// what was answered is popped, or still there.
+pub(crate) async fn an_answered_push_is_never_lost_beside_deletions(env: &Env) {
+    const DELETIONS: usize = 10;
+    let stop = Arc::new(AtomicBool::new(false));
+    let pushers: Vec<_> = [&env.store, &env.other, &env.other]
+        .map(|store| tokio::spawn(push_without_end(Arc::clone(store), Arc::clone(&stop))))
+        .into();
+    let mut popped = HashSet::new();
+    let (mut deletions, started) = (0, Instant::now());
+    while deletions < DELETIONS && started.elapsed() < seconds(5) {
+        let links = env.store.links().await.unwrap();
+        let Some(queue) = env.store.get_queue(&name("q")).await.unwrap() else {
+            tokio::task::yield_now().await;
+            continue;
+        };
+        let queue = Arc::new(queue);
+        popped.extend(pop_all(&*env.store, &queue).await);
+        let deleted = env.store.delete_queue(&queue, false, links).await.unwrap();
+        deletions += usize::from(matches!(deleted, Deleted::Done(_)));
+    }
+    stop.store(true, Ordering::Relaxed);
+    let mut missing = HashSet::new();
+    for pusher in pushers {
+        missing.extend(pusher.await.unwrap());
+    }
+    let answered = missing.len();
+    missing.retain(|id| !popped.contains(id));
+    let end = Instant::now() + seconds(10);
+    while !missing.is_empty() && Instant::now() < end {
+        env.store.look_again(&name("q"), None);
+        if let Some(queue) = env.store.get_queue(&name("q")).await.unwrap() {
+            for id in pop_all(&*env.store, &Arc::new(queue)).await {
+                missing.remove(&id);
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(deletions > 0, "the queue was never empty");
+    assert!(missing.is_empty(), "{} of {answered} answered pushes are gone", missing.len());
+}
+
+/// Without force, what is not settled keeps its queue, whatever its state; history does not.
+pub(crate) async fn a_queue_that_holds_items_is_deleted_only_by_force(env: &Env) {
+    let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
+    let delete = async |force| {
+        let links = env.other.links().await.unwrap();
+        env.other.delete_queue(&queue, force, links).await.unwrap()
+    };
+    env.push(&queue, vec![super::env::keyed("first", "k"), super::env::keyed("blocked", "k")])
+        .await;
+    assert_eq!(delete(false).await, Deleted::NotEmpty);
+    let first = env.take_one(&queue).await;
+    assert_eq!(delete(false).await, Deleted::NotEmpty);
+    assert_eq!(env.commit_one(&queue, &first).await, Outcome::Ok, "nothing was changed");
+    let second = env.take_one(&queue).await;
+    assert_eq!(delete(false).await, Deleted::NotEmpty, "a reserved item is one too");
+    env.commit_one(&queue, &second).await;
+    env.push_one(&queue, super::env::delayed("later", seconds(60))).await;
+    assert_eq!(delete(false).await, Deleted::NotEmpty);
+    assert_eq!(env.list(&queue, None).await.len(), 3, "and history is as it was");
+    assert_eq!(delete(true).await, Deleted::Done(3));
+    assert_eq!(env.store.get_queue(&queue.name).await.unwrap(), None);
+    let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
+    env.push_plain(&queue, &["x"]).await;
+    let only = env.take_one(&queue).await;
+    env.commit_one(&queue, &only).await;
+    let links = env.store.links().await.unwrap();
+    assert_eq!(env.store.delete_queue(&queue, false, links).await.unwrap(), Deleted::Done(1));
+}
+
+/// Of two changes that were decided by the same state of all links, one is done.
+pub(crate) async fn links_change_one_at_a_time(env: &Env) {
+    let (a, b) = (env.queue("a").await, env.queue("b").await);
+    let links = env.store.links().await.unwrap();
+    assert_eq!(env.store.dead_letter_sources(&b.name).await.unwrap(), []);
+    let linked = Queue { dead_letter_queue: Some(b.name.clone()), ..(*a).clone() };
+    let linked = env.store.link_queue(&linked, links).await.unwrap().expect("a linked queue");
+    assert_eq!(linked.revision, a.revision + 1);
+    let sources = env.other.dead_letter_sources(&b.name).await.unwrap();
+    assert_eq!(sources, std::slice::from_ref(&linked));
+    // Whoever read before that would delete a queue in use, or close a ring.
+    assert_eq!(env.other.delete_queue(&b, true, links).await.unwrap(), Deleted::Overtaken);
+    let ring = Queue { dead_letter_queue: Some(a.name.clone()), ..(*b).clone() };
+    assert_eq!(env.other.link_queue(&ring, links).await.unwrap(), None);
+    let new = Queue { dead_letter_queue: Some(b.name.clone()), name: name("c"), ..(*b).clone() };
+    let new = Queue { revision: 0, ..new };
+    assert_eq!(env.other.link_queue(&new, links).await.unwrap(), None);
+    let links = env.other.links().await.unwrap();
+    let made = env.other.link_queue(&new, links).await.unwrap().expect("a new queue");
+    assert_eq!(env.store.get_queue(&new.name).await.unwrap(), Some(made));
+    // It is there now.
+    let links = env.other.links().await.unwrap();
+    assert_eq!(env.other.link_queue(&new, links).await.unwrap(), None);
+    // A deletion changes the links too, and finds the queue as it was read.
+    assert_eq!(env.store.delete_queue(&a, true, links).await.unwrap(), Deleted::Overtaken);
+    assert_eq!(env.store.delete_queue(&linked, true, links).await.unwrap(), Deleted::Done(0));
+    assert_eq!(env.store.delete_queue(&b, true, links).await.unwrap(), Deleted::Overtaken);
+}
+
+/// A push that lands after the deletion, by a broker that remembers the queue: it was answered, so the
+/// queue is there again, as it was.
+pub(crate) async fn a_push_that_lands_after_the_deletion_brings_its_queue_back(env: &Env) {
+    let queue = env.queue_with("q", |queue| queue.sequenced = true).await;
+    env.delete_queue(&queue).await;
+    let late = env.other.push(vec![push_of(&queue, item("late"))]).await.unwrap()[0].id;
+    let end = Instant::now() + seconds(20);
+    let again = loop {
+        if let Some(again) = env.store.get_queue(&queue.name).await.unwrap() {
+            break Arc::new(again);
+        }
+        assert!(Instant::now() < end, "the item's queue stays away");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert!(again.sequenced, "{again:?}");
+    env.store.look_again(&again.name, None);
+    assert_eq!(env.take_one(&again).await.item.id, late);
+}
