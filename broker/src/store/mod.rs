@@ -282,7 +282,8 @@ pub trait Store: Send + Sync + 'static {
     /// Stores items. Concurrent calls are group-committed: each is answered when its own items are durable.
     /// Items with an `ordering_key` behind an unsettled one of the same key become blocked.
     ///
-    /// Calls that one task starts one after another are stored in that order, though none is answered yet.
+    /// Calls that one task starts one after another are stored in that order, though none is answered yet, and of one
+    /// queue they become visible in it: never a later item before an earlier one.
     /// Only items with a place in an order (a key, a queue with sequence numbers) and those without may
     /// pass each other.
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>>;

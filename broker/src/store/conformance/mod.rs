@@ -134,6 +134,7 @@ macro_rules! conformance {
                 answered_pushes_are_seen_by_the_other_broker
                 concurrent_pushes_each_get_their_own_answer
                 calls_that_one_task_starts_are_stored_in_that_order
+                calls_that_one_task_starts_become_visible_in_that_order
                 nothing_is_delivered_before_its_time
                 an_eligible_time_that_is_past_means_now
                 nothing_is_delivered_after_its_end

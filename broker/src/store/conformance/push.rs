@@ -229,6 +229,34 @@ pub(crate) async fn a_receipt_of_an_expired_item_is_gone(env: &Env) {
     assert_eq!(env.store.depth(&other).await.unwrap().unsettled(), 0);
 }
 
+/// Not only in the end: at no time is a later one there and an earlier one not.
+pub(crate) async fn calls_that_one_task_starts_become_visible_in_that_order(env: &Env) {
+    const CALLS: usize = 60;
+    const EACH: usize = 50;
+    let queue = env.queue("q").await;
+    let calls = (0..CALLS).map(|call| {
+        let items = (0..EACH).map(|n| push_of(&queue, item(&(call * EACH + n).to_string())));
+        env.store.push(items.collect())
+    });
+    let pushing = async {
+        for answer in join_all(calls).await {
+            answer.unwrap();
+        }
+    };
+    let taking = async {
+        let mut taken = Vec::new();
+        while taken.len() < CALLS * EACH {
+            let reserved = env.store.reserve(&queue, &[want(500)]).await.unwrap();
+            taken.extend(reserved.deliveries.into_iter().map(|(_, delivery)| delivery));
+        }
+        taken
+    };
+    let ((), taken) = tokio::join!(pushing, taking);
+    for (n, payload) in payloads(&taken).into_iter().enumerate() {
+        assert_eq!(payload, n.to_string(), "at this place");
+    }
+}
+
 pub(crate) async fn sequences_grow_in_the_order_of_answers(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.sequenced = true).await;
     let plain = env.queue("plain").await;

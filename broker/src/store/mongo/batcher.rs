@@ -1,7 +1,12 @@
 //! Group commit: concurrent calls share a write, without waiting for company.
 
 use std::{
-    collections::VecDeque, future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration,
+    collections::{HashSet, VecDeque},
+    future::Future,
+    hash::{DefaultHasher, Hash, Hasher},
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    time::Duration,
 };
 
 use futures_util::FutureExt;
@@ -26,17 +31,33 @@ pub(super) struct Limits {
 /// After this long a write's outcome counts as unknown.
 pub(super) const WRITE_LIMIT: Duration = Duration::from_secs(20);
 
+/// Something whose items must become visible in the order of the calls: writes that share one are never under way
+/// together. The server makes writes visible in any order, whichever was sent first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Lane(u64);
+
+impl Lane {
+    /// The lane of this name. Two names may share one: that costs time, never correctness.
+    pub(super) fn of(name: &str) -> Self {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        Self(hasher.finish())
+    }
+}
+
 type Answer<R> = oneshot::Sender<Result<Vec<R>>>;
 
 struct Job<T, R> {
     items: Vec<T>,
     bytes: usize,
+    lanes: Vec<Lane>,
     answer: Answer<R>,
 }
 
 /// A write that begins, and how many of its results are whose.
 struct Begun<R, F> {
     answers: Vec<(usize, Answer<R>)>,
+    lanes: HashSet<Lane>,
     writing: F,
 }
 
@@ -44,6 +65,8 @@ struct State<T, R> {
     /// One for each call that waits: bounded by those.
     waiting: VecDeque<Job<T, R>>,
     writes: usize,
+    /// Lanes of the writes in flight.
+    busy: HashSet<Lane>,
 }
 
 /// Whatever arrives while a write is in flight forms the next one.
@@ -54,20 +77,22 @@ pub(super) struct Batcher<T, R> {
 
 impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
     pub(super) fn new(limits: Limits) -> Arc<Self> {
-        Arc::new(Self { limits, state: Mutex::new(State { waiting: VecDeque::new(), writes: 0 }) })
+        let state = State { waiting: VecDeque::new(), writes: 0, busy: HashSet::new() };
+        Arc::new(Self { limits, state: Mutex::new(state) })
     }
 
     /// Writes the items by `write`, which answers for each in order, together with those of other
     /// calls. All callers of one batcher must pass the same function.
     ///
-    /// Calls stand in line from when they are first polled, and `write` is called for one batch after
-    /// the other in that order, also if several writes are in flight: what it does before it returns
+    /// Calls stand in line from when they are first polled. Of those that share a lane one passes the other
+    /// neither in line nor in writing. `write` is called for one batch after the other: what it does before it returns
     /// its future is done in order. Whoever is no longer waited for when its turn comes is left out.
     pub(super) async fn submit<W, F>(
         self: &Arc<Self>,
         tracker: &TaskTracker,
         items: Vec<T>,
         bytes: usize,
+        lanes: Vec<Lane>,
         write: W,
     ) -> Result<Vec<R>>
     where
@@ -78,8 +103,9 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         let (answer, answered) = oneshot::channel();
         let start = {
             let mut state = self.state.lock();
-            state.waiting.push_back(Job { items, bytes, answer });
-            let start = state.writes < self.limits.writes;
+            let free = lanes.iter().all(|lane| !state.busy.contains(lane));
+            state.waiting.push_back(Job { items, bytes, lanes, answer });
+            let start = state.writes < self.limits.writes && free;
             state.writes += usize::from(start);
             start
         };
@@ -97,7 +123,9 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         W: Fn(Vec<T>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Vec<Result<R>>> + Send + 'static,
     {
-        while let Some(Begun { answers, writing }) = self.begin(&write) {
+        let mut written = HashSet::new();
+        while let Some(Begun { answers, lanes, writing }) = self.begin(&written, &write) {
+            written = lanes;
             let count: usize = answers.iter().map(|(count, _)| count).sum();
             // A panic must not take the worker along: its place would be lost for good.
             let mut writing = Box::pin(AssertUnwindSafe(writing).catch_unwind());
@@ -128,32 +156,49 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         }
     }
 
-    /// Takes the next batch and calls `write` for it, under the lock; `None` ends the worker.
-    fn begin<W, F>(&self, write: &W) -> Option<Begun<R, F>>
+    /// Takes the next batch and calls `write` for it, under the lock; `None` ends the worker. `written`: the
+    /// lanes of its last batch.
+    fn begin<W, F>(&self, written: &HashSet<Lane>, write: &W) -> Option<Begun<R, F>>
     where
         W: Fn(Vec<T>) -> F,
     {
         let mut state = self.state.lock();
+        let State { waiting, busy, .. } = &mut *state;
+        busy.retain(|lane| !written.contains(lane));
         // During an outage callers give up: what they left must not pile up.
-        state.waiting.retain(|job| !job.answer.is_closed());
+        waiting.retain(|job| !job.answer.is_closed());
         let (mut items, mut bytes) = (Vec::new(), 0);
-        let mut answers = Vec::new();
-        while let Some(job) = state.waiting.front() {
+        let (mut answers, mut lanes) = (Vec::new(), HashSet::new());
+        // Those that must wait for a write in flight, and those behind them in a lane.
+        let (mut kept, mut passed) = (VecDeque::new(), HashSet::new());
+        while let Some(job) = waiting.pop_front() {
+            if job.lanes.iter().any(|lane| busy.contains(lane) || passed.contains(lane)) {
+                passed.extend(job.lanes.iter().copied());
+                kept.push_back(job);
+                continue;
+            }
             let fits = items.len() + job.items.len() <= self.limits.items
                 && bytes + job.bytes <= self.limits.bytes;
             if !answers.is_empty() && !fits {
+                kept.push_back(job);
                 break;
             }
-            let Some(job) = state.waiting.pop_front() else { break };
             bytes += job.bytes;
             answers.push((job.items.len(), job.answer));
+            lanes.extend(job.lanes);
             items.extend(job.items);
+        }
+        if waiting.is_empty() {
+            *waiting = kept;
+        } else {
+            kept.into_iter().rev().for_each(|job| waiting.push_front(job));
         }
         if answers.is_empty() {
             state.writes -= 1;
             return None;
         }
-        Some(Begun { answers, writing: write(items) })
+        busy.extend(lanes.iter().copied());
+        Some(Begun { answers, lanes, writing: write(items) })
     }
 }
 
@@ -180,11 +225,63 @@ mod tests {
             }
         };
         // Polled in this order, by this task.
-        let calls = (0..1_000).map(|n| batcher.submit(&tracker, vec![n], 1, write.clone()));
+        let calls =
+            (0..1_000).map(|n| batcher.submit(&tracker, vec![n], 1, Vec::new(), write.clone()));
         for answer in join_all(calls).await {
             answer.unwrap();
         }
         assert_eq!(*begun.lock(), (0..1_000).collect::<Vec<_>>());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn writes_of_one_lane_are_never_under_way_together_and_those_of_others_are() {
+        let batcher = Batcher::<(u64, u32), ()>::new(Limits { writes: 2, items: 3, bytes: 1_000 });
+        let tracker = TaskTracker::new();
+        let (begun, ended) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
+        // The lanes being written, how many writes that are, and how many there were at most.
+        let together = Arc::new(Mutex::new((HashSet::<u64>::new(), 0, 0)));
+        let write = {
+            let (begun, ended, together) = (begun.clone(), ended.clone(), together.clone());
+            move |items: Vec<(u64, u32)>| {
+                begun.lock().extend(&items);
+                let lanes: HashSet<u64> = items.iter().map(|(lane, _)| *lane).collect();
+                {
+                    let mut together = together.lock();
+                    for lane in &lanes {
+                        assert!(together.0.insert(*lane), "lane {lane} is being written");
+                    }
+                    together.1 += 1;
+                    together.2 = together.2.max(together.1);
+                }
+                let (ended, together) = (ended.clone(), together.clone());
+                async move {
+                    for _ in 0..items[0].1 % 7 {
+                        tokio::task::yield_now().await;
+                    }
+                    {
+                        let mut together = together.lock();
+                        together.0.retain(|lane| !lanes.contains(lane));
+                        together.1 -= 1;
+                    }
+                    ended.lock().extend(&items);
+                    items.into_iter().map(|_| Ok(())).collect::<Vec<_>>()
+                }
+            }
+        };
+        let calls = (0..1_000_u32).map(|n| {
+            let lane = u64::from(n / 4 % 5);
+            batcher.submit(&tracker, vec![(lane, n)], 1, vec![Lane(lane)], write.clone())
+        });
+        for answer in join_all(calls).await {
+            answer.unwrap();
+        }
+        for of in [begun.lock(), ended.lock()] {
+            for lane in 0..5 {
+                let own = of.iter().filter(|(of, _)| *of == lane).map(|(_, n)| *n);
+                assert!(own.clone().is_sorted(), "of lane {lane}: {:?}", own.collect::<Vec<_>>());
+            }
+        }
+        assert_eq!(together.lock().2, 2, "lanes wait for each other");
     }
 
     #[tokio::test]
@@ -199,7 +296,7 @@ mod tests {
                 async move { items.into_iter().map(Ok).collect::<Vec<_>>() }
             }
         };
-        let call = |n| Box::pin(batcher.submit(&tracker, vec![n], 1, write.clone()));
+        let call = |n| Box::pin(batcher.submit(&tracker, vec![n], 1, Vec::new(), write.clone()));
         let (mut first, mut given_up, last) = (call(1), call(2), call(3));
         // This runtime has one thread: nothing is written before this task waits.
         assert!(poll!(&mut first).is_pending());
@@ -227,7 +324,9 @@ mod tests {
         };
         let call = |n| {
             let (batcher, tracker, write) = (batcher.clone(), tracker.clone(), write.clone());
-            tokio::spawn(async move { batcher.submit(&tracker, vec![n], 1, write).await })
+            tokio::spawn(
+                async move { batcher.submit(&tracker, vec![n], 1, Vec::new(), write).await },
+            )
         };
         let is = |writes: usize, waiting: usize| {
             let state = batcher.state.lock();

@@ -63,7 +63,7 @@ async fn submit(inner: &Arc<Inner>, group: &GroupName, items: Vec<Held>) -> Resu
             }
         }
     };
-    batcher.submit(&tracker, items, bytes, write).await
+    batcher.submit(&tracker, items, bytes, Vec::new(), write).await
 }
 
 async fn commit_batch(inner: &Inner, group: &Group, items: Vec<Held>) -> Result<Vec<Outcome>> {

@@ -86,7 +86,7 @@ pub(super) fn durable() -> RawDocumentBuf {
 pub(super) struct Group {
     pub(super) items: Collection<RawDocumentBuf>,
     indexes: OnceCell<()>,
-    /// Pushes that need no order.
+    /// Pushes that need no order but that of their calls: side by side only those of different queues.
     pub(super) plain: Arc<Batcher<Push, Pushed>>,
     /// Pushes with a key or a sequence number: one write at a time, in order of arrival.
     pub(super) ordered: Arc<Batcher<Push, Pushed>>,

@@ -10,6 +10,7 @@ use mongodb::{bson::RawDocumentBuf, error::ErrorKind};
 
 use super::{
     Inner,
+    batcher::Lane,
     dedup::{self, First, key_of},
     document::{Start, check, eligible_time, encode},
     errors::{DUPLICATE_KEY, broken, failed, index_named, repeat, unavailable},
@@ -20,7 +21,7 @@ use super::{
     transaction,
 };
 use crate::{
-    domain::{GroupName, ItemId, Pushed, QueueName, Timestamp},
+    domain::{GroupName, ItemId, Pushed, Queue, QueueName, Timestamp},
     store::{Push, Result, StoreError},
 };
 
@@ -84,6 +85,7 @@ async fn submit(
     let group = inner.group_as_it_is(group);
     let bytes = items.iter().map(|push| push.item.payload.len() + ENVELOPE).sum();
     let batcher = Arc::clone(if ordered { &group.ordered } else { &group.plain });
+    let lanes = if ordered { Vec::new() } else { lanes(&items) };
     let inner = Arc::clone(inner);
     let tracker = inner.tracker.clone();
     let write = move |items: Vec<Push>| {
@@ -99,7 +101,23 @@ async fn submit(
             }
         }
     };
-    batcher.submit(&tracker, items, bytes, write).await
+    batcher.submit(&tracker, items, bytes, lanes, write).await
+}
+
+/// What must become visible in the order of the calls: the items of each queue.
+fn lanes(items: &[Push]) -> Vec<Lane> {
+    let mut lanes = Vec::with_capacity(1);
+    let mut last: Option<&Arc<Queue>> = None;
+    for push in items {
+        if last.is_none_or(|last| !Arc::ptr_eq(last, &push.queue)) {
+            last = Some(&push.queue);
+            let lane = Lane::of(push.queue.name.as_str());
+            if !lanes.contains(&lane) {
+                lanes.push(lane);
+            }
+        }
+    }
+    lanes
 }
 
 /// The starts of items that need no order but that of their ids.
