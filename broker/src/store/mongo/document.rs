@@ -229,7 +229,7 @@ impl Stored {
             "settled" => self.settled = value.as_object_id(),
             "settledBefore" => {
                 let tokens = value.as_array().into_iter().flatten().flatten();
-                self.settled_before = tokens.filter_map(|token| token.as_object_id()).collect();
+                self.settled_before = tokens.filter_map(RawBsonRef::as_object_id).collect();
             }
             "producer" => self.producer = Some(text()),
             "consumer" => self.consumer = Some(text()),

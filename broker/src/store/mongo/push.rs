@@ -265,7 +265,9 @@ async fn insert(
         let refused = insert_documents(group, &documents).await;
         // Also if the outcome is unknown: what may be there must not be passed over.
         let mut marks = Marks::default();
-        open.iter().for_each(|&at| marks.add(&items[at], &starts[at]));
+        for &at in &open {
+            marks.add(&items[at], &starts[at]);
+        }
         marks.lower(inner);
         let mut refused = refused?;
         let mut again = Vec::new();

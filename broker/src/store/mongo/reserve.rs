@@ -117,10 +117,13 @@ async fn hand_out(place: &Place<'_>, wants: &[Want], mut found: Found) -> Result
         (expired, dead_lettered) if !deliveries.is_empty() => {
             let errors = (expired.as_ref().err(), dead_lettered.as_ref().err());
             tracing::debug!(queue = %queue.name, ?errors, "could not remove what is over");
-            let removed = (expired.unwrap_or_default(), dead_lettered.unwrap_or_default());
             head.forget_ahead();
-            let (expired, dead_lettered) = removed;
-            let reserved = Reserved { deliveries, dead_lettered, expired, more: true };
+            let reserved = Reserved {
+                deliveries,
+                dead_lettered: dead_lettered.unwrap_or_default(),
+                expired: expired.unwrap_or_default(),
+                more: true,
+            };
             return Ok(Handover { reserved, claim: Some(claim) });
         }
         (Err(error), _) | (_, Err(error)) => return Err(error),
