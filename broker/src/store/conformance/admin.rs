@@ -211,7 +211,7 @@ pub(crate) async fn a_purge_of_thousands_is_complete(env: &Env) {
 pub(crate) async fn depth_counts_deep_queues_too(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
     for _ in 0..6 {
-        env.push(&queue, (0..1_000).map(|n| item(&n.to_string())).collect()).await;
+        env.push(&queue, (0..100).map(|n| item(&n.to_string())).collect()).await;
     }
     let of = |count: u32, make: &dyn Fn(&str) -> NewItem| {
         (0..count).map(|n| make(&n.to_string())).collect::<Vec<_>>()
@@ -226,10 +226,10 @@ pub(crate) async fn depth_counts_deep_queues_too(env: &Env) {
     env.pass(seconds(2));
     let depth = env.store.depth(&queue).await.unwrap();
     let counted = (depth.ready, depth.delayed, depth.reserved, depth.blocked, depth.processed);
-    assert_eq!(counted, (6_000 + 3 + 1, 3, 1, 3, 1));
+    assert_eq!(counted, (600 + 3 + 1, 3, 1, 3, 1));
     assert!(depth.oldest_ready.is_some() && depth.next_eligible.is_some());
     // The lease lapses.
     env.pass(LEASE);
     let depth = env.store.depth(&queue).await.unwrap();
-    assert_eq!((depth.ready, depth.reserved), (6_000 + 4 + 1, 0));
+    assert_eq!((depth.ready, depth.reserved), (600 + 4 + 1, 0));
 }

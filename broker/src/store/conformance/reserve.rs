@@ -278,3 +278,20 @@ pub(crate) async fn the_next_eligible_time_is_that_of_delays_and_leases(env: &En
     assert_eq!(env.store.next_eligible(&queue, looked).await.unwrap(), soon.eligible_time);
     assert_eq!(env.next_eligible(&queue).await, late.eligible_time);
 }
+
+/// What has expired at the head is removed and told, so that it can be counted.
+pub(crate) async fn expired_items_met_on_the_way_are_told(env: &Env) {
+    let queue = env.queue("q").await;
+    env.push(&queue, vec![mortal("a", seconds(1)), mortal("b", seconds(1)), item("c")]).await;
+    env.pass(seconds(2));
+    let (mut expired, mut delivered) = (0, Vec::new());
+    loop {
+        let reserved = env.store.reserve(&queue, &[want(10)]).await.unwrap();
+        expired += reserved.expired;
+        delivered.extend(reserved.deliveries.into_iter().map(|(_, delivery)| delivery));
+        if !reserved.more {
+            break;
+        }
+    }
+    assert_eq!((payloads(&delivered), expired), (vec!["c".to_owned()], 2));
+}

@@ -4,7 +4,10 @@
 //! A watermark is a hint. It is lowered by whoever makes something eligible below it, and now and
 //! then a sweep looks from the start.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::AtomicBool,
+    time::{Duration, Instant},
+};
 
 use parking_lot::Mutex;
 
@@ -71,6 +74,8 @@ pub(super) struct Head {
     pub(super) lapses: Lapses,
     /// Claims on their way.
     pub(super) claims: OpenClaims,
+    /// The queue was deep when it was counted last.
+    pub(super) deep: AtomicBool,
 }
 
 /// What a find should look at.
@@ -107,7 +112,12 @@ impl Head {
             swept: None,
             sweep_cost: Duration::ZERO,
         };
-        Self { state: Mutex::new(state), lapses: Lapses::new(), claims: OpenClaims::new() }
+        Self {
+            state: Mutex::new(state),
+            lapses: Lapses::new(),
+            claims: OpenClaims::new(),
+            deep: AtomicBool::new(false),
+        }
     }
 
     /// True if a sweep is due; `empty`: the find from the watermarks found nothing.
