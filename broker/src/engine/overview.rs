@@ -6,7 +6,10 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -50,6 +53,8 @@ struct Read {
 pub(super) struct Overview {
     /// Taken by whoever reads, one at a time.
     reading: tokio::sync::Mutex<()>,
+    /// This broker keeps the gauges, or did so last.
+    leads: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -188,10 +193,12 @@ impl Engine {
         read.map_or(TOTALS_AGE, |read| TOTALS_AGE.max(read.took * SHARE))
     }
 
-    /// Gives up the task of keeping the gauges, so that another broker takes it at once.
+    /// Gives up the task of keeping the gauges if it is this broker's, so that another one takes it at once.
+    /// Should the store not answer soon, another one takes it when the time is over.
     pub(super) async fn stop_counting(&self) {
-        if let Err(error) = self.store.lead(TASK, Duration::ZERO).await {
-            tracing::debug!(%error, "another broker counts the queues when the time is over");
+        if self.overview.leads.load(Ordering::Relaxed) {
+            let given_up = self.store.lead(TASK, Duration::ZERO);
+            let _ = tokio::time::timeout(TICK, given_up).await;
         }
     }
 }
@@ -226,6 +233,7 @@ impl Gauges {
         // Every broker reads the names: labels of deleted queues go everywhere.
         let names = engine.queue_names().await?;
         let leads = self.leads(engine).await;
+        engine.overview.leads.store(leads, Ordering::Relaxed);
         engine.metrics.counts_queues(leads);
         if !leads {
             self.shown.clear();

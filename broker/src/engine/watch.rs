@@ -1,6 +1,10 @@
 //! Tells whoever watches queues what changes in them.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::{StreamExt, stream};
 use tokio::{sync::mpsc, time::Instant};
@@ -69,8 +73,8 @@ impl Engine {
         self.notice_changes(TOTALS_AGE / 2).await?;
         let all = queues.is_empty();
         let names = if all { self.queue_names().await? } else { Arc::new(queues.to_vec()) };
-        if all && names.len() < last.len() {
-            let there: std::collections::HashSet<_> = names.iter().collect();
+        if all {
+            let there: HashSet<_> = names.iter().collect();
             last.retain(|name, _| there.contains(name));
         }
         let outdated: Vec<_> = names
