@@ -188,6 +188,13 @@ pub enum ConfigError {
     },
 }
 
+/// The file that `sluicegate check FILE` is asked to check; `None` if the broker is to run.
+pub fn file_to_check() -> Result<Option<PathBuf>, ConfigError> {
+    let matches = keys::command().try_get_matches()?;
+    let check = matches.subcommand_matches("check");
+    Ok(check.and_then(|check| check.get_one::<PathBuf>("file")).cloned())
+}
+
 impl Settings {
     /// The settings of this process.
     pub fn from_process() -> Result<Self, ConfigError> {

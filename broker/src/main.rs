@@ -1,15 +1,22 @@
 //! The `sluicegate` binary: settings, logs, run until told to stop.
 
-use std::process::ExitCode;
+use std::{path::Path, process::ExitCode};
 
 use sluicegate_broker::{
     app::App,
-    config::{ConfigError, Settings},
+    config::{self, ConfigError, Settings},
+    store::sqlite,
     telemetry,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
 fn main() -> ExitCode {
+    match config::file_to_check() {
+        Ok(None) => {}
+        Ok(Some(file)) => return check(&file),
+        Err(ConfigError::Usage(error)) => error.exit(),
+        Err(error) => return fail(&error.to_string()),
+    }
     let settings = match Settings::from_process() {
         Ok(settings) => settings,
         Err(ConfigError::Usage(error)) => error.exit(),
@@ -52,6 +59,16 @@ async fn told_to_stop() -> std::io::Result<()> {
         _ = interrupt.recv() => {}
     }
     Ok(())
+}
+
+fn check(file: &Path) -> ExitCode {
+    match sqlite::check(file, |progress| eprintln!("{progress}")) {
+        Ok(report) => {
+            println!("{report}");
+            if report.is_whole() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(why) => fail(&why),
+    }
 }
 
 fn fail(message: &str) -> ExitCode {

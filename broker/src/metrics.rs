@@ -74,6 +74,7 @@ pub struct Metrics {
     moved: Counters<ByQueue>,
     dead_lettered: Counters<ByQueue>,
     expired: Counters<ByQueue>,
+    damaged: Counters<ByQueue>,
     depth: Family<(ByQueue, Word), Gauge>,
     oldest_ready: Family<ByQueue, Gauge<f64, AtomicU64>>,
     counts_queues: Gauge,
@@ -124,6 +125,10 @@ impl Metrics {
             moved: new.metric("items_moved", "Items moved to another queue"),
             dead_lettered: new.metric("items_dead_lettered", "Items dead-lettered or dropped"),
             expired: new.metric("items_expired", "Items found expired"),
+            damaged: new.metric(
+                "items_damaged",
+                "Items found to be no longer what was stored, and set aside",
+            ),
             depth: new.metric(
                 "queue_items",
                 "Items in the queue by state; only on the broker that counts the queues for all",
@@ -218,6 +223,11 @@ impl Metrics {
         self.count(&self.expired, queue, items);
     }
 
+    /// Items were found damaged.
+    pub fn damaged(&self, queue: &QueueName, items: u64) {
+        self.count(&self.damaged, queue, items);
+    }
+
     /// A queue was counted. Queues past [`MAX_QUEUE_LABELS`] are left out: their depths do not add up.
     pub fn depth(&self, queue: &QueueName, depth: &Depth) {
         let queue = [("queue", self.label(queue))];
@@ -275,6 +285,7 @@ impl Metrics {
             &self.moved,
             &self.dead_lettered,
             &self.expired,
+            &self.damaged,
         ] {
             family.remove(&labels);
         }

@@ -1,6 +1,7 @@
 //! One module per subject. Each test is named after the promise it checks.
 
 mod brokers;
+mod check;
 mod consume;
 mod crash;
 mod dedup;

@@ -1,6 +1,8 @@
 //! Every setting, once: its key in the file, which also makes its flag and its variable, and its help.
 
-use clap::{Arg, ArgAction, Command};
+use std::path::PathBuf;
+
+use clap::{Arg, ArgAction, Command, value_parser};
 
 /// One setting.
 pub(super) struct Key {
@@ -154,6 +156,18 @@ pub(super) fn command() -> Command {
                      [env: {CONFIG_VARIABLE}]"
             ),
         ));
+    let file =
+        Arg::new("file").value_name("FILE").required(true).value_parser(value_parser!(PathBuf));
+    command = command.args_conflicts_with_subcommands(true).subcommand(
+        Command::new("check")
+            .about("Check an SQLite store's file: its structure, every item, and that no commit is missing")
+            .long_about(
+                "Check an SQLite store's file: its structure, the checksum of every item, its counters, and that no \
+                 commit is missing that was on disk. Changes nothing; a broker may use the file meanwhile. Progress goes \
+                 to standard error. Exit code 0: the file is whole; 1: it is not, or could not be checked.",
+            )
+            .arg(file.help("The file, as in store = sqlite:FILE")),
+    );
     for key in KEYS {
         let default = match key.default {
             "" => String::new(),

@@ -6,6 +6,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use parking_lot::RwLock;
+
 /// An instant: milliseconds since the Unix epoch, UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(pub i64);
@@ -46,42 +48,164 @@ impl Sub<Duration> for Timestamp {
     }
 }
 
-/// A clock that runs evenly between corrections, can be disciplined by a server's time, and that
+/// A clock that runs evenly between corrections, that follows a server's time or this machine's, and that
 /// tests can move.
 #[derive(Debug)]
 pub struct Clock {
     origin: Instant,
-    /// Unix time in milliseconds at `origin`, as believed now.
-    epoch: AtomicI64,
+    setting: RwLock<Setting>,
+    /// By how much tests have moved this machine's time, in milliseconds.
+    machine_shift: AtomicI64,
+}
+
+/// What the clock shows, in milliseconds, `elapsed` being those since its origin.
+#[derive(Debug, Clone, Copy)]
+struct Setting {
+    /// Unix time at the origin, as believed now.
+    epoch: i64,
+    /// How much the clock has to lose, by running at half its speed.
+    lag: i64,
+    /// When, in milliseconds since the origin, it began to.
+    slow_from: i64,
+}
+
+impl Setting {
+    const fn even(epoch: i64) -> Self {
+        Self { epoch, lag: 0, slow_from: 0 }
+    }
+
+    fn at(self, elapsed: i64) -> i64 {
+        self.epoch + elapsed - self.lag.min((elapsed - self.slow_from) / 2)
+    }
+
+    /// What it would show if it had lost already what it has to lose.
+    fn target(self, elapsed: i64) -> i64 {
+        self.epoch + elapsed - self.lag
+    }
 }
 
 impl Clock {
     /// A clock set by this machine's time.
     pub fn system() -> Self {
-        Self { origin: Instant::now(), epoch: AtomicI64::new(system_millis()) }
+        Self {
+            origin: Instant::now(),
+            setting: RwLock::new(Setting::even(system_millis())),
+            machine_shift: AtomicI64::new(0),
+        }
     }
 
     /// The time now.
     pub fn now(&self) -> Timestamp {
-        Timestamp(self.epoch.load(Ordering::Relaxed) + self.origin.elapsed().as_millis() as i64)
+        Timestamp(self.setting.read().at(self.elapsed()))
     }
 
     /// Sets the clock: it is `now` at this instant.
     pub fn set(&self, now: Timestamp) {
-        self.epoch.store(now.0 - self.origin.elapsed().as_millis() as i64, Ordering::Relaxed);
+        *self.setting.write() = Setting::even(now.0 - self.elapsed());
     }
 
-    /// Moves the clock forward; for tests.
+    /// The time now, by a clock that follows this machine's and never goes back.
+    ///
+    /// Where the machine's clock is ahead, this one is set to it at once: after a suspend that time has passed
+    /// for everyone else, and a clock that was corrected says when delayed items are due. Where the machine's
+    /// clock was set back, this one runs at half its speed until both agree. What was ready stays ready, and
+    /// meanwhile leases and delays last up to twice as long, however far the clock was set back.
+    pub fn now_by_machine(&self) -> Timestamp {
+        let (machine, elapsed, setting) =
+            (self.machine_now(), self.elapsed(), *self.setting.read());
+        if (machine.0 - setting.target(elapsed)).abs() <= JITTER_MS {
+            return Timestamp(setting.at(elapsed));
+        }
+        let mut setting = self.setting.write();
+        let elapsed = self.elapsed();
+        let now = setting.at(elapsed);
+        *setting = if machine.0 >= now {
+            Setting::even(machine.0 - elapsed)
+        } else {
+            Setting { epoch: now - elapsed, lag: now - machine.0, slow_from: elapsed }
+        };
+        Timestamp(now.max(machine.0))
+    }
+
+    /// Moves the clock forward, and what it takes for this machine's; for tests.
     pub fn advance(&self, by: Duration) {
-        self.epoch.fetch_add(by.as_millis() as i64, Ordering::Relaxed);
+        self.step_machine(by.as_millis() as i64);
+        self.setting.write().epoch += by.as_millis() as i64;
     }
 
-    /// This machine's time, whatever the clock says.
+    /// Sets forward or back what this clock takes for this machine's; for tests.
+    pub fn step_machine(&self, millis: i64) {
+        self.machine_shift.fetch_add(millis, Ordering::Relaxed);
+    }
+
+    /// This machine's time, whatever any clock says.
     pub fn machine_time() -> Timestamp {
         Timestamp(system_millis())
     }
+
+    fn machine_now(&self) -> Timestamp {
+        Timestamp(system_millis() + self.machine_shift.load(Ordering::Relaxed))
+    }
+
+    fn elapsed(&self) -> i64 {
+        self.origin.elapsed().as_millis() as i64
+    }
 }
+
+/// Differences up to this are those of two readings that follow each other, not of the clocks.
+const JITTER_MS: i64 = 2;
 
 fn system_millis() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: i64 = 60_000;
+
+    /// Milliseconds that a test may take between two readings.
+    const SLACK: i64 = 20_000;
+
+    #[test]
+    fn a_clock_follows_the_machine_ahead_at_once() {
+        let clock = Clock::system();
+        let before = clock.now_by_machine();
+        clock.step_machine(10 * MINUTE);
+        let ahead = clock.now_by_machine().0 - before.0;
+        assert!((10 * MINUTE..10 * MINUTE + SLACK).contains(&ahead), "{ahead} ms");
+    }
+
+    #[test]
+    fn a_clock_never_goes_back_and_runs_at_half_its_speed_until_the_machine_has_caught_up() {
+        let clock = Clock::system();
+        let before = clock.now_by_machine();
+        clock.step_machine(-10 * MINUTE);
+        let after = clock.now_by_machine();
+        assert!((0..SLACK).contains(&(after.0 - before.0)), "{before:?}, {after:?}");
+
+        let setting = Setting { epoch: 1_000_000, lag: 10 * MINUTE, slow_from: 500 };
+        let readings = [500, 501, 502, 500 + MINUTE, 500 + 20 * MINUTE, 500 + 21 * MINUTE];
+        let shown = readings.map(|elapsed| setting.at(elapsed) - setting.at(500));
+        assert_eq!(shown, [0, 1, 1, MINUTE / 2, 10 * MINUTE, 11 * MINUTE]);
+    }
+
+    #[test]
+    fn a_step_back_that_is_undone_leaves_nothing_behind() {
+        let clock = Clock::system();
+        clock.step_machine(-10 * MINUTE);
+        let held = clock.now_by_machine();
+        clock.step_machine(10 * MINUTE);
+        let again = clock.now_by_machine().0 - held.0;
+        assert!((0..SLACK).contains(&again), "{again} ms");
+        assert!(clock.setting.read().lag < SLACK);
+    }
+
+    #[test]
+    fn a_clock_that_is_asked_all_the_time_loses_what_it_has_to() {
+        let clock = Clock::system();
+        clock.step_machine(-20);
+        while clock.now_by_machine().0 - clock.machine_now().0 > JITTER_MS {}
+    }
 }

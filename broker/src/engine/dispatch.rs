@@ -404,6 +404,9 @@ async fn hand_out(
     reserved: Reserved,
 ) -> Result<()> {
     let delivered = reserved.deliveries.len() as u64;
+    if reserved.damaged > 0 {
+        engine.metrics.damaged(&queue.name, reserved.damaged);
+    }
     let Reserved { mut deliveries, dead_lettered, expired, .. } = reserved;
     let mut totals = Totals { delivered, dead_lettered, expired, ..Totals::default() };
     if dead_lettered > 0

@@ -242,6 +242,11 @@ impl Engine {
         self.publish(queue, Topic::Insert, since);
     }
 
+    /// The store itself made items of the queue ready.
+    pub(crate) fn unblocked(&self, queue: &QueueName) {
+        self.tell_inserted(queue, None);
+    }
+
     /// The queue's settings changed: tells the other brokers.
     fn tell_settings(&self, queue: &QueueName) {
         self.figures.depths.forget_count(queue);

@@ -235,6 +235,18 @@ fn store(error: &StoreError) -> Status {
                            which is safe for settles and for pushes with a dedup_id";
             (Code::Unavailable, message.to_owned(), details)
         }
+        StoreError::Full { .. } => {
+            tracing::debug!(%error, "answered RESOURCE_EXHAUSTED");
+            let mut details = error_info("STORE_FULL", []);
+            details.set_retry_info(Some(RETRY_AFTER));
+            let message = "the store is full: nothing was stored; items can be taken and settled";
+            (Code::ResourceExhausted, message.to_owned(), details)
+        }
+        StoreError::Damaged { .. } => {
+            tracing::error!(%error, "answered DATA_LOSS");
+            let message = "what is stored is damaged: the broker's log says more";
+            (Code::DataLoss, message.to_owned(), error_info("DAMAGED", []))
+        }
         StoreError::Unsupported(why) => {
             let mut details = error_info("UNSUPPORTED_BY_STORE", []);
             details.add_precondition_failure_violation("STORE", "store", why.clone());
@@ -377,6 +389,16 @@ mod tests {
                 Code::FailedPrecondition,
                 "UNSUPPORTED_BY_STORE",
             ),
+            engine(
+                StoreError::Full { reason: "disk".into() }.into(),
+                Code::ResourceExhausted,
+                "STORE_FULL",
+            ),
+            engine(
+                StoreError::Damaged { reason: "checksum".into(), source: None }.into(),
+                Code::DataLoss,
+                "DAMAGED",
+            ),
             engine(StoreError::BadCursor.into(), Code::InvalidArgument, "INVALID_FIELD"),
             engine(internal().into(), Code::Internal, "INTERNAL"),
             (
@@ -443,7 +465,8 @@ mod tests {
             let details = status(&error).get_error_details();
             assert_eq!(
                 details.retry_info().is_some(),
-                matches!(code, Code::Unavailable | Code::Aborted) || reason == "QUEUE_FULL",
+                matches!(code, Code::Unavailable | Code::Aborted)
+                    || matches!(reason, "QUEUE_FULL" | "STORE_FULL"),
                 "{error:?}"
             );
             assert_eq!(

@@ -43,6 +43,21 @@ pub enum StoreError {
         #[source]
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
+    /// It has no room for what was to be stored; nothing was. What is there can be taken and settled.
+    #[error("the store is full: {reason}")]
+    Full {
+        /// What there is no room on.
+        reason: String,
+    },
+    /// What is stored is not what was stored: it is not answered with.
+    #[error("the store is damaged: {reason}")]
+    Damaged {
+        /// What is wrong with it.
+        reason: String,
+        /// The driver's error.
+        #[source]
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
     /// This deployment of the store can not do that; the message says what to change.
     #[error("{0}")]
     Unsupported(String),
@@ -85,6 +100,8 @@ pub struct Reserved {
     pub dead_lettered: u64,
     /// Items found expired and removed.
     pub expired: u64,
+    /// Items found to be no longer what was stored: set aside, and logged.
+    pub damaged: u64,
     /// True if there may be more ready items: ask again rather than wait.
     pub more: bool,
 }
@@ -327,6 +344,10 @@ pub trait Store: Send + Sync + 'static {
     /// (a broker killed after settling one item and before waking the next, an item that expired).
     /// Answers how many.
     async fn repair(&self, queue: &Queue) -> Result<u64>;
+
+    /// Waits until the store itself has made items ready, as when the one before them expired, and answers in
+    /// which queues. Each such queue is told once; a store that does nothing by itself never answers.
+    async fn unblocked(&self) -> Vec<QueueName>;
 
     // Items: for operators.
 

@@ -80,6 +80,11 @@ macro_rules! pass_on {
                 Ok(reserved)
             }
 
+            /// Not measured: it waits for something to happen.
+            async fn unblocked(&self) -> Vec<QueueName> {
+                self.store.unblocked().await
+            }
+
             $(async fn $call(&self $(, $argument: $type)*) -> $answer {
                 self.time(stringify!($call), self.store.$call($($argument),*)).await
             })*

@@ -31,6 +31,7 @@ pub fn start(engine: &Arc<Engine>, tasks: &TaskTracker, stop: &CancellationToken
     tasks.spawn(until(stop.clone(), repair(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), keep_gauges(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), tick(Arc::clone(engine))));
+    tasks.spawn(until(stop.clone(), hear_store(Arc::clone(engine))));
 }
 
 async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
@@ -48,6 +49,15 @@ async fn hear(engine: Arc<Engine>) {
             Ok(notice) => engine.hear(&notice),
             Err(RecvError::Lagged(_)) => engine.hear(&Notice::Missed),
             Err(RecvError::Closed) => return,
+        }
+    }
+}
+
+/// Wakes the consumers of queues in which the store itself made items ready.
+async fn hear_store(engine: Arc<Engine>) {
+    loop {
+        for queue in engine.store().unblocked().await {
+            engine.unblocked(&queue);
         }
     }
 }

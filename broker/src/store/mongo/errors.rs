@@ -83,6 +83,10 @@ pub(super) fn repeat(error: &StoreError) -> StoreError {
         StoreError::Unavailable { reason, .. } => unavailable(reason.clone()),
         StoreError::Unsupported(message) => StoreError::Unsupported(message.clone()),
         StoreError::BadCursor => StoreError::BadCursor,
+        StoreError::Damaged { reason, .. } => {
+            StoreError::Damaged { reason: reason.clone(), source: None }
+        }
+        StoreError::Full { reason } => StoreError::Full { reason: reason.clone() },
         StoreError::Internal { reason, .. } => broken(reason.clone()),
     }
 }

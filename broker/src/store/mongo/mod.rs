@@ -368,6 +368,11 @@ impl Store for MongoStore {
         self.run(|inner| async move { lease::holds(&inner, items).await }).await
     }
 
+    /// Nothing happens here by itself: [`Store::repair`] says what it made ready.
+    async fn unblocked(&self) -> Vec<QueueName> {
+        std::future::pending().await
+    }
+
     async fn repair(&self, queue: &Queue) -> Result<u64> {
         let (name, group) = (queue.name.clone(), queue.group.clone());
         self.run_long(|inner| async move { order::repair(&inner, &name, &group).await }).await

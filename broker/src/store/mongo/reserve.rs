@@ -122,6 +122,7 @@ async fn hand_out(place: &Place<'_>, wants: &[Want], mut found: Found) -> Result
                 deliveries,
                 dead_lettered: dead_lettered.unwrap_or_default(),
                 expired: expired.unwrap_or_default(),
+                damaged: 0,
                 more: true,
             };
             return Ok(Handover { reserved, claim: Some(claim) });
@@ -137,7 +138,7 @@ async fn hand_out(place: &Place<'_>, wants: &[Want], mut found: Found) -> Result
     // What was removed may have passed its turn on.
     let removed = expired + dead_lettered > 0;
     let more = found.extent != Extent::All || !left.is_empty() || removed || outrun;
-    let reserved = Reserved { deliveries, dead_lettered, expired, more };
+    let reserved = Reserved { deliveries, dead_lettered, expired, damaged: 0, more };
     Ok(Handover { reserved, claim: Some(claim) })
 }
 

@@ -13,6 +13,8 @@ use crate::domain::{ItemId, Priority, Queue, QueueName};
 
 /// Most items changed in one transaction.
 pub(super) const CHUNK: usize = 1_000;
+/// Payload bytes after which a step that deletes ends: each page of a large payload has to be freed.
+const CHUNK_BYTES: i64 = 16 << 20;
 
 /// Deletes one item of the queue and forgets its deduplication id.
 pub(super) fn delete_item(tx: &Tx<'_>, queue: &Queue, id: ItemId) -> rusqlite::Result<bool> {
@@ -42,7 +44,7 @@ pub(super) enum Purge {
     Everything,
 }
 
-/// Deletes up to [`CHUNK`] items that came before `end`; answers how many, and how many of them had
+/// Deletes up to [`CHUNK`] items, or a little more than [`CHUNK_BYTES`], that came before `end`; answers how many, and how many of them had
 /// not expired. Blocked ones go first: none may stay behind with nobody to wake it.
 pub(super) fn purge_chunk(
     tx: &Tx<'_>,
@@ -51,22 +53,25 @@ pub(super) fn purge_chunk(
     what: Purge,
 ) -> rusqlite::Result<(usize, u64)> {
     const SECTIONS: [&str; 3] = [
-        "SELECT id FROM items INDEXED BY waiting
+        "SELECT id, length(payload) FROM items INDEXED BY waiting
          WHERE queue = ?1 AND blocked IS NOT NULL AND id < ?2 LIMIT ?5",
-        "SELECT id FROM items INDEXED BY history
+        "SELECT id, length(payload) FROM items INDEXED BY history
          WHERE queue = ?1 AND processed IS NOT NULL AND id < ?2 LIMIT ?5",
-        r#"SELECT id FROM items INDEXED BY handout WHERE queue = ?1 AND "when" IS NOT NULL
+        r#"SELECT id, length(payload) FROM items INDEXED BY handout WHERE queue = ?1 AND "when" IS NOT NULL
              AND id < ?2 AND (?3 OR lock IS NULL OR "when" <= ?4) LIMIT ?5"#,
     ];
     let all = what == Purge::Everything;
     let mut rows: Vec<i64> = Vec::new();
+    let mut bytes = 0;
     for sql in SECTIONS {
         let left = (CHUNK - rows.len()) as i64;
         let mut statement = tx.conn.prepare_cached(sql)?;
-        let found = statement
-            .query_map(params![queue.name.as_str(), end, all, tx.now.0, left], |row| row.get(0))?;
-        for row in found {
-            rows.push(row?);
+        let mut found = statement.query(params![queue.name.as_str(), end, all, tx.now.0, left])?;
+        while bytes < CHUNK_BYTES
+            && let Some(row) = found.next()?
+        {
+            rows.push(row.get(0)?);
+            bytes += row.get::<_, i64>(1)?;
         }
     }
     let mut counted = 0;
@@ -95,8 +100,34 @@ pub(super) fn holds_items(view: &View<'_>, queue: &Queue) -> rusqlite::Result<bo
     Ok(false)
 }
 
-/// Deletes the queue itself with all that is left of it.
-pub(super) fn delete_queue(tx: &Tx<'_>, queue: &Queue) -> rusqlite::Result<()> {
+/// Forgets up to [`CHUNK`] deduplication ids of the queue; answers how many.
+pub(super) fn forget_chunk(tx: &Tx<'_>, queue: &QueueName) -> rusqlite::Result<usize> {
+    tx.conn
+        .prepare_cached(
+            "DELETE FROM dedup WHERE queue = ?1 AND dedup IN
+               (SELECT dedup FROM dedup WHERE queue = ?1 LIMIT ?2)",
+        )?
+        .execute(params![queue.as_str(), CHUNK as i64])
+}
+
+/// Deletes what is left of the queue, and then the queue itself; answers how many items that were, and true if it is
+/// done. Where more is left than one step deletes, it is not, unless this is told to delete `all`.
+pub(super) fn delete_queue(tx: &Tx<'_>, queue: &Queue, all: bool) -> rusqlite::Result<(u64, bool)> {
+    let (mut late, mut is_first) = (0, true);
+    loop {
+        let (deleted, counted) = purge_chunk(tx, queue, i64::MAX, Purge::Everything)?;
+        late += counted;
+        if deleted == 0 {
+            break;
+        }
+        if !is_first && !all {
+            return Ok((late, false));
+        }
+        is_first = false;
+    }
+    if !all && forget_chunk(tx, &queue.name)? == CHUNK {
+        return Ok((late, false));
+    }
     for sql in [
         "DELETE FROM dedup WHERE queue = ?1",
         "DELETE FROM counters WHERE queue = ?1",
@@ -105,7 +136,8 @@ pub(super) fn delete_queue(tx: &Tx<'_>, queue: &Queue) -> rusqlite::Result<()> {
     ] {
         tx.conn.prepare_cached(sql)?.execute([queue.name.as_str()])?;
     }
-    settings_changed(tx)
+    settings_changed(tx)?;
+    Ok((late, true))
 }
 
 /// Makes up to `limit` processed items ready again, the oldest first.

@@ -1,9 +1,10 @@
 //! What operators see: items page by page, one item, counts.
 
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, Rows, params};
 
 use super::{
     super::Page,
+    damage::is_damage,
     rows::{Stored, item_columns, read_item},
     writer::View,
 };
@@ -86,7 +87,7 @@ pub(super) fn list(
             item_columns!(),
             " FROM items INDEXED BY waiting WHERE queue = ?1 AND blocked IS NOT NULL
                 AND seq >= ?2 AND (seq > ?2 OR id > ?3) AND (expires IS NULL OR expires > ?4)
-              ORDER BY seq, id LIMIT ?5"
+              ORDER BY seq, id"
         );
         section(view, queue, BLOCKED, (seq, row), limit + 1 - found.len(), &mut found)?;
         position = HISTORY;
@@ -100,7 +101,7 @@ pub(super) fn list(
             " FROM items INDEXED BY history WHERE queue = ?1 AND processed IS NOT NULL
                 AND processed <= ?2 AND (processed < ?2 OR id < ?3)
                 AND (expires IS NULL OR expires > ?4)
-              ORDER BY processed DESC, id DESC LIMIT ?5"
+              ORDER BY processed DESC, id DESC"
         );
         section(view, queue, PROCESSED, (processed, row), limit + 1 - found.len(), &mut found)?;
     }
@@ -140,22 +141,32 @@ fn handout(
         r#" FROM items INDEXED BY handout WHERE queue = ?1 AND priority = ?2
               AND "when" >= max(?3, ?4) AND "when" <= ?5 AND ("when" > ?4 OR id > ?6)
               AND (?7 IS NULL OR (lock IS NOT NULL) = ?7) AND (expires IS NULL OR expires > ?8)
-            ORDER BY "when", id LIMIT ?9"#
+            ORDER BY "when", id"#
     ))?;
     let name = queue.name.as_str();
-    let mut rows = statement.query(params![
-        name,
-        level,
-        from,
-        when,
-        to,
-        row,
-        locked,
-        view.now.0,
-        limit as i64
-    ])?;
-    while let Some(row) = rows.next()? {
-        found.push(read_item(view, row)?);
+    let mut rows =
+        statement.query(params![name, level, from, when, to, row, locked, view.now.0])?;
+    take_good(view, &mut rows, limit, found)
+}
+
+/// Reads items, but none that are damaged: the next reserve that meets one sets it aside.
+fn take_good(
+    view: &View<'_>,
+    rows: &mut Rows<'_>,
+    limit: usize,
+    found: &mut Vec<Stored>,
+) -> rusqlite::Result<()> {
+    let enough = found.len() + limit;
+    while found.len() < enough
+        && let Some(row) = rows.next()?
+    {
+        match read_item(view, row) {
+            Ok(stored) => found.push(stored),
+            Err(error) if is_damage(&error) => {
+                tracing::error!(row = row.get::<_, i64>(0)?, %error, "an item is damaged: left out of a list");
+            }
+            Err(error) => return Err(error),
+        }
     }
     Ok(())
 }
@@ -169,12 +180,8 @@ fn section(
     found: &mut Vec<Stored>,
 ) -> rusqlite::Result<()> {
     let mut statement = view.conn.prepare_cached(sql)?;
-    let mut rows =
-        statement.query(params![queue.name.as_str(), first, row, view.now.0, limit as i64])?;
-    while let Some(row) = rows.next()? {
-        found.push(read_item(view, row)?);
-    }
-    Ok(())
+    let mut rows = statement.query(params![queue.name.as_str(), first, row, view.now.0])?;
+    take_good(view, &mut rows, limit, found)
 }
 
 /// One item of the queue, unless it has expired.

@@ -10,16 +10,22 @@
 
 mod admin;
 mod browse;
+mod check;
+mod clock;
+mod damage;
 mod late;
+mod mark;
 mod order;
 mod push;
 mod queues;
 mod readers;
 mod reserve;
+mod room;
 mod rows;
 mod schedules;
 mod schema;
 mod settle;
+mod space;
 mod sweep;
 #[cfg(test)]
 mod tests;
@@ -30,13 +36,14 @@ use std::{path::Path, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use rusqlite::Connection;
 
+pub use self::check::{Report, check};
 use self::{
     admin::{CHUNK, Purge, REDRIVE_START},
     browse::Position,
     late::LateArrivals,
     readers::Readers,
     schema::StoreFile,
-    writer::{Kind, Tx, View, Writer, failed},
+    writer::{Kind, Station, Tx, View, Writer, failed},
 };
 use super::{
     Created, Deleted, Held, Links, Move, Page, Push, RedriveFilter, Reserved, Result, Rollback,
@@ -52,6 +59,9 @@ use crate::{
 
 /// How often the writer looks for what has expired.
 const SWEEP_EVERY: Duration = Duration::from_secs(15);
+
+/// A queue that is pushed to faster than it is emptied is deleted, with all that is in it, after so many tries.
+const MAX_PASSES: u32 = 8;
 
 /// Durable queues in an SQLite file, or passing ones in memory.
 pub struct SqliteStore {
@@ -97,12 +107,17 @@ impl SqliteStore {
         let tag: u32 = conn
             .query_row("SELECT value FROM meta WHERE key = 'tag'", [], |row| row.get(0))
             .map_err(failed)?;
-        let tag = tag.to_be_bytes();
         let place =
             file.as_ref().map_or(":memory:".to_owned(), |file| file.path.display().to_string());
         Ok(Self {
-            writer: Writer::start(conn, tag, clock.clone(), sweep_every)?,
-            readers: file.map(|file| Readers::new(file, tag)),
+            writer: Writer::start(Station {
+                conn,
+                tag,
+                clock: clock.clone(),
+                file: file.clone(),
+                sweep_every,
+            })?,
+            readers: file.map(|file| Readers::new(file, tag.to_be_bytes())),
             clock,
             description: format!("sqlite:{place}"),
             broker: rand::random(),
@@ -122,8 +137,19 @@ impl SqliteStore {
         work: impl FnOnce(&View<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         match &self.readers {
-            Some(readers) => readers.read(self.clock.now(), work).await,
+            Some(readers) => readers.read(self.clock.now_by_machine(), work).await,
             None => self.writer.call(Kind::Other, |tx| work(tx)).await,
+        }
+    }
+
+    /// Forgets the deduplication ids of the queue.
+    async fn forget_all(&self, queue: &Queue) -> Result<()> {
+        loop {
+            let name = queue.name.clone();
+            let forgotten = self.write(move |tx| admin::forget_chunk(tx, &name)).await?;
+            if forgotten < CHUNK {
+                return Ok(());
+            }
         }
     }
 
@@ -135,7 +161,7 @@ impl SqliteStore {
             let (deleted, counted) =
                 self.write(move |tx| admin::purge_chunk(tx, &queue, end, what)).await?;
             total += counted;
-            if deleted < CHUNK {
+            if deleted == 0 {
                 return Ok(total);
             }
         }
@@ -149,7 +175,7 @@ impl Store for SqliteStore {
     }
 
     fn now(&self) -> Timestamp {
-        self.clock.now()
+        self.clock.now_by_machine()
     }
 
     fn broker_id(&self) -> [u8; 4] {
@@ -204,39 +230,45 @@ impl Store for SqliteStore {
         self.write(move |tx| queues::link(tx, queue, links)).await
     }
 
+    /// In steps, so that others are served in between. A broker that ends on the way leaves a queue with fewer items.
     async fn delete_queue(&self, queue: &Queue, force: bool, links: Links) -> Result<Deleted> {
-        let mut total = if force { self.purge_all(queue, Purge::Everything).await? } else { 0 };
-        let (queue, late_arrivals) = (queue.clone(), Arc::clone(&self.late));
-        let deleted = self
-            .write(move |tx| {
-                if queues::links(tx)? != links
-                    || queues::get(tx, &queue.name)?.is_none_or(|q| q.revision != queue.revision)
-                {
-                    return Ok(Deleted::Overtaken);
-                }
-                if !force && admin::holds_items(tx, &queue)? {
-                    return Ok(Deleted::NotEmpty);
-                }
-                // What came in meanwhile; without force, history.
-                let mut late = 0;
-                loop {
-                    let (deleted, counted) =
-                        admin::purge_chunk(tx, &queue, i64::MAX, Purge::Everything)?;
-                    late += counted;
-                    if deleted < CHUNK {
-                        break;
+        let mut total = 0;
+        let mut passes = 0;
+        loop {
+            if force {
+                total += self.purge_all(queue, Purge::Everything).await?;
+                self.forget_all(queue).await?;
+                passes += 1;
+            }
+            // What came in during a pass is left for the next, which is shorter, unless pushes outrun it.
+            let all = passes == MAX_PASSES;
+            let (queue, late_arrivals) = (queue.clone(), Arc::clone(&self.late));
+            let step = self
+                .write(move |tx| {
+                    let overtaken = queues::links(tx)? != links
+                        || queues::get(tx, &queue.name)?
+                            .is_none_or(|found| found.revision != queue.revision);
+                    if overtaken {
+                        return Ok(Err(Deleted::Overtaken));
+                    }
+                    if !force && admin::holds_items(tx, &queue)? {
+                        return Ok(Err(Deleted::NotEmpty));
+                    }
+                    let step = admin::delete_queue(tx, &queue, all)?;
+                    late_arrivals.queue_deleted();
+                    Ok(Ok(step))
+                })
+                .await?;
+            match step {
+                Err(refused) => return Ok(refused),
+                Ok((late, done)) => {
+                    total += late;
+                    if done {
+                        return Ok(Deleted::Done(total));
                     }
                 }
-                admin::delete_queue(tx, &queue)?;
-                late_arrivals.queue_deleted();
-                Ok(Deleted::Done(late))
-            })
-            .await?;
-        if let Deleted::Done(late) = deleted {
-            total += late;
-            return Ok(Deleted::Done(total));
+            }
         }
-        Ok(deleted)
     }
 
     /// Settings change through this broker alone, which knows what it changed.
@@ -305,16 +337,20 @@ impl Store for SqliteStore {
         items: Vec<Push>,
     ) -> Result<(Outcome, Vec<Pushed>)> {
         let late = Arc::clone(&self.late);
-        self.write(move |tx| {
+        let work = move |tx: &Tx<'_>| {
             late.ensure(tx, items.iter().map(|push| &*push.queue))?;
             settle::commit_and_push(tx, held, &items)
-        })
-        .await
+        };
+        self.writer.call(Kind::SettleAndPush, work).await
     }
 
     async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>> {
         self.read(move |view| items.iter().map(|held| settle::holds(view, &held.receipt)).collect())
             .await
+    }
+
+    async fn unblocked(&self) -> Vec<QueueName> {
+        self.writer.unblocked.take().await
     }
 
     /// Turns are passed on in the transaction that ends one; only what has expired may wait for it.

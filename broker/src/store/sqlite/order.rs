@@ -68,7 +68,7 @@ impl Place {
         self.pass_turn(tx)
     }
 
-    /// Deletes an item that was found expired, and counts it.
+    /// Deletes an item that was found expired, and counts it; tells those who wait for the next of its key.
     pub(super) fn delete_expired(&self, tx: &Tx<'_>) -> rusqlite::Result<()> {
         if !self.processed {
             tx.conn
@@ -78,7 +78,10 @@ impl Place {
                 )?
                 .execute([&self.queue])?;
         }
-        self.delete(tx).map(drop)
+        if self.delete(tx)? {
+            tx.tell_unblocked(&self.queue);
+        }
+        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@ use rusqlite::{OptionalExtension, Statement, params};
 
 use super::{
     super::Push,
+    damage::checksum,
     order,
     rows::{headers_json, some},
     writer::Tx,
@@ -14,8 +15,8 @@ use crate::domain::{ConsumerName, ItemId, Pushed, Timestamp};
 pub(super) fn push(tx: &Tx<'_>, items: &[Push]) -> rusqlite::Result<Vec<Pushed>> {
     let mut insert = tx.conn.prepare_cached(
         r#"INSERT INTO items (id, queue, priority, "when", attempt, deliveries, producer, key,
-             seq, dedup, content_type, headers, created, blocked, expires, payload)
-           VALUES (?1, ?2, ?3, ?4, 1, 0, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)"#,
+             seq, dedup, content_type, headers, created, blocked, expires, payload, sum)
+           VALUES (?1, ?2, ?3, ?4, 1, 0, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"#,
     )?;
     items.iter().map(|push| push_one(tx, &mut insert, push)).collect()
 }
@@ -39,6 +40,9 @@ fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::R
     let sequence = order::stamp(tx, queue, key.is_some())?;
     let (when, blocked) = if blocked { (None, Some(own.0)) } else { (Some(own.0), None) };
     let ttl = item.ttl.or(queue.default_ttl);
+    let (content_type, headers) = (some(&item.content_type), headers_json(&item.headers));
+    let texts = [key, content_type, headers.as_deref()].map(|text| text.map(str::as_bytes));
+    let sum = checksum(row, texts, &item.payload);
     insert.execute(params![
         row,
         name,
@@ -48,12 +52,13 @@ fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::R
         key,
         sequence,
         some(&item.dedup_id),
-        some(&item.content_type),
-        headers_json(&item.headers),
+        content_type,
+        headers,
         tx.now.0,
         blocked,
         ttl.map(|ttl| (tx.now + ttl).0),
         item.payload.as_ref(),
+        sum,
     ])?;
     if remember {
         tx.conn

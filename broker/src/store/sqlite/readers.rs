@@ -18,16 +18,21 @@ const MAX_READERS: usize = 4;
 
 /// A small pool of read-only connections.
 pub(super) struct Readers {
-    file: Arc<StoreFile>,
+    pool: Arc<Pool>,
     tag: [u8; 4],
-    idle: Arc<Mutex<Vec<Connection>>>,
     room: Arc<Semaphore>,
+}
+
+/// Dropped in this order: connections are closed before the file is let go.
+struct Pool {
+    idle: Mutex<Vec<Connection>>,
+    file: Arc<StoreFile>,
 }
 
 impl Readers {
     pub(super) fn new(file: Arc<StoreFile>, tag: [u8; 4]) -> Self {
         let room = Arc::new(Semaphore::new(MAX_READERS));
-        Self { file, tag, idle: Arc::default(), room }
+        Self { pool: Arc::new(Pool { idle: Mutex::default(), file }), tag, room }
     }
 
     /// Has `work` read, all in one state of the data.
@@ -42,15 +47,15 @@ impl Readers {
         };
         let room = self.room.clone();
         let permit = room.acquire_owned().await.map_err(|e| internal(e.to_string()))?;
-        let (file, idle, tag) = (self.file.clone(), self.idle.clone(), self.tag);
+        let (pool, tag) = (self.pool.clone(), self.tag);
         let reading = tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            let conn = idle.lock().pop();
-            let conn = conn.map_or_else(|| file.open_reader(), Ok)?;
+            let conn = pool.idle.lock().pop();
+            let conn = conn.map_or_else(|| pool.file.open_reader(), Ok)?;
             conn.execute_batch("BEGIN")?;
             let read = work(&View { conn: &conn, now, tag });
             conn.execute_batch("COMMIT")?;
-            idle.lock().push(conn); // after an error it is dropped instead
+            pool.idle.lock().push(conn); // after an error it is dropped instead
             read
         });
         reading.await.map_err(|e| internal(e.to_string()))?.map_err(failed)

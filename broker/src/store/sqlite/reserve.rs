@@ -6,9 +6,10 @@ use rusqlite::params;
 
 use super::{
     super::Reserved,
+    damage::{is_corruption, is_damage, pass_over, set_aside},
     order::{self, Place, place},
     rows::{Stored, item_columns, lock_text, read_item_of},
-    writer::{Tx, View},
+    writer::Tx,
 };
 use crate::domain::{
     ConsumerName, Delivery, Fate, Item, ItemSize, ItemState, LeaseToken, MAX_MESSAGE_BYTES,
@@ -29,6 +30,8 @@ struct Head {
     dead: Vec<i64>,
     /// Rows past their end.
     expired: Vec<i64>,
+    /// Rows that are not what was stored, and why.
+    damaged: Vec<(i64, rusqlite::Error)>,
     /// True if there is more behind.
     cut: bool,
 }
@@ -42,6 +45,10 @@ pub(super) fn reserve(
 ) -> rusqlite::Result<Reserved> {
     let head = read_head(tx, queue, wants)?;
     let mut reserved = Reserved { more: head.cut, ..Reserved::default() };
+    for (row, why) in head.damaged {
+        reserved.damaged += 1;
+        reserved.more |= set_aside(tx, row, &why)?;
+    }
     for row in head.expired {
         if let Some(place) = place(tx, row)? {
             reserved.more |= place.delete(tx)?;
@@ -93,8 +100,24 @@ pub(super) fn reserve(
     Ok(reserved)
 }
 
+const LEVEL: &str = concat!(
+    "SELECT ",
+    item_columns!(),
+    r#" FROM items INDEXED BY handout WHERE queue = ?1 AND priority = ?2 AND "when" <= ?3
+        ORDER BY "when", id"#
+);
+
+/// The same without rows that cannot be read: what the index says of them is not damaged.
+const LEVEL_IN_PART: &str = concat!(
+    "SELECT ",
+    item_columns!(),
+    r#" FROM items INDEXED BY handout WHERE queue = ?1 AND priority = ?2 AND "when" <= ?3
+          AND id NOT IN (SELECT value FROM json_each(?4))
+        ORDER BY "when", id"#
+);
+
 /// Reads what the wants can take, and one more to know whether there is one.
-fn read_head(view: &View<'_>, queue: &Queue, wants: &[Want]) -> rusqlite::Result<Head> {
+fn read_head(view: &Tx<'_>, queue: &Queue, wants: &[Want]) -> rusqlite::Result<Head> {
     let max_items = wants.iter().fold(0_usize, |sum, want| sum.saturating_add(want.max_items));
     let max_items = max_items.min(MAX_DEALT);
     let max_bytes = wants
@@ -106,16 +129,42 @@ fn read_head(view: &View<'_>, queue: &Queue, wants: &[Want]) -> rusqlite::Result
     }
     let mut bytes = 0_usize;
     // One level at a time, as each has delayed and reserved items of its own behind its ready ones.
-    let mut level_head = view.conn.prepare_cached(concat!(
-        "SELECT ",
-        item_columns!(),
-        r#" FROM items INDEXED BY handout WHERE queue = ?1 AND priority = ?2 AND "when" <= ?3
-            ORDER BY "when", id"#
-    ))?;
+    let passed_over = view.passed_over();
+    let mut level_head = view.conn.prepare_cached(match passed_over {
+        None => LEVEL,
+        Some(_) => LEVEL_IN_PART,
+    })?;
     for level in (0..Priority::LEVELS).rev() {
-        let mut rows = level_head.query(params![queue.name.as_str(), level, view.now.0])?;
-        while let Some(row) = rows.next()? {
-            let stored = read_item_of(view, queue.name.clone(), row)?;
+        let name = queue.name.as_str();
+        let mut rows = match &passed_over {
+            None => level_head.query(params![name, level, view.now.0])?,
+            Some(rows) => level_head.query(params![name, level, view.now.0, rows])?,
+        };
+        loop {
+            let row = match rows.next() {
+                Ok(Some(row)) => row,
+                Ok(None) => break,
+                Err(error) if is_corruption(&error) => {
+                    if let Some((row, why)) = find_unreadable(view, queue, level)? {
+                        pass_over(view, row, &why);
+                    }
+                    return Err(error); // this transaction can do nothing more; the next one passes the item over
+                }
+                Err(error) => return Err(error),
+            };
+            let id: i64 = row.get(0)?;
+            let stored = match read_item_of(view, queue.name.clone(), row) {
+                Ok(stored) => stored,
+                Err(error) if is_damage(&error) => {
+                    head.damaged.push((id, error));
+                    head.cut = head.damaged.len() >= MAX_CLEARED;
+                    if head.cut {
+                        return Ok(head);
+                    }
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             if stored.item.expire_time.is_some_and(|end| end <= view.now) {
                 head.expired.push(stored.row);
             } else {
@@ -141,6 +190,31 @@ fn read_head(view: &View<'_>, queue: &Queue, wants: &[Want]) -> rusqlite::Result
 
 fn size_of(item: &Item) -> ItemSize {
     ItemSize { payload: item.payload.len(), message: item.message_bytes() }
+}
+
+/// The first item of the level that cannot be read, where the file is damaged: the index alone says which there are.
+fn find_unreadable(
+    tx: &Tx<'_>,
+    queue: &Queue,
+    level: u8,
+) -> rusqlite::Result<Option<(i64, rusqlite::Error)>> {
+    let passed_over = tx.passed_over().unwrap_or_else(|| "[]".to_owned());
+    let mut all = tx.conn.prepare_cached(
+        r#"SELECT id FROM items INDEXED BY handout WHERE queue = ?1 AND priority = ?2 AND "when" <= ?3
+             AND id NOT IN (SELECT value FROM json_each(?4)) ORDER BY "when", id"#,
+    )?;
+    let mut one =
+        tx.conn.prepare_cached(concat!("SELECT ", item_columns!(), " FROM items WHERE id = ?1"))?;
+    let mut ids = all.query(params![queue.name.as_str(), level, tx.now.0, passed_over])?;
+    while let Some(id) = ids.next()? {
+        let id: i64 = id.get(0)?;
+        match one.query_row([id], |row| read_item_of(tx, queue.name.clone(), row).map(drop)) {
+            Err(rusqlite::Error::QueryReturnedNoRows) | Ok(()) => {}
+            Err(error) if is_damage(&error) => return Ok(Some((id, error))),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
 }
 
 /// A lease that lapsed was an attempt that failed.

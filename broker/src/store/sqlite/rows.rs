@@ -6,7 +6,10 @@ use rusqlite::{
     types::{Type, ValueRef},
 };
 
-use super::writer::View;
+use super::{
+    damage::{Summed, verify},
+    writer::View,
+};
 use crate::domain::{
     ConsumerName, Headers, Item, ItemState, LeaseToken, Priority, QueueName, Timestamp,
 };
@@ -15,7 +18,7 @@ use crate::domain::{
 macro_rules! item_columns {
     () => {
         "id, queue, priority, \"when\", attempt, deliveries, lock, producer, consumer, key, seq, \
-         dedup, content_type, headers, created, blocked, processed, expires, reason, origin, payload"
+         dedup, content_type, headers, created, blocked, processed, expires, reason, origin, payload, sum"
     };
 }
 pub(super) use item_columns;
@@ -41,6 +44,7 @@ pub(super) fn read_item_of(
     queue: QueueName,
     row: &Row<'_>,
 ) -> rusqlite::Result<Stored> {
+    verify(row, Summed { id: 0, key: 9, content_type: 12, headers: 13, payload: 20, sum: 21 })?;
     let id: i64 = row.get(0)?;
     let when: Option<i64> = row.get(3)?;
     let locked = !matches!(row.get_ref(6)?, ValueRef::Null);

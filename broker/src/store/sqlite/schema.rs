@@ -1,13 +1,17 @@
 //! The file: its tables, how it is opened, and who may open it.
 
 use std::{
-    fs::{File, TryLockError},
+    fs::{self, File, Permissions, TryLockError},
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
-use rusqlite::{Connection, MAIN_DB, OpenFlags};
+use rusqlite::{Connection, MAIN_DB, OpenFlags, config::DbConfig};
 
-use super::super::{Result, StoreError};
+use super::{
+    super::{Result, StoreError},
+    mark, space,
+};
 
 /// `SLCG`: tells our files from those of other programs.
 const APPLICATION_ID: i32 = 0x534c_4347;
@@ -18,7 +22,7 @@ const VERSION: i32 = 1;
 /// `payload` comes last so that the other columns are read without it.
 const TABLES: &str = r#"
 CREATE TABLE meta (
-  key TEXT PRIMARY KEY,         -- next_id, settings (changes of any queue's settings), tag (first 8 digits of all ids), pinged (written to see whether that is possible)
+  key TEXT PRIMARY KEY,         -- next_id, settings (changes of any queue's settings), tag (first 8 digits of all ids), pinged (written to see whether that is possible), time (of the last synced commit), commits (how many there were)
   value INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
@@ -64,6 +68,7 @@ CREATE TABLE items (
   expires INTEGER,              -- end of its life, or of its time as history
   reason TEXT,                  -- why the last attempt failed
   origin TEXT,                  -- dead-lettered from
+  sum INTEGER,                  -- checksum of what the producer gave, CRC-32; NULL: stored before there were any
   payload BLOB NOT NULL
 ) STRICT;
 CREATE INDEX handout ON items (queue, priority DESC, "when") WHERE "when" IS NOT NULL;
@@ -121,11 +126,32 @@ CREATE TABLE schedules (
 ) STRICT, WITHOUT ROWID;
 "#;
 
+/// What cannot be served any more, for people to look at.
+const DAMAGED: &str = r#"
+CREATE TABLE damaged (          -- items that were found to be no longer what was stored, for people to look at; anything may be in them
+  id INTEGER PRIMARY KEY,
+  queue,
+  found,                        -- when
+  why,
+  key,
+  content_type,
+  headers,
+  created,
+  payload
+);
+"#;
+
 /// A store's file, locked against a second broker for as long as this lives.
 #[derive(Debug)]
 pub(super) struct StoreFile {
     /// Where it is, with symbolic links resolved.
     pub(super) path: PathBuf,
+    /// True if it was there before.
+    existed: bool,
+    /// Of two brokers that name the file alike, the second one is refused before it touches the file.
+    _lock_beside: File,
+    /// Held open until all connections are closed: closing any handle of a file lets go of all that SQLite
+    /// has locked in it.
     _lock: File,
 }
 
@@ -139,19 +165,28 @@ impl StoreFile {
         }
         let mut lock_path = path.clone().into_os_string();
         lock_path.push(".lock");
-        let lock = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&lock_path)
+        let lock_beside = open_private(Path::new(&lock_path))
             .or_else(|e| refuse(format!("can not write beside {shown}: {e}")))?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Self { path, _lock: lock }),
-            Err(TryLockError::WouldBlock) => refuse(format!(
-                "{shown} is in use by another broker: one at a time can open it (several brokers need MongoDB)"
-            )),
-            Err(TryLockError::Error(e)) => refuse(format!("can not lock {shown}: {e}")),
+        take_lock(&lock_beside, path_text(&path))?;
+
+        let existed = match fs::metadata(&path) {
+            // Each name has a log of its own: through the other one, what is in this log would be missed.
+            Ok(found) if found.nlink() > 1 => {
+                return refuse(format!(
+                    "{shown} has {} names (hard links): remove all but one, for a store has one log, named like its file",
+                    found.nlink()
+                ));
+            }
+            Ok(_) => true,
+            Err(_) => false,
+        };
+        let lock =
+            open_private(&path).or_else(|e| refuse(format!("can not write {shown}: {e}")))?;
+        // Elsewhere than on Linux this lock is of the same kind as those that SQLite takes.
+        if cfg!(target_os = "linux") {
+            take_lock(&lock, path_text(&path))?;
         }
+        Ok(Self { path, existed, _lock_beside: lock_beside, _lock: lock })
     }
 
     /// The connection that writes; creates the tables in a new file.
@@ -159,6 +194,8 @@ impl StoreFile {
         let shown = self.path.display();
         let conn = Connection::open(&self.path)
             .or_else(|e| refuse(format!("can not open {shown}: {e}")))?;
+        // Should the file be refused below, its log stays as it is, for whoever looks into that.
+        keep_log(&conn, true).or_else(|e| refuse(format!("can not open {shown}: {e}")))?;
         let checked = check_ours(&conn).or_else(|e| match e.sqlite_error_code() {
             Some(rusqlite::ErrorCode::NotADatabase) => {
                 refuse(format!("{shown} is not an SQLite database"))
@@ -168,8 +205,15 @@ impl StoreFile {
         if conn.is_readonly(MAIN_DB).unwrap_or(true) {
             return refuse(format!("{shown} is not writable"));
         }
+        self.check_mark(&conn, matches!(checked, Whose::New))?;
+        if self.existed {
+            self.close_to_others();
+        }
         match checked {
-            Whose::Ours => {}
+            Whose::Ours => {
+                add_checksums(&conn)
+                    .or_else(|e| refuse(format!("can not bring {shown} up to date: {e}")))?;
+            }
             Whose::New => {
                 create(&conn).or_else(|e| refuse(format!("can not set up {shown}: {e}")))?;
             }
@@ -180,8 +224,67 @@ impl StoreFile {
             }
             Whose::Other => return refuse(format!("{shown} is a database of another program")),
         }
-        set_up_writer(&conn).or_else(|e| refuse(format!("can not set up {shown}: {e}")))?;
+        set_up_writer(&conn)
+            .and_then(|()| space::enable(&conn))
+            .and_then(|()| keep_log(&conn, false))
+            .or_else(|e| refuse(format!("can not set up {shown}: {e}")))?;
         Ok(conn)
+    }
+
+    /// Takes back what files of earlier versions let everyone on the machine do. What the group may do is left as it is.
+    fn close_to_others(&self) {
+        const OTHERS: u32 = 0o007;
+        for ending in ["", "-wal", "-shm", ".lock"] {
+            let mut path = self.path.clone().into_os_string();
+            path.push(ending);
+            let Ok(found) = fs::metadata(&path) else { continue };
+            let mode = found.permissions().mode();
+            if mode & OTHERS != 0
+                && let Err(error) =
+                    fs::set_permissions(&path, Permissions::from_mode(mode & !OTHERS))
+            {
+                tracing::warn!(%error, "everyone on this machine can read {}", path.display());
+            }
+        }
+    }
+
+    /// Refuses a file that has lost commits which were answered as durable.
+    fn check_mark(&self, conn: &Connection, is_new: bool) -> Result<()> {
+        let shown = self.path.display();
+        let unreadable = |e: String| {
+            StoreError::Unsupported(format!("can not compare {shown} with the mark beside it: {e}"))
+        };
+        let noted = mark::read(&self.path).map_err(|e| unreadable(e.to_string()))?;
+        let Some(noted) = noted else { return Ok(()) };
+        let mark_path = mark::path_of(&self.path);
+        let mark_shown = mark_path.display();
+        if is_new {
+            if self.existed {
+                return refuse(format!(
+                    "{shown} is empty, but {mark_shown} says that {} commits were stored in it. Put the file back, or \
+                     remove the mark to begin with an empty store",
+                    noted.commits
+                ));
+            }
+            tracing::warn!(
+                "{shown} is gone, with the {} commits of its mark: a new store begins",
+                noted.commits
+            );
+            return Ok(());
+        }
+        let (tag, commits) = identity(conn).map_err(|e| unreadable(e.to_string()))?;
+        if tag != noted.tag {
+            tracing::warn!("{mark_shown} is of another store than {shown}: passing over it");
+        } else if commits < noted.commits {
+            return refuse(format!(
+                "{shown} has lost the last {} of {} commits, all of which were on disk: its log {shown}-wal or the \
+                 file itself was cut, damaged or replaced by an older one. Put it back, or remove {mark_shown} to go on \
+                 with what is left (`sluicegate check` says what that is)",
+                noted.commits - commits,
+                noted.commits
+            ));
+        }
+        Ok(())
     }
 
     /// A connection that only reads.
@@ -204,6 +307,46 @@ pub(super) fn open_memory() -> rusqlite::Result<Connection> {
 
 fn refuse<T>(message: String) -> Result<T> {
     Err(StoreError::Unsupported(message))
+}
+
+fn path_text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// Opens a file for reading and writing, made if need be so that nobody else can read it. SQLite gives its log
+/// the same permissions.
+fn open_private(path: &Path) -> std::io::Result<File> {
+    File::options().create(true).truncate(false).read(true).write(true).mode(0o600).open(path)
+}
+
+fn take_lock(file: &File, shown: String) -> Result<()> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => refuse(format!(
+            "{shown} is in use by another broker: one at a time can open it (several brokers need MongoDB)"
+        )),
+        Err(TryLockError::Error(e)) => refuse(format!("can not lock {shown}: {e}")),
+    }
+}
+
+/// Whether the log is left behind when the connection is closed, rather than written into the file.
+fn keep_log(conn: &Connection, keep: bool) -> rusqlite::Result<()> {
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep).map(drop)
+}
+
+/// True if the file is a store's, of the version of this program.
+pub(super) fn is_store(conn: &Connection) -> rusqlite::Result<bool> {
+    Ok(matches!(check_ours(conn)?, Whose::Ours))
+}
+
+/// The tag of a store's ids, and how many synced commits it has seen.
+pub(super) fn identity(conn: &Connection) -> rusqlite::Result<(u32, i64)> {
+    conn.query_row(
+        "SELECT (SELECT value FROM meta WHERE key = 'tag'),
+           coalesce((SELECT value FROM meta WHERE key = 'commits'), 0)",
+        [],
+        |row| Ok((row.get(0)?, row.get(1)?)),
+    )
 }
 
 /// Two names of one file must meet at one lock.
@@ -247,11 +390,22 @@ fn create(conn: &Connection) -> rusqlite::Result<()> {
     // The ids of one file mean nothing in another: a receipt that strays is answered GONE.
     let tag: u32 = rand::random();
     conn.execute_batch(&format!(
-        "BEGIN IMMEDIATE; {TABLES}
+        "PRAGMA auto_vacuum = INCREMENTAL;
+         BEGIN IMMEDIATE; {TABLES} {DAMAGED}
          INSERT INTO meta VALUES ('next_id', 1), ('settings', 0), ('tag', {tag}), ('pinged', 0);
          PRAGMA application_id = {APPLICATION_ID};
          PRAGMA user_version = {VERSION};
          COMMIT;"
+    ))
+}
+
+/// Files that were made before items had checksums get room for them.
+fn add_checksums(conn: &Connection) -> rusqlite::Result<()> {
+    if conn.column_exists(None, "items", "sum")? {
+        return Ok(());
+    }
+    conn.execute_batch(&format!(
+        "BEGIN IMMEDIATE; ALTER TABLE items ADD COLUMN sum INTEGER; {DAMAGED} COMMIT;"
     ))
 }
 
@@ -262,9 +416,12 @@ fn set_up_writer(conn: &Connection) -> rusqlite::Result<()> {
     conn.execute_batch(
         "PRAGMA journal_mode = WAL;
          PRAGMA synchronous = FULL;
+         PRAGMA fullfsync = ON;
+         PRAGMA checkpoint_fullfsync = ON;
          PRAGMA temp_store = MEMORY;
          PRAGMA cache_size = -65536;
          PRAGMA wal_autocheckpoint = 4000;
-         PRAGMA journal_size_limit = 67108864;",
+         PRAGMA journal_size_limit = 67108864;
+         INSERT OR IGNORE INTO meta VALUES ('time', 0), ('commits', 0);",
     )
 }

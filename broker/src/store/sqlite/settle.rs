@@ -7,6 +7,7 @@ use rusqlite::{OptionalExtension, params};
 
 use super::{
     super::{Held, Move, Push, Rollback, RollbackTo},
+    damage::{Summed, is_damage, sum_of, summed_columns, verify},
     order::{self, Place, place},
     push::push,
     rows::{headers, headers_json, lock_text},
@@ -182,6 +183,8 @@ pub(super) fn move_item(tx: &Tx<'_>, item: &Move) -> rusqlite::Result<Outcome> {
 }
 
 fn replace_content(tx: &Tx<'_>, item: &Move, row: i64) -> rusqlite::Result<()> {
+    // What is damaged does not become good by being replaced in part: it keeps a checksum that does not fit.
+    let is_good = sum_fits(tx, row)?;
     let mut merged = tx
         .conn
         .prepare_cached("SELECT headers FROM items WHERE id = ?1")?
@@ -193,5 +196,27 @@ fn replace_content(tx: &Tx<'_>, item: &Move, row: i64) -> rusqlite::Result<()> {
                payload = coalesce(?4, payload) WHERE id = ?1",
         )?
         .execute(params![row, headers_json(&merged), item.content_type, item.payload.as_deref()])?;
+    if is_good {
+        let sum = tx
+            .conn
+            .prepare_cached(concat!("SELECT ", summed_columns!(), " FROM items WHERE id = ?1"))?
+            .query_row([row], |row| sum_of(row, Summed::ALONE))?;
+        tx.conn
+            .prepare_cached("UPDATE items SET sum = ?2 WHERE id = ?1")?
+            .execute(params![row, sum])?;
+    }
     Ok(())
+}
+
+/// True if the item is what was stored, or has no checksum.
+fn sum_fits(tx: &Tx<'_>, row: i64) -> rusqlite::Result<bool> {
+    let verified = tx
+        .conn
+        .prepare_cached(concat!("SELECT ", summed_columns!(), " FROM items WHERE id = ?1"))?
+        .query_row([row], |row| verify(row, Summed::ALONE));
+    match verified {
+        Ok(_) => Ok(true),
+        Err(error) if is_damage(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
 }

@@ -2,7 +2,11 @@
 
 use rusqlite::params;
 
-use super::{order::place, writer::Tx};
+use super::{
+    damage::{is_damage, set_aside},
+    order::place,
+    writer::Tx,
+};
 
 /// Most rows of each kind removed in one transaction.
 const CHUNK: usize = 500;
@@ -30,8 +34,17 @@ fn expired_items(tx: &Tx<'_>) -> rusqlite::Result<usize> {
         .query_map(params![tx.now.0, CHUNK as i64], |row| row.get(0))?
         .collect::<rusqlite::Result<_>>()?;
     for &row in &rows {
-        if let Some(place) = place(tx, row)? {
-            place.delete_expired(tx)?;
+        if tx.is_passed_over(row) {
+            continue;
+        }
+        match place(tx, row) {
+            Ok(Some(place)) => place.delete_expired(tx)?,
+            Ok(None) => {}
+            // One that is damaged must not hold up those behind it.
+            Err(error) if is_damage(&error) => {
+                set_aside(tx, row, &error)?;
+            }
+            Err(error) => return Err(error),
         }
     }
     Ok(rows.len())

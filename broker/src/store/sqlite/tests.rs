@@ -52,6 +52,11 @@ fn push_of(queue: &Arc<Queue>, payload: &str) -> Push {
     Push { queue: queue.clone(), item, producer: None, dedup_window: None }
 }
 
+mod clocks;
+mod damage;
+mod files;
+mod steps;
+
 mod in_memory {
     async fn open() -> super::Env {
         super::env("sqlite::memory:", ())
@@ -288,12 +293,32 @@ async fn a_full_disk_is_told_to_all_and_leaves_the_store_whole() {
     let large = "x".repeat(100_000);
     let calls = (0..8).map(|_| store.push(vec![push_of(&queue, &large)]));
     for answer in futures_util::future::join_all(calls).await {
-        assert!(matches!(answer, Err(StoreError::Unavailable { .. })), "{answer:?}");
+        assert!(matches!(answer, Err(StoreError::Full { .. })), "{answer:?}");
     }
     assert_eq!(store.depth(&queue).await.unwrap().ready, 1);
+    // What is there is taken and settled; a settle that stores something as well is refused like a push.
+    let want = Want {
+        max_items: 1,
+        max_bytes: 10,
+        may_exceed: true,
+        lease: Duration::from_secs(9),
+        consumer: None,
+    };
+    let reserved = store.reserve(&queue, &[want]).await.unwrap();
+    let held = Held { queue: queue.clone(), receipt: reserved.deliveries[0].1.receipt.clone() };
+    let both = store.commit_and_push(held.clone(), vec![push_of(&queue, "y")]).await;
+    assert!(matches!(both, Err(StoreError::Full { .. })), "{both:?}");
+    assert_eq!(store.commit(vec![held]).await.unwrap(), [Outcome::Ok]);
+    assert_eq!(store.depth(&queue).await.unwrap().reserved, 0);
     store.write(limit(1_000_000)).await.unwrap();
-    store.push(vec![push_of(&queue, &large)]).await.unwrap();
-    assert_eq!(store.depth(&queue).await.unwrap().ready, 2);
+    // Pushes are taken again once somebody has looked.
+    let mut answer = store.push(vec![push_of(&queue, &large)]).await;
+    while matches!(answer, Err(StoreError::Full { .. })) {
+        tokio::task::yield_now().await;
+        answer = store.push(vec![push_of(&queue, &large)]).await;
+    }
+    answer.unwrap();
+    assert_eq!(store.depth(&queue).await.unwrap().ready, 1);
 }
 
 #[tokio::test]

@@ -14,23 +14,30 @@
 //! writer makes one after [`LAZY_FOR`].
 
 use std::{
-    cell::Cell,
-    collections::VecDeque,
+    cell::{Cell, RefCell},
+    collections::{BTreeSet, HashSet, VecDeque},
+    mem,
     ops::Deref,
     sync::{Arc, OnceLock, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use rusqlite::Connection;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::{
     super::{Result, StoreError},
-    sweep,
+    clock,
+    damage::is_damage,
+    mark::Mark,
+    room::Room,
+    schema::StoreFile,
+    space, sweep,
 };
 use crate::{
-    domain::{Clock, ItemId, Timestamp},
+    domain::{Clock, ItemId, QueueName, Timestamp},
     metrics::Metrics,
 };
 
@@ -43,6 +50,8 @@ const MAX_SETTLED: usize = 4_000;
 /// Most items pushed in one transaction, but for a single call's: producers who push without pause
 /// leave room to consumers, as items that are not taken only make the queue longer.
 const MAX_PUSHED: usize = 1_000;
+/// How often a step is taken to give space back, while there is some to give.
+const SHRINK_EVERY: Duration = Duration::from_millis(50);
 /// A reserve is on disk after this long at the latest.
 const LAZY_FOR: Duration = Duration::from_millis(10);
 
@@ -81,6 +90,8 @@ impl View<'_> {
 pub(super) struct Tx<'c> {
     view: View<'c>,
     next_id: &'c Cell<i64>,
+    unblocked: &'c RefCell<BTreeSet<QueueName>>,
+    passed_over: &'c RefCell<HashSet<i64>>,
 }
 
 impl<'c> Deref for Tx<'c> {
@@ -97,6 +108,32 @@ impl Tx<'_> {
         self.next_id.set(id + 1);
         id
     }
+
+    /// From now on the row is not looked at any more: it is damaged and cannot even be taken away.
+    pub(super) fn pass_over(&self, row: i64) {
+        self.passed_over.borrow_mut().insert(row);
+    }
+
+    /// True if the row is not to be looked at.
+    pub(super) fn is_passed_over(&self, row: i64) -> bool {
+        self.passed_over.borrow().contains(&row)
+    }
+
+    /// The rows that are not to be looked at, as a JSON array; `None`, as nearly always, if there are none.
+    pub(super) fn passed_over(&self) -> Option<String> {
+        let rows = self.passed_over.borrow();
+        (!rows.is_empty())
+            .then(|| format!("{rows:?}").replace(['{', '}'], ""))
+            .map(|rows| format!("[{rows}]"))
+    }
+
+    /// Notes that an item of the queue became ready in a way that its consumers do not hear of otherwise: they
+    /// are told once this is committed.
+    pub(super) fn tell_unblocked(&self, queue: &str) {
+        if let Ok(queue) = QueueName::parse("queue", queue) {
+            self.unblocked.borrow_mut().insert(queue);
+        }
+    }
 }
 
 /// What a call does, as far as the writer wants to know.
@@ -108,8 +145,17 @@ pub(super) enum Kind {
     Settle(usize),
     /// Hands items out: the one kind whose answer does not wait for the disk.
     Reserve,
+    /// Settles an item and stores others.
+    SettleAndPush,
     /// Anything else.
     Other,
+}
+
+impl Kind {
+    /// True if it needs more room on the disk than it leaves.
+    fn grows(self) -> bool {
+        matches!(self, Self::Push(_) | Self::SettleAndPush)
+    }
 }
 
 /// A call that waits for the writer.
@@ -152,7 +198,7 @@ where
     fn answer(self: Box<Self>, failure: Option<Failure>) {
         let answer = match (failure, self.result) {
             (None, Some(result)) => Ok(result),
-            (Some(failure), _) => Err(failure.into()),
+            (Some(failure), _) => Err(failure.for_kind(self.kind).into_error(None)),
             (None, None) => Err(ended()),
         };
         let _ = self.reply.send(answer); // whoever asked may have gone
@@ -162,49 +208,71 @@ where
 /// An error of SQLite, which can be told to several callers.
 #[derive(Clone)]
 struct Failure {
-    unavailable: bool,
+    class: Class,
     reason: String,
 }
 
-impl From<&rusqlite::Error> for Failure {
-    fn from(error: &rusqlite::Error) -> Self {
-        use rusqlite::ErrorCode as Code;
-        let unavailable = matches!(
-            error.sqlite_error_code(),
-            Some(
-                Code::DiskFull
-                    | Code::SystemIoFailure
-                    | Code::DatabaseBusy
-                    | Code::DatabaseLocked
-                    | Code::ReadOnly
-                    | Code::CannotOpen
-                    | Code::OutOfMemory
-            )
-        );
-        Self { unavailable, reason: error.to_string() }
-    }
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Full,
+    Unavailable,
+    Damaged,
+    Internal,
 }
 
-impl From<Failure> for StoreError {
-    fn from(failure: Failure) -> Self {
-        let Failure { unavailable, reason } = failure;
-        if unavailable {
-            Self::Unavailable { reason, source: None }
-        } else {
-            Self::Internal { reason, source: None }
+impl Class {
+    fn of(error: &rusqlite::Error) -> Self {
+        use rusqlite::ErrorCode as Code;
+        match error.sqlite_error_code() {
+            Some(Code::DiskFull) => Self::Full,
+            Some(
+                Code::SystemIoFailure
+                | Code::DatabaseBusy
+                | Code::DatabaseLocked
+                | Code::ReadOnly
+                | Code::CannotOpen
+                | Code::OutOfMemory,
+            ) => Self::Unavailable,
+            _ if is_damage(error) => Self::Damaged,
+            _ => Self::Internal,
         }
     }
 }
 
-/// An error of SQLite as callers of the store see it.
-pub(super) fn failed(error: rusqlite::Error) -> StoreError {
-    let Failure { unavailable, reason } = Failure::from(&error);
-    let source = Some(error.into());
-    if unavailable {
-        StoreError::Unavailable { reason, source }
-    } else {
-        StoreError::Internal { reason, source }
+impl Failure {
+    /// Of a call that is refused before it is tried.
+    fn no_room() -> Self {
+        Self { class: Class::Full, reason: "the disk is nearly full".to_owned() }
     }
+
+    /// As it is told to a call of this kind: only what stores items is refused for want of room.
+    fn for_kind(mut self, kind: Kind) -> Self {
+        if self.class == Class::Full && !kind.grows() {
+            self.class = Class::Unavailable;
+        }
+        self
+    }
+
+    fn into_error(self, source: Option<rusqlite::Error>) -> StoreError {
+        let (reason, source) = (self.reason, source.map(Into::into));
+        match self.class {
+            Class::Full => StoreError::Full { reason },
+            Class::Unavailable => StoreError::Unavailable { reason, source },
+            Class::Damaged => StoreError::Damaged { reason, source },
+            Class::Internal => StoreError::Internal { reason, source },
+        }
+    }
+}
+
+impl From<&rusqlite::Error> for Failure {
+    fn from(error: &rusqlite::Error) -> Self {
+        Self { class: Class::of(error), reason: error.to_string() }
+    }
+}
+
+/// An error of SQLite as callers of the store see it who store nothing.
+pub(super) fn failed(error: rusqlite::Error) -> StoreError {
+    Failure::from(&error).for_kind(Kind::Other).into_error(Some(error))
 }
 
 fn ended() -> StoreError {
@@ -224,7 +292,7 @@ impl Line {
         match job.kind() {
             Kind::Push(_) => self.pushes.push_back(job),
             Kind::Reserve => self.reserves.push_back(job),
-            Kind::Settle(_) | Kind::Other => self.others.push_back(job),
+            Kind::Settle(_) | Kind::SettleAndPush | Kind::Other => self.others.push_back(job),
         }
     }
 
@@ -255,10 +323,48 @@ fn take(from: &mut VecDeque<Box<dyn Job>>, max_items: usize, to: &mut Vec<Box<dy
         calls += 1;
         items += match job.kind() {
             Kind::Push(items) | Kind::Settle(items) => items,
-            Kind::Reserve | Kind::Other => 1,
+            Kind::Reserve | Kind::SettleAndPush | Kind::Other => 1,
         };
         to.push(job);
     }
+}
+
+/// Queues in which items became ready by themselves, until somebody asks.
+#[derive(Debug, Default)]
+pub(super) struct Unblocked {
+    queues: Mutex<BTreeSet<QueueName>>,
+    some: Notify,
+}
+
+impl Unblocked {
+    fn add(&self, queues: BTreeSet<QueueName>) {
+        self.queues.lock().extend(queues);
+        self.some.notify_one();
+    }
+
+    /// Waits until there are some, and takes them.
+    pub(super) async fn take(&self) -> Vec<QueueName> {
+        loop {
+            let queues = mem::take(&mut *self.queues.lock());
+            if !queues.is_empty() {
+                return queues.into_iter().collect();
+            }
+            self.some.notified().await;
+        }
+    }
+}
+
+/// What the writer needs of its store.
+pub(super) struct Station {
+    /// In use by nobody else.
+    pub(super) conn: Connection,
+    /// What all ids of this store begin with.
+    pub(super) tag: u32,
+    pub(super) clock: Arc<Clock>,
+    /// `None` in memory.
+    pub(super) file: Option<Arc<StoreFile>>,
+    /// How often to look for what has expired.
+    pub(super) sweep_every: Duration,
 }
 
 /// The way to the writing thread.
@@ -267,31 +373,51 @@ pub(super) struct Writer {
     room: Arc<Semaphore>,
     thread: Option<thread::JoinHandle<()>>,
     metrics: Arc<OnceLock<Arc<Metrics>>>,
+    pub(super) unblocked: Arc<Unblocked>,
 }
 
 impl Writer {
-    /// Starts the thread. `sweep_every` is how often it looks for what has expired.
-    pub(super) fn start(
-        conn: Connection,
-        tag: [u8; 4],
-        clock: Arc<Clock>,
-        sweep_every: Duration,
-    ) -> Result<Self> {
-        let next_id = conn
-            .query_row("SELECT value FROM meta WHERE key = 'next_id'", [], |row| row.get(0))
-            .map_err(failed)?;
+    /// Starts the thread.
+    pub(super) fn start(station: Station) -> Result<Self> {
+        let Station { conn, tag, clock, file, sweep_every } = station;
+        clock::resume(&conn, &clock).map_err(failed)?;
+        let count = |key| {
+            let sql = "SELECT value FROM meta WHERE key = ?1";
+            conn.query_row(sql, [key], |row| row.get::<_, i64>(0)).map_err(failed)
+        };
+        let (next_id, commits) = (count("next_id")?, count("commits")?);
+        let beside = |what: &str, error: std::io::Error| {
+            StoreError::Unsupported(format!(
+                "can not write the {what} beside the store's file: {error}"
+            ))
+        };
+        let (mut mark, mut disk) = (None, None);
+        if let Some(file) = &file {
+            let mut opened = Mark::open(&file.path, tag).map_err(|e| beside("mark", e))?;
+            opened.note(commits);
+            mark = Some(opened);
+            disk = Some(Room::beside(&file.path).map_err(|e| beside("reserve", e))?);
+        }
         let (jobs, waiting) = mpsc::channel(); // bounded by `room`
         let metrics = Arc::new(OnceLock::new());
+        let unblocked = Arc::new(Unblocked::default());
         let desk = Desk {
             metrics: Arc::clone(&metrics),
             conn,
-            tag,
+            tag: tag.to_be_bytes(),
             clock,
             next_id: Cell::new(next_id),
             saved_id: next_id,
+            commits,
+            mark,
+            disk,
+            unblocked: RefCell::default(),
+            passed_over: RefCell::default(),
+            tell_unblocked: unblocked.clone(),
             syncing: true,
             changes: 0,
             unsynced: None,
+            _file: file,
         };
         let thread = thread::Builder::new()
             .name("sqlite-writer".to_owned())
@@ -301,7 +427,7 @@ impl Writer {
                 source: Some(e.into()),
             })?;
         let room = Arc::new(Semaphore::new(MAX_WAITING));
-        Ok(Self { jobs: Some(jobs), room, thread: Some(thread), metrics })
+        Ok(Self { jobs: Some(jobs), room, thread: Some(thread), metrics, unblocked })
     }
 
     /// Notes from now on how many items share a transaction, and how long sweeps take.
@@ -341,6 +467,7 @@ fn note_batches(metrics: &Metrics, group: &[Box<dyn Job>]) {
         match job.kind() {
             Kind::Push(items) => pushed += items,
             Kind::Settle(items) => settled += items,
+            Kind::SettleAndPush => settled += 1,
             Kind::Reserve | Kind::Other => {}
         }
     }
@@ -360,12 +487,23 @@ struct Desk {
     next_id: Cell<i64>,
     /// `next_id` as it is in the file.
     saved_id: i64,
+    /// Synced commits that the file has seen.
+    commits: i64,
+    mark: Option<Mark>,
+    disk: Option<Room>,
+    /// Queues to be told of when this transaction is committed.
+    unblocked: RefCell<BTreeSet<QueueName>>,
+    /// Damaged rows that stay where they are.
+    passed_over: RefCell<HashSet<i64>>,
+    tell_unblocked: Arc<Unblocked>,
     /// True while the connection syncs each commit.
     syncing: bool,
     /// Rows changed on the connection before this transaction.
     changes: u64,
     /// Since when there is something in the log that was not synced.
     unsynced: Option<Instant>,
+    /// Let go after the connection is closed.
+    _file: Option<Arc<StoreFile>>,
 }
 
 impl Desk {
@@ -379,7 +517,7 @@ impl Desk {
                 match arrivals.recv_timeout(until.saturating_duration_since(Instant::now())) {
                     Ok(job) => line.add(job),
                     Err(mpsc::RecvTimeoutError::Timeout) => self.sync_if_due(),
-                    Err(mpsc::RecvTimeoutError::Disconnected) => return,
+                    Err(mpsc::RecvTimeoutError::Disconnected) => return self.sync_mark(),
                 }
             }
             while let Ok(job) = arrivals.try_recv() {
@@ -389,7 +527,15 @@ impl Desk {
             if Instant::now() >= next_sweep {
                 // A bounded chunk at a time, calls in between.
                 let more = self.sweep();
-                next_sweep = Instant::now() + if more { Duration::ZERO } else { sweep_every };
+                let pause = match (more, self.give_space_back()) {
+                    (true, _) => Duration::ZERO,
+                    (false, true) => SHRINK_EVERY.min(sweep_every),
+                    (false, false) => sweep_every,
+                };
+                next_sweep = Instant::now() + pause;
+                if pause == sweep_every {
+                    self.sync_mark();
+                }
             }
         }
     }
@@ -408,6 +554,29 @@ impl Desk {
             tracing::warn!(%error, "could not sync what was reserved last");
             self.unsynced = None;
         }
+    }
+
+    fn sync_mark(&mut self) {
+        if let Some(mark) = &mut self.mark {
+            mark.sync();
+        }
+    }
+
+    /// Gives some of the file's free pages back to the disk; true if there are more to give.
+    fn give_space_back(&mut self) -> bool {
+        match space::is_wasted(&self.conn) {
+            Ok(false) => return false,
+            Ok(true) => {}
+            Err(error) => {
+                tracing::warn!(%error, "could not see how much of the file is unused");
+                return false;
+            }
+        }
+        let given = self.transaction(|tx| space::give_back(tx.conn));
+        if let Err(error) = &given {
+            tracing::warn!(%error, "could not give space back");
+        }
+        given.is_ok()
     }
 
     fn sweep(&mut self) -> bool {
@@ -438,8 +607,13 @@ impl Desk {
     }
 
     fn tx(&self) -> Tx<'_> {
-        let view = View { conn: &self.conn, now: self.clock.now(), tag: self.tag };
-        Tx { view, next_id: &self.next_id }
+        let view = View { conn: &self.conn, now: self.clock.now_by_machine(), tag: self.tag };
+        Tx {
+            view,
+            next_id: &self.next_id,
+            unblocked: &self.unblocked,
+            passed_over: &self.passed_over,
+        }
     }
 
     /// Begins a transaction whose commit is synced, or not.
@@ -456,22 +630,52 @@ impl Desk {
 
     fn commit(&mut self) -> rusqlite::Result<()> {
         let next_id = self.next_id.get();
-        if next_id != self.saved_id {
+        // A commit of nothing writes nothing and syncs nothing.
+        let changes = self.conn.total_changes() != self.changes || next_id != self.saved_id;
+        let counts = changes && self.syncing;
+        if counts {
             self.conn
-                .prepare_cached("UPDATE meta SET value = ?1 WHERE key = 'next_id'")?
-                .execute([next_id])?;
+                .prepare_cached(
+                    "UPDATE meta SET value = CASE key WHEN 'next_id' THEN ?1 WHEN 'time' THEN ?2 ELSE ?3 END
+                     WHERE key IN ('next_id', 'time', 'commits')",
+                )?
+                .execute([next_id, self.clock.now_by_machine().0, self.commits + 1])?;
         }
         self.conn.prepare_cached("COMMIT")?.execute([])?;
-        self.saved_id = next_id;
-        // A commit of nothing writes nothing and syncs nothing.
-        if self.conn.total_changes() != self.changes {
+        if counts {
+            self.saved_id = next_id;
+            self.commits += 1;
+            if let Some(mark) = &mut self.mark {
+                mark.note(self.commits);
+            }
+        }
+        if changes {
             self.unsynced =
                 if self.syncing { None } else { self.unsynced.or(Some(Instant::now())) };
+        }
+        let unblocked = self.unblocked.take();
+        if !unblocked.is_empty() {
+            self.tell_unblocked.add(unblocked);
         }
         Ok(())
     }
 
-    fn commit_group(&mut self, mut group: Vec<Box<dyn Job>>) {
+    /// Answers calls that would store more than there is room for.
+    fn refuse_growth(&mut self, group: Vec<Box<dyn Job>>) -> Vec<Box<dyn Job>> {
+        let grows = group.iter().any(|job| job.kind().grows());
+        if !grows || !self.disk.as_mut().is_some_and(Room::is_scarce) {
+            return group;
+        }
+        let (refused, group): (Vec<_>, Vec<_>) =
+            group.into_iter().partition(|job| job.kind().grows());
+        for job in refused {
+            job.answer(Some(Failure::no_room()));
+        }
+        group
+    }
+
+    fn commit_group(&mut self, group: Vec<Box<dyn Job>>) {
+        let mut group = self.refuse_growth(group);
         if group.is_empty() {
             return;
         }
@@ -490,7 +694,15 @@ impl Desk {
                 {
                     tracing::error!(%error, "could not roll back");
                 }
-                let failure = Failure::from(&error);
+                let mut failure = Failure::from(&error);
+                if failure.class == Class::Damaged && group.len() > 1 {
+                    failure.class = Class::Unavailable; // which of them met it is not known: all may try again
+                }
+                if failure.class == Class::Full
+                    && let Some(disk) = &mut self.disk
+                {
+                    disk.ran_out();
+                }
                 for job in group {
                     job.answer(Some(failure.clone()));
                 }

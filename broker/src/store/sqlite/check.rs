@@ -1,0 +1,232 @@
+//! `sluicegate check`: whether a store's file is whole.
+
+use std::{
+    fmt,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use rusqlite::{Connection, OpenFlags, config::DbConfig};
+
+use super::{
+    damage::{Summed, is_damage, summed_columns, verify},
+    mark,
+    schema::{identity, is_store},
+};
+
+/// How often progress is told.
+const TELL_EVERY: Duration = Duration::from_secs(2);
+/// Most faults of one kind that are named.
+const MAX_NAMED: usize = 100;
+
+/// What a check has found.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Items in the file.
+    pub items: u64,
+    /// Those of earlier versions, which have no checksum.
+    pub without_checksum: u64,
+    /// What is wrong, each in one line; the first ones of each kind.
+    pub faults: Vec<String>,
+    /// How many more there are.
+    pub unnamed: u64,
+}
+
+impl Report {
+    /// True if nothing is wrong.
+    pub fn is_whole(&self) -> bool {
+        self.faults.is_empty()
+    }
+
+    fn add(&mut self, named: &mut usize, fault: String) {
+        *named += 1;
+        if *named <= MAX_NAMED {
+            self.faults.push(fault);
+        } else {
+            self.unnamed += 1;
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for fault in &self.faults {
+            writeln!(f, "{fault}")?;
+        }
+        if self.unnamed > 0 {
+            writeln!(f, "and {} more", self.unnamed)?;
+        }
+        write!(f, "{} items", self.items)?;
+        if self.without_checksum > 0 {
+            write!(f, ", {} of them stored before there were checksums", self.without_checksum)?;
+        }
+        f.write_str(if self.is_whole() { ": the file is whole" } else { ": the file is damaged" })
+    }
+}
+
+/// Checks a store's file, beside a broker or without one, and changes nothing in it or its log. `tell` is called with
+/// how far the check is.
+///
+/// An error says why it could not be checked.
+pub fn check(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, String> {
+    // Before the file: a broker at work is only ever further on than its mark.
+    let noted = mark::read(path).map_err(|e| format!("can not read the mark: {e}"))?;
+    let length =
+        std::fs::metadata(path).map_err(|e| format!("can not open {}: {e}", path.display()))?.len();
+    let mut report = Report::default();
+    match (length, noted) {
+        (0, Some(noted)) => {
+            report.faults.push(format!("the file is empty; it held {} commits", noted.commits));
+            return Ok(report);
+        }
+        (0, None) => return Err(format!("{} is empty", path.display())),
+        _ => {}
+    }
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = Connection::open_with_flags(path, flags).map_err(|e| e.to_string())?;
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
+        .and_then(|_| conn.execute_batch("PRAGMA query_only = ON; PRAGMA cache_size = -65536;"))
+        .map_err(|e| e.to_string())?;
+    match is_store(&conn) {
+        Ok(true) => {}
+        Ok(false) => {
+            return Err(format!(
+                "{} is not a store's file of this version; a broker that opens it brings it up to date",
+                path.display()
+            ));
+        }
+        Err(error) if is_damage(&error) => {
+            report.faults.push(format!("the file can not be read: {error}"));
+            return Ok(report);
+        }
+        Err(error) => return Err(format!("can not read {}: {error}", path.display())),
+    }
+    let mut run = |name: &str, step: &mut dyn FnMut(&mut Report) -> rusqlite::Result<()>| match step(
+        &mut report,
+    ) {
+        Ok(()) => Ok(()),
+        Err(error) if is_damage(&error) => {
+            report.faults.push(format!("{name}: {error}"));
+            Ok(())
+        }
+        Err(error) => Err(format!("{name}: {error}")),
+    };
+    run("commits", &mut |report| check_commits(&conn, noted, report))?;
+    tell("looking at the structure of the file".to_owned());
+    run("structure", &mut |report| check_structure(&conn, report))?;
+    run("items", &mut |report| check_items(&conn, &mut tell, report))?;
+    run("counters", &mut |report| check_counters(&conn, report))?;
+    run("items set aside", &mut |report| list_damaged(&conn, report))?;
+    Ok(report)
+}
+
+/// The commits that were on disk are there.
+fn check_commits(
+    conn: &Connection,
+    noted: Option<mark::Noted>,
+    report: &mut Report,
+) -> rusqlite::Result<()> {
+    let (tag, commits) = identity(conn)?;
+    match noted {
+        Some(noted) if noted.tag == tag && noted.commits > commits => report.faults.push(format!(
+            "the last {} of {} commits are lost: the log or the file was cut, damaged or replaced by an older one",
+            noted.commits - commits,
+            noted.commits
+        )),
+        _ => {}
+    }
+    Ok(())
+}
+
+/// SQLite's own check: every page is used once, every index fits its table.
+fn check_structure(conn: &Connection, report: &mut Report) -> rusqlite::Result<()> {
+    let mut statement = conn.prepare("PRAGMA integrity_check(1000)")?;
+    let mut lines = statement.query([])?;
+    let mut named = 0;
+    while let Some(line) = lines.next()? {
+        let line: String = line.get(0)?;
+        if line != "ok" {
+            report.add(&mut named, format!("structure: {line}"));
+        }
+    }
+    Ok(())
+}
+
+/// Each item is what was stored.
+fn check_items(
+    conn: &Connection,
+    tell: &mut dyn FnMut(String),
+    report: &mut Report,
+) -> rusqlite::Result<()> {
+    let all: u64 = conn
+        .query_row("SELECT count(*) FROM items", [], |row| row.get::<_, i64>(0))?
+        .cast_unsigned();
+    let mut named = 0;
+    let mut told = Instant::now();
+    let mut after = i64::MIN;
+    let mut next = conn.prepare(concat!(
+        "SELECT ",
+        summed_columns!(),
+        " FROM items WHERE id > ?1 ORDER BY id LIMIT 1"
+    ))?;
+    let mut next_id = conn.prepare("SELECT min(id) FROM items WHERE id > ?1")?;
+    // One at a time, so that one that cannot be read does not hide those behind it.
+    while let Some(id) = next_id.query_row([after], |row| row.get::<_, Option<i64>>(0))? {
+        let read = next.query_row([after], |row| verify(row, Summed::ALONE));
+        after = id;
+        report.items += 1;
+        match read {
+            Ok(summed) => report.without_checksum += u64::from(!summed),
+            Err(error) if is_damage(&error) => {
+                report.add(&mut named, format!("item {id:016x}: {error}"));
+            }
+            Err(error) => return Err(error),
+        }
+        if told.elapsed() >= TELL_EVERY {
+            told = Instant::now();
+            tell(format!("{} of {all} items", report.items));
+        }
+    }
+    Ok(())
+}
+
+/// What is counted is ahead of all that was numbered by it.
+fn check_counters(conn: &Connection, report: &mut Report) -> rusqlite::Result<()> {
+    let (next, last): (i64, Option<i64>) = conn.query_row(
+        "SELECT (SELECT value FROM meta WHERE key = 'next_id'), (SELECT max(id) FROM items)",
+        [],
+        |row| Ok((row.get(0)?, row.get(1)?)),
+    )?;
+    if last.is_some_and(|last| last >= next) {
+        report.faults.push(format!("the next item would be number {next}, which was given before"));
+    }
+    let mut behind = conn.prepare(
+        "SELECT queue, max(seq) FROM items INDEXED BY key_order
+         WHERE key IS NOT NULL AND processed IS NULL AND origin IS NULL GROUP BY queue
+         HAVING max(seq) > coalesce((SELECT value FROM counters WHERE counters.queue = items.queue), 0)",
+    )?;
+    let mut queues = behind.query([])?;
+    let mut named = 0;
+    while let Some(queue) = queues.next()? {
+        let (queue, seq): (String, i64) = (queue.get(0)?, queue.get(1)?);
+        report.add(
+            &mut named,
+            format!("queue {queue}: sequence numbers go on below {seq}, which was given before"),
+        );
+    }
+    Ok(())
+}
+
+/// What a broker has found before.
+fn list_damaged(conn: &Connection, report: &mut Report) -> rusqlite::Result<()> {
+    let mut statement =
+        conn.prepare("SELECT id, CAST(queue AS TEXT), why FROM damaged ORDER BY id")?;
+    let mut rows = statement.query([])?;
+    let mut named = 0;
+    while let Some(row) = rows.next()? {
+        let (id, why): (i64, String) = (row.get(0)?, row.get(2)?);
+        let queue = String::from_utf8_lossy(row.get_ref(1)?.as_bytes()?).into_owned();
+        report.add(&mut named, format!("item {id:016x} of queue {queue} was set aside: {why}"));
+    }
+    Ok(())
+}

@@ -1,0 +1,65 @@
+//! The store's time over restarts. The file keeps the last time that was given out, so that a broker that starts
+//! while the machine's clock is behind it does not take what was ready for what is delayed.
+
+use std::time::Duration;
+
+use rusqlite::{Connection, params};
+
+use crate::domain::{Clock, Timestamp};
+
+/// How far a file may be ahead of the machine for the clock to make up for it by running slowly. More than that
+/// was a machine with a wrong clock: the times in the file are brought back instead.
+const MAX_LAG: Duration = Duration::from_hours(1);
+
+/// Sets the clock so that what was ready when the file was last written is ready now, whatever the
+/// machine's clock says.
+pub(super) fn resume(conn: &Connection, clock: &Clock) -> rusqlite::Result<()> {
+    let last: i64 =
+        conn.query_row("SELECT value FROM meta WHERE key = 'time'", [], |row| row.get(0))?;
+    let (last, now) = (Timestamp(last), clock.now());
+    let lag = now.until(last);
+    if lag.is_zero() {
+        return Ok(());
+    }
+    let behind_ms = lag.as_millis() as i64;
+    if lag <= MAX_LAG {
+        tracing::warn!(
+            behind_ms,
+            "this machine's clock was set back; the store's time goes on slowly until it has caught up"
+        );
+        clock.set(last);
+        return Ok(());
+    }
+    tracing::warn!(
+        behind_ms,
+        "this machine's clock was set back by far; bringing the times in the file back with it"
+    );
+    bring_back(conn, last, now)
+}
+
+/// Times past `last` are as far behind `now` as they were behind `last`; what was past is past.
+fn bring_back(conn: &Connection, last: Timestamp, now: Timestamp) -> rusqlite::Result<()> {
+    const COLUMNS: [(&str, &str); 10] = [
+        ("items", "\"when\""),
+        ("items", "blocked"),
+        ("items", "expires"),
+        ("items", "processed"),
+        ("items", "created"),
+        ("dedup", "until"),
+        ("queues", "created"),
+        ("schedules", "created"),
+        ("schedules", "done_until"),
+        ("schedules", "last"),
+    ];
+    let tx = conn.unchecked_transaction()?;
+    for (table, column) in COLUMNS {
+        tx.execute(
+            &format!(
+                "UPDATE {table} SET {column} = max({column} - (?1 - ?2), ?2) WHERE {column} > ?2"
+            ),
+            params![last.0, now.0],
+        )?;
+    }
+    tx.execute("UPDATE meta SET value = ?1 WHERE key = 'time'", [now.0])?;
+    tx.commit()
+}

@@ -1,0 +1,155 @@
+//! Room on the disk. When it gets scarce, pushes are refused while consumers still take and settle, which is what makes
+//! room again.
+
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::{FileExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use rustix::fs::{FallocateFlags, fallocate, statvfs};
+
+/// Bytes kept in a file of their own for settles, should others take all there is.
+const RESERVE: u64 = 16 << 20;
+/// With less than this left, pushes are refused.
+const SCARCE: u64 = 8 << 20;
+/// How often to see whether there is room again.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// Watches over the room beside a store's file.
+#[derive(Debug)]
+pub(super) struct Room {
+    reserve: File,
+    folder: PathBuf,
+    /// With less than this left, pushes are refused.
+    scarce: u64,
+    /// True while the reserve holds room.
+    held: bool,
+    /// Since when pushes are refused: when to look again.
+    scarce_until: Option<Instant>,
+}
+
+impl Room {
+    /// Sets room aside beside the file. Where there is none, pushes are refused from the start.
+    pub(super) fn beside(file: &Path) -> io::Result<Self> {
+        let mut path = file.as_os_str().to_owned();
+        path.push("-reserve");
+        let reserve =
+            File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+        let folder = file.parent().unwrap_or(Path::new(".")).to_owned();
+        let mut room = Self { reserve, folder, scarce: SCARCE, held: false, scarce_until: None };
+        if !room.take() {
+            room.refuse("there is no room to set aside on the disk of the store's file");
+        }
+        Ok(room)
+    }
+
+    /// True if nothing is to be stored that needs more room.
+    pub(super) fn is_scarce(&mut self) -> bool {
+        match self.scarce_until {
+            Some(until) if Instant::now() < until => true,
+            Some(_) => {
+                if self.take() && self.available() > self.scarce.saturating_mul(2) {
+                    tracing::info!("there is room on the disk again: pushes are taken");
+                    self.scarce_until = None;
+                    false
+                } else {
+                    self.scarce_until = Some(Instant::now() + LOOK_AGAIN);
+                    true
+                }
+            }
+            None => {
+                if self.available() < self.scarce {
+                    self.refuse("the disk of the store's file is nearly full");
+                }
+                self.scarce_until.is_some()
+            }
+        }
+    }
+
+    /// To be called when a write found no room: gives up what was set aside.
+    pub(super) fn ran_out(&mut self) {
+        match self.reserve.set_len(0) {
+            Ok(()) => self.held = false,
+            Err(error) => tracing::error!(%error, "could not give up the room that was set aside"),
+        }
+        self.refuse("the disk of the store's file is full");
+    }
+
+    fn refuse(&mut self, why: &str) {
+        if self.scarce_until.is_none() {
+            tracing::error!("{why}: pushes are refused, items can be taken and settled");
+        }
+        self.scarce_until = Some(Instant::now() + LOOK_AGAIN);
+    }
+
+    /// Bytes left for this process; all there could be where that cannot be told.
+    fn available(&self) -> u64 {
+        statvfs(&self.folder).map_or(u64::MAX, |disk| disk.f_bavail.saturating_mul(disk.f_frsize))
+    }
+
+    /// Sets room aside; false if there is none.
+    fn take(&mut self) -> bool {
+        if !self.held {
+            let taken = match fallocate(&self.reserve, FallocateFlags::empty(), 0, RESERVE) {
+                Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => self.fill(),
+                taken => taken.map_err(io::Error::from),
+            };
+            self.held = taken.is_ok();
+            if !self.held {
+                let _ = self.reserve.set_len(0); // part of it may have been taken
+            }
+        }
+        self.held
+    }
+
+    /// The same where the file system sets nothing aside by itself.
+    fn fill(&self) -> io::Result<()> {
+        let zeros = vec![0; 1 << 20];
+        for offset in (0..RESERVE).step_by(zeros.len()) {
+            self.reserve.write_all_at(&zeros, offset)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    fn room() -> (tempfile::TempDir, Room) {
+        let folder = tempfile::tempdir().unwrap();
+        let room = Room::beside(&folder.path().join("store.db")).unwrap();
+        (folder, room)
+    }
+
+    #[test]
+    fn room_is_set_aside_given_up_and_taken_again() {
+        let (_folder, mut room) = room();
+        let bytes = |room: &Room| room.reserve.metadata().unwrap().blocks() * 512;
+        assert!(bytes(&room) >= RESERVE);
+        assert!(!room.is_scarce());
+        room.ran_out();
+        assert_eq!(bytes(&room), 0);
+        assert!(room.is_scarce(), "not looked at again yet");
+        room.scarce_until = Some(Instant::now());
+        assert!(!room.is_scarce());
+        assert!(bytes(&room) >= RESERVE);
+    }
+
+    #[test]
+    fn room_is_scarce_before_the_disk_is_full() {
+        let (_folder, mut room) = room();
+        room.scarce = u64::MAX;
+        assert!(room.is_scarce());
+        room.scarce_until = Some(Instant::now());
+        assert!(room.is_scarce());
+        room.scarce = 1;
+        room.scarce_until = Some(Instant::now());
+        assert!(!room.is_scarce());
+    }
+}

@@ -1,0 +1,58 @@
+//! Space: pages that are no longer used go back to the disk, in steps so small that no call waits long for one.
+
+use rusqlite::Connection;
+
+/// Unused pages that are kept in any case, for what comes next: 16 MiB.
+const KEPT_PAGES: i64 = 4_096;
+/// Of a large file this share of the used pages is kept as well.
+const KEPT_SHARE: i64 = 4;
+/// Gives back this many pages at most: 1 MiB.
+const STEP: &str = "PRAGMA incremental_vacuum(256)";
+/// Most pages in use for a file to be written anew when it is opened: 64 MiB.
+const MAX_REWRITTEN: i64 = 16_384;
+
+fn pages(conn: &Connection) -> rusqlite::Result<(i64, i64)> {
+    let pragma = |name| conn.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+    let (all, unused) = (pragma("page_count")?, pragma("freelist_count")?);
+    Ok((all - unused, unused))
+}
+
+fn gives_back(conn: &Connection) -> rusqlite::Result<bool> {
+    const INCREMENTAL: i64 = 2;
+    let mode: i64 = conn.pragma_query_value(None, "auto_vacuum", |row| row.get(0))?;
+    Ok(mode == INCREMENTAL)
+}
+
+/// True if more pages are unused than a queue that comes and goes will soon need again.
+pub(super) fn is_wasted(conn: &Connection) -> rusqlite::Result<bool> {
+    let (used, unused) = pages(conn)?;
+    Ok(unused > KEPT_PAGES.max(used / KEPT_SHARE) && gives_back(conn)?)
+}
+
+/// Gives some unused pages back.
+pub(super) fn give_back(conn: &Connection) -> rusqlite::Result<()> {
+    // It goes on for as long as rows of its answer are asked for.
+    let mut statement = conn.prepare_cached(STEP)?;
+    let mut rows = statement.query([])?;
+    while rows.next()?.is_some() {}
+    Ok(())
+}
+
+/// Has a file of an earlier version give space back from now on, which takes writing it anew; a large one goes on as
+/// it is until it has become small.
+pub(super) fn enable(conn: &Connection) -> rusqlite::Result<()> {
+    if gives_back(conn)? {
+        return Ok(());
+    }
+    let (used, unused) = pages(conn)?;
+    if used > MAX_REWRITTEN {
+        tracing::info!(
+            used_pages = used,
+            unused_pages = unused,
+            "the store's file keeps its size, as earlier versions had it: it will give space back after a start \
+             with less than 64 MiB in it"
+        );
+        return Ok(());
+    }
+    conn.execute_batch("PRAGMA auto_vacuum = INCREMENTAL; VACUUM;")
+}

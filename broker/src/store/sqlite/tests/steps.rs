@@ -1,0 +1,129 @@
+//! Large jobs go in steps, so that nobody waits long behind one.
+
+use super::*;
+use crate::store::sqlite::{admin, sweep};
+
+/// Pushes so many items with deduplication ids, and takes the items away again.
+async fn remember(store: &SqliteStore, queue: &Arc<Queue>, count: usize) {
+    let pushes = (0..count).map(|n| {
+        let mut push = push_of(queue, "x");
+        push.item.dedup_id = n.to_string();
+        push
+    });
+    store.push(pushes.collect()).await.unwrap();
+    store.write(|tx| tx.conn.execute("DELETE FROM items", [])).await.unwrap();
+}
+
+async fn count(store: &SqliteStore, table: &'static str) -> i64 {
+    let count = store.read(move |view| {
+        view.conn.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0))
+    });
+    count.await.unwrap()
+}
+
+/// Rows that each transaction of the writer has changed, of those that changed many.
+async fn largest_step(store: &SqliteStore, job: impl Future<Output = ()>) -> u64 {
+    let changes = || store.write(|tx| Ok(tx.conn.total_changes()));
+    let mut last = changes().await.unwrap();
+    let mut largest = 0;
+    let mut job = std::pin::pin!(job);
+    loop {
+        // One turn of the job, then what it has caused.
+        let done = futures_util::poll!(job.as_mut()).is_ready();
+        let now = changes().await.unwrap();
+        largest = largest.max(now - last);
+        last = now;
+        if done {
+            return largest;
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// 20,000 remembered ids were one statement, which nobody else could write beside.
+#[tokio::test]
+async fn deleting_a_queue_holds_others_up_for_a_step_at_a_time() {
+    let store =
+        SqliteStore::open_with("sqlite::memory:", Arc::new(Clock::system()), NO_SWEEP).unwrap();
+    let queue = queue(&store);
+    store.create_queue(&queue).await.unwrap();
+    remember(&store, &queue, 20_000).await;
+    assert_eq!(count(&store, "dedup").await, 20_000);
+    let step = largest_step(&store, async {
+        assert_eq!(delete(&store, &queue).await, Deleted::Done(0));
+    });
+    let step = step.await;
+    assert!(step <= 3 * CHUNK as u64, "{step} rows in one step");
+    assert_eq!(count(&store, "dedup").await, 0);
+    assert_eq!(store.get_queue(&queue.name).await.unwrap(), None);
+}
+
+/// A step that deletes ends after so many bytes as well: 1,000 large payloads are many pages.
+#[tokio::test]
+async fn a_step_of_a_purge_is_small_in_bytes_too() {
+    let store =
+        SqliteStore::open_with("sqlite::memory:", Arc::new(Clock::system()), NO_SWEEP).unwrap();
+    let queue = queue(&store);
+    let large = "x".repeat(3 << 20);
+    for _ in 0..3 {
+        store.push((0..4).map(|_| push_of(&queue, &large)).collect()).await.unwrap();
+    }
+    let name = queue.clone();
+    let first = move |tx: &Tx<'_>| admin::purge_chunk(tx, &name, i64::MAX, Purge::Everything);
+    assert_eq!(store.write(first).await.unwrap().0, 6);
+    assert_eq!(store.purge(&queue).await.unwrap(), 6);
+    assert_eq!(store.depth(&queue).await.unwrap().ready, 0);
+}
+
+/// A broker that is killed between two steps leaves a queue that works, with fewer items and no loose ends.
+#[tokio::test]
+async fn a_deletion_that_was_cut_short_leaves_a_queue_that_works() {
+    let store =
+        SqliteStore::open_with("sqlite::memory:", Arc::new(Clock::system()), NO_SWEEP).unwrap();
+    let queue = queue(&store);
+    store.create_queue(&queue).await.unwrap();
+    let pushes = (0..2_500).map(|n| {
+        let mut push = push_of(&queue, "x");
+        (push.item.dedup_id, push.item.ordering_key) = (n.to_string(), (n % 10).to_string());
+        push
+    });
+    store.push(pushes.collect()).await.unwrap();
+    let name = queue.clone();
+    store
+        .write(move |tx| admin::purge_chunk(tx, &name, i64::MAX, Purge::Everything))
+        .await
+        .unwrap();
+
+    let depth = store.depth(&queue).await.unwrap();
+    assert_eq!((depth.ready, depth.blocked), (10, 1_490));
+    assert_eq!(count(&store, "dedup").await, 1_500, "each remembers an item that is there");
+    assert_eq!(delete(&store, &queue).await, Deleted::Done(1_500));
+    assert_eq!((count(&store, "dedup").await, count(&store, "items").await), (0, 0));
+}
+
+/// Whoever waits for the next item of a key hears of it when the one before it has expired.
+#[tokio::test]
+async fn what_a_sweep_unblocks_is_told() {
+    let clock = Arc::new(Clock::system());
+    let store = SqliteStore::open_with("sqlite::memory:", clock.clone(), NO_SWEEP).unwrap();
+    let queue = queue(&store);
+    let keyed = |payload: &str, ttl| {
+        let mut push = push_of(&queue, payload);
+        (push.item.ordering_key, push.item.ttl) = ("k".to_owned(), ttl);
+        push.item.delay = Duration::from_mins(1);
+        push
+    };
+    let first = keyed("first", Some(Duration::from_secs(10)));
+    store.push(vec![first, keyed("second", None)]).await.unwrap();
+    assert!(store.unblocked().now_or_never().is_none());
+    clock.advance(Duration::from_secs(11));
+    let unblocked = store.unblocked();
+    assert!(!store.write(sweep::chunk).await.unwrap());
+    assert_eq!(unblocked.await, [queue.name.clone()]);
+}
+
+async fn delete(store: &SqliteStore, queue: &Queue) -> Deleted {
+    let stored = store.get_queue(&queue.name).await.unwrap().unwrap();
+    let links = store.links().await.unwrap();
+    store.delete_queue(&stored, true, links).await.unwrap()
+}
