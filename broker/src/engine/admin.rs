@@ -150,7 +150,7 @@ impl Engine {
         // It may have been held by a stream, or have had others of its key behind it.
         self.publish(queue, crate::signals::Topic::Settle, None);
         if let Some(dispatcher) = self.dispatcher(queue) {
-            dispatcher.settled_elsewhere();
+            dispatcher.deleted(id);
         }
         self.tell_inserted(queue, None);
         Ok(())

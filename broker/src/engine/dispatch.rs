@@ -4,6 +4,8 @@
 //! Nothing is lost between a look and a wait: news is noted before the store is asked, so what
 //! arrives during the look causes another one.
 
+mod polls;
+
 use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
@@ -15,14 +17,15 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    domain::{Delivery, Outcome, Queue, QueueName, Receipt, Timestamp, Totals},
+    domain::{Delivery, ItemId, Outcome, Queue, QueueName, Receipt, Timestamp, Totals},
     metrics::Wake,
-    store::{Held, Reserved, Rollback, RollbackTo},
+    store::{Held, Reserved},
 };
 
+use self::polls::Polls;
 use super::{
     Engine, EngineError, Result,
-    consumers::{Call, ConsumerId, Consumers, InFlight, Inbox, StreamSettings, Taker},
+    consumers::{Call, ConsumerId, Consumers, InFlight, Inbox, Round, StreamSettings, Taker},
     depths::Change,
     rhythm::Rhythm,
 };
@@ -31,6 +34,8 @@ use super::{
 const IDLE: Duration = Duration::from_secs(10);
 /// How long consumers that have work wait for more, so that many small refills become one.
 const GATHER: Duration = Duration::from_millis(1);
+/// A timer that goes off again and again does so at most this often.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 /// Fruitless looks in a row before the dispatcher waits for something to change.
 const MAX_STUCK: u32 = 3;
 /// First pause after a failed look; doubles up to [`MAX_BACKOFF`].
@@ -47,6 +52,9 @@ pub(super) struct Dispatcher {
     wake: Notify,
     /// Something was settled; for shutdown.
     fewer: Notify,
+    /// How many steps its loop has begun.
+    #[cfg(test)]
+    steps: std::sync::atomic::AtomicU64,
 }
 
 struct State {
@@ -57,6 +65,8 @@ struct State {
     woken_by: Wake,
     /// Receipts may have been settled on another broker.
     reconcile: bool,
+    /// The queue's settings as of the last step: what streams hold was reserved under these, or older ones.
+    queue: Option<Arc<Queue>>,
     /// When something that was seen becomes eligible, or may.
     due: Option<Timestamp>,
     /// When the store was last asked for that.
@@ -72,11 +82,24 @@ impl Dispatcher {
             news: true,
             woken_by: Wake::Local,
             reconcile: false,
+            queue: None,
             due: None,
             due_asked: Timestamp::default(),
             rhythm: Rhythm::default(),
         };
-        Self { queue, state: Mutex::new(state), wake: Notify::new(), fewer: Notify::new() }
+        Self {
+            queue,
+            state: Mutex::new(state),
+            wake: Notify::new(),
+            fewer: Notify::new(),
+            #[cfg(test)]
+            steps: Default::default(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn steps(&self) -> u64 {
+        self.steps.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     pub(super) fn queue(&self) -> &QueueName {
@@ -130,11 +153,30 @@ impl Dispatcher {
         self.wake.notify_one();
     }
 
-    /// These reservations were settled through this broker, or found to be void.
+    /// These reservations were settled through this broker, or whoever tried has been told that they are void.
     pub(super) fn settled<'a>(&self, receipts: impl Iterator<Item = &'a Receipt>) {
+        self.free(receipts, Consumers::settled);
+    }
+
+    /// These reservations are void, which nobody was told yet.
+    pub(super) fn found_void<'a>(
+        &self,
+        receipts: impl Iterator<Item = &'a Receipt>,
+        now: Timestamp,
+    ) {
+        self.free(receipts, |consumers, receipt| consumers.found_void(receipt, now));
+    }
+
+    /// The item was deleted through this broker.
+    pub(super) fn deleted(&self, item: ItemId) {
+        self.free(std::iter::once(item), Consumers::deleted);
+    }
+
+    /// Takes something out of the hands of whoever holds it; `free` is true if somebody did.
+    fn free<T>(&self, all: impl Iterator<Item = T>, free: impl Fn(&mut Consumers, T) -> bool) {
         let freed = {
             let mut state = self.state.lock();
-            receipts.filter(|receipt| state.consumers.settled(receipt)).count()
+            all.map(|one| free(&mut state.consumers, one)).filter(|held| *held).count()
         };
         if freed > 0 {
             self.wake.notify_one();
@@ -177,23 +219,34 @@ impl Dispatcher {
         self.state.lock().consumers.remove_call(id);
     }
 
+    /// The call's time is up. True if a round is running that will answer it.
+    pub(super) fn withdraw_call(&self, id: ConsumerId) -> bool {
+        self.state.lock().consumers.withdraw_call(id)
+    }
+
     pub(super) fn set_max_in_flight(&self, id: ConsumerId, max: usize) {
         self.state.lock().consumers.set_max_in_flight(id, max);
         self.wake.notify_one();
     }
 
-    pub(super) fn look_into_inbox(&self, id: ConsumerId) -> Inbox {
-        let inbox = self.state.lock().consumers.look_into_inbox(id);
-        if matches!(inbox, Inbox::Empty { news: true }) {
+    /// What there is for a stream, and what was dealt to it but is too late to be sent.
+    pub(super) fn look_into_inbox(&self, id: ConsumerId, now: Timestamp) -> (Inbox, Vec<InFlight>) {
+        let (inbox, late) = self.state.lock().consumers.look_into_inbox(id, now);
+        if matches!(inbox, Inbox::Empty { news: true }) || !late.is_empty() {
             self.wake.notify_one();
         }
-        inbox
+        (inbox, late)
     }
 
-    /// Ends all streams and calls.
-    pub(super) fn end_all(&self, error: &EngineError) {
-        self.state.lock().consumers.end_all(error);
-        self.wake.notify_one();
+    /// Ends all streams and calls; answers what the streams held, whether they are polled or not, with the
+    /// queue's settings.
+    pub(super) fn end_all(&self, error: &EngineError) -> Option<(Arc<Queue>, Vec<InFlight>)> {
+        let mut state = self.state.lock();
+        let held = state.consumers.end_all(error);
+        let held = state.queue.clone().map(|queue| (queue, held));
+        drop(state);
+        self.fewer.notify_waiters();
+        held
     }
 
     /// Waits until no stream holds an item any more.
@@ -207,23 +260,38 @@ impl Dispatcher {
         }
     }
 
-    /// What to ask the store for now; `None` if nobody wants anything or nothing is there.
-    fn next_round(&self, now: Timestamp) -> Option<(Vec<crate::domain::Want>, Vec<Taker>)> {
+    /// A step begins: takes note of what time has brought. Answers what was taken from streams because
+    /// its lease has ended.
+    fn begin_step(&self, queue: &Arc<Queue>, now: Timestamp) -> Vec<InFlight> {
         let mut state = self.state.lock();
-        if state.due.is_some_and(|due| due <= now) {
+        state.queue = Some(Arc::clone(queue));
+        let lapsed = state.consumers.take_lapsed(now);
+        let is_due = state.due.is_some_and(|due| due <= now);
+        if is_due {
             state.due = None;
-            state.news = true;
             state.woken_by = Wake::Timer;
         }
+        state.news |= is_due || !lapsed.is_empty();
+        drop(state);
+        if !lapsed.is_empty() {
+            self.fewer.notify_waiters();
+        }
+        lapsed
+    }
+
+    /// What to ask the store for now; `None` if nobody wants anything or nothing is there.
+    fn next_round(&self) -> Option<Round> {
+        let mut state = self.state.lock();
         if !state.news {
             return None;
         }
-        let (wants, takers) = state.consumers.wants(now);
-        if wants.is_empty() {
+        let round = state.consumers.wants();
+        if round.wants.is_empty() {
             return None;
         }
         state.news = false;
-        Some((wants, takers))
+        state.consumers.begin_round(&round);
+        Some(round)
     }
 
     /// True if there may be work, but nobody is idle: the next round can wait a moment.
@@ -236,16 +304,24 @@ impl Dispatcher {
     fn look_failed(&self, error: &EngineError) {
         let mut state = self.state.lock();
         state.news = true;
-        state.consumers.fail_calls(error);
+        state.consumers.fail_round(error);
     }
 
-    /// When the loop has to look by itself.
-    fn next_timer(&self, now: Timestamp) -> Option<Timestamp> {
+    /// When a step has something to do that nobody tells of.
+    fn next_timer(&self) -> Option<Timestamp> {
+        let state = self.state.lock();
+        state.due.into_iter().chain(state.consumers.next_lapse()).min()
+    }
+
+    /// When to look between two signals.
+    fn next_look(&self, now: Timestamp) -> Option<Timestamp> {
         let state = self.state.lock();
         // If there is news already, it is room that is waited for.
-        let look = state.rhythm.next_look(now).filter(|_| !state.news);
-        let timers = [state.due, state.consumers.first_lease_end(), look];
-        timers.into_iter().flatten().min()
+        state.rhythm.next_look(now).filter(|_| !state.news)
+    }
+
+    fn holds_any(&self) -> bool {
+        self.state.lock().consumers.held_count() > 0
     }
 }
 
@@ -254,6 +330,7 @@ pub(super) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
     let mut polls = Polls::new(&engine);
     let mut backoff = BACKOFF;
     let mut stuck = 0;
+    let mut ends_at = None;
     loop {
         if engine.draining.is_cancelled() {
             dispatcher.state.lock().consumers.fail_calls(&EngineError::ShuttingDown);
@@ -265,23 +342,26 @@ pub(super) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
                 () = dispatcher.wake.notified() => continue,
             }
         }
+        #[cfg(test)]
+        dispatcher.steps.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         if !dispatcher.is_used() {
+            // Whatever wakes it meanwhile: only a consumer makes it go on.
+            let ends_at = *ends_at.get_or_insert_with(|| Instant::now() + IDLE);
             tokio::select! {
                 () = dispatcher.wake.notified() => {}
                 () = engine.draining.cancelled() => {}
-                () = tokio::time::sleep(IDLE) => {
+                () = sleep_until(ends_at) => {
                     if engine.retire(&dispatcher) {
                         return;
                     }
                 }
             }
-            if !dispatcher.is_used() {
-                continue;
-            }
+            continue;
         }
-        match step(&engine, &dispatcher).await {
+        ends_at = None;
+        match step(&engine, &dispatcher, &mut polls).await {
             Ok(Step::Again) => {
-                polls.reset();
+                polls.found();
                 backoff = BACKOFF;
                 stuck = 0;
             }
@@ -292,11 +372,9 @@ pub(super) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
                 wait(&engine, &dispatcher, &mut polls).await;
             }
             Err(EngineError::QueueNotFound(queue)) => {
+                // What its streams held is gone with it. Those that are not polled do not hear of their
+                // end, and are no consumers any more all the same.
                 dispatcher.end_all(&EngineError::QueueDeleted(queue));
-                tokio::select! {
-                    () = dispatcher.wake.notified() => {}
-                    () = engine.draining.cancelled() => {}
-                }
             }
             Err(error) => {
                 tracing::warn!(queue = %dispatcher.queue, %error, "could not reserve; trying again");
@@ -313,7 +391,7 @@ pub(super) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
 }
 
 enum Step {
-    /// Something was handed out, or there is more to look at.
+    /// Something was handed out or cleared away, or there is more to look at.
     Again,
     /// There is more, but none of it could be dealt: others were quicker, or it is too large for
     /// the room there is.
@@ -322,37 +400,45 @@ enum Step {
     Wait,
 }
 
-async fn step(engine: &Arc<Engine>, dispatcher: &Arc<Dispatcher>) -> Result<Step> {
+async fn step(
+    engine: &Arc<Engine>,
+    dispatcher: &Arc<Dispatcher>,
+    polls: &mut Polls,
+) -> Result<Step> {
     gather_room(dispatcher, &engine.draining).await;
     let queue = engine.queues.get(&dispatcher.queue).await?;
-    if std::mem::take(&mut dispatcher.state.lock().reconcile) {
-        reconcile(engine, dispatcher, &queue).await?;
-    }
+    let lapsed = dispatcher.begin_step(&queue, engine.now());
+    engine.release_unsent(&queue, lapsed);
+    reconcile_if_due(engine, dispatcher, &queue, polls).await?;
     if queue.paused {
         let mut state = dispatcher.state.lock();
-        let (_, takers) = state.consumers.wants(engine.now());
-        state.consumers.answer_impatient(takers.iter().map(|taker| taker.id));
+        state.consumers.answer_impatient();
         state.news = true; // for when it is resumed, which wakes us
         return Ok(Step::Wait);
     }
-    let Some((wants, takers)) = dispatcher.next_round(engine.now()) else {
+    let Some(round) = dispatcher.next_round() else {
         return Ok(Step::Wait);
     };
-    let wanted: usize = wants.iter().map(|want| want.max_items).sum();
+    let wanted: usize = round.wants.iter().map(|want| want.max_items).sum();
     let woken_by = std::mem::replace(&mut dispatcher.state.lock().woken_by, Wake::Local);
     engine.metrics.woken(woken_by);
     let looked = engine.now();
-    let reserved = engine.store.reserve(&queue, &wants).await?;
+    let reserved = engine.store.reserve(&queue, &round.wants).await?;
+    polls.looked();
     let dealt = reserved.deliveries.len();
+    let cleared = reserved.dead_lettered + reserved.expired;
     dispatcher.state.lock().rhythm.brought(dealt);
     let more = reserved.more || dealt >= wanted;
-    hand_out(engine, dispatcher, &queue, &takers, reserved).await?;
+    hand_out(engine, dispatcher, &queue, &round, reserved).await?;
+    {
+        let mut state = dispatcher.state.lock();
+        state.news |= more;
+        state.consumers.end_round(&round, !more);
+    }
     if more {
-        dispatcher.state.lock().news = true;
-        return Ok(if dealt > 0 { Step::Again } else { Step::Stuck });
+        return Ok(if dealt > 0 || cleared > 0 { Step::Again } else { Step::Stuck });
     }
     // The queue is empty as far as it was seen.
-    dispatcher.state.lock().consumers.answer_impatient(takers.iter().map(|taker| taker.id));
     ask_when_due(engine, dispatcher, &queue, looked).await?;
     Ok(if dealt > 0 { Step::Again } else { Step::Wait })
 }
@@ -400,7 +486,7 @@ async fn hand_out(
     engine: &Arc<Engine>,
     dispatcher: &Arc<Dispatcher>,
     queue: &Arc<Queue>,
-    takers: &[Taker],
+    round: &Round,
     reserved: Reserved,
 ) -> Result<()> {
     let delivered = reserved.deliveries.len() as u64;
@@ -415,45 +501,57 @@ async fn hand_out(
         engine.figures.depths.changed(target, || Change::arrived(dead_lettered));
         engine.tell_inserted(target, None);
     }
-    if takers.iter().any(|taker| taker.auto_commit) {
-        totals.committed += commit_at_once(engine, queue, takers, &mut deliveries).await?;
+    let mut unwanted = Vec::new();
+    let mut failed = None;
+    if round.takers.iter().any(|taker| taker.auto_commit) {
+        let committed =
+            commit_at_once(engine, dispatcher, queue, round, &mut deliveries, &mut unwanted).await;
+        match committed {
+            Ok(committed) => totals.committed += committed,
+            Err(error) => failed = Some(error), // of these alone: the others are dealt theirs
+        }
     }
     engine.count(&queue.name, &totals);
-    let mut dealt: Vec<Vec<Delivery>> = takers.iter().map(|_| Vec::new()).collect();
+    let mut dealt: Vec<Vec<Delivery>> = round.takers.iter().map(|_| Vec::new()).collect();
     for (taker, delivery) in deliveries {
         dealt[taker].push(delivery);
     }
     let now = engine.now();
-    let mut unwanted = Vec::new();
     {
         let mut state = dispatcher.state.lock();
-        for (taker, deliveries) in takers.iter().zip(dealt) {
+        for (taker, deliveries) in round.takers.iter().zip(dealt) {
             if deliveries.is_empty() {
                 continue;
             }
-            // Items committed at once are gone from the store: nothing to give back if nobody takes
-            // them. That is what at most once means.
-            let back = if state.consumers.is_call(taker.id) {
-                state.consumers.hand_to_call(taker.id, deliveries)
-            } else {
-                state.consumers.hand_to_stream(taker.id, deliveries, now)
-            };
+            let back = state.consumers.hand(taker.id, deliveries, now);
+            // Items committed at once are gone from the store: nothing to give back if their taker
+            // has gone since.
             if !taker.auto_commit {
                 unwanted.extend(back);
             }
         }
     }
     engine.release_undelivered(queue, unwanted);
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }
 
-/// Commits what goes to takers that want it so; keeps of that only what was there to commit.
+/// Commits what goes to takers that want it so; keeps of that only what was there to commit. What is for
+/// nobody any more is not committed, and goes to `unwanted`; so does all of it if the commit fails.
 async fn commit_at_once(
     engine: &Engine,
+    dispatcher: &Dispatcher,
     queue: &Arc<Queue>,
-    takers: &[Taker],
+    round: &Round,
     deliveries: &mut Vec<(usize, Delivery)>,
+    unwanted: &mut Vec<Delivery>,
 ) -> Result<u64> {
+    let takers = &round.takers;
+    let is_gone: Vec<bool> = {
+        let state = dispatcher.state.lock();
+        let gone = |taker: &Taker| taker.auto_commit && !state.consumers.is_there(taker.id);
+        takers.iter().map(gone).collect()
+    };
+    unwanted.extend(deliveries.extract_if(.., |(taker, _)| is_gone[*taker]).map(|(_, d)| d));
     let held: Vec<Held> = deliveries
         .iter()
         .filter(|(taker, _)| takers[*taker].auto_commit)
@@ -462,7 +560,16 @@ async fn commit_at_once(
     if held.is_empty() {
         return Ok(0);
     }
-    let mut outcomes = engine.store.commit(held).await?.into_iter();
+    let outcomes = match engine.store.commit(held).await {
+        Ok(outcomes) => outcomes,
+        Err(error) => {
+            // Whether it took effect is not known. What is still there is ready again.
+            let theirs = deliveries.extract_if(.., |(taker, _)| takers[*taker].auto_commit);
+            unwanted.extend(theirs.map(|(_, delivery)| delivery));
+            return Err(error.into());
+        }
+    };
+    let mut outcomes = outcomes.into_iter();
     let mut committed = 0;
     deliveries.retain(|(taker, _)| {
         if !takers[*taker].auto_commit {
@@ -473,6 +580,25 @@ async fn commit_at_once(
         ok
     });
     Ok(committed)
+}
+
+/// Finds out which reservations our streams hold no more, if another broker's signal or the time asks for it.
+async fn reconcile_if_due(
+    engine: &Engine,
+    dispatcher: &Dispatcher,
+    queue: &Arc<Queue>,
+    polls: &mut Polls,
+) -> Result<()> {
+    let told = std::mem::take(&mut dispatcher.state.lock().reconcile);
+    if !told && Instant::now() < polls.next_reconcile(engine.signals.healthy()) {
+        return Ok(());
+    }
+    let reconciled = reconcile(engine, dispatcher, queue).await;
+    match reconciled {
+        Ok(()) => polls.reconciled(),
+        Err(_) => dispatcher.state.lock().reconcile = true,
+    }
+    reconciled
 }
 
 /// Finds out which items our streams hold no more, since they were settled on another broker.
@@ -486,105 +612,34 @@ async fn reconcile(engine: &Engine, dispatcher: &Dispatcher, queue: &Arc<Queue>)
         .map(|receipt| Held { queue: Arc::clone(queue), receipt: receipt.clone() })
         .collect();
     let holds = engine.store.holds(held).await?;
-    dispatcher.settled(receipts.iter().zip(holds).filter(|(_, holds)| !holds).map(|(r, _)| r));
+    let void = receipts.iter().zip(holds).filter(|(_, holds)| !holds).map(|(r, _)| r);
+    dispatcher.found_void(void, engine.now());
     Ok(())
 }
 
 async fn wait(engine: &Engine, dispatcher: &Dispatcher, polls: &mut Polls) {
-    let poll = polls.next(engine.signals.healthy());
+    let healthy = engine.signals.healthy();
     let now = engine.now();
-    let timer = dispatcher.next_timer(now);
-    let until = timer.map_or(poll, |timer| poll.min(now.until(timer)));
-    let polled = until == poll;
+    let look = dispatcher.next_look(now);
+    let timer = dispatcher.next_timer().into_iter().chain(look).min();
+    let timer = timer.map(|timer| Instant::now() + now.until(timer).max(SHORTEST_WAIT));
+    let reconcile = dispatcher.holds_any().then(|| polls.next_reconcile(healthy));
+    let poll = polls.next_look(healthy);
+    let until = [Some(poll), reconcile, timer].into_iter().flatten().min().unwrap_or(poll);
     tokio::select! {
-        () = dispatcher.wake.notified() => {}
-        () = engine.draining.cancelled() => {}
-        () = sleep_until(Instant::now() + until) => {
-            let mut state = dispatcher.state.lock();
-            state.news = true;
-            state.woken_by = if polled { Wake::Poll } else { Wake::Timer };
-            if polled {
-                // Signals may be lost, those about settles too.
-                state.reconcile = state.consumers.held_count() > 0;
-                drop(state);
-                polls.missed();
-            }
-        }
+        () = dispatcher.wake.notified() => return,
+        () = engine.draining.cancelled() => return,
+        () = sleep_until(until) => {}
     }
-}
-
-/// Fallback looks at an idle queue: more and more seldom, at random times.
-struct Polls {
-    min: Duration,
-    max: Duration,
-    current: Duration,
-}
-
-impl Polls {
-    fn new(engine: &Engine) -> Self {
-        let (min, max) = (engine.limits.poll_min, engine.limits.poll_max);
-        Self { min, max, current: min }
+    // What became due, lapsed, or has to be reconciled is seen to by the step that follows.
+    let is_polled = poll <= Instant::now();
+    if is_polled {
+        polls.missed();
     }
-
-    fn reset(&mut self) {
-        self.current = self.min;
-    }
-
-    fn missed(&mut self) {
-        self.current = (self.current * 2).min(self.max);
-    }
-
-    fn next(&self, signals_healthy: bool) -> Duration {
-        let longest = if signals_healthy { self.current } else { self.min };
-        rand::rng().random_range(longest / 2..=longest)
-    }
-}
-
-impl Engine {
-    /// Puts back where they were items that were reserved but reached nobody.
-    pub(super) fn release_undelivered(
-        self: &Arc<Self>,
-        queue: &Arc<Queue>,
-        unwanted: Vec<Delivery>,
-    ) {
-        if unwanted.is_empty() {
-            return;
-        }
-        let items = unwanted
-            .into_iter()
-            .map(|delivery| Rollback {
-                to: RollbackTo::Queue {
-                    eligible_time: delivery.previous_eligible_time,
-                    attempt: delivery.receipt.attempt,
-                },
-                held: Held { queue: Arc::clone(queue), receipt: delivery.receipt },
-                reason: None,
-            })
-            .collect();
-        self.release(items);
-    }
-
-    /// Gives items back in a task of its own. Should the store not be there: their leases lapse.
-    pub(super) fn release(self: &Arc<Self>, items: Vec<Rollback>) {
-        if items.is_empty() {
-            return;
-        }
-        let engine = Arc::clone(self);
-        self.tasks.spawn(async move {
-            for attempt in 1.. {
-                match engine.roll_back(items.clone()).await {
-                    Ok(_) => return,
-                    Err(error) if attempt < 5 && !engine.stopping.is_cancelled() => {
-                        tracing::debug!(%error, "could not give items back; trying again");
-                        tokio::time::sleep(Duration::from_millis(200 * attempt)).await;
-                    }
-                    Err(error) => {
-                        tracing::warn!(%error, items = items.len(), "could not give items back: they are ready again when their leases end");
-                        return;
-                    }
-                }
-            }
-        });
+    if is_polled || look.is_some_and(|look| look <= engine.now()) {
+        let mut state = dispatcher.state.lock();
+        state.news = true;
+        state.woken_by = if is_polled { Wake::Poll } else { Wake::Timer };
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! * `push`: in.
 //! * `dispatch`, `consumers`, `subscription`: out. One dispatcher per consumed queue reserves items
-//!   and hands them to the consumers with room. `rhythm`: when to look without being told.
+//!   and hands them to the consumers with room. `rhythm`: when to look without being told. `give_back`: what
+//!   goes back to the queue.
 //! * `settle`: done, back, on, or a little longer.
 //! * `queues`: settings, remembered. `admin`, `schedules`: for operators.
 //! * `figures`: totals, and what is told of a queue. `depths`: what it holds.
@@ -14,6 +15,7 @@ mod depths;
 mod dispatch;
 mod error;
 mod figures;
+mod give_back;
 mod links;
 mod overview;
 mod push;
@@ -38,15 +40,18 @@ use crate::{
 
 use dispatch::Dispatcher;
 use figures::Figures;
+use give_back::GiveBack;
 use overview::Overview;
 use queues::Queues;
 
+pub use consumers::{RevokeReason, Revoked};
 pub use error::{EngineError, Result};
 pub use figures::QueueStats;
+pub use give_back::OnDisconnect;
 pub use overview::Gauges;
 pub use schedules::check_cron;
 pub use settle::{MoveRequest, RollbackRequest};
-pub use subscription::{ConsumeOptions, Flow, Subscription};
+pub use subscription::{ConsumeOptions, Flow, Received, Subscription};
 
 /// What the broker's configuration sets.
 #[derive(Debug, Clone)]
@@ -91,6 +96,7 @@ pub struct Engine {
     figures: Figures,
     overview: Overview,
     dispatchers: Mutex<HashMap<QueueName, Arc<Dispatcher>>>,
+    give_back: GiveBack,
     /// Cancelled when no new work is to be handed out.
     draining: CancellationToken,
     /// Cancelled when streams have to end.
@@ -119,6 +125,7 @@ impl Engine {
             metrics,
             limits,
             dispatchers: Mutex::default(),
+            give_back: GiveBack::default(),
             draining: CancellationToken::new(),
             stopping: CancellationToken::new(),
             tasks,
@@ -157,19 +164,22 @@ impl Engine {
     }
 
     /// First half of shutdown: hands out nothing more, lets consumers settle what they hold for a
-    /// moment, then ends their streams with [`EngineError::ShuttingDown`].
-    pub async fn drain(&self) {
+    /// moment, then ends their streams with [`EngineError::ShuttingDown`] and takes back what they hold,
+    /// whether their clients read or not.
+    pub async fn drain(self: &Arc<Self>) {
         self.draining.cancel();
         let settled = async {
             for dispatcher in self.all_dispatchers() {
                 dispatcher.settled_down().await;
             }
         };
-        // What is held past the limit is given back when the streams end, with no failed attempt.
+        // What is held past the limit is given back, with no failed attempt.
         let _ = tokio::time::timeout(self.limits.drain, settled).await;
         self.stopping.cancel();
         for dispatcher in self.all_dispatchers() {
-            dispatcher.end_all(&EngineError::ShuttingDown);
+            if let Some((queue, held)) = dispatcher.end_all(&EngineError::ShuttingDown) {
+                self.release_held(&queue, held);
+            }
         }
     }
 
@@ -296,3 +306,6 @@ impl Engine {
         true
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -123,6 +123,23 @@ impl Engine {
         receipts: Vec<Receipt>,
         lease: Option<Duration>,
     ) -> Result<Vec<(Outcome, Option<Timestamp>)>> {
+        let results = self.extend_held(&receipts, lease).await?;
+        for (receipt, (outcome, _)) in receipts.iter().zip(&results) {
+            if *outcome != Outcome::Ok
+                && let Some(dispatcher) = self.dispatcher(&receipt.queue)
+            {
+                dispatcher.settled(std::iter::once(receipt));
+            }
+        }
+        Ok(results)
+    }
+
+    /// Prolongs leases; what is not held any more is the caller's to deal with.
+    pub(super) async fn extend_held(
+        &self,
+        receipts: &[Receipt],
+        lease: Option<Duration>,
+    ) -> Result<Vec<(Outcome, Option<Timestamp>)>> {
         let (held, places) = self.with_queues(receipts.iter()).await?;
         let now = self.now();
         let until = held
@@ -132,14 +149,11 @@ impl Engine {
         let found = self.store.extend(held, until.clone()).await?;
         let mut results = vec![(Outcome::Gone, None); receipts.len()];
         for ((place, outcome), until) in places.into_iter().zip(found).zip(until) {
-            let receipt = &receipts[place];
             results[place] = (outcome, (outcome == Outcome::Ok).then_some(until));
-            if let Some(dispatcher) = self.dispatcher(&receipt.queue) {
-                if outcome == Outcome::Ok {
-                    dispatcher.extended(receipt, until);
-                } else {
-                    dispatcher.settled(std::iter::once(receipt));
-                }
+            if outcome == Outcome::Ok
+                && let Some(dispatcher) = self.dispatcher(&receipts[place].queue)
+            {
+                dispatcher.extended(&receipts[place], until);
             }
         }
         Ok(results)

@@ -6,21 +6,19 @@ use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
-    domain::{ConsumerName, Delivery, Fate, Invalid, Item, Queue, QueueName},
+    domain::{ConsumerName, Delivery, Invalid, Item, Outcome, Queue, QueueName},
     metrics::OpenStream,
-    store::{Held, Rollback, RollbackTo},
 };
 
 use super::{
     Engine, EngineError, Result,
-    consumers::{Call, ConsumerId, InFlight, Inbox, StreamSettings},
+    consumers::{Call, ConsumerId, Inbox, Revoked, StreamSettings, is_too_late},
     dispatch::Dispatcher,
+    give_back::OnDisconnect,
 };
 
 /// Shortest lease.
 const MIN_LEASE: Duration = Duration::from_millis(100);
-/// Why items of a stream that ended come back.
-const DISCONNECTED: &str = "the consumer's stream ended";
 
 /// What a stream asks for.
 #[derive(Debug, Clone)]
@@ -39,15 +37,30 @@ pub struct ConsumeOptions {
     pub auto_commit: bool,
     /// Prolong leases for as long as the stream lives.
     pub renew: bool,
+    /// What becomes of unsettled items when the stream ends.
+    pub on_disconnect: OnDisconnect,
+    /// Say which items the stream no longer holds.
+    pub tells_revoked: bool,
 }
 
-/// A stream of deliveries. Dropping it gives back what is not settled.
+/// What a stream receives.
+#[derive(Debug)]
+pub enum Received {
+    /// Items, at least one and no more than fit a message.
+    Deliveries(Vec<Delivery>),
+    /// Items that it no longer holds, if it wants to be told.
+    Revoked(Vec<Revoked>),
+}
+
+/// A stream of deliveries. When it is dropped, what is not settled goes where
+/// [`ConsumeOptions::on_disconnect`] says.
 pub struct Subscription {
     engine: Arc<Engine>,
     dispatcher: Arc<Dispatcher>,
     queue: Arc<Queue>,
     id: ConsumerId,
     lease: Duration,
+    on_disconnect: OnDisconnect,
     wake: Arc<Notify>,
     _renewing: Option<DropGuard>,
     _open: OpenStream,
@@ -59,12 +72,15 @@ impl Subscription {
         self.lease
     }
 
-    /// The next deliveries, at least one; an error when the stream has to end. May be dropped and
-    /// called again at any time: nothing is lost.
-    pub async fn next(&mut self) -> Result<Vec<Delivery>> {
+    /// The next deliveries or losses; an error when the stream has to end. What it answers counts as
+    /// sent. May be dropped and called again at any time: nothing is lost.
+    pub async fn next(&mut self) -> Result<Received> {
         loop {
-            match self.dispatcher.look_into_inbox(self.id) {
-                Inbox::Items(deliveries) => return Ok(deliveries),
+            let (inbox, late) = self.dispatcher.look_into_inbox(self.id, self.engine.now());
+            self.engine.release_unsent(&self.queue, late);
+            match inbox {
+                Inbox::Items(deliveries) => return Ok(Received::Deliveries(deliveries)),
+                Inbox::Revoked(revoked) => return Ok(Received::Revoked(revoked)),
                 Inbox::Ended(error) => return Err(error),
                 Inbox::Empty { .. } => self.wake.notified().await,
             }
@@ -93,7 +109,7 @@ impl Flow {
 impl Drop for Subscription {
     fn drop(&mut self) {
         let held = self.dispatcher.remove_stream(self.id);
-        self.engine.release_stream(Arc::clone(&self.queue), held);
+        self.engine.stream_ended(&self.queue, held, self.on_disconnect);
     }
 }
 
@@ -110,6 +126,8 @@ impl Engine {
             lease,
             consumer: options.consumer,
             auto_commit: options.auto_commit,
+            renewed_for: options.renew.then_some(self.limits.max_lease),
+            tells_revoked: options.tells_revoked,
         };
         let (dispatcher, id) = self.with_dispatcher(&queue.name, |dispatcher| {
             (Arc::clone(dispatcher), dispatcher.add_stream(settings, Arc::clone(&wake)))
@@ -121,6 +139,7 @@ impl Engine {
             queue,
             id,
             lease,
+            on_disconnect: options.on_disconnect,
             wake,
             _renewing: renewing,
             _open: self.metrics.stream_opened("Consume"),
@@ -171,15 +190,21 @@ impl Engine {
         });
         let mut waiting =
             Waiting { engine: Arc::clone(self), queue, dispatcher, id, auto_commit, answered };
-        let answer = if waits {
-            tokio::time::timeout(wait, &mut waiting.answered).await.ok()
-        } else {
-            Some((&mut waiting.answered).await)
+        let time_is_up = async {
+            if waits {
+                tokio::time::sleep(wait).await;
+            } else {
+                std::future::pending::<()>().await;
+            }
         };
-        match answer {
-            Some(answer) => answer.unwrap_or(Err(EngineError::ShuttingDown)),
-            None => waiting.give_up(),
-        }
+        let deliveries = tokio::select! {
+            biased;
+            answer = &mut waiting.answered => answer.unwrap_or(Err(EngineError::ShuttingDown)),
+            () = time_is_up => waiting.give_up().await,
+            // Its dispatcher may have ended before it came.
+            () = self.stopping.cancelled() => waiting.give_up().await,
+        }?;
+        Ok(waiting.in_time(lease, deliveries))
     }
 
     async fn queue_to_consume(&self, name: &QueueName) -> Result<Arc<Queue>> {
@@ -230,44 +255,19 @@ impl Engine {
                     continue;
                 }
                 // A failure is met again by the next round, while a third of the lease is left.
-                if let Err(error) = engine.extend(receipts, Some(lease)).await {
-                    tracing::warn!(queue = %dispatcher.queue(), %error, "could not renew leases");
+                match engine.extend_held(&receipts, Some(lease)).await {
+                    Ok(results) => {
+                        let void = results.iter().zip(&receipts);
+                        let void = void.filter(|((outcome, _), _)| *outcome != Outcome::Ok);
+                        dispatcher.found_void(void.map(|(_, receipt)| receipt), engine.now());
+                    }
+                    Err(error) => {
+                        tracing::warn!(queue = %dispatcher.queue(), %error, "could not renew leases");
+                    }
                 }
             }
         });
         guard
-    }
-
-    /// Gives back what a stream held when it ended: a failed attempt for what was sent to it, none
-    /// for what never left, and none if it is the broker that goes. The settings may have changed
-    /// since the stream was opened: those of now count.
-    fn release_stream(self: &Arc<Self>, opened: Arc<Queue>, held: Vec<InFlight>) {
-        if held.is_empty() {
-            return;
-        }
-        let (now, draining) = (self.now(), self.is_draining());
-        let engine = Arc::clone(self);
-        self.tasks.spawn(async move {
-            let queue = engine.queues.get(&opened.name).await.unwrap_or(opened);
-            let back = |eligible_time, attempt| RollbackTo::Queue { eligible_time, attempt };
-            let give_back = |held: InFlight| {
-                let attempt = held.receipt.attempt;
-                let (to, reason) = if !held.sent {
-                    (back(held.previous_eligible_time, attempt), None)
-                } else if draining {
-                    (back(now, attempt), None)
-                } else {
-                    let to = match queue.after_failure(attempt) {
-                        Fate::Retry { attempt } => back(now, attempt),
-                        Fate::DeadLetter => RollbackTo::DeadLetter,
-                    };
-                    (to, Some(DISCONNECTED.to_owned()))
-                };
-                let held = Held { queue: Arc::clone(&queue), receipt: held.receipt };
-                Rollback { held, to, reason }
-            };
-            engine.release(held.into_iter().map(give_back).collect());
-        });
     }
 }
 
@@ -282,16 +282,37 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// The time is up: nothing, unless an answer came at this very moment.
-    fn give_up(&mut self) -> Result<Vec<Delivery>> {
-        self.dispatcher.remove_call(self.id);
-        self.answered.try_recv().unwrap_or_else(|_| Ok(Vec::new()))
+    /// The time is up: nothing, unless a round is running in which the call takes part. That answers it.
+    async fn give_up(&mut self) -> Result<Vec<Delivery>> {
+        let nothing = if self.engine.stopping.is_cancelled() {
+            Err(EngineError::ShuttingDown)
+        } else {
+            Ok(Vec::new())
+        };
+        if self.dispatcher.withdraw_call(self.id) {
+            (&mut self.answered).await.unwrap_or(nothing)
+        } else {
+            self.answered.try_recv().unwrap_or(nothing)
+        }
+    }
+
+    /// What there is time to answer with: after a pause of the whole broker the leases may have passed.
+    fn in_time(&self, lease: Duration, mut deliveries: Vec<Delivery>) -> Vec<Delivery> {
+        if !self.auto_commit {
+            let now = self.engine.now();
+            let late =
+                |delivery: &mut Delivery| is_too_late(now, lease, delivery.lease_expire_time);
+            let late: Vec<_> = deliveries.extract_if(.., late).collect();
+            self.engine.release_undelivered(&self.queue, late);
+        }
+        deliveries
     }
 }
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if let Ok(deliveries) = self.give_up()
+        self.dispatcher.remove_call(self.id);
+        if let Ok(Ok(deliveries)) = self.answered.try_recv()
             && !self.auto_commit
         {
             self.engine.release_undelivered(&self.queue, deliveries);

@@ -3,6 +3,8 @@
 //! Requests are read by a task of their own, which starts each settle at once, many at a time, and
 //! puts it in line. The response stream, polled by the connection, sends the answers in that order
 //! and deliveries in between. So requests are carried out even while the client does not read.
+//! One that is refused or fails is answered with why, and the stream goes on: what else the
+//! consumer holds is none of its business.
 
 use std::collections::HashMap;
 
@@ -17,7 +19,11 @@ use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Status, Streaming};
 
-use super::{Api, convert, joined, parse, queue_service::Outgoing, status::ApiError};
+use super::{
+    Api, convert, joined, parse,
+    queue_service::{Message, Outgoing},
+    status::{self, ApiError},
+};
 use crate::{
     domain::{Invalid, ItemId},
     engine::{EngineError, Flow},
@@ -36,7 +42,9 @@ enum Answer {
     Settle(JoinHandle<Result<Event, EngineError>>),
     /// The new flow, in force already.
     Flow(pb::Flow),
-    /// The request can not be taken: the stream ends.
+    /// The request is refused.
+    Refused(Status),
+    /// The connection failed, or the client does not keep to the protocol: the stream ends.
     Failed(Status),
 }
 
@@ -57,7 +65,8 @@ async fn open(api: Api, mut requests: Requests) -> Result<Responses, Status> {
     let Some(Action::Open(request)) = first.and_then(|request| request.action) else {
         return Err(Invalid::new("open", "must be the first message of the stream").into());
     };
-    let options = parse::consume(&request, &api.rules()).map_err(|e| e.within("open"))?;
+    let mut options = parse::consume(&request, &api.rules()).map_err(|e| e.within("open"))?;
+    options.tells_revoked = true;
     let (auto_commit, max_in_flight) = (options.auto_commit, options.max_in_flight);
     let subscription = api.run(|engine| async move { engine.consume(options).await }).await?;
     let opened = pb::ConsumeOpened {
@@ -68,7 +77,7 @@ async fn open(api: Api, mut requests: Requests) -> Result<Responses, Status> {
     let reader = Reader { api: api.clone(), flow: subscription.flow(), turns: Turns::default() };
     api.tasks.spawn(reader.read(requests, in_line));
     let outgoing = Outgoing::new(subscription, auto_commit, api.shutdown.clone());
-    let session = Session { outgoing, answers, current: None };
+    let session = Session { outgoing, answers, current: None, shutdown: api.shutdown.clone() };
     let events = stream::try_unfold(session, |mut session| async move {
         Ok(session.next().await?.map(|event| (event, session)))
     });
@@ -85,23 +94,33 @@ struct Reader {
 }
 
 impl Reader {
-    /// Reads until the client has no more, a request is refused, or the response stream is gone.
+    /// Reads until the client has no more, it does not keep to the protocol, or the response stream is gone.
     async fn read(mut self, mut requests: Requests, in_line: mpsc::Sender<Answer>) {
         // A place in line before each request, so that what is under way is bounded.
-        while let Ok(place) = in_line.reserve().await {
-            let request = tokio::select! {
+        let shutdown = self.api.shutdown.clone();
+        loop {
+            let (place, request) = tokio::select! {
                 biased;
                 () = in_line.closed() => return,
-                request = requests.message() => request,
+                () = shutdown.cancelled() => return, // also from a client that does not read
+                next = async {
+                    let place = in_line.reserve().await;
+                    (place, requests.message().await)
+                } => next,
             };
+            let Ok(place) = place else { return };
             let answer = match request {
-                Ok(Some(request)) => self.act(request).unwrap_or_else(Answer::Failed),
+                Ok(Some(pb::ConsumeStreamRequest { action: Some(Action::Open(_)) })) => {
+                    let reason = "only the first message of the stream can be open";
+                    Answer::Failed(Invalid::new("open", reason).into())
+                }
+                Ok(Some(request)) => self.act(request).unwrap_or_else(Answer::Refused),
                 Ok(None) => return,
                 Err(status) => Answer::Failed(ApiError::Transport(status).into()),
             };
-            let refused = matches!(answer, Answer::Failed(_));
+            let ends = matches!(answer, Answer::Failed(_));
             place.send(answer);
-            if refused {
+            if ends {
                 return;
             }
         }
@@ -149,10 +168,8 @@ impl Reader {
                 self.flow.set_max_in_flight(parse::flow(flow)?);
                 Ok(Answer::Flow(flow))
             }
-            Some(Action::Open(_)) => {
-                Err(Invalid::new("open", "only the first message of the stream can be open").into())
-            }
-            None => Err(Invalid::new("action", "must be given").into()),
+            // An action that this broker does not know is none.
+            Some(Action::Open(_)) | None => Err(Invalid::new("action", "must be given").into()),
         }
     }
 }
@@ -206,6 +223,7 @@ struct Session {
     answers: mpsc::Receiver<Answer>,
     /// The settle at the head of the line.
     current: Option<JoinHandle<Result<Event, EngineError>>>,
+    shutdown: CancellationToken,
 }
 
 impl Session {
@@ -213,8 +231,14 @@ impl Session {
     async fn next(&mut self) -> Result<Option<Event>, Status> {
         tokio::select! {
             biased;
-            answer = next_answer(&mut self.answers, &mut self.current) => answer,
-            deliveries = self.outgoing.next() => Ok(Some(Event::Deliveries(deliveries?))),
+            answer = next_answer(&mut self.answers, &mut self.current) => match answer {
+                Ok(None) if self.shutdown.is_cancelled() => Err(EngineError::ShuttingDown.into()),
+                answer => answer,
+            },
+            message = self.outgoing.next() => Ok(Some(match message? {
+                Message::Deliveries(deliveries) => Event::Deliveries(deliveries),
+                Message::Revoked(revoked) => Event::Revoked(revoked),
+            })),
         }
     }
 }
@@ -229,13 +253,18 @@ async fn next_answer(
         None => match answers.recv().await {
             Some(Answer::Settle(settle)) => current.insert(settle),
             Some(Answer::Flow(flow)) => return Ok(Some(Event::Flow(flow))),
+            Some(Answer::Refused(status)) => return Ok(Some(refused(&status))),
             Some(Answer::Failed(status)) => return Err(status),
             None => return Ok(None),
         },
     };
     let done = settle.await;
     *current = None;
-    joined(done).map(Some)
+    Ok(Some(joined(done).unwrap_or_else(|status| refused(&status))))
+}
+
+fn refused(status: &Status) -> Event {
+    Event::Error(status::embedded(status))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! From the domain to the wire. Nothing here can fail.
 
-use std::{collections::VecDeque, time::Duration};
+use std::time::Duration;
 
 use sluicegate_proto::v1 as pb;
 
@@ -9,12 +9,8 @@ use crate::{
         Delivery, Item, ItemState, NewItem, Outcome, Pushed, Queue, RetryPolicy, Schedule,
         Timestamp,
     },
-    engine::QueueStats,
+    engine::{QueueStats, RevokeReason, Revoked},
 };
-
-/// Bytes after which a message of a stream is full. Small enough for every client's receive limit (4 MiB unless
-/// raised), large enough to cost nothing.
-pub(super) const FULL_MESSAGE_BYTES: usize = 1 << 20;
 
 pub(super) fn duration(span: Duration) -> prost_types::Duration {
     prost_types::Duration {
@@ -84,18 +80,6 @@ pub(super) fn delivery(delivery: Delivery, auto_commit: bool) -> pb::Delivery {
     pb::Delivery { item: Some(item(delivery.item)), receipt, lease_expire_time }
 }
 
-/// Takes from the front as many deliveries as one message holds: at least one, and no more than
-/// [`FULL_MESSAGE_BYTES`] unless a single one is larger.
-pub(super) fn take_message(deliveries: &mut VecDeque<Delivery>) -> Vec<Delivery> {
-    let mut bytes = 0;
-    let fits = deliveries.iter().take_while(|delivery| {
-        bytes += delivery.item.message_bytes();
-        bytes <= FULL_MESSAGE_BYTES
-    });
-    let count = fits.count().max(1).min(deliveries.len());
-    deliveries.drain(..count).collect()
-}
-
 pub(super) fn outcome(outcome: Outcome) -> pb::Outcome {
     match outcome {
         Outcome::Ok => pb::Outcome::Ok,
@@ -103,6 +87,16 @@ pub(super) fn outcome(outcome: Outcome) -> pb::Outcome {
         Outcome::LeaseLost => pb::Outcome::LeaseLost,
         Outcome::Gone => pb::Outcome::Gone,
     }
+}
+
+pub(super) fn revoked(revoked: &Revoked) -> pb::Revoked {
+    let reason = match revoked.reason {
+        RevokeReason::Deleted => pb::RevokeReason::Deleted,
+        RevokeReason::Lapsed => pb::RevokeReason::Lapsed,
+        RevokeReason::MaxLease => pb::RevokeReason::MaxLease,
+        RevokeReason::Cancelled => pb::RevokeReason::Cancelled,
+    };
+    pb::Revoked { receipt: revoked.receipt.encode(), reason: reason.into() }
 }
 
 /// One result per receipt, in order.
@@ -365,20 +359,6 @@ mod tests {
         assert!(counted < 4 << 20, "the largest item fits a message by default");
         let message = pb::ReserveResponse { deliveries: vec![delivery(a_delivery(0), false)] };
         assert!(prost::Message::encoded_len(&message) <= an_item(0).message_bytes());
-    }
-
-    #[test]
-    fn messages_stay_small_and_in_order() {
-        let sizes =
-            [10, FULL_MESSAGE_BYTES / 2, FULL_MESSAGE_BYTES / 2, FULL_MESSAGE_BYTES * 3, 5, 5];
-        let mut deliveries: VecDeque<_> = sizes.map(a_delivery).into();
-        let mut taken = Vec::new();
-        while !deliveries.is_empty() {
-            let message = take_message(&mut deliveries);
-            taken.push(message.iter().map(|d| d.item.payload.len()).collect::<Vec<_>>());
-        }
-        assert_eq!(taken.concat(), sizes);
-        assert_eq!(taken.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 1, 2]);
     }
 
     #[test]

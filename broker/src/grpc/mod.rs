@@ -95,7 +95,7 @@ impl Api {
                 biased;
                 result = work => result,
                 () = answer.closed() => return,
-                () = api.shutdown.cancelled() => Err(EngineError::ShuttingDown),
+                () = api.abandoned() => Err(EngineError::ShuttingDown),
             };
             // Should nobody receive it, or drop it unread, the parcel gives it back.
             let _ =
@@ -104,6 +104,17 @@ impl Api {
         let mut parcel = caller.await.map_err(|_| ApiError::TaskDied)??;
         let (taken, _) = parcel.content.take().ok_or(ApiError::TaskDied)?;
         Ok(taken)
+    }
+}
+
+impl Api {
+    /// Waits until calls have to end that the engine does not end. One that drains ends its calls itself:
+    /// it alone knows whose items are being committed at this moment.
+    async fn abandoned(&self) {
+        self.shutdown.cancelled().await;
+        if self.engine.is_draining() {
+            std::future::pending::<()>().await;
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! QueueService: producers and consumers.
 
-use std::{collections::VecDeque, pin::Pin, sync::Arc, time::Duration};
+use std::{collections::VecDeque, pin::Pin, sync::Arc};
 
 use futures_util::{Stream, stream};
 use sluicegate_proto::v1::{self as pb, queue_service_server::QueueService};
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     domain::Delivery,
-    engine::{Engine, EngineError, RollbackRequest, Subscription},
+    engine::{Engine, EngineError, Received, Revoked, Subscription},
 };
 
 /// A stream of responses.
@@ -55,7 +55,7 @@ impl QueueService for Api {
         let Take { queue, max_items, wait } =
             parse::take(&request.queue, request.max_items, request.wait)?;
         let work = |engine: Arc<Engine>| async move { engine.pop(&queue, max_items, wait).await };
-        // At most once: what was committed at the moment the caller hung up is gone.
+        // At most once: what had been committed when the caller hung up is gone.
         let items = self.take(work, |_, _| std::future::ready(())).await?;
         let items = items.into_iter().map(convert::item).collect();
         Ok(Response::new(pb::PopResponse { items }))
@@ -88,7 +88,7 @@ impl QueueService for Api {
         let outgoing = Outgoing::new(subscription, auto_commit, self.shutdown.clone());
         // The stream is polled by the connection itself: nothing waits in a buffer between them.
         let stream = stream::try_unfold(outgoing, |mut outgoing| async move {
-            let message = outgoing.next().await?;
+            let message = outgoing.deliveries().await?;
             Ok(Some((message, outgoing)))
         });
         Ok(Response::new(Box::pin(stream)))
@@ -159,24 +159,25 @@ impl QueueService for Api {
 
 /// Gives back what a caller asked for who is no longer there; it never saw it.
 async fn release(engine: Arc<Engine>, deliveries: Vec<Delivery>) {
-    let back = |delivery: Delivery| RollbackRequest {
-        receipt: delivery.receipt,
-        delay: Some(Duration::ZERO),
-        reason: String::new(),
-        keep_attempt: true,
-    };
-    if let Err(error) = engine.rollback(deliveries.into_iter().map(back).collect()).await {
-        tracing::warn!(%error, "could not give back items of a caller who is gone: their leases will lapse");
-    }
+    engine.release_unanswered(deliveries).await;
 }
 
-/// A subscription's deliveries, cut into messages that every client can receive.
+/// What goes out on a subscription: messages that every client can receive, each taken from the
+/// subscription when the connection is ready for it, as that counts as sent.
 pub(super) struct Outgoing {
     subscription: Subscription,
     auto_commit: bool,
     shutdown: CancellationToken,
-    /// Taken from the subscription, too much for one message.
-    rest: VecDeque<Delivery>,
+    /// Taken from the subscription, to be told one by one.
+    revoked: VecDeque<Revoked>,
+}
+
+/// One message.
+pub(super) enum Message {
+    /// Items for the consumer.
+    Deliveries(pb::ConsumeResponse),
+    /// An item that it no longer holds.
+    Revoked(pb::Revoked),
 }
 
 impl Outgoing {
@@ -185,21 +186,38 @@ impl Outgoing {
         auto_commit: bool,
         shutdown: CancellationToken,
     ) -> Self {
-        Self { subscription, auto_commit, shutdown, rest: VecDeque::new() }
+        Self { subscription, auto_commit, shutdown, revoked: VecDeque::new() }
     }
 
     /// The next message; an error when the stream has to end. May be dropped and called again at
     /// any time: nothing is lost.
-    pub(super) async fn next(&mut self) -> Result<pb::ConsumeResponse, EngineError> {
-        while self.rest.is_empty() {
-            self.rest = tokio::select! {
+    pub(super) async fn next(&mut self) -> Result<Message, EngineError> {
+        loop {
+            if let Some(revoked) = self.revoked.pop_front() {
+                return Ok(Message::Revoked(convert::revoked(&revoked)));
+            }
+            let received = tokio::select! {
                 biased;
-                deliveries = self.subscription.next() => deliveries?.into(),
+                received = self.subscription.next() => received?,
                 () = self.shutdown.cancelled() => return Err(EngineError::ShuttingDown),
             };
+            match received {
+                Received::Deliveries(deliveries) => {
+                    let deliver = |delivery| convert::delivery(delivery, self.auto_commit);
+                    let deliveries = deliveries.into_iter().map(deliver).collect();
+                    return Ok(Message::Deliveries(pb::ConsumeResponse { deliveries }));
+                }
+                Received::Revoked(revoked) => self.revoked.extend(revoked),
+            }
         }
-        let message = convert::take_message(&mut self.rest);
-        let deliveries = message.into_iter().map(|d| convert::delivery(d, self.auto_commit));
-        Ok(pb::ConsumeResponse { deliveries: deliveries.collect() })
+    }
+
+    /// The next deliveries, of a subscription that does not ask for what is revoked.
+    pub(super) async fn deliveries(&mut self) -> Result<pb::ConsumeResponse, EngineError> {
+        loop {
+            if let Message::Deliveries(deliveries) = self.next().await? {
+                return Ok(deliveries);
+            }
+        }
     }
 }

@@ -276,10 +276,6 @@ async fn what_a_stream_must_not_send_ends_it() {
         (vec![commit("x")], "open"),
         (vec![Action::Open(pb::ConsumeRequest::default())], "open.queue"),
         (vec![open(), open()], "open"),
-        (vec![open(), commit("x")], "commit.receipts[0]"),
-        (vec![open(), Action::Flow(pb::Flow { max_in_flight: -1 })], "flow.max_in_flight"),
-        (vec![open(), Action::Rollback(pb::RollbackRequest::default())], "rollback.items"),
-        (vec![open(), Action::Extend(pb::ExtendRequest::default())], "extend.receipts"),
     ] {
         let stream = tokio_stream::iter(actions.into_iter().map(act).collect::<Vec<_>>());
         let mut events = broker.queues().consume_stream(stream).await.unwrap().into_inner();
@@ -292,6 +288,27 @@ async fn what_a_stream_must_not_send_ends_it() {
         };
         assert_eq!(field(&ended), named);
     }
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_request_on_a_stream_is_answered_in_line() {
+    let broker = Broker::start().await;
+    let (requests, mut events) = broker.open("q").await;
+    let commit = pb::CommitRequest { receipts: vec!["x".into()] };
+    for (action, named) in [
+        (Action::Commit(commit), "commit.receipts[0]"),
+        (Action::Flow(pb::Flow { max_in_flight: -1 }), "flow.max_in_flight"),
+        (Action::Rollback(pb::RollbackRequest::default()), "rollback.items"),
+        (Action::Extend(pb::ExtendRequest::default()), "extend.receipts"),
+    ] {
+        requests.send(act(action)).await.unwrap();
+        let Some(Event::Error(error)) = next(&mut events).await else { panic!("{named}") };
+        assert_eq!(Code::from(error.code), Code::InvalidArgument);
+        let details = format!("{:?}", error.details);
+        assert!(!details.is_empty() && error.message.contains(named), "{error:?}");
+    }
+    requests.send(act(Action::Flow(pb::Flow { max_in_flight: 3 }))).await.unwrap();
+    assert_eq!(next(&mut events).await, Some(Event::Flow(pb::Flow { max_in_flight: 3 })));
 }
 
 #[tokio::test]

@@ -234,6 +234,13 @@ impl StreamFeed {
                 };
                 return self.counters.count_all(kind, &settled.results, false);
             }
+            Some(Answer::Error(_)) => {
+                // One request failed, the stream goes on: settled by calls of their own, which are repeated.
+                for settle in unanswered.pop_front().into_iter().flat_map(|(_, settles)| settles) {
+                    self.hand_on(settle).await;
+                }
+                return;
+            }
             Some(Answer::Flow(Flow { max_in_flight: 0 })) if halted => Event::Halted,
             Some(Answer::Flow(_) | Answer::Extended(_) | Answer::Revoked(_)) | None => return,
         };

@@ -1,6 +1,7 @@
 //! Who is dealt what, and what comes back.
 
 use bytes::Bytes;
+use tokio::sync::oneshot;
 
 use super::*;
 use crate::domain::{GroupName, Headers, Item, ItemState, LeaseToken, Priority, QueueName};
@@ -53,10 +54,18 @@ fn stream(consumers: &mut Consumers, max_in_flight: usize, max_bytes: usize) -> 
         lease: Duration::from_secs(1),
         consumer: None,
         auto_commit: false,
+        renewed_for: None,
+        tells_revoked: true,
     };
     let id = consumers.add_stream(settings, Arc::new(Notify::new()));
-    assert!(matches!(consumers.look_into_inbox(id), Inbox::Empty { news: true }));
+    assert!(matches!(look(consumers, id), Inbox::Empty { news: true }));
     id
+}
+
+fn look(consumers: &mut Consumers, id: ConsumerId) -> Inbox {
+    let (inbox, late) = consumers.look_into_inbox(id, NOW);
+    assert!(late.is_empty());
+    inbox
 }
 
 /// A call for one item, and its answer.
@@ -70,16 +79,17 @@ fn call(consumers: &mut Consumers) -> (ConsumerId, oneshot::Receiver<Result<Vec<
 
 /// Who would be dealt how much now.
 fn wanted(consumers: &mut Consumers, now: Timestamp) -> Vec<(ConsumerId, usize)> {
-    let (wants, takers) = consumers.wants(now);
+    consumers.take_lapsed(now);
+    let Round { wants, takers, .. } = consumers.wants();
     takers.iter().map(|t| t.id).zip(wants.iter().map(|w| w.max_items)).collect()
 }
 
 fn take(consumers: &mut Consumers, id: ConsumerId) -> usize {
-    let taken = match consumers.look_into_inbox(id) {
+    let taken = match look(consumers, id) {
         Inbox::Items(items) => items.len(),
         _ => 0,
     };
-    consumers.look_into_inbox(id); // it asks for more
+    look(consumers, id); // it asks for more
     taken
 }
 
@@ -89,9 +99,9 @@ fn a_stream_that_does_not_ask_is_dealt_nothing() {
     let id = stream(&mut consumers, 10, 1_000);
     assert_eq!(wanted(&mut consumers, NOW), [(id, 10)]);
     assert!(consumers.hand_to_stream(id, vec![delivery(1, 1, 5)], NOW).is_empty());
-    assert!(matches!(consumers.look_into_inbox(id), Inbox::Items(items) if items.len() == 1));
+    assert!(matches!(look(&mut consumers, id), Inbox::Items(items) if items.len() == 1));
     assert_eq!(wanted(&mut consumers, NOW), [], "it has not come back for more yet");
-    consumers.look_into_inbox(id);
+    look(&mut consumers, id);
     assert_eq!(wanted(&mut consumers, NOW), [(id, 9)]);
 }
 
@@ -109,7 +119,7 @@ fn a_message_can_be_settled_in_one_call() {
         });
         consumers.hand_to_stream(id, items.collect(), NOW);
     }
-    let messages = [(); 2].map(|()| match consumers.look_into_inbox(id) {
+    let messages = [(); 2].map(|()| match look(&mut consumers, id) {
         Inbox::Items(items) => items.len(),
         _ => 0,
     });
@@ -191,7 +201,7 @@ fn a_lapsed_lease_does_not_hold_a_full_stream_up() {
     let id = stream(&mut consumers, 1, 1_000);
     consumers.hand_to_stream(id, vec![delivery(1, 1, 5)], NOW);
     assert_eq!(take(&mut consumers, id), 1);
-    assert_eq!(consumers.first_lease_end(), Some(LEASE_END));
+    assert_eq!(consumers.next_lapse(), Some(LEASE_END));
     assert_eq!(wanted(&mut consumers, LEASE_END), [(id, 1)]);
     assert_eq!(consumers.held_count(), 0);
 }
@@ -204,7 +214,7 @@ fn an_item_reserved_anew_leaves_its_old_stream() {
     consumers.hand_to_stream(slow, vec![delivery(1, 1, 5)], NOW);
     assert_eq!(take(&mut consumers, slow), 1);
     consumers.hand_to_stream(quick, vec![delivery(1, 2, 5)], LEASE_END);
-    assert_eq!(wanted(&mut consumers, LEASE_END), [(slow, 2), (quick, 1)]);
+    assert_eq!(wanted(&mut consumers, NOW), [(slow, 2), (quick, 1)]);
     assert_eq!(consumers.remove_stream(slow).len(), 0, "it has nothing to give back");
     assert_eq!(consumers.remove_stream(quick).len(), 1);
 }
@@ -215,7 +225,7 @@ fn what_nobody_takes_comes_back() {
     assert_eq!(consumers.hand_to_stream(7, vec![delivery(1, 1, 5)], NOW).len(), 1);
     let (id, answered) = call(&mut consumers);
     drop(answered);
-    assert_eq!(consumers.hand_to_call(id, vec![delivery(1, 1, 5)]).len(), 1);
+    assert_eq!(consumers.hand(id, vec![delivery(1, 1, 5)], NOW).len(), 1);
 }
 
 #[test]
@@ -226,4 +236,72 @@ fn the_least_loaded_stream_comes_first() {
     consumers.hand_to_stream(a, vec![delivery(1, 1, 5)], NOW);
     take(&mut consumers, a);
     assert_eq!(wanted(&mut consumers, NOW), [(b, 9), (a, 8)]);
+}
+
+/// A stream that reads nothing is dealt one message's worth at a time, however much it may hold.
+#[test]
+fn a_limit_of_bytes_never_makes_a_stream_want_more() {
+    for limit in [usize::MAX, 400 << 20, 20 << 20] {
+        let mut consumers = Consumers::default();
+        let id = stream(&mut consumers, 100, limit);
+        let want = |consumers: &Consumers| consumers.wants().wants[0].clone();
+        assert_eq!(want(&consumers).max_bytes, MAX_MESSAGE_BYTES, "{limit}");
+        consumers.hand_to_stream(id, vec![delivery(1, 1, 5 << 20)], NOW);
+        assert_eq!(take(&mut consumers, id), 1);
+        let more = want(&consumers);
+        let left = limit - (5 << 20);
+        let most = if more.may_exceed { more.max_bytes.max(15 << 20) } else { more.max_bytes };
+        assert!(most <= left, "{limit}: up to {most} of {left} bytes");
+    }
+}
+
+/// Whoever has waited longest comes first among those who hold nothing, be it a stream or a call; and
+/// calls without end leave a part of each round to streams.
+#[test]
+fn calls_do_not_shut_streams_out() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 1_000, usize::MAX);
+    consumers.begin_round(&consumers.wants());
+    let calls: Vec<_> = (0..600).map(|_| call(&mut consumers)).collect();
+    let wanted = wanted(&mut consumers, NOW);
+    assert_eq!(wanted[0], (id, STREAM_BATCH));
+    assert_eq!(wanted.len(), 1 + MAX_BATCH - STREAM_BATCH);
+    assert_eq!(wanted[1].0, calls[0].0, "the oldest call is the first of them");
+}
+
+#[test]
+fn calls_share_a_round() {
+    let mut consumers = Consumers::default();
+    let mut call = |max_items| {
+        let (answer, _) = oneshot::channel();
+        let lease = Duration::from_secs(1);
+        let waits = false;
+        let call = Call { max_items, lease, consumer: None, auto_commit: false, waits, answer };
+        consumers.add_call(call)
+    };
+    let ids = [call(1_000), call(10), call(1_000), call(1_000)];
+    let wanted: Vec<_> = wanted(&mut consumers, NOW);
+    assert_eq!(wanted.iter().map(|wanted| wanted.0).collect::<Vec<_>>(), ids);
+    assert_eq!(wanted.iter().map(|wanted| wanted.1).collect::<Vec<_>>(), [250, 10, 370, 370]);
+}
+
+/// Even if it takes several messages to tell.
+#[test]
+fn a_revoked_receipt_is_told_once() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 9, 1_000);
+    let items = [delivery(1, 1, 5), delivery(2, 1, 5)];
+    consumers.hand_to_stream(id, items.to_vec(), NOW);
+    assert_eq!(take(&mut consumers, id), 2);
+    assert!(consumers.found_void(&items[0].receipt, NOW));
+    assert!(consumers.found_void(&items[1].receipt, NOW));
+    assert!(!consumers.settled(&items[0].receipt), "its place was free already");
+    assert!(!consumers.found_void(&items[1].receipt, NOW));
+    assert!(matches!(look(&mut consumers, id), Inbox::Empty { .. }), "not before it is certain");
+    consumers.take_lapsed(NOW + DOUBT);
+    let Inbox::Revoked(revoked) = look(&mut consumers, id) else { panic!() };
+    assert_eq!(revoked.len(), 1, "the other was settled by whoever held it");
+    assert_eq!(revoked[0].receipt, items[1].receipt);
+    consumers.take_lapsed(LEASE_END);
+    assert!(matches!(look(&mut consumers, id), Inbox::Empty { .. }));
 }

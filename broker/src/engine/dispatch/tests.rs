@@ -7,11 +7,11 @@ fn full() -> (Dispatcher, Vec<Delivery>) {
     let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap());
     let id = add_stream(&dispatcher);
     let items: Vec<_> = (0..8).map(|n| delivery(n, 1, 5)).collect();
-    let unwanted =
-        dispatcher.state.lock().consumers.hand_to_stream(id, items.clone(), Timestamp(0));
+    let unwanted = dispatcher.state.lock().consumers.hand(id, items.clone(), Timestamp(0));
     assert!(unwanted.is_empty());
-    assert!(matches!(dispatcher.look_into_inbox(id), Inbox::Items(items) if items.len() == 8));
-    dispatcher.look_into_inbox(id);
+    let (inbox, _) = dispatcher.look_into_inbox(id, Timestamp(0));
+    assert!(matches!(inbox, Inbox::Items(items) if items.len() == 8));
+    dispatcher.look_into_inbox(id, Timestamp(0));
     (dispatcher, items)
 }
 
@@ -23,9 +23,11 @@ fn add_stream(dispatcher: &Dispatcher) -> ConsumerId {
         lease: Duration::from_secs(1),
         consumer: None,
         auto_commit: false,
+        renewed_for: None,
+        tells_revoked: false,
     };
     let id = dispatcher.add_stream(settings, Arc::new(Notify::new()));
-    dispatcher.look_into_inbox(id);
+    dispatcher.look_into_inbox(id, Timestamp(0));
     id
 }
 
@@ -49,8 +51,8 @@ async fn a_small_refill_waits_for_company_and_not_for_long() {
     settle(&dispatcher, &items[..1]);
     let waited = gathers(&dispatcher, async {}).await;
     assert!(waited >= GATHER && waited < 3 * GATHER, "{waited:?}");
-    let (wants, _) = dispatcher.next_round(Timestamp(1)).unwrap();
-    assert_eq!(wants[0].max_items, 1);
+    let round = dispatcher.next_round().unwrap();
+    assert_eq!(round.wants[0].max_items, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -59,8 +61,8 @@ async fn it_ends_its_wait_when_there_is_enough_room() {
     settle(&dispatcher, &items[..1]);
     let waited = gathers(&dispatcher, async { settle(&dispatcher, &items[1..3]) }).await;
     assert_eq!(waited, Duration::ZERO);
-    let (wants, _) = dispatcher.next_round(Timestamp(1)).unwrap();
-    assert_eq!(wants[0].max_items, 3);
+    let round = dispatcher.next_round().unwrap();
+    assert_eq!(round.wants[0].max_items, 3);
 }
 
 #[tokio::test(start_paused = true)]
@@ -79,14 +81,14 @@ fn between_the_signals_of_a_busy_producer_it_looks_by_itself() {
     dispatcher.inserted_elsewhere(None, now(50));
     dispatcher.state.lock().rhythm.brought(5);
     dispatcher.state.lock().news = false;
-    assert_eq!(dispatcher.next_timer(now(51)), None);
+    assert_eq!(dispatcher.next_look(now(51)), None);
     dispatcher.inserted_elsewhere(None, now(100));
-    assert_eq!(dispatcher.next_timer(now(101)), None, "it is room that is waited for");
+    assert_eq!(dispatcher.next_look(now(101)), None, "it is room that is waited for");
     dispatcher.state.lock().news = false;
-    let next = dispatcher.next_timer(now(101)).unwrap();
+    let next = dispatcher.next_look(now(101)).unwrap();
     assert!(next < now(110), "{next:?}");
-    // What is known to become eligible sooner comes first.
+    // What is known to become eligible has a timer of its own.
     dispatcher.inserted(Some(now(102)), now(101));
-    assert_eq!(dispatcher.next_timer(now(101)), Some(now(102)));
-    assert_eq!(dispatcher.next_timer(now(201)), Some(now(102)), "the producer has stopped");
+    assert_eq!(dispatcher.next_timer(), Some(now(102)));
+    assert_eq!(dispatcher.next_look(now(201)), None, "the producer has stopped");
 }

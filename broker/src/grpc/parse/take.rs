@@ -7,7 +7,7 @@ use sluicegate_proto::v1 as pb;
 use super::{MAX_BATCH, MIN_LEASE, Rules, count, duration, duration_or_zero, not_negative};
 use crate::{
     domain::{ConsumerName, Invalid, QueueName},
-    engine::ConsumeOptions,
+    engine::{ConsumeOptions, OnDisconnect},
 };
 
 /// Longest long poll.
@@ -76,7 +76,18 @@ pub(in crate::grpc) fn consume(
         consumer: consumer(&request.consumer)?,
         auto_commit: request.auto_commit,
         renew: request.renew,
+        on_disconnect: on_disconnect(request.on_disconnect)?,
+        tells_revoked: false,
     })
+}
+
+fn on_disconnect(value: i32) -> Result<OnDisconnect, Invalid> {
+    match pb::OnDisconnect::try_from(value) {
+        Ok(pb::OnDisconnect::Unspecified | pb::OnDisconnect::Release) => Ok(OnDisconnect::Release),
+        Ok(pb::OnDisconnect::Count) => Ok(OnDisconnect::Count),
+        Ok(pb::OnDisconnect::KeepLease) => Ok(OnDisconnect::KeepLease),
+        Err(_) => Err(Invalid::new("on_disconnect", format!("{value} is not one of its values"))),
+    }
 }
 
 /// A change of flow; 0 halts.
@@ -109,6 +120,10 @@ mod tests {
         let taken = consume(&request(), &RULES).unwrap();
         assert_eq!((taken.max_in_flight, taken.max_in_flight_bytes), (32, None));
         assert_eq!((taken.lease, taken.consumer), (None, None));
+        assert_eq!(taken.on_disconnect, OnDisconnect::Release);
+        let count = pb::OnDisconnect::Count.into();
+        let counted = pb::ConsumeRequest { on_disconnect: count, ..request() };
+        assert_eq!(consume(&counted, &RULES).unwrap().on_disconnect, OnDisconnect::Count);
         let refused = |request| consume(&request, &RULES).err().unwrap().field;
         for max_in_flight in [-1, 10_001] {
             let request = pb::ConsumeRequest { max_in_flight, ..request() };
@@ -116,6 +131,8 @@ mod tests {
         }
         let with_bytes = pb::ConsumeRequest { max_in_flight_bytes: -1, ..request() };
         assert_eq!(refused(with_bytes), "max_in_flight_bytes");
+        let unknown = pb::ConsumeRequest { on_disconnect: 9, ..request() };
+        assert_eq!(refused(unknown), "on_disconnect");
         let consumer = "a b".to_owned();
         assert_eq!(refused(pb::ConsumeRequest { consumer, ..request() }), "consumer");
         for lease in [span(0, 99_999_999), span(60, 1), span(-1, 0)] {

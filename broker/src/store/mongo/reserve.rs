@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
@@ -28,6 +29,8 @@ use crate::{
 
 /// Most rounds of one reserve.
 const MAX_ROUNDS: usize = 8;
+/// Nor does one that finds nothing but what must be removed go on for longer: a caller may not want to wait for it.
+const CLEARING: Duration = Duration::from_millis(100);
 
 /// Reserves items from the head of the queue.
 pub(super) async fn reserve(
@@ -45,8 +48,12 @@ pub(super) async fn reserve(
     head.claims.resolved().await?;
     let place = Place { inner, group: &group, head: &head, queue };
     let mut sweep = head.sweep_due(false);
+    let begun = Instant::now();
     // Rounds that find nothing but what must be removed are not the caller's concern, within reason.
     for _ in 0..MAX_ROUNDS {
+        if answer.reserved.more && begun.elapsed() > CLEARING {
+            break;
+        }
         let found = place.look(wanted.min(MAX_FIND), sweep).await?;
         if found.items.is_empty() {
             head.seen(&found.seen(&[], &[]));

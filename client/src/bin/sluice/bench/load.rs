@@ -308,6 +308,9 @@ async fn consume_one_stream(
                 unsettled -= answer.results.len().min(unsettled);
                 plan.settled(&answer.results, figures);
             }
+            Some(Event::Error(error)) => {
+                return Err(Status::new(error.code.into(), error.message).into());
+            }
             _ => {}
         }
     }

@@ -1,0 +1,241 @@
+//! Giving back what reached nobody, or what a consumer held when its stream ended.
+//!
+//! The store may be away just then, for as long as it likes. What is to be given back waits in here, in
+//! the order in which it came, and is tried again and again while the process lives: a lease that merely
+//! lapses counts as a failed attempt.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+
+use crate::{
+    domain::{Delivery, Fate, Queue, Receipt, Timestamp},
+    store::{Held, Rollback, RollbackTo},
+};
+
+use super::{Engine, consumers::InFlight};
+
+/// Most items given back by one call of the store.
+const MAX_BATCH: usize = 1_000;
+/// Most items that wait to be given back, some 300 bytes each. What comes on top lapses.
+const MAX_PENDING: usize = 100_000;
+/// First pause after a failure; doubles up to [`MAX_PAUSE`].
+const PAUSE: Duration = Duration::from_millis(100);
+/// Longest pause after failures.
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// Failures in a row after which a broker that shuts down waits no longer.
+const LAST_TRIES: u32 = 3;
+/// Why items of a stream that ended come back, if that counts as a failed attempt.
+const DISCONNECTED: &str = "the consumer's stream ended";
+
+/// What becomes of the items a stream holds when it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnDisconnect {
+    /// They are ready again at once, and no attempt is counted.
+    #[default]
+    Release,
+    /// They count as failed attempts.
+    Count,
+    /// They stay leased.
+    KeepLease,
+}
+
+/// What waits to be given back.
+#[derive(Default)]
+pub(super) struct GiveBack(Mutex<Pending>);
+
+#[derive(Default)]
+struct Pending {
+    batches: VecDeque<Vec<Rollback>>,
+    items: usize,
+    /// A task is at work on it.
+    running: bool,
+}
+
+impl GiveBack {
+    /// Adds a batch; true if a task has to be started.
+    fn add(&self, batch: Vec<Rollback>) -> bool {
+        let mut pending = self.0.lock();
+        if pending.items + batch.len() > MAX_PENDING {
+            tracing::warn!(
+                items = batch.len(),
+                "too many items wait to be given back: these are ready again when their leases end"
+            );
+            return false;
+        }
+        pending.items += batch.len();
+        pending.batches.push_back(batch);
+        !std::mem::replace(&mut pending.running, true)
+    }
+
+    /// The next batches, up to [`MAX_BATCH`] items; one alone if it is uncertain which of them can not
+    /// be given back. Empty: the task is to end.
+    fn next(&self, alone: bool) -> Vec<Vec<Rollback>> {
+        let mut pending = self.0.lock();
+        let mut taken: Vec<Vec<Rollback>> = Vec::new();
+        let mut items = 0;
+        while let Some(batch) = pending.batches.front() {
+            items += batch.len();
+            if !taken.is_empty() && (alone || items > MAX_BATCH) {
+                break;
+            }
+            taken.extend(pending.batches.pop_front());
+        }
+        pending.items -= taken.iter().map(Vec::len).sum::<usize>();
+        pending.running = !taken.is_empty();
+        taken
+    }
+
+    /// Puts back what could not be given back, behind the others.
+    fn put_back(&self, batches: Vec<Vec<Rollback>>) {
+        let mut pending = self.0.lock();
+        pending.items += batches.iter().map(Vec::len).sum::<usize>();
+        pending.batches.extend(batches);
+    }
+}
+
+/// Back to its queue, with no attempt counted.
+fn released(queue: &Arc<Queue>, receipt: Receipt, eligible_time: Timestamp) -> Rollback {
+    let to = RollbackTo::Queue { eligible_time, attempt: receipt.attempt };
+    Rollback { held: Held { queue: Arc::clone(queue), receipt }, to, reason: None }
+}
+
+/// A failed attempt.
+fn failed(queue: &Arc<Queue>, receipt: Receipt, now: Timestamp) -> Rollback {
+    let attempt = receipt.attempt;
+    let to = match queue.after_failure(attempt) {
+        Fate::Retry { attempt: next } => {
+            let policy = queue.retry_policy.as_ref();
+            let delay =
+                policy.map_or(Duration::ZERO, |policy| policy.delay(attempt, rand::random()));
+            RollbackTo::Queue { eligible_time: now + delay, attempt: next }
+        }
+        Fate::DeadLetter => RollbackTo::DeadLetter,
+    };
+    let reason = Some(DISCONNECTED.to_owned());
+    Rollback { held: Held { queue: Arc::clone(queue), receipt }, to, reason }
+}
+
+impl Engine {
+    /// Puts back where they were items that were reserved but reached nobody.
+    pub(super) fn release_undelivered(
+        self: &Arc<Self>,
+        queue: &Arc<Queue>,
+        unwanted: Vec<Delivery>,
+    ) {
+        let back =
+            |delivery: Delivery| released(queue, delivery.receipt, delivery.previous_eligible_time);
+        self.give_back(unwanted.into_iter().map(back).collect());
+    }
+
+    /// The same, for an answer that its caller did not wait for.
+    pub async fn release_unanswered(self: &Arc<Self>, deliveries: Vec<Delivery>) {
+        let Some(first) = deliveries.first() else { return };
+        let queue = self.queues.get(&first.receipt.queue).await.unwrap_or_else(|_| {
+            // Not to be had just now. Where an item goes back to says its receipt.
+            let Receipt { queue, group, .. } = first.receipt.clone();
+            Arc::new(Queue { group, ..Queue::with_defaults(queue, self.now()) })
+        });
+        self.release_undelivered(&queue, deliveries);
+    }
+
+    /// Puts back where they were those of a stream's items that were never sent to it; of the
+    /// others its consumer may still settle some.
+    pub(super) fn release_unsent(self: &Arc<Self>, queue: &Arc<Queue>, held: Vec<InFlight>) {
+        let unsent = held.into_iter().filter(|held| !held.sent);
+        let back = |held: InFlight| released(queue, held.receipt, held.previous_eligible_time);
+        self.give_back(unsent.map(back).collect());
+    }
+
+    /// Makes ready again all that streams held when the broker shuts down.
+    pub(super) fn release_held(self: &Arc<Self>, queue: &Arc<Queue>, held: Vec<InFlight>) {
+        let now = self.now();
+        let back = |held: InFlight| {
+            let since = if held.sent { now } else { held.previous_eligible_time };
+            released(queue, held.receipt, since)
+        };
+        self.give_back(held.into_iter().map(back).collect());
+    }
+
+    /// Does as the stream has asked with what it held when it ended. What was never sent is released
+    /// whatever it asked, and so is all when the broker shuts down.
+    pub(super) fn stream_ended(
+        self: &Arc<Self>,
+        opened: &Arc<Queue>,
+        held: Vec<InFlight>,
+        on_disconnect: OnDisconnect,
+    ) {
+        if held.is_empty() {
+            return;
+        }
+        if self.is_draining() {
+            return self.release_held(opened, held);
+        }
+        match on_disconnect {
+            OnDisconnect::Release => self.release_held(opened, held),
+            OnDisconnect::KeepLease => self.release_unsent(opened, held),
+            OnDisconnect::Count => {
+                let (engine, opened) = (Arc::clone(self), Arc::clone(opened));
+                self.tasks.spawn(async move {
+                    // The settings may have changed since the stream was opened: those of now count.
+                    let queue = engine.queues.get(&opened.name).await.unwrap_or(opened);
+                    let now = engine.now();
+                    let (sent, unsent) = held.into_iter().partition(|held| held.sent);
+                    engine.release_unsent(&queue, unsent);
+                    let sent: Vec<InFlight> = sent;
+                    let back = |held: InFlight| failed(&queue, held.receipt, now);
+                    engine.give_back(sent.into_iter().map(back).collect());
+                });
+            }
+        }
+    }
+
+    /// Gives items back as decided, for as long as it takes.
+    fn give_back(self: &Arc<Self>, batch: Vec<Rollback>) {
+        if !batch.is_empty() && self.give_back.add(batch) {
+            self.tasks.spawn(Arc::clone(self).keep_giving_back());
+        }
+    }
+
+    async fn keep_giving_back(self: Arc<Self>) {
+        let (mut failures, mut pause) = (0, PAUSE);
+        loop {
+            let batches = self.give_back.next(failures > 0);
+            if batches.is_empty() {
+                return;
+            }
+            let items = batches.concat();
+            let count = items.len();
+            match self.roll_back(items).await {
+                Ok(_) => {
+                    if failures > 0 {
+                        tracing::info!(items = count, "items are given back after all");
+                    }
+                    (failures, pause) = (0, PAUSE);
+                    continue;
+                }
+                Err(error) if failures == 0 => {
+                    tracing::warn!(%error, items = count, "could not give items back; trying again");
+                }
+                Err(error) => {
+                    tracing::debug!(%error, items = count, "could not give items back; trying again");
+                }
+            }
+            failures += 1;
+            self.give_back.put_back(batches);
+            if self.stopping.is_cancelled() && failures >= LAST_TRIES {
+                let items = self.give_back.0.lock().items;
+                tracing::warn!(
+                    items,
+                    "not given back: these are ready again when their leases end"
+                );
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.stopping.cancelled(), if !self.stopping.is_cancelled() => {}
+            }
+            pause = (pause * 2).min(MAX_PAUSE);
+        }
+    }
+}

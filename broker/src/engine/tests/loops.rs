@@ -1,0 +1,122 @@
+//! The dispatcher's loop: what makes it look, and what it costs when there is nothing to do.
+
+use super::{super::EngineError, *};
+
+/// A busy queue is polled all the same: what another broker did, and nobody told, is noticed.
+#[tokio::test]
+async fn a_queue_that_is_busy_is_polled_too() {
+    let poll = Duration::from_millis(100);
+    let bench = bench_with(Limits { poll_min: poll, poll_max: poll, ..Limits::default() });
+    bench.push(1).await;
+    let mut stream = bench.stream().await;
+    deliveries(&mut stream).await;
+    let queue = bench.queue().await;
+    let push =
+        crate::store::Push { queue, item: NewItem::default(), producer: None, dedup_window: None };
+    // Something wakes the dispatcher more often than it polls.
+    let dispatcher = bench.engine.dispatcher(&name("q")).unwrap();
+    let busy = tokio::spawn(async move {
+        loop {
+            dispatcher.set_max_in_flight(0, 1);
+            tokio::time::sleep(poll / 10).await;
+        }
+    });
+    bench.store.push(vec![push]).await.unwrap();
+    assert_eq!(deliveries(&mut stream).await.len(), 1);
+    busy.abort();
+}
+
+#[tokio::test]
+async fn a_reconciliation_that_fails_is_made_up_for() {
+    let bench = bench();
+    bench.push(2).await;
+    let options = ConsumeOptions { max_in_flight: 1, ..bench.options() };
+    let mut stream = bench.engine.consume(options).await.unwrap();
+    let taken = deliveries(&mut stream).await;
+    let queue = bench.queue().await;
+    let receipt = taken[0].receipt.clone();
+    bench.store.commit(vec![crate::store::Held { queue, receipt }]).await.unwrap();
+    bench.store.set("holds", Fault::Fails);
+    bench.engine.dispatcher(&name("q")).unwrap().settled_elsewhere();
+    bench.store.until_begun("holds", 2).await;
+    bench.store.set("holds", Fault::None);
+    assert_eq!(deliveries(&mut stream).await.len(), 1, "its place is free");
+}
+
+/// Clearing away is no standstill.
+#[tokio::test]
+async fn many_expired_items_ahead_hold_nobody_up() {
+    let bench = bench();
+    let mortal = || NewItem { ttl: Some(Duration::from_secs(1)), ..NewItem::default() };
+    for _ in 0..30 {
+        let items = (0..1_000).map(|_| mortal()).collect();
+        bench.engine.push(&name("q"), items, None).await.unwrap();
+    }
+    bench.push(1).await;
+    bench.clock.advance(Duration::from_secs(2));
+    let taken = within("the item behind", bench.reserve(1, LIMIT)).await.unwrap().unwrap();
+    assert_eq!(payloads(taken.iter().map(|d| &d.item)), ["0"]);
+}
+
+/// A call that does not wait does not pay for what is cleared away.
+#[tokio::test]
+async fn a_call_that_does_not_wait_does_not_wait_for_what_is_cleared_away() {
+    let bench = bench();
+    for _ in 0..30 {
+        let mortal = |_| NewItem { ttl: Some(Duration::from_secs(1)), ..NewItem::default() };
+        bench.engine.push(&name("q"), (0..1_000).map(mortal).collect(), None).await.unwrap();
+    }
+    bench.clock.advance(Duration::from_secs(2));
+    within("an answer", bench.reserve(1, Duration::ZERO)).await.unwrap().unwrap();
+    assert!(bench.store.begun("reserve") <= 2, "{} looks", bench.store.begun("reserve"));
+}
+
+/// How many steps a dispatcher takes in a while.
+async fn steps(bench: &Bench) -> u64 {
+    let dispatcher = bench.engine.dispatcher(&name("q")).unwrap();
+    let before = dispatcher.steps();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    dispatcher.steps() - before
+}
+
+/// The queue is gone, and the client of one of its streams does not read.
+#[tokio::test]
+async fn a_deleted_queue_beside_a_stream_that_is_not_polled_costs_nothing() {
+    let bench = bench();
+    bench.push(1).await;
+    let mut stream = bench.stream().await;
+    deliveries(&mut stream).await;
+    bench.engine.delete_queue(&name("q"), true).await.unwrap();
+    bench.until_waiting(0).await;
+    assert!(steps(&bench).await < 5);
+    assert!(matches!(stream.next().await, Err(EngineError::QueueDeleted(_))));
+}
+
+#[tokio::test]
+async fn a_paused_queue_with_an_item_that_became_due_costs_nothing() {
+    let bench = bench();
+    let delay = Duration::from_secs(5);
+    let item = NewItem { delay, ..NewItem::default() };
+    bench.engine.push(&name("q"), vec![item], None).await.unwrap();
+    let waiting = bench.reserve(1, LIMIT);
+    bench.until_waiting(1).await;
+    bench.engine.pause_queue(&name("q"), true).await.unwrap();
+    bench.clock.advance(delay);
+    bench.engine.look_everywhere();
+    assert!(steps(&bench).await < 20);
+    bench.engine.pause_queue(&name("q"), false).await.unwrap();
+    assert_eq!(within("the item", waiting).await.unwrap().unwrap().len(), 1);
+}
+
+/// Whatever wakes it: without consumers a dispatcher ends.
+#[tokio::test(start_paused = true)]
+async fn a_dispatcher_without_consumers_ends_though_it_is_woken() {
+    let bench = bench();
+    bench.engine.reserve(&name("q"), 1, Duration::ZERO, None, None).await.unwrap();
+    assert!(bench.engine.dispatcher(&name("q")).is_some());
+    for _ in 0..30 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        bench.engine.look_everywhere();
+    }
+    assert!(bench.engine.dispatcher(&name("q")).is_none());
+}

@@ -1,0 +1,149 @@
+//! The engine on a store that can be held up, and on a clock that can be moved.
+
+mod calls;
+mod faulty;
+mod loops;
+mod streams;
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::timeout;
+
+use self::faulty::{Fault, Faulty};
+use super::{ConsumeOptions, Engine, Limits, OnDisconnect, Received, Result, Subscription};
+use crate::{
+    domain::{Clock, Delivery, Item, NewItem, Queue, QueueName},
+    metrics::Metrics,
+    signals::LocalSignals,
+    store::Store,
+};
+
+/// How long a test waits for something that must happen. Generous: it is no measurement.
+const LIMIT: Duration = Duration::from_secs(60);
+/// The lease that the tests take.
+const LEASE: Duration = Duration::from_secs(30);
+
+struct Bench {
+    engine: Arc<Engine>,
+    store: Arc<Faulty>,
+    clock: Arc<Clock>,
+}
+
+/// An engine whose fallback poll is so seldom that nothing in a test can be owed to it.
+fn bench() -> Bench {
+    let limits = Limits {
+        poll_min: Duration::from_mins(10),
+        poll_max: Duration::from_mins(10),
+        ..Limits::default()
+    };
+    bench_with(limits)
+}
+
+fn bench_with(limits: Limits) -> Bench {
+    let clock = Arc::new(Clock::system());
+    let store = Arc::new(Faulty::new(Arc::clone(&clock)));
+    let shared: Arc<dyn Store> = Arc::clone(&store) as _;
+    let signals = Arc::new(LocalSignals::new());
+    let engine = Engine::new(shared, signals, Arc::new(Metrics::new()), limits);
+    Bench { engine, store, clock }
+}
+
+fn name(text: &str) -> QueueName {
+    QueueName::parse("queue", text).unwrap()
+}
+
+async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    timeout(LIMIT, future).await.unwrap_or_else(|_| panic!("{what}: nothing within {LIMIT:?}"))
+}
+
+async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    within(what, async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+impl Bench {
+    async fn push(&self, count: usize) {
+        let items =
+            (0..count).map(|n| NewItem { payload: n.to_string().into(), ..NewItem::default() });
+        self.engine.push(&name("q"), items.collect(), None).await.unwrap();
+    }
+
+    /// A reserve in a task of its own.
+    fn reserve(
+        &self,
+        items: usize,
+        wait: Duration,
+    ) -> tokio::task::JoinHandle<Result<Vec<Delivery>>> {
+        let engine = Arc::clone(&self.engine);
+        tokio::spawn(
+            async move { engine.reserve(&name("q"), items, wait, Some(LEASE), None).await },
+        )
+    }
+
+    /// A pop in a task of its own.
+    fn pop(&self, items: usize, wait: Duration) -> tokio::task::JoinHandle<Result<Vec<Item>>> {
+        let engine = Arc::clone(&self.engine);
+        tokio::spawn(async move { engine.pop(&name("q"), items, wait).await })
+    }
+
+    fn options(&self) -> ConsumeOptions {
+        ConsumeOptions {
+            queue: name("q"),
+            max_in_flight: 10,
+            max_in_flight_bytes: None,
+            lease: Some(LEASE),
+            consumer: None,
+            auto_commit: false,
+            renew: false,
+            on_disconnect: OnDisconnect::Release,
+            tells_revoked: true,
+        }
+    }
+
+    async fn stream(&self) -> Subscription {
+        self.engine.consume(self.options()).await.unwrap()
+    }
+
+    async fn queue(&self) -> Arc<Queue> {
+        Arc::new(self.store.get_queue(&name("q")).await.unwrap().expect("the queue is there"))
+    }
+
+    /// All items as they are in the store.
+    async fn items(&self) -> Vec<Item> {
+        let queue = self.queue().await;
+        self.store.list_items(&queue, None, None, 10_000).await.unwrap().entries
+    }
+
+    /// Waits until so many items are ready, and answers them.
+    async fn until_ready(&self, count: usize) -> Vec<Item> {
+        let is_ready = async || {
+            let queue = self.queue().await;
+            self.store.depth(&queue).await.unwrap().ready == count as u64
+        };
+        until("items are ready", is_ready).await;
+        self.items().await
+    }
+
+    /// Waits until a call or stream waits for items of the queue.
+    async fn until_waiting(&self, count: u32) {
+        let waiting =
+            async || self.engine.dispatcher(&name("q")).is_some_and(|d| d.consumers() == count);
+        until("consumers wait", waiting).await;
+    }
+}
+
+/// The next items of a stream.
+async fn deliveries(stream: &mut Subscription) -> Vec<Delivery> {
+    match within("deliveries", stream.next()).await {
+        Ok(Received::Deliveries(deliveries)) => deliveries,
+        other => panic!("not {other:?}"),
+    }
+}
+
+fn payloads<'a>(items: impl IntoIterator<Item = &'a Item>) -> Vec<String> {
+    items.into_iter().map(|item| String::from_utf8(item.payload.to_vec()).unwrap()).collect()
+}

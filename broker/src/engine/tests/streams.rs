@@ -1,0 +1,225 @@
+//! Streams: what they hold when they end, what they have lost, what is not sent any more.
+
+use super::{
+    super::{EngineError, RevokeReason},
+    *,
+};
+use crate::domain::{Outcome, RetryPolicy};
+
+/// Waits until the broker has dealt so many items to streams.
+async fn until_dealt(bench: &Bench, count: u64) {
+    let dealt = async || {
+        let queue = bench.queue().await;
+        bench.store.depth(&queue).await.unwrap().reserved == count
+    };
+    until("items are dealt", dealt).await;
+}
+
+/// Makes a stream ask for items, and does not take what it is dealt.
+async fn ask(stream: &mut Subscription) {
+    assert!(futures_util::poll!(std::pin::pin!(stream.next())).is_pending());
+}
+
+#[tokio::test]
+async fn what_ends_with_its_stream_counts_no_attempt() {
+    let bench = bench();
+    bench.push(3).await;
+    for delivery in 1..=5 {
+        let mut stream = bench.stream().await;
+        let taken = deliveries(&mut stream).await;
+        assert!(taken.iter().all(|d| (d.item.attempt, d.item.deliveries) == (1, delivery)));
+        drop(stream);
+        bench.until_ready(3).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_may_ask_for_its_end_to_count_as_a_failure() {
+    let bench = bench();
+    bench.push(1).await;
+    let policy = RetryPolicy { initial_delay: Duration::from_hours(1), ..RetryPolicy::default() };
+    bench
+        .engine
+        .update_queue(&name("q"), &|queue: &mut Queue| {
+            queue.retry_policy = Some(policy.clone());
+            Ok(())
+        })
+        .await
+        .unwrap();
+    let options = ConsumeOptions { on_disconnect: OnDisconnect::Count, ..bench.options() };
+    let mut stream = bench.engine.consume(options).await.unwrap();
+    deliveries(&mut stream).await;
+    drop(stream);
+    let delayed = async || {
+        let queue = bench.queue().await;
+        bench.store.depth(&queue).await.unwrap().delayed == 1
+    };
+    until("it waits as the retry policy says", delayed).await;
+    let items = bench.items().await;
+    assert_eq!((items[0].attempt, items[0].last_reason.is_empty()), (2, false));
+}
+
+#[tokio::test]
+async fn a_stream_may_leave_its_items_leased_but_for_what_was_never_sent() {
+    let bench = bench();
+    bench.push(1).await;
+    let options = ConsumeOptions { on_disconnect: OnDisconnect::KeepLease, ..bench.options() };
+    let mut stream = bench.engine.consume(options).await.unwrap();
+    let taken = deliveries(&mut stream).await;
+    ask(&mut stream).await;
+    bench.push(1).await;
+    until_dealt(&bench, 2).await;
+    drop(stream);
+    let items = bench.until_ready(1).await;
+    assert_eq!(items.len(), 2);
+    let outcomes = bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
+    assert_eq!(outcomes, [Outcome::Ok]);
+}
+
+/// The stream is not polled: its client does not read.
+#[tokio::test]
+async fn shutdown_takes_back_what_a_stream_holds_polled_or_not() {
+    let bench = bench_with(Limits { drain: Duration::ZERO, ..Limits::default() });
+    bench.push(2).await;
+    let mut stream = bench.stream().await;
+    deliveries(&mut stream).await;
+    ask(&mut stream).await;
+    bench.push(1).await;
+    until_dealt(&bench, 3).await;
+    bench.engine.drain().await;
+    within("the end", bench.engine.close()).await;
+    let items = bench.until_ready(3).await;
+    assert!(items.iter().all(|item| item.attempt == 1), "{items:?}");
+    assert!(matches!(stream.next().await, Err(EngineError::ShuttingDown)));
+}
+
+/// Large headers: a message holds a few of the items, and the others have not left.
+#[tokio::test]
+async fn only_what_is_in_a_message_counts_as_sent() {
+    let bench = bench();
+    let headers = [("k".to_owned(), "v".repeat(16_000))];
+    let item = || NewItem { headers: headers.clone().into(), ..NewItem::default() };
+    let items = (0..200).map(|_| item()).collect();
+    bench.engine.push(&name("q"), items, None).await.unwrap();
+    let on_disconnect = OnDisconnect::Count;
+    let options = ConsumeOptions { max_in_flight: 200, on_disconnect, ..bench.options() };
+    let mut stream = bench.engine.consume(options).await.unwrap();
+    let sent = deliveries(&mut stream).await.len();
+    assert!(sent < 100, "{sent} items of 16 KiB in one message");
+    drop(stream);
+    let items = bench.until_ready(200).await;
+    assert_eq!(items.iter().filter(|item| item.attempt == 2).count(), sent);
+}
+
+#[tokio::test]
+async fn giving_back_goes_on_for_as_long_as_the_store_is_away() {
+    let bench = bench();
+    bench.push(2).await;
+    let mut stream = bench.stream().await;
+    deliveries(&mut stream).await;
+    bench.store.set("rollback", Fault::Fails);
+    drop(stream);
+    bench.store.until_begun("rollback", 7).await;
+    bench.store.set("rollback", Fault::None);
+    let items = bench.until_ready(2).await;
+    assert!(items.iter().all(|item| item.attempt == 1), "{items:?}");
+}
+
+#[tokio::test]
+async fn nothing_is_sent_when_its_lease_has_passed() {
+    let bench = bench();
+    bench.push(0).await;
+    let mut stream = bench.stream().await;
+    ask(&mut stream).await;
+    bench.push(2).await;
+    until_dealt(&bench, 2).await;
+    bench.store.set("reserve", Fault::HeldBefore); // or it would be dealt them anew
+    bench.clock.advance(LEASE - Duration::from_millis(500)); // within the margin
+    ask(&mut stream).await;
+    let items = bench.until_ready(2).await;
+    assert!(items.iter().all(|item| item.attempt == 1), "they were never sent: {items:?}");
+    bench.store.set("reserve", Fault::None);
+    assert_eq!(deliveries(&mut stream).await.len(), 2);
+}
+
+async fn revoked(stream: &mut Subscription) -> Vec<super::super::Revoked> {
+    loop {
+        match within("what is revoked", stream.next()).await {
+            Ok(Received::Revoked(revoked)) => return revoked,
+            Ok(Received::Deliveries(_)) => {}
+            Err(error) => panic!("not {error}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_is_told_what_it_no_longer_holds_and_why() {
+    let bench = bench();
+    bench.push(4).await;
+    let mut stream = bench.stream().await;
+    let taken = deliveries(&mut stream).await;
+    assert_eq!(taken.len(), 4);
+    ask(&mut stream).await;
+    // What it settles itself, by whatever call, it is not told.
+    bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
+    bench.engine.delete_item(&name("q"), taken[1].item.id).await.unwrap();
+    let lost = revoked(&mut stream).await;
+    assert_eq!(lost.len(), 1);
+    assert_eq!((&lost[0].receipt, lost[0].reason), (&taken[1].receipt, RevokeReason::Deleted));
+    ask(&mut stream).await;
+
+    // As another broker would.
+    let queue = bench.queue().await;
+    let receipt = taken[2].receipt.clone();
+    bench.store.commit(vec![crate::store::Held { queue, receipt }]).await.unwrap();
+    bench.engine.dispatcher(&name("q")).unwrap().settled_elsewhere();
+    let lost = revoked(&mut stream).await;
+    assert_eq!(lost.len(), 1);
+    assert_eq!((&lost[0].receipt, lost[0].reason), (&taken[2].receipt, RevokeReason::Cancelled));
+    ask(&mut stream).await;
+
+    bench.clock.advance(LEASE);
+    bench.engine.look_everywhere();
+    let lost = revoked(&mut stream).await;
+    assert_eq!(lost.len(), 1);
+    assert_eq!((&lost[0].receipt, lost[0].reason), (&taken[3].receipt, RevokeReason::Lapsed));
+}
+
+/// The reservation is found to be void while the commit that ended it is still to be answered.
+#[tokio::test]
+async fn a_settle_that_is_about_to_be_answered_revokes_nothing() {
+    let bench = bench();
+    bench.push(1).await;
+    let mut stream = bench.stream().await;
+    let taken = deliveries(&mut stream).await;
+    ask(&mut stream).await;
+    bench.store.set("commit", Fault::HeldAfter);
+    let engine = Arc::clone(&bench.engine);
+    let receipts = vec![taken[0].receipt.clone()];
+    let commit = tokio::spawn(async move { engine.commit(receipts).await });
+    bench.store.until_done("commit", 1).await;
+    let dispatcher = bench.engine.dispatcher(&name("q")).unwrap();
+    dispatcher.settled_elsewhere();
+    bench.store.until_done("holds", 1).await;
+    bench.store.set("commit", Fault::None);
+    assert_eq!(commit.await.unwrap().unwrap(), [Outcome::Ok]);
+    bench.clock.advance(Duration::from_secs(5));
+    bench.push(1).await;
+    let next = within("an event", stream.next()).await.unwrap();
+    assert!(matches!(next, Received::Deliveries(_)), "{next:?}");
+}
+
+#[tokio::test]
+async fn the_longest_lease_is_a_reason_of_its_own() {
+    let longest = Duration::from_secs(60);
+    let bench = bench_with(Limits { max_lease: longest, ..Limits::default() });
+    bench.push(1).await;
+    let options = ConsumeOptions { renew: true, ..bench.options() };
+    let mut stream = bench.engine.consume(options).await.unwrap();
+    deliveries(&mut stream).await;
+    ask(&mut stream).await;
+    bench.clock.advance(longest + LEASE);
+    bench.engine.look_everywhere();
+    let lost = revoked(&mut stream).await;
+    assert_eq!(lost[0].reason, RevokeReason::MaxLease);
+}
