@@ -16,6 +16,7 @@ use crate::{
         auth::Tokens,
         server::{Health, Options, Server},
     },
+    listener::Listener,
     metrics::Metrics,
     signals::{self, Signals},
     store::{
@@ -30,11 +31,16 @@ use crate::{
 #[error("{0}")]
 pub struct StartError(String);
 
+/// How long at shutdown clients may take to receive what is on its way to them.
+const FAREWELL: Duration = Duration::from_secs(2);
+
 /// A broker that serves.
 pub struct App {
     engine: Arc<Engine>,
     signals: Arc<dyn Signals>,
     store: Arc<dyn Store>,
+    /// The work of calls.
+    calls: TaskTracker,
     servers: TaskTracker,
     /// Cancelled when the servers have to take no more connections.
     stop: CancellationToken,
@@ -76,9 +82,9 @@ impl App {
 
         let address = local_address(&listener)?;
         let http_address = local_address(&http_listener)?;
-        let servers = TaskTracker::new();
+        let (calls, servers) = (TaskTracker::new(), TaskTracker::new());
         let stop = CancellationToken::new();
-        let api = Api::new(Arc::clone(&engine), servers.clone(), stop.clone());
+        let api = Api::new(Arc::clone(&engine), calls.clone(), stop.clone());
         let options =
             Options { tls: settings.tls.clone(), tokens: Tokens::new(settings.tokens.clone()) };
         let server =
@@ -95,7 +101,7 @@ impl App {
         servers.spawn({
             let stop = stop.clone();
             async move {
-                let served = axum::serve(http_listener, console)
+                let served = axum::serve(Listener::console(http_listener), console)
                     .with_graceful_shutdown(stop.cancelled_owned())
                     .await;
                 if let Err(error) = served {
@@ -108,6 +114,7 @@ impl App {
             engine,
             signals,
             store,
+            calls,
             servers,
             stop,
             health,
@@ -140,8 +147,16 @@ impl App {
             self.health.set_serving(false).await;
             self.engine.drain().await;
             self.stop.cancel();
+            self.calls.close();
+            self.calls.wait().await;
+            // All has been said; a client that does not read would not hear it in an hour either.
             self.servers.close();
-            self.servers.wait().await;
+            let farewell = (self.shutdown_grace / 4).min(FAREWELL);
+            if tokio::time::timeout(farewell, self.servers.wait()).await.is_err() {
+                tracing::info!(
+                    "some clients do not take their last answers: their connections are cut"
+                );
+            }
             self.engine.close().await;
             self.signals.close().await;
         };

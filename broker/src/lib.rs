@@ -8,7 +8,7 @@
 //! * [`signals`]: the [`signals::Signals`] trait, and Redis, MongoDB and nothing behind it.
 //! * [`engine`]: push, dispatch, settle: what happens to an item.
 //! * [`tasks`]: what runs by itself: totals, schedules, settings.
-//! * [`grpc`]: the API; [`console`]: HTTP for people and probes.
+//! * [`grpc`]: the API; [`console`]: HTTP for people and probes; [`listener`]: connections for both.
 //! * [`telemetry`]: the log; [`metrics`]: what is counted and measured.
 //! * `app`: builds all of it from the [`config`], runs it, drains it.
 
@@ -18,6 +18,7 @@ pub mod console;
 pub mod domain;
 pub mod engine;
 pub mod grpc;
+pub mod listener;
 pub mod metrics;
 pub mod signals;
 pub mod store;

@@ -5,10 +5,11 @@ use std::{path::Path, process::ExitCode};
 use sluicegate_broker::{
     app::App,
     config::{self, ConfigError, Settings},
+    listener,
     store::sqlite,
     telemetry,
 };
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 fn main() -> ExitCode {
     match config::file_to_check() {
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
     if let Err(error) = telemetry::init(settings.log_format, &settings.log_level) {
         return fail(&error.to_string());
     }
+    listener::raise_open_files();
     match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime.block_on(run(settings)),
         Err(error) => fail(&format!("can not start threads: {error}")),
@@ -35,14 +37,24 @@ async fn run(settings: Settings) -> ExitCode {
     for warning in settings.warnings() {
         tracing::warn!("{warning}");
     }
-    let app = match App::start(settings).await {
+    // From the first moment on: what is not listened for would end the process.
+    let mut signals = match Signals::listen() {
+        Ok(signals) => signals,
+        Err(error) => return fail(&format!("can not listen for signals: {error}")),
+    };
+    let app = tokio::select! {
+        app = App::start(settings) => app,
+        () = signals.told_to_stop() => {
+            tracing::info!("told to stop before it served");
+            return ExitCode::SUCCESS;
+        }
+    };
+    let app = match app {
         Ok(app) => app,
         Err(error) => return fail(&error.to_string()),
     };
     println!("{}", app.banner());
-    if let Err(error) = told_to_stop().await {
-        return fail(&format!("can not listen for signals: {error}"));
-    }
+    signals.told_to_stop().await;
     tracing::info!("shutting down");
     if app.shutdown().await {
         ExitCode::SUCCESS
@@ -51,14 +63,34 @@ async fn run(settings: Settings) -> ExitCode {
     }
 }
 
-async fn told_to_stop() -> std::io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+/// The signals that concern the broker.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+}
+
+impl Signals {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hang_up: signal(SignalKind::hangup())?,
+        })
     }
-    Ok(())
+
+    /// Waits for SIGTERM or SIGINT. SIGHUP asks for a reload, and never ends the process.
+    async fn told_to_stop(&mut self) {
+        loop {
+            tokio::select! {
+                _ = self.terminate.recv() => return,
+                _ = self.interrupt.recv() => return,
+                _ = self.hang_up.recv() => {
+                    tracing::info!("told to reload: there is nothing that can be reloaded without a restart");
+                }
+            }
+        }
+    }
 }
 
 fn check(file: &Path) -> ExitCode {

@@ -2,11 +2,13 @@
 
 mod brokers;
 mod check;
+mod connections;
 mod consume;
 mod crash;
 mod dedup;
 mod errors;
 mod failover;
+mod frozen;
 mod limits;
 mod order;
 mod outage;

@@ -2,12 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use sluicegate_proto::v1::{Queue, ReserveRequest};
+use sluicegate_proto::v1::{ItemState, Queue, ReserveRequest};
 use tonic::Code;
 
-use crate::harness::{Backend, error_reason, on_both_backends, retry_after, text, within};
+use crate::harness::{Backend, error_reason, on_both_backends, retry_after, text, until, within};
 
-on_both_backends!(a_stop_ends_streams_and_leaves_nothing_leased);
+on_both_backends!(
+    a_stop_ends_streams_and_leaves_nothing_leased,
+    a_client_that_does_not_read_keeps_nothing_from_others_at_a_stop,
+    a_hang_up_ends_nothing,
+);
 
 async fn a_stop_ends_streams_and_leaves_nothing_leased(backend: Backend) {
     let store = backend.store();
@@ -65,5 +69,39 @@ async fn a_stop_ends_streams_and_leaves_nothing_leased(backend: Backend) {
     let mut ready: Vec<String> = api.reserve_now("work", 10).await.iter().map(text).collect();
     ready.sort();
     assert_eq!(ready, ["a", "b", "c", "d"], "all are ready at once, though leased for ten minutes");
+    broker.stop().await;
+}
+
+/// What it holds is ready after the stop with no failed attempt, and the stop is a success.
+async fn a_client_that_does_not_read_keeps_nothing_from_others_at_a_stop(backend: Backend) {
+    let store = backend.store();
+    let broker = store.launch().flag("shutdown-grace", "8s").start().await;
+    let api = broker.api().await;
+    // Far more than the transport takes from a consumer that does not read.
+    let large = "x".repeat(256 * 1024);
+    for _ in 0..4 {
+        api.push("unread", &[large.as_str(); 6]).await;
+    }
+    let stream = api.consume("unread", 100).await;
+    api.until_stats("unread", |stats| stats.reserved > 0).await;
+    broker.stop().await;
+    drop(stream);
+
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    let items = api.list("unread", ItemState::Ready).await;
+    assert_eq!(items.len(), 24);
+    assert!(items.iter().all(|item| item.attempt == 1), "attempts were counted");
+    broker.stop().await;
+}
+
+async fn a_hang_up_ends_nothing(backend: Backend) {
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    broker.signal("HUP");
+    until("it says what it did", || async { broker.log().contains("reload").then_some(()) }).await;
+    api.push("work", &["a"]).await;
+    assert_eq!(api.reserve_now("work", 1).await.len(), 1);
     broker.stop().await;
 }

@@ -14,6 +14,7 @@ use super::{Api, LIMIT, within};
 /// A broker to be: its flags.
 pub(crate) struct Launch {
     flags: Vec<String>,
+    open_files: Option<u32>,
 }
 
 /// A running broker. Killed when dropped; its log is printed if the test fails.
@@ -36,7 +37,9 @@ pub(crate) struct Ended {
 impl Launch {
     /// A broker on free ports.
     pub(crate) fn new() -> Self {
-        Self { flags: Vec::new() }.flag("listen", "127.0.0.1:0").flag("http-listen", "127.0.0.1:0")
+        Self { flags: Vec::new(), open_files: None }
+            .flag("listen", "127.0.0.1:0")
+            .flag("http-listen", "127.0.0.1:0")
     }
 
     /// With the setting `--name value`; a later one replaces an earlier one.
@@ -47,6 +50,12 @@ impl Launch {
         } else {
             self.flags.extend([name, value.to_owned()]);
         }
+        self
+    }
+
+    /// Allowed to open no more files than this, sockets included.
+    pub(crate) fn open_files(mut self, most: u32) -> Self {
+        self.open_files = Some(most);
         self
     }
 
@@ -100,7 +109,15 @@ impl Launch {
     fn spawn(&self, directory: &Path) -> Child {
         let log = File::create(directory.join(LOG)).expect("a log file");
         let binary = binary("sluicegate");
-        let mut command = Command::new(&binary);
+        let mut command = match self.open_files {
+            None => Command::new(&binary),
+            Some(most) => {
+                let mut shell = Command::new("sh");
+                let script = format!("ulimit -n {most}; exec \"$0\" \"$@\"");
+                shell.args(["-c", &script]).arg(&binary);
+                shell
+            }
+        };
         // Only what the test says counts: nothing from the environment, no file beside the sources.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("SLUICEGATE_") {
@@ -157,6 +174,21 @@ impl Broker {
     /// Tells it to end: SIGTERM. It then goes on until [`Broker::ended`].
     pub(crate) fn terminate(&self) {
         send_signal(self.child.id(), "TERM");
+    }
+
+    /// Sends it a signal by name.
+    pub(crate) fn signal(&self, name: &str) {
+        send_signal(self.child.id(), name);
+    }
+
+    /// Processor time it has used so far.
+    pub(crate) fn processor_time(&self) -> Duration {
+        let path = format!("/proc/{}/stat", self.child.id());
+        let text = fs::read_to_string(path).expect("the figures of a process");
+        let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+        let ticks: u64 =
+            fields[11..13].iter().map(|field| field.parse::<u64>().expect("ticks")).sum();
+        Duration::from_millis(ticks * 10) // a hundred a second, on every Linux
     }
 
     /// Waits until it has ended.

@@ -25,10 +25,7 @@ use tonic::{
     codec::CompressionEncoding,
     server::NamedService,
     service::Routes,
-    transport::{
-        Certificate, Identity, ServerTlsConfig,
-        server::{Router, TcpIncoming},
-    },
+    transport::{Certificate, Identity, ServerTlsConfig, server::Router},
 };
 use tonic_health::{ServingStatus, server::HealthReporter};
 
@@ -38,7 +35,7 @@ use super::{
     edge::{self, Edge},
     intake::Intake,
 };
-use crate::config::Tls;
+use crate::{config::Tls, listener::Listener};
 
 /// Least limit of a request.
 const REQUEST_BYTES: usize = 16 << 20;
@@ -171,11 +168,10 @@ impl Server {
 
     /// Serves until the token given to [`Api::new`] is cancelled; then takes no more connections
     /// and returns when the calls under way have ended. Streams end by themselves; a client that
-    /// does not read can still delay it for ever, so bound it with a time-out and drop it.
+    /// does not read can still delay it for ever, so bound it with a time-out and drop it. A connection
+    /// that does not begin as HTTP/2 does within ten seconds is closed.
     pub async fn serve(self, listener: TcpListener) -> Result<(), ServerError> {
-        let incoming = TcpIncoming::from(listener)
-            .with_nodelay(Some(true))
-            .with_keepalive(Some(Duration::from_mins(1)));
+        let incoming = Listener::grpc(listener).connections();
         let (health, shutdown) = (self.health, self.shutdown);
         let end = async move {
             shutdown.cancelled().await;

@@ -188,6 +188,9 @@ impl Store for Faulty {
     async fn repair(&self, queue: &Queue) -> Result<u64> {
         self.inner.repair(queue).await
     }
+    async fn unblocked(&self) -> Vec<QueueName> {
+        self.inner.unblocked().await
+    }
     async fn list_items(
         &self,
         queue: &Queue,

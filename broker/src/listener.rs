@@ -1,0 +1,324 @@
+//! Taking connections, for both servers of the broker: no more than there is room for, no faster than there
+//! are file descriptors for them, and none that stays though it never asks anything.
+
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use futures_util::{Stream, stream};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, Sleep, sleep},
+};
+use tonic::transport::server::{Connected, TcpConnectInfo};
+
+/// After a connection could not be taken for want of anything: the next try.
+const PAUSE: Duration = Duration::from_millis(200);
+/// What goes on is complained of this seldom.
+const COMPLAINTS: Duration = Duration::from_secs(30);
+/// A connection without a request is closed after this long.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// What an HTTP/2 client sends first: its preface.
+const PREFACE_BYTES: usize = 24;
+/// The console needs few connections at a time.
+const CONSOLE_CONNECTIONS: usize = 64;
+
+/// What a client has to do for its connection to stay.
+#[derive(Debug, Clone, Copy)]
+enum Duty {
+    /// Send so many bytes in good time: the server watches it from there on.
+    FirstBytes(usize),
+    /// Be answered something again and again.
+    Answers,
+}
+
+/// Takes connections of a TCP listener.
+pub struct Listener {
+    socket: TcpListener,
+    /// What the connections are for, in the log.
+    purpose: &'static str,
+    duty: Duty,
+    timeout: Duration,
+    places: Arc<Semaphore>,
+    complained: Option<Instant>,
+}
+
+impl Listener {
+    /// For gRPC: as many connections as three quarters of the files the process may open, each of which
+    /// has to begin as HTTP/2 does.
+    pub fn grpc(listener: TcpListener) -> Self {
+        let most = open_files() / 4 * 3;
+        Self::new(listener, "gRPC", Duty::FirstBytes(PREFACE_BYTES), most, REQUEST_TIMEOUT)
+    }
+
+    /// For the console: a few connections, each of which has to ask in good time.
+    pub fn console(listener: TcpListener) -> Self {
+        Self::new(listener, "HTTP", Duty::Answers, CONSOLE_CONNECTIONS, 3 * REQUEST_TIMEOUT)
+    }
+
+    fn new(
+        socket: TcpListener,
+        purpose: &'static str,
+        duty: Duty,
+        most: usize,
+        timeout: Duration,
+    ) -> Self {
+        let places = Arc::new(Semaphore::new(most.clamp(1, Semaphore::MAX_PERMITS)));
+        Self { socket, purpose, duty, timeout, places, complained: None }
+    }
+
+    /// The next connection. May be dropped and called again.
+    pub async fn accept(&mut self) -> (Connection, SocketAddr) {
+        let place = if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
+            Some(place)
+        } else {
+            self.complain("as many connections are open as may be: others wait");
+            Arc::clone(&self.places).acquire_owned().await.ok() // never closed
+        };
+        loop {
+            match self.socket.accept().await {
+                Ok((stream, address)) => {
+                    let _ = stream.set_nodelay(true); // it works without, only slower
+                    let duty = (self.duty, self.timeout);
+                    return (Connection::new(stream, duty, place), address);
+                }
+                Err(error) if is_of_one_connection(&error) => {}
+                Err(error) => {
+                    self.complain(&error.to_string());
+                    sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// All connections from now on.
+    pub fn connections(self) -> impl Stream<Item = io::Result<Connection>> {
+        stream::unfold(self, |mut listener| async move {
+            let (connection, _) = listener.accept().await;
+            Some((Ok(connection), listener))
+        })
+    }
+
+    fn complain(&mut self, reason: &str) {
+        if self.complained.is_none_or(|at| at.elapsed() >= COMPLAINTS) {
+            self.complained = Some(Instant::now());
+            tracing::warn!(purpose = self.purpose, reason, "can not take connections just now");
+        }
+    }
+}
+
+impl axum::serve::Listener for Listener {
+    type Io = Connection;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Connection, SocketAddr) {
+        Self::accept(self).await
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+}
+
+/// True if the next connection may well be taken at once.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+}
+
+/// How many files this process may open.
+fn open_files() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
+}
+
+/// Lets the process open as many files as the system allows it, as servers do: each connection is one.
+pub fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // It works without, with fewer connections.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
+/// One connection. Dropping it makes room for another.
+pub struct Connection {
+    stream: TcpStream,
+    duty: Option<Duty>,
+    timeout: Duration,
+    /// When it is closed unless the client does its duty.
+    deadline: Pin<Box<Sleep>>,
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+impl Connection {
+    fn new(
+        stream: TcpStream,
+        (duty, timeout): (Duty, Duration),
+        place: Option<OwnedSemaphorePermit>,
+    ) -> Self {
+        let deadline = Box::pin(sleep(timeout));
+        Self { stream, duty: Some(duty), timeout, deadline, _place: place }
+    }
+
+    fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        if self.duty.is_some() && self.deadline.as_mut().poll(context).is_ready() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(())
+    }
+
+    fn received(&mut self, bytes: usize) {
+        if let Some(Duty::FirstBytes(left)) = &mut self.duty {
+            *left = left.saturating_sub(bytes);
+            if *left == 0 {
+                self.duty = None;
+            }
+        }
+    }
+
+    fn answered(&mut self) {
+        if let Some(Duty::Answers) = self.duty {
+            self.deadline.as_mut().reset(Instant::now() + self.timeout);
+        }
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = TcpConnectInfo;
+
+    fn connect_info(&self) -> TcpConnectInfo {
+        self.stream.connect_info()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.check_deadline(context)?;
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        self.received(buffer.filled().len() - before);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check_deadline(context)?;
+        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
+        self.answered();
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.check_deadline(context)?;
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, parts))?;
+        self.answered();
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(100);
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    async fn listener(duty: Duty, most: usize) -> (Listener, SocketAddr) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        (Listener::new(listener, "tests", duty, most, SHORT), address)
+    }
+
+    async fn read(connection: &mut Connection) -> io::Result<usize> {
+        let mut buffer = [0; 100];
+        let read = tokio::time::timeout(LIMIT, connection.read(&mut buffer)).await;
+        read.expect("a time-out of the connection's own")
+    }
+
+    #[tokio::test]
+    async fn no_more_connections_are_taken_than_there_is_room_for() {
+        let (mut listener, address) = listener(Duty::Answers, 1).await;
+        let _first = TcpStream::connect(address).await.unwrap();
+        let (taken, _) = listener.accept().await;
+        let _second = TcpStream::connect(address).await.unwrap();
+        assert!(tokio::time::timeout(SHORT, listener.accept()).await.is_err());
+        drop(taken);
+        tokio::time::timeout(LIMIT, listener.accept()).await.expect("there is room");
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_never_begins_is_closed() {
+        let (mut listener, address) = listener(Duty::FirstBytes(3), 9).await;
+        let mut silent = TcpStream::connect(address).await.unwrap();
+        let (mut connection, _) = listener.accept().await;
+        silent.write_all(b"12").await.unwrap();
+        assert_eq!(read(&mut connection).await.unwrap(), 2);
+        let closed = read(&mut connection).await.unwrap_err();
+        assert_eq!(closed.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_has_begun_may_be_silent() {
+        let (mut listener, address) = listener(Duty::FirstBytes(3), 9).await;
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let (mut connection, _) = listener.accept().await;
+        client.write_all(b"123").await.unwrap();
+        assert_eq!(read(&mut connection).await.unwrap(), 3);
+        assert!(tokio::time::timeout(3 * SHORT, connection.read(&mut [0; 9])).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_never_complete_is_not_waited_for() {
+        let (mut listener, address) = listener(Duty::Answers, 9).await;
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let (mut connection, _) = listener.accept().await;
+        connection.write_all(b"an answer").await.unwrap();
+        let dripping = tokio::spawn(async move {
+            while client.write_all(b"x").await.is_ok() {
+                sleep(SHORT / 10).await;
+            }
+        });
+        let closed = loop {
+            if let Err(closed) = read(&mut connection).await {
+                break closed;
+            }
+        };
+        assert_eq!(closed.kind(), io::ErrorKind::TimedOut);
+        drop(connection);
+        dripping.await.unwrap();
+    }
+}
