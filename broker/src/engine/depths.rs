@@ -240,7 +240,7 @@ impl Depths {
     pub(super) async fn depth(&self, queue: &Arc<Queue>) -> Result<Depth> {
         let known = self.known_of(queue);
         let arrival = Instant::now();
-        Ok(self.seen(&known, queue, |counted| counted.is_shallow(), arrival).await?.depth)
+        Ok(self.seen(&known, queue, Counted::is_shallow, arrival).await?.depth)
     }
 
     /// The queue's depth, at most [`MAX_AGE`] old, for whoever asks again and again. One count serves

@@ -76,13 +76,11 @@ impl Engine {
         if new {
             self.tell_settings(&queue.name);
         }
-        if queue.max_depth > 0 {
-            if !self.figures.depths.has_room(&queue, items).await? {
-                return Err(EngineError::QueueFull {
-                    queue: queue.name.clone(),
-                    max_depth: queue.max_depth,
-                });
-            }
+        if queue.max_depth > 0 && !self.figures.depths.has_room(&queue, items).await? {
+            return Err(EngineError::QueueFull {
+                queue: queue.name.clone(),
+                max_depth: queue.max_depth,
+            });
         }
         Ok(queue)
     }

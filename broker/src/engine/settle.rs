@@ -97,7 +97,7 @@ impl Engine {
                 },
                 _ => continue,
             };
-            self.came_back(name, since, outcome);
+            self.came_back(name, since, *outcome);
             back.entry(name.clone()).and_modify(|s| *s = since.min(*s)).or_insert(since);
         }
         for (queue, since) in back {
@@ -108,7 +108,7 @@ impl Engine {
 
     /// Corrects a depth by one item that was given back: into its own queue, where [`Engine::count`] takes
     /// it for ready, or into the dead-letter queue.
-    fn came_back(&self, queue: &QueueName, since: Timestamp, outcome: &Outcome) {
+    fn came_back(&self, queue: &QueueName, since: Timestamp, outcome: Outcome) {
         let change = match outcome {
             Outcome::DeadLettered => Change::arrived(1),
             _ if since > self.now() => Change { ready: -1, delayed: 1, ..Change::default() },

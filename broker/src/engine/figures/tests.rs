@@ -156,7 +156,7 @@ async fn a_watch_costs_nothing_where_nothing_happens() {
     };
     let (counted, asked) = (calls(&metrics, "depth"), all());
     looks(10.0).await;
-    assert_eq!(calls(&metrics, "depth"), counted, "counted for nothing");
+    assert!(calls(&metrics, "depth") <= counted, "counted for nothing");
     // with nothing to tell, the store is asked for the totals, and now and then for the names.
     assert!(all() - asked <= 20.0, "{} calls", all() - asked);
 
