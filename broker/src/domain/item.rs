@@ -22,6 +22,23 @@ pub const MAX_DEDUP_ID_BYTES: usize = 255;
 /// Most bytes kept of a failure's reason.
 pub const MAX_REASON_BYTES: usize = 1024;
 
+/// Checks the headers of an item against the limits; `field` is what the caller called them.
+pub fn check_header_limits<'a, H>(field: &str, headers: H) -> Result<(), Invalid>
+where
+    H: IntoIterator<Item = (&'a String, &'a String)>,
+{
+    let sizes = headers.into_iter().map(|(key, value)| key.len() + value.len());
+    let (count, bytes) = sizes.fold((0, 0), |(count, bytes), size| (count + 1, bytes + size));
+    if count > MAX_HEADERS {
+        return Err(Invalid::new(field, format!("{count} entries are more than {MAX_HEADERS}")));
+    }
+    if bytes > MAX_HEADER_BYTES {
+        let why = format!("{bytes} bytes in all are more than {MAX_HEADER_BYTES}");
+        return Err(Invalid::new(field, why));
+    }
+    Ok(())
+}
+
 /// 0 to 9; 9 is handed out first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Priority(u8);

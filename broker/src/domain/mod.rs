@@ -19,7 +19,7 @@ pub use invalid::Invalid;
 pub use item::{
     Delivery, Headers, Item, ItemState, MAX_CONTENT_TYPE_BYTES, MAX_DEDUP_ID_BYTES,
     MAX_HEADER_BYTES, MAX_HEADERS, MAX_ORDERING_KEY_BYTES, MAX_REASON_BYTES, NewItem, Outcome,
-    Priority, Pushed, cut_reason, message_bytes,
+    Priority, Pushed, check_header_limits, cut_reason, message_bytes,
 };
 pub use name::{ConsumerName, GroupName, QueueName, ScheduleName};
 pub use queue::{Depth, Fate, Queue, RetryPolicy, Totals};

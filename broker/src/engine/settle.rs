@@ -6,8 +6,8 @@ use bytes::Bytes;
 
 use crate::{
     domain::{
-        Fate, Headers, NewItem, Outcome, Priority, Pushed, Queue, QueueName, Receipt, Timestamp,
-        Totals, cut_reason,
+        Fate, Headers, ItemId, NewItem, Outcome, Priority, Pushed, Queue, QueueName, Receipt,
+        Timestamp, Totals, check_header_limits, cut_reason,
     },
     signals::Topic,
     store::{Held, Move, Push, Rollback, RollbackTo},
@@ -167,6 +167,9 @@ impl Engine {
             return Err(EngineError::DifferentGroup { from: receipt.group, to: to.group.clone() });
         }
         let Some(queue) = self.queue_of(&receipt).await? else { return Ok(Outcome::Gone) };
+        if !request.headers.is_empty() {
+            self.check_merged_headers(&queue, receipt.item, &request.headers).await?;
+        }
         let eligible_time = self.now() + request.delay;
         let moved = Move {
             held: Held { queue, receipt: receipt.clone() },
@@ -190,6 +193,17 @@ impl Engine {
             self.tell_inserted(&to.name, Some(eligible_time));
         }
         Ok(outcome)
+    }
+
+    /// Refuses a move that would leave an item with more headers than any push may give it. What the item has cannot change
+    /// between this look and the move: only a move changes headers, and it would end this one's lease.
+    async fn check_merged_headers(&self, queue: &Queue, item: ItemId, new: &Headers) -> Result<()> {
+        let Some(item) = self.timed("get_item", self.store.get_item(queue, item)).await? else {
+            return Ok(()); // the move will tell what became of it
+        };
+        let mut merged = item.headers;
+        merged.extend(new.clone());
+        Ok(check_header_limits("headers", &merged)?)
     }
 
     /// Commits an item and pushes others: all or nothing.

@@ -8,8 +8,8 @@ use super::{Rules, at_most, batch_length, duration, required, time_to_live, time
 use crate::{
     domain::{
         ConsumerName, Headers, Invalid, MAX_CONTENT_TYPE_BYTES, MAX_DEDUP_ID_BYTES,
-        MAX_HEADER_BYTES, MAX_HEADERS, MAX_ORDERING_KEY_BYTES, MAX_SPAN, NewItem, Priority,
-        QueueName, Schedule, ScheduleName,
+        MAX_ORDERING_KEY_BYTES, MAX_SPAN, NewItem, Priority, QueueName, Schedule, ScheduleName,
+        check_header_limits,
     },
     engine::check_cron,
     grpc::status::ApiError,
@@ -83,18 +83,12 @@ pub(super) fn payload(payload: &[u8], rules: &Rules) -> Result<(), ApiError> {
 
 pub(super) fn headers(headers: HashMap<String, String>) -> Result<Headers, Invalid> {
     let refuse = |why: String| Err(Invalid::new("headers", why));
-    if headers.len() > MAX_HEADERS {
-        return refuse(format!("{} entries are more than {MAX_HEADERS}", headers.len()));
-    }
+    check_header_limits("headers", &headers)?;
     if headers.contains_key("") {
         return refuse("keys must not be empty".to_owned());
     }
     if headers.keys().any(|key| key.contains('\0')) {
         return refuse("keys must not contain zero bytes".to_owned());
-    }
-    let bytes: usize = headers.iter().map(|(key, value)| key.len() + value.len()).sum();
-    if bytes > MAX_HEADER_BYTES {
-        return refuse(format!("{bytes} bytes in all are more than {MAX_HEADER_BYTES}"));
     }
     Ok(headers.into_iter().collect())
 }

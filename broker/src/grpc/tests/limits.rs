@@ -147,3 +147,42 @@ async fn a_small_request_of_millions_of_entries_is_refused_before_it_is_decoded(
     let mut answers = queues.push_stream(tokio_stream::once(batch)).await.unwrap().into_inner();
     assert_eq!(answers.message().await.unwrap_err().code(), Code::InvalidArgument);
 }
+
+/// A move adds headers to those an item has: what comes of it is bounded as the headers of a push are.
+#[tokio::test]
+async fn a_move_cannot_take_headers_past_their_limits() {
+    let broker = Broker::start().await;
+    let mut queues = broker.queues();
+    let headers = |from: usize, count: usize, bytes: usize| {
+        (from..from + count).map(|n| (format!("{n:03}"), "h".repeat(bytes))).collect()
+    };
+    for (had, given, fits) in [
+        (headers(0, 64, 1), headers(64, 1, 1), false),
+        (headers(0, 64, 1), headers(0, 64, 200), true),
+        (headers(0, 10, 1_000), headers(10, 10, 1_000), false),
+        (headers(0, 10, 1_000), headers(0, 10, 1_000), true),
+    ] {
+        push(&broker, "from", &[pb::NewItem { headers: had, ..Default::default() }]).await;
+        let reserve = pb::ReserveRequest { queue: "from".into(), ..Default::default() };
+        let delivery = queues.reserve(reserve).await.unwrap().into_inner().deliveries.remove(0);
+        let receipt = delivery.receipt;
+        let request = pb::MoveRequest {
+            receipt: receipt.clone(),
+            to_queue: "to".into(),
+            headers: given,
+            ..Default::default()
+        };
+        match queues.r#move(request).await {
+            Ok(moved) => assert!(fits && moved.into_inner().outcome() == pb::Outcome::Ok),
+            Err(refused) => {
+                assert!(!fits && refused.code() == Code::InvalidArgument, "{refused}");
+                let violations = refused.get_details_bad_request().unwrap().field_violations;
+                assert_eq!(violations[0].field, "headers");
+                // The item is still in the hands of whoever asked.
+                let commit = pb::CommitRequest { receipts: vec![receipt] };
+                let results = queues.commit(commit).await.unwrap().into_inner().results;
+                assert_eq!(results[0].outcome(), pb::Outcome::Ok);
+            }
+        }
+    }
+}
