@@ -93,6 +93,7 @@ fn stored_deliveries() -> Vec<domain::Delivery> {
             item: id,
             token,
             deliveries: 1,
+            earlier_deliveries: 0,
             attempt: 1,
             keyed: false,
             queue: queue.clone(),

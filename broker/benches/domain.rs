@@ -16,6 +16,7 @@ fn receipt() -> Receipt {
         item: IdSource::new().next(Clock::machine_time()),
         token: LeaseToken::fresh([1, 2, 3, 4]),
         deliveries: 1,
+        earlier_deliveries: 0,
         attempt: 1,
         keyed: false,
         queue: QueueName::parse("queue", "orders.new").expect("a name"),

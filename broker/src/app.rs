@@ -74,6 +74,7 @@ impl App {
             auto_create_queues: settings.auto_create_queues,
             poll_min: settings.poll_min,
             poll_max: settings.poll_max,
+            failure_defaults: settings.failure_defaults.clone(),
             drain: (settings.shutdown_grace / 3).min(Duration::from_secs(3)),
         };
         let engine =

@@ -22,7 +22,10 @@ use self::{
     values::Parsed,
 };
 pub use crate::signals::SignalsUri;
-use crate::telemetry::{self, LogFormat};
+use crate::{
+    domain::{FailureDefaults, RetryPolicy},
+    telemetry::{self, LogFormat},
+};
 
 /// The file that is read if none is named.
 pub const DEFAULT_FILE: &str = "sluicegate.toml";
@@ -32,6 +35,9 @@ const TEST_PREFIX: &str = "SLUICEGATE_TEST_";
 
 /// What MongoDB's limit of 16 MiB per document leaves for a payload.
 const MAX_PAYLOAD_BYTES: usize = 15 << 20;
+
+/// Largest factor from one delay of a retry to the next.
+const MAX_MULTIPLIER: f64 = 1_000.0;
 
 const DAY: Duration = Duration::from_hours(24);
 
@@ -115,7 +121,7 @@ pub struct Tls {
 }
 
 /// All settings, checked.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// Where gRPC is served.
     pub listen: SocketAddr,
@@ -135,6 +141,8 @@ pub struct Settings {
     pub default_lease: Duration,
     /// Longest lease, renewals included.
     pub max_lease: Duration,
+    /// Limits and delays of queues that set none.
+    pub failure_defaults: FailureDefaults,
     /// How long a shutdown may take.
     pub shutdown_grace: Duration,
     /// Shortest time between fallback polls of a waiting queue.
@@ -378,6 +386,7 @@ impl Given {
             })?,
             default_lease: self
                 .required("default_lease", span(Duration::from_millis(100), max_lease))?,
+            failure_defaults: self.failure_defaults()?,
             shutdown_grace: self.required("shutdown_grace", span(Duration::ZERO, DAY))?,
             poll_max: self.required("poll_max", span(poll_min, Duration::from_hours(1)))?,
             log_format: self.required("log_format", |text| match text {
@@ -398,6 +407,24 @@ impl Given {
             poll_min,
             store,
             signals,
+        })
+    }
+
+    fn failure_defaults(&self) -> Result<FailureDefaults, ConfigError> {
+        let month = DAY.saturating_mul(30);
+        Ok(FailureDefaults {
+            max_attempts: self.required("default_max_attempts", values::count)?,
+            max_deliveries: self.required("default_max_deliveries", values::count)?,
+            retry_policy: RetryPolicy {
+                initial_delay: self
+                    .required("default_retry_initial_delay", span(Duration::ZERO, month))?,
+                multiplier: self.required("default_retry_multiplier", |text| {
+                    values::number(text, 1.0, MAX_MULTIPLIER)
+                })?,
+                max_delay: self.required("default_retry_max_delay", span(Duration::ZERO, month))?,
+                jitter: self
+                    .required("default_retry_jitter", |text| values::number(text, 0.0, 1.0))?,
+            },
         })
     }
 

@@ -22,7 +22,7 @@ use prometheus_client::{
 };
 
 use crate::{
-    domain::{Depth, QueueName},
+    domain::{Depth, LimitReason, QueueName},
     signals::Topic,
 };
 
@@ -72,7 +72,8 @@ pub struct Metrics {
     committed: Counters<ByQueue>,
     rolled_back: Counters<ByQueue>,
     moved: Counters<ByQueue>,
-    dead_lettered: Counters<ByQueue>,
+    dead_lettered: Counters<(ByQueue, Word)>,
+    discarded: Counters<(ByQueue, Word)>,
     expired: Counters<ByQueue>,
     damaged: Counters<ByQueue>,
     depth: Family<(ByQueue, Word), Gauge>,
@@ -123,7 +124,8 @@ impl Metrics {
             committed: new.metric("items_committed", "Items committed"),
             rolled_back: new.metric("items_rolled_back", "Items given back by consumers"),
             moved: new.metric("items_moved", "Items moved to another queue"),
-            dead_lettered: new.metric("items_dead_lettered", "Items dead-lettered or dropped"),
+            dead_lettered: new.metric("items_dead_lettered", "Items dead-lettered, by reason"),
+            discarded: new.metric("items_discarded", "Items discarded at a limit, by reason"),
             expired: new.metric("items_expired", "Items found expired"),
             damaged: new.metric(
                 "items_damaged",
@@ -213,9 +215,25 @@ impl Metrics {
         self.count(&self.moved, queue, items);
     }
 
-    /// Items were dead-lettered or dropped at their limit.
-    pub fn dead_lettered(&self, queue: &QueueName, items: u64) {
-        self.count(&self.dead_lettered, queue, items);
+    /// Items were dead-lettered.
+    pub fn dead_lettered(&self, queue: &QueueName, reason: LimitReason, items: u64) {
+        self.count_by_reason(&self.dead_lettered, queue, reason, items);
+    }
+
+    /// Items were discarded at a limit.
+    pub fn discarded(&self, queue: &QueueName, reason: LimitReason, items: u64) {
+        self.count_by_reason(&self.discarded, queue, reason, items);
+    }
+
+    fn count_by_reason(
+        &self,
+        family: &Counters<(ByQueue, Word)>,
+        queue: &QueueName,
+        reason: LimitReason,
+        items: u64,
+    ) {
+        let labels = ([("queue", self.label(queue))], [("reason", reason.as_str())]);
+        family.get_or_create(&labels).inc_by(items);
     }
 
     /// Items were found expired.
@@ -283,7 +301,6 @@ impl Metrics {
             &self.committed,
             &self.rolled_back,
             &self.moved,
-            &self.dead_lettered,
             &self.expired,
             &self.damaged,
         ] {
@@ -291,6 +308,11 @@ impl Metrics {
         }
         self.oldest_ready.remove(&labels);
         self.delivery_delay.remove(&labels);
+        for reason in LimitReason::ALL {
+            for family in [&self.dead_lettered, &self.discarded] {
+                family.remove(&(labels.clone(), [("reason", reason.as_str())]));
+            }
+        }
         for state in ["ready", "delayed", "reserved", "blocked", "processed"] {
             self.depth.remove(&(labels.clone(), [("state", state)]));
         }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use sluicegate_client::{Client, Retry};
 use sluicegate_proto::v1::{
-    Delivery, Item, ItemState, NewItem, Outcome, Queue, RedriveFilter, RedriveItemsRequest,
-    RetryPolicy, RollbackItem,
+    DeleteItemRequest, Delivery, GetQueueRequest, Item, ItemState, NewItem, Outcome, Queue,
+    RedriveFilter, RedriveItemsRequest, RetryPolicy, RollbackItem,
 };
 
 use crate::harness::{
@@ -18,7 +18,11 @@ on_both_backends!(
     a_kept_attempt_never_leads_to_the_dead_letter_queue,
     the_retry_policy_delays_each_attempt_more,
     jitter_takes_off_at_most_its_share,
-    without_a_dead_letter_queue_the_item_is_dropped_at_the_limit,
+    an_item_at_its_limit_goes_to_a_queue_made_for_it,
+    a_queue_that_discards_drops_its_items_at_the_limit,
+    a_queue_that_says_nothing_backs_off,
+    a_rejected_item_is_dead_lettered_at_once_and_can_be_redriven,
+    a_reserved_item_is_not_deleted_by_accident,
     a_consumer_that_is_killed_each_time_dead_letters_its_item,
     a_redrive_brings_back_what_its_filter_names,
     a_redrive_keeps_to_its_rate,
@@ -200,11 +204,124 @@ async fn jitter_takes_off_at_most_its_share(backend: Backend) {
     assert!(most - least > 300, "twenty delays so close to each other are not random: {delays:?}");
 }
 
-async fn without_a_dead_letter_queue_the_item_is_dropped_at_the_limit(backend: Backend) {
+/// Issue 9, point 3: no default drops work. The dead-letter queue nobody named comes into being when it is needed, in the
+/// group of its source, whether the last attempt fails by a rollback or by a lapse; its own items stay in it.
+async fn an_item_at_its_limit_goes_to_a_queue_made_for_it(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
-    let queue = Queue { name: "work".to_owned(), max_attempts: Some(2), ..Queue::default() };
+    let queue = Queue {
+        name: "work".to_owned(),
+        group: "eu".to_owned(),
+        max_attempts: Some(2),
+        ..Queue::default()
+    };
+    api.create(queue).await;
+    for (round, failure) in (1..).zip([Failure::Lapse, Failure::Rollback]) {
+        let id = api.push("work", &["x"]).await.remove(0).id;
+        fail(&api, 1, failure).await;
+        fail(&api, 2, failure).await;
+        assert!(api.reserve_now("work", 1).await.is_empty());
+        let dead = api.until_state("work.dead", &id, ItemState::Ready).await;
+        assert_eq!((dead.origin_queue.as_str(), dead.dead_letter_attempts), ("work", 2));
+        assert!(dead.dead_letter_time.is_some());
+        api.until_stats("work", |stats| (stats.dead_lettered, stats.discarded) == (round, 0)).await;
+    }
+    let request = GetQueueRequest { name: "work.dead".to_owned() };
+    let made = api.admin.clone().get_queue(request).await.expect("the queue").into_inner();
+    assert_eq!(made.queue.expect("a queue").group, "eu");
+    // Failing there does not lead any further.
+    for _ in 0..30 {
+        let delivery = api.reserve_now("work.dead", 1).await.remove(0);
+        assert_eq!(api.rollback(&delivery.receipt, "still").await, Outcome::Ok);
+    }
+    until("the log speaks of it", || async {
+        broker.log().contains("items were dead-lettered").then_some(())
+    })
+    .await;
+}
+
+/// Issue 9, point 3: an item that fails on an untouched queue is not tried again a thousand times a second.
+async fn a_queue_that_says_nothing_backs_off(backend: Backend) {
+    let store = backend.store();
+    let broker = store
+        .launch()
+        .flag("--default-retry-initial-delay", "10m")
+        .flag("--default-retry-jitter", "0")
+        .start()
+        .await;
+    let api = broker.api().await;
+    api.push("work", &["x"]).await;
+    let delivery = api.reserve_one("work", LONG).await;
+    // Released, it is ready at once,
+    let kept =
+        RollbackItem { receipt: delivery.receipt, keep_attempt: true, ..RollbackItem::default() };
+    assert_eq!(api.rollback_item(kept).await, Outcome::Ok);
+    // failed, after the broker's delay,
+    let delay = delay_after_failure(&api).await;
+    assert!(delay.as_secs() >= 599, "{delay:?}");
+    assert!(api.reserve_now("work", 1).await.is_empty());
+    // and at once if the rollback says so.
+    api.push("work", &["y"]).await;
+    let delivery = api.reserve_one("work", LONG).await;
+    assert_eq!(api.rollback(&delivery.receipt, "at once").await, Outcome::Ok);
+    assert_eq!(api.reserve_now("work", 1).await.len(), 1);
+}
+
+/// Issue 9, point 25.
+async fn a_rejected_item_is_dead_lettered_at_once_and_can_be_redriven(backend: Backend) {
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    api.push("work", &["x"]).await;
+    let delivery = api.reserve_one("work", LONG).await;
+    let id = item(&delivery).id.clone();
+    let rejected = RollbackItem {
+        receipt: delivery.receipt,
+        reason: "not an order".to_owned(),
+        dead_letter: true,
+        ..RollbackItem::default()
+    };
+    assert_eq!(api.rollback_item(rejected).await, Outcome::DeadLettered);
+    let dead = api.item("work.dead", &id).await.expect("the item");
+    assert_eq!((dead.origin_queue.as_str(), dead.last_reason.as_str()), ("work", "not an order"));
+    assert_eq!((dead.attempt, dead.dead_letter_attempts), (1, 1));
+    let request = RedriveItemsRequest { queue: "work.dead".to_owned(), ..Default::default() };
+    let redriven = api.admin.clone().redrive_items(request).await.expect("a redrive").into_inner();
+    assert_eq!(redriven.redriven_items, 1);
+    let again = api.reserve_one("work", LONG).await;
+    assert_eq!((item(&again).dead_letter_time, item(&again).attempt), (None, 1));
+}
+
+/// Issue 9, point 24.
+async fn a_reserved_item_is_not_deleted_by_accident(backend: Backend) {
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    let id = api.push("work", &["x"]).await.remove(0).id;
+    let held = api.reserve_one("work", LONG).await;
+    let delete = |only_if: ItemState| DeleteItemRequest {
+        queue: "work".to_owned(),
+        id: id.clone(),
+        only_if: only_if.into(),
+    };
+    let refused =
+        api.admin.clone().delete_item(delete(ItemState::Ready)).await.expect_err("reserved");
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    assert!(refused.message().contains("is reserved"), "{}", refused.message());
+    assert_eq!(api.commit(&[&held.receipt]).await, [Outcome::Ok]);
+}
+
+async fn a_queue_that_discards_drops_its_items_at_the_limit(backend: Backend) {
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    let queue = Queue {
+        name: "work".to_owned(),
+        max_attempts: Some(2),
+        discard_failed: true,
+        ..Queue::default()
+    };
     api.create(queue).await;
     let id = api.push("work", &["x"]).await.remove(0).id;
     fail(&api, 1, Failure::Rollback).await;
@@ -212,6 +329,7 @@ async fn without_a_dead_letter_queue_the_item_is_dropped_at_the_limit(backend: B
     assert!(api.reserve_now("work", 1).await.is_empty());
     let gone = api.item("work", &id).await.expect_err("no such item");
     assert_eq!(gone.code(), tonic::Code::NotFound);
+    api.until_stats("work", |stats| (stats.dead_lettered, stats.discarded) == (0, 1)).await;
 }
 
 /// Its connection is cut each time, as if its process had been killed; no polite word is said.

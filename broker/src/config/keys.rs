@@ -74,6 +74,39 @@ pub(super) const KEYS: &[Key] = &[
         "Longest lease, and how long the leases of a living stream are renewed",
     ),
     key(
+        "default_max_attempts",
+        "COUNT",
+        "25",
+        "The attempt whose failure dead-letters an item, in queues with no max_attempts of their own; 0: no limit",
+    ),
+    key(
+        "default_max_deliveries",
+        "COUNT",
+        "100",
+        "The delivery after which an unsettled item is dead-lettered, in queues with no max_deliveries of their own; \
+         0: no limit",
+    ),
+    key(
+        "default_retry_initial_delay",
+        "DURATION",
+        "1s",
+        "How long an item waits after its first failed attempt, in queues with no retry_policy of their own; 0s: not \
+         at all",
+    ),
+    key(
+        "default_retry_multiplier",
+        "FACTOR",
+        "2",
+        "Factor from one such delay to the next, 1 or more",
+    ),
+    key("default_retry_max_delay", "DURATION", "5m", "Longest such delay"),
+    key(
+        "default_retry_jitter",
+        "SHARE",
+        "0.2",
+        "Random share by which such a delay is shortened, 0 to 1",
+    ),
+    key(
         "shutdown_grace",
         "DURATION",
         "10s",

@@ -45,6 +45,7 @@ fn the_defaults_serve_this_machine_from_one_file() {
     assert!(settings.auto_create_queues);
     assert_eq!(settings.max_payload_bytes, 3 << 20);
     assert_eq!(settings.default_lease, Duration::from_secs(30));
+    assert_eq!(settings.failure_defaults, FailureDefaults::default());
     assert_eq!(settings.max_lease, Duration::from_hours(12));
     assert_eq!(settings.shutdown_grace, Duration::from_secs(10));
     assert_eq!(settings.poll_min, Duration::from_secs(1));
@@ -84,6 +85,10 @@ fn every_key_works_in_all_three_places() {
             "auto_create_queues" => "false",
             "max_payload_bytes" => "1KiB",
             "default_lease" | "shutdown_grace" => "1s",
+            "default_max_attempts" | "default_max_deliveries" => "7",
+            "default_retry_initial_delay" | "default_retry_max_delay" => "2s",
+            "default_retry_multiplier" => "1.5",
+            "default_retry_jitter" => "0.5",
             "max_lease" => "1d",
             "poll_min" => "1500ms",
             "poll_max" => "1m",
@@ -180,6 +185,9 @@ fn a_bad_value_is_named_with_its_key_its_place_and_what_would_be_right() {
         (["--poll-max", "500ms"], "`poll_max` in flag --poll-max: 500ms is not within 1s"),
         (["--default-lease", "13h"], "`default_lease`"),
         (["--max-lease", "31d"], "`max_lease`"),
+        (["--default-max-attempts", "many"], "is not a whole number from 0"),
+        (["--default-retry-multiplier", "0.5"], "is not a number of 1 to 1000"),
+        (["--default-retry-jitter", "nan"], "is not a number of 0 to 1"),
         (["--max-payload-bytes", "16MiB"], "16MiB is not within 1 byte and 15MiB"),
         (["--max-payload-bytes", "0"], "`max_payload_bytes`"),
         (["--max-payload-bytes", "4 GB"], "is not a size; write for example"),

@@ -51,6 +51,22 @@ pub(super) fn bytes(text: &str) -> Parsed<usize> {
     number.checked_mul(unit).ok_or_else(wrong)
 }
 
+/// A whole number; 0 means no limit.
+pub(super) fn count(text: &str) -> Parsed<u32> {
+    match text.trim().parse() {
+        Ok(count) if count <= i32::MAX.unsigned_abs() => Ok(count),
+        _ => Err(format!("{text:?} is not a whole number from 0 to {}", i32::MAX)),
+    }
+}
+
+/// A number within bounds.
+pub(super) fn number(text: &str, least: f64, most: f64) -> Parsed<f64> {
+    match text.trim().parse::<f64>() {
+        Ok(number) if number.is_finite() && (least..=most).contains(&number) => Ok(number),
+        _ => Err(format!("{text:?} is not a number of {least} to {most}")),
+    }
+}
+
 /// Yes or no.
 pub(super) fn boolean(text: &str) -> Parsed<bool> {
     match text {

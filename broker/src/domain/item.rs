@@ -118,6 +118,18 @@ pub enum ItemState {
     Processed,
 }
 
+impl fmt::Display for ItemState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ready => "ready",
+            Self::Delayed => "delayed",
+            Self::Reserved => "reserved",
+            Self::Blocked => "blocked",
+            Self::Processed => "processed",
+        })
+    }
+}
+
 /// An item as the broker keeps it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Item {
@@ -161,6 +173,12 @@ pub struct Item {
     pub last_reason: String,
     /// The queue it was dead-lettered from.
     pub origin_queue: Option<QueueName>,
+    /// When it became eligible for its present or next delivery; `None` if blocked or processed.
+    pub due_time: Option<Timestamp>,
+    /// When it was dead-lettered.
+    pub dead_letter_time: Option<Timestamp>,
+    /// How many attempts had failed when it was dead-lettered.
+    pub dead_letter_attempts: u32,
 }
 
 impl Item {
@@ -201,7 +219,7 @@ pub struct Delivery {
 pub enum Outcome {
     /// Done as asked.
     Ok,
-    /// The last allowed attempt failed: the item is in the dead-letter queue, or dropped if there is none.
+    /// It was at a limit, or rejected: the item is in the dead-letter queue, or discarded if its queue asks for that.
     DeadLettered,
     /// The item is there but under another lease or none; nothing was changed.
     LeaseLost,

@@ -4,6 +4,7 @@
 //! Values here are parsed and checked once, at the edge; past it nothing is checked twice.
 
 mod deal;
+mod failure;
 mod id;
 mod invalid;
 mod item;
@@ -14,6 +15,7 @@ mod schedule;
 mod time;
 
 pub use deal::{ItemSize, MAX_MESSAGE_BYTES, Want, deal};
+pub use failure::{AtLimit, Cause, FailureDefaults, Fate, LimitReason};
 pub use id::{IdSource, ItemId, LeaseToken};
 pub use invalid::Invalid;
 pub use item::{
@@ -22,7 +24,7 @@ pub use item::{
     Priority, Pushed, check_header_limits, cut_reason, message_bytes,
 };
 pub use name::{ConsumerName, GroupName, QueueName, ScheduleName};
-pub use queue::{Depth, Fate, Queue, RetryPolicy, Totals};
+pub use queue::{Depth, Queue, RetryPolicy, Totals};
 pub use receipt::Receipt;
 pub use schedule::Schedule;
 pub use time::{Clock, FOREVER, MAX_SPAN, Timestamp};

@@ -1,12 +1,14 @@
-//! Names: `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`, cheap to clone.
+//! Names: `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`, cheap to clone. Those of queues may begin with `_` too.
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
 use super::Invalid;
 
-fn check(field: &str, text: &str) -> Result<(), Invalid> {
+fn check(field: &str, text: &str, underscore_first: bool) -> Result<(), Invalid> {
     let bytes = text.as_bytes();
-    let well_formed = matches!(bytes.first(), Some(first) if first.is_ascii_alphanumeric())
+    let may_begin =
+        |first: &u8| first.is_ascii_alphanumeric() || (underscore_first && *first == b'_');
+    let well_formed = bytes.first().is_some_and(may_begin)
         && bytes.len() <= 128
         && bytes.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
     if well_formed {
@@ -15,12 +17,15 @@ fn check(field: &str, text: &str) -> Result<(), Invalid> {
     let why = if text.is_empty() { "must be given: " } else { "" };
     Err(Invalid::new(
         field,
-        format!("{why}1 to 128 letters, digits, '.', '_' or '-', the first a letter or digit"),
+        format!(
+            "{why}1 to 128 letters, digits, '.', '_' or '-', the first a letter{} digit",
+            if underscore_first { ", '_' or" } else { " or" }
+        ),
     ))
 }
 
 macro_rules! name {
-    ($(#[$doc:meta])* $type:ident) => {
+    ($(#[$doc:meta])* $type:ident, underscore_first: $underscore_first:literal) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub struct $type(Arc<str>);
@@ -28,7 +33,7 @@ macro_rules! name {
         impl $type {
             /// Parses a name; `field` is what the caller called it.
             pub fn parse(field: &str, text: &str) -> Result<Self, Invalid> {
-                check(field, text)?;
+                check(field, text, $underscore_first)?;
                 Ok(Self(text.into()))
             }
 
@@ -65,19 +70,23 @@ macro_rules! name {
 
 name!(
     /// The name of a queue.
-    QueueName
+    QueueName,
+    underscore_first: true
 );
 name!(
     /// The name of a group: a set of queues stored in one collection.
-    GroupName
+    GroupName,
+    underscore_first: false
 );
 name!(
     /// The name a producer or consumer gives itself.
-    ConsumerName
+    ConsumerName,
+    underscore_first: false
 );
 name!(
     /// The name of a schedule.
-    ScheduleName
+    ScheduleName,
+    underscore_first: false
 );
 
 impl Default for GroupName {
@@ -98,5 +107,15 @@ mod tests {
         for bad in ["", ".a", "-a", "a b", "a/b", "ä", "a\0", &"x".repeat(129)] {
             assert_eq!(QueueName::parse("queue", bad).unwrap_err().field, "queue", "{bad:?}");
         }
+    }
+
+    /// Issue 9, point 27.
+    #[test]
+    fn names_of_queues_alone_may_begin_with_an_underscore() {
+        assert_eq!(QueueName::parse("queue", "_internal").unwrap().as_str(), "_internal");
+        assert_eq!(QueueName::parse("queue", "_").unwrap().as_str(), "_");
+        assert!(GroupName::parse("group", "_g").is_err());
+        assert!(ScheduleName::parse("schedule", "_s").is_err());
+        assert!(ConsumerName::parse("consumer", "_c").is_err());
     }
 }

@@ -1,8 +1,8 @@
-//! Queues: their settings, their figures, and what a failure means in them.
+//! Queues: their settings and their figures.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{GroupName, QueueName, Timestamp};
+use super::{AtLimit, FailureDefaults, GroupName, QueueName, Timestamp};
 
 /// How long a failed item waits before its next attempt.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,11 +50,15 @@ pub struct Queue {
     pub group: GroupName,
     /// Lease if a consumer asks for none; `None`: the broker's default.
     pub lease: Option<Duration>,
-    /// The attempt whose failure dead-letters; 0 for never.
-    pub max_attempts: u32,
-    /// Where items go after that; without one they are dropped.
+    /// The attempt whose failure dead-letters; 0 for never; `None`: the broker's default.
+    pub max_attempts: Option<u32>,
+    /// The delivery after which an unsettled item is dead-lettered; 0 for never; `None`: the broker's default.
+    pub max_deliveries: Option<u32>,
+    /// Where items at a limit go; `None`: see [`Queue::dead_letter_target`].
     pub dead_letter_queue: Option<QueueName>,
-    /// Delay of failed items.
+    /// Discard items at a limit instead.
+    pub discard_failed: bool,
+    /// Delay of failed items; `None`: the broker's default.
     pub retry_policy: Option<RetryPolicy>,
     /// Time to live of items pushed without one.
     pub default_ttl: Option<Duration>,
@@ -74,18 +78,10 @@ pub struct Queue {
     pub create_time: Timestamp,
     /// Grows with each change of the settings; fences updates.
     pub revision: i64,
-}
-
-/// What becomes of an item whose attempt failed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    /// It gets another attempt, of this number.
-    Retry {
-        /// The number of the next attempt.
-        attempt: u32,
-    },
-    /// That was the last one: it goes to the dead-letter queue, or is dropped if there is none.
-    DeadLetter,
+    /// What is in force where the settings leave it open: the broker's part, never stored.
+    pub defaults: FailureDefaults,
+    /// Where items at a limit go: the broker's part, never stored.
+    pub at_limit: AtLimit,
 }
 
 impl Queue {
@@ -98,8 +94,10 @@ impl Queue {
             name,
             group: GroupName::default(),
             lease: None,
-            max_attempts: 0,
+            max_attempts: None,
+            max_deliveries: None,
             dead_letter_queue: None,
+            discard_failed: false,
             retry_policy: None,
             default_ttl: None,
             retention: Duration::ZERO,
@@ -110,15 +108,8 @@ impl Queue {
             labels: BTreeMap::new(),
             create_time: now,
             revision: 0,
-        }
-    }
-
-    /// What becomes of an item whose `attempt` failed. The limit is reached at exactly `max_attempts`.
-    pub fn after_failure(&self, attempt: u32) -> Fate {
-        if self.max_attempts > 0 && attempt >= self.max_attempts {
-            Fate::DeadLetter
-        } else {
-            Fate::Retry { attempt: attempt.saturating_add(1) }
+            defaults: FailureDefaults::default(),
+            at_limit: AtLimit::Unknown,
         }
     }
 
@@ -133,6 +124,8 @@ impl Queue {
             create_time: Timestamp::default(),
             revision: 0,
             paused: false,
+            defaults: FailureDefaults::default(),
+            at_limit: AtLimit::Unknown,
             ..queue.clone()
         };
         plain(self) == plain(other)
@@ -178,10 +171,14 @@ pub struct Totals {
     pub rolled_back: u64,
     /// Items moved to another queue.
     pub moved: u64,
-    /// Items dead-lettered, or dropped at the limit.
+    /// Items moved to the dead-letter queue.
     pub dead_lettered: u64,
     /// Items found expired.
     pub expired: u64,
+    /// Items committed as they were handed out; counted in `committed` too.
+    pub popped: u64,
+    /// Items discarded at a limit.
+    pub discarded: u64,
 }
 
 impl Totals {
@@ -194,6 +191,8 @@ impl Totals {
         self.moved += more.moved;
         self.dead_lettered += more.dead_lettered;
         self.expired += more.expired;
+        self.popped += more.popped;
+        self.discarded += more.discarded;
     }
 }
 
@@ -215,15 +214,5 @@ mod tests {
         assert_eq!(millis(u32::MAX, 0.0), 20_000);
         let at_once = RetryPolicy { initial_delay: Duration::ZERO, ..policy };
         assert_eq!(at_once.delay(u32::MAX, 0.0), Duration::ZERO);
-    }
-
-    #[test]
-    fn the_limit_is_reached_exactly() {
-        let name = QueueName::parse("queue", "q").unwrap();
-        let mut queue = Queue::with_defaults(name, Timestamp(0));
-        assert_eq!(queue.after_failure(1_000_000), Fate::Retry { attempt: 1_000_001 });
-        queue.max_attempts = 3;
-        assert_eq!(queue.after_failure(2), Fate::Retry { attempt: 3 });
-        assert_eq!(queue.after_failure(3), Fate::DeadLetter);
     }
 }

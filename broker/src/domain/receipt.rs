@@ -13,6 +13,8 @@ pub struct Receipt {
     pub token: LeaseToken,
     /// How often the item had been handed out, this time included.
     pub deliveries: u32,
+    /// How many of these were before the item came into its queue: limits count the others.
+    pub earlier_deliveries: u32,
     /// The item's attempt in this reservation.
     pub attempt: u32,
     /// True if the item has an ordering key: settling it lets the next of that key go on.
@@ -23,18 +25,26 @@ pub struct Receipt {
     pub group: GroupName,
 }
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// Receipts of this version do not tell `earlier_deliveries`.
+const VERSION_1: u8 = 1;
 
 impl Receipt {
-    /// The receipt as text: URL-safe letters and digits, about 90 bytes.
+    /// How often the item had been handed out in its present queue, this time included.
+    pub fn deliveries_here(&self) -> u32 {
+        self.deliveries.saturating_sub(self.earlier_deliveries)
+    }
+
+    /// The receipt as text: URL-safe letters and digits, about 100 bytes.
     pub fn encode(&self) -> String {
         let mut bytes =
-            Vec::with_capacity(39 + self.queue.as_str().len() + self.group.as_str().len());
+            Vec::with_capacity(43 + self.queue.as_str().len() + self.group.as_str().len());
         bytes.push(VERSION);
         bytes.extend_from_slice(&self.item.0);
         bytes.extend_from_slice(&self.token.0);
         bytes.extend_from_slice(&self.deliveries.to_be_bytes());
         bytes.extend_from_slice(&self.attempt.to_be_bytes());
+        bytes.extend_from_slice(&self.earlier_deliveries.to_be_bytes());
         bytes.push(u8::from(self.keyed));
         bytes.push(self.queue.as_str().len() as u8); // names are at most 128 bytes
         bytes.extend_from_slice(self.queue.as_str().as_bytes());
@@ -71,17 +81,20 @@ impl Receipt {
         let (token, rest) = rest.split_first_chunk::<12>()?;
         let (deliveries, rest) = rest.split_first_chunk::<4>()?;
         let (attempt, rest) = rest.split_first_chunk::<4>()?;
+        let (earlier, rest) = match *version {
+            VERSION_1 => ([0; 4], rest),
+            VERSION => rest.split_first_chunk::<4>().map(|(earlier, rest)| (*earlier, rest))?,
+            _ => return None,
+        };
         let (keyed, rest) = rest.split_first()?;
         let (length, rest) = rest.split_first()?;
         let (queue, group) = rest.split_at_checked(usize::from(*length))?;
-        if *version != VERSION {
-            return None;
-        }
         Some(Self {
             item: ItemId(*item),
             token: LeaseToken(*token),
             deliveries: u32::from_be_bytes(*deliveries),
             attempt: u32::from_be_bytes(*attempt),
+            earlier_deliveries: u32::from_be_bytes(earlier),
             keyed: *keyed != 0,
             queue: QueueName::parse("queue", std::str::from_utf8(queue).ok()?).ok()?,
             group: GroupName::parse("group", std::str::from_utf8(group).ok()?).ok()?,
@@ -111,6 +124,7 @@ mod tests {
             item: ItemId(*b"0123456789ab"),
             token: LeaseToken(*b"ba9876543210"),
             deliveries: 3,
+            earlier_deliveries: 1,
             attempt: 2,
             keyed: true,
             queue: QueueName::parse("queue", "orders").unwrap(),
@@ -121,6 +135,19 @@ mod tests {
     #[test]
     fn a_receipt_survives_its_text_form() {
         assert_eq!(Receipt::parse("receipt", &receipt().encode()), Ok(receipt()));
+    }
+
+    /// Receipts that a broker of before gave out are settled by this one.
+    #[test]
+    fn a_receipt_of_version_1_is_read() {
+        let text = "0130313233343536373839616262613938373635343332313000000003000000020106\
+                    6f726465727364656661756c74";
+        let bytes: Vec<u8> = (0..text.len() / 2)
+            .map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap())
+            .collect();
+        let text = format!("{text}{:08x}", checksum(&bytes));
+        let expected = Receipt { earlier_deliveries: 0, ..receipt() };
+        assert_eq!(Receipt::parse("receipt", &text), Ok(expected));
     }
 
     #[test]

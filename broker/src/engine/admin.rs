@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use crate::{
     domain::{GroupName, Invalid, Item, ItemId, ItemState, Queue, QueueName},
-    store::{Created, Deleted, Page, RedriveFilter, Selection},
+    store::{Deleted, ItemDeleted, Page, RedriveFilter, Selection},
 };
 
 use super::{Engine, EngineError, Result, links};
@@ -58,6 +58,8 @@ impl Engine {
         for _ in 0..UPDATE_TRIES {
             let links = self.store.links().await?;
             let before = self.get_queue(name).await?;
+            // A change may begin with what is in force.
+            let before = before.in_force(&self.limits.failure_defaults);
             let mut wanted = before.clone();
             change(&mut wanted)?;
             if wanted == before {
@@ -140,11 +142,23 @@ impl Engine {
         item.ok_or_else(|| EngineError::ItemNotFound { queue: queue.clone(), id: id.to_string() })
     }
 
-    /// Deletes one item, whatever its state.
-    pub async fn delete_item(&self, queue: &QueueName, id: ItemId) -> Result<()> {
+    /// Deletes one item; with `only_if` not unless it is in that state.
+    pub async fn delete_item(
+        &self,
+        queue: &QueueName,
+        id: ItemId,
+        only_if: Option<ItemState>,
+    ) -> Result<()> {
         let settings = self.queues.get(queue).await?;
-        if !self.store.delete_item(&settings, id).await? {
-            return Err(EngineError::ItemNotFound { queue: queue.clone(), id: id.to_string() });
+        let (queue_name, item) = (queue.clone(), id.to_string());
+        match self.store.delete_item(&settings, id, only_if).await? {
+            ItemDeleted::Done => {}
+            ItemDeleted::NotFound => {
+                return Err(EngineError::ItemNotFound { queue: queue_name, id: item });
+            }
+            ItemDeleted::OtherState(state) => {
+                return Err(EngineError::ItemInOtherState { queue: queue_name, id: item, state });
+            }
         }
         self.figures.depths.forget_count(queue);
         // It may have been held by a stream, or have had others of its key behind it.
@@ -274,6 +288,11 @@ impl Engine {
         if queue.dead_letter_queue.as_ref() == Some(&queue.name) {
             return Err(Invalid::new("queue.dead_letter_queue", "a queue can not be its own"));
         }
+        if queue.discard_failed && queue.dead_letter_queue.is_some() {
+            let why =
+                "not together with dead_letter_queue: items at a limit go one way or the other";
+            return Err(Invalid::new("queue.discard_failed", why));
+        }
         Ok(())
     }
 
@@ -287,17 +306,7 @@ impl Engine {
     async fn ensure_dead_letter_queue(&self, queue: &Queue) -> Result<()> {
         let Some(name) = &queue.dead_letter_queue else { return Ok(()) };
         links::check_group(&*self.store, name, &queue.group).await?;
-        let mut wanted = Queue::with_defaults(name.clone(), self.now());
-        wanted.group = queue.group.clone();
-        let group = match self.store.create_queue(&wanted).await? {
-            Created::New(made) => {
-                let group = made.group.clone();
-                self.queues.replace(made);
-                self.tell_settings(name);
-                group
-            }
-            Created::Existing(queue) => queue.group,
-        };
+        let group = self.make_dead_letter_queue(name, queue).await?;
         let from = GroupName::clone(&queue.group);
         if group == from { Ok(()) } else { Err(EngineError::DifferentGroup { from, to: group }) }
     }

@@ -47,11 +47,12 @@ impl Change {
     /// left out: counts leave them out from the moment at which they expire.
     pub(super) fn of(totals: &Totals, keeps_history: bool) -> Self {
         let count = |items: u64| i64::try_from(items).unwrap_or(i64::MAX);
-        let settled = count(totals.committed + totals.moved + totals.dead_lettered);
+        let ended = totals.committed + totals.discarded;
+        let settled = count(ended + totals.moved + totals.dead_lettered);
         Self {
             ready: count(totals.pushed) + count(totals.rolled_back) - count(totals.delivered),
             reserved: count(totals.delivered) - count(totals.rolled_back) - settled,
-            processed: if keeps_history { count(totals.committed) } else { 0 },
+            processed: if keeps_history { count(ended) } else { 0 },
             ..Self::default()
         }
     }

@@ -26,7 +26,6 @@ use self::polls::Polls;
 use super::{
     Engine, EngineError, Result,
     consumers::{Call, ConsumerId, Consumers, InFlight, Inbox, Round, StreamSettings, Taker},
-    depths::Change,
     rhythm::Rhythm,
 };
 
@@ -424,9 +423,16 @@ async fn step(
     engine.metrics.woken(woken_by);
     let looked = engine.now();
     let reserved = engine.store.reserve(&queue, &round.wants).await?;
+    if reserved.limit_unknown {
+        engine.with_known_limit(&queue).await?;
+        let mut state = dispatcher.state.lock();
+        state.news = true;
+        state.consumers.end_round(&round, false);
+        return Ok(Step::Again);
+    }
     polls.looked();
     let dealt = reserved.deliveries.len();
-    let cleared = reserved.dead_lettered + reserved.expired;
+    let cleared = reserved.at_limit.total() + reserved.expired;
     dispatcher.state.lock().rhythm.brought(dealt);
     let more = reserved.more || dealt >= wanted;
     hand_out(engine, dispatcher, &queue, &round, reserved).await?;
@@ -493,21 +499,19 @@ async fn hand_out(
     if reserved.damaged > 0 {
         engine.metrics.damaged(&queue.name, reserved.damaged);
     }
-    let Reserved { mut deliveries, dead_lettered, expired, .. } = reserved;
-    let mut totals = Totals { delivered, dead_lettered, expired, ..Totals::default() };
-    if dead_lettered > 0
-        && let Some(target) = &queue.dead_letter_queue
-    {
-        engine.figures.depths.changed(target, || Change::arrived(dead_lettered));
-        engine.tell_inserted(target, None);
-    }
+    let Reserved { mut deliveries, at_limit, expired, .. } = reserved;
+    let mut totals = Totals { delivered, expired, ..Totals::default() };
+    engine.tell_lapsed_at_limit(queue, at_limit);
     let mut unwanted = Vec::new();
     let mut failed = None;
     if round.takers.iter().any(|taker| taker.auto_commit) {
         let committed =
             commit_at_once(engine, dispatcher, queue, round, &mut deliveries, &mut unwanted).await;
         match committed {
-            Ok(committed) => totals.committed += committed,
+            Ok(committed) => {
+                totals.popped = committed;
+                totals.committed += committed;
+            }
             Err(error) => failed = Some(error), // of these alone: the others are dealt theirs
         }
     }

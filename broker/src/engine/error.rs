@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::{
-    domain::{GroupName, Invalid, QueueName, ScheduleName},
+    domain::{GroupName, Invalid, ItemState, QueueName, ScheduleName},
     store::StoreError,
 };
 
@@ -26,6 +26,16 @@ pub enum EngineError {
         queue: QueueName,
         /// The id asked for.
         id: String,
+    },
+    /// The item is not in the state in which it was to be deleted; nothing was changed.
+    #[error("item {id} of queue {queue} is {state}")]
+    ItemInOtherState {
+        /// The queue.
+        queue: QueueName,
+        /// The item.
+        id: String,
+        /// The state it is in.
+        state: ItemState,
     },
     /// There is no such schedule.
     #[error("schedule {0} is not there")]

@@ -105,12 +105,12 @@ impl Engine {
         note(change.committed, Metrics::committed);
         note(change.rolled_back, Metrics::rolled_back);
         note(change.moved, Metrics::moved);
-        note(change.dead_lettered, Metrics::dead_lettered);
         note(change.expired, Metrics::expired);
     }
 
     /// Adds to the store's totals what was gathered since the last call.
     pub async fn flush_totals(&self) -> Result<()> {
+        self.log_failures(false);
         let _alone = self.figures.flushing.write().await;
         let changes: Vec<_> = {
             let mut gathered = self.figures.totals.lock();

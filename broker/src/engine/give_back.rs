@@ -9,7 +9,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 
 use crate::{
-    domain::{Delivery, Fate, Queue, Receipt, Timestamp},
+    domain::{Cause, Delivery, Queue, Receipt, Timestamp},
     store::{Held, Rollback, RollbackTo},
 };
 
@@ -100,22 +100,6 @@ fn released(queue: &Arc<Queue>, receipt: Receipt, eligible_time: Timestamp) -> R
     Rollback { held: Held { queue: Arc::clone(queue), receipt }, to, reason: None }
 }
 
-/// A failed attempt.
-fn failed(queue: &Arc<Queue>, receipt: Receipt, now: Timestamp) -> Rollback {
-    let attempt = receipt.attempt;
-    let to = match queue.after_failure(attempt) {
-        Fate::Retry { attempt: next } => {
-            let policy = queue.retry_policy.as_ref();
-            let delay =
-                policy.map_or(Duration::ZERO, |policy| policy.delay(attempt, rand::random()));
-            RollbackTo::Queue { eligible_time: now + delay, attempt: next }
-        }
-        Fate::DeadLetter => RollbackTo::DeadLetter,
-    };
-    let reason = Some(DISCONNECTED.to_owned());
-    Rollback { held: Held { queue: Arc::clone(queue), receipt }, to, reason }
-}
-
 impl Engine {
     /// Puts back where they were items that were reserved but reached nobody.
     pub(super) fn release_undelivered(
@@ -171,23 +155,28 @@ impl Engine {
         if self.is_draining() {
             return self.release_held(opened, held);
         }
-        match on_disconnect {
-            OnDisconnect::Release => self.release_held(opened, held),
-            OnDisconnect::KeepLease => self.release_unsent(opened, held),
-            OnDisconnect::Count => {
-                let (engine, opened) = (Arc::clone(self), Arc::clone(opened));
-                self.tasks.spawn(async move {
-                    // The settings may have changed since the stream was opened: those of now count.
-                    let queue = engine.queues.get(&opened.name).await.unwrap_or(opened);
-                    let now = engine.now();
-                    let (sent, unsent) = held.into_iter().partition(|held| held.sent);
-                    engine.release_unsent(&queue, unsent);
-                    let sent: Vec<InFlight> = sent;
-                    let back = |held: InFlight| failed(&queue, held.receipt, now);
-                    engine.give_back(sent.into_iter().map(back).collect());
-                });
+        let (cause, delay, reason) = match on_disconnect {
+            OnDisconnect::KeepLease => return self.release_unsent(opened, held),
+            OnDisconnect::Release => (Cause::Disconnect, Some(Duration::ZERO), None),
+            OnDisconnect::Count => (Cause::Rollback, None, Some(DISCONNECTED.to_owned())),
+        };
+        let (engine, opened) = (Arc::clone(self), Arc::clone(opened));
+        self.tasks.spawn(async move {
+            // The settings may have changed since the stream was opened: those of now count.
+            let queue = engine.queues.get(&opened.name).await.unwrap_or(opened);
+            let (sent, unsent): (Vec<_>, Vec<_>) = held.into_iter().partition(|held| held.sent);
+            engine.release_unsent(&queue, unsent);
+            let now = engine.now();
+            let mut batch = Vec::with_capacity(sent.len());
+            for InFlight { receipt, .. } in sent {
+                let kept = released(&queue, receipt.clone(), now);
+                let held = Held { queue: Arc::clone(&queue), receipt };
+                // An item of which it is not known where it goes at its limit stays, and meets the limit the next time.
+                let planned = engine.plan_rollback(held, cause, delay, reason.clone()).await;
+                batch.push(planned.unwrap_or(kept));
             }
-        }
+            engine.give_back(batch);
+        });
     }
 
     /// Gives items back as decided, for as long as it takes.

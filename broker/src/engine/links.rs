@@ -9,8 +9,8 @@ use crate::{
 use super::{EngineError, Result};
 
 /// The queue that this one dead-letters into, whether it is there or not.
-pub(super) fn target(queue: &Queue) -> Option<&QueueName> {
-    queue.dead_letter_queue.as_ref()
+pub(super) fn target(queue: &Queue) -> Option<QueueName> {
+    queue.dead_letter_target()
 }
 
 /// The queues that dead-letter into this one: those that name it, and the one after which it is named.
@@ -19,7 +19,7 @@ pub(super) async fn sources(store: &dyn Store, name: &QueueName) -> Result<Vec<Q
     let base = name.as_str().strip_suffix(".dead");
     if let Some(base) = base.and_then(|base| QueueName::parse("queue", base).ok())
         && let Some(base) = store.get_queue(&base).await?
-        && target(&base) == Some(name)
+        && target(&base).as_ref() == Some(name)
         && sources.iter().all(|source| source.name != base.name)
     {
         sources.push(base);
@@ -59,7 +59,7 @@ pub(super) async fn check_group(
 /// Refuses settings by which items that fail would come back to their queue in the end.
 pub(super) async fn check_ring(store: &dyn Store, queue: &Queue) -> Result<()> {
     let mut ring = vec![queue.name.clone()];
-    let mut next = target(queue).cloned();
+    let mut next = target(queue);
     while let Some(name) = next {
         if name == queue.name {
             return Err(EngineError::DeadLetterRing(ring));
@@ -68,7 +68,7 @@ pub(super) async fn check_ring(store: &dyn Store, queue: &Queue) -> Result<()> {
             return Ok(()); // a ring of old that does not lead through this queue
         }
         let Some(queue) = store.get_queue(&name).await? else { return Ok(()) };
-        next = target(&queue).cloned();
+        next = target(&queue);
         ring.push(name);
     }
     Ok(())

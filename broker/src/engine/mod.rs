@@ -4,7 +4,7 @@
 //! * `dispatch`, `consumers`, `subscription`: out. One dispatcher per consumed queue reserves items
 //!   and hands them to the consumers with room. `rhythm`: when to look without being told. `give_back`: what
 //!   goes back to the queue.
-//! * `settle`: done, back, on, or a little longer.
+//! * `settle`: done, back, on, or a little longer. `failures`: where items at a limit go.
 //! * `queues`: settings, remembered. `admin`, `schedules`: for operators.
 //! * `figures`: totals, and what is told of a queue. `depths`: what it holds.
 //! * `overview`: all queues at once, and the gauges of depth. `watch`: who is told of changes.
@@ -14,6 +14,7 @@ mod consumers;
 mod depths;
 mod dispatch;
 mod error;
+mod failures;
 mod figures;
 mod give_back;
 mod links;
@@ -32,13 +33,14 @@ use parking_lot::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    domain::{QueueName, Timestamp},
+    domain::{FailureDefaults, QueueName, Timestamp},
     metrics::Metrics,
     signals::{Notice, Signal, Signals, Topic},
     store::{Store, Timed},
 };
 
 use dispatch::Dispatcher;
+use failures::FailureLog;
 use figures::Figures;
 use give_back::GiveBack;
 use overview::Overview;
@@ -70,6 +72,8 @@ pub struct Limits {
     pub poll_max: Duration,
     /// How long consumers may take to settle what they hold when the broker shuts down.
     pub drain: Duration,
+    /// Limits and delays of queues that set none.
+    pub failure_defaults: FailureDefaults,
 }
 
 impl Default for Limits {
@@ -82,6 +86,7 @@ impl Default for Limits {
             poll_min: Duration::from_secs(1),
             poll_max: Duration::from_secs(15),
             drain: Duration::from_secs(3),
+            failure_defaults: FailureDefaults::default(),
         }
     }
 }
@@ -95,6 +100,7 @@ pub struct Engine {
     queues: Queues,
     figures: Figures,
     overview: Overview,
+    failure_log: FailureLog,
     dispatchers: Mutex<HashMap<QueueName, Arc<Dispatcher>>>,
     give_back: GiveBack,
     /// Cancelled when no new work is to be handed out.
@@ -119,11 +125,16 @@ impl Engine {
         Arc::new(Self {
             overview: Overview::default(),
             figures: Figures::new(Arc::clone(&store), tasks.clone()),
-            queues: Queues::new(Arc::clone(&store), limits.auto_create_queues),
+            queues: Queues::new(
+                Arc::clone(&store),
+                limits.auto_create_queues,
+                limits.failure_defaults.clone(),
+            ),
             store,
             signals,
             metrics,
             limits,
+            failure_log: FailureLog::default(),
             dispatchers: Mutex::default(),
             give_back: GiveBack::default(),
             draining: CancellationToken::new(),
@@ -187,6 +198,7 @@ impl Engine {
     pub async fn close(&self) {
         self.tasks.close();
         self.tasks.wait().await;
+        self.log_failures(true);
         if let Err(error) = self.flush_totals().await {
             tracing::warn!(%error, "the totals of the last second are lost");
         }

@@ -7,7 +7,7 @@ use parking_lot::RwLock;
 use tokio::sync::Mutex;
 
 use crate::{
-    domain::{Queue, QueueName},
+    domain::{AtLimit, FailureDefaults, Queue, QueueName},
     store::{Created, SettingsChanges, SettingsMark, Store},
 };
 
@@ -16,6 +16,7 @@ use super::{EngineError, Result, links};
 pub(super) struct Queues {
     store: Arc<dyn Store>,
     auto_create: bool,
+    defaults: FailureDefaults,
     known: RwLock<Known>,
     mark: Mutex<SettingsMark>,
 }
@@ -28,8 +29,8 @@ struct Known {
 }
 
 impl Queues {
-    pub(super) fn new(store: Arc<dyn Store>, auto_create: bool) -> Self {
-        Self { store, auto_create, known: RwLock::default(), mark: Mutex::default() }
+    pub(super) fn new(store: Arc<dyn Store>, auto_create: bool, defaults: FailureDefaults) -> Self {
+        Self { store, auto_create, defaults, known: RwLock::default(), mark: Mutex::default() }
     }
 
     /// The queue's settings; `QueueNotFound` if it is not there.
@@ -72,7 +73,7 @@ impl Queues {
     }
 
     fn remember(&self, queue: Queue, generation: u64) -> Arc<Queue> {
-        let queue = Arc::new(queue);
+        let queue = Arc::new(queue.in_force(&self.defaults));
         let mut known = self.known.write();
         if known.generation == generation {
             known.queues.insert(queue.name.clone(), Arc::clone(&queue));
@@ -84,7 +85,18 @@ impl Queues {
     pub(super) fn replace(&self, queue: Queue) {
         let mut known = self.known.write();
         known.generation += 1;
-        known.queues.insert(queue.name.clone(), Arc::new(queue));
+        known.queues.insert(queue.name.clone(), Arc::new(queue.in_force(&self.defaults)));
+    }
+
+    /// Remembers where items at a limit go, unless the settings have changed meanwhile.
+    pub(super) fn note_limit(&self, queue: &Arc<Queue>, at_limit: AtLimit) -> Arc<Queue> {
+        let noted = Arc::new(Queue { at_limit, ..(**queue).clone() });
+        if let Some(known) = self.known.write().queues.get_mut(&queue.name)
+            && Arc::ptr_eq(known, queue)
+        {
+            *known = Arc::clone(&noted);
+        }
+        noted
     }
 
     pub(super) fn forget(&self, name: &QueueName) {

@@ -10,7 +10,7 @@ use croner::{
 use jiff::{Zoned, tz::TimeZone};
 
 use crate::{
-    domain::{Invalid, Schedule, ScheduleName, Timestamp},
+    domain::{Clock, Invalid, Schedule, ScheduleName, Timestamp},
     store::Created,
 };
 
@@ -21,9 +21,13 @@ const TICK_MEMORY: Duration = Duration::from_hours(720);
 /// Schedules read at a time: each is held with its payload.
 const PAGE: usize = 50;
 
-/// Checks a cron expression and a time zone; the error names `cron` or `time_zone`.
+/// Checks a cron expression, which must name a time that comes, and a time zone; the error names `cron` or `time_zone`.
 pub fn check_cron(cron: &str, time_zone: &str) -> Result<(), Invalid> {
-    Ticks::parse(cron, time_zone).map(|_| ())
+    let ticks = Ticks::parse(cron, time_zone)?;
+    match ticks.after(Clock::machine_time()) {
+        Some(_) => Ok(()),
+        None => Err(Invalid::new("cron", "it names a time that never comes")),
+    }
 }
 
 struct Ticks {
@@ -71,7 +75,7 @@ impl Engine {
     /// if it has the same settings.
     pub async fn create_schedule(&self, schedule: Schedule) -> Result<Schedule> {
         self.check_open()?;
-        Ticks::parse(&schedule.cron, &schedule.time_zone)?;
+        check_cron(&schedule.cron, &schedule.time_zone)?;
         let now = self.now();
         let wanted = Schedule { create_time: now, done_until: now, last_time: None, ..schedule };
         let made = match self.store.create_schedule(&wanted).await? {
@@ -208,6 +212,11 @@ mod tests {
         for cron in ["", "* * *", "61 * * * *", "* * * * * * 2030", "hello"] {
             assert_eq!(check_cron(cron, "UTC").unwrap_err().field, "cron", "{cron:?}");
         }
+        // Issue 9, point 27: what never comes is refused as well, and what seldom comes is not.
+        for cron in ["0 0 30 2 *", "0 0 31 4,6,9,11 *", "0 0 0 31 11 *"] {
+            assert_eq!(check_cron(cron, "UTC").unwrap_err().field, "cron", "{cron:?}");
+        }
+        assert_eq!(check_cron("0 0 29 2 *", "UTC"), Ok(()));
         assert_eq!(check_cron("* * * * *", "Mars").unwrap_err().field, "time_zone");
     }
 }

@@ -6,8 +6,8 @@ use bytes::Bytes;
 
 use crate::{
     domain::{
-        Fate, Headers, ItemId, NewItem, Outcome, Priority, Pushed, Queue, QueueName, Receipt,
-        Timestamp, Totals, check_header_limits, cut_reason,
+        Cause, Headers, ItemId, LimitReason, NewItem, Outcome, Priority, Pushed, Queue, QueueName,
+        Receipt, Timestamp, Totals, check_header_limits, cut_reason,
     },
     signals::Topic,
     store::{Held, Move, Push, Rollback, RollbackTo},
@@ -24,8 +24,8 @@ pub struct RollbackRequest {
     pub delay: Option<Duration>,
     /// Why.
     pub reason: String,
-    /// Do not count it as a failed attempt.
-    pub keep_attempt: bool,
+    /// What ended the reservation.
+    pub cause: Cause,
 }
 
 /// An item to move.
@@ -64,41 +64,59 @@ impl Engine {
         let (held, places) = self.with_queues(requests.iter().map(|r| &r.receipt)).await?;
         let count = requests.len();
         let mut requests: Vec<_> = requests.into_iter().map(Some).collect();
-        let now = self.now();
-        let rollbacks = held
-            .into_iter()
-            .zip(&places)
-            .filter_map(|(held, place)| Some(rollback(now, held, requests[*place].take()?)))
-            .collect();
+        let mut rollbacks = Vec::with_capacity(held.len());
+        for (held, place) in held.into_iter().zip(&places) {
+            if let Some(request) = requests[*place].take() {
+                rollbacks.push(self.rollback_of(held, request).await?);
+            }
+        }
         let found = self.roll_back(rollbacks).await?;
         Ok(spread(&places, found, count))
+    }
+
+    /// What a rollback makes of its item.
+    async fn rollback_of(&self, held: Held, request: RollbackRequest) -> Result<Rollback> {
+        let reason = (!request.reason.is_empty()).then(|| cut_reason(request.reason));
+        self.plan_rollback(held, request.cause, request.delay, reason).await
     }
 
     /// Gives items back as decided, counts them and wakes whom it concerns.
     pub(super) async fn roll_back(&self, rollbacks: Vec<Rollback>) -> Result<Vec<Outcome>> {
         let told: Vec<_> = rollbacks
             .iter()
-            .map(|r| (r.held.receipt.clone(), Arc::clone(&r.held.queue), r.to.clone()))
+            .map(|rollback| (rollback.held.receipt.clone(), rollback.to.clone()))
             .collect();
         let outcomes = self.store.rollback(rollbacks).await?;
-        self.tell_settled(told.iter().map(|(r, _, _)| r).zip(outcomes.iter().copied()), |totals| {
-            totals.rolled_back += 1;
-        });
+        self.tell_settled(
+            told.iter().map(|(receipt, _)| receipt).zip(outcomes.iter().copied()),
+            |totals| {
+                totals.rolled_back += 1;
+            },
+        );
         // Who may have it now: the queue itself, or its dead-letter queue.
         let mut back: HashMap<QueueName, Timestamp> = HashMap::new();
-        for ((receipt, queue, to), outcome) in told.iter().zip(&outcomes) {
+        let mut at_limit: HashMap<(&QueueName, Option<&QueueName>, LimitReason), u64> =
+            HashMap::new();
+        for ((receipt, to), outcome) in told.iter().zip(&outcomes) {
             let (name, since) = match (to, outcome) {
                 (RollbackTo::Queue { eligible_time, .. }, Outcome::Ok) => {
                     (&receipt.queue, *eligible_time)
                 }
-                (RollbackTo::DeadLetter, Outcome::DeadLettered) => match &queue.dead_letter_queue {
-                    Some(target) => (target, self.now()),
-                    None => continue,
-                },
+                (RollbackTo::DeadLetter { to, reason, .. }, Outcome::DeadLettered) => {
+                    *at_limit.entry((&receipt.queue, Some(to), *reason)).or_default() += 1;
+                    (to, self.now())
+                }
+                (RollbackTo::Discard { reason }, Outcome::DeadLettered) => {
+                    *at_limit.entry((&receipt.queue, None, *reason)).or_default() += 1;
+                    continue;
+                }
                 _ => continue,
             };
             self.came_back(name, since, *outcome);
             back.entry(name.clone()).and_modify(|s| *s = since.min(*s)).or_insert(since);
+        }
+        for ((queue, to, reason), items) in at_limit {
+            self.tell_at_limit(queue, to, reason, items);
         }
         for (queue, since) in back {
             self.tell_inserted(&queue, Some(since));
@@ -198,7 +216,7 @@ impl Engine {
     /// Refuses a move that would leave an item with more headers than any push may give it. What the item has cannot change
     /// between this look and the move: only a move changes headers, and it would end this one's lease.
     async fn check_merged_headers(&self, queue: &Queue, item: ItemId, new: &Headers) -> Result<()> {
-        let Some(item) = self.timed("get_item", self.store.get_item(queue, item)).await? else {
+        let Some(item) = self.store.get_item(queue, item).await? else {
             return Ok(()); // the move will tell what became of it
         };
         let mut merged = item.headers;
@@ -295,8 +313,7 @@ impl Engine {
             let told = by_queue.entry(&receipt.queue).or_default();
             match outcome {
                 Outcome::Ok => count(&mut told.totals),
-                Outcome::DeadLettered => told.totals.dead_lettered += 1,
-                Outcome::LeaseLost | Outcome::Gone => {}
+                Outcome::DeadLettered | Outcome::LeaseLost | Outcome::Gone => {}
             }
             told.receipts.push(receipt);
             told.foreign |= receipt.token.broker() != own;
@@ -315,26 +332,6 @@ impl Engine {
             }
         }
     }
-}
-
-/// What a rollback makes of its item: another attempt, later, or the dead-letter queue.
-fn rollback(now: Timestamp, held: Held, request: RollbackRequest) -> Rollback {
-    let attempt = held.receipt.attempt;
-    let policy = held.queue.retry_policy.as_ref();
-    let delay = request.delay.unwrap_or_else(|| {
-        policy.map_or(Duration::ZERO, |policy| policy.delay(attempt, rand::random()))
-    });
-    let fate = if request.keep_attempt {
-        Fate::Retry { attempt }
-    } else {
-        held.queue.after_failure(attempt)
-    };
-    let to = match fate {
-        Fate::Retry { attempt } => RollbackTo::Queue { eligible_time: now + delay, attempt },
-        Fate::DeadLetter => RollbackTo::DeadLetter,
-    };
-    let reason = (!request.reason.is_empty()).then(|| cut_reason(request.reason));
-    Rollback { held, to, reason }
 }
 
 /// Puts results back in the order of the requests; those without a queue are gone.

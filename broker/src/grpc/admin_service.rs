@@ -154,7 +154,7 @@ impl AdminService for Api {
     ) -> Result<Response<pb::ListItemsResponse>, Status> {
         let pb::ListItemsRequest { queue, state, page_size, page_token } = request.into_inner();
         let queue = QueueName::parse("queue", &queue)?;
-        let state = parse::item_state(state)?;
+        let state = parse::item_state("state", state)?;
         let page = PageRequest::parse(page_size, page_token, ITEMS_PER_PAGE)?;
         let page =
             self.run(|engine| async move { fill_page(&engine, &queue, state, page).await }).await?;
@@ -180,7 +180,8 @@ impl AdminService for Api {
     ) -> Result<Response<pb::DeleteItemResponse>, Status> {
         let queue = QueueName::parse("queue", &request.get_ref().queue)?;
         let id = parse::item_id("id", &request.get_ref().id)?;
-        self.run(|engine| async move { engine.delete_item(&queue, id).await }).await?;
+        let only_if = parse::item_state("only_if", request.get_ref().only_if)?;
+        self.run(|engine| async move { engine.delete_item(&queue, id, only_if).await }).await?;
         Ok(Response::new(pb::DeleteItemResponse {}))
     }
 

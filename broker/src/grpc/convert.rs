@@ -67,9 +67,9 @@ pub(super) fn item(item: Item) -> pb::Item {
         consumer: item.consumer.map(|name| name.to_string()).unwrap_or_default(),
         last_reason: item.last_reason,
         origin_queue: item.origin_queue.map(|name| name.to_string()).unwrap_or_default(),
-        due_time: None,
-        dead_letter_time: None,
-        dead_letter_attempts: 0,
+        due_time: item.due_time.map(timestamp),
+        dead_letter_time: item.dead_letter_time.map(timestamp),
+        dead_letter_attempts: i32::try_from(item.dead_letter_attempts).unwrap_or(i32::MAX),
     }
 }
 
@@ -131,15 +131,19 @@ fn retry_policy(policy: &RetryPolicy) -> pb::RetryPolicy {
     }
 }
 
+/// A limit on the wire, where there are no unsigned figures.
+fn limit(value: u32) -> i32 {
+    i32::try_from(value).unwrap_or(i32::MAX)
+}
+
 pub(super) fn queue(queue: &Queue) -> pb::Queue {
     pb::Queue {
         name: queue.name.to_string(),
         group: queue.group.to_string(),
         lease: queue.lease.map(duration),
-        max_attempts: (queue.max_attempts > 0)
-            .then(|| i32::try_from(queue.max_attempts).unwrap_or(i32::MAX)),
-        max_deliveries: None,
-        discard_failed: false,
+        max_attempts: queue.max_attempts.map(limit),
+        max_deliveries: queue.max_deliveries.map(limit),
+        discard_failed: queue.discard_failed,
         dead_letter_queue: queue
             .dead_letter_queue
             .as_ref()
@@ -181,8 +185,8 @@ pub(super) fn stats(stats: &QueueStats, now: Timestamp) -> pb::QueueStats {
         moved: figure(totals.moved),
         dead_lettered: figure(totals.dead_lettered),
         expired: figure(totals.expired),
-        popped: 0,
-        discarded: 0,
+        popped: figure(totals.popped),
+        discarded: figure(totals.discarded),
     }
 }
 
@@ -260,6 +264,9 @@ mod tests {
             consumer: Some(name("c")),
             last_reason: "boom".into(),
             origin_queue: Some(queue_name()),
+            due_time: Some(Timestamp(4_004)),
+            dead_letter_time: Some(Timestamp(5_005)),
+            dead_letter_attempts: 6,
         }
     }
 
@@ -270,6 +277,7 @@ mod tests {
                 item: ItemId([1; 12]),
                 token: LeaseToken([2; 12]),
                 deliveries: 3,
+                earlier_deliveries: 0,
                 attempt: 2,
                 queue: queue_name(),
                 group: GroupName::default(),
@@ -307,9 +315,9 @@ mod tests {
             consumer: "c".into(),
             last_reason: "boom".into(),
             origin_queue: "orders".into(),
-            due_time: None,
-            dead_letter_time: None,
-            dead_letter_attempts: 0,
+            due_time: Some(at(4, 4_000_000)),
+            dead_letter_time: Some(at(5, 5_000_000)),
+            dead_letter_attempts: 6,
         };
         assert_eq!(item(an_item(3)), expected);
     }

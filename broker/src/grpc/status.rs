@@ -146,6 +146,14 @@ fn engine(error: &EngineError) -> Status {
             let next = "it was settled, moved, deleted, or it expired";
             (Code::NotFound, format!("{error}: {next}"), details)
         }
+        EngineError::ItemInOtherState { queue, id, state } => {
+            let info =
+                [("queue", queue.to_string()), ("id", id.clone()), ("state", state.to_string())];
+            let mut details = error_info("ITEM_IN_OTHER_STATE", info);
+            details.add_precondition_failure_violation("STATE", id.as_str(), error.to_string());
+            let next = "nothing was changed; leave out only_if to delete it whatever its state";
+            (Code::FailedPrecondition, format!("{error}: {next}"), details)
+        }
         EngineError::ScheduleNotFound(name) => {
             let info = error_info("SCHEDULE_NOT_FOUND", [("schedule", name.to_string())]);
             let details = about(info, "Schedule", name.as_str());
@@ -309,7 +317,7 @@ fn about(mut details: ErrorDetails, kind: &str, name: &str) -> ErrorDetails {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{GroupName, ScheduleName};
+    use crate::domain::{GroupName, ItemState, ScheduleName};
 
     fn queue() -> QueueName {
         QueueName::parse("queue", "orders").unwrap()
@@ -341,6 +349,15 @@ mod tests {
                 EngineError::ItemNotFound { queue: queue(), id: "ab".into() },
                 Code::NotFound,
                 "ITEM_NOT_FOUND",
+            ),
+            engine(
+                EngineError::ItemInOtherState {
+                    queue: queue(),
+                    id: "ab".into(),
+                    state: ItemState::Reserved,
+                },
+                Code::FailedPrecondition,
+                "ITEM_IN_OTHER_STATE",
             ),
             engine(EngineError::ScheduleNotFound(schedule()), Code::NotFound, "SCHEDULE_NOT_FOUND"),
             engine(EngineError::QueueExists(queue()), Code::AlreadyExists, "QUEUE_EXISTS"),

@@ -22,9 +22,9 @@ use async_trait::async_trait;
 
 use crate::{
     domain::{
-        ConsumerName, Delivery, Depth, Headers, Item, ItemId, ItemState, NewItem, Outcome,
-        Priority, Pushed, Queue, QueueName, Receipt, Schedule, ScheduleName, Timestamp, Totals,
-        Want,
+        ConsumerName, Delivery, Depth, Headers, Item, ItemId, ItemState, LimitReason, NewItem,
+        Outcome, Priority, Pushed, Queue, QueueName, Receipt, Schedule, ScheduleName, Timestamp,
+        Totals, Want,
     },
     metrics::Metrics,
 };
@@ -96,14 +96,41 @@ pub struct Push {
 pub struct Reserved {
     /// The deliveries, in hand-out order, each with the index of the want it was dealt to.
     pub deliveries: Vec<(usize, Delivery)>,
-    /// Items with a lapsed lease that were at their attempt limit: dead-lettered, or dropped.
-    pub dead_lettered: u64,
+    /// Items with a lapsed lease that were at a limit: what became of them is [`Queue::at_limit`].
+    pub at_limit: AtLimitCounts,
+    /// True if items at a limit were met but it is not known where they go ([`AtLimit::Unknown`]). Nothing was
+    /// handed out: look into that and ask again.
+    pub limit_unknown: bool,
     /// Items found expired and removed.
     pub expired: u64,
     /// Items found to be no longer what was stored: set aside, and logged.
     pub damaged: u64,
     /// True if there may be more ready items: ask again rather than wait.
     pub more: bool,
+}
+
+/// How many items left their queue at a limit, by limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AtLimitCounts {
+    /// At the limit of attempts.
+    pub max_attempts: u64,
+    /// At the limit of deliveries.
+    pub max_deliveries: u64,
+}
+
+impl AtLimitCounts {
+    /// All of them.
+    pub const fn total(&self) -> u64 {
+        self.max_attempts + self.max_deliveries
+    }
+
+    /// Counts items; nothing that lapses is rejected.
+    pub(crate) fn add(&mut self, reason: LimitReason, items: u64) {
+        match reason {
+            LimitReason::MaxDeliveries => self.max_deliveries += items,
+            LimitReason::MaxAttempts | LimitReason::Rejected => self.max_attempts += items,
+        }
+    }
 }
 
 /// A receipt to commit, prolong or test, with its queue's settings.
@@ -116,7 +143,7 @@ pub struct Held {
 }
 
 /// What a rollback makes of its item.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum RollbackTo {
     /// Back into its queue.
     Queue {
@@ -125,8 +152,20 @@ pub enum RollbackTo {
         /// The number of its next attempt.
         attempt: u32,
     },
-    /// Into the queue's dead-letter queue, ready; or dropped if it has none (history if it has `retention`).
-    DeadLetter,
+    /// Into this dead-letter queue, which is there and of the same group: ready, with `attempt` 1.
+    DeadLetter {
+        /// The queue.
+        to: QueueName,
+        /// How many of its attempts have failed.
+        failed_attempts: u32,
+        /// Why; for whoever counts.
+        reason: LimitReason,
+    },
+    /// Away, as a commit: into history if the queue has `retention`.
+    Discard {
+        /// Why; for whoever counts.
+        reason: LimitReason,
+    },
 }
 
 /// An item to give back.
@@ -240,6 +279,17 @@ pub enum Created<T> {
     Existing(T),
 }
 
+/// What became of an item to delete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ItemDeleted {
+    /// It is deleted.
+    Done,
+    /// It is not there.
+    NotFound,
+    /// It is in this state, not in that which was asked for; nothing was changed.
+    OtherState(ItemState),
+}
+
 /// Durable queues.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
@@ -306,7 +356,8 @@ pub trait Store: Send + Sync + 'static {
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>>;
 
     /// Reserves items from the head of the queue and deals them to `wants` by [`crate::domain::deal`].
-    /// Lapsed leases met on the way count as failed attempts ([`Queue::after_failure`]); expired items are removed.
+    /// Lapsed leases met on the way count as failed attempts ([`Queue::fate`]); expired items are removed.
+    /// Items at a limit go where [`Queue::at_limit`] says, and stay where they are while that is unknown.
     /// Called by one task per queue and broker at a time.
     async fn reserve(&self, queue: &Arc<Queue>, wants: &[Want]) -> Result<Reserved>;
 
@@ -364,8 +415,13 @@ pub trait Store: Send + Sync + 'static {
     /// One item of the queue.
     async fn get_item(&self, queue: &Queue, id: ItemId) -> Result<Option<Item>>;
 
-    /// Deletes one item of the queue, whatever its state.
-    async fn delete_item(&self, queue: &Queue, id: ItemId) -> Result<bool>;
+    /// Deletes one item of the queue; of `only_if` another state is answered instead, and nothing changed.
+    async fn delete_item(
+        &self,
+        queue: &Queue,
+        id: ItemId,
+        only_if: Option<ItemState>,
+    ) -> Result<ItemDeleted>;
 
     /// Deletes all items that are not reserved, history included.
     async fn purge(&self, queue: &Queue) -> Result<u64>;

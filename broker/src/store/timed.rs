@@ -9,8 +9,8 @@ use std::{
 use async_trait::async_trait;
 
 use super::{
-    Created, Deleted, Held, Links, Move, Page, Push, RedriveFilter, Reserved, Result, Rollback,
-    Selection, SettingsChanges, SettingsMark, Store,
+    Created, Deleted, Held, ItemDeleted, Links, Move, Page, Push, RedriveFilter, Reserved, Result,
+    Rollback, Selection, SettingsChanges, SettingsMark, Store,
 };
 use crate::{
     domain::{
@@ -124,7 +124,7 @@ pass_on! {
         limit: usize
     ) -> Result<Page<Item>>;
     async fn get_item(&self, queue: &Queue, id: ItemId) -> Result<Option<Item>>;
-    async fn delete_item(&self, queue: &Queue, id: ItemId) -> Result<bool>;
+    async fn delete_item(&self, queue: &Queue, id: ItemId, only_if: Option<ItemState>) -> Result<ItemDeleted>;
     async fn purge(&self, queue: &Queue) -> Result<u64>;
     async fn replay(&self, queue: &Queue, selection: &Selection, limit: u64) -> Result<u64>;
     async fn origins(&self, queue: &Queue) -> Result<Vec<QueueName>>;

@@ -79,7 +79,8 @@ class Broker:
         return outcomes(answer.results)
 
     def rollback(self, receipt, **fields):
-        """Rolls one receipt back and returns the name of the outcome."""
+        """Rolls one receipt back, by default for at once, and returns the name of the outcome."""
+        fields.setdefault("delay", Duration())
         item = queue_service_pb2.RollbackItem(receipt=receipt, **fields)
         answer = self.queues.Rollback(queue_service_pb2.RollbackRequest(items=[item]))
         return outcomes(answer.results)[0]

@@ -92,7 +92,7 @@ def rollback(broker):
 
     queue = broker.create(unique("retry"), retry_policy=RetryPolicy(initial_delay=HOUR, multiplier=3))
     delivery = reserved(broker, queue)
-    expect("without a delay the retry policy counts", broker.rollback(delivery.receipt), "OK")
+    expect("without a delay the retry policy counts", broker.rollback(delivery.receipt, delay=None), "OK")
     item = broker.get_item(queue, delivery.item.id)
     waits = item.eligible_time.ToNanoseconds() - item.create_time.ToNanoseconds()
     expect_true("the first retry waits initial_delay", state(item) == "DELAYED" and waits >= 3600e9, item)
@@ -122,11 +122,16 @@ def dead_letter(broker):
     expect("with its origin and last reason", (item.origin_queue, item.last_reason), (queue, "failure 3"))
     expect("and nothing is left behind", broker.list_items(queue), [])
 
-    queue = broker.create(unique("dropped"), max_attempts=1)
+    queue = broker.create(unique("unnamed"), max_attempts=1)
     delivery = reserved(broker, queue)
     broker.rollback(delivery.receipt)
-    expect("without a dead-letter queue an item is dropped at the limit", broker.list_items(queue), [])
-    queue = broker.create(unique("kept"), max_attempts=1, retention=HOUR)
+    made = broker.reserve_one(f"{queue}.dead").item
+    expect("without a dead-letter queue one is made", (made.id, made.origin_queue), (delivery.item.id, queue))
+    queue = broker.create(unique("dropped"), max_attempts=1, discard_failed=True)
+    delivery = reserved(broker, queue)
+    broker.rollback(delivery.receipt)
+    expect("a queue that discards drops an item at the limit", broker.list_items(queue), [])
+    queue = broker.create(unique("kept"), max_attempts=1, discard_failed=True, retention=HOUR)
     delivery = reserved(broker, queue)
     broker.rollback(delivery.receipt)
     expect("or kept as history, with retention", state(broker.get_item(queue, delivery.item.id)), "PROCESSED")

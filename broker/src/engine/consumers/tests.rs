@@ -17,6 +17,7 @@ pub(in crate::engine) fn delivery(item: u8, token: u8, bytes: usize) -> Delivery
         item: id,
         token: LeaseToken([token; 12]),
         deliveries: 1,
+        earlier_deliveries: 0,
         attempt: 1,
         keyed: false,
         queue: queue.clone(),
@@ -43,6 +44,9 @@ pub(in crate::engine) fn delivery(item: u8, token: u8, bytes: usize) -> Delivery
         consumer: None,
         last_reason: String::new(),
         origin_queue: None,
+        due_time: None,
+        dead_letter_time: None,
+        dead_letter_attempts: 0,
     };
     Delivery { item, receipt, lease_expire_time: LEASE_END, previous_eligible_time: NOW }
 }

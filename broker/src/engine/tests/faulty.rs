@@ -203,8 +203,13 @@ impl Store for Faulty {
     async fn get_item(&self, queue: &Queue, id: ItemId) -> Result<Option<Item>> {
         self.inner.get_item(queue, id).await
     }
-    async fn delete_item(&self, queue: &Queue, id: ItemId) -> Result<bool> {
-        self.inner.delete_item(queue, id).await
+    async fn delete_item(
+        &self,
+        queue: &Queue,
+        id: ItemId,
+        only_if: Option<ItemState>,
+    ) -> Result<ItemDeleted> {
+        self.inner.delete_item(queue, id, only_if).await
     }
     async fn purge(&self, queue: &Queue) -> Result<u64> {
         self.inner.purge(queue).await

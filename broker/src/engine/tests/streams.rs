@@ -162,7 +162,7 @@ async fn a_stream_is_told_what_it_no_longer_holds_and_why() {
     ask(&mut stream).await;
     // What it settles itself, by whatever call, it is not told.
     bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
-    bench.engine.delete_item(&name("q"), taken[1].item.id).await.unwrap();
+    bench.engine.delete_item(&name("q"), taken[1].item.id, None).await.unwrap();
     let lost = revoked(&mut stream).await;
     assert_eq!(lost.len(), 1);
     assert_eq!((&lost[0].receipt, lost[0].reason), (&taken[1].receipt, RevokeReason::Deleted));

@@ -67,8 +67,8 @@ impl PageRequest {
     }
 }
 
-/// A state to filter by; `None` for all.
-pub(in crate::grpc) fn item_state(state: i32) -> Result<Option<ItemState>, Invalid> {
+/// A state to ask for; `None` for any.
+pub(in crate::grpc) fn item_state(field: &str, state: i32) -> Result<Option<ItemState>, Invalid> {
     match pb::ItemState::try_from(state) {
         Ok(pb::ItemState::Unspecified) => Ok(None),
         Ok(pb::ItemState::Ready) => Ok(Some(ItemState::Ready)),
@@ -76,7 +76,7 @@ pub(in crate::grpc) fn item_state(state: i32) -> Result<Option<ItemState>, Inval
         Ok(pb::ItemState::Reserved) => Ok(Some(ItemState::Reserved)),
         Ok(pb::ItemState::Blocked) => Ok(Some(ItemState::Blocked)),
         Ok(pb::ItemState::Processed) => Ok(Some(ItemState::Processed)),
-        Err(_) => Err(Invalid::new("state", format!("there is no state {state}"))),
+        Err(_) => Err(Invalid::new(field, format!("there is no state {state}"))),
     }
 }
 
@@ -165,10 +165,10 @@ mod tests {
 
     #[test]
     fn an_unknown_state_is_refused() {
-        assert_eq!(item_state(0), Ok(None));
-        assert_eq!(item_state(5), Ok(Some(ItemState::Processed)));
-        assert_eq!(item_state(6).unwrap_err().field, "state");
-        assert_eq!(item_state(-1).unwrap_err().field, "state");
+        assert_eq!(item_state("state", 0), Ok(None));
+        assert_eq!(item_state("state", 5), Ok(Some(ItemState::Processed)));
+        assert_eq!(item_state("state", 6).unwrap_err().field, "state");
+        assert_eq!(item_state("state", -1).unwrap_err().field, "state");
     }
 
     #[test]

@@ -21,7 +21,9 @@ const MAX_LABEL_VALUE_BYTES: usize = 255;
 const MUTABLE: &[&str] = &[
     "lease",
     "max_attempts",
+    "max_deliveries",
     "dead_letter_queue",
+    "discard_failed",
     "retry_policy",
     "default_ttl",
     "retention",
@@ -103,8 +105,16 @@ fn setting(field: &str, given: &pb::Queue, rules: &Rules) -> Result<Option<Chang
             set(move |queue| queue.lease = lease)
         }
         "max_attempts" => {
-            let max_attempts = not_negative(field, given.max_attempts.unwrap_or_default())?;
-            set(move |queue| queue.max_attempts = max_attempts)
+            let limit = given.max_attempts.map(|limit| not_negative(field, limit)).transpose()?;
+            set(move |queue| queue.max_attempts = limit)
+        }
+        "max_deliveries" => {
+            let limit = given.max_deliveries.map(|limit| not_negative(field, limit)).transpose()?;
+            set(move |queue| queue.max_deliveries = limit)
+        }
+        "discard_failed" => {
+            let discard = given.discard_failed;
+            set(move |queue| queue.discard_failed = discard)
         }
         "dead_letter_queue" => {
             let to = QueueName::parse_optional(field, &given.dead_letter_queue)?;
@@ -174,8 +184,10 @@ fn set(assign: impl Fn(&mut Queue) + Send + Sync + 'static) -> Change {
     })
 }
 
+/// The queue's policy; one that it did not have begins as what was in force without.
 fn policy_of(queue: &mut Queue) -> &mut RetryPolicy {
-    queue.retry_policy.get_or_insert_default()
+    let in_force = &queue.defaults.retry_policy;
+    queue.retry_policy.get_or_insert_with(|| in_force.clone())
 }
 
 fn retry_policy(given: pb::RetryPolicy) -> Result<RetryPolicy, Invalid> {
@@ -244,7 +256,7 @@ mod tests {
             group: "eu".into(),
             lease: Some(span(5, 0)),
             max_attempts: Some(3),
-            max_deliveries: None,
+            max_deliveries: Some(4),
             discard_failed: false,
             dead_letter_queue: "orders.dead".into(),
             retry_policy: Some(pb::RetryPolicy {
@@ -311,6 +323,7 @@ mod tests {
             (pb::Queue { lease: Some(span(0, 1)), ..named() }, "lease"),
             (pb::Queue { lease: Some(span(61, 0)), ..named() }, "lease"),
             (pb::Queue { max_attempts: Some(-1), ..named() }, "max_attempts"),
+            (pb::Queue { max_deliveries: Some(-1), ..named() }, "max_deliveries"),
             (pb::Queue { dead_letter_queue: "/".into(), ..named() }, "dead_letter_queue"),
             (pb::Queue { dead_letter_queue: "orders".into(), ..named() }, "dead_letter_queue"),
             (pb::Queue { default_ttl: Some(span(0, 0)), ..named() }, "default_ttl"),
@@ -351,12 +364,12 @@ mod tests {
         let before = new_queue(Some(full()), &RULES).unwrap();
         let after = changed(named(), &["max_attempts", "retry_policy.jitter"], &before).unwrap();
         let mut expected = before.clone();
-        expected.max_attempts = 0;
+        expected.max_attempts = None;
         expected.retry_policy.as_mut().unwrap().jitter = 0.0;
         assert_eq!(after, expected);
         // What the mask does not name is not even looked at.
         let junk = pb::Queue { max_depth: -1, max_attempts: Some(7), ..named() };
-        assert_eq!(changed(junk, &["max_attempts"], &before).unwrap().max_attempts, 7);
+        assert_eq!(changed(junk, &["max_attempts"], &before).unwrap().max_attempts, Some(7));
     }
 
     #[test]
@@ -372,8 +385,9 @@ mod tests {
     fn a_policy_can_be_begun_by_one_of_its_fields() {
         let before = new_queue(Some(named()), &RULES).unwrap();
         let after = changed(full(), &["retry_policy.initial_delay"], &before).unwrap();
-        let initial_delay = Duration::from_secs(1);
-        assert_eq!(after.retry_policy, Some(RetryPolicy { initial_delay, ..Default::default() }));
+        let in_force = before.defaults.retry_policy.clone();
+        let begun = RetryPolicy { initial_delay: Duration::from_secs(1), ..in_force };
+        assert_eq!(after.retry_policy, Some(begun));
     }
 
     #[test]

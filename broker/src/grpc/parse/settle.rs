@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     domain::{
-        Invalid, MAX_CONTENT_TYPE_BYTES, MAX_SPAN, NewItem, Priority, QueueName, Receipt,
+        Cause, Invalid, MAX_CONTENT_TYPE_BYTES, MAX_SPAN, NewItem, Priority, QueueName, Receipt,
         cut_reason,
     },
     engine::{MoveRequest, RollbackRequest},
@@ -34,11 +34,20 @@ pub(in crate::grpc) fn rollbacks(
     let items = request.items;
     batch_length("items", items.len())?;
     let item = |item: pb::RollbackItem| -> Result<(String, RollbackRequest), Invalid> {
+        let cause = match (item.dead_letter, item.keep_attempt) {
+            (true, false) if item.delay.is_none() => Cause::Reject,
+            (true, _) => {
+                let why = "not together with delay or keep_attempt: the item is never tried again";
+                return Err(Invalid::new("dead_letter", why));
+            }
+            (false, true) => Cause::Release,
+            (false, false) => Cause::Rollback,
+        };
         let parsed = RollbackRequest {
             receipt: Receipt::parse("receipt", &item.receipt)?,
             delay: item.delay.map(|delay| duration("delay", delay, MAX_SPAN)).transpose()?,
             reason: cut_reason(item.reason),
-            keep_attempt: item.keep_attempt,
+            cause,
         };
         Ok((item.receipt, parsed))
     };
@@ -112,6 +121,7 @@ mod tests {
             item: ItemId([1; 12]),
             token: LeaseToken([2; 12]),
             deliveries: 1,
+            earlier_deliveries: 0,
             attempt: 1,
             queue: QueueName::parse("queue", "orders").unwrap(),
             group: GroupName::default(),
@@ -149,12 +159,32 @@ mod tests {
         let items = vec![item(None, ""), item(Some(span(0, 0)), &"ü".repeat(600))];
         let (sent, taken) = rollbacks(items).unwrap();
         assert_eq!(sent, [receipt().encode(), receipt().encode()]);
-        assert_eq!((taken[0].delay, taken[0].keep_attempt), (None, true));
+        assert_eq!((taken[0].delay, taken[0].cause), (None, Cause::Release));
         assert_eq!((taken[1].delay, taken[1].reason.len()), (Some(Duration::ZERO), 1024));
         let refused = |items| rollbacks(items).unwrap_err().field;
         assert_eq!(refused(vec![]), "items");
         assert_eq!(refused(vec![item(Some(span(-1, 0)), "")]), "items[0].delay");
         assert_eq!(refused(vec![item(None, ""), pb::RollbackItem::default()]), "items[1].receipt");
+    }
+
+    /// Issue 9, point 25: an item that is rejected is not to come back, neither later nor uncounted.
+    #[test]
+    fn a_rejected_item_has_neither_a_delay_nor_a_kept_attempt() {
+        let rejected = |delay, keep_attempt| {
+            let item = pb::RollbackItem {
+                receipt: receipt().encode(),
+                delay,
+                keep_attempt,
+                dead_letter: true,
+                ..Default::default()
+            };
+            rollbacks(pb::RollbackRequest { items: vec![item] })
+        };
+        assert_eq!(rejected(None, false).unwrap().1[0].cause, Cause::Reject);
+        for (delay, keep_attempt) in [(Some(span(1, 0)), false), (None, true)] {
+            let refused = rejected(delay, keep_attempt).unwrap_err();
+            assert_eq!(refused.field, "items[0].dead_letter");
+        }
     }
 
     #[test]

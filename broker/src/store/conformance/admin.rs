@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Env, env::*};
 use crate::{
     domain::{Depth, Item, ItemState, NewItem, Outcome, Queue},
-    store::StoreError,
+    store::{ItemDeleted, StoreError},
 };
 
 /// A queue with items in every state; answers it and its items' payloads in the order of a list.
@@ -106,7 +106,7 @@ pub(crate) async fn a_cursor_survives_changes_in_between(env: &Env) {
     let page = env.store.list_items(&queue, None, None, 3).await.unwrap();
     // What the cursor points behind goes away; something new comes in.
     for item in &page.entries {
-        assert!(env.store.delete_item(&queue, item.id).await.unwrap());
+        assert!(env.delete(&queue, item.id).await);
     }
     env.push_plain(&queue, &["6"]).await;
     let rest = env.store.list_items(&queue, None, page.next.as_deref(), 10).await.unwrap();
@@ -162,13 +162,13 @@ pub(crate) async fn items_are_of_their_queue(env: &Env) {
     let (a, b) = (env.queue("a").await, env.queue("b").await);
     let pushed = env.push_one(&a, item("x")).await;
     assert_eq!(env.store.get_item(&b, pushed.id).await.unwrap(), None);
-    assert!(!env.store.delete_item(&b, pushed.id).await.unwrap());
+    assert!(!env.delete(&b, pushed.id).await);
     assert!(env.list(&b, None).await.is_empty());
     assert!(env.drain(&b).await.is_empty());
     let nobody = crate::domain::ItemId(*b"no such item");
     assert_eq!(env.store.get_item(&a, nobody).await.unwrap(), None);
-    assert!(env.store.delete_item(&a, pushed.id).await.unwrap());
-    assert!(!env.store.delete_item(&a, pushed.id).await.unwrap());
+    assert!(env.delete(&a, pushed.id).await);
+    assert!(!env.delete(&a, pushed.id).await);
 }
 
 pub(crate) async fn items_of_every_state_can_be_deleted(env: &Env) {
@@ -177,7 +177,7 @@ pub(crate) async fn items_of_every_state_can_be_deleted(env: &Env) {
     let items = env.list(&queue, None).await;
     assert_eq!(items.len(), all.len());
     for (n, item) in items.iter().rev().enumerate() {
-        assert!(env.store.delete_item(&queue, item.id).await.unwrap());
+        assert!(env.delete(&queue, item.id).await);
         assert_eq!(env.list(&queue, None).await.len(), all.len() - n - 1);
     }
     assert_eq!(taken.len(), 2);
@@ -232,4 +232,42 @@ pub(crate) async fn depth_counts_deep_queues_too(env: &Env) {
     env.pass(LEASE);
     let depth = env.store.depth(&queue).await.unwrap();
     assert_eq!((depth.ready, depth.reserved), (600 + 4 + 1, 0));
+}
+
+/// Issue 9, point 24: a reserved item is not taken away by accident.
+pub(crate) async fn an_item_in_another_state_than_asked_for_is_not_deleted(env: &Env) {
+    let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
+    let states = [
+        ItemState::Ready,
+        ItemState::Delayed,
+        ItemState::Reserved,
+        ItemState::Blocked,
+        ItemState::Processed,
+    ];
+    env.push_plain(&queue, &["processed", "reserved"]).await;
+    let taken = env.take(&queue, 2).await;
+    env.commit_one(&queue, &taken[0]).await;
+    let delayed = NewItem { delay: seconds(1_000), ..item("delayed") };
+    env.push(&queue, vec![delayed, keyed("ready", "k"), keyed("blocked", "k")]).await;
+    for item in env.list(&queue, None).await {
+        for asked in states.into_iter().filter(|state| *state != item.state) {
+            let deleted = env.store.delete_item(&queue, item.id, Some(asked)).await.unwrap();
+            assert_eq!(deleted, ItemDeleted::OtherState(item.state), "asked for {asked}");
+        }
+    }
+    assert_eq!(env.list(&queue, None).await.len(), 5);
+    // A lease that has ended makes an item ready, noticed or not.
+    env.pass(LEASE + seconds(1));
+    let lapsed = taken[1].item.id;
+    let deleted = env.store.delete_item(&queue, lapsed, Some(ItemState::Reserved)).await.unwrap();
+    assert_eq!(deleted, ItemDeleted::OtherState(ItemState::Ready));
+    let mut items = env.list(&queue, None).await;
+    // The blocked one first: it is ready once the one before it is gone.
+    items.sort_by_key(|item| item.state != ItemState::Blocked);
+    for item in items {
+        let deleted = env.store.delete_item(&queue, item.id, Some(item.state)).await.unwrap();
+        assert_eq!(deleted, ItemDeleted::Done, "{}", item.state);
+        let again = env.store.delete_item(&queue, item.id, Some(item.state)).await.unwrap();
+        assert_eq!(again, ItemDeleted::NotFound);
+    }
 }

@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use super::{Env, env::*};
-use crate::domain::{ItemState, Outcome, Queue};
+use crate::{
+    domain::{AtLimit, Cause, Fate, ItemState, Outcome, Queue},
+    store::RedriveFilter,
+};
 
 async fn pair(env: &Env, max_attempts: u32) -> (Arc<Queue>, Arc<Queue>) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut Queue| {
-        queue.max_attempts = max_attempts;
+        queue.max_attempts = Some(max_attempts);
         queue.dead_letter_queue = Some(dead.name.clone());
     };
     (env.queue_with("q", set).await, dead)
@@ -24,10 +27,12 @@ pub(crate) async fn lapsed_leases_lead_there_at_exactly_the_limit(env: &Env) {
     }
     let reserved = env.reserve(&queue, &[want(10)]).await;
     assert!(reserved.deliveries.is_empty());
-    assert_eq!(reserved.dead_lettered, 1);
+    assert_eq!(reserved.at_limit.total(), 1);
     assert_eq!(env.store.get_item(&queue, pushed.id).await.unwrap(), None);
     let item = env.get(&dead, pushed.id).await;
-    assert_eq!((item.state, item.deliveries), (ItemState::Ready, 3));
+    assert_eq!((item.state, item.deliveries, item.attempt), (ItemState::Ready, 3, 1));
+    assert_eq!(item.dead_letter_attempts, 3);
+    assert_eq!(item.dead_letter_time, item.due_time);
     assert_eq!(item.origin_queue.as_ref(), Some(&queue.name));
     assert_eq!(item.queue, dead.name);
     assert_eq!(item.last_reason, "lease lapsed");
@@ -87,8 +92,12 @@ pub(crate) async fn a_buried_item_is_as_it_was(env: &Env) {
     assert_eq!(env.store.depth(&dead).await.unwrap().ready, 1);
 }
 
-pub(crate) async fn without_a_dead_letter_queue_items_are_dropped(env: &Env) {
-    let queue = env.queue_with("q", |queue| queue.max_attempts = 1).await;
+fn discarding(queue: &mut Queue) {
+    (queue.max_attempts, queue.discard_failed) = (Some(1), true);
+}
+
+pub(crate) async fn a_queue_that_discards_drops_items_at_the_limit(env: &Env) {
+    let queue = env.queue_with("q", discarding).await;
     env.push_plain(&queue, &["a", "b"]).await;
     let taken = env.take(&queue, 2).await;
     assert_eq!(env.bury(&queue, &taken[0], Some("broken")).await, Outcome::DeadLettered);
@@ -96,13 +105,13 @@ pub(crate) async fn without_a_dead_letter_queue_items_are_dropped(env: &Env) {
     env.pass(LEASE + seconds(1));
     let reserved = env.reserve(&queue, &[want(5)]).await;
     assert!(reserved.deliveries.is_empty());
-    assert_eq!(reserved.dead_lettered, 1);
+    assert_eq!(reserved.at_limit.total(), 1);
     assert!(env.list(&queue, None).await.is_empty());
 }
 
 pub(crate) async fn dropped_items_become_history_where_that_is_kept(env: &Env) {
     let set = |queue: &mut Queue| {
-        queue.max_attempts = 1;
+        discarding(queue);
         queue.retention = seconds(1_000);
     };
     let queue = env.queue_with("q", set).await;
@@ -134,7 +143,7 @@ pub(crate) async fn the_dead_do_not_hide_the_living(env: &Env) {
     let mut dead_lettered = 0;
     let delivery = loop {
         let reserved = env.reserve(&queue, &[want(1)]).await;
-        dead_lettered += reserved.dead_lettered;
+        dead_lettered += reserved.at_limit.total();
         if let Some((_, delivery)) = reserved.deliveries.into_iter().next() {
             break delivery;
         }
@@ -143,8 +152,87 @@ pub(crate) async fn the_dead_do_not_hide_the_living(env: &Env) {
     assert_eq!(payload(&delivery.item), "alive");
     while env.store.depth(&dead).await.unwrap().ready < 150 {
         let reserved = env.reserve(&queue, &[want(1)]).await;
-        assert!(reserved.dead_lettered > 0);
-        dead_lettered += reserved.dead_lettered;
+        assert!(reserved.at_limit.total() > 0);
+        dead_lettered += reserved.at_limit.total();
     }
     assert_eq!(dead_lettered, 150);
+}
+
+/// Issue 9, point 3: what is at a limit does not leave its queue before there is a place for it, and nothing is handed
+/// out beside it that would hide it.
+pub(crate) async fn items_at_a_limit_stay_while_it_is_unknown_where_they_go(env: &Env) {
+    let queue = env.queue_with("q", |queue| queue.max_attempts = Some(1)).await;
+    assert_eq!(queue.at_limit, AtLimit::Unknown);
+    env.push_plain(&queue, &["failing", "well"]).await;
+    env.take_one(&queue).await;
+    env.pass(LEASE + seconds(1));
+    for _ in 0..2 {
+        let reserved = env.reserve(&queue, &[want(10)]).await;
+        assert!(reserved.limit_unknown && reserved.more && reserved.deliveries.is_empty());
+        assert_eq!(reserved.at_limit.total(), 0);
+    }
+    let dead = env.queue("q.dead").await;
+    let at_limit = AtLimit::DeadLetter(dead.name.clone());
+    let queue = Arc::new(Queue { at_limit, ..(*queue).clone() });
+    assert_eq!(env.drain(&queue).await, ["well"]);
+    assert_eq!(env.drain(&dead).await, ["failing"]);
+}
+
+/// Nothing is dropped where there is nowhere to go: the item is tried again.
+pub(crate) async fn a_limit_with_nowhere_to_go_has_no_effect(env: &Env) {
+    let queue = env.queue_with("q.dead", |queue| queue.max_attempts = Some(1)).await;
+    env.push_plain(&queue, &["x"]).await;
+    for attempt in 1..=4 {
+        assert_eq!(env.take_one(&queue).await.item.attempt, attempt);
+        env.pass(LEASE + seconds(1));
+    }
+}
+
+/// Issue 9, point 2: an item that its consumers do not survive ends, though no attempt of it was ever counted.
+pub(crate) async fn an_item_handed_out_as_often_as_allowed_is_dead_lettered(env: &Env) {
+    let dead = env.queue("dead").await;
+    let set = |queue: &mut Queue| {
+        (queue.max_attempts, queue.max_deliveries) = (Some(0), Some(3));
+        queue.dead_letter_queue = Some(dead.name.clone());
+    };
+    let queue = env.queue_with("q", set).await;
+    let pushed = env.push_one(&queue, item("x")).await;
+    for deliveries in 1..=2 {
+        let delivery = env.take_one(&queue).await;
+        let receipt = &delivery.receipt;
+        assert_eq!((receipt.attempt, receipt.deliveries_here()), (1, deliveries));
+        let fate = queue.fate(Cause::Disconnect, 1, receipt.deliveries_here(), 0.0);
+        assert_eq!(fate, Fate::Retry { attempt: 1, delay: seconds(0) });
+        env.roll_back(&queue, &delivery, seconds(0), 1, None).await;
+    }
+    env.take_one(&queue).await;
+    env.pass(LEASE + seconds(1));
+    let reserved = env.reserve(&queue, &[want(10)]).await;
+    assert_eq!((reserved.at_limit.max_deliveries, reserved.at_limit.max_attempts), (1, 0));
+    assert_eq!(env.get(&dead, pushed.id).await.origin_queue.as_ref(), Some(&queue.name));
+}
+
+/// An item that goes from queue to queue, or round and round by moves, does not use up its deliveries by that.
+pub(crate) async fn deliveries_are_counted_from_an_items_arrival(env: &Env) {
+    let dead = env.queue("dead").await;
+    let set = |queue: &mut Queue| {
+        queue.max_deliveries = Some(2);
+        queue.dead_letter_queue = Some(dead.name.clone());
+    };
+    let queue = env.queue_with("q", set).await;
+    let pushed = env.push_one(&queue, item("x")).await;
+    for round in 1..=3 {
+        let delivery = env.take_one(&queue).await;
+        let counts = (delivery.item.deliveries, delivery.receipt.deliveries_here());
+        assert_eq!(counts, (round, 1));
+        assert_eq!(env.move_one(&queue, &delivery, &queue).await, Outcome::Ok);
+    }
+    let delivery = env.take_one(&queue).await;
+    assert_eq!(env.bury(&queue, &delivery, None).await, Outcome::DeadLettered);
+    let filter = RedriveFilter::default();
+    assert_eq!(env.store.redrive(&dead, &queue, &filter, 10).await.unwrap(), 1);
+    let item = env.get(&queue, pushed.id).await;
+    assert_eq!((item.dead_letter_time, item.dead_letter_attempts), (None, 0));
+    let delivery = env.take_one(&queue).await;
+    assert_eq!((delivery.item.deliveries, delivery.receipt.deliveries_here()), (5, 1));
 }

@@ -94,7 +94,7 @@ pub(crate) async fn an_id_outlives_its_item(env: &Env) {
     assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Gone);
     assert_eq!(env.store.get_item(&queue, first.id).await.unwrap(), None);
     assert!(env.list(&queue, None).await.is_empty());
-    assert!(!env.store.delete_item(&queue, first.id).await.unwrap());
+    assert!(!env.delete(&queue, first.id).await);
     let depth = env.store.depth(&queue).await.unwrap();
     assert_eq!(depth, crate::domain::Depth::default());
     assert!(env.drain(&queue).await.is_empty());
@@ -184,7 +184,7 @@ pub(crate) async fn a_push_can_have_a_window_of_its_own(env: &Env) {
 pub(crate) async fn a_deleted_item_takes_its_id_along(env: &Env) {
     let queue = env.queue("q").await;
     let first = env.push_one(&queue, dedup("x", "d")).await;
-    assert!(env.store.delete_item(&queue, first.id).await.unwrap());
+    assert!(env.delete(&queue, first.id).await);
     let second = env.push_one(&queue, dedup("y", "d")).await;
     assert!(!second.deduplicated);
     assert_eq!(env.store.purge(&queue).await.unwrap(), 1);

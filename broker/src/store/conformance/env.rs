@@ -4,10 +4,10 @@ use std::{any::Any, sync::Arc, time::Duration};
 
 use crate::{
     domain::{
-        Clock, ConsumerName, Delivery, Item, ItemId, ItemState, NewItem, Outcome, Priority, Pushed,
-        Queue, QueueName, Timestamp, Want,
+        AtLimit, Clock, ConsumerName, Delivery, FailureDefaults, Item, ItemId, ItemState,
+        LimitReason, NewItem, Outcome, Priority, Pushed, Queue, QueueName, Timestamp, Want,
     },
-    store::{Held, Move, Push, Reserved, Rollback, RollbackTo, Store},
+    store::{Held, ItemDeleted, Move, Push, Reserved, Rollback, RollbackTo, Store},
 };
 
 /// An empty store and the clock it goes by.
@@ -140,7 +140,7 @@ impl Env {
         let mut queue = Queue::with_defaults(name(text), self.now());
         set(&mut queue);
         match self.store.create_queue(&queue).await.unwrap() {
-            crate::store::Created::New(queue) => Arc::new(queue),
+            crate::store::Created::New(queue) => Arc::new(with_limit(queue)),
             crate::store::Created::Existing(queue) => panic!("{queue:?} is there"),
         }
     }
@@ -236,7 +236,7 @@ impl Env {
         reason: Option<&str>,
     ) -> Outcome {
         let reason = reason.map(str::to_owned);
-        let rollback = Rollback { held: held(queue, of), to: RollbackTo::DeadLetter, reason };
+        let rollback = Rollback { held: held(queue, of), to: last(queue, of), reason };
         self.store.rollback(vec![rollback]).await.unwrap()[0]
     }
 
@@ -250,6 +250,11 @@ impl Env {
         self.store.move_items(vec![move_of(from, of, to)]).await.unwrap()[0]
     }
 
+    /// Deletes an item whatever its state; false if it is not there.
+    pub(crate) async fn delete(&self, queue: &Queue, id: ItemId) -> bool {
+        self.store.delete_item(queue, id, None).await.unwrap() == ItemDeleted::Done
+    }
+
     /// The item, which must be there.
     pub(crate) async fn get(&self, queue: &Queue, id: ItemId) -> Item {
         self.store.get_item(queue, id).await.unwrap().expect("the item is there")
@@ -260,6 +265,28 @@ impl Env {
         let page = self.store.list_items(queue, state, None, 10_000).await.unwrap();
         assert_eq!(page.next, None);
         page.entries
+    }
+}
+
+/// The queue with what an engine finds out of where items at a limit go: its dead-letter queue is there.
+pub(crate) fn with_limit(queue: Queue) -> Queue {
+    let mut queue = queue.in_force(&FailureDefaults::default());
+    if let Some(to) = &queue.dead_letter_queue {
+        queue.at_limit = AtLimit::DeadLetter(to.clone());
+    }
+    queue
+}
+
+/// The end of an item's last allowed attempt, as the queue has it.
+pub(crate) fn last(queue: &Queue, of: &Delivery) -> RollbackTo {
+    let reason = LimitReason::MaxAttempts;
+    match &queue.at_limit {
+        AtLimit::DeadLetter(to) => {
+            let failed_attempts = of.receipt.attempt;
+            RollbackTo::DeadLetter { to: to.clone(), failed_attempts, reason }
+        }
+        // What a caller asks for is done, whatever the settings.
+        AtLimit::Discard | AtLimit::Nowhere | AtLimit::Unknown => RollbackTo::Discard { reason },
     }
 }
 

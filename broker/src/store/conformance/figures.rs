@@ -14,6 +14,8 @@ pub(crate) async fn totals_add_up_over_brokers(env: &Env) {
         moved: 5,
         dead_lettered: 6,
         expired: 7,
+        popped: 8,
+        discarded: 9,
     };
     let changes = || vec![(a.clone(), one), (b.clone(), Totals { pushed: 100, ..one })];
     let tasks: Vec<_> = (0..10)

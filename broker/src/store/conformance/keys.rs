@@ -107,7 +107,7 @@ pub(crate) async fn a_retry_keeps_its_key_waiting(env: &Env) {
 pub(crate) async fn a_dead_letter_passes_the_turn_on(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut Queue| {
-        queue.max_attempts = 1;
+        queue.max_attempts = Some(1);
         queue.dead_letter_queue = Some(dead.name.clone());
     };
     let queue = env.queue_with("q", set).await;
@@ -153,7 +153,7 @@ pub(crate) async fn a_settled_dead_letter_gives_no_turn_away(env: &Env) {
 pub(crate) async fn a_dropped_item_passes_the_turn_on(env: &Env) {
     for retention in [0, 1_000] {
         let set = |queue: &mut Queue| {
-            queue.max_attempts = 1;
+            (queue.max_attempts, queue.discard_failed) = (Some(1), true);
             queue.retention = seconds(retention);
         };
         let queue = env.queue_with(&format!("q{retention}"), set).await;
@@ -169,10 +169,10 @@ pub(crate) async fn a_dropped_item_passes_the_turn_on(env: &Env) {
 pub(crate) async fn a_deleted_item_passes_the_turn_on(env: &Env) {
     let queue = env.queue("q").await;
     let pushed = env.push(&queue, ["1", "2", "3", "4"].map(|name| keyed(name, "k")).to_vec()).await;
-    assert!(env.store.delete_item(&queue, pushed[1].id).await.unwrap()); // a blocked one: no turn
+    assert!(env.delete(&queue, pushed[1].id).await); // a blocked one: no turn
     let delivery = only(env, &queue, "1").await;
     assert!(env.drain(&queue).await.is_empty());
-    assert!(env.store.delete_item(&queue, pushed[0].id).await.unwrap()); // while reserved
+    assert!(env.delete(&queue, pushed[0].id).await); // while reserved
     only(env, &queue, "3").await;
     assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Gone);
     assert!(env.drain(&queue).await.is_empty());

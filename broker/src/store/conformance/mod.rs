@@ -39,6 +39,7 @@ macro_rules! conformance {
                 the_oldest_ready_item_is_the_first_in_hand_out_order
                 items_are_of_their_queue
                 items_of_every_state_can_be_deleted
+                an_item_in_another_state_than_asked_for_is_not_deleted
                 a_purge_spares_what_is_reserved
                 a_purge_of_thousands_is_complete
             }
@@ -47,10 +48,14 @@ macro_rules! conformance {
                 rollbacks_and_lapses_count_alike
                 a_lapsed_last_attempt_still_commits
                 a_buried_item_is_as_it_was
-                without_a_dead_letter_queue_items_are_dropped
+                a_queue_that_discards_drops_items_at_the_limit
                 dropped_items_become_history_where_that_is_kept
                 zero_attempts_means_no_limit
                 the_dead_do_not_hide_the_living
+                items_at_a_limit_stay_while_it_is_unknown_where_they_go
+                a_limit_with_nowhere_to_go_has_no_effect
+                an_item_handed_out_as_often_as_allowed_is_dead_lettered
+                deliveries_are_counted_from_an_items_arrival
             }
             dedup {
                 a_repeated_push_answers_with_the_first
@@ -155,6 +160,7 @@ macro_rules! conformance {
                 a_delayed_urgent_item_holds_up_nobody
                 delayed_items_queue_by_eligible_time
                 a_delivery_says_all_about_its_lease
+                a_reserved_item_tells_since_when_it_was_due
                 wants_share_and_keep_their_bounds
                 bytes_are_bounded_but_a_large_item_gets_through
                 more_is_true_while_there_is_more

@@ -20,11 +20,12 @@ use proptest::{
 
 use super::{
     Env,
-    env::{held, move_of, seconds, want},
+    env::{held, last, move_of, seconds, want},
 };
 use crate::{
     domain::{
-        Delivery, Fate, ItemId, ItemState, NewItem, Outcome, Priority, Queue, RetryPolicy, Want,
+        Cause, Delivery, Fate, ItemId, ItemState, NewItem, Outcome, Priority, Queue, RetryPolicy,
+        Want,
     },
     store::{RedriveFilter, Rollback, RollbackTo},
 };
@@ -201,7 +202,7 @@ impl World {
         let (left, now) = (self.items[&n].clone(), self.now);
         let item = self.items.get_mut(&n).unwrap();
         (item.queue, item.when, item.holder) = (DEAD, now, None);
-        item.origin = Some(left.queue);
+        (item.origin, item.attempt) = (Some(left.queue), 1);
         self.pass_turn(&left);
     }
 
@@ -340,10 +341,10 @@ impl Run<'_> {
         let mut ready = self.world.ready(queue);
         let settings = &self.queues[queue];
         let fate = |item: &Model| match item.holder {
-            Some(_) => settings.after_failure(item.attempt),
-            None => Fate::Retry { attempt: item.attempt },
+            Some(_) => settings.fate(Cause::Lapse, item.attempt, item.deliveries, 0.0),
+            None => Fate::Retry { attempt: item.attempt, delay: Duration::ZERO },
         };
-        let doomed = |n: &usize| fate(&self.world.items[n]) == Fate::DeadLetter;
+        let doomed = |n: &usize| matches!(fate(&self.world.items[n]), Fate::Limit { .. });
         let dying: Vec<usize> = ready.iter().copied().filter(doomed).collect();
         // How far behind the last live item a store looks for dead ones is its own affair: look at all.
         let count = if dying.is_empty() { count } else { 100_000 };
@@ -415,24 +416,27 @@ impl Run<'_> {
     async fn roll_back(&mut self, receipt: usize, delay: u64) -> Result<(), TestCaseError> {
         let expected = self.world.holds(receipt);
         let (queue, delivery) = &self.deliveries[receipt];
-        let fate = self.queues[*queue].after_failure(delivery.receipt.attempt);
+        let receipt_of = &delivery.receipt;
+        let deliveries = receipt_of.deliveries_here();
+        let fate = self.queues[*queue].fate(Cause::Rollback, receipt_of.attempt, deliveries, 0.0);
         let to = match fate {
-            Fate::DeadLetter => RollbackTo::DeadLetter,
-            Fate::Retry { attempt } => {
+            Fate::Limit { .. } => last(&self.queues[*queue], delivery),
+            Fate::Retry { attempt, .. } => {
                 RollbackTo::Queue { eligible_time: self.env.now() + seconds(delay), attempt }
             }
         };
         let rollback = Rollback { held: self.held(receipt), to, reason: None };
         let outcome = self.env.store.rollback(vec![rollback]).await.unwrap();
-        let ok = if fate == Fate::DeadLetter { Outcome::DeadLettered } else { Outcome::Ok };
+        let at_limit = matches!(fate, Fate::Limit { .. });
+        let ok = if at_limit { Outcome::DeadLettered } else { Outcome::Ok };
         prop_assert_eq!(outcome, [expected.err().unwrap_or(ok)]);
         match (expected, fate) {
-            (Ok(n), Fate::Retry { attempt }) => {
+            (Ok(n), Fate::Retry { attempt, .. }) => {
                 let when = self.world.after(delay);
                 let item = self.world.items.get_mut(&n).unwrap();
                 (item.holder, item.attempt, item.when) = (None, attempt, when);
             }
-            (Ok(n), Fate::DeadLetter) => self.world.bury(n),
+            (Ok(n), Fate::Limit { .. }) => self.world.bury(n),
             (Err(_), _) => {}
         }
         Ok(())
@@ -527,7 +531,7 @@ async fn run(env: &Env, steps: &[Step]) -> Result<(), TestCaseError> {
     let dead = env.queue_with(&format!("dead{number}"), window).await;
     let limited = |queue: &mut Queue| {
         window(queue);
-        queue.max_attempts = 2;
+        queue.max_attempts = Some(2);
         queue.dead_letter_queue = Some(dead.name.clone());
     };
     let a = env.queue_with(&format!("a{number}"), limited).await;

@@ -134,7 +134,7 @@ pub(crate) async fn a_move_takes_the_numbers_of_its_new_queue(env: &Env) {
 pub(crate) async fn a_lease_that_lapses_after_a_move_fails_in_the_new_queue(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut crate::domain::Queue| {
-        queue.max_attempts = 1;
+        queue.max_attempts = Some(1);
         queue.dead_letter_queue = Some(dead.name.clone());
     };
     let from = env.queue("from").await;

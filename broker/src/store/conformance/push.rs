@@ -203,7 +203,7 @@ pub(crate) async fn nothing_is_delivered_after_its_end(env: &Env) {
     // A lease that lapses after the item's end does not bring it back.
     env.pass(seconds(100));
     assert_eq!(env.drain(&queue).await, ["long"]);
-    assert!(!env.store.delete_item(&queue, usual.id).await.unwrap());
+    assert!(!env.delete(&queue, usual.id).await);
 }
 
 pub(crate) async fn a_receipt_of_an_expired_item_is_gone(env: &Env) {

@@ -121,7 +121,7 @@ pub(crate) async fn thousands_are_redriven_in_order(env: &Env) {
     let taken = env.take(&a, 2_500).await;
     let rollbacks = taken.iter().map(|delivery| crate::store::Rollback {
         held: held(&a, delivery),
-        to: crate::store::RollbackTo::DeadLetter,
+        to: last(&a, delivery),
         reason: Some(if delivery.item.payload.len() == 4 { "long" } else { "short" }.to_owned()),
     });
     env.store.rollback(rollbacks.collect()).await.unwrap();

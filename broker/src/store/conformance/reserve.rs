@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Env, env::*};
 use crate::{
-    domain::{ConsumerName, ItemState, NewItem, Outcome, Want},
+    domain::{ConsumerName, Delivery, ItemState, NewItem, Outcome, Want},
     store::{Rollback, RollbackTo},
 };
 
@@ -172,7 +172,7 @@ pub(crate) async fn small_reserves_in_a_row_miss_nothing(env: &Env) {
     let others: Vec<_> = others.into_iter().map(|(_, delivery)| delivery).collect();
     assert_eq!(payloads(&others), [gone.to_string(), (gone + 1).to_string()]);
     let ahead = env.list(&queue, Some(ItemState::Ready)).await;
-    assert!(env.store.delete_item(&queue, ahead[0].id).await.unwrap());
+    assert!(env.delete(&queue, ahead[0].id).await);
     let taken = env.take(&queue, 2).await;
     assert_eq!(payloads(&taken), [(gone + 3).to_string(), (gone + 4).to_string()]);
 
@@ -294,4 +294,63 @@ pub(crate) async fn expired_items_met_on_the_way_are_told(env: &Env) {
         }
     }
     assert_eq!((payloads(&delivered), expired), (vec!["c".to_owned()], 2));
+}
+
+/// Issue 9, point 24: since when an item waits is known while it is reserved too.
+pub(crate) async fn a_reserved_item_tells_since_when_it_was_due(env: &Env) {
+    let queue = env.queue("q").await;
+    let due_while_reserved = async |delivery: &Delivery| {
+        let stored = env.get(&queue, delivery.item.id).await;
+        assert_eq!(stored.state, ItemState::Reserved);
+        assert_eq!(delivery.item.due_time, stored.due_time);
+        stored.due_time.unwrap()
+    };
+    let plain = env.push_one(&queue, item("plain")).await;
+    env.pass(seconds(5));
+    let first = env.take_one(&queue).await;
+    assert_eq!(due_while_reserved(&first).await, plain.eligible_time.unwrap());
+    // Given back for later,
+    let later = env.now() + seconds(100);
+    env.roll_back(&queue, &first, seconds(100), 2, None).await;
+    let delayed = env.get(&queue, plain.id).await;
+    assert_eq!((delayed.state, delayed.due_time), (ItemState::Delayed, delayed.eligible_time));
+    assert!(delayed.due_time.unwrap() >= later);
+    env.pass(seconds(150));
+    let second = env.take_one(&queue).await;
+    assert_eq!(due_while_reserved(&second).await, delayed.due_time.unwrap());
+    // and once more by the end of its lease.
+    env.pass(LEASE + seconds(10));
+    let third = env.take_one(&queue).await;
+    assert_eq!(due_while_reserved(&third).await, second.lease_expire_time);
+    env.commit_one(&queue, &third).await;
+
+    let delayed = NewItem { delay: seconds(50), ..item("delayed") };
+    let pushed = env.push_one(&queue, delayed).await;
+    env.pass(seconds(60));
+    let taken = env.take_one(&queue).await;
+    assert_eq!(due_while_reserved(&taken).await, pushed.eligible_time.unwrap());
+
+    env.push(&queue, vec![keyed("a", "k"), keyed("b", "k")]).await;
+    let a = env.take_one(&queue).await;
+    let blocked = env.list(&queue, Some(ItemState::Blocked)).await.remove(0);
+    assert_eq!(blocked.due_time, None);
+    env.pass(seconds(5));
+    let before = env.now();
+    env.commit_one(&queue, &a).await;
+    let b = env.take_one(&queue).await;
+    assert!(due_while_reserved(&b).await >= before);
+    let moved_to = env.queue("other").await;
+    env.pass(seconds(5));
+    let before = env.now();
+    assert_eq!(env.move_one(&queue, &taken, &moved_to).await, Outcome::Ok);
+    let mut order = move_of(&queue, &b, &moved_to);
+    order.eligible_time = before;
+    assert_eq!(env.store.move_items(vec![order]).await.unwrap(), [Outcome::Ok]);
+    for delivery in env.take(&moved_to, 2).await {
+        let stored = env.get(&moved_to, delivery.item.id).await;
+        assert_eq!(delivery.item.due_time, stored.due_time);
+        if delivery.item.id == b.item.id {
+            assert!(stored.due_time.unwrap() >= before);
+        }
+    }
 }

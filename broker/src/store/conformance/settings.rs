@@ -10,7 +10,9 @@ fn everything_set(text: &str, now: Timestamp) -> Queue {
     Queue {
         group: GroupName::parse("group", "a-group").unwrap(),
         lease: Some(std::time::Duration::from_millis(1_234)),
-        max_attempts: 7,
+        max_attempts: Some(7),
+        max_deliveries: Some(0),
+        discard_failed: true,
         dead_letter_queue: Some(name("dead")),
         retry_policy: Some(RetryPolicy {
             initial_delay: seconds(1),
@@ -38,7 +40,7 @@ pub(crate) async fn a_queue_is_as_it_was_created(env: &Env) {
         assert_eq!(created, Created::New(expected.clone()));
         let other = env.other.get_queue(&queue.name).await.unwrap();
         assert_eq!(other.as_ref(), Some(&expected));
-        let changed = Queue { max_attempts: 99, ..queue.clone() };
+        let changed = Queue { max_attempts: Some(99), ..queue.clone() };
         let created = env.store.create_queue(&changed).await.unwrap();
         assert_eq!(created, Created::Existing(expected.clone()));
         assert_eq!(env.store.get_queue(&queue.name).await.unwrap(), Some(expected));
@@ -49,7 +51,8 @@ pub(crate) async fn racing_creations_make_one_queue(env: &Env) {
     let racers: Vec<_> = (0..8)
         .map(|n| {
             let store = if n % 2 == 0 { env.store.clone() } else { env.other.clone() };
-            let queue = Queue { max_attempts: n, ..Queue::with_defaults(name("q"), store.now()) };
+            let queue =
+                Queue { max_attempts: Some(n), ..Queue::with_defaults(name("q"), store.now()) };
             tokio::spawn(async move { store.create_queue(&queue).await.unwrap() })
         })
         .collect();
@@ -94,7 +97,7 @@ pub(crate) async fn updates_are_fenced_by_the_revision(env: &Env) {
     let updated = env.store.update_queue(&first).await.unwrap().unwrap();
     assert_eq!(updated, Queue { revision: queue.revision + 1, ..first.clone() });
     // Another writer who read before that has to read again.
-    let late = Queue { max_attempts: 5, ..(*queue).clone() };
+    let late = Queue { max_attempts: Some(5), ..(*queue).clone() };
     assert_eq!(env.other.update_queue(&late).await.unwrap(), None);
     assert_eq!(env.store.get_queue(&queue.name).await.unwrap(), Some(updated.clone()));
     let again = everything_set("q", queue.create_time);

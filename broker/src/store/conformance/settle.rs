@@ -90,7 +90,7 @@ pub(crate) async fn results_are_exact_in_a_mixed_batch(env: &Env) {
     for n in (0..60).step_by(4) {
         assert_eq!(env.commit_one(&queue, &taken[n]).await, Ok);
         assert_eq!(env.fail(&queue, &taken[n + 1]).await, Ok);
-        assert!(env.store.delete_item(&queue, taken[n + 2].item.id).await.unwrap());
+        assert!(env.delete(&queue, taken[n + 2].item.id).await);
     }
     let expected = [Gone, LeaseLost, Gone, Ok].repeat(15);
     let until = vec![env.now() + seconds(77); 60];
@@ -117,7 +117,7 @@ pub(crate) async fn rollback_results_are_exact_in_a_mixed_batch(env: &Env) {
     let back = RollbackTo::Queue { eligible_time: env.now(), attempt: 7 };
     let rollbacks = taken.iter().enumerate().map(|(n, delivery)| Rollback {
         held: held(&queue, delivery),
-        to: if n % 4 == 3 { RollbackTo::DeadLetter } else { back.clone() },
+        to: if n % 4 == 3 { last(&queue, delivery) } else { back.clone() },
         reason: Some(format!("because {n}")),
     });
     let outcomes = env.store.rollback(rollbacks.collect()).await.unwrap();
@@ -152,7 +152,11 @@ pub(crate) async fn receipts_crossed_over_settle_nothing(env: &Env) {
         held.map(|held| Rollback { held, to: to.clone(), reason: None }).collect()
     };
     assert_eq!(env.store.rollback(rollbacks(&back)).await.unwrap(), [LeaseLost, LeaseLost]);
-    let dead = RollbackTo::DeadLetter;
+    let dead = RollbackTo::DeadLetter {
+        to: name("dead"),
+        failed_attempts: 1,
+        reason: crate::domain::LimitReason::Rejected,
+    };
     assert_eq!(env.store.rollback(rollbacks(&dead)).await.unwrap(), [LeaseLost, LeaseLost]);
     // The same crossing, amid valid ones.
     let mut batch = pair();

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     domain::{Item, ItemId, ItemState, Queue, Timestamp},
-    store::{Page, Result, StoreError},
+    store::{ItemDeleted, Page, Result, StoreError},
 };
 
 /// Most items of a page.
@@ -280,12 +280,36 @@ pub(super) async fn get(inner: &Inner, queue: &Queue, id: ItemId) -> Result<Opti
     stored.into_item(&queue.name, now).map(Some)
 }
 
-/// Deletes one item of the queue, whatever its state.
-pub(super) async fn delete(inner: &Inner, queue: &Queue, id: ItemId) -> Result<bool> {
+/// `when` of the items in a state: from the first on, and below the second.
+fn within(state: ItemState, now: Timestamp) -> Vec<Document> {
+    let range = |(from, below): (i64, i64)| {
+        doc! { "when": { "$gte": millis(from), "$lt": millis(below) } }
+    };
+    let ranges: &[(i64, i64)] = match state {
+        // Those whose lease has ended, noticed or not, are ready.
+        ItemState::Ready => &[(0, now.0 + 1), (LEASED, LEASED + now.0 + 1)],
+        ItemState::Delayed => &[(now.0 + 1, READY_END)],
+        ItemState::Reserved => &[(LEASED + now.0 + 1, BLOCKED)],
+        ItemState::Blocked => &[(BLOCKED, BLOCKED + 1)],
+        ItemState::Processed => &[(PROCESSED, PROCESSED + 1)],
+    };
+    ranges.iter().copied().map(range).collect()
+}
+
+/// Deletes one item of the queue, if it is in that state.
+pub(super) async fn delete(
+    inner: &Inner,
+    queue: &Queue,
+    id: ItemId,
+    only_if: Option<ItemState>,
+) -> Result<ItemDeleted> {
     let group = inner.group(&queue.group).await?;
-    let filter = doc! {
+    let mut filter = doc! {
         "_id": oid(id), "q": queue.name.as_str(), "when": { "$lt": millis(TOMBSTONE) },
     };
+    if let Some(state) = only_if {
+        filter.insert("$or", within(state, inner.now()));
+    }
     // A tombstone, for those who hold a receipt or repeat the push.
     let found = group
         .items
@@ -293,13 +317,16 @@ pub(super) async fn delete(inner: &Inner, queue: &Queue, id: ItemId) -> Result<b
         .projection(doc! { "key": 1, "deadline": 1 })
         .await
         .map_err(failed)?;
-    let Some(found) = found else { return Ok(false) };
+    let Some(found) = found else {
+        let other = if only_if.is_some() { get(inner, queue, id).await? } else { None };
+        return Ok(other.map_or(ItemDeleted::NotFound, |item| ItemDeleted::OtherState(item.state)));
+    };
     let stored = Stored::read(&found)?;
     inner.issued.forget(id);
     if !stored.key.is_empty() {
         order::promote(inner, &group, &[(queue.name.clone(), stored.key.clone())]).await?;
     }
-    Ok(!stored.is_over(inner.now()))
+    Ok(if stored.is_over(inner.now()) { ItemDeleted::NotFound } else { ItemDeleted::Done })
 }
 
 /// Deletes all items that are not reserved, history included.

@@ -4,11 +4,14 @@
 //! |---|---|
 //! | `_id`, `q` | id, queue |
 //! | `when` | eligible time; end of the lease plus four thousand years while reserved; past that for what is blocked or done |
+//! | `eligible` | since when a reserved item was eligible, written whenever `when` gets such a time; absent: `created` |
 //! | `priority`, `attempt`, `deliveries` | as in [`Item`] |
+//! | `earlier` | how many of the deliveries were before it came into its queue; absent: none |
 //! | `lock` | token of the lease; there while reserved, and after a lapse until noticed |
 //! | `settled` | token of the last settle, by which a short count is cleared up |
 //! | `settledBefore` | tokens of the settles before that, the latest first, for those whose answer was lost |
 //! | `producer`, `consumer`, `contentType`, `headers`, `payload`, `reason`, `origin` | as in [`Item`] |
+//! | `deadLettered`, `failedAttempts` | when it was dead-lettered, and how many attempts had failed by then |
 //! | `key`, `seq` | ordering key, sequence number |
 //! | `turn` | the key again, on the one item of the key that is not blocked |
 //! | `due` | eligible time of a blocked item; there only while it is blocked |
@@ -119,6 +122,9 @@ pub(super) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
     d.append(cstr!("_id"), oid(start.id));
     d.append(cstr!("q"), push.queue.name.as_str());
     d.append(cstr!("when"), if start.blocked { millis(BLOCKED) } else { date(when) });
+    if !start.blocked && when > now {
+        d.append(cstr!("eligible"), date(when));
+    }
     d.append(cstr!("priority"), i32::from(item.priority.level()));
     d.append(cstr!("attempt"), 1_i32);
     d.append(cstr!("deliveries"), 0_i32);
@@ -175,9 +181,11 @@ pub(super) struct Stored {
     pub(super) when: i64,
     /// It stands among the reserved: its lease has not been found lapsed.
     pub(super) leased: bool,
+    pub(super) eligible: Option<i64>,
     pub(super) priority: i32,
     pub(super) attempt: u32,
     pub(super) deliveries: u32,
+    pub(super) earlier: u32,
     pub(super) lock: Option<LeaseToken>,
     pub(super) settled: Option<ObjectId>,
     pub(super) settled_before: Vec<ObjectId>,
@@ -198,6 +206,8 @@ pub(super) struct Stored {
     pub(super) trace: Option<i64>,
     pub(super) reason: String,
     pub(super) origin: Option<String>,
+    pub(super) dead_lettered: Option<i64>,
+    pub(super) failed_attempts: u32,
 }
 
 impl Stored {
@@ -222,9 +232,11 @@ impl Stored {
                 self.leased = (LEASED..BLOCKED).contains(&at);
                 self.when = if self.leased { at - LEASED } else { at };
             }
+            "eligible" => self.eligible = at(),
             "priority" => self.priority = number(value) as i32,
             "attempt" => self.attempt = number(value) as u32,
             "deliveries" => self.deliveries = number(value) as u32,
+            "earlier" => self.earlier = number(value) as u32,
             "lock" => self.lock = value.as_object_id().map(|id| LeaseToken(id.bytes())),
             "settled" => self.settled = value.as_object_id(),
             "settledBefore" => {
@@ -262,6 +274,8 @@ impl Stored {
             "trace" => self.trace = at(),
             "reason" => self.reason = text(),
             "origin" => self.origin = Some(text()),
+            "deadLettered" => self.dead_lettered = at(),
+            "failedAttempts" => self.failed_attempts = number(value) as u32,
             _ => {}
         }
     }
@@ -312,6 +326,11 @@ impl Stored {
             name.map(|name| ConsumerName::parse("consumer", &name)).transpose()
         };
         let bad = |e: crate::domain::Invalid| broken(format!("unreadable item: {e}"));
+        let due_time = match state {
+            ItemState::Blocked | ItemState::Processed => None,
+            ItemState::Reserved => Some(self.eligible.unwrap_or(self.created)),
+            ItemState::Ready | ItemState::Delayed => Some(self.when),
+        };
         let waits = matches!(state, ItemState::Blocked | ItemState::Processed);
         Ok(Item {
             id: self.id(),
@@ -342,6 +361,9 @@ impl Stored {
                 .map(|name| QueueName::parse("origin", &name))
                 .transpose()
                 .map_err(bad)?,
+            due_time: due_time.map(Timestamp),
+            dead_letter_time: self.dead_lettered.map(Timestamp),
+            dead_letter_attempts: self.failed_attempts,
         })
     }
 }

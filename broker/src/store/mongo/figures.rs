@@ -260,7 +260,7 @@ pub(super) fn totals_id(queue: &QueueName) -> String {
 }
 
 /// The fields of the totals, and where they are.
-fn fields(totals: &Totals) -> [(&'static str, u64); 7] {
+fn fields(totals: &Totals) -> [(&'static str, u64); 9] {
     [
         ("pushed", totals.pushed),
         ("delivered", totals.delivered),
@@ -269,6 +269,8 @@ fn fields(totals: &Totals) -> [(&'static str, u64); 7] {
         ("moved", totals.moved),
         ("deadLettered", totals.dead_lettered),
         ("expired", totals.expired),
+        ("popped", totals.popped),
+        ("discarded", totals.discarded),
     ]
 }
 
@@ -332,5 +334,7 @@ fn read_totals(found: &Document) -> Totals {
         moved: n("moved"),
         dead_lettered: n("deadLettered"),
         expired: n("expired"),
+        popped: n("popped"),
+        discarded: n("discarded"),
     }
 }

@@ -87,7 +87,7 @@ async fn make_ready(inner: &Inner, group: &Group, queue: &Queue, items: &[Stored
             "q": queue.name.as_str(),
             "when": millis(PROCESSED),
         };
-        let mut set = doc! { "attempt": 1, "settled": settled };
+        let mut set = doc! { "attempt": 1, "earlier": "$deliveries", "settled": settled };
         let mut unset = vec!["processed", "expires", "deadline", "started"];
         let mut numbers = vec![];
         enter(&mut set, &mut numbers, one, now.0, 0); // their numbers stay

@@ -156,7 +156,8 @@ impl Leases<'_> {
             "priority": { "$in": each_level(self.used).collect::<RawArrayBuf>() },
             "when": { "$gte": leased(first), "$lte": leased(now) },
         };
-        let change = doc! { "$set": { "when": { "$subtract": ["$when", LEASED] } } };
+        let end = doc! { "$subtract": ["$when", LEASED] };
+        let change = doc! { "$set": { "when": end.clone(), "eligible": end } };
         let statement = statement_by(HANDOUT, filter, Update::pipeline(&[change])?);
         let done = update(self.inner, self.group, [statement]).await;
         // Also if the outcome is unknown: what may be there must not be passed over.

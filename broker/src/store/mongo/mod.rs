@@ -74,8 +74,8 @@ use self::{
     layout::Group,
 };
 use super::{
-    Created, Deleted, Held, Links, Move, Page, Push, RedriveFilter, Reserved, Result, Rollback,
-    Selection, SettingsChanges, SettingsMark, Store,
+    Created, Deleted, Held, ItemDeleted, Links, Move, Page, Push, RedriveFilter, Reserved, Result,
+    Rollback, Selection, SettingsChanges, SettingsMark, Store,
 };
 use crate::{
     domain::{
@@ -397,9 +397,14 @@ impl Store for MongoStore {
         self.run(|inner| async move { admin::get(&inner, &queue, id).await }).await
     }
 
-    async fn delete_item(&self, queue: &Queue, id: ItemId) -> Result<bool> {
+    async fn delete_item(
+        &self,
+        queue: &Queue,
+        id: ItemId,
+        only_if: Option<ItemState>,
+    ) -> Result<ItemDeleted> {
         let queue = queue.clone();
-        self.run(|inner| async move { admin::delete(&inner, &queue, id).await }).await
+        self.run(|inner| async move { admin::delete(&inner, &queue, id, only_if).await }).await
     }
 
     async fn purge(&self, queue: &Queue) -> Result<u64> {

@@ -147,8 +147,9 @@ pub(super) fn waiting_pipeline(queue: &QueueName, keys: &[&str]) -> Vec<Document
 
 /// The update that gives a blocked item its turn.
 pub(super) fn turning(now: Timestamp) -> Vec<Document> {
+    let when = doc! { "$max": ["$due", date(now)] };
     vec![
-        doc! { "$set": { "turn": "$key", "when": { "$max": ["$due", date(now)] } } },
+        doc! { "$set": { "turn": "$key", "when": when.clone(), "eligible": when } },
         doc! { "$unset": "due" },
     ]
 }

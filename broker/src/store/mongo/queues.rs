@@ -23,7 +23,9 @@ use super::{
     named::Named,
 };
 use crate::{
-    domain::{GroupName, Invalid, Queue, QueueName, RetryPolicy, Timestamp},
+    domain::{
+        AtLimit, FailureDefaults, GroupName, Invalid, Queue, QueueName, RetryPolicy, Timestamp,
+    },
     store::{Created, Result, SettingsChanges, SettingsMark},
 };
 
@@ -76,17 +78,23 @@ pub(super) fn span(span: Duration) -> i64 {
 fn settings(queue: &Queue) -> Document {
     let mut d = doc! {
         "group": queue.group.as_str(),
-        "maxAttempts": i64::from(queue.max_attempts),
         "retention": span(queue.retention),
         "dedupWindow": span(queue.dedup_window),
         "maxDepth": queue.max_depth as i64,
         "sequenced": queue.sequenced,
         "paused": queue.paused,
+        "discardFailed": queue.discard_failed,
         "labels": texts(&queue.labels),
         "created": date(queue.create_time),
     };
     if let Some(lease) = queue.lease {
         d.insert("lease", span(lease));
+    }
+    if let Some(limit) = queue.max_attempts {
+        d.insert("attemptLimit", i64::from(limit));
+    }
+    if let Some(limit) = queue.max_deliveries {
+        d.insert("deliveryLimit", i64::from(limit));
     }
     if let Some(to) = &queue.dead_letter_queue {
         d.insert("deadLetterQueue", to.as_str());
@@ -106,7 +114,19 @@ fn settings(queue: &Queue) -> Document {
     d
 }
 
-const OPTIONAL: [&str; 4] = ["lease", "deadLetterQueue", "retryPolicy", "defaultTtl"];
+/// Where a document of before has its limit of attempts; 0 if nobody said one. Read, never written.
+const OLD_LIMIT: &str = "maxAttempts";
+
+/// Fields that a change of the settings takes away unless it sets them.
+const OPTIONAL: [&str; 7] = [
+    "lease",
+    "attemptLimit",
+    "deliveryLimit",
+    OLD_LIMIT,
+    "deadLetterQueue",
+    "retryPolicy",
+    "defaultTtl",
+];
 
 /// Reads a queue.
 pub(super) fn read(document: &Document) -> Result<Queue> {
@@ -137,7 +157,11 @@ pub(super) fn read(document: &Document) -> Result<Queue> {
         name: QueueName::parse("_id", text("_id")).map_err(bad)?,
         group: GroupName::parse("group", text("group")).map_err(bad)?,
         lease: time("lease"),
-        max_attempts: whole("maxAttempts").unwrap_or_default() as u32,
+        max_attempts: whole("attemptLimit")
+            .or_else(|| whole(OLD_LIMIT).filter(|limit| *limit > 0))
+            .map(|limit| limit as u32),
+        max_deliveries: whole("deliveryLimit").map(|limit| limit as u32),
+        discard_failed: flag("discardFailed"),
         dead_letter_queue: QueueName::parse_optional("deadLetterQueue", text("deadLetterQueue"))
             .map_err(bad)?,
         retry_policy,
@@ -152,6 +176,8 @@ pub(super) fn read(document: &Document) -> Result<Queue> {
             document.get_datetime("created").map_or(0, |at| at.timestamp_millis()),
         ),
         revision: whole("revision").unwrap_or_default(),
+        defaults: FailureDefaults::default(),
+        at_limit: AtLimit::Unknown,
     })
 }
 

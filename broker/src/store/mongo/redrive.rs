@@ -106,10 +106,10 @@ async fn send(
             "deliveries": i64::from(item.deliveries),
         };
         let mut set = doc! {
-            "q": to.name.as_str(), "attempt": 1, "settled": settled,
+            "q": to.name.as_str(), "attempt": 1, "earlier": "$deliveries", "settled": settled,
             "settledBefore": settled_before(),
         };
-        let mut unset = vec!["lock", "origin", "started"];
+        let mut unset = vec!["lock", "origin", "deadLettered", "failedAttempts", "started"];
         enter(&mut set, &mut unset, item, now.0, given.get(&item.id()).copied().unwrap_or(0));
         if returns(item) {
             unset.retain(|field| *field != "seq");

@@ -17,12 +17,12 @@ use super::{
     layout::{BY_ID, Group, date, leased, millis},
     look::{Extent, Found, MAX_FIND, Place},
     settle::{Update, WITNESS, statement, update},
-    spent,
+    spent::{self, Failed},
 };
 use crate::{
     domain::{
-        ConsumerName, Delivery, Fate, ItemId, ItemSize, ItemState, LeaseToken, Queue, Receipt,
-        Timestamp, Want, deal,
+        AtLimit, Cause, ConsumerName, Delivery, Fate, ItemId, ItemSize, ItemState, LeaseToken,
+        Queue, Receipt, Timestamp, Want, deal,
     },
     store::{Reserved, Result},
 };
@@ -72,8 +72,10 @@ pub(super) async fn reserve(
         }
         let round = hand_out(&place, wants, found).await;
         let Handover { reserved: round, claim } = round.inspect_err(|_| head.forget_ahead())?;
-        let removed = round.dead_lettered + round.expired;
-        answer.reserved.dead_lettered += round.dead_lettered;
+        let removed = round.at_limit.total() + round.expired;
+        answer.reserved.at_limit.max_attempts += round.at_limit.max_attempts;
+        answer.reserved.at_limit.max_deliveries += round.at_limit.max_deliveries;
+        answer.reserved.limit_unknown = round.limit_unknown;
         answer.reserved.expired += round.expired;
         answer.reserved.deliveries = round.deliveries;
         answer.reserved.more = round.more;
@@ -96,41 +98,52 @@ async fn hand_out(place: &Place<'_>, wants: &[Want], mut found: Found) -> Result
     for (at, item) in std::mem::take(&mut found.items).into_iter().enumerate() {
         if item.is_over(now) {
             expired.push(item);
-        } else if item.lock.is_some() && queue.after_failure(item.attempt) == Fate::DeadLetter {
-            dead.push(item);
-        } else {
-            good.push(item);
-            good_at.push(at);
+            continue;
         }
+        match lapsed_fate(queue, &item) {
+            Some(Fate::Limit { reason, failed_attempts }) => {
+                dead.push(Failed { item, reason, failed_attempts });
+            }
+            Some(Fate::Retry { .. }) | None => {
+                good.push(item);
+                good_at.push(at);
+            }
+        }
+    }
+    if !dead.is_empty() && queue.at_limit == AtLimit::Unknown {
+        head.forget_ahead();
+        let reserved = Reserved { more: true, limit_unknown: true, ..Reserved::default() };
+        return Ok(Handover { reserved, claim: None });
     }
     let sizes: Vec<ItemSize> = good.iter().map(Stored::size).collect();
     let dealt = deal(&sizes, wants);
     let left: Vec<(i32, i64)> = good_at[dealt.len()..].iter().map(|at| places[*at]).collect();
     let rest = good.split_off(dealt.len());
 
-    let (expired, dead_lettered, claimed) = futures_util::future::join3(
+    let (expired, at_limit, claimed) = futures_util::future::join3(
         spent::remove_expired(inner, group, &queue.name, &expired, now),
-        spent::remove_failed(inner, group, queue, &dead, now),
+        spent::remove_all_failed(inner, group, queue, dead, now),
         claim(place, wants, good, &dealt, now),
     )
     .await;
     let (deliveries, claim) = claimed?;
-    let (expired, dead_lettered) = match (expired, dead_lettered) {
-        (Ok(expired), Ok(dead_lettered)) => {
+    let (expired, at_limit) = match (expired, at_limit) {
+        (Ok(expired), Ok(at_limit)) => {
             head.seen(&found.seen(&places, &left));
-            (expired, dead_lettered)
+            (expired, at_limit)
         }
         // What could not be removed is met again: the marks stay. What was claimed is handed out.
-        (expired, dead_lettered) if !deliveries.is_empty() => {
-            let errors = (expired.as_ref().err(), dead_lettered.as_ref().err());
+        (expired, at_limit) if !deliveries.is_empty() => {
+            let errors = (expired.as_ref().err(), at_limit.as_ref().err());
             tracing::debug!(queue = %queue.name, ?errors, "could not remove what is over");
             head.forget_ahead();
             let reserved = Reserved {
                 deliveries,
-                dead_lettered: dead_lettered.unwrap_or_default(),
+                at_limit: at_limit.unwrap_or_default(),
                 expired: expired.unwrap_or_default(),
                 damaged: 0,
                 more: true,
+                limit_unknown: false,
             };
             return Ok(Handover { reserved, claim: Some(claim) });
         }
@@ -143,10 +156,17 @@ async fn hand_out(place: &Place<'_>, wants: &[Want], mut found: Found) -> Result
         head.put_back(rest);
     }
     // What was removed may have passed its turn on.
-    let removed = expired + dead_lettered > 0;
+    let removed = expired + at_limit.total() > 0;
     let more = found.extent != Extent::All || !left.is_empty() || removed || outrun;
-    let reserved = Reserved { deliveries, dead_lettered, expired, damaged: 0, more };
+    let reserved =
+        Reserved { deliveries, at_limit, expired, damaged: 0, more, limit_unknown: false };
     Ok(Handover { reserved, claim: Some(claim) })
+}
+
+/// What becomes of an item whose lease lapsed; `None` if none did.
+fn lapsed_fate(queue: &Queue, item: &Stored) -> Option<Fate> {
+    let deliveries = item.deliveries.saturating_sub(item.earlier);
+    item.lock.map(|_| queue.fate(Cause::Lapse, item.attempt, deliveries, 0.0))
 }
 
 /// Items that are claimed by one statement.
@@ -186,8 +206,8 @@ async fn claim(
     let mut claims = Vec::with_capacity(items.len());
     for (item, want) in items.iter().zip(dealt) {
         let lapsed = item.lock.is_some();
-        let attempt = match queue.after_failure(item.attempt) {
-            Fate::Retry { attempt } if lapsed => attempt,
+        let attempt = match lapsed_fate(queue, item) {
+            Some(Fate::Retry { attempt, .. }) => attempt,
             _ => item.attempt,
         };
         let alike = Alike {
@@ -243,17 +263,19 @@ async fn claim(
             },
         ));
         let previous_eligible_time = Timestamp(item.when);
-        let keyed = !item.key.is_empty();
+        let (keyed, earlier_deliveries) = (!item.key.is_empty(), item.earlier);
         let mut item = item.into_item(&queue.name, now)?;
         item.state = ItemState::Reserved;
         item.attempt = attempt;
         item.deliveries += 1;
         item.consumer.clone_from(&wants[*want].consumer);
         item.eligible_time = Some(until);
+        item.due_time = Some(previous_eligible_time);
         let receipt = Receipt {
             item: id,
             token,
             deliveries: item.deliveries,
+            earlier_deliveries,
             attempt,
             keyed,
             queue: queue.name.clone(),

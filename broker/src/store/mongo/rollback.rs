@@ -25,8 +25,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Alike {
     token: LeaseToken,
-    /// Eligible time and attempt; `None` for the dead-letter queue.
-    back: Option<(Timestamp, u32)>,
+    to: RollbackTo,
     reason: Option<String>,
     /// Reserved by another broker, or being settled by another call.
     foreign: bool,
@@ -48,15 +47,13 @@ pub(super) async fn rollback(inner: &Arc<Inner>, items: Vec<Rollback>) -> Result
                 (at, Ending { receipt, queue, issue })
             })
             .collect();
-        let drops = |at: &usize| {
-            items[*at].to == RollbackTo::DeadLetter
-                && items[*at].held.queue.dead_letter_queue.is_none()
-        };
-        let (dropped, given): (Vec<usize>, Vec<usize>) = endings.keys().partition(|at| drops(at));
+        let discards = |at: &usize| matches!(items[*at].to, RollbackTo::Discard { .. });
+        let (discarded, given): (Vec<usize>, Vec<usize>) =
+            endings.keys().partition(|at| discards(at));
 
-        let ending: Vec<Ending> = dropped.iter().map(|at| endings[at].clone()).collect();
+        let ending: Vec<Ending> = discarded.iter().map(|at| endings[at].clone()).collect();
         let ended = end_exactly(inner, &group, &ending).await?;
-        for (at, outcome) in dropped.into_iter().zip(ended) {
+        for (at, outcome) in discarded.into_iter().zip(ended) {
             outcomes[at] = as_dead_letter(outcome);
         }
         give_back(inner, &group, &items, &endings, &given, &mut outcomes).await?;
@@ -88,7 +85,11 @@ async fn give_back(
     // One for each lease: of two receipts of an item only the right one is to find its own.
     let mut settled: HashMap<LeaseToken, ObjectId> = HashMap::new();
     let ids = || given.iter().map(|at| items[*at].held.receipt.item);
-    let dead = |at: &usize| items[*at].to == RollbackTo::DeadLetter;
+    let target = |at: &usize| match &items[*at].to {
+        RollbackTo::DeadLetter { to, .. } => Some(to),
+        RollbackTo::Queue { .. } | RollbackTo::Discard { .. } => None,
+    };
+    let dead = |at: &usize| target(at).is_some();
     // Where a dead letter goes, its level must be known to be in use.
     let strangers = given.iter().any(|at| dead(at) && endings[at].issue.is_none());
     let before = if strangers { look(inner, group, ids()).await? } else { HashMap::new() };
@@ -98,7 +99,7 @@ async fn give_back(
     };
     let mut dead_levels: HashMap<&QueueName, LevelSet> = HashMap::new();
     for at in given.iter().filter(|at| dead(at)) {
-        if let Some(to) = &items[*at].held.queue.dead_letter_queue {
+        if let Some(to) = target(at) {
             // Of one that is gone the level is not known, nor needed.
             let known = level(at);
             *dead_levels.entry(to).or_default() |= if known == LevelSet::MAX { 0 } else { known };
@@ -111,14 +112,10 @@ async fn give_back(
     let mut lots: HashMap<Alike, Vec<usize>> = HashMap::new();
     for at in given {
         let item = &items[*at];
-        let back = match item.to {
-            RollbackTo::Queue { eligible_time, attempt } => Some((eligible_time, attempt)),
-            RollbackTo::DeadLetter => None,
-        };
         let token = item.held.receipt.token;
         // Of one that is not known here another settle may be under way, on this broker or another.
         let foreign = endings[at].issue.is_none();
-        let alike = Alike { token, back, reason: item.reason.clone(), foreign };
+        let alike = Alike { token, to: item.to.clone(), reason: item.reason.clone(), foreign };
         lots.entry(alike).or_default().push(*at);
     }
     let mut statements = Vec::new();
@@ -127,12 +124,17 @@ async fn give_back(
         let filter = held_filter(ids, alike.token, now);
         let settled = *settled.entry(alike.token).or_insert_with(|| settle_token(inner));
         let queue = &items[places[0]].held.queue;
-        let mut set = match (alike.back, &queue.dead_letter_queue) {
-            (None, Some(to)) => dead_letter(queue.name.as_str(), to.as_str(), now),
-            (Some((when, attempt)), _) => {
-                doc! { "when": date(when), "attempt": i64::from(attempt) }
+        let mut unset = vec!["lock"];
+        let mut set = match &alike.to {
+            RollbackTo::DeadLetter { to, failed_attempts, .. } => {
+                unset.extend(["turn", "due"]);
+                dead_letter(&queue.name, to, *failed_attempts, now)
             }
-            (None, None) => continue, // dropped before
+            RollbackTo::Queue { eligible_time, attempt } => {
+                let when = date(*eligible_time);
+                doc! { "when": when, "eligible": when, "attempt": i64::from(*attempt) }
+            }
+            RollbackTo::Discard { .. } => continue, // ended before
         };
         set.insert("settled", settled);
         set.insert("settledBefore", settled_before());
@@ -142,26 +144,19 @@ async fn give_back(
         if alike.foreign {
             set.insert("trace", doc! { "$max": ["$trace", { "$add": [lease_end(), WITNESS] }] });
         }
-        let mut unset = vec!["lock"];
-        if alike.back.is_none() {
-            unset.extend(["turn", "due"]);
-        }
         let change = Update::pipeline(&[doc! { "$set": set }, doc! { "$unset": unset }])?;
         statements.push(statement(filter, change));
     }
     let updated = update(inner, group, statements).await;
     // Also if the outcome is unknown: what may be there must not be passed over.
     for at in given {
-        let (item, ending) = (&items[*at], &endings[at]);
-        match item.to {
+        let item = &items[*at];
+        match &item.to {
             RollbackTo::Queue { eligible_time, .. } => {
-                lower(inner, &item.held.queue.name, level(at), eligible_time);
+                lower(inner, &item.held.queue.name, level(at), *eligible_time);
             }
-            RollbackTo::DeadLetter => {
-                if let Some(to) = &ending.queue.dead_letter_queue {
-                    lower(inner, to, level(at), now);
-                }
-            }
+            RollbackTo::DeadLetter { to, .. } => lower(inner, to, level(at), now),
+            RollbackTo::Discard { .. } => {}
         }
     }
     let n = updated?;
@@ -206,6 +201,15 @@ fn lower(inner: &Inner, queue: &QueueName, set: LevelSet, when: Timestamp) {
 }
 
 /// The fields of an item that goes to the dead-letter queue.
-pub(super) fn dead_letter(from: &str, to: &str, now: Timestamp) -> Document {
-    doc! { "q": to, "when": date(now), "origin": from }
+pub(super) fn dead_letter(
+    from: &QueueName,
+    to: &QueueName,
+    failed_attempts: u32,
+    now: Timestamp,
+) -> Document {
+    let at = date(now);
+    doc! {
+        "q": to.as_str(), "when": at, "eligible": at, "origin": from.as_str(), "attempt": 1,
+        "earlier": "$deliveries", "deadLettered": at, "failedAttempts": i64::from(failed_attempts),
+    }
 }

@@ -17,8 +17,8 @@ use super::{
     settle::{Ending, Update, bury, end_exactly, settle_token, settled_before, statement, update},
 };
 use crate::{
-    domain::{Outcome, Queue, QueueName, Receipt, Timestamp},
-    store::Result,
+    domain::{AtLimit, LimitReason, Outcome, Queue, QueueName, Receipt, Timestamp},
+    store::{AtLimitCounts, Result},
 };
 
 /// Said of an item that no consumer gave a reason for.
@@ -96,40 +96,50 @@ pub(super) async fn remove_ended(inner: &Inner, group: &Group, queue: &QueueName
     }
 }
 
-/// Dead-letters items whose lease lapsed on their last attempt, or ends them if the queue has no
-/// dead-letter queue; answers how many. Who comes too late changes nothing.
-pub(super) async fn remove_failed(
+/// An item whose lease lapsed at a limit.
+pub(super) struct Failed {
+    pub(super) item: Stored,
+    pub(super) reason: LimitReason,
+    pub(super) failed_attempts: u32,
+}
+
+/// Dead-letters items whose leases lapsed at a limit, or discards them, as the queue says; answers how many
+/// there were of each limit. Who comes too late changes nothing.
+pub(super) async fn remove_all_failed(
+    inner: &Inner,
+    group: &Group,
+    queue: &Arc<Queue>,
+    items: Vec<Failed>,
+    now: Timestamp,
+) -> Result<AtLimitCounts> {
+    let mut counts = AtLimitCounts::default();
+    let mut lots: HashMap<(LimitReason, u32), Vec<Stored>> = HashMap::new();
+    for failed in items {
+        lots.entry((failed.reason, failed.failed_attempts)).or_default().push(failed.item);
+    }
+    for ((reason, failed_attempts), items) in lots {
+        let n = remove_failed(inner, group, queue, &items, failed_attempts, now).await?;
+        counts.add(reason, n);
+    }
+    Ok(counts)
+}
+
+async fn remove_failed(
     inner: &Inner,
     group: &Group,
     queue: &Arc<Queue>,
     items: &[Stored],
+    failed_attempts: u32,
     now: Timestamp,
 ) -> Result<u64> {
-    if items.is_empty() {
-        return Ok(0);
-    }
     for item in items {
         inner.issued.forget(item.id());
     }
-    let Some(to) = &queue.dead_letter_queue else {
-        let receipt = |item: &Stored| {
-            Some(Receipt {
-                item: item.id(),
-                token: item.lock?,
-                deliveries: item.deliveries,
-                attempt: item.attempt,
-                keyed: !item.key.is_empty(),
-                queue: queue.name.clone(),
-                group: queue.group.clone(),
-            })
-        };
-        let endings: Vec<Ending> = items
-            .iter()
-            .filter_map(receipt)
-            .map(|receipt| Ending { receipt, queue: Arc::clone(queue), issue: None })
-            .collect();
-        let ended = end_exactly(inner, group, &endings).await?;
-        return Ok(ended.iter().filter(|outcome| **outcome == Outcome::Ok).count() as u64);
+    let to = match &queue.at_limit {
+        AtLimit::DeadLetter(to) => to,
+        AtLimit::Discard => return discard(inner, group, queue, items).await,
+        // The caller has seen to the first, and of the second no item is at a limit.
+        AtLimit::Unknown | AtLimit::Nowhere => return Ok(0),
     };
     let set = items.iter().fold(0, |set: LevelSet, item| set | bit(item.priority));
     levels::record(inner, group, to, set, None).await?;
@@ -145,7 +155,7 @@ pub(super) async fn remove_failed(
             "lock": token_oid(token),
             "when": { "$lte": date(now) },
         };
-        let mut fields = dead_letter(queue.name.as_str(), to.as_str(), now);
+        let mut fields = dead_letter(&queue.name, to, failed_attempts, now);
         fields.insert("settled", settle_token(inner));
         fields.insert("settledBefore", settled_before());
         fields.insert("reason", doc! { "$ifNull": ["$reason", LAPSED] });
@@ -161,4 +171,32 @@ pub(super) async fn remove_failed(
     let n = n?;
     order::promote(inner, group, &keys_of(&queue.name, items)).await?;
     Ok(n)
+}
+
+/// Ends items as a commit does.
+async fn discard(
+    inner: &Inner,
+    group: &Group,
+    queue: &Arc<Queue>,
+    items: &[Stored],
+) -> Result<u64> {
+    let receipt = |item: &Stored| {
+        Some(Receipt {
+            item: item.id(),
+            token: item.lock?,
+            deliveries: item.deliveries,
+            earlier_deliveries: item.earlier,
+            attempt: item.attempt,
+            keyed: !item.key.is_empty(),
+            queue: queue.name.clone(),
+            group: queue.group.clone(),
+        })
+    };
+    let endings: Vec<Ending> = items
+        .iter()
+        .filter_map(receipt)
+        .map(|receipt| Ending { receipt, queue: Arc::clone(queue), issue: None })
+        .collect();
+    let ended = end_exactly(inner, group, &endings).await?;
+    Ok(ended.iter().filter(|outcome| **outcome == Outcome::Ok).count() as u64)
 }

@@ -160,11 +160,12 @@ fn move_statement(
     let receipt = &item.held.receipt;
     let filter = rawdoc! { "_id": oid(receipt.item), "lock": token_oid(receipt.token) };
     let mut set = doc! {
-        "q": item.to.name.as_str(), "attempt": 1, "settled": settled,
+        "q": item.to.name.as_str(), "attempt": 1, "earlier": "$deliveries", "settled": settled,
         "settledBefore": settled_before(),
         "priority": priority(item, stored),
     };
-    let mut unset = vec!["lock", "turn", "origin", "reason", "started"];
+    let mut unset =
+        vec!["lock", "turn", "origin", "deadLettered", "failedAttempts", "reason", "started"];
     enter(&mut set, &mut unset, stored, item.eligible_time.0, number);
     if let Some(payload) = &item.payload {
         set.insert("payload", literal(binary(payload)));
@@ -195,6 +196,7 @@ pub(super) fn enter(
 ) {
     if stored.key.is_empty() {
         set.insert("when", millis(when));
+        set.insert("eligible", millis(when));
     } else {
         set.insert("when", millis(BLOCKED));
         set.insert("due", millis(when));

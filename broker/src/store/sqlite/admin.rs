@@ -4,30 +4,42 @@
 use rusqlite::{OptionalExtension, params};
 
 use super::{
-    super::{RedriveFilter, Selection},
+    super::{ItemDeleted, RedriveFilter, Selection},
+    browse,
     order::{self, Place, place},
     queues::settings_changed,
     writer::{Tx, View},
 };
-use crate::domain::{ItemId, Priority, Queue, QueueName};
+use crate::domain::{ItemId, ItemState, Priority, Queue, QueueName};
 
 /// Most items changed in one transaction.
 pub(super) const CHUNK: usize = 1_000;
 /// Payload bytes after which a step that deletes ends: each page of a large payload has to be freed.
 const CHUNK_BYTES: i64 = 16 << 20;
 
-/// Deletes one item of the queue and forgets its deduplication id.
-pub(super) fn delete_item(tx: &Tx<'_>, queue: &Queue, id: ItemId) -> rusqlite::Result<bool> {
-    let Some(place) = place(tx, tx.row_id(id))? else { return Ok(false) };
+/// Deletes one item of the queue, if it is in that state, and forgets its deduplication id.
+pub(super) fn delete_item(
+    tx: &Tx<'_>,
+    queue: &Queue,
+    id: ItemId,
+    only_if: Option<ItemState>,
+) -> rusqlite::Result<ItemDeleted> {
+    let Some(place) = place(tx, tx.row_id(id))? else { return Ok(ItemDeleted::NotFound) };
     if place.queue != queue.name.as_str() {
-        return Ok(false);
+        return Ok(ItemDeleted::NotFound);
     }
     if place.expired(tx.now) {
         place.delete_expired(tx)?;
-        return Ok(false);
+        return Ok(ItemDeleted::NotFound);
+    }
+    if let Some(wanted) = only_if
+        && let Some(item) = browse::get(tx, queue, id)?
+        && item.state != wanted
+    {
+        return Ok(ItemDeleted::OtherState(item.state));
     }
     erase(tx, &place)?;
-    Ok(true)
+    Ok(ItemDeleted::Done)
 }
 
 fn erase(tx: &Tx<'_>, place: &Place) -> rusqlite::Result<()> {
@@ -188,7 +200,7 @@ pub(super) fn replay_chunk(
         tx.conn
             .prepare_cached(
                 r#"UPDATE items SET processed = NULL, "when" = ?2, blocked = ?3, attempt = 1,
-                     expires = ?4 WHERE id = ?1"#,
+                     earlier = deliveries, expires = ?4 WHERE id = ?1"#,
             )?
             .execute(params![row, when, blocked, expires])?;
     }
@@ -286,8 +298,8 @@ fn redrive(tx: &Tx<'_>, place: &Place, to: &Queue) -> rusqlite::Result<()> {
     let (when, blocked) = times(tx, waits);
     tx.conn
         .prepare_cached(
-            r#"UPDATE items SET queue = ?2, "when" = ?3, blocked = ?4, attempt = 1, lock = NULL,
-                 origin = NULL WHERE id = ?1"#,
+            r#"UPDATE items SET queue = ?2, "when" = ?3, blocked = ?4, attempt = 1, earlier = deliveries,
+                 lock = NULL, origin = NULL, dead_lettered = NULL, failed_attempts = NULL WHERE id = ?1"#,
         )?
         .execute(params![place.row, to.name.as_str(), when, blocked])?;
     if place.origin.as_deref() != Some(to.name.as_str()) {

@@ -1,6 +1,6 @@
 //! The store in one SQLite file: no server needed, one broker per file.
 //!
-//! * `schema`: the tables, opening and locking the file.
+//! * `schema`: the tables, opening and locking the file; `migrations`: files of earlier versions.
 //! * `writer`: the one thread that writes, and its group commit; `readers`: connections beside it.
 //! * `push`, `reserve`, `settle`: the hot path. `order`: ordering keys, and how items leave a queue.
 //! * `browse`, `admin`, `queues`, `schedules`: for operators. `sweep`: what has expired.
@@ -15,6 +15,7 @@ mod clock;
 mod damage;
 mod late;
 mod mark;
+mod migrations;
 mod order;
 mod push;
 mod queues;
@@ -46,8 +47,8 @@ use self::{
     writer::{Kind, Station, Tx, View, Writer, failed},
 };
 use super::{
-    Created, Deleted, Held, Links, Move, Page, Push, RedriveFilter, Reserved, Result, Rollback,
-    Selection, SettingsChanges, SettingsMark, Store, StoreError,
+    Created, Deleted, Held, ItemDeleted, Links, Move, Page, Push, RedriveFilter, Reserved, Result,
+    Rollback, Selection, SettingsChanges, SettingsMark, Store, StoreError,
 };
 use crate::{
     domain::{
@@ -379,9 +380,14 @@ impl Store for SqliteStore {
         self.read(move |view| browse::get(view, &queue, id)).await
     }
 
-    async fn delete_item(&self, queue: &Queue, id: ItemId) -> Result<bool> {
+    async fn delete_item(
+        &self,
+        queue: &Queue,
+        id: ItemId,
+        only_if: Option<ItemState>,
+    ) -> Result<ItemDeleted> {
         let queue = queue.clone();
-        self.write(move |tx| admin::delete_item(tx, &queue, id)).await
+        self.write(move |tx| admin::delete_item(tx, &queue, id, only_if)).await
     }
 
     async fn purge(&self, queue: &Queue) -> Result<u64> {

@@ -73,7 +73,9 @@ impl Place {
         if !self.processed {
             tx.conn
                 .prepare_cached(
-                    "INSERT INTO totals VALUES (?1, 0, 0, 0, 0, 0, 0, 1)
+                    "INSERT INTO totals (queue, pushed, delivered, committed, rolled_back, moved,
+                       dead_lettered, expired, popped, discarded)
+                     VALUES (?1, 0, 0, 0, 0, 0, 0, 1, 0, 0)
                      ON CONFLICT (queue) DO UPDATE SET expired = expired + 1",
                 )?
                 .execute([&self.queue])?;
@@ -140,23 +142,21 @@ pub(super) fn stamp(tx: &Tx<'_>, queue: &Queue, has_key: bool) -> rusqlite::Resu
         .map(Some)
 }
 
-/// Takes an item out of circulation after its last attempt: into the dead-letter queue, or into
-/// history, or away. True if another of its key has become ready.
+/// Puts an item into a dead-letter queue. True if another of its key has become ready.
 pub(super) fn dead_letter(
     tx: &Tx<'_>,
-    queue: &Queue,
     place: &Place,
+    to: &QueueName,
+    failed_attempts: u32,
     reason: Option<&str>,
 ) -> rusqlite::Result<bool> {
-    let Some(to) = &queue.dead_letter_queue else {
-        return finish(tx, queue, place);
-    };
     tx.conn
         .prepare_cached(
-            r#"UPDATE items SET queue = ?2, "when" = ?3, lock = NULL, origin = ?4,
+            r#"UPDATE items SET queue = ?2, "when" = ?3, lock = NULL, origin = ?4, attempt = 1,
+                 earlier = deliveries, dead_lettered = ?3, failed_attempts = ?6,
                  reason = coalesce(?5, reason) WHERE id = ?1"#,
         )?
-        .execute(params![place.row, to.as_str(), tx.now.0, place.queue, reason])?;
+        .execute(params![place.row, to.as_str(), tx.now.0, place.queue, reason, failed_attempts])?;
     place.pass_turn(tx)
 }
 

@@ -14,9 +14,9 @@ use crate::domain::{ConsumerName, ItemId, Pushed, Timestamp};
 /// Stores items, in order.
 pub(super) fn push(tx: &Tx<'_>, items: &[Push]) -> rusqlite::Result<Vec<Pushed>> {
     let mut insert = tx.conn.prepare_cached(
-        r#"INSERT INTO items (id, queue, priority, "when", attempt, deliveries, producer, key,
+        r#"INSERT INTO items (id, queue, priority, "when", attempt, deliveries, earlier, producer, key,
              seq, dedup, content_type, headers, created, blocked, expires, payload, sum)
-           VALUES (?1, ?2, ?3, ?4, 1, 0, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"#,
+           VALUES (?1, ?2, ?3, ?4, 1, 0, 0, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"#,
     )?;
     items.iter().map(|push| push_one(tx, &mut insert, push)).collect()
 }

@@ -9,13 +9,16 @@ use super::{
     rows::{broken, headers, json, optional_queue_name, queue_name},
     writer::{Tx, View},
 };
-use crate::domain::{GroupName, Queue, QueueName, RetryPolicy, Timestamp, Totals};
+use crate::domain::{
+    AtLimit, FailureDefaults, GroupName, Queue, QueueName, RetryPolicy, Timestamp, Totals,
+};
 
 macro_rules! columns {
     () => {
         r#"name, "group", lease_ns, max_attempts, dead_letter_queue, retry_initial_ns,
            retry_multiplier, retry_max_ns, retry_jitter, default_ttl_ns, retention_ns,
-           dedup_window_ns, max_depth, sequenced, paused, labels, created, revision"#
+           dedup_window_ns, max_depth, sequenced, paused, labels, created, revision,
+           max_deliveries, discard_failed"#
     };
 }
 
@@ -57,6 +60,10 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Queue> {
         labels: headers(row, 15)?,
         create_time: Timestamp(row.get(16)?),
         revision: row.get(17)?,
+        max_deliveries: row.get(18)?,
+        discard_failed: row.get(19)?,
+        defaults: FailureDefaults::default(),
+        at_limit: AtLimit::Unknown,
     })
 }
 
@@ -66,7 +73,8 @@ fn write(tx: &Tx<'_>, queue: &Queue) -> rusqlite::Result<()> {
         .prepare_cached(concat!(
             "INSERT OR REPLACE INTO queues (",
             columns!(),
-            ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)"
+            ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
+               ?19, ?20)"
         ))?
         .execute(params![
             queue.name.as_str(),
@@ -87,6 +95,8 @@ fn write(tx: &Tx<'_>, queue: &Queue) -> rusqlite::Result<()> {
             json(&queue.labels),
             queue.create_time.0,
             queue.revision,
+            queue.max_deliveries,
+            queue.discard_failed,
         ])?;
     settings_changed(tx)
 }
@@ -178,10 +188,13 @@ pub(super) fn update(tx: &Tx<'_>, mut queue: Queue) -> rusqlite::Result<Option<Q
 /// Adds to the totals of queues.
 pub(super) fn add_totals(tx: &Tx<'_>, changes: &[(QueueName, Totals)]) -> rusqlite::Result<()> {
     let mut add = tx.conn.prepare_cached(
-        "INSERT INTO totals VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8) ON CONFLICT (queue) DO UPDATE SET
+        "INSERT INTO totals (queue, pushed, delivered, committed, rolled_back, moved, dead_lettered,
+           expired, popped, discarded)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) ON CONFLICT (queue) DO UPDATE SET
            pushed = pushed + ?2, delivered = delivered + ?3, committed = committed + ?4,
            rolled_back = rolled_back + ?5, moved = moved + ?6,
-           dead_lettered = dead_lettered + ?7, expired = expired + ?8",
+           dead_lettered = dead_lettered + ?7, expired = expired + ?8,
+           popped = popped + ?9, discarded = discarded + ?10",
     )?;
     for (queue, totals) in changes {
         add.execute(params![
@@ -193,6 +206,8 @@ pub(super) fn add_totals(tx: &Tx<'_>, changes: &[(QueueName, Totals)]) -> rusqli
             totals.moved.cast_signed(),
             totals.dead_lettered.cast_signed(),
             totals.expired.cast_signed(),
+            totals.popped.cast_signed(),
+            totals.discarded.cast_signed(),
         ])?;
     }
     Ok(())
@@ -200,7 +215,7 @@ pub(super) fn add_totals(tx: &Tx<'_>, changes: &[(QueueName, Totals)]) -> rusqli
 
 macro_rules! totals {
     () => {
-        "pushed, delivered, committed, rolled_back, moved, dead_lettered, expired"
+        "pushed, delivered, committed, rolled_back, moved, dead_lettered, expired, popped, discarded"
     };
 }
 
@@ -215,6 +230,8 @@ fn read_totals(row: &Row<'_>, first: usize) -> rusqlite::Result<Totals> {
         moved: count(4)?,
         dead_lettered: count(5)?,
         expired: count(6)?,
+        popped: count(7)?,
+        discarded: count(8)?,
     })
 }
 

@@ -1,6 +1,6 @@
 //! Reserve: from the head of a queue into consumers' hands.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use rusqlite::params;
 
@@ -12,8 +12,8 @@ use super::{
     writer::Tx,
 };
 use crate::domain::{
-    ConsumerName, Delivery, Fate, Item, ItemSize, ItemState, LeaseToken, MAX_MESSAGE_BYTES,
-    Priority, Queue, Receipt, Timestamp, Want, deal,
+    AtLimit, Cause, ConsumerName, Delivery, Fate, Item, ItemSize, ItemState, LeaseToken,
+    LimitReason, MAX_MESSAGE_BYTES, Priority, Queue, Receipt, Timestamp, Want, deal,
 };
 
 /// Most items dealt in one call.
@@ -26,8 +26,8 @@ const MAX_CLEARED: usize = 2_000;
 struct Head {
     /// To be dealt, each with its attempt number.
     live: Vec<(Stored, u32)>,
-    /// Rows whose lease lapsed at the limit.
-    dead: Vec<i64>,
+    /// Rows whose lease lapsed at a limit, with which one and how many attempts have failed.
+    dead: Vec<(i64, LimitReason, u32)>,
     /// Rows past their end.
     expired: Vec<i64>,
     /// Rows that are not what was stored, and why.
@@ -44,6 +44,9 @@ pub(super) fn reserve(
     broker: [u8; 4],
 ) -> rusqlite::Result<Reserved> {
     let head = read_head(tx, queue, wants)?;
+    if !head.dead.is_empty() && queue.at_limit == AtLimit::Unknown {
+        return Ok(Reserved { more: true, limit_unknown: true, ..Reserved::default() });
+    }
     let mut reserved = Reserved { more: head.cut, ..Reserved::default() };
     for (row, why) in head.damaged {
         reserved.damaged += 1;
@@ -55,10 +58,10 @@ pub(super) fn reserve(
             reserved.expired += 1;
         }
     }
-    for row in head.dead {
+    for (row, reason, failed_attempts) in head.dead {
         if let Some(place) = place(tx, row)? {
-            reserved.more |= bury(tx, queue, &place)?;
-            reserved.dead_lettered += 1;
+            reserved.more |= bury(tx, queue, &place, failed_attempts)?;
+            reserved.at_limit.add(reason, 1);
         }
     }
 
@@ -68,7 +71,7 @@ pub(super) fn reserve(
     let token = LeaseToken::fresh(broker);
     let lock = lock_text(token);
     let mut lease = tx.conn.prepare_cached(
-        r#"UPDATE items SET "when" = ?2, lock = ?3, deliveries = ?4, attempt = ?5, consumer = ?6
+        r#"UPDATE items SET due = "when", "when" = ?2, lock = ?3, deliveries = ?4, attempt = ?5, consumer = ?6
            WHERE id = ?1"#,
     )?;
     for ((stored, attempt), taker) in head.live.into_iter().zip(dealt) {
@@ -82,6 +85,7 @@ pub(super) fn reserve(
             item: item.id,
             token,
             deliveries,
+            earlier_deliveries: stored.earlier,
             attempt,
             queue: queue.name.clone(),
             group: queue.group.clone(),
@@ -89,6 +93,7 @@ pub(super) fn reserve(
         (item.state, item.eligible_time) = (ItemState::Reserved, Some(end));
         (item.attempt, item.deliveries) = (attempt, deliveries);
         item.consumer.clone_from(&want.consumer);
+        item.due_time = stored.when.map(Timestamp);
         let delivery = Delivery {
             item,
             receipt,
@@ -169,8 +174,10 @@ fn read_head(view: &Tx<'_>, queue: &Queue, wants: &[Want]) -> rusqlite::Result<H
                 head.expired.push(stored.row);
             } else {
                 match fate(queue, &stored) {
-                    Fate::DeadLetter => head.dead.push(stored.row),
-                    Fate::Retry { attempt } => {
+                    Fate::Limit { reason, failed_attempts } => {
+                        head.dead.push((stored.row, reason, failed_attempts));
+                    }
+                    Fate::Retry { attempt, .. } => {
                         bytes = bytes.saturating_add(stored.item.payload.len());
                         head.live.push((stored, attempt));
                     }
@@ -219,18 +226,26 @@ fn find_unreadable(
 
 /// A lease that lapsed was an attempt that failed.
 fn fate(queue: &Queue, stored: &Stored) -> Fate {
+    let Item { attempt, deliveries, .. } = stored.item;
     if stored.locked {
-        queue.after_failure(stored.item.attempt)
+        queue.fate(Cause::Lapse, attempt, deliveries.saturating_sub(stored.earlier), 0.0)
     } else {
-        Fate::Retry { attempt: stored.item.attempt }
+        Fate::Retry { attempt, delay: Duration::ZERO }
     }
 }
 
-fn bury(tx: &Tx<'_>, queue: &Queue, place: &Place) -> rusqlite::Result<bool> {
+fn bury(tx: &Tx<'_>, queue: &Queue, place: &Place, failed_attempts: u32) -> rusqlite::Result<bool> {
     let reason: Option<String> = tx
         .conn
         .prepare_cached("SELECT nullif(reason, '') FROM items WHERE id = ?1")?
         .query_row([place.row], |row| row.get(0))?;
     let reason = reason.unwrap_or_else(|| "lease lapsed".to_owned());
-    order::dead_letter(tx, queue, place, Some(&reason))
+    match &queue.at_limit {
+        AtLimit::DeadLetter(to) => {
+            order::dead_letter(tx, place, to, failed_attempts, Some(&reason))
+        }
+        AtLimit::Discard => order::finish(tx, queue, place),
+        // The caller has seen to the first, and of the second no item is at a limit.
+        AtLimit::Unknown | AtLimit::Nowhere => Ok(false),
+    }
 }

@@ -18,7 +18,8 @@ use crate::domain::{
 macro_rules! item_columns {
     () => {
         "id, queue, priority, \"when\", attempt, deliveries, lock, producer, consumer, key, seq, \
-         dedup, content_type, headers, created, blocked, processed, expires, reason, origin, payload, sum"
+         dedup, content_type, headers, created, blocked, processed, expires, reason, origin, payload, due, earlier, \
+         dead_lettered, failed_attempts, sum"
     };
 }
 pub(super) use item_columns;
@@ -31,6 +32,8 @@ pub(super) struct Stored {
     pub(super) when: Option<i64>,
     /// True under a lease, lapsed or not.
     pub(super) locked: bool,
+    /// How often it was handed out before it came into its queue.
+    pub(super) earlier: u32,
 }
 
 /// The item of a row of [`item_columns`].
@@ -44,7 +47,7 @@ pub(super) fn read_item_of(
     queue: QueueName,
     row: &Row<'_>,
 ) -> rusqlite::Result<Stored> {
-    verify(row, Summed { id: 0, key: 9, content_type: 12, headers: 13, payload: 20, sum: 21 })?;
+    verify(row, Summed { id: 0, key: 9, content_type: 12, headers: 13, payload: 20, sum: 25 })?;
     let id: i64 = row.get(0)?;
     let when: Option<i64> = row.get(3)?;
     let locked = !matches!(row.get_ref(6)?, ValueRef::Null);
@@ -56,6 +59,12 @@ pub(super) fn read_item_of(
         Some(when) if when > view.now.0 && locked => ItemState::Reserved,
         Some(when) if when > view.now.0 => ItemState::Delayed,
         _ => ItemState::Ready,
+    };
+    let created: i64 = row.get(14)?;
+    let due_time = match state {
+        ItemState::Blocked | ItemState::Processed => None,
+        ItemState::Reserved => Some(row.get::<_, Option<i64>>(21)?.unwrap_or(created)),
+        ItemState::Ready | ItemState::Delayed => when,
     };
     let item = Item {
         id: view.item_id(id),
@@ -70,7 +79,7 @@ pub(super) fn read_item_of(
         sequence: row.get::<_, Option<i64>>(10)?.unwrap_or(0),
         ordering_key: text(row, 9)?,
         dedup_id: text(row, 11)?,
-        create_time: Timestamp(row.get(14)?),
+        create_time: Timestamp(created),
         eligible_time: when.map(Timestamp),
         expire_time: row.get::<_, Option<i64>>(17)?.map(Timestamp),
         process_time: processed.map(Timestamp),
@@ -78,8 +87,11 @@ pub(super) fn read_item_of(
         consumer: consumer_name(row, 8)?,
         last_reason: text(row, 18)?,
         origin_queue: optional_queue_name(row, 19)?,
+        due_time: due_time.map(Timestamp),
+        dead_letter_time: row.get::<_, Option<i64>>(23)?.map(Timestamp),
+        dead_letter_attempts: row.get::<_, Option<u32>>(24)?.unwrap_or(0),
     };
-    Ok(Stored { row: id, item, when, locked })
+    Ok(Stored { row: id, item, when, locked, earlier: row.get(22)? })
 }
 
 fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<String> {

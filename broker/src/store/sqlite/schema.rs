@@ -10,14 +10,16 @@ use rusqlite::{Connection, MAIN_DB, OpenFlags, config::DbConfig};
 
 use super::{
     super::{Result, StoreError},
-    mark, space,
+    mark,
+    migrations::{self, VERSION},
+    space,
 };
 
 /// `SLCG`: tells our files from those of other programs.
 const APPLICATION_ID: i32 = 0x534c_4347;
-/// Grows with every change of the tables.
-const VERSION: i32 = 1;
 
+/// The tables of [`VERSION`], as a new file gets them. What is changed here is changed in [`migrations`] too.
+///
 /// Comments stay in the file: `.schema` in the `sqlite3` shell shows them.
 /// `payload` comes last so that the other columns are read without it.
 const TABLES: &str = r#"
@@ -30,8 +32,10 @@ CREATE TABLE queues (
   name TEXT PRIMARY KEY,
   "group" TEXT NOT NULL,
   lease_ns INTEGER,
-  max_attempts INTEGER NOT NULL,
+  max_attempts INTEGER,         -- NULL: the broker's default; 0: no limit
+  max_deliveries INTEGER,       -- the same
   dead_letter_queue TEXT,
+  discard_failed INTEGER NOT NULL,
   retry_initial_ns INTEGER,     -- these four are NULL without a retry policy
   retry_multiplier REAL,
   retry_max_ns INTEGER,
@@ -52,8 +56,10 @@ CREATE TABLE items (
   queue TEXT NOT NULL,
   priority INTEGER NOT NULL,
   "when" INTEGER,               -- may be handed out from then on; end of the lease; NULL: blocked or processed
+  due INTEGER,                  -- of a reserved item: since when it was eligible; NULL: created
   attempt INTEGER NOT NULL,
   deliveries INTEGER NOT NULL,
+  earlier INTEGER NOT NULL,     -- how many of these were before it came into its queue
   lock TEXT,                    -- lease token
   producer TEXT,
   consumer TEXT,
@@ -68,6 +74,8 @@ CREATE TABLE items (
   expires INTEGER,              -- end of its life, or of its time as history
   reason TEXT,                  -- why the last attempt failed
   origin TEXT,                  -- dead-lettered from
+  dead_lettered INTEGER,        -- when
+  failed_attempts INTEGER,      -- at that time
   sum INTEGER,                  -- checksum of what the producer gave, CRC-32; NULL: stored before there were any
   payload BLOB NOT NULL
 ) STRICT;
@@ -103,7 +111,9 @@ CREATE TABLE totals (
   rolled_back INTEGER NOT NULL,
   moved INTEGER NOT NULL,
   dead_lettered INTEGER NOT NULL,
-  expired INTEGER NOT NULL
+  expired INTEGER NOT NULL,
+  popped INTEGER NOT NULL,      -- counted in committed too
+  discarded INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE schedules (
@@ -127,7 +137,7 @@ CREATE TABLE schedules (
 "#;
 
 /// What cannot be served any more, for people to look at.
-const DAMAGED: &str = r#"
+pub(super) const DAMAGED: &str = r#"
 CREATE TABLE damaged (          -- items that were found to be no longer what was stored, for people to look at; anything may be in them
   id INTEGER PRIMARY KEY,
   queue,
@@ -210,8 +220,9 @@ impl StoreFile {
             self.close_to_others();
         }
         match checked {
-            Whose::Ours => {
-                add_checksums(&conn)
+            Whose::Ours(VERSION) => {}
+            Whose::Ours(version) => {
+                migrations::migrate(&conn, version)
                     .or_else(|e| refuse(format!("can not bring {shown} up to date: {e}")))?;
             }
             Whose::New => {
@@ -336,7 +347,7 @@ fn keep_log(conn: &Connection, keep: bool) -> rusqlite::Result<()> {
 
 /// True if the file is a store's, of the version of this program.
 pub(super) fn is_store(conn: &Connection) -> rusqlite::Result<bool> {
-    Ok(matches!(check_ours(conn)?, Whose::Ours))
+    Ok(matches!(check_ours(conn)?, Whose::Ours(VERSION)))
 }
 
 /// The tag of a store's ids, and how many synced commits it has seen.
@@ -369,7 +380,7 @@ fn resolve(path: &Path) -> Result<PathBuf> {
 
 enum Whose {
     New,
-    Ours,
+    Ours(i32),
     Newer(i32),
     Other,
 }
@@ -380,8 +391,8 @@ fn check_ours(conn: &Connection) -> rusqlite::Result<Whose> {
     let (application, version) = (pragma("application_id")?, pragma("user_version")?);
     Ok(match (application, version) {
         (0, 0) if tables == 0 => Whose::New,
-        (APPLICATION_ID, VERSION) => Whose::Ours,
         (APPLICATION_ID, version) if version > VERSION => Whose::Newer(version),
+        (APPLICATION_ID, version) if version > 0 => Whose::Ours(version),
         _ => Whose::Other,
     })
 }
@@ -396,16 +407,6 @@ fn create(conn: &Connection) -> rusqlite::Result<()> {
          PRAGMA application_id = {APPLICATION_ID};
          PRAGMA user_version = {VERSION};
          COMMIT;"
-    ))
-}
-
-/// Files that were made before items had checksums get room for them.
-fn add_checksums(conn: &Connection) -> rusqlite::Result<()> {
-    if conn.column_exists(None, "items", "sum")? {
-        return Ok(());
-    }
-    conn.execute_batch(&format!(
-        "BEGIN IMMEDIATE; ALTER TABLE items ADD COLUMN sum INTEGER; {DAMAGED} COMMIT;"
     ))
 }
 

@@ -119,9 +119,16 @@ pub(super) fn roll_back(tx: &Tx<'_>, rollback: Rollback) -> rusqlite::Result<Out
             }
             Ok(look_up(tx, &receipt)?.err().unwrap_or(Outcome::LeaseLost))
         }
-        RollbackTo::DeadLetter => match look_up(tx, &receipt)? {
+        RollbackTo::DeadLetter { to, failed_attempts, .. } => match look_up(tx, &receipt)? {
             Ok(place) => {
-                order::dead_letter(tx, &queue, &place, reason.as_deref())?;
+                order::dead_letter(tx, &place, &to, failed_attempts, reason.as_deref())?;
+                Ok(Outcome::DeadLettered)
+            }
+            Err(outcome) => Ok(outcome),
+        },
+        RollbackTo::Discard { .. } => match look_up(tx, &receipt)? {
+            Ok(place) => {
+                order::finish(tx, &queue, &place)?;
                 Ok(Outcome::DeadLettered)
             }
             Err(outcome) => Ok(outcome),
@@ -167,7 +174,8 @@ pub(super) fn move_item(tx: &Tx<'_>, item: &Move) -> rusqlite::Result<Outcome> {
     tx.conn
         .prepare_cached(
             r#"UPDATE items SET queue = ?2, "when" = ?3, blocked = ?4, seq = ?5,
-                 priority = coalesce(?6, priority), attempt = 1, lock = NULL, origin = NULL
+                 priority = coalesce(?6, priority), attempt = 1, earlier = deliveries,
+                 lock = NULL, origin = NULL, dead_lettered = NULL, failed_attempts = NULL
                WHERE id = ?1"#,
         )?
         .execute(params![

@@ -96,7 +96,8 @@ async fn ids_are_not_used_again_after_a_restart() {
     let store = open(&path).unwrap();
     let queue = queue(&store);
     let pushed = store.push(vec![push_of(&queue, "x")]).await.unwrap();
-    assert!(store.delete_item(&queue, pushed[0].id).await.unwrap());
+    let deleted = store.delete_item(&queue, pushed[0].id, None).await.unwrap();
+    assert_eq!(deleted, ItemDeleted::Done);
     drop(store);
     let store = open(&path).unwrap();
     assert!(store.push(vec![push_of(&queue, "y")]).await.unwrap()[0].id > pushed[0].id);
@@ -115,6 +116,7 @@ async fn receipts_of_another_file_settle_nothing() {
         item: ids[0],
         token: LeaseToken([0; 12]),
         deliveries: 1,
+        earlier_deliveries: 0,
         attempt: 1,
         keyed: false,
         queue: queue.name.clone(),

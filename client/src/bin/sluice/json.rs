@@ -131,6 +131,9 @@ pub(crate) fn queue(queue: &Queue) -> Value {
     if let Some(limit) = queue.max_deliveries {
         object.put("max_deliveries", limit);
     }
+    if queue.discard_failed {
+        object.put("discard_failed", true);
+    }
     if let Some(policy) = &queue.retry_policy {
         let mut retry = Object::default();
         retry
@@ -171,6 +174,8 @@ pub(crate) fn stats(stats: &QueueStats) -> Value {
         .put("moved", stats.moved)
         .put("dead_lettered", stats.dead_lettered)
         .put("expired", stats.expired)
+        .put("popped", stats.popped)
+        .put("discarded", stats.discarded)
         .done()
 }
 

@@ -60,18 +60,38 @@ pub(crate) struct Name {
     name: String,
 }
 
+/// A limit; `None`: the broker's default.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limit(Option<i32>);
+
+fn parse_limit(text: &str) -> Result<Limit, String> {
+    match text {
+        "default" => Ok(Limit(None)),
+        _ => match text.parse() {
+            Ok(limit) => Ok(Limit(Some(limit))),
+            Err(error) => Err(format!("{error}; write a number or default")),
+        },
+    }
+}
+
 /// Settings that can be changed. Durations can be taken back with `none`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Settings {
     /// Lease given when a consumer asks for none
     #[arg(long, value_name = "DURATION", value_parser = parse_setting)]
     lease: Option<Setting>,
-    /// The attempt whose failure dead-letters an item; 0: never
-    #[arg(long, value_name = "N")]
-    max_attempts: Option<i32>,
-    /// Where items go after their last attempt; empty: nowhere
+    /// The attempt whose failure dead-letters an item; 0: no limit; default: as the broker says
+    #[arg(long, value_name = "N|default", value_parser = parse_limit)]
+    max_attempts: Option<Limit>,
+    /// The delivery after which an unsettled item is dead-lettered; 0: no limit; default: as the broker says
+    #[arg(long, value_name = "N|default", value_parser = parse_limit)]
+    max_deliveries: Option<Limit>,
+    /// Where items at a limit go; empty: to the queue's name with .dead behind it
     #[arg(long, value_name = "QUEUE")]
     dead_letter_queue: Option<String>,
+    /// Discard items at a limit instead
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    discard_failed: Option<bool>,
     /// Delay after the first failed attempt
     #[arg(long, value_name = "DURATION", value_parser = parse_setting)]
     retry_initial: Option<Setting>,
@@ -117,8 +137,16 @@ impl Settings {
             given("lease");
         }
         if let Some(attempts) = self.max_attempts {
-            queue.max_attempts = Some(attempts);
+            queue.max_attempts = attempts.0;
             given("max_attempts");
+        }
+        if let Some(deliveries) = self.max_deliveries {
+            queue.max_deliveries = deliveries.0;
+            given("max_deliveries");
+        }
+        if let Some(discard) = self.discard_failed {
+            queue.discard_failed = discard;
+            given("discard_failed");
         }
         if let Some(name) = &self.dead_letter_queue {
             queue.dead_letter_queue.clone_from(name);

@@ -1,0 +1,56 @@
+//! Files of earlier versions: brought up to date when they are opened, in one transaction.
+
+use rusqlite::Connection;
+
+/// The steps from each version to the next, the first from version 1. A step that a release has seen does not
+/// change any more: what comes later is a step of its own. Columns that are added stand behind `payload`.
+const STEPS: &[&str] = &[TO_VERSION_2];
+
+/// The version of the tables as this program makes and uses them.
+pub(super) const VERSION: i32 = 1 + STEPS.len() as i32;
+
+/// Failures: limits and delays by default, what is known of a dead letter, since when an item was eligible;
+/// checksums, and a place for items that fail theirs.
+/// A `max_attempts` of 0 meant that nobody had said anything: it now is the broker's default.
+const TO_VERSION_2: &str = r#"
+ALTER TABLE queues ADD COLUMN attempts INTEGER;
+UPDATE queues SET attempts = nullif(max_attempts, 0);
+ALTER TABLE queues DROP COLUMN max_attempts;
+ALTER TABLE queues RENAME COLUMN attempts TO max_attempts;
+ALTER TABLE queues ADD COLUMN max_deliveries INTEGER;
+ALTER TABLE queues ADD COLUMN discard_failed INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE items ADD COLUMN earlier INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE items ADD COLUMN due INTEGER;
+ALTER TABLE items ADD COLUMN dead_lettered INTEGER;
+ALTER TABLE items ADD COLUMN failed_attempts INTEGER;
+ALTER TABLE totals ADD COLUMN popped INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE totals ADD COLUMN discarded INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE items ADD COLUMN sum INTEGER;
+CREATE TABLE damaged (
+  id INTEGER PRIMARY KEY,
+  queue,
+  found,
+  why,
+  key,
+  content_type,
+  headers,
+  created,
+  payload
+);
+"#;
+
+/// Brings a file from `version` up to [`VERSION`]. If it fails, or the process ends on the way, the file is as it was.
+pub(super) fn migrate(conn: &Connection, version: i32) -> rusqlite::Result<()> {
+    let done = usize::try_from(version - 1).unwrap_or_default();
+    let steps = STEPS.get(done..).unwrap_or_default().concat();
+    let migrated = conn.execute_batch(&format!(
+        "BEGIN IMMEDIATE; {steps} PRAGMA user_version = {VERSION}; COMMIT;"
+    ));
+    if migrated.is_err() && !conn.is_autocommit() {
+        conn.execute_batch("ROLLBACK")?;
+    }
+    migrated
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+use std::{path::PathBuf, sync::Arc};
+
+use tempfile::TempDir;
+
+use super::*;
+use crate::{
+    domain::{
+        Clock, GroupName, ItemId, ItemState, NewItem, Queue, QueueName, RetryPolicy, ScheduleName,
+        Timestamp, Totals,
+    },
+    store::{
+        Push, Store, StoreError,
+        sqlite::{SqliteStore, schema},
+    },
+};
+
+/// A file as the first release left it: kept as it is, whatever the tables of today look like.
+const VERSION_1: &str = include_str!("version_1.sql");
+
+fn old_file() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store.db");
+    let conn = Connection::open(&path).unwrap();
+    conn.execute_batch(VERSION_1).unwrap();
+    (folder, path)
+}
+
+fn open(path: &std::path::Path) -> Result<SqliteStore, StoreError> {
+    SqliteStore::open(&format!("sqlite:{}", path.display()), Arc::new(Clock::system()))
+}
+
+fn name(text: &str) -> QueueName {
+    QueueName::parse("queue", text).unwrap()
+}
+
+async fn queue(store: &SqliteStore, text: &str) -> Arc<Queue> {
+    Arc::new(store.get_queue(&name(text)).await.unwrap().expect("the queue is there"))
+}
+
+/// The columns of every table, in the order of their names.
+fn columns(conn: &Connection) -> Vec<(String, String, String, bool)> {
+    let mut statement = conn
+        .prepare(
+            r#"SELECT t.name, c.name, c.type, c."notnull" FROM sqlite_schema t, pragma_table_info(t.name) c
+               WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%' ORDER BY t.name, c.name"#,
+        )
+        .unwrap();
+    let rows = statement
+        .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))
+        .unwrap();
+    rows.collect::<rusqlite::Result<_>>().unwrap()
+}
+
+/// Issue 9, point 3: a file of the first release opens, with all that is in it, and a limit that nobody had set is the
+/// broker's default.
+#[tokio::test]
+async fn a_file_of_version_1_keeps_all_that_is_in_it() {
+    let (_folder, path) = old_file();
+    let store = open(&path).unwrap();
+    let plain = queue(&store, "plain").await;
+    let created = Timestamp(1_700_000_000_000);
+    assert_eq!(*plain, Queue { revision: 1, ..Queue::with_defaults(name("plain"), created) });
+    let work = queue(&store, "work").await;
+    let policy = RetryPolicy {
+        initial_delay: std::time::Duration::from_secs(1),
+        multiplier: 3.0,
+        max_delay: std::time::Duration::from_mins(1),
+        jitter: 0.5,
+    };
+    assert_eq!((work.max_attempts, work.max_deliveries), (Some(3), None));
+    assert_eq!((work.dead_letter_queue.clone(), work.discard_failed), (Some(name("dead")), false));
+    assert_eq!((&work.retry_policy, work.max_depth), (&Some(policy), 9));
+    assert_eq!(work.group, GroupName::parse("group", "eu").unwrap());
+    assert!(work.sequenced && !work.paused && queue(&store, "kept").await.paused);
+
+    let states = [
+        ("plain", "ready", ItemState::Ready, Some(1_700_000_001_000)),
+        ("plain", "lapsed", ItemState::Ready, Some(1_700_000_009_000)),
+        ("plain", "delayed", ItemState::Delayed, Some(32_503_680_000_000)),
+        ("work", "reserved", ItemState::Reserved, Some(1_700_000_003_000)),
+        ("work", "first", ItemState::Ready, Some(1_700_000_004_000)),
+        ("work", "blocked", ItemState::Blocked, None),
+        ("dead", "dead", ItemState::Ready, Some(1_700_000_006_000)),
+        ("kept", "processed", ItemState::Processed, None),
+    ];
+    let mut ids = Vec::new();
+    for (in_queue, payload, state, due) in states {
+        let queue = queue(&store, in_queue).await;
+        let page = store.list_items(&queue, None, None, 100).await.unwrap();
+        let item = page.entries.iter().find(|item| item.payload == payload).expect(payload);
+        assert_eq!((item.state, item.due_time), (state, due.map(Timestamp)), "{payload}");
+        assert_eq!((item.dead_letter_time, item.dead_letter_attempts), (None, 0));
+        ids.push(item.id);
+    }
+    assert_eq!(ids[0], "112233440000000000000001".parse::<ItemId>().unwrap());
+    assert_eq!(store.depth(&work).await.unwrap().reserved, 1);
+
+    let totals = store.totals(&work.name).await.unwrap();
+    let expected = Totals {
+        pushed: 10,
+        delivered: 9,
+        committed: 8,
+        rolled_back: 7,
+        moved: 6,
+        dead_lettered: 5,
+        expired: 4,
+        popped: 0,
+        discarded: 0,
+    };
+    assert_eq!(totals, expected);
+    let schedule = ScheduleName::parse("schedule", "nightly").unwrap();
+    assert_eq!(store.get_schedule(&schedule).await.unwrap().unwrap().cron, "0 3 * * *");
+
+    // It goes on as a file of today does.
+    let item = NewItem { payload: "new".into(), dedup_id: "once".to_owned(), ..NewItem::default() };
+    let push = Push { queue: Arc::clone(&work), item, producer: None, dedup_window: None };
+    let again = store.push(vec![push.clone()]).await.unwrap()[0];
+    assert_eq!((again.deduplicated, again.id), (true, ids[3]));
+    let new = NewItem { payload: "new".into(), ..NewItem::default() };
+    let pushed = store.push(vec![Push { item: new, ..push }]).await.unwrap()[0];
+    assert_eq!(pushed.sequence, 4);
+}
+
+/// A file that was brought up to date and a new one have the same columns: statements do not ask which it is.
+#[test]
+fn an_old_file_comes_to_have_the_tables_of_a_new_one() {
+    let (_folder, path) = old_file();
+    drop(open(&path).unwrap());
+    let old = Connection::open(&path).unwrap();
+    let new = schema::open_memory().unwrap();
+    assert_eq!(columns(&old), columns(&new));
+    let version: i32 = old.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+    assert_eq!(version, VERSION);
+    drop(old);
+    drop(open(&path).unwrap()); // and opens as one of ours again
+}
+
+/// A step that fails half way leaves the file as it was.
+#[test]
+fn a_migration_is_all_or_nothing() {
+    let (_folder, path) = old_file();
+    let conn = Connection::open(&path).unwrap();
+    conn.execute_batch("ALTER TABLE totals ADD COLUMN discarded INTEGER").unwrap();
+    let before = columns(&conn);
+    assert!(migrate(&conn, 1).is_err(), "the column is there already");
+    assert_eq!(columns(&conn), before);
+    let version: i32 = conn.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
+    assert_eq!(version, 1);
+}
+
+#[test]
+fn a_file_of_a_newer_version_is_refused_in_plain_words() {
+    let (_folder, path) = old_file();
+    let conn = Connection::open(&path).unwrap();
+    conn.pragma_update(None, "user_version", VERSION + 1).unwrap();
+    drop(conn);
+    let Err(StoreError::Unsupported(message)) = open(&path) else { panic!("it was not refused") };
+    assert!(message.contains("written by a newer version of this program"), "{message}");
+}
