@@ -37,6 +37,7 @@ async fn create(api: &Api, max_attempts: i32) {
         name: "work".to_owned(),
         max_attempts: Some(max_attempts),
         dead_letter_queue: "dead".to_owned(),
+        retry_policy: Some(RetryPolicy::default()), // at once
         ..Queue::default()
     })
     .await;
