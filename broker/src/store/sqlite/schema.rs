@@ -137,7 +137,7 @@ CREATE TABLE schedules (
 "#;
 
 /// What cannot be served any more, for people to look at.
-pub(super) const DAMAGED: &str = r#"
+pub(super) const DAMAGED: &str = r"
 CREATE TABLE damaged (          -- items that were found to be no longer what was stored, for people to look at; anything may be in them
   id INTEGER PRIMARY KEY,
   queue,
@@ -149,7 +149,7 @@ CREATE TABLE damaged (          -- items that were found to be no longer what wa
   created,
   payload
 );
-"#;
+";
 
 /// A store's file, locked against a second broker for as long as this lives.
 #[derive(Debug)]
@@ -177,7 +177,7 @@ impl StoreFile {
         lock_path.push(".lock");
         let lock_beside = open_private(Path::new(&lock_path))
             .or_else(|e| refuse(format!("can not write beside {shown}: {e}")))?;
-        take_lock(&lock_beside, path_text(&path))?;
+        take_lock(&lock_beside, &path)?;
 
         let existed = match fs::metadata(&path) {
             // Each name has a log of its own: through the other one, what is in this log would be missed.
@@ -194,7 +194,7 @@ impl StoreFile {
             open_private(&path).or_else(|e| refuse(format!("can not write {shown}: {e}")))?;
         // Elsewhere than on Linux this lock is of the same kind as those that SQLite takes.
         if cfg!(target_os = "linux") {
-            take_lock(&lock, path_text(&path))?;
+            take_lock(&lock, &path)?;
         }
         Ok(Self { path, existed, _lock_beside: lock_beside, _lock: lock })
     }
@@ -320,17 +320,14 @@ fn refuse<T>(message: String) -> Result<T> {
     Err(StoreError::Unsupported(message))
 }
 
-fn path_text(path: &Path) -> String {
-    path.display().to_string()
-}
-
 /// Opens a file for reading and writing, made if need be so that nobody else can read it. SQLite gives its log
 /// the same permissions.
 fn open_private(path: &Path) -> std::io::Result<File> {
     File::options().create(true).truncate(false).read(true).write(true).mode(0o600).open(path)
 }
 
-fn take_lock(file: &File, shown: String) -> Result<()> {
+fn take_lock(file: &File, shown: &Path) -> Result<()> {
+    let shown = shown.display();
     match file.try_lock() {
         Ok(()) => Ok(()),
         Err(TryLockError::WouldBlock) => refuse(format!(

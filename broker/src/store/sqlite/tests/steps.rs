@@ -119,7 +119,7 @@ async fn what_a_sweep_unblocks_is_told() {
     clock.advance(Duration::from_secs(11));
     let unblocked = store.unblocked();
     assert!(!store.write(sweep::chunk).await.unwrap());
-    assert_eq!(unblocked.await, [queue.name.clone()]);
+    assert_eq!(unblocked.await, std::slice::from_ref(&queue.name));
 }
 
 async fn delete(store: &SqliteStore, queue: &Queue) -> Deleted {
