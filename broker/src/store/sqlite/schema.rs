@@ -137,7 +137,7 @@ CREATE TABLE schedules (
 "#;
 
 /// What cannot be served any more, for people to look at.
-pub(super) const DAMAGED: &str = r"
+const DAMAGED: &str = r"
 CREATE TABLE damaged (          -- items that were found to be no longer what was stored, for people to look at; anything may be in them
   id INTEGER PRIMARY KEY,
   queue,
