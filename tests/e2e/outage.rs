@@ -46,6 +46,17 @@ async fn a_password_in_an_address_is_never_printed() {
     assert!(!ended.log.contains("opensesame"), "{}", ended.log);
 }
 
+/// Without a replica set acknowledged writes can be lost, and nothing is atomic.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standalone_mongodb_is_refused_with_the_way_out() {
+    let (_server, uri) = MongoServer::standalone().await;
+    let ended = within("an end", Launch::new().flag("store", &uri).run_to_end()).await;
+    assert!(!ended.status.success(), "{ended:?}");
+    for named in ["standalone", "--replSet rs0", "rs.initiate()", "replicaSet=rs0"] {
+        assert!(ended.log.contains(named), "{named} is not named in:\n{}", ended.log);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_address_serves_one_broker() {
     let store = Backend::Sqlite.store();

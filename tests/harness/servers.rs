@@ -29,6 +29,9 @@ pub(crate) fn redis_url() -> String {
     })
 }
 
+/// Names the `mongod` to start.
+const MONGOD: &str = "SLUICEGATE_TEST_MONGOD";
+
 /// The program a variable names, or the one on PATH.
 fn program(variable: &str, name: &str) -> PathBuf {
     env::var_os(variable).map_or_else(|| PathBuf::from(name), PathBuf::from)
@@ -128,6 +131,21 @@ impl MongoServer {
         server
     }
 
+    /// A server that is no replica set; answers its address too.
+    pub(crate) async fn standalone() -> (Self, String) {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let mut server = Self { port: free_port(), process: Process(None), directory };
+        let mut command = server.command();
+        server.process = Process(Some(spawn(&mut command, MONGOD)));
+        let client = server.client().await;
+        until("mongod answers", || async {
+            client.database("admin").run_command(doc! { "ping": 1 }).await.ok()
+        })
+        .await;
+        let uri = format!("mongodb://127.0.0.1:{}/", server.port);
+        (server, uri)
+    }
+
     fn member(&self, number: i32) -> Document {
         doc! { "_id": number, "host": format!("127.0.0.1:{}", self.port) }
     }
@@ -181,13 +199,19 @@ impl MongoServer {
     }
 
     fn spawn(&mut self) {
-        let variable = "SLUICEGATE_TEST_MONGOD";
-        let mut command = Command::new(program(variable, "mongod"));
-        command.args(["--replSet", "rs0", "--bind_ip", "127.0.0.1", "--quiet"]);
+        let mut command = self.command();
+        command.args(["--replSet", "rs0"]);
+        self.process = Process(Some(spawn(&mut command, MONGOD)));
+    }
+
+    /// What starts it, as no member of a set.
+    fn command(&self) -> Command {
+        let mut command = Command::new(program(MONGOD, "mongod"));
+        command.args(["--bind_ip", "127.0.0.1", "--quiet"]);
         command.args(["--setParameter", "enableTestCommands=1"]); // for `hold`
         command.args(["--wiredTigerCacheSizeGB", "0.25", "--port"]).arg(self.port.to_string());
         command.arg("--dbpath").arg(self.directory.path());
-        self.process = Process(Some(spawn(&mut command, variable)));
+        command
     }
 
     async fn client(&self) -> Client {

@@ -179,6 +179,14 @@ impl Engine {
     ) -> Result<u64> {
         let settings = self.queues.get(queue).await?;
         let limit = if max_items == 0 { u64::MAX } else { max_items };
+        // What is processed again meanwhile is not replayed again.
+        let begun = self.now() + Duration::from_millis(1);
+        let selection = match selection {
+            Selection::Processed { start, end } => {
+                Selection::Processed { start, end: end.min(begun) }
+            }
+            ids @ Selection::Ids(_) => ids,
+        };
         let replayed = match &selection {
             Selection::Ids(_) => self.store.replay(&settings, &selection, limit).await?,
             Selection::Processed { .. } => {
@@ -214,6 +222,7 @@ impl Engine {
         self.check_open()?;
         let from = self.queues.get(queue).await?;
         let limit = if max_items == 0 { u64::MAX } else { max_items };
+        let filter = RedriveFilter { ready_by: Some(self.now()), ..filter };
         let mut targets = Vec::new();
         match (to, filter.origin_queue.clone()) {
             (Some(to), _) => targets.push((to, filter)),
@@ -328,3 +337,6 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,8 +16,11 @@ use crate::{
 
 use super::{Engine, EngineError, Result};
 
-/// How long the store remembers that a tick was pushed: longer than any broker is behind another.
-const TICK_MEMORY: Duration = Duration::from_hours(720);
+/// How long the store remembers that a tick was pushed, beyond the next tick: longer than any broker
+/// takes from reading a schedule to pushing its tick.
+const TICK_MEMORY: Duration = Duration::from_mins(10);
+/// The longest that a tick is remembered.
+const MAX_TICK_MEMORY: Duration = Duration::from_hours(720);
 /// Schedules read at a time: each is held with its payload.
 const PAGE: usize = 50;
 
@@ -173,7 +176,7 @@ impl Engine {
         if let Some(tick) = due {
             let mut item = schedule.item.clone();
             item.dedup_id = format!("{}@{}", schedule.name, tick.millis());
-            self.push_once(&schedule.queue, item, TICK_MEMORY).await?;
+            self.push_once(&schedule.queue, item, memory(&ticks, now)).await?;
             self.store.tick_done(&schedule.name, tick).await?;
         }
         Ok(ticks.after(now))
@@ -183,6 +186,14 @@ impl Engine {
     pub(crate) async fn schedules_changed(&self) {
         self.schedules_changed.notified().await;
     }
+}
+
+/// How long to remember a tick that is pushed now. Once the next one has come, nobody pushes this one: of
+/// ticks that were missed only the latest is made up for. Until then the tick may be pushed again, should the
+/// broker die before the schedule says that it was.
+fn memory(ticks: &Ticks, now: Timestamp) -> Duration {
+    let next = ticks.after(now).map_or(MAX_TICK_MEMORY, |next| now.until(next));
+    (next + TICK_MEMORY).min(MAX_TICK_MEMORY)
 }
 
 #[cfg(test)]
@@ -199,6 +210,16 @@ mod tests {
         assert_eq!(ticks.after(at("2026-03-28T12:00:00Z")), Some(at("2026-03-29T06:30:00Z")));
         assert_eq!(ticks.after(at("2026-03-27T12:00:00Z")), Some(at("2026-03-28T07:30:00Z")));
         assert_eq!(ticks.latest(at("2026-03-29T06:30:00Z")), Some(at("2026-03-29T06:30:00Z")));
+    }
+
+    /// A schedule that ticks each second leaves the ticks of minutes behind, not of thirty days.
+    #[test]
+    fn a_tick_is_remembered_until_after_the_next_one() {
+        let now = at("2026-01-01T00:00:00Z");
+        let memory = |cron| super::memory(&Ticks::parse(cron, "UTC").unwrap(), now);
+        assert_eq!(memory("* * * * * *"), Duration::from_secs(601));
+        assert_eq!(memory("0 0 * * *"), Duration::from_hours(24) + Duration::from_mins(10));
+        assert_eq!(memory("0 0 1 1 *"), Duration::from_hours(720));
     }
 
     #[test]

@@ -51,9 +51,10 @@ impl Engine {
     /// Finishes items; answers when that is durable.
     pub async fn commit(&self, receipts: Vec<Receipt>) -> Result<Vec<Outcome>> {
         let (held, places) = self.with_queues(receipts.iter()).await?;
+        let begun = self.now();
         let found = self.store.commit(held).await?;
         let outcomes = spread(&places, found, receipts.len());
-        self.tell_settled(receipts.iter().zip(outcomes.iter().copied()), |totals| {
+        self.tell_settled(begun, receipts.iter().zip(outcomes.iter().copied()), |totals| {
             totals.committed += 1;
         });
         Ok(outcomes)
@@ -86,8 +87,10 @@ impl Engine {
             .iter()
             .map(|rollback| (rollback.held.receipt.clone(), rollback.to.clone()))
             .collect();
+        let begun = self.now();
         let outcomes = self.store.rollback(rollbacks).await?;
         self.tell_settled(
+            begun,
             told.iter().map(|(receipt, _)| receipt).zip(outcomes.iter().copied()),
             |totals| {
                 totals.rolled_back += 1;
@@ -198,9 +201,10 @@ impl Engine {
             priority: request.priority,
             eligible_time,
         };
+        let begun = self.now();
         let found = self.store.move_items(vec![moved]).await?;
         let outcome = found.first().copied().unwrap_or(Outcome::Gone);
-        self.tell_settled([(&receipt, outcome)].into_iter(), |totals| totals.moved += 1);
+        self.tell_settled(begun, [(&receipt, outcome)].into_iter(), |totals| totals.moved += 1);
         if outcome == Outcome::Ok {
             let arrived = if eligible_time > self.now() {
                 Change { delayed: 1, ..Change::default() }
@@ -250,8 +254,9 @@ impl Engine {
             })
             .collect();
         let held = Held { queue, receipt: receipt.clone() };
+        let begun = self.now();
         let (outcome, pushed) = self.store.commit_and_push(held, items).await?;
-        self.tell_settled([(&receipt, outcome)].into_iter(), |totals| totals.committed += 1);
+        self.tell_settled(begun, [(&receipt, outcome)].into_iter(), |totals| totals.committed += 1);
         self.tell_pushed(names.iter().zip(&pushed));
         Ok((outcome, pushed))
     }
@@ -295,8 +300,11 @@ impl Engine {
 
     /// Counts settles, frees their places in our streams, tells the brokers whose streams held the
     /// others, and wakes the queue if a settle let the next item of its ordering key go on.
+    ///
+    /// What a settle lets go on is eligible from a time after `begun`, when the settle began.
     fn tell_settled<'a>(
         &self,
+        begun: Timestamp,
         settled: impl Iterator<Item = (&'a Receipt, Outcome)>,
         count: impl Fn(&mut Totals),
     ) {
@@ -328,7 +336,7 @@ impl Engine {
                 self.publish(queue, Topic::Settle, None);
             }
             if told.keyed {
-                self.tell_inserted(queue, None);
+                self.tell_inserted(queue, Some(begun));
             }
         }
     }

@@ -234,6 +234,8 @@ pub struct RedriveFilter {
     pub created_from: Option<Timestamp>,
     /// Only items created before.
     pub created_before: Option<Timestamp>,
+    /// Only items that were ready by then: what fails again meanwhile is not taken twice.
+    pub ready_by: Option<Timestamp>,
 }
 
 /// How far changes of queues' settings have been read; see [`Store::settings_changes`].
@@ -391,9 +393,9 @@ pub trait Store: Send + Sync + 'static {
     /// Which of these reservations still hold their item.
     async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>>;
 
-    /// Makes ready the first item of every ordering key whose turn was lost between two writes
+    /// Makes ready the first item of ordering keys whose turn was lost between two writes
     /// (a broker killed after settling one item and before waking the next, an item that expired).
-    /// Answers how many.
+    /// Answers how many. Looks at a bounded number of items, each call at the ones that follow.
     async fn repair(&self, queue: &Queue) -> Result<u64>;
 
     /// Waits until the store itself has made items ready, as when the one before them expired, and answers in

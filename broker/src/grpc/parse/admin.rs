@@ -124,6 +124,7 @@ pub(in crate::grpc) fn redrive(
         reason_contains: filter.reason_contains,
         created_from,
         created_before,
+        ready_by: None,
     })
 }
 

@@ -32,7 +32,7 @@ async fn push_without_end(store: Arc<dyn Store>, stop: Arc<AtomicBool>) -> Vec<I
         while known.elapsed() < Duration::from_millis(200) && !stop.load(Ordering::Relaxed) {
             let pushed = store.push(vec![push_of(&queue, item("x"))]).await.unwrap();
             ids.extend(pushed.iter().map(|pushed| pushed.id));
-            tokio::time::sleep(Duration::from_millis(2)).await; // the queue has to be empty at times
+            tokio::time::sleep(Duration::from_millis(20)).await; // the queue has to be empty at times
         }
     }
     ids
@@ -57,14 +57,14 @@ async fn pop_all(store: &dyn Store, queue: &Arc<Queue>) -> Vec<ItemId> {
 /// Beside a loop that pops all items and deletes the queue without force, on brokers that remember it:
 /// what was answered is popped, or still there.
 pub(crate) async fn an_answered_push_is_never_lost_beside_deletions(env: &Env) {
-    const DELETIONS: usize = 10;
+    const DELETIONS: usize = 5;
     let stop = Arc::new(AtomicBool::new(false));
     let pushers: Vec<_> = [&env.store, &env.other, &env.other]
         .map(|store| tokio::spawn(push_without_end(Arc::clone(store), Arc::clone(&stop))))
         .into();
     let mut popped = HashSet::new();
     let (mut deletions, started) = (0, Instant::now());
-    while deletions < DELETIONS && started.elapsed() < seconds(5) {
+    while deletions < DELETIONS && started.elapsed() < seconds(30) {
         let links = env.store.links().await.unwrap();
         let Some(queue) = env.store.get_queue(&name("q")).await.unwrap() else {
             tokio::task::yield_now().await;

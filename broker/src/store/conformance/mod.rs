@@ -153,6 +153,7 @@ macro_rules! conformance {
                 only_ready_items_are_redriven
                 thousands_are_redriven_in_order
                 a_key_is_in_force_again
+                what_fails_again_meanwhile_is_not_redriven_again
             }
             reserve {
                 items_are_handed_out_in_the_order_of_their_pushes

@@ -75,6 +75,7 @@ pub(crate) async fn all_conditions_of_a_filter_hold(env: &Env) {
     let two = RedriveFilter {
         reason_contains: "(a+b)".to_owned(),
         created_from: Some(middle),
+        ready_by: None,
         created_before: Some(late),
         origin_queue: Some(a.name.clone()),
         ids: ids.clone(),
@@ -167,4 +168,22 @@ pub(crate) async fn a_key_is_in_force_again(env: &Env) {
         assert_eq!(payloads(&taken), [expected]);
         env.commit(&b, &taken).await;
     }
+}
+
+/// A redrive that goes on for a while leaves alone what fails again meanwhile.
+pub(crate) async fn what_fails_again_meanwhile_is_not_redriven_again(env: &Env) {
+    let dead = env.queue("dead").await;
+    let queue = env.queue_with("q", |q| q.dead_letter_queue = Some(name("dead"))).await;
+    env.push_plain(&queue, &["x", "y"]).await;
+    for delivery in env.take(&queue, 2).await {
+        env.bury(&queue, &delivery, None).await;
+    }
+    let filter = RedriveFilter { ready_by: Some(env.now()), ..RedriveFilter::default() };
+    env.pass(seconds(1));
+    assert_eq!(env.store.redrive(&dead, &queue, &filter, 1).await.unwrap(), 1);
+    let again = env.take_one(&queue).await;
+    env.bury(&queue, &again, None).await;
+    assert_eq!(env.other.redrive(&dead, &queue, &filter, 100).await.unwrap(), 1);
+    assert_eq!(env.other.redrive(&dead, &queue, &filter, 100).await.unwrap(), 0);
+    assert_eq!(env.list(&dead, None).await.len(), 1);
 }

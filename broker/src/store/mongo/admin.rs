@@ -356,7 +356,7 @@ pub(super) async fn purge(inner: &Inner, queue: &Queue) -> Result<u64> {
         })
         .await
         .map_err(failed)?;
-    order::repair(inner, &queue.name, &queue.group).await?;
+    order::repair_all(inner, &queue.name, &queue.group).await?;
     Ok(buried.modified_count + deleted.deleted_count)
 }
 

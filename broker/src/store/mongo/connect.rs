@@ -10,11 +10,20 @@ use mongodb::{
 };
 use tokio_stream::StreamExt;
 
+use super::batcher::WRITE_LIMIT;
 use super::errors::{Written, broken, describe, failed, passes, unavailable, written};
 use crate::store::{Result, StoreError};
 
 /// How long to look for a server that fits before giving up.
 const SELECTION_LIMIT: Duration = Duration::from_secs(5);
+/// How long a connection may take to come about. The driver takes a server for gone, with all
+/// connections to it, that leaves a heartbeat unanswered for this long.
+const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+/// How often a living server answers the driver's heartbeat.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// A write that has no answer by then is sent again over another connection: the one it went over may lead
+/// nowhere. Twice what a busy server takes at worst.
+const ANSWER_LIMIT: Duration = Duration::from_secs(3);
 /// Pauses before a write of our own is tried again.
 const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(400)];
 
@@ -23,29 +32,12 @@ pub(super) const APP_NAME: &str = "sluicegate";
 /// The server takes no longer name, in bytes.
 const MAX_APP_NAME: usize = 128;
 
-/// What kind of deployment answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Deployment {
-    /// One server on its own: no transactions.
-    Standalone,
-    /// A replica set.
-    ReplicaSet,
-    /// A sharded cluster.
-    Sharded,
-}
-
-impl Deployment {
-    /// Whether several documents can be changed in one step.
-    pub(super) fn has_transactions(self) -> bool {
-        self != Self::Standalone
-    }
-}
-
 /// A connection to the database, and what answered.
 pub(super) struct Connection {
     pub(super) client: Client,
     pub(super) db: Database,
-    pub(super) deployment: Deployment,
+    /// The servers are reached through routers.
+    pub(super) sharded: bool,
     pub(super) description: String,
 }
 
@@ -56,7 +48,8 @@ pub(super) async fn connect(uri: &str, database: &str, pool_size: u32) -> Result
         .map_err(|e| start_error("the MongoDB URI can not be used", &e))?;
     options.app_name = Some(app_name(options.app_name.as_deref()));
     options.server_selection_timeout.get_or_insert(SELECTION_LIMIT);
-    options.connect_timeout.get_or_insert(SELECTION_LIMIT);
+    options.connect_timeout.get_or_insert(CONNECT_LIMIT);
+    options.heartbeat_freq.get_or_insert(HEARTBEAT);
     options.max_pool_size = Some(pool_size);
     // What the URI says of these is not for the user to choose: promises depend on them.
     options.write_concern = Some(
@@ -78,15 +71,24 @@ pub(super) async fn connect(uri: &str, database: &str, pool_size: u32) -> Result
         .run_command(doc! { "hello": 1 })
         .await
         .map_err(|e| start_error(&format!("MongoDB at {hosts} can not be reached"), &e))?;
-    let (deployment, kind) = if let Ok(name) = hello.get_str("setName") {
-        (Deployment::ReplicaSet, format!("replica set {name}"))
-    } else if hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid") {
-        (Deployment::Sharded, "sharded cluster".to_owned())
-    } else {
-        (Deployment::Standalone, "standalone server".to_owned())
+    let sharded = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
+    let kind = match hello.get_str("setName") {
+        Ok(name) => format!("replica set {name}"),
+        Err(_) if sharded => "sharded cluster".to_owned(),
+        Err(_) => return Err(StoreError::Unsupported(standalone(&hosts))),
     };
     let description = format!("mongodb://{hosts}/{database} ({kind})");
-    Ok(Connection { client, db, deployment, description })
+    Ok(Connection { client, db, sharded, description })
+}
+
+/// What to say to whoever has a server that is no replica set.
+fn standalone(hosts: &str) -> String {
+    format!(
+        "MongoDB at {hosts} is a standalone server, which has no transactions and may lose \
+         acknowledged writes when it is killed: make it a replica set, of which one node is enough. Start \
+         it with `mongod --replSet rs0 ...` (its data stays), run `rs.initiate()` in mongosh once, and add \
+         `replicaSet=rs0` to the options of the address, as in mongodb://{hosts}/?replicaSet=rs0"
+    )
 }
 
 /// The name of our connections, with what the user calls them behind it.
@@ -110,10 +112,17 @@ fn start_error(what: &str, error: &mongodb::error::Error) -> StoreError {
 /// outcome is unknown: the driver does so only for single documents.
 pub(super) async fn write(db: &Database, command: RawDocumentBuf) -> Result<Written> {
     let mut pauses = RETRY_PAUSES.iter();
+    // A server that is merely slow is not asked a third time: the second attempt waits for its answer.
+    let mut limit = ANSWER_LIMIT;
     loop {
-        let result = match db.run_raw_command(command.clone()).await {
-            Ok(reply) => written(&reply),
-            Err(error) => Err(failed(error)),
+        let attempt = db.run_raw_command(command.clone());
+        let result = match tokio::time::timeout(limit, attempt).await {
+            Ok(Ok(reply)) => written(&reply),
+            Ok(Err(error)) => Err(failed(error)),
+            Err(_) => {
+                limit = WRITE_LIMIT;
+                continue;
+            }
         };
         match (&result, pauses.next()) {
             (Err(StoreError::Unavailable { .. }), Some(pause)) => tokio::time::sleep(*pause).await,

@@ -15,6 +15,10 @@ const PASSING: [i32; 16] =
     [6, 7, 50, 64, 89, 91, 112, 134, 189, 262, 9001, 10058, 10107, 11600, 11602, 13435];
 /// Further such codes, of a node that recovers and of an interrupted write.
 const PASSING_TOO: [i32; 3] = [13436, 11601, 100];
+/// The server has no room for more just now (`TemporarilyUnavailable`).
+const NO_ROOM: i32 = 365;
+/// The server has as many transactions as it takes; its number differs between versions.
+const TOO_MANY_TRANSACTIONS: &str = "TooManyOpenTransactions";
 
 /// The server's code for a violated unique index.
 pub(super) const DUPLICATE_KEY: i32 = 11000;
@@ -44,14 +48,18 @@ pub(super) fn passes(error: &Error) -> bool {
             | ErrorKind::DnsResolve { .. }
             | ErrorKind::Write(WriteFailure::WriteConcernError(_))
             | ErrorKind::Shutdown => true,
-            ErrorKind::Command(command) => passing_code(command.code),
+            ErrorKind::Command(command) => {
+                passing_code(command.code) || command.code_name == TOO_MANY_TRANSACTIONS
+            }
+            ErrorKind::Write(WriteFailure::WriteError(error)) => passing_code(error.code),
             ErrorKind::InsertMany(insert) => insert.write_concern_error.is_some(),
             _ => false,
         }
 }
 
-fn passing_code(code: i32) -> bool {
-    PASSING.contains(&code) || PASSING_TOO.contains(&code)
+/// True if the server's code means that later may be better.
+pub(super) fn passing_code(code: i32) -> bool {
+    PASSING.contains(&code) || PASSING_TOO.contains(&code) || code == NO_ROOM
 }
 
 /// What went wrong, in a line, without the driver's debug output around it.
@@ -139,5 +147,32 @@ pub(super) fn integer(value: &Bson) -> Option<i64> {
         Bson::Int64(n) => Some(*n),
         Bson::Double(n) => Some(*n as i64),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mongodb::bson::{deserialize_from_document, doc};
+
+    use super::*;
+
+    /// What passes by itself is `Unavailable`, which callers are told to repeat.
+    #[test]
+    fn a_server_without_room_is_unavailable() {
+        for (code, name, passing) in [
+            (365, "TemporarilyUnavailable", true),
+            (1_000_000, "TooManyOpenTransactions", true),
+            (91, "ShutdownInProgress", true),
+            (9, "FailedToParse", false),
+        ] {
+            let reply = doc! { "code": code, "codeName": name, "errmsg": "no" };
+            let error = ErrorKind::Command(deserialize_from_document(reply).unwrap());
+            let error = failed(error.into());
+            assert_eq!(matches!(error, StoreError::Unavailable { .. }), passing, "{name}: {error}");
+            let reply =
+                doc! { "n": 0, "writeErrors": [{ "index": 0, "code": code, "errmsg": "no" }] };
+            let unavailable = matches!(written(&reply), Err(StoreError::Unavailable { .. }));
+            assert_eq!(unavailable, passing && code != 1_000_000, "{name}");
+        }
     }
 }

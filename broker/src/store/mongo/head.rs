@@ -76,6 +76,8 @@ pub(super) struct Head {
     pub(super) claims: OpenClaims,
     /// The queue was deep when it was counted last.
     pub(super) deep: AtomicBool,
+    /// The ordering key up to which turns were repaired; `None`: the next repair begins anew.
+    pub(super) repaired: Mutex<Option<String>>,
 }
 
 /// What a find should look at.
@@ -116,6 +118,7 @@ impl Head {
             state: Mutex::new(state),
             lapses: Lapses::new(),
             claims: OpenClaims::new(),
+            repaired: Mutex::default(),
             deep: AtomicBool::new(false),
         }
     }

@@ -12,10 +12,16 @@ const KEEP: i64 = 60_000;
 /// A lease this close to its end is settled the exact way: another broker may take the item.
 const CLOSE: i64 = 250;
 
+/// This many milliseconds after a reservation was made it is settled the exact way: few consumers take
+/// longer, and what other brokers leave behind for its sake need not stay longer.
+pub(super) const EXCLUSIVE: i64 = 120_000;
+
 /// A reservation made here.
 #[derive(Debug, Clone)]
 pub(super) struct Issue {
     pub(super) token: LeaseToken,
+    /// When it was made.
+    pub(super) made: Timestamp,
     /// End of the lease.
     pub(super) until: i64,
     pub(super) priority: i32,
@@ -31,7 +37,8 @@ pub(super) struct Issue {
 impl Issue {
     /// True if nothing but this broker can have touched the item, nor the server removed it.
     pub(super) fn is_exclusive(&self, now: Timestamp) -> bool {
-        let end = self.deadline.map_or(self.until, |deadline| deadline.min(self.until));
+        let until = self.until.min(self.made.0 + EXCLUSIVE);
+        let end = self.deadline.map_or(until, |deadline| deadline.min(until));
         now.0 + CLOSE < end
     }
 }

@@ -6,8 +6,8 @@ use mongodb::bson::doc;
 
 use super::{
     Inner,
-    layout::{lease_end, leased},
-    settle::{Update, WITNESS, held_filter, look, stale, statement, update},
+    layout::leased,
+    settle::{Update, held_filter, look, stale, statement, update, witness_end},
 };
 use crate::{
     domain::{GroupName, ItemId, LeaseToken, Outcome, Timestamp},
@@ -50,7 +50,7 @@ pub(super) async fn extend(
                 // The broker that made the reservation must learn of what it does not see.
                 Update::pipeline(&[doc! { "$set": {
                     "when": leased(*until),
-                    "trace": { "$max": ["$trace", { "$add": [lease_end(), WITNESS] }] },
+                    "trace": { "$max": ["$trace", witness_end(now)] },
                 } }])?
             };
             statements.push(statement(filter, change));

@@ -67,7 +67,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
     batcher::WRITE_LIMIT,
-    connect::Deployment,
     errors::{broken, unavailable},
     head::Head,
     issued::Issued,
@@ -111,9 +110,10 @@ pub struct MongoStore {
 struct Inner {
     client: Client,
     db: Database,
-    deployment: Deployment,
     description: String,
     clock: Arc<Clock>,
+    /// The last time given out.
+    given: clock::Given,
     broker: [u8; 4],
     ids: IdSource,
     issued: Issued,
@@ -133,19 +133,17 @@ impl MongoStore {
         let connection = connect::connect(uri, database, options.pool_size).await?;
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
         if options.discipline {
-            clock::set(&connection.db, &options.clock).await?;
-            let (db, clock) = (connection.db.clone(), Arc::clone(&options.clock));
-            tracker.spawn(clock::discipline(db, clock, stop.clone()));
+            let source = clock::Source { db: connection.db.clone(), sharded: connection.sharded };
+            clock::set(&source, &options.clock).await?;
+            tracker.spawn(clock::discipline(source, Arc::clone(&options.clock), stop.clone()));
         }
-        if connection.deployment.has_transactions() {
-            tracker.spawn(abandoned::end_all(connection.client.clone(), stop.clone()));
-        }
+        tracker.spawn(abandoned::end_all(connection.client.clone(), stop.clone()));
         let inner = Inner {
             client: connection.client,
             db: connection.db,
-            deployment: connection.deployment,
             description: connection.description,
             clock: options.clock,
+            given: clock::Given::default(),
             broker: rand::random(),
             ids: IdSource::new(),
             issued: Issued::default(),
@@ -211,8 +209,9 @@ impl Drop for MongoStore {
 }
 
 impl Inner {
+    /// The time; it does not go back over what was a small correction.
     fn now(&self) -> Timestamp {
-        self.clock.now()
+        self.given.next(self.clock.now())
     }
 
     /// So many items share a write.

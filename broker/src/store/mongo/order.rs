@@ -32,6 +32,8 @@ pub(super) type OrderKey = (QueueName, String);
 const AT_ONCE: usize = 16;
 /// How many entries of the index one step of [`repair`] looks at.
 const STEP: i32 = 500;
+/// How many steps one call of it takes.
+const STEPS: usize = 4;
 
 /// An item that got its turn.
 #[derive(Debug, Clone, Copy)]
@@ -112,29 +114,6 @@ fn holders_command(group: &Group, queue: &QueueName, keys: &[&str]) -> Document 
     }
 }
 
-/// The keys of which items are blocked. Ask it of keys that have no holder: those have few.
-pub(super) async fn waiting(
-    inner: &Inner,
-    group: &Group,
-    keys: &[OrderKey],
-) -> Result<HashSet<OrderKey>> {
-    let mut waiting = HashSet::new();
-    for (queue, keys) in by_queue(keys) {
-        for keys in keys.chunks(1_000) {
-            let command = doc! {
-                "aggregate": group.items.name(), "hint": WAITING, "cursor": { "batchSize": 1_001 },
-                "pipeline": waiting_pipeline(queue, keys),
-            };
-            for document in read_documents(&inner.db, command).await? {
-                if let Ok(key) = document.get_str("_id") {
-                    waiting.insert((queue.clone(), key.to_owned()));
-                }
-            }
-        }
-    }
-    Ok(waiting)
-}
-
 /// Finds the keys of which items are blocked.
 pub(super) fn waiting_pipeline(queue: &QueueName, keys: &[&str]) -> Vec<Document> {
     vec![
@@ -204,28 +183,65 @@ async fn promote_one(
     Ok(Some(Promoted { id: stored.id(), when: Timestamp(stored.when) }))
 }
 
-/// Gives a turn to every key of the queue that has blocked items and no holder; answers how many.
+/// Gives a turn to keys of the queue that have blocked items and no holder; answers how many. Walks on from
+/// where the last call stopped, so that a call costs the same however many items are blocked.
 pub(super) async fn repair(inner: &Inner, queue: &QueueName, group: &GroupName) -> Result<u64> {
     let group = inner.group(group).await?;
     spent::remove_ended(inner, &group, queue).await?;
-    let (mut after, mut repaired) = (Bson::MinKey, 0);
-    loop {
-        let command = doc! {
-            "find": group.items.name(),
-            "filter": { "q": queue.as_str(), "key": { "$gt": after }, "due": { "$exists": true } },
-            "sort": { "q": 1, "key": 1, "seq": 1 }, "projection": { "_id": 0, "key": 1 },
-            "hint": WAITING, "limit": STEP, "batchSize": STEP + 1,
-        };
-        let found = read_documents(&inner.db, command).await?;
-        let mut keys: Vec<OrderKey> = found
-            .iter()
-            .filter_map(|document| document.get_str("key").ok())
-            .map(|key| (queue.clone(), key.to_owned()))
-            .collect();
-        keys.dedup();
-        let Some((_, last)) = keys.last() else { return Ok(repaired) };
-        // The rest of the last key's items is passed over by one seek.
-        after = Bson::String(last.clone());
-        repaired += promote(inner, &group, &keys).await?.len() as u64;
+    let head = inner.head(queue);
+    let mut after = head.repaired.lock().take();
+    let mut repaired = 0;
+    for _ in 0..STEPS {
+        let (count, last) = repair_step(inner, &group, queue, after).await?;
+        repaired += count;
+        after = last;
+        if after.is_none() {
+            break;
+        }
     }
+    *head.repaired.lock() = after;
+    Ok(repaired)
+}
+
+/// The same for all keys.
+pub(super) async fn repair_all(inner: &Inner, queue: &QueueName, group: &GroupName) -> Result<u64> {
+    let group = inner.group(group).await?;
+    spent::remove_ended(inner, &group, queue).await?;
+    let (mut after, mut repaired) = (None, 0);
+    loop {
+        let (count, last) = repair_step(inner, &group, queue, after).await?;
+        repaired += count;
+        if last.is_none() {
+            return Ok(repaired);
+        }
+        after = last;
+    }
+}
+
+/// Repairs the keys of the next entries of the index; answers how many, and the last key looked at, `None` at
+/// the end.
+async fn repair_step(
+    inner: &Inner,
+    group: &Group,
+    queue: &QueueName,
+    after: Option<String>,
+) -> Result<(u64, Option<String>)> {
+    let after = after.map_or(Bson::MinKey, Bson::String);
+    let command = doc! {
+        "find": group.items.name(),
+        "filter": { "q": queue.as_str(), "key": { "$gt": after }, "due": { "$exists": true } },
+        "sort": { "q": 1, "key": 1, "seq": 1 }, "projection": { "_id": 0, "key": 1 },
+        "hint": WAITING, "limit": STEP, "batchSize": STEP + 1,
+    };
+    let found = read_documents(&inner.db, command).await?;
+    let mut keys: Vec<OrderKey> = found
+        .iter()
+        .filter_map(|document| document.get_str("key").ok())
+        .map(|key| (queue.clone(), key.to_owned()))
+        .collect();
+    keys.dedup();
+    // The rest of the last key's items is passed over by one seek.
+    let last = keys.last().map(|(_, key)| key.clone());
+    let repaired = promote(inner, group, &keys).await?.len() as u64;
+    Ok((repaired, last))
 }

@@ -13,9 +13,9 @@ use super::{
     batcher::Lane,
     dedup::{self, First, key_of},
     document::{Start, check, eligible_time, encode},
-    errors::{DUPLICATE_KEY, broken, failed, index_named, repeat, unavailable},
+    errors::{DUPLICATE_KEY, broken, failed, index_named, passing_code, repeat, unavailable},
     head::{LevelSet, bit},
-    layout::{BY_ID, DEDUP, Group, TURN},
+    layout::{BY_ID, DEDUP, Group},
     levels,
     order::{self, OrderKey},
     transaction,
@@ -139,17 +139,9 @@ async fn write(
     if let Some(starts) = starts {
         return insert(inner, group, &items, starts).await;
     }
-    // Numbers follow the order of the answers: they are given and stored in one step. A standalone
-    // server can not do that: there the order holds for the pushes of one broker.
-    if inner.deployment.has_transactions() {
-        let results = transaction::push_in_order(inner, group, &items).await?;
-        return Ok(results.into_iter().map(Ok).collect());
-    }
-    let starts = order_starts(inner, group, &items).await?;
-    let mut results = insert(inner, group, &items, starts).await?;
-    let stored = results.iter_mut().filter_map(|result| result.as_mut().ok());
-    wake(inner, group, &items, stored).await?;
-    Ok(results)
+    // Numbers follow the order of the answers: they are given and stored in one step.
+    let results = transaction::push_in_order(inner, group, &items).await?;
+    Ok(results.into_iter().map(Ok).collect())
 }
 
 /// Sees to it that of each key that got blocked items one has its turn: the one they were blocked
@@ -195,45 +187,12 @@ pub(super) async fn record_levels(inner: &Inner, group: &Group, items: &[Push]) 
     Ok(())
 }
 
-/// Numbers ordered items, and finds out which may be the first of their key.
-async fn order_starts(inner: &Inner, group: &Group, items: &[Push]) -> Result<Vec<Start>> {
-    let mut counts: HashMap<&QueueName, usize> = HashMap::new();
-    for push in items.iter().filter(|push| is_ordered(push)) {
-        *counts.entry(&push.queue.name).or_default() += 1;
-    }
-    let mut next: HashMap<&QueueName, i64> = HashMap::new();
-    for (queue, count) in counts {
-        next.insert(queue, order::take_numbers(inner, queue, count).await?);
-    }
-    // Whoever was answered before this call began has the turn, is blocked, or is settled: holders
-    // first, then those waiting without one. What comes between is caught by the unique index.
-    let keys: Vec<OrderKey> = items.iter().filter_map(order_key).collect();
-    let mut behind = order::holders(inner, group, &keys).await?;
-    let free: Vec<OrderKey> = keys.into_iter().filter(|key| !behind.contains(key)).collect();
-    behind.extend(order::waiting(inner, group, &free).await?);
-    let now = inner.now();
-    Ok(items
-        .iter()
-        .map(|push| {
-            let blocked = order_key(push).is_some_and(|key| !behind.insert(key));
-            let number = next.get_mut(&push.queue.name).filter(|_| is_ordered(push));
-            let sequence = number.map_or(0, |next| {
-                *next += 1;
-                *next - 1
-            });
-            Start { id: inner.ids.next(now), now, sequence, blocked }
-        })
-        .collect())
-}
-
 /// Why an insert left an item out.
 enum Refusal {
     /// It is there already, by this very insert.
     Own,
     /// Its deduplication id is taken.
     Repeated,
-    /// Another of its key has the turn.
-    Behind,
     /// Anything else.
     Failed(StoreError),
 }
@@ -243,7 +202,7 @@ async fn insert(
     inner: &Inner,
     group: &Group,
     items: &[Push],
-    mut starts: Vec<Start>,
+    starts: Vec<Start>,
 ) -> Result<Vec<Result<Pushed>>> {
     let mut results: Vec<Option<Result<Pushed>>> = items.iter().map(|_| None).collect();
     let mut open: Vec<usize> = (0..items.len()).collect();
@@ -278,10 +237,6 @@ async fn insert(
                     results[at] = Some(Ok(stored(&items[at], &starts[at])));
                 }
                 Some(Refusal::Repeated) => repeated.push(at),
-                Some(Refusal::Behind) => {
-                    starts[at].blocked = true;
-                    again.push(at);
-                }
                 Some(Refusal::Failed(error)) => results[at] = Some(Err(error)),
             }
         }
@@ -339,7 +294,7 @@ async fn insert_documents(
         let refusal = match (error.code, index_named(&error.message)) {
             (DUPLICATE_KEY, BY_ID) => Refusal::Own,
             (DUPLICATE_KEY, DEDUP) => Refusal::Repeated,
-            (DUPLICATE_KEY, TURN) => Refusal::Behind,
+            (code, _) if passing_code(code) => Refusal::Failed(unavailable(error.message.clone())),
             _ => Refusal::Failed(broken(error.message.clone())),
         };
         (error.index, refusal)

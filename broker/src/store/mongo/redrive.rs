@@ -61,13 +61,13 @@ pub(super) async fn redrive(
         queue,
         used,
         state: Some(ItemState::Ready),
-        now,
+        now: filter.ready_by.map_or(now, |by| by.min(now)),
         with_payload: false,
     };
     let (mut moved, mut after) = (0, None);
     while moved < limit {
         let (mut items, next) = listing.ready(inner, after, STEP).await?;
-        items.retain(|item| matches(item, filter));
+        items.retain(|item| matches(item, filter) && !item.is_over(now));
         items.truncate(usize::try_from(limit - moved).unwrap_or(usize::MAX));
         moved += send(inner, &group, queue, to, &items).await?;
         after = next;

@@ -254,6 +254,7 @@ async fn claim(
             id,
             Issue {
                 token,
+                made: now,
                 until: until.0,
                 priority: item.priority,
                 dedup: !item.dedup_id.is_empty(),

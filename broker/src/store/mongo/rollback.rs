@@ -8,12 +8,12 @@ use super::{
     Inner,
     document::literal,
     head::{LevelSet, bit},
-    layout::{Group, date, lease_end},
+    layout::{Group, date},
     lease::by_group,
     levels, order,
     settle::{
-        Ending, Update, WITNESS, end_exactly, first_places, held_filter, known_key, look, repeated,
-        settle_token, settled_before, stale, statement, update, was_settled,
+        Ending, Update, end_exactly, first_places, held_filter, known_key, look, repeated,
+        settle_token, settled_before, stale, statement, update, was_settled, witness_end,
     },
 };
 use crate::{
@@ -142,7 +142,7 @@ async fn give_back(
             set.insert("reason", literal(reason.as_str()));
         }
         if alike.foreign {
-            set.insert("trace", doc! { "$max": ["$trace", { "$add": [lease_end(), WITNESS] }] });
+            set.insert("trace", doc! { "$max": ["$trace", witness_end(now)] });
         }
         let change = Update::pipeline(&[doc! { "$set": set }, doc! { "$unset": unset }])?;
         statements.push(statement(filter, change));

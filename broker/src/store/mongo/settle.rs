@@ -16,7 +16,7 @@ use super::{
     connect::{read, write},
     document::{Stored, oids, token_oid},
     errors::broken,
-    issued::Issue,
+    issued::{EXCLUSIVE, Issue},
     layout::{BY_ID, Group, PROCESSED, TOMBSTONE, date, durable, lease_end, millis},
     order::{self, OrderKey},
 };
@@ -25,7 +25,8 @@ use crate::{
     store::Result,
 };
 
-/// A tombstone that only bears witness stays this long past the lease, in milliseconds.
+/// A tombstone that only bears witness stays this long past the time for which the broker that made the
+/// reservation may settle it the cheapest way, in milliseconds.
 pub(super) const WITNESS: i64 = 60_000;
 
 /// Settles of an item whose tokens are remembered, beside the last one.
@@ -151,9 +152,16 @@ pub(super) fn stale(found: Option<&Stored>, now: Timestamp) -> Outcome {
     }
 }
 
+/// Until when the broker that made the reservation may take it for one that nobody else touched: not for
+/// a whole lease of hours, so that what bears witness against it need not stay for hours.
+pub(super) fn witness_end(now: Timestamp) -> Document {
+    let exclusive = doc! { "$min": [lease_end(), millis(now.0 + EXCLUSIVE)] };
+    doc! { "$add": [exclusive, WITNESS] }
+}
+
 /// Until when whoever was promised the item may ask; null if nobody was.
-fn witnessed() -> Document {
-    doc! { "$cond": [{ "$gt": ["$lock", null] }, { "$add": [lease_end(), WITNESS] }, null] }
+fn witnessed(now: Timestamp) -> Document {
+    doc! { "$cond": [{ "$gt": ["$lock", null] }, witness_end(now), null] }
 }
 
 /// The tokens of the settles before this one, as an expression of the update that sets `settled`. The answer to an
@@ -176,7 +184,7 @@ pub(super) fn bury(now: Timestamp, settled: ObjectId) -> Vec<Document> {
         "settledBefore": settled_before(),
         "key": "$key", "seq": "$seq", "dedup": "$dedup", "window": "$window", "created": "$created",
         "expires": { "$max": [
-            millis(now.0 + WITNESS), witnessed(), "$window", "$trace",
+            millis(now.0 + WITNESS), witnessed(now), "$window", "$trace",
         ] },
     } }]
 }
@@ -196,7 +204,7 @@ pub(super) fn shelve(now: Timestamp, settled: ObjectId, retention: Duration) -> 
             "when": millis(PROCESSED), "processed": date(now), "settled": settled,
             "settledBefore": settled_before(),
             "deadline": date(deadline),
-            "expires": { "$max": [date(deadline), witnessed(), "$window", "$trace"] },
+            "expires": { "$max": [date(deadline), witnessed(now), "$window", "$trace"] },
         } },
         doc! { "$unset": ["lock", "turn", "due", "trace"] },
     ]

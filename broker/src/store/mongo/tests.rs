@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     domain::{Delivery, NewItem, Priority},
     store::{
-        RollbackTo,
+        self, RollbackTo,
         conformance::{Env, conformance},
     },
 };
@@ -477,4 +477,162 @@ async fn a_late_item_follows_its_queue_into_another_group() {
     assert_eq!(ids, wanted);
     let settled = taken.iter().map(|delivery| held(&new, delivery)).collect();
     assert_eq!(stores[1].commit(settled).await.unwrap(), [Outcome::Ok; 2]);
+}
+
+/// A tombstone left for another broker's sake stays for minutes, whatever the lease; and that broker is told
+/// the truth after that too.
+#[tokio::test(flavor = "multi_thread")]
+async fn tombstones_stay_for_minutes_not_for_the_lease() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let stores = brokers(&scratch, &clock, 2).await;
+    let queue = make(&stores[0], queue_named("q")).await;
+    stores[0].push((0..3).map(|_| push_of(&queue, "x", 0)).collect()).await.unwrap();
+    let half_a_day = want(3, Duration::from_hours(12));
+    let reserved = stores[0].reserve(&queue, &[half_a_day]).await.unwrap();
+    let taken: Vec<Delivery> = reserved.deliveries.into_iter().map(|(_, d)| d).collect();
+    stores[1].commit(vec![held(&queue, &taken[0])]).await.unwrap();
+    stores[1].commit_and_push(held(&queue, &taken[1]), vec![]).await.unwrap();
+    let to = store::RollbackTo::Queue { eligible_time: clock.now(), attempt: 2 };
+    let back = store::Rollback { held: held(&queue, &taken[2]), to, reason: None };
+    stores[1].rollback(vec![back]).await.unwrap();
+    let again = take(&stores[1], &queue, 1).await;
+    stores[1].commit(vec![held(&queue, &again[0])]).await.unwrap();
+
+    let items = stores[0].database().collection::<Document>("items.default");
+    let tombstones =
+        doc! { "when": layout::millis(layout::TOMBSTONE), "settled": { "$exists": true } };
+    assert_eq!(items.count_documents(tombstones.clone()).await.unwrap(), 3);
+    let soon = layout::date(clock.now() + Duration::from_mins(5));
+    let mut late = tombstones.clone();
+    late.insert("expires", doc! { "$gt": soon });
+    assert_eq!(items.count_documents(late).await.unwrap(), 0);
+
+    // As if the server had removed them.
+    clock.advance(Duration::from_mins(5));
+    items.delete_many(tombstones).await.unwrap();
+    let receipts = taken.iter().map(|delivery| held(&queue, delivery)).collect();
+    assert_eq!(stores[0].commit(receipts).await.unwrap(), [Outcome::Gone; 3]);
+}
+
+/// The time of a shard, which all brokers share, is the server's like any other.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_shards_time_is_the_servers() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let store = scratch.open(&clock).await;
+    let [by_hello, by_shard] =
+        [false, true].map(|sharded| clock::Source { db: store.database(), sharded });
+    for source in [by_hello, by_shard] {
+        let clock = Clock::system();
+        clock.advance(Duration::from_hours(1));
+        clock::set(&source, &clock).await.unwrap();
+        let off = clock.now().0 - Clock::machine_time().0;
+        assert!(off.abs() < 10_000, "{off} ms off");
+    }
+}
+
+/// Looking for lost turns costs the same however many items are blocked, and finds each in the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repair_looks_at_so_many_items_at_a_time() {
+    const KEYS: usize = 2_500;
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let store = scratch.open(&clock).await;
+    let queue = make(&store, queue_named("q")).await;
+    let items = (0..2 * KEYS).map(|number| {
+        let mut push = push_of(&queue, "x", 0);
+        push.item.ordering_key = format!("{:05}", number % KEYS);
+        push
+    });
+    store.push(items.collect()).await.unwrap();
+    let items = store.database().collection::<Document>("items.default");
+    let last = doc! { "q": "q", "turn": format!("{:05}", KEYS - 1) };
+    assert_eq!(items.delete_one(last).await.unwrap().deleted_count, 1);
+    assert_eq!(store.repair(&queue).await.unwrap(), 0);
+    assert_eq!(store.repair(&queue).await.unwrap(), 1);
+    assert_eq!(store.repair(&queue).await.unwrap(), 0, "from the start again");
+}
+
+/// Forwards what it is sent, until told to swallow it: connections stay open and lead nowhere.
+struct Proxy {
+    address: std::net::SocketAddr,
+    /// Swallow what goes over connections made before this one.
+    dead_below: Arc<std::sync::atomic::AtomicUsize>,
+    made: Arc<std::sync::atomic::AtomicUsize>,
+}
+
+impl Proxy {
+    async fn start(server: String) -> Self {
+        use std::sync::atomic::{AtomicUsize, Ordering};
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (dead_below, made) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (dead, count) = (Arc::clone(&dead_below), Arc::clone(&made));
+        tokio::spawn(async move {
+            loop {
+                let (near, _) = listener.accept().await.unwrap();
+                let far = tokio::net::TcpStream::connect(&server).await.unwrap();
+                let number = count.fetch_add(1, Ordering::SeqCst);
+                let ((near_in, near_out), (far_in, far_out)) =
+                    (near.into_split(), far.into_split());
+                tokio::spawn(forward(near_in, far_out, number, Arc::clone(&dead)));
+                tokio::spawn(forward(far_in, near_out, number, Arc::clone(&dead)));
+            }
+        });
+        Self { address, dead_below, made }
+    }
+
+    /// All connections there are lead nowhere from now on; new ones are fine.
+    fn cut(&self) {
+        use std::sync::atomic::Ordering;
+        self.dead_below.store(self.made.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+}
+
+async fn forward(
+    mut from: tokio::net::tcp::OwnedReadHalf,
+    mut to: tokio::net::tcp::OwnedWriteHalf,
+    number: usize,
+    dead_below: Arc<std::sync::atomic::AtomicUsize>,
+) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut bytes = vec![0; 64 * 1024];
+    while let Ok(count) = from.read(&mut bytes).await {
+        let dead = number < dead_below.load(std::sync::atomic::Ordering::SeqCst);
+        if count == 0 || !dead && to.write_all(&bytes[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Connections that stay open and lead nowhere, as behind a firewall that forgot them, hold up deliveries
+/// for less than five seconds.
+#[tokio::test(flavor = "multi_thread")]
+async fn half_open_connections_stall_deliveries_for_less_than_five_seconds() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let (_, rest) = scratch.uri.split_once("://").unwrap();
+    let (server, _) = rest.split_once('/').unwrap();
+    let proxy = Proxy::start(server.to_owned()).await;
+    let uri = format!("mongodb://{}/?directConnection=true", proxy.address);
+    let options = MongoOptions { clock: clock.clone(), discipline: false, pool_size: 16 };
+    let store = MongoStore::connect(&uri, &scratch.name, options).await.unwrap();
+    let queue = make(&store, queue_named("q")).await;
+    store.push(vec![push_of(&queue, "a", 0), push_of(&queue, "b", 0)]).await.unwrap();
+    let first = take(&store, &queue, 1).await;
+
+    proxy.cut();
+    let started = std::time::Instant::now();
+    let second = async {
+        loop {
+            // What is not answered is asked again, as the dispatcher does.
+            if let Ok(reserved) = store.reserve(&queue, &[want(1, LEASE)]).await {
+                break reserved.deliveries;
+            }
+        }
+    };
+    let settle = async {
+        let receipts = || vec![held(&queue, &first[0])];
+        while store.commit(receipts()).await.is_err() {}
+    };
+    let (second, ()) = tokio::join!(second, settle);
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert_eq!(second.len(), 1);
 }

@@ -31,10 +31,6 @@ use crate::{
     store::{Held, Push, Result, StoreError},
 };
 
-/// What to say where there are none.
-const UNSUPPORTED: &str = "this needs transactions, which a standalone MongoDB server does not \
-     have: run it as a replica set (one node is enough: mongod --replSet rs0, then rs.initiate())";
-
 /// Why an attempt did not end well.
 pub(super) enum Failure {
     /// Another was in the way: all of it may be tried again.
@@ -147,9 +143,6 @@ pub(super) async fn commit_and_push(
     held: Held,
     items: Vec<Push>,
 ) -> Result<(Outcome, Vec<Pushed>)> {
-    if !inner.deployment.has_transactions() {
-        return Err(StoreError::Unsupported(UNSUPPORTED.to_owned()));
-    }
     items.iter().try_for_each(|push| check(&push.item))?;
     let group = inner.group(&held.receipt.group).await?;
     let mut lots: Vec<(Arc<Group>, Vec<usize>, Vec<Push>)> = Vec::new();

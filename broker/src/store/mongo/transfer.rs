@@ -8,17 +8,17 @@ use super::{
     Inner,
     document::{Stored, binary, literal, oid, texts, token_oid},
     head::{LevelSet, bit},
-    layout::{BLOCKED, Group, lease_end, millis},
+    layout::{BLOCKED, Group, millis},
     lease::by_group,
     levels,
     order::{self, OrderKey},
     settle::{
-        Update, WITNESS, first_places, look, look_at, repeated, settle_token, settled_before,
-        stale, statement, update,
+        Update, first_places, look, look_at, repeated, settle_token, settled_before, stale,
+        statement, update, witness_end,
     },
 };
 use crate::{
-    domain::{Outcome, Queue, QueueName},
+    domain::{Outcome, Queue, QueueName, Timestamp},
     store::{Move, Result},
 };
 
@@ -76,7 +76,8 @@ async fn move_in_group(
     for ((at, stored), number) in held.iter().zip(&numbers) {
         let item = &items[*at];
         let issue = inner.issued.take(&item.held.receipt);
-        let statement = move_statement(item, stored, *number, settled, issue.is_none())?;
+        let statement =
+            move_statement(item, stored, *number, settled, issue.is_none().then(|| inner.now()))?;
         ours.push(issue.is_some_and(|issue| issue.deadline.is_none()));
         bytes += statement.as_bytes().len();
         if bytes > COMMAND_BYTES {
@@ -149,13 +150,13 @@ pub(super) async fn numbers<'a>(
     Ok(entering.map(number).collect())
 }
 
-/// `foreign`: reserved by another broker, or being settled by another call.
+/// `foreign`: the time, if it was reserved by another broker, or is being settled by another call.
 fn move_statement(
     item: &Move,
     stored: &Stored,
     number: i64,
     settled: mongodb::bson::oid::ObjectId,
-    foreign: bool,
+    foreign: Option<Timestamp>,
 ) -> Result<RawDocumentBuf> {
     let receipt = &item.held.receipt;
     let filter = rawdoc! { "_id": oid(receipt.item), "lock": token_oid(receipt.token) };
@@ -178,8 +179,8 @@ fn move_statement(
         headers.extend(item.headers.clone());
         set.insert("headers", literal(texts(&headers)));
     }
-    if foreign {
-        set.insert("trace", doc! { "$max": ["$trace", { "$add": [lease_end(), WITNESS] }] });
+    if let Some(now) = foreign {
+        set.insert("trace", doc! { "$max": ["$trace", witness_end(now)] });
     }
     let stages = [doc! { "$set": set }, doc! { "$unset": unset }];
     Ok(statement(filter, Update::pipeline(&stages)?))

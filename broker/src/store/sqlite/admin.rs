@@ -250,19 +250,21 @@ pub(super) fn redrive_chunk(
     from: Reached,
 ) -> rusqlite::Result<(u64, Option<Reached>)> {
     let (mut looked, mut moved) = (0, 0);
+    let ready_by = filter.ready_by.map_or(tx.now.0, |by| by.0.min(tx.now.0));
     let mut statement = tx.conn.prepare_cached(
         r#"SELECT id, "when", origin, coalesce(reason, ''), created FROM items INDEXED BY handout
            WHERE queue = ?1 AND priority = ?2 AND "when" >= ?3 AND "when" <= ?5
-             AND ("when" > ?3 OR id > ?4) AND (expires IS NULL OR expires > ?5)
+             AND ("when" > ?3 OR id > ?4) AND (expires IS NULL OR expires > ?7)
            ORDER BY "when", id LIMIT ?6"#,
     )?;
     for level in (0..=from.0).rev() {
         let (when, row) = if level == from.0 { (from.1, from.2) } else { (i64::MIN, 0) };
         let left = (CHUNK - looked) as i64;
         let rows: Vec<(i64, i64, Option<String>, String, i64)> = statement
-            .query_map(params![queue.name.as_str(), level, when, row, tx.now.0, left], |row| {
-                Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
-            })?
+            .query_map(
+                params![queue.name.as_str(), level, when, row, ready_by, left, tx.now.0],
+                |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?)),
+            )?
             .collect::<rusqlite::Result<_>>()?;
         for (row, when, origin, reason, created) in rows {
             looked += 1;

@@ -39,12 +39,14 @@ pub(super) fn resume(conn: &Connection, clock: &Clock) -> rusqlite::Result<()> {
 
 /// Times past `last` are as far behind `now` as they were behind `last`; what was past is past.
 fn bring_back(conn: &Connection, last: Timestamp, now: Timestamp) -> rusqlite::Result<()> {
-    const COLUMNS: [(&str, &str); 10] = [
+    const COLUMNS: [(&str, &str); 12] = [
         ("items", "\"when\""),
         ("items", "blocked"),
         ("items", "expires"),
         ("items", "processed"),
         ("items", "created"),
+        ("items", "due"),
+        ("items", "dead_lettered"),
         ("dedup", "until"),
         ("queues", "created"),
         ("schedules", "created"),
