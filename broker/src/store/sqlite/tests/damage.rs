@@ -192,7 +192,7 @@ async fn items_of_earlier_versions_are_served_without_a_checksum() {
     store.push(vec![push_of(&queue, "a")]).await.unwrap();
     drop(store);
     let conn = Connection::open(&path).unwrap();
-    conn.execute_batch("ALTER TABLE items DROP COLUMN sum; DROP TABLE damaged;").unwrap();
+    conn.execute_batch("UPDATE items SET sum = NULL").unwrap(); // as a migration leaves it
     drop(conn);
     let store = open(&path).unwrap();
     assert_eq!(checked(&path).without_checksum, 1);
