@@ -206,14 +206,14 @@ async fn a_dead_lettered_item_lets_its_key_go_on(backend: Backend) {
     api.create(queue).await;
     let items = ["a", "b", "c", "d"].map(|payload| keyed("k", payload)).into();
     api.push_items("work", items).await;
-    // By rollbacks, by a stream that is dropped, by leases that lapse.
+    // By rollbacks, by a stream that is dropped and asked for that to count, by leases that lapse.
     for outcome in [Outcome::Ok, Outcome::DeadLettered] {
         let delivery = remote.reserve_one("work", LONG).await;
         assert_eq!(text(&delivery), "a");
         assert_eq!(api.rollback(&delivery.receipt, "a").await, outcome);
     }
     for _ in 0..2 {
-        let mut stream = remote.consume("work", 10).await;
+        let mut stream = remote.consume_counting("work", 10).await;
         assert_eq!(text(&stream.next().await), "b");
     }
     for _ in 0..2 {

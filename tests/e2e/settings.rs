@@ -317,7 +317,7 @@ async fn a_dropped_stream_counts_by_the_settings_of_now(backend: Backend) {
     let broker = store.broker().await;
     let api = broker.api().await;
     let id = api.push("work", &["x"]).await.remove(0).id;
-    let mut stream = api.consume("work", 1).await;
+    let mut stream = api.consume_counting("work", 1).await;
     stream.next().await;
     let limited = Queue {
         name: "work".to_owned(),

@@ -7,10 +7,10 @@ use std::{
 
 use sluicegate_proto::v1::{
     CommitRequest, ConsumeRequest, ConsumeResponse, CreateQueueRequest, Delivery, GetItemRequest,
-    GetQueueStatsRequest, Item, ItemState, ListItemsRequest, NewItem, Outcome, PushRequest,
-    PushResult, Queue, QueueStats, ReserveRequest, RollbackItem, RollbackRequest, SettleResult,
-    admin_service_client::AdminServiceClient, queue_service_client::QueueServiceClient,
-    schedule_service_client::ScheduleServiceClient,
+    GetQueueStatsRequest, Item, ItemState, ListItemsRequest, NewItem, OnDisconnect, Outcome,
+    PushRequest, PushResult, Queue, QueueStats, ReserveRequest, RollbackItem, RollbackRequest,
+    SettleResult, admin_service_client::AdminServiceClient,
+    queue_service_client::QueueServiceClient, schedule_service_client::ScheduleServiceClient,
 };
 use tonic::{Status, Streaming, transport::Channel};
 use tonic_types::StatusExt;
@@ -125,6 +125,18 @@ impl Api {
             queue: queue.to_owned(),
             max_in_flight,
             lease: duration(Duration::from_mins(10)),
+            ..ConsumeRequest::default()
+        })
+        .await
+    }
+
+    /// The same; what it holds when its stream ends counts as a failed attempt.
+    pub(crate) async fn consume_counting(&self, queue: &str, max_in_flight: i32) -> Deliveries {
+        self.consume_with(ConsumeRequest {
+            queue: queue.to_owned(),
+            max_in_flight,
+            lease: duration(Duration::from_mins(10)),
+            on_disconnect: OnDisconnect::Count.into(),
             ..ConsumeRequest::default()
         })
         .await

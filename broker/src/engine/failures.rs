@@ -108,7 +108,7 @@ impl Engine {
         held: Held,
         cause: Cause,
         delay: Option<Duration>,
-        reason: Option<String>,
+        mut reason: Option<String>,
     ) -> Result<Rollback> {
         let (attempt, deliveries) = (held.receipt.attempt, held.receipt.deliveries_here());
         let fate = |queue: &Queue| queue.fate(cause, attempt, deliveries, rand::random());
@@ -122,8 +122,12 @@ impl Engine {
         };
         let to = match (fate(&queue), &queue.at_limit) {
             (Fate::Retry { attempt, delay: wait }, _) => back(attempt, wait),
-            (Fate::Limit { reason, failed_attempts }, AtLimit::DeadLetter(to)) => {
-                RollbackTo::DeadLetter { to: to.clone(), failed_attempts, reason }
+            (Fate::Limit { reason: limit, failed_attempts }, AtLimit::DeadLetter(to)) => {
+                if limit == LimitReason::MaxDeliveries {
+                    let why = || format!("handed out {deliveries} times and never settled");
+                    reason = reason.or_else(|| Some(why()));
+                }
+                RollbackTo::DeadLetter { to: to.clone(), failed_attempts, reason: limit }
             }
             (Fate::Limit { reason, .. }, AtLimit::Discard) => RollbackTo::Discard { reason },
             // Neither can be: it was looked into above. If it could, the item would stay.
