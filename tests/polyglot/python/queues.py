@@ -108,7 +108,7 @@ def update_queue(broker):
     changed = update("max_attempts", "retry_policy.jitter", max_attempts=1, lease=seconds(1), retry_policy=policy)
     expect("fields of the mask change", (changed.max_attempts, changed.retry_policy.jitter), (1, 0.25))
     others = (changed.lease, changed.retry_policy.initial_delay, dict(changed.labels))
-    expect("others stay", others, (HOUR, Duration(), {"a": "1"}))
+    expect("others stay, the broker's default policy where there was none", others, (HOUR, seconds(1), {"a": "1"}))
     expect("GetQueue knows", get_queue(broker, name), changed)
     broker.push(name, b"x")
     receipt = broker.reserve_one(name).receipt
