@@ -11,6 +11,8 @@ use crate::store::{Created, Result};
 
 /// Most documents of one list.
 const MAX_LIST: usize = 10_000;
+/// How often one is created anew that was there when it was to be inserted, and gone when it was to be read.
+const CREATIONS: usize = 20;
 
 /// A collection of such documents, and how they are read.
 pub(super) struct Named<T> {
@@ -26,15 +28,20 @@ impl<T> Named<T> {
         name: &str,
         document: &Document,
     ) -> Result<Created<T>> {
-        match inner.db.collection::<Document>(self.collection).insert_one(document).await {
-            Ok(_) => Ok(Created::New((self.read)(document)?)),
-            Err(error) if is_duplicate_key(&error) => match self.get(inner, name).await? {
-                // A driver's retry of an insert that had succeeded looks like this too, but is marked.
-                Some(existing) => Ok(Created::Existing(existing)),
-                None => Err(unavailable(format!("{name} of {} came and went", self.collection))),
-            },
-            Err(error) => Err(failed(error)),
+        let items = inner.db.collection::<Document>(self.collection);
+        for _ in 0..CREATIONS {
+            match items.insert_one(document).await {
+                Ok(_) => return Ok(Created::New((self.read)(document)?)),
+                Err(error) if is_duplicate_key(&error) => {
+                    // A driver's retry of an insert that had succeeded looks like this too, but is marked.
+                    if let Some(existing) = self.get(inner, name).await? {
+                        return Ok(Created::Existing(existing));
+                    }
+                }
+                Err(error) => return Err(failed(error)),
+            }
         }
+        Err(unavailable(format!("{name} of {} came and went again and again", self.collection)))
     }
 
     /// The one of this name.
