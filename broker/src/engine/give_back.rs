@@ -17,8 +17,9 @@ use super::{Engine, consumers::InFlight};
 
 /// Most items given back by one call of the store.
 const MAX_BATCH: usize = 1_000;
-/// Most items that wait to be given back, some 300 bytes each. What comes on top lapses.
-const MAX_PENDING: usize = 100_000;
+/// While more items than this wait to be given back, some 300 bytes each, what comes on top lapses. What
+/// streams hold is in memory already, and is never refused for being much.
+const MAX_PENDING: usize = 500_000;
 /// First pause after a failure; doubles up to [`MAX_PAUSE`].
 const PAUSE: Duration = Duration::from_millis(100);
 /// Longest pause after failures.
@@ -54,9 +55,9 @@ struct Pending {
 
 impl GiveBack {
     /// Adds a batch; true if a task has to be started.
-    fn add(&self, batch: Vec<Rollback>) -> bool {
+    fn add(&self, mut batch: Vec<Rollback>) -> bool {
         let mut pending = self.0.lock();
-        if pending.items + batch.len() > MAX_PENDING {
+        if pending.items > MAX_PENDING {
             tracing::warn!(
                 items = batch.len(),
                 "too many items wait to be given back: these are ready again when their leases end"
@@ -64,6 +65,11 @@ impl GiveBack {
             return false;
         }
         pending.items += batch.len();
+        // All that the streams of a queue hold at shutdown may be more than one call of a store can take.
+        while batch.len() > MAX_BATCH {
+            let rest = batch.split_off(MAX_BATCH);
+            pending.batches.push_back(std::mem::replace(&mut batch, rest));
+        }
         pending.batches.push_back(batch);
         !std::mem::replace(&mut pending.running, true)
     }
@@ -226,5 +232,43 @@ impl Engine {
             }
             pause = (pause * 2).min(MAX_PAUSE);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{ItemId, LeaseToken, QueueName};
+
+    /// Issue 9, points 8 and 9: at shutdown all that many streams hold goes back, however much that is, in lots that a store
+    /// takes.
+    #[test]
+    fn however_much_comes_at_once_goes_back_in_lots() {
+        const ITEMS: usize = 120_500;
+        let name = QueueName::parse("queue", "q").unwrap();
+        let queue = Arc::new(Queue::with_defaults(name.clone(), Timestamp(0)));
+        let receipt = Receipt {
+            item: ItemId([1; 12]),
+            token: LeaseToken([2; 12]),
+            deliveries: 1,
+            earlier_deliveries: 0,
+            attempt: 1,
+            keyed: false,
+            queue: name,
+            group: queue.group.clone(),
+        };
+        let back = GiveBack::default();
+        let batch = vec![released(&queue, receipt, Timestamp(0)); ITEMS];
+        assert!(back.add(batch), "a task has to be started");
+        let mut taken = 0;
+        loop {
+            let items: usize = back.next(false).iter().map(Vec::len).sum();
+            if items == 0 {
+                break;
+            }
+            assert!(items <= MAX_BATCH, "{items} in one call");
+            taken += items;
+        }
+        assert_eq!(taken, ITEMS);
     }
 }
