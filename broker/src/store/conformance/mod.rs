@@ -171,6 +171,7 @@ macro_rules! conformance {
                 a_lapsed_lease_is_a_failed_attempt
                 expired_items_met_on_the_way_are_told
                 many_lapsed_leases_come_back_in_order
+                thousands_of_lapsed_leases_come_back_in_order
                 the_next_eligible_time_is_that_of_delays_and_leases
             }
             settings {

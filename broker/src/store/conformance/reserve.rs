@@ -256,6 +256,29 @@ pub(crate) async fn many_lapsed_leases_come_back_in_order(env: &Env) {
     assert_eq!(payloads(&again[1..]), names);
 }
 
+/// Issue 9, point 12: leases that lapsed in great number come back in their order, though not all at once, and count as
+/// ready whoever asks.
+pub(crate) async fn thousands_of_lapsed_leases_come_back_in_order(env: &Env) {
+    let queue = env.queue("q").await;
+    let mut expected = Vec::new();
+    for level in [7, 2] {
+        let names: Vec<String> = (0..2_500).map(|n| format!("{level}/{n}")).collect();
+        for lot in names.chunks(500) {
+            env.push(&queue, lot.iter().map(|name| urgent(name, level)).collect()).await;
+            assert_eq!(env.take(&queue, lot.len()).await.len(), lot.len());
+        }
+        expected.extend(names);
+    }
+    env.pass(LEASE + seconds(1));
+    let first = env.other.reserve(&queue, &[want(1)]).await.unwrap();
+    assert!(first.more);
+    let mut again = vec![first.deliveries[0].1.clone()];
+    assert_eq!(env.list(&queue, Some(ItemState::Ready)).await.len(), expected.len() - 1);
+    again.extend(env.take(&queue, expected.len() - 1).await);
+    assert_eq!(payloads(&again), expected);
+    assert!(again.iter().all(|delivery| delivery.item.attempt == 2));
+}
+
 pub(crate) async fn the_next_eligible_time_is_that_of_delays_and_leases(env: &Env) {
     let queue = env.queue("q").await;
     assert_eq!(env.next_eligible(&queue).await, None);

@@ -8,13 +8,13 @@
 
 use std::time::{Duration, Instant};
 
-use mongodb::bson::{RawArrayBuf, doc, rawdoc};
+use mongodb::bson::{doc, rawdoc};
 use parking_lot::Mutex;
 
 use super::{
     Inner,
     head::{Head, LevelSet, START, levels as each_level},
-    layout::{BLOCKED, Group, HANDOUT, LEASED, leased},
+    layout::{BLOCKED, Group, HANDOUT, LEASED, leased, millis},
     levels,
     settle::{Update, statement_by, update},
 };
@@ -31,6 +31,9 @@ const BUSY: Duration = Duration::from_secs(1);
 const UNCERTAINTY: i64 = 1_000;
 /// Most rounds of one look: others may lapse while these are put back.
 const ROUNDS: usize = 4;
+/// About as many items of a level are put back in one go, and no fewer than one find may bring: so none that waits to
+/// be put back is passed by others. Whoever looks waits for it, and a write that takes seconds counts as lost.
+const STEP: i64 = 2_000;
 
 /// The leases of one queue, as one broker knows them.
 pub(super) struct Lapses(Mutex<State>);
@@ -130,10 +133,14 @@ impl Leases<'_> {
         let mut any = false;
         for _ in 0..ROUNDS {
             match self.look(now).await? {
-                Some(first) if first <= now => self.put_back(first, now).await?,
+                Some(first) if first <= now => {
+                    any = true;
+                    if !self.put_back(first, now).await? {
+                        break; // the next look goes on
+                    }
+                }
                 _ => break,
             }
-            any = true;
         }
         Ok(any)
     }
@@ -150,20 +157,29 @@ impl Leases<'_> {
         Ok(first)
     }
 
-    async fn put_back(&self, first: Timestamp, now: Timestamp) -> Result<()> {
-        let filter = rawdoc! {
-            "q": self.queue.as_str(),
-            "priority": { "$in": each_level(self.used).collect::<RawArrayBuf>() },
-            "when": { "$gte": leased(first), "$lte": leased(now) },
-        };
-        let end = doc! { "$subtract": ["$when", LEASED] };
-        let change = doc! { "$set": { "when": end.clone(), "eligible": end } };
-        let statement = statement_by(HANDOUT, filter, Update::pipeline(&[change])?);
-        let done = update(self.inner, self.group, [statement]).await;
+    /// Puts back a step of those whose leases ended in this time; true if that was all.
+    async fn put_back(&self, first: Timestamp, now: Timestamp) -> Result<bool> {
+        let name = self.group.items.name();
+        let range = (LEASED + first.0, LEASED + now.0 + 1);
+        let cuts =
+            levels::nth_between(self.inner, name, self.queue, self.used, range, STEP).await?;
+        let mut statements = Vec::new();
+        for level in each_level(self.used) {
+            let cut = cuts.iter().find(|(of, _)| *of == level).map(|(_, when)| millis(*when));
+            let filter = rawdoc! {
+                "q": self.queue.as_str(),
+                "priority": level,
+                "when": { "$gte": leased(first), "$lte": cut.unwrap_or_else(|| leased(now)) },
+            };
+            let end = doc! { "$subtract": ["$when", LEASED] };
+            let change = doc! { "$set": { "when": end.clone(), "eligible": end } };
+            statements.push(statement_by(HANDOUT, filter, Update::pipeline(&[change])?));
+        }
+        let done = update(self.inner, self.group, statements).await;
         // Also if the outcome is unknown: what may be there must not be passed over.
         self.head.lower(self.used, first.0);
         done?;
-        Ok(())
+        Ok(cuts.is_empty())
     }
 }
 

@@ -150,21 +150,38 @@ pub(super) async fn first_between(
     collection: &str,
     queue: &QueueName,
     set: LevelSet,
-    (from, below): (i64, i64),
+    range: (i64, i64),
 ) -> Result<Option<i64>> {
+    let found = nth_between(inner, collection, queue, set, range, 0).await?;
+    Ok(found.into_iter().map(|(_, when)| when).min())
+}
+
+/// Of each level that has so many, the `when` of the entry with `n` others of the range before it.
+pub(super) async fn nth_between(
+    inner: &Inner,
+    collection: &str,
+    queue: &QueueName,
+    set: LevelSet,
+    (from, below): (i64, i64),
+    n: i64,
+) -> Result<Vec<(i32, i64)>> {
     let seek = |level: i32| {
-        vec![
+        let mut stages = vec![
             doc! { "$match": {
                 "q": queue.as_str(), "priority": level,
                 "when": { "$gte": millis(from), "$lt": millis(below) },
             } },
             doc! { "$sort": { "when": 1 } },
-            doc! { "$limit": 1 },
-            doc! { "$project": { "_id": 0, "when": 1 } },
-        ]
+        ];
+        if n > 0 {
+            stages.push(doc! { "$skip": n });
+        }
+        stages.push(doc! { "$limit": 1 });
+        stages.push(doc! { "$project": { "_id": 0, "priority": 1, "when": 1 } });
+        stages
     };
     let mut each = levels(set);
-    let Some(first) = each.next() else { return Ok(None) };
+    let Some(first) = each.next() else { return Ok(Vec::new()) };
     let mut pipeline = seek(first);
     for level in each {
         let other = doc! { "coll": collection, "pipeline": seek(level) };
@@ -174,6 +191,9 @@ pub(super) async fn first_between(
         "aggregate": collection, "pipeline": pipeline, "cursor": {}, "hint": HANDOUT,
     };
     let found = read_documents(&inner.db, command).await?;
-    let times = found.iter().filter_map(|d| d.get_datetime("when").ok());
-    Ok(times.map(|when| when.timestamp_millis()).min())
+    let place = |entry: &Document| {
+        let level = entry.get("priority").and_then(integer)?;
+        Some((level as i32, entry.get_datetime("when").ok()?.timestamp_millis()))
+    };
+    Ok(found.iter().filter_map(place).collect())
 }
