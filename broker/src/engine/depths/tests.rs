@@ -56,6 +56,22 @@ fn totals(change: impl FnOnce(&mut Totals)) -> Change {
     Change::of(&totals, false)
 }
 
+/// Whatever ends a reservation takes its item out of the reserved ones; what is committed or discarded may become history.
+#[test]
+fn whatever_leaves_the_queue_is_reserved_no_more() {
+    let gone = Change { reserved: -2, ..Change::default() };
+    let ends = [
+        (Totals { committed: 2, ..Totals::default() }, 2),
+        (Totals { discarded: 2, ..Totals::default() }, 2),
+        (Totals { moved: 2, ..Totals::default() }, 0),
+        (Totals { dead_lettered: 2, ..Totals::default() }, 0),
+    ];
+    for (end, processed) in ends {
+        assert_eq!(Change::of(&end, false), gone);
+        assert_eq!(Change::of(&end, true), Change { processed, ..gone });
+    }
+}
+
 /// A reader sees what it did before it asked, though a million items are not counted for each question.
 #[tokio::test(start_paused = true)]
 async fn ones_own_last_change_is_always_seen() {
