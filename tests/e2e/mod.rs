@@ -8,7 +8,6 @@ mod crash;
 mod dedup;
 mod errors;
 mod failover;
-mod frozen;
 mod limits;
 mod order;
 mod outage;
