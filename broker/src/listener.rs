@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     const SHORT: Duration = Duration::from_millis(100);
-    const LIMIT: Duration = Duration::from_secs(60);
+    const LIMIT: Duration = Duration::from_mins(1);
 
     async fn listener(duty: Duty, most: usize) -> (Listener, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

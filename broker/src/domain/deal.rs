@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(deal(&[half, half], &[want(9, any), want(9, any)]), [0, 1]);
         assert_eq!(deal(&[2 * half, 1], &[want(9, any)]), [0], "a large one goes alone");
         assert_eq!(deal(&[1, 2 * half], &[want(9, any)]), [0]);
-        let without_payload = deal(&[0; 5_000], &[want(5_000, any)]);
+        let without_payload = deal(&vec![0; 5_000], &[want(5_000, any)]);
         assert_eq!(without_payload.len(), MAX_MESSAGE_BYTES / 1_400);
     }
 

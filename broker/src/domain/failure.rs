@@ -141,6 +141,7 @@ impl Queue {
     }
 
     /// Fills in the broker's part: its defaults, and what can be said of [`Queue::at_limit`] by the settings alone.
+    #[must_use]
     pub fn in_force(self, defaults: &FailureDefaults) -> Self {
         let at_limit = match self.dead_letter_target() {
             _ if self.discard_failed => AtLimit::Discard,

@@ -92,7 +92,7 @@ impl Dispatcher {
             wake: Notify::new(),
             fewer: Notify::new(),
             #[cfg(test)]
-            steps: Default::default(),
+            steps: std::sync::atomic::AtomicU64::default(),
         }
     }
 

@@ -182,14 +182,15 @@ impl Engine {
             let max_attempts = of(LimitReason::MaxAttempts);
             let max_deliveries = of(LimitReason::MaxDeliveries);
             let rejected = of(LimitReason::Rejected);
-            match entry.to {
-                Some(to) => tracing::warn!(
+            if let Some(to) = entry.to {
+                tracing::warn!(
                     %queue, %to, max_attempts, max_deliveries, rejected, "items were dead-lettered"
-                ),
-                None => tracing::warn!(
+                );
+            } else {
+                tracing::warn!(
                     %queue, max_attempts, max_deliveries, rejected,
                     "items at a limit were discarded, as the queue's discard_failed asks"
-                ),
+                );
             }
         }
     }

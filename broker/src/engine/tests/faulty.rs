@@ -72,7 +72,7 @@ impl Faulty {
                 seen.changed().await.unwrap();
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), waiting).await.expect("the call comes");
+        tokio::time::timeout(Duration::from_mins(1), waiting).await.expect("the call comes");
     }
 
     fn fault(&self, call: &'static str) -> Fault {

@@ -30,7 +30,7 @@ async fn a_queue_that_is_busy_is_polled_too() {
 async fn a_reconciliation_that_fails_is_made_up_for() {
     let bench = bench();
     bench.push(2).await;
-    let options = ConsumeOptions { max_in_flight: 1, ..bench.options() };
+    let options = ConsumeOptions { max_in_flight: 1, ..Bench::options() };
     let mut stream = bench.engine.consume(options).await.unwrap();
     let taken = deliveries(&mut stream).await;
     let queue = bench.queue().await;

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// How long a test waits for something that must happen. Generous: it is no measurement.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 /// The lease that the tests take.
 const LEASE: Duration = Duration::from_secs(30);
 
@@ -90,7 +90,7 @@ impl Bench {
         tokio::spawn(async move { engine.pop(&name("q"), items, wait).await })
     }
 
-    fn options(&self) -> ConsumeOptions {
+    fn options() -> ConsumeOptions {
         ConsumeOptions {
             queue: name("q"),
             max_in_flight: 10,
@@ -105,7 +105,7 @@ impl Bench {
     }
 
     async fn stream(&self) -> Subscription {
-        self.engine.consume(self.options()).await.unwrap()
+        self.engine.consume(Self::options()).await.unwrap()
     }
 
     async fn queue(&self) -> Arc<Queue> {

@@ -102,7 +102,7 @@ async fn hand_out(place: &Place<'_>, wants: &[Want], mut found: Found) -> Result
         }
         match lapsed_fate(queue, &item) {
             Some(Fate::Limit { reason, failed_attempts }) => {
-                dead.push(Failed { item, reason, failed_attempts });
+                dead.push(Failed { item, reason, attempts: failed_attempts });
             }
             Some(Fate::Retry { .. }) | None => {
                 good.push(item);

@@ -100,7 +100,8 @@ pub(super) async fn remove_ended(inner: &Inner, group: &Group, queue: &QueueName
 pub(super) struct Failed {
     pub(super) item: Stored,
     pub(super) reason: LimitReason,
-    pub(super) failed_attempts: u32,
+    /// How many of its attempts have failed.
+    pub(super) attempts: u32,
 }
 
 /// Dead-letters items whose leases lapsed at a limit, or discards them, as the queue says; answers how many
@@ -115,7 +116,7 @@ pub(super) async fn remove_all_failed(
     let mut counts = AtLimitCounts::default();
     let mut lots: HashMap<(LimitReason, u32), Vec<Stored>> = HashMap::new();
     for failed in items {
-        lots.entry((failed.reason, failed.failed_attempts)).or_default().push(failed.item);
+        lots.entry((failed.reason, failed.attempts)).or_default().push(failed.item);
     }
     for ((reason, failed_attempts), items) in lots {
         let n = remove_failed(inner, group, queue, &items, failed_attempts, now).await?;

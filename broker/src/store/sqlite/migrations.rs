@@ -12,7 +12,7 @@ pub(super) const VERSION: i32 = 1 + STEPS.len() as i32;
 /// Failures: limits and delays by default, what is known of a dead letter, since when an item was eligible;
 /// checksums, and a place for items that fail theirs.
 /// A `max_attempts` of 0 meant that nobody had said anything: it now is the broker's default.
-const TO_VERSION_2: &str = r#"
+const TO_VERSION_2: &str = r"
 ALTER TABLE queues ADD COLUMN attempts INTEGER;
 UPDATE queues SET attempts = nullif(max_attempts, 0);
 ALTER TABLE queues DROP COLUMN max_attempts;
@@ -37,7 +37,7 @@ CREATE TABLE damaged (
   created,
   payload
 );
-"#;
+";
 
 /// Brings a file from `version` up to [`VERSION`]. If it fails, or the process ends on the way, the file is as it was.
 pub(super) fn migrate(conn: &Connection, version: i32) -> rusqlite::Result<()> {

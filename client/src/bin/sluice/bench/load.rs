@@ -309,7 +309,7 @@ async fn consume_one_stream(
                 plan.settled(&answer.results, figures);
             }
             Some(Event::Error(error)) => {
-                return Err(Status::new(error.code.into(), error.message).into());
+                return Err(Status::new(error.code.into(), error.message));
             }
             _ => {}
         }
