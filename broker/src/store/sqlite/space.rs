@@ -54,5 +54,26 @@ pub(super) fn enable(conn: &Connection) -> rusqlite::Result<()> {
         );
         return Ok(());
     }
-    conn.execute_batch("PRAGMA auto_vacuum = INCREMENTAL; VACUUM;")
+    // It takes as much room again for a moment, which a full disk does not have: no reason not to start.
+    if let Err(error) = conn.execute_batch("PRAGMA auto_vacuum = INCREMENTAL; VACUUM;") {
+        tracing::warn!(%error, "could not write the store's file anew, so that it keeps its size for now");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Issue 9, point 29: a file of an earlier version on a disk with no room to write it anew is opened as it is.
+    #[test]
+    fn a_file_that_cannot_be_written_anew_keeps_its_size() {
+        let conn = Connection::open_in_memory().unwrap();
+        conn.execute_batch("CREATE TABLE t (x); BEGIN;").unwrap(); // within a transaction it fails
+        enable(&conn).unwrap();
+        conn.execute_batch("COMMIT").unwrap();
+        assert!(!gives_back(&conn).unwrap());
+        enable(&conn).unwrap();
+        assert!(gives_back(&conn).unwrap());
+    }
 }
