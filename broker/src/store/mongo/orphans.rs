@@ -90,7 +90,12 @@ async fn look(
     *from = now - LATE;
     for (name, watched) in watched.iter_mut() {
         if watched.next <= Instant::now() && watched.pause <= 2 * LAST_PAUSE {
-            adopt(inner, name, &watched.group).await?;
+            if let Err(error) = adopt(inner, name, &watched.group).await {
+                // Once more, and the others meanwhile.
+                tracing::debug!(queue = %name, %error, "could not look after items of a deleted queue");
+                watched.next = Instant::now() + FIRST_PAUSE;
+                continue;
+            }
             watched.next = Instant::now() + watched.pause;
             watched.pause *= 2;
         }
