@@ -46,6 +46,8 @@ pub struct App {
     stop: CancellationToken,
     health: Health,
     shutdown_grace: Duration,
+    /// gRPC is served over TLS.
+    tls: bool,
     /// Where gRPC is served.
     pub address: SocketAddr,
     /// Where the console is served.
@@ -86,8 +88,11 @@ impl App {
         let (calls, servers) = (TaskTracker::new(), TaskTracker::new());
         let stop = CancellationToken::new();
         let api = Api::new(Arc::clone(&engine), calls.clone(), stop.clone());
-        let options =
-            Options { tls: settings.tls.clone(), tokens: Tokens::new(settings.tokens.clone()) };
+        let options = Options {
+            tls: settings.tls.clone(),
+            max_connection_age: settings.max_connection_age,
+            tokens: Tokens::new(settings.tokens.clone()),
+        };
         let server =
             Server::new(api, options).await.map_err(|error| StartError(error.to_string()))?;
         let health = server.health();
@@ -120,6 +125,7 @@ impl App {
             stop,
             health,
             shutdown_grace,
+            tls: settings.tls.is_some(),
             address,
             http_address,
         })
@@ -131,12 +137,15 @@ impl App {
             "sluicegate {version}\n\
              store       {store}\n\
              signals     {signals}\n\
-             listening on grpc://{address}\n\
+             listening on {grpc}://{address}\n\
              listening on http://{http_address} (/healthz, /readyz, /metrics)\n\
-             try         sluice --server http://{address} push hello 'first item'",
+             try         sluice --server {scheme}://{address} push hello 'first item'",
             version = env!("CARGO_PKG_VERSION"),
             store = self.store.describe(),
             signals = self.signals.describe(),
+            // As clients take it: they tell TLS by the scheme.
+            grpc = if self.tls { "https" } else { "grpc" },
+            scheme = if self.tls { "https" } else { "http" },
             address = self.address,
             http_address = self.http_address,
         )

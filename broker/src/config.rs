@@ -155,6 +155,8 @@ pub struct Settings {
     pub log_level: String,
     /// TLS for gRPC; `None`: plain text.
     pub tls: Option<Tls>,
+    /// About how old a connection gets; zero: as old as it likes.
+    pub max_connection_age: Duration,
     /// Tokens, one of which every client must show; empty: everyone may do everything.
     pub tokens: Vec<Token>,
 }
@@ -402,6 +404,8 @@ impl Given {
                 )),
             })?,
             tls: self.tls()?,
+            max_connection_age: self
+                .required("max_connection_age", span(Duration::ZERO, DAY.saturating_mul(30)))?,
             tokens: self.tokens()?,
             max_lease,
             poll_min,

@@ -1,5 +1,7 @@
 //! Taking connections, for both servers of the broker: no more than there is room for, no faster than there
-//! are file descriptors for them, and none that stays though it never asks anything.
+//! are file descriptors for them, and none that stays though it never asks anything. With TLS, if asked to.
+
+mod tls;
 
 use std::{
     io,
@@ -10,21 +12,29 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{Stream, stream};
+use futures_util::{
+    StreamExt,
+    stream::{self, BoxStream},
+};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{Mutex, OwnedSemaphorePermit, Semaphore},
     time::{Instant, Sleep, sleep},
 };
+use tokio_rustls::TlsAcceptor;
 use tonic::transport::server::{Connected, TcpConnectInfo};
+
+use self::tls::Transport;
+
+pub use self::tls::{TlsError, acceptor};
 
 /// After a connection could not be taken for want of anything: the next try.
 const PAUSE: Duration = Duration::from_millis(200);
 /// What goes on is complained of this seldom.
 const COMPLAINTS: Duration = Duration::from_secs(30);
-/// A connection without a request is closed after this long.
+/// A connection without a request is closed after this long; agreeing on TLS is part of it.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// What an HTTP/2 client sends first: its preface.
 const PREFACE_BYTES: usize = 24;
@@ -47,16 +57,18 @@ pub struct Listener {
     purpose: &'static str,
     duty: Duty,
     timeout: Duration,
+    tls: Option<TlsAcceptor>,
     places: Arc<Semaphore>,
     complained: Option<Instant>,
 }
 
 impl Listener {
     /// For gRPC: as many connections as three quarters of the files the process may open, each of which
-    /// has to begin as HTTP/2 does.
-    pub fn grpc(listener: TcpListener) -> Self {
+    /// has to begin as HTTP/2 does, after agreeing on TLS if that is given.
+    pub fn grpc(listener: TcpListener, tls: Option<TlsAcceptor>) -> Self {
         let most = open_files() / 4 * 3;
-        Self::new(listener, "gRPC", Duty::FirstBytes(PREFACE_BYTES), most, REQUEST_TIMEOUT)
+        let duty = Duty::FirstBytes(PREFACE_BYTES);
+        Self { tls, ..Self::new(listener, "gRPC", duty, most, REQUEST_TIMEOUT) }
     }
 
     /// For the console: a few connections, each of which has to ask in good time.
@@ -72,7 +84,7 @@ impl Listener {
         timeout: Duration,
     ) -> Self {
         let places = Arc::new(Semaphore::new(most.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { socket, purpose, duty, timeout, places, complained: None }
+        Self { socket, purpose, duty, timeout, tls: None, places, complained: None }
     }
 
     /// The next connection. May be dropped and called again.
@@ -88,7 +100,7 @@ impl Listener {
                 Ok((stream, address)) => {
                     let _ = stream.set_nodelay(true); // it works without, only slower
                     let duty = (self.duty, self.timeout);
-                    return (Connection::new(stream, duty, place), address);
+                    return (Connection::new(stream, self.tls.as_ref(), duty, place), address);
                 }
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
@@ -99,12 +111,18 @@ impl Listener {
         }
     }
 
-    /// All connections from now on.
-    pub fn connections(self) -> impl Stream<Item = io::Result<Connection>> {
-        stream::unfold(self, |mut listener| async move {
-            let (connection, _) = listener.accept().await;
-            Some((Ok(connection), listener))
-        })
+    /// All connections from now on, dealt out in turn. All hands have to be polled: each waits for its turn.
+    pub fn dealt_out(self, hands: usize) -> Vec<BoxStream<'static, io::Result<Connection>>> {
+        let listener = Arc::new(Mutex::new(self));
+        let hand = |listener| {
+            stream::unfold(listener, |listener: Arc<Mutex<Self>>| async move {
+                // A fair lock: whoever has just had a connection is the last to get another.
+                let (connection, _) = listener.lock().await.accept().await;
+                Some((Ok(connection), listener))
+            })
+            .boxed()
+        };
+        (0..hands).map(|_| hand(Arc::clone(&listener))).collect()
     }
 
     fn complain(&mut self, reason: &str) {
@@ -149,7 +167,8 @@ pub fn raise_open_files() {
 
 /// One connection. Dropping it makes room for another.
 pub struct Connection {
-    stream: TcpStream,
+    transport: Transport,
+    peer: TcpConnectInfo,
     duty: Option<Duty>,
     timeout: Duration,
     /// When it is closed unless the client does its duty.
@@ -160,15 +179,19 @@ pub struct Connection {
 impl Connection {
     fn new(
         stream: TcpStream,
+        tls: Option<&TlsAcceptor>,
         (duty, timeout): (Duty, Duration),
         place: Option<OwnedSemaphorePermit>,
     ) -> Self {
         let deadline = Box::pin(sleep(timeout));
-        Self { stream, duty: Some(duty), timeout, deadline, _place: place }
+        let peer = stream.connect_info();
+        let transport = Transport::new(stream, tls);
+        Self { transport, peer, duty: Some(duty), timeout, deadline, _place: place }
     }
 
     fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         if self.duty.is_some() && self.deadline.as_mut().poll(context).is_ready() {
+            self.transport.too_slow();
             return Err(io::ErrorKind::TimedOut.into());
         }
         Ok(())
@@ -194,7 +217,7 @@ impl Connected for Connection {
     type ConnectInfo = TcpConnectInfo;
 
     fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
+        self.peer.clone()
     }
 }
 
@@ -206,7 +229,7 @@ impl AsyncRead for Connection {
     ) -> Poll<io::Result<()>> {
         self.check_deadline(context)?;
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        ready!(ready!(self.transport.poll_ready(context))?.poll_read(context, buffer))?;
         self.received(buffer.filled().len() - before);
         Poll::Ready(Ok(()))
     }
@@ -219,7 +242,8 @@ impl AsyncWrite for Connection {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         self.check_deadline(context)?;
-        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
+        let transport = ready!(self.transport.poll_ready(context))?;
+        let written = ready!(transport.poll_write(context, bytes))?;
         self.answered();
         Poll::Ready(Ok(written))
     }
@@ -230,27 +254,30 @@ impl AsyncWrite for Connection {
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         self.check_deadline(context)?;
-        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, parts))?;
+        let transport = ready!(self.transport.poll_ready(context))?;
+        let written = ready!(transport.poll_write_vectored(context, parts))?;
         self.answered();
         Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        true // TCP and TLS alike
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        self.check_deadline(context)?;
+        ready!(self.transport.poll_ready(context))?.poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        self.transport.poll_shutdown(context)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio_rustls::rustls::{ServerConfig, crypto::ring, server::ResolvesServerCertUsingSni};
 
     use super::*;
 
@@ -289,6 +316,43 @@ mod tests {
         assert_eq!(read(&mut connection).await.unwrap(), 2);
         let closed = read(&mut connection).await.unwrap_err();
         assert_eq!(closed.kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// A server without certificates: enough for clients that get nowhere.
+    fn without_certificates() -> TlsAcceptor {
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+        let none = ResolvesServerCertUsingSni::new();
+        TlsAcceptor::from(Arc::new(config.with_cert_resolver(Arc::new(none))))
+    }
+
+    /// A client that is silent in its handshake must not stay, nor be in the way of others.
+    #[tokio::test]
+    async fn a_client_that_does_not_agree_on_tls_is_closed() {
+        let (mut listener, address) = listener(Duty::FirstBytes(3), 9).await;
+        listener.tls = Some(without_certificates());
+        let _silent = TcpStream::connect(address).await.unwrap();
+        let (mut silent, _) = listener.accept().await;
+        let mut plain = TcpStream::connect(address).await.unwrap();
+        plain.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+        let (mut refused, _) = listener.accept().await;
+        assert_eq!(read(&mut refused).await.unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(read(&mut refused).await.unwrap_err().kind(), io::ErrorKind::NotConnected);
+        assert_eq!(read(&mut silent).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    /// Each age of connections gets its share of them.
+    #[tokio::test]
+    async fn connections_are_dealt_out_in_turn() {
+        let (listener, address) = listener(Duty::Answers, 9).await;
+        let mut hands = listener.dealt_out(3);
+        for _ in 0..2 {
+            for hand in &mut hands {
+                let _client = TcpStream::connect(address).await.unwrap();
+                let dealt = tokio::time::timeout(LIMIT, hand.next()).await;
+                dealt.expect("a connection").expect("more to come").unwrap();
+            }
+        }
     }
 
     #[tokio::test]

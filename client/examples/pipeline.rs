@@ -42,7 +42,7 @@ async fn main() -> Result<(), Error> {
         "check" => client.station(CHECK).run(check).await,
         "pack" => client.station(PACK).run(pack).await,
         // A station can be made of any consumer: this one settles over the stream it is handed items on.
-        "label" => Station::from_consumer(client.consumer(LABEL).streaming()).run(label).await,
+        "label" => Station::from_consumer(client.consumer(LABEL)).run(label).await,
         other => return Err(format!("{other}: not one of check, pack, label").into()),
     };
     println!("{station} has ended: {:?}", ended?);

@@ -1,13 +1,6 @@
 //! Connections to one or more brokers.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use tonic::{
     Request, Status,
@@ -20,6 +13,7 @@ use crate::{
     Consumer, Producer, Station,
     error::{Error, Result},
     item::to_proto_duration,
+    pool::{Address, Place, Pool},
     proto::{
         Item, PopRequest, admin_service_client::AdminServiceClient,
         queue_service_client::QueueServiceClient, schedule_service_client::ScheduleServiceClient,
@@ -70,7 +64,9 @@ pub struct ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// Adds another broker on the same database: when one can not be reached, the next is tried.
+    /// Adds another broker on the same database. A name stands for all its addresses. Each producer and each consumer takes the
+    /// next address, goes on when that fails, and now and then without cause, so that load spreads over brokers that
+    /// were added; an address that failed is used again once it can be reached.
     pub fn endpoint(mut self, url: impl Into<String>) -> Self {
         self.urls.push(url.into());
         self
@@ -137,21 +133,13 @@ impl ClientBuilder {
     /// # Errors
     /// [`Error::Unreachable`] if none can; [`Error::InvalidAddress`], [`Error::InvalidToken`].
     pub async fn connect(self) -> Result<Client> {
-        let endpoints = self.endpoints()?;
-        let client = self.build(&endpoints)?;
-        let mut last = None;
-        for (index, endpoint) in endpoints.iter().enumerate() {
-            match endpoint.connect().await {
-                Ok(_) => {
-                    client.inner.current.store(index, Ordering::Relaxed);
-                    return Ok(client);
-                }
-                Err(error) => last = Some(error),
-            }
-        }
-        match last {
-            Some(source) => Err(Error::Unreachable { addresses: self.urls.join(", "), source }),
-            None => Err(no_address()),
+        let addresses = self.urls.join(", ");
+        let client = self.build()?;
+        let pool = Arc::clone(&client.inner.pool);
+        pool.look_up().await;
+        match pool.connect().await {
+            Ok(address) => Ok(Client { place: Place::new(&pool, address), ..client }),
+            Err(source) => Err(Error::Unreachable { addresses, source }),
         }
     }
 
@@ -160,41 +148,47 @@ impl ClientBuilder {
     /// # Errors
     /// [`Error::InvalidAddress`], [`Error::InvalidToken`].
     pub fn connect_lazy(self) -> Result<Client> {
-        let endpoints = self.endpoints()?;
-        self.build(&endpoints)
+        self.build()
     }
 
-    fn build(&self, endpoints: &[Endpoint]) -> Result<Client> {
-        if endpoints.is_empty() {
-            return Err(no_address());
-        }
+    fn build(self) -> Result<Client> {
         let authorization = match &self.token {
             Some(token) => Some(bearer(token)?),
             None => None,
         };
+        let (request_timeout, max_receive) = (self.request_timeout, self.max_receive);
+        let max_send = self.max_send;
+        let urls = self.urls.clone();
+        let pool = Pool::new(urls, Box::new(move |url, at| self.endpoint_of(url, at)))?;
         Ok(Client {
+            place: Place::new(&pool, pool.next()),
             inner: Arc::new(Inner {
-                channels: endpoints.iter().map(Endpoint::connect_lazy).collect(),
-                current: AtomicUsize::new(0),
+                pool,
                 credentials: Credentials { authorization },
-                request_timeout: self.request_timeout,
-                max_receive: self.max_receive,
-                max_send: self.max_send,
+                request_timeout,
+                max_receive,
+                max_send,
             }),
         })
     }
 
-    fn endpoints(&self) -> Result<Vec<Endpoint>> {
-        self.urls.iter().map(|url| self.endpoint_of(url)).collect()
-    }
-
-    fn endpoint_of(&self, url: &str) -> Result<Endpoint> {
+    /// The endpoint of a URL, at one address of its host or wherever its name leads.
+    fn endpoint_of(&self, url: &str, at: Option<SocketAddr>) -> Result<Endpoint> {
         let invalid = |source| Error::InvalidAddress { url: url.to_owned(), source };
         if !url.starts_with("http://") && !url.starts_with("https://") {
             return Err(invalid("it must start with http:// or https://".into()));
         }
-        let endpoint =
-            Endpoint::from_shared(url.to_owned()).map_err(|error| invalid(error.into()))?;
+        let named = Endpoint::from_shared(url.to_owned()).map_err(|error| invalid(error.into()))?;
+        let endpoint = match at {
+            None => named.clone(),
+            // The broker, and whatever is before it, is asked for by its name all the same.
+            Some(at) => {
+                let scheme = if url.starts_with("https://") { "https" } else { "http" };
+                Endpoint::from_shared(format!("{scheme}://{at}"))
+                    .map_err(|error| invalid(error.into()))?
+                    .origin(named.uri().clone())
+            }
+        };
         let endpoint = endpoint
             .connect_timeout(self.connect_timeout)
             .tcp_nodelay(true)
@@ -216,15 +210,12 @@ impl ClientBuilder {
         if let Some((certificate, key)) = &self.identity {
             tls = tls.identity(Identity::from_pem(certificate, key));
         }
-        if let Some(domain) = &self.tls_domain {
-            tls = tls.domain_name(domain);
+        if let Some(domain) = self.tls_domain.as_deref().or_else(|| named.uri().host()) {
+            // Of an IPv6 address without its brackets.
+            tls = tls.domain_name(domain.trim_start_matches('[').trim_end_matches(']'));
         }
         endpoint.tls_config(tls).map_err(|error| invalid(error.into()))
     }
-}
-
-fn no_address() -> Error {
-    Error::InvalidAddress { url: String::new(), source: "no broker address given".into() }
 }
 
 fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {
@@ -239,14 +230,12 @@ fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {
 #[derive(Debug, Clone)]
 pub struct Client {
     inner: Arc<Inner>,
+    place: Arc<Place>,
 }
 
 #[derive(Debug)]
 struct Inner {
-    /// One per endpoint; each reconnects by itself.
-    channels: Vec<Channel>,
-    /// Index of the endpoint in use.
-    current: AtomicUsize,
+    pool: Arc<Pool>,
     credentials: Credentials,
     request_timeout: Duration,
     max_receive: usize,
@@ -280,12 +269,12 @@ impl Client {
 
     /// A producer for `queue`.
     pub fn producer(&self, queue: impl Into<String>) -> Producer {
-        Producer::new(self.clone(), queue.into())
+        Producer::new(self.elsewhere(), queue.into())
     }
 
     /// A consumer of `queue`.
     pub fn consumer(&self, queue: impl Into<String>) -> Consumer {
-        Consumer::new(self.clone(), queue.into())
+        Consumer::new(self.elsewhere(), queue.into())
     }
 
     /// A station on `queue`: a consumer whose handler says where the item goes next.
@@ -346,22 +335,34 @@ impl Client {
         request
     }
 
-    /// The endpoint in use, to be named to [`Client::fail_over`] when it fails.
-    pub(crate) fn endpoint_in_use(&self) -> usize {
-        self.inner.current.load(Ordering::Relaxed)
+    /// The same client at the next address.
+    fn elsewhere(&self) -> Self {
+        let place = Place::new(&self.inner.pool, self.inner.pool.next());
+        Self { inner: Arc::clone(&self.inner), place }
     }
 
-    /// Turns from a failed endpoint to the next one, unless another call has done so already.
-    pub(crate) fn fail_over(&self, failed: usize) {
-        let next = (failed + 1) % self.inner.channels.len();
-        let current = &self.inner.current;
-        // Failing means that someone else has turned away from it.
-        let _ = current.compare_exchange(failed, next, Ordering::Relaxed, Ordering::Relaxed);
+    /// The address in use, to be named to [`Client::fail_over`] when it fails.
+    pub(crate) fn address_in_use(&self) -> Arc<Address> {
+        self.place.address()
+    }
+
+    /// Turns from a failed address to the next one, unless another call has done so already.
+    pub(crate) fn fail_over(&self, failed: &Arc<Address>) {
+        self.place.fail_over(failed);
+    }
+
+    /// Goes on to the next address if it has been long enough at this one.
+    pub(crate) fn rotate(&self) {
+        self.place.rotate();
+    }
+
+    /// Goes on to the next address.
+    pub(crate) fn go_on(&self) {
+        self.place.go_on();
     }
 
     fn transport(&self) -> Transport {
-        // In range: `build` refuses an empty list, and `fail_over` stays within it.
-        let channel = self.inner.channels[self.endpoint_in_use()].clone();
+        let channel = self.place.address().channel.clone();
         InterceptedService::new(channel, self.inner.credentials.clone())
     }
 }

@@ -109,6 +109,11 @@ pub(crate) fn retry_delay(status: &Status) -> Option<Duration> {
     status.get_details_retry_info().and_then(|info| info.retry_delay)
 }
 
+/// True if nothing is wrong with the broker: it wants consumers to move on now and then.
+pub(crate) fn is_too_old(status: &Status) -> bool {
+    status.get_details_error_info().is_some_and(|info| info.reason == "STREAM_TOO_OLD")
+}
+
 /// True if trying again, perhaps elsewhere, may help. What the call did is then unknown.
 pub(crate) fn is_transient(status: &Status) -> bool {
     match status.code() {

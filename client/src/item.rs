@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    str::Utf8Error,
     time::{Duration, SystemTime},
 };
 
@@ -10,7 +9,10 @@ use bytes::Bytes;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
-use crate::proto::{self, new_item::Eligibility};
+use crate::{
+    Retry,
+    proto::{self, new_item::Eligibility},
+};
 
 /// An item to push. The broker's limits are told with each method; it refuses what exceeds them.
 ///
@@ -175,17 +177,19 @@ impl Delivery {
     /// The payload as text.
     ///
     /// # Errors
-    /// If it is not UTF-8.
-    pub fn text(&self) -> Result<&str, Utf8Error> {
-        std::str::from_utf8(&self.item.payload)
+    /// If it is not UTF-8: a [`Retry::dead_letter`], for trying again would not help.
+    pub fn text(&self) -> Result<&str, Retry> {
+        let refuse = |error| Retry::dead_letter(format!("the payload is not text: {error}"));
+        std::str::from_utf8(&self.item.payload).map_err(refuse)
     }
 
     /// The payload read as JSON.
     ///
     /// # Errors
-    /// If it is not JSON, or not of this form.
-    pub fn json<T: DeserializeOwned>(&self) -> Result<T, serde_json::Error> {
-        serde_json::from_slice(&self.item.payload)
+    /// If it is not JSON, or not of this form: a [`Retry::dead_letter`], for trying again would not help.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, Retry> {
+        let refuse = |error| Retry::dead_letter(format!("the payload cannot be read: {error}"));
+        serde_json::from_slice(&self.item.payload).map_err(refuse)
     }
 
     /// The headers.
@@ -213,8 +217,9 @@ impl Delivery {
         self.lease_expire_time
     }
 
-    /// Ready once the broker has said that this reservation no longer holds the item:
-    /// finishing the work is then of no use. Select on it in long handlers.
+    /// Ready once this reservation no longer holds the item: the broker has said so (the item was deleted, settled elsewhere,
+    /// or its lease could not be prolonged any more), or the lease has ended unprolonged. Another consumer may have the item
+    /// by then, so finishing the work is of no use. Select on it in long handlers.
     pub fn lease_lost(&self) -> WaitForCancellationFuture<'_> {
         self.lost.cancelled()
     }

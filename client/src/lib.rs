@@ -30,7 +30,7 @@
 //!     .max_in_flight(16)
 //!     .run(|delivery| async move {
 //!         println!("{}", delivery.text()?);
-//!         Ok::<(), std::str::Utf8Error>(()) // commits; an error gives the item back
+//!         Ok::<(), sluicegate_client::Retry>(()) // commits; an error gives the item back
 //!     })
 //!     .await?;
 //! # Ok(())
@@ -43,6 +43,7 @@ pub mod client;
 pub mod consumer;
 pub mod error;
 pub mod item;
+mod pool;
 pub mod producer;
 pub mod retry;
 pub mod station;

@@ -39,7 +39,8 @@ impl Backoff {
 
 /// A handler's error that says how the item is to be tried again.
 ///
-/// Any other error gives the item back by the queue's retry policy, with its text as reason.
+/// It is found as it is, boxed, inside an `anyhow::Error` (with context or not), and among the sources of an error. Any other
+/// error gives the item back by the queue's retry policy, with its text as reason.
 ///
 /// ```
 /// use std::time::Duration;
@@ -53,23 +54,30 @@ pub struct Retry {
     pub(crate) reason: String,
     pub(crate) delay: Option<Duration>,
     pub(crate) keep_attempt: bool,
+    pub(crate) dead_letter: bool,
 }
 
 impl Retry {
     /// Gives the item back for this reason, kept as `last_reason`; cut after 1,024 bytes.
     pub fn new(reason: impl Into<String>) -> Self {
-        Self { reason: reason.into(), delay: None, keep_attempt: false }
+        Self { reason: reason.into(), delay: None, keep_attempt: false, dead_letter: false }
     }
 
-    /// Tries again after this long, whatever the queue's retry policy says. At most 10 years.
+    /// Never again: the item goes to the dead-letter queue now, whatever its attempt, for this reason.
+    pub fn dead_letter(reason: impl Into<String>) -> Self {
+        Self { dead_letter: true, ..Self::new(reason) }
+    }
+
+    /// Tries again after this long, whatever the queue's retry policy says. At most 10 years. Takes
+    /// [`Retry::dead_letter`] back.
     pub fn after(mut self, delay: Duration) -> Self {
-        self.delay = Some(delay);
+        (self.delay, self.dead_letter) = (Some(delay), false);
         self
     }
 
-    /// Does not count this as a failed attempt.
+    /// Does not count this as a failed attempt. Takes [`Retry::dead_letter`] back.
     pub fn keep_attempt(mut self) -> Self {
-        self.keep_attempt = true;
+        (self.keep_attempt, self.dead_letter) = (true, false);
         self
     }
 }

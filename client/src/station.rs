@@ -22,7 +22,7 @@
 //! # }
 //! ```
 
-use std::{fmt, future::Future, time::Duration};
+use std::{error::Error as StdError, future::Future, time::Duration};
 
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
@@ -153,14 +153,14 @@ impl Station {
     where
         H: Fn(Delivery) -> F + Send + Sync + 'static,
         F: Future<Output = Result<Next, E>> + Send + 'static,
-        E: fmt::Display + Send + 'static,
+        E: Into<Box<dyn StdError + Send + Sync>> + Send + 'static,
     {
         let deciding = move |delivery| {
             let work = handler(delivery);
             async move {
                 match work.await {
                     Ok(next) => next.decision,
-                    Err(error) => Decision::from_error(&error),
+                    Err(error) => Decision::from_error(error),
                 }
             }
         };

@@ -19,5 +19,7 @@ mod retries;
 mod schedules;
 mod settings;
 mod shutdown;
+mod spreading;
 mod streams;
+mod tls;
 mod totals;

@@ -21,7 +21,7 @@ pub(crate) struct Launch {
 pub(crate) struct Broker {
     child: Child,
     directory: tempfile::TempDir,
-    /// Where it serves gRPC, as `http://127.0.0.1:PORT`.
+    /// Where it serves gRPC, as `http://127.0.0.1:PORT`; with TLS `https`.
     pub(crate) address: String,
     /// Where it serves HTTP, likewise.
     pub(crate) http_address: String,
@@ -77,11 +77,13 @@ impl Launch {
         let started = Instant::now();
         loop {
             let text = fs::read_to_string(&log).unwrap_or_default();
-            if let (Some(grpc), Some(http)) = (listening(&text, "grpc"), listening(&text, "http")) {
+            let tls = listening(&text, "https").map(|address| ("https", address));
+            let grpc = tls.or_else(|| Some(("http", listening(&text, "grpc")?)));
+            if let (Some((scheme, grpc)), Some(http)) = (grpc, listening(&text, "http")) {
                 return Broker {
                     child,
                     directory,
-                    address: format!("http://{grpc}"),
+                    address: format!("{scheme}://{grpc}"),
                     http_address: format!("http://{http}"),
                 };
             }

@@ -127,6 +127,13 @@ pub(super) const KEYS: &[Key] = &[
         "What is logged: error, warn, info, debug, trace or off, also by module, as in \
          info,sluicegate_broker::signals=debug",
     ),
+    key(
+        "max_connection_age",
+        "DURATION",
+        "30m",
+        "About how old a connection gets before its client is asked to make a new one, so that load spreads over brokers that \
+         were added; calls under way go on; 0s: as old as it likes",
+    ),
     key("tls_cert", "FILE", "", "Certificate chain for gRPC, PEM; with it, only TLS is served"),
     key("tls_key", "FILE", "", "Private key of tls_cert, PEM"),
     key(

@@ -51,6 +51,7 @@ fn the_defaults_serve_this_machine_from_one_file() {
     assert_eq!(settings.poll_min, Duration::from_secs(1));
     assert_eq!(settings.poll_max, Duration::from_secs(15));
     assert_eq!((settings.log_format, settings.log_level.as_str()), (LogFormat::Text, "info"));
+    assert_eq!(settings.max_connection_age, Duration::from_mins(30));
     assert_eq!((settings.tls.as_ref(), settings.tokens.len()), (None, 0));
     assert!(settings.warnings().is_empty());
 }
@@ -90,6 +91,7 @@ fn every_key_works_in_all_three_places() {
             "default_retry_multiplier" => "1.5",
             "default_retry_jitter" => "0.5",
             "max_lease" => "1d",
+            "max_connection_age" => "1h",
             "poll_min" => "1500ms",
             "poll_max" => "1m",
             "log_format" => "json",

@@ -129,6 +129,13 @@ impl Consumers {
         }
     }
 
+    /// Deals a stream nothing more; it ends when it holds nothing.
+    pub(super) fn retire_stream(&mut self, id: ConsumerId) {
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.retire();
+        }
+    }
+
     /// What there is for a stream, and what was dealt to it but is too late to be sent.
     pub(super) fn look_into_inbox(
         &mut self,
@@ -149,6 +156,8 @@ impl Consumers {
             Inbox::Revoked(mem::take(&mut stream.revoked))
         } else if let Some(end) = &stream.end {
             Inbox::Ended(end.clone())
+        } else if stream.has_retired() {
+            Inbox::Ended(EngineError::StreamTooOld)
         } else {
             Inbox::Empty { news: !mem::replace(&mut stream.hungry, true) }
         };
@@ -209,17 +218,28 @@ impl Consumers {
         self.round += 1;
         for taker in &round.takers {
             self.calls.begin_round(taker.id);
+            if let Some(stream) = self.streams.get_mut(&taker.id) {
+                stream.in_round = true;
+            }
         }
     }
 
     /// The round is over, and what it brought was handed out. `all_seen`: there was no more.
     pub(super) fn end_round(&mut self, round: &Round, all_seen: bool) {
         self.calls.end_round(round.newest, all_seen);
+        for taker in &round.takers {
+            if let Some(stream) = self.streams.get_mut(&taker.id) {
+                stream.round_ended();
+            }
+        }
     }
 
     /// The round brought nothing but an error.
     pub(super) fn fail_round(&mut self, error: &EngineError) {
         self.calls.fail_round(error);
+        for stream in self.streams.values_mut().filter(|stream| stream.in_round) {
+            stream.round_ended();
+        }
     }
 
     /// Answers, with nothing, all calls that do not wait.
@@ -229,7 +249,7 @@ impl Consumers {
 
     /// True if there is still somebody for what is dealt to this taker.
     pub(super) fn is_there(&self, id: ConsumerId) -> bool {
-        self.calls.listens(id) || self.streams.get(&id).is_some_and(|stream| stream.end.is_none())
+        self.calls.listens(id) || self.streams.get(&id).is_some_and(Stream::goes_on)
     }
 
     /// True if nobody would be idle without a refill: all who want items have work, and little room.
@@ -300,7 +320,8 @@ impl Consumers {
         }
         let Some(stream) = self.streams.get_mut(&id) else { return deliveries };
         stream.served = self.round;
-        let room = stream.settings.max_in_flight.saturating_sub(stream.in_flight.len());
+        let most = if stream.goes_on() { stream.settings.max_in_flight } else { 0 };
+        let room = most.saturating_sub(stream.in_flight.len());
         let fits = if stream.settings.auto_commit { deliveries.len() } else { room };
         let too_many = deliveries.split_off(fits.min(deliveries.len()));
         for delivery in &too_many {

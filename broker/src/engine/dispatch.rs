@@ -228,6 +228,10 @@ impl Dispatcher {
         self.wake.notify_one();
     }
 
+    pub(super) fn retire_stream(&self, id: ConsumerId) {
+        self.state.lock().consumers.retire_stream(id);
+    }
+
     /// What there is for a stream, and what was dealt to it but is too late to be sent.
     pub(super) fn look_into_inbox(&self, id: ConsumerId, now: Timestamp) -> (Inbox, Vec<InFlight>) {
         let (inbox, late) = self.state.lock().consumers.look_into_inbox(id, now);

@@ -104,6 +104,9 @@ pub enum EngineError {
     /// The broker is shutting down: ask another one, or this one again in a moment.
     #[error("the broker is shutting down")]
     ShuttingDown,
+    /// The stream has been open for long enough: open another one.
+    #[error("the stream has been open for longer than max_connection_age")]
+    StreamTooOld,
     /// The store failed.
     #[error(transparent)]
     Store(Arc<StoreError>),

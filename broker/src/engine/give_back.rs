@@ -137,7 +137,7 @@ impl Engine {
         self.give_back(unsent.map(back).collect());
     }
 
-    /// Makes ready again all that streams held when the broker shuts down.
+    /// Makes ready again all that streams held which the broker itself has ended.
     pub(super) fn release_held(self: &Arc<Self>, queue: &Arc<Queue>, held: Vec<InFlight>) {
         let now = self.now();
         let back = |held: InFlight| {

@@ -62,6 +62,7 @@ pub struct Subscription {
     lease: Duration,
     on_disconnect: OnDisconnect,
     wake: Arc<Notify>,
+    retiring: bool,
     _renewing: Option<DropGuard>,
     _open: OpenStream,
 }
@@ -87,6 +88,13 @@ impl Subscription {
         }
     }
 
+    /// Hands out nothing more: once all is settled, [`Self::next`] answers [`EngineError::StreamTooOld`]. If it is dropped
+    /// before, what it holds comes back as at shutdown, with nothing counted, unless it asked to keep its leases.
+    pub fn retire(&mut self) {
+        self.retiring = true;
+        self.dispatcher.retire_stream(self.id);
+    }
+
     /// A handle on the stream's flow.
     pub fn flow(&self) -> Flow {
         Flow { dispatcher: Arc::clone(&self.dispatcher), id: self.id }
@@ -109,6 +117,9 @@ impl Flow {
 impl Drop for Subscription {
     fn drop(&mut self) {
         let held = self.dispatcher.remove_stream(self.id);
+        if self.retiring && self.on_disconnect != OnDisconnect::KeepLease {
+            return self.engine.release_held(&self.queue, held);
+        }
         self.engine.stream_ended(&self.queue, held, self.on_disconnect);
     }
 }
@@ -141,6 +152,7 @@ impl Engine {
             lease,
             on_disconnect: options.on_disconnect,
             wake,
+            retiring: false,
             _renewing: renewing,
             _open: self.metrics.stream_opened("Consume"),
         })

@@ -76,8 +76,9 @@ async fn open(api: Api, mut requests: Requests) -> Result<Responses, Status> {
     let (in_line, answers) = mpsc::channel(MAX_SETTLES);
     let reader = Reader { api: api.clone(), flow: subscription.flow(), turns: Turns::default() };
     api.tasks.spawn(reader.read(requests, in_line));
-    let outgoing = Outgoing::new(subscription, auto_commit, api.shutdown.clone());
-    let session = Session { outgoing, answers, current: None, shutdown: api.shutdown.clone() };
+    let outgoing = Outgoing::new(subscription, auto_commit, &api);
+    let shutdown = api.shutdown.clone();
+    let session = Session { outgoing, answers, current: None, end: None, shutdown };
     let events = stream::try_unfold(session, |mut session| async move {
         Ok(session.next().await?.map(|event| (event, session)))
     });
@@ -223,22 +224,39 @@ struct Session {
     answers: mpsc::Receiver<Answer>,
     /// The settle at the head of the line.
     current: Option<JoinHandle<Result<Event, EngineError>>>,
+    /// Why it ends when what is in line is answered.
+    end: Option<EngineError>,
     shutdown: CancellationToken,
 }
 
 impl Session {
     /// The next event; `None` when the client has closed its side and all is answered.
     async fn next(&mut self) -> Result<Option<Event>, Status> {
-        tokio::select! {
-            biased;
-            answer = next_answer(&mut self.answers, &mut self.current) => match answer {
-                Ok(None) if self.shutdown.is_cancelled() => Err(EngineError::ShuttingDown.into()),
-                answer => answer,
-            },
-            message = self.outgoing.next() => Ok(Some(match message? {
-                Message::Deliveries(deliveries) => Event::Deliveries(deliveries),
-                Message::Revoked(revoked) => Event::Revoked(revoked),
-            })),
+        loop {
+            if let Some(end) = &self.end
+                && self.current.is_none()
+                && self.answers.is_empty()
+            {
+                return Err(end.clone().into());
+            }
+            return tokio::select! {
+                biased;
+                answer = next_answer(&mut self.answers, &mut self.current) => match answer {
+                    Ok(None) if self.shutdown.is_cancelled() => Err(EngineError::ShuttingDown.into()),
+                    answer => answer,
+                },
+                message = self.outgoing.next(), if self.end.is_none() => match message {
+                    // The settle that was the last one is about to be answered.
+                    Err(end @ EngineError::StreamTooOld) => {
+                        self.end = Some(end);
+                        continue;
+                    }
+                    message => Ok(Some(match message? {
+                        Message::Deliveries(deliveries) => Event::Deliveries(deliveries),
+                        Message::Revoked(revoked) => Event::Revoked(revoked),
+                    })),
+                },
+            };
         }
     }
 }

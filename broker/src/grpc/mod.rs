@@ -26,7 +26,7 @@ mod schedule_service;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, task::JoinHandle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -44,12 +44,14 @@ pub struct Api {
     tasks: TaskTracker,
     /// Cancelled when streams and waiting calls have to end, if the engine has not ended them.
     shutdown: CancellationToken,
+    /// Set by the server.
+    max_connection_age: Duration,
 }
 
 impl Api {
     /// Services on an engine. Wait for `tasks` before the engine and its store go away.
     pub fn new(engine: Arc<Engine>, tasks: TaskTracker, shutdown: CancellationToken) -> Self {
-        Self { engine, tasks, shutdown }
+        Self { engine, tasks, shutdown, max_connection_age: Duration::ZERO }
     }
 
     fn rules(&self) -> Rules {

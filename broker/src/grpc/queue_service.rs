@@ -1,9 +1,11 @@
 //! QueueService: producers and consumers.
 
-use std::{collections::VecDeque, pin::Pin, sync::Arc};
+use std::{collections::VecDeque, pin::Pin, sync::Arc, time::Duration};
 
 use futures_util::{Stream, stream};
+use rand::Rng;
 use sluicegate_proto::v1::{self as pb, queue_service_server::QueueService};
+use tokio::time::{Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -85,7 +87,7 @@ impl QueueService for Api {
         let options = parse::consume(request.get_ref(), &self.rules())?;
         let auto_commit = options.auto_commit;
         let subscription = self.run(|engine| async move { engine.consume(options).await }).await?;
-        let outgoing = Outgoing::new(subscription, auto_commit, self.shutdown.clone());
+        let outgoing = Outgoing::new(subscription, auto_commit, self);
         // The stream is polled by the connection itself: nothing waits in a buffer between them.
         let stream = stream::try_unfold(outgoing, |mut outgoing| async move {
             let message = outgoing.deliveries().await?;
@@ -162,12 +164,26 @@ async fn release(engine: Arc<Engine>, deliveries: Vec<Delivery>) {
     engine.release_unanswered(deliveries).await;
 }
 
+/// How long a consumer may at most take to settle what it holds when its stream is old.
+const LONGEST_FAREWELL: Duration = Duration::from_mins(1);
+
+/// Waits for the time; for ever if there is none.
+async fn passed(time: &mut Option<Pin<Box<Sleep>>>) {
+    match time {
+        Some(time) => time.await,
+        None => std::future::pending().await,
+    }
+}
+
 /// What goes out on a subscription: messages that every client can receive, each taken from the
 /// subscription when the connection is ready for it, as that counts as sent.
 pub(super) struct Outgoing {
     subscription: Subscription,
     auto_commit: bool,
     shutdown: CancellationToken,
+    /// When it retires, then when it ends; `None`: when the client likes.
+    age: Option<Pin<Box<Sleep>>>,
+    retiring: bool,
     /// Taken from the subscription, to be told one by one.
     revoked: VecDeque<Revoked>,
 }
@@ -181,12 +197,30 @@ pub(super) enum Message {
 }
 
 impl Outgoing {
-    pub(super) fn new(
-        subscription: Subscription,
-        auto_commit: bool,
-        shutdown: CancellationToken,
-    ) -> Self {
-        Self { subscription, auto_commit, shutdown, revoked: VecDeque::new() }
+    pub(super) fn new(subscription: Subscription, auto_commit: bool, api: &Api) -> Self {
+        let age = api.max_connection_age;
+        // Later than any connection is told to end: the next stream is on another connection.
+        let age = (!age.is_zero()).then(|| age.mul_f64(rand::rng().random_range(1.1..=1.2)));
+        Self {
+            subscription,
+            auto_commit,
+            shutdown: api.shutdown.clone(),
+            age: age.map(|age| Box::pin(sleep(age))),
+            retiring: false,
+            revoked: VecDeque::new(),
+        }
+    }
+
+    /// The stream is old: its consumer settles what it holds, for as long as one lease, and then opens another one.
+    fn grow_old(&mut self) -> Result<(), EngineError> {
+        if self.retiring {
+            return Err(EngineError::StreamTooOld);
+        }
+        self.retiring = true;
+        self.subscription.retire();
+        let grace = self.subscription.lease().min(LONGEST_FAREWELL);
+        self.age = Some(Box::pin(sleep(grace)));
+        Ok(())
     }
 
     /// The next message; an error when the stream has to end. May be dropped and called again at
@@ -198,6 +232,10 @@ impl Outgoing {
             }
             let received = tokio::select! {
                 biased;
+                () = passed(&mut self.age) => {
+                    self.grow_old()?;
+                    continue;
+                }
                 received = self.subscription.next() => received?,
                 () = self.shutdown.cancelled() => return Err(EngineError::ShuttingDown),
             };

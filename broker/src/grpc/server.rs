@@ -5,13 +5,9 @@
 //! 1 MiB. Larger ones are answered RESOURCE_EXHAUSTED with the reason REQUEST_TOO_LARGE; compressed ones count as what
 //! they are when decompressed. The codec counts the entries of a request before it decodes it.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use futures_util::future::try_join_all;
 use sluicegate_proto::{
     FILE_DESCRIPTOR_SET,
     v1::{
@@ -20,12 +16,10 @@ use sluicegate_proto::{
     },
 };
 use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tonic::{
-    codec::CompressionEncoding,
-    server::NamedService,
-    service::Routes,
-    transport::{Certificate, Identity, ServerTlsConfig, server::Router},
+    codec::CompressionEncoding, server::NamedService, service::Routes, transport::server::Router,
 };
 use tonic_health::{ServingStatus, server::HealthReporter};
 
@@ -35,7 +29,10 @@ use super::{
     edge::{self, Edge},
     intake::Intake,
 };
-use crate::{config::Tls, listener::Listener};
+use crate::{
+    config::Tls,
+    listener::{Listener, TlsError, acceptor},
+};
 
 /// Least limit of a request.
 const REQUEST_BYTES: usize = 16 << 20;
@@ -57,13 +54,16 @@ const CONNECTION_WINDOW: u32 = 8 << 20;
 /// A consumer that has vanished is noticed after these two together.
 const PING_EVERY: Duration = Duration::from_secs(15);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-const TLS_TIMEOUT: Duration = Duration::from_secs(10);
+/// So many different ages do connections reach: those that were made at once do not all end at once.
+const AGES: u32 = 8;
 
 /// What the configuration sets.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Serve TLS with these files; plain text otherwise.
     pub tls: Option<Tls>,
+    /// About how old a connection gets before its client is asked to make a new one; zero: as old as it likes.
+    pub max_connection_age: Duration,
     /// Who may call what; everybody everything if there are none.
     pub tokens: Tokens,
 }
@@ -71,18 +71,9 @@ pub struct Options {
 /// Why the server can not start or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// A certificate or key can not be read.
-    #[error("can not read {path}")]
-    TlsFile {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
-    /// The certificate or the key can not be used.
-    #[error("the TLS certificate and key can not be used")]
-    Tls(#[source] tonic::transport::Error),
+    /// TLS cannot be served with the files given.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The connections can not be served.
     #[error("the gRPC server failed")]
     Serve(#[source] tonic::transport::Error),
@@ -123,15 +114,17 @@ const SERVICES: [&str; 4] = [
 
 /// All services, ready to serve.
 pub struct Server {
-    router: Router,
+    /// One for each age connections reach.
+    routers: Vec<Router>,
+    tls: Option<TlsAcceptor>,
     health: Health,
     shutdown: CancellationToken,
 }
 
 impl Server {
     /// Puts the services together. Must be called within a tokio runtime.
-    pub async fn new(api: Api, options: Options) -> Result<Self, ServerError> {
-        let mut builder = tonic::transport::Server::builder()
+    pub async fn new(mut api: Api, options: Options) -> Result<Self, ServerError> {
+        let builder = tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
             .http2_max_pending_accept_reset_streams(Some(MAX_RESETS))
             .http2_max_local_error_reset_streams(Some(MAX_RESETS))
@@ -139,9 +132,8 @@ impl Server {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .http2_keepalive_interval(Some(PING_EVERY))
             .http2_keepalive_timeout(Some(PING_TIMEOUT));
-        if let Some(tls) = &options.tls {
-            builder = builder.tls_config(tls_config(tls)?).map_err(ServerError::Tls)?;
-        }
+        let tls = options.tls.as_ref().map(acceptor).transpose()?;
+        api.max_connection_age = options.max_connection_age;
         let (reporter, health_service) = tonic_health::server::health_reporter();
         let health = Health(reporter);
         health.set_serving(false).await;
@@ -158,7 +150,19 @@ impl Server {
         let edge = Edge { tokens: options.tokens, intake: Intake::new(INTAKE_BYTES) };
         let edge = axum::middleware::from_fn_with_state(Arc::new(edge), edge::pass);
         let routes = Routes::from(routes.into_axum_router().layer(edge)).prepare();
-        Ok(Self { router: builder.add_routes(routes), health, shutdown })
+        let routers = ages(options.max_connection_age)
+            .into_iter()
+            .map(|age| {
+                let builder = builder.clone();
+                let mut builder = match age {
+                    // GOAWAY: calls and streams under way go on, new ones take a new connection.
+                    Some(age) => builder.max_connection_age(age),
+                    None => builder,
+                };
+                builder.add_routes(routes.clone())
+            })
+            .collect();
+        Ok(Self { routers, tls, health, shutdown })
     }
 
     /// The handle to the server's health.
@@ -171,14 +175,18 @@ impl Server {
     /// does not read can still delay it for ever, so bound it with a time-out and drop it. A connection
     /// that does not begin as HTTP/2 does within ten seconds is closed.
     pub async fn serve(self, listener: TcpListener) -> Result<(), ServerError> {
-        let incoming = Listener::grpc(listener).connections();
-        let (health, shutdown) = (self.health, self.shutdown);
-        let end = async move {
-            shutdown.cancelled().await;
-            health.end().await;
+        let listener = Listener::grpc(listener, self.tls);
+        let serve = |(router, incoming): (Router, _)| {
+            let (health, shutdown) = (self.health.clone(), self.shutdown.clone());
+            let end = async move {
+                shutdown.cancelled().await;
+                health.end().await;
+            };
+            router.serve_with_incoming_shutdown(incoming, end)
         };
-        let served = self.router.serve_with_incoming_shutdown(incoming, end).await;
-        served.map_err(ServerError::Serve)
+        let incoming = listener.dealt_out(self.routers.len());
+        let served = try_join_all(self.routers.into_iter().zip(incoming).map(serve)).await;
+        served.map(|_| ()).map_err(ServerError::Serve)
     }
 }
 
@@ -202,15 +210,10 @@ fn request_limit(max_payload_bytes: usize) -> usize {
     REQUEST_BYTES.max(max_payload_bytes + ENVELOPE_BYTES)
 }
 
-fn tls_config(tls: &Tls) -> Result<ServerTlsConfig, ServerError> {
-    let read = |path: &Path| {
-        fs::read(path).map_err(|source| ServerError::TlsFile { path: path.to_owned(), source })
-    };
-    let config = ServerTlsConfig::new()
-        .identity(Identity::from_pem(read(&tls.cert)?, read(&tls.key)?))
-        .timeout(TLS_TIMEOUT);
-    Ok(match &tls.client_ca {
-        Some(authority) => config.client_ca_root(Certificate::from_pem(read(authority)?)),
-        None => config,
-    })
+/// The ages connections reach: from nine tenths to eleven tenths of the one that is set.
+fn ages(age: Duration) -> Vec<Option<Duration>> {
+    if age.is_zero() {
+        return vec![None];
+    }
+    (0..AGES).map(|n| Some(age * 9 / 10 + age / 5 * n / (AGES - 1))).collect()
 }

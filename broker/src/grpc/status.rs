@@ -227,6 +227,12 @@ fn engine(error: &EngineError) -> Status {
             let next = "connect to another one, or to this one again in a moment";
             (Code::Unavailable, format!("{error}: {next}"), details)
         }
+        EngineError::StreamTooOld => {
+            let mut details = error_info("STREAM_TOO_OLD", []);
+            details.set_retry_info(Some(Duration::ZERO));
+            let next = "open another one at once, to any broker";
+            (Code::Unavailable, format!("{error}: {next}"), details)
+        }
         EngineError::Store(error) => return store(error),
     };
     Status::with_error_details(code, message, details)
@@ -400,6 +406,7 @@ mod tests {
             engine(EngineError::QueueDeleted(queue()), Code::NotFound, "QUEUE_DELETED"),
             engine(EngineError::Conflict(queue()), Code::Aborted, "CONFLICT"),
             engine(EngineError::ShuttingDown, Code::Unavailable, "SHUTTING_DOWN"),
+            engine(EngineError::StreamTooOld, Code::Unavailable, "STREAM_TOO_OLD"),
             engine(unavailable().into(), Code::Unavailable, "STORE_UNAVAILABLE"),
             engine(
                 StoreError::Unsupported("start it as a replica set".into()).into(),

@@ -561,3 +561,41 @@ async fn a_shutdown_ends_every_kind_of_call() {
     assert_eq!(health.message().await.unwrap(), None);
     broker.serving.await.unwrap().unwrap();
 }
+
+/// A stream ends by itself when it is older than any connection gets: its consumer has settled by then what it held, and
+/// what it has not comes back uncounted.
+#[tokio::test]
+async fn an_old_stream_ends_and_its_consumer_loses_nothing() {
+    let max_connection_age = Duration::from_millis(500);
+    let broker = broker_with(Options { max_connection_age, ..Options::default() }).await;
+    broker.push("q", small(1)).await;
+    let (requests, mut events) = broker.open("q").await;
+    let held = deliveries(&mut events, 1).await;
+    let commit = pb::CommitRequest { receipts: vec![held[0].receipt.clone()] };
+    requests.send(act(Action::Commit(commit))).await.unwrap();
+    let Some(Event::Settled(settled)) = next(&mut events).await else { panic!() };
+    assert_eq!(settled.results[0].outcome(), pb::Outcome::Ok);
+    let end = events.message().await.unwrap_err();
+    assert_eq!((end.code(), reason(&end)), (Code::Unavailable, "STREAM_TOO_OLD".into()));
+    let retry = end.get_error_details().retry_info().unwrap().retry_delay;
+    assert_eq!(retry, Some(Duration::ZERO));
+
+    broker.push("q", small(1)).await;
+    let lease = Some(prost_types::Duration { seconds: 0, nanos: 300_000_000 });
+    let on_disconnect = pb::OnDisconnect::Count.into();
+    let request = pb::ConsumeRequest {
+        queue: "q".into(),
+        renew: true,
+        lease,
+        on_disconnect,
+        ..Default::default()
+    };
+    let mut stream = broker.queues().consume(request).await.unwrap().into_inner();
+    assert_eq!(stream.message().await.unwrap().unwrap().deliveries.len(), 1);
+    let end = stream.message().await.unwrap_err();
+    assert_eq!(reason(&end), "STREAM_TOO_OLD");
+    broker.until("q", |stats| stats.ready == 1).await;
+    let request = pb::ReserveRequest { queue: "q".into(), ..Default::default() };
+    let again = broker.queues().reserve(request).await.unwrap().into_inner().deliveries;
+    assert_eq!(again[0].item.as_ref().unwrap().attempt, 1);
+}

@@ -1,12 +1,15 @@
 //! How an item is settled.
 
-use std::{any::Any, fmt};
+use std::{any::Any, error::Error};
 
 use crate::{
     Retry,
     item::to_proto_duration,
     proto::{MoveRequest, PushEntry, RollbackItem},
 };
+
+/// What errors of handlers can be made into: errors, texts, `anyhow::Error`.
+pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// What a handler decided. Moves and forks come from stations only.
 #[derive(Debug, Clone)]
@@ -19,14 +22,24 @@ pub(crate) enum Decision {
 }
 
 impl Decision {
-    /// Gives the item back, as the error says if it is a [`Retry`], else with its text as reason.
-    pub(crate) fn from_error<E: fmt::Display + 'static>(error: &E) -> Self {
-        type Boxed = Box<dyn std::error::Error + Send + Sync>;
-        let any: &dyn Any = error;
-        let retry = any.downcast_ref::<Retry>().or_else(|| {
-            any.downcast_ref::<Boxed>().and_then(|boxed| boxed.downcast_ref::<Retry>())
-        });
-        Self::Rollback(retry.cloned().unwrap_or_else(|| Retry::new(error.to_string())))
+    /// Gives the item back, as the error says if it is or holds a [`Retry`], else with its text as reason.
+    pub(crate) fn from_error<E: Into<BoxError> + 'static>(error: E) -> Self {
+        let any: &dyn Any = &error;
+        if let Some(error) = any.downcast_ref::<anyhow::Error>() {
+            // Its own way to what it holds: once it is boxed, that is hidden.
+            let held = error.downcast_ref::<Retry>();
+            let retry = held.or_else(|| error.chain().find_map(|cause| cause.downcast_ref()));
+            return Self::Rollback(retry.cloned().unwrap_or_else(|| Retry::new(error.to_string())));
+        }
+        let error = error.into();
+        let mut cause: Option<&(dyn Error + 'static)> = Some(&*error);
+        while let Some(error) = cause {
+            if let Some(retry) = error.downcast_ref::<Retry>() {
+                return Self::Rollback(retry.clone());
+            }
+            cause = error.source();
+        }
+        Self::Rollback(Retry::new(error.to_string()))
     }
 
     /// A handler that panicked.
@@ -56,7 +69,8 @@ pub(super) fn rollback_item(receipt: String, retry: Retry) -> RollbackItem {
         reason.truncate(reason.floor_char_boundary(MAX_REASON));
     }
     let delay = retry.delay.map(to_proto_duration);
-    RollbackItem { receipt, delay, reason, keep_attempt: retry.keep_attempt, dead_letter: false }
+    let Retry { keep_attempt, dead_letter, .. } = retry;
+    RollbackItem { receipt, delay, reason, keep_attempt, dead_letter }
 }
 
 #[cfg(test)]
@@ -75,14 +89,35 @@ mod tests {
     #[test]
     fn a_retry_is_found_as_it_is_and_boxed() {
         let retry = Retry::new("busy").after(Duration::from_secs(3)).keep_attempt();
-        assert_eq!(rolled_back(Decision::from_error(&retry)), retry);
-        let boxed: Box<dyn std::error::Error + Send + Sync> = retry.clone().into();
-        assert_eq!(rolled_back(Decision::from_error(&boxed)), retry);
+        assert_eq!(rolled_back(Decision::from_error(retry.clone())), retry);
+        let boxed: BoxError = retry.clone().into();
+        assert_eq!(rolled_back(Decision::from_error(boxed)), retry);
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("could not print")]
+    struct Caused(#[source] BoxError);
+
+    /// However deep a handler's error handling has wrapped it, what it says is done.
+    #[test]
+    fn a_retry_is_found_inside_anyhow_and_along_the_sources() {
+        use anyhow::Context as _;
+        let retry = Retry::dead_letter("no such address");
+        let found = |decision| assert_eq!(rolled_back(decision), retry);
+        found(Decision::from_error(anyhow::Error::new(retry.clone())));
+        let with_context = Err::<(), _>(retry.clone()).context("printing").unwrap_err();
+        found(Decision::from_error(with_context.context("working")));
+        found(Decision::from_error(Caused(Box::new(Caused(retry.clone().into())))));
+        found(Decision::from_error(anyhow::Error::new(Caused(retry.clone().into())).context("x")));
+        let sent = rollback_item("r".into(), retry.clone());
+        assert!(sent.dead_letter && !sent.keep_attempt && sent.delay.is_none());
+        let again = rollback_item("r".into(), retry.clone().after(Duration::from_secs(1)));
+        assert!(!again.dead_letter, "the broker refuses both together");
     }
 
     #[test]
     fn any_other_error_becomes_the_reason() {
-        assert_eq!(rolled_back(Decision::from_error(&"no paper")), Retry::new("no paper"));
+        assert_eq!(rolled_back(Decision::from_error("no paper")), Retry::new("no paper"));
         let panic: Box<dyn Any + Send> = Box::new("index out of bounds");
         let reason = rolled_back(Decision::from_panic(&*panic)).reason;
         assert_eq!(reason, "handler panicked: index out of bounds");

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status};
 
 use super::{Event, Options, is_fatal};
-use crate::{Client, Error};
+use crate::{Client, Error, error::is_too_old, pool::Address};
 
 /// What the two kinds of feed have in common.
 pub(super) struct Feed {
@@ -22,16 +22,17 @@ pub(super) struct Feed {
 pub(super) struct Attempts {
     tries: u32,
     failing_since: Option<Instant>,
-    endpoint: usize,
+    address: Option<Arc<Address>>,
 }
 
 impl Attempts {
     pub(super) fn new() -> Self {
-        Self { tries: 0, failing_since: None, endpoint: 0 }
+        Self { tries: 0, failing_since: None, address: None }
     }
 
     pub(super) fn begin(&mut self, feed: &Feed) {
-        self.endpoint = feed.client.endpoint_in_use();
+        feed.client.rotate();
+        self.address = Some(feed.client.address_in_use());
         self.failing_since.get_or_insert_with(Instant::now);
     }
 
@@ -50,8 +51,12 @@ impl Attempts {
             let _ = feed.events.send(Event::Failed(Error::from(status))).await;
             return false;
         }
+        if is_too_old(&status) {
+            feed.client.go_on();
+        } else if let Some(address) = &self.address {
+            feed.client.fail_over(address);
+        }
         let _ = feed.events.send(Event::Lost).await;
-        feed.client.fail_over(self.endpoint);
         let delay = feed.options.backoff.delay(self.tries, Some(&status));
         tracing::info!(queue = feed.options.queue, ?delay, %status, "consume stream ended, connecting again");
         self.tries += 1;

@@ -14,7 +14,7 @@ mod runner;
 mod settle;
 mod stream;
 
-use std::{fmt, future::Future, sync::Arc, time::Duration};
+use std::{error::Error as StdError, future::Future, sync::Arc, time::Duration};
 
 use tokio_util::sync::CancellationToken;
 
@@ -120,7 +120,7 @@ impl Consumer {
                 lease: None,
                 renewal: Renewal::default(),
                 auto_commit: false,
-                streaming: false,
+                streaming: true,
                 shutdown: CancellationToken::new(),
                 grace: Duration::from_secs(30),
                 backoff: Backoff::default(),
@@ -174,10 +174,11 @@ impl Consumer {
         self
     }
 
-    /// Delivers and settles over one `ConsumeStream`: higher throughput, and at shutdown deliveries
-    /// stop before the items not started are given back. Without it, `Consume` and unary settles.
-    pub fn streaming(mut self) -> Self {
-        self.options.streaming = true;
+    /// Delivers by `Consume` and settles by unary calls, for proxies that do not pass streams both ways. By default all goes over
+    /// one `ConsumeStream`: with higher throughput, the broker telling at once when an item is [no longer
+    /// held](Delivery::lease_lost), and at shutdown deliveries stop before the items not started are given back.
+    pub fn unary(mut self) -> Self {
+        self.options.streaming = false;
         self
     }
 
@@ -207,8 +208,8 @@ impl Consumer {
         self
     }
 
-    /// Starts handlers for this many items, then shuts down. A [streaming](Consumer::streaming) consumer is handed
-    /// no more than these; another one gives back what it is handed beyond them.
+    /// Starts handlers for this many items, then shuts down. It is handed no more than these; a
+    /// [unary](Consumer::unary) consumer gives back what it is handed beyond them.
     pub fn limit(mut self, items: u64) -> Self {
         self.options.limit = Some(items);
         let most = u32::try_from(items.max(1)).unwrap_or(u32::MAX);
@@ -223,7 +224,7 @@ impl Consumer {
     }
 
     /// Runs `handler` for each item until shutdown. `Ok` commits the item; an error gives it back with the error's
-    /// text as reason, as a [`Retry`](crate::Retry) (or a boxed one) says, else by the queue's retry policy. A panic
+    /// text as reason, as a [`Retry`](crate::Retry) in it says, else by the queue's retry policy. A panic
     /// is a failed attempt and nothing more. Connections that break are made anew; their unfinished handlers go on,
     /// and settle if their items were not handed out anew meanwhile.
     ///
@@ -234,14 +235,14 @@ impl Consumer {
     where
         H: Fn(Delivery) -> F + Send + Sync + 'static,
         F: Future<Output = Result<(), E>> + Send + 'static,
-        E: fmt::Display + Send + 'static,
+        E: Into<Box<dyn StdError + Send + Sync>> + Send + 'static,
     {
         self.run_deciding(move |delivery| {
             let work = handler(delivery);
             async move {
                 match work.await {
                     Ok(()) => Decision::Commit,
-                    Err(error) => Decision::from_error(&error),
+                    Err(error) => Decision::from_error(error),
                 }
             }
         })
@@ -257,7 +258,7 @@ impl Consumer {
         U: Future,
         H: Fn(Delivery) -> F + Send + Sync + 'static,
         F: Future<Output = Result<(), E>> + Send + 'static,
-        E: fmt::Display + Send + 'static,
+        E: Into<Box<dyn StdError + Send + Sync>> + Send + 'static,
     {
         let token = self.options.shutdown.child_token();
         self.options.shutdown = token.clone();
@@ -309,6 +310,8 @@ enum Event {
     Lease(Duration),
     /// Items to work on.
     Deliveries(Vec<proto::Delivery>),
+    /// The broker says that this reservation holds its item no more.
+    Revoked(String),
     /// No delivery will follow: the broker has confirmed the halt, or there is no stream.
     Halted,
     /// The stream broke; the broker gives back what it had delivered.

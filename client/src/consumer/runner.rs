@@ -44,8 +44,10 @@ const SETTLE_GRACE: Duration = Duration::from_secs(5);
 
 /// A reservation that is not settled yet.
 struct Held {
-    /// Cancelled when the broker says that the lease is lost.
+    /// Cancelled when the broker says that the lease is lost, or it has ended unprolonged.
     lost: CancellationToken,
+    /// When the lease ends, if that is known.
+    until: Option<Instant>,
     /// Its stream is gone, and with it the broker's renewal.
     orphan: bool,
 }
@@ -60,6 +62,8 @@ pub(super) struct Runner {
     held: HashMap<String, Held>,
     outbox: VecDeque<Settle>,
     lease: Duration,
+    /// The length of the lease is known, not assumed.
+    lease_known: bool,
     started: u64,
     last_activity: Instant,
 }
@@ -93,6 +97,7 @@ impl Runner {
             held: HashMap::new(),
             outbox: VecDeque::new(),
             lease: options.lease.unwrap_or(ASSUMED_LEASE),
+            lease_known: options.lease.is_some(),
             started: 0,
             last_activity: Instant::now(),
             options,
@@ -145,6 +150,7 @@ impl Runner {
     pub(super) async fn run(mut self) -> Result<Summary> {
         let mut tasks = self.spawn_tasks();
         let mut renewal = renewal_interval(self.lease);
+        let mut look = interval(self.lease / 10, LOOK_FOR_ENDED);
         let mut renewing = JoinSet::new();
         let mut failure: Option<Error> = None;
         let mut stopping = false;
@@ -192,12 +198,18 @@ impl Runner {
                 }
                 event = tasks.events.recv(), if feeding => match event {
                     Some(Event::Lease(lease)) => {
-                        self.lease = lease;
+                        (self.lease, self.lease_known) = (lease, true);
                         renewal = renewal_interval(lease);
+                        look = interval(lease / 10, LOOK_FOR_ENDED);
                     }
+                    Some(Event::Revoked(receipt)) => self.lost(&receipt),
                     Some(Event::Deliveries(deliveries)) => self.delivered(deliveries),
                     Some(Event::Halted) => halted = true,
-                    Some(Event::Lost) => self.orphan(),
+                    Some(Event::Lost) => {
+                        self.orphan();
+                        // What the broker gave back is known from its answer, at once.
+                        self.renew(&mut renewing);
+                    }
                     Some(Event::Failed(error)) => {
                         self.orphan();
                         failure = Some(error);
@@ -215,9 +227,10 @@ impl Runner {
                     _ => break, // the settler is gone: nothing can be settled
                 },
                 _ = renewal.tick() => self.renew(&mut renewing),
+                _ = look.tick() => self.lose_ended(),
                 Some(renewed) = renewing.join_next() => {
-                    if let Ok(results) = renewed {
-                        self.renewed(results);
+                    if let Ok((asked, results)) = renewed {
+                        self.renewed(asked, results);
                     }
                 }
                 () = tokio::time::sleep_until(idle_deadline), if idle => shutdown.cancel(),
@@ -286,7 +299,8 @@ impl Runner {
             if delivery.receipt().is_empty() {
                 Counters::add(&self.counters.committed, 1);
             } else {
-                let held = Held { lost: delivery.lost_token(), orphan: false };
+                let until = self.lease_known.then(|| self.last_activity + self.lease);
+                let held = Held { lost: delivery.lost_token(), until, orphan: false };
                 self.held.insert(delivery.receipt().to_owned(), held);
             }
             self.waiting.push_back(delivery);
@@ -341,13 +355,15 @@ impl Runner {
     /// The stream is gone. What was not started is given back, unless the broker has done so; what is running goes on.
     fn orphan(&mut self) {
         self.give_back_waiting(Duration::ZERO);
+        // The broker may have prolonged them just now.
+        let until = self.lease_known.then(|| Instant::now() + self.lease);
         for held in self.held.values_mut() {
-            held.orphan = true;
+            (held.orphan, held.until) = (true, until);
         }
     }
 
     /// Prolongs the leases that nobody else does.
-    fn renew(&self, renewing: &mut JoinSet<Vec<ExtendResult>>) {
+    fn renew(&self, renewing: &mut JoinSet<(Instant, Vec<ExtendResult>)>) {
         if self.options.renewal == Renewal::Off || !renewing.is_empty() {
             return;
         }
@@ -363,34 +379,77 @@ impl Runner {
             let client = self.client.clone();
             let message = ExtendRequest { receipts: receipts.to_vec(), lease };
             renewing.spawn(async move {
+                let asked = Instant::now();
                 let request = client.request(message);
-                match client.queue_service().extend(request).await {
+                let results = match client.queue_service().extend(request).await {
                     Ok(response) => response.into_inner().results,
                     Err(status) => {
                         // The next tick comes before the lease ends.
                         tracing::warn!(%status, "leases could not be prolonged");
                         Vec::new()
                     }
-                }
+                };
+                (asked, results)
             });
         }
     }
 
-    fn renewed(&mut self, results: Vec<ExtendResult>) {
+    fn renewed(&mut self, asked: Instant, results: Vec<ExtendResult>) {
         for result in results {
-            if matches!(result.outcome(), Outcome::LeaseLost | Outcome::Gone)
-                && let Some(held) = self.held.get(&result.receipt)
-            {
-                held.lost.cancel();
-                self.waiting.retain(|delivery| delivery.receipt() != result.receipt);
+            match result.outcome() {
+                Outcome::LeaseLost | Outcome::Gone => self.lost(&result.receipt),
+                Outcome::Ok if self.lease_known => {
+                    if let Some(held) = self.held.get_mut(&result.receipt) {
+                        held.until = Some(asked + self.lease);
+                    }
+                }
+                _ => {}
             }
+        }
+    }
+
+    /// The reservation holds its item no more: its handler is told, and none is started for it.
+    fn lost(&mut self, receipt: &str) {
+        if let Some(held) = self.held.get(receipt) {
+            held.lost.cancel();
+            let waiting = self.waiting.len();
+            self.waiting.retain(|delivery| delivery.receipt() != receipt);
+            if self.waiting.len() < waiting {
+                self.held.remove(receipt); // there is nothing to settle
+            }
+        }
+    }
+
+    /// Tells handlers whose leases have ended that nobody has prolonged. The broker does so for leases that it prolongs itself.
+    fn lose_ended(&mut self) {
+        let now = Instant::now();
+        let ours = self.options.renewal != Renewal::Broker;
+        let ended =
+            |held: &Held| (ours || held.orphan) && held.until.is_some_and(|until| until <= now);
+        let ended: Vec<String> = self
+            .held
+            .iter()
+            .filter(|(_, held)| !held.lost.is_cancelled() && ended(held))
+            .map(|(receipt, _)| receipt.clone())
+            .collect();
+        for receipt in ended {
+            self.lost(&receipt);
         }
     }
 }
 
+/// How often at most is looked for leases that have ended.
+const LOOK_FOR_ENDED: Duration = Duration::from_secs(1);
+/// The shortest interval between looks or renewals.
+const SHORTEST: Duration = Duration::from_millis(20);
+
 /// Thrice per lease: one renewal may fail without harm.
 fn renewal_interval(lease: Duration) -> tokio::time::Interval {
-    let period = (lease / 3).max(Duration::from_millis(20));
+    interval(lease / 3, Duration::MAX)
+}
+
+fn interval(period: Duration, longest: Duration) -> tokio::time::Interval {
+    let period = period.clamp(SHORTEST, longest);
     let mut interval = tokio::time::interval_at(Instant::now() + period, period);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
     interval

@@ -235,7 +235,7 @@ impl Settler {
         let give_up = Instant::now() + backoff.give_up_after;
         let mut tries = 0;
         loop {
-            let endpoint = self.client.endpoint_in_use();
+            let address = self.client.address_in_use();
             let status = match call(self.client.clone()).await {
                 Ok(answer) => return Ok((answer.into_inner(), tries > 0)),
                 Err(status) => status,
@@ -244,7 +244,7 @@ impl Settler {
             if !is_transient(&status) || Instant::now() + delay > give_up {
                 return Err(status);
             }
-            self.client.fail_over(endpoint);
+            self.client.fail_over(&address);
             tokio::time::sleep(delay).await;
             tries += 1;
         }

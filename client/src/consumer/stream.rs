@@ -242,7 +242,8 @@ impl StreamFeed {
                 return;
             }
             Some(Answer::Flow(Flow { max_in_flight: 0 })) if halted => Event::Halted,
-            Some(Answer::Flow(_) | Answer::Extended(_) | Answer::Revoked(_)) | None => return,
+            Some(Answer::Revoked(revoked)) => Event::Revoked(revoked.receipt),
+            Some(Answer::Flow(_) | Answer::Extended(_)) | None => return,
         };
         // The runner takes events until this feed has ended; if it was dropped, so is this.
         let _ = self.feed.events.send(event).await;

@@ -118,8 +118,9 @@ impl Producer {
         let message = PushRequest { queue: self.queue.clone(), items, producer: self.name.clone() };
         let give_up = Instant::now() + self.backoff.give_up_after;
         let mut tries = 0;
+        self.client.rotate();
         loop {
-            let endpoint = self.client.endpoint_in_use();
+            let address = self.client.address_in_use();
             let request = self.client.request(message.clone());
             let status = match self.client.queue_service().push(request).await {
                 Ok(response) => return Ok(response.into_inner().results),
@@ -128,7 +129,7 @@ impl Producer {
             if !is_transient(&status) {
                 return Err(status.into());
             }
-            self.client.fail_over(endpoint);
+            self.client.fail_over(&address);
             let delay = self.backoff.delay(tries, Some(&status));
             if !safe || Instant::now() + delay > give_up {
                 return Err(Error::OutcomeUnknown(Box::new(status)));

@@ -199,13 +199,14 @@ impl StreamTask {
                 }
             }
             let client = self.producer.client.clone();
-            let endpoint = client.endpoint_in_use();
+            client.rotate();
+            let address = client.address_in_use();
             let answered_before = self.pending.len();
             let status = match self.serve(&client).await {
                 Ok(()) => return,
                 Err(status) => status,
             };
-            client.fail_over(endpoint);
+            client.fail_over(&address);
             if self.pending.len() < answered_before {
                 tries = 0;
             }

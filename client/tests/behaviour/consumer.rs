@@ -9,16 +9,17 @@ use std::{
 };
 
 use sluicegate_client::{
-    CancellationToken, Client, Consumer, Delivery, Next, Renewal, Result, Retry, Summary,
+    CancellationToken, Client, Consumer, Delivery, Next, Renewal, Result, Retry, Station, Summary,
     proto::{
         CommitResponse, ConsumeStreamResponse, ExtendResponse, ExtendResult, Flow, MoveResponse,
-        Outcome, RollbackResponse, consume_stream_request::Action, consume_stream_response::Event,
+        Outcome, RevokeReason, Revoked, RollbackResponse, consume_stream_request::Action,
+        consume_stream_response::Event,
     },
     tonic::{Code, Status},
 };
 use tokio::{sync::Semaphore, task::JoinHandle};
 
-use crate::broker::{Broker, deliveries, expect_call, next, settled};
+use crate::broker::{Broker, Call, deliveries, expect_call, next, settled};
 
 /// A consumer whose handlers each wait for one permit.
 struct Gated {
@@ -54,14 +55,14 @@ impl Gated {
 
 /// A consumer that commits everything.
 fn plain(client: &Client, stop: &CancellationToken) -> JoinHandle<Result<Summary>> {
-    let consumer = client.consumer("q").shutdown(stop.clone());
+    let consumer = client.consumer("q").unary().shutdown(stop.clone());
     tokio::spawn(consumer.run(|_| async { Ok::<(), &str>(()) }))
 }
 
 #[tokio::test]
 async fn errors_and_panics_give_the_item_back_and_the_consumer_goes_on() {
     let mut broker = Broker::start().await;
-    let consumer = broker.client().consumer("q").concurrency(1).limit(4);
+    let consumer = broker.client().consumer("q").unary().concurrency(1).limit(4);
     let running = tokio::spawn(consumer.run(|delivery| async move {
         match delivery.text().unwrap() {
             "panics" => panic!("oh no"),
@@ -100,7 +101,7 @@ async fn errors_and_panics_give_the_item_back_and_the_consumer_goes_on() {
 #[tokio::test]
 async fn what_finishes_during_a_commit_goes_into_the_next_one() {
     let mut broker = Broker::start().await;
-    let Gated { gate, running, .. } = gated(broker.client().consumer("q").limit(20));
+    let Gated { gate, running, .. } = gated(broker.client().consumer("q").unary().limit(20));
     let (_, stream) = expect_call!(broker, Consume);
     let names: Vec<String> = (0..20).map(|n| n.to_string()).collect();
     stream.send(Ok(deliveries(names.iter().map(String::as_str)))).await.unwrap();
@@ -140,13 +141,26 @@ async fn a_commit_whose_answer_is_lost_is_repeated() {
 #[tokio::test]
 async fn a_broken_stream_is_opened_again_and_running_work_goes_on() {
     let mut broker = Broker::start().await;
-    let gated = gated(broker.client().consumer("q"));
+    let gated = gated(broker.client().consumer("q").unary());
     let (_, stream) = expect_call!(broker, Consume);
     stream.send(Ok(deliveries(["a"]))).await.unwrap();
     gated.until_started(1).await;
     stream.send(Err(Status::unavailable("shutting down"))).await.unwrap();
     drop(stream);
-    let (_, stream) = expect_call!(broker, Consume);
+    // It asks at once whether it still holds what it works on; either comes first.
+    let (mut asked, mut opened) = (false, None);
+    while !asked || opened.is_none() {
+        match broker.call().await {
+            Call::Extend(request, answer) => {
+                assert_eq!(request.receipts, ["a"]);
+                answer.send(Ok(extended("a", Outcome::Ok))).unwrap();
+                asked = true;
+            }
+            Call::Consume(_, stream) => opened = Some(stream),
+            other => panic!("{other:?}"),
+        }
+    }
+    let stream = opened.unwrap();
     stream.send(Ok(deliveries(["b"]))).await.unwrap();
     gated.until_started(2).await;
     gated.gate.add_permits(2);
@@ -174,7 +188,7 @@ async fn a_refusal_ends_the_consumer_with_the_brokers_error() {
 #[tokio::test]
 async fn shutdown_finishes_what_runs_and_keeps_the_stream_until_all_is_settled() {
     let mut broker = Broker::start().await;
-    let gated = gated(broker.client().consumer("q").concurrency(1));
+    let gated = gated(broker.client().consumer("q").unary().concurrency(1));
     let (_, stream) = expect_call!(broker, Consume);
     stream.send(Ok(deliveries(["running", "waiting"]))).await.unwrap();
     gated.until_started(1).await;
@@ -198,7 +212,8 @@ async fn shutdown_finishes_what_runs_and_keeps_the_stream_until_all_is_settled()
 #[tokio::test]
 async fn work_that_outlasts_the_grace_is_given_back_uncounted() {
     let mut broker = Broker::start().await;
-    let gated = gated(broker.client().consumer("q").shutdown_grace(Duration::from_millis(10)));
+    let gated =
+        gated(broker.client().consumer("q").unary().shutdown_grace(Duration::from_millis(10)));
     let (_, stream) = expect_call!(broker, Consume);
     stream.send(Ok(deliveries(["endless"]))).await.unwrap();
     gated.until_started(1).await;
@@ -211,12 +226,19 @@ async fn work_that_outlasts_the_grace_is_given_back_uncounted() {
     assert_eq!(gated.running.await.unwrap().unwrap().rolled_back, 1);
 }
 
+fn extended(receipt: &str, outcome: Outcome) -> ExtendResponse {
+    let result =
+        ExtendResult { receipt: receipt.into(), outcome: outcome.into(), lease_expire_time: None };
+    ExtendResponse { results: vec![result] }
+}
+
 #[tokio::test]
 async fn leases_are_prolonged_and_a_lost_one_is_told_to_the_handler() {
     let mut broker = Broker::start().await;
     let consumer = broker
         .client()
         .consumer("q")
+        .unary()
         .lease(Duration::from_millis(300))
         .renewal(Renewal::Client)
         .limit(1);
@@ -230,9 +252,7 @@ async fn leases_are_prolonged_and_a_lost_one_is_told_to_the_handler() {
     for outcome in [Outcome::Ok, Outcome::LeaseLost] {
         let (request, answer) = expect_call!(broker, Extend);
         assert_eq!(request.receipts, ["a"]);
-        let result =
-            ExtendResult { receipt: "a".into(), outcome: outcome.into(), lease_expire_time: None };
-        answer.send(Ok(ExtendResponse { results: vec![result] })).unwrap();
+        answer.send(Ok(extended("a", outcome))).unwrap();
     }
     let (request, answer) = expect_call!(broker, Rollback);
     let results = settled([&request.items[0].receipt], Outcome::LeaseLost);
@@ -249,7 +269,7 @@ fn event(event: Event) -> std::result::Result<ConsumeStreamResponse, Status> {
 #[tokio::test]
 async fn a_streaming_consumer_halts_deliveries_before_it_gives_back_and_ends() {
     let mut broker = Broker::start().await;
-    let gated = gated(broker.client().consumer("q").streaming().concurrency(1));
+    let gated = gated(broker.client().consumer("q").concurrency(1));
     let (mut requests, answers) = expect_call!(broker, ConsumeStream);
     assert!(matches!(next(&mut requests).await.action, Some(Action::Open(_))));
     answers.send(event(Event::Deliveries(deliveries(["running", "waiting"])))).await.unwrap();
@@ -287,7 +307,7 @@ async fn a_streaming_consumer_halts_deliveries_before_it_gives_back_and_ends() {
 async fn settles_unanswered_when_a_stream_breaks_are_repeated_by_unary_calls() {
     let mut broker = Broker::start().await;
     let stop = CancellationToken::new();
-    let consumer = broker.client().consumer("q").streaming().shutdown(stop.clone());
+    let consumer = broker.client().consumer("q").shutdown(stop.clone());
     let running = tokio::spawn(consumer.run(|_| async { Ok::<(), &str>(()) }));
     let (mut requests, answers) = expect_call!(broker, ConsumeStream);
     next(&mut requests).await;
@@ -311,7 +331,8 @@ async fn settles_unanswered_when_a_stream_breaks_are_repeated_by_unary_calls() {
 async fn a_destination_the_broker_refuses_gives_the_item_back() {
     let mut broker = Broker::start().await;
     let stop = CancellationToken::new();
-    let station = broker.client().station("q").shutdown(stop.clone());
+    let station =
+        Station::from_consumer(broker.client().consumer("q").unary()).shutdown(stop.clone());
     let running = tokio::spawn(station.run(|delivery| async move {
         let to = delivery.text().unwrap().to_owned();
         Ok::<_, &str>(Next::move_to(to).payload("new").into())
@@ -333,4 +354,39 @@ async fn a_destination_the_broker_refuses_gives_the_item_back() {
     stop.cancel();
     let summary = running.await.unwrap().unwrap();
     assert_eq!((summary.forwarded, summary.rolled_back), (1, 1));
+}
+
+/// A handler is told that its item is no longer held: by the broker's event, and by the end of a lease nobody prolongs.
+#[tokio::test]
+async fn handlers_hear_that_their_leases_are_lost() {
+    let mut broker = Broker::start().await;
+    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+    let handler = move |delivery: Delivery| {
+        let told = told.clone();
+        async move {
+            delivery.lease_lost().await;
+            told.send(delivery.receipt().to_owned()).map_err(|_| "nobody listens")
+        }
+    };
+    let stop = CancellationToken::new();
+    let consumer = broker.client().consumer("q").shutdown(stop.clone());
+    let running = tokio::spawn(consumer.run(handler.clone()));
+    let (mut requests, answers) = expect_call!(broker, ConsumeStream);
+    next(&mut requests).await;
+    answers.send(event(Event::Deliveries(deliveries(["a", "b"])))).await.unwrap();
+    let revoked = Revoked { receipt: "b".into(), reason: RevokeReason::Deleted.into() };
+    answers.send(event(Event::Revoked(revoked))).await.unwrap();
+    assert_eq!(heard.recv().await.unwrap(), "b");
+    assert!(heard.try_recv().is_err(), "the other one is still held");
+    running.abort();
+    drop((requests, answers));
+
+    let lease = Duration::from_millis(100);
+    let consumer = broker.client().consumer("q").renewal(Renewal::Off).lease(lease);
+    let running = tokio::spawn(consumer.run(handler));
+    let (mut requests, answers) = expect_call!(broker, ConsumeStream);
+    next(&mut requests).await;
+    answers.send(event(Event::Deliveries(deliveries(["c"])))).await.unwrap();
+    assert_eq!(heard.recv().await.unwrap(), "c");
+    running.abort();
 }

@@ -97,6 +97,10 @@ pub(super) struct Stream {
     pub(super) revoked: Vec<Revoked>,
     pub(super) wake: Arc<Notify>,
     pub(super) end: Option<EngineError>,
+    /// It takes part in the round that is running.
+    pub(super) in_round: bool,
+    /// It is dealt nothing more, and ends when it holds nothing.
+    retiring: bool,
 }
 
 /// A lease end that never comes.
@@ -115,6 +119,32 @@ impl Stream {
             revoked: Vec::new(),
             wake,
             end: None,
+            in_round: false,
+            retiring: false,
+        }
+    }
+
+    /// It is dealt items until it ends or retires.
+    pub(super) fn goes_on(&self) -> bool {
+        self.end.is_none() && !self.retiring
+    }
+
+    /// Deals it nothing more.
+    pub(super) fn retire(&mut self) {
+        self.retiring = true;
+        self.wake.notify_one();
+    }
+
+    /// It is to end, holds nothing, and no running round has anything for it.
+    pub(super) fn has_retired(&self) -> bool {
+        self.retiring && !self.in_round && self.in_flight.is_empty() && self.inbox.is_empty()
+    }
+
+    /// The round it took part in is over.
+    pub(super) fn round_ended(&mut self) {
+        self.in_round = false;
+        if self.retiring {
+            self.wake.notify_one();
         }
     }
 
@@ -125,7 +155,7 @@ impl Stream {
 
     /// It could be dealt items now.
     pub(super) fn wants(&self) -> bool {
-        self.hungry && self.end.is_none() && !self.is_full()
+        self.hungry && self.goes_on() && !self.is_full()
     }
 
     /// Most bytes it can be dealt in one look, and whether a first item may exceed them: no more than
@@ -174,6 +204,9 @@ impl Stream {
         self.bytes_in_flight -= gone.bytes;
         if self.in_flight.is_empty() {
             self.first_lease_end = NEVER;
+            if self.retiring {
+                self.wake.notify_one();
+            }
         }
         if !gone.sent {
             self.inbox.retain(|delivery| delivery.item.id != item);

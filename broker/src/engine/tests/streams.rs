@@ -223,3 +223,64 @@ async fn the_longest_lease_is_a_reason_of_its_own() {
     let lost = revoked(&mut stream).await;
     assert_eq!(lost[0].reason, RevokeReason::MaxLease);
 }
+
+/// An old stream ends by itself, so that its consumer goes on elsewhere: it is handed nothing more, and what it
+/// settles is settled.
+#[tokio::test]
+async fn a_stream_that_retires_ends_when_all_is_settled() {
+    let bench = bench();
+    bench.push(1).await;
+    let mut stream = bench.stream().await;
+    let taken = deliveries(&mut stream).await;
+    stream.retire();
+    bench.push(1).await;
+    ask(&mut stream).await;
+    let other = bench.reserve(10, Duration::from_mins(1)).await.unwrap().unwrap();
+    assert_eq!(payloads(other.iter().map(|d| &d.item)), ["0"], "the other one is for others");
+    let ended = tokio::spawn(async move { stream.next().await.map(|_| ()) });
+    bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
+    let ended = within("the end", ended).await.unwrap();
+    assert!(matches!(ended, Err(EngineError::StreamTooOld)), "{ended:?}");
+}
+
+/// What its consumer does not settle in time comes back with nothing counted, whatever it asked.
+#[tokio::test]
+async fn what_a_retired_stream_holds_comes_back_uncounted() {
+    let bench = bench();
+    bench.push(2).await;
+    let options = ConsumeOptions { on_disconnect: OnDisconnect::Count, ..bench.options() };
+    let mut stream = bench.engine.consume(options).await.unwrap();
+    deliveries(&mut stream).await;
+    stream.retire();
+    drop(stream);
+    let items = bench.until_ready(2).await;
+    assert!(items.iter().all(|item| item.attempt == 1), "{items:?}");
+}
+
+/// What was committed on delivery can only be sent: a stream does not end while a round has some for it.
+#[tokio::test]
+async fn a_stream_that_retires_loses_nothing_of_what_was_committed_for_it() {
+    for fault in ["reserve", "commit"] {
+        let bench = bench();
+        bench.push(1).await;
+        bench.store.set(fault, Fault::HeldAfter);
+        let options = ConsumeOptions { auto_commit: true, ..bench.options() };
+        let mut stream = bench.engine.consume(options).await.unwrap();
+        ask(&mut stream).await;
+        bench.store.until_begun(fault, 1).await;
+        stream.retire();
+        ask(&mut stream).await;
+        bench.store.set(fault, Fault::None);
+        let mut received = 0;
+        loop {
+            match within("the end", stream.next()).await {
+                Ok(Received::Deliveries(more)) => received += more.len(),
+                Err(EngineError::StreamTooOld) => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        drop(stream);
+        let kept = bench.items().await.len();
+        assert_eq!(received + kept, 1, "{fault}: handed out, or still there");
+    }
+}

@@ -99,9 +99,9 @@ pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
         failed: Arc::default(),
     };
     // Over ConsumeStream items not started are given back exactly; brokers without it have Consume.
-    let mut ended = work.clone().run(consumer.clone().streaming()).await;
+    let mut ended = work.clone().run(consumer.clone()).await;
     if matches!(&ended, Err(error) if error.code() == Some(Code::Unimplemented)) {
-        ended = work.clone().run(consumer).await;
+        ended = work.clone().run(consumer.unary()).await;
     }
     watching.abort();
     if let Some(error) = work.failed.lock().ok().and_then(|mut failed| failed.take()) {

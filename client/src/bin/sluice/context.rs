@@ -21,12 +21,37 @@ pub(crate) struct Global {
         default_value = "http://127.0.0.1:7400"
     )]
     pub(crate) server: Vec<String>,
-    /// Bearer token to show to the broker
+    /// Bearer token to show to the broker. As an option, every user of the machine can read it: prefer --token-file
     #[arg(long, global = true, env = "SLUICE_TOKEN", hide_env_values = true)]
     pub(crate) token: Option<String>,
+    /// File with the token, alone
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "SLUICE_TOKEN_FILE",
+        hide_env_values = true,
+        conflicts_with = "token"
+    )]
+    pub(crate) token_file: Option<PathBuf>,
     /// File with the certificate authorities to trust, for https (PEM)
     #[arg(long, global = true, value_name = "FILE", env = "SLUICE_CA", hide_env_values = true)]
     pub(crate) ca: Option<PathBuf>,
+    /// File with the certificate to show to the broker, for https (PEM)
+    #[arg(long, global = true, value_name = "FILE", env = "SLUICE_CERT", hide_env_values = true)]
+    pub(crate) cert: Option<PathBuf>,
+    /// File with the private key of --cert (PEM)
+    #[arg(long, global = true, value_name = "FILE", env = "SLUICE_KEY", hide_env_values = true)]
+    pub(crate) key: Option<PathBuf>,
+    /// Name to look for in the broker's certificate, if not the host of the URL
+    #[arg(
+        long,
+        global = true,
+        value_name = "NAME",
+        env = "SLUICE_TLS_SERVER_NAME",
+        hide_env_values = true
+    )]
+    pub(crate) tls_server_name: Option<String>,
     /// How long one call may take
     #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     pub(crate) timeout: Duration,
@@ -66,8 +91,21 @@ impl Context {
         if let Some(token) = &self.global.token {
             builder = builder.bearer_token(token);
         }
+        if let Some(path) = &self.global.token_file {
+            builder = builder.bearer_token(read_text(path)?.trim());
+        }
         if let Some(path) = &self.global.ca {
             builder = builder.ca_certificate(read_text(path)?);
+        }
+        builder = match (&self.global.cert, &self.global.key) {
+            (Some(cert), Some(key)) => {
+                builder.client_certificate(read_text(cert)?, read_text(key)?)
+            }
+            (None, None) => builder,
+            _ => return Err(Failure::Usage("--cert and --key go together".into())),
+        };
+        if let Some(name) = &self.global.tls_server_name {
+            builder = builder.tls_domain(name);
         }
         builder.request_timeout(self.global.timeout).connect().await.map_err(|error| match error {
             Error::InvalidAddress { .. } => {

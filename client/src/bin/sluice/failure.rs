@@ -49,11 +49,27 @@ impl Failure {
     }
 
     fn tell(&self, stderr: &mut impl io::Write) -> io::Result<()> {
-        writeln!(stderr, "sluice: {self}")?;
+        writeln!(stderr, "sluice: {}", self.with_causes())?;
         if let Some(hint) = self.hint() {
             writeln!(stderr, "  {hint}")?;
         }
         Ok(())
+    }
+
+    /// The message with its causes, as far as they say something new: why TLS failed is at the end of them.
+    fn with_causes(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            let inner = error.to_string();
+            // A status as text repeats what was said already, with its details in the form of code.
+            if !text.contains(&inner) && !error.is::<Status>() {
+                text.push_str(": ");
+                text.push_str(&inner);
+            }
+            cause = error.source();
+        }
+        text
     }
 
     fn code(&self) -> u8 {

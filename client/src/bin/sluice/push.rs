@@ -66,8 +66,8 @@ pub(crate) struct ItemArgs {
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     ttl: Option<Duration>,
     /// Items with the same key are delivered one at a time, in order
-    #[arg(long, short, value_name = "KEY")]
-    key: Option<String>,
+    #[arg(long, short = 'k', value_name = "KEY")]
+    ordering_key: Option<String>,
 }
 
 impl ItemArgs {
@@ -91,7 +91,7 @@ impl ItemArgs {
         if let Some(ttl) = self.ttl {
             item = item.ttl(ttl);
         }
-        if let Some(key) = &self.key {
+        if let Some(key) = &self.ordering_key {
             item = item.ordering_key(key);
         }
         item
@@ -117,6 +117,13 @@ pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
     if payload.is_none() && args.dedup_id.is_some() {
         return Err(Failure::Usage(
             "--dedup-id is for a single item; lines of stdin would all be duplicates".into(),
+        ));
+    }
+    // Each line of stdin at one instant is rarely meant; `push QUEUE --at TEXT` with no instant, or no text, is.
+    if payload.is_none() && args.item.at.is_some() {
+        return Err(Failure::Usage(
+            "--at is for a single item: give its payload as TEXT, or with --file (- is stdin)"
+                .into(),
         ));
     }
     let mut producer = context.client().await?.producer(&args.queue);

@@ -1,0 +1,185 @@
+//! TLS on connections: agreed on by the task that serves the connection, when it first reads or writes,
+//! so that a slow client delays nobody else.
+
+use std::{
+    error::Error,
+    fs, io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+use tokio_rustls::{
+    Accept, TlsAcceptor,
+    rustls::{
+        self, RootCertStore, ServerConfig,
+        crypto::ring,
+        pki_types::{CertificateDer, PrivateKeyDer, pem, pem::PemObject},
+        server::{VerifierBuilderError, WebPkiClientVerifier},
+    },
+    server::TlsStream,
+};
+
+use crate::config::Tls;
+
+/// Why TLS cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// A file holds something else than it should.
+    #[error("{path} is not usable: {source}")]
+    Pem {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: pem::Error,
+    },
+    /// The certificate and the key do not go together, for example.
+    #[error("the TLS certificate and key cannot be used: {0}")]
+    Identity(#[from] rustls::Error),
+    /// The authorities of clients cannot be used.
+    #[error("the authorities of client certificates cannot be used: {0}")]
+    ClientAuthority(#[from] VerifierBuilderError),
+}
+
+/// Reads the files and checks that they can be used.
+pub fn acceptor(tls: &Tls) -> Result<TlsAcceptor, TlsError> {
+    let certificates = certificates(&tls.cert)?;
+    let key = PrivateKeyDer::from_pem_slice(&read(&tls.key)?)
+        .map_err(|source| TlsError::Pem { path: tls.key.clone(), source })?;
+    let provider = Arc::new(ring::default_provider());
+    let config = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()?;
+    let config = match &tls.client_ca {
+        None => config.with_no_client_auth(),
+        Some(path) => {
+            let mut authorities = RootCertStore::empty();
+            authorities.add_parsable_certificates(self::certificates(path)?);
+            let authorities = Arc::new(authorities);
+            let verifier = WebPkiClientVerifier::builder_with_provider(authorities, provider);
+            config.with_client_cert_verifier(verifier.build()?)
+        }
+    };
+    let mut config = config.with_single_cert(certificates, key)?;
+    config.alpn_protocols.push(b"h2".to_vec());
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let text = read(path)?;
+    let unusable = |source| TlsError::Pem { path: path.to_owned(), source };
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    let found = found.map_err(unusable)?;
+    if found.is_empty() { Err(unusable(pem::Error::NoItemsFound)) } else { Ok(found) }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
+}
+
+/// What carries the bytes of a connection.
+pub(super) enum Transport {
+    Plain(TcpStream),
+    /// TLS is not agreed on yet.
+    Handshake(Box<Accept<TcpStream>>, Option<SocketAddr>),
+    Tls(Box<TlsStream<TcpStream>>),
+    /// TLS was not agreed on.
+    Failed,
+}
+
+/// Both ways of one connection.
+pub(super) trait Io: AsyncRead + AsyncWrite + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Io for T {}
+
+impl Transport {
+    pub(super) fn new(stream: TcpStream, tls: Option<&TlsAcceptor>) -> Self {
+        match tls {
+            None => Self::Plain(stream),
+            Some(tls) => {
+                let peer = stream.peer_addr().ok();
+                Self::Handshake(Box::new(tls.accept(stream)), peer)
+            }
+        }
+    }
+
+    /// What to read from and to write to, once there is agreement on TLS.
+    pub(super) fn poll_ready(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<Pin<&mut dyn Io>>> {
+        if let Self::Handshake(handshake, peer) = self {
+            match ready!(Pin::new(handshake.as_mut()).poll(context)) {
+                Ok(stream) => *self = Self::Tls(Box::new(stream)),
+                Err(error) => {
+                    refused(*peer, &error);
+                    *self = Self::Failed;
+                    return Poll::Ready(Err(error));
+                }
+            }
+        }
+        Poll::Ready(match self {
+            Self::Plain(stream) => Ok(Pin::new(stream)),
+            Self::Tls(stream) => Ok(Pin::new(stream.as_mut())),
+            Self::Handshake(..) | Self::Failed => Err(io::ErrorKind::NotConnected.into()),
+        })
+    }
+
+    /// The client had time enough to agree on TLS, if that is what it has not done.
+    pub(super) fn too_slow(&mut self) {
+        if let Self::Handshake(_, peer) = self {
+            refused(*peer, &io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+            *self = Self::Failed;
+        }
+    }
+
+    /// Says that nothing more will be written.
+    pub(super) fn poll_shutdown(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Tls(stream) => Pin::new(stream.as_mut()).poll_shutdown(context),
+            // Nothing was written.
+            Self::Handshake(..) | Self::Failed => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+/// Load balancers that look whether the port is open go away without a word.
+fn refused(peer: Option<SocketAddr>, error: &io::Error) {
+    let peer = peer.map(tracing::field::display);
+    if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset) {
+        tracing::debug!(peer, %error, "a connection ended before TLS was agreed on");
+        return;
+    }
+    tracing::warn!(peer, error = chain(error), "a client could not agree on TLS");
+}
+
+/// An error with its causes, as far as they say something new.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let inner = error.to_string();
+        if !text.contains(&inner) {
+            text.push_str(": ");
+            text.push_str(&inner);
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,85 @@
+//! One client, several brokers: it uses all of them, and comes back to one that was away. The brokers have a store
+//! each, so that it shows who was asked.
+
+use sluicegate_client::{CancellationToken, Client};
+use sluicegate_proto::v1::GetQueueRequest;
+use tokio::sync::mpsc;
+
+use crate::harness::{Broker, Launch, until, within};
+
+fn launch() -> Launch {
+    Launch::new().flag("store", "sqlite::memory:")
+}
+
+async fn client(brokers: [&Broker; 2]) -> Client {
+    let [one, other] = brokers.map(|broker| broker.address.clone());
+    Client::builder(one).endpoint(other).connect().await.expect("a client")
+}
+
+/// True if somebody has pushed to the queue there: that makes it.
+async fn was_pushed_to(broker: &Broker, queue: &str) -> bool {
+    let request = GetQueueRequest { name: queue.to_owned() };
+    broker.api().await.admin.clone().get_queue(request).await.is_ok()
+}
+
+/// Pushes by new producers until one of them has come to the broker.
+async fn until_used(client: &Client, broker: &Broker, queue: &str) {
+    until("a producer at the broker", || async {
+        client.producer(queue).push("x").await.expect("a push");
+        was_pushed_to(broker, queue).await.then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_spreads_and_comes_back_to_a_broker_that_recovered() {
+    let (one, other) = (launch().start().await, launch().start().await);
+    let client = client([&one, &other]).await;
+    until_used(&client, &one, "before").await;
+    until_used(&client, &other, "before").await;
+
+    let address = one.address.trim_start_matches("http://").to_owned();
+    one.kill();
+    for _ in 0..10 {
+        // With an id: repeated elsewhere when it meets the broker that is gone.
+        let producer = client.producer("meanwhile").with_auto_dedup();
+        producer.push("x").await.expect("a push to the broker that is left");
+    }
+    let one = launch().flag("listen", &address).start().await;
+    until_used(&client, &one, "after").await;
+    one.stop().await;
+    other.stop().await;
+}
+
+/// A stream is for ever; load has to spread after a roll-out all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consumer_moves_on_when_its_connection_is_old() {
+    let launch = launch().flag("max-connection-age", "1s");
+    let brokers = [launch.start().await, launch.start().await];
+    for (n, broker) in brokers.iter().enumerate() {
+        broker.api().await.push("q", &[&format!("at {n}")]).await;
+    }
+    let client = client([&brokers[0], &brokers[1]]).await;
+    let (seen, mut came) = mpsc::unbounded_channel();
+    let stop = CancellationToken::new();
+    let consumer = client.consumer("q").shutdown(stop.clone());
+    let running = tokio::spawn(consumer.run(move |delivery| {
+        let seen = seen.clone();
+        async move {
+            let text = delivery.text().unwrap_or("no text").to_owned();
+            seen.send(text).map_err(|_| "nobody listens")
+        }
+    }));
+    let mut texts = Vec::new();
+    for _ in 0..2 {
+        texts.push(within("an item of each broker", came.recv()).await.expect("a consumer"));
+    }
+    texts.sort();
+    assert_eq!(texts, ["at 0", "at 1"]);
+    stop.cancel();
+    let summary = within("its end", running).await.expect("no panic").expect("no failure");
+    assert_eq!((summary.committed, summary.lost, summary.unknown), (2, 0, 0));
+    for broker in brokers {
+        broker.stop().await;
+    }
+}
