@@ -224,6 +224,7 @@ impl Engine {
         let limit = if max_items == 0 { u64::MAX } else { max_items };
         let filter = RedriveFilter { ready_by: Some(self.now()), ..filter };
         let mut targets = Vec::new();
+        let each_to_its_origin = to.is_none() && filter.origin_queue.is_none();
         match (to, filter.origin_queue.clone()) {
             (Some(to), _) => targets.push((to, filter)),
             (None, Some(origin)) => targets.push((origin, filter)),
@@ -242,6 +243,10 @@ impl Engine {
             }
             let (to, _) = self.queues.get_or_create(&target).await?;
             if to.group != from.group {
+                if each_to_its_origin {
+                    tracing::warn!(queue = %from.name, origin = %to.name, "dead letters stay: their origin is of another group now");
+                    continue;
+                }
                 return Err(EngineError::DifferentGroup {
                     from: from.group.clone(),
                     to: to.group.clone(),

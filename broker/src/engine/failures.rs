@@ -119,6 +119,7 @@ impl Engine {
         let back = |attempt, wait: Duration| RollbackTo::Queue {
             eligible_time: self.now() + delay.unwrap_or(wait),
             attempt,
+            undelivered: cause == Cause::Undelivered,
         };
         let to = match (fate(&queue), &queue.at_limit) {
             (Fate::Retry { attempt, delay: wait }, _) => back(attempt, wait),

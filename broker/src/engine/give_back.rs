@@ -100,9 +100,9 @@ impl GiveBack {
     }
 }
 
-/// Back to its queue, with no attempt counted.
+/// Back to its queue, with neither an attempt nor a delivery counted.
 fn released(queue: &Arc<Queue>, receipt: Receipt, eligible_time: Timestamp) -> Rollback {
-    let to = RollbackTo::Queue { eligible_time, attempt: receipt.attempt };
+    let to = RollbackTo::Queue { eligible_time, attempt: receipt.attempt, undelivered: true };
     Rollback { held: Held { queue: Arc::clone(queue), receipt }, to, reason: None }
 }
 
@@ -175,8 +175,10 @@ impl Engine {
             let now = engine.now();
             let mut batch = Vec::with_capacity(sent.len());
             for InFlight { receipt, .. } in sent {
-                let kept = released(&queue, receipt.clone(), now);
+                let attempt = receipt.attempt;
+                let to = RollbackTo::Queue { eligible_time: now, attempt, undelivered: false };
                 let held = Held { queue: Arc::clone(&queue), receipt };
+                let kept = Rollback { held: held.clone(), to, reason: None };
                 // An item of which it is not known where it goes at its limit stays, and meets the limit the next time.
                 let planned = engine.plan_rollback(held, cause, delay, reason.clone()).await;
                 batch.push(planned.unwrap_or(kept));

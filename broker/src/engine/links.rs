@@ -2,7 +2,7 @@
 //! to a queue that was deleted: whatever changes one is fenced by [`Store::links`].
 
 use crate::{
-    domain::{GroupName, Queue, QueueName},
+    domain::{GroupName, Queue, QueueName, Timestamp},
     store::Store,
 };
 
@@ -67,7 +67,9 @@ pub(super) async fn check_ring(store: &dyn Store, queue: &Queue) -> Result<()> {
         if ring.contains(&name) {
             return Ok(()); // a ring of old that does not lead through this queue
         }
-        let Some(queue) = store.get_queue(&name).await? else { return Ok(()) };
+        // One that is not there will be made with default settings, and those lead on as well.
+        let queue = store.get_queue(&name).await?;
+        let queue = queue.unwrap_or_else(|| Queue::with_defaults(name.clone(), Timestamp(0)));
         next = target(&queue);
         ring.push(name);
     }
@@ -80,7 +82,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        domain::{Clock, NewItem, Timestamp},
+        domain::{Clock, NewItem},
         engine::{Engine, Limits},
         metrics::Metrics,
         signals::LocalSignals,
@@ -147,6 +149,18 @@ mod tests {
         }
         engine.update_queue(&name("b"), &to("d")).await.unwrap();
         engine.update_queue(&name("c"), &to("a")).await.unwrap();
+    }
+
+    /// A queue that is not there yet would lead into `<name>.dead`: a ring that is not there yet is refused too, and
+    /// nothing of it is made.
+    #[tokio::test]
+    async fn a_ring_through_a_queue_to_be_made_is_refused() {
+        let engine = engine();
+        let refused = engine.create_queue(queue("r.dead", Some("r"))).await.unwrap_err();
+        assert!(matches!(refused, EngineError::DeadLetterRing(_)), "{refused}");
+        for name in [name("r"), name("r.dead")] {
+            assert_eq!(engine.store().get_queue(&name).await.unwrap(), None);
+        }
     }
 
     /// A dead-letter queue is in the group of its sources however it comes into being.

@@ -59,6 +59,11 @@ fn uniform(response: Response) -> Response {
         return response;
     }
     match Status::from_header_map(headers) {
+        // What the server calls a deadline that has passed; whoever set it knows it by the other name.
+        Some(bare) if bare.code() == Code::Cancelled && bare.message() == "Timeout expired" => {
+            let late = Status::deadline_exceeded("the deadline has passed: the outcome is unknown");
+            status(&ApiError::Transport(late)).into_http::<Body>()
+        }
         Some(bare) if bare.code() != Code::Ok => {
             status(&ApiError::Transport(bare)).into_http::<Body>()
         }

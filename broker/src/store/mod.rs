@@ -151,6 +151,8 @@ pub enum RollbackTo {
         eligible_time: Timestamp,
         /// The number of its next attempt.
         attempt: u32,
+        /// It never reached a consumer, or its broker shuts down: this time does not count for `max_deliveries`.
+        undelivered: bool,
     },
     /// Into this dead-letter queue, which is there and of the same group: ready, with `attempt` 1.
     DeadLetter {

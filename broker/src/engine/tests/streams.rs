@@ -248,7 +248,7 @@ async fn a_stream_that_retires_ends_when_all_is_settled() {
 async fn what_a_retired_stream_holds_comes_back_uncounted() {
     let bench = bench();
     bench.push(2).await;
-    let options = ConsumeOptions { on_disconnect: OnDisconnect::Count, ..bench.options() };
+    let options = ConsumeOptions { on_disconnect: OnDisconnect::Count, ..Bench::options() };
     let mut stream = bench.engine.consume(options).await.unwrap();
     deliveries(&mut stream).await;
     stream.retire();
@@ -264,7 +264,7 @@ async fn a_stream_that_retires_loses_nothing_of_what_was_committed_for_it() {
         let bench = bench();
         bench.push(1).await;
         bench.store.set(fault, Fault::HeldAfter);
-        let options = ConsumeOptions { auto_commit: true, ..bench.options() };
+        let options = ConsumeOptions { auto_commit: true, ..Bench::options() };
         let mut stream = bench.engine.consume(options).await.unwrap();
         ask(&mut stream).await;
         bench.store.until_begun(fault, 1).await;

@@ -222,7 +222,8 @@ impl Env {
         attempt: u32,
         reason: Option<&str>,
     ) -> Outcome {
-        let to = RollbackTo::Queue { eligible_time: self.now() + delay, attempt };
+        let to =
+            RollbackTo::Queue { eligible_time: self.now() + delay, attempt, undelivered: false };
         let reason = reason.map(str::to_owned);
         let rollback = Rollback { held: held(queue, of), to, reason };
         self.store.rollback(vec![rollback]).await.unwrap()[0]

@@ -81,7 +81,7 @@ pub(crate) async fn a_thousand_items_with_large_headers_are_told_apart(env: &Env
     assert_eq!(env.store.holds(all_held()).await.unwrap(), [true; COUNT]);
 
     // Another broker gives all back and takes them: what is still there was not committed.
-    let to = RollbackTo::Queue { eligible_time: env.now(), attempt: 1 };
+    let to = RollbackTo::Queue { eligible_time: env.now(), attempt: 1, undelivered: false };
     let back = first.iter().map(|delivery| crate::store::Rollback {
         held: held(&queue, delivery),
         to: to.clone(),

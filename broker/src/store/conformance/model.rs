@@ -421,9 +421,11 @@ impl Run<'_> {
         let fate = self.queues[*queue].fate(Cause::Rollback, receipt_of.attempt, deliveries, 0.0);
         let to = match fate {
             Fate::Limit { .. } => last(&self.queues[*queue], delivery),
-            Fate::Retry { attempt, .. } => {
-                RollbackTo::Queue { eligible_time: self.env.now() + seconds(delay), attempt }
-            }
+            Fate::Retry { attempt, .. } => RollbackTo::Queue {
+                eligible_time: self.env.now() + seconds(delay),
+                attempt,
+                undelivered: false,
+            },
         };
         let rollback = Rollback { held: self.held(receipt), to, reason: None };
         let outcome = self.env.store.rollback(vec![rollback]).await.unwrap();

@@ -178,7 +178,7 @@ pub(crate) async fn small_reserves_in_a_row_miss_nothing(env: &Env) {
 
     // Back to its place before all that wait.
     let eligible_time = taken[0].previous_eligible_time;
-    let to = RollbackTo::Queue { eligible_time, attempt: 1 };
+    let to = RollbackTo::Queue { eligible_time, attempt: 1, undelivered: false };
     let back = Rollback { held: held(&queue, &taken[0]), to, reason: None };
     assert_eq!(env.store.rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
     assert_eq!(payloads(&env.take(&queue, 1).await), [(gone + 3).to_string()]);

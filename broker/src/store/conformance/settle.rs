@@ -114,7 +114,7 @@ pub(crate) async fn rollback_results_are_exact_in_a_mixed_batch(env: &Env) {
         assert_eq!(env.commit_one(&queue, &taken[n]).await, Ok);
         assert_eq!(env.fail(&queue, &taken[n + 1]).await, Ok);
     }
-    let back = RollbackTo::Queue { eligible_time: env.now(), attempt: 7 };
+    let back = RollbackTo::Queue { eligible_time: env.now(), attempt: 7, undelivered: false };
     let rollbacks = taken.iter().enumerate().map(|(n, delivery)| Rollback {
         held: held(&queue, delivery),
         to: if n % 4 == 3 { last(&queue, delivery) } else { back.clone() },
@@ -146,7 +146,7 @@ pub(crate) async fn receipts_crossed_over_settle_nothing(env: &Env) {
     assert_eq!(env.store.commit(pair()).await.unwrap(), [LeaseLost, LeaseLost]);
     let until = vec![env.now() + seconds(500); 2];
     assert_eq!(env.store.extend(pair(), until).await.unwrap(), [LeaseLost, LeaseLost]);
-    let back = RollbackTo::Queue { eligible_time: env.now(), attempt: 9 };
+    let back = RollbackTo::Queue { eligible_time: env.now(), attempt: 9, undelivered: false };
     let rollbacks = |to: &RollbackTo| {
         let held = pair().into_iter();
         held.map(|held| Rollback { held, to: to.clone(), reason: None }).collect()
@@ -205,7 +205,7 @@ pub(crate) async fn a_receipt_named_twice_in_a_call_settles_once(env: &Env) {
         let c = env.take_one(queue).await;
         let back = |attempt| Rollback {
             held: held(queue, &c),
-            to: RollbackTo::Queue { eligible_time: env.now(), attempt },
+            to: RollbackTo::Queue { eligible_time: env.now(), attempt, undelivered: false },
             reason: Some(format!("{attempt}")),
         };
         let outcomes = env.store.rollback(vec![back(2), back(3)]).await.unwrap();
@@ -242,11 +242,19 @@ pub(crate) async fn what_was_never_sent_goes_back_to_its_place(env: &Env) {
         to: RollbackTo::Queue {
             eligible_time: delivery.previous_eligible_time,
             attempt: delivery.item.attempt,
+            undelivered: true,
         },
         reason: None,
     });
     env.store.rollback(rollbacks.collect()).await.unwrap();
-    assert_eq!(env.drain(&queue).await, ["a", "b", "c"]);
+    let again = env.take(&queue, 3).await;
+    assert_eq!(payloads(&again), ["a", "b", "c"]);
+    // `deliveries` only grows; that time does not count for `max_deliveries`.
+    let counted: Vec<_> = again
+        .iter()
+        .map(|delivery| (delivery.item.deliveries, delivery.receipt.deliveries_here()))
+        .collect();
+    assert_eq!(counted, [(2, 1), (2, 1), (1, 1)]);
 }
 
 pub(crate) async fn an_extended_lease_ends_when_it_says(env: &Env) {

@@ -130,9 +130,15 @@ async fn give_back(
                 unset.extend(["turn", "due"]);
                 dead_letter(&queue.name, to, *failed_attempts, now)
             }
-            RollbackTo::Queue { eligible_time, attempt } => {
+            RollbackTo::Queue { eligible_time, attempt, undelivered } => {
                 let when = date(*eligible_time);
-                doc! { "when": when, "eligible": when, "attempt": i64::from(*attempt) }
+                let mut set =
+                    doc! { "when": when, "eligible": when, "attempt": i64::from(*attempt) };
+                if *undelivered {
+                    let earlier = doc! { "$ifNull": ["$earlier", 0] };
+                    set.insert("earlier", doc! { "$add": [earlier, 1] });
+                }
+                set
             }
             RollbackTo::Discard { .. } => continue, // ended before
         };

@@ -199,14 +199,18 @@ async fn the_watermark_passes_what_is_gone_and_nothing_else() {
     assert_eq!(head.look().marks[0], first[49].previous_eligible_time.0);
 
     // What goes back below the mark is found at once.
-    let to = RollbackTo::Queue { eligible_time: first[3].previous_eligible_time, attempt: 1 };
+    let to = RollbackTo::Queue {
+        eligible_time: first[3].previous_eligible_time,
+        attempt: 1,
+        undelivered: false,
+    };
     let back = Rollback { held: held(&queue, &first[3]), to, reason: None };
     assert_eq!(stores[0].rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
     assert_eq!(take(&stores[0], &queue, 1).await[0].item.id, first[3].item.id);
 
     // If another broker did it, a hint leads there.
     let since = first[5].previous_eligible_time;
-    let to = RollbackTo::Queue { eligible_time: since, attempt: 1 };
+    let to = RollbackTo::Queue { eligible_time: since, attempt: 1, undelivered: false };
     let back = Rollback { held: held(&queue, &first[5]), to, reason: None };
     assert_eq!(stores[1].rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
     stores[0].look_again(&queue.name, Some(since));
@@ -266,7 +270,7 @@ async fn what_others_settled_is_answered_exactly() {
     // Committed there: gone, though this broker thinks it is its own.
     assert_eq!(others.commit(commit(&taken[0])).await.unwrap(), [Outcome::Ok]);
     // Given back, taken and committed there: gone as well.
-    let to = RollbackTo::Queue { eligible_time: others.now(), attempt: 2 };
+    let to = RollbackTo::Queue { eligible_time: others.now(), attempt: 2, undelivered: false };
     let back = Rollback { held: held(&queue, &taken[1]), to, reason: None };
     assert_eq!(others.rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
     let anew = take(others, &queue, 1).await;
@@ -492,7 +496,8 @@ async fn tombstones_stay_for_minutes_not_for_the_lease() {
     let taken: Vec<Delivery> = reserved.deliveries.into_iter().map(|(_, d)| d).collect();
     stores[1].commit(vec![held(&queue, &taken[0])]).await.unwrap();
     stores[1].commit_and_push(held(&queue, &taken[1]), vec![]).await.unwrap();
-    let to = store::RollbackTo::Queue { eligible_time: clock.now(), attempt: 2 };
+    let to =
+        store::RollbackTo::Queue { eligible_time: clock.now(), attempt: 2, undelivered: false };
     let back = store::Rollback { held: held(&queue, &taken[2]), to, reason: None };
     stores[1].rollback(vec![back]).await.unwrap();
     let again = take(&stores[1], &queue, 1).await;

@@ -69,6 +69,11 @@ impl Room {
         }
     }
 
+    /// True while pushes are refused, as far as was seen last.
+    pub(super) fn was_scarce(&self) -> bool {
+        self.scarce_until.is_some()
+    }
+
     /// To be called when a write found no room: gives up what was set aside.
     pub(super) fn ran_out(&mut self) {
         match self.reserve.set_len(0) {

@@ -97,12 +97,12 @@ pub(super) fn roll_back(tx: &Tx<'_>, rollback: Rollback) -> rusqlite::Result<Out
     let Rollback { held: Held { queue, receipt }, to, reason } = rollback;
     let reason = reason.map(cut_reason);
     match to {
-        RollbackTo::Queue { eligible_time, attempt } => {
+        RollbackTo::Queue { eligible_time, attempt, undelivered } => {
             let given_back = tx
                 .conn
                 .prepare_cached(concat!(
                     r#"UPDATE items SET "when" = ?5, attempt = ?6, lock = NULL,
-                         reason = coalesce(?7, reason) WHERE "#,
+                         reason = coalesce(?7, reason), earlier = earlier + ?8 WHERE "#,
                     held!()
                 ))?
                 .execute(params![
@@ -113,6 +113,7 @@ pub(super) fn roll_back(tx: &Tx<'_>, rollback: Rollback) -> rusqlite::Result<Out
                     eligible_time.0,
                     attempt,
                     reason,
+                    undelivered,
                 ])?;
             if given_back == 1 {
                 return Ok(Outcome::Ok);

@@ -23,10 +23,17 @@ fn gives_back(conn: &Connection) -> rusqlite::Result<bool> {
     Ok(mode == INCREMENTAL)
 }
 
-/// True if more pages are unused than a queue that comes and goes will soon need again.
-pub(super) fn is_wasted(conn: &Connection) -> rusqlite::Result<bool> {
+/// True if more pages are unused than a queue that comes and goes will soon need again; on a disk that is nearly full,
+/// if any are: pushes go on only when the disk has room again.
+pub(super) fn is_wasted(conn: &Connection, disk_is_scarce: bool) -> rusqlite::Result<bool> {
     let (used, unused) = pages(conn)?;
-    Ok(unused > KEPT_PAGES.max(used / KEPT_SHARE) && gives_back(conn)?)
+    let kept = if disk_is_scarce { 0 } else { KEPT_PAGES.max(used / KEPT_SHARE) };
+    Ok(unused > kept && gives_back(conn)?)
+}
+
+/// Writes the log into the file and gives its space back, unless readers are in the way.
+pub(super) fn empty_log(conn: &Connection) -> rusqlite::Result<()> {
+    conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
 }
 
 /// Gives some unused pages back.
@@ -64,6 +71,25 @@ pub(super) fn enable(conn: &Connection) -> rusqlite::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Issue 9, point 29: on a disk that is nearly full every page that was settled goes back, so that pushes go on again.
+    #[test]
+    fn on_a_scarce_disk_nothing_unused_is_kept() {
+        let conn = Connection::open_in_memory().unwrap();
+        enable(&conn).unwrap();
+        conn.execute_batch(
+            "CREATE TABLE t (x); INSERT INTO t VALUES (zeroblob(3000000)); DELETE FROM t;",
+        )
+        .unwrap();
+        assert!(!is_wasted(&conn, false).unwrap(), "a queue that comes and goes needs it soon");
+        let mut steps = 0;
+        while is_wasted(&conn, true).unwrap() {
+            give_back(&conn).unwrap();
+            steps += 1;
+        }
+        assert!((2..10).contains(&steps), "{steps} steps of 1 MiB");
+        assert_eq!(pages(&conn).unwrap().1, 0);
+    }
 
     /// Issue 9, point 29: a file of an earlier version on a disk with no room to write it anew is opened as it is.
     #[test]

@@ -523,7 +523,11 @@ impl Desk {
             while let Ok(job) = arrivals.try_recv() {
                 line.add(job);
             }
+            let had_room = !self.disk.as_ref().is_some_and(Room::was_scarce);
             self.commit_group(line.next_group());
+            if had_room && self.disk.as_ref().is_some_and(Room::was_scarce) {
+                next_sweep = Instant::now(); // what can be given back now is needed now
+            }
             if Instant::now() >= next_sweep {
                 // A bounded chunk at a time, calls in between.
                 let more = self.sweep();
@@ -562,10 +566,15 @@ impl Desk {
         }
     }
 
-    /// Gives some of the file's free pages back to the disk; true if there are more to give.
+    /// Gives some of the file's free pages back to the disk, and on a disk that is nearly full the log's too; true if there
+    /// may soon be more to give.
     fn give_space_back(&mut self) -> bool {
-        match space::is_wasted(&self.conn) {
-            Ok(false) => return false,
+        let scarce = self.disk.as_ref().is_some_and(Room::was_scarce);
+        if scarce && let Err(error) = space::empty_log(&self.conn) {
+            tracing::debug!(%error, "could not empty the log");
+        }
+        match space::is_wasted(&self.conn, scarce) {
+            Ok(false) => return scarce,
             Ok(true) => {}
             Err(error) => {
                 tracing::warn!(%error, "could not see how much of the file is unused");
@@ -576,7 +585,7 @@ impl Desk {
         if let Err(error) = &given {
             tracing::warn!(%error, "could not give space back");
         }
-        given.is_ok()
+        scarce || given.is_ok()
     }
 
     fn sweep(&mut self) -> bool {

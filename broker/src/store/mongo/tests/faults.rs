@@ -259,7 +259,11 @@ async fn a_settle_that_took_effect_is_ok_whatever_became_of_the_item_since() {
     let taken = take(&ours, &queue, 4).await;
     let back = |delivery: &Delivery| Rollback {
         held: held(&queue, delivery),
-        to: RollbackTo::Queue { eligible_time: delivery.previous_eligible_time, attempt: 2 },
+        to: RollbackTo::Queue {
+            eligible_time: delivery.previous_eligible_time,
+            attempt: 2,
+            undelivered: false,
+        },
         reason: None,
     };
     let move_of = |delivery: &Delivery| Move {
