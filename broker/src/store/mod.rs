@@ -98,7 +98,7 @@ pub struct Reserved {
     pub deliveries: Vec<(usize, Delivery)>,
     /// Items with a lapsed lease that were at a limit: what became of them is [`Queue::at_limit`].
     pub at_limit: AtLimitCounts,
-    /// True if items at a limit were met but it is not known where they go ([`AtLimit::Unknown`]). Nothing was
+    /// True if items at a limit were met but it is not known where they go ([`crate::domain::AtLimit::Unknown`]). Nothing was
     /// handed out: look into that and ask again.
     pub limit_unknown: bool,
     /// Items found expired and removed.
