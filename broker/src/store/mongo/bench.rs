@@ -2,15 +2,17 @@
 
 use mongodb::bson::{RawDocument, RawDocumentBuf};
 
-use super::document::{self, Start, Stored};
 use crate::{
     domain::{Item, ItemId, QueueName, Timestamp},
-    store::{Push, Result},
+    store::{
+        Push, Result,
+        mongo::schema::item::{self, Start, Stored},
+    },
 };
 
 /// The document of a new item.
 pub fn encode(push: &Push, id: ItemId, now: Timestamp) -> Result<RawDocumentBuf> {
-    document::encode(push, &Start { id, now, sequence: 0, blocked: false })
+    item::encode(push, &Start { id, now, sequence: 0, blocked: false })
 }
 
 /// The item of a document.

@@ -1,54 +1,33 @@
 //! Queues in MongoDB: one document per item, one collection per group, any number of brokers.
 //!
 //! # Layout
-//! * [`document`] says what an item looks like, [`layout`] where it lies and by which indexes it is found.
-//! * [`push`] stores items (`order`: keys and sequence numbers; `dedup`: repeated pushes), [`reserve`]
-//!   hands them out (`look`: finds them at the [`head`] of a queue; `ahead`: those found before they are wanted;
-//!   `claims`: undone if they reach nobody; `lapse`: leases that ended), [`settle`] ends a reservation (`commit`, `rollback`, `transfer`).
-//! * [`batcher`] lets concurrent calls share a write; [`issued`] remembers which reservations are ours.
-//! * [`transaction`] changes several documents in one step, [`abandoned`] ends what a dead broker left of that.
-//! * [`admin`], [`history`], [`redrive`], [`figures`], [`queues`], [`schedules`]: the rest.
+//! | folder | subject |
+//! |---|---|
+//! | [`push`] | stores items; repeated pushes |
+//! | [`reserve`] | finds the items at the head of a queue, assigns and claims them; leases that ended |
+//! | [`settle`] | ends reservations: commit, roll back, move, extend |
+//! | [`admin`] | items for operators, replay, redrive, statistics |
+//! | [`catalog`] | queues, schedules, deletion of queues |
+//! | [`ordering`], [`priorities`] | ordering keys; priorities in use |
+//! | [`cursor`] | where the head of a queue is: memory only |
+//! | [`schema`] | documents, collections, indexes |
+//! | [`server`] | connections, errors, transactions, group commit, the clock |
 //!
 //! Every operation runs in a task of its own, so that a caller that goes away harms nothing. Of a push
 //! only the write does: standing in line for it is the caller's part, so that calls keep their order.
 
-mod abandoned;
 mod admin;
-mod ahead;
-mod batcher;
 #[doc(hidden)]
 pub mod bench;
-mod claims;
-mod clock;
-mod commit;
-mod connect;
-mod dedup;
-mod deletion;
-mod document;
-mod errors;
-mod figures;
-mod head;
-mod history;
-mod issued;
-mod lapse;
-mod layout;
-mod lead;
-mod lease;
-mod levels;
-mod look;
-mod named;
-mod order;
-mod orphans;
+mod catalog;
+mod cursor;
+mod ordering;
+mod priorities;
 mod push;
-mod queues;
-mod redrive;
 mod reserve;
-mod rollback;
-mod schedules;
+mod schema;
+mod server;
 mod settle;
-mod spent;
-mod transaction;
-mod transfer;
 
 #[cfg(test)]
 mod tests;
@@ -65,16 +44,17 @@ use mongodb::{Client, Database};
 use parking_lot::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use self::{
-    batcher::WRITE_LIMIT,
-    errors::{broken, unavailable},
-    head::Head,
-    issued::Issued,
-    layout::Group,
-};
 use super::{
     Created, Deleted, Held, ItemDeleted, Links, Move, Page, Push, RedriveFilter, Reserved, Result,
     Rollback, Selection, SettingsChanges, SettingsMark, Store,
+};
+use crate::store::mongo::{
+    cursor::{lease_cache::Issued, watermarks::Head},
+    schema::layout::Group,
+    server::{
+        error::{broken, unavailable},
+        group_commit::WRITE_LIMIT,
+    },
 };
 use crate::{
     domain::{
@@ -113,7 +93,7 @@ struct Inner {
     description: String,
     clock: Arc<Clock>,
     /// The last time given out.
-    given: clock::Given,
+    given: server::clock::Given,
     broker: [u8; 4],
     ids: IdSource,
     issued: Issued,
@@ -130,20 +110,26 @@ impl MongoStore {
     /// # Errors
     /// Within a few seconds, if the server can not be reached or refuses the credentials.
     pub async fn connect(uri: &str, database: &str, options: MongoOptions) -> Result<Self> {
-        let connection = connect::connect(uri, database, options.pool_size).await?;
+        let connection = server::connect::connect(uri, database, options.pool_size).await?;
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
         if options.discipline {
-            let source = clock::Source { db: connection.db.clone(), sharded: connection.sharded };
-            clock::set(&source, &options.clock).await?;
-            tracker.spawn(clock::discipline(source, Arc::clone(&options.clock), stop.clone()));
+            let source =
+                server::clock::Source { db: connection.db.clone(), sharded: connection.sharded };
+            server::clock::set(&source, &options.clock).await?;
+            tracker.spawn(server::clock::discipline(
+                source,
+                Arc::clone(&options.clock),
+                stop.clone(),
+            ));
         }
-        tracker.spawn(abandoned::end_all(connection.client.clone(), stop.clone()));
+        tracker
+            .spawn(server::orphaned_transactions::end_all(connection.client.clone(), stop.clone()));
         let inner = Inner {
             client: connection.client,
             db: connection.db,
             description: connection.description,
             clock: options.clock,
-            given: clock::Given::default(),
+            given: server::clock::Given::default(),
             broker: rand::random(),
             ids: IdSource::new(),
             issued: Issued::default(),
@@ -153,10 +139,12 @@ impl MongoStore {
             tracker,
             stop,
         };
-        queues::ensure_indexes(&inner).await?;
-        deletion::ensure_collections(&inner).await?;
+        catalog::queues::ensure_indexes(&inner).await?;
+        catalog::deletion::ensure_collections(&inner).await?;
         let inner = Arc::new(inner);
-        inner.tracker.spawn(orphans::adopt_all(Arc::clone(&inner), inner.stop.clone()));
+        inner
+            .tracker
+            .spawn(catalog::orphaned_items::adopt_all(Arc::clone(&inner), inner.stop.clone()));
         Ok(Self { inner })
     }
 
@@ -260,48 +248,51 @@ impl Store for MongoStore {
     }
 
     async fn ping(&self) -> Result<()> {
-        self.run(|inner| async move { queues::ping(&inner).await }).await
+        self.run(|inner| async move { catalog::queues::ping(&inner).await }).await
     }
 
     async fn create_queue(&self, queue: &Queue) -> Result<Created<Queue>> {
         let queue = queue.clone();
-        self.run(|inner| async move { queues::create(&inner, &queue).await }).await
+        self.run(|inner| async move { catalog::queues::create(&inner, &queue).await }).await
     }
 
     async fn get_queue(&self, name: &QueueName) -> Result<Option<Queue>> {
         let name = name.clone();
-        self.run(|inner| async move { queues::get(&inner, &name).await }).await
+        self.run(|inner| async move { catalog::queues::get(&inner, &name).await }).await
     }
 
     async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>> {
         let after = after.cloned();
-        self.run(|inner| async move { queues::list(&inner, after.as_ref(), limit).await }).await
+        self.run(|inner| async move { catalog::queues::list(&inner, after.as_ref(), limit).await })
+            .await
     }
 
     async fn update_queue(&self, queue: &Queue) -> Result<Option<Queue>> {
         let queue = queue.clone();
-        self.run(|inner| async move { queues::update(&inner, &queue).await }).await
+        self.run(|inner| async move { catalog::queues::update(&inner, &queue).await }).await
     }
 
     async fn links(&self) -> Result<Links> {
-        self.run(|inner| async move { deletion::links(&inner).await }).await
+        self.run(|inner| async move { catalog::deletion::links(&inner).await }).await
     }
 
     async fn dead_letter_sources(&self, name: &QueueName) -> Result<Vec<Queue>> {
         let name = name.clone();
-        self.run(|inner| async move { queues::dead_letter_sources(&inner, &name).await }).await
+        self.run(|inner| async move { catalog::queues::dead_letter_sources(&inner, &name).await })
+            .await
     }
 
     async fn link_queue(&self, queue: &Queue, links: Links) -> Result<Option<Queue>> {
         let queue = queue.clone();
-        self.run(|inner| async move { deletion::link_queue(&inner, &queue, links).await }).await
+        self.run(|inner| async move { catalog::deletion::link_queue(&inner, &queue, links).await })
+            .await
     }
 
     async fn delete_queue(&self, queue: &Queue, force: bool, links: Links) -> Result<Deleted> {
         let queue = queue.clone();
-        self.run_long(
-            |inner| async move { deletion::delete_queue(&inner, &queue, force, links).await },
-        )
+        self.run_long(|inner| async move {
+            catalog::deletion::delete_queue(&inner, &queue, force, links).await
+        })
         .await
     }
 
@@ -309,7 +300,7 @@ impl Store for MongoStore {
         let mut moved = mark.clone();
         let (moved, changes) = self
             .run(|inner| async move {
-                let changes = queues::changes(&inner, &mut moved).await?;
+                let changes = catalog::queues::changes(&inner, &mut moved).await?;
                 Ok((moved, changes))
             })
             .await?;
@@ -330,8 +321,10 @@ impl Store for MongoStore {
 
     async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>> {
         let (name, group) = (queue.name.clone(), queue.group.clone());
-        self.run(|inner| async move { levels::next_eligible(&inner, &name, &group, after).await })
-            .await
+        self.run(
+            |inner| async move { priorities::next_eligible(&inner, &name, &group, after).await },
+        )
+        .await
     }
 
     fn look_again(&self, queue: &QueueName, since: Option<Timestamp>) {
@@ -339,19 +332,19 @@ impl Store for MongoStore {
     }
 
     async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>> {
-        self.run(|inner| async move { commit::commit(&inner, items).await }).await
+        self.run(|inner| async move { settle::commit::commit(&inner, items).await }).await
     }
 
     async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>> {
-        self.run(|inner| async move { rollback::rollback(&inner, items).await }).await
+        self.run(|inner| async move { settle::rollback::rollback(&inner, items).await }).await
     }
 
     async fn extend(&self, items: Vec<Held>, until: Vec<Timestamp>) -> Result<Vec<Outcome>> {
-        self.run(|inner| async move { lease::extend(&inner, items, until).await }).await
+        self.run(|inner| async move { settle::lease::extend(&inner, items, until).await }).await
     }
 
     async fn move_items(&self, items: Vec<Move>) -> Result<Vec<Outcome>> {
-        self.run(|inner| async move { transfer::move_items(&inner, items).await }).await
+        self.run(|inner| async move { settle::move_item::move_items(&inner, items).await }).await
     }
 
     async fn commit_and_push(
@@ -359,12 +352,14 @@ impl Store for MongoStore {
         held: Held,
         items: Vec<Push>,
     ) -> Result<(Outcome, Vec<Pushed>)> {
-        self.run(|inner| async move { transaction::commit_and_push(&inner, held, items).await })
-            .await
+        self.run(
+            |inner| async move { server::transaction::commit_and_push(&inner, held, items).await },
+        )
+        .await
     }
 
     async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>> {
-        self.run(|inner| async move { lease::holds(&inner, items).await }).await
+        self.run(|inner| async move { settle::lease::holds(&inner, items).await }).await
     }
 
     /// Nothing happens here by itself: [`Store::repair`] says what it made ready.
@@ -374,7 +369,7 @@ impl Store for MongoStore {
 
     async fn repair(&self, queue: &Queue) -> Result<u64> {
         let (name, group) = (queue.name.clone(), queue.group.clone());
-        self.run_long(|inner| async move { order::repair(&inner, &name, &group).await }).await
+        self.run_long(|inner| async move { ordering::repair(&inner, &name, &group).await }).await
     }
 
     async fn list_items(
@@ -386,14 +381,14 @@ impl Store for MongoStore {
     ) -> Result<Page<Item>> {
         let (queue, cursor) = (queue.clone(), cursor.map(str::to_owned));
         self.run_long(|inner| async move {
-            admin::list(&inner, &queue, state, cursor.as_deref(), limit).await
+            admin::items::list(&inner, &queue, state, cursor.as_deref(), limit).await
         })
         .await
     }
 
     async fn get_item(&self, queue: &Queue, id: ItemId) -> Result<Option<Item>> {
         let queue = queue.clone();
-        self.run(|inner| async move { admin::get(&inner, &queue, id).await }).await
+        self.run(|inner| async move { admin::items::get(&inner, &queue, id).await }).await
     }
 
     async fn delete_item(
@@ -403,25 +398,26 @@ impl Store for MongoStore {
         only_if: Option<ItemState>,
     ) -> Result<ItemDeleted> {
         let queue = queue.clone();
-        self.run(|inner| async move { admin::delete(&inner, &queue, id, only_if).await }).await
+        self.run(|inner| async move { admin::items::delete(&inner, &queue, id, only_if).await })
+            .await
     }
 
     async fn purge(&self, queue: &Queue) -> Result<u64> {
         let queue = queue.clone();
-        self.run_long(|inner| async move { admin::purge(&inner, &queue).await }).await
+        self.run_long(|inner| async move { admin::items::purge(&inner, &queue).await }).await
     }
 
     async fn replay(&self, queue: &Queue, selection: &Selection, limit: u64) -> Result<u64> {
         let (queue, selection) = (queue.clone(), selection.clone());
-        self.run_long(
-            |inner| async move { history::replay(&inner, &queue, &selection, limit).await },
-        )
+        self.run_long(|inner| async move {
+            admin::replay::replay(&inner, &queue, &selection, limit).await
+        })
         .await
     }
 
     async fn origins(&self, queue: &Queue) -> Result<Vec<QueueName>> {
         let queue = queue.clone();
-        self.run_long(|inner| async move { redrive::origins(&inner, &queue).await }).await
+        self.run_long(|inner| async move { admin::redrive::origins(&inner, &queue).await }).await
     }
 
     async fn redrive(
@@ -432,42 +428,43 @@ impl Store for MongoStore {
         limit: u64,
     ) -> Result<u64> {
         let (queue, to, filter) = (queue.clone(), Arc::clone(to), filter.clone());
-        self.run_long(
-            |inner| async move { redrive::redrive(&inner, &queue, &to, &filter, limit).await },
-        )
+        self.run_long(|inner| async move {
+            admin::redrive::redrive(&inner, &queue, &to, &filter, limit).await
+        })
         .await
     }
 
     async fn depth(&self, queue: &Queue) -> Result<Depth> {
         let queue = queue.clone();
-        self.run_long(|inner| async move { figures::depth(&inner, &queue).await }).await
+        self.run_long(|inner| async move { admin::stats::depth(&inner, &queue).await }).await
     }
 
     async fn add_totals(&self, changes: Vec<(QueueName, Totals)>) -> Result<()> {
-        self.run(|inner| async move { figures::add_totals(&inner, changes).await }).await
+        self.run(|inner| async move { admin::stats::add_totals(&inner, changes).await }).await
     }
 
     async fn totals(&self, queue: &QueueName) -> Result<Totals> {
         let queue = queue.clone();
-        self.run(|inner| async move { figures::totals(&inner, &queue).await }).await
+        self.run(|inner| async move { admin::stats::totals(&inner, &queue).await }).await
     }
 
     async fn all_totals(&self) -> Result<Vec<(QueueName, Totals)>> {
-        self.run(|inner| async move { figures::all_totals(&inner).await }).await
+        self.run(|inner| async move { admin::stats::all_totals(&inner).await }).await
     }
 
     async fn lead(&self, task: &'static str, lasting: Duration) -> Result<bool> {
-        self.run(move |inner| async move { lead::lead(&inner, task, lasting).await }).await
+        self.run(move |inner| async move { server::leader::lead(&inner, task, lasting).await })
+            .await
     }
 
     async fn create_schedule(&self, schedule: &Schedule) -> Result<Created<Schedule>> {
         let schedule = schedule.clone();
-        self.run(|inner| async move { schedules::create(&inner, &schedule).await }).await
+        self.run(|inner| async move { catalog::schedules::create(&inner, &schedule).await }).await
     }
 
     async fn get_schedule(&self, name: &ScheduleName) -> Result<Option<Schedule>> {
         let name = name.clone();
-        self.run(|inner| async move { schedules::get(&inner, &name).await }).await
+        self.run(|inner| async move { catalog::schedules::get(&inner, &name).await }).await
     }
 
     async fn list_schedules(
@@ -476,7 +473,10 @@ impl Store for MongoStore {
         limit: usize,
     ) -> Result<Vec<Schedule>> {
         let after = after.cloned();
-        self.run(|inner| async move { schedules::list(&inner, after.as_ref(), limit).await }).await
+        self.run(
+            |inner| async move { catalog::schedules::list(&inner, after.as_ref(), limit).await },
+        )
+        .await
     }
 
     async fn pause_schedule(
@@ -486,17 +486,20 @@ impl Store for MongoStore {
         done_until: Timestamp,
     ) -> Result<Option<Schedule>> {
         let name = name.clone();
-        self.run(|inner| async move { schedules::pause(&inner, &name, paused, done_until).await })
-            .await
+        self.run(|inner| async move {
+            catalog::schedules::pause(&inner, &name, paused, done_until).await
+        })
+        .await
     }
 
     async fn tick_done(&self, name: &ScheduleName, tick: Timestamp) -> Result<()> {
         let name = name.clone();
-        self.run(|inner| async move { schedules::tick_done(&inner, &name, tick).await }).await
+        self.run(|inner| async move { catalog::schedules::tick_done(&inner, &name, tick).await })
+            .await
     }
 
     async fn delete_schedule(&self, name: &ScheduleName) -> Result<bool> {
         let name = name.clone();
-        self.run(|inner| async move { schedules::delete(&inner, &name).await }).await
+        self.run(|inner| async move { catalog::schedules::delete(&inner, &name).await }).await
     }
 }

@@ -140,13 +140,19 @@ async fn explain(store: &MongoStore, find: Document) -> (Vec<String>, i64, bool)
     let filtered = found
         .iter()
         .any(|stage| stage.get_str("stage").unwrap() == "FETCH" && stage.contains_key("filter"));
-    (names.collect(), errors::integer(keys).unwrap(), filtered)
+    (names.collect(), server::error::integer(keys).unwrap(), filtered)
 }
 
 async fn explain_find(store: &MongoStore, queue: &Queue, limit: usize) -> (Vec<String>, i64, bool) {
     let look = store.inner.head(&queue.name).look();
     let now = store.now();
-    let find = super::look::find_command("items.default", &queue.name, &look, now, limit);
+    let find = crate::store::mongo::reserve::scan::find_command(
+        "items.default",
+        &queue.name,
+        &look,
+        now,
+        limit,
+    );
     explain(store, Document::try_from(&*find).unwrap()).await
 }
 
@@ -177,8 +183,8 @@ async fn counts_do_not_read_documents() {
     let queue = make(&store, queue_named("q")).await;
     store.push((0..20).map(|_| push_of(&queue, "x", 0)).collect()).await.unwrap();
     let count = doc! {
-        "count": "items.default", "hint": super::layout::HANDOUT,
-        "query": { "q": "q", "priority": 0, "when": { "$lte": super::layout::date(store.now()) } },
+        "count": "items.default", "hint": crate::store::mongo::schema::layout::HANDOUT,
+        "query": { "q": "q", "priority": 0, "when": { "$lte": crate::store::mongo::schema::layout::date(store.now()) } },
     };
     let (plan, ..) = explain(&store, count).await;
     assert_eq!(plan, ["COUNT", "COUNT_SCAN handout"]);
@@ -320,7 +326,7 @@ async fn a_broker_that_dies_leaves_its_items_to_the_next() {
         .inner
         .db
         .collection::<Document>("items.default")
-        .delete_one(doc! { "_id": document::oid(taken[0].item.id) })
+        .delete_one(doc! { "_id": schema::item::oid(taken[0].item.id) })
         .await
         .unwrap();
     drop(dying);
@@ -394,11 +400,11 @@ async fn leases_that_end_are_found_by_one_seek_and_leave_no_trace_among_the_read
     let queue = make(&stores[0], queue_named("q")).await;
     stores[0].push((0..50).map(|_| push_of(&queue, "x", 0)).collect()).await.unwrap();
     let taken = take(&stores[0], &queue, 40).await;
-    let range = doc! { "$gte": layout::millis(0), "$lt": layout::millis(layout::BLOCKED) };
+    let range = doc! { "$gte": schema::layout::millis(0), "$lt": schema::layout::millis(schema::layout::BLOCKED) };
     let find = |limit: i64| {
         doc! {
             "find": "items.default", "filter": { "q": "q", "priority": 0, "when": range.clone() },
-            "hint": layout::HANDOUT, "sort": { "when": 1 }, "limit": limit,
+            "hint": schema::layout::HANDOUT, "sort": { "when": 1 }, "limit": limit,
         }
     };
     // Behind the ready ones and their barrier.
@@ -427,7 +433,7 @@ async fn every_level_in_use_ends_in_a_barrier() {
     store.push(vec![push_of(&queue, "x", 9), push_of(&queue, "x", 3)]).await.unwrap();
     let barriers = async || {
         let items = store.database().collection::<Document>("items.default");
-        items.count_documents(doc! { "_id": { "$in": levels::barrier_ids(&queue.name) } }).await
+        items.count_documents(doc! { "_id": { "$in": priorities::barrier_ids(&queue.name) } }).await
     };
     assert_eq!(barriers().await.unwrap(), 4);
 
@@ -504,10 +510,9 @@ async fn tombstones_stay_for_minutes_not_for_the_lease() {
     stores[1].commit(vec![held(&queue, &again[0])]).await.unwrap();
 
     let items = stores[0].database().collection::<Document>("items.default");
-    let tombstones =
-        doc! { "when": layout::millis(layout::TOMBSTONE), "settled": { "$exists": true } };
+    let tombstones = doc! { "when": schema::layout::millis(schema::layout::TOMBSTONE), "settled": { "$exists": true } };
     assert_eq!(items.count_documents(tombstones.clone()).await.unwrap(), 3);
-    let soon = layout::date(clock.now() + Duration::from_mins(5));
+    let soon = schema::layout::date(clock.now() + Duration::from_mins(5));
     let mut late = tombstones.clone();
     late.insert("expires", doc! { "$gt": soon });
     assert_eq!(items.count_documents(late).await.unwrap(), 0);
@@ -525,11 +530,11 @@ async fn the_shards_time_is_the_servers() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
     let store = scratch.open(&clock).await;
     let [by_hello, by_shard] =
-        [false, true].map(|sharded| clock::Source { db: store.database(), sharded });
+        [false, true].map(|sharded| server::clock::Source { db: store.database(), sharded });
     for source in [by_hello, by_shard] {
         let clock = Clock::system();
         clock.advance(Duration::from_hours(1));
-        clock::set(&source, &clock).await.unwrap();
+        server::clock::set(&source, &clock).await.unwrap();
         let off = clock.now().0 - Clock::machine_time().0;
         assert!(off.abs() < 10_000, "{off} ms off");
     }

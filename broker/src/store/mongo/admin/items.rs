@@ -1,0 +1,388 @@
+//! Items for operators: listing, reading, deleting, purging; and deleting a queue whole.
+
+use std::fmt;
+
+use mongodb::bson::{Document, doc};
+
+use crate::{
+    domain::{Item, ItemId, ItemState, Queue, Timestamp},
+    store::{
+        ItemDeleted, Page, Result, StoreError,
+        mongo::{
+            Inner,
+            cursor::watermarks::{LevelSet, levels as each_level},
+            ordering, priorities,
+            reserve::lapse::Leases,
+            schema::{
+                item::{Stored, oid},
+                layout::{
+                    BLOCKED, Group, HANDOUT, HISTORY, LEASED, PROCESSED, READY_END, TOMBSTONE,
+                    date, live, millis,
+                },
+            },
+            server::{
+                connect::{command_of, read_first},
+                error::failed,
+            },
+            settle::receipts::{bury_deleted, settle_token},
+        },
+    },
+};
+
+/// Most items of a page.
+const MAX_PAGE: usize = 10_000;
+
+/// Where a page ends: behind this item. Items are listed by phase, and in each by these values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Position {
+    /// Handed out in this order.
+    Live { priority: i32, when: i64, id: ItemId },
+    /// Blocked.
+    Blocked { priority: i32, id: ItemId },
+    /// History, latest first.
+    History { processed: i64, id: ItemId },
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Live { priority, when, id } => write!(f, "l.{priority}.{when}.{id}"),
+            Self::Blocked { priority, id } => write!(f, "b.{priority}.0.{id}"),
+            Self::History { processed, id } => write!(f, "h.0.{processed}.{id}"),
+        }
+    }
+}
+
+impl Position {
+    fn parse(text: &str) -> Result<Self> {
+        let read = || {
+            let mut parts = text.split('.');
+            let phase = parts.next()?;
+            let priority: i32 = parts.next()?.parse().ok()?;
+            let at: i64 = parts.next()?.parse().ok()?;
+            let id: ItemId = parts.next()?.parse().ok()?;
+            if parts.next().is_some() {
+                return None;
+            }
+            match phase {
+                "l" => Some(Self::Live { priority, when: at, id }),
+                "b" => Some(Self::Blocked { priority, id }),
+                "h" => Some(Self::History { processed: at, id }),
+                _ => None,
+            }
+        };
+        read().ok_or(StoreError::BadCursor)
+    }
+
+    fn of(item: &Stored) -> Self {
+        let (priority, id) = (item.priority, item.id());
+        match item.when {
+            BLOCKED => Self::Blocked { priority, id },
+            PROCESSED => Self::History { processed: item.processed.unwrap_or_default(), id },
+            when if item.leased => Self::Live { priority, when: LEASED + when, id },
+            when => Self::Live { priority, when, id },
+        }
+    }
+
+    fn phase(self) -> Phase {
+        match self {
+            Self::Live { .. } => Phase::Live,
+            Self::Blocked { .. } => Phase::Blocked,
+            Self::History { .. } => Phase::History,
+        }
+    }
+}
+
+/// Parts of a listing, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Live,
+    Blocked,
+    History,
+}
+
+/// One part of a listing, of one state or of all in it.
+pub(crate) struct Listing<'a> {
+    pub(crate) group: &'a Group,
+    pub(crate) queue: &'a Queue,
+    /// The levels in use.
+    pub(crate) used: LevelSet,
+    pub(crate) state: Option<ItemState>,
+    pub(crate) now: Timestamp,
+    pub(crate) with_payload: bool,
+}
+
+impl Listing<'_> {
+    /// Items behind `after`, in hand-out order (or blocked, or history). The flag tells that the
+    /// answer was cut for its size.
+    async fn find(
+        &self,
+        inner: &Inner,
+        phase: Phase,
+        after: Option<Position>,
+        limit: usize,
+    ) -> Result<(Vec<Stored>, bool)> {
+        let mut filter = match phase {
+            Phase::History => self.history(after),
+            Phase::Live | Phase::Blocked => {
+                let ranges: Vec<Document> = each_level(self.used)
+                    .flat_map(|level| self.level(phase, level, after))
+                    .collect();
+                if ranges.is_empty() {
+                    return Ok((Vec::new(), false));
+                }
+                doc! { "$or": ranges }
+            }
+        };
+        // Those past their end are not to be seen.
+        filter.insert("deadline", doc! { "$not": { "$lte": date(self.now) } });
+        let history = phase == Phase::History;
+        let mut command = doc! {
+            "find": self.group.items.name(), "filter": filter,
+            "sort": if history { doc! { "processed": -1, "_id": -1 } } else {
+                doc! { "priority": -1, "when": 1, "_id": 1 }
+            },
+            "hint": if history { HISTORY } else { HANDOUT },
+            "limit": limit as i64, "batchSize": limit as i64 + 1,
+        };
+        if !self.with_payload {
+            command.insert("projection", doc! { "payload": 0 });
+        }
+        let found = read_first(&inner.db, &command_of(&command)?, Stored::read).await?;
+        Ok((found.values, found.cut))
+    }
+
+    fn history(&self, after: Option<Position>) -> Document {
+        let q = self.queue.name.as_str();
+        let Some(Position::History { processed, id }) = after else {
+            return doc! { "q": q, "processed": { "$gte": millis(0) } };
+        };
+        doc! { "$or": [
+            { "q": q, "processed": { "$gte": millis(0), "$lt": millis(processed) } },
+            { "q": q, "processed": millis(processed), "_id": { "$lt": oid(id) } },
+        ] }
+    }
+
+    /// The ranges of one level of the hand-out index.
+    fn level(&self, phase: Phase, level: i32, after: Option<Position>) -> Vec<Document> {
+        let q = self.queue.name.as_str();
+        let range = |when: Document| doc! { "q": q, "priority": level, "when": when };
+        let at = |when: i64, id: ItemId| {
+            doc! { "q": q, "priority": level, "when": millis(when), "_id": { "$gt": oid(id) } }
+        };
+        if phase == Phase::Blocked {
+            return match after {
+                Some(Position::Blocked { priority, .. }) if level > priority => vec![],
+                Some(Position::Blocked { priority, id }) if level == priority => {
+                    vec![at(BLOCKED, id)]
+                }
+                _ => vec![range(doc! { "$eq": millis(BLOCKED) })],
+            };
+        }
+        // Above the first, below the second. Times are past 1970.
+        let ends: &[(i64, i64)] = match self.state {
+            Some(ItemState::Ready) => &[(-1, self.now.0 + 1)],
+            Some(ItemState::Delayed) => &[(self.now.0, READY_END)],
+            Some(ItemState::Reserved) => &[(LEASED, BLOCKED)],
+            _ => &[(-1, READY_END), (LEASED, BLOCKED)],
+        };
+        let all =
+            |(above, below): (i64, i64)| range(doc! { "$gt": millis(above), "$lt": millis(below) });
+        match after {
+            Some(Position::Live { priority, .. }) if level > priority => vec![],
+            Some(Position::Live { priority, when, id }) if level == priority => {
+                let behind = |&(above, below): &(i64, i64)| {
+                    let same = (when > above && when < below).then(|| at(when, id));
+                    let later = (when < below).then(|| all((above.max(when), below)));
+                    same.into_iter().chain(later)
+                };
+                ends.iter().flat_map(behind).collect()
+            }
+            _ => ends.iter().copied().map(all).collect(),
+        }
+    }
+
+    /// Ready items behind `after` in hand-out order; where to go on, `None` at the end.
+    pub(crate) async fn ready(
+        &self,
+        inner: &Inner,
+        after: Option<Position>,
+        limit: usize,
+    ) -> Result<(Vec<Stored>, Option<Position>)> {
+        let (items, cut) = self.find(inner, Phase::Live, after, limit).await?;
+        let more = cut || items.len() == limit;
+        let next = items.last().filter(|_| more).map(Position::of);
+        Ok((items, next))
+    }
+}
+
+/// Puts lapsed items back among the ready, for what reads them by their place; answers the levels in use.
+pub(crate) async fn reclaim(
+    inner: &Inner,
+    group: &Group,
+    queue: &Queue,
+    now: Timestamp,
+) -> Result<LevelSet> {
+    let used = priorities::in_index(inner, group.items.name(), &queue.name).await?;
+    let head = inner.head(&queue.name);
+    head.lapses.forget();
+    let leases = Leases { inner, group, head: &head, queue: &queue.name, used };
+    while leases.reclaim(now).await? {} // a step at a time; none that ends later counts
+    Ok(used)
+}
+
+/// Items in hand-out order, then blocked ones, then history.
+pub(crate) async fn list(
+    inner: &Inner,
+    queue: &Queue,
+    state: Option<ItemState>,
+    cursor: Option<&str>,
+    limit: usize,
+) -> Result<Page<Item>> {
+    let start = cursor.map(Position::parse).transpose()?;
+    let limit = limit.min(MAX_PAGE);
+    let group = inner.group(&queue.group).await?;
+    let now = inner.now();
+    let used = reclaim(inner, &group, queue, now).await?;
+    let listing = Listing { group: &group, queue, used, state, now, with_payload: true };
+    let phases: &[Phase] = match state {
+        None => &[Phase::Live, Phase::Blocked, Phase::History],
+        Some(ItemState::Blocked) => &[Phase::Blocked],
+        Some(ItemState::Processed) => &[Phase::History],
+        Some(_) => &[Phase::Live],
+    };
+    let mut found: Vec<Stored> = Vec::new();
+    let mut cut = false;
+    for &phase in phases {
+        if start.is_some_and(|start| start.phase() > phase) || found.len() > limit || cut {
+            continue;
+        }
+        let after = start.filter(|start| start.phase() == phase);
+        let room = limit + 1 - found.len();
+        let (items, is_cut) = listing.find(inner, phase, after, room).await?;
+        cut = is_cut;
+        found.extend(items);
+    }
+    let more = cut || found.len() > limit;
+    found.truncate(limit);
+    let next = found.last().filter(|_| more).map(|last| Position::of(last).to_string());
+    let entries = found
+        .into_iter()
+        .map(|stored| stored.into_item(&queue.name, now))
+        .collect::<Result<_>>()?;
+    Ok(Page { entries, next })
+}
+
+/// One item of the queue.
+pub(crate) async fn get(inner: &Inner, queue: &Queue, id: ItemId) -> Result<Option<Item>> {
+    let group = inner.group(&queue.group).await?;
+    let filter = doc! {
+        "_id": oid(id), "q": queue.name.as_str(), "when": { "$lt": millis(TOMBSTONE) },
+    };
+    let Some(found) = group.items.find_one(filter).await.map_err(failed)? else { return Ok(None) };
+    let (stored, now) = (Stored::read(&found)?, inner.now());
+    if stored.is_over(now) {
+        return Ok(None);
+    }
+    stored.into_item(&queue.name, now).map(Some)
+}
+
+/// `when` of the items in a state: from the first on, and below the second.
+fn within(state: ItemState, now: Timestamp) -> Vec<Document> {
+    let range = |(from, below): (i64, i64)| {
+        doc! { "when": { "$gte": millis(from), "$lt": millis(below) } }
+    };
+    let ranges: &[(i64, i64)] = match state {
+        // Those whose lease has ended, noticed or not, are ready.
+        ItemState::Ready => &[(0, now.0 + 1), (LEASED, LEASED + now.0 + 1)],
+        ItemState::Delayed => &[(now.0 + 1, READY_END)],
+        ItemState::Reserved => &[(LEASED + now.0 + 1, BLOCKED)],
+        ItemState::Blocked => &[(BLOCKED, BLOCKED + 1)],
+        ItemState::Processed => &[(PROCESSED, PROCESSED + 1)],
+    };
+    ranges.iter().copied().map(range).collect()
+}
+
+/// Deletes one item of the queue, if it is in that state.
+pub(crate) async fn delete(
+    inner: &Inner,
+    queue: &Queue,
+    id: ItemId,
+    only_if: Option<ItemState>,
+) -> Result<ItemDeleted> {
+    let group = inner.group(&queue.group).await?;
+    let mut filter = doc! {
+        "_id": oid(id), "q": queue.name.as_str(), "when": { "$lt": millis(TOMBSTONE) },
+    };
+    if let Some(state) = only_if {
+        filter.insert("$or", within(state, inner.now()));
+    }
+    // A tombstone, for those who hold a receipt or repeat the push.
+    let found = group
+        .items
+        .find_one_and_update(filter, bury_deleted(inner.now(), settle_token(inner)))
+        .projection(doc! { "key": 1, "deadline": 1 })
+        .await
+        .map_err(failed)?;
+    let Some(found) = found else {
+        let other = if only_if.is_some() { get(inner, queue, id).await? } else { None };
+        return Ok(other.map_or(ItemDeleted::NotFound, |item| ItemDeleted::OtherState(item.state)));
+    };
+    let stored = Stored::read(&found)?;
+    inner.issued.forget(id);
+    if !stored.key.is_empty() {
+        ordering::promote(inner, &group, &[(queue.name.clone(), stored.key.clone())]).await?;
+    }
+    Ok(if stored.is_over(inner.now()) { ItemDeleted::NotFound } else { ItemDeleted::Done })
+}
+
+/// Deletes all items that are not reserved, history included.
+pub(crate) async fn purge(inner: &Inner, queue: &Queue) -> Result<u64> {
+    let group = inner.group(&queue.group).await?;
+    let (q, now) = (queue.name.as_str(), inner.now());
+    reclaim(inner, &group, queue, now).await?;
+    // Those a consumer may yet ask for, whose lease has lapsed, leave a tombstone.
+    let buried = group
+        .items
+        .update_many(
+            doc! {
+                "q": q, "when": live(),
+                "$or": [
+                    { "lock": { "$exists": true }, "when": { "$lte": date(now) } },
+                    { "lock": { "$exists": false }, "trace": { "$exists": true } },
+                ],
+            },
+            bury_deleted(now, settle_token(inner)),
+        )
+        .await
+        .map_err(failed)?;
+    let deleted = group
+        .items
+        .delete_many(doc! {
+            "q": q, "when": live(), "lock": { "$exists": false },
+        })
+        .await
+        .map_err(failed)?;
+    ordering::repair_all(inner, &queue.name, &queue.group).await?;
+    Ok(buried.modified_count + deleted.deleted_count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cursors_survive_their_text_form() {
+        let id = ItemId(*b"0123456789ab");
+        for position in [
+            Position::Live { priority: 9, when: 1_700_000_000_000, id },
+            Position::Blocked { priority: 0, id },
+            Position::History { processed: 5, id },
+        ] {
+            assert_eq!(Position::parse(&position.to_string()).unwrap(), position);
+        }
+        for bad in ["", "l", "l.1.2.3", "x.1.2.303132333435363738396162", "l.1.2.30.31"] {
+            assert!(matches!(Position::parse(bad), Err(StoreError::BadCursor)), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Operations of people: items listed, read, deleted, replayed and redriven; statistics.
+
+pub(super) mod items;
+pub(super) mod redrive;
+pub(super) mod replay;
+pub(super) mod stats;

@@ -1,0 +1,141 @@
+//! Redrive: items of a dead-letter queue sent back.
+
+use std::{collections::HashMap, sync::Arc};
+
+use mongodb::bson::{doc, rawdoc};
+
+use crate::{
+    domain::{ItemState, Queue, QueueName},
+    store::{
+        RedriveFilter, Result,
+        mongo::{
+            Inner,
+            admin::items::{Listing, reclaim},
+            cursor::watermarks::{LevelSet, bit},
+            ordering::{self, OrderKey},
+            priorities,
+            schema::{
+                item::{Stored, oid},
+                layout::{Group, date, millis},
+            },
+            server::error::failed,
+            settle::{
+                move_item::{enter, numbers},
+                receipts::{Update, settle_token, settled_before, statement, update},
+            },
+        },
+    },
+};
+
+/// Items of one step.
+const STEP: usize = 500;
+
+/// The queues from which the ready items of a dead-letter queue came.
+pub(crate) async fn origins(inner: &Inner, queue: &Queue) -> Result<Vec<QueueName>> {
+    let group = inner.group(&queue.group).await?;
+    reclaim(inner, &group, queue, inner.now()).await?;
+    let filter = doc! {
+        "q": queue.name.as_str(), "when": { "$lte": date(inner.now()) },
+        "origin": { "$exists": true },
+    };
+    let found = group.items.distinct("origin", filter).await.map_err(failed)?;
+    let names = found.iter().filter_map(|name| name.as_str());
+    Ok(names.filter_map(|name| QueueName::parse("origin", name).ok()).collect())
+}
+
+fn matches(item: &Stored, filter: &RedriveFilter) -> bool {
+    (filter.ids.is_empty() || filter.ids.contains(&item.id()))
+        && filter.origin_queue.as_ref().is_none_or(|o| item.origin.as_deref() == Some(o.as_str()))
+        && item.reason.contains(&filter.reason_contains)
+        && filter.created_from.is_none_or(|from| item.created >= from.0)
+        && filter.created_before.is_none_or(|before| item.created < before.0)
+}
+
+/// Moves ready items of a dead-letter queue, in hand-out order; answers how many.
+pub(crate) async fn redrive(
+    inner: &Inner,
+    queue: &Queue,
+    to: &Arc<Queue>,
+    filter: &RedriveFilter,
+    limit: u64,
+) -> Result<u64> {
+    let group = inner.group(&queue.group).await?;
+    let now = inner.now();
+    let used = reclaim(inner, &group, queue, now).await?;
+    let listing = Listing {
+        group: &group,
+        queue,
+        used,
+        state: Some(ItemState::Ready),
+        now: filter.ready_by.map_or(now, |by| by.min(now)),
+        with_payload: false,
+    };
+    let (mut moved, mut after) = (0, None);
+    while moved < limit {
+        let (mut items, next) = listing.ready(inner, after, STEP).await?;
+        items.retain(|item| matches(item, filter) && !item.is_over(now));
+        items.truncate(usize::try_from(limit - moved).unwrap_or(usize::MAX));
+        moved += send(inner, &group, queue, to, &items).await?;
+        after = next;
+        if after.is_none() {
+            break;
+        }
+    }
+    Ok(moved)
+}
+
+async fn send(
+    inner: &Inner,
+    group: &Group,
+    queue: &Queue,
+    to: &Arc<Queue>,
+    items: &[Stored],
+) -> Result<u64> {
+    if items.is_empty() {
+        return Ok(0);
+    }
+    let set = items.iter().fold(0, |set: LevelSet, item| set | bit(item.priority));
+    priorities::record(inner, group, &to.name, set, Some(to.create_time)).await?;
+    let (now, settled) = (inner.now(), settle_token(inner));
+    let returns = |item: &Stored| item.origin.as_deref() == Some(to.name.as_str());
+    let strangers: Vec<(&Queue, &Stored)> =
+        items.iter().filter(|item| !returns(item)).map(|item| (&**to, item)).collect();
+    let given = numbers(inner, strangers.iter().copied()).await?;
+    let given: HashMap<_, i64> = strangers.iter().map(|(_, item)| item.id()).zip(given).collect();
+    let mut statements = Vec::with_capacity(items.len());
+    for item in items {
+        // Only as it was seen: no longer if it has been reserved meanwhile.
+        let filter = rawdoc! {
+            "_id": oid(item.id()),
+            "q": queue.name.as_str(),
+            "when": millis(item.when),
+            "deliveries": i64::from(item.deliveries),
+        };
+        let mut set = doc! {
+            "q": to.name.as_str(), "attempt": 1, "earlier": "$deliveries", "settled": settled,
+            "settledBefore": settled_before(),
+        };
+        let mut unset = vec!["lock", "origin", "deadLettered", "failedAttempts", "started"];
+        enter(&mut set, &mut unset, item, now.0, given.get(&item.id()).copied().unwrap_or(0));
+        if returns(item) {
+            unset.retain(|field| *field != "seq");
+        }
+        if item.lock.is_some() {
+            set.insert("trace", millis(now.0 + crate::store::mongo::settle::receipts::WITNESS));
+        }
+        let stages = [doc! { "$set": set }, doc! { "$unset": unset }];
+        statements.push(statement(filter, Update::pipeline(&stages)?));
+        inner.issued.forget(item.id());
+    }
+    let n = update(inner, group, statements).await;
+    // Also if the outcome is unknown: what may be there must not be passed over.
+    inner.head(&to.name).lower(set, now.0);
+    let n = n?;
+    let keys: Vec<OrderKey> = items
+        .iter()
+        .filter(|item| !item.key.is_empty())
+        .map(|item| (to.name.clone(), item.key.clone()))
+        .collect();
+    ordering::promote(inner, group, &keys).await?;
+    Ok(n)
+}

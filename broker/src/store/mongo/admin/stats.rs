@@ -1,0 +1,348 @@
+//! Figures: how many items are in which state, and what happened since a queue's creation.
+
+use std::sync::atomic::Ordering;
+
+use futures_util::TryStreamExt;
+use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
+
+use crate::{
+    domain::{Depth, Queue, QueueName, Timestamp, Totals},
+    store::{
+        Result, StoreError,
+        mongo::{
+            Inner,
+            cursor::watermarks::levels as each_level,
+            priorities,
+            schema::layout::{
+                BLOCKED, ENDS, Group, HANDOUT, LEASED, PROCESSED, READY_END, TOMBSTONE, date,
+                millis,
+            },
+            server::{
+                connect::{count, read_documents},
+                error::{broken, failed, integer, written},
+            },
+        },
+    },
+};
+
+/// Queues of up to this many items are counted by one command, which reads that many entries of the index.
+/// Per entry it costs three times as much as a count of a range; per queue, a third of the seven commands
+/// that those counts take.
+const SHALLOW: i64 = 500;
+
+/// Counts a queue's items by the hand-out index alone.
+pub(crate) async fn depth(inner: &Inner, queue: &Queue) -> Result<Depth> {
+    let group = inner.group(&queue.group).await?;
+    let counting = Counting { inner, group: &group, queue: &queue.name, now: inner.now() };
+    // A deep queue stays deep for a while: not to be tried each time.
+    let deep = &inner.head(&queue.name).deep;
+    if !deep.load(Ordering::Relaxed)
+        && let Some(depth) = counting.all_at_once().await?
+    {
+        return Ok(depth);
+    }
+    let depth = counting.range_by_range().await?;
+    let items = depth.unsettled() + depth.processed;
+    deep.store(items > SHALLOW.cast_unsigned(), Ordering::Relaxed);
+    Ok(depth)
+}
+
+/// One count of one queue.
+#[derive(Clone, Copy)]
+struct Counting<'a> {
+    inner: &'a Inner,
+    group: &'a Group,
+    queue: &'a QueueName,
+    now: Timestamp,
+}
+
+impl Counting<'_> {
+    /// The state of an item as an expression of its `when`; a lapsed lease is one of `lapsed`.
+    fn state(&self) -> Document {
+        let below = |end: i64, state: &str| {
+            doc! {
+                "case": { "$lt": ["$when", millis(end)] }, "then": state,
+            }
+        };
+        let only = |when: i64, state: &str| {
+            doc! {
+                "case": { "$eq": ["$when", millis(when)] }, "then": state,
+            }
+        };
+        doc! { "$switch": { "branches": [
+            below(self.now.0 + 1, "ready"), below(READY_END, "delayed"), below(LEASED, "barrier"),
+            below(LEASED + self.now.0 + 1, "lapsed"), below(BLOCKED, "reserved"),
+            only(BLOCKED, "blocked"), only(PROCESSED, "processed"),
+        ], "default": "barrier" } }
+    }
+
+    /// The depth of a shallow queue, by one command; `None` if the queue is deep.
+    async fn all_at_once(&self) -> Result<Option<Depth>> {
+        let collection = self.group.items.name();
+        let ended = doc! { "coll": collection, "pipeline": [
+            { "$match": {
+                "q": self.queue.as_str(), "deadline": { "$lte": date(self.now) },
+                "when": { "$lt": millis(TOMBSTONE) },
+            } },
+            { "$group": { "_id": self.state(), "n": { "$sum": 1 } } },
+            { "$set": { "ended": true } },
+        ] };
+        let command = doc! {
+            "aggregate": collection, "hint": HANDOUT, "cursor": {},
+            "pipeline": [
+                { "$match": { "q": self.queue.as_str(), "when": { "$lt": millis(TOMBSTONE) } } },
+                { "$limit": SHALLOW + 1 },
+                { "$group": {
+                    "_id": { "state": self.state(), "level": "$priority" },
+                    "n": { "$sum": 1 }, "first": { "$min": "$when" },
+                } },
+                { "$unionWith": ended },
+            ],
+        };
+        let (mut depth, mut all, mut any_ended) = (Depth::default(), 0, false);
+        let mut ready: Vec<(i64, i64)> = Vec::new(); // levels, and since when
+        let mut later: Option<i64> = None;
+        let (mut ended, mut counted) = (Vec::new(), Vec::new());
+        for part in read_documents(&self.inner.db, command).await? {
+            if part.contains_key("ended") { ended.push(part) } else { counted.push(part) }
+        }
+        for part in counted {
+            let whole = |name: &str| part.get(name).and_then(integer).unwrap_or_default();
+            let Ok(id) = part.get_document("_id") else { continue };
+            let state = id.get_str("state").unwrap_or_default();
+            let n = whole("n");
+            all += n;
+            if let Some(count) = place(&mut depth, state) {
+                *count += n as u64;
+            }
+            let first = part.get_datetime("first").map_or(0, |at| at.timestamp_millis());
+            let level = id.get("level").and_then(integer).unwrap_or_default();
+            match state {
+                "ready" => ready.push((-level, first)),
+                "lapsed" => ready.push((-level, first - LEASED)),
+                "delayed" => later = later.into_iter().chain([first]).min(),
+                "reserved" => later = later.into_iter().chain([first - LEASED]).min(),
+                _ => {}
+            }
+        }
+        if all > SHALLOW {
+            return Ok(None);
+        }
+        for part in ended {
+            let n = part.get("n").and_then(integer).unwrap_or_default() as u64;
+            if let Some(count) = place(&mut depth, part.get_str("_id").unwrap_or_default()) {
+                *count = count.saturating_sub(n);
+                any_ended = true;
+            }
+        }
+        depth.next_eligible = later.map(Timestamp);
+        depth.oldest_ready = if any_ended {
+            let mut levels: Vec<i32> = ready.iter().map(|(level, _)| -*level as i32).collect();
+            levels.sort_unstable_by(|a, b| b.cmp(a));
+            levels.dedup();
+            self.oldest_ready(levels).await?
+        } else {
+            ready.into_iter().min().map(|(_, since)| Timestamp(since))
+        };
+        Ok(Some(depth))
+    }
+
+    /// The depth of a deep queue: what the server counts quickest is one range of an index at a time.
+    async fn range_by_range(&self) -> Result<Depth> {
+        let Self { inner, group, queue, now } = *self;
+        let name = group.items.name();
+        let used = priorities::in_index(inner, name, queue).await?;
+        let mut depth = Depth::default();
+        for level in each_level(used) {
+            let count = |from: i64, below: i64| {
+                let when = doc! { "$gte": millis(from), "$lt": millis(below) };
+                let range = doc! { "q": queue.as_str(), "priority": level, "when": when };
+                count(&inner.db, name, range, HANDOUT)
+            };
+            // Side by side, so that an item which changes its place meanwhile is seldom missed or counted twice.
+            let (ready, lapsed, delayed, reserved, blocked, processed) = tokio::try_join!(
+                count(i64::MIN, now.0 + 1),
+                count(LEASED, LEASED + now.0 + 1),
+                count(now.0 + 1, READY_END),
+                count(LEASED + now.0 + 1, BLOCKED),
+                count(BLOCKED, BLOCKED + 1),
+                count(PROCESSED, PROCESSED + 1),
+            )?;
+            depth.ready += ready + lapsed;
+            depth.delayed += delayed;
+            depth.reserved += reserved;
+            depth.blocked += blocked;
+            depth.processed += processed;
+        }
+        self.subtract_ended(&mut depth).await?;
+        let first = |from: i64, below: i64| async move {
+            priorities::first_between(inner, name, queue, used, (from, below)).await
+        };
+        let (delayed, reserved, oldest_ready) = tokio::try_join!(
+            first(now.0 + 1, READY_END),
+            first(LEASED + now.0 + 1, BLOCKED),
+            self.oldest_ready(each_level(used)),
+        )?;
+        let leased = reserved.map(|when| when - LEASED);
+        depth.next_eligible = delayed.into_iter().chain(leased).min().map(Timestamp);
+        depth.oldest_ready = oldest_ready;
+        Ok(depth)
+    }
+
+    /// Takes those off the counts that are past their end and not removed yet: there are few, the
+    /// server removes them every minute.
+    async fn subtract_ended(&self, depth: &mut Depth) -> Result<()> {
+        let command = doc! {
+            "aggregate": self.group.items.name(), "hint": ENDS, "cursor": {},
+            "pipeline": [
+                { "$match": { "q": self.queue.as_str(), "deadline": { "$lte": date(self.now) } } },
+                { "$group": { "_id": self.state(), "n": { "$sum": 1 } } },
+            ],
+        };
+        for ended in read_documents(&self.inner.db, command).await? {
+            let n = ended.get("n").and_then(integer).unwrap_or_default() as u64;
+            if let Some(count) = place(depth, ended.get_str("_id").unwrap_or_default()) {
+                *count = count.saturating_sub(n);
+            }
+        }
+        Ok(())
+    }
+
+    /// Since when the first item in hand-out order has been eligible.
+    async fn oldest_ready(
+        &self,
+        levels: impl IntoIterator<Item = i32>,
+    ) -> Result<Option<Timestamp>> {
+        for level in levels {
+            let first = |from: i64, below: i64| async move {
+                let command = doc! {
+                    "find": self.group.items.name(), "hint": HANDOUT,
+                    "filter": {
+                        "q": self.queue.as_str(), "priority": level,
+                        "when": { "$gte": millis(from), "$lt": millis(below) },
+                        "deadline": { "$not": { "$lte": date(self.now) } },
+                    },
+                    "sort": { "when": 1 }, "projection": { "_id": 0, "when": 1 },
+                    "limit": 1, "singleBatch": true,
+                };
+                let found = read_documents(&self.inner.db, command).await?;
+                let when = found.first().and_then(|found| found.get_datetime("when").ok());
+                Ok::<_, StoreError>(when.map(|when| when.timestamp_millis()))
+            };
+            let (ready, lapsed) = tokio::try_join!(
+                first(i64::MIN, self.now.0 + 1),
+                first(LEASED, LEASED + self.now.0 + 1),
+            )?;
+            let lapsed = lapsed.map(|when| when - LEASED);
+            if let Some(since) = ready.into_iter().chain(lapsed).min() {
+                return Ok(Some(Timestamp(since)));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The count of a state.
+fn place<'a>(depth: &'a mut Depth, state: &str) -> Option<&'a mut u64> {
+    match state {
+        "ready" | "lapsed" => Some(&mut depth.ready),
+        "delayed" => Some(&mut depth.delayed),
+        "reserved" => Some(&mut depth.reserved),
+        "blocked" => Some(&mut depth.blocked),
+        "processed" => Some(&mut depth.processed),
+        _ => None,
+    }
+}
+
+/// What the names of totals among the counters begin with.
+const TOTALS: &str = "totals/";
+/// Behind all of these.
+const TOTALS_END: &str = "totals0";
+
+/// The name of a queue's totals among the counters.
+pub(crate) fn totals_id(queue: &QueueName) -> String {
+    format!("{TOTALS}{queue}")
+}
+
+/// The fields of the totals, and where they are.
+fn fields(totals: &Totals) -> [(&'static str, u64); 9] {
+    [
+        ("pushed", totals.pushed),
+        ("delivered", totals.delivered),
+        ("committed", totals.committed),
+        ("rolledBack", totals.rolled_back),
+        ("moved", totals.moved),
+        ("deadLettered", totals.dead_lettered),
+        ("expired", totals.expired),
+        ("popped", totals.popped),
+        ("discarded", totals.discarded),
+    ]
+}
+
+/// Adds to queues' totals, in one command.
+pub(crate) async fn add_totals(inner: &Inner, changes: Vec<(QueueName, Totals)>) -> Result<()> {
+    let mut updates = Vec::with_capacity(changes.len());
+    for (queue, totals) in &changes {
+        let added: Document = fields(totals)
+            .into_iter()
+            .filter(|(_, n)| *n > 0)
+            .map(|(name, n)| (name.to_owned(), Bson::Int64(n as i64)))
+            .collect();
+        if !added.is_empty() {
+            updates.push(doc! {
+                "q": { "_id": totals_id(queue) }, "u": { "$inc": added }, "upsert": true,
+            });
+        }
+    }
+    for updates in updates.chunks(1_000) {
+        let mut command = RawDocumentBuf::try_from(
+            &doc! { "update": "counters", "updates": updates.to_vec(), "ordered": false },
+        )
+        .map_err(|e| broken(e.to_string()))?;
+        command.append(
+            mongodb::bson::raw::cstr!("writeConcern"),
+            crate::store::mongo::schema::layout::durable(),
+        );
+        // Not repeated if the outcome is unknown: it would be counted twice.
+        let reply = inner.db.run_raw_command(command).await.map_err(failed)?;
+        written(&reply)?;
+    }
+    Ok(())
+}
+
+/// A queue's totals.
+pub(crate) async fn totals(inner: &Inner, queue: &QueueName) -> Result<Totals> {
+    let counters = inner.db.collection::<Document>("counters");
+    let found = counters.find_one(doc! { "_id": totals_id(queue) }).await.map_err(failed)?;
+    Ok(found.as_ref().map(read_totals).unwrap_or_default())
+}
+
+/// The totals of all queues.
+pub(crate) async fn all_totals(inner: &Inner) -> Result<Vec<(QueueName, Totals)>> {
+    let counters = inner.db.collection::<Document>("counters");
+    let named = doc! { "_id": { "$gte": TOTALS, "$lt": TOTALS_END } };
+    let mut found = counters.find(named).await.map_err(failed)?;
+    let mut all = Vec::new();
+    while let Some(totals) = found.try_next().await.map_err(failed)? {
+        let name = totals.get_str("_id").ok().and_then(|id| id.strip_prefix(TOTALS));
+        if let Some(Ok(name)) = name.map(|name| QueueName::parse("_id", name)) {
+            all.push((name, read_totals(&totals)));
+        }
+    }
+    Ok(all)
+}
+
+fn read_totals(found: &Document) -> Totals {
+    let n = |name: &str| found.get(name).and_then(integer).unwrap_or_default() as u64;
+    Totals {
+        pushed: n("pushed"),
+        delivered: n("delivered"),
+        committed: n("committed"),
+        rolled_back: n("rolledBack"),
+        moved: n("moved"),
+        dead_lettered: n("deadLettered"),
+        expired: n("expired"),
+        popped: n("popped"),
+        discarded: n("discarded"),
+    }
+}

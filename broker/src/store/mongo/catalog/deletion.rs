@@ -1,0 +1,323 @@
+//! Deleting queues so that no answered push is lost.
+//!
+//! Whether a queue is empty, and no other dead-letters into it, is tested in the transaction that deletes
+//! it. A push writes no document that such a transaction writes, so it may still land afterwards,
+//! through a broker that remembers the queue. What the transaction notes in `deletedQueues` lets
+//! [`crate::store::mongo::catalog::orphaned_items`] find such items and make their queue again.
+
+use mongodb::{
+    ClientSession, Collection,
+    bson::{Bson, Document, doc},
+    options::{Hint, ReturnDocument},
+};
+
+use crate::{
+    domain::{Priority, Queue, QueueName, Timestamp},
+    store::{
+        Deleted, Links, Result,
+        mongo::{
+            Inner,
+            catalog::queues::QUEUES,
+            ordering, priorities,
+            schema::layout::{Group, HANDOUT, PROCESSED, READY_END, date, live, millis},
+            server::{
+                error::{failed, unavailable, written},
+                transaction::{Failure, Patience, commit},
+            },
+            settle::receipts::{bury, settle_token},
+        },
+    },
+};
+
+/// Queues that were deleted, for a while.
+pub(crate) const DELETED: &str = "deletedQueues";
+/// How long that is remembered, in seconds.
+const REMEMBERED: i32 = 3_600;
+/// The document of `counters` that changes with each link between queues.
+const LINKS: &str = "deadLetterLinks";
+/// Fewer items than this are deleted in the transaction that deletes the queue.
+const FEW: u64 = 1_000;
+/// How often items are deleted before that: somebody may push without end.
+const ROUNDS: usize = 5;
+
+/// Creates what this stands on.
+pub(crate) async fn ensure_collections(inner: &Inner) -> Result<()> {
+    let command = doc! {
+        "createIndexes": DELETED,
+        "indexes": [{ "name": "at", "key": { "at": 1 }, "expireAfterSeconds": REMEMBERED }],
+    };
+    written(&inner.db.run_command(command).await.map_err(failed)?)?;
+    let start = doc! { "$setOnInsert": { "n": 0_i64 } };
+    let made = counters(inner).update_one(doc! { "_id": LINKS }, start).upsert(true).await;
+    match made {
+        Err(error) if crate::store::mongo::server::error::is_duplicate_key(&error) => Ok(()), // by another broker
+        result => result.map(|_| ()).map_err(failed),
+    }
+}
+
+fn counters(inner: &Inner) -> Collection<Document> {
+    inner.db.collection("counters")
+}
+
+/// The present state of all links between queues.
+pub(crate) async fn links(inner: &Inner) -> Result<Links> {
+    let found = counters(inner).find_one(doc! { "_id": LINKS }).await.map_err(failed)?;
+    let n = found
+        .as_ref()
+        .and_then(|found| found.get("n"))
+        .and_then(crate::store::mongo::server::error::integer);
+    n.map(Links).ok_or_else(|| unavailable("the state of the links between queues is not there"))
+}
+
+/// Makes the links another state; false if they are not in this one any more. Two transactions can not
+/// both pass.
+pub(crate) async fn pass(
+    inner: &Inner,
+    links: Option<Links>,
+    session: &mut ClientSession,
+) -> Result<bool, Failure> {
+    let mut filter = doc! { "_id": LINKS };
+    if let Some(links) = links {
+        filter.insert("n", links.0);
+    }
+    let change = doc! { "$inc": { "n": 1_i64 } };
+    let passed = counters(inner).update_one(filter, change).session(session).await?;
+    Ok(passed.matched_count == 1)
+}
+
+/// Matches items that are not settled and have not ended, on whatever level; by the hand-out index.
+pub(crate) fn unsettled(q: &str, now: Timestamp) -> Document {
+    let levels: Vec<i32> = (0..i32::from(Priority::LEVELS)).collect();
+    doc! {
+        "q": q, "priority": { "$in": levels },
+        "when": { "$lt": millis(PROCESSED), "$ne": millis(READY_END) },
+        "deadline": { "$not": { "$lte": date(now) } },
+    }
+}
+
+/// True if the queue holds an item, as the transaction sees it.
+pub(crate) async fn holds_items(
+    inner: &Inner,
+    group: &Group,
+    q: &str,
+    session: &mut ClientSession,
+) -> Result<bool, Failure> {
+    let found = group
+        .items
+        .clone_with_type::<Document>()
+        .find_one(unsettled(q, inner.now()))
+        .projection(doc! { "_id": 1 })
+        .hint(Hint::Name(HANDOUT.to_owned()))
+        .session(session)
+        .await?;
+    Ok(found.is_some())
+}
+
+/// Deletes a queue with everything that is its own.
+pub(crate) async fn delete_queue(
+    inner: &Inner,
+    queue: &Queue,
+    force: bool,
+    links: Links,
+) -> Result<Deleted> {
+    let group = inner.group(&queue.group).await?;
+    let mut count = 0;
+    if force {
+        // Most of them, so that the transaction stays small. A crash then leaves a queue that can be
+        // deleted again.
+        for _ in 0..ROUNDS {
+            let deleted = delete_items(inner, &group, queue.name.as_str(), None).await?;
+            count += deleted;
+            if deleted < FEW {
+                break;
+            }
+        }
+    }
+    let mut patience = Patience::new();
+    loop {
+        let mut session = inner.client.start_session().await.map_err(failed)?;
+        session.start_transaction().await.map_err(failed)?;
+        let attempt = async {
+            let deleted = attempt(inner, &group, queue, force, links, &mut session).await?;
+            if matches!(deleted, Deleted::Done(_)) {
+                commit(&mut session).await?;
+            }
+            Ok(deleted)
+        };
+        let result = attempt.await;
+        if !matches!(result, Ok(Deleted::Done(_))) {
+            let _ = session.abort_transaction().await; // it ends by itself otherwise
+        }
+        match result {
+            Ok(Deleted::Done(last)) => {
+                count += last;
+                break;
+            }
+            Ok(refused) => return Ok(refused),
+            Err(Failure::Final(error)) => return Err(error),
+            Err(Failure::Conflict(error)) => patience.next(error).await?,
+        }
+    }
+    inner.heads.lock().remove(&queue.name);
+    if !force {
+        count += clear_away(inner, &group, queue.name.as_str()).await?;
+    }
+    Ok(Deleted::Done(count))
+}
+
+async fn attempt(
+    inner: &Inner,
+    group: &Group,
+    queue: &Queue,
+    force: bool,
+    links: Links,
+    session: &mut ClientSession,
+) -> Result<Deleted, Failure> {
+    let q = queue.name.as_str();
+    if !pass(inner, Some(links), session).await? {
+        return Ok(Deleted::Overtaken);
+    }
+    let mut count = 0;
+    if force {
+        count = delete_items(inner, group, q, Some(&mut *session)).await?;
+    } else if holds_items(inner, group, q, session).await? {
+        return Ok(Deleted::NotEmpty);
+    }
+    let queues = inner.db.collection::<Document>(QUEUES);
+    let found = queues
+        .find_one_and_delete(doc! { "_id": q, "revision": queue.revision })
+        .session(&mut *session)
+        .await?;
+    let Some(mut settings) = found else { return Ok(Deleted::Overtaken) };
+    settings.insert("at", date(inner.now()));
+    inner
+        .db
+        .collection::<Document>(DELETED)
+        .replace_one(doc! { "_id": q }, settings)
+        .upsert(true)
+        .session(&mut *session)
+        .await?;
+    // Here, for what the next queue of this name sets up must stay.
+    let ids = [
+        ordering::counter_id(&queue.name),
+        crate::store::mongo::admin::stats::totals_id(&queue.name),
+    ];
+    let mine = doc! { "_id": { "$in": ids.to_vec() } };
+    counters(inner).delete_many(mine).session(&mut *session).await?;
+    let barriers = doc! { "_id": { "$in": priorities::barrier_ids(&queue.name) } };
+    group.items.delete_many(barriers).session(session).await?;
+    Ok(Deleted::Done(count))
+}
+
+/// Removes what is left of a queue that held no items: history, deduplication ids, and what has ended.
+/// Answers how much history that was. Whatever came later stays.
+async fn clear_away(inner: &Inner, group: &Group, q: &str) -> Result<u64> {
+    let now = date(inner.now());
+    let forget = doc! { "$unset": { "dedup": 1, "window": 1 } };
+    let mut ids = ids_of(q);
+    ids.insert("created", doc! { "$lt": now });
+    group.items.update_many(ids, forget).await.map_err(failed)?;
+    let history = doc! { "q": q, "processed": { "$lt": now } };
+    let history = group.items.delete_many(history).await.map_err(failed)?;
+    let ended = doc! { "q": q, "when": live(), "deadline": { "$lte": now } };
+    let settled = settle_token(inner);
+    group.items.update_many(ended, bury(inner.now(), settled)).await.map_err(failed)?;
+    Ok(history.deleted_count)
+}
+
+/// Matches what was pushed to the queue with a deduplication id, wherever it is by now.
+fn ids_of(q: &str) -> Document {
+    doc! { "dedup": {
+        "$gte": { "q": q, "id": Bson::MinKey }, "$lte": { "q": q, "id": Bson::MaxKey },
+    } }
+}
+
+/// Deletes all items of the queue, history too; answers how many.
+async fn delete_items(
+    inner: &Inner,
+    group: &Group,
+    q: &str,
+    session: Option<&mut ClientSession>,
+) -> Result<u64, Failure> {
+    // Ids pushed to this queue count no more.
+    let forget = doc! { "$unset": { "dedup": 1, "window": 1 } };
+    let forget = group.items.update_many(ids_of(q), forget);
+    let free = doc! { "q": q, "when": live(), "lock": { "$exists": false } };
+    let delete = group.items.delete_many(free);
+    // Those who hold a receipt may yet ask.
+    let tombstones = bury(inner.now(), settle_token(inner));
+    let bury = group.items.update_many(doc! { "q": q, "when": live() }, tombstones);
+    let (deleted, buried) = if let Some(session) = session {
+        forget.session(&mut *session).await?;
+        (delete.session(&mut *session).await?, bury.session(session).await?)
+    } else {
+        forget.await?;
+        (delete.await?, bury.await?)
+    };
+    Ok(deleted.deleted_count + buried.modified_count)
+}
+
+/// Creates or changes a queue together with its link to a dead-letter queue.
+pub(crate) async fn link_queue(
+    inner: &Inner,
+    queue: &Queue,
+    links: Links,
+) -> Result<Option<Queue>> {
+    let document = crate::store::mongo::catalog::queues::new_document(inner, queue).await?;
+    let mut patience = Patience::new();
+    loop {
+        let mut session = inner.client.start_session().await.map_err(failed)?;
+        session.start_transaction().await.map_err(failed)?;
+        let attempt = async {
+            if !pass(inner, Some(links), &mut session).await? {
+                return Ok(None);
+            }
+            let done = if queue.revision == 0 {
+                insert(inner, queue, &document, &mut session).await?
+            } else {
+                let (filter, change) = crate::store::mongo::catalog::queues::change(inner, queue);
+                let queues = inner.db.collection::<Document>(QUEUES);
+                queues
+                    .find_one_and_update(filter, change)
+                    .return_document(ReturnDocument::After)
+                    .session(&mut session)
+                    .await?
+            };
+            if done.is_some() {
+                commit(&mut session).await?;
+            }
+            Ok(done)
+        };
+        let result = attempt.await;
+        if !matches!(result, Ok(Some(_))) {
+            let _ = session.abort_transaction().await; // it ends by itself otherwise
+        }
+        match result {
+            Ok(done) => {
+                return done.as_ref().map(crate::store::mongo::catalog::queues::read).transpose();
+            }
+            Err(Failure::Final(error)) => return Err(error),
+            Err(Failure::Conflict(error)) => patience.next(error).await?,
+        }
+    }
+}
+
+async fn insert(
+    inner: &Inner,
+    queue: &Queue,
+    document: &Document,
+    session: &mut ClientSession,
+) -> Result<Option<Document>, Failure> {
+    let queues = inner.db.collection::<Document>(QUEUES);
+    let there = queues.find_one(doc! { "_id": queue.name.as_str() }).session(&mut *session).await?;
+    if there.is_some() {
+        return Ok(None);
+    }
+    queues.insert_one(document).session(session).await?;
+    Ok(Some(document.clone()))
+}
+
+/// The name of the queue that a document of [`DELETED`] is about.
+pub(crate) fn name_of(document: &Document) -> Option<QueueName> {
+    QueueName::parse("_id", document.get_str("_id").ok()?).ok()
+}

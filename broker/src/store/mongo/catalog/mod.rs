@@ -1,0 +1,7 @@
+//! What has a name: queues, schedules, and what happens when a queue is deleted.
+
+pub(super) mod deletion;
+pub(super) mod named;
+pub(super) mod orphaned_items;
+pub(super) mod queues;
+pub(super) mod schedules;

@@ -1,0 +1,76 @@
+//! Documents whose ids are names that people chose: queues and schedules.
+
+use mongodb::bson::{Document, doc};
+
+use crate::store::{
+    Created, Result,
+    mongo::{
+        Inner,
+        server::{
+            connect::read_documents,
+            error::{failed, is_duplicate_key, unavailable},
+        },
+    },
+};
+
+/// Most documents of one list.
+const MAX_LIST: usize = 10_000;
+/// How often one is created anew that was there when it was to be inserted, and gone when it was to be read.
+const CREATIONS: usize = 20;
+
+/// A collection of such documents, and how they are read.
+pub(crate) struct Named<T> {
+    pub(crate) collection: &'static str,
+    pub(crate) read: fn(&Document) -> Result<T>,
+}
+
+impl<T> Named<T> {
+    /// Creates one; answers the one that is there if there is one of that name.
+    pub(crate) async fn create(
+        &self,
+        inner: &Inner,
+        name: &str,
+        document: &Document,
+    ) -> Result<Created<T>> {
+        let items = inner.db.collection::<Document>(self.collection);
+        for _ in 0..CREATIONS {
+            match items.insert_one(document).await {
+                Ok(_) => return Ok(Created::New((self.read)(document)?)),
+                Err(error) if is_duplicate_key(&error) => {
+                    // A driver's retry of an insert that had succeeded looks like this too, but is marked.
+                    if let Some(existing) = self.get(inner, name).await? {
+                        return Ok(Created::Existing(existing));
+                    }
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Err(unavailable(format!("{name} of {} came and went again and again", self.collection)))
+    }
+
+    /// The one of this name.
+    pub(crate) async fn get(&self, inner: &Inner, name: &str) -> Result<Option<T>> {
+        let items = inner.db.collection::<Document>(self.collection);
+        let found = items.find_one(doc! { "_id": name }).await.map_err(failed)?;
+        found.as_ref().map(self.read).transpose()
+    }
+
+    /// Those after a name, by name.
+    pub(crate) async fn list(
+        &self,
+        inner: &Inner,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<T>> {
+        if limit == 0 {
+            return Ok(Vec::new());
+        }
+        let filter = after.map_or_else(Document::new, |after| doc! { "_id": { "$gt": after } });
+        let limit = limit.min(MAX_LIST) as i64;
+        let command = doc! {
+            "find": self.collection, "filter": filter, "sort": { "_id": 1 }, "limit": limit,
+            "batchSize": limit + 1,
+        };
+        read_documents(&inner.db, command).await?.iter().map(self.read).collect()
+    }
+}

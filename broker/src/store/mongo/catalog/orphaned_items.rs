@@ -1,0 +1,261 @@
+//! Items that landed in a queue just after it was deleted, through a broker that still remembered it.
+//! Their pushes were answered, so they must be found: their queue is made again with the settings it had,
+//! or, if it was made anew in another group meanwhile, they are brought there.
+//!
+//! All brokers look, so that it does not matter which of them lives on. A push may land for as long as
+//! one write may take and a broker may remember settings; each deleted queue is looked at a few times
+//! until well after that, at growing intervals.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use mongodb::{
+    ClientSession,
+    bson::{Bson, Document, doc},
+    options::Hint,
+};
+use tokio_stream::StreamExt;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    domain::{GroupName, Queue, QueueName},
+    store::{
+        Result,
+        mongo::{
+            Inner,
+            catalog::{
+                deletion::{DELETED, holds_items, name_of, pass, unsettled},
+                queues::{self, QUEUES},
+            },
+            cursor::watermarks::{bit, levels as each_level},
+            ordering, priorities,
+            schema::{
+                item::Stored,
+                layout::{BLOCKED, Group, HANDOUT, LEASED, date, millis},
+            },
+            server::{
+                error::{broken, failed, integer},
+                transaction::{Failure, commit},
+            },
+        },
+    },
+};
+
+/// How often it is asked which queues were deleted.
+const EVERY: Duration = Duration::from_millis(500);
+/// Pause between the first two looks at a deleted queue; each further one is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// The last look is at least this long after the deletion.
+const LAST_PAUSE: Duration = Duration::from_mins(1);
+/// What was deleted so long ago, in milliseconds, has been read before.
+const LATE: i64 = 30_000;
+/// Items brought into another group in one step.
+const STEP: i64 = 100;
+
+/// A queue that was deleted.
+struct Watched {
+    /// When.
+    at: i64,
+    group: GroupName,
+    next: Instant,
+    pause: Duration,
+}
+
+/// Looks after items of deleted queues until stopped.
+pub(crate) async fn adopt_all(inner: Arc<Inner>, stop: CancellationToken) {
+    let mut watched = HashMap::new();
+    let mut from = 0;
+    while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
+        if let Err(error) = look(&inner, &mut watched, &mut from).await {
+            tracing::debug!(%error, "could not look after items of deleted queues");
+        }
+    }
+}
+
+async fn look(
+    inner: &Inner,
+    watched: &mut HashMap<QueueName, Watched>,
+    from: &mut i64,
+) -> Result<()> {
+    let now = inner.now().0;
+    let command = doc! {
+        "find": DELETED, "filter": { "at": { "$gte": millis(*from) } }, "hint": "at",
+        "projection": { "at": 1, "group": 1 },
+    };
+    let mut found = inner.db.run_cursor_command(command).await.map_err(failed)?;
+    while let Some(entry) = found.try_next().await.map_err(failed)? {
+        let at = entry.get_datetime("at").map_or(0, |at| at.timestamp_millis());
+        let group = GroupName::parse("group", entry.get_str("group").unwrap_or_default());
+        let (Some(name), Ok(group)) = (name_of(&entry), group) else { continue };
+        if watched.get(&name).is_none_or(|watched| watched.at != at) {
+            let fresh = Watched { at, group, next: Instant::now(), pause: FIRST_PAUSE };
+            watched.insert(name, fresh);
+        }
+    }
+    *from = now - LATE;
+    for (name, watched) in watched.iter_mut() {
+        if watched.next <= Instant::now() && watched.pause <= 2 * LAST_PAUSE {
+            if let Err(error) = adopt(inner, name, &watched.group).await {
+                // Once more, and the others meanwhile.
+                tracing::debug!(queue = %name, %error, "could not look after items of a deleted queue");
+                watched.next = Instant::now() + FIRST_PAUSE;
+                continue;
+            }
+            watched.next = Instant::now() + watched.pause;
+            watched.pause *= 2;
+        }
+    }
+    watched.retain(|_, watched| watched.pause <= 2 * LAST_PAUSE || watched.at >= *from);
+    Ok(())
+}
+
+/// Sees to it that the items of a deleted queue have one again.
+async fn adopt(inner: &Inner, name: &QueueName, group: &GroupName) -> Result<()> {
+    let group_name = group;
+    let group = inner.group(group).await?;
+    let filter = unsettled(name.as_str(), inner.now());
+    let found = group.items.find_one(filter).hint(Hint::Name(HANDOUT.to_owned()));
+    if found.projection(doc! { "_id": 1 }).await.map_err(failed)?.is_none() {
+        return Ok(());
+    }
+    match queues::get(inner, name).await? {
+        Some(queue) if queue.group == *group_name => Ok(()),
+        Some(queue) => bring(inner, &group, &queue).await,
+        None => revive(inner, name, &group).await,
+    }
+}
+
+/// Makes a deleted queue again.
+async fn revive(inner: &Inner, name: &QueueName, group: &Group) -> Result<()> {
+    let used = priorities::in_index(inner, group.items.name(), name).await?;
+    let used: Vec<Bson> = each_level(used).map(Bson::Int32).collect();
+    let mut session = inner.client.start_session().await.map_err(failed)?;
+    session.start_transaction().await.map_err(failed)?;
+    let attempt = async {
+        let made = insert_again(inner, name, group, used, &mut session).await?;
+        if made {
+            commit(&mut session).await?;
+        }
+        Ok(made)
+    };
+    match attempt.await {
+        Ok(true) => {
+            inner.head(name).look_again(None);
+            tracing::warn!(queue = %name, "items came while the queue was deleted: it is there again");
+            Ok(())
+        }
+        Ok(false) => {
+            let _ = session.abort_transaction().await; // it ends by itself otherwise
+            Ok(())
+        }
+        Err(failure) => {
+            let _ = session.abort_transaction().await;
+            Err(Failure::into(failure))
+        }
+    }
+}
+
+/// Within a transaction, so that a deletion of the queue and its items comes before or after.
+async fn insert_again(
+    inner: &Inner,
+    name: &QueueName,
+    group: &Group,
+    used: Vec<Bson>,
+    session: &mut ClientSession,
+) -> Result<bool, Failure> {
+    let queues = inner.db.collection::<Document>(QUEUES);
+    let by_name = doc! { "_id": name.as_str() };
+    if !pass(inner, None, session).await?
+        || queues.find_one(by_name.clone()).session(&mut *session).await?.is_some()
+        || !holds_items(inner, group, name.as_str(), session).await?
+    {
+        return Ok(false);
+    }
+    let deleted = inner.db.collection::<Document>(DELETED);
+    let Some(mut settings) = deleted.find_one(by_name).session(&mut *session).await? else {
+        return Ok(false);
+    };
+    // That may have been deleted meanwhile.
+    if let Ok(target) = settings.get_str("deadLetterQueue").map(str::to_owned)
+        && queues.find_one(doc! { "_id": target }).session(&mut *session).await?.is_none()
+    {
+        settings.remove("deadLetterQueue");
+    }
+    let revision = settings.get("revision").and_then(integer).unwrap_or_default() + 1;
+    settings.remove("at");
+    settings.insert("revision", revision);
+    settings.insert("created", date(inner.now()));
+    settings.insert("updated", date(inner.now()));
+    settings.insert("levels", used);
+    queues.insert_one(settings).session(session).await?;
+    Ok(true)
+}
+
+/// Brings items into the group in which their queue was made anew. Those that are reserved come later,
+/// when their leases have ended.
+async fn bring(inner: &Inner, from: &Group, queue: &Queue) -> Result<()> {
+    let group = inner.group(&queue.group).await?;
+    let mut keys = Vec::new();
+    let filter = unsettled(queue.name.as_str(), inner.now());
+    let mut found = from.items.find(filter).limit(STEP).await.map_err(failed)?;
+    let mut brought = 0;
+    while let Some(item) = found.try_next().await.map_err(failed)? {
+        let stored = Stored::read(&item)?;
+        if stored.leased && stored.when > inner.now().0 {
+            continue;
+        }
+        let mut document = Document::try_from(item.as_ref()).map_err(|e| broken(e.to_string()))?;
+        for field in ["lock", "turn", "trace", "dedup", "window"] {
+            document.remove(field);
+        }
+        let when = stored.due.unwrap_or(stored.when);
+        document.insert("when", millis(when));
+        if !stored.key.is_empty() {
+            document.insert("when", millis(BLOCKED));
+            document.insert("due", millis(when));
+            keys.push((queue.name.clone(), stored.key.clone()));
+        }
+        if stored.sequence != 0 {
+            document.insert("seq", ordering::take_numbers(inner, &queue.name, 1).await?);
+        }
+        let incarnation = Some(queue.create_time);
+        priorities::record(inner, &group, &queue.name, bit(stored.priority), incarnation).await?;
+        let place = if stored.leased { LEASED + stored.when } else { stored.when };
+        let old = doc! { "_id": document.get("_id"), "when": millis(place) };
+        brought += u64::from(exchange(inner, (from, old), (&group, document)).await?);
+    }
+    ordering::promote(inner, &group, &keys).await?;
+    inner.head(&queue.name).look_again(None);
+    if brought > 0 {
+        tracing::warn!(queue = %queue.name, brought, "brought items into the queue's new group");
+    }
+    Ok(())
+}
+
+/// Replaces an item by one in another collection; false if it is not as it was any more.
+async fn exchange(
+    inner: &Inner,
+    (from, old): (&Group, Document),
+    (to, new): (&Group, Document),
+) -> Result<bool> {
+    let mut session = inner.client.start_session().await.map_err(failed)?;
+    session.start_transaction().await.map_err(failed)?;
+    let attempt = async {
+        let deleted = from.items.delete_one(old).session(&mut session).await?;
+        if deleted.deleted_count == 0 {
+            return Ok(false);
+        }
+        let to = to.items.clone_with_type::<Document>();
+        to.insert_one(new).session(&mut session).await?;
+        commit(&mut session).await?;
+        Ok(true)
+    };
+    let result: Result<bool, Failure> = attempt.await;
+    if !matches!(result, Ok(true)) {
+        let _ = session.abort_transaction().await; // it ends by itself otherwise
+    }
+    Ok(result?)
+}

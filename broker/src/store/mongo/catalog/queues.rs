@@ -1,0 +1,296 @@
+//! Queues and their settings.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    time::Duration,
+};
+
+use mongodb::{
+    bson::{Bson, Document, doc},
+    options::ReturnDocument,
+};
+use tokio_stream::StreamExt;
+
+use crate::{
+    domain::{
+        AtLimit, FailureDefaults, GroupName, Invalid, Queue, QueueName, RetryPolicy, Timestamp,
+    },
+    store::{
+        Created, Result, SettingsChanges, SettingsMark,
+        mongo::{
+            Inner,
+            catalog::{
+                deletion::{DELETED, name_of},
+                named::Named,
+            },
+            cursor::watermarks::levels as each_level,
+            priorities,
+            schema::{
+                item::{literal, texts},
+                layout::{date, millis},
+            },
+            server::{
+                connect::read_documents,
+                error::{broken, failed, integer, written},
+            },
+        },
+    },
+};
+
+/// The collection of all queues.
+pub(crate) const QUEUES: &str = "queues";
+/// Name of the index of dead-letter queues.
+const LINKS: &str = "deadLetterQueue";
+/// Most queues told of one dead-letter queue.
+const MAX_SOURCES: i64 = 100;
+/// A change may be seen this long after its time, in milliseconds: no write takes longer, and brokers'
+/// clocks agree to within milliseconds.
+const LATE: i64 = 30_000;
+const NAMED: Named<Queue> = Named { collection: QUEUES, read };
+
+/// Creates the index by which changes are noticed.
+pub(crate) async fn ensure_indexes(inner: &Inner) -> Result<()> {
+    let command = doc! {
+        "createIndexes": QUEUES,
+        "indexes": [
+            { "name": "updated", "key": { "updated": 1, "revision": 1 } },
+            {
+                "name": LINKS, "key": { "deadLetterQueue": 1 },
+                "partialFilterExpression": { "deadLetterQueue": { "$exists": true } },
+            },
+        ],
+    };
+    let reply = inner.db.run_command(command).await.map_err(failed)?;
+    written(&reply)?;
+    Ok(())
+}
+
+/// Reaches the server and writes to it.
+pub(crate) async fn ping(inner: &Inner) -> Result<()> {
+    inner
+        .db
+        .collection::<Document>("counters")
+        .update_one(doc! { "_id": "ping" }, doc! { "$set": { "at": date(inner.now()) } })
+        .upsert(true)
+        .await
+        .map_err(failed)?;
+    Ok(())
+}
+
+/// A span in milliseconds, which is what the store keeps.
+pub(crate) fn span(span: Duration) -> i64 {
+    i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// The settings as fields; those that are not set are left out.
+fn settings(queue: &Queue) -> Document {
+    let mut d = doc! {
+        "group": queue.group.as_str(),
+        "retention": span(queue.retention),
+        "dedupWindow": span(queue.dedup_window),
+        "maxDepth": queue.max_depth as i64,
+        "sequenced": queue.sequenced,
+        "paused": queue.paused,
+        "discardFailed": queue.discard_failed,
+        "labels": texts(&queue.labels),
+        "created": date(queue.create_time),
+    };
+    if let Some(lease) = queue.lease {
+        d.insert("lease", span(lease));
+    }
+    if let Some(limit) = queue.max_attempts {
+        d.insert("attemptLimit", i64::from(limit));
+    }
+    if let Some(limit) = queue.max_deliveries {
+        d.insert("deliveryLimit", i64::from(limit));
+    }
+    if let Some(to) = &queue.dead_letter_queue {
+        d.insert("deadLetterQueue", to.as_str());
+    }
+    if let Some(policy) = &queue.retry_policy {
+        d.insert(
+            "retryPolicy",
+            doc! {
+                "initialDelay": span(policy.initial_delay), "multiplier": policy.multiplier,
+                "maxDelay": span(policy.max_delay), "jitter": policy.jitter,
+            },
+        );
+    }
+    if let Some(ttl) = queue.default_ttl {
+        d.insert("defaultTtl", span(ttl));
+    }
+    d
+}
+
+/// Where a document of before has its limit of attempts; 0 if nobody said one. Read, never written.
+const OLD_LIMIT: &str = "maxAttempts";
+
+/// Fields that a change of the settings takes away unless it sets them.
+const OPTIONAL: [&str; 7] = [
+    "lease",
+    "attemptLimit",
+    "deliveryLimit",
+    OLD_LIMIT,
+    "deadLetterQueue",
+    "retryPolicy",
+    "defaultTtl",
+];
+
+/// Reads a queue.
+pub(crate) fn read(document: &Document) -> Result<Queue> {
+    let whole = |name: &str| document.get(name).and_then(integer);
+    let time = |name: &str| whole(name).map(|ms| Duration::from_millis(ms as u64));
+    let text = |name: &str| document.get_str(name).unwrap_or_default();
+    let flag = |name: &str| document.get_bool(name).unwrap_or_default();
+    let bad = |e: Invalid| broken(format!("unreadable queue: {e}"));
+    let labels: BTreeMap<String, String> = document
+        .get_document("labels")
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
+        .collect();
+    let retry_policy = document.get_document("retryPolicy").ok().map(|policy| {
+        let time = |name: &str| {
+            let ms = policy.get(name).and_then(integer).unwrap_or_default();
+            Duration::from_millis(ms as u64)
+        };
+        RetryPolicy {
+            initial_delay: time("initialDelay"),
+            multiplier: policy.get_f64("multiplier").unwrap_or(1.0),
+            max_delay: time("maxDelay"),
+            jitter: policy.get_f64("jitter").unwrap_or_default(),
+        }
+    });
+    Ok(Queue {
+        name: QueueName::parse("_id", text("_id")).map_err(bad)?,
+        group: GroupName::parse("group", text("group")).map_err(bad)?,
+        lease: time("lease"),
+        max_attempts: whole("attemptLimit")
+            .or_else(|| whole(OLD_LIMIT).filter(|limit| *limit > 0))
+            .map(|limit| limit as u32),
+        max_deliveries: whole("deliveryLimit").map(|limit| limit as u32),
+        discard_failed: flag("discardFailed"),
+        dead_letter_queue: QueueName::parse_optional("deadLetterQueue", text("deadLetterQueue"))
+            .map_err(bad)?,
+        retry_policy,
+        default_ttl: time("defaultTtl"),
+        retention: time("retention").unwrap_or_default(),
+        dedup_window: time("dedupWindow").unwrap_or_default(),
+        max_depth: whole("maxDepth").unwrap_or_default() as u64,
+        sequenced: flag("sequenced"),
+        paused: flag("paused"),
+        labels,
+        create_time: Timestamp(
+            document.get_datetime("created").map_or(0, |at| at.timestamp_millis()),
+        ),
+        revision: whole("revision").unwrap_or_default(),
+        defaults: FailureDefaults::default(),
+        at_limit: AtLimit::Unknown,
+    })
+}
+
+/// Creates a queue; answers the one that is there if there is one.
+pub(crate) async fn create(inner: &Inner, queue: &Queue) -> Result<Created<Queue>> {
+    let document = new_document(inner, queue).await?;
+    NAMED.create(inner, queue.name.as_str(), &document).await
+}
+
+/// The document of a queue to be.
+pub(crate) async fn new_document(inner: &Inner, queue: &Queue) -> Result<Document> {
+    // Items may have come before it, by dead-lettering.
+    let group = inner.group(&queue.group).await?;
+    let used = priorities::in_index(inner, group.items.name(), &queue.name).await?;
+    let mut document = doc! { "_id": queue.name.as_str() };
+    document.extend(settings(queue));
+    document.insert("revision", 1_i64);
+    document.insert("updated", date(inner.now()));
+    document.insert("levels", each_level(used).map(Bson::Int32).collect::<Vec<_>>());
+    Ok(document)
+}
+
+/// A queue's settings.
+pub(crate) async fn get(inner: &Inner, name: &QueueName) -> Result<Option<Queue>> {
+    NAMED.get(inner, name.as_str()).await
+}
+
+/// Queues by name.
+pub(crate) async fn list(
+    inner: &Inner,
+    after: Option<&QueueName>,
+    limit: usize,
+) -> Result<Vec<Queue>> {
+    NAMED.list(inner, after.map(QueueName::as_str), limit).await
+}
+
+/// The queues whose dead-letter queue is this one.
+pub(crate) async fn dead_letter_sources(inner: &Inner, name: &QueueName) -> Result<Vec<Queue>> {
+    let command = doc! {
+        "find": QUEUES, "filter": { "deadLetterQueue": name.as_str() }, "hint": LINKS,
+        "limit": MAX_SOURCES, "batchSize": MAX_SOURCES, "singleBatch": true,
+    };
+    read_documents(&inner.db, command).await?.iter().map(read).collect()
+}
+
+/// Replaces the settings, if they are still at the revision.
+pub(crate) async fn update(inner: &Inner, queue: &Queue) -> Result<Option<Queue>> {
+    let (filter, change) = change(inner, queue);
+    let queues = inner.db.collection::<Document>(QUEUES);
+    let found = queues
+        .find_one_and_update(filter, change)
+        .return_document(ReturnDocument::After)
+        .await
+        .map_err(failed)?;
+    found.as_ref().map(read).transpose()
+}
+
+/// What to change for that: a filter and an update.
+pub(crate) fn change(inner: &Inner, queue: &Queue) -> (Document, Vec<Document>) {
+    let settings = settings(queue);
+    let absent: Vec<&str> =
+        OPTIONAL.into_iter().filter(|name| !settings.contains_key(name)).collect();
+    let mut set: Document =
+        settings.into_iter().map(|(name, value)| (name, literal(value).into())).collect();
+    set.insert("revision", queue.revision + 1);
+    set.insert("updated", date(inner.now()));
+    let mut stages = vec![doc! { "$set": set }];
+    if !absent.is_empty() {
+        stages.push(doc! { "$unset": absent });
+    }
+    (doc! { "_id": queue.name.as_str(), "revision": queue.revision }, stages)
+}
+
+/// Tells which settings have changed since the mark, and moves it on.
+///
+/// The time of a change is that of the broker that makes it, and it is seen when it is written. So changes are
+/// read again for as long as one that is older may yet appear, and told once.
+pub(crate) async fn changes(inner: &Inner, mark: &mut SettingsMark) -> Result<SettingsChanges> {
+    let first = mark.at == 0;
+    let now = inner.now();
+    let from = millis((if first { now.0 } else { mark.at.min(now.0) }) - LATE);
+    let updated = doc! {
+        "find": QUEUES, "filter": { "updated": { "$gte": from } }, "hint": "updated",
+        "projection": { "updated": 1, "revision": 1 },
+    };
+    let deleted = doc! {
+        "find": DELETED, "filter": { "at": { "$gte": from } }, "hint": "at",
+        "projection": { "at": 1 },
+    };
+    let mut seen = HashSet::new();
+    for (command, time) in [(updated, "updated"), (deleted, "at")] {
+        let mut found = inner.db.run_cursor_command(command).await.map_err(failed)?;
+        while let Some(change) = found.try_next().await.map_err(failed)? {
+            let Some(queue) = name_of(&change) else { continue };
+            let at = change.get_datetime(time).map_or(0, |at| at.timestamp_millis());
+            let revision = change.get("revision").and_then(integer).unwrap_or(-1);
+            seen.insert((queue, at, revision));
+        }
+    }
+    let new: HashSet<&QueueName> = seen.difference(&mark.seen).map(|(queue, ..)| queue).collect();
+    let changes = if first {
+        SettingsChanges::Unknown
+    } else {
+        SettingsChanges::Of(new.into_iter().cloned().collect())
+    };
+    *mark = SettingsMark { at: now.0, seen };
+    Ok(changes)
+}

@@ -1,0 +1,155 @@
+//! Schedules: kept here, run by the tasks.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use mongodb::{
+    bson::{Document, doc},
+    options::ReturnDocument,
+};
+
+use crate::{
+    domain::{Invalid, NewItem, Priority, QueueName, Schedule, ScheduleName, Timestamp},
+    store::{
+        Created, Result,
+        mongo::{
+            Inner,
+            catalog::{named::Named, queues::span},
+            schema::{
+                item::{binary, texts},
+                layout::date,
+            },
+            server::error::{broken, failed, integer},
+        },
+    },
+};
+
+const SCHEDULES: &str = "schedules";
+const NAMED: Named<Schedule> = Named { collection: SCHEDULES, read };
+
+fn write(schedule: &Schedule) -> Document {
+    let new = &schedule.item;
+    let mut item = doc! {
+        "payload": binary(&new.payload), "contentType": &new.content_type,
+        "headers": texts(&new.headers),
+        "priority": i32::from(new.priority.level()), "delay": span(new.delay),
+        "key": &new.ordering_key,
+    };
+    if let Some(at) = new.eligible_time {
+        item.insert("eligibleTime", date(at));
+    }
+    if let Some(ttl) = new.ttl {
+        item.insert("ttl", span(ttl));
+    }
+    let mut d = doc! {
+        "_id": schedule.name.as_str(), "queue": schedule.queue.as_str(), "cron": &schedule.cron,
+        "timeZone": &schedule.time_zone, "item": item, "paused": schedule.paused,
+        "created": date(schedule.create_time), "doneUntil": date(schedule.done_until),
+    };
+    if let Some(last) = schedule.last_time {
+        d.insert("lastTime", date(last));
+    }
+    d
+}
+
+fn read(document: &Document) -> Result<Schedule> {
+    fn time(d: &Document, name: &str) -> Option<Timestamp> {
+        d.get_datetime(name).ok().map(|at| Timestamp(at.timestamp_millis()))
+    }
+    fn text(d: &Document, name: &str) -> String {
+        d.get_str(name).unwrap_or_default().to_owned()
+    }
+    let bad = |e: Invalid| broken(format!("unreadable schedule: {e}"));
+    let item = document.get_document("item").map_err(|e| broken(e.to_string()))?;
+    let whole = |name: &str| item.get(name).and_then(integer);
+    let headers = item.get_document("headers").into_iter().flatten();
+    let payload = item.get_binary_generic("payload").map_err(|e| broken(e.to_string()))?;
+    Ok(Schedule {
+        name: ScheduleName::parse("_id", &text(document, "_id")).map_err(bad)?,
+        queue: QueueName::parse("queue", &text(document, "queue")).map_err(bad)?,
+        cron: text(document, "cron"),
+        time_zone: text(document, "timeZone"),
+        item: NewItem {
+            payload: Bytes::copy_from_slice(payload),
+            content_type: text(item, "contentType"),
+            headers: headers
+                .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
+                .collect(),
+            priority: Priority::parse("priority", whole("priority").unwrap_or_default() as i32)
+                .map_err(bad)?,
+            delay: Duration::from_millis(whole("delay").unwrap_or_default() as u64),
+            eligible_time: time(item, "eligibleTime"),
+            ttl: whole("ttl").map(|ms| Duration::from_millis(ms as u64)),
+            ordering_key: text(item, "key"),
+            dedup_id: String::new(),
+        },
+        paused: document.get_bool("paused").unwrap_or_default(),
+        create_time: time(document, "created").unwrap_or_default(),
+        done_until: time(document, "doneUntil").unwrap_or_default(),
+        last_time: time(document, "lastTime"),
+    })
+}
+
+/// Creates a schedule; answers the one that is there if there is one.
+pub(crate) async fn create(inner: &Inner, schedule: &Schedule) -> Result<Created<Schedule>> {
+    NAMED.create(inner, schedule.name.as_str(), &write(schedule)).await
+}
+
+/// A schedule.
+pub(crate) async fn get(inner: &Inner, name: &ScheduleName) -> Result<Option<Schedule>> {
+    NAMED.get(inner, name.as_str()).await
+}
+
+/// Schedules by name.
+pub(crate) async fn list(
+    inner: &Inner,
+    after: Option<&ScheduleName>,
+    limit: usize,
+) -> Result<Vec<Schedule>> {
+    NAMED.list(inner, after.map(ScheduleName::as_str), limit).await
+}
+
+/// Pauses or resumes a schedule.
+pub(crate) async fn pause(
+    inner: &Inner,
+    name: &ScheduleName,
+    paused: bool,
+    done_until: Timestamp,
+) -> Result<Option<Schedule>> {
+    let found = inner
+        .db
+        .collection::<Document>(SCHEDULES)
+        .find_one_and_update(
+            doc! { "_id": name.as_str() },
+            doc! { "$set": { "paused": paused }, "$max": { "doneUntil": date(done_until) } },
+        )
+        .return_document(ReturnDocument::After)
+        .await
+        .map_err(failed)?;
+    found.as_ref().map(read).transpose()
+}
+
+/// Notes that a tick was pushed, unless a later one was noted before.
+pub(crate) async fn tick_done(inner: &Inner, name: &ScheduleName, tick: Timestamp) -> Result<()> {
+    inner
+        .db
+        .collection::<Document>(SCHEDULES)
+        .update_one(
+            doc! { "_id": name.as_str() },
+            doc! { "$max": { "doneUntil": date(tick), "lastTime": date(tick) } },
+        )
+        .await
+        .map_err(failed)?;
+    Ok(())
+}
+
+/// Deletes a schedule; false if it was not there.
+pub(crate) async fn delete(inner: &Inner, name: &ScheduleName) -> Result<bool> {
+    let deleted = inner
+        .db
+        .collection::<Document>(SCHEDULES)
+        .delete_one(doc! { "_id": name.as_str() })
+        .await
+        .map_err(failed)?;
+    Ok(deleted.deleted_count > 0)
+}

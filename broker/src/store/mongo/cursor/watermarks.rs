@@ -1,0 +1,286 @@
+//! Where a queue's head is: a watermark per priority level, so that finds start behind the entries
+//! of items long gone, and which levels are in use at all.
+//!
+//! A watermark is a hint. It is lowered by whoever makes something eligible below it, and now and
+//! then a sweep looks from the start.
+
+use std::{
+    sync::atomic::AtomicBool,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    domain::{Priority, Timestamp},
+    store::mongo::{
+        cursor::prefetch::Ahead,
+        reserve::{claims::OpenClaims, lapse::Lapses},
+        schema::item::Stored,
+    },
+};
+
+const LEVELS: usize = Priority::LEVELS as usize;
+/// A watermark below everything.
+pub(crate) const START: i64 = 0;
+/// A busy queue is swept about this often.
+const SWEEP_EVERY: Duration = Duration::from_secs(2);
+/// An empty one may be swept this soon.
+const SWEEP_EMPTY: Duration = Duration::from_secs(1);
+/// Sweeps take at most one part in so many of the time.
+const SWEEP_SHARE: u32 = 50;
+/// Brokers' clocks agree to within this many milliseconds; watermarks stay behind by it.
+const UNCERTAINTY: i64 = 100;
+
+/// Levels as bits.
+pub(crate) type LevelSet = u16;
+
+/// The bit of a level.
+pub(crate) fn bit(level: i32) -> LevelSet {
+    u32::try_from(level).ok().filter(|l| *l < LEVELS as u32).map_or(0, |level| 1 << level)
+}
+
+/// The levels of a set, highest first.
+pub(crate) fn levels(set: LevelSet) -> impl Iterator<Item = i32> + Clone {
+    (0..LEVELS as i32).rev().filter(move |level| set & bit(*level) != 0)
+}
+
+struct State {
+    /// Levels recorded with the queue's settings, as far as known, for the queue created then.
+    recorded: LevelSet,
+    incarnation: Timestamp,
+    /// Levels in which there may be items.
+    used: LevelSet,
+    marks: [i64; LEVELS],
+    /// How far the marks were lowered since the running reserve took them.
+    lowered: [i64; LEVELS],
+    /// Another broker may have used a new level.
+    reread: bool,
+    /// Found and not handed out.
+    ahead: Ahead,
+    swept: Option<Instant>,
+    sweep_cost: Duration,
+}
+
+impl State {
+    /// Nothing is known of those of the levels that were not in use.
+    fn start_levels(&mut self, set: LevelSet) {
+        let new = set & !self.used;
+        self.ahead.lower(new, START);
+        for level in levels(new) {
+            self.marks[level as usize] = START;
+        }
+    }
+}
+
+/// One queue's head, as one broker knows it.
+pub(crate) struct Head {
+    state: Mutex<State>,
+    /// Its leases.
+    pub(crate) lapses: Lapses,
+    /// Claims on their way.
+    pub(crate) claims: OpenClaims,
+    /// The queue was deep when it was counted last.
+    pub(crate) deep: AtomicBool,
+    /// The ordering key up to which turns were repaired; `None`: the next repair begins anew.
+    pub(crate) repaired: Mutex<Option<String>>,
+}
+
+/// What a find should look at.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Look {
+    /// Levels in use.
+    pub(crate) used: LevelSet,
+    /// Where to start in each.
+    pub(crate) marks: [i64; LEVELS],
+    /// The marks as they were before: a level that is not reached keeps its own.
+    pub(crate) before: [i64; LEVELS],
+    /// Read anew which levels are recorded.
+    pub(crate) reread: bool,
+}
+
+/// What a find saw in one level.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Seen {
+    pub(crate) level: i32,
+    /// The next find of the level may start here.
+    pub(crate) mark: i64,
+}
+
+impl Head {
+    pub(crate) fn new() -> Self {
+        let state = State {
+            recorded: 0,
+            incarnation: Timestamp::default(),
+            used: 0,
+            marks: [START; LEVELS],
+            lowered: [i64::MAX; LEVELS],
+            reread: false,
+            ahead: Ahead::default(),
+            swept: None,
+            sweep_cost: Duration::ZERO,
+        };
+        Self {
+            state: Mutex::new(state),
+            lapses: Lapses::new(),
+            claims: OpenClaims::new(),
+            repaired: Mutex::default(),
+            deep: AtomicBool::new(false),
+        }
+    }
+
+    /// True if a sweep is due; `empty`: the find from the watermarks found nothing.
+    pub(crate) fn sweep_due(&self, empty: bool) -> bool {
+        let state = self.state.lock();
+        let pause = if empty { SWEEP_EMPTY } else { SWEEP_EVERY };
+        state.swept.is_none_or(|at| at.elapsed() >= pause.max(state.sweep_cost * SWEEP_SHARE))
+    }
+
+    /// Starts a look: lowerings from now on are kept apart until [`Head::seen`].
+    pub(crate) fn look(&self) -> Look {
+        let mut state = self.state.lock();
+        state.lowered = [i64::MAX; LEVELS];
+        let reread = std::mem::take(&mut state.reread);
+        Look { used: state.used, marks: state.marks, before: state.marks, reread }
+    }
+
+    /// The levels in use, as far as known.
+    pub(crate) fn look_used(&self) -> LevelSet {
+        self.state.lock().used
+    }
+
+    /// Notes what a look found.
+    pub(crate) fn seen(&self, seen: &[Seen]) {
+        let mut state = self.state.lock();
+        for Seen { level, mark } in seen {
+            let level = *level as usize;
+            state.marks[level] = (*mark).min(state.lowered[level]);
+        }
+    }
+
+    /// How many items to ask for if so many are wanted.
+    pub(crate) fn limit(&self, wanted: usize) -> usize {
+        self.state.lock().ahead.limit(wanted)
+    }
+
+    /// Notes what a find brought; `more`: it left some of the highest level behind.
+    pub(crate) fn found(&self, items: &[Stored], more: bool) {
+        self.state.lock().ahead.found(items, more);
+    }
+
+    /// Takes the first items found before; none if a find is needed.
+    pub(crate) fn take_ahead(&self, wanted: usize) -> Vec<Stored> {
+        self.state.lock().ahead.take(wanted)
+    }
+
+    /// Keeps what was found and not handed out, unless something got ahead of it since the look began.
+    pub(crate) fn put_back(&self, items: Vec<Stored>) {
+        let mut state = self.state.lock();
+        let State { ahead, used, lowered, .. } = &mut *state;
+        ahead.put_back(items, *used);
+        for level in levels(*used) {
+            ahead.lower(bit(level), lowered[level as usize]);
+        }
+    }
+
+    /// Others were faster with what was found, or it is not to be relied on.
+    pub(crate) fn forget_ahead(&self) {
+        self.state.lock().ahead.clear();
+    }
+
+    /// Notes a sweep and what it cost.
+    pub(crate) fn swept(&self, cost: Duration) {
+        let mut state = self.state.lock();
+        state.swept = Some(Instant::now());
+        state.sweep_cost = cost;
+    }
+
+    /// The mark of a level in which nothing more was found up to `now`.
+    pub(crate) fn mark_of_empty(now: Timestamp) -> i64 {
+        now.0 - UNCERTAINTY
+    }
+
+    /// Something became eligible at `since` in one of the levels.
+    pub(crate) fn lower(&self, set: LevelSet, since: i64) {
+        let mut state = self.state.lock();
+        state.used |= set;
+        state.ahead.lower(set, since);
+        for level in levels(set) {
+            let level = level as usize;
+            state.marks[level] = state.marks[level].min(since);
+            state.lowered[level] = state.lowered[level].min(since);
+        }
+    }
+
+    /// A hint, of unknown levels.
+    pub(crate) fn look_again(&self, since: Option<Timestamp>) {
+        let since = since.map_or(START, |since| since.0 - UNCERTAINTY);
+        let used = {
+            let mut state = self.state.lock();
+            state.reread = true;
+            state.used
+        };
+        self.lower(used, since);
+    }
+
+    /// The levels in use, as the index shows them; those added meanwhile stay.
+    pub(crate) fn set_used(&self, set: LevelSet, before: LevelSet) {
+        let mut state = self.state.lock();
+        let added = state.used & !before;
+        state.start_levels(set);
+        state.used = set | added;
+    }
+
+    /// Adds levels that another broker recorded; true if any is new.
+    pub(crate) fn add_used(&self, set: LevelSet) -> bool {
+        let mut state = self.state.lock();
+        let new = set & !state.used != 0;
+        state.start_levels(set);
+        state.used |= set;
+        new
+    }
+
+    /// Which of the levels are not known to be recorded with the queue created at `incarnation`.
+    pub(crate) fn unrecorded(&self, set: LevelSet, incarnation: Option<Timestamp>) -> LevelSet {
+        let mut state = self.state.lock();
+        if let Some(incarnation) = incarnation
+            && state.incarnation != incarnation
+        {
+            state.incarnation = incarnation;
+            state.recorded = 0;
+        }
+        set & !state.recorded
+    }
+
+    /// Notes that the levels are recorded.
+    pub(crate) fn recorded(&self, set: LevelSet) {
+        self.state.lock().recorded |= set;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_pushed_during_a_look_is_not_passed_over() {
+        let head = Head::new();
+        head.lower(bit(3), 100);
+        let _ = head.look();
+        head.lower(bit(3), 150);
+        head.seen(&[Seen { level: 3, mark: 500 }]);
+        assert_eq!(head.look().marks[3], 150);
+        head.seen(&[Seen { level: 3, mark: 500 }]);
+        assert_eq!(head.look().marks[3], 500);
+        head.look_again(Some(Timestamp(400)));
+        assert_eq!(head.look().marks[3], 400 - UNCERTAINTY);
+        head.look_again(None);
+        assert_eq!(head.look().marks[3], START);
+    }
+
+    #[test]
+    fn levels_come_highest_first() {
+        assert_eq!(levels(bit(0) | bit(9) | bit(4)).collect::<Vec<_>>(), [9, 4, 0]);
+        assert_eq!(bit(-1) | bit(10), 0);
+    }
+}

@@ -1,0 +1,203 @@
+//! Priority levels in use: recorded with the queue's settings, so that a queue with one level costs
+//! one range of the index, and read from the index itself by sweeps.
+//!
+//! Each level in use has two barriers, entries of the hand-out index that are never deleted: one
+//! behind all that waits, one at its end. A find that has read all there is looks for the next live
+//! entry to know that it is done; without a barrier that search goes on through whatever was deleted
+//! among the reserved items, at the head of the next level, or of the next queue by name, and a
+//! hundred thousand dead entries take tens of milliseconds.
+
+use mongodb::{
+    bson::{Bson, Document, RawDocumentBuf, doc, rawdoc},
+    error::ErrorKind,
+};
+
+use crate::{
+    domain::{GroupName, QueueName, Timestamp},
+    store::{
+        Result,
+        mongo::{
+            Inner,
+            cursor::watermarks::{LevelSet, bit, levels},
+            reserve::lapse::Leases,
+            schema::layout::{Group, HANDOUT, READY_END, TOMBSTONE, millis},
+            server::{
+                connect::read_documents,
+                error::{DUPLICATE_KEY, failed, integer},
+            },
+        },
+    },
+};
+
+/// Records that a queue has, or is about to have, items in these levels. `incarnation`: when the
+/// queue was created, if known.
+pub(crate) async fn record(
+    inner: &Inner,
+    group: &Group,
+    queue: &QueueName,
+    set: LevelSet,
+    incarnation: Option<Timestamp>,
+) -> Result<()> {
+    let head = inner.head(queue);
+    let missing = head.unrecorded(set, incarnation);
+    if missing == 0 {
+        return Ok(());
+    }
+    let new: Vec<Bson> = levels(missing).map(Bson::Int32).collect();
+    let outcome = inner
+        .db
+        .collection::<Document>("queues")
+        .update_one(
+            doc! { "_id": queue.as_str() },
+            doc! { "$addToSet": { "levels": { "$each": new } } },
+        )
+        .await
+        .map_err(failed)?;
+    set_barriers(group, queue, missing).await?;
+    // A queue that is not there yet gets its levels from the index when it is created.
+    if outcome.matched_count > 0 {
+        head.recorded(missing);
+    }
+    Ok(())
+}
+
+/// The barriers of a level: names, and where they are.
+const BARRIERS: [(&str, i64); 2] = [("ready", READY_END), ("end", TOMBSTONE)];
+
+fn barrier_id(queue: &QueueName, level: i32, name: &str) -> String {
+    format!("barrier/{queue}/{level}/{name}")
+}
+
+/// The ids of all barriers a queue may have.
+pub(crate) fn barrier_ids(queue: &QueueName) -> Vec<String> {
+    let of_level = |level| BARRIERS.map(|(name, _)| barrier_id(queue, level, name));
+    levels(LevelSet::MAX).flat_map(of_level).collect()
+}
+
+/// Sets the barriers of these levels. Nothing that reads items reads where they are.
+async fn set_barriers(group: &Group, queue: &QueueName, set: LevelSet) -> Result<()> {
+    let of_level = |level| {
+        BARRIERS.map(|(name, when)| {
+            rawdoc! {
+                "_id": barrier_id(queue, level, name),
+                "q": queue.as_str(),
+                "when": millis(when),
+                "priority": level,
+            }
+        })
+    };
+    let barriers: Vec<RawDocumentBuf> = levels(set).flat_map(of_level).collect();
+    let Err(error) = group.items.insert_many(barriers).ordered(false).await else { return Ok(()) };
+    let there_before = match error.kind.as_ref() {
+        ErrorKind::InsertMany(insert) => {
+            insert.write_concern_error.is_none()
+                && insert.write_errors.iter().flatten().all(|e| e.code == DUPLICATE_KEY)
+        }
+        _ => false,
+    };
+    if there_before { Ok(()) } else { Err(failed(error)) }
+}
+
+/// The levels recorded with the queue.
+pub(crate) async fn recorded(inner: &Inner, queue: &QueueName) -> Result<LevelSet> {
+    let command = doc! {
+        "find": "queues", "filter": { "_id": queue.as_str() }, "projection": { "levels": 1 },
+        "limit": 1, "singleBatch": true,
+    };
+    let found = read_documents(&inner.db, command).await?;
+    let set = found.first().and_then(|queue| queue.get_array("levels").ok());
+    Ok(set.map_or(0, |levels| to_set(levels)))
+}
+
+/// The levels of which the index has entries.
+pub(crate) async fn in_index(
+    inner: &Inner,
+    collection: &str,
+    queue: &QueueName,
+) -> Result<LevelSet> {
+    let command = doc! {
+        "distinct": collection, "key": "priority", "query": { "q": queue.as_str() },
+    };
+    let reply = inner.db.run_command(command).await.map_err(failed)?;
+    Ok(reply.get_array("values").map_or(0, |levels| to_set(levels)))
+}
+
+fn to_set(levels: &[Bson]) -> LevelSet {
+    levels.iter().filter_map(integer).fold(0, |set, level| set | bit(level as i32))
+}
+
+/// When the first item that was not eligible at `after` becomes so, or its lease ends.
+pub(crate) async fn next_eligible(
+    inner: &Inner,
+    queue: &QueueName,
+    group: &GroupName,
+    after: Timestamp,
+) -> Result<Option<Timestamp>> {
+    let group = inner.group(group).await?;
+    let head = inner.head(queue);
+    let mut used = head.look_used();
+    if used == 0 {
+        used = in_index(inner, group.items.name(), queue).await?;
+        head.add_used(used);
+    }
+    let delayed =
+        first_between(inner, group.items.name(), queue, used, (after.0 + 1, READY_END)).await?;
+    let leases = Leases { inner, group: &group, head: &head, queue, used };
+    let leased = leases.first(inner.now()).await?;
+    Ok(delayed.map(Timestamp).into_iter().chain(leased).min())
+}
+
+/// The earliest `when` from the first of two times up to, not including, the second: one index seek
+/// per level, all in one go.
+pub(crate) async fn first_between(
+    inner: &Inner,
+    collection: &str,
+    queue: &QueueName,
+    set: LevelSet,
+    range: (i64, i64),
+) -> Result<Option<i64>> {
+    let found = nth_between(inner, collection, queue, set, range, 0).await?;
+    Ok(found.into_iter().map(|(_, when)| when).min())
+}
+
+/// Of each level that has so many, the `when` of the entry with `n` others of the range before it.
+pub(crate) async fn nth_between(
+    inner: &Inner,
+    collection: &str,
+    queue: &QueueName,
+    set: LevelSet,
+    (from, below): (i64, i64),
+    n: i64,
+) -> Result<Vec<(i32, i64)>> {
+    let seek = |level: i32| {
+        let mut stages = vec![
+            doc! { "$match": {
+                "q": queue.as_str(), "priority": level,
+                "when": { "$gte": millis(from), "$lt": millis(below) },
+            } },
+            doc! { "$sort": { "when": 1 } },
+        ];
+        if n > 0 {
+            stages.push(doc! { "$skip": n });
+        }
+        stages.push(doc! { "$limit": 1 });
+        stages.push(doc! { "$project": { "_id": 0, "priority": 1, "when": 1 } });
+        stages
+    };
+    let mut each = levels(set);
+    let Some(first) = each.next() else { return Ok(Vec::new()) };
+    let mut pipeline = seek(first);
+    for level in each {
+        let other = doc! { "coll": collection, "pipeline": seek(level) };
+        pipeline.push(doc! { "$unionWith": other });
+    }
+    let command = doc! {
+        "aggregate": collection, "pipeline": pipeline, "cursor": {}, "hint": HANDOUT,
+    };
+    let found = read_documents(&inner.db, command).await?;
+    let place = |entry: &Document| {
+        let level = entry.get("priority").and_then(integer)?;
+        Some((level as i32, entry.get_datetime("when").ok()?.timestamp_millis()))
+    };
+    Ok(found.iter().filter_map(place).collect())
+}

@@ -1,0 +1,213 @@
+//! What a find meets at the head and must not hand out: items past their end, and items whose
+//! last allowed attempt ended with a lapsed lease.
+
+use std::{collections::HashMap, sync::Arc};
+
+use mongodb::bson::{DateTime, RawArrayBuf, doc, rawdoc};
+
+use crate::{
+    domain::{AtLimit, LimitReason, Outcome, Queue, QueueName, Receipt, Timestamp},
+    store::{
+        AtLimitCounts, Result,
+        mongo::{
+            Inner,
+            cursor::watermarks::{LevelSet, bit},
+            ordering::{self, OrderKey},
+            priorities,
+            schema::{
+                item::{Stored, oids, token_oid},
+                layout::{BY_ID, ENDS, Group, PROCESSED, date, durable, millis},
+            },
+            server::connect::{command_of, read, write},
+            settle::{
+                receipts::{
+                    Ending, Update, bury, end_exactly, settle_token, settled_before, statement,
+                    update,
+                },
+                rollback::dead_letter,
+            },
+        },
+    },
+};
+
+/// Said of an item that no consumer gave a reason for.
+const LAPSED: &str = "lease lapsed";
+/// Items of one step.
+const STEP: i32 = 500;
+
+fn keys_of(queue: &QueueName, items: &[Stored]) -> Vec<OrderKey> {
+    let keyed = items.iter().filter(|item| !item.key.is_empty());
+    keyed.map(|item| (queue.clone(), item.key.clone())).collect()
+}
+
+/// Removes items past their end; answers how many. Who comes too late changes nothing.
+pub(crate) async fn remove_expired(
+    inner: &Inner,
+    group: &Group,
+    queue: &QueueName,
+    items: &[Stored],
+    now: Timestamp,
+) -> Result<u64> {
+    if items.is_empty() {
+        return Ok(0);
+    }
+    // Whoever is remembered, by a producer or by another broker's consumer, leaves a tombstone.
+    let remembered = |item: &Stored| {
+        item.window.is_some_and(|window| window > now.0)
+            || item.trace.is_some()
+            || item.lock.is_some()
+    };
+    let (buried, deleted): (Vec<&Stored>, Vec<&Stored>) =
+        items.iter().partition(|item| remembered(item));
+    let filter = |items: &[&Stored]| {
+        rawdoc! {
+            "_id": { "$in": oids(items.iter().map(|item| item.id())) },
+            "q": queue.as_str(),
+            "when": { "$lt": millis(PROCESSED) },
+            "deadline": { "$lte": date(now) },
+        }
+    };
+    let mut n = 0;
+    if !deleted.is_empty() {
+        let delete = rawdoc! { "q": filter(&deleted), "limit": 0, "hint": BY_ID };
+        let deletes: RawArrayBuf = [delete].into_iter().collect();
+        let command = rawdoc! {
+            "delete": group.items.name(),
+            "deletes": deletes,
+            "writeConcern": durable(),
+        };
+        n += write(&inner.db, command).await?.n;
+    }
+    if !buried.is_empty() {
+        let change = Update::pipeline(&bury(now, settle_token(inner)))?;
+        n += update(inner, group, [statement(filter(&buried), change)]).await?;
+    }
+    ordering::promote(inner, group, &keys_of(queue, items)).await?;
+    Ok(n)
+}
+
+/// Removes ordered items past their end, reserved or not, so that their turn can pass on.
+pub(crate) async fn remove_ended(inner: &Inner, group: &Group, queue: &QueueName) -> Result<()> {
+    let now = inner.now();
+    loop {
+        let command = doc! {
+            "find": group.items.name(), "hint": ENDS,
+            "filter": {
+                "q": queue.as_str(), "deadline": { "$lte": date(now) },
+                "turn": { "$exists": true },
+            },
+            "projection": { "payload": 0, "headers": 0 }, "limit": STEP, "batchSize": STEP + 1,
+        };
+        let items = read(&inner.db, &command_of(&command)?, Stored::read).await?;
+        if remove_expired(inner, group, queue, &items, now).await? == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// An item whose lease lapsed at a limit.
+pub(crate) struct Failed {
+    pub(crate) item: Stored,
+    pub(crate) reason: LimitReason,
+    /// How many of its attempts have failed.
+    pub(crate) attempts: u32,
+}
+
+/// Dead-letters items whose leases lapsed at a limit, or discards them, as the queue says; answers how many
+/// there were of each limit. Who comes too late changes nothing.
+pub(crate) async fn remove_all_failed(
+    inner: &Inner,
+    group: &Group,
+    queue: &Arc<Queue>,
+    items: Vec<Failed>,
+    now: Timestamp,
+) -> Result<AtLimitCounts> {
+    let mut counts = AtLimitCounts::default();
+    let mut lots: HashMap<(LimitReason, u32), Vec<Stored>> = HashMap::new();
+    for failed in items {
+        lots.entry((failed.reason, failed.attempts)).or_default().push(failed.item);
+    }
+    for ((reason, failed_attempts), items) in lots {
+        let n = remove_failed(inner, group, queue, &items, failed_attempts, now).await?;
+        counts.add(reason, n);
+    }
+    Ok(counts)
+}
+
+async fn remove_failed(
+    inner: &Inner,
+    group: &Group,
+    queue: &Arc<Queue>,
+    items: &[Stored],
+    failed_attempts: u32,
+    now: Timestamp,
+) -> Result<u64> {
+    for item in items {
+        inner.issued.forget(item.id());
+    }
+    let to = match &queue.at_limit {
+        AtLimit::DeadLetter(to) => to,
+        AtLimit::Discard => return discard(inner, group, queue, items).await,
+        // The caller has seen to the first, and of the second no item is at a limit.
+        AtLimit::Unknown | AtLimit::Nowhere => return Ok(0),
+    };
+    let set = items.iter().fold(0, |set: LevelSet, item| set | bit(item.priority));
+    priorities::record(inner, group, to, set, None).await?;
+    let mut lots: HashMap<_, Vec<&Stored>> = HashMap::new();
+    for item in items {
+        lots.entry(item.lock).or_default().push(item);
+    }
+    let mut statements = Vec::new();
+    for (token, lot) in lots {
+        let Some(token) = token else { continue };
+        let filter = rawdoc! {
+            "_id": { "$in": oids(lot.iter().map(|item| item.id())) },
+            "lock": token_oid(token),
+            "when": { "$lte": date(now) },
+        };
+        let mut fields = dead_letter(&queue.name, to, failed_attempts, now);
+        fields.insert("settled", settle_token(inner));
+        fields.insert("settledBefore", settled_before());
+        fields.insert("reason", doc! { "$ifNull": ["$reason", LAPSED] });
+        // The consumer may yet ask another broker, which must not take its own for this settle.
+        let trace: DateTime =
+            date(Timestamp(now.0 + crate::store::mongo::settle::receipts::WITNESS));
+        fields.insert("trace", doc! { "$max": ["$trace", trace] });
+        let stages = [doc! { "$set": fields }, doc! { "$unset": ["lock", "turn", "due"] }];
+        statements.push(statement(filter, Update::pipeline(&stages)?));
+    }
+    let n = update(inner, group, statements).await;
+    // Also if the outcome is unknown: what may be there must not be passed over.
+    inner.head(to).lower(set, now.0);
+    let n = n?;
+    ordering::promote(inner, group, &keys_of(&queue.name, items)).await?;
+    Ok(n)
+}
+
+/// Ends items as a commit does.
+async fn discard(
+    inner: &Inner,
+    group: &Group,
+    queue: &Arc<Queue>,
+    items: &[Stored],
+) -> Result<u64> {
+    let receipt = |item: &Stored| {
+        Some(Receipt {
+            item: item.id(),
+            token: item.lock?,
+            deliveries: item.deliveries,
+            earlier_deliveries: item.earlier,
+            attempt: item.attempt,
+            keyed: !item.key.is_empty(),
+            queue: queue.name.clone(),
+            group: queue.group.clone(),
+        })
+    };
+    let endings: Vec<Ending> = items
+        .iter()
+        .filter_map(receipt)
+        .map(|receipt| Ending { receipt, queue: Arc::clone(queue), issue: None })
+        .collect();
+    let ended = end_exactly(inner, group, &endings).await?;
+    Ok(ended.iter().filter(|outcome| **outcome == Outcome::Ok).count() as u64)
+}

@@ -1,0 +1,356 @@
+//! Handing out: look at the head, deal what is there to those who wait, claim it in one command.
+
+pub(super) mod claims;
+pub(super) mod ended;
+pub(super) mod lapse;
+pub(super) mod scan;
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
+
+use crate::{
+    domain::{
+        AtLimit, Cause, ConsumerName, Delivery, Fate, ItemId, ItemSize, ItemState, LeaseToken,
+        Queue, Receipt, Timestamp, Want, deal,
+    },
+    store::{
+        Reserved, Result,
+        mongo::{
+            Inner,
+            cursor::lease_cache::Issue,
+            reserve::{
+                claims::{Claim, Handover, as_read},
+                ended::Failed,
+                scan::{Extent, Found, MAX_FIND, Place},
+            },
+            schema::{
+                item::{Stored, oids, token_oid},
+                layout::{BY_ID, Group, date, leased, millis},
+            },
+            server::connect::read,
+            settle::receipts::{Update, WITNESS, statement, update},
+        },
+    },
+};
+
+/// Most rounds of one reserve.
+const MAX_ROUNDS: usize = 8;
+/// Nor does one that finds nothing but what must be removed go on for longer: a caller may not want to wait for it.
+const CLEARING: Duration = Duration::from_millis(100);
+
+/// Reserves items from the head of the queue.
+pub(super) async fn reserve(
+    inner: &Arc<Inner>,
+    queue: &Arc<Queue>,
+    wants: &[Want],
+) -> Result<Handover> {
+    let wanted: usize = wants.iter().map(|want| want.max_items).sum();
+    let mut answer = Handover { reserved: Reserved::default(), claim: None };
+    if wanted == 0 {
+        return Ok(answer);
+    }
+    let group = inner.group(&queue.group).await?;
+    let head = inner.head(&queue.name);
+    head.claims.resolved().await?;
+    let place = Place { inner, group: &group, head: &head, queue };
+    let mut sweep = head.sweep_due(false);
+    let begun = Instant::now();
+    // Rounds that find nothing but what must be removed are not the caller's concern, within reason.
+    for _ in 0..MAX_ROUNDS {
+        if answer.reserved.more && begun.elapsed() > CLEARING {
+            break;
+        }
+        let found = place.look(wanted.min(MAX_FIND), sweep).await?;
+        if found.items.is_empty() {
+            head.seen(&found.seen(&[], &[]));
+            // Perhaps a lease of another broker has ended,
+            answer.reserved.more =
+                head.lapses.is_due(found.now) && place.reclaim(found.now).await?;
+            if answer.reserved.more {
+                continue;
+            }
+            // or a hint was lost.
+            if sweep || !head.sweep_due(true) {
+                break;
+            }
+            sweep = true;
+            continue;
+        }
+        let round = hand_out(&place, wants, found).await;
+        let Handover { reserved: round, claim } = round.inspect_err(|_| head.forget_ahead())?;
+        let removed = round.at_limit.total() + round.expired;
+        answer.reserved.at_limit.max_attempts += round.at_limit.max_attempts;
+        answer.reserved.at_limit.max_deliveries += round.at_limit.max_deliveries;
+        answer.reserved.limit_unknown = round.limit_unknown;
+        answer.reserved.expired += round.expired;
+        answer.reserved.deliveries = round.deliveries;
+        answer.reserved.more = round.more;
+        answer.claim = claim;
+        if !answer.reserved.deliveries.is_empty() || removed == 0 {
+            break;
+        }
+        sweep = false;
+    }
+    Ok(answer)
+}
+
+/// Deals what was found, claims it, and removes what is over.
+async fn hand_out(place: &Place<'_>, wants: &[Want], mut found: Found) -> Result<Handover> {
+    let Place { inner, group, head, queue } = *place;
+    let now = inner.now();
+    let places = found.places();
+    let (mut expired, mut dead, mut good) = (Vec::new(), Vec::new(), Vec::new());
+    let mut good_at = Vec::new();
+    for (at, item) in std::mem::take(&mut found.items).into_iter().enumerate() {
+        if item.is_over(now) {
+            expired.push(item);
+            continue;
+        }
+        match lapsed_fate(queue, &item) {
+            Some(Fate::Limit { reason, failed_attempts }) => {
+                dead.push(Failed { item, reason, attempts: failed_attempts });
+            }
+            Some(Fate::Retry { .. }) | None => {
+                good.push(item);
+                good_at.push(at);
+            }
+        }
+    }
+    if !dead.is_empty() && queue.at_limit == AtLimit::Unknown {
+        head.forget_ahead();
+        let reserved = Reserved { more: true, limit_unknown: true, ..Reserved::default() };
+        return Ok(Handover { reserved, claim: None });
+    }
+    let sizes: Vec<ItemSize> = good.iter().map(Stored::size).collect();
+    let dealt = deal(&sizes, wants);
+    let left: Vec<(i32, i64)> = good_at[dealt.len()..].iter().map(|at| places[*at]).collect();
+    let rest = good.split_off(dealt.len());
+
+    let (expired, at_limit, claimed) = futures_util::future::join3(
+        ended::remove_expired(inner, group, &queue.name, &expired, now),
+        ended::remove_all_failed(inner, group, queue, dead, now),
+        claim(place, wants, good, &dealt, now),
+    )
+    .await;
+    let (deliveries, claim) = claimed?;
+    let (expired, at_limit) = match (expired, at_limit) {
+        (Ok(expired), Ok(at_limit)) => {
+            head.seen(&found.seen(&places, &left));
+            (expired, at_limit)
+        }
+        // What could not be removed is met again: the marks stay. What was claimed is handed out.
+        (expired, at_limit) if !deliveries.is_empty() => {
+            let errors = (expired.as_ref().err(), at_limit.as_ref().err());
+            tracing::debug!(queue = %queue.name, ?errors, "could not remove what is over");
+            head.forget_ahead();
+            let reserved = Reserved {
+                deliveries,
+                at_limit: at_limit.unwrap_or_default(),
+                expired: expired.unwrap_or_default(),
+                damaged: 0,
+                more: true,
+                limit_unknown: false,
+            };
+            return Ok(Handover { reserved, claim: Some(claim) });
+        }
+        (Err(error), _) | (_, Err(error)) => return Err(error),
+    };
+    let outrun = deliveries.len() < dealt.len();
+    if outrun {
+        head.forget_ahead();
+    } else {
+        head.put_back(rest);
+    }
+    // What was removed may have passed its turn on.
+    let removed = expired + at_limit.total() > 0;
+    let more = found.extent != Extent::All || !left.is_empty() || removed || outrun;
+    let reserved =
+        Reserved { deliveries, at_limit, expired, damaged: 0, more, limit_unknown: false };
+    Ok(Handover { reserved, claim: Some(claim) })
+}
+
+/// What becomes of an item whose lease lapsed; `None` if none did.
+fn lapsed_fate(queue: &Queue, item: &Stored) -> Option<Fate> {
+    let deliveries = item.deliveries.saturating_sub(item.earlier);
+    item.lock.map(|_| queue.fate(Cause::Lapse, item.attempt, deliveries, 0.0))
+}
+
+/// Items that are claimed by one statement.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Alike {
+    consumer: Option<ConsumerName>,
+    until: Timestamp,
+    /// As read: fences the claim.
+    deliveries: u32,
+    attempt: u32,
+    lapsed: bool,
+}
+
+/// The items of one statement.
+struct Lot {
+    token: LeaseToken,
+    ids: Vec<ItemId>,
+    /// Lease and settle token of each, as read: they fence the claim too.
+    tokens: Vec<(Option<LeaseToken>, Option<ObjectId>)>,
+}
+
+/// Claims the items, each for the want it was dealt to; those another broker was faster with are
+/// left out.
+async fn claim(
+    place: &Place<'_>,
+    wants: &[Want],
+    items: Vec<Stored>,
+    dealt: &[usize],
+    now: Timestamp,
+) -> Result<(Vec<(usize, Delivery)>, Claim)> {
+    let Place { inner, group, head, queue } = *place;
+    let mut claim = Claim::begin(inner, group, head, &queue.name);
+    if items.is_empty() {
+        return Ok((Vec::new(), claim));
+    }
+    let mut lots: HashMap<Alike, Lot> = HashMap::new();
+    let mut claims = Vec::with_capacity(items.len());
+    for (item, want) in items.iter().zip(dealt) {
+        let lapsed = item.lock.is_some();
+        let attempt = match lapsed_fate(queue, item) {
+            Some(Fate::Retry { attempt, .. }) => attempt,
+            _ => item.attempt,
+        };
+        let alike = Alike {
+            consumer: wants[*want].consumer.clone(),
+            until: now + wants[*want].lease,
+            deliveries: item.deliveries,
+            attempt,
+            lapsed,
+        };
+        let until = alike.until;
+        head.lapses.expect(until);
+        let lot = lots.entry(alike).or_insert_with(|| Lot {
+            token: LeaseToken::fresh(inner.broker),
+            ids: Vec::new(),
+            tokens: Vec::new(),
+        });
+        lot.ids.push(item.id());
+        lot.tokens.push((item.lock, item.settled));
+        claim.add(item, lot.token, attempt);
+        claims.push((lot.token, attempt, until, lapsed));
+    }
+    let mut statements = Vec::with_capacity(lots.len());
+    for (alike, lot) in &lots {
+        statements.push(claim_statement(queue, alike, lot, now)?);
+    }
+    // If this fails, the claim is undone when it is dropped.
+    let n = update(inner, group, statements).await?;
+    let won: Option<HashSet<ItemId>> = if n == items.len() as u64 {
+        None
+    } else {
+        let tokens = lots.values().map(|lot| lot.token);
+        Some(won(inner, group, items.iter().map(Stored::id), tokens).await?)
+    };
+    claim.answered(won.as_ref());
+    let mut deliveries = Vec::with_capacity(items.len());
+    let mut issues = Vec::with_capacity(items.len());
+    for ((item, want), (token, attempt, until, lapsed)) in items.into_iter().zip(dealt).zip(claims)
+    {
+        let id = item.id();
+        if won.as_ref().is_some_and(|won| !won.contains(&id)) {
+            continue;
+        }
+        issues.push((
+            id,
+            Issue {
+                token,
+                made: now,
+                until: until.0,
+                priority: item.priority,
+                dedup: !item.dedup_id.is_empty(),
+                traced: lapsed || item.trace.is_some_and(|trace| trace > now.0),
+                deadline: item.deadline,
+                key: (!item.key.is_empty()).then(|| item.key.as_str().into()),
+            },
+        ));
+        let previous_eligible_time = Timestamp(item.when);
+        let (keyed, earlier_deliveries) = (!item.key.is_empty(), item.earlier);
+        let mut item = item.into_item(&queue.name, now)?;
+        item.state = ItemState::Reserved;
+        item.attempt = attempt;
+        item.deliveries += 1;
+        item.consumer.clone_from(&wants[*want].consumer);
+        item.eligible_time = Some(until);
+        item.due_time = Some(previous_eligible_time);
+        let receipt = Receipt {
+            item: id,
+            token,
+            deliveries: item.deliveries,
+            earlier_deliveries,
+            attempt,
+            keyed,
+            queue: queue.name.clone(),
+            group: queue.group.clone(),
+        };
+        let delivery = Delivery { item, receipt, lease_expire_time: until, previous_eligible_time };
+        deliveries.push((*want, delivery));
+    }
+    inner.issued.add(issues, now);
+    Ok((deliveries, claim))
+}
+
+fn claim_statement(
+    queue: &Queue,
+    alike: &Alike,
+    lot: &Lot,
+    now: Timestamp,
+) -> Result<RawDocumentBuf> {
+    let mut filter = rawdoc! {
+        "_id": { "$in": oids(lot.ids.iter().copied()) },
+        "q": queue.name.as_str(),
+        "when": { "$lte": date(now) },
+        "deliveries": i64::from(alike.deliveries),
+    };
+    as_read(&mut filter, lot.tokens.iter().copied());
+    let mut set = doc! {
+        "when": leased(alike.until), "lock": token_oid(lot.token), "started": date(now),
+    };
+    if alike.lapsed {
+        set.insert("attempt", i64::from(alike.attempt));
+    }
+    let mut change = doc! { "$inc": { "deliveries": 1 } };
+    match &alike.consumer {
+        Some(consumer) => {
+            set.insert("consumer", consumer.as_str());
+        }
+        None => {
+            change.insert("$unset", doc! { "consumer": 1 });
+        }
+    }
+    change.insert("$set", set);
+    // Whoever held it may yet settle it: also by a command of this broker that has not been answered.
+    if alike.lapsed {
+        change.insert("$max", doc! { "trace": millis(now.0 + WITNESS) });
+    }
+    Ok(statement(filter, Update::operators(&change)?))
+}
+
+/// Which of the items carry one of the tokens.
+async fn won(
+    inner: &Inner,
+    group: &Group,
+    ids: impl Iterator<Item = ItemId>,
+    tokens: impl Iterator<Item = LeaseToken>,
+) -> Result<HashSet<ItemId>> {
+    let tokens: RawArrayBuf = tokens.map(token_oid).collect();
+    let command = rawdoc! {
+        "find": group.items.name(),
+        "filter": { "_id": { "$in": oids(ids) }, "lock": { "$in": tokens } },
+        "projection": { "_id": 1 },
+        "hint": BY_ID,
+        "batchSize": MAX_FIND as i64 + 1,
+    };
+    let ids = read(&inner.db, &command, |document| Ok(Stored::read(document)?.id())).await?;
+    Ok(ids.into_iter().collect())
+}

@@ -1,0 +1,219 @@
+//! Looking at a queue's head: at what was read ahead, from the watermarks, or from the start.
+
+use std::{sync::Arc, time::Instant};
+
+use futures_util::future::try_join;
+use mongodb::bson::{RawArrayBuf, RawDocumentBuf, rawdoc};
+
+use crate::{
+    domain::{Queue, QueueName, Timestamp},
+    store::{
+        Result,
+        mongo::{
+            Inner,
+            cursor::watermarks::{Head, LevelSet, Look, START, Seen, levels as each_level},
+            priorities,
+            reserve::lapse::Leases,
+            schema::{
+                item::Stored,
+                layout::{Group, HANDOUT, date, millis},
+            },
+            server::connect::read_first,
+        },
+    },
+};
+
+/// Most items of one find.
+pub(crate) const MAX_FIND: usize = 1_000;
+
+/// How much was seen of what a look was for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// All of it.
+    All,
+    /// The first part: there may be more behind it.
+    Cut,
+    /// What was read ahead by an earlier look: nothing new is known of any level.
+    Ahead,
+}
+
+/// What a look brought.
+pub(crate) struct Found {
+    pub(crate) items: Vec<Stored>,
+    pub(crate) extent: Extent,
+    /// Where it looked.
+    look: Look,
+    /// As of when.
+    pub(crate) now: Timestamp,
+}
+
+/// Where to look.
+pub(crate) struct Place<'a> {
+    pub(crate) inner: &'a Arc<Inner>,
+    pub(crate) group: &'a Arc<Group>,
+    pub(crate) head: &'a Arc<Head>,
+    pub(crate) queue: &'a Arc<Queue>,
+}
+
+impl Place<'_> {
+    /// Looks for so many items; from the start if it is a sweep.
+    pub(crate) async fn look(&self, wanted: usize, sweep: bool) -> Result<Found> {
+        let head = self.head;
+        let begun = Instant::now();
+        if sweep {
+            let before = head.look_used();
+            head.set_used(self.levels_in_index().await?, before);
+            head.lapses.forget();
+        }
+        let now = self.inner.now();
+        if head.lapses.is_pressing(now) {
+            self.reclaim(now).await?;
+        }
+        // From here on what gets ahead of the items to come is kept apart.
+        let mut look = head.look();
+        if sweep {
+            look.marks = [START; 10];
+        } else if !look.reread {
+            let items = head.take_ahead(wanted);
+            if !items.is_empty() {
+                return Ok(Found { items, extent: Extent::Ahead, look, now });
+            }
+        }
+        let limit = head.limit(wanted).min(MAX_FIND);
+        let (mut found, new_levels) = try_join(self.find(look, limit, now), async {
+            Ok(look.reread
+                && head.add_used(priorities::recorded(self.inner, &self.queue.name).await?))
+        })
+        .await?;
+        if new_levels {
+            found = self.find(head.look(), limit, now).await?;
+        }
+        let highest = each_level(found.look.used).next();
+        let lowest = found.items.last().map(|item| item.priority);
+        head.found(&found.items, found.extent == Extent::Cut && lowest == highest);
+        if sweep {
+            head.swept(begun.elapsed());
+        }
+        Ok(found)
+    }
+
+    /// Puts items whose leases have ended back among the ready; true if there were any.
+    pub(crate) async fn reclaim(&self, now: Timestamp) -> Result<bool> {
+        let Self { inner, group, head, queue } = *self;
+        let used = head.look_used();
+        Leases { inner, group, head, queue: &queue.name, used }.reclaim(now).await
+    }
+
+    async fn levels_in_index(&self) -> Result<LevelSet> {
+        priorities::in_index(self.inner, self.group.items.name(), &self.queue.name).await
+    }
+
+    async fn find(&self, look: Look, limit: usize, now: Timestamp) -> Result<Found> {
+        let mut found = Found { items: Vec::new(), extent: Extent::All, look, now };
+        if look.used == 0 {
+            return Ok(found);
+        }
+        let name = self.group.items.name();
+        let command = find_command(name, &self.queue.name, &look, now, limit);
+        let answer = read_first(&self.inner.db, &command, Stored::read).await?;
+        found.items = answer.values;
+        if found.items.len() == limit || answer.cut {
+            found.extent = Extent::Cut;
+        }
+        Ok(found)
+    }
+}
+
+impl Found {
+    /// The level and time of each item.
+    pub(crate) fn places(&self) -> Vec<(i32, i64)> {
+        self.items.iter().map(|item| (item.priority, item.when)).collect()
+    }
+
+    /// Where the next look of each level may start, of items at these levels and times; `left`: those that
+    /// stay at the head.
+    pub(crate) fn seen(&self, items: &[(i32, i64)], left: &[(i32, i64)]) -> Vec<Seen> {
+        let lowest = items.last().map(|(level, _)| *level);
+        each_level(self.look.used)
+            .map(|level| {
+                let before = self.look.before[level as usize];
+                let first_left = left.iter().find(|(l, _)| *l == level).map(|(_, when)| *when);
+                let last = items.iter().rev().find(|(l, _)| *l == level).map(|(_, when)| *when);
+                let mark = match (first_left, last, self.extent) {
+                    (Some(when), ..) => when,
+                    (None, last, Extent::Ahead) => last.unwrap_or(before),
+                    (None, Some(when), Extent::Cut) if lowest == Some(level) => when,
+                    // Cut before this level was reached: nothing is known of it.
+                    (None, None, Extent::Cut) if lowest.is_some_and(|lowest| level < lowest) => {
+                        before
+                    }
+                    (None, last, _) => last.unwrap_or(START).max(Head::mark_of_empty(self.now)),
+                };
+                Seen { level, mark }
+            })
+            .collect()
+    }
+}
+
+/// The command that finds the head: bounds of the hand-out index alone.
+pub(crate) fn find_command(
+    collection: &str,
+    queue: &QueueName,
+    look: &Look,
+    now: Timestamp,
+    limit: usize,
+) -> RawDocumentBuf {
+    let range = |level: i32| {
+        rawdoc! {
+            "q": queue.as_str(),
+            "priority": level,
+            "when": { "$gte": millis(look.marks[level as usize]), "$lte": date(now) },
+        }
+    };
+    let mut used = each_level(look.used);
+    let filter = if let (Some(only), None) = (used.next(), used.next()) {
+        range(only)
+    } else {
+        rawdoc! { "$or": each_level(look.used).map(range).collect::<RawArrayBuf>() }
+    };
+    rawdoc! {
+        "find": collection,
+        "filter": filter,
+        "sort": { "priority": -1, "when": 1, "_id": 1 },
+        "hint": HANDOUT,
+        "limit": limit as i64,
+        "batchSize": limit as i64 + 1, // the server then knows the end when it has reached the limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::mongo::cursor::watermarks::bit;
+
+    #[test]
+    fn a_level_that_a_sweep_did_not_reach_keeps_its_mark() {
+        let look = Look {
+            used: bit(9) | bit(5) | bit(0),
+            marks: [START; 10],
+            before: [500; 10],
+            reread: false,
+        };
+        let now = Timestamp(10_000);
+        let seen = |items: &[(i32, i64)], left: &[(i32, i64)], extent| {
+            Found { items: Vec::new(), extent, look, now }.seen(items, left)
+        };
+        let mark = |seen: &[Seen], level| seen.iter().find(|s| s.level == level).unwrap().mark;
+        // Cut in level 5: above it all is known, in it up to the last item, below it nothing.
+        let cut = seen(&[(9, 700), (5, 800)], &[], Extent::Cut);
+        assert_eq!(mark(&cut, 9), Head::mark_of_empty(now));
+        assert_eq!(mark(&cut, 5), 800);
+        assert_eq!(mark(&cut, 0), 500);
+        let whole = seen(&[(9, 700), (5, 800)], &[(5, 800)], Extent::All);
+        assert_eq!(mark(&whole, 5), 800);
+        assert_eq!(mark(&whole, 0), Head::mark_of_empty(now));
+        let ahead = seen(&[(9, 700)], &[], Extent::Ahead);
+        assert_eq!(mark(&ahead, 9), 700);
+        assert_eq!(mark(&ahead, 0), 500);
+    }
+}

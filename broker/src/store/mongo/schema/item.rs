@@ -1,0 +1,444 @@
+//! Items as documents, and back. The fields:
+//!
+//! | field | meaning |
+//! |---|---|
+//! | `_id`, `q` | id, queue |
+//! | `when` | eligible time; end of the lease plus four thousand years while reserved; past that for what is blocked or done |
+//! | `eligible` | since when a reserved item was eligible, written whenever `when` gets such a time; absent: `created` |
+//! | `priority`, `attempt`, `deliveries` | as in [`Item`] |
+//! | `earlier` | how many of the deliveries were before it came into its queue; absent: none |
+//! | `lock` | token of the lease; there while reserved, and after a lapse until noticed |
+//! | `settled` | token of the last settle, by which a short count is cleared up |
+//! | `settledBefore` | tokens of the settles before that, the latest first, for those whose answer was lost |
+//! | `producer`, `consumer`, `contentType`, `headers`, `payload`, `reason`, `origin` | as in [`Item`] |
+//! | `deadLettered`, `failedAttempts` | when it was dead-lettered, and how many attempts had failed by then |
+//! | `key`, `seq` | ordering key, sequence number |
+//! | `turn` | the key again, on the one item of the key that is not blocked |
+//! | `due` | eligible time of a blocked item; there only while it is blocked |
+//! | `dedup` | `{q, id}`: the queue pushed to and the deduplication id, unique |
+//! | `window` | until when `dedup` counts |
+//! | `created`, `started`, `processed` | dates |
+//! | `deadline` | the item's expire time, or the end of its history |
+//! | `expires` | when MongoDB may delete the document, at or after `deadline` |
+//! | `trace` | until when a settle of this item must leave a tombstone (see `settle`) |
+
+use bytes::Bytes;
+use mongodb::bson::{
+    Binary, Bson, Document, RawArrayBuf, RawBsonRef, RawDocument, RawDocumentBuf, doc,
+    oid::ObjectId,
+    raw::{CString, cstr},
+    spec::BinarySubtype,
+};
+
+use crate::{
+    domain::{
+        ConsumerName, Headers, Item, ItemId, ItemSize, ItemState, LeaseToken, NewItem, Priority,
+        QueueName, Timestamp, message_bytes,
+    },
+    store::{
+        Push, Result,
+        mongo::{
+            schema::layout::{BLOCKED, LEASED, PROCESSED, date, millis},
+            server::error::broken,
+        },
+    },
+};
+
+/// MongoDB keeps no document over 16 MiB. What is not payload or header takes far less than the rest, also after
+/// moves that add headers.
+const MAX_ITEM_BYTES: usize = 16 * 1024 * 1024 - 128 * 1024;
+
+/// How long after its end an ordered item stays, so that the next of its key is woken by whoever meets it.
+const ORDERED_GRACE: i64 = 600_000;
+
+/// An id as MongoDB's.
+pub(crate) fn oid(id: ItemId) -> ObjectId {
+    ObjectId::from_bytes(id.0)
+}
+
+/// A lease token as MongoDB's.
+pub(crate) fn token_oid(token: LeaseToken) -> ObjectId {
+    ObjectId::from_bytes(token.0)
+}
+
+/// Ids as an array.
+pub(crate) fn oids(ids: impl IntoIterator<Item = ItemId>) -> RawArrayBuf {
+    let mut array = RawArrayBuf::new();
+    for id in ids {
+        array.push(oid(id));
+    }
+    array
+}
+
+/// Where a new item starts.
+pub(crate) struct Start {
+    pub(crate) id: ItemId,
+    pub(crate) now: Timestamp,
+    /// 0 for none.
+    pub(crate) sequence: i64,
+    /// Behind another of its key.
+    pub(crate) blocked: bool,
+}
+
+/// From when on the item is eligible.
+pub(crate) fn eligible_time(push: &Push, now: Timestamp) -> Timestamp {
+    push.item.eligible_time.map_or(now + push.item.delay, |at| at.max(now))
+}
+
+/// Until when the item's deduplication id is remembered, if it has one.
+pub(crate) fn window_end(push: &Push, now: Timestamp) -> Option<Timestamp> {
+    (!push.item.dedup_id.is_empty())
+        .then(|| now + push.dedup_window.unwrap_or(push.queue.dedup_window))
+}
+
+/// Headers as a document.
+pub(crate) fn headers_document(headers: &Headers) -> Result<RawDocumentBuf> {
+    let mut document = RawDocumentBuf::new();
+    for (name, value) in headers {
+        let name = CString::try_from(name.as_str())
+            .map_err(|_| broken("MongoDB can not keep a header name with a zero byte in it"))?;
+        document.append(&*name, value.as_str());
+    }
+    Ok(document)
+}
+
+/// Refuses an item that no document can hold. Past this [`encode`] does not fail: one item's defect must not
+/// become that of others which share its write.
+pub(crate) fn check(item: &NewItem) -> Result<()> {
+    if item.headers.keys().any(|name| name.contains('\0')) {
+        return Err(broken("MongoDB can not keep a header name with a zero byte in it"));
+    }
+    let headers = item.headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+    let bytes = item.payload.len() + headers;
+    if bytes > MAX_ITEM_BYTES {
+        return Err(broken(format!("MongoDB can not keep an item of {bytes} bytes")));
+    }
+    Ok(())
+}
+
+/// The document of a new item.
+pub(crate) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
+    let (item, now) = (&push.item, start.now);
+    let when = eligible_time(push, now);
+    let mut d = RawDocumentBuf::new();
+    d.append(cstr!("_id"), oid(start.id));
+    d.append(cstr!("q"), push.queue.name.as_str());
+    d.append(cstr!("when"), if start.blocked { millis(BLOCKED) } else { date(when) });
+    if !start.blocked && when > now {
+        d.append(cstr!("eligible"), date(when));
+    }
+    d.append(cstr!("priority"), i32::from(item.priority.level()));
+    d.append(cstr!("attempt"), 1_i32);
+    d.append(cstr!("deliveries"), 0_i32);
+    if let Some(producer) = &push.producer {
+        d.append(cstr!("producer"), producer.as_str());
+    }
+    let keyed = !item.ordering_key.is_empty();
+    if keyed {
+        d.append(cstr!("key"), item.ordering_key.as_str());
+        if start.blocked {
+            d.append(cstr!("due"), date(when));
+        } else {
+            d.append(cstr!("turn"), item.ordering_key.as_str());
+        }
+    }
+    if start.sequence != 0 {
+        d.append(cstr!("seq"), start.sequence);
+    }
+    let window = window_end(push, now);
+    if let Some(window) = window {
+        let mut dedup = RawDocumentBuf::new();
+        dedup.append(cstr!("q"), push.queue.name.as_str());
+        dedup.append(cstr!("id"), item.dedup_id.as_str());
+        d.append(cstr!("dedup"), dedup);
+        d.append(cstr!("window"), date(window));
+    }
+    d.append(
+        cstr!("payload"),
+        mongodb::bson::RawBinaryRef { subtype: BinarySubtype::Generic, bytes: &item.payload },
+    );
+    if !item.content_type.is_empty() {
+        d.append(cstr!("contentType"), item.content_type.as_str());
+    }
+    if !item.headers.is_empty() {
+        d.append(cstr!("headers"), headers_document(&item.headers)?);
+    }
+    d.append(cstr!("created"), date(now));
+    if let Some(ttl) = item.ttl.or(push.queue.default_ttl) {
+        let deadline = now + ttl;
+        let grace = if keyed { ORDERED_GRACE } else { 0 };
+        let expires = (deadline.0 + grace).max(window.map_or(0, |window| window.0));
+        d.append(cstr!("deadline"), date(deadline));
+        d.append(cstr!("expires"), millis(expires));
+    }
+    Ok(d)
+}
+
+/// A document of `items.<group>`, read.
+#[derive(Debug, Default)]
+pub(crate) struct Stored {
+    id: [u8; 12],
+    pub(crate) queue: String,
+    /// Eligible time, or end of the lease.
+    pub(crate) when: i64,
+    /// It stands among the reserved: its lease has not been found lapsed.
+    pub(crate) leased: bool,
+    pub(crate) eligible: Option<i64>,
+    pub(crate) priority: i32,
+    pub(crate) attempt: u32,
+    pub(crate) deliveries: u32,
+    pub(crate) earlier: u32,
+    pub(crate) lock: Option<LeaseToken>,
+    pub(crate) settled: Option<ObjectId>,
+    pub(crate) settled_before: Vec<ObjectId>,
+    pub(crate) producer: Option<String>,
+    pub(crate) consumer: Option<String>,
+    pub(crate) key: String,
+    pub(crate) sequence: i64,
+    pub(crate) turn: bool,
+    pub(crate) due: Option<i64>,
+    pub(crate) dedup_id: String,
+    pub(crate) window: Option<i64>,
+    pub(crate) payload: Bytes,
+    pub(crate) content_type: String,
+    pub(crate) headers: Headers,
+    pub(crate) created: i64,
+    pub(crate) processed: Option<i64>,
+    pub(crate) deadline: Option<i64>,
+    pub(crate) trace: Option<i64>,
+    pub(crate) reason: String,
+    pub(crate) origin: Option<String>,
+    pub(crate) dead_lettered: Option<i64>,
+    pub(crate) failed_attempts: u32,
+}
+
+impl Stored {
+    /// Reads a document; fields it does not know are left alone.
+    pub(crate) fn read(document: &RawDocument) -> Result<Self> {
+        let mut stored = Self::default();
+        for element in document {
+            let (name, value) = element.map_err(|e| broken(format!("unreadable item: {e}")))?;
+            stored.take(name.as_str(), value);
+        }
+        Ok(stored)
+    }
+
+    fn take(&mut self, name: &str, value: RawBsonRef<'_>) {
+        let text = || value.as_str().unwrap_or_default().to_owned();
+        let at = || value.as_datetime().map(mongodb::bson::DateTime::timestamp_millis);
+        match name {
+            "_id" => self.id = value.as_object_id().map_or([0; 12], |id| id.bytes()),
+            "q" => self.queue = text(),
+            "when" => {
+                let at = at().unwrap_or_default();
+                self.leased = (LEASED..BLOCKED).contains(&at);
+                self.when = if self.leased { at - LEASED } else { at };
+            }
+            "eligible" => self.eligible = at(),
+            "priority" => self.priority = number(value) as i32,
+            "attempt" => self.attempt = number(value) as u32,
+            "deliveries" => self.deliveries = number(value) as u32,
+            "earlier" => self.earlier = number(value) as u32,
+            "lock" => self.lock = value.as_object_id().map(|id| LeaseToken(id.bytes())),
+            "settled" => self.settled = value.as_object_id(),
+            "settledBefore" => {
+                let tokens = value.as_array().into_iter().flatten().flatten();
+                self.settled_before = tokens.filter_map(RawBsonRef::as_object_id).collect();
+            }
+            "producer" => self.producer = Some(text()),
+            "consumer" => self.consumer = Some(text()),
+            "key" => self.key = text(),
+            "seq" => self.sequence = number(value),
+            "turn" => self.turn = true,
+            "due" => self.due = at(),
+            "dedup" => {
+                if let Some(Ok(id)) = value.as_document().map(|dedup| dedup.get_str("id")) {
+                    id.clone_into(&mut self.dedup_id);
+                }
+            }
+            "window" => self.window = at(),
+            "payload" => {
+                if let Some(payload) = value.as_binary() {
+                    self.payload = Bytes::copy_from_slice(payload.bytes);
+                }
+            }
+            "contentType" => self.content_type = text(),
+            "headers" => {
+                for header in value.as_document().into_iter().flatten().flatten() {
+                    if let Some(text) = header.1.as_str() {
+                        self.headers.insert(header.0.as_str().to_owned(), text.to_owned());
+                    }
+                }
+            }
+            "created" => self.created = at().unwrap_or_default(),
+            "processed" => self.processed = at(),
+            "deadline" => self.deadline = at(),
+            "trace" => self.trace = at(),
+            "reason" => self.reason = text(),
+            "origin" => self.origin = Some(text()),
+            "deadLettered" => self.dead_lettered = at(),
+            "failedAttempts" => self.failed_attempts = number(value) as u32,
+            _ => {}
+        }
+    }
+
+    /// Its id.
+    pub(crate) fn id(&self) -> ItemId {
+        ItemId(self.id)
+    }
+
+    /// How large it is.
+    pub(crate) fn size(&self) -> ItemSize {
+        let texts = [&self.content_type, &self.key, &self.dedup_id, &self.reason];
+        let texts = texts.iter().map(|text| text.len()).sum();
+        let payload = self.payload.len();
+        ItemSize { payload, message: message_bytes(payload, texts, &self.headers) }
+    }
+
+    /// True if its end has come: it is not to be seen any more.
+    pub(crate) fn is_over(&self, now: Timestamp) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= now.0)
+    }
+
+    /// True if this lease, lapsed or not, is on it.
+    pub(crate) fn is_held_by(&self, token: LeaseToken, now: Timestamp) -> bool {
+        self.lock == Some(token) && !self.is_over(now)
+    }
+
+    /// True if the settle of this token took effect, also if others came after it.
+    pub(crate) fn was_settled_by(&self, token: ObjectId) -> bool {
+        self.settled == Some(token) || self.settled_before.contains(&token)
+    }
+
+    /// Where it is in its life.
+    pub(crate) fn state(&self, now: Timestamp) -> ItemState {
+        match self.when {
+            BLOCKED => ItemState::Blocked,
+            PROCESSED => ItemState::Processed,
+            when if when <= now.0 => ItemState::Ready,
+            _ if self.leased => ItemState::Reserved,
+            _ => ItemState::Delayed,
+        }
+    }
+
+    /// The item, as of `now`; `queue` saves making its name anew.
+    pub(crate) fn into_item(self, queue: &QueueName, now: Timestamp) -> Result<Item> {
+        let state = self.state(now);
+        let consumer = |name: Option<String>| {
+            name.map(|name| ConsumerName::parse("consumer", &name)).transpose()
+        };
+        let bad = |e: crate::domain::Invalid| broken(format!("unreadable item: {e}"));
+        let due_time = match state {
+            ItemState::Blocked | ItemState::Processed => None,
+            ItemState::Reserved => Some(self.eligible.unwrap_or(self.created)),
+            ItemState::Ready | ItemState::Delayed => Some(self.when),
+        };
+        let waits = matches!(state, ItemState::Blocked | ItemState::Processed);
+        Ok(Item {
+            id: self.id(),
+            queue: if self.queue == queue.as_str() {
+                queue.clone()
+            } else {
+                QueueName::parse("q", &self.queue).map_err(bad)?
+            },
+            payload: self.payload,
+            content_type: self.content_type,
+            headers: self.headers,
+            priority: Priority::parse("priority", self.priority).map_err(bad)?,
+            state,
+            attempt: self.attempt,
+            deliveries: self.deliveries,
+            sequence: self.sequence,
+            ordering_key: self.key,
+            dedup_id: self.dedup_id,
+            create_time: Timestamp(self.created),
+            eligible_time: (!waits).then_some(Timestamp(self.when)),
+            expire_time: self.deadline.map(Timestamp),
+            process_time: self.processed.map(Timestamp),
+            producer: consumer(self.producer).map_err(bad)?,
+            consumer: consumer(self.consumer).map_err(bad)?,
+            last_reason: self.reason,
+            origin_queue: self
+                .origin
+                .map(|name| QueueName::parse("origin", &name))
+                .transpose()
+                .map_err(bad)?,
+            due_time: due_time.map(Timestamp),
+            dead_letter_time: self.dead_lettered.map(Timestamp),
+            dead_letter_attempts: self.failed_attempts,
+        })
+    }
+}
+
+fn number(value: RawBsonRef<'_>) -> i64 {
+    match value {
+        RawBsonRef::Int32(n) => i64::from(n),
+        RawBsonRef::Int64(n) => n,
+        RawBsonRef::Double(n) => n as i64,
+        _ => 0,
+    }
+}
+
+/// A value no update pipeline takes for an expression.
+pub(crate) fn literal(value: impl Into<Bson>) -> Document {
+    doc! { "$literal": value.into() }
+}
+
+/// Texts by name, as a document.
+pub(crate) fn texts(map: &std::collections::BTreeMap<String, String>) -> Document {
+    map.iter().map(|(name, text)| (name.clone(), Bson::String(text.clone()))).collect()
+}
+
+/// A payload as BSON.
+pub(crate) fn binary(payload: &[u8]) -> Bson {
+    Bson::Binary(Binary { subtype: BinarySubtype::Generic, bytes: payload.to_vec() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use super::*;
+    use crate::domain::{NewItem, Queue};
+
+    #[test]
+    fn an_item_survives_its_document() {
+        let queue = QueueName::parse("queue", "orders").unwrap();
+        let push = Push {
+            queue: Arc::new(Queue::with_defaults(queue.clone(), Timestamp(0))),
+            item: NewItem {
+                payload: Bytes::from_static(b"\0work"),
+                content_type: "text/plain".into(),
+                headers: [("a.b", "1"), ("$c", ""), ("", "x")]
+                    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                    .into(),
+                priority: Priority::parse("priority", 7).unwrap(),
+                delay: Duration::from_secs(1),
+                ttl: Some(Duration::from_mins(1)),
+                ordering_key: "key".into(),
+                dedup_id: "once".into(),
+                ..NewItem::default()
+            },
+            producer: ConsumerName::parse_optional("producer", "me").unwrap(),
+            dedup_window: None,
+        };
+        let start = Start {
+            id: ItemId(*b"0123456789ab"),
+            now: Timestamp(5_000),
+            sequence: 3,
+            blocked: false,
+        };
+        let stored = Stored::read(&encode(&push, &start).unwrap()).unwrap();
+        assert!(stored.turn);
+        assert_eq!(stored.window, Some(305_000));
+        let item = stored.into_item(&queue, start.now).unwrap();
+        assert_eq!(item.payload, push.item.payload);
+        assert_eq!(item.headers, push.item.headers);
+        assert_eq!((item.priority.level(), item.sequence, item.attempt), (7, 3, 1));
+        assert_eq!((item.ordering_key.as_str(), item.dedup_id.as_str()), ("key", "once"));
+        assert_eq!(item.eligible_time, Some(Timestamp(6_000)));
+        assert_eq!(item.expire_time, Some(Timestamp(65_000)));
+        assert_eq!(item.state, ItemState::Delayed);
+        assert_eq!(item.producer, push.producer);
+    }
+}

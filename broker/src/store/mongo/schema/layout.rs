@@ -1,0 +1,167 @@
+//! Where everything lies: collections, indexes, the dates that stand for states.
+
+use std::sync::Arc;
+
+use mongodb::{
+    Collection, Database,
+    bson::{DateTime, Document, RawDocumentBuf, doc, oid::ObjectId, rawdoc},
+};
+use tokio::sync::OnceCell;
+
+use crate::{
+    domain::{FOREVER, GroupName, Outcome, Pushed, Timestamp},
+    store::{
+        Held, Push, Result,
+        mongo::server::{
+            error::{failed, is_duplicate_key, written},
+            group_commit::{Batcher, Limits},
+        },
+    },
+};
+
+const HOUR: i64 = 3_600_000;
+/// 9999-12-31T00:00:00Z: some languages know no later dates.
+const LAST_DAY: i64 = 253_402_214_400_000;
+/// `when` of the entry behind all eligible times of a level (see `levels`).
+pub(crate) const READY_END: i64 = FOREVER.0 + HOUR;
+/// Added to the end of a lease this is `when` of a reserved item: four thousand years of the calendar,
+/// so that a person still reads the date. Reserved items stand behind all that wait: what is settled
+/// before its lease ends leaves its dead entry of the index where no hand-out comes by.
+pub(crate) const LEASED: i64 = 10 * 146_097 * 24 * HOUR;
+/// `when` of an item that waits for an earlier one of its key. Past every end of a lease.
+pub(crate) const BLOCKED: i64 = LAST_DAY + 21 * HOUR;
+/// `when` of history.
+pub(crate) const PROCESSED: i64 = LAST_DAY + 22 * HOUR;
+/// `when` of what is kept only to recognise a repeated push or settle.
+pub(crate) const TOMBSTONE: i64 = LAST_DAY + 23 * HOUR;
+
+/// Name of the hand-out index.
+pub(crate) const HANDOUT: &str = "handout";
+/// Name of the index of history.
+pub(crate) const HISTORY: &str = "history";
+/// Name of the unique index of deduplication ids.
+pub(crate) const DEDUP: &str = "dedup";
+/// Name of the unique index that lets one item of a key have its turn.
+pub(crate) const TURN: &str = "turn";
+/// Name of the index of blocked items, by key and sequence.
+pub(crate) const WAITING: &str = "waiting";
+/// Name of the index of items that have an end.
+pub(crate) const ENDS: &str = "ends";
+/// Name of the index of ids.
+pub(crate) const BY_ID: &str = "_id_";
+
+/// A date as MongoDB stores it.
+pub(crate) fn date(at: Timestamp) -> DateTime {
+    DateTime::from_millis(at.0)
+}
+
+/// A date from milliseconds.
+pub(crate) fn millis(at: i64) -> DateTime {
+    DateTime::from_millis(at)
+}
+
+/// Matches `when` of items, whatever their state; neither tombstones nor barriers.
+pub(crate) fn live() -> Document {
+    doc! { "$lt": millis(TOMBSTONE), "$ne": millis(READY_END) }
+}
+
+/// `when` of an item reserved until then.
+pub(crate) fn leased(until: Timestamp) -> DateTime {
+    DateTime::from_millis(LEASED + until.0.min(FOREVER.0))
+}
+
+/// When an item's lease ends, as an expression of an update; its `when` if it has lapsed.
+pub(crate) fn lease_end() -> Document {
+    doc! { "$cond": [
+        { "$gte": ["$when", millis(LEASED)] }, { "$subtract": ["$when", LEASED] }, "$when",
+    ] }
+}
+
+const _: () = assert!(READY_END < LEASED && LEASED + FOREVER.0 < BLOCKED);
+
+/// The write concern of every write: on the disks of a majority.
+pub(crate) fn durable() -> RawDocumentBuf {
+    rawdoc! { "w": "majority", "j": true, "wtimeout": 15_000 }
+}
+
+/// One group: its collection, and the batchers of its writes.
+pub(crate) struct Group {
+    pub(crate) items: Collection<RawDocumentBuf>,
+    indexes: OnceCell<()>,
+    /// Pushes that need no order but that of their calls: side by side only those of different queues.
+    pub(crate) plain: Arc<Batcher<Push, Pushed>>,
+    /// Pushes with a key or a sequence number: one write at a time, in order of arrival.
+    pub(crate) ordered: Arc<Batcher<Push, Pushed>>,
+    /// Commits.
+    pub(crate) commits: Arc<Batcher<Held, Outcome>>,
+}
+
+impl Group {
+    pub(crate) fn new(db: &Database, name: &GroupName) -> Self {
+        let bytes = 30 * 1024 * 1024;
+        Self {
+            items: db.collection(&format!("items.{name}")),
+            indexes: OnceCell::new(),
+            plain: Batcher::new(Limits { writes: 2, items: 2_000, bytes }),
+            ordered: Batcher::new(Limits { writes: 1, items: 1_000, bytes }),
+            commits: Batcher::new(Limits { writes: 2, items: 5_000, bytes }),
+        }
+    }
+
+    /// Creates the indexes unless this broker has done so before.
+    pub(crate) async fn ensure_indexes(&self, db: &Database) -> Result<()> {
+        self.indexes.get_or_try_init(|| create_indexes(db, self.items.name())).await?;
+        Ok(())
+    }
+}
+
+async fn create_indexes(db: &Database, collection: &str) -> Result<()> {
+    let partial = |field: &str| doc! { field: { "$exists": true } };
+    let indexes: [Document; 7] = [
+        doc! { "name": HANDOUT, "key": { "q": 1, "priority": -1, "when": 1, "_id": 1 } },
+        doc! {
+            "name": "expires", "key": { "expires": 1 }, "expireAfterSeconds": 0,
+            "partialFilterExpression": partial("expires"),
+        },
+        doc! {
+            "name": ENDS, "key": { "q": 1, "deadline": 1 },
+            "partialFilterExpression": partial("deadline"),
+        },
+        doc! {
+            "name": HISTORY, "key": { "q": 1, "processed": 1, "_id": 1 },
+            "partialFilterExpression": partial("processed"),
+        },
+        doc! {
+            "name": DEDUP, "key": { "dedup": 1 }, "unique": true,
+            "partialFilterExpression": partial("dedup"),
+        },
+        doc! {
+            "name": TURN, "key": { "q": 1, "turn": 1 }, "unique": true,
+            "partialFilterExpression": partial("turn"),
+        },
+        doc! {
+            "name": WAITING, "key": { "q": 1, "key": 1, "seq": 1 },
+            "partialFilterExpression": partial("due"),
+        },
+    ];
+    let command = doc! { "createIndexes": collection, "indexes": indexes.to_vec() };
+    let reply = db.run_command(command).await.map_err(failed)?;
+    written(&reply)?;
+    set_last(&db.collection(collection)).await
+}
+
+/// Sets the document behind all others by `_id`. It is never deleted.
+///
+/// A delete of many goes back to its place in the index of ids after each one, and looks for the next
+/// live entry there; behind the newest item of all it finds none, and turns round to search through
+/// everything that was ever deleted. This took a quarter of the server's time.
+async fn set_last(items: &Collection<Document>) -> Result<()> {
+    let last = doc! {
+        "_id": ObjectId::from_bytes([0xFF; 12]), "q": "\u{10FFFF}",
+        "note": "keeps deletes fast: leave it here",
+    };
+    match items.insert_one(last).await {
+        Err(error) if is_duplicate_key(&error) => Ok(()),
+        result => result.map(|_| ()).map_err(failed),
+    }
+}

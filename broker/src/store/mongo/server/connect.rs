@@ -1,0 +1,278 @@
+//! Reaching the server, finding out what it is, and the few ways in which it is spoken to.
+
+use std::time::Duration;
+
+use mongodb::{
+    Client, Database,
+    bson::{Document, RawDocument, RawDocumentBuf, doc},
+    options::{Acknowledgment, ClientOptions, ReadPreference, SelectionCriteria, WriteConcern},
+    raw_batch_cursor::RawBatch,
+};
+use tokio_stream::StreamExt;
+
+use crate::store::{
+    Result, StoreError,
+    mongo::server::{
+        error::{Written, broken, describe, failed, passes, unavailable, written},
+        group_commit::WRITE_LIMIT,
+    },
+};
+
+/// How long to look for a server that fits before giving up.
+const SELECTION_LIMIT: Duration = Duration::from_secs(5);
+/// How long a connection may take to come about. The driver takes a server for gone, with all
+/// connections to it, that leaves a heartbeat unanswered for this long.
+const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+/// How often a living server answers the driver's heartbeat.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// A write that has no answer by then is sent again over another connection: the one it went over may lead
+/// nowhere. Twice what a busy server takes at worst.
+const ANSWER_LIMIT: Duration = Duration::from_secs(3);
+/// Pauses before a write of our own is tried again.
+const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(400)];
+
+/// What the name begins with under which the server knows our connections; `abandoned` goes by it.
+pub(crate) const APP_NAME: &str = "sluicegate";
+/// The server takes no longer name, in bytes.
+const MAX_APP_NAME: usize = 128;
+
+/// A connection to the database, and what answered.
+pub(crate) struct Connection {
+    pub(crate) client: Client,
+    pub(crate) db: Database,
+    /// The servers are reached through routers.
+    pub(crate) sharded: bool,
+    pub(crate) description: String,
+}
+
+/// Connects; fails within seconds, with a message for a person, if that is not possible.
+pub(crate) async fn connect(uri: &str, database: &str, pool_size: u32) -> Result<Connection> {
+    let mut options = ClientOptions::parse(uri)
+        .await
+        .map_err(|e| start_error("the MongoDB URI can not be used", &e))?;
+    options.app_name = Some(app_name(options.app_name.as_deref()));
+    options.server_selection_timeout.get_or_insert(SELECTION_LIMIT);
+    options.connect_timeout.get_or_insert(CONNECT_LIMIT);
+    options.heartbeat_freq.get_or_insert(HEARTBEAT);
+    options.max_pool_size = Some(pool_size);
+    // What the URI says of these is not for the user to choose: promises depend on them.
+    options.write_concern = Some(
+        WriteConcern::builder()
+            .w(Acknowledgment::Majority)
+            .journal(true)
+            .w_timeout(Duration::from_secs(15))
+            .build(),
+    );
+    options.selection_criteria = Some(SelectionCriteria::ReadPreference(ReadPreference::Primary));
+    options.read_concern = None;
+    let hosts: Vec<String> = options.hosts.iter().map(ToString::to_string).collect();
+    let hosts = hosts.join(",");
+
+    let client = Client::with_options(options)
+        .map_err(|e| start_error("the MongoDB URI can not be used", &e))?;
+    let db = client.database(database);
+    let hello = db
+        .run_command(doc! { "hello": 1 })
+        .await
+        .map_err(|e| start_error(&format!("MongoDB at {hosts} can not be reached"), &e))?;
+    let sharded = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
+    let kind = match hello.get_str("setName") {
+        Ok(name) => format!("replica set {name}"),
+        Err(_) if sharded => "sharded cluster".to_owned(),
+        Err(_) => return Err(StoreError::Unsupported(standalone(&hosts))),
+    };
+    let description = format!("mongodb://{hosts}/{database} ({kind})");
+    Ok(Connection { client, db, sharded, description })
+}
+
+/// What to say to whoever has a server that is no replica set.
+fn standalone(hosts: &str) -> String {
+    format!(
+        "MongoDB at {hosts} is a standalone server, which has no transactions and may lose \
+         acknowledged writes when it is killed: make it a replica set, of which one node is enough. Start \
+         it with `mongod --replSet rs0 ...` (its data stays), run `rs.initiate()` in mongosh once, and add \
+         `replicaSet=rs0` to the options of the address, as in mongodb://{hosts}/?replicaSet=rs0"
+    )
+}
+
+/// The name of our connections, with what the user calls them behind it.
+fn app_name(given: Option<&str>) -> String {
+    let mut name = given.map_or_else(|| APP_NAME.to_owned(), |given| format!("{APP_NAME} {given}"));
+    name.truncate(name.floor_char_boundary(MAX_APP_NAME));
+    name
+}
+
+fn start_error(what: &str, error: &mongodb::error::Error) -> StoreError {
+    let reason = format!("{what}: {}", describe(error));
+    let source = Some(Box::new(error.clone()) as Box<dyn std::error::Error + Send + Sync>);
+    if passes(error) {
+        StoreError::Unavailable { reason, source }
+    } else {
+        StoreError::Internal { reason, source }
+    }
+}
+
+/// Runs an `update` or `delete` command that may be repeated without harm, and repeats it if its
+/// outcome is unknown: the driver does so only for single documents.
+pub(crate) async fn write(db: &Database, command: RawDocumentBuf) -> Result<Written> {
+    let mut pauses = RETRY_PAUSES.iter();
+    // A server that is merely slow is not asked a third time: the second attempt waits for its answer.
+    let mut limit = ANSWER_LIMIT;
+    loop {
+        let attempt = db.run_raw_command(command.clone());
+        let result = match tokio::time::timeout(limit, attempt).await {
+            Ok(Ok(reply)) => written(&reply),
+            Ok(Err(error)) => Err(failed(error)),
+            Err(_) => {
+                limit = WRITE_LIMIT;
+                continue;
+            }
+        };
+        match (&result, pauses.next()) {
+            (Err(StoreError::Unavailable { .. }), Some(pause)) => tokio::time::sleep(*pause).await,
+            _ => return result,
+        }
+    }
+}
+
+/// Runs a `find` or `aggregate` command and reads each document of its answer: all of it, in as many batches as
+/// the server makes of it. The command's filter or limit bounds what that is.
+pub(crate) async fn read<T>(
+    db: &Database,
+    command: &RawDocumentBuf,
+    read: impl Fn(&RawDocument) -> Result<T>,
+) -> Result<Vec<T>> {
+    let mut repeated = false;
+    loop {
+        match read_batches(db, command, &read).await {
+            Err(error) if !repeated && error.passes() => repeated = true,
+            result => return result.map_err(ReadError::into_store_error),
+        }
+    }
+}
+
+async fn read_batches<T>(
+    db: &Database,
+    command: &RawDocumentBuf,
+    read: &impl Fn(&RawDocument) -> Result<T>,
+) -> Result<Vec<T>, ReadError> {
+    let mut values = Vec::new();
+    let mut batches = db.run_raw_cursor_command(command.clone()).batch().await?;
+    while let Some(batch) = batches.next().await {
+        read_into(&mut values, &batch?, read)?;
+    }
+    Ok(values)
+}
+
+/// Runs a `find` command and reads the first batch of its answer, which the server cuts at 16 MiB. `batchSize`
+/// must be larger than `limit`: so an answer that was not cut leaves no cursor behind.
+pub(crate) async fn read_first<T>(
+    db: &Database,
+    command: &RawDocumentBuf,
+    read: impl Fn(&RawDocument) -> Result<T>,
+) -> Result<First<T>> {
+    let mut repeated = false;
+    loop {
+        match read_first_batch(db, command, &read).await {
+            Err(error) if !repeated && error.passes() => repeated = true,
+            result => return result.map_err(ReadError::into_store_error),
+        }
+    }
+}
+
+async fn read_first_batch<T>(
+    db: &Database,
+    command: &RawDocumentBuf,
+    read: &impl Fn(&RawDocument) -> Result<T>,
+) -> Result<First<T>, ReadError> {
+    let mut batches = db.run_raw_cursor_command(command.clone()).batch().await?;
+    let mut first = First { values: Vec::new(), cut: false };
+    if let Some(batch) = batches.next().await {
+        let batch = batch?;
+        let cursor = batch.as_raw_document().get_document("cursor");
+        let id = cursor.and_then(|cursor| cursor.get_i64("id"));
+        first.cut = id.map_err(|e| broken(e.to_string()))? != 0;
+        read_into(&mut first.values, &batch, read)?;
+    }
+    // A cursor that is left is closed by the driver when it is dropped.
+    Ok(first)
+}
+
+fn read_into<T>(
+    values: &mut Vec<T>,
+    batch: &RawBatch,
+    read: &impl Fn(&RawDocument) -> Result<T>,
+) -> Result<(), ReadError> {
+    for document in batch.doc_slices()? {
+        let document = document.map_err(|e| broken(e.to_string()))?;
+        let document = document.as_document().ok_or_else(|| broken("not a document"))?;
+        values.push(read(document)?);
+    }
+    Ok(())
+}
+
+/// What [`read_first`] brings.
+pub(crate) struct First<T> {
+    /// The documents, as what they were read as.
+    pub(crate) values: Vec<T>,
+    /// There are more, which did not fit into the batch.
+    pub(crate) cut: bool,
+}
+
+/// Why an answer could not be read.
+enum ReadError {
+    Driver(mongodb::error::Error),
+    Store(StoreError),
+}
+
+impl ReadError {
+    fn passes(&self) -> bool {
+        matches!(self, Self::Driver(error) if passes(error))
+    }
+
+    fn into_store_error(self) -> StoreError {
+        match self {
+            Self::Driver(error) => failed(error),
+            Self::Store(error) => error,
+        }
+    }
+}
+
+impl From<mongodb::error::Error> for ReadError {
+    fn from(error: mongodb::error::Error) -> Self {
+        Self::Driver(error)
+    }
+}
+
+impl From<StoreError> for ReadError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// Like [`read`], each document as a tree: for what is small or rare.
+pub(crate) async fn read_documents(db: &Database, command: Document) -> Result<Vec<Document>> {
+    let tree = |d: &RawDocument| Document::try_from(d).map_err(|e| broken(e.to_string()));
+    read(db, &command_of(&command)?, tree).await
+}
+
+/// A command as it is sent.
+pub(crate) fn command_of(command: &Document) -> Result<RawDocumentBuf> {
+    RawDocumentBuf::try_from(command).map_err(|e| broken(e.to_string()))
+}
+
+/// How many documents match, by the named index alone if the filter allows.
+pub(crate) async fn count(
+    db: &Database,
+    collection: &str,
+    filter: Document,
+    index: &str,
+) -> Result<u64> {
+    let command = doc! { "count": collection, "query": filter, "hint": index };
+    let reply = db.run_command(command).await.map_err(failed)?;
+    reply
+        .get("n")
+        .and_then(crate::store::mongo::server::error::integer)
+        .map(|n| n as u64)
+        .ok_or_else(|| unavailable("count answered nothing"))
+}

@@ -1,0 +1,32 @@
+//! Tasks that one broker does for all: a document among the counters names the broker, and until when.
+
+use std::time::Duration;
+
+use mongodb::bson::{Binary, Document, doc, spec::BinarySubtype};
+
+use crate::store::{
+    Result,
+    mongo::{
+        Inner,
+        schema::layout::date,
+        server::error::{failed, is_duplicate_key},
+    },
+};
+
+/// Takes or keeps a task for so long; zero gives it up. False if another broker has it.
+pub(crate) async fn lead(inner: &Inner, task: &str, lasting: Duration) -> Result<bool> {
+    let now = inner.now();
+    let own = Binary { subtype: BinarySubtype::Generic, bytes: inner.broker.to_vec() };
+    let free = doc! {
+        "_id": format!("lead/{task}"),
+        "$or": [{ "broker": &own }, { "until": { "$lte": date(now) } }],
+    };
+    let taken = doc! { "$set": { "broker": own, "until": date(now + lasting) } };
+    let counters = inner.db.collection::<Document>("counters");
+    match counters.update_one(free, taken).upsert(true).await {
+        Ok(_) => Ok(!lasting.is_zero()),
+        // It is there, and another's.
+        Err(error) if is_duplicate_key(&error) => Ok(false),
+        Err(error) => Err(failed(error)),
+    }
+}

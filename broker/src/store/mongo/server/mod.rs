@@ -1,0 +1,9 @@
+//! The conversation with the server, whatever is said: connections, errors, transactions, group commit, the clock.
+
+pub(super) mod clock;
+pub(super) mod connect;
+pub(super) mod error;
+pub(super) mod group_commit;
+pub(super) mod leader;
+pub(super) mod orphaned_transactions;
+pub(super) mod transaction;

@@ -1,0 +1,68 @@
+//! Ends transactions whose broker died in the middle. The server would keep them for a minute
+//! (`transactionLifetimeLimitSeconds`), and with them their documents: whoever hands out the head of
+//! the queue, or takes the next sequence number, would wait for that long.
+//!
+//! Ours never pause between two statements, so one that does is abandoned. Should its broker only
+//! have been slow, it finds the transaction gone and tries again: nothing is lost.
+
+use std::time::Duration;
+
+use mongodb::{
+    Client,
+    bson::{Bson, doc},
+};
+use tokio_stream::StreamExt;
+use tokio_util::sync::CancellationToken;
+
+use crate::store::{
+    Result,
+    mongo::server::{connect::APP_NAME, error::failed},
+};
+
+/// How often they are looked for.
+const EVERY: Duration = Duration::from_secs(2);
+/// A transaction that has done nothing for this long is abandoned.
+const INACTIVE: Duration = Duration::from_secs(3);
+
+/// Ends abandoned transactions of whatever broker until stopped. Where looking for them is not
+/// allowed they end by themselves, after a minute.
+pub(crate) async fn end_all(client: Client, stop: CancellationToken) {
+    let mut complained = false;
+    while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
+        match end_once(&client).await {
+            Ok(0) => complained = false,
+            Ok(count) => tracing::info!(count, "ended transactions that a broker left behind"),
+            Err(error) if complained => tracing::debug!(%error, "could not look for transactions"),
+            Err(error) => {
+                tracing::info!(%error, "could not look for transactions that a broker left behind");
+                complained = true;
+            }
+        }
+    }
+}
+
+/// Ends those there are now; answers how many.
+async fn end_once(client: &Client) -> Result<usize> {
+    let admin = client.database("admin");
+    let inactive = i64::try_from(INACTIVE.as_micros()).unwrap_or(i64::MAX);
+    let pipeline = [
+        doc! { "$currentOp": { "idleSessions": true } },
+        doc! { "$match": {
+            "active": false, "appName": { "$regex": format!("^{APP_NAME}") },
+            "transaction.timeInactiveMicros": { "$gt": inactive },
+        } },
+        doc! { "$project": { "lsid.id": 1 } },
+    ];
+    let mut found = admin.aggregate(pipeline).await.map_err(failed)?;
+    let mut sessions = Vec::new();
+    while let Some(document) = found.try_next().await.map_err(failed)? {
+        if let Ok(id) = document.get_document("lsid").map(|lsid| lsid.get("id").cloned()) {
+            sessions.extend(id.map(|id| Bson::Document(doc! { "id": id })));
+        }
+    }
+    let count = sessions.len();
+    if count > 0 {
+        admin.run_command(doc! { "killSessions": sessions }).await.map_err(failed)?;
+    }
+    Ok(count)
+}

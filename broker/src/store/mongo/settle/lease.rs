@@ -1,0 +1,99 @@
+//! Leases: prolonging them, and asking whether they still hold.
+
+use std::{collections::HashMap, sync::Arc};
+
+use mongodb::bson::doc;
+
+use crate::{
+    domain::{GroupName, ItemId, LeaseToken, Outcome, Timestamp},
+    store::{
+        Held, Result,
+        mongo::{
+            Inner,
+            schema::layout::leased,
+            settle::receipts::{Update, held_filter, look, stale, statement, update, witness_end},
+        },
+    },
+};
+
+/// Places in a call, by group.
+pub(crate) fn by_group<'a>(
+    groups: impl Iterator<Item = &'a GroupName>,
+) -> HashMap<&'a GroupName, Vec<usize>> {
+    let mut places: HashMap<&GroupName, Vec<usize>> = HashMap::new();
+    for (at, group) in groups.enumerate() {
+        places.entry(group).or_default().push(at);
+    }
+    places
+}
+
+/// Sets the ends of leases; answers for each.
+pub(crate) async fn extend(
+    inner: &Arc<Inner>,
+    items: Vec<Held>,
+    until: Vec<Timestamp>,
+) -> Result<Vec<Outcome>> {
+    let mut outcomes = vec![Outcome::Gone; items.len()];
+    for (name, places) in by_group(items.iter().map(|held| &held.receipt.group)) {
+        let group = inner.group(name).await?;
+        let mut lots: HashMap<(LeaseToken, Timestamp), Vec<usize>> = HashMap::new();
+        for &at in &places {
+            let receipt = &items[at].receipt;
+            inner.issued.extend(receipt, until[at], true);
+            lots.entry((receipt.token, until[at])).or_default().push(at);
+        }
+        let now = inner.now();
+        let mut statements = Vec::new();
+        for ((token, until), places) in &lots {
+            let filter = held_filter(places.iter().map(|at| items[*at].receipt.item), *token, now);
+            let change = if token.broker() == inner.broker {
+                Update::operators(&doc! { "$set": { "when": leased(*until) } })?
+            } else {
+                // The broker that made the reservation must learn of what it does not see.
+                Update::pipeline(&[doc! { "$set": {
+                    "when": leased(*until),
+                    "trace": { "$max": ["$trace", witness_end(now)] },
+                } }])?
+            };
+            statements.push(statement(filter, change));
+        }
+        let distinct: std::collections::HashSet<(ItemId, LeaseToken)> =
+            places.iter().map(|at| (items[*at].receipt.item, items[*at].receipt.token)).collect();
+        let n = update(inner, &group, statements).await?;
+        let found = if n == places.len() as u64 && distinct.len() == places.len() {
+            None
+        } else {
+            Some(look(inner, &group, places.iter().map(|at| items[*at].receipt.item)).await?)
+        };
+        for at in places {
+            let receipt = &items[at].receipt;
+            let stored = found.as_ref().map(|found| found.get(&receipt.item));
+            outcomes[at] = match stored {
+                None => Outcome::Ok,
+                Some(Some(stored)) if stored.is_held_by(receipt.token, now) => Outcome::Ok,
+                Some(stored) => stale(stored, now),
+            };
+            if outcomes[at] == Outcome::Ok {
+                inner.issued.extend(receipt, until[at], false);
+                inner.head(&items[at].queue.name).lapses.expect(until[at]);
+            }
+        }
+    }
+    Ok(outcomes)
+}
+
+/// Which reservations still hold their item.
+pub(crate) async fn holds(inner: &Arc<Inner>, items: Vec<Held>) -> Result<Vec<bool>> {
+    let mut answers = vec![false; items.len()];
+    for (name, places) in by_group(items.iter().map(|held| &held.receipt.group)) {
+        let group = inner.group(name).await?;
+        let found = look(inner, &group, places.iter().map(|at| items[*at].receipt.item)).await?;
+        let now = inner.now();
+        for at in places {
+            let receipt = &items[at].receipt;
+            let stored = found.get(&receipt.item);
+            answers[at] = stored.is_some_and(|stored| stored.is_held_by(receipt.token, now));
+        }
+    }
+    Ok(answers)
+}

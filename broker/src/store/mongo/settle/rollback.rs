@@ -1,0 +1,228 @@
+//! Rollback: items given back to their queue, or dead-lettered.
+
+use std::{collections::HashMap, sync::Arc};
+
+use mongodb::bson::{Document, doc, oid::ObjectId};
+
+use crate::{
+    domain::{LeaseToken, Outcome, QueueName, Timestamp},
+    store::{
+        Result, Rollback, RollbackTo,
+        mongo::{
+            Inner,
+            cursor::watermarks::{LevelSet, bit},
+            ordering, priorities,
+            schema::{
+                item::literal,
+                layout::{Group, date},
+            },
+            settle::{
+                lease::by_group,
+                receipts::{
+                    Ending, Update, end_exactly, first_places, held_filter, known_key, look,
+                    repeated, settle_token, settled_before, stale, statement, update, was_settled,
+                    witness_end,
+                },
+            },
+        },
+    },
+};
+
+/// Items that are changed alike.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Alike {
+    token: LeaseToken,
+    to: RollbackTo,
+    reason: Option<String>,
+    /// Reserved by another broker, or being settled by another call.
+    foreign: bool,
+}
+
+/// Gives items back; answers for each.
+pub(crate) async fn rollback(inner: &Arc<Inner>, items: Vec<Rollback>) -> Result<Vec<Outcome>> {
+    let mut outcomes = vec![Outcome::Gone; items.len()];
+    let (first, is_first) = first_places(items.iter().map(|item| &item.held.receipt));
+    for (name, places) in by_group(items.iter().map(|item| &item.held.receipt.group)) {
+        let group = inner.group(name).await?;
+        let endings: HashMap<usize, Ending> = places
+            .iter()
+            .filter(|at| is_first[**at])
+            .map(|&at| {
+                let held = &items[at].held;
+                let issue = inner.issued.take(&held.receipt);
+                let (receipt, queue) = (held.receipt.clone(), Arc::clone(&held.queue));
+                (at, Ending { receipt, queue, issue })
+            })
+            .collect();
+        let discards = |at: &usize| matches!(items[*at].to, RollbackTo::Discard { .. });
+        let (discarded, given): (Vec<usize>, Vec<usize>) =
+            endings.keys().partition(|at| discards(at));
+
+        let ending: Vec<Ending> = discarded.iter().map(|at| endings[at].clone()).collect();
+        let ended = end_exactly(inner, &group, &ending).await?;
+        for (at, outcome) in discarded.into_iter().zip(ended) {
+            outcomes[at] = as_dead_letter(outcome);
+        }
+        give_back(inner, &group, &items, &endings, &given, &mut outcomes).await?;
+    }
+    for at in 0..items.len() {
+        if !is_first[at] {
+            outcomes[at] = repeated(outcomes[first[at]], false);
+        }
+    }
+    Ok(outcomes)
+}
+
+fn as_dead_letter(outcome: Outcome) -> Outcome {
+    if outcome == Outcome::Ok { Outcome::DeadLettered } else { outcome }
+}
+
+async fn give_back(
+    inner: &Inner,
+    group: &Group,
+    items: &[Rollback],
+    endings: &HashMap<usize, Ending>,
+    given: &[usize],
+    outcomes: &mut [Outcome],
+) -> Result<()> {
+    if given.is_empty() {
+        return Ok(());
+    }
+    let now = inner.now();
+    // One for each lease: of two receipts of an item only the right one is to find its own.
+    let mut settled: HashMap<LeaseToken, ObjectId> = HashMap::new();
+    let ids = || given.iter().map(|at| items[*at].held.receipt.item);
+    let target = |at: &usize| match &items[*at].to {
+        RollbackTo::DeadLetter { to, .. } => Some(to),
+        RollbackTo::Queue { .. } | RollbackTo::Discard { .. } => None,
+    };
+    let dead = |at: &usize| target(at).is_some();
+    // Where a dead letter goes, its level must be known to be in use.
+    let strangers = given.iter().any(|at| dead(at) && endings[at].issue.is_none());
+    let before = if strangers { look(inner, group, ids()).await? } else { HashMap::new() };
+    let level = |at: &usize| -> LevelSet {
+        let found = before.get(&items[*at].held.receipt.item).map(|stored| stored.priority);
+        endings[at].issue.as_ref().map(|i| i.priority).or(found).map_or(LevelSet::MAX, bit)
+    };
+    let mut dead_levels: HashMap<&QueueName, LevelSet> = HashMap::new();
+    for at in given.iter().filter(|at| dead(at)) {
+        if let Some(to) = target(at) {
+            // Of one that is gone the level is not known, nor needed.
+            let known = level(at);
+            *dead_levels.entry(to).or_default() |= if known == LevelSet::MAX { 0 } else { known };
+        }
+    }
+    for (queue, set) in dead_levels {
+        priorities::record(inner, group, queue, set, None).await?;
+    }
+
+    let mut lots: HashMap<Alike, Vec<usize>> = HashMap::new();
+    for at in given {
+        let item = &items[*at];
+        let token = item.held.receipt.token;
+        // Of one that is not known here another settle may be under way, on this broker or another.
+        let foreign = endings[at].issue.is_none();
+        let alike = Alike { token, to: item.to.clone(), reason: item.reason.clone(), foreign };
+        lots.entry(alike).or_default().push(*at);
+    }
+    let mut statements = Vec::new();
+    for (alike, places) in &lots {
+        let ids = places.iter().map(|at| items[*at].held.receipt.item);
+        let filter = held_filter(ids, alike.token, now);
+        let settled = *settled.entry(alike.token).or_insert_with(|| settle_token(inner));
+        let queue = &items[places[0]].held.queue;
+        let mut unset = vec!["lock"];
+        let mut set = match &alike.to {
+            RollbackTo::DeadLetter { to, failed_attempts, .. } => {
+                unset.extend(["turn", "due"]);
+                dead_letter(&queue.name, to, *failed_attempts, now)
+            }
+            RollbackTo::Queue { eligible_time, attempt, undelivered } => {
+                let when = date(*eligible_time);
+                let mut set =
+                    doc! { "when": when, "eligible": when, "attempt": i64::from(*attempt) };
+                if *undelivered {
+                    let earlier = doc! { "$ifNull": ["$earlier", 0] };
+                    set.insert("earlier", doc! { "$add": [earlier, 1] });
+                }
+                set
+            }
+            RollbackTo::Discard { .. } => continue, // ended before
+        };
+        set.insert("settled", settled);
+        set.insert("settledBefore", settled_before());
+        if let Some(reason) = &alike.reason {
+            set.insert("reason", literal(reason.as_str()));
+        }
+        if alike.foreign {
+            set.insert("trace", doc! { "$max": ["$trace", witness_end(now)] });
+        }
+        let change = Update::pipeline(&[doc! { "$set": set }, doc! { "$unset": unset }])?;
+        statements.push(statement(filter, change));
+    }
+    let updated = update(inner, group, statements).await;
+    // Also if the outcome is unknown: what may be there must not be passed over.
+    for at in given {
+        let item = &items[*at];
+        match &item.to {
+            RollbackTo::Queue { eligible_time, .. } => {
+                lower(inner, &item.held.queue.name, level(at), *eligible_time);
+            }
+            RollbackTo::DeadLetter { to, .. } => lower(inner, to, level(at), now),
+            RollbackTo::Discard { .. } => {}
+        }
+    }
+    let n = updated?;
+    let keys_known = given
+        .iter()
+        .all(|at| !dead(at) || endings[at].issue.is_some() || !endings[at].receipt.keyed);
+    let after = if n == given.len() as u64 && keys_known {
+        None
+    } else {
+        Some(look(inner, group, ids()).await?)
+    };
+    let mut keys = Vec::new();
+    for at in given {
+        let receipt = &items[*at].held.receipt;
+        let ok = if dead(at) { Outcome::DeadLettered } else { Outcome::Ok };
+        outcomes[*at] = match after.as_ref().map(|found| found.get(&receipt.item)) {
+            None => {
+                keys.extend(known_key(&endings[at]).filter(|_| dead(at)));
+                ok
+            }
+            // Given back by the first of two tries, and ended since by whoever had it then: anybody else
+            // would have left a tombstone.
+            Some(None) if endings[at].issue.as_ref().is_some_and(|i| i.deadline.is_none()) => ok,
+            Some(Some(stored)) if was_settled(stored, &settled, receipt.token) => {
+                if dead(at) && !stored.key.is_empty() {
+                    keys.push((receipt.queue.clone(), stored.key.clone()));
+                }
+                ok
+            }
+            Some(found) => stale(found, now),
+        };
+    }
+    ordering::promote(inner, group, &keys).await?;
+    Ok(())
+}
+
+fn lower(inner: &Inner, queue: &QueueName, set: LevelSet, when: Timestamp) {
+    let head = inner.head(queue);
+    // Of an unknown level it is one of those in use.
+    let set = if set == LevelSet::MAX { head.look_used() } else { set };
+    head.lower(set, when.0);
+}
+
+/// The fields of an item that goes to the dead-letter queue.
+pub(crate) fn dead_letter(
+    from: &QueueName,
+    to: &QueueName,
+    failed_attempts: u32,
+    now: Timestamp,
+) -> Document {
+    let at = date(now);
+    doc! {
+        "q": to.as_str(), "when": at, "eligible": at, "origin": from.as_str(), "attempt": 1,
+        "earlier": "$deliveries", "deadLettered": at, "failedAttempts": i64::from(failed_attempts),
+    }
+}
