@@ -10,7 +10,7 @@ use crate::{
     config::{Settings, StoreUri},
     console::{self, ConsoleState, Probe},
     domain::Clock,
-    engine::{Engine, Limits},
+    engine::{Engine, Limits, background},
     grpc::{
         Api,
         auth::Tokens,
@@ -81,7 +81,7 @@ impl App {
         };
         let engine =
             Engine::new(Arc::clone(&store), Arc::clone(&signals), Arc::clone(&metrics), limits);
-        engine.start();
+        background::start(&engine);
 
         let address = local_address(&listener)?;
         let http_address = local_address(&http_listener)?;

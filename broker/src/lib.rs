@@ -1,13 +1,12 @@
 //! The Sluicegate broker.
 //!
 //! # Layout
-//! Dependencies point inward: `grpc | console | tasks → engine → domain, store, signals`.
+//! Dependencies point inward: `grpc | console → engine → domain, store, signals`.
 //!
 //! * [`domain`]: names, items, queues, receipts and the decisions about them. Pure.
 //! * [`store`]: the [`store::Store`] trait, and MongoDB and SQLite behind it.
 //! * [`signals`]: the [`signals::Signals`] trait, and Redis, MongoDB and nothing behind it.
 //! * [`engine`]: push, dispatch, settle: what happens to an item.
-//! * [`tasks`]: what runs by itself: totals, schedules, settings.
 //! * [`grpc`]: the API; [`console`]: HTTP for people and probes; [`listener`]: connections for both.
 //! * [`telemetry`]: the log; [`metrics`]: what is counted and measured.
 //! * `app`: builds all of it from the [`config`], runs it, drains it.
@@ -22,5 +21,4 @@ pub mod listener;
 pub mod metrics;
 pub mod signals;
 pub mod store;
-pub mod tasks;
 pub mod telemetry;

@@ -1,30 +1,37 @@
 //! What happens to an item, from push to settle.
 //!
-//! * `push`: in.
-//! * `dispatch`, `consumers`, `subscription`: out. One dispatcher per consumed queue reserves items
-//!   and hands them to the consumers with room. `rhythm`: when to look without being told. `give_back`: what
-//!   goes back to the queue.
-//! * `settle`: done, back, on, or a little longer. `failures`: where items at a limit go.
-//! * `queues`: settings, remembered. `admin`, `schedules`: for operators.
-//! * `figures`: totals, and what is told of a queue. `depths`: what it holds.
-//! * `overview`: all queues at once, and the gauges of depth. `watch`: who is told of changes.
+//! | module | subject |
+//! |---|---|
+//! | `push` | items in |
+//! | `dispatch`, `consumers`, `subscription` | items out: one dispatcher per consumed queue reserves items and gives them to the consumers with room |
+//! | `adaptive_poll` | when a dispatcher looks without a signal |
+//! | `settle` | commit, roll back, move, extend |
+//! | `rollback` | what returns to its queue because it reached nobody, or its stream ended |
+//! | `failures`, `dead_letter_links` | items at a limit, and the queues they go to |
+//! | `settings_cache` | settings of queues, remembered |
+//! | `admin`, `schedules` | for operators |
+//! | `stats`, `depths`, `overview`, `watch` | totals, depths, all queues at once, and who is told of changes |
+//! | [`background`] | what runs by itself |
 
+mod adaptive_poll;
 mod admin;
+pub mod background;
 mod consumers;
+mod dead_letter_links;
 mod depths;
 mod dispatch;
 mod error;
 mod failures;
-mod figures;
-mod give_back;
-mod links;
 mod overview;
 mod push;
-mod queues;
-mod rhythm;
+mod rollback;
 mod schedules;
+mod settings_cache;
 mod settle;
+mod stats;
 mod subscription;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -41,18 +48,18 @@ use crate::{
 
 use dispatch::Dispatcher;
 use failures::FailureLog;
-use figures::Figures;
-use give_back::GiveBack;
 use overview::Overview;
-use queues::Queues;
+use rollback::GiveBack;
+use settings_cache::Queues;
+use stats::Figures;
 
 pub use consumers::{RevokeReason, Revoked};
 pub use error::{EngineError, Result};
-pub use figures::QueueStats;
-pub use give_back::OnDisconnect;
 pub use overview::Gauges;
+pub use rollback::OnDisconnect;
 pub use schedules::check_cron;
 pub use settle::{MoveRequest, RollbackRequest};
+pub use stats::QueueStats;
 pub use subscription::{ConsumeOptions, Flow, Received, Subscription};
 
 /// What the broker's configuration sets.
@@ -167,11 +174,6 @@ impl Engine {
     /// The metrics, for tasks.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
-    }
-
-    /// Runs until shutdown what the engine does by itself; each in a task of the engine's own.
-    pub fn start(self: &Arc<Self>) {
-        crate::tasks::start(self, &self.tasks, &self.stopping);
     }
 
     /// First half of shutdown: hands out nothing more, lets consumers settle what they hold for a
@@ -318,6 +320,3 @@ impl Engine {
         true
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -7,14 +7,13 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     domain::{ConsumerName, Delivery, Invalid, Item, Outcome, Queue, QueueName},
+    engine::{
+        Engine, EngineError, Result,
+        consumers::{Call, ConsumerId, Inbox, Revoked, StreamSettings, is_too_late},
+        dispatch::Dispatcher,
+        rollback::OnDisconnect,
+    },
     metrics::OpenStream,
-};
-
-use super::{
-    Engine, EngineError, Result,
-    consumers::{Call, ConsumerId, Inbox, Revoked, StreamSettings, is_too_late},
-    dispatch::Dispatcher,
-    give_back::OnDisconnect,
 };
 
 /// Shortest lease.

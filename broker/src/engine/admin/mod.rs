@@ -4,10 +4,9 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use crate::{
     domain::{GroupName, Invalid, Item, ItemId, ItemState, Queue, QueueName},
+    engine::{Engine, EngineError, Result, dead_letter_links},
     store::{Deleted, ItemDeleted, Page, RedriveFilter, Selection},
 };
-
-use super::{Engine, EngineError, Result, links};
 
 /// How often an update is tried against others that change the same settings.
 const UPDATE_TRIES: usize = 5;
@@ -26,7 +25,7 @@ impl Engine {
                 let same = there.same_settings(&wanted);
                 return if same { Ok(there) } else { Err(EngineError::QueueExists(there.name)) };
             }
-            links::check_group(&*self.store, &wanted.name, &wanted.group).await?;
+            dead_letter_links::check_group(&*self.store, &wanted.name, &wanted.group).await?;
             self.check_link(&wanted).await?;
             if let Some(queue) = self.store.link_queue(&wanted, links).await? {
                 self.queues.replace(queue.clone());
@@ -66,12 +65,13 @@ impl Engine {
                 return Ok(before);
             }
             self.check_settings(&wanted)?;
-            let updated = if links::target(&wanted) == links::target(&before) {
-                self.store.update_queue(&wanted).await?
-            } else {
-                self.check_link(&wanted).await?;
-                self.store.link_queue(&wanted, links).await?
-            };
+            let updated =
+                if dead_letter_links::target(&wanted) == dead_letter_links::target(&before) {
+                    self.store.update_queue(&wanted).await?
+                } else {
+                    self.check_link(&wanted).await?;
+                    self.store.link_queue(&wanted, links).await?
+                };
             if let Some(queue) = updated {
                 self.queues.replace(queue.clone());
                 self.tell_settings(name);
@@ -96,7 +96,7 @@ impl Engine {
         for _ in 0..UPDATE_TRIES {
             let links = self.store.links().await?;
             let queue = self.get_queue(name).await?;
-            links::check_unused(&*self.store, name).await?;
+            dead_letter_links::check_unused(&*self.store, name).await?;
             match self.store.delete_queue(&queue, force, links).await? {
                 Deleted::Done(deleted) => {
                     self.queues.forget(name);
@@ -312,14 +312,14 @@ impl Engine {
 
     /// Checks where the queue dead-letters into, and makes that queue if it is not there.
     async fn check_link(&self, queue: &Queue) -> Result<()> {
-        links::check_ring(&*self.store, queue).await?;
+        dead_letter_links::check_ring(&*self.store, queue).await?;
         self.ensure_dead_letter_queue(queue).await
     }
 
     /// Makes the dead-letter queue if it is not there; it has to be of the same group.
     async fn ensure_dead_letter_queue(&self, queue: &Queue) -> Result<()> {
         let Some(name) = &queue.dead_letter_queue else { return Ok(()) };
-        links::check_group(&*self.store, name, &queue.group).await?;
+        dead_letter_links::check_group(&*self.store, name, &queue.group).await?;
         let group = self.make_dead_letter_queue(name, queue).await?;
         let from = GroupName::clone(&queue.group);
         if group == from { Ok(()) } else { Err(EngineError::DifferentGroup { from, to: group }) }

@@ -23,10 +23,10 @@ use crate::{
 };
 
 use self::polls::Polls;
-use super::{
+use crate::engine::{
     Engine, EngineError, Result,
+    adaptive_poll::Rhythm,
     consumers::{Call, ConsumerId, Consumers, InFlight, Inbox, Round, StreamSettings, Taker},
-    rhythm::Rhythm,
 };
 
 /// A dispatcher with no consumers ends after this long.

@@ -52,7 +52,7 @@ async fn broker_with(options: Options) -> Broker {
     let signals = Arc::new(LocalSignals::new());
     let metrics = Arc::new(Metrics::new());
     let engine = Engine::new(Arc::new(store), signals, metrics, Limits::default());
-    engine.start();
+    crate::engine::background::start(&engine);
     let shutdown = CancellationToken::new();
     let api = Api::new(engine, TaskTracker::new(), shutdown.clone());
     let server = Server::new(api.clone(), options).await.unwrap();

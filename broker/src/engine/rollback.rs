@@ -10,10 +10,9 @@ use parking_lot::Mutex;
 
 use crate::{
     domain::{Cause, Delivery, Queue, Receipt, Timestamp},
+    engine::{Engine, consumers::InFlight},
     store::{Held, Rollback, RollbackTo},
 };
-
-use super::{Engine, consumers::InFlight};
 
 /// Most items given back by one call of the store.
 const MAX_BATCH: usize = 1_000;

@@ -8,10 +8,9 @@ use tokio::sync::Mutex;
 
 use crate::{
     domain::{AtLimit, FailureDefaults, Queue, QueueName},
+    engine::{EngineError, Result, dead_letter_links},
     store::{Created, SettingsChanges, SettingsMark, Store},
 };
-
-use super::{EngineError, Result, links};
 
 pub(super) struct Queues {
     store: Arc<dyn Store>,
@@ -54,7 +53,9 @@ impl Queues {
             Err(EngineError::QueueNotFound(_)) if self.auto_create => {
                 let mut wanted = Queue::with_defaults(name.clone(), self.store.now());
                 // Dead letters stay in their group.
-                if let Some(source) = links::sources(&*self.store, name).await?.into_iter().next() {
+                if let Some(source) =
+                    dead_letter_links::sources(&*self.store, name).await?.into_iter().next()
+                {
                     wanted.group = source.group;
                 }
                 let generation = self.known.read().generation;
@@ -127,7 +128,7 @@ impl Queues {
     }
 }
 
-impl super::Engine {
+impl crate::engine::Engine {
     /// Notices settings that other brokers changed, should their signals be lost.
     pub async fn refresh_settings(&self) -> Result<()> {
         let changes = self.queues.refresh().await?;

@@ -4,10 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use std::time::Duration;
 
-use super::*;
 use crate::{
     domain::{Clock, NewItem},
-    engine::{Gauges, Limits},
+    engine::{Gauges, Limits, stats::*},
     signals::LocalSignals,
     store::sqlite::SqliteStore,
 };

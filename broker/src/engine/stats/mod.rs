@@ -7,13 +7,12 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     domain::{Depth, QueueName, Totals},
+    engine::{
+        Engine, Result,
+        depths::{Change, Depths},
+    },
     metrics::Metrics,
     store::Store,
-};
-
-use super::{
-    Engine, Result,
-    depths::{Change, Depths},
 };
 
 /// A queue's depth and totals.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::sync::broadcast::error::RecvError;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     engine::{Engine, Gauges, Result},
@@ -23,8 +23,9 @@ const REPAIR: Duration = Duration::from_secs(15);
 /// How often schedules made on other brokers are looked for.
 const SCHEDULES: Duration = Duration::from_secs(5);
 
-/// Starts all tasks; each ends when `stop` is cancelled.
-pub fn start(engine: &Arc<Engine>, tasks: &TaskTracker, stop: &CancellationToken) {
+/// Starts all tasks. They belong to the engine and end at its shutdown.
+pub fn start(engine: &Arc<Engine>) {
+    let (tasks, stop) = (&engine.tasks, &engine.stopping);
     tasks.spawn(until(stop.clone(), hear(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), flush_totals(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), watch_settings(Arc::clone(engine))));

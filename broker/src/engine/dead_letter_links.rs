@@ -3,10 +3,9 @@
 
 use crate::{
     domain::{GroupName, Queue, QueueName, Timestamp},
+    engine::{EngineError, Result},
     store::Store,
 };
-
-use super::{EngineError, Result};
 
 /// The queue that this one dead-letters into, whether it is there or not.
 pub(super) fn target(queue: &Queue) -> Option<QueueName> {
