@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use divan::{Bencher, black_box, counter::ItemsCount};
 use sluicegate_broker::domain::{
-    Clock, GroupName, IdSource, ItemSize, LeaseToken, QueueName, Receipt, Want, deal,
+    Clock, GroupName, IdSource, ItemSize, LeaseToken, QueueName, Receipt, Want, assign,
 };
 
 fn main() {
@@ -36,7 +36,7 @@ fn deal_500(bencher: Bencher<'_, '_>, consumers: usize) {
     };
     let (sizes, wants) =
         (vec![ItemSize { payload: 256, message: 1_656 }; 500], vec![want; consumers]);
-    bencher.counter(ItemsCount::new(500_usize)).bench(|| deal(black_box(&sizes), &wants));
+    bencher.counter(ItemsCount::new(500_usize)).bench(|| assign(black_box(&sizes), &wants));
 }
 
 #[divan::bench]

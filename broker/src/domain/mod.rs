@@ -3,7 +3,7 @@
 //!
 //! Values here are parsed and checked once, at the edge; past it nothing is checked twice.
 
-mod deal;
+mod assign;
 mod failure;
 mod id;
 mod invalid;
@@ -14,7 +14,7 @@ mod receipt;
 mod schedule;
 mod time;
 
-pub use deal::{ItemSize, MAX_MESSAGE_BYTES, Want, deal};
+pub use crate::domain::assign::{ItemSize, MAX_MESSAGE_BYTES, Want, assign};
 pub use failure::{AtLimit, Cause, FailureDefaults, Fate, LimitReason};
 pub use id::{IdSource, ItemId, LeaseToken};
 pub use invalid::Invalid;

@@ -23,14 +23,14 @@ use tonic::{
 };
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-use super::{
-    Api,
-    auth::Tokens,
-    edge::{self, Edge},
-    intake::Intake,
-};
 use crate::{
     config::Tls,
+    grpc::{
+        Api,
+        auth::Tokens,
+        intake::Intake,
+        middleware::{self, Edge},
+    },
     listener::{Listener, TlsError, acceptor},
 };
 
@@ -148,7 +148,7 @@ impl Server {
             .add_service(reflection().build_v1()?)
             .add_service(reflection().build_v1alpha()?);
         let edge = Edge { tokens: options.tokens, intake: Intake::new(INTAKE_BYTES) };
-        let edge = axum::middleware::from_fn_with_state(Arc::new(edge), edge::pass);
+        let edge = axum::middleware::from_fn_with_state(Arc::new(edge), middleware::pass);
         let routes = Routes::from(routes.into_axum_router().layer(edge)).prepare();
         let routers = ages(options.max_connection_age)
             .into_iter()

@@ -142,6 +142,6 @@ pub async fn open(
 }
 
 #[cfg(test)]
-mod suite;
+mod conformance;
 #[cfg(test)]
 mod test_servers;

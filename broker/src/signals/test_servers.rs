@@ -61,7 +61,7 @@ impl RedisServer {
                 program.display()
             )
         }));
-        super::suite::until("redis-server answers", || {
+        crate::signals::conformance::until("redis-server answers", || {
             net::TcpStream::connect(self.address()).is_ok()
         })
         .await;

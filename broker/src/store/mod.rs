@@ -359,7 +359,7 @@ pub trait Store: Send + Sync + 'static {
     /// pass each other.
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>>;
 
-    /// Reserves items from the head of the queue and deals them to `wants` by [`crate::domain::deal`].
+    /// Reserves items from the head of the queue and deals them to `wants` by [`crate::domain::assign`].
     /// Lapsed leases met on the way count as failed attempts ([`Queue::fate`]); expired items are removed.
     /// Items at a limit go where [`Queue::at_limit`] says, and stay where they are while that is unknown.
     /// Called by one task per queue and broker at a time.

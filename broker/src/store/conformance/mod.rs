@@ -11,7 +11,6 @@ pub(crate) mod admin;
 pub(crate) mod dead_letter;
 pub(crate) mod dedup;
 pub(crate) mod deletion;
-pub(crate) mod figures;
 pub(crate) mod history;
 pub(crate) mod keys;
 pub(crate) mod large;
@@ -22,6 +21,7 @@ pub(crate) mod redrive;
 pub(crate) mod reserve;
 pub(crate) mod settings;
 pub(crate) mod settle;
+pub(crate) mod stats;
 
 pub(crate) use env::Env;
 
@@ -78,7 +78,7 @@ macro_rules! conformance {
                 links_change_one_at_a_time
                 a_push_that_lands_after_the_deletion_brings_its_queue_back
             }
-            figures {
+            stats {
                 totals_add_up_over_brokers
                 all_totals_are_read_at_once
                 a_task_has_one_leader_at_a_time

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::domain::{
     AtLimit, Cause, ConsumerName, Delivery, Fate, Item, ItemSize, ItemState, LeaseToken,
-    LimitReason, MAX_MESSAGE_BYTES, Priority, Queue, Receipt, Timestamp, Want, deal,
+    LimitReason, MAX_MESSAGE_BYTES, Priority, Queue, Receipt, Timestamp, Want, assign,
 };
 
 /// Most items dealt in one call.
@@ -66,7 +66,7 @@ pub(super) fn reserve(
     }
 
     let sizes: Vec<ItemSize> = head.live.iter().map(|(stored, _)| size_of(&stored.item)).collect();
-    let dealt = deal(&sizes, wants);
+    let dealt = assign(&sizes, wants);
     reserved.more |= dealt.len() < head.live.len();
     let token = LeaseToken::fresh(broker);
     let lock = lock_text(token);

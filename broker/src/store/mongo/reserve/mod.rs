@@ -16,7 +16,7 @@ use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 use crate::{
     domain::{
         AtLimit, Cause, ConsumerName, Delivery, Fate, ItemId, ItemSize, ItemState, LeaseToken,
-        Queue, Receipt, Timestamp, Want, deal,
+        Queue, Receipt, Timestamp, Want, assign,
     },
     store::{
         Reserved, Result,
@@ -127,7 +127,7 @@ async fn hand_out(place: &Place<'_>, wants: &[Want], mut found: Found) -> Result
         return Ok(Handover { reserved, claim: None });
     }
     let sizes: Vec<ItemSize> = good.iter().map(Stored::size).collect();
-    let dealt = deal(&sizes, wants);
+    let dealt = assign(&sizes, wants);
     let left: Vec<(i32, i64)> = good_at[dealt.len()..].iter().map(|at| places[*at]).collect();
     let rest = good.split_off(dealt.len());
 

@@ -11,21 +11,21 @@ use axum::{
 use tonic::{Code, Status, transport::server::TcpConnectInfo};
 use tracing::{Instrument, Level};
 
-use super::{
+use crate::grpc::{
     auth::Tokens,
     intake::Intake,
     status::{ApiError, status},
 };
 
 /// What calls are passed by.
-pub(super) struct Edge {
-    pub(super) tokens: Tokens,
-    pub(super) intake: Intake,
+pub(crate) struct Edge {
+    pub(crate) tokens: Tokens,
+    pub(crate) intake: Intake,
 }
 
 /// Passes a call on if its token allows it; logs it at debug level; gives the statuses that tonic
 /// makes by itself the details all others have.
-pub(super) async fn pass(State(edge): State<Arc<Edge>>, request: Request, next: Next) -> Response {
+pub(crate) async fn pass(State(edge): State<Arc<Edge>>, request: Request, next: Next) -> Response {
     if !tracing::enabled!(Level::DEBUG) {
         return answer(&edge, request, next).await;
     }

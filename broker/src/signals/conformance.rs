@@ -8,7 +8,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{
+use crate::signals::{
     test_servers::{Proxy, RedisServer, mongo_uri, pause},
     *,
 };
@@ -17,7 +17,7 @@ use super::{
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Waits until something is so.
-pub(super) async fn until(what: &str, so: impl Fn() -> bool) {
+pub(crate) async fn until(what: &str, so: impl Fn() -> bool) {
     let start = Instant::now();
     while !so() {
         assert!(start.elapsed() < PATIENCE, "not so after {PATIENCE:?}: {what}");

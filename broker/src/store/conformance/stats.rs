@@ -1,7 +1,9 @@
 //! Totals, and the store's own signs of life.
 
-use super::{Env, env::*};
-use crate::domain::Totals;
+use crate::{
+    domain::Totals,
+    store::conformance::{Env, env::*},
+};
 
 pub(crate) async fn totals_add_up_over_brokers(env: &Env) {
     let (a, b) = (name("a"), name("b"));

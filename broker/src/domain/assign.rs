@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::ConsumerName;
+use crate::domain::ConsumerName;
 
 /// Most bytes of one message with items, envelopes and all, unless it holds a single item that is larger: most gRPC
 /// libraries refuse messages over 4 MiB unless told otherwise.
@@ -37,7 +37,7 @@ pub struct Want {
 /// one message of [`MAX_MESSAGE_BYTES`], so that nothing is claimed that cannot be sent at once.
 ///
 /// The earlier wants get the odd ones, so put the emptiest consumer first.
-pub fn deal(sizes: &[ItemSize], wants: &[Want]) -> Vec<usize> {
+pub fn assign(sizes: &[ItemSize], wants: &[Want]) -> Vec<usize> {
     struct Room {
         items: usize,
         bytes: usize,
@@ -92,39 +92,39 @@ mod tests {
     }
 
     /// Deals items with payloads of these sizes.
-    fn deal(payloads: &[usize], wants: &[Want]) -> Vec<usize> {
+    fn assign(payloads: &[usize], wants: &[Want]) -> Vec<usize> {
         let size = |&payload: &usize| ItemSize { payload, message: payload + 1_400 };
-        super::deal(&payloads.iter().map(size).collect::<Vec<_>>(), wants)
+        super::assign(&payloads.iter().map(size).collect::<Vec<_>>(), wants)
     }
 
     #[test]
     fn items_go_round_about() {
         let wants = [want(1, 100), want(3, 100), want(9, 100)];
-        assert_eq!(deal(&[1; 7], &wants), [0, 1, 2, 1, 2, 1, 2]);
+        assert_eq!(assign(&[1; 7], &wants), [0, 1, 2, 1, 2, 1, 2]);
     }
 
     #[test]
     fn bytes_are_respected_but_one_large_item_goes_out() {
         let wants = [want(9, 10), want(9, 10)];
-        assert_eq!(deal(&[50, 6, 6, 1], &wants), [0, 1]);
-        assert_eq!(deal(&[4, 4, 4, 4, 4, 4], &wants), [0, 1, 0, 1]);
+        assert_eq!(assign(&[50, 6, 6, 1], &wants), [0, 1]);
+        assert_eq!(assign(&[4, 4, 4, 4, 4, 4], &wants), [0, 1, 0, 1]);
     }
 
     #[test]
     fn what_does_not_fit_one_message_is_not_claimed() {
         let any = usize::MAX;
         let half = MAX_MESSAGE_BYTES / 2;
-        assert_eq!(deal(&[half, half], &[want(9, any)]), [0], "the envelopes count");
-        assert_eq!(deal(&[half, half], &[want(9, any), want(9, any)]), [0, 1]);
-        assert_eq!(deal(&[2 * half, 1], &[want(9, any)]), [0], "a large one goes alone");
-        assert_eq!(deal(&[1, 2 * half], &[want(9, any)]), [0]);
-        let without_payload = deal(&vec![0; 5_000], &[want(5_000, any)]);
+        assert_eq!(assign(&[half, half], &[want(9, any)]), [0], "the envelopes count");
+        assert_eq!(assign(&[half, half], &[want(9, any), want(9, any)]), [0, 1]);
+        assert_eq!(assign(&[2 * half, 1], &[want(9, any)]), [0], "a large one goes alone");
+        assert_eq!(assign(&[1, 2 * half], &[want(9, any)]), [0]);
+        let without_payload = assign(&vec![0; 5_000], &[want(5_000, any)]);
         assert_eq!(without_payload.len(), MAX_MESSAGE_BYTES / 1_400);
     }
 
     #[test]
     fn nothing_asked_nothing_dealt() {
-        assert!(deal(&[1, 2], &[]).is_empty());
-        assert!(deal(&[], &[want(1, 1)]).is_empty());
+        assert!(assign(&[1, 2], &[]).is_empty());
+        assert!(assign(&[], &[want(1, 1)]).is_empty());
     }
 }
