@@ -21,10 +21,7 @@ use prometheus_client::{
     registry::{Metric, Registry, Unit},
 };
 
-use crate::{
-    domain::{Depth, LimitReason, QueueName},
-    signals::Topic,
-};
+use crate::domain::{Depth, LimitReason, QueueName, Topic};
 
 /// Most queues with figures of their own; the rest share the label value `other`.
 pub const MAX_QUEUE_LABELS: usize = 1_000;

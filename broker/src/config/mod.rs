@@ -2,13 +2,15 @@
 //! unknown or wrong stops the start with a message that names the key, where it is from, and what
 //! would be right.
 
+mod address;
 mod keys;
+mod token;
 mod values;
 
 use std::{
     collections::HashMap,
     ffi::OsString,
-    fmt, fs,
+    fs,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
@@ -16,12 +18,14 @@ use std::{
 
 use config::{Config, File, FileFormat, Map, Source, Value, ValueKind};
 
-pub use self::values::mask_credentials;
+pub use self::{
+    address::{SignalsUri, StoreUri},
+    token::{Role, Token},
+};
 use self::{
     keys::{CONFIG_VARIABLE, KEYS, Key, PREFIX},
     values::Parsed,
 };
-pub use crate::signals::SignalsUri;
 use crate::{
     domain::{FailureDefaults, RetryPolicy},
     telemetry::{self, LogFormat},
@@ -40,74 +44,6 @@ const MAX_PAYLOAD_BYTES: usize = 15 << 20;
 const MAX_MULTIPLIER: f64 = 1_000.0;
 
 const DAY: Duration = Duration::from_hours(24);
-
-/// Where items live. Its text forms have no credentials in them.
-#[derive(Clone, PartialEq, Eq)]
-pub enum StoreUri {
-    /// In one file.
-    Sqlite {
-        /// The file; made if it is not there.
-        path: PathBuf,
-    },
-    /// In memory, for as long as the broker runs.
-    SqliteMemory,
-    /// In a MongoDB database.
-    Mongo {
-        /// The deployment's address, with credentials if it needs any.
-        uri: String,
-    },
-}
-
-impl fmt::Display for StoreUri {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Sqlite { path } => write!(f, "sqlite:{}", path.display()),
-            Self::SqliteMemory => f.write_str("sqlite::memory:"),
-            Self::Mongo { uri } => f.write_str(&mask_credentials(uri)),
-        }
-    }
-}
-
-impl fmt::Debug for StoreUri {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// What a token lets its bearer do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    /// Push.
-    Produce,
-    /// Take and settle.
-    Consume,
-    /// Everything.
-    Admin,
-}
-
-/// A bearer token. Its debug form does not show it.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Token {
-    /// Who bears it, for logs.
-    pub name: String,
-    /// What the bearer shows.
-    pub secret: String,
-    /// What they may do; at least one.
-    pub roles: Vec<Role>,
-}
-
-impl Token {
-    /// True if the bearer may do what needs this role.
-    pub fn allows(&self, role: Role) -> bool {
-        self.roles.contains(&role) || self.roles.contains(&Role::Admin)
-    }
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:***:{:?}", self.name, self.roles)
-    }
-}
 
 /// Files for TLS, known to be readable when the broker started.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -363,8 +299,8 @@ struct Given(HashMap<String, Value>);
 
 impl Given {
     fn check(self) -> Result<Settings, ConfigError> {
-        let store = self.required("store", values::store)?;
-        let signals = match self.optional("signals", |text| values::signals(text, &store))? {
+        let store = self.required("store", address::store)?;
+        let signals = match self.optional("signals", |text| address::signals(text, &store))? {
             Some(signals) => signals,
             None => match &store {
                 StoreUri::Mongo { uri } => SignalsUri::Mongo { uri: uri.clone() },
@@ -456,11 +392,11 @@ impl Given {
                     entries.iter().map(|entry| scalar(&entry.kind)).collect();
                 let entries = entries
                     .ok_or_else(|| self.bad("tokens", "it is not a list of texts".to_owned()))?;
-                values::tokens(entries.iter().map(String::as_str))
+                token::tokens(entries.iter().map(String::as_str))
                     .map_err(|problem| self.bad("tokens", problem))?
             }
             _ => self
-                .optional("tokens", |text| values::tokens(text.split(',').map(str::trim)))?
+                .optional("tokens", |text| token::tokens(text.split(',').map(str::trim)))?
                 .unwrap_or_default(),
         };
         let filed = self.optional("tokens_file", |path| {
@@ -468,7 +404,7 @@ impl Given {
                 .map_err(|error| format!("{path:?} can not be read: {error}"))?;
             let lines = text.lines().map(str::trim);
             let tokens =
-                values::tokens(lines.filter(|line| !line.is_empty() && !line.starts_with('#')))?;
+                token::tokens(lines.filter(|line| !line.is_empty() && !line.starts_with('#')))?;
             // A file that lost its lines must not open the broker to everyone.
             if tokens.is_empty() { Err(format!("{path:?} has no token in it")) } else { Ok(tokens) }
         })?;

@@ -1,4 +1,4 @@
-use super::*;
+use super::{address::mask_credentials, *};
 
 /// A file that is not there.
 const NONE: &str = "/nonexistent/sluicegate.toml";

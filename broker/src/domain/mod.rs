@@ -12,9 +12,10 @@ mod name;
 mod queue;
 mod receipt;
 mod schedule;
+mod signal;
 mod time;
 
-pub use crate::domain::assign::{ItemSize, MAX_MESSAGE_BYTES, Want, assign};
+pub use assign::{ItemSize, MAX_MESSAGE_BYTES, Want, assign};
 pub use failure::{AtLimit, Cause, FailureDefaults, Fate, LimitReason};
 pub use id::{IdSource, ItemId, LeaseToken};
 pub use invalid::Invalid;
@@ -27,4 +28,5 @@ pub use name::{ConsumerName, GroupName, QueueName, ScheduleName};
 pub use queue::{Depth, Queue, RetryPolicy, Totals};
 pub use receipt::Receipt;
 pub use schedule::Schedule;
+pub use signal::{Signal, Topic};
 pub use time::{Clock, FOREVER, MAX_SPAN, Timestamp};

@@ -40,9 +40,9 @@ use parking_lot::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    domain::{FailureDefaults, QueueName, Timestamp},
+    domain::{FailureDefaults, QueueName, Signal, Timestamp, Topic},
     metrics::Metrics,
-    signals::{Notice, Signal, Signals, Topic},
+    signals::{Notice, Signals},
     store::{Store, Timed},
 };
 

@@ -7,9 +7,8 @@ use bytes::Bytes;
 use crate::{
     domain::{
         Cause, Headers, ItemId, LimitReason, NewItem, Outcome, Priority, Pushed, Queue, QueueName,
-        Receipt, Timestamp, Totals, check_header_limits, cut_reason,
+        Receipt, Timestamp, Topic, Totals, check_header_limits, cut_reason,
     },
-    signals::Topic,
     store::{Held, Move, Push, Rollback, RollbackTo},
 };
 

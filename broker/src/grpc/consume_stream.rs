@@ -20,8 +20,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Status, Streaming};
 
 use super::{
-    Api, convert, joined, parse,
-    queue_service::{Message, Outgoing},
+    Api, convert,
+    delivery_stream::{DeliveryStream, Message},
+    joined, parse,
     status::{self, ApiError},
 };
 use crate::{
@@ -76,7 +77,7 @@ async fn open(api: Api, mut requests: Requests) -> Result<Responses, Status> {
     let (in_line, answers) = mpsc::channel(MAX_SETTLES);
     let reader = Reader { api: api.clone(), flow: subscription.flow(), turns: Turns::default() };
     api.tasks.spawn(reader.read(requests, in_line));
-    let outgoing = Outgoing::new(subscription, auto_commit, &api);
+    let outgoing = DeliveryStream::new(subscription, auto_commit, &api);
     let shutdown = api.shutdown.clone();
     let session = Session { outgoing, answers, current: None, end: None, shutdown };
     let events = stream::try_unfold(session, |mut session| async move {
@@ -220,7 +221,7 @@ impl Turn {
 
 /// An open stream. Dropping it gives back what is not settled.
 struct Session {
-    outgoing: Outgoing,
+    outgoing: DeliveryStream,
     answers: mpsc::Receiver<Answer>,
     /// The settle at the head of the line.
     current: Option<JoinHandle<Result<Event, EngineError>>>,

@@ -17,6 +17,7 @@ pub mod status;
 mod admin_service;
 mod consume_stream;
 mod convert;
+mod delivery_stream;
 mod intake;
 mod middleware;
 mod parse;

@@ -9,8 +9,8 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Signal, Topic};
 use crate::domain::{QueueName, Timestamp};
+use crate::domain::{Signal, Topic};
 
 /// How long equal signals are held together.
 pub(crate) const WINDOW: Duration = Duration::from_millis(50);

@@ -1,6 +1,6 @@
 //! One suite for every way to signal: what brokers may expect of each other's hints.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use mongodb::bson::doc;
 use tokio::{
@@ -8,22 +8,13 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::signals::{
-    test_servers::{Proxy, RedisServer, mongo_uri, pause},
-    *,
+use crate::{
+    domain::{QueueName, Signal, Timestamp, Topic},
+    signals::{
+        test_servers::{PATIENCE, Proxy, RedisServer, mongo_uri, pause, until},
+        *,
+    },
 };
-
-/// Long enough for anything on a busy machine; only failing tests wait for it.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Waits until something is so.
-pub(crate) async fn until(what: &str, so: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !so() {
-        assert!(start.elapsed() < PATIENCE, "not so after {PATIENCE:?}: {what}");
-        pause().await;
-    }
-}
 
 /// A server, a way to reach it that can be cut, and a database nobody else uses.
 struct Place {

@@ -3,7 +3,8 @@
 use async_trait::async_trait;
 use tokio::sync::broadcast;
 
-use super::{Notice, Signal, Signals};
+use super::{Notice, Signals};
+use crate::domain::Signal;
 
 /// Signals of a broker that has its store to itself. Its own consumers are woken directly.
 #[derive(Debug)]

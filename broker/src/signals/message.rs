@@ -1,7 +1,6 @@
 //! What goes over the wire, in a form people can read: `insert orders 1700000000123 a1b2c3d4`.
 
-use super::{Signal, Topic};
-use crate::domain::{QueueName, Timestamp};
+use crate::domain::{QueueName, Signal, Timestamp, Topic};
 
 /// One message between brokers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,22 +13,6 @@ pub(super) enum Message {
 
 /// The word of [`Message::Missed`].
 pub(super) const MISSED: &str = "missed";
-
-impl Topic {
-    /// The topic in one word.
-    pub(crate) const fn word(self) -> &'static str {
-        match self {
-            Self::Insert => "insert",
-            Self::Settings => "settings",
-            Self::Settle => "settle",
-        }
-    }
-
-    /// The topic of a word.
-    pub(super) fn of_word(word: &str) -> Option<Self> {
-        [Self::Insert, Self::Settings, Self::Settle].into_iter().find(|t| t.word() == word)
-    }
-}
 
 /// A broker's id as eight hexadecimal digits.
 pub(super) fn broker_text(broker: [u8; 4]) -> String {

@@ -8,7 +8,7 @@ mod mongo;
 mod redis;
 mod relay;
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use tokio::sync::broadcast;
@@ -16,34 +16,7 @@ use tokio::sync::broadcast;
 pub(crate) use self::coalesce::WINDOW;
 pub use self::local::LocalSignals;
 use self::{mongo::Mongo, redis::Redis, relay::Relay};
-use crate::{
-    config::mask_credentials,
-    domain::{QueueName, Timestamp},
-    metrics::Metrics,
-};
-
-/// What a signal is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Topic {
-    /// Something became eligible, or will at a time a waiting broker may not know.
-    Insert,
-    /// The queue was created, changed, paused, resumed, purged or deleted.
-    Settings,
-    /// Another broker's delivery was settled: its consumer may have room again.
-    Settle,
-}
-
-/// A hint about one queue.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Signal {
-    /// The queue.
-    pub queue: QueueName,
-    /// What it is about.
-    pub topic: Topic,
-    /// For inserts: nothing older than this has appeared. `None`: not known. When signals are
-    /// coalesced the least counts, and `None` is less than all.
-    pub since: Option<Timestamp>,
-}
+use crate::{config::SignalsUri, domain::Signal, metrics::Metrics};
 
 /// What a broker hears.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,39 +45,6 @@ pub trait Signals: Send + Sync + 'static {
 
     /// Sends what waits and stops the background tasks.
     async fn close(&self);
-}
-
-/// Which way to signal, and where. Its text forms have no credentials in them.
-#[derive(Clone, PartialEq, Eq)]
-pub enum SignalsUri {
-    /// To nobody: for a broker that is alone on its store.
-    Local,
-    /// Over Redis, `redis://` or `rediss://`.
-    Redis {
-        /// Its address, with credentials if it needs any.
-        uri: String,
-    },
-    /// Over a capped collection in the MongoDB database that is the store.
-    Mongo {
-        /// The store's address, with credentials if it needs any.
-        uri: String,
-    },
-}
-
-impl fmt::Display for SignalsUri {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Local => f.write_str("local:"),
-            Self::Redis { uri } => f.write_str(&mask_credentials(uri)),
-            Self::Mongo { .. } => f.write_str("mongodb:"),
-        }
-    }
-}
-
-impl fmt::Debug for SignalsUri {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
 }
 
 /// Signals can not work at all with what was configured.

@@ -21,11 +21,10 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    Signal, Topic,
     message::{MISSED, Message, broker_of, broker_text},
     relay::{Ears, Lost, STEP_TIMEOUT, Transport, bounded},
 };
-use crate::domain::{QueueName, Timestamp};
+use crate::domain::{QueueName, Signal, Timestamp, Topic};
 
 /// Name of the collection.
 const COLLECTION: &str = "signals";

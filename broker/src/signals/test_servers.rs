@@ -5,7 +5,7 @@ use std::{
     env, net,
     path::PathBuf,
     process::{Child, Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{
@@ -15,6 +15,9 @@ use tokio::{
     task::JoinSet,
     time::sleep,
 };
+
+/// How long a test waits for what has to come: enough on a busy machine, and only a failing test waits for it.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A port nobody listens on just now.
 fn free_port() -> u16 {
@@ -61,10 +64,7 @@ impl RedisServer {
                 program.display()
             )
         }));
-        crate::signals::conformance::until("redis-server answers", || {
-            net::TcpStream::connect(self.address()).is_ok()
-        })
-        .await;
+        until("redis-server answers", || net::TcpStream::connect(self.address()).is_ok()).await;
     }
 
     pub(super) fn kill(&mut self) {
@@ -186,4 +186,13 @@ async fn passing(modes: &mut watch::Receiver<Mode>) {
 /// A pause between looks at a condition that has no event of its own.
 pub(super) async fn pause() {
     sleep(Duration::from_millis(5)).await;
+}
+
+/// Waits until something is so.
+pub(super) async fn until(what: &str, so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        assert!(start.elapsed() < PATIENCE, "not so after {PATIENCE:?}: {what}");
+        pause().await;
+    }
 }

@@ -162,7 +162,7 @@ impl Engine {
         }
         self.figures.depths.forget_count(queue);
         // It may have been held by a stream, or have had others of its key behind it.
-        self.publish(queue, crate::signals::Topic::Settle, None);
+        self.publish(queue, crate::domain::Topic::Settle, None);
         if let Some(dispatcher) = self.dispatcher(queue) {
             dispatcher.deleted(id);
         }

@@ -18,7 +18,8 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, info, warn};
 
-use super::{Notice, Signal, Signals, coalesce::Coalescer, message::Message};
+use super::{Notice, Signals, coalesce::Coalescer, message::Message};
+use crate::domain::Signal;
 use crate::metrics::Metrics;
 
 /// Notices a subscriber may lag behind before it has to take it as [`Notice::Missed`].

@@ -3,10 +3,7 @@
 use std::sync::atomic::AtomicUsize;
 
 use super::*;
-use crate::{
-    domain::{QueueName, Timestamp},
-    signals::Topic,
-};
+use crate::domain::{QueueName, Signal, Timestamp, Topic};
 
 /// What was sent, and when, from the start of the test.
 type Sent = Arc<Mutex<Vec<(u64, Message)>>>;

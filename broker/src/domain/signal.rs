@@ -1,0 +1,42 @@
+//! Signals: hints between brokers that a queue has changed.
+
+use crate::domain::{QueueName, Timestamp};
+
+/// What a signal is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Topic {
+    /// Something became eligible, or will at a time a waiting broker may not know.
+    Insert,
+    /// The queue was created, changed, paused, resumed, purged or deleted.
+    Settings,
+    /// Another broker's delivery was settled: its consumer may have room again.
+    Settle,
+}
+
+/// A hint about one queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Signal {
+    /// The queue.
+    pub queue: QueueName,
+    /// What it is about.
+    pub topic: Topic,
+    /// For inserts: nothing older than this has appeared. `None`: not known. When signals are
+    /// coalesced the least counts, and `None` is less than all.
+    pub since: Option<Timestamp>,
+}
+
+impl Topic {
+    /// The topic in one word, as brokers send it and metrics name it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Insert => "insert",
+            Self::Settings => "settings",
+            Self::Settle => "settle",
+        }
+    }
+
+    /// The topic with this word; `None` if there is none.
+    pub fn of_word(word: &str) -> Option<Self> {
+        [Self::Insert, Self::Settings, Self::Settle].into_iter().find(|t| t.word() == word)
+    }
+}
