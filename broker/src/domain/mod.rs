@@ -9,6 +9,7 @@ mod id;
 mod invalid;
 mod item;
 mod name;
+mod priority_set;
 mod queue;
 mod receipt;
 mod schedule;
@@ -25,6 +26,7 @@ pub use item::{
     Priority, Pushed, check_header_limits, cut_reason, message_bytes,
 };
 pub use name::{ConsumerName, GroupName, QueueName, ScheduleName};
+pub use priority_set::PrioritySet;
 pub use queue::{Depth, Queue, RetryPolicy, Totals};
 pub use receipt::Receipt;
 pub use schedule::Schedule;

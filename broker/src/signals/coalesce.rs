@@ -9,8 +9,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::domain::{QueueName, Timestamp};
-use crate::domain::{Signal, Topic};
+use crate::domain::{QueueName, Signal, Timestamp, Topic};
 
 /// How long equal signals are held together.
 pub(crate) const WINDOW: Duration = Duration::from_millis(50);

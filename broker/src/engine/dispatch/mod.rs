@@ -16,17 +16,17 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use self::polls::Polls;
+
 use crate::{
     domain::{Delivery, ItemId, Outcome, Queue, QueueName, Receipt, Timestamp, Totals},
+    engine::{
+        Engine, EngineError, Result,
+        adaptive_poll::Rhythm,
+        consumers::{Call, ConsumerId, Consumers, InFlight, Inbox, Round, StreamSettings, Taker},
+    },
     metrics::Wake,
     store::{Held, Reserved},
-};
-
-use self::polls::Polls;
-use crate::engine::{
-    Engine, EngineError, Result,
-    adaptive_poll::Rhythm,
-    consumers::{Call, ConsumerId, Consumers, InFlight, Inbox, Round, StreamSettings, Taker},
 };
 
 /// A dispatcher with no consumers ends after this long.

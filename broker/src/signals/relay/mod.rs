@@ -19,8 +19,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{debug, info, warn};
 
 use super::{Notice, Signals, coalesce::Coalescer, message::Message};
-use crate::domain::Signal;
-use crate::metrics::Metrics;
+
+use crate::{domain::Signal, metrics::Metrics};
 
 /// Notices a subscriber may lag behind before it has to take it as [`Notice::Missed`].
 const NOTICES: usize = 1024;

@@ -28,6 +28,7 @@ mod reserve;
 mod schema;
 mod server;
 mod settle;
+mod upkeep;
 
 #[cfg(test)]
 mod tests;
@@ -48,20 +49,21 @@ use super::{
     Created, Deleted, Held, ItemDeleted, Links, Move, Page, Push, RedriveFilter, Reserved, Result,
     Rollback, Selection, SettingsChanges, SettingsMark, Store,
 };
-use crate::store::mongo::{
-    cursor::{lease_cache::Issued, watermarks::Head},
-    schema::layout::Group,
-    server::{
-        error::{broken, unavailable},
-        group_commit::WRITE_LIMIT,
-    },
-};
+
 use crate::{
     domain::{
         Clock, Depth, GroupName, IdSource, Item, ItemId, ItemState, Outcome, Pushed, Queue,
         QueueName, Schedule, ScheduleName, Timestamp, Totals, Want,
     },
     metrics::Metrics,
+    store::mongo::{
+        cursor::{lease_cache::Issued, watermarks::Head},
+        schema::layout::Group,
+        server::{
+            error::{broken, unavailable},
+            group_commit::WRITE_LIMIT,
+        },
+    },
 };
 
 /// How to connect.
@@ -321,9 +323,9 @@ impl Store for MongoStore {
 
     async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>> {
         let (name, group) = (queue.name.clone(), queue.group.clone());
-        self.run(
-            |inner| async move { priorities::next_eligible(&inner, &name, &group, after).await },
-        )
+        self.run(|inner| async move {
+            reserve::next_eligible::next_eligible(&inner, &name, &group, after).await
+        })
         .await
     }
 
@@ -352,9 +354,9 @@ impl Store for MongoStore {
         held: Held,
         items: Vec<Push>,
     ) -> Result<(Outcome, Vec<Pushed>)> {
-        self.run(
-            |inner| async move { server::transaction::commit_and_push(&inner, held, items).await },
-        )
+        self.run(|inner| async move {
+            settle::commit_and_push::commit_and_push(&inner, held, items).await
+        })
         .await
     }
 
@@ -369,7 +371,7 @@ impl Store for MongoStore {
 
     async fn repair(&self, queue: &Queue) -> Result<u64> {
         let (name, group) = (queue.name.clone(), queue.group.clone());
-        self.run_long(|inner| async move { ordering::repair(&inner, &name, &group).await }).await
+        self.run_long(|inner| async move { upkeep::repair(&inner, &name, &group).await }).await
     }
 
     async fn list_items(

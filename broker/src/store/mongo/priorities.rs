@@ -13,13 +13,11 @@ use mongodb::{
 };
 
 use crate::{
-    domain::{GroupName, QueueName, Timestamp},
+    domain::{PrioritySet, QueueName, Timestamp},
     store::{
         Result,
         mongo::{
             Inner,
-            cursor::watermarks::{LevelSet, bit, levels},
-            reserve::lapse::Leases,
             schema::layout::{Group, HANDOUT, READY_END, TOMBSTONE, millis},
             server::{
                 connect::read_documents,
@@ -35,15 +33,15 @@ pub(crate) async fn record(
     inner: &Inner,
     group: &Group,
     queue: &QueueName,
-    set: LevelSet,
+    set: PrioritySet,
     incarnation: Option<Timestamp>,
 ) -> Result<()> {
     let head = inner.head(queue);
     let missing = head.unrecorded(set, incarnation);
-    if missing == 0 {
+    if missing.is_empty() {
         return Ok(());
     }
-    let new: Vec<Bson> = levels(missing).map(Bson::Int32).collect();
+    let new: Vec<Bson> = missing.iter().map(Bson::Int32).collect();
     let outcome = inner
         .db
         .collection::<Document>("queues")
@@ -71,11 +69,11 @@ fn barrier_id(queue: &QueueName, level: i32, name: &str) -> String {
 /// The ids of all barriers a queue may have.
 pub(crate) fn barrier_ids(queue: &QueueName) -> Vec<String> {
     let of_level = |level| BARRIERS.map(|(name, _)| barrier_id(queue, level, name));
-    levels(LevelSet::MAX).flat_map(of_level).collect()
+    PrioritySet::ALL.iter().flat_map(of_level).collect()
 }
 
 /// Sets the barriers of these levels. Nothing that reads items reads where they are.
-async fn set_barriers(group: &Group, queue: &QueueName, set: LevelSet) -> Result<()> {
+async fn set_barriers(group: &Group, queue: &QueueName, set: PrioritySet) -> Result<()> {
     let of_level = |level| {
         BARRIERS.map(|(name, when)| {
             rawdoc! {
@@ -86,7 +84,7 @@ async fn set_barriers(group: &Group, queue: &QueueName, set: LevelSet) -> Result
             }
         })
     };
-    let barriers: Vec<RawDocumentBuf> = levels(set).flat_map(of_level).collect();
+    let barriers: Vec<RawDocumentBuf> = set.iter().flat_map(of_level).collect();
     let Err(error) = group.items.insert_many(barriers).ordered(false).await else { return Ok(()) };
     let there_before = match error.kind.as_ref() {
         ErrorKind::InsertMany(insert) => {
@@ -99,14 +97,14 @@ async fn set_barriers(group: &Group, queue: &QueueName, set: LevelSet) -> Result
 }
 
 /// The levels recorded with the queue.
-pub(crate) async fn recorded(inner: &Inner, queue: &QueueName) -> Result<LevelSet> {
+pub(crate) async fn recorded(inner: &Inner, queue: &QueueName) -> Result<PrioritySet> {
     let command = doc! {
         "find": "queues", "filter": { "_id": queue.as_str() }, "projection": { "levels": 1 },
         "limit": 1, "singleBatch": true,
     };
     let found = read_documents(&inner.db, command).await?;
     let set = found.first().and_then(|queue| queue.get_array("levels").ok());
-    Ok(set.map_or(0, |levels| to_set(levels)))
+    Ok(set.map_or(PrioritySet::EMPTY, |levels| to_set(levels)))
 }
 
 /// The levels of which the index has entries.
@@ -114,37 +112,16 @@ pub(crate) async fn in_index(
     inner: &Inner,
     collection: &str,
     queue: &QueueName,
-) -> Result<LevelSet> {
+) -> Result<PrioritySet> {
     let command = doc! {
         "distinct": collection, "key": "priority", "query": { "q": queue.as_str() },
     };
     let reply = inner.db.run_command(command).await.map_err(failed)?;
-    Ok(reply.get_array("values").map_or(0, |levels| to_set(levels)))
+    Ok(reply.get_array("values").map_or(PrioritySet::EMPTY, |levels| to_set(levels)))
 }
 
-fn to_set(levels: &[Bson]) -> LevelSet {
-    levels.iter().filter_map(integer).fold(0, |set, level| set | bit(level as i32))
-}
-
-/// When the first item that was not eligible at `after` becomes so, or its lease ends.
-pub(crate) async fn next_eligible(
-    inner: &Inner,
-    queue: &QueueName,
-    group: &GroupName,
-    after: Timestamp,
-) -> Result<Option<Timestamp>> {
-    let group = inner.group(group).await?;
-    let head = inner.head(queue);
-    let mut used = head.look_used();
-    if used == 0 {
-        used = in_index(inner, group.items.name(), queue).await?;
-        head.add_used(used);
-    }
-    let delayed =
-        first_between(inner, group.items.name(), queue, used, (after.0 + 1, READY_END)).await?;
-    let leases = Leases { inner, group: &group, head: &head, queue, used };
-    let leased = leases.first(inner.now()).await?;
-    Ok(delayed.map(Timestamp).into_iter().chain(leased).min())
+fn to_set(levels: &[Bson]) -> PrioritySet {
+    levels.iter().filter_map(integer).map(|level| level as i32).collect()
 }
 
 /// The earliest `when` from the first of two times up to, not including, the second: one index seek
@@ -153,7 +130,7 @@ pub(crate) async fn first_between(
     inner: &Inner,
     collection: &str,
     queue: &QueueName,
-    set: LevelSet,
+    set: PrioritySet,
     range: (i64, i64),
 ) -> Result<Option<i64>> {
     let found = nth_between(inner, collection, queue, set, range, 0).await?;
@@ -165,7 +142,7 @@ pub(crate) async fn nth_between(
     inner: &Inner,
     collection: &str,
     queue: &QueueName,
-    set: LevelSet,
+    set: PrioritySet,
     (from, below): (i64, i64),
     n: i64,
 ) -> Result<Vec<(i32, i64)>> {
@@ -184,7 +161,7 @@ pub(crate) async fn nth_between(
         stages.push(doc! { "$project": { "_id": 0, "priority": 1, "when": 1 } });
         stages
     };
-    let mut each = levels(set);
+    let mut each = set.iter();
     let Some(first) = each.next() else { return Ok(Vec::new()) };
     let mut pipeline = seek(first);
     for level in each {

@@ -5,13 +5,11 @@ use std::fmt;
 use mongodb::bson::{Document, doc};
 
 use crate::{
-    domain::{Item, ItemId, ItemState, Queue, Timestamp},
+    domain::{Item, ItemId, ItemState, PrioritySet, Queue, Timestamp},
     store::{
         ItemDeleted, Page, Result, StoreError,
         mongo::{
-            Inner,
-            cursor::watermarks::{LevelSet, levels as each_level},
-            ordering, priorities,
+            Inner, ordering, priorities,
             reserve::lapse::Leases,
             schema::{
                 item::{Stored, oid},
@@ -19,12 +17,12 @@ use crate::{
                     BLOCKED, Group, HANDOUT, HISTORY, LEASED, PROCESSED, READY_END, TOMBSTONE,
                     date, live, millis,
                 },
+                settled::{bury_deleted, settle_token},
             },
             server::{
                 connect::{command_of, read_first},
                 error::failed,
             },
-            settle::receipts::{bury_deleted, settle_token},
         },
     },
 };
@@ -106,7 +104,7 @@ pub(crate) struct Listing<'a> {
     pub(crate) group: &'a Group,
     pub(crate) queue: &'a Queue,
     /// The levels in use.
-    pub(crate) used: LevelSet,
+    pub(crate) used: PrioritySet,
     pub(crate) state: Option<ItemState>,
     pub(crate) now: Timestamp,
     pub(crate) with_payload: bool,
@@ -125,9 +123,8 @@ impl Listing<'_> {
         let mut filter = match phase {
             Phase::History => self.history(after),
             Phase::Live | Phase::Blocked => {
-                let ranges: Vec<Document> = each_level(self.used)
-                    .flat_map(|level| self.level(phase, level, after))
-                    .collect();
+                let ranges: Vec<Document> =
+                    self.used.iter().flat_map(|level| self.level(phase, level, after)).collect();
                 if ranges.is_empty() {
                     return Ok((Vec::new(), false));
                 }
@@ -222,7 +219,7 @@ pub(crate) async fn reclaim(
     group: &Group,
     queue: &Queue,
     now: Timestamp,
-) -> Result<LevelSet> {
+) -> Result<PrioritySet> {
     let used = priorities::in_index(inner, group.items.name(), &queue.name).await?;
     let head = inner.head(&queue.name);
     head.lapses.forget();
@@ -363,7 +360,7 @@ pub(crate) async fn purge(inner: &Inner, queue: &Queue) -> Result<u64> {
         })
         .await
         .map_err(failed)?;
-    ordering::repair_all(inner, &queue.name, &queue.group).await?;
+    crate::store::mongo::upkeep::repair_all(inner, &queue.name, &queue.group).await?;
     Ok(buried.modified_count + deleted.deleted_count)
 }
 

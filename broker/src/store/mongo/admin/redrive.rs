@@ -11,18 +11,18 @@ use crate::{
         mongo::{
             Inner,
             admin::items::{Listing, reclaim},
-            cursor::watermarks::{LevelSet, bit},
             ordering::{self, OrderKey},
             priorities,
             schema::{
                 item::{Stored, oid},
                 layout::{Group, date, millis},
+                settled::{WITNESS, settle_token, settled_before},
             },
-            server::error::failed,
-            settle::{
-                move_item::{enter, numbers},
-                receipts::{Update, settle_token, settled_before, statement, update},
+            server::{
+                error::failed,
+                statement::{Update, statement, update},
             },
+            settle::move_item::{enter, numbers},
         },
     },
 };
@@ -94,7 +94,7 @@ async fn send(
     if items.is_empty() {
         return Ok(0);
     }
-    let set = items.iter().fold(0, |set: LevelSet, item| set | bit(item.priority));
+    let set = items.iter().map(|item| item.priority).collect();
     priorities::record(inner, group, &to.name, set, Some(to.create_time)).await?;
     let (now, settled) = (inner.now(), settle_token(inner));
     let returns = |item: &Stored| item.origin.as_deref() == Some(to.name.as_str());
@@ -121,7 +121,7 @@ async fn send(
             unset.retain(|field| *field != "seq");
         }
         if item.lock.is_some() {
-            set.insert("trace", millis(now.0 + crate::store::mongo::settle::receipts::WITNESS));
+            set.insert("trace", millis(now.0 + WITNESS));
         }
         let stages = [doc! { "$set": set }, doc! { "$unset": unset }];
         statements.push(statement(filter, Update::pipeline(&stages)?));

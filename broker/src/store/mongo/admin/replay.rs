@@ -8,17 +8,17 @@ use crate::{
         Result, Selection,
         mongo::{
             Inner,
-            cursor::watermarks::bit,
             ordering::{self, OrderKey},
             schema::{
                 item::{Stored, oid, oids},
                 layout::{BY_ID, Group, HISTORY, PROCESSED, date, millis},
+                settled::settle_token,
             },
-            server::connect::{command_of, read},
-            settle::{
-                move_item::enter,
-                receipts::{Update, settle_token, statement, update},
+            server::{
+                connect::{command_of, read},
+                statement::{Update, statement, update},
             },
+            settle::move_item::enter,
         },
     },
 };
@@ -103,7 +103,7 @@ async fn make_ready(inner: &Inner, group: &Group, queue: &Queue, items: &[Stored
     }
     let n = update(inner, group, statements).await;
     // Also if the outcome is unknown: what may be there must not be passed over.
-    let set = plain.iter().fold(0, |set, item| set | bit(item.priority));
+    let set = plain.iter().map(|item| item.priority).collect();
     inner.head(&queue.name).lower(set, now.0);
     let n = n?;
     let keys: Vec<OrderKey> =

@@ -10,9 +10,7 @@ use crate::{
     store::{
         Result, StoreError,
         mongo::{
-            Inner,
-            cursor::watermarks::levels as each_level,
-            priorities,
+            Inner, priorities,
             schema::layout::{
                 BLOCKED, ENDS, Group, HANDOUT, LEASED, PROCESSED, READY_END, TOMBSTONE, date,
                 millis,
@@ -153,7 +151,7 @@ impl Counting<'_> {
         let name = group.items.name();
         let used = priorities::in_index(inner, name, queue).await?;
         let mut depth = Depth::default();
-        for level in each_level(used) {
+        for level in used.iter() {
             let count = |from: i64, below: i64| {
                 let when = doc! { "$gte": millis(from), "$lt": millis(below) };
                 let range = doc! { "q": queue.as_str(), "priority": level, "when": when };
@@ -181,7 +179,7 @@ impl Counting<'_> {
         let (delayed, reserved, oldest_ready) = tokio::try_join!(
             first(now.0 + 1, READY_END),
             first(LEASED + now.0 + 1, BLOCKED),
-            self.oldest_ready(each_level(used)),
+            self.oldest_ready(used.iter()),
         )?;
         let leased = reserved.map(|when| when - LEASED);
         depth.next_eligible = delayed.into_iter().chain(leased).min().map(Timestamp);

@@ -12,26 +12,26 @@ use mongodb::{
 };
 
 use crate::{
-    domain::{Priority, Queue, QueueName, Timestamp},
+    domain::{Priority, Queue, Timestamp},
     store::{
         Deleted, Links, Result,
         mongo::{
             Inner,
-            catalog::queues::QUEUES,
+            catalog::{deleted::DELETED, queues::QUEUES},
             ordering, priorities,
-            schema::layout::{Group, HANDOUT, PROCESSED, READY_END, date, live, millis},
+            schema::{
+                layout::{Group, HANDOUT, PROCESSED, READY_END, date, live, millis},
+                settled::{bury, settle_token},
+            },
             server::{
                 error::{failed, unavailable, written},
                 transaction::{Failure, Patience, commit},
             },
-            settle::receipts::{bury, settle_token},
         },
     },
 };
 
-/// Queues that were deleted, for a while.
-pub(crate) const DELETED: &str = "deletedQueues";
-/// How long that is remembered, in seconds.
+/// How long the deletion of a queue is remembered, in seconds.
 const REMEMBERED: i32 = 3_600;
 /// The document of `counters` that changes with each link between queues.
 const LINKS: &str = "deadLetterLinks";
@@ -315,9 +315,4 @@ async fn insert(
     }
     queues.insert_one(document).session(session).await?;
     Ok(Some(document.clone()))
-}
-
-/// The name of the queue that a document of [`DELETED`] is about.
-pub(crate) fn name_of(document: &Document) -> Option<QueueName> {
-    QueueName::parse("_id", document.get_str("_id").ok()?).ok()
 }

@@ -1,5 +1,6 @@
 //! What has a name: queues, schedules, and what happens when a queue is deleted.
 
+pub(super) mod deleted;
 pub(super) mod deletion;
 pub(super) mod named;
 pub(super) mod orphaned_items;

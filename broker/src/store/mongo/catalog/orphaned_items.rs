@@ -21,16 +21,16 @@ use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    domain::{GroupName, Queue, QueueName},
+    domain::{GroupName, PrioritySet, Queue, QueueName},
     store::{
         Result,
         mongo::{
             Inner,
             catalog::{
-                deletion::{DELETED, holds_items, name_of, pass, unsettled},
+                deleted::{DELETED, name_of},
+                deletion::{holds_items, pass, unsettled},
                 queues::{self, QUEUES},
             },
-            cursor::watermarks::{bit, levels as each_level},
             ordering, priorities,
             schema::{
                 item::Stored,
@@ -131,7 +131,7 @@ async fn adopt(inner: &Inner, name: &QueueName, group: &GroupName) -> Result<()>
 /// Makes a deleted queue again.
 async fn revive(inner: &Inner, name: &QueueName, group: &Group) -> Result<()> {
     let used = priorities::in_index(inner, group.items.name(), name).await?;
-    let used: Vec<Bson> = each_level(used).map(Bson::Int32).collect();
+    let used: Vec<Bson> = used.iter().map(Bson::Int32).collect();
     let mut session = inner.client.start_session().await.map_err(failed)?;
     session.start_transaction().await.map_err(failed)?;
     let attempt = async {
@@ -222,7 +222,14 @@ async fn bring(inner: &Inner, from: &Group, queue: &Queue) -> Result<()> {
             document.insert("seq", ordering::take_numbers(inner, &queue.name, 1).await?);
         }
         let incarnation = Some(queue.create_time);
-        priorities::record(inner, &group, &queue.name, bit(stored.priority), incarnation).await?;
+        priorities::record(
+            inner,
+            &group,
+            &queue.name,
+            PrioritySet::of(stored.priority),
+            incarnation,
+        )
+        .await?;
         let place = if stored.leased { LEASED + stored.when } else { stored.when };
         let old = doc! { "_id": document.get("_id"), "when": millis(place) };
         brought += u64::from(exchange(inner, (from, old), (&group, document)).await?);

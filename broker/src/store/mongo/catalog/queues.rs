@@ -20,10 +20,9 @@ use crate::{
         mongo::{
             Inner,
             catalog::{
-                deletion::{DELETED, name_of},
+                deleted::{DELETED, name_of},
                 named::Named,
             },
-            cursor::watermarks::levels as each_level,
             priorities,
             schema::{
                 item::{literal, texts},
@@ -204,7 +203,7 @@ pub(crate) async fn new_document(inner: &Inner, queue: &Queue) -> Result<Documen
     document.extend(settings(queue));
     document.insert("revision", 1_i64);
     document.insert("updated", date(inner.now()));
-    document.insert("levels", each_level(used).map(Bson::Int32).collect::<Vec<_>>());
+    document.insert("levels", used.iter().map(Bson::Int32).collect::<Vec<_>>());
     Ok(document)
 }
 

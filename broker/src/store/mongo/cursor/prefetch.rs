@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::store::mongo::{cursor::watermarks::LevelSet, schema::item::Stored};
+use crate::{domain::PrioritySet, store::mongo::schema::item::Stored};
 
 /// Most items that are read ahead.
 const MAX_ITEMS: usize = 256;
@@ -69,8 +69,8 @@ impl Ahead {
 
     /// Puts back what was not handed out, before what is there. Only items of the highest level `used`
     /// that nobody held, up to the first that is none: nothing may pass those before it.
-    pub(crate) fn put_back(&mut self, items: Vec<Stored>, used: LevelSet) {
-        let fits = |item: &Stored| item.lock.is_none() && used >> item.priority == 1;
+    pub(crate) fn put_back(&mut self, items: Vec<Stored>, used: PrioritySet) {
+        let fits = |item: &Stored| item.lock.is_none() && used.highest() == Some(item.priority);
         if !items.iter().all(fits) {
             self.forget();
         }
@@ -85,11 +85,12 @@ impl Ahead {
     }
 
     /// Something became eligible at `since` in one of the levels: what would come behind it goes.
-    pub(crate) fn lower(&mut self, set: LevelSet, since: i64) {
+    pub(crate) fn lower(&mut self, set: PrioritySet, since: i64) {
         while let Some(last) = self.items.back() {
-            let same_or_higher = set >> last.priority;
-            if same_or_higher == 0 || (same_or_higher == 1 && last.when <= since) {
-                break;
+            match set.highest() {
+                Some(highest) if highest > last.priority => {}
+                Some(highest) if highest == last.priority && last.when > since => {}
+                _ => break,
             }
             self.drop_last();
             self.more = false;
@@ -118,7 +119,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::{domain::LeaseToken, store::mongo::cursor::watermarks::bit};
+    use crate::domain::{LeaseToken, PrioritySet};
 
     fn item(priority: i32, when: i64) -> Stored {
         let mut item = Stored::default();
@@ -136,7 +137,7 @@ mod tests {
         let mut ahead = Ahead::default();
         let items = items(3, whens);
         ahead.found(&items, true);
-        ahead.put_back(items, bit(3) | bit(0));
+        ahead.put_back(items, PrioritySet::of(3) | PrioritySet::of(0));
         ahead
     }
 
@@ -168,7 +169,7 @@ mod tests {
         let mut taken = ahead.take(2);
         assert_eq!(taken.iter().map(|item| item.when).collect::<Vec<_>>(), [0, 1]);
         // One of them was too large for whoever wanted it.
-        ahead.put_back(vec![taken.pop().unwrap()], bit(3));
+        ahead.put_back(vec![taken.pop().unwrap()], PrioritySet::of(3));
         assert_eq!(whens(&ahead), [1, 2, 3, 4]);
         assert_eq!(ahead.bytes, 16);
         assert_eq!(ahead.take(4).len(), 4);
@@ -193,12 +194,12 @@ mod tests {
             whens(&ahead)
         };
         let all = vec![10, 11, 12, 13, 14];
-        assert_eq!(after(bit(3), 14), all, "it comes after them");
-        assert_eq!(after(bit(2), 0), all, "a lower level");
-        assert_eq!(after(bit(3), 12), [10, 11, 12]);
-        assert_eq!(after(bit(3), 0), [0; 0]);
-        assert_eq!(after(bit(4), 20), [0; 0], "a higher level");
-        assert_eq!(after(bit(4) | bit(3), 20), [0; 0]);
+        assert_eq!(after(PrioritySet::of(3), 14), all, "it comes after them");
+        assert_eq!(after(PrioritySet::of(2), 0), all, "a lower level");
+        assert_eq!(after(PrioritySet::of(3), 12), [10, 11, 12]);
+        assert_eq!(after(PrioritySet::of(3), 0), [0; 0]);
+        assert_eq!(after(PrioritySet::of(4), 20), [0; 0], "a higher level");
+        assert_eq!(after(PrioritySet::of(4) | PrioritySet::of(3), 20), [0; 0]);
     }
 
     #[test]
@@ -208,10 +209,10 @@ mod tests {
             ahead.put_back(items, used);
             whens(&ahead)
         };
-        assert_eq!(kept(items(3, 0..2), bit(3) | bit(1)), [0, 1, 50, 51]);
-        assert_eq!(kept(items(3, 0..2), bit(4) | bit(3)), [0; 0]);
+        assert_eq!(kept(items(3, 0..2), PrioritySet::of(3) | PrioritySet::of(1)), [0, 1, 50, 51]);
+        assert_eq!(kept(items(3, 0..2), PrioritySet::of(4) | PrioritySet::of(3)), [0; 0]);
         let mut held = item(3, 1);
         held.lock = Some(LeaseToken([1; 12]));
-        assert_eq!(kept(vec![item(3, 0), held, item(3, 2)], bit(3)), [0]);
+        assert_eq!(kept(vec![item(3, 0), held, item(3, 2)], PrioritySet::of(3)), [0]);
     }
 }

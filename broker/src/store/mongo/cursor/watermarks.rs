@@ -12,17 +12,16 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    domain::{Priority, Timestamp},
+    domain::{Priority, PrioritySet, Timestamp},
     store::mongo::{
-        cursor::prefetch::Ahead,
-        reserve::{claims::OpenClaims, lapse::Lapses},
+        cursor::{
+            START, lease_deadlines::LeaseDeadlines, open_claims::OpenClaims, prefetch::Ahead,
+        },
         schema::item::Stored,
     },
 };
 
 const LEVELS: usize = Priority::LEVELS as usize;
-/// A watermark below everything.
-pub(crate) const START: i64 = 0;
 /// A busy queue is swept about this often.
 const SWEEP_EVERY: Duration = Duration::from_secs(2);
 /// An empty one may be swept this soon.
@@ -32,25 +31,12 @@ const SWEEP_SHARE: u32 = 50;
 /// Brokers' clocks agree to within this many milliseconds; watermarks stay behind by it.
 const UNCERTAINTY: i64 = 100;
 
-/// Levels as bits.
-pub(crate) type LevelSet = u16;
-
-/// The bit of a level.
-pub(crate) fn bit(level: i32) -> LevelSet {
-    u32::try_from(level).ok().filter(|l| *l < LEVELS as u32).map_or(0, |level| 1 << level)
-}
-
-/// The levels of a set, highest first.
-pub(crate) fn levels(set: LevelSet) -> impl Iterator<Item = i32> + Clone {
-    (0..LEVELS as i32).rev().filter(move |level| set & bit(*level) != 0)
-}
-
 struct State {
     /// Levels recorded with the queue's settings, as far as known, for the queue created then.
-    recorded: LevelSet,
+    recorded: PrioritySet,
     incarnation: Timestamp,
     /// Levels in which there may be items.
-    used: LevelSet,
+    used: PrioritySet,
     marks: [i64; LEVELS],
     /// How far the marks were lowered since the running reserve took them.
     lowered: [i64; LEVELS],
@@ -64,10 +50,10 @@ struct State {
 
 impl State {
     /// Nothing is known of those of the levels that were not in use.
-    fn start_levels(&mut self, set: LevelSet) {
-        let new = set & !self.used;
+    fn start_levels(&mut self, set: PrioritySet) {
+        let new = set - self.used;
         self.ahead.lower(new, START);
-        for level in levels(new) {
+        for level in new.iter() {
             self.marks[level as usize] = START;
         }
     }
@@ -77,7 +63,7 @@ impl State {
 pub(crate) struct Head {
     state: Mutex<State>,
     /// Its leases.
-    pub(crate) lapses: Lapses,
+    pub(crate) lapses: LeaseDeadlines,
     /// Claims on their way.
     pub(crate) claims: OpenClaims,
     /// The queue was deep when it was counted last.
@@ -90,7 +76,7 @@ pub(crate) struct Head {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Look {
     /// Levels in use.
-    pub(crate) used: LevelSet,
+    pub(crate) used: PrioritySet,
     /// Where to start in each.
     pub(crate) marks: [i64; LEVELS],
     /// The marks as they were before: a level that is not reached keeps its own.
@@ -110,9 +96,9 @@ pub(crate) struct Seen {
 impl Head {
     pub(crate) fn new() -> Self {
         let state = State {
-            recorded: 0,
+            recorded: PrioritySet::EMPTY,
             incarnation: Timestamp::default(),
-            used: 0,
+            used: PrioritySet::EMPTY,
             marks: [START; LEVELS],
             lowered: [i64::MAX; LEVELS],
             reread: false,
@@ -122,7 +108,7 @@ impl Head {
         };
         Self {
             state: Mutex::new(state),
-            lapses: Lapses::new(),
+            lapses: LeaseDeadlines::new(),
             claims: OpenClaims::new(),
             repaired: Mutex::default(),
             deep: AtomicBool::new(false),
@@ -145,7 +131,7 @@ impl Head {
     }
 
     /// The levels in use, as far as known.
-    pub(crate) fn look_used(&self) -> LevelSet {
+    pub(crate) fn look_used(&self) -> PrioritySet {
         self.state.lock().used
     }
 
@@ -178,8 +164,8 @@ impl Head {
         let mut state = self.state.lock();
         let State { ahead, used, lowered, .. } = &mut *state;
         ahead.put_back(items, *used);
-        for level in levels(*used) {
-            ahead.lower(bit(level), lowered[level as usize]);
+        for level in used.iter() {
+            ahead.lower(PrioritySet::of(level), lowered[level as usize]);
         }
     }
 
@@ -201,11 +187,11 @@ impl Head {
     }
 
     /// Something became eligible at `since` in one of the levels.
-    pub(crate) fn lower(&self, set: LevelSet, since: i64) {
+    pub(crate) fn lower(&self, set: PrioritySet, since: i64) {
         let mut state = self.state.lock();
         state.used |= set;
         state.ahead.lower(set, since);
-        for level in levels(set) {
+        for level in set.iter() {
             let level = level as usize;
             state.marks[level] = state.marks[level].min(since);
             state.lowered[level] = state.lowered[level].min(since);
@@ -224,36 +210,40 @@ impl Head {
     }
 
     /// The levels in use, as the index shows them; those added meanwhile stay.
-    pub(crate) fn set_used(&self, set: LevelSet, before: LevelSet) {
+    pub(crate) fn set_used(&self, set: PrioritySet, before: PrioritySet) {
         let mut state = self.state.lock();
-        let added = state.used & !before;
+        let added = state.used - before;
         state.start_levels(set);
         state.used = set | added;
     }
 
     /// Adds levels that another broker recorded; true if any is new.
-    pub(crate) fn add_used(&self, set: LevelSet) -> bool {
+    pub(crate) fn add_used(&self, set: PrioritySet) -> bool {
         let mut state = self.state.lock();
-        let new = set & !state.used != 0;
+        let new = !(set - state.used).is_empty();
         state.start_levels(set);
         state.used |= set;
         new
     }
 
     /// Which of the levels are not known to be recorded with the queue created at `incarnation`.
-    pub(crate) fn unrecorded(&self, set: LevelSet, incarnation: Option<Timestamp>) -> LevelSet {
+    pub(crate) fn unrecorded(
+        &self,
+        set: PrioritySet,
+        incarnation: Option<Timestamp>,
+    ) -> PrioritySet {
         let mut state = self.state.lock();
         if let Some(incarnation) = incarnation
             && state.incarnation != incarnation
         {
             state.incarnation = incarnation;
-            state.recorded = 0;
+            state.recorded = PrioritySet::EMPTY;
         }
-        set & !state.recorded
+        set - state.recorded
     }
 
     /// Notes that the levels are recorded.
-    pub(crate) fn recorded(&self, set: LevelSet) {
+    pub(crate) fn recorded(&self, set: PrioritySet) {
         self.state.lock().recorded |= set;
     }
 }
@@ -265,9 +255,9 @@ mod tests {
     #[test]
     fn what_is_pushed_during_a_look_is_not_passed_over() {
         let head = Head::new();
-        head.lower(bit(3), 100);
+        head.lower(PrioritySet::of(3), 100);
         let _ = head.look();
-        head.lower(bit(3), 150);
+        head.lower(PrioritySet::of(3), 150);
         head.seen(&[Seen { level: 3, mark: 500 }]);
         assert_eq!(head.look().marks[3], 150);
         head.seen(&[Seen { level: 3, mark: 500 }]);
@@ -276,11 +266,5 @@ mod tests {
         assert_eq!(head.look().marks[3], 400 - UNCERTAINTY);
         head.look_again(None);
         assert_eq!(head.look().marks[3], START);
-    }
-
-    #[test]
-    fn levels_come_highest_first() {
-        assert_eq!(levels(bit(0) | bit(9) | bit(4)).collect::<Vec<_>>(), [9, 4, 0]);
-        assert_eq!(bit(-1) | bit(10), 0);
     }
 }

@@ -1,6 +1,7 @@
 //! Storing items. Concurrent calls share an insert; each gets its own answer.
 
 pub(super) mod dedup;
+pub(super) mod ordered;
 
 use std::{
     collections::{HashMap, HashSet},
@@ -11,12 +12,11 @@ use futures_util::future::try_join_all;
 use mongodb::{bson::RawDocumentBuf, error::ErrorKind};
 
 use crate::{
-    domain::{GroupName, ItemId, Pushed, Queue, QueueName, Timestamp},
+    domain::{GroupName, ItemId, PrioritySet, Pushed, Queue, QueueName, Timestamp},
     store::{
         Push, Result, StoreError,
         mongo::{
             Inner,
-            cursor::watermarks::{LevelSet, bit},
             ordering::{self, OrderKey},
             priorities,
             push::dedup::{First, key_of},
@@ -29,7 +29,6 @@ use crate::{
                     DUPLICATE_KEY, broken, failed, index_named, passing_code, repeat, unavailable,
                 },
                 group_commit::Lane,
-                transaction,
             },
         },
     },
@@ -150,7 +149,7 @@ async fn write(
         return insert(inner, group, &items, starts).await;
     }
     // Numbers follow the order of the answers: they are given and stored in one step.
-    let results = transaction::push_in_order(inner, group, &items).await?;
+    let results = ordered::push_in_order(inner, group, &items).await?;
     Ok(results.into_iter().map(Ok).collect())
 }
 
@@ -186,10 +185,11 @@ pub(super) fn order_key(push: &Push) -> Option<OrderKey> {
 
 /// The levels of new items, recorded before anyone can miss them.
 pub(super) async fn record_levels(inner: &Inner, group: &Group, items: &[Push]) -> Result<()> {
-    let mut queues: HashMap<&QueueName, (LevelSet, Timestamp)> = HashMap::new();
+    let mut queues: HashMap<&QueueName, (PrioritySet, Timestamp)> = HashMap::new();
     for push in items {
-        let entry = queues.entry(&push.queue.name).or_insert((0, push.queue.create_time));
-        entry.0 |= bit(i32::from(push.item.priority.level()));
+        let entry =
+            queues.entry(&push.queue.name).or_insert((PrioritySet::EMPTY, push.queue.create_time));
+        entry.0 |= PrioritySet::of(i32::from(push.item.priority.level()));
     }
     for (queue, (set, created)) in queues {
         priorities::record(inner, group, queue, set, Some(created)).await?;
@@ -331,7 +331,7 @@ impl<'a> Marks<'a> {
     /// Lowers the marks. To be called when the items can be seen: a look before that raises them again.
     pub(super) fn lower(self, inner: &Inner) {
         for ((queue, level), when) in self.0 {
-            inner.head(queue).lower(bit(i32::from(level)), when);
+            inner.head(queue).lower(PrioritySet::of(i32::from(level)), when);
         }
     }
 }

@@ -15,52 +15,29 @@ use std::{
 };
 
 use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
-use tokio::{runtime::Handle, sync::watch};
+use tokio::runtime::Handle;
 
 use crate::{
-    domain::{ItemId, LeaseToken, QueueName, Timestamp},
+    domain::{ItemId, LeaseToken, PrioritySet, QueueName, Timestamp},
     store::{
         Reserved, Result, StoreError,
         mongo::{
             Inner,
-            cursor::watermarks::{Head, bit},
+            cursor::watermarks::Head,
             schema::{
                 item::{Stored, oids, token_oid},
                 layout::{Group, date},
+                settled::{settle_token, settled_before},
             },
-            server::error::unavailable,
-            settle::receipts::{Update, settle_token, settled_before, statement, update},
+            server::statement::{Update, statement, update},
         },
     },
 };
 
-/// A reserve waits this long for an earlier claim of its queue.
-const PATIENCE: Duration = Duration::from_secs(1);
 /// Pauses between attempts to undo a claim: the first, which doubles, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 /// After so many refusals that are no outage undoing is given up: the leases end by themselves.
 const MAX_REFUSALS: usize = 10;
-
-/// How many claims of a queue are on their way.
-pub(crate) struct OpenClaims(watch::Sender<usize>);
-
-impl OpenClaims {
-    pub(crate) fn new() -> Self {
-        Self(watch::Sender::new(0))
-    }
-
-    /// Waits until what became of all earlier claims is known.
-    pub(crate) async fn resolved(&self) -> Result<()> {
-        let mut open = self.0.subscribe();
-        let resolved = open.wait_for(|open| *open == 0);
-        match tokio::time::timeout(PATIENCE, resolved).await {
-            Ok(_) => Ok(()),
-            Err(_) => Err(unavailable(
-                "what became of an earlier claim of this queue is not known yet: nothing more is claimed",
-            )),
-        }
-    }
-}
 
 /// An item of a claim, as it was read before.
 struct Claimed {
@@ -95,7 +72,7 @@ impl Claim {
         head: &Arc<Head>,
         queue: &QueueName,
     ) -> Self {
-        head.claims.0.send_modify(|open| *open += 1);
+        head.claims.opened();
         Self {
             inner: Arc::clone(inner),
             group: Arc::clone(group),
@@ -138,7 +115,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         let head = Arc::clone(&self.head);
-        let close = move || head.claims.0.send_modify(|open| *open -= 1);
+        let close = move || head.claims.closed();
         if self.items.is_empty() {
             close();
             return;
@@ -209,7 +186,7 @@ impl Lost {
         }
         self.head.forget_ahead();
         for item in &self.items {
-            self.head.lower(bit(item.priority), item.when);
+            self.head.lower(PrioritySet::of(item.priority), item.when);
         }
     }
 

@@ -11,19 +11,19 @@ use crate::{
         AtLimitCounts, Result,
         mongo::{
             Inner,
-            cursor::watermarks::{LevelSet, bit},
             ordering::{self, OrderKey},
             priorities,
             schema::{
                 item::{Stored, oids, token_oid},
                 layout::{BY_ID, ENDS, Group, PROCESSED, date, durable, millis},
+                settled::{WITNESS, bury, settle_token, settled_before},
             },
-            server::connect::{command_of, read, write},
+            server::{
+                connect::{command_of, read, write},
+                statement::{Update, statement, update},
+            },
             settle::{
-                receipts::{
-                    Ending, Update, bury, end_exactly, settle_token, settled_before, statement,
-                    update,
-                },
+                receipts::{Ending, end_exactly},
                 rollback::dead_letter,
             },
         },
@@ -151,7 +151,7 @@ async fn remove_failed(
         // The caller has seen to the first, and of the second no item is at a limit.
         AtLimit::Unknown | AtLimit::Nowhere => return Ok(0),
     };
-    let set = items.iter().fold(0, |set: LevelSet, item| set | bit(item.priority));
+    let set = items.iter().map(|item| item.priority).collect();
     priorities::record(inner, group, to, set, None).await?;
     let mut lots: HashMap<_, Vec<&Stored>> = HashMap::new();
     for item in items {
@@ -170,8 +170,7 @@ async fn remove_failed(
         fields.insert("settledBefore", settled_before());
         fields.insert("reason", doc! { "$ifNull": ["$reason", LAPSED] });
         // The consumer may yet ask another broker, which must not take its own for this settle.
-        let trace: DateTime =
-            date(Timestamp(now.0 + crate::store::mongo::settle::receipts::WITNESS));
+        let trace: DateTime = date(Timestamp(now.0 + WITNESS));
         fields.insert("trace", doc! { "$max": ["$trace", trace] });
         let stages = [doc! { "$set": fields }, doc! { "$unset": ["lock", "turn", "due"] }];
         statements.push(statement(filter, Update::pipeline(&stages)?));

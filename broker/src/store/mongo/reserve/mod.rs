@@ -3,6 +3,7 @@
 pub(super) mod claims;
 pub(super) mod ended;
 pub(super) mod lapse;
+pub(super) mod next_eligible;
 pub(super) mod scan;
 
 use std::{
@@ -31,9 +32,12 @@ use crate::{
             schema::{
                 item::{Stored, oids, token_oid},
                 layout::{BY_ID, Group, date, leased, millis},
+                settled::WITNESS,
             },
-            server::connect::read,
-            settle::receipts::{Update, WITNESS, statement, update},
+            server::{
+                connect::read,
+                statement::{Update, statement, update},
+            },
         },
     },
 };

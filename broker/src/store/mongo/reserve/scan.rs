@@ -6,12 +6,15 @@ use futures_util::future::try_join;
 use mongodb::bson::{RawArrayBuf, RawDocumentBuf, rawdoc};
 
 use crate::{
-    domain::{Queue, QueueName, Timestamp},
+    domain::{PrioritySet, Queue, QueueName, Timestamp},
     store::{
         Result,
         mongo::{
             Inner,
-            cursor::watermarks::{Head, LevelSet, Look, START, Seen, levels as each_level},
+            cursor::{
+                START,
+                watermarks::{Head, Look, Seen},
+            },
             priorities,
             reserve::lapse::Leases,
             schema::{
@@ -88,7 +91,7 @@ impl Place<'_> {
         if new_levels {
             found = self.find(head.look(), limit, now).await?;
         }
-        let highest = each_level(found.look.used).next();
+        let highest = found.look.used.iter().next();
         let lowest = found.items.last().map(|item| item.priority);
         head.found(&found.items, found.extent == Extent::Cut && lowest == highest);
         if sweep {
@@ -104,13 +107,13 @@ impl Place<'_> {
         Leases { inner, group, head, queue: &queue.name, used }.reclaim(now).await
     }
 
-    async fn levels_in_index(&self) -> Result<LevelSet> {
+    async fn levels_in_index(&self) -> Result<PrioritySet> {
         priorities::in_index(self.inner, self.group.items.name(), &self.queue.name).await
     }
 
     async fn find(&self, look: Look, limit: usize, now: Timestamp) -> Result<Found> {
         let mut found = Found { items: Vec::new(), extent: Extent::All, look, now };
-        if look.used == 0 {
+        if look.used.is_empty() {
             return Ok(found);
         }
         let name = self.group.items.name();
@@ -134,7 +137,9 @@ impl Found {
     /// stay at the head.
     pub(crate) fn seen(&self, items: &[(i32, i64)], left: &[(i32, i64)]) -> Vec<Seen> {
         let lowest = items.last().map(|(level, _)| *level);
-        each_level(self.look.used)
+        self.look
+            .used
+            .iter()
             .map(|level| {
                 let before = self.look.before[level as usize];
                 let first_left = left.iter().find(|(l, _)| *l == level).map(|(_, when)| *when);
@@ -170,11 +175,11 @@ pub(crate) fn find_command(
             "when": { "$gte": millis(look.marks[level as usize]), "$lte": date(now) },
         }
     };
-    let mut used = each_level(look.used);
+    let mut used = look.used.iter();
     let filter = if let (Some(only), None) = (used.next(), used.next()) {
         range(only)
     } else {
-        rawdoc! { "$or": each_level(look.used).map(range).collect::<RawArrayBuf>() }
+        rawdoc! { "$or": look.used.iter().map(range).collect::<RawArrayBuf>() }
     };
     rawdoc! {
         "find": collection,
@@ -189,12 +194,12 @@ pub(crate) fn find_command(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::mongo::cursor::watermarks::bit;
+    use crate::domain::PrioritySet;
 
     #[test]
     fn a_level_that_a_sweep_did_not_reach_keeps_its_mark() {
         let look = Look {
-            used: bit(9) | bit(5) | bit(0),
+            used: PrioritySet::of(9) | PrioritySet::of(5) | PrioritySet::of(0),
             marks: [START; 10],
             before: [500; 10],
             reread: false,

@@ -2,3 +2,4 @@
 
 pub(super) mod item;
 pub(super) mod layout;
+pub(super) mod settled;

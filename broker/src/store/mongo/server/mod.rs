@@ -6,4 +6,5 @@ pub(super) mod error;
 pub(super) mod group_commit;
 pub(super) mod leader;
 pub(super) mod orphaned_transactions;
+pub(super) mod statement;
 pub(super) mod transaction;

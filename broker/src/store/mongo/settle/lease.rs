@@ -10,8 +10,12 @@ use crate::{
         Held, Result,
         mongo::{
             Inner,
-            schema::layout::leased,
-            settle::receipts::{Update, held_filter, look, stale, statement, update, witness_end},
+            schema::{
+                layout::leased,
+                settled::{held_filter, witness_end},
+            },
+            server::statement::{Update, statement, update},
+            settle::receipts::{look, stale},
         },
     },
 };

@@ -5,24 +5,22 @@ use std::{collections::HashMap, sync::Arc};
 use mongodb::bson::{Document, RawDocumentBuf, doc, rawdoc};
 
 use crate::{
-    domain::{Outcome, Queue, QueueName, Timestamp},
+    domain::{Outcome, PrioritySet, Queue, QueueName, Timestamp},
     store::{
         Move, Result,
         mongo::{
             Inner,
-            cursor::watermarks::{LevelSet, bit},
             ordering::{self, OrderKey},
             priorities,
             schema::{
                 item::{Stored, binary, literal, oid, texts, token_oid},
                 layout::{BLOCKED, Group, millis},
+                settled::{settle_token, settled_before, witness_end},
             },
+            server::statement::{Update, statement, update},
             settle::{
                 lease::by_group,
-                receipts::{
-                    Update, first_places, look, look_at, repeated, settle_token, settled_before,
-                    stale, statement, update, witness_end,
-                },
+                receipts::{first_places, look, look_at, repeated, stale},
             },
         },
     },
@@ -66,9 +64,10 @@ async fn move_in_group(
             found => outcomes[at] = stale(found, now),
         }
     }
-    let mut used: HashMap<&QueueName, LevelSet> = HashMap::new();
+    let mut used: HashMap<&QueueName, PrioritySet> = HashMap::new();
     for (at, stored) in &held {
-        *used.entry(&items[*at].to.name).or_default() |= bit(priority(&items[*at], stored));
+        *used.entry(&items[*at].to.name).or_default() |=
+            PrioritySet::of(priority(&items[*at], stored));
     }
     for (queue, set) in used {
         priorities::record(inner, group, queue, set, None).await?;
@@ -103,7 +102,9 @@ async fn move_in_group(
     // Also if the outcome is unknown: what may be there must not be passed over.
     for (at, stored) in held.iter().filter(|(_, stored)| stored.key.is_empty()) {
         let item = &items[*at];
-        inner.head(&item.to.name).lower(bit(priority(item, stored)), item.eligible_time.0);
+        inner
+            .head(&item.to.name)
+            .lower(PrioritySet::of(priority(item, stored)), item.eligible_time.0);
     }
     let after = if n? == held.len() as u64 { None } else { Some(look(inner, group, ids()).await?) };
     let mut keys: Vec<OrderKey> = Vec::new();

@@ -9,7 +9,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use mongodb::bson::{Document, RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
+use mongodb::bson::{RawDocumentBuf, oid::ObjectId, rawdoc};
 
 use crate::{
     domain::{ItemId, LeaseToken, Outcome, Queue, Receipt, Timestamp},
@@ -17,26 +17,20 @@ use crate::{
         Result,
         mongo::{
             Inner,
-            cursor::lease_cache::{EXCLUSIVE, Issue},
+            cursor::lease_cache::Issue,
             ordering::{self, OrderKey},
             schema::{
-                item::{Stored, oids, token_oid},
-                layout::{BY_ID, Group, PROCESSED, TOMBSTONE, date, durable, lease_end, millis},
+                item::{Stored, oids},
+                layout::{BY_ID, Group, PROCESSED, TOMBSTONE},
+                settled::{finish, held_filter, settle_token},
             },
             server::{
-                connect::{read, write},
-                error::broken,
+                connect::read,
+                statement::{Update, statement, update},
             },
         },
     },
 };
-
-/// A tombstone that only bears witness stays this long past the time for which the broker that made the
-/// reservation may settle it the cheapest way, in milliseconds.
-pub(crate) const WITNESS: i64 = 60_000;
-
-/// Settles of an item whose tokens are remembered, beside the last one.
-const SETTLES_REMEMBERED: i32 = 8;
 
 /// A reservation to end.
 #[derive(Debug, Clone)]
@@ -45,67 +39,6 @@ pub(crate) struct Ending {
     pub(crate) queue: Arc<Queue>,
     /// What this broker knows of the item.
     pub(crate) issue: Option<Issue>,
-}
-
-/// A token that names one settle.
-pub(crate) fn settle_token(inner: &Inner) -> ObjectId {
-    token_oid(LeaseToken::fresh(inner.broker))
-}
-
-/// One statement of an `update` command, which finds its items by id; it changes all that match.
-pub(crate) fn statement(filter: RawDocumentBuf, update: Update) -> RawDocumentBuf {
-    statement_by(BY_ID, filter, update)
-}
-
-/// The same, by any index.
-pub(crate) fn statement_by(index: &str, filter: RawDocumentBuf, update: Update) -> RawDocumentBuf {
-    let mut statement = rawdoc! { "q": filter };
-    let key = mongodb::bson::raw::cstr!("u");
-    match update {
-        Update::Operators(update) => statement.append(key, update),
-        Update::Pipeline(update) => statement.append(key, update),
-    }
-    statement.append(mongodb::bson::raw::cstr!("multi"), true);
-    statement.append(mongodb::bson::raw::cstr!("hint"), index);
-    statement
-}
-
-/// How documents are changed.
-pub(crate) enum Update {
-    Operators(RawDocumentBuf),
-    Pipeline(RawArrayBuf),
-}
-
-impl Update {
-    /// By operators such as `$set`.
-    pub(crate) fn operators(update: &Document) -> Result<Self> {
-        let raw = RawDocumentBuf::try_from(update).map_err(|e| broken(e.to_string()))?;
-        Ok(Self::Operators(raw))
-    }
-
-    /// By an aggregation pipeline.
-    pub(crate) fn pipeline(stages: &[Document]) -> Result<Self> {
-        let mut array = RawArrayBuf::new();
-        for stage in stages {
-            array.push(RawDocumentBuf::try_from(stage).map_err(|e| broken(e.to_string()))?);
-        }
-        Ok(Self::Pipeline(array))
-    }
-}
-
-/// Runs statements that each change all that match; answers how many matched, of all together.
-pub(crate) async fn update(
-    inner: &Inner,
-    group: &Group,
-    statements: impl IntoIterator<Item = RawDocumentBuf>,
-) -> Result<u64> {
-    let command = rawdoc! {
-        "update": group.items.name(),
-        "updates": statements.into_iter().collect::<RawArrayBuf>(),
-        "ordered": false,
-        "writeConcern": durable(),
-    };
-    Ok(write(&inner.db, command).await?.n)
 }
 
 /// The documents as they are, without payload and headers; those that are not there are left out.
@@ -135,19 +68,6 @@ pub(crate) async fn look_at(
     Ok(found.into_iter().map(|stored| (stored.id(), stored)).collect())
 }
 
-/// Matches items of one lease whose end has not come.
-pub(crate) fn held_filter(
-    ids: impl IntoIterator<Item = ItemId>,
-    token: LeaseToken,
-    now: Timestamp,
-) -> RawDocumentBuf {
-    rawdoc! {
-        "_id": { "$in": oids(ids) },
-        "lock": token_oid(token),
-        "deadline": { "$not": { "$lte": date(now) } },
-    }
-}
-
 /// What a receipt is answered that did not hold its item.
 pub(crate) fn stale(found: Option<&Stored>, now: Timestamp) -> Outcome {
     match found {
@@ -155,73 +75,6 @@ pub(crate) fn stale(found: Option<&Stored>, now: Timestamp) -> Outcome {
         Some(stored) if matches!(stored.when, PROCESSED | TOMBSTONE) => Outcome::Gone,
         Some(stored) if stored.is_over(now) => Outcome::Gone,
         Some(_) => Outcome::LeaseLost,
-    }
-}
-
-/// Until when the broker that made the reservation may take it for one that nobody else touched: not for
-/// a whole lease of hours, so that what bears witness against it need not stay for hours.
-pub(crate) fn witness_end(now: Timestamp) -> Document {
-    let exclusive = doc! { "$min": [lease_end(), millis(now.0 + EXCLUSIVE)] };
-    doc! { "$add": [exclusive, WITNESS] }
-}
-
-/// Until when whoever was promised the item may ask; null if nobody was.
-fn witnessed(now: Timestamp) -> Document {
-    doc! { "$cond": [{ "$gt": ["$lock", null] }, witness_end(now), null] }
-}
-
-/// The tokens of the settles before this one, as an expression of the update that sets `settled`. The answer to an
-/// update that took effect may be lost; until it is repeated the item can have been reserved and settled again.
-pub(crate) fn settled_before() -> Document {
-    doc! { "$cond": [
-        { "$gt": ["$settled", null] },
-        { "$slice": [
-            { "$concatArrays": [["$settled"], { "$ifNull": ["$settledBefore", []] }] },
-            SETTLES_REMEMBERED,
-        ] },
-        "$$REMOVE",
-    ] }
-}
-
-/// Update that turns an item into a tombstone, for as long as anybody may ask.
-pub(crate) fn bury(now: Timestamp, settled: ObjectId) -> Vec<Document> {
-    vec![doc! { "$replaceWith": {
-        "_id": "$_id", "q": "$q", "when": millis(TOMBSTONE), "settled": settled,
-        "settledBefore": settled_before(),
-        "key": "$key", "seq": "$seq", "dedup": "$dedup", "window": "$window", "created": "$created",
-        "expires": { "$max": [
-            millis(now.0 + WITNESS), witnessed(now), "$window", "$trace",
-        ] },
-    } }]
-}
-
-/// The same for an item that is deleted on purpose: its deduplication id counts no more.
-pub(crate) fn bury_deleted(now: Timestamp, settled: ObjectId) -> Vec<Document> {
-    let mut stages = bury(now, settled);
-    stages.push(doc! { "$unset": ["dedup", "window"] });
-    stages
-}
-
-/// Update that turns an item into history.
-pub(crate) fn shelve(now: Timestamp, settled: ObjectId, retention: Duration) -> Vec<Document> {
-    let deadline = now + retention;
-    vec![
-        doc! { "$set": {
-            "when": millis(PROCESSED), "processed": date(now), "settled": settled,
-            "settledBefore": settled_before(),
-            "deadline": date(deadline),
-            "expires": { "$max": [date(deadline), witnessed(now), "$window", "$trace"] },
-        } },
-        doc! { "$unset": ["lock", "turn", "due", "trace"] },
-    ]
-}
-
-/// Update that ends an item as its queue's settings say.
-pub(crate) fn finish(now: Timestamp, settled: ObjectId, queue: &Queue) -> Vec<Document> {
-    if queue.retention.is_zero() {
-        bury(now, settled)
-    } else {
-        shelve(now, settled, queue.retention)
     }
 }
 

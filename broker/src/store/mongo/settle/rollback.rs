@@ -5,23 +5,22 @@ use std::{collections::HashMap, sync::Arc};
 use mongodb::bson::{Document, doc, oid::ObjectId};
 
 use crate::{
-    domain::{LeaseToken, Outcome, QueueName, Timestamp},
+    domain::{LeaseToken, Outcome, PrioritySet, QueueName, Timestamp},
     store::{
         Result, Rollback, RollbackTo,
         mongo::{
-            Inner,
-            cursor::watermarks::{LevelSet, bit},
-            ordering, priorities,
+            Inner, ordering, priorities,
             schema::{
                 item::literal,
                 layout::{Group, date},
+                settled::{held_filter, settle_token, settled_before, witness_end},
             },
+            server::statement::{Update, statement, update},
             settle::{
                 lease::by_group,
                 receipts::{
-                    Ending, Update, end_exactly, first_places, held_filter, known_key, look,
-                    repeated, settle_token, settled_before, stale, statement, update, was_settled,
-                    witness_end,
+                    Ending, end_exactly, first_places, known_key, look, repeated, stale,
+                    was_settled,
                 },
             },
         },
@@ -100,16 +99,16 @@ async fn give_back(
     // Where a dead letter goes, its level must be known to be in use.
     let strangers = given.iter().any(|at| dead(at) && endings[at].issue.is_none());
     let before = if strangers { look(inner, group, ids()).await? } else { HashMap::new() };
-    let level = |at: &usize| -> LevelSet {
+    let priority = |at: &usize| -> Option<PrioritySet> {
         let found = before.get(&items[*at].held.receipt.item).map(|stored| stored.priority);
-        endings[at].issue.as_ref().map(|i| i.priority).or(found).map_or(LevelSet::MAX, bit)
+        endings[at].issue.as_ref().map(|i| i.priority).or(found).map(PrioritySet::of)
     };
-    let mut dead_levels: HashMap<&QueueName, LevelSet> = HashMap::new();
+    let mut dead_levels: HashMap<&QueueName, PrioritySet> = HashMap::new();
     for at in given.iter().filter(|at| dead(at)) {
         if let Some(to) = target(at) {
             // Of one that is gone the level is not known, nor needed.
-            let known = level(at);
-            *dead_levels.entry(to).or_default() |= if known == LevelSet::MAX { 0 } else { known };
+            let known = priority(at).unwrap_or_default();
+            *dead_levels.entry(to).or_default() |= known;
         }
     }
     for (queue, set) in dead_levels {
@@ -166,9 +165,9 @@ async fn give_back(
         let item = &items[*at];
         match &item.to {
             RollbackTo::Queue { eligible_time, .. } => {
-                lower(inner, &item.held.queue.name, level(at), *eligible_time);
+                lower(inner, &item.held.queue.name, priority(at), *eligible_time);
             }
-            RollbackTo::DeadLetter { to, .. } => lower(inner, to, level(at), now),
+            RollbackTo::DeadLetter { to, .. } => lower(inner, to, priority(at), now),
             RollbackTo::Discard { .. } => {}
         }
     }
@@ -206,11 +205,10 @@ async fn give_back(
     Ok(())
 }
 
-fn lower(inner: &Inner, queue: &QueueName, set: LevelSet, when: Timestamp) {
+fn lower(inner: &Inner, queue: &QueueName, priority: Option<PrioritySet>, when: Timestamp) {
     let head = inner.head(queue);
-    // Of an unknown level it is one of those in use.
-    let set = if set == LevelSet::MAX { head.look_used() } else { set };
-    head.lower(set, when.0);
+    // Of an unknown priority it is one of those in use.
+    head.lower(priority.unwrap_or_else(|| head.look_used()), when.0);
 }
 
 /// The fields of an item that goes to the dead-letter queue.

@@ -1,0 +1,120 @@
+//! When the leases of a queue end, as far as this broker knows.
+//!
+//! Looking for lapsed leases is expensive after heavy use: every item settled in time leaves a dead entry of the index
+//! where its lease would have ended. So a broker looks when a lease it knows of ends, and for those of other
+//! brokers now and then, in proportion to what the last look cost.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::{domain::Timestamp, store::mongo::cursor::START};
+
+/// Looks for other brokers' leases take at most one part in so many of the time.
+const LOOK_SHARE: u32 = 50;
+/// A queue that does not run empty is looked through for them this seldom.
+const BUSY: Duration = Duration::from_secs(1);
+/// Brokers' clocks agree to within this many milliseconds, by far.
+const UNCERTAINTY: i64 = 1_000;
+
+/// The leases of one queue, as one broker knows them.
+pub(crate) struct LeaseDeadlines(Mutex<State>);
+
+struct State {
+    /// No lease ends before this, as far as known here.
+    first: i64,
+    /// The same of those made since the running look began.
+    made: i64,
+    /// Leases that end before this have been dealt with.
+    mark: i64,
+    looked: Option<Timestamp>,
+    cost: Duration,
+}
+
+impl State {
+    /// `pause`: look for others' leases this seldom at most.
+    fn is_due(&self, now: Timestamp, pause: Duration) -> bool {
+        let Some(looked) = self.looked else { return true };
+        let pause = pause.max(self.cost * LOOK_SHARE);
+        self.first <= now.0 || now < looked || looked + pause <= now
+    }
+}
+
+impl LeaseDeadlines {
+    pub(crate) fn new() -> Self {
+        let (first, made) = (i64::MAX, i64::MAX);
+        Self(Mutex::new(State { first, made, mark: START, looked: None, cost: Duration::ZERO }))
+    }
+
+    /// A lease may end then.
+    pub(crate) fn expect(&self, until: Timestamp) {
+        let mut state = self.0.lock();
+        state.first = state.first.min(until.0);
+        state.made = state.made.min(until.0);
+    }
+
+    /// True if a lease known here has ended, or it is time to look for others.
+    pub(crate) fn is_due(&self, now: Timestamp) -> bool {
+        self.0.lock().is_due(now, Duration::ZERO)
+    }
+
+    /// The same while items wait to be handed out: others' leases can wait until there are none, within reason.
+    pub(crate) fn is_pressing(&self, now: Timestamp) -> bool {
+        self.0.lock().is_due(now, BUSY)
+    }
+
+    /// When the first lease ends, as far as known.
+    pub(crate) fn first(&self) -> Option<Timestamp> {
+        let first = self.0.lock().first;
+        (first != i64::MAX).then_some(Timestamp(first))
+    }
+
+    /// The next look starts at the beginning.
+    pub(crate) fn forget(&self) {
+        let mut state = self.0.lock();
+        (state.mark, state.looked) = (START, None);
+    }
+
+    pub(crate) fn begin(&self) -> i64 {
+        let mut state = self.0.lock();
+        state.made = i64::MAX;
+        state.mark
+    }
+
+    pub(crate) fn seen(&self, first: Option<Timestamp>, now: Timestamp, cost: Duration) {
+        let mut state = self.0.lock();
+        let first = first.map_or(i64::MAX, |first| first.0);
+        state.first = first.min(state.made);
+        state.mark = first.min(now.0) - UNCERTAINTY;
+        state.looked = Some(now);
+        state.cost = cost;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_made_during_a_look_is_not_forgotten() {
+        let lapses = LeaseDeadlines::new();
+        assert!(lapses.is_due(Timestamp(0)), "nothing is known yet");
+        let _ = lapses.begin();
+        lapses.expect(Timestamp(5_000));
+        lapses.seen(Some(Timestamp(9_000)), Timestamp(1_000), Duration::from_millis(2));
+        assert_eq!(lapses.first(), Some(Timestamp(5_000)));
+        assert!(!lapses.is_due(Timestamp(1_099)));
+        assert!(lapses.is_due(Timestamp(1_100)), "others may have made some");
+        assert!(!lapses.is_pressing(Timestamp(1_999)), "which can wait");
+        assert!(lapses.is_pressing(Timestamp(2_000)));
+        let _ = lapses.begin();
+        lapses.seen(Some(Timestamp(9_000)), Timestamp(1_200), Duration::from_mins(1));
+        assert_eq!(lapses.first(), Some(Timestamp(9_000)));
+        assert!(!lapses.is_due(Timestamp(8_999)));
+        assert!(lapses.is_due(Timestamp(9_000)));
+        assert!(lapses.is_due(Timestamp(1_100)), "the clock was set back");
+        assert_eq!(lapses.begin(), 200);
+        lapses.forget();
+        assert_eq!(lapses.begin(), START);
+    }
+}

@@ -1,0 +1,41 @@
+//! How many claims of a queue have an outcome that this broker does not know yet.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::store::{Result, mongo::server::error::unavailable};
+
+/// A reserve waits this long for an earlier claim of its queue.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// How many claims of a queue are on their way.
+pub(crate) struct OpenClaims(watch::Sender<usize>);
+
+impl OpenClaims {
+    pub(crate) fn new() -> Self {
+        Self(watch::Sender::new(0))
+    }
+
+    /// Waits until what became of all earlier claims is known.
+    pub(crate) async fn resolved(&self) -> Result<()> {
+        let mut open = self.0.subscribe();
+        let resolved = open.wait_for(|open| *open == 0);
+        match tokio::time::timeout(PATIENCE, resolved).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(unavailable(
+                "what became of an earlier claim of this queue is not known yet: nothing more is claimed",
+            )),
+        }
+    }
+
+    /// Counts a claim that begins.
+    pub(crate) fn opened(&self) {
+        self.0.send_modify(|open| *open += 1);
+    }
+
+    /// Counts a claim whose outcome is known.
+    pub(crate) fn closed(&self) {
+        self.0.send_modify(|open| *open -= 1);
+    }
+}

@@ -1,0 +1,125 @@
+//! Commit and push: one item ended and others stored, in one transaction.
+
+use std::sync::Arc;
+
+use mongodb::{ClientSession, bson::doc};
+
+use crate::{
+    domain::{Outcome, Pushed},
+    store::{
+        Held, Push, Result,
+        mongo::{
+            Inner, ordering,
+            push::{Marks, ordered::insert, record_levels, wake},
+            schema::{
+                item::{Stored, check, oid, token_oid},
+                layout::{Group, date},
+                settled::{finish, settle_token},
+            },
+            server::{
+                error::failed,
+                transaction::{Failure, Patience, commit},
+            },
+            settle::receipts::{look, stale},
+        },
+    },
+};
+
+/// Commits one item and pushes others, all or nothing.
+pub(crate) async fn commit_and_push(
+    inner: &Arc<Inner>,
+    held: Held,
+    items: Vec<Push>,
+) -> Result<(Outcome, Vec<Pushed>)> {
+    items.iter().try_for_each(|push| check(&push.item))?;
+    let group = inner.group(&held.receipt.group).await?;
+    let mut lots: Vec<(Arc<Group>, Vec<usize>, Vec<Push>)> = Vec::new();
+    for (at, push) in items.iter().enumerate() {
+        let target = inner.group(&push.queue.group).await?;
+        let place = lots.iter().position(|lot| Arc::ptr_eq(&lot.0, &target));
+        let place = place.unwrap_or_else(|| {
+            lots.push((target, Vec::new(), Vec::new()));
+            lots.len() - 1
+        });
+        lots[place].1.push(at);
+        lots[place].2.push(push.clone());
+    }
+    for (group, _, items) in &lots {
+        record_levels(inner, group, items).await?;
+    }
+    inner.issued.take(&held.receipt);
+    let mut patience = Patience::new();
+    loop {
+        let mut session = inner.client.start_session().await.map_err(failed)?;
+        session.start_transaction().await.map_err(failed)?;
+        let mut marks = Marks::default();
+        let attempt = async {
+            let Some(key) = settle(inner, &group, &held, &mut session).await? else {
+                return Ok(None);
+            };
+            let mut pushed = Vec::new();
+            for (group, _, items) in &lots {
+                pushed.push(insert(inner, group, items, &mut session, &mut marks).await?);
+            }
+            commit(&mut session).await?;
+            Ok(Some((key, pushed)))
+        };
+        let outcome = attempt.await;
+        marks.lower(inner);
+        match outcome {
+            Ok(None) => {
+                let _ = session.abort_transaction().await; // it ends by itself otherwise
+                let found = look(inner, &group, [held.receipt.item]).await?;
+                return Ok((stale(found.get(&held.receipt.item), inner.now()), Vec::new()));
+            }
+            Ok(Some((key, pushed))) => {
+                let mut results = vec![None; items.len()];
+                for ((group, places, items), mut pushed) in lots.iter().zip(pushed) {
+                    wake(inner, group, items, pushed.iter_mut()).await?;
+                    for (at, pushed) in places.iter().zip(pushed) {
+                        results[*at] = Some(pushed);
+                    }
+                }
+                if !key.is_empty() {
+                    ordering::promote(inner, &group, &[(held.receipt.queue.clone(), key)]).await?;
+                }
+                return Ok((Outcome::Ok, results.into_iter().flatten().collect()));
+            }
+            Err(Failure::Final(error)) => {
+                let _ = session.abort_transaction().await;
+                return Err(error);
+            }
+            Err(Failure::Conflict(error)) => {
+                let _ = session.abort_transaction().await;
+                patience.next(error).await?;
+            }
+        }
+    }
+}
+
+/// Ends the reservation within the transaction; answers the item's ordering key, or `None` if the
+/// receipt does not hold it.
+async fn settle(
+    inner: &Inner,
+    group: &Group,
+    held: &Held,
+    session: &mut ClientSession,
+) -> Result<Option<String>, Failure> {
+    let (now, token) = (inner.now(), settle_token(inner));
+    let filter = doc! {
+        "_id": oid(held.receipt.item), "lock": token_oid(held.receipt.token),
+        "deadline": { "$not": { "$lte": date(now) } },
+    };
+    // A tombstone even if the item is ours and plain: a repeated call is then answered the same.
+    let change = finish(now, token, &held.queue);
+    let found = group
+        .items
+        .find_one_and_update(filter, change)
+        .projection(doc! { "payload": 0 })
+        .session(session)
+        .await?;
+    Ok(match found {
+        Some(found) => Some(Stored::read(&found)?.key),
+        None => None,
+    })
+}
