@@ -31,7 +31,7 @@ async fn silent_connections_neither_spin_the_broker_nor_stay() {
     sleep(Duration::from_secs(2)).await;
     let used = broker.processor_time().saturating_sub(before);
     assert!(used < Duration::from_secs(1), "{used:?} of processor time in two seconds of nothing");
-    // Who is connected is served all the while, others as soon as the silent ones are closed.
+    // Who is connected is served all the while; for others silent ones are closed.
     api.push("work", &["a"]).await;
     let other = within("a connection", Api::connect(&broker.address)).await;
     other.push("work", &["b"]).await;

@@ -41,6 +41,25 @@ async fn a_serving_broker_is_alive_and_ready_and_counts() {
     assert_eq!(value(&metrics, "items_pushed_total{queue=\"work\"}"), Some(2.0), "{metrics}");
 }
 
+/// Connections that say nothing, or never end their request, are closed for those who ask.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probes_are_answered_however_many_connections_are_idle() {
+    let broker = Backend::Sqlite.store().broker().await;
+    let address = broker.http_address.trim_start_matches("http://");
+    let mut idle = Vec::new();
+    for number in 0..200 {
+        let mut connection = TcpStream::connect(address).await.expect("a connection");
+        if number % 2 == 0 {
+            connection.write_all(b"GET /heal").await.expect("a part of a request");
+        }
+        idle.push(connection);
+    }
+    // Sooner than any idle connection is closed for its silence alone.
+    let answer = tokio::time::timeout(Duration::from_secs(5), get(&broker, "/healthz")).await;
+    assert_eq!(answer.expect("an answer at once").0, 200);
+    drop(idle);
+}
+
 /// The value of a line of `/metrics`, named without its prefix.
 fn value(metrics: &str, line: &str) -> Option<f64> {
     let line = format!("sluicegate_{line} ");

@@ -1,9 +1,13 @@
 //! Taking connections, for both servers of the broker: no more than there is room for, no faster than there
 //! are file descriptors for them, and none that stays though it never asks anything. With TLS, if asked to.
+//!
+//! While all places are taken, the connection that has been silent the longest is closed, so that one place is free for
+//! the next client. Connections that have begun a gRPC session are exempt: they answer pings or are closed.
 
 mod tls;
 
 use std::{
+    collections::BTreeMap,
     io,
     net::SocketAddr,
     pin::Pin,
@@ -16,14 +20,16 @@ use futures_util::{
     StreamExt,
     stream::{self, BoxStream},
 };
+use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{Mutex, OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, Sleep, sleep},
 };
 use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use self::tls::Transport;
@@ -58,7 +64,7 @@ pub struct Listener {
     duty: Duty,
     timeout: Duration,
     tls: Option<TlsAcceptor>,
-    places: Arc<Semaphore>,
+    places: Arc<Places>,
     complained: Option<Instant>,
 }
 
@@ -73,7 +79,7 @@ impl Listener {
 
     /// For the console: a few connections, each of which has to ask in good time.
     pub fn console(listener: TcpListener) -> Self {
-        Self::new(listener, "HTTP", Duty::Answers, CONSOLE_CONNECTIONS, 3 * REQUEST_TIMEOUT)
+        Self::new(listener, "HTTP", Duty::Answers, CONSOLE_CONNECTIONS, REQUEST_TIMEOUT)
     }
 
     fn new(
@@ -83,18 +89,19 @@ impl Listener {
         most: usize,
         timeout: Duration,
     ) -> Self {
-        let places = Arc::new(Semaphore::new(most.clamp(1, Semaphore::MAX_PERMITS)));
+        let places = Arc::new(Places::new(most));
         Self { socket, purpose, duty, timeout, tls: None, places, complained: None }
     }
 
     /// The next connection. May be dropped and called again.
     pub async fn accept(&mut self) -> (Connection, SocketAddr) {
-        let place = if let Ok(place) = Arc::clone(&self.places).try_acquire_owned() {
-            Some(place)
-        } else {
-            self.complain("as many connections are open as may be: others wait");
-            Arc::clone(&self.places).acquire_owned().await.ok() // never closed
-        };
+        if self.places.free.available_permits() == 0 {
+            self.complain(
+                "as many connections are open as may be: silent ones are closed, others wait",
+            );
+            self.places.close_most_silent();
+        }
+        let place = Place::take(&self.places).await;
         loop {
             match self.socket.accept().await {
                 Ok((stream, address)) => {
@@ -105,6 +112,7 @@ impl Listener {
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
                     self.complain(&error.to_string());
+                    self.places.close_most_silent(); // its file descriptor is wanted
                     sleep(PAUSE).await;
                 }
             }
@@ -113,9 +121,9 @@ impl Listener {
 
     /// All connections from now on, dealt out in turn. All hands have to be polled: each waits for its turn.
     pub fn dealt_out(self, hands: usize) -> Vec<BoxStream<'static, io::Result<Connection>>> {
-        let listener = Arc::new(Mutex::new(self));
+        let listener = Arc::new(tokio::sync::Mutex::new(self));
         let hand = |listener| {
-            stream::unfold(listener, |listener: Arc<Mutex<Self>>| async move {
+            stream::unfold(listener, |listener: Arc<tokio::sync::Mutex<Self>>| async move {
                 // A fair lock: whoever has just had a connection is the last to get another.
                 let (connection, _) = listener.lock().await.accept().await;
                 Some((Ok(connection), listener))
@@ -165,6 +173,78 @@ pub fn raise_open_files() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
+/// The connections that may be open at a time.
+struct Places {
+    free: Arc<Semaphore>,
+    silent: Mutex<Silent>,
+}
+
+/// The connections that may be closed for others, those that have been silent the longest first.
+#[derive(Default)]
+struct Silent {
+    connections: BTreeMap<u64, CancellationToken>,
+    /// Signs of life so far.
+    signs: u64,
+}
+
+impl Places {
+    fn new(most: usize) -> Self {
+        let free = Arc::new(Semaphore::new(most.clamp(1, Semaphore::MAX_PERMITS)));
+        Self { free, silent: Mutex::default() }
+    }
+
+    /// Closes the connection that has been silent the longest, if there is one that may be closed.
+    fn close_most_silent(&self) {
+        if let Some((_, closing)) = self.silent.lock().connections.pop_first() {
+            closing.cancel();
+        }
+    }
+}
+
+/// The place of one connection. Dropping it makes room for another.
+struct Place {
+    places: Arc<Places>,
+    /// When it last showed a sign of life, if it may be closed for others.
+    silent_since: Option<u64>,
+    closing: CancellationToken,
+    _permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Place {
+    async fn take(places: &Arc<Places>) -> Self {
+        let permit = Arc::clone(&places.free).acquire_owned().await.ok(); // never closed
+        let places = Arc::clone(places);
+        Self { places, silent_since: None, closing: CancellationToken::new(), _permit: permit }
+    }
+
+    /// Puts the connection behind all others that may be closed.
+    fn sign_of_life(&mut self) {
+        let mut silent = self.places.silent.lock();
+        if let Some(since) = self.silent_since
+            && silent.connections.remove(&since).is_none()
+        {
+            return; // it is being closed
+        }
+        silent.signs += 1;
+        let signs = silent.signs;
+        silent.connections.insert(signs, self.closing.clone());
+        self.silent_since = Some(signs);
+    }
+
+    /// From here on the connection is not closed for others.
+    fn keep(&mut self) {
+        if let Some(since) = self.silent_since.take() {
+            self.places.silent.lock().connections.remove(&since);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.keep();
+    }
+}
+
 /// One connection. Dropping it makes room for another.
 pub struct Connection {
     transport: Transport,
@@ -173,7 +253,9 @@ pub struct Connection {
     timeout: Duration,
     /// When it is closed unless the client does its duty.
     deadline: Pin<Box<Sleep>>,
-    _place: Option<OwnedSemaphorePermit>,
+    place: Place,
+    /// Done when the place is wanted for another connection.
+    closing: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 impl Connection {
@@ -181,34 +263,48 @@ impl Connection {
         stream: TcpStream,
         tls: Option<&TlsAcceptor>,
         (duty, timeout): (Duty, Duration),
-        place: Option<OwnedSemaphorePermit>,
+        mut place: Place,
     ) -> Self {
+        place.sign_of_life();
+        let closing = Box::pin(place.closing.clone().cancelled_owned());
         let deadline = Box::pin(sleep(timeout));
         let peer = stream.connect_info();
         let transport = Transport::new(stream, tls);
-        Self { transport, peer, duty: Some(duty), timeout, deadline, _place: place }
+        Self { transport, peer, duty: Some(duty), timeout, deadline, place, closing }
     }
 
     fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        if self.duty.is_some() && self.deadline.as_mut().poll(context).is_ready() {
+        if self.duty.is_none() {
+            return Ok(());
+        }
+        if self.deadline.as_mut().poll(context).is_ready() {
             self.transport.too_slow();
             return Err(io::ErrorKind::TimedOut.into());
+        }
+        if self.closing.as_mut().poll(context).is_ready() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
         }
         Ok(())
     }
 
     fn received(&mut self, bytes: usize) {
-        if let Some(Duty::FirstBytes(left)) = &mut self.duty {
-            *left = left.saturating_sub(bytes);
-            if *left == 0 {
-                self.duty = None;
+        match &mut self.duty {
+            Some(Duty::FirstBytes(left)) => {
+                *left = left.saturating_sub(bytes);
+                if *left == 0 {
+                    self.duty = None;
+                    self.place.keep();
+                }
             }
+            Some(Duty::Answers) => self.place.sign_of_life(),
+            None => {}
         }
     }
 
     fn answered(&mut self) {
         if let Some(Duty::Answers) = self.duty {
             self.deadline.as_mut().reset(Instant::now() + self.timeout);
+            self.place.sign_of_life();
         }
     }
 }
@@ -298,13 +394,34 @@ mod tests {
 
     #[tokio::test]
     async fn no_more_connections_are_taken_than_there_is_room_for() {
-        let (mut listener, address) = listener(Duty::Answers, 1).await;
-        let _first = TcpStream::connect(address).await.unwrap();
-        let (taken, _) = listener.accept().await;
+        let (mut listener, address) = listener(Duty::FirstBytes(1), 1).await;
+        let mut first = TcpStream::connect(address).await.unwrap();
+        let (mut taken, _) = listener.accept().await;
+        first.write_all(b"1").await.unwrap();
+        read(&mut taken).await.unwrap();
         let _second = TcpStream::connect(address).await.unwrap();
         assert!(tokio::time::timeout(SHORT, listener.accept()).await.is_err());
         drop(taken);
         tokio::time::timeout(LIMIT, listener.accept()).await.expect("there is room");
+    }
+
+    /// Whoever has said something last stays the longest.
+    #[tokio::test]
+    async fn the_most_silent_connection_makes_room_for_the_next() {
+        let (mut listener, address) = listener(Duty::Answers, 2).await;
+        listener.timeout = LIMIT;
+        let mut speaking = TcpStream::connect(address).await.unwrap();
+        let (mut heard, _) = listener.accept().await;
+        let _silent = TcpStream::connect(address).await.unwrap();
+        let (mut unheard, _) = listener.accept().await;
+        speaking.write_all(b"GET").await.unwrap();
+        read(&mut heard).await.unwrap();
+        let _next = TcpStream::connect(address).await.unwrap();
+        let closed = async move { read(&mut unheard).await.unwrap_err().kind() };
+        let (closed, _third) = tokio::join!(closed, listener.accept());
+        assert_eq!(closed, io::ErrorKind::ConnectionAborted);
+        speaking.write_all(b" /").await.unwrap();
+        assert_eq!(read(&mut heard).await.unwrap(), 2);
     }
 
     #[tokio::test]
