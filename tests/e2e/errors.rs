@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
+use prost::Message;
 use sluicegate_proto::v1::{
     CommitRequest, ConsumeRequest, CreateQueueRequest, ExtendRequest, GetQueueRequest,
     ListItemsRequest, NewItem, PopRequest, PushRequest, Queue, ReserveRequest, RollbackItem,
     RollbackRequest, new_item::Eligibility,
 };
-use tonic::{Code, Status};
+use tokio::net::TcpStream;
+use tonic::{Code, Status, codegen::http};
 
-use crate::harness::{Api, Backend, bad_fields, error_reason, new_item};
+use crate::harness::{Api, Backend, bad_fields, duration, error_reason, new_item, within};
 
 fn push(items: Vec<NewItem>) -> PushRequest {
     PushRequest { queue: "work".to_owned(), items, producer: String::new() }
@@ -159,4 +161,35 @@ async fn what_is_too_large_is_refused_and_what_fits_is_taken() {
     error_reason(&refused);
     let delivery = api.reserve_one("large", Duration::from_mins(1)).await;
     assert_eq!(crate::harness::text(&delivery), at_limit);
+}
+
+/// Asked without a client library, each of which keeps its deadlines by itself too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_broker_itself_says_that_a_deadline_has_passed() {
+    let store = Backend::Sqlite.store();
+    let broker = store.broker().await;
+    let address = broker.address.trim_start_matches("http://");
+    let connection = TcpStream::connect(address).await.expect("a connection");
+    let (mut client, connection) = h2::client::handshake(connection).await.expect("HTTP/2");
+    tokio::spawn(connection);
+    let request =
+        http::Request::post(format!("http://{address}/sluicegate.v1.QueueService/Reserve"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .header("grpc-timeout", "300m")
+            .body(())
+            .expect("a request");
+    let wait = duration(Duration::from_mins(5));
+    let message = ReserveRequest { queue: "work".to_owned(), wait, ..Default::default() };
+    let message = message.encode_to_vec();
+    let mut body = vec![0];
+    body.extend(u32::try_from(message.len()).expect("a short message").to_be_bytes());
+    body.extend(message);
+    let (answer, mut sending) = client.send_request(request, false).expect("a call");
+    sending.send_data(body.into(), true).expect("its message");
+    let answer = within("an answer", answer).await.expect("an answer");
+    let status = Status::from_header_map(answer.headers()).expect("a status");
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
+    assert_eq!(error_reason(&status), "TRANSPORT");
+    assert!(status.message().contains("outcome is unknown"), "{status:?}");
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use sluicegate_proto::v1::{ItemState, NewItem, Outcome, PushRequest};
+use sluicegate_proto::v1::{
+    GetQueueStatsRequest, ItemState, ListItemsRequest, MoveRequest, NewItem, Outcome, PushRequest,
+};
 use tonic::{Code, Status};
 
 use crate::harness::{
@@ -145,4 +147,44 @@ async fn a_frozen_store_delays_and_loses_nothing() {
     assert_eq!(payloads(&stream.take(2).await), ["during", "after"]);
     let left = api.list("work", ItemState::Unspecified).await;
     assert_eq!(left.len(), 2, "no more than those: {left:?}");
+}
+
+/// Whatever waits for a store that is frozen, and so keeps its connections open, is told so in the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_ends_while_the_store_is_frozen() {
+    let server = MongoServer::start().await;
+    let store = TestStore::mongo(&server.uri());
+    let broker = store.launch().signals("local:").start().await;
+    let api = broker.api().await;
+    let pushed = api.push("work", &["a", "b"]).await;
+    let held = api.reserve_one("work", Duration::from_mins(10)).await;
+    server.freeze();
+    let (queue, admin) = (&api.queue, &api.admin);
+    let id = pushed[1].id.clone();
+    let name = || "work".to_owned();
+    let (item, list, stats, moved) = tokio::join!(
+        within("GetItem", api.item("work", &id)),
+        within("ListItems", async {
+            let request = ListItemsRequest { queue: name(), ..Default::default() };
+            admin.clone().list_items(request).await
+        }),
+        within("QueueStats", async {
+            let request = GetQueueStatsRequest { queue: name() };
+            admin.clone().get_queue_stats(request).await
+        }),
+        within("Move", async {
+            let request = MoveRequest {
+                receipt: held.receipt.clone(),
+                to_queue: name(),
+                ..Default::default()
+            };
+            queue.clone().r#move(request).await
+        }),
+    );
+    unavailable(&item.expect_err("no store"));
+    unavailable(&list.expect_err("no store"));
+    unavailable(&stats.expect_err("no store"));
+    unavailable(&moved.expect_err("no store"));
+    server.thaw();
+    until("the store is there again", || async { api.item("work", &id).await.ok() }).await;
 }

@@ -55,6 +55,21 @@ pub(super) async fn check_group(
     Ok(())
 }
 
+/// Refuses a queue that would be in another group than the queue it dead-letters into, also if that is not named but
+/// found by its name.
+pub(super) async fn check_target_group(store: &dyn Store, queue: &Queue) -> Result<()> {
+    let Some(name) = target(queue) else { return Ok(()) };
+    match store.get_queue(&name).await? {
+        Some(there) if there.group != queue.group => Err(EngineError::DeadLetterGroup {
+            queue: name,
+            group: there.group,
+            from: queue.name.clone(),
+            from_group: queue.group.clone(),
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Refuses settings by which items that fail would come back to their queue in the end.
 pub(super) async fn check_ring(store: &dyn Store, queue: &Queue) -> Result<()> {
     let mut ring = vec![queue.name.clone()];
@@ -160,6 +175,38 @@ mod tests {
         for name in [name("r"), name("r.dead")] {
             assert_eq!(engine.store().get_queue(&name).await.unwrap(), None);
         }
+    }
+
+    /// A queue whose items at a limit would have nowhere to go is not made, nor changed into one.
+    #[tokio::test]
+    async fn a_queue_is_in_the_group_of_its_dead_letter_queue() {
+        let engine = engine();
+        engine.create_queue(grouped("q.dead", None, "g")).await.unwrap();
+        let refused = engine.create_queue(queue("q", None)).await.unwrap_err();
+        let EngineError::DeadLetterGroup { queue: dead, from, .. } = &refused else {
+            panic!("{refused}")
+        };
+        assert_eq!((dead, from), (&name("q.dead"), &name("q")));
+        // However it comes into being.
+        let refused = engine.push(&name("q"), vec![NewItem::default()], None).await.unwrap_err();
+        assert!(matches!(refused, EngineError::DeadLetterGroup { .. }), "{refused}");
+        assert_eq!(engine.store().get_queue(&name("q")).await.unwrap(), None);
+        // With one that is named, or none, it is.
+        let discarding = Queue { discard_failed: true, ..queue("q", None) };
+        engine.create_queue(discarding).await.unwrap();
+        let keep = |queue: &mut Queue| {
+            queue.discard_failed = false;
+            Ok(())
+        };
+        let refused = engine.update_queue(&name("q"), &keep).await.unwrap_err();
+        assert!(matches!(refused, EngineError::DeadLetterGroup { .. }), "{refused}");
+        let name_one = |queue: &mut Queue| {
+            queue.dead_letter_queue = Some(name("other"));
+            keep(queue)
+        };
+        engine.update_queue(&name("q"), &name_one).await.unwrap();
+        engine.create_queue(grouped("r.dead", None, "g")).await.unwrap();
+        engine.create_queue(grouped("r", None, "g")).await.unwrap();
     }
 
     /// A dead-letter queue is in the group of its sources however it comes into being.

@@ -58,6 +58,7 @@ impl Queues {
                 {
                     wanted.group = source.group;
                 }
+                dead_letter_links::check_target_group(&*self.store, &wanted).await?;
                 let generation = self.known.read().generation;
                 Ok(match self.store.create_queue(&wanted).await? {
                     Created::New(queue) => (self.remember(queue, generation), true),

@@ -1,13 +1,18 @@
-//! What every call passes first and every answer last: tokens, the access log, uniform errors.
+//! What every call passes first and every answer last: tokens, the access log, deadlines, uniform errors.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     body::Body,
     extract::{Request, State},
+    http::HeaderMap,
     middleware::Next,
     response::Response,
 };
+use tokio::time::timeout;
 use tonic::{Code, Status, transport::server::TcpConnectInfo};
 use tracing::{Instrument, Level};
 
@@ -16,6 +21,10 @@ use crate::grpc::{
     intake::Intake,
     status::{ApiError, status},
 };
+
+/// Calls are answered so much sooner than their deadline that tonic does not cut them off, which it calls CANCELLED and
+/// tells without details. Timers are exact to a millisecond.
+const SOONER: Duration = Duration::from_millis(2);
 
 /// What calls are passed by.
 pub(crate) struct Edge {
@@ -49,7 +58,35 @@ async fn answer(edge: &Edge, request: Request, next: Next) -> Response {
     if let Err(refused) = edge.tokens.check(request.uri().path(), authorization) {
         return status(&refused).into_http();
     }
-    uniform(next.run(request.map(|body| edge.intake.meter(body))).await)
+    let deadline = deadline(request.headers());
+    let answer = next.run(request.map(|body| edge.intake.meter(body)));
+    let Some(deadline) = deadline else { return uniform(answer.await) };
+    match timeout(deadline.saturating_sub(SOONER), answer).await {
+        Ok(response) => uniform(response),
+        Err(_) => {
+            let late = Status::deadline_exceeded("the deadline has passed: the outcome is unknown");
+            status(&ApiError::Transport(late)).into_http()
+        }
+    }
+}
+
+/// How long the caller waits for the answer, or for the beginning of a stream of answers: up to eight digits and a unit.
+fn deadline(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    if digits.len() > 8 {
+        return None; // tonic takes no more either
+    }
+    let value: u64 = digits.parse().ok()?;
+    Some(match unit {
+        "H" => Duration::from_secs(value * 3_600),
+        "M" => Duration::from_secs(value * 60),
+        "S" => Duration::from_secs(value),
+        "m" => Duration::from_millis(value),
+        "u" => Duration::from_micros(value),
+        "n" => Duration::from_nanos(value),
+        _ => return None,
+    })
 }
 
 /// Only answers that are nothing but a status carry it in their headers.
@@ -59,11 +96,6 @@ fn uniform(response: Response) -> Response {
         return response;
     }
     match Status::from_header_map(headers) {
-        // What the server calls a deadline that has passed; whoever set it knows it by the other name.
-        Some(bare) if bare.code() == Code::Cancelled && bare.message() == "Timeout expired" => {
-            let late = Status::deadline_exceeded("the deadline has passed: the outcome is unknown");
-            status(&ApiError::Transport(late)).into_http::<Body>()
-        }
         Some(bare) if bare.code() != Code::Ok => {
             status(&ApiError::Transport(bare)).into_http::<Body>()
         }

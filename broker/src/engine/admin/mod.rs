@@ -316,8 +316,9 @@ impl Engine {
         self.ensure_dead_letter_queue(queue).await
     }
 
-    /// Makes the dead-letter queue if it is not there; it has to be of the same group.
+    /// Makes the dead-letter queue if it is named and not there; it has to be of the same group.
     async fn ensure_dead_letter_queue(&self, queue: &Queue) -> Result<()> {
+        dead_letter_links::check_target_group(&*self.store, queue).await?;
         let Some(name) = &queue.dead_letter_queue else { return Ok(()) };
         dead_letter_links::check_group(&*self.store, name, &queue.group).await?;
         let group = self.make_dead_letter_queue(name, queue).await?;

@@ -4,12 +4,58 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    domain::{Clock, NewItem, Timestamp, Want},
+    domain::{Clock, LimitReason, NewItem, Timestamp, Want},
     engine::Limits,
     metrics::Metrics,
     signals::LocalSignals,
-    store::{Held, sqlite::SqliteStore},
+    store::{Held, Rollback, RollbackTo, sqlite::SqliteStore},
 };
+
+/// Dead letters whose origin is of another group by now stay, and hold up no others.
+#[tokio::test]
+async fn a_redrive_passes_over_an_origin_of_another_group() {
+    let engine = engine();
+    let named = |name: &str| QueueName::parse("queue", name).unwrap();
+    let (dead, want) = (
+        named("dead"),
+        Want {
+            max_items: 1,
+            max_bytes: usize::MAX,
+            may_exceed: true,
+            lease: Duration::from_secs(30),
+            consumer: None,
+        },
+    );
+    for origin in ["away", "here"].map(named) {
+        let mut queue = Queue::with_defaults(origin.clone(), Timestamp(0));
+        queue.dead_letter_queue = Some(dead.clone());
+        let queue = Arc::new(engine.create_queue(queue).await.unwrap());
+        engine.push(&origin, vec![NewItem::default()], None).await.unwrap();
+        let wants = std::slice::from_ref(&want);
+        let reserved = engine.store().reserve(&queue, wants).await.unwrap();
+        let receipt = reserved.deliveries[0].1.receipt.clone();
+        let reason = LimitReason::Rejected;
+        let to = RollbackTo::DeadLetter { to: dead.clone(), failed_attempts: 1, reason };
+        let rollback = Rollback { held: Held { queue, receipt }, to, reason: None };
+        engine.store().rollback(vec![rollback]).await.unwrap();
+    }
+    engine.delete_queue(&named("away"), true).await.unwrap();
+    let mut anew = Queue::with_defaults(named("away"), Timestamp(0));
+    anew.group = GroupName::parse("group", "elsewhere").unwrap();
+    engine.create_queue(anew).await.unwrap();
+
+    let all = || RedriveFilter::default();
+    assert_eq!(engine.redrive_items(&dead, None, all(), 0, 0).await.unwrap(), 1);
+    let ready = async |name: &QueueName| {
+        let queue = engine.get_queue(name).await.unwrap();
+        engine.store().depth(&queue).await.unwrap().ready
+    };
+    assert_eq!((ready(&named("here")).await, ready(&dead).await), (1, 1));
+    // Asked for by name it is refused.
+    let only = RedriveFilter { origin_queue: Some(named("away")), ..all() };
+    let refused = engine.redrive_items(&dead, None, only, 0, 0).await.unwrap_err();
+    assert!(matches!(refused, EngineError::DifferentGroup { .. }), "{refused}");
+}
 
 fn engine() -> Arc<Engine> {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();

@@ -24,6 +24,7 @@ use crate::{
             server::{
                 connect::read_documents,
                 error::{failed, integer, is_duplicate_key},
+                time_limit::in_time,
             },
         },
     },
@@ -61,8 +62,8 @@ pub(crate) async fn take_numbers(inner: &Inner, queue: &QueueName, n: usize) -> 
             .upsert(true)
             .return_document(ReturnDocument::After)
     };
-    let counter = match find().await {
-        Err(error) if is_duplicate_key(&error) => find().await, // two brokers made it at once
+    let counter = match in_time(find()).await {
+        Err(error) if is_duplicate_key(&error) => in_time(find()).await, // two brokers made it at once
         result => result,
     };
     let counter = counter.map_err(failed)?;
@@ -164,15 +165,14 @@ async fn promote_one(
     key: &str,
 ) -> Result<Option<Promoted>> {
     let filter = doc! { "q": queue.as_str(), "key": key, "due": { "$exists": true } };
-    let found = group
+    let update = group
         .items
         .find_one_and_update(filter, turning(inner.now()))
         .sort(doc! { "seq": 1 })
         .hint(Hint::Name(WAITING.to_owned()))
         .return_document(ReturnDocument::After)
-        .projection(doc! { "when": 1, "priority": 1 })
-        .await;
-    let found: Option<RawDocumentBuf> = match found {
+        .projection(doc! { "when": 1, "priority": 1 });
+    let found: Option<RawDocumentBuf> = match in_time(update).await {
         Err(error) if is_duplicate_key(&error) => return Ok(None), // another has the turn
         result => result.map_err(failed)?,
     };

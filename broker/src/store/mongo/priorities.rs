@@ -22,6 +22,7 @@ use crate::{
             server::{
                 connect::read_documents,
                 error::{DUPLICATE_KEY, failed, integer},
+                time_limit::{in_time, read_in_time},
             },
         },
     },
@@ -42,15 +43,12 @@ pub(crate) async fn record(
         return Ok(());
     }
     let new: Vec<Bson> = missing.iter().map(Bson::Int32).collect();
-    let outcome = inner
-        .db
-        .collection::<Document>("queues")
-        .update_one(
-            doc! { "_id": queue.as_str() },
-            doc! { "$addToSet": { "levels": { "$each": new } } },
-        )
-        .await
-        .map_err(failed)?;
+    let queues = inner.db.collection::<Document>("queues");
+    let update = queues.update_one(
+        doc! { "_id": queue.as_str() },
+        doc! { "$addToSet": { "levels": { "$each": new } } },
+    );
+    let outcome = in_time(update).await.map_err(failed)?;
     set_barriers(group, queue, missing).await?;
     // A queue that is not there yet gets its levels from the index when it is created.
     if outcome.matched_count > 0 {
@@ -85,7 +83,8 @@ async fn set_barriers(group: &Group, queue: &QueueName, set: PrioritySet) -> Res
         })
     };
     let barriers: Vec<RawDocumentBuf> = set.iter().flat_map(of_level).collect();
-    let Err(error) = group.items.insert_many(barriers).ordered(false).await else { return Ok(()) };
+    let insert = group.items.insert_many(barriers).ordered(false);
+    let Err(error) = in_time(insert).await else { return Ok(()) };
     let there_before = match error.kind.as_ref() {
         ErrorKind::InsertMany(insert) => {
             insert.write_concern_error.is_none()
@@ -116,7 +115,7 @@ pub(crate) async fn in_index(
     let command = doc! {
         "distinct": collection, "key": "priority", "query": { "q": queue.as_str() },
     };
-    let reply = inner.db.run_command(command).await.map_err(failed)?;
+    let reply = read_in_time(|| inner.db.run_command(command.clone())).await?;
     Ok(reply.get_array("values").map_or(PrioritySet::EMPTY, |levels| to_set(levels)))
 }
 

@@ -22,6 +22,7 @@ use crate::{
             server::{
                 connect::{command_of, read_first},
                 error::failed,
+                time_limit::{bulk_in_time, in_time, read_in_time},
             },
         },
     },
@@ -276,7 +277,8 @@ pub(crate) async fn get(inner: &Inner, queue: &Queue, id: ItemId) -> Result<Opti
     let filter = doc! {
         "_id": oid(id), "q": queue.name.as_str(), "when": { "$lt": millis(TOMBSTONE) },
     };
-    let Some(found) = group.items.find_one(filter).await.map_err(failed)? else { return Ok(None) };
+    let found = read_in_time(|| group.items.find_one(filter.clone())).await?;
+    let Some(found) = found else { return Ok(None) };
     let (stored, now) = (Stored::read(&found)?, inner.now());
     if stored.is_over(now) {
         return Ok(None);
@@ -315,13 +317,11 @@ pub(crate) async fn delete(
         filter.insert("$or", within(state, inner.now()));
     }
     // A tombstone, for those who hold a receipt or repeat the push.
-    let found = group
+    let update = group
         .items
         .find_one_and_update(filter, bury_deleted(inner.now(), settle_token(inner)))
-        .projection(doc! { "key": 1, "deadline": 1 })
-        .await
-        .map_err(failed)?;
-    let Some(found) = found else {
+        .projection(doc! { "key": 1, "deadline": 1 });
+    let Some(found) = in_time(update).await.map_err(failed)? else {
         let other = if only_if.is_some() { get(inner, queue, id).await? } else { None };
         return Ok(other.map_or(ItemDeleted::NotFound, |item| ItemDeleted::OtherState(item.state)));
     };
@@ -339,27 +339,19 @@ pub(crate) async fn purge(inner: &Inner, queue: &Queue) -> Result<u64> {
     let (q, now) = (queue.name.as_str(), inner.now());
     reclaim(inner, &group, queue, now).await?;
     // Those a consumer may yet ask for, whose lease has lapsed, leave a tombstone.
-    let buried = group
-        .items
-        .update_many(
-            doc! {
-                "q": q, "when": live(),
-                "$or": [
-                    { "lock": { "$exists": true }, "when": { "$lte": date(now) } },
-                    { "lock": { "$exists": false }, "trace": { "$exists": true } },
-                ],
-            },
-            bury_deleted(now, settle_token(inner)),
-        )
-        .await
-        .map_err(failed)?;
-    let deleted = group
-        .items
-        .delete_many(doc! {
-            "q": q, "when": live(), "lock": { "$exists": false },
-        })
-        .await
-        .map_err(failed)?;
+    let bury = group.items.update_many(
+        doc! {
+            "q": q, "when": live(),
+            "$or": [
+                { "lock": { "$exists": true }, "when": { "$lte": date(now) } },
+                { "lock": { "$exists": false }, "trace": { "$exists": true } },
+            ],
+        },
+        bury_deleted(now, settle_token(inner)),
+    );
+    let buried = bulk_in_time(bury).await.map_err(failed)?;
+    let free = doc! { "q": q, "when": live(), "lock": { "$exists": false } };
+    let deleted = bulk_in_time(group.items.delete_many(free)).await.map_err(failed)?;
     crate::store::mongo::upkeep::repair_all(inner, &queue.name, &queue.group).await?;
     Ok(buried.modified_count + deleted.deleted_count)
 }

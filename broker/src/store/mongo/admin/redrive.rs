@@ -19,8 +19,8 @@ use crate::{
                 settled::{WITNESS, settle_token, settled_before},
             },
             server::{
-                error::failed,
                 statement::{Update, statement, update},
+                time_limit::read_in_time,
             },
             settle::move_item::{enter, numbers},
         },
@@ -38,7 +38,7 @@ pub(crate) async fn origins(inner: &Inner, queue: &Queue) -> Result<Vec<QueueNam
         "q": queue.name.as_str(), "when": { "$lte": date(inner.now()) },
         "origin": { "$exists": true },
     };
-    let found = group.items.distinct("origin", filter).await.map_err(failed)?;
+    let found = read_in_time(|| group.items.distinct("origin", filter.clone())).await?;
     let names = found.iter().filter_map(|name| name.as_str());
     Ok(names.filter_map(|name| QueueName::parse("origin", name).ok()).collect())
 }

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::Ordering;
 
-use futures_util::TryStreamExt;
 use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
 
 use crate::{
@@ -18,6 +17,7 @@ use crate::{
             server::{
                 connect::{count, read_documents},
                 error::{broken, failed, integer, written},
+                time_limit::{in_time, read_in_time},
             },
         },
     },
@@ -302,7 +302,7 @@ pub(crate) async fn add_totals(inner: &Inner, changes: Vec<(QueueName, Totals)>)
             crate::store::mongo::schema::layout::durable(),
         );
         // Not repeated if the outcome is unknown: it would be counted twice.
-        let reply = inner.db.run_raw_command(command).await.map_err(failed)?;
+        let reply = in_time(inner.db.run_raw_command(command)).await.map_err(failed)?;
         written(&reply)?;
     }
     Ok(())
@@ -311,17 +311,15 @@ pub(crate) async fn add_totals(inner: &Inner, changes: Vec<(QueueName, Totals)>)
 /// A queue's totals.
 pub(crate) async fn totals(inner: &Inner, queue: &QueueName) -> Result<Totals> {
     let counters = inner.db.collection::<Document>("counters");
-    let found = counters.find_one(doc! { "_id": totals_id(queue) }).await.map_err(failed)?;
+    let found = read_in_time(|| counters.find_one(doc! { "_id": totals_id(queue) })).await?;
     Ok(found.as_ref().map(read_totals).unwrap_or_default())
 }
 
 /// The totals of all queues.
 pub(crate) async fn all_totals(inner: &Inner) -> Result<Vec<(QueueName, Totals)>> {
-    let counters = inner.db.collection::<Document>("counters");
     let named = doc! { "_id": { "$gte": TOTALS, "$lt": TOTALS_END } };
-    let mut found = counters.find(named).await.map_err(failed)?;
     let mut all = Vec::new();
-    while let Some(totals) = found.try_next().await.map_err(failed)? {
+    for totals in read_documents(&inner.db, doc! { "find": "counters", "filter": named }).await? {
         let name = totals.get_str("_id").ok().and_then(|id| id.strip_prefix(TOTALS));
         if let Some(Ok(name)) = name.map(|name| QueueName::parse("_id", name)) {
             all.push((name, read_totals(&totals)));

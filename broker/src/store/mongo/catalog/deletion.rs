@@ -25,7 +25,8 @@ use crate::{
             },
             server::{
                 error::{failed, unavailable, written},
-                transaction::{Failure, Patience, commit},
+                time_limit::{bulk_in_time, in_time, read_in_time},
+                transaction::{Failure, Patience, abort, attempt_in_time, commit},
             },
         },
     },
@@ -46,10 +47,11 @@ pub(crate) async fn ensure_collections(inner: &Inner) -> Result<()> {
         "createIndexes": DELETED,
         "indexes": [{ "name": "at", "key": { "at": 1 }, "expireAfterSeconds": REMEMBERED }],
     };
-    written(&inner.db.run_command(command).await.map_err(failed)?)?;
+    written(&in_time(inner.db.run_command(command)).await.map_err(failed)?)?;
     let start = doc! { "$setOnInsert": { "n": 0_i64 } };
-    let made = counters(inner).update_one(doc! { "_id": LINKS }, start).upsert(true).await;
-    match made {
+    let counters = counters(inner);
+    let made = counters.update_one(doc! { "_id": LINKS }, start).upsert(true);
+    match in_time(made).await {
         Err(error) if crate::store::mongo::server::error::is_duplicate_key(&error) => Ok(()), // by another broker
         result => result.map(|_| ()).map_err(failed),
     }
@@ -61,7 +63,8 @@ fn counters(inner: &Inner) -> Collection<Document> {
 
 /// The present state of all links between queues.
 pub(crate) async fn links(inner: &Inner) -> Result<Links> {
-    let found = counters(inner).find_one(doc! { "_id": LINKS }).await.map_err(failed)?;
+    let counters = counters(inner);
+    let found = read_in_time(|| counters.find_one(doc! { "_id": LINKS })).await?;
     let n = found
         .as_ref()
         .and_then(|found| found.get("n"))
@@ -144,9 +147,9 @@ pub(crate) async fn delete_queue(
             }
             Ok(deleted)
         };
-        let result = attempt.await;
+        let result = attempt_in_time(attempt).await;
         if !matches!(result, Ok(Deleted::Done(_))) {
-            let _ = session.abort_transaction().await; // it ends by itself otherwise
+            abort(&mut session).await;
         }
         match result {
             Ok(Deleted::Done(last)) => {
@@ -216,12 +219,13 @@ async fn clear_away(inner: &Inner, group: &Group, q: &str) -> Result<u64> {
     let forget = doc! { "$unset": { "dedup": 1, "window": 1 } };
     let mut ids = ids_of(q);
     ids.insert("created", doc! { "$lt": now });
-    group.items.update_many(ids, forget).await.map_err(failed)?;
+    bulk_in_time(group.items.update_many(ids, forget)).await.map_err(failed)?;
     let history = doc! { "q": q, "processed": { "$lt": now } };
-    let history = group.items.delete_many(history).await.map_err(failed)?;
+    let history = bulk_in_time(group.items.delete_many(history)).await.map_err(failed)?;
     let ended = doc! { "q": q, "when": live(), "deadline": { "$lte": now } };
     let settled = settle_token(inner);
-    group.items.update_many(ended, bury(inner.now(), settled)).await.map_err(failed)?;
+    let bury = group.items.update_many(ended, bury(inner.now(), settled));
+    bulk_in_time(bury).await.map_err(failed)?;
     Ok(history.deleted_count)
 }
 
@@ -251,8 +255,8 @@ async fn delete_items(
         forget.session(&mut *session).await?;
         (delete.session(&mut *session).await?, bury.session(session).await?)
     } else {
-        forget.await?;
-        (delete.await?, bury.await?)
+        bulk_in_time(forget).await?;
+        (bulk_in_time(delete).await?, bulk_in_time(bury).await?)
     };
     Ok(deleted.deleted_count + buried.modified_count)
 }
@@ -288,9 +292,9 @@ pub(crate) async fn link_queue(
             }
             Ok(done)
         };
-        let result = attempt.await;
+        let result = attempt_in_time(attempt).await;
         if !matches!(result, Ok(Some(_))) {
-            let _ = session.abort_transaction().await; // it ends by itself otherwise
+            abort(&mut session).await;
         }
         match result {
             Ok(done) => {

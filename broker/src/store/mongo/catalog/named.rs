@@ -9,6 +9,7 @@ use crate::store::{
         server::{
             connect::read_documents,
             error::{failed, is_duplicate_key, unavailable},
+            time_limit::{in_time, read_in_time},
         },
     },
 };
@@ -34,7 +35,7 @@ impl<T> Named<T> {
     ) -> Result<Created<T>> {
         let items = inner.db.collection::<Document>(self.collection);
         for _ in 0..CREATIONS {
-            match items.insert_one(document).await {
+            match in_time(items.insert_one(document)).await {
                 Ok(_) => return Ok(Created::New((self.read)(document)?)),
                 Err(error) if is_duplicate_key(&error) => {
                     // A driver's retry of an insert that had succeeded looks like this too, but is marked.
@@ -51,7 +52,7 @@ impl<T> Named<T> {
     /// The one of this name.
     pub(crate) async fn get(&self, inner: &Inner, name: &str) -> Result<Option<T>> {
         let items = inner.db.collection::<Document>(self.collection);
-        let found = items.find_one(doc! { "_id": name }).await.map_err(failed)?;
+        let found = read_in_time(|| items.find_one(doc! { "_id": name })).await?;
         found.as_ref().map(self.read).transpose()
     }
 

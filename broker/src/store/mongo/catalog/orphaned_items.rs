@@ -17,7 +17,6 @@ use mongodb::{
     bson::{Bson, Document, doc},
     options::Hint,
 };
-use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -37,8 +36,10 @@ use crate::{
                 layout::{BLOCKED, Group, HANDOUT, LEASED, date, millis},
             },
             server::{
+                connect::{command_of, read_documents, read_first},
                 error::{broken, failed, integer},
-                transaction::{Failure, commit},
+                time_limit::read_in_time,
+                transaction::{Failure, abort, attempt_in_time, commit},
             },
         },
     },
@@ -85,8 +86,7 @@ async fn look(
         "find": DELETED, "filter": { "at": { "$gte": millis(*from) } }, "hint": "at",
         "projection": { "at": 1, "group": 1 },
     };
-    let mut found = inner.db.run_cursor_command(command).await.map_err(failed)?;
-    while let Some(entry) = found.try_next().await.map_err(failed)? {
+    for entry in read_documents(&inner.db, command).await? {
         let at = entry.get_datetime("at").map_or(0, |at| at.timestamp_millis());
         let group = GroupName::parse("group", entry.get_str("group").unwrap_or_default());
         let (Some(name), Ok(group)) = (name_of(&entry), group) else { continue };
@@ -117,8 +117,11 @@ async fn adopt(inner: &Inner, name: &QueueName, group: &GroupName) -> Result<()>
     let group_name = group;
     let group = inner.group(group).await?;
     let filter = unsettled(name.as_str(), inner.now());
-    let found = group.items.find_one(filter).hint(Hint::Name(HANDOUT.to_owned()));
-    if found.projection(doc! { "_id": 1 }).await.map_err(failed)?.is_none() {
+    let find = || {
+        let found = group.items.find_one(filter.clone()).hint(Hint::Name(HANDOUT.to_owned()));
+        found.projection(doc! { "_id": 1 })
+    };
+    if read_in_time(find).await?.is_none() {
         return Ok(());
     }
     match queues::get(inner, name).await? {
@@ -141,18 +144,18 @@ async fn revive(inner: &Inner, name: &QueueName, group: &Group) -> Result<()> {
         }
         Ok(made)
     };
-    match attempt.await {
+    match attempt_in_time(attempt).await {
         Ok(true) => {
             inner.head(name).look_again(None);
             tracing::warn!(queue = %name, "items came while the queue was deleted: it is there again");
             Ok(())
         }
         Ok(false) => {
-            let _ = session.abort_transaction().await; // it ends by itself otherwise
+            abort(&mut session).await;
             Ok(())
         }
         Err(failure) => {
-            let _ = session.abort_transaction().await;
+            abort(&mut session).await;
             Err(Failure::into(failure))
         }
     }
@@ -200,14 +203,19 @@ async fn bring(inner: &Inner, from: &Group, queue: &Queue) -> Result<()> {
     let group = inner.group(&queue.group).await?;
     let mut keys = Vec::new();
     let filter = unsettled(queue.name.as_str(), inner.now());
-    let mut found = from.items.find(filter).limit(STEP).await.map_err(failed)?;
+    let find = command_of(&doc! {
+        "find": from.items.name(), "filter": filter, "limit": STEP, "batchSize": STEP + 1,
+    })?;
+    // What the server cuts off comes in the next step.
+    let found = read_first(&inner.db, &find, |item| {
+        let document = Document::try_from(item).map_err(|e| broken(e.to_string()))?;
+        Ok((Stored::read(item)?, document))
+    });
     let mut brought = 0;
-    while let Some(item) = found.try_next().await.map_err(failed)? {
-        let stored = Stored::read(&item)?;
+    for (stored, mut document) in found.await?.values {
         if stored.leased && stored.when > inner.now().0 {
             continue;
         }
-        let mut document = Document::try_from(item.as_ref()).map_err(|e| broken(e.to_string()))?;
         for field in ["lock", "turn", "trace", "dedup", "window"] {
             document.remove(field);
         }
@@ -260,9 +268,9 @@ async fn exchange(
         commit(&mut session).await?;
         Ok(true)
     };
-    let result: Result<bool, Failure> = attempt.await;
+    let result = attempt_in_time(attempt).await;
     if !matches!(result, Ok(true)) {
-        let _ = session.abort_transaction().await; // it ends by itself otherwise
+        abort(&mut session).await;
     }
     Ok(result?)
 }

@@ -9,7 +9,6 @@ use mongodb::{
     bson::{Bson, Document, doc},
     options::ReturnDocument,
 };
-use tokio_stream::StreamExt;
 
 use crate::{
     domain::{
@@ -31,6 +30,7 @@ use crate::{
             server::{
                 connect::read_documents,
                 error::{broken, failed, integer, written},
+                time_limit::in_time,
             },
         },
     },
@@ -59,20 +59,16 @@ pub(crate) async fn ensure_indexes(inner: &Inner) -> Result<()> {
             },
         ],
     };
-    let reply = inner.db.run_command(command).await.map_err(failed)?;
+    let reply = in_time(inner.db.run_command(command)).await.map_err(failed)?;
     written(&reply)?;
     Ok(())
 }
 
 /// Reaches the server and writes to it.
 pub(crate) async fn ping(inner: &Inner) -> Result<()> {
-    inner
-        .db
-        .collection::<Document>("counters")
-        .update_one(doc! { "_id": "ping" }, doc! { "$set": { "at": date(inner.now()) } })
-        .upsert(true)
-        .await
-        .map_err(failed)?;
+    let counters = inner.db.collection::<Document>("counters");
+    let at = doc! { "$set": { "at": date(inner.now()) } };
+    in_time(counters.update_one(doc! { "_id": "ping" }, at).upsert(true)).await.map_err(failed)?;
     Ok(())
 }
 
@@ -234,11 +230,8 @@ pub(crate) async fn dead_letter_sources(inner: &Inner, name: &QueueName) -> Resu
 pub(crate) async fn update(inner: &Inner, queue: &Queue) -> Result<Option<Queue>> {
     let (filter, change) = change(inner, queue);
     let queues = inner.db.collection::<Document>(QUEUES);
-    let found = queues
-        .find_one_and_update(filter, change)
-        .return_document(ReturnDocument::After)
-        .await
-        .map_err(failed)?;
+    let update = queues.find_one_and_update(filter, change).return_document(ReturnDocument::After);
+    let found = in_time(update).await.map_err(failed)?;
     found.as_ref().map(read).transpose()
 }
 
@@ -276,8 +269,7 @@ pub(crate) async fn changes(inner: &Inner, mark: &mut SettingsMark) -> Result<Se
     };
     let mut seen = HashSet::new();
     for (command, time) in [(updated, "updated"), (deleted, "at")] {
-        let mut found = inner.db.run_cursor_command(command).await.map_err(failed)?;
-        while let Some(change) = found.try_next().await.map_err(failed)? {
+        for change in read_documents(&inner.db, command).await? {
             let Some(queue) = name_of(&change) else { continue };
             let at = change.get_datetime(time).map_or(0, |at| at.timestamp_millis());
             let revision = change.get("revision").and_then(integer).unwrap_or(-1);

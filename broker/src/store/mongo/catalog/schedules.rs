@@ -19,7 +19,10 @@ use crate::{
                 item::{binary, texts},
                 layout::date,
             },
-            server::error::{broken, failed, integer},
+            server::{
+                error::{broken, failed, integer},
+                time_limit::in_time,
+            },
         },
     },
 };
@@ -116,40 +119,32 @@ pub(crate) async fn pause(
     paused: bool,
     done_until: Timestamp,
 ) -> Result<Option<Schedule>> {
-    let found = inner
-        .db
-        .collection::<Document>(SCHEDULES)
+    let schedules = inner.db.collection::<Document>(SCHEDULES);
+    let update = schedules
         .find_one_and_update(
             doc! { "_id": name.as_str() },
             doc! { "$set": { "paused": paused }, "$max": { "doneUntil": date(done_until) } },
         )
-        .return_document(ReturnDocument::After)
-        .await
-        .map_err(failed)?;
+        .return_document(ReturnDocument::After);
+    let found = in_time(update).await.map_err(failed)?;
     found.as_ref().map(read).transpose()
 }
 
 /// Notes that a tick was pushed, unless a later one was noted before.
 pub(crate) async fn tick_done(inner: &Inner, name: &ScheduleName, tick: Timestamp) -> Result<()> {
-    inner
-        .db
-        .collection::<Document>(SCHEDULES)
-        .update_one(
-            doc! { "_id": name.as_str() },
-            doc! { "$max": { "doneUntil": date(tick), "lastTime": date(tick) } },
-        )
-        .await
-        .map_err(failed)?;
+    let schedules = inner.db.collection::<Document>(SCHEDULES);
+    let update = schedules.update_one(
+        doc! { "_id": name.as_str() },
+        doc! { "$max": { "doneUntil": date(tick), "lastTime": date(tick) } },
+    );
+    in_time(update).await.map_err(failed)?;
     Ok(())
 }
 
 /// Deletes a schedule; false if it was not there.
 pub(crate) async fn delete(inner: &Inner, name: &ScheduleName) -> Result<bool> {
-    let deleted = inner
-        .db
-        .collection::<Document>(SCHEDULES)
-        .delete_one(doc! { "_id": name.as_str() })
-        .await
-        .map_err(failed)?;
+    let schedules = inner.db.collection::<Document>(SCHEDULES);
+    let delete = schedules.delete_one(doc! { "_id": name.as_str() });
+    let deleted = in_time(delete).await.map_err(failed)?;
     Ok(deleted.deleted_count > 0)
 }

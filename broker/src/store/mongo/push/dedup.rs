@@ -14,6 +14,7 @@ use crate::{
             server::{
                 connect::read_documents,
                 error::{broken, failed, integer},
+                time_limit::in_time,
             },
         },
     },
@@ -104,7 +105,7 @@ pub(crate) async fn resolve(
                 first.insert(key, found);
             } else {
                 let (filter, update) = forgetting(&found);
-                group.items.update_one(filter, update).await.map_err(failed)?;
+                in_time(group.items.update_one(filter, update)).await.map_err(failed)?;
             }
         }
     }

@@ -29,6 +29,7 @@ use crate::{
                     DUPLICATE_KEY, broken, failed, index_named, passing_code, repeat, unavailable,
                 },
                 group_commit::Lane,
+                time_limit::in_time,
             },
         },
     },
@@ -293,7 +294,8 @@ async fn insert_documents(
     group: &Group,
     documents: &[RawDocumentBuf],
 ) -> Result<HashMap<usize, Refusal>> {
-    let Err(error) = group.items.insert_many(documents).ordered(false).await else {
+    let insert = group.items.insert_many(documents).ordered(false);
+    let Err(error) = in_time(insert).await else {
         return Ok(HashMap::new());
     };
     let ErrorKind::InsertMany(insert) = error.kind.as_ref() else { return Err(failed(error)) };

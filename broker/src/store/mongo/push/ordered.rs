@@ -30,7 +30,7 @@ use crate::{
             },
             server::{
                 error::failed,
-                transaction::{Failure, Patience, commit},
+                transaction::{Failure, Patience, abort, attempt_in_time, commit},
             },
         },
     },
@@ -53,7 +53,7 @@ pub(crate) async fn push_in_order(
             commit(&mut session).await?;
             Ok(pushed)
         };
-        let outcome = attempt.await;
+        let outcome = attempt_in_time(attempt).await;
         // Not before: a look in between would find nothing and raise the marks again. Also if the outcome is
         // unknown: what may be there must not be passed over.
         marks.lower(inner);
@@ -63,11 +63,11 @@ pub(crate) async fn push_in_order(
                 return Ok(pushed);
             }
             Err(Failure::Final(error)) => {
-                let _ = session.abort_transaction().await; // it ends by itself otherwise
+                abort(&mut session).await;
                 return Err(error);
             }
             Err(Failure::Conflict(error)) => {
-                let _ = session.abort_transaction().await;
+                abort(&mut session).await;
                 patience.next(error).await?;
             }
         }

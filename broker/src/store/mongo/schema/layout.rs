@@ -15,6 +15,7 @@ use crate::{
         mongo::server::{
             error::{failed, is_duplicate_key, written},
             group_commit::{Batcher, Limits},
+            time_limit::in_time,
         },
     },
 };
@@ -145,7 +146,7 @@ async fn create_indexes(db: &Database, collection: &str) -> Result<()> {
         },
     ];
     let command = doc! { "createIndexes": collection, "indexes": indexes.to_vec() };
-    let reply = db.run_command(command).await.map_err(failed)?;
+    let reply = in_time(db.run_command(command)).await.map_err(failed)?;
     written(&reply)?;
     set_last(&db.collection(collection)).await
 }
@@ -160,7 +161,7 @@ async fn set_last(items: &Collection<Document>) -> Result<()> {
         "_id": ObjectId::from_bytes([0xFF; 12]), "q": "\u{10FFFF}",
         "note": "keeps deletes fast: leave it here",
     };
-    match items.insert_one(last).await {
+    match in_time(items.insert_one(last)).await {
         Err(error) if is_duplicate_key(&error) => Ok(()),
         result => result.map(|_| ()).map_err(failed),
     }

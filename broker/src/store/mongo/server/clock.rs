@@ -17,7 +17,10 @@ use crate::{
     domain::{Clock, Timestamp},
     store::{
         Result,
-        mongo::server::error::{broken, failed},
+        mongo::server::{
+            error::{broken, failed},
+            time_limit::{ANSWER_LIMIT, within},
+        },
     },
 };
 
@@ -61,7 +64,8 @@ impl Source {
         if self.sharded {
             return self.time_of_shard().await;
         }
-        let reply = self.db.run_command(doc! { "hello": 1 }).await.map_err(failed)?;
+        let reply = within(ANSWER_LIMIT, self.db.run_command(doc! { "hello": 1 })).await;
+        let reply = reply.map_err(failed)?;
         let server = reply.get_datetime("localTime").map_err(|_| broken("hello tells no time"))?;
         Ok(server.timestamp_millis())
     }
@@ -69,15 +73,13 @@ impl Source {
     /// The time of the one shard that holds the counters, which is the same for all brokers. Even `$$NOW` is
     /// the router's; what `$currentDate` writes is not.
     async fn time_of_shard(&self) -> Result<i64> {
-        let found = self
-            .db
-            .collection::<Document>("counters")
+        let counters = self.db.collection::<Document>("counters");
+        let update = counters
             .find_one_and_update(doc! { "_id": "clock" }, doc! { "$currentDate": { "at": true } })
             .upsert(true)
             .return_document(ReturnDocument::After)
-            .write_concern(WriteConcern::nodes(1))
-            .await
-            .map_err(failed)?;
+            .write_concern(WriteConcern::nodes(1));
+        let found = within(ANSWER_LIMIT, update).await.map_err(failed)?;
         let at = found.as_ref().and_then(|found| found.get_datetime("at").ok());
         at.map(|at| at.timestamp_millis()).ok_or_else(|| broken("the shard tells no time"))
     }

@@ -15,6 +15,7 @@ use crate::store::{
     mongo::server::{
         error::{Written, broken, describe, failed, passes, unavailable, written},
         group_commit::WRITE_LIMIT,
+        time_limit::{ANSWER_LIMIT, ReadError, in_time, read_in_time},
     },
 };
 
@@ -25,9 +26,6 @@ const SELECTION_LIMIT: Duration = Duration::from_secs(5);
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 /// How often a living server answers the driver's heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// A write that has no answer by then is sent again over another connection: the one it went over may lead
-/// nowhere. Twice what a busy server takes at worst.
-const ANSWER_LIMIT: Duration = Duration::from_secs(3);
 /// Pauses before a write of our own is tried again.
 const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(400)];
 
@@ -71,8 +69,7 @@ pub(crate) async fn connect(uri: &str, database: &str, pool_size: u32) -> Result
     let client = Client::with_options(options)
         .map_err(|e| start_error("the MongoDB URI can not be used", &e))?;
     let db = client.database(database);
-    let hello = db
-        .run_command(doc! { "hello": 1 })
+    let hello = in_time(db.run_command(doc! { "hello": 1 }))
         .await
         .map_err(|e| start_error(&format!("MongoDB at {hosts} can not be reached"), &e))?;
     let sharded = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
@@ -142,13 +139,7 @@ pub(crate) async fn read<T>(
     command: &RawDocumentBuf,
     read: impl Fn(&RawDocument) -> Result<T>,
 ) -> Result<Vec<T>> {
-    let mut repeated = false;
-    loop {
-        match read_batches(db, command, &read).await {
-            Err(error) if !repeated && error.passes() => repeated = true,
-            result => return result.map_err(ReadError::into_store_error),
-        }
-    }
+    read_in_time(|| read_batches(db, command, &read)).await
 }
 
 async fn read_batches<T>(
@@ -171,13 +162,7 @@ pub(crate) async fn read_first<T>(
     command: &RawDocumentBuf,
     read: impl Fn(&RawDocument) -> Result<T>,
 ) -> Result<First<T>> {
-    let mut repeated = false;
-    loop {
-        match read_first_batch(db, command, &read).await {
-            Err(error) if !repeated && error.passes() => repeated = true,
-            result => return result.map_err(ReadError::into_store_error),
-        }
-    }
+    read_in_time(|| read_first_batch(db, command, &read)).await
 }
 
 async fn read_first_batch<T>(
@@ -219,37 +204,6 @@ pub(crate) struct First<T> {
     pub(crate) cut: bool,
 }
 
-/// Why an answer could not be read.
-enum ReadError {
-    Driver(mongodb::error::Error),
-    Store(StoreError),
-}
-
-impl ReadError {
-    fn passes(&self) -> bool {
-        matches!(self, Self::Driver(error) if passes(error))
-    }
-
-    fn into_store_error(self) -> StoreError {
-        match self {
-            Self::Driver(error) => failed(error),
-            Self::Store(error) => error,
-        }
-    }
-}
-
-impl From<mongodb::error::Error> for ReadError {
-    fn from(error: mongodb::error::Error) -> Self {
-        Self::Driver(error)
-    }
-}
-
-impl From<StoreError> for ReadError {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
-}
-
 /// Like [`read`], each document as a tree: for what is small or rare.
 pub(crate) async fn read_documents(db: &Database, command: Document) -> Result<Vec<Document>> {
     let tree = |d: &RawDocument| Document::try_from(d).map_err(|e| broken(e.to_string()));
@@ -269,7 +223,7 @@ pub(crate) async fn count(
     index: &str,
 ) -> Result<u64> {
     let command = doc! { "count": collection, "query": filter, "hint": index };
-    let reply = db.run_command(command).await.map_err(failed)?;
+    let reply = read_in_time(|| db.run_command(command.clone())).await?;
     reply
         .get("n")
         .and_then(crate::store::mongo::server::error::integer)

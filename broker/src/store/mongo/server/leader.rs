@@ -9,7 +9,10 @@ use crate::store::{
     mongo::{
         Inner,
         schema::layout::date,
-        server::error::{failed, is_duplicate_key},
+        server::{
+            error::{failed, is_duplicate_key},
+            time_limit::in_time,
+        },
     },
 };
 
@@ -23,7 +26,7 @@ pub(crate) async fn lead(inner: &Inner, task: &str, lasting: Duration) -> Result
     };
     let taken = doc! { "$set": { "broker": own, "until": date(now + lasting) } };
     let counters = inner.db.collection::<Document>("counters");
-    match counters.update_one(free, taken).upsert(true).await {
+    match in_time(counters.update_one(free, taken).upsert(true)).await {
         Ok(_) => Ok(!lasting.is_zero()),
         // It is there, and another's.
         Err(error) if is_duplicate_key(&error) => Ok(false),

@@ -7,4 +7,5 @@ pub(super) mod group_commit;
 pub(super) mod leader;
 pub(super) mod orphaned_transactions;
 pub(super) mod statement;
+pub(super) mod time_limit;
 pub(super) mod transaction;

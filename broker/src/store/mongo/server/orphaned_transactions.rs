@@ -11,12 +11,15 @@ use mongodb::{
     Client,
     bson::{Bson, doc},
 };
-use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 
 use crate::store::{
     Result,
-    mongo::server::{connect::APP_NAME, error::failed},
+    mongo::server::{
+        connect::{APP_NAME, read_documents},
+        error::failed,
+        time_limit::in_time,
+    },
 };
 
 /// How often they are looked for.
@@ -45,24 +48,24 @@ pub(crate) async fn end_all(client: Client, stop: CancellationToken) {
 async fn end_once(client: &Client) -> Result<usize> {
     let admin = client.database("admin");
     let inactive = i64::try_from(INACTIVE.as_micros()).unwrap_or(i64::MAX);
-    let pipeline = [
-        doc! { "$currentOp": { "idleSessions": true } },
-        doc! { "$match": {
+    let command = doc! { "aggregate": 1, "cursor": {}, "pipeline": [
+        { "$currentOp": { "idleSessions": true } },
+        { "$match": {
             "active": false, "appName": { "$regex": format!("^{APP_NAME}") },
             "transaction.timeInactiveMicros": { "$gt": inactive },
         } },
-        doc! { "$project": { "lsid.id": 1 } },
-    ];
-    let mut found = admin.aggregate(pipeline).await.map_err(failed)?;
+        { "$project": { "lsid.id": 1 } },
+    ] };
     let mut sessions = Vec::new();
-    while let Some(document) = found.try_next().await.map_err(failed)? {
+    for document in read_documents(&admin, command).await? {
         if let Ok(id) = document.get_document("lsid").map(|lsid| lsid.get("id").cloned()) {
             sessions.extend(id.map(|id| Bson::Document(doc! { "id": id })));
         }
     }
     let count = sessions.len();
     if count > 0 {
-        admin.run_command(doc! { "killSessions": sessions }).await.map_err(failed)?;
+        let end = admin.run_command(doc! { "killSessions": sessions });
+        in_time(end).await.map_err(failed)?;
     }
     Ok(count)
 }

@@ -1,17 +1,22 @@
 //! Transactions: when an attempt is repeated, and how a commit whose outcome is unknown is.
 
-use std::time::{Duration, Instant};
+use std::{
+    future::IntoFuture,
+    time::{Duration, Instant},
+};
 
 use mongodb::{
     ClientSession,
     error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
 };
+use tokio::time::timeout;
 
 use crate::store::{
     Result, StoreError,
     mongo::server::{
         error::{describe, failed, is_duplicate_key, unavailable},
         group_commit::WRITE_LIMIT,
+        time_limit::{ANSWER_LIMIT, NO_ANSWER, within},
     },
 };
 
@@ -71,14 +76,33 @@ impl Patience {
 /// Commits the transaction; repeats that while its outcome is unknown.
 pub(crate) async fn commit(session: &mut ClientSession) -> Result<(), Failure> {
     let mut patience = Patience::new();
+    let mut limit = ANSWER_LIMIT;
     loop {
-        match session.commit_transaction().await {
-            Ok(()) => return Ok(()),
-            Err(error) if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) => {
-                let unknown = unavailable(describe(&error));
-                patience.next(unknown).await.map_err(Failure::Final)?;
+        let unknown = match timeout(limit, session.commit_transaction().into_future()).await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) => {
+                unavailable(describe(&error))
             }
-            Err(error) => return Err(error.into()),
-        }
+            Ok(Err(error)) => return Err(error.into()),
+            Err(_) => {
+                limit = WRITE_LIMIT;
+                unavailable(NO_ANSWER)
+            }
+        };
+        patience.next(unknown).await.map_err(Failure::Final)?;
     }
+}
+
+/// Awaits an attempt at a transaction. One that is not done in time has an unknown outcome; its transaction is to be
+/// [aborted](abort), and ends by itself if that does not reach the server.
+pub(crate) async fn attempt_in_time<T>(
+    attempt: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let late = || Failure::Final(unavailable(NO_ANSWER));
+    timeout(WRITE_LIMIT, attempt).await.unwrap_or_else(|_| Err(late()))
+}
+
+/// Ends a transaction that was not committed. It ends by itself otherwise, only later.
+pub(crate) async fn abort(session: &mut ClientSession) {
+    let _ = within(ANSWER_LIMIT, session.abort_transaction()).await;
 }

@@ -18,7 +18,7 @@ use crate::{
             },
             server::{
                 error::failed,
-                transaction::{Failure, Patience, commit},
+                transaction::{Failure, Patience, abort, attempt_in_time, commit},
             },
             settle::receipts::{look, stale},
         },
@@ -64,11 +64,11 @@ pub(crate) async fn commit_and_push(
             commit(&mut session).await?;
             Ok(Some((key, pushed)))
         };
-        let outcome = attempt.await;
+        let outcome = attempt_in_time(attempt).await;
         marks.lower(inner);
         match outcome {
             Ok(None) => {
-                let _ = session.abort_transaction().await; // it ends by itself otherwise
+                abort(&mut session).await;
                 let found = look(inner, &group, [held.receipt.item]).await?;
                 return Ok((stale(found.get(&held.receipt.item), inner.now()), Vec::new()));
             }
@@ -86,11 +86,11 @@ pub(crate) async fn commit_and_push(
                 return Ok((Outcome::Ok, results.into_iter().flatten().collect()));
             }
             Err(Failure::Final(error)) => {
-                let _ = session.abort_transaction().await;
+                abort(&mut session).await;
                 return Err(error);
             }
             Err(Failure::Conflict(error)) => {
-                let _ = session.abort_transaction().await;
+                abort(&mut session).await;
                 patience.next(error).await?;
             }
         }

@@ -11,7 +11,7 @@ use mongodb::options::ClientOptions;
 use super::*;
 
 /// A replica set of one node that can be told to fail; ended when dropped.
-struct Server {
+pub(super) struct Server {
     process: Child,
     port: u16,
     client: Client,
@@ -19,7 +19,7 @@ struct Server {
 }
 
 impl Server {
-    async fn start() -> Self {
+    pub(super) async fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let port = net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let variable = "SLUICEGATE_TEST_MONGOD";
@@ -55,7 +55,7 @@ impl Server {
         server
     }
 
-    async fn admin(&self, command: Document) -> mongodb::error::Result<Document> {
+    pub(super) async fn admin(&self, command: Document) -> mongodb::error::Result<Document> {
         self.client.database("admin").run_command(command).await
     }
 
@@ -67,7 +67,12 @@ impl Server {
     }
 
     /// What commands of this name meet: on the items alone, and of one broker alone if `data` names it.
-    async fn fail(&self, command: &str, mode: impl Into<mongodb::bson::Bson>, mut data: Document) {
+    pub(super) async fn fail(
+        &self,
+        command: &str,
+        mode: impl Into<mongodb::bson::Bson>,
+        mut data: Document,
+    ) {
         data.insert("failCommands", vec![command]);
         if command != "commitTransaction" {
             data.insert("namespace", "test.items.default");
@@ -80,7 +85,12 @@ impl Server {
         self.admin(doc! { "configureFailPoint": "failCommand", "mode": "off" }).await.unwrap();
     }
 
-    fn items(&self) -> mongodb::Collection<Document> {
+    /// Where it listens.
+    pub(super) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    pub(super) fn items(&self) -> mongodb::Collection<Document> {
         self.client.database("test").collection("items.default")
     }
 }
@@ -93,7 +103,7 @@ impl Drop for Server {
 }
 
 /// Waits for a condition, at most half a minute.
-async fn until(what: &str, condition: impl AsyncFn() -> bool) {
+pub(super) async fn until(what: &str, condition: impl AsyncFn() -> bool) {
     let limit = std::time::Instant::now() + Duration::from_secs(30);
     while !condition().await {
         assert!(std::time::Instant::now() < limit, "not within 30 s: {what}");
@@ -128,7 +138,7 @@ async fn take_all(store: &MongoStore, queue: &Arc<Queue>, count: usize) -> Vec<D
     taken
 }
 
-fn assert_untouched(deliveries: &[Delivery]) {
+pub(super) fn assert_untouched(deliveries: &[Delivery]) {
     for delivery in deliveries {
         assert_eq!((delivery.item.attempt, delivery.item.deliveries), (1, 1));
     }

@@ -12,6 +12,7 @@ use crate::{
 };
 
 mod faults;
+mod half_open;
 
 /// Names the server the tests run on.
 const VARIABLE: &str = "SLUICEGATE_TEST_MONGODB_URI";
@@ -559,90 +560,4 @@ async fn a_repair_looks_at_so_many_items_at_a_time() {
     assert_eq!(store.repair(&queue).await.unwrap(), 0);
     assert_eq!(store.repair(&queue).await.unwrap(), 1);
     assert_eq!(store.repair(&queue).await.unwrap(), 0, "from the start again");
-}
-
-/// Forwards what it is sent, until told to swallow it: connections stay open and lead nowhere.
-struct Proxy {
-    address: std::net::SocketAddr,
-    /// Swallow what goes over connections made before this one.
-    dead_below: Arc<std::sync::atomic::AtomicUsize>,
-    made: Arc<std::sync::atomic::AtomicUsize>,
-}
-
-impl Proxy {
-    async fn start(server: String) -> Self {
-        use std::sync::atomic::{AtomicUsize, Ordering};
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let (dead_below, made) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let (dead, count) = (Arc::clone(&dead_below), Arc::clone(&made));
-        tokio::spawn(async move {
-            loop {
-                let (near, _) = listener.accept().await.unwrap();
-                let far = tokio::net::TcpStream::connect(&server).await.unwrap();
-                let number = count.fetch_add(1, Ordering::SeqCst);
-                let ((near_in, near_out), (far_in, far_out)) =
-                    (near.into_split(), far.into_split());
-                tokio::spawn(forward(near_in, far_out, number, Arc::clone(&dead)));
-                tokio::spawn(forward(far_in, near_out, number, Arc::clone(&dead)));
-            }
-        });
-        Self { address, dead_below, made }
-    }
-
-    /// All connections there are lead nowhere from now on; new ones are fine.
-    fn cut(&self) {
-        use std::sync::atomic::Ordering;
-        self.dead_below.store(self.made.load(Ordering::SeqCst), Ordering::SeqCst);
-    }
-}
-
-async fn forward(
-    mut from: tokio::net::tcp::OwnedReadHalf,
-    mut to: tokio::net::tcp::OwnedWriteHalf,
-    number: usize,
-    dead_below: Arc<std::sync::atomic::AtomicUsize>,
-) {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let mut bytes = vec![0; 64 * 1024];
-    while let Ok(count) = from.read(&mut bytes).await {
-        let dead = number < dead_below.load(std::sync::atomic::Ordering::SeqCst);
-        if count == 0 || !dead && to.write_all(&bytes[..count]).await.is_err() {
-            return;
-        }
-    }
-}
-
-/// Connections that stay open and lead nowhere, as behind a firewall that forgot them, hold up deliveries
-/// for less than five seconds.
-#[tokio::test(flavor = "multi_thread")]
-async fn half_open_connections_stall_deliveries_for_less_than_five_seconds() {
-    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
-    let (_, rest) = scratch.uri.split_once("://").unwrap();
-    let (server, _) = rest.split_once('/').unwrap();
-    let proxy = Proxy::start(server.to_owned()).await;
-    let uri = format!("mongodb://{}/?directConnection=true", proxy.address);
-    let options = MongoOptions { clock: clock.clone(), discipline: false, pool_size: 16 };
-    let store = MongoStore::connect(&uri, &scratch.name, options).await.unwrap();
-    let queue = make(&store, queue_named("q")).await;
-    store.push(vec![push_of(&queue, "a", 0), push_of(&queue, "b", 0)]).await.unwrap();
-    let first = take(&store, &queue, 1).await;
-
-    proxy.cut();
-    let started = std::time::Instant::now();
-    let second = async {
-        loop {
-            // What is not answered is asked again, as the dispatcher does.
-            if let Ok(reserved) = store.reserve(&queue, &[want(1, LEASE)]).await {
-                break reserved.deliveries;
-            }
-        }
-    };
-    let settle = async {
-        let receipts = || vec![held(&queue, &first[0])];
-        while store.commit(receipts()).await.is_err() {}
-    };
-    let (second, ()) = tokio::join!(second, settle);
-    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-    assert_eq!(second.len(), 1);
 }

@@ -1,0 +1,92 @@
+//! An end to every wait for the server. The driver has no time-out of its own: an operation whose connection leads
+//! nowhere would wait for as long as the system believes in the connection, which is minutes, and for ever if the server is
+//! merely frozen. The driver closes the connection of an operation that is dropped.
+
+use std::{future::IntoFuture, io, time::Duration};
+
+use tokio::time::timeout;
+
+use crate::store::{
+    Result, StoreError,
+    mongo::server::{
+        error::{failed, passes, unavailable},
+        group_commit::WRITE_LIMIT,
+    },
+};
+
+/// What has no answer by then and may be repeated without harm is sent again over another connection: the one it went over
+/// may lead nowhere. Twice what a busy server takes at worst.
+pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(3);
+/// How long a statement may take that changes or removes any number of items.
+const BULK_LIMIT: Duration = Duration::from_mins(5);
+
+/// What callers are told then.
+pub(crate) const NO_ANSWER: &str = "MongoDB did not answer in time";
+
+/// Runs an operation of the driver. If it is not answered in time its outcome is unknown, as after a lost connection.
+pub(crate) async fn in_time<T>(
+    operation: impl IntoFuture<Output = mongodb::error::Result<T>>,
+) -> mongodb::error::Result<T> {
+    within(WRITE_LIMIT, operation).await
+}
+
+/// The same for statements that change or remove any number of items.
+pub(crate) async fn bulk_in_time<T>(
+    operation: impl IntoFuture<Output = mongodb::error::Result<T>>,
+) -> mongodb::error::Result<T> {
+    within(BULK_LIMIT, operation).await
+}
+
+/// Runs an operation of the driver for at most so long.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    operation: impl IntoFuture<Output = mongodb::error::Result<T>>,
+) -> mongodb::error::Result<T> {
+    let late = || io::Error::new(io::ErrorKind::TimedOut, NO_ANSWER).into();
+    timeout(limit, operation.into_future()).await.unwrap_or_else(|_| Err(late()))
+}
+
+/// Runs a read; once more, over another connection, if it is not answered in good time or fails in passing.
+pub(crate) async fn read_in_time<T, E, F>(read: impl Fn() -> F) -> Result<T>
+where
+    E: Into<ReadError>,
+    F: IntoFuture<Output = Result<T, E>>,
+{
+    if let Ok(first) = timeout(ANSWER_LIMIT, read().into_future()).await {
+        match first.map_err(Into::into) {
+            Err(ReadError::Driver(error)) if passes(&error) => {}
+            result => return result.map_err(ReadError::into_store_error),
+        }
+    }
+    match timeout(WRITE_LIMIT, read().into_future()).await {
+        Ok(second) => second.map_err(|error| error.into().into_store_error()),
+        Err(_) => Err(unavailable(NO_ANSWER)),
+    }
+}
+
+/// Why an answer could not be read.
+pub(crate) enum ReadError {
+    Driver(mongodb::error::Error),
+    Store(StoreError),
+}
+
+impl ReadError {
+    fn into_store_error(self) -> StoreError {
+        match self {
+            Self::Driver(error) => failed(error),
+            Self::Store(error) => error,
+        }
+    }
+}
+
+impl From<mongodb::error::Error> for ReadError {
+    fn from(error: mongodb::error::Error) -> Self {
+        Self::Driver(error)
+    }
+}
+
+impl From<StoreError> for ReadError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}

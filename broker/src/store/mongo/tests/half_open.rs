@@ -1,0 +1,263 @@
+//! Connections that stay open and lead nowhere, and commands that are held up on their way to the server.
+
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Instant,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::oneshot,
+};
+
+use super::{faults::Server, *};
+use crate::store::StoreError;
+
+/// Longer than any operation may take that has no answer.
+const LIMIT: Duration = Duration::from_secs(45);
+
+/// Forwards what it is sent, until told to swallow it: connections stay open and lead nowhere.
+struct Proxy {
+    address: SocketAddr,
+    way: Arc<Way>,
+}
+
+#[derive(Default)]
+struct Way {
+    /// Connections so far.
+    made: AtomicUsize,
+    /// What goes over connections made before this one is swallowed.
+    dead_below: AtomicUsize,
+    /// The commands to hold up, each once.
+    holds: Mutex<Vec<Hold>>,
+}
+
+/// A command that is to be held up.
+struct Hold {
+    /// What it is known by.
+    bytes: Vec<u8>,
+    caught: oneshot::Sender<()>,
+    release: oneshot::Receiver<()>,
+}
+
+/// A command that is held up, with the connection it goes over, until this is dropped.
+struct Held {
+    caught: oneshot::Receiver<()>,
+    _release: oneshot::Sender<()>,
+}
+
+impl Held {
+    /// Waits until the command is there.
+    async fn caught(&mut self) {
+        tokio::time::timeout(LIMIT, &mut self.caught).await.expect("a command in time").unwrap();
+    }
+}
+
+impl Proxy {
+    async fn start(server: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, way) = (listener.local_addr().unwrap(), Arc::new(Way::default()));
+        let ways = Arc::clone(&way);
+        tokio::spawn(async move {
+            loop {
+                let (near, _) = listener.accept().await.unwrap();
+                let far = TcpStream::connect(&server).await.unwrap();
+                let number = ways.made.fetch_add(1, Ordering::SeqCst);
+                let ((near_in, near_out), (far_in, far_out)) =
+                    (near.into_split(), far.into_split());
+                tokio::spawn(forward(near_in, far_out, number, Arc::clone(&ways), true));
+                tokio::spawn(forward(far_in, near_out, number, Arc::clone(&ways), false));
+            }
+        });
+        Self { address, way }
+    }
+
+    /// A broker that reaches the server this way alone.
+    async fn open(&self, clock: &Arc<Clock>, database: &str) -> MongoStore {
+        let uri = format!("mongodb://{}/?directConnection=true&appName=proxied", self.address);
+        let options = MongoOptions { clock: clock.clone(), discipline: false, pool_size: 16 };
+        MongoStore::connect(&uri, database, options).await.unwrap()
+    }
+
+    /// All connections there are lead nowhere from now on; new ones are fine.
+    fn cut(&self) {
+        self.way.dead_below.store(self.way.made.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+
+    /// Holds up the next command that begins with these bytes. All other connections are fine.
+    fn hold(&self, bytes: &[u8]) -> Held {
+        let ((caught, is_caught), (release, released)) = (oneshot::channel(), oneshot::channel());
+        let hold = Hold { bytes: bytes.to_vec(), caught, release: released };
+        self.way.holds.lock().push(hold);
+        Held { caught: is_caught, _release: release }
+    }
+
+    /// Holds up the next command of this name on the items.
+    fn hold_on_items(&self, command: &str) -> Held {
+        self.hold(format!("\u{2}{command}\0\u{e}\0\0\0items.default\0").as_bytes())
+    }
+}
+
+impl Way {
+    fn hold_of(&self, bytes: &[u8]) -> Option<Hold> {
+        let mut holds = self.holds.lock();
+        let known = |hold: &Hold| bytes.windows(hold.bytes.len()).any(|part| part == hold.bytes);
+        let at = holds.iter().position(known)?;
+        Some(holds.remove(at))
+    }
+}
+
+async fn forward(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    number: usize,
+    way: Arc<Way>,
+    to_server: bool,
+) {
+    let mut bytes = vec![0; 64 * 1024];
+    while let Ok(count) = from.read(&mut bytes).await {
+        if to_server && let Some(hold) = way.hold_of(&bytes[..count]) {
+            let _ = hold.caught.send(());
+            let _ = hold.release.await;
+        }
+        let dead = number < way.dead_below.load(Ordering::SeqCst);
+        if count == 0 || !dead && to.write_all(&bytes[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
+impl Scratch {
+    /// The address of the server.
+    fn server(&self) -> String {
+        let (_, rest) = self.uri.split_once("://").unwrap();
+        rest.split_once('/').unwrap().0.to_owned()
+    }
+}
+
+/// Connections that stay open and lead nowhere, as behind a firewall that forgot them, hold up deliveries
+/// for less than five seconds.
+#[tokio::test(flavor = "multi_thread")]
+async fn half_open_connections_stall_deliveries_for_less_than_five_seconds() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let proxy = Proxy::start(scratch.server()).await;
+    let store = proxy.open(&clock, &scratch.name).await;
+    let queue = make(&store, queue_named("q")).await;
+    store.push(vec![push_of(&queue, "a", 0), push_of(&queue, "b", 0)]).await.unwrap();
+    let first = take(&store, &queue, 1).await;
+
+    proxy.cut();
+    let started = Instant::now();
+    let second = async {
+        loop {
+            // What is not answered is asked again, as the dispatcher does.
+            if let Ok(reserved) = store.reserve(&queue, &[want(1, LEASE)]).await {
+                break reserved.deliveries;
+            }
+        }
+    };
+    let settle = async {
+        let receipts = || vec![held(&queue, &first[0])];
+        while store.commit(receipts()).await.is_err() {}
+    };
+    let (second, ()) = tokio::join!(second, settle);
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert_eq!(second.len(), 1);
+}
+
+/// A single connection that leads nowhere, beside others that are fine: the driver, whose heartbeats are answered, does
+/// not notice it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_over_a_dead_connection_is_asked_again_over_another() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let proxy = Proxy::start(scratch.server()).await;
+    let store = proxy.open(&clock, &scratch.name).await;
+    let queue = make(&store, queue_named("q")).await;
+    let pushed = store.push(vec![push_of(&queue, "a", 0)]).await.unwrap();
+    let mut dead = ["find", "aggregate", "distinct"].map(|command| proxy.hold_on_items(command));
+    let reads = async {
+        tokio::try_join!(
+            async { Ok(assert!(store.get_item(&queue, pushed[0].id).await?.is_some())) },
+            async { Ok(assert_eq!(store.depth(&queue).await?.unsettled(), 1)) },
+            async { Ok(assert!(store.origins(&queue).await?.is_empty())) },
+        )
+    };
+    let others = async {
+        for held in &mut dead {
+            held.caught().await;
+        }
+        // Whoever comes meanwhile is not concerned.
+        let started = Instant::now();
+        let page = store.list_items(&queue, None, None, 1).await.unwrap();
+        assert_eq!(page.entries.len(), 1);
+        assert_eq!(take(&store, &queue, 1).await.len(), 1);
+        assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    };
+    let both = async { tokio::join!(reads, others) };
+    let (read, ()) = tokio::time::timeout(LIMIT, both).await.expect("answers in time");
+    read.map(|_| ()).unwrap_or_else(|error: StoreError| panic!("{error}"));
+    drop(dead);
+}
+
+/// Nothing waits for a dead connection for ever: what was not answered has an unknown outcome, and the store closes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_over_a_dead_connection_ends() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let proxy = Proxy::start(scratch.server()).await;
+    let store = proxy.open(&clock, &scratch.name).await;
+    let plain = make(&store, queue_named("plain")).await;
+    let ordered = make(&store, Queue { sequenced: true, ..queue_named("ordered") }).await;
+    let pushed = store.push(vec![push_of(&plain, "a", 0)]).await.unwrap();
+    let dead = [proxy.hold_on_items("findAndModify"), proxy.hold(b"\x10commitTransaction\0")];
+    let both = async {
+        tokio::join!(
+            store.delete_item(&plain, pushed[0].id, None),
+            store.push(vec![push_of(&ordered, "b", 0)]),
+        )
+    };
+    let (deleted, pushed) = tokio::time::timeout(LIMIT, both).await.expect("answers in time");
+    assert!(matches!(deleted, Err(StoreError::Unavailable { .. })), "{deleted:?}");
+    // Committing may be repeated.
+    assert_eq!(pushed.unwrap().len(), 1);
+    assert_eq!(take(&store, &ordered, 9).await.len(), 1);
+    tokio::time::timeout(LIMIT, store.close()).await.expect("nothing waits any more");
+    drop(dead);
+}
+
+/// The claim lies on its way to the server when it is undone, and comes afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_comes_after_it_was_undone_takes_nothing() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let proxy = Proxy::start(server.address()).await;
+    let store = proxy.open(&clock, "test").await;
+    let queue = make(&store, queue_named("q")).await;
+    store.push(vec![push_of(&queue, "x", 0)]).await.unwrap();
+    let mut claim = proxy.hold_on_items("update");
+    // What is sent in its place is refused, each of three times.
+    let refused = doc! { "errorCode": 91, "appName": "sluicegate proxied" };
+    server.fail("update", doc! { "times": 3 }, refused).await;
+    let reserving = store.reserve(&queue, &[want(1, LEASE)]).await;
+    assert!(matches!(reserving, Err(StoreError::Unavailable { .. })), "{reserving:?}");
+    claim.caught().await;
+
+    let items = server.items();
+    let undone = async || items.count_documents(doc! { "q": "q", "settled": { "$exists": true } });
+    faults::until("the claim is undone", async || undone().await.await.unwrap() == 1).await;
+    let before = items.find_one(doc! { "q": "q", "key": { "$exists": false } }).await.unwrap();
+    let update = |section: &Document| {
+        let metrics = section.get_document("metrics").unwrap().get_document("commands").unwrap();
+        metrics.get_document("update").unwrap().get_i64("total").unwrap()
+    };
+    let commands = async || update(&server.admin(doc! { "serverStatus": 1 }).await.unwrap());
+    let done = commands().await;
+    drop(claim);
+    faults::until("the claim arrives", async || commands().await > done).await;
+    let after = items.find_one(doc! { "q": "q", "key": { "$exists": false } }).await.unwrap();
+    assert_eq!(after, before);
+    faults::assert_untouched(&take(&store, &queue, 1).await);
+}
