@@ -8,7 +8,7 @@ use super::{
     browse,
     order::{self, Place, place},
     queues::settings_changed,
-    writer::{Tx, View},
+    tx::{Tx, View},
 };
 use crate::domain::{ItemId, ItemState, Priority, Queue, QueueName};
 

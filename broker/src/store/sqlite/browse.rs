@@ -4,9 +4,9 @@ use rusqlite::{OptionalExtension, Rows, params};
 
 use super::{
     super::Page,
-    damage::is_damage,
+    checksum::is_damage,
     rows::{Stored, item_columns, read_item},
-    writer::View,
+    tx::View,
 };
 use crate::domain::{Depth, Item, ItemId, ItemState, Priority, Queue, Timestamp};
 

@@ -9,7 +9,7 @@ use std::{
 use rusqlite::{Connection, OpenFlags, config::DbConfig};
 
 use super::{
-    damage::{Summed, is_damage, summed_columns, verify},
+    checksum::{Summed, is_damage, summed_columns, verify},
     mark,
     schema::{identity, is_store},
 };

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{queues, writer::Tx};
+use super::{queues, tx::Tx};
 use crate::domain::Queue;
 
 /// Nobody works with settings that were read longer ago.

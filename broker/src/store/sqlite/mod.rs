@@ -1,7 +1,8 @@
 //! The store in one SQLite file: no server needed, one broker per file.
 //!
 //! * `schema`: the tables, opening and locking the file; `migrations`: files of earlier versions.
-//! * `writer`: the one thread that writes, and its group commit; `readers`: connections beside it.
+//! * `writer`: the one thread that writes, and its group commit; `readers`: connections beside it; `tx`: what both
+//!   give to work on.
 //! * `push`, `reserve`, `settle`: the hot path. `order`: ordering keys, and how items leave a queue.
 //! * `browse`, `admin`, `queues`, `schedules`: for operators. `sweep`: what has expired.
 //!
@@ -11,8 +12,10 @@
 mod admin;
 mod browse;
 mod check;
+mod checksum;
 mod clock;
 mod damage;
+mod failure;
 mod late;
 mod mark;
 mod migrations;
@@ -30,6 +33,7 @@ mod space;
 mod sweep;
 #[cfg(test)]
 mod tests;
+mod tx;
 mod writer;
 
 use std::{path::Path, sync::Arc, time::Duration};
@@ -41,10 +45,12 @@ pub use self::check::{Report, check};
 use self::{
     admin::{CHUNK, Purge, REDRIVE_START},
     browse::Position,
+    failure::failed,
     late::LateArrivals,
     readers::Readers,
     schema::StoreFile,
-    writer::{Kind, Station, Tx, View, Writer, failed},
+    tx::{Tx, View},
+    writer::{Kind, Station, Writer},
 };
 use super::{
     Created, Deleted, Held, ItemDeleted, Links, Move, Page, Push, RedriveFilter, Reserved, Result,

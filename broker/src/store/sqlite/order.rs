@@ -5,7 +5,7 @@
 
 use rusqlite::{OptionalExtension, params};
 
-use super::writer::{Tx, View};
+use super::tx::{Tx, View};
 use crate::domain::{Queue, QueueName, Timestamp};
 
 /// What there is to know of an item to take it out of its queue.

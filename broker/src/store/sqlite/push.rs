@@ -4,10 +4,10 @@ use rusqlite::{OptionalExtension, Statement, params};
 
 use super::{
     super::Push,
-    damage::checksum,
+    checksum::checksum,
     order,
     rows::{headers_json, some},
-    writer::Tx,
+    tx::Tx,
 };
 use crate::domain::{ConsumerName, ItemId, Pushed, Timestamp};
 

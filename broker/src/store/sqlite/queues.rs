@@ -7,7 +7,7 @@ use rusqlite::{OptionalExtension, Row, params};
 use super::{
     super::{Created, Links},
     rows::{broken, headers, json, optional_queue_name, queue_name},
-    writer::{Tx, View},
+    tx::{Tx, View},
 };
 use crate::domain::{
     AtLimit, FailureDefaults, GroupName, Queue, QueueName, RetryPolicy, Timestamp, Totals,

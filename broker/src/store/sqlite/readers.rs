@@ -8,8 +8,9 @@ use tokio::sync::Semaphore;
 
 use super::{
     super::{Result, StoreError},
+    failure::failed,
     schema::StoreFile,
-    writer::{View, failed},
+    tx::View,
 };
 use crate::domain::Timestamp;
 

@@ -6,10 +6,11 @@ use rusqlite::params;
 
 use super::{
     super::Reserved,
-    damage::{is_corruption, is_damage, pass_over, set_aside},
+    checksum::{is_corruption, is_damage},
+    damage::{pass_over, set_aside},
     order::{self, Place, place},
     rows::{Stored, item_columns, lock_text, read_item_of},
-    writer::Tx,
+    tx::Tx,
 };
 use crate::domain::{
     AtLimit, Cause, ConsumerName, Delivery, Fate, Item, ItemSize, ItemState, LeaseToken,

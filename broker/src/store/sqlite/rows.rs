@@ -7,8 +7,8 @@ use rusqlite::{
 };
 
 use super::{
-    damage::{Summed, verify},
-    writer::View,
+    checksum::{Summed, verify},
+    tx::View,
 };
 use crate::domain::{
     ConsumerName, Headers, Item, ItemState, LeaseToken, Priority, QueueName, Timestamp,

@@ -7,7 +7,7 @@ use super::{
     super::Created,
     queues::{nanos, span},
     rows::{broken, headers, json, priority, queue_name},
-    writer::{Tx, View},
+    tx::{Tx, View},
 };
 use crate::domain::{NewItem, Schedule, ScheduleName, Timestamp};
 

@@ -7,11 +7,11 @@ use rusqlite::{OptionalExtension, params};
 
 use super::{
     super::{Held, Move, Push, Rollback, RollbackTo},
-    damage::{Summed, is_damage, sum_of, summed_columns, verify},
+    checksum::{Summed, is_damage, sum_of, summed_columns, verify},
     order::{self, Place, place},
     push::push,
     rows::{headers, headers_json, lock_text},
-    writer::{Tx, View},
+    tx::{Tx, View},
 };
 use crate::domain::{Outcome, Pushed, Receipt, Timestamp, cut_reason};
 

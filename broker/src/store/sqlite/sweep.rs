@@ -2,11 +2,7 @@
 
 use rusqlite::params;
 
-use super::{
-    damage::{is_damage, set_aside},
-    order::place,
-    writer::Tx,
-};
+use super::{checksum::is_damage, damage::set_aside, order::place, tx::Tx};
 
 /// Most rows of each kind removed in one transaction.
 const CHUNK: usize = 500;

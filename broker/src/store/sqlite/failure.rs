@@ -1,0 +1,78 @@
+//! Errors of SQLite as callers of the store see them.
+
+use super::{super::StoreError, checksum::is_damage};
+
+/// An error of SQLite, which can be told to several callers.
+#[derive(Clone)]
+pub(super) struct Failure {
+    pub(super) class: Class,
+    pub(super) reason: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Class {
+    Full,
+    Unavailable,
+    Damaged,
+    Internal,
+}
+
+impl Class {
+    pub(super) fn of(error: &rusqlite::Error) -> Self {
+        use rusqlite::ErrorCode as Code;
+        match error.sqlite_error_code() {
+            Some(Code::DiskFull) => Self::Full,
+            Some(
+                Code::SystemIoFailure
+                | Code::DatabaseBusy
+                | Code::DatabaseLocked
+                | Code::ReadOnly
+                | Code::CannotOpen
+                | Code::OutOfMemory,
+            ) => Self::Unavailable,
+            _ if is_damage(error) => Self::Damaged,
+            _ => Self::Internal,
+        }
+    }
+}
+
+impl Failure {
+    /// Of a call that is refused before it is tried.
+    pub(super) fn no_room() -> Self {
+        Self { class: Class::Full, reason: "the disk is nearly full".to_owned() }
+    }
+
+    /// As it is told to a call that stores items (`grows`) or does not: only the former is refused for want of room.
+    pub(super) fn told(mut self, grows: bool) -> Self {
+        if self.class == Class::Full && !grows {
+            self.class = Class::Unavailable;
+        }
+        self
+    }
+
+    pub(super) fn into_error(self, source: Option<rusqlite::Error>) -> StoreError {
+        let (reason, source) = (self.reason, source.map(Into::into));
+        match self.class {
+            Class::Full => StoreError::Full { reason },
+            Class::Unavailable => StoreError::Unavailable { reason, source },
+            Class::Damaged => StoreError::Damaged { reason, source },
+            Class::Internal => StoreError::Internal { reason, source },
+        }
+    }
+}
+
+impl From<&rusqlite::Error> for Failure {
+    fn from(error: &rusqlite::Error) -> Self {
+        Self { class: Class::of(error), reason: error.to_string() }
+    }
+}
+
+/// An error of SQLite as callers of the store see it who store nothing.
+pub(super) fn failed(error: rusqlite::Error) -> StoreError {
+    Failure::from(&error).told(false).into_error(Some(error))
+}
+
+/// The error of a call to a writer that is gone.
+pub(super) fn ended() -> StoreError {
+    StoreError::Unavailable { reason: "the writer has ended".to_owned(), source: None }
+}

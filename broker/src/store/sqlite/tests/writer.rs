@@ -1,0 +1,174 @@
+//! The writer: what is synced, what shares a transaction, a full disk.
+
+use super::*;
+
+/// The connection's `synchronous` in the transaction of a call of this kind.
+async fn synchronous(store: &SqliteStore, kind: Kind) -> i64 {
+    let level = |tx: &Tx<'_>| tx.conn.pragma_query_value(None, "synchronous", |row| row.get(0));
+    store.writer.call(kind, level).await.unwrap()
+}
+
+#[tokio::test]
+async fn only_reserves_are_answered_before_they_are_synced() {
+    const NORMAL: i64 = 1;
+    const FULL: i64 = 2;
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let kinds = [Kind::Reserve, Kind::Push(1), Kind::Reserve, Kind::Settle(1), Kind::Other];
+    let mut levels = Vec::new();
+    for kind in kinds {
+        levels.push(synchronous(&store, kind).await);
+    }
+    assert_eq!(levels, [NORMAL, FULL, NORMAL, FULL, FULL]);
+
+    // In company of a push they are synced with it. The first call holds the writer up until all are there.
+    let (hold, go) = hold_up(&store);
+    let (reserve, push) = (synchronous(&store, Kind::Reserve), synchronous(&store, Kind::Push(1)));
+    let release = async { go.send(()).unwrap() };
+    let (_, reserve, push, ()) = tokio::join!(hold, reserve, push, release);
+    assert_eq!((reserve, push), (FULL, FULL));
+}
+
+#[tokio::test]
+async fn a_reserve_is_synced_soon_even_if_nothing_follows() {
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let queue = queue(&store);
+    store.push(vec![push_of(&queue, "x")]).await.unwrap();
+    let pinged = || {
+        store.read(|view| {
+            let sql = "SELECT value FROM meta WHERE key = 'pinged'";
+            view.conn.query_row(sql, [], |row| row.get::<_, i64>(0))
+        })
+    };
+    assert_eq!(pinged().await.unwrap(), 0);
+    let want = Want {
+        max_items: 1,
+        max_bytes: 10,
+        may_exceed: true,
+        lease: Duration::from_secs(9),
+        consumer: None,
+    };
+    assert_eq!(store.reserve(&queue, &[want]).await.unwrap().deliveries.len(), 1);
+    // The write that takes the reserve with it.
+    while pinged().await.unwrap() == 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_pushes_leaves_room_to_others() {
+    let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
+    let queue = queue(&store);
+    let (hold, go) = hold_up(&store);
+    let batch = || store.push((0..1_000).map(|_| push_of(&queue, "x")).collect());
+    let pushes = futures_util::future::join_all((0..4).map(|_| batch()));
+    // Asked for after all of them, answered after the first.
+    let count = store.writer.call(Kind::Reserve, |tx| {
+        tx.conn.query_row("SELECT count(*) FROM items", [], |row| row.get::<_, i64>(0))
+    });
+    let release = async { go.send(()).unwrap() };
+    let (_, pushed, count, ()) = tokio::join!(hold, pushes, count, release);
+    assert_eq!(count.unwrap(), 1_000);
+    assert!(pushed.iter().all(|answer| answer.as_ref().unwrap().len() == 1_000));
+    assert_eq!(store.depth(&queue).await.unwrap().ready, 4_000);
+}
+
+#[tokio::test]
+async fn commits_are_synced() {
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let pragmas = store.write(|tx| {
+        let synchronous: i64 = tx.conn.pragma_query_value(None, "synchronous", |row| row.get(0))?;
+        let journal: String = tx.conn.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
+        Ok((synchronous, journal))
+    });
+    assert_eq!(pragmas.await.unwrap(), (2, "wal".to_owned()));
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_to_all_and_leaves_the_store_whole() {
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let queue = queue(&store);
+    store.push(vec![push_of(&queue, "kept")]).await.unwrap();
+    let limit = |pages: i64| {
+        move |tx: &Tx<'_>| {
+            let pages = if pages == 0 {
+                tx.conn.pragma_query_value(None, "page_count", |row| row.get::<_, i64>(0))? + 8
+            } else {
+                pages
+            };
+            tx.conn.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))
+        }
+    };
+    store.write(limit(0)).await.unwrap();
+    let large = "x".repeat(100_000);
+    let calls = (0..8).map(|_| store.push(vec![push_of(&queue, &large)]));
+    for answer in futures_util::future::join_all(calls).await {
+        assert!(matches!(answer, Err(StoreError::Full { .. })), "{answer:?}");
+    }
+    assert_eq!(store.depth(&queue).await.unwrap().ready, 1);
+    // What is there is taken and settled; a settle that stores something as well is refused like a push.
+    let want = Want {
+        max_items: 1,
+        max_bytes: 10,
+        may_exceed: true,
+        lease: Duration::from_secs(9),
+        consumer: None,
+    };
+    let reserved = store.reserve(&queue, &[want]).await.unwrap();
+    let held = Held { queue: queue.clone(), receipt: reserved.deliveries[0].1.receipt.clone() };
+    let both = store.commit_and_push(held.clone(), vec![push_of(&queue, "y")]).await;
+    assert!(matches!(both, Err(StoreError::Full { .. })), "{both:?}");
+    assert_eq!(store.commit(vec![held]).await.unwrap(), [Outcome::Ok]);
+    assert_eq!(store.depth(&queue).await.unwrap().reserved, 0);
+    store.write(limit(1_000_000)).await.unwrap();
+    // Pushes are taken again once somebody has looked.
+    let mut answer = store.push(vec![push_of(&queue, &large)]).await;
+    while matches!(answer, Err(StoreError::Full { .. })) {
+        tokio::task::yield_now().await;
+        answer = store.push(vec![push_of(&queue, &large)]).await;
+    }
+    answer.unwrap();
+    assert_eq!(store.depth(&queue).await.unwrap().ready, 1);
+}
+
+#[tokio::test]
+async fn a_call_that_fails_spoils_no_other_of_its_group() {
+    let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
+    let queue = queue(&store);
+    // All of these are sent before the writer, held up by the first, looks for more.
+    let (go, gone) = std::sync::mpsc::channel::<()>();
+    let hold = store.write(move |_| Ok(gone.recv().is_ok()));
+    let before = store.push(vec![push_of(&queue, "before")]);
+    let failing = store.write(|tx| {
+        tx.conn.execute("INSERT INTO counters VALUES ('spoilt', 1)", [])?;
+        tx.conn.execute("INSERT INTO no_such_table VALUES (1)", [])
+    });
+    let after = store.push(vec![push_of(&queue, "after")]);
+    let release = async { go.send(()).unwrap() };
+    let (hold, before, failing, after, ()) = tokio::join!(hold, before, failing, after, release);
+    assert!(hold.unwrap() && before.is_ok() && after.is_ok());
+    assert!(matches!(failing, Err(StoreError::Internal { .. })), "{failing:?}");
+    assert_eq!(store.depth(&queue).await.unwrap().ready, 2);
+    let spoilt = store.read(|view| {
+        view.conn.query_row("SELECT count(*) FROM counters", [], |row| row.get::<_, i64>(0))
+    });
+    assert_eq!(spoilt.await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn sweeps_and_shared_transactions_are_measured() {
+    let clock = Arc::new(Clock::system());
+    let store = SqliteStore::open_with("sqlite::memory:", clock, Duration::from_millis(1)).unwrap();
+    let metrics = Arc::new(crate::metrics::Metrics::new());
+    store.measure(&metrics);
+    let queue = queue(&store);
+    store.push((0..3).map(|_| push_of(&queue, "x")).collect()).await.unwrap();
+    let page = || metrics.encode().unwrap();
+    assert!(page().contains("sluicegate_store_batch_items_sum{call=\"push\"} 3.0\n"), "{}", page());
+    while page().contains("sluicegate_sweep_duration_seconds_count 0\n") {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}

@@ -1,0 +1,321 @@
+//! What the writing thread does: groups of calls, one transaction each, and housekeeping between them.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeSet, HashSet},
+    sync::{Arc, OnceLock, mpsc},
+    time::{Duration, Instant},
+};
+
+use rusqlite::Connection;
+
+use super::{
+    super::{
+        failure::{Class, Failure},
+        mark::Mark,
+        room::Room,
+        schema::StoreFile,
+        space, sweep,
+        tx::{Tx, View},
+    },
+    Unblocked,
+    line::{Job, Kind, Line},
+};
+use crate::{
+    domain::{Clock, QueueName},
+    metrics::Metrics,
+};
+
+/// How often a step is taken to give space back, while there is some to give.
+const SHRINK_EVERY: Duration = Duration::from_millis(50);
+/// A reserve is on disk after this long at the latest.
+const LAZY_FOR: Duration = Duration::from_millis(10);
+
+const SYNC: &str = "PRAGMA synchronous = FULL";
+const DO_NOT_SYNC: &str = "PRAGMA synchronous = NORMAL";
+
+/// Notes how many items a transaction stores and settles.
+fn note_batches(metrics: &Metrics, group: &[Box<dyn Job>]) {
+    let (mut pushed, mut settled) = (0, 0);
+    for job in group {
+        match job.kind() {
+            Kind::Push(items) => pushed += items,
+            Kind::Settle(items) => settled += items,
+            Kind::SettleAndPush => settled += 1,
+            Kind::Reserve | Kind::Other => {}
+        }
+    }
+    for (call, items) in [("push", pushed), ("settle", settled)] {
+        if items > 0 {
+            metrics.batch(call, items);
+        }
+    }
+}
+
+/// What the thread has.
+pub(super) struct Desk {
+    pub(super) metrics: Arc<OnceLock<Arc<Metrics>>>,
+    pub(super) conn: Connection,
+    pub(super) tag: [u8; 4],
+    pub(super) clock: Arc<Clock>,
+    pub(super) next_id: Cell<i64>,
+    /// `next_id` as it is in the file.
+    pub(super) saved_id: i64,
+    /// Synced commits that the file has seen.
+    pub(super) commits: i64,
+    pub(super) mark: Option<Mark>,
+    pub(super) disk: Option<Room>,
+    /// Queues to be told of when this transaction is committed.
+    pub(super) unblocked: RefCell<BTreeSet<QueueName>>,
+    /// Damaged rows that stay where they are.
+    pub(super) passed_over: RefCell<HashSet<i64>>,
+    pub(super) tell_unblocked: Arc<Unblocked>,
+    /// True while the connection syncs each commit.
+    pub(super) syncing: bool,
+    /// Rows changed on the connection before this transaction.
+    pub(super) changes: u64,
+    /// Since when there is something in the log that was not synced.
+    pub(super) unsynced: Option<Instant>,
+    /// Let go after the connection is closed.
+    pub(super) _file: Option<Arc<StoreFile>>,
+}
+
+impl Desk {
+    pub(super) fn work(mut self, arrivals: &mpsc::Receiver<Box<dyn Job>>, sweep_every: Duration) {
+        let mut line = Line::default();
+        let mut next_sweep = Instant::now() + sweep_every;
+        loop {
+            if line.is_empty() {
+                let sync_by = self.unsynced.map(|since| since + LAZY_FOR);
+                let until = sync_by.map_or(next_sweep, |by| by.min(next_sweep));
+                match arrivals.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                    Ok(job) => line.add(job),
+                    Err(mpsc::RecvTimeoutError::Timeout) => self.sync_if_due(),
+                    Err(mpsc::RecvTimeoutError::Disconnected) => return self.sync_mark(),
+                }
+            }
+            while let Ok(job) = arrivals.try_recv() {
+                line.add(job);
+            }
+            let had_room = !self.disk.as_ref().is_some_and(Room::was_scarce);
+            self.commit_group(line.next_group());
+            if had_room && self.disk.as_ref().is_some_and(Room::was_scarce) {
+                next_sweep = Instant::now(); // what can be given back now is needed now
+            }
+            if Instant::now() >= next_sweep {
+                // A bounded chunk at a time, calls in between.
+                let more = self.sweep();
+                let pause = match (more, self.give_space_back()) {
+                    (true, _) => Duration::ZERO,
+                    (false, true) => SHRINK_EVERY.min(sweep_every),
+                    (false, false) => sweep_every,
+                };
+                next_sweep = Instant::now() + pause;
+                if pause == sweep_every {
+                    self.sync_mark();
+                }
+            }
+        }
+    }
+
+    /// Syncs what reserves wrote, by a commit that is synced. Should it fail, the next call will tell.
+    fn sync_if_due(&mut self) {
+        if self.unsynced.is_none_or(|since| since.elapsed() < LAZY_FOR) {
+            return;
+        }
+        let synced = self.transaction(|tx| {
+            tx.conn
+                .prepare_cached("UPDATE meta SET value = ?1 WHERE key = 'pinged'")?
+                .execute([tx.now.0])
+        });
+        if let Err(error) = synced {
+            tracing::warn!(%error, "could not sync what was reserved last");
+            self.unsynced = None;
+        }
+    }
+
+    fn sync_mark(&mut self) {
+        if let Some(mark) = &mut self.mark {
+            mark.sync();
+        }
+    }
+
+    /// Gives some of the file's free pages back to the disk, and on a disk that is nearly full the log's too; true if there
+    /// may soon be more to give.
+    fn give_space_back(&mut self) -> bool {
+        let scarce = self.disk.as_ref().is_some_and(Room::was_scarce);
+        if scarce && let Err(error) = space::empty_log(&self.conn) {
+            tracing::debug!(%error, "could not empty the log");
+        }
+        match space::is_wasted(&self.conn, scarce) {
+            Ok(false) => return scarce,
+            Ok(true) => {}
+            Err(error) => {
+                tracing::warn!(%error, "could not see how much of the file is unused");
+                return false;
+            }
+        }
+        let given = self.transaction(|tx| space::give_back(tx.conn));
+        if let Err(error) = &given {
+            tracing::warn!(%error, "could not give space back");
+        }
+        scarce || given.is_ok()
+    }
+
+    fn sweep(&mut self) -> bool {
+        let start = Instant::now();
+        let swept = self.transaction(sweep::chunk);
+        if let Some(metrics) = self.metrics.get() {
+            metrics.swept(start.elapsed());
+        }
+        match swept {
+            Ok(more) => more,
+            Err(error) => {
+                tracing::warn!(%error, "could not remove what has expired; trying again later");
+                false
+            }
+        }
+    }
+
+    fn transaction<T>(
+        &mut self,
+        work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<T> {
+        self.begin(true)?;
+        let done = work(&self.tx()).and_then(|done| self.commit().map(|()| done));
+        if done.is_err() && !self.conn.is_autocommit() {
+            self.conn.execute_batch("ROLLBACK")?;
+        }
+        done
+    }
+
+    fn tx(&self) -> Tx<'_> {
+        let view = View { conn: &self.conn, now: self.clock.now_by_machine(), tag: self.tag };
+        Tx {
+            view,
+            next_id: &self.next_id,
+            unblocked: &self.unblocked,
+            passed_over: &self.passed_over,
+        }
+    }
+
+    /// Begins a transaction whose commit is synced, or not.
+    fn begin(&mut self, sync: bool) -> rusqlite::Result<()> {
+        if sync != self.syncing {
+            // Takes effect when it is parsed, so it can not come from the cache of statements.
+            self.conn.execute_batch(if sync { SYNC } else { DO_NOT_SYNC })?;
+            self.syncing = sync;
+        }
+        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        self.changes = self.conn.total_changes();
+        Ok(())
+    }
+
+    fn commit(&mut self) -> rusqlite::Result<()> {
+        let next_id = self.next_id.get();
+        // A commit of nothing writes nothing and syncs nothing.
+        let changes = self.conn.total_changes() != self.changes || next_id != self.saved_id;
+        let counts = changes && self.syncing;
+        if counts {
+            self.conn
+                .prepare_cached(
+                    "UPDATE meta SET value = CASE key WHEN 'next_id' THEN ?1 WHEN 'time' THEN ?2 ELSE ?3 END
+                     WHERE key IN ('next_id', 'time', 'commits')",
+                )?
+                .execute([next_id, self.clock.now_by_machine().0, self.commits + 1])?;
+        }
+        self.conn.prepare_cached("COMMIT")?.execute([])?;
+        if counts {
+            self.saved_id = next_id;
+            self.commits += 1;
+            if let Some(mark) = &mut self.mark {
+                mark.note(self.commits);
+            }
+        }
+        if changes {
+            self.unsynced =
+                if self.syncing { None } else { self.unsynced.or(Some(Instant::now())) };
+        }
+        let unblocked = self.unblocked.take();
+        if !unblocked.is_empty() {
+            self.tell_unblocked.add(unblocked);
+        }
+        Ok(())
+    }
+
+    /// Answers calls that would store more than there is room for.
+    fn refuse_growth(&mut self, group: Vec<Box<dyn Job>>) -> Vec<Box<dyn Job>> {
+        let grows = group.iter().any(|job| job.kind().grows());
+        if !grows || !self.disk.as_mut().is_some_and(Room::is_scarce) {
+            return group;
+        }
+        let (refused, group): (Vec<_>, Vec<_>) =
+            group.into_iter().partition(|job| job.kind().grows());
+        for job in refused {
+            job.answer(Some(Failure::no_room()));
+        }
+        group
+    }
+
+    fn commit_group(&mut self, group: Vec<Box<dyn Job>>) {
+        let mut group = self.refuse_growth(group);
+        if group.is_empty() {
+            return;
+        }
+        if let Some(metrics) = self.metrics.get() {
+            note_batches(metrics, &group);
+        }
+        match self.run_group(&mut group) {
+            Ok(failures) => {
+                for (job, failure) in group.into_iter().zip(failures) {
+                    job.answer(failure);
+                }
+            }
+            Err(error) => {
+                if !self.conn.is_autocommit()
+                    && let Err(error) = self.conn.execute_batch("ROLLBACK")
+                {
+                    tracing::error!(%error, "could not roll back");
+                }
+                let mut failure = Failure::from(&error);
+                if failure.class == Class::Damaged && group.len() > 1 {
+                    failure.class = Class::Unavailable; // which of them met it is not known: all may try again
+                }
+                if failure.class == Class::Full
+                    && let Some(disk) = &mut self.disk
+                {
+                    disk.ran_out();
+                }
+                for job in group {
+                    job.answer(Some(failure.clone()));
+                }
+            }
+        }
+    }
+
+    /// Answers which calls failed by themselves; an error is one of all.
+    fn run_group(&mut self, group: &mut [Box<dyn Job>]) -> rusqlite::Result<Vec<Option<Failure>>> {
+        self.begin(group.iter().any(|job| job.kind() != Kind::Reserve))?;
+        let mut failures = Vec::with_capacity(group.len());
+        if let [only] = group {
+            only.run(&self.tx())?;
+            failures.push(None);
+        } else {
+            for job in group {
+                self.conn.prepare_cached("SAVEPOINT call")?.execute([])?;
+                match job.run(&self.tx()) {
+                    Ok(()) => failures.push(None),
+                    // A full disk and the like undo the whole transaction.
+                    Err(error) if self.conn.is_autocommit() => return Err(error),
+                    Err(error) => {
+                        self.conn.prepare_cached("ROLLBACK TO call")?.execute([])?;
+                        failures.push(Some(Failure::from(&error)));
+                    }
+                }
+                self.conn.prepare_cached("RELEASE call")?.execute([])?;
+            }
+        }
+        self.commit()?;
+        Ok(failures)
+    }
+}

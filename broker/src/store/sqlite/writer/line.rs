@@ -1,0 +1,138 @@
+//! The calls that wait for the writer, and which of them share a transaction.
+
+use std::collections::VecDeque;
+
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use super::super::{
+    super::Result,
+    failure::{Failure, ended},
+    tx::Tx,
+};
+
+/// Most calls of each kind in one transaction: bounds how long the first waits for the last.
+const MAX_GROUP: usize = 512;
+/// Most items settled in one transaction, but for a single call's.
+const MAX_SETTLED: usize = 4_000;
+/// Most items pushed in one transaction, but for a single call's: producers who push without pause
+/// leave room to consumers, as items that are not taken only make the queue longer.
+const MAX_PUSHED: usize = 1_000;
+
+/// What a call does, as far as the writer wants to know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum Kind {
+    /// Stores so many items.
+    Push(usize),
+    /// Settles so many items.
+    Settle(usize),
+    /// Hands items out: the one kind whose answer does not wait for the disk.
+    Reserve,
+    /// Settles an item and stores others.
+    SettleAndPush,
+    /// Anything else.
+    Other,
+}
+
+impl Kind {
+    /// True if it needs more room on the disk than it leaves.
+    pub(super) fn grows(self) -> bool {
+        matches!(self, Self::Push(_) | Self::SettleAndPush)
+    }
+}
+
+/// A call that waits for the writer.
+pub(super) trait Job: Send {
+    fn kind(&self) -> Kind;
+    /// True if nobody waits for the answer any more.
+    fn abandoned(&self) -> bool;
+    fn run(&mut self, tx: &Tx<'_>) -> rusqlite::Result<()>;
+    fn answer(self: Box<Self>, failure: Option<Failure>);
+}
+
+pub(super) struct Call<F, T> {
+    pub(super) kind: Kind,
+    pub(super) work: Option<F>,
+    pub(super) result: Option<T>,
+    pub(super) reply: oneshot::Sender<Result<T>>,
+    pub(super) _permit: OwnedSemaphorePermit,
+}
+
+impl<F, T> Job for Call<F, T>
+where
+    F: FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send,
+    T: Send,
+{
+    fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    fn abandoned(&self) -> bool {
+        self.reply.is_closed()
+    }
+
+    fn run(&mut self, tx: &Tx<'_>) -> rusqlite::Result<()> {
+        if let Some(work) = self.work.take() {
+            self.result = Some(work(tx)?);
+        }
+        Ok(())
+    }
+
+    fn answer(self: Box<Self>, failure: Option<Failure>) {
+        let answer = match (failure, self.result) {
+            (None, Some(result)) => Ok(result),
+            (Some(failure), _) => Err(failure.told(self.kind.grows()).into_error(None)),
+            (None, None) => Err(ended()),
+        };
+        let _ = self.reply.send(answer); // whoever asked may have gone
+    }
+}
+
+/// The calls that wait, in the order in which they came, by kind.
+#[derive(Default)]
+pub(super) struct Line {
+    others: VecDeque<Box<dyn Job>>,
+    pushes: VecDeque<Box<dyn Job>>,
+    reserves: VecDeque<Box<dyn Job>>,
+}
+
+impl Line {
+    pub(super) fn add(&mut self, job: Box<dyn Job>) {
+        match job.kind() {
+            Kind::Push(_) => self.pushes.push_back(job),
+            Kind::Reserve => self.reserves.push_back(job),
+            Kind::Settle(_) | Kind::SettleAndPush | Kind::Other => self.others.push_back(job),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.others.is_empty() && self.pushes.is_empty() && self.reserves.is_empty()
+    }
+
+    /// The next transaction: reserves last, so that they find what is given back and pushed in it.
+    pub(super) fn next_group(&mut self) -> Vec<Box<dyn Job>> {
+        let mut group = Vec::new();
+        take(&mut self.others, MAX_SETTLED, &mut group);
+        take(&mut self.pushes, MAX_PUSHED, &mut group);
+        take(&mut self.reserves, MAX_GROUP, &mut group);
+        group
+    }
+}
+
+/// Moves calls over, the first ones first, until they have so many items together.
+fn take(from: &mut VecDeque<Box<dyn Job>>, max_items: usize, to: &mut Vec<Box<dyn Job>>) {
+    let (mut calls, mut items) = (0, 0);
+    while calls < MAX_GROUP
+        && items < max_items
+        && let Some(job) = from.pop_front()
+    {
+        if job.abandoned() {
+            continue;
+        }
+        calls += 1;
+        items += match job.kind() {
+            Kind::Push(items) | Kind::Settle(items) => items,
+            Kind::Reserve | Kind::SettleAndPush | Kind::Other => 1,
+        };
+        to.push(job);
+    }
+}

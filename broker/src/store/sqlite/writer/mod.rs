@@ -1,0 +1,183 @@
+//! The one thread that writes. Whatever has gathered while it was busy becomes one transaction, made
+//! durable by one fsync: the group commit. Each call has a savepoint, so that one that fails spoils no other.
+//!
+//! # Which answers wait for the disk
+//! All but those of reserves. A transaction of nothing but reserves is committed with
+//! `synchronous = NORMAL`: whole, seen by all who come later, and safe from a killed broker, as the
+//! system has it; but a power cut may take it back. What it takes back is a lease that then never was:
+//! the item is ready again, and nobody else has it, for the broker that gave the lease died as well. A
+//! consumer that outlived it holds a receipt whose token the item does not have: `LEASE_LOST`, as of
+//! any lease that was lost. Lapses counted and items dead-lettered on the way are found and counted
+//! again. Nothing that is answered as durable can rest on it: the log is one file, written in order and
+//! read up to the first gap, so the next sync (of a push, of a settle) keeps what came before it. What is
+//! popped is settled, and that synced, before it is handed out. And if no such sync comes, the
+//! writer makes one after [`LAZY_FOR`].
+
+mod desk;
+mod line;
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeSet,
+    mem,
+    sync::{Arc, OnceLock, mpsc},
+    thread,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use tokio::sync::{Notify, Semaphore, oneshot};
+
+pub(super) use self::line::Kind;
+use self::{
+    desk::Desk,
+    line::{Call, Job},
+};
+use super::{
+    super::{Result, StoreError},
+    clock,
+    failure::{ended, failed},
+    mark::Mark,
+    room::Room,
+    schema::StoreFile,
+    tx::Tx,
+};
+use crate::{
+    domain::{Clock, QueueName},
+    metrics::Metrics,
+};
+
+/// Calls that may wait at once; more wait before they are queued.
+const MAX_WAITING: usize = 4_096;
+
+/// Queues in which items became ready by themselves, until somebody asks.
+#[derive(Debug, Default)]
+pub(super) struct Unblocked {
+    queues: Mutex<BTreeSet<QueueName>>,
+    some: Notify,
+}
+
+impl Unblocked {
+    fn add(&self, queues: BTreeSet<QueueName>) {
+        self.queues.lock().extend(queues);
+        self.some.notify_one();
+    }
+
+    /// Waits until there are some, and takes them.
+    pub(super) async fn take(&self) -> Vec<QueueName> {
+        loop {
+            let queues = mem::take(&mut *self.queues.lock());
+            if !queues.is_empty() {
+                return queues.into_iter().collect();
+            }
+            self.some.notified().await;
+        }
+    }
+}
+
+/// What the writer needs of its store.
+pub(super) struct Station {
+    /// In use by nobody else.
+    pub(super) conn: Connection,
+    /// What all ids of this store begin with.
+    pub(super) tag: u32,
+    pub(super) clock: Arc<Clock>,
+    /// `None` in memory.
+    pub(super) file: Option<Arc<StoreFile>>,
+    /// How often to look for what has expired.
+    pub(super) sweep_every: Duration,
+}
+
+/// The way to the writing thread.
+pub(super) struct Writer {
+    jobs: Option<mpsc::Sender<Box<dyn Job>>>,
+    room: Arc<Semaphore>,
+    thread: Option<thread::JoinHandle<()>>,
+    metrics: Arc<OnceLock<Arc<Metrics>>>,
+    pub(super) unblocked: Arc<Unblocked>,
+}
+
+impl Writer {
+    /// Starts the thread.
+    pub(super) fn start(station: Station) -> Result<Self> {
+        let Station { conn, tag, clock, file, sweep_every } = station;
+        clock::resume(&conn, &clock).map_err(failed)?;
+        let count = |key| {
+            let sql = "SELECT value FROM meta WHERE key = ?1";
+            conn.query_row(sql, [key], |row| row.get::<_, i64>(0)).map_err(failed)
+        };
+        let (next_id, commits) = (count("next_id")?, count("commits")?);
+        let beside = |what: &str, error: std::io::Error| {
+            StoreError::Unsupported(format!(
+                "can not write the {what} beside the store's file: {error}"
+            ))
+        };
+        let (mut mark, mut disk) = (None, None);
+        if let Some(file) = &file {
+            let mut opened = Mark::open(&file.path, tag).map_err(|e| beside("mark", e))?;
+            opened.note(commits);
+            mark = Some(opened);
+            disk = Some(Room::beside(&file.path).map_err(|e| beside("reserve", e))?);
+        }
+        let (jobs, waiting) = mpsc::channel(); // bounded by `room`
+        let metrics = Arc::new(OnceLock::new());
+        let unblocked = Arc::new(Unblocked::default());
+        let desk = Desk {
+            metrics: Arc::clone(&metrics),
+            conn,
+            tag: tag.to_be_bytes(),
+            clock,
+            next_id: Cell::new(next_id),
+            saved_id: next_id,
+            commits,
+            mark,
+            disk,
+            unblocked: RefCell::default(),
+            passed_over: RefCell::default(),
+            tell_unblocked: unblocked.clone(),
+            syncing: true,
+            changes: 0,
+            unsynced: None,
+            _file: file,
+        };
+        let thread = thread::Builder::new()
+            .name("sqlite-writer".to_owned())
+            .spawn(move || desk.work(&waiting, sweep_every))
+            .map_err(|e| StoreError::Internal {
+                reason: "can not start the writer thread".to_owned(),
+                source: Some(e.into()),
+            })?;
+        let room = Arc::new(Semaphore::new(MAX_WAITING));
+        Ok(Self { jobs: Some(jobs), room, thread: Some(thread), metrics, unblocked })
+    }
+
+    /// Notes from now on how many items share a transaction, and how long sweeps take.
+    pub(super) fn measure(&self, metrics: &Arc<Metrics>) {
+        let _ = self.metrics.set(Arc::clone(metrics)); // the first one stays
+    }
+
+    /// Has `work` done in a transaction; the answer comes when it is durable, unless it is a reserve.
+    pub(super) async fn call<T: Send + 'static>(
+        &self,
+        kind: Kind,
+        work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let permit = self.room.clone().acquire_owned().await.map_err(|_| ended())?;
+        let (reply, answer) = oneshot::channel();
+        let job = Call { kind, work: Some(work), result: None, reply, _permit: permit };
+        let jobs = self.jobs.as_ref().ok_or_else(ended)?;
+        jobs.send(Box::new(job)).map_err(|_| ended())?;
+        answer.await.map_err(|_| ended())?
+    }
+}
+
+impl Drop for Writer {
+    /// Ends the thread after what was asked of it before, so that the file can be opened again at once.
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // it panicked: callers have been told
+        }
+    }
+}
