@@ -190,6 +190,9 @@ impl StoreFile {
             Ok(_) => true,
             Err(_) => false,
         };
+        if !existed {
+            refuse_if_gone(&path)?;
+        }
         let lock =
             open_private(&path).or_else(|e| refuse(format!("can not write {shown}: {e}")))?;
         // Elsewhere than on Linux this lock is of the same kind as those that SQLite takes.
@@ -270,18 +273,7 @@ impl StoreFile {
         let mark_path = mark::path_of(&self.path);
         let mark_shown = mark_path.display();
         if is_new {
-            if self.existed {
-                return refuse(format!(
-                    "{shown} is empty, but {mark_shown} says that {} commits were stored in it. Put the file back, or \
-                     remove the mark to begin with an empty store",
-                    noted.commits
-                ));
-            }
-            tracing::warn!(
-                "{shown} is gone, with the {} commits of its mark: a new store begins",
-                noted.commits
-            );
-            return Ok(());
+            return refuse_as_lost(&self.path, "empty", noted.commits);
         }
         let (tag, commits) = identity(conn).map_err(|e| unreadable(e.to_string()))?;
         if tag != noted.tag {
@@ -314,6 +306,27 @@ pub(super) fn open_memory() -> rusqlite::Result<Connection> {
     create(&conn)?;
     set_up_writer(&conn)?;
     Ok(conn)
+}
+
+/// Refuses to make a file anew where one was that had something in it: a disk that is not mounted, a path with a
+/// slip in it and a file that was deleted look alike.
+fn refuse_if_gone(path: &Path) -> Result<()> {
+    let noted = mark::read(path)
+        .or_else(|e| refuse(format!("can not read the mark beside {}: {e}", path.display())))?;
+    noted.map_or(Ok(()), |noted| refuse_as_lost(path, "gone", noted.commits))
+}
+
+/// Refuses a file that is in this state in spite of what its mark says.
+fn refuse_as_lost(path: &Path, state: &str, commits: i64) -> Result<()> {
+    if commits == 0 {
+        return Ok(());
+    }
+    refuse(format!(
+        "{} is {state}, but {} says that {commits} commits were stored in it. Restore the file from a backup, \
+         or remove that mark to begin with an empty store",
+        path.display(),
+        mark::path_of(path).display()
+    ))
 }
 
 fn refuse<T>(message: String) -> Result<T> {

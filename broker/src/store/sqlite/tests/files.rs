@@ -125,8 +125,30 @@ async fn a_file_that_was_emptied_or_replaced_by_an_older_one_is_noticed() {
     assert!(refused(&path).contains("has lost the last 1 of"), "{}", refused(&path));
     fs::write(&path, "").unwrap();
     assert!(refused(&path).contains("is empty"), "{}", refused(&path));
-    // Somebody who removes the file means it.
+    // As it says: without the mark an empty store begins.
+    fs::remove_file(mark::path_of(&path)).unwrap();
+    assert_eq!(open(&path).unwrap().depth(&queue).await.unwrap().ready, 0);
+}
+
+/// Issue 9, point 47: a disk that was not mounted, or a file deleted by mistake, began an empty store.
+#[tokio::test]
+async fn a_file_that_is_gone_is_not_begun_anew_unless_its_mark_is_gone_too() {
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let queue = queue(&store);
+    store.push(vec![push_of(&queue, "x")]).await.unwrap();
+    drop(store);
+    let away = path.with_extension("away");
+    fs::rename(&path, &away).unwrap();
+    for _ in 0..2 {
+        let message = refused(&path);
+        assert!(message.contains("is gone") && message.contains("db-mark"), "{message}");
+        assert!(!path.exists(), "nothing is left in the way of a backup");
+    }
+    fs::rename(&away, &path).unwrap();
+    assert_eq!(open(&path).unwrap().depth(&queue).await.unwrap().ready, 1);
     fs::remove_file(&path).unwrap();
+    fs::remove_file(mark::path_of(&path)).unwrap();
     assert_eq!(open(&path).unwrap().depth(&queue).await.unwrap().ready, 0);
 }
 
