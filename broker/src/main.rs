@@ -1,10 +1,10 @@
 //! The `sluicegate` binary: settings, logs, run until told to stop.
 
-use std::{path::Path, process::ExitCode};
+use std::process::ExitCode;
 
 use sluicegate_broker::{
     app::App,
-    config::{self, ConfigError, Settings},
+    config::{self, Check, ConfigError, Settings},
     listener,
     store::sqlite,
     telemetry,
@@ -12,9 +12,9 @@ use sluicegate_broker::{
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 fn main() -> ExitCode {
-    match config::file_to_check() {
+    match config::check_asked_for() {
         Ok(None) => {}
-        Ok(Some(file)) => return check(&file),
+        Ok(Some(asked)) => return check(&asked),
         Err(ConfigError::Usage(error)) => error.exit(),
         Err(error) => return fail(&error.to_string()),
     }
@@ -93,8 +93,10 @@ impl Signals {
     }
 }
 
-fn check(file: &Path) -> ExitCode {
-    match sqlite::check(file, |progress| eprintln!("{progress}")) {
+fn check(Check { file, repair }: &Check) -> ExitCode {
+    let tell = |progress| eprintln!("{progress}");
+    let checked = if *repair { sqlite::repair(file, tell) } else { sqlite::check(file, tell) };
+    match checked {
         Ok(report) => {
             println!("{report}");
             if report.is_whole() { ExitCode::SUCCESS } else { ExitCode::FAILURE }

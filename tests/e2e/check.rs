@@ -10,7 +10,12 @@ use std::{
 use crate::harness::{Backend, TestStore, binary};
 
 fn check(file: &Path) -> Output {
-    Command::new(binary("sluicegate")).arg("check").arg(file).output().expect("it runs")
+    check_with(file, &[])
+}
+
+fn check_with(file: &Path, flags: &[&str]) -> Output {
+    let mut command = Command::new(binary("sluicegate"));
+    command.arg("check").arg(file).args(flags).output().expect("it runs")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -23,6 +28,9 @@ async fn a_check_tells_a_whole_file_from_one_that_lost_its_end() {
     let beside = check(&file);
     assert_eq!(beside.status.code(), Some(0), "{beside:?}");
     assert!(String::from_utf8_lossy(&beside.stdout).contains("3 items: the file is whole"));
+    let refused = check_with(&file, &["--repair"]);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("is in use"), "{refused:?}");
     broker.kill();
     assert_eq!(check(&file).status.code(), Some(0));
 

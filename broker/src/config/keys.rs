@@ -206,7 +206,18 @@ pub(super) fn command() -> Command {
                  commit is missing that was on disk. Changes nothing; a broker may use the file meanwhile. Progress goes \
                  to standard error. Exit code 0: the file is whole; 1: it is not, or could not be checked.",
             )
-            .arg(file.help("The file, as in store = sqlite:FILE")),
+            .arg(file.help("The file, as in store = sqlite:FILE"))
+            .arg(
+                Arg::new("repair")
+                    .long("repair")
+                    .action(ArgAction::SetTrue)
+                    .help("Build damaged indexes anew and free what nothing uses; no broker may use the file")
+                    .long_help(
+                        "Build damaged indexes anew from their tables and free what nothing uses, which loses nothing, then check. \
+                         What is damaged in tables stays as it is. Needs as much room on the disk again as the file takes, and \
+                         is refused while a broker uses the file.",
+                    ),
+            ),
     );
     for key in KEYS {
         let default = match key.default {

@@ -134,11 +134,23 @@ pub enum ConfigError {
     },
 }
 
-/// The file that `sluicegate check FILE` is asked to check; `None` if the broker is to run.
-pub fn file_to_check() -> Result<Option<PathBuf>, ConfigError> {
+/// What `sluicegate check` is asked to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Check {
+    /// The file of an SQLite store.
+    pub file: PathBuf,
+    /// Repair what can be repaired with nothing lost.
+    pub repair: bool,
+}
+
+/// The check that the command line asks for; `None` if the broker is to run.
+pub fn check_asked_for() -> Result<Option<Check>, ConfigError> {
     let matches = keys::command().try_get_matches()?;
     let check = matches.subcommand_matches("check");
-    Ok(check.and_then(|check| check.get_one::<PathBuf>("file")).cloned())
+    Ok(check.and_then(|check| {
+        let file = check.get_one::<PathBuf>("file")?.clone();
+        Some(Check { file, repair: check.get_flag("repair") })
+    }))
 }
 
 impl Settings {

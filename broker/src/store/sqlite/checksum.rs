@@ -1,6 +1,6 @@
 //! The checksums of items, and the errors that say that what is stored is not what can have been stored.
 
-use rusqlite::{Error, ErrorCode, Row, types::Type};
+use rusqlite::{Error, ErrorCode, Row, ffi, types::Type};
 
 /// The checksum of an item: over its id and all that its producer gave and nothing changes but a move
 /// that replaces the content.
@@ -68,6 +68,17 @@ pub(super) fn is_damage(error: &Error) -> bool {
             | Error::IntegralValueOutOfRange(..)
             | Error::Utf8Error(..)
     ) || is_corruption(error)
+}
+
+/// An index does not fit its table.
+pub(super) fn index_corruption(why: &str) -> Error {
+    let error = ffi::Error::new(ffi::SQLITE_CORRUPT_INDEX);
+    Error::SqliteFailure(error, Some(format!("an index is damaged: {why}")))
+}
+
+/// True if the error says that an index does not fit its table.
+pub(super) fn is_index_corruption(error: &Error) -> bool {
+    error.sqlite_error().is_some_and(|error| error.extended_code == ffi::SQLITE_CORRUPT_INDEX)
 }
 
 /// True if the file itself is not as SQLite wrote it.

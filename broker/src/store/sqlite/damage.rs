@@ -7,7 +7,11 @@
 
 use rusqlite::{Error, params};
 
-use super::{checksum::is_damage, order::place, tx::Tx};
+use super::{
+    checksum::{is_damage, is_index_corruption},
+    order::place,
+    tx::Tx,
+};
 
 /// Takes a damaged item out of its queue. True if another item has become ready.
 ///
@@ -24,7 +28,8 @@ pub(super) fn set_aside(tx: &Tx<'_>, row: i64, why: &Error) -> rusqlite::Result<
             Ok(unblocked)
         }
         Err(error) => {
-            if is_damage(&error) {
+            // An index that is damaged is built anew, and the item set aside the next time.
+            if is_damage(&error) && !is_index_corruption(&error) {
                 pass_over(tx, row, &error);
             }
             Err(error)

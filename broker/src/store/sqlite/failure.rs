@@ -1,6 +1,9 @@
 //! Errors of SQLite as callers of the store see them.
 
-use super::{super::StoreError, checksum::is_damage};
+use super::{
+    super::StoreError,
+    checksum::{is_corruption, is_damage},
+};
 
 /// An error of SQLite, which can be told to several callers.
 #[derive(Clone)]
@@ -13,7 +16,10 @@ pub(super) struct Failure {
 pub(super) enum Class {
     Full,
     Unavailable,
+    /// An item is not what was stored.
     Damaged,
+    /// The file is not as SQLite wrote it.
+    Corrupt,
     Internal,
 }
 
@@ -30,6 +36,7 @@ impl Class {
                 | Code::CannotOpen
                 | Code::OutOfMemory,
             ) => Self::Unavailable,
+            _ if is_corruption(error) => Self::Corrupt,
             _ if is_damage(error) => Self::Damaged,
             _ => Self::Internal,
         }
@@ -55,7 +62,7 @@ impl Failure {
         match self.class {
             Class::Full => StoreError::Full { reason },
             Class::Unavailable => StoreError::Unavailable { reason, source },
-            Class::Damaged => StoreError::Damaged { reason, source },
+            Class::Damaged | Class::Corrupt => StoreError::Damaged { reason, source },
             Class::Internal => StoreError::Internal { reason, source },
         }
     }

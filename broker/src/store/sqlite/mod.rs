@@ -3,6 +3,7 @@
 //! * `schema`: the tables, opening and locking the file; `migrations`: files of earlier versions.
 //! * `writer`: the one thread that writes, and its group commit; `readers`: connections beside it; `tx`: what both
 //!   give to work on.
+//! * `checksum`, `damage`: items that are no longer what was stored; `indexes`: built anew where they are damaged.
 //! * `push`, `reserve`, `settle`: the hot path. `order`: ordering keys, and how items leave a queue.
 //! * `browse`, `admin`, `queues`, `schedules`: for operators. `sweep`: what has expired.
 //!
@@ -16,6 +17,7 @@ mod checksum;
 mod clock;
 mod damage;
 mod failure;
+mod indexes;
 mod late;
 mod mark;
 mod migrations;
@@ -23,6 +25,7 @@ mod order;
 mod push;
 mod queues;
 mod readers;
+mod repair;
 mod reserve;
 mod room;
 mod rows;
@@ -36,12 +39,15 @@ mod tests;
 mod tx;
 mod writer;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use rusqlite::Connection;
 
-pub use self::check::{Report, check};
 use self::{
     admin::{CHUNK, Purge, REDRIVE_START},
     browse::Position,
@@ -51,6 +57,10 @@ use self::{
     schema::StoreFile,
     tx::{Tx, View},
     writer::{Kind, Station, Writer},
+};
+pub use self::{
+    check::{Report, check},
+    repair::repair,
 };
 use super::{
     Created, Deleted, Held, ItemDeleted, Links, Move, Page, Push, RedriveFilter, Reserved, Result,
@@ -116,15 +126,17 @@ impl SqliteStore {
             .map_err(failed)?;
         let place =
             file.as_ref().map_or(":memory:".to_owned(), |file| file.path.display().to_string());
+        let suspected = Arc::new(AtomicBool::new(false));
         Ok(Self {
             writer: Writer::start(Station {
                 conn,
                 tag,
                 clock: clock.clone(),
                 file: file.clone(),
+                suspected: Arc::clone(&suspected),
                 sweep_every,
             })?,
-            readers: file.map(|file| Readers::new(file, tag.to_be_bytes())),
+            readers: file.map(|file| Readers::new(file, tag.to_be_bytes(), suspected)),
             clock,
             description: format!("sqlite:{place}"),
             broker: rand::random(),

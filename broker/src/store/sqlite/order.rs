@@ -3,6 +3,8 @@
 //! Of one (queue, key) at most one unsettled item is not blocked. Dead-lettered items (those with an
 //! `origin`) keep their key but take no part in this.
 
+use std::collections::BTreeSet;
+
 use rusqlite::{OptionalExtension, params};
 
 use super::tx::{Tx, View};
@@ -88,8 +90,8 @@ impl Place {
 }
 
 /// Unblocks the next item of the key.
-fn promote(tx: &Tx<'_>, queue: &str, key: &str) -> rusqlite::Result<bool> {
-    let promoted = tx
+fn promote(view: &View<'_>, queue: &str, key: &str) -> rusqlite::Result<bool> {
+    let promoted = view
         .conn
         .prepare_cached(
             r#"UPDATE items SET "when" = max(blocked, ?3), blocked = NULL WHERE id =
@@ -98,8 +100,28 @@ fn promote(tx: &Tx<'_>, queue: &str, key: &str) -> rusqlite::Result<bool> {
                     AND blocked IS NOT NULL AND (expires IS NULL OR expires > ?3)
                   ORDER BY seq LIMIT 1)"#,
         )?
-        .execute(params![queue, key, tx.now.0])?;
+        .execute(params![queue, key, view.now.0])?;
     Ok(promoted > 0)
+}
+
+/// Gives the turn to the first item of each key that nobody has the turn of, as after damage to an index. Returns the
+/// queues of those. Reads all items with a key.
+pub(super) fn restore_turns(view: &View<'_>) -> rusqlite::Result<BTreeSet<String>> {
+    let mut lost = view.conn.prepare(
+        "SELECT queue, key FROM items INDEXED BY key_order
+         WHERE key IS NOT NULL AND processed IS NULL AND origin IS NULL
+         GROUP BY queue, key HAVING count(blocked) = count(*)",
+    )?;
+    let lost: Vec<(String, String)> = lost
+        .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<rusqlite::Result<_>>()?;
+    let mut queues = BTreeSet::new();
+    for (queue, key) in lost {
+        if promote(view, &queue, &key)? {
+            queues.insert(queue);
+        }
+    }
+    Ok(queues)
 }
 
 /// True if an item of the key, other than `except`, is unsettled: then `except` has to wait.

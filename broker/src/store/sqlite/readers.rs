@@ -1,6 +1,9 @@
 //! Connections that read beside the writer, on the runtime's blocking threads.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use parking_lot::Mutex;
 use rusqlite::Connection;
@@ -8,6 +11,7 @@ use tokio::sync::Semaphore;
 
 use super::{
     super::{Result, StoreError},
+    checksum::is_corruption,
     failure::failed,
     schema::StoreFile,
     tx::View,
@@ -22,6 +26,8 @@ pub(super) struct Readers {
     pool: Arc<Pool>,
     tag: [u8; 4],
     room: Arc<Semaphore>,
+    /// Set where a read meets damage.
+    suspected: Arc<AtomicBool>,
 }
 
 /// Dropped in this order: connections are closed before the file is let go.
@@ -31,9 +37,9 @@ struct Pool {
 }
 
 impl Readers {
-    pub(super) fn new(file: Arc<StoreFile>, tag: [u8; 4]) -> Self {
+    pub(super) fn new(file: Arc<StoreFile>, tag: [u8; 4], suspected: Arc<AtomicBool>) -> Self {
         let room = Arc::new(Semaphore::new(MAX_READERS));
-        Self { pool: Arc::new(Pool { idle: Mutex::default(), file }), tag, room }
+        Self { pool: Arc::new(Pool { idle: Mutex::default(), file }), tag, room, suspected }
     }
 
     /// Has `work` read, all in one state of the data.
@@ -59,6 +65,10 @@ impl Readers {
             pool.idle.lock().push(conn); // after an error it is dropped instead
             read
         });
-        reading.await.map_err(|e| internal(e.to_string()))?.map_err(failed)
+        let read = reading.await.map_err(|e| internal(e.to_string()))?;
+        if read.as_ref().is_err_and(is_corruption) {
+            self.suspected.store(true, Ordering::Relaxed);
+        }
+        read.map_err(failed)
     }
 }

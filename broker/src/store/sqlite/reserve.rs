@@ -6,7 +6,7 @@ use rusqlite::params;
 
 use super::{
     super::Reserved,
-    checksum::{is_corruption, is_damage},
+    checksum::{index_corruption, is_corruption, is_damage},
     damage::{pass_over, set_aside},
     order::{self, Place, place},
     rows::{Stored, item_columns, lock_text, read_item_of},
@@ -73,14 +73,25 @@ pub(super) fn reserve(
     let lock = lock_text(token);
     let mut lease = tx.conn.prepare_cached(
         r#"UPDATE items SET due = "when", "when" = ?2, lock = ?3, deliveries = ?4, attempt = ?5, consumer = ?6
-           WHERE id = ?1"#,
+           WHERE id = ?1 AND deliveries = ?7"#,
     )?;
     for ((stored, attempt), taker) in head.live.into_iter().zip(dealt) {
         let (want, mut item) = (&wants[taker], stored.item);
         let end = tx.now + want.lease;
         let deliveries = item.deliveries.saturating_add(1);
         let consumer = want.consumer.as_ref().map(ConsumerName::as_str);
-        lease.execute(params![stored.row, end.0, lock, deliveries, attempt, consumer])?;
+        let leased = lease.execute(params![
+            stored.row,
+            end.0,
+            lock,
+            deliveries,
+            attempt,
+            consumer,
+            item.deliveries,
+        ])?;
+        if leased == 0 {
+            return Err(index_corruption("it names an item twice"));
+        }
         let receipt = Receipt {
             keyed: !item.ordering_key.is_empty(),
             item: item.id,
@@ -106,21 +117,26 @@ pub(super) fn reserve(
     Ok(reserved)
 }
 
-const LEVEL: &str = concat!(
-    "SELECT ",
-    item_columns!(),
-    r#" FROM items INDEXED BY handout WHERE queue = ?1 AND priority = ?2 AND "when" <= ?3
-        ORDER BY "when", id"#
-);
-
-/// The same without rows that cannot be read: what the index says of them is not damaged.
-const LEVEL_IN_PART: &str = concat!(
-    "SELECT ",
-    item_columns!(),
-    r#" FROM items INDEXED BY handout WHERE queue = ?1 AND priority = ?2 AND "when" <= ?3
-          AND id NOT IN (SELECT value FROM json_each(?4))
-        ORDER BY "when", id"#
-);
+/// Items as the index lists them, and last whether the item is where the index says: a damaged index may name items of
+/// other queues, leased ones or none.
+macro_rules! level {
+    ($condition:literal) => {
+        concat!(
+            "SELECT ",
+            item_columns!(),
+            r#", queue = ?1 AND priority = ?2 AND "when" = entry_when
+               FROM (SELECT id AS entry, "when" AS entry_when FROM items INDEXED BY handout
+                     WHERE queue = ?1 AND priority = ?2 AND "when" <= ?3"#,
+            $condition,
+            ") LEFT JOIN items ON id = entry ORDER BY entry_when, entry"
+        )
+    };
+}
+const LEVEL: &str = level!("");
+/// The same without rows that cannot be read.
+const LEVEL_IN_PART: &str = level!(" AND id NOT IN (SELECT value FROM json_each(?4))");
+/// Where [`level`] says whether the item is where the index says.
+const IS_THERE: usize = 26;
 
 /// Reads what the wants can take, and one more to know whether there is one.
 fn read_head(view: &Tx<'_>, queue: &Queue, wants: &[Want]) -> rusqlite::Result<Head> {
@@ -158,6 +174,9 @@ fn read_head(view: &Tx<'_>, queue: &Queue, wants: &[Want]) -> rusqlite::Result<H
                 }
                 Err(error) => return Err(error),
             };
+            if row.get::<_, Option<bool>>(IS_THERE)? != Some(true) {
+                return Err(index_corruption("it names an item that is not there"));
+            }
             let id: i64 = row.get(0)?;
             let stored = match read_item_of(view, queue.name.clone(), row) {
                 Ok(stored) => stored,

@@ -1,19 +1,9 @@
 //! Damage to the file: what is damaged is never served as good, and the rest goes on.
 
-use std::{collections::BTreeSet, fs};
+use std::fs;
 
 use super::*;
-use crate::store::sqlite::{check, mark};
-
-fn want() -> Want {
-    Want {
-        max_items: 100,
-        max_bytes: 1 << 20,
-        may_exceed: true,
-        lease: Duration::from_mins(1),
-        consumer: None,
-    }
-}
+use crate::store::sqlite::check;
 
 /// All payloads that a store hands out, and how many items it found damaged.
 async fn drain(store: &SqliteStore, queue: &Arc<Queue>) -> Result<(BTreeSet<String>, u64)> {
@@ -28,10 +18,6 @@ async fn drain(store: &SqliteStore, queue: &Arc<Queue>) -> Result<(BTreeSet<Stri
             return Ok((payloads, damaged));
         }
     }
-}
-
-fn checked(path: &Path) -> check::Report {
-    check::check(path, |_| {}).unwrap()
 }
 
 async fn change(store: &SqliteStore, sql: &'static str) {

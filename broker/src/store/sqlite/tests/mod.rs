@@ -1,6 +1,7 @@
 //! The suite on both kinds of this store, and what only this store promises.
 
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
     sync::mpsc::{Sender, channel},
 };
@@ -52,6 +53,20 @@ fn push_of(queue: &Arc<Queue>, payload: &str) -> Push {
     Push { queue: queue.clone(), item, producer: None, dedup_window: None }
 }
 
+fn want() -> Want {
+    Want {
+        max_items: 100,
+        max_bytes: 1 << 20,
+        may_exceed: true,
+        lease: Duration::from_mins(1),
+        consumer: None,
+    }
+}
+
+fn checked(path: &Path) -> check::Report {
+    check::check(path, |_| {}).unwrap()
+}
+
 /// A call that the writer is busy with, alone in its transaction, until it is told to go on.
 fn hold_up(store: &SqliteStore) -> (impl Future<Output = bool> + '_, Sender<()>) {
     let ((go, gone), (begin, begun)) = (channel::<()>(), channel::<()>());
@@ -65,6 +80,7 @@ fn hold_up(store: &SqliteStore) -> (impl Future<Output = bool> + '_, Sender<()>)
 mod clocks;
 mod damage;
 mod files;
+mod indexes;
 mod steps;
 mod writer;
 

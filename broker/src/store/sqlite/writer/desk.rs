@@ -11,7 +11,9 @@ use rusqlite::Connection;
 
 use super::{
     super::{
+        checksum::is_corruption,
         failure::{Class, Failure},
+        indexes::{MetBy, Upkeep},
         mark::Mark,
         room::Room,
         schema::StoreFile,
@@ -65,6 +67,7 @@ pub(super) struct Desk {
     pub(super) commits: i64,
     pub(super) mark: Option<Mark>,
     pub(super) disk: Option<Room>,
+    pub(super) upkeep: Upkeep,
     /// Queues to be told of when this transaction is committed.
     pub(super) unblocked: RefCell<BTreeSet<QueueName>>,
     /// Damaged rows that stay where they are.
@@ -87,7 +90,8 @@ impl Desk {
         loop {
             if line.is_empty() {
                 let sync_by = self.unsynced.map(|since| since + LAZY_FOR);
-                let until = sync_by.map_or(next_sweep, |by| by.min(next_sweep));
+                let until = [sync_by, self.upkeep.due()].into_iter().flatten().min();
+                let until = until.map_or(next_sweep, |until| until.min(next_sweep));
                 match arrivals.recv_timeout(until.saturating_duration_since(Instant::now())) {
                     Ok(job) => line.add(job),
                     Err(mpsc::RecvTimeoutError::Timeout) => self.sync_if_due(),
@@ -102,6 +106,7 @@ impl Desk {
             if had_room && self.disk.as_ref().is_some_and(Room::was_scarce) {
                 next_sweep = Instant::now(); // what can be given back now is needed now
             }
+            self.look_after_indexes();
             if Instant::now() >= next_sweep {
                 // A bounded chunk at a time, calls in between.
                 let more = self.sweep();
@@ -131,6 +136,29 @@ impl Desk {
         if let Err(error) = synced {
             tracing::warn!(%error, "could not sync what was reserved last");
             self.unsynced = None;
+        }
+    }
+
+    /// Compares some more items with their indexes, where that is not done yet.
+    fn look_after_indexes(&mut self) {
+        let view = View { conn: &self.conn, now: self.clock.now_by_machine(), tag: self.tag };
+        let unblocked = self.upkeep.go_on(&view);
+        self.tell(&unblocked);
+    }
+
+    /// Builds damaged indexes anew; true if there were any, so that what failed may be tried again.
+    fn mend_indexes(&mut self) -> bool {
+        let view = View { conn: &self.conn, now: self.clock.now_by_machine(), tag: self.tag };
+        let mended = self.upkeep.mend(&view, MetBy::Writer);
+        let is_mended = mended.is_some();
+        self.tell(&mended.unwrap_or_default());
+        is_mended
+    }
+
+    fn tell(&self, unblocked: &BTreeSet<String>) {
+        if !unblocked.is_empty() {
+            let queues = unblocked.iter().filter_map(|name| QueueName::parse("queue", name).ok());
+            self.tell_unblocked.add(queues.collect());
         }
     }
 
@@ -172,7 +200,7 @@ impl Desk {
             Ok(more) => more,
             Err(error) => {
                 tracing::warn!(%error, "could not remove what has expired; trying again later");
-                false
+                is_corruption(&error) && self.mend_indexes()
             }
         }
     }
@@ -265,8 +293,16 @@ impl Desk {
         if let Some(metrics) = self.metrics.get() {
             note_batches(metrics, &group);
         }
+        let passed_over = self.passed_over.borrow().len();
         match self.run_group(&mut group) {
-            Ok(failures) => {
+            Ok(mut failures) => {
+                let corrupt: Vec<&mut Failure> =
+                    failures.iter_mut().flatten().filter(|f| f.class == Class::Corrupt).collect();
+                if !corrupt.is_empty() && self.mend_indexes() {
+                    for failure in corrupt {
+                        failure.class = Class::Unavailable;
+                    }
+                }
                 for (job, failure) in group.into_iter().zip(failures) {
                     job.answer(failure);
                 }
@@ -278,7 +314,12 @@ impl Desk {
                     tracing::error!(%error, "could not roll back");
                 }
                 let mut failure = Failure::from(&error);
-                if failure.class == Class::Damaged && group.len() > 1 {
+                // An item that was passed over explains it; else an index may be the cause.
+                let is_explained = self.passed_over.borrow().len() > passed_over;
+                let is_mended =
+                    failure.class == Class::Corrupt && !is_explained && self.mend_indexes();
+                let is_damage = matches!(failure.class, Class::Damaged | Class::Corrupt);
+                if is_damage && (is_mended || group.len() > 1) {
                     failure.class = Class::Unavailable; // which of them met it is not known: all may try again
                 }
                 if failure.class == Class::Full

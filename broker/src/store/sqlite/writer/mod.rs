@@ -20,7 +20,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::BTreeSet,
     mem,
-    sync::{Arc, OnceLock, mpsc},
+    sync::{Arc, OnceLock, atomic::AtomicBool, mpsc},
     thread,
     time::Duration,
 };
@@ -38,10 +38,11 @@ use super::{
     super::{Result, StoreError},
     clock,
     failure::{ended, failed},
+    indexes::Upkeep,
     mark::Mark,
     room::Room,
     schema::StoreFile,
-    tx::Tx,
+    tx::{Tx, View},
 };
 use crate::{
     domain::{Clock, QueueName},
@@ -85,6 +86,8 @@ pub(super) struct Station {
     pub(super) clock: Arc<Clock>,
     /// `None` in memory.
     pub(super) file: Option<Arc<StoreFile>>,
+    /// Set by readers that met damage: an index may be the cause.
+    pub(super) suspected: Arc<AtomicBool>,
     /// How often to look for what has expired.
     pub(super) sweep_every: Duration,
 }
@@ -101,7 +104,9 @@ pub(super) struct Writer {
 impl Writer {
     /// Starts the thread.
     pub(super) fn start(station: Station) -> Result<Self> {
-        let Station { conn, tag, clock, file, sweep_every } = station;
+        let Station { conn, tag, clock, file, suspected, sweep_every } = station;
+        let view = View { conn: &conn, now: clock.now_by_machine(), tag: tag.to_be_bytes() };
+        let upkeep = Upkeep::start(&view, suspected).map_err(failed)?;
         clock::resume(&conn, &clock).map_err(failed)?;
         let count = |key| {
             let sql = "SELECT value FROM meta WHERE key = ?1";
@@ -133,6 +138,7 @@ impl Writer {
             commits,
             mark,
             disk,
+            upkeep,
             unblocked: RefCell::default(),
             passed_over: RefCell::default(),
             tell_unblocked: unblocked.clone(),

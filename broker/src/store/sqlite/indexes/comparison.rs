@@ -1,0 +1,56 @@
+//! Whether the indexes lead to every item, looked at little by little.
+
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+
+use super::Index;
+
+/// How far a comparison of the items with their indexes has come.
+#[derive(Debug)]
+pub(super) struct Comparison {
+    sql: String,
+    /// The last row that was looked at.
+    after: i64,
+}
+
+/// What a step of a comparison has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// There are more rows.
+    More,
+    /// All that was looked at fits.
+    Done,
+    /// An index does not lead to some row.
+    Missed,
+}
+
+impl Comparison {
+    /// Begins at the first item.
+    pub(super) fn new(indexes: &[Index]) -> Self {
+        let missed: Vec<_> =
+            indexes.iter().filter(|index| index.table == "items").map(Index::is_missed).collect();
+        let missed = missed.join(" OR ");
+        Self {
+            sql: format!("SELECT id, {missed} FROM items i NOT INDEXED WHERE id > ?1 ORDER BY id"),
+            after: i64::MIN,
+        }
+    }
+
+    /// Looks at the next items, for about so long.
+    pub(super) fn step(&mut self, conn: &Connection, time: Duration) -> rusqlite::Result<Step> {
+        let start = Instant::now();
+        let mut statement = conn.prepare_cached(&self.sql)?;
+        let mut rows = statement.query([self.after])?;
+        while let Some(row) = rows.next()? {
+            if row.get(1)? {
+                return Ok(Step::Missed);
+            }
+            self.after = row.get(0)?;
+            if start.elapsed() >= time {
+                return Ok(Step::More);
+            }
+        }
+        Ok(Step::Done)
+    }
+}
