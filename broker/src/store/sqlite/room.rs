@@ -23,6 +23,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 pub(super) struct Room {
     reserve: File,
     folder: PathBuf,
+    /// SQLite's write-ahead log: a checkpoint makes the store's file longer by up to its length.
+    log: PathBuf,
     /// With less than this left, pushes are refused.
     scarce: u64,
     /// True while the reserve holds room.
@@ -34,12 +36,26 @@ pub(super) struct Room {
 impl Room {
     /// Sets room aside beside the file. Where there is none, pushes are refused from the start.
     pub(super) fn beside(file: &Path) -> io::Result<Self> {
-        let mut path = file.as_os_str().to_owned();
-        path.push("-reserve");
-        let reserve =
-            File::options().create(true).truncate(false).write(true).mode(0o600).open(path)?;
+        let beside = |suffix| {
+            let mut path = file.as_os_str().to_owned();
+            path.push(suffix);
+            PathBuf::from(path)
+        };
+        let reserve = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(beside("-reserve"))?;
         let folder = file.parent().unwrap_or(Path::new(".")).to_owned();
-        let mut room = Self { reserve, folder, scarce: SCARCE, held: false, scarce_until: None };
+        let mut room = Self {
+            reserve,
+            folder,
+            log: beside("-wal"),
+            scarce: SCARCE,
+            held: false,
+            scarce_until: None,
+        };
         if !room.take() {
             room.refuse("there is no room to set aside on the disk of the store's file");
         }
@@ -90,9 +106,12 @@ impl Room {
         self.scarce_until = Some(Instant::now() + LOOK_AGAIN);
     }
 
-    /// Bytes left for this process; all there could be where that cannot be told.
+    /// Bytes left for this process once the log is in the store's file; all there could be where that cannot be told.
     fn available(&self) -> u64 {
-        statvfs(&self.folder).map_or(u64::MAX, |disk| disk.f_bavail.saturating_mul(disk.f_frsize))
+        let left = statvfs(&self.folder)
+            .map_or(u64::MAX, |disk| disk.f_bavail.saturating_mul(disk.f_frsize));
+        let log = std::fs::metadata(&self.log).map_or(0, |log| log.len());
+        left.saturating_sub(log)
     }
 
     /// Sets room aside; false if there is none.
@@ -156,5 +175,14 @@ mod tests {
         room.scarce = 1;
         room.scarce_until = Some(Instant::now());
         assert!(!room.is_scarce());
+    }
+
+    /// A checkpoint makes the store's file longer by what is in the log.
+    #[test]
+    fn the_log_counts_as_taken() {
+        let (folder, room) = room();
+        let before = room.available();
+        File::create(folder.path().join("store.db-wal")).unwrap().set_len(1 << 30).unwrap();
+        assert!(room.available() < before - (1 << 29));
     }
 }
