@@ -172,3 +172,23 @@ async fn sweeps_and_shared_transactions_are_measured() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
+
+/// After 128 of them Tokio wants the task to pause.
+#[tokio::test]
+async fn many_pushes_that_one_task_starts_are_stored_in_that_order() {
+    let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
+    let queue = queue(&store);
+    let (hold, go) = hold_up(&store);
+    let mut calls: Vec<_> =
+        (0..300).map(|_| Box::pin(store.push(vec![push_of(&queue, "x")]))).collect();
+    for call in &mut calls {
+        assert!(call.as_mut().now_or_never().is_none(), "the writer is busy");
+    }
+    go.send(()).unwrap();
+    hold.await;
+    let mut ids = Vec::new();
+    for call in calls.into_iter().rev() {
+        ids.push(call.await.unwrap()[0].id);
+    }
+    assert!(ids.is_sorted_by(|later, earlier| later > earlier));
+}

@@ -27,7 +27,10 @@ use std::{
 
 use parking_lot::Mutex;
 use rusqlite::Connection;
-use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::{
+    sync::{Notify, Semaphore, oneshot},
+    task::unconstrained,
+};
 
 pub(super) use self::line::Kind;
 use self::{
@@ -169,7 +172,10 @@ impl Writer {
         kind: Kind,
         work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        let permit = self.room.clone().acquire_owned().await.map_err(|_| ended())?;
+        // Calls queue in the order in which they are first polled. Without this a task that has used up its share of
+        // time would be sent away unqueued.
+        let permit = unconstrained(self.room.clone().acquire_owned());
+        let permit = permit.await.map_err(|_| ended())?;
         let (reply, answer) = oneshot::channel();
         let job = Call { kind, work: Some(work), result: None, reply, _permit: permit };
         let jobs = self.jobs.as_ref().ok_or_else(ended)?;
