@@ -144,7 +144,7 @@ pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
         Scenario::RawMongo => raw::run(&args).await?,
         #[cfg(not(feature = "mongodb"))]
         Scenario::RawMongo => {
-            let how = "raw-mongo needs `cargo build -p sluicegate-client --features mongodb`";
+            let how = "raw-mongo needs `cargo build -p sluicegate-cli --features mongodb`";
             return Err(Failure::Usage(how.into()));
         }
         _ => scenario::run(context, &args).await?,
