@@ -3,6 +3,7 @@
 //! The proto files beside this one are the API's documentation and its source;
 //! everything here is made from them by `build.rs`.
 
+pub mod backoff;
 pub mod codec;
 
 /// Package `sluicegate.v1`.

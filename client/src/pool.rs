@@ -15,21 +15,21 @@ use std::{
 
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use parking_lot::Mutex;
+use sluicegate_proto::backoff::Backoff;
 use tokio::{
     net::lookup_host,
     time::{Instant, timeout_at},
 };
 use tonic::transport::{Channel, Endpoint};
 
-/// First pause before a failed address is tried again; doubles up to [`MAX_PAUSE`].
-const PAUSE: Duration = Duration::from_millis(500);
-const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// Pauses before a failed address is tried again.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
 /// How much longer than the first address others may take to answer.
 const OTHERS: Duration = Duration::from_millis(100);
 /// Names are not looked up more often than this.
 const LOOK_UP: Duration = Duration::from_secs(5);
 /// About how long a producer or consumer keeps to its address.
-const STAY: Duration = Duration::from_mins(20);
+const STAY: Duration = Duration::from_secs(20 * 60);
 
 /// How the endpoint of a URL is made, at one address of its host or wherever its name leads.
 type MakeEndpoint = dyn Fn(&str, Option<SocketAddr>) -> crate::Result<Endpoint> + Send + Sync;
@@ -205,9 +205,8 @@ impl Pool {
 
 /// Tries a failed address until it works, is gone, or nobody is interested.
 async fn recover(pool: Weak<Pool>, address: Arc<Address>) {
-    let mut pause = PAUSE;
-    loop {
-        tokio::time::sleep(pause.mul_f64(rand::random_range(0.5..=1.0))).await;
+    for failures in 0.. {
+        tokio::time::sleep(BACKOFF.delay(failures)).await;
         let Some(pool) = pool.upgrade() else { return };
         pool.refresh().await;
         if !pool.addresses.lock().iter().any(|known| Arc::ptr_eq(known, &address)) {
@@ -218,7 +217,6 @@ async fn recover(pool: Weak<Pool>, address: Arc<Address>) {
             address.failed.store(false, Ordering::Relaxed);
             return;
         }
-        pause = (pause * 2).min(MAX_PAUSE);
     }
 }
 

@@ -23,7 +23,7 @@ impl Default for Backoff {
         Self {
             initial: Duration::from_millis(50),
             max: Duration::from_secs(5),
-            give_up_after: Duration::from_mins(1),
+            give_up_after: Duration::from_secs(60),
         }
     }
 }
@@ -31,9 +31,8 @@ impl Default for Backoff {
 impl Backoff {
     /// The delay before try number `tries` (0 is the first repetition). `RetryInfo` in `status` is the least it can be.
     pub(crate) fn delay(&self, tries: u32, status: Option<&Status>) -> Duration {
-        let full = self.initial.saturating_mul(1 << tries.min(20)).min(self.max);
-        let jittered = full.mul_f64(rand::random_range(0.5..=1.0));
-        jittered.max(status.and_then(retry_delay).unwrap_or_default())
+        let delay = sluicegate_proto::backoff::Backoff::new(self.initial, self.max).delay(tries);
+        delay.max(status.and_then(retry_delay).unwrap_or_default())
     }
 }
 
@@ -96,16 +95,6 @@ mod tests {
     use tonic_types::{ErrorDetails, StatusExt};
 
     use super::*;
-
-    #[test]
-    fn delays_double_up_to_the_longest() {
-        let backoff = Backoff::default();
-        for tries in 0..100 {
-            let full = Duration::from_millis(50 << tries.min(10)).min(backoff.max);
-            let delay = backoff.delay(tries, None);
-            assert!(delay >= full / 2 && delay <= full, "try {tries}: {delay:?}");
-        }
-    }
 
     #[test]
     fn the_delay_the_broker_asks_for_is_kept() {

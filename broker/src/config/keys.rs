@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, Command, value_parser};
 
+use super::values::{DURATIONS, SIZES};
+
 /// One setting.
 pub(super) struct Key {
     /// Its name in `sluicegate.toml`.
@@ -185,11 +187,11 @@ pub(super) fn command() -> Command {
             "A durable work-queue broker, spoken to over gRPC.\n\nWith no settings at all it keeps \
              its items in ./sluicegate.db and serves this machine.",
         )
-        .after_help(
+        .after_help(format!(
             "Each setting can be given in sluicegate.toml, in the environment and as a flag, which \
              wins in that order. In the file it is named like its flag, with _ for -. Durations: \
-             500ms, 30s, 5m, 12h, 7d, 1h30m. Sizes: 65536, 512KiB, 4MiB.",
-        )
+             {DURATIONS}. Sizes: {SIZES}.",
+        ))
         .arg(Arg::new("config").long("config").value_name("FILE").action(ArgAction::Set).help(
             format!(
                 "File of settings [default: sluicegate.toml, if there is one] \

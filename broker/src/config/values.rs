@@ -2,51 +2,27 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use bytesize::ByteSize;
+
+/// Examples of durations, for messages and the help.
+pub(super) const DURATIONS: &str = "500ms, 30s, 5m, 12h, 7d or 1h30m";
+/// Examples of sizes.
+pub(super) const SIZES: &str = "65536, 512KiB or 4MiB";
+
 /// What is wrong with a value, and what would be right.
 pub(super) type Parsed<T> = Result<T, String>;
 
-/// A duration: a number and a unit, or several of them: `500ms`, `30s`, `1h30m`.
+/// A duration: a number and a unit, or several of them: `500ms`, `1.5s`, `1h30m`.
 pub(super) fn duration(text: &str) -> Parsed<Duration> {
-    let wrong =
-        || format!("{text:?} is not a duration; write for example 500ms, 30s, 5m, 12h or 7d");
-    let mut rest = text.trim();
-    if rest.is_empty() {
-        return Err(wrong());
-    }
-    let mut total: u64 = 0;
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-        let number: u64 = rest[..digits].parse().map_err(|_| wrong())?;
-        rest = &rest[digits..];
-        let unit = rest.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len());
-        let millis = match &rest[..unit] {
-            "ms" => 1,
-            "s" => 1_000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
-            _ => return Err(wrong()),
-        };
-        rest = rest[unit..].trim_start();
-        let part = number.checked_mul(millis).ok_or_else(wrong)?;
-        total = total.checked_add(part).ok_or_else(wrong)?;
-    }
-    Ok(Duration::from_millis(total))
+    humantime::parse_duration(text)
+        .map_err(|_| format!("{text:?} is not a duration; write for example {DURATIONS}"))
 }
 
 /// A number of bytes: `65536`, `512KiB`, `4MiB`.
 pub(super) fn bytes(text: &str) -> Parsed<usize> {
-    let wrong = || format!("{text:?} is not a size; write for example 65536, 512KiB or 4MiB");
-    let trimmed = text.trim();
-    let (number, unit) = if let Some(number) = trimmed.strip_suffix("KiB") {
-        (number, 1 << 10)
-    } else if let Some(number) = trimmed.strip_suffix("MiB") {
-        (number, 1 << 20)
-    } else {
-        (trimmed.strip_suffix('B').unwrap_or(trimmed), 1)
-    };
-    let number: usize = number.trim().parse().map_err(|_| wrong())?;
-    number.checked_mul(unit).ok_or_else(wrong)
+    let size: Option<ByteSize> = text.trim().parse().ok();
+    size.and_then(|size| size.as_u64().try_into().ok())
+        .ok_or_else(|| format!("{text:?} is not a size; write for example {SIZES}"))
 }
 
 /// A whole number; 0 means no limit.

@@ -7,6 +7,7 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
+use sluicegate_proto::backoff::Backoff;
 
 use crate::{
     domain::{Cause, Delivery, Queue, Receipt, Timestamp},
@@ -19,10 +20,8 @@ const MAX_BATCH: usize = 1_000;
 /// While more items than this wait to be given back, some 300 bytes each, what comes on top lapses. What
 /// streams hold is in memory already, and is never refused for being much.
 const MAX_PENDING: usize = 500_000;
-/// First pause after a failure; doubles up to [`MAX_PAUSE`].
-const PAUSE: Duration = Duration::from_millis(100);
-/// Longest pause after failures.
-const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// Pauses after failures.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 /// Failures in a row after which a broker that shuts down waits no longer.
 const LAST_TRIES: u32 = 3;
 /// Why items of a stream that ended come back, if that counts as a failed attempt.
@@ -194,7 +193,7 @@ impl Engine {
     }
 
     async fn keep_giving_back(self: Arc<Self>) {
-        let (mut failures, mut pause) = (0, PAUSE);
+        let mut failures = 0;
         loop {
             let batches = self.give_back.next(failures > 0);
             if batches.is_empty() {
@@ -207,7 +206,7 @@ impl Engine {
                     if failures > 0 {
                         tracing::info!(items = count, "items are given back after all");
                     }
-                    (failures, pause) = (0, PAUSE);
+                    failures = 0;
                     continue;
                 }
                 Err(error) if failures == 0 => {
@@ -217,6 +216,7 @@ impl Engine {
                     tracing::debug!(%error, items = count, "could not give items back; trying again");
                 }
             }
+            let pause = BACKOFF.delay(failures);
             failures += 1;
             self.give_back.put_back(batches);
             if self.stopping.is_cancelled() && failures >= LAST_TRIES {
@@ -231,7 +231,6 @@ impl Engine {
                 () = tokio::time::sleep(pause) => {}
                 () = self.stopping.cancelled(), if !self.stopping.is_cancelled() => {}
             }
-            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 }

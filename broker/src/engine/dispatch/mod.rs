@@ -9,7 +9,7 @@ mod polls;
 use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use rand::Rng;
+use sluicegate_proto::backoff::Backoff;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
@@ -37,12 +37,10 @@ const GATHER: Duration = Duration::from_millis(1);
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 /// Fruitless looks in a row before the dispatcher waits for something to change.
 const MAX_STUCK: u32 = 3;
-/// First pause after a failed look; doubles up to [`MAX_BACKOFF`].
-const BACKOFF: Duration = Duration::from_millis(100);
+/// Pauses after failed looks.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 /// How often at the most an emptied queue is asked when its next item becomes eligible.
 const DUE_INTERVAL: Duration = Duration::from_millis(200);
-/// Longest pause after failed looks.
-const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
 pub(super) struct Dispatcher {
     queue: QueueName,
@@ -331,8 +329,7 @@ impl Dispatcher {
 /// The dispatcher's loop; ends at shutdown, or when the queue has had no consumers for a while.
 pub(super) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
     let mut polls = Polls::new(&engine);
-    let mut backoff = BACKOFF;
-    let mut stuck = 0;
+    let (mut failures, mut stuck) = (0, 0);
     let mut ends_at = None;
     loop {
         if engine.draining.is_cancelled() {
@@ -365,13 +362,11 @@ pub(super) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
         match step(&engine, &dispatcher, &mut polls).await {
             Ok(Step::Again) => {
                 polls.found();
-                backoff = BACKOFF;
-                stuck = 0;
+                (failures, stuck) = (0, 0);
             }
             Ok(Step::Stuck) if stuck < MAX_STUCK => stuck += 1,
             Ok(Step::Wait | Step::Stuck) => {
-                backoff = BACKOFF;
-                stuck = 0;
+                (failures, stuck) = (0, 0);
                 wait(&engine, &dispatcher, &mut polls).await;
             }
             Err(EngineError::QueueNotFound(queue)) => {
@@ -382,12 +377,11 @@ pub(super) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
             Err(error) => {
                 tracing::warn!(queue = %dispatcher.queue, %error, "could not reserve; trying again");
                 dispatcher.look_failed(&error);
-                let pause = rand::rng().random_range(backoff / 2..=backoff);
-                backoff = (backoff * 2).min(MAX_BACKOFF);
                 tokio::select! {
-                    () = tokio::time::sleep(pause) => {}
+                    () = tokio::time::sleep(BACKOFF.delay(failures)) => {}
                     () = engine.draining.cancelled() => {}
                 }
+                failures += 1;
             }
         }
     }

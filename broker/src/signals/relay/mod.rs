@@ -11,6 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use sluicegate_proto::backoff::Backoff;
 use tokio::{
     sync::{Notify, broadcast, watch},
     time::{Instant, sleep, sleep_until, timeout},
@@ -32,8 +33,8 @@ pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(2);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long opening waits to find out whether the server is there.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(3);
-/// Bounds of the pause between attempts to connect.
-const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// Pauses between attempts to connect.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
 /// A connection that lived this long does not count as a failed attempt.
 const LIVED: Duration = Duration::from_secs(5);
 
@@ -226,7 +227,7 @@ impl<T: Transport> Shared<T> {
                 failures = 0;
             }
             tokio::select! {
-                () = sleep(back_off(failures)) => failures += 1,
+                () = sleep(BACKOFF.delay(failures)) => failures += 1,
                 () = self.closing.cancelled() => return,
             }
         }
@@ -295,7 +296,7 @@ impl<T: Transport> Shared<T> {
                 failures = 0;
             }
             tokio::select! {
-                () = sleep(back_off(failures)) => failures += 1,
+                () = sleep(BACKOFF.delay(failures)) => failures += 1,
                 () = self.closing.cancelled() => return,
             }
         }
@@ -313,13 +314,6 @@ impl Outbox {
         });
         (due.into_iter().map(Message::Signal).collect(), self.coalescer.next_close())
     }
-}
-
-/// The pause after so many failures in a row: doubling, with jitter, so that brokers do not come
-/// back all at once.
-fn back_off(failures: u32) -> Duration {
-    let full = BACK_OFF.0.saturating_mul(1 << failures.min(10)).min(BACK_OFF.1);
-    full.mul_f64(rand::random_range(0.5..=1.0))
 }
 
 #[async_trait]

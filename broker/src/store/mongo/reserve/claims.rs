@@ -15,6 +15,7 @@ use std::{
 };
 
 use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
+use sluicegate_proto::backoff::Backoff;
 use tokio::runtime::Handle;
 
 use crate::{
@@ -34,8 +35,8 @@ use crate::{
     },
 };
 
-/// Pauses between attempts to undo a claim: the first, which doubles, and the longest.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+/// Pauses between attempts to undo a claim.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
 /// After so many refusals that are no outage undoing is given up: the leases end by themselves.
 const MAX_REFUSALS: usize = 10;
 
@@ -164,10 +165,10 @@ struct Lost {
 
 impl Lost {
     async fn undo(&self) {
-        let (mut pause, longest) = PAUSES;
         let (mut failures, mut refusals) = (0, 0);
         loop {
             let Err(error) = self.try_to_undo().await else { break };
+            let pause = BACKOFF.delay(failures);
             failures += 1;
             refusals += usize::from(!matches!(error, StoreError::Unavailable { .. }));
             if failures == 1 {
@@ -182,7 +183,6 @@ impl Lost {
                     "could not take a claim back: its items are ready again when their leases end");
                 break;
             }
-            pause = (pause * 2).min(longest);
         }
         self.head.forget_ahead();
         for item in &self.items {

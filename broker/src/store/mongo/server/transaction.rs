@@ -9,6 +9,7 @@ use mongodb::{
     ClientSession,
     error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
 };
+use sluicegate_proto::backoff::Backoff;
 use tokio::time::timeout;
 
 use crate::store::{
@@ -51,15 +52,18 @@ impl From<Failure> for StoreError {
     }
 }
 
+/// Pauses between attempts of an operation that was in another's way.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(3), Duration::from_millis(300));
+
 /// Pauses that grow between attempts, within the time an operation has.
 pub(crate) struct Patience {
     until: Instant,
-    pause: Duration,
+    failures: u32,
 }
 
 impl Patience {
     pub(crate) fn new() -> Self {
-        Self { until: Instant::now() + WRITE_LIMIT / 2, pause: Duration::from_millis(2) }
+        Self { until: Instant::now() + WRITE_LIMIT / 2, failures: 0 }
     }
 
     /// Waits before the next attempt; the error if there is none.
@@ -67,8 +71,8 @@ impl Patience {
         if Instant::now() >= self.until {
             return Err(error);
         }
-        tokio::time::sleep(self.pause.mul_f64(0.5 + rand::random::<f64>())).await;
-        self.pause = (self.pause * 2).min(Duration::from_millis(200));
+        tokio::time::sleep(BACKOFF.delay(self.failures)).await;
+        self.failures += 1;
         Ok(())
     }
 }
