@@ -66,7 +66,8 @@ const MAX_REASON: usize = 1_024;
 pub(super) fn rollback_item(receipt: String, retry: Retry) -> RollbackItem {
     let mut reason = retry.reason;
     if reason.len() > MAX_REASON {
-        reason.truncate(reason.floor_char_boundary(MAX_REASON));
+        let end = (0..=MAX_REASON).rfind(|&end| reason.is_char_boundary(end));
+        reason.truncate(end.unwrap_or(0));
     }
     let delay = retry.delay.map(to_proto_duration);
     let Retry { keep_attempt, dead_letter, .. } = retry;

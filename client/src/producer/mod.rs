@@ -193,7 +193,7 @@ pub struct StreamOptions {
 
 impl Default for StreamOptions {
     fn default() -> Self {
-        Self { max_in_flight: 16, close_timeout: Duration::from_mins(1) }
+        Self { max_in_flight: 16, close_timeout: Duration::from_secs(60) }
     }
 }
 
