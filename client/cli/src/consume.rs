@@ -12,7 +12,7 @@ use sluicegate_client::{
 };
 use tokio::{io::AsyncWriteExt, process::Command};
 
-use crate::{context::Context, duration, failure::Failure, output::Output};
+use crate::{context::Context, failure::Failure, output::Output, values};
 
 const AFTER_HELP: &str = "\
 Without --exec, payloads are printed one per line and committed.
@@ -41,16 +41,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     max_in_flight: Option<u32>,
     /// Lease of each item; prolonged while its command runs [default: the queue's]
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     lease: Option<Duration>,
     /// Do not prolong leases: a command slower than its lease loses its item
     #[arg(long)]
     no_renew: bool,
     /// End when there was nothing to do for this long
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     idle_exit: Option<Duration>,
     /// How long running commands may take after Ctrl-C
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = values::duration)]
     grace: Duration,
     /// Name of the consumer, shown with each item
     #[arg(long, value_name = "NAME")]

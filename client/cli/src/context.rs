@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use sluicegate_client::{Client, Error};
 
-use crate::{duration, failure::Failure, output::Output};
+use crate::{failure::Failure, output::Output, values};
 
 /// Options that come before or after any command.
 #[derive(Debug, clap::Args)]
@@ -53,7 +53,7 @@ pub(crate) struct Global {
     )]
     pub(crate) tls_server_name: Option<String>,
     /// How long one call may take
-    #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
+    #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = values::duration)]
     pub(crate) timeout: Duration,
     /// Print JSON: one object per line
     #[arg(long, global = true)]
@@ -122,17 +122,4 @@ fn why(error: &Error) -> String {
 
 fn read_text(path: &std::path::Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|source| Failure::File { path: path.to_owned(), source })
-}
-
-/// Parses `key=value`.
-pub(crate) fn key_value(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("expected KEY=VALUE".to_owned()),
-    }
-}
-
-/// Parses an instant such as `2026-01-31T12:00:00Z`.
-pub(crate) fn instant(text: &str) -> Result<prost_types::Timestamp, String> {
-    text.parse().map_err(|_| "expected an instant such as 2026-01-31T12:00:00Z".to_owned())
 }

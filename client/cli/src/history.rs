@@ -10,11 +10,7 @@ use sluicegate_client::{
     tonic::Request,
 };
 
-use crate::{
-    context::{Context, instant},
-    failure::Failure,
-    output,
-};
+use crate::{context::Context, failure::Failure, output, values};
 
 /// What `sluice redrive` is told; the conditions that are given must all hold.
 #[derive(Debug, clap::Args)]
@@ -34,10 +30,10 @@ pub(crate) struct RedriveArgs {
     #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
     /// Only items first pushed at or after this instant (2026-01-31T12:00:00Z)
-    #[arg(long, value_name = "INSTANT", value_parser = instant)]
+    #[arg(long, value_name = "INSTANT", value_parser = values::instant)]
     since: Option<Timestamp>,
     /// Only items first pushed before this instant
-    #[arg(long, value_name = "INSTANT", value_parser = instant)]
+    #[arg(long, value_name = "INSTANT", value_parser = values::instant)]
     until: Option<Timestamp>,
     /// At most this many
     #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
@@ -56,10 +52,10 @@ pub(crate) struct ReplayArgs {
     #[arg(long = "id", value_name = "ID", conflicts_with_all = ["since", "until"])]
     ids: Vec<String>,
     /// Items committed at or after this instant (2026-01-31T12:00:00Z)
-    #[arg(long, value_name = "INSTANT", value_parser = instant)]
+    #[arg(long, value_name = "INSTANT", value_parser = values::instant)]
     since: Option<Timestamp>,
     /// Items committed before this instant
-    #[arg(long, value_name = "INSTANT", value_parser = instant)]
+    #[arg(long, value_name = "INSTANT", value_parser = values::instant)]
     until: Option<Timestamp>,
     /// All items in the history
     #[arg(long, conflicts_with_all = ["ids", "since", "until"])]

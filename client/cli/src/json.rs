@@ -10,7 +10,7 @@ use sluicegate_client::proto::{
     new_item::Eligibility,
 };
 
-use crate::duration;
+use crate::values;
 
 /// An object under construction that leaves out what is not set.
 #[derive(Default)]
@@ -38,7 +38,7 @@ impl Object {
 
     fn duration(&mut self, name: &str, value: Option<&Duration>) -> &mut Self {
         if let Some(value) = value {
-            self.put(name, duration::show(value));
+            self.put(name, values::show_duration(value));
         }
         self
     }

@@ -7,7 +7,6 @@
 mod bench;
 mod consume;
 mod context;
-mod duration;
 mod failure;
 mod history;
 mod items;
@@ -19,6 +18,7 @@ mod schedule;
 mod settle;
 mod stats;
 mod take;
+mod values;
 
 use std::process::ExitCode;
 

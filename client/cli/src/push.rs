@@ -10,12 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use sluicegate_client::{NewItem, Producer, proto::PushResult};
 use tokio::sync::mpsc;
 
-use crate::{
-    context::{Context, instant, key_value},
-    duration,
-    failure::Failure,
-    json, output,
-};
+use crate::{context::Context, failure::Failure, json, output, values};
 
 /// What `sluice push` is told.
 #[derive(Debug, clap::Args)]
@@ -48,7 +43,7 @@ pub(crate) struct Args {
 #[derive(Debug, clap::Args)]
 pub(crate) struct ItemArgs {
     /// Adds a header; can be repeated
-    #[arg(long = "header", short = 'H', value_name = "KEY=VALUE", value_parser = key_value)]
+    #[arg(long = "header", short = 'H', value_name = "KEY=VALUE", value_parser = values::key_value)]
     headers: Vec<(String, String)>,
     /// Media type of the payload
     #[arg(long, value_name = "TYPE")]
@@ -57,13 +52,13 @@ pub(crate) struct ItemArgs {
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=9))]
     priority: Option<u8>,
     /// Hand it out not before this long from now
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse, conflicts_with = "at")]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration, conflicts_with = "at")]
     delay: Option<Duration>,
     /// Hand it out not before this instant (2026-01-31T12:00:00Z)
-    #[arg(long, value_name = "INSTANT", value_parser = instant)]
+    #[arg(long, value_name = "INSTANT", value_parser = values::instant)]
     at: Option<prost_types::Timestamp>,
     /// Never deliver it later than this long from now
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     ttl: Option<Duration>,
     /// Items with the same key are delivered one at a time, in order
     #[arg(long, short = 'k', value_name = "KEY")]

@@ -8,12 +8,7 @@ use sluicegate_client::proto::{
     Queue, ResumeQueueRequest, RetryPolicy, UpdateQueueRequest,
 };
 
-use crate::{
-    context::{Context, key_value},
-    duration::{Setting, parse_setting, to_proto},
-    failure::Failure,
-    json, output,
-};
+use crate::{context::Context, failure::Failure, json, output, values};
 
 /// What `sluice queue` is told.
 #[derive(Debug, Subcommand)]
@@ -78,8 +73,8 @@ fn parse_limit(text: &str) -> Result<Limit, String> {
 #[derive(Debug, clap::Args)]
 pub(crate) struct Settings {
     /// Lease given when a consumer asks for none
-    #[arg(long, value_name = "DURATION", value_parser = parse_setting)]
-    lease: Option<Setting>,
+    #[arg(long, value_name = "DURATION", value_parser = values::setting)]
+    lease: Option<values::Setting>,
     /// The attempt whose failure dead-letters an item; 0: no limit; default: as the broker says
     #[arg(long, value_name = "N|default", value_parser = parse_limit)]
     max_attempts: Option<Limit>,
@@ -93,26 +88,26 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     discard_failed: Option<bool>,
     /// Delay after the first failed attempt
-    #[arg(long, value_name = "DURATION", value_parser = parse_setting)]
-    retry_initial: Option<Setting>,
+    #[arg(long, value_name = "DURATION", value_parser = values::setting)]
+    retry_initial: Option<values::Setting>,
     /// Factor from one delay to the next
     #[arg(long, value_name = "X")]
     retry_multiplier: Option<f64>,
     /// Longest delay
-    #[arg(long, value_name = "DURATION", value_parser = parse_setting)]
-    retry_max: Option<Setting>,
+    #[arg(long, value_name = "DURATION", value_parser = values::setting)]
+    retry_max: Option<values::Setting>,
     /// Random share of each delay, 0 to 1
     #[arg(long, value_name = "X")]
     retry_jitter: Option<f64>,
     /// Time to live of items pushed without one
-    #[arg(long, value_name = "DURATION", value_parser = parse_setting)]
-    default_ttl: Option<Setting>,
+    #[arg(long, value_name = "DURATION", value_parser = values::setting)]
+    default_ttl: Option<values::Setting>,
     /// How long committed items are kept
-    #[arg(long, value_name = "DURATION", value_parser = parse_setting)]
-    retention: Option<Setting>,
+    #[arg(long, value_name = "DURATION", value_parser = values::setting)]
+    retention: Option<values::Setting>,
     /// How long a dedup id is remembered
-    #[arg(long, value_name = "DURATION", value_parser = parse_setting)]
-    dedup_window: Option<Setting>,
+    #[arg(long, value_name = "DURATION", value_parser = values::setting)]
+    dedup_window: Option<values::Setting>,
     /// Refuse pushes while it holds this many unsettled items; 0: no limit
     #[arg(long, value_name = "N")]
     max_depth: Option<i64>,
@@ -120,7 +115,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     sequenced: Option<bool>,
     /// A label; can be repeated, and replaces all labels
-    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = key_value)]
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = values::key_value)]
     labels: Vec<(String, String)>,
 }
 
@@ -131,7 +126,7 @@ impl Settings {
         let mut policy = RetryPolicy::default();
         let mut paths = Vec::new();
         let mut given = |path: &str| paths.push(path.to_owned());
-        let proto = |setting: Setting| setting.0.map(to_proto);
+        let proto = |setting: values::Setting| setting.0.map(values::to_proto);
         if let Some(lease) = self.lease {
             queue.lease = proto(lease);
             given("lease");

@@ -11,13 +11,7 @@ use sluicegate_client::{
     },
 };
 
-use crate::{
-    context::{Context, key_value},
-    duration,
-    failure::Failure,
-    json,
-    push::read_file,
-};
+use crate::{context::Context, failure::Failure, json, push::read_file, values};
 
 /// What `sluice commit` is told.
 #[derive(Debug, clap::Args)]
@@ -34,7 +28,7 @@ pub(crate) struct RollbackArgs {
     #[arg(required = true)]
     receipts: Vec<String>,
     /// Hand them out again after this long [default: by the queue's retry policy]
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     delay: Option<Duration>,
     /// Why the attempt failed
     #[arg(long, default_value = "")]
@@ -51,7 +45,7 @@ pub(crate) struct ExtendArgs {
     #[arg(required = true)]
     receipts: Vec<String>,
     /// The lease from now on [default: the queue's]
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     lease: Option<Duration>,
 }
 
@@ -72,13 +66,13 @@ pub(crate) struct MoveArgs {
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
     /// Adds or replaces a header; can be repeated
-    #[arg(long = "header", short = 'H', value_name = "KEY=VALUE", value_parser = key_value)]
+    #[arg(long = "header", short = 'H', value_name = "KEY=VALUE", value_parser = values::key_value)]
     headers: Vec<(String, String)>,
     /// The new priority, 0 to 9 [default: unchanged]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(i32).range(0..=9))]
     priority: Option<i32>,
     /// Hand it out there not before this long from now
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     delay: Option<Duration>,
 }
 
@@ -88,7 +82,7 @@ pub(crate) struct ForkArgs {
     /// Receipt, as `sluice reserve` prints it
     receipt: String,
     /// An item to push; can be repeated
-    #[arg(long = "push", value_name = "QUEUE=TEXT", value_parser = key_value, required = true)]
+    #[arg(long = "push", value_name = "QUEUE=TEXT", value_parser = values::key_value, required = true)]
     pushes: Vec<(String, String)>,
 }
 
@@ -103,7 +97,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<()
     let client = context.client().await?;
     let items = args.receipts.into_iter().map(|receipt| RollbackItem {
         receipt,
-        delay: args.delay.map(duration::to_proto),
+        delay: args.delay.map(values::to_proto),
         reason: args.reason.clone(),
         keep_attempt: args.keep_attempt,
         ..Default::default()
@@ -115,7 +109,7 @@ pub(crate) async fn rollback(context: &Context, args: RollbackArgs) -> Result<()
 
 pub(crate) async fn extend(context: &Context, args: ExtendArgs) -> Result<(), Failure> {
     let client = context.client().await?;
-    let lease = args.lease.map(duration::to_proto);
+    let lease = args.lease.map(values::to_proto);
     let request = client.request(ExtendRequest { receipts: args.receipts, lease });
     let results = client.queue_service().extend(request).await?.into_inner().results;
     for result in &results {
@@ -142,7 +136,7 @@ pub(crate) async fn forward(context: &Context, args: MoveArgs) -> Result<(), Fai
         content_type: args.content_type,
         headers: args.headers.into_iter().collect(),
         priority: args.priority,
-        delay: args.delay.map(duration::to_proto),
+        delay: args.delay.map(values::to_proto),
     });
     let answer = client.queue_service().r#move(request).await?.into_inner();
     let outcome = json::outcome(answer.outcome());

@@ -7,7 +7,7 @@ use sluicegate_client::{
     tonic::Request,
 };
 
-use crate::{context::Context, duration, failure::Failure, json};
+use crate::{context::Context, failure::Failure, json, values};
 
 /// What `sluice stats` is told.
 #[derive(Debug, clap::Args)]
@@ -59,7 +59,7 @@ pub(crate) async fn queues(context: &Context) -> Result<(), Failure> {
     let client = context.client().await?;
     let rows = all_queues(&client).await?.into_iter().map(|queue| {
         let value = json::queue(&queue);
-        let lease = queue.lease.as_ref().map(duration::show).unwrap_or_default();
+        let lease = queue.lease.as_ref().map(values::show_duration).unwrap_or_default();
         let paused = if queue.paused { "paused" } else { "" };
         let cells = vec![
             queue.name,
@@ -121,7 +121,7 @@ fn row(stats: &QueueStats) -> (Value, Vec<String>) {
         stats.reserved.to_string(),
         stats.blocked.to_string(),
         stats.processed.to_string(),
-        stats.oldest_ready_age.as_ref().map(duration::show).unwrap_or_default(),
+        stats.oldest_ready_age.as_ref().map(values::show_duration).unwrap_or_default(),
         stats.consumers.to_string(),
         stats.pushed.to_string(),
         stats.committed.to_string(),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sluicegate_client::proto::ReserveRequest;
 
-use crate::{context::Context, duration, failure::Failure, json};
+use crate::{context::Context, failure::Failure, json, values};
 
 /// What both are told.
 #[derive(Debug, clap::Args)]
@@ -15,7 +15,7 @@ pub(crate) struct TakeArgs {
     #[arg(long, short = 'n', value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1000))]
     count: u16,
     /// Wait this long for the first item if there is none
-    #[arg(long, short, value_name = "DURATION", default_value = "0", value_parser = duration::parse)]
+    #[arg(long, short, value_name = "DURATION", default_value = "0", value_parser = values::duration)]
     wait: Duration,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct ReserveArgs {
     #[command(flatten)]
     take: TakeArgs,
     /// Lease of each item [default: the queue's]
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     lease: Option<Duration>,
     /// Name of the consumer, shown with each item
     #[arg(long, value_name = "NAME", default_value = "sluice")]
@@ -57,8 +57,8 @@ pub(crate) async fn reserve(context: &Context, args: ReserveArgs) -> Result<(), 
     let message = ReserveRequest {
         queue,
         max_items: i32::from(count),
-        wait: Some(duration::to_proto(wait)),
-        lease: args.lease.map(duration::to_proto),
+        wait: Some(values::to_proto(wait)),
+        lease: args.lease.map(values::to_proto),
         consumer: args.name,
     };
     let request = client.waiting_request(message, wait);

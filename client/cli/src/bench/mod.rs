@@ -1,154 +1,24 @@
 //! `sluice bench`: measures a broker, and checks that every item arrived exactly once.
 //!
 //! # Layout
-//! `scenario` runs the scenarios, `settings` has their defaults, `load` the producers and consumers, `room` the bound on
-//! what waits between them, `track` which item was seen how often, `report` the figures. `backlog`, `simulator` and `raw`
-//! (feature `mongodb`) are scenarios of another kind.
+//! `args` is the command line, `scenarios` says what each scenario does, `harness` has the parts scenarios are made of,
+//! `settings` their defaults and what overrides them, `workers` the producers and consumers, `measure` what is counted.
 
-mod backlog;
-mod load;
-#[cfg(feature = "mongodb")]
-mod raw;
-mod report;
-mod room;
-mod scenario;
+mod args;
+mod harness;
+mod measure;
+mod scenarios;
 mod settings;
-mod simulator;
-mod track;
+mod workers;
 
-use std::time::Duration;
-
-use clap::ValueEnum;
-
-use crate::{context::Context, duration, failure::Failure};
-
-const AFTER_HELP: &str = "\
-Latency is counted from the instant at which an item was due to be pushed to the instant at which a consumer had it: with \
---rate, a broker that falls behind can not hide it. Rates count what happened after the warm-up.
-
-Without --rate, producers go as fast as consumers let them (except in push): they wait while --backlog items are pushed and \
-not delivered, so that the rates of push and delivery are one. With --rate they wait for nobody.
-
-Each run makes queues of its own, named bench-..., and deletes them at the end.
-
-JSON keys: scenario, items, seconds, push_per_s, deliver_per_s, commit_per_s, p50_ms, p95_ms, p99_ms, max_ms, errors, \
-exactly_once; and missing, doubled, and what the scenario adds.";
-
-/// What `sluice bench` is told.
-#[derive(Debug, Clone, clap::Args)]
-#[command(after_help = AFTER_HELP)]
-pub(crate) struct Args {
-    /// What to measure
-    #[arg(value_enum)]
-    scenario: Scenario,
-    /// Producers at work at a time [default: by scenario]
-    #[arg(long, value_name = "N")]
-    producers: Option<usize>,
-    /// Consumers at work at a time [default: by scenario]
-    #[arg(long, value_name = "N")]
-    consumers: Option<usize>,
-    /// Bytes per payload, at least 16
-    #[arg(long, value_name = "BYTES", default_value = "256", value_parser = clap::value_parser!(u32).range(16..))]
-    size: u32,
-    /// Queues to spread producers and consumers over [default: 100 for crowd, else 1]
-    #[arg(long, value_name = "N")]
-    queues: Option<usize>,
-    /// Items per push, and per reserve of unary consumers [default: by scenario]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
-    batch: Option<u16>,
-    /// Items a streaming consumer may hold [default: by scenario]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    in_flight: Option<u32>,
-    /// Batches a streaming producer may have unanswered
-    #[arg(long, value_name = "N", default_value = "8")]
-    batches_in_flight: usize,
-    /// How producers push [default: by scenario]
-    #[arg(long, value_enum)]
-    push: Option<Mode>,
-    /// How consumers take and settle [default: by scenario]
-    #[arg(long, value_enum)]
-    take: Option<Mode>,
-    /// Push this many items per second in all [default: as fast as possible]
-    #[arg(long, value_name = "N")]
-    rate: Option<f64>,
-    /// Items pushed and not delivered at most; producers wait for room [default: 5000]
-    #[arg(long, value_name = "N", conflicts_with = "rate", value_parser = clap::value_parser!(u32).range(1..))]
-    backlog: Option<u32>,
-    /// How long to measure [default: by scenario]
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
-    duration: Option<Duration>,
-    /// Push this many items instead of measuring for a time; for backlog: how many are ready and how many delayed
-    #[arg(long, value_name = "N")]
-    items: Option<u64>,
-    /// How long the load runs before it is measured
-    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = duration::parse)]
-    warm_up: Duration,
-    /// Get this many items through the queues first, so that they have a past
-    #[arg(long, value_name = "N", default_value = "0")]
-    churn: u64,
-    /// Let the consumers wait at empty queues first, for this long
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
-    idle: Option<Duration>,
-    /// Connections to share [default: one per 50 producers or consumers]
-    #[arg(long, value_name = "N")]
-    connections: Option<usize>,
-    /// Another broker on the same database, for the consumers
-    #[arg(long, value_name = "URL")]
-    consume_server: Option<String>,
-    /// For raw-mongo: the database to drive
-    #[arg(
-        long,
-        value_name = "URI",
-        env = "SLUICE_BENCH_MONGODB_URI",
-        hide_env_values = true,
-        default_value = "mongodb://127.0.0.1:27017"
-    )]
-    mongodb: String,
-}
-
-/// What to measure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Scenario {
-    /// Pushes alone
-    Push,
-    /// Consumers alone, on a queue filled before
-    Drain,
-    /// Producers and consumers at once
-    Steady,
-    /// Single items at a low rate, to an idle consumer
-    Latency,
-    /// Many producers of single items, few consumers
-    Fanin,
-    /// 1,000 consumers on 100 queues, at a low rate
-    Crowd,
-    /// Consumers on a queue with a million ready and a million delayed items, against an almost empty queue
-    Backlog,
-    /// The queue scenario of the MongoDB schema simulator: 25 seconds, 1,000 publishing and 300 fetching users each
-    Simulator,
-    /// The database alone, driven by batched insert, claim and delete: the limit (build with --features mongodb)
-    RawMongo,
-}
-
-/// How to talk to the broker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Mode {
-    /// One call after the other: Push; Reserve and Commit
-    Unary,
-    /// Many in flight: PushStream; ConsumeStream
-    Stream,
-}
+pub(crate) use self::args::Args;
+use self::scenarios::Plan;
+use crate::{context::Context, failure::Failure};
 
 pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
-    let report = match args.scenario {
-        #[cfg(feature = "mongodb")]
-        Scenario::RawMongo => raw::run(&args).await?,
-        #[cfg(not(feature = "mongodb"))]
-        Scenario::RawMongo => {
-            let how = "raw-mongo needs `cargo build -p sluicegate-cli --features mongodb`";
-            return Err(Failure::Usage(how.into()));
-        }
-        _ => scenario::run(context, &args).await?,
+    let report = match scenarios::of(args.scenario) {
+        Plan::Broker(defaults, measure) => harness::run(context, &args, &defaults, measure).await?,
+        Plan::Database(measure) => measure(&args).await?,
     };
-    report.show(context.output)?;
-    Ok(())
+    Ok(report.show(context.output)?)
 }

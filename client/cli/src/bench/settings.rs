@@ -1,27 +1,67 @@
-//! What a scenario does if nothing else is said.
+//! The settings of a run: the defaults of its scenario, and what the command line says instead.
 
 use std::time::Duration;
 
-use super::{Args, Mode, Scenario};
+use super::args::{Args, Mode};
 
-/// Items pushed and not delivered, at most, where producers go as fast as consumers let them.
+/// Most items pushed and not delivered, where producers go as fast as consumers let them.
 pub(super) const BACKLOG: u32 = 5_000;
 
-/// A scenario's defaults, overruled by what is given.
+/// What a scenario does where the command line says nothing.
+#[derive(Debug, Clone)]
+pub(super) struct Defaults {
+    pub(super) producers: usize,
+    pub(super) consumers: usize,
+    pub(super) queues: Queues,
+    pub(super) batch: u16,
+    pub(super) in_flight: u32,
+    pub(super) push: Mode,
+    pub(super) take: Mode,
+    /// Items per second in all; `None`: as fast as possible.
+    pub(super) rate: Option<f64>,
+    pub(super) duration: Duration,
+    pub(super) items: Items,
+    /// Whether producers wait while [`BACKLOG`] items are not delivered.
+    pub(super) bounded: bool,
+}
+
+/// The queues over which producers and consumers are spread.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Queues {
+    /// This many, unless --queues says otherwise.
+    Spread(usize),
+    /// One, whatever --queues says, and so many more that the scenario uses by itself.
+    One { and_spare: usize },
+}
+
+/// When producers end.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Items {
+    /// After --duration, or after --items if that is given.
+    Unlimited,
+    /// After this many items, or as --items says.
+    Fixed(u64),
+    /// After --duration; --items means something else.
+    Timed,
+}
+
+/// The settings of a run.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
     pub(super) producers: usize,
     pub(super) consumers: usize,
     pub(super) queues: usize,
+    /// Queues of this run over which no load is spread.
+    pub(super) spare_queues: usize,
     pub(super) batch: u16,
     pub(super) in_flight: u32,
     pub(super) batches_in_flight: usize,
     pub(super) push: Mode,
     pub(super) take: Mode,
     pub(super) rate: Option<f64>,
-    /// None: producers wait for nobody.
+    /// `None`: producers do not wait for consumers.
     pub(super) backlog: Option<u32>,
-    /// None: until all items are through.
+    /// `None`: until all items are committed.
     pub(super) duration: Option<Duration>,
     pub(super) items: Option<u64>,
     pub(super) warm_up: Duration,
@@ -29,61 +69,43 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    pub(super) fn new(args: &Args) -> Self {
-        use Mode::{Stream, Unary};
-        let (producers, consumers, batch, in_flight, push, take) = match args.scenario {
-            Scenario::Latency => (1, 1, 1, 16, Unary, Stream),
-            Scenario::Fanin => (200, 2, 1, 1_000, Unary, Stream),
-            Scenario::Crowd => (100, 1_000, 1, 4, Unary, Stream),
-            // Its users are its own; these are the connections they share, eight.
-            Scenario::Simulator => (400, 2, 1, 1_000, Unary, Stream),
-            _ => (2, 2, 500, 2_000, Stream, Stream),
+    pub(super) fn new(args: &Args, defaults: &Defaults) -> Self {
+        let rate = args.rate.or(defaults.rate);
+        let items = match defaults.items {
+            Items::Unlimited => args.items,
+            Items::Fixed(items) => Some(args.items.unwrap_or(items)),
+            Items::Timed => None,
         };
-        let (rate, seconds) = match args.scenario {
-            Scenario::Latency => (Some(100.0), 10),
-            Scenario::Crowd => (Some(200.0), 20),
-            _ => (None, 10),
+        let (queues, spare_queues) = match defaults.queues {
+            Queues::Spread(queues) => (args.queues.unwrap_or(queues).max(1), 0),
+            Queues::One { and_spare } => (1, and_spare),
         };
-        let rate = args.rate.or(rate);
-        let items = match args.scenario {
-            Scenario::Drain => Some(args.items.unwrap_or(200_000)),
-            Scenario::Backlog => None, // --items is its depth
-            _ => args.items,
-        };
-        let queues = match args.scenario {
-            Scenario::Crowd => args.queues.unwrap_or(100),
-            Scenario::Backlog | Scenario::Simulator => 1,
-            _ => args.queues.unwrap_or(1),
-        }
-        .max(1);
-        let batch = args.batch.unwrap_or(batch);
-        let backlog = match args.scenario {
-            Scenario::Push | Scenario::Drain | Scenario::Simulator => None,
-            _ if rate.is_some() => None,
-            _ => Some(args.backlog.unwrap_or(BACKLOG).max(u32::from(batch))),
-        };
+        let batch = args.batch.unwrap_or(defaults.batch);
+        let backlog = (defaults.bounded && rate.is_none())
+            .then(|| args.backlog.unwrap_or(BACKLOG).max(u32::from(batch)));
         Self {
-            producers: args.producers.unwrap_or(producers).max(queues),
-            consumers: args.consumers.unwrap_or(consumers).max(queues),
+            producers: args.producers.unwrap_or(defaults.producers).max(queues),
+            consumers: args.consumers.unwrap_or(defaults.consumers).max(queues),
             queues,
+            spare_queues,
             batch,
-            in_flight: args.in_flight.unwrap_or(in_flight),
+            in_flight: args.in_flight.unwrap_or(defaults.in_flight),
             batches_in_flight: args.batches_in_flight.max(1),
-            push: args.push.unwrap_or(push),
-            take: args.take.unwrap_or(take),
+            push: args.push.unwrap_or(defaults.push),
+            take: args.take.unwrap_or(defaults.take),
             rate,
             backlog,
             duration: match items {
                 Some(_) => None,
-                None => Some(args.duration.unwrap_or(Duration::from_secs(seconds))),
+                None => Some(args.duration.unwrap_or(defaults.duration)),
             },
             items,
             warm_up: if items.is_some() { Duration::ZERO } else { args.warm_up },
-            size: args.size as usize,
+            size: args.size,
         }
     }
 
-    /// Producers that put `items` into the queues in the quickest way.
+    /// Returns settings of producers that put `items` into the queues in the quickest way.
     pub(super) fn filling(&self, items: u64) -> Self {
         Self {
             producers: self.queues.max(2),
@@ -98,7 +120,7 @@ impl Settings {
         }
     }
 
-    /// Producers and consumers that get `items` through the queues in the quickest way.
+    /// Returns settings of producers and consumers that get `items` through the queues in the quickest way.
     pub(super) fn churning(&self, items: u64) -> Self {
         Self {
             consumers: self.queues.max(2),

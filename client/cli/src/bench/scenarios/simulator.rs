@@ -13,36 +13,41 @@ use sluicegate_client::{
 };
 use tokio::task::JoinSet;
 
-use super::{
-    report::{Figures, Report, Window, round},
-    scenario::{Bench, progress},
-    track::Track,
+use crate::{
+    bench::{
+        harness::{Bench, progress},
+        measure::{
+            figures::{Figures, Window},
+            report::{Report, round},
+            tracker::Tracker,
+        },
+    },
+    failure::Failure,
 };
-use crate::failure::Failure;
 
 const ITERATIONS: u32 = 25;
 const PUBLISHERS: u32 = 1_000;
 const FETCHERS: u32 = 300;
 
-/// Who acts once, when it is due, whether or not the ones before are done.
+/// A user who publishes or fetches once, when that is due, whether or not earlier users are done.
 struct User {
     client: Client,
     queue: String,
-    track: Arc<Track>,
+    tracker: Arc<Tracker>,
     size: usize,
     figures: Figures,
     due: Instant,
 }
 
-/// How long each act took, in milliseconds from when it was due.
+/// How long each user took, in milliseconds from when the action was due.
 #[derive(Default)]
 struct Times {
     publish: Vec<f64>,
     fetch: Vec<f64>,
 }
 
-pub(super) async fn run(bench: &Bench, name: &str) -> Result<Report, Failure> {
-    let track = Arc::new(Track::new());
+pub(super) async fn run(bench: &Bench) -> Result<Report, Failure> {
+    let tracker = Arc::new(Tracker::new());
     let window = Window { from: Instant::now(), to: None };
     let second = Duration::from_secs(1);
     let mut users = JoinSet::new();
@@ -56,12 +61,12 @@ pub(super) async fn run(bench: &Bench, name: &str) -> Result<Report, Failure> {
                 start + second * (n - PUBLISHERS) / FETCHERS
             };
             let (clients, queue) = (bench.push_clients.clone(), bench.queues[0].clone());
-            let (track, size) = (track.clone(), bench.settings.size);
+            let (tracker, size) = (tracker.clone(), bench.settings.size);
             users.spawn(async move {
                 tokio::time::sleep_until(due.into()).await;
                 let client = clients[n as usize % clients.len()].clone();
                 let figures = Figures::new(window);
-                let user = User { client, queue, track, size, figures, due };
+                let user = User { client, queue, tracker, size, figures, due };
                 let figures = if publishes { user.publish().await } else { user.fetch().await };
                 (publishes, figures)
             });
@@ -77,17 +82,12 @@ pub(super) async fn run(bench: &Bench, name: &str) -> Result<Report, Failure> {
                 figures.merge(&counted);
                 if publishes { &mut times.publish } else { &mut times.fetch }.push(millis);
             }
-            Err(status) => {
-                figures.errors += 1;
-                if figures.errors == 1 {
-                    tracing::warn!(%status, "the first error");
-                }
-            }
+            Err(error) => figures.failed(&*error),
         }
     }
     bar.finish_and_clear();
-    figures.errors += bench.check(&track).await?;
-    let mut report = figures.into_report(name, track.verdict());
+    figures.errors += bench.check(&tracker).await?;
+    let mut report = figures.into_report(&bench.name, tracker.verdict());
     report.put("publish_ms", distribution(times.publish));
     report.put("fetch_ms", distribution(times.fetch));
     Ok(report)
@@ -101,12 +101,12 @@ impl User {
     }
 
     async fn publish(mut self) -> Act {
-        let numbers = self.track.claim(1, u64::MAX);
-        let payload = self.track.payload(numbers.start, self.due, self.size);
+        let numbers = self.tracker.next_numbers(1, u64::MAX);
+        let payload = self.tracker.payload(numbers.start, self.due, self.size);
         self.client.producer(self.queue.clone()).push(NewItem::new(payload)).await?;
         let millis = self.waited();
         self.figures.pushed(1, Instant::now());
-        self.track.acknowledged(numbers);
+        self.tracker.acknowledged(numbers);
         Ok((self.figures, millis))
     }
 
@@ -117,7 +117,7 @@ impl User {
         let answer = stub.reserve(self.client.request(reserve)).await?.into_inner();
         let (now, millis) = (Instant::now(), self.waited());
         let payloads = answer.deliveries.iter().filter_map(|d| d.item.as_ref()).map(|i| &i.payload);
-        self.figures.delivered(&self.track.delivered(payloads, now), now);
+        self.figures.delivered(&self.tracker.delivered(payloads, now), now);
         let receipts: Vec<String> = answer.deliveries.into_iter().map(|d| d.receipt).collect();
         if !receipts.is_empty() {
             let commit = self.client.request(CommitRequest { receipts });
@@ -125,7 +125,7 @@ impl User {
             let good = results.iter().filter(|r| r.outcome() == Outcome::Ok).count() as u64;
             self.figures.errors += results.len() as u64 - good;
             self.figures.committed(good, Instant::now());
-            self.track.settled(good);
+            self.tracker.settled(good);
         }
         Ok((self.figures, millis))
     }
@@ -139,7 +139,7 @@ fn distribution(mut millis: Vec<f64>) -> Value {
     let n = millis.len() as f64;
     let mean = millis.iter().sum::<f64>() / n;
     let variance = millis.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / n;
-    // The smallest value that at least this share does not exceed.
+    // The smallest value that at least this share of the values does not exceed.
     let at = |share: f64| millis[((n * share).ceil() as usize).clamp(1, millis.len()) - 1];
     json!({
         "mean": round(mean, 2),

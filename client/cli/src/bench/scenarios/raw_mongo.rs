@@ -1,5 +1,5 @@
-//! The database alone: batched insert, claim and delete, the way the broker does it, without a broker. Two tasks insert,
-//! one claims from the last position on, and deletes what it claimed before meanwhile.
+//! The database alone: batches are inserted, claimed and deleted as the broker does it, but without a broker. Two tasks
+//! insert; one claims from the last position on and, at the same time, deletes what it claimed before.
 
 use std::{
     sync::{
@@ -17,31 +17,36 @@ use mongodb::{
     options::{Acknowledgment, CollectionOptions, WriteConcern},
 };
 
-use super::{
-    Args,
-    report::{Figures, Report, Window},
-    room::Room,
-    settings::BACKLOG,
-    track::Track,
+use crate::{
+    bench::{
+        args::Args,
+        measure::{
+            figures::{Figures, Window},
+            report::Report,
+            tracker::Tracker,
+        },
+        settings::BACKLOG,
+        workers::backlog_limit::BacklogLimit,
+    },
+    failure::Failure,
 };
-use crate::failure::Failure;
 
-/// Milliseconds until a claim would lapse: so many that deleted entries are never in the way of what is due.
+/// Milliseconds until a claim lapses: so many that the entries of claimed documents lie far behind those that are due.
 const LEASE: i64 = 24 * 3_600_000;
 
-/// Documents that the task holds.
+/// Documents that are claimed and not deleted yet.
 struct Claim {
     ids: Vec<Bson>,
     lock: ObjectId,
 }
 
-/// What the tasks share.
+/// What the tasks have in common.
 #[derive(Clone)]
 struct Raw {
     items: Collection<Document>,
-    track: Arc<Track>,
-    /// So that inserts do not run away from claims.
-    room: Room,
+    tracker: Arc<Tracker>,
+    /// Keeps inserts from running ahead of claims.
+    backlog: BacklogLimit,
     window: Window,
     batch: u16,
     inserting: Arc<AtomicBool>,
@@ -61,28 +66,29 @@ async fn drive(args: &Args) -> mongodb::error::Result<Report> {
     items.create_index(IndexModel::builder().keys(keys).build()).await?;
 
     let batch = args.batch.unwrap_or(500);
-    let track = Arc::new(Track::new());
-    let room = Room::new(Some(args.backlog.unwrap_or(BACKLOG).max(2 * u32::from(batch))));
+    let tracker = Arc::new(Tracker::new());
+    let backlog =
+        BacklogLimit::new(Some(args.backlog.unwrap_or(BACKLOG).max(2 * u32::from(batch))));
     let inserting = Arc::new(AtomicBool::new(true));
-    let raw = Raw { items, track, room, window: Window::none(), batch, inserting };
+    let raw = Raw { items, tracker, backlog, window: Window::none(), batch, inserting };
     if args.churn > 0 {
-        raw.load(args.size as usize, args.churn, None).await?;
+        raw.load(args.size, args.churn, None).await?;
     }
     let from = Instant::now() + args.warm_up;
     let to = from + args.duration.unwrap_or(Duration::from_secs(10));
     let measured = Raw { window: Window { from, to: Some(to) }, ..raw };
-    let mut figures = measured.load(args.size as usize, u64::MAX, Some(to)).await?;
+    let mut figures = measured.load(args.size, u64::MAX, Some(to)).await?;
     measured.items.drop().await?;
-    let mut verdict = measured.track.verdict();
-    // What was claimed and not deleted would be claimed again one day.
+    let mut verdict = measured.tracker.verdict();
+    // What was claimed and not deleted would be claimed again when the claim lapses.
     verdict.doubled +=
-        measured.track.count_pushed().saturating_sub(measured.track.count_committed());
+        measured.tracker.count_pushed().saturating_sub(measured.tracker.count_committed());
     figures.errors += verdict.doubled;
-    Ok(figures.into_report("raw-mongo", verdict))
+    Ok(figures.into_report(&args.scenario.name(), verdict))
 }
 
 impl Raw {
-    /// Two tasks that insert and one that claims, until all numbers below `limit` or the time are used up.
+    /// Runs two tasks that insert and one that claims, until all numbers below `limit` are used or `until` has passed.
     async fn load(
         &self,
         size: usize,
@@ -111,17 +117,17 @@ impl Raw {
         let mut figures = Figures::new(self.window);
         let batch = u32::from(self.batch);
         while until.is_none_or(|until| Instant::now() < until) {
-            if !self.room.take(batch, until).await {
+            if !self.backlog.acquire(batch, until).await {
                 break;
             }
-            let numbers = self.track.claim(u64::from(batch), limit);
-            self.room.give(batch as usize - numbers.clone().count());
+            let numbers = self.tracker.next_numbers(u64::from(batch), limit);
+            self.backlog.release(batch as usize - numbers.clone().count());
             if numbers.is_empty() {
                 break;
             }
             let (due, now) = (Instant::now(), DateTime::now());
             let documents = numbers.clone().map(|number| {
-                let payload = self.track.payload(number, due, size).to_vec();
+                let payload = self.tracker.payload(number, due, size).to_vec();
                 doc! {
                     "_id": ObjectId::new(), "q": "bench", "when": now, "priority": 0, "attempt": 1, "deliveries": 0,
                     "payload": Binary { subtype: BinarySubtype::Generic, bytes: payload }, "created": now,
@@ -129,32 +135,32 @@ impl Raw {
             });
             self.items.insert_many(documents).ordered(false).await?;
             figures.pushed(numbers.end - numbers.start, Instant::now());
-            self.track.acknowledged(numbers);
+            self.tracker.acknowledged(numbers);
         }
         Ok(figures)
     }
 
-    /// Claims one batch after the other; each is deleted while the next is being claimed.
+    /// Claims one batch after the other; each batch is deleted while the next one is being claimed.
     async fn claim(&self) -> mongodb::error::Result<Figures> {
         let mut figures = Figures::new(self.window);
-        let mut head = DateTime::MIN;
+        let mut cursor = DateTime::MIN;
         let mut held = None;
         loop {
             let ended = !self.inserting.load(Ordering::Relaxed);
             let (deleted, claimed) =
-                tokio::try_join!(self.delete(held.take()), self.claim_one(&mut head))?;
-            self.track.settled(deleted);
+                tokio::try_join!(self.delete(held.take()), self.claim_one(&mut cursor))?;
+            self.tracker.settled(deleted);
             figures.committed(deleted, Instant::now());
             if let Some((claim, payloads, n)) = claimed {
                 let now = Instant::now();
-                // There is one claimant, so what it found it has claimed.
+                // No other task claims, so what was found must have been claimed.
                 figures.errors += (payloads.len() as u64).abs_diff(n);
-                figures.delivered(&self.track.delivered(payloads.iter(), now), now);
-                self.room.give(payloads.len());
+                figures.delivered(&self.tracker.delivered(payloads.iter(), now), now);
+                self.backlog.release(payloads.len());
                 held = Some(claim);
-            } else if head != DateTime::MIN {
-                // Two inserters' clocks interleave: what came in behind the head is found from the start.
-                head = DateTime::MIN;
+            } else if cursor != DateTime::MIN {
+                // Both inserting tasks take the time themselves, so a document can land behind the cursor: scan from the start.
+                cursor = DateTime::MIN;
             } else if ended {
                 return Ok(figures);
             } else {
@@ -163,13 +169,13 @@ impl Raw {
         }
     }
 
-    /// What was claimed, its payloads, and how many documents the update changed; None if nothing is due.
+    /// Claims a batch. Returns the claim, the payloads, and how many documents the update changed; `None` if nothing is due.
     async fn claim_one(
         &self,
-        head: &mut DateTime,
+        cursor: &mut DateTime,
     ) -> mongodb::error::Result<Option<(Claim, Vec<Bytes>, u64)>> {
         let now = DateTime::now();
-        let due = doc! { "q": "bench", "priority": 0, "when": { "$gte": *head, "$lte": now } };
+        let due = doc! { "q": "bench", "priority": 0, "when": { "$gte": *cursor, "$lte": now } };
         let found: Vec<Document> = self
             .items
             .find(due)
@@ -180,7 +186,7 @@ impl Raw {
             .await?;
         let Some(last) = found.last() else { return Ok(None) };
         if let Ok(when) = last.get_datetime("when") {
-            *head = *when;
+            *cursor = *when;
         }
         let ids: Vec<Bson> =
             found.iter().filter_map(|document| document.get("_id").cloned()).collect();

@@ -1,52 +1,54 @@
-//! The figures of a run.
+//! What producers and consumers count.
 
 use std::{
-    io,
+    error::Error,
     time::{Duration, Instant},
 };
 
 use hdrhistogram::Histogram;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
-use super::track::Verdict;
-use crate::output::Output;
+use super::{
+    report::{Report, round},
+    tracker::Verdict,
+};
 
-/// The time that counts.
+/// The span of time in which events are counted.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Window {
-    pub(super) from: Instant,
-    /// None: until the last event.
-    pub(super) to: Option<Instant>,
+pub(crate) struct Window {
+    pub(crate) from: Instant,
+    /// `None`: the window ends with the last event.
+    pub(crate) to: Option<Instant>,
 }
 
 impl Window {
-    /// Nothing counts.
-    pub(super) fn none() -> Self {
+    /// A window in which nothing is counted.
+    pub(crate) fn none() -> Self {
         let now = Instant::now();
         Self { from: now, to: Some(now) }
     }
 }
 
-/// What one producer or consumer has counted, inside the window.
+/// What one producer or consumer has counted inside the window. Errors are counted at any time.
 #[derive(Debug, Clone)]
-pub(super) struct Figures {
+pub(crate) struct Figures {
     window: Window,
     pushed: u64,
     delivered: u64,
     committed: u64,
-    pub(super) errors: u64,
+    pub(crate) errors: u64,
     last: Instant,
     latency: Histogram<u64>,
 }
 
-/// Microseconds up to an hour, three digits.
+/// A histogram of latencies in microseconds, up to an hour, to three digits.
 fn histogram() -> Histogram<u64> {
-    // Proven: these bounds are valid.
+    // Cannot fail: the bounds are valid.
     Histogram::new_with_bounds(1, 3_600_000_000, 3).expect("valid bounds")
 }
 
 impl Figures {
-    pub(super) fn new(window: Window) -> Self {
+    pub(crate) fn new(window: Window) -> Self {
         Self {
             window,
             pushed: 0,
@@ -66,13 +68,21 @@ impl Figures {
         counts
     }
 
-    pub(super) fn pushed(&mut self, n: u64, now: Instant) {
+    /// Counts an error, and logs the first one.
+    pub(crate) fn failed(&mut self, error: &(dyn Error + 'static)) {
+        self.errors += 1;
+        if self.errors == 1 {
+            tracing::warn!(error, "the first error");
+        }
+    }
+
+    pub(crate) fn pushed(&mut self, n: u64, now: Instant) {
         if self.counts(now) {
             self.pushed += n;
         }
     }
 
-    pub(super) fn delivered(&mut self, latencies: &[Duration], now: Instant) {
+    pub(crate) fn delivered(&mut self, latencies: &[Duration], now: Instant) {
         if self.counts(now) {
             self.delivered += latencies.len() as u64;
             for latency in latencies {
@@ -81,24 +91,24 @@ impl Figures {
         }
     }
 
-    pub(super) fn committed(&mut self, n: u64, now: Instant) {
+    pub(crate) fn committed(&mut self, n: u64, now: Instant) {
         if self.counts(now) {
             self.committed += n;
         }
     }
 
-    pub(super) fn merge(&mut self, other: &Self) {
+    pub(crate) fn merge(&mut self, other: &Self) {
         self.pushed += other.pushed;
         self.delivered += other.delivered;
         self.committed += other.committed;
         self.errors += other.errors;
         self.last = self.last.max(other.last);
-        // Proven: both have the same bounds.
+        // Cannot fail: both have the same bounds.
         self.latency.add(&other.latency).expect("equal bounds");
     }
 
-    /// Without latencies: its items were pushed long before.
-    pub(super) fn untimed(mut self) -> Self {
+    /// Drops the latencies, which mean nothing for items that were pushed long before.
+    pub(crate) fn without_latencies(mut self) -> Self {
         self.latency.reset();
         self
     }
@@ -108,12 +118,13 @@ impl Figures {
         to.saturating_duration_since(self.window.from).as_secs_f64().max(1e-6)
     }
 
-    /// Deliveries per second.
-    pub(super) fn deliver_rate(&self) -> f64 {
+    /// Returns the deliveries per second.
+    pub(crate) fn deliver_rate(&self) -> f64 {
         self.delivered as f64 / self.seconds()
     }
 
-    pub(super) fn into_report(self, scenario: &str, verdict: Verdict) -> Report {
+    /// Returns the figures that every scenario reports.
+    pub(crate) fn into_report(self, scenario: &str, verdict: Verdict) -> Report {
         let seconds = self.seconds();
         let rate = |n: u64| round(n as f64 / seconds, 1);
         let mut report = Report::new(scenario);
@@ -134,30 +145,5 @@ impl Figures {
         report.put("missing", verdict.missing);
         report.put("doubled", verdict.doubled);
         report
-    }
-}
-
-pub(super) fn round(value: f64, digits: i32) -> f64 {
-    let factor = 10_f64.powi(digits);
-    (value * factor).round() / factor
-}
-
-/// What a run answers.
-#[derive(Debug)]
-pub(super) struct Report(Map<String, Value>);
-
-impl Report {
-    pub(super) fn new(scenario: &str) -> Self {
-        let mut report = Self(Map::new());
-        report.put("scenario", scenario);
-        report
-    }
-
-    pub(super) fn put(&mut self, key: &str, value: impl Into<Value>) {
-        self.0.insert(key.to_owned(), value.into());
-    }
-
-    pub(super) fn show(self, output: Output) -> io::Result<()> {
-        output.object(&Value::Object(self.0))
     }
 }

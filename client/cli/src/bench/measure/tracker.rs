@@ -1,4 +1,4 @@
-//! Which items were pushed and which arrived, and how often.
+//! Keeps track of which items were pushed and which arrived, and how often.
 
 use std::{
     ops::Range,
@@ -9,13 +9,13 @@ use std::{
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-/// Set in an item's byte once its push was answered; the rest counts its deliveries.
+/// This bit of an item's byte is set when its push is answered; the other bits count its deliveries.
 const ACKNOWLEDGED: u8 = 0x80;
 
-/// Shared by all producers and consumers of a run.
+/// Numbers the items of a run and records what becomes of each. All producers and consumers of the run share it.
 #[derive(Debug)]
-pub(super) struct Track {
-    /// The zero of the times in the payloads.
+pub(crate) struct Tracker {
+    /// The instant from which the times in the payloads are counted.
     epoch: Instant,
     next: AtomicU64,
     seen: Mutex<Vec<u8>>,
@@ -25,13 +25,13 @@ pub(super) struct Track {
 
 /// What became of the items.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Verdict {
-    pub(super) missing: u64,
-    pub(super) doubled: u64,
+pub(crate) struct Verdict {
+    pub(crate) missing: u64,
+    pub(crate) doubled: u64,
 }
 
 impl Verdict {
-    pub(super) fn exactly_once(self) -> bool {
+    pub(crate) fn exactly_once(self) -> bool {
         self == Self::default()
     }
 }
@@ -43,8 +43,8 @@ impl std::ops::AddAssign for Verdict {
     }
 }
 
-impl Track {
-    pub(super) fn new() -> Self {
+impl Tracker {
+    pub(crate) fn new() -> Self {
         Self {
             epoch: Instant::now(),
             next: AtomicU64::new(0),
@@ -54,14 +54,14 @@ impl Track {
         }
     }
 
-    /// The numbers of the next `n` items, below `limit`; empty when there are none left.
-    pub(super) fn claim(&self, n: u64, limit: u64) -> Range<u64> {
+    /// Returns the numbers of the next `n` items, below `limit`; empty when there are none left.
+    pub(crate) fn next_numbers(&self, n: u64, limit: u64) -> Range<u64> {
         let start = self.next.fetch_add(n, Ordering::Relaxed);
         start.min(limit)..(start + n).min(limit)
     }
 
-    /// A payload that tells its number and when it was due.
-    pub(super) fn payload(&self, number: u64, due: Instant, size: usize) -> Bytes {
+    /// Returns a payload that holds the item's number and when its push was due.
+    pub(crate) fn payload(&self, number: u64, due: Instant, size: usize) -> Bytes {
         let due = due.saturating_duration_since(self.epoch).as_nanos() as u64;
         let mut payload = vec![b'.'; size.max(16)];
         payload[..8].copy_from_slice(&number.to_le_bytes());
@@ -69,7 +69,7 @@ impl Track {
         payload.into()
     }
 
-    pub(super) fn acknowledged(&self, numbers: Range<u64>) {
+    pub(crate) fn acknowledged(&self, numbers: Range<u64>) {
         self.pushed.fetch_add(numbers.end - numbers.start, Ordering::Relaxed);
         let mut seen = self.seen.lock();
         for number in numbers {
@@ -77,8 +77,8 @@ impl Track {
         }
     }
 
-    /// Notes deliveries and answers how long ago each was due.
-    pub(super) fn delivered<'a>(
+    /// Records deliveries and returns how long before each its push was due.
+    pub(crate) fn delivered<'a>(
         &self,
         payloads: impl Iterator<Item = &'a Bytes>,
         now: Instant,
@@ -97,29 +97,30 @@ impl Track {
             .collect()
     }
 
-    /// Each item whose push was answered should have come once; one whose push failed, at most once.
-    pub(super) fn verdict(&self) -> Verdict {
+    /// Returns how many items are missing or doubled: an item whose push was answered must have arrived exactly once, and
+    /// one whose push failed at most once.
+    pub(crate) fn verdict(&self) -> Verdict {
         let seen = self.seen.lock();
         let missing = seen.iter().map(|&byte| u64::from(byte == ACKNOWLEDGED)).sum();
         let doubled = seen.iter().filter(|&&byte| byte & !ACKNOWLEDGED > 1).count() as u64;
         Verdict { missing, doubled }
     }
 
-    pub(super) fn settled(&self, n: u64) {
+    pub(crate) fn settled(&self, n: u64) {
         self.committed.fetch_add(n, Ordering::Relaxed);
     }
 
-    pub(super) fn count_pushed(&self) -> u64 {
+    pub(crate) fn count_pushed(&self) -> u64 {
         self.pushed.load(Ordering::Relaxed)
     }
 
-    pub(super) fn count_committed(&self) -> u64 {
+    pub(crate) fn count_committed(&self) -> u64 {
         self.committed.load(Ordering::Relaxed)
     }
 
-    /// The verdict when `left` items were in the queue at the end and only counted: there should be `others`, and as
-    /// many as were pushed and not committed.
-    pub(super) fn verdict_with(&self, left: u64, others: u64) -> Verdict {
+    /// Returns the verdict where the items still in the queue at the end are only counted, as `left`. There should be
+    /// `others`, and as many as were pushed and not committed.
+    pub(crate) fn verdict_with(&self, left: u64, others: u64) -> Verdict {
         let should = (others + self.count_pushed()).saturating_sub(self.count_committed());
         let doubled = self.verdict().doubled + left.saturating_sub(should);
         Verdict { missing: should.saturating_sub(left), doubled }
@@ -145,31 +146,31 @@ mod tests {
 
     #[test]
     fn missing_and_doubled_items_are_found() {
-        let track = Track::new();
+        let tracker = Tracker::new();
         let now = Instant::now();
-        track.acknowledged(0..4);
-        let come: Vec<Bytes> = [0, 1, 1, 3, 9].map(|n| track.payload(n, now, 16)).into();
-        track.delivered(come.iter(), now);
-        assert_eq!(track.verdict(), Verdict { missing: 1, doubled: 1 });
+        tracker.acknowledged(0..4);
+        let come: Vec<Bytes> = [0, 1, 1, 3, 9].map(|n| tracker.payload(n, now, 16)).into();
+        tracker.delivered(come.iter(), now);
+        assert_eq!(tracker.verdict(), Verdict { missing: 1, doubled: 1 });
     }
 
     #[test]
     fn what_is_left_counts_as_arrived_and_no_more() {
-        let track = Track::new();
+        let tracker = Tracker::new();
         let now = Instant::now();
-        track.acknowledged(0..4);
-        track.delivered([track.payload(0, now, 16)].iter(), now);
-        track.settled(1);
-        assert!(track.verdict_with(3, 0).exactly_once());
-        assert_eq!(track.verdict_with(2, 0), Verdict { missing: 1, doubled: 0 });
-        assert_eq!(track.verdict_with(7, 3), Verdict { missing: 0, doubled: 1 });
+        tracker.acknowledged(0..4);
+        tracker.delivered([tracker.payload(0, now, 16)].iter(), now);
+        tracker.settled(1);
+        assert!(tracker.verdict_with(3, 0).exactly_once());
+        assert_eq!(tracker.verdict_with(2, 0), Verdict { missing: 1, doubled: 0 });
+        assert_eq!(tracker.verdict_with(7, 3), Verdict { missing: 0, doubled: 1 });
     }
 
     #[test]
     fn claims_end_at_the_limit() {
-        let track = Track::new();
-        assert_eq!(track.claim(10, 15), 0..10);
-        assert_eq!(track.claim(10, 15), 10..15);
-        assert!(track.claim(10, 15).is_empty());
+        let tracker = Tracker::new();
+        assert_eq!(tracker.next_numbers(10, 15), 0..10);
+        assert_eq!(tracker.next_numbers(10, 15), 10..15);
+        assert!(tracker.next_numbers(10, 15).is_empty());
     }
 }

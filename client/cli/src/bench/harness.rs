@@ -1,4 +1,4 @@
-//! The scenarios made of producers and consumers.
+//! The parts that scenarios are made of: connections, queues, producers and consumers of one run.
 
 use std::{
     io,
@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use clap::{ValueEnum, builder::PossibleValue};
+use futures_util::future::BoxFuture;
 use indicatif::{ProgressBar, ProgressStyle};
 use sluicegate_client::{
     CancellationToken, Client,
@@ -16,39 +16,55 @@ use sluicegate_client::{
 use tokio::task::JoinSet;
 
 use super::{
-    Args, Mode, Scenario, backlog,
-    load::{self, ConsumerPlan, ProducerPlan},
-    report::{Figures, Report, Window},
-    room::Room,
-    settings::Settings,
-    simulator,
-    track::{Track, Verdict},
+    args::{Args, Mode},
+    measure::{
+        figures::{Figures, Window},
+        report::Report,
+        tracker::{Tracker, Verdict},
+    },
+    settings::{Defaults, Settings},
+    workers::{
+        backlog_limit::BacklogLimit,
+        consumer::{self, ConsumerPlan},
+        producer::{self, ProducerPlan},
+    },
 };
 use crate::{context::Context, failure::Failure};
 
-/// Consumers that see nothing for this long have lost what is missing.
+/// A run in which nothing is committed for this long is over: what is missing is lost.
 const STALLED: Duration = Duration::from_secs(45);
-/// Producers or consumers that share a connection.
+/// How many producers or consumers share a connection.
 const PER_CONNECTION: usize = 50;
 
-/// Connections to push and to take over, and the queues of this run.
+/// The queues of a run, and the connections over which items are pushed and taken.
 #[derive(Clone)]
 pub(super) struct Bench {
+    /// The name of the scenario.
+    pub(super) name: String,
     pub(super) settings: Settings,
     pub(super) push_clients: Vec<Client>,
     take_clients: Vec<Client>,
     pub(super) queues: Vec<String>,
 }
 
-pub(super) async fn run(context: &Context, args: &Args) -> Result<Report, Failure> {
-    let settings = Settings::new(args);
+/// How a scenario is measured on the queues and connections of its run.
+pub(super) type Measure = for<'a> fn(&'a Bench, &'a Args) -> BoxFuture<'a, Result<Report, Failure>>;
+
+/// Connects, creates the queues, measures, and deletes the queues.
+pub(super) async fn run(
+    context: &Context,
+    args: &Args,
+    defaults: &Defaults,
+    measure: Measure,
+) -> Result<Report, Failure> {
+    let settings = Settings::new(args, defaults);
     let connections =
         |workers: usize| args.connections.unwrap_or(workers.div_ceil(PER_CONNECTION)).max(1);
     let take_server = args.consume_server.as_deref();
     let run = format!("{:08x}", rand::random::<u32>());
-    // Backlog needs a deep and a shallow one.
-    let queues = settings.queues + usize::from(args.scenario == Scenario::Backlog);
+    let queues = settings.queues + settings.spare_queues;
     let bench = Bench {
+        name: args.scenario.name(),
         push_clients: connect(context, None, connections(settings.producers)).await?,
         take_clients: connect(context, take_server, connections(settings.consumers)).await?,
         queues: (0..queues).map(|n| format!("bench-{run}-{n}")).collect(),
@@ -57,12 +73,12 @@ pub(super) async fn run(context: &Context, args: &Args) -> Result<Report, Failur
     for queue in &bench.queues {
         bench.create_queue(queue).await?;
     }
-    let report = bench.run(args).await;
+    let report = bench.prepare_and(args, measure).await;
     for queue in &bench.queues {
         if let Err(status) = bench.delete_queue(queue).await
             && status.code() != Code::NotFound
         {
-            eprintln!("sluice: queue {queue} stays behind: {}", status.message());
+            eprintln!("sluice: queue {queue} could not be deleted: {}", status.message());
         }
     }
     report
@@ -81,25 +97,14 @@ async fn connect(
 }
 
 impl Bench {
-    async fn run(&self, args: &Args) -> Result<Report, Failure> {
-        let name = args.scenario.to_possible_value();
-        let name = name.as_ref().map(PossibleValue::get_name).unwrap_or_default();
+    async fn prepare_and(&self, args: &Args, measure: Measure) -> Result<Report, Failure> {
         if args.churn > 0 {
             self.churn(args.churn).await?;
         }
         if let Some(idle) = args.idle {
             self.idle(idle).await?;
         }
-        match args.scenario {
-            Scenario::Push => self.push(name).await,
-            Scenario::Drain => self.drain(name).await,
-            Scenario::Backlog => backlog::run(self, name, args.items.unwrap_or(1_000_000)).await,
-            Scenario::Simulator => simulator::run(self, name).await,
-            _ => {
-                let (figures, verdict) = self.load().await?;
-                Ok(figures.into_report(name, verdict))
-            }
-        }
+        measure(self, args).await
     }
 
     async fn create_queue(&self, name: &str) -> Result<(), Status> {
@@ -108,24 +113,24 @@ impl Bench {
         Ok(())
     }
 
-    /// Answers how many items were left in it.
+    /// Deletes a queue and returns how many items were left in it.
     pub(super) async fn delete_queue(&self, name: &str) -> Result<u64, Status> {
         let request = DeleteQueueRequest { name: name.to_owned(), force: true };
         let answer = self.push_clients[0].admin_service().delete_queue(request).await?;
         Ok(answer.into_inner().deleted_items as u64)
     }
 
-    /// The same on these queues.
+    /// Returns the same run on these queues.
     pub(super) fn on(&self, queues: &[String]) -> Self {
         Self { queues: queues.to_vec(), ..self.clone() }
     }
 
-    /// The same with these settings.
+    /// Returns the same run with these settings.
     pub(super) fn with(&self, settings: Settings) -> Self {
         Self { settings, ..self.clone() }
     }
 
-    /// Gets items through the queues: afterwards they have a past, as they have in use.
+    /// Pushes items through the queues, so that the queues have a history as they have in use.
     async fn churn(&self, items: u64) -> Result<(), Failure> {
         let (figures, verdict) = self.with(self.settings.churning(items)).load().await?;
         if figures.errors > 0 || !verdict.exactly_once() {
@@ -138,64 +143,35 @@ impl Bench {
         Ok(())
     }
 
-    /// Consumers that wait at empty queues.
+    /// Lets consumers wait at empty queues for so long.
     async fn idle(&self, time: Duration) -> Result<(), Failure> {
-        let (track, window, stop) =
-            (Arc::new(Track::new()), Window::none(), CancellationToken::new());
-        let consumers = self.consume(&track, &Room::new(None), window, &stop);
+        let (tracker, window, stop) =
+            (Arc::new(Tracker::new()), Window::none(), CancellationToken::new());
+        let consumers = self.consume(&tracker, &BacklogLimit::new(None), window, &stop);
         tokio::time::sleep(time).await;
         stop.cancel();
         join(consumers, window, || {}).await?;
         Ok(())
     }
 
-    /// Pushes, measured; then consumers that only check.
-    async fn push(&self, name: &str) -> Result<Report, Failure> {
-        let track = Arc::new(Track::new());
-        let window = self.window();
-        let bar = progress("pushed");
-        let producers = self.produce(&track, &Room::new(None), window, None);
-        let mut figures =
-            join(producers, window, || bar.set_position(track.count_pushed())).await?;
-        bar.finish_and_clear();
-        figures.errors += self.check(&track).await?;
-        Ok(figures.into_report(name, track.verdict()))
-    }
-
-    /// Consumers on a full queue.
-    async fn drain(&self, name: &str) -> Result<Report, Failure> {
-        let track = Arc::new(Track::new());
-        let unmeasured = Window::none();
-        let filling = self.with(self.settings.filling(self.settings.items.unwrap_or(0)));
-        let bar = progress("pushed");
-        let producers = filling.produce(&track, &Room::new(None), unmeasured, None);
-        let filled = join(producers, unmeasured, || bar.set_position(track.count_pushed())).await?;
-        bar.finish_and_clear();
-        let window = Window { from: Instant::now(), to: None };
-        let room = Room::new(None);
-        let mut figures = self.consume_all(&track, &room, window, JoinSet::new()).await?;
-        figures.errors += filled.errors;
-        Ok(figures.untimed().into_report(name, track.verdict()))
-    }
-
-    /// Producers and consumers at once.
+    /// Runs producers and consumers at once.
     pub(super) async fn load(&self) -> Result<(Figures, Verdict), Failure> {
-        let track = Arc::new(Track::new());
+        let tracker = Arc::new(Tracker::new());
         let window = self.window();
-        let room = Room::new(self.settings.backlog);
-        let producers = self.produce(&track, &room, window, None);
-        let figures = self.consume_all(&track, &room, window, producers).await?;
-        Ok((figures, track.verdict()))
+        let backlog = BacklogLimit::new(self.settings.backlog);
+        let producers = self.produce(&tracker, &backlog, window, None);
+        let figures = self.consume_all(&tracker, &backlog, window, producers).await?;
+        Ok((figures, tracker.verdict()))
     }
 
-    /// Takes what was pushed, in the quickest way and unmeasured; answers how many errors there were.
-    pub(super) async fn check(&self, track: &Arc<Track>) -> Result<u64, Failure> {
+    /// Takes what was pushed, in the quickest way and unmeasured. Returns how many errors there were.
+    pub(super) async fn check(&self, tracker: &Arc<Tracker>) -> Result<u64, Failure> {
         let quick = self.with(self.settings.churning(0));
-        let room = Room::new(None);
-        Ok(quick.consume_all(track, &room, Window::none(), JoinSet::new()).await?.errors)
+        let backlog = BacklogLimit::new(None);
+        Ok(quick.consume_all(tracker, &backlog, Window::none(), JoinSet::new()).await?.errors)
     }
 
-    /// The time that is measured, beginning after the warm-up.
+    /// Returns the span of time that is measured, which begins after the warm-up.
     pub(super) fn window(&self) -> Window {
         let from = Instant::now() + self.settings.warm_up;
         Window { from, to: self.settings.duration.map(|duration| from + duration) }
@@ -203,8 +179,8 @@ impl Bench {
 
     pub(super) fn produce(
         &self,
-        track: &Arc<Track>,
-        room: &Room,
+        tracker: &Arc<Tracker>,
+        backlog: &BacklogLimit,
         window: Window,
         delay: Option<Duration>,
     ) -> JoinSet<Figures> {
@@ -212,8 +188,8 @@ impl Bench {
         let per_push = f64::from(settings.batch) * settings.producers as f64;
         let interval = settings.rate.map_or(0.0, |rate| per_push / rate.max(1e-3));
         let plan = ProducerPlan {
-            track: track.clone(),
-            room: room.clone(),
+            tracker: tracker.clone(),
+            backlog: backlog.clone(),
             window,
             size: settings.size,
             batch: u32::from(settings.batch),
@@ -230,8 +206,10 @@ impl Bench {
             // Spread over the first interval.
             let first = now + plan.interval.mul_f64(n as f64 / settings.producers as f64);
             match settings.push {
-                Mode::Unary => tasks.spawn(load::produce_unary(plan.clone(), client, queue, first)),
-                Mode::Stream => tasks.spawn(load::produce_stream(
+                Mode::Unary => {
+                    tasks.spawn(producer::produce_unary(plan.clone(), client, queue, first))
+                }
+                Mode::Stream => tasks.spawn(producer::produce_stream(
                     plan.clone(),
                     client,
                     queue,
@@ -245,14 +223,14 @@ impl Bench {
 
     pub(super) fn consume(
         &self,
-        track: &Arc<Track>,
-        room: &Room,
+        tracker: &Arc<Tracker>,
+        backlog: &BacklogLimit,
         window: Window,
         stop: &CancellationToken,
     ) -> JoinSet<Figures> {
         let plan = ConsumerPlan {
-            track: track.clone(),
-            room: room.clone(),
+            tracker: tracker.clone(),
+            backlog: backlog.clone(),
             window,
             batch: i32::from(self.settings.batch),
             in_flight: self.settings.in_flight,
@@ -263,23 +241,23 @@ impl Bench {
             let client = self.take_clients[n % self.take_clients.len()].clone();
             let queue = self.queues[n % self.queues.len()].clone();
             match self.settings.take {
-                Mode::Unary => tasks.spawn(load::consume_unary(plan.clone(), client, queue)),
-                Mode::Stream => tasks.spawn(load::consume_stream(plan.clone(), client, queue)),
+                Mode::Unary => tasks.spawn(consumer::consume_unary(plan.clone(), client, queue)),
+                Mode::Stream => tasks.spawn(consumer::consume_stream(plan.clone(), client, queue)),
             };
         }
         tasks
     }
 
     /// Runs consumers until the producers have ended and everything pushed is committed, or nothing moves any more.
-    async fn consume_all(
+    pub(super) async fn consume_all(
         &self,
-        track: &Arc<Track>,
-        room: &Room,
+        tracker: &Arc<Tracker>,
+        backlog: &BacklogLimit,
         window: Window,
         mut producers: JoinSet<Figures>,
     ) -> Result<Figures, Failure> {
         let stop = CancellationToken::new();
-        let consumers = self.consume(track, room, window, &stop);
+        let consumers = self.consume(tracker, backlog, window, &stop);
         let bar = progress("committed");
         let mut figures = Figures::new(window);
         let (mut last, mut moved) = (0, Instant::now());
@@ -292,13 +270,13 @@ impl Bench {
                 }
                 _ = tick.tick() => {}
             }
-            let committed = track.count_committed();
+            let committed = tracker.count_committed();
             bar.set_position(committed);
-            let done = committed >= track.count_pushed();
+            let done = committed >= tracker.count_pushed();
             if committed > last || done {
                 (last, moved) = (committed, Instant::now());
             }
-            // Producers that wait for room would wait for ever.
+            // Producers that wait for capacity would wait for ever.
             if (producers.is_empty() && done) || moved.elapsed() > STALLED {
                 break;
             }
@@ -310,7 +288,7 @@ impl Bench {
     }
 }
 
-/// Waits for all and adds up what they counted.
+/// Waits for all tasks and adds up what they counted.
 pub(super) async fn join(
     mut tasks: JoinSet<Figures>,
     window: Window,
@@ -329,7 +307,7 @@ pub(super) async fn join(
     }
 }
 
-/// Shows itself on a terminal only.
+/// Returns a progress bar, which is shown on terminals only.
 pub(super) fn progress(what: &'static str) -> ProgressBar {
     let bar = ProgressBar::new_spinner();
     if let Ok(style) =

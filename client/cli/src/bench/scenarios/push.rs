@@ -1,0 +1,24 @@
+//! Pushes alone.
+
+use std::sync::Arc;
+
+use crate::{
+    bench::{
+        harness::{Bench, join, progress},
+        measure::{report::Report, tracker::Tracker},
+        workers::backlog_limit::BacklogLimit,
+    },
+    failure::Failure,
+};
+
+/// Measures pushes; afterwards consumers check that everything is there.
+pub(super) async fn run(bench: &Bench) -> Result<Report, Failure> {
+    let tracker = Arc::new(Tracker::new());
+    let window = bench.window();
+    let bar = progress("pushed");
+    let producers = bench.produce(&tracker, &BacklogLimit::new(None), window, None);
+    let mut figures = join(producers, window, || bar.set_position(tracker.count_pushed())).await?;
+    bar.finish_and_clear();
+    figures.errors += bench.check(&tracker).await?;
+    Ok(figures.into_report(&bench.name, tracker.verdict()))
+}
