@@ -10,7 +10,6 @@ use tonic::{
 };
 
 use crate::{
-    Consumer, Producer, Station,
     error::{Error, Result},
     item::to_proto_duration,
     pool::{Address, Place, Pool},
@@ -267,21 +266,6 @@ impl Client {
         }
     }
 
-    /// A producer for `queue`.
-    pub fn producer(&self, queue: impl Into<String>) -> Producer {
-        Producer::new(self.elsewhere(), queue.into())
-    }
-
-    /// A consumer of `queue`.
-    pub fn consumer(&self, queue: impl Into<String>) -> Consumer {
-        Consumer::new(self.elsewhere(), queue.into())
-    }
-
-    /// A station on `queue`: a consumer whose handler says where the item goes next.
-    pub fn station(&self, queue: impl Into<String>) -> Station {
-        Station::new(self.consumer(queue))
-    }
-
     /// Takes up to `max_items` (1 to 1,000) items of `queue` and forgets them: at most once.
     /// Waits up to `wait` (at most 10 minutes) for the first one; zero answers at once.
     ///
@@ -335,8 +319,8 @@ impl Client {
         request
     }
 
-    /// The same client at the next address.
-    fn elsewhere(&self) -> Self {
+    /// Returns this client at the next address.
+    pub(crate) fn elsewhere(&self) -> Self {
         let place = Place::new(&self.inner.pool, self.inner.pool.next());
         Self { inner: Arc::clone(&self.inner), place }
     }

@@ -10,8 +10,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 use crate::{
-    Retry,
     proto::{self, new_item::Eligibility},
+    retry::Retry,
 };
 
 /// An item to push. The broker's limits are told with each method; it refuses what exceeds them.

@@ -32,7 +32,8 @@ const LOOK_UP: Duration = Duration::from_secs(5);
 const STAY: Duration = Duration::from_secs(20 * 60);
 
 /// How the endpoint of a URL is made, at one address of its host or wherever its name leads.
-type MakeEndpoint = dyn Fn(&str, Option<SocketAddr>) -> crate::Result<Endpoint> + Send + Sync;
+type MakeEndpoint =
+    dyn Fn(&str, Option<SocketAddr>) -> crate::error::Result<Endpoint> + Send + Sync;
 
 /// One address of one URL.
 pub(crate) struct Address {
@@ -66,17 +67,23 @@ impl fmt::Debug for Pool {
 
 impl Pool {
     /// The URLs, of which there is at least one, with names not looked up yet.
-    pub(crate) fn new(urls: Vec<String>, make: Box<MakeEndpoint>) -> crate::Result<Arc<Self>> {
+    pub(crate) fn new(
+        urls: Vec<String>,
+        make: Box<MakeEndpoint>,
+    ) -> crate::error::Result<Arc<Self>> {
         let next = AtomicUsize::new(rand::random_range(0..urls.len().max(1)));
         let addresses = Mutex::default();
         let pool = Self { urls, make, addresses, next, looked_up: Mutex::default() };
-        let all =
-            pool.urls.iter().map(|url| pool.address(url, None)).collect::<crate::Result<_>>()?;
+        let all = pool
+            .urls
+            .iter()
+            .map(|url| pool.address(url, None))
+            .collect::<crate::error::Result<_>>()?;
         *pool.addresses.lock() = all;
         Ok(Arc::new(pool))
     }
 
-    fn address(&self, url: &str, socket: Option<SocketAddr>) -> crate::Result<Arc<Address>> {
+    fn address(&self, url: &str, socket: Option<SocketAddr>) -> crate::error::Result<Arc<Address>> {
         let endpoint = (self.make)(url, socket)?;
         let channel = endpoint.connect_lazy();
         let (url, failed) = (url.to_owned(), AtomicBool::new(false));

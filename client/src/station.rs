@@ -28,11 +28,12 @@ use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Consumer, Delivery, NewItem, Retry, Summary,
-    consumer::Decision,
+    client::Client,
+    consumer::{Consumer, Decision, Summary},
     error::Result,
-    item::to_proto_duration,
+    item::{Delivery, NewItem, to_proto_duration},
     proto::{MoveRequest, PushEntry},
+    retry::Retry,
 };
 
 /// Where an item goes after a station.
@@ -121,11 +122,14 @@ pub struct Station {
     consumer: Consumer,
 }
 
-impl Station {
-    pub(crate) fn new(consumer: Consumer) -> Self {
-        Self { consumer }
+impl Client {
+    /// Returns a station on `queue`: a consumer whose handler says where the item goes next.
+    pub fn station(&self, queue: impl Into<String>) -> Station {
+        Station::from_consumer(self.consumer(queue))
     }
+}
 
+impl Station {
     /// Makes a station of a consumer with settings of its own. It must not be an at-most-once consumer:
     /// such items are finished before the handler sees them.
     pub fn from_consumer(consumer: Consumer) -> Self {

@@ -3,9 +3,9 @@
 use std::{any::Any, error::Error};
 
 use crate::{
-    Retry,
     item::to_proto_duration,
     proto::{MoveRequest, PushEntry, RollbackItem},
+    retry::Retry,
 };
 
 /// What errors of handlers can be made into: errors, texts, `anyhow::Error`.

@@ -6,8 +6,13 @@ use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status};
 
-use super::{Event, Options, is_fatal};
-use crate::{Client, Error, error::is_too_old, pool::Address};
+use super::options::Options;
+use crate::{
+    client::Client,
+    error::{Error, is_too_old},
+    pool::Address,
+    proto,
+};
 
 /// What the two kinds of feed have in common.
 pub(super) struct Feed {
@@ -16,6 +21,22 @@ pub(super) struct Feed {
     pub(super) events: mpsc::Sender<Event>,
     /// Cancelled when no more deliveries are wanted.
     pub(super) halt: CancellationToken,
+}
+
+/// What a feed tells the runner.
+pub(super) enum Event {
+    /// The lease in force is known.
+    Lease(Duration),
+    /// Items to work on.
+    Deliveries(Vec<proto::Delivery>),
+    /// The broker says that this reservation holds its item no more.
+    Revoked(String),
+    /// No delivery will follow: the broker has confirmed the halt, or there is no stream.
+    Halted,
+    /// The stream broke; the broker gives back what it had delivered.
+    Lost,
+    /// The broker refuses the consumer, or was out of reach for too long.
+    Failed(Error),
 }
 
 /// When to open the next stream, and when to give up.
@@ -63,6 +84,22 @@ impl Attempts {
         let pause = tokio::time::sleep(delay);
         feed.halt.run_until_cancelled(pause).await.is_some()
     }
+}
+
+/// True if the broker will refuse the consumer each time it asks.
+fn is_fatal(status: &tonic::Status) -> bool {
+    use tonic::Code;
+    matches!(
+        status.code(),
+        Code::InvalidArgument
+            | Code::NotFound
+            | Code::AlreadyExists
+            | Code::PermissionDenied
+            | Code::Unauthenticated
+            | Code::Unimplemented
+            | Code::FailedPrecondition
+            | Code::OutOfRange
+    )
 }
 
 /// Longer than this without an error counts as a stream that works, deliveries or not.

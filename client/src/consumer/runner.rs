@@ -18,17 +18,18 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Decision, Event, Options, Renewal, Summary,
-    decision::Settle,
-    feed::{self, Feed},
-    settle::{Counters, MAX_SETTLES, Settler},
+    decision::{Decision, Settle},
+    feed::{self, Event, Feed},
+    options::{Options, Renewal},
+    settle::{Counters, MAX_SETTLES, Settler, Summary},
     stream::StreamFeed,
 };
 use crate::{
-    Client, Delivery, Error, Retry,
-    error::Result,
-    item::to_proto_duration,
+    client::Client,
+    error::{Error, Result},
+    item::{Delivery, to_proto_duration},
     proto::{ExtendRequest, ExtendResult, Outcome},
+    retry::Retry,
 };
 
 /// A handler at work.

@@ -13,22 +13,43 @@ use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 use tonic::{Response, Status};
 
 use super::{
-    Decision, Options, Summary,
-    decision::{Settle, rollback_item},
+    decision::{Decision, Settle, rollback_item},
+    options::Options,
 };
 use crate::{
-    Client, Retry,
+    client::Client,
     error::is_transient,
     proto::{
         CommitAndPushRequest, CommitRequest, MoveRequest, Outcome, PushEntry, RollbackItem,
         RollbackRequest, SettleResult,
     },
+    retry::Retry,
 };
 
 /// The broker takes at most this many receipts in one call.
 pub(super) const MAX_SETTLES: usize = 1_000;
 /// Moves and forks are calls of their own; this many run at a time.
 const MAX_SINGLES: usize = 64;
+
+/// What a consumer did, when it has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Summary {
+    /// Items whose handler was started.
+    pub started: u64,
+    /// Items committed, and those committed on delivery.
+    pub committed: u64,
+    /// Items given back, dead-lettered ones included.
+    pub rolled_back: u64,
+    /// Items that reached the dead-letter queue by being given back.
+    pub dead_lettered: u64,
+    /// Items moved to another queue, or committed with pushes.
+    pub forwarded: u64,
+    /// Settles that changed nothing: the item had been handed out anew or was gone.
+    pub lost: u64,
+    /// Settles that were not answered in time, or only after repetition: done or not.
+    pub unknown: u64,
+}
 
 /// What was settled so far; shared by all that settle.
 #[derive(Debug, Default)]

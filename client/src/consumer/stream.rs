@@ -12,9 +12,8 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use super::{
-    Decision, Event,
-    decision::{Settle, rollback_item},
-    feed::{Attempts, Feed},
+    decision::{Decision, Settle, rollback_item},
+    feed::{Attempts, Event, Feed},
     settle::{Counters, Kind, MAX_SETTLES},
 };
 use crate::proto::{

@@ -10,6 +10,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use tokio::{
@@ -20,15 +21,31 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Code, Status, Streaming};
 
-use super::{Producer, StreamOptions, is_repeatable};
+use super::push::{Producer, is_repeatable};
 use crate::{
-    Client, NewItem,
+    client::Client,
     error::{Error, Result, is_transient},
+    item::NewItem,
     proto::{PushResult, PushStreamRequest, PushStreamResponse},
 };
 
 /// A batch that failed for the moment on a living stream waits as after this many tries (0.4 s by default).
 const FAILED_BATCH_TRIES: u32 = 3;
+
+/// Settings of a [`PushStream`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// How many batches may be unanswered at a time; further ones wait. Default 16.
+    pub max_in_flight: usize,
+    /// How long [`PushStream::close`] waits for the answers still out. Default 60 s.
+    pub close_timeout: Duration,
+}
+
+impl Default for StreamOptions {
+    fn default() -> Self {
+        Self { max_in_flight: 16, close_timeout: Duration::from_secs(60) }
+    }
+}
 
 /// Pushes batches on one stream; made by [`Producer::stream`]. Dropping it gives up what is not answered yet;
 /// [`PushStream::close`] waits for it.

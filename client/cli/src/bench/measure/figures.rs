@@ -72,7 +72,7 @@ impl Figures {
     pub(crate) fn failed(&mut self, error: &(dyn Error + 'static)) {
         self.errors += 1;
         if self.errors == 1 {
-            tracing::warn!(error, "the first error");
+            tracing::warn!(%error, "the first error");
         }
     }
 

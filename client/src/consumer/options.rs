@@ -1,0 +1,59 @@
+//! The settings of a consumer.
+
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::{item::to_proto_duration, proto, retry::Backoff};
+
+/// Who prolongs the leases of items whose handlers are still at work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Renewal {
+    /// The broker, for as long as the stream lives, up to its `max_lease`. When the stream breaks, the consumer
+    /// does it for what it still holds. The default.
+    #[default]
+    Broker,
+    /// The consumer, each third of the lease. If no lease is asked for, it asks for 30 s.
+    Client,
+    /// Nobody: a handler slower than its lease loses the item.
+    Off,
+}
+
+/// Settings shared by the parts of a consumer.
+#[derive(Debug, Clone)]
+pub(super) struct Options {
+    pub(super) queue: String,
+    pub(super) name: String,
+    pub(super) max_in_flight: u32,
+    pub(super) max_in_flight_bytes: u64,
+    pub(super) concurrency: Option<usize>,
+    pub(super) lease: Option<Duration>,
+    pub(super) renewal: Renewal,
+    pub(super) auto_commit: bool,
+    pub(super) streaming: bool,
+    pub(super) shutdown: CancellationToken,
+    pub(super) grace: Duration,
+    pub(super) backoff: Backoff,
+    pub(super) give_up_after: Option<Duration>,
+    pub(super) limit: Option<u64>,
+    pub(super) idle_exit: Option<Duration>,
+}
+
+impl Options {
+    pub(super) fn concurrency(&self) -> usize {
+        self.concurrency.unwrap_or(self.max_in_flight as usize).max(1)
+    }
+
+    pub(super) fn open_request(&self) -> proto::ConsumeRequest {
+        proto::ConsumeRequest {
+            queue: self.queue.clone(),
+            max_in_flight: self.max_in_flight.try_into().unwrap_or(i32::MAX),
+            max_in_flight_bytes: self.max_in_flight_bytes.try_into().unwrap_or(i64::MAX),
+            lease: self.lease.map(to_proto_duration),
+            consumer: self.name.clone(),
+            auto_commit: self.auto_commit,
+            renew: self.renewal == Renewal::Broker && !self.auto_commit,
+            ..Default::default()
+        }
+    }
+}

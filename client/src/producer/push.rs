@@ -1,0 +1,224 @@
+//! Pushing by unary calls.
+
+use prost::Message;
+use tokio::time::Instant;
+
+use crate::{
+    client::Client,
+    error::{Error, Result, is_transient},
+    item::NewItem,
+    proto::{self, PushRequest, PushResult},
+    retry::Backoff,
+};
+
+/// The broker takes at most this many items in one call.
+pub const MAX_BATCH_ITEMS: usize = 1_000;
+
+/// Puts items into one queue. Cheap to clone.
+#[derive(Debug, Clone)]
+#[must_use = "a producer does nothing until it pushes"]
+pub struct Producer {
+    pub(super) client: Client,
+    pub(super) queue: String,
+    pub(super) name: String,
+    auto_dedup: bool,
+    pub(super) backoff: Backoff,
+    max_batch_bytes: usize,
+}
+
+impl Client {
+    /// Returns a producer for `queue`, at the next address.
+    pub fn producer(&self, queue: impl Into<String>) -> Producer {
+        Producer::new(self.elsewhere(), queue.into())
+    }
+}
+
+impl Producer {
+    fn new(client: Client, queue: String) -> Self {
+        Self {
+            client,
+            queue,
+            name: String::new(),
+            auto_dedup: false,
+            backoff: Backoff::default(),
+            max_batch_bytes: 3 << 20,
+        }
+    }
+
+    /// Name of the producer, shown with each item. Formed like a queue name.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Gives each item without a `dedup_id` a random one, so that a push whose answer was lost is repeated safely.
+    pub fn with_auto_dedup(mut self) -> Self {
+        self.auto_dedup = true;
+        self
+    }
+
+    /// How calls are repeated while no broker can be reached. Only calls that can not do the work twice are:
+    /// those in which each item has a `dedup_id`. `give_up_after` should stay below the queue's `dedup_window`.
+    pub fn backoff(mut self, backoff: Backoff) -> Self {
+        self.backoff = backoff;
+        self
+    }
+
+    /// Most bytes to put into one call when many items are pushed; a larger item goes alone. Default 3 MiB,
+    /// which any broker takes.
+    pub fn max_batch_bytes(mut self, bytes: usize) -> Self {
+        self.max_batch_bytes = bytes;
+        self
+    }
+
+    /// The queue items go to.
+    pub fn queue(&self) -> &str {
+        &self.queue
+    }
+
+    /// Pushes one item and answers when it is durable.
+    ///
+    /// # Errors
+    /// [`Error::Status`] if the broker refuses it: nothing was stored. [`Error::OutcomeUnknown`] if the
+    /// connection broke, or the broker lost its store, and the item has no `dedup_id`, or retries took too long.
+    pub async fn push(&self, item: impl Into<NewItem>) -> Result<PushResult> {
+        let mut results = self.push_all([item.into()]).await?;
+        // The broker answers one result per item.
+        results
+            .pop()
+            .ok_or_else(|| tonic::Status::internal("push answered without a result").into())
+    }
+
+    /// Pushes items in order and answers one result each when all are durable. More than 1,000 items, or
+    /// more bytes than [`Producer::max_batch_bytes`], are split into several calls, made one after the other.
+    ///
+    /// # Errors
+    /// As [`Producer::push`]; [`Error::PartlyPushed`] if calls before the failing one succeeded.
+    pub async fn push_all<I>(&self, items: I) -> Result<Vec<PushResult>>
+    where
+        I: IntoIterator,
+        I::Item: Into<NewItem>,
+    {
+        let mut results = Vec::new();
+        for items in self.batches(items.into_iter().map(Into::into)) {
+            match self.push_batch(items).await {
+                Ok(answered) if results.is_empty() => results = answered,
+                Ok(answered) => results.extend(answered),
+                Err(source) if results.is_empty() => return Err(source),
+                Err(source) => {
+                    return Err(Error::PartlyPushed { results, source: Box::new(source) });
+                }
+            }
+        }
+        Ok(results)
+    }
+
+    /// One call, repeated while that is safe and may help.
+    async fn push_batch(&self, items: Vec<proto::NewItem>) -> Result<Vec<PushResult>> {
+        let safe = is_repeatable(&items);
+        let message = PushRequest { queue: self.queue.clone(), items, producer: self.name.clone() };
+        let give_up = Instant::now() + self.backoff.give_up_after;
+        let mut tries = 0;
+        self.client.rotate();
+        loop {
+            let address = self.client.address_in_use();
+            let request = self.client.request(message.clone());
+            let status = match self.client.queue_service().push(request).await {
+                Ok(response) => return Ok(response.into_inner().results),
+                Err(status) => status,
+            };
+            if !is_transient(&status) {
+                return Err(status.into());
+            }
+            self.client.fail_over(&address);
+            let delay = self.backoff.delay(tries, Some(&status));
+            if !safe || Instant::now() + delay > give_up {
+                return Err(Error::OutcomeUnknown(Box::new(status)));
+            }
+            tracing::debug!(queue = self.queue, ?delay, %status, "push is repeated");
+            tokio::time::sleep(delay).await;
+            tries += 1;
+        }
+    }
+
+    /// Cuts items into batches that the broker takes.
+    pub(super) fn batches(
+        &self,
+        items: impl Iterator<Item = NewItem>,
+    ) -> impl Iterator<Item = Vec<proto::NewItem>> {
+        let (auto_dedup, max_bytes) = (self.auto_dedup, self.max_batch_bytes);
+        let mut items = items
+            .map(move |item| {
+                let mut item = item.into_proto();
+                if auto_dedup && item.dedup_id.is_empty() {
+                    item.dedup_id = random_id();
+                }
+                item
+            })
+            .peekable();
+        std::iter::from_fn(move || {
+            let first = items.next()?;
+            let mut bytes = first.encoded_len();
+            let mut batch = vec![first];
+            while batch.len() < MAX_BATCH_ITEMS {
+                let Some(next) = items.next_if(|next| bytes + next.encoded_len() <= max_bytes)
+                else {
+                    break;
+                };
+                bytes += next.encoded_len();
+                batch.push(next);
+            }
+            Some(batch)
+        })
+    }
+}
+
+/// True if pushing these items twice stores them once.
+pub(super) fn is_repeatable(items: &[proto::NewItem]) -> bool {
+    items.iter().all(|item| !item.dedup_id.is_empty())
+}
+
+/// 128 random bits in hexadecimal, like a UUID without its dashes.
+fn random_id() -> String {
+    format!("{:032x}", rand::random::<u128>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn producer() -> Producer {
+        let client = Client::builder("http://127.0.0.1:1").connect_lazy().unwrap();
+        client.producer("q")
+    }
+
+    #[tokio::test]
+    async fn large_pushes_are_split_by_count_and_by_bytes_in_order() {
+        let items = (0..2_500).map(|n| NewItem::new(n.to_string()));
+        let sizes: Vec<_> = producer().batches(items).map(|batch| batch.len()).collect();
+        assert_eq!(sizes, [1_000, 1_000, 500]);
+
+        let items = (0..5_u8).map(|n| NewItem::new(vec![n; 1_000]));
+        let batches: Vec<_> = producer().max_batch_bytes(2_500).batches(items).collect();
+        let firsts: Vec<Vec<u8>> = batches
+            .iter()
+            .map(|batch| batch.iter().map(|item| item.payload[0]).collect())
+            .collect();
+        assert_eq!(firsts, [vec![0, 1], vec![2, 3], vec![4]]);
+    }
+
+    #[tokio::test]
+    async fn auto_dedup_keeps_given_ids_and_never_repeats_its_own() {
+        let items = [NewItem::new("a").dedup_id("mine"), NewItem::new("b"), NewItem::new("b")];
+        let batch = producer().with_auto_dedup().batches(items.into_iter()).next().unwrap();
+        assert_eq!(batch[0].dedup_id, "mine");
+        assert_ne!(batch[1].dedup_id, batch[2].dedup_id);
+        assert!(is_repeatable(&batch));
+    }
+
+    #[tokio::test]
+    async fn a_push_that_could_be_done_twice_is_not_repeated() {
+        let error = producer().push("once").await.unwrap_err();
+        assert!(matches!(error, Error::OutcomeUnknown(_)), "{error:?}");
+    }
+}
