@@ -49,7 +49,7 @@ async fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// The first broker, and those to turn to when it can not be reached.
+/// The first broker, and those to use when it cannot be reached.
 fn brokers(urls: &str) -> ClientBuilder {
     let (first, others) = urls.split_once(',').unwrap_or((urls, ""));
     let others = others.split(',').filter(|url| !url.is_empty());
@@ -102,7 +102,7 @@ async fn label(parcel: Delivery) -> Result<Next, Error> {
     Ok(Next::move_to(SENT).into())
 }
 
-/// Begins to work on an item: says so, takes a moment, and answers its name and weight.
+/// Begins work on an item: prints so, takes a moment, and returns its name and weight.
 async fn begin(station: &str, item: &Delivery) -> Result<(String, u32), Error> {
     println!("{station}: {}", item.text()?);
     tokio::time::sleep(Duration::from_millis(10)).await; // what real work would take

@@ -2,8 +2,8 @@
 //!
 //! Several consumers of one queue work side by side, so "insert Ann" and a later "remove Ann" can reach the
 //! database in either order, or twice. [`SetField`] keeps, for each member of a set in a document, the sequence number
-//! of the last operation it has seen, and ignores older ones. Removed members leave a tombstone with their
-//! number. So any number of consumers, in any order, end with the same document.
+//! of the last operation that was applied, and ignores older ones. A removed member leaves a tombstone with its
+//! number. So any number of consumers, in any order, produce the same document.
 //!
 //! Sequence numbers come from a queue created with `sequenced` ([`Delivery::sequence`](crate::Delivery::sequence)).
 //!
@@ -26,7 +26,7 @@ use mongodb::{
 pub enum Change {
     /// It becomes a member.
     Insert,
-    /// It is a member no longer.
+    /// It is no longer a member.
     Remove,
 }
 
@@ -35,7 +35,7 @@ pub enum Change {
 pub enum Applied {
     /// The document has changed.
     Changed,
-    /// The document had seen this operation, or a later one on the same member, before. Nothing has changed.
+    /// This operation, or a later one on the same member, was applied before. Nothing has changed.
     Stale,
 }
 
@@ -53,13 +53,13 @@ impl SetField {
         Self { collection, present: field.to_owned(), removed: format!("{field}_removed") }
     }
 
-    /// Applies one operation to the document with this `_id`, unless the document has seen a later one on the
-    /// same member: one conditional upsert, atomic, and safe to repeat. The document is made if it is not there.
+    /// Applies one operation to the document with this `_id`, unless a later one on the same member was
+    /// applied before: one conditional upsert, atomic, and safe to repeat. A document that does not exist is created.
     ///
     /// `sequence` orders the operations on a member; those on different members may share numbers.
     ///
     /// # Errors
-    /// Those of the driver. The operation may then be done or not; repeat it.
+    /// Those of the driver. It is then unknown whether the operation was applied; repeat it.
     pub async fn apply(
         &self,
         id: impl Into<Bson>,
@@ -76,7 +76,7 @@ impl SetField {
     }
 
     /// Drops the tombstones with numbers below `sequence`, in all documents. Do so only when no operation
-    /// with a lower number can still be on its way. Answers how many documents have changed.
+    /// with a lower number can still be on its way. Returns how many documents have changed.
     ///
     /// # Errors
     /// Those of the driver.

@@ -12,14 +12,14 @@ use tonic::{
 use crate::{
     error::{Error, Result},
     item::to_proto_duration,
-    pool::{Address, Place, Pool},
+    pool::{Address, Location, Pool},
     proto::{
         Item, PopRequest, admin_service_client::AdminServiceClient,
         queue_service_client::QueueServiceClient, schedule_service_client::ScheduleServiceClient,
     },
 };
 
-/// Default limit of one received message: a broker's largest page of items, and some room.
+/// Default limit of one received message, above a broker's largest page of items.
 const DEFAULT_MAX_MESSAGE: usize = 32 << 20;
 
 /// A channel that adds the client's credentials to each call.
@@ -46,7 +46,7 @@ impl Interceptor for Credentials {
     }
 }
 
-/// How to reach the brokers; made by [`Client::builder`].
+/// How to reach the brokers; [`Client::builder`] returns one.
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct ClientBuilder {
@@ -63,9 +63,11 @@ pub struct ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// Adds another broker on the same database. A name stands for all its addresses. Each producer and each consumer takes the
-    /// next address, goes on when that fails, and now and then without cause, so that load spreads over brokers that
-    /// were added; an address that failed is used again once it can be reached.
+    /// Adds another broker on the same database. A host name stands for all its addresses.
+    ///
+    /// Each producer and each consumer takes the next address. It goes to another one when that fails, and about every
+    /// 20 minutes, so that load spreads to brokers that were added. An address that failed is used again once it can be
+    /// reached.
     pub fn endpoint(mut self, url: impl Into<String>) -> Self {
         self.urls.push(url.into());
         self
@@ -77,51 +79,50 @@ impl ClientBuilder {
         self
     }
 
-    /// For `https`: trusts the certificate authorities in this PEM text, and no others.
-    /// Without it, the ones Mozilla trusts.
+    /// For `https`: trusts only the certificate authorities in this PEM text. Default: those that Mozilla trusts.
     pub fn ca_certificate(mut self, pem: impl Into<String>) -> Self {
         self.ca = Some(pem.into());
         self
     }
 
-    /// For `https`: shows this certificate, PEM text, to the broker.
+    /// For `https`: presents this certificate, with its private key, to the broker. Both are PEM text.
     pub fn client_certificate(mut self, pem: impl Into<String>, key: impl Into<String>) -> Self {
         self.identity = Some((pem.into(), key.into()));
         self
     }
 
-    /// For `https`: the name to look for in the broker's certificate. Default: the host of the URL.
+    /// For `https`: sets the name that the broker's certificate must have. Default: the host of the URL.
     pub fn tls_domain(mut self, domain: impl Into<String>) -> Self {
         self.tls_domain = Some(domain.into());
         self
     }
 
-    /// How long connecting may take. Default 5 s.
+    /// Sets how long connecting may take. Default 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// How long one unary call may take, on top of the time it is asked to wait for items. Default 30 s.
+    /// Sets how long one unary call may take, not counting the time for which it waits for items. Default 30 s.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.request_timeout = timeout;
         self
     }
 
-    /// How often an open connection is pinged (HTTP/2); one that is silent for as long again is given up.
+    /// Sets how often an open connection is pinged (HTTP/2). A ping unanswered for as long again closes the connection.
     /// Default 15 s.
     pub fn keep_alive(mut self, interval: Duration) -> Self {
         self.keep_alive = interval;
         self
     }
 
-    /// Largest message to take from the broker, in bytes. Default 32 MiB.
+    /// Sets the size of the largest message to receive, in bytes. Default 32 MiB.
     pub fn max_receive_bytes(mut self, bytes: usize) -> Self {
         self.max_receive = bytes;
         self
     }
 
-    /// Largest message to send, in bytes. Default: no limit but the broker's.
+    /// Sets the size of the largest message to send, in bytes. Default: only the broker limits it.
     pub fn max_send_bytes(mut self, bytes: usize) -> Self {
         self.max_send = bytes;
         self
@@ -137,7 +138,7 @@ impl ClientBuilder {
         let pool = Arc::clone(&client.inner.pool);
         pool.look_up().await;
         match pool.connect().await {
-            Ok(address) => Ok(Client { place: Place::new(&pool, address), ..client }),
+            Ok(address) => Ok(Client { location: Location::new(&pool, address), ..client }),
             Err(source) => Err(Error::Unreachable { addresses, source }),
         }
     }
@@ -160,7 +161,7 @@ impl ClientBuilder {
         let urls = self.urls.clone();
         let pool = Pool::new(urls, Box::new(move |url, at| self.endpoint_of(url, at)))?;
         Ok(Client {
-            place: Place::new(&pool, pool.next()),
+            location: Location::new(&pool, pool.next()),
             inner: Arc::new(Inner {
                 pool,
                 credentials: Credentials { authorization },
@@ -171,7 +172,7 @@ impl ClientBuilder {
         })
     }
 
-    /// The endpoint of a URL, at one address of its host or wherever its name leads.
+    /// Returns the endpoint of a URL, at one address of its host or at any.
     fn endpoint_of(&self, url: &str, at: Option<SocketAddr>) -> Result<Endpoint> {
         let invalid = |source| Error::InvalidAddress { url: url.to_owned(), source };
         if !url.starts_with("http://") && !url.starts_with("https://") {
@@ -180,7 +181,7 @@ impl ClientBuilder {
         let named = Endpoint::from_shared(url.to_owned()).map_err(|error| invalid(error.into()))?;
         let endpoint = match at {
             None => named.clone(),
-            // The broker, and whatever is before it, is asked for by its name all the same.
+            // The authority of requests is the host of the URL: a proxy may need it.
             Some(at) => {
                 let scheme = if url.starts_with("https://") { "https" } else { "http" };
                 Endpoint::from_shared(format!("{scheme}://{at}"))
@@ -194,7 +195,7 @@ impl ClientBuilder {
             .http2_keep_alive_interval(self.keep_alive)
             .keep_alive_timeout(self.keep_alive)
             .keep_alive_while_idle(true)
-            // Wider for the connection than for a stream: one stream that is not read must not stall the others.
+            // Larger for the connection than for a stream: one stream that is not read must not stall the others.
             .initial_stream_window_size(2 << 20)
             .initial_connection_window_size(16 << 20)
             .user_agent(concat!("sluicegate-client/", env!("CARGO_PKG_VERSION")))
@@ -224,12 +225,12 @@ fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {
     Ok(value)
 }
 
-/// A handle on the brokers of one database. Cheap to clone; clones share their connections,
-/// which are made when needed and made anew when they break.
+/// A handle on the brokers of one database. Clones are cheap and share their connections, which are made when needed and
+/// again when they break.
 #[derive(Debug, Clone)]
 pub struct Client {
     inner: Arc<Inner>,
-    place: Arc<Place>,
+    location: Arc<Location>,
 }
 
 #[derive(Debug)]
@@ -250,7 +251,7 @@ impl Client {
         Self::builder(url).connect().await
     }
 
-    /// Settings for a connection to the broker at `url`, and to further ones given by [`ClientBuilder::endpoint`].
+    /// Returns settings for connecting to the broker at `url`, and to further ones given by [`ClientBuilder::endpoint`].
     pub fn builder(url: impl Into<String>) -> ClientBuilder {
         ClientBuilder {
             urls: vec![url.into()],
@@ -266,8 +267,8 @@ impl Client {
         }
     }
 
-    /// Takes up to `max_items` (1 to 1,000) items of `queue` and forgets them: at most once.
-    /// Waits up to `wait` (at most 10 minutes) for the first one; zero answers at once.
+    /// Takes up to `max_items` (1 to 1,000) items out of `queue`: at-most-once delivery. Waits up to `wait` (at most 10
+    /// minutes) for the first item; with zero, returns at once.
     ///
     /// # Errors
     /// [`Error::Status`]. An item whose answer was lost is lost.
@@ -286,33 +287,33 @@ impl Client {
         Ok(self.queue_service().pop(request).await?.into_inner().items)
     }
 
-    /// The generated stub of QueueService.
+    /// Returns the generated stub of QueueService.
     pub fn queue_service(&self) -> QueueServiceClient<Transport> {
         QueueServiceClient::new(self.transport())
             .max_decoding_message_size(self.inner.max_receive)
             .max_encoding_message_size(self.inner.max_send)
     }
 
-    /// The generated stub of AdminService.
+    /// Returns the generated stub of AdminService.
     pub fn admin_service(&self) -> AdminServiceClient<Transport> {
         AdminServiceClient::new(self.transport())
             .max_decoding_message_size(self.inner.max_receive)
             .max_encoding_message_size(self.inner.max_send)
     }
 
-    /// The generated stub of ScheduleService.
+    /// Returns the generated stub of ScheduleService.
     pub fn schedule_service(&self) -> ScheduleServiceClient<Transport> {
         ScheduleServiceClient::new(self.transport())
             .max_decoding_message_size(self.inner.max_receive)
             .max_encoding_message_size(self.inner.max_send)
     }
 
-    /// A request with the client's time-out, for a unary call on one of the stubs.
+    /// Returns a request with the client's time-out, for a unary call on one of the stubs.
     pub fn request<T>(&self, message: T) -> Request<T> {
         self.waiting_request(message, Duration::ZERO)
     }
 
-    /// A request whose time-out leaves room for a long poll of `wait`.
+    /// Returns a request whose time-out allows for a long poll of `wait`.
     pub fn waiting_request<T>(&self, message: T, wait: Duration) -> Request<T> {
         let mut request = Request::new(message);
         request.set_timeout(self.inner.request_timeout.saturating_add(wait));
@@ -321,32 +322,32 @@ impl Client {
 
     /// Returns this client at the next address.
     pub(crate) fn elsewhere(&self) -> Self {
-        let place = Place::new(&self.inner.pool, self.inner.pool.next());
-        Self { inner: Arc::clone(&self.inner), place }
+        let location = Location::new(&self.inner.pool, self.inner.pool.next());
+        Self { inner: Arc::clone(&self.inner), location }
     }
 
-    /// The address in use, to be named to [`Client::fail_over`] when it fails.
+    /// Returns the address in use, to be given to [`Client::fail_over`] when it fails.
     pub(crate) fn address_in_use(&self) -> Arc<Address> {
-        self.place.address()
+        self.location.address()
     }
 
-    /// Turns from a failed address to the next one, unless another call has done so already.
+    /// Goes from a failed address to the next one, unless another call has done so already.
     pub(crate) fn fail_over(&self, failed: &Arc<Address>) {
-        self.place.fail_over(failed);
+        self.location.fail_over(failed);
     }
 
     /// Goes on to the next address if it has been long enough at this one.
     pub(crate) fn rotate(&self) {
-        self.place.rotate();
+        self.location.rotate();
     }
 
     /// Goes on to the next address.
     pub(crate) fn go_on(&self) {
-        self.place.go_on();
+        self.location.go_on();
     }
 
     fn transport(&self) -> Transport {
-        let channel = self.place.address().channel.clone();
+        let channel = self.location.address().channel.clone();
         InterceptedService::new(channel, self.inner.credentials.clone())
     }
 }
@@ -371,7 +372,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_unreachable_broker_is_told_with_its_address() {
+    async fn an_unreachable_broker_is_named_with_its_address() {
         // Port 1 (tcpmux) is closed on any machine these tests run on.
         let error = Client::connect("http://127.0.0.1:1").await.unwrap_err();
         assert!(error.is_unavailable());

@@ -7,7 +7,7 @@ use tonic_types::StatusExt;
 
 use crate::proto::PushResult;
 
-/// What this crate's calls answer.
+/// What calls of this crate return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call failed.
@@ -23,8 +23,8 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The bearer token holds characters that can not be sent.
-    #[error("the bearer token holds characters that can not be sent")]
+    /// The bearer token holds characters that cannot be sent.
+    #[error("the bearer token holds characters that cannot be sent")]
     InvalidToken,
     /// No broker answered at any of the addresses.
     #[error("no broker reachable at {addresses}")]
@@ -63,7 +63,7 @@ impl From<Status> for Error {
 }
 
 impl Error {
-    /// The gRPC status, if one is at the bottom of it.
+    /// Returns the gRPC status that caused the error, if there is one.
     pub fn status(&self) -> Option<&Status> {
         match self {
             Self::Status(status) | Self::OutcomeUnknown(status) => Some(status),
@@ -72,53 +72,53 @@ impl Error {
         }
     }
 
-    /// The gRPC code, if a status is at the bottom of it.
+    /// Returns the code of the gRPC status that caused the error, if there is one.
     pub fn code(&self) -> Option<Code> {
         self.status().map(Status::code)
     }
 
-    /// The broker's stable reason (`QUEUE_NOT_FOUND`, …), if it gave one.
+    /// Returns the broker's stable reason (`QUEUE_NOT_FOUND`, …), if the broker gave one.
     pub fn reason(&self) -> Option<String> {
         let details = self.status()?.get_error_details();
         details.error_info().map(|info| info.reason.clone())
     }
 
-    /// Which fields of the request were wrong: pairs of field and description.
+    /// Returns the fields of the request that were wrong: pairs of field and description.
     pub fn field_violations(&self) -> Vec<(String, String)> {
         self.status().map(field_violations).unwrap_or_default()
     }
 
-    /// How long the broker asks to wait before the next try.
+    /// Returns how long the broker asks to wait before the next try.
     pub fn retry_delay(&self) -> Option<Duration> {
         self.status().and_then(retry_delay)
     }
 
-    /// True if no broker could be reached, or the one reached is shutting down or without its store.
+    /// Returns true if no broker could be reached, or the broker is shutting down or cannot reach its store.
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Self::Unreachable { .. }) || self.status().is_some_and(is_transient)
     }
 
-    /// True if the queue, item or schedule is not there.
+    /// Returns true if the queue, item or schedule does not exist.
     pub fn is_not_found(&self) -> bool {
         self.code() == Some(Code::NotFound)
     }
 }
 
-/// The delay the broker asks for by `RetryInfo`.
+/// Returns the delay that the broker asks for by `RetryInfo`.
 pub(crate) fn retry_delay(status: &Status) -> Option<Duration> {
     status.get_details_retry_info().and_then(|info| info.retry_delay)
 }
 
-/// True if nothing is wrong with the broker: it wants consumers to move on now and then.
+/// Returns true if the broker ended a stream only because of its age, so that load spreads over brokers.
 pub(crate) fn is_too_old(status: &Status) -> bool {
     status.get_details_error_info().is_some_and(|info| info.reason == "STREAM_TOO_OLD")
 }
 
-/// True if trying again, perhaps elsewhere, may help. What the call did is then unknown.
+/// Returns true if another try, perhaps at another broker, may help. Whether the call took effect is then unknown.
 pub(crate) fn is_transient(status: &Status) -> bool {
     match status.code() {
         Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::Aborted => true,
-        // Made on this side from a broken connection, not sent by a broker.
+        // Made by this process from a broken connection, not sent by a broker.
         Code::Unknown | Code::Internal => std::error::Error::source(status).is_some(),
         _ => false,
     }
@@ -131,7 +131,7 @@ fn field_violations(status: &Status) -> Vec<(String, String)> {
     bad.field_violations.into_iter().map(|v| (v.field, v.description)).collect()
 }
 
-/// The broker's message, with its code and the fields it names unless the message tells them already.
+/// Returns the broker's message, with the fields that were wrong unless the message names them already.
 fn describe(status: &Status) -> String {
     let mut text = if status.message().is_empty() {
         status.code().description().to_lowercase()

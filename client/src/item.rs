@@ -14,7 +14,7 @@ use crate::{
     retry::Retry,
 };
 
-/// An item to push. The broker's limits are told with each method; it refuses what exceeds them.
+/// An item to push. Each method states the broker's limit; the broker refuses what exceeds it.
 ///
 /// ```
 /// use std::time::Duration;
@@ -33,20 +33,20 @@ pub struct NewItem {
 }
 
 impl NewItem {
-    /// An item with this payload; at most 3 MiB unless the broker is told otherwise. May be empty.
+    /// Returns an item with this payload: at most the broker's `max_payload_bytes` (3 MiB by default); may be empty.
     pub fn new(payload: impl Into<Bytes>) -> Self {
         Self { inner: proto::NewItem { payload: payload.into(), ..Default::default() } }
     }
 
-    /// An item with `value` as JSON, content type `application/json`.
+    /// Returns an item with `value` as JSON and content type `application/json`.
     ///
     /// # Errors
-    /// If `value` can not be written as JSON.
+    /// If `value` cannot be serialized as JSON.
     pub fn json<T: Serialize + ?Sized>(value: &T) -> Result<Self, serde_json::Error> {
         Ok(Self::new(serde_json::to_vec(value)?).content_type("application/json"))
     }
 
-    /// Media type of the payload; at most 255 bytes.
+    /// Sets the media type of the payload; at most 255 bytes.
     pub fn content_type(mut self, content_type: impl Into<String>) -> Self {
         self.inner.content_type = content_type.into();
         self
@@ -58,43 +58,45 @@ impl NewItem {
         self
     }
 
-    /// 0 (default) to 9; 9 is handed out first.
+    /// Sets the priority: 0 (default) to 9; 9 is delivered first.
     pub fn priority(mut self, priority: u8) -> Self {
         self.inner.priority = i32::from(priority);
         self
     }
 
-    /// Hands it out not before this long after the push; at most 10 years. Replaces [`NewItem::eligible_at`].
+    /// Delivers the item no earlier than this long after the push; at most 10 years. Replaces [`NewItem::eligible_at`].
     pub fn delay(mut self, delay: Duration) -> Self {
         self.inner.eligibility = Some(Eligibility::Delay(to_proto_duration(delay)));
         self
     }
 
-    /// Hands it out not before this instant, by the broker's clock. Replaces [`NewItem::delay`].
+    /// Delivers the item no earlier than this instant, by the broker's clock. Replaces [`NewItem::delay`].
     pub fn eligible_at(mut self, time: SystemTime) -> Self {
         self.inner.eligibility = Some(Eligibility::EligibleTime(time.into()));
         self
     }
 
-    /// Time to live, counted from the push: past it the item is never delivered. Must be positive; at most 10 years.
+    /// Sets the time to live, counted from the push: an expired item is never delivered. More than zero, at most 10 years.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.inner.ttl = Some(to_proto_duration(ttl));
         self
     }
 
-    /// Items of one queue with the same key are delivered one at a time, in push order. At most 255 bytes.
+    /// Sets the ordering key: items of one queue with the same key are delivered one at a time, in push order. At most 255
+    /// bytes.
     pub fn ordering_key(mut self, key: impl Into<String>) -> Self {
         self.inner.ordering_key = key.into();
         self
     }
 
-    /// A second push with the same id within the queue's `dedup_window` stores nothing. At most 255 bytes.
+    /// Sets the deduplication id: a second push with the same id within the queue's `dedup_window` stores nothing. At most
+    /// 255 bytes.
     pub fn dedup_id(mut self, id: impl Into<String>) -> Self {
         self.inner.dedup_id = id.into();
         self
     }
 
-    /// The message that goes over the wire.
+    /// Returns the message that is sent to the broker.
     pub fn into_proto(self) -> proto::NewItem {
         self.inner
     }
@@ -130,7 +132,7 @@ impl From<proto::NewItem> for NewItem {
     }
 }
 
-/// An item handed to a handler, held under a lease until the handler is done.
+/// An item that a handler works on, held under a lease until the handler returns.
 #[derive(Debug)]
 pub struct Delivery {
     item: proto::Item,
@@ -140,7 +142,7 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// None if the broker left out the item, which it never does.
+    /// Returns `None` if the broker left out the item, which it never does.
     pub(crate) fn from_proto(delivery: proto::Delivery) -> Option<Self> {
         Some(Self {
             item: delivery.item?,
@@ -154,78 +156,79 @@ impl Delivery {
         self.lost.clone()
     }
 
-    /// The item with all its fields.
+    /// Returns the item with all its fields.
     pub fn item(&self) -> &proto::Item {
         &self.item
     }
 
-    /// The item, taken out.
+    /// Returns the item with all its fields, and drops the rest.
     pub fn into_item(self) -> proto::Item {
         self.item
     }
 
-    /// The item's id: opaque, unique in the broker, the same at each delivery and after a move.
+    /// Returns the item's id: opaque, unique in the broker, the same at each delivery and after a move.
     pub fn id(&self) -> &str {
         &self.item.id
     }
 
-    /// The payload. Cloning it is cheap.
+    /// Returns the payload, which is cheap to clone.
     pub fn payload(&self) -> &Bytes {
         &self.item.payload
     }
 
-    /// The payload as text.
+    /// Returns the payload as text.
     ///
     /// # Errors
-    /// If it is not UTF-8: a [`Retry::dead_letter`], for trying again would not help.
+    /// If it is not UTF-8: a [`Retry::dead_letter`], since another try would not help.
     pub fn text(&self) -> Result<&str, Retry> {
         let refuse = |error| Retry::dead_letter(format!("the payload is not text: {error}"));
         std::str::from_utf8(&self.item.payload).map_err(refuse)
     }
 
-    /// The payload read as JSON.
+    /// Deserializes the payload from JSON.
     ///
     /// # Errors
-    /// If it is not JSON, or not of this form: a [`Retry::dead_letter`], for trying again would not help.
+    /// If it is not JSON, or not of this form: a [`Retry::dead_letter`], since another try would not help.
     pub fn json<T: DeserializeOwned>(&self) -> Result<T, Retry> {
         let refuse = |error| Retry::dead_letter(format!("the payload cannot be read: {error}"));
         serde_json::from_slice(&self.item.payload).map_err(refuse)
     }
 
-    /// The headers.
+    /// Returns the headers.
     pub fn headers(&self) -> &HashMap<String, String> {
         &self.item.headers
     }
 
-    /// Failed attempts plus one: 1 at first.
+    /// Returns the number of failed attempts plus one: 1 at first.
     pub fn attempt(&self) -> u32 {
         self.item.attempt.try_into().unwrap_or(0)
     }
 
-    /// The item's sequence number, from 1; 0 if its queue gives none.
+    /// Returns the item's sequence number, from 1; 0 if its queue is not sequenced.
     pub fn sequence(&self) -> i64 {
         self.item.sequence
     }
 
-    /// Names this reservation; needed to settle the item by hand. Empty if it was committed on delivery.
+    /// Returns the receipt of this reservation, with which the item can be settled by other means. Empty if the item was
+    /// committed on delivery.
     pub fn receipt(&self) -> &str {
         &self.receipt
     }
 
-    /// End of the lease as of the delivery, by the broker's clock; renewals prolong it.
+    /// Returns the end of the lease as of the delivery, by the broker's clock; renewals come on top.
     pub fn lease_expire_time(&self) -> Option<SystemTime> {
         self.lease_expire_time
     }
 
-    /// Ready once this reservation no longer holds the item: the broker has said so (the item was deleted, settled elsewhere,
-    /// or its lease could not be prolonged any more), or the lease has ended unprolonged. Another consumer may have the item
-    /// by then, so finishing the work is of no use. Select on it in long handlers.
+    /// Completes once this reservation no longer holds the item: the broker has revoked it (the item was deleted or settled
+    /// elsewhere, or its lease could not be renewed any more), or the lease has ended without renewal. Another consumer may
+    /// have the item by then, so there is no use in finishing the work. Long handlers should `select!` on it.
     pub fn lease_lost(&self) -> WaitForCancellationFuture<'_> {
         self.lost.cancelled()
     }
 }
 
-/// Durations beyond 10,000 years are refused by the broker anyway; they become the longest there is.
+/// Converts a duration to its message; one beyond 10,000 years, which the broker refuses anyway, becomes that long.
 pub(crate) fn to_proto_duration(duration: Duration) -> prost_types::Duration {
     duration.try_into().unwrap_or(prost_types::Duration { seconds: 315_576_000_000, nanos: 0 })
 }

@@ -7,12 +7,12 @@
 //! | [`client`] | [`Client`]: connections, fail-over, credentials; the generated stubs |
 //! | [`item`] | [`NewItem`] to push, [`Delivery`] to work on |
 //! | [`producer`] | [`Producer`]: pushes, one call at a time; [`PushStream`]: many batches in flight |
-//! | [`consumer`] | [`Consumer`]: runs a handler for each item, settles, renews leases, reconnects |
+//! | [`consumer`] | [`Consumer`]: runs a handler for each item, settles the item, renews leases, reconnects |
 //! | [`station`] | [`Station`]: a consumer whose handler says where the item goes next |
 //! | [`retry`] | [`Backoff`], and [`Retry`] for handlers that choose how they fail |
 //! | `apply` | (feature `mongodb`) applies work to MongoDB documents in any order, safely |
 //! | [`error`] | [`Error`], the only error type |
-//! | [`proto`] | messages and stubs generated from the proto files, for everything else |
+//! | [`proto`] | messages and stubs generated from the proto files, for calls without a method of their own here |
 //!
 //! # A minute's tour
 //!
@@ -30,7 +30,7 @@
 //!     .max_in_flight(16)
 //!     .run(|delivery| async move {
 //!         println!("{}", delivery.text()?);
-//!         Ok::<(), sluicegate_client::Retry>(()) // commits; an error gives the item back
+//!         Ok::<(), sluicegate_client::Retry>(()) // commits; an error rolls the item back
 //!     })
 //!     .await?;
 //! # Ok(())
@@ -45,6 +45,7 @@ pub mod error;
 pub mod item;
 mod pool;
 pub mod producer;
+pub mod proto;
 pub mod retry;
 pub mod station;
 
@@ -56,9 +57,7 @@ pub use producer::{Producer, PushStream, PushTicket};
 pub use retry::{Backoff, Retry};
 pub use station::{Next, Station};
 
-/// Messages, stubs and servers generated from package `sluicegate.v1`.
-pub use sluicegate_proto::v1 as proto;
-/// For shutting consumers down: cancel it, and they finish what they hold.
+/// Shuts consumers down: when it is cancelled, they finish the items they hold and end.
 pub use tokio_util::sync::CancellationToken;
-/// The gRPC library the generated stubs are made with.
+/// The gRPC library that the generated stubs use.
 pub use tonic;

@@ -1,7 +1,7 @@
-//! The addresses of the brokers: which there are, which of them work, and which is next.
+//! The addresses of the brokers: which there are, which of them work, and which one is next.
 //!
-//! Each producer and each consumer keeps to one address, so that its settles reach the broker that delivered; the next one
-//! takes the next address. One that failed is left out until a connection to it succeeds again.
+//! Each producer and each consumer stays at one address, so that settles reach the broker that delivered; the next producer
+//! or consumer takes the next address. An address that failed is left out until a connection to it succeeds again.
 
 use std::{
     fmt,
@@ -24,11 +24,11 @@ use tonic::transport::{Channel, Endpoint};
 
 /// Pauses before a failed address is tried again.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
-/// How much longer than the first address others may take to answer.
+/// How much longer than the first address the others may take to answer.
 const OTHERS: Duration = Duration::from_millis(100);
-/// Names are not looked up more often than this.
+/// Names are resolved at most once in this time.
 const LOOK_UP: Duration = Duration::from_secs(5);
-/// About how long a producer or consumer keeps to its address.
+/// About how long a producer or consumer stays at its address.
 const STAY: Duration = Duration::from_secs(20 * 60);
 
 /// How the endpoint of a URL is made, at one address of its host or wherever its name leads.
@@ -90,8 +90,8 @@ impl Pool {
         Ok(Arc::new(Address { url, socket, endpoint, channel, failed }))
     }
 
-    /// Looks up all names, unless that was done just now. What is there already stays as it is, and a name that is not found keeps
-    /// the addresses it had.
+    /// Resolves all names, unless that was done just now. Known addresses stay as they are, and a name that cannot be resolved
+    /// keeps the addresses it had.
     pub(crate) async fn look_up(&self) {
         if self.is_to_look_up() {
             for url in &self.urls {
@@ -102,7 +102,7 @@ impl Pool {
         }
     }
 
-    /// The same while the client is in use: an address that is new is left out until it can be reached.
+    /// Resolves all names while the client is in use: a new address is left out until it can be reached.
     pub(crate) async fn refresh(self: &Arc<Self>) {
         if self.is_to_look_up() {
             for url in &self.urls {
@@ -146,14 +146,14 @@ impl Pool {
         let mut addresses = self.addresses.lock();
         addresses.retain(|known| known.url != url || is_there(known.socket));
         for new in new {
-            // Another look-up may have been quicker.
+            // Another look-up may have been faster.
             if !addresses.iter().any(|known| known.url == url && known.socket == new.socket) {
                 addresses.push(new);
             }
         }
     }
 
-    /// The next address: of those that work, if there are any.
+    /// Returns the next address: one that works, if there is any.
     pub(crate) fn next(&self) -> Arc<Address> {
         let addresses = self.addresses.lock();
         let start = self.next.fetch_add(1, Ordering::Relaxed);
@@ -210,7 +210,7 @@ impl Pool {
     }
 }
 
-/// Tries a failed address until it works, is gone, or nobody is interested.
+/// Tries a failed address until it works, is gone, or the pool is dropped.
 async fn recover(pool: Weak<Pool>, address: Arc<Address>) {
     for failures in 0.. {
         tokio::time::sleep(BACKOFF.delay(failures)).await;
@@ -227,7 +227,7 @@ async fn recover(pool: Weak<Pool>, address: Arc<Address>) {
     }
 }
 
-/// `None` if the host is an address, or the URL has none.
+/// Returns the host and the port of a URL; `None` if the host is an address, or there is none.
 fn host_and_port(url: &str) -> Option<(&str, u16)> {
     let (scheme, rest) = url.split_once("://")?;
     let authority = rest.split(['/', '?']).next()?;
@@ -242,14 +242,14 @@ fn host_and_port(url: &str) -> Option<(&str, u16)> {
     bare.parse::<IpAddr>().is_err().then_some((host, port))
 }
 
-/// Where a producer or a consumer is.
+/// The address at which a producer or a consumer is.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Location {
     pool: Arc<Pool>,
     at: Mutex<(Arc<Address>, Instant)>,
 }
 
-impl Place {
+impl Location {
     pub(crate) fn new(pool: &Arc<Pool>, address: Arc<Address>) -> Arc<Self> {
         Arc::new(Self { pool: Arc::clone(pool), at: Mutex::new((address, until())) })
     }
@@ -258,7 +258,7 @@ impl Place {
         Arc::clone(&self.at.lock().0)
     }
 
-    /// Turns from a failed address to the next one, unless another call has done so already.
+    /// Goes from a failed address to the next one, unless another call has done so already.
     pub(crate) fn fail_over(&self, failed: &Arc<Address>) {
         self.pool.failed(failed);
         let mut at = self.at.lock();
@@ -314,7 +314,7 @@ mod tests {
         assert_eq!(given.map(|it| it.socket).collect::<Vec<_>>(), [None]);
     }
 
-    /// A name may lead to addresses nobody listens at, of the other family of addresses for example.
+    /// A name may lead to addresses at which no one listens, of the other family of addresses for example.
     #[tokio::test]
     async fn new_addresses_are_left_out_until_they_can_be_reached() {
         let pool = pool(&["http://localhost:1", "http://127.0.0.9:7400"]); // port 1 is closed
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_told_from_addresses() {
+    fn host_names_are_distinguished_from_addresses() {
         assert_eq!(host_and_port("http://queue:7400"), Some(("queue", 7400)));
         assert_eq!(host_and_port("https://queue.example/x"), Some(("queue.example", 443)));
         assert_eq!(host_and_port("http://10.0.0.1:7400"), None);
@@ -342,20 +342,20 @@ mod tests {
         let mut taken: Vec<String> = (0..3).map(|_| pool.next().url.clone()).collect();
         taken.sort();
         assert_eq!(taken, pool.urls);
-        let place = Place::new(&pool, pool.next());
+        let place = Location::new(&pool, pool.next());
         let failed = place.address();
         place.fail_over(&failed);
         assert_ne!(place.address().url, failed.url);
         let elsewhere = place.address();
         place.fail_over(&failed);
-        assert!(Arc::ptr_eq(&place.address(), &elsewhere), "somebody else has turned away already");
+        assert!(Arc::ptr_eq(&place.address(), &elsewhere), "another call has failed over already");
         assert!((0..9).all(|_| pool.next().url != failed.url));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_stays_for_ever() {
+    async fn no_one_stays_at_one_address_for_ever() {
         let pool = pool(&["http://127.0.0.1:1", "http://127.0.0.1:2"]);
-        let place = Place::new(&pool, pool.next());
+        let place = Location::new(&pool, pool.next());
         let first = place.address();
         place.rotate();
         assert!(Arc::ptr_eq(&place.address(), &first));

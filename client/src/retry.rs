@@ -1,4 +1,4 @@
-//! How long to wait before trying again: for connections, and for items.
+//! How long to wait before the next try: of calls and connections, and of items.
 
 use std::{fmt, time::Duration};
 
@@ -6,8 +6,8 @@ use tonic::Status;
 
 use crate::error::retry_delay;
 
-/// Exponential back-off with jitter: each delay is drawn from the upper half of
-/// `initial * 2^n`, at most `max`, so that many clients do not come back at once.
+/// Exponential back-off with jitter: each delay is drawn at random from the upper half of `initial * 2^n`, at most `max`, so
+/// that many clients do not try again at the same time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backoff {
     /// The first delay. Default 50 ms.
@@ -29,17 +29,17 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The delay before try number `tries` (0 is the first repetition). `RetryInfo` in `status` is the least it can be.
+    /// Returns the delay before repetition `tries`, counted from 0, and at least what `RetryInfo` in `status` asks for.
     pub(crate) fn delay(&self, tries: u32, status: Option<&Status>) -> Duration {
         let delay = sluicegate_proto::backoff::Backoff::new(self.initial, self.max).delay(tries);
         delay.max(status.and_then(retry_delay).unwrap_or_default())
     }
 }
 
-/// A handler's error that says how the item is to be tried again.
+/// An error of a handler that says how the item is to be tried again.
 ///
-/// It is found as it is, boxed, inside an `anyhow::Error` (with context or not), and among the sources of an error. Any other
-/// error gives the item back by the queue's retry policy, with its text as reason.
+/// A consumer finds it as the error itself, boxed, inside an `anyhow::Error` (with context or not), and among the sources of
+/// an error. Any other error rolls the item back by the queue's retry policy, with the error's text as reason.
 ///
 /// ```
 /// use std::time::Duration;
@@ -57,24 +57,24 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Gives the item back for this reason, kept as `last_reason`; cut after 1,024 bytes.
+    /// Rolls the item back for this reason, which is kept as `last_reason`, up to 1,024 bytes of it.
     pub fn new(reason: impl Into<String>) -> Self {
         Self { reason: reason.into(), delay: None, keep_attempt: false, dead_letter: false }
     }
 
-    /// Never again: the item goes to the dead-letter queue now, whatever its attempt, for this reason.
+    /// Dead-letters the item now, whatever its attempt, for this reason.
     pub fn dead_letter(reason: impl Into<String>) -> Self {
         Self { dead_letter: true, ..Self::new(reason) }
     }
 
-    /// Tries again after this long, whatever the queue's retry policy says. At most 10 years. Takes
-    /// [`Retry::dead_letter`] back.
+    /// Makes the item eligible after this long, whatever the queue's retry policy says; at most 10 years. Undoes
+    /// [`Retry::dead_letter`].
     pub fn after(mut self, delay: Duration) -> Self {
         (self.delay, self.dead_letter) = (Some(delay), false);
         self
     }
 
-    /// Does not count this as a failed attempt. Takes [`Retry::dead_letter`] back.
+    /// Does not count this as a failed attempt. Undoes [`Retry::dead_letter`].
     pub fn keep_attempt(mut self) -> Self {
         (self.keep_attempt, self.dead_letter) = (true, false);
         self

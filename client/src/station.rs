@@ -1,7 +1,7 @@
 //! Stations of a pipeline: consumers whose handlers say where the item goes next.
 //!
-//! Settling an item and putting it, or others made from it, into the next queue is one atomic step, so
-//! forks, choices and loops are plain code and no crash loses or doubles an item on its way.
+//! An item is settled, and it or others made from it are put into the next queue, in one atomic step. So forks, choices and
+//! loops are plain code, and no crash loses or duplicates an item on its way.
 //!
 //! ```no_run
 //! use sluicegate_client::{Client, NewItem, Next};
@@ -44,18 +44,18 @@ pub struct Next {
 }
 
 impl Next {
-    /// Nowhere: the item is finished, or dropped.
+    /// Finishes the item: it goes nowhere.
     pub fn done() -> Self {
         Self { decision: Decision::Commit }
     }
 
-    /// Into another queue of the same group, as the same item with the same id.
+    /// Moves the item into another queue of the same group; it stays the same item with the same id.
     pub fn move_to(queue: impl Into<String>) -> MoveTo {
         MoveTo { request: MoveRequest { to_queue: queue.into(), ..Default::default() } }
     }
 
-    /// Becomes 1 to 1,000 new items in any queues of any groups, all or none. No items at all: as [`Next::done`].
-    /// Needs a broker whose store has transactions.
+    /// Finishes the item and pushes 1 to 1,000 new items into any queues of any groups, all or none. Without any items, this
+    /// is [`Next::done`]. Needs a broker whose store has transactions.
     pub fn fork<Q: Into<String>>(pushes: impl IntoIterator<Item = (Q, NewItem)>) -> Self {
         let pushes: Vec<PushEntry> = pushes
             .into_iter()
@@ -64,13 +64,13 @@ impl Next {
         if pushes.is_empty() { Self::done() } else { Self { decision: Decision::Fork(pushes) } }
     }
 
-    /// Back into the same queue, to be tried again later; see [`Retry`].
+    /// Rolls the item back, to be tried again later; see [`Retry`].
     pub fn retry(retry: Retry) -> Self {
         Self { decision: Decision::Rollback(retry) }
     }
 }
 
-/// A move under construction; `into()` makes it a [`Next`].
+/// The builder of a move; `into()` converts it to a [`Next`].
 #[derive(Debug, Clone)]
 #[must_use = "it does nothing unless the handler returns it"]
 pub struct MoveTo {
@@ -102,7 +102,7 @@ impl MoveTo {
         self
     }
 
-    /// Hands it out there not before this long from now; at most 10 years.
+    /// Delivers the item there no earlier than this long from now; at most 10 years.
     pub fn delay(mut self, delay: Duration) -> Self {
         self.request.delay = Some(to_proto_duration(delay));
         self
@@ -115,7 +115,7 @@ impl From<MoveTo> for Next {
     }
 }
 
-/// A consumer whose handler says where the item goes next. Made by [`Client::station`](crate::Client::station).
+/// A consumer whose handler says where the item goes next. [`Client::station`] returns one.
 #[derive(Debug, Clone)]
 #[must_use = "a station does nothing until it runs"]
 pub struct Station {
@@ -130,8 +130,8 @@ impl Client {
 }
 
 impl Station {
-    /// Makes a station of a consumer with settings of its own. It must not be an at-most-once consumer:
-    /// such items are finished before the handler sees them.
+    /// Returns a station with the settings of `consumer`. It must not be an at-most-once consumer, whose items are finished
+    /// before the handler gets them.
     pub fn from_consumer(consumer: Consumer) -> Self {
         Self { consumer }
     }
@@ -148,8 +148,8 @@ impl Station {
         self
     }
 
-    /// Runs `handler` for each item until shutdown, and sends the item where it says. An error or a panic gives
-    /// the item back, as in [`Consumer::run`]; so does a destination the broker refuses.
+    /// Runs `handler` for each item until shutdown, and sends the item where the handler says. An error or a panic rolls the
+    /// item back, as in [`Consumer::run`]; so does a destination that the broker refuses.
     ///
     /// # Errors
     /// As [`Consumer::run`].

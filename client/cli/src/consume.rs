@@ -19,13 +19,13 @@ Without --exec, payloads are printed one per line and committed.
 
 With --exec, the command is run by `sh -c` for each item. The payload is its stdin; SLUICE_QUEUE, SLUICE_ITEM_ID, \
 SLUICE_ATTEMPT, SLUICE_DELIVERIES, SLUICE_PRIORITY, SLUICE_SEQUENCE, SLUICE_CONTENT_TYPE, SLUICE_ORDERING_KEY, and \
-SLUICE_HEADER_NAME for each header, are in its environment. Exit status 0 commits the item; any other gives it \
+SLUICE_HEADER_NAME for each header, are in its environment. Exit status 0 commits the item; any other rolls it \
 back with the status as reason.
 
-Ctrl-C takes no more items, lets running commands finish, gives back the rest and ends; a second one ends at once.
-If no item came at all, the exit code is 3.";
+After Ctrl-C no more items are taken, running commands finish, and the other items are rolled back; a second Ctrl-C ends \
+at once. If no item was delivered at all, the exit code is 3.";
 
-/// What `sluice consume` is told.
+/// The command line of `sluice consume`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
@@ -34,19 +34,19 @@ pub(crate) struct Args {
     /// Run this shell command for each item
     #[arg(long, short, value_name = "CMD")]
     exec: Option<String>,
-    /// End after this many items
+    /// Exit after this many items
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
     /// How many items to hold, and commands to run, at a time [default: 1 with --exec, else 100]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     max_in_flight: Option<u32>,
-    /// Lease of each item; prolonged while its command runs [default: the queue's]
+    /// Lease of each item; renewed while its command runs [default: the queue's]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     lease: Option<Duration>,
-    /// Do not prolong leases: a command slower than its lease loses its item
+    /// Do not renew leases: a command that takes longer than its lease loses its item
     #[arg(long)]
     no_renew: bool,
-    /// End when there was nothing to do for this long
+    /// Exit after this long without work
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     idle_exit: Option<Duration>,
     /// How long running commands may take after Ctrl-C
@@ -55,7 +55,7 @@ pub(crate) struct Args {
     /// Name of the consumer, shown with each item
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Commit items as they are handed out: at most once
+    /// Commit items as they are delivered: at-most-once delivery
     #[arg(long)]
     auto_commit: bool,
 }
@@ -98,7 +98,7 @@ pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
         stop,
         failed: Arc::default(),
     };
-    // Over ConsumeStream items not started are given back exactly; brokers without it have Consume.
+    // ConsumeStream rolls back exactly the items that were not started; a broker without it has Consume.
     let mut ended = work.clone().run(consumer.clone()).await;
     if matches!(&ended, Err(error) if error.code() == Some(Code::Unimplemented)) {
         ended = work.clone().run(consumer.unary()).await;
@@ -112,15 +112,15 @@ pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
         return Err(Failure::Nothing);
     }
     if !context.output.is_json() && work.exec.is_some() {
-        eprintln!("sluice: {} committed, {} given back", summary.committed, summary.rolled_back);
+        eprintln!("sluice: {} committed, {} rolled back", summary.committed, summary.rolled_back);
     }
     Ok(())
 }
 
-/// The first interrupt shuts down in good order, the second one at once.
+/// Shuts down gracefully at the first interrupt, and at once at the second.
 async fn watch_interrupts(stop: CancellationToken) {
     if tokio::signal::ctrl_c().await.is_ok() {
-        eprintln!("sluice: finishing what is held; Ctrl-C again ends at once");
+        eprintln!("sluice: finishing the items at work; press Ctrl-C again to exit at once");
         stop.cancel();
     }
     if tokio::signal::ctrl_c().await.is_ok() {
@@ -128,13 +128,13 @@ async fn watch_interrupts(stop: CancellationToken) {
     }
 }
 
-/// What is done with each item.
+/// What to do with each item.
 #[derive(Clone)]
 struct Work {
     output: Output,
     exec: Option<Arc<str>>,
     stop: CancellationToken,
-    /// Why items can not be printed any more.
+    /// Why items cannot be printed any more.
     failed: Arc<Mutex<Option<io::Error>>>,
 }
 
@@ -155,7 +155,7 @@ impl Work {
 
     fn print(&self, item: &Item) -> Result<(), String> {
         self.output.payload(item).map_err(|error| {
-            // Nobody reads any more: this item goes back, and so do all others.
+            // No one reads the output any more: this item is rolled back, and so are all others.
             let reason = error.to_string();
             if let Ok(mut failed) = self.failed.lock() {
                 *failed = Some(error);
@@ -182,7 +182,7 @@ async fn execute(command: &str, delivery: &Delivery) -> Result<(), String> {
         .env("SLUICE_CONTENT_TYPE", &item.content_type)
         .env("SLUICE_ORDERING_KEY", &item.ordering_key);
     for (name, value) in &item.headers {
-        // What an environment can not hold is left out.
+        // An environment cannot hold NUL: such values are left out.
         if !value.contains('\0') {
             shell.env(header_variable(name), value);
         }
@@ -194,7 +194,7 @@ async fn execute(command: &str, delivery: &Delivery) -> Result<(), String> {
     let stdin = child.stdin.take();
     let feeding = async {
         if let Some(mut stdin) = stdin {
-            // A command need not read its input.
+            // A command may end without reading its input.
             let _ = stdin.write_all(&item.payload).await;
         }
     };

@@ -1,4 +1,4 @@
-//! What all commands share: how to reach the broker, and how to show things.
+//! What all commands share: how to reach the broker, and how to show results.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{failure::Failure, output::Output, values};
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Options of all commands")]
 pub(crate) struct Global {
-    /// The broker; more than one, separated by commas, are tried in turn
+    /// URL of the broker; of several, separated by commas, the first that answers is used
     #[arg(
         long,
         global = true,
@@ -21,10 +21,10 @@ pub(crate) struct Global {
         default_value = "http://127.0.0.1:7400"
     )]
     pub(crate) server: Vec<String>,
-    /// Bearer token to show to the broker. As an option, every user of the machine can read it: prefer --token-file
+    /// Bearer token. Every user of the machine can read it on a command line: prefer --token-file
     #[arg(long, global = true, env = "SLUICE_TOKEN", hide_env_values = true)]
     pub(crate) token: Option<String>,
-    /// File with the token, alone
+    /// File that holds the bearer token and nothing else
     #[arg(
         long,
         global = true,
@@ -37,13 +37,13 @@ pub(crate) struct Global {
     /// File with the certificate authorities to trust, for https (PEM)
     #[arg(long, global = true, value_name = "FILE", env = "SLUICE_CA", hide_env_values = true)]
     pub(crate) ca: Option<PathBuf>,
-    /// File with the certificate to show to the broker, for https (PEM)
+    /// File with the client certificate, for https (PEM)
     #[arg(long, global = true, value_name = "FILE", env = "SLUICE_CERT", hide_env_values = true)]
     pub(crate) cert: Option<PathBuf>,
     /// File with the private key of --cert (PEM)
     #[arg(long, global = true, value_name = "FILE", env = "SLUICE_KEY", hide_env_values = true)]
     pub(crate) key: Option<PathBuf>,
-    /// Name to look for in the broker's certificate, if not the host of the URL
+    /// Name that the broker's certificate must have [default: the host of the URL]
     #[arg(
         long,
         global = true,
@@ -55,12 +55,12 @@ pub(crate) struct Global {
     /// How long one call may take
     #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = values::duration)]
     pub(crate) timeout: Duration,
-    /// Print JSON: one object per line
+    /// Print JSON, one object per line
     #[arg(long, global = true)]
     pub(crate) json: bool,
 }
 
-/// The running command's surroundings.
+/// What all commands have: how to connect, and where to print.
 pub(crate) struct Context {
     global: Global,
     pub(crate) output: Output,
@@ -72,12 +72,12 @@ impl Context {
         Self { global, output }
     }
 
-    /// Connects; fails at once if no broker can be reached.
+    /// Connects. Fails at once if no broker can be reached.
     pub(crate) async fn client(&self) -> Result<Client, Failure> {
         self.client_of(None).await
     }
 
-    /// Connects to `server` instead of the ones given for all commands, if there is one.
+    /// Connects to `server` if it is given, else to the brokers of --server.
     pub(crate) async fn client_of(&self, server: Option<&str>) -> Result<Client, Failure> {
         let servers: Vec<&str> = match server {
             Some(server) => vec![server],

@@ -1,4 +1,4 @@
-//! `sluice redrive` and `sluice replay`: bringing items back.
+//! `sluice redrive` and `sluice replay`: making items ready again.
 
 use prost_types::Timestamp;
 use serde_json::json;
@@ -12,12 +12,12 @@ use sluicegate_client::{
 
 use crate::{context::Context, failure::Failure, output, values};
 
-/// What `sluice redrive` is told; the conditions that are given must all hold.
+/// The command line of `sluice redrive`; the conditions that are given must all hold.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RedriveArgs {
     /// The dead-letter queue
     queue: String,
-    /// Where they go [default: each to the queue it came from]
+    /// Queue to move them to [default: for each the queue it came from]
     #[arg(long, value_name = "QUEUE")]
     to: Option<String>,
     /// Only this item; can be repeated
@@ -43,7 +43,7 @@ pub(crate) struct RedriveArgs {
     rate: i32,
 }
 
-/// What `sluice replay` is told.
+/// The command line of `sluice replay`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReplayArgs {
     /// The queue
@@ -77,7 +77,7 @@ pub(crate) async fn redrive(context: &Context, args: RedriveArgs) -> Result<(), 
         reason_contains: args.reason.unwrap_or_default(),
         create_time: range(args.since, args.until),
     };
-    // No time-out: with a rate the call lasts as long as it takes.
+    // No time-out: how long the call takes depends on the rate.
     let request = Request::new(RedriveItemsRequest {
         queue: args.queue,
         to_queue: args.to.unwrap_or_default(),
@@ -87,7 +87,7 @@ pub(crate) async fn redrive(context: &Context, args: RedriveArgs) -> Result<(), 
     });
     let items = client.admin_service().redrive_items(request).await?.into_inner().redriven_items;
     let value = json!({ "redriven_items": items });
-    Ok(context.output.one(&value, &format!("{} brought back", output::items(items)))?)
+    Ok(context.output.one(&value, &format!("{} moved back", output::items(items)))?)
 }
 
 pub(crate) async fn replay(context: &Context, args: ReplayArgs) -> Result<(), Failure> {

@@ -1,4 +1,4 @@
-//! `sluice peek` and `sluice item`: looking at items without changing them.
+//! `sluice peek` and `sluice item`: single items.
 
 use clap::{Subcommand, ValueEnum};
 use sluicegate_client::proto::{
@@ -7,7 +7,7 @@ use sluicegate_client::proto::{
 
 use crate::{context::Context, failure::Failure, json, output::preview};
 
-/// What `sluice peek` is told.
+/// The command line of `sluice peek`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PeekArgs {
     /// The queue
@@ -20,7 +20,7 @@ pub(crate) struct PeekArgs {
     limit: usize,
 }
 
-/// Where an item is in its life.
+/// The state of an item.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum State {
     /// Eligible now
@@ -35,7 +35,7 @@ enum State {
     Processed,
 }
 
-/// What `sluice item` is told.
+/// The command line of `sluice item`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ItemCommand {
     /// Show one item
@@ -75,7 +75,7 @@ pub(crate) async fn peek(context: &Context, args: PeekArgs) -> Result<(), Failur
         });
         let page = client.admin_service().list_items(request).await?.into_inner();
         for item in page.items.iter().take(left) {
-            // JSON goes out page by page; a table needs its widths first.
+            // JSON is printed page by page; a table needs all rows first for its widths.
             if context.output.is_json() {
                 context.output.one(&json::item(item), "")?;
             } else {

@@ -1,8 +1,8 @@
 //! `sluice`: Sluicegate's command line tool.
 //!
 //! # Layout
-//! One file per group of commands, `bench` has a folder; `context` has what they share, `failure` the exit codes, `json` and
-//! `output` how things are shown.
+//! One file per group of commands, and the folder `bench`. `context` has what commands share, `failure` the exit codes and
+//! hints, `json` and `output` how results are shown, `values` how values are parsed.
 
 mod bench;
 mod consume;
@@ -31,7 +31,7 @@ use crate::{
 };
 
 const AFTER_HELP: &str = "\
-Durations: 500ms, 10s, 5m, 2h, 1d, or several together: 1h30m.
+Durations: 500ms, 10s, 1.5m, 2h, 1d, or several together: 1h30m. Sizes: 65536, 512KiB, 4MiB.
 
 With --json, lists are one JSON object per line; a payload is in `payload` if it is UTF-8, else in `payload_base64`.
 
@@ -39,9 +39,9 @@ Exit codes:
   0  done
   1  error
   2  wrong usage
-  3  nothing there: no item for pop, reserve or consume
+  3  no item for pop, reserve or consume
   4  not found: no such queue, item or schedule
-  5  broker not reachable
+  5  broker unreachable or unavailable
 
 Examples:
   sluice push orders 'two pounds of apples'
@@ -63,43 +63,43 @@ struct Cli {
 enum Command {
     /// Put items into a queue: an argument, a file, or one item per line of stdin
     Push(push::Args),
-    /// Take items under a lease, as they come: print them, or run a command for each
+    /// Consume items under a lease: print each, or run a command for each
     Consume(consume::Args),
-    /// Take items and forget them, and print them
+    /// Take items out of a queue at once and print them: at-most-once delivery
     Pop(take::PopArgs),
-    /// Take items under a lease and print their receipts, to be settled by hand
+    /// Take items under a lease and print their receipts, to settle them by other commands
     Reserve(take::ReserveArgs),
-    /// Finish reserved items
+    /// Commit reserved items: they are done
     Commit(settle::CommitArgs),
-    /// Give reserved items back
+    /// Roll reserved items back, to be delivered again
     Rollback(settle::RollbackArgs),
-    /// Prolong the leases of reserved items
+    /// Extend the leases of reserved items
     Extend(settle::ExtendArgs),
-    /// Settle a reserved item by putting it into another queue of its group
+    /// Move a reserved item into another queue of its group
     Move(settle::MoveArgs),
-    /// Finish a reserved item and push others, in one step
+    /// Commit a reserved item and push others, in one step
     Fork(settle::ForkArgs),
     /// List a queue's items without changing them
     Peek(items::PeekArgs),
-    /// Look at or delete one item
+    /// Show or delete one item
     #[command(subcommand)]
     Item(items::ItemCommand),
     /// List the queues
     Queues,
     /// Show depth and totals of queues
     Stats(stats::StatsArgs),
-    /// Show depth and totals of queues whenever they change
+    /// Show depth and totals of queues at each change
     Watch(stats::WatchArgs),
-    /// Create, look at, change or delete a queue
+    /// Create, show, change, pause, purge or delete a queue
     #[command(subcommand)]
     Queue(queue::QueueCommand),
-    /// Bring items of a dead-letter queue back to where they came from
+    /// Move items of a dead-letter queue back to where they came from
     Redrive(history::RedriveArgs),
     /// Make processed items ready again
     Replay(history::ReplayArgs),
     /// Measure a broker
     Bench(Box<bench::Args>),
-    /// Manage items that happen again
+    /// Manage schedules, which push items at set times
     #[command(subcommand)]
     Schedule(schedule::ScheduleCommand),
 }

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use crate::{context::Context, failure::Failure, json, output, values};
 
-/// What `sluice push` is told.
+/// The command line of `sluice push`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The queue
@@ -20,7 +20,7 @@ pub(crate) struct Args {
     /// The payload; without it and --file, each line of stdin is an item
     #[arg(conflicts_with = "file")]
     text: Option<String>,
-    /// A file whose content is the payload; `-` is stdin, as one item
+    /// File whose content is the payload; `-`: all of stdin is one item
     #[arg(long, short)]
     file: Option<PathBuf>,
     #[command(flatten)]
@@ -31,10 +31,10 @@ pub(crate) struct Args {
     /// Name of the producer, shown with each item
     #[arg(long, value_name = "NAME")]
     producer: Option<String>,
-    /// At most this many lines go into one call
+    /// Most lines per call
     #[arg(long, value_name = "N", default_value = "500", value_parser = clap::value_parser!(u16).range(1..=1000))]
     batch: u16,
-    /// Give each item a random dedup id, so that calls that were cut off are repeated safely
+    /// Give each item a random dedup id, so that interrupted calls can be repeated safely
     #[arg(long)]
     retry: bool,
 }
@@ -42,22 +42,22 @@ pub(crate) struct Args {
 /// The fields of a new item but its payload.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ItemArgs {
-    /// Adds a header; can be repeated
+    /// Header; can be repeated
     #[arg(long = "header", short = 'H', value_name = "KEY=VALUE", value_parser = values::key_value)]
     headers: Vec<(String, String)>,
     /// Media type of the payload
     #[arg(long, value_name = "TYPE")]
     content_type: Option<String>,
-    /// 0 to 9; 9 is handed out first
+    /// Priority, 0 to 9; 9 is delivered first
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=9))]
     priority: Option<u8>,
-    /// Hand it out not before this long from now
+    /// Deliver it no earlier than this long from now
     #[arg(long, value_name = "DURATION", value_parser = values::duration, conflicts_with = "at")]
     delay: Option<Duration>,
-    /// Hand it out not before this instant (2026-01-31T12:00:00Z)
+    /// Deliver it no earlier than this instant (2026-01-31T12:00:00Z)
     #[arg(long, value_name = "INSTANT", value_parser = values::instant)]
     at: Option<prost_types::Timestamp>,
-    /// Never deliver it later than this long from now
+    /// Time to live: do not deliver it later than this long from now
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     ttl: Option<Duration>,
     /// Items with the same key are delivered one at a time, in order
@@ -93,7 +93,7 @@ impl ItemArgs {
     }
 }
 
-/// The whole of a file; `-` is stdin.
+/// Reads the whole of a file; `-` is stdin.
 pub(crate) fn read_file(path: &PathBuf) -> Result<Vec<u8>, Failure> {
     if path.as_os_str() == "-" {
         let mut content = Vec::new();
@@ -114,7 +114,7 @@ pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
             "--dedup-id is for a single item; lines of stdin would all be duplicates".into(),
         ));
     }
-    // Each line of stdin at one instant is rarely meant; `push QUEUE --at TEXT` with no instant, or no text, is.
+    // To push each line of stdin for one instant is rarely meant; usually the payload or the instant was forgotten.
     if payload.is_none() && args.item.at.is_some() {
         return Err(Failure::Usage(
             "--at is for a single item: give its payload as TEXT, or with --file (- is stdin)"
@@ -141,10 +141,10 @@ pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
     Ok(context.output.one(&json::push_result(&args.queue, &result), &text)?)
 }
 
-/// Pushes the lines of stdin, as many at a time as are there: nothing waits for a batch to fill up.
+/// Pushes the lines of stdin, as many at a time as have been read: no line waits for a batch to fill up.
 async fn push_lines(context: &Context, args: &Args, producer: &Producer) -> Result<(), Failure> {
     if io::stdin().is_terminal() {
-        eprintln!("sluice: each line you type is an item; end with Ctrl-D");
+        eprintln!("sluice: each line is an item; press Ctrl-D to end");
     }
     let batch = usize::from(args.batch);
     let (lines, mut incoming) = mpsc::channel(2 * batch);
@@ -192,8 +192,8 @@ fn show_results(context: &Context, queue: &str, results: &[PushResult]) -> Resul
     Ok(())
 }
 
-/// Runs on a thread of its own, which a push that fails leaves behind in its read: that must not keep the
-/// process from ending.
+/// Reads lines on a thread of its own: when a push fails, that thread may still be blocked in a read, which must not keep
+/// the process from exiting.
 fn read_lines(lines: &mpsc::Sender<io::Result<Vec<u8>>>) {
     for line in io::stdin().lock().split(b'\n') {
         let line = line.map(|mut line| {
@@ -209,7 +209,7 @@ fn read_lines(lines: &mpsc::Sender<io::Result<Vec<u8>>>) {
     }
 }
 
-/// Shows itself on a terminal only.
+/// Returns a progress bar, which is shown on terminals only.
 fn progress(queue: &str) -> ProgressBar {
     let bar = ProgressBar::new_spinner();
     if let Ok(style) =

@@ -10,7 +10,7 @@ use sluicegate_client::proto::{
 
 use crate::{context::Context, failure::Failure, json, output, values};
 
-/// What `sluice queue` is told.
+/// The command line of `sluice queue`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum QueueCommand {
     /// Create a queue
@@ -36,13 +36,13 @@ pub(crate) enum QueueCommand {
     Delete {
         /// Its name
         name: String,
-        /// Delete it even if it holds items; they go with it
+        /// Delete it even if it holds items, and the items with it
         #[arg(long)]
         force: bool,
     },
-    /// Stop deliveries; pushes go on
+    /// Stop deliveries; pushes are still accepted
     Pause(Name),
-    /// Let deliveries go on
+    /// Resume deliveries
     Resume(Name),
     /// Delete all items that are not reserved, history included
     Purge(Name),
@@ -69,22 +69,22 @@ fn parse_limit(text: &str) -> Result<Limit, String> {
     }
 }
 
-/// Settings that can be changed. Durations can be taken back with `none`.
+/// Settings that can be changed. `none` unsets a duration.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Settings {
-    /// Lease given when a consumer asks for none
+    /// Lease of consumers that ask for none; `none`: the broker's default
     #[arg(long, value_name = "DURATION", value_parser = values::setting)]
     lease: Option<values::Setting>,
-    /// The attempt whose failure dead-letters an item; 0: no limit; default: as the broker says
+    /// The attempt whose failure dead-letters an item; 0: no limit; default: the broker's setting
     #[arg(long, value_name = "N|default", value_parser = parse_limit)]
     max_attempts: Option<Limit>,
-    /// The delivery after which an unsettled item is dead-lettered; 0: no limit; default: as the broker says
+    /// The delivery after which an unsettled item is dead-lettered; 0: no limit; default: the broker's setting
     #[arg(long, value_name = "N|default", value_parser = parse_limit)]
     max_deliveries: Option<Limit>,
-    /// Where items at a limit go; empty: to the queue's name with .dead behind it
+    /// Queue for items at a limit; empty: the queue's name with .dead appended
     #[arg(long, value_name = "QUEUE")]
     dead_letter_queue: Option<String>,
-    /// Discard items at a limit instead
+    /// Discard items at a limit instead of dead-lettering them
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     discard_failed: Option<bool>,
     /// Delay after the first failed attempt
@@ -105,7 +105,7 @@ pub(crate) struct Settings {
     /// How long committed items are kept
     #[arg(long, value_name = "DURATION", value_parser = values::setting)]
     retention: Option<values::Setting>,
-    /// How long a dedup id is remembered
+    /// How long dedup ids are remembered
     #[arg(long, value_name = "DURATION", value_parser = values::setting)]
     dedup_window: Option<values::Setting>,
     /// Refuse pushes while it holds this many unsettled items; 0: no limit
@@ -120,7 +120,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// The queue with these settings, and the names of those that were given.
+    /// Returns the queue with these settings, and the names of those that were given.
     fn apply(&self, name: String) -> (Queue, Vec<String>) {
         let mut queue = Queue { name, ..Default::default() };
         let mut policy = RetryPolicy::default();

@@ -1,4 +1,4 @@
-//! `sluice schedule`: items that happen again.
+//! `sluice schedule`: items that are pushed at set times.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ use crate::{
     push::{ItemArgs, read_file},
 };
 
-/// What `sluice schedule` is told.
+/// The command line of `sluice schedule`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ScheduleCommand {
     /// Create a schedule
@@ -27,9 +27,9 @@ pub(crate) enum ScheduleCommand {
     List,
     /// Delete a schedule; items it pushed stay
     Delete(Name),
-    /// Stop a schedule; ticks that pass meanwhile are lost
+    /// Pause a schedule; ticks that pass meanwhile are skipped
     Pause(Name),
-    /// Let a schedule go on with its next tick
+    /// Resume a schedule at its next tick
     Resume(Name),
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Name {
     name: String,
 }
 
-/// What `sluice schedule create` is told.
+/// The command line of `sluice schedule create`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CreateArgs {
     /// Its name
@@ -55,7 +55,7 @@ pub(crate) struct CreateArgs {
     /// A file whose content is the payload
     #[arg(long, short)]
     file: Option<PathBuf>,
-    /// The time zone the fields are read in
+    /// Time zone of the fields
     #[arg(long, value_name = "NAME", default_value = "UTC")]
     time_zone: String,
     /// Create it paused

@@ -13,7 +13,7 @@ use sluicegate_client::{
 
 use crate::{context::Context, failure::Failure, json, push::read_file, values};
 
-/// What `sluice commit` is told.
+/// The command line of `sluice commit`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CommitArgs {
     /// Receipts, as `sluice reserve` prints them
@@ -21,13 +21,13 @@ pub(crate) struct CommitArgs {
     receipts: Vec<String>,
 }
 
-/// What `sluice rollback` is told.
+/// The command line of `sluice rollback`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RollbackArgs {
     /// Receipts, as `sluice reserve` prints them
     #[arg(required = true)]
     receipts: Vec<String>,
-    /// Hand them out again after this long [default: by the queue's retry policy]
+    /// Deliver them again after this long [default: by the queue's retry policy]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     delay: Option<Duration>,
     /// Why the attempt failed
@@ -38,7 +38,7 @@ pub(crate) struct RollbackArgs {
     keep_attempt: bool,
 }
 
-/// What `sluice extend` is told.
+/// The command line of `sluice extend`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExtendArgs {
     /// Receipts, as `sluice reserve` prints them
@@ -49,12 +49,12 @@ pub(crate) struct ExtendArgs {
     lease: Option<Duration>,
 }
 
-/// What `sluice move` is told.
+/// The command line of `sluice move`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MoveArgs {
     /// Receipt, as `sluice reserve` prints it
     receipt: String,
-    /// The queue it goes to, of the same group
+    /// The queue to move it to, of the same group
     to_queue: String,
     /// The new payload [default: unchanged]
     #[arg(long, value_name = "TEXT", conflicts_with = "file")]
@@ -71,12 +71,12 @@ pub(crate) struct MoveArgs {
     /// The new priority, 0 to 9 [default: unchanged]
     #[arg(long, short, value_name = "N", value_parser = clap::value_parser!(i32).range(0..=9))]
     priority: Option<i32>,
-    /// Hand it out there not before this long from now
+    /// Deliver it there no earlier than this long from now
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
     delay: Option<Duration>,
 }
 
-/// What `sluice fork` is told.
+/// The command line of `sluice fork`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ForkArgs {
     /// Receipt, as `sluice reserve` prints it
@@ -172,7 +172,7 @@ fn show(context: &Context, results: &[SettleResult]) -> Result<(), Failure> {
     judge(results.iter().map(SettleResult::outcome))
 }
 
-/// An item that was dead-lettered was settled as well.
+/// Fails unless every item was settled; an item that was dead-lettered was settled as well.
 fn judge(outcomes: impl IntoIterator<Item = Outcome>) -> Result<(), Failure> {
     let good = |outcome| matches!(outcome, Outcome::Ok | Outcome::DeadLettered);
     if outcomes.into_iter().all(good) { Ok(()) } else { Err(Failure::NotSettled) }

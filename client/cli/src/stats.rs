@@ -9,19 +9,19 @@ use sluicegate_client::{
 
 use crate::{context::Context, failure::Failure, json, values};
 
-/// What `sluice stats` is told.
+/// The command line of `sluice stats`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StatsArgs {
     /// The queues [default: all]
     queues: Vec<String>,
 }
 
-/// What `sluice watch` is told.
+/// The command line of `sluice watch`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct WatchArgs {
     /// The queues [default: all]
     queues: Vec<String>,
-    /// End after this many messages
+    /// Exit after this many messages
     #[arg(long, short = 'n', value_name = "N")]
     count: Option<u64>,
 }
@@ -40,7 +40,7 @@ const HEAD: &[&str] = &[
     "DEAD",
 ];
 
-/// All queues, page by page.
+/// Reads all queues, page by page.
 async fn all_queues(client: &Client) -> Result<Vec<Queue>, Failure> {
     let mut queues = Vec::new();
     let mut page_token = String::new();

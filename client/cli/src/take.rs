@@ -6,7 +6,7 @@ use sluicegate_client::proto::ReserveRequest;
 
 use crate::{context::Context, failure::Failure, json, values};
 
-/// What both are told.
+/// The options that both commands have.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TakeArgs {
     /// The queue
@@ -14,19 +14,19 @@ pub(crate) struct TakeArgs {
     /// At most this many items, 1 to 1000
     #[arg(long, short = 'n', value_name = "N", default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1000))]
     count: u16,
-    /// Wait this long for the first item if there is none
+    /// Wait at most this long for the first item
     #[arg(long, short, value_name = "DURATION", default_value = "0", value_parser = values::duration)]
     wait: Duration,
 }
 
-/// What `sluice pop` is told.
+/// The command line of `sluice pop`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct PopArgs {
     #[command(flatten)]
     take: TakeArgs,
 }
 
-/// What `sluice reserve` is told.
+/// The command line of `sluice reserve`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReserveArgs {
     #[command(flatten)]

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{client::Client, error::Result, item::Delivery, retry::Backoff};
 
-/// Takes items of one queue and runs a handler for each. Made by [`Client::consumer`].
+/// Takes items of one queue and runs a handler for each. [`Client::consumer`] returns one.
 #[derive(Debug, Clone)]
 #[must_use = "a consumer does nothing until it runs"]
 pub struct Consumer {
@@ -51,85 +51,87 @@ impl Consumer {
         }
     }
 
-    /// Name of the consumer, shown with each item. Formed like a queue name.
+    /// Sets the name of the consumer, which is shown with each item. The rules of queue names apply.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.options.name = name.into();
         self
     }
 
-    /// How many items may be held unsettled at a time: 1 to 10,000. Default 32.
+    /// Sets how many items may be held unsettled at a time: 1 to 10,000. Default 32.
     pub fn max_in_flight(mut self, items: u32) -> Self {
         self.options.max_in_flight = items.clamp(1, 10_000);
         self
     }
 
-    /// How many payload bytes may be held unsettled at a time; 0, the default: no limit.
+    /// Sets how many payload bytes may be held unsettled at a time; 0, the default: no limit.
     pub fn max_in_flight_bytes(mut self, bytes: u64) -> Self {
         self.options.max_in_flight_bytes = bytes;
         self
     }
 
-    /// How many handlers may run at a time. Default: as many as items may be held. Fewer means that
-    /// items are fetched ahead.
+    /// Sets how many handlers may run at a time. Default: as many as items may be held. With fewer, items are
+    /// prefetched.
     pub fn concurrency(mut self, handlers: usize) -> Self {
         self.options.concurrency = Some(handlers);
         self
     }
 
-    /// Lease of each item, 100 ms to the broker's `max_lease`. Default: the queue's.
+    /// Sets the lease of each item, 100 ms to the broker's `max_lease`. Default: the queue's.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = Some(lease);
         self
     }
 
-    /// Who prolongs leases. Default: the broker.
+    /// Sets who renews leases. Default: the broker.
     pub fn renewal(mut self, renewal: Renewal) -> Self {
         self.options.renewal = renewal;
         self
     }
 
-    /// Has each item committed as it is delivered: at most once. Whether the handler succeeds changes nothing.
+    /// Lets the broker commit each item as it is delivered: at-most-once delivery. A handler that fails changes nothing.
     pub fn at_most_once(mut self) -> Self {
         self.options.auto_commit = true;
         self
     }
 
-    /// Delivers by `Consume` and settles by unary calls, for proxies that do not pass streams both ways. By default all goes over
-    /// one `ConsumeStream`: with higher throughput, the broker telling at once when an item is [no longer
-    /// held](Delivery::lease_lost), and at shutdown deliveries stop before the items not started are given back.
+    /// Receives deliveries over `Consume` and settles by unary calls, for proxies that do not support bidirectional streams.
+    ///
+    /// By default both go over one `ConsumeStream`. That has the higher throughput, the broker reports at once when an item
+    /// is [no longer held](Delivery::lease_lost), and at shutdown deliveries stop before unstarted items are rolled back.
     pub fn unary(mut self) -> Self {
         self.options.streaming = false;
         self
     }
 
-    /// Shuts down when `token` is cancelled: takes no more items, lets running handlers finish, settles, and ends.
+    /// Shuts down when `token` is cancelled: the consumer takes no more items, lets running handlers finish, settles
+    /// their items, and ends.
     pub fn shutdown(mut self, token: CancellationToken) -> Self {
         self.options.shutdown = token;
         self
     }
 
-    /// How long running handlers may take after shutdown was asked for; then they are dropped and their items
-    /// given back, without counting a failed attempt. Default 30 s.
+    /// Sets how long handlers may run on after shutdown was requested. Then they are dropped, and their items are rolled
+    /// back without counting a failed attempt. Default 30 s.
     pub fn shutdown_grace(mut self, grace: Duration) -> Self {
         self.options.grace = grace;
         self
     }
 
-    /// How connecting and settling are repeated. A settle is repeated for `give_up_after`, connecting for ever
-    /// unless [`Consumer::give_up_after`] is set.
+    /// Sets the pauses between tries to connect and to settle. A settle is repeated for [`Backoff::give_up_after`]; tries to
+    /// connect end only after [`Consumer::give_up_after`].
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.options.backoff = backoff;
         self
     }
 
-    /// Ends with an error when no broker could be reached for this long. Default: never.
+    /// Ends the consumer with an error when no broker could be reached for this long. Default: never.
     pub fn give_up_after(mut self, time: Duration) -> Self {
         self.options.give_up_after = Some(time);
         self
     }
 
-    /// Starts handlers for this many items, then shuts down. It is handed no more than these; a
-    /// [unary](Consumer::unary) consumer gives back what it is handed beyond them.
+    /// Starts handlers for this many items, then shuts down. The broker delivers no more than these; a
+    /// [unary](Consumer::unary) consumer rolls back what is delivered beyond them.
     pub fn limit(mut self, items: u64) -> Self {
         self.options.limit = Some(items);
         let most = u32::try_from(items.max(1)).unwrap_or(u32::MAX);
@@ -137,19 +139,22 @@ impl Consumer {
         self
     }
 
-    /// Shuts down when there was nothing to do for this long.
+    /// Shuts down when there has been no work for this long.
     pub fn idle_exit(mut self, time: Duration) -> Self {
         self.options.idle_exit = Some(time);
         self
     }
 
-    /// Runs `handler` for each item until shutdown. `Ok` commits the item; an error gives it back with the error's
-    /// text as reason, as a [`Retry`](crate::Retry) in it says, else by the queue's retry policy. A panic
-    /// is a failed attempt and nothing more. Connections that break are made anew; their unfinished handlers go on,
-    /// and settle if their items were not handed out anew meanwhile.
+    /// Runs `handler` for each item until shutdown.
+    ///
+    /// `Ok` commits the item. An error rolls it back with the error's text as reason: as the [`Retry`](crate::Retry) inside
+    /// the error says if there is one, else by the queue's retry policy. A panic counts as a failed attempt.
+    ///
+    /// When a connection breaks, the consumer connects again. Handlers that were running go on, and settle unless their
+    /// items were delivered again meanwhile.
     ///
     /// # Errors
-    /// [`Error::Status`] if the broker refuses the consumer (bad name, no such queue, not allowed), or
+    /// [`Error::Status`](crate::Error::Status) if the broker refuses the consumer (bad name, no such queue, not allowed), or
     /// could not be reached for [`Consumer::give_up_after`].
     pub async fn run<H, F, E>(self, handler: H) -> Result<Summary>
     where
@@ -169,7 +174,7 @@ impl Consumer {
         .await
     }
 
-    /// As [`Consumer::run`], shutting down when `until` is ready; for example `tokio::signal::ctrl_c()`.
+    /// Does as [`Consumer::run`], and shuts down when `until` is ready, for example `tokio::signal::ctrl_c()`.
     ///
     /// # Errors
     /// As [`Consumer::run`].
@@ -191,7 +196,7 @@ impl Consumer {
         running.await
     }
 
-    /// What `run` and a station have in common: the handler decides how its item is settled.
+    /// Runs a handler that decides how its item is settled; common to consumers and stations.
     pub(crate) async fn run_deciding<H, F>(mut self, handler: H) -> Result<Summary>
     where
         H: Fn(Delivery) -> F + Send + Sync + 'static,

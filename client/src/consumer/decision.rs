@@ -8,7 +8,7 @@ use crate::{
     retry::Retry,
 };
 
-/// What errors of handlers can be made into: errors, texts, `anyhow::Error`.
+/// The type into which errors of handlers convert: errors, texts, `anyhow::Error`.
 pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// What a handler decided. Moves and forks come from stations only.
@@ -22,11 +22,11 @@ pub(crate) enum Decision {
 }
 
 impl Decision {
-    /// Gives the item back, as the error says if it is or holds a [`Retry`], else with its text as reason.
+    /// Rolls the item back: as the [`Retry`] inside the error says if there is one, else with the error's text as reason.
     pub(crate) fn from_error<E: Into<BoxError> + 'static>(error: E) -> Self {
         let any: &dyn Any = &error;
         if let Some(error) = any.downcast_ref::<anyhow::Error>() {
-            // Its own way to what it holds: once it is boxed, that is hidden.
+            // Only its own `downcast_ref` finds what it wraps; once it is boxed, that is hidden.
             let held = error.downcast_ref::<Retry>();
             let retry = held.or_else(|| error.chain().find_map(|cause| cause.downcast_ref()));
             return Self::Rollback(retry.cloned().unwrap_or_else(|| Retry::new(error.to_string())));
@@ -42,7 +42,7 @@ impl Decision {
         Self::Rollback(Retry::new(error.to_string()))
     }
 
-    /// A handler that panicked.
+    /// Rolls back the item of a handler that panicked.
     pub(super) fn from_panic(panic: &(dyn Any + Send)) -> Self {
         let text = panic
             .downcast_ref::<&str>()
@@ -53,14 +53,14 @@ impl Decision {
     }
 }
 
-/// A decision and the reservation it is about.
+/// A decision, and the receipt of the reservation that it settles.
 #[derive(Debug)]
 pub(super) struct Settle {
     pub(super) receipt: String,
     pub(super) decision: Decision,
 }
 
-/// The longest reason that is sent; the broker cuts there too.
+/// Most bytes of a reason; the broker truncates there as well.
 const MAX_REASON: usize = 1_024;
 
 pub(super) fn rollback_item(receipt: String, retry: Retry) -> RollbackItem {

@@ -1,4 +1,4 @@
-//! Keeps a stream of deliveries open: opens it, and opens it anew when it breaks.
+//! Keeps a stream of deliveries open: opens it, and opens another one when it breaks.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,19 +23,19 @@ pub(super) struct Feed {
     pub(super) halt: CancellationToken,
 }
 
-/// What a feed tells the runner.
+/// What a feed reports to the runner.
 pub(super) enum Event {
     /// The lease in force is known.
     Lease(Duration),
     /// Items to work on.
     Deliveries(Vec<proto::Delivery>),
-    /// The broker says that this reservation holds its item no more.
+    /// The broker has revoked this reservation.
     Revoked(String),
     /// No delivery will follow: the broker has confirmed the halt, or there is no stream.
     Halted,
-    /// The stream broke; the broker gives back what it had delivered.
+    /// The stream broke; the broker rolls back what it had delivered.
     Lost,
-    /// The broker refuses the consumer, or was out of reach for too long.
+    /// The broker refuses the consumer, or was unreachable for too long.
     Failed(Error),
 }
 
@@ -57,13 +57,13 @@ impl Attempts {
         self.failing_since.get_or_insert_with(Instant::now);
     }
 
-    /// The stream works.
+    /// Records that the stream works.
     pub(super) fn succeeded(&mut self) {
         self.tries = 0;
         self.failing_since = None;
     }
 
-    /// The stream broke. Tells the runner; false if there is no point in going on.
+    /// Reports to the runner that the stream broke, and waits before the next one. Returns false if there is to be none.
     pub(super) async fn failed(&mut self, feed: &Feed, status: Status) -> bool {
         let since = *self.failing_since.get_or_insert_with(Instant::now);
         let too_long = feed.options.give_up_after.is_some_and(|limit| since.elapsed() >= limit);
@@ -86,7 +86,7 @@ impl Attempts {
     }
 }
 
-/// True if the broker will refuse the consumer each time it asks.
+/// Returns true if the broker would refuse the consumer at each further try.
 fn is_fatal(status: &tonic::Status) -> bool {
     use tonic::Code;
     matches!(
@@ -102,11 +102,11 @@ fn is_fatal(status: &tonic::Status) -> bool {
     )
 }
 
-/// Longer than this without an error counts as a stream that works, deliveries or not.
+/// A stream that lives longer than this counts as one that works, whether it delivers or not.
 const STABLE: Duration = Duration::from_secs(5);
 
-/// Feeds from `Consume` until it is dropped. It can not halt deliveries: the stream has to stay open
-/// until all is settled, and the broker fills each slot that a settle frees.
+/// Feeds from `Consume` until the feed is dropped. Such a feed cannot halt deliveries: its stream has to stay open until
+/// all items are settled, and the broker fills each slot that a settle frees.
 pub(super) async fn run_unary(feed: Feed) {
     let mut attempts = Attempts::new();
     loop {
@@ -120,7 +120,7 @@ pub(super) async fn run_unary(feed: Feed) {
     }
 }
 
-/// One stream, until it breaks (an error) or the runner is gone.
+/// Serves one stream until it breaks, which is an error, or the runner is gone.
 async fn consume(feed: &Feed, attempts: &mut Attempts) -> Result<(), Status> {
     let request = Request::new(feed.options.open_request());
     let mut stream = feed.client.queue_service().consume(request).await?.into_inner();

@@ -5,8 +5,8 @@
 //!    ▲                                               │
 //!    └───────────── settler (Commit, Rollback, …) ◀──┘
 //! ```
-//! The *feed* keeps a stream open and makes it anew when it breaks, the *runner* starts handlers and renews leases,
-//! the *settler* gathers whatever finished while its last call was under way into the next one.
+//! The *feed* keeps a stream open and opens another one when it breaks. The *runner* starts handlers and renews leases.
+//! The *settler* puts everything that was decided during its last call into the next one.
 
 mod builder;
 mod decision;

@@ -6,20 +6,20 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{item::to_proto_duration, proto, retry::Backoff};
 
-/// Who prolongs the leases of items whose handlers are still at work.
+/// Who renews the leases of items whose handlers are still running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Renewal {
-    /// The broker, for as long as the stream lives, up to its `max_lease`. When the stream breaks, the consumer
-    /// does it for what it still holds. The default.
+    /// The broker, as long as the stream lives, up to the broker's `max_lease`. When the stream breaks, the consumer renews
+    /// the leases of the items it still holds. The default.
     #[default]
     Broker,
-    /// The consumer, each third of the lease. If no lease is asked for, it asks for 30 s.
+    /// The consumer, three times per lease. A consumer without a lease of its own asks for 30 s.
     Client,
-    /// Nobody: a handler slower than its lease loses the item.
+    /// No one: a handler that takes longer than the lease loses the item.
     Off,
 }
 
-/// Settings shared by the parts of a consumer.
+/// Settings that the parts of a consumer share.
 #[derive(Debug, Clone)]
 pub(super) struct Options {
     pub(super) queue: String,

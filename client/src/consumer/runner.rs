@@ -1,6 +1,6 @@
-//! The runner: starts handlers, renews leases, hands decisions on, and ends in good order.
+//! The runner: starts handlers, renews leases, passes decisions on, and shuts down.
 //!
-//! It never waits for anything but all of its inputs at once, so the feed and the settler can rely on it.
+//! The runner only ever waits for all of its inputs at once, so neither the feed nor the settler can block it.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -32,24 +32,24 @@ use crate::{
     retry::Retry,
 };
 
-/// A handler at work.
+/// A running handler.
 pub(super) type Work = BoxFuture<'static, Decision>;
 type Handler = Arc<dyn Fn(Delivery) -> Work + Send + Sync>;
 
-/// Items given back at the end of an unhaltable stream stay away this long, so that they do not come back on it.
-const GIVE_BACK_DELAY: Duration = Duration::from_millis(250);
-/// A lease of unknown length is renewed as if it were this long.
+/// Delay of items rolled back at the end of a stream that cannot be halted, so that they are not delivered on it again.
+const ROLLBACK_DELAY: Duration = Duration::from_millis(250);
+/// The length that is assumed of a lease until it is known.
 const ASSUMED_LEASE: Duration = Duration::from_secs(30);
-/// What is settled at the very end has this long, beyond the grace of the handlers.
+/// How long the last settles may take, beyond the grace of the handlers.
 const SETTLE_GRACE: Duration = Duration::from_secs(5);
 
 /// A reservation that is not settled yet.
 struct Held {
-    /// Cancelled when the broker says that the lease is lost, or it has ended unprolonged.
+    /// Cancelled when the broker has revoked the lease, or when the lease has ended without renewal.
     lost: CancellationToken,
     /// When the lease ends, if that is known.
     until: Option<Instant>,
-    /// Its stream is gone, and with it the broker's renewal.
+    /// The stream is gone, and with it the broker's renewal.
     orphan: bool,
 }
 
@@ -151,11 +151,11 @@ impl Runner {
     pub(super) async fn run(mut self) -> Result<Summary> {
         let mut tasks = self.spawn_tasks();
         let mut renewal = renewal_interval(self.lease);
-        let mut look = interval(self.lease / 10, LOOK_FOR_ENDED);
+        let mut lease_check = interval(self.lease / 10, LEASE_CHECK);
         let mut renewing = JoinSet::new();
         let mut failure: Option<Error> = None;
         let mut stopping = false;
-        // Whether further deliveries may come; only a ConsumeStream can say that none will.
+        // True when no further delivery can come, which only a ConsumeStream can know.
         let mut halted = false;
         let mut deadline = Instant::now();
         // A child: ending by itself must not end others that share the token.
@@ -168,7 +168,7 @@ impl Runner {
             }
             if stopping {
                 if streaming {
-                    self.give_back_waiting(Duration::ZERO);
+                    self.roll_back_waiting(Duration::ZERO);
                 }
             } else {
                 self.start_waiting();
@@ -201,14 +201,14 @@ impl Runner {
                     Some(Event::Lease(lease)) => {
                         (self.lease, self.lease_known) = (lease, true);
                         renewal = renewal_interval(lease);
-                        look = interval(lease / 10, LOOK_FOR_ENDED);
+                        lease_check = interval(lease / 10, LEASE_CHECK);
                     }
                     Some(Event::Revoked(receipt)) => self.lost(&receipt),
                     Some(Event::Deliveries(deliveries)) => self.delivered(deliveries),
                     Some(Event::Halted) => halted = true,
                     Some(Event::Lost) => {
                         self.orphan();
-                        // What the broker gave back is known from its answer, at once.
+                        // The answer says at once what the broker has rolled back.
                         self.renew(&mut renewing);
                     }
                     Some(Event::Failed(error)) => {
@@ -228,7 +228,7 @@ impl Runner {
                     _ => break, // the settler is gone: nothing can be settled
                 },
                 _ = renewal.tick() => self.renew(&mut renewing),
-                _ = look.tick() => self.lose_ended(),
+                _ = lease_check.tick() => self.lose_ended(),
                 Some(renewed) = renewing.join_next() => {
                     if let Ok((asked, results)) = renewed {
                         self.renewed(asked, results);
@@ -244,14 +244,14 @@ impl Runner {
         }
     }
 
-    /// Gives back what is left, waits until all is settled, then closes the stream: the other way round,
-    /// the broker would count a failed attempt for each item still unsettled.
+    /// Rolls back what is left, waits until all is settled, and only then closes the stream: the broker settles for itself
+    /// what is unsettled when a stream ends.
     async fn finish(&mut self, mut tasks: Tasks) {
         self.running.abort_all();
         while self.running.join_next().await.is_some() {}
         let streaming = self.options.streaming;
-        let delay = if streaming { Duration::ZERO } else { GIVE_BACK_DELAY };
-        self.give_back_waiting(delay);
+        let delay = if streaming { Duration::ZERO } else { ROLLBACK_DELAY };
+        self.roll_back_waiting(delay);
         let unfinished: Vec<String> = self.held.keys().cloned().collect();
         for receipt in unfinished {
             let retry = Retry::new("the consumer was shut down").after(delay).keep_attempt();
@@ -267,7 +267,7 @@ impl Runner {
             let (closed, _) = mpsc::channel(1);
             tasks.settles = closed;
             if streaming {
-                // Late deliveries must not block the feed; they are given back when the stream ends.
+                // Late deliveries must not block the feed; the broker rolls them back when the stream ends.
                 while tasks.events.recv().await.is_some() {}
                 tasks.feed.wait().await;
             }
@@ -317,7 +317,7 @@ impl Runner {
             Counters::add(&self.counters.started, 1);
             let (handler, receipt) = (self.handler.clone(), delivery.receipt().to_owned());
             self.running.spawn(async move {
-                // The handler owns what it works on; nothing it may have broken is looked at again.
+                // The handler owns what it works on; nothing that it may have left inconsistent is used again.
                 let work = AssertUnwindSafe(async move { handler(delivery).await });
                 let decision =
                     work.catch_unwind().await.unwrap_or_else(|panic| Decision::from_panic(&*panic));
@@ -326,8 +326,8 @@ impl Runner {
         }
     }
 
-    /// Gives back what was not started.
-    fn give_back_waiting(&mut self, delay: Duration) {
+    /// Rolls back what was not started.
+    fn roll_back_waiting(&mut self, delay: Duration) {
         for delivery in std::mem::take(&mut self.waiting) {
             let retry = Retry::new("not started").after(delay).keep_attempt();
             self.decided(delivery.receipt().to_owned(), Decision::Rollback(retry));
@@ -341,7 +341,7 @@ impl Runner {
         }
     }
 
-    /// Hands on what fits right away; the rest waits for room in `run`.
+    /// Passes on what the channel has room for; the rest waits in `run`.
     fn flush(&mut self, settles: &mpsc::Sender<Settle>) {
         while !self.outbox.is_empty() {
             let Ok(slot) = settles.try_reserve() else {
@@ -353,17 +353,17 @@ impl Runner {
         }
     }
 
-    /// The stream is gone. What was not started is given back, unless the broker has done so; what is running goes on.
+    /// The stream is gone: rolls back what was not started, if the broker has not done so; running handlers go on.
     fn orphan(&mut self) {
-        self.give_back_waiting(Duration::ZERO);
-        // The broker may have prolonged them just now.
+        self.roll_back_waiting(Duration::ZERO);
+        // The broker may have renewed them just now.
         let until = self.lease_known.then(|| Instant::now() + self.lease);
         for held in self.held.values_mut() {
             (held.orphan, held.until) = (true, until);
         }
     }
 
-    /// Prolongs the leases that nobody else does.
+    /// Renews the leases that the broker does not renew.
     fn renew(&self, renewing: &mut JoinSet<(Instant, Vec<ExtendResult>)>) {
         if self.options.renewal == Renewal::Off || !renewing.is_empty() {
             return;
@@ -386,7 +386,7 @@ impl Runner {
                     Ok(response) => response.into_inner().results,
                     Err(status) => {
                         // The next tick comes before the lease ends.
-                        tracing::warn!(%status, "leases could not be prolonged");
+                        tracing::warn!(%status, "leases could not be renewed");
                         Vec::new()
                     }
                 };
@@ -409,7 +409,7 @@ impl Runner {
         }
     }
 
-    /// The reservation holds its item no more: its handler is told, and none is started for it.
+    /// The reservation no longer holds its item: notifies the handler, or starts none.
     fn lost(&mut self, receipt: &str) {
         if let Some(held) = self.held.get(receipt) {
             held.lost.cancel();
@@ -421,7 +421,7 @@ impl Runner {
         }
     }
 
-    /// Tells handlers whose leases have ended that nobody has prolonged. The broker does so for leases that it prolongs itself.
+    /// Notifies handlers whose leases have ended without renewal. For leases that the broker renews, the broker does so.
     fn lose_ended(&mut self) {
         let now = Instant::now();
         let ours = self.options.renewal != Renewal::Broker;
@@ -439,12 +439,12 @@ impl Runner {
     }
 }
 
-/// How often at most is looked for leases that have ended.
-const LOOK_FOR_ENDED: Duration = Duration::from_secs(1);
-/// The shortest interval between looks or renewals.
+/// Longest interval between checks for leases that have ended.
+const LEASE_CHECK: Duration = Duration::from_secs(1);
+/// Shortest interval between lease checks or renewals.
 const SHORTEST: Duration = Duration::from_millis(20);
 
-/// Thrice per lease: one renewal may fail without harm.
+/// Returns an interval of a third of a lease: one renewal may fail without harm.
 fn renewal_interval(lease: Duration) -> tokio::time::Interval {
     interval(lease / 3, Duration::MAX)
 }

@@ -1,6 +1,6 @@
-//! The settler: unary calls, each with whatever was decided while the one before was under way.
+//! The settler: unary calls, each with whatever was decided while the call before it was in progress.
 //!
-//! Repeating a settle is safe: its receipt is good for one of them only. The second one is answered `GONE` or
+//! A settle can be repeated safely: a receipt is valid for one settle only. The second one is answered `GONE` or
 //! `LEASE_LOST` and changes nothing.
 
 use std::{
@@ -26,12 +26,12 @@ use crate::{
     retry::Retry,
 };
 
-/// The broker takes at most this many receipts in one call.
+/// The broker accepts at most this many receipts in one call.
 pub(super) const MAX_SETTLES: usize = 1_000;
-/// Moves and forks are calls of their own; this many run at a time.
+/// Each move and each fork is a call of its own; at most this many run at a time.
 const MAX_SINGLES: usize = 64;
 
-/// What a consumer did, when it has ended.
+/// What a consumer has done by its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Summary {
@@ -39,19 +39,19 @@ pub struct Summary {
     pub started: u64,
     /// Items committed, and those committed on delivery.
     pub committed: u64,
-    /// Items given back, dead-lettered ones included.
+    /// Items rolled back, dead-lettered ones included.
     pub rolled_back: u64,
-    /// Items that reached the dead-letter queue by being given back.
+    /// Items that were dead-lettered when they were rolled back.
     pub dead_lettered: u64,
     /// Items moved to another queue, or committed with pushes.
     pub forwarded: u64,
-    /// Settles that changed nothing: the item had been handed out anew or was gone.
+    /// Settles that changed nothing: the item had been delivered again or was gone.
     pub lost: u64,
-    /// Settles that were not answered in time, or only after repetition: done or not.
+    /// Settles of which it is unknown whether they took effect: not answered in time, or only after repetition.
     pub unknown: u64,
 }
 
-/// What was settled so far; shared by all that settle.
+/// What was settled so far; the stream feed and the settler share it.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) started: AtomicU64,
@@ -76,7 +76,7 @@ impl Counters {
         counter.fetch_add(n as u64, Ordering::Relaxed);
     }
 
-    /// Counts one answer. After a repetition, a receipt that is no good any more may have been used by the first try.
+    /// Counts one answer. If the settle was repeated, a receipt that is no longer valid may have been used by the first try.
     pub(super) fn count(&self, kind: Kind, outcome: Outcome, receipt: &str, repeated: bool) {
         let counter = match (outcome, kind) {
             (Outcome::Ok, Kind::Commit) => &self.committed,
@@ -127,7 +127,7 @@ pub(super) struct Settler {
 }
 
 impl Settler {
-    /// Settles what comes in until all senders are gone.
+    /// Settles what is received until all senders are gone.
     pub(super) async fn run(self, mut incoming: mpsc::Receiver<Settle>) {
         let mut singles = JoinSet::new();
         let mut gathered = Vec::new();
@@ -232,8 +232,8 @@ impl Settler {
         }
     }
 
-    /// A move or fork the broker does not do (wrong group, bad queue name, too large) is the handler's failure:
-    /// the item goes back with the broker's message as reason, rather than hang until its lease ends.
+    /// Rolls back an item whose move or fork the broker refused (another group, a bad queue name, too large): that is a
+    /// failure of the handler, and the item must not stay reserved until its lease ends.
     async fn refused(&self, receipt: String, what: &str, status: &Status) {
         if is_transient(status) {
             return self.give_up(1, what, status);
@@ -247,7 +247,7 @@ impl Settler {
         self.counters.count_unknown(n);
     }
 
-    /// Repeats a call while that may help; tells whether it was repeated.
+    /// Repeats a call while that may help. Returns the answer, and whether the call was repeated.
     async fn repeat<T, F>(&self, call: impl Fn(Client) -> F) -> Result<(T, bool), Status>
     where
         F: Future<Output = Result<Response<T>, Status>>,

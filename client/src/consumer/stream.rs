@@ -1,6 +1,6 @@
-//! Feeds from `ConsumeStream`, and settles on it while it lives.
+//! Feeds from `ConsumeStream`, and settles over it while it lives.
 //!
-//! Settles that were not answered when the stream broke, and moves and forks, go to the settler.
+//! Moves and forks, and settles that were unanswered when the stream broke, go to the settler.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -21,40 +21,40 @@ use crate::proto::{
     RollbackRequest, consume_stream_request::Action, consume_stream_response::Event as Answer,
 };
 
-/// How many settle requests may be unanswered on the stream; what is decided meanwhile gathers into the next one.
+/// How many settle requests may be unanswered on the stream; what is decided meanwhile goes into the next request.
 const MAX_UNANSWERED: usize = 8;
 
-/// What one settle request was about, to be handed on if its answer is lost.
+/// What one settle request was about, to be passed to the settler if its answer is lost.
 type Sent = (Kind, Vec<Settle>);
 
 pub(super) struct StreamFeed {
     pub(super) feed: Feed,
-    /// Decisions of the runner.
+    /// The decisions of the runner.
     pub(super) settles: mpsc::Receiver<Settle>,
-    /// The settler, for what this stream can not do.
+    /// The settler, for what cannot be done over this stream.
     pub(super) fallback: mpsc::Sender<Settle>,
     pub(super) counters: Arc<Counters>,
 }
 
-/// Keeps the broker from handing out more than a consumer with a limit will start: what was given back
-/// untouched would have lost its place in the queue.
+/// Keeps the broker from delivering more than a consumer with a limit will start: items that are rolled back without need
+/// would have lost their place in the queue.
 ///
-/// The broker hands out while fewer than `flow` items are unsettled, so in all it hands out at most what was
-/// settled and `flow`. Before each settle, `flow` is lowered to keep that sum within the budget.
+/// The broker delivers while fewer than `flow` items are unsettled, so in all it delivers at most what was settled
+/// and `flow`. Before each settle, `flow` is lowered to keep that sum within the budget.
 struct Budget {
-    /// Items this stream may still hand out, beyond those unsettled now and those settled.
+    /// Items that may still be settled on this stream within the limit.
     left: u64,
     flow: u64,
-    /// Items of this stream that are not settled; others do not count.
+    /// The receipts of this stream that are not settled; those of earlier streams do not count.
     unsettled: HashSet<String>,
 }
 
 impl Budget {
-    fn handed_out(&mut self, message: &ConsumeResponse) {
+    fn delivered(&mut self, message: &ConsumeResponse) {
         self.unsettled.extend(message.deliveries.iter().map(|delivery| delivery.receipt.clone()));
     }
 
-    /// The flow to ask for before these are settled, if it changes.
+    /// Returns the flow to ask for before these are settled, if it changes.
     fn settling(&mut self, settles: &[Settle]) -> Option<Flow> {
         let ours = settles.iter().filter(|settle| self.unsettled.remove(&settle.receipt)).count();
         self.left = self.left.saturating_sub(ours as u64);
@@ -74,16 +74,16 @@ enum End {
 }
 
 impl StreamFeed {
-    /// Feeds until the runner has closed its side and everything is settled.
+    /// Feeds until the runner has closed the channel of settles and everything is settled.
     pub(super) async fn run(mut self) {
         let mut attempts = Attempts::new();
         loop {
             attempts.begin(&self.feed);
             let mut unanswered = VecDeque::new();
             let end = self.serve(&mut attempts, &mut unanswered).await;
-            // Whether the broker did these before the stream broke is unknown; asking again tells.
+            // It is unknown whether the broker did these before the stream broke; the settler repeats them.
             for settle in unanswered.into_iter().flat_map(|(_, settles)| settles) {
-                self.hand_on(settle).await;
+                self.pass_on(settle).await;
             }
             let End::Broken(status) = end else { return };
             // Decisions made while there is no stream must not wait for the next one.
@@ -103,19 +103,19 @@ impl StreamFeed {
                 // Shutting down, or refused: there will be no further stream.
                 let _ = self.feed.events.send(Event::Halted).await;
                 while let Some(settle) = self.settles.recv().await {
-                    self.hand_on(settle).await;
+                    self.pass_on(settle).await;
                 }
                 return;
             }
         }
     }
 
-    /// The settler ends only after this feed, so handing on does not fail.
-    async fn hand_on(&self, settle: Settle) {
+    /// Passes a settle to the settler, which ends only after this feed, so that this does not fail.
+    async fn pass_on(&self, settle: Settle) {
         let _ = self.fallback.send(settle).await;
     }
 
-    /// One stream.
+    /// Serves one stream until it ends.
     async fn serve(&mut self, attempts: &mut Attempts, unanswered: &mut VecDeque<Sent>) -> End {
         let (requests, outgoing) = mpsc::channel(MAX_UNANSWERED + 4);
         let mut budget = self.budget();
@@ -140,7 +140,7 @@ impl StreamFeed {
                     Ok(Some(answer)) => {
                         attempts.succeeded();
                         if let (Some(budget), Some(Answer::Deliveries(message))) = (&mut budget, &answer.event) {
-                            budget.handed_out(message);
+                            budget.delivered(message);
                         }
                         self.answered(answer, unanswered, halted).await;
                     }
@@ -150,7 +150,7 @@ impl StreamFeed {
                 () = self.feed.halt.cancelled(), if !halted => {
                     halted = true;
                     if requests.send(request(Action::Flow(Flow { max_in_flight: 0 }))).await.is_err() {
-                        return End::Broken(last_word(&mut answers).await);
+                        return End::Broken(final_status(&mut answers).await);
                     }
                 }
                 n = self.settles.recv_many(&mut gathered, MAX_SETTLES), if unanswered.len() < MAX_UNANSWERED => {
@@ -161,12 +161,12 @@ impl StreamFeed {
                     if let Some(flow) = lower.filter(|_| !halted)
                         && requests.send(request(Action::Flow(flow))).await.is_err()
                     {
-                        return End::Broken(last_word(&mut answers).await);
+                        return End::Broken(final_status(&mut answers).await);
                     }
                     for (action, sent) in self.sort(&mut gathered).await {
                         unanswered.push_back(sent);
                         if requests.send(request(action)).await.is_err() {
-                            return End::Broken(last_word(&mut answers).await);
+                            return End::Broken(final_status(&mut answers).await);
                         }
                     }
                 }
@@ -181,14 +181,14 @@ impl StreamFeed {
         Some(Budget { left, flow, unsettled: HashSet::new() })
     }
 
-    /// Makes at most two requests of what was decided; moves and forks go to the settler.
+    /// Makes at most two requests of what was decided, and passes moves and forks to the settler.
     async fn sort(&self, gathered: &mut Vec<Settle>) -> Vec<(Action, Sent)> {
         let (mut commits, mut rollbacks) = (Vec::new(), Vec::new());
         for settle in gathered.drain(..) {
             match settle.decision {
                 Decision::Commit => commits.push(settle),
                 Decision::Rollback(_) => rollbacks.push(settle),
-                Decision::Move(_) | Decision::Fork(_) => self.hand_on(settle).await,
+                Decision::Move(_) | Decision::Fork(_) => self.pass_on(settle).await,
             }
         }
         let mut requests = Vec::new();
@@ -234,9 +234,9 @@ impl StreamFeed {
                 return self.counters.count_all(kind, &settled.results, false);
             }
             Some(Answer::Error(_)) => {
-                // One request failed, the stream goes on: settled by calls of their own, which are repeated.
+                // One request failed, and the stream goes on. The settler repeats what was in the request.
                 for settle in unanswered.pop_front().into_iter().flat_map(|(_, settles)| settles) {
-                    self.hand_on(settle).await;
+                    self.pass_on(settle).await;
                 }
                 return;
             }
@@ -248,7 +248,7 @@ impl StreamFeed {
         let _ = self.feed.events.send(event).await;
     }
 
-    /// The runner has decided everything: wait for the answers still out.
+    /// The runner has decided everything: waits for the outstanding answers.
     async fn finish(
         &self,
         mut answers: Streaming<ConsumeStreamResponse>,
@@ -270,8 +270,8 @@ fn request(action: Action) -> ConsumeStreamRequest {
     ConsumeStreamRequest { action: Some(action) }
 }
 
-/// Why a stream that takes no more requests has ended.
-async fn last_word(answers: &mut Streaming<ConsumeStreamResponse>) -> Status {
+/// Returns why a stream that accepts no more requests has ended.
+async fn final_status(answers: &mut Streaming<ConsumeStreamResponse>) -> Status {
     loop {
         match answers.message().await {
             Ok(Some(_)) => {}

@@ -11,10 +11,10 @@ use crate::{
     retry::Backoff,
 };
 
-/// The broker takes at most this many items in one call.
+/// The broker accepts at most this many items in one call.
 pub const MAX_BATCH_ITEMS: usize = 1_000;
 
-/// Puts items into one queue. Cheap to clone.
+/// Pushes items into one queue. Clones are cheap. [`Client::producer`] returns one.
 #[derive(Debug, Clone)]
 #[must_use = "a producer does nothing until it pushes"]
 pub struct Producer {
@@ -45,51 +45,51 @@ impl Producer {
         }
     }
 
-    /// Name of the producer, shown with each item. Formed like a queue name.
+    /// Sets the name of the producer, which is shown with each item. The rules of queue names apply.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// Gives each item without a `dedup_id` a random one, so that a push whose answer was lost is repeated safely.
+    /// Gives each item without a `dedup_id` a random one, so that a push whose answer was lost can be repeated safely.
     pub fn with_auto_dedup(mut self) -> Self {
         self.auto_dedup = true;
         self
     }
 
-    /// How calls are repeated while no broker can be reached. Only calls that can not do the work twice are:
-    /// those in which each item has a `dedup_id`. `give_up_after` should stay below the queue's `dedup_window`.
+    /// Sets how calls are repeated while no broker can be reached. Only calls in which each item has a `dedup_id` are
+    /// repeated: others could store items twice. `give_up_after` should be below the queue's `dedup_window`.
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.backoff = backoff;
         self
     }
 
-    /// Most bytes to put into one call when many items are pushed; a larger item goes alone. Default 3 MiB,
-    /// which any broker takes.
+    /// Sets how many bytes one call may have when many items are pushed; a larger item is pushed alone. Default 3 MiB,
+    /// which every broker accepts.
     pub fn max_batch_bytes(mut self, bytes: usize) -> Self {
         self.max_batch_bytes = bytes;
         self
     }
 
-    /// The queue items go to.
+    /// Returns the queue into which items are pushed.
     pub fn queue(&self) -> &str {
         &self.queue
     }
 
-    /// Pushes one item and answers when it is durable.
+    /// Pushes one item and returns when it is durable.
     ///
     /// # Errors
     /// [`Error::Status`] if the broker refuses it: nothing was stored. [`Error::OutcomeUnknown`] if the
     /// connection broke, or the broker lost its store, and the item has no `dedup_id`, or retries took too long.
     pub async fn push(&self, item: impl Into<NewItem>) -> Result<PushResult> {
         let mut results = self.push_all([item.into()]).await?;
-        // The broker answers one result per item.
+        // The broker returns one result per item.
         results
             .pop()
             .ok_or_else(|| tonic::Status::internal("push answered without a result").into())
     }
 
-    /// Pushes items in order and answers one result each when all are durable. More than 1,000 items, or
+    /// Pushes items in order and returns one result for each when all are durable. More than 1,000 items, or
     /// more bytes than [`Producer::max_batch_bytes`], are split into several calls, made one after the other.
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl Producer {
         Ok(results)
     }
 
-    /// One call, repeated while that is safe and may help.
+    /// Makes one call, and repeats it while that is safe and may help.
     async fn push_batch(&self, items: Vec<proto::NewItem>) -> Result<Vec<PushResult>> {
         let safe = is_repeatable(&items);
         let message = PushRequest { queue: self.queue.clone(), items, producer: self.name.clone() };
@@ -141,7 +141,7 @@ impl Producer {
         }
     }
 
-    /// Cuts items into batches that the broker takes.
+    /// Splits items into batches that the broker accepts.
     pub(super) fn batches(
         &self,
         items: impl Iterator<Item = NewItem>,

@@ -1,8 +1,8 @@
 //! Pushing over one stream, many batches in flight.
 //!
-//! One task owns the stream. It keeps each batch until the answer with its `batch_id` is there. When the stream
-//! breaks, unanswered batches are sent again on the next one if that can not store items twice, else their callers
-//! are told that the outcome is unknown.
+//! One task owns the stream. It keeps each batch until the answer with its `batch_id` has arrived. When the stream
+//! breaks, unanswered batches are sent again on the next stream if that cannot store items twice; otherwise their callers
+//! get [`Error::OutcomeUnknown`].
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -29,7 +29,7 @@ use crate::{
     proto::{PushResult, PushStreamRequest, PushStreamResponse},
 };
 
-/// A batch that failed for the moment on a living stream waits as after this many tries (0.4 s by default).
+/// A batch that failed temporarily, on a stream that lives, waits as long as after this many tries (0.4 s by default).
 const FAILED_BATCH_TRIES: u32 = 3;
 
 /// Settings of a [`PushStream`].
@@ -37,7 +37,7 @@ const FAILED_BATCH_TRIES: u32 = 3;
 pub struct StreamOptions {
     /// How many batches may be unanswered at a time; further ones wait. Default 16.
     pub max_in_flight: usize,
-    /// How long [`PushStream::close`] waits for the answers still out. Default 60 s.
+    /// How long [`PushStream::close`] waits for outstanding answers. Default 60 s.
     pub close_timeout: Duration,
 }
 
@@ -47,8 +47,8 @@ impl Default for StreamOptions {
     }
 }
 
-/// Pushes batches on one stream; made by [`Producer::stream`]. Dropping it gives up what is not answered yet;
-/// [`PushStream::close`] waits for it.
+/// Pushes batches over one stream; [`Producer::stream`] returns one. Dropping it abandons batches that are not answered yet;
+/// [`PushStream::close`] waits for them.
 #[derive(Debug)]
 pub struct PushStream {
     producer: Producer,
@@ -60,7 +60,8 @@ pub struct PushStream {
 }
 
 impl Producer {
-    /// Opens a stream on which many batches can be in flight. It is connected when first used, and again when it breaks.
+    /// Opens a stream on which many batches can be in flight. The stream connects when it is first used, and again when it
+    /// breaks.
     pub fn stream(&self, options: StreamOptions) -> PushStream {
         let (batches, incoming) = mpsc::channel(options.max_in_flight.max(1));
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
@@ -88,8 +89,8 @@ impl Producer {
 }
 
 impl PushStream {
-    /// Sends items as one or more batches and answers as soon as they are on their way; waits while
-    /// `max_in_flight` batches are unanswered. The ticket tells what became of them.
+    /// Sends items as one or more batches and returns as soon as they are queued for sending; waits while `max_in_flight`
+    /// batches are unanswered. The ticket resolves to the results.
     ///
     /// # Errors
     /// [`Error::Closed`] if the stream has ended.
@@ -121,7 +122,7 @@ impl PushStream {
     /// Waits until each batch is answered, and ends the stream.
     ///
     /// # Errors
-    /// [`Error::Closed`] if `close_timeout` passed first; the tickets of what is unanswered then tell the same.
+    /// [`Error::Closed`] if `close_timeout` passed first; the tickets of unanswered batches then resolve to the same error.
     pub async fn close(self) -> Result<()> {
         // Holding every permit means that nothing is unanswered.
         let all = self.options.max_in_flight.max(1).try_into().unwrap_or(u32::MAX);
@@ -141,7 +142,7 @@ impl Drop for PushStream {
 
 /// A future of the results of one [`PushStream::send`], in order of its items.
 #[derive(Debug)]
-#[must_use = "the ticket tells whether the items were stored"]
+#[must_use = "the ticket resolves to whether the items were stored"]
 pub struct PushTicket {
     parts: VecDeque<oneshot::Receiver<Result<Vec<PushResult>>>>,
     results: Vec<PushResult>,
@@ -263,7 +264,7 @@ impl StreamTask {
                     let slot = slot.map_err(|_| Status::unavailable("the push stream ended"))?;
                     let batch = self.unsent.pop_front().and_then(|id| self.pending.get_mut(&id));
                     if let Some(batch) = batch {
-                        // What can not be sent again need not be kept.
+                        // A batch that cannot be sent again need not be kept.
                         slot.send(if batch.safe { batch.request.clone() } else { std::mem::take(&mut batch.request) });
                     }
                 }
@@ -307,7 +308,7 @@ impl StreamTask {
         }
     }
 
-    /// After a stream broke: what can not or must not be sent again is answered, the rest is put in line.
+    /// Sorts the pending batches after a stream broke: those that cannot be sent again are answered, the rest is queued.
     fn sort_out(&mut self, status: &Status, next_try: Instant) {
         let never_sent = std::mem::take(&mut self.unsent);
         self.failed.clear();
@@ -317,7 +318,7 @@ impl StreamTask {
             let Some(batch) = self.pending.get(&id) else {
                 continue;
             };
-            // A batch still in line was never sent: no harm in sending it now.
+            // A batch that is still queued was never sent, so it can be sent now.
             let repeatable = batch.safe || never_sent.contains(&id);
             if is_transient(status) && repeatable && next_try < batch.give_up {
                 self.unsent.push_back(id);

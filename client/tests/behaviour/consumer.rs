@@ -233,7 +233,7 @@ fn extended(receipt: &str, outcome: Outcome) -> ExtendResponse {
 }
 
 #[tokio::test]
-async fn leases_are_prolonged_and_a_lost_one_is_told_to_the_handler() {
+async fn leases_are_renewed_and_a_handler_learns_of_a_lost_one() {
     let mut broker = Broker::start().await;
     let consumer = broker
         .client()
@@ -276,7 +276,7 @@ async fn a_streaming_consumer_halts_deliveries_before_it_gives_back_and_ends() {
     gated.until_started(1).await;
     gated.stop.cancel();
 
-    // The halt and the give-back go out in either order; what was still on its way is given back as well.
+    // The halt and the rollback are sent in either order; what was still on its way is rolled back as well.
     let mut given_back = Vec::new();
     let mut halted = false;
     answers.send(event(Event::Deliveries(deliveries(["late"])))).await.unwrap();
@@ -356,7 +356,7 @@ async fn a_destination_the_broker_refuses_gives_the_item_back() {
     assert_eq!((summary.forwarded, summary.rolled_back), (1, 1));
 }
 
-/// A handler is told that its item is no longer held: by the broker's event, and by the end of a lease nobody prolongs.
+/// A handler learns that its item is no longer held: by the broker's event, and by the end of a lease that no one renews.
 #[tokio::test]
 async fn handlers_hear_that_their_leases_are_lost() {
     let mut broker = Broker::start().await;
@@ -365,7 +365,7 @@ async fn handlers_hear_that_their_leases_are_lost() {
         let told = told.clone();
         async move {
             delivery.lease_lost().await;
-            told.send(delivery.receipt().to_owned()).map_err(|_| "nobody listens")
+            told.send(delivery.receipt().to_owned()).map_err(|_| "no one listens")
         }
     };
     let stop = CancellationToken::new();

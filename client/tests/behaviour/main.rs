@@ -1,6 +1,6 @@
 //! How the library behaves when connections break and calls fail, seen from the broker's side.
 //!
-//! The broker here has no mind of its own: each call it gets is handed to the test, which answers it. What the
+//! The broker here decides nothing: each call goes to the test, which answers it. What the
 //! library does with a real broker is tested end to end.
 
 mod broker;

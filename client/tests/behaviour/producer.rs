@@ -23,7 +23,7 @@ async fn a_push_with_dedup_ids_is_repeated_with_the_same_ids() {
 }
 
 #[tokio::test]
-async fn what_was_stored_before_a_refusal_is_told() {
+async fn a_refusal_returns_what_was_stored_before_it() {
     let mut broker = Broker::start().await;
     let producer = broker.client().producer("q");
     let items = (0..1_500).map(|n| NewItem::new(n.to_string()));

@@ -7,28 +7,28 @@ use clap::ValueEnum;
 use crate::values;
 
 const AFTER_HELP: &str = "\
-Latency is counted from the instant at which an item was due to be pushed to the instant at which a consumer had it: with \
---rate, a broker that falls behind can not hide it. Rates count what happened after the warm-up.
+Latency is counted from the instant at which an item was due to be pushed to its arrival at a consumer: with \
+--rate, a broker that falls behind cannot hide it. Rates count what happened after the warm-up.
 
 Without --rate, producers go as fast as consumers let them (except in push): they wait while --backlog items are pushed and \
-not delivered, so that the rates of push and delivery are one. With --rate they wait for nobody.
+not delivered, so that the rates of push and delivery are one. With --rate they do not wait.
 
-Each run makes queues of its own, named bench-..., and deletes them at the end.
+Each run creates queues of its own, named bench-..., and deletes them at the end.
 
 JSON keys: scenario, items, seconds, push_per_s, deliver_per_s, commit_per_s, p50_ms, p95_ms, p99_ms, max_ms, errors, \
 exactly_once; and missing, doubled, and what the scenario adds.";
 
-/// What `sluice bench` is told.
+/// The command line of `sluice bench`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
     /// What to measure
     #[arg(value_enum)]
     pub(super) scenario: Scenario,
-    /// Producers at work at a time [default: by scenario]
+    /// Number of producers [default: by scenario]
     #[arg(long, value_name = "N")]
     pub(super) producers: Option<usize>,
-    /// Consumers at work at a time [default: by scenario]
+    /// Number of consumers [default: by scenario]
     #[arg(long, value_name = "N")]
     pub(super) consumers: Option<usize>,
     /// Size of each payload, at least 16 bytes
@@ -67,7 +67,7 @@ pub(crate) struct Args {
     /// How long the load runs before it is measured
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = values::duration)]
     pub(super) warm_up: Duration,
-    /// Get this many items through the queues first, so that they have a past
+    /// Push and consume this many items first, so that the queues have a history
     #[arg(long, value_name = "N", default_value = "0")]
     pub(super) churn: u64,
     /// Let the consumers wait at empty queues first, for this long
