@@ -229,6 +229,15 @@ def consume_stream(broker):
     back = sorted(broker.reserve_one(queue).item.id for _ in range(2))
     expect("a stream that ends gives back what it held", back, sorted(ids[2:]))
 
+    requests, queue = Requests(), unique("done")
+    broker.push(queue, b"work")
+    requests.send(ConsumeStreamRequest(open=ConsumeRequest(queue=queue, lease=HOUR)))
+    stream = broker.queues.ConsumeStream(iter(requests))
+    requests.send(ConsumeStreamRequest(commit=CommitRequest(receipts=[take().receipt])))
+    expect("what a stream was handed it settles", outcomes(answer("settled").results), ["OK"])
+    requests.done()
+    expect("and ends when the client is done", next(stream, None), None)
+
     late_opening = ConsumeStreamRequest(flow=Flow(max_in_flight=1))
     call = lambda *sent: next(broker.queues.ConsumeStream(iter(sent)))  # noqa: E731
     expect_error("a stream that does not start with `open`", INVALID, lambda: call(late_opening), field="open")
