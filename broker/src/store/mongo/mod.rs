@@ -9,6 +9,7 @@
 //! | [`admin`] | items for operators, replay, redrive, statistics |
 //! | [`catalog`] | queues, schedules, deletion of queues |
 //! | [`ordering`], [`priorities`] | ordering keys; priorities in use |
+//! | [`migrations`] | the format of the database, and the way to it from earlier ones |
 //! | [`cursor`] | where the head of a queue is: memory only |
 //! | [`schema`] | documents, collections, indexes |
 //! | [`server`] | connections, errors, transactions, group commit, the clock |
@@ -21,6 +22,7 @@ mod admin;
 pub mod bench;
 mod catalog;
 mod cursor;
+mod migrations;
 mod ordering;
 mod priorities;
 mod push;
@@ -49,7 +51,6 @@ use super::{
     Created, Deleted, Held, ItemDeleted, Links, Move, Page, Push, RedriveFilter, Reserved, Result,
     Rollback, Selection, SettingsChanges, SettingsMark, Store,
 };
-
 use crate::{
     domain::{
         Clock, Depth, GroupName, IdSource, Item, ItemId, ItemState, Outcome, Pushed, Queue,
@@ -58,6 +59,7 @@ use crate::{
     metrics::Metrics,
     store::mongo::{
         cursor::{lease_cache::Issued, watermarks::Head},
+        migrations::Format,
         schema::layout::Group,
         server::{
             error::{broken, unavailable},
@@ -100,6 +102,9 @@ struct Inner {
     ids: IdSource,
     issued: Issued,
     metrics: OnceLock<Arc<Metrics>>,
+    format: Format,
+    /// Why the database must not be used any more, once a newer version has said so.
+    refusal: OnceLock<String>,
     groups: Mutex<HashMap<GroupName, Arc<Group>>>,
     heads: Mutex<HashMap<QueueName, Arc<Head>>>,
     tracker: TaskTracker,
@@ -112,8 +117,22 @@ impl MongoStore {
     /// # Errors
     /// Within a few seconds, if the server can not be reached or refuses the credentials.
     pub async fn connect(uri: &str, database: &str, options: MongoOptions) -> Result<Self> {
+        Self::connect_as(migrations::THIS, uri, database, options).await
+    }
+
+    /// The same as a program of another format.
+    async fn connect_as(
+        format: Format,
+        uri: &str,
+        database: &str,
+        options: MongoOptions,
+    ) -> Result<Self> {
         let connection = server::connect::connect(uri, database, options.pool_size).await?;
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
+        let failing = stop.clone().drop_guard(); // stops what is started here, unless all goes well
+        tracker
+            .spawn(server::orphaned_transactions::end_all(connection.client.clone(), stop.clone()));
+        format.bring_up_to_date(&connection.client, &connection.db).await?;
         if options.discipline {
             let source =
                 server::clock::Source { db: connection.db.clone(), sharded: connection.sharded };
@@ -124,8 +143,6 @@ impl MongoStore {
                 stop.clone(),
             ));
         }
-        tracker
-            .spawn(server::orphaned_transactions::end_all(connection.client.clone(), stop.clone()));
         let inner = Inner {
             client: connection.client,
             db: connection.db,
@@ -136,6 +153,8 @@ impl MongoStore {
             ids: IdSource::new(),
             issued: Issued::default(),
             metrics: OnceLock::new(),
+            format,
+            refusal: OnceLock::new(),
             groups: Mutex::default(),
             heads: Mutex::default(),
             tracker,
@@ -147,6 +166,7 @@ impl MongoStore {
         inner
             .tracker
             .spawn(catalog::orphaned_items::adopt_all(Arc::clone(&inner), inner.stop.clone()));
+        failing.disarm();
         Ok(Self { inner })
     }
 
@@ -177,6 +197,7 @@ impl MongoStore {
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
+        self.inner.check_format()?;
         let task = self.inner.tracker.spawn(operation(Arc::clone(&self.inner)));
         task.await.unwrap_or_else(|error| Err(broken(format!("an operation failed: {error}"))))
     }
@@ -202,6 +223,21 @@ impl Inner {
     /// The time; it does not go back over what was a small correction.
     fn now(&self) -> Timestamp {
         self.given.next(self.clock.now())
+    }
+
+    /// Fails once a newer version of this program has taken over the database.
+    fn check_format(&self) -> Result<()> {
+        self.refusal.get().map_or(Ok(()), |refusal| Err(unavailable(refusal)))
+    }
+
+    /// Looks whether a newer version of this program has taken over the database.
+    async fn notice_format(&self) -> Result<()> {
+        if let Some(refusal) = migrations::refusal(&self.db, self.format).await? {
+            let refusal = self.refusal.get_or_init(|| refusal);
+            tracing::error!("{refusal}; until then every call is refused");
+            self.stop.cancel();
+        }
+        self.check_format()
     }
 
     /// So many items share a write.
@@ -302,6 +338,7 @@ impl Store for MongoStore {
         let mut moved = mark.clone();
         let (moved, changes) = self
             .run(|inner| async move {
+                inner.notice_format().await?;
                 let changes = catalog::queues::changes(&inner, &mut moved).await?;
                 Ok((moved, changes))
             })
@@ -311,6 +348,7 @@ impl Store for MongoStore {
     }
 
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>> {
+        self.inner.check_format()?;
         in_time(push::push(&self.inner, items)).await
     }
 

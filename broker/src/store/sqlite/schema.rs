@@ -233,7 +233,7 @@ impl StoreFile {
             }
             Whose::Newer(version) => {
                 return refuse(format!(
-                    "{shown} was written by a newer version of this program (format {version}, here {VERSION})"
+                    "{shown} was written by a newer version of this program (format {version}, here {VERSION}): start that version or a later one here, or name another file"
                 ));
             }
             Whose::Other => return refuse(format!("{shown} is a database of another program")),

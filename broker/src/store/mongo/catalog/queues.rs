@@ -117,19 +117,9 @@ fn settings(queue: &Queue) -> Document {
     d
 }
 
-/// Where a document of before has its limit of attempts; 0 if nobody said one. Read, never written.
-const OLD_LIMIT: &str = "maxAttempts";
-
 /// Fields that a change of the settings takes away unless it sets them.
-const OPTIONAL: [&str; 7] = [
-    "lease",
-    "attemptLimit",
-    "deliveryLimit",
-    OLD_LIMIT,
-    "deadLetterQueue",
-    "retryPolicy",
-    "defaultTtl",
-];
+const OPTIONAL: [&str; 6] =
+    ["lease", "attemptLimit", "deliveryLimit", "deadLetterQueue", "retryPolicy", "defaultTtl"];
 
 /// Reads a queue.
 pub(crate) fn read(document: &Document) -> Result<Queue> {
@@ -160,9 +150,7 @@ pub(crate) fn read(document: &Document) -> Result<Queue> {
         name: QueueName::parse("_id", text("_id")).map_err(bad)?,
         group: GroupName::parse("group", text("group")).map_err(bad)?,
         lease: time("lease"),
-        max_attempts: whole("attemptLimit")
-            .or_else(|| whole(OLD_LIMIT).filter(|limit| *limit > 0))
-            .map(|limit| limit as u32),
+        max_attempts: whole("attemptLimit").map(|limit| limit as u32),
         max_deliveries: whole("deliveryLimit").map(|limit| limit as u32),
         discard_failed: flag("discardFailed"),
         dead_letter_queue: QueueName::parse_optional("deadLetterQueue", text("deadLetterQueue"))

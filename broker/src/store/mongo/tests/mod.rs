@@ -27,13 +27,13 @@ fn uri() -> String {
 }
 
 /// A database of its own, dropped at the end.
-struct Scratch {
-    uri: String,
-    name: String,
+pub(super) struct Scratch {
+    pub(super) uri: String,
+    pub(super) name: String,
 }
 
 impl Scratch {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { uri: uri(), name: format!("sluicegate_test_{:016x}", rand::random::<u64>()) }
     }
 
@@ -105,7 +105,7 @@ fn want(max_items: usize, lease: Duration) -> Want {
 
 const LEASE: Duration = Duration::from_secs(30);
 
-async fn take(store: &MongoStore, queue: &Arc<Queue>, count: usize) -> Vec<Delivery> {
+pub(super) async fn take(store: &MongoStore, queue: &Arc<Queue>, count: usize) -> Vec<Delivery> {
     let reserved = store.reserve(queue, &[want(count, LEASE)]).await.unwrap();
     reserved.deliveries.into_iter().map(|(_, delivery)| delivery).collect()
 }
