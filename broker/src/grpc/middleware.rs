@@ -61,13 +61,11 @@ async fn answer(edge: &Edge, request: Request, next: Next) -> Response {
     let deadline = deadline(request.headers());
     let answer = next.run(request.map(|body| edge.intake.meter(body)));
     let Some(deadline) = deadline else { return uniform(answer.await) };
-    match timeout(deadline.saturating_sub(SOONER), answer).await {
-        Ok(response) => uniform(response),
-        Err(_) => {
-            let late = Status::deadline_exceeded("the deadline has passed: the outcome is unknown");
-            status(&ApiError::Transport(late)).into_http()
-        }
+    if let Ok(response) = timeout(deadline.saturating_sub(SOONER), answer).await {
+        return uniform(response);
     }
+    let late = Status::deadline_exceeded("the deadline has passed: the outcome is unknown");
+    status(&ApiError::Transport(late)).into_http()
 }
 
 /// How long the caller waits for the answer, or for the beginning of a stream of answers: up to eight digits and a unit.

@@ -182,9 +182,9 @@ async fn a_read_over_a_dead_connection_is_asked_again_over_another() {
     let mut dead = ["find", "aggregate", "distinct"].map(|command| proxy.hold_on_items(command));
     let reads = async {
         tokio::try_join!(
-            async { Ok(assert!(store.get_item(&queue, pushed[0].id).await?.is_some())) },
-            async { Ok(assert_eq!(store.depth(&queue).await?.unsettled(), 1)) },
-            async { Ok(assert!(store.origins(&queue).await?.is_empty())) },
+            store.get_item(&queue, pushed[0].id),
+            store.depth(&queue),
+            store.origins(&queue),
         )
     };
     let others = async {
@@ -200,7 +200,10 @@ async fn a_read_over_a_dead_connection_is_asked_again_over_another() {
     };
     let both = async { tokio::join!(reads, others) };
     let (read, ()) = tokio::time::timeout(LIMIT, both).await.expect("answers in time");
-    read.map(|_| ()).unwrap_or_else(|error: StoreError| panic!("{error}"));
+    let (item, depth, origins) = read.unwrap();
+    assert!(item.is_some());
+    assert_eq!(depth.unsettled(), 1);
+    assert!(origins.is_empty());
     drop(dead);
 }
 
