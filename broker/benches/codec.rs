@@ -7,8 +7,8 @@ use bytes::Bytes;
 use divan::{Bencher, black_box, counter::ItemsCount};
 use prost::Message;
 use sluicegate_broker::{
+    bench::{convert_deliveries, parse_push},
     domain::{self, Clock, GroupName, IdSource, LeaseToken, Queue, QueueName, Receipt, Timestamp},
-    grpc::bench::{convert_deliveries, parse_push},
     store::{Push, mongo::bench as document},
 };
 use sluicegate_proto::v1::{CommitRequest, ConsumeResponse, Delivery, Item, NewItem, PushRequest};

@@ -11,14 +11,18 @@
 //! * [`telemetry`]: the log; [`metrics`]: what is counted and measured.
 //! * `app`: builds all of it from the [`config`], runs it, drains it.
 
-pub mod app;
-pub mod config;
-pub mod console;
+mod app;
+mod config;
+mod console;
 pub mod domain;
-pub mod engine;
-pub mod grpc;
-pub mod listener;
+mod engine;
+mod grpc;
+mod listener;
 pub mod metrics;
-pub mod signals;
+pub mod process;
+mod signals;
 pub mod store;
-pub mod telemetry;
+mod telemetry;
+
+#[doc(hidden)]
+pub use grpc::bench;
