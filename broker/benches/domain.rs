@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use divan::{Bencher, black_box, counter::ItemsCount};
 use sluicegate_broker::domain::{
-    Clock, GroupName, IdSource, ItemSize, LeaseToken, QueueName, Receipt, Want, assign,
+    Clock, Demand, GroupName, IdSource, ItemSize, LeaseToken, QueueName, Receipt, assign,
 };
 
 fn main() {
@@ -27,7 +27,7 @@ fn receipt() -> Receipt {
 /// 500 items to so many consumers.
 #[divan::bench(args = [1, 10, 1_000])]
 fn deal_500(bencher: Bencher<'_, '_>, consumers: usize) {
-    let want = Want {
+    let want = Demand {
         max_items: 500,
         max_bytes: 1 << 20,
         may_exceed: true,

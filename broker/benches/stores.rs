@@ -5,7 +5,7 @@ use std::{env, fmt, sync::Arc, time::Duration};
 
 use divan::{Bencher, counter::ItemsCount};
 use sluicegate_broker::{
-    domain::{Clock, NewItem, Queue, QueueName, Want},
+    domain::{Clock, Demand, NewItem, Queue, QueueName},
     store::{
         Held, Push, Store,
         mongo::{MongoOptions, MongoStore},
@@ -99,7 +99,7 @@ impl Bed {
     }
 
     fn reserve(&self) -> Vec<Held> {
-        let want = Want {
+        let want = Demand {
             max_items: ITEMS,
             max_bytes: usize::MAX,
             may_exceed: true,

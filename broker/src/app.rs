@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    config::{Settings, StoreUri},
+    config::{Settings, SignalsUri, StoreUri},
     console::{self, ConsoleState, Probe},
     domain::Clock,
     engine::{Engine, Limits, background},
@@ -20,7 +20,7 @@ use crate::{
     metrics::Metrics,
     signals::{self, Signals},
     store::{
-        Store, StoreError,
+        Capabilities, Store, StoreError,
         mongo::{MongoOptions, MongoStore},
         sqlite::SqliteStore,
     },
@@ -61,6 +61,7 @@ impl App {
         let listener = bind("listen", settings.listen).await?;
         let http_listener = bind("http_listen", settings.http_listen).await?;
         let store = open_store(&settings).await?;
+        tell_limits_of(store.capabilities(), &settings);
         let signals = signals::open(
             &settings.signals,
             store.broker_id(),
@@ -204,6 +205,19 @@ async fn open_store(settings: &Settings) -> Result<Arc<dyn Store>, StartError> {
 
 fn not_opened(settings: &Settings, error: &StoreError) -> StartError {
     StartError(format!("can not open the store {}: {error}", settings.store))
+}
+
+/// Says what whoever runs this broker may not expect of its store.
+fn tell_limits_of(store: Capabilities, settings: &Settings) {
+    if !store.durable {
+        tracing::warn!("the store is in memory: all items are gone when the broker ends");
+    }
+    if !store.shared && settings.signals != SignalsUri::Local {
+        tracing::warn!(
+            signals = %settings.signals,
+            "this store has one broker at a time: its signals reach no other"
+        );
+    }
 }
 
 /// What the console asks.

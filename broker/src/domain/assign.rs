@@ -19,7 +19,7 @@ pub struct ItemSize {
 
 /// What one waiting consumer asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Want {
+pub struct Demand {
     /// At most this many items, at least 1.
     pub max_items: usize,
     /// At most this many payload bytes; a single larger item is still given if `may_exceed`.
@@ -37,7 +37,7 @@ pub struct Want {
 /// one message of [`MAX_MESSAGE_BYTES`], so that nothing is claimed that cannot be sent at once.
 ///
 /// The earlier wants get the odd ones, so put the emptiest consumer first.
-pub fn assign(sizes: &[ItemSize], wants: &[Want]) -> Vec<usize> {
+pub fn assign(sizes: &[ItemSize], wants: &[Demand]) -> Vec<usize> {
     struct Room {
         items: usize,
         bytes: usize,
@@ -81,8 +81,8 @@ pub fn assign(sizes: &[ItemSize], wants: &[Want]) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    fn want(max_items: usize, max_bytes: usize) -> Want {
-        Want {
+    fn want(max_items: usize, max_bytes: usize) -> Demand {
+        Demand {
             max_items,
             max_bytes,
             may_exceed: true,
@@ -92,7 +92,7 @@ mod tests {
     }
 
     /// Deals items with payloads of these sizes.
-    fn assign(payloads: &[usize], wants: &[Want]) -> Vec<usize> {
+    fn assign(payloads: &[usize], wants: &[Demand]) -> Vec<usize> {
         let size = |&payload: &usize| ItemSize { payload, message: payload + 1_400 };
         super::assign(&payloads.iter().map(size).collect::<Vec<_>>(), wants)
     }

@@ -16,7 +16,7 @@ mod schedule;
 mod signal;
 mod time;
 
-pub use assign::{ItemSize, MAX_MESSAGE_BYTES, Want, assign};
+pub use assign::{Demand, ItemSize, MAX_MESSAGE_BYTES, assign};
 pub use failure::{AtLimit, Cause, FailureDefaults, Fate, LimitReason};
 pub use id::{IdSource, ItemId, LeaseToken};
 pub use invalid::Invalid;

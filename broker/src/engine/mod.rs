@@ -43,7 +43,7 @@ use crate::{
     domain::{FailureDefaults, QueueName, Signal, Timestamp, Topic},
     metrics::Metrics,
     signals::{Notice, Signals},
-    store::{Store, Timed},
+    store::{Store, timed},
 };
 
 use dispatch::Dispatcher;
@@ -128,7 +128,7 @@ impl Engine {
         limits: Limits,
     ) -> Arc<Self> {
         let tasks = TaskTracker::new();
-        let store: Arc<dyn Store> = Arc::new(Timed::new(store, Arc::clone(&metrics)));
+        let store = timed(store, Arc::clone(&metrics));
         Arc::new(Self {
             overview: Overview::default(),
             figures: Figures::new(Arc::clone(&store), tasks.clone()),

@@ -162,13 +162,14 @@ impl Engine {
     ) -> Result<Vec<(Outcome, Option<Timestamp>)>> {
         let (held, places) = self.with_queues(receipts.iter()).await?;
         let now = self.now();
-        let until = held
+        let ends = held
             .iter()
             .map(|held| Ok(now + self.lease(&held.queue, lease)?))
             .collect::<Result<Vec<_>>>()?;
-        let found = self.store.extend(held, until.clone()).await?;
+        let items = held.into_iter().zip(ends.iter().copied()).collect();
+        let found = self.store.extend(items).await?;
         let mut results = vec![(Outcome::Gone, None); receipts.len()];
-        for ((place, outcome), until) in places.into_iter().zip(found).zip(until) {
+        for ((place, outcome), until) in places.into_iter().zip(found).zip(ends) {
             results[place] = (outcome, (outcome == Outcome::Ok).then_some(until));
             if outcome == Outcome::Ok
                 && let Some(dispatcher) = self.dispatcher(&receipts[place].queue)

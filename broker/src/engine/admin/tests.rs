@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    domain::{Clock, LimitReason, NewItem, Timestamp, Want},
+    domain::{Clock, LimitReason, NewItem, Timestamp, Demand},
     engine::Limits,
     metrics::Metrics,
     signals::LocalSignals,
@@ -18,7 +18,7 @@ async fn a_redrive_passes_over_an_origin_of_another_group() {
     let named = |name: &str| QueueName::parse("queue", name).unwrap();
     let (dead, want) = (
         named("dead"),
-        Want {
+        Demand {
             max_items: 1,
             max_bytes: usize::MAX,
             may_exceed: true,
@@ -65,7 +65,7 @@ fn engine() -> Arc<Engine> {
 
 /// Commits whatever is ready, at once.
 async fn commit_without_end(engine: Arc<Engine>, queue: Arc<Queue>) {
-    let want = Want {
+    let want = Demand {
         max_items: 1_000,
         max_bytes: usize::MAX,
         may_exceed: true,

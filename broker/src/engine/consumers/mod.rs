@@ -12,7 +12,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::domain::{Delivery, ItemId, Receipt, Timestamp, Want};
+use crate::domain::{Delivery, Demand, ItemId, Receipt, Timestamp};
 
 use self::{calls::Calls, stream::Stream};
 use super::{EngineError, Result};
@@ -48,7 +48,7 @@ pub(super) struct Taker {
 
 /// One look at the store: who wants what.
 pub(super) struct Round {
-    pub(super) wants: Vec<Want>,
+    pub(super) wants: Vec<Demand>,
     pub(super) takers: Vec<Taker>,
     /// The newest of the consumers that were there when it began.
     newest: ConsumerId,
@@ -170,7 +170,7 @@ impl Consumers {
             /// What it holds, and since which round it has waited.
             rank: (usize, u64),
             taker: Taker,
-            want: Want,
+            want: Demand,
         }
         let mut hungry: Vec<_> = self.streams.iter().filter(|(_, s)| s.wants()).collect();
         hungry.sort_by_key(|(_, s)| (s.in_flight.len(), s.served));
@@ -178,7 +178,7 @@ impl Consumers {
         let calls = self.calls.wants(for_calls).map(|(id, max_items, waiting)| Asking {
             rank: (0, waiting.since),
             taker: Taker { id, auto_commit: waiting.call.auto_commit },
-            want: Want {
+            want: Demand {
                 max_items,
                 max_bytes: MAX_MESSAGE_BYTES,
                 may_exceed: true,
@@ -199,7 +199,7 @@ impl Consumers {
             all.push(Asking {
                 rank: (stream.in_flight.len(), stream.served),
                 taker: Taker { id, auto_commit: settings.auto_commit },
-                want: Want {
+                want: Demand {
                     max_items,
                     max_bytes,
                     may_exceed,

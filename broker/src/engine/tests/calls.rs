@@ -10,11 +10,11 @@ async fn a_call_that_takes_part_in_a_round_is_answered_by_it() {
     for held in ["reserve", "commit"] {
         let bench = bench();
         bench.push(1).await;
-        bench.store.set(held, Fault::HeldAfter);
+        bench.faults.set(held, Fault::HeldAfter);
         let pop = bench.pop(1, SHORT);
-        bench.store.until_done(held, 1).await;
+        bench.faults.until_done(held, 1).await;
         tokio::time::sleep(SHORT * 2).await; // the wait is over
-        bench.store.set(held, Fault::None);
+        bench.faults.set(held, Fault::None);
         let popped = within("the answer", pop).await.unwrap().unwrap();
         assert_eq!(payloads(&popped), ["0"], "held in {held}");
         assert!(bench.items().await.is_empty());
@@ -26,11 +26,11 @@ async fn a_call_that_takes_part_in_a_round_is_answered_by_it() {
 async fn a_call_whose_wait_ended_in_a_fruitless_round_is_answered_when_that_ends() {
     let bench = bench();
     bench.push(0).await;
-    bench.store.set("reserve", Fault::HeldAfter);
+    bench.faults.set("reserve", Fault::HeldAfter);
     let reserve = bench.reserve(1, SHORT);
-    bench.store.until_done("reserve", 1).await;
+    bench.faults.until_done("reserve", 1).await;
     tokio::time::sleep(SHORT * 2).await;
-    bench.store.set("reserve", Fault::None);
+    bench.faults.set("reserve", Fault::None);
     assert!(within("the answer", reserve).await.unwrap().unwrap().is_empty());
 }
 
@@ -38,15 +38,15 @@ async fn a_call_whose_wait_ended_in_a_fruitless_round_is_answered_when_that_ends
 async fn a_pop_whose_caller_hung_up_before_the_commit_loses_nothing() {
     let bench = bench();
     bench.push(3).await;
-    bench.store.set("reserve", Fault::HeldAfter);
+    bench.faults.set("reserve", Fault::HeldAfter);
     let pop = bench.pop(2, LIMIT);
-    bench.store.until_done("reserve", 1).await;
+    bench.faults.until_done("reserve", 1).await;
     pop.abort();
     assert!(pop.await.unwrap_err().is_cancelled());
-    bench.store.set("reserve", Fault::None);
+    bench.faults.set("reserve", Fault::None);
     let items = bench.until_ready(3).await;
     assert!(items.iter().all(|item| item.attempt == 1), "{items:?}");
-    assert_eq!(bench.store.begun("commit"), 0);
+    assert_eq!(bench.faults.begun("commit"), 0);
 }
 
 /// One failed commit of a round with pops concerns only those.
@@ -54,13 +54,13 @@ async fn a_pop_whose_caller_hung_up_before_the_commit_loses_nothing() {
 async fn a_commit_that_fails_leaves_nothing_leased_to_nobody() {
     let bench = bench();
     bench.push(0).await;
-    bench.store.set("commit", Fault::Fails);
-    bench.store.set("reserve", Fault::HeldBefore);
+    bench.faults.set("commit", Fault::Fails);
+    bench.faults.set("reserve", Fault::HeldBefore);
     let first = bench.reserve(1, Duration::ZERO); // holds the round up until all others are there
-    bench.store.until_begun("reserve", 1).await;
+    bench.faults.until_begun("reserve", 1).await;
     let (pop, reserve) = (bench.pop(1, LIMIT), bench.reserve(1, LIMIT));
     bench.until_waiting(3).await;
-    bench.store.set("reserve", Fault::None);
+    bench.faults.set("reserve", Fault::None);
     within("the answer", first).await.unwrap().unwrap();
     bench.until_waiting(2).await;
     bench.push(2).await;
@@ -79,14 +79,14 @@ async fn a_commit_that_fails_leaves_nothing_leased_to_nobody() {
 async fn a_call_that_does_not_wait_takes_two_looks_at_most() {
     let bench = bench();
     bench.push(0).await;
-    bench.store.set("reserve", Fault::HeldBefore);
+    bench.faults.set("reserve", Fault::HeldBefore);
     let calls: Vec<_> = (0..12).map(|_| bench.reserve(1_000, Duration::ZERO)).collect();
     bench.until_waiting(12).await;
-    bench.store.set("reserve", Fault::None);
+    bench.faults.set("reserve", Fault::None);
     for call in calls {
         assert!(within("the answer", call).await.unwrap().unwrap().is_empty());
     }
-    assert!(bench.store.begun("reserve") <= 2, "{} looks", bench.store.begun("reserve"));
+    assert!(bench.faults.begun("reserve") <= 2, "{} looks", bench.faults.begun("reserve"));
 }
 
 /// At shutdown too: a pop in the middle of its commit is answered, the others are told.
@@ -95,15 +95,15 @@ async fn a_pop_in_its_commit_is_answered_though_the_broker_shuts_down() {
     let limits = Limits { drain: Duration::ZERO, ..Limits::default() };
     let bench = bench_with(limits);
     bench.push(1).await;
-    bench.store.set("commit", Fault::HeldAfter);
+    bench.faults.set("commit", Fault::HeldAfter);
     let pop = bench.pop(1, LIMIT);
-    bench.store.until_done("commit", 1).await;
+    bench.faults.until_done("commit", 1).await;
     let waiting = bench.reserve(1, LIMIT);
     bench.until_waiting(2).await;
     bench.engine.drain().await;
     let told = within("the answer", waiting).await.unwrap();
     assert!(matches!(told, Err(super::super::EngineError::ShuttingDown)), "{told:?}");
-    bench.store.set("commit", Fault::None);
+    bench.faults.set("commit", Fault::None);
     assert_eq!(within("the answer", pop).await.unwrap().unwrap().len(), 1);
 }
 
@@ -112,11 +112,11 @@ async fn a_pop_in_its_commit_is_answered_though_the_broker_shuts_down() {
 async fn a_reserve_is_not_answered_with_leases_that_have_passed() {
     let bench = bench();
     bench.push(1).await;
-    bench.store.set("reserve", Fault::HeldAfter);
+    bench.faults.set("reserve", Fault::HeldAfter);
     let reserve = bench.reserve(1, LIMIT);
-    bench.store.until_done("reserve", 1).await;
+    bench.faults.until_done("reserve", 1).await;
     bench.clock.advance(LEASE);
-    bench.store.set("reserve", Fault::None);
+    bench.faults.set("reserve", Fault::None);
     assert!(within("the answer", reserve).await.unwrap().unwrap().is_empty());
     assert_eq!(bench.until_ready(1).await[0].attempt, 1, "it reached nobody");
 }

@@ -36,10 +36,10 @@ async fn a_reconciliation_that_fails_is_made_up_for() {
     let queue = bench.queue().await;
     let receipt = taken[0].receipt.clone();
     bench.store.commit(vec![crate::store::Held { queue, receipt }]).await.unwrap();
-    bench.store.set("holds", Fault::Fails);
+    bench.faults.set("holds", Fault::Fails);
     bench.engine.dispatcher(&name("q")).unwrap().settled_elsewhere();
-    bench.store.until_begun("holds", 2).await;
-    bench.store.set("holds", Fault::None);
+    bench.faults.until_begun("holds", 2).await;
+    bench.faults.set("holds", Fault::None);
     assert_eq!(deliveries(&mut stream).await.len(), 1, "its place is free");
 }
 
@@ -68,7 +68,7 @@ async fn a_call_that_does_not_wait_does_not_wait_for_what_is_cleared_away() {
     }
     bench.clock.advance(Duration::from_secs(2));
     within("an answer", bench.reserve(1, Duration::ZERO)).await.unwrap().unwrap();
-    assert!(bench.store.begun("reserve") <= 2, "{} looks", bench.store.begun("reserve"));
+    assert!(bench.faults.begun("reserve") <= 2, "{} looks", bench.faults.begun("reserve"));
 }
 
 /// How many steps a dispatcher takes in a while.

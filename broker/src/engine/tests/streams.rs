@@ -117,10 +117,10 @@ async fn giving_back_goes_on_for_as_long_as_the_store_is_away() {
     bench.push(2).await;
     let mut stream = bench.stream().await;
     deliveries(&mut stream).await;
-    bench.store.set("rollback", Fault::Fails);
+    bench.faults.set("rollback", Fault::Fails);
     drop(stream);
-    bench.store.until_begun("rollback", 7).await;
-    bench.store.set("rollback", Fault::None);
+    bench.faults.until_begun("rollback", 7).await;
+    bench.faults.set("rollback", Fault::None);
     let items = bench.until_ready(2).await;
     assert!(items.iter().all(|item| item.attempt == 1), "{items:?}");
 }
@@ -133,12 +133,12 @@ async fn nothing_is_sent_when_its_lease_has_passed() {
     ask(&mut stream).await;
     bench.push(2).await;
     until_dealt(&bench, 2).await;
-    bench.store.set("reserve", Fault::HeldBefore); // or it would be dealt them anew
+    bench.faults.set("reserve", Fault::HeldBefore); // or it would be dealt them anew
     bench.clock.advance(LEASE.saturating_sub(Duration::from_millis(500))); // within the margin
     ask(&mut stream).await;
     let items = bench.until_ready(2).await;
     assert!(items.iter().all(|item| item.attempt == 1), "they were never sent: {items:?}");
-    bench.store.set("reserve", Fault::None);
+    bench.faults.set("reserve", Fault::None);
     assert_eq!(deliveries(&mut stream).await.len(), 2);
 }
 
@@ -193,15 +193,15 @@ async fn a_settle_that_is_about_to_be_answered_revokes_nothing() {
     let mut stream = bench.stream().await;
     let taken = deliveries(&mut stream).await;
     ask(&mut stream).await;
-    bench.store.set("commit", Fault::HeldAfter);
+    bench.faults.set("commit", Fault::HeldAfter);
     let engine = Arc::clone(&bench.engine);
     let receipts = vec![taken[0].receipt.clone()];
     let commit = tokio::spawn(async move { engine.commit(receipts).await });
-    bench.store.until_done("commit", 1).await;
+    bench.faults.until_done("commit", 1).await;
     let dispatcher = bench.engine.dispatcher(&name("q")).unwrap();
     dispatcher.settled_elsewhere();
-    bench.store.until_done("holds", 1).await;
-    bench.store.set("commit", Fault::None);
+    bench.faults.until_done("holds", 1).await;
+    bench.faults.set("commit", Fault::None);
     assert_eq!(commit.await.unwrap().unwrap(), [Outcome::Ok]);
     bench.clock.advance(Duration::from_secs(5));
     bench.push(1).await;
@@ -263,14 +263,14 @@ async fn a_stream_that_retires_loses_nothing_of_what_was_committed_for_it() {
     for fault in ["reserve", "commit"] {
         let bench = bench();
         bench.push(1).await;
-        bench.store.set(fault, Fault::HeldAfter);
+        bench.faults.set(fault, Fault::HeldAfter);
         let options = ConsumeOptions { auto_commit: true, ..Bench::options() };
         let mut stream = bench.engine.consume(options).await.unwrap();
         ask(&mut stream).await;
-        bench.store.until_begun(fault, 1).await;
+        bench.faults.until_begun(fault, 1).await;
         stream.retire();
         ask(&mut stream).await;
-        bench.store.set(fault, Fault::None);
+        bench.faults.set(fault, Fault::None);
         let mut received = 0;
         loop {
             match within("the end", stream.next()).await {

@@ -4,8 +4,8 @@ use std::{any::Any, sync::Arc, time::Duration};
 
 use crate::{
     domain::{
-        AtLimit, Clock, ConsumerName, Delivery, FailureDefaults, Item, ItemId, ItemState,
-        LimitReason, NewItem, Outcome, Priority, Pushed, Queue, QueueName, Timestamp, Want,
+        AtLimit, Clock, ConsumerName, Delivery, Demand, FailureDefaults, Item, ItemId, ItemState,
+        LimitReason, NewItem, Outcome, Priority, Pushed, Queue, QueueName, Timestamp,
     },
     store::{Held, ItemDeleted, Move, Push, Reserved, Rollback, RollbackTo, Store},
 };
@@ -66,8 +66,8 @@ pub(crate) fn name(text: &str) -> QueueName {
 }
 
 /// A want without a bound on bytes.
-pub(crate) fn want(max_items: usize) -> Want {
-    Want {
+pub(crate) fn want(max_items: usize) -> Demand {
+    Demand {
         max_items,
         max_bytes: usize::MAX,
         may_exceed: true,
@@ -171,7 +171,7 @@ impl Env {
     }
 
     /// One reserve.
-    pub(crate) async fn reserve(&self, queue: &Arc<Queue>, wants: &[Want]) -> Reserved {
+    pub(crate) async fn reserve(&self, queue: &Arc<Queue>, wants: &[Demand]) -> Reserved {
         self.store.reserve(queue, wants).await.unwrap()
     }
 
@@ -239,6 +239,11 @@ impl Env {
         let reason = reason.map(str::to_owned);
         let rollback = Rollback { held: held(queue, of), to: last(queue, of), reason };
         self.store.rollback(vec![rollback]).await.unwrap()[0]
+    }
+
+    /// Sets the ends of leases, all to the same time.
+    pub(crate) async fn extend(&self, items: Vec<Held>, until: Timestamp) -> Vec<Outcome> {
+        self.store.extend(items.into_iter().map(|held| (held, until)).collect()).await.unwrap()
     }
 
     /// Moves one delivery.

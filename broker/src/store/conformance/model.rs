@@ -24,8 +24,8 @@ use super::{
 };
 use crate::{
     domain::{
-        Cause, Delivery, Fate, ItemId, ItemState, NewItem, Outcome, Priority, Queue, RetryPolicy,
-        Want,
+        Cause, Delivery, Demand, Fate, ItemId, ItemState, NewItem, Outcome, Priority, Queue,
+        RetryPolicy,
     },
     store::{RedriveFilter, Rollback, RollbackTo},
 };
@@ -355,9 +355,9 @@ impl Run<'_> {
             ready = self.world.ready(queue);
         }
         ready.truncate(count);
-        let (mut taken, want) = (Vec::new(), Want { lease: seconds(LEASE), ..want(count) });
+        let (mut taken, want) = (Vec::new(), Demand { lease: seconds(LEASE), ..want(count) });
         loop {
-            let want = Want { max_items: count - taken.len(), ..want.clone() };
+            let want = Demand { max_items: count - taken.len(), ..want.clone() };
             let reserved = self.env.reserve(&self.queues[queue], &[want]).await;
             taken.extend(reserved.deliveries.into_iter().map(|(_, delivery)| delivery));
             if taken.len() == count || !reserved.more {
@@ -446,8 +446,8 @@ impl Run<'_> {
 
     async fn extend(&mut self, receipt: usize, span: u64) -> Result<(), TestCaseError> {
         let expected = self.world.holds(receipt);
-        let until = vec![self.env.now() + seconds(span)];
-        let outcome = self.env.store.extend(vec![self.held(receipt)], until).await.unwrap();
+        let until = self.env.now() + seconds(span);
+        let outcome = self.env.extend(vec![self.held(receipt)], until).await;
         prop_assert_eq!(outcome, [expected.err().unwrap_or(Outcome::Ok)]);
         if let Ok(n) = expected {
             let when = self.world.after(span);

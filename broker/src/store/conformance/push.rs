@@ -67,7 +67,7 @@ pub(crate) async fn an_empty_call_is_no_error(env: &Env) {
     assert_eq!(env.store.push(Vec::new()).await.unwrap(), []);
     assert_eq!(env.store.commit(Vec::new()).await.unwrap(), []);
     assert_eq!(env.store.rollback(Vec::new()).await.unwrap(), []);
-    assert_eq!(env.store.extend(Vec::new(), Vec::new()).await.unwrap(), []);
+    assert_eq!(env.store.extend(Vec::new()).await.unwrap(), []);
     assert_eq!(env.store.move_items(Vec::new()).await.unwrap(), []);
     assert_eq!(env.store.holds(Vec::new()).await.unwrap(), [false; 0]);
     env.store.add_totals(Vec::new()).await.unwrap();
@@ -213,19 +213,16 @@ pub(crate) async fn a_receipt_of_an_expired_item_is_gone(env: &Env) {
         env.push_one(&queue, mortal(&n.to_string(), seconds(10))).await;
     }
     let taken = env.take(&queue, 5).await;
-    let extended = env.store.extend(vec![held(&queue, &taken[0])], vec![env.now() + seconds(99)]);
-    assert_eq!(extended.await.unwrap(), [Outcome::Ok]);
+    let until = env.now() + seconds(99);
+    assert_eq!(env.extend(vec![held(&queue, &taken[0])], until).await, [Outcome::Ok]);
     env.pass(seconds(11));
     assert_eq!(env.store.holds(vec![held(&queue, &taken[0])]).await.unwrap(), [false]);
     assert_eq!(env.commit_one(&queue, &taken[0]).await, Outcome::Gone);
     assert_eq!(env.fail(&queue, &taken[1]).await, Outcome::Gone);
     assert_eq!(env.bury(&queue, &taken[2], None).await, Outcome::Gone);
     assert_eq!(env.move_one(&queue, &taken[3], &other).await, Outcome::Gone);
-    let until = vec![env.now() + seconds(50)];
-    assert_eq!(
-        env.store.extend(vec![held(&queue, &taken[4])], until).await.unwrap(),
-        [Outcome::Gone]
-    );
+    let until = env.now() + seconds(50);
+    assert_eq!(env.extend(vec![held(&queue, &taken[4])], until).await, [Outcome::Gone]);
     assert_eq!(env.store.depth(&other).await.unwrap().unsettled(), 0);
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Env, env::*};
 use crate::{
-    domain::{ConsumerName, Delivery, ItemState, NewItem, Outcome, Want},
+    domain::{ConsumerName, Delivery, Demand, ItemState, NewItem, Outcome},
     store::{Rollback, RollbackTo},
 };
 
@@ -79,7 +79,7 @@ pub(crate) async fn wants_share_and_keep_their_bounds(env: &Env) {
     let queue = env.queue("q").await;
     let names: Vec<String> = (0..9).map(|n| n.to_string()).collect();
     env.push(&queue, names.iter().map(|name| item(name)).collect()).await;
-    let named = |name: &str, max_items, lease| Want {
+    let named = |name: &str, max_items, lease| Demand {
         lease,
         consumer: Some(ConsumerName::parse("consumer", name).unwrap()),
         ..want(max_items)
@@ -105,7 +105,7 @@ pub(crate) async fn bytes_are_bounded_but_a_large_item_gets_through(env: &Env) {
     let queue = env.queue("q").await;
     let large = "x".repeat(1_000);
     env.push_plain(&queue, &[&large, "aaaa", "bbbb", "cccc", "dddd", &large, "e"]).await;
-    let bounded = |max_bytes, may_exceed| Want { max_bytes, may_exceed, ..want(100) };
+    let bounded = |max_bytes, may_exceed| Demand { max_bytes, may_exceed, ..want(100) };
     // Nobody here may exceed their bytes: order is kept, nothing goes out.
     let reserved = env.reserve(&queue, &[bounded(10, false)]).await;
     assert!(reserved.deliveries.is_empty() && reserved.more);

@@ -39,8 +39,8 @@ pub(crate) async fn a_lapsed_lease_still_settles(env: &Env) {
     assert_eq!(env.commit_one(&queue, &taken[0]).await, Ok);
     assert_eq!(env.fail(&queue, &taken[1]).await, Ok);
     assert_eq!(env.move_one(&queue, &taken[2], &to).await, Ok);
-    let until = vec![env.now() + seconds(60)];
-    assert_eq!(env.store.extend(vec![held(&queue, &taken[3])], until).await.unwrap(), [Ok]);
+    let until = env.now() + seconds(60);
+    assert_eq!(env.extend(vec![held(&queue, &taken[3])], until).await, [Ok]);
     // The attempt that lapsed and was then given back counts once.
     let again = env.take(&queue, 4).await;
     assert_eq!(payloads(&again), ["b"]);
@@ -61,8 +61,8 @@ pub(crate) async fn a_stale_receipt_changes_nothing(env: &Env) {
     assert_eq!(env.fail(&queue, &stale).await, LeaseLost);
     assert_eq!(env.bury(&queue, &stale, Some("no")).await, LeaseLost);
     assert_eq!(env.move_one(&queue, &stale, &to).await, LeaseLost);
-    let until = vec![env.now() + seconds(500)];
-    assert_eq!(env.store.extend(vec![held(&queue, &stale)], until).await.unwrap(), [LeaseLost]);
+    let until = env.now() + seconds(500);
+    assert_eq!(env.extend(vec![held(&queue, &stale)], until).await, [LeaseLost]);
     let pushes = vec![push_of(&to, item("y"))];
     let answer = env.store.commit_and_push(held(&queue, &stale), pushes).await.unwrap();
     assert_eq!(answer, (LeaseLost, Vec::new()));
@@ -93,9 +93,9 @@ pub(crate) async fn results_are_exact_in_a_mixed_batch(env: &Env) {
         assert!(env.delete(&queue, taken[n + 2].item.id).await);
     }
     let expected = [Gone, LeaseLost, Gone, Ok].repeat(15);
-    let until = vec![env.now() + seconds(77); 60];
+    let until = env.now() + seconds(77);
     let all = || taken.iter().map(|delivery| held(&queue, delivery)).collect::<Vec<_>>();
-    assert_eq!(env.store.extend(all(), until).await.unwrap(), expected);
+    assert_eq!(env.extend(all(), until).await, expected);
     let holding: Vec<bool> = expected.iter().map(|outcome| *outcome == Ok).collect();
     assert_eq!(env.store.holds(all()).await.unwrap(), holding);
     assert_eq!(env.commit(&queue, &taken).await, expected);
@@ -144,8 +144,8 @@ pub(crate) async fn receipts_crossed_over_settle_nothing(env: &Env) {
     let pair = || vec![crossed(&a.receipt, &b.receipt), crossed(&b.receipt, &a.receipt)];
     assert_eq!(env.store.holds(pair()).await.unwrap(), [false, false]);
     assert_eq!(env.store.commit(pair()).await.unwrap(), [LeaseLost, LeaseLost]);
-    let until = vec![env.now() + seconds(500); 2];
-    assert_eq!(env.store.extend(pair(), until).await.unwrap(), [LeaseLost, LeaseLost]);
+    let until = env.now() + seconds(500);
+    assert_eq!(env.extend(pair(), until).await, [LeaseLost, LeaseLost]);
     let back = RollbackTo::Queue { eligible_time: env.now(), attempt: 9, undelivered: false };
     let rollbacks = |to: &RollbackTo| {
         let held = pair().into_iter();
@@ -261,9 +261,9 @@ pub(crate) async fn an_extended_lease_ends_when_it_says(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["longer", "shorter"]).await;
     let taken = env.take(&queue, 2).await;
-    let until = vec![env.now() + seconds(90), env.now() + seconds(5)];
-    let both = taken.iter().map(|delivery| held(&queue, delivery)).collect();
-    assert_eq!(env.store.extend(both, until.clone()).await.unwrap(), [Ok, Ok]);
+    let until = [env.now() + seconds(90), env.now() + seconds(5)];
+    let both = taken.iter().map(|delivery| held(&queue, delivery)).zip(until).collect();
+    assert_eq!(env.store.extend(both).await.unwrap(), [Ok, Ok]);
     let item = env.get(&queue, taken[0].item.id).await;
     assert_eq!(item.eligible_time, Some(until[0]));
     assert_eq!((item.attempt, item.deliveries), (1, 1));

@@ -48,13 +48,14 @@ use parking_lot::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Created, Deleted, Held, ItemDeleted, Links, Move, Page, Push, RedriveFilter, Reserved, Result,
-    Rollback, Selection, SettingsChanges, SettingsMark, Store,
+    Capabilities, Created, Deleted, Held, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page,
+    Push, QueueStore, RedriveFilter, Reserved, Result, Rollback, ScheduleStore, Selection,
+    SettingsChanges, SettingsMark, StatsStore, Store,
 };
 use crate::{
     domain::{
-        Clock, Depth, GroupName, IdSource, Item, ItemId, ItemState, Outcome, Pushed, Queue,
-        QueueName, Schedule, ScheduleName, Timestamp, Totals, Want,
+        Clock, Demand, Depth, GroupName, IdSource, Item, ItemId, ItemState, Outcome, Pushed, Queue,
+        QueueName, Schedule, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
     store::mongo::{
@@ -273,6 +274,10 @@ impl Store for MongoStore {
         self.inner.description.clone()
     }
 
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { shared: true, durable: true }
+    }
+
     fn now(&self) -> Timestamp {
         self.inner.now()
     }
@@ -288,71 +293,16 @@ impl Store for MongoStore {
     async fn ping(&self) -> Result<()> {
         self.run(|inner| async move { catalog::queues::ping(&inner).await }).await
     }
+}
 
-    async fn create_queue(&self, queue: &Queue) -> Result<Created<Queue>> {
-        let queue = queue.clone();
-        self.run(|inner| async move { catalog::queues::create(&inner, &queue).await }).await
-    }
-
-    async fn get_queue(&self, name: &QueueName) -> Result<Option<Queue>> {
-        let name = name.clone();
-        self.run(|inner| async move { catalog::queues::get(&inner, &name).await }).await
-    }
-
-    async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>> {
-        let after = after.cloned();
-        self.run(|inner| async move { catalog::queues::list(&inner, after.as_ref(), limit).await })
-            .await
-    }
-
-    async fn update_queue(&self, queue: &Queue) -> Result<Option<Queue>> {
-        let queue = queue.clone();
-        self.run(|inner| async move { catalog::queues::update(&inner, &queue).await }).await
-    }
-
-    async fn links(&self) -> Result<Links> {
-        self.run(|inner| async move { catalog::deletion::links(&inner).await }).await
-    }
-
-    async fn dead_letter_sources(&self, name: &QueueName) -> Result<Vec<Queue>> {
-        let name = name.clone();
-        self.run(|inner| async move { catalog::queues::dead_letter_sources(&inner, &name).await })
-            .await
-    }
-
-    async fn link_queue(&self, queue: &Queue, links: Links) -> Result<Option<Queue>> {
-        let queue = queue.clone();
-        self.run(|inner| async move { catalog::deletion::link_queue(&inner, &queue, links).await })
-            .await
-    }
-
-    async fn delete_queue(&self, queue: &Queue, force: bool, links: Links) -> Result<Deleted> {
-        let queue = queue.clone();
-        self.run_long(|inner| async move {
-            catalog::deletion::delete_queue(&inner, &queue, force, links).await
-        })
-        .await
-    }
-
-    async fn settings_changes(&self, mark: &mut SettingsMark) -> Result<SettingsChanges> {
-        let mut moved = mark.clone();
-        let (moved, changes) = self
-            .run(|inner| async move {
-                inner.notice_format().await?;
-                let changes = catalog::queues::changes(&inner, &mut moved).await?;
-                Ok((moved, changes))
-            })
-            .await?;
-        *mark = moved;
-        Ok(changes)
-    }
-
+#[async_trait]
+impl ItemStore for MongoStore {
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>> {
         self.inner.check_format()?;
         in_time(push::push(&self.inner, items)).await
     }
 
-    async fn reserve(&self, queue: &Arc<Queue>, wants: &[Want]) -> Result<Reserved> {
+    async fn reserve(&self, queue: &Arc<Queue>, wants: &[Demand]) -> Result<Reserved> {
         let (queue, wants) = (Arc::clone(queue), wants.to_vec());
         // If nobody waits for the answer any more, dropping it undoes the claim.
         let operation = |inner| async move { reserve::reserve(&inner, &queue, &wants).await };
@@ -379,8 +329,8 @@ impl Store for MongoStore {
         self.run(|inner| async move { settle::rollback::rollback(&inner, items).await }).await
     }
 
-    async fn extend(&self, items: Vec<Held>, until: Vec<Timestamp>) -> Result<Vec<Outcome>> {
-        self.run(|inner| async move { settle::lease::extend(&inner, items, until).await }).await
+    async fn extend(&self, items: Vec<(Held, Timestamp)>) -> Result<Vec<Outcome>> {
+        self.run(|inner| async move { settle::lease::extend(&inner, items).await }).await
     }
 
     async fn move_items(&self, items: Vec<Move>) -> Result<Vec<Outcome>> {
@@ -411,7 +361,10 @@ impl Store for MongoStore {
         let (name, group) = (queue.name.clone(), queue.group.clone());
         self.run_long(|inner| async move { upkeep::repair(&inner, &name, &group).await }).await
     }
+}
 
+#[async_trait]
+impl ItemAdmin for MongoStore {
     async fn list_items(
         &self,
         queue: &Queue,
@@ -473,7 +426,70 @@ impl Store for MongoStore {
         })
         .await
     }
+}
 
+#[async_trait]
+impl QueueStore for MongoStore {
+    async fn create_queue(&self, queue: &Queue) -> Result<Created<Queue>> {
+        let queue = queue.clone();
+        self.run(|inner| async move { catalog::queues::create(&inner, &queue).await }).await
+    }
+
+    async fn get_queue(&self, name: &QueueName) -> Result<Option<Queue>> {
+        let name = name.clone();
+        self.run(|inner| async move { catalog::queues::get(&inner, &name).await }).await
+    }
+
+    async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>> {
+        let after = after.cloned();
+        self.run(|inner| async move { catalog::queues::list(&inner, after.as_ref(), limit).await })
+            .await
+    }
+
+    async fn update_queue(&self, queue: &Queue) -> Result<Option<Queue>> {
+        let queue = queue.clone();
+        self.run(|inner| async move { catalog::queues::update(&inner, &queue).await }).await
+    }
+
+    async fn links(&self) -> Result<Links> {
+        self.run(|inner| async move { catalog::deletion::links(&inner).await }).await
+    }
+
+    async fn dead_letter_sources(&self, name: &QueueName) -> Result<Vec<Queue>> {
+        let name = name.clone();
+        self.run(|inner| async move { catalog::queues::dead_letter_sources(&inner, &name).await })
+            .await
+    }
+
+    async fn link_queue(&self, queue: &Queue, links: Links) -> Result<Option<Queue>> {
+        let queue = queue.clone();
+        self.run(|inner| async move { catalog::deletion::link_queue(&inner, &queue, links).await })
+            .await
+    }
+
+    async fn delete_queue(&self, queue: &Queue, force: bool, links: Links) -> Result<Deleted> {
+        let queue = queue.clone();
+        self.run_long(|inner| async move {
+            catalog::deletion::delete_queue(&inner, &queue, force, links).await
+        })
+        .await
+    }
+
+    async fn settings_changes(&self, mark: &mut SettingsMark) -> Result<SettingsChanges> {
+        let mut moved = mark.clone();
+        let (moved, changes) = self
+            .run(|inner| async move {
+                let changes = catalog::queues::changes(&inner, &mut moved).await?;
+                Ok((moved, changes))
+            })
+            .await?;
+        *mark = moved;
+        Ok(changes)
+    }
+}
+
+#[async_trait]
+impl StatsStore for MongoStore {
     async fn depth(&self, queue: &Queue) -> Result<Depth> {
         let queue = queue.clone();
         self.run_long(|inner| async move { admin::stats::depth(&inner, &queue).await }).await
@@ -496,7 +512,10 @@ impl Store for MongoStore {
         self.run(move |inner| async move { server::leader::lead(&inner, task, lasting).await })
             .await
     }
+}
 
+#[async_trait]
+impl ScheduleStore for MongoStore {
     async fn create_schedule(&self, schedule: &Schedule) -> Result<Created<Schedule>> {
         let schedule = schedule.clone();
         self.run(|inner| async move { catalog::schedules::create(&inner, &schedule).await }).await

@@ -63,13 +63,14 @@ pub use self::{
     repair::repair,
 };
 use super::{
-    Created, Deleted, Held, ItemDeleted, Links, Move, Page, Push, RedriveFilter, Reserved, Result,
-    Rollback, Selection, SettingsChanges, SettingsMark, Store, StoreError,
+    Capabilities, Created, Deleted, Held, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page,
+    Push, QueueStore, RedriveFilter, Reserved, Result, Rollback, ScheduleStore, Selection,
+    SettingsChanges, SettingsMark, StatsStore, Store, StoreError,
 };
 use crate::{
     domain::{
-        Clock, Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
-        ScheduleName, Timestamp, Totals, Want,
+        Clock, Demand, Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
+        ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
 };
@@ -193,6 +194,11 @@ impl Store for SqliteStore {
         self.description.clone()
     }
 
+    /// One broker works on a file.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { shared: false, durable: self.readers.is_some() }
+    }
+
     fn now(&self) -> Timestamp {
         self.clock.now_by_machine()
     }
@@ -214,7 +220,176 @@ impl Store for SqliteStore {
         })
         .await
     }
+}
 
+#[async_trait]
+impl ItemStore for SqliteStore {
+    async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>> {
+        let (kind, late) = (Kind::Push(items.len()), Arc::clone(&self.late));
+        let work = move |tx: &Tx<'_>| {
+            late.ensure(tx, items.iter().map(|push| &*push.queue))?;
+            push::push(tx, &items)
+        };
+        self.writer.call(kind, work).await
+    }
+
+    async fn reserve(&self, queue: &Arc<Queue>, wants: &[Demand]) -> Result<Reserved> {
+        let (queue, wants, broker) = (queue.clone(), wants.to_vec(), self.broker);
+        let work = move |tx: &Tx<'_>| reserve::reserve(tx, &queue, &wants, broker);
+        self.writer.call(Kind::Reserve, work).await
+    }
+
+    async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>> {
+        let queue = queue.clone();
+        self.read(move |view| browse::next_eligible(view, &queue, after)).await
+    }
+
+    /// Nothing to do: the index is always looked at from its start, which costs nothing here.
+    fn look_again(&self, _queue: &QueueName, _since: Option<Timestamp>) {}
+
+    async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>> {
+        let kind = Kind::Settle(items.len());
+        self.writer.call(kind, move |tx| settle::commit(tx, &items)).await
+    }
+
+    async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>> {
+        let kind = Kind::Settle(items.len());
+        let work =
+            |tx: &Tx<'_>| items.into_iter().map(|item| settle::roll_back(tx, item)).collect();
+        self.writer.call(kind, work).await
+    }
+
+    async fn extend(&self, items: Vec<(Held, Timestamp)>) -> Result<Vec<Outcome>> {
+        let kind = Kind::Settle(items.len());
+        let work = move |tx: &Tx<'_>| {
+            items.iter().map(|(held, until)| settle::extend(tx, held, *until)).collect()
+        };
+        self.writer.call(kind, work).await
+    }
+
+    async fn move_items(&self, items: Vec<Move>) -> Result<Vec<Outcome>> {
+        let late = Arc::clone(&self.late);
+        self.write(move |tx| {
+            late.ensure(tx, items.iter().map(|item| &*item.to))?;
+            items.iter().map(|item| settle::move_item(tx, item)).collect()
+        })
+        .await
+    }
+
+    async fn commit_and_push(
+        &self,
+        held: Held,
+        items: Vec<Push>,
+    ) -> Result<(Outcome, Vec<Pushed>)> {
+        let late = Arc::clone(&self.late);
+        let work = move |tx: &Tx<'_>| {
+            late.ensure(tx, items.iter().map(|push| &*push.queue))?;
+            settle::commit_and_push(tx, held, &items)
+        };
+        self.writer.call(Kind::SettleAndPush, work).await
+    }
+
+    async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>> {
+        self.read(move |view| items.iter().map(|held| settle::holds(view, &held.receipt)).collect())
+            .await
+    }
+
+    async fn unblocked(&self) -> Vec<QueueName> {
+        self.writer.unblocked.take().await
+    }
+
+    /// Turns are passed on in the transaction that ends one; only what has expired may wait for it.
+    async fn repair(&self, _queue: &Queue) -> Result<u64> {
+        self.write(sweep::chunk).await?;
+        Ok(0)
+    }
+}
+
+#[async_trait]
+impl ItemAdmin for SqliteStore {
+    async fn list_items(
+        &self,
+        queue: &Queue,
+        state: Option<ItemState>,
+        cursor: Option<&str>,
+        limit: usize,
+    ) -> Result<Page<Item>> {
+        let position = match cursor {
+            Some(cursor) => Position::decode(cursor, state).ok_or(StoreError::BadCursor)?,
+            None => Position::start(state),
+        };
+        let queue = queue.clone();
+        self.read(move |view| browse::list(view, &queue, state, position, limit)).await
+    }
+
+    async fn get_item(&self, queue: &Queue, id: ItemId) -> Result<Option<Item>> {
+        let queue = queue.clone();
+        self.read(move |view| browse::get(view, &queue, id)).await
+    }
+
+    async fn delete_item(
+        &self,
+        queue: &Queue,
+        id: ItemId,
+        only_if: Option<ItemState>,
+    ) -> Result<ItemDeleted> {
+        let queue = queue.clone();
+        self.write(move |tx| admin::delete_item(tx, &queue, id, only_if)).await
+    }
+
+    async fn purge(&self, queue: &Queue) -> Result<u64> {
+        self.purge_all(queue, Purge::Unreserved).await
+    }
+
+    async fn replay(&self, queue: &Queue, selection: &Selection, limit: u64) -> Result<u64> {
+        let mut total = 0;
+        loop {
+            let (queue, selection) = (queue.clone(), selection.clone());
+            let chunk = (limit - total).min(CHUNK as u64);
+            let replayed = self
+                .write(move |tx| admin::replay_chunk(tx, &queue, &selection, chunk as usize))
+                .await?;
+            total += replayed;
+            if replayed < chunk || total >= limit {
+                return Ok(total);
+            }
+        }
+    }
+
+    async fn origins(&self, queue: &Queue) -> Result<Vec<QueueName>> {
+        let queue = queue.clone();
+        self.read(move |view| admin::origins(view, &queue)).await
+    }
+
+    async fn redrive(
+        &self,
+        queue: &Queue,
+        to: &Arc<Queue>,
+        filter: &RedriveFilter,
+        limit: u64,
+    ) -> Result<u64> {
+        let (mut total, mut from) = (0, REDRIVE_START);
+        while total < limit {
+            let (queue, to, filter) = (queue.clone(), to.clone(), filter.clone());
+            let (left, late) = (limit - total, Arc::clone(&self.late));
+            let (moved, reached) = self
+                .write(move |tx| {
+                    late.ensure(tx, std::iter::once(&*to))?;
+                    admin::redrive_chunk(tx, &queue, &to, &filter, left, from)
+                })
+                .await?;
+            total += moved;
+            match reached {
+                Some(reached) => from = reached,
+                None => break,
+            }
+        }
+        Ok(total)
+    }
+}
+
+#[async_trait]
+impl QueueStore for SqliteStore {
     async fn create_queue(&self, queue: &Queue) -> Result<Created<Queue>> {
         let queue = queue.clone();
         self.write(move |tx| queues::create(tx, queue)).await
@@ -296,168 +471,10 @@ impl Store for SqliteStore {
         let known = std::mem::replace(&mut mark.at, at) == at;
         Ok(if known { SettingsChanges::Of(Vec::new()) } else { SettingsChanges::Unknown })
     }
+}
 
-    async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>> {
-        let (kind, late) = (Kind::Push(items.len()), Arc::clone(&self.late));
-        let work = move |tx: &Tx<'_>| {
-            late.ensure(tx, items.iter().map(|push| &*push.queue))?;
-            push::push(tx, &items)
-        };
-        self.writer.call(kind, work).await
-    }
-
-    async fn reserve(&self, queue: &Arc<Queue>, wants: &[Want]) -> Result<Reserved> {
-        let (queue, wants, broker) = (queue.clone(), wants.to_vec(), self.broker);
-        let work = move |tx: &Tx<'_>| reserve::reserve(tx, &queue, &wants, broker);
-        self.writer.call(Kind::Reserve, work).await
-    }
-
-    async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>> {
-        let queue = queue.clone();
-        self.read(move |view| browse::next_eligible(view, &queue, after)).await
-    }
-
-    /// Nothing to do: the index is always looked at from its start, which costs nothing here.
-    fn look_again(&self, _queue: &QueueName, _since: Option<Timestamp>) {}
-
-    async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>> {
-        let kind = Kind::Settle(items.len());
-        self.writer.call(kind, move |tx| settle::commit(tx, &items)).await
-    }
-
-    async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>> {
-        let kind = Kind::Settle(items.len());
-        let work =
-            |tx: &Tx<'_>| items.into_iter().map(|item| settle::roll_back(tx, item)).collect();
-        self.writer.call(kind, work).await
-    }
-
-    async fn extend(&self, items: Vec<Held>, until: Vec<Timestamp>) -> Result<Vec<Outcome>> {
-        let kind = Kind::Settle(items.len());
-        let work = move |tx: &Tx<'_>| {
-            let items = items.iter().zip(until);
-            items.map(|(held, until)| settle::extend(tx, held, until)).collect()
-        };
-        self.writer.call(kind, work).await
-    }
-
-    async fn move_items(&self, items: Vec<Move>) -> Result<Vec<Outcome>> {
-        let late = Arc::clone(&self.late);
-        self.write(move |tx| {
-            late.ensure(tx, items.iter().map(|item| &*item.to))?;
-            items.iter().map(|item| settle::move_item(tx, item)).collect()
-        })
-        .await
-    }
-
-    async fn commit_and_push(
-        &self,
-        held: Held,
-        items: Vec<Push>,
-    ) -> Result<(Outcome, Vec<Pushed>)> {
-        let late = Arc::clone(&self.late);
-        let work = move |tx: &Tx<'_>| {
-            late.ensure(tx, items.iter().map(|push| &*push.queue))?;
-            settle::commit_and_push(tx, held, &items)
-        };
-        self.writer.call(Kind::SettleAndPush, work).await
-    }
-
-    async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>> {
-        self.read(move |view| items.iter().map(|held| settle::holds(view, &held.receipt)).collect())
-            .await
-    }
-
-    async fn unblocked(&self) -> Vec<QueueName> {
-        self.writer.unblocked.take().await
-    }
-
-    /// Turns are passed on in the transaction that ends one; only what has expired may wait for it.
-    async fn repair(&self, _queue: &Queue) -> Result<u64> {
-        self.write(sweep::chunk).await?;
-        Ok(0)
-    }
-
-    async fn list_items(
-        &self,
-        queue: &Queue,
-        state: Option<ItemState>,
-        cursor: Option<&str>,
-        limit: usize,
-    ) -> Result<Page<Item>> {
-        let position = match cursor {
-            Some(cursor) => Position::decode(cursor, state).ok_or(StoreError::BadCursor)?,
-            None => Position::start(state),
-        };
-        let queue = queue.clone();
-        self.read(move |view| browse::list(view, &queue, state, position, limit)).await
-    }
-
-    async fn get_item(&self, queue: &Queue, id: ItemId) -> Result<Option<Item>> {
-        let queue = queue.clone();
-        self.read(move |view| browse::get(view, &queue, id)).await
-    }
-
-    async fn delete_item(
-        &self,
-        queue: &Queue,
-        id: ItemId,
-        only_if: Option<ItemState>,
-    ) -> Result<ItemDeleted> {
-        let queue = queue.clone();
-        self.write(move |tx| admin::delete_item(tx, &queue, id, only_if)).await
-    }
-
-    async fn purge(&self, queue: &Queue) -> Result<u64> {
-        self.purge_all(queue, Purge::Unreserved).await
-    }
-
-    async fn replay(&self, queue: &Queue, selection: &Selection, limit: u64) -> Result<u64> {
-        let mut total = 0;
-        loop {
-            let (queue, selection) = (queue.clone(), selection.clone());
-            let chunk = (limit - total).min(CHUNK as u64);
-            let replayed = self
-                .write(move |tx| admin::replay_chunk(tx, &queue, &selection, chunk as usize))
-                .await?;
-            total += replayed;
-            if replayed < chunk || total >= limit {
-                return Ok(total);
-            }
-        }
-    }
-
-    async fn origins(&self, queue: &Queue) -> Result<Vec<QueueName>> {
-        let queue = queue.clone();
-        self.read(move |view| admin::origins(view, &queue)).await
-    }
-
-    async fn redrive(
-        &self,
-        queue: &Queue,
-        to: &Arc<Queue>,
-        filter: &RedriveFilter,
-        limit: u64,
-    ) -> Result<u64> {
-        let (mut total, mut from) = (0, REDRIVE_START);
-        while total < limit {
-            let (queue, to, filter) = (queue.clone(), to.clone(), filter.clone());
-            let (left, late) = (limit - total, Arc::clone(&self.late));
-            let (moved, reached) = self
-                .write(move |tx| {
-                    late.ensure(tx, std::iter::once(&*to))?;
-                    admin::redrive_chunk(tx, &queue, &to, &filter, left, from)
-                })
-                .await?;
-            total += moved;
-            match reached {
-                Some(reached) => from = reached,
-                None => break,
-            }
-        }
-        Ok(total)
-    }
-
+#[async_trait]
+impl StatsStore for SqliteStore {
     async fn depth(&self, queue: &Queue) -> Result<Depth> {
         let queue = queue.clone();
         self.read(move |view| browse::depth(view, &queue)).await
@@ -480,7 +497,10 @@ impl Store for SqliteStore {
     async fn lead(&self, _task: &'static str, _lasting: Duration) -> Result<bool> {
         Ok(true)
     }
+}
 
+#[async_trait]
+impl ScheduleStore for SqliteStore {
     async fn create_schedule(&self, schedule: &Schedule) -> Result<Created<Schedule>> {
         let schedule = schedule.clone();
         self.write(move |tx| schedules::create(tx, schedule)).await

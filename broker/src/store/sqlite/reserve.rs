@@ -13,8 +13,8 @@ use super::{
     tx::Tx,
 };
 use crate::domain::{
-    AtLimit, Cause, ConsumerName, Delivery, Fate, Item, ItemSize, ItemState, LeaseToken,
-    LimitReason, MAX_MESSAGE_BYTES, Priority, Queue, Receipt, Timestamp, Want, assign,
+    AtLimit, Cause, ConsumerName, Delivery, Demand, Fate, Item, ItemSize, ItemState, LeaseToken,
+    LimitReason, MAX_MESSAGE_BYTES, Priority, Queue, Receipt, Timestamp, assign,
 };
 
 /// Most items dealt in one call.
@@ -41,7 +41,7 @@ struct Head {
 pub(super) fn reserve(
     tx: &Tx<'_>,
     queue: &Arc<Queue>,
-    wants: &[Want],
+    wants: &[Demand],
     broker: [u8; 4],
 ) -> rusqlite::Result<Reserved> {
     let head = read_head(tx, queue, wants)?;
@@ -139,7 +139,7 @@ const LEVEL_IN_PART: &str = level!(" AND id NOT IN (SELECT value FROM json_each(
 const IS_THERE: usize = 26;
 
 /// Reads what the wants can take, and one more to know whether there is one.
-fn read_head(view: &Tx<'_>, queue: &Queue, wants: &[Want]) -> rusqlite::Result<Head> {
+fn read_head(view: &Tx<'_>, queue: &Queue, wants: &[Demand]) -> rusqlite::Result<Head> {
     let max_items = wants.iter().fold(0_usize, |sum, want| sum.saturating_add(want.max_items));
     let max_items = max_items.min(MAX_DEALT);
     let max_bytes = wants

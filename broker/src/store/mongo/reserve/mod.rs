@@ -16,8 +16,8 @@ use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 
 use crate::{
     domain::{
-        AtLimit, Cause, ConsumerName, Delivery, Fate, ItemId, ItemSize, ItemState, LeaseToken,
-        Queue, Receipt, Timestamp, Want, assign,
+        AtLimit, Cause, ConsumerName, Delivery, Demand, Fate, ItemId, ItemSize, ItemState,
+        LeaseToken, Queue, Receipt, Timestamp, assign,
     },
     store::{
         Reserved, Result,
@@ -51,7 +51,7 @@ const CLEARING: Duration = Duration::from_millis(100);
 pub(super) async fn reserve(
     inner: &Arc<Inner>,
     queue: &Arc<Queue>,
-    wants: &[Want],
+    wants: &[Demand],
 ) -> Result<Handover> {
     let wanted: usize = wants.iter().map(|want| want.max_items).sum();
     let mut answer = Handover { reserved: Reserved::default(), claim: None };
@@ -104,7 +104,7 @@ pub(super) async fn reserve(
 }
 
 /// Deals what was found, claims it, and removes what is over.
-async fn hand_out(place: &Place<'_>, wants: &[Want], mut found: Found) -> Result<Handover> {
+async fn hand_out(place: &Place<'_>, wants: &[Demand], mut found: Found) -> Result<Handover> {
     let Place { inner, group, head, queue } = *place;
     let now = inner.now();
     let places = found.places();
@@ -207,7 +207,7 @@ struct Lot {
 /// left out.
 async fn claim(
     place: &Place<'_>,
-    wants: &[Want],
+    wants: &[Demand],
     items: Vec<Stored>,
     dealt: &[usize],
     now: Timestamp,

@@ -34,22 +34,22 @@ pub(crate) fn by_group<'a>(
 /// Sets the ends of leases; answers for each.
 pub(crate) async fn extend(
     inner: &Arc<Inner>,
-    items: Vec<Held>,
-    until: Vec<Timestamp>,
+    items: Vec<(Held, Timestamp)>,
 ) -> Result<Vec<Outcome>> {
     let mut outcomes = vec![Outcome::Gone; items.len()];
-    for (name, places) in by_group(items.iter().map(|held| &held.receipt.group)) {
+    for (name, places) in by_group(items.iter().map(|(held, _)| &held.receipt.group)) {
         let group = inner.group(name).await?;
         let mut lots: HashMap<(LeaseToken, Timestamp), Vec<usize>> = HashMap::new();
         for &at in &places {
-            let receipt = &items[at].receipt;
-            inner.issued.extend(receipt, until[at], true);
-            lots.entry((receipt.token, until[at])).or_default().push(at);
+            let (Held { receipt, .. }, until) = &items[at];
+            inner.issued.extend(receipt, *until, true);
+            lots.entry((receipt.token, *until)).or_default().push(at);
         }
         let now = inner.now();
         let mut statements = Vec::new();
         for ((token, until), places) in &lots {
-            let filter = held_filter(places.iter().map(|at| items[*at].receipt.item), *token, now);
+            let filter =
+                held_filter(places.iter().map(|at| items[*at].0.receipt.item), *token, now);
             let change = if token.broker() == inner.broker {
                 Update::operators(&doc! { "$set": { "when": leased(*until) } })?
             } else {
@@ -62,15 +62,15 @@ pub(crate) async fn extend(
             statements.push(statement(filter, change));
         }
         let distinct: std::collections::HashSet<(ItemId, LeaseToken)> =
-            places.iter().map(|at| (items[*at].receipt.item, items[*at].receipt.token)).collect();
+            places.iter().map(|at| &items[*at].0.receipt).map(|of| (of.item, of.token)).collect();
         let n = update(inner, &group, statements).await?;
         let found = if n == places.len() as u64 && distinct.len() == places.len() {
             None
         } else {
-            Some(look(inner, &group, places.iter().map(|at| items[*at].receipt.item)).await?)
+            Some(look(inner, &group, places.iter().map(|at| items[*at].0.receipt.item)).await?)
         };
         for at in places {
-            let receipt = &items[at].receipt;
+            let (Held { queue, receipt }, until) = &items[at];
             let stored = found.as_ref().map(|found| found.get(&receipt.item));
             outcomes[at] = match stored {
                 None => Outcome::Ok,
@@ -78,8 +78,8 @@ pub(crate) async fn extend(
                 Some(stored) => stale(stored, now),
             };
             if outcomes[at] == Outcome::Ok {
-                inner.issued.extend(receipt, until[at], false);
-                inner.head(&items[at].queue.name).lapses.expect(until[at]);
+                inner.issued.extend(receipt, *until, false);
+                inner.head(&queue.name).lapses.expect(*until);
             }
         }
     }

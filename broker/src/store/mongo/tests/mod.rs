@@ -99,8 +99,8 @@ fn push_of(queue: &Arc<Queue>, payload: &str, level: i32) -> Push {
     Push { queue: queue.clone(), item, producer: None, dedup_window: None }
 }
 
-fn want(max_items: usize, lease: Duration) -> Want {
-    Want { max_items, max_bytes: usize::MAX, may_exceed: true, lease, consumer: None }
+fn want(max_items: usize, lease: Duration) -> Demand {
+    Demand { max_items, max_bytes: usize::MAX, may_exceed: true, lease, consumer: None }
 }
 
 const LEASE: Duration = Duration::from_secs(30);

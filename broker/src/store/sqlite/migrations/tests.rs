@@ -9,7 +9,7 @@ use crate::{
         Timestamp, Totals,
     },
     store::{
-        Push, Store, StoreError,
+        ItemAdmin, ItemStore, Push, QueueStore, ScheduleStore, StatsStore, StoreError,
         sqlite::{SqliteStore, schema},
     },
 };

@@ -4,8 +4,8 @@ use super::*;
 
 const MINUTE: Duration = Duration::from_mins(1);
 
-fn want(lease: Duration) -> Want {
-    Want { max_items: 10, max_bytes: 1 << 20, may_exceed: true, lease, consumer: None }
+fn want(lease: Duration) -> Demand {
+    Demand { max_items: 10, max_bytes: 1 << 20, may_exceed: true, lease, consumer: None }
 }
 
 /// A clock whose machine was set forward or back.
@@ -78,7 +78,7 @@ async fn a_clock_set_back_hides_no_ready_item_and_shortens_no_lease() {
     let store = open_at(&path, &clock);
     let queue = queue(&store);
     store.push(vec![push_of(&queue, "first"), push_of(&queue, "second")]).await.unwrap();
-    let one = Want { max_items: 1, ..want(MINUTE) };
+    let one = Demand { max_items: 1, ..want(MINUTE) };
     assert_eq!(
         store.reserve(&queue, std::slice::from_ref(&one)).await.unwrap().deliveries.len(),
         1

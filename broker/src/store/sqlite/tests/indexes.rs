@@ -47,7 +47,7 @@ async fn repeated<T>(what: &str, call: impl AsyncFn() -> Result<T>) -> T {
 async fn serve_all(store: &SqliteStore, what: &str) -> Vec<String> {
     let (queue, mut served) = (queue(store), Vec::new());
     loop {
-        let wants = [Want { max_items: 1_000, ..want() }];
+        let wants = [Demand { max_items: 1_000, ..want() }];
         let reserved = repeated(what, async || store.reserve(&queue, &wants).await).await;
         if reserved.deliveries.is_empty() && !reserved.more {
             return served;

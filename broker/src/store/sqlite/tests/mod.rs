@@ -53,8 +53,8 @@ fn push_of(queue: &Arc<Queue>, payload: &str) -> Push {
     Push { queue: queue.clone(), item, producer: None, dedup_window: None }
 }
 
-fn want() -> Want {
-    Want {
+fn want() -> Demand {
+    Demand {
         max_items: 100,
         max_bytes: 1 << 20,
         may_exceed: true,

@@ -42,7 +42,7 @@ async fn a_reserve_is_synced_soon_even_if_nothing_follows() {
         })
     };
     assert_eq!(pinged().await.unwrap(), 0);
-    let want = Want {
+    let want = Demand {
         max_items: 1,
         max_bytes: 10,
         may_exceed: true,
@@ -110,7 +110,7 @@ async fn a_full_disk_is_told_to_all_and_leaves_the_store_whole() {
     }
     assert_eq!(store.depth(&queue).await.unwrap().ready, 1);
     // What is there is taken and settled; a settle that stores something as well is refused like a push.
-    let want = Want {
+    let want = Demand {
         max_items: 1,
         max_bytes: 10,
         may_exceed: true,

@@ -1,0 +1,185 @@
+//! A store around another one, for whoever wants to do something around every call: measure it, hold it up, make it
+//! fail. All methods are listed once, here.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+
+use super::{
+    Capabilities, Created, Deleted, Held, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page,
+    Push, QueueStore, RedriveFilter, Reserved, Result, Rollback, ScheduleStore, Selection,
+    SettingsChanges, SettingsMark, StatsStore, Store,
+};
+use crate::{
+    domain::{
+        Demand, Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
+        ScheduleName, Timestamp, Totals,
+    },
+    metrics::Metrics,
+};
+
+/// What is done around each call of a store.
+pub(crate) trait Around: Send + Sync + 'static {
+    /// Makes the call: `answer` does nothing before it is awaited. `call` is the method's name.
+    fn around<T: Send>(
+        &self,
+        call: &'static str,
+        answer: impl Future<Output = Result<T>> + Send,
+    ) -> impl Future<Output = Result<T>> + Send;
+
+    /// Hears of each reserve that was answered.
+    fn reserved(&self, _queue: &QueueName, _reserved: &Reserved, _now: Timestamp) {}
+}
+
+/// A store whose calls all pass through an [`Around`].
+pub(crate) struct Decorated<A> {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) around: Arc<A>,
+}
+
+/// Implements traits: each method listed passes through [`Around::around`] under its name. What stands in brackets
+/// before the list is implemented as it is.
+macro_rules! pass_through {
+    ($(impl $contract:ident {
+        [$($own:tt)*]
+        $(async fn $call:ident(&self $(, $argument:ident: $type:ty)*) -> $answer:ty;)*
+    })*) => {
+        $(#[async_trait]
+        impl<A: Around> $contract for Decorated<A> {
+            $($own)*
+
+            $(async fn $call(&self $(, $argument: $type)*) -> $answer {
+                self.around.around(stringify!($call), self.store.$call($($argument),*)).await
+            })*
+        })*
+    };
+}
+
+pass_through! {
+    impl Store {
+        [
+            fn describe(&self) -> String {
+                self.store.describe()
+            }
+
+            fn capabilities(&self) -> Capabilities {
+                self.store.capabilities()
+            }
+
+            fn now(&self) -> Timestamp {
+                self.store.now()
+            }
+
+            fn broker_id(&self) -> [u8; 4] {
+                self.store.broker_id()
+            }
+
+            fn measure(&self, metrics: &Arc<Metrics>) {
+                self.store.measure(metrics);
+            }
+        ]
+        async fn ping(&self) -> Result<()>;
+    }
+
+    impl ItemStore {
+        [
+            fn look_again(&self, queue: &QueueName, since: Option<Timestamp>) {
+                self.store.look_again(queue, since);
+            }
+
+            async fn reserve(&self, queue: &Arc<Queue>, wants: &[Demand]) -> Result<Reserved> {
+                let reserved =
+                    self.around.around("reserve", self.store.reserve(queue, wants)).await?;
+                self.around.reserved(&queue.name, &reserved, self.store.now());
+                Ok(reserved)
+            }
+
+            /// Not a call that ends: it waits for something to happen.
+            async fn unblocked(&self) -> Vec<QueueName> {
+                self.store.unblocked().await
+            }
+        ]
+        async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>>;
+        async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>>;
+        async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>>;
+        async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>>;
+        async fn extend(&self, items: Vec<(Held, Timestamp)>) -> Result<Vec<Outcome>>;
+        async fn move_items(&self, items: Vec<Move>) -> Result<Vec<Outcome>>;
+        async fn commit_and_push(
+            &self,
+            held: Held,
+            items: Vec<Push>
+        ) -> Result<(Outcome, Vec<Pushed>)>;
+        async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>>;
+        async fn repair(&self, queue: &Queue) -> Result<u64>;
+    }
+
+    impl ItemAdmin {
+        []
+        async fn list_items(
+            &self,
+            queue: &Queue,
+            state: Option<ItemState>,
+            cursor: Option<&str>,
+            limit: usize
+        ) -> Result<Page<Item>>;
+        async fn get_item(&self, queue: &Queue, id: ItemId) -> Result<Option<Item>>;
+        async fn delete_item(
+            &self,
+            queue: &Queue,
+            id: ItemId,
+            only_if: Option<ItemState>
+        ) -> Result<ItemDeleted>;
+        async fn purge(&self, queue: &Queue) -> Result<u64>;
+        async fn replay(&self, queue: &Queue, selection: &Selection, limit: u64) -> Result<u64>;
+        async fn origins(&self, queue: &Queue) -> Result<Vec<QueueName>>;
+        async fn redrive(
+            &self,
+            queue: &Queue,
+            to: &Arc<Queue>,
+            filter: &RedriveFilter,
+            limit: u64
+        ) -> Result<u64>;
+    }
+
+    impl QueueStore {
+        []
+        async fn create_queue(&self, queue: &Queue) -> Result<Created<Queue>>;
+        async fn get_queue(&self, name: &QueueName) -> Result<Option<Queue>>;
+        async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>>;
+        async fn update_queue(&self, queue: &Queue) -> Result<Option<Queue>>;
+        async fn links(&self) -> Result<Links>;
+        async fn dead_letter_sources(&self, name: &QueueName) -> Result<Vec<Queue>>;
+        async fn link_queue(&self, queue: &Queue, links: Links) -> Result<Option<Queue>>;
+        async fn delete_queue(&self, queue: &Queue, force: bool, links: Links) -> Result<Deleted>;
+        async fn settings_changes(&self, mark: &mut SettingsMark) -> Result<SettingsChanges>;
+    }
+
+    impl StatsStore {
+        []
+        async fn depth(&self, queue: &Queue) -> Result<Depth>;
+        async fn add_totals(&self, changes: Vec<(QueueName, Totals)>) -> Result<()>;
+        async fn totals(&self, queue: &QueueName) -> Result<Totals>;
+        async fn all_totals(&self) -> Result<Vec<(QueueName, Totals)>>;
+        async fn lead(&self, task: &'static str, lasting: Duration) -> Result<bool>;
+    }
+
+    impl ScheduleStore {
+        []
+        async fn create_schedule(&self, schedule: &Schedule) -> Result<Created<Schedule>>;
+        async fn get_schedule(&self, name: &ScheduleName) -> Result<Option<Schedule>>;
+        async fn list_schedules(
+            &self,
+            after: Option<&ScheduleName>,
+            limit: usize
+        ) -> Result<Vec<Schedule>>;
+        async fn pause_schedule(
+            &self,
+            name: &ScheduleName,
+            paused: bool,
+            done_until: Timestamp
+        ) -> Result<Option<Schedule>>;
+        async fn tick_done(&self, name: &ScheduleName, tick: Timestamp) -> Result<()>;
+        async fn delete_schedule(&self, name: &ScheduleName) -> Result<bool>;
+    }
+}
