@@ -1,13 +1,13 @@
 //! Batches of 500 items of 256 bytes on each store: `cargo bench -p sluicegate-broker --bench stores`. MongoDB takes part if
 //! SLUICEGATE_TEST_MONGODB_URI names one; it works in a database of its own, which is deleted at the end.
 
-use std::{env, fmt, sync::Arc, time::Duration};
+use std::{cell::RefCell, env, fmt, sync::Arc, time::Duration};
 
 use divan::{Bencher, counter::ItemsCount};
 use sluicegate_broker::{
     domain::{Clock, Demand, NewItem, Queue, QueueName},
     store::{
-        Held, Push, Store,
+        Appeared, Held, Push, Reserver, Store,
         mongo::{MongoOptions, MongoStore},
         sqlite::SqliteStore,
     },
@@ -55,6 +55,7 @@ fn kinds() -> Vec<Kind> {
 struct Bed {
     runtime: Runtime,
     store: Arc<dyn Store>,
+    reserver: RefCell<Box<dyn Reserver>>,
     mongo: Option<Arc<MongoStore>>,
     queue: Arc<Queue>,
     _directory: TempDir,
@@ -85,7 +86,8 @@ impl Bed {
         let name = QueueName::parse("queue", "bench").expect("a name");
         let queue = Queue::with_defaults(name, store.now());
         runtime.block_on(store.create_queue(&queue)).expect("a queue");
-        Self { runtime, store, mongo, queue: Arc::new(queue), _directory: directory }
+        let reserver = RefCell::new(store.reserver(&queue.name));
+        Self { runtime, store, reserver, mongo, queue: Arc::new(queue), _directory: directory }
     }
 
     fn items(&self) -> Vec<Push> {
@@ -99,14 +101,17 @@ impl Bed {
     }
 
     fn reserve(&self) -> Vec<Held> {
-        let want = Demand {
+        let demand = Demand {
             max_items: ITEMS,
             max_bytes: usize::MAX,
             may_exceed: true,
             lease: Duration::from_mins(10),
             consumer: None,
         };
-        let reserved = self.runtime.block_on(self.store.reserve(&self.queue, &[want]));
+        let demands = [demand];
+        let mut reserver = self.reserver.borrow_mut();
+        let reserve = reserver.reserve(&self.queue, &demands, Appeared::Nothing);
+        let reserved = self.runtime.block_on(reserve);
         let deliveries = reserved.expect("reserved").deliveries;
         assert_eq!(deliveries.len(), ITEMS, "all that were pushed");
         let hold = |receipt| Held { queue: self.queue.clone(), receipt };

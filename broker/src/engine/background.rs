@@ -1,10 +1,6 @@
 //! What runs by itself, each in a task owned by the engine.
 
-use std::{
-    future::Future,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
@@ -18,8 +14,6 @@ use crate::{
 const FLUSH: Duration = Duration::from_secs(1);
 /// How often the settings' version is compared: a pause is in force everywhere within a second.
 const SETTINGS: Duration = Duration::from_millis(500);
-/// How often turns of ordering keys lost in a crash are looked for.
-const REPAIR: Duration = Duration::from_secs(15);
 /// How often schedules made on other brokers are looked for.
 const SCHEDULES: Duration = Duration::from_secs(5);
 
@@ -29,7 +23,6 @@ pub fn start(engine: &Arc<Engine>) {
     tasks.spawn(until(stop.clone(), hear(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), flush_totals(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), watch_settings(Arc::clone(engine))));
-    tasks.spawn(until(stop.clone(), repair(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), keep_gauges(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), tick(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), hear_store(Arc::clone(engine))));
@@ -69,16 +62,6 @@ async fn flush_totals(engine: Arc<Engine>) {
 
 async fn watch_settings(engine: Arc<Engine>) {
     every(SETTINGS, "could not read settings", || engine.refresh_settings()).await;
-}
-
-async fn repair(engine: Arc<Engine>) {
-    every(REPAIR, "could not repair", || async {
-        let start = Instant::now();
-        engine.repair_queues().await;
-        engine.metrics().swept(start.elapsed());
-        Ok(())
-    })
-    .await;
 }
 
 /// Keeps the gauges of depth.

@@ -221,7 +221,6 @@ impl Engine {
     pub fn hear(&self, notice: &Notice) {
         match notice {
             Notice::Signal(Signal { queue, topic: Topic::Insert, since }) => {
-                self.store.look_again(queue, *since);
                 self.figures.depths.stirred(queue);
                 if let Some(dispatcher) = self.dispatcher(queue) {
                     dispatcher.inserted_elsewhere(*since, self.now());
@@ -231,9 +230,8 @@ impl Engine {
                 self.queues.forget(queue);
                 self.figures.depths.forget_count(queue);
                 self.overview.names_changed();
-                self.store.look_again(queue, None);
                 if let Some(dispatcher) = self.dispatcher(queue) {
-                    dispatcher.inserted(None, self.now());
+                    dispatcher.look_from_start(self.now());
                 }
             }
             Notice::Signal(Signal { queue, topic: Topic::Settle, .. }) => {
@@ -252,8 +250,7 @@ impl Engine {
         self.figures.depths.all_stirred();
         self.overview.names_changed();
         for dispatcher in self.all_dispatchers() {
-            self.store.look_again(dispatcher.queue(), None);
-            dispatcher.inserted(None, self.now());
+            dispatcher.look_from_start(self.now());
             dispatcher.settled_elsewhere();
         }
     }

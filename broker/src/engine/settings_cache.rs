@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 use crate::{
     domain::{AtLimit, FailureDefaults, Queue, QueueName},
     engine::{EngineError, Result, dead_letter_links},
-    store::{Created, SettingsChanges, SettingsMark, Store},
+    store::{Created, SettingsChanges, SettingsWatch, Store},
 };
 
 pub(super) struct Queues {
@@ -17,7 +17,7 @@ pub(super) struct Queues {
     auto_create: bool,
     defaults: FailureDefaults,
     known: RwLock<Known>,
-    mark: Mutex<SettingsMark>,
+    watch: Mutex<Box<dyn SettingsWatch>>,
 }
 
 #[derive(Default)]
@@ -29,7 +29,8 @@ struct Known {
 
 impl Queues {
     pub(super) fn new(store: Arc<dyn Store>, auto_create: bool, defaults: FailureDefaults) -> Self {
-        Self { store, auto_create, defaults, known: RwLock::default(), mark: Mutex::default() }
+        let watch = Mutex::new(store.watch_settings());
+        Self { store, auto_create, defaults, known: RwLock::default(), watch }
     }
 
     /// The queue's settings; `QueueNotFound` if it is not there.
@@ -115,8 +116,7 @@ impl Queues {
 
     /// Forgets the settings that changed in the store since the last call; answers which.
     pub(super) async fn refresh(&self) -> Result<SettingsChanges> {
-        let mut mark = self.mark.lock().await;
-        let changes = self.store.settings_changes(&mut mark).await?;
+        let changes = self.watch.lock().await.changes().await?;
         match &changes {
             SettingsChanges::Unknown => self.forget_all(),
             SettingsChanges::Of(queues) => {

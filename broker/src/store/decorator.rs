@@ -6,9 +6,9 @@ use std::{future::Future, sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 use super::{
-    Capabilities, Created, Deleted, Held, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page,
-    Push, QueueStore, RedriveFilter, Reserved, Result, Rollback, ScheduleStore, Selection,
-    SettingsChanges, SettingsMark, StatsStore, Store,
+    Appeared, Capabilities, Created, Deleted, Held, ItemAdmin, ItemDeleted, ItemStore, Links, Move,
+    Page, Push, QueueStore, RedriveFilter, Reserved, Reserver, Result, Rollback, ScheduleStore,
+    Selection, SettingsChanges, SettingsWatch, StatsStore, Store,
 };
 use crate::{
     domain::{
@@ -35,6 +35,47 @@ pub(crate) trait Around: Send + Sync + 'static {
 pub(crate) struct Decorated<A> {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) around: Arc<A>,
+}
+
+struct DecoratedReserver<A> {
+    reserver: Box<dyn Reserver>,
+    store: Arc<dyn Store>,
+    around: Arc<A>,
+}
+
+#[async_trait]
+impl<A: Around> Reserver for DecoratedReserver<A> {
+    async fn reserve(
+        &mut self,
+        queue: &Arc<Queue>,
+        demands: &[Demand],
+        appeared: Appeared,
+    ) -> Result<Reserved> {
+        let reserve = self.reserver.reserve(queue, demands, appeared);
+        let reserved = self.around.around("reserve", reserve).await?;
+        self.around.reserved(&queue.name, &reserved, self.store.now());
+        Ok(reserved)
+    }
+
+    async fn next_eligible(
+        &mut self,
+        queue: &Queue,
+        after: Timestamp,
+    ) -> Result<Option<Timestamp>> {
+        self.around.around("next_eligible", self.reserver.next_eligible(queue, after)).await
+    }
+}
+
+struct DecoratedWatch<A> {
+    watch: Box<dyn SettingsWatch>,
+    around: Arc<A>,
+}
+
+#[async_trait]
+impl<A: Around> SettingsWatch for DecoratedWatch<A> {
+    async fn changes(&mut self) -> Result<SettingsChanges> {
+        self.around.around("settings_changes", self.watch.changes()).await
+    }
 }
 
 /// Implements traits: each method listed passes through [`Around::around`] under its name. What stands in brackets
@@ -83,15 +124,12 @@ pass_through! {
 
     impl ItemStore {
         [
-            fn look_again(&self, queue: &QueueName, since: Option<Timestamp>) {
-                self.store.look_again(queue, since);
-            }
-
-            async fn reserve(&self, queue: &Arc<Queue>, wants: &[Demand]) -> Result<Reserved> {
-                let reserved =
-                    self.around.around("reserve", self.store.reserve(queue, wants)).await?;
-                self.around.reserved(&queue.name, &reserved, self.store.now());
-                Ok(reserved)
+            fn reserver(&self, queue: &QueueName) -> Box<dyn Reserver> {
+                Box::new(DecoratedReserver {
+                    reserver: self.store.reserver(queue),
+                    store: Arc::clone(&self.store),
+                    around: Arc::clone(&self.around),
+                })
             }
 
             /// Not a call that ends: it waits for something to happen.
@@ -100,7 +138,6 @@ pass_through! {
             }
         ]
         async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>>;
-        async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>>;
         async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>>;
         async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>>;
         async fn extend(&self, items: Vec<(Held, Timestamp)>) -> Result<Vec<Outcome>>;
@@ -111,7 +148,6 @@ pass_through! {
             items: Vec<Push>
         ) -> Result<(Outcome, Vec<Pushed>)>;
         async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>>;
-        async fn repair(&self, queue: &Queue) -> Result<u64>;
     }
 
     impl ItemAdmin {
@@ -143,7 +179,14 @@ pass_through! {
     }
 
     impl QueueStore {
-        []
+        [
+            fn watch_settings(&self) -> Box<dyn SettingsWatch> {
+                Box::new(DecoratedWatch {
+                    watch: self.store.watch_settings(),
+                    around: Arc::clone(&self.around),
+                })
+            }
+        ]
         async fn create_queue(&self, queue: &Queue) -> Result<Created<Queue>>;
         async fn get_queue(&self, name: &QueueName) -> Result<Option<Queue>>;
         async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>>;
@@ -152,7 +195,6 @@ pass_through! {
         async fn dead_letter_sources(&self, name: &QueueName) -> Result<Vec<Queue>>;
         async fn link_queue(&self, queue: &Queue, links: Links) -> Result<Option<Queue>>;
         async fn delete_queue(&self, queue: &Queue, force: bool, links: Links) -> Result<Deleted>;
-        async fn settings_changes(&self, mark: &mut SettingsMark) -> Result<SettingsChanges>;
     }
 
     impl StatsStore {

@@ -24,6 +24,7 @@ pub mod mongo;
 pub mod sqlite;
 mod timed;
 mod types;
+mod unblocked;
 
 use std::{sync::Arc, time::Duration};
 
@@ -41,8 +42,8 @@ pub use self::{
     error::{Result, StoreError},
     timed::timed,
     types::{
-        AtLimitCounts, Capabilities, Created, Deleted, Held, ItemDeleted, Links, Move, Page, Push,
-        RedriveFilter, Reserved, Rollback, RollbackTo, Selection, SettingsChanges, SettingsMark,
+        Appeared, AtLimitCounts, Capabilities, Created, Deleted, Held, ItemDeleted, Links, Move,
+        Page, Push, RedriveFilter, Reserved, Rollback, RollbackTo, Selection, SettingsChanges,
     },
 };
 
@@ -80,19 +81,13 @@ pub trait ItemStore: Send + Sync + 'static {
     /// an order (a key, a queue with sequence numbers) and those without may pass each other.
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>>;
 
-    /// Reserves items from the head of the queue and deals them to `wants` by [`crate::domain::assign`].
-    /// Lapsed leases met on the way count as failed attempts ([`Queue::fate`]); expired items are removed.
-    /// Items at a limit go where [`Queue::at_limit`] says, and stay where they are while that is unknown.
-    /// Called by one task per queue and broker at a time.
-    async fn reserve(&self, queue: &Arc<Queue>, wants: &[Demand]) -> Result<Reserved>;
-
-    /// Returns when the first item of the queue that was not eligible at `after` becomes so: delayed, or its
-    /// lease ends. Sooner, perhaps, if a lease was settled or prolonged meanwhile.
-    async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>>;
-
-    /// A hint, from this broker or another, that items eligible from `since` on have appeared in the
-    /// queue; `None`: it is not known from when on, look from the start. Cheap.
-    fn look_again(&self, queue: &QueueName, since: Option<Timestamp>);
+    /// Returns what hands out this queue's items. A broker has one per queue that is consumed through it. The first
+    /// reserve of each looks from the start of the queue: hints that came before it need not be told.
+    ///
+    /// While there is one, the store looks after the queue by itself: it gives their turn to ordering keys whose turn was
+    /// lost between two writes (a broker killed after settling one item and before unblocking the next, an item that
+    /// expired), and tells of it by [`Self::unblocked`].
+    fn reserver(&self, queue: &QueueName) -> Box<dyn Reserver>;
 
     /// Deletes items, or keeps them as history; keeps a tombstone while a `dedup_id` must be remembered.
     /// `Ok`, `LeaseLost` or `Gone` for each, exactly.
@@ -116,14 +111,33 @@ pub trait ItemStore: Send + Sync + 'static {
     /// Says which of these reservations still hold their item.
     async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>>;
 
-    /// Makes ready the first item of ordering keys whose turn was lost between two writes
-    /// (a broker killed after settling one item and before waking the next, an item that expired).
-    /// Returns how many. Looks at a bounded number of items, each call at the ones that follow.
-    async fn repair(&self, queue: &Queue) -> Result<u64>;
-
     /// Waits until the store itself has made items ready, as when the one before them expired, and returns in
     /// which queues. Each such queue is told once; a store that does nothing by itself never returns.
     async fn unblocked(&self) -> Vec<QueueName>;
+}
+
+/// Hands out the items of one queue, one call at a time: watermarks and whatever else a backend remembers of a queue's
+/// head need no more care than that.
+#[async_trait]
+pub trait Reserver: Send {
+    /// Reserves items from the head of the queue and deals them to `demands` by [`crate::domain::assign`].
+    /// Lapsed leases met on the way count as failed attempts ([`Queue::fate`]); expired items are removed.
+    /// Items at a limit go where [`Queue::at_limit`] says, and stay where they are while that is unknown.
+    ///
+    /// `queue` has the settings of the moment. `appeared` is what other brokers' signals told since the call before: a
+    /// hint that a backend may ignore, if it finds the items without it, sooner or later. What this broker itself
+    /// wrote, the store knows. A hint whose call failed has to be given again.
+    async fn reserve(
+        &mut self,
+        queue: &Arc<Queue>,
+        demands: &[Demand],
+        appeared: Appeared,
+    ) -> Result<Reserved>;
+
+    /// Returns when the first item of the queue that was not eligible at `after` becomes so: delayed, or its
+    /// lease ends. Sooner, perhaps, if a lease was settled or prolonged meanwhile.
+    async fn next_eligible(&mut self, queue: &Queue, after: Timestamp)
+    -> Result<Option<Timestamp>>;
 }
 
 /// Items as operators see them.
@@ -203,9 +217,16 @@ pub trait QueueStore: Send + Sync + 'static {
     /// that step is never lost: it is in the queue made anew, by whoever pushes to it or by the store.
     async fn delete_queue(&self, queue: &Queue, force: bool, links: Links) -> Result<Deleted>;
 
-    /// Which queues' settings have changed since the mark was made, at a cost that goes with how many
-    /// have; moves the mark on. A change may be told twice.
-    async fn settings_changes(&self, mark: &mut SettingsMark) -> Result<SettingsChanges>;
+    /// Returns a watch over the settings of all queues, from its first call on.
+    fn watch_settings(&self) -> Box<dyn SettingsWatch>;
+}
+
+/// Tells whose settings change.
+#[async_trait]
+pub trait SettingsWatch: Send {
+    /// Returns which queues' settings have changed since the call before, at a cost that goes with how many
+    /// have; any may have before the first. A change may be told twice. After an error nothing is passed over.
+    async fn changes(&mut self) -> Result<SettingsChanges>;
 }
 
 /// Numbers about queues, and what brokers agree on.

@@ -169,13 +169,29 @@ pub struct RedriveFilter {
     pub ready_by: Option<Timestamp>,
 }
 
-/// How far changes of queues' settings have been read; see [`QueueStore::settings_changes`](super::QueueStore::settings_changes).
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct SettingsMark {
-    /// The time or number up to which all changes were read.
-    pub(super) at: i64,
-    /// Changes read before that may still be found again: the queue, when, and its revision.
-    pub(super) seen: std::collections::HashSet<(QueueName, i64, i64)>,
+/// What has appeared in a queue by the doing of other brokers, as far as their signals tell: a hint. The earlier of two
+/// includes the later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Appeared {
+    /// Items eligible from any time on.
+    FromStart,
+    /// Items eligible from then on.
+    Since(Timestamp),
+    /// Nothing.
+    #[default]
+    Nothing,
+}
+
+impl Appeared {
+    /// Returns what a signal says; `None`: it is not known from when on.
+    pub fn of(since: Option<Timestamp>) -> Self {
+        since.map_or(Self::FromStart, Self::Since)
+    }
+
+    /// Adds another hint.
+    pub fn add(&mut self, other: Self) {
+        *self = (*self).min(other);
+    }
 }
 
 /// Which queues' settings have changed.

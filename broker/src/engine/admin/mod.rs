@@ -1,6 +1,6 @@
 //! For operators: queues and what is in them.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     domain::{GroupName, Invalid, Item, ItemId, ItemState, Queue, QueueName},
@@ -324,23 +324,6 @@ impl Engine {
         let group = self.make_dead_letter_queue(name, queue).await?;
         let from = GroupName::clone(&queue.group);
         if group == from { Ok(()) } else { Err(EngineError::DifferentGroup { from, to: group }) }
-    }
-
-    /// Makes ready what a crash between two writes left waiting for its turn, in queues consumed here.
-    pub async fn repair_queues(&self) {
-        let names: BTreeSet<QueueName> =
-            self.all_dispatchers().iter().map(|dispatcher| dispatcher.queue().clone()).collect();
-        for name in names {
-            let Ok(queue) = self.queues.get(&name).await else { continue };
-            match self.store.repair(&queue).await {
-                Ok(0) => {}
-                Ok(count) => {
-                    tracing::info!(queue = %name, count, "gave ordering keys their turn back");
-                    self.tell_inserted(&name, None);
-                }
-                Err(error) => tracing::debug!(queue = %name, %error, "could not repair"),
-            }
-        }
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
     engine::Limits,
     metrics::Metrics,
     signals::LocalSignals,
-    store::{Held, Rollback, RollbackTo, sqlite::SqliteStore},
+    store::{Appeared, Held, Rollback, RollbackTo, sqlite::SqliteStore},
 };
 
 /// Dead letters whose origin is of another group by now stay, and hold up no others.
@@ -16,7 +16,7 @@ use crate::{
 async fn a_redrive_passes_over_an_origin_of_another_group() {
     let engine = engine();
     let named = |name: &str| QueueName::parse("queue", name).unwrap();
-    let (dead, want) = (
+    let (dead, demand) = (
         named("dead"),
         Demand {
             max_items: 1,
@@ -31,8 +31,9 @@ async fn a_redrive_passes_over_an_origin_of_another_group() {
         queue.dead_letter_queue = Some(dead.clone());
         let queue = Arc::new(engine.create_queue(queue).await.unwrap());
         engine.push(&origin, vec![NewItem::default()], None).await.unwrap();
-        let wants = std::slice::from_ref(&want);
-        let reserved = engine.store().reserve(&queue, wants).await.unwrap();
+        let demands = std::slice::from_ref(&demand);
+        let mut reserver = engine.store().reserver(&origin);
+        let reserved = reserver.reserve(&queue, demands, Appeared::Nothing).await.unwrap();
         let receipt = reserved.deliveries[0].1.receipt.clone();
         let reason = LimitReason::Rejected;
         let to = RollbackTo::DeadLetter { to: dead.clone(), failed_attempts: 1, reason };
@@ -65,15 +66,17 @@ fn engine() -> Arc<Engine> {
 
 /// Commits whatever is ready, at once.
 async fn commit_without_end(engine: Arc<Engine>, queue: Arc<Queue>) {
-    let want = Demand {
+    let demand = Demand {
         max_items: 1_000,
         max_bytes: usize::MAX,
         may_exceed: true,
         lease: Duration::from_secs(30),
         consumer: None,
     };
+    let mut reserver = engine.store().reserver(&queue.name);
     loop {
-        let reserved = engine.store().reserve(&queue, std::slice::from_ref(&want)).await.unwrap();
+        let reserve = reserver.reserve(&queue, std::slice::from_ref(&demand), Appeared::Nothing);
+        let reserved = reserve.await.unwrap();
         let held = reserved.deliveries.iter().map(|(_, delivery)| Held {
             queue: Arc::clone(&queue),
             receipt: delivery.receipt.clone(),

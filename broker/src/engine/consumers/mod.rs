@@ -39,17 +39,17 @@ const DOUBT: Duration = Duration::from_secs(1);
 /// Names a consumer within its dispatcher.
 pub(super) type ConsumerId = u64;
 
-/// Who one want of a round belongs to.
+/// Who one demand of a round belongs to.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Taker {
+pub(super) struct Claimant {
     pub(super) id: ConsumerId,
     pub(super) auto_commit: bool,
 }
 
 /// One look at the store: who wants what.
 pub(super) struct Round {
-    pub(super) wants: Vec<Demand>,
-    pub(super) takers: Vec<Taker>,
+    pub(super) demands: Vec<Demand>,
+    pub(super) claimants: Vec<Claimant>,
     /// The newest of the consumers that were there when it began.
     newest: ConsumerId,
 }
@@ -165,20 +165,20 @@ impl Consumers {
     }
 
     /// Who wants how much right now: the least loaded first, and among those who has waited longest.
-    pub(super) fn wants(&self) -> Round {
+    pub(super) fn demands(&self) -> Round {
         struct Asking {
             /// What it holds, and since which round it has waited.
             rank: (usize, u64),
-            taker: Taker,
-            want: Demand,
+            claimant: Claimant,
+            demand: Demand,
         }
         let mut hungry: Vec<_> = self.streams.iter().filter(|(_, s)| s.wants()).collect();
         hungry.sort_by_key(|(_, s)| (s.in_flight.len(), s.served));
         let for_calls = if hungry.is_empty() { MAX_BATCH } else { MAX_BATCH - STREAM_BATCH };
         let calls = self.calls.wants(for_calls).map(|(id, max_items, waiting)| Asking {
             rank: (0, waiting.since),
-            taker: Taker { id, auto_commit: waiting.call.auto_commit },
-            want: Demand {
+            claimant: Claimant { id, auto_commit: waiting.call.auto_commit },
+            demand: Demand {
                 max_items,
                 max_bytes: MAX_MESSAGE_BYTES,
                 may_exceed: true,
@@ -198,8 +198,8 @@ impl Consumers {
             left -= max_items;
             all.push(Asking {
                 rank: (stream.in_flight.len(), stream.served),
-                taker: Taker { id, auto_commit: settings.auto_commit },
-                want: Demand {
+                claimant: Claimant { id, auto_commit: settings.auto_commit },
+                demand: Demand {
                     max_items,
                     max_bytes,
                     may_exceed,
@@ -209,16 +209,17 @@ impl Consumers {
             });
         }
         all.sort_by_key(|asking| asking.rank);
-        let (takers, wants) = all.into_iter().map(|asking| (asking.taker, asking.want)).unzip();
-        Round { wants, takers, newest: self.last_id }
+        let (claimants, demands) =
+            all.into_iter().map(|asking| (asking.claimant, asking.demand)).unzip();
+        Round { demands, claimants, newest: self.last_id }
     }
 
     /// The round is under way: its calls are answered by it.
     pub(super) fn begin_round(&mut self, round: &Round) {
         self.round += 1;
-        for taker in &round.takers {
-            self.calls.begin_round(taker.id);
-            if let Some(stream) = self.streams.get_mut(&taker.id) {
+        for claimant in &round.claimants {
+            self.calls.begin_round(claimant.id);
+            if let Some(stream) = self.streams.get_mut(&claimant.id) {
                 stream.in_round = true;
             }
         }
@@ -227,8 +228,8 @@ impl Consumers {
     /// The round is over, and what it brought was handed out. `all_seen`: there was no more.
     pub(super) fn end_round(&mut self, round: &Round, all_seen: bool) {
         self.calls.end_round(round.newest, all_seen);
-        for taker in &round.takers {
-            if let Some(stream) = self.streams.get_mut(&taker.id) {
+        for claimant in &round.claimants {
+            if let Some(stream) = self.streams.get_mut(&claimant.id) {
                 stream.round_ended();
             }
         }
@@ -247,7 +248,7 @@ impl Consumers {
         self.calls.end_round(self.last_id, true);
     }
 
-    /// True if there is still somebody for what is dealt to this taker.
+    /// True if there is still somebody for what is dealt to this claimant.
     pub(super) fn is_there(&self, id: ConsumerId) -> bool {
         self.calls.listens(id) || self.streams.get(&id).is_some_and(Stream::goes_on)
     }

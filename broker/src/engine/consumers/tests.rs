@@ -84,8 +84,8 @@ fn call(consumers: &mut Consumers) -> (ConsumerId, oneshot::Receiver<Result<Vec<
 /// Who would be dealt how much now.
 fn wanted(consumers: &mut Consumers, now: Timestamp) -> Vec<(ConsumerId, usize)> {
     consumers.take_lapsed(now);
-    let Round { wants, takers, .. } = consumers.wants();
-    takers.iter().map(|t| t.id).zip(wants.iter().map(|w| w.max_items)).collect()
+    let Round { demands, claimants, .. } = consumers.demands();
+    claimants.iter().map(|t| t.id).zip(demands.iter().map(|w| w.max_items)).collect()
 }
 
 fn take(consumers: &mut Consumers, id: ConsumerId) -> usize {
@@ -249,7 +249,7 @@ fn a_limit_of_bytes_never_makes_a_stream_want_more() {
     for limit in [usize::MAX, 400 << 20, 20 << 20] {
         let mut consumers = Consumers::default();
         let id = stream(&mut consumers, 100, limit);
-        let want = |consumers: &Consumers| consumers.wants().wants[0].clone();
+        let want = |consumers: &Consumers| consumers.demands().demands[0].clone();
         assert_eq!(want(&consumers).max_bytes, MAX_MESSAGE_BYTES, "{limit}");
         consumers.hand_to_stream(id, vec![delivery(1, 1, 5 << 20)], NOW);
         assert_eq!(take(&mut consumers, id), 1);
@@ -266,7 +266,7 @@ fn a_limit_of_bytes_never_makes_a_stream_want_more() {
 fn calls_do_not_shut_streams_out() {
     let mut consumers = Consumers::default();
     let id = stream(&mut consumers, 1_000, usize::MAX);
-    consumers.begin_round(&consumers.wants());
+    consumers.begin_round(&consumers.demands());
     let calls: Vec<_> = (0..600).map(|_| call(&mut consumers)).collect();
     let wanted = wanted(&mut consumers, NOW);
     assert_eq!(wanted[0], (id, STREAM_BATCH));

@@ -23,10 +23,10 @@ use crate::{
     engine::{
         Engine, EngineError, Result,
         adaptive_poll::Rhythm,
-        consumers::{Call, ConsumerId, Consumers, InFlight, Inbox, Round, StreamSettings, Taker},
+        consumers::{Call, Claimant, ConsumerId, Consumers, InFlight, Inbox, Round, StreamSettings},
     },
     metrics::Wake,
-    store::{Held, Reserved},
+    store::{Appeared, Held, Reserved, Reserver},
 };
 
 /// A dispatcher with no consumers ends after this long.
@@ -58,6 +58,8 @@ struct State {
     consumers: Consumers,
     /// The queue may have more than was seen in the last look.
     news: bool,
+    /// What other brokers said of that since the store was last told.
+    appeared: Appeared,
     /// What brings the next look about.
     woken_by: Wake,
     /// Receipts may have been settled on another broker.
@@ -77,6 +79,7 @@ impl Dispatcher {
         let state = State {
             consumers: Consumers::default(),
             news: true,
+            appeared: Appeared::Nothing, // the store looks from the start by itself
             woken_by: Wake::Local,
             reconcile: false,
             queue: None,
@@ -111,7 +114,7 @@ impl Dispatcher {
         self.state.lock().consumers.len() > 0
     }
 
-    /// Something in the queue is eligible from `since` on.
+    /// This broker made something in the queue eligible from `since` on.
     pub(super) fn inserted(&self, since: Option<Timestamp>, now: Timestamp) {
         {
             let mut state = self.state.lock();
@@ -128,14 +131,21 @@ impl Dispatcher {
         self.wake.notify_one();
     }
 
-    /// The same, by another broker's signal.
+    /// Another broker did, by its signal. It is noted before the store is asked, and told with the next reserve.
     pub(super) fn inserted_elsewhere(&self, since: Option<Timestamp>, now: Timestamp) {
         {
             let mut state = self.state.lock();
+            state.appeared.add(Appeared::of(since));
             state.rhythm.heard(now);
             state.woken_by = Wake::Signal;
         }
         self.inserted(since, now);
+    }
+
+    /// Other brokers may have done anything to the queue.
+    pub(super) fn look_from_start(&self, now: Timestamp) {
+        self.state.lock().appeared.add(Appeared::FromStart);
+        self.inserted(None, now);
     }
 
     /// Something of this queue was settled on another broker, perhaps ours.
@@ -280,19 +290,19 @@ impl Dispatcher {
         lapsed
     }
 
-    /// What to ask the store for now; `None` if nobody wants anything or nothing is there.
-    fn next_round(&self) -> Option<Round> {
+    /// What to ask the store for now, and what to tell it; `None` if nobody wants anything or nothing is there.
+    fn next_round(&self) -> Option<(Round, Appeared)> {
         let mut state = self.state.lock();
         if !state.news {
             return None;
         }
-        let round = state.consumers.wants();
-        if round.wants.is_empty() {
+        let round = state.consumers.demands();
+        if round.demands.is_empty() {
             return None;
         }
         state.news = false;
         state.consumers.begin_round(&round);
-        Some(round)
+        Some((round, std::mem::take(&mut state.appeared)))
     }
 
     /// True if there may be work, but nobody is idle: the next round can wait a moment.
@@ -329,6 +339,7 @@ impl Dispatcher {
 /// The dispatcher's loop; ends at shutdown, or when the queue has had no consumers for a while.
 pub(super) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
     let mut polls = Polls::new(&engine);
+    let mut reserver = engine.store.reserver(&dispatcher.queue);
     let (mut failures, mut stuck) = (0, 0);
     let mut ends_at = None;
     loop {
@@ -359,7 +370,7 @@ pub(super) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
             continue;
         }
         ends_at = None;
-        match step(&engine, &dispatcher, &mut polls).await {
+        match step(&engine, &dispatcher, &mut *reserver, &mut polls).await {
             Ok(Step::Again) => {
                 polls.found();
                 (failures, stuck) = (0, 0);
@@ -400,6 +411,7 @@ enum Step {
 async fn step(
     engine: &Arc<Engine>,
     dispatcher: &Arc<Dispatcher>,
+    reserver: &mut dyn Reserver,
     polls: &mut Polls,
 ) -> Result<Step> {
     gather_room(dispatcher, &engine.draining).await;
@@ -413,14 +425,16 @@ async fn step(
         state.news = true; // for when it is resumed, which wakes us
         return Ok(Step::Wait);
     }
-    let Some(round) = dispatcher.next_round() else {
+    let Some((round, appeared)) = dispatcher.next_round() else {
         return Ok(Step::Wait);
     };
-    let wanted: usize = round.wants.iter().map(|want| want.max_items).sum();
+    let wanted: usize = round.demands.iter().map(|demand| demand.max_items).sum();
     let woken_by = std::mem::replace(&mut dispatcher.state.lock().woken_by, Wake::Local);
     engine.metrics.woken(woken_by);
     let looked = engine.now();
-    let reserved = engine.store.reserve(&queue, &round.wants).await?;
+    let reserved = reserver.reserve(&queue, &round.demands, appeared).await.inspect_err(|_| {
+        dispatcher.state.lock().appeared.add(appeared); // nor may the store have heard of it
+    })?;
     if reserved.limit_unknown {
         engine.with_known_limit(&queue).await?;
         let mut state = dispatcher.state.lock();
@@ -443,7 +457,7 @@ async fn step(
         return Ok(if dealt > 0 || cleared > 0 { Step::Again } else { Step::Stuck });
     }
     // The queue is empty as far as it was seen.
-    ask_when_due(engine, dispatcher, &queue, looked).await?;
+    ask_when_due(engine, dispatcher, reserver, &queue, looked).await?;
     Ok(if dealt > 0 { Step::Again } else { Step::Wait })
 }
 
@@ -466,6 +480,7 @@ async fn gather_room(dispatcher: &Dispatcher, draining: &CancellationToken) {
 async fn ask_when_due(
     engine: &Engine,
     dispatcher: &Dispatcher,
+    reserver: &mut dyn Reserver,
     queue: &Queue,
     looked: Timestamp,
 ) -> Result<()> {
@@ -475,7 +490,7 @@ async fn ask_when_due(
         Some(ask_again)
     } else {
         dispatcher.state.lock().due_asked = now;
-        engine.store.next_eligible(queue, looked).await?
+        reserver.next_eligible(queue, looked).await?
     };
     let mut state = dispatcher.state.lock();
     state.due = match (state.due, due) {
@@ -502,7 +517,7 @@ async fn hand_out(
     engine.tell_lapsed_at_limit(queue, at_limit);
     let mut unwanted = Vec::new();
     let mut failed = None;
-    if round.takers.iter().any(|taker| taker.auto_commit) {
+    if round.claimants.iter().any(|claimant| claimant.auto_commit) {
         let committed =
             commit_at_once(engine, dispatcher, queue, round, &mut deliveries, &mut unwanted).await;
         match committed {
@@ -514,21 +529,21 @@ async fn hand_out(
         }
     }
     engine.count(&queue.name, &totals);
-    let mut dealt: Vec<Vec<Delivery>> = round.takers.iter().map(|_| Vec::new()).collect();
-    for (taker, delivery) in deliveries {
-        dealt[taker].push(delivery);
+    let mut dealt: Vec<Vec<Delivery>> = round.claimants.iter().map(|_| Vec::new()).collect();
+    for (claimant, delivery) in deliveries {
+        dealt[claimant].push(delivery);
     }
     let now = engine.now();
     {
         let mut state = dispatcher.state.lock();
-        for (taker, deliveries) in round.takers.iter().zip(dealt) {
+        for (claimant, deliveries) in round.claimants.iter().zip(dealt) {
             if deliveries.is_empty() {
                 continue;
             }
-            let back = state.consumers.hand(taker.id, deliveries, now);
-            // Items committed at once are gone from the store: nothing to give back if their taker
+            let back = state.consumers.hand(claimant.id, deliveries, now);
+            // Items committed at once are gone from the store: nothing to give back if their claimant
             // has gone since.
-            if !taker.auto_commit {
+            if !claimant.auto_commit {
                 unwanted.extend(back);
             }
         }
@@ -537,7 +552,7 @@ async fn hand_out(
     failed.map_or(Ok(()), Err)
 }
 
-/// Commits what goes to takers that want it so; keeps of that only what was there to commit. What is for
+/// Commits what goes to claimants that want it so; keeps of that only what was there to commit. What is for
 /// nobody any more is not committed, and goes to `unwanted`; so does all of it if the commit fails.
 async fn commit_at_once(
     engine: &Engine,
@@ -547,16 +562,17 @@ async fn commit_at_once(
     deliveries: &mut Vec<(usize, Delivery)>,
     unwanted: &mut Vec<Delivery>,
 ) -> Result<u64> {
-    let takers = &round.takers;
+    let claimants = &round.claimants;
     let is_gone: Vec<bool> = {
         let state = dispatcher.state.lock();
-        let gone = |taker: &Taker| taker.auto_commit && !state.consumers.is_there(taker.id);
-        takers.iter().map(gone).collect()
+        let gone =
+            |claimant: &Claimant| claimant.auto_commit && !state.consumers.is_there(claimant.id);
+        claimants.iter().map(gone).collect()
     };
-    unwanted.extend(deliveries.extract_if(.., |(taker, _)| is_gone[*taker]).map(|(_, d)| d));
+    unwanted.extend(deliveries.extract_if(.., |(claimant, _)| is_gone[*claimant]).map(|(_, d)| d));
     let held: Vec<Held> = deliveries
         .iter()
-        .filter(|(taker, _)| takers[*taker].auto_commit)
+        .filter(|(claimant, _)| claimants[*claimant].auto_commit)
         .map(|(_, delivery)| Held { queue: Arc::clone(queue), receipt: delivery.receipt.clone() })
         .collect();
     if held.is_empty() {
@@ -566,15 +582,16 @@ async fn commit_at_once(
         Ok(outcomes) => outcomes,
         Err(error) => {
             // Whether it took effect is not known. What is still there is ready again.
-            let theirs = deliveries.extract_if(.., |(taker, _)| takers[*taker].auto_commit);
+            let theirs =
+                deliveries.extract_if(.., |(claimant, _)| claimants[*claimant].auto_commit);
             unwanted.extend(theirs.map(|(_, delivery)| delivery));
             return Err(error.into());
         }
     };
     let mut outcomes = outcomes.into_iter();
     let mut committed = 0;
-    deliveries.retain(|(taker, _)| {
-        if !takers[*taker].auto_commit {
+    deliveries.retain(|(claimant, _)| {
+        if !claimants[*claimant].auto_commit {
             return true;
         }
         let ok = outcomes.next() == Some(Outcome::Ok);

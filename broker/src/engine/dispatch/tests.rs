@@ -51,8 +51,8 @@ async fn a_small_refill_waits_for_company_and_not_for_long() {
     settle(&dispatcher, &items[..1]);
     let waited = gathers(&dispatcher, async {}).await;
     assert!(waited >= GATHER && waited < 3 * GATHER, "{waited:?}");
-    let round = dispatcher.next_round().unwrap();
-    assert_eq!(round.wants[0].max_items, 1);
+    let (round, _) = dispatcher.next_round().unwrap();
+    assert_eq!(round.demands[0].max_items, 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -61,8 +61,8 @@ async fn it_ends_its_wait_when_there_is_enough_room() {
     settle(&dispatcher, &items[..1]);
     let waited = gathers(&dispatcher, async { settle(&dispatcher, &items[1..3]) }).await;
     assert_eq!(waited, Duration::ZERO);
-    let round = dispatcher.next_round().unwrap();
-    assert_eq!(round.wants[0].max_items, 3);
+    let (round, _) = dispatcher.next_round().unwrap();
+    assert_eq!(round.demands[0].max_items, 3);
 }
 
 #[tokio::test(start_paused = true)]

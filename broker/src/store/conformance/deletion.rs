@@ -12,7 +12,7 @@ use std::{
 use super::env::{Env, held, item, name, push_of, seconds, want};
 use crate::{
     domain::{ItemId, Outcome, Queue},
-    store::{Created, Deleted, Store},
+    store::{Appeared, Created, Deleted, Store, conformance::Broker},
 };
 
 async fn made(store: &dyn Store, queue: &Queue) -> Arc<Queue> {
@@ -39,15 +39,17 @@ async fn push_without_end(store: Arc<dyn Store>, stop: Arc<AtomicBool>) -> Vec<I
 }
 
 /// Pops all there is; answers what that was.
-async fn pop_all(store: &dyn Store, queue: &Arc<Queue>) -> Vec<ItemId> {
+async fn pop_all(broker: &Broker, queue: &Arc<Queue>) -> Vec<ItemId> {
     let mut ids = Vec::new();
     loop {
-        let reserved = store.reserve(queue, &[want(1_000)]).await.unwrap();
+        let demands = [want(1_000)];
+        let reserve = broker.reserve_hearing(queue, &demands, Appeared::FromStart);
+        let reserved = reserve.await.unwrap();
         if reserved.deliveries.is_empty() && !reserved.more {
             return ids;
         }
         let taken = reserved.deliveries.iter().map(|(_, delivery)| held(queue, delivery));
-        for outcome in store.commit(taken.collect()).await.unwrap() {
+        for outcome in broker.commit(taken.collect()).await.unwrap() {
             assert_eq!(outcome, Outcome::Ok);
         }
         ids.extend(reserved.deliveries.iter().map(|(_, delivery)| delivery.item.id));
@@ -60,7 +62,7 @@ pub(crate) async fn an_answered_push_is_never_lost_beside_deletions(env: &Env) {
     const DELETIONS: usize = 5;
     let stop = Arc::new(AtomicBool::new(false));
     let pushers: Vec<_> = [&env.store, &env.other, &env.other]
-        .map(|store| tokio::spawn(push_without_end(Arc::clone(store), Arc::clone(&stop))))
+        .map(|store| tokio::spawn(push_without_end(Arc::clone(store.store()), Arc::clone(&stop))))
         .into();
     let mut popped = HashSet::new();
     let (mut deletions, started) = (0, Instant::now());
@@ -71,7 +73,7 @@ pub(crate) async fn an_answered_push_is_never_lost_beside_deletions(env: &Env) {
             continue;
         };
         let queue = Arc::new(queue);
-        popped.extend(pop_all(&*env.store, &queue).await);
+        popped.extend(pop_all(&env.store, &queue).await);
         let deleted = env.store.delete_queue(&queue, false, links).await.unwrap();
         deletions += usize::from(matches!(deleted, Deleted::Done(_)));
     }
@@ -84,9 +86,8 @@ pub(crate) async fn an_answered_push_is_never_lost_beside_deletions(env: &Env) {
     missing.retain(|id| !popped.contains(id));
     let end = Instant::now() + seconds(10);
     while !missing.is_empty() && Instant::now() < end {
-        env.store.look_again(&name("q"), None);
         if let Some(queue) = env.store.get_queue(&name("q")).await.unwrap() {
-            for id in pop_all(&*env.store, &Arc::new(queue)).await {
+            for id in pop_all(&env.store, &Arc::new(queue)).await {
                 missing.remove(&id);
             }
         }
@@ -169,6 +170,7 @@ pub(crate) async fn a_push_that_lands_after_the_deletion_brings_its_queue_back(e
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     assert!(again.sequenced, "{again:?}");
-    env.store.look_again(&again.name, None);
-    assert_eq!(env.take_one(&again).await.item.id, late);
+    let demands = [want(1)];
+    let reserve = env.store.reserve_hearing(&again, &demands, Appeared::FromStart);
+    assert_eq!(reserve.await.unwrap().deliveries[0].1.item.id, late);
 }

@@ -1,6 +1,10 @@
 //! What a test of the suite stands on, and the words it is written in.
 
-use std::{any::Any, sync::Arc, time::Duration};
+use std::{any::Any, future::Future, sync::Arc, time::Duration};
+
+use futures_util::future::BoxFuture;
+
+use super::Broker;
 
 use crate::{
     domain::{
@@ -13,14 +17,19 @@ use crate::{
 /// An empty store and the clock it goes by.
 pub(crate) struct Env {
     /// The store under test.
-    pub(crate) store: Arc<dyn Store>,
+    pub(crate) store: Arc<Broker>,
     /// A second broker on the same data; `store` itself where there can be only one.
-    pub(crate) other: Arc<dyn Store>,
+    pub(crate) other: Arc<Broker>,
     /// The clock of both.
     pub(crate) clock: Arc<Clock>,
+    /// Runs a round of upkeep of the store under test.
+    upkeep: Upkeep,
     /// What is to be dropped after the stores.
     _guard: Box<dyn Any + Send + Sync>,
 }
+
+/// Runs a round of upkeep.
+type Upkeep = Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// The lease [`Env::take`] takes.
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
@@ -105,14 +114,26 @@ pub(crate) fn move_of(from: &Arc<Queue>, delivery: &Delivery, to: &Arc<Queue>) -
 }
 
 impl Env {
-    /// An environment of an empty store; `guard` is dropped after it.
-    pub(crate) fn new(
+    /// An environment of an empty store; `guard` is dropped after it. `upkeep` does at once, for the queues consumed
+    /// through `store`, what the store does now and then by itself.
+    pub(crate) fn new<F>(
         store: Arc<dyn Store>,
         other: Arc<dyn Store>,
         clock: Arc<Clock>,
+        upkeep: impl Fn() -> F + Send + Sync + 'static,
         guard: impl Any + Send + Sync,
-    ) -> Self {
-        Self { store, other, clock, _guard: Box::new(guard) }
+    ) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (store, other) = (Arc::new(Broker::new(store)), Arc::new(Broker::new(other)));
+        let upkeep: Upkeep = Box::new(move || Box::pin(upkeep()));
+        Self { store, other, clock, upkeep, _guard: Box::new(guard) }
+    }
+
+    /// Has the store look after its queues, which it would do sooner or later.
+    pub(crate) async fn upkeep(&self) {
+        (self.upkeep)().await;
     }
 
     /// The store's time.

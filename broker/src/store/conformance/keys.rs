@@ -186,7 +186,7 @@ pub(crate) async fn an_expired_item_passes_the_turn_on(env: &Env) {
     // Pushed before anyone noticed: it waits behind those that still live.
     push_key(env, &queue, &["5"]).await;
     env.take(&queue, 1).await; // meets the expired ones; what it frees may come now or next
-    env.store.repair(&queue).await.unwrap();
+    env.upkeep().await;
     env.pass(LEASE + seconds(1));
     for expected in ["3", "4", "5"] {
         let delivery = only(env, &queue, expected).await;
@@ -201,7 +201,7 @@ pub(crate) async fn an_item_that_expires_under_its_lease_passes_the_turn_on(env:
     let delivery = only(env, &queue, "1").await;
     env.pass(seconds(11));
     assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Gone);
-    env.store.repair(&queue).await.unwrap();
+    env.upkeep().await;
     only(env, &queue, "2").await;
 }
 
@@ -284,7 +284,6 @@ pub(crate) async fn racing_pushes_of_one_key_leave_one_ready(env: &Env) {
     pushed.sort_by_key(|pushed| pushed.sequence);
     let sequences: Vec<i64> = pushed.iter().map(|pushed| pushed.sequence).collect();
     assert!(sequences.is_sorted_by(|a, b| a < b), "{sequences:?}");
-    env.store.look_again(&queue.name, None);
     for expected in &pushed {
         let taken = env.take(&queue, 100).await;
         assert_eq!(taken.iter().map(|d| d.item.id).collect::<Vec<_>>(), [expected.id]);

@@ -5,6 +5,7 @@
 //! To run it: `conformance!(open);` in a test module, with `async fn open() -> Env` beside it, which
 //! opens an empty store.
 
+mod broker;
 mod env;
 
 pub(crate) mod admin;
@@ -23,6 +24,7 @@ pub(crate) mod settings;
 pub(crate) mod settle;
 pub(crate) mod stats;
 
+pub(crate) use broker::Broker;
 pub(crate) use env::Env;
 
 /// Makes a test of every function of the suite.
@@ -84,7 +86,7 @@ macro_rules! conformance {
                 a_task_has_one_leader_at_a_time
                 a_queue_may_come_twice_in_a_change_of_totals
                 the_store_lives_and_says_where
-                a_sound_queue_needs_no_repair
+                a_sound_queue_needs_no_upkeep
                 an_abandoned_call_harms_nobody
             }
             history {

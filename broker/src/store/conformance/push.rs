@@ -5,7 +5,7 @@ use futures_util::future::join_all;
 use super::{Env, env::*};
 use crate::{
     domain::{ConsumerName, GroupName, ItemState, NewItem, Outcome, Timestamp},
-    store::Push,
+    store::{Appeared, Push},
 };
 
 pub(crate) async fn a_pushed_item_is_stored_as_it_was_given(env: &Env) {
@@ -100,8 +100,8 @@ pub(crate) async fn answered_pushes_are_seen_by_the_other_broker(env: &Env) {
     let queue = env.queue("q").await;
     let pushed = env.push_one(&queue, item("x")).await;
     assert!(env.other.get_item(&queue, pushed.id).await.unwrap().is_some());
-    env.other.look_again(&queue.name, pushed.eligible_time);
-    let reserved = env.other.reserve(&queue, &[want(1)]).await.unwrap();
+    let appeared = Appeared::of(pushed.eligible_time);
+    let reserved = env.other.reserve_hearing(&queue, &[want(1)], appeared).await.unwrap();
     assert_eq!(reserved.deliveries[0].1.item.id, pushed.id);
     // The lease counts for both.
     assert!(env.reserve(&queue, &[want(1)]).await.deliveries.is_empty());

@@ -197,7 +197,6 @@ pub(crate) async fn nothing_wanted_nothing_reserved(env: &Env) {
 pub(crate) async fn two_valid_leases_never_overlap(env: &Env) {
     let queue = env.queue("q").await;
     env.push(&queue, (0..400).map(|n| item(&n.to_string())).collect()).await;
-    env.other.look_again(&queue.name, None);
     let consumers = [env.store.clone(), env.other.clone()].map(|store| {
         let queue = queue.clone();
         tokio::spawn(async move {

@@ -3,7 +3,7 @@
 use super::{Env, env::*};
 use crate::{
     domain::{GroupName, Queue, RetryPolicy, Schedule, ScheduleName, Timestamp, Totals},
-    store::{Created, SettingsChanges, SettingsMark},
+    store::{Created, SettingsChanges},
 };
 
 fn everything_set(text: &str, now: Timestamp) -> Queue {
@@ -111,9 +111,9 @@ pub(crate) async fn updates_are_fenced_by_the_revision(env: &Env) {
 /// Who remembers settings learns which have changed, and no more than that.
 pub(crate) async fn settings_that_change_are_told_once(env: &Env) {
     let bystander = env.queue("bystander").await;
-    let mut mark = SettingsMark::default();
-    env.other.settings_changes(&mut mark).await.unwrap();
-    let mut changed = async || match env.other.settings_changes(&mut mark).await.unwrap() {
+    let mut watch = env.other.watch_settings();
+    assert_eq!(watch.changes().await.unwrap(), SettingsChanges::Unknown, "nothing is known yet");
+    let mut changed = async || match watch.changes().await.unwrap() {
         SettingsChanges::Of(queues) => queues,
         // Where one broker makes all changes, it need not keep them apart.
         SettingsChanges::Unknown => vec![name("a")],

@@ -1,5 +1,7 @@
 //! Totals, and the store's own signs of life.
 
+use futures_util::FutureExt;
+
 use crate::{
     domain::Totals,
     store::conformance::{Env, env::*},
@@ -82,14 +84,14 @@ pub(crate) async fn the_store_lives_and_says_where(env: &Env) {
     assert!(env.other.now() >= before + seconds(1_000));
 }
 
-pub(crate) async fn a_sound_queue_needs_no_repair(env: &Env) {
+pub(crate) async fn a_sound_queue_needs_no_upkeep(env: &Env) {
     let queue = env.queue("q").await;
     env.push(&queue, (0..5).map(|n| keyed(&n.to_string(), "k")).collect()).await;
-    assert_eq!(env.store.repair(&queue).await.unwrap(), 0);
     let delivery = env.take_one(&queue).await;
-    assert_eq!(env.store.repair(&queue).await.unwrap(), 0);
+    env.upkeep().await;
     env.commit_one(&queue, &delivery).await;
-    assert_eq!(env.store.repair(&queue).await.unwrap(), 0);
+    env.upkeep().await;
+    assert!(env.store.unblocked().now_or_never().is_none());
     assert_eq!(env.store.depth(&queue).await.unwrap().blocked, 3);
 }
 

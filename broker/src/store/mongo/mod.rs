@@ -49,18 +49,20 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Capabilities, Created, Deleted, Held, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page,
-    Push, QueueStore, RedriveFilter, Reserved, Result, Rollback, ScheduleStore, Selection,
-    SettingsChanges, SettingsMark, StatsStore, Store,
+    Push, QueueStore, RedriveFilter, Reserver, Result, Rollback, ScheduleStore, Selection,
+    SettingsWatch, StatsStore, Store, unblocked::Unblocked,
 };
 use crate::{
     domain::{
-        Clock, Demand, Depth, GroupName, IdSource, Item, ItemId, ItemState, Outcome, Pushed, Queue,
+        Clock, Depth, GroupName, IdSource, Item, ItemId, ItemState, Outcome, Pushed, Queue,
         QueueName, Schedule, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
     store::mongo::{
-        cursor::{lease_cache::Issued, watermarks::Head},
+        catalog::settings_watch::MongoSettingsWatch,
+        cursor::{heads::Heads, lease_cache::Issued, watermarks::Head},
         migrations::Format,
+        reserve::handle::MongoReserver,
         schema::layout::Group,
         server::{
             error::{broken, unavailable},
@@ -107,7 +109,8 @@ struct Inner {
     /// Why the database must not be used any more, once a newer version has said so.
     refusal: OnceLock<String>,
     groups: Mutex<HashMap<GroupName, Arc<Group>>>,
-    heads: Mutex<HashMap<QueueName, Arc<Head>>>,
+    heads: Heads,
+    unblocked: Unblocked,
     tracker: TaskTracker,
     stop: CancellationToken,
 }
@@ -157,7 +160,8 @@ impl MongoStore {
             format,
             refusal: OnceLock::new(),
             groups: Mutex::default(),
-            heads: Mutex::default(),
+            heads: Heads::new(),
+            unblocked: Unblocked::default(),
             tracker,
             stop,
         };
@@ -167,6 +171,7 @@ impl MongoStore {
         inner
             .tracker
             .spawn(catalog::orphaned_items::adopt_all(Arc::clone(&inner), inner.stop.clone()));
+        inner.tracker.spawn(upkeep::run(Arc::clone(&inner), inner.stop.clone()));
         failing.disarm();
         Ok(Self { inner })
     }
@@ -183,24 +188,20 @@ impl MongoStore {
         self.inner.db.clone()
     }
 
-    /// Runs an operation in a task of its own; its outcome is unknown if it takes too long.
     async fn run<T, F>(&self, operation: impl FnOnce(Arc<Inner>) -> F) -> Result<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        in_time(self.run_long(operation)).await
+        self.inner.run(operation).await
     }
 
-    /// The same for operations that may take as long as they need.
     async fn run_long<T, F>(&self, operation: impl FnOnce(Arc<Inner>) -> F) -> Result<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
     {
-        self.inner.check_format()?;
-        let task = self.inner.tracker.spawn(operation(Arc::clone(&self.inner)));
-        task.await.unwrap_or_else(|error| Err(broken(format!("an operation failed: {error}"))))
+        self.inner.run_long(operation).await
     }
 }
 
@@ -221,6 +222,26 @@ impl Drop for MongoStore {
 }
 
 impl Inner {
+    /// Runs an operation in a task of its own; its outcome is unknown if it takes too long.
+    async fn run<T, F>(self: &Arc<Self>, operation: impl FnOnce(Arc<Inner>) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        in_time(self.run_long(operation)).await
+    }
+
+    /// The same for operations that may take as long as they need.
+    async fn run_long<T, F>(self: &Arc<Self>, operation: impl FnOnce(Arc<Inner>) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        self.check_format()?;
+        let task = self.tracker.spawn(operation(Arc::clone(self)));
+        task.await.unwrap_or_else(|error| Err(broken(format!("an operation failed: {error}"))))
+    }
+
     /// The time; it does not go back over what was a small correction.
     fn now(&self) -> Timestamp {
         self.given.next(self.clock.now())
@@ -263,8 +284,7 @@ impl Inner {
     }
 
     fn head(&self, queue: &QueueName) -> Arc<Head> {
-        let mut heads = self.heads.lock();
-        Arc::clone(heads.entry(queue.clone()).or_insert_with(|| Arc::new(Head::new())))
+        self.heads.get(queue)
     }
 }
 
@@ -302,23 +322,8 @@ impl ItemStore for MongoStore {
         in_time(push::push(&self.inner, items)).await
     }
 
-    async fn reserve(&self, queue: &Arc<Queue>, wants: &[Demand]) -> Result<Reserved> {
-        let (queue, wants) = (Arc::clone(queue), wants.to_vec());
-        // If nobody waits for the answer any more, dropping it undoes the claim.
-        let operation = |inner| async move { reserve::reserve(&inner, &queue, &wants).await };
-        Ok(self.run(operation).await?.take())
-    }
-
-    async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>> {
-        let (name, group) = (queue.name.clone(), queue.group.clone());
-        self.run(|inner| async move {
-            reserve::next_eligible::next_eligible(&inner, &name, &group, after).await
-        })
-        .await
-    }
-
-    fn look_again(&self, queue: &QueueName, since: Option<Timestamp>) {
-        self.inner.head(queue).look_again(since);
+    fn reserver(&self, queue: &QueueName) -> Box<dyn Reserver> {
+        Box::new(MongoReserver::new(Arc::clone(&self.inner), queue.clone()))
     }
 
     async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>> {
@@ -352,14 +357,8 @@ impl ItemStore for MongoStore {
         self.run(|inner| async move { settle::lease::holds(&inner, items).await }).await
     }
 
-    /// Nothing happens here by itself: [`Store::repair`] says what it made ready.
     async fn unblocked(&self) -> Vec<QueueName> {
-        std::future::pending().await
-    }
-
-    async fn repair(&self, queue: &Queue) -> Result<u64> {
-        let (name, group) = (queue.name.clone(), queue.group.clone());
-        self.run_long(|inner| async move { upkeep::repair(&inner, &name, &group).await }).await
+        self.inner.unblocked.take().await
     }
 }
 
@@ -475,16 +474,8 @@ impl QueueStore for MongoStore {
         .await
     }
 
-    async fn settings_changes(&self, mark: &mut SettingsMark) -> Result<SettingsChanges> {
-        let mut moved = mark.clone();
-        let (moved, changes) = self
-            .run(|inner| async move {
-                let changes = catalog::queues::changes(&inner, &mut moved).await?;
-                Ok((moved, changes))
-            })
-            .await?;
-        *mark = moved;
-        Ok(changes)
+    fn watch_settings(&self) -> Box<dyn SettingsWatch> {
+        Box::new(MongoSettingsWatch::new(Arc::clone(&self.inner)))
     }
 }
 

@@ -1,6 +1,13 @@
-//! Upkeep of ordered queues: ordering keys whose turn was lost in a crash between two writes.
+//! What this store does by itself for the queues that are consumed here: it finds ordering keys whose turn was lost in a
+//! crash between two writes.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use mongodb::bson::{Bson, doc};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     domain::{GroupName, QueueName},
@@ -16,10 +23,41 @@ use crate::{
     },
 };
 
+/// How often the queues are looked after.
+const EVERY: Duration = Duration::from_secs(15);
 /// How many entries of the index one step of [`repair`] looks at.
 const STEP: i32 = 500;
 /// How many steps one call of it takes.
 const STEPS: usize = 4;
+
+/// Looks after the queues until `stop`.
+pub(super) async fn run(inner: Arc<Inner>, stop: CancellationToken) {
+    while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
+        let started = Instant::now();
+        round(&inner).await;
+        if let Some(metrics) = inner.metrics.get() {
+            metrics.swept(started.elapsed());
+        }
+    }
+}
+
+/// Makes ready what a crash between two writes left waiting for its turn, and says where. What fails is left for the
+/// next round.
+pub(super) async fn round(inner: &Inner) {
+    for (queue, group) in inner.heads.consumed() {
+        if inner.stop.is_cancelled() || inner.check_format().is_err() {
+            return;
+        }
+        match repair(inner, &queue, &group).await {
+            Ok(0) => {}
+            Ok(count) => {
+                tracing::info!(%queue, count, "gave ordering keys their turn back");
+                inner.unblocked.add([queue]);
+            }
+            Err(error) => tracing::debug!(%queue, %error, "could not repair"),
+        }
+    }
+}
 
 /// Gives a turn to keys of the queue that have blocked items and no holder; answers how many. Walks on from
 /// where the last call stopped, so that a call costs the same however many items are blocked.

@@ -63,9 +63,9 @@ pub use self::{
     repair::repair,
 };
 use super::{
-    Capabilities, Created, Deleted, Held, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page,
-    Push, QueueStore, RedriveFilter, Reserved, Result, Rollback, ScheduleStore, Selection,
-    SettingsChanges, SettingsMark, StatsStore, Store, StoreError,
+    Appeared, Capabilities, Created, Deleted, Held, ItemAdmin, ItemDeleted, ItemStore, Links, Move,
+    Page, Push, QueueStore, RedriveFilter, Reserved, Reserver, Result, Rollback, ScheduleStore,
+    Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoreError,
 };
 use crate::{
     domain::{
@@ -83,6 +83,11 @@ const MAX_PASSES: u32 = 8;
 
 /// Durable queues in an SQLite file, or passing ones in memory.
 pub struct SqliteStore {
+    inner: Arc<Inner>,
+}
+
+/// What the store shares with its handles.
+struct Inner {
     // Dropped in this order: the writer ends, then the file's lock goes.
     writer: Writer,
     /// `None` in memory, where all goes through the writer's connection.
@@ -128,7 +133,7 @@ impl SqliteStore {
         let place =
             file.as_ref().map_or(":memory:".to_owned(), |file| file.path.display().to_string());
         let suspected = Arc::new(AtomicBool::new(false));
-        Ok(Self {
+        let inner = Inner {
             writer: Writer::start(Station {
                 conn,
                 tag,
@@ -142,9 +147,12 @@ impl SqliteStore {
             description: format!("sqlite:{place}"),
             broker: rand::random(),
             late: Arc::new(LateArrivals::new()),
-        })
+        };
+        Ok(Self { inner: Arc::new(inner) })
     }
+}
 
+impl Inner {
     async fn write<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
@@ -191,72 +199,63 @@ impl SqliteStore {
 #[async_trait]
 impl Store for SqliteStore {
     fn describe(&self) -> String {
-        self.description.clone()
+        self.inner.description.clone()
     }
 
     /// One broker works on a file.
     fn capabilities(&self) -> Capabilities {
-        Capabilities { shared: false, durable: self.readers.is_some() }
+        Capabilities { shared: false, durable: self.inner.readers.is_some() }
     }
 
     fn now(&self) -> Timestamp {
-        self.clock.now_by_machine()
+        self.inner.clock.now_by_machine()
     }
 
     fn broker_id(&self) -> [u8; 4] {
-        self.broker
+        self.inner.broker
     }
 
     fn measure(&self, metrics: &Arc<Metrics>) {
-        self.writer.measure(metrics);
+        self.inner.writer.measure(metrics);
     }
 
     async fn ping(&self) -> Result<()> {
-        self.write(|tx| {
-            tx.conn
-                .prepare_cached("UPDATE meta SET value = ?1 WHERE key = 'pinged'")?
-                .execute([tx.now.0])
-                .map(drop)
-        })
-        .await
+        self.inner
+            .write(|tx| {
+                tx.conn
+                    .prepare_cached("UPDATE meta SET value = ?1 WHERE key = 'pinged'")?
+                    .execute([tx.now.0])
+                    .map(drop)
+            })
+            .await
     }
 }
 
 #[async_trait]
 impl ItemStore for SqliteStore {
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>> {
-        let (kind, late) = (Kind::Push(items.len()), Arc::clone(&self.late));
+        let (kind, late) = (Kind::Push(items.len()), Arc::clone(&self.inner.late));
         let work = move |tx: &Tx<'_>| {
             late.ensure(tx, items.iter().map(|push| &*push.queue))?;
             push::push(tx, &items)
         };
-        self.writer.call(kind, work).await
+        self.inner.writer.call(kind, work).await
     }
 
-    async fn reserve(&self, queue: &Arc<Queue>, wants: &[Demand]) -> Result<Reserved> {
-        let (queue, wants, broker) = (queue.clone(), wants.to_vec(), self.broker);
-        let work = move |tx: &Tx<'_>| reserve::reserve(tx, &queue, &wants, broker);
-        self.writer.call(Kind::Reserve, work).await
+    fn reserver(&self, _queue: &QueueName) -> Box<dyn Reserver> {
+        Box::new(SqliteReserver { inner: Arc::clone(&self.inner) })
     }
-
-    async fn next_eligible(&self, queue: &Queue, after: Timestamp) -> Result<Option<Timestamp>> {
-        let queue = queue.clone();
-        self.read(move |view| browse::next_eligible(view, &queue, after)).await
-    }
-
-    /// Nothing to do: the index is always looked at from its start, which costs nothing here.
-    fn look_again(&self, _queue: &QueueName, _since: Option<Timestamp>) {}
 
     async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>> {
         let kind = Kind::Settle(items.len());
-        self.writer.call(kind, move |tx| settle::commit(tx, &items)).await
+        self.inner.writer.call(kind, move |tx| settle::commit(tx, &items)).await
     }
 
     async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>> {
         let kind = Kind::Settle(items.len());
         let work =
             |tx: &Tx<'_>| items.into_iter().map(|item| settle::roll_back(tx, item)).collect();
-        self.writer.call(kind, work).await
+        self.inner.writer.call(kind, work).await
     }
 
     async fn extend(&self, items: Vec<(Held, Timestamp)>) -> Result<Vec<Outcome>> {
@@ -264,16 +263,17 @@ impl ItemStore for SqliteStore {
         let work = move |tx: &Tx<'_>| {
             items.iter().map(|(held, until)| settle::extend(tx, held, *until)).collect()
         };
-        self.writer.call(kind, work).await
+        self.inner.writer.call(kind, work).await
     }
 
     async fn move_items(&self, items: Vec<Move>) -> Result<Vec<Outcome>> {
-        let late = Arc::clone(&self.late);
-        self.write(move |tx| {
-            late.ensure(tx, items.iter().map(|item| &*item.to))?;
-            items.iter().map(|item| settle::move_item(tx, item)).collect()
-        })
-        .await
+        let late = Arc::clone(&self.inner.late);
+        self.inner
+            .write(move |tx| {
+                late.ensure(tx, items.iter().map(|item| &*item.to))?;
+                items.iter().map(|item| settle::move_item(tx, item)).collect()
+            })
+            .await
     }
 
     async fn commit_and_push(
@@ -281,27 +281,22 @@ impl ItemStore for SqliteStore {
         held: Held,
         items: Vec<Push>,
     ) -> Result<(Outcome, Vec<Pushed>)> {
-        let late = Arc::clone(&self.late);
+        let late = Arc::clone(&self.inner.late);
         let work = move |tx: &Tx<'_>| {
             late.ensure(tx, items.iter().map(|push| &*push.queue))?;
             settle::commit_and_push(tx, held, &items)
         };
-        self.writer.call(Kind::SettleAndPush, work).await
+        self.inner.writer.call(Kind::SettleAndPush, work).await
     }
 
     async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>> {
-        self.read(move |view| items.iter().map(|held| settle::holds(view, &held.receipt)).collect())
+        self.inner
+            .read(move |view| items.iter().map(|held| settle::holds(view, &held.receipt)).collect())
             .await
     }
 
     async fn unblocked(&self) -> Vec<QueueName> {
-        self.writer.unblocked.take().await
-    }
-
-    /// Turns are passed on in the transaction that ends one; only what has expired may wait for it.
-    async fn repair(&self, _queue: &Queue) -> Result<u64> {
-        self.write(sweep::chunk).await?;
-        Ok(0)
+        self.inner.writer.unblocked.take().await
     }
 }
 
@@ -319,12 +314,12 @@ impl ItemAdmin for SqliteStore {
             None => Position::start(state),
         };
         let queue = queue.clone();
-        self.read(move |view| browse::list(view, &queue, state, position, limit)).await
+        self.inner.read(move |view| browse::list(view, &queue, state, position, limit)).await
     }
 
     async fn get_item(&self, queue: &Queue, id: ItemId) -> Result<Option<Item>> {
         let queue = queue.clone();
-        self.read(move |view| browse::get(view, &queue, id)).await
+        self.inner.read(move |view| browse::get(view, &queue, id)).await
     }
 
     async fn delete_item(
@@ -334,11 +329,11 @@ impl ItemAdmin for SqliteStore {
         only_if: Option<ItemState>,
     ) -> Result<ItemDeleted> {
         let queue = queue.clone();
-        self.write(move |tx| admin::delete_item(tx, &queue, id, only_if)).await
+        self.inner.write(move |tx| admin::delete_item(tx, &queue, id, only_if)).await
     }
 
     async fn purge(&self, queue: &Queue) -> Result<u64> {
-        self.purge_all(queue, Purge::Unreserved).await
+        self.inner.purge_all(queue, Purge::Unreserved).await
     }
 
     async fn replay(&self, queue: &Queue, selection: &Selection, limit: u64) -> Result<u64> {
@@ -347,6 +342,7 @@ impl ItemAdmin for SqliteStore {
             let (queue, selection) = (queue.clone(), selection.clone());
             let chunk = (limit - total).min(CHUNK as u64);
             let replayed = self
+                .inner
                 .write(move |tx| admin::replay_chunk(tx, &queue, &selection, chunk as usize))
                 .await?;
             total += replayed;
@@ -358,7 +354,7 @@ impl ItemAdmin for SqliteStore {
 
     async fn origins(&self, queue: &Queue) -> Result<Vec<QueueName>> {
         let queue = queue.clone();
-        self.read(move |view| admin::origins(view, &queue)).await
+        self.inner.read(move |view| admin::origins(view, &queue)).await
     }
 
     async fn redrive(
@@ -371,8 +367,9 @@ impl ItemAdmin for SqliteStore {
         let (mut total, mut from) = (0, REDRIVE_START);
         while total < limit {
             let (queue, to, filter) = (queue.clone(), to.clone(), filter.clone());
-            let (left, late) = (limit - total, Arc::clone(&self.late));
+            let (left, late) = (limit - total, Arc::clone(&self.inner.late));
             let (moved, reached) = self
+                .inner
                 .write(move |tx| {
                     late.ensure(tx, std::iter::once(&*to))?;
                     admin::redrive_chunk(tx, &queue, &to, &filter, left, from)
@@ -392,36 +389,36 @@ impl ItemAdmin for SqliteStore {
 impl QueueStore for SqliteStore {
     async fn create_queue(&self, queue: &Queue) -> Result<Created<Queue>> {
         let queue = queue.clone();
-        self.write(move |tx| queues::create(tx, queue)).await
+        self.inner.write(move |tx| queues::create(tx, queue)).await
     }
 
     async fn get_queue(&self, name: &QueueName) -> Result<Option<Queue>> {
         let name = name.clone();
-        self.read(move |view| queues::get(view, &name)).await
+        self.inner.read(move |view| queues::get(view, &name)).await
     }
 
     async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>> {
         let after = after.cloned();
-        self.read(move |view| queues::list(view, after.as_ref(), limit)).await
+        self.inner.read(move |view| queues::list(view, after.as_ref(), limit)).await
     }
 
     async fn update_queue(&self, queue: &Queue) -> Result<Option<Queue>> {
         let queue = queue.clone();
-        self.write(move |tx| queues::update(tx, queue)).await
+        self.inner.write(move |tx| queues::update(tx, queue)).await
     }
 
     async fn links(&self) -> Result<Links> {
-        self.read(queues::links).await
+        self.inner.read(queues::links).await
     }
 
     async fn dead_letter_sources(&self, name: &QueueName) -> Result<Vec<Queue>> {
         let name = name.clone();
-        self.read(move |view| queues::dead_letter_sources(view, &name)).await
+        self.inner.read(move |view| queues::dead_letter_sources(view, &name)).await
     }
 
     async fn link_queue(&self, queue: &Queue, links: Links) -> Result<Option<Queue>> {
         let queue = queue.clone();
-        self.write(move |tx| queues::link(tx, queue, links)).await
+        self.inner.write(move |tx| queues::link(tx, queue, links)).await
     }
 
     /// In steps, so that others are served in between. A broker that ends on the way leaves a queue with fewer items.
@@ -430,14 +427,15 @@ impl QueueStore for SqliteStore {
         let mut passes = 0;
         loop {
             if force {
-                total += self.purge_all(queue, Purge::Everything).await?;
-                self.forget_all(queue).await?;
+                total += self.inner.purge_all(queue, Purge::Everything).await?;
+                self.inner.forget_all(queue).await?;
                 passes += 1;
             }
             // What came in during a pass is left for the next, which is shorter, unless pushes outrun it.
             let all = passes == MAX_PASSES;
-            let (queue, late_arrivals) = (queue.clone(), Arc::clone(&self.late));
+            let (queue, late_arrivals) = (queue.clone(), Arc::clone(&self.inner.late));
             let step = self
+                .inner
                 .write(move |tx| {
                     let overtaken = queues::links(tx)? != links
                         || queues::get(tx, &queue.name)?
@@ -465,11 +463,8 @@ impl QueueStore for SqliteStore {
         }
     }
 
-    /// Settings change through this broker alone, which knows what it changed.
-    async fn settings_changes(&self, mark: &mut SettingsMark) -> Result<SettingsChanges> {
-        let at = self.read(queues::links).await?.0;
-        let known = std::mem::replace(&mut mark.at, at) == at;
-        Ok(if known { SettingsChanges::Of(Vec::new()) } else { SettingsChanges::Unknown })
+    fn watch_settings(&self) -> Box<dyn SettingsWatch> {
+        Box::new(SqliteSettingsWatch { inner: Arc::clone(&self.inner), seen: None })
     }
 }
 
@@ -477,20 +472,20 @@ impl QueueStore for SqliteStore {
 impl StatsStore for SqliteStore {
     async fn depth(&self, queue: &Queue) -> Result<Depth> {
         let queue = queue.clone();
-        self.read(move |view| browse::depth(view, &queue)).await
+        self.inner.read(move |view| browse::depth(view, &queue)).await
     }
 
     async fn add_totals(&self, changes: Vec<(QueueName, Totals)>) -> Result<()> {
-        self.write(move |tx| queues::add_totals(tx, &changes)).await
+        self.inner.write(move |tx| queues::add_totals(tx, &changes)).await
     }
 
     async fn totals(&self, queue: &QueueName) -> Result<Totals> {
         let queue = queue.clone();
-        self.read(move |view| queues::totals(view, &queue)).await
+        self.inner.read(move |view| queues::totals(view, &queue)).await
     }
 
     async fn all_totals(&self) -> Result<Vec<(QueueName, Totals)>> {
-        self.read(queues::all_totals).await
+        self.inner.read(queues::all_totals).await
     }
 
     /// A file has one broker.
@@ -503,12 +498,12 @@ impl StatsStore for SqliteStore {
 impl ScheduleStore for SqliteStore {
     async fn create_schedule(&self, schedule: &Schedule) -> Result<Created<Schedule>> {
         let schedule = schedule.clone();
-        self.write(move |tx| schedules::create(tx, schedule)).await
+        self.inner.write(move |tx| schedules::create(tx, schedule)).await
     }
 
     async fn get_schedule(&self, name: &ScheduleName) -> Result<Option<Schedule>> {
         let name = name.clone();
-        self.read(move |view| schedules::get(view, &name)).await
+        self.inner.read(move |view| schedules::get(view, &name)).await
     }
 
     async fn list_schedules(
@@ -517,7 +512,7 @@ impl ScheduleStore for SqliteStore {
         limit: usize,
     ) -> Result<Vec<Schedule>> {
         let after = after.cloned();
-        self.read(move |view| schedules::list(view, after.as_ref(), limit)).await
+        self.inner.read(move |view| schedules::list(view, after.as_ref(), limit)).await
     }
 
     async fn pause_schedule(
@@ -527,16 +522,61 @@ impl ScheduleStore for SqliteStore {
         done_until: Timestamp,
     ) -> Result<Option<Schedule>> {
         let name = name.clone();
-        self.write(move |tx| schedules::pause(tx, &name, paused, done_until)).await
+        self.inner.write(move |tx| schedules::pause(tx, &name, paused, done_until)).await
     }
 
     async fn tick_done(&self, name: &ScheduleName, tick: Timestamp) -> Result<()> {
         let name = name.clone();
-        self.write(move |tx| schedules::tick_done(tx, &name, tick)).await
+        self.inner.write(move |tx| schedules::tick_done(tx, &name, tick)).await
     }
 
     async fn delete_schedule(&self, name: &ScheduleName) -> Result<bool> {
         let name = name.clone();
-        self.write(move |tx| schedules::delete(tx, &name)).await
+        self.inner.write(move |tx| schedules::delete(tx, &name)).await
+    }
+}
+
+/// Hands out items. The index is always looked at from its start, which costs nothing here; turns are passed on in the
+/// transaction that ends one, and the writer sweeps the whole file. So there is nothing to remember of a queue.
+struct SqliteReserver {
+    inner: Arc<Inner>,
+}
+
+#[async_trait]
+impl Reserver for SqliteReserver {
+    async fn reserve(
+        &mut self,
+        queue: &Arc<Queue>,
+        demands: &[Demand],
+        _appeared: Appeared,
+    ) -> Result<Reserved> {
+        let (queue, demands, broker) = (queue.clone(), demands.to_vec(), self.inner.broker);
+        let work = move |tx: &Tx<'_>| reserve::reserve(tx, &queue, &demands, broker);
+        self.inner.writer.call(Kind::Reserve, work).await
+    }
+
+    async fn next_eligible(
+        &mut self,
+        queue: &Queue,
+        after: Timestamp,
+    ) -> Result<Option<Timestamp>> {
+        let queue = queue.clone();
+        self.inner.read(move |view| browse::next_eligible(view, &queue, after)).await
+    }
+}
+
+/// Settings change through this broker alone, which knows what it changed.
+struct SqliteSettingsWatch {
+    inner: Arc<Inner>,
+    /// The links as of the last call: each change of settings makes them other ones.
+    seen: Option<Links>,
+}
+
+#[async_trait]
+impl SettingsWatch for SqliteSettingsWatch {
+    async fn changes(&mut self) -> Result<SettingsChanges> {
+        let links = self.inner.read(queues::links).await?;
+        let known = self.seen.replace(links) == Some(links);
+        Ok(if known { SettingsChanges::Of(Vec::new()) } else { SettingsChanges::Unknown })
     }
 }

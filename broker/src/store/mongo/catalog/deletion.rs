@@ -161,7 +161,7 @@ pub(crate) async fn delete_queue(
             Err(Failure::Conflict(error)) => patience.next(error).await?,
         }
     }
-    inner.heads.lock().remove(&queue.name);
+    inner.heads.forget(&queue.name);
     if !force {
         count += clear_away(inner, &group, queue.name.as_str()).await?;
     }

@@ -6,3 +6,4 @@ pub(super) mod named;
 pub(super) mod orphaned_items;
 pub(super) mod queues;
 pub(super) mod schedules;
+pub(super) mod settings_watch;

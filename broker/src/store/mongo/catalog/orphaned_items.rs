@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     domain::{GroupName, PrioritySet, Queue, QueueName},
     store::{
-        Result,
+        Appeared, Result,
         mongo::{
             Inner,
             catalog::{
@@ -146,7 +146,7 @@ async fn revive(inner: &Inner, name: &QueueName, group: &Group) -> Result<()> {
     };
     match attempt_in_time(attempt).await {
         Ok(true) => {
-            inner.head(name).look_again(None);
+            inner.head(name).appeared(Appeared::FromStart);
             tracing::warn!(queue = %name, "items came while the queue was deleted: it is there again");
             Ok(())
         }
@@ -243,7 +243,7 @@ async fn bring(inner: &Inner, from: &Group, queue: &Queue) -> Result<()> {
         brought += u64::from(exchange(inner, (from, old), (&group, document)).await?);
     }
     ordering::promote(inner, &group, &keys).await?;
-    inner.head(&queue.name).look_again(None);
+    inner.head(&queue.name).appeared(Appeared::FromStart);
     if brought > 0 {
         tracing::warn!(queue = %queue.name, brought, "brought items into the queue's new group");
     }

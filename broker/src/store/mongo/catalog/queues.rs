@@ -1,9 +1,6 @@
 //! Queues and their settings.
 
-use std::{
-    collections::{BTreeMap, HashSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use mongodb::{
     bson::{Bson, Document, doc},
@@ -15,17 +12,14 @@ use crate::{
         AtLimit, FailureDefaults, GroupName, Invalid, Queue, QueueName, RetryPolicy, Timestamp,
     },
     store::{
-        Created, Result, SettingsChanges, SettingsMark,
+        Created, Result,
         mongo::{
             Inner,
-            catalog::{
-                deleted::{DELETED, name_of},
-                named::Named,
-            },
+            catalog::named::Named,
             priorities,
             schema::{
                 item::{literal, texts},
-                layout::{date, millis},
+                layout::date,
             },
             server::{
                 connect::read_documents,
@@ -42,9 +36,6 @@ pub(crate) const QUEUES: &str = "queues";
 const LINKS: &str = "deadLetterQueue";
 /// Most queues told of one dead-letter queue.
 const MAX_SOURCES: i64 = 100;
-/// A change may be seen this long after its time, in milliseconds: no write takes longer, and brokers'
-/// clocks agree to within milliseconds.
-const LATE: i64 = 30_000;
 const NAMED: Named<Queue> = Named { collection: QUEUES, read };
 
 /// Creates the index by which changes are noticed.
@@ -237,39 +228,4 @@ pub(crate) fn change(inner: &Inner, queue: &Queue) -> (Document, Vec<Document>) 
         stages.push(doc! { "$unset": absent });
     }
     (doc! { "_id": queue.name.as_str(), "revision": queue.revision }, stages)
-}
-
-/// Tells which settings have changed since the mark, and moves it on.
-///
-/// The time of a change is that of the broker that makes it, and it is seen when it is written. So changes are
-/// read again for as long as one that is older may yet appear, and told once.
-pub(crate) async fn changes(inner: &Inner, mark: &mut SettingsMark) -> Result<SettingsChanges> {
-    let first = mark.at == 0;
-    let now = inner.now();
-    let from = millis((if first { now.0 } else { mark.at.min(now.0) }) - LATE);
-    let updated = doc! {
-        "find": QUEUES, "filter": { "updated": { "$gte": from } }, "hint": "updated",
-        "projection": { "updated": 1, "revision": 1 },
-    };
-    let deleted = doc! {
-        "find": DELETED, "filter": { "at": { "$gte": from } }, "hint": "at",
-        "projection": { "at": 1 },
-    };
-    let mut seen = HashSet::new();
-    for (command, time) in [(updated, "updated"), (deleted, "at")] {
-        for change in read_documents(&inner.db, command).await? {
-            let Some(queue) = name_of(&change) else { continue };
-            let at = change.get_datetime(time).map_or(0, |at| at.timestamp_millis());
-            let revision = change.get("revision").and_then(integer).unwrap_or(-1);
-            seen.insert((queue, at, revision));
-        }
-    }
-    let new: HashSet<&QueueName> = seen.difference(&mark.seen).map(|(queue, ..)| queue).collect();
-    let changes = if first {
-        SettingsChanges::Unknown
-    } else {
-        SettingsChanges::Of(new.into_iter().cloned().collect())
-    };
-    *mark = SettingsMark { at: now.0, seen };
-    Ok(changes)
 }

@@ -12,12 +12,15 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    domain::{Priority, PrioritySet, Timestamp},
-    store::mongo::{
-        cursor::{
-            START, lease_deadlines::LeaseDeadlines, open_claims::OpenClaims, prefetch::Ahead,
+    domain::{GroupName, Priority, PrioritySet, Timestamp},
+    store::{
+        Appeared,
+        mongo::{
+            cursor::{
+                START, lease_deadlines::LeaseDeadlines, open_claims::OpenClaims, prefetch::Ahead,
+            },
+            schema::item::Stored,
         },
-        schema::item::Stored,
     },
 };
 
@@ -70,6 +73,21 @@ pub(crate) struct Head {
     pub(crate) deep: AtomicBool,
     /// The ordering key up to which turns were repaired; `None`: the next repair begins anew.
     pub(crate) repaired: Mutex<Option<String>>,
+    /// One reserve at a time: the marks of two would get mixed up.
+    pub(crate) turn: tokio::sync::Mutex<()>,
+    /// Who consumes the queue here.
+    pub(crate) consumed: Mutex<Consumed>,
+    /// It was asked for since unused heads were dropped last.
+    pub(crate) recently_used: AtomicBool,
+}
+
+/// Who consumes a queue here.
+#[derive(Default)]
+pub(crate) struct Consumed {
+    /// How many hand out its items.
+    pub(crate) handles: usize,
+    /// The queue's group, once something was asked of it.
+    pub(crate) group: Option<GroupName>,
 }
 
 /// What a find should look at.
@@ -112,6 +130,9 @@ impl Head {
             claims: OpenClaims::new(),
             repaired: Mutex::default(),
             deep: AtomicBool::new(false),
+            turn: tokio::sync::Mutex::default(),
+            consumed: Mutex::default(),
+            recently_used: AtomicBool::new(false),
         }
     }
 
@@ -199,8 +220,12 @@ impl Head {
     }
 
     /// A hint, of unknown levels.
-    pub(crate) fn look_again(&self, since: Option<Timestamp>) {
-        let since = since.map_or(START, |since| since.0 - UNCERTAINTY);
+    pub(crate) fn appeared(&self, appeared: Appeared) {
+        let since = match appeared {
+            Appeared::Nothing => return,
+            Appeared::Since(since) => since.0 - UNCERTAINTY,
+            Appeared::FromStart => START,
+        };
         let used = {
             let mut state = self.state.lock();
             state.reread = true;
@@ -262,9 +287,11 @@ mod tests {
         assert_eq!(head.look().marks[3], 150);
         head.seen(&[Seen { level: 3, mark: 500 }]);
         assert_eq!(head.look().marks[3], 500);
-        head.look_again(Some(Timestamp(400)));
+        head.appeared(Appeared::Since(Timestamp(400)));
         assert_eq!(head.look().marks[3], 400 - UNCERTAINTY);
-        head.look_again(None);
+        head.appeared(Appeared::Nothing);
+        assert_eq!(head.look().marks[3], 400 - UNCERTAINTY);
+        head.appeared(Appeared::FromStart);
         assert_eq!(head.look().marks[3], START);
     }
 }

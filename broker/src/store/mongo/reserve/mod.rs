@@ -2,6 +2,7 @@
 
 pub(super) mod claims;
 pub(super) mod ended;
+pub(super) mod handle;
 pub(super) mod lapse;
 pub(super) mod next_eligible;
 pub(super) mod scan;
@@ -23,7 +24,7 @@ use crate::{
         Reserved, Result,
         mongo::{
             Inner,
-            cursor::lease_cache::Issue,
+            cursor::{lease_cache::Issue, watermarks::Head},
             reserve::{
                 claims::{Claim, Handover, as_read},
                 ended::Failed,
@@ -50,6 +51,7 @@ const CLEARING: Duration = Duration::from_millis(100);
 /// Reserves items from the head of the queue.
 pub(super) async fn reserve(
     inner: &Arc<Inner>,
+    head: &Arc<Head>,
     queue: &Arc<Queue>,
     wants: &[Demand],
 ) -> Result<Handover> {
@@ -59,9 +61,8 @@ pub(super) async fn reserve(
         return Ok(answer);
     }
     let group = inner.group(&queue.group).await?;
-    let head = inner.head(&queue.name);
     head.claims.resolved().await?;
-    let place = Place { inner, group: &group, head: &head, queue };
+    let place = Place { inner, group: &group, head, queue };
     let mut sweep = head.sweep_due(false);
     let begun = Instant::now();
     // Rounds that find nothing but what must be removed are not the caller's concern, within reason.

@@ -6,6 +6,7 @@ use crate::{
         Result,
         mongo::{
             Inner,
+            cursor::watermarks::Head,
             priorities::{first_between, in_index},
             reserve::lapse::Leases,
             schema::layout::READY_END,
@@ -16,12 +17,12 @@ use crate::{
 /// When the first item that was not eligible at `after` becomes so, or its lease ends.
 pub(crate) async fn next_eligible(
     inner: &Inner,
+    head: &Head,
     queue: &QueueName,
     group: &GroupName,
     after: Timestamp,
 ) -> Result<Option<Timestamp>> {
     let group = inner.group(group).await?;
-    let head = inner.head(queue);
     let mut used = head.look_used();
     if used.is_empty() {
         used = in_index(inner, group.items.name(), queue).await?;
@@ -29,7 +30,7 @@ pub(crate) async fn next_eligible(
     }
     let delayed =
         first_between(inner, group.items.name(), queue, used, (after.0 + 1, READY_END)).await?;
-    let leases = Leases { inner, group: &group, head: &head, queue, used };
+    let leases = Leases { inner, group: &group, head, queue, used };
     let leased = leases.first(inner.now()).await?;
     Ok(delayed.map(Timestamp).into_iter().chain(leased).min())
 }

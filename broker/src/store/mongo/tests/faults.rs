@@ -60,10 +60,10 @@ impl Server {
     }
 
     /// A broker on this server, known to it by this name.
-    async fn open(&self, clock: &Arc<Clock>, name: &str) -> MongoStore {
+    async fn open(&self, clock: &Arc<Clock>, name: &str) -> Broker<MongoStore> {
         let uri = format!("mongodb://127.0.0.1:{}/?replicaSet=rs0&appName={name}", self.port);
         let options = MongoOptions { clock: clock.clone(), discipline: false, pool_size: 16 };
-        MongoStore::connect(&uri, "test", options).await.expect("a store")
+        connected(&uri, "test", options).await
     }
 
     /// What commands of this name meet: on the items alone, and of one broker alone if `data` names it.
@@ -126,7 +126,7 @@ fn held_up(time: Duration) -> Document {
 }
 
 /// Takes items until there are so many; reserves that are refused are tried again.
-async fn take_all(store: &MongoStore, queue: &Arc<Queue>, count: usize) -> Vec<Delivery> {
+async fn take_all(store: &Broker<MongoStore>, queue: &Arc<Queue>, count: usize) -> Vec<Delivery> {
     let limit = std::time::Instant::now() + Duration::from_secs(30);
     let mut taken = Vec::new();
     while taken.len() < count {

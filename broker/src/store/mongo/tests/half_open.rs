@@ -78,10 +78,10 @@ impl Proxy {
     }
 
     /// A broker that reaches the server this way alone.
-    async fn open(&self, clock: &Arc<Clock>, database: &str) -> MongoStore {
+    async fn open(&self, clock: &Arc<Clock>, database: &str) -> Broker<MongoStore> {
         let uri = format!("mongodb://{}/?directConnection=true&appName=proxied", self.address);
         let options = MongoOptions { clock: clock.clone(), discipline: false, pool_size: 16 };
-        MongoStore::connect(&uri, database, options).await.unwrap()
+        connected(&uri, database, options).await
     }
 
     /// All connections there are lead nowhere from now on; new ones are fine.

@@ -4,10 +4,10 @@ use mongodb::bson::{Document, doc};
 
 use super::*;
 use crate::{
-    domain::{Delivery, NewItem, Priority},
+    domain::{Delivery, Demand, NewItem, Priority},
     store::{
-        self, RollbackTo,
-        conformance::{Env, conformance},
+        self, Appeared, RollbackTo,
+        conformance::{Broker, Env, conformance},
     },
 };
 
@@ -37,9 +37,9 @@ impl Scratch {
         Self { uri: uri(), name: format!("sluicegate_test_{:016x}", rand::random::<u64>()) }
     }
 
-    async fn open(&self, clock: &Arc<Clock>) -> MongoStore {
+    async fn open(&self, clock: &Arc<Clock>) -> Broker<MongoStore> {
         let options = MongoOptions { clock: clock.clone(), discipline: false, pool_size: 16 };
-        MongoStore::connect(&self.uri, &self.name, options).await.expect("a store")
+        connected(&self.uri, &self.name, options).await
     }
 }
 
@@ -60,18 +60,31 @@ impl Drop for Scratch {
     }
 }
 
+async fn connected(uri: &str, database: &str, options: MongoOptions) -> Broker<MongoStore> {
+    Broker::new(Arc::new(MongoStore::connect(uri, database, options).await.expect("a store")))
+}
+
 async fn open() -> Env {
     let scratch = Scratch::new();
     let clock = Arc::new(Clock::system());
-    let store = Arc::new(scratch.open(&clock).await);
-    let other = Arc::new(scratch.open(&clock).await);
-    Env::new(store, other, clock, scratch)
+    let store = Arc::clone(scratch.open(&clock).await.store());
+    let other = Arc::clone(scratch.open(&clock).await.store());
+    let inner = Arc::clone(&store.inner);
+    let upkeep = move || {
+        let inner = Arc::clone(&inner);
+        async move { upkeep::round(&inner).await }
+    };
+    Env::new(store, other, clock, upkeep, scratch)
 }
 
 conformance!(super::open);
 
 /// Several brokers on one database, each with a clock of its own or all with one.
-async fn brokers(scratch: &Scratch, clock: &Arc<Clock>, count: usize) -> Vec<Arc<MongoStore>> {
+async fn brokers(
+    scratch: &Scratch,
+    clock: &Arc<Clock>,
+    count: usize,
+) -> Vec<Arc<Broker<MongoStore>>> {
     let mut stores = Vec::new();
     for _ in 0..count {
         stores.push(Arc::new(scratch.open(clock).await));
@@ -105,7 +118,11 @@ fn want(max_items: usize, lease: Duration) -> Demand {
 
 const LEASE: Duration = Duration::from_secs(30);
 
-pub(super) async fn take(store: &MongoStore, queue: &Arc<Queue>, count: usize) -> Vec<Delivery> {
+pub(super) async fn take(
+    store: &Broker<MongoStore>,
+    queue: &Arc<Queue>,
+    count: usize,
+) -> Vec<Delivery> {
     let reserved = store.reserve(queue, &[want(count, LEASE)]).await.unwrap();
     reserved.deliveries.into_iter().map(|(_, delivery)| delivery).collect()
 }
@@ -220,8 +237,9 @@ async fn the_watermark_passes_what_is_gone_and_nothing_else() {
     let to = RollbackTo::Queue { eligible_time: since, attempt: 1, undelivered: false };
     let back = Rollback { held: held(&queue, &first[5]), to, reason: None };
     assert_eq!(stores[1].rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
-    stores[0].look_again(&queue.name, Some(since));
-    assert_eq!(take(&stores[0], &queue, 1).await[0].item.id, first[5].item.id);
+    let demands = [want(1, LEASE)];
+    let reserve = stores[0].reserve_hearing(&queue, &demands, Appeared::Since(since));
+    assert_eq!(reserve.await.unwrap().deliveries[0].1.item.id, first[5].item.id);
     assert_eq!(take(&stores[0], &queue, 100).await.len(), 50);
 }
 
@@ -296,7 +314,7 @@ async fn brokers_whose_clocks_differ_by_ten_minutes_agree() {
         let clock = Arc::new(Clock::system());
         clock.advance(Duration::from_secs(ahead));
         let options = MongoOptions { clock, ..MongoOptions::default() };
-        stores.push(MongoStore::connect(&scratch.uri, &scratch.name, options).await.unwrap());
+        stores.push(connected(&scratch.uri, &scratch.name, options).await);
     }
     let apart = (stores[0].now().0 - stores[1].now().0).abs();
     assert!(apart < 1_000, "{apart} ms apart");
@@ -333,7 +351,8 @@ async fn a_broker_that_dies_leaves_its_items_to_the_next() {
     drop(dying);
     let next = scratch.open(&clock).await;
     assert!(take(&next, &queue, 3).await.is_empty());
-    assert_eq!(next.repair(&queue).await.unwrap(), 1);
+    upkeep::round(&next.inner).await;
+    assert_eq!(next.unblocked().await, std::slice::from_ref(&queue.name));
     let taken = take(&next, &queue, 3).await;
     assert_eq!(taken[0].item.payload, "1");
     drop(next);
@@ -477,8 +496,9 @@ async fn a_late_item_follows_its_queue_into_another_group() {
     let end = std::time::Instant::now() + Duration::from_secs(20);
     while taken.len() < 2 {
         assert!(std::time::Instant::now() < end, "found only {taken:?}");
-        stores[0].look_again(&new.name, None);
-        taken.extend(take(&stores[0], &new, 10).await);
+        let demands = [want(10, LEASE)];
+        let reserve = stores[0].reserve_hearing(&new, &demands, Appeared::FromStart);
+        taken.extend(reserve.await.unwrap().deliveries.into_iter().map(|(_, delivery)| delivery));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let mut ids: Vec<ItemId> = taken.iter().map(|delivery| delivery.item.id).collect();
@@ -557,7 +577,8 @@ async fn a_repair_looks_at_so_many_items_at_a_time() {
     let items = store.database().collection::<Document>("items.default");
     let last = doc! { "q": "q", "turn": format!("{:05}", KEYS - 1) };
     assert_eq!(items.delete_one(last).await.unwrap().deleted_count, 1);
-    assert_eq!(store.repair(&queue).await.unwrap(), 0);
-    assert_eq!(store.repair(&queue).await.unwrap(), 1);
-    assert_eq!(store.repair(&queue).await.unwrap(), 0, "from the start again");
+    let repair = || upkeep::repair(&store.inner, &queue.name, &queue.group);
+    assert_eq!(repair().await.unwrap(), 0);
+    assert_eq!(repair().await.unwrap(), 1);
+    assert_eq!(repair().await.unwrap(), 0, "from the start again");
 }

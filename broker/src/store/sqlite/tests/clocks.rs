@@ -36,7 +36,11 @@ async fn a_restart_with_the_clock_back_by_minutes_hides_nothing() {
     drop(store);
 
     let store = open_at(&path, &stepped(-10 * 60_000));
-    let reserved = store.reserve(&queue, &[want(MINUTE)]).await.unwrap();
+    let reserved = store
+        .reserver(&queue.name)
+        .reserve(&queue, &[want(MINUTE)], Appeared::Nothing)
+        .await
+        .unwrap();
     assert_eq!(reserved.deliveries.len(), 1);
     assert_eq!(reserved.deliveries[0].1.item.payload, "now");
     assert_eq!(store.depth(&queue).await.unwrap().delayed, 1);
@@ -60,7 +64,11 @@ async fn a_restart_with_the_clock_back_by_years_brings_all_times_back() {
     let clock = stepped(0);
     let store = open_at(&path, &clock);
     assert!(store.now().until(clock.now()) < MINUTE && clock.now().until(store.now()) < MINUTE);
-    let reserved = store.reserve(&queue, &[want(MINUTE)]).await.unwrap();
+    let reserved = store
+        .reserver(&queue.name)
+        .reserve(&queue, &[want(MINUTE)], Appeared::Nothing)
+        .await
+        .unwrap();
     assert_eq!(reserved.deliveries.len(), 1);
     let depth = store.depth(&queue).await.unwrap();
     assert_eq!((depth.reserved, depth.delayed), (1, 2));
@@ -80,14 +88,26 @@ async fn a_clock_set_back_hides_no_ready_item_and_shortens_no_lease() {
     store.push(vec![push_of(&queue, "first"), push_of(&queue, "second")]).await.unwrap();
     let one = Demand { max_items: 1, ..want(MINUTE) };
     assert_eq!(
-        store.reserve(&queue, std::slice::from_ref(&one)).await.unwrap().deliveries.len(),
+        store
+            .reserver(&queue.name)
+            .reserve(&queue, std::slice::from_ref(&one), Appeared::Nothing)
+            .await
+            .unwrap()
+            .deliveries
+            .len(),
         1
     );
 
     clock.step_machine(-10 * 60_000);
     let before = store.now();
     assert_eq!(
-        store.reserve(&queue, std::slice::from_ref(&one)).await.unwrap().deliveries.len(),
+        store
+            .reserver(&queue.name)
+            .reserve(&queue, std::slice::from_ref(&one), Appeared::Nothing)
+            .await
+            .unwrap()
+            .deliveries
+            .len(),
         1
     );
     assert_eq!(store.depth(&queue).await.unwrap().reserved, 2);
@@ -110,5 +130,14 @@ async fn a_clock_set_forward_is_followed_without_a_restart() {
     store.push(vec![later]).await.unwrap();
     assert_eq!(store.depth(&queue).await.unwrap().delayed, 1);
     clock.step_machine(11 * 60_000);
-    assert_eq!(store.reserve(&queue, &[want(MINUTE)]).await.unwrap().deliveries.len(), 1);
+    assert_eq!(
+        store
+            .reserver(&queue.name)
+            .reserve(&queue, &[want(MINUTE)], Appeared::Nothing)
+            .await
+            .unwrap()
+            .deliveries
+            .len(),
+        1
+    );
 }

@@ -9,7 +9,8 @@ use crate::store::sqlite::check;
 async fn drain(store: &SqliteStore, queue: &Arc<Queue>) -> Result<(BTreeSet<String>, u64)> {
     let (mut payloads, mut damaged) = (BTreeSet::new(), 0);
     loop {
-        let reserved = store.reserve(queue, &[want()]).await?;
+        let reserved =
+            store.reserver(&queue.name).reserve(queue, &[want()], Appeared::Nothing).await?;
         damaged += reserved.damaged;
         for (_, delivery) in &reserved.deliveries {
             payloads.insert(String::from_utf8_lossy(&delivery.item.payload).into_owned());
@@ -21,7 +22,7 @@ async fn drain(store: &SqliteStore, queue: &Arc<Queue>) -> Result<(BTreeSet<Stri
 }
 
 async fn change(store: &SqliteStore, sql: &'static str) {
-    assert_eq!(store.write(move |tx| tx.conn.execute(sql, [])).await.unwrap(), 1);
+    assert_eq!(store.inner.write(move |tx| tx.conn.execute(sql, [])).await.unwrap(), 1);
 }
 
 /// The file with each of many bytes flipped in turn.
@@ -37,6 +38,7 @@ async fn no_flipped_byte_is_served_as_good() {
     let good: BTreeSet<String> = (10..40).map(payload).collect();
     assert_eq!(drain(&store, &queue).await.unwrap(), (good.clone(), 0));
     store
+        .inner
         .write(|tx| tx.conn.execute(r#"UPDATE items SET lock = NULL, "when" = created"#, []))
         .await
         .unwrap();
@@ -81,7 +83,7 @@ async fn a_damaged_item_is_set_aside_and_its_queue_and_key_go_on() {
 
     let (served, damaged) = drain(&store, &queue).await.unwrap();
     assert_eq!((served, damaged), (BTreeSet::from(["b".to_owned()]), 1));
-    let kept = store.read(|view| {
+    let kept = store.inner.read(|view| {
         let sql = "SELECT id, queue, payload FROM damaged";
         view.conn.query_row(sql, [], |row| {
             Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?, row.get::<_, Vec<u8>>(2)?))
@@ -154,7 +156,8 @@ async fn a_move_keeps_an_item_as_good_or_damaged_as_it_is() {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
     let queue = queue(&store);
     store.push(["a", "b"].map(|payload| push_of(&queue, payload)).into()).await.unwrap();
-    let reserved = store.reserve(&queue, &[want()]).await.unwrap();
+    let reserved =
+        store.reserver(&queue.name).reserve(&queue, &[want()], Appeared::Nothing).await.unwrap();
     change(&store, "UPDATE items SET payload = x'00' WHERE id = 1").await;
     let moves = reserved.deliveries.into_iter().map(|(_, delivery)| Move {
         held: Held { queue: queue.clone(), receipt: delivery.receipt },

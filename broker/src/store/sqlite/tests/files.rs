@@ -161,7 +161,7 @@ async fn the_mark_claims_no_more_than_what_is_synced() {
     store.push(vec![push_of(&queue, "x")]).await.unwrap();
     let before = mark::read(&path).unwrap().unwrap();
     let (hold, go) = hold_up(&store);
-    let change = store.writer.call(Kind::Reserve, |tx| {
+    let change = store.inner.writer.call(Kind::Reserve, |tx| {
         tx.conn.execute("UPDATE meta SET value = 1 WHERE key = 'pinged'", [])
     });
     let release = async { go.send(()).unwrap() };
@@ -182,7 +182,7 @@ async fn space_goes_back_to_the_disk() {
         store.push(vec![push_of(&queue, &large)]).await.unwrap();
     }
     let pages = || {
-        store.read(|view| {
+        store.inner.read(|view| {
             view.conn.pragma_query_value(None, "page_count", |row| row.get::<_, i64>(0))
         })
     };

@@ -16,7 +16,7 @@ async fn fill(path: &Path) -> BTreeSet<String> {
     settings.retention = Duration::from_hours(1);
     let queue = Arc::new(settings);
     store.push(vec![push_of(&queue, "processed")]).await.unwrap();
-    let reserved = store.reserve(&queue, &[want()]).await.unwrap();
+    let reserved = store.reserver(&queue.name).reserve(&queue, &[want()], Appeared::Nothing).await.unwrap();
     let receipt = reserved.deliveries[0].1.receipt.clone();
     store.commit(vec![Held { queue: queue.clone(), receipt }]).await.unwrap();
     let pushes = (0..1_500).map(|n| {
@@ -48,7 +48,7 @@ async fn serve_all(store: &SqliteStore, what: &str) -> Vec<String> {
     let (queue, mut served) = (queue(store), Vec::new());
     loop {
         let wants = [Demand { max_items: 1_000, ..want() }];
-        let reserved = repeated(what, async || store.reserve(&queue, &wants).await).await;
+        let reserved = repeated(what, async || store.reserver(&queue.name).reserve(&queue, &wants, Appeared::Nothing).await).await;
         if reserved.deliveries.is_empty() && !reserved.more {
             return served;
         }
@@ -112,6 +112,7 @@ async fn a_flipped_bit_in_an_index_hides_no_item_and_stops_no_queue() {
 async fn keep_index(store: &SqliteStore, keep: bool) {
     let condition = if keep { "" } else { " AND id < 0" };
     store
+        .inner
         .write(move |tx| {
             tx.conn.execute_batch(&format!(
                 r#"PRAGMA writable_schema = ON;
@@ -183,9 +184,9 @@ async fn a_turn_that_was_lost_to_a_damaged_index_is_given_to_the_next_item() {
         push
     });
     store.push(pushes.into()).await.unwrap();
-    store.write(|tx| tx.conn.execute("DELETE FROM items WHERE id = 1", [])).await.unwrap();
+    store.inner.write(|tx| tx.conn.execute("DELETE FROM items WHERE id = 1", [])).await.unwrap();
     assert!(serve_all(&store, "nobody has the turn").await.is_empty());
-    let queues = store.write(|tx| order::restore_turns(tx)).await.unwrap();
+    let queues = store.inner.write(|tx| order::restore_turns(tx)).await.unwrap();
     assert_eq!(queues, BTreeSet::from(["q".to_owned()]));
     assert_eq!(serve_all(&store, "the others").await, ["b", "c"]);
 }

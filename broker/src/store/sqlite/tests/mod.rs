@@ -21,7 +21,12 @@ const NO_SWEEP: Duration = Duration::from_hours(1);
 fn env(uri: &str, guard: impl std::any::Any + Send + Sync) -> Env {
     let clock = Arc::new(Clock::system());
     let store = Arc::new(SqliteStore::open_with(uri, clock.clone(), NO_SWEEP).unwrap());
-    Env::new(store.clone(), store, clock, guard)
+    let inner = store.inner.clone();
+    let upkeep = move || {
+        let inner = inner.clone();
+        async move { while inner.write(sweep::chunk).await.unwrap() {} }
+    };
+    Env::new(store.clone(), store, clock, upkeep, guard)
 }
 
 fn file() -> (TempDir, PathBuf) {
@@ -70,7 +75,7 @@ fn checked(path: &Path) -> check::Report {
 /// A call that the writer is busy with, alone in its transaction, until it is told to go on.
 fn hold_up(store: &SqliteStore) -> (impl Future<Output = bool> + '_, Sender<()>) {
     let ((go, gone), (begin, begun)) = (channel::<()>(), channel::<()>());
-    let hold = store.write(move |_| Ok(begin.send(()).is_ok() && gone.recv().is_ok()));
+    let hold = store.inner.write(move |_| Ok(begin.send(()).is_ok() && gone.recv().is_ok()));
     let mut hold = Box::pin(hold);
     assert!(hold.as_mut().now_or_never().is_none(), "it is under way now");
     begun.recv().expect("a writer at work");
@@ -228,8 +233,8 @@ async fn the_sweep_removes_what_has_expired_and_wakes_who_waited() {
     pushes.push(push("second", None, "k", ""));
     store.push(pushes).await.unwrap();
     clock.advance(Duration::from_secs(11));
-    while store.write(sweep::chunk).await.unwrap() {}
-    let counts = store.read(|view| {
+    while store.inner.write(sweep::chunk).await.unwrap() {}
+    let counts = store.inner.read(|view| {
         let count = |table| {
             let sql = format!("SELECT count(*) FROM {table}");
             view.conn.query_row(&sql, [], |row| row.get::<_, i64>(0))
@@ -244,7 +249,7 @@ async fn the_sweep_removes_what_has_expired_and_wakes_who_waited() {
 #[tokio::test]
 async fn the_hand_out_reads_no_more_than_it_takes() {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
-    let plan = store.read(|view| {
+    let plan = store.inner.read(|view| {
         let mut plan = view.conn.prepare(
             r#"EXPLAIN QUERY PLAN SELECT id, payload FROM items INDEXED BY handout
                WHERE queue = 'q' AND priority = 0 AND "when" <= 5 ORDER BY "when", id"#,

@@ -11,11 +11,11 @@ async fn remember(store: &SqliteStore, queue: &Arc<Queue>, count: usize) {
         push
     });
     store.push(pushes.collect()).await.unwrap();
-    store.write(|tx| tx.conn.execute("DELETE FROM items", [])).await.unwrap();
+    store.inner.write(|tx| tx.conn.execute("DELETE FROM items", [])).await.unwrap();
 }
 
 async fn count(store: &SqliteStore, table: &'static str) -> i64 {
-    let count = store.read(move |view| {
+    let count = store.inner.read(move |view| {
         view.conn.query_row(&format!("SELECT count(*) FROM {table}"), [], |row| row.get(0))
     });
     count.await.unwrap()
@@ -23,7 +23,7 @@ async fn count(store: &SqliteStore, table: &'static str) -> i64 {
 
 /// Rows that each transaction of the writer has changed, of those that changed many.
 async fn largest_step(store: &SqliteStore, job: impl Future<Output = ()>) -> u64 {
-    let changes = || store.write(|tx| Ok(tx.conn.total_changes()));
+    let changes = || store.inner.write(|tx| Ok(tx.conn.total_changes()));
     let mut last = changes().await.unwrap();
     let mut largest = 0;
     let mut job = std::pin::pin!(job);
@@ -70,7 +70,7 @@ async fn a_step_of_a_purge_is_small_in_bytes_too() {
     }
     let name = queue.clone();
     let first = move |tx: &Tx<'_>| admin::purge_chunk(tx, &name, i64::MAX, Purge::Everything);
-    assert_eq!(store.write(first).await.unwrap().0, 6);
+    assert_eq!(store.inner.write(first).await.unwrap().0, 6);
     assert_eq!(store.purge(&queue).await.unwrap(), 6);
     assert_eq!(store.depth(&queue).await.unwrap().ready, 0);
 }
@@ -90,6 +90,7 @@ async fn a_deletion_that_was_cut_short_leaves_a_queue_that_works() {
     store.push(pushes.collect()).await.unwrap();
     let name = queue.clone();
     store
+        .inner
         .write(move |tx| admin::purge_chunk(tx, &name, i64::MAX, Purge::Everything))
         .await
         .unwrap();
@@ -118,7 +119,7 @@ async fn what_a_sweep_unblocks_is_told() {
     assert!(store.unblocked().now_or_never().is_none());
     clock.advance(Duration::from_secs(11));
     let unblocked = store.unblocked();
-    assert!(!store.write(sweep::chunk).await.unwrap());
+    assert!(!store.inner.write(sweep::chunk).await.unwrap());
     assert_eq!(unblocked.await, std::slice::from_ref(&queue.name));
 }
 

@@ -5,7 +5,7 @@ use super::*;
 /// The connection's `synchronous` in the transaction of a call of this kind.
 async fn synchronous(store: &SqliteStore, kind: Kind) -> i64 {
     let level = |tx: &Tx<'_>| tx.conn.pragma_query_value(None, "synchronous", |row| row.get(0));
-    store.writer.call(kind, level).await.unwrap()
+    store.inner.writer.call(kind, level).await.unwrap()
 }
 
 #[tokio::test]
@@ -36,7 +36,7 @@ async fn a_reserve_is_synced_soon_even_if_nothing_follows() {
     let queue = queue(&store);
     store.push(vec![push_of(&queue, "x")]).await.unwrap();
     let pinged = || {
-        store.read(|view| {
+        store.inner.read(|view| {
             let sql = "SELECT value FROM meta WHERE key = 'pinged'";
             view.conn.query_row(sql, [], |row| row.get::<_, i64>(0))
         })
@@ -49,7 +49,7 @@ async fn a_reserve_is_synced_soon_even_if_nothing_follows() {
         lease: Duration::from_secs(9),
         consumer: None,
     };
-    assert_eq!(store.reserve(&queue, &[want]).await.unwrap().deliveries.len(), 1);
+    assert_eq!(store.reserver(&queue.name).reserve(&queue, &[want], Appeared::Nothing).await.unwrap().deliveries.len(), 1);
     // The write that takes the reserve with it.
     while pinged().await.unwrap() == 0 {
         tokio::task::yield_now().await;
@@ -64,7 +64,7 @@ async fn a_flood_of_pushes_leaves_room_to_others() {
     let batch = || store.push((0..1_000).map(|_| push_of(&queue, "x")).collect());
     let pushes = futures_util::future::join_all((0..4).map(|_| batch()));
     // Asked for after all of them, answered after the first.
-    let count = store.writer.call(Kind::Reserve, |tx| {
+    let count = store.inner.writer.call(Kind::Reserve, |tx| {
         tx.conn.query_row("SELECT count(*) FROM items", [], |row| row.get::<_, i64>(0))
     });
     let release = async { go.send(()).unwrap() };
@@ -78,7 +78,7 @@ async fn a_flood_of_pushes_leaves_room_to_others() {
 async fn commits_are_synced() {
     let (_folder, path) = file();
     let store = open(&path).unwrap();
-    let pragmas = store.write(|tx| {
+    let pragmas = store.inner.write(|tx| {
         let synchronous: i64 = tx.conn.pragma_query_value(None, "synchronous", |row| row.get(0))?;
         let journal: String = tx.conn.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
         Ok((synchronous, journal))
@@ -102,7 +102,7 @@ async fn a_full_disk_is_told_to_all_and_leaves_the_store_whole() {
             tx.conn.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))
         }
     };
-    store.write(limit(0)).await.unwrap();
+    store.inner.write(limit(0)).await.unwrap();
     let large = "x".repeat(100_000);
     let calls = (0..8).map(|_| store.push(vec![push_of(&queue, &large)]));
     for answer in futures_util::future::join_all(calls).await {
@@ -117,13 +117,13 @@ async fn a_full_disk_is_told_to_all_and_leaves_the_store_whole() {
         lease: Duration::from_secs(9),
         consumer: None,
     };
-    let reserved = store.reserve(&queue, &[want]).await.unwrap();
+    let reserved = store.reserver(&queue.name).reserve(&queue, &[want], Appeared::Nothing).await.unwrap();
     let held = Held { queue: queue.clone(), receipt: reserved.deliveries[0].1.receipt.clone() };
     let both = store.commit_and_push(held.clone(), vec![push_of(&queue, "y")]).await;
     assert!(matches!(both, Err(StoreError::Full { .. })), "{both:?}");
     assert_eq!(store.commit(vec![held]).await.unwrap(), [Outcome::Ok]);
     assert_eq!(store.depth(&queue).await.unwrap().reserved, 0);
-    store.write(limit(1_000_000)).await.unwrap();
+    store.inner.write(limit(1_000_000)).await.unwrap();
     // Pushes are taken again once somebody has looked.
     let mut answer = store.push(vec![push_of(&queue, &large)]).await;
     while matches!(answer, Err(StoreError::Full { .. })) {
@@ -140,9 +140,9 @@ async fn a_call_that_fails_spoils_no_other_of_its_group() {
     let queue = queue(&store);
     // All of these are sent before the writer, held up by the first, looks for more.
     let (go, gone) = std::sync::mpsc::channel::<()>();
-    let hold = store.write(move |_| Ok(gone.recv().is_ok()));
+    let hold = store.inner.write(move |_| Ok(gone.recv().is_ok()));
     let before = store.push(vec![push_of(&queue, "before")]);
-    let failing = store.write(|tx| {
+    let failing = store.inner.write(|tx| {
         tx.conn.execute("INSERT INTO counters VALUES ('spoilt', 1)", [])?;
         tx.conn.execute("INSERT INTO no_such_table VALUES (1)", [])
     });
@@ -152,7 +152,7 @@ async fn a_call_that_fails_spoils_no_other_of_its_group() {
     assert!(hold.unwrap() && before.is_ok() && after.is_ok());
     assert!(matches!(failing, Err(StoreError::Internal { .. })), "{failing:?}");
     assert_eq!(store.depth(&queue).await.unwrap().ready, 2);
-    let spoilt = store.read(|view| {
+    let spoilt = store.inner.read(|view| {
         view.conn.query_row("SELECT count(*) FROM counters", [], |row| row.get::<_, i64>(0))
     });
     assert_eq!(spoilt.await.unwrap(), 0);

@@ -20,12 +20,12 @@ use super::{
         space, sweep,
         tx::{Tx, View},
     },
-    Unblocked,
     line::{Job, Kind, Line},
 };
 use crate::{
     domain::{Clock, QueueName},
     metrics::Metrics,
+    store::unblocked::Unblocked,
 };
 
 /// How often a step is taken to give space back, while there is some to give.
@@ -158,7 +158,7 @@ impl Desk {
     fn tell(&self, unblocked: &BTreeSet<String>) {
         if !unblocked.is_empty() {
             let queues = unblocked.iter().filter_map(|name| QueueName::parse("queue", name).ok());
-            self.tell_unblocked.add(queues.collect());
+            self.tell_unblocked.add(queues);
         }
     }
 

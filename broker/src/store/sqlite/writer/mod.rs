@@ -18,17 +18,14 @@ mod line;
 
 use std::{
     cell::{Cell, RefCell},
-    collections::BTreeSet,
-    mem,
     sync::{Arc, OnceLock, atomic::AtomicBool, mpsc},
     thread,
     time::Duration,
 };
 
-use parking_lot::Mutex;
 use rusqlite::Connection;
 use tokio::{
-    sync::{Notify, Semaphore, oneshot},
+    sync::{Semaphore, oneshot},
     task::unconstrained,
 };
 
@@ -38,7 +35,7 @@ use self::{
     line::{Call, Job},
 };
 use super::{
-    super::{Result, StoreError},
+    super::{Result, StoreError, unblocked::Unblocked},
     clock,
     failure::{ended, failed},
     indexes::Upkeep,
@@ -48,37 +45,12 @@ use super::{
     tx::{Tx, View},
 };
 use crate::{
-    domain::{Clock, QueueName},
+    domain::Clock,
     metrics::Metrics,
 };
 
 /// Calls that may wait at once; more wait before they are queued.
 const MAX_WAITING: usize = 4_096;
-
-/// Queues in which items became ready by themselves, until somebody asks.
-#[derive(Debug, Default)]
-pub(super) struct Unblocked {
-    queues: Mutex<BTreeSet<QueueName>>,
-    some: Notify,
-}
-
-impl Unblocked {
-    fn add(&self, queues: BTreeSet<QueueName>) {
-        self.queues.lock().extend(queues);
-        self.some.notify_one();
-    }
-
-    /// Waits until there are some, and takes them.
-    pub(super) async fn take(&self) -> Vec<QueueName> {
-        loop {
-            let queues = mem::take(&mut *self.queues.lock());
-            if !queues.is_empty() {
-                return queues.into_iter().collect();
-            }
-            self.some.notified().await;
-        }
-    }
-}
 
 /// What the writer needs of its store.
 pub(super) struct Station {
