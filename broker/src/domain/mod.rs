@@ -3,6 +3,7 @@
 //!
 //! Values here are parsed and checked once, at the edge; past it nothing is checked twice.
 
+mod admission;
 mod assign;
 mod failure;
 mod id;
@@ -16,6 +17,7 @@ mod schedule;
 mod signal;
 mod time;
 
+pub use admission::{AtHead, Triage};
 pub use assign::{Demand, ItemSize, MAX_MESSAGE_BYTES, assign};
 pub use failure::{AtLimit, Cause, FailureDefaults, Fate, LimitReason};
 pub use id::{IdSource, ItemId, LeaseToken};

@@ -24,22 +24,21 @@ pub(super) fn push(tx: &Tx<'_>, items: &[Push]) -> rusqlite::Result<Vec<Pushed>>
 fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::Result<Pushed> {
     let Push { queue, item, producer, dedup_window } = push;
     let name = queue.name.as_str();
-    let window = dedup_window.unwrap_or(queue.dedup_window);
-    let remember = !item.dedup_id.is_empty() && !window.is_zero();
-    if remember && let Some((id, sequence)) = first_of(tx, name, &item.dedup_id)? {
+    let remember = item.remembered_until(queue, *dedup_window, tx.now).filter(|end| *end > tx.now);
+    if remember.is_some()
+        && let Some((id, sequence)) = first_of(tx, name, &item.dedup_id)? {
         return Ok(Pushed { id, deduplicated: true, sequence, eligible_time: None });
     }
 
     let row = tx.next_row();
     let key = some(&item.ordering_key);
-    let own = item.eligible_time.map_or(tx.now + item.delay, |time| time.max(tx.now));
+    let own = item.eligible_from(tx.now);
     let blocked = match key {
         Some(key) => order::must_wait(tx, &queue.name, key, row)?,
         None => false,
     };
     let sequence = order::stamp(tx, queue, key.is_some())?;
     let (when, blocked) = if blocked { (None, Some(own.0)) } else { (Some(own.0), None) };
-    let ttl = item.ttl.or(queue.default_ttl);
     let (content_type, headers) = (some(&item.content_type), headers_json(&item.headers));
     let texts = [key, content_type, headers.as_deref()].map(|text| text.map(str::as_bytes));
     let sum = checksum(row, texts, &item.payload);
@@ -56,14 +55,14 @@ fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::R
         headers,
         tx.now.0,
         blocked,
-        ttl.map(|ttl| (tx.now + ttl).0),
+        item.expires(queue, tx.now).map(Timestamp::millis),
         item.payload.as_ref(),
         sum,
     ])?;
-    if remember {
+    if let Some(until) = remember {
         tx.conn
             .prepare_cached("INSERT OR REPLACE INTO dedup VALUES (?1, ?2, ?3, ?4, ?5)")?
-            .execute(params![name, item.dedup_id, row, sequence, (tx.now + window).0])?;
+            .execute(params![name, item.dedup_id, row, sequence, until.0])?;
     }
     Ok(Pushed {
         id: tx.item_id(row),

@@ -1,6 +1,6 @@
 //! Reserve: from the head of a queue into consumers' hands.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use rusqlite::params;
 
@@ -13,8 +13,8 @@ use super::{
     tx::Tx,
 };
 use crate::domain::{
-    AtLimit, Cause, ConsumerName, Delivery, Demand, Fate, Item, ItemSize, ItemState, LeaseToken,
-    LimitReason, MAX_MESSAGE_BYTES, Priority, Queue, Receipt, Timestamp, assign,
+    AtHead, AtLimit, ConsumerName, Delivery, Demand, Item, ItemSize, ItemState, LeaseToken,
+    LimitReason, MAX_MESSAGE_BYTES, Priority, Queue, Receipt, Timestamp, Triage, assign,
 };
 
 /// Most items dealt in one call.
@@ -190,17 +190,14 @@ fn read_head(view: &Tx<'_>, queue: &Queue, wants: &[Demand]) -> rusqlite::Result
                 }
                 Err(error) => return Err(error),
             };
-            if stored.item.expire_time.is_some_and(|end| end <= view.now) {
-                head.expired.push(stored.row);
-            } else {
-                match fate(queue, &stored) {
-                    Fate::Limit { reason, failed_attempts } => {
-                        head.dead.push((stored.row, reason, failed_attempts));
-                    }
-                    Fate::Retry { attempt, .. } => {
-                        bytes = bytes.saturating_add(stored.item.payload.len());
-                        head.live.push((stored, attempt));
-                    }
+            match queue.triage(at_head(&stored), view.now) {
+                Triage::Expired => head.expired.push(stored.row),
+                Triage::AtLimit { reason, failed_attempts } => {
+                    head.dead.push((stored.row, reason, failed_attempts));
+                }
+                Triage::Live { attempt } => {
+                    bytes = bytes.saturating_add(stored.item.payload.len());
+                    head.live.push((stored, attempt));
                 }
             }
             // Large items are not all read into memory: each want may take one that exceeds it.
@@ -244,14 +241,10 @@ fn find_unreadable(
     Ok(None)
 }
 
-/// A lease that lapsed was an attempt that failed.
-fn fate(queue: &Queue, stored: &Stored) -> Fate {
-    let Item { attempt, deliveries, .. } = stored.item;
-    if stored.locked {
-        queue.fate(Cause::Lapse, attempt, deliveries.saturating_sub(stored.earlier), 0.0)
-    } else {
-        Fate::Retry { attempt, delay: Duration::ZERO }
-    }
+fn at_head(stored: &Stored) -> AtHead {
+    let Item { attempt, deliveries, expire_time, .. } = stored.item;
+    let (lapsed, earlier_deliveries) = (stored.locked, stored.earlier);
+    AtHead { expire_time, lapsed, attempt, deliveries, earlier_deliveries }
 }
 
 fn bury(tx: &Tx<'_>, queue: &Queue, place: &Place, failed_attempts: u32) -> rusqlite::Result<bool> {

@@ -21,7 +21,7 @@ use crate::{
             priorities,
             push::dedup::{First, key_of},
             schema::{
-                item::{Start, check, eligible_time, encode},
+                item::{Start, check, encode},
                 layout::{BY_ID, DEDUP, Group},
             },
             server::{
@@ -280,7 +280,7 @@ pub(super) fn stored(push: &Push, start: &Start) -> Pushed {
         id: start.id,
         deduplicated: false,
         sequence: start.sequence,
-        eligible_time: (!start.blocked).then(|| eligible_time(push, start.now)),
+        eligible_time: (!start.blocked).then(|| push.item.eligible_from(start.now)),
     }
 }
 
@@ -324,7 +324,7 @@ impl<'a> Marks<'a> {
         if start.blocked {
             return;
         }
-        let when = eligible_time(push, start.now).0;
+        let when = push.item.eligible_from(start.now).0;
         let level = push.item.priority.level();
         let place = self.0.entry((&push.queue.name, level)).or_insert(when);
         *place = when.min(*place);

@@ -17,8 +17,8 @@ use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 
 use crate::{
     domain::{
-        AtLimit, Cause, ConsumerName, Delivery, Demand, Fate, ItemId, ItemSize, ItemState,
-        LeaseToken, Queue, Receipt, Timestamp, assign,
+        AtLimit, ConsumerName, Delivery, Demand, ItemId, ItemSize, ItemState, LeaseToken, Queue,
+        Receipt, Timestamp, Triage, assign,
     },
     store::{
         Reserved, Result,
@@ -110,18 +110,17 @@ async fn hand_out(place: &Place<'_>, wants: &[Demand], mut found: Found) -> Resu
     let now = inner.now();
     let places = found.places();
     let (mut expired, mut dead, mut good) = (Vec::new(), Vec::new(), Vec::new());
-    let mut good_at = Vec::new();
+    // The attempt that each of the good ones would be, and its place.
+    let (mut attempts, mut good_at) = (Vec::new(), Vec::new());
     for (at, item) in std::mem::take(&mut found.items).into_iter().enumerate() {
-        if item.is_over(now) {
-            expired.push(item);
-            continue;
-        }
-        match lapsed_fate(queue, &item) {
-            Some(Fate::Limit { reason, failed_attempts }) => {
+        match queue.triage(item.at_head(), now) {
+            Triage::Expired => expired.push(item),
+            Triage::AtLimit { reason, failed_attempts } => {
                 dead.push(Failed { item, reason, attempts: failed_attempts });
             }
-            Some(Fate::Retry { .. }) | None => {
+            Triage::Live { attempt } => {
                 good.push(item);
+                attempts.push(attempt);
                 good_at.push(at);
             }
         }
@@ -139,7 +138,7 @@ async fn hand_out(place: &Place<'_>, wants: &[Demand], mut found: Found) -> Resu
     let (expired, at_limit, claimed) = futures_util::future::join3(
         ended::remove_expired(inner, group, &queue.name, &expired, now),
         ended::remove_all_failed(inner, group, queue, dead, now),
-        claim(place, wants, good, &dealt, now),
+        claim(place, wants, good, &attempts, &dealt, now),
     )
     .await;
     let (deliveries, claim) = claimed?;
@@ -179,12 +178,6 @@ async fn hand_out(place: &Place<'_>, wants: &[Demand], mut found: Found) -> Resu
     Ok(Handover { reserved, claim: Some(claim) })
 }
 
-/// What becomes of an item whose lease lapsed; `None` if none did.
-fn lapsed_fate(queue: &Queue, item: &Stored) -> Option<Fate> {
-    let deliveries = item.deliveries.saturating_sub(item.earlier);
-    item.lock.map(|_| queue.fate(Cause::Lapse, item.attempt, deliveries, 0.0))
-}
-
 /// Items that are claimed by one statement.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Alike {
@@ -210,6 +203,7 @@ async fn claim(
     place: &Place<'_>,
     wants: &[Demand],
     items: Vec<Stored>,
+    attempts: &[u32],
     dealt: &[usize],
     now: Timestamp,
 ) -> Result<(Vec<(usize, Delivery)>, Claim)> {
@@ -220,12 +214,8 @@ async fn claim(
     }
     let mut lots: HashMap<Alike, Lot> = HashMap::new();
     let mut claims = Vec::with_capacity(items.len());
-    for (item, want) in items.iter().zip(dealt) {
+    for ((item, want), &attempt) in items.iter().zip(dealt).zip(attempts) {
         let lapsed = item.lock.is_some();
-        let attempt = match lapsed_fate(queue, item) {
-            Some(Fate::Retry { attempt, .. }) => attempt,
-            _ => item.attempt,
-        };
         let alike = Alike {
             consumer: wants[*want].consumer.clone(),
             until: now + wants[*want].lease,

@@ -32,7 +32,7 @@ use mongodb::bson::{
 
 use crate::{
     domain::{
-        ConsumerName, Headers, Item, ItemId, ItemSize, ItemState, LeaseToken, NewItem, Priority,
+        AtHead, ConsumerName, Headers, Item, ItemId, ItemSize, ItemState, LeaseToken, NewItem, Priority,
         QueueName, Timestamp, message_bytes,
     },
     store::{
@@ -80,17 +80,6 @@ pub(crate) struct Start {
     pub(crate) blocked: bool,
 }
 
-/// From when on the item is eligible.
-pub(crate) fn eligible_time(push: &Push, now: Timestamp) -> Timestamp {
-    push.item.eligible_time.map_or(now + push.item.delay, |at| at.max(now))
-}
-
-/// Until when the item's deduplication id is remembered, if it has one.
-pub(crate) fn window_end(push: &Push, now: Timestamp) -> Option<Timestamp> {
-    (!push.item.dedup_id.is_empty())
-        .then(|| now + push.dedup_window.unwrap_or(push.queue.dedup_window))
-}
-
 /// Headers as a document.
 pub(crate) fn headers_document(headers: &Headers) -> Result<RawDocumentBuf> {
     let mut document = RawDocumentBuf::new();
@@ -119,7 +108,7 @@ pub(crate) fn check(item: &NewItem) -> Result<()> {
 /// The document of a new item.
 pub(crate) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
     let (item, now) = (&push.item, start.now);
-    let when = eligible_time(push, now);
+    let when = item.eligible_from(now);
     let mut d = RawDocumentBuf::new();
     d.append(cstr!("_id"), oid(start.id));
     d.append(cstr!("q"), push.queue.name.as_str());
@@ -145,7 +134,7 @@ pub(crate) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
     if start.sequence != 0 {
         d.append(cstr!("seq"), start.sequence);
     }
-    let window = window_end(push, now);
+    let window = item.remembered_until(&push.queue, push.dedup_window, now);
     if let Some(window) = window {
         let mut dedup = RawDocumentBuf::new();
         dedup.append(cstr!("q"), push.queue.name.as_str());
@@ -164,8 +153,7 @@ pub(crate) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
         d.append(cstr!("headers"), headers_document(&item.headers)?);
     }
     d.append(cstr!("created"), date(now));
-    if let Some(ttl) = item.ttl.or(push.queue.default_ttl) {
-        let deadline = now + ttl;
+    if let Some(deadline) = item.expires(&push.queue, now) {
         let grace = if keyed { ORDERED_GRACE } else { 0 };
         let expires = (deadline.0 + grace).max(window.map_or(0, |window| window.0));
         d.append(cstr!("deadline"), date(deadline));
@@ -293,6 +281,17 @@ impl Stored {
         let texts = texts.iter().map(|text| text.len()).sum();
         let payload = self.payload.len();
         ItemSize { payload, message: message_bytes(payload, texts, &self.headers) }
+    }
+
+    /// What matters of it at the head of its queue.
+    pub(crate) fn at_head(&self) -> AtHead {
+        AtHead {
+            expire_time: self.deadline.map(Timestamp),
+            lapsed: self.lock.is_some(),
+            attempt: self.attempt,
+            deliveries: self.deliveries,
+            earlier_deliveries: self.earlier,
+        }
     }
 
     /// True if its end has come: it is not to be seen any more.

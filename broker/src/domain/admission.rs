@@ -1,0 +1,137 @@
+//! What is decided of an item when it enters its queue, and again when it stands at the queue's head.
+
+use std::time::Duration;
+
+use super::{Cause, Fate, LimitReason, NewItem, Queue, Timestamp};
+
+impl NewItem {
+    /// Returns from when on the item is eligible if it is pushed now: never before that.
+    pub fn eligible_from(&self, now: Timestamp) -> Timestamp {
+        self.eligible_time.map_or(now + self.delay, |at| at.max(now))
+    }
+
+    /// Returns when the item expires if it is pushed to the queue now.
+    pub fn expires(&self, queue: &Queue, now: Timestamp) -> Option<Timestamp> {
+        self.ttl.or(queue.default_ttl).map(|ttl| now + ttl)
+    }
+
+    /// Returns until when a second item with the same deduplication id is a duplicate, if this one has an id; `now`: it
+    /// never is. `window` is that of the push, if it has one of its own.
+    pub fn remembered_until(
+        &self,
+        queue: &Queue,
+        window: Option<Duration>,
+        now: Timestamp,
+    ) -> Option<Timestamp> {
+        (!self.dedup_id.is_empty()).then(|| now + window.unwrap_or(queue.dedup_window))
+    }
+}
+
+/// An item that was found at the head of its queue, as far as it matters for what becomes of it.
+#[derive(Debug, Clone, Copy)]
+pub struct AtHead {
+    /// When it expires.
+    pub expire_time: Option<Timestamp>,
+    /// It was reserved, and its lease has lapsed.
+    pub lapsed: bool,
+    /// The number of its attempt: of the one that lapsed, if one did.
+    pub attempt: u32,
+    /// How often it was handed out.
+    pub deliveries: u32,
+    /// How many of these were before it came into this queue.
+    pub earlier_deliveries: u32,
+}
+
+/// What becomes of an item that was found at the head of its queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Triage {
+    /// It can be handed out.
+    Live {
+        /// The number of the attempt that this would be.
+        attempt: u32,
+    },
+    /// Its last allowed attempt lapsed; [`Queue::at_limit`] says where it goes.
+    AtLimit {
+        /// Which limit it is at.
+        reason: LimitReason,
+        /// How many of its attempts have failed.
+        failed_attempts: u32,
+    },
+    /// It is past its end, and is removed.
+    Expired,
+}
+
+impl Queue {
+    /// Decides what becomes of an item at the queue's head. A lease that lapsed was an attempt that failed.
+    pub fn triage(&self, item: AtHead, now: Timestamp) -> Triage {
+        if item.expire_time.is_some_and(|end| end <= now) {
+            return Triage::Expired;
+        }
+        if !item.lapsed {
+            return Triage::Live { attempt: item.attempt };
+        }
+        let deliveries = item.deliveries.saturating_sub(item.earlier_deliveries);
+        match self.fate(Cause::Lapse, item.attempt, deliveries, 0.0) {
+            Fate::Retry { attempt, .. } => Triage::Live { attempt },
+            Fate::Limit { reason, failed_attempts } => Triage::AtLimit { reason, failed_attempts },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::QueueName;
+
+    const NOW: Timestamp = Timestamp(1_000_000);
+
+    fn queue() -> Queue {
+        Queue::with_defaults(QueueName::parse("queue", "q").unwrap(), Timestamp(0))
+    }
+
+    #[test]
+    fn an_item_is_never_eligible_before_its_push() {
+        let item = NewItem::default();
+        assert_eq!(item.eligible_from(NOW), NOW);
+        let delayed = NewItem { delay: Duration::from_secs(1), ..NewItem::default() };
+        assert_eq!(delayed.eligible_from(NOW), Timestamp(1_001_000));
+        let at = |millis| NewItem { eligible_time: Some(Timestamp(millis)), ..delayed.clone() };
+        assert_eq!(at(5).eligible_from(NOW), NOW);
+        assert_eq!(at(1_000_500).eligible_from(NOW), Timestamp(1_000_500), "it wins over the delay");
+    }
+
+    #[test]
+    fn the_items_own_times_win_over_the_queues() {
+        let queue = Queue { default_ttl: Some(Duration::from_secs(2)), ..queue() };
+        let item = NewItem { dedup_id: "d".to_owned(), ..NewItem::default() };
+        assert_eq!(item.expires(&queue, NOW), Some(Timestamp(1_002_000)));
+        let own = NewItem { ttl: Some(Duration::from_secs(1)), ..item.clone() };
+        assert_eq!(own.expires(&queue, NOW), Some(Timestamp(1_001_000)));
+        assert_eq!(item.remembered_until(&queue, None, NOW), Some(NOW + queue.dedup_window));
+        let none = Some(Duration::ZERO);
+        assert_eq!(item.remembered_until(&queue, none, NOW), Some(NOW));
+        assert_eq!(NewItem::default().remembered_until(&queue, None, NOW), None);
+    }
+
+    #[test]
+    fn what_stands_at_the_head_is_live_at_a_limit_or_expired() {
+        let queue = Queue { max_attempts: Some(3), max_deliveries: Some(5), ..queue() };
+        let item = AtHead {
+            expire_time: None,
+            lapsed: false,
+            attempt: 3,
+            deliveries: 9,
+            earlier_deliveries: 5,
+        };
+        let triage = |item| queue.triage(item, NOW);
+        assert_eq!(triage(item), Triage::Live { attempt: 3 }, "nothing lapsed");
+        let lapsed = AtHead { lapsed: true, ..item };
+        let at_limit = |reason, failed_attempts| Triage::AtLimit { reason, failed_attempts };
+        assert_eq!(triage(lapsed), at_limit(LimitReason::MaxAttempts, 3));
+        let second = AtHead { attempt: 2, ..lapsed };
+        assert_eq!(triage(second), Triage::Live { attempt: 3 });
+        let often = AtHead { earlier_deliveries: 4, ..second };
+        assert_eq!(triage(often), at_limit(LimitReason::MaxDeliveries, 2));
+        assert_eq!(triage(AtHead { expire_time: Some(NOW), ..lapsed }), Triage::Expired);
+    }
+}
