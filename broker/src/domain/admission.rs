@@ -97,7 +97,11 @@ mod tests {
         assert_eq!(delayed.eligible_from(NOW), Timestamp(1_001_000));
         let at = |millis| NewItem { eligible_time: Some(Timestamp(millis)), ..delayed.clone() };
         assert_eq!(at(5).eligible_from(NOW), NOW);
-        assert_eq!(at(1_000_500).eligible_from(NOW), Timestamp(1_000_500), "it wins over the delay");
+        assert_eq!(
+            at(1_000_500).eligible_from(NOW),
+            Timestamp(1_000_500),
+            "it wins over the delay"
+        );
     }
 
     #[test]

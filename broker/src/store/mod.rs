@@ -4,7 +4,8 @@
 //! # Layout
 //! [`Store`] is the sum of one trait per subject: [`ItemStore`], [`ItemAdmin`], [`QueueStore`], [`StatsStore`] and
 //! [`ScheduleStore`]. `types` holds what they take and return, `error` why they fail, `decorator` a store around
-//! another one, of which [`timed`] measures each call. [`mongo`] and [`sqlite`] are the backends.
+//! another one, of which [`timed`] measures each call, `unblocked` what a store's upkeep has to say. `conformance` is the
+//! suite that every store has to pass. [`mongo`] and [`sqlite`] are the backends.
 //!
 //! # Contract
 //! Rules that every backend keeps (the conformance suite checks them):
@@ -14,10 +15,12 @@
 //! * A receipt is valid until its item is reserved anew, rolled back, settled or deleted, whatever the clock says: a
 //!   lease that has merely lapsed still settles.
 //! * Receipts and ids are unique across queues and groups; results come in the order of the requests.
-//! * Futures may be dropped at any time without harm to the store; the change may then have happened.
+//! * Futures may be dropped at any time without harm to the store; the change may then have happened. A backend whose
+//!   operation must not end half-way runs it in a task of its own. Sequences of several calls are their caller's to
+//!   finish: `docs/decisions/0014-calls-run-to-their-end.md` says who drops what.
 
-#[cfg(test)]
-pub(crate) mod conformance;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 pub(crate) mod decorator;
 mod error;
 pub mod mongo;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    domain::{Clock, LimitReason, NewItem, Timestamp, Demand},
+    domain::{Clock, Demand, LimitReason, NewItem, Timestamp},
     engine::Limits,
     metrics::Metrics,
     signals::LocalSignals,

@@ -23,7 +23,9 @@ use crate::{
     engine::{
         Engine, EngineError, Result,
         adaptive_poll::Rhythm,
-        consumers::{Call, Claimant, ConsumerId, Consumers, InFlight, Inbox, Round, StreamSettings},
+        consumers::{
+            Call, Claimant, ConsumerId, Consumers, InFlight, Inbox, Round, StreamSettings,
+        },
     },
     metrics::Wake,
     store::{Appeared, Held, Reserved, Reserver},

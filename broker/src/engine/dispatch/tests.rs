@@ -92,3 +92,28 @@ fn between_the_signals_of_a_busy_producer_it_looks_by_itself() {
     assert_eq!(dispatcher.next_timer(), Some(now(102)));
     assert_eq!(dispatcher.next_look(now(201)), None, "the producer has stopped");
 }
+
+/// What signals told goes with the next reserve, the earliest of them, and with no other.
+#[tokio::test]
+async fn hints_go_with_the_next_round() {
+    let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap());
+    add_stream(&dispatcher);
+    let now = Timestamp(100);
+    let appeared = || {
+        let (round, appeared) = dispatcher.next_round().unwrap();
+        dispatcher.state.lock().consumers.end_round(&round, false);
+        appeared
+    };
+    assert_eq!(appeared(), Appeared::Nothing);
+    dispatcher.inserted(Some(Timestamp(10)), now);
+    assert_eq!(appeared(), Appeared::Nothing, "the store knows what this broker did");
+    dispatcher.inserted_elsewhere(Some(Timestamp(30)), now);
+    dispatcher.inserted_elsewhere(Some(Timestamp(20)), now);
+    dispatcher.inserted_elsewhere(Some(Timestamp(200)), now);
+    assert_eq!(appeared(), Appeared::Since(Timestamp(20)));
+    dispatcher.inserted_elsewhere(None, now);
+    dispatcher.inserted_elsewhere(Some(Timestamp(20)), now);
+    assert_eq!(appeared(), Appeared::FromStart);
+    dispatcher.look_from_start(now);
+    assert_eq!(appeared(), Appeared::FromStart);
+}

@@ -23,7 +23,7 @@ pub(super) enum Fault {
 /// What is to happen to calls, and what has.
 #[derive(Default)]
 pub(super) struct Faults {
-    faults: watch::Sender<HashMap<&'static str, Fault>>,
+    wanted: watch::Sender<HashMap<&'static str, Fault>>,
     /// How many calls of each method were begun, and how many of them have taken effect.
     calls: Mutex<HashMap<&'static str, (usize, usize)>>,
     seen: watch::Sender<()>,
@@ -32,7 +32,7 @@ pub(super) struct Faults {
 impl Faults {
     /// From now on.
     pub(super) fn set(&self, call: &'static str, fault: Fault) {
-        self.faults.send_modify(|faults| _ = faults.insert(call, fault));
+        self.wanted.send_modify(|faults| _ = faults.insert(call, fault));
     }
 
     /// How many calls of a method were begun.
@@ -61,11 +61,11 @@ impl Faults {
     }
 
     fn fault(&self, call: &'static str) -> Fault {
-        self.faults.borrow().get(call).copied().unwrap_or_default()
+        self.wanted.borrow().get(call).copied().unwrap_or_default()
     }
 
     async fn gone(&self, call: &'static str, fault: Fault) {
-        let mut faults = self.faults.subscribe();
+        let mut faults = self.wanted.subscribe();
         let is_gone = |faults: &HashMap<_, _>| faults.get(call).copied() != Some(fault);
         faults.wait_for(is_gone).await.unwrap();
     }

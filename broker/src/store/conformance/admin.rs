@@ -51,7 +51,7 @@ const STATES: [Option<ItemState>; 6] = [
     Some(ItemState::Processed),
 ];
 
-pub(crate) async fn lists_are_in_order_and_of_the_state_asked_for(env: &Env) {
+pub async fn lists_are_in_order_and_of_the_state_asked_for(env: &Env) {
     let (queue, all) = mixed(env).await;
     for state in STATES {
         let expected: Vec<_> =
@@ -75,7 +75,7 @@ pub(crate) async fn lists_are_in_order_and_of_the_state_asked_for(env: &Env) {
     }
 }
 
-pub(crate) async fn pages_add_up_to_the_list(env: &Env) {
+pub async fn pages_add_up_to_the_list(env: &Env) {
     let (queue, all) = mixed(env).await;
     for state in STATES {
         let expected = shown(&env.list(&queue, state).await);
@@ -100,7 +100,7 @@ pub(crate) async fn pages_add_up_to_the_list(env: &Env) {
     }
 }
 
-pub(crate) async fn a_cursor_survives_changes_in_between(env: &Env) {
+pub async fn a_cursor_survives_changes_in_between(env: &Env) {
     let queue = env.queue("q").await;
     env.push(&queue, (0..6).map(|n| item(&n.to_string())).collect()).await;
     let page = env.store.list_items(&queue, None, None, 3).await.unwrap();
@@ -113,7 +113,7 @@ pub(crate) async fn a_cursor_survives_changes_in_between(env: &Env) {
     assert_eq!(rest.entries.iter().map(payload).collect::<Vec<_>>(), ["3", "4", "5", "6"]);
 }
 
-pub(crate) async fn an_invented_cursor_is_refused(env: &Env) {
+pub async fn an_invented_cursor_is_refused(env: &Env) {
     let (queue, _) = mixed(env).await;
     let long = "x".repeat(5_000);
     for bad in ["", "a", "nonsense", "..", "0", "-1", "ü", "a1.2", "%00", long.as_str()] {
@@ -126,7 +126,7 @@ pub(crate) async fn an_invented_cursor_is_refused(env: &Env) {
     assert!(matches!(answer, Err(StoreError::BadCursor)), "{answer:?}");
 }
 
-pub(crate) async fn depth_counts_every_state(env: &Env) {
+pub async fn depth_counts_every_state(env: &Env) {
     let (queue, _) = mixed(env).await;
     let depth = env.store.depth(&queue).await.unwrap();
     let expected = Depth {
@@ -148,7 +148,7 @@ pub(crate) async fn depth_counts_every_state(env: &Env) {
     assert_eq!((depth.ready, depth.delayed, depth.next_eligible), (11, 0, None));
 }
 
-pub(crate) async fn the_oldest_ready_item_is_the_first_in_hand_out_order(env: &Env) {
+pub async fn the_oldest_ready_item_is_the_first_in_hand_out_order(env: &Env) {
     let queue = env.queue("q").await;
     assert_eq!(env.store.depth(&queue).await.unwrap().oldest_ready, None);
     let first = env.push_one(&queue, item("first")).await;
@@ -158,7 +158,7 @@ pub(crate) async fn the_oldest_ready_item_is_the_first_in_hand_out_order(env: &E
     assert_eq!(env.store.depth(&queue).await.unwrap().oldest_ready, urgent.eligible_time);
 }
 
-pub(crate) async fn items_are_of_their_queue(env: &Env) {
+pub async fn items_are_of_their_queue(env: &Env) {
     let (a, b) = (env.queue("a").await, env.queue("b").await);
     let pushed = env.push_one(&a, item("x")).await;
     assert_eq!(env.store.get_item(&b, pushed.id).await.unwrap(), None);
@@ -171,7 +171,7 @@ pub(crate) async fn items_are_of_their_queue(env: &Env) {
     assert!(!env.delete(&a, pushed.id).await);
 }
 
-pub(crate) async fn items_of_every_state_can_be_deleted(env: &Env) {
+pub async fn items_of_every_state_can_be_deleted(env: &Env) {
     let (queue, all) = mixed(env).await;
     let taken = env.list(&queue, Some(ItemState::Reserved)).await;
     let items = env.list(&queue, None).await;
@@ -184,7 +184,7 @@ pub(crate) async fn items_of_every_state_can_be_deleted(env: &Env) {
     assert_eq!(env.store.depth(&queue).await.unwrap(), Depth::default());
 }
 
-pub(crate) async fn a_purge_spares_what_is_reserved(env: &Env) {
+pub async fn a_purge_spares_what_is_reserved(env: &Env) {
     let (queue, all) = mixed(env).await;
     let bystander = env.queue("bystander").await;
     env.push_plain(&bystander, &["x"]).await;
@@ -198,17 +198,17 @@ pub(crate) async fn a_purge_spares_what_is_reserved(env: &Env) {
     assert_eq!(env.drain(&bystander).await, ["x"]);
 }
 
-pub(crate) async fn a_purge_of_thousands_is_complete(env: &Env) {
+pub async fn a_purge_of_thousands_is_complete(env: &Env) {
     let queue = env.queue("q").await;
     env.push(&queue, (0..2_500).map(|n| item(&n.to_string())).collect()).await;
     env.push(&queue, (0..30).map(|n| keyed(&n.to_string(), "k")).collect()).await;
     assert_eq!(env.store.purge(&queue).await.unwrap(), 2_530);
     assert_eq!(env.store.depth(&queue).await.unwrap(), Depth::default());
-    assert!(!env.reserve(&queue, &[want(5)]).await.more);
+    assert!(!env.reserve(&queue, &[demand(5)]).await.more);
 }
 
 /// A queue too deep to be counted at one glance, with something in every state and level.
-pub(crate) async fn depth_counts_deep_queues_too(env: &Env) {
+pub async fn depth_counts_deep_queues_too(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
     for _ in 0..6 {
         env.push(&queue, (0..100).map(|n| item(&n.to_string())).collect()).await;
@@ -235,7 +235,7 @@ pub(crate) async fn depth_counts_deep_queues_too(env: &Env) {
 }
 
 /// Issue 9, point 24: a reserved item is not taken away by accident.
-pub(crate) async fn an_item_in_another_state_than_asked_for_is_not_deleted(env: &Env) {
+pub async fn an_item_in_another_state_than_asked_for_is_not_deleted(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
     let states = [
         ItemState::Ready,

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// A store with the handles of an engine. What tests need of the store itself, it gives by [`Deref`].
-pub(crate) struct Broker<S: ?Sized = dyn Store> {
+pub struct Broker<S: ?Sized = dyn Store> {
     store: Arc<S>,
     reservers: Mutex<HashMap<QueueName, Arc<Shared>>>,
 }
@@ -26,12 +26,12 @@ impl<S: ?Sized> Deref for Broker<S> {
 }
 
 impl<S: Store + ?Sized> Broker<S> {
-    pub(crate) fn new(store: Arc<S>) -> Self {
+    pub fn new(store: Arc<S>) -> Self {
         Self { store, reservers: Mutex::default() }
     }
 
     /// The store, for tasks.
-    pub(crate) fn store(&self) -> &Arc<S> {
+    pub fn store(&self) -> &Arc<S> {
         &self.store
     }
 
@@ -42,12 +42,12 @@ impl<S: Store + ?Sized> Broker<S> {
     }
 
     /// A reserve of which no other broker's signal told.
-    pub(crate) async fn reserve(&self, queue: &Arc<Queue>, demands: &[Demand]) -> Result<Reserved> {
+    pub async fn reserve(&self, queue: &Arc<Queue>, demands: &[Demand]) -> Result<Reserved> {
         self.reserve_hearing(queue, demands, Appeared::Nothing).await
     }
 
     /// A reserve after other brokers' signals told of something.
-    pub(crate) async fn reserve_hearing(
+    pub async fn reserve_hearing(
         &self,
         queue: &Arc<Queue>,
         demands: &[Demand],
@@ -57,7 +57,7 @@ impl<S: Store + ?Sized> Broker<S> {
     }
 
     /// When the next item becomes eligible.
-    pub(crate) async fn next_eligible(
+    pub async fn next_eligible(
         &self,
         queue: &Queue,
         after: Timestamp,

@@ -17,7 +17,7 @@ async fn pair(env: &Env, max_attempts: u32) -> (Arc<Queue>, Arc<Queue>) {
     (env.queue_with("q", set).await, dead)
 }
 
-pub(crate) async fn lapsed_leases_lead_there_at_exactly_the_limit(env: &Env) {
+pub async fn lapsed_leases_lead_there_at_exactly_the_limit(env: &Env) {
     let (queue, dead) = pair(env, 3).await;
     let pushed = env.push_one(&queue, urgent("x", 4)).await;
     for attempt in 1..=3 {
@@ -25,7 +25,7 @@ pub(crate) async fn lapsed_leases_lead_there_at_exactly_the_limit(env: &Env) {
         assert_eq!((delivery.item.attempt, delivery.item.deliveries), (attempt, attempt));
         env.pass(LEASE + seconds(1));
     }
-    let reserved = env.reserve(&queue, &[want(10)]).await;
+    let reserved = env.reserve(&queue, &[demand(10)]).await;
     assert!(reserved.deliveries.is_empty());
     assert_eq!(reserved.at_limit.total(), 1);
     assert_eq!(env.store.get_item(&queue, pushed.id).await.unwrap(), None);
@@ -40,7 +40,7 @@ pub(crate) async fn lapsed_leases_lead_there_at_exactly_the_limit(env: &Env) {
     assert_eq!(env.drain(&dead).await, ["x"]);
 }
 
-pub(crate) async fn rollbacks_and_lapses_count_alike(env: &Env) {
+pub async fn rollbacks_and_lapses_count_alike(env: &Env) {
     let (queue, dead) = pair(env, 3).await;
     let pushed = env.push_one(&queue, item("x")).await;
     let first = env.take_one(&queue).await;
@@ -58,7 +58,7 @@ pub(crate) async fn rollbacks_and_lapses_count_alike(env: &Env) {
     assert_eq!(env.commit_one(&queue, &third).await, Outcome::LeaseLost);
 }
 
-pub(crate) async fn a_lapsed_last_attempt_still_commits(env: &Env) {
+pub async fn a_lapsed_last_attempt_still_commits(env: &Env) {
     let (queue, dead) = pair(env, 1).await;
     env.push_one(&queue, item("x")).await;
     let only = env.take_one(&queue).await;
@@ -68,7 +68,7 @@ pub(crate) async fn a_lapsed_last_attempt_still_commits(env: &Env) {
     assert!(env.list(&dead, None).await.is_empty());
 }
 
-pub(crate) async fn a_buried_item_is_as_it_was(env: &Env) {
+pub async fn a_buried_item_is_as_it_was(env: &Env) {
     let (queue, dead) = pair(env, 1).await;
     let new = crate::domain::NewItem {
         headers: [("a".to_owned(), "b".to_owned())].into(),
@@ -96,20 +96,20 @@ fn discarding(queue: &mut Queue) {
     (queue.max_attempts, queue.discard_failed) = (Some(1), true);
 }
 
-pub(crate) async fn a_queue_that_discards_drops_items_at_the_limit(env: &Env) {
+pub async fn a_queue_that_discards_drops_items_at_the_limit(env: &Env) {
     let queue = env.queue_with("q", discarding).await;
     env.push_plain(&queue, &["a", "b"]).await;
     let taken = env.take(&queue, 2).await;
     assert_eq!(env.bury(&queue, &taken[0], Some("broken")).await, Outcome::DeadLettered);
     assert_eq!(env.commit_one(&queue, &taken[0]).await, Outcome::Gone);
     env.pass(LEASE + seconds(1));
-    let reserved = env.reserve(&queue, &[want(5)]).await;
+    let reserved = env.reserve(&queue, &[demand(5)]).await;
     assert!(reserved.deliveries.is_empty());
     assert_eq!(reserved.at_limit.total(), 1);
     assert!(env.list(&queue, None).await.is_empty());
 }
 
-pub(crate) async fn dropped_items_become_history_where_that_is_kept(env: &Env) {
+pub async fn dropped_items_become_history_where_that_is_kept(env: &Env) {
     let set = |queue: &mut Queue| {
         discarding(queue);
         queue.retention = seconds(1_000);
@@ -124,7 +124,7 @@ pub(crate) async fn dropped_items_become_history_where_that_is_kept(env: &Env) {
     assert_eq!(history.iter().map(payload).collect::<Vec<_>>(), ["b", "a"]);
 }
 
-pub(crate) async fn zero_attempts_means_no_limit(env: &Env) {
+pub async fn zero_attempts_means_no_limit(env: &Env) {
     let (queue, dead) = pair(env, 0).await;
     env.push_one(&queue, item("x")).await;
     for attempt in 1..=20 {
@@ -134,7 +134,7 @@ pub(crate) async fn zero_attempts_means_no_limit(env: &Env) {
     assert!(env.list(&dead, None).await.is_empty());
 }
 
-pub(crate) async fn the_dead_do_not_hide_the_living(env: &Env) {
+pub async fn the_dead_do_not_hide_the_living(env: &Env) {
     let (queue, dead) = pair(env, 1).await;
     env.push(&queue, (0..150).map(|n| item(&n.to_string())).collect()).await;
     assert_eq!(env.take(&queue, 150).await.len(), 150);
@@ -142,7 +142,7 @@ pub(crate) async fn the_dead_do_not_hide_the_living(env: &Env) {
     env.push_plain(&queue, &["alive"]).await;
     let mut dead_lettered = 0;
     let delivery = loop {
-        let reserved = env.reserve(&queue, &[want(1)]).await;
+        let reserved = env.reserve(&queue, &[demand(1)]).await;
         dead_lettered += reserved.at_limit.total();
         if let Some((_, delivery)) = reserved.deliveries.into_iter().next() {
             break delivery;
@@ -151,7 +151,7 @@ pub(crate) async fn the_dead_do_not_hide_the_living(env: &Env) {
     };
     assert_eq!(payload(&delivery.item), "alive");
     while env.store.depth(&dead).await.unwrap().ready < 150 {
-        let reserved = env.reserve(&queue, &[want(1)]).await;
+        let reserved = env.reserve(&queue, &[demand(1)]).await;
         assert!(reserved.at_limit.total() > 0);
         dead_lettered += reserved.at_limit.total();
     }
@@ -160,14 +160,14 @@ pub(crate) async fn the_dead_do_not_hide_the_living(env: &Env) {
 
 /// Issue 9, point 3: what is at a limit does not leave its queue before there is a place for it, and nothing is handed
 /// out beside it that would hide it.
-pub(crate) async fn items_at_a_limit_stay_while_it_is_unknown_where_they_go(env: &Env) {
+pub async fn items_at_a_limit_stay_while_it_is_unknown_where_they_go(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.max_attempts = Some(1)).await;
     assert_eq!(queue.at_limit, AtLimit::Unknown);
     env.push_plain(&queue, &["failing", "well"]).await;
     env.take_one(&queue).await;
     env.pass(LEASE + seconds(1));
     for _ in 0..2 {
-        let reserved = env.reserve(&queue, &[want(10)]).await;
+        let reserved = env.reserve(&queue, &[demand(10)]).await;
         assert!(reserved.limit_unknown && reserved.more && reserved.deliveries.is_empty());
         assert_eq!(reserved.at_limit.total(), 0);
     }
@@ -179,7 +179,7 @@ pub(crate) async fn items_at_a_limit_stay_while_it_is_unknown_where_they_go(env:
 }
 
 /// Nothing is dropped where there is nowhere to go: the item is tried again.
-pub(crate) async fn a_limit_with_nowhere_to_go_has_no_effect(env: &Env) {
+pub async fn a_limit_with_nowhere_to_go_has_no_effect(env: &Env) {
     let queue = env.queue_with("q.dead", |queue| queue.max_attempts = Some(1)).await;
     env.push_plain(&queue, &["x"]).await;
     for attempt in 1..=4 {
@@ -189,7 +189,7 @@ pub(crate) async fn a_limit_with_nowhere_to_go_has_no_effect(env: &Env) {
 }
 
 /// Issue 9, point 2: an item that its consumers do not survive ends, though no attempt of it was ever counted.
-pub(crate) async fn an_item_handed_out_as_often_as_allowed_is_dead_lettered(env: &Env) {
+pub async fn an_item_handed_out_as_often_as_allowed_is_dead_lettered(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut Queue| {
         (queue.max_attempts, queue.max_deliveries) = (Some(0), Some(3));
@@ -207,13 +207,13 @@ pub(crate) async fn an_item_handed_out_as_often_as_allowed_is_dead_lettered(env:
     }
     env.take_one(&queue).await;
     env.pass(LEASE + seconds(1));
-    let reserved = env.reserve(&queue, &[want(10)]).await;
+    let reserved = env.reserve(&queue, &[demand(10)]).await;
     assert_eq!((reserved.at_limit.max_deliveries, reserved.at_limit.max_attempts), (1, 0));
     assert_eq!(env.get(&dead, pushed.id).await.origin_queue.as_ref(), Some(&queue.name));
 }
 
 /// An item that goes from queue to queue, or round and round by moves, does not use up its deliveries by that.
-pub(crate) async fn deliveries_are_counted_from_an_items_arrival(env: &Env) {
+pub async fn deliveries_are_counted_from_an_items_arrival(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut Queue| {
         queue.max_deliveries = Some(2);

@@ -16,7 +16,7 @@ async fn is_known(env: &Env, queue: &Arc<Queue>, first: &Pushed) {
     assert_eq!(again.eligible_time, None);
 }
 
-pub(crate) async fn a_repeated_push_answers_with_the_first(env: &Env) {
+pub async fn a_repeated_push_answers_with_the_first(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.sequenced = true).await;
     let first = env.push_one(&queue, dedup("x", "d")).await;
     assert!(!first.deduplicated);
@@ -27,7 +27,7 @@ pub(crate) async fn a_repeated_push_answers_with_the_first(env: &Env) {
     assert_eq!(env.drain(&queue).await, ["x", "y"]);
 }
 
-pub(crate) async fn ids_are_of_their_queue(env: &Env) {
+pub async fn ids_are_of_their_queue(env: &Env) {
     let (a, b) = (env.queue("a").await, env.queue("b").await);
     let first = env.push_one(&a, dedup("x", "d")).await;
     let second = env.push_one(&b, dedup("x", "d")).await;
@@ -35,7 +35,7 @@ pub(crate) async fn ids_are_of_their_queue(env: &Env) {
     assert_ne!(first.id, second.id);
 }
 
-pub(crate) async fn duplicates_within_one_batch_count(env: &Env) {
+pub async fn duplicates_within_one_batch_count(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.sequenced = true).await;
     let items = vec![
         item("1"),
@@ -57,7 +57,7 @@ pub(crate) async fn duplicates_within_one_batch_count(env: &Env) {
     assert_eq!(env.drain(&queue).await, ["7", "9"]);
 }
 
-pub(crate) async fn racing_pushes_store_one(env: &Env) {
+pub async fn racing_pushes_store_one(env: &Env) {
     let queue = env.queue("q").await;
     for round in 0..10 {
         let racers: Vec<_> = (0..8)
@@ -83,7 +83,7 @@ pub(crate) async fn racing_pushes_store_one(env: &Env) {
     assert_eq!(env.store.depth(&queue).await.unwrap().ready, 20);
 }
 
-pub(crate) async fn an_id_outlives_its_item(env: &Env) {
+pub async fn an_id_outlives_its_item(env: &Env) {
     let queue = env.queue("q").await;
     let first = env.push_one(&queue, dedup("x", "d")).await;
     let delivery = env.take_one(&queue).await;
@@ -100,7 +100,7 @@ pub(crate) async fn an_id_outlives_its_item(env: &Env) {
     assert!(env.drain(&queue).await.is_empty());
 }
 
-pub(crate) async fn an_id_in_history_is_known(env: &Env) {
+pub async fn an_id_in_history_is_known(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(10)).await;
     let first = env.push_one(&queue, dedup("x", "d")).await;
     let delivery = env.take_one(&queue).await;
@@ -111,7 +111,7 @@ pub(crate) async fn an_id_in_history_is_known(env: &Env) {
     assert!(env.list(&queue, None).await.is_empty());
 }
 
-pub(crate) async fn an_id_survives_move_and_dead_letter(env: &Env) {
+pub async fn an_id_survives_move_and_dead_letter(env: &Env) {
     let to = env.queue("to").await;
     let set = |queue: &mut Queue| queue.dead_letter_queue = Some(to.name.clone());
     let queue = env.queue_with("q", set).await;
@@ -136,7 +136,7 @@ pub(crate) async fn an_id_survives_move_and_dead_letter(env: &Env) {
     is_known(env, &queue, &first).await;
 }
 
-pub(crate) async fn an_id_survives_its_items_expiry(env: &Env) {
+pub async fn an_id_survives_its_items_expiry(env: &Env) {
     let queue = env.queue("q").await;
     let new = crate::domain::NewItem { ttl: Some(seconds(10)), ..dedup("x", "d") };
     let first = env.push_one(&queue, new).await;
@@ -146,7 +146,7 @@ pub(crate) async fn an_id_survives_its_items_expiry(env: &Env) {
     is_known(env, &queue, &first).await;
 }
 
-pub(crate) async fn an_id_is_forgotten_when_its_window_ends(env: &Env) {
+pub async fn an_id_is_forgotten_when_its_window_ends(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.dedup_window = seconds(60)).await;
     let first = env.push_one(&queue, dedup("x", "d")).await;
     env.pass(seconds(40));
@@ -160,7 +160,7 @@ pub(crate) async fn an_id_is_forgotten_when_its_window_ends(env: &Env) {
     assert!(!env.push_one(&queue, dedup("z", "d")).await.deduplicated);
 }
 
-pub(crate) async fn a_tombstone_is_forgotten_when_its_window_ends(env: &Env) {
+pub async fn a_tombstone_is_forgotten_when_its_window_ends(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.dedup_window = seconds(60)).await;
     env.push_one(&queue, dedup("x", "d")).await;
     let delivery = env.take_one(&queue).await;
@@ -170,7 +170,7 @@ pub(crate) async fn a_tombstone_is_forgotten_when_its_window_ends(env: &Env) {
     assert_eq!(env.drain(&queue).await, ["y"]);
 }
 
-pub(crate) async fn a_push_can_have_a_window_of_its_own(env: &Env) {
+pub async fn a_push_can_have_a_window_of_its_own(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.dedup_window = seconds(60)).await;
     let long =
         Push { dedup_window: Some(Duration::from_mins(10)), ..push_of(&queue, dedup("x", "d")) };
@@ -181,7 +181,7 @@ pub(crate) async fn a_push_can_have_a_window_of_its_own(env: &Env) {
     assert!(!env.push_one(&queue, dedup("y", "d")).await.deduplicated);
 }
 
-pub(crate) async fn a_deleted_item_takes_its_id_along(env: &Env) {
+pub async fn a_deleted_item_takes_its_id_along(env: &Env) {
     let queue = env.queue("q").await;
     let first = env.push_one(&queue, dedup("x", "d")).await;
     assert!(env.delete(&queue, first.id).await);
@@ -192,7 +192,7 @@ pub(crate) async fn a_deleted_item_takes_its_id_along(env: &Env) {
     assert_eq!(env.drain(&queue).await, ["z"]);
 }
 
-pub(crate) async fn duplicates_take_no_sequence_number_and_block_nobody(env: &Env) {
+pub async fn duplicates_take_no_sequence_number_and_block_nobody(env: &Env) {
     let queue = env.queue("q").await;
     let new = |payload: &str, id: &str| crate::domain::NewItem {
         ordering_key: "k".to_owned(),

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::env::{Env, held, item, name, push_of, seconds, want};
+use super::env::{Env, demand, held, item, name, push_of, seconds};
 use crate::{
     domain::{ItemId, Outcome, Queue},
     store::{Appeared, Created, Deleted, Store, conformance::Broker},
@@ -42,7 +42,7 @@ async fn push_without_end(store: Arc<dyn Store>, stop: Arc<AtomicBool>) -> Vec<I
 async fn pop_all(broker: &Broker, queue: &Arc<Queue>) -> Vec<ItemId> {
     let mut ids = Vec::new();
     loop {
-        let demands = [want(1_000)];
+        let demands = [demand(1_000)];
         let reserve = broker.reserve_hearing(queue, &demands, Appeared::FromStart);
         let reserved = reserve.await.unwrap();
         if reserved.deliveries.is_empty() && !reserved.more {
@@ -58,7 +58,7 @@ async fn pop_all(broker: &Broker, queue: &Arc<Queue>) -> Vec<ItemId> {
 
 /// Beside a loop that pops all items and deletes the queue without force, on brokers that remember it:
 /// what was answered is popped, or still there.
-pub(crate) async fn an_answered_push_is_never_lost_beside_deletions(env: &Env) {
+pub async fn an_answered_push_is_never_lost_beside_deletions(env: &Env) {
     const DELETIONS: usize = 5;
     let stop = Arc::new(AtomicBool::new(false));
     let pushers: Vec<_> = [&env.store, &env.other, &env.other]
@@ -98,7 +98,7 @@ pub(crate) async fn an_answered_push_is_never_lost_beside_deletions(env: &Env) {
 }
 
 /// Without force, what is not settled keeps its queue, whatever its state; history does not.
-pub(crate) async fn a_queue_that_holds_items_is_deleted_only_by_force(env: &Env) {
+pub async fn a_queue_that_holds_items_is_deleted_only_by_force(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
     let delete = async |force| {
         let links = env.other.links().await.unwrap();
@@ -127,7 +127,7 @@ pub(crate) async fn a_queue_that_holds_items_is_deleted_only_by_force(env: &Env)
 }
 
 /// Of two changes that were decided by the same state of all links, one is done.
-pub(crate) async fn links_change_one_at_a_time(env: &Env) {
+pub async fn links_change_one_at_a_time(env: &Env) {
     let (a, b) = (env.queue("a").await, env.queue("b").await);
     let links = env.store.links().await.unwrap();
     assert_eq!(env.store.dead_letter_sources(&b.name).await.unwrap(), []);
@@ -157,7 +157,7 @@ pub(crate) async fn links_change_one_at_a_time(env: &Env) {
 
 /// A push that lands after the deletion, by a broker that remembers the queue: it was answered, so the
 /// queue is there again, as it was.
-pub(crate) async fn a_push_that_lands_after_the_deletion_brings_its_queue_back(env: &Env) {
+pub async fn a_push_that_lands_after_the_deletion_brings_its_queue_back(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.sequenced = true).await;
     env.delete_queue(&queue).await;
     let late = env.other.push(vec![push_of(&queue, item("late"))]).await.unwrap()[0].id;
@@ -170,7 +170,7 @@ pub(crate) async fn a_push_that_lands_after_the_deletion_brings_its_queue_back(e
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     assert!(again.sequenced, "{again:?}");
-    let demands = [want(1)];
+    let demands = [demand(1)];
     let reserve = env.store.reserve_hearing(&again, &demands, Appeared::FromStart);
     assert_eq!(reserve.await.unwrap().deliveries[0].1.item.id, late);
 }

@@ -15,13 +15,13 @@ use crate::{
 };
 
 /// An empty store and the clock it goes by.
-pub(crate) struct Env {
+pub struct Env {
     /// The store under test.
-    pub(crate) store: Arc<Broker>,
+    pub store: Arc<Broker>,
     /// A second broker on the same data; `store` itself where there can be only one.
-    pub(crate) other: Arc<Broker>,
+    pub other: Arc<Broker>,
     /// The clock of both.
-    pub(crate) clock: Arc<Clock>,
+    pub clock: Arc<Clock>,
     /// Runs a round of upkeep of the store under test.
     upkeep: Upkeep,
     /// What is to be dropped after the stores.
@@ -74,8 +74,8 @@ pub(crate) fn name(text: &str) -> QueueName {
     QueueName::parse("queue", text).unwrap()
 }
 
-/// A want without a bound on bytes.
-pub(crate) fn want(max_items: usize) -> Demand {
+/// A demand without a bound on bytes.
+pub(crate) fn demand(max_items: usize) -> Demand {
     Demand {
         max_items,
         max_bytes: usize::MAX,
@@ -116,7 +116,7 @@ pub(crate) fn move_of(from: &Arc<Queue>, delivery: &Delivery, to: &Arc<Queue>) -
 impl Env {
     /// An environment of an empty store; `guard` is dropped after it. `upkeep` does at once, for the queues consumed
     /// through `store`, what the store does now and then by itself.
-    pub(crate) fn new<F>(
+    pub fn new<F>(
         store: Arc<dyn Store>,
         other: Arc<dyn Store>,
         clock: Arc<Clock>,
@@ -132,32 +132,32 @@ impl Env {
     }
 
     /// Has the store look after its queues, which it would do sooner or later.
-    pub(crate) async fn upkeep(&self) {
+    pub async fn upkeep(&self) {
         (self.upkeep)().await;
     }
 
     /// The store's time.
-    pub(crate) fn now(&self) -> Timestamp {
+    pub fn now(&self) -> Timestamp {
         self.store.now()
     }
 
     /// When the next item becomes eligible.
-    pub(crate) async fn next_eligible(&self, queue: &Queue) -> Option<Timestamp> {
+    pub async fn next_eligible(&self, queue: &Queue) -> Option<Timestamp> {
         self.store.next_eligible(queue, self.now()).await.unwrap()
     }
 
     /// Lets time pass.
-    pub(crate) fn pass(&self, time: Duration) {
+    pub fn pass(&self, time: Duration) {
         self.clock.advance(time);
     }
 
     /// Creates a queue with the default settings.
-    pub(crate) async fn queue(&self, name: &str) -> Arc<Queue> {
+    pub async fn queue(&self, name: &str) -> Arc<Queue> {
         self.queue_with(name, |_| {}).await
     }
 
     /// Creates a queue.
-    pub(crate) async fn queue_with(&self, text: &str, set: impl FnOnce(&mut Queue)) -> Arc<Queue> {
+    pub async fn queue_with(&self, text: &str, set: impl FnOnce(&mut Queue)) -> Arc<Queue> {
         let mut queue = Queue::with_defaults(name(text), self.now());
         set(&mut queue);
         match self.store.create_queue(&queue).await.unwrap() {
@@ -167,7 +167,7 @@ impl Env {
     }
 
     /// Deletes a queue with all its items; answers how many.
-    pub(crate) async fn delete_queue(&self, queue: &Queue) -> u64 {
+    pub async fn delete_queue(&self, queue: &Queue) -> u64 {
         let links = self.store.links().await.unwrap();
         match self.store.delete_queue(queue, true, links).await.unwrap() {
             crate::store::Deleted::Done(items) => items,
@@ -176,31 +176,31 @@ impl Env {
     }
 
     /// Pushes items in one call.
-    pub(crate) async fn push(&self, queue: &Arc<Queue>, items: Vec<NewItem>) -> Vec<Pushed> {
+    pub async fn push(&self, queue: &Arc<Queue>, items: Vec<NewItem>) -> Vec<Pushed> {
         let items = items.into_iter().map(|item| push_of(queue, item)).collect();
         self.store.push(items).await.unwrap()
     }
 
     /// Pushes one item.
-    pub(crate) async fn push_one(&self, queue: &Arc<Queue>, item: NewItem) -> Pushed {
+    pub async fn push_one(&self, queue: &Arc<Queue>, item: NewItem) -> Pushed {
         self.push(queue, vec![item]).await[0]
     }
 
     /// Pushes plain items.
-    pub(crate) async fn push_plain(&self, queue: &Arc<Queue>, payloads: &[&str]) -> Vec<Pushed> {
+    pub async fn push_plain(&self, queue: &Arc<Queue>, payloads: &[&str]) -> Vec<Pushed> {
         self.push(queue, payloads.iter().map(|payload| item(payload)).collect()).await
     }
 
     /// One reserve.
-    pub(crate) async fn reserve(&self, queue: &Arc<Queue>, wants: &[Demand]) -> Reserved {
-        self.store.reserve(queue, wants).await.unwrap()
+    pub async fn reserve(&self, queue: &Arc<Queue>, demands: &[Demand]) -> Reserved {
+        self.store.reserve(queue, demands).await.unwrap()
     }
 
     /// Reserves up to `count` items, asking again as long as there is more.
-    pub(crate) async fn take(&self, queue: &Arc<Queue>, count: usize) -> Vec<Delivery> {
+    pub async fn take(&self, queue: &Arc<Queue>, count: usize) -> Vec<Delivery> {
         let mut taken = Vec::new();
         for _ in 0..1_000 {
-            let reserved = self.reserve(queue, &[want(count - taken.len())]).await;
+            let reserved = self.reserve(queue, &[demand(count - taken.len())]).await;
             taken.extend(reserved.deliveries.into_iter().map(|(_, delivery)| delivery));
             if taken.len() == count || !reserved.more {
                 return taken;
@@ -210,32 +210,32 @@ impl Env {
     }
 
     /// Reserves the one item there is to be had, or rather the first.
-    pub(crate) async fn take_one(&self, queue: &Arc<Queue>) -> Delivery {
+    pub async fn take_one(&self, queue: &Arc<Queue>) -> Delivery {
         self.take(queue, 1).await.pop().expect("an item is ready")
     }
 
     /// Reserves all that is ready and answers the payloads.
-    pub(crate) async fn drain(&self, queue: &Arc<Queue>) -> Vec<String> {
+    pub async fn drain(&self, queue: &Arc<Queue>) -> Vec<String> {
         payloads(&self.take(queue, 5_000).await)
     }
 
     /// Commits deliveries of one queue.
-    pub(crate) async fn commit(&self, queue: &Arc<Queue>, of: &[Delivery]) -> Vec<Outcome> {
+    pub async fn commit(&self, queue: &Arc<Queue>, of: &[Delivery]) -> Vec<Outcome> {
         self.store.commit(of.iter().map(|delivery| held(queue, delivery)).collect()).await.unwrap()
     }
 
     /// Commits one delivery.
-    pub(crate) async fn commit_one(&self, queue: &Arc<Queue>, of: &Delivery) -> Outcome {
+    pub async fn commit_one(&self, queue: &Arc<Queue>, of: &Delivery) -> Outcome {
         self.commit(queue, std::slice::from_ref(of)).await[0]
     }
 
     /// Gives one delivery back, as a failed attempt, ready at once.
-    pub(crate) async fn fail(&self, queue: &Arc<Queue>, of: &Delivery) -> Outcome {
+    pub async fn fail(&self, queue: &Arc<Queue>, of: &Delivery) -> Outcome {
         self.roll_back(queue, of, Duration::ZERO, of.receipt.attempt + 1, Some("failed")).await
     }
 
     /// Gives one delivery back.
-    pub(crate) async fn roll_back(
+    pub async fn roll_back(
         &self,
         queue: &Arc<Queue>,
         of: &Delivery,
@@ -251,44 +251,34 @@ impl Env {
     }
 
     /// Gives one delivery back for the last time.
-    pub(crate) async fn bury(
-        &self,
-        queue: &Arc<Queue>,
-        of: &Delivery,
-        reason: Option<&str>,
-    ) -> Outcome {
+    pub async fn bury(&self, queue: &Arc<Queue>, of: &Delivery, reason: Option<&str>) -> Outcome {
         let reason = reason.map(str::to_owned);
         let rollback = Rollback { held: held(queue, of), to: last(queue, of), reason };
         self.store.rollback(vec![rollback]).await.unwrap()[0]
     }
 
     /// Sets the ends of leases, all to the same time.
-    pub(crate) async fn extend(&self, items: Vec<Held>, until: Timestamp) -> Vec<Outcome> {
+    pub async fn extend(&self, items: Vec<Held>, until: Timestamp) -> Vec<Outcome> {
         self.store.extend(items.into_iter().map(|held| (held, until)).collect()).await.unwrap()
     }
 
     /// Moves one delivery.
-    pub(crate) async fn move_one(
-        &self,
-        from: &Arc<Queue>,
-        of: &Delivery,
-        to: &Arc<Queue>,
-    ) -> Outcome {
+    pub async fn move_one(&self, from: &Arc<Queue>, of: &Delivery, to: &Arc<Queue>) -> Outcome {
         self.store.move_items(vec![move_of(from, of, to)]).await.unwrap()[0]
     }
 
     /// Deletes an item whatever its state; false if it is not there.
-    pub(crate) async fn delete(&self, queue: &Queue, id: ItemId) -> bool {
+    pub async fn delete(&self, queue: &Queue, id: ItemId) -> bool {
         self.store.delete_item(queue, id, None).await.unwrap() == ItemDeleted::Done
     }
 
     /// The item, which must be there.
-    pub(crate) async fn get(&self, queue: &Queue, id: ItemId) -> Item {
+    pub async fn get(&self, queue: &Queue, id: ItemId) -> Item {
         self.store.get_item(queue, id).await.unwrap().expect("the item is there")
     }
 
     /// All items of a state, or all.
-    pub(crate) async fn list(&self, queue: &Queue, state: Option<ItemState>) -> Vec<Item> {
+    pub async fn list(&self, queue: &Queue, state: Option<ItemState>) -> Vec<Item> {
         let page = self.store.list_items(queue, state, None, 10_000).await.unwrap();
         assert_eq!(page.next, None);
         page.entries

@@ -6,7 +6,7 @@ use crate::{
     store::Selection,
 };
 
-pub(crate) async fn committed_items_are_kept_as_long_as_asked(env: &Env) {
+pub async fn committed_items_are_kept_as_long_as_asked(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(100)).await;
     let pushed = env.push_one(&queue, mortal("x", seconds(10))).await;
     let delivery = env.take_one(&queue).await;
@@ -40,7 +40,7 @@ pub(crate) async fn committed_items_are_kept_as_long_as_asked(env: &Env) {
     assert_eq!(env.store.replay(&queue, &selection, 9).await.unwrap(), 0);
 }
 
-pub(crate) async fn replay_by_id_makes_items_ready_again(env: &Env) {
+pub async fn replay_by_id_makes_items_ready_again(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
     env.push_plain(&queue, &["a", "b", "c", "d"]).await;
     let first = env.take_one(&queue).await;
@@ -72,7 +72,7 @@ pub(crate) async fn replay_by_id_makes_items_ready_again(env: &Env) {
     assert_eq!(env.commit_one(&queue, stale.last().unwrap()).await, Outcome::LeaseLost);
 }
 
-pub(crate) async fn replay_by_time_takes_the_oldest_first(env: &Env) {
+pub async fn replay_by_time_takes_the_oldest_first(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(100_000)).await;
     env.push(&queue, (0..9).map(|n| item(&n.to_string())).collect()).await;
     let taken = env.take(&queue, 9).await;
@@ -98,7 +98,7 @@ pub(crate) async fn replay_by_time_takes_the_oldest_first(env: &Env) {
     assert_eq!(env.store.depth(&queue).await.unwrap().processed, 0);
 }
 
-pub(crate) async fn a_long_history_is_replayed_in_full(env: &Env) {
+pub async fn a_long_history_is_replayed_in_full(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(100_000)).await;
     env.push(&queue, (0..2_300).map(|n| item(&n.to_string())).collect()).await;
     let taken = env.take(&queue, 2_300).await;

@@ -16,7 +16,7 @@ async fn push_key(env: &Env, queue: &Arc<Queue>, names: &[&str]) {
     env.push(queue, names.iter().map(|name| keyed(name, "k")).collect()).await;
 }
 
-pub(crate) async fn one_at_a_time_in_order(env: &Env) {
+pub async fn one_at_a_time_in_order(env: &Env) {
     let queue = env.queue("q").await;
     let names: Vec<String> = (0..30).map(|n| n.to_string()).collect();
     let mut last = 0;
@@ -35,7 +35,7 @@ pub(crate) async fn one_at_a_time_in_order(env: &Env) {
     assert!(env.list(&queue, None).await.is_empty());
 }
 
-pub(crate) async fn keys_do_not_wait_for_each_other(env: &Env) {
+pub async fn keys_do_not_wait_for_each_other(env: &Env) {
     let queue = env.queue("q").await;
     let items = vec![
         keyed("a1", "a"),
@@ -60,7 +60,7 @@ pub(crate) async fn keys_do_not_wait_for_each_other(env: &Env) {
     assert_eq!(env.drain(&queue).await, ["a3"]);
 }
 
-pub(crate) async fn the_same_key_in_two_queues_is_two_keys(env: &Env) {
+pub async fn the_same_key_in_two_queues_is_two_keys(env: &Env) {
     let (a, b) = (env.queue("a").await, env.queue("b").await);
     push_key(env, &a, &["1"]).await;
     push_key(env, &b, &["2"]).await;
@@ -68,7 +68,7 @@ pub(crate) async fn the_same_key_in_two_queues_is_two_keys(env: &Env) {
     assert_eq!(env.drain(&b).await, ["2"]);
 }
 
-pub(crate) async fn a_thousand_blocked_items_come_in_order(env: &Env) {
+pub async fn a_thousand_blocked_items_come_in_order(env: &Env) {
     let queue = env.queue("q").await;
     env.push(&queue, (0..1_001).map(|n| keyed(&n.to_string(), "k")).collect()).await;
     assert_eq!(env.store.depth(&queue).await.unwrap().blocked, 1_000);
@@ -83,7 +83,7 @@ pub(crate) async fn a_thousand_blocked_items_come_in_order(env: &Env) {
     assert_eq!(env.store.depth(&queue).await.unwrap().blocked, 1_000 - 60);
 }
 
-pub(crate) async fn a_retry_keeps_its_key_waiting(env: &Env) {
+pub async fn a_retry_keeps_its_key_waiting(env: &Env) {
     let queue = env.queue("q").await;
     push_key(env, &queue, &["1", "2"]).await;
     env.push(&queue, vec![keyed("other", "l")]).await;
@@ -104,7 +104,7 @@ pub(crate) async fn a_retry_keeps_its_key_waiting(env: &Env) {
     assert_eq!(env.commit_one(&queue, &again).await, Outcome::Ok);
 }
 
-pub(crate) async fn a_dead_letter_passes_the_turn_on(env: &Env) {
+pub async fn a_dead_letter_passes_the_turn_on(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut Queue| {
         queue.max_attempts = Some(1);
@@ -133,7 +133,7 @@ pub(crate) async fn a_dead_letter_passes_the_turn_on(env: &Env) {
     only(env, &queue, "4").await;
 }
 
-pub(crate) async fn a_settled_dead_letter_gives_no_turn_away(env: &Env) {
+pub async fn a_settled_dead_letter_gives_no_turn_away(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut Queue| queue.dead_letter_queue = Some(dead.name.clone());
     let queue = env.queue_with("q", set).await;
@@ -150,7 +150,7 @@ pub(crate) async fn a_settled_dead_letter_gives_no_turn_away(env: &Env) {
     only(env, &dead, "own 2").await;
 }
 
-pub(crate) async fn a_dropped_item_passes_the_turn_on(env: &Env) {
+pub async fn a_dropped_item_passes_the_turn_on(env: &Env) {
     for retention in [0, 1_000] {
         let set = |queue: &mut Queue| {
             (queue.max_attempts, queue.discard_failed) = (Some(1), true);
@@ -166,7 +166,7 @@ pub(crate) async fn a_dropped_item_passes_the_turn_on(env: &Env) {
     }
 }
 
-pub(crate) async fn a_deleted_item_passes_the_turn_on(env: &Env) {
+pub async fn a_deleted_item_passes_the_turn_on(env: &Env) {
     let queue = env.queue("q").await;
     let pushed = env.push(&queue, ["1", "2", "3", "4"].map(|name| keyed(name, "k")).to_vec()).await;
     assert!(env.delete(&queue, pushed[1].id).await); // a blocked one: no turn
@@ -178,7 +178,7 @@ pub(crate) async fn a_deleted_item_passes_the_turn_on(env: &Env) {
     assert!(env.drain(&queue).await.is_empty());
 }
 
-pub(crate) async fn an_expired_item_passes_the_turn_on(env: &Env) {
+pub async fn an_expired_item_passes_the_turn_on(env: &Env) {
     let queue = env.queue("q").await;
     let short = |name: &str| crate::domain::NewItem { ttl: Some(seconds(10)), ..keyed(name, "k") };
     env.push(&queue, vec![short("1"), short("2"), keyed("3", "k"), keyed("4", "k")]).await;
@@ -194,7 +194,7 @@ pub(crate) async fn an_expired_item_passes_the_turn_on(env: &Env) {
     }
 }
 
-pub(crate) async fn an_item_that_expires_under_its_lease_passes_the_turn_on(env: &Env) {
+pub async fn an_item_that_expires_under_its_lease_passes_the_turn_on(env: &Env) {
     let queue = env.queue("q").await;
     let short = crate::domain::NewItem { ttl: Some(seconds(10)), ..keyed("1", "k") };
     env.push(&queue, vec![short, keyed("2", "k")]).await;
@@ -205,7 +205,7 @@ pub(crate) async fn an_item_that_expires_under_its_lease_passes_the_turn_on(env:
     only(env, &queue, "2").await;
 }
 
-pub(crate) async fn an_item_unblocked_waits_for_its_own_time(env: &Env) {
+pub async fn an_item_unblocked_waits_for_its_own_time(env: &Env) {
     let queue = env.queue("q").await;
     let late = crate::domain::NewItem { delay: seconds(60), ..keyed("2", "k") };
     env.push(&queue, vec![keyed("1", "k"), late, keyed("3", "k")]).await;
@@ -219,7 +219,7 @@ pub(crate) async fn an_item_unblocked_waits_for_its_own_time(env: &Env) {
     only(env, &queue, "3").await;
 }
 
-pub(crate) async fn priority_does_not_break_the_order_of_a_key(env: &Env) {
+pub async fn priority_does_not_break_the_order_of_a_key(env: &Env) {
     let queue = env.queue("q").await;
     let urgent = crate::domain::NewItem {
         ordering_key: "k".to_owned(),
@@ -232,7 +232,7 @@ pub(crate) async fn priority_does_not_break_the_order_of_a_key(env: &Env) {
     only(env, &queue, "2").await;
 }
 
-pub(crate) async fn a_replayed_item_waits_for_its_turn(env: &Env) {
+pub async fn a_replayed_item_waits_for_its_turn(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
     push_key(env, &queue, &["1", "2"]).await;
     let first = only(env, &queue, "1").await;
@@ -251,7 +251,7 @@ pub(crate) async fn a_replayed_item_waits_for_its_turn(env: &Env) {
     only(env, &queue, "1").await;
 }
 
-pub(crate) async fn a_moved_item_passes_the_turn_on_and_takes_its_place(env: &Env) {
+pub async fn a_moved_item_passes_the_turn_on_and_takes_its_place(env: &Env) {
     let (queue, to) = (env.queue("q").await, env.queue("to").await);
     push_key(env, &queue, &["1", "2"]).await;
     push_key(env, &to, &["a"]).await;
@@ -268,7 +268,7 @@ pub(crate) async fn a_moved_item_passes_the_turn_on_and_takes_its_place(env: &En
     }
 }
 
-pub(crate) async fn racing_pushes_of_one_key_leave_one_ready(env: &Env) {
+pub async fn racing_pushes_of_one_key_leave_one_ready(env: &Env) {
     let queue = env.queue("q").await;
     let racers: Vec<_> = (0..16)
         .map(|n| {

@@ -19,7 +19,7 @@ async fn push_large(env: &Env, queue: &Arc<Queue>, count: usize) {
     }
 }
 
-pub(crate) async fn large_items_at_the_head_do_not_hide_those_behind_them(env: &Env) {
+pub async fn large_items_at_the_head_do_not_hide_those_behind_them(env: &Env) {
     let queue = env.queue("q").await;
     push_large(env, &queue, 3).await;
     let taken = env.take(&queue, 3).await;
@@ -27,7 +27,7 @@ pub(crate) async fn large_items_at_the_head_do_not_hide_those_behind_them(env: &
     assert_eq!(first_bytes, [0, 1, 2]);
 }
 
-pub(crate) async fn a_page_of_large_items_says_that_there_are_more(env: &Env) {
+pub async fn a_page_of_large_items_says_that_there_are_more(env: &Env) {
     let queue = env.queue("q").await;
     push_large(env, &queue, 3).await;
     let (mut first_bytes, mut cursor) = (Vec::new(), None);
@@ -42,7 +42,7 @@ pub(crate) async fn a_page_of_large_items_says_that_there_are_more(env: &Env) {
     assert_eq!(first_bytes, [0, 1, 2]);
 }
 
-pub(crate) async fn schedules_with_large_items_are_all_listed(env: &Env) {
+pub async fn schedules_with_large_items_are_all_listed(env: &Env) {
     for name in ["a", "b", "c"] {
         let mut new = item("");
         new.payload = vec![1; LARGE].into();
@@ -65,7 +65,7 @@ pub(crate) async fn schedules_with_large_items_are_all_listed(env: &Env) {
 }
 
 /// Their headers alone are over 16 MiB.
-pub(crate) async fn a_thousand_items_with_large_headers_are_told_apart(env: &Env) {
+pub async fn a_thousand_items_with_large_headers_are_told_apart(env: &Env) {
     const COUNT: usize = 1_100;
     let queue = env.queue("q").await;
     for _ in 0..COUNT / 100 {
@@ -90,7 +90,7 @@ pub(crate) async fn a_thousand_items_with_large_headers_are_told_apart(env: &Env
     assert_eq!(env.other.rollback(back.collect()).await.unwrap(), [Outcome::Ok; COUNT]);
     let mut again = 0;
     while again < COUNT {
-        let reserved = env.other.reserve(&queue, &[want(COUNT)]).await.unwrap();
+        let reserved = env.other.reserve(&queue, &[demand(COUNT)]).await.unwrap();
         again += reserved.deliveries.len();
         assert!(reserved.more || again == COUNT, "{again} are found");
     }

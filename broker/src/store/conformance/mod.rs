@@ -1,36 +1,58 @@
-//! The one suite for all stores. Each test is a plain function over an [`Env`]; [`conformance!`] makes
-//! a test of every one of them for a backend, so that no backend can leave one out (a function that is
-//! not in its list is dead code, and the compiler says so).
+//! The one suite for all stores: whoever writes a backend runs it. It comes with the feature `conformance`.
 //!
-//! To run it: `conformance!(open);` in a test module, with `async fn open() -> Env` beside it, which
-//! opens an empty store.
+//! Each test is a plain function over an [`Env`], which knows two brokers on one empty store and a clock that tests can move.
+//! [`conformance!`] makes a test of every one of them, so that no backend can leave one out (the broker's own stores are
+//! tested by it, and a function that is not in its list would be dead code). In the crate of a backend, with `tokio`
+//! (features `macros`, `rt-multi-thread`) among the dev-dependencies:
+//!
+//! ```ignore
+//! use sluicegate_broker::{domain::Clock, store::conformance::{Env, conformance}};
+//!
+//! async fn open() -> Env {
+//!     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+//!     // Two brokers on the same data, or one and the same where there can be only one.
+//!     let store = Arc::new(scratch.open(&clock).await);
+//!     let other = Arc::new(scratch.open(&clock).await);
+//!     // What the store does by itself now and then, done at once.
+//!     let upkeep = { let store = store.clone(); move || { let store = store.clone(); async move { store.upkeep().await } } };
+//!     Env::new(store, other, clock, upkeep, scratch)
+//! }
+//!
+//! conformance!(open);
+//! ```
+//!
+//! A store takes its time from the clock it is given, which the tests advance, and must not expire or sweep anything by
+//! itself while they run.
+// The name of a test says what it tests; all tests are `async`, and written in the words of `env`.
+#![allow(missing_docs, clippy::unused_async, clippy::wildcard_imports)]
 
 mod broker;
 mod env;
 
-pub(crate) mod admin;
-pub(crate) mod dead_letter;
-pub(crate) mod dedup;
-pub(crate) mod deletion;
-pub(crate) mod history;
-pub(crate) mod keys;
-pub(crate) mod large;
-pub(crate) mod model;
-pub(crate) mod moves;
-pub(crate) mod push;
-pub(crate) mod redrive;
-pub(crate) mod reserve;
-pub(crate) mod settings;
-pub(crate) mod settle;
-pub(crate) mod stats;
+pub mod admin;
+pub mod dead_letter;
+pub mod dedup;
+pub mod deletion;
+pub mod history;
+pub mod keys;
+pub mod large;
+pub mod model;
+pub mod moves;
+pub mod push;
+pub mod redrive;
+pub mod reserve;
+pub mod settings;
+pub mod settle;
+pub mod stats;
 
-pub(crate) use broker::Broker;
-pub(crate) use env::Env;
+pub use broker::Broker;
+pub use env::Env;
 
-/// Makes a test of every function of the suite.
+/// Makes a test of every function of the suite; see [`store::conformance`](crate::store::conformance).
+#[macro_export]
 macro_rules! conformance {
     ($open:path) => {
-        $crate::store::conformance::conformance! { @tests $open;
+        $crate::conformance! { @tests $open;
             admin {
                 lists_are_in_order_and_of_the_state_asked_for
                 pages_add_up_to_the_list
@@ -164,6 +186,7 @@ macro_rules! conformance {
                 delayed_items_queue_by_eligible_time
                 a_delivery_says_all_about_its_lease
                 a_reserved_item_tells_since_when_it_was_due
+                whoever_consumes_next_needs_no_hint
                 wants_share_and_keep_their_bounds
                 bytes_are_bounded_but_a_large_item_gets_through
                 more_is_true_while_there_is_more
@@ -214,4 +237,4 @@ macro_rules! conformance {
         })*
     };
 }
-pub(crate) use conformance;
+pub use crate::conformance;

@@ -20,7 +20,7 @@ use proptest::{
 
 use super::{
     Env,
-    env::{held, last, move_of, seconds, want},
+    env::{demand, held, last, move_of, seconds},
 };
 use crate::{
     domain::{
@@ -355,10 +355,10 @@ impl Run<'_> {
             ready = self.world.ready(queue);
         }
         ready.truncate(count);
-        let (mut taken, want) = (Vec::new(), Demand { lease: seconds(LEASE), ..want(count) });
+        let (mut taken, demand) = (Vec::new(), Demand { lease: seconds(LEASE), ..demand(count) });
         loop {
-            let want = Demand { max_items: count - taken.len(), ..want.clone() };
-            let reserved = self.env.reserve(&self.queues[queue], &[want]).await;
+            let demand = Demand { max_items: count - taken.len(), ..demand.clone() };
+            let reserved = self.env.reserve(&self.queues[queue], &[demand]).await;
             taken.extend(reserved.deliveries.into_iter().map(|(_, delivery)| delivery));
             if taken.len() == count || !reserved.more {
                 break;
@@ -375,7 +375,7 @@ impl Run<'_> {
                 let all = self.world.ready(queue);
                 prop_assert_eq!(got.len(), all.len().min(count));
                 prop_assert!(got.iter().all(|n| all.contains(n)), "{:?} of {:?}", got, all);
-                ready = got.clone();
+                ready.clone_from(&got);
             }
             ready.sort_unstable();
         }
@@ -554,7 +554,7 @@ async fn run(env: &Env, steps: &[Step]) -> Result<(), TestCaseError> {
     run.compare().await
 }
 
-pub(crate) async fn random_sequences_agree_with_the_model(env: &Env) {
+pub async fn random_sequences_agree_with_the_model(env: &Env) {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
         config.cases = 48;

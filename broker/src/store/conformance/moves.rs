@@ -6,7 +6,7 @@ use crate::{
     store::Move,
 };
 
-pub(crate) async fn a_moved_item_keeps_what_it_is(env: &Env) {
+pub async fn a_moved_item_keeps_what_it_is(env: &Env) {
     let (from, to) = (env.queue("from").await, env.queue("to").await);
     let new = crate::domain::NewItem {
         headers: [("a".to_owned(), "1".to_owned()), ("b".to_owned(), "2".to_owned())].into(),
@@ -40,7 +40,7 @@ pub(crate) async fn a_moved_item_keeps_what_it_is(env: &Env) {
     assert_eq!(env.move_one(&from, &second, &to).await, Outcome::Gone);
 }
 
-pub(crate) async fn a_move_may_change_the_content(env: &Env) {
+pub async fn a_move_may_change_the_content(env: &Env) {
     let (from, to) = (env.queue("from").await, env.queue("to").await);
     let new = crate::domain::NewItem {
         headers: [("a".to_owned(), "1".to_owned()), ("b".to_owned(), "2".to_owned())].into(),
@@ -70,7 +70,7 @@ pub(crate) async fn a_move_may_change_the_content(env: &Env) {
     assert_eq!(headers, [("a", "1"), ("b", "changed"), ("c", "3")]);
 }
 
-pub(crate) async fn an_empty_payload_is_a_new_payload(env: &Env) {
+pub async fn an_empty_payload_is_a_new_payload(env: &Env) {
     let (from, to) = (env.queue("from").await, env.queue("to").await);
     env.push_plain(&from, &["x"]).await;
     let delivery = env.take_one(&from).await;
@@ -79,7 +79,7 @@ pub(crate) async fn an_empty_payload_is_a_new_payload(env: &Env) {
     assert!(env.take_one(&to).await.item.payload.is_empty());
 }
 
-pub(crate) async fn move_results_are_exact_in_a_mixed_batch(env: &Env) {
+pub async fn move_results_are_exact_in_a_mixed_batch(env: &Env) {
     let (from, a, b) = (env.queue("from").await, env.queue("a").await, env.queue("b").await);
     env.push(&from, (0..20).map(|n| item(&n.to_string())).collect()).await;
     let taken = env.take(&from, 20).await;
@@ -103,7 +103,7 @@ pub(crate) async fn move_results_are_exact_in_a_mixed_batch(env: &Env) {
     assert_eq!(left, ["1", "13", "17", "5", "9"]);
 }
 
-pub(crate) async fn a_move_to_its_own_queue_starts_anew(env: &Env) {
+pub async fn a_move_to_its_own_queue_starts_anew(env: &Env) {
     let queue = env.queue("q").await;
     let pushed = env.push(&queue, vec![keyed("1", "k"), keyed("2", "k")]).await;
     let delivery = env.take_one(&queue).await;
@@ -117,7 +117,7 @@ pub(crate) async fn a_move_to_its_own_queue_starts_anew(env: &Env) {
     }
 }
 
-pub(crate) async fn a_move_takes_the_numbers_of_its_new_queue(env: &Env) {
+pub async fn a_move_takes_the_numbers_of_its_new_queue(env: &Env) {
     let numbered = env.queue_with("numbered", |queue| queue.sequenced = true).await;
     let plain = env.queue("plain").await;
     let last = env.push_plain(&numbered, &["a", "b", "c"]).await[2].sequence;
@@ -131,7 +131,7 @@ pub(crate) async fn a_move_takes_the_numbers_of_its_new_queue(env: &Env) {
     assert_eq!(env.get(&plain, pushed.id).await.sequence, 0);
 }
 
-pub(crate) async fn a_lease_that_lapses_after_a_move_fails_in_the_new_queue(env: &Env) {
+pub async fn a_lease_that_lapses_after_a_move_fails_in_the_new_queue(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut crate::domain::Queue| {
         queue.max_attempts = Some(1);
@@ -153,7 +153,7 @@ pub(crate) async fn a_lease_that_lapses_after_a_move_fails_in_the_new_queue(env:
     assert_eq!(env.get(&from, delivery.item.id).await.origin_queue, None);
 }
 
-pub(crate) async fn a_commit_and_its_pushes_are_one_step(env: &Env) {
+pub async fn a_commit_and_its_pushes_are_one_step(env: &Env) {
     let from = env.queue("from").await;
     let near = env.queue("near").await;
     let far = env
@@ -187,7 +187,7 @@ pub(crate) async fn a_commit_and_its_pushes_are_one_step(env: &Env) {
     assert_eq!(env.store.depth(&near).await.unwrap().unsettled(), 3);
 }
 
-pub(crate) async fn a_commit_and_push_keeps_history_and_passes_the_turn_on(env: &Env) {
+pub async fn a_commit_and_push_keeps_history_and_passes_the_turn_on(env: &Env) {
     let from = env.queue_with("from", |queue| queue.retention = seconds(100)).await;
     env.push(&from, vec![keyed("1", "k"), keyed("2", "k")]).await;
     let delivery = env.take_one(&from).await;

@@ -34,7 +34,7 @@ async fn redrive(env: &Env, from: &Queue, to: &Arc<Queue>, filter: &RedriveFilte
     env.store.redrive(from, to, filter, 1_000_000).await.unwrap()
 }
 
-pub(crate) async fn dead_letters_go_home(env: &Env) {
+pub async fn dead_letters_go_home(env: &Env) {
     let Queues { dead, a, b } = queues(env).await;
     assert!(env.store.origins(&dead).await.unwrap().is_empty());
     bury_all(env, &a, vec![item("1"), item("2")], "broken").await;
@@ -54,7 +54,7 @@ pub(crate) async fn dead_letters_go_home(env: &Env) {
     assert!(env.store.origins(&dead).await.unwrap().is_empty()); // it is reserved now
 }
 
-pub(crate) async fn all_conditions_of_a_filter_hold(env: &Env) {
+pub async fn all_conditions_of_a_filter_hold(env: &Env) {
     let Queues { dead, a, b } = queues(env).await;
     bury_all(env, &a, vec![item("1")], "timeout: 5 s (a+b)").await;
     env.pass(seconds(10));
@@ -92,7 +92,7 @@ pub(crate) async fn all_conditions_of_a_filter_hold(env: &Env) {
     assert_eq!(env.drain(&to).await, ["3"]);
 }
 
-pub(crate) async fn a_limit_takes_the_head(env: &Env) {
+pub async fn a_limit_takes_the_head(env: &Env) {
     let Queues { dead, a, .. } = queues(env).await;
     let items = vec![item("1"), urgent("2", 5), item("3"), item("4")];
     bury_all(env, &a, items, "broken").await;
@@ -104,7 +104,7 @@ pub(crate) async fn a_limit_takes_the_head(env: &Env) {
     assert_eq!(env.drain(&a).await, ["3", "4"]);
 }
 
-pub(crate) async fn only_ready_items_are_redriven(env: &Env) {
+pub async fn only_ready_items_are_redriven(env: &Env) {
     let Queues { dead, a, .. } = queues(env).await;
     bury_all(env, &a, vec![item("held"), item("later"), item("free")], "broken").await;
     let taken = env.take(&dead, 2).await;
@@ -115,7 +115,7 @@ pub(crate) async fn only_ready_items_are_redriven(env: &Env) {
     assert_eq!(env.list(&dead, Some(ItemState::Delayed)).await.len(), 1);
 }
 
-pub(crate) async fn thousands_are_redriven_in_order(env: &Env) {
+pub async fn thousands_are_redriven_in_order(env: &Env) {
     let Queues { dead, a, .. } = queues(env).await;
     let names: Vec<String> = (0..2_500).map(|n| n.to_string()).collect();
     env.push(&a, names.iter().map(|name| item(name)).collect()).await;
@@ -133,7 +133,7 @@ pub(crate) async fn thousands_are_redriven_in_order(env: &Env) {
     assert_eq!(env.store.depth(&dead).await.unwrap().ready, 1_000);
 }
 
-pub(crate) async fn a_key_is_in_force_again(env: &Env) {
+pub async fn a_key_is_in_force_again(env: &Env) {
     let Queues { dead, a, b } = queues(env).await;
     let pushed = env.push(&a, ["1", "2", "3", "4"].map(|name| keyed(name, "k")).to_vec()).await;
     for _ in 0..2 {
@@ -171,7 +171,7 @@ pub(crate) async fn a_key_is_in_force_again(env: &Env) {
 }
 
 /// A redrive that goes on for a while leaves alone what fails again meanwhile.
-pub(crate) async fn what_fails_again_meanwhile_is_not_redriven_again(env: &Env) {
+pub async fn what_fails_again_meanwhile_is_not_redriven_again(env: &Env) {
     let dead = env.queue("dead").await;
     let queue = env.queue_with("q", |q| q.dead_letter_queue = Some(name("dead"))).await;
     env.push_plain(&queue, &["x", "y"]).await;

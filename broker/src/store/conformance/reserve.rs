@@ -5,10 +5,10 @@ use std::time::Duration;
 use super::{Env, env::*};
 use crate::{
     domain::{ConsumerName, Delivery, Demand, ItemState, NewItem, Outcome},
-    store::{Rollback, RollbackTo},
+    store::{Appeared, Rollback, RollbackTo},
 };
 
-pub(crate) async fn items_are_handed_out_in_the_order_of_their_pushes(env: &Env) {
+pub async fn items_are_handed_out_in_the_order_of_their_pushes(env: &Env) {
     let queue = env.queue("q").await;
     let mut expected = Vec::new();
     for call in 0..20 {
@@ -23,7 +23,7 @@ pub(crate) async fn items_are_handed_out_in_the_order_of_their_pushes(env: &Env)
     assert_eq!(got, expected);
 }
 
-pub(crate) async fn priority_comes_before_age(env: &Env) {
+pub async fn priority_comes_before_age(env: &Env) {
     let queue = env.queue("q").await;
     let items = [("a", 0), ("b", 9), ("c", 5), ("d", 9), ("e", 0), ("f", 1)];
     env.push(&queue, items.iter().map(|(payload, level)| urgent(payload, *level)).collect()).await;
@@ -33,7 +33,7 @@ pub(crate) async fn priority_comes_before_age(env: &Env) {
     assert_eq!(env.drain(&queue).await, ["g", "a", "e"]);
 }
 
-pub(crate) async fn a_delayed_urgent_item_holds_up_nobody(env: &Env) {
+pub async fn a_delayed_urgent_item_holds_up_nobody(env: &Env) {
     let queue = env.queue("q").await;
     for n in 0..50 {
         let urgent = crate::domain::NewItem { delay: seconds(60), ..urgent(&n.to_string(), 9) };
@@ -45,7 +45,7 @@ pub(crate) async fn a_delayed_urgent_item_holds_up_nobody(env: &Env) {
     assert_eq!(env.take(&queue, 100).await.len(), 51); // the lease of the first has lapsed too
 }
 
-pub(crate) async fn delayed_items_queue_by_eligible_time(env: &Env) {
+pub async fn delayed_items_queue_by_eligible_time(env: &Env) {
     let queue = env.queue("q").await;
     env.push_one(&queue, delayed("c", seconds(30))).await;
     env.push_one(&queue, delayed("a", seconds(10))).await;
@@ -55,7 +55,7 @@ pub(crate) async fn delayed_items_queue_by_eligible_time(env: &Env) {
     assert_eq!(env.drain(&queue).await, ["a", "b", "c", "d"]);
 }
 
-pub(crate) async fn a_delivery_says_all_about_its_lease(env: &Env) {
+pub async fn a_delivery_says_all_about_its_lease(env: &Env) {
     let queue = env.queue("q").await;
     let pushed = env.push_one(&queue, item("x")).await;
     let before = env.now();
@@ -75,37 +75,37 @@ pub(crate) async fn a_delivery_says_all_about_its_lease(env: &Env) {
     assert_eq!(receipt.token.broker(), env.store.broker_id());
 }
 
-pub(crate) async fn wants_share_and_keep_their_bounds(env: &Env) {
+pub async fn wants_share_and_keep_their_bounds(env: &Env) {
     let queue = env.queue("q").await;
     let names: Vec<String> = (0..9).map(|n| n.to_string()).collect();
     env.push(&queue, names.iter().map(|name| item(name)).collect()).await;
     let named = |name: &str, max_items, lease| Demand {
         lease,
         consumer: Some(ConsumerName::parse("consumer", name).unwrap()),
-        ..want(max_items)
+        ..demand(max_items)
     };
-    let wants = [named("a", 1, seconds(10)), named("b", 3, seconds(20)), named("c", 2, LEASE)];
-    let reserved = env.reserve(&queue, &wants).await;
+    let demands = [named("a", 1, seconds(10)), named("b", 3, seconds(20)), named("c", 2, LEASE)];
+    let reserved = env.reserve(&queue, &demands).await;
     let dealt: Vec<(usize, String)> =
-        reserved.deliveries.iter().map(|(taker, d)| (*taker, payload(&d.item))).collect();
+        reserved.deliveries.iter().map(|(claimant, d)| (*claimant, payload(&d.item))).collect();
     let expected = [(0, "0"), (1, "1"), (2, "2"), (1, "3"), (2, "4"), (1, "5")];
-    assert_eq!(dealt, expected.map(|(taker, payload)| (taker, payload.to_owned())));
+    assert_eq!(dealt, expected.map(|(claimant, payload)| (claimant, payload.to_owned())));
     assert!(reserved.more);
-    for (taker, delivery) in &reserved.deliveries {
-        assert_eq!(delivery.item.consumer, wants[*taker].consumer);
+    for (claimant, delivery) in &reserved.deliveries {
+        assert_eq!(delivery.item.consumer, demands[*claimant].consumer);
         let lease = delivery.lease_expire_time.0 - env.now().0;
-        let asked = wants[*taker].lease.as_millis() as i64;
+        let asked = demands[*claimant].lease.as_millis() as i64;
         assert!(lease <= asked && lease > asked - 5_000, "{lease} of {asked}");
         assert_eq!(env.get(&queue, delivery.item.id).await, delivery.item);
     }
     assert_eq!(env.drain(&queue).await, ["6", "7", "8"]);
 }
 
-pub(crate) async fn bytes_are_bounded_but_a_large_item_gets_through(env: &Env) {
+pub async fn bytes_are_bounded_but_a_large_item_gets_through(env: &Env) {
     let queue = env.queue("q").await;
     let large = "x".repeat(1_000);
     env.push_plain(&queue, &[&large, "aaaa", "bbbb", "cccc", "dddd", &large, "e"]).await;
-    let bounded = |max_bytes, may_exceed| Demand { max_bytes, may_exceed, ..want(100) };
+    let bounded = |max_bytes, may_exceed| Demand { max_bytes, may_exceed, ..demand(100) };
     // Nobody here may exceed their bytes: order is kept, nothing goes out.
     let reserved = env.reserve(&queue, &[bounded(10, false)]).await;
     assert!(reserved.deliveries.is_empty() && reserved.more);
@@ -120,22 +120,22 @@ pub(crate) async fn bytes_are_bounded_but_a_large_item_gets_through(env: &Env) {
     assert_eq!(env.drain(&queue).await, [large, "e".to_owned()]);
 }
 
-pub(crate) async fn more_is_true_while_there_is_more(env: &Env) {
+pub async fn more_is_true_while_there_is_more(env: &Env) {
     let queue = env.queue("q").await;
-    assert!(!env.reserve(&queue, &[want(5)]).await.more);
+    assert!(!env.reserve(&queue, &[demand(5)]).await.more);
     env.push(&queue, (0..3_000).map(|n| item(&n.to_string())).collect()).await;
     let mut got = 0;
     while got < 2_999 {
-        let reserved = env.reserve(&queue, &[want((2_999 - got).min(700))]).await;
+        let reserved = env.reserve(&queue, &[demand((2_999 - got).min(700))]).await;
         assert!(!reserved.deliveries.is_empty());
         assert!(reserved.more, "after {got}");
         got += reserved.deliveries.len();
     }
     assert_eq!(env.drain(&queue).await, ["2999"]);
-    assert!(!env.reserve(&queue, &[want(5)]).await.more);
+    assert!(!env.reserve(&queue, &[demand(5)]).await.more);
 }
 
-pub(crate) async fn small_reserves_in_a_row_miss_nothing(env: &Env) {
+pub async fn small_reserves_in_a_row_miss_nothing(env: &Env) {
     let queue = env.queue("q").await;
     let numbers = 0..200;
     env.push(&queue, numbers.map(|n| item(&n.to_string())).collect()).await;
@@ -168,7 +168,7 @@ pub(crate) async fn small_reserves_in_a_row_miss_nothing(env: &Env) {
 
     // Taken by another, and deleted.
     let gone = in_order(3).await;
-    let others = env.other.reserve(&queue, &[want(2)]).await.unwrap().deliveries;
+    let others = env.other.reserve(&queue, &[demand(2)]).await.unwrap().deliveries;
     let others: Vec<_> = others.into_iter().map(|(_, delivery)| delivery).collect();
     assert_eq!(payloads(&others), [gone.to_string(), (gone + 1).to_string()]);
     let ahead = env.list(&queue, Some(ItemState::Ready)).await;
@@ -187,14 +187,14 @@ pub(crate) async fn small_reserves_in_a_row_miss_nothing(env: &Env) {
     assert_eq!(rest, expected.collect::<Vec<_>>());
 }
 
-pub(crate) async fn nothing_wanted_nothing_reserved(env: &Env) {
+pub async fn nothing_wanted_nothing_reserved(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["a"]).await;
     assert!(env.reserve(&queue, &[]).await.deliveries.is_empty());
     assert_eq!(env.drain(&queue).await, ["a"]);
 }
 
-pub(crate) async fn two_valid_leases_never_overlap(env: &Env) {
+pub async fn two_valid_leases_never_overlap(env: &Env) {
     let queue = env.queue("q").await;
     env.push(&queue, (0..400).map(|n| item(&n.to_string())).collect()).await;
     let consumers = [env.store.clone(), env.other.clone()].map(|store| {
@@ -202,7 +202,7 @@ pub(crate) async fn two_valid_leases_never_overlap(env: &Env) {
         tokio::spawn(async move {
             let mut got = Vec::new();
             loop {
-                let reserved = store.reserve(&queue, &[want(13)]).await.unwrap();
+                let reserved = store.reserve(&queue, &[demand(13)]).await.unwrap();
                 if reserved.deliveries.is_empty() && !reserved.more {
                     return got;
                 }
@@ -221,7 +221,7 @@ pub(crate) async fn two_valid_leases_never_overlap(env: &Env) {
     assert!(env.commit(&queue, &all).await.iter().all(|outcome| *outcome == Outcome::Ok));
 }
 
-pub(crate) async fn a_lapsed_lease_is_a_failed_attempt(env: &Env) {
+pub async fn a_lapsed_lease_is_a_failed_attempt(env: &Env) {
     let queue = env.queue("q").await;
     let pushed = env.push_one(&queue, item("x")).await;
     let first = env.take_one(&queue).await;
@@ -242,7 +242,7 @@ pub(crate) async fn a_lapsed_lease_is_a_failed_attempt(env: &Env) {
     assert!(env.drain(&queue).await.is_empty());
 }
 
-pub(crate) async fn many_lapsed_leases_come_back_in_order(env: &Env) {
+pub async fn many_lapsed_leases_come_back_in_order(env: &Env) {
     let queue = env.queue("q").await;
     let names: Vec<String> = (0..300).map(|n| n.to_string()).collect();
     env.push(&queue, names.iter().map(|name| item(name)).collect()).await;
@@ -257,7 +257,7 @@ pub(crate) async fn many_lapsed_leases_come_back_in_order(env: &Env) {
 
 /// Issue 9, point 12: leases that lapsed in great number come back in their order, though not all at once, and count as
 /// ready whoever asks.
-pub(crate) async fn thousands_of_lapsed_leases_come_back_in_order(env: &Env) {
+pub async fn thousands_of_lapsed_leases_come_back_in_order(env: &Env) {
     let queue = env.queue("q").await;
     let mut expected = Vec::new();
     for level in [7, 2] {
@@ -269,7 +269,7 @@ pub(crate) async fn thousands_of_lapsed_leases_come_back_in_order(env: &Env) {
         expected.extend(names);
     }
     env.pass(LEASE + seconds(1));
-    let first = env.other.reserve(&queue, &[want(1)]).await.unwrap();
+    let first = env.other.reserve(&queue, &[demand(1)]).await.unwrap();
     assert!(first.more);
     let mut again = vec![first.deliveries[0].1.clone()];
     assert_eq!(env.list(&queue, Some(ItemState::Ready)).await.len(), expected.len() - 1);
@@ -278,7 +278,7 @@ pub(crate) async fn thousands_of_lapsed_leases_come_back_in_order(env: &Env) {
     assert!(again.iter().all(|delivery| delivery.item.attempt == 2));
 }
 
-pub(crate) async fn the_next_eligible_time_is_that_of_delays_and_leases(env: &Env) {
+pub async fn the_next_eligible_time_is_that_of_delays_and_leases(env: &Env) {
     let queue = env.queue("q").await;
     assert_eq!(env.next_eligible(&queue).await, None);
     let late = env.push_one(&queue, delayed("late", seconds(100))).await;
@@ -302,13 +302,13 @@ pub(crate) async fn the_next_eligible_time_is_that_of_delays_and_leases(env: &En
 }
 
 /// What has expired at the head is removed and told, so that it can be counted.
-pub(crate) async fn expired_items_met_on_the_way_are_told(env: &Env) {
+pub async fn expired_items_met_on_the_way_are_told(env: &Env) {
     let queue = env.queue("q").await;
     env.push(&queue, vec![mortal("a", seconds(1)), mortal("b", seconds(1)), item("c")]).await;
     env.pass(seconds(2));
     let (mut expired, mut delivered) = (0, Vec::new());
     loop {
-        let reserved = env.store.reserve(&queue, &[want(10)]).await.unwrap();
+        let reserved = env.store.reserve(&queue, &[demand(10)]).await.unwrap();
         expired += reserved.expired;
         delivered.extend(reserved.deliveries.into_iter().map(|(_, delivery)| delivery));
         if !reserved.more {
@@ -319,7 +319,7 @@ pub(crate) async fn expired_items_met_on_the_way_are_told(env: &Env) {
 }
 
 /// Issue 9, point 24: since when an item waits is known while it is reserved too.
-pub(crate) async fn a_reserved_item_tells_since_when_it_was_due(env: &Env) {
+pub async fn a_reserved_item_tells_since_when_it_was_due(env: &Env) {
     let queue = env.queue("q").await;
     let due_while_reserved = async |delivery: &Delivery| {
         let stored = env.get(&queue, delivery.item.id).await;
@@ -375,4 +375,30 @@ pub(crate) async fn a_reserved_item_tells_since_when_it_was_due(env: &Env) {
             assert!(stored.due_time.unwrap() >= before);
         }
     }
+}
+
+/// Nobody keeps the hints that come while nobody consumes a queue.
+pub async fn whoever_consumes_next_needs_no_hint(env: &Env) {
+    let queue = env.queue("q").await;
+    env.push_plain(&queue, &["a", "b"]).await;
+    env.pass(seconds(5));
+    let (demands, nothing) = ([demand(2)], Appeared::Nothing);
+    let mut first = env.other.reserver(&queue.name);
+    let taken = first.reserve(&queue, &demands, nothing).await.unwrap().deliveries;
+    assert_eq!(taken.len(), 2);
+    assert!(first.reserve(&queue, &demands, nothing).await.unwrap().deliveries.is_empty());
+    drop(first);
+    let back = taken.iter().map(|(_, delivery)| Rollback {
+        held: held(&queue, delivery),
+        to: RollbackTo::Queue {
+            eligible_time: delivery.previous_eligible_time,
+            attempt: 1,
+            undelivered: true,
+        },
+        reason: None,
+    });
+    assert_eq!(env.store.rollback(back.collect()).await.unwrap(), [Outcome::Ok; 2]);
+    let mut next = env.other.reserver(&queue.name);
+    let again = next.reserve(&queue, &demands, nothing).await.unwrap().deliveries;
+    assert_eq!(again.len(), 2);
 }

@@ -31,7 +31,7 @@ fn everything_set(text: &str, now: Timestamp) -> Queue {
     }
 }
 
-pub(crate) async fn a_queue_is_as_it_was_created(env: &Env) {
+pub async fn a_queue_is_as_it_was_created(env: &Env) {
     assert_eq!(env.store.get_queue(&name("q")).await.unwrap(), None);
     let now = env.now();
     for queue in [everything_set("full", now), Queue::with_defaults(name("plain"), now)] {
@@ -47,7 +47,7 @@ pub(crate) async fn a_queue_is_as_it_was_created(env: &Env) {
     }
 }
 
-pub(crate) async fn racing_creations_make_one_queue(env: &Env) {
+pub async fn racing_creations_make_one_queue(env: &Env) {
     let racers: Vec<_> = (0..8)
         .map(|n| {
             let store = if n % 2 == 0 { env.store.clone() } else { env.other.clone() };
@@ -71,7 +71,7 @@ pub(crate) async fn racing_creations_make_one_queue(env: &Env) {
     assert!(all.iter().all(|queue| *queue == new[0]));
 }
 
-pub(crate) async fn queues_are_listed_by_name(env: &Env) {
+pub async fn queues_are_listed_by_name(env: &Env) {
     let names = ["B", "a", "a-b", "a.b", "b", "b1", "b10", "b2"];
     for name in ["b10", "a.b", "B", "b", "a", "b2", "a-b", "b1"] {
         env.queue(name).await;
@@ -91,7 +91,7 @@ pub(crate) async fn queues_are_listed_by_name(env: &Env) {
     assert_eq!(got, names);
 }
 
-pub(crate) async fn updates_are_fenced_by_the_revision(env: &Env) {
+pub async fn updates_are_fenced_by_the_revision(env: &Env) {
     let queue = env.queue("q").await;
     let first = Queue { paused: true, ..(*queue).clone() };
     let updated = env.store.update_queue(&first).await.unwrap().unwrap();
@@ -109,7 +109,7 @@ pub(crate) async fn updates_are_fenced_by_the_revision(env: &Env) {
 }
 
 /// Who remembers settings learns which have changed, and no more than that.
-pub(crate) async fn settings_that_change_are_told_once(env: &Env) {
+pub async fn settings_that_change_are_told_once(env: &Env) {
     let bystander = env.queue("bystander").await;
     let mut watch = env.other.watch_settings();
     assert_eq!(watch.changes().await.unwrap(), SettingsChanges::Unknown, "nothing is known yet");
@@ -141,7 +141,7 @@ pub(crate) async fn settings_that_change_are_told_once(env: &Env) {
     assert_eq!(changed().await, []);
 }
 
-pub(crate) async fn a_deleted_queue_leaves_nothing_behind(env: &Env) {
+pub async fn a_deleted_queue_leaves_nothing_behind(env: &Env) {
     let set = |queue: &mut Queue| {
         queue.retention = seconds(1_000);
         queue.sequenced = true;
@@ -197,7 +197,7 @@ fn schedule(text: &str, now: Timestamp) -> Schedule {
     }
 }
 
-pub(crate) async fn schedules_are_kept(env: &Env) {
+pub async fn schedules_are_kept(env: &Env) {
     let now = env.now();
     let given = schedule("daily", now);
     assert_eq!(env.store.get_schedule(&given.name).await.unwrap(), None);
@@ -222,7 +222,7 @@ pub(crate) async fn schedules_are_kept(env: &Env) {
     assert_eq!(env.store.get_schedule(&given.name).await.unwrap(), None);
 }
 
-pub(crate) async fn ticks_are_noted_once_and_in_order(env: &Env) {
+pub async fn ticks_are_noted_once_and_in_order(env: &Env) {
     let now = env.now();
     let given = schedule("daily", now);
     let name = &given.name;

@@ -8,7 +8,7 @@ use crate::{
 
 use Outcome::{Gone, LeaseLost, Ok};
 
-pub(crate) async fn a_committed_item_is_gone_for_good(env: &Env) {
+pub async fn a_committed_item_is_gone_for_good(env: &Env) {
     let queue = env.queue("q").await;
     let pushed = env.push_one(&queue, item("x")).await;
     let delivery = env.take_one(&queue).await;
@@ -20,7 +20,7 @@ pub(crate) async fn a_committed_item_is_gone_for_good(env: &Env) {
     assert_eq!(env.store.depth(&queue).await.unwrap(), crate::domain::Depth::default());
 }
 
-pub(crate) async fn the_other_broker_settles_as_well(env: &Env) {
+pub async fn the_other_broker_settles_as_well(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["a", "b"]).await;
     let taken = env.take(&queue, 2).await;
@@ -29,7 +29,7 @@ pub(crate) async fn the_other_broker_settles_as_well(env: &Env) {
     assert_eq!(env.store.holds(vec![held(&queue, &taken[1])]).await.unwrap(), [true]);
 }
 
-pub(crate) async fn a_lapsed_lease_still_settles(env: &Env) {
+pub async fn a_lapsed_lease_still_settles(env: &Env) {
     let queue = env.queue("q").await;
     let to = env.queue("to").await;
     env.push_plain(&queue, &["a", "b", "c", "d"]).await;
@@ -47,7 +47,7 @@ pub(crate) async fn a_lapsed_lease_still_settles(env: &Env) {
     assert_eq!((again[0].item.attempt, again[0].item.deliveries), (2, 2));
 }
 
-pub(crate) async fn a_stale_receipt_changes_nothing(env: &Env) {
+pub async fn a_stale_receipt_changes_nothing(env: &Env) {
     let queue = env.queue("q").await;
     let to = env.queue("to").await;
     let pushed = env.push_one(&queue, item("x")).await;
@@ -72,7 +72,7 @@ pub(crate) async fn a_stale_receipt_changes_nothing(env: &Env) {
     assert_eq!(env.commit_one(&queue, &fresh).await, Ok);
 }
 
-pub(crate) async fn a_receipt_given_back_is_lost(env: &Env) {
+pub async fn a_receipt_given_back_is_lost(env: &Env) {
     let queue = env.queue("q").await;
     env.push_one(&queue, item("x")).await;
     let delivery = env.take_one(&queue).await;
@@ -83,7 +83,7 @@ pub(crate) async fn a_receipt_given_back_is_lost(env: &Env) {
     assert_eq!(env.drain(&queue).await, ["x"]);
 }
 
-pub(crate) async fn results_are_exact_in_a_mixed_batch(env: &Env) {
+pub async fn results_are_exact_in_a_mixed_batch(env: &Env) {
     let queue = env.queue("q").await;
     env.push(&queue, (0..60).map(|n| item(&n.to_string())).collect()).await;
     let taken = env.take(&queue, 60).await;
@@ -104,7 +104,7 @@ pub(crate) async fn results_are_exact_in_a_mixed_batch(env: &Env) {
     assert_eq!(env.take(&queue, 60).await.len(), 15);
 }
 
-pub(crate) async fn rollback_results_are_exact_in_a_mixed_batch(env: &Env) {
+pub async fn rollback_results_are_exact_in_a_mixed_batch(env: &Env) {
     let dead = env.queue("dead").await;
     let queue =
         env.queue_with("q", |queue| queue.dead_letter_queue = Some(dead.name.clone())).await;
@@ -132,7 +132,7 @@ pub(crate) async fn rollback_results_are_exact_in_a_mixed_batch(env: &Env) {
     }
 }
 
-pub(crate) async fn receipts_crossed_over_settle_nothing(env: &Env) {
+pub async fn receipts_crossed_over_settle_nothing(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["a", "b"]).await;
     // Two acts of reserving, hence two tokens.
@@ -165,7 +165,7 @@ pub(crate) async fn receipts_crossed_over_settle_nothing(env: &Env) {
     assert_eq!(env.store.commit(batch).await.unwrap(), [LeaseLost, Ok, LeaseLost, Ok]);
 }
 
-pub(crate) async fn a_stale_receipt_beside_good_ones_settles_nothing(env: &Env) {
+pub async fn a_stale_receipt_beside_good_ones_settles_nothing(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["a", "b", "c"]).await;
     let stale = env.take(&queue, 3).await;
@@ -177,7 +177,7 @@ pub(crate) async fn a_stale_receipt_beside_good_ones_settles_nothing(env: &Env) 
     assert_eq!(env.commit(&queue, &fresh).await, [Gone, Ok, Gone]);
 }
 
-pub(crate) async fn an_invented_receipt_settles_nothing(env: &Env) {
+pub async fn an_invented_receipt_settles_nothing(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["a"]).await;
     let delivery = env.take_one(&queue).await;
@@ -191,7 +191,7 @@ pub(crate) async fn an_invented_receipt_settles_nothing(env: &Env) {
     assert_eq!(env.commit_one(&queue, &delivery).await, Ok);
 }
 
-pub(crate) async fn a_receipt_named_twice_in_a_call_settles_once(env: &Env) {
+pub async fn a_receipt_named_twice_in_a_call_settles_once(env: &Env) {
     let queue = env.queue("q").await;
     let kept = env.queue_with("kept", |queue| queue.retention = seconds(100)).await;
     for queue in [&queue, &kept] {
@@ -215,7 +215,7 @@ pub(crate) async fn a_receipt_named_twice_in_a_call_settles_once(env: &Env) {
     }
 }
 
-pub(crate) async fn a_rollback_says_when_and_why(env: &Env) {
+pub async fn a_rollback_says_when_and_why(env: &Env) {
     let queue = env.queue("q").await;
     let pushed = env.push_one(&queue, item("x")).await;
     let first = env.take_one(&queue).await;
@@ -233,7 +233,7 @@ pub(crate) async fn a_rollback_says_when_and_why(env: &Env) {
     assert_eq!((item.attempt, item.deliveries, item.last_reason.as_str()), (2, 2, "no luck"));
 }
 
-pub(crate) async fn what_was_never_sent_goes_back_to_its_place(env: &Env) {
+pub async fn what_was_never_sent_goes_back_to_its_place(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["a", "b", "c"]).await;
     let taken = env.take(&queue, 2).await;
@@ -257,7 +257,7 @@ pub(crate) async fn what_was_never_sent_goes_back_to_its_place(env: &Env) {
     assert_eq!(counted, [(2, 1), (2, 1), (1, 1)]);
 }
 
-pub(crate) async fn an_extended_lease_ends_when_it_says(env: &Env) {
+pub async fn an_extended_lease_ends_when_it_says(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["longer", "shorter"]).await;
     let taken = env.take(&queue, 2).await;
@@ -275,7 +275,7 @@ pub(crate) async fn an_extended_lease_ends_when_it_says(env: &Env) {
     assert_eq!(env.commit_one(&queue, &taken[0]).await, Ok);
 }
 
-pub(crate) async fn racing_commits_win_once(env: &Env) {
+pub async fn racing_commits_win_once(env: &Env) {
     let queue = env.queue("q").await;
     env.push(&queue, (0..50).map(|n| item(&n.to_string())).collect()).await;
     let taken = env.take(&queue, 50).await;

@@ -7,7 +7,7 @@ use crate::{
     store::conformance::{Env, env::*},
 };
 
-pub(crate) async fn totals_add_up_over_brokers(env: &Env) {
+pub async fn totals_add_up_over_brokers(env: &Env) {
     let (a, b) = (name("a"), name("b"));
     assert_eq!(env.store.totals(&a).await.unwrap(), Totals::default());
     let one = Totals {
@@ -41,7 +41,7 @@ pub(crate) async fn totals_add_up_over_brokers(env: &Env) {
     assert_eq!(env.other.totals(&b).await.unwrap(), expected);
 }
 
-pub(crate) async fn all_totals_are_read_at_once(env: &Env) {
+pub async fn all_totals_are_read_at_once(env: &Env) {
     assert_eq!(env.store.all_totals().await.unwrap(), Vec::new());
     let one = Totals { pushed: 1, expired: 2, ..Totals::default() };
     let two = Totals { delivered: 3, ..Totals::default() };
@@ -53,7 +53,7 @@ pub(crate) async fn all_totals_are_read_at_once(env: &Env) {
     assert_eq!(all, [(name("a"), both), (name("b.c"), two)]);
 }
 
-pub(crate) async fn a_task_has_one_leader_at_a_time(env: &Env) {
+pub async fn a_task_has_one_leader_at_a_time(env: &Env) {
     let minute = seconds(60);
     assert!(env.store.lead("task", minute).await.unwrap());
     assert!(env.store.lead("task", minute).await.unwrap(), "it is kept");
@@ -69,13 +69,13 @@ pub(crate) async fn a_task_has_one_leader_at_a_time(env: &Env) {
     assert!(env.store.lead("task", minute).await.unwrap(), "it was given up");
 }
 
-pub(crate) async fn a_queue_may_come_twice_in_a_change_of_totals(env: &Env) {
+pub async fn a_queue_may_come_twice_in_a_change_of_totals(env: &Env) {
     let one = Totals { pushed: 1, ..Totals::default() };
     env.store.add_totals(vec![(name("a"), one), (name("a"), one)]).await.unwrap();
     assert_eq!(env.store.totals(&name("a")).await.unwrap().pushed, 2);
 }
 
-pub(crate) async fn the_store_lives_and_says_where(env: &Env) {
+pub async fn the_store_lives_and_says_where(env: &Env) {
     env.store.ping().await.unwrap();
     assert!(!env.store.describe().is_empty());
     let before = env.now();
@@ -84,7 +84,7 @@ pub(crate) async fn the_store_lives_and_says_where(env: &Env) {
     assert!(env.other.now() >= before + seconds(1_000));
 }
 
-pub(crate) async fn a_sound_queue_needs_no_upkeep(env: &Env) {
+pub async fn a_sound_queue_needs_no_upkeep(env: &Env) {
     let queue = env.queue("q").await;
     env.push(&queue, (0..5).map(|n| keyed(&n.to_string(), "k")).collect()).await;
     let delivery = env.take_one(&queue).await;
@@ -95,7 +95,7 @@ pub(crate) async fn a_sound_queue_needs_no_upkeep(env: &Env) {
     assert_eq!(env.store.depth(&queue).await.unwrap().blocked, 3);
 }
 
-pub(crate) async fn an_abandoned_call_harms_nobody(env: &Env) {
+pub async fn an_abandoned_call_harms_nobody(env: &Env) {
     let queue = env.queue("q").await;
     for n in 0..30 {
         let push = env.store.push(vec![push_of(&queue, dedup(&n.to_string(), &n.to_string()))]);

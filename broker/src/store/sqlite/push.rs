@@ -26,7 +26,8 @@ fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::R
     let name = queue.name.as_str();
     let remember = item.remembered_until(queue, *dedup_window, tx.now).filter(|end| *end > tx.now);
     if remember.is_some()
-        && let Some((id, sequence)) = first_of(tx, name, &item.dedup_id)? {
+        && let Some((id, sequence)) = first_of(tx, name, &item.dedup_id)?
+    {
         return Ok(Pushed { id, deduplicated: true, sequence, eligible_time: None });
     }
 

@@ -7,7 +7,8 @@ use crate::{
         RetryPolicy, ScheduleName, Timestamp, Totals,
     },
     store::{
-        Held, Push, SettingsMark, Store,
+        Held, ItemAdmin, ItemStore, Push, QueueStore, ScheduleStore, StatsStore, Store,
+        conformance::Broker,
         mongo::{
             MongoOptions, MongoStore,
             tests::{Scratch, take},
@@ -62,8 +63,9 @@ fn options() -> MongoOptions {
     MongoOptions { clock: Arc::new(clock), discipline: false, pool_size: 16 }
 }
 
-async fn open_as(format: Format, scratch: &Scratch) -> Result<MongoStore> {
-    MongoStore::connect_as(format, &scratch.uri, &scratch.name, options()).await
+async fn open_as(format: Format, scratch: &Scratch) -> Result<Broker<MongoStore>> {
+    let store = MongoStore::connect_as(format, &scratch.uri, &scratch.name, options()).await?;
+    Ok(Broker::new(Arc::new(store)))
 }
 
 async fn database(scratch: &Scratch) -> (Client, Database) {
@@ -336,7 +338,7 @@ async fn brokers_of_two_versions_work_side_by_side() {
     let dead = queue(&newer, "dead").await;
     for pusher in [&older, &newer, &late] {
         pusher.push(vec![push(&dead, NewItem::default())]).await.unwrap();
-        pusher.settings_changes(&mut SettingsMark::default()).await.unwrap();
+        pusher.watch_settings().changes().await.unwrap();
     }
     assert_eq!(take(&older, &dead, 10).await.len(), 4, "by the clock that is furthest ahead");
 }
@@ -352,7 +354,7 @@ async fn a_newer_version_makes_brokers_of_earlier_ones_stop_first() {
         let (uri, name) = (scratch.uri.clone(), scratch.name.clone());
         async move { MongoStore::connect_as(FOURTH, &uri, &name, options()).await.map(drop) }
     });
-    let look = || async { older.settings_changes(&mut SettingsMark::default()).await };
+    let look = || async { older.watch_settings().changes().await };
     let StoreError::Unavailable { reason, .. } = until_refused(look).await else {
         panic!("another broker may do it")
     };

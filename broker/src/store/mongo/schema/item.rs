@@ -32,8 +32,8 @@ use mongodb::bson::{
 
 use crate::{
     domain::{
-        AtHead, ConsumerName, Headers, Item, ItemId, ItemSize, ItemState, LeaseToken, NewItem, Priority,
-        QueueName, Timestamp, message_bytes,
+        AtHead, ConsumerName, Headers, Item, ItemId, ItemSize, ItemState, LeaseToken, NewItem,
+        Priority, QueueName, Timestamp, message_bytes,
     },
     store::{
         Push, Result,

@@ -16,7 +16,8 @@ async fn fill(path: &Path) -> BTreeSet<String> {
     settings.retention = Duration::from_hours(1);
     let queue = Arc::new(settings);
     store.push(vec![push_of(&queue, "processed")]).await.unwrap();
-    let reserved = store.reserver(&queue.name).reserve(&queue, &[want()], Appeared::Nothing).await.unwrap();
+    let reserved =
+        store.reserver(&queue.name).reserve(&queue, &[want()], Appeared::Nothing).await.unwrap();
     let receipt = reserved.deliveries[0].1.receipt.clone();
     store.commit(vec![Held { queue: queue.clone(), receipt }]).await.unwrap();
     let pushes = (0..1_500).map(|n| {
@@ -48,7 +49,10 @@ async fn serve_all(store: &SqliteStore, what: &str) -> Vec<String> {
     let (queue, mut served) = (queue(store), Vec::new());
     loop {
         let wants = [Demand { max_items: 1_000, ..want() }];
-        let reserved = repeated(what, async || store.reserver(&queue.name).reserve(&queue, &wants, Appeared::Nothing).await).await;
+        let reserved = repeated(what, async || {
+            store.reserver(&queue.name).reserve(&queue, &wants, Appeared::Nothing).await
+        })
+        .await;
         if reserved.deliveries.is_empty() && !reserved.more {
             return served;
         }

@@ -49,7 +49,16 @@ async fn a_reserve_is_synced_soon_even_if_nothing_follows() {
         lease: Duration::from_secs(9),
         consumer: None,
     };
-    assert_eq!(store.reserver(&queue.name).reserve(&queue, &[want], Appeared::Nothing).await.unwrap().deliveries.len(), 1);
+    assert_eq!(
+        store
+            .reserver(&queue.name)
+            .reserve(&queue, &[want], Appeared::Nothing)
+            .await
+            .unwrap()
+            .deliveries
+            .len(),
+        1
+    );
     // The write that takes the reserve with it.
     while pinged().await.unwrap() == 0 {
         tokio::task::yield_now().await;
@@ -117,7 +126,8 @@ async fn a_full_disk_is_told_to_all_and_leaves_the_store_whole() {
         lease: Duration::from_secs(9),
         consumer: None,
     };
-    let reserved = store.reserver(&queue.name).reserve(&queue, &[want], Appeared::Nothing).await.unwrap();
+    let reserved =
+        store.reserver(&queue.name).reserve(&queue, &[want], Appeared::Nothing).await.unwrap();
     let held = Held { queue: queue.clone(), receipt: reserved.deliveries[0].1.receipt.clone() };
     let both = store.commit_and_push(held.clone(), vec![push_of(&queue, "y")]).await;
     assert!(matches!(both, Err(StoreError::Full { .. })), "{both:?}");

@@ -44,10 +44,7 @@ use super::{
     schema::StoreFile,
     tx::{Tx, View},
 };
-use crate::{
-    domain::Clock,
-    metrics::Metrics,
-};
+use crate::{domain::Clock, metrics::Metrics};
 
 /// Calls that may wait at once; more wait before they are queued.
 const MAX_WAITING: usize = 4_096;
