@@ -171,11 +171,6 @@ impl Engine {
         &self.signals
     }
 
-    /// The metrics, for tasks.
-    pub fn metrics(&self) -> &Metrics {
-        &self.metrics
-    }
-
     /// First half of shutdown: hands out nothing more, lets consumers settle what they hold for a
     /// moment, then ends their streams with [`EngineError::ShuttingDown`] and takes back what they hold,
     /// whether their clients read or not.
