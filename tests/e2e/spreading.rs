@@ -1,8 +1,8 @@
 //! One client, several brokers: it uses all of them, and comes back to one that was away. The brokers have a store
 //! each, so that it shows who was asked.
 
-use sluicegate_client::{CancellationToken, Client};
-use sluicegate_proto::v1::GetQueueRequest;
+use sluicegate_client::{CancellationToken, Client, producer::StreamOptions};
+use sluicegate_proto::v1::{GetQueueRequest, ItemState};
 use tokio::sync::mpsc;
 
 use crate::harness::{Broker, Launch, until, within};
@@ -82,4 +82,37 @@ async fn a_consumer_moves_on_when_its_connection_is_old() {
     for broker in brokers {
         broker.stop().await;
     }
+}
+
+/// The same for who pushes on a stream. The items have no deduplication ids: a batch in doubt would fail its ticket.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_push_stream_moves_on_when_its_connection_is_old() {
+    let launch = launch().flag("max-connection-age", "1s");
+    let brokers = [launch.start().await, launch.start().await];
+    let client = client([&brokers[0], &brokers[1]]).await;
+    let stream = client.producer("q").stream(StreamOptions::default());
+    let (mut tickets, mut sent) = (Vec::new(), Vec::new());
+    within("the stream at each broker", async {
+        while !(was_pushed_to(&brokers[0], "q").await && was_pushed_to(&brokers[1], "q").await) {
+            for _ in 0..20 {
+                let text = format!("{:06}", sent.len());
+                tickets.push(stream.send([text.clone()]).await.expect("a batch on its way"));
+                sent.push(text);
+            }
+        }
+    })
+    .await;
+    for ticket in tickets {
+        assert_eq!(ticket.await.expect("an answer").len(), 1);
+    }
+    stream.close().await.expect("all is answered");
+    let mut stored = Vec::new();
+    for broker in brokers {
+        let items = broker.api().await.list("q", ItemState::Ready).await;
+        let texts = items.iter().map(|item| String::from_utf8_lossy(&item.payload).into_owned());
+        stored.extend(texts);
+        broker.stop().await;
+    }
+    stored.sort();
+    assert_eq!(stored, sent);
 }

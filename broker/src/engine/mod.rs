@@ -60,7 +60,7 @@ pub use rollback::OnDisconnect;
 pub use schedules::check_cron;
 pub use settle::{MoveRequest, RollbackRequest};
 pub use stats::QueueStats;
-pub use subscription::{ConsumeOptions, Flow, Received, Subscription};
+pub use subscription::{ConsumeOptions, Flow, Received, Retirement, Subscription};
 
 /// What the broker's configuration sets.
 #[derive(Debug, Clone)]

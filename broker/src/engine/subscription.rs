@@ -1,6 +1,12 @@
 //! Consumers: streams that are handed items for as long as they live, and single calls that wait.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -9,7 +15,7 @@ use crate::{
     domain::{ConsumerName, Delivery, Invalid, Item, Outcome, Queue, QueueName},
     engine::{
         Engine, EngineError, Result,
-        consumers::{Call, ConsumerId, Inbox, Revoked, StreamSettings, is_too_late},
+        consumers::{Call, ConsumerId, InFlight, Inbox, Revoked, StreamSettings, is_too_late},
         dispatch::Dispatcher,
         rollback::OnDisconnect,
     },
@@ -59,9 +65,8 @@ pub struct Subscription {
     queue: Arc<Queue>,
     id: ConsumerId,
     lease: Duration,
-    on_disconnect: OnDisconnect,
     wake: Arc<Notify>,
-    retiring: bool,
+    retirement: Retirement,
     _renewing: Option<DropGuard>,
     _open: OpenStream,
 }
@@ -87,11 +92,9 @@ impl Subscription {
         }
     }
 
-    /// Hands out nothing more: once all is settled, [`Self::next`] answers [`EngineError::StreamTooOld`]. If it is dropped
-    /// before, what it holds comes back as at shutdown, with nothing counted, unless it asked to keep its leases.
-    pub fn retire(&mut self) {
-        self.retiring = true;
-        self.dispatcher.retire_stream(self.id);
+    /// A handle by which the stream ends when it is old.
+    pub fn retirement(&self) -> Retirement {
+        self.retirement.clone()
     }
 
     /// A handle on the stream's flow.
@@ -113,13 +116,43 @@ impl Flow {
     }
 }
 
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        let held = self.dispatcher.remove_stream(self.id);
-        if self.retiring && self.on_disconnect != OnDisconnect::KeepLease {
+/// Ends a stream from outside of it, whether that is polled or not: a client that does not read must not keep what its
+/// stream holds.
+#[derive(Clone)]
+pub struct Retirement {
+    engine: Arc<Engine>,
+    dispatcher: Arc<Dispatcher>,
+    queue: Arc<Queue>,
+    id: ConsumerId,
+    on_disconnect: OnDisconnect,
+    begun: Arc<AtomicBool>,
+}
+
+impl Retirement {
+    /// Hands the stream nothing more: once all is settled, [`Subscription::next`] returns [`EngineError::StreamTooOld`]. What
+    /// it holds when it ends before that comes back as at shutdown, with nothing counted, unless it asked to keep its leases.
+    pub fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+        self.dispatcher.retire_stream(self.id);
+    }
+
+    /// Ends the stream, whatever it holds.
+    pub fn end(&self) {
+        let held = self.dispatcher.end_stream(self.id, &EngineError::StreamTooOld);
+        self.roll_back(held);
+    }
+
+    fn roll_back(&self, held: Vec<InFlight>) {
+        if self.begun.load(Ordering::Relaxed) && self.on_disconnect != OnDisconnect::KeepLease {
             return self.engine.release_held(&self.queue, held);
         }
         self.engine.stream_ended(&self.queue, held, self.on_disconnect);
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.retirement.roll_back(self.dispatcher.remove_stream(self.id));
     }
 }
 
@@ -143,15 +176,22 @@ impl Engine {
             (Arc::clone(dispatcher), dispatcher.add_stream(settings, Arc::clone(&wake)))
         });
         let renewing = options.renew.then(|| self.renew(&dispatcher, id, lease));
+        let retirement = Retirement {
+            engine: Arc::clone(self),
+            dispatcher: Arc::clone(&dispatcher),
+            queue: Arc::clone(&queue),
+            id,
+            on_disconnect: options.on_disconnect,
+            begun: Arc::default(),
+        };
         Ok(Subscription {
             engine: Arc::clone(self),
             dispatcher,
             queue,
             id,
             lease,
-            on_disconnect: options.on_disconnect,
             wake,
-            retiring: false,
+            retirement,
             _renewing: renewing,
             _open: self.metrics.stream_opened("Consume"),
         })

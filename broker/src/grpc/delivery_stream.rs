@@ -1,24 +1,23 @@
 //! What goes out to a consumer, on Consume and on ConsumeStream alike.
 
-use std::{collections::VecDeque, pin::Pin, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
-use rand::Rng;
 use sluicegate_proto::v1 as pb;
-use tokio::time::{Sleep, sleep};
-use tokio_util::sync::CancellationToken;
+use tokio::time::sleep;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{Api, convert};
-use crate::engine::{EngineError, Received, Revoked, Subscription};
+use crate::engine::{EngineError, Received, Retirement, Revoked, Subscription};
 
 /// How long a consumer may at most take to settle what it holds when its stream is old.
 const LONGEST_FAREWELL: Duration = Duration::from_mins(1);
 
-/// Waits for the time; for ever if there is none.
-async fn passed(time: &mut Option<Pin<Box<Sleep>>>) {
-    match time {
-        Some(time) => time.await,
-        None => std::future::pending().await,
-    }
+/// Of a stream that is old its consumer settles what it holds, for so long, and then opens another one.
+async fn grow_old(retirement: Retirement, age: Duration, grace: Duration) {
+    sleep(age).await;
+    retirement.begin();
+    sleep(grace).await;
+    retirement.end();
 }
 
 /// What goes out on a subscription: messages that every client can receive, each taken from the
@@ -27,11 +26,10 @@ pub(super) struct DeliveryStream {
     subscription: Subscription,
     auto_commit: bool,
     shutdown: CancellationToken,
-    /// When it retires, then when it ends; `None`: when the client likes.
-    age: Option<Pin<Box<Sleep>>>,
-    retiring: bool,
     /// Taken from the subscription, to be told one by one.
     revoked: VecDeque<Revoked>,
+    /// Its age is watched until it is dropped.
+    _aging: Option<DropGuard>,
 }
 
 /// One message.
@@ -44,29 +42,17 @@ pub(super) enum Message {
 
 impl DeliveryStream {
     pub(super) fn new(subscription: Subscription, auto_commit: bool, api: &Api) -> Self {
-        let age = api.max_connection_age;
-        // Later than any connection is told to end: the next stream is on another connection.
-        let age = (!age.is_zero()).then(|| age.mul_f64(rand::rng().random_range(1.1..=1.2)));
-        Self {
-            subscription,
-            auto_commit,
-            shutdown: api.shutdown.clone(),
-            age: age.map(|age| Box::pin(sleep(age))),
-            retiring: false,
-            revoked: VecDeque::new(),
-        }
-    }
-
-    /// The stream is old: its consumer settles what it holds, for as long as one lease, and then opens another one.
-    fn grow_old(&mut self) -> Result<(), EngineError> {
-        if self.retiring {
-            return Err(EngineError::StreamTooOld);
-        }
-        self.retiring = true;
-        self.subscription.retire();
-        let grace = self.subscription.lease().min(LONGEST_FAREWELL);
-        self.age = Some(Box::pin(sleep(grace)));
-        Ok(())
+        let aging = api.stream_age().map(|age| {
+            // In a task of its own: a stream whose client does not read is not polled.
+            let stop = api.shutdown.child_token();
+            let grace = subscription.lease().min(LONGEST_FAREWELL);
+            let grow_old = grow_old(subscription.retirement(), age, grace);
+            let stopped = stop.clone();
+            api.tasks.spawn(async move { stopped.run_until_cancelled(grow_old).await });
+            stop.drop_guard()
+        });
+        let shutdown = api.shutdown.clone();
+        Self { subscription, auto_commit, shutdown, revoked: VecDeque::new(), _aging: aging }
     }
 
     /// The next message; an error when the stream has to end. May be dropped and called again at
@@ -78,10 +64,6 @@ impl DeliveryStream {
             }
             let received = tokio::select! {
                 biased;
-                () = passed(&mut self.age) => {
-                    self.grow_old()?;
-                    continue;
-                }
                 received = self.subscription.next() => received?,
                 () = self.shutdown.cancelled() => return Err(EngineError::ShuttingDown),
             };

@@ -55,6 +55,13 @@ impl Api {
         Self { engine, tasks, shutdown, max_connection_age: Duration::ZERO }
     }
 
+    /// How old a stream gets, if its client does not end it: later than any connection is told to end, so that the next stream
+    /// is on another connection. `None`: as old as its client likes.
+    fn stream_age(&self) -> Option<Duration> {
+        let age = self.max_connection_age;
+        (!age.is_zero()).then(|| age.mul_f64(rand::random_range(1.1..=1.2)))
+    }
+
     fn rules(&self) -> Rules {
         Rules::of(&self.engine)
     }

@@ -1,8 +1,16 @@
 //! PushStream: batch after batch on one stream, many in flight.
+//!
+//! A stream that is old is asked to end: what its client has sent by then is read and answered, so that the next stream begins
+//! with nothing in doubt. One that goes on nevertheless is ended a little later, after what was read is answered.
+
+use std::{pin::Pin, time::Duration};
 
 use futures_util::{Stream, StreamExt, stream::FuturesUnordered};
 use sluicegate_proto::v1 as pb;
-use tokio::sync::mpsc::{self, OwnedPermit};
+use tokio::{
+    sync::mpsc::{self, OwnedPermit},
+    time::{Sleep, sleep},
+};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
@@ -15,6 +23,10 @@ use crate::engine::EngineError;
 /// Most batches of one stream that are under way, or answered and not read by the client yet. Past
 /// this the stream is not read, and HTTP/2 flow control slows the client down.
 const MAX_BATCHES: usize = 64;
+/// Places for what concerns the stream as a whole: `closing`, and why it ends. Neither waits for answers to be read.
+const OTHER_MESSAGES: usize = 2;
+/// The longest time that a client has to end a stream that is old.
+const LONGEST_GRACE: Duration = Duration::from_mins(1);
 
 type Answer = Result<pb::PushStreamResponse, Status>;
 
@@ -24,7 +36,7 @@ pub(super) fn serve(
     api: &Api,
     requests: Streaming<pb::PushStreamRequest>,
 ) -> impl Stream<Item = Answer> + Send + 'static {
-    let (answers, receiver) = mpsc::channel(MAX_BATCHES);
+    let (answers, receiver) = mpsc::channel(MAX_BATCHES + OTHER_MESSAGES);
     api.tasks.spawn(run(api.clone(), requests, answers));
     ReceiverStream::new(receiver)
 }
@@ -34,6 +46,9 @@ async fn run(
     mut requests: Streaming<pb::PushStreamRequest>,
     answers: mpsc::Sender<Answer>,
 ) {
+    let mut closing = answers.clone().try_reserve_owned().ok();
+    let last = answers.clone().try_reserve_owned().ok();
+    let mut age = api.stream_age().map(|age| Box::pin(sleep(age)));
     // Polled by this task alone, for the first time in the order of arrival and with the queue's
     // settings at hand: so batches are given to the store in that order.
     let mut in_flight = FuturesUnordered::new();
@@ -48,6 +63,14 @@ async fn run(
                 end = Some(Err(EngineError::ShuttingDown.into()));
             }
             () = answers.closed(), if reading => end = Some(Ok(())),
+            () = passed(&mut age), if reading => match closing.take() {
+                Some(place) => {
+                    place.send(Ok(pb::PushStreamResponse { closing: true, ..Default::default() }));
+                    let grace = api.max_connection_age.min(LONGEST_GRACE);
+                    age = Some(Box::pin(sleep(grace)));
+                }
+                None => end = Some(Err(EngineError::StreamTooOld.into())),
+            },
             // A place for its answer before each batch: answering never waits.
             free = answers.clone().reserve_owned(), if reading && slot.is_none() => slot = free.ok(),
             request = requests.message(), if reading && slot.is_some() => match request {
@@ -61,10 +84,16 @@ async fn run(
             else => break,
         }
     }
-    if let Some(Err(status)) = end {
-        drop(slot);
-        // Not sent only if the client is gone.
-        let _ = answers.send(Err(status)).await;
+    if let (Some(Err(status)), Some(last)) = (end, last) {
+        last.send(Err(status));
+    }
+}
+
+/// Waits for the time; for ever if there is none.
+async fn passed(time: &mut Option<Pin<Box<Sleep>>>) {
+    match time {
+        Some(time) => time.await,
+        None => std::future::pending().await,
     }
 }
 

@@ -13,11 +13,12 @@ use std::{
     time::Duration,
 };
 
+use futures_util::stream;
+use parking_lot::Mutex;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
     time::Instant,
 };
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Code, Status, Streaming};
 
@@ -221,7 +222,12 @@ impl StreamTask {
             let address = client.address_in_use();
             let answered_before = self.pending.len();
             let status = match self.serve(&client).await {
-                Ok(()) => return,
+                Ok(End::Done) => return,
+                Ok(End::Old) => {
+                    client.go_on();
+                    tries = 0;
+                    continue;
+                }
                 Err(status) => status,
             };
             client.fail_over(&address);
@@ -244,11 +250,34 @@ impl StreamTask {
         self.unsent.push_back(id);
     }
 
-    /// One stream, until it breaks (an error) or the producer is gone and everything is answered.
-    async fn serve(&mut self, client: &Client) -> Result<(), Status> {
+    /// One stream, until it breaks (an error), the broker wants another one, or the producer is gone and everything is answered.
+    async fn serve(&mut self, client: &Client) -> Result<End, Status> {
         let (requests, outgoing) = mpsc::channel(4);
+        let outgoing = Arc::new(Mutex::new(outgoing));
+        let end = self.serve_with(client, requests, &outgoing).await;
+        // Requests that the transport did not take, such as those for a connection that was just closed, were never sent.
+        while let Ok(request) = outgoing.lock().try_recv() {
+            if let Some(batch) = self.pending.get_mut(&request.batch_id) {
+                self.unsent.push_back(request.batch_id);
+                batch.request = request;
+            }
+        }
+        end
+    }
+
+    async fn serve_with(
+        &mut self,
+        client: &Client,
+        requests: mpsc::Sender<PushStreamRequest>,
+        outgoing: &Arc<Mutex<mpsc::Receiver<PushStreamRequest>>>,
+    ) -> Result<End, Status> {
+        let mut requests = Some(requests);
+        // Nothing more is to be sent on this stream: it is old.
+        let mut closing = false;
         let mut stub = client.queue_service();
-        let opening = stub.push_stream(ReceiverStream::new(outgoing));
+        let outgoing = Arc::clone(outgoing);
+        let taken = stream::poll_fn(move |context| outgoing.lock().poll_recv(context));
+        let opening = stub.push_stream(taken);
         tokio::pin!(opening);
         let mut opened: Option<Streaming<PushStreamResponse>> = None;
         let mut more = true;
@@ -257,10 +286,11 @@ impl StreamTask {
                 // A broker may answer the call only once it has read something, so sending does not wait for it.
                 response = &mut opening, if opened.is_none() => opened = Some(response?.into_inner()),
                 answer = next(&mut opened), if opened.is_some() => match answer? {
+                    Some(PushStreamResponse { closing: true, .. }) => closing = true,
                     Some(answer) => self.answer(answer),
                     None => return Err(Status::unavailable("the broker ended the push stream")),
                 },
-                slot = requests.reserve(), if !self.unsent.is_empty() => {
+                slot = reserve(requests.as_ref()), if !closing && !self.unsent.is_empty() => {
                     let slot = slot.map_err(|_| Status::unavailable("the push stream ended"))?;
                     let batch = self.unsent.pop_front().and_then(|id| self.pending.get_mut(&id));
                     if let Some(batch) = batch {
@@ -271,15 +301,26 @@ impl StreamTask {
                 () = tokio::time::sleep_until(self.retry_at), if !self.failed.is_empty() => {
                     self.unsent.append(&mut self.failed);
                 }
-                batch = self.incoming.recv(), if more && self.unsent.is_empty() => match batch {
+                batch = self.incoming.recv(), if more && !closing && self.unsent.is_empty() => match batch {
                     Some(batch) => self.accept(batch),
                     None => more = false,
                 },
             }
             if !more && self.pending.is_empty() {
-                return Ok(());
+                return Ok(End::Done);
+            }
+            if closing {
+                requests = None;
+                if self.is_all_answered() {
+                    return Ok(End::Old);
+                }
             }
         }
+    }
+
+    /// True if all that was sent on the present stream is answered.
+    fn is_all_answered(&self) -> bool {
+        self.pending.len() == self.unsent.len() + self.failed.len()
     }
 
     fn answer(&mut self, answer: PushStreamResponse) {
@@ -331,6 +372,24 @@ impl StreamTask {
                 }));
             }
         }
+    }
+}
+
+/// How a stream ended in good order.
+enum End {
+    /// There is nothing more to do.
+    Done,
+    /// The broker wants another stream in its place.
+    Old,
+}
+
+/// A place for the next request.
+async fn reserve(
+    requests: Option<&mpsc::Sender<PushStreamRequest>>,
+) -> Result<mpsc::Permit<'_, PushStreamRequest>, mpsc::error::SendError<()>> {
+    match requests {
+        Some(requests) => requests.reserve().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -49,7 +49,11 @@ async fn many_batches_are_in_flight_and_answers_find_theirs() {
     for batch in batches.iter().rev() {
         let results = pushed(&batch.items);
         answers
-            .send(Ok(PushStreamResponse { batch_id: batch.batch_id, results, error: None }))
+            .send(Ok(PushStreamResponse {
+                batch_id: batch.batch_id,
+                results,
+                ..Default::default()
+            }))
             .await
             .unwrap();
     }
@@ -69,13 +73,13 @@ async fn a_failed_batch_leaves_the_others_alone() {
     let code = Code::InvalidArgument as i32;
     let status = tonic_types::Status { code, message: "too large".into(), details: Vec::new() };
     answers
-        .send(Ok(PushStreamResponse { batch_id: id, results: Vec::new(), error: Some(status) }))
+        .send(Ok(PushStreamResponse { batch_id: id, error: Some(status), ..Default::default() }))
         .await
         .unwrap();
     let batch = next(&mut requests).await;
     let results = pushed(&batch.items);
     answers
-        .send(Ok(PushStreamResponse { batch_id: batch.batch_id, results, error: None }))
+        .send(Ok(PushStreamResponse { batch_id: batch.batch_id, results, ..Default::default() }))
         .await
         .unwrap();
     assert_eq!(bad.await.unwrap_err().code(), Some(Code::InvalidArgument));
@@ -101,7 +105,7 @@ async fn after_a_break_only_repeatable_batches_are_sent_again() {
     assert_eq!(again, lost);
     let results = pushed(&again.items);
     answers
-        .send(Ok(PushStreamResponse { batch_id: again.batch_id, results, error: None }))
+        .send(Ok(PushStreamResponse { batch_id: again.batch_id, results, ..Default::default() }))
         .await
         .unwrap();
     assert_eq!(safe_ticket.await.unwrap()[0].id, "twice");
@@ -122,11 +126,41 @@ async fn sending_waits_while_the_window_is_full() {
         assert!(futures_util::poll!(&mut sending).is_pending());
         let results = pushed(&batch.items);
         answers
-            .send(Ok(PushStreamResponse { batch_id: batch.batch_id, results, error: None }))
+            .send(Ok(PushStreamResponse {
+                batch_id: batch.batch_id,
+                results,
+                ..Default::default()
+            }))
             .await
             .unwrap();
         first.await.unwrap();
         let _second = sending.await.unwrap();
     }
     assert_eq!(next(&mut requests).await.items[0].payload, "b");
+}
+
+/// What is on its way is answered on the old stream, what comes later goes on the next: nothing is in doubt, also without
+/// deduplication ids.
+#[tokio::test]
+async fn a_stream_that_the_broker_finds_too_old_is_replaced() {
+    let mut broker = Broker::start().await;
+    let stream = broker.client().producer("q").stream(StreamOptions::default());
+    let first = stream.send(["a"]).await.unwrap();
+    let (mut requests, answers) = expect_call!(broker, PushStream);
+    let batch = next(&mut requests).await;
+    answers.send(Ok(PushStreamResponse { closing: true, ..Default::default() })).await.unwrap();
+    assert!(requests.message().await.unwrap().is_none(), "no more is sent on it");
+    let second = stream.send(["b"]).await.unwrap();
+    let results = pushed(&batch.items);
+    let answer = PushStreamResponse { batch_id: batch.batch_id, results, ..Default::default() };
+    answers.send(Ok(answer)).await.unwrap();
+    drop(answers);
+    assert_eq!(first.await.unwrap()[0].id, "a");
+    let (mut requests, answers) = expect_call!(broker, PushStream);
+    let batch = next(&mut requests).await;
+    let results = pushed(&batch.items);
+    let answer = PushStreamResponse { batch_id: batch.batch_id, results, ..Default::default() };
+    answers.send(Ok(answer)).await.unwrap();
+    assert_eq!(second.await.unwrap()[0].id, "b");
+    stream.close().await.unwrap();
 }

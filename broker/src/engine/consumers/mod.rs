@@ -343,6 +343,21 @@ impl Consumers {
         self.calls.fail(error);
     }
 
+    /// Ends a stream and returns what it held. One whose items are committed already goes on to send them.
+    pub(super) fn end_stream(&mut self, id: ConsumerId, error: &EngineError) -> Vec<InFlight> {
+        let Some(stream) = self.streams.get_mut(&id).filter(|s| !s.settings.auto_commit) else {
+            return Vec::new();
+        };
+        let held = stream.take_all();
+        stream.end.get_or_insert_with(|| error.clone());
+        stream.wake.notify_one();
+        for held in &held {
+            self.holders.remove(&held.receipt.item);
+        }
+        self.void.retain(|void| void.stream != id);
+        held
+    }
+
     /// Ends all streams and calls; answers what the streams held.
     pub(super) fn end_all(&mut self, error: &EngineError) -> Vec<InFlight> {
         self.fail_calls(error);

@@ -242,6 +242,13 @@ impl Dispatcher {
         self.state.lock().consumers.retire_stream(id);
     }
 
+    /// Ends a stream and returns what it held, whether it is polled or not.
+    pub(super) fn end_stream(&self, id: ConsumerId, error: &EngineError) -> Vec<InFlight> {
+        let held = self.state.lock().consumers.end_stream(id, error);
+        self.fewer.notify_waiters();
+        held
+    }
+
     /// What there is for a stream, and what was dealt to it but is too late to be sent.
     pub(super) fn look_into_inbox(&self, id: ConsumerId, now: Timestamp) -> (Inbox, Vec<InFlight>) {
         let (inbox, late) = self.state.lock().consumers.look_into_inbox(id, now);

@@ -232,7 +232,7 @@ async fn a_stream_that_retires_ends_when_all_is_settled() {
     bench.push(1).await;
     let mut stream = bench.stream().await;
     let taken = deliveries(&mut stream).await;
-    stream.retire();
+    stream.retirement().begin();
     bench.push(1).await;
     ask(&mut stream).await;
     let other = bench.reserve(10, Duration::from_mins(1)).await.unwrap().unwrap();
@@ -251,10 +251,25 @@ async fn what_a_retired_stream_holds_comes_back_uncounted() {
     let options = ConsumeOptions { on_disconnect: OnDisconnect::Count, ..Bench::options() };
     let mut stream = bench.engine.consume(options).await.unwrap();
     deliveries(&mut stream).await;
-    stream.retire();
+    stream.retirement().begin();
     drop(stream);
     let items = bench.until_ready(2).await;
     assert!(items.iter().all(|item| item.attempt == 1), "{items:?}");
+}
+
+/// The same if its client reads nothing, so that nobody polls the stream.
+#[tokio::test]
+async fn a_retired_stream_that_is_not_polled_keeps_nothing() {
+    let bench = bench();
+    bench.push(2).await;
+    let mut stream = bench.stream().await;
+    deliveries(&mut stream).await;
+    stream.retirement().begin();
+    stream.retirement().end();
+    let items = bench.until_ready(2).await;
+    assert!(items.iter().all(|item| item.attempt == 1), "{items:?}");
+    let ended = within("the end", stream.next()).await;
+    assert!(matches!(ended, Err(EngineError::StreamTooOld)), "{ended:?}");
 }
 
 /// What was committed on delivery can only be sent: a stream does not end while a round has some for it.
@@ -268,7 +283,7 @@ async fn a_stream_that_retires_loses_nothing_of_what_was_committed_for_it() {
         let mut stream = bench.engine.consume(options).await.unwrap();
         ask(&mut stream).await;
         bench.faults.until_begun(fault, 1).await;
-        stream.retire();
+        stream.retirement().begin();
         ask(&mut stream).await;
         bench.faults.set(fault, Fault::None);
         let mut received = 0;

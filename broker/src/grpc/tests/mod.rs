@@ -599,3 +599,34 @@ async fn an_old_stream_ends_and_its_consumer_loses_nothing() {
     let again = broker.queues().reserve(request).await.unwrap().into_inner().deliveries;
     assert_eq!(again[0].item.as_ref().unwrap().attempt, 1);
 }
+
+/// A push stream that is old is asked to end, and ended if it does not. What was read is answered before.
+#[tokio::test]
+async fn an_old_push_stream_is_asked_to_end() {
+    let max_connection_age = Duration::from_millis(300);
+    let broker = broker_with(Options { max_connection_age, ..Options::default() }).await;
+    for obliging in [true, false] {
+        let (requests, outgoing) = tokio::sync::mpsc::channel(9);
+        let batch = |batch_id| pb::PushStreamRequest {
+            batch_id,
+            queue: "q".into(),
+            items: items(vec![vec![1]]),
+            ..Default::default()
+        };
+        requests.send(batch(1)).await.unwrap();
+        let outgoing = tokio_stream::wrappers::ReceiverStream::new(outgoing);
+        let mut answers = broker.queues().push_stream(outgoing).await.unwrap().into_inner();
+        assert_eq!(answers.message().await.unwrap().unwrap().batch_id, 1);
+        assert!(answers.message().await.unwrap().unwrap().closing);
+        requests.send(batch(2)).await.unwrap();
+        if obliging {
+            drop(requests);
+            assert_eq!(answers.message().await.unwrap().unwrap().batch_id, 2);
+            assert_eq!(answers.message().await.unwrap(), None);
+        } else {
+            assert_eq!(answers.message().await.unwrap().unwrap().batch_id, 2);
+            let end = answers.message().await.unwrap_err();
+            assert_eq!(reason(&end), "STREAM_TOO_OLD");
+        }
+    }
+}
