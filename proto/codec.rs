@@ -1,8 +1,8 @@
-//! The codec of the services: prost's, which looks a request through before it decodes it.
+//! The codec of the services: prost's codec, with a check of each request before it is decoded.
 //!
-//! A repeated field costs two bytes per empty entry on the wire, less when compressed, and some hundred in memory: a request
-//! of 16 KB could take gigabytes before anybody has counted its entries. So they are counted in the encoded message, by the
-//! descriptors of the requests. Answers are not looked through: whoever calls a broker trusts it.
+//! An empty entry of a repeated field takes two bytes on the wire, less when compressed, and some hundred in memory. A request
+//! of 16 KB could take gigabytes before its entries are counted. So the entries are counted in the encoded message, with the
+//! descriptors of the requests. Answers are not checked: whoever calls a broker trusts it.
 
 use std::{collections::HashMap, marker::PhantomData, sync::OnceLock};
 
@@ -24,11 +24,11 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::FILE_DESCRIPTOR_SET;
 
-/// Most entries of one repeated field.
+/// The most entries of one repeated field.
 const MAX_ENTRIES: usize = 1_000;
-/// Most entries of all repeated fields of a request: items, and the headers of each.
+/// The most entries of all repeated fields of a request together: items, and the headers of each.
 const MAX_ENTRIES_IN_ALL: usize = 100_000;
-/// Most bytes of a request that holds no payload; the others are bounded by the server.
+/// The most bytes of a request that holds no payload; the server bounds the others.
 const MAX_SMALL_REQUEST: usize = 4 << 20;
 /// The requests that hold payloads.
 const LARGE: [&str; 5] = [
@@ -68,10 +68,10 @@ where
     }
 }
 
-/// Decodes messages of type `U`; those with too many entries are refused first.
+/// Decodes messages of type `U`, and refuses those with too many entries before that.
 #[derive(Debug)]
 pub struct CountingDecoder<U> {
-    /// What it looks like, if it is a request.
+    /// The layout of the message, if it is a request.
     shape: Option<&'static Request>,
     inner: ProstDecoder<U>,
 }
@@ -95,7 +95,7 @@ impl<U: Message + Default> Decoder for CountingDecoder<U> {
 /// What the encoded messages of one type of request may hold.
 #[derive(Debug)]
 struct Request {
-    /// `None`: as many as the server takes.
+    /// `None`: as many as the server accepts.
     max_bytes: Option<usize>,
     shape: Shape,
 }
@@ -114,10 +114,11 @@ struct Field {
 
 /// Why a message is refused.
 enum Refused {
-    /// This field has more entries than [`MAX_ENTRIES`]; its path.
+    /// The field at this path has more than [`MAX_ENTRIES`] entries.
     Entries(String),
+    /// The request has more than [`MAX_ENTRIES_IN_ALL`] entries.
     InAll,
-    /// Left to the decoder to say: it meets the same fault at the same place.
+    /// The decoder reports this: it meets the same fault at the same place.
     Malformed,
     /// A group, which proto3 does not have. The decoder would skip it and decode what follows uncounted.
     Group,
@@ -147,7 +148,7 @@ impl Request {
     }
 }
 
-/// The same complaint as about a list that is a little too long.
+/// Returns the same status as for a list that is a little too long.
 fn too_many(field: &str) -> Status {
     let why = format!("must hold 1 to {MAX_ENTRIES} entries, not more");
     let info = HashMap::from([("field".to_owned(), field.to_owned())]);
@@ -185,7 +186,7 @@ impl Shape {
             };
             let Some(at) = self.0.iter().position(|field| field.number == number) else { continue };
             let field = &self.0[at];
-            // A message that is given again is merged: each time counts.
+            // The decoder merges messages that are given more than once, so each of them counts.
             *left = left.checked_sub(1).ok_or(Refused::InAll)?;
             if field.repeated {
                 counts[at] += 1;
@@ -204,11 +205,12 @@ impl Shape {
     }
 }
 
-/// All requests, by the names of their types.
+/// Returns what is known of all requests, by the names of their types.
 fn requests() -> &'static HashMap<String, Request> {
     static REQUESTS: OnceLock<HashMap<String, Request>> = OnceLock::new();
     REQUESTS.get_or_init(|| {
-        // Written by this crate's build: it is well formed. With no shapes nothing would be refused; a test sees to that.
+        // The build of this crate writes the descriptors, so they are well formed. A test checks that they are not empty: without
+        // them nothing would be refused.
         let files = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).unwrap_or_default().file;
         let mut messages = HashMap::new();
         for file in &files {
@@ -240,7 +242,7 @@ fn collect<'a>(
     }
 }
 
-/// No request holds itself, so this ends.
+/// Returns the layout of a message. The recursion ends because no request contains itself.
 fn shape(message: &DescriptorProto, messages: &HashMap<String, &DescriptorProto>) -> Shape {
     let field = |field: &prost_types::FieldDescriptorProto| {
         let repeated = field.label() == Label::Repeated;
@@ -316,7 +318,7 @@ mod tests {
         }
     }
 
-    /// Behind a group, which the decoder skips, nothing passes uncounted.
+    /// The decoder skips a group, but the entries behind it are counted.
     #[test]
     fn a_group_does_not_end_the_count() {
         let bytes = [&[0x7b, 0x7c][..], &push(2_000, 0).encode_to_vec()].concat();
