@@ -4,12 +4,12 @@
 //! Dependencies point inward: `grpc | console → engine → domain, store, signals`.
 //!
 //! * [`domain`]: names, items, queues, receipts and the decisions about them. Pure.
-//! * [`store`]: the [`store::Store`] trait, and MongoDB and SQLite behind it.
-//! * [`signals`]: the [`signals::Signals`] trait, and Redis, MongoDB and nothing behind it.
-//! * [`engine`]: push, dispatch, settle: what happens to an item.
-//! * [`grpc`]: the API; [`console`]: HTTP for people and probes; [`listener`]: connections for both.
+//! * [`store`]: the [`store::Store`] trait, and behind it MongoDB and SQLite.
+//! * [`signals`]: the [`signals::Signals`] trait, and behind it Redis, MongoDB, or nothing for a broker alone.
+//! * [`engine`]: what happens to an item: push, dispatch, settle.
+//! * [`grpc`]: the API; [`console`]: HTTP for probes and metrics; [`listener`]: connections for both.
 //! * [`telemetry`]: the log; [`metrics`]: what is counted and measured.
-//! * `app`: builds all of it from the [`config`], runs it, drains it.
+//! * [`app`]: builds all of these from the [`config`], runs them and drains them.
 
 mod app;
 mod config;

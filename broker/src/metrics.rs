@@ -1,5 +1,5 @@
-//! What the broker counts and measures, for `/metrics`. One [`Metrics`] is made at start and handed
-//! to whoever has something to say; there are no globals.
+//! What the broker counts and measures, for `/metrics`. The broker makes one [`Metrics`] at start and hands it to
+//! every part that records something; there are no globals.
 
 use std::{
     collections::HashSet,
@@ -23,13 +23,13 @@ use prometheus_client::{
 
 use crate::domain::{Depth, LimitReason, QueueName, Topic};
 
-/// Most queues with figures of their own; the rest share the label value `other`.
+/// The most queues with labels of their own; the others share the label value `other`.
 pub const MAX_QUEUE_LABELS: usize = 1_000;
 
 /// Media type of [`Metrics::encode`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Why a queue's dispatcher looked at the store.
+/// Why the dispatcher of a queue scanned the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
     /// Something became eligible on this broker, or a consumer got room.
@@ -61,7 +61,7 @@ type Histograms = Family<Word, Histogram, fn() -> Histogram>;
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    /// The queues that have figures of their own.
+    /// The queues that have labels of their own.
     queues: RwLock<HashSet<QueueName>>,
     pushed: Counters<ByQueue>,
     deduplicated: Counters<ByQueue>,
@@ -107,8 +107,8 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Fresh metrics, all zero.
-    pub(crate) fn new() -> Self {
+    /// Returns metrics that are all zero.
+    pub fn new() -> Self {
         let mut registry = Registry::with_prefix("sluicegate");
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "The broker's version", build);
@@ -119,7 +119,7 @@ impl Metrics {
             deduplicated: new.metric("items_deduplicated", "Pushed items that were there before"),
             delivered: new.metric("items_delivered", "Times an item was handed out"),
             committed: new.metric("items_committed", "Items committed"),
-            rolled_back: new.metric("items_rolled_back", "Items given back by consumers"),
+            rolled_back: new.metric("items_rolled_back", "Items rolled back by consumers"),
             moved: new.metric("items_moved", "Items moved to another queue"),
             dead_lettered: new.metric("items_dead_lettered", "Items dead-lettered, by reason"),
             discarded: new.metric("items_discarded", "Items discarded at a limit, by reason"),
@@ -159,66 +159,66 @@ impl Metrics {
             ),
             sweeps: new.seconds("sweep_duration", "How long housekeeping took", latencies()),
             streams: new.metric("streams_open", "Streams open now"),
-            wakes: new.metric("dispatcher_wakes", "Looks at the store by what caused them"),
+            wakes: new.metric("dispatcher_wakes", "Scans of the store by what caused them"),
             signals_sent: new.metric("signals_sent", "Signals sent to other brokers"),
             signals_coalesced: new.metric(
                 "signals_coalesced",
-                "Signals that a window swallowed and merged with others",
+                "Signals that were merged with others of the same window",
             ),
-            signals_heard: new.metric("signals_heard", "Signals heard from other brokers"),
+            signals_heard: new.metric("signals_heard", "Signals received from other brokers"),
             signals_dropped: new.metric("signals_dropped", "Signals that could not be sent"),
             signals_missed: new.metric(
                 "signals_missed",
-                "Times signals may have been missed, so that everything was looked at",
+                "Times signals may have been missed, so that all queues were scanned",
             ),
             registry,
         }
     }
 
-    /// All metrics in the OpenMetrics text format.
-    pub(crate) fn encode(&self) -> Result<String, fmt::Error> {
+    /// Returns all metrics in the OpenMetrics text format.
+    pub fn encode(&self) -> Result<String, fmt::Error> {
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)
     }
 
-    /// Items were stored by a push.
-    pub(crate) fn pushed(&self, queue: &QueueName, items: u64) {
+    /// Counts items that a push stored.
+    pub fn pushed(&self, queue: &QueueName, items: u64) {
         self.count(&self.pushed, queue, items);
     }
 
-    /// Items of a push were recognised as duplicates.
-    pub(crate) fn deduplicated(&self, queue: &QueueName, items: u64) {
+    /// Counts pushed items that were recognised as duplicates.
+    pub fn deduplicated(&self, queue: &QueueName, items: u64) {
         self.count(&self.deduplicated, queue, items);
     }
 
-    /// Items were handed out.
-    pub(crate) fn delivered(&self, queue: &QueueName, items: u64) {
+    /// Counts items that were handed out.
+    pub fn delivered(&self, queue: &QueueName, items: u64) {
         self.count(&self.delivered, queue, items);
     }
 
-    /// Items were committed.
-    pub(crate) fn committed(&self, queue: &QueueName, items: u64) {
+    /// Counts items that were committed.
+    pub fn committed(&self, queue: &QueueName, items: u64) {
         self.count(&self.committed, queue, items);
     }
 
-    /// Items were given back.
-    pub(crate) fn rolled_back(&self, queue: &QueueName, items: u64) {
+    /// Counts items that were rolled back.
+    pub fn rolled_back(&self, queue: &QueueName, items: u64) {
         self.count(&self.rolled_back, queue, items);
     }
 
-    /// Items were moved out of the queue.
-    pub(crate) fn moved(&self, queue: &QueueName, items: u64) {
+    /// Counts items that were moved out of the queue.
+    pub fn moved(&self, queue: &QueueName, items: u64) {
         self.count(&self.moved, queue, items);
     }
 
-    /// Items were dead-lettered.
-    pub(crate) fn dead_lettered(&self, queue: &QueueName, reason: LimitReason, items: u64) {
+    /// Counts items that were dead-lettered.
+    pub fn dead_lettered(&self, queue: &QueueName, reason: LimitReason, items: u64) {
         self.count_by_reason(&self.dead_lettered, queue, reason, items);
     }
 
-    /// Items were discarded at a limit.
-    pub(crate) fn discarded(&self, queue: &QueueName, reason: LimitReason, items: u64) {
+    /// Counts items that were discarded at a limit.
+    pub fn discarded(&self, queue: &QueueName, reason: LimitReason, items: u64) {
         self.count_by_reason(&self.discarded, queue, reason, items);
     }
 
@@ -233,18 +233,18 @@ impl Metrics {
         family.get_or_create(&labels).inc_by(items);
     }
 
-    /// Items were found expired.
-    pub(crate) fn expired(&self, queue: &QueueName, items: u64) {
+    /// Counts items that were found expired.
+    pub fn expired(&self, queue: &QueueName, items: u64) {
         self.count(&self.expired, queue, items);
     }
 
-    /// Items were found damaged.
-    pub(crate) fn damaged(&self, queue: &QueueName, items: u64) {
+    /// Counts items that were found damaged.
+    pub fn damaged(&self, queue: &QueueName, items: u64) {
         self.count(&self.damaged, queue, items);
     }
 
-    /// A queue was counted. Queues past [`MAX_QUEUE_LABELS`] are left out: their depths do not add up.
-    pub(crate) fn depth(&self, queue: &QueueName, depth: &Depth) {
+    /// Notes the depth of a queue. Queues past [`MAX_QUEUE_LABELS`] are left out, because depths do not add up.
+    pub fn depth(&self, queue: &QueueName, depth: &Depth) {
         let queue = [("queue", self.label(queue))];
         if queue[0].1.0.is_none() {
             return;
@@ -269,24 +269,24 @@ impl Metrics {
         }
     }
 
-    /// This broker is the one that counts the queues for all brokers, or is not.
-    pub(crate) fn counts_queues(&self, counts: bool) {
+    /// Notes whether this broker is the one that counts the queues for all brokers.
+    pub fn counts_queues(&self, counts: bool) {
         self.counts_queues.set(i64::from(counts));
     }
 
-    /// Another broker counts the queues: no depth is shown here, so that a sum over brokers is right.
-    pub(crate) fn forget_depths(&self) {
+    /// Removes all depths, because another broker counts the queues: so a sum over brokers is right.
+    pub fn forget_depths(&self) {
         self.depth.clear();
         self.oldest_ready.clear();
     }
 
-    /// The queues that have figures of their own.
-    pub(crate) fn queues(&self) -> HashSet<QueueName> {
+    /// The queues that have labels of their own.
+    pub fn queues(&self) -> HashSet<QueueName> {
         self.queues.read().clone()
     }
 
-    /// A queue was deleted: its figures go, and make room for another's.
-    pub(crate) fn forget(&self, queue: &QueueName) {
+    /// Removes the metrics of a deleted queue, which makes room for those of another one.
+    pub fn forget(&self, queue: &QueueName) {
         if !self.queues.write().remove(queue) {
             return;
         }
@@ -315,8 +315,8 @@ impl Metrics {
         }
     }
 
-    /// Items were handed out so long after they were eligible.
-    pub(crate) fn delivery_delays(
+    /// Notes how long after its eligible time each item was handed out.
+    pub fn delivery_delays(
         &self,
         queue: &QueueName,
         delays: impl ExactSizeIterator<Item = Duration>,
@@ -330,33 +330,33 @@ impl Metrics {
         }
     }
 
-    /// A call of the store ended; `call` is the method's name.
-    pub(crate) fn store_call(&self, call: &'static str, took: Duration, failed: bool) {
+    /// Notes a call of the store that ended; `call` is the name of the method.
+    pub fn store_call(&self, call: &'static str, took: Duration, failed: bool) {
         self.store_calls.get_or_create(&[("call", call)]).observe(took.as_secs_f64());
         if failed {
             self.store_errors.get_or_create(&[("call", call)]).inc();
         }
     }
 
-    /// So many items shared one write; `call` is `push` or `settle`.
-    pub(crate) fn batch(&self, call: &'static str, items: usize) {
+    /// Notes how many items shared one write; `call` is `push` or `settle`.
+    pub fn batch(&self, call: &'static str, items: usize) {
         self.batches.get_or_create(&[("call", call)]).observe(items as f64);
     }
 
-    /// One round of housekeeping ended.
-    pub(crate) fn swept(&self, took: Duration) {
+    /// Notes how long one round of housekeeping took.
+    pub fn swept(&self, took: Duration) {
         self.sweeps.observe(took.as_secs_f64());
     }
 
-    /// A stream was opened, open until the guard is dropped; `rpc` is its name, for example `Consume`.
-    pub(crate) fn stream_opened(&self, rpc: &'static str) -> OpenStream {
+    /// Counts a stream as open until the guard is dropped; `rpc` is its name, for example `Consume`.
+    pub fn stream_opened(&self, rpc: &'static str) -> OpenStream {
         let streams = self.streams.get_or_create_owned(&[("rpc", rpc)]);
         streams.inc();
         OpenStream(streams)
     }
 
-    /// A dispatcher looked at the store.
-    pub(crate) fn woken(&self, by: Wake) {
+    /// Counts a scan of the store by a dispatcher.
+    pub fn woken(&self, by: Wake) {
         let cause = match by {
             Wake::Local => "local",
             Wake::Signal => "signal",
@@ -366,28 +366,28 @@ impl Metrics {
         self.wakes.get_or_create(&[("cause", cause)]).inc();
     }
 
-    /// A signal was sent to the other brokers.
-    pub(crate) fn signal_sent(&self, topic: Topic) {
+    /// Counts a signal that was sent to the other brokers.
+    pub fn signal_sent(&self, topic: Topic) {
         self.signals_sent.get_or_create(&[("topic", topic.word())]).inc();
     }
 
-    /// A signal was merged with one that is to be sent.
-    pub(crate) fn signal_coalesced(&self, topic: Topic) {
+    /// Counts a signal that was merged with one that waits to be sent.
+    pub fn signal_coalesced(&self, topic: Topic) {
         self.signals_coalesced.get_or_create(&[("topic", topic.word())]).inc();
     }
 
-    /// Another broker's signal was heard.
-    pub(crate) fn signal_heard(&self, topic: Topic) {
+    /// Counts a signal received from another broker.
+    pub fn signal_heard(&self, topic: Topic) {
         self.signals_heard.get_or_create(&[("topic", topic.word())]).inc();
     }
 
-    /// A signal could not be sent.
-    pub(crate) fn signal_dropped(&self, topic: Topic) {
+    /// Counts a signal that could not be sent.
+    pub fn signal_dropped(&self, topic: Topic) {
         self.signals_dropped.get_or_create(&[("topic", topic.word())]).inc();
     }
 
-    /// Signals may have been missed.
-    pub(crate) fn signals_missed(&self) {
+    /// Counts that signals may have been missed.
+    pub fn signals_missed(&self) {
         self.signals_missed.inc();
     }
 
@@ -397,7 +397,7 @@ impl Metrics {
         }
     }
 
-    /// The label of a queue: its own while there is room, else `other`.
+    /// Returns the label of a queue: its own while there is room, else `other`.
     fn label(&self, queue: &QueueName) -> QueueLabel {
         if self.queues.read().contains(queue) {
             return QueueLabel(Some(queue.clone()));

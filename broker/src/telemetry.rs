@@ -20,7 +20,7 @@ pub enum TelemetryError {
     /// The filter does not parse.
     #[error("log filter: {0}")]
     Filter(#[from] tracing_subscriber::filter::ParseError),
-    /// There is one already in this process.
+    /// This process has a log already.
     #[error("log: {0}")]
     Installed(Box<dyn std::error::Error + Send + Sync>),
 }

@@ -1,4 +1,4 @@
-//! Addresses of stores and signals, and how they are shown without their credentials.
+//! Addresses of stores and signals, and their text forms without credentials.
 
 use std::{fmt, path::PathBuf};
 
@@ -9,7 +9,7 @@ use super::values::Parsed;
 pub enum StoreUri {
     /// In one file.
     Sqlite {
-        /// The file; made if it is not there.
+        /// The file; created if it does not exist.
         path: PathBuf,
     },
     /// In memory, for as long as the broker runs.
@@ -37,10 +37,10 @@ impl fmt::Debug for StoreUri {
     }
 }
 
-/// Which way to signal, and where. Its text forms have no credentials in them.
+/// How brokers notify each other, and where. Its text forms have no credentials in them.
 #[derive(Clone, PartialEq, Eq)]
 pub enum SignalsUri {
-    /// To nobody: for a broker that is alone on its store.
+    /// Not at all: for a broker that is alone on its store.
     Local,
     /// Over Redis, `redis://` or `rediss://`.
     Redis {
@@ -70,7 +70,7 @@ impl fmt::Debug for SignalsUri {
     }
 }
 
-/// Where items live.
+/// Parses where items live.
 pub(super) fn store(text: &str) -> Parsed<StoreUri> {
     if text == "sqlite::memory:" {
         return Ok(StoreUri::SqliteMemory);
@@ -96,7 +96,7 @@ pub(super) fn store(text: &str) -> Parsed<StoreUri> {
     ))
 }
 
-/// How to signal; `mongodb:` is over the store.
+/// Parses how to signal; `mongodb:` stands for signals over the store.
 pub(super) fn signals(text: &str, store: &StoreUri) -> Parsed<SignalsUri> {
     match text {
         "local:" => return Ok(SignalsUri::Local),
@@ -127,15 +127,15 @@ pub(super) fn signals(text: &str, store: &StoreUri) -> Parsed<SignalsUri> {
 fn not_an_address(uri: &str, reason: &str) -> String {
     let mut reason = reason.to_owned();
     if let Some(user_info) = user_info(uri) {
-        // A driver may quote what it can not read, and that may be a password.
+        // A driver may quote text that it cannot read, and that text may be a password.
         for part in user_info.split(':').filter(|part| !part.is_empty()) {
             reason = reason.replace(part, "***");
         }
     }
-    format!("{:?} can not be used: {reason}", mask_credentials(uri))
+    format!("{:?} cannot be used: {reason}", mask_credentials(uri))
 }
 
-/// The part of a URI between `//` and the last `@` before the path.
+/// Returns the part of a URI between `//` and the last `@` before the path.
 fn user_info(uri: &str) -> Option<&str> {
     let (_, rest) = uri.split_once("://")?;
     // A password with an unescaped slash is not valid, but must not be shown either.
@@ -143,10 +143,10 @@ fn user_info(uri: &str) -> Option<&str> {
     Some(user_info)
 }
 
-/// A URI fit for logs: without user names, passwords and the query, which may hold more of them.
+/// Returns a URI fit for logs: without user names and passwords, and without the query, which may hold more of them.
 pub(super) fn mask_credentials(uri: &str) -> String {
     let (uri, query) = match uri.split_once('?') {
-        // An unescaped question mark in a password is no query.
+        // An unescaped question mark in a password does not begin a query.
         Some((before, after)) if !after.contains('@') => (before, "?***"),
         _ => (uri, ""),
     };

@@ -14,7 +14,7 @@ pub(super) struct Key {
     value: &'static str,
     /// Its default as text; empty for none.
     pub(super) default: &'static str,
-    /// What it is for.
+    /// What the setting is for.
     help: &'static str,
 }
 
@@ -46,7 +46,7 @@ pub(super) const KEYS: &[Key] = &[
         "signals",
         "URI",
         "",
-        "How brokers on one store wake each other's consumers: local:, redis://..., rediss://... or \
+        "How brokers on one store notify each other: local:, redis://..., rediss://... or \
          mongodb: (through the store) [default: local: with SQLite, mongodb: with MongoDB]",
     ),
     key(
@@ -65,7 +65,7 @@ pub(super) const KEYS: &[Key] = &[
         "max_payload_bytes",
         "SIZE",
         "3MiB",
-        "Largest payload of an item, at most 15MiB; above 3MiB, consumers must be told to take larger messages than gRPC's \
+        "Largest payload of an item, at most 15MiB; above 3MiB, consumers must be told to accept larger messages than gRPC's \
          default of 4MiB",
     ),
     key("default_lease", "DURATION", "30s", "Lease where neither queue nor consumer asks for one"),
@@ -118,7 +118,7 @@ pub(super) const KEYS: &[Key] = &[
         "poll_min",
         "DURATION",
         "1s",
-        "Shortest time between looks at a waiting queue that no signal caused",
+        "Shortest time between scans of a waiting queue that no signal caused",
     ),
     key("poll_max", "DURATION", "15s", "Longest such time; a lost signal costs at most this"),
     key("log_format", "FORMAT", "text", "How the log is written: text or json"),
@@ -134,7 +134,7 @@ pub(super) const KEYS: &[Key] = &[
         "DURATION",
         "30m",
         "About how old a connection gets before its client is asked to make a new one, so that load spreads over brokers that \
-         were added; calls under way go on; 0s: as old as it likes",
+         were added; calls under way go on; 0s: no limit",
     ),
     key("tls_cert", "FILE", "", "Certificate chain for gRPC, PEM; with it, only TLS is served"),
     key("tls_key", "FILE", "", "Private key of tls_cert, PEM"),
@@ -156,17 +156,17 @@ pub(super) const KEYS: &[Key] = &[
         "tokens_file",
         "FILE",
         "",
-        "File of such tokens, one per line; empty lines and lines beginning with # are passed over",
+        "File of such tokens, one per line; empty lines and lines that begin with # are ignored",
     ),
 ];
 
 impl Key {
-    /// Its flag, without the dashes in front.
+    /// Returns the flag, without the dashes in front.
     pub(super) fn flag(&self) -> String {
         self.name.replace('_', "-")
     }
 
-    /// Its environment variable.
+    /// Returns the name of the environment variable.
     pub(super) fn variable(&self) -> String {
         format!("{PREFIX}{}", self.name.to_uppercase())
     }
@@ -178,7 +178,7 @@ pub(super) const PREFIX: &str = "SLUICEGATE_";
 /// The variable that names the file.
 pub(super) const CONFIG_VARIABLE: &str = "SLUICEGATE_CONFIG";
 
-/// The command line.
+/// Returns the parser of the command line.
 pub(super) fn command() -> Command {
     let mut command = Command::new("sluicegate")
         .version(env!("CARGO_PKG_VERSION"))

@@ -1,6 +1,5 @@
-//! Settings: from `sluicegate.toml`, the environment and flags, in rising precedence. Whatever is
-//! unknown or wrong stops the start with a message that names the key, where it is from, and what
-//! would be right.
+//! Settings: from `sluicegate.toml`, the environment and flags, in rising precedence. An unknown key or a wrong
+//! value stops the start. The message names the key, where it was given, and what would be right.
 
 mod address;
 mod keys;
@@ -34,13 +33,13 @@ use crate::{
 /// The file that is read if none is named.
 pub const DEFAULT_FILE: &str = "sluicegate.toml";
 
-/// Variables with this prefix are for tests, and none of the broker's business.
+/// Variables with this prefix are for tests; the broker ignores them.
 const TEST_PREFIX: &str = "SLUICEGATE_TEST_";
 
-/// What MongoDB's limit of 16 MiB per document leaves for a payload.
+/// The most bytes of a payload: what MongoDB's limit of 16 MiB per document leaves.
 const MAX_PAYLOAD_BYTES: usize = 15 << 20;
 
-/// Largest factor from one delay of a retry to the next.
+/// The largest factor from one retry delay to the next.
 const MAX_MULTIPLIER: f64 = 1_000.0;
 
 const DAY: Duration = Duration::from_hours(24);
@@ -65,7 +64,7 @@ pub struct Settings {
     pub http_listen: SocketAddr,
     /// Where items live.
     pub store: StoreUri,
-    /// How brokers wake each other's consumers; if not given, by the store.
+    /// How brokers notify each other; depends on the store if not given.
     pub signals: SignalsUri,
     /// Name of the MongoDB database and of the signals' channel.
     pub database: String,
@@ -77,7 +76,7 @@ pub struct Settings {
     pub default_lease: Duration,
     /// Longest lease, renewals included.
     pub max_lease: Duration,
-    /// Limits and delays of queues that set none.
+    /// Limits and delays of queues without settings of their own.
     pub failure_defaults: FailureDefaults,
     /// How long a shutdown may take.
     pub shutdown_grace: Duration,
@@ -91,20 +90,20 @@ pub struct Settings {
     pub log_level: String,
     /// TLS for gRPC; `None`: plain text.
     pub tls: Option<Tls>,
-    /// About how old a connection gets; zero: as old as it likes.
+    /// About how old a connection gets; zero: no limit.
     pub max_connection_age: Duration,
     /// Tokens, one of which every client must show; empty: everyone may do everything.
     pub tokens: Vec<Token>,
 }
 
-/// Why the settings can not be used.
+/// Why the settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The command line is wrong, or asked for help or the version: print it and leave with its
+    /// The command line is wrong, or asks for help or the version. Print this error and leave with its
     /// exit code, as [`clap::Error::exit`] does.
     #[error(transparent)]
     Usage(#[from] clap::Error),
-    /// The file can not be read.
+    /// The file cannot be read.
     #[error("{path}: {reason}")]
     File {
         /// The file.
@@ -154,13 +153,13 @@ pub fn check_asked_for() -> Result<Option<Check>, ConfigError> {
 }
 
 impl Settings {
-    /// The settings of this process.
+    /// Reads the settings of this process.
     pub fn from_process() -> Result<Self, ConfigError> {
         Self::load(std::env::args_os(), std::env::vars_os(), Path::new(DEFAULT_FILE))
     }
 
-    /// Settings from a command line (the program's name first), an environment, and a file: the one
-    /// they name, or else `default_file` if that exists. Empty variables count as not set.
+    /// Reads settings from a command line (the program's name first), an environment, and a file: the file
+    /// that these name, or else `default_file` if that exists. Empty variables count as not set.
     pub fn load(
         args: impl IntoIterator<Item = OsString>,
         environment: impl IntoIterator<Item = (OsString, OsString)>,
@@ -192,7 +191,7 @@ impl Settings {
         Given(values).check()
     }
 
-    /// What is allowed but worth a word in the log.
+    /// Returns warnings for the log about settings that are allowed but risky.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if matches!((&self.store, &self.signals), (StoreUri::Mongo { .. }, SignalsUri::Local)) {
@@ -218,7 +217,7 @@ impl Settings {
     }
 }
 
-/// Settings from one place, each with a word on where that is.
+/// Settings from one place, each with the name of that place.
 #[derive(Debug, Clone, Default)]
 struct Layer(Map<String, Value>);
 
@@ -270,7 +269,7 @@ fn environment_layer(
     Ok((layer, config))
 }
 
-/// Kubernetes sets such variables for every service: one called `sluicegate` makes
+/// Returns true for variables that Kubernetes sets for every service. A service called `sluicegate` leads to
 /// `SLUICEGATE_SERVICE_HOST`, `SLUICEGATE_PORT`, `SLUICEGATE_PORT_7400_TCP_ADDR` and more.
 fn is_service_link(name: &str) -> bool {
     let port = |rest: &str| rest.is_empty() || rest[1..].starts_with(|c: char| c.is_ascii_digit());
@@ -284,7 +283,7 @@ fn file_layer(path: &Path) -> Result<Layer, ConfigError> {
     let shown = path.display().to_string();
     let wrong = |reason: String| ConfigError::File { path: shown.clone(), reason };
     let text = fs::read_to_string(path)
-        .map_err(|error| wrong(format!("the settings can not be read: {error}")))?;
+        .map_err(|error| wrong(format!("the settings cannot be read: {error}")))?;
     let table = File::from_str(&text, FileFormat::Toml)
         .collect()
         .map_err(|error| wrong(format!("this is not TOML: {error}")))?;
@@ -413,7 +412,7 @@ impl Given {
         };
         let filed = self.optional("tokens_file", |path| {
             let text = fs::read_to_string(path)
-                .map_err(|error| format!("{path:?} can not be read: {error}"))?;
+                .map_err(|error| format!("{path:?} cannot be read: {error}"))?;
             let lines = text.lines().map(str::trim);
             let tokens =
                 token::tokens(lines.filter(|line| !line.is_empty() && !line.starts_with('#')))?;
@@ -429,7 +428,7 @@ impl Given {
         }
     }
 
-    /// A setting that has a default.
+    /// Returns a setting that has a default.
     fn required<T>(
         &self,
         key: &'static str,
@@ -472,7 +471,7 @@ fn scalar(kind: &ValueKind) -> Option<String> {
     }
 }
 
-/// A duration within bounds.
+/// Returns a parser of durations within bounds.
 fn span(least: Duration, most: Duration) -> impl Fn(&str) -> Parsed<Duration> {
     move |text| {
         let span = values::duration(text)?;
@@ -487,7 +486,7 @@ fn span(least: Duration, most: Duration) -> impl Fn(&str) -> Parsed<Duration> {
 fn readable(path: &str) -> Parsed<PathBuf> {
     match fs::File::open(path) {
         Ok(_) => Ok(PathBuf::from(path)),
-        Err(error) => Err(format!("{path:?} can not be read: {error}")),
+        Err(error) => Err(format!("{path:?} cannot be read: {error}")),
     }
 }
 

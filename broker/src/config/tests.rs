@@ -204,7 +204,7 @@ fn a_bad_value_is_named_with_its_key_its_place_and_what_would_be_right() {
         (["--signals", "nats://x"], "is not local:, redis://HOST:PORT"),
         (["--signals", "redis://host:port"], "`signals` in flag --signals"),
         (["--signals", "mongodb:"], "through the store, which is sqlite:sluicegate.db"),
-        (["--tls-cert", "/nonexistent"], "\"/nonexistent\" can not be read"),
+        (["--tls-cert", "/nonexistent"], "\"/nonexistent\" cannot be read"),
         (["--tokens", "ann:short:produce"], "the token of ann is not 16 or more"),
         (["--tokens", "ann:0123456789abcdef:boss"], "\"boss\" is not a role"),
         (["--tokens", "0123456789abcdef"], "entry 1: write NAME:TOKEN:ROLE"),

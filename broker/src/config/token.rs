@@ -18,16 +18,16 @@ pub enum Role {
 /// A bearer token. Its debug form does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
-    /// Who bears it, for logs.
+    /// The name of the bearer, for logs.
     pub name: String,
     /// What the bearer shows.
     pub secret: String,
-    /// What they may do; at least one.
+    /// What the bearer may do; at least one role.
     pub roles: Vec<Role>,
 }
 
 impl Token {
-    /// True if the bearer may do what needs this role.
+    /// Returns true if the bearer may do what needs this role.
     pub fn allows(&self, role: Role) -> bool {
         self.roles.contains(&role) || self.roles.contains(&Role::Admin)
     }
@@ -39,11 +39,11 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Bearer tokens, one per entry.
+/// Parses bearer tokens, one per entry.
 pub(super) fn tokens<'a>(entries: impl IntoIterator<Item = &'a str>) -> Parsed<Vec<Token>> {
     let mut tokens: Vec<Token> = Vec::new();
     for (index, entry) in entries.into_iter().enumerate() {
-        // Which entry it is, but not what it says: these are secrets.
+        // The message names the number of the entry, not its text, which is a secret.
         let token = token(entry).map_err(|wrong| format!("entry {}: {wrong}", index + 1))?;
         if let Some(same) = tokens.iter().find(|other| other.secret == token.secret) {
             return Err(format!("{} and {} have the same token", same.name, token.name));
@@ -53,7 +53,7 @@ pub(super) fn tokens<'a>(entries: impl IntoIterator<Item = &'a str>) -> Parsed<V
     Ok(tokens)
 }
 
-/// Fewest characters of a token.
+/// The fewest characters of a token.
 const MIN_TOKEN: usize = 16;
 
 fn token(entry: &str) -> Parsed<Token> {

@@ -1,4 +1,4 @@
-//! Values as people write them. Each parser answers what would be right if it can not read one.
+//! Values as people write them. The error of each parser says what would be right.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -25,7 +25,7 @@ pub(super) fn bytes(text: &str) -> Parsed<usize> {
         .ok_or_else(|| format!("{text:?} is not a size; write for example {SIZES}"))
 }
 
-/// A whole number; 0 means no limit.
+/// Parses a whole number; 0 means no limit.
 pub(super) fn count(text: &str) -> Parsed<u32> {
     match text.trim().parse() {
         Ok(count) if count <= i32::MAX.unsigned_abs() => Ok(count),
@@ -33,7 +33,7 @@ pub(super) fn count(text: &str) -> Parsed<u32> {
     }
 }
 
-/// A number within bounds.
+/// Parses a number within bounds.
 pub(super) fn number(text: &str, least: f64, most: f64) -> Parsed<f64> {
     match text.trim().parse::<f64>() {
         Ok(number) if number.is_finite() && (least..=most).contains(&number) => Ok(number),
@@ -41,7 +41,7 @@ pub(super) fn number(text: &str, least: f64, most: f64) -> Parsed<f64> {
     }
 }
 
-/// Yes or no.
+/// Parses yes or no.
 pub(super) fn boolean(text: &str) -> Parsed<bool> {
     match text {
         "true" => Ok(true),
@@ -50,7 +50,7 @@ pub(super) fn boolean(text: &str) -> Parsed<bool> {
     }
 }
 
-/// An address to listen on.
+/// Parses an address to listen on.
 pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
     let text = match text.strip_prefix("localhost:") {
         Some(port) => &format!("127.0.0.1:{port}"),
@@ -64,7 +64,7 @@ pub(super) fn address(text: &str) -> Parsed<SocketAddr> {
     })
 }
 
-/// The name of a MongoDB database.
+/// Parses the name of a MongoDB database.
 pub(super) fn database(text: &str) -> Parsed<String> {
     let fine = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-');
     if (1..=63).contains(&text.len()) && text.bytes().all(fine) {

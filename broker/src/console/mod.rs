@@ -21,18 +21,18 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 /// What the console asks the broker.
 #[async_trait]
 pub trait Probe: Send + Sync + 'static {
-    /// Answers if the store can be reached and written to; the error is shown to the prober, so it
+    /// Returns an error unless the store can be reached and written to. The prober sees the error, so the error
     /// has no credentials in it.
     async fn store(&self) -> Result<(), String>;
 
-    /// True while signals are sent and heard.
+    /// Returns true while signals are sent and received.
     fn signals_healthy(&self) -> bool;
 
-    /// True from when the broker was told to stop.
+    /// Returns true from the time at which the broker was told to stop.
     fn draining(&self) -> bool;
 }
 
-/// What the console's pages are made from.
+/// What the pages of the console are made from.
 #[derive(Clone)]
 pub struct ConsoleState {
     /// The broker's condition.
@@ -41,10 +41,10 @@ pub struct ConsoleState {
     pub metrics: Arc<Metrics>,
 }
 
-/// The console's pages:
+/// Returns the pages of the console:
 /// * `/healthz`: 200 while the process lives.
-/// * `/readyz`: 200 while it takes requests, 503 when draining or when the store does not answer
-///   within 2 s. Signals that fail make it `degraded`, not unready: deliveries go on.
+/// * `/readyz`: 200 while the broker accepts requests, 503 when it drains or when the store does not answer
+///   within 2 s. Signals that fail make the broker `degraded`, not unready, because deliveries go on.
 /// * `/metrics`: OpenMetrics text.
 pub fn router(state: ConsoleState) -> Router {
     Router::new()

@@ -1,6 +1,6 @@
-//! At most one equal signal per window, on both edges: the first goes out at once, what the window
-//! swallowed goes out once when it closes. A window with a leading edge only would lose the last
-//! insert of a burst, and leave its consumer to the fallback poll.
+//! At most one equal signal per window. The first signal goes out at once and opens the window; all that the window
+//! swallows goes out as one signal when the window closes. Without the signal at the close, the last insert of a
+//! burst would be lost, and its consumer would wait for the fallback poll.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,24 +11,24 @@ use tokio::time::Instant;
 
 use crate::domain::{QueueName, Signal, Timestamp, Topic};
 
-/// How long equal signals are held together.
+/// How long equal signals are merged.
 pub(crate) const WINDOW: Duration = Duration::from_millis(50);
 
-/// What signals are equal by.
+/// Signals with the same key are equal.
 type Key = (QueueName, Topic);
 
 /// What a window has swallowed.
 #[derive(Debug, Clone, Copy)]
 enum Swallowed {
     Nothing,
-    /// Signals, of which this is the least `since`.
+    /// Signals, with the least `since` of them.
     Least(Option<Timestamp>),
 }
 
-/// Merges equal signals. It has no clock of its own: each call says what time it is.
+/// Merges equal signals. The coalescer has no clock of its own: each call says what time it is.
 ///
-/// Its memory is bounded by the queues heard of within one window: an entry goes when its window
-/// closes with nothing swallowed.
+/// The number of entries is bounded by the queues with signals within one window, because an entry is removed when its
+/// window closes with nothing swallowed.
 #[derive(Debug, Default)]
 pub(super) struct Coalescer {
     /// The open windows.
@@ -38,11 +38,11 @@ pub(super) struct Coalescer {
 }
 
 impl Coalescer {
-    /// Takes a signal; answers it if it is to go out now, `None` if a window swallowed it.
+    /// Takes a signal. Returns the signal if it is to go out now, `None` if a window swallowed it.
     pub(super) fn offer(&mut self, signal: Signal, now: Instant) -> Option<Signal> {
         let key = (signal.queue.clone(), signal.topic);
         if let Some(swallowed) = self.open.get_mut(&key) {
-            // `None` is less than every time, as it has to be.
+            // `None` is less than every time, as `Signal::since` asks.
             *swallowed = Swallowed::Least(match *swallowed {
                 Swallowed::Nothing => signal.since,
                 Swallowed::Least(before) => before.min(signal.since),
@@ -53,7 +53,7 @@ impl Coalescer {
         Some(signal)
     }
 
-    /// Closes the windows that are over; answers what they swallowed, each opening a new window.
+    /// Closes the windows that are over, and returns what they swallowed. Each returned signal opens a new window.
     pub(super) fn close(&mut self, now: Instant) -> Vec<Signal> {
         let mut due = Vec::new();
         while self.closing.front().is_some_and(|(at, _)| *at <= now) {
@@ -66,12 +66,12 @@ impl Coalescer {
         due
     }
 
-    /// When the next window closes.
+    /// Returns when the next window closes.
     pub(super) fn next_close(&self) -> Option<Instant> {
         self.closing.front().map(|(at, _)| *at)
     }
 
-    /// Forgets all windows; answers what they swallowed.
+    /// Forgets all windows and returns what they swallowed.
     pub(super) fn drain(&mut self) -> Vec<Signal> {
         self.closing.clear();
         let swallowed = |((queue, topic), swallowed): (Key, Swallowed)| match swallowed {

@@ -1,4 +1,4 @@
-//! One suite for every way to signal: what brokers may expect of each other's hints.
+//! One suite for every implementation of signals: what brokers may expect of each other's hints.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// A server, a way to reach it that can be cut, and a database nobody else uses.
+/// A server, a connection to it that can be cut, and a database that nobody else uses.
 struct Place {
     uri: Box<dyn Fn(&str) -> SignalsUri + Send + Sync>,
     server: String,
@@ -62,14 +62,14 @@ impl Place {
         open(&(self.uri)(address), [id; 4], &self.database, metrics).await.unwrap()
     }
 
-    /// A broker with a connection that nothing happens to.
+    /// Returns a broker whose connection is never cut.
     async fn broker(&self, id: u8) -> Arc<dyn Signals> {
         let signals = self.broker_at(&self.server, id).await;
         assert!(signals.healthy(), "no {} at {}", signals.describe(), self.server);
         signals
     }
 
-    /// A broker behind the proxy.
+    /// Returns a broker behind the proxy.
     async fn proxied(&self, id: u8) -> Arc<dyn Signals> {
         let signals = self.broker_at(&self.proxy.address(), id).await;
         until("the broker behind the proxy is connected", || signals.healthy()).await;
@@ -109,7 +109,7 @@ async fn notice(ears: &mut Receiver<Notice>) -> Notice {
     heard.unwrap_or_else(|_| panic!("nothing heard for {PATIENCE:?}")).unwrap()
 }
 
-/// The next signal, whatever may have been missed before.
+/// Returns the next signal, whatever may have been missed before.
 async fn hear(ears: &mut Receiver<Notice>) -> Signal {
     loop {
         if let Notice::Signal(signal) = notice(ears).await {
@@ -118,7 +118,7 @@ async fn hear(ears: &mut Receiver<Notice>) -> Signal {
     }
 }
 
-/// Waits for word that signals may have been missed.
+/// Waits for the notice that signals may have been missed.
 async fn hear_missed(ears: &mut Receiver<Notice>) {
     while notice(ears).await != Notice::Missed {}
 }
@@ -133,7 +133,7 @@ async fn the_other_hears_and_oneself_does_not(place: Place) {
     let sent = insert("orders", Some(1_700_000_000_123));
     a.publish(sent.clone());
     assert_eq!(hear(&mut at_b).await, sent);
-    // b's signal comes after a's own, which a would have heard first.
+    // The signal of b comes after a's own signal, which a would have received first.
     b.publish(signal("invoices", Topic::Settle, None));
     assert_eq!(hear(&mut at_a).await, signal("invoices", Topic::Settle, None));
     place.end(&[&a, &b]).await;
@@ -256,8 +256,8 @@ async fn what_was_published_while_down_is_made_good(place: Place) {
         unheard.insert(queue);
     }
     place.proxy.pass();
-    // Dropped, or kept because only hearing was known to be lost: either way b learns of it, and
-    // as b was connected all the time, it learns of it from a.
+    // The signals were dropped, or kept because only receiving was known to be lost. Either way b learns of them, and
+    // because b was connected all the time, it learns of them from a.
     while !unheard.is_empty() {
         match notice(&mut at_b).await {
             Notice::Signal(signal) => _ = unheard.remove(signal.queue.as_str()),
@@ -413,7 +413,7 @@ async fn local_signals_are_silent_and_well() {
     signals.publish(insert("orders", None));
     assert!(signals.healthy());
     signals.close().await;
-    // Silent, but not ended: whoever waits for a notice must not spin.
+    // The channel is silent but not closed, so that a receiver waits instead of spinning.
     assert_eq!(ears.try_recv(), Err(broadcast::error::TryRecvError::Empty));
 }
 

@@ -1,4 +1,4 @@
-//! One broker alone: there is nobody to hint, and nothing to hear.
+//! One broker alone: there is nobody to send signals to, and nobody to receive them from.
 
 use async_trait::async_trait;
 use tokio::sync::broadcast;
@@ -6,15 +6,15 @@ use tokio::sync::broadcast;
 use super::{Notice, Signals};
 use crate::domain::Signal;
 
-/// Signals of a broker that has its store to itself. Its own consumers are woken directly.
+/// Signals of a broker that has its store to itself. The broker notifies its own consumers directly.
 #[derive(Debug)]
 pub struct LocalSignals {
-    /// Kept so that receivers wait instead of ending.
+    /// Kept open so that receivers wait instead of ending.
     silence: broadcast::Sender<Notice>,
 }
 
 impl LocalSignals {
-    /// Signals to and from nobody.
+    /// Returns signals to and from nobody.
     pub fn new() -> Self {
         Self { silence: broadcast::Sender::new(1) }
     }

@@ -1,4 +1,4 @@
-//! What goes over the wire, in a form people can read: `insert orders 1700000000123 a1b2c3d4`.
+//! The messages between brokers, in a form that people can read: `insert orders 1700000000123 a1b2c3d4`.
 
 use crate::domain::{QueueName, Signal, Timestamp, Topic};
 
@@ -7,26 +7,26 @@ use crate::domain::{QueueName, Signal, Timestamp, Topic};
 pub(super) enum Message {
     /// A hint about one queue.
     Signal(Signal),
-    /// The sender could not send for a while: look at everything.
+    /// The sender could not send for a while: scan all queues.
     Missed,
 }
 
 /// The word of [`Message::Missed`].
 pub(super) const MISSED: &str = "missed";
 
-/// A broker's id as eight hexadecimal digits.
+/// Returns a broker's id as eight hexadecimal digits.
 pub(super) fn broker_text(broker: [u8; 4]) -> String {
     format!("{:08x}", u32::from_be_bytes(broker))
 }
 
-/// The id in eight hexadecimal digits.
+/// Returns the id that eight hexadecimal digits stand for.
 pub(super) fn broker_of(text: &str) -> Option<[u8; 4]> {
     let digits = text.len() == 8 && text.bytes().all(|b| b.is_ascii_hexdigit());
     if digits { u32::from_str_radix(text, 16).ok().map(u32::to_be_bytes) } else { None }
 }
 
 impl Message {
-    /// The message as text: what, queue, since, sender; `-` where there is nothing to say.
+    /// Returns the message as text: topic, queue, since, sender; `-` stands for what is not known.
     pub(super) fn encode(&self, broker: [u8; 4]) -> String {
         let broker = broker_text(broker);
         match self {
@@ -40,8 +40,8 @@ impl Message {
         }
     }
 
-    /// Reads a message and its sender. `None` if it is not one; later versions may add words at
-    /// the end, which are passed over.
+    /// Reads a message and its sender. Returns `None` if the text is no message. Later versions may add words at
+    /// the end, which are ignored.
     pub(super) fn decode(text: &str) -> Option<([u8; 4], Self)> {
         let mut words = text.split(' ');
         let (what, queue, since) = (words.next()?, words.next()?, words.next()?);

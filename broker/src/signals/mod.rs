@@ -1,5 +1,5 @@
-//! Hints between brokers: "look at this queue". They carry no data and may be lost; the store is
-//! the truth, and a lost signal costs latency only.
+//! Hints between brokers: "queue q has something new". Signals carry no items and may be lost. The store is
+//! the truth, so a lost signal costs latency only.
 
 mod coalesce;
 mod local;
@@ -18,36 +18,36 @@ pub use self::local::LocalSignals;
 use self::{mongo::Mongo, redis::Redis, relay::Relay};
 use crate::{config::SignalsUri, domain::Signal, metrics::Metrics};
 
-/// What a broker hears.
+/// What a broker receives.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// Another broker's signal. One's own are not heard.
+    /// A signal of another broker. A broker does not receive its own signals.
     Signal(Signal),
-    /// Signals may have been missed (a reconnect): look at everything.
+    /// Signals may have been missed (a reconnect): scan all queues.
     Missed,
 }
 
-/// A way for brokers to hint each other.
+/// A way for brokers to notify each other.
 #[async_trait]
 pub trait Signals: Send + Sync + 'static {
-    /// What to call it in logs and on the start-up banner, with no credentials in it.
+    /// Returns the name for logs and the start-up banner, with no credentials in it.
     fn describe(&self) -> String;
 
-    /// Sends a signal, soon and at best: returns at once, never fails. At most one equal
-    /// (queue, topic) goes out per 50 ms: the first at once, what the window swallowed when it closes.
+    /// Hands over a signal, which is sent soon if it can be sent at all. Returns at once and never fails. Of signals with
+    /// equal queue and topic at most one goes out per 50 ms: the first at once, the others merged when the 50 ms are over.
     fn publish(&self, signal: Signal);
 
-    /// Hears the other brokers from now on. A receiver that lags has to take it as [`Notice::Missed`].
+    /// Receives the signals of other brokers from now on. A receiver that lags has to treat this as [`Notice::Missed`].
     fn subscribe(&self) -> broadcast::Receiver<Notice>;
 
-    /// False while signals can not be sent or heard: deliveries go on, woken by polls.
+    /// Returns false while signals cannot be sent or received. Deliveries go on meanwhile, by fallback polls.
     fn healthy(&self) -> bool;
 
     /// Sends what waits and stops the background tasks.
     async fn close(&self);
 }
 
-/// Signals can not work at all with what was configured.
+/// Signals cannot work with the given settings.
 #[derive(Debug, thiserror::Error)]
 #[error("signals over {signals}: {reason}")]
 pub struct OpenError {
@@ -55,8 +55,8 @@ pub struct OpenError {
     reason: String,
 }
 
-/// Opens signals between the brokers that share `database`. A server that is not there is no error:
-/// that is logged, `healthy` is false, and it is tried again until `close`. Takes up to 3 s.
+/// Opens signals between the brokers that share `database`, within 3 s. A server that cannot be reached is no error: this
+/// is logged, `healthy` returns false, and connecting is tried again until `close`.
 pub async fn open(
     signals: &SignalsUri,
     broker: [u8; 4],

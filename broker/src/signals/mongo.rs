@@ -5,7 +5,7 @@
 //! at: ISODate(…) }`. The server drops the oldest ones by itself.
 //!
 //! A cursor on a dead connection, or on a server that is no longer the primary, may look idle for
-//! ever. So whenever nothing was heard for a while, a `beat` is written, which has to come back.
+//! ever. So after a silence the broker writes a `beat`, which has to come back.
 
 use std::time::Duration;
 
@@ -26,21 +26,21 @@ use super::{
 };
 use crate::domain::{QueueName, Signal, Timestamp, Topic};
 
-/// Name of the collection.
+/// The name of the collection.
 const COLLECTION: &str = "signals";
-/// Size of the collection: ten thousand signals or so.
+/// The size of the collection: room for about ten thousand signals.
 const CAPPED_BYTES: i64 = 1 << 20;
-/// After so long a silence a beat is written.
+/// After a silence of this length a beat is written.
 const BEAT_PAUSE: Duration = Duration::from_secs(2);
-/// After so long a silence, beats and all, the cursor is given up.
+/// After a silence of this length, beats included, the cursor counts as dead.
 const SILENCE: Duration = Duration::from_millis(4_500);
-/// How long the server holds a request for more before it answers that there is nothing.
+/// How long the server holds a request for more documents before it answers that there are none.
 const AWAIT: Duration = Duration::from_secs(1);
 /// Connections: the cursor, the publisher, a beat, and one to spare.
 const POOL: u32 = 4;
 /// The word of a beat, which only shows that the cursor lives.
 const BEAT: &str = "beat";
-/// MongoDB's error code of creating a collection that is there.
+/// MongoDB's error code for creating a collection that exists.
 const NAMESPACE_EXISTS: i32 = 48;
 
 /// A MongoDB deployment.
@@ -70,7 +70,7 @@ impl Mongo {
         options.min_pool_size = None;
         options.connect_timeout = Some(STEP_TIMEOUT);
         options.server_selection_timeout = Some(STEP_TIMEOUT);
-        // Signals may be lost, but not late: the primary has them first, and need not wait for others.
+        // Signals may be lost but must not be late: the primary has them first and need not wait for other members.
         options.selection_criteria =
             Some(SelectionCriteria::ReadPreference(mongodb::options::ReadPreference::Primary));
         options.read_concern = Some(ReadConcern::local());
@@ -99,7 +99,7 @@ impl Mongo {
         document
     }
 
-    /// Sees to it that the collection is there and capped, whoever else does the same just now.
+    /// Makes sure that the collection exists and is capped, even if other brokers do the same at this moment.
     async fn prepare(&self) -> Result<(), Error> {
         let created = self.database.create_collection(COLLECTION).capped(true);
         match created.size(CAPPED_BYTES as u64).await {
@@ -112,15 +112,15 @@ impl Mongo {
             None => true, // dropped since; the next attempt creates it
         };
         if !capped {
-            // Someone dropped it, and an insert came before this and made a plain one.
+            // Someone dropped the collection, and an insert created a plain one since.
             let convert = doc! { "convertToCapped": COLLECTION, "size": CAPPED_BYTES };
             self.database.run_command(convert).await?;
         }
         Ok(())
     }
 
-    /// A cursor that is past everything that was there before. It ends at once on an empty
-    /// collection, hence the first beat, which also marks where now is: clocks are not to be trusted.
+    /// Returns a cursor that is past everything that was there before. On an empty collection a cursor ends at once, so
+    /// a first beat is written. The beat also marks the present, because clocks are not to be trusted.
     async fn follow(&self) -> Result<Cursor<Document>, Lost> {
         self.prepare().await?;
         let collection = self.collection();
@@ -176,7 +176,7 @@ impl Transport for Mongo {
 }
 
 impl Mongo {
-    /// Writes beats into silence, until they do not come back.
+    /// Writes a beat after each silence, until a beat does not come back.
     async fn supervise(&self, last_heard: &Mutex<Instant>) -> Lost {
         let collection = self.collection();
         loop {
@@ -242,7 +242,7 @@ mod tests {
         let database = format!("sluicegate_test_{:016x}", rand::random::<u64>());
         let mongo = Mongo::new(&mongo_uri(), [1; 4], &database, "mongodb:".into()).await.unwrap();
         mongo.prepare().await.unwrap();
-        // Nobody listens, so no beat ever comes back.
+        // No cursor reads the beats, so none comes back.
         let last_heard = Mutex::new(Instant::now());
         let lost = timeout(Duration::from_secs(30), mongo.supervise(&last_heard)).await.unwrap();
         assert_eq!(lost.to_string(), "the cursor does not show what was written");

@@ -1,7 +1,7 @@
 //! Signals over Redis: one channel per database, one message per signal.
 //!
-//! The subscription has a connection of its own, which is pinged: a half-open socket looks alive
-//! for ever to one that only listens. The publisher uses another, which every batch tests.
+//! The subscription has a connection of its own, which is pinged, because a half-open socket looks alive for ever to a
+//! broker that only reads from it. The publisher uses another connection, which every batch tests.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use super::{
     relay::{Ears, Lost, STEP_TIMEOUT, Transport, bounded},
 };
 
-/// Pause between pings of the subscription. With [`STEP_TIMEOUT`], the time until a dead
-/// connection is noticed.
+/// The pause between pings of the subscription. A dead connection is noticed after this pause and [`STEP_TIMEOUT`]
+/// together.
 const PING_PAUSE: Duration = Duration::from_secs(2);
 
 /// A Redis server.

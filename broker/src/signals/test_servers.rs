@@ -16,23 +16,23 @@ use tokio::{
     time::sleep,
 };
 
-/// How long a test waits for what has to come: enough on a busy machine, and only a failing test waits for it.
+/// How long a test waits for an event that has to come: enough on a busy machine, and only a failing test waits that long.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A port nobody listens on just now.
+/// Returns a port that nobody listens on at the moment.
 fn free_port() -> u16 {
     let listener = net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
 }
 
-/// A Redis server of the test's own, which it can kill and start again.
+/// A Redis server of the test, which the test can kill and start again.
 pub(super) struct RedisServer {
     port: u16,
     child: Option<Child>,
 }
 
 impl RedisServer {
-    /// A server that is not running yet.
+    /// Returns a server that does not run yet.
     pub(super) fn stopped() -> Self {
         Self { port: free_port(), child: None }
     }
@@ -81,7 +81,7 @@ impl Drop for RedisServer {
     }
 }
 
-/// The address of the MongoDB server to test with.
+/// Returns the address of the MongoDB server to test with.
 pub(super) fn mongo_uri() -> String {
     env::var("SLUICEGATE_TEST_MONGODB_URI").unwrap_or_else(|_| {
         panic!(
@@ -109,7 +109,7 @@ pub(super) struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy to `target`, which need not be there yet.
+    /// Starts a proxy to `target`, which need not exist yet.
     pub(super) async fn to(target: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -155,7 +155,7 @@ async fn carry(mut client: TcpStream, target: String, mut modes: watch::Receiver
         let mut up = vec![0; 65_536];
         let mut down = vec![0; 65_536];
         loop {
-            // What arrives while frozen is lost with the connection, as packets would be.
+            // Bytes that arrive while the proxy is frozen are lost with the connection, as packets would be.
             let passed = tokio::select! {
                 n = from_client.read(&mut up) => match n {
                     Ok(n) if n > 0 => { passing(&mut modes).await; to_server.write_all(&up[..n]).await }
@@ -183,12 +183,12 @@ async fn passing(modes: &mut watch::Receiver<Mode>) {
     let _ = modes.wait_for(|mode| *mode == Mode::Pass).await;
 }
 
-/// A pause between looks at a condition that has no event of its own.
+/// Waits between two checks of a condition that has no event of its own.
 pub(super) async fn pause() {
     sleep(Duration::from_millis(5)).await;
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub(super) async fn until(what: &str, so: impl Fn() -> bool) {
     let start = Instant::now();
     while !so() {

@@ -1,5 +1,5 @@
-//! What Redis and MongoDB signals have in common: coalescing, one task that sends and one that
-//! hears, each reconnecting by itself for as long as it takes.
+//! What signals over Redis and MongoDB have in common: coalescing, one task that sends and one that
+//! receives. Each task reconnects by itself for as long as it takes.
 
 use std::{
     sync::{
@@ -23,15 +23,15 @@ use super::{Notice, Signals, coalesce::Coalescer, message::Message};
 
 use crate::{domain::Signal, metrics::Metrics};
 
-/// Notices a subscriber may lag behind before it has to take it as [`Notice::Missed`].
+/// How many notices a subscriber may lag behind before it has to treat the lag as [`Notice::Missed`].
 const NOTICES: usize = 1024;
-/// Most messages sent in one go.
+/// The most messages sent in one go.
 const BATCH: usize = 512;
-/// How long any one step may take: connecting, subscribing, sending a batch, an answer to a ping.
+/// How long each step may take: connecting, subscribing, sending a batch, the answer to a ping.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long `close` waits for what is still to be sent.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long opening waits to find out whether the server is there.
+/// How long opening waits to find out whether the server can be reached.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Pauses between attempts to connect.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
@@ -54,17 +54,17 @@ pub(super) trait Transport: Send + Sync + 'static {
     /// A connection for sending.
     type Outlet: Send;
 
-    /// What to call it, with no credentials in it.
+    /// Returns the name for logs, with no credentials in it.
     fn describe(&self) -> String;
 
-    /// Connects for sending, and sees that the server answers.
+    /// Connects for sending, and checks that the server answers.
     async fn connect(&self) -> Result<Self::Outlet, Lost>;
 
     /// Sends messages. After an error the outlet is dropped, and some or all may not have been sent.
     async fn send(&self, outlet: &mut Self::Outlet, messages: &[Message]) -> Result<(), Lost>;
 
-    /// Connects for hearing, calls [`Ears::listening`] when nothing can be missed any more, then
-    /// [`Ears::heard`] with each message; answers when the connection is lost, noticed within 5 s.
+    /// Connects for receiving, calls [`Ears::listening`] when nothing can be missed any more, then
+    /// [`Ears::heard`] with each message. Returns within 5 s after the connection is lost.
     async fn hear(&self, ears: &Ears) -> Lost;
 }
 
@@ -81,7 +81,7 @@ struct Health {
     hearing: Link,
 }
 
-/// Where a transport puts what it hears.
+/// Where a transport puts what it receives.
 pub(super) struct Ears {
     /// The transport, as logs call it.
     signals: String,
@@ -92,13 +92,13 @@ pub(super) struct Ears {
 }
 
 impl Ears {
-    /// The transport hears everything from now on; what came before may have been missed.
+    /// Notes that the transport receives everything from now on; earlier messages may have been missed.
     pub(super) fn listening(&self) {
         self.went_up("heard", |health| &mut health.hearing);
         self.missed();
     }
 
-    /// A message came in. One's own are not heard.
+    /// Passes a message on, unless this broker sent it.
     pub(super) fn heard(&self, from: [u8; 4], message: Message) {
         if from == self.broker {
             return;
@@ -107,7 +107,7 @@ impl Ears {
             Message::Missed => self.missed(),
             Message::Signal(signal) => {
                 self.metrics.signal_heard(signal.topic);
-                // An error only means that nobody listens yet.
+                // An error only means that there is no receiver yet.
                 let _ = self.notices.send(Notice::Signal(signal));
             }
         }
@@ -157,9 +157,9 @@ struct Outbox {
 struct Shared<T> {
     transport: T,
     outbox: Mutex<Outbox>,
-    /// Told when `due` gets something, which is also when a window opens, or something was dropped.
+    /// Notified when a message becomes due, which is also when a window opens, and when a message was dropped.
     wake: Notify,
-    /// True if the others have to be told that they missed something.
+    /// True if the other brokers have to be told that they missed something.
     dropped: AtomicBool,
     ears: Ears,
     closing: CancellationToken,
@@ -172,8 +172,8 @@ pub(super) struct Relay<T: Transport> {
 }
 
 impl<T: Transport> Relay<T> {
-    /// Starts sending and hearing, and waits a moment to find out whether the server is there.
-    /// If it is not, that is logged, and tried again until `close`.
+    /// Starts sending and receiving, and waits a moment to find out whether the server can be reached.
+    /// If it cannot, this is logged, and connecting is tried again until `close`.
     pub(super) async fn start(transport: T, broker: [u8; 4], metrics: Arc<Metrics>) -> Self {
         let health = Health { sending: Link::Unknown, hearing: Link::Unknown };
         let shared = Arc::new(Shared {
@@ -206,7 +206,7 @@ impl<T: Transport> Shared<T> {
         self.ears.health.borrow().sending == Link::Up
     }
 
-    /// Sends until closing; reconnects for as long as it takes.
+    /// Sends until the relay closes; reconnects for as long as it takes.
     async fn send_always(self: Arc<Self>) {
         let mut failures = 0;
         loop {
@@ -233,7 +233,7 @@ impl<T: Transport> Shared<T> {
         }
     }
 
-    /// Sends over one connection until it is lost, or until closing and all is sent.
+    /// Sends over one connection until it is lost, or until the relay closes and everything is sent.
     async fn send_over(&self, outlet: &mut T::Outlet) -> Result<(), Lost> {
         self.ears.went_up("sent", |health| &mut health.sending);
         loop {
@@ -282,7 +282,7 @@ impl<T: Transport> Shared<T> {
         result
     }
 
-    /// Hears until closing; reconnects for as long as it takes.
+    /// Receives until the relay closes; reconnects for as long as it takes.
     async fn hear_always(self: Arc<Self>) {
         let mut failures = 0;
         loop {
@@ -304,7 +304,7 @@ impl<T: Transport> Shared<T> {
 }
 
 impl Outbox {
-    /// What is to be sent now, and when the next window closes. At the end nothing waits for that.
+    /// Returns what is to be sent now, and when the next window closes. With `everything`, nothing waits for that close.
     fn take(&mut self, everything: bool) -> (Vec<Message>, Option<Instant>) {
         let mut due = std::mem::take(&mut self.due);
         due.extend(if everything {
@@ -326,7 +326,7 @@ impl<T: Transport> Signals for Relay<T> {
         let shared = &self.shared;
         let topic = signal.topic;
         if !shared.can_send() || shared.closing.is_cancelled() {
-            // The others are told to look at everything as soon as they can be told anything.
+            // As soon as a message can be sent, the other brokers are told to scan all queues.
             shared.dropped.store(true, Ordering::Release);
             shared.wake.notify_one();
             shared.ears.metrics.signal_dropped(topic);
