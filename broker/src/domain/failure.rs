@@ -1,15 +1,15 @@
-//! What becomes of an item that was handed out and comes back unsettled.
+//! What becomes of an item that was handed out and returns unsettled.
 
 use std::time::Duration;
 
 use super::{Queue, QueueName, RetryPolicy};
 
-/// What queues do that leave it open; settings of the broker.
+/// What applies to queues without settings of their own; settings of the broker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FailureDefaults {
-    /// The attempt whose failure dead-letters; 0 for never.
+    /// The attempt whose failure dead-letters; 0: never.
     pub max_attempts: u32,
-    /// The delivery after which an unsettled item is dead-lettered; 0 for never.
+    /// The delivery after which an unsettled item is dead-lettered; 0: never.
     pub max_deliveries: u32,
     /// Delay of failed items.
     pub retry_policy: RetryPolicy,
@@ -30,18 +30,18 @@ impl Default for FailureDefaults {
     }
 }
 
-/// Why an item comes back unsettled.
+/// Why an item returns unsettled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// Its consumer says that the attempt failed; so does the end of a stream that counts as a failure.
+    /// Its consumer says that the attempt failed, or its stream ended and asked for a failed attempt.
     Rollback,
-    /// Its consumer gives it back with no failed attempt.
+    /// Its consumer rolls it back with no failed attempt.
     Release,
-    /// Its consumer says: never again.
+    /// Its consumer rejects it: never again.
     Reject,
-    /// Its lease ended. The lease was its delay: it is ready at once.
+    /// Its lease ended. The lease was its delay, so it is ready at once.
     Lapse,
-    /// The stream that held it ended, through no fault of the item's as far as is known.
+    /// The stream that held it ended, as far as is known through no fault of the item.
     Disconnect,
     /// It did not reach a consumer, or the broker takes it back to shut down: nothing is counted.
     Undelivered,
@@ -59,10 +59,10 @@ pub enum LimitReason {
 }
 
 impl LimitReason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 3] = [Self::MaxAttempts, Self::MaxDeliveries, Self::Rejected];
 
-    /// The reason as metrics and logs name it.
+    /// Returns the name of the reason in metrics and logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::MaxAttempts => "max_attempts",
@@ -72,7 +72,7 @@ impl LimitReason {
     }
 }
 
-/// What becomes of an item that comes back unsettled.
+/// What becomes of an item that returns unsettled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     /// It stays in its queue.
@@ -82,7 +82,7 @@ pub enum Fate {
         /// How long it waits.
         delay: Duration,
     },
-    /// It leaves its queue; [`Queue::at_limit`] says for where.
+    /// It leaves its queue; [`Queue::at_limit`] says where it goes.
     Limit {
         /// Why.
         reason: LimitReason,
@@ -91,42 +91,42 @@ pub enum Fate {
     },
 }
 
-/// Where the items of a queue go that are at a limit.
+/// Where the items of a queue go when they are at a limit.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum AtLimit {
-    /// Not known yet: whether the dead-letter queue is there has to be looked into first.
+    /// Not known yet: it must first be found out whether the dead-letter queue exists.
     #[default]
     Unknown,
-    /// Into this queue, which is there and of the same group.
+    /// Into this queue, which exists and is of the same group.
     DeadLetter(QueueName),
-    /// Away, as the queue's settings ask.
+    /// Nowhere: they are discarded, as the settings of the queue ask.
     Discard,
-    /// Nowhere: they stay, and are tried again and again. Limits have no effect.
+    /// Nowhere: they stay and are tried again and again. Limits have no effect.
     Nowhere,
 }
 
-/// What the name of a dead-letter queue ends with that nobody named.
+/// What the name of a dead-letter queue ends with if the settings name none.
 const SUFFIX: &str = ".dead";
 
 impl Queue {
-    /// The limit of attempts in force; 0: none.
+    /// Returns the limit of attempts in force; 0: none.
     pub fn attempt_limit(&self) -> u32 {
         self.max_attempts.unwrap_or(self.defaults.max_attempts)
     }
 
-    /// The limit of deliveries in force; 0: none.
+    /// Returns the limit of deliveries in force; 0: none.
     pub fn delivery_limit(&self) -> u32 {
         self.max_deliveries.unwrap_or(self.defaults.max_deliveries)
     }
 
-    /// The policy by which failed items wait.
+    /// Returns the policy by which failed items wait.
     pub fn retry_policy_in_force(&self) -> &RetryPolicy {
         self.retry_policy.as_ref().unwrap_or(&self.defaults.retry_policy)
     }
 
-    /// The queue that receives items at a limit, whether it is there or not. `None`: items are discarded, or they
-    /// stay. A queue whose own name ends with `.dead` has none unless it names one, so that no chain of queues
-    /// grows; nor has one whose name leaves no room for the suffix.
+    /// Returns the queue that receives items at a limit, whether it exists or not. `None`: items are discarded, or they
+    /// stay. A queue whose own name ends with `.dead` has no such queue unless it names one, so that no chain of queues
+    /// grows. A queue whose name leaves no room for the suffix has none either.
     pub fn dead_letter_target(&self) -> Option<QueueName> {
         if self.discard_failed {
             return None;
@@ -140,7 +140,7 @@ impl Queue {
         QueueName::parse("dead_letter_queue", &format!("{}{SUFFIX}", self.name)).ok()
     }
 
-    /// Fills in the broker's part: its defaults, and what can be said of [`Queue::at_limit`] by the settings alone.
+    /// Fills in the broker's part: its defaults, and what the settings alone say about [`Queue::at_limit`].
     #[must_use]
     pub fn in_force(self, defaults: &FailureDefaults) -> Self {
         let at_limit = match self.dead_letter_target() {
@@ -151,7 +151,7 @@ impl Queue {
         Self { defaults: defaults.clone(), at_limit, ..self }
     }
 
-    /// What becomes of an item that comes back from its `attempt`, handed out `deliveries` times in this queue;
+    /// Decides what becomes of an item that returns from its `attempt`, handed out `deliveries` times in this queue;
     /// `random` is within 0 to 1. A limit is reached at exactly its number.
     pub fn fate(&self, cause: Cause, attempt: u32, deliveries: u32, random: f64) -> Fate {
         let failed = match cause {
@@ -201,7 +201,7 @@ mod tests {
         Fate::Limit { reason, failed_attempts }
     }
 
-    /// Issue 9, point 3: a queue that says nothing backs off, and its items end at the broker's limits.
+    /// Issue 9, point 3: a queue without settings of its own backs off, and its items end at the broker's limits.
     #[test]
     fn a_queue_that_says_nothing_has_the_brokers_defaults() {
         let queue = queue("q");
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(queue.fate(Cause::Reject, 1, 1, 0.0), limit(LimitReason::Rejected, 1));
     }
 
-    /// No chain of dead-letter queues, and nothing is dropped where there is nowhere to go.
+    /// There is no chain of dead-letter queues, and nothing is dropped where there is no queue to go to.
     #[test]
     fn dead_letter_queues_nobody_named_end_with_the_first() {
         let target = |queue: &Queue| queue.dead_letter_target().map(|name| name.to_string());

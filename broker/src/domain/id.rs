@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 
 use super::Timestamp;
 
-/// Writes bytes as hexadecimal digits, two for each; `digits` must be twice as long. Ids and receipts of
-/// every item pass here: byte by byte through `fmt` it would cost as much as all else about a receipt.
+/// Writes bytes as hexadecimal digits, two for each byte; `digits` must be twice as long. Ids and receipts of
+/// every item pass through this function. Writing byte by byte through `fmt` would cost as much as the rest of a receipt.
 pub(super) fn write_hex(bytes: &[u8], digits: &mut [u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     for (byte, pair) in bytes.iter().zip(digits.chunks_exact_mut(2)) {
@@ -58,7 +58,7 @@ twelve_bytes!(
     ItemId
 );
 twelve_bytes!(
-    /// Names one act of reserving. A fresh one for each, never used again.
+    /// Names one reservation. Each reservation has a fresh token, which is never used again.
     LeaseToken
 );
 
@@ -69,19 +69,19 @@ twelve_bytes!(
 #[derive(Debug)]
 pub struct IdSource {
     source: [u8; 4],
-    /// Millisecond and counter of the last id.
+    /// The millisecond and the counter of the last id.
     last: Mutex<(i64, u32)>,
 }
 
 const COUNTER_BITS: u32 = 22;
 
 impl IdSource {
-    /// A source of its own, told from others by four random bytes.
+    /// Returns a new source, which differs from others by four random bytes.
     pub fn new() -> Self {
         Self { source: rand::random(), last: Mutex::new((0, 0)) }
     }
 
-    /// The next id; greater than every id this source made before, even if the clock steps back.
+    /// Returns the next id. It is greater than every id that this source made before, even if the clock steps back.
     pub fn next(&self, now: Timestamp) -> ItemId {
         let (millis, counter) = {
             let mut last = self.last.lock();
@@ -111,7 +111,7 @@ impl Default for IdSource {
 }
 
 impl LeaseToken {
-    /// A fresh token whose first four bytes name the broker that holds the lease.
+    /// Returns a fresh token whose first four bytes name the broker that gives the lease.
     pub fn fresh(broker: [u8; 4]) -> Self {
         let mut bytes = [0; 12];
         bytes[..4].copy_from_slice(&broker);
@@ -119,7 +119,7 @@ impl LeaseToken {
         Self(bytes)
     }
 
-    /// The broker that made the token.
+    /// Returns the broker that made the token.
     pub fn broker(self) -> [u8; 4] {
         [self.0[0], self.0[1], self.0[2], self.0[3]]
     }

@@ -1,6 +1,6 @@
 //! The error of every parser in this module.
 
-/// A value that can not be taken, and why.
+/// A value that cannot be accepted, and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {description}")]
 pub struct Invalid {
@@ -11,12 +11,12 @@ pub struct Invalid {
 }
 
 impl Invalid {
-    /// Names a field and what is wrong with it.
+    /// Returns the error of a field.
     pub fn new(field: impl Into<String>, description: impl Into<String>) -> Self {
         Self { field: field.into(), description: description.into() }
     }
 
-    /// The same complaint, seen from further out: `priority` becomes `items[3].priority`.
+    /// Returns the same error with a longer path: `priority` becomes `items[3].priority`.
     #[must_use]
     pub fn within(mut self, outer: &str) -> Self {
         self.field = format!("{outer}.{}", self.field);

@@ -9,20 +9,20 @@ use super::{ConsumerName, Invalid, ItemId, QueueName, Receipt, Timestamp};
 /// Free-form metadata.
 pub type Headers = BTreeMap<String, String>;
 
-/// Most bytes of a content type.
+/// The most bytes of a content type.
 pub const MAX_CONTENT_TYPE_BYTES: usize = 255;
-/// Most entries in an item's headers.
+/// The most entries in an item's headers.
 pub const MAX_HEADERS: usize = 64;
-/// Most bytes of all header keys and values together.
+/// The most bytes of all header keys and values together.
 pub const MAX_HEADER_BYTES: usize = 16 * 1024;
-/// Most bytes of an ordering key.
+/// The most bytes of an ordering key.
 pub const MAX_ORDERING_KEY_BYTES: usize = 255;
-/// Most bytes of a deduplication id.
+/// The most bytes of a deduplication id.
 pub const MAX_DEDUP_ID_BYTES: usize = 255;
-/// Most bytes kept of a failure's reason.
+/// The most bytes of a failure's reason that are kept.
 pub const MAX_REASON_BYTES: usize = 1024;
 
-/// Checks the headers of an item against the limits; `field` is what the caller called them.
+/// Checks the headers of an item against the limits; `field` is the caller's name for them.
 pub fn check_header_limits<'a, H>(field: &str, headers: H) -> Result<(), Invalid>
 where
     H: IntoIterator<Item = (&'a String, &'a String)>,
@@ -44,10 +44,10 @@ where
 pub struct Priority(u8);
 
 impl Priority {
-    /// How many there are.
+    /// How many priorities there are.
     pub const LEVELS: u8 = 10;
 
-    /// Checks a priority; `field` is what the caller called it.
+    /// Checks a priority; `field` is the caller's name for it.
     pub fn parse(field: &str, value: i32) -> Result<Self, Invalid> {
         match u8::try_from(value) {
             Ok(level) if level < Self::LEVELS => Ok(Self(level)),
@@ -55,7 +55,7 @@ impl Priority {
         }
     }
 
-    /// The level, 0 to 9.
+    /// Returns the priority as a number, 0 to 9.
     pub const fn level(self) -> u8 {
         self.0
     }
@@ -67,7 +67,7 @@ impl fmt::Display for Priority {
     }
 }
 
-/// An item as a producer hands it in, checked. Times are absolute by now.
+/// An item as a producer hands it in, checked.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NewItem {
     /// The work itself.
@@ -76,26 +76,26 @@ pub struct NewItem {
     pub content_type: String,
     /// Metadata for the consumer.
     pub headers: Headers,
-    /// Level it is handed out at.
+    /// The priority at which it is handed out.
     pub priority: Priority,
-    /// Not before this long after the push; zero for at once. See also `eligible_time`.
+    /// How long after the push the item is eligible; zero: at once. `eligible_time` wins over it.
     pub delay: Duration,
-    /// Not before this instant; wins over `delay`.
+    /// The earliest instant at which the item is eligible; wins over `delay`.
     pub eligible_time: Option<Timestamp>,
-    /// Time to live, if not the queue's default.
+    /// Time to live; `None`: the queue's default.
     pub ttl: Option<Duration>,
-    /// Items with the same key are delivered one at a time, in order; empty for none.
+    /// Items with the same key are delivered one at a time, in order; empty: no key.
     pub ordering_key: String,
-    /// Recognises a repeated push; empty for none.
+    /// The id by which a repeated push is recognised; empty: none.
     pub dedup_id: String,
 }
 
 /// What became of one pushed item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pushed {
-    /// The item's id; for a duplicate, that of the first.
+    /// The item's id; for a duplicate, the id of the first.
     pub id: ItemId,
-    /// True if it was there before and nothing was stored.
+    /// True if an item with the same id was there before and nothing was stored.
     pub deduplicated: bool,
     /// Its sequence number, 0 if it has none.
     pub sequence: i64,
@@ -143,7 +143,7 @@ pub struct Item {
     pub content_type: String,
     /// Metadata.
     pub headers: Headers,
-    /// Level it is handed out at.
+    /// The priority at which it is handed out.
     pub priority: Priority,
     /// Where it is in its life, as of when it was read.
     pub state: ItemState,
@@ -161,7 +161,7 @@ pub struct Item {
     pub create_time: Timestamp,
     /// When it may next be handed out; the end of its lease if reserved; `None` if blocked or processed.
     pub eligible_time: Option<Timestamp>,
-    /// Past this it is never delivered.
+    /// After this instant it is never delivered.
     pub expire_time: Option<Timestamp>,
     /// When it was committed, if processed.
     pub process_time: Option<Timestamp>,
@@ -190,18 +190,18 @@ impl Item {
     }
 }
 
-/// Returns at most how many bytes an item takes in an answer: one with this much payload, so many bytes of content
-/// type, ordering key, deduplication id and reason together, and these headers.
+/// Returns at most how many bytes an item takes in an answer. `texts` is the length of content type, ordering key,
+/// deduplication id and reason together.
 pub fn message_bytes(payload: usize, texts: usize, headers: &Headers) -> usize {
-    /// Names, ids, numbers, times, the receipt, and what encodes the fields: each as long as it may be.
+    /// Names, ids, numbers, times, the receipt, and the encoding of the fields: each at its longest.
     const ENVELOPE: usize = 1_400;
-    /// What encodes one header.
+    /// The encoding of one header.
     const HEADER: usize = 12;
     let headers: usize = headers.iter().map(|(key, value)| key.len() + value.len() + HEADER).sum();
     payload + texts + headers + ENVELOPE
 }
 
-/// An item in a consumer's hands.
+/// An item that a consumer holds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Delivery {
     /// The item, reserved.
@@ -210,7 +210,7 @@ pub struct Delivery {
     pub receipt: Receipt,
     /// End of the lease.
     pub lease_expire_time: Timestamp,
-    /// Where the item stood before it was reserved: what it goes back to if it was never sent.
+    /// The item's place before it was reserved. An item that was never sent returns to this place.
     pub previous_eligible_time: Timestamp,
 }
 
@@ -219,7 +219,7 @@ pub struct Delivery {
 pub enum Outcome {
     /// Done as asked.
     Ok,
-    /// It was at a limit, or rejected: the item is in the dead-letter queue, or discarded if its queue asks for that.
+    /// The item was at a limit, or rejected: it is in the dead-letter queue, or discarded if its queue asks for that.
     DeadLettered,
     /// The item is there but under another lease or none; nothing was changed.
     LeaseLost,
@@ -227,7 +227,7 @@ pub enum Outcome {
     Gone,
 }
 
-/// Cuts a reason to [`MAX_REASON_BYTES`], at a character's end.
+/// Cuts a reason to [`MAX_REASON_BYTES`], at the end of a character.
 pub fn cut_reason(mut reason: String) -> String {
     reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
     reason

@@ -1,7 +1,7 @@
-//! What Sluicegate is about, with no runtime, wire format or driver in it: names, items, queues,
-//! receipts and the decisions that need nothing but their arguments.
+//! What Sluicegate is about: names, items, queues, receipts, and the decisions that need nothing but their arguments.
+//! This module knows no runtime, wire format or driver.
 //!
-//! Values here are parsed and checked once, at the edge; past it nothing is checked twice.
+//! Values are parsed and checked once, at the edge; past the edge nothing is checked twice.
 
 mod admission;
 mod assign;

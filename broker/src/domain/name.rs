@@ -1,4 +1,4 @@
-//! Names: `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`, cheap to clone. Those of queues may begin with `_` too.
+//! Names: `[A-Za-z0-9][A-Za-z0-9._-]{0,127}`, cheap to clone. Names of queues may also begin with `_`.
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
@@ -31,7 +31,7 @@ macro_rules! name {
         pub struct $type(Arc<str>);
 
         impl $type {
-            /// Parses a name; `field` is what the caller called it.
+            /// Parses a name; `field` is the caller's name for the field.
             pub fn parse(field: &str, text: &str) -> Result<Self, Invalid> {
                 check(field, text, $underscore_first)?;
                 Ok(Self(text.into()))
@@ -42,7 +42,7 @@ macro_rules! name {
                 if text.is_empty() { Ok(None) } else { Self::parse(field, text).map(Some) }
             }
 
-            /// The name as text.
+            /// Returns the name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -79,7 +79,7 @@ name!(
     underscore_first: false
 );
 name!(
-    /// The name a producer or consumer gives itself.
+    /// The name that a producer or consumer gives itself.
     ConsumerName,
     underscore_first: false
 );

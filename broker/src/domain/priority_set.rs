@@ -14,23 +14,23 @@ impl PrioritySet {
     /// Every priority.
     pub const ALL: Self = Self((1 << Priority::LEVELS) - 1);
 
-    /// The set of this priority alone; empty if there is no such priority.
+    /// Returns the set of this priority alone; the empty set if there is no such priority.
     pub fn of(priority: i32) -> Self {
         let bit = u32::try_from(priority).ok().filter(|p| *p < u32::from(Priority::LEVELS));
         Self(bit.map_or(0, |priority| 1 << priority))
     }
 
-    /// True if no priority is in the set.
+    /// Returns true if no priority is in the set.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The priorities of the set, the highest first.
+    /// Returns the priorities of the set, the highest first.
     pub fn iter(self) -> impl Iterator<Item = i32> + Clone {
         (0..i32::from(Priority::LEVELS)).rev().filter(move |p| !(self & Self::of(*p)).is_empty())
     }
 
-    /// The highest priority of the set.
+    /// Returns the highest priority of the set.
     pub fn highest(self) -> Option<i32> {
         self.iter().next()
     }
@@ -64,7 +64,7 @@ impl BitAnd for PrioritySet {
     }
 }
 
-/// What is in the first set and not in the second.
+/// Returns the priorities that are in the first set and not in the second.
 impl Sub for PrioritySet {
     type Output = Self;
 

@@ -1,4 +1,4 @@
-//! Queues: their settings and their figures.
+//! Queues: their settings and their statistics.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -29,10 +29,10 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// The delay after the failure of `attempt` (1 is the first); `random` is within 0 to 1.
+    /// Returns the delay after the failure of `attempt` (1 is the first); `random` is within 0 to 1.
     pub fn delay(&self, attempt: u32, random: f64) -> Duration {
         if self.initial_delay.is_zero() {
-            return Duration::ZERO; // times infinity it would not be a number
+            return Duration::ZERO; // zero times infinity is not a number
         }
         let exponent = attempt.saturating_sub(1).min(1_000) as i32;
         let full = self.initial_delay.as_secs_f64() * self.multiplier.powi(exponent);
@@ -50,9 +50,9 @@ pub struct Queue {
     pub group: GroupName,
     /// Lease if a consumer asks for none; `None`: the broker's default.
     pub lease: Option<Duration>,
-    /// The attempt whose failure dead-letters; 0 for never; `None`: the broker's default.
+    /// The attempt whose failure dead-letters; 0: never; `None`: the broker's default.
     pub max_attempts: Option<u32>,
-    /// The delivery after which an unsettled item is dead-lettered; 0 for never; `None`: the broker's default.
+    /// The delivery after which an unsettled item is dead-lettered; 0: never; `None`: the broker's default.
     pub max_deliveries: Option<u32>,
     /// Where items at a limit go; `None`: see [`Queue::dead_letter_target`].
     pub dead_letter_queue: Option<QueueName>,
@@ -66,7 +66,7 @@ pub struct Queue {
     pub retention: Duration,
     /// How long a deduplication id is remembered.
     pub dedup_window: Duration,
-    /// Most unsettled items; 0: no limit.
+    /// The most unsettled items; 0: no limit.
     pub max_depth: u64,
     /// Stamp items with sequence numbers.
     pub sequenced: bool,
@@ -76,9 +76,9 @@ pub struct Queue {
     pub labels: BTreeMap<String, String>,
     /// When it was created.
     pub create_time: Timestamp,
-    /// Grows with each change of the settings; fences updates.
+    /// Grows with each change of the settings, and so fences updates.
     pub revision: i64,
-    /// What is in force where the settings leave it open: the broker's part, never stored.
+    /// What applies where the settings say nothing: the broker's part, never stored.
     pub defaults: FailureDefaults,
     /// Where items at a limit go: the broker's part, never stored.
     pub at_limit: AtLimit,
@@ -88,7 +88,7 @@ impl Queue {
     /// Default of `dedup_window`: five minutes.
     pub const DEFAULT_DEDUP_WINDOW: Duration = Duration::from_mins(5);
 
-    /// A queue with the default settings, as pushes and consumers bring it into being.
+    /// Returns a queue with the default settings, as pushes and consumers create it.
     pub fn with_defaults(name: QueueName, now: Timestamp) -> Self {
         Self {
             name,
@@ -113,12 +113,12 @@ impl Queue {
         }
     }
 
-    /// True if committed items are kept.
+    /// Returns true if committed items are kept.
     pub fn keeps_history(&self) -> bool {
         !self.retention.is_zero()
     }
 
-    /// True if the settings a user gives are the same, whatever the broker added.
+    /// Returns true if the settings that a user gives are the same, whatever the broker added.
     pub fn same_settings(&self, other: &Self) -> bool {
         let plain = |queue: &Self| Self {
             create_time: Timestamp::default(),
@@ -152,13 +152,13 @@ pub struct Depth {
 }
 
 impl Depth {
-    /// Items that are not settled.
+    /// Returns the number of items that are not settled.
     pub fn unsettled(&self) -> u64 {
         self.ready + self.delayed + self.reserved + self.blocked
     }
 }
 
-/// What happened in a queue since its creation; also a change of that, to be added.
+/// What happened in a queue since its creation, or a change to be added to that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
     /// Items stored by pushes.
@@ -167,7 +167,7 @@ pub struct Totals {
     pub delivered: u64,
     /// Items committed.
     pub committed: u64,
-    /// Items given back by a consumer.
+    /// Items rolled back by a consumer.
     pub rolled_back: u64,
     /// Items moved to another queue.
     pub moved: u64,

@@ -4,38 +4,38 @@ use super::{GroupName, Invalid, ItemId, LeaseToken, QueueName, id::write_hex};
 
 /// One reservation of one item. Only the newest receipt of an item is valid.
 ///
-/// It carries all that a settle needs, so that any broker can settle without reading the item first.
+/// A receipt carries all that a settle needs, so that any broker can settle without reading the item first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receipt {
     /// The item.
     pub item: ItemId,
-    /// The act of reserving.
+    /// The token of the lease.
     pub token: LeaseToken,
     /// How often the item had been handed out, this time included.
     pub deliveries: u32,
-    /// How many of these were before the item came into its queue: limits count the others.
+    /// How many of these deliveries were before the item came into its queue; limits count the others.
     pub earlier_deliveries: u32,
     /// The item's attempt in this reservation.
     pub attempt: u32,
-    /// True if the item has an ordering key: settling it lets the next of that key go on.
+    /// True if the item has an ordering key: settling the item unblocks the next one of that key.
     pub keyed: bool,
-    /// The queue it was reserved from.
+    /// The queue from which it was reserved.
     pub queue: QueueName,
     /// That queue's group.
     pub group: GroupName,
 }
 
 const VERSION: u8 = 2;
-/// Receipts of this version do not tell `earlier_deliveries`.
+/// Receipts of this version do not hold `earlier_deliveries`.
 const VERSION_1: u8 = 1;
 
 impl Receipt {
-    /// How often the item had been handed out in its present queue, this time included.
+    /// Returns how often the item had been handed out in its present queue, this time included.
     pub fn deliveries_here(&self) -> u32 {
         self.deliveries.saturating_sub(self.earlier_deliveries)
     }
 
-    /// The receipt as text: URL-safe letters and digits, about 100 bytes.
+    /// Returns the receipt as text: URL-safe letters and digits, about 100 bytes.
     pub fn encode(&self) -> String {
         let mut bytes =
             Vec::with_capacity(43 + self.queue.as_str().len() + self.group.as_str().len());
@@ -56,7 +56,7 @@ impl Receipt {
         String::from_utf8(text).unwrap_or_default() // digits are text
     }
 
-    /// Reads a receipt back; `field` is what the caller called it.
+    /// Parses a receipt; `field` is the caller's name for it.
     pub fn parse(field: &str, text: &str) -> Result<Self, Invalid> {
         Self::decode(text).ok_or_else(|| {
             Invalid::new(field, "not a receipt: pass it on exactly as it was received")
@@ -110,7 +110,7 @@ fn hex(digit: u8) -> Option<u8> {
     }
 }
 
-/// FNV-1a: finds a cut or mistyped receipt; it is no protection against forgery.
+/// Returns the FNV-1a checksum, which detects a cut or mistyped receipt. It is no protection against forgery.
 fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(Receipt::parse("receipt", &receipt().encode()), Ok(receipt()));
     }
 
-    /// Receipts that a broker of before gave out are settled by this one.
+    /// This broker settles receipts that brokers of earlier versions gave out.
     #[test]
     fn a_receipt_of_version_1_is_read() {
         let text = "0130313233343536373839616262613938373635343332313000000003000000020106\

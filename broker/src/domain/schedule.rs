@@ -19,7 +19,7 @@ pub struct Schedule {
     pub paused: bool,
     /// When it was created.
     pub create_time: Timestamp,
-    /// Ticks up to this instant are dealt with: pushed, or passed while paused.
+    /// Ticks up to this instant are done: pushed, or skipped while the schedule was paused.
     pub done_until: Timestamp,
     /// The last tick that pushed an item.
     pub last_time: Option<Timestamp>,

@@ -5,7 +5,7 @@ use crate::domain::{QueueName, Timestamp};
 /// What a signal is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Topic {
-    /// Something became eligible, or will at a time a waiting broker may not know.
+    /// Something became eligible, or will become eligible at a time that a waiting broker may not know.
     Insert,
     /// The queue was created, changed, paused, resumed, purged or deleted.
     Settings,
@@ -20,13 +20,13 @@ pub struct Signal {
     pub queue: QueueName,
     /// What it is about.
     pub topic: Topic,
-    /// For inserts: nothing older than this has appeared. `None`: not known. When signals are
-    /// coalesced the least counts, and `None` is less than all.
+    /// For inserts: nothing older than this has appeared. `None`: not known. Coalesced signals have the least
+    /// `since` of all, and `None` is less than every time.
     pub since: Option<Timestamp>,
 }
 
 impl Topic {
-    /// The topic in one word, as brokers send it and metrics name it.
+    /// Returns the topic in one word, as brokers send it and metrics name it.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Insert => "insert",
@@ -35,7 +35,7 @@ impl Topic {
         }
     }
 
-    /// The topic with this word; `None` if there is none.
+    /// Returns the topic with this word; `None` if there is none.
     pub fn of_word(word: &str) -> Option<Self> {
         [Self::Insert, Self::Settings, Self::Settle].into_iter().find(|t| t.word() == word)
     }

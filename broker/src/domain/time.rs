@@ -12,20 +12,20 @@ use parking_lot::RwLock;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(pub i64);
 
-/// An instant past all others: 4999-12-31T00:00:00Z. Stores may use the years that follow, up to
-/// 9999, which every language can read, for what has no time of its own.
+/// An instant after all others: 4999-12-31T00:00:00Z. For entries without a time of their own, stores may use the years
+/// after it up to 9999, which every language can read.
 pub const FOREVER: Timestamp = Timestamp(95_617_497_600_000);
 
 /// The longest delay and time to live: ten years.
 pub const MAX_SPAN: Duration = Duration::from_hours(87672);
 
 impl Timestamp {
-    /// Milliseconds since the Unix epoch.
+    /// Returns the milliseconds since the Unix epoch.
     pub const fn millis(self) -> i64 {
         self.0
     }
 
-    /// How long until `later`; zero if that is past.
+    /// Returns how long it is until `later`; zero if that is past.
     pub fn until(self, later: Self) -> Duration {
         Duration::from_millis(u64::try_from(later.0 - self.0).unwrap_or(0))
     }
@@ -33,7 +33,7 @@ impl Timestamp {
 
 impl Add<Duration> for Timestamp {
     type Output = Self;
-    /// Saturates at [`FOREVER`]. Parts of a millisecond are rounded up: nothing is early.
+    /// Saturates at [`FOREVER`]. Parts of a millisecond are rounded up, so that nothing is early.
     fn add(self, span: Duration) -> Self {
         let millis = span.as_nanos().div_ceil(1_000_000);
         let millis = i64::try_from(millis).unwrap_or(i64::MAX);
@@ -48,8 +48,8 @@ impl Sub<Duration> for Timestamp {
     }
 }
 
-/// A clock that runs evenly between corrections, that follows a server's time or this machine's, and that
-/// tests can move.
+/// A clock that follows the time of a server or of this machine. The clock runs evenly between corrections, and tests can
+/// move it.
 #[derive(Debug)]
 pub struct Clock {
     origin: Instant,
@@ -58,14 +58,14 @@ pub struct Clock {
     machine_shift: AtomicI64,
 }
 
-/// What the clock shows, in milliseconds, `elapsed` being those since its origin.
+/// What the clock shows, in milliseconds; `elapsed` counts from the origin of the clock.
 #[derive(Debug, Clone, Copy)]
 struct Setting {
     /// Unix time at the origin, as believed now.
     epoch: i64,
     /// How much the clock has to lose, by running at half its speed.
     lag: i64,
-    /// When, in milliseconds since the origin, it began to.
+    /// When it began to lose time, in milliseconds since the origin.
     slow_from: i64,
 }
 
@@ -78,14 +78,14 @@ impl Setting {
         self.epoch + elapsed - self.lag.min((elapsed - self.slow_from) / 2)
     }
 
-    /// What it would show if it had lost already what it has to lose.
+    /// Returns what the clock would show if it had already lost what it has to lose.
     fn target(self, elapsed: i64) -> i64 {
         self.epoch + elapsed - self.lag
     }
 }
 
 impl Clock {
-    /// A clock set by this machine's time.
+    /// Returns a clock that is set to this machine's time.
     pub fn system() -> Self {
         Self {
             origin: Instant::now(),
@@ -94,7 +94,7 @@ impl Clock {
         }
     }
 
-    /// The time now.
+    /// Returns the time.
     pub fn now(&self) -> Timestamp {
         Timestamp(self.setting.read().at(self.elapsed()))
     }
@@ -104,12 +104,12 @@ impl Clock {
         *self.setting.write() = Setting::even(now.0 - self.elapsed());
     }
 
-    /// The time now, by a clock that follows this machine's and never goes back.
+    /// Returns the time, following this machine's clock and never going back.
     ///
-    /// Where the machine's clock is ahead, this one is set to it at once: after a suspend that time has passed
-    /// for everyone else, and a clock that was corrected says when delayed items are due. Where the machine's
-    /// clock was set back, this one runs at half its speed until both agree. What was ready stays ready, and
-    /// meanwhile leases and delays last up to twice as long, however far the clock was set back.
+    /// If the machine's clock is ahead, this clock is set to the same time at once: after a suspend that time has passed
+    /// for everyone else, and a corrected clock says when delayed items are due. If the machine's clock was set back, this
+    /// clock runs at half its speed until both agree. What was ready stays ready, and meanwhile leases and delays last
+    /// up to twice as long, however far the clock was set back.
     pub fn now_by_machine(&self) -> Timestamp {
         let (machine, elapsed, setting) =
             (self.machine_now(), self.elapsed(), *self.setting.read());
@@ -127,18 +127,18 @@ impl Clock {
         Timestamp(now.max(machine.0))
     }
 
-    /// Moves the clock forward, and what it takes for this machine's; for tests.
+    /// Moves the clock forward, and with it the time that it takes for this machine's; for tests.
     pub fn advance(&self, by: Duration) {
         self.step_machine(by.as_millis() as i64);
         self.setting.write().epoch += by.as_millis() as i64;
     }
 
-    /// Sets forward or back what this clock takes for this machine's; for tests.
+    /// Moves forward or back the time that this clock takes for this machine's; for tests.
     pub fn step_machine(&self, millis: i64) {
         self.machine_shift.fetch_add(millis, Ordering::Relaxed);
     }
 
-    /// This machine's time, whatever any clock says.
+    /// Returns this machine's time, whatever any clock says.
     pub fn machine_time() -> Timestamp {
         Timestamp(system_millis())
     }
@@ -152,7 +152,7 @@ impl Clock {
     }
 }
 
-/// Differences up to this are those of two readings that follow each other, not of the clocks.
+/// Differences up to this come from reading two clocks one after the other, not from the clocks.
 const JITTER_MS: i64 = 2;
 
 fn system_millis() -> i64 {
@@ -165,7 +165,7 @@ mod tests {
 
     const MINUTE: i64 = 60_000;
 
-    /// Milliseconds that a test may take between two readings.
+    /// How many milliseconds a test may take between two readings.
     const SLACK: i64 = 20_000;
 
     #[test]

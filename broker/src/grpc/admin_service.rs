@@ -17,13 +17,13 @@ use crate::{
     store::Page,
 };
 
-/// Queues on a page if the caller does not say.
+/// How many queues a page has if the caller does not say.
 const QUEUES_PER_PAGE: usize = 100;
-/// Items on a page if the caller does not say.
+/// How many items a page has if the caller does not say.
 const ITEMS_PER_PAGE: usize = 50;
-/// Items read from the store at a time: bounds the memory a page of large items takes.
+/// How many items are read from the store at a time. Bounds the memory that a page of large items takes.
 const ITEMS_PER_READ: usize = 64;
-/// Stats in one message of WatchQueues.
+/// How many entries one message of WatchQueues has at most.
 const STATS_PER_MESSAGE: usize = 1000;
 
 #[tonic::async_trait]
@@ -209,7 +209,7 @@ impl AdminService for Api {
         let filter = parse::redrive(request.filter)?;
         let max_items = parse::max_items(request.max_items)?;
         let rate = parse::rate(request.rate)?;
-        // It may last for hours, so it ends when its caller hangs up, between two batches.
+        // A redrive may last for hours, so it ends between two batches when its caller hangs up.
         let redriven = self
             .take(
                 |engine| async move {
@@ -231,7 +231,7 @@ impl Api {
     }
 }
 
-/// Reads until the page is full, by number or by bytes, or there is no more.
+/// Reads items until the page is full, by number or by bytes, or there are no more.
 async fn fill_page(
     engine: &Engine,
     queue: &QueueName,
@@ -251,9 +251,9 @@ async fn fill_page(
         let full = fitting < read.entries.len();
         if full {
             if fitting == 0 && !page.entries.is_empty() {
-                return Ok(page); // what was read goes onto the next page
+                return Ok(page); // the items just read go onto the next page
             }
-            // Read again as many as fit: only the store can say where the next page starts.
+            // Read as many again as fit: only the store can say where the next page starts.
             let limit = fitting.max(1);
             read = engine.list_items(queue, state, page.next.as_deref(), limit).await?;
         }

@@ -6,12 +6,12 @@ use tonic::codegen::http::HeaderValue;
 use super::status::ApiError;
 use crate::config::{Role, Token};
 
-/// The tokens a broker knows. With none at all, everybody may call everything.
+/// The tokens that a broker knows. Without any, everyone may call everything.
 #[derive(Debug, Clone, Default)]
 pub struct Tokens(Vec<Token>);
 
 impl Tokens {
-    /// The tokens of a configuration. One with an empty secret is never matched.
+    /// Returns the tokens of a configuration. A token with an empty secret is never matched.
     pub fn new(tokens: Vec<Token>) -> Self {
         Self(tokens)
     }
@@ -49,7 +49,7 @@ fn name(role: Role) -> &'static str {
     }
 }
 
-/// The roles a call needs, all of them; none for health, reflection and what does not exist.
+/// Returns the roles that a call needs, all of them; none for health, reflection and calls that do not exist.
 fn needed(path: &str) -> &'static [Role] {
     let Some(rpc) = path.strip_prefix("/sluicegate.v1.") else { return &[] };
     match rpc.strip_prefix("QueueService/") {
@@ -84,7 +84,7 @@ mod tests {
         ])
     }
 
-    /// "ok", the role that is missing, or why the token is no good.
+    /// Returns "ok", the role that is missing, or why the token is refused.
     fn answer(path: &str, authorization: Option<&str>) -> &'static str {
         let authorization = authorization.map(|text| HeaderValue::from_str(text).unwrap());
         match tokens().check(path, authorization.as_ref()) {

@@ -1,4 +1,4 @@
-//! What each item of the hot path is put through here: for the benchmarks alone.
+//! The steps that each item of the hot path takes in this module, for benchmarks alone.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use sluicegate_proto::v1 as pb;
 use super::{convert, parse};
 use crate::domain::{Delivery, NewItem, Timestamp};
 
-/// Checks and parses a push; `None` if it is refused.
+/// Checks and parses a push. Returns `None` if the push is refused.
 pub fn parse_push(request: pb::PushRequest) -> Option<Vec<NewItem>> {
     let now = Timestamp(1_790_000_000_000);
     let rules = parse::Rules { max_payload_bytes: 1 << 20, max_lease: Duration::from_mins(1), now };
@@ -15,7 +15,7 @@ pub fn parse_push(request: pb::PushRequest) -> Option<Vec<NewItem>> {
     parse::batch(&queue, items, &producer, &rules).ok().map(|batch| batch.items)
 }
 
-/// The message of deliveries.
+/// Returns the message of deliveries.
 pub fn convert_deliveries(deliveries: Vec<Delivery>) -> pb::ConsumeResponse {
     let deliveries = deliveries.into_iter().map(|d| convert::delivery(d, false)).collect();
     pb::ConsumeResponse { deliveries }

@@ -1,4 +1,4 @@
-//! From the domain to the wire. Nothing here can fail.
+//! From the domain to the wire. No conversion can fail.
 
 use std::time::Duration;
 
@@ -73,7 +73,7 @@ pub(super) fn item(item: Item) -> pb::Item {
     }
 }
 
-/// With `auto_commit` the item is no longer reserved and there is nothing to settle.
+/// Converts a delivery. With `auto_commit` the item is no longer reserved, and there is nothing to settle.
 pub(super) fn delivery(delivery: Delivery, auto_commit: bool) -> pb::Delivery {
     let receipt = if auto_commit { String::new() } else { delivery.receipt.encode() };
     let lease_expire_time = (!auto_commit).then(|| timestamp(delivery.lease_expire_time));
@@ -99,7 +99,7 @@ pub(super) fn revoked(revoked: &Revoked) -> pb::Revoked {
     pb::Revoked { receipt: revoked.receipt.encode(), reason: reason.into() }
 }
 
-/// One result per receipt, in order.
+/// Returns one result per receipt, in order.
 pub(super) fn settled(receipts: Vec<String>, outcomes: Vec<Outcome>) -> Vec<pb::SettleResult> {
     let result = |(receipt, of): (String, Outcome)| pb::SettleResult {
         receipt,
@@ -108,7 +108,7 @@ pub(super) fn settled(receipts: Vec<String>, outcomes: Vec<Outcome>) -> Vec<pb::
     receipts.into_iter().zip(outcomes).map(result).collect()
 }
 
-/// One result per receipt, in order.
+/// Returns one result per receipt, in order.
 pub(super) fn extended(
     receipts: Vec<String>,
     outcomes: Vec<(Outcome, Option<Timestamp>)>,
@@ -131,7 +131,7 @@ fn retry_policy(policy: &RetryPolicy) -> pb::RetryPolicy {
     }
 }
 
-/// A limit on the wire, where there are no unsigned figures.
+/// Converts a limit for the wire, which has no unsigned numbers.
 fn limit(value: u32) -> i32 {
     i32::try_from(value).unwrap_or(i32::MAX)
 }
@@ -161,7 +161,7 @@ pub(super) fn queue(queue: &Queue) -> pb::Queue {
     }
 }
 
-/// A figure on the wire, where there are no unsigned ones.
+/// Converts a number for the wire, which has no unsigned numbers.
 pub(super) fn figure(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
@@ -209,7 +209,7 @@ fn new_item(item: NewItem) -> pb::NewItem {
     }
 }
 
-/// `next` is its next tick.
+/// Converts a schedule; `next` is its next tick.
 pub(super) fn schedule(schedule: Schedule, next: Option<Timestamp>) -> pb::Schedule {
     pb::Schedule {
         name: schedule.name.to_string(),
@@ -332,7 +332,7 @@ mod tests {
         assert_eq!((committed.receipt.as_str(), committed.lease_expire_time), ("", None));
     }
 
-    /// What is counted for an item is never less than what it takes.
+    /// The size that is counted for an item is never less than the size that it takes.
     #[test]
     fn no_item_takes_more_than_is_counted_for_it() {
         let longest = || "x".repeat(128);

@@ -1,9 +1,10 @@
-//! How much of requests is held in memory before it is decoded.
+//! Bounds how much of requests is held in memory before they are decoded.
 //!
-//! A request may be megabytes large, a connection may carry thousands of calls, and all that has come of a message is kept
-//! until the rest is there. So large messages take their size from a budget before they are read any further: one that does
-//! not fit waits, and HTTP/2 flow control with it. A message takes its budget as a whole and holds none of another one while
-//! it waits, so that no two can wait for each other; one that does not come to its end in time gives its budget back.
+//! A request may be megabytes large, a connection may carry thousands of calls, and the received part of a message is kept
+//! until the rest arrives. So a large message takes its size from a budget before it is read any further. A message that
+//! does not fit waits, and HTTP/2 flow control makes its client wait too. A message takes its size in one step and holds no
+//! other part of the budget while it waits, so that no two messages wait for each other. A message that does not arrive
+//! in time is refused, which frees its part of the budget.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,14 +16,14 @@ use tokio::{
 };
 use tonic::Status;
 
-/// What comes before each message: a flag and its length.
+/// The length of what precedes each message: a flag and the message's length.
 const PREFIX: usize = 5;
-/// Messages up to this size are not counted: settles never wait for pushes.
+/// Messages up to this size are not counted, so that settles never wait for pushes.
 const SMALL: usize = 64 << 10;
-/// How long a large message may take from when it is read.
+/// How long a large message may take from the time at which it is read.
 const MAX_DURATION: Duration = Duration::from_mins(1);
 
-/// Bytes of requests that may be held at a time. Cheap to clone.
+/// The budget: how many bytes of requests may be held at a time. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(super) struct Intake {
     budget: Arc<Semaphore>,
@@ -35,7 +36,7 @@ impl Intake {
         Self { budget: Arc::new(Semaphore::new(bytes)), bytes }
     }
 
-    /// The same body; it is read only as fast as there is room.
+    /// Returns the same body, which is read only as fast as there is room.
     pub(super) fn meter(&self, body: Body) -> Body {
         let reader = Reader {
             intake: self.clone(),
@@ -49,7 +50,7 @@ impl Intake {
     }
 }
 
-/// The room one message has taken.
+/// The room that one message has taken.
 #[derive(Debug)]
 struct Held {
     message: u64,
@@ -65,7 +66,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// The next part of the body. When this is called, all messages that were complete have been decoded.
+    /// Returns the next part of the body. At each call, all messages that were complete have been decoded.
     async fn next(&mut self) -> Result<Option<Bytes>, axum::BoxError> {
         let large = self.framing.unfinished().filter(|bytes| *bytes > SMALL);
         let message = self.framing.messages;
@@ -73,7 +74,7 @@ impl Reader {
             self.held = None;
         }
         if let (Some(bytes), None) = (large, &self.held) {
-            // At most what there is in all, for a message larger than that would wait for ever.
+            // At most the whole budget, because a message larger than that would wait for ever.
             let bytes = u32::try_from(bytes.min(self.intake.bytes))?;
             let room = Arc::clone(&self.intake.budget).acquire_many_owned(bytes).await?;
             self.held = Some(Held { message, until: Instant::now() + MAX_DURATION, _room: room });
@@ -90,15 +91,15 @@ impl Reader {
     }
 }
 
-/// Where in the sequence of messages a body has been read to.
+/// How far a body has been read in its sequence of messages.
 #[derive(Debug, Default)]
 struct Framing {
     /// How many messages have ended.
     messages: u64,
     prefix: [u8; PREFIX],
-    /// How much of the prefix is there.
+    /// How much of the prefix has arrived.
     prefix_read: usize,
-    /// How much of the message is still to come, if its prefix is there.
+    /// How much of the message is still to come, if its prefix has arrived.
     to_come: usize,
 }
 
@@ -131,7 +132,7 @@ impl Framing {
         u32::from_be_bytes([a, b, c, d]) as usize
     }
 
-    /// The size of the message of which a part has come.
+    /// Returns the size of the message of which a part has arrived.
     fn unfinished(&self) -> Option<usize> {
         (self.prefix_read == PREFIX).then(|| self.length())
     }
@@ -171,7 +172,7 @@ mod tests {
         (sender, body.into_data_stream())
     }
 
-    /// Large messages are not read while others hold the room; small ones always are.
+    /// Large messages are not read while others hold the room; small messages always are.
     #[tokio::test]
     async fn what_does_not_fit_waits_until_there_is_room() {
         let large = SMALL + 1;
@@ -191,12 +192,12 @@ mod tests {
         assert!(poll!(second_body.next()).is_pending(), "there is no room for a second one");
         third.send(Ok(message(SMALL))).await.unwrap();
         third_body.next().await.unwrap().unwrap();
-        drop(first_body); // decoded, or given up
+        drop(first_body); // decoded, or refused
         second_body.next().await.unwrap().unwrap();
         drop((first, second));
     }
 
-    /// Room that was taken for a message which does not come is given back.
+    /// Room that was taken for a message that does not arrive becomes free again.
     #[tokio::test(start_paused = true)]
     async fn a_message_that_does_not_come_gives_its_room_back() {
         let intake = Intake::new(10);

@@ -1,12 +1,13 @@
 //! The API `sluicegate.v1` over gRPC.
 //!
-//! * [`server`]: the server around the services: limits, TLS, health, reflection, its end.
-//! * `edge`: what every call passes first: [`auth`], the access log, uniform errors.
-//! * `queue_service`, `admin_service`, `schedule_service`: one method per rpc, none longer than
-//!   parse, ask the engine, convert. `push_stream` and `consume_stream` hold the long ones.
-//! * `intake`: how much of large requests is held in memory at a time.
-//! * `parse`: requests to domain values; every check is there. `convert`: the way back.
-//! * [`status`]: errors to statuses.
+//! * [`server`]: the server around the services: limits, TLS, health, reflection, shutdown.
+//! * `middleware`: what every call passes first: [`auth`], the access log, uniform errors.
+//! * `queue_service`, `admin_service`, `schedule_service`: one method per rpc, which parses, asks the engine and
+//!   converts. The longer rpcs have files of their own: `push_stream` and `consume_stream`. `delivery_stream` holds what
+//!   both consume calls send.
+//! * `intake`: bounds how much of large requests is held in memory.
+//! * `parse`: from requests to domain values, with every check. `convert`: from domain values to answers.
+//! * [`status`]: from errors to statuses.
 
 pub mod auth;
 #[doc(hidden)]
@@ -41,16 +42,16 @@ use self::{parse::Rules, status::ApiError};
 #[derive(Clone)]
 pub struct Api {
     engine: Arc<Engine>,
-    /// Owns every call's work, so that a caller who hangs up never drops a store call half-way.
+    /// Owns the work of every call, so that a caller who hangs up never cuts a store call short.
     tasks: TaskTracker,
-    /// Cancelled when streams and waiting calls have to end, if the engine has not ended them.
+    /// Cancelled when streams and waiting calls have to end that the engine has not ended.
     shutdown: CancellationToken,
     /// Set by the server.
     max_connection_age: Duration,
 }
 
 impl Api {
-    /// Services on an engine. Wait for `tasks` before the engine and its store go away.
+    /// Returns services on an engine. Wait for `tasks` before the engine and its store end.
     pub fn new(engine: Arc<Engine>, tasks: TaskTracker, shutdown: CancellationToken) -> Self {
         Self { engine, tasks, shutdown, max_connection_age: Duration::ZERO }
     }
@@ -66,7 +67,7 @@ impl Api {
         Rules::of(&self.engine)
     }
 
-    /// Starts `work` in a task of its own, which runs to its end whatever becomes of the caller.
+    /// Starts `work` in a task of its own, which runs to its end even if the caller hangs up.
     fn start<T, F>(&self, work: impl FnOnce(Arc<Engine>) -> F) -> JoinHandle<Result<T, EngineError>>
     where
         F: Future<Output = Result<T, EngineError>> + Send + 'static,
@@ -75,7 +76,7 @@ impl Api {
         self.tasks.spawn(work(Arc::clone(&self.engine)))
     }
 
-    /// [`Self::start`], and waits for the outcome.
+    /// Starts `work` as [`Self::start`] does, and waits for the outcome.
     async fn run<T, F>(&self, work: impl FnOnce(Arc<Engine>) -> F) -> Result<T, Status>
     where
         F: Future<Output = Result<T, EngineError>> + Send + 'static,
@@ -84,8 +85,8 @@ impl Api {
         joined(self.start(work).await)
     }
 
-    /// For work that waits and takes something out of a queue. It ends early when the caller hangs
-    /// up or the broker shuts down (the engine keeps nothing from others then); what it took at
+    /// Runs work that waits and takes something out of a queue. The work ends early when the caller hangs
+    /// up or the broker shuts down (the engine then keeps nothing from others). What the work took at
     /// that very moment goes to `give_back`.
     async fn take<T, F, G>(
         &self,
@@ -107,7 +108,7 @@ impl Api {
                 () = answer.closed() => return,
                 () = api.abandoned() => Err(EngineError::ShuttingDown),
             };
-            // Should nobody receive it, or drop it unread, the parcel gives it back.
+            // If nobody receives the parcel, or it is dropped unread, it returns what was taken.
             let _ =
                 answer.send(result.map(|taken| Parcel { content: Some((taken, give_back)), api }));
         });
@@ -118,7 +119,7 @@ impl Api {
 }
 
 impl Api {
-    /// Waits until calls have to end that the engine does not end. One that drains ends its calls itself:
+    /// Waits until calls have to end that the engine does not end. An engine that drains ends its calls itself, because
     /// it alone knows whose items are being committed at this moment.
     async fn abandoned(&self) {
         self.shutdown.cancelled().await;
@@ -150,7 +151,7 @@ where
     }
 }
 
-/// The outcome of [`Api::start`]; a task that died is an error like any other.
+/// Returns the outcome of [`Api::start`]; a task that died is an error like any other.
 fn joined<T>(result: Result<Result<T, EngineError>, tokio::task::JoinError>) -> Result<T, Status> {
     match result {
         Ok(result) => Ok(result?),

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::domain::{Schedule, ScheduleName};
 
-/// Schedules on a page if the caller does not say.
+/// How many schedules a page has if the caller does not say.
 const SCHEDULES_PER_PAGE: usize = 100;
 
 #[tonic::async_trait]

@@ -1,9 +1,9 @@
 //! The gRPC server: all services behind one listener.
 //!
-//! A request with items may be up to 16 MiB large (or `max_payload_bytes` and 1 MiB, if that is more), so a
-//! batch of items is bounded by that as well as by its count; settles may be up to 4 MiB, what operators ask up to
-//! 1 MiB. Larger ones are answered RESOURCE_EXHAUSTED with the reason REQUEST_TOO_LARGE; compressed ones count as what
-//! they are when decompressed. The codec counts the entries of a request before it decodes it.
+//! A request with items may be up to 16 MiB large (or `max_payload_bytes` plus 1 MiB, if that is more), which bounds a
+//! batch of items as well as its count does. Settles may be up to 4 MiB large, requests of operators up to 1 MiB. Larger
+//! requests are answered RESOURCE_EXHAUSTED with the reason REQUEST_TOO_LARGE. Compressed requests count with their
+//! decompressed size. The codec counts the entries of a request before it decodes the request.
 
 use std::{sync::Arc, time::Duration};
 
@@ -34,27 +34,27 @@ use crate::{
     listener::{Listener, TlsError, acceptor},
 };
 
-/// Least limit of a request.
+/// The limit of a request with items, unless `max_payload_bytes` needs a higher one.
 const REQUEST_BYTES: usize = 16 << 20;
-/// Limit of a request of an operator, schedules apart.
+/// The limit of a request of an operator, except for schedules.
 const ADMIN_BYTES: usize = 1 << 20;
-/// Bytes of large requests that are held at a time before they are decoded.
+/// How many bytes of large requests are held at a time before they are decoded.
 const INTAKE_BYTES: usize = 256 << 20;
 /// What a request may hold besides one payload.
 const ENVELOPE_BYTES: usize = 1 << 20;
-/// Calls at a time on one connection; clients queue the rest.
+/// The most calls at a time on one connection; clients queue the rest.
 const MAX_STREAMS: u32 = 4096;
-/// Calls a client may cancel before they were looked at, and broken ones, before its connection is
-/// closed. Without it there is no limit (RUSTSEC-2024-0003); as low as h2's own default it would hit
-/// clients that merely shut down with many calls open.
+/// How many calls a client may cancel before the server reads them, and how many broken calls it may send, before its
+/// connection is closed. Without this setting there is no limit (RUSTSEC-2024-0003). A limit as low as h2's own default
+/// would hit clients that merely shut down with many open calls.
 const MAX_RESETS: usize = 1024;
-/// HTTP/2 flow control: what one stream, and one connection, may send ahead of being read.
+/// HTTP/2 flow control: how much one stream, and one connection, may send before the server reads it.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
-/// A consumer that has vanished is noticed after these two together.
+/// A consumer that has vanished is noticed after these two times together.
 const PING_EVERY: Duration = Duration::from_secs(15);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// So many different ages do connections reach: those that were made at once do not all end at once.
+/// How many different ages connections reach, so that connections made at the same time do not all end together.
 const AGES: u32 = 8;
 
 /// What the configuration sets.
@@ -62,32 +62,32 @@ const AGES: u32 = 8;
 pub struct Options {
     /// Serve TLS with these files; plain text otherwise.
     pub tls: Option<Tls>,
-    /// About how old a connection gets before its client is asked to make a new one; zero: as old as it likes.
+    /// About how old a connection gets before its client is asked to make a new one; zero: no limit.
     pub max_connection_age: Duration,
-    /// Who may call what; everybody everything if there are none.
+    /// Who may call what; without tokens everyone may call everything.
     pub tokens: Tokens,
 }
 
-/// Why the server can not start or had to stop.
+/// Why the server cannot start or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// TLS cannot be served with the files given.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// The connections can not be served.
+    /// The connections cannot be served.
     #[error("the gRPC server failed")]
     Serve(#[source] tonic::transport::Error),
     /// A defect: the descriptors in the binary are damaged.
-    #[error("the descriptors for reflection can not be read")]
+    #[error("the descriptors for reflection cannot be read")]
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
-/// What `grpc.health.v1` answers, for the broker and for each service. NOT_SERVING at first.
+/// The health that `grpc.health.v1` reports, for the broker and for each service. NOT_SERVING at first.
 #[derive(Debug, Clone)]
 pub struct Health(HealthReporter);
 
 impl Health {
-    /// Says to load balancers and clients whether to come here. Watchers hear of it at once.
+    /// Tells load balancers and clients whether to use this broker. Watchers are notified at once.
     pub async fn set_serving(&self, serving: bool) {
         let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
         for service in SERVICES {
@@ -104,7 +104,7 @@ impl Health {
     }
 }
 
-/// The services whose health is told; the empty name stands for the broker.
+/// The services whose health is reported; the empty name stands for the broker.
 const SERVICES: [&str; 4] = [
     "",
     QueueServiceServer::<Api>::NAME,
@@ -114,7 +114,7 @@ const SERVICES: [&str; 4] = [
 
 /// All services, ready to serve.
 pub struct Server {
-    /// One for each age connections reach.
+    /// One router for each age that connections reach.
     routers: Vec<Router>,
     tls: Option<TlsAcceptor>,
     health: Health,
@@ -122,7 +122,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Puts the services together. Must be called within a tokio runtime.
+    /// Builds the server. Must be called within a tokio runtime.
     pub async fn new(mut api: Api, options: Options) -> Result<Self, ServerError> {
         let builder = tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
@@ -155,7 +155,7 @@ impl Server {
             .map(|age| {
                 let builder = builder.clone();
                 let mut builder = match age {
-                    // GOAWAY: calls and streams under way go on, new ones take a new connection.
+                    // GOAWAY: calls and streams under way go on; new ones use a new connection.
                     Some(age) => builder.max_connection_age(age),
                     None => builder,
                 };
@@ -165,14 +165,14 @@ impl Server {
         Ok(Self { routers, tls, health, shutdown })
     }
 
-    /// The handle to the server's health.
+    /// Returns the handle to the server's health.
     pub fn health(&self) -> Health {
         self.health.clone()
     }
 
-    /// Serves until the token given to [`Api::new`] is cancelled; then takes no more connections
-    /// and returns when the calls under way have ended. Streams end by themselves; a client that
-    /// does not read can still delay it for ever, so bound it with a time-out and drop it. A connection
+    /// Serves until the token given to [`Api::new`] is cancelled. Then accepts no more connections,
+    /// and returns when the calls under way have ended. Streams end by themselves, but a client that does
+    /// not read can delay the return for ever: bound this call with a time-out. A connection
     /// that does not begin as HTTP/2 does within ten seconds is closed.
     pub async fn serve(self, listener: TcpListener) -> Result<(), ServerError> {
         let listener = Listener::grpc(listener, self.tls);
@@ -191,7 +191,7 @@ impl Server {
 }
 
 fn services(api: Api) -> Routes {
-    // No limit on what is sent: nothing here makes a message much larger than one payload.
+    // Sent messages need no limit: none is much larger than one payload.
     let max_payload = api.engine.limits().max_payload_bytes;
     let (limit, schedule_limit) = (request_limit(max_payload), max_payload + ENVELOPE_BYTES);
     let queue = QueueServiceServer::new(api.clone())
@@ -210,7 +210,7 @@ fn request_limit(max_payload_bytes: usize) -> usize {
     REQUEST_BYTES.max(max_payload_bytes + ENVELOPE_BYTES)
 }
 
-/// The ages connections reach: from nine tenths to eleven tenths of the one that is set.
+/// Returns the ages that connections reach: from nine tenths to eleven tenths of the age that is set.
 fn ages(age: Duration) -> Vec<Option<Duration>> {
     if age.is_zero() {
         return vec![None];

@@ -1,8 +1,8 @@
-//! What went wrong, as a gRPC status: the one place where errors meet the wire.
+//! Errors as gRPC statuses. No other module turns an error into a status.
 //!
-//! Every status carries an `ErrorInfo` with a stable reason and the domain [`DOMAIN`]. More details
-//! go with it where they help: `BadRequest` names the field, `RetryInfo` says when to try again,
-//! `ResourceInfo` what is missing, `PreconditionFailure` and `QuotaFailure` what stands in the way.
+//! Every status carries an `ErrorInfo` with a stable reason and the domain [`DOMAIN`]. Further details are added
+//! where they help: `BadRequest` names the field, `RetryInfo` says when to try again, `ResourceInfo` says what is
+//! missing, `PreconditionFailure` and `QuotaFailure` say what stands in the way.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -30,10 +30,10 @@ pub enum ApiError {
     /// The engine refused or failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// A payload is over the broker's limit.
+    /// A payload is larger than the broker's limit.
     #[error("{field} is {bytes} bytes; this broker takes at most {limit}")]
     PayloadTooLarge {
-        /// The field as the caller named it.
+        /// The path of the field in the request.
         field: String,
         /// Its size.
         bytes: usize,
@@ -43,10 +43,10 @@ pub enum ApiError {
     /// The call carries no token this broker knows.
     #[error("{}", if *.given { "the token is not known" } else { "a token is needed" })]
     Unauthenticated {
-        /// True if there was one, of whatever form.
+        /// True if the call carries a token, of whatever form.
         given: bool,
     },
-    /// The token is good, but not for this call.
+    /// The token is known, but does not allow this call.
     #[error("the token lacks the role {role}")]
     PermissionDenied {
         /// The role that is missing.
@@ -86,7 +86,7 @@ impl From<Invalid> for Status {
     }
 }
 
-/// The status that tells a client of `error`, and what to do about it.
+/// Returns the status that tells a client of `error`, and what to do about it.
 pub fn status(error: &ApiError) -> Status {
     match error {
         ApiError::Engine(error) => engine(error),
@@ -118,7 +118,7 @@ pub fn status(error: &ApiError) -> Status {
     }
 }
 
-/// A status as a message inside another one, details included.
+/// Converts a status, details included, into a message that can stand inside another one.
 pub fn embedded(status: &Status) -> tonic_types::Status {
     // The details are themselves an encoded google.rpc.Status, of which only the list is wanted.
     let details = tonic_types::Status::decode(status.details()).unwrap_or_default().details;
@@ -238,14 +238,14 @@ fn engine(error: &EngineError) -> Status {
     Status::with_error_details(code, message, details)
 }
 
-/// What the driver said goes to the log only: it may name hosts and users.
+/// Converts an error of the store. What the driver said goes to the log only, because it may name hosts and users.
 fn store(error: &StoreError) -> Status {
     let (code, message, details) = match error {
         StoreError::Unavailable { .. } => {
             tracing::debug!(%error, "answered UNAVAILABLE");
             let mut details = error_info("STORE_UNAVAILABLE", []);
             details.set_retry_info(Some(RETRY_AFTER));
-            let message = "the store can not be reached: the outcome is unknown; try again, \
+            let message = "the store cannot be reached: the outcome is unknown; try again, \
                            which is safe for settles and for pushes with a dedup_id";
             (Code::Unavailable, message.to_owned(), details)
         }
@@ -282,19 +282,19 @@ fn bad_field(invalid: &Invalid) -> Status {
     Status::with_error_details(Code::InvalidArgument, invalid.to_string(), details)
 }
 
-/// Statuses that tonic made get our details, and our code where DESIGN says another one.
+/// Converts a status that tonic made: adds our details, and changes the code where the API promises another one.
 fn transport(status: &Status) -> Status {
     if status.check_error_details().is_ok_and(|details| details.error_info().is_some()) {
         return status.clone();
     }
     let (code, reason) = match status.code() {
-        // A message over the receive limit; nothing else here answers OUT_OF_RANGE.
+        // The message is over the receive limit; nothing else leads to OUT_OF_RANGE.
         Code::OutOfRange | Code::ResourceExhausted => {
             (Code::ResourceExhausted, "REQUEST_TOO_LARGE")
         }
         Code::Unimplemented => (Code::Unimplemented, "UNIMPLEMENTED"),
         Code::NotFound => (Code::NotFound, "SERVICE_NOT_FOUND"),
-        // What tonic answers when the bytes are no message of the expected type.
+        // Tonic's code when the bytes are no message of the expected type.
         Code::Internal => (Code::InvalidArgument, "MALFORMED_MESSAGE"),
         code => (code, "TRANSPORT"),
     };
@@ -345,7 +345,7 @@ mod tests {
         StoreError::Internal { reason: "at secret".into(), source: None }
     }
 
-    /// Every variant, with the code and reason clients may rely on.
+    /// Returns every variant, with the code and reason that clients may rely on.
     fn all() -> Vec<(ApiError, Code, &'static str)> {
         let engine = |error: EngineError, code, reason| (ApiError::Engine(error), code, reason);
         vec![
@@ -477,7 +477,7 @@ mod tests {
             assert!(
                 embedded.details.iter().any(|any| any.type_url.ends_with("google.rpc.ErrorInfo"))
             );
-            // Clients that get one of these through us again see the same.
+            // A status that passes through the conversion again stays the same.
             let again = super::status(&ApiError::Transport(status.clone()));
             assert_eq!((again.code(), again.details()), (status.code(), status.details()));
         }

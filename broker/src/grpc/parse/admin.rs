@@ -1,4 +1,4 @@
-//! What operators ask for: pages, filters, selections.
+//! Requests of operators: pages, filters, selections.
 
 use sluicegate_proto::v1 as pb;
 
@@ -8,14 +8,14 @@ use crate::{
     store::{RedriveFilter, Selection},
 };
 
-/// Most entries of a page; more is taken as this.
+/// The most entries of a page; a larger number is taken as this one.
 const MAX_PAGE: usize = 1000;
-/// What an answer holds besides its entries: the token of the next page.
+/// The size of what an answer holds besides its entries: the token of the next page.
 pub(in crate::grpc) const TOKEN_BYTES: usize = 1024;
-/// What stands before each entry of a list: its field and its length.
+/// The size of what precedes each entry of a list: its field and its length.
 const ENTRY_BYTES: usize = 6;
 
-/// A page, as AIP-158 has it.
+/// A page, as AIP-158 defines it.
 #[derive(Debug, PartialEq)]
 pub(in crate::grpc) struct PageRequest {
     /// At least 1.
@@ -25,7 +25,7 @@ pub(in crate::grpc) struct PageRequest {
 }
 
 impl PageRequest {
-    /// `default` stands for a size of 0.
+    /// Parses a page; a size of 0 means `default`.
     pub(in crate::grpc) fn parse(
         size: i32,
         token: String,
@@ -38,7 +38,7 @@ impl PageRequest {
         Ok(Self { size, token: Some(token).filter(|token| !token.is_empty()) })
     }
 
-    /// The name the page before ended with, for lists by name.
+    /// Returns the name with which the page before ended, for lists by name.
     pub(in crate::grpc) fn after<T>(
         &self,
         parse: fn(&str, &str) -> Result<T, Invalid>,
@@ -47,8 +47,8 @@ impl PageRequest {
         after.map_err(|e| Invalid::new(e.field, "not a page token of this broker"))
     }
 
-    /// Cuts a list by name, read one longer than the page, to what fits the page and one message, at least one entry,
-    /// and answers the token of the next page.
+    /// Cuts a list by name to what fits the page and one message, but to at least one entry, and returns the token of the
+    /// next page. The list was read one entry longer than the page.
     pub(in crate::grpc) fn cut<T: prost::Message>(
         &self,
         mut entries: Vec<T>,
@@ -67,7 +67,7 @@ impl PageRequest {
     }
 }
 
-/// A state to ask for; `None` for any.
+/// Parses a state to filter by; `None`: any.
 pub(in crate::grpc) fn item_state(field: &str, state: i32) -> Result<Option<ItemState>, Invalid> {
     match pb::ItemState::try_from(state) {
         Ok(pb::ItemState::Unspecified) => Ok(None),
@@ -80,17 +80,17 @@ pub(in crate::grpc) fn item_state(field: &str, state: i32) -> Result<Option<Item
     }
 }
 
-/// At most how many items; 0 for all.
+/// Parses a limit of items; 0: no limit.
 pub(in crate::grpc) fn max_items(value: i64) -> Result<u64, Invalid> {
     not_negative("max_items", value)
 }
 
-/// At most how many items a second; 0 for no limit.
+/// Parses a limit of items per second; 0: no limit.
 pub(in crate::grpc) fn rate(value: i32) -> Result<u32, Invalid> {
     not_negative("rate", value)
 }
 
-/// Which processed items to replay.
+/// Parses which processed items to replay.
 pub(in crate::grpc) fn replay(
     selection: Option<pb::replay_items_request::Selection>,
 ) -> Result<Selection, Invalid> {
@@ -108,7 +108,7 @@ pub(in crate::grpc) fn replay(
     }
 }
 
-/// Which items to redrive.
+/// Parses which items to redrive.
 pub(in crate::grpc) fn redrive(
     filter: Option<pb::RedriveFilter>,
 ) -> Result<RedriveFilter, Invalid> {
@@ -128,7 +128,7 @@ pub(in crate::grpc) fn redrive(
     })
 }
 
-/// The queues to watch; none for all.
+/// Parses which queues to watch; none: all.
 pub(in crate::grpc) fn watched(queues: &[String]) -> Result<Vec<QueueName>, Invalid> {
     let name = |(i, name): (usize, &String)| QueueName::parse(&format!("queues[{i}]"), name);
     queues.iter().enumerate().map(name).collect()

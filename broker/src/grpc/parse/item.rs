@@ -1,4 +1,4 @@
-//! Items as producers hand them in, one by one, in batches and in schedules.
+//! Items as producers hand them in: one by one, in batches and in schedules.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -23,7 +23,7 @@ pub(in crate::grpc) struct Batch {
     pub(in crate::grpc) producer: Option<ConsumerName>,
 }
 
-/// The fields that Push and PushStream share. One invalid item refuses all.
+/// Parses the fields that Push and PushStream share. One invalid item makes the whole batch invalid.
 pub(in crate::grpc) fn batch(
     queue: &str,
     items: Vec<pb::NewItem>,
@@ -38,7 +38,7 @@ pub(in crate::grpc) fn batch(
     Ok(Batch { queue, items, producer })
 }
 
-/// One item; fields are named from its root.
+/// Parses one item; the paths of fields begin at the item.
 pub(in crate::grpc) fn new_item(item: pb::NewItem, rules: &Rules) -> Result<NewItem, ApiError> {
     payload(&item.payload, rules)?;
     at_most("content_type", &item.content_type, MAX_CONTENT_TYPE_BYTES)?;
@@ -55,7 +55,7 @@ pub(in crate::grpc) fn new_item(item: pb::NewItem, rules: &Rules) -> Result<NewI
             if at > rules.now + MAX_SPAN {
                 return Err(Invalid::new("eligible_time", "more than 10 years ahead").into());
             }
-            // One in the past means at once: it is no way to overtake.
+            // An instant in the past means at once, so that an item cannot overtake others.
             eligible_time = (at > rules.now).then_some(at);
         }
         None => {}
@@ -93,7 +93,7 @@ pub(super) fn headers(headers: HashMap<String, String>) -> Result<Headers, Inval
     Ok(headers.into_iter().collect())
 }
 
-/// A schedule to create; fields are named from the request's root.
+/// Parses a schedule to create; the paths of fields begin at the request.
 pub(in crate::grpc) fn schedule(
     schedule: Option<pb::Schedule>,
     rules: &Rules,
@@ -135,7 +135,7 @@ mod tests {
         batch("orders", items, "", &RULES)
     }
 
-    /// The field a push of this item, as the fourth of its batch, is refused for.
+    /// Returns the field for which a push of this item, as the fourth of its batch, is refused.
     fn refused(item: pb::NewItem) -> String {
         let fine = || pb::NewItem { payload: "x".into(), ..Default::default() };
         match push(vec![fine(), fine(), fine(), item]).unwrap_err() {

@@ -1,7 +1,7 @@
-//! From the wire to the domain: every check of every request, once. Past this nothing is checked twice.
+//! From the wire to the domain, with every check of every request. Nothing is checked again after this.
 //!
-//! Each failure is an [`Invalid`] that names the field as the proto does, from the request's root:
-//! `items[3].priority`. Limits are those the proto's comments state.
+//! Each failure is an [`Invalid`] that names the field as the proto does, with its path in the request:
+//! `items[3].priority`. The limits are those that the comments of the proto state.
 
 mod admin;
 mod item;
@@ -27,24 +27,24 @@ pub(super) use queue::{change, new_queue};
 pub(super) use settle::{CommitAndPush, commit_and_push, extend, move_item, receipts, rollbacks};
 pub(super) use take::{Take, consume, consumer, flow, lease, take};
 
-/// Most items or receipts in one request.
+/// The most items or receipts in one request.
 pub(super) const MAX_BATCH: usize = 1000;
-/// Shortest lease.
+/// The shortest lease.
 const MIN_LEASE: Duration = Duration::from_millis(100);
 
-/// What requests are checked against.
+/// The limits against which requests are checked.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rules {
-    /// Most bytes of one payload.
+    /// The most bytes of one payload.
     pub(super) max_payload_bytes: usize,
-    /// Longest lease.
+    /// The longest lease.
     pub(super) max_lease: Duration,
     /// The store's time.
     pub(super) now: Timestamp,
 }
 
 impl Rules {
-    /// The rules in force now.
+    /// Returns the rules that are in force now.
     pub(super) fn of(engine: &Engine) -> Self {
         let limits = engine.limits();
         Self {
@@ -55,7 +55,7 @@ impl Rules {
     }
 }
 
-/// The same complaint, seen from further out.
+/// Adds the outer part of the path to the field of an error.
 fn within(outer: impl FnOnce() -> String) -> impl FnOnce(ApiError) -> ApiError {
     use crate::engine::EngineError;
     move |error| match error {
@@ -67,7 +67,7 @@ fn within(outer: impl FnOnce() -> String) -> impl FnOnce(ApiError) -> ApiError {
     }
 }
 
-/// A span of time from zero to `max`.
+/// Parses a span of time from zero to `max`.
 fn duration(field: &str, value: prost_types::Duration, max: Duration) -> Result<Duration, Invalid> {
     let prost_types::Duration { seconds, nanos } = value;
     let opposed = (seconds > 0 && nanos < 0) || (seconds < 0 && nanos > 0);
@@ -85,7 +85,7 @@ fn duration(field: &str, value: prost_types::Duration, max: Duration) -> Result<
     Ok(span)
 }
 
-/// A span that may be left out; zero if so.
+/// Parses a span of time that may be left out, which means zero.
 fn duration_or_zero(
     field: &str,
     value: Option<prost_types::Duration>,
@@ -94,7 +94,7 @@ fn duration_or_zero(
     value.map_or(Ok(Duration::ZERO), |value| duration(field, value, max))
 }
 
-/// A time to live: longer than zero.
+/// Parses a time to live, which must be longer than zero.
 fn time_to_live(
     field: &str,
     value: Option<prost_types::Duration>,
@@ -105,7 +105,7 @@ fn time_to_live(
     }
 }
 
-/// An instant. Parts of a millisecond are rounded up: nothing is early.
+/// Parses an instant. Parts of a millisecond are rounded up, so that nothing is early.
 fn timestamp(field: &str, value: prost_types::Timestamp) -> Result<Timestamp, Invalid> {
     const FIRST: i64 = -62_135_596_800; // 0001-01-01T00:00:00Z
     const LAST: i64 = 253_402_300_799; // 9999-12-31T23:59:59Z
@@ -119,12 +119,12 @@ fn timestamp(field: &str, value: prost_types::Timestamp) -> Result<Timestamp, In
     Ok(Timestamp((millis + part).min(FOREVER.0)))
 }
 
-/// A number that must not be negative.
+/// Parses a number that must not be negative.
 fn not_negative<T, U: TryFrom<T>>(field: &str, value: T) -> Result<U, Invalid> {
     U::try_from(value).map_err(|_| Invalid::new(field, "must not be negative"))
 }
 
-/// A number from `least` to `most`, with `default` standing for 0.
+/// Parses a number from 1 to `most`; 0 means `default`.
 fn count(field: &str, value: i32, default: usize, most: usize) -> Result<usize, Invalid> {
     match usize::try_from(value) {
         Ok(0) => Ok(default),
@@ -133,7 +133,7 @@ fn count(field: &str, value: i32, default: usize, most: usize) -> Result<usize, 
     }
 }
 
-/// Refuses an empty list and one over [`MAX_BATCH`].
+/// Refuses an empty list and a list longer than [`MAX_BATCH`].
 fn batch_length(field: &str, length: usize) -> Result<(), Invalid> {
     if (1..=MAX_BATCH).contains(&length) {
         return Ok(());
@@ -141,7 +141,7 @@ fn batch_length(field: &str, length: usize) -> Result<(), Invalid> {
     Err(Invalid::new(field, format!("must hold 1 to {MAX_BATCH} entries, not {length}")))
 }
 
-/// Refuses text over its limit.
+/// Refuses text that is longer than its limit.
 fn at_most(field: &str, text: &str, bytes: usize) -> Result<(), Invalid> {
     if text.len() <= bytes {
         return Ok(());
@@ -149,12 +149,12 @@ fn at_most(field: &str, text: &str, bytes: usize) -> Result<(), Invalid> {
     Err(Invalid::new(field, format!("{} bytes are more than the limit of {bytes}", text.len())))
 }
 
-/// A sub-message that must be there.
+/// Returns a message inside the request that must be given.
 fn required<T>(field: &str, value: Option<T>) -> Result<T, Invalid> {
     value.ok_or_else(|| Invalid::new(field, "must be given"))
 }
 
-/// An item's id.
+/// Parses an item's id.
 pub(super) fn item_id(field: &str, text: &str) -> Result<ItemId, Invalid> {
     let why = "not an item id: pass it on exactly as it was received";
     text.parse().map_err(|()| Invalid::new(field, why))
@@ -167,7 +167,7 @@ fn item_ids(field: &str, ids: &[String]) -> Result<Vec<ItemId>, Invalid> {
     ids.iter().enumerate().map(id).collect()
 }
 
-/// A span of time that may be open at both ends: its start, included, and its end, excluded.
+/// Parses a span of time that may be open at both ends. Returns its start, included, and its end, excluded.
 fn time_range(
     field: &str,
     range: pb::TimeRange,
@@ -191,7 +191,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Rules at a fixed time, with a small payload limit.
+    /// Rules at a fixed time, with a small limit for payloads.
     pub(crate) const RULES: Rules = Rules {
         max_payload_bytes: 100,
         max_lease: Duration::from_mins(1),
@@ -260,7 +260,7 @@ pub(super) mod tests {
     }
 
     proptest! {
-        /// Whatever arrives is taken or refused; nothing panics or overflows.
+        /// Every request is accepted or refused; none leads to a panic or an overflow.
         #[test]
         fn any_duration_and_instant_is_taken_or_refused(seconds: i64, nanos: i32) {
             if let Ok(span) = duration("d", span(seconds, nanos), MAX_SPAN) {

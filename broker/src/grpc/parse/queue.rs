@@ -1,5 +1,5 @@
-//! Queues' settings: one parser per field, used by CreateQueue for all and by UpdateQueue for those
-//! its mask names.
+//! Settings of queues: one parser per field. CreateQueue uses the parsers of all fields, UpdateQueue those of the
+//! fields in its mask.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use super::{
 };
 use crate::domain::{GroupName, Invalid, MAX_SPAN, Queue, QueueName, RetryPolicy};
 
-/// Longest delay of a retry, and longest `dedup_window`.
+/// The longest delay of a retry, and the longest `dedup_window`.
 const MONTH: Duration = Duration::from_hours(30 * 24);
 const MAX_LABELS: usize = 64;
 const MAX_LABEL_KEY_BYTES: usize = 63;
 const MAX_LABEL_VALUE_BYTES: usize = 255;
 
-/// The fields UpdateQueue can change; `*` stands for all of them.
+/// The fields that UpdateQueue can change; `*` stands for all of them.
 const MUTABLE: &[&str] = &[
     "lease",
     "max_attempts",
@@ -33,10 +33,10 @@ const MUTABLE: &[&str] = &[
     "labels",
 ];
 
-/// A change of a queue's settings, checked but for what only the queue itself knows.
+/// A change of a queue's settings. Everything is checked except what depends on the queue itself.
 pub(in crate::grpc) type Change = Box<dyn Fn(&mut Queue) -> Result<(), Invalid> + Send + Sync>;
 
-/// A queue to create; fields are named from the request's root.
+/// Parses a queue to create; the paths of fields begin at the request.
 pub(in crate::grpc) fn new_queue(
     queue: Option<pb::Queue>,
     rules: &Rules,
@@ -57,7 +57,7 @@ pub(in crate::grpc) fn new_queue(
     parse().map_err(|e: Invalid| e.within("queue"))
 }
 
-/// An UpdateQueue: the name of the queue and the change its mask describes.
+/// Parses an UpdateQueue. Returns the name of the queue and the change that the mask describes.
 pub(in crate::grpc) fn change(
     queue: Option<pb::Queue>,
     mask: Option<FieldMask>,
@@ -90,13 +90,13 @@ pub(in crate::grpc) fn change(
 fn immutable(path: &str) -> Invalid {
     let why = match path {
         "paused" => "paused is changed by PauseQueue and ResumeQueue".to_owned(),
-        "name" | "group" | "create_time" => format!("{path} can not be changed"),
+        "name" | "group" | "create_time" => format!("{path} cannot be changed"),
         _ => format!("a queue has no field {path:?}"),
     };
     Invalid::new("update_mask", why)
 }
 
-/// Checks one field of `given` and answers how to set it; `None` if there is no such mutable field.
+/// Checks one field of `given`. Returns the change that sets it, or `None` if there is no such mutable field.
 fn setting(field: &str, given: &pb::Queue, rules: &Rules) -> Result<Option<Change>, Invalid> {
     let policy = || given.retry_policy.unwrap_or_default();
     Ok(Some(match field {
@@ -184,7 +184,7 @@ fn set(assign: impl Fn(&mut Queue) + Send + Sync + 'static) -> Change {
     })
 }
 
-/// The queue's policy; one that it did not have begins as what was in force without.
+/// Returns the queue's own policy. If the queue has none, it gets a copy of the policy in force.
 fn policy_of(queue: &mut Queue) -> &mut RetryPolicy {
     let in_force = &queue.defaults.retry_policy;
     queue.retry_policy.get_or_insert_with(|| in_force.clone())
@@ -367,7 +367,7 @@ mod tests {
         expected.max_attempts = None;
         expected.retry_policy.as_mut().unwrap().jitter = 0.0;
         assert_eq!(after, expected);
-        // What the mask does not name is not even looked at.
+        // Fields that the mask does not name are not read.
         let junk = pb::Queue { max_depth: -1, max_attempts: Some(7), ..named() };
         assert_eq!(changed(junk, &["max_attempts"], &before).unwrap().max_attempts, Some(7));
     }

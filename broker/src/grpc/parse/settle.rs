@@ -1,4 +1,4 @@
-//! Receipts, and what is to become of them.
+//! Settles: receipts, and what to do with their items.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::{
     grpc::status::ApiError,
 };
 
-/// Receipts under `receipts`.
+/// Parses the field `receipts`.
 pub(in crate::grpc) fn receipts(receipts: &[String]) -> Result<Vec<Receipt>, Invalid> {
     batch_length("receipts", receipts.len())?;
     let receipt = |(i, text): (usize, &String)| {
@@ -27,7 +27,7 @@ pub(in crate::grpc) fn receipts(receipts: &[String]) -> Result<Vec<Receipt>, Inv
     receipts.iter().enumerate().map(receipt).collect()
 }
 
-/// A Rollback: the receipts as sent, and what they ask for.
+/// Parses a Rollback. Returns the receipts as sent, and what each asks for.
 pub(in crate::grpc) fn rollbacks(
     request: pb::RollbackRequest,
 ) -> Result<(Vec<String>, Vec<RollbackRequest>), Invalid> {
@@ -55,7 +55,7 @@ pub(in crate::grpc) fn rollbacks(
     items.into_iter().enumerate().map(numbered).collect()
 }
 
-/// An Extend: the receipts and the lease from now on.
+/// Parses an Extend. Returns the receipts and the lease from now on.
 pub(in crate::grpc) fn extend(
     request: &pb::ExtendRequest,
     rules: &Rules,
@@ -63,7 +63,7 @@ pub(in crate::grpc) fn extend(
     Ok((receipts(&request.receipts)?, lease("lease", request.lease, rules)?))
 }
 
-/// A Move.
+/// Parses a Move.
 pub(in crate::grpc) fn move_item(
     request: pb::MoveRequest,
     rules: &Rules,
@@ -92,7 +92,7 @@ pub(in crate::grpc) struct CommitAndPush {
     pub(in crate::grpc) pushes: Vec<(QueueName, NewItem)>,
 }
 
-/// A CommitAndPush.
+/// Parses a CommitAndPush.
 pub(in crate::grpc) fn commit_and_push(
     request: pb::CommitAndPushRequest,
     rules: &Rules,
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(refused(vec![item(None, ""), pb::RollbackItem::default()]), "items[1].receipt");
     }
 
-    /// Issue 9, point 25: an item that is rejected is not to come back, neither later nor uncounted.
+    /// Issue 9, point 25: a rollback that rejects an item must not ask for a delay or an uncounted attempt.
     #[test]
     fn a_rejected_item_has_neither_a_delay_nor_a_kept_attempt() {
         let rejected = |delay, keep_attempt| {

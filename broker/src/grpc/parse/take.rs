@@ -1,4 +1,4 @@
-//! What consumers ask for.
+//! Requests of consumers for items.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use crate::{
     engine::{ConsumeOptions, OnDisconnect},
 };
 
-/// Longest long poll.
+/// The longest `wait`.
 const MAX_WAIT: Duration = Duration::from_mins(10);
-/// `max_in_flight` if none is given.
+/// The `max_in_flight` if none is given.
 const DEFAULT_IN_FLIGHT: usize = 32;
-/// Most items one stream may hold.
+/// The most items that one stream may hold.
 const MAX_IN_FLIGHT: usize = 10_000;
 
-/// What Pop and Reserve share.
+/// The fields that Pop and Reserve share.
 #[derive(Debug, PartialEq)]
 pub(in crate::grpc) struct Take {
     pub(in crate::grpc) queue: QueueName,
@@ -25,7 +25,7 @@ pub(in crate::grpc) struct Take {
     pub(in crate::grpc) wait: Duration,
 }
 
-/// The queue, how many, and how long to wait.
+/// Parses the queue, the number of items, and how long to wait.
 pub(in crate::grpc) fn take(
     queue: &str,
     max_items: i32,
@@ -38,7 +38,7 @@ pub(in crate::grpc) fn take(
     })
 }
 
-/// A lease that may be left out.
+/// Parses a lease that may be left out.
 pub(in crate::grpc) fn lease(
     field: &str,
     value: Option<prost_types::Duration>,
@@ -51,12 +51,12 @@ pub(in crate::grpc) fn lease(
     Ok(lease)
 }
 
-/// A name a consumer may give itself.
+/// Parses the name that a consumer may give itself.
 pub(in crate::grpc) fn consumer(name: &str) -> Result<Option<ConsumerName>, Invalid> {
     ConsumerName::parse_optional("consumer", name)
 }
 
-/// A Consume, and the `open` of a ConsumeStream.
+/// Parses a Consume, and the `open` of a ConsumeStream.
 pub(in crate::grpc) fn consume(
     request: &pb::ConsumeRequest,
     rules: &Rules,
@@ -90,7 +90,7 @@ fn on_disconnect(value: i32) -> Result<OnDisconnect, Invalid> {
     }
 }
 
-/// A change of flow; 0 halts.
+/// Parses a change of flow; 0 halts the stream.
 pub(in crate::grpc) fn flow(flow: pb::Flow) -> Result<usize, Invalid> {
     count("flow.max_in_flight", flow.max_in_flight, 0, MAX_IN_FLIGHT)
 }

@@ -1,14 +1,14 @@
-//! What a message may hold, in both directions.
+//! How large messages may be, in both directions.
 
 use prost::Message;
 use tonic::codec::CompressionEncoding;
 
 use super::*;
 
-/// What gRPC libraries take in one message unless told otherwise.
+/// How large a message gRPC libraries accept unless told otherwise.
 const DEFAULT_LIMIT: usize = 4 << 20;
 
-/// Items which are mostly headers: their payloads alone would fit one message many times.
+/// Returns items that are mostly headers: their payloads alone would fit one message many times.
 fn with_large_headers(count: usize) -> Vec<pb::NewItem> {
     let headers = |_| (0..64).map(|n| (format!("{n:02}"), "h".repeat(250))).collect();
     (0..count).map(|n| pb::NewItem { headers: headers(n), ..Default::default() }).collect()
@@ -22,8 +22,8 @@ async fn push(broker: &Broker, queue: &str, items: &[pb::NewItem]) {
     }
 }
 
-/// No answer with several items is larger than what every client takes, headers and all; what does not fit is left in
-/// the queue untouched: nobody has been handed it.
+/// No answer with several items is larger, headers included, than what every client accepts. Items that do not fit stay
+/// untouched in the queue: they were not handed out.
 #[tokio::test]
 async fn answers_with_items_fit_what_clients_take_by_default() {
     let broker = Broker::start().await;
@@ -60,7 +60,7 @@ async fn answers_with_items_fit_what_clients_take_by_default() {
     assert_eq!(seen, 600, "nothing was lost");
 }
 
-/// The largest item the broker takes by default reaches a client with default limits.
+/// The largest item that the broker accepts by default reaches a client with default limits.
 #[tokio::test]
 async fn the_largest_payload_reaches_every_client() {
     let broker = Broker::start().await;
@@ -73,7 +73,7 @@ async fn the_largest_payload_reaches_every_client() {
     }
 }
 
-/// Lists of what carries items or labels are cut by their size as well.
+/// Lists of items and of queues with labels are cut by their size as well.
 #[tokio::test]
 async fn lists_of_queues_and_schedules_fit_what_clients_take_by_default() {
     let broker = Broker::start().await;
@@ -112,8 +112,8 @@ async fn lists_of_queues_and_schedules_fit_what_clients_take_by_default() {
     assert!(!page.next_page_token.is_empty() && page.encoded_len() <= DEFAULT_LIMIT);
 }
 
-/// A request of few bytes that would be gigabytes when decoded is refused before that, on every way in: its entries are
-/// counted while they are still encoded.
+/// Every call refuses a request of few bytes that would take gigabytes when decoded: the entries are counted while they
+/// are still encoded.
 #[tokio::test]
 async fn a_small_request_of_millions_of_entries_is_refused_before_it_is_decoded() {
     let broker = Broker::start().await;
@@ -141,14 +141,14 @@ async fn a_small_request_of_millions_of_entries_is_refused_before_it_is_decoded(
         [Code::InvalidArgument, Code::ResourceExhausted].contains(&refused.code()),
         "{refused}"
     );
-    // On a stream, where the broker has nothing to answer but the end.
+    // On a stream, which the broker can only end.
     let batch =
         pb::PushStreamRequest { queue: "q".into(), items: many(1 << 17), ..Default::default() };
     let mut answers = queues.push_stream(tokio_stream::once(batch)).await.unwrap().into_inner();
     assert_eq!(answers.message().await.unwrap_err().code(), Code::InvalidArgument);
 }
 
-/// A move adds headers to those an item has: what comes of it is bounded as the headers of a push are.
+/// A move adds headers to those of the item. The result has the same limits as the headers of a push.
 #[tokio::test]
 async fn a_move_cannot_take_headers_past_their_limits() {
     let broker = Broker::start().await;
@@ -178,7 +178,7 @@ async fn a_move_cannot_take_headers_past_their_limits() {
                 assert!(!fits && refused.code() == Code::InvalidArgument, "{refused}");
                 let violations = refused.get_details_bad_request().unwrap().field_violations;
                 assert_eq!(violations[0].field, "headers");
-                // The item is still in the hands of whoever asked.
+                // The consumer still holds the item.
                 let commit = pb::CommitRequest { receipts: vec![receipt] };
                 let results = queues.commit(commit).await.unwrap().into_inner().results;
                 assert_eq!(results[0].outcome(), pb::Outcome::Ok);

@@ -91,7 +91,7 @@ impl Broker {
         self.admin().get_queue_stats(request).await.unwrap().into_inner().stats.unwrap()
     }
 
-    /// Waits until something holds for a queue's stats: for what happens in the background.
+    /// Waits until a condition holds for a queue's stats, for effects of background work.
     async fn until(&self, queue: &str, holds: impl Fn(&pb::QueueStats) -> bool) {
         while !holds(&self.stats(queue).await) {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -392,7 +392,7 @@ async fn what_was_taken_as_the_caller_hung_up_is_given_back() {
         api.take(work, give_back).await
     });
     waiting.await.unwrap();
-    // Both before anything else runs: this runtime has one thread.
+    // Both happen before any other task runs: this runtime has one thread.
     found.send(7).unwrap();
     caller.abort();
     assert!(caller.await.unwrap_err().is_cancelled());
@@ -562,8 +562,8 @@ async fn a_shutdown_ends_every_kind_of_call() {
     broker.serving.await.unwrap().unwrap();
 }
 
-/// A stream ends by itself when it is older than any connection gets: its consumer has settled by then what it held, and
-/// what it has not comes back uncounted.
+/// A stream ends by itself when it is older than any connection gets. By then its consumer has settled the items that it
+/// held; the others return to the queue uncounted.
 #[tokio::test]
 async fn an_old_stream_ends_and_its_consumer_loses_nothing() {
     let max_connection_age = Duration::from_millis(500);
