@@ -1,5 +1,5 @@
-//! Taking connections, for both servers of the broker: no more than there is room for, no faster than there
-//! are file descriptors for them, and none that stays though it never asks anything. With TLS, if asked to.
+//! Connections of both servers of the broker: no more than there are places for, and no faster than there are file
+//! descriptors for them. A connection that never sends a request is closed. gRPC connections use TLS if it is set up.
 //!
 //! While all places are taken, the connection that has been silent the longest is closed, so that one place is free for
 //! the next client. Connections that have begun a gRPC session are exempt: they answer pings or are closed.
@@ -36,27 +36,27 @@ use self::tls::Transport;
 
 pub use self::tls::{TlsError, acceptor};
 
-/// After a connection could not be taken for want of anything: the next try.
+/// The pause after a connection could not be accepted because something ran out.
 const PAUSE: Duration = Duration::from_millis(200);
-/// What goes on is complained of this seldom.
+/// A problem that lasts is logged at most once in this time.
 const COMPLAINTS: Duration = Duration::from_secs(30);
-/// A connection without a request is closed after this long; agreeing on TLS is part of it.
+/// A connection without a request is closed after this time, which includes the TLS handshake.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// What an HTTP/2 client sends first: its preface.
+/// The length of the preface, which an HTTP/2 client sends first.
 const PREFACE_BYTES: usize = 24;
-/// The console needs few connections at a time.
+/// The most connections of the console, which needs few at a time.
 const CONSOLE_CONNECTIONS: usize = 64;
 
 /// What a client has to do for its connection to stay.
 #[derive(Debug, Clone, Copy)]
 enum Duty {
-    /// Send so many bytes in good time: the server watches it from there on.
+    /// Send this many bytes in good time. After these the HTTP/2 server watches the connection.
     FirstBytes(usize),
-    /// Be answered something again and again.
+    /// Send requests that are answered, again and again.
     Answers,
 }
 
-/// Takes connections of a TCP listener.
+/// Accepts connections of a TCP listener.
 pub struct Listener {
     socket: TcpListener,
     /// What the connections are for, in the log.
@@ -69,15 +69,15 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// For gRPC: as many connections as three quarters of the files the process may open, each of which
-    /// has to begin as HTTP/2 does, after agreeing on TLS if that is given.
+    /// Returns the listener for gRPC. It accepts as many connections as three quarters of the files that the process may
+    /// open. Each connection has to begin as HTTP/2 does, after the TLS handshake if `tls` is given.
     pub fn grpc(listener: TcpListener, tls: Option<TlsAcceptor>) -> Self {
         let most = open_files() / 4 * 3;
         let duty = Duty::FirstBytes(PREFACE_BYTES);
         Self { tls, ..Self::new(listener, "gRPC", duty, most, REQUEST_TIMEOUT) }
     }
 
-    /// For the console: a few connections, each of which has to ask in good time.
+    /// Returns the listener for the console: a few connections, each of which has to send requests in good time.
     pub fn console(listener: TcpListener) -> Self {
         Self::new(listener, "HTTP", Duty::Answers, CONSOLE_CONNECTIONS, REQUEST_TIMEOUT)
     }
@@ -93,7 +93,7 @@ impl Listener {
         Self { socket, purpose, duty, timeout, tls: None, places, complained: None }
     }
 
-    /// The next connection. May be dropped and called again.
+    /// Returns the next connection. May be dropped and called again.
     pub async fn accept(&mut self) -> (Connection, SocketAddr) {
         if self.places.free.available_permits() == 0 {
             self.complain(
@@ -105,7 +105,7 @@ impl Listener {
         loop {
             match self.socket.accept().await {
                 Ok((stream, address)) => {
-                    let _ = stream.set_nodelay(true); // it works without, only slower
+                    let _ = stream.set_nodelay(true); // without it, the connection is only slower
                     let duty = (self.duty, self.timeout);
                     return (Connection::new(stream, self.tls.as_ref(), duty, place), address);
                 }
@@ -119,12 +119,13 @@ impl Listener {
         }
     }
 
-    /// All connections from now on, dealt out in turn. All hands have to be polled: each waits for its turn.
+    /// Returns streams that get all connections from now on, in turn. All of them have to be polled, because each
+    /// waits for its turn.
     pub fn dealt_out(self, hands: usize) -> Vec<BoxStream<'static, io::Result<Connection>>> {
         let listener = Arc::new(tokio::sync::Mutex::new(self));
         let hand = |listener| {
             stream::unfold(listener, |listener: Arc<tokio::sync::Mutex<Self>>| async move {
-                // A fair lock: whoever has just had a connection is the last to get another.
+                // The lock is fair: the stream that has just got a connection is the last to get another.
                 let (connection, _) = listener.lock().await.accept().await;
                 Some((Ok(connection), listener))
             })
@@ -154,22 +155,22 @@ impl axum::serve::Listener for Listener {
     }
 }
 
-/// True if the next connection may well be taken at once.
+/// Returns true for an error of one connection, after which the next one may well be accepted at once.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-/// How many files this process may open.
+/// Returns how many files this process may open.
 fn open_files() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     limit.map_or(usize::MAX, |limit| usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// Lets the process open as many files as the system allows it, as servers do: each connection is one.
+/// Lets the process open as many files as the system allows, because each connection is one.
 pub fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
-    // It works without, with fewer connections.
+    // If this fails, the broker serves fewer connections.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
@@ -183,7 +184,7 @@ struct Places {
 #[derive(Default)]
 struct Silent {
     connections: BTreeMap<u64, CancellationToken>,
-    /// Signs of life so far.
+    /// How many signs of life there have been so far.
     signs: u64,
 }
 
@@ -204,7 +205,7 @@ impl Places {
 /// The place of one connection. Dropping it makes room for another.
 struct Place {
     places: Arc<Places>,
-    /// When it last showed a sign of life, if it may be closed for others.
+    /// The number of its last sign of life, if it may be closed for others.
     silent_since: Option<u64>,
     closing: CancellationToken,
     _permit: Option<OwnedSemaphorePermit>,
@@ -223,7 +224,7 @@ impl Place {
         if let Some(since) = self.silent_since
             && silent.connections.remove(&since).is_none()
         {
-            return; // it is being closed
+            return; // the connection is being closed
         }
         silent.signs += 1;
         let signs = silent.signs;
@@ -231,7 +232,7 @@ impl Place {
         self.silent_since = Some(signs);
     }
 
-    /// From here on the connection is not closed for others.
+    /// Exempts the connection from being closed for others from now on.
     fn keep(&mut self) {
         if let Some(since) = self.silent_since.take() {
             self.places.silent.lock().connections.remove(&since);
@@ -251,7 +252,7 @@ pub struct Connection {
     peer: TcpConnectInfo,
     duty: Option<Duty>,
     timeout: Duration,
-    /// When it is closed unless the client does its duty.
+    /// When the connection is closed unless the client does its duty.
     deadline: Pin<Box<Sleep>>,
     place: Place,
     /// Done when the place is wanted for another connection.
@@ -405,7 +406,7 @@ mod tests {
         tokio::time::timeout(LIMIT, listener.accept()).await.expect("there is room");
     }
 
-    /// Whoever has said something last stays the longest.
+    /// The connection that sent something last stays the longest.
     #[tokio::test]
     async fn the_most_silent_connection_makes_room_for_the_next() {
         let (mut listener, address) = listener(Duty::Answers, 2).await;
@@ -435,7 +436,7 @@ mod tests {
         assert_eq!(closed.kind(), io::ErrorKind::TimedOut);
     }
 
-    /// A server without certificates: enough for clients that get nowhere.
+    /// Returns a server without certificates, which is enough for clients that never finish the handshake.
     fn without_certificates() -> TlsAcceptor {
         let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
         let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
@@ -443,7 +444,7 @@ mod tests {
         TlsAcceptor::from(Arc::new(config.with_cert_resolver(Arc::new(none))))
     }
 
-    /// A client that is silent in its handshake must not stay, nor be in the way of others.
+    /// A client that is silent in its handshake neither stays nor delays others.
     #[tokio::test]
     async fn a_client_that_does_not_agree_on_tls_is_closed() {
         let (mut listener, address) = listener(Duty::FirstBytes(3), 9).await;
@@ -458,7 +459,7 @@ mod tests {
         assert_eq!(read(&mut silent).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 
-    /// Each age of connections gets its share of them.
+    /// Each age of connections gets its share of the connections.
     #[tokio::test]
     async fn connections_are_dealt_out_in_turn() {
         let (listener, address) = listener(Duty::Answers, 9).await;

@@ -1,5 +1,5 @@
-//! TLS on connections: agreed on by the task that serves the connection, when it first reads or writes,
-//! so that a slow client delays nobody else.
+//! TLS on connections. The task that serves a connection does the handshake when it first reads or writes, so that a slow
+//! client delays nobody else.
 
 use std::{
     error::Error,
@@ -36,20 +36,20 @@ pub enum TlsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// A file holds something else than it should.
+    /// A file does not hold what it should.
     #[error("{path} is not usable: {source}")]
     Pem {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         #[source]
         source: pem::Error,
     },
-    /// The certificate and the key do not go together, for example.
+    /// The certificate and the key cannot be used, for example because they do not belong together.
     #[error("the TLS certificate and key cannot be used: {0}")]
     Identity(#[from] rustls::Error),
     /// The authorities of clients cannot be used.
@@ -95,14 +95,14 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
 /// What carries the bytes of a connection.
 pub(super) enum Transport {
     Plain(TcpStream),
-    /// TLS is not agreed on yet.
+    /// The TLS handshake is not complete yet.
     Handshake(Box<Accept<TcpStream>>, Option<SocketAddr>),
     Tls(Box<TlsStream<TcpStream>>),
-    /// TLS was not agreed on.
+    /// The TLS handshake failed.
     Failed,
 }
 
-/// Both ways of one connection.
+/// Both directions of one connection.
 pub(super) trait Io: AsyncRead + AsyncWrite + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Io for T {}
@@ -118,7 +118,7 @@ impl Transport {
         }
     }
 
-    /// What to read from and to write to, once there is agreement on TLS.
+    /// Returns what to read from and to write to, once the TLS handshake is complete.
     pub(super) fn poll_ready(
         &mut self,
         context: &mut Context<'_>,
@@ -140,7 +140,7 @@ impl Transport {
         })
     }
 
-    /// The client had time enough to agree on TLS, if that is what it has not done.
+    /// Ends the TLS handshake of a client that is too slow, and logs this.
     pub(super) fn too_slow(&mut self) {
         if let Self::Handshake(_, peer) = self {
             refused(*peer, &io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
@@ -148,7 +148,7 @@ impl Transport {
         }
     }
 
-    /// Says that nothing more will be written.
+    /// Shuts down the writing direction.
     pub(super) fn poll_shutdown(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
@@ -159,7 +159,7 @@ impl Transport {
     }
 }
 
-/// Load balancers that look whether the port is open go away without a word.
+/// Logs a failed handshake; at debug level if the client just went away, as load balancers do that check the port.
 fn refused(peer: Option<SocketAddr>, error: &io::Error) {
     let peer = peer.map(tracing::field::display);
     if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset) {
@@ -169,7 +169,7 @@ fn refused(peer: Option<SocketAddr>, error: &io::Error) {
     tracing::warn!(peer, error = chain(error), "a client could not agree on TLS");
 }
 
-/// An error with its causes, as far as they say something new.
+/// Returns an error with those of its causes that say something new.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
