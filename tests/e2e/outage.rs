@@ -1,4 +1,4 @@
-//! A store that can not be reached: said plainly at the start, UNAVAILABLE while running.
+//! A store that cannot be reached: said plainly at the start, UNAVAILABLE while running.
 
 use std::time::Duration;
 

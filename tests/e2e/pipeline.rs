@@ -105,7 +105,7 @@ impl Brokers {
         addresses
     }
 
-    /// A client that turns to the others when the first can not be reached.
+    /// A client that turns to the others when the first cannot be reached.
     fn client(&self) -> Client {
         let addresses = self.addresses(0);
         let first = Client::builder(addresses[0]);

@@ -358,7 +358,7 @@ async fn a_stream_that_breaks_gives_back_what_is_unsettled(backend: Backend) {
     assert_eq!(again, ["b", "c"]);
 }
 
-/// One request that can not be taken costs nothing but itself: what the stream holds stays its own.
+/// One request that cannot be accepted costs nothing but itself: what the stream holds stays its own.
 async fn a_request_that_is_refused_is_answered_and_the_stream_goes_on(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
