@@ -1,4 +1,4 @@
-//! Builds the broker from its settings, runs it and drains it.
+//! Builds the broker from its settings, runs it, drains it.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ use crate::{
 #[error("{0}")]
 pub struct StartError(String);
 
-/// How long clients may take at shutdown to receive what is on its way to them.
+/// How long at shutdown clients may take to receive what is on its way to them.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// A broker that serves.
@@ -39,10 +39,10 @@ pub struct App {
     engine: Arc<Engine>,
     signals: Arc<dyn Signals>,
     store: Arc<dyn Store>,
-    /// The tasks of calls.
+    /// The work of calls.
     calls: TaskTracker,
     servers: TaskTracker,
-    /// Cancelled when the servers must not accept more connections.
+    /// Cancelled when the servers have to take no more connections.
     stop: CancellationToken,
     health: Health,
     shutdown_grace: Duration,
@@ -132,7 +132,7 @@ impl App {
         })
     }
 
-    /// Returns what to print once the broker serves.
+    /// What to print once the broker serves.
     pub fn banner(&self) -> String {
         format!(
             "sluicegate {version}\n\
@@ -144,7 +144,7 @@ impl App {
             version = env!("CARGO_PKG_VERSION"),
             store = self.store.describe(),
             signals = self.signals.describe(),
-            // In the form that clients accept: the scheme tells them to use TLS.
+            // As clients take it: they tell TLS by the scheme.
             grpc = if self.tls { "https" } else { "grpc" },
             scheme = if self.tls { "https" } else { "http" },
             address = self.address,
@@ -152,7 +152,7 @@ impl App {
         )
     }
 
-    /// Ends the broker within `shutdown_grace`. Returns false if the shutdown had to be cut short.
+    /// Ends the broker; takes `shutdown_grace` at most. False if it had to be cut short.
     pub async fn shutdown(self) -> bool {
         let orderly = async {
             self.health.set_serving(false).await;
@@ -160,12 +160,12 @@ impl App {
             self.stop.cancel();
             self.calls.close();
             self.calls.wait().await;
-            // All answers are given. A client that does not read would not receive them in an hour either.
+            // All has been said; a client that does not read would not hear it in an hour either.
             self.servers.close();
             let farewell = (self.shutdown_grace / 4).min(FAREWELL);
             if tokio::time::timeout(farewell, self.servers.wait()).await.is_err() {
                 tracing::info!(
-                    "some clients do not read their last answers: their connections are cut"
+                    "some clients do not take their last answers: their connections are cut"
                 );
             }
             self.engine.close().await;
@@ -178,7 +178,7 @@ impl App {
 async fn bind(key: &str, address: SocketAddr) -> Result<TcpListener, StartError> {
     TcpListener::bind(address)
         .await
-        .map_err(|error| StartError(format!("cannot listen on {address} ({key}): {error}")))
+        .map_err(|error| StartError(format!("can not listen on {address} ({key}): {error}")))
 }
 
 fn local_address(listener: &TcpListener) -> Result<SocketAddr, StartError> {
@@ -204,10 +204,23 @@ async fn open_store(settings: &Settings) -> Result<Arc<dyn Store>, StartError> {
 }
 
 fn not_opened(settings: &Settings, error: &StoreError) -> StartError {
-    StartError(format!("cannot open the store {}: {error}", settings.store))
+    StartError(format!("can not open the store {}: {error}", settings.store))
 }
 
-/// What the console asks the engine.
+/// Says what whoever runs this broker may not expect of its store.
+fn tell_limits_of(store: Capabilities, settings: &Settings) {
+    if !store.durable {
+        tracing::warn!("the store is in memory: all items are gone when the broker ends");
+    }
+    if !store.shared && settings.signals != SignalsUri::Local {
+        tracing::warn!(
+            signals = %settings.signals,
+            "this store has one broker at a time: its signals reach no other"
+        );
+    }
+}
+
+/// What the console asks.
 struct EngineProbe(Arc<Engine>);
 
 #[async_trait]

@@ -108,7 +108,7 @@ impl Default for Metrics {
 
 impl Metrics {
     /// Returns metrics that are all zero.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut registry = Registry::with_prefix("sluicegate");
         let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         registry.register("build", "The broker's version", build);
@@ -176,49 +176,49 @@ impl Metrics {
     }
 
     /// Returns all metrics in the OpenMetrics text format.
-    pub fn encode(&self) -> Result<String, fmt::Error> {
+    pub(crate) fn encode(&self) -> Result<String, fmt::Error> {
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)
     }
 
     /// Counts items that a push stored.
-    pub fn pushed(&self, queue: &QueueName, items: u64) {
+    pub(crate) fn pushed(&self, queue: &QueueName, items: u64) {
         self.count(&self.pushed, queue, items);
     }
 
     /// Counts pushed items that were recognised as duplicates.
-    pub fn deduplicated(&self, queue: &QueueName, items: u64) {
+    pub(crate) fn deduplicated(&self, queue: &QueueName, items: u64) {
         self.count(&self.deduplicated, queue, items);
     }
 
     /// Counts items that were handed out.
-    pub fn delivered(&self, queue: &QueueName, items: u64) {
+    pub(crate) fn delivered(&self, queue: &QueueName, items: u64) {
         self.count(&self.delivered, queue, items);
     }
 
     /// Counts items that were committed.
-    pub fn committed(&self, queue: &QueueName, items: u64) {
+    pub(crate) fn committed(&self, queue: &QueueName, items: u64) {
         self.count(&self.committed, queue, items);
     }
 
     /// Counts items that were rolled back.
-    pub fn rolled_back(&self, queue: &QueueName, items: u64) {
+    pub(crate) fn rolled_back(&self, queue: &QueueName, items: u64) {
         self.count(&self.rolled_back, queue, items);
     }
 
     /// Counts items that were moved out of the queue.
-    pub fn moved(&self, queue: &QueueName, items: u64) {
+    pub(crate) fn moved(&self, queue: &QueueName, items: u64) {
         self.count(&self.moved, queue, items);
     }
 
     /// Counts items that were dead-lettered.
-    pub fn dead_lettered(&self, queue: &QueueName, reason: LimitReason, items: u64) {
+    pub(crate) fn dead_lettered(&self, queue: &QueueName, reason: LimitReason, items: u64) {
         self.count_by_reason(&self.dead_lettered, queue, reason, items);
     }
 
     /// Counts items that were discarded at a limit.
-    pub fn discarded(&self, queue: &QueueName, reason: LimitReason, items: u64) {
+    pub(crate) fn discarded(&self, queue: &QueueName, reason: LimitReason, items: u64) {
         self.count_by_reason(&self.discarded, queue, reason, items);
     }
 
@@ -234,17 +234,17 @@ impl Metrics {
     }
 
     /// Counts items that were found expired.
-    pub fn expired(&self, queue: &QueueName, items: u64) {
+    pub(crate) fn expired(&self, queue: &QueueName, items: u64) {
         self.count(&self.expired, queue, items);
     }
 
     /// Counts items that were found damaged.
-    pub fn damaged(&self, queue: &QueueName, items: u64) {
+    pub(crate) fn damaged(&self, queue: &QueueName, items: u64) {
         self.count(&self.damaged, queue, items);
     }
 
     /// Notes the depth of a queue. Queues past [`MAX_QUEUE_LABELS`] are left out, because depths do not add up.
-    pub fn depth(&self, queue: &QueueName, depth: &Depth) {
+    pub(crate) fn depth(&self, queue: &QueueName, depth: &Depth) {
         let queue = [("queue", self.label(queue))];
         if queue[0].1.0.is_none() {
             return;
@@ -270,23 +270,23 @@ impl Metrics {
     }
 
     /// Notes whether this broker is the one that counts the queues for all brokers.
-    pub fn counts_queues(&self, counts: bool) {
+    pub(crate) fn counts_queues(&self, counts: bool) {
         self.counts_queues.set(i64::from(counts));
     }
 
     /// Removes all depths, because another broker counts the queues: so a sum over brokers is right.
-    pub fn forget_depths(&self) {
+    pub(crate) fn forget_depths(&self) {
         self.depth.clear();
         self.oldest_ready.clear();
     }
 
     /// The queues that have labels of their own.
-    pub fn queues(&self) -> HashSet<QueueName> {
+    pub(crate) fn queues(&self) -> HashSet<QueueName> {
         self.queues.read().clone()
     }
 
     /// Removes the metrics of a deleted queue, which makes room for those of another one.
-    pub fn forget(&self, queue: &QueueName) {
+    pub(crate) fn forget(&self, queue: &QueueName) {
         if !self.queues.write().remove(queue) {
             return;
         }
@@ -316,7 +316,7 @@ impl Metrics {
     }
 
     /// Notes how long after its eligible time each item was handed out.
-    pub fn delivery_delays(
+    pub(crate) fn delivery_delays(
         &self,
         queue: &QueueName,
         delays: impl ExactSizeIterator<Item = Duration>,
@@ -331,7 +331,7 @@ impl Metrics {
     }
 
     /// Notes a call of the store that ended; `call` is the name of the method.
-    pub fn store_call(&self, call: &'static str, took: Duration, failed: bool) {
+    pub(crate) fn store_call(&self, call: &'static str, took: Duration, failed: bool) {
         self.store_calls.get_or_create(&[("call", call)]).observe(took.as_secs_f64());
         if failed {
             self.store_errors.get_or_create(&[("call", call)]).inc();
@@ -339,24 +339,24 @@ impl Metrics {
     }
 
     /// Notes how many items shared one write; `call` is `push` or `settle`.
-    pub fn batch(&self, call: &'static str, items: usize) {
+    pub(crate) fn batch(&self, call: &'static str, items: usize) {
         self.batches.get_or_create(&[("call", call)]).observe(items as f64);
     }
 
     /// Notes how long one round of housekeeping took.
-    pub fn swept(&self, took: Duration) {
+    pub(crate) fn swept(&self, took: Duration) {
         self.sweeps.observe(took.as_secs_f64());
     }
 
     /// Counts a stream as open until the guard is dropped; `rpc` is its name, for example `Consume`.
-    pub fn stream_opened(&self, rpc: &'static str) -> OpenStream {
+    pub(crate) fn stream_opened(&self, rpc: &'static str) -> OpenStream {
         let streams = self.streams.get_or_create_owned(&[("rpc", rpc)]);
         streams.inc();
         OpenStream(streams)
     }
 
     /// Counts a scan of the store by a dispatcher.
-    pub fn woken(&self, by: Wake) {
+    pub(crate) fn woken(&self, by: Wake) {
         let cause = match by {
             Wake::Local => "local",
             Wake::Signal => "signal",
@@ -367,27 +367,27 @@ impl Metrics {
     }
 
     /// Counts a signal that was sent to the other brokers.
-    pub fn signal_sent(&self, topic: Topic) {
+    pub(crate) fn signal_sent(&self, topic: Topic) {
         self.signals_sent.get_or_create(&[("topic", topic.word())]).inc();
     }
 
     /// Counts a signal that was merged with one that waits to be sent.
-    pub fn signal_coalesced(&self, topic: Topic) {
+    pub(crate) fn signal_coalesced(&self, topic: Topic) {
         self.signals_coalesced.get_or_create(&[("topic", topic.word())]).inc();
     }
 
     /// Counts a signal received from another broker.
-    pub fn signal_heard(&self, topic: Topic) {
+    pub(crate) fn signal_heard(&self, topic: Topic) {
         self.signals_heard.get_or_create(&[("topic", topic.word())]).inc();
     }
 
     /// Counts a signal that could not be sent.
-    pub fn signal_dropped(&self, topic: Topic) {
+    pub(crate) fn signal_dropped(&self, topic: Topic) {
         self.signals_dropped.get_or_create(&[("topic", topic.word())]).inc();
     }
 
     /// Counts that signals may have been missed.
-    pub fn signals_missed(&self) {
+    pub(crate) fn signals_missed(&self) {
         self.signals_missed.inc();
     }
 
