@@ -34,9 +34,9 @@ fn deal_500(bencher: Bencher<'_, '_>, consumers: usize) {
         lease: Duration::from_secs(30),
         consumer: None,
     };
-    let (sizes, wants) =
+    let (sizes, demands) =
         (vec![ItemSize { payload: 256, message: 1_656 }; 500], vec![want; consumers]);
-    bencher.counter(ItemsCount::new(500_usize)).bench(|| assign(black_box(&sizes), &wants));
+    bencher.counter(ItemsCount::new(500_usize)).bench(|| assign(black_box(&sizes), &demands));
 }
 
 #[divan::bench]

@@ -7,7 +7,7 @@ use divan::{Bencher, counter::ItemsCount};
 use sluicegate_broker::{
     domain::{Clock, Demand, NewItem, Queue, QueueName},
     store::{
-        Appeared, Held, Push, Reserver, Store,
+        Appeared, Push, Reservation, Reserver, Store,
         mongo::{MongoOptions, MongoStore},
         sqlite::SqliteStore,
     },
@@ -100,7 +100,7 @@ impl Bed {
         self.runtime.block_on(self.store.push(items)).expect("pushed");
     }
 
-    fn reserve(&self) -> Vec<Held> {
+    fn reserve(&self) -> Vec<Reservation> {
         let demand = Demand {
             max_items: ITEMS,
             max_bytes: usize::MAX,
@@ -114,11 +114,11 @@ impl Bed {
         let reserved = self.runtime.block_on(reserve);
         let deliveries = reserved.expect("reserved").deliveries;
         assert_eq!(deliveries.len(), ITEMS, "all that were pushed");
-        let hold = |receipt| Held { queue: self.queue.clone(), receipt };
+        let hold = |receipt| Reservation { queue: self.queue.clone(), receipt };
         deliveries.into_iter().map(|(_, delivery)| hold(delivery.receipt)).collect()
     }
 
-    fn commit(&self, held: Vec<Held>) {
+    fn commit(&self, held: Vec<Reservation>) {
         self.runtime.block_on(self.store.commit(held)).expect("committed");
     }
 }

@@ -29,13 +29,13 @@ use crate::{
 /// Why the broker does not start: one plain sentence.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub struct StartError(String);
+pub(crate) struct StartError(String);
 
 /// How long at shutdown clients may take to receive what is on its way to them.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// A broker that serves.
-pub struct App {
+pub(crate) struct App {
     engine: Arc<Engine>,
     signals: Arc<dyn Signals>,
     store: Arc<dyn Store>,
@@ -56,7 +56,7 @@ pub struct App {
 
 impl App {
     /// Connects to the store and the signals and starts serving.
-    pub async fn start(settings: Settings) -> Result<Self, StartError> {
+    pub(crate) async fn start(settings: Settings) -> Result<Self, StartError> {
         let metrics = Arc::new(Metrics::new());
         let listener = bind("listen", settings.listen).await?;
         let http_listener = bind("http_listen", settings.http_listen).await?;
@@ -133,7 +133,7 @@ impl App {
     }
 
     /// What to print once the broker serves.
-    pub fn banner(&self) -> String {
+    pub(crate) fn banner(&self) -> String {
         format!(
             "sluicegate {version}\n\
              store       {store}\n\
@@ -153,7 +153,7 @@ impl App {
     }
 
     /// Ends the broker; takes `shutdown_grace` at most. False if it had to be cut short.
-    pub async fn shutdown(self) -> bool {
+    pub(crate) async fn shutdown(self) -> bool {
         let orderly = async {
             self.health.set_serving(false).await;
             self.engine.drain().await;

@@ -6,7 +6,7 @@ use tracing_subscriber::EnvFilter;
 
 /// How the log is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum LogFormat {
+pub(crate) enum LogFormat {
     /// A line of text per event, coloured on a terminal.
     #[default]
     Text,
@@ -16,7 +16,7 @@ pub enum LogFormat {
 
 /// The log could not be set up.
 #[derive(Debug, thiserror::Error)]
-pub enum TelemetryError {
+pub(crate) enum TelemetryError {
     /// The filter does not parse.
     #[error("log filter: {0}")]
     Filter(#[from] tracing_subscriber::filter::ParseError),
@@ -26,12 +26,12 @@ pub enum TelemetryError {
 }
 
 /// Reads a filter: a level (`info`) or levels by module (`info,sluicegate_broker::signals=debug`).
-pub fn parse_filter(text: &str) -> Result<EnvFilter, TelemetryError> {
+pub(crate) fn parse_filter(text: &str) -> Result<EnvFilter, TelemetryError> {
     Ok(EnvFilter::builder().parse(text)?)
 }
 
 /// Sets up the log of this process. Call it once, before anything is logged.
-pub fn init(format: LogFormat, filter: &str) -> Result<(), TelemetryError> {
+pub(crate) fn init(format: LogFormat, filter: &str) -> Result<(), TelemetryError> {
     let subscriber = tracing_subscriber::fmt()
         .with_env_filter(parse_filter(filter)?)
         .with_writer(io::stderr)

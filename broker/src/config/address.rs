@@ -6,7 +6,7 @@ use super::values::Parsed;
 
 /// Where items live. Its text forms have no credentials in them.
 #[derive(Clone, PartialEq, Eq)]
-pub enum StoreUri {
+pub(crate) enum StoreUri {
     /// In one file.
     Sqlite {
         /// The file; created if it does not exist.
@@ -39,7 +39,7 @@ impl fmt::Debug for StoreUri {
 
 /// How brokers notify each other, and where. Its text forms have no credentials in them.
 #[derive(Clone, PartialEq, Eq)]
-pub enum SignalsUri {
+pub(crate) enum SignalsUri {
     /// Not at all: for a broker that is alone on its store.
     Local,
     /// Over Redis, `redis://` or `rediss://`.

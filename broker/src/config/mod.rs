@@ -17,7 +17,7 @@ use std::{
 
 use config::{Config, File, FileFormat, Map, Source, Value, ValueKind};
 
-pub use self::{
+pub(crate) use self::{
     address::{SignalsUri, StoreUri},
     token::{Role, Token},
 };
@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// The file that is read if none is named.
-pub const DEFAULT_FILE: &str = "sluicegate.toml";
+pub(crate) const DEFAULT_FILE: &str = "sluicegate.toml";
 
 /// Variables with this prefix are for tests; the broker ignores them.
 const TEST_PREFIX: &str = "SLUICEGATE_TEST_";
@@ -46,7 +46,7 @@ const DAY: Duration = Duration::from_hours(24);
 
 /// Files for TLS, known to be readable when the broker started.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tls {
+pub(crate) struct Tls {
     /// Certificate chain, PEM.
     pub cert: PathBuf,
     /// Its private key, PEM.
@@ -57,7 +57,7 @@ pub struct Tls {
 
 /// All settings, checked.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Where gRPC is served.
     pub listen: SocketAddr,
     /// Where HTTP is served.
@@ -98,7 +98,7 @@ pub struct Settings {
 
 /// Why the settings cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
+pub(crate) enum ConfigError {
     /// The command line is wrong, or asks for help or the version. Print this error and leave with its
     /// exit code, as [`clap::Error::exit`] does.
     #[error(transparent)]
@@ -135,7 +135,7 @@ pub enum ConfigError {
 
 /// What `sluicegate check` is asked to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Check {
+pub(crate) struct Check {
     /// The file of an SQLite store.
     pub file: PathBuf,
     /// Repair what can be repaired with nothing lost.
@@ -143,7 +143,7 @@ pub struct Check {
 }
 
 /// The check that the command line asks for; `None` if the broker is to run.
-pub fn check_asked_for() -> Result<Option<Check>, ConfigError> {
+pub(crate) fn check_asked_for() -> Result<Option<Check>, ConfigError> {
     let matches = keys::command().try_get_matches()?;
     let check = matches.subcommand_matches("check");
     Ok(check.and_then(|check| {
@@ -154,13 +154,13 @@ pub fn check_asked_for() -> Result<Option<Check>, ConfigError> {
 
 impl Settings {
     /// Reads the settings of this process.
-    pub fn from_process() -> Result<Self, ConfigError> {
+    pub(crate) fn from_process() -> Result<Self, ConfigError> {
         Self::load(std::env::args_os(), std::env::vars_os(), Path::new(DEFAULT_FILE))
     }
 
     /// Reads settings from a command line (the program's name first), an environment, and a file: the file
     /// that these name, or else `default_file` if that exists. Empty variables count as not set.
-    pub fn load(
+    pub(crate) fn load(
         args: impl IntoIterator<Item = OsString>,
         environment: impl IntoIterator<Item = (OsString, OsString)>,
         default_file: &Path,
@@ -192,7 +192,7 @@ impl Settings {
     }
 
     /// Returns warnings for the log about settings that are allowed but risky.
-    pub fn warnings(&self) -> Vec<String> {
+    pub(crate) fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if matches!((&self.store, &self.signals), (StoreUri::Mongo { .. }, SignalsUri::Local)) {
             warnings.push(

@@ -6,7 +6,7 @@ use super::values::Parsed;
 
 /// What a token lets its bearer do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub(crate) enum Role {
     /// Push.
     Produce,
     /// Take and settle.
@@ -17,7 +17,7 @@ pub enum Role {
 
 /// A bearer token. Its debug form does not show it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token {
+pub(crate) struct Token {
     /// The name of the bearer, for logs.
     pub name: String,
     /// What the bearer shows.
@@ -28,7 +28,7 @@ pub struct Token {
 
 impl Token {
     /// Returns true if the bearer may do what needs this role.
-    pub fn allows(&self, role: Role) -> bool {
+    pub(crate) fn allows(&self, role: Role) -> bool {
         self.roles.contains(&role) || self.roles.contains(&Role::Admin)
     }
 }

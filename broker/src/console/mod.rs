@@ -20,7 +20,7 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the console asks the broker.
 #[async_trait]
-pub trait Probe: Send + Sync + 'static {
+pub(crate) trait Probe: Send + Sync + 'static {
     /// Returns an error unless the store can be reached and written to. The prober sees the error, so the error
     /// has no credentials in it.
     async fn store(&self) -> Result<(), String>;
@@ -34,7 +34,7 @@ pub trait Probe: Send + Sync + 'static {
 
 /// What the pages of the console are made from.
 #[derive(Clone)]
-pub struct ConsoleState {
+pub(crate) struct ConsoleState {
     /// The broker's condition.
     pub probe: Arc<dyn Probe>,
     /// Its metrics.
@@ -46,7 +46,7 @@ pub struct ConsoleState {
 /// * `/readyz`: 200 while the broker accepts requests, 503 when it drains or when the store does not answer
 ///   within 2 s. Signals that fail make the broker `degraded`, not unready, because deliveries go on.
 /// * `/metrics`: OpenMetrics text.
-pub fn router(state: ConsoleState) -> Router {
+pub(crate) fn router(state: ConsoleState) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Cause, Fate, LimitReason, NewItem, Queue, Timestamp};
+use super::{Cause, FailureOutcome, LimitReason, NewItem, Queue, Timestamp};
 
 impl NewItem {
     /// Returns from when on the item is eligible if it is pushed now: never before that.
@@ -71,9 +71,11 @@ impl Queue {
             return Triage::Live { attempt: item.attempt };
         }
         let deliveries = item.deliveries.saturating_sub(item.earlier_deliveries);
-        match self.fate(Cause::Lapse, item.attempt, deliveries, 0.0) {
-            Fate::Retry { attempt, .. } => Triage::Live { attempt },
-            Fate::Limit { reason, failed_attempts } => Triage::AtLimit { reason, failed_attempts },
+        match self.failure_outcome(Cause::Lapse, item.attempt, deliveries, 0.0) {
+            FailureOutcome::Retry { attempt, .. } => Triage::Live { attempt },
+            FailureOutcome::Limit { reason, failed_attempts } => {
+                Triage::AtLimit { reason, failed_attempts }
+            }
         }
     }
 }

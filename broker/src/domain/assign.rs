@@ -37,14 +37,14 @@ pub struct Demand {
 /// one message of [`MAX_MESSAGE_BYTES`], so that nothing is claimed that cannot be sent at once.
 ///
 /// The earlier wants get the odd ones, so put the emptiest consumer first.
-pub fn assign(sizes: &[ItemSize], wants: &[Demand]) -> Vec<usize> {
+pub fn assign(sizes: &[ItemSize], demands: &[Demand]) -> Vec<usize> {
     struct Room {
         items: usize,
         bytes: usize,
         may_exceed: bool,
         message: usize,
     }
-    let mut rooms: Vec<Room> = wants
+    let mut rooms: Vec<Room> = demands
         .iter()
         .map(|w| Room {
             items: w.max_items,
@@ -53,7 +53,7 @@ pub fn assign(sizes: &[ItemSize], wants: &[Demand]) -> Vec<usize> {
             message: 0,
         })
         .collect();
-    let mut dealt = Vec::with_capacity(sizes.len());
+    let mut assigned = Vec::with_capacity(sizes.len());
     let mut turn = 0;
     for &size in sizes {
         let fits = |room: &Room| {
@@ -61,20 +61,20 @@ pub fn assign(sizes: &[ItemSize], wants: &[Demand]) -> Vec<usize> {
                 && (size.payload <= room.bytes || room.may_exceed)
                 && (room.message == 0 || room.message + size.message <= MAX_MESSAGE_BYTES)
         };
-        let Some(taker) =
+        let Some(claimant) =
             (0..rooms.len()).map(|step| (turn + step) % rooms.len()).find(|&i| fits(&rooms[i]))
         else {
             break;
         };
-        let room = &mut rooms[taker];
+        let room = &mut rooms[claimant];
         room.items -= 1;
         room.bytes = room.bytes.saturating_sub(size.payload);
         room.message += size.message;
         room.may_exceed = false;
-        dealt.push(taker);
-        turn = taker + 1;
+        assigned.push(claimant);
+        turn = claimant + 1;
     }
-    dealt
+    assigned
 }
 
 #[cfg(test)]
@@ -92,22 +92,22 @@ mod tests {
     }
 
     /// Deals items with payloads of these sizes.
-    fn assign(payloads: &[usize], wants: &[Demand]) -> Vec<usize> {
+    fn assign(payloads: &[usize], demands: &[Demand]) -> Vec<usize> {
         let size = |&payload: &usize| ItemSize { payload, message: payload + 1_400 };
-        super::assign(&payloads.iter().map(size).collect::<Vec<_>>(), wants)
+        super::assign(&payloads.iter().map(size).collect::<Vec<_>>(), demands)
     }
 
     #[test]
     fn items_go_round_about() {
-        let wants = [want(1, 100), want(3, 100), want(9, 100)];
-        assert_eq!(assign(&[1; 7], &wants), [0, 1, 2, 1, 2, 1, 2]);
+        let demands = [want(1, 100), want(3, 100), want(9, 100)];
+        assert_eq!(assign(&[1; 7], &demands), [0, 1, 2, 1, 2, 1, 2]);
     }
 
     #[test]
     fn bytes_are_respected_but_one_large_item_goes_out() {
-        let wants = [want(9, 10), want(9, 10)];
-        assert_eq!(assign(&[50, 6, 6, 1], &wants), [0, 1]);
-        assert_eq!(assign(&[4, 4, 4, 4, 4, 4], &wants), [0, 1, 0, 1]);
+        let demands = [want(9, 10), want(9, 10)];
+        assert_eq!(assign(&[50, 6, 6, 1], &demands), [0, 1]);
+        assert_eq!(assign(&[4, 4, 4, 4, 4, 4], &demands), [0, 1, 0, 1]);
     }
 
     #[test]
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_asked_nothing_dealt() {
+    fn nothing_asked_nothing_assigned() {
         assert!(assign(&[1, 2], &[]).is_empty());
         assert!(assign(&[], &[want(1, 1)]).is_empty());
     }

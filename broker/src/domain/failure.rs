@@ -74,7 +74,7 @@ impl LimitReason {
 
 /// What becomes of an item that returns unsettled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub enum FailureOutcome {
     /// It stays in its queue.
     Retry {
         /// The number of its next attempt.
@@ -153,7 +153,13 @@ impl Queue {
 
     /// Decides what becomes of an item that returns from its `attempt`, handed out `deliveries` times in this queue;
     /// `random` is within 0 to 1. A limit is reached at exactly its number.
-    pub fn fate(&self, cause: Cause, attempt: u32, deliveries: u32, random: f64) -> Fate {
+    pub fn failure_outcome(
+        &self,
+        cause: Cause,
+        attempt: u32,
+        deliveries: u32,
+        random: f64,
+    ) -> FailureOutcome {
         let failed = match cause {
             Cause::Rollback | Cause::Reject | Cause::Lapse => true,
             Cause::Release | Cause::Disconnect | Cause::Undelivered => false,
@@ -169,7 +175,7 @@ impl Queue {
         let failed_attempts = attempt.saturating_sub(u32::from(!failed));
         match reason {
             Some(reason) if self.at_limit != AtLimit::Nowhere => {
-                Fate::Limit { reason, failed_attempts }
+                FailureOutcome::Limit { reason, failed_attempts }
             }
             _ => {
                 let waits = matches!(cause, Cause::Rollback | Cause::Reject);
@@ -178,7 +184,7 @@ impl Queue {
                 } else {
                     Duration::ZERO
                 };
-                Fate::Retry { attempt: attempt.saturating_add(u32::from(failed)), delay }
+                FailureOutcome::Retry { attempt: attempt.saturating_add(u32::from(failed)), delay }
             }
         }
     }
@@ -193,50 +199,77 @@ mod tests {
         Queue::with_defaults(QueueName::parse("queue", name).unwrap(), Timestamp(0))
     }
 
-    fn retry(attempt: u32, delay: u64) -> Fate {
-        Fate::Retry { attempt, delay: Duration::from_secs(delay) }
+    fn retry(attempt: u32, delay: u64) -> FailureOutcome {
+        FailureOutcome::Retry { attempt, delay: Duration::from_secs(delay) }
     }
 
-    fn limit(reason: LimitReason, failed_attempts: u32) -> Fate {
-        Fate::Limit { reason, failed_attempts }
+    fn limit(reason: LimitReason, failed_attempts: u32) -> FailureOutcome {
+        FailureOutcome::Limit { reason, failed_attempts }
     }
 
     /// Issue 9, point 3: a queue without settings of its own backs off, and its items end at the broker's limits.
     #[test]
     fn a_queue_that_says_nothing_has_the_brokers_defaults() {
         let queue = queue("q");
-        let fate = |attempt, deliveries| queue.fate(Cause::Rollback, attempt, deliveries, 0.0);
+        let failure_outcome =
+            |attempt, deliveries| queue.failure_outcome(Cause::Rollback, attempt, deliveries, 0.0);
         assert_eq!(
-            [1, 2, 3, 24].map(|n| fate(n, n)),
+            [1, 2, 3, 24].map(|n| failure_outcome(n, n)),
             [retry(2, 1), retry(3, 2), retry(4, 4), retry(25, 300)]
         );
-        assert_eq!(fate(25, 25), limit(LimitReason::MaxAttempts, 25));
-        assert_eq!(fate(3, 99), retry(4, 4));
-        assert_eq!(fate(3, 100), limit(LimitReason::MaxDeliveries, 3));
-        let most_jitter = queue.fate(Cause::Rollback, 1, 1, 1.0);
-        assert_eq!(most_jitter, Fate::Retry { attempt: 2, delay: Duration::from_millis(800) });
+        assert_eq!(failure_outcome(25, 25), limit(LimitReason::MaxAttempts, 25));
+        assert_eq!(failure_outcome(3, 99), retry(4, 4));
+        assert_eq!(failure_outcome(3, 100), limit(LimitReason::MaxDeliveries, 3));
+        let most_jitter = queue.failure_outcome(Cause::Rollback, 1, 1, 1.0);
+        assert_eq!(
+            most_jitter,
+            FailureOutcome::Retry { attempt: 2, delay: Duration::from_millis(800) }
+        );
     }
 
     #[test]
     fn limits_are_reached_exactly_and_can_be_lifted() {
         let queue = Queue { max_attempts: Some(3), max_deliveries: Some(5), ..queue("q") };
-        assert_eq!(queue.fate(Cause::Rollback, 2, 4, 0.0), retry(3, 2));
-        assert_eq!(queue.fate(Cause::Rollback, 3, 3, 0.0), limit(LimitReason::MaxAttempts, 3));
-        assert_eq!(queue.fate(Cause::Lapse, 3, 3, 0.0), limit(LimitReason::MaxAttempts, 3));
+        assert_eq!(queue.failure_outcome(Cause::Rollback, 2, 4, 0.0), retry(3, 2));
+        assert_eq!(
+            queue.failure_outcome(Cause::Rollback, 3, 3, 0.0),
+            limit(LimitReason::MaxAttempts, 3)
+        );
+        assert_eq!(
+            queue.failure_outcome(Cause::Lapse, 3, 3, 0.0),
+            limit(LimitReason::MaxAttempts, 3)
+        );
         let unlimited = Queue { max_attempts: Some(0), max_deliveries: Some(0), ..queue };
-        assert_eq!(unlimited.fate(Cause::Lapse, 1_000_000, 1_000_000, 0.0), retry(1_000_001, 0));
+        assert_eq!(
+            unlimited.failure_outcome(Cause::Lapse, 1_000_000, 1_000_000, 0.0),
+            retry(1_000_001, 0)
+        );
     }
 
     #[test]
     fn what_counts_depends_on_the_cause() {
         let queue = Queue { max_attempts: Some(3), max_deliveries: Some(5), ..queue("q") };
         for cause in [Cause::Release, Cause::Disconnect] {
-            assert_eq!(queue.fate(cause, 3, 4, 0.0), retry(3, 0), "{cause:?} is no failed attempt");
-            assert_eq!(queue.fate(cause, 3, 5, 0.0), limit(LimitReason::MaxDeliveries, 2));
+            assert_eq!(
+                queue.failure_outcome(cause, 3, 4, 0.0),
+                retry(3, 0),
+                "{cause:?} is no failed attempt"
+            );
+            assert_eq!(
+                queue.failure_outcome(cause, 3, 5, 0.0),
+                limit(LimitReason::MaxDeliveries, 2)
+            );
         }
-        assert_eq!(queue.fate(Cause::Lapse, 2, 2, 0.0), retry(3, 0), "the lease was its delay");
-        assert_eq!(queue.fate(Cause::Undelivered, 3, 9, 0.0), retry(3, 0));
-        assert_eq!(queue.fate(Cause::Reject, 1, 1, 0.0), limit(LimitReason::Rejected, 1));
+        assert_eq!(
+            queue.failure_outcome(Cause::Lapse, 2, 2, 0.0),
+            retry(3, 0),
+            "the lease was its delay"
+        );
+        assert_eq!(queue.failure_outcome(Cause::Undelivered, 3, 9, 0.0), retry(3, 0));
+        assert_eq!(
+            queue.failure_outcome(Cause::Reject, 1, 1, 0.0),
+            limit(LimitReason::Rejected, 1)
+        );
     }
 
     /// There is no chain of dead-letter queues, and nothing is dropped where there is no queue to go to.
@@ -260,8 +293,8 @@ mod tests {
         assert_eq!(discarding.in_force(&defaults).at_limit, AtLimit::Discard);
         let dead = queue("q.dead").in_force(&defaults);
         assert_eq!(dead.at_limit, AtLimit::Nowhere);
-        assert_eq!(dead.fate(Cause::Rollback, 25, 100, 0.0), retry(26, 300));
-        assert_eq!(dead.fate(Cause::Reject, 1, 1, 0.0), retry(2, 1));
-        assert_eq!(dead.fate(Cause::Lapse, 99, 99, 0.0), retry(100, 0));
+        assert_eq!(dead.failure_outcome(Cause::Rollback, 25, 100, 0.0), retry(26, 300));
+        assert_eq!(dead.failure_outcome(Cause::Reject, 1, 1, 0.0), retry(2, 1));
+        assert_eq!(dead.failure_outcome(Cause::Lapse, 99, 99, 0.0), retry(100, 0));
     }
 }

@@ -19,7 +19,7 @@ mod time;
 
 pub use admission::{AtHead, Triage};
 pub use assign::{Demand, ItemSize, MAX_MESSAGE_BYTES, assign};
-pub use failure::{AtLimit, Cause, FailureDefaults, Fate, LimitReason};
+pub use failure::{AtLimit, Cause, FailureDefaults, FailureOutcome, LimitReason};
 pub use id::{IdSource, ItemId, LeaseToken};
 pub use invalid::Invalid;
 pub use item::{

@@ -18,14 +18,14 @@ const SETTINGS: Duration = Duration::from_millis(500);
 const SCHEDULES: Duration = Duration::from_secs(5);
 
 /// Starts all tasks. They belong to the engine and end at its shutdown.
-pub fn start(engine: &Arc<Engine>) {
+pub(crate) fn start(engine: &Arc<Engine>) {
     let (tasks, stop) = (&engine.tasks, &engine.stopping);
-    tasks.spawn(until(stop.clone(), hear(Arc::clone(engine))));
+    tasks.spawn(until(stop.clone(), receive(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), flush_totals(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), watch_settings(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), keep_gauges(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), tick(Arc::clone(engine))));
-    tasks.spawn(until(stop.clone(), hear_store(Arc::clone(engine))));
+    tasks.spawn(until(stop.clone(), receive_unblocked(Arc::clone(engine))));
 }
 
 async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
@@ -36,19 +36,19 @@ async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
 }
 
 /// Passes on what other brokers hint at.
-async fn hear(engine: Arc<Engine>) {
+async fn receive(engine: Arc<Engine>) {
     let mut notices = engine.signals().subscribe();
     loop {
         match notices.recv().await {
-            Ok(notice) => engine.hear(&notice),
-            Err(RecvError::Lagged(_)) => engine.hear(&Notice::Missed),
+            Ok(notice) => engine.receive(&notice),
+            Err(RecvError::Lagged(_)) => engine.receive(&Notice::Missed),
             Err(RecvError::Closed) => return,
         }
     }
 }
 
 /// Wakes the consumers of queues in which the store itself made items ready.
-async fn hear_store(engine: Arc<Engine>) {
+async fn receive_unblocked(engine: Arc<Engine>) {
     loop {
         for queue in engine.store().unblocked().await {
             engine.unblocked(&queue);

@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// Result of an engine call.
-pub type Result<T, E = EngineError> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = EngineError> = std::result::Result<T, E>;
 
 /// Why the engine could not do as asked. Cheap to clone: one failure may be told to many callers.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::{
-    domain::{AtLimit, Cause, Fate, GroupName, LimitReason, Queue, QueueName, Totals},
-    store::{AtLimitCounts, Created, Held, Rollback, RollbackTo},
+    domain::{AtLimit, Cause, FailureOutcome, GroupName, LimitReason, Queue, QueueName, Totals},
+    store::{AtLimitCounts, Created, Reservation, Rollback, RollbackTo},
 };
 
 use super::{Engine, Result, depths::Change};
@@ -94,7 +94,7 @@ impl Engine {
             Created::New(made) => {
                 let group = made.group.clone();
                 self.queues.replace(made);
-                self.tell_settings(name);
+                self.notify_settings(name);
                 tracing::info!(queue = %name, of = %source.name, "made a dead-letter queue");
                 group
             }
@@ -105,15 +105,18 @@ impl Engine {
     /// What is to be done with a reservation that ends unsettled; `delay` wins over what the policy says.
     pub(super) async fn plan_rollback(
         &self,
-        held: Held,
+        held: Reservation,
         cause: Cause,
         delay: Option<Duration>,
         mut reason: Option<String>,
     ) -> Result<Rollback> {
         let (attempt, deliveries) = (held.receipt.attempt, held.receipt.deliveries_here());
-        let fate = |queue: &Queue| queue.fate(cause, attempt, deliveries, rand::random());
+        let failure_outcome =
+            |queue: &Queue| queue.failure_outcome(cause, attempt, deliveries, rand::random());
         let mut queue = Arc::clone(&held.queue);
-        if queue.at_limit == AtLimit::Unknown && matches!(fate(&queue), Fate::Limit { .. }) {
+        if queue.at_limit == AtLimit::Unknown
+            && matches!(failure_outcome(&queue), FailureOutcome::Limit { .. })
+        {
             queue = self.with_known_limit(&queue).await?;
         }
         let back = |attempt, wait: Duration| RollbackTo::Queue {
@@ -121,40 +124,42 @@ impl Engine {
             attempt,
             undelivered: cause == Cause::Undelivered,
         };
-        let to = match (fate(&queue), &queue.at_limit) {
-            (Fate::Retry { attempt, delay: wait }, _) => back(attempt, wait),
-            (Fate::Limit { reason: limit, failed_attempts }, AtLimit::DeadLetter(to)) => {
+        let to = match (failure_outcome(&queue), &queue.at_limit) {
+            (FailureOutcome::Retry { attempt, delay: wait }, _) => back(attempt, wait),
+            (FailureOutcome::Limit { reason: limit, failed_attempts }, AtLimit::DeadLetter(to)) => {
                 if limit == LimitReason::MaxDeliveries {
                     let why = || format!("handed out {deliveries} times and never settled");
                     reason = reason.or_else(|| Some(why()));
                 }
                 RollbackTo::DeadLetter { to: to.clone(), failed_attempts, reason: limit }
             }
-            (Fate::Limit { reason, .. }, AtLimit::Discard) => RollbackTo::Discard { reason },
+            (FailureOutcome::Limit { reason, .. }, AtLimit::Discard) => {
+                RollbackTo::Discard { reason }
+            }
             // Neither can be: it was looked into above. If it could, the item would stay.
-            (Fate::Limit { .. }, AtLimit::Unknown | AtLimit::Nowhere) => {
+            (FailureOutcome::Limit { .. }, AtLimit::Unknown | AtLimit::Nowhere) => {
                 back(attempt, Duration::ZERO)
             }
         };
-        Ok(Rollback { held: Held { queue, ..held }, to, reason })
+        Ok(Rollback { held: Reservation { queue, ..held }, to, reason })
     }
 
     /// Items left their queue at a limit by lapsed leases.
-    pub(super) fn tell_lapsed_at_limit(&self, queue: &Queue, counts: AtLimitCounts) {
+    pub(super) fn report_lapsed_at_limit(&self, queue: &Queue, counts: AtLimitCounts) {
         let to = match &queue.at_limit {
             AtLimit::DeadLetter(to) => Some(to),
             _ => None,
         };
-        self.tell_at_limit(&queue.name, to, LimitReason::MaxAttempts, counts.max_attempts);
-        self.tell_at_limit(&queue.name, to, LimitReason::MaxDeliveries, counts.max_deliveries);
+        self.report_at_limit(&queue.name, to, LimitReason::MaxAttempts, counts.max_attempts);
+        self.report_at_limit(&queue.name, to, LimitReason::MaxDeliveries, counts.max_deliveries);
         if let Some(to) = to.filter(|_| counts.total() > 0) {
-            self.figures.depths.changed(to, || Change::arrived(counts.total()));
-            self.tell_inserted(to, None);
+            self.stats.depths.changed(to, || Change::arrived(counts.total()));
+            self.notify_inserted(to, None);
         }
     }
 
     /// Counts and notes for the log items that left their queue at a limit: for `to`, or away.
-    pub(super) fn tell_at_limit(
+    pub(super) fn report_at_limit(
         &self,
         queue: &QueueName,
         to: Option<&QueueName>,

@@ -15,7 +15,7 @@
 
 mod adaptive_poll;
 mod admin;
-pub mod background;
+pub(crate) mod background;
 mod consumers;
 mod dead_letter_links;
 mod depths;
@@ -49,22 +49,22 @@ use crate::{
 use dispatch::Dispatcher;
 use failures::FailureLog;
 use overview::Overview;
-use rollback::GiveBack;
+use rollback::PendingRollbacks;
 use settings_cache::Queues;
-use stats::Figures;
+use stats::Stats;
 
-pub use consumers::{RevokeReason, Revoked};
-pub use error::{EngineError, Result};
-pub use overview::Gauges;
-pub use rollback::OnDisconnect;
-pub use schedules::check_cron;
-pub use settle::{MoveRequest, RollbackRequest};
-pub use stats::QueueStats;
-pub use subscription::{ConsumeOptions, Flow, Received, Retirement, Subscription};
+pub(crate) use consumers::{RevokeReason, Revoked};
+pub(crate) use error::{EngineError, Result};
+pub(crate) use overview::Gauges;
+pub(crate) use rollback::OnDisconnect;
+pub(crate) use schedules::check_cron;
+pub(crate) use settle::{MoveRequest, RollbackRequest};
+pub(crate) use stats::QueueStats;
+pub(crate) use subscription::{ConsumeOptions, Flow, Received, Retirement, Subscription};
 
 /// What the broker's configuration sets.
 #[derive(Debug, Clone)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Most bytes of one payload.
     pub max_payload_bytes: usize,
     /// Lease if neither consumer nor queue says one.
@@ -99,17 +99,17 @@ impl Default for Limits {
 }
 
 /// The broker without its edges. Made once, shared by all of them.
-pub struct Engine {
+pub(crate) struct Engine {
     store: Arc<dyn Store>,
     signals: Arc<dyn Signals>,
     metrics: Arc<Metrics>,
     limits: Limits,
     queues: Queues,
-    figures: Figures,
+    stats: Stats,
     overview: Overview,
     failure_log: FailureLog,
     dispatchers: Mutex<HashMap<QueueName, Arc<Dispatcher>>>,
-    give_back: GiveBack,
+    pending_rollbacks: PendingRollbacks,
     /// Cancelled when no new work is to be handed out.
     draining: CancellationToken,
     /// Cancelled when streams have to end.
@@ -121,7 +121,7 @@ pub struct Engine {
 
 impl Engine {
     /// An engine on a store, with nothing running yet but what calls start.
-    pub fn new(
+    pub(crate) fn new(
         store: Arc<dyn Store>,
         signals: Arc<dyn Signals>,
         metrics: Arc<Metrics>,
@@ -131,7 +131,7 @@ impl Engine {
         let store = timed(store, Arc::clone(&metrics));
         Arc::new(Self {
             overview: Overview::default(),
-            figures: Figures::new(Arc::clone(&store), tasks.clone()),
+            stats: Stats::new(Arc::clone(&store), tasks.clone()),
             queues: Queues::new(
                 Arc::clone(&store),
                 limits.auto_create_queues,
@@ -143,7 +143,7 @@ impl Engine {
             limits,
             failure_log: FailureLog::default(),
             dispatchers: Mutex::default(),
-            give_back: GiveBack::default(),
+            pending_rollbacks: PendingRollbacks::default(),
             draining: CancellationToken::new(),
             stopping: CancellationToken::new(),
             tasks,
@@ -152,33 +152,33 @@ impl Engine {
     }
 
     /// What the configuration sets.
-    pub fn limits(&self) -> &Limits {
+    pub(crate) fn limits(&self) -> &Limits {
         &self.limits
     }
 
     /// The store's time.
-    pub fn now(&self) -> Timestamp {
+    pub(crate) fn now(&self) -> Timestamp {
         self.store.now()
     }
 
     /// The store, for tasks and probes.
-    pub fn store(&self) -> &Arc<dyn Store> {
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }
 
     /// The signals, for tasks and probes.
-    pub fn signals(&self) -> &Arc<dyn Signals> {
+    pub(crate) fn signals(&self) -> &Arc<dyn Signals> {
         &self.signals
     }
 
     /// First half of shutdown: hands out nothing more, lets consumers settle what they hold for a
     /// moment, then ends their streams with [`EngineError::ShuttingDown`] and takes back what they hold,
     /// whether their clients read or not.
-    pub async fn drain(self: &Arc<Self>) {
+    pub(crate) async fn drain(self: &Arc<Self>) {
         self.draining.cancel();
         let settled = async {
             for dispatcher in self.all_dispatchers() {
-                dispatcher.settled_down().await;
+                dispatcher.drained().await;
             }
         };
         // What is held past the limit is given back, with no failed attempt.
@@ -192,7 +192,7 @@ impl Engine {
     }
 
     /// Second half, once all streams and calls have ended: finishes what runs, writes the totals.
-    pub async fn close(&self) {
+    pub(crate) async fn close(&self) {
         self.tasks.close();
         self.tasks.wait().await;
         self.log_failures(true);
@@ -203,7 +203,7 @@ impl Engine {
     }
 
     /// True from the start of shutdown on.
-    pub fn is_draining(&self) -> bool {
+    pub(crate) fn is_draining(&self) -> bool {
         self.draining.is_cancelled()
     }
 
@@ -213,36 +213,36 @@ impl Engine {
     }
 
     /// What another broker hinted at.
-    pub fn hear(&self, notice: &Notice) {
+    pub(crate) fn receive(&self, notice: &Notice) {
         match notice {
             Notice::Signal(Signal { queue, topic: Topic::Insert, since }) => {
-                self.figures.depths.stirred(queue);
+                self.stats.depths.stirred(queue);
                 if let Some(dispatcher) = self.dispatcher(queue) {
                     dispatcher.inserted_elsewhere(*since, self.now());
                 }
             }
             Notice::Signal(Signal { queue, topic: Topic::Settings, .. }) => {
                 self.queues.forget(queue);
-                self.figures.depths.forget_count(queue);
+                self.stats.depths.forget_count(queue);
                 self.overview.names_changed();
                 if let Some(dispatcher) = self.dispatcher(queue) {
                     dispatcher.look_from_start(self.now());
                 }
             }
             Notice::Signal(Signal { queue, topic: Topic::Settle, .. }) => {
-                self.figures.depths.stirred(queue);
+                self.stats.depths.stirred(queue);
                 if let Some(dispatcher) = self.dispatcher(queue) {
                     dispatcher.settled_elsewhere();
                 }
             }
-            Notice::Missed => self.look_everywhere(),
+            Notice::Missed => self.rescan_all(),
         }
     }
 
     /// Signals may have been lost: every waiting queue looks again.
-    pub fn look_everywhere(&self) {
+    pub(crate) fn rescan_all(&self) {
         self.queues.forget_all();
-        self.figures.depths.all_stirred();
+        self.stats.depths.all_stirred();
         self.overview.names_changed();
         for dispatcher in self.all_dispatchers() {
             dispatcher.look_from_start(self.now());
@@ -251,7 +251,7 @@ impl Engine {
     }
 
     /// Something in the queue is eligible from `since` on: wakes its consumers, here and elsewhere.
-    fn tell_inserted(&self, queue: &QueueName, since: Option<Timestamp>) {
+    fn notify_inserted(&self, queue: &QueueName, since: Option<Timestamp>) {
         if let Some(dispatcher) = self.dispatcher(queue) {
             dispatcher.inserted(since, self.now());
         }
@@ -260,12 +260,12 @@ impl Engine {
 
     /// The store itself made items of the queue ready.
     pub(crate) fn unblocked(&self, queue: &QueueName) {
-        self.tell_inserted(queue, None);
+        self.notify_inserted(queue, None);
     }
 
     /// The queue's settings changed: tells the other brokers.
-    fn tell_settings(&self, queue: &QueueName) {
-        self.figures.depths.forget_count(queue);
+    fn notify_settings(&self, queue: &QueueName) {
+        self.stats.depths.forget_count(queue);
         self.overview.names_changed();
         if let Some(dispatcher) = self.dispatcher(queue) {
             dispatcher.inserted(None, self.now());

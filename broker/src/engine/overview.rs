@@ -141,20 +141,20 @@ impl Engine {
     async fn forget_deleted(&self, names: &[QueueName]) {
         let there: HashSet<&QueueName> = names.iter().collect();
         let mut gone = self.metrics.queues();
-        gone.extend(self.figures.depths.queues());
+        gone.extend(self.stats.depths.queues());
         gone.retain(|queue| !there.contains(queue));
         for queue in gone {
             // It may have come since the names were read.
             if let Ok(None) = self.store.get_queue(&queue).await {
                 self.queues.forget(&queue);
-                self.forget_figures(&queue);
+                self.forget_stats(&queue);
             }
         }
     }
 
     /// Drops all figures of a deleted queue.
-    pub(super) fn forget_figures(&self, queue: &QueueName) {
-        self.figures.forget(queue);
+    pub(super) fn forget_stats(&self, queue: &QueueName) {
+        self.stats.forget(queue);
         self.overview.forget(queue);
         self.metrics.forget(queue);
     }
@@ -173,13 +173,13 @@ impl Engine {
         if known() {
             return Ok(());
         }
-        let _settled = self.figures.not_flushing().await;
+        let _settled = self.stats.not_flushing().await;
         let at = Instant::now();
         let totals: HashMap<_, _> = self.store.all_totals().await?.into_iter().collect();
         let mut state = self.overview.state.lock();
         for (queue, found) in &totals {
             if state.totals.get(queue) != Some(found) {
-                self.figures.depths.stirred(queue);
+                self.stats.depths.stirred(queue);
             }
         }
         state.totals = totals;
@@ -205,7 +205,7 @@ impl Engine {
 
 /// Keeps the gauges of depth on the one broker that has this task.
 #[derive(Default)]
-pub struct Gauges {
+pub(crate) struct Gauges {
     /// The task is this broker's until then.
     leads_until: Option<Instant>,
     /// When the task was last asked for.
@@ -222,7 +222,7 @@ struct Shown {
 
 impl Gauges {
     /// Looks after the gauges for a second.
-    pub async fn keep(&mut self, engine: &Engine) -> Result<()> {
+    pub(crate) async fn keep(&mut self, engine: &Engine) -> Result<()> {
         let end = Instant::now() + TICK;
         let kept = self.refresh(engine, end).await;
         sleep_until(end).await;
@@ -248,7 +248,7 @@ impl Gauges {
         wanting.sort_by_key(|name| self.shown.get(*name).map(|shown| shown.at));
         for name in &wanting {
             // What this broker has changed is shown at once.
-            if let Some(depth) = engine.figures.depths.last(name) {
+            if let Some(depth) = engine.stats.depths.last(name) {
                 engine.metrics.depth(name, &depth);
             }
         }
@@ -277,7 +277,7 @@ impl Gauges {
             Err(EngineError::QueueNotFound(_)) => return Ok(()),
             Err(error) => return Err(error),
         };
-        let seen = engine.figures.depths.watched(&queue).await?;
+        let seen = engine.stats.depths.watched(&queue).await?;
         engine.metrics.depth(name, &seen.depth);
         let at = Instant::now();
         let first = self.shown.insert(name.clone(), Shown { seen, at }).is_none();
@@ -304,7 +304,7 @@ impl Seen {
     /// True if something has happened in the queue since, or may have. `at`: when this was last told.
     pub(super) fn is_outdated(&self, engine: &Engine, queue: &QueueName, at: Instant) -> bool {
         let depth = &self.depth;
-        engine.figures.depths.version(queue) != Some(self.version)
+        engine.stats.depths.version(queue) != Some(self.version)
             || depth.next_eligible.is_some_and(|next| next <= engine.now())
             || (depth.unsettled() + depth.processed > 0 && at.elapsed() >= SLOW_POLL)
     }

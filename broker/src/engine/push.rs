@@ -11,7 +11,7 @@ use super::{Engine, EngineError, Result, depths::Change};
 
 impl Engine {
     /// Puts items into a queue; answers when they are durable, in order.
-    pub async fn push(
+    pub(crate) async fn push(
         &self,
         queue: &QueueName,
         items: Vec<NewItem>,
@@ -48,7 +48,7 @@ impl Engine {
             })
             .collect();
         let pushed = self.store.push(items).await?;
-        self.tell_pushed(pushed.iter().map(|pushed| (&queue.name, pushed)));
+        self.notify_pushed(pushed.iter().map(|pushed| (&queue.name, pushed)));
         Ok(pushed)
     }
 
@@ -63,7 +63,7 @@ impl Engine {
         let name = queue.name.clone();
         let push = Push { queue, item, producer: None, dedup_window: Some(window) };
         let pushed = self.store.push(vec![push]).await?;
-        self.tell_pushed(pushed.iter().map(|pushed| (&name, pushed)));
+        self.notify_pushed(pushed.iter().map(|pushed| (&name, pushed)));
         Ok(pushed.first().copied())
     }
 
@@ -74,9 +74,9 @@ impl Engine {
     ) -> Result<Arc<Queue>> {
         let (queue, new) = self.queues.get_or_create(name).await?;
         if new {
-            self.tell_settings(&queue.name);
+            self.notify_settings(&queue.name);
         }
-        if queue.max_depth > 0 && !self.figures.depths.has_room(&queue, items).await? {
+        if queue.max_depth > 0 && !self.stats.depths.has_room(&queue, items).await? {
             return Err(EngineError::QueueFull {
                 queue: queue.name.clone(),
                 max_depth: queue.max_depth,
@@ -86,7 +86,7 @@ impl Engine {
     }
 
     /// Counts what was stored, and wakes its queues' consumers from when on it is eligible.
-    pub(super) fn tell_pushed<'a>(
+    pub(super) fn notify_pushed<'a>(
         &self,
         pushed: impl Iterator<Item = (&'a QueueName, &'a Pushed)>,
     ) {
@@ -123,10 +123,10 @@ impl Engine {
             self.count(queue, &Totals { pushed, ..Totals::default() });
             if later != Change::default() {
                 let ready = -(later.blocked + later.delayed);
-                self.figures.depths.changed(queue, || Change { ready, ..later });
+                self.stats.depths.changed(queue, || Change { ready, ..later });
             }
             if since.is_some() {
-                self.tell_inserted(queue, since);
+                self.notify_inserted(queue, since);
             }
         }
     }

@@ -12,7 +12,7 @@ use sluicegate_proto::backoff::Backoff;
 use crate::{
     domain::{Cause, Delivery, Queue, Receipt, Timestamp},
     engine::{Engine, consumers::InFlight},
-    store::{Held, Rollback, RollbackTo},
+    store::{Reservation, Rollback, RollbackTo},
 };
 
 /// Most items given back by one call of the store.
@@ -29,7 +29,7 @@ const DISCONNECTED: &str = "the consumer's stream ended";
 
 /// What becomes of the items a stream holds when it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnDisconnect {
+pub(crate) enum OnDisconnect {
     /// They are ready again at once, and no attempt is counted.
     #[default]
     Release,
@@ -41,7 +41,7 @@ pub enum OnDisconnect {
 
 /// What waits to be given back.
 #[derive(Default)]
-pub(super) struct GiveBack(Mutex<Pending>);
+pub(super) struct PendingRollbacks(Mutex<Pending>);
 
 #[derive(Default)]
 struct Pending {
@@ -51,7 +51,7 @@ struct Pending {
     running: bool,
 }
 
-impl GiveBack {
+impl PendingRollbacks {
     /// Adds a batch; true if a task has to be started.
     fn add(&self, mut batch: Vec<Rollback>) -> bool {
         let mut pending = self.0.lock();
@@ -91,7 +91,7 @@ impl GiveBack {
     }
 
     /// Puts back what could not be given back, behind the others.
-    fn put_back(&self, batches: Vec<Vec<Rollback>>) {
+    fn add_again(&self, batches: Vec<Vec<Rollback>>) {
         let mut pending = self.0.lock();
         pending.items += batches.iter().map(Vec::len).sum::<usize>();
         pending.batches.extend(batches);
@@ -101,7 +101,7 @@ impl GiveBack {
 /// Back to its queue, with neither an attempt nor a delivery counted.
 fn released(queue: &Arc<Queue>, receipt: Receipt, eligible_time: Timestamp) -> Rollback {
     let to = RollbackTo::Queue { eligible_time, attempt: receipt.attempt, undelivered: true };
-    Rollback { held: Held { queue: Arc::clone(queue), receipt }, to, reason: None }
+    Rollback { held: Reservation { queue: Arc::clone(queue), receipt }, to, reason: None }
 }
 
 impl Engine {
@@ -113,11 +113,11 @@ impl Engine {
     ) {
         let back =
             |delivery: Delivery| released(queue, delivery.receipt, delivery.previous_eligible_time);
-        self.give_back(unwanted.into_iter().map(back).collect());
+        self.roll_back_later(unwanted.into_iter().map(back).collect());
     }
 
     /// The same, for an answer that its caller did not wait for.
-    pub async fn release_unanswered(self: &Arc<Self>, deliveries: Vec<Delivery>) {
+    pub(crate) async fn release_unanswered(self: &Arc<Self>, deliveries: Vec<Delivery>) {
         let Some(first) = deliveries.first() else { return };
         let queue = self.queues.get(&first.receipt.queue).await.unwrap_or_else(|_| {
             // Not to be had just now. Where an item goes back to says its receipt.
@@ -132,7 +132,7 @@ impl Engine {
     pub(super) fn release_unsent(self: &Arc<Self>, queue: &Arc<Queue>, held: Vec<InFlight>) {
         let unsent = held.into_iter().filter(|held| !held.sent);
         let back = |held: InFlight| released(queue, held.receipt, held.previous_eligible_time);
-        self.give_back(unsent.map(back).collect());
+        self.roll_back_later(unsent.map(back).collect());
     }
 
     /// Makes ready again all that streams held which the broker itself has ended.
@@ -142,7 +142,7 @@ impl Engine {
             let since = if held.sent { now } else { held.previous_eligible_time };
             released(queue, held.receipt, since)
         };
-        self.give_back(held.into_iter().map(back).collect());
+        self.roll_back_later(held.into_iter().map(back).collect());
     }
 
     /// Does as the stream has asked with what it held when it ended. What was never sent is released
@@ -175,27 +175,27 @@ impl Engine {
             for InFlight { receipt, .. } in sent {
                 let attempt = receipt.attempt;
                 let to = RollbackTo::Queue { eligible_time: now, attempt, undelivered: false };
-                let held = Held { queue: Arc::clone(&queue), receipt };
+                let held = Reservation { queue: Arc::clone(&queue), receipt };
                 let kept = Rollback { held: held.clone(), to, reason: None };
                 // An item of which it is not known where it goes at its limit stays, and meets the limit the next time.
                 let planned = engine.plan_rollback(held, cause, delay, reason.clone()).await;
                 batch.push(planned.unwrap_or(kept));
             }
-            engine.give_back(batch);
+            engine.roll_back_later(batch);
         });
     }
 
     /// Gives items back as decided, for as long as it takes.
-    fn give_back(self: &Arc<Self>, batch: Vec<Rollback>) {
-        if !batch.is_empty() && self.give_back.add(batch) {
-            self.tasks.spawn(Arc::clone(self).keep_giving_back());
+    fn roll_back_later(self: &Arc<Self>, batch: Vec<Rollback>) {
+        if !batch.is_empty() && self.pending_rollbacks.add(batch) {
+            self.tasks.spawn(Arc::clone(self).keep_rolling_back());
         }
     }
 
-    async fn keep_giving_back(self: Arc<Self>) {
+    async fn keep_rolling_back(self: Arc<Self>) {
         let mut failures = 0;
         loop {
-            let batches = self.give_back.next(failures > 0);
+            let batches = self.pending_rollbacks.next(failures > 0);
             if batches.is_empty() {
                 return;
             }
@@ -218,9 +218,9 @@ impl Engine {
             }
             let pause = BACKOFF.delay(failures);
             failures += 1;
-            self.give_back.put_back(batches);
+            self.pending_rollbacks.add_again(batches);
             if self.stopping.is_cancelled() && failures >= LAST_TRIES {
-                let items = self.give_back.0.lock().items;
+                let items = self.pending_rollbacks.0.lock().items;
                 tracing::warn!(
                     items,
                     "not given back: these are ready again when their leases end"
@@ -257,7 +257,7 @@ mod tests {
             queue: name,
             group: queue.group.clone(),
         };
-        let back = GiveBack::default();
+        let back = PendingRollbacks::default();
         let batch = vec![released(&queue, receipt, Timestamp(0)); ITEMS];
         assert!(back.add(batch), "a task has to be started");
         let mut taken = 0;

@@ -25,7 +25,7 @@ const MAX_TICK_MEMORY: Duration = Duration::from_hours(720);
 const PAGE: usize = 50;
 
 /// Checks a cron expression, which must name a time that comes, and a time zone; the error names `cron` or `time_zone`.
-pub fn check_cron(cron: &str, time_zone: &str) -> Result<(), Invalid> {
+pub(crate) fn check_cron(cron: &str, time_zone: &str) -> Result<(), Invalid> {
     let ticks = Ticks::parse(cron, time_zone)?;
     match ticks.after(Clock::machine_time()) {
         Some(_) => Ok(()),
@@ -76,7 +76,7 @@ impl Ticks {
 impl Engine {
     /// Creates a schedule, whose first tick is the next one from now; answers the one that is there
     /// if it has the same settings.
-    pub async fn create_schedule(&self, schedule: Schedule) -> Result<Schedule> {
+    pub(crate) async fn create_schedule(&self, schedule: Schedule) -> Result<Schedule> {
         self.check_open()?;
         check_cron(&schedule.cron, &schedule.time_zone)?;
         let now = self.now();
@@ -102,13 +102,13 @@ impl Engine {
     }
 
     /// A schedule.
-    pub async fn get_schedule(&self, name: &ScheduleName) -> Result<Schedule> {
+    pub(crate) async fn get_schedule(&self, name: &ScheduleName) -> Result<Schedule> {
         let schedule = self.store.get_schedule(name).await?;
         schedule.ok_or_else(|| EngineError::ScheduleNotFound(name.clone()))
     }
 
     /// Schedules by name.
-    pub async fn list_schedules(
+    pub(crate) async fn list_schedules(
         &self,
         after: Option<&ScheduleName>,
         limit: usize,
@@ -117,7 +117,7 @@ impl Engine {
     }
 
     /// Deletes a schedule.
-    pub async fn delete_schedule(&self, name: &ScheduleName) -> Result<()> {
+    pub(crate) async fn delete_schedule(&self, name: &ScheduleName) -> Result<()> {
         if self.store.delete_schedule(name).await? {
             Ok(())
         } else {
@@ -126,7 +126,11 @@ impl Engine {
     }
 
     /// Stops a schedule, or lets it go on with its next tick.
-    pub async fn pause_schedule(&self, name: &ScheduleName, paused: bool) -> Result<Schedule> {
+    pub(crate) async fn pause_schedule(
+        &self,
+        name: &ScheduleName,
+        paused: bool,
+    ) -> Result<Schedule> {
         let before = self.get_schedule(name).await?;
         if before.paused == paused {
             return Ok(before);
@@ -137,7 +141,7 @@ impl Engine {
     }
 
     /// The schedule's next tick; `None` while paused or if there is none.
-    pub fn next_tick(&self, schedule: &Schedule) -> Option<Timestamp> {
+    pub(crate) fn next_tick(&self, schedule: &Schedule) -> Option<Timestamp> {
         if schedule.paused {
             return None;
         }
@@ -146,7 +150,7 @@ impl Engine {
     }
 
     /// Pushes what is due, and answers when the next tick is. Of ticks that were missed, the latest is made up for.
-    pub async fn tick(self: &Arc<Self>) -> Result<Option<Timestamp>> {
+    pub(crate) async fn tick(self: &Arc<Self>) -> Result<Option<Timestamp>> {
         let mut next: Option<Timestamp> = None;
         let mut after: Option<ScheduleName> = None;
         loop {

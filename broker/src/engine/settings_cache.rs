@@ -131,7 +131,7 @@ impl Queues {
 
 impl crate::engine::Engine {
     /// Notices settings that other brokers changed, should their signals be lost.
-    pub async fn refresh_settings(&self) -> Result<()> {
+    pub(crate) async fn refresh_settings(&self) -> Result<()> {
         let changes = self.queues.refresh().await?;
         if !matches!(&changes, SettingsChanges::Of(queues) if queues.is_empty()) {
             self.overview.names_changed();

@@ -9,14 +9,14 @@ use crate::{
         Cause, Headers, ItemId, LimitReason, NewItem, Outcome, Priority, Pushed, Queue, QueueName,
         Receipt, Timestamp, Topic, Totals, check_header_limits, cut_reason,
     },
-    store::{Held, Move, Push, Rollback, RollbackTo},
+    store::{Move, Push, Reservation, Rollback, RollbackTo},
 };
 
 use super::{Engine, EngineError, Result, depths::Change};
 
 /// An item to give back.
 #[derive(Debug, Clone)]
-pub struct RollbackRequest {
+pub(crate) struct RollbackRequest {
     /// Names the reservation.
     pub receipt: Receipt,
     /// When it may be handed out again, if not as the queue's retry policy says.
@@ -29,7 +29,7 @@ pub struct RollbackRequest {
 
 /// An item to move.
 #[derive(Debug, Clone)]
-pub struct MoveRequest {
+pub(crate) struct MoveRequest {
     /// Names the reservation.
     pub receipt: Receipt,
     /// Where to.
@@ -48,19 +48,19 @@ pub struct MoveRequest {
 
 impl Engine {
     /// Finishes items; answers when that is durable.
-    pub async fn commit(&self, receipts: Vec<Receipt>) -> Result<Vec<Outcome>> {
+    pub(crate) async fn commit(&self, receipts: Vec<Receipt>) -> Result<Vec<Outcome>> {
         let (held, places) = self.with_queues(receipts.iter()).await?;
         let begun = self.now();
         let found = self.store.commit(held).await?;
         let outcomes = spread(&places, found, receipts.len());
-        self.tell_settled(begun, receipts.iter().zip(outcomes.iter().copied()), |totals| {
+        self.notify_settled(begun, receipts.iter().zip(outcomes.iter().copied()), |totals| {
             totals.committed += 1;
         });
         Ok(outcomes)
     }
 
     /// Gives items back.
-    pub async fn rollback(&self, requests: Vec<RollbackRequest>) -> Result<Vec<Outcome>> {
+    pub(crate) async fn rollback(&self, requests: Vec<RollbackRequest>) -> Result<Vec<Outcome>> {
         let (held, places) = self.with_queues(requests.iter().map(|r| &r.receipt)).await?;
         let count = requests.len();
         let mut requests: Vec<_> = requests.into_iter().map(Some).collect();
@@ -75,7 +75,7 @@ impl Engine {
     }
 
     /// What a rollback makes of its item.
-    async fn rollback_of(&self, held: Held, request: RollbackRequest) -> Result<Rollback> {
+    async fn rollback_of(&self, held: Reservation, request: RollbackRequest) -> Result<Rollback> {
         let reason = (!request.reason.is_empty()).then(|| cut_reason(request.reason));
         self.plan_rollback(held, request.cause, request.delay, reason).await
     }
@@ -88,7 +88,7 @@ impl Engine {
             .collect();
         let begun = self.now();
         let outcomes = self.store.rollback(rollbacks).await?;
-        self.tell_settled(
+        self.notify_settled(
             begun,
             told.iter().map(|(receipt, _)| receipt).zip(outcomes.iter().copied()),
             |totals| {
@@ -118,10 +118,10 @@ impl Engine {
             back.entry(name.clone()).and_modify(|s| *s = since.min(*s)).or_insert(since);
         }
         for ((queue, to, reason), items) in at_limit {
-            self.tell_at_limit(queue, to, reason, items);
+            self.report_at_limit(queue, to, reason, items);
         }
         for (queue, since) in back {
-            self.tell_inserted(&queue, Some(since));
+            self.notify_inserted(&queue, Some(since));
         }
         Ok(outcomes)
     }
@@ -134,11 +134,11 @@ impl Engine {
             _ if since > self.now() => Change { ready: -1, delayed: 1, ..Change::default() },
             _ => return,
         };
-        self.figures.depths.changed(queue, || change);
+        self.stats.depths.changed(queue, || change);
     }
 
     /// Prolongs leases; answers their new ends.
-    pub async fn extend(
+    pub(crate) async fn extend(
         &self,
         receipts: Vec<Receipt>,
         lease: Option<Duration>,
@@ -181,7 +181,7 @@ impl Engine {
     }
 
     /// Puts an item into another queue of its group, in one step.
-    pub async fn move_item(&self, request: MoveRequest) -> Result<Outcome> {
+    pub(crate) async fn move_item(&self, request: MoveRequest) -> Result<Outcome> {
         let to = self.queue_for_push(&request.to_queue, 1).await?;
         let receipt = request.receipt;
         if to.group != receipt.group {
@@ -193,7 +193,7 @@ impl Engine {
         }
         let eligible_time = self.now() + request.delay;
         let moved = Move {
-            held: Held { queue, receipt: receipt.clone() },
+            held: Reservation { queue, receipt: receipt.clone() },
             to: Arc::clone(&to),
             payload: request.payload,
             content_type: request.content_type,
@@ -204,15 +204,15 @@ impl Engine {
         let begun = self.now();
         let found = self.store.move_items(vec![moved]).await?;
         let outcome = found.first().copied().unwrap_or(Outcome::Gone);
-        self.tell_settled(begun, [(&receipt, outcome)].into_iter(), |totals| totals.moved += 1);
+        self.notify_settled(begun, [(&receipt, outcome)].into_iter(), |totals| totals.moved += 1);
         if outcome == Outcome::Ok {
             let arrived = if eligible_time > self.now() {
                 Change { delayed: 1, ..Change::default() }
             } else {
                 Change::arrived(1)
             };
-            self.figures.depths.changed(&to.name, || arrived);
-            self.tell_inserted(&to.name, Some(eligible_time));
+            self.stats.depths.changed(&to.name, || arrived);
+            self.notify_inserted(&to.name, Some(eligible_time));
         }
         Ok(outcome)
     }
@@ -229,7 +229,7 @@ impl Engine {
     }
 
     /// Commits an item and pushes others: all or nothing.
-    pub async fn commit_and_push(
+    pub(crate) async fn commit_and_push(
         &self,
         receipt: Receipt,
         pushes: Vec<(QueueName, NewItem)>,
@@ -253,11 +253,13 @@ impl Engine {
                 Some(Push { queue, item, producer: None, dedup_window: None })
             })
             .collect();
-        let held = Held { queue, receipt: receipt.clone() };
+        let held = Reservation { queue, receipt: receipt.clone() };
         let begun = self.now();
         let (outcome, pushed) = self.store.commit_and_push(held, items).await?;
-        self.tell_settled(begun, [(&receipt, outcome)].into_iter(), |totals| totals.committed += 1);
-        self.tell_pushed(names.iter().zip(&pushed));
+        self.notify_settled(begun, [(&receipt, outcome)].into_iter(), |totals| {
+            totals.committed += 1;
+        });
+        self.notify_pushed(names.iter().zip(&pushed));
         Ok((outcome, pushed))
     }
 
@@ -276,7 +278,7 @@ impl Engine {
     async fn with_queues<'a>(
         &self,
         receipts: impl Iterator<Item = &'a Receipt> + Send,
-    ) -> Result<(Vec<Held>, Vec<usize>)> {
+    ) -> Result<(Vec<Reservation>, Vec<usize>)> {
         let mut held = Vec::new();
         let mut places = Vec::new();
         // Most batches are of one queue: it is looked up once.
@@ -291,7 +293,7 @@ impl Engine {
                 _ => last.insert((receipt, self.queue_of(receipt).await?)).1.clone(),
             };
             if let Some(queue) = queue {
-                held.push(Held { queue, receipt: receipt.clone() });
+                held.push(Reservation { queue, receipt: receipt.clone() });
                 places.push(place);
             }
         }
@@ -302,7 +304,7 @@ impl Engine {
     /// others, and wakes the queue if a settle let the next item of its ordering key go on.
     ///
     /// What a settle lets go on is eligible from a time after `begun`, when the settle began.
-    fn tell_settled<'a>(
+    fn notify_settled<'a>(
         &self,
         begun: Timestamp,
         settled: impl Iterator<Item = (&'a Receipt, Outcome)>,
@@ -336,7 +338,7 @@ impl Engine {
                 self.publish(queue, Topic::Settle, None);
             }
             if told.keyed {
-                self.tell_inserted(queue, Some(begun));
+                self.notify_inserted(queue, Some(begun));
             }
         }
     }

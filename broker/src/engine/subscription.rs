@@ -27,7 +27,7 @@ const MIN_LEASE: Duration = Duration::from_millis(100);
 
 /// What a stream asks for.
 #[derive(Debug, Clone)]
-pub struct ConsumeOptions {
+pub(crate) struct ConsumeOptions {
     /// The queue.
     pub queue: QueueName,
     /// Most unsettled items.
@@ -50,7 +50,7 @@ pub struct ConsumeOptions {
 
 /// What a stream receives.
 #[derive(Debug)]
-pub enum Received {
+pub(crate) enum Received {
     /// Items, at least one and no more than fit a message.
     Deliveries(Vec<Delivery>),
     /// Items that it no longer holds, if it wants to be told.
@@ -59,7 +59,7 @@ pub enum Received {
 
 /// A stream of deliveries. When it is dropped, what is not settled goes where
 /// [`ConsumeOptions::on_disconnect`] says.
-pub struct Subscription {
+pub(crate) struct Subscription {
     engine: Arc<Engine>,
     dispatcher: Arc<Dispatcher>,
     queue: Arc<Queue>,
@@ -73,13 +73,13 @@ pub struct Subscription {
 
 impl Subscription {
     /// The lease in force.
-    pub fn lease(&self) -> Duration {
+    pub(crate) fn lease(&self) -> Duration {
         self.lease
     }
 
     /// The next deliveries or losses; an error when the stream has to end. What it answers counts as
     /// sent. May be dropped and called again at any time: nothing is lost.
-    pub async fn next(&mut self) -> Result<Received> {
+    pub(crate) async fn next(&mut self) -> Result<Received> {
         loop {
             let (inbox, late) = self.dispatcher.look_into_inbox(self.id, self.engine.now());
             self.engine.release_unsent(&self.queue, late);
@@ -93,25 +93,25 @@ impl Subscription {
     }
 
     /// A handle by which the stream ends when it is old.
-    pub fn retirement(&self) -> Retirement {
+    pub(crate) fn retirement(&self) -> Retirement {
         self.retirement.clone()
     }
 
     /// A handle on the stream's flow.
-    pub fn flow(&self) -> Flow {
+    pub(crate) fn flow(&self) -> Flow {
         Flow { dispatcher: Arc::clone(&self.dispatcher), id: self.id }
     }
 }
 
 /// How much a stream takes, to be changed from outside of it.
-pub struct Flow {
+pub(crate) struct Flow {
     dispatcher: Arc<Dispatcher>,
     id: ConsumerId,
 }
 
 impl Flow {
     /// Changes how many items may be unsettled; 0 halts the stream. Of no effect once that has ended.
-    pub fn set_max_in_flight(&self, max_in_flight: usize) {
+    pub(crate) fn set_max_in_flight(&self, max_in_flight: usize) {
         self.dispatcher.set_max_in_flight(self.id, max_in_flight);
     }
 }
@@ -119,7 +119,7 @@ impl Flow {
 /// Ends a stream from outside of it, whether that is polled or not: a client that does not read must not keep what its
 /// stream holds.
 #[derive(Clone)]
-pub struct Retirement {
+pub(crate) struct Retirement {
     engine: Arc<Engine>,
     dispatcher: Arc<Dispatcher>,
     queue: Arc<Queue>,
@@ -131,13 +131,13 @@ pub struct Retirement {
 impl Retirement {
     /// Hands the stream nothing more: once all is settled, [`Subscription::next`] returns [`EngineError::StreamTooOld`]. What
     /// it holds when it ends before that comes back as at shutdown, with nothing counted, unless it asked to keep its leases.
-    pub fn begin(&self) {
+    pub(crate) fn begin(&self) {
         self.begun.store(true, Ordering::Relaxed);
         self.dispatcher.retire_stream(self.id);
     }
 
     /// Ends the stream, whatever it holds.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         let held = self.dispatcher.end_stream(self.id, &EngineError::StreamTooOld);
         self.roll_back(held);
     }
@@ -158,7 +158,7 @@ impl Drop for Subscription {
 
 impl Engine {
     /// Opens a stream of deliveries.
-    pub async fn consume(self: &Arc<Self>, options: ConsumeOptions) -> Result<Subscription> {
+    pub(crate) async fn consume(self: &Arc<Self>, options: ConsumeOptions) -> Result<Subscription> {
         self.check_open()?;
         let queue = self.queue_to_consume(&options.queue).await?;
         let lease = self.lease(&queue, options.lease)?;
@@ -199,7 +199,7 @@ impl Engine {
 
     /// Takes items under a lease, waiting up to `wait` for the first. If the caller has gone away
     /// meanwhile nothing is kept from others.
-    pub async fn reserve(
+    pub(crate) async fn reserve(
         self: &Arc<Self>,
         queue: &QueueName,
         max_items: usize,
@@ -211,7 +211,7 @@ impl Engine {
     }
 
     /// Takes items and forgets them, waiting up to `wait` for the first.
-    pub async fn pop(
+    pub(crate) async fn pop(
         self: &Arc<Self>,
         queue: &QueueName,
         max_items: usize,
@@ -261,7 +261,7 @@ impl Engine {
     async fn queue_to_consume(&self, name: &QueueName) -> Result<Arc<Queue>> {
         let (queue, new) = self.queues.get_or_create(name).await?;
         if new {
-            self.tell_settings(&queue.name);
+            self.notify_settings(&queue.name);
         }
         Ok(queue)
     }

@@ -28,7 +28,7 @@ struct Told {
 impl Engine {
     /// Streams the stats of the queues (none given: all), at first of all, then of those that changed.
     /// A queue in which nothing is known to have happened is not looked at.
-    pub async fn watch_queues(
+    pub(crate) async fn watch_queues(
         self: &Arc<Self>,
         queues: Vec<QueueName>,
     ) -> Result<mpsc::Receiver<Result<Vec<QueueStats>>>> {
@@ -109,8 +109,8 @@ impl Engine {
 
     async fn watched_stats(&self, name: &QueueName) -> Result<Told> {
         let queue = self.queues.get(name).await?;
-        let seen = self.figures.depths.watched(&queue).await?;
-        let totals = self.figures.with_pending(name, || self.overview.totals(name));
+        let seen = self.stats.depths.watched(&queue).await?;
+        let totals = self.stats.with_pending(name, || self.overview.totals(name));
         let consumers = self.consumers(name);
         let stats = QueueStats { queue: name.clone(), depth: seen.depth, totals, consumers };
         Ok(Told { stats, seen, at: Instant::now() })

@@ -8,16 +8,20 @@ use crate::config::{Role, Token};
 
 /// The tokens that a broker knows. Without any, everyone may call everything.
 #[derive(Debug, Clone, Default)]
-pub struct Tokens(Vec<Token>);
+pub(crate) struct Tokens(Vec<Token>);
 
 impl Tokens {
     /// Returns the tokens of a configuration. A token with an empty secret is never matched.
-    pub fn new(tokens: Vec<Token>) -> Self {
+    pub(crate) fn new(tokens: Vec<Token>) -> Self {
         Self(tokens)
     }
 
     /// Allows or refuses a call by its path, `/package.Service/Method`, and its `authorization`.
-    pub fn check(&self, path: &str, authorization: Option<&HeaderValue>) -> Result<(), ApiError> {
+    pub(crate) fn check(
+        &self,
+        path: &str,
+        authorization: Option<&HeaderValue>,
+    ) -> Result<(), ApiError> {
         let needed = needed(path);
         if self.0.is_empty() || needed.is_empty() {
             return Ok(());

@@ -386,8 +386,8 @@ mod tests {
     fn the_oldest_items_age_is_counted_from_now() {
         let depth = Depth { oldest_ready: Some(Timestamp(1_000)), ready: 1, ..Default::default() };
         let totals = Totals { pushed: u64::MAX, ..Default::default() };
-        let figures = QueueStats { queue: queue_name(), depth, totals, consumers: 2 };
-        let told = stats(&figures, Timestamp(3_500));
+        let of_queue = QueueStats { queue: queue_name(), depth, totals, consumers: 2 };
+        let told = stats(&of_queue, Timestamp(3_500));
         let age = prost_types::Duration { seconds: 2, nanos: 500_000_000 };
         assert_eq!(told.oldest_ready_age, Some(age));
         assert_eq!((told.ready, told.consumers, told.pushed), (1, 2, i64::MAX));

@@ -52,7 +52,7 @@ impl Intake {
 
 /// The room that one message has taken.
 #[derive(Debug)]
-struct Held {
+struct Reservation {
     message: u64,
     until: Instant,
     _room: OwnedSemaphorePermit,
@@ -62,7 +62,7 @@ struct Reader {
     intake: Intake,
     frames: BodyDataStream,
     framing: Framing,
-    held: Option<Held>,
+    held: Option<Reservation>,
 }
 
 impl Reader {
@@ -77,7 +77,8 @@ impl Reader {
             // At most the whole budget, because a message larger than that would wait for ever.
             let bytes = u32::try_from(bytes.min(self.intake.bytes))?;
             let room = Arc::clone(&self.intake.budget).acquire_many_owned(bytes).await?;
-            self.held = Some(Held { message, until: Instant::now() + MAX_DURATION, _room: room });
+            self.held =
+                Some(Reservation { message, until: Instant::now() + MAX_DURATION, _room: room });
         }
         let chunk = match &self.held {
             Some(held) => timeout_at(held.until, self.frames.next()).await.map_err(|_| {

@@ -9,11 +9,11 @@
 //! * `parse`: from requests to domain values, with every check. `convert`: from domain values to answers.
 //! * [`status`]: from errors to statuses.
 
-pub mod auth;
+pub(crate) mod auth;
 #[doc(hidden)]
 pub mod bench;
-pub mod server;
-pub mod status;
+pub(crate) mod server;
+pub(crate) mod status;
 
 mod admin_service;
 mod consume_stream;
@@ -40,7 +40,7 @@ use self::{parse::Rules, status::ApiError};
 
 /// The services. Cheap to clone.
 #[derive(Clone)]
-pub struct Api {
+pub(crate) struct Api {
     engine: Arc<Engine>,
     /// Owns the work of every call, so that a caller who hangs up never cuts a store call short.
     tasks: TaskTracker,
@@ -52,7 +52,11 @@ pub struct Api {
 
 impl Api {
     /// Returns services on an engine. Wait for `tasks` before the engine and its store end.
-    pub fn new(engine: Arc<Engine>, tasks: TaskTracker, shutdown: CancellationToken) -> Self {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        tasks: TaskTracker,
+        shutdown: CancellationToken,
+    ) -> Self {
         Self { engine, tasks, shutdown, max_connection_age: Duration::ZERO }
     }
 
@@ -87,11 +91,11 @@ impl Api {
 
     /// Runs work that waits and takes something out of a queue. The work ends early when the caller hangs
     /// up or the broker shuts down (the engine then keeps nothing from others). What the work took at
-    /// that very moment goes to `give_back`.
+    /// that very moment goes to `roll_back`.
     async fn take<T, F, G>(
         &self,
         work: impl FnOnce(Arc<Engine>) -> F,
-        give_back: impl FnOnce(Arc<Engine>, T) -> G + Send + 'static,
+        roll_back: impl FnOnce(Arc<Engine>, T) -> G + Send + 'static,
     ) -> Result<T, Status>
     where
         F: Future<Output = Result<T, EngineError>> + Send + 'static,
@@ -110,7 +114,7 @@ impl Api {
             };
             // If nobody receives the parcel, or it is dropped unread, it returns what was taken.
             let _ =
-                answer.send(result.map(|taken| Parcel { content: Some((taken, give_back)), api }));
+                answer.send(result.map(|taken| Parcel { content: Some((taken, roll_back)), api }));
         });
         let mut parcel = caller.await.map_err(|_| ApiError::TaskDied)??;
         let (taken, _) = parcel.content.take().ok_or(ApiError::TaskDied)?;
@@ -145,8 +149,8 @@ where
     G: Future<Output = ()> + Send + 'static,
 {
     fn drop(&mut self) {
-        if let Some((taken, give_back)) = self.content.take() {
-            self.api.tasks.spawn(give_back(Arc::clone(&self.api.engine), taken));
+        if let Some((taken, roll_back)) = self.content.take() {
+            self.api.tasks.spawn(roll_back(Arc::clone(&self.api.engine), taken));
         }
     }
 }

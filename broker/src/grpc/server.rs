@@ -59,7 +59,7 @@ const AGES: u32 = 8;
 
 /// What the configuration sets.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub(crate) struct Options {
     /// Serve TLS with these files; plain text otherwise.
     pub tls: Option<Tls>,
     /// About how old a connection gets before its client is asked to make a new one; zero: no limit.
@@ -70,7 +70,7 @@ pub struct Options {
 
 /// Why the server cannot start or had to stop.
 #[derive(Debug, thiserror::Error)]
-pub enum ServerError {
+pub(crate) enum ServerError {
     /// TLS cannot be served with the files given.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -84,11 +84,11 @@ pub enum ServerError {
 
 /// The health that `grpc.health.v1` reports, for the broker and for each service. NOT_SERVING at first.
 #[derive(Debug, Clone)]
-pub struct Health(HealthReporter);
+pub(crate) struct Health(HealthReporter);
 
 impl Health {
     /// Tells load balancers and clients whether to use this broker. Watchers are notified at once.
-    pub async fn set_serving(&self, serving: bool) {
+    pub(crate) async fn set_serving(&self, serving: bool) {
         let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
         for service in SERVICES {
             self.0.set_service_status(service, status).await;
@@ -113,7 +113,7 @@ const SERVICES: [&str; 4] = [
 ];
 
 /// All services, ready to serve.
-pub struct Server {
+pub(crate) struct Server {
     /// One router for each age that connections reach.
     routers: Vec<Router>,
     tls: Option<TlsAcceptor>,
@@ -123,7 +123,7 @@ pub struct Server {
 
 impl Server {
     /// Builds the server. Must be called within a tokio runtime.
-    pub async fn new(mut api: Api, options: Options) -> Result<Self, ServerError> {
+    pub(crate) async fn new(mut api: Api, options: Options) -> Result<Self, ServerError> {
         let builder = tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
             .http2_max_pending_accept_reset_streams(Some(MAX_RESETS))
@@ -166,7 +166,7 @@ impl Server {
     }
 
     /// Returns the handle to the server's health.
-    pub fn health(&self) -> Health {
+    pub(crate) fn health(&self) -> Health {
         self.health.clone()
     }
 
@@ -174,7 +174,7 @@ impl Server {
     /// and returns when the calls under way have ended. Streams end by themselves, but a client that does
     /// not read can delay the return for ever: bound this call with a time-out. A connection
     /// that does not begin as HTTP/2 does within ten seconds is closed.
-    pub async fn serve(self, listener: TcpListener) -> Result<(), ServerError> {
+    pub(crate) async fn serve(self, listener: TcpListener) -> Result<(), ServerError> {
         let listener = Listener::grpc(listener, self.tls);
         let serve = |(router, incoming): (Router, _)| {
             let (health, shutdown) = (self.health.clone(), self.shutdown.clone());
@@ -184,7 +184,7 @@ impl Server {
             };
             router.serve_with_incoming_shutdown(incoming, end)
         };
-        let incoming = listener.dealt_out(self.routers.len());
+        let incoming = listener.assigned_out(self.routers.len());
         let served = try_join_all(self.routers.into_iter().zip(incoming).map(serve)).await;
         served.map(|_| ()).map_err(ServerError::Serve)
     }

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// The `domain` of every `ErrorInfo`.
-pub const DOMAIN: &str = "sluicegate";
+pub(crate) const DOMAIN: &str = "sluicegate";
 
 /// When to try again after a hiccup: a restart, an election, a full queue.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -87,7 +87,7 @@ impl From<Invalid> for Status {
 }
 
 /// Returns the status that tells a client of `error`, and what to do about it.
-pub fn status(error: &ApiError) -> Status {
+pub(crate) fn status(error: &ApiError) -> Status {
     match error {
         ApiError::Engine(error) => engine(error),
         ApiError::PayloadTooLarge { field, bytes, limit } => {
@@ -119,7 +119,7 @@ pub fn status(error: &ApiError) -> Status {
 }
 
 /// Converts a status, details included, into a message that can stand inside another one.
-pub fn embedded(status: &Status) -> tonic_types::Status {
+pub(crate) fn embedded(status: &Status) -> tonic_types::Status {
     // The details are themselves an encoded google.rpc.Status, of which only the list is wanted.
     let details = tonic_types::Status::decode(status.details()).unwrap_or_default().details;
     let (code, message) = (status.code().into(), status.message().to_owned());

@@ -34,7 +34,7 @@ use tonic::transport::server::{Connected, TcpConnectInfo};
 
 use self::tls::Transport;
 
-pub use self::tls::{TlsError, acceptor};
+pub(crate) use self::tls::{TlsError, acceptor};
 
 /// The pause after a connection could not be accepted because something ran out.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -57,7 +57,7 @@ enum Duty {
 }
 
 /// Accepts connections of a TCP listener.
-pub struct Listener {
+pub(crate) struct Listener {
     socket: TcpListener,
     /// What the connections are for, in the log.
     purpose: &'static str,
@@ -71,14 +71,14 @@ pub struct Listener {
 impl Listener {
     /// Returns the listener for gRPC. It accepts as many connections as three quarters of the files that the process may
     /// open. Each connection has to begin as HTTP/2 does, after the TLS handshake if `tls` is given.
-    pub fn grpc(listener: TcpListener, tls: Option<TlsAcceptor>) -> Self {
+    pub(crate) fn grpc(listener: TcpListener, tls: Option<TlsAcceptor>) -> Self {
         let most = open_files() / 4 * 3;
         let duty = Duty::FirstBytes(PREFACE_BYTES);
         Self { tls, ..Self::new(listener, "gRPC", duty, most, REQUEST_TIMEOUT) }
     }
 
     /// Returns the listener for the console: a few connections, each of which has to send requests in good time.
-    pub fn console(listener: TcpListener) -> Self {
+    pub(crate) fn console(listener: TcpListener) -> Self {
         Self::new(listener, "HTTP", Duty::Answers, CONSOLE_CONNECTIONS, REQUEST_TIMEOUT)
     }
 
@@ -94,7 +94,7 @@ impl Listener {
     }
 
     /// Returns the next connection. May be dropped and called again.
-    pub async fn accept(&mut self) -> (Connection, SocketAddr) {
+    pub(crate) async fn accept(&mut self) -> (Connection, SocketAddr) {
         if self.places.free.available_permits() == 0 {
             self.complain(
                 "as many connections are open as may be: silent ones are closed, others wait",
@@ -121,7 +121,10 @@ impl Listener {
 
     /// Returns streams that get all connections from now on, in turn. All of them have to be polled, because each
     /// waits for its turn.
-    pub fn dealt_out(self, hands: usize) -> Vec<BoxStream<'static, io::Result<Connection>>> {
+    pub(crate) fn assigned_out(
+        self,
+        hands: usize,
+    ) -> Vec<BoxStream<'static, io::Result<Connection>>> {
         let listener = Arc::new(tokio::sync::Mutex::new(self));
         let hand = |listener| {
             stream::unfold(listener, |listener: Arc<tokio::sync::Mutex<Self>>| async move {
@@ -168,7 +171,7 @@ fn open_files() -> usize {
 }
 
 /// Lets the process open as many files as the system allows, because each connection is one.
-pub fn raise_open_files() {
+pub(crate) fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     // If this fails, the broker serves fewer connections.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
@@ -247,7 +250,7 @@ impl Drop for Place {
 }
 
 /// One connection. Dropping it makes room for another.
-pub struct Connection {
+pub(crate) struct Connection {
     transport: Transport,
     peer: TcpConnectInfo,
     duty: Option<Duty>,
@@ -463,12 +466,12 @@ mod tests {
     #[tokio::test]
     async fn connections_are_dealt_out_in_turn() {
         let (listener, address) = listener(Duty::Answers, 9).await;
-        let mut hands = listener.dealt_out(3);
+        let mut hands = listener.assigned_out(3);
         for _ in 0..2 {
             for hand in &mut hands {
                 let _client = TcpStream::connect(address).await.unwrap();
-                let dealt = tokio::time::timeout(LIMIT, hand.next()).await;
-                dealt.expect("a connection").expect("more to come").unwrap();
+                let assigned = tokio::time::timeout(LIMIT, hand.next()).await;
+                assigned.expect("a connection").expect("more to come").unwrap();
             }
         }
     }

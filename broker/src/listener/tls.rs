@@ -30,7 +30,7 @@ use crate::config::Tls;
 
 /// Why TLS cannot be served.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsError {
+pub(crate) enum TlsError {
     /// A file cannot be read.
     #[error("cannot read {path}: {source}")]
     Read {
@@ -58,7 +58,7 @@ pub enum TlsError {
 }
 
 /// Reads the files and checks that they can be used.
-pub fn acceptor(tls: &Tls) -> Result<TlsAcceptor, TlsError> {
+pub(crate) fn acceptor(tls: &Tls) -> Result<TlsAcceptor, TlsError> {
     let certificates = certificates(&tls.cert)?;
     let key = PrivateKeyDer::from_pem_slice(&read(&tls.key)?)
         .map_err(|source| TlsError::Pem { path: tls.key.clone(), source })?;

@@ -8,14 +8,14 @@ use crate::domain::Signal;
 
 /// Signals of a broker that has its store to itself. The broker notifies its own consumers directly.
 #[derive(Debug)]
-pub struct LocalSignals {
+pub(crate) struct LocalSignals {
     /// Kept open so that receivers wait instead of ending.
     silence: broadcast::Sender<Notice>,
 }
 
 impl LocalSignals {
     /// Returns signals to and from nobody.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { silence: broadcast::Sender::new(1) }
     }
 }

@@ -14,13 +14,13 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 
 pub(crate) use self::coalesce::WINDOW;
-pub use self::local::LocalSignals;
+pub(crate) use self::local::LocalSignals;
 use self::{mongo::Mongo, redis::Redis, relay::Relay};
 use crate::{config::SignalsUri, domain::Signal, metrics::Metrics};
 
 /// What a broker receives.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Notice {
+pub(crate) enum Notice {
     /// A signal of another broker. A broker does not receive its own signals.
     Signal(Signal),
     /// Signals may have been missed (a reconnect): scan all queues.
@@ -29,7 +29,7 @@ pub enum Notice {
 
 /// A way for brokers to notify each other.
 #[async_trait]
-pub trait Signals: Send + Sync + 'static {
+pub(crate) trait Signals: Send + Sync + 'static {
     /// Returns the name for logs and the start-up banner, with no credentials in it.
     fn describe(&self) -> String;
 
@@ -50,14 +50,14 @@ pub trait Signals: Send + Sync + 'static {
 /// Signals cannot work with the given settings.
 #[derive(Debug, thiserror::Error)]
 #[error("signals over {signals}: {reason}")]
-pub struct OpenError {
+pub(crate) struct OpenError {
     signals: String,
     reason: String,
 }
 
 /// Opens signals between the brokers that share `database`, within 3 s. A server that cannot be reached is no error: this
 /// is logged, `healthy` returns false, and connecting is tried again until `close`.
-pub async fn open(
+pub(crate) async fn open(
     signals: &SignalsUri,
     broker: [u8; 4],
     database: &str,

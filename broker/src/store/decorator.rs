@@ -6,9 +6,9 @@ use std::{future::Future, sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 use super::{
-    Appeared, Capabilities, Created, Deleted, Held, ItemAdmin, ItemDeleted, ItemStore, Links, Move,
-    Page, Push, QueueStore, RedriveFilter, Reserved, Reserver, Result, Rollback, ScheduleStore,
-    Selection, SettingsChanges, SettingsWatch, StatsStore, Store,
+    Appeared, Capabilities, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page,
+    Push, QueueStore, RedriveFilter, Reservation, Reserved, Reserver, Result, Rollback,
+    ScheduleStore, Selection, SettingsChanges, SettingsWatch, StatsStore, Store,
 };
 use crate::{
     domain::{
@@ -138,16 +138,16 @@ pass_through! {
             }
         ]
         async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>>;
-        async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>>;
+        async fn commit(&self, items: Vec<Reservation>) -> Result<Vec<Outcome>>;
         async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>>;
-        async fn extend(&self, items: Vec<(Held, Timestamp)>) -> Result<Vec<Outcome>>;
+        async fn extend(&self, items: Vec<(Reservation, Timestamp)>) -> Result<Vec<Outcome>>;
         async fn move_items(&self, items: Vec<Move>) -> Result<Vec<Outcome>>;
         async fn commit_and_push(
             &self,
-            held: Held,
+            held: Reservation,
             items: Vec<Push>
         ) -> Result<(Outcome, Vec<Pushed>)>;
-        async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>>;
+        async fn holds(&self, items: Vec<Reservation>) -> Result<Vec<bool>>;
     }
 
     impl ItemAdmin {

@@ -45,8 +45,9 @@ pub use self::{
     error::{Result, StoreError},
     timed::timed,
     types::{
-        Appeared, AtLimitCounts, Capabilities, Created, Deleted, Held, ItemDeleted, Links, Move,
-        Page, Push, RedriveFilter, Reserved, Rollback, RollbackTo, Selection, SettingsChanges,
+        Appeared, AtLimitCounts, Capabilities, Created, Deleted, ItemDeleted, Links, Move, Page,
+        Push, RedriveFilter, Reservation, Reserved, Rollback, RollbackTo, Selection,
+        SettingsChanges,
     },
 };
 
@@ -94,13 +95,13 @@ pub trait ItemStore: Send + Sync + 'static {
 
     /// Deletes items, or keeps them as history; keeps a tombstone while a `dedup_id` must be remembered.
     /// `Ok`, `LeaseLost` or `Gone` for each, exactly.
-    async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>>;
+    async fn commit(&self, items: Vec<Reservation>) -> Result<Vec<Outcome>>;
 
     /// Rolls items back. `Ok`, `DeadLettered`, `LeaseLost` or `Gone` for each.
     async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>>;
 
     /// Sets the end of each lease. `Ok`, `LeaseLost` or `Gone` for each.
-    async fn extend(&self, items: Vec<(Held, Timestamp)>) -> Result<Vec<Outcome>>;
+    async fn extend(&self, items: Vec<(Reservation, Timestamp)>) -> Result<Vec<Outcome>>;
 
     /// Moves items into other queues of their group: one update each. `Ok`, `LeaseLost` or `Gone` for each.
     /// The id stays, `attempt` is 1 again, `deliveries` goes on.
@@ -108,11 +109,14 @@ pub trait ItemStore: Send + Sync + 'static {
 
     /// Commits one item and pushes others, all or nothing, across groups too.
     /// Unless the outcome is `Ok` nothing is pushed and the list is empty.
-    async fn commit_and_push(&self, held: Held, items: Vec<Push>)
-    -> Result<(Outcome, Vec<Pushed>)>;
+    async fn commit_and_push(
+        &self,
+        held: Reservation,
+        items: Vec<Push>,
+    ) -> Result<(Outcome, Vec<Pushed>)>;
 
     /// Says which of these reservations still hold their item.
-    async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>>;
+    async fn holds(&self, items: Vec<Reservation>) -> Result<Vec<bool>>;
 
     /// Waits until the store itself has made items ready, as when the one before them expired, and returns in
     /// which queues. Each such queue is told once; a store that does nothing by itself never returns.
@@ -124,7 +128,7 @@ pub trait ItemStore: Send + Sync + 'static {
 #[async_trait]
 pub trait Reserver: Send {
     /// Reserves items from the head of the queue and deals them to `demands` by [`crate::domain::assign`].
-    /// Lapsed leases met on the way count as failed attempts ([`Queue::fate`]); expired items are removed.
+    /// Lapsed leases met on the way count as failed attempts ([`Queue::failure_outcome`]); expired items are removed.
     /// Items at a limit go where [`Queue::at_limit`] says, and stay where they are while that is unknown.
     ///
     /// `queue` has the settings of the moment. `appeared` is what other brokers' signals told since the call before: a

@@ -64,7 +64,7 @@ impl AtLimitCounts {
 
 /// A receipt to commit, prolong or test, with its queue's settings.
 #[derive(Debug, Clone)]
-pub struct Held {
+pub struct Reservation {
     /// The queue the item was reserved from.
     pub queue: Arc<Queue>,
     /// Names the reservation.
@@ -103,7 +103,7 @@ pub enum RollbackTo {
 #[derive(Debug, Clone)]
 pub struct Rollback {
     /// The reservation.
-    pub held: Held,
+    pub held: Reservation,
     /// Where it goes.
     pub to: RollbackTo,
     /// Why; `None` leaves `last_reason` as it is.
@@ -114,7 +114,7 @@ pub struct Rollback {
 #[derive(Debug, Clone)]
 pub struct Move {
     /// The reservation.
-    pub held: Held,
+    pub held: Reservation,
     /// The queue it goes to; of the same group, which the caller has checked.
     pub to: Arc<Queue>,
     /// Its new payload, if any.

@@ -15,7 +15,7 @@ const STEP: u64 = 500;
 
 impl Engine {
     /// Creates a queue; answers the one that is there if it has the same settings.
-    pub async fn create_queue(&self, queue: Queue) -> Result<Queue> {
+    pub(crate) async fn create_queue(&self, queue: Queue) -> Result<Queue> {
         self.check_open()?;
         self.check_settings(&queue)?;
         let wanted = Queue { create_time: self.now(), ..queue };
@@ -29,7 +29,7 @@ impl Engine {
             self.check_link(&wanted).await?;
             if let Some(queue) = self.store.link_queue(&wanted, links).await? {
                 self.queues.replace(queue.clone());
-                self.tell_settings(&queue.name);
+                self.notify_settings(&queue.name);
                 return Ok(queue);
             }
         }
@@ -37,18 +37,22 @@ impl Engine {
     }
 
     /// A queue's settings, fresh from the store.
-    pub async fn get_queue(&self, name: &QueueName) -> Result<Queue> {
+    pub(crate) async fn get_queue(&self, name: &QueueName) -> Result<Queue> {
         let queue = self.store.get_queue(name).await?;
         queue.ok_or_else(|| EngineError::QueueNotFound(name.clone()))
     }
 
     /// Queues by name.
-    pub async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>> {
+    pub(crate) async fn list_queues(
+        &self,
+        after: Option<&QueueName>,
+        limit: usize,
+    ) -> Result<Vec<Queue>> {
         Ok(self.store.list_queues(after, limit).await?)
     }
 
     /// Changes a queue's settings; in force on every broker within a second.
-    pub async fn update_queue(
+    pub(crate) async fn update_queue(
         &self,
         name: &QueueName,
         change: &(dyn Fn(&mut Queue) -> Result<(), Invalid> + Send + Sync),
@@ -74,7 +78,7 @@ impl Engine {
                 };
             if let Some(queue) = updated {
                 self.queues.replace(queue.clone());
-                self.tell_settings(name);
+                self.notify_settings(name);
                 return Ok(queue);
             }
         }
@@ -82,7 +86,7 @@ impl Engine {
     }
 
     /// Stops or resumes deliveries.
-    pub async fn pause_queue(&self, name: &QueueName, paused: bool) -> Result<Queue> {
+    pub(crate) async fn pause_queue(&self, name: &QueueName, paused: bool) -> Result<Queue> {
         let set = move |queue: &mut Queue| {
             queue.paused = paused;
             Ok(())
@@ -91,7 +95,7 @@ impl Engine {
     }
 
     /// Deletes a queue; with `force` even if it holds items, but never one that others dead-letter into.
-    pub async fn delete_queue(&self, name: &QueueName, force: bool) -> Result<u64> {
+    pub(crate) async fn delete_queue(&self, name: &QueueName, force: bool) -> Result<u64> {
         self.check_open()?;
         for _ in 0..UPDATE_TRIES {
             let links = self.store.links().await?;
@@ -100,8 +104,8 @@ impl Engine {
             match self.store.delete_queue(&queue, force, links).await? {
                 Deleted::Done(deleted) => {
                     self.queues.forget(name);
-                    self.forget_figures(name);
-                    self.tell_settings(name);
+                    self.forget_stats(name);
+                    self.notify_settings(name);
                     return Ok(deleted);
                 }
                 Deleted::NotEmpty => {
@@ -115,16 +119,16 @@ impl Engine {
     }
 
     /// Deletes all items that are not reserved.
-    pub async fn purge_queue(&self, name: &QueueName) -> Result<u64> {
+    pub(crate) async fn purge_queue(&self, name: &QueueName) -> Result<u64> {
         self.check_open()?;
         let queue = self.queues.get(name).await?;
         let purged = self.store.purge(&queue).await?;
-        self.tell_settings(name);
+        self.notify_settings(name);
         Ok(purged)
     }
 
     /// Items of a queue, in one state or all.
-    pub async fn list_items(
+    pub(crate) async fn list_items(
         &self,
         queue: &QueueName,
         state: Option<ItemState>,
@@ -136,14 +140,14 @@ impl Engine {
     }
 
     /// One item.
-    pub async fn get_item(&self, queue: &QueueName, id: ItemId) -> Result<Item> {
+    pub(crate) async fn get_item(&self, queue: &QueueName, id: ItemId) -> Result<Item> {
         let settings = self.queues.get(queue).await?;
         let item = self.store.get_item(&settings, id).await?;
         item.ok_or_else(|| EngineError::ItemNotFound { queue: queue.clone(), id: id.to_string() })
     }
 
     /// Deletes one item; with `only_if` not unless it is in that state.
-    pub async fn delete_item(
+    pub(crate) async fn delete_item(
         &self,
         queue: &QueueName,
         id: ItemId,
@@ -160,18 +164,18 @@ impl Engine {
                 return Err(EngineError::ItemInOtherState { queue: queue_name, id: item, state });
             }
         }
-        self.figures.depths.forget_count(queue);
+        self.stats.depths.forget_count(queue);
         // It may have been held by a stream, or have had others of its key behind it.
         self.publish(queue, crate::domain::Topic::Settle, None);
         if let Some(dispatcher) = self.dispatcher(queue) {
             dispatcher.deleted(id);
         }
-        self.tell_inserted(queue, None);
+        self.notify_inserted(queue, None);
         Ok(())
     }
 
     /// Makes processed items ready again; at most `max_items`, 0 for all.
-    pub async fn replay_items(
+    pub(crate) async fn replay_items(
         &self,
         queue: &QueueName,
         selection: Selection,
@@ -198,20 +202,20 @@ impl Engine {
                     if now < step || replayed == limit {
                         break replayed;
                     }
-                    self.tell_inserted(queue, None);
+                    self.notify_inserted(queue, None);
                 }
             }
         };
         if replayed > 0 {
-            self.figures.depths.forget_count(queue);
-            self.tell_inserted(queue, None);
+            self.stats.depths.forget_count(queue);
+            self.notify_inserted(queue, None);
         }
         Ok(replayed)
     }
 
     /// Brings items of a dead-letter queue back: to `to`, or each to where it came from. At most
     /// `max_items` (0: all), at most `rate` per second (0: no limit).
-    pub async fn redrive_items(
+    pub(crate) async fn redrive_items(
         &self,
         queue: &QueueName,
         to: Option<QueueName>,
@@ -284,9 +288,9 @@ impl Engine {
             let now = self.store.redrive(from, to, filter, step).await?;
             redriven += now;
             if now > 0 {
-                self.figures.depths.forget_count(&from.name);
-                self.figures.depths.forget_count(&to.name);
-                self.tell_inserted(&to.name, None);
+                self.stats.depths.forget_count(&from.name);
+                self.stats.depths.forget_count(&to.name);
+                self.notify_inserted(&to.name, None);
             }
             if now < step {
                 break;

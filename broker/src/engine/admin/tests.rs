@@ -8,7 +8,7 @@ use crate::{
     engine::Limits,
     metrics::Metrics,
     signals::LocalSignals,
-    store::{Appeared, Held, Rollback, RollbackTo, sqlite::SqliteStore},
+    store::{Appeared, Reservation, Rollback, RollbackTo, sqlite::SqliteStore},
 };
 
 /// Dead letters whose origin is of another group by now stay, and hold up no others.
@@ -37,7 +37,7 @@ async fn a_redrive_passes_over_an_origin_of_another_group() {
         let receipt = reserved.deliveries[0].1.receipt.clone();
         let reason = LimitReason::Rejected;
         let to = RollbackTo::DeadLetter { to: dead.clone(), failed_attempts: 1, reason };
-        let rollback = Rollback { held: Held { queue, receipt }, to, reason: None };
+        let rollback = Rollback { held: Reservation { queue, receipt }, to, reason: None };
         engine.store().rollback(vec![rollback]).await.unwrap();
     }
     engine.delete_queue(&named("away"), true).await.unwrap();
@@ -77,7 +77,7 @@ async fn commit_without_end(engine: Arc<Engine>, queue: Arc<Queue>) {
     loop {
         let reserve = reserver.reserve(&queue, std::slice::from_ref(&demand), Appeared::Nothing);
         let reserved = reserve.await.unwrap();
-        let held = reserved.deliveries.iter().map(|(_, delivery)| Held {
+        let held = reserved.deliveries.iter().map(|(_, delivery)| Reservation {
             queue: Arc::clone(&queue),
             receipt: delivery.receipt.clone(),
         });

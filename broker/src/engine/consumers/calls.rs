@@ -63,7 +63,7 @@ impl Calls {
     }
 
     /// Who would be given how many of `budget` items: each a fair share, what one leaves is for the next.
-    pub(super) fn wants(
+    pub(super) fn demands(
         &self,
         budget: usize,
     ) -> impl Iterator<Item = (ConsumerId, usize, &Waiting)> {

@@ -17,7 +17,7 @@ use crate::domain::{Delivery, Demand, ItemId, Receipt, Timestamp};
 use self::{calls::Calls, stream::Stream};
 use super::{EngineError, Result};
 
-pub use self::stream::{RevokeReason, Revoked};
+pub(crate) use self::stream::{RevokeReason, Revoked};
 pub(super) use self::{
     calls::Call,
     stream::{InFlight, StreamSettings, is_too_late},
@@ -59,9 +59,9 @@ pub(super) enum Inbox {
     Items(Vec<Delivery>),
     Revoked(Vec<Revoked>),
     Ended(EngineError),
-    /// Nothing yet; `news` if it was not known to be hungry before.
+    /// Nothing yet; `dirty` if it was not known to be hungry before.
     Empty {
-        news: bool,
+        dirty: bool,
     },
 }
 
@@ -159,7 +159,7 @@ impl Consumers {
         } else if stream.has_retired() {
             Inbox::Ended(EngineError::StreamTooOld)
         } else {
-            Inbox::Empty { news: !mem::replace(&mut stream.hungry, true) }
+            Inbox::Empty { dirty: !mem::replace(&mut stream.hungry, true) }
         };
         (inbox, late)
     }
@@ -172,10 +172,10 @@ impl Consumers {
             claimant: Claimant,
             demand: Demand,
         }
-        let mut hungry: Vec<_> = self.streams.iter().filter(|(_, s)| s.wants()).collect();
+        let mut hungry: Vec<_> = self.streams.iter().filter(|(_, s)| s.demands()).collect();
         hungry.sort_by_key(|(_, s)| (s.in_flight.len(), s.served));
         let for_calls = if hungry.is_empty() { MAX_BATCH } else { MAX_BATCH - STREAM_BATCH };
-        let calls = self.calls.wants(for_calls).map(|(id, max_items, waiting)| Asking {
+        let calls = self.calls.demands(for_calls).map(|(id, max_items, waiting)| Asking {
             rank: (0, waiting.since),
             claimant: Claimant { id, auto_commit: waiting.call.auto_commit },
             demand: Demand {
@@ -255,7 +255,7 @@ impl Consumers {
 
     /// True if nobody would be idle without a refill: all who want items have work, and little room.
     pub(super) fn can_wait(&self) -> bool {
-        let mut hungry = self.streams.values().filter(|stream| stream.wants()).peekable();
+        let mut hungry = self.streams.values().filter(|stream| stream.demands()).peekable();
         self.calls.is_empty() && hungry.peek().is_some() && hungry.all(Stream::is_well_stocked)
     }
 

@@ -51,7 +51,7 @@ pub(in crate::engine) struct StreamSettings {
 
 /// Why a stream no longer holds an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RevokeReason {
+pub(crate) enum RevokeReason {
     /// The item was deleted.
     Deleted,
     /// The lease ended.
@@ -64,7 +64,7 @@ pub enum RevokeReason {
 
 /// An item that a stream no longer holds, though its consumer did not settle it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Revoked {
+pub(crate) struct Revoked {
     /// The reservation that has ended.
     pub receipt: Receipt,
     /// Why.
@@ -154,7 +154,7 @@ impl Stream {
     }
 
     /// It could be dealt items now.
-    pub(super) fn wants(&self) -> bool {
+    pub(super) fn demands(&self) -> bool {
         self.hungry && self.goes_on() && !self.is_full()
     }
 

@@ -62,7 +62,7 @@ fn stream(consumers: &mut Consumers, max_in_flight: usize, max_bytes: usize) -> 
         tells_revoked: true,
     };
     let id = consumers.add_stream(settings, Arc::new(Notify::new()));
-    assert!(matches!(look(consumers, id), Inbox::Empty { news: true }));
+    assert!(matches!(look(consumers, id), Inbox::Empty { dirty: true }));
     id
 }
 
@@ -98,7 +98,7 @@ fn take(consumers: &mut Consumers, id: ConsumerId) -> usize {
 }
 
 #[test]
-fn a_stream_that_does_not_ask_is_dealt_nothing() {
+fn a_stream_that_does_not_ask_is_assigned_nothing() {
     let mut consumers = Consumers::default();
     let id = stream(&mut consumers, 10, 1_000);
     assert_eq!(wanted(&mut consumers, NOW), [(id, 10)]);

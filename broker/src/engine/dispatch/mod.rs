@@ -28,7 +28,7 @@ use crate::{
         },
     },
     metrics::Wake,
-    store::{Appeared, Held, Reserved, Reserver},
+    store::{Appeared, Reservation, Reserved, Reserver},
 };
 
 /// A dispatcher with no consumers ends after this long.
@@ -59,7 +59,7 @@ pub(super) struct Dispatcher {
 struct State {
     consumers: Consumers,
     /// The queue may have more than was seen in the last look.
-    news: bool,
+    dirty: bool,
     /// What other brokers said of that since the store was last told.
     appeared: Appeared,
     /// What brings the next look about.
@@ -80,7 +80,7 @@ impl Dispatcher {
     pub(super) fn new(queue: QueueName) -> Self {
         let state = State {
             consumers: Consumers::default(),
-            news: true,
+            dirty: true,
             appeared: Appeared::Nothing, // the store looks from the start by itself
             woken_by: Wake::Local,
             reconcile: false,
@@ -127,7 +127,7 @@ impl Dispatcher {
                     }
                     state.due = Some(since);
                 }
-                _ => state.news = true,
+                _ => state.dirty = true,
             }
         }
         self.wake.notify_one();
@@ -217,7 +217,7 @@ impl Dispatcher {
     pub(super) fn add_call(&self, call: Call) -> ConsumerId {
         let id = {
             let mut state = self.state.lock();
-            state.news = true; // a call is answered from the store, not from what was known before
+            state.dirty = true; // a call is answered from the store, not from what was known before
             state.consumers.add_call(call)
         };
         self.wake.notify_one();
@@ -252,7 +252,7 @@ impl Dispatcher {
     /// What there is for a stream, and what was dealt to it but is too late to be sent.
     pub(super) fn look_into_inbox(&self, id: ConsumerId, now: Timestamp) -> (Inbox, Vec<InFlight>) {
         let (inbox, late) = self.state.lock().consumers.look_into_inbox(id, now);
-        if matches!(inbox, Inbox::Empty { news: true }) || !late.is_empty() {
+        if matches!(inbox, Inbox::Empty { dirty: true }) || !late.is_empty() {
             self.wake.notify_one();
         }
         (inbox, late)
@@ -270,7 +270,7 @@ impl Dispatcher {
     }
 
     /// Waits until no stream holds an item any more.
-    pub(super) async fn settled_down(&self) {
+    pub(super) async fn drained(&self) {
         loop {
             let fewer = self.fewer.notified();
             if self.state.lock().consumers.held_count() == 0 {
@@ -291,7 +291,7 @@ impl Dispatcher {
             state.due = None;
             state.woken_by = Wake::Timer;
         }
-        state.news |= is_due || !lapsed.is_empty();
+        state.dirty |= is_due || !lapsed.is_empty();
         drop(state);
         if !lapsed.is_empty() {
             self.fewer.notify_waiters();
@@ -302,14 +302,14 @@ impl Dispatcher {
     /// What to ask the store for now, and what to tell it; `None` if nobody wants anything or nothing is there.
     fn next_round(&self) -> Option<(Round, Appeared)> {
         let mut state = self.state.lock();
-        if !state.news {
+        if !state.dirty {
             return None;
         }
         let round = state.consumers.demands();
         if round.demands.is_empty() {
             return None;
         }
-        state.news = false;
+        state.dirty = false;
         state.consumers.begin_round(&round);
         Some((round, std::mem::take(&mut state.appeared)))
     }
@@ -317,13 +317,13 @@ impl Dispatcher {
     /// True if there may be work, but nobody is idle: the next round can wait a moment.
     fn can_wait(&self) -> bool {
         let state = self.state.lock();
-        state.news && state.consumers.can_wait()
+        state.dirty && state.consumers.can_wait()
     }
 
     /// The store did not answer: calls are told, streams wait for the next try.
     fn look_failed(&self, error: &EngineError) {
         let mut state = self.state.lock();
-        state.news = true;
+        state.dirty = true;
         state.consumers.fail_round(error);
     }
 
@@ -337,7 +337,7 @@ impl Dispatcher {
     fn next_look(&self, now: Timestamp) -> Option<Timestamp> {
         let state = self.state.lock();
         // If there is news already, it is room that is waited for.
-        state.rhythm.next_look(now).filter(|_| !state.news)
+        state.rhythm.next_look(now).filter(|_| !state.dirty)
     }
 
     fn holds_any(&self) -> bool {
@@ -431,7 +431,7 @@ async fn step(
     if queue.paused {
         let mut state = dispatcher.state.lock();
         state.consumers.answer_impatient();
-        state.news = true; // for when it is resumed, which wakes us
+        state.dirty = true; // for when it is resumed, which wakes us
         return Ok(Step::Wait);
     }
     let Some((round, appeared)) = dispatcher.next_round() else {
@@ -447,27 +447,27 @@ async fn step(
     if reserved.limit_unknown {
         engine.with_known_limit(&queue).await?;
         let mut state = dispatcher.state.lock();
-        state.news = true;
+        state.dirty = true;
         state.consumers.end_round(&round, false);
         return Ok(Step::Again);
     }
     polls.looked();
-    let dealt = reserved.deliveries.len();
+    let assigned = reserved.deliveries.len();
     let cleared = reserved.at_limit.total() + reserved.expired;
-    dispatcher.state.lock().rhythm.brought(dealt);
-    let more = reserved.more || dealt >= wanted;
+    dispatcher.state.lock().rhythm.brought(assigned);
+    let more = reserved.more || assigned >= wanted;
     hand_out(engine, dispatcher, &queue, &round, reserved).await?;
     {
         let mut state = dispatcher.state.lock();
-        state.news |= more;
+        state.dirty |= more;
         state.consumers.end_round(&round, !more);
     }
     if more {
-        return Ok(if dealt > 0 || cleared > 0 { Step::Again } else { Step::Stuck });
+        return Ok(if assigned > 0 || cleared > 0 { Step::Again } else { Step::Stuck });
     }
     // The queue is empty as far as it was seen.
     ask_when_due(engine, dispatcher, reserver, &queue, looked).await?;
-    Ok(if dealt > 0 { Step::Again } else { Step::Wait })
+    Ok(if assigned > 0 { Step::Again } else { Step::Wait })
 }
 
 /// Waits until there is room worth a look at the store, somebody is idle, or a moment has passed.
@@ -523,7 +523,7 @@ async fn hand_out(
     }
     let Reserved { mut deliveries, at_limit, expired, .. } = reserved;
     let mut totals = Totals { delivered, expired, ..Totals::default() };
-    engine.tell_lapsed_at_limit(queue, at_limit);
+    engine.report_lapsed_at_limit(queue, at_limit);
     let mut unwanted = Vec::new();
     let mut failed = None;
     if round.claimants.iter().any(|claimant| claimant.auto_commit) {
@@ -538,14 +538,14 @@ async fn hand_out(
         }
     }
     engine.count(&queue.name, &totals);
-    let mut dealt: Vec<Vec<Delivery>> = round.claimants.iter().map(|_| Vec::new()).collect();
+    let mut assigned: Vec<Vec<Delivery>> = round.claimants.iter().map(|_| Vec::new()).collect();
     for (claimant, delivery) in deliveries {
-        dealt[claimant].push(delivery);
+        assigned[claimant].push(delivery);
     }
     let now = engine.now();
     {
         let mut state = dispatcher.state.lock();
-        for (claimant, deliveries) in round.claimants.iter().zip(dealt) {
+        for (claimant, deliveries) in round.claimants.iter().zip(assigned) {
             if deliveries.is_empty() {
                 continue;
             }
@@ -579,10 +579,13 @@ async fn commit_at_once(
         claimants.iter().map(gone).collect()
     };
     unwanted.extend(deliveries.extract_if(.., |(claimant, _)| is_gone[*claimant]).map(|(_, d)| d));
-    let held: Vec<Held> = deliveries
+    let held: Vec<Reservation> = deliveries
         .iter()
         .filter(|(claimant, _)| claimants[*claimant].auto_commit)
-        .map(|(_, delivery)| Held { queue: Arc::clone(queue), receipt: delivery.receipt.clone() })
+        .map(|(_, delivery)| Reservation {
+            queue: Arc::clone(queue),
+            receipt: delivery.receipt.clone(),
+        })
         .collect();
     if held.is_empty() {
         return Ok(0);
@@ -637,7 +640,7 @@ async fn reconcile(engine: &Engine, dispatcher: &Dispatcher, queue: &Arc<Queue>)
     }
     let held = receipts
         .iter()
-        .map(|receipt| Held { queue: Arc::clone(queue), receipt: receipt.clone() })
+        .map(|receipt| Reservation { queue: Arc::clone(queue), receipt: receipt.clone() })
         .collect();
     let holds = engine.store.holds(held).await?;
     let void = receipts.iter().zip(holds).filter(|(_, holds)| !holds).map(|(r, _)| r);
@@ -666,7 +669,7 @@ async fn wait(engine: &Engine, dispatcher: &Dispatcher, polls: &mut Polls) {
     }
     if is_polled || look.is_some_and(|look| look <= engine.now()) {
         let mut state = dispatcher.state.lock();
-        state.news = true;
+        state.dirty = true;
         state.woken_by = if is_polled { Wake::Poll } else { Wake::Timer };
     }
 }

@@ -80,11 +80,11 @@ fn between_the_signals_of_a_busy_producer_it_looks_by_itself() {
     let (dispatcher, now) = (Dispatcher::new(QueueName::parse("queue", "q").unwrap()), Timestamp);
     dispatcher.inserted_elsewhere(None, now(50));
     dispatcher.state.lock().rhythm.brought(5);
-    dispatcher.state.lock().news = false;
+    dispatcher.state.lock().dirty = false;
     assert_eq!(dispatcher.next_look(now(51)), None);
     dispatcher.inserted_elsewhere(None, now(100));
     assert_eq!(dispatcher.next_look(now(101)), None, "it is room that is waited for");
-    dispatcher.state.lock().news = false;
+    dispatcher.state.lock().dirty = false;
     let next = dispatcher.next_look(now(101)).unwrap();
     assert!(next < now(110), "{next:?}");
     // What is known to become eligible has a timer of its own.

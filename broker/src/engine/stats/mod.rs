@@ -17,7 +17,7 @@ use crate::{
 
 /// A queue's depth and totals.
 #[derive(Debug, Clone, PartialEq)]
-pub struct QueueStats {
+pub(crate) struct QueueStats {
     /// The queue.
     pub queue: QueueName,
     /// What is in it.
@@ -36,7 +36,7 @@ struct Gathered {
     flushing: HashMap<QueueName, Totals>,
 }
 
-pub(super) struct Figures {
+pub(super) struct Stats {
     pub(super) depths: Arc<Depths>,
     totals: Mutex<Gathered>,
     /// Held while totals are on their way to the store, and shared by those who read them there: what is
@@ -44,7 +44,7 @@ pub(super) struct Figures {
     flushing: tokio::sync::RwLock<()>,
 }
 
-impl Figures {
+impl Stats {
     pub(super) fn new(store: Arc<dyn Store>, tasks: TaskTracker) -> Self {
         Self {
             depths: Depths::new(store, tasks),
@@ -87,8 +87,8 @@ impl Engine {
             return;
         }
         self.measure(queue, change);
-        self.figures.totals.lock().pending.entry(queue.clone()).or_default().add(change);
-        self.figures.depths.changed(queue, || {
+        self.stats.totals.lock().pending.entry(queue.clone()).or_default().add(change);
+        self.stats.depths.changed(queue, || {
             Change::of(change, self.queues.known(queue).is_some_and(|queue| queue.keeps_history()))
         });
     }
@@ -108,11 +108,11 @@ impl Engine {
     }
 
     /// Adds to the store's totals what was gathered since the last call.
-    pub async fn flush_totals(&self) -> Result<()> {
+    pub(crate) async fn flush_totals(&self) -> Result<()> {
         self.log_failures(false);
-        let _alone = self.figures.flushing.write().await;
+        let _alone = self.stats.flushing.write().await;
         let changes: Vec<_> = {
-            let mut gathered = self.figures.totals.lock();
+            let mut gathered = self.stats.totals.lock();
             gathered.flushing = mem::take(&mut gathered.pending);
             gathered.flushing.iter().map(|(queue, change)| (queue.clone(), *change)).collect()
         };
@@ -120,26 +120,25 @@ impl Engine {
             return Ok(());
         }
         // Back to the others unless the store has taken them, also if this call is given up half-way.
-        let _back = PutBack(&self.figures);
+        let _back = PutBack(&self.stats);
         self.store.add_totals(changes.clone()).await?;
-        let mut gathered = self.figures.totals.lock();
+        let mut gathered = self.stats.totals.lock();
         self.overview.flushed(&changes);
         gathered.flushing.clear();
         Ok(())
     }
 
     /// A queue's depth and totals.
-    pub async fn queue_stats(&self, name: &QueueName) -> Result<QueueStats> {
+    pub(crate) async fn queue_stats(&self, name: &QueueName) -> Result<QueueStats> {
         let queue = self.queues.get(name).await?;
-        let (depth, totals) =
-            tokio::try_join!(self.figures.depths.depth(&queue), self.totals(name))?;
+        let (depth, totals) = tokio::try_join!(self.stats.depths.depth(&queue), self.totals(name))?;
         Ok(QueueStats { queue: name.clone(), depth, totals, consumers: self.consumers(name) })
     }
 
     async fn totals(&self, name: &QueueName) -> Result<Totals> {
-        let _settled = self.figures.not_flushing().await;
+        let _settled = self.stats.not_flushing().await;
         let stored = self.store.totals(name).await?;
-        Ok(self.figures.with_pending(name, || stored))
+        Ok(self.stats.with_pending(name, || stored))
     }
 
     /// Open streams and waiting calls of the queue on this broker.
@@ -150,7 +149,7 @@ impl Engine {
 
 /// Puts back the totals that did not reach the store. Should the store have taken them without an answer, a
 /// second is counted twice: the lesser evil, and only in figures.
-struct PutBack<'a>(&'a Figures);
+struct PutBack<'a>(&'a Stats);
 
 impl Drop for PutBack<'_> {
     fn drop(&mut self) {

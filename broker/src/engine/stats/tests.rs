@@ -122,7 +122,7 @@ async fn a_queue_deleted_elsewhere_leaves_no_figures() {
         gauges.keep(&engine).await.unwrap();
     }
     assert!(metrics.encode().unwrap().contains("other"));
-    assert_eq!(engine.figures.depths.queues(), [other]);
+    assert_eq!(engine.stats.depths.queues(), [other]);
 }
 
 /// Nothing is counted in queues where nothing happens, whoever watches, and one queue once a second.

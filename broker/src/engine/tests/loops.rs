@@ -35,7 +35,7 @@ async fn a_reconciliation_that_fails_is_made_up_for() {
     let taken = deliveries(&mut stream).await;
     let queue = bench.queue().await;
     let receipt = taken[0].receipt.clone();
-    bench.store.commit(vec![crate::store::Held { queue, receipt }]).await.unwrap();
+    bench.store.commit(vec![crate::store::Reservation { queue, receipt }]).await.unwrap();
     bench.faults.set("holds", Fault::Fails);
     bench.engine.dispatcher(&name("q")).unwrap().settled_elsewhere();
     bench.faults.until_begun("holds", 2).await;
@@ -102,7 +102,7 @@ async fn a_paused_queue_with_an_item_that_became_due_costs_nothing() {
     bench.until_waiting(1).await;
     bench.engine.pause_queue(&name("q"), true).await.unwrap();
     bench.clock.advance(delay);
-    bench.engine.look_everywhere();
+    bench.engine.rescan_all();
     assert!(steps(&bench).await < 20);
     bench.engine.pause_queue(&name("q"), false).await.unwrap();
     assert_eq!(within("the item", waiting).await.unwrap().unwrap().len(), 1);
@@ -116,7 +116,7 @@ async fn a_dispatcher_without_consumers_ends_though_it_is_woken() {
     assert!(bench.engine.dispatcher(&name("q")).is_some());
     for _ in 0..1_000 {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        bench.engine.look_everywhere();
+        bench.engine.rescan_all();
         if bench.engine.dispatcher(&name("q")).is_none() {
             return;
         }

@@ -7,12 +7,12 @@ use super::{
 use crate::domain::{Outcome, RetryPolicy};
 
 /// Waits until the broker has dealt so many items to streams.
-async fn until_dealt(bench: &Bench, count: u64) {
-    let dealt = async || {
+async fn until_assigned(bench: &Bench, count: u64) {
+    let assigned = async || {
         let queue = bench.queue().await;
         bench.store.depth(&queue).await.unwrap().reserved == count
     };
-    until("items are dealt", dealt).await;
+    until("items are dealt", assigned).await;
 }
 
 /// Makes a stream ask for items, and does not take what it is dealt.
@@ -68,7 +68,7 @@ async fn a_stream_may_leave_its_items_leased_but_for_what_was_never_sent() {
     let taken = deliveries(&mut stream).await;
     ask(&mut stream).await;
     bench.push(1).await;
-    until_dealt(&bench, 2).await;
+    until_assigned(&bench, 2).await;
     drop(stream);
     let items = bench.until_ready(1).await;
     assert_eq!(items.len(), 2);
@@ -85,7 +85,7 @@ async fn shutdown_takes_back_what_a_stream_holds_polled_or_not() {
     deliveries(&mut stream).await;
     ask(&mut stream).await;
     bench.push(1).await;
-    until_dealt(&bench, 3).await;
+    until_assigned(&bench, 3).await;
     bench.engine.drain().await;
     within("the end", bench.engine.close()).await;
     let items = bench.until_ready(3).await;
@@ -132,7 +132,7 @@ async fn nothing_is_sent_when_its_lease_has_passed() {
     let mut stream = bench.stream().await;
     ask(&mut stream).await;
     bench.push(2).await;
-    until_dealt(&bench, 2).await;
+    until_assigned(&bench, 2).await;
     bench.faults.set("reserve", Fault::HeldBefore); // or it would be dealt them anew
     bench.clock.advance(LEASE.saturating_sub(Duration::from_millis(500))); // within the margin
     ask(&mut stream).await;
@@ -171,7 +171,7 @@ async fn a_stream_is_told_what_it_no_longer_holds_and_why() {
     // As another broker would.
     let queue = bench.queue().await;
     let receipt = taken[2].receipt.clone();
-    bench.store.commit(vec![crate::store::Held { queue, receipt }]).await.unwrap();
+    bench.store.commit(vec![crate::store::Reservation { queue, receipt }]).await.unwrap();
     bench.engine.dispatcher(&name("q")).unwrap().settled_elsewhere();
     let lost = revoked(&mut stream).await;
     assert_eq!(lost.len(), 1);
@@ -179,7 +179,7 @@ async fn a_stream_is_told_what_it_no_longer_holds_and_why() {
     ask(&mut stream).await;
 
     bench.clock.advance(LEASE);
-    bench.engine.look_everywhere();
+    bench.engine.rescan_all();
     let lost = revoked(&mut stream).await;
     assert_eq!(lost.len(), 1);
     assert_eq!((&lost[0].receipt, lost[0].reason), (&taken[3].receipt, RevokeReason::Lapsed));
@@ -219,7 +219,7 @@ async fn the_longest_lease_is_a_reason_of_its_own() {
     deliveries(&mut stream).await;
     ask(&mut stream).await;
     bench.clock.advance(longest + LEASE);
-    bench.engine.look_everywhere();
+    bench.engine.rescan_all();
     let lost = revoked(&mut stream).await;
     assert_eq!(lost[0].reason, RevokeReason::MaxLease);
 }

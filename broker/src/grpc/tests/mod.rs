@@ -388,8 +388,8 @@ async fn what_was_taken_as_the_caller_hung_up_is_given_back() {
             waits.send(()).unwrap();
             Ok(taking.await.unwrap())
         };
-        let give_back = |_, taken| async move { given.send(taken).unwrap() };
-        api.take(work, give_back).await
+        let roll_back = |_, taken| async move { given.send(taken).unwrap() };
+        api.take(work, roll_back).await
     });
     waiting.await.unwrap();
     // Both happen before any other task runs: this runtime has one thread.

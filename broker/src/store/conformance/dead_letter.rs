@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Env, env::*};
 use crate::{
-    domain::{AtLimit, Cause, Fate, ItemState, Outcome, Queue},
+    domain::{AtLimit, Cause, FailureOutcome, ItemState, Outcome, Queue},
     store::RedriveFilter,
 };
 
@@ -201,8 +201,9 @@ pub async fn an_item_handed_out_as_often_as_allowed_is_dead_lettered(env: &Env) 
         let delivery = env.take_one(&queue).await;
         let receipt = &delivery.receipt;
         assert_eq!((receipt.attempt, receipt.deliveries_here()), (1, deliveries));
-        let fate = queue.fate(Cause::Disconnect, 1, receipt.deliveries_here(), 0.0);
-        assert_eq!(fate, Fate::Retry { attempt: 1, delay: seconds(0) });
+        let failure_outcome =
+            queue.failure_outcome(Cause::Disconnect, 1, receipt.deliveries_here(), 0.0);
+        assert_eq!(failure_outcome, FailureOutcome::Retry { attempt: 1, delay: seconds(0) });
         env.roll_back(&queue, &delivery, seconds(0), 1, None).await;
     }
     env.take_one(&queue).await;

@@ -11,7 +11,7 @@ use crate::{
         AtLimit, Clock, ConsumerName, Delivery, Demand, FailureDefaults, Item, ItemId, ItemState,
         LimitReason, NewItem, Outcome, Priority, Pushed, Queue, QueueName, Timestamp,
     },
-    store::{Held, ItemDeleted, Move, Push, Reserved, Rollback, RollbackTo, Store},
+    store::{ItemDeleted, Move, Push, Reservation, Reserved, Rollback, RollbackTo, Store},
 };
 
 /// An empty store and the clock it goes by.
@@ -96,8 +96,8 @@ pub(crate) fn payload(item: &Item) -> String {
 }
 
 /// A receipt to settle.
-pub(crate) fn held(queue: &Arc<Queue>, delivery: &Delivery) -> Held {
-    Held { queue: queue.clone(), receipt: delivery.receipt.clone() }
+pub(crate) fn held(queue: &Arc<Queue>, delivery: &Delivery) -> Reservation {
+    Reservation { queue: queue.clone(), receipt: delivery.receipt.clone() }
 }
 
 /// A move of a delivered item as it is, to be handed out at once.
@@ -258,7 +258,7 @@ impl Env {
     }
 
     /// Sets the ends of leases, all to the same time.
-    pub async fn extend(&self, items: Vec<Held>, until: Timestamp) -> Vec<Outcome> {
+    pub async fn extend(&self, items: Vec<Reservation>, until: Timestamp) -> Vec<Outcome> {
         self.store.extend(items.into_iter().map(|held| (held, until)).collect()).await.unwrap()
     }
 

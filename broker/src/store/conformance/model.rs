@@ -24,8 +24,8 @@ use super::{
 };
 use crate::{
     domain::{
-        Cause, Delivery, Demand, Fate, ItemId, ItemState, NewItem, Outcome, Priority, Queue,
-        RetryPolicy,
+        Cause, Delivery, Demand, FailureOutcome, ItemId, ItemState, NewItem, Outcome, Priority,
+        Queue, RetryPolicy,
     },
     store::{RedriveFilter, Rollback, RollbackTo},
 };
@@ -340,11 +340,13 @@ impl Run<'_> {
     async fn reserve(&mut self, queue: usize, count: usize) -> Result<(), TestCaseError> {
         let mut ready = self.world.ready(queue);
         let settings = &self.queues[queue];
-        let fate = |item: &Model| match item.holder {
-            Some(_) => settings.fate(Cause::Lapse, item.attempt, item.deliveries, 0.0),
-            None => Fate::Retry { attempt: item.attempt, delay: Duration::ZERO },
+        let failure_outcome = |item: &Model| match item.holder {
+            Some(_) => settings.failure_outcome(Cause::Lapse, item.attempt, item.deliveries, 0.0),
+            None => FailureOutcome::Retry { attempt: item.attempt, delay: Duration::ZERO },
         };
-        let doomed = |n: &usize| matches!(fate(&self.world.items[n]), Fate::Limit { .. });
+        let doomed = |n: &usize| {
+            matches!(failure_outcome(&self.world.items[n]), FailureOutcome::Limit { .. })
+        };
         let dying: Vec<usize> = ready.iter().copied().filter(doomed).collect();
         // How far behind the last live item a store looks for dead ones is its own affair: look at all.
         let count = if dying.is_empty() { count } else { 100_000 };
@@ -396,7 +398,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn held(&self, receipt: usize) -> crate::store::Held {
+    fn held(&self, receipt: usize) -> crate::store::Reservation {
         let (queue, delivery) = &self.deliveries[receipt];
         held(&self.queues[*queue], delivery)
     }
@@ -418,10 +420,15 @@ impl Run<'_> {
         let (queue, delivery) = &self.deliveries[receipt];
         let receipt_of = &delivery.receipt;
         let deliveries = receipt_of.deliveries_here();
-        let fate = self.queues[*queue].fate(Cause::Rollback, receipt_of.attempt, deliveries, 0.0);
-        let to = match fate {
-            Fate::Limit { .. } => last(&self.queues[*queue], delivery),
-            Fate::Retry { attempt, .. } => RollbackTo::Queue {
+        let failure_outcome = self.queues[*queue].failure_outcome(
+            Cause::Rollback,
+            receipt_of.attempt,
+            deliveries,
+            0.0,
+        );
+        let to = match failure_outcome {
+            FailureOutcome::Limit { .. } => last(&self.queues[*queue], delivery),
+            FailureOutcome::Retry { attempt, .. } => RollbackTo::Queue {
                 eligible_time: self.env.now() + seconds(delay),
                 attempt,
                 undelivered: false,
@@ -429,16 +436,16 @@ impl Run<'_> {
         };
         let rollback = Rollback { held: self.held(receipt), to, reason: None };
         let outcome = self.env.store.rollback(vec![rollback]).await.unwrap();
-        let at_limit = matches!(fate, Fate::Limit { .. });
+        let at_limit = matches!(failure_outcome, FailureOutcome::Limit { .. });
         let ok = if at_limit { Outcome::DeadLettered } else { Outcome::Ok };
         prop_assert_eq!(outcome, [expected.err().unwrap_or(ok)]);
-        match (expected, fate) {
-            (Ok(n), Fate::Retry { attempt, .. }) => {
+        match (expected, failure_outcome) {
+            (Ok(n), FailureOutcome::Retry { attempt, .. }) => {
                 let when = self.world.after(delay);
                 let item = self.world.items.get_mut(&n).unwrap();
                 (item.holder, item.attempt, item.when) = (None, attempt, when);
             }
-            (Ok(n), Fate::Limit { .. }) => self.world.bury(n),
+            (Ok(n), FailureOutcome::Limit { .. }) => self.world.bury(n),
             (Err(_), _) => {}
         }
         Ok(())

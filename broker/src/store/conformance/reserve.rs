@@ -86,10 +86,10 @@ pub async fn wants_share_and_keep_their_bounds(env: &Env) {
     };
     let demands = [named("a", 1, seconds(10)), named("b", 3, seconds(20)), named("c", 2, LEASE)];
     let reserved = env.reserve(&queue, &demands).await;
-    let dealt: Vec<(usize, String)> =
+    let assigned: Vec<(usize, String)> =
         reserved.deliveries.iter().map(|(claimant, d)| (*claimant, payload(&d.item))).collect();
     let expected = [(0, "0"), (1, "1"), (2, "2"), (1, "3"), (2, "4"), (1, "5")];
-    assert_eq!(dealt, expected.map(|(claimant, payload)| (claimant, payload.to_owned())));
+    assert_eq!(assigned, expected.map(|(claimant, payload)| (claimant, payload.to_owned())));
     assert!(reserved.more);
     for (claimant, delivery) in &reserved.deliveries {
         assert_eq!(delivery.item.consumer, demands[*claimant].consumer);

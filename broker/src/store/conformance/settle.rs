@@ -3,7 +3,7 @@
 use super::{Env, env::*};
 use crate::{
     domain::{ItemState, LeaseToken, Outcome, Receipt},
-    store::{Held, Rollback, RollbackTo},
+    store::{Reservation, Rollback, RollbackTo},
 };
 
 use Outcome::{Gone, LeaseLost, Ok};
@@ -137,7 +137,7 @@ pub async fn receipts_crossed_over_settle_nothing(env: &Env) {
     env.push_plain(&queue, &["a", "b"]).await;
     // Two acts of reserving, hence two tokens.
     let (a, b) = (env.take_one(&queue).await, env.take_one(&queue).await);
-    let crossed = |item: &Receipt, token: &Receipt| Held {
+    let crossed = |item: &Receipt, token: &Receipt| Reservation {
         queue: queue.clone(),
         receipt: Receipt { token: token.token, ..item.clone() },
     };
@@ -182,11 +182,13 @@ pub async fn an_invented_receipt_settles_nothing(env: &Env) {
     env.push_plain(&queue, &["a"]).await;
     let delivery = env.take_one(&queue).await;
     let token = LeaseToken(*b"never given!");
-    let invented =
-        Held { queue: queue.clone(), receipt: Receipt { token, ..delivery.receipt.clone() } };
+    let invented = Reservation {
+        queue: queue.clone(),
+        receipt: Receipt { token, ..delivery.receipt.clone() },
+    };
     let item = crate::domain::ItemId(*b"no such item");
     let nowhere =
-        Held { queue: queue.clone(), receipt: Receipt { item, ..delivery.receipt.clone() } };
+        Reservation { queue: queue.clone(), receipt: Receipt { item, ..delivery.receipt.clone() } };
     assert_eq!(env.store.commit(vec![invented, nowhere]).await.unwrap(), [LeaseLost, Gone]);
     assert_eq!(env.commit_one(&queue, &delivery).await, Ok);
 }
@@ -282,7 +284,8 @@ pub async fn racing_commits_win_once(env: &Env) {
     let racers: Vec<_> = [&env.store, &env.other, &env.store, &env.other]
         .map(|store| {
             let (store, queue) = (store.clone(), queue.clone());
-            let all: Vec<Held> = taken.iter().map(|delivery| held(&queue, delivery)).collect();
+            let all: Vec<Reservation> =
+                taken.iter().map(|delivery| held(&queue, delivery)).collect();
             tokio::spawn(async move { store.commit(all).await.unwrap() })
         })
         .into();

@@ -48,8 +48,8 @@ use parking_lot::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
-    Capabilities, Created, Deleted, Held, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page,
-    Push, QueueStore, RedriveFilter, Reserver, Result, Rollback, ScheduleStore, Selection,
+    Capabilities, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page, Push,
+    QueueStore, RedriveFilter, Reservation, Reserver, Result, Rollback, ScheduleStore, Selection,
     SettingsWatch, StatsStore, Store, unblocked::Unblocked,
 };
 use crate::{
@@ -60,7 +60,7 @@ use crate::{
     metrics::Metrics,
     store::mongo::{
         catalog::settings_watch::MongoSettingsWatch,
-        cursor::{heads::Heads, lease_cache::Issued, watermarks::Head},
+        cursor::{cursors::Heads, lease_cache::LeaseCache, watermarks::QueueCursor},
         migrations::Format,
         reserve::handle::MongoReserver,
         schema::layout::Group,
@@ -103,13 +103,13 @@ struct Inner {
     given: server::clock::Given,
     broker: [u8; 4],
     ids: IdSource,
-    issued: Issued,
+    lease_cache: LeaseCache,
     metrics: OnceLock<Arc<Metrics>>,
     format: Format,
     /// Why the database must not be used any more, once a newer version has said so.
     refusal: OnceLock<String>,
     groups: Mutex<HashMap<GroupName, Arc<Group>>>,
-    heads: Heads,
+    cursors: Heads,
     unblocked: Unblocked,
     tracker: TaskTracker,
     stop: CancellationToken,
@@ -155,12 +155,12 @@ impl MongoStore {
             given: server::clock::Given::default(),
             broker: rand::random(),
             ids: IdSource::new(),
-            issued: Issued::default(),
+            lease_cache: LeaseCache::default(),
             metrics: OnceLock::new(),
             format,
             refusal: OnceLock::new(),
             groups: Mutex::default(),
-            heads: Heads::new(),
+            cursors: Heads::new(),
             unblocked: Unblocked::default(),
             tracker,
             stop,
@@ -283,8 +283,8 @@ impl Inner {
         Arc::clone(groups.entry(name.clone()).or_insert_with(new))
     }
 
-    fn head(&self, queue: &QueueName) -> Arc<Head> {
-        self.heads.get(queue)
+    fn cursor(&self, queue: &QueueName) -> Arc<QueueCursor> {
+        self.cursors.get(queue)
     }
 }
 
@@ -326,7 +326,7 @@ impl ItemStore for MongoStore {
         Box::new(MongoReserver::new(Arc::clone(&self.inner), queue.clone()))
     }
 
-    async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>> {
+    async fn commit(&self, items: Vec<Reservation>) -> Result<Vec<Outcome>> {
         self.run(|inner| async move { settle::commit::commit(&inner, items).await }).await
     }
 
@@ -334,7 +334,7 @@ impl ItemStore for MongoStore {
         self.run(|inner| async move { settle::rollback::rollback(&inner, items).await }).await
     }
 
-    async fn extend(&self, items: Vec<(Held, Timestamp)>) -> Result<Vec<Outcome>> {
+    async fn extend(&self, items: Vec<(Reservation, Timestamp)>) -> Result<Vec<Outcome>> {
         self.run(|inner| async move { settle::lease::extend(&inner, items).await }).await
     }
 
@@ -344,7 +344,7 @@ impl ItemStore for MongoStore {
 
     async fn commit_and_push(
         &self,
-        held: Held,
+        held: Reservation,
         items: Vec<Push>,
     ) -> Result<(Outcome, Vec<Pushed>)> {
         self.run(|inner| async move {
@@ -353,7 +353,7 @@ impl ItemStore for MongoStore {
         .await
     }
 
-    async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>> {
+    async fn holds(&self, items: Vec<Reservation>) -> Result<Vec<bool>> {
         self.run(|inner| async move { settle::lease::holds(&inner, items).await }).await
     }
 

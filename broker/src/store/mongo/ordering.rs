@@ -37,7 +37,7 @@ pub(crate) type OrderKey = (QueueName, String);
 const AT_ONCE: usize = 16;
 /// An item that got its turn.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Promoted {
+pub(crate) struct Unblocked {
     pub(crate) id: ItemId,
     pub(crate) when: Timestamp,
 }
@@ -125,7 +125,7 @@ pub(crate) fn waiting_pipeline(queue: &QueueName, keys: &[&str]) -> Vec<Document
 }
 
 /// The update that gives a blocked item its turn.
-pub(crate) fn turning(now: Timestamp) -> Vec<Document> {
+pub(crate) fn unblocking(now: Timestamp) -> Vec<Document> {
     let when = doc! { "$max": ["$due", date(now)] };
     vec![
         doc! { "$set": { "turn": "$key", "when": when.clone(), "eligible": when } },
@@ -134,11 +134,11 @@ pub(crate) fn turning(now: Timestamp) -> Vec<Document> {
 }
 
 /// Gives the first blocked item of each key its turn, unless another item has it.
-pub(crate) async fn promote(
+pub(crate) async fn unblock(
     inner: &Inner,
     group: &Group,
     keys: &[OrderKey],
-) -> Result<Vec<Promoted>> {
+) -> Result<Vec<Unblocked>> {
     let free: Vec<OrderKey> = if keys.len() > 1 {
         let held = holders(inner, group, keys).await?;
         let free: HashSet<&OrderKey> = keys.iter().filter(|key| !held.contains(*key)).collect();
@@ -146,28 +146,28 @@ pub(crate) async fn promote(
     } else {
         keys.to_vec()
     };
-    let results: Vec<Result<Option<Promoted>>> = stream::iter(free)
-        .map(|(queue, key)| async move { promote_one(inner, group, &queue, &key).await })
+    let results: Vec<Result<Option<Unblocked>>> = stream::iter(free)
+        .map(|(queue, key)| async move { unblock_one(inner, group, &queue, &key).await })
         .buffer_unordered(AT_ONCE)
         .collect()
         .await;
-    let mut promoted = Vec::new();
+    let mut unblocked = Vec::new();
     for result in results {
-        promoted.extend(result?);
+        unblocked.extend(result?);
     }
-    Ok(promoted)
+    Ok(unblocked)
 }
 
-async fn promote_one(
+async fn unblock_one(
     inner: &Inner,
     group: &Group,
     queue: &QueueName,
     key: &str,
-) -> Result<Option<Promoted>> {
+) -> Result<Option<Unblocked>> {
     let filter = doc! { "q": queue.as_str(), "key": key, "due": { "$exists": true } };
     let update = group
         .items
-        .find_one_and_update(filter, turning(inner.now()))
+        .find_one_and_update(filter, unblocking(inner.now()))
         .sort(doc! { "seq": 1 })
         .hint(Hint::Name(WAITING.to_owned()))
         .return_document(ReturnDocument::After)
@@ -178,6 +178,6 @@ async fn promote_one(
     };
     let Some(found) = found else { return Ok(None) };
     let stored = Stored::read(&found)?;
-    inner.head(queue).lower(PrioritySet::of(stored.priority), stored.when);
-    Ok(Some(Promoted { id: stored.id(), when: Timestamp(stored.when) }))
+    inner.cursor(queue).rewind(PrioritySet::of(stored.priority), stored.when);
+    Ok(Some(Unblocked { id: stored.id(), when: Timestamp(stored.when) }))
 }

@@ -37,8 +37,8 @@ pub(crate) async fn record(
     set: PrioritySet,
     incarnation: Option<Timestamp>,
 ) -> Result<()> {
-    let head = inner.head(queue);
-    let missing = head.unrecorded(set, incarnation);
+    let cursor = inner.cursor(queue);
+    let missing = cursor.unrecorded(set, incarnation);
     if missing.is_empty() {
         return Ok(());
     }
@@ -49,41 +49,41 @@ pub(crate) async fn record(
         doc! { "$addToSet": { "levels": { "$each": new } } },
     );
     let outcome = in_time(update).await.map_err(failed)?;
-    set_barriers(group, queue, missing).await?;
+    set_sentinels(group, queue, missing).await?;
     // A queue that is not there yet gets its levels from the index when it is created.
     if outcome.matched_count > 0 {
-        head.recorded(missing);
+        cursor.recorded(missing);
     }
     Ok(())
 }
 
 /// The barriers of a level: names, and where they are.
-const BARRIERS: [(&str, i64); 2] = [("ready", READY_END), ("end", TOMBSTONE)];
+const SENTINELS: [(&str, i64); 2] = [("ready", READY_END), ("end", TOMBSTONE)];
 
-fn barrier_id(queue: &QueueName, level: i32, name: &str) -> String {
+fn sentinel_id(queue: &QueueName, level: i32, name: &str) -> String {
     format!("barrier/{queue}/{level}/{name}")
 }
 
 /// The ids of all barriers a queue may have.
-pub(crate) fn barrier_ids(queue: &QueueName) -> Vec<String> {
-    let of_level = |level| BARRIERS.map(|(name, _)| barrier_id(queue, level, name));
+pub(crate) fn sentinel_ids(queue: &QueueName) -> Vec<String> {
+    let of_level = |level| SENTINELS.map(|(name, _)| sentinel_id(queue, level, name));
     PrioritySet::ALL.iter().flat_map(of_level).collect()
 }
 
 /// Sets the barriers of these levels. Nothing that reads items reads where they are.
-async fn set_barriers(group: &Group, queue: &QueueName, set: PrioritySet) -> Result<()> {
+async fn set_sentinels(group: &Group, queue: &QueueName, set: PrioritySet) -> Result<()> {
     let of_level = |level| {
-        BARRIERS.map(|(name, when)| {
+        SENTINELS.map(|(name, when)| {
             rawdoc! {
-                "_id": barrier_id(queue, level, name),
+                "_id": sentinel_id(queue, level, name),
                 "q": queue.as_str(),
                 "when": millis(when),
                 "priority": level,
             }
         })
     };
-    let barriers: Vec<RawDocumentBuf> = set.iter().flat_map(of_level).collect();
-    let insert = group.items.insert_many(barriers).ordered(false);
+    let sentinels: Vec<RawDocumentBuf> = set.iter().flat_map(of_level).collect();
+    let insert = group.items.insert_many(sentinels).ordered(false);
     let Err(error) = in_time(insert).await else { return Ok(()) };
     let there_before = match error.kind.as_ref() {
         ErrorKind::InsertMany(insert) => {

@@ -15,7 +15,7 @@ use crate::{
         Result,
         mongo::{
             Inner,
-            ordering::{OrderKey, promote},
+            ordering::{OrderKey, unblock},
             reserve::ended,
             schema::layout::{Group, WAITING},
             server::connect::read_documents,
@@ -44,7 +44,7 @@ pub(super) async fn run(inner: Arc<Inner>, stop: CancellationToken) {
 /// Makes ready what a crash between two writes left waiting for its turn, and says where. What fails is left for the
 /// next round.
 pub(super) async fn round(inner: &Inner) {
-    for (queue, group) in inner.heads.consumed() {
+    for (queue, group) in inner.cursors.consumed() {
         if inner.stop.is_cancelled() || inner.check_format().is_err() {
             return;
         }
@@ -64,8 +64,8 @@ pub(super) async fn round(inner: &Inner) {
 pub(crate) async fn repair(inner: &Inner, queue: &QueueName, group: &GroupName) -> Result<u64> {
     let group = inner.group(group).await?;
     ended::remove_ended(inner, &group, queue).await?;
-    let head = inner.head(queue);
-    let mut after = head.repaired.lock().take();
+    let cursor = inner.cursor(queue);
+    let mut after = cursor.repaired.lock().take();
     let mut repaired = 0;
     for _ in 0..STEPS {
         let (count, last) = repair_step(inner, &group, queue, after).await?;
@@ -75,7 +75,7 @@ pub(crate) async fn repair(inner: &Inner, queue: &QueueName, group: &GroupName) 
             break;
         }
     }
-    *head.repaired.lock() = after;
+    *cursor.repaired.lock() = after;
     Ok(repaired)
 }
 
@@ -118,6 +118,6 @@ async fn repair_step(
     keys.dedup();
     // The rest of the last key's items is passed over by one seek.
     let last = keys.last().map(|(_, key)| key.clone());
-    let repaired = promote(inner, group, &keys).await?.len() as u64;
+    let repaired = unblock(inner, group, &keys).await?.len() as u64;
     Ok((repaired, last))
 }

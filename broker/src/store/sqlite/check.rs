@@ -143,10 +143,10 @@ fn check_structure(conn: &Connection, report: &mut Report) -> rusqlite::Result<(
     let mut statement = conn.prepare("PRAGMA integrity_check(1000)")?;
     let mut lines = statement.query([])?;
     let mut named = 0;
-    while let Some(line) = lines.next()? {
-        let line: String = line.get(0)?;
-        if line != "ok" {
-            report.add(&mut named, format!("structure: {line}"));
+    while let Some(call_queue) = lines.next()? {
+        let call_queue: String = call_queue.get(0)?;
+        if call_queue != "ok" {
+            report.add(&mut named, format!("structure: {call_queue}"));
         }
     }
     Ok(())

@@ -63,9 +63,9 @@ pub use self::{
     repair::repair,
 };
 use super::{
-    Appeared, Capabilities, Created, Deleted, Held, ItemAdmin, ItemDeleted, ItemStore, Links, Move,
-    Page, Push, QueueStore, RedriveFilter, Reserved, Reserver, Result, Rollback, ScheduleStore,
-    Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoreError,
+    Appeared, Capabilities, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page,
+    Push, QueueStore, RedriveFilter, Reservation, Reserved, Reserver, Result, Rollback,
+    ScheduleStore, Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoreError,
 };
 use crate::{
     domain::{
@@ -246,7 +246,7 @@ impl ItemStore for SqliteStore {
         Box::new(SqliteReserver { inner: Arc::clone(&self.inner) })
     }
 
-    async fn commit(&self, items: Vec<Held>) -> Result<Vec<Outcome>> {
+    async fn commit(&self, items: Vec<Reservation>) -> Result<Vec<Outcome>> {
         let kind = Kind::Settle(items.len());
         self.inner.writer.call(kind, move |tx| settle::commit(tx, &items)).await
     }
@@ -258,7 +258,7 @@ impl ItemStore for SqliteStore {
         self.inner.writer.call(kind, work).await
     }
 
-    async fn extend(&self, items: Vec<(Held, Timestamp)>) -> Result<Vec<Outcome>> {
+    async fn extend(&self, items: Vec<(Reservation, Timestamp)>) -> Result<Vec<Outcome>> {
         let kind = Kind::Settle(items.len());
         let work = move |tx: &Tx<'_>| {
             items.iter().map(|(held, until)| settle::extend(tx, held, *until)).collect()
@@ -278,7 +278,7 @@ impl ItemStore for SqliteStore {
 
     async fn commit_and_push(
         &self,
-        held: Held,
+        held: Reservation,
         items: Vec<Push>,
     ) -> Result<(Outcome, Vec<Pushed>)> {
         let late = Arc::clone(&self.inner.late);
@@ -289,7 +289,7 @@ impl ItemStore for SqliteStore {
         self.inner.writer.call(Kind::SettleAndPush, work).await
     }
 
-    async fn holds(&self, items: Vec<Held>) -> Result<Vec<bool>> {
+    async fn holds(&self, items: Vec<Reservation>) -> Result<Vec<bool>> {
         self.inner
             .read(move |view| items.iter().map(|held| settle::holds(view, &held.receipt)).collect())
             .await

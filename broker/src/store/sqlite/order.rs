@@ -83,7 +83,7 @@ impl Place {
                 .execute([&self.queue])?;
         }
         if self.delete(tx)? {
-            tx.tell_unblocked(&self.queue);
+            tx.notify_unblocked(&self.queue);
         }
         Ok(())
     }

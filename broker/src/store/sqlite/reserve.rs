@@ -41,10 +41,10 @@ struct Head {
 pub(super) fn reserve(
     tx: &Tx<'_>,
     queue: &Arc<Queue>,
-    wants: &[Demand],
+    demands: &[Demand],
     broker: [u8; 4],
 ) -> rusqlite::Result<Reserved> {
-    let head = read_head(tx, queue, wants)?;
+    let head = read_head(tx, queue, demands)?;
     if !head.dead.is_empty() && queue.at_limit == AtLimit::Unknown {
         return Ok(Reserved { more: true, limit_unknown: true, ..Reserved::default() });
     }
@@ -67,16 +67,16 @@ pub(super) fn reserve(
     }
 
     let sizes: Vec<ItemSize> = head.live.iter().map(|(stored, _)| size_of(&stored.item)).collect();
-    let dealt = assign(&sizes, wants);
-    reserved.more |= dealt.len() < head.live.len();
+    let assigned = assign(&sizes, demands);
+    reserved.more |= assigned.len() < head.live.len();
     let token = LeaseToken::fresh(broker);
     let lock = lock_text(token);
     let mut lease = tx.conn.prepare_cached(
         r#"UPDATE items SET due = "when", "when" = ?2, lock = ?3, deliveries = ?4, attempt = ?5, consumer = ?6
            WHERE id = ?1 AND deliveries = ?7"#,
     )?;
-    for ((stored, attempt), taker) in head.live.into_iter().zip(dealt) {
-        let (want, mut item) = (&wants[taker], stored.item);
+    for ((stored, attempt), claimant) in head.live.into_iter().zip(assigned) {
+        let (want, mut item) = (&demands[claimant], stored.item);
         let end = tx.now + want.lease;
         let deliveries = item.deliveries.saturating_add(1);
         let consumer = want.consumer.as_ref().map(ConsumerName::as_str);
@@ -112,7 +112,7 @@ pub(super) fn reserve(
             lease_expire_time: end,
             previous_eligible_time: Timestamp(stored.when.unwrap_or(tx.now.0)),
         };
-        reserved.deliveries.push((taker, delivery));
+        reserved.deliveries.push((claimant, delivery));
     }
     Ok(reserved)
 }
@@ -139,10 +139,10 @@ const LEVEL_IN_PART: &str = level!(" AND id NOT IN (SELECT value FROM json_each(
 const IS_THERE: usize = 26;
 
 /// Reads what the wants can take, and one more to know whether there is one.
-fn read_head(view: &Tx<'_>, queue: &Queue, wants: &[Demand]) -> rusqlite::Result<Head> {
-    let max_items = wants.iter().fold(0_usize, |sum, want| sum.saturating_add(want.max_items));
+fn read_head(view: &Tx<'_>, queue: &Queue, demands: &[Demand]) -> rusqlite::Result<Head> {
+    let max_items = demands.iter().fold(0_usize, |sum, want| sum.saturating_add(want.max_items));
     let max_items = max_items.min(MAX_DEALT);
-    let max_bytes = wants
+    let max_bytes = demands
         .iter()
         .fold(0_usize, |sum, want| sum.saturating_add(want.max_bytes.min(MAX_MESSAGE_BYTES)));
     let mut head = Head::default();
@@ -202,7 +202,7 @@ fn read_head(view: &Tx<'_>, queue: &Queue, wants: &[Demand]) -> rusqlite::Result
             }
             // Large items are not all read into memory: each want may take one that exceeds it.
             head.cut = head.live.len() > max_items
-                || (bytes > max_bytes && head.live.len() > wants.len())
+                || (bytes > max_bytes && head.live.len() > demands.len())
                 || head.expired.len() + head.dead.len() >= MAX_CLEARED;
             if head.cut {
                 return Ok(head);

@@ -6,7 +6,7 @@
 use rusqlite::{OptionalExtension, params};
 
 use super::{
-    super::{Held, Move, Push, Rollback, RollbackTo},
+    super::{Move, Push, Reservation, Rollback, RollbackTo},
     checksum::{Summed, is_damage, sum_of, summed_columns, verify},
     order::{self, Place, place},
     push::push,
@@ -56,10 +56,10 @@ pub(super) fn holds(view: &View<'_>, receipt: &Receipt) -> rusqlite::Result<bool
 }
 
 /// Commits items.
-pub(super) fn commit(tx: &Tx<'_>, items: &[Held]) -> rusqlite::Result<Vec<Outcome>> {
+pub(super) fn commit(tx: &Tx<'_>, items: &[Reservation]) -> rusqlite::Result<Vec<Outcome>> {
     let mut delete =
         tx.conn.prepare_cached(concat!("DELETE FROM items WHERE ", held!(), " AND key IS NULL"))?;
-    let commit_one = |Held { queue, receipt }: &Held| {
+    let commit_one = |Reservation { queue, receipt }: &Reservation| {
         if queue.retention.is_zero() {
             let deleted = delete.execute(params![
                 tx.row_id(receipt.item),
@@ -82,7 +82,7 @@ pub(super) fn commit(tx: &Tx<'_>, items: &[Held]) -> rusqlite::Result<Vec<Outcom
 /// Commits one item and pushes others; does neither unless the outcome is `Ok`.
 pub(super) fn commit_and_push(
     tx: &Tx<'_>,
-    held: Held,
+    held: Reservation,
     items: &[Push],
 ) -> rusqlite::Result<(Outcome, Vec<Pushed>)> {
     match commit(tx, &[held])?[..] {
@@ -94,7 +94,7 @@ pub(super) fn commit_and_push(
 
 /// Gives one item back.
 pub(super) fn roll_back(tx: &Tx<'_>, rollback: Rollback) -> rusqlite::Result<Outcome> {
-    let Rollback { held: Held { queue, receipt }, to, reason } = rollback;
+    let Rollback { held: Reservation { queue, receipt }, to, reason } = rollback;
     let reason = reason.map(cut_reason);
     match to {
         RollbackTo::Queue { eligible_time, attempt, undelivered } => {
@@ -138,7 +138,11 @@ pub(super) fn roll_back(tx: &Tx<'_>, rollback: Rollback) -> rusqlite::Result<Out
 }
 
 /// Sets the end of one lease.
-pub(super) fn extend(tx: &Tx<'_>, held: &Held, until: Timestamp) -> rusqlite::Result<Outcome> {
+pub(super) fn extend(
+    tx: &Tx<'_>,
+    held: &Reservation,
+    until: Timestamp,
+) -> rusqlite::Result<Outcome> {
     let receipt = &held.receipt;
     let extended = tx
         .conn

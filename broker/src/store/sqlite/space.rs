@@ -37,7 +37,7 @@ pub(super) fn empty_log(conn: &Connection) -> rusqlite::Result<()> {
 }
 
 /// Gives some unused pages back.
-pub(super) fn give_back(conn: &Connection) -> rusqlite::Result<()> {
+pub(super) fn free_pages(conn: &Connection) -> rusqlite::Result<()> {
     // It goes on for as long as rows of its answer are asked for.
     let mut statement = conn.prepare_cached(STEP)?;
     let mut rows = statement.query([])?;
@@ -84,7 +84,7 @@ mod tests {
         assert!(!is_wasted(&conn, false).unwrap(), "a queue that comes and goes needs it soon");
         let mut steps = 0;
         while is_wasted(&conn, true).unwrap() {
-            give_back(&conn).unwrap();
+            free_pages(&conn).unwrap();
             steps += 1;
         }
         assert!((2..10).contains(&steps), "{steps} steps of 1 MiB");

@@ -84,7 +84,7 @@ impl Tx<'_> {
 
     /// Notes that an item of the queue became ready in a way that its consumers do not hear of otherwise: they
     /// are told once this is committed.
-    pub(super) fn tell_unblocked(&self, queue: &str) {
+    pub(super) fn notify_unblocked(&self, queue: &str) {
         if let Ok(queue) = QueueName::parse("queue", queue) {
             self.unblocked.borrow_mut().insert(queue);
         }

@@ -222,9 +222,9 @@ pub(crate) async fn reclaim(
     now: Timestamp,
 ) -> Result<PrioritySet> {
     let used = priorities::in_index(inner, group.items.name(), &queue.name).await?;
-    let head = inner.head(&queue.name);
-    head.lapses.forget();
-    let leases = Leases { inner, group, head: &head, queue: &queue.name, used };
+    let cursor = inner.cursor(&queue.name);
+    cursor.lease_deadlines.forget();
+    let leases = Leases { inner, group, cursor: &cursor, queue: &queue.name, used };
     while leases.reclaim(now).await? {} // a step at a time; none that ends later counts
     Ok(used)
 }
@@ -326,9 +326,9 @@ pub(crate) async fn delete(
         return Ok(other.map_or(ItemDeleted::NotFound, |item| ItemDeleted::OtherState(item.state)));
     };
     let stored = Stored::read(&found)?;
-    inner.issued.forget(id);
+    inner.lease_cache.forget(id);
     if !stored.key.is_empty() {
-        ordering::promote(inner, &group, &[(queue.name.clone(), stored.key.clone())]).await?;
+        ordering::unblock(inner, &group, &[(queue.name.clone(), stored.key.clone())]).await?;
     }
     Ok(if stored.is_over(inner.now()) { ItemDeleted::NotFound } else { ItemDeleted::Done })
 }

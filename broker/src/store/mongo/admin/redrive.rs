@@ -98,10 +98,11 @@ async fn send(
     priorities::record(inner, group, &to.name, set, Some(to.create_time)).await?;
     let (now, settled) = (inner.now(), settle_token(inner));
     let returns = |item: &Stored| item.origin.as_deref() == Some(to.name.as_str());
-    let strangers: Vec<(&Queue, &Stored)> =
+    let unknown_leases: Vec<(&Queue, &Stored)> =
         items.iter().filter(|item| !returns(item)).map(|item| (&**to, item)).collect();
-    let given = numbers(inner, strangers.iter().copied()).await?;
-    let given: HashMap<_, i64> = strangers.iter().map(|(_, item)| item.id()).zip(given).collect();
+    let given = numbers(inner, unknown_leases.iter().copied()).await?;
+    let given: HashMap<_, i64> =
+        unknown_leases.iter().map(|(_, item)| item.id()).zip(given).collect();
     let mut statements = Vec::with_capacity(items.len());
     for item in items {
         // Only as it was seen: no longer if it has been reserved meanwhile.
@@ -125,17 +126,17 @@ async fn send(
         }
         let stages = [doc! { "$set": set }, doc! { "$unset": unset }];
         statements.push(statement(filter, Update::pipeline(&stages)?));
-        inner.issued.forget(item.id());
+        inner.lease_cache.forget(item.id());
     }
     let n = update(inner, group, statements).await;
     // Also if the outcome is unknown: what may be there must not be passed over.
-    inner.head(&to.name).lower(set, now.0);
+    inner.cursor(&to.name).rewind(set, now.0);
     let n = n?;
     let keys: Vec<OrderKey> = items
         .iter()
         .filter(|item| !item.key.is_empty())
         .map(|item| (to.name.clone(), item.key.clone()))
         .collect();
-    ordering::promote(inner, group, &keys).await?;
+    ordering::unblock(inner, group, &keys).await?;
     Ok(n)
 }

@@ -104,10 +104,10 @@ async fn make_ready(inner: &Inner, group: &Group, queue: &Queue, items: &[Stored
     let n = update(inner, group, statements).await;
     // Also if the outcome is unknown: what may be there must not be passed over.
     let set = plain.iter().map(|item| item.priority).collect();
-    inner.head(&queue.name).lower(set, now.0);
+    inner.cursor(&queue.name).rewind(set, now.0);
     let n = n?;
     let keys: Vec<OrderKey> =
         keyed.iter().map(|item| (queue.name.clone(), item.key.clone())).collect();
-    ordering::promote(inner, group, &keys).await?;
+    ordering::unblock(inner, group, &keys).await?;
     Ok(n)
 }

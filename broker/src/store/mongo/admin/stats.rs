@@ -33,7 +33,7 @@ pub(crate) async fn depth(inner: &Inner, queue: &Queue) -> Result<Depth> {
     let group = inner.group(&queue.group).await?;
     let counting = Counting { inner, group: &group, queue: &queue.name, now: inner.now() };
     // A deep queue stays deep for a while: not to be tried each time.
-    let deep = &inner.head(&queue.name).deep;
+    let deep = &inner.cursor(&queue.name).deep;
     if !deep.load(Ordering::Relaxed)
         && let Some(depth) = counting.all_at_once().await?
     {

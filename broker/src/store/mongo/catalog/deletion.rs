@@ -161,7 +161,7 @@ pub(crate) async fn delete_queue(
             Err(Failure::Conflict(error)) => patience.next(error).await?,
         }
     }
-    inner.heads.forget(&queue.name);
+    inner.cursors.forget(&queue.name);
     if !force {
         count += clear_away(inner, &group, queue.name.as_str()).await?;
     }
@@ -207,8 +207,8 @@ async fn attempt(
     ];
     let mine = doc! { "_id": { "$in": ids.to_vec() } };
     counters(inner).delete_many(mine).session(&mut *session).await?;
-    let barriers = doc! { "_id": { "$in": priorities::barrier_ids(&queue.name) } };
-    group.items.delete_many(barriers).session(session).await?;
+    let sentinels = doc! { "_id": { "$in": priorities::sentinel_ids(&queue.name) } };
+    group.items.delete_many(sentinels).session(session).await?;
     Ok(Deleted::Done(count))
 }
 

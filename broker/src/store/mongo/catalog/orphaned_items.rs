@@ -146,7 +146,7 @@ async fn revive(inner: &Inner, name: &QueueName, group: &Group) -> Result<()> {
     };
     match attempt_in_time(attempt).await {
         Ok(true) => {
-            inner.head(name).appeared(Appeared::FromStart);
+            inner.cursor(name).appeared(Appeared::FromStart);
             tracing::warn!(queue = %name, "items came while the queue was deleted: it is there again");
             Ok(())
         }
@@ -242,8 +242,8 @@ async fn bring(inner: &Inner, from: &Group, queue: &Queue) -> Result<()> {
         let old = doc! { "_id": document.get("_id"), "when": millis(place) };
         brought += u64::from(exchange(inner, (from, old), (&group, document)).await?);
     }
-    ordering::promote(inner, &group, &keys).await?;
-    inner.head(&queue.name).appeared(Appeared::FromStart);
+    ordering::unblock(inner, &group, &keys).await?;
+    inner.cursor(&queue.name).appeared(Appeared::FromStart);
     if brought > 0 {
         tracing::warn!(queue = %queue.name, brought, "brought items into the queue's new group");
     }

@@ -18,7 +18,7 @@ pub(crate) const EXCLUSIVE: i64 = 120_000;
 
 /// A reservation made here.
 #[derive(Debug, Clone)]
-pub(crate) struct Issue {
+pub(crate) struct CachedLease {
     pub(crate) token: LeaseToken,
     /// When it was made.
     pub(crate) made: Timestamp,
@@ -28,13 +28,13 @@ pub(crate) struct Issue {
     /// It has a deduplication id: a tombstone must stay.
     pub(crate) dedup: bool,
     /// It has been through another broker's hands: a tombstone must stay.
-    pub(crate) traced: bool,
+    pub(crate) leaves_tombstone: bool,
     /// Its end, if it has one.
     pub(crate) deadline: Option<i64>,
     pub(crate) key: Option<Arc<str>>,
 }
 
-impl Issue {
+impl CachedLease {
     /// True if nothing but this broker can have touched the item, nor the server removed it.
     pub(crate) fn is_exclusive(&self, now: Timestamp) -> bool {
         let until = self.until.min(self.made.0 + EXCLUSIVE);
@@ -45,41 +45,48 @@ impl Issue {
 
 /// The reservations made here.
 #[derive(Default)]
-pub(crate) struct Issued(Mutex<Entries>);
+pub(crate) struct LeaseCache(Mutex<Entries>);
 
 #[derive(Default)]
 struct Entries {
-    by_item: HashMap<ItemId, Issue>,
+    by_item: HashMap<ItemId, CachedLease>,
     /// The map is cleared of old entries when it reaches this size.
     clear_at: usize,
 }
 
-impl Issued {
+impl LeaseCache {
     /// Notes reservations.
-    pub(crate) fn add(&self, issues: impl IntoIterator<Item = (ItemId, Issue)>, now: Timestamp) {
+    pub(crate) fn add(
+        &self,
+        issues: impl IntoIterator<Item = (ItemId, CachedLease)>,
+        now: Timestamp,
+    ) {
         let mut entries = self.0.lock();
         entries.by_item.extend(issues);
         if entries.by_item.len() > entries.clear_at {
-            entries.by_item.retain(|_, issue| issue.until + KEEP > now.0);
+            entries.by_item.retain(|_, cached_lease| cached_lease.until + KEEP > now.0);
             entries.clear_at = (entries.by_item.len() * 2).max(1_000);
         }
     }
 
     /// Takes what is known of a reservation that is about to be settled.
-    pub(crate) fn take(&self, receipt: &Receipt) -> Option<Issue> {
+    pub(crate) fn take(&self, receipt: &Receipt) -> Option<CachedLease> {
         let mut entries = self.0.lock();
         match entries.by_item.get(&receipt.item) {
-            Some(issue) if issue.token == receipt.token => entries.by_item.remove(&receipt.item),
+            Some(cached_lease) if cached_lease.token == receipt.token => {
+                entries.by_item.remove(&receipt.item)
+            }
             _ => None,
         }
     }
 
     /// Notes a lease's new end; `sooner_only` while it is not sure.
     pub(crate) fn extend(&self, receipt: &Receipt, until: Timestamp, sooner_only: bool) {
-        if let Some(issue) = self.0.lock().by_item.get_mut(&receipt.item)
-            && issue.token == receipt.token
+        if let Some(cached_lease) = self.0.lock().by_item.get_mut(&receipt.item)
+            && cached_lease.token == receipt.token
         {
-            issue.until = if sooner_only { issue.until.min(until.0) } else { until.0 };
+            cached_lease.until =
+                if sooner_only { cached_lease.until.min(until.0) } else { until.0 };
         }
     }
 

@@ -97,24 +97,24 @@ mod tests {
 
     #[test]
     fn a_lease_made_during_a_look_is_not_forgotten() {
-        let lapses = LeaseDeadlines::new();
-        assert!(lapses.is_due(Timestamp(0)), "nothing is known yet");
-        let _ = lapses.begin();
-        lapses.expect(Timestamp(5_000));
-        lapses.seen(Some(Timestamp(9_000)), Timestamp(1_000), Duration::from_millis(2));
-        assert_eq!(lapses.first(), Some(Timestamp(5_000)));
-        assert!(!lapses.is_due(Timestamp(1_099)));
-        assert!(lapses.is_due(Timestamp(1_100)), "others may have made some");
-        assert!(!lapses.is_pressing(Timestamp(1_999)), "which can wait");
-        assert!(lapses.is_pressing(Timestamp(2_000)));
-        let _ = lapses.begin();
-        lapses.seen(Some(Timestamp(9_000)), Timestamp(1_200), Duration::from_mins(1));
-        assert_eq!(lapses.first(), Some(Timestamp(9_000)));
-        assert!(!lapses.is_due(Timestamp(8_999)));
-        assert!(lapses.is_due(Timestamp(9_000)));
-        assert!(lapses.is_due(Timestamp(1_100)), "the clock was set back");
-        assert_eq!(lapses.begin(), 200);
-        lapses.forget();
-        assert_eq!(lapses.begin(), START);
+        let lease_deadlines = LeaseDeadlines::new();
+        assert!(lease_deadlines.is_due(Timestamp(0)), "nothing is known yet");
+        let _ = lease_deadlines.begin();
+        lease_deadlines.expect(Timestamp(5_000));
+        lease_deadlines.seen(Some(Timestamp(9_000)), Timestamp(1_000), Duration::from_millis(2));
+        assert_eq!(lease_deadlines.first(), Some(Timestamp(5_000)));
+        assert!(!lease_deadlines.is_due(Timestamp(1_099)));
+        assert!(lease_deadlines.is_due(Timestamp(1_100)), "others may have made some");
+        assert!(!lease_deadlines.is_pressing(Timestamp(1_999)), "which can wait");
+        assert!(lease_deadlines.is_pressing(Timestamp(2_000)));
+        let _ = lease_deadlines.begin();
+        lease_deadlines.seen(Some(Timestamp(9_000)), Timestamp(1_200), Duration::from_mins(1));
+        assert_eq!(lease_deadlines.first(), Some(Timestamp(9_000)));
+        assert!(!lease_deadlines.is_due(Timestamp(8_999)));
+        assert!(lease_deadlines.is_due(Timestamp(9_000)));
+        assert!(lease_deadlines.is_due(Timestamp(1_100)), "the clock was set back");
+        assert_eq!(lease_deadlines.begin(), 200);
+        lease_deadlines.forget();
+        assert_eq!(lease_deadlines.begin(), START);
     }
 }

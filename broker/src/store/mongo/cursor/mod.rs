@@ -1,6 +1,6 @@
 //! Where the head of a queue is, as far as this broker knows. No I/O: losing any of it costs time, never correctness.
 
-pub(super) mod heads;
+pub(super) mod cursors;
 pub(super) mod lease_cache;
 pub(super) mod lease_deadlines;
 pub(super) mod open_claims;

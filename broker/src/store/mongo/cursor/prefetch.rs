@@ -3,7 +3,7 @@
 //!
 //! What is read ahead is what a find would bring: items of the highest level in use, none of which has been
 //! handed out before. Nothing but an insert can get ahead of those, and whoever inserts, gives back or
-//! learns of it says so ([`Ahead::lower`]). That an item was taken by another meanwhile shows when it is claimed.
+//! learns of it says so ([`Prefetch::rewind`]). That an item was taken by another meanwhile shows when it is claimed.
 
 use std::{
     collections::VecDeque,
@@ -21,7 +21,7 @@ const GOOD_FOR: Duration = Duration::from_millis(100);
 
 /// Items of one queue, found and not yet handed out, in order.
 #[derive(Default)]
-pub(crate) struct Ahead {
+pub(crate) struct Prefetch {
     items: VecDeque<Stored>,
     bytes: usize,
     /// When they were found.
@@ -34,7 +34,7 @@ pub(crate) struct Ahead {
     more: bool,
 }
 
-impl Ahead {
+impl Prefetch {
     /// How many items the next find should bring: more than `wanted` if such finds are of use.
     pub(crate) fn limit(&mut self, wanted: usize) -> usize {
         let age = self.found.map_or(Duration::MAX, |found| found.elapsed());
@@ -69,7 +69,7 @@ impl Ahead {
 
     /// Puts back what was not handed out, before what is there. Only items of the highest level `used`
     /// that nobody held, up to the first that is none: nothing may pass those before it.
-    pub(crate) fn put_back(&mut self, items: Vec<Stored>, used: PrioritySet) {
+    pub(crate) fn restore(&mut self, items: Vec<Stored>, used: PrioritySet) {
         let fits = |item: &Stored| item.lock.is_none() && used.highest() == Some(item.priority);
         if !items.iter().all(fits) {
             self.forget();
@@ -85,7 +85,7 @@ impl Ahead {
     }
 
     /// Something became eligible at `since` in one of the levels: what would come behind it goes.
-    pub(crate) fn lower(&mut self, set: PrioritySet, since: i64) {
+    pub(crate) fn rewind(&mut self, set: PrioritySet, since: i64) {
         while let Some(last) = self.items.back() {
             match set.highest() {
                 Some(highest) if highest > last.priority => {}
@@ -133,54 +133,54 @@ mod tests {
     }
 
     /// With the items of level 3 at these times in it.
-    fn ahead(whens: std::ops::Range<i64>) -> Ahead {
-        let mut ahead = Ahead::default();
+    fn prefetch(whens: std::ops::Range<i64>) -> Prefetch {
+        let mut prefetch = Prefetch::default();
         let items = items(3, whens);
-        ahead.found(&items, true);
-        ahead.put_back(items, PrioritySet::of(3) | PrioritySet::of(0));
-        ahead
+        prefetch.found(&items, true);
+        prefetch.restore(items, PrioritySet::of(3) | PrioritySet::of(0));
+        prefetch
     }
 
-    fn whens(ahead: &Ahead) -> Vec<i64> {
-        ahead.items.iter().map(|item| item.when).collect()
+    fn whens(prefetch: &Prefetch) -> Vec<i64> {
+        prefetch.items.iter().map(|item| item.when).collect()
     }
 
     #[test]
     fn finds_grow_while_they_are_of_use() {
-        let mut ahead = Ahead::default();
-        assert_eq!(ahead.limit(10), 10, "nothing is known");
-        ahead.found(&items(3, 0..10), true);
-        assert_eq!(ahead.limit(10), 20);
-        ahead.found(&items(3, 0..20), true);
-        assert_eq!(ahead.limit(10), 30);
-        ahead.found(&items(3, 0..30), false);
-        assert_eq!(ahead.limit(10), 10, "that was all");
-        ahead.found(&items(3, 0..10), true);
-        assert_eq!(ahead.limit(500), 500, "large ones pay for themselves");
+        let mut prefetch = Prefetch::default();
+        assert_eq!(prefetch.limit(10), 10, "nothing is known");
+        prefetch.found(&items(3, 0..10), true);
+        assert_eq!(prefetch.limit(10), 20);
+        prefetch.found(&items(3, 0..20), true);
+        assert_eq!(prefetch.limit(10), 30);
+        prefetch.found(&items(3, 0..30), false);
+        assert_eq!(prefetch.limit(10), 10, "that was all");
+        prefetch.found(&items(3, 0..10), true);
+        assert_eq!(prefetch.limit(500), 500, "large ones pay for themselves");
         let mut large = item(3, 0);
         large.payload = vec![0; MAX_BYTES / 4].into();
-        ahead.found(&[large], true);
-        assert_eq!((ahead.limit(3), ahead.limit(5)), (6, 5), "no more than may be kept");
+        prefetch.found(&[large], true);
+        assert_eq!((prefetch.limit(3), prefetch.limit(5)), (6, 5), "no more than may be kept");
     }
 
     #[test]
     fn what_is_left_is_taken_in_order() {
-        let mut ahead = ahead(0..5);
-        let mut taken = ahead.take(2);
+        let mut prefetch = prefetch(0..5);
+        let mut taken = prefetch.take(2);
         assert_eq!(taken.iter().map(|item| item.when).collect::<Vec<_>>(), [0, 1]);
         // One of them was too large for whoever wanted it.
-        ahead.put_back(vec![taken.pop().unwrap()], PrioritySet::of(3));
-        assert_eq!(whens(&ahead), [1, 2, 3, 4]);
-        assert_eq!(ahead.bytes, 16);
-        assert_eq!(ahead.take(4).len(), 4);
-        assert!(ahead.take(1).is_empty());
-        assert_eq!(ahead.bytes, 0);
+        prefetch.restore(vec![taken.pop().unwrap()], PrioritySet::of(3));
+        assert_eq!(whens(&prefetch), [1, 2, 3, 4]);
+        assert_eq!(prefetch.bytes, 16);
+        assert_eq!(prefetch.take(4).len(), 4);
+        assert!(prefetch.take(1).is_empty());
+        assert_eq!(prefetch.bytes, 0);
     }
 
     #[test]
     fn too_few_or_too_old_needs_a_find() {
-        assert!(ahead(0..5).take(6).is_empty());
-        let mut old = ahead(0..5);
+        assert!(prefetch(0..5).take(6).is_empty());
+        let mut old = prefetch(0..5);
         old.found = old.found.and_then(|at| at.checked_sub(GOOD_FOR));
         assert!(old.take(1).is_empty());
         assert_eq!(old.limit(1), 1);
@@ -189,9 +189,9 @@ mod tests {
     #[test]
     fn what_comes_first_drops_what_stands_behind_it() {
         let after = |set, since| {
-            let mut ahead = ahead(10..15);
-            ahead.lower(set, since);
-            whens(&ahead)
+            let mut prefetch = prefetch(10..15);
+            prefetch.rewind(set, since);
+            whens(&prefetch)
         };
         let all = vec![10, 11, 12, 13, 14];
         assert_eq!(after(PrioritySet::of(3), 14), all, "it comes after them");
@@ -205,9 +205,9 @@ mod tests {
     #[test]
     fn only_the_highest_level_and_what_nobody_held_is_kept() {
         let kept = |items: Vec<Stored>, used| {
-            let mut ahead = ahead(50..52);
-            ahead.put_back(items, used);
-            whens(&ahead)
+            let mut prefetch = prefetch(50..52);
+            prefetch.restore(items, used);
+            whens(&prefetch)
         };
         assert_eq!(kept(items(3, 0..2), PrioritySet::of(3) | PrioritySet::of(1)), [0, 1, 50, 51]);
         assert_eq!(kept(items(3, 0..2), PrioritySet::of(4) | PrioritySet::of(3)), [0; 0]);

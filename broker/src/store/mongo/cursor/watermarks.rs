@@ -17,7 +17,7 @@ use crate::{
         Appeared,
         mongo::{
             cursor::{
-                START, lease_deadlines::LeaseDeadlines, open_claims::OpenClaims, prefetch::Ahead,
+                START, lease_deadlines::LeaseDeadlines, open_claims::OpenClaims, prefetch::Prefetch,
             },
             schema::item::Stored,
         },
@@ -42,20 +42,20 @@ struct State {
     used: PrioritySet,
     marks: [i64; LEVELS],
     /// How far the marks were lowered since the running reserve took them.
-    lowered: [i64; LEVELS],
+    rewound: [i64; LEVELS],
     /// Another broker may have used a new level.
     reread: bool,
     /// Found and not handed out.
-    ahead: Ahead,
+    prefetch: Prefetch,
     swept: Option<Instant>,
     sweep_cost: Duration,
 }
 
 impl State {
     /// Nothing is known of those of the levels that were not in use.
-    fn start_levels(&mut self, set: PrioritySet) {
+    fn start_priorities(&mut self, set: PrioritySet) {
         let new = set - self.used;
-        self.ahead.lower(new, START);
+        self.prefetch.rewind(new, START);
         for level in new.iter() {
             self.marks[level as usize] = START;
         }
@@ -63,10 +63,10 @@ impl State {
 }
 
 /// One queue's head, as one broker knows it.
-pub(crate) struct Head {
+pub(crate) struct QueueCursor {
     state: Mutex<State>,
     /// Its leases.
-    pub(crate) lapses: LeaseDeadlines,
+    pub(crate) lease_deadlines: LeaseDeadlines,
     /// Claims on their way.
     pub(crate) claims: OpenClaims,
     /// The queue was deep when it was counted last.
@@ -92,7 +92,7 @@ pub(crate) struct Consumed {
 
 /// What a find should look at.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Look {
+pub(crate) struct Scan {
     /// Levels in use.
     pub(crate) used: PrioritySet,
     /// Where to start in each.
@@ -105,28 +105,28 @@ pub(crate) struct Look {
 
 /// What a find saw in one level.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Seen {
+pub(crate) struct Scanned {
     pub(crate) level: i32,
     /// The next find of the level may start here.
     pub(crate) mark: i64,
 }
 
-impl Head {
+impl QueueCursor {
     pub(crate) fn new() -> Self {
         let state = State {
             recorded: PrioritySet::EMPTY,
             incarnation: Timestamp::default(),
             used: PrioritySet::EMPTY,
             marks: [START; LEVELS],
-            lowered: [i64::MAX; LEVELS],
+            rewound: [i64::MAX; LEVELS],
             reread: false,
-            ahead: Ahead::default(),
+            prefetch: Prefetch::default(),
             swept: None,
             sweep_cost: Duration::ZERO,
         };
         Self {
             state: Mutex::new(state),
-            lapses: LeaseDeadlines::new(),
+            lease_deadlines: LeaseDeadlines::new(),
             claims: OpenClaims::new(),
             repaired: Mutex::default(),
             deep: AtomicBool::new(false),
@@ -143,56 +143,56 @@ impl Head {
         state.swept.is_none_or(|at| at.elapsed() >= pause.max(state.sweep_cost * SWEEP_SHARE))
     }
 
-    /// Starts a look: lowerings from now on are kept apart until [`Head::seen`].
-    pub(crate) fn look(&self) -> Look {
+    /// Starts a look: lowerings from now on are kept apart until [`QueueCursor::seen`].
+    pub(crate) fn look(&self) -> Scan {
         let mut state = self.state.lock();
-        state.lowered = [i64::MAX; LEVELS];
+        state.rewound = [i64::MAX; LEVELS];
         let reread = std::mem::take(&mut state.reread);
-        Look { used: state.used, marks: state.marks, before: state.marks, reread }
+        Scan { used: state.used, marks: state.marks, before: state.marks, reread }
     }
 
     /// The levels in use, as far as known.
-    pub(crate) fn look_used(&self) -> PrioritySet {
+    pub(crate) fn priorities_in_use(&self) -> PrioritySet {
         self.state.lock().used
     }
 
     /// Notes what a look found.
-    pub(crate) fn seen(&self, seen: &[Seen]) {
+    pub(crate) fn seen(&self, seen: &[Scanned]) {
         let mut state = self.state.lock();
-        for Seen { level, mark } in seen {
+        for Scanned { level, mark } in seen {
             let level = *level as usize;
-            state.marks[level] = (*mark).min(state.lowered[level]);
+            state.marks[level] = (*mark).min(state.rewound[level]);
         }
     }
 
     /// How many items to ask for if so many are wanted.
     pub(crate) fn limit(&self, wanted: usize) -> usize {
-        self.state.lock().ahead.limit(wanted)
+        self.state.lock().prefetch.limit(wanted)
     }
 
     /// Notes what a find brought; `more`: it left some of the highest level behind.
     pub(crate) fn found(&self, items: &[Stored], more: bool) {
-        self.state.lock().ahead.found(items, more);
+        self.state.lock().prefetch.found(items, more);
     }
 
     /// Takes the first items found before; none if a find is needed.
-    pub(crate) fn take_ahead(&self, wanted: usize) -> Vec<Stored> {
-        self.state.lock().ahead.take(wanted)
+    pub(crate) fn take_prefetched(&self, wanted: usize) -> Vec<Stored> {
+        self.state.lock().prefetch.take(wanted)
     }
 
     /// Keeps what was found and not handed out, unless something got ahead of it since the look began.
-    pub(crate) fn put_back(&self, items: Vec<Stored>) {
+    pub(crate) fn restore(&self, items: Vec<Stored>) {
         let mut state = self.state.lock();
-        let State { ahead, used, lowered, .. } = &mut *state;
-        ahead.put_back(items, *used);
+        let State { prefetch, used, rewound, .. } = &mut *state;
+        prefetch.restore(items, *used);
         for level in used.iter() {
-            ahead.lower(PrioritySet::of(level), lowered[level as usize]);
+            prefetch.rewind(PrioritySet::of(level), rewound[level as usize]);
         }
     }
 
     /// Others were faster with what was found, or it is not to be relied on.
-    pub(crate) fn forget_ahead(&self) {
-        self.state.lock().ahead.clear();
+    pub(crate) fn forget_prefetched(&self) {
+        self.state.lock().prefetch.clear();
     }
 
     /// Notes a sweep and what it cost.
@@ -208,14 +208,14 @@ impl Head {
     }
 
     /// Something became eligible at `since` in one of the levels.
-    pub(crate) fn lower(&self, set: PrioritySet, since: i64) {
+    pub(crate) fn rewind(&self, set: PrioritySet, since: i64) {
         let mut state = self.state.lock();
         state.used |= set;
-        state.ahead.lower(set, since);
+        state.prefetch.rewind(set, since);
         for level in set.iter() {
             let level = level as usize;
             state.marks[level] = state.marks[level].min(since);
-            state.lowered[level] = state.lowered[level].min(since);
+            state.rewound[level] = state.rewound[level].min(since);
         }
     }
 
@@ -231,14 +231,14 @@ impl Head {
             state.reread = true;
             state.used
         };
-        self.lower(used, since);
+        self.rewind(used, since);
     }
 
     /// The levels in use, as the index shows them; those added meanwhile stay.
     pub(crate) fn set_used(&self, set: PrioritySet, before: PrioritySet) {
         let mut state = self.state.lock();
         let added = state.used - before;
-        state.start_levels(set);
+        state.start_priorities(set);
         state.used = set | added;
     }
 
@@ -246,7 +246,7 @@ impl Head {
     pub(crate) fn add_used(&self, set: PrioritySet) -> bool {
         let mut state = self.state.lock();
         let new = !(set - state.used).is_empty();
-        state.start_levels(set);
+        state.start_priorities(set);
         state.used |= set;
         new
     }
@@ -279,19 +279,19 @@ mod tests {
 
     #[test]
     fn what_is_pushed_during_a_look_is_not_passed_over() {
-        let head = Head::new();
-        head.lower(PrioritySet::of(3), 100);
-        let _ = head.look();
-        head.lower(PrioritySet::of(3), 150);
-        head.seen(&[Seen { level: 3, mark: 500 }]);
-        assert_eq!(head.look().marks[3], 150);
-        head.seen(&[Seen { level: 3, mark: 500 }]);
-        assert_eq!(head.look().marks[3], 500);
-        head.appeared(Appeared::Since(Timestamp(400)));
-        assert_eq!(head.look().marks[3], 400 - UNCERTAINTY);
-        head.appeared(Appeared::Nothing);
-        assert_eq!(head.look().marks[3], 400 - UNCERTAINTY);
-        head.appeared(Appeared::FromStart);
-        assert_eq!(head.look().marks[3], START);
+        let cursor = QueueCursor::new();
+        cursor.rewind(PrioritySet::of(3), 100);
+        let _ = cursor.look();
+        cursor.rewind(PrioritySet::of(3), 150);
+        cursor.seen(&[Scanned { level: 3, mark: 500 }]);
+        assert_eq!(cursor.look().marks[3], 150);
+        cursor.seen(&[Scanned { level: 3, mark: 500 }]);
+        assert_eq!(cursor.look().marks[3], 500);
+        cursor.appeared(Appeared::Since(Timestamp(400)));
+        assert_eq!(cursor.look().marks[3], 400 - UNCERTAINTY);
+        cursor.appeared(Appeared::Nothing);
+        assert_eq!(cursor.look().marks[3], 400 - UNCERTAINTY);
+        cursor.appeared(Appeared::FromStart);
+        assert_eq!(cursor.look().marks[3], START);
     }
 }

@@ -7,7 +7,7 @@ use crate::{
         RetryPolicy, ScheduleName, Timestamp, Totals,
     },
     store::{
-        Held, ItemAdmin, ItemStore, Push, QueueStore, ScheduleStore, StatsStore, Store,
+        ItemAdmin, ItemStore, Push, QueueStore, Reservation, ScheduleStore, StatsStore, Store,
         conformance::Broker,
         mongo::{
             MongoOptions, MongoStore,
@@ -215,15 +215,15 @@ async fn a_database_of_version_1_goes_on_as_one_of_today() {
         "016b024be5838000005c74c5ac70cc87a210904a086cd48a1b00000001000000010005706c61696e64656661756c741f89f999",
     );
     let held = vec![
-        Held { queue: work.clone(), receipt: reserved },
-        Held { queue: plain.clone(), receipt: gone },
+        Reservation { queue: work.clone(), receipt: reserved },
+        Reservation { queue: plain.clone(), receipt: gone },
     ];
     assert_eq!(store.commit(held).await.unwrap(), [Outcome::Ok, Outcome::Gone]);
 
     let taken = take(&store, &work, 10).await;
     let payloads: Vec<_> = taken.iter().map(|delivery| delivery.item.payload.clone()).collect();
     assert_eq!(payloads, ["first", ""], "the second of the key waits for the first");
-    let first = Held { queue: work.clone(), receipt: taken[0].receipt.clone() };
+    let first = Reservation { queue: work.clone(), receipt: taken[0].receipt.clone() };
     assert_eq!(store.commit(vec![first]).await.unwrap(), [Outcome::Ok]);
     assert_eq!(take(&store, &work, 10).await[0].item.payload, "blocked");
 

@@ -145,7 +145,7 @@ async fn write(
     starts: Option<Vec<Start>>,
 ) -> Result<Vec<Result<Pushed>>> {
     group.ensure_indexes(&inner.db).await?;
-    record_levels(inner, group, &items).await?;
+    record_priorities(inner, group, &items).await?;
     if let Some(starts) = starts {
         return insert(inner, group, &items, starts).await;
     }
@@ -170,9 +170,9 @@ pub(super) async fn wake<'a>(
         return Ok(());
     }
     let keys: Vec<OrderKey> = items.iter().filter_map(order_key).collect();
-    for promoted in ordering::promote(inner, group, &keys).await? {
-        if let Some(pushed) = blocked.get_mut(&promoted.id) {
-            pushed.eligible_time = Some(promoted.when);
+    for unblocked in ordering::unblock(inner, group, &keys).await? {
+        if let Some(pushed) = blocked.get_mut(&unblocked.id) {
+            pushed.eligible_time = Some(unblocked.when);
         }
     }
     Ok(())
@@ -185,7 +185,7 @@ pub(super) fn order_key(push: &Push) -> Option<OrderKey> {
 }
 
 /// The levels of new items, recorded before anyone can miss them.
-pub(super) async fn record_levels(inner: &Inner, group: &Group, items: &[Push]) -> Result<()> {
+pub(super) async fn record_priorities(inner: &Inner, group: &Group, items: &[Push]) -> Result<()> {
     let mut queues: HashMap<&QueueName, (PrioritySet, Timestamp)> = HashMap::new();
     for push in items {
         let entry =
@@ -238,7 +238,7 @@ async fn insert(
         for &at in &open {
             marks.add(&items[at], &starts[at]);
         }
-        marks.lower(inner);
+        marks.rewind(inner);
         let mut refused = refused?;
         let mut again = Vec::new();
         let mut repeated = Vec::new();
@@ -331,9 +331,9 @@ impl<'a> Marks<'a> {
     }
 
     /// Lowers the marks. To be called when the items can be seen: a look before that raises them again.
-    pub(super) fn lower(self, inner: &Inner) {
+    pub(super) fn rewind(self, inner: &Inner) {
         for ((queue, level), when) in self.0 {
-            inner.head(queue).lower(PrioritySet::of(i32::from(level)), when);
+            inner.cursor(queue).rewind(PrioritySet::of(i32::from(level)), when);
         }
     }
 }

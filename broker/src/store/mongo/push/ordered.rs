@@ -56,7 +56,7 @@ pub(crate) async fn push_in_order(
         let outcome = attempt_in_time(attempt).await;
         // Not before: a look in between would find nothing and raise the marks again. Also if the outcome is
         // unknown: what may be there must not be passed over.
-        marks.lower(inner);
+        marks.rewind(inner);
         match outcome {
             Ok(mut pushed) => {
                 wake(inner, group, items, pushed.iter_mut()).await?;

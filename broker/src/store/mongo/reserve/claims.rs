@@ -24,7 +24,7 @@ use crate::{
         Reserved, Result, StoreError,
         mongo::{
             Inner,
-            cursor::watermarks::Head,
+            cursor::watermarks::QueueCursor,
             schema::{
                 item::{Stored, oids, token_oid},
                 layout::{Group, date},
@@ -57,7 +57,7 @@ struct Claimed {
 pub(crate) struct Claim {
     inner: Arc<Inner>,
     group: Arc<Group>,
-    head: Arc<Head>,
+    cursor: Arc<QueueCursor>,
     queue: QueueName,
     items: Vec<Claimed>,
     /// The server has said which of the items are claimed.
@@ -70,14 +70,14 @@ impl Claim {
     pub(crate) fn begin(
         inner: &Arc<Inner>,
         group: &Arc<Group>,
-        head: &Arc<Head>,
+        cursor: &Arc<QueueCursor>,
         queue: &QueueName,
     ) -> Self {
-        head.claims.opened();
+        cursor.claims.opened();
         Self {
             inner: Arc::clone(inner),
             group: Arc::clone(group),
-            head: Arc::clone(head),
+            cursor: Arc::clone(cursor),
             queue: queue.clone(),
             items: Vec::new(),
             known: false,
@@ -115,8 +115,8 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let head = Arc::clone(&self.head);
-        let close = move || head.claims.closed();
+        let cursor = Arc::clone(&self.cursor);
+        let close = move || cursor.claims.closed();
         if self.items.is_empty() {
             close();
             return;
@@ -124,7 +124,7 @@ impl Drop for Claim {
         let lost = Lost {
             inner: Arc::clone(&self.inner),
             group: Arc::clone(&self.group),
-            head: Arc::clone(&self.head),
+            cursor: Arc::clone(&self.cursor),
             queue: self.queue.clone(),
             items: std::mem::take(&mut self.items),
             known: self.known,
@@ -157,7 +157,7 @@ impl Handover {
 struct Lost {
     inner: Arc<Inner>,
     group: Arc<Group>,
-    head: Arc<Head>,
+    cursor: Arc<QueueCursor>,
     queue: QueueName,
     items: Vec<Claimed>,
     known: bool,
@@ -184,9 +184,9 @@ impl Lost {
                 break;
             }
         }
-        self.head.forget_ahead();
+        self.cursor.forget_prefetched();
         for item in &self.items {
-            self.head.lower(PrioritySet::of(item.priority), item.when);
+            self.cursor.rewind(PrioritySet::of(item.priority), item.when);
         }
     }
 
@@ -196,7 +196,7 @@ impl Lost {
         if !self.known {
             self.fence(settled, &mut statements)?;
         }
-        self.put_back(settled, &mut statements)?;
+        self.restore(settled, &mut statements)?;
         update(&self.inner, &self.group, statements).await?;
         Ok(())
     }
@@ -221,7 +221,7 @@ impl Lost {
     }
 
     /// What was claimed goes back to its place.
-    fn put_back(&self, settled: ObjectId, statements: &mut Vec<RawDocumentBuf>) -> Result<()> {
+    fn restore(&self, settled: ObjectId, statements: &mut Vec<RawDocumentBuf>) -> Result<()> {
         let mut lots: HashMap<(LeaseToken, i64, u32), Vec<ItemId>> = HashMap::new();
         for item in &self.items {
             lots.entry((item.token, item.when, item.attempt)).or_default().push(item.id);

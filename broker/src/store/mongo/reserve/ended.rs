@@ -54,7 +54,7 @@ pub(crate) async fn remove_expired(
     // Whoever is remembered, by a producer or by another broker's consumer, leaves a tombstone.
     let remembered = |item: &Stored| {
         item.window.is_some_and(|window| window > now.0)
-            || item.trace.is_some()
+            || item.tombstone_until.is_some()
             || item.lock.is_some()
     };
     let (buried, deleted): (Vec<&Stored>, Vec<&Stored>) =
@@ -82,7 +82,7 @@ pub(crate) async fn remove_expired(
         let change = Update::pipeline(&bury(now, settle_token(inner)))?;
         n += update(inner, group, [statement(filter(&buried), change)]).await?;
     }
-    ordering::promote(inner, group, &keys_of(queue, items)).await?;
+    ordering::unblock(inner, group, &keys_of(queue, items)).await?;
     Ok(n)
 }
 
@@ -143,7 +143,7 @@ async fn remove_failed(
     now: Timestamp,
 ) -> Result<u64> {
     for item in items {
-        inner.issued.forget(item.id());
+        inner.lease_cache.forget(item.id());
     }
     let to = match &queue.at_limit {
         AtLimit::DeadLetter(to) => to,
@@ -170,16 +170,16 @@ async fn remove_failed(
         fields.insert("settledBefore", settled_before());
         fields.insert("reason", doc! { "$ifNull": ["$reason", LAPSED] });
         // The consumer may yet ask another broker, which must not take its own for this settle.
-        let trace: DateTime = date(Timestamp(now.0 + WITNESS));
-        fields.insert("trace", doc! { "$max": ["$trace", trace] });
+        let tombstone_until: DateTime = date(Timestamp(now.0 + WITNESS));
+        fields.insert("trace", doc! { "$max": ["$trace", tombstone_until] });
         let stages = [doc! { "$set": fields }, doc! { "$unset": ["lock", "turn", "due"] }];
         statements.push(statement(filter, Update::pipeline(&stages)?));
     }
     let n = update(inner, group, statements).await;
     // Also if the outcome is unknown: what may be there must not be passed over.
-    inner.head(to).lower(set, now.0);
+    inner.cursor(to).rewind(set, now.0);
     let n = n?;
-    ordering::promote(inner, group, &keys_of(&queue.name, items)).await?;
+    ordering::unblock(inner, group, &keys_of(&queue.name, items)).await?;
     Ok(n)
 }
 
@@ -205,7 +205,7 @@ async fn discard(
     let endings: Vec<Ending> = items
         .iter()
         .filter_map(receipt)
-        .map(|receipt| Ending { receipt, queue: Arc::clone(queue), issue: None })
+        .map(|receipt| Ending { receipt, queue: Arc::clone(queue), cached_lease: None })
         .collect();
     let ended = end_exactly(inner, group, &endings).await?;
     Ok(ended.iter().filter(|outcome| **outcome == Outcome::Ok).count() as u64)

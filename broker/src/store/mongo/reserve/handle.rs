@@ -10,7 +10,7 @@ use crate::{
         Appeared, Reserved, Reserver, Result,
         mongo::{
             Inner,
-            cursor::{heads::ConsumedHead, watermarks::Head},
+            cursor::{cursors::ConsumedHead, watermarks::QueueCursor},
             reserve::{self, next_eligible::next_eligible},
         },
     },
@@ -20,30 +20,30 @@ pub(crate) struct MongoReserver {
     inner: Arc<Inner>,
     queue: QueueName,
     /// Where the queue's head is. Held, so that it stays what it is while the queue is consumed.
-    head: ConsumedHead,
+    cursor: ConsumedHead,
 }
 
 impl MongoReserver {
     pub(crate) fn new(inner: Arc<Inner>, queue: QueueName) -> Self {
-        let head = ConsumedHead::new(inner.head(&queue));
+        let cursor = ConsumedHead::new(inner.cursor(&queue));
         // Of what appeared while nobody consumed the queue here, nobody told.
-        head.appeared(Appeared::FromStart);
-        Self { inner, queue, head }
+        cursor.appeared(Appeared::FromStart);
+        Self { inner, queue, cursor }
     }
 
     /// Returns the queue's head, to which all others in this broker tell what they write: another one once the queue
     /// was deleted.
-    fn head(&mut self, queue: &Queue) -> Arc<Head> {
-        let head = self.inner.head(&self.queue);
-        if !Arc::ptr_eq(&head, &self.head) {
-            self.head = ConsumedHead::new(Arc::clone(&head));
+    fn cursor(&mut self, queue: &Queue) -> Arc<QueueCursor> {
+        let cursor = self.inner.cursor(&self.queue);
+        if !Arc::ptr_eq(&cursor, &self.cursor) {
+            self.cursor = ConsumedHead::new(Arc::clone(&cursor));
         }
-        let mut consumed = head.consumed.lock();
+        let mut consumed = cursor.consumed.lock();
         if consumed.group.as_ref() != Some(&queue.group) {
             consumed.group = Some(queue.group.clone());
         }
         drop(consumed);
-        head
+        cursor
     }
 }
 
@@ -55,14 +55,14 @@ impl Reserver for MongoReserver {
         demands: &[Demand],
         appeared: Appeared,
     ) -> Result<Reserved> {
-        let head = self.head(queue);
-        head.appeared(appeared);
+        let cursor = self.cursor(queue);
+        cursor.appeared(appeared);
         let (queue, demands) = (Arc::clone(queue), demands.to_vec());
         // If nobody waits for the answer any more, dropping it undoes the claim.
         let operation = |inner: Arc<Inner>| async move {
             // One that was given up may still be under way.
-            let _turn = head.turn.lock().await;
-            reserve::reserve(&inner, &head, &queue, &demands).await
+            let _turn = cursor.turn.lock().await;
+            reserve::reserve(&inner, &cursor, &queue, &demands).await
         };
         Ok(self.inner.run(operation).await?.take())
     }
@@ -72,9 +72,9 @@ impl Reserver for MongoReserver {
         queue: &Queue,
         after: Timestamp,
     ) -> Result<Option<Timestamp>> {
-        let (head, name, group) = (self.head(queue), self.queue.clone(), queue.group.clone());
+        let (cursor, name, group) = (self.cursor(queue), self.queue.clone(), queue.group.clone());
         let operation = |inner: Arc<Inner>| async move {
-            next_eligible(&inner, &head, &name, &group, after).await
+            next_eligible(&inner, &cursor, &name, &group, after).await
         };
         self.inner.run(operation).await
     }

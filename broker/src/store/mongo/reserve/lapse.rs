@@ -12,7 +12,7 @@ use crate::{
         Result,
         mongo::{
             Inner,
-            cursor::{START, watermarks::Head},
+            cursor::{START, watermarks::QueueCursor},
             priorities,
             schema::layout::{BLOCKED, Group, HANDOUT, LEASED, leased, millis},
             server::statement::{Update, statement_by, update},
@@ -30,7 +30,7 @@ const STEP: i64 = 2_000;
 pub(crate) struct Leases<'a> {
     pub(crate) inner: &'a Inner,
     pub(crate) group: &'a Group,
-    pub(crate) head: &'a Head,
+    pub(crate) cursor: &'a QueueCursor,
     pub(crate) queue: &'a QueueName,
     /// The levels in which there may be some.
     pub(crate) used: PrioritySet,
@@ -39,10 +39,10 @@ pub(crate) struct Leases<'a> {
 impl Leases<'_> {
     /// When the first lease ends: what is known, or a look if one is due.
     pub(crate) async fn first(&self, now: Timestamp) -> Result<Option<Timestamp>> {
-        if self.head.lapses.is_due(now) {
+        if self.cursor.lease_deadlines.is_due(now) {
             self.look(now).await?;
         }
-        Ok(self.head.lapses.first())
+        Ok(self.cursor.lease_deadlines.first())
     }
 
     /// Puts the items whose leases have ended back among the ready; true if there were any.
@@ -52,7 +52,7 @@ impl Leases<'_> {
             match self.look(now).await? {
                 Some(first) if first <= now => {
                     any = true;
-                    if !self.put_back(first, now).await? {
+                    if !self.restore(first, now).await? {
                         break; // the next look goes on
                     }
                 }
@@ -65,18 +65,18 @@ impl Leases<'_> {
     /// When the first lease ends or has ended, asked of the index.
     async fn look(&self, now: Timestamp) -> Result<Option<Timestamp>> {
         let begun = Instant::now();
-        let from = self.head.lapses.begin();
+        let from = self.cursor.lease_deadlines.begin();
         let name = self.group.items.name();
         let range = (LEASED + from.max(START), BLOCKED);
         let first =
             priorities::first_between(self.inner, name, self.queue, self.used, range).await?;
         let first = first.map(|when| Timestamp(when - LEASED));
-        self.head.lapses.seen(first, now, begun.elapsed());
+        self.cursor.lease_deadlines.seen(first, now, begun.elapsed());
         Ok(first)
     }
 
     /// Puts back a step of those whose leases ended in this time; true if that was all.
-    async fn put_back(&self, first: Timestamp, now: Timestamp) -> Result<bool> {
+    async fn restore(&self, first: Timestamp, now: Timestamp) -> Result<bool> {
         let name = self.group.items.name();
         let range = (LEASED + first.0, LEASED + now.0 + 1);
         let cuts =
@@ -95,7 +95,7 @@ impl Leases<'_> {
         }
         let done = update(self.inner, self.group, statements).await;
         // Also if the outcome is unknown: what may be there must not be passed over.
-        self.head.lower(self.used, first.0);
+        self.cursor.rewind(self.used, first.0);
         done?;
         Ok(cuts.is_empty())
     }

@@ -24,7 +24,7 @@ use crate::{
         Reserved, Result,
         mongo::{
             Inner,
-            cursor::{lease_cache::Issue, watermarks::Head},
+            cursor::{lease_cache::CachedLease, watermarks::QueueCursor},
             reserve::{
                 claims::{Claim, Handover, as_read},
                 ended::Failed,
@@ -51,19 +51,19 @@ const CLEARING: Duration = Duration::from_millis(100);
 /// Reserves items from the head of the queue.
 pub(super) async fn reserve(
     inner: &Arc<Inner>,
-    head: &Arc<Head>,
+    cursor: &Arc<QueueCursor>,
     queue: &Arc<Queue>,
-    wants: &[Demand],
+    demands: &[Demand],
 ) -> Result<Handover> {
-    let wanted: usize = wants.iter().map(|want| want.max_items).sum();
+    let wanted: usize = demands.iter().map(|want| want.max_items).sum();
     let mut answer = Handover { reserved: Reserved::default(), claim: None };
     if wanted == 0 {
         return Ok(answer);
     }
     let group = inner.group(&queue.group).await?;
-    head.claims.resolved().await?;
-    let place = Place { inner, group: &group, head, queue };
-    let mut sweep = head.sweep_due(false);
+    cursor.claims.resolved().await?;
+    let place = Place { inner, group: &group, cursor, queue };
+    let mut sweep = cursor.sweep_due(false);
     let begun = Instant::now();
     // Rounds that find nothing but what must be removed are not the caller's concern, within reason.
     for _ in 0..MAX_ROUNDS {
@@ -72,22 +72,23 @@ pub(super) async fn reserve(
         }
         let found = place.look(wanted.min(MAX_FIND), sweep).await?;
         if found.items.is_empty() {
-            head.seen(&found.seen(&[], &[]));
+            cursor.seen(&found.seen(&[], &[]));
             // Perhaps a lease of another broker has ended,
             answer.reserved.more =
-                head.lapses.is_due(found.now) && place.reclaim(found.now).await?;
+                cursor.lease_deadlines.is_due(found.now) && place.reclaim(found.now).await?;
             if answer.reserved.more {
                 continue;
             }
             // or a hint was lost.
-            if sweep || !head.sweep_due(true) {
+            if sweep || !cursor.sweep_due(true) {
                 break;
             }
             sweep = true;
             continue;
         }
-        let round = hand_out(&place, wants, found).await;
-        let Handover { reserved: round, claim } = round.inspect_err(|_| head.forget_ahead())?;
+        let round = hand_out(&place, demands, found).await;
+        let Handover { reserved: round, claim } =
+            round.inspect_err(|_| cursor.forget_prefetched())?;
         let removed = round.at_limit.total() + round.expired;
         answer.reserved.at_limit.max_attempts += round.at_limit.max_attempts;
         answer.reserved.at_limit.max_deliveries += round.at_limit.max_deliveries;
@@ -105,8 +106,8 @@ pub(super) async fn reserve(
 }
 
 /// Deals what was found, claims it, and removes what is over.
-async fn hand_out(place: &Place<'_>, wants: &[Demand], mut found: Found) -> Result<Handover> {
-    let Place { inner, group, head, queue } = *place;
+async fn hand_out(place: &Place<'_>, demands: &[Demand], mut found: Found) -> Result<Handover> {
+    let Place { inner, group, cursor, queue } = *place;
     let now = inner.now();
     let places = found.places();
     let (mut expired, mut dead, mut good) = (Vec::new(), Vec::new(), Vec::new());
@@ -126,32 +127,32 @@ async fn hand_out(place: &Place<'_>, wants: &[Demand], mut found: Found) -> Resu
         }
     }
     if !dead.is_empty() && queue.at_limit == AtLimit::Unknown {
-        head.forget_ahead();
+        cursor.forget_prefetched();
         let reserved = Reserved { more: true, limit_unknown: true, ..Reserved::default() };
         return Ok(Handover { reserved, claim: None });
     }
     let sizes: Vec<ItemSize> = good.iter().map(Stored::size).collect();
-    let dealt = assign(&sizes, wants);
-    let left: Vec<(i32, i64)> = good_at[dealt.len()..].iter().map(|at| places[*at]).collect();
-    let rest = good.split_off(dealt.len());
+    let assigned = assign(&sizes, demands);
+    let left: Vec<(i32, i64)> = good_at[assigned.len()..].iter().map(|at| places[*at]).collect();
+    let rest = good.split_off(assigned.len());
 
     let (expired, at_limit, claimed) = futures_util::future::join3(
         ended::remove_expired(inner, group, &queue.name, &expired, now),
         ended::remove_all_failed(inner, group, queue, dead, now),
-        claim(place, wants, good, &attempts, &dealt, now),
+        claim(place, demands, good, &attempts, &assigned, now),
     )
     .await;
     let (deliveries, claim) = claimed?;
     let (expired, at_limit) = match (expired, at_limit) {
         (Ok(expired), Ok(at_limit)) => {
-            head.seen(&found.seen(&places, &left));
+            cursor.seen(&found.seen(&places, &left));
             (expired, at_limit)
         }
         // What could not be removed is met again: the marks stay. What was claimed is handed out.
         (expired, at_limit) if !deliveries.is_empty() => {
             let errors = (expired.as_ref().err(), at_limit.as_ref().err());
             tracing::debug!(queue = %queue.name, ?errors, "could not remove what is over");
-            head.forget_ahead();
+            cursor.forget_prefetched();
             let reserved = Reserved {
                 deliveries,
                 at_limit: at_limit.unwrap_or_default(),
@@ -164,11 +165,11 @@ async fn hand_out(place: &Place<'_>, wants: &[Demand], mut found: Found) -> Resu
         }
         (Err(error), _) | (_, Err(error)) => return Err(error),
     };
-    let outrun = deliveries.len() < dealt.len();
+    let outrun = deliveries.len() < assigned.len();
     if outrun {
-        head.forget_ahead();
+        cursor.forget_prefetched();
     } else {
-        head.put_back(rest);
+        cursor.restore(rest);
     }
     // What was removed may have passed its turn on.
     let removed = expired + at_limit.total() > 0;
@@ -201,30 +202,30 @@ struct Lot {
 /// left out.
 async fn claim(
     place: &Place<'_>,
-    wants: &[Demand],
+    demands: &[Demand],
     items: Vec<Stored>,
     attempts: &[u32],
-    dealt: &[usize],
+    assigned: &[usize],
     now: Timestamp,
 ) -> Result<(Vec<(usize, Delivery)>, Claim)> {
-    let Place { inner, group, head, queue } = *place;
-    let mut claim = Claim::begin(inner, group, head, &queue.name);
+    let Place { inner, group, cursor, queue } = *place;
+    let mut claim = Claim::begin(inner, group, cursor, &queue.name);
     if items.is_empty() {
         return Ok((Vec::new(), claim));
     }
     let mut lots: HashMap<Alike, Lot> = HashMap::new();
     let mut claims = Vec::with_capacity(items.len());
-    for ((item, want), &attempt) in items.iter().zip(dealt).zip(attempts) {
+    for ((item, want), &attempt) in items.iter().zip(assigned).zip(attempts) {
         let lapsed = item.lock.is_some();
         let alike = Alike {
-            consumer: wants[*want].consumer.clone(),
-            until: now + wants[*want].lease,
+            consumer: demands[*want].consumer.clone(),
+            until: now + demands[*want].lease,
             deliveries: item.deliveries,
             attempt,
             lapsed,
         };
         let until = alike.until;
-        head.lapses.expect(until);
+        cursor.lease_deadlines.expect(until);
         let lot = lots.entry(alike).or_insert_with(|| Lot {
             token: LeaseToken::fresh(inner.broker),
             ids: Vec::new(),
@@ -250,7 +251,8 @@ async fn claim(
     claim.answered(won.as_ref());
     let mut deliveries = Vec::with_capacity(items.len());
     let mut issues = Vec::with_capacity(items.len());
-    for ((item, want), (token, attempt, until, lapsed)) in items.into_iter().zip(dealt).zip(claims)
+    for ((item, want), (token, attempt, until, lapsed)) in
+        items.into_iter().zip(assigned).zip(claims)
     {
         let id = item.id();
         if won.as_ref().is_some_and(|won| !won.contains(&id)) {
@@ -258,13 +260,14 @@ async fn claim(
         }
         issues.push((
             id,
-            Issue {
+            CachedLease {
                 token,
                 made: now,
                 until: until.0,
                 priority: item.priority,
                 dedup: !item.dedup_id.is_empty(),
-                traced: lapsed || item.trace.is_some_and(|trace| trace > now.0),
+                leaves_tombstone: lapsed
+                    || item.tombstone_until.is_some_and(|tombstone_until| tombstone_until > now.0),
                 deadline: item.deadline,
                 key: (!item.key.is_empty()).then(|| item.key.as_str().into()),
             },
@@ -275,7 +278,7 @@ async fn claim(
         item.state = ItemState::Reserved;
         item.attempt = attempt;
         item.deliveries += 1;
-        item.consumer.clone_from(&wants[*want].consumer);
+        item.consumer.clone_from(&demands[*want].consumer);
         item.eligible_time = Some(until);
         item.due_time = Some(previous_eligible_time);
         let receipt = Receipt {
@@ -291,7 +294,7 @@ async fn claim(
         let delivery = Delivery { item, receipt, lease_expire_time: until, previous_eligible_time };
         deliveries.push((*want, delivery));
     }
-    inner.issued.add(issues, now);
+    inner.lease_cache.add(issues, now);
     Ok((deliveries, claim))
 }
 

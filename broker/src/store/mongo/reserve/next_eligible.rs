@@ -6,7 +6,7 @@ use crate::{
         Result,
         mongo::{
             Inner,
-            cursor::watermarks::Head,
+            cursor::watermarks::QueueCursor,
             priorities::{first_between, in_index},
             reserve::lapse::Leases,
             schema::layout::READY_END,
@@ -17,20 +17,20 @@ use crate::{
 /// When the first item that was not eligible at `after` becomes so, or its lease ends.
 pub(crate) async fn next_eligible(
     inner: &Inner,
-    head: &Head,
+    cursor: &QueueCursor,
     queue: &QueueName,
     group: &GroupName,
     after: Timestamp,
 ) -> Result<Option<Timestamp>> {
     let group = inner.group(group).await?;
-    let mut used = head.look_used();
+    let mut used = cursor.priorities_in_use();
     if used.is_empty() {
         used = in_index(inner, group.items.name(), queue).await?;
-        head.add_used(used);
+        cursor.add_used(used);
     }
     let delayed =
         first_between(inner, group.items.name(), queue, used, (after.0 + 1, READY_END)).await?;
-    let leases = Leases { inner, group: &group, head, queue, used };
+    let leases = Leases { inner, group: &group, cursor, queue, used };
     let leased = leases.first(inner.now()).await?;
     Ok(delayed.map(Timestamp).into_iter().chain(leased).min())
 }

@@ -13,7 +13,7 @@ use crate::{
             Inner,
             cursor::{
                 START,
-                watermarks::{Head, Look, Seen},
+                watermarks::{QueueCursor, Scan, Scanned},
             },
             priorities,
             reserve::lapse::Leases,
@@ -37,7 +37,7 @@ pub(crate) enum Extent {
     /// The first part: there may be more behind it.
     Cut,
     /// What was read ahead by an earlier look: nothing new is known of any level.
-    Ahead,
+    Prefetch,
 }
 
 /// What a look brought.
@@ -45,7 +45,7 @@ pub(crate) struct Found {
     pub(crate) items: Vec<Stored>,
     pub(crate) extent: Extent,
     /// Where it looked.
-    look: Look,
+    look: Scan,
     /// As of when.
     pub(crate) now: Timestamp,
 }
@@ -54,64 +54,64 @@ pub(crate) struct Found {
 pub(crate) struct Place<'a> {
     pub(crate) inner: &'a Arc<Inner>,
     pub(crate) group: &'a Arc<Group>,
-    pub(crate) head: &'a Arc<Head>,
+    pub(crate) cursor: &'a Arc<QueueCursor>,
     pub(crate) queue: &'a Arc<Queue>,
 }
 
 impl Place<'_> {
     /// Looks for so many items; from the start if it is a sweep.
     pub(crate) async fn look(&self, wanted: usize, sweep: bool) -> Result<Found> {
-        let head = self.head;
+        let cursor = self.cursor;
         let begun = Instant::now();
         if sweep {
-            let before = head.look_used();
-            head.set_used(self.levels_in_index().await?, before);
-            head.lapses.forget();
+            let before = cursor.priorities_in_use();
+            cursor.set_used(self.priorities_in_index().await?, before);
+            cursor.lease_deadlines.forget();
         }
         let now = self.inner.now();
-        if head.lapses.is_pressing(now) {
+        if cursor.lease_deadlines.is_pressing(now) {
             self.reclaim(now).await?;
         }
         // From here on what gets ahead of the items to come is kept apart.
-        let mut look = head.look();
+        let mut look = cursor.look();
         if sweep {
             look.marks = [START; 10];
         } else if !look.reread {
-            let items = head.take_ahead(wanted);
+            let items = cursor.take_prefetched(wanted);
             if !items.is_empty() {
-                return Ok(Found { items, extent: Extent::Ahead, look, now });
+                return Ok(Found { items, extent: Extent::Prefetch, look, now });
             }
         }
-        let limit = head.limit(wanted).min(MAX_FIND);
+        let limit = cursor.limit(wanted).min(MAX_FIND);
         let (mut found, new_levels) = try_join(self.find(look, limit, now), async {
             Ok(look.reread
-                && head.add_used(priorities::recorded(self.inner, &self.queue.name).await?))
+                && cursor.add_used(priorities::recorded(self.inner, &self.queue.name).await?))
         })
         .await?;
         if new_levels {
-            found = self.find(head.look(), limit, now).await?;
+            found = self.find(cursor.look(), limit, now).await?;
         }
         let highest = found.look.used.iter().next();
         let lowest = found.items.last().map(|item| item.priority);
-        head.found(&found.items, found.extent == Extent::Cut && lowest == highest);
+        cursor.found(&found.items, found.extent == Extent::Cut && lowest == highest);
         if sweep {
-            head.swept(begun.elapsed());
+            cursor.swept(begun.elapsed());
         }
         Ok(found)
     }
 
     /// Puts items whose leases have ended back among the ready; true if there were any.
     pub(crate) async fn reclaim(&self, now: Timestamp) -> Result<bool> {
-        let Self { inner, group, head, queue } = *self;
-        let used = head.look_used();
-        Leases { inner, group, head, queue: &queue.name, used }.reclaim(now).await
+        let Self { inner, group, cursor, queue } = *self;
+        let used = cursor.priorities_in_use();
+        Leases { inner, group, cursor, queue: &queue.name, used }.reclaim(now).await
     }
 
-    async fn levels_in_index(&self) -> Result<PrioritySet> {
+    async fn priorities_in_index(&self) -> Result<PrioritySet> {
         priorities::in_index(self.inner, self.group.items.name(), &self.queue.name).await
     }
 
-    async fn find(&self, look: Look, limit: usize, now: Timestamp) -> Result<Found> {
+    async fn find(&self, look: Scan, limit: usize, now: Timestamp) -> Result<Found> {
         let mut found = Found { items: Vec::new(), extent: Extent::All, look, now };
         if look.used.is_empty() {
             return Ok(found);
@@ -135,7 +135,7 @@ impl Found {
 
     /// Where the next look of each level may start, of items at these levels and times; `left`: those that
     /// stay at the head.
-    pub(crate) fn seen(&self, items: &[(i32, i64)], left: &[(i32, i64)]) -> Vec<Seen> {
+    pub(crate) fn seen(&self, items: &[(i32, i64)], left: &[(i32, i64)]) -> Vec<Scanned> {
         let lowest = items.last().map(|(level, _)| *level);
         self.look
             .used
@@ -146,15 +146,17 @@ impl Found {
                 let last = items.iter().rev().find(|(l, _)| *l == level).map(|(_, when)| *when);
                 let mark = match (first_left, last, self.extent) {
                     (Some(when), ..) => when,
-                    (None, last, Extent::Ahead) => last.unwrap_or(before),
+                    (None, last, Extent::Prefetch) => last.unwrap_or(before),
                     (None, Some(when), Extent::Cut) if lowest == Some(level) => when,
                     // Cut before this level was reached: nothing is known of it.
                     (None, None, Extent::Cut) if lowest.is_some_and(|lowest| level < lowest) => {
                         before
                     }
-                    (None, last, _) => last.unwrap_or(START).max(Head::mark_of_empty(self.now)),
+                    (None, last, _) => {
+                        last.unwrap_or(START).max(QueueCursor::mark_of_empty(self.now))
+                    }
                 };
-                Seen { level, mark }
+                Scanned { level, mark }
             })
             .collect()
     }
@@ -164,7 +166,7 @@ impl Found {
 pub(crate) fn find_command(
     collection: &str,
     queue: &QueueName,
-    look: &Look,
+    look: &Scan,
     now: Timestamp,
     limit: usize,
 ) -> RawDocumentBuf {
@@ -198,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_level_that_a_sweep_did_not_reach_keeps_its_mark() {
-        let look = Look {
+        let look = Scan {
             used: PrioritySet::of(9) | PrioritySet::of(5) | PrioritySet::of(0),
             marks: [START; 10],
             before: [500; 10],
@@ -208,17 +210,17 @@ mod tests {
         let seen = |items: &[(i32, i64)], left: &[(i32, i64)], extent| {
             Found { items: Vec::new(), extent, look, now }.seen(items, left)
         };
-        let mark = |seen: &[Seen], level| seen.iter().find(|s| s.level == level).unwrap().mark;
+        let mark = |seen: &[Scanned], level| seen.iter().find(|s| s.level == level).unwrap().mark;
         // Cut in level 5: above it all is known, in it up to the last item, below it nothing.
         let cut = seen(&[(9, 700), (5, 800)], &[], Extent::Cut);
-        assert_eq!(mark(&cut, 9), Head::mark_of_empty(now));
+        assert_eq!(mark(&cut, 9), QueueCursor::mark_of_empty(now));
         assert_eq!(mark(&cut, 5), 800);
         assert_eq!(mark(&cut, 0), 500);
         let whole = seen(&[(9, 700), (5, 800)], &[(5, 800)], Extent::All);
         assert_eq!(mark(&whole, 5), 800);
-        assert_eq!(mark(&whole, 0), Head::mark_of_empty(now));
-        let ahead = seen(&[(9, 700)], &[], Extent::Ahead);
-        assert_eq!(mark(&ahead, 9), 700);
-        assert_eq!(mark(&ahead, 0), 500);
+        assert_eq!(mark(&whole, 0), QueueCursor::mark_of_empty(now));
+        let prefetch = seen(&[(9, 700)], &[], Extent::Prefetch);
+        assert_eq!(mark(&prefetch, 9), 700);
+        assert_eq!(mark(&prefetch, 0), 500);
     }
 }

@@ -20,7 +20,7 @@
 //! | `created`, `started`, `processed` | dates |
 //! | `deadline` | the item's expire time, or the end of its history |
 //! | `expires` | when MongoDB may delete the document, at or after `deadline` |
-//! | `trace` | until when a settle of this item must leave a tombstone (see `settle`) |
+//! | `tombstone_until` | until when a settle of this item must leave a tombstone (see `settle`) |
 
 use bytes::Bytes;
 use mongodb::bson::{
@@ -193,7 +193,7 @@ pub(crate) struct Stored {
     pub(crate) created: i64,
     pub(crate) processed: Option<i64>,
     pub(crate) deadline: Option<i64>,
-    pub(crate) trace: Option<i64>,
+    pub(crate) tombstone_until: Option<i64>,
     pub(crate) reason: String,
     pub(crate) origin: Option<String>,
     pub(crate) dead_lettered: Option<i64>,
@@ -261,7 +261,7 @@ impl Stored {
             "created" => self.created = at().unwrap_or_default(),
             "processed" => self.processed = at(),
             "deadline" => self.deadline = at(),
-            "trace" => self.trace = at(),
+            "trace" => self.tombstone_until = at(),
             "reason" => self.reason = text(),
             "origin" => self.origin = Some(text()),
             "deadLettered" => self.dead_lettered = at(),

@@ -11,7 +11,7 @@ use tokio::sync::OnceCell;
 use crate::{
     domain::{FOREVER, GroupName, Outcome, Pushed, Timestamp},
     store::{
-        Held, Push, Result,
+        Push, Reservation, Result,
         mongo::server::{
             error::{failed, is_duplicate_key, written},
             group_commit::{Batcher, Limits},
@@ -94,7 +94,7 @@ pub(crate) struct Group {
     /// Pushes with a key or a sequence number: one write at a time, in order of arrival.
     pub(crate) ordered: Arc<Batcher<Push, Pushed>>,
     /// Commits.
-    pub(crate) commits: Arc<Batcher<Held, Outcome>>,
+    pub(crate) commits: Arc<Batcher<Reservation, Outcome>>,
 }
 
 impl Group {

@@ -8,7 +8,7 @@ use mongodb::bson::{RawArrayBuf, rawdoc};
 use crate::{
     domain::{GroupName, LeaseToken, Outcome, Timestamp},
     store::{
-        Held, Result, StoreError,
+        Reservation, Result, StoreError,
         mongo::{
             Inner, ordering,
             schema::{
@@ -30,9 +30,9 @@ use crate::{
 const RECEIPT_BYTES: usize = 24;
 
 /// Commits items; answers for each.
-pub(crate) async fn commit(inner: &Arc<Inner>, items: Vec<Held>) -> Result<Vec<Outcome>> {
+pub(crate) async fn commit(inner: &Arc<Inner>, items: Vec<Reservation>) -> Result<Vec<Outcome>> {
     let count = items.len();
-    let mut lots: Vec<(GroupName, Vec<usize>, Vec<Held>)> = Vec::new();
+    let mut lots: Vec<(GroupName, Vec<usize>, Vec<Reservation>)> = Vec::new();
     for (at, held) in items.into_iter().enumerate() {
         let group = &held.receipt.group;
         let place = lots.iter().position(|lot| lot.0 == *group).unwrap_or_else(|| {
@@ -53,13 +53,17 @@ pub(crate) async fn commit(inner: &Arc<Inner>, items: Vec<Held>) -> Result<Vec<O
     outcomes.into_iter().collect::<Option<_>>().ok_or_else(|| broken("a commit was not answered"))
 }
 
-async fn submit(inner: &Arc<Inner>, group: &GroupName, items: Vec<Held>) -> Result<Vec<Outcome>> {
+async fn submit(
+    inner: &Arc<Inner>,
+    group: &GroupName,
+    items: Vec<Reservation>,
+) -> Result<Vec<Outcome>> {
     let group = inner.group(group).await?;
     let batcher = Arc::clone(&group.commits);
     let bytes = items.len() * RECEIPT_BYTES;
     let inner = Arc::clone(inner);
     let tracker = inner.tracker.clone();
-    let write = move |items: Vec<Held>| {
+    let write = move |items: Vec<Reservation>| {
         let (inner, group) = (Arc::clone(&inner), Arc::clone(&group));
         inner.note_batch("settle", items.len());
         async move {
@@ -73,7 +77,11 @@ async fn submit(inner: &Arc<Inner>, group: &GroupName, items: Vec<Held>) -> Resu
     batcher.submit(&tracker, items, bytes, Vec::new(), write).await
 }
 
-async fn commit_batch(inner: &Inner, group: &Group, items: Vec<Held>) -> Result<Vec<Outcome>> {
+async fn commit_batch(
+    inner: &Inner,
+    group: &Group,
+    items: Vec<Reservation>,
+) -> Result<Vec<Outcome>> {
     let now = inner.now();
     let (first, is_first) = first_places(items.iter().map(|held| &held.receipt));
     let receipts: Vec<_> = items.iter().map(|h| (h.receipt.item, h.receipt.token)).collect();
@@ -83,10 +91,12 @@ async fn commit_batch(inner: &Inner, group: &Group, items: Vec<Held>) -> Result<
         if !is_first[at] {
             continue;
         }
-        let issue = inner.issued.take(&held.receipt);
+        let cached_lease = inner.lease_cache.take(&held.receipt);
         let plain = held.queue.retention.is_zero()
-            && issue.as_ref().is_some_and(|i| !i.dedup && !i.traced && i.is_exclusive(now));
-        let ending = Ending { receipt: held.receipt, queue: held.queue, issue };
+            && cached_lease
+                .as_ref()
+                .is_some_and(|i| !i.dedup && !i.leaves_tombstone && i.is_exclusive(now));
+        let ending = Ending { receipt: held.receipt, queue: held.queue, cached_lease };
         if plain {
             direct.push(ending);
             direct_at.push(at);
@@ -151,6 +161,6 @@ async fn delete(
         endings.iter().map(outcome).collect()
     };
     let keys: Vec<_> = endings.iter().filter_map(known_key).collect();
-    ordering::promote(inner, group, &keys).await?;
+    ordering::unblock(inner, group, &keys).await?;
     Ok(outcomes)
 }

@@ -7,10 +7,10 @@ use mongodb::{ClientSession, bson::doc};
 use crate::{
     domain::{Outcome, Pushed},
     store::{
-        Held, Push, Result,
+        Push, Reservation, Result,
         mongo::{
             Inner, ordering,
-            push::{Marks, ordered::insert, record_levels, wake},
+            push::{Marks, ordered::insert, record_priorities, wake},
             schema::{
                 item::{Stored, check, oid, token_oid},
                 layout::{Group, date},
@@ -28,7 +28,7 @@ use crate::{
 /// Commits one item and pushes others, all or nothing.
 pub(crate) async fn commit_and_push(
     inner: &Arc<Inner>,
-    held: Held,
+    held: Reservation,
     items: Vec<Push>,
 ) -> Result<(Outcome, Vec<Pushed>)> {
     items.iter().try_for_each(|push| check(&push.item))?;
@@ -45,9 +45,9 @@ pub(crate) async fn commit_and_push(
         lots[place].2.push(push.clone());
     }
     for (group, _, items) in &lots {
-        record_levels(inner, group, items).await?;
+        record_priorities(inner, group, items).await?;
     }
-    inner.issued.take(&held.receipt);
+    inner.lease_cache.take(&held.receipt);
     let mut patience = Patience::new();
     loop {
         let mut session = inner.client.start_session().await.map_err(failed)?;
@@ -65,7 +65,7 @@ pub(crate) async fn commit_and_push(
             Ok(Some((key, pushed)))
         };
         let outcome = attempt_in_time(attempt).await;
-        marks.lower(inner);
+        marks.rewind(inner);
         match outcome {
             Ok(None) => {
                 abort(&mut session).await;
@@ -81,7 +81,7 @@ pub(crate) async fn commit_and_push(
                     }
                 }
                 if !key.is_empty() {
-                    ordering::promote(inner, &group, &[(held.receipt.queue.clone(), key)]).await?;
+                    ordering::unblock(inner, &group, &[(held.receipt.queue.clone(), key)]).await?;
                 }
                 return Ok((Outcome::Ok, results.into_iter().flatten().collect()));
             }
@@ -102,7 +102,7 @@ pub(crate) async fn commit_and_push(
 async fn settle(
     inner: &Inner,
     group: &Group,
-    held: &Held,
+    held: &Reservation,
     session: &mut ClientSession,
 ) -> Result<Option<String>, Failure> {
     let (now, token) = (inner.now(), settle_token(inner));

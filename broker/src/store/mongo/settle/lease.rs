@@ -7,7 +7,7 @@ use mongodb::bson::doc;
 use crate::{
     domain::{GroupName, ItemId, LeaseToken, Outcome, Timestamp},
     store::{
-        Held, Result,
+        Reservation, Result,
         mongo::{
             Inner,
             schema::{
@@ -34,15 +34,15 @@ pub(crate) fn by_group<'a>(
 /// Sets the ends of leases; answers for each.
 pub(crate) async fn extend(
     inner: &Arc<Inner>,
-    items: Vec<(Held, Timestamp)>,
+    items: Vec<(Reservation, Timestamp)>,
 ) -> Result<Vec<Outcome>> {
     let mut outcomes = vec![Outcome::Gone; items.len()];
     for (name, places) in by_group(items.iter().map(|(held, _)| &held.receipt.group)) {
         let group = inner.group(name).await?;
         let mut lots: HashMap<(LeaseToken, Timestamp), Vec<usize>> = HashMap::new();
         for &at in &places {
-            let (Held { receipt, .. }, until) = &items[at];
-            inner.issued.extend(receipt, *until, true);
+            let (Reservation { receipt, .. }, until) = &items[at];
+            inner.lease_cache.extend(receipt, *until, true);
             lots.entry((receipt.token, *until)).or_default().push(at);
         }
         let now = inner.now();
@@ -70,7 +70,7 @@ pub(crate) async fn extend(
             Some(look(inner, &group, places.iter().map(|at| items[*at].0.receipt.item)).await?)
         };
         for at in places {
-            let (Held { queue, receipt }, until) = &items[at];
+            let (Reservation { queue, receipt }, until) = &items[at];
             let stored = found.as_ref().map(|found| found.get(&receipt.item));
             outcomes[at] = match stored {
                 None => Outcome::Ok,
@@ -78,8 +78,8 @@ pub(crate) async fn extend(
                 Some(stored) => stale(stored, now),
             };
             if outcomes[at] == Outcome::Ok {
-                inner.issued.extend(receipt, *until, false);
-                inner.head(&queue.name).lapses.expect(*until);
+                inner.lease_cache.extend(receipt, *until, false);
+                inner.cursor(&queue.name).lease_deadlines.expect(*until);
             }
         }
     }
@@ -87,7 +87,7 @@ pub(crate) async fn extend(
 }
 
 /// Which reservations still hold their item.
-pub(crate) async fn holds(inner: &Arc<Inner>, items: Vec<Held>) -> Result<Vec<bool>> {
+pub(crate) async fn holds(inner: &Arc<Inner>, items: Vec<Reservation>) -> Result<Vec<bool>> {
     let mut answers = vec![false; items.len()];
     for (name, places) in by_group(items.iter().map(|held| &held.receipt.group)) {
         let group = inner.group(name).await?;

@@ -80,10 +80,15 @@ async fn move_in_group(
     let mut ours = Vec::with_capacity(held.len());
     for ((at, stored), number) in held.iter().zip(&numbers) {
         let item = &items[*at];
-        let issue = inner.issued.take(&item.held.receipt);
-        let statement =
-            move_statement(item, stored, *number, settled, issue.is_none().then(|| inner.now()))?;
-        ours.push(issue.is_some_and(|issue| issue.deadline.is_none()));
+        let cached_lease = inner.lease_cache.take(&item.held.receipt);
+        let statement = move_statement(
+            item,
+            stored,
+            *number,
+            settled,
+            cached_lease.is_none().then(|| inner.now()),
+        )?;
+        ours.push(cached_lease.is_some_and(|cached_lease| cached_lease.deadline.is_none()));
         bytes += statement.as_bytes().len();
         if bytes > COMMAND_BYTES {
             bytes = statement.as_bytes().len();
@@ -103,8 +108,8 @@ async fn move_in_group(
     for (at, stored) in held.iter().filter(|(_, stored)| stored.key.is_empty()) {
         let item = &items[*at];
         inner
-            .head(&item.to.name)
-            .lower(PrioritySet::of(priority(item, stored)), item.eligible_time.0);
+            .cursor(&item.to.name)
+            .rewind(PrioritySet::of(priority(item, stored)), item.eligible_time.0);
     }
     let after = if n? == held.len() as u64 { None } else { Some(look(inner, group, ids()).await?) };
     let mut keys: Vec<OrderKey> = Vec::new();
@@ -123,7 +128,7 @@ async fn move_in_group(
             keys.push((items[*at].to.name.clone(), stored.key.clone()));
         }
     }
-    ordering::promote(inner, group, &keys).await?;
+    ordering::unblock(inner, group, &keys).await?;
     Ok(())
 }
 

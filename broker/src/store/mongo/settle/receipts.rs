@@ -5,7 +5,7 @@
 //! afterwards. The cheapest is the plain delete of items that this broker alone can have touched
 //! (`commit`): what is missing afterwards, it has deleted. For that to be true, everybody else who
 //! ends a reservation they did not make leaves a tombstone that outlives the lease, and puts a
-//! `trace` on an item they give back, so that whoever ends it later leaves one too.
+//! `tombstone_until` on an item they give back, so that whoever ends it later leaves one too.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{
         Result,
         mongo::{
             Inner,
-            cursor::lease_cache::Issue,
+            cursor::lease_cache::CachedLease,
             ordering::{self, OrderKey},
             schema::{
                 item::{Stored, oids},
@@ -38,7 +38,7 @@ pub(crate) struct Ending {
     pub(crate) receipt: Receipt,
     pub(crate) queue: Arc<Queue>,
     /// What this broker knows of the item.
-    pub(crate) issue: Option<Issue>,
+    pub(crate) cached_lease: Option<CachedLease>,
 }
 
 /// The documents as they are, without payload and headers; those that are not there are left out.
@@ -106,7 +106,7 @@ pub(crate) async fn end_exactly(
     let n = update(inner, group, statements).await?;
     let mut keys = Vec::new();
     let all = n == endings.len() as u64;
-    let outcomes = if all && endings.iter().all(|e| e.issue.is_some() || !e.receipt.keyed) {
+    let outcomes = if all && endings.iter().all(|e| e.cached_lease.is_some() || !e.receipt.keyed) {
         keys.extend(endings.iter().filter_map(known_key));
         vec![Outcome::Ok; endings.len()]
     } else {
@@ -122,7 +122,7 @@ pub(crate) async fn end_exactly(
         };
         endings.iter().map(outcome).collect()
     };
-    ordering::promote(inner, group, &keys).await?;
+    ordering::unblock(inner, group, &keys).await?;
     Ok(outcomes)
 }
 
@@ -137,7 +137,7 @@ pub(crate) fn was_settled(
 
 /// The key of an item this broker handed out.
 pub(crate) fn known_key(ending: &Ending) -> Option<OrderKey> {
-    let key = ending.issue.as_ref()?.key.as_ref()?;
+    let key = ending.cached_lease.as_ref()?.key.as_ref()?;
     Some((ending.receipt.queue.clone(), key.to_string()))
 }
 

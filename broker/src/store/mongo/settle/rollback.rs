@@ -48,9 +48,9 @@ pub(crate) async fn rollback(inner: &Arc<Inner>, items: Vec<Rollback>) -> Result
             .filter(|at| is_first[**at])
             .map(|&at| {
                 let held = &items[at].held;
-                let issue = inner.issued.take(&held.receipt);
+                let cached_lease = inner.lease_cache.take(&held.receipt);
                 let (receipt, queue) = (held.receipt.clone(), Arc::clone(&held.queue));
-                (at, Ending { receipt, queue, issue })
+                (at, Ending { receipt, queue, cached_lease })
             })
             .collect();
         let discards = |at: &usize| matches!(items[*at].to, RollbackTo::Discard { .. });
@@ -62,7 +62,7 @@ pub(crate) async fn rollback(inner: &Arc<Inner>, items: Vec<Rollback>) -> Result
         for (at, outcome) in discarded.into_iter().zip(ended) {
             outcomes[at] = as_dead_letter(outcome);
         }
-        give_back(inner, &group, &items, &endings, &given, &mut outcomes).await?;
+        return_to_queues(inner, &group, &items, &endings, &given, &mut outcomes).await?;
     }
     for at in 0..items.len() {
         if !is_first[at] {
@@ -76,7 +76,7 @@ fn as_dead_letter(outcome: Outcome) -> Outcome {
     if outcome == Outcome::Ok { Outcome::DeadLettered } else { outcome }
 }
 
-async fn give_back(
+async fn return_to_queues(
     inner: &Inner,
     group: &Group,
     items: &[Rollback],
@@ -97,11 +97,11 @@ async fn give_back(
     };
     let dead = |at: &usize| target(at).is_some();
     // Where a dead letter goes, its level must be known to be in use.
-    let strangers = given.iter().any(|at| dead(at) && endings[at].issue.is_none());
-    let before = if strangers { look(inner, group, ids()).await? } else { HashMap::new() };
+    let unknown_leases = given.iter().any(|at| dead(at) && endings[at].cached_lease.is_none());
+    let before = if unknown_leases { look(inner, group, ids()).await? } else { HashMap::new() };
     let priority = |at: &usize| -> Option<PrioritySet> {
         let found = before.get(&items[*at].held.receipt.item).map(|stored| stored.priority);
-        endings[at].issue.as_ref().map(|i| i.priority).or(found).map(PrioritySet::of)
+        endings[at].cached_lease.as_ref().map(|i| i.priority).or(found).map(PrioritySet::of)
     };
     let mut dead_levels: HashMap<&QueueName, PrioritySet> = HashMap::new();
     for at in given.iter().filter(|at| dead(at)) {
@@ -120,7 +120,7 @@ async fn give_back(
         let item = &items[*at];
         let token = item.held.receipt.token;
         // Of one that is not known here another settle may be under way, on this broker or another.
-        let foreign = endings[at].issue.is_none();
+        let foreign = endings[at].cached_lease.is_none();
         let alike = Alike { token, to: item.to.clone(), reason: item.reason.clone(), foreign };
         lots.entry(alike).or_default().push(*at);
     }
@@ -165,16 +165,16 @@ async fn give_back(
         let item = &items[*at];
         match &item.to {
             RollbackTo::Queue { eligible_time, .. } => {
-                lower(inner, &item.held.queue.name, priority(at), *eligible_time);
+                rewind(inner, &item.held.queue.name, priority(at), *eligible_time);
             }
-            RollbackTo::DeadLetter { to, .. } => lower(inner, to, priority(at), now),
+            RollbackTo::DeadLetter { to, .. } => rewind(inner, to, priority(at), now),
             RollbackTo::Discard { .. } => {}
         }
     }
     let n = updated?;
     let keys_known = given
         .iter()
-        .all(|at| !dead(at) || endings[at].issue.is_some() || !endings[at].receipt.keyed);
+        .all(|at| !dead(at) || endings[at].cached_lease.is_some() || !endings[at].receipt.keyed);
     let after = if n == given.len() as u64 && keys_known {
         None
     } else {
@@ -191,7 +191,11 @@ async fn give_back(
             }
             // Given back by the first of two tries, and ended since by whoever had it then: anybody else
             // would have left a tombstone.
-            Some(None) if endings[at].issue.as_ref().is_some_and(|i| i.deadline.is_none()) => ok,
+            Some(None)
+                if endings[at].cached_lease.as_ref().is_some_and(|i| i.deadline.is_none()) =>
+            {
+                ok
+            }
             Some(Some(stored)) if was_settled(stored, &settled, receipt.token) => {
                 if dead(at) && !stored.key.is_empty() {
                     keys.push((receipt.queue.clone(), stored.key.clone()));
@@ -201,14 +205,14 @@ async fn give_back(
             Some(found) => stale(found, now),
         };
     }
-    ordering::promote(inner, group, &keys).await?;
+    ordering::unblock(inner, group, &keys).await?;
     Ok(())
 }
 
-fn lower(inner: &Inner, queue: &QueueName, priority: Option<PrioritySet>, when: Timestamp) {
-    let head = inner.head(queue);
+fn rewind(inner: &Inner, queue: &QueueName, priority: Option<PrioritySet>, when: Timestamp) {
+    let cursor = inner.cursor(queue);
     // Of an unknown priority it is one of those in use.
-    head.lower(priority.unwrap_or_else(|| head.look_used()), when.0);
+    cursor.rewind(priority.unwrap_or_else(|| cursor.priorities_in_use()), when.0);
 }
 
 /// The fields of an item that goes to the dead-letter queue.

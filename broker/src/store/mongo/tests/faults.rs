@@ -177,8 +177,9 @@ async fn a_claim_nobody_waits_for_any_more_is_undone() {
     store.push((0..10).map(|_| push_of(&queue, "x", 0)).collect()).await.unwrap();
 
     server.fail("update", times(1), held_up(Duration::from_millis(300))).await;
-    let wants = [want(10, LEASE)];
-    let given_up = tokio::time::timeout(Duration::from_millis(100), store.reserve(&queue, &wants));
+    let demands = [want(10, LEASE)];
+    let given_up =
+        tokio::time::timeout(Duration::from_millis(100), store.reserve(&queue, &demands));
     assert!(given_up.await.is_err());
     assert_untouched(&take_all(&store, &queue, 10).await);
 }

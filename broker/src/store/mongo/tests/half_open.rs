@@ -46,12 +46,12 @@ struct Hold {
 }
 
 /// A command that is held up, with the connection it goes over, until this is dropped.
-struct Held {
+struct Reservation {
     caught: oneshot::Receiver<()>,
     _release: oneshot::Sender<()>,
 }
 
-impl Held {
+impl Reservation {
     /// Waits until the command is there.
     async fn caught(&mut self) {
         tokio::time::timeout(LIMIT, &mut self.caught).await.expect("a command in time").unwrap();
@@ -90,15 +90,15 @@ impl Proxy {
     }
 
     /// Holds up the next command that begins with these bytes. All other connections are fine.
-    fn hold(&self, bytes: &[u8]) -> Held {
+    fn hold(&self, bytes: &[u8]) -> Reservation {
         let ((caught, is_caught), (release, released)) = (oneshot::channel(), oneshot::channel());
         let hold = Hold { bytes: bytes.to_vec(), caught, release: released };
         self.way.holds.lock().push(hold);
-        Held { caught: is_caught, _release: release }
+        Reservation { caught: is_caught, _release: release }
     }
 
     /// Holds up the next command of this name on the items.
-    fn hold_on_items(&self, command: &str) -> Held {
+    fn hold_on_items(&self, command: &str) -> Reservation {
         self.hold(format!("\u{2}{command}\0\u{e}\0\0\0items.default\0").as_bytes())
     }
 }

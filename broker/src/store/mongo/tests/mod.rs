@@ -127,8 +127,8 @@ pub(super) async fn take(
     reserved.deliveries.into_iter().map(|(_, delivery)| delivery).collect()
 }
 
-fn held(queue: &Arc<Queue>, delivery: &Delivery) -> Held {
-    Held { queue: queue.clone(), receipt: delivery.receipt.clone() }
+fn held(queue: &Arc<Queue>, delivery: &Delivery) -> Reservation {
+    Reservation { queue: queue.clone(), receipt: delivery.receipt.clone() }
 }
 
 /// All stages of a plan, outermost first.
@@ -162,7 +162,7 @@ async fn explain(store: &MongoStore, find: Document) -> (Vec<String>, i64, bool)
 }
 
 async fn explain_find(store: &MongoStore, queue: &Queue, limit: usize) -> (Vec<String>, i64, bool) {
-    let look = store.inner.head(&queue.name).look();
+    let look = store.inner.cursor(&queue.name).look();
     let now = store.now();
     let find = crate::store::mongo::reserve::scan::find_command(
         "items.default",
@@ -219,8 +219,8 @@ async fn the_watermark_passes_what_is_gone_and_nothing_else() {
         clock.advance(Duration::from_secs(n));
     }
     let first = take(&stores[0], &queue, 50).await;
-    let head = stores[0].inner.head(&queue.name);
-    assert_eq!(head.look().marks[0], first[49].previous_eligible_time.0);
+    let cursor = stores[0].inner.cursor(&queue.name);
+    assert_eq!(cursor.look().marks[0], first[49].previous_eligible_time.0);
 
     // What goes back below the mark is found at once.
     let to = RollbackTo::Queue {
@@ -310,9 +310,9 @@ async fn what_others_settled_is_answered_exactly() {
 async fn brokers_whose_clocks_differ_by_ten_minutes_agree() {
     let scratch = Scratch::new();
     let mut stores = Vec::new();
-    for ahead in [0, 600] {
+    for prefetch in [0, 600] {
         let clock = Arc::new(Clock::system());
-        clock.advance(Duration::from_secs(ahead));
+        clock.advance(Duration::from_secs(prefetch));
         let options = MongoOptions { clock, ..MongoOptions::default() };
         stores.push(connected(&scratch.uri, &scratch.name, options).await);
     }
@@ -435,7 +435,8 @@ async fn leases_that_end_are_found_by_one_seek_and_leave_no_trace_among_the_read
 
     // The other broker learns of the leases by itself, and hands out what they leave.
     assert_eq!(take(&stores[1], &queue, 100).await.len(), 10);
-    let settled: Vec<Held> = taken[5..].iter().map(|delivery| held(&queue, delivery)).collect();
+    let settled: Vec<Reservation> =
+        taken[5..].iter().map(|delivery| held(&queue, delivery)).collect();
     stores[0].commit(settled).await.unwrap();
     clock.advance(LEASE);
     let again = take(&stores[1], &queue, 100).await;
@@ -446,16 +447,18 @@ async fn leases_that_end_are_found_by_one_seek_and_leave_no_trace_among_the_read
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_level_in_use_ends_in_a_barrier() {
+async fn every_priority_in_use_ends_in_a_sentinel() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
     let store = scratch.open(&clock).await;
     let queue = make(&store, queue_named("q")).await;
     store.push(vec![push_of(&queue, "x", 9), push_of(&queue, "x", 3)]).await.unwrap();
-    let barriers = async || {
+    let sentinels = async || {
         let items = store.database().collection::<Document>("items.default");
-        items.count_documents(doc! { "_id": { "$in": priorities::barrier_ids(&queue.name) } }).await
+        items
+            .count_documents(doc! { "_id": { "$in": priorities::sentinel_ids(&queue.name) } })
+            .await
     };
-    assert_eq!(barriers().await.unwrap(), 4);
+    assert_eq!(sentinels().await.unwrap(), 4);
 
     // Nobody sees them, and what empties the queue leaves them.
     assert_eq!(take(&store, &queue, 10).await.len(), 2);
@@ -463,16 +466,16 @@ async fn every_level_in_use_ends_in_a_barrier() {
     assert_eq!(store.depth(&queue).await.unwrap().unsettled(), 2);
     clock.advance(LEASE);
     assert_eq!(store.purge(&queue).await.unwrap(), 2);
-    assert_eq!(barriers().await.unwrap(), 4);
+    assert_eq!(sentinels().await.unwrap(), 4);
     store.push(vec![push_of(&queue, "x", 9), push_of(&queue, "x", 3)]).await.unwrap();
 
     let links = store.links().await.unwrap();
     let deleted = store.delete_queue(&queue, true, links).await.unwrap();
     assert_eq!(deleted, Deleted::Done(2), "barriers are no items");
-    assert_eq!(barriers().await.unwrap(), 0);
+    assert_eq!(sentinels().await.unwrap(), 0);
     let queue = make(&store, Queue { create_time: Timestamp(1), ..queue_named("q") }).await;
     store.push(vec![push_of(&queue, "x", 3)]).await.unwrap();
-    assert_eq!(barriers().await.unwrap(), 2, "a queue made anew gets its own");
+    assert_eq!(sentinels().await.unwrap(), 2, "a queue made anew gets its own");
 }
 
 /// An item lands in the group of a queue that was deleted and made anew in another group: it is

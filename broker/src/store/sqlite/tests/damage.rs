@@ -160,7 +160,7 @@ async fn a_move_keeps_an_item_as_good_or_damaged_as_it_is() {
         store.reserver(&queue.name).reserve(&queue, &[want()], Appeared::Nothing).await.unwrap();
     change(&store, "UPDATE items SET payload = x'00' WHERE id = 1").await;
     let moves = reserved.deliveries.into_iter().map(|(_, delivery)| Move {
-        held: Held { queue: queue.clone(), receipt: delivery.receipt },
+        held: Reservation { queue: queue.clone(), receipt: delivery.receipt },
         to: queue.clone(),
         payload: None,
         content_type: None,

@@ -19,7 +19,7 @@ async fn fill(path: &Path) -> BTreeSet<String> {
     let reserved =
         store.reserver(&queue.name).reserve(&queue, &[want()], Appeared::Nothing).await.unwrap();
     let receipt = reserved.deliveries[0].1.receipt.clone();
-    store.commit(vec![Held { queue: queue.clone(), receipt }]).await.unwrap();
+    store.commit(vec![Reservation { queue: queue.clone(), receipt }]).await.unwrap();
     let pushes = (0..1_500).map(|n| {
         let mut push = push_of(&queue, &format!("item {n}"));
         push.item.ttl = (n % 3 == 0).then_some(Duration::from_hours(1));
@@ -48,19 +48,19 @@ async fn repeated<T>(what: &str, call: impl AsyncFn() -> Result<T>) -> T {
 async fn serve_all(store: &SqliteStore, what: &str) -> Vec<String> {
     let (queue, mut served) = (queue(store), Vec::new());
     loop {
-        let wants = [Demand { max_items: 1_000, ..want() }];
+        let demands = [Demand { max_items: 1_000, ..want() }];
         let reserved = repeated(what, async || {
-            store.reserver(&queue.name).reserve(&queue, &wants, Appeared::Nothing).await
+            store.reserver(&queue.name).reserve(&queue, &demands, Appeared::Nothing).await
         })
         .await;
         if reserved.deliveries.is_empty() && !reserved.more {
             return served;
         }
-        let items = reserved
-            .deliveries
-            .iter()
-            .map(|(_, delivery)| Held { queue: queue.clone(), receipt: delivery.receipt.clone() });
-        let items: Vec<Held> = items.collect();
+        let items = reserved.deliveries.iter().map(|(_, delivery)| Reservation {
+            queue: queue.clone(),
+            receipt: delivery.receipt.clone(),
+        });
+        let items: Vec<Reservation> = items.collect();
         let outcomes = repeated(what, async || store.commit(items.clone()).await).await;
         assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Ok), "{what}");
         served.extend(
@@ -207,7 +207,7 @@ async fn a_repair_builds_indexes_anew_and_frees_what_nothing_uses() {
     fs::write(&path, &bytes).unwrap();
     assert!(!checked(&path).is_whole());
     let mut told = Vec::new();
-    let report = repair(&path, |line| told.push(line)).unwrap();
+    let report = repair(&path, |call_queue| told.push(call_queue)).unwrap();
     assert!(report.is_whole(), "{report}");
     let told = told.join("\n");
     assert!(told.contains("handout") && told.contains("key_order"), "{told}");

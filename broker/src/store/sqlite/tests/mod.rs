@@ -154,7 +154,7 @@ async fn receipts_of_another_file_settle_nothing() {
         queue: queue.name.clone(),
         group: queue.group.clone(),
     };
-    let held = vec![Held { queue: queue.clone(), receipt }];
+    let held = vec![Reservation { queue: queue.clone(), receipt }];
     assert_eq!(stores[0].commit(held.clone()).await.unwrap(), [Outcome::LeaseLost]);
     assert_eq!(stores[1].commit(held).await.unwrap(), [Outcome::Gone]);
 }

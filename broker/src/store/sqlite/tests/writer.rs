@@ -128,7 +128,8 @@ async fn a_full_disk_is_told_to_all_and_leaves_the_store_whole() {
     };
     let reserved =
         store.reserver(&queue.name).reserve(&queue, &[want], Appeared::Nothing).await.unwrap();
-    let held = Held { queue: queue.clone(), receipt: reserved.deliveries[0].1.receipt.clone() };
+    let held =
+        Reservation { queue: queue.clone(), receipt: reserved.deliveries[0].1.receipt.clone() };
     let both = store.commit_and_push(held.clone(), vec![push_of(&queue, "y")]).await;
     assert!(matches!(both, Err(StoreError::Full { .. })), "{both:?}");
     assert_eq!(store.commit(vec![held]).await.unwrap(), [Outcome::Ok]);

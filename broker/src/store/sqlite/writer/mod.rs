@@ -13,8 +13,8 @@
 //! popped is settled, and that synced, before it is handed out. And if no such sync comes, the
 //! writer makes one after [`LAZY_FOR`].
 
-mod desk;
-mod line;
+mod call_queue;
+mod worker;
 
 use std::{
     cell::{Cell, RefCell},
@@ -29,10 +29,10 @@ use tokio::{
     task::unconstrained,
 };
 
-pub(super) use self::line::Kind;
+pub(super) use self::call_queue::Kind;
 use self::{
-    desk::Desk,
-    line::{Call, Job},
+    call_queue::{Call, Job},
+    worker::Worker,
 };
 use super::{
     super::{Result, StoreError, unblocked::Unblocked},
@@ -100,7 +100,7 @@ impl Writer {
         let (jobs, waiting) = mpsc::channel(); // bounded by `room`
         let metrics = Arc::new(OnceLock::new());
         let unblocked = Arc::new(Unblocked::default());
-        let desk = Desk {
+        let worker = Worker {
             metrics: Arc::clone(&metrics),
             conn,
             tag: tag.to_be_bytes(),
@@ -113,7 +113,7 @@ impl Writer {
             upkeep,
             unblocked: RefCell::default(),
             passed_over: RefCell::default(),
-            tell_unblocked: unblocked.clone(),
+            notify_unblocked: unblocked.clone(),
             syncing: true,
             changes: 0,
             unsynced: None,
@@ -121,7 +121,7 @@ impl Writer {
         };
         let thread = thread::Builder::new()
             .name("sqlite-writer".to_owned())
-            .spawn(move || desk.work(&waiting, sweep_every))
+            .spawn(move || worker.work(&waiting, sweep_every))
             .map_err(|e| StoreError::Internal {
                 reason: "can not start the writer thread".to_owned(),
                 source: Some(e.into()),

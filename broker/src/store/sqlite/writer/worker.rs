@@ -20,7 +20,7 @@ use super::{
         space, sweep,
         tx::{Tx, View},
     },
-    line::{Job, Kind, Line},
+    call_queue::{CallQueue, Job, Kind},
 };
 use crate::{
     domain::{Clock, QueueName},
@@ -55,7 +55,7 @@ fn note_batches(metrics: &Metrics, group: &[Box<dyn Job>]) {
 }
 
 /// What the thread has.
-pub(super) struct Desk {
+pub(super) struct Worker {
     pub(super) metrics: Arc<OnceLock<Arc<Metrics>>>,
     pub(super) conn: Connection,
     pub(super) tag: [u8; 4],
@@ -72,7 +72,7 @@ pub(super) struct Desk {
     pub(super) unblocked: RefCell<BTreeSet<QueueName>>,
     /// Damaged rows that stay where they are.
     pub(super) passed_over: RefCell<HashSet<i64>>,
-    pub(super) tell_unblocked: Arc<Unblocked>,
+    pub(super) notify_unblocked: Arc<Unblocked>,
     /// True while the connection syncs each commit.
     pub(super) syncing: bool,
     /// Rows changed on the connection before this transaction.
@@ -83,26 +83,26 @@ pub(super) struct Desk {
     pub(super) _file: Option<Arc<StoreFile>>,
 }
 
-impl Desk {
+impl Worker {
     pub(super) fn work(mut self, arrivals: &mpsc::Receiver<Box<dyn Job>>, sweep_every: Duration) {
-        let mut line = Line::default();
+        let mut call_queue = CallQueue::default();
         let mut next_sweep = Instant::now() + sweep_every;
         loop {
-            if line.is_empty() {
+            if call_queue.is_empty() {
                 let sync_by = self.unsynced.map(|since| since + LAZY_FOR);
                 let until = [sync_by, self.upkeep.due()].into_iter().flatten().min();
                 let until = until.map_or(next_sweep, |until| until.min(next_sweep));
                 match arrivals.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                    Ok(job) => line.add(job),
+                    Ok(job) => call_queue.add(job),
                     Err(mpsc::RecvTimeoutError::Timeout) => self.sync_if_due(),
                     Err(mpsc::RecvTimeoutError::Disconnected) => return self.sync_mark(),
                 }
             }
             while let Ok(job) = arrivals.try_recv() {
-                line.add(job);
+                call_queue.add(job);
             }
             let had_room = !self.disk.as_ref().is_some_and(Room::was_scarce);
-            self.commit_group(line.next_group());
+            self.commit_group(call_queue.next_group());
             if had_room && self.disk.as_ref().is_some_and(Room::was_scarce) {
                 next_sweep = Instant::now(); // what can be given back now is needed now
             }
@@ -158,7 +158,7 @@ impl Desk {
     fn tell(&self, unblocked: &BTreeSet<String>) {
         if !unblocked.is_empty() {
             let queues = unblocked.iter().filter_map(|name| QueueName::parse("queue", name).ok());
-            self.tell_unblocked.add(queues);
+            self.notify_unblocked.add(queues);
         }
     }
 
@@ -183,7 +183,7 @@ impl Desk {
                 return false;
             }
         }
-        let given = self.transaction(|tx| space::give_back(tx.conn));
+        let given = self.transaction(|tx| space::free_pages(tx.conn));
         if let Err(error) = &given {
             tracing::warn!(%error, "could not give space back");
         }
@@ -266,7 +266,7 @@ impl Desk {
         }
         let unblocked = self.unblocked.take();
         if !unblocked.is_empty() {
-            self.tell_unblocked.add(unblocked);
+            self.notify_unblocked.add(unblocked);
         }
         Ok(())
     }

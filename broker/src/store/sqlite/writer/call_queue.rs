@@ -89,13 +89,13 @@ where
 
 /// The calls that wait, in the order in which they came, by kind.
 #[derive(Default)]
-pub(super) struct Line {
+pub(super) struct CallQueue {
     others: VecDeque<Box<dyn Job>>,
     pushes: VecDeque<Box<dyn Job>>,
     reserves: VecDeque<Box<dyn Job>>,
 }
 
-impl Line {
+impl CallQueue {
     pub(super) fn add(&mut self, job: Box<dyn Job>) {
         match job.kind() {
             Kind::Push(_) => self.pushes.push_back(job),
