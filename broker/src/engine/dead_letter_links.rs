@@ -1,5 +1,5 @@
 //! Which queue dead-letters into which. The links never form a ring, never leave a group and never lead
-//! to a queue that was deleted: whatever changes one is fenced by [`Store::links`].
+//! to a queue that was deleted: whatever changes one is fenced by [`QueueStore::links`](crate::store::QueueStore::links).
 
 use crate::{
     domain::{GroupName, Queue, QueueName, Timestamp},

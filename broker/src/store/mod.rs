@@ -4,7 +4,7 @@
 //! # Layout
 //! [`Store`] is the sum of one trait per subject: [`ItemStore`], [`ItemAdmin`], [`QueueStore`], [`StatsStore`] and
 //! [`ScheduleStore`]. `types` holds what they take and return, `error` why they fail, `decorator` a store around
-//! another one, of which [`timed`] measures each call, `unblocked` what a store's upkeep has to say. `conformance` is the
+//! another one, of which [`timed()`] measures each call, `unblocked` what a store's upkeep has to say. `conformance` is the
 //! suite that every store has to pass. [`mongo`] and [`sqlite`] are the backends.
 //!
 //! # Contract

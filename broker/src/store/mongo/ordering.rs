@@ -1,7 +1,7 @@
 //! Order within a key: at most one item of a key is not blocked, which the unique index on
 //! `{q, turn}` enforces whatever brokers do; when it is settled, the next by sequence number gets
 //! its turn. A turn lost to a crash between the two is found by the next push of the key and by
-//! [`repair`].
+//! the upkeep ([`crate::store::mongo::upkeep`]).
 
 use std::collections::HashSet;
 

@@ -11,7 +11,7 @@
 //! again. Nothing that is answered as durable can rest on it: the log is one file, written in order and
 //! read up to the first gap, so the next sync (of a push, of a settle) keeps what came before it. What is
 //! popped is settled, and that synced, before it is handed out. And if no such sync comes, the
-//! writer makes one after [`LAZY_FOR`].
+//! writer makes one after [`worker::LAZY_FOR`].
 
 mod call_queue;
 mod worker;

@@ -31,7 +31,7 @@ use crate::{
 /// How often a step is taken to give space back, while there is some to give.
 const SHRINK_EVERY: Duration = Duration::from_millis(50);
 /// A reserve is on disk after this long at the latest.
-const LAZY_FOR: Duration = Duration::from_millis(10);
+pub(super) const LAZY_FOR: Duration = Duration::from_millis(10);
 
 const SYNC: &str = "PRAGMA synchronous = FULL";
 const DO_NOT_SYNC: &str = "PRAGMA synchronous = NORMAL";
