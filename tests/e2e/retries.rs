@@ -205,7 +205,7 @@ async fn jitter_takes_off_at_most_its_share(backend: Backend) {
     assert!(most - least > 300, "twenty delays so close to each other are not random: {delays:?}");
 }
 
-/// Issue 9, point 3: no default drops work. The dead-letter queue nobody named comes into being when it is needed, in the
+/// No default drops work. The dead-letter queue nobody named comes into being when it is needed, in the
 /// group of its source, whether the last attempt fails by a rollback or by a lapse; its own items stay in it.
 async fn an_item_at_its_limit_goes_to_a_queue_made_for_it(backend: Backend) {
     let store = backend.store();
@@ -242,7 +242,7 @@ async fn an_item_at_its_limit_goes_to_a_queue_made_for_it(backend: Backend) {
     .await;
 }
 
-/// Issue 9, point 3: an item that fails on an untouched queue is not tried again a thousand times a second.
+/// An item that fails on an untouched queue is not tried again a thousand times a second.
 async fn a_queue_that_says_nothing_backs_off(backend: Backend) {
     let store = backend.store();
     let broker = store
@@ -269,7 +269,6 @@ async fn a_queue_that_says_nothing_backs_off(backend: Backend) {
     assert_eq!(api.reserve_now("work", 1).await.len(), 1);
 }
 
-/// Issue 9, point 25.
 async fn a_rejected_item_is_dead_lettered_at_once_and_can_be_redriven(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
@@ -294,7 +293,6 @@ async fn a_rejected_item_is_dead_lettered_at_once_and_can_be_redriven(backend: B
     assert_eq!((item(&again).dead_letter_time, item(&again).attempt), (None, 1));
 }
 
-/// Issue 9, point 24.
 async fn a_reserved_item_is_not_deleted_by_accident(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;

@@ -207,7 +207,7 @@ mod tests {
         FailureOutcome::Limit { reason, failed_attempts }
     }
 
-    /// Issue 9, point 3: a queue without settings of its own backs off, and its items end at the broker's limits.
+    /// A queue without settings of its own backs off, and its items end at the broker's limits.
     #[test]
     fn a_queue_that_says_nothing_has_the_brokers_defaults() {
         let queue = queue("q");

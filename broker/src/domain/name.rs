@@ -109,7 +109,6 @@ mod tests {
         }
     }
 
-    /// Issue 9, point 27.
     #[test]
     fn names_of_queues_alone_may_begin_with_an_underscore() {
         assert_eq!(QueueName::parse("queue", "_internal").unwrap().as_str(), "_internal");

@@ -206,7 +206,7 @@ impl Engine {
 mod tests {
     use super::*;
 
-    /// Issue 9, point 3: dead-lettering is logged, and a queue that fails all the time does not fill the log.
+    /// Dead-lettering is logged, and a queue that fails all the time does not fill the log.
     #[tokio::test(start_paused = true)]
     async fn the_log_speaks_of_a_queue_once_in_ten_seconds() {
         let log = FailureLog::default();

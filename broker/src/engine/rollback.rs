@@ -240,7 +240,7 @@ mod tests {
     use super::*;
     use crate::domain::{ItemId, LeaseToken, QueueName};
 
-    /// Issue 9, points 8 and 9: at shutdown all that many streams hold goes back, however much that is, in lots that a store
+    /// At shutdown all that many streams hold goes back, however much that is, in lots that a store
     /// takes.
     #[test]
     fn however_much_comes_at_once_goes_back_in_lots() {

@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(refused(vec![item(None, ""), pb::RollbackItem::default()]), "items[1].receipt");
     }
 
-    /// Issue 9, point 25: a rollback that rejects an item must not ask for a delay or an uncounted attempt.
+    /// A rollback that rejects an item must not ask for a delay or an uncounted attempt.
     #[test]
     fn a_rejected_item_has_neither_a_delay_nor_a_kept_attempt() {
         let rejected = |delay, keep_attempt| {

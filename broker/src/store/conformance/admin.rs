@@ -234,7 +234,7 @@ pub async fn depth_counts_deep_queues_too(env: &Env) {
     assert_eq!((depth.ready, depth.reserved), (600 + 4 + 1, 0));
 }
 
-/// Issue 9, point 24: a reserved item is not taken away by accident.
+/// A reserved item is not taken away by accident.
 pub async fn an_item_in_another_state_than_asked_for_is_not_deleted(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
     let states = [

@@ -158,7 +158,7 @@ pub async fn the_dead_do_not_hide_the_living(env: &Env) {
     assert_eq!(dead_lettered, 150);
 }
 
-/// Issue 9, point 3: what is at a limit does not leave its queue before there is a place for it, and nothing is handed
+/// What is at a limit does not leave its queue before there is a place for it, and nothing is handed
 /// out beside it that would hide it.
 pub async fn items_at_a_limit_stay_while_it_is_unknown_where_they_go(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.max_attempts = Some(1)).await;
@@ -188,7 +188,7 @@ pub async fn a_limit_with_nowhere_to_go_has_no_effect(env: &Env) {
     }
 }
 
-/// Issue 9, point 2: an item that its consumers do not survive ends, though no attempt of it was ever counted.
+/// An item that its consumers do not survive ends, though no attempt of it was ever counted.
 pub async fn an_item_handed_out_as_often_as_allowed_is_dead_lettered(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut Queue| {

@@ -195,6 +195,7 @@ macro_rules! conformance {
                 two_valid_leases_never_overlap
                 a_lapsed_lease_is_a_failed_attempt
                 expired_items_met_on_the_way_are_told
+                many_expired_items_are_removed_in_large_steps
                 many_lapsed_leases_come_back_in_order
                 thousands_of_lapsed_leases_come_back_in_order
                 the_next_eligible_time_is_that_of_delays_and_leases

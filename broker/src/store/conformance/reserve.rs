@@ -255,7 +255,7 @@ pub async fn many_lapsed_leases_come_back_in_order(env: &Env) {
     assert_eq!(payloads(&again[1..]), names);
 }
 
-/// Issue 9, point 12: leases that lapsed in great number come back in their order, though not all at once, and count as
+/// Leases that lapsed in great number come back in their order, though not all at once, and count as
 /// ready whoever asks.
 pub async fn thousands_of_lapsed_leases_come_back_in_order(env: &Env) {
     let queue = env.queue("q").await;
@@ -318,7 +318,24 @@ pub async fn expired_items_met_on_the_way_are_told(env: &Env) {
     assert_eq!((payloads(&delivered), expired), (vec!["c".to_owned()], 2));
 }
 
-/// Issue 9, point 24: since when an item waits is known while it is reserved too.
+/// A caller that wants one item does not wait until thousands that have expired are removed in steps of a few.
+pub async fn many_expired_items_are_removed_in_large_steps(env: &Env) {
+    let queue = env.queue("q").await;
+    for _ in 0..3 {
+        env.push(&queue, (0..1_000).map(|_| mortal("x", seconds(1))).collect()).await;
+    }
+    env.pass(seconds(2));
+    let (mut expired, mut largest) = (0, 0);
+    while expired < 3_000 {
+        let reserved = env.store.reserve(&queue, &[demand(1)]).await.unwrap();
+        assert!(reserved.deliveries.is_empty());
+        expired += reserved.expired;
+        largest = reserved.expired.max(largest);
+    }
+    assert!(largest >= 500, "at most {largest} of {expired} at once");
+}
+
+/// Since when an item waits is known while it is reserved too.
 pub async fn a_reserved_item_tells_since_when_it_was_due(env: &Env) {
     let queue = env.queue("q").await;
     let due_while_reserved = async |delivery: &Delivery| {

@@ -72,7 +72,7 @@ pub(super) fn enable(conn: &Connection) -> rusqlite::Result<()> {
 mod tests {
     use super::*;
 
-    /// Issue 9, point 29: on a disk that is nearly full every page that was settled goes back, so that pushes go on again.
+    /// On a disk that is nearly full every page that was settled goes back, so that pushes go on again.
     #[test]
     fn on_a_scarce_disk_nothing_unused_is_kept() {
         let conn = Connection::open_in_memory().unwrap();
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(pages(&conn).unwrap().1, 0);
     }
 
-    /// Issue 9, point 29: a file of an earlier version on a disk with no room to write it anew is opened as it is.
+    /// A file of an earlier version on a disk with no room to write it anew is opened as it is.
     #[test]
     fn a_file_that_cannot_be_written_anew_keeps_its_size() {
         let conn = Connection::open_in_memory().unwrap();

@@ -65,12 +65,13 @@ pub(super) async fn reserve(
     let place = Place { inner, group: &group, cursor, queue };
     let mut sweep = cursor.sweep_due(false);
     let begun = Instant::now();
+    let mut limit = wanted.min(MAX_FIND);
     // Rounds that find nothing but what must be removed are not the caller's concern, within reason.
     for _ in 0..MAX_ROUNDS {
         if answer.reserved.more && begun.elapsed() > CLEARING {
             break;
         }
-        let found = place.look(wanted.min(MAX_FIND), sweep).await?;
+        let found = place.look(limit, sweep).await?;
         if found.items.is_empty() {
             cursor.seen(&found.seen(&[], &[]));
             // Perhaps a lease of another broker has ended,
@@ -100,6 +101,8 @@ pub(super) async fn reserve(
         if !answer.reserved.deliveries.is_empty() || removed == 0 {
             break;
         }
+        // Where one item is over many may be: a caller that wants one must not wait for them one by one.
+        limit = MAX_FIND;
         sweep = false;
     }
     Ok(answer)

@@ -51,7 +51,7 @@ fn columns(conn: &Connection) -> Vec<(String, String, String, bool)> {
     rows.collect::<rusqlite::Result<_>>().unwrap()
 }
 
-/// Issue 9, point 3: a file of the first release opens, with all that is in it, and a limit that nobody had set is the
+/// A file of the first release opens, with all that is in it, and a limit that nobody had set is the
 /// broker's default.
 #[tokio::test]
 async fn a_file_of_version_1_keeps_all_that_is_in_it() {

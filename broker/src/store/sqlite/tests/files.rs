@@ -130,7 +130,7 @@ async fn a_file_that_was_emptied_or_replaced_by_an_older_one_is_noticed() {
     assert_eq!(open(&path).unwrap().depth(&queue).await.unwrap().ready, 0);
 }
 
-/// Issue 9, point 47: a disk that was not mounted, or a file deleted by mistake, began an empty store.
+/// A disk that was not mounted, or a file deleted by mistake, began an empty store.
 #[tokio::test]
 async fn a_file_that_is_gone_is_not_begun_anew_unless_its_mark_is_gone_too() {
     let (_folder, path) = file();

@@ -85,7 +85,6 @@ fn index_pages(path: &Path) -> Vec<(String, Vec<usize>)> {
         .into()
 }
 
-/// Issue 9, point 47.
 #[tokio::test]
 async fn a_flipped_bit_in_an_index_hides_no_item_and_stops_no_queue() {
     let (folder, path) = file();
