@@ -5,7 +5,7 @@
 //! tested by it, and a function that is not in its list would be dead code). In the crate of a backend, with `tokio`
 //! (features `macros`, `rt-multi-thread`) among the dev-dependencies:
 //!
-//! ```ignore
+//! ```text
 //! use sluicegate_broker::{domain::Clock, store::conformance::{Env, conformance}};
 //!
 //! async fn open() -> Env {
