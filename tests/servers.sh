@@ -55,7 +55,7 @@ need_python() {
     if ! python3 -m venv "$TOOLS/venv" >/dev/null 2>&1; then
         rm -rf "$TOOLS/venv"
         { apt_install python3-venv && python3 -m venv "$TOOLS/venv"; } ||
-            fail "python3 can not make a virtual environment" "apt-get install python3-venv"
+            fail "python3 cannot make a virtual environment" "apt-get install python3-venv"
     fi
     "$PYTHON" -m pip install --quiet --disable-pip-version-check -r "$wanted" ||
         fail "pip could not install $wanted" "see the message above; the Python package index must be reachable"

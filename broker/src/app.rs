@@ -178,7 +178,7 @@ impl App {
 async fn bind(key: &str, address: SocketAddr) -> Result<TcpListener, StartError> {
     TcpListener::bind(address)
         .await
-        .map_err(|error| StartError(format!("can not listen on {address} ({key}): {error}")))
+        .map_err(|error| StartError(format!("cannot listen on {address} ({key}): {error}")))
 }
 
 fn local_address(listener: &TcpListener) -> Result<SocketAddr, StartError> {
@@ -204,7 +204,7 @@ async fn open_store(settings: &Settings) -> Result<Arc<dyn Store>, StartError> {
 }
 
 fn not_opened(settings: &Settings, error: &StoreError) -> StartError {
-    StartError(format!("can not open the store {}: {error}", settings.store))
+    StartError(format!("cannot open the store {}: {error}", settings.store))
 }
 
 /// Says what whoever runs this broker may not expect of its store.

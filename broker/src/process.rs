@@ -30,7 +30,7 @@ pub fn run() -> ExitCode {
     listener::raise_open_files();
     match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime.block_on(serve(settings)),
-        Err(error) => fail(&format!("can not start threads: {error}")),
+        Err(error) => fail(&format!("cannot start threads: {error}")),
     }
 }
 
@@ -41,7 +41,7 @@ async fn serve(settings: Settings) -> ExitCode {
     // From the first moment on: what is not listened for would end the process.
     let mut signals = match Signals::listen() {
         Ok(signals) => signals,
-        Err(error) => return fail(&format!("can not listen for signals: {error}")),
+        Err(error) => return fail(&format!("cannot listen for signals: {error}")),
     };
     let app = tokio::select! {
         app = App::start(settings) => app,

@@ -24,7 +24,7 @@ async fn silent_connections_neither_spin_the_broker_nor_stay() {
         }
     }
     until("it says so", || async {
-        broker.log().contains("can not take connections").then_some(())
+        broker.log().contains("cannot take connections").then_some(())
     })
     .await;
     let before = broker.processor_time();

@@ -13,7 +13,7 @@ pub(crate) type Result<T, E = EngineError> = std::result::Result<T, E>;
 /// Why the engine could not do as asked. Cheap to clone: one failure may be told to many callers.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum EngineError {
-    /// A value that can not be taken.
+    /// A value that cannot be taken.
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// There is no such queue, and it is not made by itself.
@@ -46,8 +46,8 @@ pub enum EngineError {
     /// A schedule of that name exists with other settings.
     #[error("schedule {0} exists with other settings")]
     ScheduleExists(ScheduleName),
-    /// An item can not move between groups in one step.
-    #[error("an item can not move from group {from} to group {to}")]
+    /// An item cannot move between groups in one step.
+    #[error("an item cannot move from group {from} to group {to}")]
     DifferentGroup {
         /// The group it is in.
         from: GroupName,
@@ -62,7 +62,7 @@ pub enum EngineError {
         /// How many items it holds.
         items: u64,
     },
-    /// Other queues dead-letter into the queue: it can not be deleted.
+    /// Other queues dead-letter into the queue: it cannot be deleted.
     #[error("queue {queue} is the dead-letter queue of {}", list(.sources))]
     DeadLetterQueueInUse {
         /// The queue.
@@ -75,7 +75,7 @@ pub enum EngineError {
     DeadLetterRing(Vec<QueueName>),
     /// A dead-letter queue has to be in the group of those that dead-letter into it.
     #[error(
-        "queue {queue} can not be in group {group}: it is the dead-letter queue of {from}, in group {from_group}"
+        "queue {queue} cannot be in group {group}: it is the dead-letter queue of {from}, in group {from_group}"
     )]
     DeadLetterGroup {
         /// The queue.

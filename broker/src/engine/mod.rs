@@ -286,7 +286,7 @@ impl Engine {
     }
 
     /// Runs `add` on the queue's dispatcher, starting one if there is none. Under the registry's
-    /// lock, so that a dispatcher can not end while something is added to it.
+    /// lock, so that a dispatcher cannot end while something is added to it.
     fn with_dispatcher<T>(
         self: &Arc<Self>,
         queue: &QueueName,

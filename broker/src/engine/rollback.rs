@@ -72,7 +72,7 @@ impl PendingRollbacks {
         !std::mem::replace(&mut pending.running, true)
     }
 
-    /// The next batches, up to [`MAX_BATCH`] items; one alone if it is uncertain which of them can not
+    /// The next batches, up to [`MAX_BATCH`] items; one alone if it is uncertain which of them cannot
     /// be given back. Empty: the task is to end.
     fn next(&self, alone: bool) -> Vec<Vec<Rollback>> {
         let mut pending = self.0.lock();

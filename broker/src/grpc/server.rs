@@ -184,7 +184,7 @@ impl Server {
             };
             router.serve_with_incoming_shutdown(incoming, end)
         };
-        let incoming = listener.assigned_out(self.routers.len());
+        let incoming = listener.in_turn(self.routers.len());
         let served = try_join_all(self.routers.into_iter().zip(incoming).map(serve)).await;
         served.map(|_| ()).map_err(ServerError::Serve)
     }

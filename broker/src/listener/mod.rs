@@ -121,10 +121,7 @@ impl Listener {
 
     /// Returns streams that get all connections from now on, in turn. All of them have to be polled, because each
     /// waits for its turn.
-    pub(crate) fn assigned_out(
-        self,
-        hands: usize,
-    ) -> Vec<BoxStream<'static, io::Result<Connection>>> {
+    pub(crate) fn in_turn(self, hands: usize) -> Vec<BoxStream<'static, io::Result<Connection>>> {
         let listener = Arc::new(tokio::sync::Mutex::new(self));
         let hand = |listener| {
             stream::unfold(listener, |listener: Arc<tokio::sync::Mutex<Self>>| async move {
@@ -140,7 +137,7 @@ impl Listener {
     fn complain(&mut self, reason: &str) {
         if self.complained.is_none_or(|at| at.elapsed() >= COMPLAINTS) {
             self.complained = Some(Instant::now());
-            tracing::warn!(purpose = self.purpose, reason, "can not take connections just now");
+            tracing::warn!(purpose = self.purpose, reason, "cannot take connections just now");
         }
     }
 }
@@ -466,7 +463,7 @@ mod tests {
     #[tokio::test]
     async fn connections_are_dealt_out_in_turn() {
         let (listener, address) = listener(Duty::Answers, 9).await;
-        let mut hands = listener.assigned_out(3);
+        let mut hands = listener.in_turn(3);
         for _ in 0..2 {
             for hand in &mut hands {
                 let _client = TcpStream::connect(address).await.unwrap();

@@ -3,7 +3,7 @@
 /// Why a store could not do as asked.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// It can not be reached, or did not answer in time: the outcome is unknown.
+    /// It cannot be reached, or did not answer in time: the outcome is unknown.
     #[error("the store is unavailable: {reason}")]
     Unavailable {
         /// What the driver said.
@@ -27,7 +27,7 @@ pub enum StoreError {
         #[source]
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
-    /// This deployment of the store can not do that; the message says what to change.
+    /// This deployment of the store cannot do that; the message says what to change.
     #[error("{0}")]
     Unsupported(String),
     /// A page token or cursor that this store did not give out.

@@ -304,7 +304,7 @@ impl Engine {
             self.check_lease("queue.lease", lease)?;
         }
         if queue.dead_letter_queue.as_ref() == Some(&queue.name) {
-            return Err(Invalid::new("queue.dead_letter_queue", "a queue can not be its own"));
+            return Err(Invalid::new("queue.dead_letter_queue", "a queue cannot be its own"));
         }
         if queue.discard_failed && queue.dead_letter_queue.is_some() {
             let why =

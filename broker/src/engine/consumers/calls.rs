@@ -141,7 +141,7 @@ impl Calls {
         self.waiting.contains_key(&id)
     }
 
-    /// Answers a call with what it was dealt; what it can not have comes back.
+    /// Answers a call with what it was dealt; what it cannot have comes back.
     pub(super) fn hand(&mut self, id: ConsumerId, deliveries: Vec<Delivery>) -> Vec<Delivery> {
         match self.waiting.remove(&id) {
             Some(waiting) => match waiting.call.answer.send(Ok(deliveries)) {

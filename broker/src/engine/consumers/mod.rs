@@ -284,7 +284,7 @@ impl Consumers {
         self.streams.values().filter_map(Stream::next_lapse).chain(void).min()
     }
 
-    /// Gives a consumer what it was dealt; what it can not have comes back.
+    /// Gives a consumer what it was dealt; what it cannot have comes back.
     pub(super) fn hand(
         &mut self,
         id: ConsumerId,
@@ -298,7 +298,7 @@ impl Consumers {
         }
     }
 
-    /// Gives a stream what it was dealt; what it can not have comes back. It may have lowered its flow
+    /// Gives a stream what it was dealt; what it cannot have comes back. It may have lowered its flow
     /// meanwhile. Of what was committed already it gets all: there is no way back for that.
     fn hand_to_stream(
         &mut self,

@@ -60,13 +60,14 @@ use crate::{
     metrics::Metrics,
     store::mongo::{
         catalog::settings_watch::MongoSettingsWatch,
-        cursor::{cursors::Heads, lease_cache::LeaseCache, watermarks::QueueCursor},
+        cursor::{cursors::QueueCursors, lease_cache::LeaseCache, watermarks::QueueCursor},
         migrations::Format,
         reserve::handle::MongoReserver,
         schema::layout::Group,
         server::{
             error::{broken, unavailable},
             group_commit::WRITE_LIMIT,
+            time_limit::NO_ANSWER,
         },
     },
 };
@@ -109,7 +110,7 @@ struct Inner {
     /// Why the database must not be used any more, once a newer version has said so.
     refusal: OnceLock<String>,
     groups: Mutex<HashMap<GroupName, Arc<Group>>>,
-    cursors: Heads,
+    cursors: QueueCursors,
     unblocked: Unblocked,
     tracker: TaskTracker,
     stop: CancellationToken,
@@ -119,7 +120,7 @@ impl MongoStore {
     /// Connects to the deployment `uri` names and uses `database` there.
     ///
     /// # Errors
-    /// Within a few seconds, if the server can not be reached or refuses the credentials.
+    /// Within a few seconds, if the server cannot be reached or refuses the credentials.
     pub async fn connect(uri: &str, database: &str, options: MongoOptions) -> Result<Self> {
         Self::connect_as(migrations::THIS, uri, database, options).await
     }
@@ -160,7 +161,7 @@ impl MongoStore {
             format,
             refusal: OnceLock::new(),
             groups: Mutex::default(),
-            cursors: Heads::new(),
+            cursors: QueueCursors::new(),
             unblocked: Unblocked::default(),
             tracker,
             stop,
@@ -209,10 +210,7 @@ impl MongoStore {
 async fn in_time<T>(operation: impl Future<Output = Result<T>>) -> Result<T> {
     // Longer than a single write, so that what can be said of single writes is said there.
     let limit = WRITE_LIMIT + Duration::from_secs(5);
-    match tokio::time::timeout(limit, operation).await {
-        Ok(result) => result,
-        Err(_) => Err(unavailable("MongoDB did not answer in time")),
-    }
+    tokio::time::timeout(limit, operation).await.unwrap_or_else(|_| Err(unavailable(NO_ANSWER)))
 }
 
 impl Drop for MongoStore {

@@ -70,9 +70,9 @@ impl fmt::Display for Report {
 /// An error says why it could not be checked.
 pub fn check(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, String> {
     // Before the file: a broker at work is only ever further on than its mark.
-    let noted = mark::read(path).map_err(|e| format!("can not read the mark: {e}"))?;
+    let noted = mark::read(path).map_err(|e| format!("cannot read the mark: {e}"))?;
     let length =
-        std::fs::metadata(path).map_err(|e| format!("can not open {}: {e}", path.display()))?.len();
+        std::fs::metadata(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?.len();
     let mut report = Report::default();
     match (length, noted) {
         (0, Some(noted)) => {
@@ -96,10 +96,10 @@ pub fn check(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, String
             ));
         }
         Err(error) if is_damage(&error) => {
-            report.faults.push(format!("the file can not be read: {error}"));
+            report.faults.push(format!("the file cannot be read: {error}"));
             return Ok(report);
         }
-        Err(error) => return Err(format!("can not read {}: {error}", path.display())),
+        Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
     }
     let mut run = |name: &str, step: &mut dyn FnMut(&mut Report) -> rusqlite::Result<()>| match step(
         &mut report,
@@ -143,10 +143,10 @@ fn check_structure(conn: &Connection, report: &mut Report) -> rusqlite::Result<(
     let mut statement = conn.prepare("PRAGMA integrity_check(1000)")?;
     let mut lines = statement.query([])?;
     let mut named = 0;
-    while let Some(call_queue) = lines.next()? {
-        let call_queue: String = call_queue.get(0)?;
-        if call_queue != "ok" {
-            report.add(&mut named, format!("structure: {call_queue}"));
+    while let Some(line) = lines.next()? {
+        let line: String = line.get(0)?;
+        if line != "ok" {
+            report.add(&mut named, format!("structure: {line}"));
         }
     }
     Ok(())

@@ -18,7 +18,7 @@ use crate::domain::Timestamp;
 /// Refused while a broker has the file open. An error says why the file could not be repaired.
 pub fn repair(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, String> {
     let shown = path.display();
-    fs::metadata(path).map_err(|e| format!("can not open {shown}: {e}"))?;
+    fs::metadata(path).map_err(|e| format!("cannot open {shown}: {e}"))?;
     let file = StoreFile::lock(path).map_err(|e| e.to_string())?;
     let found = check(&file.path, &mut tell)?;
     if found.is_whole() {

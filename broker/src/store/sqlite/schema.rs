@@ -176,7 +176,7 @@ impl StoreFile {
         let mut lock_path = path.clone().into_os_string();
         lock_path.push(".lock");
         let lock_beside = open_private(Path::new(&lock_path))
-            .or_else(|e| refuse(format!("can not write beside {shown}: {e}")))?;
+            .or_else(|e| refuse(format!("cannot write beside {shown}: {e}")))?;
         take_lock(&lock_beside, &path)?;
 
         let existed = match fs::metadata(&path) {
@@ -193,8 +193,7 @@ impl StoreFile {
         if !existed {
             refuse_if_gone(&path)?;
         }
-        let lock =
-            open_private(&path).or_else(|e| refuse(format!("can not write {shown}: {e}")))?;
+        let lock = open_private(&path).or_else(|e| refuse(format!("cannot write {shown}: {e}")))?;
         // Elsewhere than on Linux this lock is of the same kind as those that SQLite takes.
         if cfg!(target_os = "linux") {
             take_lock(&lock, &path)?;
@@ -206,14 +205,14 @@ impl StoreFile {
     pub(super) fn open_writer(&self) -> Result<Connection> {
         let shown = self.path.display();
         let conn = Connection::open(&self.path)
-            .or_else(|e| refuse(format!("can not open {shown}: {e}")))?;
+            .or_else(|e| refuse(format!("cannot open {shown}: {e}")))?;
         // Should the file be refused below, its log stays as it is, for whoever looks into that.
-        keep_log(&conn, true).or_else(|e| refuse(format!("can not open {shown}: {e}")))?;
+        keep_log(&conn, true).or_else(|e| refuse(format!("cannot open {shown}: {e}")))?;
         let checked = check_ours(&conn).or_else(|e| match e.sqlite_error_code() {
             Some(rusqlite::ErrorCode::NotADatabase) => {
                 refuse(format!("{shown} is not an SQLite database"))
             }
-            _ => refuse(format!("can not read {shown}: {e}")),
+            _ => refuse(format!("cannot read {shown}: {e}")),
         })?;
         if conn.is_readonly(MAIN_DB).unwrap_or(true) {
             return refuse(format!("{shown} is not writable"));
@@ -226,10 +225,10 @@ impl StoreFile {
             Whose::Ours(VERSION) => {}
             Whose::Ours(version) => {
                 migrations::migrate(&conn, version)
-                    .or_else(|e| refuse(format!("can not bring {shown} up to date: {e}")))?;
+                    .or_else(|e| refuse(format!("cannot bring {shown} up to date: {e}")))?;
             }
             Whose::New => {
-                create(&conn).or_else(|e| refuse(format!("can not set up {shown}: {e}")))?;
+                create(&conn).or_else(|e| refuse(format!("cannot set up {shown}: {e}")))?;
             }
             Whose::Newer(version) => {
                 return refuse(format!(
@@ -241,7 +240,7 @@ impl StoreFile {
         set_up_writer(&conn)
             .and_then(|()| space::enable(&conn))
             .and_then(|()| keep_log(&conn, false))
-            .or_else(|e| refuse(format!("can not set up {shown}: {e}")))?;
+            .or_else(|e| refuse(format!("cannot set up {shown}: {e}")))?;
         Ok(conn)
     }
 
@@ -266,7 +265,7 @@ impl StoreFile {
     fn check_mark(&self, conn: &Connection, is_new: bool) -> Result<()> {
         let shown = self.path.display();
         let unreadable = |e: String| {
-            StoreError::Unsupported(format!("can not compare {shown} with the mark beside it: {e}"))
+            StoreError::Unsupported(format!("cannot compare {shown} with the mark beside it: {e}"))
         };
         let noted = mark::read(&self.path).map_err(|e| unreadable(e.to_string()))?;
         let Some(noted) = noted else { return Ok(()) };
@@ -312,7 +311,7 @@ pub(super) fn open_memory() -> rusqlite::Result<Connection> {
 /// slip in it and a file that was deleted look alike.
 fn refuse_if_gone(path: &Path) -> Result<()> {
     let noted = mark::read(path)
-        .or_else(|e| refuse(format!("can not read the mark beside {}: {e}", path.display())))?;
+        .or_else(|e| refuse(format!("cannot read the mark beside {}: {e}", path.display())))?;
     noted.map_or(Ok(()), |noted| refuse_as_lost(path, "gone", noted.commits))
 }
 
@@ -346,7 +345,7 @@ fn take_lock(file: &File, shown: &Path) -> Result<()> {
         Err(TryLockError::WouldBlock) => refuse(format!(
             "{shown} is in use by another broker: one at a time can open it (several brokers need MongoDB)"
         )),
-        Err(TryLockError::Error(e)) => refuse(format!("can not lock {shown}: {e}")),
+        Err(TryLockError::Error(e)) => refuse(format!("cannot lock {shown}: {e}")),
     }
 }
 
@@ -384,7 +383,7 @@ fn resolve(path: &Path) -> Result<PathBuf> {
     };
     match folder.canonicalize() {
         Ok(folder) => Ok(folder.join(name)),
-        Err(e) => refuse(format!("can not open the directory {}: {e}", folder.display())),
+        Err(e) => refuse(format!("cannot open the directory {}: {e}", folder.display())),
     }
 }
 

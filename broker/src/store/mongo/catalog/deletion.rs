@@ -26,7 +26,7 @@ use crate::{
             server::{
                 error::{failed, unavailable, written},
                 time_limit::{bulk_in_time, in_time, read_in_time},
-                transaction::{Failure, Patience, abort, attempt_in_time, commit},
+                transaction::{Failure, Patience, abort, attempt_in_time, begin, commit},
             },
         },
     },
@@ -72,7 +72,7 @@ pub(crate) async fn links(inner: &Inner) -> Result<Links> {
     n.map(Links).ok_or_else(|| unavailable("the state of the links between queues is not there"))
 }
 
-/// Makes the links another state; false if they are not in this one any more. Two transactions can not
+/// Makes the links another state; false if they are not in this one any more. Two transactions cannot
 /// both pass.
 pub(crate) async fn pass(
     inner: &Inner,
@@ -138,8 +138,7 @@ pub(crate) async fn delete_queue(
     }
     let mut patience = Patience::new();
     loop {
-        let mut session = inner.client.start_session().await.map_err(failed)?;
-        session.start_transaction().await.map_err(failed)?;
+        let mut session = begin(&inner.client).await?;
         let attempt = async {
             let deleted = attempt(inner, &group, queue, force, links, &mut session).await?;
             if matches!(deleted, Deleted::Done(_)) {
@@ -147,18 +146,17 @@ pub(crate) async fn delete_queue(
             }
             Ok(deleted)
         };
-        let result = attempt_in_time(attempt).await;
-        if !matches!(result, Ok(Deleted::Done(_))) {
-            abort(&mut session).await;
-        }
-        match result {
-            Ok(Deleted::Done(last)) => {
+        let outcome = attempt_in_time(attempt).await;
+        match patience.after(&mut session, outcome).await? {
+            Some(Deleted::Done(last)) => {
                 count += last;
                 break;
             }
-            Ok(refused) => return Ok(refused),
-            Err(Failure::Final(error)) => return Err(error),
-            Err(Failure::Conflict(error)) => patience.next(error).await?,
+            Some(refused) => {
+                abort(&mut session).await;
+                return Ok(refused);
+            }
+            None => {}
         }
     }
     inner.cursors.forget(&queue.name);
@@ -270,8 +268,7 @@ pub(crate) async fn link_queue(
     let document = crate::store::mongo::catalog::queues::new_document(inner, queue).await?;
     let mut patience = Patience::new();
     loop {
-        let mut session = inner.client.start_session().await.map_err(failed)?;
-        session.start_transaction().await.map_err(failed)?;
+        let mut session = begin(&inner.client).await?;
         let attempt = async {
             if !pass(inner, Some(links), &mut session).await? {
                 return Ok(None);
@@ -292,16 +289,12 @@ pub(crate) async fn link_queue(
             }
             Ok(done)
         };
-        let result = attempt_in_time(attempt).await;
-        if !matches!(result, Ok(Some(_))) {
-            abort(&mut session).await;
-        }
-        match result {
-            Ok(done) => {
-                return done.as_ref().map(crate::store::mongo::catalog::queues::read).transpose();
+        let outcome = attempt_in_time(attempt).await;
+        if let Some(done) = patience.after(&mut session, outcome).await? {
+            if done.is_none() {
+                abort(&mut session).await;
             }
-            Err(Failure::Final(error)) => return Err(error),
-            Err(Failure::Conflict(error)) => patience.next(error).await?,
+            return done.as_ref().map(crate::store::mongo::catalog::queues::read).transpose();
         }
     }
 }

@@ -37,9 +37,9 @@ use crate::{
             },
             server::{
                 connect::{command_of, read_documents, read_first},
-                error::{broken, failed, integer},
+                error::{broken, integer},
                 time_limit::read_in_time,
-                transaction::{Failure, abort, attempt_in_time, commit},
+                transaction::{Failure, abort, attempt_in_time, begin, commit},
             },
         },
     },
@@ -135,8 +135,7 @@ async fn adopt(inner: &Inner, name: &QueueName, group: &GroupName) -> Result<()>
 async fn revive(inner: &Inner, name: &QueueName, group: &Group) -> Result<()> {
     let used = priorities::in_index(inner, group.items.name(), name).await?;
     let used: Vec<Bson> = used.iter().map(Bson::Int32).collect();
-    let mut session = inner.client.start_session().await.map_err(failed)?;
-    session.start_transaction().await.map_err(failed)?;
+    let mut session = begin(&inner.client).await?;
     let attempt = async {
         let made = insert_again(inner, name, group, used, &mut session).await?;
         if made {
@@ -256,8 +255,7 @@ async fn exchange(
     (from, old): (&Group, Document),
     (to, new): (&Group, Document),
 ) -> Result<bool> {
-    let mut session = inner.client.start_session().await.map_err(failed)?;
-    session.start_transaction().await.map_err(failed)?;
+    let mut session = begin(&inner.client).await?;
     let attempt = async {
         let deleted = from.items.delete_one(old).session(&mut session).await?;
         if deleted.deleted_count == 0 {

@@ -14,12 +14,12 @@ use crate::{
     store::mongo::cursor::watermarks::QueueCursor,
 };
 
-/// Heads kept, about a kilobyte each, before those are dropped that nobody uses. One that is dropped costs its queue's next
+/// QueueCursors kept, about a kilobyte each, before those are dropped that nobody uses. One that is dropped costs its queue's next
 /// push two more commands.
-const MAX_HEADS: usize = 10_000;
+const MAX_CURSORS: usize = 10_000;
 
-/// Heads by queue.
-pub(crate) struct Heads(Mutex<Known>);
+/// QueueCursors by queue.
+pub(crate) struct QueueCursors(Mutex<Known>);
 
 struct Known {
     cursors: HashMap<QueueName, Arc<QueueCursor>>,
@@ -29,9 +29,9 @@ struct Known {
     min: usize,
 }
 
-impl Heads {
+impl QueueCursors {
     pub(crate) fn new() -> Self {
-        Self::with_room_for(MAX_HEADS)
+        Self::with_room_for(MAX_CURSORS)
     }
 
     fn with_room_for(min: usize) -> Self {
@@ -86,23 +86,23 @@ impl Known {
 }
 
 /// A head whose queue is consumed through it.
-pub(crate) struct ConsumedHead(Arc<QueueCursor>);
+pub(crate) struct ConsumedCursor(Arc<QueueCursor>);
 
-impl ConsumedHead {
+impl ConsumedCursor {
     pub(crate) fn new(cursor: Arc<QueueCursor>) -> Self {
         cursor.consumed.lock().handles += 1;
         Self(cursor)
     }
 }
 
-impl Deref for ConsumedHead {
+impl Deref for ConsumedCursor {
     type Target = Arc<QueueCursor>;
     fn deref(&self) -> &Arc<QueueCursor> {
         &self.0
     }
 }
 
-impl Drop for ConsumedHead {
+impl Drop for ConsumedCursor {
     fn drop(&mut self) {
         self.0.consumed.lock().handles -= 1;
     }
@@ -118,8 +118,8 @@ mod tests {
 
     #[test]
     fn heads_do_not_grow_with_the_names_of_queues() {
-        let cursors = Heads::with_room_for(100);
-        let held = ConsumedHead::new(cursors.get(&name(0)));
+        let cursors = QueueCursors::with_room_for(100);
+        let held = ConsumedCursor::new(cursors.get(&name(0)));
         held.consumed.lock().group = Some(GroupName::default());
         for number in 1..10_000 {
             cursors.get(&name(number));
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn heads_that_are_asked_for_again_stay_longer() {
-        let cursors = Heads::with_room_for(100);
+        let cursors = QueueCursors::with_room_for(100);
         let often: Vec<_> =
             (0..10).map(|number| Arc::downgrade(&cursors.get(&name(number)))).collect();
         for number in 10..101 {

@@ -29,7 +29,8 @@ use crate::store::{
     mongo::server::{
         error::{broken, failed, integer},
         group_commit::WRITE_LIMIT,
-        transaction::{Failure, Patience, commit},
+        time_limit::{in_time, read_in_time},
+        transaction::{Failure, Patience, abort, attempt_in_time, begin, commit},
     },
 };
 
@@ -123,8 +124,9 @@ impl Found {
 
 /// Why a broker must not use the database any more, if a newer version has said so.
 pub(super) async fn refusal(db: &Database, format: Format) -> Result<Option<String>> {
-    let found = db.collection::<Document>(FORMAT).find_one(doc! { "_id": STORE }).await;
-    let found = found.map_err(failed)?.as_ref().map(Found::read).transpose()?;
+    let formats = db.collection::<Document>(FORMAT);
+    let found = read_in_time(|| formats.find_one(doc! { "_id": STORE })).await?;
+    let found = found.as_ref().map(Found::read).transpose()?;
     Ok(found.and_then(|found| found.refusal(db, format.version())))
 }
 
@@ -200,8 +202,7 @@ impl Format {
         version: i64,
         oldest_reader: i64,
     ) -> Result<(), Failure> {
-        let mut session = client.start_session().await?;
-        session.start_transaction().await?;
+        let mut session = begin(client).await?;
         let attempt = async {
             let reached = fields(self.version(), oldest_reader);
             let passed = db
@@ -220,9 +221,9 @@ impl Format {
             }
             commit(&mut session).await
         };
-        let migrated = attempt.await;
+        let migrated = attempt_in_time(attempt).await;
         if migrated.is_err() {
-            let _ = session.abort_transaction().await; // it ends by itself otherwise
+            abort(&mut session).await;
         }
         migrated
     }
@@ -235,12 +236,12 @@ fn fields(version: i64, oldest_reader: i64) -> Document {
 /// What the database says of its format. One that says nothing is of version 1, or empty: from now on it says so.
 async fn find_or_begin(db: &Database) -> Result<Found, Failure> {
     // A write, so that no server answers that has been replaced as the primary.
-    let found = db
-        .collection::<Document>(FORMAT)
+    let formats = db.collection::<Document>(FORMAT);
+    let begin = formats
         .find_one_and_update(doc! { "_id": STORE }, doc! { "$setOnInsert": fields(1, 1) })
         .upsert(true)
-        .return_document(ReturnDocument::After)
-        .await?;
+        .return_document(ReturnDocument::After);
+    let found = in_time(begin).await?;
     let found = found.ok_or_else(|| broken("the document that was written is not there"))?;
     Ok(Found::read(&found)?)
 }
@@ -251,7 +252,8 @@ async fn announce(db: &Database, version: i64, oldest_reader: i64) -> Result<()>
     let change = doc! {
         "$max": { "oldestReader": oldest_reader }, "$set": { "program": env!("CARGO_PKG_VERSION") },
     };
-    db.collection::<Document>(FORMAT).update_one(filter, change).await.map_err(failed)?;
+    let formats = db.collection::<Document>(FORMAT);
+    in_time(formats.update_one(filter, change)).await.map_err(failed)?;
     Ok(())
 }
 

@@ -28,10 +28,7 @@ use crate::{
                 item::{Start, encode},
                 layout::{DEDUP, Group, TURN, WAITING},
             },
-            server::{
-                error::failed,
-                transaction::{Failure, Patience, abort, attempt_in_time, commit},
-            },
+            server::transaction::{Failure, Patience, attempt_in_time, begin, commit},
         },
     },
 };
@@ -45,8 +42,7 @@ pub(crate) async fn push_in_order(
 ) -> Result<Vec<Pushed>> {
     let mut patience = Patience::new();
     loop {
-        let mut session = inner.client.start_session().await.map_err(failed)?;
-        session.start_transaction().await.map_err(failed)?;
+        let mut session = begin(&inner.client).await?;
         let mut marks = Marks::default();
         let attempt = async {
             let pushed = insert(inner, group, items, &mut session, &mut marks).await?;
@@ -57,19 +53,9 @@ pub(crate) async fn push_in_order(
         // Not before: a look in between would find nothing and raise the marks again. Also if the outcome is
         // unknown: what may be there must not be passed over.
         marks.rewind(inner);
-        match outcome {
-            Ok(mut pushed) => {
-                wake(inner, group, items, pushed.iter_mut()).await?;
-                return Ok(pushed);
-            }
-            Err(Failure::Final(error)) => {
-                abort(&mut session).await;
-                return Err(error);
-            }
-            Err(Failure::Conflict(error)) => {
-                abort(&mut session).await;
-                patience.next(error).await?;
-            }
+        if let Some(mut pushed) = patience.after(&mut session, outcome).await? {
+            wake(inner, group, items, pushed.iter_mut()).await?;
+            return Ok(pushed);
         }
     }
 }

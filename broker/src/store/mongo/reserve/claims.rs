@@ -201,7 +201,7 @@ impl Lost {
         Ok(())
     }
 
-    /// What was not claimed can not be claimed by a command that comes late.
+    /// What was not claimed cannot be claimed by a command that comes late.
     fn fence(&self, settled: ObjectId, statements: &mut Vec<RawDocumentBuf>) -> Result<()> {
         let mut lots: HashMap<u32, Vec<&Claimed>> = HashMap::new();
         for item in &self.items {

@@ -10,7 +10,7 @@ use crate::{
         Appeared, Reserved, Reserver, Result,
         mongo::{
             Inner,
-            cursor::{cursors::ConsumedHead, watermarks::QueueCursor},
+            cursor::{cursors::ConsumedCursor, watermarks::QueueCursor},
             reserve::{self, next_eligible::next_eligible},
         },
     },
@@ -20,12 +20,12 @@ pub(crate) struct MongoReserver {
     inner: Arc<Inner>,
     queue: QueueName,
     /// Where the queue's head is. Held, so that it stays what it is while the queue is consumed.
-    cursor: ConsumedHead,
+    cursor: ConsumedCursor,
 }
 
 impl MongoReserver {
     pub(crate) fn new(inner: Arc<Inner>, queue: QueueName) -> Self {
-        let cursor = ConsumedHead::new(inner.cursor(&queue));
+        let cursor = ConsumedCursor::new(inner.cursor(&queue));
         // Of what appeared while nobody consumed the queue here, nobody told.
         cursor.appeared(Appeared::FromStart);
         Self { inner, queue, cursor }
@@ -36,7 +36,7 @@ impl MongoReserver {
     fn cursor(&mut self, queue: &Queue) -> Arc<QueueCursor> {
         let cursor = self.inner.cursor(&self.queue);
         if !Arc::ptr_eq(&cursor, &self.cursor) {
-            self.cursor = ConsumedHead::new(Arc::clone(&cursor));
+            self.cursor = ConsumedCursor::new(Arc::clone(&cursor));
         }
         let mut consumed = cursor.consumed.lock();
         if consumed.group.as_ref() != Some(&queue.group) {

@@ -85,7 +85,7 @@ pub(crate) fn headers_document(headers: &Headers) -> Result<RawDocumentBuf> {
     let mut document = RawDocumentBuf::new();
     for (name, value) in headers {
         let name = CString::try_from(name.as_str())
-            .map_err(|_| broken("MongoDB can not keep a header name with a zero byte in it"))?;
+            .map_err(|_| broken("MongoDB cannot keep a header name with a zero byte in it"))?;
         document.append(&*name, value.as_str());
     }
     Ok(document)
@@ -95,12 +95,12 @@ pub(crate) fn headers_document(headers: &Headers) -> Result<RawDocumentBuf> {
 /// become that of others which share its write.
 pub(crate) fn check(item: &NewItem) -> Result<()> {
     if item.headers.keys().any(|name| name.contains('\0')) {
-        return Err(broken("MongoDB can not keep a header name with a zero byte in it"));
+        return Err(broken("MongoDB cannot keep a header name with a zero byte in it"));
     }
     let headers = item.headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
     let bytes = item.payload.len() + headers;
     if bytes > MAX_ITEM_BYTES {
-        return Err(broken(format!("MongoDB can not keep an item of {bytes} bytes")));
+        return Err(broken(format!("MongoDB cannot keep an item of {bytes} bytes")));
     }
     Ok(())
 }

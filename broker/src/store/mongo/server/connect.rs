@@ -47,7 +47,7 @@ pub(crate) struct Connection {
 pub(crate) async fn connect(uri: &str, database: &str, pool_size: u32) -> Result<Connection> {
     let mut options = ClientOptions::parse(uri)
         .await
-        .map_err(|e| start_error("the MongoDB URI can not be used", &e))?;
+        .map_err(|e| start_error("the MongoDB URI cannot be used", &e))?;
     options.app_name = Some(app_name(options.app_name.as_deref()));
     options.server_selection_timeout.get_or_insert(SELECTION_LIMIT);
     options.connect_timeout.get_or_insert(CONNECT_LIMIT);
@@ -67,11 +67,11 @@ pub(crate) async fn connect(uri: &str, database: &str, pool_size: u32) -> Result
     let hosts = hosts.join(",");
 
     let client = Client::with_options(options)
-        .map_err(|e| start_error("the MongoDB URI can not be used", &e))?;
+        .map_err(|e| start_error("the MongoDB URI cannot be used", &e))?;
     let db = client.database(database);
     let hello = in_time(db.run_command(doc! { "hello": 1 }))
         .await
-        .map_err(|e| start_error(&format!("MongoDB at {hosts} can not be reached"), &e))?;
+        .map_err(|e| start_error(&format!("MongoDB at {hosts} cannot be reached"), &e))?;
     let sharded = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
     let kind = match hello.get_str("setName") {
         Ok(name) => format!("replica set {name}"),

@@ -6,7 +6,7 @@ use std::{
 };
 
 use mongodb::{
-    ClientSession,
+    Client, ClientSession,
     error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
 };
 use sluicegate_proto::backoff::Backoff;
@@ -75,6 +75,31 @@ impl Patience {
         self.failures += 1;
         Ok(())
     }
+
+    /// Sees an attempt off. Returns what it came to, or `None` after a pause if the attempt is to be repeated. The
+    /// transaction of an attempt that failed is aborted.
+    pub(crate) async fn after<T>(
+        &mut self,
+        session: &mut ClientSession,
+        outcome: Result<T, Failure>,
+    ) -> Result<Option<T>> {
+        let failure = match outcome {
+            Ok(done) => return Ok(Some(done)),
+            Err(failure) => failure,
+        };
+        abort(session).await;
+        match failure {
+            Failure::Final(error) => Err(error),
+            Failure::Conflict(error) => self.next(error).await.map(|()| None),
+        }
+    }
+}
+
+/// Begins a transaction.
+pub(crate) async fn begin(client: &Client) -> Result<ClientSession> {
+    let mut session = client.start_session().await.map_err(failed)?;
+    session.start_transaction().await.map_err(failed)?;
+    Ok(session)
 }
 
 /// Commits the transaction; repeats that while its outcome is unknown.

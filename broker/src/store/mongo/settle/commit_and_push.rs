@@ -16,10 +16,7 @@ use crate::{
                 layout::{Group, date},
                 settled::{finish, settle_token},
             },
-            server::{
-                error::failed,
-                transaction::{Failure, Patience, abort, attempt_in_time, commit},
-            },
+            server::transaction::{Failure, Patience, abort, attempt_in_time, begin, commit},
             settle::receipts::{look, stale},
         },
     },
@@ -50,8 +47,7 @@ pub(crate) async fn commit_and_push(
     inner.lease_cache.take(&held.receipt);
     let mut patience = Patience::new();
     loop {
-        let mut session = inner.client.start_session().await.map_err(failed)?;
-        session.start_transaction().await.map_err(failed)?;
+        let mut session = begin(&inner.client).await?;
         let mut marks = Marks::default();
         let attempt = async {
             let Some(key) = settle(inner, &group, &held, &mut session).await? else {
@@ -66,13 +62,13 @@ pub(crate) async fn commit_and_push(
         };
         let outcome = attempt_in_time(attempt).await;
         marks.rewind(inner);
-        match outcome {
-            Ok(None) => {
+        match patience.after(&mut session, outcome).await? {
+            Some(None) => {
                 abort(&mut session).await;
                 let found = look(inner, &group, [held.receipt.item]).await?;
                 return Ok((stale(found.get(&held.receipt.item), inner.now()), Vec::new()));
             }
-            Ok(Some((key, pushed))) => {
+            Some(Some((key, pushed))) => {
                 let mut results = vec![None; items.len()];
                 for ((group, places, items), mut pushed) in lots.iter().zip(pushed) {
                     wake(inner, group, items, pushed.iter_mut()).await?;
@@ -85,14 +81,7 @@ pub(crate) async fn commit_and_push(
                 }
                 return Ok((Outcome::Ok, results.into_iter().flatten().collect()));
             }
-            Err(Failure::Final(error)) => {
-                abort(&mut session).await;
-                return Err(error);
-            }
-            Err(Failure::Conflict(error)) => {
-                abort(&mut session).await;
-                patience.next(error).await?;
-            }
+            None => {}
         }
     }
 }

@@ -46,12 +46,12 @@ struct Hold {
 }
 
 /// A command that is held up, with the connection it goes over, until this is dropped.
-struct Reservation {
+struct HeldCommand {
     caught: oneshot::Receiver<()>,
     _release: oneshot::Sender<()>,
 }
 
-impl Reservation {
+impl HeldCommand {
     /// Waits until the command is there.
     async fn caught(&mut self) {
         tokio::time::timeout(LIMIT, &mut self.caught).await.expect("a command in time").unwrap();
@@ -90,15 +90,15 @@ impl Proxy {
     }
 
     /// Holds up the next command that begins with these bytes. All other connections are fine.
-    fn hold(&self, bytes: &[u8]) -> Reservation {
+    fn hold(&self, bytes: &[u8]) -> HeldCommand {
         let ((caught, is_caught), (release, released)) = (oneshot::channel(), oneshot::channel());
         let hold = Hold { bytes: bytes.to_vec(), caught, release: released };
         self.way.holds.lock().push(hold);
-        Reservation { caught: is_caught, _release: release }
+        HeldCommand { caught: is_caught, _release: release }
     }
 
     /// Holds up the next command of this name on the items.
-    fn hold_on_items(&self, command: &str) -> Reservation {
+    fn hold_on_items(&self, command: &str) -> HeldCommand {
         self.hold(format!("\u{2}{command}\0\u{e}\0\0\0items.default\0").as_bytes())
     }
 }
@@ -204,6 +204,20 @@ async fn a_read_over_a_dead_connection_is_asked_again_over_another() {
     assert!(item.is_some());
     assert_eq!(depth.unsettled(), 1);
     assert!(origins.is_empty());
+    drop(dead);
+}
+
+/// Whether a newer version has taken over the database is read again and again: a dead connection does not end that.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_format_is_read_again_over_another_connection() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let proxy = Proxy::start(scratch.server()).await;
+    let store = proxy.open(&clock, &scratch.name).await;
+    let mut watch = store.watch_settings();
+    let mut dead = proxy.hold(b"\x02find\0\x07\0\0\0format\0");
+    let changes = async { tokio::join!(watch.changes(), dead.caught()) };
+    let (changes, ()) = tokio::time::timeout(LIMIT, changes).await.expect("an answer in time");
+    changes.unwrap();
     drop(dead);
 }
 

@@ -403,10 +403,7 @@ async fn a_server_that_is_not_there_is_named_within_seconds() {
     let uri = "mongodb://127.0.0.1:24999/?serverSelectionTimeoutMS=300";
     match MongoStore::connect(uri, "none", MongoOptions::default()).await {
         Err(crate::store::StoreError::Unavailable { reason, .. }) => {
-            assert!(
-                reason.starts_with("MongoDB at 127.0.0.1:24999 can not be reached"),
-                "{reason}"
-            );
+            assert!(reason.starts_with("MongoDB at 127.0.0.1:24999 cannot be reached"), "{reason}");
         }
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("something answers"),

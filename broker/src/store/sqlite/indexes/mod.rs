@@ -147,10 +147,10 @@ pub(super) fn damaged_inside<'i>(
 }
 
 /// The page that a line of SQLite's check is about.
-fn faulty_page(call_queue: &str) -> Option<(i64, &str)> {
-    let (_, rest) = call_queue.split_once("page ")?;
+fn faulty_page(line: &str) -> Option<(i64, &str)> {
+    let (_, rest) = line.split_once("page ")?;
     let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
-    Some((digits.parse().ok()?, call_queue))
+    Some((digits.parse().ok()?, line))
 }
 
 /// Builds indexes anew, in a transaction of its own: about a second for a million entries.

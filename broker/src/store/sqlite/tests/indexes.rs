@@ -206,7 +206,7 @@ async fn a_repair_builds_indexes_anew_and_frees_what_nothing_uses() {
     fs::write(&path, &bytes).unwrap();
     assert!(!checked(&path).is_whole());
     let mut told = Vec::new();
-    let report = repair(&path, |call_queue| told.push(call_queue)).unwrap();
+    let report = repair(&path, |line| told.push(line)).unwrap();
     assert!(report.is_whole(), "{report}");
     let told = told.join("\n");
     assert!(told.contains("handout") && told.contains("key_order"), "{told}");

@@ -183,7 +183,7 @@ async fn the_file_reads_plainly_beside_the_broker() {
 async fn files_that_are_not_ours_are_refused_plainly() {
     let (folder, path) = file();
     let missing = folder.path().join("no/such/folder/store.db");
-    assert!(refused(&missing).contains("can not open the directory"), "{}", refused(&missing));
+    assert!(refused(&missing).contains("cannot open the directory"), "{}", refused(&missing));
     assert!(refused(folder.path()).contains("is a directory"), "{}", refused(folder.path()));
 
     std::fs::write(&path, "this is a text of some length, and no database at all").unwrap();

@@ -87,7 +87,7 @@ impl Writer {
         let (next_id, commits) = (count("next_id")?, count("commits")?);
         let beside = |what: &str, error: std::io::Error| {
             StoreError::Unsupported(format!(
-                "can not write the {what} beside the store's file: {error}"
+                "cannot write the {what} beside the store's file: {error}"
             ))
         };
         let (mut mark, mut disk) = (None, None);
@@ -123,7 +123,7 @@ impl Writer {
             .name("sqlite-writer".to_owned())
             .spawn(move || worker.work(&waiting, sweep_every))
             .map_err(|e| StoreError::Internal {
-                reason: "can not start the writer thread".to_owned(),
+                reason: "cannot start the writer thread".to_owned(),
                 source: Some(e.into()),
             })?;
         let room = Arc::new(Semaphore::new(MAX_WAITING));

@@ -230,7 +230,7 @@ impl Worker {
     /// Begins a transaction whose commit is synced, or not.
     fn begin(&mut self, sync: bool) -> rusqlite::Result<()> {
         if sync != self.syncing {
-            // Takes effect when it is parsed, so it can not come from the cache of statements.
+            // Takes effect when it is parsed, so it cannot come from the cache of statements.
             self.conn.execute_batch(if sync { SYNC } else { DO_NOT_SYNC })?;
             self.syncing = sync;
         }
