@@ -296,7 +296,7 @@ impl Engine {
         let dispatcher = dispatchers.entry(queue.clone()).or_insert_with(|| {
             let dispatcher = Arc::new(Dispatcher::new(queue.clone()));
             let engine = Arc::clone(self);
-            self.tasks.spawn(dispatch::run(engine, Arc::clone(&dispatcher)));
+            self.tasks.spawn(dispatch::run::run(engine, Arc::clone(&dispatcher)));
             dispatcher
         });
         add(dispatcher)

@@ -1,6 +1,16 @@
 //! When a refill waits, and for how long; when to look without being told.
 
-use super::{super::consumers::tests::delivery, *};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    super::consumers::tests::delivery,
+    run::{GATHER, gather_room},
+    *,
+};
+use crate::domain::Delivery;
 
 /// A dispatcher with a stream that holds as much as it may, and what that is.
 fn full() -> (Dispatcher, Vec<Delivery>) {

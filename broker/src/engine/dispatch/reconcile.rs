@@ -1,0 +1,47 @@
+//! Which items streams hold no more because they were settled elsewhere.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::{Dispatcher, polls::Polls};
+use crate::{
+    domain::Queue,
+    engine::{Engine, Result},
+    store::Reservation,
+};
+
+/// Finds out which reservations our streams hold no more, if another broker's signal or the time asks for it.
+pub(super) async fn reconcile_if_due(
+    engine: &Engine,
+    dispatcher: &Dispatcher,
+    queue: &Arc<Queue>,
+    polls: &mut Polls,
+) -> Result<()> {
+    let told = std::mem::take(&mut dispatcher.state.lock().reconcile);
+    if !told && Instant::now() < polls.next_reconcile(engine.signals.healthy()) {
+        return Ok(());
+    }
+    let reconciled = reconcile(engine, dispatcher, queue).await;
+    match reconciled {
+        Ok(()) => polls.reconciled(),
+        Err(_) => dispatcher.state.lock().reconcile = true,
+    }
+    reconciled
+}
+
+/// Finds out which items our streams hold no more, since they were settled on another broker.
+async fn reconcile(engine: &Engine, dispatcher: &Dispatcher, queue: &Arc<Queue>) -> Result<()> {
+    let receipts = dispatcher.state.lock().consumers.held();
+    if receipts.is_empty() {
+        return Ok(());
+    }
+    let held = receipts
+        .iter()
+        .map(|receipt| Reservation { queue: Arc::clone(queue), receipt: receipt.clone() })
+        .collect();
+    let holds = engine.store.holds(held).await?;
+    let void = receipts.iter().zip(holds).filter(|(_, holds)| !holds).map(|(r, _)| r);
+    dispatcher.found_void(void, engine.now());
+    Ok(())
+}

@@ -1,0 +1,218 @@
+//! The loop of a dispatcher: gather room, reserve, hand out, wait.
+
+use std::{sync::Arc, time::Duration};
+
+use sluicegate_proto::backoff::Backoff;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::{Dispatcher, hand_out::hand_out, polls::Polls, reconcile::reconcile_if_due};
+use crate::{
+    domain::{Queue, Timestamp},
+    engine::{Engine, EngineError, Result},
+    metrics::Wake,
+    store::Reserver,
+};
+
+/// A dispatcher with no consumers ends after this long.
+const IDLE: Duration = Duration::from_secs(10);
+/// How long consumers that have work wait for more, so that many small refills become one.
+pub(super) const GATHER: Duration = Duration::from_millis(1);
+/// A timer that goes off again and again does so at most this often.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+/// Fruitless looks in a row before the dispatcher waits for something to change.
+const MAX_STUCK: u32 = 3;
+/// Pauses after failed looks.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
+/// How often at the most an emptied queue is asked when its next item becomes eligible.
+const DUE_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The dispatcher's loop; ends at shutdown, or when the queue has had no consumers for a while.
+pub(crate) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
+    let mut polls = Polls::new(&engine);
+    let mut reserver = engine.store.reserver(&dispatcher.queue);
+    let (mut failures, mut stuck) = (0, 0);
+    let mut ends_at = None;
+    loop {
+        if engine.draining.is_cancelled() {
+            dispatcher.state.lock().consumers.fail_calls(&EngineError::ShuttingDown);
+            if engine.stopping.is_cancelled() {
+                return;
+            }
+            tokio::select! {
+                () = engine.stopping.cancelled() => return,
+                () = dispatcher.wake.notified() => continue,
+            }
+        }
+        #[cfg(test)]
+        dispatcher.steps.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        if !dispatcher.is_used() {
+            // Whatever wakes it meanwhile: only a consumer makes it go on.
+            let ends_at = *ends_at.get_or_insert_with(|| Instant::now() + IDLE);
+            tokio::select! {
+                () = dispatcher.wake.notified() => {}
+                () = engine.draining.cancelled() => {}
+                () = sleep_until(ends_at) => {
+                    if engine.retire(&dispatcher) {
+                        return;
+                    }
+                }
+            }
+            continue;
+        }
+        ends_at = None;
+        match step(&engine, &dispatcher, &mut *reserver, &mut polls).await {
+            Ok(Step::Again) => {
+                polls.found();
+                (failures, stuck) = (0, 0);
+            }
+            Ok(Step::Stuck) if stuck < MAX_STUCK => stuck += 1,
+            Ok(Step::Wait | Step::Stuck) => {
+                (failures, stuck) = (0, 0);
+                wait(&engine, &dispatcher, &mut polls).await;
+            }
+            Err(EngineError::QueueNotFound(queue)) => {
+                // What its streams held is gone with it. Those that are not polled do not hear of their
+                // end, and are no consumers any more all the same.
+                dispatcher.end_all(&EngineError::QueueDeleted(queue));
+            }
+            Err(error) => {
+                tracing::warn!(queue = %dispatcher.queue, %error, "could not reserve; trying again");
+                dispatcher.look_failed(&error);
+                tokio::select! {
+                    () = tokio::time::sleep(BACKOFF.delay(failures)) => {}
+                    () = engine.draining.cancelled() => {}
+                }
+                failures += 1;
+            }
+        }
+    }
+}
+
+enum Step {
+    /// Something was handed out or cleared away, or there is more to look at.
+    Again,
+    /// There is more, but none of it could be dealt: others were quicker, or it is too large for
+    /// the room there is.
+    Stuck,
+    /// Nothing to do until something happens.
+    Wait,
+}
+
+async fn step(
+    engine: &Arc<Engine>,
+    dispatcher: &Arc<Dispatcher>,
+    reserver: &mut dyn Reserver,
+    polls: &mut Polls,
+) -> Result<Step> {
+    gather_room(dispatcher, &engine.draining).await;
+    let queue = engine.queues.get(&dispatcher.queue).await?;
+    let lapsed = dispatcher.begin_step(&queue, engine.now());
+    engine.release_unsent(&queue, lapsed);
+    reconcile_if_due(engine, dispatcher, &queue, polls).await?;
+    if queue.paused {
+        let mut state = dispatcher.state.lock();
+        state.consumers.answer_impatient();
+        state.dirty = true; // for when it is resumed, which wakes us
+        return Ok(Step::Wait);
+    }
+    let Some((round, appeared)) = dispatcher.next_round() else {
+        return Ok(Step::Wait);
+    };
+    let wanted: usize = round.demands.iter().map(|demand| demand.max_items).sum();
+    let woken_by = std::mem::replace(&mut dispatcher.state.lock().woken_by, Wake::Local);
+    engine.metrics.woken(woken_by);
+    let looked = engine.now();
+    let reserved = reserver.reserve(&queue, &round.demands, appeared).await.inspect_err(|_| {
+        dispatcher.state.lock().appeared.add(appeared); // nor may the store have heard of it
+    })?;
+    if reserved.limit_unknown {
+        engine.with_known_limit(&queue).await?;
+        let mut state = dispatcher.state.lock();
+        state.dirty = true;
+        state.consumers.end_round(&round, false);
+        return Ok(Step::Again);
+    }
+    polls.looked();
+    let assigned = reserved.deliveries.len();
+    let cleared = reserved.at_limit.total() + reserved.expired;
+    dispatcher.state.lock().rhythm.brought(assigned);
+    let more = reserved.more || assigned >= wanted;
+    hand_out(engine, dispatcher, &queue, &round, reserved).await?;
+    {
+        let mut state = dispatcher.state.lock();
+        state.dirty |= more;
+        state.consumers.end_round(&round, !more);
+    }
+    if more {
+        return Ok(if assigned > 0 || cleared > 0 { Step::Again } else { Step::Stuck });
+    }
+    // The queue is empty as far as it was seen.
+    ask_when_due(engine, dispatcher, reserver, &queue, looked).await?;
+    Ok(if assigned > 0 { Step::Again } else { Step::Wait })
+}
+
+/// Waits until there is room worth a look at the store, somebody is idle, or a moment has passed.
+/// What wakes it is looked at in the step that follows.
+pub(super) async fn gather_room(dispatcher: &Dispatcher, draining: &CancellationToken) {
+    let until = Instant::now() + GATHER;
+    while dispatcher.can_wait() {
+        tokio::select! {
+            () = dispatcher.wake.notified() => {}
+            () = draining.cancelled() => return,
+            () = sleep_until(until) => return,
+        }
+    }
+}
+
+/// Sees to it that the loop is there when the next item becomes eligible. A queue that runs empty
+/// again and again does not ask the store each time; it looks once more a little later instead.
+/// `looked`: when the look began that found nothing more.
+async fn ask_when_due(
+    engine: &Engine,
+    dispatcher: &Dispatcher,
+    reserver: &mut dyn Reserver,
+    queue: &Queue,
+    looked: Timestamp,
+) -> Result<()> {
+    let now = engine.now();
+    let ask_again = dispatcher.state.lock().due_asked + DUE_INTERVAL;
+    let due = if now < ask_again {
+        Some(ask_again)
+    } else {
+        dispatcher.state.lock().due_asked = now;
+        reserver.next_eligible(queue, looked).await?
+    };
+    let mut state = dispatcher.state.lock();
+    state.due = match (state.due, due) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    };
+    Ok(())
+}
+
+async fn wait(engine: &Engine, dispatcher: &Dispatcher, polls: &mut Polls) {
+    let healthy = engine.signals.healthy();
+    let now = engine.now();
+    let look = dispatcher.next_look(now);
+    let timer = dispatcher.next_timer().into_iter().chain(look).min();
+    let timer = timer.map(|timer| Instant::now() + now.until(timer).max(SHORTEST_WAIT));
+    let reconcile = dispatcher.holds_any().then(|| polls.next_reconcile(healthy));
+    let poll = polls.next_look(healthy);
+    let until = [Some(poll), reconcile, timer].into_iter().flatten().min().unwrap_or(poll);
+    tokio::select! {
+        () = dispatcher.wake.notified() => return,
+        () = engine.draining.cancelled() => return,
+        () = sleep_until(until) => {}
+    }
+    // What became due, lapsed, or has to be reconciled is seen to by the step that follows.
+    let is_polled = poll <= Instant::now();
+    if is_polled {
+        polls.missed();
+    }
+    if is_polled || look.is_some_and(|look| look <= engine.now()) {
+        let mut state = dispatcher.state.lock();
+        state.dirty = true;
+        state.woken_by = if is_polled { Wake::Poll } else { Wake::Timer };
+    }
+}
