@@ -1,0 +1,136 @@
+//! What a find costs: the plans that the server makes, and how many keys it reads.
+
+use super::*;
+
+/// All stages of a plan, outermost first.
+fn stages<'a>(plan: &'a Document, found: &mut Vec<&'a Document>) {
+    found.push(plan);
+    if let Ok(inner) = plan.get_document("inputStage") {
+        stages(inner, found);
+    }
+    for inner in plan.get_array("inputStages").into_iter().flatten() {
+        stages(inner.as_document().unwrap(), found);
+    }
+}
+
+/// How the server goes about a find; also how many keys it looked at.
+async fn explain(store: &MongoStore, find: Document) -> (Vec<String>, i64, bool) {
+    let command = doc! { "explain": find, "verbosity": "executionStats" };
+    let answer = store.inner.db.run_command(command).await.unwrap();
+    let plan = answer.get_document("queryPlanner").unwrap().get_document("winningPlan").unwrap();
+    let plan = plan.get_document("queryPlan").unwrap_or(plan);
+    let mut found = Vec::new();
+    stages(plan, &mut found);
+    let names = found.iter().map(|stage| {
+        let index = stage.get_str("indexName").unwrap_or_default();
+        format!("{} {index}", stage.get_str("stage").unwrap()).trim().to_owned()
+    });
+    let keys = answer.get_document("executionStats").unwrap().get("totalKeysExamined").unwrap();
+    let filtered = found
+        .iter()
+        .any(|stage| stage.get_str("stage").unwrap() == "FETCH" && stage.contains_key("filter"));
+    (names.collect(), server::error::integer(keys).unwrap(), filtered)
+}
+
+async fn explain_find(store: &MongoStore, queue: &Queue, limit: usize) -> (Vec<String>, i64, bool) {
+    let look = store.inner.cursor(&queue.name).look();
+    let now = store.now();
+    let find = crate::store::mongo::reserve::scan::find_command(
+        "items.default",
+        &queue.name,
+        &look,
+        now,
+        limit,
+    );
+    explain(store, Document::try_from(&*find).unwrap()).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_head_is_found_by_the_index_alone() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let store = scratch.open(&clock).await;
+    let queue = make(&store, queue_named("q")).await;
+    let pushes = |level: i32| (0..50).map(|_| push_of(&queue, "x", level)).collect::<Vec<_>>();
+    store.push(pushes(0)).await.unwrap();
+    assert_eq!(take(&store, &queue, 1).await.len(), 1);
+    let (plan, keys, filtered) = explain_find(&store, &queue, 10).await;
+    assert_eq!(plan, ["LIMIT", "FETCH", "IXSCAN handout"]);
+    assert!(keys <= 11 && !filtered, "{keys} keys");
+
+    store.push(pushes(5)).await.unwrap();
+    store.push(pushes(9)).await.unwrap();
+    let (plan, keys, filtered) = explain_find(&store, &queue, 10).await;
+    assert!(plan.contains(&"SORT_MERGE".to_owned()), "{plan:?}");
+    assert!(!plan.contains(&"SORT".to_owned()), "{plan:?}");
+    assert!(keys <= 16 && !filtered, "{keys} keys, {plan:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn counts_do_not_read_documents() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let store = scratch.open(&clock).await;
+    let queue = make(&store, queue_named("q")).await;
+    store.push((0..20).map(|_| push_of(&queue, "x", 0)).collect()).await.unwrap();
+    let count = doc! {
+        "count": "items.default", "hint": crate::store::mongo::schema::layout::HANDOUT,
+        "query": { "q": "q", "priority": 0, "when": { "$lte": crate::store::mongo::schema::layout::date(store.now()) } },
+    };
+    let (plan, ..) = explain(&store, count).await;
+    assert_eq!(plan, ["COUNT", "COUNT_SCAN handout"]);
+    assert_eq!(store.depth(&queue).await.unwrap().ready, 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn leases_that_end_are_found_by_one_seek_and_leave_no_trace_among_the_ready() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let stores = brokers(&scratch, &clock, 2).await;
+    let queue = make(&stores[0], queue_named("q")).await;
+    stores[0].push((0..50).map(|_| push_of(&queue, "x", 0)).collect()).await.unwrap();
+    let taken = take(&stores[0], &queue, 40).await;
+    let range = doc! { "$gte": schema::layout::millis(0), "$lt": schema::layout::millis(schema::layout::BLOCKED) };
+    let find = |limit: i64| {
+        doc! {
+            "find": "items.default", "filter": { "q": "q", "priority": 0, "when": range.clone() },
+            "hint": schema::layout::HANDOUT, "sort": { "when": 1 }, "limit": limit,
+        }
+    };
+    // Behind the ready ones and their barrier.
+    let (plan, keys, filtered) = explain(&stores[0], find(11)).await;
+    assert_eq!((plan.last().unwrap().as_str(), keys, filtered), ("IXSCAN handout", 11, false));
+    let (_, keys, _) = explain_find(&stores[0], &queue, 100).await;
+    assert!(keys <= 11, "a look at the head reads {keys} keys of 10 ready items");
+
+    // The other broker learns of the leases by itself, and hands out what they leave.
+    assert_eq!(take(&stores[1], &queue, 100).await.len(), 10);
+    let settled: Vec<Reservation> =
+        taken[5..].iter().map(|delivery| held(&queue, delivery)).collect();
+    stores[0].commit(settled).await.unwrap();
+    clock.advance(LEASE);
+    let again = take(&stores[1], &queue, 100).await;
+    assert_eq!(again.len(), 15);
+    assert!(again.iter().all(|delivery| delivery.item.attempt == 2));
+    let first = Timestamp(taken[0].lease_expire_time.0);
+    assert_eq!(again[0].previous_eligible_time, first);
+}
+
+/// Looking for lost turns costs the same however many items are blocked, and finds each in the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repair_looks_at_so_many_items_at_a_time() {
+    const KEYS: usize = 2_500;
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let store = scratch.open(&clock).await;
+    let queue = make(&store, queue_named("q")).await;
+    let items = (0..2 * KEYS).map(|number| {
+        let mut push = push_of(&queue, "x", 0);
+        push.item.ordering_key = format!("{:05}", number % KEYS);
+        push
+    });
+    store.push(items.collect()).await.unwrap();
+    let items = store.database().collection::<Document>("items.default");
+    let last = doc! { "q": "q", "turn": format!("{:05}", KEYS - 1) };
+    assert_eq!(items.delete_one(last).await.unwrap().deleted_count, 1);
+    let repair = || upkeep::repair(&store.inner, &queue.name, &queue.group);
+    assert_eq!(repair().await.unwrap(), 0);
+    assert_eq!(repair().await.unwrap(), 1);
+    assert_eq!(repair().await.unwrap(), 0, "from the start again");
+}
