@@ -1,4 +1,4 @@
-//! Repeated pushes: who was first with a deduplication id, and whether that still counts.
+//! Deduplication: which item is the first with a deduplication id, and whether its window is still open.
 
 use std::collections::HashMap;
 
@@ -20,27 +20,27 @@ use crate::{
     },
 };
 
-/// A queue's name and a deduplication id in it.
+/// A queue's name and a deduplication id within the queue.
 pub(crate) type DedupKey = (String, String);
 
-/// What names this push, if anything does.
+/// Returns the key by which a push is deduplicated, if it has one.
 pub(crate) fn key_of(push: &Push) -> Option<DedupKey> {
     let id = &push.item.dedup_id;
     (!id.is_empty()).then(|| (push.queue.name.as_str().to_owned(), id.clone()))
 }
 
-/// The item that was first with its id.
+/// The first item with a deduplication id.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct First {
     pub(crate) id: ItemId,
-    /// Its sequence number, 0 if it has none.
+    /// Sequence number, or 0 if the item has none.
     pub(crate) sequence: i64,
-    /// Until when that counts.
+    /// End of the deduplication window.
     pub(crate) window: Timestamp,
     pub(crate) tombstone: bool,
 }
 
-/// Reads what a search by [`filter`] found.
+/// Parses the documents that a find with [`filter`] and [`projection`] returned.
 pub(crate) fn firsts(found: &[Document]) -> Result<HashMap<DedupKey, First>> {
     let mut firsts = HashMap::new();
     for document in found {
@@ -61,23 +61,23 @@ pub(crate) fn firsts(found: &[Document]) -> Result<HashMap<DedupKey, First>> {
     Ok(firsts)
 }
 
-/// Finds the items that carry these ids.
+/// Returns the filter for items with these deduplication ids.
 pub(crate) fn filter(keys: &[DedupKey]) -> Document {
     let keys: Vec<Bson> =
         keys.iter().map(|(q, id)| doc! { "q": q.as_str(), "id": id.as_str() }.into()).collect();
     doc! { "dedup": { "$in": keys } }
 }
 
-/// What of them to read.
+/// Returns the projection to the fields that [`firsts`] parses.
 pub(crate) fn projection() -> Document {
     doc! { "dedup": 1, "window": 1, "when": 1, "seq": 1 }
 }
 
-/// The update that makes an item forget its id, if that has not changed.
+/// Returns the filter and the update that remove the deduplication id from an item whose window is unchanged.
 pub(crate) fn forgetting(first: &First) -> (Document, Document) {
     let id = mongodb::bson::oid::ObjectId::from_bytes(first.id.0);
     let filter = doc! { "_id": id, "window": date(first.window) };
-    // A tombstone is left to the TTL index, which has nothing else to wait for.
+    // A tombstone served only its window. From here on the TTL index may delete it.
     let mut update = doc! { "$unset": { "dedup": 1, "window": 1 } };
     if first.tombstone {
         update.insert("$set", doc! { "when": millis(TOMBSTONE) });
@@ -85,8 +85,8 @@ pub(crate) fn forgetting(first: &First) -> (Document, Document) {
     (filter, update)
 }
 
-/// Who was first with these ids. Those whose window has ended are made to forget theirs, and are
-/// left out: the push may be tried again.
+/// Returns the first items with these ids whose windows are open. Ids whose windows have ended are removed from their
+/// items and left out of the result, so that the push can be tried again.
 pub(crate) async fn resolve(
     inner: &Inner,
     group: &Group,

@@ -1,4 +1,4 @@
-//! Storing items. Concurrent calls share an insert; each gets its own answer.
+//! Stores items. Concurrent calls share an insert, and each call gets its own results.
 
 pub(super) mod dedup;
 pub(super) mod ordered;
@@ -35,12 +35,12 @@ use crate::{
     },
 };
 
-/// Bytes an item takes beside its payload, roughly.
+/// Approximate size in bytes of an item without its payload.
 const ENVELOPE: usize = 300;
-/// How often an item that is refused is looked at anew.
+/// Limit of attempts to insert an item that a unique index refuses.
 const ROUNDS: usize = 5;
 
-/// Items of one call that are written together: those of one group, in order if any asks for it.
+/// The items of one call that are written together: those of one group. All of them are ordered if one is.
 struct Lot {
     group: GroupName,
     ordered: bool,
@@ -48,15 +48,15 @@ struct Lot {
     items: Vec<Push>,
 }
 
-/// True if the item has a place in an order.
+/// Returns true if the item takes a sequence number.
 pub(super) fn is_ordered(push: &Push) -> bool {
     push.queue.sequenced || !push.item.ordering_key.is_empty()
 }
 
-/// Stores items; answers for each. They stand in line for their write when this is first polled, and
-/// the write is no part of the caller's task.
+/// Stores items and returns the result of each. The items queue for their write when this future is first polled. The
+/// write does not belong to the caller's task, so that it runs to its end even if the caller goes away.
 pub(super) async fn push(inner: &Arc<Inner>, items: Vec<Push>) -> Result<Vec<Pushed>> {
-    // Before they share a write with the items of others.
+    // A document that is too large is refused here: in a shared insert it would fail the items of other calls.
     items.iter().try_for_each(|push| check(&push.item))?;
     let count = items.len();
     let mut lots: Vec<Lot> = Vec::new();
@@ -68,7 +68,7 @@ pub(super) async fn push(inner: &Arc<Inner>, items: Vec<Push>) -> Result<Vec<Pus
             lots.push(Lot { group, ordered, at: Vec::new(), items: Vec::new() });
             lots.len() - 1
         });
-        // One call's items stay together: they are handed out as they came.
+        // The items of one call stay in one lot, so that they are handed out in the order of the call.
         lots[place].ordered |= ordered;
         lots[place].at.push(at);
         lots[place].items.push(push);
@@ -91,7 +91,7 @@ async fn submit(
     ordered: bool,
     items: Vec<Push>,
 ) -> Result<Vec<Pushed>> {
-    // Nothing may be awaited before the batcher has the items: calls keep their order up to there.
+    // Nothing may be awaited before the batcher has the items: until then the order of the calls holds.
     let group = inner.group_as_it_is(group);
     let bytes = items.iter().map(|push| push.item.payload.len() + ENVELOPE).sum();
     let batcher = Arc::clone(if ordered { &group.ordered } else { &group.plain });
@@ -101,7 +101,7 @@ async fn submit(
     let write = move |items: Vec<Push>| {
         let (inner, group) = (Arc::clone(&inner), Arc::clone(&group));
         inner.note_batch("push", items.len());
-        // Given here, in the order of the calls: the writes themselves may run side by side.
+        // Ids are taken here, in the order of the calls, because the writes themselves may run concurrently.
         let starts = (!ordered).then(|| plain_starts(&inner, items.len()));
         async move {
             let count = items.len();
@@ -114,7 +114,7 @@ async fn submit(
     batcher.submit(&tracker, items, bytes, lanes, write).await
 }
 
-/// What must become visible in the order of the calls: the items of each queue.
+/// Returns the lanes of the items, one per queue: the items of a queue become visible in the order of the calls.
 fn lanes(items: &[Push]) -> Vec<Lane> {
     let mut lanes = Vec::with_capacity(1);
     let mut last: Option<&Arc<Queue>> = None;
@@ -130,14 +130,14 @@ fn lanes(items: &[Push]) -> Vec<Lane> {
     lanes
 }
 
-/// The starts of items that need no order but that of their ids.
+/// Takes ids for items that need no order but that of their ids.
 fn plain_starts(inner: &Inner, count: usize) -> Vec<Start> {
     let now = inner.now();
     let start = |_| Start { id: inner.ids.next(now), now, sequence: 0, blocked: false };
     (0..count).map(start).collect()
 }
 
-/// Writes a batch; one without starts gets them here, in order.
+/// Writes a batch. A batch without starts is ordered; its ids and numbers are taken within the write.
 async fn write(
     inner: &Arc<Inner>,
     group: &Group,
@@ -149,13 +149,13 @@ async fn write(
     if let Some(starts) = starts {
         return insert(inner, group, &items, starts).await;
     }
-    // Numbers follow the order of the answers: they are given and stored in one step.
+    // Sequence numbers follow the order of the answers, because they are taken and stored in one transaction.
     let results = ordered::push_in_order(inner, group, &items).await?;
     Ok(results.into_iter().map(Ok).collect())
 }
 
-/// Sees to it that of each key that got blocked items one has its turn: the one they were blocked
-/// behind may have been settled meanwhile.
+/// Unblocks the first item of each pushed key, in case its predecessor settled during the write. The results of
+/// unblocked items get their eligible time.
 pub(super) async fn wake<'a>(
     inner: &Inner,
     group: &Group,
@@ -178,13 +178,13 @@ pub(super) async fn wake<'a>(
     Ok(())
 }
 
-/// The key by which a push is ordered, if any.
+/// Returns the key by which a push is ordered, if it has one.
 pub(super) fn order_key(push: &Push) -> Option<OrderKey> {
     let key = &push.item.ordering_key;
     (!key.is_empty()).then(|| (push.queue.name.clone(), key.clone()))
 }
 
-/// The levels of new items, recorded before anyone can miss them.
+/// Records the priorities of new items. The record precedes the insert, so that no reserve overlooks a priority in use.
 pub(super) async fn record_priorities(inner: &Inner, group: &Group, items: &[Push]) -> Result<()> {
     let mut queues: HashMap<&QueueName, (PrioritySet, Timestamp)> = HashMap::new();
     for push in items {
@@ -198,17 +198,18 @@ pub(super) async fn record_priorities(inner: &Inner, group: &Group, items: &[Pus
     Ok(())
 }
 
-/// Why an insert left an item out.
+/// Why an insert left out an item.
 enum Refusal {
-    /// It is there already, by this very insert.
+    /// The item is stored already, by an earlier attempt of this insert.
     Own,
-    /// Its deduplication id is taken.
+    /// Another item has its deduplication id.
     Repeated,
-    /// Anything else.
+    /// Any other error.
     Failed(StoreError),
 }
 
-/// Inserts items; those a unique index refuses are looked at and tried again as what they are.
+/// Inserts items. An item that the index of deduplication ids refuses is a duplicate, or is inserted again if the
+/// window of the earlier item has ended.
 async fn insert(
     inner: &Inner,
     group: &Group,
@@ -233,7 +234,7 @@ async fn insert(
             break;
         }
         let refused = insert_documents(group, &documents).await;
-        // Also if the outcome is unknown: what may be there must not be passed over.
+        // Rewinds even if the outcome is unknown: the items may be stored, and a cursor must not skip them.
         let mut marks = Marks::default();
         for &at in &open {
             marks.add(&items[at], &starts[at]);
@@ -270,11 +271,11 @@ async fn insert(
     }
     Ok(results
         .into_iter()
-        .map(|r| r.unwrap_or_else(|| Err(unavailable("others were faster again and again"))))
+        .map(|r| r.unwrap_or_else(|| Err(unavailable("concurrent pushes kept winning"))))
         .collect())
 }
 
-/// The answer for an item that was stored.
+/// Returns the result for an item that was stored.
 pub(super) fn stored(push: &Push, start: &Start) -> Pushed {
     Pushed {
         id: start.id,
@@ -284,7 +285,7 @@ pub(super) fn stored(push: &Push, start: &Start) -> Pushed {
     }
 }
 
-/// The answer for one that was there before.
+/// Returns the result for an item whose deduplication id another item has.
 pub(super) fn duplicate(first: First) -> Pushed {
     let First { id, sequence, .. } = first;
     Pushed { id, deduplicated: true, sequence, eligible_time: None }
@@ -314,26 +315,27 @@ async fn insert_documents(
     Ok(refused.collect())
 }
 
-/// How far the watermarks of queues and levels must be lowered for what is pushed.
+/// How far pushed items rewind the watermarks of their queues and priorities.
 #[derive(Default)]
 pub(super) struct Marks<'a>(HashMap<(&'a QueueName, u8), i64>);
 
 impl<'a> Marks<'a> {
-    /// Adds an item, unless it is blocked.
+    /// Adds an item. Blocked items are ignored, because no scan looks for them.
     pub(super) fn add(&mut self, push: &'a Push, start: &Start) {
         if start.blocked {
             return;
         }
         let when = push.item.eligible_from(start.now).0;
-        let level = push.item.priority.level();
-        let place = self.0.entry((&push.queue.name, level)).or_insert(when);
+        let priority = push.item.priority.level();
+        let place = self.0.entry((&push.queue.name, priority)).or_insert(when);
         *place = when.min(*place);
     }
 
-    /// Lowers the marks. To be called when the items can be seen: a look before that raises them again.
+    /// Rewinds the watermarks. Must be called once the items are visible: an earlier rewind is lost if a scan follows
+    /// it and finds nothing.
     pub(super) fn rewind(self, inner: &Inner) {
-        for ((queue, level), when) in self.0 {
-            inner.cursor(queue).rewind(PrioritySet::of(i32::from(level)), when);
+        for ((queue, priority), when) in self.0 {
+            inner.cursor(queue).rewind(PrioritySet::of(i32::from(priority)), when);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Ordered items: their sequence numbers are stored in the order in which they are given, whichever broker does it.
+//! Ordered items. Their sequence numbers are stored in the order in which they are taken, across all brokers.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -33,8 +33,8 @@ use crate::{
     },
 };
 
-/// Stores items of one group, their sequence numbers in the order in which such calls are answered:
-/// the counter's document lets one transaction through at a time.
+/// Stores items of one group. Their sequence numbers follow the order in which such calls are answered, because the
+/// document of the counter lets one transaction through at a time.
 pub(crate) async fn push_in_order(
     inner: &Arc<Inner>,
     group: &Group,
@@ -50,8 +50,8 @@ pub(crate) async fn push_in_order(
             Ok(pushed)
         };
         let outcome = attempt_in_time(attempt).await;
-        // Not before: a look in between would find nothing and raise the marks again. Also if the outcome is
-        // unknown: what may be there must not be passed over.
+        // The rewind follows the commit: a scan between an earlier rewind and the commit would find nothing and advance
+        // the watermarks again. It happens even if the outcome is unknown, because the items may be stored.
         marks.rewind(inner);
         if let Some(mut pushed) = patience.after(&mut session, outcome).await? {
             wake(inner, group, items, pushed.iter_mut()).await?;
@@ -60,8 +60,8 @@ pub(crate) async fn push_in_order(
     }
 }
 
-/// Inserts items of one group within the transaction. A unique index that refuses ends a
-/// transaction, so everything is looked up first. What becomes ready is added to `marks`.
+/// Inserts items of one group within the transaction, and adds the items that become ready to `marks`. A unique index
+/// that refuses a document ends the transaction, so ids and keys are looked up first.
 pub(crate) async fn insert<'a>(
     inner: &Inner,
     group: &Group,
@@ -92,7 +92,7 @@ pub(crate) async fn insert<'a>(
         *counts.entry(&push.queue.name).or_default() += 1;
     }
     let mut counts: Vec<_> = counts.into_iter().collect();
-    counts.sort_unstable(); // in one order, or two transactions wait for each other
+    counts.sort_unstable(); // one order for all, so that transactions do not deadlock
     let mut next: HashMap<&QueueName, i64> = HashMap::new();
     for (queue, count) in counts {
         next.insert(queue, take_numbers(inner, queue, count, session).await?);
@@ -113,7 +113,7 @@ pub(crate) async fn insert<'a>(
         results[at] = Some(stored(push, start));
     }
     for (at, push) in items.iter().enumerate().filter(|(at, _)| starts[*at].is_none()) {
-        // The first was in this very call: only now has it a number.
+        // If the first item is in this call, it has its number only now.
         let original = key_of(push).and_then(|key| results[*here.get(&key)?]);
         if let (Some(result), Some(original)) = (&mut results[at], original) {
             result.sequence = original.sequence;
@@ -130,7 +130,7 @@ pub(crate) async fn insert<'a>(
     Ok(results.into_iter().flatten().collect())
 }
 
-/// Who was first with the items' deduplication ids. Those whose window has ended forget theirs.
+/// Returns the first items with the deduplication ids of these items. Ids whose windows have ended are removed.
 async fn firsts(
     group: &Group,
     items: &[Push],
@@ -184,8 +184,8 @@ async fn take_numbers(
     Ok(last.unwrap_or(n) - n + 1)
 }
 
-/// The keys behind whose items a new one must wait: of one of their items it is the turn, or one
-/// waits for it.
+/// Returns the keys whose new items are blocked: those with an item that is out or may go out, and those with blocked
+/// items.
 async fn taken(
     group: &Group,
     keys: &[OrderKey],
