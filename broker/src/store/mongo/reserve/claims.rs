@@ -1,12 +1,12 @@
-//! Claims until they have reached whoever asked for them. One that does not get there is undone: its answer was
-//! lost or came too late, another write of its round failed, the caller has gone. Otherwise its items would be
+//! Claims, until their items have reached the caller. A claim whose items do not get there is undone: its answer was
+//! lost or came too late, another write of its round failed, or the caller has gone. Otherwise its items would be
 //! leased to nobody, and the end of the lease would count as a failed attempt of each.
 //!
-//! Whether a claim whose answer was lost has been applied is not known, nor whether it is applied later: its
-//! command may lie in the server's socket still. So undoing one has two parts. The first marks the items that are as
-//! they were read with a settle token, which a claim that comes late does not match. The second puts back those that
-//! carry the claim's lease. Both are repeated until the server has answered; while that lasts nothing more is
-//! claimed from the queue by this broker.
+//! If the answer to a claim was lost, the broker does not know whether the claim was applied, nor whether it will be:
+//! its command may still lie in the server's socket. So undoing a claim has two parts. The first part marks the items
+//! that are unchanged since they were read with a settle token, which a late claim does not match. The second part
+//! returns the items that carry the claim's lease token to their places. Both parts are repeated until the server has
+//! answered. Until then this broker claims nothing more from the queue.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -37,36 +37,37 @@ use crate::{
 
 /// Pauses between attempts to undo a claim.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
-/// After so many refusals that are no outage undoing is given up: the leases end by themselves.
+/// Limit of errors other than outages, after which a claim is left to the end of its leases.
 const MAX_REFUSALS: usize = 10;
 
-/// An item of a claim, as it was read before.
+/// An item of a claim, as it was read before the claim.
 struct Claimed {
     id: ItemId,
     token: LeaseToken,
     priority: i32,
     when: i64,
-    /// The number of its attempt under the claim.
+    /// The attempt number under the claim.
     attempt: u32,
     deliveries: u32,
     lock: Option<LeaseToken>,
     settled: Option<ObjectId>,
 }
 
-/// A claim on its way: undone in the background when dropped before it [arrived](Claim::arrived).
+/// A claim whose items are not with the caller yet. If it is dropped before it has [arrived](Claim::arrived), it is
+/// undone in the background.
 pub(crate) struct Claim {
     inner: Arc<Inner>,
     group: Arc<Group>,
     cursor: Arc<QueueCursor>,
     queue: QueueName,
     items: Vec<Claimed>,
-    /// The server has said which of the items are claimed.
+    /// True if the server has said which of the items are claimed.
     known: bool,
     runtime: Handle,
 }
 
 impl Claim {
-    /// Starts a claim of no items yet. Must be called within a runtime.
+    /// Starts a claim without items. Must be called within a runtime.
     pub(crate) fn begin(
         inner: &Arc<Inner>,
         group: &Arc<Group>,
@@ -99,7 +100,7 @@ impl Claim {
         });
     }
 
-    /// Notes the server's answer: these items are claimed, all of them if `None`.
+    /// Notes the server's answer: these items are claimed, or all of them if `None`.
     pub(crate) fn answered(&mut self, won: Option<&HashSet<ItemId>>) {
         self.known = true;
         if let Some(won) = won {
@@ -107,7 +108,7 @@ impl Claim {
         }
     }
 
-    /// The items are with whoever asked for them.
+    /// Ends the claim: its items are with the caller.
     pub(crate) fn arrived(mut self) {
         self.items.clear();
     }
@@ -137,14 +138,14 @@ impl Drop for Claim {
     }
 }
 
-/// The answer of a reserve with the claim behind it, which is undone if the answer is dropped.
+/// The result of a reserve together with its claim, which is undone if the result is dropped.
 pub(crate) struct Handover {
     pub(crate) reserved: Reserved,
     pub(crate) claim: Option<Claim>,
 }
 
 impl Handover {
-    /// Takes the answer: from here on the items are the caller's.
+    /// Takes the result. From here on the items are the caller's.
     pub(crate) fn take(self) -> Reserved {
         if let Some(claim) = self.claim {
             claim.arrived();
@@ -153,7 +154,7 @@ impl Handover {
     }
 }
 
-/// A claim that reached nobody.
+/// A claim whose items reached nobody.
 struct Lost {
     inner: Arc<Inner>,
     group: Arc<Group>,
@@ -173,14 +174,14 @@ impl Lost {
             refusals += usize::from(!matches!(error, StoreError::Unavailable { .. }));
             if failures == 1 {
                 tracing::warn!(queue = %self.queue, items = self.items.len(), %error,
-                    "what became of a claim is not known; taking it back");
+                    "the outcome of a claim is not known; undoing it");
             }
             let stop = &self.inner.stop;
             if refusals == MAX_REFUSALS
                 || stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none()
             {
                 tracing::warn!(queue = %self.queue, items = self.items.len(), %error,
-                    "could not take a claim back: its items are ready again when their leases end");
+                    "could not undo a claim: its items are ready again when their leases end");
                 break;
             }
         }
@@ -201,7 +202,7 @@ impl Lost {
         Ok(())
     }
 
-    /// What was not claimed cannot be claimed by a command that comes late.
+    /// Marks the items that were not claimed, so that a command that comes late cannot claim them.
     fn fence(&self, settled: ObjectId, statements: &mut Vec<RawDocumentBuf>) -> Result<()> {
         let mut lots: HashMap<u32, Vec<&Claimed>> = HashMap::new();
         for item in &self.items {
@@ -220,7 +221,7 @@ impl Lost {
         Ok(())
     }
 
-    /// What was claimed goes back to its place.
+    /// Returns the items that were claimed to their places.
     fn restore(&self, settled: ObjectId, statements: &mut Vec<RawDocumentBuf>) -> Result<()> {
         let mut lots: HashMap<(LeaseToken, i64, u32), Vec<ItemId>> = HashMap::new();
         for item in &self.items {
@@ -240,8 +241,8 @@ impl Lost {
     }
 }
 
-/// Adds to a filter that leases and settle tokens are as they were read. No two items ever carry the same token
-/// at different times, so one set of tokens serves all of a statement's items.
+/// Adds to a filter that lease tokens and settle tokens are as they were read. No two items ever carry the same token,
+/// so one set of tokens serves all items of a statement.
 pub(crate) fn as_read(
     filter: &mut RawDocumentBuf,
     tokens: impl Iterator<Item = (Option<LeaseToken>, Option<ObjectId>)> + Clone,
@@ -251,7 +252,7 @@ pub(crate) fn as_read(
     filter.append(cstr!("settled"), one_of(tokens.map(|(_, settled)| settled)));
 }
 
-/// Matches a field that has one of these values, or is absent if `None` is among them.
+/// Returns a condition for a field that has one of these values, or is absent if `None` is among them.
 fn one_of(values: impl Iterator<Item = Option<ObjectId>>) -> RawDocumentBuf {
     let distinct: HashSet<Option<ObjectId>> = values.collect();
     let mut array = RawArrayBuf::new();

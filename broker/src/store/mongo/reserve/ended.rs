@@ -1,5 +1,5 @@
-//! What a find meets at the head and must not hand out: items past their end, and items whose
-//! last allowed attempt ended with a lapsed lease.
+//! Removes items at the head that must not be handed out: expired items, and items whose last allowed attempt ended
+//! with a lapsed lease.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -30,9 +30,9 @@ use crate::{
     },
 };
 
-/// Said of an item that no consumer gave a reason for.
+/// Reason of a dead letter for which no consumer gave one.
 const LAPSED: &str = "lease lapsed";
-/// Items of one step.
+/// Limit of items that one step removes.
 const STEP: i32 = 500;
 
 fn keys_of(queue: &QueueName, items: &[Stored]) -> Vec<OrderKey> {
@@ -40,7 +40,7 @@ fn keys_of(queue: &QueueName, items: &[Stored]) -> Vec<OrderKey> {
     keyed.map(|item| (queue.clone(), item.key.clone())).collect()
 }
 
-/// Removes items past their end; answers how many. Who comes too late changes nothing.
+/// Removes expired items and returns how many there were. Items that another broker removed first are not counted.
 pub(crate) async fn remove_expired(
     inner: &Inner,
     group: &Group,
@@ -51,7 +51,8 @@ pub(crate) async fn remove_expired(
     if items.is_empty() {
         return Ok(0);
     }
-    // Whoever is remembered, by a producer or by another broker's consumer, leaves a tombstone.
+    // An item leaves a tombstone if its deduplication window is open, or if a consumer, perhaps of another broker, may
+    // still settle it.
     let remembered = |item: &Stored| {
         item.window.is_some_and(|window| window > now.0)
             || item.tombstone_until.is_some()
@@ -86,7 +87,7 @@ pub(crate) async fn remove_expired(
     Ok(n)
 }
 
-/// Removes ordered items past their end, reserved or not, so that their turn can pass on.
+/// Removes expired ordered items, reserved or not, so that the next item of their keys is unblocked.
 pub(crate) async fn remove_ended(inner: &Inner, group: &Group, queue: &QueueName) -> Result<()> {
     let now = inner.now();
     loop {
@@ -109,12 +110,12 @@ pub(crate) async fn remove_ended(inner: &Inner, group: &Group, queue: &QueueName
 pub(crate) struct Failed {
     pub(crate) item: Stored,
     pub(crate) reason: LimitReason,
-    /// How many of its attempts have failed.
+    /// Number of failed attempts.
     pub(crate) attempts: u32,
 }
 
-/// Dead-letters items whose leases lapsed at a limit, or discards them, as the queue says; answers how many
-/// there were of each limit. Who comes too late changes nothing.
+/// Dead-letters or discards items whose leases lapsed at a limit, as the queue says, and returns how many there were of
+/// each limit. Items that another broker removed first are not counted.
 pub(crate) async fn remove_all_failed(
     inner: &Inner,
     group: &Group,
@@ -148,7 +149,7 @@ async fn remove_failed(
     let to = match &queue.at_limit {
         AtLimit::DeadLetter(to) => to,
         AtLimit::Discard => return discard(inner, group, queue, items).await,
-        // The caller has seen to the first, and of the second no item is at a limit.
+        // The caller handles `Unknown`, and with `Nowhere` no item is at a limit.
         AtLimit::Unknown | AtLimit::Nowhere => return Ok(0),
     };
     let set = items.iter().map(|item| item.priority).collect();
@@ -169,21 +170,21 @@ async fn remove_failed(
         fields.insert("settled", settle_token(inner));
         fields.insert("settledBefore", settled_before());
         fields.insert("reason", doc! { "$ifNull": ["$reason", LAPSED] });
-        // The consumer may yet ask another broker, which must not take its own for this settle.
+        // The consumer may still settle the item through another broker, which must not take this settle for its own.
         let tombstone_until: DateTime = date(Timestamp(now.0 + WITNESS));
         fields.insert("trace", doc! { "$max": ["$trace", tombstone_until] });
         let stages = [doc! { "$set": fields }, doc! { "$unset": ["lock", "turn", "due"] }];
         statements.push(statement(filter, Update::pipeline(&stages)?));
     }
     let n = update(inner, group, statements).await;
-    // Also if the outcome is unknown: what may be there must not be passed over.
+    // Rewinds even if the outcome is unknown: the items may have moved, and a cursor must not skip them.
     inner.cursor(to).rewind(set, now.0);
     let n = n?;
     ordering::unblock(inner, group, &keys_of(&queue.name, items)).await?;
     Ok(n)
 }
 
-/// Ends items as a commit does.
+/// Ends items like a commit.
 async fn discard(
     inner: &Inner,
     group: &Group,

@@ -1,4 +1,4 @@
-//! The handle through which one queue's items are handed out.
+//! The handle through which the items of one queue are reserved.
 
 use std::sync::Arc;
 
@@ -19,20 +19,19 @@ use crate::{
 pub(crate) struct MongoReserver {
     inner: Arc<Inner>,
     queue: QueueName,
-    /// Where the queue's head is. Held, so that it stays what it is while the queue is consumed.
+    /// The cursor of the queue. While it is held here, the cursor is kept.
     cursor: ConsumedCursor,
 }
 
 impl MongoReserver {
     pub(crate) fn new(inner: Arc<Inner>, queue: QueueName) -> Self {
         let cursor = ConsumedCursor::new(inner.cursor(&queue));
-        // Of what appeared while nobody consumed the queue here, nobody told.
+        // Nothing reported the items that appeared while nobody consumed the queue through this broker.
         cursor.appeared(Appeared::FromStart);
         Self { inner, queue, cursor }
     }
 
-    /// Returns the queue's head, to which all others in this broker tell what they write: another one once the queue
-    /// was deleted.
+    /// Returns the cursor to which all writers of this broker report. After the queue was deleted this is another one.
     fn cursor(&mut self, queue: &Queue) -> Arc<QueueCursor> {
         let cursor = self.inner.cursor(&self.queue);
         if !Arc::ptr_eq(&cursor, &self.cursor) {
@@ -60,7 +59,7 @@ impl Reserver for MongoReserver {
         let (queue, demands) = (Arc::clone(queue), demands.to_vec());
         // If nobody waits for the answer any more, dropping it undoes the claim.
         let operation = |inner: Arc<Inner>| async move {
-            // One that was given up may still be under way.
+            // A reserve whose caller has gone may still be under way.
             let _turn = cursor.turn.lock().await;
             reserve::reserve(&inner, &cursor, &queue, &demands).await
         };

@@ -1,6 +1,6 @@
-//! Leases that have ended. A reserved item stands behind all that wait, by the end of its lease;
-//! when that has come, whoever hands out next puts the item back among the ready, its eligible time
-//! the end of the lease. The lock stays on it: until it is reserved anew the old receipt may settle it.
+//! Leases that have ended. A reserved item stands behind all waiting items, at the end of its lease. When the lease has
+//! ended, the next reserve returns the item to the ready ones; its eligible time is the end of the lease. The lock
+//! stays on the item: until the item is reserved again, the old receipt may settle it.
 
 use std::time::Instant;
 
@@ -20,10 +20,11 @@ use crate::{
     },
 };
 
-/// Most rounds of one look: others may lapse while these are put back.
+/// Limit of rounds of one reclaim: more leases may lapse during a round.
 const ROUNDS: usize = 4;
-/// About as many items of a level are put back in one go, and no fewer than one find may bring: so none that waits to
-/// be put back is passed by others. Whoever looks waits for it, and a write that takes seconds counts as lost.
+/// Approximate limit of the items that one step returns, per priority. The limit is not below that of a find, so that
+/// no item is overtaken while it waits to be returned. It is not higher, because a reserve waits for the step, and a
+/// write that takes seconds counts as lost.
 const STEP: i64 = 2_000;
 
 /// The reserved items of a queue.
@@ -32,12 +33,12 @@ pub(crate) struct Leases<'a> {
     pub(crate) group: &'a Group,
     pub(crate) cursor: &'a QueueCursor,
     pub(crate) queue: &'a QueueName,
-    /// The levels in which there may be some.
+    /// The priorities that may have reserved items.
     pub(crate) used: PrioritySet,
 }
 
 impl Leases<'_> {
-    /// When the first lease ends: what is known, or a look if one is due.
+    /// Returns when the first lease ends, from memory, or from the index if a scan is due.
     pub(crate) async fn first(&self, now: Timestamp) -> Result<Option<Timestamp>> {
         if self.cursor.lease_deadlines.is_due(now) {
             self.look(now).await?;
@@ -45,7 +46,7 @@ impl Leases<'_> {
         Ok(self.cursor.lease_deadlines.first())
     }
 
-    /// Puts the items whose leases have ended back among the ready; true if there were any.
+    /// Returns the items whose leases have ended to the ready ones. True if there were any.
     pub(crate) async fn reclaim(&self, now: Timestamp) -> Result<bool> {
         let mut any = false;
         for _ in 0..ROUNDS {
@@ -53,7 +54,7 @@ impl Leases<'_> {
                 Some(first) if first <= now => {
                     any = true;
                     if !self.restore(first, now).await? {
-                        break; // the next look goes on
+                        break; // the next scan goes on
                     }
                 }
                 _ => break,
@@ -62,7 +63,7 @@ impl Leases<'_> {
         Ok(any)
     }
 
-    /// When the first lease ends or has ended, asked of the index.
+    /// Reads from the index when the first lease ends or has ended.
     async fn look(&self, now: Timestamp) -> Result<Option<Timestamp>> {
         let begun = Instant::now();
         let from = self.cursor.lease_deadlines.begin();
@@ -75,7 +76,7 @@ impl Leases<'_> {
         Ok(first)
     }
 
-    /// Puts back a step of those whose leases ended in this time; true if that was all.
+    /// Returns one step of the items whose leases ended from `first` to `now`. True if that was all.
     async fn restore(&self, first: Timestamp, now: Timestamp) -> Result<bool> {
         let name = self.group.items.name();
         let range = (LEASED + first.0, LEASED + now.0 + 1);
@@ -94,7 +95,7 @@ impl Leases<'_> {
             statements.push(statement_by(HANDOUT, filter, Update::pipeline(&[change])?));
         }
         let done = update(self.inner, self.group, statements).await;
-        // Also if the outcome is unknown: what may be there must not be passed over.
+        // Rewinds even if the outcome is unknown: the items may be ready, and a cursor must not skip them.
         self.cursor.rewind(self.used, first.0);
         done?;
         Ok(cuts.is_empty())

@@ -1,4 +1,4 @@
-//! Handing out: look at the head, deal what is there to those who wait, claim it in one command.
+//! Reserves items: finds the head of the queue, assigns its items to demands, and claims them in one command.
 
 pub(super) mod claims;
 pub(super) mod ended;
@@ -43,9 +43,9 @@ use crate::{
     },
 };
 
-/// Most rounds of one reserve.
+/// Limit of rounds of one reserve.
 const MAX_ROUNDS: usize = 8;
-/// Nor does one that finds nothing but what must be removed go on for longer: a caller may not want to wait for it.
+/// Time limit of a reserve that finds only items to remove, because its caller may not want to wait for the removals.
 const CLEARING: Duration = Duration::from_millis(100);
 
 /// Reserves items from the head of the queue.
@@ -66,7 +66,7 @@ pub(super) async fn reserve(
     let mut sweep = cursor.sweep_due(false);
     let begun = Instant::now();
     let mut limit = wanted.min(MAX_FIND);
-    // Rounds that find nothing but what must be removed are not the caller's concern, within reason.
+    // A round that finds only items to remove is followed by another, within these limits.
     for _ in 0..MAX_ROUNDS {
         if answer.reserved.more && begun.elapsed() > CLEARING {
             break;
@@ -74,7 +74,7 @@ pub(super) async fn reserve(
         let found = place.look(limit, sweep).await?;
         if found.items.is_empty() {
             cursor.seen(&found.seen(&[], &[]));
-            // Perhaps a lease of another broker has ended,
+            // Nothing is ready. Perhaps a lease of another broker has ended,
             answer.reserved.more =
                 cursor.lease_deadlines.is_due(found.now) && place.reclaim(found.now).await?;
             if answer.reserved.more {
@@ -101,20 +101,21 @@ pub(super) async fn reserve(
         if !answer.reserved.deliveries.is_empty() || removed == 0 {
             break;
         }
-        // Where one item is over many may be: a caller that wants one must not wait for them one by one.
+        // Where one item has ended, many may have. A caller that wants one item must not wait while they are removed
+        // one by one.
         limit = MAX_FIND;
         sweep = false;
     }
     Ok(answer)
 }
 
-/// Deals what was found, claims it, and removes what is over.
+/// Assigns the items that were found, claims them, and removes those that have expired or are at a limit.
 async fn hand_out(place: &Place<'_>, demands: &[Demand], mut found: Found) -> Result<Handover> {
     let Place { inner, group, cursor, queue } = *place;
     let now = inner.now();
     let places = found.places();
     let (mut expired, mut dead, mut good) = (Vec::new(), Vec::new(), Vec::new());
-    // The attempt that each of the good ones would be, and its place.
+    // The attempt number and the position of each item in `good`.
     let (mut attempts, mut good_at) = (Vec::new(), Vec::new());
     for (at, item) in std::mem::take(&mut found.items).into_iter().enumerate() {
         match queue.triage(item.at_head(), now) {
@@ -151,10 +152,11 @@ async fn hand_out(place: &Place<'_>, demands: &[Demand], mut found: Found) -> Re
             cursor.seen(&found.seen(&places, &left));
             (expired, at_limit)
         }
-        // What could not be removed is met again: the marks stay. What was claimed is handed out.
+        // The watermarks stay, so that a later scan finds the items that could not be removed. Items that were claimed
+        // are handed out.
         (expired, at_limit) if !deliveries.is_empty() => {
             let errors = (expired.as_ref().err(), at_limit.as_ref().err());
-            tracing::debug!(queue = %queue.name, ?errors, "could not remove what is over");
+            tracing::debug!(queue = %queue.name, ?errors, "could not remove expired and failed items");
             cursor.forget_prefetched();
             let reserved = Reserved {
                 deliveries,
@@ -174,7 +176,7 @@ async fn hand_out(place: &Place<'_>, demands: &[Demand], mut found: Found) -> Re
     } else {
         cursor.restore(rest);
     }
-    // What was removed may have passed its turn on.
+    // The removal of an item may have unblocked the next one of its ordering key.
     let removed = expired + at_limit.total() > 0;
     let more = found.extent != Extent::All || !left.is_empty() || removed || outrun;
     let reserved =
@@ -182,12 +184,12 @@ async fn hand_out(place: &Place<'_>, demands: &[Demand], mut found: Found) -> Re
     Ok(Handover { reserved, claim: Some(claim) })
 }
 
-/// Items that are claimed by one statement.
+/// What the items that one statement claims have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Alike {
     consumer: Option<ConsumerName>,
     until: Timestamp,
-    /// As read: fences the claim.
+    /// As read; fences the claim.
     deliveries: u32,
     attempt: u32,
     lapsed: bool,
@@ -197,12 +199,11 @@ struct Alike {
 struct Lot {
     token: LeaseToken,
     ids: Vec<ItemId>,
-    /// Lease and settle token of each, as read: they fence the claim too.
+    /// Lease token and settle token of each item as read; they fence the claim too.
     tokens: Vec<(Option<LeaseToken>, Option<ObjectId>)>,
 }
 
-/// Claims the items, each for the want it was dealt to; those another broker was faster with are
-/// left out.
+/// Claims the items, each for the demand it was assigned to. Items that another broker claimed first are left out.
 async fn claim(
     place: &Place<'_>,
     demands: &[Demand],
@@ -243,7 +244,7 @@ async fn claim(
     for (alike, lot) in &lots {
         statements.push(claim_statement(queue, alike, lot, now)?);
     }
-    // If this fails, the claim is undone when it is dropped.
+    // If the update fails, dropping the claim undoes it.
     let n = update(inner, group, statements).await?;
     let won: Option<HashSet<ItemId>> = if n == items.len() as u64 {
         None
@@ -330,14 +331,14 @@ fn claim_statement(
         }
     }
     change.insert("$set", set);
-    // Whoever held it may yet settle it: also by a command of this broker that has not been answered.
+    // The previous holder may still settle the item, even by a command of this broker that is not answered yet.
     if alike.lapsed {
         change.insert("$max", doc! { "trace": millis(now.0 + WITNESS) });
     }
     Ok(statement(filter, Update::operators(&change)?))
 }
 
-/// Which of the items carry one of the tokens.
+/// Returns the ids of the items that carry one of the tokens.
 async fn won(
     inner: &Inner,
     group: &Group,

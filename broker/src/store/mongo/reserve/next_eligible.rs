@@ -1,4 +1,4 @@
-//! When a queue that has nothing ready has something again.
+//! When a queue without ready items has one again.
 
 use crate::{
     domain::{GroupName, QueueName, Timestamp},
@@ -14,7 +14,8 @@ use crate::{
     },
 };
 
-/// When the first item that was not eligible at `after` becomes so, or its lease ends.
+/// Returns when the first item that is not eligible at `after` becomes eligible, or when the first lease ends,
+/// whichever is earlier.
 pub(crate) async fn next_eligible(
     inner: &Inner,
     cursor: &QueueCursor,

@@ -1,4 +1,4 @@
-//! Looking at a queue's head: at what was read ahead, from the watermarks, or from the start.
+//! Finds the head of a queue: among prefetched items, from the watermarks, or from the start.
 
 use std::{sync::Arc, time::Instant};
 
@@ -26,31 +26,31 @@ use crate::{
     },
 };
 
-/// Most items of one find.
+/// Limit of items of one find.
 pub(crate) const MAX_FIND: usize = 1_000;
 
-/// How much was seen of what a look was for.
+/// How much of its range a scan has read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// All of it.
+    /// The whole range.
     All,
-    /// The first part: there may be more behind it.
+    /// The first part. There may be more items behind it.
     Cut,
-    /// What was read ahead by an earlier look: nothing new is known of any level.
+    /// None: the items were prefetched by an earlier scan. Nothing new is known of any priority.
     Prefetch,
 }
 
-/// What a look brought.
+/// The result of a scan.
 pub(crate) struct Found {
     pub(crate) items: Vec<Stored>,
     pub(crate) extent: Extent,
-    /// Where it looked.
+    /// The range of the scan.
     look: Scan,
-    /// As of when.
+    /// The time of the scan.
     pub(crate) now: Timestamp,
 }
 
-/// Where to look.
+/// The queue to scan.
 pub(crate) struct Place<'a> {
     pub(crate) inner: &'a Arc<Inner>,
     pub(crate) group: &'a Arc<Group>,
@@ -59,7 +59,7 @@ pub(crate) struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Looks for so many items; from the start if it is a sweep.
+    /// Finds up to `wanted` items, or more to prefetch. A sweep starts at the start instead of the watermarks.
     pub(crate) async fn look(&self, wanted: usize, sweep: bool) -> Result<Found> {
         let cursor = self.cursor;
         let begun = Instant::now();
@@ -72,7 +72,7 @@ impl Place<'_> {
         if cursor.lease_deadlines.is_pressing(now) {
             self.reclaim(now).await?;
         }
-        // From here on what gets ahead of the items to come is kept apart.
+        // From here on the cursor notes items that get ahead of those to be found.
         let mut look = cursor.look();
         if sweep {
             look.marks = [START; 10];
@@ -100,7 +100,7 @@ impl Place<'_> {
         Ok(found)
     }
 
-    /// Puts items whose leases have ended back among the ready; true if there were any.
+    /// Returns items whose leases have ended to the ready ones. True if there were any.
     pub(crate) async fn reclaim(&self, now: Timestamp) -> Result<bool> {
         let Self { inner, group, cursor, queue } = *self;
         let used = cursor.priorities_in_use();
@@ -128,13 +128,13 @@ impl Place<'_> {
 }
 
 impl Found {
-    /// The level and time of each item.
+    /// Returns the priority and time of each item.
     pub(crate) fn places(&self) -> Vec<(i32, i64)> {
         self.items.iter().map(|item| (item.priority, item.when)).collect()
     }
 
-    /// Where the next look of each level may start, of items at these levels and times; `left`: those that
-    /// stay at the head.
+    /// Returns where the next scan of each priority may start, if `items` are the priorities and times of the items
+    /// found, and `left` those of the items that stay at the head.
     pub(crate) fn seen(&self, items: &[(i32, i64)], left: &[(i32, i64)]) -> Vec<Scanned> {
         let lowest = items.last().map(|(level, _)| *level);
         self.look
@@ -148,7 +148,7 @@ impl Found {
                     (Some(when), ..) => when,
                     (None, last, Extent::Prefetch) => last.unwrap_or(before),
                     (None, Some(when), Extent::Cut) if lowest == Some(level) => when,
-                    // Cut before this level was reached: nothing is known of it.
+                    // The scan was cut before it reached this priority.
                     (None, None, Extent::Cut) if lowest.is_some_and(|lowest| level < lowest) => {
                         before
                     }
@@ -162,7 +162,7 @@ impl Found {
     }
 }
 
-/// The command that finds the head: bounds of the hand-out index alone.
+/// Returns the command that finds the head. Its filter consists only of bounds of the hand-out index.
 pub(crate) fn find_command(
     collection: &str,
     queue: &QueueName,
@@ -189,7 +189,7 @@ pub(crate) fn find_command(
         "sort": { "priority": -1, "when": 1, "_id": 1 },
         "hint": HANDOUT,
         "limit": limit as i64,
-        "batchSize": limit as i64 + 1, // the server then knows the end when it has reached the limit
+        "batchSize": limit as i64 + 1, // larger than `limit`, so that the server closes the cursor
     }
 }
 
@@ -199,7 +199,7 @@ mod tests {
     use crate::domain::PrioritySet;
 
     #[test]
-    fn a_level_that_a_sweep_did_not_reach_keeps_its_mark() {
+    fn a_priority_that_a_scan_did_not_reach_keeps_its_watermark() {
         let look = Scan {
             used: PrioritySet::of(9) | PrioritySet::of(5) | PrioritySet::of(0),
             marks: [START; 10],
@@ -211,7 +211,7 @@ mod tests {
             Found { items: Vec::new(), extent, look, now }.seen(items, left)
         };
         let mark = |seen: &[Scanned], level| seen.iter().find(|s| s.level == level).unwrap().mark;
-        // Cut in level 5: above it all is known, in it up to the last item, below it nothing.
+        // Cut in priority 5: the priorities above are known, priority 5 up to the last item, those below not at all.
         let cut = seen(&[(9, 700), (5, 800)], &[], Extent::Cut);
         assert_eq!(mark(&cut, 9), QueueCursor::mark_of_empty(now));
         assert_eq!(mark(&cut, 5), 800);
