@@ -1,4 +1,4 @@
-//! Commit: concurrent calls share a delete; items that must be remembered are updated instead.
+//! Commits items. Concurrent calls share a delete. Items that must be remembered are updated instead.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -26,10 +26,10 @@ use crate::{
     },
 };
 
-/// Bytes a receipt takes in a command.
+/// Size in bytes of a receipt in a command.
 const RECEIPT_BYTES: usize = 24;
 
-/// Commits items; answers for each.
+/// Commits items and returns the outcome of each.
 pub(crate) async fn commit(inner: &Arc<Inner>, items: Vec<Reservation>) -> Result<Vec<Outcome>> {
     let count = items.len();
     let mut lots: Vec<(GroupName, Vec<usize>, Vec<Reservation>)> = Vec::new();
@@ -123,7 +123,7 @@ async fn commit_batch(
     Ok(outcomes)
 }
 
-/// Deletes items that nobody but this broker can have touched.
+/// Deletes items that only this broker can have changed.
 async fn delete(
     inner: &Inner,
     group: &Group,
@@ -133,8 +133,8 @@ async fn delete(
     if endings.is_empty() {
         return Ok(Vec::new());
     }
-    // One statement for all: each of these items was last handed out under the token beside it, so it can
-    // not be held under that of another.
+    // One statement serves all items. Each of them was last handed out under the token of its receipt, so it cannot be
+    // held under the token of another.
     let tokens: HashSet<LeaseToken> = endings.iter().map(|ending| ending.receipt.token).collect();
     let tokens: RawArrayBuf = tokens.into_iter().map(token_oid).collect();
     let ids = oids(endings.iter().map(|ending| ending.receipt.item));
@@ -155,7 +155,7 @@ async fn delete(
     } else {
         let found = look(inner, group, endings.iter().map(|e| e.receipt.item)).await?;
         let outcome = |ending: &Ending| match found.get(&ending.receipt.item) {
-            None => Outcome::Ok, // anybody else would have left a tombstone
+            None => Outcome::Ok, // any other broker would have left a tombstone
             found => stale(found, now),
         };
         endings.iter().map(outcome).collect()

@@ -1,4 +1,4 @@
-//! Commit and push: one item ended and others stored, in one transaction.
+//! Commits one item and stores others in one transaction.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// Commits one item and pushes others, all or nothing.
+/// Commits one item and pushes others; either all of it takes effect or nothing.
 pub(crate) async fn commit_and_push(
     inner: &Arc<Inner>,
     held: Reservation,
@@ -86,8 +86,8 @@ pub(crate) async fn commit_and_push(
     }
 }
 
-/// Ends the reservation within the transaction; answers the item's ordering key, or `None` if the
-/// receipt does not hold it.
+/// Ends the reservation within the transaction. Returns the item's ordering key, which may be empty, or `None` if the
+/// receipt does not hold the item.
 async fn settle(
     inner: &Inner,
     group: &Group,
@@ -99,7 +99,7 @@ async fn settle(
         "_id": oid(held.receipt.item), "lock": token_oid(held.receipt.token),
         "deadline": { "$not": { "$lte": date(now) } },
     };
-    // A tombstone even if the item is ours and plain: a repeated call is then answered the same.
+    // Leaves a tombstone even if this broker could delete the item, so that a repeated call gets the same answer.
     let change = finish(now, token, &held.queue);
     let found = group
         .items

@@ -1,4 +1,4 @@
-//! Leases: prolonging them, and asking whether they still hold.
+//! Extends leases, and finds out which of them still hold.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Places in a call, by group.
+/// Returns the positions of a call's items by group.
 pub(crate) fn by_group<'a>(
     groups: impl Iterator<Item = &'a GroupName>,
 ) -> HashMap<&'a GroupName, Vec<usize>> {
@@ -31,7 +31,7 @@ pub(crate) fn by_group<'a>(
     places
 }
 
-/// Sets the ends of leases; answers for each.
+/// Sets the ends of leases and returns the outcome of each.
 pub(crate) async fn extend(
     inner: &Arc<Inner>,
     items: Vec<(Reservation, Timestamp)>,
@@ -53,7 +53,8 @@ pub(crate) async fn extend(
             let change = if token.broker() == inner.broker {
                 Update::operators(&doc! { "$set": { "when": leased(*until) } })?
             } else {
-                // The broker that made the reservation must learn of what it does not see.
+                // The broker that made the reservation does not see this change. The tombstone time keeps it from
+                // taking the item for one that only itself can have changed.
                 Update::pipeline(&[doc! { "$set": {
                     "when": leased(*until),
                     "trace": { "$max": ["$trace", witness_end(now)] },
@@ -86,7 +87,7 @@ pub(crate) async fn extend(
     Ok(outcomes)
 }
 
-/// Which reservations still hold their item.
+/// Returns for each reservation whether it still holds its item.
 pub(crate) async fn holds(inner: &Arc<Inner>, items: Vec<Reservation>) -> Result<Vec<bool>> {
     let mut answers = vec![false; items.len()];
     for (name, places) in by_group(items.iter().map(|held| &held.receipt.group)) {

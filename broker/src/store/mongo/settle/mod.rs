@@ -1,4 +1,4 @@
-//! Ending reservations: commit, roll back, move, extend.
+//! Settles reserved items: commit, roll back, move, extend.
 
 pub(super) mod commit;
 pub(super) mod commit_and_push;

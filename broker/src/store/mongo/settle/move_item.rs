@@ -1,4 +1,4 @@
-//! Move: a reserved item put into another queue of its group, in one update of its document.
+//! Moves a reserved item to another queue of its group, by one update of its document.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -26,10 +26,10 @@ use crate::{
     },
 };
 
-/// Bytes of new payloads in one command: its limit is 16 MiB.
+/// Limit of bytes of statements in one command, which MongoDB limits to 16 MiB.
 const COMMAND_BYTES: usize = 12 * 1024 * 1024;
 
-/// Moves items; answers for each.
+/// Moves items and returns the outcome of each.
 pub(crate) async fn move_items(inner: &Arc<Inner>, items: Vec<Move>) -> Result<Vec<Outcome>> {
     let mut outcomes = vec![Outcome::Gone; items.len()];
     let (first, is_first) = first_places(items.iter().map(|item| &item.held.receipt));
@@ -104,7 +104,7 @@ async fn move_in_group(
             n = update(inner, group, command).await.map(|n| n + sum);
         }
     }
-    // Also if the outcome is unknown: what may be there must not be passed over.
+    // Rewinds even if the outcome is unknown: the items may have moved, and a cursor must not skip them.
     for (at, stored) in held.iter().filter(|(_, stored)| stored.key.is_empty()) {
         let item = &items[*at];
         inner
@@ -118,7 +118,7 @@ async fn move_in_group(
         outcomes[*at] = match after.as_ref().map(|found| found.get(&receipt.item)) {
             None => Outcome::Ok,
             Some(Some(found)) if found.was_settled_by(settled) => Outcome::Ok,
-            // Moved by the first of two tries, and ended since by whoever had it then: anybody else would
+            // The first of two attempts moved the item, and its next holder has ended it since. Any other broker would
             // have left a tombstone.
             Some(None) if ours => Outcome::Ok,
             Some(found) => stale(found, now),
@@ -136,7 +136,7 @@ fn priority(item: &Move, stored: &Stored) -> i32 {
     item.priority.map_or(stored.priority, |priority| i32::from(priority.level()))
 }
 
-/// Sequence numbers for items that enter a queue in which they need one; 0 for the others.
+/// Takes sequence numbers for items that enter a queue in which they need one; 0 for the others.
 pub(crate) async fn numbers<'a>(
     inner: &Inner,
     entering: impl Iterator<Item = (&'a Queue, &'a Stored)> + Clone,
@@ -162,7 +162,8 @@ pub(crate) async fn numbers<'a>(
     Ok(entering.map(number).collect())
 }
 
-/// `foreign`: the time, if it was reserved by another broker, or is being settled by another call.
+/// Returns the statement that moves an item. `foreign` is the current time if the item was reserved by another broker
+/// or may be settled by another call.
 fn move_statement(
     item: &Move,
     stored: &Stored,
@@ -198,8 +199,8 @@ fn move_statement(
     Ok(statement(filter, Update::pipeline(&stages)?))
 }
 
-/// The fields by which an item enters a queue: with a key it is blocked until promoted.
-/// `number` 0 leaves it the number it has if it has a key, and takes it away if not.
+/// Adds the fields by which an item enters a queue. An item with a key is blocked until it is unblocked. With `number`
+/// 0 an item with a key keeps its sequence number, and an item without a key loses it.
 pub(crate) fn enter(
     set: &mut Document,
     unset: &mut Vec<&'static str>,

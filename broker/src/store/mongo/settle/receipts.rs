@@ -1,11 +1,11 @@
-//! Ending reservations, exactly: who asks is told what became of each.
+//! Ends reservations with an exact outcome for each.
 //!
-//! The server answers a batch only with how many documents matched. So every settle but the
-//! cheapest writes a token of its own into `settled`, by which a short count is cleared up
-//! afterwards. The cheapest is the plain delete of items that this broker alone can have touched
-//! (`commit`): what is missing afterwards, it has deleted. For that to be true, everybody else who
-//! ends a reservation they did not make leaves a tombstone that outlives the lease, and puts a
-//! `tombstone_until` on an item they give back, so that whoever ends it later leaves one too.
+//! For a batch, the server returns only how many documents matched. So every settle but the cheapest writes a token of
+//! its own into `settled`, and a count that is too small is resolved by reading the tokens. The cheapest settle is the
+//! plain delete of items that only this broker can have changed (`commit`): what is missing afterwards, this delete has
+//! removed. For that to be true, every other broker that ends such a reservation leaves a tombstone that outlives the
+//! lease. If it rolls the item back instead, it sets the field `trace`, so that whoever ends the item later leaves a
+//! tombstone too.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -37,11 +37,11 @@ use crate::{
 pub(crate) struct Ending {
     pub(crate) receipt: Receipt,
     pub(crate) queue: Arc<Queue>,
-    /// What this broker knows of the item.
+    /// What this broker knows of the reservation, if it made it.
     pub(crate) cached_lease: Option<CachedLease>,
 }
 
-/// The documents as they are, without payload and headers; those that are not there are left out.
+/// Reads items by id, without payload and headers. Items that do not exist are left out.
 pub(crate) async fn look(
     inner: &Inner,
     group: &Group,
@@ -50,7 +50,7 @@ pub(crate) async fn look(
     look_at(inner, group, ids, rawdoc! { "payload": 0, "headers": 0 }).await
 }
 
-/// The same, with all but what `without` names.
+/// Like [`look`], without the fields that the projection `without` excludes.
 pub(crate) async fn look_at(
     inner: &Inner,
     group: &Group,
@@ -68,7 +68,7 @@ pub(crate) async fn look_at(
     Ok(found.into_iter().map(|stored| (stored.id(), stored)).collect())
 }
 
-/// What a receipt is answered that did not hold its item.
+/// Returns the outcome for a receipt that does not hold its item.
 pub(crate) fn stale(found: Option<&Stored>, now: Timestamp) -> Outcome {
     match found {
         None => Outcome::Gone,
@@ -78,8 +78,7 @@ pub(crate) fn stale(found: Option<&Stored>, now: Timestamp) -> Outcome {
     }
 }
 
-/// Commits, with the answer known exactly for each whatever other brokers do. No receipt may be
-/// given twice.
+/// Commits items with an exact outcome for each, whatever other brokers do. Each receipt must occur only once.
 pub(crate) async fn end_exactly(
     inner: &Inner,
     group: &Group,
@@ -90,7 +89,7 @@ pub(crate) async fn end_exactly(
     }
     let now = inner.now();
     let mut lots: HashMap<(LeaseToken, Duration), Vec<&Ending>> = HashMap::new();
-    // One for each lease: of two receipts of an item only the right one is to find its own.
+    // One token per lease, so that of two receipts of an item only the one that held it finds its own.
     let mut settled: HashMap<LeaseToken, ObjectId> = HashMap::new();
     for ending in endings {
         let lot = (ending.receipt.token, ending.queue.retention);
@@ -126,7 +125,7 @@ pub(crate) async fn end_exactly(
     Ok(outcomes)
 }
 
-/// True if the item was settled by the token that stands for this lease.
+/// Returns true if the item was settled by the token that belongs to this lease.
 pub(crate) fn was_settled(
     stored: &Stored,
     settled: &HashMap<LeaseToken, ObjectId>,
@@ -135,14 +134,14 @@ pub(crate) fn was_settled(
     settled.get(&lease).is_some_and(|token| stored.was_settled_by(*token))
 }
 
-/// The key of an item this broker handed out.
+/// Returns the ordering key of an item that this broker handed out, if it has one.
 pub(crate) fn known_key(ending: &Ending) -> Option<OrderKey> {
     let key = ending.cached_lease.as_ref()?.key.as_ref()?;
     Some((ending.receipt.queue.clone(), key.to_string()))
 }
 
-/// Among equal receipts only the first can end the reservation: answers for each place where its
-/// first is, and the first ones.
+/// Returns for each receipt the position of the first equal one, and whether it is that first one. Among equal receipts
+/// only the first can end the reservation.
 pub(crate) fn first_places<'a>(
     receipts: impl Iterator<Item = &'a Receipt>,
 ) -> (Vec<usize>, Vec<bool>) {
@@ -156,8 +155,8 @@ pub(crate) fn first_places<'a>(
     (first, is_first)
 }
 
-/// Two receipts of one item in a call: the one that did not hold it was no longer good before the
-/// other ended it.
+/// If a call names two receipts of one item, the stale one is LEASE_LOST, not GONE: it was stale before the other ended
+/// the item.
 pub(crate) fn lose_crossed(receipts: &[(ItemId, LeaseToken)], outcomes: &mut [Outcome]) {
     let ended: HashMap<ItemId, LeaseToken> = receipts
         .iter()
@@ -172,7 +171,7 @@ pub(crate) fn lose_crossed(receipts: &[(ItemId, LeaseToken)], outcomes: &mut [Ou
     }
 }
 
-/// What a second, equal receipt of a call is answered.
+/// Returns the outcome of a receipt that repeats an earlier one of the same call.
 pub(crate) fn repeated(first: Outcome, settled_means_gone: bool) -> Outcome {
     match first {
         Outcome::Ok if settled_means_gone => Outcome::Gone,

@@ -1,4 +1,4 @@
-//! Rollback: items given back to their queue, or dead-lettered.
+//! Rolls items back to their queue, or dead-letters them.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-/// Items that are changed alike.
+/// What the items that one statement rolls back have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Alike {
     token: LeaseToken,
@@ -37,7 +37,7 @@ struct Alike {
     foreign: bool,
 }
 
-/// Gives items back; answers for each.
+/// Rolls items back and returns the outcome of each.
 pub(crate) async fn rollback(inner: &Arc<Inner>, items: Vec<Rollback>) -> Result<Vec<Outcome>> {
     let mut outcomes = vec![Outcome::Gone; items.len()];
     let (first, is_first) = first_places(items.iter().map(|item| &item.held.receipt));
@@ -88,7 +88,7 @@ async fn return_to_queues(
         return Ok(());
     }
     let now = inner.now();
-    // One for each lease: of two receipts of an item only the right one is to find its own.
+    // One token per lease, so that of two receipts of an item only the one that held it finds its own.
     let mut settled: HashMap<LeaseToken, ObjectId> = HashMap::new();
     let ids = || given.iter().map(|at| items[*at].held.receipt.item);
     let target = |at: &usize| match &items[*at].to {
@@ -96,7 +96,7 @@ async fn return_to_queues(
         RollbackTo::Queue { .. } | RollbackTo::Discard { .. } => None,
     };
     let dead = |at: &usize| target(at).is_some();
-    // Where a dead letter goes, its level must be known to be in use.
+    // The priority of a dead letter must be recorded with its target queue.
     let unknown_leases = given.iter().any(|at| dead(at) && endings[at].cached_lease.is_none());
     let before = if unknown_leases { look(inner, group, ids()).await? } else { HashMap::new() };
     let priority = |at: &usize| -> Option<PrioritySet> {
@@ -106,7 +106,7 @@ async fn return_to_queues(
     let mut dead_levels: HashMap<&QueueName, PrioritySet> = HashMap::new();
     for at in given.iter().filter(|at| dead(at)) {
         if let Some(to) = target(at) {
-            // Of one that is gone the level is not known, nor needed.
+            // The priority of an item that is gone is not known, and not needed.
             let known = priority(at).unwrap_or_default();
             *dead_levels.entry(to).or_default() |= known;
         }
@@ -119,7 +119,7 @@ async fn return_to_queues(
     for at in given {
         let item = &items[*at];
         let token = item.held.receipt.token;
-        // Of one that is not known here another settle may be under way, on this broker or another.
+        // If this broker has no cached lease, another settle may be under way, on this broker or another.
         let foreign = endings[at].cached_lease.is_none();
         let alike = Alike { token, to: item.to.clone(), reason: item.reason.clone(), foreign };
         lots.entry(alike).or_default().push(*at);
@@ -146,7 +146,7 @@ async fn return_to_queues(
                 }
                 set
             }
-            RollbackTo::Discard { .. } => continue, // ended before
+            RollbackTo::Discard { .. } => continue, // committed above
         };
         set.insert("settled", settled);
         set.insert("settledBefore", settled_before());
@@ -160,7 +160,7 @@ async fn return_to_queues(
         statements.push(statement(filter, change));
     }
     let updated = update(inner, group, statements).await;
-    // Also if the outcome is unknown: what may be there must not be passed over.
+    // Rewinds even if the outcome is unknown: the items may be ready, and a cursor must not skip them.
     for at in given {
         let item = &items[*at];
         match &item.to {
@@ -189,7 +189,7 @@ async fn return_to_queues(
                 keys.extend(known_key(&endings[at]).filter(|_| dead(at)));
                 ok
             }
-            // Given back by the first of two tries, and ended since by whoever had it then: anybody else
+            // The first of two attempts rolled the item back, and its next holder has ended it since. Any other broker
             // would have left a tombstone.
             Some(None)
                 if endings[at].cached_lease.as_ref().is_some_and(|i| i.deadline.is_none()) =>
@@ -211,11 +211,11 @@ async fn return_to_queues(
 
 fn rewind(inner: &Inner, queue: &QueueName, priority: Option<PrioritySet>, when: Timestamp) {
     let cursor = inner.cursor(queue);
-    // Of an unknown priority it is one of those in use.
+    // An unknown priority is one of those in use.
     cursor.rewind(priority.unwrap_or_else(|| cursor.priorities_in_use()), when.0);
 }
 
-/// The fields of an item that goes to the dead-letter queue.
+/// Returns the fields that an update sets to dead-letter an item.
 pub(crate) fn dead_letter(
     from: &QueueName,
     to: &QueueName,
