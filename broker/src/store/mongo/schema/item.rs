@@ -1,26 +1,25 @@
-//! Items as documents, and back. The fields:
+//! Converts items to documents and back. The fields:
 //!
-//! | field | meaning |
-//! |---|---|
+//! | field | meaning | |---|---|
 //! | `_id`, `q` | id, queue |
-//! | `when` | eligible time; end of the lease plus four thousand years while reserved; past that for what is blocked or done |
+//! | `when` | eligible time; while reserved, the end of the lease plus four thousand years; later dates stand for states |
 //! | `eligible` | since when a reserved item was eligible, written whenever `when` gets such a time; absent: `created` |
 //! | `priority`, `attempt`, `deliveries` | as in [`Item`] |
-//! | `earlier` | how many of the deliveries were before it came into its queue; absent: none |
-//! | `lock` | token of the lease; there while reserved, and after a lapse until noticed |
-//! | `settled` | token of the last settle, by which a short count is cleared up |
-//! | `settledBefore` | tokens of the settles before that, the latest first, for those whose answer was lost |
+//! | `earlier` | number of deliveries before the item came into its queue; absent: none |
+//! | `lock` | token of the lease; present while reserved, and after a lapse until the item is reserved again |
+//! | `settled` | token of the last settle, by which the outcome of a batch is resolved |
+//! | `settledBefore` | tokens of the settles before that, the latest first, for settles whose answers were lost |
 //! | `producer`, `consumer`, `contentType`, `headers`, `payload`, `reason`, `origin` | as in [`Item`] |
-//! | `deadLettered`, `failedAttempts` | when it was dead-lettered, and how many attempts had failed by then |
+//! | `deadLettered`, `failedAttempts` | when the item was dead-lettered, and how many attempts had failed by then |
 //! | `key`, `seq` | ordering key, sequence number |
-//! | `turn` | the key again, on the one item of the key that is not blocked |
-//! | `due` | eligible time of a blocked item; there only while it is blocked |
+//! | `turn` | the ordering key again, on the one item of the key that is not blocked |
+//! | `due` | eligible time of a blocked item; present only while it is blocked |
 //! | `dedup` | `{q, id}`: the queue pushed to and the deduplication id, unique |
-//! | `window` | until when `dedup` counts |
+//! | `window` | end of the deduplication window |
 //! | `created`, `started`, `processed` | dates |
 //! | `deadline` | the item's expire time, or the end of its history |
 //! | `expires` | when MongoDB may delete the document, at or after `deadline` |
-//! | `tombstone_until` | until when a settle of this item must leave a tombstone (see `settle`) |
+//! | `trace` | until when a settle of this item must leave a tombstone (see `settle`) |
 
 use bytes::Bytes;
 use mongodb::bson::{
@@ -44,24 +43,25 @@ use crate::{
     },
 };
 
-/// MongoDB keeps no document over 16 MiB. What is not payload or header takes far less than the rest, also after
-/// moves that add headers.
+/// Limit of payload and headers in bytes. MongoDB stores no document over 16 MiB. The other fields take far less than
+/// the rest, even after moves that add headers.
 const MAX_ITEM_BYTES: usize = 16 * 1024 * 1024 - 128 * 1024;
 
-/// How long after its end an ordered item stays, so that the next of its key is woken by whoever meets it.
+/// Milliseconds that the document of an expired ordered item stays, so that whoever finds it unblocks the next item of
+/// its key.
 const ORDERED_GRACE: i64 = 600_000;
 
-/// An id as MongoDB's.
+/// Returns an item id as an object id.
 pub(crate) fn oid(id: ItemId) -> ObjectId {
     ObjectId::from_bytes(id.0)
 }
 
-/// A lease token as MongoDB's.
+/// Returns a lease token as an object id.
 pub(crate) fn token_oid(token: LeaseToken) -> ObjectId {
     ObjectId::from_bytes(token.0)
 }
 
-/// Ids as an array.
+/// Returns item ids as an array.
 pub(crate) fn oids(ids: impl IntoIterator<Item = ItemId>) -> RawArrayBuf {
     let mut array = RawArrayBuf::new();
     for id in ids {
@@ -70,17 +70,17 @@ pub(crate) fn oids(ids: impl IntoIterator<Item = ItemId>) -> RawArrayBuf {
     array
 }
 
-/// Where a new item starts.
+/// What the store decides about a new item.
 pub(crate) struct Start {
     pub(crate) id: ItemId,
     pub(crate) now: Timestamp,
-    /// 0 for none.
+    /// Sequence number, or 0 for none.
     pub(crate) sequence: i64,
-    /// Behind another of its key.
+    /// True if the item waits for an earlier item of its key.
     pub(crate) blocked: bool,
 }
 
-/// Headers as a document.
+/// Returns headers as a document.
 pub(crate) fn headers_document(headers: &Headers) -> Result<RawDocumentBuf> {
     let mut document = RawDocumentBuf::new();
     for (name, value) in headers {
@@ -91,8 +91,8 @@ pub(crate) fn headers_document(headers: &Headers) -> Result<RawDocumentBuf> {
     Ok(document)
 }
 
-/// Refuses an item that no document can hold. Past this [`encode`] does not fail: one item's defect must not
-/// become that of others which share its write.
+/// Refuses an item that no document can hold. After this check [`encode`] does not fail, so that a bad item does not
+/// fail others that share its write.
 pub(crate) fn check(item: &NewItem) -> Result<()> {
     if item.headers.keys().any(|name| name.contains('\0')) {
         return Err(broken("MongoDB cannot keep a header name with a zero byte in it"));
@@ -105,7 +105,7 @@ pub(crate) fn check(item: &NewItem) -> Result<()> {
     Ok(())
 }
 
-/// The document of a new item.
+/// Returns the document of a new item.
 pub(crate) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
     let (item, now) = (&push.item, start.now);
     let when = item.eligible_from(now);
@@ -162,14 +162,14 @@ pub(crate) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
     Ok(d)
 }
 
-/// A document of `items.<group>`, read.
+/// A parsed document of `items.<group>`.
 #[derive(Debug, Default)]
 pub(crate) struct Stored {
     id: [u8; 12],
     pub(crate) queue: String,
     /// Eligible time, or end of the lease.
     pub(crate) when: i64,
-    /// It stands among the reserved: its lease has not been found lapsed.
+    /// True if the item stands among the reserved ones: nobody has found its lease lapsed.
     pub(crate) leased: bool,
     pub(crate) eligible: Option<i64>,
     pub(crate) priority: i32,
@@ -201,7 +201,7 @@ pub(crate) struct Stored {
 }
 
 impl Stored {
-    /// Reads a document; fields it does not know are left alone.
+    /// Parses a document. Unknown fields are ignored.
     pub(crate) fn read(document: &RawDocument) -> Result<Self> {
         let mut stored = Self::default();
         for element in document {
@@ -270,12 +270,12 @@ impl Stored {
         }
     }
 
-    /// Its id.
+    /// Returns the item's id.
     pub(crate) fn id(&self) -> ItemId {
         ItemId(self.id)
     }
 
-    /// How large it is.
+    /// Returns the size of the item.
     pub(crate) fn size(&self) -> ItemSize {
         let texts = [&self.content_type, &self.key, &self.dedup_id, &self.reason];
         let texts = texts.iter().map(|text| text.len()).sum();
@@ -283,7 +283,7 @@ impl Stored {
         ItemSize { payload, message: message_bytes(payload, texts, &self.headers) }
     }
 
-    /// What matters of it at the head of its queue.
+    /// Returns what decides about the item at the head of its queue.
     pub(crate) fn at_head(&self) -> AtHead {
         AtHead {
             expire_time: self.deadline.map(Timestamp),
@@ -294,22 +294,22 @@ impl Stored {
         }
     }
 
-    /// True if its end has come: it is not to be seen any more.
+    /// Returns true if the item has expired, or its history has ended.
     pub(crate) fn is_over(&self, now: Timestamp) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= now.0)
     }
 
-    /// True if this lease, lapsed or not, is on it.
+    /// Returns true if this lease, lapsed or not, holds the item.
     pub(crate) fn is_held_by(&self, token: LeaseToken, now: Timestamp) -> bool {
         self.lock == Some(token) && !self.is_over(now)
     }
 
-    /// True if the settle of this token took effect, also if others came after it.
+    /// Returns true if the settle with this token took effect, even if others followed it.
     pub(crate) fn was_settled_by(&self, token: ObjectId) -> bool {
         self.settled == Some(token) || self.settled_before.contains(&token)
     }
 
-    /// Where it is in its life.
+    /// Returns the state of the item at `now`.
     pub(crate) fn state(&self, now: Timestamp) -> ItemState {
         match self.when {
             BLOCKED => ItemState::Blocked,
@@ -320,7 +320,7 @@ impl Stored {
         }
     }
 
-    /// The item, as of `now`; `queue` saves making its name anew.
+    /// Converts the document to an item as of `now`. `queue` saves parsing the queue's name.
     pub(crate) fn into_item(self, queue: &QueueName, now: Timestamp) -> Result<Item> {
         let state = self.state(now);
         let consumer = |name: Option<String>| {
@@ -378,17 +378,17 @@ fn number(value: RawBsonRef<'_>) -> i64 {
     }
 }
 
-/// A value no update pipeline takes for an expression.
+/// Returns a value that an update pipeline does not take for an expression.
 pub(crate) fn literal(value: impl Into<Bson>) -> Document {
     doc! { "$literal": value.into() }
 }
 
-/// Texts by name, as a document.
+/// Returns texts by name as a document.
 pub(crate) fn texts(map: &std::collections::BTreeMap<String, String>) -> Document {
     map.iter().map(|(name, text)| (name.clone(), Bson::String(text.clone()))).collect()
 }
 
-/// A payload as BSON.
+/// Returns a payload as BSON.
 pub(crate) fn binary(payload: &[u8]) -> Bson {
     Bson::Binary(Binary { subtype: BinarySubtype::Generic, bytes: payload.to_vec() })
 }

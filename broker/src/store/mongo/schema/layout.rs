@@ -1,4 +1,4 @@
-//! Where everything lies: collections, indexes, the dates that stand for states.
+//! Collections, indexes, and the dates that stand for states.
 
 use std::sync::Arc;
 
@@ -21,19 +21,19 @@ use crate::{
 };
 
 const HOUR: i64 = 3_600_000;
-/// 9999-12-31T00:00:00Z: some languages know no later dates.
+/// 9999-12-31T00:00:00Z. Some languages support no later dates.
 const LAST_DAY: i64 = 253_402_214_400_000;
-/// `when` of the entry behind all eligible times of a level (see `levels`).
+/// `when` of the sentinel behind all eligible times of a priority (see `priorities`).
 pub(crate) const READY_END: i64 = FOREVER.0 + HOUR;
-/// Added to the end of a lease this is `when` of a reserved item: four thousand years of the calendar,
-/// so that a person still reads the date. Reserved items stand behind all that wait: what is settled
-/// before its lease ends leaves its dead entry of the index where no hand-out comes by.
+/// Milliseconds from the end of a lease to the `when` of its item: four thousand years of the calendar, so that a
+/// person can still read the date. Reserved items stand behind all waiting items: an item that is settled before its
+/// lease ends leaves its dead index entry where no reserve comes by.
 pub(crate) const LEASED: i64 = 10 * 146_097 * 24 * HOUR;
-/// `when` of an item that waits for an earlier one of its key. Past every end of a lease.
+/// `when` of an item that waits for an earlier item of its key. Later than every end of a lease.
 pub(crate) const BLOCKED: i64 = LAST_DAY + 21 * HOUR;
-/// `when` of history.
+/// `when` of processed items that are kept as history.
 pub(crate) const PROCESSED: i64 = LAST_DAY + 22 * HOUR;
-/// `when` of what is kept only to recognise a repeated push or settle.
+/// `when` of a tombstone, which is kept only to recognise a repeated push or settle.
 pub(crate) const TOMBSTONE: i64 = LAST_DAY + 23 * HOUR;
 
 /// Name of the hand-out index.
@@ -42,36 +42,36 @@ pub(crate) const HANDOUT: &str = "handout";
 pub(crate) const HISTORY: &str = "history";
 /// Name of the unique index of deduplication ids.
 pub(crate) const DEDUP: &str = "dedup";
-/// Name of the unique index that lets one item of a key have its turn.
+/// Name of the unique index that allows one unblocked item per key.
 pub(crate) const TURN: &str = "turn";
 /// Name of the index of blocked items, by key and sequence.
 pub(crate) const WAITING: &str = "waiting";
-/// Name of the index of items that have an end.
+/// Name of the index of items that expire.
 pub(crate) const ENDS: &str = "ends";
 /// Name of the index of ids.
 pub(crate) const BY_ID: &str = "_id_";
 
-/// A date as MongoDB stores it.
+/// Returns a time as a BSON date.
 pub(crate) fn date(at: Timestamp) -> DateTime {
     DateTime::from_millis(at.0)
 }
 
-/// A date from milliseconds.
+/// Returns a BSON date from milliseconds since 1970.
 pub(crate) fn millis(at: i64) -> DateTime {
     DateTime::from_millis(at)
 }
 
-/// Matches `when` of items, whatever their state; neither tombstones nor barriers.
+/// Returns a condition on `when` that matches items in every state, but neither tombstones nor sentinels.
 pub(crate) fn live() -> Document {
     doc! { "$lt": millis(TOMBSTONE), "$ne": millis(READY_END) }
 }
 
-/// `when` of an item reserved until then.
+/// Returns the `when` of an item that is reserved until `until`.
 pub(crate) fn leased(until: Timestamp) -> DateTime {
     DateTime::from_millis(LEASED + until.0.min(FOREVER.0))
 }
 
-/// When an item's lease ends, as an expression of an update; its `when` if it has lapsed.
+/// Returns an expression for the end of an item's lease, which is `when` itself if the lease has lapsed.
 pub(crate) fn lease_end() -> Document {
     doc! { "$cond": [
         { "$gte": ["$when", millis(LEASED)] }, { "$subtract": ["$when", LEASED] }, "$when",
@@ -80,18 +80,18 @@ pub(crate) fn lease_end() -> Document {
 
 const _: () = assert!(READY_END < LEASED && LEASED + FOREVER.0 < BLOCKED);
 
-/// The write concern of every write: on the disks of a majority.
+/// Returns the write concern of every write: journalled on a majority.
 pub(crate) fn durable() -> RawDocumentBuf {
     rawdoc! { "w": "majority", "j": true, "wtimeout": 15_000 }
 }
 
-/// One group: its collection, and the batchers of its writes.
+/// A group: its collection, and the batchers of its writes.
 pub(crate) struct Group {
     pub(crate) items: Collection<RawDocumentBuf>,
     indexes: OnceCell<()>,
-    /// Pushes that need no order but that of their calls: side by side only those of different queues.
+    /// Unordered pushes. Writes with items of the same queue follow each other; others run concurrently.
     pub(crate) plain: Arc<Batcher<Push, Pushed>>,
-    /// Pushes with a key or a sequence number: one write at a time, in order of arrival.
+    /// Ordered pushes, with a key or a sequence number: one write at a time, in the order of arrival.
     pub(crate) ordered: Arc<Batcher<Push, Pushed>>,
     /// Commits.
     pub(crate) commits: Arc<Batcher<Reservation, Outcome>>,
@@ -109,7 +109,7 @@ impl Group {
         }
     }
 
-    /// Creates the indexes unless this broker has done so before.
+    /// Creates the indexes, once per process.
     pub(crate) async fn ensure_indexes(&self, db: &Database) -> Result<()> {
         self.indexes.get_or_try_init(|| create_indexes(db, self.items.name())).await?;
         Ok(())
@@ -151,10 +151,10 @@ async fn create_indexes(db: &Database, collection: &str) -> Result<()> {
     set_last(&db.collection(collection)).await
 }
 
-/// Sets the document behind all others by `_id`. It is never deleted.
+/// Inserts the document behind all others by `_id`. It is never deleted.
 ///
-/// A delete of many goes back to its place in the index of ids after each one, and looks for the next
-/// live entry there; behind the newest item of all it finds none, and turns round to search through
+/// After each document, a delete of many returns to its place in the index of ids and searches for the next live entry
+/// there. Behind the newest item of all there is no live entry, and the search would turn round and walk through
 /// everything that was ever deleted. This took a quarter of the server's time.
 async fn set_last(items: &Collection<Document>) -> Result<()> {
     let last = doc! {

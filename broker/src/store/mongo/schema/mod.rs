@@ -1,4 +1,4 @@
-//! What an item looks like as a document, in which collections documents lie, and by which indexes they are found.
+//! Items as documents, the collections that hold them, and the indexes that find them.
 
 pub(super) mod item;
 pub(super) mod layout;

@@ -16,19 +16,19 @@ use crate::{
     },
 };
 
-/// A tombstone that only bears witness stays this long past the time for which the broker that made the
-/// reservation may settle it the cheapest way, in milliseconds.
+/// Milliseconds that a witness tombstone outlives the time in which the broker that made the reservation may settle the
+/// item by a plain delete. A witness tombstone is kept only to tell that broker that the item was settled elsewhere.
 pub(crate) const WITNESS: i64 = 60_000;
 
-/// Settles of an item whose tokens are remembered, beside the last one.
+/// Number of settles whose tokens an item keeps, besides the last one.
 const SETTLES_REMEMBERED: i32 = 8;
 
-/// A token that names one settle.
+/// Returns a new token that names one settle.
 pub(crate) fn settle_token(inner: &Inner) -> ObjectId {
     token_oid(LeaseToken::fresh(inner.broker))
 }
 
-/// Matches items of one lease whose end has not come.
+/// Returns a filter for the items of one lease that have not expired.
 pub(crate) fn held_filter(
     ids: impl IntoIterator<Item = ItemId>,
     token: LeaseToken,
@@ -41,20 +41,21 @@ pub(crate) fn held_filter(
     }
 }
 
-/// Until when the broker that made the reservation may take it for one that nobody else touched: not for
-/// a whole lease of hours, so that what bears witness against it need not stay for hours.
+/// Returns an expression: until when a witness tombstone is needed. The broker that made the reservation may take an
+/// item for untouched for [`EXCLUSIVE`] at most, not for a lease of hours, so that witnesses need not stay for hours.
 pub(crate) fn witness_end(now: Timestamp) -> Document {
     let exclusive = doc! { "$min": [lease_end(), millis(now.0 + EXCLUSIVE)] };
     doc! { "$add": [exclusive, WITNESS] }
 }
 
-/// Until when whoever was promised the item may ask; null if nobody was.
+/// Returns an expression: until when the holder of the item may settle it, or null if nobody holds it.
 fn witnessed(now: Timestamp) -> Document {
     doc! { "$cond": [{ "$gt": ["$lock", null] }, witness_end(now), null] }
 }
 
-/// The tokens of the settles before this one, as an expression of the update that sets `settled`. The answer to an
-/// update that took effect may be lost; until it is repeated the item can have been reserved and settled again.
+/// Returns an expression for the tokens of the settles before this one, for the update that sets `settled`. The answer
+/// to an update that took effect may be lost; until the update is repeated, the item can have been reserved and settled
+/// again.
 pub(crate) fn settled_before() -> Document {
     doc! { "$cond": [
         { "$gt": ["$settled", null] },
@@ -66,7 +67,8 @@ pub(crate) fn settled_before() -> Document {
     ] }
 }
 
-/// Update that turns an item into a tombstone, for as long as anybody may ask.
+/// Returns the update that turns an item into a tombstone, which stays for as long as a producer or a consumer may
+/// repeat a call about the item.
 pub(crate) fn bury(now: Timestamp, settled: ObjectId) -> Vec<Document> {
     vec![doc! { "$replaceWith": {
         "_id": "$_id", "q": "$q", "when": millis(TOMBSTONE), "settled": settled,
@@ -78,14 +80,14 @@ pub(crate) fn bury(now: Timestamp, settled: ObjectId) -> Vec<Document> {
     } }]
 }
 
-/// The same for an item that is deleted on purpose: its deduplication id counts no more.
+/// Like [`bury`], for an item that is deleted by an administrator: its deduplication id no longer counts.
 pub(crate) fn bury_deleted(now: Timestamp, settled: ObjectId) -> Vec<Document> {
     let mut stages = bury(now, settled);
     stages.push(doc! { "$unset": ["dedup", "window"] });
     stages
 }
 
-/// Update that turns an item into history.
+/// Returns the update that turns an item into history.
 pub(crate) fn shelve(now: Timestamp, settled: ObjectId, retention: Duration) -> Vec<Document> {
     let deadline = now + retention;
     vec![
@@ -99,7 +101,7 @@ pub(crate) fn shelve(now: Timestamp, settled: ObjectId, retention: Duration) -> 
     ]
 }
 
-/// Update that ends an item as its queue's settings say.
+/// Returns the update that ends an item as the settings of its queue say.
 pub(crate) fn finish(now: Timestamp, settled: ObjectId, queue: &Queue) -> Vec<Document> {
     if queue.retention.is_zero() {
         bury(now, settled)
