@@ -1,5 +1,5 @@
-//! The heads of all queues that this broker has to do with. Those of queues that are consumed here stay; of others, which
-//! are pushed to, moved to or counted, so many are kept as a cache.
+//! The cursors of all queues that this broker handles. Cursors of queues that are consumed here stay. Those of other
+//! queues, which are pushed to, moved to or counted, are kept as a cache of limited size.
 
 use std::{
     collections::HashMap,
@@ -14,18 +14,18 @@ use crate::{
     store::mongo::cursor::watermarks::QueueCursor,
 };
 
-/// QueueCursors kept, about a kilobyte each, before those are dropped that nobody uses. One that is dropped costs its queue's next
-/// push two more commands.
+/// Number of cursors, of about a kilobyte each, above which unused ones are dropped. Without its cursor, the next push
+/// to a queue takes two more commands.
 const MAX_CURSORS: usize = 10_000;
 
-/// QueueCursors by queue.
+/// Cursors by queue.
 pub(crate) struct QueueCursors(Mutex<Known>);
 
 struct Known {
     cursors: HashMap<QueueName, Arc<QueueCursor>>,
-    /// The map is cleared of unused heads when it reaches this size.
+    /// Unused cursors are dropped when the map reaches this size.
     clear_at: usize,
-    /// The size below which it is never cleared.
+    /// The size below which nothing is dropped.
     min: usize,
 }
 
@@ -38,7 +38,7 @@ impl QueueCursors {
         Self(Mutex::new(Known { cursors: HashMap::new(), clear_at: min, min }))
     }
 
-    /// Returns the head of a queue. A new one knows nothing: the next find starts from the start.
+    /// Returns the cursor of a queue. A new cursor knows nothing: the next find starts from the start.
     pub(crate) fn get(&self, queue: &QueueName) -> Arc<QueueCursor> {
         let mut known = self.0.lock();
         if let Some(cursor) = known.cursors.get(queue) {
@@ -53,12 +53,12 @@ impl QueueCursors {
         cursor
     }
 
-    /// Forgets what is known of a queue that was deleted.
+    /// Drops the cursor of a queue that was deleted.
     pub(crate) fn forget(&self, queue: &QueueName) {
         self.0.lock().cursors.remove(queue);
     }
 
-    /// Returns the queues that are consumed here and that something was asked of, with their groups.
+    /// Returns the queues, with their groups, that are consumed here and whose handles were used.
     pub(crate) fn consumed(&self) -> Vec<(QueueName, GroupName)> {
         let known = self.0.lock();
         let consumed = known.cursors.iter().filter_map(|(queue, cursor)| {
@@ -71,8 +71,8 @@ impl QueueCursors {
 }
 
 impl Known {
-    /// Drops the heads that nobody holds and that were not asked for since the last time; all that nobody holds if these
-    /// are too few. Nobody can take hold of one meanwhile: that needs this lock.
+    /// Drops the cursors that nobody holds and that were not asked for since the last time. If the rest is still large,
+    /// drops all that nobody holds. Nobody can take hold of a cursor meanwhile, because that needs this lock.
     fn clear(&mut self) {
         let is_held = |cursor: &Arc<QueueCursor>| Arc::strong_count(cursor) > 1;
         self.cursors.retain(|_, cursor| {
@@ -85,7 +85,7 @@ impl Known {
     }
 }
 
-/// A head whose queue is consumed through it.
+/// A cursor through which its queue is consumed.
 pub(crate) struct ConsumedCursor(Arc<QueueCursor>);
 
 impl ConsumedCursor {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_do_not_grow_with_the_names_of_queues() {
+    fn cursors_do_not_grow_with_the_names_of_queues() {
         let cursors = QueueCursors::with_room_for(100);
         let held = ConsumedCursor::new(cursors.get(&name(0)));
         held.consumed.lock().group = Some(GroupName::default());
@@ -125,14 +125,14 @@ mod tests {
             cursors.get(&name(number));
             assert!(cursors.0.lock().cursors.len() <= 101);
         }
-        assert!(Arc::ptr_eq(&held, &cursors.get(&name(0))), "it is in use");
+        assert!(Arc::ptr_eq(&held, &cursors.get(&name(0))), "the cursor is in use");
         assert_eq!(cursors.consumed(), [(name(0), GroupName::default())]);
         drop(held);
         assert_eq!(cursors.consumed(), []);
     }
 
     #[test]
-    fn heads_that_are_asked_for_again_stay_longer() {
+    fn cursors_that_are_asked_for_again_stay_longer() {
         let cursors = QueueCursors::with_room_for(100);
         let often: Vec<_> =
             (0..10).map(|number| Arc::downgrade(&cursors.get(&name(number)))).collect();

@@ -1,5 +1,5 @@
-//! Which reservations this broker made and has not seen settled: what it needs to know of an item
-//! to settle it in the cheapest way. Losing an entry costs time, never correctness.
+//! The reservations that this broker made and has not seen settled: what it needs to know of an item to settle it in
+//! the cheapest way. Losing an entry costs time, never correctness.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -7,35 +7,36 @@ use parking_lot::Mutex;
 
 use crate::domain::{ItemId, LeaseToken, Receipt, Timestamp};
 
-/// Entries are dropped this many milliseconds after their lease's end.
+/// Milliseconds after the end of its lease at which an entry may be dropped.
 const KEEP: i64 = 60_000;
-/// A lease this close to its end is settled the exact way: another broker may take the item.
+/// Milliseconds before the end of a lease from which its item is settled the exact way, because another broker may take
+/// the item.
 const CLOSE: i64 = 250;
 
-/// This many milliseconds after a reservation was made it is settled the exact way: few consumers take
-/// longer, and what other brokers leave behind for its sake need not stay longer.
+/// Milliseconds after a reservation from which its item is settled the exact way. Few consumers take longer, and the
+/// tombstones that other brokers leave for this broker need not stay longer.
 pub(crate) const EXCLUSIVE: i64 = 120_000;
 
-/// A reservation made here.
+/// A reservation that this broker made.
 #[derive(Debug, Clone)]
 pub(crate) struct CachedLease {
     pub(crate) token: LeaseToken,
-    /// When it was made.
+    /// Time of the reservation.
     pub(crate) made: Timestamp,
     /// End of the lease.
     pub(crate) until: i64,
     pub(crate) priority: i32,
-    /// It has a deduplication id: a tombstone must stay.
+    /// True if the item has a deduplication id: a tombstone must stay.
     pub(crate) dedup: bool,
-    /// It has been through another broker's hands: a tombstone must stay.
+    /// True if another broker may have reserved the item: a tombstone must stay.
     pub(crate) leaves_tombstone: bool,
-    /// Its end, if it has one.
+    /// When the item expires, if it does.
     pub(crate) deadline: Option<i64>,
     pub(crate) key: Option<Arc<str>>,
 }
 
 impl CachedLease {
-    /// True if nothing but this broker can have touched the item, nor the server removed it.
+    /// Returns true if only this broker can have changed the item, and the server cannot have removed it.
     pub(crate) fn is_exclusive(&self, now: Timestamp) -> bool {
         let until = self.until.min(self.made.0 + EXCLUSIVE);
         let end = self.deadline.map_or(until, |deadline| deadline.min(until));
@@ -43,19 +44,19 @@ impl CachedLease {
     }
 }
 
-/// The reservations made here.
+/// The reservations that this broker made.
 #[derive(Default)]
 pub(crate) struct LeaseCache(Mutex<Entries>);
 
 #[derive(Default)]
 struct Entries {
     by_item: HashMap<ItemId, CachedLease>,
-    /// The map is cleared of old entries when it reaches this size.
+    /// Old entries are dropped when the map reaches this size.
     clear_at: usize,
 }
 
 impl LeaseCache {
-    /// Notes reservations.
+    /// Adds reservations.
     pub(crate) fn add(
         &self,
         issues: impl IntoIterator<Item = (ItemId, CachedLease)>,
@@ -69,7 +70,7 @@ impl LeaseCache {
         }
     }
 
-    /// Takes what is known of a reservation that is about to be settled.
+    /// Removes and returns the entry of a reservation that is about to be settled.
     pub(crate) fn take(&self, receipt: &Receipt) -> Option<CachedLease> {
         let mut entries = self.0.lock();
         match entries.by_item.get(&receipt.item) {
@@ -80,7 +81,8 @@ impl LeaseCache {
         }
     }
 
-    /// Notes a lease's new end; `sooner_only` while it is not sure.
+    /// Sets the end of a lease. With `sooner_only`, while the write is under way, the end is only moved to an earlier
+    /// time.
     pub(crate) fn extend(&self, receipt: &Receipt, until: Timestamp, sooner_only: bool) {
         if let Some(cached_lease) = self.0.lock().by_item.get_mut(&receipt.item)
             && cached_lease.token == receipt.token
@@ -90,7 +92,7 @@ impl LeaseCache {
         }
     }
 
-    /// Forgets an item.
+    /// Drops the entry of an item.
     pub(crate) fn forget(&self, item: ItemId) {
         self.0.lock().by_item.remove(&item);
     }

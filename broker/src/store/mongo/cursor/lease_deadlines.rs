@@ -1,8 +1,8 @@
 //! When the leases of a queue end, as far as this broker knows.
 //!
-//! Looking for lapsed leases is expensive after heavy use: every item settled in time leaves a dead entry of the index
-//! where its lease would have ended. So a broker looks when a lease it knows of ends, and for those of other
-//! brokers now and then, in proportion to what the last look cost.
+//! A scan for lapsed leases is expensive after heavy use: every item that was settled in time leaves a dead index entry
+//! where its lease would have ended. So a broker scans when a lease that it knows of ends. For the leases of other
+//! brokers it scans now and then, in proportion to what the last scan cost.
 
 use std::time::Duration;
 
@@ -10,29 +10,29 @@ use parking_lot::Mutex;
 
 use crate::{domain::Timestamp, store::mongo::cursor::START};
 
-/// Looks for other brokers' leases take at most one part in so many of the time.
+/// Scans for leases of other brokers take at most one part in this many of the time.
 const LOOK_SHARE: u32 = 50;
-/// A queue that does not run empty is looked through for them this seldom.
+/// Pause between scans for leases of other brokers while the queue does not run empty.
 const BUSY: Duration = Duration::from_secs(1);
-/// Brokers' clocks agree to within this many milliseconds, by far.
+/// The clocks of brokers agree to far less than this many milliseconds.
 const UNCERTAINTY: i64 = 1_000;
 
-/// The leases of one queue, as one broker knows them.
+/// The leases of one queue, as far as one broker knows them.
 pub(crate) struct LeaseDeadlines(Mutex<State>);
 
 struct State {
-    /// No lease ends before this, as far as known here.
+    /// No lease known here ends before this time.
     first: i64,
-    /// The same of those made since the running look began.
+    /// No lease made since the running scan began ends before this time.
     made: i64,
-    /// Leases that end before this have been dealt with.
+    /// All leases that end before this time have been handled.
     mark: i64,
     looked: Option<Timestamp>,
     cost: Duration,
 }
 
 impl State {
-    /// `pause`: look for others' leases this seldom at most.
+    /// `pause` is the shortest time between two scans for leases of other brokers.
     fn is_due(&self, now: Timestamp, pause: Duration) -> bool {
         let Some(looked) = self.looked else { return true };
         let pause = pause.max(self.cost * LOOK_SHARE);
@@ -46,30 +46,31 @@ impl LeaseDeadlines {
         Self(Mutex::new(State { first, made, mark: START, looked: None, cost: Duration::ZERO }))
     }
 
-    /// A lease may end then.
+    /// Notes that a lease may end at `until`.
     pub(crate) fn expect(&self, until: Timestamp) {
         let mut state = self.0.lock();
         state.first = state.first.min(until.0);
         state.made = state.made.min(until.0);
     }
 
-    /// True if a lease known here has ended, or it is time to look for others.
+    /// Returns true if a lease known here has ended, or a scan for others is due.
     pub(crate) fn is_due(&self, now: Timestamp) -> bool {
         self.0.lock().is_due(now, Duration::ZERO)
     }
 
-    /// The same while items wait to be handed out: others' leases can wait until there are none, within reason.
+    /// Like [`is_due`](Self::is_due) while items wait to be handed out. Leases of other brokers are then scanned for
+    /// less often.
     pub(crate) fn is_pressing(&self, now: Timestamp) -> bool {
         self.0.lock().is_due(now, BUSY)
     }
 
-    /// When the first lease ends, as far as known.
+    /// Returns when the first lease ends, as far as known.
     pub(crate) fn first(&self) -> Option<Timestamp> {
         let first = self.0.lock().first;
         (first != i64::MAX).then_some(Timestamp(first))
     }
 
-    /// The next look starts at the beginning.
+    /// Makes the next scan start at the beginning.
     pub(crate) fn forget(&self) {
         let mut state = self.0.lock();
         (state.mark, state.looked) = (START, None);
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_made_during_a_look_is_not_forgotten() {
+    fn a_lease_made_during_a_scan_is_not_forgotten() {
         let lease_deadlines = LeaseDeadlines::new();
         assert!(lease_deadlines.is_due(Timestamp(0)), "nothing is known yet");
         let _ = lease_deadlines.begin();
@@ -104,8 +105,8 @@ mod tests {
         lease_deadlines.seen(Some(Timestamp(9_000)), Timestamp(1_000), Duration::from_millis(2));
         assert_eq!(lease_deadlines.first(), Some(Timestamp(5_000)));
         assert!(!lease_deadlines.is_due(Timestamp(1_099)));
-        assert!(lease_deadlines.is_due(Timestamp(1_100)), "others may have made some");
-        assert!(!lease_deadlines.is_pressing(Timestamp(1_999)), "which can wait");
+        assert!(lease_deadlines.is_due(Timestamp(1_100)), "other brokers may have made leases");
+        assert!(!lease_deadlines.is_pressing(Timestamp(1_999)), "leases of other brokers can wait");
         assert!(lease_deadlines.is_pressing(Timestamp(2_000)));
         let _ = lease_deadlines.begin();
         lease_deadlines.seen(Some(Timestamp(9_000)), Timestamp(1_200), Duration::from_mins(1));

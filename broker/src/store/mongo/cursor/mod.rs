@@ -1,4 +1,4 @@
-//! Where the head of a queue is, as far as this broker knows. No I/O: losing any of it costs time, never correctness.
+//! Where the head of a queue is, as far as this broker knows. No I/O. Losing any of it costs time, never correctness.
 
 pub(super) mod cursors;
 pub(super) mod lease_cache;
@@ -7,5 +7,5 @@ pub(super) mod open_claims;
 pub(super) mod prefetch;
 pub(super) mod watermarks;
 
-/// A watermark below everything.
+/// The lowest watermark.
 pub(crate) const START: i64 = 0;

@@ -1,4 +1,4 @@
-//! How many claims of a queue have an outcome that this broker does not know yet.
+//! The number of claims of a queue whose outcome this broker does not know yet.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use tokio::sync::watch;
 
 use crate::store::{Result, mongo::server::error::unavailable};
 
-/// A reserve waits this long for an earlier claim of its queue.
+/// Time limit of a reserve's wait for earlier claims of its queue.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How many claims of a queue are on their way.
+/// The number of open claims of a queue.
 pub(crate) struct OpenClaims(watch::Sender<usize>);
 
 impl OpenClaims {
@@ -17,14 +17,14 @@ impl OpenClaims {
         Self(watch::Sender::new(0))
     }
 
-    /// Waits until what became of all earlier claims is known.
+    /// Waits until the outcomes of all earlier claims are known.
     pub(crate) async fn resolved(&self) -> Result<()> {
         let mut open = self.0.subscribe();
         let resolved = open.wait_for(|open| *open == 0);
         match tokio::time::timeout(PATIENCE, resolved).await {
             Ok(_) => Ok(()),
             Err(_) => Err(unavailable(
-                "what became of an earlier claim of this queue is not known yet: nothing more is claimed",
+                "the outcome of an earlier claim of this queue is not known yet: nothing more is claimed",
             )),
         }
     }

@@ -1,9 +1,9 @@
-//! Reading ahead. Many small reserves in a row would each pay for a find: instead, one brings more than
-//! is wanted, and the next are claimed from what it left.
+//! Prefetched items. Many small reserves in a row would each pay for a find. Instead, one find reads more items than
+//! wanted, and the next reserves claim from the rest.
 //!
-//! What is read ahead is what a find would bring: items of the highest level in use, none of which has been
-//! handed out before. Nothing but an insert can get ahead of those, and whoever inserts, gives back or
-//! learns of it says so ([`Prefetch::rewind`]). That an item was taken by another meanwhile shows when it is claimed.
+//! Prefetched items are those that a find would return: items of the highest priority in use, none of which was handed
+//! out before. Only a push, a rollback or a signal can report items that get ahead of them, and each of these calls
+//! [`Prefetch::rewind`]. Whether another broker took an item meanwhile shows when the item is claimed.
 
 use std::{
     collections::VecDeque,
@@ -12,43 +12,43 @@ use std::{
 
 use crate::{domain::PrioritySet, store::mongo::schema::item::Stored};
 
-/// Most items that are read ahead.
+/// Limit of prefetched items.
 const MAX_ITEMS: usize = 256;
-/// Most bytes of payload that are kept.
+/// Limit of prefetched bytes of payload.
 const MAX_BYTES: usize = 256 << 10;
-/// What was found is forgotten after this long.
+/// Age at which prefetched items are dropped.
 const GOOD_FOR: Duration = Duration::from_millis(100);
 
-/// Items of one queue, found and not yet handed out, in order.
+/// Items of one queue that were found and not yet handed out, in order.
 #[derive(Default)]
 pub(crate) struct Prefetch {
     items: VecDeque<Stored>,
     bytes: usize,
-    /// When they were found.
+    /// Time of the find.
     found: Option<Instant>,
-    /// How many were read ahead by the last find.
+    /// Number of items that the last find prefetched.
     extra: usize,
-    /// Bytes of payload of the largest the last find brought.
+    /// Bytes of the largest payload that the last find returned.
     largest: usize,
-    /// The last find left more of the highest level behind.
+    /// True if the last find left items of the highest priority behind.
     more: bool,
 }
 
 impl Prefetch {
-    /// How many items the next find should bring: more than `wanted` if such finds are of use.
+    /// Returns the number of items that the next find should read: more than `wanted` if prefetching pays.
     pub(crate) fn limit(&mut self, wanted: usize) -> usize {
         let age = self.found.map_or(Duration::MAX, |found| found.elapsed());
         let most = MAX_ITEMS.min(MAX_BYTES / self.largest.max(1));
         self.extra = match age {
             _ if !self.more || wanted > most || age >= GOOD_FOR => 0,
-            // Used up long before it was stale.
+            // The items were used up long before they were stale.
             _ if age < GOOD_FOR / 4 => (self.extra * 2).clamp(wanted, most),
             _ => self.extra,
         };
         wanted + self.extra
     }
 
-    /// Notes what a find brought; `more`: it left some of the highest level behind.
+    /// Notes the result of a find. `more` is true if it left items of the highest priority behind.
     pub(crate) fn found(&mut self, items: &[Stored], more: bool) {
         self.forget();
         self.found = Some(Instant::now());
@@ -56,7 +56,7 @@ impl Prefetch {
         self.more = more;
     }
 
-    /// Takes the first `wanted`; none if a find is needed.
+    /// Takes the first `wanted` items, or none if a find is needed.
     pub(crate) fn take(&mut self, wanted: usize) -> Vec<Stored> {
         if self.items.len() < wanted || self.found.is_none_or(|at| at.elapsed() >= GOOD_FOR) {
             self.forget();
@@ -67,8 +67,8 @@ impl Prefetch {
         taken
     }
 
-    /// Puts back what was not handed out, before what is there. Only items of the highest level `used`
-    /// that nobody held, up to the first that is none: nothing may pass those before it.
+    /// Returns items that were not handed out to the front. Only items of the highest priority in `used` that nobody
+    /// held are kept, up to the first other item, because none of them may overtake that one.
     pub(crate) fn restore(&mut self, items: Vec<Stored>, used: PrioritySet) {
         let fits = |item: &Stored| item.lock.is_none() && used.highest() == Some(item.priority);
         if !items.iter().all(fits) {
@@ -84,7 +84,7 @@ impl Prefetch {
         }
     }
 
-    /// Something became eligible at `since` in one of the levels: what would come behind it goes.
+    /// Drops the items behind a new one that became eligible at `since` in one of the priorities.
     pub(crate) fn rewind(&mut self, set: PrioritySet, since: i64) {
         while let Some(last) = self.items.back() {
             match set.highest() {
@@ -97,7 +97,7 @@ impl Prefetch {
         }
     }
 
-    /// Others take from the queue as well, or what was known of it no longer holds.
+    /// Drops everything: others take from the queue too, or what was known of it no longer holds.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -128,11 +128,11 @@ mod tests {
         item
     }
 
-    fn items(level: i32, whens: std::ops::Range<i64>) -> Vec<Stored> {
-        whens.map(|when| item(level, when)).collect()
+    fn items(priority: i32, whens: std::ops::Range<i64>) -> Vec<Stored> {
+        whens.map(|when| item(priority, when)).collect()
     }
 
-    /// With the items of level 3 at these times in it.
+    /// Returns a prefetch that holds items of priority 3 at these times.
     fn prefetch(whens: std::ops::Range<i64>) -> Prefetch {
         let mut prefetch = Prefetch::default();
         let items = items(3, whens);
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_grow_while_they_are_of_use() {
+    fn finds_grow_while_prefetching_pays() {
         let mut prefetch = Prefetch::default();
         assert_eq!(prefetch.limit(10), 10, "nothing is known");
         prefetch.found(&items(3, 0..10), true);
@@ -154,21 +154,21 @@ mod tests {
         prefetch.found(&items(3, 0..20), true);
         assert_eq!(prefetch.limit(10), 30);
         prefetch.found(&items(3, 0..30), false);
-        assert_eq!(prefetch.limit(10), 10, "that was all");
+        assert_eq!(prefetch.limit(10), 10, "the last find read everything");
         prefetch.found(&items(3, 0..10), true);
-        assert_eq!(prefetch.limit(500), 500, "large ones pay for themselves");
+        assert_eq!(prefetch.limit(500), 500, "a large find pays for itself");
         let mut large = item(3, 0);
         large.payload = vec![0; MAX_BYTES / 4].into();
         prefetch.found(&[large], true);
-        assert_eq!((prefetch.limit(3), prefetch.limit(5)), (6, 5), "no more than may be kept");
+        assert_eq!((prefetch.limit(3), prefetch.limit(5)), (6, 5), "the limit of bytes");
     }
 
     #[test]
-    fn what_is_left_is_taken_in_order() {
+    fn prefetched_items_are_taken_in_order() {
         let mut prefetch = prefetch(0..5);
         let mut taken = prefetch.take(2);
         assert_eq!(taken.iter().map(|item| item.when).collect::<Vec<_>>(), [0, 1]);
-        // One of them was too large for whoever wanted it.
+        // One of the items was too large for its consumer.
         prefetch.restore(vec![taken.pop().unwrap()], PrioritySet::of(3));
         assert_eq!(whens(&prefetch), [1, 2, 3, 4]);
         assert_eq!(prefetch.bytes, 16);
@@ -187,23 +187,23 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_first_drops_what_stands_behind_it() {
+    fn a_new_item_drops_the_items_behind_it() {
         let after = |set, since| {
             let mut prefetch = prefetch(10..15);
             prefetch.rewind(set, since);
             whens(&prefetch)
         };
         let all = vec![10, 11, 12, 13, 14];
-        assert_eq!(after(PrioritySet::of(3), 14), all, "it comes after them");
-        assert_eq!(after(PrioritySet::of(2), 0), all, "a lower level");
+        assert_eq!(after(PrioritySet::of(3), 14), all, "the new item comes after them");
+        assert_eq!(after(PrioritySet::of(2), 0), all, "a lower priority");
         assert_eq!(after(PrioritySet::of(3), 12), [10, 11, 12]);
         assert_eq!(after(PrioritySet::of(3), 0), [0; 0]);
-        assert_eq!(after(PrioritySet::of(4), 20), [0; 0], "a higher level");
+        assert_eq!(after(PrioritySet::of(4), 20), [0; 0], "a higher priority");
         assert_eq!(after(PrioritySet::of(4) | PrioritySet::of(3), 20), [0; 0]);
     }
 
     #[test]
-    fn only_the_highest_level_and_what_nobody_held_is_kept() {
+    fn only_items_of_the_highest_priority_that_nobody_held_are_kept() {
         let kept = |items: Vec<Stored>, used| {
             let mut prefetch = prefetch(50..52);
             prefetch.restore(items, used);

@@ -1,8 +1,8 @@
-//! Where a queue's head is: a watermark per priority level, so that finds start behind the entries
-//! of items long gone, and which levels are in use at all.
+//! The cursor of a queue: a watermark per priority, so that finds start behind the dead entries of settled items, and
+//! the priorities that are in use.
 //!
-//! A watermark is a hint. It is lowered by whoever makes something eligible below it, and now and
-//! then a sweep looks from the start.
+//! A watermark is a hint. Whoever makes an item eligible below it rewinds it, and now and then a sweep scans from the
+//! start.
 
 use std::{
     sync::atomic::AtomicBool,
@@ -25,34 +25,34 @@ use crate::{
 };
 
 const LEVELS: usize = Priority::LEVELS as usize;
-/// A busy queue is swept about this often.
+/// Pause between sweeps of a busy queue.
 const SWEEP_EVERY: Duration = Duration::from_secs(2);
-/// An empty one may be swept this soon.
+/// Pause between sweeps of an empty queue.
 const SWEEP_EMPTY: Duration = Duration::from_secs(1);
-/// Sweeps take at most one part in so many of the time.
+/// Sweeps take at most one part in this many of the time.
 const SWEEP_SHARE: u32 = 50;
-/// Brokers' clocks agree to within this many milliseconds; watermarks stay behind by it.
+/// The clocks of brokers agree to within this many milliseconds. Watermarks stay behind the time by as much.
 const UNCERTAINTY: i64 = 100;
 
 struct State {
-    /// Levels recorded with the queue's settings, as far as known, for the queue created then.
+    /// Priorities recorded with the queue that was created at `incarnation`, as far as known.
     recorded: PrioritySet,
     incarnation: Timestamp,
-    /// Levels in which there may be items.
+    /// Priorities that may have items.
     used: PrioritySet,
     marks: [i64; LEVELS],
-    /// How far the marks were lowered since the running reserve took them.
+    /// How far the watermarks were rewound since the running scan read them.
     rewound: [i64; LEVELS],
-    /// Another broker may have used a new level.
+    /// True if another broker may have used a new priority.
     reread: bool,
-    /// Found and not handed out.
+    /// Items that were found and not handed out.
     prefetch: Prefetch,
     swept: Option<Instant>,
     sweep_cost: Duration,
 }
 
 impl State {
-    /// Nothing is known of those of the levels that were not in use.
+    /// Adds priorities. Of those that were not in use nothing is known.
     fn start_priorities(&mut self, set: PrioritySet) {
         let new = set - self.used;
         self.prefetch.rewind(new, START);
@@ -62,52 +62,52 @@ impl State {
     }
 }
 
-/// One queue's head, as one broker knows it.
+/// Where the head of one queue is, as far as one broker knows.
 pub(crate) struct QueueCursor {
     state: Mutex<State>,
-    /// Its leases.
+    /// When the queue's leases end.
     pub(crate) lease_deadlines: LeaseDeadlines,
-    /// Claims on their way.
+    /// Claims whose outcome is open.
     pub(crate) claims: OpenClaims,
-    /// The queue was deep when it was counted last.
+    /// True if the queue was deep when it was last counted.
     pub(crate) deep: AtomicBool,
-    /// The ordering key up to which turns were repaired; `None`: the next repair begins anew.
+    /// The ordering key up to which keys were repaired; with `None` the next repair starts anew.
     pub(crate) repaired: Mutex<Option<String>>,
-    /// One reserve at a time: the marks of two would get mixed up.
+    /// Allows one reserve at a time: two would mix up the watermarks.
     pub(crate) turn: tokio::sync::Mutex<()>,
-    /// Who consumes the queue here.
+    /// Who consumes the queue through this broker.
     pub(crate) consumed: Mutex<Consumed>,
-    /// It was asked for since unused heads were dropped last.
+    /// True if the cursor was asked for since unused cursors were last dropped.
     pub(crate) recently_used: AtomicBool,
 }
 
-/// Who consumes a queue here.
+/// Who consumes a queue through this broker.
 #[derive(Default)]
 pub(crate) struct Consumed {
-    /// How many hand out its items.
+    /// Number of handles.
     pub(crate) handles: usize,
-    /// The queue's group, once something was asked of it.
+    /// The queue's group, once a handle was used.
     pub(crate) group: Option<GroupName>,
 }
 
-/// What a find should look at.
+/// The range of a find.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scan {
-    /// Levels in use.
+    /// Priorities in use.
     pub(crate) used: PrioritySet,
-    /// Where to start in each.
+    /// Where to start in each priority.
     pub(crate) marks: [i64; LEVELS],
-    /// The marks as they were before: a level that is not reached keeps its own.
+    /// The watermarks before the scan: a priority that the scan does not reach keeps its own.
     pub(crate) before: [i64; LEVELS],
-    /// Read anew which levels are recorded.
+    /// True if the recorded priorities must be read again.
     pub(crate) reread: bool,
 }
 
-/// What a find saw in one level.
+/// What a find saw of one priority.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scanned {
     pub(crate) level: i32,
-    /// The next find of the level may start here.
+    /// Where the next find of the priority may start.
     pub(crate) mark: i64,
 }
 
@@ -136,14 +136,14 @@ impl QueueCursor {
         }
     }
 
-    /// True if a sweep is due; `empty`: the find from the watermarks found nothing.
+    /// Returns true if a sweep is due. `empty` says that the find from the watermarks found nothing.
     pub(crate) fn sweep_due(&self, empty: bool) -> bool {
         let state = self.state.lock();
         let pause = if empty { SWEEP_EMPTY } else { SWEEP_EVERY };
         state.swept.is_none_or(|at| at.elapsed() >= pause.max(state.sweep_cost * SWEEP_SHARE))
     }
 
-    /// Starts a look: lowerings from now on are kept apart until [`QueueCursor::seen`].
+    /// Starts a scan. Rewinds from now on are noted until [`QueueCursor::seen`], which heeds them.
     pub(crate) fn look(&self) -> Scan {
         let mut state = self.state.lock();
         state.rewound = [i64::MAX; LEVELS];
@@ -151,12 +151,12 @@ impl QueueCursor {
         Scan { used: state.used, marks: state.marks, before: state.marks, reread }
     }
 
-    /// The levels in use, as far as known.
+    /// Returns the priorities in use, as far as known.
     pub(crate) fn priorities_in_use(&self) -> PrioritySet {
         self.state.lock().used
     }
 
-    /// Notes what a look found.
+    /// Notes what a scan saw.
     pub(crate) fn seen(&self, seen: &[Scanned]) {
         let mut state = self.state.lock();
         for Scanned { level, mark } in seen {
@@ -165,22 +165,22 @@ impl QueueCursor {
         }
     }
 
-    /// How many items to ask for if so many are wanted.
+    /// Returns how many items a find should read if `wanted` are wanted.
     pub(crate) fn limit(&self, wanted: usize) -> usize {
         self.state.lock().prefetch.limit(wanted)
     }
 
-    /// Notes what a find brought; `more`: it left some of the highest level behind.
+    /// Notes the result of a find. `more` is true if it left items of the highest priority behind.
     pub(crate) fn found(&self, items: &[Stored], more: bool) {
         self.state.lock().prefetch.found(items, more);
     }
 
-    /// Takes the first items found before; none if a find is needed.
+    /// Takes the first prefetched items, or none if a find is needed.
     pub(crate) fn take_prefetched(&self, wanted: usize) -> Vec<Stored> {
         self.state.lock().prefetch.take(wanted)
     }
 
-    /// Keeps what was found and not handed out, unless something got ahead of it since the look began.
+    /// Keeps the items that were found and not handed out, unless something got ahead of them since the scan began.
     pub(crate) fn restore(&self, items: Vec<Stored>) {
         let mut state = self.state.lock();
         let State { prefetch, used, rewound, .. } = &mut *state;
@@ -190,24 +190,24 @@ impl QueueCursor {
         }
     }
 
-    /// Others were faster with what was found, or it is not to be relied on.
+    /// Drops the prefetched items: another broker claimed some of them, or they are no longer reliable.
     pub(crate) fn forget_prefetched(&self) {
         self.state.lock().prefetch.clear();
     }
 
-    /// Notes a sweep and what it cost.
+    /// Notes a sweep and its cost.
     pub(crate) fn swept(&self, cost: Duration) {
         let mut state = self.state.lock();
         state.swept = Some(Instant::now());
         state.sweep_cost = cost;
     }
 
-    /// The mark of a level in which nothing more was found up to `now`.
+    /// Returns the watermark of a priority in which nothing more was found up to `now`.
     pub(crate) fn mark_of_empty(now: Timestamp) -> i64 {
         now.0 - UNCERTAINTY
     }
 
-    /// Something became eligible at `since` in one of the levels.
+    /// Rewinds the watermarks of these priorities, because an item became eligible at `since` in one of them.
     pub(crate) fn rewind(&self, set: PrioritySet, since: i64) {
         let mut state = self.state.lock();
         state.used |= set;
@@ -219,7 +219,7 @@ impl QueueCursor {
         }
     }
 
-    /// A hint, of unknown levels.
+    /// Rewinds the watermarks for a hint, which names no priorities.
     pub(crate) fn appeared(&self, appeared: Appeared) {
         let since = match appeared {
             Appeared::Nothing => return,
@@ -234,7 +234,7 @@ impl QueueCursor {
         self.rewind(used, since);
     }
 
-    /// The levels in use, as the index shows them; those added meanwhile stay.
+    /// Sets the priorities in use as the index shows them. Those added since `before` was read stay.
     pub(crate) fn set_used(&self, set: PrioritySet, before: PrioritySet) {
         let mut state = self.state.lock();
         let added = state.used - before;
@@ -242,7 +242,7 @@ impl QueueCursor {
         state.used = set | added;
     }
 
-    /// Adds levels that another broker recorded; true if any is new.
+    /// Adds priorities that another broker recorded. Returns true if any of them is new.
     pub(crate) fn add_used(&self, set: PrioritySet) -> bool {
         let mut state = self.state.lock();
         let new = !(set - state.used).is_empty();
@@ -251,7 +251,7 @@ impl QueueCursor {
         new
     }
 
-    /// Which of the levels are not known to be recorded with the queue created at `incarnation`.
+    /// Returns the priorities that are not known to be recorded with the queue that was created at `incarnation`.
     pub(crate) fn unrecorded(
         &self,
         set: PrioritySet,
@@ -267,7 +267,7 @@ impl QueueCursor {
         set - state.recorded
     }
 
-    /// Notes that the levels are recorded.
+    /// Notes that the priorities are recorded.
     pub(crate) fn recorded(&self, set: PrioritySet) {
         self.state.lock().recorded |= set;
     }
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_pushed_during_a_look_is_not_passed_over() {
+    fn an_item_pushed_during_a_scan_is_not_skipped() {
         let cursor = QueueCursor::new();
         cursor.rewind(PrioritySet::of(3), 100);
         let _ = cursor.look();
