@@ -1,30 +1,33 @@
-//! Looks between signals. Another broker hints at its inserts once per window of the signals; a queue that
-//! gets several items per window would be handed out in steps of that length. So while signals come one
-//! after the other, and items with them, a dispatcher that found the queue empty looks again before the
-//! next one: a few times as often as items come, and so at a cost in proportion to the load.
+//! Polls between signals.
+//!
+//! Another broker signals its inserts once per signal window. Without polls in between, a queue
+//! that receives several items per window would be delivered in bursts of that length. While
+//! signals follow one another closely and bring items, a dispatcher that found the queue empty
+//! therefore polls again before the next signal. It polls a few times as often as items arrive, so
+//! the cost is proportional to the load.
 
 use std::time::Duration;
 
 use crate::{domain::Timestamp, signals::WINDOW};
 
-/// Looks per item.
+/// Polls per arriving item.
 const LOOKS: u32 = 5;
-/// Looks are at least this far apart.
+/// Shortest pause between two polls.
 const SHORTEST: Duration = Duration::from_millis(2);
 
-/// How one queue's items come, as far as other brokers' signals tell.
+/// The rate at which one queue's items arrive, estimated from the signals of other brokers.
 #[derive(Debug, Default)]
 pub(super) struct Rhythm {
-    /// When the last signal was heard.
+    /// When the last signal was received.
     heard: Option<Timestamp>,
-    /// What was handed out since.
+    /// Number of items handed out since the last signal.
     items: u32,
-    /// How long after a fruitless look the next one is worth it.
+    /// How long to wait after a poll that found nothing.
     pause: Option<Duration>,
 }
 
 impl Rhythm {
-    /// A signal about inserts elsewhere was heard.
+    /// Records a signal about inserts on another broker.
     pub(super) fn heard(&mut self, now: Timestamp) {
         let between = self.heard.map(|before| before.until(now));
         self.pause = match between {
@@ -37,12 +40,13 @@ impl Rhythm {
         self.items = 0;
     }
 
-    /// A look brought so many items.
+    /// Records how many items a reserve returned.
     pub(super) fn brought(&mut self, items: usize) {
         self.items = self.items.saturating_add(items as u32);
     }
 
-    /// When to look again, having found nothing; `None`: when told to.
+    /// Returns when to poll again after a reserve that found nothing, or `None` to wait for a
+    /// signal.
     pub(super) fn next_look(&self, now: Timestamp) -> Option<Timestamp> {
         let told_soon = self.heard.is_some_and(|heard| heard.until(now) <= WINDOW * 2);
         self.pause.filter(|_| told_soon).map(|pause| now + pause)

@@ -1,4 +1,4 @@
-//! What runs by itself, each in a task owned by the engine.
+//! Background work, each part in a task owned by the engine.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -10,14 +10,15 @@ use crate::{
     signals::Notice,
 };
 
-/// How often totals are added to the store's.
+/// How often gathered totals are added to those in the store.
 const FLUSH: Duration = Duration::from_secs(1);
-/// How often the settings' version is compared: a pause is in force everywhere within a second.
+/// How often the version of the settings is compared, so that a pause takes effect everywhere
+/// within a second.
 const SETTINGS: Duration = Duration::from_millis(500);
-/// How often schedules made on other brokers are looked for.
+/// How often the store is read for schedules created on other brokers.
 const SCHEDULES: Duration = Duration::from_secs(5);
 
-/// Starts all tasks. They belong to the engine and end at its shutdown.
+/// Starts all tasks. The engine owns them and ends them at shutdown.
 pub(crate) fn start(engine: &Arc<Engine>) {
     let (tasks, stop) = (&engine.tasks, &engine.stopping);
     tasks.spawn(until(stop.clone(), receive(Arc::clone(engine))));
@@ -35,7 +36,7 @@ async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
     }
 }
 
-/// Passes on what other brokers hint at.
+/// Passes the signals of other brokers to the engine.
 async fn receive(engine: Arc<Engine>) {
     let mut notices = engine.signals().subscribe();
     loop {
@@ -64,7 +65,7 @@ async fn watch_settings(engine: Arc<Engine>) {
     every(SETTINGS, "could not read settings", || engine.refresh_settings()).await;
 }
 
-/// Keeps the gauges of depth.
+/// Keeps the depth gauges up to date.
 async fn keep_gauges(engine: Arc<Engine>) {
     let mut gauges = Gauges::default();
     loop {
@@ -74,7 +75,7 @@ async fn keep_gauges(engine: Arc<Engine>) {
     }
 }
 
-/// Repeats an errand. A failure is logged once, until it has gone well again.
+/// Runs `errand` periodically. A failure is logged once, and again only after a success.
 async fn every<F: Future<Output = Result<()>>>(
     period: Duration,
     complaint: &str,
@@ -94,7 +95,7 @@ async fn every<F: Future<Output = Result<()>>>(
     }
 }
 
-/// Pushes the items of schedules whose ticks are due.
+/// Pushes the items of schedules that are due.
 async fn tick(engine: Arc<Engine>) {
     loop {
         let next = match engine.tick().await {

@@ -1,5 +1,6 @@
-//! Which queue dead-letters into which. The links never form a ring, never leave a group and never lead
-//! to a queue that was deleted: whatever changes one is fenced by [`QueueStore::links`](crate::store::QueueStore::links).
+//! The links from queues to their dead-letter queues. The links never form a ring, never leave a
+//! group and never lead to a deleted queue. [`QueueStore::links`](crate::store::QueueStore::links)
+//! fences every change of a link.
 
 use crate::{
     domain::{GroupName, Queue, QueueName, Timestamp},
@@ -7,12 +8,13 @@ use crate::{
     store::Store,
 };
 
-/// The queue that this one dead-letters into, whether it is there or not.
+/// Returns the name of the queue's dead-letter queue, whether that exists or not.
 pub(super) fn target(queue: &Queue) -> Option<QueueName> {
     queue.dead_letter_target()
 }
 
-/// The queues that dead-letter into this one: those that name it, and the one after which it is named.
+/// Returns the queues that dead-letter into this one: those that name it, and the one after which
+/// it is named.
 pub(super) async fn sources(store: &dyn Store, name: &QueueName) -> Result<Vec<Queue>> {
     let mut sources = store.dead_letter_sources(name).await?;
     let base = name.as_str().strip_suffix(".dead");
@@ -26,7 +28,7 @@ pub(super) async fn sources(store: &dyn Store, name: &QueueName) -> Result<Vec<Q
     Ok(sources)
 }
 
-/// Refuses to delete a queue into which others dead-letter.
+/// Refuses to delete a queue that is the dead-letter queue of others.
 pub(super) async fn check_unused(store: &dyn Store, name: &QueueName) -> Result<()> {
     let sources: Vec<QueueName> =
         sources(store, name).await?.into_iter().map(|source| source.name).collect();
@@ -36,7 +38,7 @@ pub(super) async fn check_unused(store: &dyn Store, name: &QueueName) -> Result<
     Err(EngineError::DeadLetterQueueInUse { queue: name.clone(), sources })
 }
 
-/// Refuses a queue that would be in another group than those that dead-letter into it.
+/// Refuses a queue whose group differs from that of the queues that dead-letter into it.
 pub(super) async fn check_group(
     store: &dyn Store,
     name: &QueueName,
@@ -55,8 +57,8 @@ pub(super) async fn check_group(
     Ok(())
 }
 
-/// Refuses a queue that would be in another group than the queue it dead-letters into, also if that is not named but
-/// found by its name.
+/// Refuses a queue whose group differs from that of its dead-letter queue, even if that follows
+/// from its name alone.
 pub(super) async fn check_target_group(store: &dyn Store, queue: &Queue) -> Result<()> {
     let Some(name) = target(queue) else { return Ok(()) };
     match store.get_queue(&name).await? {
@@ -70,7 +72,7 @@ pub(super) async fn check_target_group(store: &dyn Store, queue: &Queue) -> Resu
     }
 }
 
-/// Refuses settings by which items that fail would come back to their queue in the end.
+/// Refuses settings with which failed items would eventually return to their queue.
 pub(super) async fn check_ring(store: &dyn Store, queue: &Queue) -> Result<()> {
     let mut ring = vec![queue.name.clone()];
     let mut next = target(queue);
@@ -79,9 +81,10 @@ pub(super) async fn check_ring(store: &dyn Store, queue: &Queue) -> Result<()> {
             return Err(EngineError::DeadLetterRing(ring));
         }
         if ring.contains(&name) {
-            return Ok(()); // a ring of old that does not lead through this queue
+            return Ok(()); // an older ring that does not include this queue
         }
-        // One that is not there will be made with default settings, and those lead on as well.
+        // A queue that does not exist will be created with default settings, which have a
+        // dead-letter queue as well.
         let queue = store.get_queue(&name).await?;
         let queue = queue.unwrap_or_else(|| Queue::with_defaults(name.clone(), Timestamp(0)));
         next = target(&queue);
@@ -122,7 +125,7 @@ mod tests {
         Queue { group: GroupName::parse("group", group).unwrap(), ..queue(text, to) }
     }
 
-    /// A queue that others dead-letter into stays, with force too, until none of them does.
+    /// A dead-letter queue is not deleted, even with force, while any queue uses it.
     #[tokio::test]
     async fn a_dead_letter_queue_in_use_is_not_deleted() {
         let engine = engine();
@@ -144,7 +147,7 @@ mod tests {
         engine.delete_queue(&name("dead"), false).await.unwrap();
     }
 
-    /// Whatever makes the last link of a ring is refused.
+    /// The last link of a ring is refused, whichever call would make it.
     #[tokio::test]
     async fn rings_of_dead_letter_queues_are_refused() {
         let engine = engine();
@@ -165,8 +168,8 @@ mod tests {
         engine.update_queue(&name("c"), &to("a")).await.unwrap();
     }
 
-    /// A queue that is not there yet would lead into `<name>.dead`: a ring that is not there yet is refused too, and
-    /// nothing of it is made.
+    /// A missing queue would dead-letter into `<name>.dead`. A ring through such a queue is refused
+    /// too, and nothing of it is created.
     #[tokio::test]
     async fn a_ring_through_a_queue_to_be_made_is_refused() {
         let engine = engine();
@@ -177,7 +180,7 @@ mod tests {
         }
     }
 
-    /// A queue whose items at a limit would have nowhere to go is not made, nor changed into one.
+    /// A queue is neither created nor changed if its items at a limit would have no queue to go to.
     #[tokio::test]
     async fn a_queue_is_in_the_group_of_its_dead_letter_queue() {
         let engine = engine();
@@ -187,11 +190,11 @@ mod tests {
             panic!("{refused}")
         };
         assert_eq!((dead, from), (&name("q.dead"), &name("q")));
-        // However it comes into being.
+        // The same holds for a queue created by a push.
         let refused = engine.push(&name("q"), vec![NewItem::default()], None).await.unwrap_err();
         assert!(matches!(refused, EngineError::DeadLetterGroup { .. }), "{refused}");
         assert_eq!(engine.store().get_queue(&name("q")).await.unwrap(), None);
-        // With one that is named, or none, it is.
+        // A queue with a named dead-letter queue or none is accepted.
         let discarding = Queue { discard_failed: true, ..queue("q", None) };
         engine.create_queue(discarding).await.unwrap();
         let keep = |queue: &mut Queue| {
@@ -209,13 +212,13 @@ mod tests {
         engine.create_queue(grouped("r", None, "g")).await.unwrap();
     }
 
-    /// A dead-letter queue is in the group of its sources however it comes into being.
+    /// A dead-letter queue is in the group of its sources, whichever call creates it.
     #[tokio::test]
     async fn a_dead_letter_queue_is_in_the_group_of_its_sources() {
         let engine = engine();
         engine.create_queue(grouped("a", Some("dead"), "g")).await.unwrap();
         assert_eq!(engine.get_queue(&name("dead")).await.unwrap().group.as_str(), "g");
-        // As it was possible to delete it before.
+        // Earlier versions allowed the deletion.
         let links = engine.store().links().await.unwrap();
         let dead = engine.get_queue(&name("dead")).await.unwrap();
         engine.store().delete_queue(&dead, true, links).await.unwrap();

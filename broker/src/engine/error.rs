@@ -1,4 +1,4 @@
-//! What can go wrong in the engine. `grpc::status` turns it into a gRPC status, once.
+//! The errors of the engine. `grpc::status` maps each to a gRPC status.
 
 use std::sync::Arc;
 
@@ -10,24 +10,25 @@ use crate::{
 /// Result of an engine call.
 pub(crate) type Result<T, E = EngineError> = std::result::Result<T, E>;
 
-/// Why the engine could not do as asked. Cheap to clone: one failure may be told to many callers.
+/// The reason why the engine could not do what was asked. Cheap to clone, as one failure may be
+/// reported to many callers.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum EngineError {
-    /// A value that cannot be taken.
+    /// A value that is not accepted.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// There is no such queue, and it is not made by itself.
+    /// The queue does not exist and is not created automatically.
     #[error("queue {0} is not there")]
     QueueNotFound(QueueName),
-    /// There is no such item in the queue.
+    /// The queue has no such item.
     #[error("item {id} is not in queue {queue}")]
     ItemNotFound {
         /// The queue.
         queue: QueueName,
-        /// The id asked for.
+        /// The requested id.
         id: String,
     },
-    /// The item is not in the state in which it was to be deleted; nothing was changed.
+    /// The item is not in the state in which it was to be deleted. Nothing was changed.
     #[error("item {id} of queue {queue} is {state}")]
     ItemInOtherState {
         /// The queue.
@@ -37,7 +38,7 @@ pub enum EngineError {
         /// The state it is in.
         state: ItemState,
     },
-    /// There is no such schedule.
+    /// The schedule does not exist.
     #[error("schedule {0} is not there")]
     ScheduleNotFound(ScheduleName),
     /// A queue of that name exists with other settings.
@@ -46,12 +47,12 @@ pub enum EngineError {
     /// A schedule of that name exists with other settings.
     #[error("schedule {0} exists with other settings")]
     ScheduleExists(ScheduleName),
-    /// An item cannot move between groups in one step.
+    /// An item cannot be moved to another group.
     #[error("an item cannot move from group {from} to group {to}")]
     DifferentGroup {
-        /// The group it is in.
+        /// The group of the item.
         from: GroupName,
-        /// The group it was to go to.
+        /// The requested group.
         to: GroupName,
     },
     /// The queue still holds items.
@@ -59,32 +60,32 @@ pub enum EngineError {
     QueueNotEmpty {
         /// The queue.
         queue: QueueName,
-        /// How many items it holds.
+        /// The number of items it holds.
         items: u64,
     },
-    /// Other queues dead-letter into the queue: it cannot be deleted.
+    /// The queue is the dead-letter queue of others and cannot be deleted.
     #[error("queue {queue} is the dead-letter queue of {}", list(.sources))]
     DeadLetterQueueInUse {
         /// The queue.
         queue: QueueName,
-        /// Those that dead-letter into it.
+        /// The queues that dead-letter into it.
         sources: Vec<QueueName>,
     },
-    /// Dead letters would come back to their queue in the end.
+    /// Dead letters would eventually return to their queue.
     #[error("dead letters of {} would go round in a ring: {}", .0[0], ring(.0))]
     DeadLetterRing(Vec<QueueName>),
-    /// A dead-letter queue has to be in the group of those that dead-letter into it.
+    /// A dead-letter queue must be in the same group as the queues that dead-letter into it.
     #[error(
         "queue {queue} cannot be in group {group}: it is the dead-letter queue of {from}, in group {from_group}"
     )]
     DeadLetterGroup {
         /// The queue.
         queue: QueueName,
-        /// The group it was to be in.
+        /// The requested group.
         group: GroupName,
-        /// One that dead-letters into it.
+        /// A queue that dead-letters into it.
         from: QueueName,
-        /// The group of that.
+        /// The group of that queue.
         from_group: GroupName,
     },
     /// The queue is at its `max_depth`.
@@ -98,13 +99,14 @@ pub enum EngineError {
     /// The queue was deleted while it was consumed.
     #[error("queue {0} was deleted")]
     QueueDeleted(QueueName),
-    /// Somebody else changes the same settings; nothing was changed.
+    /// Other updates change the same settings. Nothing was changed.
     #[error("the settings of queue {0} are being changed by others")]
     Conflict(QueueName),
-    /// The broker is shutting down: ask another one, or this one again in a moment.
+    /// The broker is shutting down. The caller may retry with another broker, or with this one
+    /// after a moment.
     #[error("the broker is shutting down")]
     ShuttingDown,
-    /// The stream has been open for long enough: open another one.
+    /// The stream has reached its maximum age. The client may open another one.
     #[error("the stream has been open for longer than max_connection_age")]
     StreamTooOld,
     /// The store failed.
@@ -118,12 +120,12 @@ impl From<StoreError> for EngineError {
     }
 }
 
-/// Names in a sentence.
+/// Returns the names as a list for an error message.
 fn list(names: &[QueueName]) -> String {
     names.iter().map(QueueName::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// The way round a ring.
+/// Returns the names of a ring in order, ending with the first.
 fn ring(names: &[QueueName]) -> String {
     let way = names.iter().chain(names.first()).map(QueueName::as_str);
     way.collect::<Vec<_>>().join(" -> ")

@@ -1,4 +1,4 @@
-//! Items at a limit: where they go, and what is counted and said of it.
+//! Items at a limit: their destination, metrics and log messages.
 
 use std::{collections::HashMap, mem, sync::Arc, time::Duration};
 
@@ -12,19 +12,19 @@ use crate::{
 
 use super::{Engine, Result, depths::Change};
 
-/// How often the log speaks of one queue at the most.
+/// Shortest interval between two log messages about one queue.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
-/// What the log has still to say of items that left their queues at a limit.
+/// Items that left their queues at a limit and have not been logged yet.
 #[derive(Default)]
 pub(super) struct FailureLog(Mutex<HashMap<QueueName, Entry>>);
 
 #[derive(Default)]
 struct Entry {
     counts: HashMap<LimitReason, u64>,
-    /// Where they went; `None`: away.
+    /// The destination; `None` if the items were discarded.
     to: Option<QueueName>,
-    /// When the log last spoke of the queue.
+    /// When the queue was last logged.
     logged: Option<Instant>,
 }
 
@@ -36,7 +36,8 @@ impl FailureLog {
         entry.to = to.cloned();
     }
 
-    /// Takes what is to be logged now, and forgets queues of which there is nothing to say.
+    /// Removes and returns the entries to be logged now, and drops entries without items. `all`
+    /// ignores the interval.
     fn take_due(&self, all: bool) -> Vec<(QueueName, Entry)> {
         let mut due = Vec::new();
         self.0.lock().retain(|queue, entry| {
@@ -56,9 +57,10 @@ impl FailureLog {
 }
 
 impl Engine {
-    /// The queue with [`Queue::at_limit`] known. This is the only place that decides where items at a limit go, and the
-    /// dead-letter queue is there before it is named: nothing is put into a queue that does not exist. Whoever
-    /// deletes queues has to refuse those that are the [`Queue::dead_letter_target`] of another.
+    /// Returns the queue with a known [`Queue::at_limit`]. This is the only place that decides
+    /// where items at a limit go. The dead-letter queue is created before anything refers to it, so
+    /// that no item is put into a queue that does not exist. The deletion of a queue must therefore
+    /// be refused while the queue is the [`Queue::dead_letter_target`] of another one.
     pub(super) async fn with_known_limit(&self, queue: &Arc<Queue>) -> Result<Arc<Queue>> {
         if queue.at_limit != AtLimit::Unknown {
             return Ok(Arc::clone(queue));
@@ -82,7 +84,7 @@ impl Engine {
         Ok(self.queues.note_limit(queue, at_limit))
     }
 
-    /// Makes a dead-letter queue if it is not there; answers the group it is of.
+    /// Creates a dead-letter queue if it does not exist. Returns the group of the queue.
     pub(super) async fn make_dead_letter_queue(
         &self,
         name: &QueueName,
@@ -102,7 +104,8 @@ impl Engine {
         })
     }
 
-    /// What is to be done with a reservation that ends unsettled; `delay` wins over what the policy says.
+    /// Decides what becomes of a reservation that ends unsettled. `delay` overrides the retry
+    /// policy.
     pub(super) async fn plan_rollback(
         &self,
         held: Reservation,
@@ -136,7 +139,8 @@ impl Engine {
             (FailureOutcome::Limit { reason, .. }, AtLimit::Discard) => {
                 RollbackTo::Discard { reason }
             }
-            // Neither can be: it was looked into above. If it could, the item would stay.
+            // These cases cannot occur, because the limit was resolved above. If they did, the item
+            // would stay.
             (FailureOutcome::Limit { .. }, AtLimit::Unknown | AtLimit::Nowhere) => {
                 back(attempt, Duration::ZERO)
             }
@@ -144,7 +148,7 @@ impl Engine {
         Ok(Rollback { held: Reservation { queue, ..held }, to, reason })
     }
 
-    /// Items left their queue at a limit by lapsed leases.
+    /// Reports items that left their queue at a limit because of lapsed leases.
     pub(super) fn report_lapsed_at_limit(&self, queue: &Queue, counts: AtLimitCounts) {
         let to = match &queue.at_limit {
             AtLimit::DeadLetter(to) => Some(to),
@@ -158,7 +162,8 @@ impl Engine {
         }
     }
 
-    /// Counts and notes for the log items that left their queue at a limit: for `to`, or away.
+    /// Counts items that left their queue at a limit and records them for the log. `to` is `None`
+    /// if the items were discarded.
     pub(super) fn report_at_limit(
         &self,
         queue: &QueueName,
@@ -181,7 +186,7 @@ impl Engine {
         self.failure_log.note(queue, to, reason, items);
     }
 
-    /// Logs what has gathered, of each queue at most so often; `all`: now or never.
+    /// Logs the recorded items, each queue at most once per interval. `all` ignores the interval.
     pub(super) fn log_failures(&self, all: bool) {
         for (queue, entry) in self.failure_log.take_due(all) {
             let of = |reason| entry.counts.get(&reason).copied().unwrap_or_default();
@@ -206,7 +211,7 @@ impl Engine {
 mod tests {
     use super::*;
 
-    /// Dead-lettering is logged, and a queue that fails all the time does not fill the log.
+    /// Dead-lettering is logged, but a queue whose items fail continuously does not flood the log.
     #[tokio::test(start_paused = true)]
     async fn the_log_speaks_of_a_queue_once_in_ten_seconds() {
         let log = FailureLog::default();

@@ -1,17 +1,17 @@
-//! What happens to an item, from push to settle.
+//! The life of an item, from push to settle.
 //!
 //! | module | subject |
 //! |---|---|
-//! | `push` | items in |
-//! | `dispatch`, `consumers`, `subscription` | items out: one dispatcher per consumed queue reserves items and gives them to the consumers with room |
-//! | `adaptive_poll` | when a dispatcher looks without a signal |
+//! | `push` | pushes |
+//! | `dispatch`, `consumers`, `subscription` | delivery: one dispatcher per consumed queue reserves items and assigns them to consumers with room |
+//! | `adaptive_poll` | when a dispatcher polls between signals |
 //! | `settle` | commit, roll back, move, extend |
-//! | `rollback` | what returns to its queue because it reached nobody, or its stream ended |
-//! | `failures`, `dead_letter_links` | items at a limit, and the queues they go to |
-//! | `settings_cache` | settings of queues, remembered |
-//! | `admin`, `schedules` | for operators |
-//! | `stats`, `depths`, `overview`, `watch` | totals, depths, all queues at once, and who is told of changes |
-//! | [`background`] | what runs by itself |
+//! | `rollback` | items that return to their queue because they reached nobody, or because their stream ended |
+//! | `failures`, `dead_letter_links` | items at a limit, and dead-letter queues |
+//! | `settings_cache` | cached settings of queues |
+//! | `admin`, `schedules` | operator calls |
+//! | `stats`, `depths`, `overview`, `watch` | totals, depths, all queues together, and the notification of changes |
+//! | [`background`] | background work |
 
 mod adaptive_poll;
 mod admin;
@@ -62,24 +62,24 @@ pub(crate) use settle::{MoveRequest, RollbackRequest};
 pub(crate) use stats::QueueStats;
 pub(crate) use subscription::{ConsumeOptions, Flow, Received, Retirement, Subscription};
 
-/// What the broker's configuration sets.
+/// The values that the broker's configuration sets.
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
-    /// Most bytes of one payload.
+    /// Largest payload in bytes.
     pub max_payload_bytes: usize,
-    /// Lease if neither consumer nor queue says one.
+    /// The lease if neither the consumer nor the queue specifies one.
     pub default_lease: Duration,
-    /// Longest lease, and the longest a `renew`ing stream keeps one item.
+    /// Longest lease, and the longest time for which a `renew` stream keeps one item.
     pub max_lease: Duration,
-    /// Make queues when they are first pushed to or consumed from.
+    /// If true, queues are created when they are first pushed to or consumed from.
     pub auto_create_queues: bool,
-    /// Shortest wait between two fallback looks at an idle queue.
+    /// Shortest pause between two fallback polls of an idle queue.
     pub poll_min: Duration,
-    /// Longest wait between two fallback looks at an idle queue.
+    /// Longest pause between two fallback polls of an idle queue.
     pub poll_max: Duration,
-    /// How long consumers may take to settle what they hold when the broker shuts down.
+    /// How long consumers may take at shutdown to settle the items they hold.
     pub drain: Duration,
-    /// Limits and delays of queues that set none.
+    /// Limits and delays of queues that do not set them.
     pub failure_defaults: FailureDefaults,
 }
 
@@ -98,7 +98,7 @@ impl Default for Limits {
     }
 }
 
-/// The broker without its edges. Made once, shared by all of them.
+/// The broker without its network interfaces, created once and shared by all of them.
 pub(crate) struct Engine {
     store: Arc<dyn Store>,
     signals: Arc<dyn Signals>,
@@ -110,17 +110,17 @@ pub(crate) struct Engine {
     failure_log: FailureLog,
     dispatchers: Mutex<HashMap<QueueName, Arc<Dispatcher>>>,
     pending_rollbacks: PendingRollbacks,
-    /// Cancelled when no new work is to be handed out.
+    /// Cancelled when no more items are to be handed out.
     draining: CancellationToken,
-    /// Cancelled when streams have to end.
+    /// Cancelled when streams are to end.
     stopping: CancellationToken,
     tasks: TaskTracker,
-    /// Told when a schedule was made or changed here.
+    /// Notified when a schedule is created or changed on this broker.
     schedules_changed: tokio::sync::Notify,
 }
 
 impl Engine {
-    /// An engine on a store, with nothing running yet but what calls start.
+    /// Returns an engine on a store. No task runs until a call or [`background::start`] starts one.
     pub(crate) fn new(
         store: Arc<dyn Store>,
         signals: Arc<dyn Signals>,
@@ -151,29 +151,29 @@ impl Engine {
         })
     }
 
-    /// What the configuration sets.
+    /// Returns the configured values.
     pub(crate) fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// The store's time.
+    /// Returns the store's time.
     pub(crate) fn now(&self) -> Timestamp {
         self.store.now()
     }
 
-    /// The store, for tasks and probes.
+    /// Returns the store, for background tasks and probes.
     pub(crate) fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }
 
-    /// The signals, for tasks and probes.
+    /// Returns the signals, for background tasks and probes.
     pub(crate) fn signals(&self) -> &Arc<dyn Signals> {
         &self.signals
     }
 
-    /// First half of shutdown: hands out nothing more, lets consumers settle what they hold for a
-    /// moment, then ends their streams with [`EngineError::ShuttingDown`] and takes back what they hold,
-    /// whether their clients read or not.
+    /// First half of shutdown: stops handing out items, gives consumers time to settle the items
+    /// they hold, and then ends their streams with [`EngineError::ShuttingDown`]. The items that
+    /// streams still hold are rolled back, whether their clients read or not.
     pub(crate) async fn drain(self: &Arc<Self>) {
         self.draining.cancel();
         let settled = async {
@@ -181,7 +181,7 @@ impl Engine {
                 dispatcher.drained().await;
             }
         };
-        // What is held past the limit is given back, with no failed attempt.
+        // Items held past the limit are rolled back without a failed attempt.
         let _ = tokio::time::timeout(self.limits.drain, settled).await;
         self.stopping.cancel();
         for dispatcher in self.all_dispatchers() {
@@ -191,7 +191,8 @@ impl Engine {
         }
     }
 
-    /// Second half, once all streams and calls have ended: finishes what runs, writes the totals.
+    /// Second half of shutdown, after all streams and calls have ended: waits for running tasks and
+    /// writes the totals.
     pub(crate) async fn close(&self) {
         self.tasks.close();
         self.tasks.wait().await;
@@ -202,7 +203,7 @@ impl Engine {
         self.stop_counting().await;
     }
 
-    /// True from the start of shutdown on.
+    /// Returns true from the start of shutdown on.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.is_cancelled()
     }
@@ -212,7 +213,7 @@ impl Engine {
         if self.draining.is_cancelled() { Err(EngineError::ShuttingDown) } else { Ok(()) }
     }
 
-    /// What another broker hinted at.
+    /// Handles a signal of another broker.
     pub(crate) fn receive(&self, notice: &Notice) {
         match notice {
             Notice::Signal(Signal { queue, topic: Topic::Insert, since }) => {
@@ -239,7 +240,7 @@ impl Engine {
         }
     }
 
-    /// Signals may have been lost: every waiting queue looks again.
+    /// Makes every consumed queue reserve again, because signals may have been lost.
     pub(crate) fn rescan_all(&self) {
         self.queues.forget_all();
         self.stats.depths.all_stirred();
@@ -250,7 +251,7 @@ impl Engine {
         }
     }
 
-    /// Something in the queue is eligible from `since` on: wakes its consumers, here and elsewhere.
+    /// Wakes the queue's consumers on all brokers for items that are eligible from `since` on.
     fn notify_inserted(&self, queue: &QueueName, since: Option<Timestamp>) {
         if let Some(dispatcher) = self.dispatcher(queue) {
             dispatcher.inserted(since, self.now());
@@ -258,12 +259,12 @@ impl Engine {
         self.publish(queue, Topic::Insert, since);
     }
 
-    /// The store itself made items of the queue ready.
+    /// Wakes the consumers of a queue in which the store itself made items ready.
     pub(crate) fn unblocked(&self, queue: &QueueName) {
         self.notify_inserted(queue, None);
     }
 
-    /// The queue's settings changed: tells the other brokers.
+    /// Tells the other brokers that the queue's settings have changed.
     fn notify_settings(&self, queue: &QueueName) {
         self.stats.depths.forget_count(queue);
         self.overview.names_changed();
@@ -285,8 +286,8 @@ impl Engine {
         self.dispatchers.lock().values().cloned().collect()
     }
 
-    /// Runs `add` on the queue's dispatcher, starting one if there is none. Under the registry's
-    /// lock, so that a dispatcher cannot end while something is added to it.
+    /// Runs `add` on the queue's dispatcher, which is started if there is none. The lock of the
+    /// registry is held meanwhile, so that the dispatcher cannot end while `add` runs.
     fn with_dispatcher<T>(
         self: &Arc<Self>,
         queue: &QueueName,
@@ -302,7 +303,7 @@ impl Engine {
         add(dispatcher)
     }
 
-    /// Removes an unused dispatcher; false if it came into use again.
+    /// Removes an unused dispatcher. Returns false if the dispatcher is in use again.
     fn retire(&self, dispatcher: &Arc<Dispatcher>) -> bool {
         let mut dispatchers = self.dispatchers.lock();
         if dispatcher.is_used() {

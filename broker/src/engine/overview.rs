@@ -1,8 +1,9 @@
-//! What a broker knows of all queues at once: which there are, and in which of them something has happened,
-//! on whatever broker. Both are read in one go, so that a queue in which nothing happens costs nothing.
+//! A broker's view of all queues: their names, and which of them have changed, on whatever broker.
+//! One read each returns both for all queues, so that an idle queue costs nothing.
 //!
-//! One broker of all keeps the gauges of depth for `/metrics`: it counts a queue after something has happened
-//! there, and all counts together take at most one part in [`SHARE`] of the time.
+//! Of all brokers one keeps the depth gauges for `/metrics` up to date. That broker counts a queue
+//! after something has happened there, and its counts take at most one part in [`SHARE`] of the
+//! time.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,29 +21,29 @@ use crate::domain::{QueueName, Totals};
 
 use super::{Engine, EngineError, Result, depths::Seen};
 
-/// The task of keeping the gauges of depth.
+/// Name of the task of keeping the depth gauges.
 const TASK: &str = "figures";
-/// How long a broker has that task unless it renews it.
+/// How long a broker has that task without a renewal.
 const LEAD: Duration = Duration::from_secs(10);
-/// How often it renews it, and others try to get it.
+/// How often the broker renews the task, and how often the others try to get it.
 const RENEW: Duration = Duration::from_secs(3);
-/// The names of queues are read anew this often, though nothing was heard of a new one.
+/// The names of queues are read again after this time even if no signal announced a new queue.
 const NAMES_AGE: Duration = Duration::from_secs(5);
-/// How often totals are read, at most.
+/// Shortest interval between two reads of totals.
 pub(super) const TOTALS_AGE: Duration = Duration::from_secs(1);
-/// Queues that are not empty are looked at this often though nothing is known to have happened: items
-/// expire, and signals may be lost.
+/// Queues that are not empty are counted this often even if nothing is known to have changed,
+/// because items expire and signals may be lost.
 pub(super) const SLOW_POLL: Duration = Duration::from_mins(1);
-/// Reading totals, and counting for gauges: each takes at most one part in so many of the time.
+/// Reads of totals and counts for gauges each take at most one part in this many of the time.
 const SHARE: u32 = 200;
 /// The same for queues that have no gauge yet.
 const FIRST_SHARE: u32 = 10;
-/// How often the gauges are looked after.
+/// How often the gauges are updated.
 const TICK: Duration = Duration::from_secs(1);
-/// Queues per page of a list.
+/// Page size for the list of queues.
 const PAGE: usize = 500;
 
-/// When something was read, and how long that took.
+/// When something was read, and how long the read took.
 #[derive(Debug, Clone, Copy)]
 struct Read {
     at: Instant,
@@ -51,9 +52,9 @@ struct Read {
 
 #[derive(Default)]
 pub(super) struct Overview {
-    /// Taken by whoever reads, one at a time.
+    /// Allows one read at a time.
     reading: tokio::sync::Mutex<()>,
-    /// This broker keeps the gauges, or did so last.
+    /// True if this broker keeps the gauges, or was the last to do so.
     leads: AtomicBool,
     state: Mutex<State>,
 }
@@ -62,25 +63,25 @@ pub(super) struct Overview {
 struct State {
     names: Arc<Vec<QueueName>>,
     names_read: Option<Read>,
-    /// All totals as they are in the store: as last read, with what this broker has added since.
+    /// The totals of all queues as last read from the store, plus what this broker has added since.
     totals: HashMap<QueueName, Totals>,
     totals_read: Option<Read>,
 }
 
 impl Overview {
-    /// Queues may have come or gone.
+    /// Records that queues may have been created or deleted.
     pub(super) fn names_changed(&self) {
         self.state.lock().names_read = None;
     }
 
-    /// The queue is no longer there.
+    /// Drops a queue that no longer exists.
     pub(super) fn forget(&self, queue: &QueueName) {
         let mut state = self.state.lock();
         state.totals.remove(queue);
         state.names_read = None;
     }
 
-    /// This broker has added to the store's totals.
+    /// Records the totals that this broker has added to those in the store.
     pub(super) fn flushed(&self, changes: &[(QueueName, Totals)]) {
         let mut state = self.state.lock();
         for (queue, change) in changes {
@@ -88,14 +89,14 @@ impl Overview {
         }
     }
 
-    /// A queue's totals as they are in the store, or were a moment ago.
+    /// Returns a queue's totals in the store, as of a moment ago.
     pub(super) fn totals(&self, queue: &QueueName) -> Totals {
         self.state.lock().totals.get(queue).copied().unwrap_or_default()
     }
 }
 
 impl Engine {
-    /// The names of all queues, a few seconds old at most.
+    /// Returns the names of all queues, at most a few seconds old.
     pub(super) async fn queue_names(&self) -> Result<Arc<Vec<QueueName>>> {
         let known = || {
             let state = self.overview.state.lock();
@@ -110,7 +111,8 @@ impl Engine {
             return Ok(names);
         }
         let at = Instant::now();
-        // Noted before it is read: who changes something meanwhile makes the next call read again.
+        // The read is recorded before it begins, so that a change meanwhile makes the next call
+        // read again.
         self.overview.state.lock().names_read = Some(Read { at, took: Duration::ZERO });
         let names = self.read_names().await.inspect_err(|_| self.overview.names_changed())?;
         let names = Arc::new(names);
@@ -137,14 +139,14 @@ impl Engine {
         }
     }
 
-    /// Drops what is remembered of queues that were deleted, here or on another broker.
+    /// Drops the remembered state of queues that were deleted on this broker or another one.
     async fn forget_deleted(&self, names: &[QueueName]) {
         let there: HashSet<&QueueName> = names.iter().collect();
         let mut gone = self.metrics.queues();
         gone.extend(self.stats.depths.queues());
         gone.retain(|queue| !there.contains(queue));
         for queue in gone {
-            // It may have come since the names were read.
+            // The queue may have been created since the names were read.
             if let Ok(None) = self.store.get_queue(&queue).await {
                 self.queues.forget(&queue);
                 self.forget_stats(&queue);
@@ -159,8 +161,8 @@ impl Engine {
         self.metrics.forget(queue);
     }
 
-    /// Reads all totals unless that was done a moment ago. Queues in which something has happened have
-    /// another version then ([`super::depths::Depths::version`]).
+    /// Reads all totals, unless they were read within `max_age`. The version of every queue whose
+    /// totals have changed increases ([`super::depths::Depths::version`]).
     pub(super) async fn notice_changes(&self, max_age: Duration) -> Result<()> {
         let known = || {
             let read = self.overview.state.lock().totals_read;
@@ -187,14 +189,15 @@ impl Engine {
         Ok(())
     }
 
-    /// How seldom totals are read for the gauges' sake.
+    /// Returns the pause between two reads of totals for the gauges.
     fn totals_pause(&self) -> Duration {
         let read = self.overview.state.lock().totals_read;
         read.map_or(TOTALS_AGE, |read| TOTALS_AGE.max(read.took * SHARE))
     }
 
-    /// Gives up the task of keeping the gauges if it is this broker's, so that another one takes it at once.
-    /// Should the store not answer soon, another one takes it when the time is over.
+    /// Gives up the task of keeping the gauges if this broker has it, so that another broker can
+    /// take it over immediately. If the store does not respond soon, another broker takes the task
+    /// over when its time has passed.
     pub(super) async fn stop_counting(&self) {
         if self.overview.leads.load(Ordering::Relaxed) {
             let given_up = self.store.lead(TASK, Duration::ZERO);
@@ -203,14 +206,14 @@ impl Engine {
     }
 }
 
-/// Keeps the gauges of depth on the one broker that has this task.
+/// Keeps the depth gauges up to date on the one broker that has this task.
 #[derive(Default)]
 pub(crate) struct Gauges {
-    /// The task is this broker's until then.
+    /// When this broker's hold on the task ends.
     leads_until: Option<Instant>,
-    /// When the task was last asked for.
+    /// When the store was last asked for the task.
     asked: Option<Instant>,
-    /// No count before.
+    /// When the next count may begin.
     pause_until: Option<Instant>,
     shown: HashMap<QueueName, Shown>,
 }
@@ -221,7 +224,7 @@ struct Shown {
 }
 
 impl Gauges {
-    /// Looks after the gauges for a second.
+    /// Keeps the gauges up to date for one [`TICK`].
     pub(crate) async fn keep(&mut self, engine: &Engine) -> Result<()> {
         let end = Instant::now() + TICK;
         let kept = self.refresh(engine, end).await;
@@ -230,7 +233,7 @@ impl Gauges {
     }
 
     async fn refresh(&mut self, engine: &Engine, end: Instant) -> Result<()> {
-        // Every broker reads the names: labels of deleted queues go everywhere.
+        // Every broker reads the names, because every broker has labels of deleted queues to drop.
         let names = engine.queue_names().await?;
         let leads = self.leads(engine).await;
         engine.overview.leads.store(leads, Ordering::Relaxed);
@@ -247,7 +250,7 @@ impl Gauges {
             names.iter().filter(|name| self.is_outdated(engine, name)).collect();
         wanting.sort_by_key(|name| self.shown.get(*name).map(|shown| shown.at));
         for name in &wanting {
-            // What this broker has changed is shown at once.
+            // This broker's own changes are shown immediately.
             if let Some(depth) = engine.stats.depths.last(name) {
                 engine.metrics.depth(name, &depth);
             }
@@ -285,7 +288,7 @@ impl Gauges {
         Ok(())
     }
 
-    /// True if the gauges are this broker's task.
+    /// Returns true if this broker has the task of keeping the gauges.
     async fn leads(&mut self, engine: &Engine) -> bool {
         let now = Instant::now();
         if self.asked.is_none_or(|asked| now >= asked + RENEW) {
@@ -301,7 +304,7 @@ impl Gauges {
 }
 
 impl Seen {
-    /// True if something has happened in the queue since, or may have. `at`: when this was last told.
+    /// Returns true if something may have changed in the queue since it was last reported, at `at`.
     pub(super) fn is_outdated(&self, engine: &Engine, queue: &QueueName, at: Instant) -> bool {
         let depth = &self.depth;
         engine.stats.depths.version(queue) != Some(self.version)

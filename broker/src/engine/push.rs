@@ -1,4 +1,4 @@
-//! In: pushes.
+//! Pushes.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
 use super::{Engine, EngineError, Result, depths::Change};
 
 impl Engine {
-    /// Puts items into a queue; answers when they are durable, in order.
+    /// Pushes items into a queue. Returns, in the order of the items, when they are durable.
     pub(crate) async fn push(
         &self,
         queue: &QueueName,
@@ -21,7 +21,7 @@ impl Engine {
         self.push_into(queue, items, producer).await
     }
 
-    /// The first half of [`Engine::push`]: the queue to push so many items into.
+    /// First half of [`Engine::push`]: returns the queue, checked to have room for `items` items.
     pub(crate) async fn open_for_push(
         &self,
         queue: &QueueName,
@@ -31,7 +31,8 @@ impl Engine {
         self.queue_for_push(queue, items).await
     }
 
-    /// The second half: what is given to the store in order is stored in order.
+    /// Second half: stores the items. Calls that reach the store in order store their items in
+    /// order.
     pub(crate) async fn push_into(
         &self,
         queue: Arc<Queue>,
@@ -52,7 +53,8 @@ impl Engine {
         Ok(pushed)
     }
 
-    /// Pushes one item under a `dedup_id` that is remembered for `window`: the tick of a schedule.
+    /// Pushes one item with a `dedup_id` that is remembered for `window`, as for the tick of a
+    /// schedule.
     pub(crate) async fn push_once(
         &self,
         queue: &QueueName,
@@ -85,7 +87,8 @@ impl Engine {
         Ok(queue)
     }
 
-    /// Counts what was stored, and wakes its queues' consumers from when on it is eligible.
+    /// Counts the stored items, and wakes the consumers of their queues for the time at which they
+    /// are eligible.
     pub(super) fn notify_pushed<'a>(
         &self,
         pushed: impl Iterator<Item = (&'a QueueName, &'a Pushed)>,
@@ -94,7 +97,7 @@ impl Engine {
         struct Told {
             pushed: u64,
             deduplicated: u64,
-            /// Those that are not ready.
+            /// The items that are not ready.
             later: Change,
             since: Option<Timestamp>,
         }

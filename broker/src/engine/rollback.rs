@@ -1,8 +1,8 @@
-//! Giving back what reached nobody, or what a consumer held when its stream ended.
+//! Rollbacks of items that reached nobody, or that a stream held when it ended.
 //!
-//! The store may be away just then, for as long as it likes. What is to be given back waits in here, in
-//! the order in which it came, and is tried again and again while the process lives: a lease that merely
-//! lapses counts as a failed attempt.
+//! The store may be unreachable at that time, for however long. Rollbacks therefore wait here, in
+//! the order in which they arrived, and are retried for as long as the process lives. Otherwise the
+//! leases would lapse, which counts as a failed attempt.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -15,22 +15,23 @@ use crate::{
     store::{Reservation, Rollback, RollbackTo},
 };
 
-/// Most items given back by one call of the store.
+/// Most items rolled back in one call of the store.
 const MAX_BATCH: usize = 1_000;
-/// While more items than this wait to be given back, some 300 bytes each, what comes on top lapses. What
-/// streams hold is in memory already, and is never refused for being much.
+/// While more items than this wait to be rolled back, at about 300 bytes each, additional ones are
+/// left to the end of their leases. A single batch is never refused for its size, because what
+/// streams hold is in memory already.
 const MAX_PENDING: usize = 500_000;
 /// Pauses after failures.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
-/// Failures in a row after which a broker that shuts down waits no longer.
+/// Number of failures in a row after which a broker that shuts down gives up.
 const LAST_TRIES: u32 = 3;
-/// Why items of a stream that ended come back, if that counts as a failed attempt.
+/// The reason recorded for items of an ended stream if they count as failed attempts.
 const DISCONNECTED: &str = "the consumer's stream ended";
 
-/// What becomes of the items a stream holds when it ends.
+/// What happens to the items that a stream holds when it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum OnDisconnect {
-    /// They are ready again at once, and no attempt is counted.
+    /// They are ready again immediately, without a failed attempt.
     #[default]
     Release,
     /// They count as failed attempts.
@@ -39,7 +40,7 @@ pub(crate) enum OnDisconnect {
     KeepLease,
 }
 
-/// What waits to be given back.
+/// Items that wait to be rolled back.
 #[derive(Default)]
 pub(super) struct PendingRollbacks(Mutex<Pending>);
 
@@ -47,23 +48,23 @@ pub(super) struct PendingRollbacks(Mutex<Pending>);
 struct Pending {
     batches: VecDeque<Vec<Rollback>>,
     items: usize,
-    /// A task is at work on it.
+    /// True while a task works on the batches.
     running: bool,
 }
 
 impl PendingRollbacks {
-    /// Adds a batch; true if a task has to be started.
+    /// Adds a batch. Returns true if a task has to be started.
     fn add(&self, mut batch: Vec<Rollback>) -> bool {
         let mut pending = self.0.lock();
         if pending.items > MAX_PENDING {
             tracing::warn!(
                 items = batch.len(),
-                "too many items wait to be given back: these are ready again when their leases end"
+                "too many items wait to be rolled back: these are ready again when their leases end"
             );
             return false;
         }
         pending.items += batch.len();
-        // All that the streams of a queue hold at shutdown may be more than one call of a store can take.
+        // At shutdown the streams of a queue may hold more items than one call of a store can take.
         while batch.len() > MAX_BATCH {
             let rest = batch.split_off(MAX_BATCH);
             pending.batches.push_back(std::mem::replace(&mut batch, rest));
@@ -72,8 +73,9 @@ impl PendingRollbacks {
         !std::mem::replace(&mut pending.running, true)
     }
 
-    /// The next batches, up to [`MAX_BATCH`] items; one alone if it is uncertain which of them cannot
-    /// be given back. Empty: the task is to end.
+    /// Takes the next batches, up to [`MAX_BATCH`] items. With `alone`, takes a single batch,
+    /// because it is not known which batch made the last call fail. Returns no batch if the task is
+    /// to end.
     fn next(&self, alone: bool) -> Vec<Vec<Rollback>> {
         let mut pending = self.0.lock();
         let mut taken: Vec<Vec<Rollback>> = Vec::new();
@@ -90,7 +92,7 @@ impl PendingRollbacks {
         taken
     }
 
-    /// Puts back what could not be given back, behind the others.
+    /// Adds batches whose rollback failed behind the others.
     fn add_again(&self, batches: Vec<Vec<Rollback>>) {
         let mut pending = self.0.lock();
         pending.items += batches.iter().map(Vec::len).sum::<usize>();
@@ -98,14 +100,14 @@ impl PendingRollbacks {
     }
 }
 
-/// Back to its queue, with neither an attempt nor a delivery counted.
+/// Returns a rollback to the item's queue that counts neither an attempt nor a delivery.
 fn released(queue: &Arc<Queue>, receipt: Receipt, eligible_time: Timestamp) -> Rollback {
     let to = RollbackTo::Queue { eligible_time, attempt: receipt.attempt, undelivered: true };
     Rollback { held: Reservation { queue: Arc::clone(queue), receipt }, to, reason: None }
 }
 
 impl Engine {
-    /// Puts back where they were items that were reserved but reached nobody.
+    /// Rolls back items that were reserved but reached nobody, to their previous places.
     pub(super) fn release_undelivered(
         self: &Arc<Self>,
         queue: &Arc<Queue>,
@@ -116,26 +118,26 @@ impl Engine {
         self.roll_back_later(unwanted.into_iter().map(back).collect());
     }
 
-    /// The same, for an answer that its caller did not wait for.
+    /// Rolls back the items of an answer whose caller has gone.
     pub(crate) async fn release_unanswered(self: &Arc<Self>, deliveries: Vec<Delivery>) {
         let Some(first) = deliveries.first() else { return };
         let queue = self.queues.get(&first.receipt.queue).await.unwrap_or_else(|_| {
-            // Not to be had just now. Where an item goes back to says its receipt.
+            // The settings cannot be read now. The receipt alone says where the item belongs.
             let Receipt { queue, group, .. } = first.receipt.clone();
             Arc::new(Queue { group, ..Queue::with_defaults(queue, self.now()) })
         });
         self.release_undelivered(&queue, deliveries);
     }
 
-    /// Puts back where they were those of a stream's items that were never sent to it; of the
-    /// others its consumer may still settle some.
+    /// Rolls back the items of a stream that were never sent to it, to their previous places. The
+    /// consumer may still settle the others.
     pub(super) fn release_unsent(self: &Arc<Self>, queue: &Arc<Queue>, held: Vec<InFlight>) {
         let unsent = held.into_iter().filter(|held| !held.sent);
         let back = |held: InFlight| released(queue, held.receipt, held.previous_eligible_time);
         self.roll_back_later(unsent.map(back).collect());
     }
 
-    /// Makes ready again all that streams held which the broker itself has ended.
+    /// Rolls back all items held by streams that the broker itself has ended.
     pub(super) fn release_held(self: &Arc<Self>, queue: &Arc<Queue>, held: Vec<InFlight>) {
         let now = self.now();
         let back = |held: InFlight| {
@@ -145,8 +147,8 @@ impl Engine {
         self.roll_back_later(held.into_iter().map(back).collect());
     }
 
-    /// Does as the stream has asked with what it held when it ended. What was never sent is released
-    /// whatever it asked, and so is all when the broker shuts down.
+    /// Handles the items that a stream held when it ended, as the stream requested. Items that were
+    /// never sent are always released, and so are all items when the broker shuts down.
     pub(super) fn stream_ended(
         self: &Arc<Self>,
         opened: &Arc<Queue>,
@@ -166,7 +168,7 @@ impl Engine {
         };
         let (engine, opened) = (Arc::clone(self), Arc::clone(opened));
         self.tasks.spawn(async move {
-            // The settings may have changed since the stream was opened: those of now count.
+            // The settings may have changed since the stream was opened. The current ones apply.
             let queue = engine.queues.get(&opened.name).await.unwrap_or(opened);
             let (sent, unsent): (Vec<_>, Vec<_>) = held.into_iter().partition(|held| held.sent);
             engine.release_unsent(&queue, unsent);
@@ -177,7 +179,8 @@ impl Engine {
                 let to = RollbackTo::Queue { eligible_time: now, attempt, undelivered: false };
                 let held = Reservation { queue: Arc::clone(&queue), receipt };
                 let kept = Rollback { held: held.clone(), to, reason: None };
-                // An item of which it is not known where it goes at its limit stays, and meets the limit the next time.
+                // If the destination at the limit cannot be determined, the item stays in its queue
+                // and meets the limit again later.
                 let planned = engine.plan_rollback(held, cause, delay, reason.clone()).await;
                 batch.push(planned.unwrap_or(kept));
             }
@@ -185,7 +188,7 @@ impl Engine {
         });
     }
 
-    /// Gives items back as decided, for as long as it takes.
+    /// Rolls back items in the background until that succeeds.
     fn roll_back_later(self: &Arc<Self>, batch: Vec<Rollback>) {
         if !batch.is_empty() && self.pending_rollbacks.add(batch) {
             self.tasks.spawn(Arc::clone(self).keep_rolling_back());
@@ -204,16 +207,16 @@ impl Engine {
             match self.roll_back(items).await {
                 Ok(_) => {
                     if failures > 0 {
-                        tracing::info!(items = count, "items are given back after all");
+                        tracing::info!(items = count, "items were rolled back after all");
                     }
                     failures = 0;
                     continue;
                 }
                 Err(error) if failures == 0 => {
-                    tracing::warn!(%error, items = count, "could not give items back; trying again");
+                    tracing::warn!(%error, items = count, "could not roll items back; trying again");
                 }
                 Err(error) => {
-                    tracing::debug!(%error, items = count, "could not give items back; trying again");
+                    tracing::debug!(%error, items = count, "could not roll items back; trying again");
                 }
             }
             let pause = BACKOFF.delay(failures);
@@ -223,7 +226,7 @@ impl Engine {
                 let items = self.pending_rollbacks.0.lock().items;
                 tracing::warn!(
                     items,
-                    "not given back: these are ready again when their leases end"
+                    "not rolled back: these are ready again when their leases end"
                 );
                 return;
             }
@@ -240,10 +243,10 @@ mod tests {
     use super::*;
     use crate::domain::{ItemId, LeaseToken, QueueName};
 
-    /// At shutdown all that many streams hold goes back, however much that is, in lots that a store
-    /// takes.
+    /// At shutdown, everything that many streams hold is rolled back, in batches that a store can
+    /// take.
     #[test]
-    fn however_much_comes_at_once_goes_back_in_lots() {
+    fn a_large_rollback_is_split_into_batches() {
         const ITEMS: usize = 120_500;
         let name = QueueName::parse("queue", "q").unwrap();
         let queue = Arc::new(Queue::with_defaults(name.clone(), Timestamp(0)));

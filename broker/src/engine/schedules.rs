@@ -1,5 +1,5 @@
-//! Items that happen again. Every broker computes the ticks; a `dedup_id` made of schedule and tick
-//! lets the store keep one item of each.
+//! Recurring items. Every broker computes the ticks. The `dedup_id` of a tick's item consists of
+//! the schedule and the tick, so that the store keeps one item of each tick.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,15 +16,16 @@ use crate::{
 
 use super::{Engine, EngineError, Result};
 
-/// How long the store remembers that a tick was pushed, beyond the next tick: longer than any broker
+/// How long the store remembers a pushed tick beyond the next tick. This is longer than any broker
 /// takes from reading a schedule to pushing its tick.
 const TICK_MEMORY: Duration = Duration::from_mins(10);
-/// The longest that a tick is remembered.
+/// Upper bound of the time for which a tick is remembered.
 const MAX_TICK_MEMORY: Duration = Duration::from_hours(720);
-/// Schedules read at a time: each is held with its payload.
+/// Number of schedules read at a time. Each is held in memory with its payload.
 const PAGE: usize = 50;
 
-/// Checks a cron expression, which must name a time that comes, and a time zone; the error names `cron` or `time_zone`.
+/// Checks a cron expression, which must have a next time, and a time zone. Errors name the field
+/// `cron` or `time_zone`.
 pub(crate) fn check_cron(cron: &str, time_zone: &str) -> Result<(), Invalid> {
     let ticks = Ticks::parse(cron, time_zone)?;
     match ticks.after(Clock::machine_time()) {
@@ -60,13 +61,13 @@ impl Ticks {
         Some(time.to_zoned(self.zone.clone()))
     }
 
-    /// The first tick after `time`.
+    /// Returns the first tick after `time`.
     fn after(&self, time: Timestamp) -> Option<Timestamp> {
         let tick = self.cron.find_next_occurrence(&self.at(time)?, false).ok()?;
         Some(Timestamp(tick.timestamp().as_millisecond()))
     }
 
-    /// The last tick up to `time`, that included.
+    /// Returns the last tick at or before `time`.
     fn latest(&self, time: Timestamp) -> Option<Timestamp> {
         let tick = self.cron.find_previous_occurrence(&self.at(time)?, true).ok()?;
         Some(Timestamp(tick.timestamp().as_millisecond()))
@@ -74,8 +75,8 @@ impl Ticks {
 }
 
 impl Engine {
-    /// Creates a schedule, whose first tick is the next one from now; answers the one that is there
-    /// if it has the same settings.
+    /// Creates a schedule, whose first tick is the next one from now. If a schedule with the same
+    /// name and settings exists, that schedule is returned.
     pub(crate) async fn create_schedule(&self, schedule: Schedule) -> Result<Schedule> {
         self.check_open()?;
         check_cron(&schedule.cron, &schedule.time_zone)?;
@@ -101,13 +102,13 @@ impl Engine {
         Ok(made)
     }
 
-    /// A schedule.
+    /// Returns a schedule.
     pub(crate) async fn get_schedule(&self, name: &ScheduleName) -> Result<Schedule> {
         let schedule = self.store.get_schedule(name).await?;
         schedule.ok_or_else(|| EngineError::ScheduleNotFound(name.clone()))
     }
 
-    /// Schedules by name.
+    /// Returns schedules in the order of their names.
     pub(crate) async fn list_schedules(
         &self,
         after: Option<&ScheduleName>,
@@ -125,7 +126,7 @@ impl Engine {
         }
     }
 
-    /// Stops a schedule, or lets it go on with its next tick.
+    /// Pauses a schedule, or resumes it with its next tick.
     pub(crate) async fn pause_schedule(
         &self,
         name: &ScheduleName,
@@ -140,7 +141,7 @@ impl Engine {
         schedule.ok_or_else(|| EngineError::ScheduleNotFound(name.clone()))
     }
 
-    /// The schedule's next tick; `None` while paused or if there is none.
+    /// Returns the schedule's next tick; `None` if the schedule is paused or has no next tick.
     pub(crate) fn next_tick(&self, schedule: &Schedule) -> Option<Timestamp> {
         if schedule.paused {
             return None;
@@ -149,7 +150,8 @@ impl Engine {
         ticks.after(schedule.done_until.max(self.now()))
     }
 
-    /// Pushes what is due, and answers when the next tick is. Of ticks that were missed, the latest is made up for.
+    /// Pushes the items that are due, and returns the time of the next tick. Of several missed
+    /// ticks only the latest is pushed.
     pub(crate) async fn tick(self: &Arc<Self>) -> Result<Option<Timestamp>> {
         let mut next: Option<Timestamp> = None;
         let mut after: Option<ScheduleName> = None;
@@ -186,15 +188,15 @@ impl Engine {
         Ok(ticks.after(now))
     }
 
-    /// Waits until a schedule was made or changed on this broker.
+    /// Waits until a schedule is created or changed on this broker.
     pub(crate) async fn schedules_changed(&self) {
         self.schedules_changed.notified().await;
     }
 }
 
-/// How long to remember a tick that is pushed now. Once the next one has come, nobody pushes this one: of
-/// ticks that were missed only the latest is made up for. Until then the tick may be pushed again, should the
-/// broker die before the schedule says that it was.
+/// Returns how long to remember a tick that is pushed now. Nobody pushes this tick after the next
+/// one, because of several missed ticks only the latest is pushed. Until then the tick may be
+/// pushed again, if the broker dies before the schedule records the push.
 fn memory(ticks: &Ticks, now: Timestamp) -> Duration {
     let next = ticks.after(now).map_or(MAX_TICK_MEMORY, |next| now.until(next));
     (next + TICK_MEMORY).min(MAX_TICK_MEMORY)
@@ -216,7 +218,7 @@ mod tests {
         assert_eq!(ticks.latest(at("2026-03-29T06:30:00Z")), Some(at("2026-03-29T06:30:00Z")));
     }
 
-    /// A schedule that ticks each second leaves the ticks of minutes behind, not of thirty days.
+    /// A schedule that ticks every second leaves minutes of ticks in the store, not thirty days.
     #[test]
     fn a_tick_is_remembered_until_after_the_next_one() {
         let now = at("2026-01-01T00:00:00Z");
@@ -237,7 +239,7 @@ mod tests {
         for cron in ["", "* * *", "61 * * * *", "* * * * * * 2030", "hello"] {
             assert_eq!(check_cron(cron, "UTC").unwrap_err().field, "cron", "{cron:?}");
         }
-        // What never comes is refused as well, and what seldom comes is not.
+        // An expression that never matches is refused as well. One that rarely matches is accepted.
         for cron in ["0 0 30 2 *", "0 0 31 4,6,9,11 *", "0 0 0 31 11 *"] {
             assert_eq!(check_cron(cron, "UTC").unwrap_err().field, "cron", "{cron:?}");
         }

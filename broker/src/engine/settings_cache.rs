@@ -1,5 +1,5 @@
-//! Settings of queues, remembered. What is remembered is at most a second old: a task asks the store
-//! twice a second which have changed, and signals make it quicker.
+//! Cached settings of queues, at most a second old: a task asks the store twice a second which
+//! settings have changed, and signals make that faster.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -23,7 +23,8 @@ pub(super) struct Queues {
 #[derive(Default)]
 struct Known {
     queues: HashMap<QueueName, Arc<Queue>>,
-    /// Grows whenever something is forgotten: a read begun before must not be remembered after.
+    /// Increases whenever settings are dropped. The result of a read that began before is not
+    /// cached.
     generation: u64,
 }
 
@@ -33,7 +34,7 @@ impl Queues {
         Self { store, auto_create, defaults, known: RwLock::default(), watch }
     }
 
-    /// The queue's settings; `QueueNotFound` if it is not there.
+    /// Returns the queue's settings, or `QueueNotFound`.
     pub(super) async fn get(&self, name: &QueueName) -> Result<Arc<Queue>> {
         let generation = {
             let known = self.known.read();
@@ -48,7 +49,8 @@ impl Queues {
         }
     }
 
-    /// The queue's settings; makes it if it is not there and that is allowed. True if it is new.
+    /// Returns the queue's settings, creating the queue if that is allowed. The flag is true for a
+    /// new queue.
     pub(super) async fn get_or_create(&self, name: &QueueName) -> Result<(Arc<Queue>, bool)> {
         match self.get(name).await {
             Err(EngineError::QueueNotFound(_)) if self.auto_create => {
@@ -70,7 +72,7 @@ impl Queues {
         }
     }
 
-    /// The queue's settings if they are remembered.
+    /// Returns the queue's settings if they are cached.
     pub(super) fn known(&self, name: &QueueName) -> Option<Arc<Queue>> {
         self.known.read().queues.get(name).cloned()
     }
@@ -84,14 +86,14 @@ impl Queues {
         queue
     }
 
-    /// Puts in what this broker itself just wrote.
+    /// Caches settings that this broker itself has just written.
     pub(super) fn replace(&self, queue: Queue) {
         let mut known = self.known.write();
         known.generation += 1;
         known.queues.insert(queue.name.clone(), Arc::new(queue.in_force(&self.defaults)));
     }
 
-    /// Remembers where items at a limit go, unless the settings have changed meanwhile.
+    /// Caches where items at a limit go, unless the settings have changed meanwhile.
     pub(super) fn note_limit(&self, queue: &Arc<Queue>, at_limit: AtLimit) -> Arc<Queue> {
         let noted = Arc::new(Queue { at_limit, ..(**queue).clone() });
         if let Some(known) = self.known.write().queues.get_mut(&queue.name)
@@ -114,7 +116,7 @@ impl Queues {
         known.queues.clear();
     }
 
-    /// Forgets the settings that changed in the store since the last call; answers which.
+    /// Drops the settings that have changed in the store since the last call. Returns the changes.
     pub(super) async fn refresh(&self) -> Result<SettingsChanges> {
         let changes = self.watch.lock().await.changes().await?;
         match &changes {
@@ -130,7 +132,7 @@ impl Queues {
 }
 
 impl crate::engine::Engine {
-    /// Notices settings that other brokers changed, should their signals be lost.
+    /// Drops settings that other brokers changed, in case their signals were lost.
     pub(crate) async fn refresh_settings(&self) -> Result<()> {
         let changes = self.queues.refresh().await?;
         if !matches!(&changes, SettingsChanges::Of(queues) if queues.is_empty()) {

@@ -1,4 +1,4 @@
-//! Done, back, on, or a little longer: what consumers do with what they hold.
+//! Settles: commit, rollback, move and extend.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -14,40 +14,40 @@ use crate::{
 
 use super::{Engine, EngineError, Result, depths::Change};
 
-/// An item to give back.
+/// A requested rollback of an item.
 #[derive(Debug, Clone)]
 pub(crate) struct RollbackRequest {
-    /// Names the reservation.
+    /// Identifies the reservation.
     pub receipt: Receipt,
-    /// When it may be handed out again, if not as the queue's retry policy says.
+    /// When the item may be handed out again, if not as the queue's retry policy says.
     pub delay: Option<Duration>,
-    /// Why.
+    /// The reason given by the consumer.
     pub reason: String,
     /// What ended the reservation.
     pub cause: Cause,
 }
 
-/// An item to move.
+/// A requested move of an item.
 #[derive(Debug, Clone)]
 pub(crate) struct MoveRequest {
-    /// Names the reservation.
+    /// Identifies the reservation.
     pub receipt: Receipt,
-    /// Where to.
+    /// The destination.
     pub to_queue: QueueName,
-    /// Its new payload, if any.
+    /// The new payload, if any.
     pub payload: Option<Bytes>,
-    /// Its new media type, if any.
+    /// The new media type, if any.
     pub content_type: Option<String>,
-    /// Merged into its headers.
+    /// Headers to be merged into those of the item.
     pub headers: Headers,
-    /// Its new priority, if any.
+    /// The new priority, if any.
     pub priority: Option<Priority>,
-    /// Not before this long from now.
+    /// Delay from now until the item is eligible.
     pub delay: Duration,
 }
 
 impl Engine {
-    /// Finishes items; answers when that is durable.
+    /// Commits items. Returns when the commits are durable.
     pub(crate) async fn commit(&self, receipts: Vec<Receipt>) -> Result<Vec<Outcome>> {
         let (held, places) = self.with_queues(receipts.iter()).await?;
         let begun = self.now();
@@ -59,7 +59,7 @@ impl Engine {
         Ok(outcomes)
     }
 
-    /// Gives items back.
+    /// Rolls items back.
     pub(crate) async fn rollback(&self, requests: Vec<RollbackRequest>) -> Result<Vec<Outcome>> {
         let (held, places) = self.with_queues(requests.iter().map(|r| &r.receipt)).await?;
         let count = requests.len();
@@ -74,13 +74,13 @@ impl Engine {
         Ok(spread(&places, found, count))
     }
 
-    /// What a rollback makes of its item.
+    /// Decides what a requested rollback does with its item.
     async fn rollback_of(&self, held: Reservation, request: RollbackRequest) -> Result<Rollback> {
         let reason = (!request.reason.is_empty()).then(|| cut_reason(request.reason));
         self.plan_rollback(held, request.cause, request.delay, reason).await
     }
 
-    /// Gives items back as decided, counts them and wakes whom it concerns.
+    /// Carries out planned rollbacks, counts them, and wakes the consumers concerned.
     pub(super) async fn roll_back(&self, rollbacks: Vec<Rollback>) -> Result<Vec<Outcome>> {
         let told: Vec<_> = rollbacks
             .iter()
@@ -95,7 +95,7 @@ impl Engine {
                 totals.rolled_back += 1;
             },
         );
-        // Who may have it now: the queue itself, or its dead-letter queue.
+        // The queues that have received items: the items' own queues or their dead-letter queues.
         let mut back: HashMap<QueueName, Timestamp> = HashMap::new();
         let mut at_limit: HashMap<(&QueueName, Option<&QueueName>, LimitReason), u64> =
             HashMap::new();
@@ -126,8 +126,8 @@ impl Engine {
         Ok(outcomes)
     }
 
-    /// Corrects a depth by one item that was given back: into its own queue, where [`Engine::count`] takes
-    /// it for ready, or into the dead-letter queue.
+    /// Corrects a depth by one rolled-back item. [`Engine::count`] takes an item that returned to
+    /// its own queue for ready, and does not count arrivals in a dead-letter queue.
     fn came_back(&self, queue: &QueueName, since: Timestamp, outcome: Outcome) {
         let change = match outcome {
             Outcome::DeadLettered => Change::arrived(1),
@@ -137,7 +137,7 @@ impl Engine {
         self.stats.depths.changed(queue, || change);
     }
 
-    /// Prolongs leases; answers their new ends.
+    /// Extends leases. Returns their new ends.
     pub(crate) async fn extend(
         &self,
         receipts: Vec<Receipt>,
@@ -154,7 +154,7 @@ impl Engine {
         Ok(results)
     }
 
-    /// Prolongs leases; what is not held any more is the caller's to deal with.
+    /// Extends leases. The caller handles the items that are no longer held.
     pub(super) async fn extend_held(
         &self,
         receipts: &[Receipt],
@@ -180,7 +180,7 @@ impl Engine {
         Ok(results)
     }
 
-    /// Puts an item into another queue of its group, in one step.
+    /// Moves an item into another queue of its group, atomically.
     pub(crate) async fn move_item(&self, request: MoveRequest) -> Result<Outcome> {
         let to = self.queue_for_push(&request.to_queue, 1).await?;
         let receipt = request.receipt;
@@ -217,18 +217,19 @@ impl Engine {
         Ok(outcome)
     }
 
-    /// Refuses a move that would leave an item with more headers than any push may give it. What the item has cannot change
-    /// between this look and the move: only a move changes headers, and it would end this one's lease.
+    /// Refuses a move that would leave an item with more headers than a push may give it. The
+    /// headers cannot change between this check and the move: only a move changes them, and it
+    /// would end the reservation.
     async fn check_merged_headers(&self, queue: &Queue, item: ItemId, new: &Headers) -> Result<()> {
         let Some(item) = self.store.get_item(queue, item).await? else {
-            return Ok(()); // the move will tell what became of it
+            return Ok(()); // the move returns what happened to the item
         };
         let mut merged = item.headers;
         merged.extend(new.clone());
         Ok(check_header_limits("headers", &merged)?)
     }
 
-    /// Commits an item and pushes others: all or nothing.
+    /// Commits an item and pushes others, all or nothing.
     pub(crate) async fn commit_and_push(
         &self,
         receipt: Receipt,
@@ -249,7 +250,7 @@ impl Engine {
         let items = pushes
             .into_iter()
             .filter_map(|(name, item)| {
-                let queue = Arc::clone(queues.get(&name)?); // every name was looked up above
+                let queue = Arc::clone(queues.get(&name)?); // contains every name
                 Some(Push { queue, item, producer: None, dedup_window: None })
             })
             .collect();
@@ -263,10 +264,12 @@ impl Engine {
         Ok((outcome, pushed))
     }
 
-    /// The settings of the receipt's queue; `None` if that was deleted, with the item.
+    /// Returns the settings of the receipt's queue; `None` if that queue was deleted, together with
+    /// the item.
     async fn queue_of(&self, receipt: &Receipt) -> Result<Option<Arc<Queue>>> {
         match self.queues.get(&receipt.queue).await {
-            // Made anew in another group: the item went with the queue of old.
+            // The queue was created again in another group. The item was deleted with the old
+            // queue.
             Ok(queue) if queue.group != receipt.group => Ok(None),
             Ok(queue) => Ok(Some(queue)),
             Err(EngineError::QueueNotFound(_)) => Ok(None),
@@ -274,14 +277,15 @@ impl Engine {
         }
     }
 
-    /// The receipts whose queues are there, with these, and each one's place among all.
+    /// Returns the receipts whose queues exist, with the settings of these, and each one's index in
+    /// the request.
     async fn with_queues<'a>(
         &self,
         receipts: impl Iterator<Item = &'a Receipt> + Send,
     ) -> Result<(Vec<Reservation>, Vec<usize>)> {
         let mut held = Vec::new();
         let mut places = Vec::new();
-        // Most batches are of one queue: it is looked up once.
+        // Most batches concern one queue, which is looked up once.
         let mut last: Option<(&Receipt, Option<Arc<Queue>>)> = None;
         for (place, receipt) in receipts.enumerate() {
             let queue = match &last {
@@ -300,10 +304,12 @@ impl Engine {
         Ok((held, places))
     }
 
-    /// Counts settles, frees their places in our streams, tells the brokers whose streams held the
-    /// others, and wakes the queue if a settle let the next item of its ordering key go on.
+    /// Counts settles, frees the places of the items in our streams, signals the brokers whose
+    /// streams held other items, and wakes the queue if a settle unblocked the next item of its
+    /// ordering key.
     ///
-    /// What a settle lets go on is eligible from a time after `begun`, when the settle began.
+    /// An item that a settle unblocks is eligible from some time after `begun`, when the settle
+    /// began.
     fn notify_settled<'a>(
         &self,
         begun: Timestamp,
@@ -344,7 +350,7 @@ impl Engine {
     }
 }
 
-/// Puts results back in the order of the requests; those without a queue are gone.
+/// Returns results in the order of the requests. Requests without a queue are [`Outcome::Gone`].
 fn spread(places: &[usize], found: Vec<Outcome>, len: usize) -> Vec<Outcome> {
     let mut outcomes = vec![Outcome::Gone; len];
     for (place, outcome) in places.iter().zip(found) {

@@ -1,4 +1,4 @@
-//! Consumers: streams that are handed items for as long as they live, and single calls that wait.
+//! Consumers: streams that receive items for as long as they live, and single calls that wait.
 
 use std::{
     sync::{
@@ -25,7 +25,7 @@ use crate::{
 /// Shortest lease.
 const MIN_LEASE: Duration = Duration::from_millis(100);
 
-/// What a stream asks for.
+/// The options of a stream.
 #[derive(Debug, Clone)]
 pub(crate) struct ConsumeOptions {
     /// The queue.
@@ -34,31 +34,31 @@ pub(crate) struct ConsumeOptions {
     pub max_in_flight: usize,
     /// Most unsettled payload bytes.
     pub max_in_flight_bytes: Option<usize>,
-    /// Lease of each item, if not the queue's.
+    /// Lease of each item, if not that of the queue.
     pub lease: Option<Duration>,
-    /// Who it is.
+    /// Name of the consumer.
     pub consumer: Option<ConsumerName>,
-    /// Commit each item as it is handed out.
+    /// If true, each item is committed when it is handed out.
     pub auto_commit: bool,
-    /// Prolong leases for as long as the stream lives.
+    /// If true, leases are renewed for as long as the stream lives.
     pub renew: bool,
-    /// What becomes of unsettled items when the stream ends.
+    /// What happens to unsettled items when the stream ends.
     pub on_disconnect: OnDisconnect,
-    /// Say which items the stream no longer holds.
+    /// If true, the stream is told which items it no longer holds.
     pub tells_revoked: bool,
 }
 
-/// What a stream receives.
+/// A message to the consumer of a stream.
 #[derive(Debug)]
 pub(crate) enum Received {
-    /// Items, at least one and no more than fit a message.
+    /// Items, at least one and at most as many as fit in a message.
     Deliveries(Vec<Delivery>),
-    /// Items that it no longer holds, if it wants to be told.
+    /// Items that the stream no longer holds, if it asked to be told.
     Revoked(Vec<Revoked>),
 }
 
-/// A stream of deliveries. When it is dropped, what is not settled goes where
-/// [`ConsumeOptions::on_disconnect`] says.
+/// A stream of deliveries. When it is dropped, [`ConsumeOptions::on_disconnect`] decides what
+/// happens to unsettled items.
 pub(crate) struct Subscription {
     engine: Arc<Engine>,
     dispatcher: Arc<Dispatcher>,
@@ -72,13 +72,14 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
-    /// The lease in force.
+    /// Returns the lease in force.
     pub(crate) fn lease(&self) -> Duration {
         self.lease
     }
 
-    /// The next deliveries or losses; an error when the stream has to end. What it answers counts as
-    /// sent. May be dropped and called again at any time: nothing is lost.
+    /// Returns the next deliveries or revocations, or an error when the stream has to end. Returned
+    /// items count as sent. Cancel-safe: the future may be dropped and the method called again
+    /// without a loss.
     pub(crate) async fn next(&mut self) -> Result<Received> {
         loop {
             let (inbox, late) = self.dispatcher.look_into_inbox(self.id, self.engine.now());
@@ -92,32 +93,33 @@ impl Subscription {
         }
     }
 
-    /// A handle by which the stream ends when it is old.
+    /// Returns a handle that ends the stream when it is too old.
     pub(crate) fn retirement(&self) -> Retirement {
         self.retirement.clone()
     }
 
-    /// A handle on the stream's flow.
+    /// Returns a handle to the stream's flow.
     pub(crate) fn flow(&self) -> Flow {
         Flow { dispatcher: Arc::clone(&self.dispatcher), id: self.id }
     }
 }
 
-/// How much a stream takes, to be changed from outside of it.
+/// Changes a stream's flow from outside of it.
 pub(crate) struct Flow {
     dispatcher: Arc<Dispatcher>,
     id: ConsumerId,
 }
 
 impl Flow {
-    /// Changes how many items may be unsettled; 0 halts the stream. Of no effect once that has ended.
+    /// Changes how many items may be unsettled; 0 halts the stream. Has no effect after the end of
+    /// the stream.
     pub(crate) fn set_max_in_flight(&self, max_in_flight: usize) {
         self.dispatcher.set_max_in_flight(self.id, max_in_flight);
     }
 }
 
-/// Ends a stream from outside of it, whether that is polled or not: a client that does not read must not keep what its
-/// stream holds.
+/// Ends a stream from outside of it, whether the stream is polled or not: a client that does not
+/// read must not keep the items that its stream holds.
 #[derive(Clone)]
 pub(crate) struct Retirement {
     engine: Arc<Engine>,
@@ -129,8 +131,9 @@ pub(crate) struct Retirement {
 }
 
 impl Retirement {
-    /// Hands the stream nothing more: once all is settled, [`Subscription::next`] returns [`EngineError::StreamTooOld`]. What
-    /// it holds when it ends before that comes back as at shutdown, with nothing counted, unless it asked to keep its leases.
+    /// Hands out nothing more to the stream. When all items are settled, [`Subscription::next`]
+    /// returns [`EngineError::StreamTooOld`]. If the stream ends before that, its items are rolled
+    /// back as at shutdown, with nothing counted, unless the stream asked to keep its leases.
     pub(crate) fn begin(&self) {
         self.begun.store(true, Ordering::Relaxed);
         self.dispatcher.retire_stream(self.id);
@@ -197,8 +200,8 @@ impl Engine {
         })
     }
 
-    /// Takes items under a lease, waiting up to `wait` for the first. If the caller has gone away
-    /// meanwhile nothing is kept from others.
+    /// Reserves items, waiting up to `wait` for the first. If the caller goes away meanwhile, the
+    /// items stay available to others.
     pub(crate) async fn reserve(
         self: &Arc<Self>,
         queue: &QueueName,
@@ -210,7 +213,7 @@ impl Engine {
         self.take(queue, max_items, wait, lease, consumer, false).await
     }
 
-    /// Takes items and forgets them, waiting up to `wait` for the first.
+    /// Reserves and commits items, waiting up to `wait` for the first.
     pub(crate) async fn pop(
         self: &Arc<Self>,
         queue: &QueueName,
@@ -252,7 +255,7 @@ impl Engine {
             biased;
             answer = &mut waiting.answered => answer.unwrap_or(Err(EngineError::ShuttingDown)),
             () = time_is_up => waiting.give_up().await,
-            // Its dispatcher may have ended before it came.
+            // The dispatcher may have ended before the call was added.
             () = self.stopping.cancelled() => waiting.give_up().await,
         }?;
         Ok(waiting.in_time(lease, deliveries))
@@ -266,7 +269,7 @@ impl Engine {
         Ok(queue)
     }
 
-    /// The lease to give: what was asked for, else the queue's, else the broker's.
+    /// Returns the lease to use: the requested one, else the queue's, else the broker's default.
     pub(super) fn lease(&self, queue: &Queue, asked: Option<Duration>) -> Result<Duration> {
         if let Some(asked) = asked {
             self.check_lease("lease", asked)?;
@@ -283,7 +286,7 @@ impl Engine {
         Err(Invalid::new(field, format!("a lease is 100 ms to {longest} s long on this broker")))
     }
 
-    /// Prolongs the leases of a living stream, three times as often as needed.
+    /// Renews the leases of an open stream, three times per lease.
     fn renew(
         self: &Arc<Self>,
         dispatcher: &Arc<Dispatcher>,
@@ -305,7 +308,7 @@ impl Engine {
                 if receipts.is_empty() {
                     continue;
                 }
-                // A failure is met again by the next round, while a third of the lease is left.
+                // The next round retries after a failure, while a third of the lease is left.
                 match engine.extend_held(&receipts, Some(lease)).await {
                     Ok(results) => {
                         let void = results.iter().zip(&receipts);
@@ -322,7 +325,7 @@ impl Engine {
     }
 }
 
-/// A call that waits. If it is dropped with an answer under way, the items go back.
+/// A waiting call. If it is dropped while its answer is under way, the items are rolled back.
 struct Waiting {
     engine: Arc<Engine>,
     queue: Arc<Queue>,
@@ -333,7 +336,8 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// The time is up: nothing, unless a round is running in which the call takes part. That answers it.
+    /// Ends the wait. Returns no items, unless a running round includes the call, which then
+    /// returns the answer of that round.
     async fn give_up(&mut self) -> Result<Vec<Delivery>> {
         let nothing = if self.engine.stopping.is_cancelled() {
             Err(EngineError::ShuttingDown)
@@ -347,7 +351,8 @@ impl Waiting {
         }
     }
 
-    /// What there is time to answer with: after a pause of the whole broker the leases may have passed.
+    /// Returns the items whose leases leave time for an answer. After a pause of the whole broker
+    /// the leases may have ended.
     fn in_time(&self, lease: Duration, mut deliveries: Vec<Delivery>) -> Vec<Delivery> {
         if !self.auto_commit {
             let now = self.engine.now();

@@ -1,4 +1,4 @@
-//! Tells whoever watches queues what changes in them.
+//! Notifies watchers of queues of their changes.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -13,12 +13,12 @@ use crate::domain::QueueName;
 
 use super::{Engine, EngineError, QueueStats, Result, depths::Seen, overview::TOTALS_AGE};
 
-/// Watched queues that are counted at the same time.
+/// Number of watched queues that are counted at the same time.
 const COUNTED_AT_A_TIME: usize = 8;
-/// How often watched queues are compared with what was last told.
+/// How often watched queues are compared with what was last reported.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What was last told of a queue.
+/// What was last reported about a queue.
 struct Told {
     stats: QueueStats,
     seen: Seen,
@@ -26,8 +26,9 @@ struct Told {
 }
 
 impl Engine {
-    /// Streams the stats of the queues (none given: all), at first of all, then of those that changed.
-    /// A queue in which nothing is known to have happened is not looked at.
+    /// Streams the stats of the given queues, or of all queues if none are given: first of each
+    /// queue, and then of those that have changed. A queue in which nothing is known to have
+    /// happened is not counted.
     pub(crate) async fn watch_queues(
         self: &Arc<Self>,
         queues: Vec<QueueName>,
@@ -56,7 +57,7 @@ impl Engine {
                     () = tokio::time::sleep(WATCH_INTERVAL) => {}
                     () = told.closed() => return,
                     () = engine.draining.cancelled() => {
-                        let _ = told.send(Err(EngineError::ShuttingDown)).await; // gone: fine too
+                        let _ = told.send(Err(EngineError::ShuttingDown)).await; // the watcher may have gone
                         return;
                     }
                 }

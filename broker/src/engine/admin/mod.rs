@@ -1,4 +1,4 @@
-//! For operators: queues and what is in them.
+//! Operator calls: queues and their contents.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,13 +8,13 @@ use crate::{
     store::{Deleted, ItemDeleted, Page, RedriveFilter, Selection},
 };
 
-/// How often an update is tried against others that change the same settings.
+/// How often an update is retried when other updates change the same settings.
 const UPDATE_TRIES: usize = 5;
-/// Items per step of a redrive or replay.
+/// Items per step of a redrive or a replay.
 const STEP: u64 = 500;
 
 impl Engine {
-    /// Creates a queue; answers the one that is there if it has the same settings.
+    /// Creates a queue. If a queue with the same name and settings exists, that queue is returned.
     pub(crate) async fn create_queue(&self, queue: Queue) -> Result<Queue> {
         self.check_open()?;
         self.check_settings(&queue)?;
@@ -36,13 +36,13 @@ impl Engine {
         Err(EngineError::Conflict(wanted.name))
     }
 
-    /// A queue's settings, fresh from the store.
+    /// Returns a queue's settings, read from the store.
     pub(crate) async fn get_queue(&self, name: &QueueName) -> Result<Queue> {
         let queue = self.store.get_queue(name).await?;
         queue.ok_or_else(|| EngineError::QueueNotFound(name.clone()))
     }
 
-    /// Queues by name.
+    /// Returns queues in the order of their names.
     pub(crate) async fn list_queues(
         &self,
         after: Option<&QueueName>,
@@ -51,7 +51,7 @@ impl Engine {
         Ok(self.store.list_queues(after, limit).await?)
     }
 
-    /// Changes a queue's settings; in force on every broker within a second.
+    /// Changes a queue's settings. Every broker applies the change within a second.
     pub(crate) async fn update_queue(
         &self,
         name: &QueueName,
@@ -61,7 +61,7 @@ impl Engine {
         for _ in 0..UPDATE_TRIES {
             let links = self.store.links().await?;
             let before = self.get_queue(name).await?;
-            // A change may begin with what is in force.
+            // An update may set a value that is already in force as a default.
             let before = before.in_force(&self.limits.failure_defaults);
             let mut wanted = before.clone();
             change(&mut wanted)?;
@@ -85,7 +85,7 @@ impl Engine {
         Err(EngineError::Conflict(name.clone()))
     }
 
-    /// Stops or resumes deliveries.
+    /// Pauses or resumes deliveries.
     pub(crate) async fn pause_queue(&self, name: &QueueName, paused: bool) -> Result<Queue> {
         let set = move |queue: &mut Queue| {
             queue.paused = paused;
@@ -94,7 +94,8 @@ impl Engine {
         self.update_queue(name, &set).await
     }
 
-    /// Deletes a queue; with `force` even if it holds items, but never one that others dead-letter into.
+    /// Deletes a queue, with `force` even if it holds items, but never a dead-letter queue that is
+    /// in use.
     pub(crate) async fn delete_queue(&self, name: &QueueName, force: bool) -> Result<u64> {
         self.check_open()?;
         for _ in 0..UPDATE_TRIES {
@@ -127,7 +128,7 @@ impl Engine {
         Ok(purged)
     }
 
-    /// Items of a queue, in one state or all.
+    /// Returns items of a queue, in one state or in all states.
     pub(crate) async fn list_items(
         &self,
         queue: &QueueName,
@@ -139,14 +140,14 @@ impl Engine {
         Ok(self.store.list_items(&queue, state, cursor, limit).await?)
     }
 
-    /// One item.
+    /// Returns one item.
     pub(crate) async fn get_item(&self, queue: &QueueName, id: ItemId) -> Result<Item> {
         let settings = self.queues.get(queue).await?;
         let item = self.store.get_item(&settings, id).await?;
         item.ok_or_else(|| EngineError::ItemNotFound { queue: queue.clone(), id: id.to_string() })
     }
 
-    /// Deletes one item; with `only_if` not unless it is in that state.
+    /// Deletes one item. With `only_if`, the item is deleted only if it is in that state.
     pub(crate) async fn delete_item(
         &self,
         queue: &QueueName,
@@ -165,7 +166,8 @@ impl Engine {
             }
         }
         self.stats.depths.forget_count(queue);
-        // It may have been held by a stream, or have had others of its key behind it.
+        // A stream may have held the item, and the item may have blocked others of its ordering
+        // key.
         self.publish(queue, crate::domain::Topic::Settle, None);
         if let Some(dispatcher) = self.dispatcher(queue) {
             dispatcher.deleted(id);
@@ -174,7 +176,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes processed items ready again; at most `max_items`, 0 for all.
+    /// Makes processed items ready again, at most `max_items` (0: all).
     pub(crate) async fn replay_items(
         &self,
         queue: &QueueName,
@@ -183,7 +185,8 @@ impl Engine {
     ) -> Result<u64> {
         let settings = self.queues.get(queue).await?;
         let limit = if max_items == 0 { u64::MAX } else { max_items };
-        // What is processed again meanwhile is not replayed again.
+        // Items that are processed again after the start of the replay are not replayed a second
+        // time.
         let begun = self.now() + Duration::from_millis(1);
         let selection = match selection {
             Selection::Processed { start, end } => {
@@ -213,8 +216,8 @@ impl Engine {
         Ok(replayed)
     }
 
-    /// Brings items of a dead-letter queue back: to `to`, or each to where it came from. At most
-    /// `max_items` (0: all), at most `rate` per second (0: no limit).
+    /// Moves items out of a dead-letter queue: to `to`, or each item to the queue it came from.
+    /// Moves at most `max_items` (0: all), at most `rate` per second (0: no limit).
     pub(crate) async fn redrive_items(
         &self,
         queue: &QueueName,
@@ -269,7 +272,7 @@ impl Engine {
         limit: u64,
         rate: u32,
     ) -> Result<u64> {
-        // With a rate: ten steps a second, or one item at a time for rates below that.
+        // With a rate limit, ten steps are done per second, or one item at a time for lower rates.
         let (step, pause) = match u64::from(rate) {
             0 => (STEP, None),
             rate => {
@@ -314,13 +317,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Checks where the queue dead-letters into, and makes that queue if it is not there.
+    /// Checks the queue's dead-letter links, and creates its dead-letter queue if that does not
+    /// exist.
     async fn check_link(&self, queue: &Queue) -> Result<()> {
         dead_letter_links::check_ring(&*self.store, queue).await?;
         self.ensure_dead_letter_queue(queue).await
     }
 
-    /// Makes the dead-letter queue if it is named and not there; it has to be of the same group.
+    /// Creates the dead-letter queue if it is named and does not exist. It must be in the same
+    /// group.
     async fn ensure_dead_letter_queue(&self, queue: &Queue) -> Result<()> {
         dead_letter_links::check_target_group(&*self.store, queue).await?;
         let Some(name) = &queue.dead_letter_queue else { return Ok(()) };

@@ -1,7 +1,7 @@
-//! Waiting reserves and pops: each wants one answer.
+//! Waiting reserves and pops, each of which expects one answer.
 //!
-//! A call that takes part in a running round is answered by that round, whatever happens meanwhile: the
-//! store may be committing items for it at this moment, and nobody else could have them.
+//! A call that takes part in a running round is always answered by that round. The store may be
+//! committing items for the call at this moment, and no other consumer could receive those.
 
 use std::{collections::BTreeMap, mem, time::Duration};
 
@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::{ConsumerId, EngineError, Result};
 use crate::domain::{ConsumerName, Delivery};
 
-/// In so many looks at the store at most a call that does not wait takes part.
+/// A call that does not wait takes part in at most this many rounds.
 const LOOKS: u8 = 2;
 
 /// A waiting reserve or pop.
@@ -19,30 +19,30 @@ pub(in crate::engine) struct Call {
     pub(in crate::engine) lease: Duration,
     pub(in crate::engine) consumer: Option<ConsumerName>,
     pub(in crate::engine) auto_commit: bool,
-    /// False: it wants an answer after one look, whatever there is.
+    /// If false, the call is answered after one round, even with no items.
     pub(in crate::engine) waits: bool,
     pub(in crate::engine) answer: oneshot::Sender<Result<Vec<Delivery>>>,
 }
 
 enum Patience {
-    /// It waits until it is withdrawn.
+    /// Waits until the call is withdrawn.
     Waits,
-    /// It is answered after so many more looks.
+    /// Answered after this many more rounds.
     Looks(u8),
-    /// It is answered when its round ends: with what that brought, else with this.
+    /// Answered when the current round ends: with the items of the round, else with this result.
     Over(Option<EngineError>),
 }
 
 pub(super) struct Waiting {
     pub(super) call: Call,
     patience: Patience,
-    /// The round before which it came.
+    /// The number of rounds begun before the call arrived.
     pub(super) since: u64,
-    /// It takes part in a running round.
+    /// True if the call takes part in a running round.
     in_round: bool,
 }
 
-/// All waiting calls of a dispatcher, the oldest first.
+/// All waiting calls of a dispatcher, in the order of their arrival.
 #[derive(Default)]
 pub(super) struct Calls {
     waiting: BTreeMap<ConsumerId, Waiting>,
@@ -62,7 +62,8 @@ impl Calls {
         self.waiting.insert(id, Waiting { call, patience, since: round, in_round: false });
     }
 
-    /// Who would be given how many of `budget` items: each a fair share, what one leaves is for the next.
+    /// Shares `budget` items among the calls: each gets a fair share, and what one call leaves goes
+    /// to the next.
     pub(super) fn demands(
         &self,
         budget: usize,
@@ -76,16 +77,17 @@ impl Calls {
         })
     }
 
-    /// A round begins in which the call takes part.
+    /// Marks the call as part of the round that begins.
     pub(super) fn begin_round(&mut self, id: ConsumerId) {
         if let Some(waiting) = self.waiting.get_mut(&id) {
             waiting.in_round = true;
         }
     }
 
-    /// A round has ended, and what it brought was handed out: answers with nothing the calls that do
-    /// not wait any longer. `newest`: of those that were there when it began; `all_seen`: it found
-    /// all there was, also for those that did not take part.
+    /// Ends a round whose items have been handed out, and answers with no items the calls that wait
+    /// no longer. `newest` is the newest consumer that existed when the round began. `all_seen`
+    /// says that the round found everything there was, which also answers calls that did not take
+    /// part.
     pub(super) fn end_round(&mut self, newest: ConsumerId, all_seen: bool) {
         let is_answered = |waiting: &mut Waiting| {
             let took_part = mem::take(&mut waiting.in_round);
@@ -107,12 +109,12 @@ impl Calls {
                     Patience::Over(Some(error)) => Err(error),
                     _ => Ok(Vec::new()),
                 };
-                let _ = call.answer.send(answer); // nothing is lost if nobody listens
+                let _ = call.answer.send(answer); // without items, a missing listener loses nothing
             }
         }
     }
 
-    /// The call's time is up. True if a round is running that will answer it.
+    /// Withdraws a call whose time is up. Returns true if a running round will answer the call.
     pub(super) fn withdraw(&mut self, id: ConsumerId) -> bool {
         match self.waiting.get_mut(&id) {
             Some(waiting) if waiting.in_round => {
@@ -127,12 +129,12 @@ impl Calls {
         }
     }
 
-    /// The caller has gone.
+    /// Removes a call whose caller has gone.
     pub(super) fn remove(&mut self, id: ConsumerId) {
         self.waiting.remove(&id);
     }
 
-    /// True while somebody waits for the call's answer.
+    /// Returns true while the caller waits for the answer.
     pub(super) fn listens(&self, id: ConsumerId) -> bool {
         self.waiting.get(&id).is_some_and(|waiting| !waiting.call.answer.is_closed())
     }
@@ -141,7 +143,7 @@ impl Calls {
         self.waiting.contains_key(&id)
     }
 
-    /// Answers a call with what it was dealt; what it cannot have comes back.
+    /// Answers a call with its items. Returns the items that the call can no longer receive.
     pub(super) fn hand(&mut self, id: ConsumerId, deliveries: Vec<Delivery>) -> Vec<Delivery> {
         match self.waiting.remove(&id) {
             Some(waiting) => match waiting.call.answer.send(Ok(deliveries)) {
@@ -152,19 +154,19 @@ impl Calls {
         }
     }
 
-    /// Fails all calls: those that take part in a running round when that has ended with nothing for them.
+    /// Fails all calls. Those in a running round fail when the round ends without items for them.
     pub(super) fn fail(&mut self, error: &EngineError) {
         for (id, mut waiting) in mem::take(&mut self.waiting) {
             if waiting.in_round {
                 waiting.patience = Patience::Over(Some(error.clone()));
                 self.waiting.insert(id, waiting);
             } else {
-                let _ = waiting.call.answer.send(Err(error.clone())); // nobody listens: nobody to tell
+                let _ = waiting.call.answer.send(Err(error.clone())); // the caller may have gone
             }
         }
     }
 
-    /// The round failed: so do all calls.
+    /// Fails all calls after a failed round.
     pub(super) fn fail_round(&mut self, error: &EngineError) {
         for waiting in self.waiting.values_mut() {
             waiting.in_round = false;

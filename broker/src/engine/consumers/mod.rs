@@ -1,4 +1,5 @@
-//! Who waits for a queue's items, and who holds which: the book a dispatcher keeps. No I/O in here.
+//! A dispatcher's record of its consumers: which of them wait for items, and which hold which
+//! items. Does no I/O.
 
 mod calls;
 mod stream;
@@ -23,49 +24,51 @@ pub(super) use self::{
     stream::{InFlight, StreamSettings, is_too_late},
 };
 
-/// Most items reserved in one go, over all consumers of the queue; as many as one settle may name.
+/// Most items reserved in one call of the store, over all consumers of the queue. One settle may
+/// name as many.
 const MAX_BATCH: usize = 1_000;
-/// Streams get so many in one go: while these are delivered and settled, the next are reserved.
-/// While streams ask, calls get no more than what is left of [`MAX_BATCH`].
+/// Most items that streams are assigned in one round, so that the next items are reserved while
+/// these are delivered and settled. While streams wait for items, calls share the rest of
+/// [`MAX_BATCH`].
 const STREAM_BATCH: usize = 500;
-/// Most payload bytes reserved for one consumer in one go, unless a single item is larger: a
-/// reserve is answered by one message, and most gRPC libraries refuse those over 4 MiB unless told
-/// otherwise.
+/// Most payload bytes reserved for one consumer in one round, unless a single item is larger. A
+/// reserve is answered by one message, and most gRPC libraries by default refuse messages over 4
+/// MiB.
 const MAX_MESSAGE_BYTES: usize = 3 << 20;
-/// A reservation that was found to be void is announced this much later: a settle through this
-/// broker may have ended it, and be about to be answered.
+/// How long the announcement of a reservation that was found void is delayed. A settle through this
+/// broker may have ended the reservation and be about to be answered.
 const DOUBT: Duration = Duration::from_secs(1);
 
-/// Names a consumer within its dispatcher.
+/// Identifies a consumer within its dispatcher.
 pub(super) type ConsumerId = u64;
 
-/// Who one demand of a round belongs to.
+/// The consumer to which one demand of a round belongs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Claimant {
     pub(super) id: ConsumerId,
     pub(super) auto_commit: bool,
 }
 
-/// One look at the store: who wants what.
+/// The demands of one call of [`Reserver::reserve`](crate::store::Reserver::reserve).
 pub(super) struct Round {
     pub(super) demands: Vec<Demand>,
     pub(super) claimants: Vec<Claimant>,
-    /// The newest of the consumers that were there when it began.
+    /// The newest consumer that existed when the round began.
     newest: ConsumerId,
 }
 
-/// What a stream finds when it looks into its inbox.
+/// The content of a stream's inbox.
 pub(super) enum Inbox {
     Items(Vec<Delivery>),
     Revoked(Vec<Revoked>),
     Ended(EngineError),
-    /// Nothing yet; `dirty` if it was not known to be hungry before.
+    /// Nothing yet. `dirty` is true if the stream was not known to be hungry before.
     Empty {
         dirty: bool,
     },
 }
 
-/// A reservation that a stream holds no more, for a reason that is not known.
+/// A reservation that a stream no longer holds, for an unknown reason.
 struct Void {
     stream: ConsumerId,
     receipt: Receipt,
@@ -78,14 +81,14 @@ pub(super) struct Consumers {
     round: u64,
     streams: BTreeMap<ConsumerId, Stream>,
     calls: Calls,
-    /// Which stream holds which item.
+    /// The stream that holds each item.
     holders: HashMap<ItemId, ConsumerId>,
-    /// What is to be announced in a moment, in that order.
+    /// Void reservations that have not been announced yet, in the order of their announcement.
     void: Vec<Void>,
 }
 
 impl Consumers {
-    /// How many streams that go on, and calls.
+    /// Returns the number of calls and of streams that have not ended.
     pub(super) fn len(&self) -> usize {
         self.streams.values().filter(|stream| stream.end.is_none()).count() + self.calls.len()
     }
@@ -96,7 +99,7 @@ impl Consumers {
         self.last_id
     }
 
-    /// Takes a stream out, with what it held.
+    /// Removes a stream and returns the items it held.
     pub(super) fn remove_stream(&mut self, id: ConsumerId) -> Vec<InFlight> {
         let Some(mut stream) = self.streams.remove(&id) else { return Vec::new() };
         let held = stream.take_all();
@@ -113,12 +116,12 @@ impl Consumers {
         self.last_id
     }
 
-    /// The caller has gone.
+    /// Removes a call whose caller has gone.
     pub(super) fn remove_call(&mut self, id: ConsumerId) {
         self.calls.remove(id);
     }
 
-    /// The call's time is up. True if a round is running that will answer it.
+    /// Withdraws a call whose time is up. Returns true if a running round will answer the call.
     pub(super) fn withdraw_call(&mut self, id: ConsumerId) -> bool {
         self.calls.withdraw(id)
     }
@@ -129,14 +132,15 @@ impl Consumers {
         }
     }
 
-    /// Deals a stream nothing more; it ends when it holds nothing.
+    /// Assigns no more items to a stream. The stream ends when it holds none.
     pub(super) fn retire_stream(&mut self, id: ConsumerId) {
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.retire();
         }
     }
 
-    /// What there is for a stream, and what was dealt to it but is too late to be sent.
+    /// Returns the content of a stream's inbox, and the assigned items for which it is too late to
+    /// be sent.
     pub(super) fn look_into_inbox(
         &mut self,
         id: ConsumerId,
@@ -164,10 +168,11 @@ impl Consumers {
         (inbox, late)
     }
 
-    /// Who wants how much right now: the least loaded first, and among those who has waited longest.
+    /// Collects the demands of all consumers, the least loaded first, and among equally loaded
+    /// consumers those that have waited longest.
     pub(super) fn demands(&self) -> Round {
         struct Asking {
-            /// What it holds, and since which round it has waited.
+            /// The number of held items, and the round since which the consumer has waited.
             rank: (usize, u64),
             claimant: Claimant,
             demand: Demand,
@@ -214,7 +219,7 @@ impl Consumers {
         Round { demands, claimants, newest: self.last_id }
     }
 
-    /// The round is under way: its calls are answered by it.
+    /// Begins a round, which will answer its calls.
     pub(super) fn begin_round(&mut self, round: &Round) {
         self.round += 1;
         for claimant in &round.claimants {
@@ -225,7 +230,8 @@ impl Consumers {
         }
     }
 
-    /// The round is over, and what it brought was handed out. `all_seen`: there was no more.
+    /// Ends a round whose items have been handed out. `all_seen` says that the round found
+    /// everything there was.
     pub(super) fn end_round(&mut self, round: &Round, all_seen: bool) {
         self.calls.end_round(round.newest, all_seen);
         for claimant in &round.claimants {
@@ -235,7 +241,7 @@ impl Consumers {
         }
     }
 
-    /// The round brought nothing but an error.
+    /// Ends a round that failed.
     pub(super) fn fail_round(&mut self, error: &EngineError) {
         self.calls.fail_round(error);
         for stream in self.streams.values_mut().filter(|stream| stream.in_round) {
@@ -243,24 +249,25 @@ impl Consumers {
         }
     }
 
-    /// Answers, with nothing, all calls that do not wait.
+    /// Answers all calls that do not wait, with no items.
     pub(super) fn answer_impatient(&mut self) {
         self.calls.end_round(self.last_id, true);
     }
 
-    /// True if there is still somebody for what is dealt to this claimant.
+    /// Returns true if the consumer can still receive items.
     pub(super) fn is_there(&self, id: ConsumerId) -> bool {
         self.calls.listens(id) || self.streams.get(&id).is_some_and(Stream::goes_on)
     }
 
-    /// True if nobody would be idle without a refill: all who want items have work, and little room.
+    /// Returns true if no consumer would be idle without a refill: all that want items have work
+    /// and little room.
     pub(super) fn can_wait(&self) -> bool {
         let mut hungry = self.streams.values().filter(|stream| stream.demands()).peekable();
         self.calls.is_empty() && hungry.peek().is_some() && hungry.all(Stream::is_well_stocked)
     }
 
-    /// Takes out of the streams what they hold under leases that have ended, and announces what it is
-    /// time to announce.
+    /// Takes the items whose leases have ended out of the streams, and announces the void
+    /// reservations that are due.
     pub(super) fn take_lapsed(&mut self, now: Timestamp) -> Vec<InFlight> {
         let mut lapsed = Vec::new();
         for stream in self.streams.values_mut() {
@@ -278,13 +285,13 @@ impl Consumers {
         lapsed
     }
 
-    /// When [`Self::take_lapsed`] has something to do.
+    /// Returns when [`Self::take_lapsed`] has something to do next.
     pub(super) fn next_lapse(&self) -> Option<Timestamp> {
         let void = self.void.first().map(|void| void.told);
         self.streams.values().filter_map(Stream::next_lapse).chain(void).min()
     }
 
-    /// Gives a consumer what it was dealt; what it cannot have comes back.
+    /// Hands a consumer its items. Returns the items that the consumer can no longer receive.
     pub(super) fn hand(
         &mut self,
         id: ConsumerId,
@@ -298,8 +305,9 @@ impl Consumers {
         }
     }
 
-    /// Gives a stream what it was dealt; what it cannot have comes back. It may have lowered its flow
-    /// meanwhile. Of what was committed already it gets all: there is no way back for that.
+    /// Hands a stream its items. Returns the items that the stream can no longer receive, as when
+    /// its flow was lowered meanwhile. A stream receives all items that are committed already, as
+    /// these cannot be rolled back.
     fn hand_to_stream(
         &mut self,
         id: ConsumerId,
@@ -310,7 +318,8 @@ impl Consumers {
             return deliveries;
         }
         for delivery in &deliveries {
-            // Reserved anew: whoever held it under a lapsed lease holds it no more.
+            // The item is reserved anew, so that a stream that held it under a lapsed lease no
+            // longer holds it.
             if let Some(before) = self.holders.insert(delivery.item.id, id)
                 && let Some(stream) = self.streams.get_mut(&before)
                 && let Some(held) = stream.remove(delivery.item.id)
@@ -338,12 +347,13 @@ impl Consumers {
         too_many
     }
 
-    /// Fails all waiting calls; streams go on.
+    /// Fails all waiting calls. Streams continue.
     pub(super) fn fail_calls(&mut self, error: &EngineError) {
         self.calls.fail(error);
     }
 
-    /// Ends a stream and returns what it held. One whose items are committed already goes on to send them.
+    /// Ends a stream and returns the items it held. An auto-commit stream first sends the items
+    /// that are committed already.
     pub(super) fn end_stream(&mut self, id: ConsumerId, error: &EngineError) -> Vec<InFlight> {
         let Some(stream) = self.streams.get_mut(&id).filter(|s| !s.settings.auto_commit) else {
             return Vec::new();
@@ -358,7 +368,7 @@ impl Consumers {
         held
     }
 
-    /// Ends all streams and calls; answers what the streams held.
+    /// Ends all streams and calls, and returns the items that the streams held.
     pub(super) fn end_all(&mut self, error: &EngineError) -> Vec<InFlight> {
         self.fail_calls(error);
         let mut held = Vec::new();
@@ -372,14 +382,15 @@ impl Consumers {
         held
     }
 
-    /// The reservation was settled: its place is free. True if one of our streams held it.
+    /// Frees the place of a reservation that was settled. Returns true if one of our streams held
+    /// it.
     pub(super) fn settled(&mut self, receipt: &Receipt) -> bool {
         self.void.retain(|void| void.receipt != *receipt);
         self.take(receipt).is_some()
     }
 
-    /// The reservation was found to be void, and it is not known why: its place is free, and its
-    /// stream is told in a moment. True if one of our streams held it.
+    /// Frees the place of a reservation that was found void for an unknown reason, and schedules
+    /// the announcement to its stream. Returns true if one of our streams held it.
     pub(super) fn found_void(&mut self, receipt: &Receipt, now: Timestamp) -> bool {
         let Some((stream, held)) = self.take(receipt) else { return false };
         let told = now + DOUBT;
@@ -391,7 +402,8 @@ impl Consumers {
         true
     }
 
-    /// The item was deleted: whoever holds it is told. True if one of our streams did.
+    /// Revokes an item that was deleted from the stream that holds it. Returns true if one of our
+    /// streams held it.
     pub(super) fn deleted(&mut self, item: ItemId) -> bool {
         let Some(id) = self.holders.remove(&item) else { return false };
         let Some(stream) = self.streams.get_mut(&id) else { return false };
@@ -402,7 +414,7 @@ impl Consumers {
         true
     }
 
-    /// Takes the reservation out of the hands of the stream that holds it.
+    /// Takes a reservation from the stream that holds it.
     fn take(&mut self, receipt: &Receipt) -> Option<(ConsumerId, InFlight)> {
         let id = *self.holders.get(&receipt.item)?;
         let stream = self.streams.get_mut(&id)?;
@@ -413,7 +425,7 @@ impl Consumers {
         Some((id, stream.remove(receipt.item)?))
     }
 
-    /// The lease was prolonged.
+    /// Records the new end of a lease.
     pub(super) fn extended(&mut self, receipt: &Receipt, until: Timestamp) {
         if let Some(id) = self.holders.get(&receipt.item)
             && let Some(stream) = self.streams.get_mut(id)
@@ -425,7 +437,7 @@ impl Consumers {
         }
     }
 
-    /// All receipts held by streams.
+    /// Returns the receipts of all items held by streams.
     pub(super) fn held(&self) -> Vec<Receipt> {
         self.streams
             .values()
@@ -434,12 +446,13 @@ impl Consumers {
             .collect()
     }
 
-    /// How many items streams hold.
+    /// Returns the number of items held by streams.
     pub(super) fn held_count(&self) -> usize {
         self.holders.len()
     }
 
-    /// What a stream holds whose leases should be prolonged: not handed out before `oldest`.
+    /// Returns the receipts of a stream whose leases are to be renewed: those handed out since
+    /// `oldest`.
     pub(super) fn to_renew(&self, id: ConsumerId, oldest: Timestamp) -> Vec<Receipt> {
         self.streams.get(&id).map_or_else(Vec::new, |stream| {
             stream

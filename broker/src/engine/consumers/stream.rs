@@ -1,4 +1,4 @@
-//! One open stream: what it holds, what waits to be sent on it, and what it has lost.
+//! The state of one open stream: held items, items waiting to be sent, and revoked items.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,67 +11,68 @@ use tokio::sync::Notify;
 use super::{EngineError, MAX_BATCH, MAX_MESSAGE_BYTES, STREAM_BATCH};
 use crate::domain::{ConsumerName, Delivery, ItemId, Receipt, Timestamp};
 
-/// A stream that has items to work on is given more once it has room for this part of what it may
-/// hold, or for [`STREAM_BATCH`] items: refills of a few items each would cost as much as large ones.
+/// A stream that has work is assigned more items once it has room for this part of its limits, or
+/// for [`STREAM_BATCH`] items. Refills of a few items each would cost as much as large ones.
 const ENOUGH_PART: usize = 4;
-/// About as many bytes as one message of deliveries has, unless a single item is larger: most gRPC
-/// libraries refuse messages over 4 MiB unless told otherwise, and small ones cost little more.
+/// Approximate size in bytes of one message of deliveries, unless a single item is larger. Most
+/// gRPC libraries by default refuse messages over 4 MiB, and small messages cost little more.
 const FULL_MESSAGE_BYTES: usize = 1 << 20;
-/// No broker can be set to take larger ones.
+/// The largest payload that a broker can be configured to accept.
 const LARGEST_PAYLOAD: usize = 16 << 20;
-/// Nothing is sent within the last part of its lease, 1 of so many: it would arrive when somebody else has the item.
+/// Nothing is sent within the last part of its lease, one in this many: the item would arrive when
+/// another consumer has it.
 const MARGIN_PART: u32 = 10;
-/// The longest such part.
+/// Upper bound of that part.
 const MAX_MARGIN: Duration = Duration::from_secs(1);
 
-/// An item handed to a stream and not settled yet.
+/// An item that was handed to a stream and is not settled yet.
 pub(in crate::engine) struct InFlight {
     pub(in crate::engine) receipt: Receipt,
     pub(in crate::engine) bytes: usize,
-    /// False until it is in a message for the connection.
+    /// True once the item is in a message for the connection.
     pub(in crate::engine) sent: bool,
     pub(in crate::engine) lease_end: Timestamp,
     pub(in crate::engine) previous_eligible_time: Timestamp,
-    /// When it was handed out: bounds how long it is renewed.
+    /// When the item was handed out, which bounds how long its lease is renewed.
     pub(in crate::engine) since: Timestamp,
 }
 
-/// What a stream asked for when it was opened.
+/// The settings with which a stream was opened.
 pub(in crate::engine) struct StreamSettings {
     pub(in crate::engine) max_in_flight: usize,
     pub(in crate::engine) max_in_flight_bytes: usize,
     pub(in crate::engine) lease: Duration,
     pub(in crate::engine) consumer: Option<ConsumerName>,
     pub(in crate::engine) auto_commit: bool,
-    /// How long the broker prolongs the lease of one item, if it does.
+    /// How long the broker renews the lease of one item, if it does.
     pub(in crate::engine) renewed_for: Option<Duration>,
-    /// Tell it which items it no longer holds.
+    /// If true, the stream is told which items it no longer holds.
     pub(in crate::engine) tells_revoked: bool,
 }
 
-/// Why a stream no longer holds an item.
+/// The reason why a stream no longer holds an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RevokeReason {
     /// The item was deleted.
     Deleted,
     /// The lease ended.
     Lapsed,
-    /// The lease ended as it could not be prolonged any further.
+    /// The lease ended because it could not be extended any further.
     MaxLease,
     /// Another call ended the reservation.
     Cancelled,
 }
 
-/// An item that a stream no longer holds, though its consumer did not settle it.
+/// An item that a stream no longer holds although its consumer did not settle it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Revoked {
-    /// The reservation that has ended.
+    /// The reservation that ended.
     pub receipt: Receipt,
-    /// Why.
+    /// The reason.
     pub reason: RevokeReason,
 }
 
-/// True if there is too little left of a lease for its item to be sent.
+/// Returns true if too little is left of a lease to send its item.
 pub(in crate::engine) fn is_too_late(
     now: Timestamp,
     lease: Duration,
@@ -82,24 +83,25 @@ pub(in crate::engine) fn is_too_late(
 
 pub(super) struct Stream {
     pub(super) settings: StreamSettings,
-    /// Dealt to it, not yet taken.
+    /// Assigned items that have not been taken yet.
     pub(super) inbox: VecDeque<Delivery>,
-    /// It waits for items right now. Nothing is dealt to a stream that does not: an item must not
-    /// wait in one stream's buffer while another consumer is idle.
+    /// True if the stream waits for items right now. A stream that does not wait is assigned
+    /// nothing: an item must not wait in one stream's buffer while another consumer is idle.
     pub(super) hungry: bool,
     pub(super) in_flight: HashMap<ItemId, InFlight>,
     pub(super) bytes_in_flight: usize,
-    /// No lease in flight ends before this.
+    /// No lease of an item in flight ends before this time.
     pub(super) first_lease_end: Timestamp,
-    /// When it was last dealt something, in rounds: breaks ties between equally loaded streams.
+    /// The round in which the stream was last assigned items. Breaks ties between equally loaded
+    /// streams.
     pub(super) served: u64,
-    /// What it has lost and was not told of yet.
+    /// Revoked items that the stream has not been told of yet.
     pub(super) revoked: Vec<Revoked>,
     pub(super) wake: Arc<Notify>,
     pub(super) end: Option<EngineError>,
-    /// It takes part in the round that is running.
+    /// True if the stream takes part in the running round.
     pub(super) in_round: bool,
-    /// It is dealt nothing more, and ends when it holds nothing.
+    /// True if the stream is assigned nothing more and ends when it holds nothing.
     retiring: bool,
 }
 
@@ -124,23 +126,23 @@ impl Stream {
         }
     }
 
-    /// It is dealt items until it ends or retires.
+    /// Returns true if the stream can be assigned items: it has neither ended nor retired.
     pub(super) fn goes_on(&self) -> bool {
         self.end.is_none() && !self.retiring
     }
 
-    /// Deals it nothing more.
+    /// Stops assigning items to the stream.
     pub(super) fn retire(&mut self) {
         self.retiring = true;
         self.wake.notify_one();
     }
 
-    /// It is to end, holds nothing, and no running round has anything for it.
+    /// Returns true if the stream is to end, holds nothing, and takes part in no running round.
     pub(super) fn has_retired(&self) -> bool {
         self.retiring && !self.in_round && self.in_flight.is_empty() && self.inbox.is_empty()
     }
 
-    /// The round it took part in is over.
+    /// Ends the stream's part in a round.
     pub(super) fn round_ended(&mut self) {
         self.in_round = false;
         if self.retiring {
@@ -153,13 +155,14 @@ impl Stream {
             || self.bytes_in_flight >= self.settings.max_in_flight_bytes
     }
 
-    /// It could be dealt items now.
+    /// Returns true if the stream can be assigned items now.
     pub(super) fn demands(&self) -> bool {
         self.hungry && self.goes_on() && !self.is_full()
     }
 
-    /// Most bytes it can be dealt in one look, and whether a first item may exceed them: no more than
-    /// fits a message, for the rest is better left to whoever comes first, and never more than it may hold.
+    /// Returns the most bytes that the stream can be assigned in one round, and whether a first
+    /// item may exceed them. A round assigns no more than fits in a message, so that the rest is
+    /// left to the first idle consumer, and never more than the stream may hold.
     pub(super) fn wanted_bytes(&self) -> (usize, bool) {
         let left = self.settings.max_in_flight_bytes.saturating_sub(self.bytes_in_flight);
         if self.in_flight.is_empty() || left >= MAX_MESSAGE_BYTES + LARGEST_PAYLOAD {
@@ -169,7 +172,7 @@ impl Stream {
         }
     }
 
-    /// It has work, and little room for more.
+    /// Returns true if the stream has work and little room for more.
     pub(super) fn is_well_stocked(&self) -> bool {
         let StreamSettings { max_in_flight: items, max_in_flight_bytes: bytes, .. } = self.settings;
         let room = items.saturating_sub(self.in_flight.len());
@@ -179,7 +182,7 @@ impl Stream {
         !self.in_flight.is_empty() && little
     }
 
-    /// Puts an item into its hands.
+    /// Assigns an item to the stream.
     pub(super) fn hand(&mut self, delivery: Delivery, now: Timestamp) {
         if !self.settings.auto_commit {
             let bytes = delivery.item.payload.len();
@@ -198,7 +201,7 @@ impl Stream {
         self.inbox.push_back(delivery);
     }
 
-    /// Takes an item out of its hands.
+    /// Removes an item from the stream.
     pub(super) fn remove(&mut self, item: ItemId) -> Option<InFlight> {
         let gone = self.in_flight.remove(&item)?;
         self.bytes_in_flight -= gone.bytes;
@@ -214,7 +217,7 @@ impl Stream {
         Some(gone)
     }
 
-    /// Notes that it has lost an item, and wakes it to hear so.
+    /// Records a revoked item, and wakes the stream to announce it.
     pub(super) fn revoke(&mut self, receipt: Receipt, reason: RevokeReason) {
         if self.settings.tells_revoked && self.end.is_none() {
             self.revoked.push(Revoked { receipt, reason });
@@ -222,8 +225,8 @@ impl Stream {
         }
     }
 
-    /// The next message, and what is not sent any more because its lease is about to end, or has
-    /// ended: after a pause of the whole broker somebody else may have the item.
+    /// Returns the next message, and the items that are not sent because their leases have ended or
+    /// are about to end. After a pause of the whole broker another consumer may have those items.
     pub(super) fn next_message(&mut self, now: Timestamp) -> (Vec<Delivery>, Vec<InFlight>) {
         let (mut message, mut late) = (Vec::new(), Vec::new());
         let mut bytes = 0;
@@ -236,7 +239,8 @@ impl Stream {
                 continue;
             }
             bytes += delivery.item.message_bytes();
-            // No more than one settle may name, so that a consumer can settle a message as it came.
+            // A message holds at most as many items as one settle may name, so that a consumer can
+            // settle a whole message in one call.
             if !message.is_empty() && (bytes > FULL_MESSAGE_BYTES || message.len() == MAX_BATCH) {
                 self.inbox.push_front(delivery);
                 break;
@@ -250,8 +254,8 @@ impl Stream {
         (message, late)
     }
 
-    /// Takes out what it holds under leases that have ended. A lapsed lease holds no place: its
-    /// consumer may be busy with the item for ever.
+    /// Takes out the items whose leases have ended. A lapsed lease occupies no place, because its
+    /// consumer may be busy with the item forever.
     pub(super) fn take_lapsed(&mut self, now: Timestamp) -> Vec<InFlight> {
         if self.first_lease_end > now {
             return Vec::new();
@@ -273,12 +277,12 @@ impl Stream {
         lapsed
     }
 
-    /// When the first lease ends.
+    /// Returns when the first lease ends.
     pub(super) fn next_lapse(&self) -> Option<Timestamp> {
         (self.first_lease_end != NEVER).then_some(self.first_lease_end)
     }
 
-    /// Takes out all it holds.
+    /// Takes out all items the stream holds.
     pub(super) fn take_all(&mut self) -> Vec<InFlight> {
         if !self.settings.auto_commit {
             self.inbox.clear(); // committed items can only be sent

@@ -1,11 +1,12 @@
-//! How many items each queue holds: counted in the store, and corrected by what this broker itself
-//! has changed since.
+//! The number of items in each queue, counted in the store and corrected by this broker's own
+//! changes since the count.
 //!
-//! Counting is linear in a queue's depth, so a count of a deep queue is used for up to [`MAX_AGE`], and
-//! one count serves all who ask meanwhile. A shallow queue is counted for whoever asks. Either way a caller
-//! sees its own last change: the count began after that change was answered, or the correction holds it.
-//! What happens while a deep queue is being counted may be in the count and in the correction; the next
-//! count puts that right.
+//! The cost of a count is linear in a queue's depth. A count of a deep queue is therefore used for
+//! up to [`MAX_AGE`], and one count serves all callers within that time. A shallow queue is counted
+//! for every caller. In both cases a caller sees its own last change: either the count began after
+//! that change was acknowledged, or the correction includes the change. A change made while a deep
+//! queue is being counted may be in both the count and the correction. The next count corrects
+//! that.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -21,18 +22,18 @@ use crate::{
 
 use super::Result;
 
-/// The oldest a depth may be that is shown.
+/// Greatest age of a depth that is shown.
 const MAX_AGE: Duration = Duration::from_secs(1);
-/// A queue of at most this many items is counted for whoever asks.
+/// A queue of at most this many items is counted for every caller.
 const SHALLOW: u64 = 5_000;
-/// How old the count may be that pushes are checked against, at least.
+/// Pushes are checked against a count that may always be this old.
 const LIMIT_AGE: Duration = Duration::from_millis(500);
-/// Checks of `max_depth` count during at most one part in so many of the time.
+/// Counts for checks of `max_depth` take at most one part in this many of the time.
 const LIMIT_SHARE: u32 = 10;
-/// Queues that are counted at the same time.
+/// Number of queues that are counted at the same time.
 const COUNTED_AT_A_TIME: usize = 8;
 
-/// How the number of a queue's items in each state changed.
+/// The change of the number of a queue's items in each state.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Change {
     pub(super) ready: i64,
@@ -43,8 +44,9 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// What happened, as a change of depth. Pushed and returned items count as ready. Expired items are
-    /// left out: counts leave them out from the moment at which they expire.
+    /// Returns the change of depth that results from `totals`. Pushed and rolled-back items count
+    /// as ready. Expired items are left out, because counts leave them out from the moment of their
+    /// expiry.
     pub(super) fn of(totals: &Totals, keeps_history: bool) -> Self {
         let count = |items: u64| i64::try_from(items).unwrap_or(i64::MAX);
         let ended = totals.committed + totals.discarded;
@@ -57,7 +59,7 @@ impl Change {
         }
     }
 
-    /// Items came into the queue, ready.
+    /// Returns the change of depth from items that came into the queue ready.
     pub(super) fn arrived(items: u64) -> Self {
         Self { ready: i64::try_from(items).unwrap_or(i64::MAX), ..Self::default() }
     }
@@ -82,8 +84,9 @@ impl Change {
         }
     }
 
-    /// The depth after this change. What one state lacks is taken from the next: a lease that lapsed
-    /// or a delay that passed since the count has put items where they were not counted.
+    /// Returns the depth after this change. What one state lacks is taken from the next, because
+    /// leases that lapsed and delays that passed since the count have moved items to states in
+    /// which they were not counted.
     fn applied_to(self, depth: &Depth) -> Depth {
         let mut missing = 0;
         let mut shift = |counted: u64, change: i64| {
@@ -91,7 +94,7 @@ impl Change {
             missing = (-now).max(0);
             now.max(0).cast_unsigned()
         };
-        // Twice around: what the last state lacks is taken from the first.
+        // A second pass takes from the first states what the last one lacks.
         let reserved = shift(depth.reserved, self.reserved);
         let ready = shift(depth.ready, self.ready);
         let delayed = shift(depth.delayed, self.delayed);
@@ -104,7 +107,7 @@ impl Change {
     }
 }
 
-/// A count, and what is to be known to use it later.
+/// A count, and what its later correction needs.
 #[derive(Debug, Clone, Copy)]
 struct Counted {
     depth: Depth,
@@ -121,41 +124,42 @@ impl Counted {
         self.depth.unsettled() + self.depth.processed <= SHALLOW
     }
 
-    /// [`MAX_AGE`], unless counting takes so long that the store would do nothing else.
+    /// Returns [`MAX_AGE`], or more if counting takes so long that the store would do little else.
     fn max_age(&self) -> Duration {
         MAX_AGE.max(self.took * 2)
     }
 }
 
 struct State {
-    /// What this broker has changed.
+    /// Sum of this broker's changes.
     changed: Change,
-    /// Grows with whatever is known to have happened in the queue, here or on another broker.
+    /// Increases with every known change in the queue, on this broker or another one.
     version: u64,
-    /// Counts that began before are void.
+    /// Counts that began before this time are void.
     not_before: Option<Instant>,
     counted: Option<Counted>,
 }
 
-/// What is known of one queue.
+/// The state of one queue's depth.
 struct Known {
     state: Mutex<State>,
-    /// One count at a time; whoever waits for its turn looks first whether the one before will do.
+    /// Allows one count at a time. A caller that waited for the lock first checks whether the last
+    /// count will do.
     counting: tokio::sync::Mutex<()>,
 }
 
-/// A depth, and what was known of the queue when it was counted.
+/// A depth, and the state of the queue when it was counted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Seen {
     /// The depth.
     pub(super) depth: Depth,
-    /// If [`Depths::version`] still answers this, nothing is known to have happened since.
+    /// While [`Depths::version`] returns this value, nothing is known to have changed.
     pub(super) version: u64,
     /// How long the store took to count.
     pub(super) took: Duration,
 }
 
-/// Who counts.
+/// Source of counts.
 #[async_trait]
 pub(super) trait Counter: Send + Sync + 'static {
     async fn count(&self, queue: &Queue) -> store::Result<Depth>;
@@ -168,7 +172,7 @@ impl Counter for Arc<dyn Store> {
     }
 }
 
-/// The depths of all queues that somebody has asked for.
+/// The depths of all queues for which anybody has asked.
 pub(super) struct Depths {
     counter: Box<dyn Counter>,
     tasks: TaskTracker,
@@ -182,7 +186,7 @@ impl Depths {
         Arc::new(Self { counter: Box::new(counter), tasks, known: Mutex::default(), counts })
     }
 
-    /// The store has answered a change of this broker's.
+    /// Records a change of this broker that the store has acknowledged.
     pub(super) fn changed(&self, queue: &QueueName, change: impl FnOnce() -> Change) {
         if let Some(known) = self.known.lock().get(queue).cloned() {
             let mut state = known.state.lock();
@@ -191,19 +195,19 @@ impl Depths {
         }
     }
 
-    /// Something happened that this broker cannot put a figure to: on another broker, perhaps.
+    /// Records that something happened whose effect on the depth is unknown, as on another broker.
     pub(super) fn stirred(&self, queue: &QueueName) {
         self.changed(queue, Change::default);
     }
 
-    /// Something happened in any queue.
+    /// Records that something may have happened in every queue.
     pub(super) fn all_stirred(&self) {
         for known in self.known.lock().values() {
             known.state.lock().version += 1;
         }
     }
 
-    /// The queue changed so much that it has to be counted again.
+    /// Drops the count of a queue that changed too much for a correction.
     pub(super) fn forget_count(&self, queue: &QueueName) {
         if let Some(known) = self.known.lock().get(queue) {
             let mut state = known.state.lock();
@@ -213,47 +217,49 @@ impl Depths {
         }
     }
 
-    /// The queue is no longer there.
+    /// Drops a queue that no longer exists.
     pub(super) fn forget(&self, queue: &QueueName) {
         self.known.lock().remove(queue);
     }
 
-    /// Grows with whatever is known to have happened in the queue; `None` if nobody has asked for its depth.
+    /// Returns the version, which increases with every known change; `None` if nobody has asked for
+    /// the queue's depth.
     pub(super) fn version(&self, queue: &QueueName) -> Option<u64> {
         let known = self.known.lock().get(queue).cloned()?;
         let version = known.state.lock().version;
         Some(version)
     }
 
-    /// The queues that somebody has asked for.
+    /// Returns the queues for which anybody has asked.
     pub(super) fn queues(&self) -> Vec<QueueName> {
         self.known.lock().keys().cloned().collect()
     }
 
-    /// The queue's depth as far as it is known, whatever its age.
+    /// Returns the last known depth of the queue, however old.
     pub(super) fn last(&self, queue: &QueueName) -> Option<Depth> {
         let known = self.known.lock().get(queue).cloned()?;
         let state = known.state.lock();
         state.counted.map(|counted| state.corrected(&counted))
     }
 
-    /// The queue's depth, at most [`MAX_AGE`] old, with the caller's own last change.
+    /// Returns the queue's depth, at most [`MAX_AGE`] old and including the caller's own last
+    /// change.
     pub(super) async fn depth(&self, queue: &Arc<Queue>) -> Result<Depth> {
         let known = self.known_of(queue);
         let arrival = Instant::now();
         Ok(self.seen(&known, queue, Counted::is_shallow, arrival).await?.depth)
     }
 
-    /// The queue's depth, at most [`MAX_AGE`] old, for whoever asks again and again. One count serves
-    /// all who ask within that time.
+    /// Returns the queue's depth, at most [`MAX_AGE`] old, for repeated calls. One count serves all
+    /// callers within that time.
     pub(super) async fn watched(&self, queue: &Arc<Queue>) -> Result<Seen> {
         let known = self.known_of(queue);
         self.seen(&known, queue, |_| false, Instant::now()).await
     }
 
-    /// True if so many items fit below the queue's `max_depth`, as far as is known. The queue is
-    /// counted in the background while it seems to have room; only a push that seems not to fit waits for
-    /// a count, and not for each push another.
+    /// Returns true if `items` more items seem to fit below the queue's `max_depth`. While the
+    /// queue seems to have room, it is counted in the background. Only a push that seems not to fit
+    /// waits for a count, and successive pushes share counts.
     pub(super) async fn has_room(
         self: &Arc<Self>,
         queue: &Arc<Queue>,
@@ -280,7 +286,7 @@ impl Depths {
         if age < pause {
             return Ok(false);
         }
-        // Something may have been settled elsewhere.
+        // Items may have been settled on another broker.
         let seen = self.seen(&known, queue, |_| true, Instant::now()).await?;
         Ok(fits(&seen.depth))
     }
@@ -294,8 +300,8 @@ impl Depths {
         Arc::clone(self.known.lock().entry(queue.name.clone()).or_insert_with(new))
     }
 
-    /// A depth that is fit to be shown: the last one if it is young enough, else a new one. `anew` says of a
-    /// count that its like has to be made for whoever arrives.
+    /// Returns the last count if it is recent enough, else a new one. `anew` returns true for a
+    /// count that must be repeated for every caller.
     async fn seen(
         &self,
         known: &Known,
@@ -321,7 +327,7 @@ impl Depths {
         self.count(known, queue).await
     }
 
-    /// Counts the queue; the caller has seen to it that nobody else does.
+    /// Counts the queue. The caller holds the lock that allows one count at a time.
     async fn count(&self, known: &Known, queue: &Arc<Queue>) -> Result<Seen> {
         let _permit = self.counts.acquire().await; // never closed
         let (changed, version) = {
@@ -357,7 +363,8 @@ impl State {
         self.changed.minus(counted.changed).applied_to(&counted.depth)
     }
 
-    /// `fresh`: the count began after the caller came, and holds all that the caller can know of.
+    /// `fresh` says that the count began after the caller arrived, so that it includes everything
+    /// the caller knows.
     fn seen(&self, counted: &Counted, fresh: bool) -> Seen {
         let depth = if fresh { counted.depth } else { self.corrected(counted) };
         Seen { depth, version: counted.version, took: counted.took }

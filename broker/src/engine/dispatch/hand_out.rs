@@ -1,4 +1,4 @@
-//! What a reserve brought, to the consumers it is for.
+//! Hands the items of a reserve to the consumers they are for.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{
     store::{Reservation, Reserved},
 };
 
-/// Gives each consumer what it was dealt, and back to the queue what its consumer is no longer there for.
+/// Hands each consumer its items, and rolls back the items whose consumers have gone.
 pub(super) async fn hand_out(
     engine: &Arc<Engine>,
     dispatcher: &Arc<Dispatcher>,
@@ -37,7 +37,7 @@ pub(super) async fn hand_out(
                 totals.popped = committed;
                 totals.committed += committed;
             }
-            Err(error) => failed = Some(error), // of these alone: the others are dealt theirs
+            Err(error) => failed = Some(error), // the other consumers still receive their items
         }
     }
     engine.count(&queue.name, &totals);
@@ -53,8 +53,8 @@ pub(super) async fn hand_out(
                 continue;
             }
             let back = state.consumers.hand(claimant.id, deliveries, now);
-            // Items committed at once are gone from the store: nothing to give back if their claimant
-            // has gone since.
+            // Auto-committed items are no longer in the store, so that there is nothing to roll
+            // back if their consumer has gone since.
             if !claimant.auto_commit {
                 unwanted.extend(back);
             }
@@ -64,8 +64,9 @@ pub(super) async fn hand_out(
     failed.map_or(Ok(()), Err)
 }
 
-/// Commits what goes to claimants that want it so; keeps of that only what was there to commit. What is for
-/// nobody any more is not committed, and goes to `unwanted`; so does all of it if the commit fails.
+/// Commits the items of auto-commit consumers, and keeps those whose commit succeeded. Items whose
+/// consumer has gone are not committed and are moved to `unwanted`, as are all items if the commit
+/// fails.
 async fn commit_at_once(
     engine: &Engine,
     dispatcher: &Dispatcher,
@@ -96,7 +97,8 @@ async fn commit_at_once(
     let outcomes = match engine.store.commit(held).await {
         Ok(outcomes) => outcomes,
         Err(error) => {
-            // Whether it took effect is not known. What is still there is ready again.
+            // It is unknown whether the commit took effect. Items that still exist are made ready
+            // again.
             let theirs =
                 deliveries.extract_if(.., |(claimant, _)| claimants[*claimant].auto_commit);
             unwanted.extend(theirs.map(|(_, delivery)| delivery));

@@ -1,8 +1,8 @@
-//! Out: one dispatcher per consumed queue and broker. It gathers what the queue's consumers have
-//! room for, reserves as much in one go, and hands it to them.
+//! Delivery: one dispatcher per consumed queue and broker. A dispatcher collects the demands of the
+//! queue's consumers, reserves items for all of them in one call, and hands the items out.
 //!
-//! Nothing is lost between a look and a wait: news is noted before the store is asked, so what
-//! arrives during the look causes another one.
+//! No event is lost between a reserve and the wait that follows it: events are recorded
+//! independently of the reserve, so that an event during a reserve causes another one.
 
 mod hand_out;
 mod polls;
@@ -28,32 +28,33 @@ use crate::{
 pub(super) struct Dispatcher {
     queue: QueueName,
     state: Mutex<State>,
-    /// There is something to do for the loop.
+    /// Notified when the loop has something to do.
     wake: Notify,
-    /// Something was settled; for shutdown.
+    /// Notified when streams hold fewer items, for shutdown.
     fewer: Notify,
-    /// How many steps its loop has begun.
+    /// Number of steps that the loop has begun.
     #[cfg(test)]
     steps: std::sync::atomic::AtomicU64,
 }
 
 struct State {
     consumers: Consumers,
-    /// The queue may have more than was seen in the last look.
+    /// True if the queue may have more items than the last reserve saw.
     dirty: bool,
-    /// What other brokers said of that since the store was last told.
+    /// What other brokers have signalled since the store was last told.
     appeared: Appeared,
-    /// What brings the next look about.
+    /// The event that causes the next reserve.
     woken_by: Wake,
-    /// Receipts may have been settled on another broker.
+    /// True if receipts may have been settled on another broker.
     reconcile: bool,
-    /// The queue's settings as of the last step: what streams hold was reserved under these, or older ones.
+    /// The queue's settings as of the last step. Held items were reserved under these settings or
+    /// older ones.
     queue: Option<Arc<Queue>>,
-    /// When something that was seen becomes eligible, or may.
+    /// When an item that was seen becomes eligible, or may become eligible.
     due: Option<Timestamp>,
-    /// When the store was last asked for that.
+    /// When the store was last asked for that time.
     due_asked: Timestamp,
-    /// How items come from other brokers.
+    /// The rate of items from other brokers.
     rhythm: Rhythm,
 }
 
@@ -62,7 +63,7 @@ impl Dispatcher {
         let state = State {
             consumers: Consumers::default(),
             dirty: true,
-            appeared: Appeared::Nothing, // the store looks from the start by itself
+            appeared: Appeared::Nothing, // a new reserver scans from the start anyway
             woken_by: Wake::Local,
             reconcile: false,
             queue: None,
@@ -97,14 +98,14 @@ impl Dispatcher {
         self.state.lock().consumers.len() > 0
     }
 
-    /// This broker made something in the queue eligible from `since` on.
+    /// Records that this broker made items eligible from `since` on.
     pub(super) fn inserted(&self, since: Option<Timestamp>, now: Timestamp) {
         {
             let mut state = self.state.lock();
             match since {
                 Some(since) if since > now => {
                     if state.due.is_some_and(|due| due <= since) {
-                        return; // the timer goes off before
+                        return; // the timer fires before that
                     }
                     state.due = Some(since);
                 }
@@ -114,7 +115,7 @@ impl Dispatcher {
         self.wake.notify_one();
     }
 
-    /// Another broker did, by its signal. It is noted before the store is asked, and told with the next reserve.
+    /// Records another broker's signal of eligible items. The next reserve passes it to the store.
     pub(super) fn inserted_elsewhere(&self, since: Option<Timestamp>, now: Timestamp) {
         {
             let mut state = self.state.lock();
@@ -125,13 +126,13 @@ impl Dispatcher {
         self.inserted(since, now);
     }
 
-    /// Other brokers may have done anything to the queue.
+    /// Records that other brokers may have changed anything in the queue.
     pub(super) fn look_from_start(&self, now: Timestamp) {
         self.state.lock().appeared.add(Appeared::FromStart);
         self.inserted(None, now);
     }
 
-    /// Something of this queue was settled on another broker, perhaps ours.
+    /// Records that another broker settled items of this queue, which our streams may hold.
     pub(super) fn settled_elsewhere(&self) {
         {
             let mut state = self.state.lock();
@@ -143,12 +144,13 @@ impl Dispatcher {
         self.wake.notify_one();
     }
 
-    /// These reservations were settled through this broker, or whoever tried has been told that they are void.
+    /// Frees reservations that were settled through this broker, or whose caller was told that they
+    /// are void.
     pub(super) fn settled<'a>(&self, receipts: impl Iterator<Item = &'a Receipt>) {
         self.free(receipts, Consumers::settled);
     }
 
-    /// These reservations are void, which nobody was told yet.
+    /// Frees reservations that are void, about which nobody has been told yet.
     pub(super) fn found_void<'a>(
         &self,
         receipts: impl Iterator<Item = &'a Receipt>,
@@ -157,12 +159,13 @@ impl Dispatcher {
         self.free(receipts, |consumers, receipt| consumers.found_void(receipt, now));
     }
 
-    /// The item was deleted through this broker.
+    /// Frees an item that was deleted through this broker.
     pub(super) fn deleted(&self, item: ItemId) {
         self.free(std::iter::once(item), Consumers::deleted);
     }
 
-    /// Takes something out of the hands of whoever holds it; `free` is true if somebody did.
+    /// Applies `free` to each of `all`, and wakes the waiters if it freed anything. `free` returns
+    /// true if a stream held the item.
     fn free<T>(&self, all: impl Iterator<Item = T>, free: impl Fn(&mut Consumers, T) -> bool) {
         let freed = {
             let mut state = self.state.lock();
@@ -198,7 +201,7 @@ impl Dispatcher {
     pub(super) fn add_call(&self, call: Call) -> ConsumerId {
         let id = {
             let mut state = self.state.lock();
-            state.dirty = true; // a call is answered from the store, not from what was known before
+            state.dirty = true; // a call is answered from the store, not from older knowledge
             state.consumers.add_call(call)
         };
         self.wake.notify_one();
@@ -209,7 +212,7 @@ impl Dispatcher {
         self.state.lock().consumers.remove_call(id);
     }
 
-    /// The call's time is up. True if a round is running that will answer it.
+    /// Withdraws a call whose time is up. Returns true if a running round will answer the call.
     pub(super) fn withdraw_call(&self, id: ConsumerId) -> bool {
         self.state.lock().consumers.withdraw_call(id)
     }
@@ -223,14 +226,15 @@ impl Dispatcher {
         self.state.lock().consumers.retire_stream(id);
     }
 
-    /// Ends a stream and returns what it held, whether it is polled or not.
+    /// Ends a stream and returns the items it held, whether the stream is polled or not.
     pub(super) fn end_stream(&self, id: ConsumerId, error: &EngineError) -> Vec<InFlight> {
         let held = self.state.lock().consumers.end_stream(id, error);
         self.fewer.notify_waiters();
         held
     }
 
-    /// What there is for a stream, and what was dealt to it but is too late to be sent.
+    /// Returns the content of a stream's inbox, and the assigned items for which it is too late to
+    /// be sent.
     pub(super) fn look_into_inbox(&self, id: ConsumerId, now: Timestamp) -> (Inbox, Vec<InFlight>) {
         let (inbox, late) = self.state.lock().consumers.look_into_inbox(id, now);
         if matches!(inbox, Inbox::Empty { dirty: true }) || !late.is_empty() {
@@ -239,8 +243,8 @@ impl Dispatcher {
         (inbox, late)
     }
 
-    /// Ends all streams and calls; answers what the streams held, whether they are polled or not, with the
-    /// queue's settings.
+    /// Ends all streams and calls. Returns what the streams held, whether they are polled or not,
+    /// with the queue's settings.
     pub(super) fn end_all(&self, error: &EngineError) -> Option<(Arc<Queue>, Vec<InFlight>)> {
         let mut state = self.state.lock();
         let held = state.consumers.end_all(error);
@@ -250,7 +254,7 @@ impl Dispatcher {
         held
     }
 
-    /// Waits until no stream holds an item any more.
+    /// Waits until streams hold no items.
     pub(super) async fn drained(&self) {
         loop {
             let fewer = self.fewer.notified();
@@ -261,8 +265,8 @@ impl Dispatcher {
         }
     }
 
-    /// A step begins: takes note of what time has brought. Answers what was taken from streams because
-    /// its lease has ended.
+    /// Begins a step: applies the timers that are due. Returns the items that were taken from
+    /// streams because their leases have ended.
     fn begin_step(&self, queue: &Arc<Queue>, now: Timestamp) -> Vec<InFlight> {
         let mut state = self.state.lock();
         state.queue = Some(Arc::clone(queue));
@@ -280,7 +284,8 @@ impl Dispatcher {
         lapsed
     }
 
-    /// What to ask the store for now, and what to tell it; `None` if nobody wants anything or nothing is there.
+    /// Returns the demands of the next reserve and the signals to pass on with it. Returns `None`
+    /// if no consumer wants items or the queue is known to be empty.
     fn next_round(&self) -> Option<(Round, Appeared)> {
         let mut state = self.state.lock();
         if !state.dirty {
@@ -295,29 +300,30 @@ impl Dispatcher {
         Some((round, std::mem::take(&mut state.appeared)))
     }
 
-    /// True if there may be work, but nobody is idle: the next round can wait a moment.
+    /// Returns true if the next round can wait a moment: there may be items, but no consumer is
+    /// idle.
     fn can_wait(&self) -> bool {
         let state = self.state.lock();
         state.dirty && state.consumers.can_wait()
     }
 
-    /// The store did not answer: calls are told, streams wait for the next try.
+    /// Fails the waiting calls after a failed reserve. Streams wait for the next attempt.
     fn look_failed(&self, error: &EngineError) {
         let mut state = self.state.lock();
         state.dirty = true;
         state.consumers.fail_round(error);
     }
 
-    /// When a step has something to do that nobody tells of.
+    /// Returns when the next timer is due.
     fn next_timer(&self) -> Option<Timestamp> {
         let state = self.state.lock();
         state.due.into_iter().chain(state.consumers.next_lapse()).min()
     }
 
-    /// When to look between two signals.
+    /// Returns when to poll between two signals.
     fn next_look(&self, now: Timestamp) -> Option<Timestamp> {
         let state = self.state.lock();
-        // If there is news already, it is room that is waited for.
+        // If items are known to be there, the dispatcher waits for room, not for a poll.
         state.rhythm.next_look(now).filter(|_| !state.dirty)
     }
 

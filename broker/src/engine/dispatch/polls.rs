@@ -1,5 +1,6 @@
-//! Looks at a queue, and at what its streams hold, that no signal asked for: more and more seldom while
-//! all is quiet, at random times, counted from the last look whatever else happens in between.
+//! Polls of a queue, and of the reservations its streams hold, that no signal caused. While a queue
+//! is quiet, polls become rarer. Their times are random, and are counted from the last poll
+//! whatever else happens in between.
 
 use std::time::Duration;
 
@@ -8,15 +9,15 @@ use tokio::time::Instant;
 
 use crate::engine::Engine;
 
-/// When to look without being told.
+/// The times of a dispatcher's polls.
 pub(super) struct Polls {
     min: Duration,
     max: Duration,
-    /// How long after a look the next one is due while signals are healthy.
+    /// Pause between two polls while signals are healthy.
     current: Duration,
     looked: Instant,
     reconciled: Instant,
-    /// The random part of the present pauses.
+    /// The random factor of the current pauses.
     spread: f64,
 }
 
@@ -27,34 +28,34 @@ impl Polls {
         Self { min, max, current: min, looked: now, reconciled: now, spread: spread() }
     }
 
-    /// The store was looked at, and brought something.
+    /// Records that a reserve returned items.
     pub(super) fn found(&mut self) {
         self.current = self.min;
     }
 
-    /// The store was looked at.
+    /// Records a reserve.
     pub(super) fn looked(&mut self) {
         (self.looked, self.spread) = (Instant::now(), spread());
     }
 
-    /// The poll itself caused a look.
+    /// Records a reserve that a poll caused.
     pub(super) fn missed(&mut self) {
         self.looked();
         self.current = (self.current * 2).min(self.max);
     }
 
-    /// It was found out which reservations are still held.
+    /// Records a check of the held reservations.
     pub(super) fn reconciled(&mut self) {
         self.reconciled = Instant::now();
     }
 
-    /// When to look at the queue.
+    /// Returns when to poll the queue next.
     pub(super) fn next_look(&self, signals_healthy: bool) -> Instant {
         let longest = if signals_healthy { self.current } else { self.min };
         self.looked + longest.mul_f64(self.spread)
     }
 
-    /// When to find out which reservations are still held.
+    /// Returns when to check the held reservations next.
     pub(super) fn next_reconcile(&self, signals_healthy: bool) -> Instant {
         let longest = if signals_healthy { self.max } else { self.min };
         self.reconciled + longest.mul_f64(self.spread)

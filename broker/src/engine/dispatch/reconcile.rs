@@ -1,4 +1,4 @@
-//! Which items streams hold no more because they were settled elsewhere.
+//! Frees the items of our streams that were settled on other brokers.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use crate::{
     store::Reservation,
 };
 
-/// Finds out which reservations our streams hold no more, if another broker's signal or the time asks for it.
+/// Checks which reservations our streams no longer hold, if a signal of another broker or a timer
+/// asks for it.
 pub(super) async fn reconcile_if_due(
     engine: &Engine,
     dispatcher: &Dispatcher,
@@ -30,7 +31,7 @@ pub(super) async fn reconcile_if_due(
     reconciled
 }
 
-/// Finds out which items our streams hold no more, since they were settled on another broker.
+/// Checks which items our streams no longer hold because they were settled on another broker.
 async fn reconcile(engine: &Engine, dispatcher: &Dispatcher, queue: &Arc<Queue>) -> Result<()> {
     let receipts = dispatcher.state.lock().consumers.held();
     if receipts.is_empty() {

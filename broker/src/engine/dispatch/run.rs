@@ -1,4 +1,4 @@
-//! The loop of a dispatcher: gather room, reserve, hand out, wait.
+//! The loop of a dispatcher: collect demands, reserve, hand out, wait.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,20 +14,21 @@ use crate::{
     store::Reserver,
 };
 
-/// A dispatcher with no consumers ends after this long.
+/// A dispatcher without consumers ends after this time.
 const IDLE: Duration = Duration::from_secs(10);
 /// How long consumers that have work wait for more, so that many small refills become one.
 pub(super) const GATHER: Duration = Duration::from_millis(1);
-/// A timer that goes off again and again does so at most this often.
+/// Shortest wait for a timer.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
-/// Fruitless looks in a row before the dispatcher waits for something to change.
+/// Reserves in a row that assigned nothing before the dispatcher waits for an event.
 const MAX_STUCK: u32 = 3;
-/// Pauses after failed looks.
+/// Pauses after failed reserves.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
-/// How often at the most an emptied queue is asked when its next item becomes eligible.
+/// Shortest interval at which an emptied queue is asked when its next item becomes eligible.
 const DUE_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The dispatcher's loop; ends at shutdown, or when the queue has had no consumers for a while.
+/// Runs the dispatcher's loop. The loop ends at shutdown, or when the queue has had no consumers
+/// for [`IDLE`].
 pub(crate) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
     let mut polls = Polls::new(&engine);
     let mut reserver = engine.store.reserver(&dispatcher.queue);
@@ -47,7 +48,7 @@ pub(crate) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
         #[cfg(test)]
         dispatcher.steps.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         if !dispatcher.is_used() {
-            // Whatever wakes it meanwhile: only a consumer makes it go on.
+            // Other events wake the loop too, but only a new consumer stops the countdown.
             let ends_at = *ends_at.get_or_insert_with(|| Instant::now() + IDLE);
             tokio::select! {
                 () = dispatcher.wake.notified() => {}
@@ -72,8 +73,8 @@ pub(crate) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
                 wait(&engine, &dispatcher, &mut polls).await;
             }
             Err(EngineError::QueueNotFound(queue)) => {
-                // What its streams held is gone with it. Those that are not polled do not hear of their
-                // end, and are no consumers any more all the same.
+                // The items that the streams held were deleted with the queue. Streams that are not
+                // polled do not notice their end, but no longer count as consumers.
                 dispatcher.end_all(&EngineError::QueueDeleted(queue));
             }
             Err(error) => {
@@ -90,12 +91,12 @@ pub(crate) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
 }
 
 enum Step {
-    /// Something was handed out or cleared away, or there is more to look at.
+    /// Items were handed out or removed, or there is more to reserve.
     Again,
-    /// There is more, but none of it could be dealt: others were quicker, or it is too large for
-    /// the room there is.
+    /// There are more items, but none could be assigned: other brokers were faster, or the items
+    /// are too large for the room there is.
     Stuck,
-    /// Nothing to do until something happens.
+    /// There is nothing to do until the next event.
     Wait,
 }
 
@@ -113,7 +114,7 @@ async fn step(
     if queue.paused {
         let mut state = dispatcher.state.lock();
         state.consumers.answer_impatient();
-        state.dirty = true; // for when it is resumed, which wakes us
+        state.dirty = true; // for the resumption, which wakes the loop
         return Ok(Step::Wait);
     }
     let Some((round, appeared)) = dispatcher.next_round() else {
@@ -124,7 +125,7 @@ async fn step(
     engine.metrics.woken(woken_by);
     let looked = engine.now();
     let reserved = reserver.reserve(&queue, &round.demands, appeared).await.inspect_err(|_| {
-        dispatcher.state.lock().appeared.add(appeared); // nor may the store have heard of it
+        dispatcher.state.lock().appeared.add(appeared); // the store may not have received it
     })?;
     if reserved.limit_unknown {
         engine.with_known_limit(&queue).await?;
@@ -147,13 +148,13 @@ async fn step(
     if more {
         return Ok(if assigned > 0 || cleared > 0 { Step::Again } else { Step::Stuck });
     }
-    // The queue is empty as far as it was seen.
+    // The reserve saw the end of the queue.
     ask_when_due(engine, dispatcher, reserver, &queue, looked).await?;
     Ok(if assigned > 0 { Step::Again } else { Step::Wait })
 }
 
-/// Waits until there is room worth a look at the store, somebody is idle, or a moment has passed.
-/// What wakes it is looked at in the step that follows.
+/// Waits until there is room worth a reserve, a consumer is idle, or [`GATHER`] has passed. The
+/// following step handles the events that end the wait.
 pub(super) async fn gather_room(dispatcher: &Dispatcher, draining: &CancellationToken) {
     let until = Instant::now() + GATHER;
     while dispatcher.can_wait() {
@@ -165,9 +166,9 @@ pub(super) async fn gather_room(dispatcher: &Dispatcher, draining: &Cancellation
     }
 }
 
-/// Sees to it that the loop is there when the next item becomes eligible. A queue that runs empty
-/// again and again does not ask the store each time; it looks once more a little later instead.
-/// `looked`: when the look began that found nothing more.
+/// Sets a timer for the time at which the next item becomes eligible. A queue that runs empty
+/// repeatedly does not ask the store each time, but is reserved from again a little later. `looked`
+/// is when the reserve began that saw the end of the queue.
 async fn ask_when_due(
     engine: &Engine,
     dispatcher: &Dispatcher,
@@ -205,7 +206,8 @@ async fn wait(engine: &Engine, dispatcher: &Dispatcher, polls: &mut Polls) {
         () = engine.draining.cancelled() => return,
         () = sleep_until(until) => {}
     }
-    // What became due, lapsed, or has to be reconciled is seen to by the step that follows.
+    // The following step handles timers and lapsed leases that are due, and reconciles if that is
+    // due.
     let is_polled = poll <= Instant::now();
     if is_polled {
         polls.missed();

@@ -1,4 +1,5 @@
-//! Figures: totals, gathered here and added to the store's once a second, and what is told of a queue.
+//! Figures: totals, which are gathered here and added to the store once a second, and the stats of
+//! queues.
 
 use std::{collections::HashMap, mem, sync::Arc};
 
@@ -20,11 +21,12 @@ use crate::{
 pub(crate) struct QueueStats {
     /// The queue.
     pub queue: QueueName,
-    /// What is in it.
+    /// The number of items in each state.
     pub depth: Depth,
-    /// What happened in it, over all brokers; other brokers' last second may be missing.
+    /// What happened in the queue, over all brokers. The last second of other brokers may be
+    /// missing.
     pub totals: Totals,
-    /// Open streams and waiting calls on this broker.
+    /// Number of open streams and waiting calls on this broker.
     pub consumers: u32,
 }
 
@@ -32,15 +34,15 @@ pub(crate) struct QueueStats {
 #[derive(Default)]
 struct Gathered {
     pending: HashMap<QueueName, Totals>,
-    /// On their way there.
+    /// Totals that are being written to the store.
     flushing: HashMap<QueueName, Totals>,
 }
 
 pub(super) struct Stats {
     pub(super) depths: Arc<Depths>,
     totals: Mutex<Gathered>,
-    /// Held while totals are on their way to the store, and shared by those who read them there: what is
-    /// on its way is in neither place, or in both.
+    /// Held while totals are written to the store, and shared by readers of the stored totals.
+    /// Totals being written may be in both places or in neither.
     flushing: tokio::sync::RwLock<()>,
 }
 
@@ -58,7 +60,8 @@ impl Stats {
         self.totals.lock().pending.remove(queue);
     }
 
-    /// Adds what is not yet in the store to what is there. Nothing moves between the two meanwhile.
+    /// Adds the totals that are not yet in the store to the stored ones. Nothing moves from one to
+    /// the other meanwhile.
     pub(super) fn with_pending(
         &self,
         queue: &QueueName,
@@ -74,14 +77,14 @@ impl Stats {
         totals
     }
 
-    /// While this is held, no totals are on their way to the store.
+    /// Returns a guard. While it is held, no totals are written to the store.
     pub(super) async fn not_flushing(&self) -> tokio::sync::RwLockReadGuard<'_, ()> {
         self.flushing.read().await
     }
 }
 
 impl Engine {
-    /// Notes what happened in a queue.
+    /// Records what happened in a queue.
     pub(super) fn count(&self, queue: &QueueName, change: &Totals) {
         if *change == Totals::default() {
             return;
@@ -107,7 +110,7 @@ impl Engine {
         note(change.expired, Metrics::expired);
     }
 
-    /// Adds to the store's totals what was gathered since the last call.
+    /// Adds the totals gathered since the last call to those in the store.
     pub(crate) async fn flush_totals(&self) -> Result<()> {
         self.log_failures(false);
         let _alone = self.stats.flushing.write().await;
@@ -119,7 +122,7 @@ impl Engine {
         if changes.is_empty() {
             return Ok(());
         }
-        // Back to the others unless the store has taken them, also if this call is given up half-way.
+        // Totals that the store has not taken are gathered again, even if this call is cancelled.
         let _back = PutBack(&self.stats);
         self.store.add_totals(changes.clone()).await?;
         let mut gathered = self.stats.totals.lock();
@@ -128,7 +131,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A queue's depth and totals.
+    /// Returns a queue's depth and totals.
     pub(crate) async fn queue_stats(&self, name: &QueueName) -> Result<QueueStats> {
         let queue = self.queues.get(name).await?;
         let (depth, totals) = tokio::try_join!(self.stats.depths.depth(&queue), self.totals(name))?;
@@ -141,14 +144,15 @@ impl Engine {
         Ok(self.stats.with_pending(name, || stored))
     }
 
-    /// Open streams and waiting calls of the queue on this broker.
+    /// Returns the number of the queue's open streams and waiting calls on this broker.
     pub(super) fn consumers(&self, queue: &QueueName) -> u32 {
         self.dispatcher(queue).map_or(0, |dispatcher| dispatcher.consumers())
     }
 }
 
-/// Puts back the totals that did not reach the store. Should the store have taken them without an answer, a
-/// second is counted twice: the lesser evil, and only in figures.
+/// On drop, returns totals that did not reach the store to the gathered ones. If the store took
+/// them but the acknowledgement was lost, that second is counted twice. This is the lesser evil,
+/// and affects figures only.
 struct PutBack<'a>(&'a Stats);
 
 impl Drop for PutBack<'_> {
