@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_with_several_items_per_signal_is_looked_at_in_between() {
+    fn a_queue_with_several_items_per_signal_is_polled_in_between() {
         let mut rhythm = Rhythm::default();
         rhythm.heard(at(0));
         assert_eq!(rhythm.next_look(at(1)), None, "nothing is known yet");
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_with_the_signals() {
+    fn polls_end_with_the_signals() {
         let mut rhythm = Rhythm::default();
         rhythm.heard(at(0));
         rhythm.brought(5);
@@ -88,6 +88,6 @@ mod tests {
         assert!(rhythm.next_look(at(150)).is_some());
         assert_eq!(rhythm.next_look(at(151)), None);
         rhythm.heard(at(500));
-        assert_eq!(rhythm.next_look(at(501)), None, "it begins anew");
+        assert_eq!(rhythm.next_look(at(501)), None, "the estimate starts again");
     }
 }

@@ -213,7 +213,7 @@ mod tests {
 
     /// Dead-lettering is logged, but a queue whose items fail continuously does not flood the log.
     #[tokio::test(start_paused = true)]
-    async fn the_log_speaks_of_a_queue_once_in_ten_seconds() {
+    async fn a_queue_is_logged_once_in_ten_seconds() {
         let log = FailureLog::default();
         let [queue, dead] = ["q", "q.dead"].map(|name| QueueName::parse("queue", name).unwrap());
         let count = |due: &[(QueueName, Entry)]| -> u64 {
@@ -228,9 +228,9 @@ mod tests {
             tokio::time::advance(Duration::from_secs(1)).await;
         }
         said += count(&log.take_due(true));
-        assert_eq!(said, 100, "all are told of in the end");
+        assert_eq!(said, 100, "all items are logged eventually");
         tokio::time::advance(LOG_EVERY).await;
         assert!(log.take_due(false).is_empty());
-        assert!(log.0.lock().is_empty(), "nothing is remembered of a queue that is well");
+        assert!(log.0.lock().is_empty(), "a queue without failures has no entry");
     }
 }

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_follow_the_zone_over_the_change_of_clocks() {
+    fn ticks_follow_the_time_zone_across_daylight_saving_changes() {
         let ticks = Ticks::parse("30 8 * * *", "Europe/Vienna").unwrap();
         assert_eq!(ticks.after(at("2026-03-28T12:00:00Z")), Some(at("2026-03-29T06:30:00Z")));
         assert_eq!(ticks.after(at("2026-03-27T12:00:00Z")), Some(at("2026-03-28T07:30:00Z")));
@@ -229,13 +229,13 @@ mod tests {
     }
 
     #[test]
-    fn seconds_may_stand_in_front() {
+    fn seconds_may_come_first() {
         let ticks = Ticks::parse("*/2 * * * * *", "UTC").unwrap();
         assert_eq!(ticks.after(at("2026-01-01T00:00:00Z")), Some(at("2026-01-01T00:00:02Z")));
     }
 
     #[test]
-    fn nonsense_names_its_field() {
+    fn an_error_names_its_field() {
         for cron in ["", "* * *", "61 * * * *", "* * * * * * 2030", "hello"] {
             assert_eq!(check_cron(cron, "UTC").unwrap_err().field, "cron", "{cron:?}");
         }

@@ -1,4 +1,4 @@
-//! What operators do while others work.
+//! Operator calls while consumers work.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use crate::{
     store::{Appeared, Reservation, Rollback, RollbackTo, sqlite::SqliteStore},
 };
 
-/// Dead letters whose origin is of another group by now stay, and hold up no others.
+/// Dead letters whose origin is now in another group stay in their queue, and do not block others.
 #[tokio::test]
-async fn a_redrive_passes_over_an_origin_of_another_group() {
+async fn a_redrive_skips_an_origin_in_another_group() {
     let engine = engine();
     let named = |name: &str| QueueName::parse("queue", name).unwrap();
     let (dead, demand) = (
@@ -52,7 +52,7 @@ async fn a_redrive_passes_over_an_origin_of_another_group() {
         engine.store().depth(&queue).await.unwrap().ready
     };
     assert_eq!((ready(&named("here")).await, ready(&dead).await), (1, 1));
-    // Asked for by name it is refused.
+    // A redrive that names such a queue is refused.
     let only = RedriveFilter { origin_queue: Some(named("away")), ..all() };
     let refused = engine.redrive_items(&dead, None, only, 0, 0).await.unwrap_err();
     assert!(matches!(refused, EngineError::DifferentGroup { .. }), "{refused}");
@@ -64,7 +64,7 @@ fn engine() -> Arc<Engine> {
     Engine::new(Arc::new(store), signals, Arc::new(Metrics::new()), Limits::default())
 }
 
-/// Commits whatever is ready, at once.
+/// Commits items as soon as they are ready.
 async fn commit_without_end(engine: Arc<Engine>, queue: Arc<Queue>) {
     let demand = Demand {
         max_items: 1_000,
@@ -86,7 +86,7 @@ async fn commit_without_end(engine: Arc<Engine>, queue: Arc<Queue>) {
     }
 }
 
-/// A replay over an open range ends, though items are processed again meanwhile.
+/// A replay over an open range ends although items are processed again meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replay_ends_though_items_are_processed_again_meanwhile() {
     const ITEMS: usize = 700;
@@ -105,7 +105,7 @@ async fn a_replay_ends_though_items_are_processed_again_meanwhile() {
     })
     .await
     .expect("processed items");
-    tokio::time::sleep(Duration::from_millis(5)).await; // in another millisecond than the last
+    tokio::time::sleep(Duration::from_millis(5)).await; // in a later millisecond than the last item
     let all = Selection::Processed { start: Timestamp(0), end: crate::domain::FOREVER };
     let replayed = tokio::time::timeout(Duration::from_mins(1), engine.replay_items(&name, all, 0));
     assert_eq!(replayed.await.expect("an end").unwrap(), ITEMS as u64);

@@ -1,4 +1,4 @@
-//! Who is dealt what, and what comes back.
+//! How items are assigned to consumers, and which items are rolled back.
 
 use bytes::Bytes;
 use tokio::sync::oneshot;
@@ -9,7 +9,7 @@ use crate::domain::{GroupName, Headers, Item, ItemState, LeaseToken, Priority, Q
 const NOW: Timestamp = Timestamp(1_000);
 const LEASE_END: Timestamp = Timestamp(2_000);
 
-/// An item on its way to a consumer.
+/// Returns an item on its way to a consumer.
 pub(in crate::engine) fn delivery(item: u8, token: u8, bytes: usize) -> Delivery {
     let queue = QueueName::parse("queue", "q").unwrap();
     let id = ItemId([item; 12]);
@@ -72,7 +72,7 @@ fn look(consumers: &mut Consumers, id: ConsumerId) -> Inbox {
     inbox
 }
 
-/// A call for one item, and its answer.
+/// Adds a call for one item. Returns its id and the receiver of its answer.
 fn call(consumers: &mut Consumers) -> (ConsumerId, oneshot::Receiver<Result<Vec<Delivery>>>) {
     let (answer, answered) = oneshot::channel();
     let lease = Duration::from_secs(1);
@@ -81,7 +81,7 @@ fn call(consumers: &mut Consumers) -> (ConsumerId, oneshot::Receiver<Result<Vec<
     (consumers.add_call(call), answered)
 }
 
-/// Who would be dealt how much now.
+/// Returns how many items each consumer would be assigned now.
 fn wanted(consumers: &mut Consumers, now: Timestamp) -> Vec<(ConsumerId, usize)> {
     consumers.take_lapsed(now);
     let Round { demands, claimants, .. } = consumers.demands();
@@ -93,7 +93,7 @@ fn take(consumers: &mut Consumers, id: ConsumerId) -> usize {
         Inbox::Items(items) => items.len(),
         _ => 0,
     };
-    look(consumers, id); // it asks for more
+    look(consumers, id); // the stream asks for more
     taken
 }
 
@@ -113,7 +113,7 @@ fn a_stream_that_does_not_ask_is_assigned_nothing() {
 fn a_message_can_be_settled_in_one_call() {
     let mut consumers = Consumers::default();
     let id = stream(&mut consumers, 5_000, usize::MAX);
-    // Dealt in two rounds, before the stream looked.
+    // The items are assigned in two rounds before the stream takes any of them.
     for round in 0..2_u16 {
         let items = (0..700_u16).map(|n| {
             let mut delivery = delivery(0, 1, 5);
@@ -145,14 +145,14 @@ fn a_full_stream_has_room_again_when_something_is_settled() {
 }
 
 #[test]
-fn only_who_has_work_and_little_room_can_wait_for_more() {
+fn only_consumers_with_work_and_little_room_can_wait() {
     let mut consumers = Consumers::default();
     let id = stream(&mut consumers, 8, 1_000);
-    assert!(!consumers.can_wait(), "an idle consumer is served at once");
+    assert!(!consumers.can_wait(), "an idle consumer is served immediately");
     let items: Vec<_> = (0..8).map(|n| delivery(n, 1, 5)).collect();
     consumers.hand_to_stream(id, items.clone(), NOW);
     assert_eq!(take(&mut consumers, id), 8);
-    assert!(!consumers.can_wait(), "nobody wants anything");
+    assert!(!consumers.can_wait(), "no consumer wants items");
     assert!(consumers.settled(&items[0].receipt));
     assert!(consumers.can_wait(), "room for one of eight");
     assert!(consumers.settled(&items[1].receipt));
@@ -166,7 +166,7 @@ fn only_who_has_work_and_little_room_can_wait_for_more() {
 }
 
 #[test]
-fn who_has_little_room_for_bytes_can_wait_too_and_a_call_can_not() {
+fn a_stream_with_little_room_for_bytes_can_wait_and_a_call_cannot() {
     let mut consumers = Consumers::default();
     let id = stream(&mut consumers, 100, 10);
     consumers.hand_to_stream(id, vec![delivery(1, 1, 9)], NOW);
@@ -177,7 +177,7 @@ fn who_has_little_room_for_bytes_can_wait_too_and_a_call_can_not() {
 }
 
 #[test]
-fn a_flow_lowered_during_a_look_holds_for_what_that_brings() {
+fn a_flow_lowered_during_a_round_applies_to_the_items_of_the_round() {
     let mut consumers = Consumers::default();
     let id = stream(&mut consumers, 8, 1_000);
     assert_eq!(wanted(&mut consumers, NOW), [(id, 8)]);
@@ -185,7 +185,7 @@ fn a_flow_lowered_during_a_look_holds_for_what_that_brings() {
     let back = consumers.hand_to_stream(id, (0..5).map(|n| delivery(n, 1, 5)).collect(), NOW);
     assert_eq!(back.iter().map(|d| d.item.id.0[0]).collect::<Vec<_>>(), [2, 3, 4]);
     assert_eq!(take(&mut consumers, id), 2);
-    assert!(!consumers.settled(&back[0].receipt), "it does not hold what went back");
+    assert!(!consumers.settled(&back[0].receipt), "it does not hold the returned items");
     assert!(wanted(&mut consumers, NOW).is_empty());
 }
 
@@ -201,7 +201,7 @@ fn bytes_fill_a_stream_too() {
 }
 
 #[test]
-fn a_lapsed_lease_does_not_hold_a_full_stream_up() {
+fn a_lapsed_lease_frees_its_place_in_a_full_stream() {
     let mut consumers = Consumers::default();
     let id = stream(&mut consumers, 1, 1_000);
     consumers.hand_to_stream(id, vec![delivery(1, 1, 5)], NOW);
@@ -212,7 +212,7 @@ fn a_lapsed_lease_does_not_hold_a_full_stream_up() {
 }
 
 #[test]
-fn an_item_reserved_anew_leaves_its_old_stream() {
+fn an_item_that_is_reserved_again_leaves_its_old_stream() {
     let mut consumers = Consumers::default();
     let slow = stream(&mut consumers, 2, 1_000);
     let quick = stream(&mut consumers, 2, 1_000);
@@ -220,12 +220,12 @@ fn an_item_reserved_anew_leaves_its_old_stream() {
     assert_eq!(take(&mut consumers, slow), 1);
     consumers.hand_to_stream(quick, vec![delivery(1, 2, 5)], LEASE_END);
     assert_eq!(wanted(&mut consumers, NOW), [(slow, 2), (quick, 1)]);
-    assert_eq!(consumers.remove_stream(slow).len(), 0, "it has nothing to give back");
+    assert_eq!(consumers.remove_stream(slow).len(), 0, "it has nothing to roll back");
     assert_eq!(consumers.remove_stream(quick).len(), 1);
 }
 
 #[test]
-fn what_nobody_takes_comes_back() {
+fn items_without_a_consumer_are_returned() {
     let mut consumers = Consumers::default();
     assert_eq!(consumers.hand_to_stream(7, vec![delivery(1, 1, 5)], NOW).len(), 1);
     let (id, answered) = call(&mut consumers);
@@ -243,9 +243,9 @@ fn the_least_loaded_stream_comes_first() {
     assert_eq!(wanted(&mut consumers, NOW), [(b, 9), (a, 8)]);
 }
 
-/// A stream that reads nothing is dealt one message's worth at a time, however much it may hold.
+/// A stream that does not read is assigned one message's worth at a time, however much it may hold.
 #[test]
-fn a_limit_of_bytes_never_makes_a_stream_want_more() {
+fn a_byte_limit_never_raises_the_demand_of_a_stream() {
     for limit in [usize::MAX, 400 << 20, 20 << 20] {
         let mut consumers = Consumers::default();
         let id = stream(&mut consumers, 100, limit);
@@ -260,10 +260,10 @@ fn a_limit_of_bytes_never_makes_a_stream_want_more() {
     }
 }
 
-/// Whoever has waited longest comes first among those who hold nothing, be it a stream or a call; and
-/// calls without end leave a part of each round to streams.
+/// Among consumers that hold nothing, the one that has waited longest comes first, whether it is a
+/// stream or a call. An unlimited number of calls leaves a part of each round to streams.
 #[test]
-fn calls_do_not_shut_streams_out() {
+fn calls_do_not_starve_streams() {
     let mut consumers = Consumers::default();
     let id = stream(&mut consumers, 1_000, usize::MAX);
     consumers.begin_round(&consumers.demands());
@@ -290,7 +290,7 @@ fn calls_share_a_round() {
     assert_eq!(wanted.iter().map(|wanted| wanted.1).collect::<Vec<_>>(), [250, 10, 370, 370]);
 }
 
-/// Even if it takes several messages to tell.
+/// This holds even if the announcement takes several messages.
 #[test]
 fn a_revoked_receipt_is_told_once() {
     let mut consumers = Consumers::default();
@@ -305,7 +305,7 @@ fn a_revoked_receipt_is_told_once() {
     assert!(matches!(look(&mut consumers, id), Inbox::Empty { .. }), "not before it is certain");
     consumers.take_lapsed(NOW + DOUBT);
     let Inbox::Revoked(revoked) = look(&mut consumers, id) else { panic!() };
-    assert_eq!(revoked.len(), 1, "the other was settled by whoever held it");
+    assert_eq!(revoked.len(), 1, "the other item was settled by its holder");
     assert_eq!(revoked[0].receipt, items[1].receipt);
     consumers.take_lapsed(LEASE_END);
     assert!(matches!(look(&mut consumers, id), Inbox::Empty { .. }));

@@ -1,4 +1,4 @@
-//! How old a depth may be, what corrects it, and how often the store is asked.
+//! The age of depths, their correction, and the number of counts in the store.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use super::*;
 use crate::domain::Timestamp;
 
-/// Answers a depth that the test sets, after as long as counting that many items takes.
+/// Returns a depth that the test sets, after the time that a count of that many items takes.
 #[derive(Clone, Default)]
 struct Items {
     depth: Arc<Mutex<Depth>>,
@@ -56,9 +56,10 @@ fn totals(change: impl FnOnce(&mut Totals)) -> Change {
     Change::of(&totals, false)
 }
 
-/// Whatever ends a reservation takes its item out of the reserved ones; what is committed or discarded may become history.
+/// Every end of a reservation takes its item out of the reserved ones. Committed and discarded
+/// items may become history.
 #[test]
-fn whatever_leaves_the_queue_is_reserved_no_more() {
+fn items_that_leave_the_queue_are_no_longer_reserved() {
     let gone = Change { reserved: -2, ..Change::default() };
     let ends = [
         (Totals { committed: 2, ..Totals::default() }, 2),
@@ -72,9 +73,10 @@ fn whatever_leaves_the_queue_is_reserved_no_more() {
     }
 }
 
-/// A reader sees what it did before it asked, though a million items are not counted for each question.
+/// A caller sees the changes it made before it asked, although a million items are not counted for
+/// each call.
 #[tokio::test(start_paused = true)]
-async fn ones_own_last_change_is_always_seen() {
+async fn a_caller_always_sees_its_own_last_change() {
     let items = Items::ready(DEEP);
     let (depths, queue) = (items.depths(), queue(0));
     let now = async || {
@@ -94,7 +96,7 @@ async fn ones_own_last_change_is_always_seen() {
     assert_eq!(items.counts(), 1);
 }
 
-/// What other brokers did is seen after a second, whatever counting costs.
+/// Changes made by other brokers are seen after a second, however long a count takes.
 #[tokio::test(start_paused = true)]
 async fn a_depth_is_at_most_a_second_old() {
     let items = Items::ready(DEEP);
@@ -106,9 +108,9 @@ async fn a_depth_is_at_most_a_second_old() {
     assert_eq!(items.counts(), 2);
 }
 
-/// A shallow queue is counted for whoever asks: its figures are exact.
+/// A shallow queue is counted for every caller, so that its figures are exact.
 #[tokio::test(start_paused = true)]
-async fn a_shallow_queue_is_counted_for_whoever_asks() {
+async fn a_shallow_queue_is_counted_for_every_caller() {
     let items = Items::ready(10);
     let (depths, queue) = (items.depths(), queue(0));
     for n in 0..20 {
@@ -117,9 +119,9 @@ async fn a_shallow_queue_is_counted_for_whoever_asks() {
     }
 }
 
-/// Whoever asks while the queue is counted shares the next count with all others.
+/// All callers that ask while the queue is being counted share the next count.
 #[tokio::test(start_paused = true)]
-async fn one_count_serves_all_who_ask_meanwhile() {
+async fn one_count_serves_all_concurrent_callers() {
     for (ready, counts) in [(DEEP, 1), (1_000, 2)] {
         let items = Items::ready(ready);
         let (depths, queue) = (items.depths(), queue(0));
@@ -135,7 +137,7 @@ async fn one_count_serves_all_who_ask_meanwhile() {
     }
 }
 
-/// A count that began before the queue was purged is not shown afterwards.
+/// A count that began before a purge is not used after it.
 #[tokio::test(start_paused = true)]
 async fn a_purge_voids_the_count_under_way() {
     let items = Items::ready(DEEP);
@@ -150,10 +152,10 @@ async fn a_purge_voids_the_count_under_way() {
     assert_eq!(depths.depth(&queue).await.unwrap().unsettled(), 0);
 }
 
-/// Pushes into a deep queue with a limit are not held up by counting it: 5,000 pushes in 2.5 s
-/// count it a handful of times, and the limit holds all the same.
+/// Pushes into a deep queue with a limit do not wait for counts: during 5,000 pushes in 2.5 s the
+/// queue is counted a few times, and the limit still holds.
 #[tokio::test(start_paused = true)]
-async fn a_limit_of_depth_does_not_slow_pushes_down() {
+async fn a_depth_limit_does_not_slow_pushes_down() {
     let (before, limit) = (300_000, 304_000);
     let items = Items::ready(before);
     let (depths, queue) = (items.depths(), queue(limit));
@@ -174,7 +176,7 @@ async fn a_limit_of_depth_does_not_slow_pushes_down() {
     assert!(stored <= limit - before && stored >= limit - before - 1_000, "{stored} stored");
 }
 
-/// A full queue takes items again once something was settled on another broker.
+/// A full queue accepts items again once an item was settled on another broker.
 #[tokio::test(start_paused = true)]
 async fn a_full_queue_is_counted_again_before_it_refuses() {
     let items = Items::ready(10);
@@ -186,12 +188,12 @@ async fn a_full_queue_is_counted_again_before_it_refuses() {
     assert!(!depths.has_room(&queue, 2).await.unwrap());
 }
 
-/// What is not settled adds up, whatever state an item was counted in.
+/// The sum of unsettled items is correct, whatever states the items were counted in.
 #[test]
 fn corrections_keep_the_sum() {
     let depth = Depth { ready: 1, delayed: 2, reserved: 3, blocked: 4, ..Depth::default() };
-    // Two delayed items became ready and were handed out; three leases lapsed, and so did what was
-    // reserved then: all ten end.
+    // Two delayed items became ready and were handed out, and three leases lapsed. All ten items
+    // end.
     let change = Change { reserved: -10, ..Change::default() };
     assert_eq!(change.applied_to(&depth).unsettled(), 0);
     let change = Change { ready: -3, reserved: 3, ..Change::default() };
@@ -199,7 +201,7 @@ fn corrections_keep_the_sum() {
     assert_eq!((after.ready, after.delayed, after.reserved), (0, 0, 6));
     let change = Change { reserved: -5, ..Change::default() };
     assert_eq!(change.applied_to(&depth).unsettled(), 5);
-    // More than there was: the count holds a part of it already.
+    // More changed than was counted, because the count includes a part of the change.
     let change = Change { ready: -20, ..Change::default() };
     assert_eq!(change.applied_to(&depth).unsettled(), 0);
 }

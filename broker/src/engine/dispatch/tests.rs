@@ -1,4 +1,4 @@
-//! When a refill waits, and for how long; when to look without being told.
+//! When and for how long a refill waits, and when a dispatcher polls.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::domain::Delivery;
 
-/// A dispatcher with a stream that holds as much as it may, and what that is.
+/// Returns a dispatcher with a stream that is full, and the items that the stream holds.
 fn full() -> (Dispatcher, Vec<Delivery>) {
     let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap());
     let id = add_stream(&dispatcher);
@@ -41,7 +41,7 @@ fn add_stream(dispatcher: &Dispatcher) -> ConsumerId {
     id
 }
 
-/// How long it gathers room, while `meanwhile` happens.
+/// Returns how long the dispatcher collects demands while `meanwhile` runs.
 async fn gathers(dispatcher: &Dispatcher, meanwhile: impl Future<Output = ()>) -> Duration {
     let (start, draining) = (Instant::now(), CancellationToken::new());
     let gathering = async {
@@ -56,7 +56,7 @@ fn settle<'a>(dispatcher: &Dispatcher, items: impl IntoIterator<Item = &'a Deliv
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_small_refill_waits_for_company_and_not_for_long() {
+async fn a_small_refill_waits_briefly_for_others() {
     let (dispatcher, items) = full();
     settle(&dispatcher, &items[..1]);
     let waited = gathers(&dispatcher, async {}).await;
@@ -66,7 +66,7 @@ async fn a_small_refill_waits_for_company_and_not_for_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_ends_its_wait_when_there_is_enough_room() {
+async fn the_wait_ends_when_there_is_enough_room() {
     let (dispatcher, items) = full();
     settle(&dispatcher, &items[..1]);
     let waited = gathers(&dispatcher, async { settle(&dispatcher, &items[1..3]) }).await;
@@ -86,26 +86,26 @@ async fn an_idle_consumer_is_not_kept_waiting() {
 }
 
 #[test]
-fn between_the_signals_of_a_busy_producer_it_looks_by_itself() {
+fn the_dispatcher_polls_between_the_signals_of_a_busy_producer() {
     let (dispatcher, now) = (Dispatcher::new(QueueName::parse("queue", "q").unwrap()), Timestamp);
     dispatcher.inserted_elsewhere(None, now(50));
     dispatcher.state.lock().rhythm.brought(5);
     dispatcher.state.lock().dirty = false;
     assert_eq!(dispatcher.next_look(now(51)), None);
     dispatcher.inserted_elsewhere(None, now(100));
-    assert_eq!(dispatcher.next_look(now(101)), None, "it is room that is waited for");
+    assert_eq!(dispatcher.next_look(now(101)), None, "the dispatcher waits for room");
     dispatcher.state.lock().dirty = false;
     let next = dispatcher.next_look(now(101)).unwrap();
     assert!(next < now(110), "{next:?}");
-    // What is known to become eligible has a timer of its own.
+    // An item that is known to become eligible has its own timer.
     dispatcher.inserted(Some(now(102)), now(101));
     assert_eq!(dispatcher.next_timer(), Some(now(102)));
     assert_eq!(dispatcher.next_look(now(201)), None, "the producer has stopped");
 }
 
-/// What signals told goes with the next reserve, the earliest of them, and with no other.
+/// The earliest signalled time is passed to the next reserve, and to no other.
 #[tokio::test]
-async fn hints_go_with_the_next_round() {
+async fn signals_are_passed_on_with_the_next_round() {
     let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap());
     add_stream(&dispatcher);
     let now = Timestamp(100);

@@ -1,4 +1,4 @@
-//! Figures as they are told, over a real store.
+//! Reported figures, over a real store.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,9 +22,9 @@ fn name(name: &str) -> QueueName {
     QueueName::parse("queue", name).unwrap()
 }
 
-/// Totals never go back and never run ahead, however often they are written meanwhile.
+/// Totals neither decrease nor run ahead, however often they are flushed meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn totals_never_go_back_while_they_are_flushed() {
+async fn totals_never_decrease_while_they_are_flushed() {
     let (engine, _) = engine();
     let (queue, pushes) = (name("q"), 300);
     let done = Arc::new(AtomicBool::new(false));
@@ -58,7 +58,7 @@ async fn totals_never_go_back_while_they_are_flushed() {
     assert_eq!(engine.queue_stats(&queue).await.unwrap().totals.pushed, pushes + 1);
 }
 
-/// The value of a metric's line.
+/// Returns the value of a metric.
 fn value(metrics: &Metrics, line: &str) -> Option<f64> {
     let page = metrics.encode().unwrap();
     let found = page.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(' '));
@@ -70,9 +70,9 @@ fn calls(metrics: &Metrics, call: &str) -> f64 {
     value(metrics, &line).unwrap_or_default()
 }
 
-/// Depths are there without anybody asking for them, follow what happens, and go with their queue.
+/// Depth gauges appear without a request, follow the queue, and disappear with it.
 #[tokio::test(start_paused = true)]
-async fn gauges_of_depth_keep_themselves() {
+async fn depth_gauges_follow_the_queues() {
     let (engine, metrics) = engine();
     let (work, mut gauges) = (name("work"), Gauges::default());
     let later = NewItem { delay: Duration::from_hours(1), ..NewItem::default() };
@@ -91,7 +91,7 @@ async fn gauges_of_depth_keep_themselves() {
     gauges.keep(&engine).await.unwrap();
     assert_eq!(shown("ready"), Some(3.0));
 
-    // What this broker does not know of, it finds in the totals.
+    // Changes by other brokers are noticed by the totals.
     let other = Totals { pushed: 1, ..Totals::default() };
     engine.store.add_totals(vec![(work.clone(), other)]).await.unwrap();
     let counted = calls(&metrics, "depth");
@@ -105,9 +105,9 @@ async fn gauges_of_depth_keep_themselves() {
     assert!(!metrics.encode().unwrap().contains("work"), "{}", metrics.encode().unwrap());
 }
 
-/// The labels of a queue that another broker has deleted go too, here and in what is remembered.
+/// When another broker deletes a queue, its labels and its remembered state are dropped here too.
 #[tokio::test(start_paused = true)]
-async fn a_queue_deleted_elsewhere_leaves_no_figures() {
+async fn a_queue_deleted_on_another_broker_leaves_no_figures() {
     let (engine, metrics) = engine();
     let (work, other, mut gauges) = (name("work"), name("other"), Gauges::default());
     for queue in [&work, &other] {
@@ -125,9 +125,10 @@ async fn a_queue_deleted_elsewhere_leaves_no_figures() {
     assert_eq!(engine.stats.depths.queues(), [other]);
 }
 
-/// Nothing is counted in queues where nothing happens, whoever watches, and one queue once a second.
+/// Queues without activity are not counted, whatever the number of watchers. A changing queue is
+/// counted once a second.
 #[tokio::test(start_paused = true)]
-async fn a_watch_costs_nothing_where_nothing_happens() {
+async fn a_watch_of_idle_queues_costs_nothing() {
     let (engine, metrics) = engine();
     let names: Vec<_> = (0..200).map(|n| name(&format!("q{n}"))).collect();
     for queue in &names {
@@ -140,7 +141,7 @@ async fn a_watch_costs_nothing_where_nothing_happens() {
         assert_eq!(watch.recv().await.unwrap().unwrap().len(), 200);
         watches.push(watch);
     }
-    // In so many looks of the watches,
+    // During this many polls of the watchers, with nothing to report,
     let looks = async |looks: f64| {
         let until = calls(&metrics, "all_totals") + looks;
         while calls(&metrics, "all_totals") < until {
@@ -155,11 +156,11 @@ async fn a_watch_costs_nothing_where_nothing_happens() {
     };
     let (counted, asked) = (calls(&metrics, "depth"), all());
     looks(10.0).await;
-    assert!(calls(&metrics, "depth") <= counted, "counted for nothing");
-    // with nothing to tell, the store is asked for the totals, and now and then for the names.
+    assert!(calls(&metrics, "depth") <= counted, "an unchanged queue was counted");
+    // only the totals are read, and occasionally the names.
     assert!(all() - asked <= 20.0, "{} calls", all() - asked);
 
-    // One queue changes: all are told, by a count or two.
+    // When one queue changes, all watchers are notified after one or two counts.
     engine.push(&names[7], vec![NewItem::default()], None).await.unwrap();
     for watch in &mut watches {
         let told = watch.recv().await.unwrap().unwrap();
@@ -169,7 +170,7 @@ async fn a_watch_costs_nothing_where_nothing_happens() {
     looks(10.0).await;
     assert!(calls(&metrics, "depth") - counted <= 4.0);
 
-    // Another broker is known by its totals alone.
+    // Changes by another broker are known only by the totals.
     let other = Totals { pushed: 3, ..Totals::default() };
     engine.store.add_totals(vec![(names[9].clone(), other)]).await.unwrap();
     let told = watches[0].recv().await.unwrap().unwrap();

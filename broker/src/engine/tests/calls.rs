@@ -1,10 +1,10 @@
-//! Reserves and pops: what is taken for a call reaches it, or goes back.
+//! Reserves and pops: items taken for a call reach its caller or are rolled back.
 
 use super::*;
 
 const SHORT: Duration = Duration::from_millis(20);
 
-/// The wait ends while the round is in the store: the answer is what the round brought.
+/// The wait ends while the round is in the store. The call returns the items of the round.
 #[tokio::test]
 async fn a_call_that_takes_part_in_a_round_is_answered_by_it() {
     for held in ["reserve", "commit"] {
@@ -21,9 +21,10 @@ async fn a_call_that_takes_part_in_a_round_is_answered_by_it() {
     }
 }
 
-/// Whoever waited for a round that brought nothing is answered at its end, not at the end of the next.
+/// A call whose wait ended during a round without items is answered at the end of that round, not
+/// of the next.
 #[tokio::test]
-async fn a_call_whose_wait_ended_in_a_fruitless_round_is_answered_when_that_ends() {
+async fn a_call_whose_wait_ended_during_an_empty_round_is_answered_when_the_round_ends() {
     let bench = bench();
     bench.push(0).await;
     bench.faults.set("reserve", Fault::HeldAfter);
@@ -35,7 +36,7 @@ async fn a_call_whose_wait_ended_in_a_fruitless_round_is_answered_when_that_ends
 }
 
 #[tokio::test]
-async fn a_pop_whose_caller_hung_up_before_the_commit_loses_nothing() {
+async fn a_pop_whose_caller_left_before_the_commit_loses_nothing() {
     let bench = bench();
     bench.push(3).await;
     bench.faults.set("reserve", Fault::HeldAfter);
@@ -49,14 +50,14 @@ async fn a_pop_whose_caller_hung_up_before_the_commit_loses_nothing() {
     assert_eq!(bench.faults.begun("commit"), 0);
 }
 
-/// One failed commit of a round with pops concerns only those.
+/// A failed commit in a round affects only the pops of the round.
 #[tokio::test]
-async fn a_commit_that_fails_leaves_nothing_leased_to_nobody() {
+async fn items_of_a_failed_commit_are_rolled_back() {
     let bench = bench();
     bench.push(0).await;
     bench.faults.set("commit", Fault::Fails);
     bench.faults.set("reserve", Fault::HeldBefore);
-    let first = bench.reserve(1, Duration::ZERO); // holds the round up until all others are there
+    let first = bench.reserve(1, Duration::ZERO); // delays the round until the others have arrived
     bench.faults.until_begun("reserve", 1).await;
     let (pop, reserve) = (bench.pop(1, LIMIT), bench.reserve(1, LIMIT));
     bench.until_waiting(3).await;
@@ -74,9 +75,9 @@ async fn a_commit_that_fails_leaves_nothing_leased_to_nobody() {
     assert_eq!((other.attempt, ready.len()), (1, 2));
 }
 
-/// More calls than one look can serve: none is left to the fallback poll.
+/// A round cannot serve all of these calls. None of them waits for the fallback poll.
 #[tokio::test]
-async fn a_call_that_does_not_wait_takes_two_looks_at_most() {
+async fn a_call_that_does_not_wait_takes_part_in_at_most_two_rounds() {
     let bench = bench();
     bench.push(0).await;
     bench.faults.set("reserve", Fault::HeldBefore);
@@ -89,7 +90,7 @@ async fn a_call_that_does_not_wait_takes_two_looks_at_most() {
     assert!(bench.faults.begun("reserve") <= 2, "{} looks", bench.faults.begun("reserve"));
 }
 
-/// At shutdown too: a pop in the middle of its commit is answered, the others are told.
+/// The same holds at shutdown: a pop in the middle of its commit is answered, and the others fail.
 #[tokio::test]
 async fn a_pop_in_its_commit_is_answered_though_the_broker_shuts_down() {
     let limits = Limits { drain: Duration::ZERO, ..Limits::default() };
@@ -107,9 +108,9 @@ async fn a_pop_in_its_commit_is_answered_though_the_broker_shuts_down() {
     assert_eq!(within("the answer", pop).await.unwrap().unwrap().len(), 1);
 }
 
-/// After a pause of the whole broker its answer may come too late: then it is none.
+/// After a pause of the whole broker an answer may be too late. Then the call returns nothing.
 #[tokio::test]
-async fn a_reserve_is_not_answered_with_leases_that_have_passed() {
+async fn a_reserve_does_not_return_items_with_ended_leases() {
     let bench = bench();
     bench.push(1).await;
     bench.faults.set("reserve", Fault::HeldAfter);

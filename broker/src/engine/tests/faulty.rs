@@ -1,4 +1,4 @@
-//! A store whose calls can be held up and made to fail, before or after they take effect.
+//! A store whose calls can be delayed and made to fail, before or after they take effect.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -7,45 +7,45 @@ use tokio::sync::watch;
 
 use crate::store::{Result, StoreError, decorator::Around};
 
-/// What happens to calls of one method.
+/// What happens to the calls of one method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Fault {
     #[default]
     None,
-    /// They take effect, and are answered when the fault is gone.
+    /// Calls take effect, but return only when the fault is gone.
     HeldAfter,
-    /// They do not take effect before the fault is gone.
+    /// Calls do not take effect before the fault is gone.
     HeldBefore,
-    /// They fail and have no effect.
+    /// Calls fail without effect.
     Fails,
 }
 
-/// What is to happen to calls, and what has.
+/// The faults to apply, and the calls seen.
 #[derive(Default)]
 pub(super) struct Faults {
     wanted: watch::Sender<HashMap<&'static str, Fault>>,
-    /// How many calls of each method were begun, and how many of them have taken effect.
+    /// For each method, the number of calls that have begun and the number that have taken effect.
     calls: Mutex<HashMap<&'static str, (usize, usize)>>,
     seen: watch::Sender<()>,
 }
 
 impl Faults {
-    /// From now on.
+    /// Sets the fault for all following calls of a method.
     pub(super) fn set(&self, call: &'static str, fault: Fault) {
         self.wanted.send_modify(|faults| _ = faults.insert(call, fault));
     }
 
-    /// How many calls of a method were begun.
+    /// Returns how many calls of a method have begun.
     pub(super) fn begun(&self, call: &'static str) -> usize {
         self.calls.lock().get(call).map_or(0, |calls| calls.0)
     }
 
-    /// Waits until so many calls of a method were begun.
+    /// Waits until `count` calls of a method have begun.
     pub(super) async fn until_begun(&self, call: &'static str, count: usize) {
         self.until(|| self.begun(call) >= count).await;
     }
 
-    /// Waits until so many calls of a method have taken effect.
+    /// Waits until `count` calls of a method have taken effect.
     pub(super) async fn until_done(&self, call: &'static str, count: usize) {
         self.until(|| self.calls.lock().get(call).is_some_and(|calls| calls.1 >= count)).await;
     }

@@ -1,10 +1,10 @@
-//! The dispatcher's loop: what makes it look, and what it costs when there is nothing to do.
+//! The dispatcher's loop: what makes it reserve, and what it costs when there is nothing to do.
 
 use super::{super::EngineError, *};
 
-/// A busy queue is polled all the same: what another broker did, and nobody told, is noticed.
+/// A busy queue is polled too, so that unsignalled changes by other brokers are noticed.
 #[tokio::test]
-async fn a_queue_that_is_busy_is_polled_too() {
+async fn a_busy_queue_is_polled_too() {
     let poll = Duration::from_millis(100);
     let bench = bench_with(Limits { poll_min: poll, poll_max: poll, ..Limits::default() });
     bench.push(1).await;
@@ -13,7 +13,7 @@ async fn a_queue_that_is_busy_is_polled_too() {
     let queue = bench.queue().await;
     let push =
         crate::store::Push { queue, item: NewItem::default(), producer: None, dedup_window: None };
-    // Something wakes the dispatcher more often than it polls.
+    // The dispatcher is woken more often than it polls.
     let dispatcher = bench.engine.dispatcher(&name("q")).unwrap();
     let busy = tokio::spawn(async move {
         loop {
@@ -27,7 +27,7 @@ async fn a_queue_that_is_busy_is_polled_too() {
 }
 
 #[tokio::test]
-async fn a_reconciliation_that_fails_is_made_up_for() {
+async fn a_failed_reconciliation_is_repeated() {
     let bench = bench();
     bench.push(2).await;
     let options = ConsumeOptions { max_in_flight: 1, ..Bench::options() };
@@ -43,9 +43,9 @@ async fn a_reconciliation_that_fails_is_made_up_for() {
     assert_eq!(deliveries(&mut stream).await.len(), 1, "its place is free");
 }
 
-/// Clearing away is no standstill.
+/// A round that only removes expired items counts as progress.
 #[tokio::test]
-async fn many_expired_items_ahead_hold_nobody_up() {
+async fn expired_items_at_the_head_do_not_block_a_reserve() {
     let bench = bench();
     let mortal = || NewItem { ttl: Some(Duration::from_secs(1)), ..NewItem::default() };
     for _ in 0..30 {
@@ -58,9 +58,9 @@ async fn many_expired_items_ahead_hold_nobody_up() {
     assert_eq!(payloads(taken.iter().map(|d| &d.item)), ["0"]);
 }
 
-/// A call that does not wait does not pay for what is cleared away.
+/// A call that does not wait is answered before all expired items are removed.
 #[tokio::test]
-async fn a_call_that_does_not_wait_does_not_wait_for_what_is_cleared_away() {
+async fn a_call_that_does_not_wait_is_not_delayed_by_the_removal_of_expired_items() {
     let bench = bench();
     for _ in 0..30 {
         let mortal = |_| NewItem { ttl: Some(Duration::from_secs(1)), ..NewItem::default() };
@@ -68,10 +68,10 @@ async fn a_call_that_does_not_wait_does_not_wait_for_what_is_cleared_away() {
     }
     bench.clock.advance(Duration::from_secs(2));
     within("an answer", bench.reserve(1, Duration::ZERO)).await.unwrap().unwrap();
-    assert!(bench.faults.begun("reserve") <= 2, "{} looks", bench.faults.begun("reserve"));
+    assert!(bench.faults.begun("reserve") <= 2, "{} reserves", bench.faults.begun("reserve"));
 }
 
-/// How many steps a dispatcher takes in a while.
+/// Returns how many steps a dispatcher takes in a while.
 async fn steps(bench: &Bench) -> u64 {
     let dispatcher = bench.engine.dispatcher(&name("q")).unwrap();
     let before = dispatcher.steps();
@@ -79,7 +79,7 @@ async fn steps(bench: &Bench) -> u64 {
     dispatcher.steps() - before
 }
 
-/// The queue is gone, and the client of one of its streams does not read.
+/// The queue is deleted while the client of one of its streams does not read.
 #[tokio::test]
 async fn a_deleted_queue_beside_a_stream_that_is_not_polled_costs_nothing() {
     let bench = bench();
@@ -108,7 +108,7 @@ async fn a_paused_queue_with_an_item_that_became_due_costs_nothing() {
     assert_eq!(within("the item", waiting).await.unwrap().unwrap().len(), 1);
 }
 
-/// Whatever wakes it: without consumers a dispatcher ends.
+/// A dispatcher without consumers ends, whatever wakes it.
 #[tokio::test(start_paused = true)]
 async fn a_dispatcher_without_consumers_ends_though_it_is_woken() {
     let bench = bench();
@@ -120,7 +120,8 @@ async fn a_dispatcher_without_consumers_ends_though_it_is_woken() {
         if bench.engine.dispatcher(&name("q")).is_none() {
             return;
         }
-        // The store's thread knows nothing of the paused clock: let it end what it does for the dispatcher.
+        // The store's thread does not follow the paused clock. It gets real time to finish the
+        // dispatcher's call.
         std::thread::sleep(Duration::from_millis(1));
     }
     panic!("a dispatcher that is woken every second never ends");

@@ -1,4 +1,4 @@
-//! The engine on a store that can be held up, and on a clock that can be moved.
+//! The engine on a store that can be delayed, with a clock that can be advanced.
 
 mod calls;
 mod faulty;
@@ -18,20 +18,20 @@ use crate::{
     store::{Store, decorator::Decorated, sqlite::SqliteStore},
 };
 
-/// How long a test waits for something that must happen. Generous: it is no measurement.
+/// How long a test waits for something that must happen. Generous, because it is not a measurement.
 const LIMIT: Duration = Duration::from_mins(1);
-/// The lease that the tests take.
+/// The lease that the tests use.
 const LEASE: Duration = Duration::from_secs(30);
 
 struct Bench {
     engine: Arc<Engine>,
     store: Arc<dyn Store>,
-    /// Of the engine's calls; the tests' own go past them.
+    /// The faults apply to calls of the engine, not to those of the tests.
     faults: Arc<Faults>,
     clock: Arc<Clock>,
 }
 
-/// An engine whose fallback poll is so seldom that nothing in a test can be owed to it.
+/// Returns an engine whose fallback poll is too rare to explain any result of a test.
 fn bench() -> Bench {
     let limits = Limits {
         poll_min: Duration::from_mins(10),
@@ -76,7 +76,7 @@ impl Bench {
         self.engine.push(&name("q"), items.collect(), None).await.unwrap();
     }
 
-    /// A reserve in a task of its own.
+    /// Starts a reserve in a task of its own.
     fn reserve(
         &self,
         items: usize,
@@ -88,7 +88,7 @@ impl Bench {
         )
     }
 
-    /// A pop in a task of its own.
+    /// Starts a pop in a task of its own.
     fn pop(&self, items: usize, wait: Duration) -> tokio::task::JoinHandle<Result<Vec<Item>>> {
         let engine = Arc::clone(&self.engine);
         tokio::spawn(async move { engine.pop(&name("q"), items, wait).await })
@@ -116,13 +116,13 @@ impl Bench {
         Arc::new(self.store.get_queue(&name("q")).await.unwrap().expect("the queue is there"))
     }
 
-    /// All items as they are in the store.
+    /// Returns all items in the store.
     async fn items(&self) -> Vec<Item> {
         let queue = self.queue().await;
         self.store.list_items(&queue, None, None, 10_000).await.unwrap().entries
     }
 
-    /// Waits until so many items are ready, and answers them.
+    /// Waits until `count` items are ready, and returns them.
     async fn until_ready(&self, count: usize) -> Vec<Item> {
         let is_ready = async || {
             let queue = self.queue().await;
@@ -132,7 +132,7 @@ impl Bench {
         self.items().await
     }
 
-    /// Waits until a call or stream waits for items of the queue.
+    /// Waits until `count` calls and streams wait for items of the queue.
     async fn until_waiting(&self, count: u32) {
         let waiting =
             async || self.engine.dispatcher(&name("q")).is_some_and(|d| d.consumers() == count);
@@ -140,7 +140,7 @@ impl Bench {
     }
 }
 
-/// The next items of a stream.
+/// Returns the next items of a stream.
 async fn deliveries(stream: &mut Subscription) -> Vec<Delivery> {
     match within("deliveries", stream.next()).await {
         Ok(Received::Deliveries(deliveries)) => deliveries,

@@ -1,4 +1,5 @@
-//! Streams: what they hold when they end, what they have lost, what is not sent any more.
+//! Streams: what happens to held items at the end, revoked items, and items that are no longer
+//! sent.
 
 use super::{
     super::{EngineError, RevokeReason},
@@ -6,22 +7,22 @@ use super::{
 };
 use crate::domain::{Outcome, RetryPolicy};
 
-/// Waits until the broker has dealt so many items to streams.
+/// Waits until the broker has assigned `count` items to streams.
 async fn until_assigned(bench: &Bench, count: u64) {
     let assigned = async || {
         let queue = bench.queue().await;
         bench.store.depth(&queue).await.unwrap().reserved == count
     };
-    until("items are dealt", assigned).await;
+    until("items are assigned", assigned).await;
 }
 
-/// Makes a stream ask for items, and does not take what it is dealt.
+/// Makes a stream ask for items without taking the items it is assigned.
 async fn ask(stream: &mut Subscription) {
     assert!(futures_util::poll!(std::pin::pin!(stream.next())).is_pending());
 }
 
 #[tokio::test]
-async fn what_ends_with_its_stream_counts_no_attempt() {
+async fn the_end_of_a_stream_counts_no_attempt() {
     let bench = bench();
     bench.push(3).await;
     for delivery in 1..=5 {
@@ -34,7 +35,7 @@ async fn what_ends_with_its_stream_counts_no_attempt() {
 }
 
 #[tokio::test]
-async fn a_stream_may_ask_for_its_end_to_count_as_a_failure() {
+async fn a_stream_may_request_that_its_end_counts_as_a_failure() {
     let bench = bench();
     bench.push(1).await;
     let policy = RetryPolicy { initial_delay: Duration::from_hours(1), ..RetryPolicy::default() };
@@ -60,7 +61,7 @@ async fn a_stream_may_ask_for_its_end_to_count_as_a_failure() {
 }
 
 #[tokio::test]
-async fn a_stream_may_leave_its_items_leased_but_for_what_was_never_sent() {
+async fn a_stream_may_keep_the_leases_of_sent_items() {
     let bench = bench();
     bench.push(1).await;
     let options = ConsumeOptions { on_disconnect: OnDisconnect::KeepLease, ..Bench::options() };
@@ -76,9 +77,9 @@ async fn a_stream_may_leave_its_items_leased_but_for_what_was_never_sent() {
     assert_eq!(outcomes, [Outcome::Ok]);
 }
 
-/// The stream is not polled: its client does not read.
+/// The stream is not polled, as when its client does not read.
 #[tokio::test]
-async fn shutdown_takes_back_what_a_stream_holds_polled_or_not() {
+async fn shutdown_rolls_back_the_items_of_a_stream_whether_it_is_polled_or_not() {
     let bench = bench_with(Limits { drain: Duration::ZERO, ..Limits::default() });
     bench.push(2).await;
     let mut stream = bench.stream().await;
@@ -93,9 +94,10 @@ async fn shutdown_takes_back_what_a_stream_holds_polled_or_not() {
     assert!(matches!(stream.next().await, Err(EngineError::ShuttingDown)));
 }
 
-/// Large headers: a message holds a few of the items, and the others have not left.
+/// The headers are large: a message holds a few of the items, and the others have not left the
+/// broker.
 #[tokio::test]
-async fn only_what_is_in_a_message_counts_as_sent() {
+async fn only_items_in_a_message_count_as_sent() {
     let bench = bench();
     let headers = [("k".to_owned(), "v".repeat(16_000))];
     let item = || NewItem { headers: headers.clone().into(), ..NewItem::default() };
@@ -112,7 +114,7 @@ async fn only_what_is_in_a_message_counts_as_sent() {
 }
 
 #[tokio::test]
-async fn giving_back_goes_on_for_as_long_as_the_store_is_away() {
+async fn rollbacks_are_retried_while_the_store_is_unreachable() {
     let bench = bench();
     bench.push(2).await;
     let mut stream = bench.stream().await;
@@ -126,14 +128,14 @@ async fn giving_back_goes_on_for_as_long_as_the_store_is_away() {
 }
 
 #[tokio::test]
-async fn nothing_is_sent_when_its_lease_has_passed() {
+async fn an_item_is_not_sent_after_its_lease() {
     let bench = bench();
     bench.push(0).await;
     let mut stream = bench.stream().await;
     ask(&mut stream).await;
     bench.push(2).await;
     until_assigned(&bench, 2).await;
-    bench.faults.set("reserve", Fault::HeldBefore); // or it would be dealt them anew
+    bench.faults.set("reserve", Fault::HeldBefore); // else the stream would be assigned the items again
     bench.clock.advance(LEASE.saturating_sub(Duration::from_millis(500))); // within the margin
     ask(&mut stream).await;
     let items = bench.until_ready(2).await;
@@ -153,14 +155,14 @@ async fn revoked(stream: &mut Subscription) -> Vec<super::super::Revoked> {
 }
 
 #[tokio::test]
-async fn a_stream_is_told_what_it_no_longer_holds_and_why() {
+async fn a_stream_is_told_which_items_it_no_longer_holds_and_why() {
     let bench = bench();
     bench.push(4).await;
     let mut stream = bench.stream().await;
     let taken = deliveries(&mut stream).await;
     assert_eq!(taken.len(), 4);
     ask(&mut stream).await;
-    // What it settles itself, by whatever call, it is not told.
+    // The stream is not told of items that its consumer settles, by whichever call.
     bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
     bench.engine.delete_item(&name("q"), taken[1].item.id, None).await.unwrap();
     let lost = revoked(&mut stream).await;
@@ -168,7 +170,7 @@ async fn a_stream_is_told_what_it_no_longer_holds_and_why() {
     assert_eq!((&lost[0].receipt, lost[0].reason), (&taken[1].receipt, RevokeReason::Deleted));
     ask(&mut stream).await;
 
-    // As another broker would.
+    // Another broker would settle in this way.
     let queue = bench.queue().await;
     let receipt = taken[2].receipt.clone();
     bench.store.commit(vec![crate::store::Reservation { queue, receipt }]).await.unwrap();
@@ -185,7 +187,7 @@ async fn a_stream_is_told_what_it_no_longer_holds_and_why() {
     assert_eq!((&lost[0].receipt, lost[0].reason), (&taken[3].receipt, RevokeReason::Lapsed));
 }
 
-/// The reservation is found to be void while the commit that ended it is still to be answered.
+/// The reservation is found void while the commit that ended it has not been answered yet.
 #[tokio::test]
 async fn a_settle_that_is_about_to_be_answered_revokes_nothing() {
     let bench = bench();
@@ -224,10 +226,10 @@ async fn the_longest_lease_is_a_reason_of_its_own() {
     assert_eq!(lost[0].reason, RevokeReason::MaxLease);
 }
 
-/// An old stream ends by itself, so that its consumer goes on elsewhere: it is handed nothing more, and what it
-/// settles is settled.
+/// A stream that has reached its maximum age ends, so that its consumer reconnects elsewhere. The
+/// stream is handed nothing more, and its consumer can settle its items.
 #[tokio::test]
-async fn a_stream_that_retires_ends_when_all_is_settled() {
+async fn a_retiring_stream_ends_when_all_its_items_are_settled() {
     let bench = bench();
     bench.push(1).await;
     let mut stream = bench.stream().await;
@@ -236,16 +238,21 @@ async fn a_stream_that_retires_ends_when_all_is_settled() {
     bench.push(1).await;
     ask(&mut stream).await;
     let other = bench.reserve(10, Duration::from_mins(1)).await.unwrap().unwrap();
-    assert_eq!(payloads(other.iter().map(|d| &d.item)), ["0"], "the other one is for others");
+    assert_eq!(
+        payloads(other.iter().map(|d| &d.item)),
+        ["0"],
+        "the other item is for other consumers"
+    );
     let ended = tokio::spawn(async move { stream.next().await.map(|_| ()) });
     bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
     let ended = within("the end", ended).await.unwrap();
     assert!(matches!(ended, Err(EngineError::StreamTooOld)), "{ended:?}");
 }
 
-/// What its consumer does not settle in time comes back with nothing counted, whatever it asked.
+/// Items that the consumer does not settle in time are rolled back with nothing counted, whatever
+/// the stream requested.
 #[tokio::test]
-async fn what_a_retired_stream_holds_comes_back_uncounted() {
+async fn the_items_of_a_retired_stream_are_rolled_back_uncounted() {
     let bench = bench();
     bench.push(2).await;
     let options = ConsumeOptions { on_disconnect: OnDisconnect::Count, ..Bench::options() };
@@ -257,7 +264,7 @@ async fn what_a_retired_stream_holds_comes_back_uncounted() {
     assert!(items.iter().all(|item| item.attempt == 1), "{items:?}");
 }
 
-/// The same if its client reads nothing, so that nobody polls the stream.
+/// The same holds if its client does not read, so that nobody polls the stream.
 #[tokio::test]
 async fn a_retired_stream_that_is_not_polled_keeps_nothing() {
     let bench = bench();
@@ -272,9 +279,10 @@ async fn a_retired_stream_that_is_not_polled_keeps_nothing() {
     assert!(matches!(ended, Err(EngineError::StreamTooOld)), "{ended:?}");
 }
 
-/// What was committed on delivery can only be sent: a stream does not end while a round has some for it.
+/// Auto-committed items can only be sent, so that a stream does not end while a round may have some
+/// for it.
 #[tokio::test]
-async fn a_stream_that_retires_loses_nothing_of_what_was_committed_for_it() {
+async fn a_retiring_stream_receives_all_auto_committed_items() {
     for fault in ["reserve", "commit"] {
         let bench = bench();
         bench.push(1).await;
