@@ -1,5 +1,5 @@
-//! A store around another one, for whoever wants to do something around every call: measure it, hold it up, make it
-//! fail. All methods are listed once, here.
+//! A store around another one, for measuring, delaying or failing its calls. All methods are listed
+//! once, here.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -18,20 +18,20 @@ use crate::{
     metrics::Metrics,
 };
 
-/// What is done around each call of a store.
+/// Wraps each call of a store.
 pub(crate) trait Around: Send + Sync + 'static {
-    /// Makes the call: `answer` does nothing before it is awaited. `call` is the method's name.
+    /// Makes the call. `answer` does nothing before it is awaited. `call` is the method's name.
     fn around<T: Send>(
         &self,
         call: &'static str,
         answer: impl Future<Output = Result<T>> + Send,
     ) -> impl Future<Output = Result<T>> + Send;
 
-    /// Hears of each reserve that was answered.
+    /// Called with the result of each successful reserve.
     fn reserved(&self, _queue: &QueueName, _reserved: &Reserved, _now: Timestamp) {}
 }
 
-/// A store whose calls all pass through an [`Around`].
+/// A store all of whose calls pass through an [`Around`].
 pub(crate) struct Decorated<A> {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) around: Arc<A>,
@@ -78,8 +78,8 @@ impl<A: Around> SettingsWatch for DecoratedWatch<A> {
     }
 }
 
-/// Implements traits: each method listed passes through [`Around::around`] under its name. What stands in brackets
-/// before the list is implemented as it is.
+/// Implements traits: each listed method passes through [`Around::around`] under its name. The
+/// items in brackets before the list are implemented as they are.
 macro_rules! pass_through {
     ($(impl $contract:ident {
         [$($own:tt)*]
@@ -132,7 +132,7 @@ pass_through! {
                 })
             }
 
-            /// Not a call that ends: it waits for something to happen.
+            /// This is not a call with an end: it waits for something to happen.
             async fn unblocked(&self) -> Vec<QueueName> {
                 self.store.unblocked().await
             }

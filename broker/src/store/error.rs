@@ -1,42 +1,43 @@
-//! Why a call of a store failed.
+//! The reasons why a call of a store failed.
 
-/// Why a store could not do as asked.
+/// The reason why a store could not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// It cannot be reached, or did not answer in time: the outcome is unknown.
+    /// The store cannot be reached, or did not respond in time. The outcome is unknown.
     #[error("the store is unavailable: {reason}")]
     Unavailable {
-        /// What the driver said.
+        /// The driver's message.
         reason: String,
         /// The driver's error.
         #[source]
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
-    /// It has no room for what was to be stored; nothing was. What is there can be taken and settled.
+    /// The store has no room for new items, and stored none of them. Existing items can be reserved
+    /// and settled.
     #[error("the store is full: {reason}")]
     Full {
-        /// What there is no room on.
+        /// The resource that is exhausted.
         reason: String,
     },
-    /// What is stored is not what was stored: it is not answered with.
+    /// The stored data is not what was written. It is not returned.
     #[error("the store is damaged: {reason}")]
     Damaged {
-        /// What is wrong with it.
+        /// What is wrong with the data.
         reason: String,
         /// The driver's error.
         #[source]
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
-    /// This deployment of the store cannot do that; the message says what to change.
+    /// This deployment of the store does not support the call. The message says what to change.
     #[error("{0}")]
     Unsupported(String),
-    /// A page token or cursor that this store did not give out.
+    /// A page token or cursor that this store did not issue.
     #[error("not a page token of this broker")]
     BadCursor,
-    /// Anything else: a defect, here or in the store.
+    /// Any other failure: a defect, here or in the store.
     #[error("the store failed: {reason}")]
     Internal {
-        /// What the driver said.
+        /// The driver's message.
         reason: String,
         /// The driver's error.
         #[source]

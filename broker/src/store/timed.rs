@@ -1,4 +1,4 @@
-//! A store that notes how long each call of another one takes, and whether it failed.
+//! A store that records how long each call of another store takes, and whether the call failed.
 
 use std::{future::Future, sync::Arc, time::Instant};
 
@@ -11,8 +11,8 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Measures the calls of `store`. A call that its caller gives up is not counted. Reserves also tell how long their
-/// items have waited.
+/// Measures the calls of `store`. A call whose future is dropped is not counted. Reserves also
+/// record how long their items have waited.
 pub fn timed(store: Arc<dyn Store>, metrics: Arc<Metrics>) -> Arc<dyn Store> {
     store.measure(&metrics);
     Arc::new(Decorated { store, around: Arc::new(Timing { metrics }) })

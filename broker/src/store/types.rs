@@ -1,4 +1,4 @@
-//! What callers give a store, and what a store returns.
+//! The parameters and results of a store's calls.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,50 +10,53 @@ use crate::domain::{
 /// An item to store.
 #[derive(Debug, Clone)]
 pub struct Push {
-    /// The queue it goes to. Items of several queues and groups may share a call.
+    /// The item's queue. Items of several queues and groups may share a call.
     pub queue: Arc<Queue>,
     /// The item.
     pub item: NewItem,
-    /// Who pushes it.
+    /// Name of the producer.
     pub producer: Option<ConsumerName>,
-    /// Remember the `dedup_id` this long instead of the queue's `dedup_window`.
+    /// How long to remember the `dedup_id`, if not for the queue's `dedup_window`.
     pub dedup_window: Option<Duration>,
 }
 
-/// What a reserve found.
+/// The result of a reserve.
 #[derive(Debug, Default)]
 pub struct Reserved {
-    /// The deliveries, in hand-out order, each with the index of the want it was dealt to.
+    /// The deliveries, in hand-out order, each with the index of the demand to which it was
+    /// assigned.
     pub deliveries: Vec<(usize, Delivery)>,
-    /// Items with a lapsed lease that were at a limit: what became of them is [`Queue::at_limit`].
+    /// Number of items with a lapsed lease that were at a limit. [`Queue::at_limit`] says where
+    /// they went.
     pub at_limit: AtLimitCounts,
-    /// True if items at a limit were met but it is not known where they go ([`crate::domain::AtLimit::Unknown`]). Nothing was
-    /// handed out: look into that and ask again.
+    /// True if items at a limit were found while their destination is unknown
+    /// ([`crate::domain::AtLimit::Unknown`]). Nothing was handed out. The caller determines the
+    /// destination and reserves again.
     pub limit_unknown: bool,
-    /// Items found expired and removed.
+    /// Number of expired items that were found and removed.
     pub expired: u64,
-    /// Items found to be no longer what was stored: set aside, and logged.
+    /// Number of items that were found damaged, set aside and logged.
     pub damaged: u64,
-    /// True if there may be more ready items: ask again rather than wait.
+    /// True if there may be more ready items: the caller reserves again rather than waits.
     pub more: bool,
 }
 
-/// How many items left their queue at a limit, by limit.
+/// Number of items that left their queue at a limit, by limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AtLimitCounts {
-    /// At the limit of attempts.
+    /// Items at the limit of attempts.
     pub max_attempts: u64,
-    /// At the limit of deliveries.
+    /// Items at the limit of deliveries.
     pub max_deliveries: u64,
 }
 
 impl AtLimitCounts {
-    /// All of them.
+    /// Returns the sum.
     pub const fn total(&self) -> u64 {
         self.max_attempts + self.max_deliveries
     }
 
-    /// Counts items; nothing that lapses is rejected.
+    /// Adds items. A lapsed lease is never [`LimitReason::Rejected`].
     pub(crate) fn add(&mut self, reason: LimitReason, items: u64) {
         match reason {
             LimitReason::MaxDeliveries => self.max_deliveries += items,
@@ -62,188 +65,191 @@ impl AtLimitCounts {
     }
 }
 
-/// A receipt to commit, prolong or test, with its queue's settings.
+/// A receipt to commit, extend or check, with its queue's settings.
 #[derive(Debug, Clone)]
 pub struct Reservation {
-    /// The queue the item was reserved from.
+    /// The queue from which the item was reserved.
     pub queue: Arc<Queue>,
-    /// Names the reservation.
+    /// Identifies the reservation.
     pub receipt: Receipt,
 }
 
-/// What a rollback makes of its item.
+/// What a rollback does with its item.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum RollbackTo {
-    /// Back into its queue.
+    /// The item returns to its queue.
     Queue {
-        /// Eligible from then on.
+        /// When the item is eligible.
         eligible_time: Timestamp,
-        /// The number of its next attempt.
+        /// The number of the item's next attempt.
         attempt: u32,
-        /// It never reached a consumer, or its broker shuts down: this time does not count for `max_deliveries`.
+        /// True if the item never reached a consumer, or if its broker shuts down. The delivery
+        /// does not count for `max_deliveries`.
         undelivered: bool,
     },
-    /// Into this dead-letter queue, which is there and of the same group: ready, with `attempt` 1.
+    /// The item goes to this dead-letter queue, which exists and is in the same group. It is ready
+    /// there with `attempt` 1.
     DeadLetter {
         /// The queue.
         to: QueueName,
-        /// How many of its attempts have failed.
+        /// Number of the item's failed attempts.
         failed_attempts: u32,
-        /// Why; for whoever counts.
+        /// The limit that was reached, for metrics.
         reason: LimitReason,
     },
-    /// Away, as a commit: into history if the queue has `retention`.
+    /// The item is removed as by a commit, into history if the queue has `retention`.
     Discard {
-        /// Why; for whoever counts.
+        /// The limit that was reached, for metrics.
         reason: LimitReason,
     },
 }
 
-/// An item to give back.
+/// A rollback of one item.
 #[derive(Debug, Clone)]
 pub struct Rollback {
     /// The reservation.
     pub held: Reservation,
-    /// Where it goes.
+    /// What happens to the item.
     pub to: RollbackTo,
-    /// Why; `None` leaves `last_reason` as it is.
+    /// The new `last_reason`; `None` keeps the old one.
     pub reason: Option<String>,
 }
 
-/// An item to move.
+/// A move of one item.
 #[derive(Debug, Clone)]
 pub struct Move {
     /// The reservation.
     pub held: Reservation,
-    /// The queue it goes to; of the same group, which the caller has checked.
+    /// The destination. The caller has checked that it is in the same group.
     pub to: Arc<Queue>,
-    /// Its new payload, if any.
+    /// The new payload, if any.
     pub payload: Option<bytes::Bytes>,
-    /// Its new media type, if any.
+    /// The new media type, if any.
     pub content_type: Option<String>,
-    /// Merged into its headers.
+    /// Headers to be merged into those of the item.
     pub headers: Headers,
-    /// Its new priority, if any.
+    /// The new priority, if any.
     pub priority: Option<Priority>,
-    /// Eligible from then on.
+    /// When the item is eligible.
     pub eligible_time: Timestamp,
 }
 
-/// A page of something, and where the next one starts.
+/// A page of a list, and where the next page starts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Page<T> {
-    /// What is on it.
+    /// The entries of the page.
     pub entries: Vec<T>,
-    /// Opaque; `None` at the end. Safe in a URL.
+    /// Cursor of the next page; `None` at the end. Opaque and safe in a URL.
     pub next: Option<String>,
 }
 
-/// Which processed items to replay.
+/// The processed items to replay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selection {
-    /// These.
+    /// Items with these ids.
     Ids(Vec<ItemId>),
-    /// Those processed from `start` on (included) and before `end`.
+    /// Items processed in this period.
     Processed {
-        /// Included.
+        /// Inclusive.
         start: Timestamp,
-        /// Excluded.
+        /// Exclusive.
         end: Timestamp,
     },
 }
 
-/// Which items of a dead-letter queue to redrive: all conditions hold.
+/// The items of a dead-letter queue to redrive. All conditions must hold.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RedriveFilter {
-    /// Only these, if any are given.
+    /// Only items with these ids, if any are given.
     pub ids: Vec<ItemId>,
     /// Only items dead-lettered from this queue.
     pub origin_queue: Option<QueueName>,
-    /// Only items whose `last_reason` contains this; empty: any.
+    /// Only items whose `last_reason` contains this text. Empty: all.
     pub reason_contains: String,
-    /// Only items created from then on.
+    /// Only items created at or after this time.
     pub created_from: Option<Timestamp>,
-    /// Only items created before.
+    /// Only items created before this time.
     pub created_before: Option<Timestamp>,
-    /// Only items that were ready by then: what fails again meanwhile is not taken twice.
+    /// Only items that were ready by this time, so that items that fail again during the redrive
+    /// are not moved twice.
     pub ready_by: Option<Timestamp>,
 }
 
-/// What has appeared in a queue by the doing of other brokers, as far as their signals tell: a hint. The earlier of two
-/// includes the later.
+/// A hint about items that appeared in a queue through other brokers, according to their signals.
+/// An earlier time includes all later ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Appeared {
     /// Items eligible from any time on.
     FromStart,
-    /// Items eligible from then on.
+    /// Items eligible from this time on.
     Since(Timestamp),
-    /// Nothing.
+    /// No items.
     #[default]
     Nothing,
 }
 
 impl Appeared {
-    /// Returns what a signal says; `None`: it is not known from when on.
+    /// Returns the content of a signal. `None` means that the time is unknown.
     pub fn of(since: Option<Timestamp>) -> Self {
         since.map_or(Self::FromStart, Self::Since)
     }
 
-    /// Adds another hint.
+    /// Merges another hint into this one.
     pub fn add(&mut self, other: Self) {
         *self = (*self).min(other);
     }
 }
 
-/// Which queues' settings have changed.
+/// The queues whose settings have changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SettingsChanges {
-    /// Any may have.
+    /// Any settings may have changed.
     Unknown,
-    /// Those of these queues, or they came or went.
+    /// The settings of these queues changed, or the queues were created or deleted.
     Of(Vec<QueueName>),
 }
 
-/// Names a state of all links from queues to their dead-letter queues: each change of a link and each
-/// deletion of a queue makes it another one.
+/// Identifies a state of all links from queues to their dead-letter queues. Each change of a link
+/// and each deletion of a queue changes the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Links(pub i64);
 
-/// What became of the deletion of a queue.
+/// The result of deleting a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deleted {
-    /// It is gone, with so many items.
+    /// The queue was deleted with this many items.
     Done(u64),
-    /// It holds items and is as it was.
+    /// The queue holds items. Nothing was changed.
     NotEmpty,
-    /// The queue, or links, changed since they were read: nothing was done.
+    /// The queue or the links have changed since they were read. Nothing was changed.
     Overtaken,
 }
 
-/// The answer to creating something that may be there already.
+/// The result of creating something that may exist already.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Created<T> {
-    /// It is new.
+    /// It was created.
     New(T),
-    /// It was there before, as this.
+    /// It existed already, with these settings.
     Existing(T),
 }
 
-/// What became of an item to delete.
+/// The result of deleting an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ItemDeleted {
-    /// It is deleted.
+    /// The item was deleted.
     Done,
-    /// It is not there.
+    /// The item does not exist.
     NotFound,
-    /// It is in this state, not in that which was asked for; nothing was changed.
+    /// The item is in this state instead of the requested one. Nothing was changed.
     OtherState(ItemState),
 }
 
-/// What one deployment of a store can do.
+/// The capabilities of one deployment of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Several brokers may work on it at once.
+    /// Several brokers can use the store at the same time.
     pub shared: bool,
-    /// What is stored outlives the broker.
+    /// The stored data survives the broker.
     pub durable: bool,
 }

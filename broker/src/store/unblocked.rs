@@ -1,4 +1,5 @@
-//! What a store's own doing made ready, on its way to whoever waits in [`ItemStore::unblocked`](super::ItemStore::unblocked).
+//! Queues in which a store itself made items ready, until
+//! [`ItemStore::unblocked`](super::ItemStore::unblocked) returns them.
 
 use std::{collections::BTreeSet, mem};
 
@@ -7,7 +8,7 @@ use tokio::sync::Notify;
 
 use crate::domain::QueueName;
 
-/// Queues in which items became ready by themselves, until somebody asks.
+/// Queues in which the store made items ready, and which nobody has taken yet.
 #[derive(Debug, Default)]
 pub(super) struct Unblocked {
     queues: Mutex<BTreeSet<QueueName>>,
@@ -20,7 +21,7 @@ impl Unblocked {
         self.some.notify_one();
     }
 
-    /// Waits until there are some, and takes them.
+    /// Waits until there are queues, and takes them.
     pub(super) async fn take(&self) -> Vec<QueueName> {
         loop {
             let queues = mem::take(&mut *self.queues.lock());

@@ -1,4 +1,4 @@
-//! What operators see and do: lists, counts, deletion.
+//! Operator calls: lists, counts, deletion.
 
 use std::sync::Arc;
 
@@ -8,7 +8,8 @@ use crate::{
     store::{ItemDeleted, StoreError},
 };
 
-/// A queue with items in every state; answers it and its items' payloads in the order of a list.
+/// Creates a queue with items in every state. Returns the queue and its items' payloads in list
+/// order.
 async fn mixed(env: &Env) -> (Arc<Queue>, Vec<(ItemState, String)>) {
     let queue = env.queue_with("mixed", |queue| queue.retention = seconds(10_000)).await;
     for n in 0..4 {
@@ -51,7 +52,7 @@ const STATES: [Option<ItemState>; 6] = [
     Some(ItemState::Processed),
 ];
 
-pub async fn lists_are_in_order_and_of_the_state_asked_for(env: &Env) {
+pub async fn lists_are_in_order_and_of_the_requested_state(env: &Env) {
     let (queue, all) = mixed(env).await;
     for state in STATES {
         let expected: Vec<_> =
@@ -60,7 +61,7 @@ pub async fn lists_are_in_order_and_of_the_state_asked_for(env: &Env) {
         let listed = env.list(&queue, state).await;
         let (mut seen, mut expected) = (shown(&listed), expected);
         if state.is_none() {
-            // Where the reserved stand among the delayed is the store's affair.
+            // Each store decides where the reserved items are among the delayed ones.
             let ready = seen.iter().rposition(|(state, _)| *state == ItemState::Ready);
             let reserved = seen.iter().position(|(state, _)| *state == ItemState::Reserved);
             assert!(ready < reserved, "{seen:?}");
@@ -104,7 +105,7 @@ pub async fn a_cursor_survives_changes_in_between(env: &Env) {
     let queue = env.queue("q").await;
     env.push(&queue, (0..6).map(|n| item(&n.to_string())).collect()).await;
     let page = env.store.list_items(&queue, None, None, 3).await.unwrap();
-    // What the cursor points behind goes away; something new comes in.
+    // The item that the cursor points to is deleted, and a new one is pushed.
     for item in &page.entries {
         assert!(env.delete(&queue, item.id).await);
     }
@@ -184,7 +185,7 @@ pub async fn items_of_every_state_can_be_deleted(env: &Env) {
     assert_eq!(env.store.depth(&queue).await.unwrap(), Depth::default());
 }
 
-pub async fn a_purge_spares_what_is_reserved(env: &Env) {
+pub async fn a_purge_spares_reserved_items(env: &Env) {
     let (queue, all) = mixed(env).await;
     let bystander = env.queue("bystander").await;
     env.push_plain(&bystander, &["x"]).await;
@@ -193,7 +194,7 @@ pub async fn a_purge_spares_what_is_reserved(env: &Env) {
     let left = env.list(&queue, None).await;
     assert!(left.len() == 2 && left.iter().all(|item| item.state == ItemState::Reserved));
     assert_eq!(env.store.purge(&queue).await.unwrap(), 0);
-    env.push(&queue, vec![keyed("new", "k")]).await; // nobody is left to wait for
+    env.push(&queue, vec![keyed("new", "k")]).await; // no item of the key is left before it
     assert_eq!(env.drain(&queue).await, ["new"]);
     assert_eq!(env.drain(&bystander).await, ["x"]);
 }
@@ -207,7 +208,7 @@ pub async fn a_purge_of_thousands_is_complete(env: &Env) {
     assert!(!env.reserve(&queue, &[demand(5)]).await.more);
 }
 
-/// A queue too deep to be counted at one glance, with something in every state and level.
+/// A queue too deep to be counted in one step, with items in every state and of every priority.
 pub async fn depth_counts_deep_queues_too(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
     for _ in 0..6 {
@@ -228,14 +229,14 @@ pub async fn depth_counts_deep_queues_too(env: &Env) {
     let counted = (depth.ready, depth.delayed, depth.reserved, depth.blocked, depth.processed);
     assert_eq!(counted, (600 + 3 + 1, 3, 1, 3, 1));
     assert!(depth.oldest_ready.is_some() && depth.next_eligible.is_some());
-    // The lease lapses.
+    // The leases lapse.
     env.pass(LEASE);
     let depth = env.store.depth(&queue).await.unwrap();
     assert_eq!((depth.ready, depth.reserved), (600 + 4 + 1, 0));
 }
 
-/// A reserved item is not taken away by accident.
-pub async fn an_item_in_another_state_than_asked_for_is_not_deleted(env: &Env) {
+/// A reserved item is not deleted by accident.
+pub async fn an_item_in_another_state_than_requested_is_not_deleted(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
     let states = [
         ItemState::Ready,
@@ -256,13 +257,13 @@ pub async fn an_item_in_another_state_than_asked_for_is_not_deleted(env: &Env) {
         }
     }
     assert_eq!(env.list(&queue, None).await.len(), 5);
-    // A lease that has ended makes an item ready, noticed or not.
+    // An item is ready once its lease has ended, whether the store has noticed that or not.
     env.pass(LEASE + seconds(1));
     let lapsed = taken[1].item.id;
     let deleted = env.store.delete_item(&queue, lapsed, Some(ItemState::Reserved)).await.unwrap();
     assert_eq!(deleted, ItemDeleted::OtherState(ItemState::Ready));
     let mut items = env.list(&queue, None).await;
-    // The blocked one first: it is ready once the one before it is gone.
+    // The blocked item is deleted first, because it becomes ready when the item before it is gone.
     items.sort_by_key(|item| item.state != ItemState::Blocked);
     for item in items {
         let deleted = env.store.delete_item(&queue, item.id, Some(item.state)).await.unwrap();

@@ -1,4 +1,5 @@
-//! A broker as the suite sees it: a store, and what hands out each queue's items, which stays as long as the broker.
+//! A broker from the suite's point of view: a store, and a reserver for each queue, kept for as
+//! long as the broker exists.
 
 use std::{collections::HashMap, ops::Deref, sync::Arc};
 
@@ -9,13 +10,13 @@ use crate::{
     store::{Appeared, Reserved, Reserver, Result, Store},
 };
 
-/// A store with the handles of an engine. What tests need of the store itself, it gives by [`Deref`].
+/// A store with the reservers of an engine. [`Deref`] gives tests access to the store itself.
 pub struct Broker<S: ?Sized = dyn Store> {
     store: Arc<S>,
     reservers: Mutex<HashMap<QueueName, Arc<Shared>>>,
 }
 
-/// One queue's handle: concurrent tests take turns.
+/// One queue's reserver, which concurrent tests use in turn.
 type Shared = tokio::sync::Mutex<Box<dyn Reserver>>;
 
 impl<S: ?Sized> Deref for Broker<S> {
@@ -30,7 +31,7 @@ impl<S: Store + ?Sized> Broker<S> {
         Self { store, reservers: Mutex::default() }
     }
 
-    /// The store, for tasks.
+    /// Returns the store, for tasks.
     pub fn store(&self) -> &Arc<S> {
         &self.store
     }
@@ -41,12 +42,12 @@ impl<S: Store + ?Sized> Broker<S> {
         Arc::clone(reservers.entry(queue.clone()).or_insert_with(new))
     }
 
-    /// A reserve of which no other broker's signal told.
+    /// Reserves without a signal of another broker.
     pub async fn reserve(&self, queue: &Arc<Queue>, demands: &[Demand]) -> Result<Reserved> {
         self.reserve_hearing(queue, demands, Appeared::Nothing).await
     }
 
-    /// A reserve after other brokers' signals told of something.
+    /// Reserves after signals of other brokers.
     pub async fn reserve_hearing(
         &self,
         queue: &Arc<Queue>,
@@ -56,7 +57,7 @@ impl<S: Store + ?Sized> Broker<S> {
         self.reserver(&queue.name).lock().await.reserve(queue, demands, appeared).await
     }
 
-    /// When the next item becomes eligible.
+    /// Returns when the next item becomes eligible.
     pub async fn next_eligible(
         &self,
         queue: &Queue,

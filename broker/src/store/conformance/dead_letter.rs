@@ -1,4 +1,4 @@
-//! Dead letters: reached at exactly the limit, whichever way the attempts failed.
+//! Dead letters: an item becomes one exactly at the limit, whichever way its attempts failed.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ async fn pair(env: &Env, max_attempts: u32) -> (Arc<Queue>, Arc<Queue>) {
     (env.queue_with("q", set).await, dead)
 }
 
-pub async fn lapsed_leases_lead_there_at_exactly_the_limit(env: &Env) {
+pub async fn lapsed_leases_dead_letter_at_exactly_the_limit(env: &Env) {
     let (queue, dead) = pair(env, 3).await;
     let pushed = env.push_one(&queue, urgent("x", 4)).await;
     for attempt in 1..=3 {
@@ -52,9 +52,9 @@ pub async fn rollbacks_and_lapses_count_alike(env: &Env) {
     assert_eq!(third.item.attempt, 3);
     env.pass(LEASE + seconds(1));
     assert!(env.drain(&queue).await.is_empty());
-    // A reason that is known is kept.
+    // A known reason is kept.
     assert_eq!(env.get(&dead, pushed.id).await.last_reason, "failed");
-    // The receipt of the last attempt finds the item under no lease any more.
+    // The receipt of the last attempt finds an item without a lease.
     assert_eq!(env.commit_one(&queue, &third).await, Outcome::LeaseLost);
 }
 
@@ -68,7 +68,7 @@ pub async fn a_lapsed_last_attempt_still_commits(env: &Env) {
     assert!(env.list(&dead, None).await.is_empty());
 }
 
-pub async fn a_buried_item_is_as_it_was(env: &Env) {
+pub async fn a_dead_letter_keeps_its_content(env: &Env) {
     let (queue, dead) = pair(env, 1).await;
     let new = crate::domain::NewItem {
         headers: [("a".to_owned(), "b".to_owned())].into(),
@@ -109,7 +109,7 @@ pub async fn a_queue_that_discards_drops_items_at_the_limit(env: &Env) {
     assert!(env.list(&queue, None).await.is_empty());
 }
 
-pub async fn dropped_items_become_history_where_that_is_kept(env: &Env) {
+pub async fn discarded_items_become_history_if_it_is_kept(env: &Env) {
     let set = |queue: &mut Queue| {
         discarding(queue);
         queue.retention = seconds(1_000);
@@ -134,7 +134,7 @@ pub async fn zero_attempts_means_no_limit(env: &Env) {
     assert!(env.list(&dead, None).await.is_empty());
 }
 
-pub async fn the_dead_do_not_hide_the_living(env: &Env) {
+pub async fn items_at_a_limit_do_not_hide_others(env: &Env) {
     let (queue, dead) = pair(env, 1).await;
     env.push(&queue, (0..150).map(|n| item(&n.to_string())).collect()).await;
     assert_eq!(env.take(&queue, 150).await.len(), 150);
@@ -158,9 +158,9 @@ pub async fn the_dead_do_not_hide_the_living(env: &Env) {
     assert_eq!(dead_lettered, 150);
 }
 
-/// What is at a limit does not leave its queue before there is a place for it, and nothing is handed
-/// out beside it that would hide it.
-pub async fn items_at_a_limit_stay_while_it_is_unknown_where_they_go(env: &Env) {
+/// An item at a limit does not leave its queue before its destination is known. No items are handed
+/// out that would hide it.
+pub async fn items_at_a_limit_stay_while_their_destination_is_unknown(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.max_attempts = Some(1)).await;
     assert_eq!(queue.at_limit, AtLimit::Unknown);
     env.push_plain(&queue, &["failing", "well"]).await;
@@ -178,8 +178,8 @@ pub async fn items_at_a_limit_stay_while_it_is_unknown_where_they_go(env: &Env) 
     assert_eq!(env.drain(&dead).await, ["failing"]);
 }
 
-/// Nothing is dropped where there is nowhere to go: the item is tried again.
-pub async fn a_limit_with_nowhere_to_go_has_no_effect(env: &Env) {
+/// An item at a limit without a destination is not lost, but retried.
+pub async fn a_limit_without_a_destination_has_no_effect(env: &Env) {
     let queue = env.queue_with("q.dead", |queue| queue.max_attempts = Some(1)).await;
     env.push_plain(&queue, &["x"]).await;
     for attempt in 1..=4 {
@@ -188,7 +188,8 @@ pub async fn a_limit_with_nowhere_to_go_has_no_effect(env: &Env) {
     }
 }
 
-/// An item that its consumers do not survive ends, though no attempt of it was ever counted.
+/// An item that crashes its consumers is dead-lettered, although none of its attempts was ever
+/// counted.
 pub async fn an_item_handed_out_as_often_as_allowed_is_dead_lettered(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut Queue| {
@@ -213,7 +214,8 @@ pub async fn an_item_handed_out_as_often_as_allowed_is_dead_lettered(env: &Env) 
     assert_eq!(env.get(&dead, pushed.id).await.origin_queue.as_ref(), Some(&queue.name));
 }
 
-/// An item that goes from queue to queue, or round and round by moves, does not use up its deliveries by that.
+/// An item that passes through several queues, or in circles, by moves does not use up its
+/// deliveries.
 pub async fn deliveries_are_counted_from_an_items_arrival(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut Queue| {

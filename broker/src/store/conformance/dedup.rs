@@ -8,7 +8,7 @@ use crate::{
     store::Push,
 };
 
-/// Pushes the item `d` once more and has it recognised as `first`.
+/// Pushes the item `d` again and checks that it is recognised as `first`.
 async fn is_known(env: &Env, queue: &Arc<Queue>, first: &Pushed) {
     let again = env.push_one(queue, dedup("again", "d")).await;
     assert!(again.deduplicated);
@@ -16,7 +16,7 @@ async fn is_known(env: &Env, queue: &Arc<Queue>, first: &Pushed) {
     assert_eq!(again.eligible_time, None);
 }
 
-pub async fn a_repeated_push_answers_with_the_first(env: &Env) {
+pub async fn a_repeated_push_returns_the_first_item(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.sequenced = true).await;
     let first = env.push_one(&queue, dedup("x", "d")).await;
     assert!(!first.deduplicated);
@@ -50,7 +50,7 @@ pub async fn duplicates_within_one_batch_count(env: &Env) {
     assert_eq!(flags, [false, false, true, false, false, true]);
     assert_eq!((pushed[2].id, pushed[5].id), (pushed[1].id, pushed[1].id));
     assert_eq!(env.drain(&queue).await, ["1", "2", "4", "5"]);
-    // Known before the batch, amid new ones.
+    // An id known before the batch, among new ones.
     let pushed = env.push(&queue, vec![item("7"), dedup("8", "e"), item("9")]).await;
     let flags: Vec<bool> = pushed.iter().map(|pushed| pushed.deduplicated).collect();
     assert_eq!(flags, [false, true, false]);
@@ -90,7 +90,7 @@ pub async fn an_id_outlives_its_item(env: &Env) {
     is_known(env, &queue, &first).await;
     assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Ok);
     is_known(env, &queue, &first).await;
-    // The tombstone is no item.
+    // The tombstone is not an item.
     assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Gone);
     assert_eq!(env.store.get_item(&queue, first.id).await.unwrap(), None);
     assert!(env.list(&queue, None).await.is_empty());
@@ -106,7 +106,7 @@ pub async fn an_id_in_history_is_known(env: &Env) {
     let delivery = env.take_one(&queue).await;
     assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Ok);
     is_known(env, &queue, &first).await;
-    env.pass(seconds(11)); // the history has ended, the window has not
+    env.pass(seconds(11)); // after the retention, within the window
     is_known(env, &queue, &first).await;
     assert!(env.list(&queue, None).await.is_empty());
 }
@@ -119,9 +119,9 @@ pub async fn an_id_survives_move_and_dead_letter(env: &Env) {
     let delivery = env.take_one(&queue).await;
     assert_eq!(env.move_one(&queue, &delivery, &to).await, Outcome::Ok);
     is_known(env, &queue, &first).await;
-    // The queue it was moved to does not know the id.
+    // The id is not known in the queue that the item was moved to.
     assert!(!env.push_one(&to, dedup("y", "d")).await.deduplicated);
-    // Moved back where the id came from.
+    // The item is moved back to the queue of its id.
     let delivery = env.take_one(&to).await;
     assert_eq!(payload(&delivery.item), "x");
     assert_eq!(env.move_one(&to, &delivery, &queue).await, Outcome::Ok);
@@ -150,9 +150,9 @@ pub async fn an_id_is_forgotten_when_its_window_ends(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.dedup_window = seconds(60)).await;
     let first = env.push_one(&queue, dedup("x", "d")).await;
     env.pass(seconds(40));
-    is_known(env, &queue, &first).await; // and this does not prolong the window
+    is_known(env, &queue, &first).await; // this does not prolong the window
     env.pass(seconds(21));
-    let second = env.push_one(&queue, dedup("y", "d")).await; // though the first is still there
+    let second = env.push_one(&queue, dedup("y", "d")).await; // although the first item still exists
     assert!(!second.deduplicated);
     is_known(env, &queue, &second).await;
     assert_eq!(env.drain(&queue).await, ["x", "y"]);
@@ -181,7 +181,7 @@ pub async fn a_push_can_have_a_window_of_its_own(env: &Env) {
     assert!(!env.push_one(&queue, dedup("y", "d")).await.deduplicated);
 }
 
-pub async fn a_deleted_item_takes_its_id_along(env: &Env) {
+pub async fn a_deleted_item_releases_its_dedup_id(env: &Env) {
     let queue = env.queue("q").await;
     let first = env.push_one(&queue, dedup("x", "d")).await;
     assert!(env.delete(&queue, first.id).await);
@@ -192,7 +192,7 @@ pub async fn a_deleted_item_takes_its_id_along(env: &Env) {
     assert_eq!(env.drain(&queue).await, ["z"]);
 }
 
-pub async fn duplicates_take_no_sequence_number_and_block_nobody(env: &Env) {
+pub async fn duplicates_take_no_sequence_number_and_block_nothing(env: &Env) {
     let queue = env.queue("q").await;
     let new = |payload: &str, id: &str| crate::domain::NewItem {
         ordering_key: "k".to_owned(),

@@ -1,4 +1,4 @@
-//! Deleting queues, and the links to dead-letter queues that it has to respect.
+//! The deletion of queues, and the links to dead-letter queues that it must respect.
 
 use std::{
     collections::HashSet,
@@ -21,8 +21,8 @@ async fn made(store: &dyn Store, queue: &Queue) -> Arc<Queue> {
     }
 }
 
-/// Pushes one after the other, making the queue if need be and knowing it for a while, as a broker does;
-/// answers what it was answered.
+/// Pushes items one after another, creating the queue if necessary and caching it for a while, as a
+/// broker does. Returns the ids of the pushed items.
 async fn push_without_end(store: Arc<dyn Store>, stop: Arc<AtomicBool>) -> Vec<ItemId> {
     let mut ids = Vec::new();
     let wanted = Queue::with_defaults(name("q"), store.now());
@@ -38,7 +38,7 @@ async fn push_without_end(store: Arc<dyn Store>, stop: Arc<AtomicBool>) -> Vec<I
     ids
 }
 
-/// Pops all there is; answers what that was.
+/// Pops all items. Returns their ids.
 async fn pop_all(broker: &Broker, queue: &Arc<Queue>) -> Vec<ItemId> {
     let mut ids = Vec::new();
     loop {
@@ -56,9 +56,9 @@ async fn pop_all(broker: &Broker, queue: &Arc<Queue>) -> Vec<ItemId> {
     }
 }
 
-/// Beside a loop that pops all items and deletes the queue without force, on brokers that remember it:
-/// what was answered is popped, or still there.
-pub async fn an_answered_push_is_never_lost_beside_deletions(env: &Env) {
+/// Runs beside a loop that pops all items and deletes the queue without force, with brokers that
+/// cache the queue. Every item whose push succeeded was popped or still exists.
+pub async fn a_successful_push_is_never_lost_to_a_concurrent_deletion(env: &Env) {
     const DELETIONS: usize = 5;
     let stop = Arc::new(AtomicBool::new(false));
     let pushers: Vec<_> = [&env.store, &env.other, &env.other]
@@ -94,10 +94,11 @@ pub async fn an_answered_push_is_never_lost_beside_deletions(env: &Env) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(deletions > 0, "the queue was never empty");
-    assert!(missing.is_empty(), "{} of {answered} answered pushes are gone", missing.len());
+    assert!(missing.is_empty(), "{} of {answered} pushed items are lost", missing.len());
 }
 
-/// Without force, what is not settled keeps its queue, whatever its state; history does not.
+/// Without force, an unsettled item in any state prevents the deletion of its queue. History does
+/// not.
 pub async fn a_queue_that_holds_items_is_deleted_only_by_force(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
     let delete = async |force| {
@@ -111,11 +112,11 @@ pub async fn a_queue_that_holds_items_is_deleted_only_by_force(env: &Env) {
     assert_eq!(delete(false).await, Deleted::NotEmpty);
     assert_eq!(env.commit_one(&queue, &first).await, Outcome::Ok, "nothing was changed");
     let second = env.take_one(&queue).await;
-    assert_eq!(delete(false).await, Deleted::NotEmpty, "a reserved item is one too");
+    assert_eq!(delete(false).await, Deleted::NotEmpty, "a reserved item counts too");
     env.commit_one(&queue, &second).await;
     env.push_one(&queue, super::env::delayed("later", seconds(60))).await;
     assert_eq!(delete(false).await, Deleted::NotEmpty);
-    assert_eq!(env.list(&queue, None).await.len(), 3, "and history is as it was");
+    assert_eq!(env.list(&queue, None).await.len(), 3, "history is unchanged");
     assert_eq!(delete(true).await, Deleted::Done(3));
     assert_eq!(env.store.get_queue(&queue.name).await.unwrap(), None);
     let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
@@ -126,7 +127,7 @@ pub async fn a_queue_that_holds_items_is_deleted_only_by_force(env: &Env) {
     assert_eq!(env.store.delete_queue(&queue, false, links).await.unwrap(), Deleted::Done(1));
 }
 
-/// Of two changes that were decided by the same state of all links, one is done.
+/// Of two changes that were decided on the same state of all links, one is made.
 pub async fn links_change_one_at_a_time(env: &Env) {
     let (a, b) = (env.queue("a").await, env.queue("b").await);
     let links = env.store.links().await.unwrap();
@@ -136,7 +137,7 @@ pub async fn links_change_one_at_a_time(env: &Env) {
     assert_eq!(linked.revision, a.revision + 1);
     let sources = env.other.dead_letter_sources(&b.name).await.unwrap();
     assert_eq!(sources, std::slice::from_ref(&linked));
-    // Whoever read before that would delete a queue in use, or close a ring.
+    // A writer that read the links before would delete a queue in use, or close a ring.
     assert_eq!(env.other.delete_queue(&b, true, links).await.unwrap(), Deleted::Overtaken);
     let ring = Queue { dead_letter_queue: Some(a.name.clone()), ..(*b).clone() };
     assert_eq!(env.other.link_queue(&ring, links).await.unwrap(), None);
@@ -146,18 +147,18 @@ pub async fn links_change_one_at_a_time(env: &Env) {
     let links = env.other.links().await.unwrap();
     let made = env.other.link_queue(&new, links).await.unwrap().expect("a new queue");
     assert_eq!(env.store.get_queue(&new.name).await.unwrap(), Some(made));
-    // It is there now.
+    // The queue exists now.
     let links = env.other.links().await.unwrap();
     assert_eq!(env.other.link_queue(&new, links).await.unwrap(), None);
-    // A deletion changes the links too, and finds the queue as it was read.
+    // A deletion changes the links too, and requires the queue to be as it was read.
     assert_eq!(env.store.delete_queue(&a, true, links).await.unwrap(), Deleted::Overtaken);
     assert_eq!(env.store.delete_queue(&linked, true, links).await.unwrap(), Deleted::Done(0));
     assert_eq!(env.store.delete_queue(&b, true, links).await.unwrap(), Deleted::Overtaken);
 }
 
-/// A push that lands after the deletion, by a broker that remembers the queue: it was answered, so the
-/// queue is there again, as it was.
-pub async fn a_push_that_lands_after_the_deletion_brings_its_queue_back(env: &Env) {
+/// A push takes effect after the deletion, through a broker that caches the queue. Because the push
+/// succeeded, the queue exists again, with its former settings.
+pub async fn a_push_that_takes_effect_after_the_deletion_restores_its_queue(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.sequenced = true).await;
     env.delete_queue(&queue).await;
     let late = env.other.push(vec![push_of(&queue, item("late"))]).await.unwrap()[0].id;
@@ -166,7 +167,7 @@ pub async fn a_push_that_lands_after_the_deletion_brings_its_queue_back(env: &En
         if let Some(again) = env.store.get_queue(&queue.name).await.unwrap() {
             break Arc::new(again);
         }
-        assert!(Instant::now() < end, "the item's queue stays away");
+        assert!(Instant::now() < end, "the item's queue does not exist again");
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     assert!(again.sequenced, "{again:?}");

@@ -1,4 +1,4 @@
-//! What a test of the suite stands on, and the words it is written in.
+//! The environment of the suite's tests, and their common operations.
 
 use std::{any::Any, future::Future, sync::Arc, time::Duration};
 
@@ -14,67 +14,67 @@ use crate::{
     store::{ItemDeleted, Move, Push, Reservation, Reserved, Rollback, RollbackTo, Store},
 };
 
-/// An empty store and the clock it goes by.
+/// An empty store and its clock.
 pub struct Env {
     /// The store under test.
     pub store: Arc<Broker>,
-    /// A second broker on the same data; `store` itself where there can be only one.
+    /// A second broker on the same data, or `store` itself if there can be only one.
     pub other: Arc<Broker>,
-    /// The clock of both.
+    /// The clock of both brokers.
     pub clock: Arc<Clock>,
     /// Runs a round of upkeep of the store under test.
     upkeep: Upkeep,
-    /// What is to be dropped after the stores.
+    /// A value to be dropped after the stores.
     _guard: Box<dyn Any + Send + Sync>,
 }
 
 /// Runs a round of upkeep.
 type Upkeep = Box<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 
-/// The lease [`Env::take`] takes.
+/// The lease of [`Env::take`].
 pub(crate) const LEASE: Duration = Duration::from_secs(30);
 
-/// Seconds, as the tests count.
+/// Returns a duration in seconds, the unit of these tests.
 pub(crate) const fn seconds(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// An item with this payload and nothing else to it.
+/// Returns an item with only a payload.
 pub(crate) fn item(payload: &str) -> NewItem {
     NewItem { payload: payload.to_owned().into(), ..NewItem::default() }
 }
 
-/// An item with an ordering key.
+/// Returns an item with an ordering key.
 pub(crate) fn keyed(payload: &str, key: &str) -> NewItem {
     NewItem { ordering_key: key.to_owned(), ..item(payload) }
 }
 
-/// An item with a deduplication id.
+/// Returns an item with a deduplication id.
 pub(crate) fn dedup(payload: &str, id: &str) -> NewItem {
     NewItem { dedup_id: id.to_owned(), ..item(payload) }
 }
 
-/// An item with a priority.
+/// Returns an item with a priority.
 pub(crate) fn urgent(payload: &str, level: i32) -> NewItem {
     NewItem { priority: Priority::parse("priority", level).unwrap(), ..item(payload) }
 }
 
-/// An item that is not due for some time.
+/// Returns a delayed item.
 pub(crate) fn delayed(payload: &str, delay: Duration) -> NewItem {
     NewItem { delay, ..item(payload) }
 }
 
-/// An item with a time to live.
+/// Returns an item with a time to live.
 pub(crate) fn mortal(payload: &str, ttl: Duration) -> NewItem {
     NewItem { ttl: Some(ttl), ..item(payload) }
 }
 
-/// The name of a queue.
+/// Returns the name of a queue.
 pub(crate) fn name(text: &str) -> QueueName {
     QueueName::parse("queue", text).unwrap()
 }
 
-/// A demand without a bound on bytes.
+/// Returns a demand without a limit on bytes.
 pub(crate) fn demand(max_items: usize) -> Demand {
     Demand {
         max_items,
@@ -85,22 +85,22 @@ pub(crate) fn demand(max_items: usize) -> Demand {
     }
 }
 
-/// The payloads of deliveries.
+/// Returns the payloads of deliveries.
 pub(crate) fn payloads(deliveries: &[Delivery]) -> Vec<String> {
     deliveries.iter().map(|delivery| payload(&delivery.item)).collect()
 }
 
-/// The payload of an item.
+/// Returns the payload of an item.
 pub(crate) fn payload(item: &Item) -> String {
     String::from_utf8(item.payload.to_vec()).unwrap()
 }
 
-/// A receipt to settle.
+/// Returns a receipt to settle.
 pub(crate) fn held(queue: &Arc<Queue>, delivery: &Delivery) -> Reservation {
     Reservation { queue: queue.clone(), receipt: delivery.receipt.clone() }
 }
 
-/// A move of a delivered item as it is, to be handed out at once.
+/// Returns a move of a delivered item without changes or delay.
 pub(crate) fn move_of(from: &Arc<Queue>, delivery: &Delivery, to: &Arc<Queue>) -> Move {
     Move {
         held: held(from, delivery),
@@ -114,8 +114,9 @@ pub(crate) fn move_of(from: &Arc<Queue>, delivery: &Delivery, to: &Arc<Queue>) -
 }
 
 impl Env {
-    /// An environment of an empty store; `guard` is dropped after it. `upkeep` does at once, for the queues consumed
-    /// through `store`, what the store does now and then by itself.
+    /// Returns an environment of an empty store. `guard` is dropped after the store. `upkeep` runs
+    /// immediately, for the queues consumed through `store`, the upkeep that the store otherwise
+    /// runs periodically.
     pub fn new<F>(
         store: Arc<dyn Store>,
         other: Arc<dyn Store>,
@@ -131,22 +132,22 @@ impl Env {
         Self { store, other, clock, upkeep, _guard: Box::new(guard) }
     }
 
-    /// Has the store look after its queues, which it would do sooner or later.
+    /// Runs the upkeep of the store, which it would otherwise do sooner or later.
     pub async fn upkeep(&self) {
         (self.upkeep)().await;
     }
 
-    /// The store's time.
+    /// Returns the store's time.
     pub fn now(&self) -> Timestamp {
         self.store.now()
     }
 
-    /// When the next item becomes eligible.
+    /// Returns when the next item becomes eligible.
     pub async fn next_eligible(&self, queue: &Queue) -> Option<Timestamp> {
         self.store.next_eligible(queue, self.now()).await.unwrap()
     }
 
-    /// Lets time pass.
+    /// Advances the clock.
     pub fn pass(&self, time: Duration) {
         self.clock.advance(time);
     }
@@ -166,7 +167,7 @@ impl Env {
         }
     }
 
-    /// Deletes a queue with all its items; answers how many.
+    /// Deletes a queue with all its items. Returns their number.
     pub async fn delete_queue(&self, queue: &Queue) -> u64 {
         let links = self.store.links().await.unwrap();
         match self.store.delete_queue(queue, true, links).await.unwrap() {
@@ -191,12 +192,12 @@ impl Env {
         self.push(queue, payloads.iter().map(|payload| item(payload)).collect()).await
     }
 
-    /// One reserve.
+    /// Reserves once.
     pub async fn reserve(&self, queue: &Arc<Queue>, demands: &[Demand]) -> Reserved {
         self.store.reserve(queue, demands).await.unwrap()
     }
 
-    /// Reserves up to `count` items, asking again as long as there is more.
+    /// Reserves up to `count` items, repeating the call as long as there are more.
     pub async fn take(&self, queue: &Arc<Queue>, count: usize) -> Vec<Delivery> {
         let mut taken = Vec::new();
         for _ in 0..1_000 {
@@ -206,15 +207,15 @@ impl Env {
                 return taken;
             }
         }
-        panic!("there is more for ever");
+        panic!("there are more items forever");
     }
 
-    /// Reserves the one item there is to be had, or rather the first.
+    /// Reserves the first item.
     pub async fn take_one(&self, queue: &Arc<Queue>) -> Delivery {
         self.take(queue, 1).await.pop().expect("an item is ready")
     }
 
-    /// Reserves all that is ready and answers the payloads.
+    /// Reserves all ready items and returns their payloads.
     pub async fn drain(&self, queue: &Arc<Queue>) -> Vec<String> {
         payloads(&self.take(queue, 5_000).await)
     }
@@ -229,12 +230,12 @@ impl Env {
         self.commit(queue, std::slice::from_ref(of)).await[0]
     }
 
-    /// Gives one delivery back, as a failed attempt, ready at once.
+    /// Rolls one delivery back as a failed attempt, without a delay.
     pub async fn fail(&self, queue: &Arc<Queue>, of: &Delivery) -> Outcome {
         self.roll_back(queue, of, Duration::ZERO, of.receipt.attempt + 1, Some("failed")).await
     }
 
-    /// Gives one delivery back.
+    /// Rolls one delivery back.
     pub async fn roll_back(
         &self,
         queue: &Arc<Queue>,
@@ -250,7 +251,7 @@ impl Env {
         self.store.rollback(vec![rollback]).await.unwrap()[0]
     }
 
-    /// Gives one delivery back for the last time.
+    /// Rolls one delivery back as its last attempt.
     pub async fn bury(&self, queue: &Arc<Queue>, of: &Delivery, reason: Option<&str>) -> Outcome {
         let reason = reason.map(str::to_owned);
         let rollback = Rollback { held: held(queue, of), to: last(queue, of), reason };
@@ -267,17 +268,17 @@ impl Env {
         self.store.move_items(vec![move_of(from, of, to)]).await.unwrap()[0]
     }
 
-    /// Deletes an item whatever its state; false if it is not there.
+    /// Deletes an item whatever its state. Returns false if the item does not exist.
     pub async fn delete(&self, queue: &Queue, id: ItemId) -> bool {
         self.store.delete_item(queue, id, None).await.unwrap() == ItemDeleted::Done
     }
 
-    /// The item, which must be there.
+    /// Returns the item, which must exist.
     pub async fn get(&self, queue: &Queue, id: ItemId) -> Item {
         self.store.get_item(queue, id).await.unwrap().expect("the item is there")
     }
 
-    /// All items of a state, or all.
+    /// Returns all items of a state, or of all states.
     pub async fn list(&self, queue: &Queue, state: Option<ItemState>) -> Vec<Item> {
         let page = self.store.list_items(queue, state, None, 10_000).await.unwrap();
         assert_eq!(page.next, None);
@@ -285,7 +286,7 @@ impl Env {
     }
 }
 
-/// The queue with what an engine finds out of where items at a limit go: its dead-letter queue is there.
+/// Returns the queue with a known limit, as an engine determines it: its dead-letter queue exists.
 pub(crate) fn with_limit(queue: Queue) -> Queue {
     let mut queue = queue.in_force(&FailureDefaults::default());
     if let Some(to) = &queue.dead_letter_queue {
@@ -294,7 +295,7 @@ pub(crate) fn with_limit(queue: Queue) -> Queue {
     queue
 }
 
-/// The end of an item's last allowed attempt, as the queue has it.
+/// Returns the rollback of an item's last allowed attempt in this queue.
 pub(crate) fn last(queue: &Queue, of: &Delivery) -> RollbackTo {
     let reason = LimitReason::MaxAttempts;
     match &queue.at_limit {
@@ -302,12 +303,12 @@ pub(crate) fn last(queue: &Queue, of: &Delivery) -> RollbackTo {
             let failed_attempts = of.receipt.attempt;
             RollbackTo::DeadLetter { to: to.clone(), failed_attempts, reason }
         }
-        // What a caller asks for is done, whatever the settings.
+        // The store does what the caller asks for, whatever the settings.
         AtLimit::Discard | AtLimit::Nowhere | AtLimit::Unknown => RollbackTo::Discard { reason },
     }
 }
 
-/// A push of one item.
+/// Returns a push of one item.
 pub(crate) fn push_of(queue: &Arc<Queue>, item: NewItem) -> Push {
     Push { queue: queue.clone(), item, producer: None, dedup_window: None }
 }

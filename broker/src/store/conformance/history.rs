@@ -1,4 +1,4 @@
-//! History: committed items kept for a while, and replayed.
+//! History: committed items that are kept for a while, and their replay.
 
 use super::{Env, env::*};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     store::Selection,
 };
 
-pub async fn committed_items_are_kept_as_long_as_asked(env: &Env) {
+pub async fn committed_items_are_kept_for_the_retention(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(100)).await;
     let pushed = env.push_one(&queue, mortal("x", seconds(10))).await;
     let delivery = env.take_one(&queue).await;
@@ -23,13 +23,13 @@ pub async fn committed_items_are_kept_as_long_as_asked(env: &Env) {
     let depth = env.store.depth(&queue).await.unwrap();
     assert_eq!((depth.processed, depth.unsettled(), depth.next_eligible), (1, 0, None));
 
-    // A spent receipt changes nothing.
+    // A used receipt changes nothing.
     assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Gone);
     assert_eq!(env.fail(&queue, &delivery).await, Outcome::Gone);
     assert_eq!(env.store.holds(vec![held(&queue, &delivery)]).await.unwrap(), [false]);
     assert_eq!(env.get(&queue, pushed.id).await, item);
 
-    env.pass(seconds(50)); // past the end of the lease and of the time to live
+    env.pass(seconds(50)); // past the lease and the time to live
     assert!(env.drain(&queue).await.is_empty());
     assert!(env.store.get_item(&queue, pushed.id).await.unwrap().is_some());
     env.pass(seconds(51));
@@ -52,7 +52,7 @@ pub async fn replay_by_id_makes_items_ready_again(env: &Env) {
     let nobody = crate::domain::ItemId(*b"no such item");
     let committed: Vec<String> = payloads(&taken[..3]);
     let ids = vec![id(&committed[2]), nobody, id(&committed[0]), taken[3].item.id];
-    // The reserved one and the unknown one are passed over.
+    // The reserved item and the unknown one are skipped.
     assert_eq!(env.store.replay(&queue, &Selection::Ids(ids), 99).await.unwrap(), 2);
     let again = env.take(&queue, 9).await;
     let mut names = payloads(&again);
@@ -65,7 +65,7 @@ pub async fn replay_by_id_makes_items_ready_again(env: &Env) {
         assert_eq!(delivery.item.process_time, None);
         assert!(delivery.item.deliveries >= 2);
     }
-    // History ends for them no more.
+    // The replayed items no longer expire from history.
     env.pass(seconds(2_000));
     assert_eq!(env.take(&queue, 9).await.len(), 3);
     let stale = taken.iter().filter(|delivery| payload(&delivery.item) == committed[0]);
@@ -85,7 +85,7 @@ pub async fn replay_by_time_takes_the_oldest_first(env: &Env) {
         times.push(env.get(&queue, delivery.item.id).await.process_time.unwrap());
     }
     let range = |start, end| Selection::Processed { start, end };
-    // The start counts, the end does not.
+    // The start is inclusive, the end is exclusive.
     let some = range(times[2], times[6]);
     assert_eq!(env.store.replay(&queue, &some, 2).await.unwrap(), 2);
     assert_eq!(env.drain(&queue).await, ["2", "3"]);

@@ -1,4 +1,4 @@
-//! Ordering keys: items of one key one at a time, in the order in which their pushes were answered.
+//! Ordering keys: the items of a key are handed out one at a time, in the order of their pushes.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ pub async fn keys_do_not_wait_for_each_other(env: &Env) {
     assert_eq!(env.get(&queue, pushed[1].id).await.eligible_time, None);
     let taken = env.take(&queue, 10).await;
     assert_eq!(payloads(&taken), ["a1", "b1", "free"]);
-    // All in one call: each key goes on.
+    // All items are committed in one call, and each key continues.
     assert_eq!(env.commit(&queue, &taken).await, [Outcome::Ok; 3]);
     let taken = env.take(&queue, 10).await;
     let mut got = payloads(&taken);
@@ -83,7 +83,7 @@ pub async fn a_thousand_blocked_items_come_in_order(env: &Env) {
     assert_eq!(env.store.depth(&queue).await.unwrap().blocked, 1_000 - 60);
 }
 
-pub async fn a_retry_keeps_its_key_waiting(env: &Env) {
+pub async fn a_retry_keeps_its_key_blocked(env: &Env) {
     let queue = env.queue("q").await;
     push_key(env, &queue, &["1", "2"]).await;
     env.push(&queue, vec![keyed("other", "l")]).await;
@@ -94,7 +94,7 @@ pub async fn a_retry_keeps_its_key_waiting(env: &Env) {
     assert!(env.drain(&queue).await.is_empty());
     env.pass(seconds(61));
     let delivery = only(env, &queue, "1").await;
-    // A lapse counts as a retry too.
+    // A lapsed lease counts as a retry too.
     env.pass(LEASE + seconds(1));
     assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Ok);
     let delivery = only(env, &queue, "2").await;
@@ -104,7 +104,7 @@ pub async fn a_retry_keeps_its_key_waiting(env: &Env) {
     assert_eq!(env.commit_one(&queue, &again).await, Outcome::Ok);
 }
 
-pub async fn a_dead_letter_passes_the_turn_on(env: &Env) {
+pub async fn a_dead_letter_unblocks_the_next_item(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut Queue| {
         queue.max_attempts = Some(1);
@@ -117,23 +117,24 @@ pub async fn a_dead_letter_passes_the_turn_on(env: &Env) {
     env.bury(&queue, &delivery, None).await;
     only(env, &queue, "2").await;
     env.pass(LEASE + seconds(1));
-    // Found out by whoever reserves next; the turn passes at once.
+    // The next reserve notices the limit, and unblocks the next item immediately.
     let delivery = only(env, &queue, "3").await;
-    // In the dead-letter queue they keep key and number, but wait for nobody.
+    // In the dead-letter queue, the items keep their keys and numbers, but do not block one
+    // another.
     let buried = env.take(&dead, 10).await;
     assert_eq!(payloads(&buried), ["1", "2"]);
     for (delivery, pushed) in buried.iter().zip(&pushed) {
         assert_eq!(delivery.item.ordering_key, "k");
         assert_eq!(delivery.item.sequence, pushed.sequence);
     }
-    // Settling the dead gives nobody's turn away.
+    // Settling the dead letters unblocks nothing in the queue.
     env.commit(&dead, &buried).await;
     assert!(env.drain(&queue).await.is_empty());
     env.commit_one(&queue, &delivery).await;
     only(env, &queue, "4").await;
 }
 
-pub async fn a_settled_dead_letter_gives_no_turn_away(env: &Env) {
+pub async fn a_settled_dead_letter_unblocks_nothing(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut Queue| queue.dead_letter_queue = Some(dead.name.clone());
     let queue = env.queue_with("q", set).await;
@@ -150,7 +151,7 @@ pub async fn a_settled_dead_letter_gives_no_turn_away(env: &Env) {
     only(env, &dead, "own 2").await;
 }
 
-pub async fn a_dropped_item_passes_the_turn_on(env: &Env) {
+pub async fn a_discarded_item_unblocks_the_next_item(env: &Env) {
     for retention in [0, 1_000] {
         let set = |queue: &mut Queue| {
             (queue.max_attempts, queue.discard_failed) = (Some(1), true);
@@ -166,10 +167,10 @@ pub async fn a_dropped_item_passes_the_turn_on(env: &Env) {
     }
 }
 
-pub async fn a_deleted_item_passes_the_turn_on(env: &Env) {
+pub async fn a_deleted_item_unblocks_the_next_item(env: &Env) {
     let queue = env.queue("q").await;
     let pushed = env.push(&queue, ["1", "2", "3", "4"].map(|name| keyed(name, "k")).to_vec()).await;
-    assert!(env.delete(&queue, pushed[1].id).await); // a blocked one: no turn
+    assert!(env.delete(&queue, pushed[1].id).await); // a blocked item unblocks nothing
     let delivery = only(env, &queue, "1").await;
     assert!(env.drain(&queue).await.is_empty());
     assert!(env.delete(&queue, pushed[0].id).await); // while reserved
@@ -178,14 +179,15 @@ pub async fn a_deleted_item_passes_the_turn_on(env: &Env) {
     assert!(env.drain(&queue).await.is_empty());
 }
 
-pub async fn an_expired_item_passes_the_turn_on(env: &Env) {
+pub async fn an_expired_item_unblocks_the_next_item(env: &Env) {
     let queue = env.queue("q").await;
     let short = |name: &str| crate::domain::NewItem { ttl: Some(seconds(10)), ..keyed(name, "k") };
     env.push(&queue, vec![short("1"), short("2"), keyed("3", "k"), keyed("4", "k")]).await;
     env.pass(seconds(11));
-    // Pushed before anyone noticed: it waits behind those that still live.
+    // This item was pushed before the expiry was noticed. It waits behind those that have not
+    // expired.
     push_key(env, &queue, &["5"]).await;
-    env.take(&queue, 1).await; // meets the expired ones; what it frees may come now or next
+    env.take(&queue, 1).await; // finds the expired items; the unblocked one is returned now or next
     env.upkeep().await;
     env.pass(LEASE + seconds(1));
     for expected in ["3", "4", "5"] {
@@ -194,7 +196,7 @@ pub async fn an_expired_item_passes_the_turn_on(env: &Env) {
     }
 }
 
-pub async fn an_item_that_expires_under_its_lease_passes_the_turn_on(env: &Env) {
+pub async fn an_item_that_expires_under_its_lease_unblocks_the_next_item(env: &Env) {
     let queue = env.queue("q").await;
     let short = crate::domain::NewItem { ttl: Some(seconds(10)), ..keyed("1", "k") };
     env.push(&queue, vec![short, keyed("2", "k")]).await;
@@ -205,7 +207,7 @@ pub async fn an_item_that_expires_under_its_lease_passes_the_turn_on(env: &Env) 
     only(env, &queue, "2").await;
 }
 
-pub async fn an_item_unblocked_waits_for_its_own_time(env: &Env) {
+pub async fn an_unblocked_item_waits_for_its_own_eligible_time(env: &Env) {
     let queue = env.queue("q").await;
     let late = crate::domain::NewItem { delay: seconds(60), ..keyed("2", "k") };
     env.push(&queue, vec![keyed("1", "k"), late, keyed("3", "k")]).await;
@@ -232,7 +234,7 @@ pub async fn priority_does_not_break_the_order_of_a_key(env: &Env) {
     only(env, &queue, "2").await;
 }
 
-pub async fn a_replayed_item_waits_for_its_turn(env: &Env) {
+pub async fn a_replayed_item_is_blocked_by_its_key(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;
     push_key(env, &queue, &["1", "2"]).await;
     let first = only(env, &queue, "1").await;
@@ -246,12 +248,12 @@ pub async fn a_replayed_item_waits_for_its_turn(env: &Env) {
     env.commit_one(&queue, &second).await;
     let first = only(env, &queue, "1").await;
     env.commit_one(&queue, &first).await;
-    // Replayed with nobody in front: at once.
+    // An item that is replayed with no other before it is ready immediately.
     assert_eq!(env.store.replay(&queue, &selection, 10).await.unwrap(), 1);
     only(env, &queue, "1").await;
 }
 
-pub async fn a_moved_item_passes_the_turn_on_and_takes_its_place(env: &Env) {
+pub async fn a_moved_item_unblocks_the_next_item_and_is_last_in_its_new_queue(env: &Env) {
     let (queue, to) = (env.queue("q").await, env.queue("to").await);
     push_key(env, &queue, &["1", "2"]).await;
     push_key(env, &to, &["a"]).await;

@@ -1,4 +1,4 @@
-//! Answers that are larger than a database hands over in one piece (MongoDB: 16 MiB) are complete all the same.
+//! Results larger than a database returns in one reply (MongoDB: 16 MiB) are complete.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::{
     store::RollbackTo,
 };
 
-/// Two payloads of this size do not fit into one answer of MongoDB.
+/// Two payloads of this size do not fit in one reply of MongoDB.
 const LARGE: usize = 9 << 20;
 
 async fn push_large(env: &Env, queue: &Arc<Queue>, count: usize) {
@@ -64,8 +64,8 @@ pub async fn schedules_with_large_items_are_all_listed(env: &Env) {
     assert_eq!(names, ["a", "b", "c"]);
 }
 
-/// Their headers alone are over 16 MiB.
-pub async fn a_thousand_items_with_large_headers_are_told_apart(env: &Env) {
+/// The headers of the items alone exceed 16 MiB.
+pub async fn outcomes_of_a_thousand_items_with_large_headers_are_exact(env: &Env) {
     const COUNT: usize = 1_100;
     let queue = env.queue("q").await;
     for _ in 0..COUNT / 100 {
@@ -80,7 +80,8 @@ pub async fn a_thousand_items_with_large_headers_are_told_apart(env: &Env) {
     let all_held = || first.iter().map(|delivery| held(&queue, delivery)).collect::<Vec<_>>();
     assert_eq!(env.store.holds(all_held()).await.unwrap(), [true; COUNT]);
 
-    // Another broker gives all back and takes them: what is still there was not committed.
+    // Another broker rolls all items back and reserves them, so that every item exists but its
+    // first receipt is stale.
     let to = RollbackTo::Queue { eligible_time: env.now(), attempt: 1, undelivered: false };
     let back = first.iter().map(|delivery| crate::store::Rollback {
         held: held(&queue, delivery),

@@ -1,8 +1,9 @@
-//! Random sequences of calls, done to the store and to a simple model of it: no difference.
+//! Random sequences of calls are made on the store and on a simple model of it, and must give the
+//! same results.
 //!
-//! The clock of a store runs on by itself, so the model's times stay clear of each other: all spans end
-//! half a step away from the instants at which anything is done. Each call is a millisecond after the
-//! one before, so that no two calls share an instant.
+//! The clock of a store advances between the calls, so the times in the model keep clear of one
+//! another: all spans end half a step away from the times of the calls. Each call is a millisecond
+//! after the last one, so that no two calls happen at the same time.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -30,14 +31,14 @@ use crate::{
     store::{RedriveFilter, Rollback, RollbackTo},
 };
 
-/// Time passes in steps of this many seconds; spans end between two steps.
+/// Time advances in steps of this many seconds. Spans end between two steps.
 const STEP: u64 = 100;
 const LEASE: u64 = 150;
 const TTL: u64 = 350;
 const WINDOW: u64 = 250;
 const RETENTION: u64 = 1_050;
 
-/// The queues: `A` has a dead-letter queue and a limit, `B` history and numbers.
+/// The queues: `A` has a dead-letter queue and a limit, `B` has history and sequence numbers.
 const A: usize = 0;
 const B: usize = 1;
 const DEAD: usize = 2;
@@ -57,7 +58,7 @@ enum Step {
         count: usize,
     },
     Commit(usize),
-    /// Back into the queue, or on to the dead-letter queue if that was the last attempt.
+    /// Rolls back to the queue, or to the dead-letter queue after the last attempt.
     RollBack {
         receipt: usize,
         delay: u64,
@@ -91,7 +92,7 @@ fn step() -> impl Strategy<Value = Step> {
             proptest::option::weighted(0.25, 0..3_u8),
         )
             .prop_map(|(queue, key, level, delay, mortal, dedup)| {
-                // When an expired item's turn passes on is each store's own affair.
+                // Each store decides when it unblocks the successor of an expired item.
                 Step::Push { queue, key, level, delay, mortal: mortal && key.is_none(), dedup }
             }),
         6 => (A..=DEAD, 1..4_usize).prop_map(|(queue, count)| Step::Reserve { queue, count }),
@@ -107,17 +108,17 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// An item as the model has it.
+/// An item in the model.
 #[derive(Debug, Clone)]
 struct Model {
     id: ItemId,
     queue: usize,
     level: i32,
-    /// Of a blocked item: its own eligible time.
+    /// The eligible time of the item itself, even while it is blocked.
     when: u64,
     blocked: bool,
     processed: bool,
-    /// The receipt that holds it.
+    /// The receipt that holds the item.
     holder: Option<usize>,
     attempt: u32,
     deliveries: u32,
@@ -127,16 +128,16 @@ struct Model {
     expires: Option<u64>,
 }
 
-/// The model: items by arrival, in milliseconds of its own time.
+/// The model: items in the order of arrival, with times in milliseconds since the start.
 #[derive(Default)]
 struct World {
     now: u64,
     items: BTreeMap<usize, Model>,
     arrivals: usize,
     numbers: u64,
-    /// By queue and id: the first, and until when it is remembered.
+    /// By queue and id: the first item, and until when its id is remembered.
     remembered: HashMap<(usize, u8), (ItemId, u64)>,
-    /// The item each receipt is of.
+    /// The item of each receipt.
     receipts: Vec<usize>,
 }
 
@@ -160,7 +161,7 @@ impl World {
         })
     }
 
-    /// To be called when an item has left `queue`, whether by going away or elsewhere.
+    /// Unblocks the next item of a key after an item has left its queue, by its end or by a move.
     fn pass_turn(&mut self, left: &Model) {
         if left.key.is_none() || left.blocked || left.processed || left.origin.is_some() {
             return;
@@ -206,7 +207,7 @@ impl World {
         self.pass_turn(&left);
     }
 
-    /// The item a receipt holds, or what its outcome is.
+    /// Returns the item that a receipt holds, or the outcome of its use.
     fn holds(&self, receipt: usize) -> Result<usize, Outcome> {
         let n = self.receipts[receipt];
         match self.items.get(&n) {
@@ -217,7 +218,7 @@ impl World {
         }
     }
 
-    /// What can be handed out, in order.
+    /// Returns the items that can be handed out, in order.
     fn ready(&self, queue: usize) -> Vec<usize> {
         let ready = |item: &Model| {
             item.queue == queue && !item.blocked && !item.processed && item.when <= self.now
@@ -239,12 +240,12 @@ impl World {
     }
 }
 
-/// A model and the store beside it.
+/// The model and the store.
 struct Run<'e> {
     env: &'e Env,
     queues: [Arc<Queue>; 3],
     world: World,
-    /// The deliveries the receipts are of, and the queue each came from.
+    /// The delivery of each receipt, and the queue it came from.
     deliveries: Vec<(usize, Delivery)>,
 }
 
@@ -348,7 +349,8 @@ impl Run<'_> {
             matches!(failure_outcome(&self.world.items[n]), FailureOutcome::Limit { .. })
         };
         let dying: Vec<usize> = ready.iter().copied().filter(doomed).collect();
-        // How far behind the last live item a store looks for dead ones is its own affair: look at all.
+        // Each store decides how far behind the last live item it scans for items at a limit. This
+        // reserve scans everything.
         let count = if dying.is_empty() { count } else { 100_000 };
         for n in &dying {
             self.world.bury(*n);
@@ -370,7 +372,8 @@ impl Run<'_> {
             String::from_utf8_lossy(&delivery.item.payload).parse().unwrap_or(usize::MAX)
         };
         let mut got: Vec<usize> = taken.iter().map(number).collect();
-        // Items that died in one call, or were woken by one, may share an instant.
+        // Items that reached their limit in one call, or were unblocked by one, may have the same
+        // time.
         if !dying.is_empty() || queue == DEAD {
             got.sort_unstable();
             if queue == DEAD && count < 100_000 {
@@ -497,7 +500,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// All there is in the store is as the model has it.
+    /// Compares all items in the store with the model.
     async fn compare(&self) -> Result<(), TestCaseError> {
         for (number, queue) in self.queues.iter().enumerate() {
             let listed = self.env.list(queue, None).await;

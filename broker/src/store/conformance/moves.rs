@@ -1,4 +1,4 @@
-//! Move, and commit-and-push: from queue to queue in one step.
+//! Move, and commit-and-push: from one queue to another in one step.
 
 use super::{Env, env::*};
 use crate::{
@@ -6,7 +6,7 @@ use crate::{
     store::Move,
 };
 
-pub async fn a_moved_item_keeps_what_it_is(env: &Env) {
+pub async fn a_moved_item_keeps_its_content(env: &Env) {
     let (from, to) = (env.queue("from").await, env.queue("to").await);
     let new = crate::domain::NewItem {
         headers: [("a".to_owned(), "1".to_owned()), ("b".to_owned(), "2".to_owned())].into(),
@@ -31,7 +31,7 @@ pub async fn a_moved_item_keeps_what_it_is(env: &Env) {
     assert_eq!((moved.create_time, moved.expire_time), (before.create_time, before.expire_time));
     assert_eq!((moved.queue.clone(), moved.origin_queue.clone()), (to.name.clone(), None));
 
-    // The receipt is spent, in both queues.
+    // The receipt is used up in both queues.
     assert_eq!(env.move_one(&from, &second, &to).await, Outcome::LeaseLost);
     assert_eq!(env.commit_one(&from, &second).await, Outcome::LeaseLost);
     let third = env.take_one(&to).await;
@@ -103,7 +103,7 @@ pub async fn move_results_are_exact_in_a_mixed_batch(env: &Env) {
     assert_eq!(left, ["1", "13", "17", "5", "9"]);
 }
 
-pub async fn a_move_to_its_own_queue_starts_anew(env: &Env) {
+pub async fn a_move_to_its_own_queue_takes_a_new_sequence_number(env: &Env) {
     let queue = env.queue("q").await;
     let pushed = env.push(&queue, vec![keyed("1", "k"), keyed("2", "k")]).await;
     let delivery = env.take_one(&queue).await;
@@ -117,7 +117,7 @@ pub async fn a_move_to_its_own_queue_starts_anew(env: &Env) {
     }
 }
 
-pub async fn a_move_takes_the_numbers_of_its_new_queue(env: &Env) {
+pub async fn a_moved_item_gets_a_sequence_number_of_its_new_queue(env: &Env) {
     let numbered = env.queue_with("numbered", |queue| queue.sequenced = true).await;
     let plain = env.queue("plain").await;
     let last = env.push_plain(&numbered, &["a", "b", "c"]).await[2].sequence;
@@ -147,7 +147,7 @@ pub async fn a_lease_that_lapses_after_a_move_fails_in_the_new_queue(env: &Env) 
     assert!(env.drain(&to).await.is_empty());
     let item = env.get(&dead, delivery.item.id).await;
     assert_eq!(item.origin_queue.as_ref(), Some(&to.name));
-    // Moved on by a consumer of the dead letters, it is an item like any other.
+    // When a consumer of the dead letters moves an item, that item is like any other.
     let delivery = env.take_one(&dead).await;
     env.move_one(&dead, &delivery, &from).await;
     assert_eq!(env.get(&from, delivery.item.id).await.origin_queue, None);
@@ -181,13 +181,13 @@ pub async fn a_commit_and_its_pushes_are_one_step(env: &Env) {
     assert_eq!(env.drain(&far).await, ["2"]);
     assert_eq!(env.store.depth(&near).await.unwrap().blocked, 1);
 
-    // Repeated after an unknown outcome: nothing happens twice.
+    // A repetition after an unknown outcome changes nothing.
     let again = env.store.commit_and_push(held(&from, &delivery), pushes()).await.unwrap();
     assert_eq!(again, (Outcome::Gone, Vec::new()));
     assert_eq!(env.store.depth(&near).await.unwrap().unsettled(), 3);
 }
 
-pub async fn a_commit_and_push_keeps_history_and_passes_the_turn_on(env: &Env) {
+pub async fn a_commit_and_push_keeps_history_and_unblocks_the_next_item(env: &Env) {
     let from = env.queue_with("from", |queue| queue.retention = seconds(100)).await;
     env.push(&from, vec![keyed("1", "k"), keyed("2", "k")]).await;
     let delivery = env.take_one(&from).await;

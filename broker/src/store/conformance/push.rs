@@ -1,4 +1,4 @@
-//! Push: items are stored as given, durably, and eligible when they should be.
+//! Push: items are stored as given, durably, and are eligible at the right time.
 
 use futures_util::future::join_all;
 
@@ -8,7 +8,7 @@ use crate::{
     store::{Appeared, Push},
 };
 
-pub async fn a_pushed_item_is_stored_as_it_was_given(env: &Env) {
+pub async fn a_pushed_item_is_stored_unchanged(env: &Env) {
     let queue = env.queue("q").await;
     let before = env.now();
     let given = NewItem {
@@ -96,18 +96,18 @@ pub async fn queues_and_groups_share_a_call(env: &Env) {
     }
 }
 
-pub async fn answered_pushes_are_seen_by_the_other_broker(env: &Env) {
+pub async fn successful_pushes_are_visible_to_the_other_broker(env: &Env) {
     let queue = env.queue("q").await;
     let pushed = env.push_one(&queue, item("x")).await;
     assert!(env.other.get_item(&queue, pushed.id).await.unwrap().is_some());
     let appeared = Appeared::of(pushed.eligible_time);
     let reserved = env.other.reserve_hearing(&queue, &[demand(1)], appeared).await.unwrap();
     assert_eq!(reserved.deliveries[0].1.item.id, pushed.id);
-    // The lease counts for both.
+    // The lease is valid for both brokers.
     assert!(env.reserve(&queue, &[demand(1)]).await.deliveries.is_empty());
 }
 
-pub async fn concurrent_pushes_each_get_their_own_answer(env: &Env) {
+pub async fn concurrent_pushes_each_get_their_own_result(env: &Env) {
     let queue = env.queue("q").await;
     let tasks: Vec<_> = (0..40)
         .map(|n| {
@@ -133,7 +133,7 @@ pub async fn concurrent_pushes_each_get_their_own_answer(env: &Env) {
 }
 
 pub async fn calls_that_one_task_starts_are_stored_in_that_order(env: &Env) {
-    // As many as take several writes, which may run side by side.
+    // These are enough calls for several writes, which may run concurrently.
     for (name, sequenced, calls, of_a_call) in
         [("plain", false, 200, 25), ("numbered", true, 50, 4)]
     {
@@ -145,7 +145,8 @@ pub async fn calls_that_one_task_starts_are_stored_in_that_order(env: &Env) {
             let items = batch(call).iter().map(|text| push_of(&queue, item(text))).collect();
             env.store.push(items)
         };
-        // None is answered before the next is polled. They are more than a task may start in one go.
+        // No call returns before the next one is polled. There are more calls than a task may poll
+        // in one go.
         let pushed = tokio::task::unconstrained(join_all((0..calls).map(push))).await;
         let pushed: Vec<_> = pushed.into_iter().flat_map(Result::unwrap).collect();
         if sequenced {
@@ -176,14 +177,14 @@ pub async fn nothing_is_delivered_before_its_time(env: &Env) {
     assert_eq!(env.drain(&queue).await, ["time"]);
 }
 
-pub async fn an_eligible_time_that_is_past_means_now(env: &Env) {
+pub async fn a_past_eligible_time_means_now(env: &Env) {
     let queue = env.queue("q").await;
     let past = NewItem { eligible_time: Some(Timestamp(5)), ..item("x") };
     env.push_one(&queue, past).await;
     assert_eq!(env.drain(&queue).await, ["x"]);
 }
 
-pub async fn nothing_is_delivered_after_its_end(env: &Env) {
+pub async fn nothing_is_delivered_after_its_expiry(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.default_ttl = Some(seconds(100))).await;
     let short = env.push_one(&queue, mortal("short", seconds(10))).await;
     let usual = env.push_one(&queue, item("usual")).await;
@@ -198,15 +199,16 @@ pub async fn nothing_is_delivered_after_its_end(env: &Env) {
     assert_eq!(env.list(&queue, None).await.len(), 2);
     assert_eq!(env.store.depth(&queue).await.unwrap().ready, 2);
     let (mut expired, mut taken) = (0, Vec::new());
-    // A reserve that has cleared away for long leaves what is behind that to the next.
+    // A reserve that has removed many expired items leaves the items behind them to the next
+    // reserve.
     while taken.is_empty() {
         let reserved = env.reserve(&queue, &[demand(1)]).await;
         expired += reserved.expired;
         taken.extend(reserved.deliveries);
-        assert!(reserved.more, "\"long\" is there yet");
+        assert!(reserved.more, "\"long\" is still to be found");
     }
     assert_eq!((expired, payload(&taken[0].1.item).as_str()), (1, "usual"));
-    // A lease that lapses after the item's end does not bring it back.
+    // A lease that lapses after the item's expiry does not make the item ready again.
     env.pass(seconds(100));
     assert_eq!(env.drain(&queue).await, ["long"]);
     assert!(!env.delete(&queue, usual.id).await);
@@ -232,7 +234,7 @@ pub async fn a_receipt_of_an_expired_item_is_gone(env: &Env) {
     assert_eq!(env.store.depth(&other).await.unwrap().unsettled(), 0);
 }
 
-/// Not only in the end: at no time is a later one there and an earlier one not.
+/// At no time is a later item visible and an earlier one not.
 pub async fn calls_that_one_task_starts_become_visible_in_that_order(env: &Env) {
     const CALLS: usize = 60;
     const EACH: usize = 50;
@@ -256,11 +258,11 @@ pub async fn calls_that_one_task_starts_become_visible_in_that_order(env: &Env) 
     };
     let ((), taken) = tokio::join!(pushing, taking);
     for (n, payload) in payloads(&taken).into_iter().enumerate() {
-        assert_eq!(payload, n.to_string(), "at this place");
+        assert_eq!(payload, n.to_string(), "at this position");
     }
 }
 
-pub async fn sequences_grow_in_the_order_of_answers(env: &Env) {
+pub async fn sequence_numbers_grow_in_the_order_of_results(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.sequenced = true).await;
     let plain = env.queue("plain").await;
     let mut last = 0;

@@ -1,4 +1,4 @@
-//! Redrive: dead letters back to where they came from, or elsewhere.
+//! Redrive: dead letters return to the queue they came from, or go elsewhere.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ async fn redrive(env: &Env, from: &Queue, to: &Arc<Queue>, filter: &RedriveFilte
     env.store.redrive(from, to, filter, 1_000_000).await.unwrap()
 }
 
-pub async fn dead_letters_go_home(env: &Env) {
+pub async fn dead_letters_return_to_their_origin(env: &Env) {
     let Queues { dead, a, b } = queues(env).await;
     assert!(env.store.origins(&dead).await.unwrap().is_empty());
     bury_all(env, &a, vec![item("1"), item("2")], "broken").await;
@@ -51,7 +51,7 @@ pub async fn dead_letters_go_home(env: &Env) {
     }
     assert_eq!(redrive(env, &dead, &a, &from_a).await, 0);
     assert_eq!(env.drain(&dead).await, ["3"]);
-    assert!(env.store.origins(&dead).await.unwrap().is_empty()); // it is reserved now
+    assert!(env.store.origins(&dead).await.unwrap().is_empty()); // the item is reserved now
 }
 
 pub async fn all_conditions_of_a_filter_hold(env: &Env) {
@@ -92,7 +92,7 @@ pub async fn all_conditions_of_a_filter_hold(env: &Env) {
     assert_eq!(env.drain(&to).await, ["3"]);
 }
 
-pub async fn a_limit_takes_the_head(env: &Env) {
+pub async fn a_limited_redrive_takes_the_head(env: &Env) {
     let Queues { dead, a, .. } = queues(env).await;
     let items = vec![item("1"), urgent("2", 5), item("3"), item("4")];
     bury_all(env, &a, items, "broken").await;
@@ -133,14 +133,14 @@ pub async fn thousands_are_redriven_in_order(env: &Env) {
     assert_eq!(env.store.depth(&dead).await.unwrap().ready, 1_000);
 }
 
-pub async fn a_key_is_in_force_again(env: &Env) {
+pub async fn an_ordering_key_applies_again(env: &Env) {
     let Queues { dead, a, b } = queues(env).await;
     let pushed = env.push(&a, ["1", "2", "3", "4"].map(|name| keyed(name, "k")).to_vec()).await;
     for _ in 0..2 {
         let delivery = env.take_one(&a).await;
         env.bury(&a, &delivery, None).await;
     }
-    // 3 has its turn; 1 and 2 come back behind it, and before 4.
+    // Item 3 is ready. Items 1 and 2 return behind it and before item 4.
     let third = env.take_one(&a).await;
     let first_two =
         RedriveFilter { ids: vec![pushed[0].id, pushed[1].id], ..RedriveFilter::default() };
@@ -158,8 +158,8 @@ pub async fn a_key_is_in_force_again(env: &Env) {
             env.commit(&a, &taken).await;
         }
     }
-    // Elsewhere it gets a number of that queue, behind what is there.
-    let names = ["u", "v", "w", "x", "y", "z"]; // so many that its old number would be before theirs
+    // In another queue, the item gets a number of that queue, after those of the existing items.
+    let names = ["u", "v", "w", "x", "y", "z"]; // more items than its old number
     let there = env.push(&b, names.map(|name| keyed(name, "k")).to_vec()).await;
     assert_eq!(redrive(env, &dead, &b, &RedriveFilter::default()).await, 1);
     assert!(env.get(&b, pushed[3].id).await.sequence > there[5].sequence);
@@ -170,8 +170,8 @@ pub async fn a_key_is_in_force_again(env: &Env) {
     }
 }
 
-/// A redrive that goes on for a while leaves alone what fails again meanwhile.
-pub async fn what_fails_again_meanwhile_is_not_redriven_again(env: &Env) {
+/// A long redrive does not move items that fail again meanwhile.
+pub async fn items_that_fail_again_are_not_redriven_twice(env: &Env) {
     let dead = env.queue("dead").await;
     let queue = env.queue_with("q", |q| q.dead_letter_queue = Some(name("dead"))).await;
     env.push_plain(&queue, &["x", "y"]).await;

@@ -1,4 +1,4 @@
-//! Reserve: who gets what, in which order, for how long.
+//! Reserve: which items a consumer gets, in which order, and for how long.
 
 use std::time::Duration;
 
@@ -28,12 +28,12 @@ pub async fn priority_comes_before_age(env: &Env) {
     let items = [("a", 0), ("b", 9), ("c", 5), ("d", 9), ("e", 0), ("f", 1)];
     env.push(&queue, items.iter().map(|(payload, level)| urgent(payload, *level)).collect()).await;
     assert_eq!(payloads(&env.take(&queue, 4).await), ["b", "d", "c", "f"]);
-    // A later, more urgent one overtakes what is still there.
+    // A later, more urgent item overtakes the remaining ones.
     env.push_one(&queue, urgent("g", 3)).await;
     assert_eq!(env.drain(&queue).await, ["g", "a", "e"]);
 }
 
-pub async fn a_delayed_urgent_item_holds_up_nobody(env: &Env) {
+pub async fn a_delayed_urgent_item_does_not_block_others(env: &Env) {
     let queue = env.queue("q").await;
     for n in 0..50 {
         let urgent = crate::domain::NewItem { delay: seconds(60), ..urgent(&n.to_string(), 9) };
@@ -42,7 +42,7 @@ pub async fn a_delayed_urgent_item_holds_up_nobody(env: &Env) {
     env.push_plain(&queue, &["now"]).await;
     assert_eq!(env.drain(&queue).await, ["now"]);
     env.pass(seconds(61));
-    assert_eq!(env.take(&queue, 100).await.len(), 51); // the lease of the first has lapsed too
+    assert_eq!(env.take(&queue, 100).await.len(), 51); // the lease of the first item has lapsed too
 }
 
 pub async fn delayed_items_queue_by_eligible_time(env: &Env) {
@@ -55,7 +55,7 @@ pub async fn delayed_items_queue_by_eligible_time(env: &Env) {
     assert_eq!(env.drain(&queue).await, ["a", "b", "c", "d"]);
 }
 
-pub async fn a_delivery_says_all_about_its_lease(env: &Env) {
+pub async fn a_delivery_describes_its_lease(env: &Env) {
     let queue = env.queue("q").await;
     let pushed = env.push_one(&queue, item("x")).await;
     let before = env.now();
@@ -75,7 +75,7 @@ pub async fn a_delivery_says_all_about_its_lease(env: &Env) {
     assert_eq!(receipt.token.broker(), env.store.broker_id());
 }
 
-pub async fn wants_share_and_keep_their_bounds(env: &Env) {
+pub async fn demands_share_items_within_their_limits(env: &Env) {
     let queue = env.queue("q").await;
     let names: Vec<String> = (0..9).map(|n| n.to_string()).collect();
     env.push(&queue, names.iter().map(|name| item(name)).collect()).await;
@@ -106,7 +106,7 @@ pub async fn bytes_are_bounded_but_a_large_item_gets_through(env: &Env) {
     let large = "x".repeat(1_000);
     env.push_plain(&queue, &[&large, "aaaa", "bbbb", "cccc", "dddd", &large, "e"]).await;
     let bounded = |max_bytes, may_exceed| Demand { max_bytes, may_exceed, ..demand(100) };
-    // Nobody here may exceed their bytes: order is kept, nothing goes out.
+    // No demand here may exceed its bytes. The order is kept, so that nothing is handed out.
     let reserved = env.reserve(&queue, &[bounded(10, false)]).await;
     assert!(reserved.deliveries.is_empty() && reserved.more);
     let reserved = env.reserve(&queue, &[bounded(10, true)]).await;
@@ -140,7 +140,7 @@ pub async fn small_reserves_in_a_row_miss_nothing(env: &Env) {
     let numbers = 0..200;
     env.push(&queue, numbers.map(|n| item(&n.to_string())).collect()).await;
     let mut next = 0;
-    // Whatever a store may know by now of those to come.
+    // A store may have prefetched some of the following items.
     let mut in_order = async |count: usize| {
         for delivery in env.take(&queue, count).await {
             assert_eq!(payload(&delivery.item), next.to_string());
@@ -154,7 +154,7 @@ pub async fn small_reserves_in_a_row_miss_nothing(env: &Env) {
     let first = env.list(&queue, Some(ItemState::Ready)).await;
     assert_eq!(payload(&first[0]), "15");
 
-    // Behind all others, and before them.
+    // Items pushed behind all others, and before them.
     env.push_plain(&queue, &["last"]).await;
     in_order(2).await;
     env.push_one(&queue, urgent("urgent", 7)).await;
@@ -166,7 +166,7 @@ pub async fn small_reserves_in_a_row_miss_nothing(env: &Env) {
     env.pass(seconds(2));
     assert_eq!(payloads(&env.take(&queue, 1).await), ["later"]);
 
-    // Taken by another, and deleted.
+    // Items taken by another broker, and deleted ones.
     let gone = in_order(3).await;
     let others = env.other.reserve(&queue, &[demand(2)]).await.unwrap().deliveries;
     let others: Vec<_> = others.into_iter().map(|(_, delivery)| delivery).collect();
@@ -176,7 +176,7 @@ pub async fn small_reserves_in_a_row_miss_nothing(env: &Env) {
     let taken = env.take(&queue, 2).await;
     assert_eq!(payloads(&taken), [(gone + 3).to_string(), (gone + 4).to_string()]);
 
-    // Back to its place before all that wait.
+    // The item returns to its place before all waiting items.
     let eligible_time = taken[0].previous_eligible_time;
     let to = RollbackTo::Queue { eligible_time, attempt: 1, undelivered: false };
     let back = Rollback { held: held(&queue, &taken[0]), to, reason: None };
@@ -187,7 +187,7 @@ pub async fn small_reserves_in_a_row_miss_nothing(env: &Env) {
     assert_eq!(rest, expected.collect::<Vec<_>>());
 }
 
-pub async fn nothing_wanted_nothing_reserved(env: &Env) {
+pub async fn an_empty_demand_reserves_nothing(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["a"]).await;
     assert!(env.reserve(&queue, &[]).await.deliveries.is_empty());
@@ -242,7 +242,7 @@ pub async fn a_lapsed_lease_is_a_failed_attempt(env: &Env) {
     assert!(env.drain(&queue).await.is_empty());
 }
 
-pub async fn many_lapsed_leases_come_back_in_order(env: &Env) {
+pub async fn many_lapsed_items_are_handed_out_in_order(env: &Env) {
     let queue = env.queue("q").await;
     let names: Vec<String> = (0..300).map(|n| n.to_string()).collect();
     env.push(&queue, names.iter().map(|name| item(name)).collect()).await;
@@ -251,13 +251,13 @@ pub async fn many_lapsed_leases_come_back_in_order(env: &Env) {
     env.pass(LEASE + seconds(1));
     let again = env.take(&queue, 301).await;
     assert_eq!(again.iter().filter(|delivery| delivery.item.attempt == 2).count(), 300);
-    assert_eq!(payload(&again[0].item), "later"); // a lapsed item stands where its lease ended
+    assert_eq!(payload(&again[0].item), "later"); // a lapsed item is ordered by the end of its lease
     assert_eq!(payloads(&again[1..]), names);
 }
 
-/// Leases that lapsed in great number come back in their order, though not all at once, and count as
-/// ready whoever asks.
-pub async fn thousands_of_lapsed_leases_come_back_in_order(env: &Env) {
+/// A large number of lapsed leases return in order, though not all in one call, and count as ready
+/// immediately.
+pub async fn thousands_of_lapsed_items_are_handed_out_in_order(env: &Env) {
     let queue = env.queue("q").await;
     let mut expected = Vec::new();
     for level in [7, 2] {
@@ -294,15 +294,15 @@ pub async fn the_next_eligible_time_is_that_of_delays_and_leases(env: &Env) {
     env.commit_one(&queue, &delivery).await;
     assert_eq!(env.store.depth(&queue).await.unwrap().next_eligible, soon.eligible_time);
     assert!(env.next_eligible(&queue).await.is_some_and(|next| Some(next) <= soon.eligible_time));
-    // What has become eligible since the caller looked is not passed over.
+    // An item that has become eligible since the reserve began is not skipped.
     let looked = env.now();
     env.pass(seconds(60));
     assert_eq!(env.store.next_eligible(&queue, looked).await.unwrap(), soon.eligible_time);
     assert_eq!(env.next_eligible(&queue).await, late.eligible_time);
 }
 
-/// What has expired at the head is removed and told, so that it can be counted.
-pub async fn expired_items_met_on_the_way_are_told(env: &Env) {
+/// Expired items at the head are removed and reported, so that they can be counted.
+pub async fn expired_items_found_by_a_reserve_are_reported(env: &Env) {
     let queue = env.queue("q").await;
     env.push(&queue, vec![mortal("a", seconds(1)), mortal("b", seconds(1)), item("c")]).await;
     env.pass(seconds(2));
@@ -318,7 +318,8 @@ pub async fn expired_items_met_on_the_way_are_told(env: &Env) {
     assert_eq!((payloads(&delivered), expired), (vec!["c".to_owned()], 2));
 }
 
-/// A caller that wants one item does not wait until thousands that have expired are removed in steps of a few.
+/// A caller that wants one item does not wait until thousands of expired items are removed in small
+/// steps.
 pub async fn many_expired_items_are_removed_in_large_steps(env: &Env) {
     let queue = env.queue("q").await;
     for _ in 0..3 {
@@ -335,8 +336,8 @@ pub async fn many_expired_items_are_removed_in_large_steps(env: &Env) {
     assert!(largest >= 500, "at most {largest} of {expired} at once");
 }
 
-/// Since when an item waits is known while it is reserved too.
-pub async fn a_reserved_item_tells_since_when_it_was_due(env: &Env) {
+/// The time since which an item has waited is known while it is reserved too.
+pub async fn a_reserved_item_keeps_its_due_time(env: &Env) {
     let queue = env.queue("q").await;
     let due_while_reserved = async |delivery: &Delivery| {
         let stored = env.get(&queue, delivery.item.id).await;
@@ -348,7 +349,7 @@ pub async fn a_reserved_item_tells_since_when_it_was_due(env: &Env) {
     env.pass(seconds(5));
     let first = env.take_one(&queue).await;
     assert_eq!(due_while_reserved(&first).await, plain.eligible_time.unwrap());
-    // Given back for later,
+    // After a rollback with a delay,
     let later = env.now() + seconds(100);
     env.roll_back(&queue, &first, seconds(100), 2, None).await;
     let delayed = env.get(&queue, plain.id).await;
@@ -357,7 +358,7 @@ pub async fn a_reserved_item_tells_since_when_it_was_due(env: &Env) {
     env.pass(seconds(150));
     let second = env.take_one(&queue).await;
     assert_eq!(due_while_reserved(&second).await, delayed.due_time.unwrap());
-    // and once more by the end of its lease.
+    // and after the end of a lease.
     env.pass(LEASE + seconds(10));
     let third = env.take_one(&queue).await;
     assert_eq!(due_while_reserved(&third).await, second.lease_expire_time);
@@ -394,8 +395,8 @@ pub async fn a_reserved_item_tells_since_when_it_was_due(env: &Env) {
     }
 }
 
-/// Nobody keeps the hints that come while nobody consumes a queue.
-pub async fn whoever_consumes_next_needs_no_hint(env: &Env) {
+/// Nobody keeps the hints that arrive while a queue has no consumers.
+pub async fn the_next_consumer_needs_no_hint(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["a", "b"]).await;
     env.pass(seconds(5));

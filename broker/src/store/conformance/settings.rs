@@ -1,4 +1,4 @@
-//! Queues' settings, and schedules.
+//! The settings of queues, and schedules.
 
 use super::{Env, env::*};
 use crate::{
@@ -31,7 +31,7 @@ fn everything_set(text: &str, now: Timestamp) -> Queue {
     }
 }
 
-pub async fn a_queue_is_as_it_was_created(env: &Env) {
+pub async fn a_queue_has_the_settings_of_its_creation(env: &Env) {
     assert_eq!(env.store.get_queue(&name("q")).await.unwrap(), None);
     let now = env.now();
     for queue in [everything_set("full", now), Queue::with_defaults(name("plain"), now)] {
@@ -96,7 +96,7 @@ pub async fn updates_are_fenced_by_the_revision(env: &Env) {
     let first = Queue { paused: true, ..(*queue).clone() };
     let updated = env.store.update_queue(&first).await.unwrap().unwrap();
     assert_eq!(updated, Queue { revision: queue.revision + 1, ..first.clone() });
-    // Another writer who read before that has to read again.
+    // Another writer that read before the update has to read again.
     let late = Queue { max_attempts: Some(5), ..(*queue).clone() };
     assert_eq!(env.other.update_queue(&late).await.unwrap(), None);
     assert_eq!(env.store.get_queue(&queue.name).await.unwrap(), Some(updated.clone()));
@@ -108,14 +108,14 @@ pub async fn updates_are_fenced_by_the_revision(env: &Env) {
     assert_eq!(env.store.update_queue(&missing).await.unwrap(), None);
 }
 
-/// Who remembers settings learns which have changed, and no more than that.
-pub async fn settings_that_change_are_told_once(env: &Env) {
+/// A cache of settings learns which ones have changed, and about no others.
+pub async fn changed_settings_are_reported_once(env: &Env) {
     let bystander = env.queue("bystander").await;
     let mut watch = env.other.watch_settings();
     assert_eq!(watch.changes().await.unwrap(), SettingsChanges::Unknown, "nothing is known yet");
     let mut changed = async || match watch.changes().await.unwrap() {
         SettingsChanges::Of(queues) => queues,
-        // Where one broker makes all changes, it need not keep them apart.
+        // If one broker makes all changes, its store need not distinguish them.
         SettingsChanges::Unknown => vec![name("a")],
     };
     assert_eq!(changed().await, []);
@@ -134,8 +134,8 @@ pub async fn settings_that_change_are_told_once(env: &Env) {
     assert_eq!(changed().await, [name("a")]);
     env.delete_queue(&again).await;
     env.queue("a").await;
-    assert_eq!(changed().await, [name("a")], "gone and back between two looks");
-    // Items are no settings.
+    assert_eq!(changed().await, [name("a")], "deleted and created between two calls");
+    // Pushes and reserves do not change settings.
     env.push_plain(&bystander, &["x"]).await;
     env.drain(&bystander).await;
     assert_eq!(changed().await, []);
@@ -222,7 +222,7 @@ pub async fn schedules_are_kept(env: &Env) {
     assert_eq!(env.store.get_schedule(&given.name).await.unwrap(), None);
 }
 
-pub async fn ticks_are_noted_once_and_in_order(env: &Env) {
+pub async fn ticks_are_recorded_once_and_in_order(env: &Env) {
     let now = env.now();
     let given = schedule("daily", now);
     let name = &given.name;
@@ -231,7 +231,7 @@ pub async fn ticks_are_noted_once_and_in_order(env: &Env) {
     let read = async || env.store.get_schedule(name).await.unwrap().unwrap();
     env.store.tick_done(name, tick(10)).await.unwrap();
     assert_eq!((read().await.done_until, read().await.last_time), (tick(10), Some(tick(10))));
-    env.other.tick_done(name, tick(5)).await.unwrap(); // late: a later one was noted
+    env.other.tick_done(name, tick(5)).await.unwrap(); // a later tick is recorded already
     assert_eq!((read().await.done_until, read().await.last_time), (tick(10), Some(tick(10))));
     env.other.tick_done(name, tick(20)).await.unwrap();
     assert_eq!((read().await.done_until, read().await.last_time), (tick(20), Some(tick(20))));

@@ -20,7 +20,7 @@ pub async fn a_committed_item_is_gone_for_good(env: &Env) {
     assert_eq!(env.store.depth(&queue).await.unwrap(), crate::domain::Depth::default());
 }
 
-pub async fn the_other_broker_settles_as_well(env: &Env) {
+pub async fn another_broker_can_settle(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["a", "b"]).await;
     let taken = env.take(&queue, 2).await;
@@ -41,7 +41,7 @@ pub async fn a_lapsed_lease_still_settles(env: &Env) {
     assert_eq!(env.move_one(&queue, &taken[2], &to).await, Ok);
     let until = env.now() + seconds(60);
     assert_eq!(env.extend(vec![held(&queue, &taken[3])], until).await, [Ok]);
-    // The attempt that lapsed and was then given back counts once.
+    // An attempt that lapsed and was then rolled back counts once.
     let again = env.take(&queue, 4).await;
     assert_eq!(payloads(&again), ["b"]);
     assert_eq!((again[0].item.attempt, again[0].item.deliveries), (2, 2));
@@ -72,7 +72,7 @@ pub async fn a_stale_receipt_changes_nothing(env: &Env) {
     assert_eq!(env.commit_one(&queue, &fresh).await, Ok);
 }
 
-pub async fn a_receipt_given_back_is_lost(env: &Env) {
+pub async fn a_receipt_is_void_after_its_rollback(env: &Env) {
     let queue = env.queue("q").await;
     env.push_one(&queue, item("x")).await;
     let delivery = env.take_one(&queue).await;
@@ -132,10 +132,10 @@ pub async fn rollback_results_are_exact_in_a_mixed_batch(env: &Env) {
     }
 }
 
-pub async fn receipts_crossed_over_settle_nothing(env: &Env) {
+pub async fn crossed_receipts_settle_nothing(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["a", "b"]).await;
-    // Two acts of reserving, hence two tokens.
+    // Two reserves have two tokens.
     let (a, b) = (env.take_one(&queue).await, env.take_one(&queue).await);
     let crossed = |item: &Receipt, token: &Receipt| Reservation {
         queue: queue.clone(),
@@ -158,19 +158,19 @@ pub async fn receipts_crossed_over_settle_nothing(env: &Env) {
         reason: crate::domain::LimitReason::Rejected,
     };
     assert_eq!(env.store.rollback(rollbacks(&dead)).await.unwrap(), [LeaseLost, LeaseLost]);
-    // The same crossing, amid valid ones.
+    // The same crossed receipts among valid ones.
     let mut batch = pair();
     batch.insert(1, held(&queue, &a));
     batch.push(held(&queue, &b));
     assert_eq!(env.store.commit(batch).await.unwrap(), [LeaseLost, Ok, LeaseLost, Ok]);
 }
 
-pub async fn a_stale_receipt_beside_good_ones_settles_nothing(env: &Env) {
+pub async fn a_stale_receipt_among_valid_ones_settles_nothing(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["a", "b", "c"]).await;
     let stale = env.take(&queue, 3).await;
     env.pass(LEASE * 2);
-    // Likely one lease for all three.
+    // The three items probably share one lease token.
     let fresh = env.take(&queue, 3).await;
     let mixed = [fresh[0].clone(), stale[1].clone(), fresh[2].clone()];
     assert_eq!(env.commit(&queue, &mixed).await, [Ok, LeaseLost, Ok]);
@@ -217,7 +217,7 @@ pub async fn a_receipt_named_twice_in_a_call_settles_once(env: &Env) {
     }
 }
 
-pub async fn a_rollback_says_when_and_why(env: &Env) {
+pub async fn a_rollback_sets_the_time_and_the_reason(env: &Env) {
     let queue = env.queue("q").await;
     let pushed = env.push_one(&queue, item("x")).await;
     let first = env.take_one(&queue).await;
@@ -229,13 +229,13 @@ pub async fn a_rollback_says_when_and_why(env: &Env) {
     env.pass(seconds(61));
     let second = env.take_one(&queue).await;
     assert_eq!((second.item.attempt, second.item.deliveries), (2, 2));
-    // No reason keeps the old one; the attempt is what the caller says (`keep_attempt`).
+    // Without a reason the old one is kept. The caller determines the attempt (`keep_attempt`).
     assert_eq!(env.roll_back(&queue, &second, seconds(0), 2, None).await, Ok);
     let item = env.get(&queue, pushed.id).await;
     assert_eq!((item.attempt, item.deliveries, item.last_reason.as_str()), (2, 2, "no luck"));
 }
 
-pub async fn what_was_never_sent_goes_back_to_its_place(env: &Env) {
+pub async fn an_undelivered_item_returns_to_its_place(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["a", "b", "c"]).await;
     let taken = env.take(&queue, 2).await;
@@ -251,7 +251,7 @@ pub async fn what_was_never_sent_goes_back_to_its_place(env: &Env) {
     env.store.rollback(rollbacks.collect()).await.unwrap();
     let again = env.take(&queue, 3).await;
     assert_eq!(payloads(&again), ["a", "b", "c"]);
-    // `deliveries` only grows; that time does not count for `max_deliveries`.
+    // `deliveries` only grows. This delivery does not count for `max_deliveries`.
     let counted: Vec<_> = again
         .iter()
         .map(|delivery| (delivery.item.deliveries, delivery.receipt.deliveries_here()))
@@ -259,7 +259,7 @@ pub async fn what_was_never_sent_goes_back_to_its_place(env: &Env) {
     assert_eq!(counted, [(2, 1), (2, 1), (1, 1)]);
 }
 
-pub async fn an_extended_lease_ends_when_it_says(env: &Env) {
+pub async fn an_extended_lease_ends_at_its_new_end(env: &Env) {
     let queue = env.queue("q").await;
     env.push_plain(&queue, &["longer", "shorter"]).await;
     let taken = env.take(&queue, 2).await;
@@ -272,7 +272,7 @@ pub async fn an_extended_lease_ends_when_it_says(env: &Env) {
     assert_eq!(env.store.depth(&queue).await.unwrap().next_eligible, Some(until[1]));
     env.pass(seconds(10));
     assert_eq!(env.drain(&queue).await, ["shorter"]);
-    env.pass(seconds(30)); // past the first lease of `longer`, and past nobody's new one
+    env.pass(seconds(30)); // past the first lease of `longer`, but no new end
     assert!(env.take(&queue, 9).await.iter().all(|delivery| payload(&delivery.item) != "longer"));
     assert_eq!(env.commit_one(&queue, &taken[0]).await, Ok);
 }

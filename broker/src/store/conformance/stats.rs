@@ -1,4 +1,4 @@
-//! Totals, and the store's own signs of life.
+//! Totals, and the calls about the store itself.
 
 use futures_util::FutureExt;
 
@@ -56,17 +56,17 @@ pub async fn all_totals_are_read_at_once(env: &Env) {
 pub async fn a_task_has_one_leader_at_a_time(env: &Env) {
     let minute = seconds(60);
     assert!(env.store.lead("task", minute).await.unwrap());
-    assert!(env.store.lead("task", minute).await.unwrap(), "it is kept");
+    assert!(env.store.lead("task", minute).await.unwrap(), "the task is kept");
     if env.store.broker_id() == env.other.broker_id() {
-        return; // a store for one broker
+        return; // the store supports one broker
     }
-    assert!(!env.other.lead("task", minute).await.unwrap(), "it is taken");
+    assert!(!env.other.lead("task", minute).await.unwrap(), "another broker has the task");
     assert!(env.other.lead("another", minute).await.unwrap());
     env.pass(seconds(61));
-    assert!(env.other.lead("task", minute).await.unwrap(), "its time is over");
+    assert!(env.other.lead("task", minute).await.unwrap(), "the time has ended");
     assert!(!env.store.lead("task", minute).await.unwrap());
     assert!(!env.other.lead("task", seconds(0)).await.unwrap());
-    assert!(env.store.lead("task", minute).await.unwrap(), "it was given up");
+    assert!(env.store.lead("task", minute).await.unwrap(), "the task was given up");
 }
 
 pub async fn a_queue_may_come_twice_in_a_change_of_totals(env: &Env) {
@@ -75,7 +75,7 @@ pub async fn a_queue_may_come_twice_in_a_change_of_totals(env: &Env) {
     assert_eq!(env.store.totals(&name("a")).await.unwrap().pushed, 2);
 }
 
-pub async fn the_store_lives_and_says_where(env: &Env) {
+pub async fn the_store_responds_and_describes_itself(env: &Env) {
     env.store.ping().await.unwrap();
     assert!(!env.store.describe().is_empty());
     let before = env.now();
@@ -95,14 +95,14 @@ pub async fn a_sound_queue_needs_no_upkeep(env: &Env) {
     assert_eq!(env.store.depth(&queue).await.unwrap().blocked, 3);
 }
 
-pub async fn an_abandoned_call_harms_nobody(env: &Env) {
+pub async fn an_abandoned_call_does_no_harm(env: &Env) {
     let queue = env.queue("q").await;
     for n in 0..30 {
         let push = env.store.push(vec![push_of(&queue, dedup(&n.to_string(), &n.to_string()))]);
-        // Dropped as soon as it first has to wait.
+        // The future is dropped as soon as it first has to wait.
         let _ = tokio::time::timeout(std::time::Duration::ZERO, push).await;
     }
-    // Repeated, as one does: each is there once.
+    // When the pushes are repeated, each item exists once.
     for n in 0..30 {
         env.push_one(&queue, dedup(&n.to_string(), &n.to_string())).await;
     }
