@@ -1,5 +1,5 @@
-//! What an item goes through on its way in and out: bytes to message, message to item, item to document, and back:
-//! `cargo bench -p sluicegate-broker --bench codec`.
+//! The conversions of an item on its way in and out: bytes to message, message to item, item to
+//! document, and back: `cargo bench -p sluicegate-broker --bench codec`.
 
 use std::sync::Arc;
 
@@ -74,14 +74,14 @@ fn queue_name() -> QueueName {
     QueueName::parse("queue", "orders.new").expect("a name")
 }
 
-/// An item as a producer hands it in, in the form the store takes.
+/// Returns a push in the form that the store takes.
 fn stored_push(now: Timestamp) -> Push {
     let queue = Arc::new(Queue::with_defaults(queue_name(), now));
     let item = domain::NewItem { payload: payload(), ..domain::NewItem::default() };
     Push { queue, item, producer: None, dedup_window: None }
 }
 
-/// Deliveries as the store hands them out.
+/// Returns deliveries as the store returns them.
 fn stored_deliveries() -> Vec<domain::Delivery> {
     let (now, ids) = (Clock::machine_time(), IdSource::new());
     let (queue, token) = (queue_name(), LeaseToken::fresh([1, 2, 3, 4]));

@@ -1,4 +1,4 @@
-//! What is decided and parsed for every item: `cargo bench -p sluicegate-broker --bench domain`.
+//! The decisions and parsing for every item: `cargo bench -p sluicegate-broker --bench domain`.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn receipt() -> Receipt {
     }
 }
 
-/// 500 items to so many consumers.
+/// Assigns 500 items to this many consumers.
 #[divan::bench(args = [1, 10, 1_000])]
 fn deal_500(bencher: Bencher<'_, '_>, consumers: usize) {
     let want = Demand {

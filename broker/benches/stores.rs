@@ -1,5 +1,6 @@
-//! Batches of 500 items of 256 bytes on each store: `cargo bench -p sluicegate-broker --bench stores`. MongoDB takes part if
-//! SLUICEGATE_TEST_MONGODB_URI names one; it works in a database of its own, which is deleted at the end.
+//! Batches of 500 items of 256 bytes on each store: `cargo bench -p sluicegate-broker --bench
+//! stores`. MongoDB is included if SLUICEGATE_TEST_MONGODB_URI is set. The benchmark uses a
+//! database of its own, which is deleted at the end.
 
 use std::{cell::RefCell, env, fmt, sync::Arc, time::Duration};
 
@@ -25,7 +26,7 @@ fn main() {
     divan::main();
 }
 
-/// What is measured.
+/// The store to measure.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     File,

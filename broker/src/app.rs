@@ -1,4 +1,4 @@
-//! Builds the broker from its settings, runs it, drains it.
+//! Builds the broker from its settings, runs it and drains it.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -26,31 +26,31 @@ use crate::{
     },
 };
 
-/// Why the broker does not start: one plain sentence.
+/// The reason why the broker does not start, in one sentence.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct StartError(String);
 
-/// How long at shutdown clients may take to receive what is on its way to them.
+/// How long clients may take at shutdown to receive the messages on their way to them.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// A broker that serves.
+/// A running broker.
 pub(crate) struct App {
     engine: Arc<Engine>,
     signals: Arc<dyn Signals>,
     store: Arc<dyn Store>,
-    /// The work of calls.
+    /// The tasks of calls.
     calls: TaskTracker,
     servers: TaskTracker,
-    /// Cancelled when the servers have to take no more connections.
+    /// Cancelled when the servers are to accept no more connections.
     stop: CancellationToken,
     health: Health,
     shutdown_grace: Duration,
-    /// gRPC is served over TLS.
+    /// True if gRPC is served over TLS.
     tls: bool,
-    /// Where gRPC is served.
+    /// The address of gRPC.
     pub address: SocketAddr,
-    /// Where the console is served.
+    /// The address of the console.
     pub http_address: SocketAddr,
 }
 
@@ -132,7 +132,7 @@ impl App {
         })
     }
 
-    /// What to print once the broker serves.
+    /// Returns the text to print once the broker serves.
     pub(crate) fn banner(&self) -> String {
         format!(
             "sluicegate {version}\n\
@@ -144,7 +144,7 @@ impl App {
             version = env!("CARGO_PKG_VERSION"),
             store = self.store.describe(),
             signals = self.signals.describe(),
-            // As clients take it: they tell TLS by the scheme.
+            // In the form that clients accept: they recognise TLS by the scheme.
             grpc = if self.tls { "https" } else { "grpc" },
             scheme = if self.tls { "https" } else { "http" },
             address = self.address,
@@ -152,7 +152,7 @@ impl App {
         )
     }
 
-    /// Ends the broker; takes `shutdown_grace` at most. False if it had to be cut short.
+    /// Shuts the broker down within `shutdown_grace`. Returns false if work had to be cut short.
     pub(crate) async fn shutdown(self) -> bool {
         let orderly = async {
             self.health.set_serving(false).await;
@@ -160,7 +160,8 @@ impl App {
             self.stop.cancel();
             self.calls.close();
             self.calls.wait().await;
-            // All has been said; a client that does not read would not hear it in an hour either.
+            // All answers have been sent. A client that does not read would not receive them in an
+            // hour either.
             self.servers.close();
             let farewell = (self.shutdown_grace / 4).min(FAREWELL);
             if tokio::time::timeout(farewell, self.servers.wait()).await.is_err() {
@@ -207,7 +208,7 @@ fn not_opened(settings: &Settings, error: &StoreError) -> StartError {
     StartError(format!("cannot open the store {}: {error}", settings.store))
 }
 
-/// Says what whoever runs this broker may not expect of its store.
+/// Logs what the operator cannot expect of the store.
 fn tell_limits_of(store: Capabilities, settings: &Settings) {
     if !store.durable {
         tracing::warn!("the store is in memory: all items are gone when the broker ends");
@@ -220,7 +221,7 @@ fn tell_limits_of(store: Capabilities, settings: &Settings) {
     }
 }
 
-/// What the console asks.
+/// The broker's state, as queried by the console.
 struct EngineProbe(Arc<Engine>);
 
 #[async_trait]

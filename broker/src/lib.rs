@@ -4,11 +4,13 @@
 //! Dependencies point inward: `grpc | console → engine → domain, store, signals`.
 //!
 //! * [`domain`]: names, items, queues, receipts and the decisions about them. Pure.
-//! * [`store`]: the [`store::Store`] trait, and behind it MongoDB and SQLite.
-//! * [`signals`]: the [`signals::Signals`] trait, and behind it Redis, MongoDB, or nothing for a broker alone.
-//! * [`engine`]: what happens to an item: push, dispatch, settle.
-//! * [`grpc`]: the API; [`console`]: HTTP for probes and metrics; [`listener`]: connections for both.
-//! * [`telemetry`]: the log; [`metrics`]: what is counted and measured.
+//! * [`store`]: the [`store::Store`] trait, and its backends MongoDB and SQLite.
+//! * [`signals`]: the [`signals::Signals`] trait, over Redis, over MongoDB, or local for a single
+//!   broker.
+//! * [`engine`]: the life of an item: push, dispatch, settle.
+//! * [`grpc`]: the API; [`console`]: HTTP for probes and metrics; [`listener`]: connections for
+//!   both.
+//! * [`telemetry`]: the log; [`metrics`]: counters and measurements.
 //! * [`app`]: builds all of these from the [`config`], runs them and drains them.
 
 mod app;

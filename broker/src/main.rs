@@ -1,4 +1,4 @@
-//! The `sluicegate` binary. All of it is in the library, so that nothing is compiled twice.
+//! The `sluicegate` binary. All of its code is in the library, so that nothing is compiled twice.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! What the broker counts and measures, for `/metrics`. The broker makes one [`Metrics`] at start and hands it to
-//! every part that records something; there are no globals.
+//! Counters and measurements for `/metrics`. The broker creates one [`Metrics`] at start and passes
+//! it to every part that records something. There are no globals.
 
 use std::{
     collections::HashSet,
@@ -29,7 +29,7 @@ pub const MAX_QUEUE_LABELS: usize = 1_000;
 /// Media type of [`Metrics::encode`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Why the dispatcher of a queue scanned the store.
+/// The reason why the dispatcher of a queue scanned the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
     /// Something became eligible on this broker, or a consumer got room.
@@ -243,7 +243,8 @@ impl Metrics {
         self.count(&self.damaged, queue, items);
     }
 
-    /// Notes the depth of a queue. Queues past [`MAX_QUEUE_LABELS`] are left out, because depths do not add up.
+    /// Records the depth of a queue. Queues past [`MAX_QUEUE_LABELS`] are left out, because depths
+    /// do not add up.
     pub(crate) fn depth(&self, queue: &QueueName, depth: &Depth) {
         let queue = [("queue", self.label(queue))];
         if queue[0].1.0.is_none() {
@@ -269,12 +270,13 @@ impl Metrics {
         }
     }
 
-    /// Notes whether this broker is the one that counts the queues for all brokers.
+    /// Records whether this broker is the one that counts the queues for all brokers.
     pub(crate) fn counts_queues(&self, counts: bool) {
         self.counts_queues.set(i64::from(counts));
     }
 
-    /// Removes all depths, because another broker counts the queues: so a sum over brokers is right.
+    /// Removes all depths, because another broker counts the queues, so that a sum over brokers is
+    /// correct.
     pub(crate) fn forget_depths(&self) {
         self.depth.clear();
         self.oldest_ready.clear();
@@ -315,7 +317,7 @@ impl Metrics {
         }
     }
 
-    /// Notes how long after its eligible time each item was handed out.
+    /// Records how long after its eligible time each item was handed out.
     pub(crate) fn delivery_delays(
         &self,
         queue: &QueueName,
@@ -330,7 +332,7 @@ impl Metrics {
         }
     }
 
-    /// Notes a call of the store that ended; `call` is the name of the method.
+    /// Records a call of the store that ended; `call` is the name of the method.
     pub(crate) fn store_call(&self, call: &'static str, took: Duration, failed: bool) {
         self.store_calls.get_or_create(&[("call", call)]).observe(took.as_secs_f64());
         if failed {
@@ -338,12 +340,12 @@ impl Metrics {
         }
     }
 
-    /// Notes how many items shared one write; `call` is `push` or `settle`.
+    /// Records how many items shared one write; `call` is `push` or `settle`.
     pub(crate) fn batch(&self, call: &'static str, items: usize) {
         self.batches.get_or_create(&[("call", call)]).observe(items as f64);
     }
 
-    /// Notes how long one round of housekeeping took.
+    /// Records how long one round of housekeeping took.
     pub(crate) fn swept(&self, took: Duration) {
         self.sweeps.observe(took.as_secs_f64());
     }
@@ -421,7 +423,7 @@ impl Drop for OpenStream {
     }
 }
 
-/// Makes and registers metrics in one go.
+/// Creates and registers metrics in one step.
 struct Registration<'a>(&'a mut Registry);
 
 impl Registration<'_> {
@@ -454,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_is_shown() {
+    fn recorded_values_are_shown() {
         let metrics = Metrics::new();
         metrics.pushed(&queue("orders"), 3);
         metrics.pushed(&queue("orders"), 2);

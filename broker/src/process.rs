@@ -11,7 +11,8 @@ use crate::{
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Reads the settings from the command line, the environment and the file, and serves until told to stop.
+/// Reads the settings from the command line, the environment and the file, and serves until told to
+/// stop.
 pub fn run() -> ExitCode {
     match config::check_asked_for() {
         Ok(None) => {}
@@ -38,7 +39,7 @@ async fn serve(settings: Settings) -> ExitCode {
     for warning in settings.warnings() {
         tracing::warn!("{warning}");
     }
-    // From the first moment on: what is not listened for would end the process.
+    // Listens from the start, because a signal without a listener would end the process.
     let mut signals = match Signals::listen() {
         Ok(signals) => signals,
         Err(error) => return fail(&format!("cannot listen for signals: {error}")),

@@ -14,7 +14,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// The log could not be set up.
+/// The reason why the log could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TelemetryError {
     /// The filter does not parse.

@@ -4,17 +4,17 @@ use std::{fmt, path::PathBuf};
 
 use super::values::Parsed;
 
-/// Where items live. Its text forms have no credentials in them.
+/// The address of the store. Its text forms contain no credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum StoreUri {
-    /// In one file.
+    /// One file.
     Sqlite {
         /// The file; created if it does not exist.
         path: PathBuf,
     },
     /// In memory, for as long as the broker runs.
     SqliteMemory,
-    /// In a MongoDB database.
+    /// A MongoDB database.
     Mongo {
         /// The deployment's address, with credentials if it needs any.
         uri: String,
@@ -37,17 +37,17 @@ impl fmt::Debug for StoreUri {
     }
 }
 
-/// How brokers notify each other, and where. Its text forms have no credentials in them.
+/// The kind and address of the signals between brokers. Its text forms contain no credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum SignalsUri {
-    /// Not at all: for a broker that is alone on its store.
+    /// None, for a broker that is alone on its store.
     Local,
-    /// Over Redis, `redis://` or `rediss://`.
+    /// Redis, `redis://` or `rediss://`.
     Redis {
         /// Its address, with credentials if it needs any.
         uri: String,
     },
-    /// Over a capped collection in the MongoDB database that is the store.
+    /// A capped collection in the MongoDB database of the store.
     Mongo {
         /// The store's address, with credentials if it needs any.
         uri: String,
@@ -70,7 +70,7 @@ impl fmt::Debug for SignalsUri {
     }
 }
 
-/// Parses where items live.
+/// Parses the address of the store.
 pub(super) fn store(text: &str) -> Parsed<StoreUri> {
     if text == "sqlite::memory:" {
         return Ok(StoreUri::SqliteMemory);
@@ -96,7 +96,7 @@ pub(super) fn store(text: &str) -> Parsed<StoreUri> {
     ))
 }
 
-/// Parses how to signal; `mongodb:` stands for signals over the store.
+/// Parses the address of the signals; `mongodb:` means signals over the store.
 pub(super) fn signals(text: &str, store: &StoreUri) -> Parsed<SignalsUri> {
     match text {
         "local:" => return Ok(SignalsUri::Local),
@@ -143,7 +143,8 @@ fn user_info(uri: &str) -> Option<&str> {
     Some(user_info)
 }
 
-/// Returns a URI fit for logs: without user names and passwords, and without the query, which may hold more of them.
+/// Returns a URI fit for logs: without user names and passwords, and without the query, which may
+/// contain more of them.
 pub(super) fn mask_credentials(uri: &str) -> String {
     let (uri, query) = match uri.split_once('?') {
         // An unescaped question mark in a password does not begin a query.

@@ -1,4 +1,5 @@
-//! Every setting, once: its key in the file, which also makes its flag and its variable, and its help.
+//! All settings, each defined once: its key in the file, from which its flag and its variable are
+//! derived, and its help.
 
 use std::path::PathBuf;
 
@@ -10,11 +11,11 @@ use super::values::{DURATIONS, SIZES};
 pub(super) struct Key {
     /// Its name in `sluicegate.toml`.
     pub(super) name: &'static str,
-    /// What its value looks like, for the help.
+    /// The form of its value, for the help.
     value: &'static str,
     /// Its default as text; empty for none.
     pub(super) default: &'static str,
-    /// What the setting is for.
+    /// The purpose of the setting.
     help: &'static str,
 }
 

@@ -57,7 +57,7 @@ fn the_defaults_serve_this_machine_from_one_file() {
 }
 
 #[test]
-fn flags_win_over_the_environment_and_that_over_the_file() {
+fn flags_override_the_environment_and_that_overrides_the_file() {
     let (_dir, path) = file("database = 'file'\npoll_min = '2s'\npoll_max = '3s'\n");
     let env = [("SLUICEGATE_DATABASE", "env"), ("SLUICEGATE_POLL_MIN", "1500ms")];
     let settings = load_with(&path, &env, &["--database", "flag"]).unwrap();
@@ -133,7 +133,7 @@ fn the_file_may_use_its_own_types() {
 }
 
 #[test]
-fn a_file_can_be_named_and_must_then_be_there() {
+fn a_named_file_must_exist() {
     let (_dir, path) = file("database = 'named'");
     let path = path.to_str().unwrap();
     assert_eq!(flags(&["--config", path]).database, "named");
@@ -158,7 +158,7 @@ fn an_unknown_key_is_named_with_its_place() {
 }
 
 #[test]
-fn variables_of_tests_and_of_kubernetes_are_passed_over() {
+fn variables_of_tests_and_of_kubernetes_are_ignored() {
     let env = [
         ("SLUICEGATE_TEST_MONGODB_URI", "mongodb://x"),
         ("SLUICEGATE_SERVICE_HOST", "10.0.0.1"),
@@ -239,7 +239,7 @@ fn signals_follow_the_store_unless_given() {
 }
 
 #[test]
-fn secrets_are_in_no_message() {
+fn no_message_contains_a_secret() {
     let open = ["--listen", "0.0.0.0:1", "--tokens", "ann:0123456789abcdef:consume"];
     let settings = flags(&open);
     assert_eq!(settings.warnings().len(), 1, "tokens without TLS");

@@ -1,4 +1,4 @@
-//! Values as people write them. The error of each parser says what would be right.
+//! Values as people write them. The error of each parser says what would be valid.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -9,16 +9,16 @@ pub(super) const DURATIONS: &str = "500ms, 30s, 5m, 12h, 7d or 1h30m";
 /// Examples of sizes.
 pub(super) const SIZES: &str = "65536, 512KiB or 4MiB";
 
-/// What is wrong with a value, and what would be right.
+/// A parsed value, or what is wrong with it and what would be valid.
 pub(super) type Parsed<T> = Result<T, String>;
 
-/// A duration: a number and a unit, or several of them: `500ms`, `1.5s`, `1h30m`.
+/// Parses a duration: a number and a unit, or several of them: `500ms`, `1.5s`, `1h30m`.
 pub(super) fn duration(text: &str) -> Parsed<Duration> {
     humantime::parse_duration(text)
         .map_err(|_| format!("{text:?} is not a duration; write for example {DURATIONS}"))
 }
 
-/// A number of bytes: `65536`, `512KiB`, `4MiB`.
+/// Parses a number of bytes: `65536`, `512KiB`, `4MiB`.
 pub(super) fn bytes(text: &str) -> Parsed<usize> {
     let size: Option<ByteSize> = text.trim().parse().ok();
     size.and_then(|size| size.as_u64().try_into().ok())
@@ -41,7 +41,7 @@ pub(super) fn number(text: &str, least: f64, most: f64) -> Parsed<f64> {
     }
 }
 
-/// Parses yes or no.
+/// Parses a boolean.
 pub(super) fn boolean(text: &str) -> Parsed<bool> {
     match text {
         "true" => Ok(true),

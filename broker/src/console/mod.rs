@@ -15,10 +15,10 @@ use tokio::time::timeout;
 
 use crate::metrics::{self, Metrics};
 
-/// How long the store may take to answer a probe.
+/// How long the store may take to respond to a probe.
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the console asks the broker.
+/// The broker's state, as queried by the console.
 #[async_trait]
 pub(crate) trait Probe: Send + Sync + 'static {
     /// Returns an error unless the store can be reached and written to. The prober sees the error, so the error
@@ -43,8 +43,9 @@ pub(crate) struct ConsoleState {
 
 /// Returns the pages of the console:
 /// * `/healthz`: 200 while the process lives.
-/// * `/readyz`: 200 while the broker accepts requests, 503 when it drains or when the store does not answer
-///   within 2 s. Signals that fail make the broker `degraded`, not unready, because deliveries go on.
+/// * `/readyz`: 200 while the broker accepts requests, 503 when it drains or when the store does
+///   not respond within 2 s. Failing signals make the broker `degraded`, not unready, because
+///   deliveries continue.
 /// * `/metrics`: OpenMetrics text.
 pub(crate) fn router(state: ConsoleState) -> Router {
     Router::new()
@@ -69,7 +70,7 @@ struct Readiness {
 
 async fn ready(State(state): State<ConsoleState>) -> Response {
     let probe = state.probe;
-    // In a task of its own: a prober that hangs up must not cut a store call short.
+    // The probe runs in a task of its own: a prober that hangs up must not cut a store call short.
     let asked = tokio::spawn({
         let probe = Arc::clone(&probe);
         async move { timeout(STORE_TIMEOUT, probe.store()).await }

@@ -1,22 +1,24 @@
-//! What is decided of an item when it enters its queue, and again when it stands at the queue's head.
+//! The decisions made about an item when it enters its queue, and when it is found at the queue's
+//! head.
 
 use std::time::Duration;
 
 use super::{Cause, FailureOutcome, LimitReason, NewItem, Queue, Timestamp};
 
 impl NewItem {
-    /// Returns from when on the item is eligible if it is pushed now: never before that.
+    /// Returns when an item pushed now is eligible, which is never before `now`.
     pub fn eligible_from(&self, now: Timestamp) -> Timestamp {
         self.eligible_time.map_or(now + self.delay, |at| at.max(now))
     }
 
-    /// Returns when the item expires if it is pushed to the queue now.
+    /// Returns when an item pushed to the queue now expires.
     pub fn expires(&self, queue: &Queue, now: Timestamp) -> Option<Timestamp> {
         self.ttl.or(queue.default_ttl).map(|ttl| now + ttl)
     }
 
-    /// Returns until when a second item with the same deduplication id is a duplicate, if this one has an id; `now`: it
-    /// never is. `window` is that of the push, if it has one of its own.
+    /// Returns until when a second item with the same deduplication id is a duplicate. Returns
+    /// `now`, so that none is, if this item has no id. `window` is the window given in the push, if
+    /// any.
     pub fn remembered_until(
         &self,
         queue: &Queue,
@@ -27,42 +29,43 @@ impl NewItem {
     }
 }
 
-/// An item that was found at the head of its queue, as far as it matters for what becomes of it.
+/// The properties of an item at the head of its queue that decide what happens to it.
 #[derive(Debug, Clone, Copy)]
 pub struct AtHead {
     /// When it expires.
     pub expire_time: Option<Timestamp>,
-    /// It was reserved, and its lease has lapsed.
+    /// True if the item was reserved and its lease has lapsed.
     pub lapsed: bool,
-    /// The number of its attempt: of the one that lapsed, if one did.
+    /// The number of its attempt. For a lapsed lease, the number of the attempt that lapsed.
     pub attempt: u32,
     /// How often it was handed out.
     pub deliveries: u32,
-    /// How many of these were before it came into this queue.
+    /// Number of these deliveries before the item came into this queue.
     pub earlier_deliveries: u32,
 }
 
-/// What becomes of an item that was found at the head of its queue.
+/// What happens to an item that was found at the head of its queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Triage {
     /// It can be handed out.
     Live {
-        /// The number of the attempt that this would be.
+        /// The number that this attempt would have.
         attempt: u32,
     },
     /// Its last allowed attempt lapsed; [`Queue::at_limit`] says where it goes.
     AtLimit {
-        /// Which limit it is at.
+        /// The limit that was reached.
         reason: LimitReason,
-        /// How many of its attempts have failed.
+        /// The number of its failed attempts.
         failed_attempts: u32,
     },
-    /// It is past its end, and is removed.
+    /// It has expired, and is removed.
     Expired,
 }
 
 impl Queue {
-    /// Decides what becomes of an item at the queue's head. A lease that lapsed was an attempt that failed.
+    /// Decides what happens to an item at the queue's head. A lapsed lease counts as a failed
+    /// attempt.
     pub fn triage(&self, item: AtHead, now: Timestamp) -> Triage {
         if item.expire_time.is_some_and(|end| end <= now) {
             return Triage::Expired;
@@ -102,12 +105,12 @@ mod tests {
         assert_eq!(
             at(1_000_500).eligible_from(NOW),
             Timestamp(1_000_500),
-            "it wins over the delay"
+            "it overrides the delay"
         );
     }
 
     #[test]
-    fn the_items_own_times_win_over_the_queues() {
+    fn an_items_own_times_override_those_of_the_queue() {
         let queue = Queue { default_ttl: Some(Duration::from_secs(2)), ..queue() };
         let item = NewItem { dedup_id: "d".to_owned(), ..NewItem::default() };
         assert_eq!(item.expires(&queue, NOW), Some(Timestamp(1_002_000)));
@@ -120,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_at_the_head_is_live_at_a_limit_or_expired() {
+    fn an_item_at_the_head_is_live_at_a_limit_or_expired() {
         let queue = Queue { max_attempts: Some(3), max_deliveries: Some(5), ..queue() };
         let item = AtHead {
             expire_time: None,

@@ -1,42 +1,44 @@
-//! Dealing out: which of the items at a queue's head go to which of its waiting consumers.
+//! Assignment of the items at a queue's head to the waiting consumers.
 
 use std::time::Duration;
 
 use crate::domain::ConsumerName;
 
-/// Most bytes of one message with items, envelopes and all, unless it holds a single item that is larger: most gRPC
-/// libraries refuse messages over 4 MiB unless told otherwise.
+/// Most bytes of a message with items, including their envelopes, unless it holds a single item
+/// that is larger. Most gRPC libraries by default refuse messages over 4 MiB.
 pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
-/// How large an item is.
+/// The size of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ItemSize {
     /// Bytes of its payload.
     pub payload: usize,
-    /// At most how many bytes it takes in a message.
+    /// Upper bound of its size in a message.
     pub message: usize,
 }
 
-/// What one waiting consumer asks for.
+/// The demand of one waiting consumer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Demand {
     /// At most this many items, at least 1.
     pub max_items: usize,
-    /// At most this many payload bytes; a single larger item is still given if `may_exceed`.
+    /// At most this many payload bytes. With `may_exceed`, a single larger item is assigned too.
     pub max_bytes: usize,
-    /// True while the consumer holds nothing: then one item of any size is due to it.
+    /// True while the consumer holds nothing, so that it may receive one item of any size.
     pub may_exceed: bool,
     /// Lease of each item.
     pub lease: Duration,
-    /// Who it is.
+    /// Name of the consumer.
     pub consumer: Option<ConsumerName>,
 }
 
-/// Deals items of the given sizes, in order, to the wants, round about; answers for each item the
-/// want it goes to. Stops at the first item nobody can take: order is kept. What one want is dealt fits
-/// one message of [`MAX_MESSAGE_BYTES`], so that nothing is claimed that cannot be sent at once.
+/// Assigns items of the given sizes to the demands in turn. Returns the index of the demand for
+/// each item. Stops at the first item that no demand can take, so that the order is kept. The items
+/// of one demand fit in one message of [`MAX_MESSAGE_BYTES`], so that no item is reserved that
+/// cannot be sent immediately.
 ///
-/// The earlier wants get the odd ones, so put the emptiest consumer first.
+/// If the items do not divide evenly, earlier demands get more. The caller therefore puts the least
+/// loaded consumer first.
 pub fn assign(sizes: &[ItemSize], demands: &[Demand]) -> Vec<usize> {
     struct Room {
         items: usize,
@@ -91,39 +93,39 @@ mod tests {
         }
     }
 
-    /// Deals items with payloads of these sizes.
+    /// Assigns items with payloads of these sizes.
     fn assign(payloads: &[usize], demands: &[Demand]) -> Vec<usize> {
         let size = |&payload: &usize| ItemSize { payload, message: payload + 1_400 };
         super::assign(&payloads.iter().map(size).collect::<Vec<_>>(), demands)
     }
 
     #[test]
-    fn items_go_round_about() {
+    fn items_are_assigned_in_turn() {
         let demands = [want(1, 100), want(3, 100), want(9, 100)];
         assert_eq!(assign(&[1; 7], &demands), [0, 1, 2, 1, 2, 1, 2]);
     }
 
     #[test]
-    fn bytes_are_respected_but_one_large_item_goes_out() {
+    fn byte_limits_hold_but_one_large_item_is_assigned() {
         let demands = [want(9, 10), want(9, 10)];
         assert_eq!(assign(&[50, 6, 6, 1], &demands), [0, 1]);
         assert_eq!(assign(&[4, 4, 4, 4, 4, 4], &demands), [0, 1, 0, 1]);
     }
 
     #[test]
-    fn what_does_not_fit_one_message_is_not_claimed() {
+    fn items_that_do_not_fit_in_one_message_are_not_reserved() {
         let any = usize::MAX;
         let half = MAX_MESSAGE_BYTES / 2;
         assert_eq!(assign(&[half, half], &[want(9, any)]), [0], "the envelopes count");
         assert_eq!(assign(&[half, half], &[want(9, any), want(9, any)]), [0, 1]);
-        assert_eq!(assign(&[2 * half, 1], &[want(9, any)]), [0], "a large one goes alone");
+        assert_eq!(assign(&[2 * half, 1], &[want(9, any)]), [0], "a large item is sent alone");
         assert_eq!(assign(&[1, 2 * half], &[want(9, any)]), [0]);
         let without_payload = assign(&vec![0; 5_000], &[want(5_000, any)]);
         assert_eq!(without_payload.len(), MAX_MESSAGE_BYTES / 1_400);
     }
 
     #[test]
-    fn nothing_asked_nothing_assigned() {
+    fn no_demand_assigns_nothing() {
         assert!(assign(&[1, 2], &[]).is_empty());
         assert!(assign(&[], &[want(1, 1)]).is_empty());
     }

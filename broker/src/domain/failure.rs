@@ -1,13 +1,13 @@
-//! What becomes of an item that was handed out and returns unsettled.
+//! Decides what happens to an item that was handed out and returns unsettled.
 
 use std::time::Duration;
 
 use super::{Queue, QueueName, RetryPolicy};
 
-/// What applies to queues without settings of their own; settings of the broker.
+/// The broker's defaults for queues without settings of their own.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FailureDefaults {
-    /// The attempt whose failure dead-letters; 0: never.
+    /// The attempt whose failure dead-letters the item; 0: never.
     pub max_attempts: u32,
     /// The delivery after which an unsettled item is dead-lettered; 0: never.
     pub max_deliveries: u32,
@@ -30,31 +30,33 @@ impl Default for FailureDefaults {
     }
 }
 
-/// Why an item returns unsettled.
+/// The reason why an item returns unsettled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// Its consumer says that the attempt failed, or its stream ended and asked for a failed attempt.
+    /// The consumer reported a failed attempt, or the stream ended and had asked that this counts
+    /// as one.
     Rollback,
-    /// Its consumer rolls it back with no failed attempt.
+    /// The consumer rolled the item back without a failed attempt.
     Release,
-    /// Its consumer rejects it: never again.
+    /// The consumer rejected the item, so that it is never retried.
     Reject,
-    /// Its lease ended. The lease was its delay, so it is ready at once.
+    /// The lease ended. The lease was the delay, so the item is ready immediately.
     Lapse,
-    /// The stream that held it ended, as far as is known through no fault of the item.
+    /// The stream that held the item ended, as far as is known through no fault of the item.
     Disconnect,
-    /// It did not reach a consumer, or the broker takes it back to shut down: nothing is counted.
+    /// The item did not reach a consumer, or the broker rolls it back in order to shut down.
+    /// Nothing is counted.
     Undelivered,
 }
 
-/// Why an item is dead-lettered or discarded.
+/// The reason why an item is dead-lettered or discarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LimitReason {
     /// Its last allowed attempt failed.
     MaxAttempts,
     /// It was handed out as often as allowed.
     MaxDeliveries,
-    /// Its consumer asked for it.
+    /// Its consumer rejected it.
     Rejected,
 }
 
@@ -72,40 +74,40 @@ impl LimitReason {
     }
 }
 
-/// What becomes of an item that returns unsettled.
+/// What happens to an item that returns unsettled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FailureOutcome {
     /// It stays in its queue.
     Retry {
         /// The number of its next attempt.
         attempt: u32,
-        /// How long it waits.
+        /// The delay before that attempt.
         delay: Duration,
     },
     /// It leaves its queue; [`Queue::at_limit`] says where it goes.
     Limit {
-        /// Why.
+        /// The limit that was reached.
         reason: LimitReason,
-        /// How many of its attempts have failed.
+        /// The number of its failed attempts.
         failed_attempts: u32,
     },
 }
 
-/// Where the items of a queue go when they are at a limit.
+/// The destination of a queue's items at a limit.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum AtLimit {
-    /// Not known yet: it must first be found out whether the dead-letter queue exists.
+    /// Not known yet: whether the dead-letter queue exists must be checked first.
     #[default]
     Unknown,
-    /// Into this queue, which exists and is of the same group.
+    /// This queue, which exists and is in the same group.
     DeadLetter(QueueName),
-    /// Nowhere: they are discarded, as the settings of the queue ask.
+    /// None: they are discarded, because the settings of the queue say so.
     Discard,
-    /// Nowhere: they stay and are tried again and again. Limits have no effect.
+    /// None: they stay and are retried. Limits have no effect.
     Nowhere,
 }
 
-/// What the name of a dead-letter queue ends with if the settings name none.
+/// Suffix of the name of a dead-letter queue if the settings name none.
 const SUFFIX: &str = ".dead";
 
 impl Queue {
@@ -119,14 +121,15 @@ impl Queue {
         self.max_deliveries.unwrap_or(self.defaults.max_deliveries)
     }
 
-    /// Returns the policy by which failed items wait.
+    /// Returns the retry policy in force.
     pub fn retry_policy_in_force(&self) -> &RetryPolicy {
         self.retry_policy.as_ref().unwrap_or(&self.defaults.retry_policy)
     }
 
-    /// Returns the queue that receives items at a limit, whether it exists or not. `None`: items are discarded, or they
-    /// stay. A queue whose own name ends with `.dead` has no such queue unless it names one, so that no chain of queues
-    /// grows. A queue whose name leaves no room for the suffix has none either.
+    /// Returns the queue that receives items at a limit, whether it exists or not. `None` means
+    /// that the items are discarded, or that they stay. A queue whose own name ends with `.dead`
+    /// has no such queue unless it names one, so that chains of queues do not grow. Neither has a
+    /// queue whose name leaves no room for the suffix.
     pub fn dead_letter_target(&self) -> Option<QueueName> {
         if self.discard_failed {
             return None;
@@ -140,7 +143,8 @@ impl Queue {
         QueueName::parse("dead_letter_queue", &format!("{}{SUFFIX}", self.name)).ok()
     }
 
-    /// Fills in the broker's part: its defaults, and what the settings alone say about [`Queue::at_limit`].
+    /// Fills in the broker's part: its defaults, and what the settings alone say about
+    /// [`Queue::at_limit`].
     #[must_use]
     pub fn in_force(self, defaults: &FailureDefaults) -> Self {
         let at_limit = match self.dead_letter_target() {
@@ -151,8 +155,8 @@ impl Queue {
         Self { defaults: defaults.clone(), at_limit, ..self }
     }
 
-    /// Decides what becomes of an item that returns from its `attempt`, handed out `deliveries` times in this queue;
-    /// `random` is within 0 to 1. A limit is reached at exactly its number.
+    /// Decides what happens to an item that returns from its `attempt`, handed out `deliveries`
+    /// times in this queue. `random` is between 0 and 1. A limit is reached at exactly its number.
     pub fn failure_outcome(
         &self,
         cause: Cause,
@@ -207,9 +211,10 @@ mod tests {
         FailureOutcome::Limit { reason, failed_attempts }
     }
 
-    /// A queue without settings of its own backs off, and its items end at the broker's limits.
+    /// A queue without settings of its own delays retries, and its items end at the broker's
+    /// limits.
     #[test]
-    fn a_queue_that_says_nothing_has_the_brokers_defaults() {
+    fn a_queue_without_settings_has_the_brokers_defaults() {
         let queue = queue("q");
         let failure_outcome =
             |attempt, deliveries| queue.failure_outcome(Cause::Rollback, attempt, deliveries, 0.0);
@@ -247,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn what_counts_depends_on_the_cause() {
+    fn whether_an_attempt_counts_depends_on_the_cause() {
         let queue = Queue { max_attempts: Some(3), max_deliveries: Some(5), ..queue("q") };
         for cause in [Cause::Release, Cause::Disconnect] {
             assert_eq!(
@@ -272,9 +277,9 @@ mod tests {
         );
     }
 
-    /// There is no chain of dead-letter queues, and nothing is dropped where there is no queue to go to.
+    /// There is no chain of dead-letter queues, and no item is discarded for lack of a queue.
     #[test]
-    fn dead_letter_queues_nobody_named_end_with_the_first() {
+    fn default_dead_letter_queues_form_no_chain() {
         let target = |queue: &Queue| queue.dead_letter_target().map(|name| name.to_string());
         assert_eq!(target(&queue("q")).as_deref(), Some("q.dead"));
         assert_eq!(target(&queue("q.dead")), None);

@@ -54,18 +54,20 @@ macro_rules! twelve_bytes {
 }
 
 twelve_bytes!(
-    /// Names an item. Opaque: only [`IdSource`] knows what the bytes mean.
+    /// Identifies an item. Opaque: only [`IdSource`] knows what the bytes mean.
     ItemId
 );
 twelve_bytes!(
-    /// Names one reservation. Each reservation has a fresh token, which is never used again.
+    /// Identifies one reservation. Each reservation has a new token, which is never used again.
     LeaseToken
 );
 
-/// Makes item ids that sort in the order in which one broker made them, and across brokers by time.
+/// Creates item ids that sort in the order in which one broker created them, and across brokers by
+/// time.
 ///
-/// Layout: 4 bytes seconds, 10 bits milliseconds and 22 bits counter, 4 bytes random per source.
-/// The first four bytes are those of a MongoDB ObjectId, so its tools show the time right.
+/// Layout: 4 bytes seconds, 10 bits milliseconds and 22 bits counter, 4 random bytes per source.
+/// The first four bytes are those of a MongoDB ObjectId, so that MongoDB's tools show the correct
+/// time.
 #[derive(Debug)]
 pub struct IdSource {
     source: [u8; 4],
@@ -81,7 +83,8 @@ impl IdSource {
         Self { source: rand::random(), last: Mutex::new((0, 0)) }
     }
 
-    /// Returns the next id. It is greater than every id that this source made before, even if the clock steps back.
+    /// Returns the next id. It is greater than every id that this source created before, even if
+    /// the clock steps back.
     pub fn next(&self, now: Timestamp) -> ItemId {
         let (millis, counter) = {
             let mut last = self.last.lock();
@@ -111,7 +114,7 @@ impl Default for IdSource {
 }
 
 impl LeaseToken {
-    /// Returns a fresh token whose first four bytes name the broker that gives the lease.
+    /// Returns a new token whose first four bytes identify the broker that issues the lease.
     pub fn fresh(broker: [u8; 4]) -> Self {
         let mut bytes = [0; 12];
         bytes[..4].copy_from_slice(&broker);
@@ -119,7 +122,7 @@ impl LeaseToken {
         Self(bytes)
     }
 
-    /// Returns the broker that made the token.
+    /// Returns the broker that created the token.
     pub fn broker(self) -> [u8; 4] {
         [self.0[0], self.0[1], self.0[2], self.0[3]]
     }

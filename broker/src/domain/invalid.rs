@@ -1,12 +1,12 @@
 //! The error of every parser in this module.
 
-/// A value that cannot be accepted, and why.
+/// A value that cannot be accepted, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {description}")]
 pub struct Invalid {
     /// The field as the caller named it, for example `items[3].priority`.
     pub field: String,
-    /// What is wrong and what would be right.
+    /// What is wrong, and what would be valid.
     pub description: String,
 }
 

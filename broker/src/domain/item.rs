@@ -1,4 +1,4 @@
-//! Items: as a producer hands them in, as the broker keeps them, as a consumer gets them.
+//! Items: as pushed by a producer, as kept by the broker, and as delivered to a consumer.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -39,12 +39,12 @@ where
     Ok(())
 }
 
-/// 0 to 9; 9 is handed out first.
+/// A priority from 0 to 9. Items of priority 9 are handed out first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Priority(u8);
 
 impl Priority {
-    /// How many priorities there are.
+    /// Number of priorities.
     pub const LEVELS: u8 = 10;
 
     /// Checks a priority; `field` is the caller's name for it.
@@ -67,10 +67,10 @@ impl fmt::Display for Priority {
     }
 }
 
-/// An item as a producer hands it in, checked.
+/// A pushed item, checked.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NewItem {
-    /// The work itself.
+    /// The content of the item.
     pub payload: Bytes,
     /// Media type of the payload; may be empty.
     pub content_type: String,
@@ -78,9 +78,10 @@ pub struct NewItem {
     pub headers: Headers,
     /// The priority at which it is handed out.
     pub priority: Priority,
-    /// How long after the push the item is eligible; zero: at once. `eligible_time` wins over it.
+    /// How long after the push the item is eligible; zero: immediately. `eligible_time` overrides
+    /// it.
     pub delay: Duration,
-    /// The earliest instant at which the item is eligible; wins over `delay`.
+    /// The earliest time at which the item is eligible. Overrides `delay`.
     pub eligible_time: Option<Timestamp>,
     /// Time to live; `None`: the queue's default.
     pub ttl: Option<Duration>,
@@ -90,20 +91,20 @@ pub struct NewItem {
     pub dedup_id: String,
 }
 
-/// What became of one pushed item.
+/// The result of pushing one item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pushed {
-    /// The item's id; for a duplicate, the id of the first.
+    /// The item's id, or the id of the first item if this one is a duplicate.
     pub id: ItemId,
-    /// True if an item with the same id was there before and nothing was stored.
+    /// True if an item with the same deduplication id existed and nothing was stored.
     pub deduplicated: bool,
     /// Its sequence number, 0 if it has none.
     pub sequence: i64,
-    /// From when on it can be handed out; `None` if it is blocked or a duplicate.
+    /// When the item becomes eligible; `None` if it is blocked or a duplicate.
     pub eligible_time: Option<Timestamp>,
 }
 
-/// Where an item is in its life.
+/// The state of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ItemState {
     /// Eligible now.
@@ -130,14 +131,14 @@ impl fmt::Display for ItemState {
     }
 }
 
-/// An item as the broker keeps it.
+/// An item as kept by the broker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Item {
     /// Its id.
     pub id: ItemId,
     /// The queue it is in.
     pub queue: QueueName,
-    /// The work itself.
+    /// The content of the item.
     pub payload: Bytes,
     /// Media type of the payload; may be empty.
     pub content_type: String,
@@ -145,44 +146,45 @@ pub struct Item {
     pub headers: Headers,
     /// The priority at which it is handed out.
     pub priority: Priority,
-    /// Where it is in its life, as of when it was read.
+    /// Its state when it was read.
     pub state: ItemState,
     /// Failed attempts plus one.
     pub attempt: u32,
-    /// How often it was handed out.
+    /// How often it has been handed out.
     pub deliveries: u32,
     /// Its number in its queue, 0 if none.
     pub sequence: i64,
-    /// Key it is ordered by; may be empty.
+    /// Its ordering key; may be empty.
     pub ordering_key: String,
-    /// Id it is deduplicated by; may be empty.
+    /// Its deduplication id; may be empty.
     pub dedup_id: String,
     /// When it was first pushed.
     pub create_time: Timestamp,
-    /// When it may next be handed out; the end of its lease if reserved; `None` if blocked or processed.
+    /// When it may next be handed out; for a reserved item, the end of its lease; `None` if blocked
+    /// or processed.
     pub eligible_time: Option<Timestamp>,
-    /// After this instant it is never delivered.
+    /// It is never delivered after this time.
     pub expire_time: Option<Timestamp>,
     /// When it was committed, if processed.
     pub process_time: Option<Timestamp>,
-    /// Who pushed it.
+    /// Name of the producer.
     pub producer: Option<ConsumerName>,
-    /// Who had it last.
+    /// Name of its last consumer.
     pub consumer: Option<ConsumerName>,
-    /// Why its last attempt failed; may be empty.
+    /// The reason why its last attempt failed; may be empty.
     pub last_reason: String,
     /// The queue it was dead-lettered from.
     pub origin_queue: Option<QueueName>,
-    /// When it became eligible for its present or next delivery; `None` if blocked or processed.
+    /// When it became eligible for its current or next delivery; `None` if blocked or processed.
     pub due_time: Option<Timestamp>,
     /// When it was dead-lettered.
     pub dead_letter_time: Option<Timestamp>,
-    /// How many attempts had failed when it was dead-lettered.
+    /// Number of failed attempts when it was dead-lettered.
     pub dead_letter_attempts: u32,
 }
 
 impl Item {
-    /// Returns at most how many bytes the item takes in an answer, its receipt and its headers included.
+    /// Returns the most bytes that the item takes in a message, including its receipt and headers.
     pub fn message_bytes(&self) -> usize {
         let texts = [&self.content_type, &self.ordering_key, &self.dedup_id, &self.last_reason];
         let texts = texts.iter().map(|text| text.len()).sum();
@@ -190,10 +192,11 @@ impl Item {
     }
 }
 
-/// Returns at most how many bytes an item takes in an answer. `texts` is the length of content type, ordering key,
-/// deduplication id and reason together.
+/// Returns the most bytes that an item takes in a message. `texts` is the total length of content
+/// type, ordering key, deduplication id and reason.
 pub fn message_bytes(payload: usize, texts: usize, headers: &Headers) -> usize {
-    /// Names, ids, numbers, times, the receipt, and the encoding of the fields: each at its longest.
+    /// Names, ids, numbers, times, the receipt, and the encoding of the fields, each at its
+    /// longest.
     const ENVELOPE: usize = 1_400;
     /// The encoding of one header.
     const HEADER: usize = 12;
@@ -206,7 +209,7 @@ pub fn message_bytes(payload: usize, texts: usize, headers: &Headers) -> usize {
 pub struct Delivery {
     /// The item, reserved.
     pub item: Item,
-    /// Names the reservation.
+    /// Identifies the reservation.
     pub receipt: Receipt,
     /// End of the lease.
     pub lease_expire_time: Timestamp,
@@ -214,20 +217,21 @@ pub struct Delivery {
     pub previous_eligible_time: Timestamp,
 }
 
-/// What became of a receipt.
+/// The result of using a receipt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// Done as asked.
+    /// The request was carried out.
     Ok,
-    /// The item was at a limit, or rejected: it is in the dead-letter queue, or discarded if its queue asks for that.
+    /// The item was at a limit or was rejected. It is in the dead-letter queue, or was discarded if
+    /// its queue is set to discard.
     DeadLettered,
-    /// The item is there but under another lease or none; nothing was changed.
+    /// The item exists, but under another lease or none. Nothing was changed.
     LeaseLost,
-    /// The item is no longer there, or processed; nothing was changed.
+    /// The item no longer exists, or is processed. Nothing was changed.
     Gone,
 }
 
-/// Cuts a reason to [`MAX_REASON_BYTES`], at the end of a character.
+/// Cuts a reason to [`MAX_REASON_BYTES`], at a character boundary.
 pub fn cut_reason(mut reason: String) -> String {
     reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
     reason

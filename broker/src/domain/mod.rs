@@ -1,7 +1,7 @@
-//! What Sluicegate is about: names, items, queues, receipts, and the decisions that need nothing but their arguments.
-//! This module knows no runtime, wire format or driver.
+//! The terms of Sluicegate: names, items, queues, receipts, and the decisions that depend on
+//! nothing but their arguments. This module uses no runtime, wire format or driver.
 //!
-//! Values are parsed and checked once, at the edge; past the edge nothing is checked twice.
+//! Values are parsed and checked once, at the edge. Past the edge nothing is checked twice.
 
 mod admission;
 mod assign;

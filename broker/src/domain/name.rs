@@ -37,7 +37,7 @@ macro_rules! name {
                 Ok(Self(text.into()))
             }
 
-            /// Parses a name that may be left out.
+            /// Parses an optional name.
             pub fn parse_optional(field: &str, text: &str) -> Result<Option<Self>, Invalid> {
                 if text.is_empty() { Ok(None) } else { Self::parse(field, text).map(Some) }
             }
@@ -79,7 +79,7 @@ name!(
     underscore_first: false
 );
 name!(
-    /// The name that a producer or consumer gives itself.
+    /// The name of a producer or a consumer.
     ConsumerName,
     underscore_first: false
 );

@@ -50,13 +50,13 @@ pub struct Queue {
     pub group: GroupName,
     /// Lease if a consumer asks for none; `None`: the broker's default.
     pub lease: Option<Duration>,
-    /// The attempt whose failure dead-letters; 0: never; `None`: the broker's default.
+    /// The attempt whose failure dead-letters an item; 0: never; `None`: the broker's default.
     pub max_attempts: Option<u32>,
     /// The delivery after which an unsettled item is dead-lettered; 0: never; `None`: the broker's default.
     pub max_deliveries: Option<u32>,
-    /// Where items at a limit go; `None`: see [`Queue::dead_letter_target`].
+    /// The destination of items at a limit; `None`: see [`Queue::dead_letter_target`].
     pub dead_letter_queue: Option<QueueName>,
-    /// Discard items at a limit instead.
+    /// If true, items at a limit are discarded instead.
     pub discard_failed: bool,
     /// Delay of failed items; `None`: the broker's default.
     pub retry_policy: Option<RetryPolicy>,
@@ -68,19 +68,19 @@ pub struct Queue {
     pub dedup_window: Duration,
     /// The most unsettled items; 0: no limit.
     pub max_depth: u64,
-    /// Stamp items with sequence numbers.
+    /// If true, items get sequence numbers.
     pub sequenced: bool,
-    /// Hand nothing out.
+    /// If true, nothing is handed out.
     pub paused: bool,
     /// Free-form labels.
     pub labels: BTreeMap<String, String>,
     /// When it was created.
     pub create_time: Timestamp,
-    /// Grows with each change of the settings, and so fences updates.
+    /// Increases with each change of the settings, and so fences updates.
     pub revision: i64,
-    /// What applies where the settings say nothing: the broker's part, never stored.
+    /// The broker's values for what the settings leave open. Never stored.
     pub defaults: FailureDefaults,
-    /// Where items at a limit go: the broker's part, never stored.
+    /// The destination of items at a limit, as determined by the broker. Never stored.
     pub at_limit: AtLimit,
 }
 
@@ -118,7 +118,7 @@ impl Queue {
         !self.retention.is_zero()
     }
 
-    /// Returns true if the settings that a user gives are the same, whatever the broker added.
+    /// Returns true if the user's settings are the same, whatever the broker added.
     pub fn same_settings(&self, other: &Self) -> bool {
         let plain = |queue: &Self| Self {
             create_time: Timestamp::default(),
@@ -132,7 +132,7 @@ impl Queue {
     }
 }
 
-/// How many items of a queue are in which state.
+/// The number of a queue's items in each state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Depth {
     /// Eligible now, items with a lapsed lease included.
@@ -141,11 +141,11 @@ pub struct Depth {
     pub delayed: u64,
     /// Leased.
     pub reserved: u64,
-    /// Waiting for an earlier item of their key.
+    /// Waiting for an earlier item of their ordering key.
     pub blocked: u64,
     /// Kept as history.
     pub processed: u64,
-    /// Since when the first item in hand-out order has been eligible.
+    /// When the first item in hand-out order became eligible.
     pub oldest_ready: Option<Timestamp>,
     /// When the next item becomes eligible or the next lease ends.
     pub next_eligible: Option<Timestamp>,
@@ -158,7 +158,7 @@ impl Depth {
     }
 }
 
-/// What happened in a queue since its creation, or a change to be added to that.
+/// What has happened in a queue since its creation, or a change to be added to that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Totals {
     /// Items stored by pushes.
@@ -175,14 +175,14 @@ pub struct Totals {
     pub dead_lettered: u64,
     /// Items found expired.
     pub expired: u64,
-    /// Items committed as they were handed out; counted in `committed` too.
+    /// Items committed when they were handed out. Also counted in `committed`.
     pub popped: u64,
     /// Items discarded at a limit.
     pub discarded: u64,
 }
 
 impl Totals {
-    /// Adds what happened.
+    /// Adds `more` to the totals.
     pub fn add(&mut self, more: &Self) {
         self.pushed += more.pushed;
         self.delivered += more.delivered;

@@ -1,21 +1,22 @@
-//! Receipts: opaque strings that name one reservation of one item.
+//! Receipts: opaque strings that identify one reservation of one item.
 
 use super::{GroupName, Invalid, ItemId, LeaseToken, QueueName, id::write_hex};
 
 /// One reservation of one item. Only the newest receipt of an item is valid.
 ///
-/// A receipt carries all that a settle needs, so that any broker can settle without reading the item first.
+/// A receipt contains everything that a settle needs, so that any broker can settle without reading
+/// the item first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Receipt {
     /// The item.
     pub item: ItemId,
     /// The token of the lease.
     pub token: LeaseToken,
-    /// How often the item had been handed out, this time included.
+    /// How often the item had been handed out, including this time.
     pub deliveries: u32,
-    /// How many of these deliveries were before the item came into its queue; limits count the others.
+    /// Number of these deliveries before the item came into its queue. Limits count the others.
     pub earlier_deliveries: u32,
-    /// The item's attempt in this reservation.
+    /// The number of the item's attempt in this reservation.
     pub attempt: u32,
     /// True if the item has an ordering key: settling the item unblocks the next one of that key.
     pub keyed: bool,
@@ -30,7 +31,7 @@ const VERSION: u8 = 2;
 const VERSION_1: u8 = 1;
 
 impl Receipt {
-    /// Returns how often the item had been handed out in its present queue, this time included.
+    /// Returns how often the item had been handed out in its current queue, including this time.
     pub fn deliveries_here(&self) -> u32 {
         self.deliveries.saturating_sub(self.earlier_deliveries)
     }
@@ -110,7 +111,8 @@ fn hex(digit: u8) -> Option<u8> {
     }
 }
 
-/// Returns the FNV-1a checksum, which detects a cut or mistyped receipt. It is no protection against forgery.
+/// Returns the FNV-1a checksum, which detects a truncated or mistyped receipt. It is no protection
+/// against forgery.
 fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
@@ -137,7 +139,7 @@ mod tests {
         assert_eq!(Receipt::parse("receipt", &receipt().encode()), Ok(receipt()));
     }
 
-    /// This broker settles receipts that brokers of earlier versions gave out.
+    /// Receipts that brokers of earlier versions issued can be settled.
     #[test]
     fn a_receipt_of_version_1_is_read() {
         let text = "0130313233343536373839616262613938373635343332313000000003000000020106\

@@ -2,7 +2,7 @@
 
 use crate::domain::{QueueName, Timestamp};
 
-/// What a signal is about.
+/// The subject of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Topic {
     /// Something became eligible, or will become eligible at a time that a waiting broker may not know.
@@ -18,15 +18,15 @@ pub enum Topic {
 pub struct Signal {
     /// The queue.
     pub queue: QueueName,
-    /// What it is about.
+    /// The subject.
     pub topic: Topic,
-    /// For inserts: nothing older than this has appeared. `None`: not known. Coalesced signals have the least
-    /// `since` of all, and `None` is less than every time.
+    /// For inserts: no items older than this have appeared. `None` means that this is unknown.
+    /// Coalesced signals have the least `since` of all, and `None` is less than every time.
     pub since: Option<Timestamp>,
 }
 
 impl Topic {
-    /// Returns the topic in one word, as brokers send it and metrics name it.
+    /// Returns the word for the topic, as brokers send it and metrics name it.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Insert => "insert",
@@ -35,7 +35,7 @@ impl Topic {
         }
     }
 
-    /// Returns the topic with this word; `None` if there is none.
+    /// Returns the topic with this word, if there is one.
     pub fn of_word(word: &str) -> Option<Self> {
         [Self::Insert, Self::Settings, Self::Settle].into_iter().find(|t| t.word() == word)
     }

@@ -1,4 +1,4 @@
-//! Instants and the clock. Time is the store's: all brokers on one store agree on it.
+//! Times and the clock. Time is that of the store: all brokers on one store agree on it.
 
 use std::{
     ops::{Add, Sub},
@@ -8,12 +8,12 @@ use std::{
 
 use parking_lot::RwLock;
 
-/// An instant: milliseconds since the Unix epoch, UTC.
+/// A time in milliseconds since the Unix epoch, UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(pub i64);
 
-/// An instant after all others: 4999-12-31T00:00:00Z. For entries without a time of their own, stores may use the years
-/// after it up to 9999, which every language can read.
+/// A time after all others: 4999-12-31T00:00:00Z. For entries without a time of their own, stores
+/// may use later years up to 9999, which every language can read.
 pub const FOREVER: Timestamp = Timestamp(95_617_497_600_000);
 
 /// The longest delay and time to live: ten years.
@@ -25,7 +25,7 @@ impl Timestamp {
         self.0
     }
 
-    /// Returns how long it is until `later`; zero if that is past.
+    /// Returns the duration until `later`; zero if that time is past.
     pub fn until(self, later: Self) -> Duration {
         Duration::from_millis(u64::try_from(later.0 - self.0).unwrap_or(0))
     }
@@ -48,22 +48,22 @@ impl Sub<Duration> for Timestamp {
     }
 }
 
-/// A clock that follows the time of a server or of this machine. The clock runs evenly between corrections, and tests can
-/// move it.
+/// A clock that follows the time of a server or of this machine. The clock runs evenly between
+/// corrections, and tests can advance it.
 #[derive(Debug)]
 pub struct Clock {
     origin: Instant,
     setting: RwLock<Setting>,
-    /// By how much tests have moved this machine's time, in milliseconds.
+    /// By how much tests have shifted this machine's time, in milliseconds.
     machine_shift: AtomicI64,
 }
 
-/// What the clock shows, in milliseconds; `elapsed` counts from the origin of the clock.
+/// The reading of the clock, in milliseconds; `elapsed` counts from the origin of the clock.
 #[derive(Debug, Clone, Copy)]
 struct Setting {
-    /// Unix time at the origin, as believed now.
+    /// Unix time at the origin, according to the last correction.
     epoch: i64,
-    /// How much the clock has to lose, by running at half its speed.
+    /// By how much the clock is ahead, which it loses by running at half its speed.
     lag: i64,
     /// When it began to lose time, in milliseconds since the origin.
     slow_from: i64,
@@ -78,7 +78,7 @@ impl Setting {
         self.epoch + elapsed - self.lag.min((elapsed - self.slow_from) / 2)
     }
 
-    /// Returns what the clock would show if it had already lost what it has to lose.
+    /// Returns the reading that the clock would have if it were not ahead.
     fn target(self, elapsed: i64) -> i64 {
         self.epoch + elapsed - self.lag
     }
@@ -106,10 +106,11 @@ impl Clock {
 
     /// Returns the time, following this machine's clock and never going back.
     ///
-    /// If the machine's clock is ahead, this clock is set to the same time at once: after a suspend that time has passed
-    /// for everyone else, and a corrected clock says when delayed items are due. If the machine's clock was set back, this
-    /// clock runs at half its speed until both agree. What was ready stays ready, and meanwhile leases and delays last
-    /// up to twice as long, however far the clock was set back.
+    /// If the machine's clock is ahead, this clock is set to the same time immediately: after a
+    /// suspend that time has passed for everyone else, and a corrected clock determines when
+    /// delayed items are due. If the machine's clock was set back, this clock runs at half its
+    /// speed until both agree. Ready items stay ready, and meanwhile leases and delays last up to
+    /// twice as long, however far the clock was set back.
     pub fn now_by_machine(&self) -> Timestamp {
         let (machine, elapsed, setting) =
             (self.machine_now(), self.elapsed(), *self.setting.read());
@@ -127,18 +128,18 @@ impl Clock {
         Timestamp(now.max(machine.0))
     }
 
-    /// Moves the clock forward, and with it the time that it takes for this machine's; for tests.
+    /// Advances the clock, and what it takes for this machine's time; for tests.
     pub fn advance(&self, by: Duration) {
         self.step_machine(by.as_millis() as i64);
         self.setting.write().epoch += by.as_millis() as i64;
     }
 
-    /// Moves forward or back the time that this clock takes for this machine's; for tests.
+    /// Shifts what this clock takes for this machine's time, forward or back; for tests.
     pub fn step_machine(&self, millis: i64) {
         self.machine_shift.fetch_add(millis, Ordering::Relaxed);
     }
 
-    /// Returns this machine's time, whatever any clock says.
+    /// Returns this machine's time, independently of any [`Clock`].
     pub fn machine_time() -> Timestamp {
         Timestamp(system_millis())
     }
@@ -152,7 +153,7 @@ impl Clock {
     }
 }
 
-/// Differences up to this come from reading two clocks one after the other, not from the clocks.
+/// Differences up to this value come from reading two clocks one after the other.
 const JITTER_MS: i64 = 2;
 
 fn system_millis() -> i64 {
@@ -169,7 +170,7 @@ mod tests {
     const SLACK: i64 = 20_000;
 
     #[test]
-    fn a_clock_follows_the_machine_ahead_at_once() {
+    fn a_clock_follows_the_machine_forward_immediately() {
         let clock = Clock::system();
         let before = clock.now_by_machine();
         clock.step_machine(10 * MINUTE);
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_back_that_is_undone_leaves_nothing_behind() {
+    fn a_step_back_that_is_undone_has_no_lasting_effect() {
         let clock = Clock::system();
         clock.step_machine(-10 * MINUTE);
         let held = clock.now_by_machine();
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_asked_all_the_time_loses_what_it_has_to() {
+    fn a_clock_that_is_read_continuously_loses_its_lead() {
         let clock = Clock::system();
         clock.step_machine(-20);
         while clock.now_by_machine().0 - clock.machine_now().0 > JITTER_MS {}

@@ -1,4 +1,4 @@
-//! AdminService: queues, their settings and what is in them.
+//! AdminService: queues, their settings and their contents.
 
 use std::sync::Arc;
 
@@ -17,13 +17,14 @@ use crate::{
     store::Page,
 };
 
-/// How many queues a page has if the caller does not say.
+/// Page size of a list of queues if the caller specifies none.
 const QUEUES_PER_PAGE: usize = 100;
-/// How many items a page has if the caller does not say.
+/// Page size of a list of items if the caller specifies none.
 const ITEMS_PER_PAGE: usize = 50;
-/// How many items are read from the store at a time. Bounds the memory that a page of large items takes.
+/// Number of items read from the store at a time, which bounds the memory for a page of large
+/// items.
 const ITEMS_PER_READ: usize = 64;
-/// How many entries one message of WatchQueues has at most.
+/// Most entries in one message of WatchQueues.
 const STATS_PER_MESSAGE: usize = 1000;
 
 #[tonic::async_trait]
@@ -77,7 +78,7 @@ impl AdminService for Api {
         let pb::ListQueuesRequest { page_size, page_token } = request.into_inner();
         let page = PageRequest::parse(page_size, page_token, QUEUES_PER_PAGE)?;
         let after = page.after(QueueName::parse)?;
-        let limit = page.size + 1; // one more tells whether there is a next page
+        let limit = page.size + 1; // the additional entry shows whether there is a next page
         let queues = self
             .run(|engine| async move { engine.list_queues(after.as_ref(), limit).await })
             .await?;

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn no_or_a_wrong_token_is_told_apart() {
+    fn a_missing_and_a_wrong_token_are_distinguished() {
         let path = "/sluicegate.v1.QueueService/Push";
         assert_eq!(answer(path, None), "missing");
         for wrong in
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn without_tokens_all_is_open_and_secrets_are_not_printed() {
+    fn without_tokens_all_calls_are_open_and_secrets_are_not_printed() {
         assert!(Tokens::default().check("/sluicegate.v1.AdminService/GetQueue", None).is_ok());
         assert!(!format!("{:?}", tokens()).contains("secret"));
     }

@@ -1,10 +1,11 @@
 //! ConsumeStream: deliveries and settles on one stream.
 //!
-//! Requests are read by a task of their own, which starts each settle at once, many at a time, and
-//! puts it in line. The response stream, polled by the connection, sends the answers in that order
-//! and deliveries in between. So requests are carried out even while the client does not read.
-//! One that is refused or fails is answered with why, and the stream goes on: what else the
-//! consumer holds is none of its business.
+//! A task of its own reads the requests. It starts each settle immediately, so that many run at a
+//! time, and queues the settle for its answer. The connection polls the response stream, which
+//! sends the answers in the order of the requests, and deliveries in between. Requests are
+//! therefore carried out even while the client does not read. A request that is refused or fails is
+//! answered with the reason, and the stream continues: the error does not concern the other items
+//! that the consumer holds.
 
 use std::collections::HashMap;
 
@@ -30,26 +31,27 @@ use crate::{
     engine::{EngineError, Flow},
 };
 
-/// Most requests that are under way, or answered and not read by the client yet. Past this the
-/// stream is not read, and HTTP/2 flow control slows the client down.
+/// Most requests that are being carried out, or whose answers the client has not read yet. Past
+/// this number the stream is not read, and HTTP/2 flow control slows the client down.
 const MAX_SETTLES: usize = 64;
 
 type Requests = Streaming<pb::ConsumeStreamRequest>;
 type Responses = BoxStream<'static, Result<pb::ConsumeStreamResponse, Status>>;
 
-/// What a request is answered with, in the order of the requests.
+/// The answers to requests, in the order of the requests.
 enum Answer {
-    /// A settle or an extend, under way.
+    /// A settle or an extend that is being carried out.
     Settle(JoinHandle<Result<Event, EngineError>>),
-    /// The new flow, in force already.
+    /// The new flow, which is in force already.
     Flow(pb::Flow),
     /// The request is refused.
     Refused(Status),
-    /// The connection failed, or the client does not keep to the protocol: the stream ends.
+    /// The connection failed, or the client violated the protocol. The stream ends.
     Failed(Status),
 }
 
-/// Serves one stream. The response begins before `open` has come: some clients wait for that.
+/// Serves one stream. The response begins before `open` has arrived, because some clients wait for
+/// the response first.
 pub(super) fn serve(
     api: Api,
     requests: Requests,
@@ -88,7 +90,7 @@ async fn open(api: Api, mut requests: Requests) -> Result<Responses, Status> {
     Ok(opened.chain(events).map(move |event| event.map(response)).boxed())
 }
 
-/// Reads requests, and starts what they ask for.
+/// Reads requests and starts the requested work.
 struct Reader {
     api: Api,
     flow: Flow,
@@ -96,9 +98,11 @@ struct Reader {
 }
 
 impl Reader {
-    /// Reads until the client has no more, it does not keep to the protocol, or the response stream is gone.
+    /// Reads until the client sends no more, the client violates the protocol, or the response
+    /// stream is dropped.
     async fn read(mut self, mut requests: Requests, in_line: mpsc::Sender<Answer>) {
-        // A place in line before each request, so that what is under way is bounded.
+        // Space for the answer is reserved before each request is read, which bounds the work in
+        // progress.
         let shutdown = self.api.shutdown.clone();
         loop {
             let (place, request) = tokio::select! {
@@ -128,7 +132,7 @@ impl Reader {
         }
     }
 
-    /// Starts what a request asks for.
+    /// Starts the work that a request asks for.
     fn act(&mut self, request: pb::ConsumeStreamRequest) -> Result<Answer, Status> {
         let api = &self.api;
         match request.action {
@@ -170,31 +174,32 @@ impl Reader {
                 self.flow.set_max_in_flight(parse::flow(flow)?);
                 Ok(Answer::Flow(flow))
             }
-            // An action that this broker does not know is none.
+            // An action that this broker does not know arrives as no action.
             Some(Action::Open(_)) | None => Err(Invalid::new("action", "must be given").into()),
         }
     }
 }
 
-/// Which requests of a stream have to wait for which: those that name the same item take turns in the
-/// order sent, all others go side by side.
+/// Decides which requests of a stream wait for others: requests that name the same item run in the
+/// order in which they were sent, and all others run concurrently.
 #[derive(Default)]
 struct Turns {
-    /// The end of the last request that names an item. Those that have come are removed now and then.
+    /// For each item, the end of the last request that names it. Requests that have ended are
+    /// removed now and then.
     ends: HashMap<ItemId, CancellationToken>,
-    /// With so many entries they are looked through.
+    /// The number of entries at which those that have ended are removed.
     look_at: usize,
 }
 
-/// The turn of one request.
+/// The position of one request relative to the others.
 struct Turn {
-    /// Ends of earlier requests that name an item of this one.
+    /// The ends of earlier requests that name an item of this request.
     before: Vec<CancellationToken>,
     end: DropGuard,
 }
 
 impl Turns {
-    /// The turn of the next request, which names these items.
+    /// Registers the next request, which names these items.
     fn next(&mut self, items: impl Iterator<Item = ItemId> + Clone) -> Turn {
         let under_way = |item| self.ends.get(&item).filter(|end| !end.is_cancelled()).cloned();
         let before = items.clone().filter_map(under_way).collect();
@@ -209,7 +214,8 @@ impl Turns {
 }
 
 impl Turn {
-    /// Does the work when its turn has come. The turn ends with this, however this ends.
+    /// Runs `work` after the earlier requests for its items. The request ends with this future,
+    /// even if that is dropped.
     async fn run<T>(self, work: impl Future<Output = T>) -> T {
         let Self { before, end: _end } = self;
         for end in before {
@@ -219,19 +225,20 @@ impl Turn {
     }
 }
 
-/// An open stream. Dropping it gives back what is not settled.
+/// An open stream. When it is dropped, unsettled items are rolled back.
 struct Session {
     outgoing: DeliveryStream,
     answers: mpsc::Receiver<Answer>,
-    /// The settle at the head of the line.
+    /// The settle whose answer is sent next.
     current: Option<JoinHandle<Result<Event, EngineError>>>,
-    /// Why it ends when what is in line is answered.
+    /// The reason why the stream ends, after all queued answers are sent.
     end: Option<EngineError>,
     shutdown: CancellationToken,
 }
 
 impl Session {
-    /// The next event; `None` when the client has closed its side and all is answered.
+    /// Returns the next event, or `None` when the client has closed its side and all requests are
+    /// answered.
     async fn next(&mut self) -> Result<Option<Event>, Status> {
         loop {
             if let Some(end) = &self.end
@@ -247,7 +254,7 @@ impl Session {
                     answer => answer,
                 },
                 message = self.outgoing.next(), if self.end.is_none() => match message {
-                    // The settle that was the last one is about to be answered.
+                    // The answer to the last settle is still to be sent.
                     Err(end @ EngineError::StreamTooOld) => {
                         self.end = Some(end);
                         continue;
@@ -262,7 +269,7 @@ impl Session {
     }
 }
 
-/// The answer at the head of the line, when it is done. May be dropped and called again.
+/// Returns the next answer when its work is done. Cancel-safe.
 async fn next_answer(
     answers: &mut mpsc::Receiver<Answer>,
     current: &mut Option<JoinHandle<Result<Event, EngineError>>>,
@@ -293,7 +300,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn requests_wait_for_those_that_name_the_same_item_and_for_no_other() {
+    async fn requests_wait_only_for_those_that_name_the_same_item() {
         let mut turns = Turns::default();
         let mut turn = |items: &[u8]| turns.next(items.iter().map(|item| ItemId([*item; 12])));
         let first = turn(&[1, 2, 2]);
@@ -302,16 +309,16 @@ mod tests {
         let mut third = Box::pin(turn(&[3, 2]).run(async {}));
         other.run(async {}).await;
         assert!(poll!(&mut second).is_pending());
-        // However it ends: this one is never carried out.
+        // A request that is dropped is never carried out, and does not delay others.
         drop(first);
-        assert!(poll!(&mut third).is_pending(), "it waits for the second");
+        assert!(poll!(&mut third).is_pending(), "the third request waits for the second");
         second.await;
         third.await;
         turn(&[1, 2, 3]).run(async {}).await;
     }
 
     #[test]
-    fn requests_that_are_done_are_forgotten() {
+    fn ended_requests_are_removed() {
         let mut turns = Turns::default();
         let mut number = 0_u32;
         let mut next = |turns: &mut Turns| {

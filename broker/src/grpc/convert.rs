@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn every_field_of_an_item_is_told() {
+    fn every_field_of_an_item_is_converted() {
         let expected = pb::Item {
             id: "01".repeat(12),
             queue: "orders".into(),

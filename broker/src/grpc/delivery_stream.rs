@@ -1,4 +1,4 @@
-//! What goes out to a consumer, on Consume and on ConsumeStream alike.
+//! The messages to a consumer, on Consume and ConsumeStream.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -9,10 +9,11 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::{Api, convert};
 use crate::engine::{EngineError, Received, Retirement, Revoked, Subscription};
 
-/// How long a consumer may at most take to settle what it holds when its stream is old.
+/// Most time that a consumer gets to settle its items when its stream has reached its maximum age.
 const LONGEST_FAREWELL: Duration = Duration::from_mins(1);
 
-/// Of a stream that is old its consumer settles what it holds, for so long, and then opens another one.
+/// Retires a stream after `age`, and ends it after another `grace`, in which its consumer settles
+/// the items it holds.
 async fn grow_old(retirement: Retirement, age: Duration, grace: Duration) {
     sleep(age).await;
     retirement.begin();
@@ -20,30 +21,31 @@ async fn grow_old(retirement: Retirement, age: Duration, grace: Duration) {
     retirement.end();
 }
 
-/// What goes out on a subscription: messages that every client can receive, each taken from the
-/// subscription when the connection is ready for it, as that counts as sent.
+/// The outgoing messages of a subscription, of a size that every client can receive. Each message
+/// is taken from the subscription when the connection is ready for it, because that counts as sent.
 pub(super) struct DeliveryStream {
     subscription: Subscription,
     auto_commit: bool,
     shutdown: CancellationToken,
-    /// Taken from the subscription, to be told one by one.
+    /// Revocations taken from the subscription, to be sent one by one.
     revoked: VecDeque<Revoked>,
-    /// Its age is watched until it is dropped.
+    /// Watches the age of the stream until it is dropped.
     _aging: Option<DropGuard>,
 }
 
-/// One message.
+/// One message to the consumer.
 pub(super) enum Message {
     /// Items for the consumer.
     Deliveries(pb::ConsumeResponse),
-    /// An item that it no longer holds.
+    /// An item that the consumer no longer holds.
     Revoked(pb::Revoked),
 }
 
 impl DeliveryStream {
     pub(super) fn new(subscription: Subscription, auto_commit: bool, api: &Api) -> Self {
         let aging = api.stream_age().map(|age| {
-            // In a task of its own: a stream whose client does not read is not polled.
+            // The age is watched in a task of its own, because a stream whose client does not read
+            // is not polled.
             let stop = api.shutdown.child_token();
             let grace = subscription.lease().min(LONGEST_FAREWELL);
             let grow_old = grow_old(subscription.retirement(), age, grace);
@@ -55,8 +57,8 @@ impl DeliveryStream {
         Self { subscription, auto_commit, shutdown, revoked: VecDeque::new(), _aging: aging }
     }
 
-    /// The next message; an error when the stream has to end. May be dropped and called again at
-    /// any time: nothing is lost.
+    /// Returns the next message, or an error when the stream has to end. Cancel-safe: the future
+    /// may be dropped and the method called again without a loss.
     pub(super) async fn next(&mut self) -> Result<Message, EngineError> {
         loop {
             if let Some(revoked) = self.revoked.pop_front() {
@@ -78,7 +80,7 @@ impl DeliveryStream {
         }
     }
 
-    /// The next deliveries, of a subscription that does not ask for what is revoked.
+    /// Returns the next deliveries of a subscription that does not ask for revocations.
     pub(super) async fn deliveries(&mut self) -> Result<pb::ConsumeResponse, EngineError> {
         loop {
             if let Message::Deliveries(deliveries) = self.next().await? {

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_told_apart_however_they_are_cut() {
+    fn messages_are_separated_however_they_are_fragmented() {
         let bytes = [message(0), message(3), message(300), message(0), message(1)].concat();
         for size in 1..=bytes.len() {
             let mut framing = Framing::default();
@@ -175,7 +175,7 @@ mod tests {
 
     /// Large messages are not read while others hold the room; small messages always are.
     #[tokio::test]
-    async fn what_does_not_fit_waits_until_there_is_room() {
+    async fn a_message_that_does_not_fit_waits_until_there_is_room() {
         let large = SMALL + 1;
         let intake = Intake::new(large + SMALL);
         let (first, mut first_body) = body(&intake);
@@ -200,7 +200,7 @@ mod tests {
 
     /// Room that was taken for a message that does not arrive becomes free again.
     #[tokio::test(start_paused = true)]
-    async fn a_message_that_does_not_come_gives_its_room_back() {
+    async fn a_message_that_does_not_arrive_frees_its_room() {
         let intake = Intake::new(10);
         let (sender, mut stalled) = body(&intake);
         sender.send(Ok(message(10 * SMALL)[..10].to_vec())).await.unwrap();

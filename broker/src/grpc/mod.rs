@@ -60,8 +60,9 @@ impl Api {
         Self { engine, tasks, shutdown, max_connection_age: Duration::ZERO }
     }
 
-    /// How old a stream gets, if its client does not end it: later than any connection is told to end, so that the next stream
-    /// is on another connection. `None`: as old as its client likes.
+    /// Returns the age at which a stream is retired, or `None` for no limit. The age is greater
+    /// than that at which connections are told to end, so that the next stream is on another
+    /// connection.
     fn stream_age(&self) -> Option<Duration> {
         let age = self.max_connection_age;
         (!age.is_zero()).then(|| age.mul_f64(rand::random_range(1.1..=1.2)))
@@ -89,9 +90,9 @@ impl Api {
         joined(self.start(work).await)
     }
 
-    /// Runs work that waits and takes something out of a queue. The work ends early when the caller hangs
-    /// up or the broker shuts down (the engine then keeps nothing from others). What the work took at
-    /// that very moment goes to `roll_back`.
+    /// Runs work that waits and takes items out of a queue. The work ends early when the caller
+    /// hangs up or the broker shuts down, and the engine then keeps no items from others. Items
+    /// taken at that very moment go to `roll_back`.
     async fn take<T, F, G>(
         &self,
         work: impl FnOnce(Arc<Engine>) -> F,
@@ -112,7 +113,7 @@ impl Api {
                 () = answer.closed() => return,
                 () = api.abandoned() => Err(EngineError::ShuttingDown),
             };
-            // If nobody receives the parcel, or it is dropped unread, it returns what was taken.
+            // If nobody receives the parcel, or it is dropped unread, it rolls its items back.
             let _ =
                 answer.send(result.map(|taken| Parcel { content: Some((taken, roll_back)), api }));
         });
@@ -123,8 +124,8 @@ impl Api {
 }
 
 impl Api {
-    /// Waits until calls have to end that the engine does not end. An engine that drains ends its calls itself, because
-    /// it alone knows whose items are being committed at this moment.
+    /// Waits until calls that the engine does not end have to end. An engine that drains ends its
+    /// calls itself, because only the engine knows whose items are being committed at this moment.
     async fn abandoned(&self) {
         self.shutdown.cancelled().await;
         if self.engine.is_draining() {
@@ -133,7 +134,7 @@ impl Api {
     }
 }
 
-/// Something taken out of a queue, on its way to the caller.
+/// Items taken out of a queue, on their way to the caller.
 struct Parcel<T, F, G>
 where
     F: FnOnce(Arc<Engine>, T) -> G,
@@ -155,7 +156,7 @@ where
     }
 }
 
-/// Returns the outcome of [`Api::start`]; a task that died is an error like any other.
+/// Returns the outcome of [`Api::start`]. A task that died is an error like any other.
 fn joined<T>(result: Result<Result<T, EngineError>, tokio::task::JoinError>) -> Result<T, Status> {
     match result {
         Ok(result) => Ok(result?),

@@ -1,7 +1,9 @@
-//! PushStream: batch after batch on one stream, many in flight.
+//! PushStream: batch after batch on one stream, with many in progress at a time.
 //!
-//! A stream that is old is asked to end: what its client has sent by then is read and answered, so that the next stream begins
-//! with nothing in doubt. One that goes on nevertheless is ended a little later, after what was read is answered.
+//! A stream that has reached its maximum age asks its client to end it. Everything that the client
+//! has sent until then is read and answered, so that the next stream begins without unknown
+//! outcomes. If the client continues nevertheless, the broker ends the stream a little later, after
+//! answering what was read.
 
 use std::{pin::Pin, time::Duration};
 
@@ -20,18 +22,19 @@ use super::{
 };
 use crate::engine::EngineError;
 
-/// Most batches of one stream that are under way, or answered and not read by the client yet. Past
-/// this the stream is not read, and HTTP/2 flow control slows the client down.
+/// Most batches of one stream that are in progress, or whose answers the client has not read yet.
+/// Past this number the stream is not read, and HTTP/2 flow control slows the client down.
 const MAX_BATCHES: usize = 64;
-/// Places for what concerns the stream as a whole: `closing`, and why it ends. Neither waits for answers to be read.
+/// Space for the messages about the stream as a whole: `closing`, and the error that ends the
+/// stream. Neither waits for the client to read answers.
 const OTHER_MESSAGES: usize = 2;
-/// The longest time that a client has to end a stream that is old.
+/// Most time that a client has to end a stream that has reached its maximum age.
 const LONGEST_GRACE: Duration = Duration::from_mins(1);
 
 type Answer = Result<pb::PushStreamResponse, Status>;
 
-/// Pushes the batches of `requests`. Runs in a task of its own until all that was read is stored,
-/// also when the client is gone.
+/// Pushes the batches of `requests` in a task of its own, which runs until everything that was read
+/// is stored, even if the client has gone.
 pub(super) fn serve(
     api: &Api,
     requests: Streaming<pb::PushStreamRequest>,
@@ -49,8 +52,8 @@ async fn run(
     let mut closing = answers.clone().try_reserve_owned().ok();
     let last = answers.clone().try_reserve_owned().ok();
     let mut age = api.stream_age().map(|age| Box::pin(sleep(age)));
-    // Polled by this task alone, for the first time in the order of arrival and with the queue's
-    // settings at hand: so batches are given to the store in that order.
+    // Only this task polls the batches. It polls each for the first time in the order of arrival,
+    // when the queue's settings are known, so that batches reach the store in that order.
     let mut in_flight = FuturesUnordered::new();
     let mut slot: Option<OwnedPermit<Answer>> = None;
     let mut end = None;
@@ -71,7 +74,8 @@ async fn run(
                 }
                 None => end = Some(Err(EngineError::StreamTooOld.into())),
             },
-            // A place for its answer before each batch: answering never waits.
+            // Space for the answer is reserved before each batch is read, so that sending an answer
+            // never waits.
             free = answers.clone().reserve_owned(), if reading && slot.is_none() => slot = free.ok(),
             request = requests.message(), if reading && slot.is_some() => match request {
                 Ok(Some(request)) => {
@@ -89,7 +93,7 @@ async fn run(
     }
 }
 
-/// Waits for the time; for ever if there is none.
+/// Waits for the time; forever if there is none.
 async fn passed(time: &mut Option<Pin<Box<Sleep>>>) {
     match time {
         Some(time) => time.await,
@@ -97,7 +101,7 @@ async fn passed(time: &mut Option<Pin<Box<Sleep>>>) {
     }
 }
 
-/// Makes one batch ready; the future pushes it and sends its answer.
+/// Prepares one batch. The returned future pushes the batch and sends the answer.
 async fn start(
     api: &Api,
     request: pb::PushStreamRequest,

@@ -52,7 +52,7 @@ impl QueueService for Api {
         let Take { queue, max_items, wait } =
             parse::take(&request.queue, request.max_items, request.wait)?;
         let work = |engine: Arc<Engine>| async move { engine.pop(&queue, max_items, wait).await };
-        // At most once: what had been committed when the caller hung up is gone.
+        // At-most-once delivery: items committed when the caller hangs up are lost.
         let items = self.take(work, |_, _| std::future::ready(())).await?;
         let items = items.into_iter().map(convert::item).collect();
         Ok(Response::new(pb::PopResponse { items }))
@@ -83,7 +83,7 @@ impl QueueService for Api {
         let auto_commit = options.auto_commit;
         let subscription = self.run(|engine| async move { engine.consume(options).await }).await?;
         let outgoing = DeliveryStream::new(subscription, auto_commit, self);
-        // The stream is polled by the connection itself: nothing waits in a buffer between them.
+        // The connection itself polls the stream, so that no items wait in a buffer between them.
         let stream = stream::try_unfold(outgoing, |mut outgoing| async move {
             let message = outgoing.deliveries().await?;
             Ok(Some((message, outgoing)))
@@ -154,7 +154,7 @@ impl QueueService for Api {
     }
 }
 
-/// Gives back what a caller asked for who is no longer there; it never saw it.
+/// Rolls back items whose caller has gone without receiving them.
 async fn release(engine: Arc<Engine>, deliveries: Vec<Delivery>) {
     engine.release_unanswered(deliveries).await;
 }

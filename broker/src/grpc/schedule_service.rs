@@ -1,4 +1,4 @@
-//! ScheduleService: items that happen again.
+//! ScheduleService: recurring items.
 
 use sluicegate_proto::v1::{self as pb, schedule_service_server::ScheduleService};
 use tonic::{Request, Response, Status};
@@ -42,7 +42,7 @@ impl ScheduleService for Api {
         let pb::ListSchedulesRequest { page_size, page_token } = request.into_inner();
         let page = PageRequest::parse(page_size, page_token, SCHEDULES_PER_PAGE)?;
         let after = page.after(ScheduleName::parse)?;
-        let limit = page.size + 1; // one more tells whether there is a next page
+        let limit = page.size + 1; // the additional entry shows whether there is a next page
         let schedules = self
             .run(|engine| async move { engine.list_schedules(after.as_ref(), limit).await })
             .await?;

@@ -87,7 +87,8 @@ pub(crate) enum ServerError {
 pub(crate) struct Health(HealthReporter);
 
 impl Health {
-    /// Tells load balancers and clients whether to use this broker. Watchers are notified at once.
+    /// Reports to load balancers and clients whether to use this broker. Watchers are notified
+    /// immediately.
     pub(crate) async fn set_serving(&self, serving: bool) {
         let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
         for service in SERVICES {

@@ -19,7 +19,7 @@ use crate::{
 /// The `domain` of every `ErrorInfo`.
 pub(crate) const DOMAIN: &str = "sluicegate";
 
-/// When to try again after a hiccup: a restart, an election, a full queue.
+/// When to retry after a temporary failure: a restart, an election, a full queue.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// When to try again after losing a race.
 const RETRY_RACE: Duration = Duration::from_millis(50);
@@ -86,7 +86,7 @@ impl From<Invalid> for Status {
     }
 }
 
-/// Returns the status that tells a client of `error`, and what to do about it.
+/// Returns the status for `error`, which includes what the client can do about it.
 pub(crate) fn status(error: &ApiError) -> Status {
     match error {
         ApiError::Engine(error) => engine(error),
@@ -118,7 +118,7 @@ pub(crate) fn status(error: &ApiError) -> Status {
     }
 }
 
-/// Converts a status, details included, into a message that can stand inside another one.
+/// Converts a status, including its details, into a message that can be embedded in another one.
 pub(crate) fn embedded(status: &Status) -> tonic_types::Status {
     // The details are themselves an encoded google.rpc.Status, of which only the list is wanted.
     let details = tonic_types::Status::decode(status.details()).unwrap_or_default().details;
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn details_say_what_the_code_promises() {
+    fn details_match_the_documentation_of_the_code() {
         for (error, code, reason) in all() {
             let details = status(&error).get_error_details();
             assert_eq!(
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_said_stays_here() {
+    fn the_drivers_message_is_not_sent_to_clients() {
         for error in [unavailable(), internal()] {
             let status = Status::from(EngineError::from(error));
             assert!(!format!("{status:?}").contains("secret"), "{status:?}");

@@ -1,8 +1,10 @@
-//! Connections of both servers of the broker: no more than there are places for, and no faster than there are file
-//! descriptors for them. A connection that never sends a request is closed. gRPC connections use TLS if it is set up.
+//! The connections of both servers of the broker. Their number is bounded by the configured places
+//! and by the available file descriptors. A connection that never sends a request is closed. gRPC
+//! connections use TLS if it is configured.
 //!
-//! While all places are taken, the connection that has been silent the longest is closed, so that one place is free for
-//! the next client. Connections that have begun a gRPC session are exempt: they answer pings or are closed.
+//! While all places are taken, the connection that has been silent the longest is closed, so that
+//! one place is free for the next client. Connections that have begun a gRPC session are exempt:
+//! they respond to pings or are closed.
 
 mod tls;
 
@@ -47,7 +49,7 @@ const PREFACE_BYTES: usize = 24;
 /// The most connections of the console, which needs few at a time.
 const CONSOLE_CONNECTIONS: usize = 64;
 
-/// What a client has to do for its connection to stay.
+/// What a client has to do to keep its connection.
 #[derive(Debug, Clone, Copy)]
 enum Duty {
     /// Send this many bytes in good time. After these the HTTP/2 server watches the connection.
@@ -69,8 +71,9 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Returns the listener for gRPC. It accepts as many connections as three quarters of the files that the process may
-    /// open. Each connection has to begin as HTTP/2 does, after the TLS handshake if `tls` is given.
+    /// Returns the listener for gRPC. It accepts at most as many connections as three quarters of
+    /// the files that the process may open. Each connection has to begin as HTTP/2 requires, after
+    /// the TLS handshake if `tls` is given.
     pub(crate) fn grpc(listener: TcpListener, tls: Option<TlsAcceptor>) -> Self {
         let most = open_files() / 4 * 3;
         let duty = Duty::FirstBytes(PREFACE_BYTES);
@@ -119,8 +122,8 @@ impl Listener {
         }
     }
 
-    /// Returns streams that get all connections from now on, in turn. All of them have to be polled, because each
-    /// waits for its turn.
+    /// Returns streams that receive all connections from now on, in turn. All of them have to be
+    /// polled, because each waits for its turn.
     pub(crate) fn in_turn(self, hands: usize) -> Vec<BoxStream<'static, io::Result<Connection>>> {
         let listener = Arc::new(tokio::sync::Mutex::new(self));
         let hand = |listener| {
@@ -394,7 +397,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_more_connections_are_taken_than_there_is_room_for() {
+    async fn connections_are_bounded_by_the_places() {
         let (mut listener, address) = listener(Duty::FirstBytes(1), 1).await;
         let mut first = TcpStream::connect(address).await.unwrap();
         let (mut taken, _) = listener.accept().await;
@@ -446,7 +449,7 @@ mod tests {
 
     /// A client that is silent in its handshake neither stays nor delays others.
     #[tokio::test]
-    async fn a_client_that_does_not_agree_on_tls_is_closed() {
+    async fn a_connection_that_does_not_finish_the_tls_handshake_is_closed() {
         let (mut listener, address) = listener(Duty::FirstBytes(3), 9).await;
         listener.tls = Some(without_certificates());
         let _silent = TcpStream::connect(address).await.unwrap();
@@ -461,7 +464,7 @@ mod tests {
 
     /// Each age of connections gets its share of the connections.
     #[tokio::test]
-    async fn connections_are_dealt_out_in_turn() {
+    async fn connections_are_distributed_in_turn() {
         let (listener, address) = listener(Duty::Answers, 9).await;
         let mut hands = listener.in_turn(3);
         for _ in 0..2 {
@@ -484,7 +487,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_is_never_complete_is_not_waited_for() {
+    async fn an_incomplete_request_is_timed_out() {
         let (mut listener, address) = listener(Duty::Answers, 9).await;
         let mut client = TcpStream::connect(address).await.unwrap();
         let (mut connection, _) = listener.accept().await;

@@ -1,5 +1,5 @@
-//! TLS on connections. The task that serves a connection does the handshake when it first reads or writes, so that a slow
-//! client delays nobody else.
+//! TLS on connections. The task that serves a connection does the handshake when it first reads or
+//! writes, so that a slow client does not delay others.
 
 use std::{
     error::Error,
@@ -28,7 +28,7 @@ use tokio_rustls::{
 
 use crate::config::Tls;
 
-/// Why TLS cannot be served.
+/// The reason why TLS cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TlsError {
     /// A file cannot be read.
@@ -40,7 +40,7 @@ pub(crate) enum TlsError {
         #[source]
         source: io::Error,
     },
-    /// A file does not hold what it should.
+    /// A file has the wrong content.
     #[error("{path} is not usable: {source}")]
     Pem {
         /// The file.
@@ -169,7 +169,7 @@ fn refused(peer: Option<SocketAddr>, error: &io::Error) {
     tracing::warn!(peer, error = chain(error), "a client could not agree on TLS");
 }
 
-/// Returns an error with those of its causes that say something new.
+/// Returns an error with those of its causes that add information.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

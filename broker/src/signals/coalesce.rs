@@ -1,6 +1,7 @@
-//! At most one equal signal per window. The first signal goes out at once and opens the window; all that the window
-//! swallows goes out as one signal when the window closes. Without the signal at the close, the last insert of a
-//! burst would be lost, and its consumer would wait for the fallback poll.
+//! Sends at most one equal signal per window. The first signal is sent immediately and opens the
+//! window. Further signals within the window are merged into one, which is sent when the window
+//! closes. Without that signal the last insert of a burst would be lost, and its consumer would
+//! wait for the fallback poll.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,7 +18,7 @@ pub(crate) const WINDOW: Duration = Duration::from_millis(50);
 /// Signals with the same key are equal.
 type Key = (QueueName, Topic);
 
-/// What a window has swallowed.
+/// The signals that a window has merged.
 #[derive(Debug, Clone, Copy)]
 enum Swallowed {
     Nothing,
@@ -25,10 +26,10 @@ enum Swallowed {
     Least(Option<Timestamp>),
 }
 
-/// Merges equal signals. The coalescer has no clock of its own: each call says what time it is.
+/// Merges equal signals. The coalescer has no clock of its own: each call passes the time.
 ///
-/// The number of entries is bounded by the queues with signals within one window, because an entry is removed when its
-/// window closes with nothing swallowed.
+/// The number of entries is bounded by the queues with signals within one window, because an entry
+/// is removed when its window closes without merged signals.
 #[derive(Debug, Default)]
 pub(super) struct Coalescer {
     /// The open windows.
@@ -38,11 +39,12 @@ pub(super) struct Coalescer {
 }
 
 impl Coalescer {
-    /// Takes a signal. Returns the signal if it is to go out now, `None` if a window swallowed it.
+    /// Accepts a signal. Returns the signal if it is to be sent now, `None` if a window has merged
+    /// it.
     pub(super) fn offer(&mut self, signal: Signal, now: Instant) -> Option<Signal> {
         let key = (signal.queue.clone(), signal.topic);
         if let Some(swallowed) = self.open.get_mut(&key) {
-            // `None` is less than every time, as `Signal::since` asks.
+            // `None` is less than every time, as documented at `Signal::since`.
             *swallowed = Swallowed::Least(match *swallowed {
                 Swallowed::Nothing => signal.since,
                 Swallowed::Least(before) => before.min(signal.since),
@@ -53,7 +55,8 @@ impl Coalescer {
         Some(signal)
     }
 
-    /// Closes the windows that are over, and returns what they swallowed. Each returned signal opens a new window.
+    /// Closes the windows that have ended, and returns their merged signals. Each returned signal
+    /// opens a new window.
     pub(super) fn close(&mut self, now: Instant) -> Vec<Signal> {
         let mut due = Vec::new();
         while self.closing.front().is_some_and(|(at, _)| *at <= now) {
@@ -71,7 +74,7 @@ impl Coalescer {
         self.closing.front().map(|(at, _)| *at)
     }
 
-    /// Forgets all windows and returns what they swallowed.
+    /// Removes all windows and returns their merged signals.
     pub(super) fn drain(&mut self) -> Vec<Signal> {
         self.closing.clear();
         let swallowed = |((queue, topic), swallowed): (Key, Swallowed)| match swallowed {
@@ -105,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_goes_out_at_once_and_the_swallowed_when_the_window_closes() {
+    fn the_first_signal_is_sent_immediately_and_the_merged_ones_when_the_window_closes() {
         let (mut coalescer, start) = (Coalescer::default(), Instant::now());
         assert_eq!(coalescer.offer(insert(5), start), Some(insert(5)));
         for (millis, since) in [(1, 9), (20, 7), (49, 8)] {
@@ -117,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_out_at_a_close_opens_a_window_of_its_own() {
+    fn a_signal_sent_at_a_close_opens_a_window_of_its_own() {
         let (mut coalescer, start) = (Coalescer::default(), Instant::now());
         coalescer.offer(insert(1), start);
         coalescer.offer(insert(2), after(start, 10));
@@ -129,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn not_known_since_when_is_less_than_any_time() {
+    fn an_unknown_since_is_less_than_any_time() {
         let (mut coalescer, start) = (Coalescer::default(), Instant::now());
         let unknown = signal("orders", Topic::Insert, None);
         for order in [[Some(3), None], [None, Some(3)]] {
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_given_back_when_windows_close() {
+    fn memory_is_freed_when_windows_close() {
         let (mut coalescer, start) = (Coalescer::default(), Instant::now());
         for n in 0..1_000 {
             coalescer.offer(signal(&format!("q{n}"), Topic::Insert, None), start);
@@ -164,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn at_most_one_per_window_however_many_there_are_and_the_last_is_not_lost() {
+    fn at_most_one_signal_is_sent_per_window_and_the_last_is_not_lost() {
         let (mut coalescer, start) = (Coalescer::default(), Instant::now());
         let mut sent = Vec::new();
         for millis in 0..1_000 {

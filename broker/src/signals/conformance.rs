@@ -1,4 +1,5 @@
-//! One suite for every implementation of signals: what brokers may expect of each other's hints.
+//! The test suite for every implementation of signals: what brokers may expect of one another's
+//! hints.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +17,7 @@ use crate::{
     },
 };
 
-/// A server, a connection to it that can be cut, and a database that nobody else uses.
+/// A server, a connection to it that can be cut, and a database used by no other test.
 struct Place {
     uri: Box<dyn Fn(&str) -> SignalsUri + Send + Sync>,
     server: String,
@@ -37,7 +38,7 @@ impl Place {
     }
 
     async fn mongo() -> Self {
-        // Through a proxy only one member can be reached: it has to be the primary.
+        // Only one member can be reached through a proxy, which has to be the primary.
         let client = mongodb::Client::with_uri_str(mongo_uri()).await.unwrap();
         let hello = client.database("admin").run_command(doc! { "hello": 1 }).await.unwrap();
         let server = if let Ok(primary) = hello.get_str("primary") {
@@ -127,7 +128,7 @@ fn forget(ears: &mut Receiver<Notice>) {
     while ears.try_recv().is_ok() {}
 }
 
-async fn the_other_hears_and_oneself_does_not(place: Place) {
+async fn other_brokers_receive_a_signal_and_the_sender_does_not(place: Place) {
     let (a, b) = (place.broker(1).await, place.broker(2).await);
     let (mut at_a, mut at_b) = (a.subscribe(), b.subscribe());
     let sent = insert("orders", Some(1_700_000_000_123));
@@ -139,7 +140,7 @@ async fn the_other_hears_and_oneself_does_not(place: Place) {
     place.end(&[&a, &b]).await;
 }
 
-async fn a_burst_is_heard_once_per_window_and_its_last_is_not_lost(place: Place) {
+async fn a_burst_is_received_once_per_window_and_its_last_signal_is_not_lost(place: Place) {
     let (a, b) = (place.broker(1).await, place.broker(2).await);
     let mut at_b = b.subscribe();
     let start = Instant::now();
@@ -200,7 +201,7 @@ async fn the_least_since_counts(place: Place) {
     place.end(&[&a, &b]).await;
 }
 
-async fn databases_do_not_hear_each_other(mut place: Place) {
+async fn signals_stay_within_their_database(mut place: Place) {
     let (a, b) = (place.broker(1).await, place.broker(2).await);
     let elsewhere = std::mem::replace(&mut place.database, fresh_name());
     let other = place.broker(3).await;
@@ -210,13 +211,13 @@ async fn databases_do_not_hear_each_other(mut place: Place) {
     place.database = elsewhere;
     let mut at_b = b.subscribe();
     other.publish(insert("theirs", None));
-    other.close().await; // sent by now
+    other.close().await; // everything is sent now
     a.publish(insert("ours", None));
     assert_eq!(hear(&mut at_b).await.queue.as_str(), "ours");
     place.end(&[&a, &b]).await;
 }
 
-async fn a_lost_connection_is_noticed_and_made_good(place: Place) {
+async fn a_lost_connection_is_noticed_and_replaced(place: Place) {
     let (a, b) = (place.broker(1).await, place.proxied(2).await);
     let mut at_b = b.subscribe();
     forget(&mut at_b);
@@ -225,7 +226,7 @@ async fn a_lost_connection_is_noticed_and_made_good(place: Place) {
     a.publish(insert("unheard", None));
     place.proxy.pass();
     hear_missed(&mut at_b).await;
-    until("b is well again", || b.healthy()).await;
+    until("b is healthy again", || b.healthy()).await;
     a.publish(insert("heard", None));
     assert_eq!(hear(&mut at_b).await.queue.as_str(), "heard");
     place.end(&[&a, &b]).await;
@@ -239,11 +240,11 @@ async fn a_half_open_connection_is_noticed(place: Place) {
     until("b notices that nothing comes through", || !b.healthy()).await;
     place.proxy.pass();
     hear_missed(&mut at_b).await;
-    until("b is well again", || b.healthy()).await;
+    until("b is healthy again", || b.healthy()).await;
     place.end(&[&b]).await;
 }
 
-async fn what_was_published_while_down_is_made_good(place: Place) {
+async fn signals_published_during_an_outage_are_made_up_for(place: Place) {
     let (a, b) = (place.proxied(1).await, place.broker(2).await);
     place.proxy.cut();
     until("a notices", || !a.healthy()).await;
@@ -256,20 +257,20 @@ async fn what_was_published_while_down_is_made_good(place: Place) {
         unheard.insert(queue);
     }
     place.proxy.pass();
-    // The signals were dropped, or kept because only receiving was known to be lost. Either way b learns of them, and
-    // because b was connected all the time, it learns of them from a.
+    // The signals were dropped, or were kept because only receiving was known to be lost. In either
+    // case b learns of them. Because b was connected all the time, b learns of them from a.
     while !unheard.is_empty() {
         match notice(&mut at_b).await {
             Notice::Signal(signal) => _ = unheard.remove(signal.queue.as_str()),
             Notice::Missed => unheard.clear(),
         }
     }
-    until("a is well again", || a.healthy()).await;
+    until("a is healthy again", || a.healthy()).await;
     assert!(b.healthy());
     place.end(&[&a, &b]).await;
 }
 
-async fn a_server_that_comes_late_is_found(place: Place) {
+async fn a_server_that_starts_late_is_found(place: Place) {
     place.proxy.cut();
     let a = place.broker_at(&place.proxy.address(), 1).await;
     assert!(!a.healthy());
@@ -280,11 +281,11 @@ async fn a_server_that_comes_late_is_found(place: Place) {
     place.proxy.pass();
     hear_missed(&mut at_a).await;
     hear_missed(&mut at_b).await;
-    until("a is well", || a.healthy()).await;
+    until("a is healthy", || a.healthy()).await;
     place.end(&[&a, &b]).await;
 }
 
-async fn closing_sends_what_waits(place: Place) {
+async fn closing_sends_the_queued_signals(place: Place) {
     let (a, b) = (place.broker(1).await, place.broker(2).await);
     let mut at_b = b.subscribe();
     a.publish(insert("orders", Some(2)));
@@ -292,7 +293,7 @@ async fn closing_sends_what_waits(place: Place) {
     a.close().await;
     assert_eq!(hear(&mut at_b).await, insert("orders", Some(2)));
     assert_eq!(hear(&mut at_b).await, insert("orders", Some(1)));
-    a.publish(insert("late", None)); // and harms nobody
+    a.publish(insert("late", None)); // does no harm
     place.end(&[&a, &b]).await;
 }
 
@@ -316,16 +317,16 @@ macro_rules! on_redis_and_mongo {
 }
 
 on_redis_and_mongo! {
-    the_other_hears_and_oneself_does_not,
-    a_burst_is_heard_once_per_window_and_its_last_is_not_lost,
+    other_brokers_receive_a_signal_and_the_sender_does_not,
+    a_burst_is_received_once_per_window_and_its_last_signal_is_not_lost,
     queues_and_topics_are_not_merged,
     the_least_since_counts,
-    databases_do_not_hear_each_other,
-    a_lost_connection_is_noticed_and_made_good,
+    signals_stay_within_their_database,
+    a_lost_connection_is_noticed_and_replaced,
     a_half_open_connection_is_noticed,
-    what_was_published_while_down_is_made_good,
-    a_server_that_comes_late_is_found,
-    closing_sends_what_waits,
+    signals_published_during_an_outage_are_made_up_for,
+    a_server_that_starts_late_is_found,
+    closing_sends_the_queued_signals,
 }
 
 #[tokio::test]
@@ -340,7 +341,7 @@ async fn a_restarted_redis_is_found_again() {
     a.publish(insert("unheard", None));
     server.start().await;
     hear_missed(&mut at_b).await;
-    until("both are well again", || a.healthy() && b.healthy()).await;
+    until("both are healthy again", || a.healthy() && b.healthy()).await;
     a.publish(insert("heard", None));
     assert_eq!(hear(&mut at_b).await.queue.as_str(), "heard");
     place.end(&[&a, &b]).await;
@@ -352,7 +353,7 @@ async fn opening_does_not_need_redis() {
     let a = place.broker_at(&place.server, 1).await;
     assert!(!a.healthy());
     place.redis.as_mut().unwrap().start().await;
-    until("a found it", || a.healthy()).await;
+    until("a is healthy", || a.healthy()).await;
     place.end(&[&a]).await;
 }
 
@@ -367,7 +368,7 @@ async fn is_capped(place: &Place) -> bool {
 }
 
 #[tokio::test]
-async fn brokers_that_start_at_once_make_one_capped_collection() {
+async fn brokers_that_start_together_create_one_capped_collection() {
     let place = Place::mongo().await;
     let brokers: Vec<_> = futures_util::future::join_all((1..=8).map(|id| place.broker(id))).await;
     assert!(is_capped(&place).await);
@@ -386,19 +387,19 @@ async fn a_plain_collection_becomes_a_capped_one() {
     assert!(is_capped(&place).await);
     let mut at_b = b.subscribe();
     a.publish(insert("new", None));
-    assert_eq!(hear(&mut at_b).await.queue.as_str(), "new", "what was there before is not heard");
+    assert_eq!(hear(&mut at_b).await.queue.as_str(), "new", "earlier signals are not received");
     place.end(&[&a, &b]).await;
 }
 
 #[tokio::test]
-async fn a_dropped_collection_is_made_again() {
+async fn a_dropped_collection_is_created_again() {
     let place = Place::mongo().await;
     let (a, b) = (place.broker(1).await, place.broker(2).await);
     let mut at_b = b.subscribe();
     forget(&mut at_b);
     place.database().await.drop().await.unwrap();
     hear_missed(&mut at_b).await;
-    until("both are well", || a.healthy() && b.healthy()).await;
+    until("both are healthy", || a.healthy() && b.healthy()).await;
     a.publish(insert("new", None));
     assert_eq!(hear(&mut at_b).await.queue.as_str(), "new");
     assert!(is_capped(&place).await);
@@ -406,7 +407,7 @@ async fn a_dropped_collection_is_made_again() {
 }
 
 #[tokio::test]
-async fn local_signals_are_silent_and_well() {
+async fn local_signals_are_silent_and_healthy() {
     let metrics = Arc::new(Metrics::new());
     let signals = open(&SignalsUri::Local, [1; 4], "any", metrics).await.unwrap();
     let mut ears = signals.subscribe();
@@ -418,7 +419,7 @@ async fn local_signals_are_silent_and_well() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_none_is_refused_without_its_password() {
+async fn an_invalid_address_is_refused_without_showing_its_password() {
     let metrics = Arc::new(Metrics::new());
     let uri = "redis://u:hunter2@host:port/".to_owned();
     let opened = open(&SignalsUri::Redis { uri }, [1; 4], "any", metrics).await;

@@ -1,4 +1,4 @@
-//! One broker alone: there is nobody to send signals to, and nobody to receive them from.
+//! Signals of a single broker, which has no other brokers to notify.
 
 use async_trait::async_trait;
 use tokio::sync::broadcast;
@@ -14,7 +14,7 @@ pub(crate) struct LocalSignals {
 }
 
 impl LocalSignals {
-    /// Returns signals to and from nobody.
+    /// Returns signals without other brokers.
     pub(crate) fn new() -> Self {
         Self { silence: broadcast::Sender::new(1) }
     }

@@ -19,14 +19,14 @@ pub(super) fn broker_text(broker: [u8; 4]) -> String {
     format!("{:08x}", u32::from_be_bytes(broker))
 }
 
-/// Returns the id that eight hexadecimal digits stand for.
+/// Returns the id that is written as eight hexadecimal digits.
 pub(super) fn broker_of(text: &str) -> Option<[u8; 4]> {
     let digits = text.len() == 8 && text.bytes().all(|b| b.is_ascii_hexdigit());
     if digits { u32::from_str_radix(text, 16).ok().map(u32::to_be_bytes) } else { None }
 }
 
 impl Message {
-    /// Returns the message as text: topic, queue, since, sender; `-` stands for what is not known.
+    /// Returns the message as text: topic, queue, since, sender. Unknown values are written as `-`.
     pub(super) fn encode(&self, broker: [u8; 4]) -> String {
         let broker = broker_text(broker);
         match self {
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn people_can_read_them() {
+    fn messages_are_readable() {
         let queue = QueueName::parse("queue", "orders").unwrap();
         let since = Some(Timestamp(1_700_000_000_123));
         let message = Message::Signal(Signal { queue, topic: Topic::Insert, since });
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_message_is_passed_over() {
+    fn invalid_messages_are_ignored() {
         for bad in [
             "",
             "insert",

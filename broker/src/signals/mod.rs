@@ -1,5 +1,5 @@
-//! Hints between brokers: "queue q has something new". Signals carry no items and may be lost. The store is
-//! the truth, so a lost signal costs latency only.
+//! Hints between brokers that a queue has changed. Signals carry no items and may be lost. The
+//! truth is in the store, so that a lost signal costs latency only.
 
 mod coalesce;
 mod local;
@@ -18,7 +18,7 @@ pub(crate) use self::local::LocalSignals;
 use self::{mongo::Mongo, redis::Redis, relay::Relay};
 use crate::{config::SignalsUri, domain::Signal, metrics::Metrics};
 
-/// What a broker receives.
+/// What a broker receives from others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Notice {
     /// A signal of another broker. A broker does not receive its own signals.
@@ -30,20 +30,22 @@ pub(crate) enum Notice {
 /// A way for brokers to notify each other.
 #[async_trait]
 pub(crate) trait Signals: Send + Sync + 'static {
-    /// Returns the name for logs and the start-up banner, with no credentials in it.
+    /// Returns the name for logs and the start-up banner, without credentials.
     fn describe(&self) -> String;
 
-    /// Hands over a signal, which is sent soon if it can be sent at all. Returns at once and never fails. Of signals with
-    /// equal queue and topic at most one goes out per 50 ms: the first at once, the others merged when the 50 ms are over.
+    /// Queues a signal, which is sent soon if it can be sent at all. Returns immediately and never
+    /// fails. Of signals with equal queue and topic at most one is sent per 50 ms: the first
+    /// immediately, and the others merged at the end of the 50 ms.
     fn publish(&self, signal: Signal);
 
     /// Receives the signals of other brokers from now on. A receiver that lags has to treat this as [`Notice::Missed`].
     fn subscribe(&self) -> broadcast::Receiver<Notice>;
 
-    /// Returns false while signals cannot be sent or received. Deliveries go on meanwhile, by fallback polls.
+    /// Returns false while signals cannot be sent or received. Deliveries continue by fallback
+    /// polls.
     fn healthy(&self) -> bool;
 
-    /// Sends what waits and stops the background tasks.
+    /// Sends the queued signals and stops the background tasks.
     async fn close(&self);
 }
 

@@ -1,11 +1,11 @@
 //! Signals over MongoDB: the capped collection `signals` in the store's own database, followed by a
-//! tailable cursor. For those who have MongoDB and want no Redis beside it.
+//! tailable cursor. For deployments with MongoDB but without Redis.
 //!
-//! A document is a message: `{ what: "insert", queue: "orders", since: ISODate(…), broker: "a1b2c3d4",
-//! at: ISODate(…) }`. The server drops the oldest ones by itself.
+//! A document is a message: `{ what: "insert", queue: "orders", since: ISODate(…), broker:
+//! "a1b2c3d4", at: ISODate(…) }`. The server drops the oldest documents.
 //!
-//! A cursor on a dead connection, or on a server that is no longer the primary, may look idle for
-//! ever. So after a silence the broker writes a `beat`, which has to come back.
+//! A cursor on a dead connection, or on a server that is no longer the primary, may look idle
+//! forever. After a silence the broker therefore writes a `beat`, which the cursor has to return.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ const CAPPED_BYTES: i64 = 1 << 20;
 const BEAT_PAUSE: Duration = Duration::from_secs(2);
 /// After a silence of this length, beats included, the cursor counts as dead.
 const SILENCE: Duration = Duration::from_millis(4_500);
-/// How long the server holds a request for more documents before it answers that there are none.
+/// How long the server holds a request for more documents before it returns none.
 const AWAIT: Duration = Duration::from_secs(1);
 /// Connections: the cursor, the publisher, a beat, and one to spare.
 const POOL: u32 = 4;
@@ -70,7 +70,8 @@ impl Mongo {
         options.min_pool_size = None;
         options.connect_timeout = Some(STEP_TIMEOUT);
         options.server_selection_timeout = Some(STEP_TIMEOUT);
-        // Signals may be lost but must not be late: the primary has them first and need not wait for other members.
+        // Signals may be lost but must not be late. The primary has them first, and need not wait
+        // for other members.
         options.selection_criteria =
             Some(SelectionCriteria::ReadPreference(mongodb::options::ReadPreference::Primary));
         options.read_concern = Some(ReadConcern::local());
@@ -99,7 +100,8 @@ impl Mongo {
         document
     }
 
-    /// Makes sure that the collection exists and is capped, even if other brokers do the same at this moment.
+    /// Ensures that the collection exists and is capped, even if other brokers do the same at this
+    /// moment.
     async fn prepare(&self) -> Result<(), Error> {
         let created = self.database.create_collection(COLLECTION).capped(true);
         match created.size(CAPPED_BYTES as u64).await {
@@ -112,15 +114,16 @@ impl Mongo {
             None => true, // dropped since; the next attempt creates it
         };
         if !capped {
-            // Someone dropped the collection, and an insert created a plain one since.
+            // The collection was dropped, and an insert has created a plain one since.
             let convert = doc! { "convertToCapped": COLLECTION, "size": CAPPED_BYTES };
             self.database.run_command(convert).await?;
         }
         Ok(())
     }
 
-    /// Returns a cursor that is past everything that was there before. On an empty collection a cursor ends at once, so
-    /// a first beat is written. The beat also marks the present, because clocks are not to be trusted.
+    /// Returns a cursor that is past all existing documents. On an empty collection a cursor ends
+    /// immediately, so that a first beat is written. The beat also marks the present, because
+    /// clocks cannot be trusted.
     async fn follow(&self) -> Result<Cursor<Document>, Lost> {
         self.prepare().await?;
         let collection = self.collection();
@@ -176,7 +179,7 @@ impl Transport for Mongo {
 }
 
 impl Mongo {
-    /// Writes a beat after each silence, until a beat does not come back.
+    /// Writes a beat after each silence, until the cursor does not return one.
     async fn supervise(&self, last_heard: &Mutex<Instant>) -> Lost {
         let collection = self.collection();
         loop {
@@ -192,7 +195,7 @@ impl Mongo {
             if let Err(lost) = bounded(beat).await {
                 return lost;
             }
-            // A beat that comes back ends the silence long before this does.
+            // A returned beat ends the silence long before the next check.
             sleep(Duration::from_millis(500)).await;
         }
     }
@@ -238,11 +241,11 @@ mod tests {
     use super::{super::test_servers::mongo_uri, *};
 
     #[tokio::test]
-    async fn a_cursor_that_shows_nothing_of_what_is_written_is_given_up() {
+    async fn a_cursor_that_returns_no_written_documents_is_given_up() {
         let database = format!("sluicegate_test_{:016x}", rand::random::<u64>());
         let mongo = Mongo::new(&mongo_uri(), [1; 4], &database, "mongodb:".into()).await.unwrap();
         mongo.prepare().await.unwrap();
-        // No cursor reads the beats, so none comes back.
+        // No cursor reads the beats, so that none is returned.
         let last_heard = Mutex::new(Instant::now());
         let lost = timeout(Duration::from_secs(30), mongo.supervise(&last_heard)).await.unwrap();
         assert_eq!(lost.to_string(), "the cursor does not show what was written");

@@ -1,7 +1,8 @@
 //! Signals over Redis: one channel per database, one message per signal.
 //!
-//! The subscription has a connection of its own, which is pinged, because a half-open socket looks alive for ever to a
-//! broker that only reads from it. The publisher uses another connection, which every batch tests.
+//! The subscription has a connection of its own, which is pinged, because a broker that only reads
+//! from a half-open socket cannot tell it from an idle one. The publisher uses another connection,
+//! which every batch tests.
 
 use std::time::Duration;
 
@@ -129,7 +130,7 @@ mod tests {
     use super::{super::test_servers::RedisServer, *};
 
     #[tokio::test]
-    async fn tls_to_a_server_that_speaks_none_is_an_error_and_no_panic() {
+    async fn tls_to_a_plain_server_is_an_error_not_a_panic() {
         let server = RedisServer::started().await;
         let uri = format!("rediss://{}/", server.address());
         let redis = Redis::new(&uri, [1; 4], "any", uri.clone()).unwrap();

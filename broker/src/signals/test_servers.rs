@@ -19,7 +19,7 @@ use tokio::{
 /// How long a test waits for an event that has to come: enough on a busy machine, and only a failing test waits that long.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Returns a port that nobody listens on at the moment.
+/// Returns a port that no process listens on at the moment.
 fn free_port() -> u16 {
     let listener = net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.local_addr().unwrap().port()
@@ -101,7 +101,7 @@ enum Mode {
     Cut,
 }
 
-/// Stands between a broker and its server.
+/// A proxy between a broker and its server.
 pub(super) struct Proxy {
     port: u16,
     mode: watch::Sender<Mode>,

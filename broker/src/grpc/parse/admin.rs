@@ -10,7 +10,7 @@ use crate::{
 
 /// The most entries of a page; a larger number is taken as this one.
 const MAX_PAGE: usize = 1000;
-/// The size of what an answer holds besides its entries: the token of the next page.
+/// The size of an answer without its entries: the token of the next page.
 pub(in crate::grpc) const TOKEN_BYTES: usize = 1024;
 /// The size of what precedes each entry of a list: its field and its length.
 const ENTRY_BYTES: usize = 6;
@@ -38,7 +38,7 @@ impl PageRequest {
         Ok(Self { size, token: Some(token).filter(|token| !token.is_empty()) })
     }
 
-    /// Returns the name with which the page before ended, for lists by name.
+    /// Returns the last name of the previous page, for lists by name.
     pub(in crate::grpc) fn after<T>(
         &self,
         parse: fn(&str, &str) -> Result<T, Invalid>,
@@ -90,7 +90,7 @@ pub(in crate::grpc) fn rate(value: i32) -> Result<u32, Invalid> {
     not_negative("rate", value)
 }
 
-/// Parses which processed items to replay.
+/// Parses the selection of processed items to replay.
 pub(in crate::grpc) fn replay(
     selection: Option<pb::replay_items_request::Selection>,
 ) -> Result<Selection, Invalid> {
@@ -108,7 +108,7 @@ pub(in crate::grpc) fn replay(
     }
 }
 
-/// Parses which items to redrive.
+/// Parses the selection of items to redrive.
 pub(in crate::grpc) fn redrive(
     filter: Option<pb::RedriveFilter>,
 ) -> Result<RedriveFilter, Invalid> {
@@ -128,7 +128,7 @@ pub(in crate::grpc) fn redrive(
     })
 }
 
-/// Parses which queues to watch; none: all.
+/// Parses the queues to watch; none: all.
 pub(in crate::grpc) fn watched(queues: &[String]) -> Result<Vec<QueueName>, Invalid> {
     let name = |(i, name): (usize, &String)| QueueName::parse(&format!("queues[{i}]"), name);
     queues.iter().enumerate().map(name).collect()

@@ -1,4 +1,4 @@
-//! Items as producers hand them in: one by one, in batches and in schedules.
+//! Items as pushed: one by one, in batches and in schedules.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -55,7 +55,7 @@ pub(in crate::grpc) fn new_item(item: pb::NewItem, rules: &Rules) -> Result<NewI
             if at > rules.now + MAX_SPAN {
                 return Err(Invalid::new("eligible_time", "more than 10 years ahead").into());
             }
-            // An instant in the past means at once, so that an item cannot overtake others.
+            // A past time means immediately, so that an item cannot overtake others.
             eligible_time = (at > rules.now).then_some(at);
         }
         None => {}
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_item_is_taken_as_it_is() {
+    fn a_full_item_is_accepted_unchanged() {
         let item = pb::NewItem {
             payload: vec![7; 100].into(),
             content_type: "x".repeat(255),
@@ -166,13 +166,13 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_an_empty_item_at_once() {
+    fn by_default_an_item_is_empty_and_eligible_immediately() {
         let batch = push(vec![pb::NewItem::default()]).unwrap();
         assert_eq!(batch.items, [NewItem::default()]);
     }
 
     #[test]
-    fn an_eligible_time_in_the_past_means_at_once() {
+    fn an_eligible_time_in_the_past_means_immediately() {
         let at = |seconds| pb::NewItem {
             eligibility: Some(pb::new_item::Eligibility::EligibleTime(PbTimestamp {
                 seconds,

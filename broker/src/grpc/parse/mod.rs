@@ -262,7 +262,7 @@ pub(super) mod tests {
     proptest! {
         /// Every request is accepted or refused; none leads to a panic or an overflow.
         #[test]
-        fn any_duration_and_instant_is_taken_or_refused(seconds: i64, nanos: i32) {
+        fn any_duration_and_time_is_accepted_or_refused(seconds: i64, nanos: i32) {
             if let Ok(span) = duration("d", span(seconds, nanos), MAX_SPAN) {
                 prop_assert!(span <= MAX_SPAN);
             }

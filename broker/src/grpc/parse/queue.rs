@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_makes_a_queue_with_the_defaults() {
+    fn a_name_alone_creates_a_queue_with_the_defaults() {
         let name = QueueName::parse("name", "orders").unwrap();
         let expected = Queue::with_defaults(name, RULES.now);
         assert_eq!(new_queue(Some(named()), &RULES), Ok(expected));
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_changes_what_the_mask_names_and_no_more() {
+    fn an_update_changes_only_fields_in_the_mask() {
         let before = new_queue(Some(full()), &RULES).unwrap();
         let after = changed(named(), &["max_attempts", "retry_policy.jitter"], &before).unwrap();
         let mut expected = before.clone();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_changes_all_that_can_be_changed() {
+    fn a_star_changes_all_mutable_fields() {
         let before = new_queue(Some(named()), &RULES).unwrap();
         let given = pb::Queue { group: "other".into(), ..full() };
         let mut expected = new_queue(Some(full()), &RULES).unwrap();
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_can_be_begun_by_one_of_its_fields() {
+    fn one_field_of_a_policy_can_be_set() {
         let before = new_queue(Some(named()), &RULES).unwrap();
         let after = changed(full(), &["retry_policy.initial_delay"], &before).unwrap();
         let in_force = before.defaults.retry_policy.clone();

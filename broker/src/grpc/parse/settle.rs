@@ -27,7 +27,7 @@ pub(in crate::grpc) fn receipts(receipts: &[String]) -> Result<Vec<Receipt>, Inv
     receipts.iter().enumerate().map(receipt).collect()
 }
 
-/// Parses a Rollback. Returns the receipts as sent, and what each asks for.
+/// Parses a Rollback. Returns the receipts as sent, and the rollback for each.
 pub(in crate::grpc) fn rollbacks(
     request: pb::RollbackRequest,
 ) -> Result<(Vec<String>, Vec<RollbackRequest>), Invalid> {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_malformed_receipt_is_named_by_its_place() {
+    fn a_malformed_receipt_is_identified_by_its_index() {
         let good = receipt().encode();
         assert_eq!(receipts(std::slice::from_ref(&good)), Ok(vec![receipt()]));
         assert_eq!(receipts(&[good.clone(), "x".into()]).unwrap_err().field, "receipts[1]");
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn each_push_of_a_step_is_named_by_its_place() {
+    fn each_push_of_a_step_is_identified_by_its_index() {
         let push = |queue: &str, priority| pb::PushEntry {
             queue: queue.to_owned(),
             item: Some(pb::NewItem { priority, ..Default::default() }),

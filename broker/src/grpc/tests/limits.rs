@@ -1,14 +1,15 @@
-//! How large messages may be, in both directions.
+//! Message sizes, in both directions.
 
 use prost::Message;
 use tonic::codec::CompressionEncoding;
 
 use super::*;
 
-/// How large a message gRPC libraries accept unless told otherwise.
+/// The largest message that gRPC libraries accept by default.
 const DEFAULT_LIMIT: usize = 4 << 20;
 
-/// Returns items that are mostly headers: their payloads alone would fit one message many times.
+/// Returns items that consist mostly of headers: their payloads alone would fit in one message many
+/// times.
 fn with_large_headers(count: usize) -> Vec<pb::NewItem> {
     let headers = |_| (0..64).map(|n| (format!("{n:02}"), "h".repeat(250))).collect();
     (0..count).map(|n| pb::NewItem { headers: headers(n), ..Default::default() }).collect()
@@ -22,10 +23,10 @@ async fn push(broker: &Broker, queue: &str, items: &[pb::NewItem]) {
     }
 }
 
-/// No answer with several items is larger, headers included, than what every client accepts. Items that do not fit stay
-/// untouched in the queue: they were not handed out.
+/// No answer with several items, including their headers, is larger than every client accepts.
+/// Items that do not fit are not reserved and stay in the queue.
 #[tokio::test]
-async fn answers_with_items_fit_what_clients_take_by_default() {
+async fn answers_with_items_fit_the_default_limit_of_clients() {
     let broker = Broker::start().await;
     // tonic's own default: 4 MiB.
     let mut queues = QueueServiceClient::new(broker.channel.clone());
@@ -43,7 +44,11 @@ async fn answers_with_items_fit_what_clients_take_by_default() {
     let reserved = queues.reserve(request()).await.unwrap().into_inner();
     assert!(reserved.encoded_len() <= DEFAULT_LIMIT && reserved.encoded_len() > DEFAULT_LIMIT / 2);
     let first = reserved.deliveries.len();
-    assert_eq!(broker.stats("q").await.reserved as usize, first, "no more is claimed than sent");
+    assert_eq!(
+        broker.stats("q").await.reserved as usize,
+        first,
+        "no more items are reserved than sent"
+    );
 
     let request = || pb::PopRequest { queue: "q".into(), max_items: 1_000, ..Default::default() };
     let popped = queues.pop(request()).await.unwrap().into_inner();
@@ -75,7 +80,7 @@ async fn the_largest_payload_reaches_every_client() {
 
 /// Lists of items and of queues with labels are cut by their size as well.
 #[tokio::test]
-async fn lists_of_queues_and_schedules_fit_what_clients_take_by_default() {
+async fn lists_of_queues_and_schedules_fit_the_default_limit_of_clients() {
     let broker = Broker::start().await;
     let mut schedules = ScheduleServiceClient::new(broker.channel.clone());
     for name in ["a", "b", "c"] {

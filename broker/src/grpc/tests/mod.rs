@@ -104,7 +104,7 @@ impl Broker {
     ) -> (Sender<pb::ConsumeStreamRequest>, Streaming<pb::ConsumeStreamResponse>) {
         let (requests, receiver) = mpsc::channel(100);
         let stream = ReceiverStream::new(receiver);
-        // The response must begin before anything was sent.
+        // The response must begin before any request was sent.
         let mut events = self.queues().consume_stream(stream).await.unwrap().into_inner();
         let open = pb::ConsumeRequest { queue: queue.into(), ..Default::default() };
         requests.send(act(Action::Open(open))).await.unwrap();
@@ -153,7 +153,7 @@ fn field(status: &Status) -> String {
 }
 
 #[tokio::test]
-async fn an_item_goes_in_and_out_and_is_done() {
+async fn an_item_is_pushed_delivered_and_committed() {
     let broker = Broker::start().await;
     broker.push("q", small(3)).await;
     let request = pb::ReserveRequest { queue: "q".into(), max_items: 2, ..Default::default() };
@@ -214,7 +214,7 @@ async fn a_stream_is_handed_items_and_settles_them_in_order() {
     let (requests, mut events) = broker.open("q").await;
     broker.push("q", small(32)).await;
     let handed = deliveries(&mut events, 32).await;
-    // Many settles at a time, of all kinds, one by one.
+    // Many settles of all kinds are in progress at a time.
     let receipt = |n: usize| handed[n].receipt.clone();
     for n in 0..30 {
         let request = match n % 3 {
@@ -239,7 +239,7 @@ async fn a_stream_is_handed_items_and_settles_them_in_order() {
             (_, other) => panic!("answer {n} is {other:?}"),
         }
     }
-    // The client is done: what it has asked for is answered, then the stream ends.
+    // The client closes its side. Its requests are answered, and then the stream ends.
     let item = pb::RollbackItem { receipt: receipt(31), keep_attempt: true, ..Default::default() };
     requests.send(act(Action::Rollback(pb::RollbackRequest { items: vec![item] }))).await.unwrap();
     drop(requests);
@@ -252,7 +252,7 @@ async fn a_stream_is_handed_items_and_settles_them_in_order() {
 }
 
 #[tokio::test]
-async fn flow_halts_and_goes_on() {
+async fn flow_halts_and_resumes() {
     let broker = Broker::start().await;
     let (requests, mut events) = broker.open("q").await;
     for max_in_flight in [0, 2] {
@@ -267,7 +267,7 @@ async fn flow_halts_and_goes_on() {
 }
 
 #[tokio::test]
-async fn what_a_stream_must_not_send_ends_it() {
+async fn a_protocol_violation_ends_the_stream() {
     let broker = Broker::start().await;
     let commit =
         |receipt: &str| Action::Commit(pb::CommitRequest { receipts: vec![receipt.into()] });
@@ -291,7 +291,7 @@ async fn what_a_stream_must_not_send_ends_it() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_request_on_a_stream_is_answered_in_line() {
+async fn an_invalid_request_on_a_stream_is_answered_in_order() {
     let broker = Broker::start().await;
     let (requests, mut events) = broker.open("q").await;
     let commit = pb::CommitRequest { receipts: vec!["x".into()] };
@@ -312,7 +312,7 @@ async fn what_is_wrong_with_a_request_on_a_stream_is_answered_in_line() {
 }
 
 #[tokio::test]
-async fn large_items_come_in_messages_every_client_can_take() {
+async fn large_items_arrive_in_messages_that_every_client_accepts() {
     let broker = Broker::start().await;
     broker.push("q", vec![vec![1; 700_000]; 20]).await;
     // The client's limit is the 4 MiB that gRPC has by default.
@@ -335,7 +335,7 @@ async fn pages_end_by_number_and_by_bytes() {
     let broker = Broker::start().await;
     broker.push("q", vec![vec![1; 700_000]; 13]).await;
     broker.push("q", small(100)).await;
-    let mut admin = AdminServiceClient::new(broker.channel.clone()); // takes 4 MiB
+    let mut admin = AdminServiceClient::new(broker.channel.clone()); // accepts 4 MiB
     let (mut lengths, mut ids, mut page_token) = (Vec::new(), Vec::new(), String::new());
     loop {
         let (queue, page_size) = ("q".to_owned(), 90);
@@ -358,14 +358,14 @@ async fn pages_end_by_number_and_by_bytes() {
 }
 
 #[tokio::test]
-async fn a_waiting_caller_who_hangs_up_takes_nothing_along() {
+async fn a_waiting_caller_who_hangs_up_takes_no_items() {
     let broker = Broker::start().await;
     let reserve = |seconds| pb::ReserveRequest {
         queue: "q".into(),
         wait: Some(prost_types::Duration { seconds, nanos: 0 }),
         ..Default::default()
     };
-    broker.queues().reserve(reserve(0)).await.unwrap(); // makes the queue
+    broker.queues().reserve(reserve(0)).await.unwrap(); // creates the queue
     let mut queues = broker.queues();
     let waiting = tokio::spawn(async move { queues.reserve(reserve(600)).await });
     broker.until("q", |stats| stats.consumers == 1).await;
@@ -377,7 +377,7 @@ async fn a_waiting_caller_who_hangs_up_takes_nothing_along() {
 }
 
 #[tokio::test]
-async fn what_was_taken_as_the_caller_hung_up_is_given_back() {
+async fn items_taken_when_the_caller_hung_up_are_rolled_back() {
     let broker = Broker::start().await;
     let (found, taking) = oneshot::channel::<u32>();
     let (given, back) = oneshot::channel();
@@ -400,7 +400,7 @@ async fn what_was_taken_as_the_caller_hung_up_is_given_back() {
 }
 
 #[tokio::test]
-async fn errors_of_the_library_look_like_ours() {
+async fn errors_of_the_library_have_the_same_form_as_ours() {
     let broker = Broker::start().await;
     let request = pb::PushRequest {
         queue: "q".into(),
@@ -444,7 +444,7 @@ async fn errors_of_the_library_look_like_ours() {
 }
 
 #[tokio::test]
-async fn tokens_are_asked_for_but_not_by_health() {
+async fn tokens_are_required_except_by_health() {
     let token = Token { name: "shop".into(), secret: "s3cret".into(), roles: vec![Role::Produce] };
     let options = Options { tokens: Tokens::new(vec![token]), ..Options::default() };
     let broker = broker_with(options).await;
@@ -476,7 +476,7 @@ async fn tokens_are_asked_for_but_not_by_health() {
 }
 
 #[tokio::test]
-async fn schedules_are_made_listed_paused_and_deleted() {
+async fn schedules_are_created_listed_paused_and_deleted() {
     let broker = Broker::start().await;
     let mut schedules = ScheduleServiceClient::new(broker.channel.clone());
     let schedule = |name: &str| pb::Schedule {
@@ -562,8 +562,8 @@ async fn a_shutdown_ends_every_kind_of_call() {
     broker.serving.await.unwrap().unwrap();
 }
 
-/// A stream ends by itself when it is older than any connection gets. By then its consumer has settled the items that it
-/// held; the others return to the queue uncounted.
+/// A stream ends when it is older than any connection becomes. Before that its consumer settles the
+/// items it holds. The others return to the queue uncounted.
 #[tokio::test]
 async fn an_old_stream_ends_and_its_consumer_loses_nothing() {
     let max_connection_age = Duration::from_millis(500);
@@ -600,7 +600,8 @@ async fn an_old_stream_ends_and_its_consumer_loses_nothing() {
     assert_eq!(again[0].item.as_ref().unwrap().attempt, 1);
 }
 
-/// A push stream that is old is asked to end, and ended if it does not. What was read is answered before.
+/// A push stream that reaches its maximum age is asked to end, and is ended if the client does not.
+/// Everything that was read is answered first.
 #[tokio::test]
 async fn an_old_push_stream_is_asked_to_end() {
     let max_connection_age = Duration::from_millis(300);

@@ -1,5 +1,5 @@
-//! What signals over Redis and MongoDB have in common: coalescing, one task that sends and one that
-//! receives. Each task reconnects by itself for as long as it takes.
+//! The common part of signals over Redis and MongoDB: coalescing, and one task each that sends and
+//! receives. Each task reconnects until it succeeds.
 
 use std::{
     sync::{
@@ -27,7 +27,7 @@ use crate::{domain::Signal, metrics::Metrics};
 const NOTICES: usize = 1024;
 /// The most messages sent in one go.
 const BATCH: usize = 512;
-/// How long each step may take: connecting, subscribing, sending a batch, the answer to a ping.
+/// Time limit of each step: connecting, subscribing, sending a batch, the response to a ping.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long `close` waits for what is still to be sent.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -54,17 +54,17 @@ pub(super) trait Transport: Send + Sync + 'static {
     /// A connection for sending.
     type Outlet: Send;
 
-    /// Returns the name for logs, with no credentials in it.
+    /// Returns the name for logs, without credentials.
     fn describe(&self) -> String;
 
-    /// Connects for sending, and checks that the server answers.
+    /// Connects for sending, and checks that the server responds.
     async fn connect(&self) -> Result<Self::Outlet, Lost>;
 
     /// Sends messages. After an error the outlet is dropped, and some or all may not have been sent.
     async fn send(&self, outlet: &mut Self::Outlet, messages: &[Message]) -> Result<(), Lost>;
 
-    /// Connects for receiving, calls [`Ears::listening`] when nothing can be missed any more, then
-    /// [`Ears::heard`] with each message. Returns within 5 s after the connection is lost.
+    /// Connects for receiving, calls [`Ears::listening`] when nothing can be missed any more, and
+    /// then [`Ears::heard`] with each message. Returns within 5 s after the connection is lost.
     async fn hear(&self, ears: &Ears) -> Lost;
 }
 
@@ -81,7 +81,7 @@ struct Health {
     hearing: Link,
 }
 
-/// Where a transport puts what it receives.
+/// Receives a transport's messages.
 pub(super) struct Ears {
     /// The transport, as logs call it.
     signals: String,
@@ -92,7 +92,8 @@ pub(super) struct Ears {
 }
 
 impl Ears {
-    /// Notes that the transport receives everything from now on; earlier messages may have been missed.
+    /// Records that the transport receives everything from now on. Earlier messages may have been
+    /// missed.
     pub(super) fn listening(&self) {
         self.went_up("heard", |health| &mut health.hearing);
         self.missed();
@@ -118,7 +119,7 @@ impl Ears {
         let _ = self.notices.send(Notice::Missed);
     }
 
-    /// Notes and logs that one direction works; the log has one line per change.
+    /// Records and logs that one direction works. The log has one line per change.
     fn went_up(&self, direction: &str, link: impl Fn(&mut Health) -> &mut Link) {
         let mut before = Link::Unknown;
         self.health.send_modify(|health| {
@@ -129,7 +130,8 @@ impl Ears {
         }
     }
 
-    /// Notes and logs that one direction is lost; repeated attempts are logged for debugging only.
+    /// Records and logs that one direction is lost. Repeated attempts are logged for debugging
+    /// only.
     fn went_down(&self, direction: &str, lost: &Lost, link: impl Fn(&mut Health) -> &mut Link) {
         let mut before = Link::Unknown;
         self.health.send_modify(|health| {
@@ -157,9 +159,9 @@ struct Outbox {
 struct Shared<T> {
     transport: T,
     outbox: Mutex<Outbox>,
-    /// Notified when a message becomes due, which is also when a window opens, and when a message was dropped.
+    /// Notified when a message becomes due, which also opens a window, and when one was dropped.
     wake: Notify,
-    /// True if the other brokers have to be told that they missed something.
+    /// True if the other brokers are to be told that they missed signals.
     dropped: AtomicBool,
     ears: Ears,
     closing: CancellationToken,
@@ -206,7 +208,7 @@ impl<T: Transport> Shared<T> {
         self.ears.health.borrow().sending == Link::Up
     }
 
-    /// Sends until the relay closes; reconnects for as long as it takes.
+    /// Sends until the relay closes, reconnecting whenever necessary.
     async fn send_always(self: Arc<Self>) {
         let mut failures = 0;
         loop {
@@ -282,7 +284,7 @@ impl<T: Transport> Shared<T> {
         result
     }
 
-    /// Receives until the relay closes; reconnects for as long as it takes.
+    /// Receives until the relay closes, reconnecting whenever necessary.
     async fn hear_always(self: Arc<Self>) {
         let mut failures = 0;
         loop {
@@ -304,7 +306,8 @@ impl<T: Transport> Shared<T> {
 }
 
 impl Outbox {
-    /// Returns what is to be sent now, and when the next window closes. With `everything`, nothing waits for that close.
+    /// Returns the messages to send now, and when the next window closes. With `everything`, no
+    /// message waits for that close.
     fn take(&mut self, everything: bool) -> (Vec<Message>, Option<Instant>) {
         let mut due = std::mem::take(&mut self.due);
         due.extend(if everything {
@@ -354,7 +357,7 @@ impl<T: Transport> Signals for Relay<T> {
 
     async fn close(&self) {
         self.shared.closing.cancel();
-        // A server that does not answer must not hold up the shutdown.
+        // A server that does not respond must not delay the shutdown.
         let _ = timeout(CLOSE_TIMEOUT, self.tasks.wait()).await;
     }
 }

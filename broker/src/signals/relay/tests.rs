@@ -1,4 +1,4 @@
-//! The relay over a transport that notes what it is given, on a clock that the tests move.
+//! The relay over a transport that records its messages, on a clock that the tests advance.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -68,7 +68,7 @@ fn signals(sent: &Sent) -> Vec<(u64, i64)> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_burst_goes_out_once_per_window_and_its_last_signal_is_not_lost() {
+async fn a_burst_is_sent_once_per_window_and_its_last_signal_is_not_lost() {
     let (relay, sent) = relay(0, Duration::ZERO).await;
     for n in 0..120 {
         relay.publish(insert(1_000 - n));
@@ -93,7 +93,7 @@ async fn a_slow_server_delays_but_loses_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_could_not_be_sent_is_made_good_by_telling_the_others_to_look_at_everything() {
+async fn after_a_failed_send_the_other_brokers_are_told_to_scan_everything() {
     let (relay, sent) = relay(3, Duration::ZERO).await;
     relay.publish(insert(1));
     sleep(Duration::from_millis(1)).await;
@@ -108,7 +108,7 @@ async fn what_could_not_be_sent_is_made_good_by_telling_the_others_to_look_at_ev
 }
 
 #[tokio::test(start_paused = true)]
-async fn closing_sends_what_waits() {
+async fn closing_sends_the_queued_signals() {
     let (relay, sent) = relay(0, Duration::ZERO).await;
     relay.publish(insert(2));
     relay.publish(insert(1));
