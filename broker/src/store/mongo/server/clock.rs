@@ -1,5 +1,5 @@
-//! Keeps the clock on the server's time: all brokers on one deployment agree on it, whatever their
-//! machines think.
+//! Keeps the clock on the server's time. All brokers of one deployment agree on it, whatever the clocks of their
+//! machines say.
 
 use std::{
     sync::atomic::{AtomicI64, Ordering},
@@ -24,24 +24,24 @@ use crate::{
     },
 };
 
-/// How often the server is asked.
+/// Pause between readings of the server's time.
 const EVERY: Duration = Duration::from_secs(3);
-/// Samples for a correction.
+/// Number of samples for a correction.
 const SAMPLES: usize = 5;
-/// Differences up to this plus half the round trip are the measurement's, not the clock's.
+/// Differences in milliseconds up to this plus half the round trip are errors of measurement.
 const TOLERANCE_MS: i64 = 2;
 
-/// The clock may be corrected backwards by this many milliseconds without being seen to go back: it stands
-/// still for as long.
+/// Milliseconds by which the clock may be corrected backwards without being seen to go back: it stands still for as
+/// long.
 const HELD_BACK: i64 = 10_000;
 
-/// The last time a broker gave out. Items are handed out in the order of times, so what is pushed after a
-/// correction must not come before what was pushed before it.
+/// The last time that a broker used. Items are handed out in the order of times, so an item that is pushed after a
+/// correction must not come before one that was pushed before it.
 #[derive(Default)]
 pub(crate) struct Given(AtomicI64);
 
 impl Given {
-    /// The next time to give out: not before the last one, unless the clock was far out.
+    /// Returns the time to use: not before the last one, unless the clock was far ahead.
     pub(crate) fn next(&self, now: Timestamp) -> Timestamp {
         let last = self.0.fetch_max(now.0, Ordering::Relaxed);
         if last - now.0 > HELD_BACK {
@@ -52,10 +52,10 @@ impl Given {
     }
 }
 
-/// Whose time it is that counts.
+/// The server whose time counts.
 pub(crate) struct Source {
     pub(crate) db: Database,
-    /// `hello` is answered by whichever router, with a clock of its own.
+    /// True if `hello` is answered by any of several routers, each with a clock of its own.
     pub(crate) sharded: bool,
 }
 
@@ -70,8 +70,8 @@ impl Source {
         Ok(server.timestamp_millis())
     }
 
-    /// The time of the one shard that holds the counters, which is the same for all brokers. Even `$$NOW` is
-    /// the router's; what `$currentDate` writes is not.
+    /// Returns the time of the one shard that holds the counters, which is the same for all brokers. Even `$$NOW` is
+    /// the time of the router; the time that `$currentDate` writes is that of the shard.
     async fn time_of_shard(&self) -> Result<i64> {
         let counters = self.db.collection::<Document>("counters");
         let update = counters
@@ -86,7 +86,7 @@ impl Source {
 }
 
 struct Sample {
-    /// What the clock lacks, in milliseconds.
+    /// Milliseconds to add to the clock.
     offset: i64,
     round_trip: Duration,
 }
@@ -114,7 +114,7 @@ pub(crate) async fn set(source: &Source, clock: &Clock) -> Result<()> {
     Ok(())
 }
 
-/// Keeps the clock right until stopped. Between answers it runs on by itself.
+/// Corrects the clock until stopped. Between readings the clock runs on by itself.
 pub(crate) async fn discipline(
     source: Source,
     clock: std::sync::Arc<Clock>,
@@ -145,7 +145,7 @@ mod tests {
         let at = |ms| given.next(Timestamp(ms)).0;
         assert_eq!([at(100_000), at(99_000), at(99_500)], [100_000; 3]);
         assert_eq!(at(100_001), 100_001);
-        // A clock that was far out is followed, or nothing would lapse for hours.
+        // A clock that was far ahead is set back at once. Otherwise no lease would lapse for hours.
         assert_eq!([at(50_000), at(50_001)], [50_000, 50_001]);
     }
 }

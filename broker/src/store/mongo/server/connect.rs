@@ -1,4 +1,4 @@
-//! Reaching the server, finding out what it is, and the few ways in which it is spoken to.
+//! Connects to the server, finds out what it is, and runs commands.
 
 use std::time::Duration;
 
@@ -19,31 +19,34 @@ use crate::store::{
     },
 };
 
-/// How long to look for a server that fits before giving up.
+/// Time limit for finding a suitable server.
 const SELECTION_LIMIT: Duration = Duration::from_secs(5);
-/// How long a connection may take to come about. The driver takes a server for gone, with all
-/// connections to it, that leaves a heartbeat unanswered for this long.
+/// Time limit for opening a connection. The driver takes a server for gone, and closes all connections to it, if a
+/// heartbeat is unanswered for this long.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
-/// How often a living server answers the driver's heartbeat.
+/// Pause between the driver's heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// Pauses before a write of our own is tried again.
+/// Pauses before a write is repeated.
 const RETRY_PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(400)];
 
-/// What the name begins with under which the server knows our connections; `abandoned` goes by it.
+/// Start of the name under which the server knows our connections. `orphaned_transactions` finds our sessions by it.
 pub(crate) const APP_NAME: &str = "sluicegate";
-/// The server takes no longer name, in bytes.
+/// Limit of the server for the name, in bytes.
 const MAX_APP_NAME: usize = 128;
 
-/// A connection to the database, and what answered.
+/// A connection to the database.
 pub(crate) struct Connection {
     pub(crate) client: Client,
     pub(crate) db: Database,
-    /// The servers are reached through routers.
+    /// True if the servers are reached through routers.
     pub(crate) sharded: bool,
     pub(crate) description: String,
 }
 
-/// Connects; fails within seconds, with a message for a person, if that is not possible.
+/// Connects to the deployment.
+///
+/// # Errors Within seconds, with a message for a person, if the URI is unusable, the server cannot be reached, or the
+/// server is a standalone server.
 pub(crate) async fn connect(uri: &str, database: &str, pool_size: u32) -> Result<Connection> {
     let mut options = ClientOptions::parse(uri)
         .await
@@ -53,7 +56,7 @@ pub(crate) async fn connect(uri: &str, database: &str, pool_size: u32) -> Result
     options.connect_timeout.get_or_insert(CONNECT_LIMIT);
     options.heartbeat_freq.get_or_insert(HEARTBEAT);
     options.max_pool_size = Some(pool_size);
-    // What the URI says of these is not for the user to choose: promises depend on them.
+    // Promises depend on these options, so the URI cannot change them.
     options.write_concern = Some(
         WriteConcern::builder()
             .w(Acknowledgment::Majority)
@@ -82,7 +85,7 @@ pub(crate) async fn connect(uri: &str, database: &str, pool_size: u32) -> Result
     Ok(Connection { client, db, sharded, description })
 }
 
-/// What to say to whoever has a server that is no replica set.
+/// Returns the message for a server that is not part of a replica set.
 fn standalone(hosts: &str) -> String {
     format!(
         "MongoDB at {hosts} is a standalone server, which has no transactions and may lose \
@@ -92,7 +95,7 @@ fn standalone(hosts: &str) -> String {
     )
 }
 
-/// The name of our connections, with what the user calls them behind it.
+/// Returns the name of our connections: our own, followed by the name from the URI.
 fn app_name(given: Option<&str>) -> String {
     let mut name = given.map_or_else(|| APP_NAME.to_owned(), |given| format!("{APP_NAME} {given}"));
     name.truncate(name.floor_char_boundary(MAX_APP_NAME));
@@ -109,11 +112,11 @@ fn start_error(what: &str, error: &mongodb::error::Error) -> StoreError {
     }
 }
 
-/// Runs an `update` or `delete` command that may be repeated without harm, and repeats it if its
-/// outcome is unknown: the driver does so only for single documents.
+/// Runs an `update` or `delete` command that may be repeated without harm, and repeats it if its outcome is unknown.
+/// The driver repeats only writes of single documents.
 pub(crate) async fn write(db: &Database, command: RawDocumentBuf) -> Result<Written> {
     let mut pauses = RETRY_PAUSES.iter();
-    // A server that is merely slow is not asked a third time: the second attempt waits for its answer.
+    // A slow server is not asked a third time: the second attempt waits for the whole answer.
     let mut limit = ANSWER_LIMIT;
     loop {
         let attempt = db.run_raw_command(command.clone());
@@ -132,8 +135,8 @@ pub(crate) async fn write(db: &Database, command: RawDocumentBuf) -> Result<Writ
     }
 }
 
-/// Runs a `find` or `aggregate` command and reads each document of its answer: all of it, in as many batches as
-/// the server makes of it. The command's filter or limit bounds what that is.
+/// Runs a `find` or `aggregate` command and parses each document of its result: the whole result, in as many batches as
+/// the server makes of it. The filter or limit of the command bounds its size.
 pub(crate) async fn read<T>(
     db: &Database,
     command: &RawDocumentBuf,
@@ -155,8 +158,8 @@ async fn read_batches<T>(
     Ok(values)
 }
 
-/// Runs a `find` command and reads the first batch of its answer, which the server cuts at 16 MiB. `batchSize`
-/// must be larger than `limit`: so an answer that was not cut leaves no cursor behind.
+/// Runs a `find` command and parses the first batch of its result, which the server cuts at 16 MiB. `batchSize` must be
+/// larger than `limit`, so that a result that was not cut leaves no cursor behind.
 pub(crate) async fn read_first<T>(
     db: &Database,
     command: &RawDocumentBuf,
@@ -179,7 +182,7 @@ async fn read_first_batch<T>(
         first.cut = id.map_err(|e| broken(e.to_string()))? != 0;
         read_into(&mut first.values, &batch, read)?;
     }
-    // A cursor that is left is closed by the driver when it is dropped.
+    // The driver closes a remaining cursor when it is dropped.
     Ok(first)
 }
 
@@ -196,26 +199,26 @@ fn read_into<T>(
     Ok(())
 }
 
-/// What [`read_first`] brings.
+/// The result of [`read_first`].
 pub(crate) struct First<T> {
-    /// The documents, as what they were read as.
+    /// The parsed documents.
     pub(crate) values: Vec<T>,
-    /// There are more, which did not fit into the batch.
+    /// True if there are more documents, which did not fit into the batch.
     pub(crate) cut: bool,
 }
 
-/// Like [`read`], each document as a tree: for what is small or rare.
+/// Like [`read`], with documents that are not parsed further. For small or rare results.
 pub(crate) async fn read_documents(db: &Database, command: Document) -> Result<Vec<Document>> {
     let tree = |d: &RawDocument| Document::try_from(d).map_err(|e| broken(e.to_string()));
     read(db, &command_of(&command)?, tree).await
 }
 
-/// A command as it is sent.
+/// Returns a command in the form in which it is sent.
 pub(crate) fn command_of(command: &Document) -> Result<RawDocumentBuf> {
     RawDocumentBuf::try_from(command).map_err(|e| broken(e.to_string()))
 }
 
-/// How many documents match, by the named index alone if the filter allows.
+/// Returns the number of documents that match, by the named index alone if the filter allows it.
 pub(crate) async fn count(
     db: &Database,
     collection: &str,
@@ -228,5 +231,5 @@ pub(crate) async fn count(
         .get("n")
         .and_then(crate::store::mongo::server::error::integer)
         .map(|n| n as u64)
-        .ok_or_else(|| unavailable("count answered nothing"))
+        .ok_or_else(|| unavailable("the result of count has no number"))
 }

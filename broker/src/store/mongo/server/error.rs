@@ -1,4 +1,4 @@
-//! The driver's errors as the store's.
+//! Translates the driver's errors to the store's.
 
 use mongodb::{
     bson::{Bson, Document},
@@ -13,17 +13,17 @@ use crate::store::{Result, StoreError};
 /// Server codes that mean "not now, not here": stepping down, shutting down, timed out, host unreachable.
 const PASSING: [i32; 16] =
     [6, 7, 50, 64, 89, 91, 112, 134, 189, 262, 9001, 10058, 10107, 11600, 11602, 13435];
-/// Further such codes, of a node that recovers and of an interrupted write.
+/// More such codes, of a recovering node and of an interrupted write.
 const PASSING_TOO: [i32; 3] = [13436, 11601, 100];
-/// The server has no room for more just now (`TemporarilyUnavailable`).
+/// The server has no resources for the request at present (`TemporarilyUnavailable`).
 const NO_ROOM: i32 = 365;
-/// The server has as many transactions as it takes; its number differs between versions.
+/// The server's limit of open transactions is reached. The number of this code differs between versions.
 const TOO_MANY_TRANSACTIONS: &str = "TooManyOpenTransactions";
 
 /// The server's code for a violated unique index.
 pub(crate) const DUPLICATE_KEY: i32 = 11000;
 
-/// Translates the driver's error.
+/// Translates an error of the driver.
 #[expect(clippy::needless_pass_by_value, reason = "made for `map_err`")]
 pub(crate) fn failed(error: Error) -> StoreError {
     let reason = describe(&error);
@@ -35,7 +35,7 @@ pub(crate) fn failed(error: Error) -> StoreError {
     }
 }
 
-/// True if the outcome is unknown or the deployment not fit to answer: later may be better.
+/// Returns true if the outcome is unknown or the deployment is not ready: the call may succeed later.
 pub(crate) fn passes(error: &Error) -> bool {
     let labelled = [RETRYABLE_WRITE_ERROR, RETRYABLE_ERROR, TRANSIENT_TRANSACTION_ERROR]
         .iter()
@@ -57,12 +57,12 @@ pub(crate) fn passes(error: &Error) -> bool {
         }
 }
 
-/// True if the server's code means that later may be better.
+/// Returns true if the server's code means that the call may succeed later.
 pub(crate) fn passing_code(code: i32) -> bool {
     PASSING.contains(&code) || PASSING_TOO.contains(&code) || code == NO_ROOM
 }
 
-/// What went wrong, in a line, without the driver's debug output around it.
+/// Describes an error in a line, without the driver's debug output.
 pub(crate) fn describe(error: &Error) -> String {
     match error.kind.as_ref() {
         ErrorKind::Command(command) => {
@@ -75,17 +75,17 @@ pub(crate) fn describe(error: &Error) -> String {
     }
 }
 
-/// A defect: the store holds or answers something it should not.
+/// Returns the error for a defect: the store holds or returns something that it should not.
 pub(crate) fn broken(reason: impl Into<String>) -> StoreError {
     StoreError::Internal { reason: reason.into(), source: None }
 }
 
-/// No answer in time, or none at all.
+/// Returns the error for an answer that was late or lost.
 pub(crate) fn unavailable(reason: impl Into<String>) -> StoreError {
     StoreError::Unavailable { reason: reason.into(), source: None }
 }
 
-/// The same error for another caller whose items shared the write.
+/// Repeats an error for another caller whose items shared the write.
 pub(crate) fn repeat(error: &StoreError) -> StoreError {
     match error {
         StoreError::Unavailable { reason, .. } => unavailable(reason.clone()),
@@ -99,7 +99,7 @@ pub(crate) fn repeat(error: &StoreError) -> StoreError {
     }
 }
 
-/// True if a unique index refused the write.
+/// Returns true if a unique index refused the write.
 pub(crate) fn is_duplicate_key(error: &Error) -> bool {
     match error.kind.as_ref() {
         ErrorKind::Command(command) => command.code == DUPLICATE_KEY,
@@ -112,18 +112,18 @@ pub(crate) fn is_duplicate_key(error: &Error) -> bool {
     }
 }
 
-/// The index a duplicate-key message names.
+/// Returns the name of the index in the message of a duplicate-key error.
 pub(crate) fn index_named(message: &str) -> &str {
     message.split("index: ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap_or("")
 }
 
-/// What a write command answered.
+/// The result of a write command.
 pub(crate) struct Written {
-    /// Documents matched (update) or deleted.
+    /// Number of documents matched (update) or deleted.
     pub(crate) n: u64,
 }
 
-/// Reads the answer of an `update` or `delete` command.
+/// Parses the reply of an `update` or `delete` command.
 pub(crate) fn written(reply: &Document) -> Result<Written> {
     if let Some(error) = first_write_error(reply) {
         let code = error.get("code").and_then(integer).unwrap_or(0) as i32;
@@ -140,7 +140,7 @@ fn first_write_error(reply: &Document) -> Option<&Document> {
     reply.get_array("writeErrors").ok()?.first()?.as_document()
 }
 
-/// A number of whatever width.
+/// Returns an integer from a number of any width.
 pub(crate) fn integer(value: &Bson) -> Option<i64> {
     match value {
         Bson::Int32(n) => Some(i64::from(*n)),
@@ -156,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// What passes by itself is `Unavailable`, which callers are told to repeat.
+    /// Errors that pass by themselves are `Unavailable`, which tells callers to repeat the call.
     #[test]
     fn a_server_without_room_is_unavailable() {
         for (code, name, passing) in [

@@ -1,4 +1,4 @@
-//! Group commit: concurrent calls share a write, without waiting for company.
+//! Group commit: concurrent calls share a write, and none waits for others to join it.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -19,27 +19,27 @@ use crate::store::{
     mongo::server::error::{broken, repeat, unavailable},
 };
 
-/// How much goes into one write, and how many are under way at a time.
+/// The size of one write, and the number of concurrent writes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Writes in flight.
+    /// Limit of concurrent writes.
     pub(crate) writes: usize,
-    /// Items of one write; a single call's items are never split.
+    /// Limit of items of one write. The items of a single call are never split.
     pub(crate) items: usize,
-    /// Bytes of one write.
+    /// Limit of bytes of one write.
     pub(crate) bytes: usize,
 }
 
-/// After this long a write's outcome counts as unknown.
+/// Time after which the outcome of a write counts as unknown.
 pub(crate) const WRITE_LIMIT: Duration = Duration::from_secs(20);
 
-/// Something whose items must become visible in the order of the calls: writes that share one are never under way
-/// together. The server makes writes visible in any order, whichever was sent first.
+/// A set of items that must become visible in the order of the calls. Writes that share a lane never run concurrently,
+/// because the server makes concurrent writes visible in any order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Lane(u64);
 
 impl Lane {
-    /// The lane of this name. Two names may share one: that costs time, never correctness.
+    /// Returns the lane of a name. Two names may share a lane, which costs time, never correctness.
     pub(crate) fn of(name: &str) -> Self {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
@@ -56,7 +56,7 @@ struct Job<T, R> {
     answer: Answer<R>,
 }
 
-/// A write that begins, and how many of its results are whose.
+/// A write that begins, and how many of its results belong to each call.
 struct Begun<R, F> {
     answers: Vec<(usize, Answer<R>)>,
     lanes: HashSet<Lane>,
@@ -64,14 +64,14 @@ struct Begun<R, F> {
 }
 
 struct State<T, R> {
-    /// One for each call that waits: bounded by those.
+    /// One entry per waiting call, whose number bounds the queue.
     waiting: VecDeque<Job<T, R>>,
     writes: usize,
     /// Lanes of the writes in flight.
     busy: HashSet<Lane>,
 }
 
-/// Whatever arrives while a write is in flight forms the next one.
+/// Collects calls while a write is in flight, and writes them together.
 pub(crate) struct Batcher<T, R> {
     limits: Limits,
     state: Mutex<State<T, R>>,
@@ -83,12 +83,12 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         Arc::new(Self { limits, state: Mutex::new(state) })
     }
 
-    /// Writes the items by `write`, which answers for each in order, together with those of other
-    /// calls. All callers of one batcher must pass the same function.
+    /// Writes the items, together with those of other calls, by `write`, which returns one result per item, in order.
+    /// All callers of one batcher must pass the same function.
     ///
-    /// Calls stand in line from when they are first polled. Of those that share a lane one passes the other
-    /// neither in line nor in writing. `write` is called for one batch after the other: what it does before it returns
-    /// its future is done in order. Whoever is no longer waited for when its turn comes is left out.
+    /// Calls queue in the order in which they are first polled. Calls that share a lane do not overtake each other,
+    /// neither in the queue nor in writing. `write` is called for one batch after the other: its work before it returns
+    /// the future is done in order. A call whose caller has gone is left out when its turn comes.
     pub(crate) async fn submit<W, F>(
         self: &Arc<Self>,
         tracker: &TaskTracker,
@@ -101,7 +101,7 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         W: Fn(Vec<T>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Vec<Result<R>>> + Send + 'static,
     {
-        // Nothing may be awaited before the call stands in line.
+        // Nothing may be awaited before the call is in the queue.
         let (answer, answered) = oneshot::channel();
         let start = {
             let mut state = self.state.lock();
@@ -119,7 +119,7 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         answered.await.unwrap_or_else(|_| Err(unavailable("the write was abandoned")))
     }
 
-    /// Writes until nothing waits.
+    /// Writes until no call waits.
     async fn work<W, F>(self: Arc<Self>, tracker: &TaskTracker, write: W)
     where
         W: Fn(Vec<T>) -> F + Clone + Send + Sync + 'static,
@@ -129,14 +129,14 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         while let Some(Begun { answers, lanes, writing }) = self.begin(&written, &write) {
             written = lanes;
             let count: usize = answers.iter().map(|(count, _)| count).sum();
-            // A panic must not take the worker along: its place would be lost for good.
+            // A panic must not end the worker: it would count as a running write for ever.
             let mut writing = Box::pin(AssertUnwindSafe(writing).catch_unwind());
             let results = match tokio::time::timeout(WRITE_LIMIT, &mut writing).await {
                 Ok(Ok(results)) if results.len() == count => Ok(results),
-                Ok(Ok(_)) => Err(broken("a batch was answered in part")),
-                Ok(Err(_)) => Err(broken("a batch write failed badly")),
+                Ok(Ok(_)) => Err(broken("a batch has too few results")),
+                Ok(Err(_)) => Err(broken("a batch write panicked")),
                 Err(_) => {
-                    // It goes on: the driver minds being dropped.
+                    // The write goes on: the driver closes the connection of an operation that is dropped.
                     tracker.spawn(writing);
                     Err(unavailable("MongoDB did not answer in time"))
                 }
@@ -158,8 +158,8 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         }
     }
 
-    /// Takes the next batch and calls `write` for it, under the lock; `None` ends the worker. `written`: the
-    /// lanes of its last batch.
+    /// Takes the next batch and calls `write` for it, under the lock. `None` ends the worker. `written` are the lanes
+    /// of its last batch.
     fn begin<W, F>(&self, written: &HashSet<Lane>, write: &W) -> Option<Begun<R, F>>
     where
         W: Fn(Vec<T>) -> F,
@@ -167,11 +167,11 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         let mut state = self.state.lock();
         let State { waiting, busy, .. } = &mut *state;
         busy.retain(|lane| !written.contains(lane));
-        // During an outage callers give up: what they left must not pile up.
+        // During an outage callers give up, and their calls must not pile up.
         waiting.retain(|job| !job.answer.is_closed());
         let (mut items, mut bytes) = (Vec::new(), 0);
         let (mut answers, mut lanes) = (Vec::new(), HashSet::new());
-        // Those that must wait for a write in flight, and those behind them in a lane.
+        // Calls that must wait for a write in flight, and calls behind them in a lane.
         let (mut kept, mut passed) = (VecDeque::new(), HashSet::new());
         while let Some(job) = waiting.pop_front() {
             if job.lanes.iter().any(|lane| busy.contains(lane) || passed.contains(lane)) {
@@ -226,7 +226,7 @@ mod tests {
                 }
             }
         };
-        // Polled in this order, by this task.
+        // The calls are polled in this order, by this task.
         let calls =
             (0..1_000).map(|n| batcher.submit(&tracker, vec![n], 1, Vec::new(), write.clone()));
         for answer in join_all(calls).await {
@@ -240,7 +240,7 @@ mod tests {
         let batcher = Batcher::<(u64, u32), ()>::new(Limits { writes: 2, items: 3, bytes: 1_000 });
         let tracker = TaskTracker::new();
         let (begun, ended) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
-        // The lanes being written, how many writes that are, and how many there were at most.
+        // The lanes being written, the number of running writes, and its maximum.
         let together = Arc::new(Mutex::new((HashSet::<u64>::new(), 0, 0)));
         let write = {
             let (begun, ended, together) = (begun.clone(), ended.clone(), together.clone());
@@ -283,11 +283,11 @@ mod tests {
                 assert!(own.clone().is_sorted(), "of lane {lane}: {:?}", own.collect::<Vec<_>>());
             }
         }
-        assert_eq!(together.lock().2, 2, "lanes wait for each other");
+        assert_eq!(together.lock().2, 2, "writes of different lanes did not run concurrently");
     }
 
     #[tokio::test]
-    async fn a_call_given_up_in_line_is_left_out() {
+    async fn a_call_that_is_dropped_in_the_queue_is_left_out() {
         let batcher = Batcher::<u32, u32>::new(Limits { writes: 1, items: 100, bytes: 1_000 });
         let tracker = TaskTracker::new();
         let written = Arc::new(Mutex::new(Vec::<u32>::new()));
@@ -300,7 +300,7 @@ mod tests {
         };
         let call = |n| Box::pin(batcher.submit(&tracker, vec![n], 1, Vec::new(), write.clone()));
         let (mut first, mut given_up, last) = (call(1), call(2), call(3));
-        // This runtime has one thread: nothing is written before this task waits.
+        // This runtime has one thread: no write starts before this task waits.
         assert!(poll!(&mut first).is_pending());
         assert!(poll!(&mut given_up).is_pending());
         drop(given_up);
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_arrives_during_a_write_forms_the_next_one() {
+    async fn calls_that_arrive_during_a_write_form_the_next_one() {
         let batcher = Batcher::<u32, usize>::new(Limits { writes: 1, items: 100, bytes: 1_000 });
         let tracker = TaskTracker::new();
         let gate = Arc::new(Semaphore::new(0));

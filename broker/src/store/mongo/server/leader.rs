@@ -1,4 +1,4 @@
-//! Tasks that one broker does for all: a document among the counters names the broker, and until when.
+//! Tasks that one broker does for all. A document among the counters names the broker and the end of its term.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::store::{
     },
 };
 
-/// Takes or keeps a task for so long; zero gives it up. False if another broker has it.
+/// Takes or keeps a task for `lasting`; zero ends the term. Returns false if another broker has the task.
 pub(crate) async fn lead(inner: &Inner, task: &str, lasting: Duration) -> Result<bool> {
     let now = inner.now();
     let own = Binary { subtype: BinarySubtype::Generic, bytes: inner.broker.to_vec() };
@@ -28,7 +28,7 @@ pub(crate) async fn lead(inner: &Inner, task: &str, lasting: Duration) -> Result
     let counters = inner.db.collection::<Document>("counters");
     match in_time(counters.update_one(free, taken).upsert(true)).await {
         Ok(_) => Ok(!lasting.is_zero()),
-        // It is there, and another's.
+        // The document exists and belongs to another broker.
         Err(error) if is_duplicate_key(&error) => Ok(false),
         Err(error) => Err(failed(error)),
     }

@@ -1,4 +1,4 @@
-//! The conversation with the server, whatever is said: connections, errors, transactions, group commit, the clock.
+//! Communication with the server: connections, errors, statements, transactions, group commit, time limits, the clock.
 
 pub(super) mod clock;
 pub(super) mod connect;

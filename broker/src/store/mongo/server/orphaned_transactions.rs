@@ -1,9 +1,9 @@
-//! Ends transactions whose broker died in the middle. The server would keep them for a minute
-//! (`transactionLifetimeLimitSeconds`), and with them their documents: whoever hands out the head of
-//! the queue, or takes the next sequence number, would wait for that long.
+//! Ends transactions whose brokers died. The server would keep them for a minute (`transactionLifetimeLimitSeconds`),
+//! and their documents with them: whoever reserves the head of the queue, or takes the next sequence number, would wait
+//! for that long.
 //!
-//! Ours never pause between two statements, so one that does is abandoned. Should its broker only
-//! have been slow, it finds the transaction gone and tries again: nothing is lost.
+//! Our transactions never pause between two statements, so one that pauses is orphaned. If its broker was only slow,
+//! the broker finds the transaction gone and tries again: nothing is lost.
 
 use std::time::Duration;
 
@@ -22,13 +22,13 @@ use crate::store::{
     },
 };
 
-/// How often they are looked for.
+/// Pause between scans.
 const EVERY: Duration = Duration::from_secs(2);
-/// A transaction that has done nothing for this long is abandoned.
+/// Time without a statement after which a transaction is orphaned.
 const INACTIVE: Duration = Duration::from_secs(3);
 
-/// Ends abandoned transactions of whatever broker until stopped. Where looking for them is not
-/// allowed they end by themselves, after a minute.
+/// Ends orphaned transactions of all brokers until stopped. Where the user may not list transactions, the server ends
+/// them after a minute.
 pub(crate) async fn end_all(client: Client, stop: CancellationToken) {
     let mut complained = false;
     while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
@@ -44,7 +44,7 @@ pub(crate) async fn end_all(client: Client, stop: CancellationToken) {
     }
 }
 
-/// Ends those there are now; answers how many.
+/// Ends the present orphaned transactions and returns how many there were.
 async fn end_once(client: &Client) -> Result<usize> {
     let admin = client.database("admin");
     let inactive = i64::try_from(INACTIVE.as_micros()).unwrap_or(i64::MAX);

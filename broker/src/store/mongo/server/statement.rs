@@ -11,12 +11,12 @@ use crate::store::{
     },
 };
 
-/// One statement of an `update` command, which finds its items by id; it changes all that match.
+/// Returns a statement of an `update` command that finds its items by id and changes all that match.
 pub(crate) fn statement(filter: RawDocumentBuf, update: Update) -> RawDocumentBuf {
     statement_by(BY_ID, filter, update)
 }
 
-/// The same, by any index.
+/// Like [`statement`], with any index.
 pub(crate) fn statement_by(index: &str, filter: RawDocumentBuf, update: Update) -> RawDocumentBuf {
     let mut statement = rawdoc! { "q": filter };
     let key = mongodb::bson::raw::cstr!("u");
@@ -29,20 +29,20 @@ pub(crate) fn statement_by(index: &str, filter: RawDocumentBuf, update: Update) 
     statement
 }
 
-/// How documents are changed.
+/// The change of the documents.
 pub(crate) enum Update {
     Operators(RawDocumentBuf),
     Pipeline(RawArrayBuf),
 }
 
 impl Update {
-    /// By operators such as `$set`.
+    /// Changes documents by operators such as `$set`.
     pub(crate) fn operators(update: &Document) -> Result<Self> {
         let raw = RawDocumentBuf::try_from(update).map_err(|e| broken(e.to_string()))?;
         Ok(Self::Operators(raw))
     }
 
-    /// By an aggregation pipeline.
+    /// Changes documents by an aggregation pipeline.
     pub(crate) fn pipeline(stages: &[Document]) -> Result<Self> {
         let mut array = RawArrayBuf::new();
         for stage in stages {
@@ -52,7 +52,7 @@ impl Update {
     }
 }
 
-/// Runs statements that each change all that match; answers how many matched, of all together.
+/// Runs statements that change all documents that match, and returns how many matched in total.
 pub(crate) async fn update(
     inner: &Inner,
     group: &Group,

@@ -1,6 +1,6 @@
-//! An end to every wait for the server. The driver has no time-out of its own: an operation whose connection leads
-//! nowhere would wait for as long as the system believes in the connection, which is minutes, and for ever if the server is
-//! merely frozen. The driver closes the connection of an operation that is dropped.
+//! Time limits for every wait for the server. The driver has no time-out of its own: an operation whose connection
+//! leads nowhere would wait until the operating system gives up the connection, which takes minutes, and for ever if
+//! the server is frozen. The driver closes the connection of an operation that is dropped.
 
 use std::{future::IntoFuture, io, time::Duration};
 
@@ -14,30 +14,30 @@ use crate::store::{
     },
 };
 
-/// What has no answer by then and may be repeated without harm is sent again over another connection: the one it went over
-/// may lead nowhere. Twice what a busy server takes at worst.
+/// Time after which an operation that may be repeated without harm is sent again over another connection, because its
+/// own may lead nowhere. Twice what a busy server takes at worst.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(3);
-/// How long a statement may take that changes or removes any number of items.
+/// Time limit of a statement that changes or removes any number of items.
 const BULK_LIMIT: Duration = Duration::from_mins(5);
 
-/// What callers are told then.
+/// The message of the error for an operation without an answer.
 pub(crate) const NO_ANSWER: &str = "MongoDB did not answer in time";
 
-/// Runs an operation of the driver. If it is not answered in time its outcome is unknown, as after a lost connection.
+/// Runs an operation of the driver. If it is not answered in time, its outcome is unknown, as after a lost connection.
 pub(crate) async fn in_time<T>(
     operation: impl IntoFuture<Output = mongodb::error::Result<T>>,
 ) -> mongodb::error::Result<T> {
     within(WRITE_LIMIT, operation).await
 }
 
-/// The same for statements that change or remove any number of items.
+/// Like [`in_time`], for statements that change or remove any number of items.
 pub(crate) async fn bulk_in_time<T>(
     operation: impl IntoFuture<Output = mongodb::error::Result<T>>,
 ) -> mongodb::error::Result<T> {
     within(BULK_LIMIT, operation).await
 }
 
-/// Runs an operation of the driver for at most so long.
+/// Runs an operation of the driver for at most `limit`.
 pub(crate) async fn within<T>(
     limit: Duration,
     operation: impl IntoFuture<Output = mongodb::error::Result<T>>,
@@ -46,7 +46,8 @@ pub(crate) async fn within<T>(
     timeout(limit, operation.into_future()).await.unwrap_or_else(|_| Err(late()))
 }
 
-/// Runs a read; once more, over another connection, if it is not answered in good time or fails in passing.
+/// Runs a read, and repeats it once over another connection if it is not answered within [`ANSWER_LIMIT`] or fails with
+/// an error that may pass.
 pub(crate) async fn read_in_time<T, E, F>(read: impl Fn() -> F) -> Result<T>
 where
     E: Into<ReadError>,
@@ -64,7 +65,7 @@ where
     }
 }
 
-/// Why an answer could not be read.
+/// Why a read failed.
 pub(crate) enum ReadError {
     Driver(mongodb::error::Error),
     Store(StoreError),

@@ -1,4 +1,4 @@
-//! Transactions: when an attempt is repeated, and how a commit whose outcome is unknown is.
+//! Transactions: when an attempt is repeated, and how a commit with an unknown outcome is repeated.
 
 use std::{
     future::IntoFuture,
@@ -21,11 +21,11 @@ use crate::store::{
     },
 };
 
-/// Why an attempt did not end well.
+/// Why an attempt failed.
 pub(crate) enum Failure {
-    /// Another was in the way: all of it may be tried again.
+    /// A conflict with another operation: the whole attempt may be repeated.
     Conflict(StoreError),
-    /// It will not do.
+    /// A repetition would fail too.
     Final(StoreError),
 }
 
@@ -52,10 +52,10 @@ impl From<Failure> for StoreError {
     }
 }
 
-/// Pauses between attempts of an operation that was in another's way.
+/// Pauses between attempts of an operation that had a conflict.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(3), Duration::from_millis(300));
 
-/// Pauses that grow between attempts, within the time an operation has.
+/// Growing pauses between attempts, within the time limit of an operation.
 pub(crate) struct Patience {
     until: Instant,
     failures: u32,
@@ -66,7 +66,7 @@ impl Patience {
         Self { until: Instant::now() + WRITE_LIMIT / 2, failures: 0 }
     }
 
-    /// Waits before the next attempt; the error if there is none.
+    /// Waits before the next attempt, or returns the error if no time is left for one.
     pub(crate) async fn next(&mut self, error: StoreError) -> Result<()> {
         if Instant::now() >= self.until {
             return Err(error);
@@ -76,8 +76,8 @@ impl Patience {
         Ok(())
     }
 
-    /// Sees an attempt off. Returns what it came to, or `None` after a pause if the attempt is to be repeated. The
-    /// transaction of an attempt that failed is aborted.
+    /// Handles the end of an attempt. Returns its result, or `None` after a pause if the attempt is to be repeated.
+    /// Aborts the transaction of a failed attempt.
     pub(crate) async fn after<T>(
         &mut self,
         session: &mut ClientSession,
@@ -102,7 +102,7 @@ pub(crate) async fn begin(client: &Client) -> Result<ClientSession> {
     Ok(session)
 }
 
-/// Commits the transaction; repeats that while its outcome is unknown.
+/// Commits the transaction, and repeats the commit while its outcome is unknown.
 pub(crate) async fn commit(session: &mut ClientSession) -> Result<(), Failure> {
     let mut patience = Patience::new();
     let mut limit = ANSWER_LIMIT;
@@ -122,8 +122,8 @@ pub(crate) async fn commit(session: &mut ClientSession) -> Result<(), Failure> {
     }
 }
 
-/// Awaits an attempt at a transaction. One that is not done in time has an unknown outcome; its transaction is to be
-/// [aborted](abort), and ends by itself if that does not reach the server.
+/// Runs an attempt at a transaction. An attempt that is not done in time has an unknown outcome. Its transaction must
+/// be [aborted](abort), and ends by itself if the abort does not reach the server.
 pub(crate) async fn attempt_in_time<T>(
     attempt: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
@@ -131,7 +131,7 @@ pub(crate) async fn attempt_in_time<T>(
     timeout(WRITE_LIMIT, attempt).await.unwrap_or_else(|_| Err(late()))
 }
 
-/// Ends a transaction that was not committed. It ends by itself otherwise, only later.
+/// Ends a transaction that was not committed. Without this the server ends it later.
 pub(crate) async fn abort(session: &mut ClientSession) {
     let _ = within(ANSWER_LIMIT, session.abort_transaction()).await;
 }
