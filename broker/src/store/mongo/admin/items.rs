@@ -1,4 +1,4 @@
-//! Items for operators: listing, reading, deleting, purging; and deleting a queue whole.
+//! Lists, reads, deletes and purges items.
 
 use std::fmt;
 
@@ -28,17 +28,17 @@ use crate::{
     },
 };
 
-/// Most items of a page.
+/// Limit of items of a page.
 const MAX_PAGE: usize = 10_000;
 
-/// Where a page ends: behind this item. Items are listed by phase, and in each by these values.
+/// The end of a page: the position of its last item. Items are listed by phase, and within each phase by these values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Position {
-    /// Handed out in this order.
+    /// Ready, delayed and reserved items, in hand-out order.
     Live { priority: i32, when: i64, id: ItemId },
-    /// Blocked.
+    /// Blocked items.
     Blocked { priority: i32, id: ItemId },
-    /// History, latest first.
+    /// History, the latest first.
     History { processed: i64, id: ItemId },
 }
 
@@ -92,7 +92,7 @@ impl Position {
     }
 }
 
-/// Parts of a listing, in order.
+/// The parts of a listing, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Phase {
     Live,
@@ -100,11 +100,11 @@ enum Phase {
     History,
 }
 
-/// One part of a listing, of one state or of all in it.
+/// A listing of the items of one state, or of all.
 pub(crate) struct Listing<'a> {
     pub(crate) group: &'a Group,
     pub(crate) queue: &'a Queue,
-    /// The levels in use.
+    /// The priorities in use.
     pub(crate) used: PrioritySet,
     pub(crate) state: Option<ItemState>,
     pub(crate) now: Timestamp,
@@ -112,8 +112,7 @@ pub(crate) struct Listing<'a> {
 }
 
 impl Listing<'_> {
-    /// Items behind `after`, in hand-out order (or blocked, or history). The flag tells that the
-    /// answer was cut for its size.
+    /// Returns items behind `after`, in the order of the phase, and whether the answer was cut for its size.
     async fn find(
         &self,
         inner: &Inner,
@@ -132,7 +131,7 @@ impl Listing<'_> {
                 doc! { "$or": ranges }
             }
         };
-        // Those past their end are not to be seen.
+        // Expired items are not visible.
         filter.insert("deadline", doc! { "$not": { "$lte": date(self.now) } });
         let history = phase == Phase::History;
         let mut command = doc! {
@@ -161,7 +160,7 @@ impl Listing<'_> {
         ] }
     }
 
-    /// The ranges of one level of the hand-out index.
+    /// Returns the ranges of one priority of the hand-out index.
     fn level(&self, phase: Phase, level: i32, after: Option<Position>) -> Vec<Document> {
         let q = self.queue.name.as_str();
         let range = |when: Document| doc! { "q": q, "priority": level, "when": when };
@@ -177,7 +176,7 @@ impl Listing<'_> {
                 _ => vec![range(doc! { "$eq": millis(BLOCKED) })],
             };
         }
-        // Above the first, below the second. Times are past 1970.
+        // Each range is above the first and below the second time. Times are after 1970.
         let ends: &[(i64, i64)] = match self.state {
             Some(ItemState::Ready) => &[(-1, self.now.0 + 1)],
             Some(ItemState::Delayed) => &[(self.now.0, READY_END)],
@@ -200,7 +199,7 @@ impl Listing<'_> {
         }
     }
 
-    /// Ready items behind `after` in hand-out order; where to go on, `None` at the end.
+    /// Returns ready items behind `after` in hand-out order, and the position to go on from, `None` at the end.
     pub(crate) async fn ready(
         &self,
         inner: &Inner,
@@ -214,7 +213,8 @@ impl Listing<'_> {
     }
 }
 
-/// Puts lapsed items back among the ready, for what reads them by their place; answers the levels in use.
+/// Returns lapsed items to the ready ones, for operations that read items by their place. Returns the priorities in
+/// use.
 pub(crate) async fn reclaim(
     inner: &Inner,
     group: &Group,
@@ -225,11 +225,11 @@ pub(crate) async fn reclaim(
     let cursor = inner.cursor(&queue.name);
     cursor.lease_deadlines.forget();
     let leases = Leases { inner, group, cursor: &cursor, queue: &queue.name, used };
-    while leases.reclaim(now).await? {} // a step at a time; none that ends later counts
+    while leases.reclaim(now).await? {} // a step at a time; leases that end after `now` do not count
     Ok(used)
 }
 
-/// Items in hand-out order, then blocked ones, then history.
+/// Lists items in hand-out order, then blocked ones, then history.
 pub(crate) async fn list(
     inner: &Inner,
     queue: &Queue,
@@ -271,7 +271,7 @@ pub(crate) async fn list(
     Ok(Page { entries, next })
 }
 
-/// One item of the queue.
+/// Returns an item of the queue.
 pub(crate) async fn get(inner: &Inner, queue: &Queue, id: ItemId) -> Result<Option<Item>> {
     let group = inner.group(&queue.group).await?;
     let filter = doc! {
@@ -286,13 +286,13 @@ pub(crate) async fn get(inner: &Inner, queue: &Queue, id: ItemId) -> Result<Opti
     stored.into_item(&queue.name, now).map(Some)
 }
 
-/// `when` of the items in a state: from the first on, and below the second.
+/// Returns conditions on `when` for the items in a state.
 fn within(state: ItemState, now: Timestamp) -> Vec<Document> {
     let range = |(from, below): (i64, i64)| {
         doc! { "when": { "$gte": millis(from), "$lt": millis(below) } }
     };
     let ranges: &[(i64, i64)] = match state {
-        // Those whose lease has ended, noticed or not, are ready.
+        // Items whose leases have ended are ready, even if nobody has returned them yet.
         ItemState::Ready => &[(0, now.0 + 1), (LEASED, LEASED + now.0 + 1)],
         ItemState::Delayed => &[(now.0 + 1, READY_END)],
         ItemState::Reserved => &[(LEASED + now.0 + 1, BLOCKED)],
@@ -302,7 +302,7 @@ fn within(state: ItemState, now: Timestamp) -> Vec<Document> {
     ranges.iter().copied().map(range).collect()
 }
 
-/// Deletes one item of the queue, if it is in that state.
+/// Deletes an item of the queue, if it is in the state `only_if`.
 pub(crate) async fn delete(
     inner: &Inner,
     queue: &Queue,
@@ -316,7 +316,7 @@ pub(crate) async fn delete(
     if let Some(state) = only_if {
         filter.insert("$or", within(state, inner.now()));
     }
-    // A tombstone, for those who hold a receipt or repeat the push.
+    // A tombstone stays for consumers that hold a receipt and producers that repeat the push.
     let update = group
         .items
         .find_one_and_update(filter, bury_deleted(inner.now(), settle_token(inner)))
@@ -333,12 +333,12 @@ pub(crate) async fn delete(
     Ok(if stored.is_over(inner.now()) { ItemDeleted::NotFound } else { ItemDeleted::Done })
 }
 
-/// Deletes all items that are not reserved, history included.
+/// Deletes all items that are not reserved, including history.
 pub(crate) async fn purge(inner: &Inner, queue: &Queue) -> Result<u64> {
     let group = inner.group(&queue.group).await?;
     let (q, now) = (queue.name.as_str(), inner.now());
     reclaim(inner, &group, queue, now).await?;
-    // Those a consumer may yet ask for, whose lease has lapsed, leave a tombstone.
+    // Items with a lapsed lease leave a tombstone, because a consumer may still settle them.
     let bury = group.items.update_many(
         doc! {
             "q": q, "when": live(),

@@ -1,4 +1,4 @@
-//! Operations of people: items listed, read, deleted, replayed and redriven; statistics.
+//! Operations of administrators: items listed, read, deleted, replayed and redriven; statistics.
 
 pub(super) mod items;
 pub(super) mod redrive;

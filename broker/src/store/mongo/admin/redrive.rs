@@ -1,4 +1,4 @@
-//! Redrive: items of a dead-letter queue sent back.
+//! Redrives: sends items of a dead-letter queue back.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -27,10 +27,10 @@ use crate::{
     },
 };
 
-/// Items of one step.
+/// Limit of items of one step.
 const STEP: usize = 500;
 
-/// The queues from which the ready items of a dead-letter queue came.
+/// Returns the queues from which the ready items of a dead-letter queue came.
 pub(crate) async fn origins(inner: &Inner, queue: &Queue) -> Result<Vec<QueueName>> {
     let group = inner.group(&queue.group).await?;
     reclaim(inner, &group, queue, inner.now()).await?;
@@ -51,7 +51,7 @@ fn matches(item: &Stored, filter: &RedriveFilter) -> bool {
         && filter.created_before.is_none_or(|before| item.created < before.0)
 }
 
-/// Moves ready items of a dead-letter queue, in hand-out order; answers how many.
+/// Moves ready items of a dead-letter queue in hand-out order, and returns how many.
 pub(crate) async fn redrive(
     inner: &Inner,
     queue: &Queue,
@@ -98,14 +98,13 @@ async fn send(
     priorities::record(inner, group, &to.name, set, Some(to.create_time)).await?;
     let (now, settled) = (inner.now(), settle_token(inner));
     let returns = |item: &Stored| item.origin.as_deref() == Some(to.name.as_str());
-    let unknown_leases: Vec<(&Queue, &Stored)> =
+    let entering: Vec<(&Queue, &Stored)> =
         items.iter().filter(|item| !returns(item)).map(|item| (&**to, item)).collect();
-    let given = numbers(inner, unknown_leases.iter().copied()).await?;
-    let given: HashMap<_, i64> =
-        unknown_leases.iter().map(|(_, item)| item.id()).zip(given).collect();
+    let given = numbers(inner, entering.iter().copied()).await?;
+    let given: HashMap<_, i64> = entering.iter().map(|(_, item)| item.id()).zip(given).collect();
     let mut statements = Vec::with_capacity(items.len());
     for item in items {
-        // Only as it was seen: no longer if it has been reserved meanwhile.
+        // Matches the item only as it was read, not if it has been reserved meanwhile.
         let filter = rawdoc! {
             "_id": oid(item.id()),
             "q": queue.name.as_str(),
@@ -129,7 +128,7 @@ async fn send(
         inner.lease_cache.forget(item.id());
     }
     let n = update(inner, group, statements).await;
-    // Also if the outcome is unknown: what may be there must not be passed over.
+    // Rewinds even if the outcome is unknown: the items may have moved, and a cursor must not skip them.
     inner.cursor(&to.name).rewind(set, now.0);
     let n = n?;
     let keys: Vec<OrderKey> = items

@@ -1,4 +1,4 @@
-//! Replay: processed items made ready again.
+//! Replays: makes processed items ready again.
 
 use mongodb::bson::{Document, doc, rawdoc};
 
@@ -23,10 +23,10 @@ use crate::{
     },
 };
 
-/// Items of one step.
+/// Limit of items of one step.
 const STEP: u64 = 500;
 
-/// Makes processed items ready again, the oldest first; answers how many.
+/// Makes processed items ready again, the oldest first, and returns how many.
 pub(crate) async fn replay(
     inner: &Inner,
     queue: &Queue,
@@ -96,13 +96,13 @@ async fn make_ready(inner: &Inner, group: &Group, queue: &Queue, items: &[Stored
         let mut set = doc! { "attempt": 1, "earlier": "$deliveries", "settled": settled };
         let mut unset = vec!["processed", "expires", "deadline", "started"];
         let mut numbers = vec![];
-        enter(&mut set, &mut numbers, one, now.0, 0); // their numbers stay
+        enter(&mut set, &mut numbers, one, now.0, 0); // items keep their numbers
         unset.retain(|field| !numbers.contains(field));
         let stages = [doc! { "$set": set }, doc! { "$unset": unset }];
         statements.push(statement(filter, Update::pipeline(&stages)?));
     }
     let n = update(inner, group, statements).await;
-    // Also if the outcome is unknown: what may be there must not be passed over.
+    // Rewinds even if the outcome is unknown: the items may be ready, and a cursor must not skip them.
     let set = plain.iter().map(|item| item.priority).collect();
     inner.cursor(&queue.name).rewind(set, now.0);
     let n = n?;

@@ -1,4 +1,4 @@
-//! Figures: how many items are in which state, and what happened since a queue's creation.
+//! Statistics: how many items are in which state, and what happened since a queue's creation.
 
 use std::sync::atomic::Ordering;
 
@@ -23,16 +23,15 @@ use crate::{
     },
 };
 
-/// Queues of up to this many items are counted by one command, which reads that many entries of the index.
-/// Per entry it costs three times as much as a count of a range; per queue, a third of the seven commands
-/// that those counts take.
+/// Queues of up to this many items are counted by one command, which reads that many index entries. Per entry this
+/// costs three times as much as a count of a range; per queue it costs a third of the seven commands for those counts.
 const SHALLOW: i64 = 500;
 
-/// Counts a queue's items by the hand-out index alone.
+/// Counts the items of a queue by the hand-out index alone.
 pub(crate) async fn depth(inner: &Inner, queue: &Queue) -> Result<Depth> {
     let group = inner.group(&queue.group).await?;
     let counting = Counting { inner, group: &group, queue: &queue.name, now: inner.now() };
-    // A deep queue stays deep for a while: not to be tried each time.
+    // A deep queue stays deep for a while, so the single command is not tried each time.
     let deep = &inner.cursor(&queue.name).deep;
     if !deep.load(Ordering::Relaxed)
         && let Some(depth) = counting.all_at_once().await?
@@ -45,7 +44,7 @@ pub(crate) async fn depth(inner: &Inner, queue: &Queue) -> Result<Depth> {
     Ok(depth)
 }
 
-/// One count of one queue.
+/// The count of one queue.
 #[derive(Clone, Copy)]
 struct Counting<'a> {
     inner: &'a Inner,
@@ -55,7 +54,8 @@ struct Counting<'a> {
 }
 
 impl Counting<'_> {
-    /// The state of an item as an expression of its `when`; a lapsed lease is one of `lapsed`.
+    /// Returns an expression for the state of an item by its `when`. An item whose lease has lapsed is in the state
+    /// `lapsed`.
     fn state(&self) -> Document {
         let below = |end: i64, state: &str| {
             doc! {
@@ -68,13 +68,13 @@ impl Counting<'_> {
             }
         };
         doc! { "$switch": { "branches": [
-            below(self.now.0 + 1, "ready"), below(READY_END, "delayed"), below(LEASED, "barrier"),
+            below(self.now.0 + 1, "ready"), below(READY_END, "delayed"), below(LEASED, "sentinel"),
             below(LEASED + self.now.0 + 1, "lapsed"), below(BLOCKED, "reserved"),
             only(BLOCKED, "blocked"), only(PROCESSED, "processed"),
-        ], "default": "barrier" } }
+        ], "default": "sentinel" } }
     }
 
-    /// The depth of a shallow queue, by one command; `None` if the queue is deep.
+    /// Returns the depth of a shallow queue by one command, or `None` if the queue is deep.
     async fn all_at_once(&self) -> Result<Option<Depth>> {
         let collection = self.group.items.name();
         let ended = doc! { "coll": collection, "pipeline": [
@@ -98,7 +98,7 @@ impl Counting<'_> {
             ],
         };
         let (mut depth, mut all, mut any_ended) = (Depth::default(), 0, false);
-        let mut ready: Vec<(i64, i64)> = Vec::new(); // levels, and since when
+        let mut ready: Vec<(i64, i64)> = Vec::new(); // negated priorities, and since when
         let mut later: Option<i64> = None;
         let (mut ended, mut counted) = (Vec::new(), Vec::new());
         for part in read_documents(&self.inner.db, command).await? {
@@ -145,7 +145,7 @@ impl Counting<'_> {
         Ok(Some(depth))
     }
 
-    /// The depth of a deep queue: what the server counts quickest is one range of an index at a time.
+    /// Returns the depth of a deep queue, one range of an index at a time, which the server counts quickest.
     async fn range_by_range(&self) -> Result<Depth> {
         let Self { inner, group, queue, now } = *self;
         let name = group.items.name();
@@ -157,7 +157,8 @@ impl Counting<'_> {
                 let range = doc! { "q": queue.as_str(), "priority": level, "when": when };
                 count(&inner.db, name, range, HANDOUT)
             };
-            // Side by side, so that an item which changes its place meanwhile is seldom missed or counted twice.
+            // The counts run concurrently, so that an item that changes its place meanwhile is seldom missed or counted
+            // twice.
             let (ready, lapsed, delayed, reserved, blocked, processed) = tokio::try_join!(
                 count(i64::MIN, now.0 + 1),
                 count(LEASED, LEASED + now.0 + 1),
@@ -187,8 +188,8 @@ impl Counting<'_> {
         Ok(depth)
     }
 
-    /// Takes those off the counts that are past their end and not removed yet: there are few, the
-    /// server removes them every minute.
+    /// Subtracts items that have expired and are not removed yet. There are few, because the server removes them every
+    /// minute.
     async fn subtract_ended(&self, depth: &mut Depth) -> Result<()> {
         let command = doc! {
             "aggregate": self.group.items.name(), "hint": ENDS, "cursor": {},
@@ -206,7 +207,7 @@ impl Counting<'_> {
         Ok(())
     }
 
-    /// Since when the first item in hand-out order has been eligible.
+    /// Returns since when the first item in hand-out order has been eligible.
     async fn oldest_ready(
         &self,
         levels: impl IntoIterator<Item = i32>,
@@ -240,7 +241,7 @@ impl Counting<'_> {
     }
 }
 
-/// The count of a state.
+/// Returns the counter of a state.
 fn place<'a>(depth: &'a mut Depth, state: &str) -> Option<&'a mut u64> {
     match state {
         "ready" | "lapsed" => Some(&mut depth.ready),
@@ -252,17 +253,17 @@ fn place<'a>(depth: &'a mut Depth, state: &str) -> Option<&'a mut u64> {
     }
 }
 
-/// What the names of totals among the counters begin with.
+/// Start of the ids of totals among the counters.
 const TOTALS: &str = "totals/";
-/// Behind all of these.
+/// The end of the range of these ids.
 const TOTALS_END: &str = "totals0";
 
-/// The name of a queue's totals among the counters.
+/// Returns the id of a queue's totals among the counters.
 pub(crate) fn totals_id(queue: &QueueName) -> String {
     format!("{TOTALS}{queue}")
 }
 
-/// The fields of the totals, and where they are.
+/// Returns the names and values of the fields of the totals.
 fn fields(totals: &Totals) -> [(&'static str, u64); 9] {
     [
         ("pushed", totals.pushed),
@@ -277,7 +278,7 @@ fn fields(totals: &Totals) -> [(&'static str, u64); 9] {
     ]
 }
 
-/// Adds to queues' totals, in one command.
+/// Adds to the totals of queues, in one command per thousand.
 pub(crate) async fn add_totals(inner: &Inner, changes: Vec<(QueueName, Totals)>) -> Result<()> {
     let mut updates = Vec::with_capacity(changes.len());
     for (queue, totals) in &changes {
@@ -301,21 +302,21 @@ pub(crate) async fn add_totals(inner: &Inner, changes: Vec<(QueueName, Totals)>)
             mongodb::bson::raw::cstr!("writeConcern"),
             crate::store::mongo::schema::layout::durable(),
         );
-        // Not repeated if the outcome is unknown: it would be counted twice.
+        // Not repeated if the outcome is unknown: the events would be counted twice.
         let reply = in_time(inner.db.run_raw_command(command)).await.map_err(failed)?;
         written(&reply)?;
     }
     Ok(())
 }
 
-/// A queue's totals.
+/// Returns the totals of a queue.
 pub(crate) async fn totals(inner: &Inner, queue: &QueueName) -> Result<Totals> {
     let counters = inner.db.collection::<Document>("counters");
     let found = read_in_time(|| counters.find_one(doc! { "_id": totals_id(queue) })).await?;
     Ok(found.as_ref().map(read_totals).unwrap_or_default())
 }
 
-/// The totals of all queues.
+/// Returns the totals of all queues.
 pub(crate) async fn all_totals(inner: &Inner) -> Result<Vec<(QueueName, Totals)>> {
     let named = doc! { "_id": { "$gte": TOTALS, "$lt": TOTALS_END } };
     let mut all = Vec::new();
