@@ -1,9 +1,9 @@
-//! Deleting queues so that no answered push is lost.
+//! Deletes queues so that no answered push is lost.
 //!
-//! Whether a queue is empty, and no other dead-letters into it, is tested in the transaction that deletes
-//! it. A push writes no document that such a transaction writes, so it may still land afterwards,
-//! through a broker that remembers the queue. What the transaction notes in `deletedQueues` lets
-//! [`crate::store::mongo::catalog::orphaned_items`] find such items and make their queue again.
+//! The transaction that deletes a queue also tests that the queue is empty and that no other queue dead-letters into
+//! it. A push writes no document that such a transaction writes, so it may still land afterwards, through a broker that
+//! remembers the queue. By the entry that the transaction writes to `deletedQueues`,
+//! [`crate::store::mongo::catalog::orphaned_items`] finds such items and creates their queue again.
 
 use mongodb::{
     ClientSession, Collection,
@@ -32,16 +32,16 @@ use crate::{
     },
 };
 
-/// How long the deletion of a queue is remembered, in seconds.
+/// Seconds for which the deletion of a queue is remembered.
 const REMEMBERED: i32 = 3_600;
 /// The document of `counters` that changes with each link between queues.
 const LINKS: &str = "deadLetterLinks";
-/// Fewer items than this are deleted in the transaction that deletes the queue.
+/// Limit of items that are left to the transaction that deletes the queue.
 const FEW: u64 = 1_000;
-/// How often items are deleted before that: somebody may push without end.
+/// Limit of rounds that delete items before that transaction, because producers may push without end.
 const ROUNDS: usize = 5;
 
-/// Creates what this stands on.
+/// Creates the index and the document that deletion needs.
 pub(crate) async fn ensure_collections(inner: &Inner) -> Result<()> {
     let command = doc! {
         "createIndexes": DELETED,
@@ -61,7 +61,7 @@ fn counters(inner: &Inner) -> Collection<Document> {
     inner.db.collection("counters")
 }
 
-/// The present state of all links between queues.
+/// Returns the present state of all links between queues.
 pub(crate) async fn links(inner: &Inner) -> Result<Links> {
     let counters = counters(inner);
     let found = read_in_time(|| counters.find_one(doc! { "_id": LINKS })).await?;
@@ -72,8 +72,8 @@ pub(crate) async fn links(inner: &Inner) -> Result<Links> {
     n.map(Links).ok_or_else(|| unavailable("the state of the links between queues is not there"))
 }
 
-/// Makes the links another state; false if they are not in this one any more. Two transactions cannot
-/// both pass.
+/// Changes the state of the links. Returns false if it is no longer `links`. Of two transactions with the same state
+/// only one can commit.
 pub(crate) async fn pass(
     inner: &Inner,
     links: Option<Links>,
@@ -88,7 +88,7 @@ pub(crate) async fn pass(
     Ok(passed.matched_count == 1)
 }
 
-/// Matches items that are not settled and have not ended, on whatever level; by the hand-out index.
+/// Returns a filter for items of all priorities that are neither settled nor expired, by the hand-out index.
 pub(crate) fn unsettled(q: &str, now: Timestamp) -> Document {
     let levels: Vec<i32> = (0..i32::from(Priority::LEVELS)).collect();
     doc! {
@@ -98,7 +98,7 @@ pub(crate) fn unsettled(q: &str, now: Timestamp) -> Document {
     }
 }
 
-/// True if the queue holds an item, as the transaction sees it.
+/// Returns true if the queue holds an item, as the transaction sees it.
 pub(crate) async fn holds_items(
     inner: &Inner,
     group: &Group,
@@ -116,7 +116,7 @@ pub(crate) async fn holds_items(
     Ok(found.is_some())
 }
 
-/// Deletes a queue with everything that is its own.
+/// Deletes a queue and everything that belongs to it.
 pub(crate) async fn delete_queue(
     inner: &Inner,
     queue: &Queue,
@@ -126,7 +126,7 @@ pub(crate) async fn delete_queue(
     let group = inner.group(&queue.group).await?;
     let mut count = 0;
     if force {
-        // Most of them, so that the transaction stays small. A crash then leaves a queue that can be
+        // Most items are deleted before, so that the transaction stays small. A crash then leaves a queue that can be
         // deleted again.
         for _ in 0..ROUNDS {
             let deleted = delete_items(inner, &group, queue.name.as_str(), None).await?;
@@ -198,7 +198,7 @@ async fn attempt(
         .upsert(true)
         .session(&mut *session)
         .await?;
-    // Here, for what the next queue of this name sets up must stay.
+    // Deleted within the transaction, because the counters of the next queue of this name must stay.
     let ids = [
         ordering::counter_id(&queue.name),
         crate::store::mongo::admin::stats::totals_id(&queue.name),
@@ -210,8 +210,8 @@ async fn attempt(
     Ok(Deleted::Done(count))
 }
 
-/// Removes what is left of a queue that held no items: history, deduplication ids, and what has ended.
-/// Answers how much history that was. Whatever came later stays.
+/// Removes what is left of a queue without items: history, deduplication ids, and expired items. Returns how much
+/// history there was. Anything later than the deletion stays.
 async fn clear_away(inner: &Inner, group: &Group, q: &str) -> Result<u64> {
     let now = date(inner.now());
     let forget = doc! { "$unset": { "dedup": 1, "window": 1 } };
@@ -227,26 +227,27 @@ async fn clear_away(inner: &Inner, group: &Group, q: &str) -> Result<u64> {
     Ok(history.deleted_count)
 }
 
-/// Matches what was pushed to the queue with a deduplication id, wherever it is by now.
+/// Returns a filter for the items that were pushed to the queue with a deduplication id, whichever queue they are in
+/// now.
 fn ids_of(q: &str) -> Document {
     doc! { "dedup": {
         "$gte": { "q": q, "id": Bson::MinKey }, "$lte": { "q": q, "id": Bson::MaxKey },
     } }
 }
 
-/// Deletes all items of the queue, history too; answers how many.
+/// Deletes all items of the queue, including history, and returns how many.
 async fn delete_items(
     inner: &Inner,
     group: &Group,
     q: &str,
     session: Option<&mut ClientSession>,
 ) -> Result<u64, Failure> {
-    // Ids pushed to this queue count no more.
+    // Deduplication ids of this queue no longer count.
     let forget = doc! { "$unset": { "dedup": 1, "window": 1 } };
     let forget = group.items.update_many(ids_of(q), forget);
     let free = doc! { "q": q, "when": live(), "lock": { "$exists": false } };
     let delete = group.items.delete_many(free);
-    // Those who hold a receipt may yet ask.
+    // Reserved items leave tombstones, because consumers may still settle them.
     let tombstones = bury(inner.now(), settle_token(inner));
     let bury = group.items.update_many(doc! { "q": q, "when": live() }, tombstones);
     let (deleted, buried) = if let Some(session) = session {

@@ -1,4 +1,4 @@
-//! What has a name: queues, schedules, and what happens when a queue is deleted.
+//! Queues and schedules, and what happens when a queue is deleted.
 
 pub(super) mod deleted;
 pub(super) mod deletion;

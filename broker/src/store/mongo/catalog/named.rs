@@ -14,19 +14,19 @@ use crate::store::{
     },
 };
 
-/// Most documents of one list.
+/// Limit of documents of one list.
 const MAX_LIST: usize = 10_000;
-/// How often one is created anew that was there when it was to be inserted, and gone when it was to be read.
+/// Limit of attempts to create a document that exists when it is inserted and is gone when it is read.
 const CREATIONS: usize = 20;
 
-/// A collection of such documents, and how they are read.
+/// A collection of such documents, and how they are parsed.
 pub(crate) struct Named<T> {
     pub(crate) collection: &'static str,
     pub(crate) read: fn(&Document) -> Result<T>,
 }
 
 impl<T> Named<T> {
-    /// Creates one; answers the one that is there if there is one of that name.
+    /// Creates a document, or returns the existing one of that name.
     pub(crate) async fn create(
         &self,
         inner: &Inner,
@@ -38,7 +38,8 @@ impl<T> Named<T> {
             match in_time(items.insert_one(document)).await {
                 Ok(_) => return Ok(Created::New((self.read)(document)?)),
                 Err(error) if is_duplicate_key(&error) => {
-                    // A driver's retry of an insert that had succeeded looks like this too, but is marked.
+                    // The driver's own retry of an insert that took effect does not end here: the server recognises the
+                    // retry and reports success.
                     if let Some(existing) = self.get(inner, name).await? {
                         return Ok(Created::Existing(existing));
                     }
@@ -46,17 +47,17 @@ impl<T> Named<T> {
                 Err(error) => return Err(failed(error)),
             }
         }
-        Err(unavailable(format!("{name} of {} came and went again and again", self.collection)))
+        Err(unavailable(format!("{name} of {} keeps being deleted", self.collection)))
     }
 
-    /// The one of this name.
+    /// Returns the document of this name.
     pub(crate) async fn get(&self, inner: &Inner, name: &str) -> Result<Option<T>> {
         let items = inner.db.collection::<Document>(self.collection);
         let found = read_in_time(|| items.find_one(doc! { "_id": name })).await?;
         found.as_ref().map(self.read).transpose()
     }
 
-    /// Those after a name, by name.
+    /// Returns the documents after a name, sorted by name.
     pub(crate) async fn list(
         &self,
         inner: &Inner,

@@ -1,10 +1,10 @@
-//! Items that landed in a queue just after it was deleted, through a broker that still remembered it.
-//! Their pushes were answered, so they must be found: their queue is made again with the settings it had,
-//! or, if it was made anew in another group meanwhile, they are brought there.
+//! Items that landed in a queue just after it was deleted, through a broker that still remembered it. Their pushes were
+//! answered, so the items must not be lost. Their queue is created again with the settings it had. If it was created
+//! anew in another group meanwhile, the items are moved there.
 //!
-//! All brokers look, so that it does not matter which of them lives on. A push may land for as long as
-//! one write may take and a broker may remember settings; each deleted queue is looked at a few times
-//! until well after that, at growing intervals.
+//! All brokers do this, so that it does not matter which of them survives. A push may land for as long as one write may
+//! take and a broker may remember settings. Each deleted queue is scanned a few times until well after that, at growing
+//! intervals.
 
 use std::{
     collections::HashMap,
@@ -45,33 +45,33 @@ use crate::{
     },
 };
 
-/// How often it is asked which queues were deleted.
+/// Pause between reads of the deleted queues.
 const EVERY: Duration = Duration::from_millis(500);
-/// Pause between the first two looks at a deleted queue; each further one is twice as long.
+/// Pause between the first two scans of a deleted queue; each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// The last look is at least this long after the deletion.
+/// The last scan is at least this long after the deletion.
 const LAST_PAUSE: Duration = Duration::from_mins(1);
-/// What was deleted so long ago, in milliseconds, has been read before.
+/// Milliseconds after a deletion at which its entry has certainly been read.
 const LATE: i64 = 30_000;
-/// Items brought into another group in one step.
+/// Limit of items that one step moves to another group.
 const STEP: i64 = 100;
 
 /// A queue that was deleted.
 struct Watched {
-    /// When.
+    /// Time of the deletion.
     at: i64,
     group: GroupName,
     next: Instant,
     pause: Duration,
 }
 
-/// Looks after items of deleted queues until stopped.
+/// Handles items of deleted queues until stopped.
 pub(crate) async fn adopt_all(inner: Arc<Inner>, stop: CancellationToken) {
     let mut watched = HashMap::new();
     let mut from = 0;
     while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
         if let Err(error) = look(&inner, &mut watched, &mut from).await {
-            tracing::debug!(%error, "could not look after items of deleted queues");
+            tracing::debug!(%error, "could not scan deleted queues for items");
         }
     }
 }
@@ -99,8 +99,8 @@ async fn look(
     for (name, watched) in watched.iter_mut() {
         if watched.next <= Instant::now() && watched.pause <= 2 * LAST_PAUSE {
             if let Err(error) = adopt(inner, name, &watched.group).await {
-                // Once more, and the others meanwhile.
-                tracing::debug!(queue = %name, %error, "could not look after items of a deleted queue");
+                // This queue is scanned again soon; the others meanwhile.
+                tracing::debug!(queue = %name, %error, "could not scan a deleted queue for items");
                 watched.next = Instant::now() + FIRST_PAUSE;
                 continue;
             }
@@ -112,7 +112,7 @@ async fn look(
     Ok(())
 }
 
-/// Sees to it that the items of a deleted queue have one again.
+/// Makes sure that the items of a deleted queue have a queue again.
 async fn adopt(inner: &Inner, name: &QueueName, group: &GroupName) -> Result<()> {
     let group_name = group;
     let group = inner.group(group).await?;
@@ -131,7 +131,7 @@ async fn adopt(inner: &Inner, name: &QueueName, group: &GroupName) -> Result<()>
     }
 }
 
-/// Makes a deleted queue again.
+/// Creates a deleted queue again.
 async fn revive(inner: &Inner, name: &QueueName, group: &Group) -> Result<()> {
     let used = priorities::in_index(inner, group.items.name(), name).await?;
     let used: Vec<Bson> = used.iter().map(Bson::Int32).collect();
@@ -146,7 +146,7 @@ async fn revive(inner: &Inner, name: &QueueName, group: &Group) -> Result<()> {
     match attempt_in_time(attempt).await {
         Ok(true) => {
             inner.cursor(name).appeared(Appeared::FromStart);
-            tracing::warn!(queue = %name, "items came while the queue was deleted: it is there again");
+            tracing::warn!(queue = %name, "items landed in a deleted queue: created the queue again");
             Ok(())
         }
         Ok(false) => {
@@ -160,7 +160,7 @@ async fn revive(inner: &Inner, name: &QueueName, group: &Group) -> Result<()> {
     }
 }
 
-/// Within a transaction, so that a deletion of the queue and its items comes before or after.
+/// Creates the queue within a transaction, so that a deletion of the queue and its items comes before or after.
 async fn insert_again(
     inner: &Inner,
     name: &QueueName,
@@ -180,7 +180,7 @@ async fn insert_again(
     let Some(mut settings) = deleted.find_one(by_name).session(&mut *session).await? else {
         return Ok(false);
     };
-    // That may have been deleted meanwhile.
+    // The dead-letter queue may have been deleted meanwhile.
     if let Ok(target) = settings.get_str("deadLetterQueue").map(str::to_owned)
         && queues.find_one(doc! { "_id": target }).session(&mut *session).await?.is_none()
     {
@@ -196,8 +196,8 @@ async fn insert_again(
     Ok(true)
 }
 
-/// Brings items into the group in which their queue was made anew. Those that are reserved come later,
-/// when their leases have ended.
+/// Moves items to the group in which their queue was created anew. Reserved items follow in later scans, when their
+/// leases have ended.
 async fn bring(inner: &Inner, from: &Group, queue: &Queue) -> Result<()> {
     let group = inner.group(&queue.group).await?;
     let mut keys = Vec::new();
@@ -205,7 +205,7 @@ async fn bring(inner: &Inner, from: &Group, queue: &Queue) -> Result<()> {
     let find = command_of(&doc! {
         "find": from.items.name(), "filter": filter, "limit": STEP, "batchSize": STEP + 1,
     })?;
-    // What the server cuts off comes in the next step.
+    // Items that the server cuts off come in the next step.
     let found = read_first(&inner.db, &find, |item| {
         let document = Document::try_from(item).map_err(|e| broken(e.to_string()))?;
         Ok((Stored::read(item)?, document))
@@ -244,12 +244,12 @@ async fn bring(inner: &Inner, from: &Group, queue: &Queue) -> Result<()> {
     ordering::unblock(inner, &group, &keys).await?;
     inner.cursor(&queue.name).appeared(Appeared::FromStart);
     if brought > 0 {
-        tracing::warn!(queue = %queue.name, brought, "brought items into the queue's new group");
+        tracing::warn!(queue = %queue.name, brought, "moved items into the queue's new group");
     }
     Ok(())
 }
 
-/// Replaces an item by one in another collection; false if it is not as it was any more.
+/// Replaces an item by one in another collection. Returns false if the item is no longer as it was read.
 async fn exchange(
     inner: &Inner,
     (from, old): (&Group, Document),

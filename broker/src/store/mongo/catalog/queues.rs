@@ -34,11 +34,11 @@ use crate::{
 pub(crate) const QUEUES: &str = "queues";
 /// Name of the index of dead-letter queues.
 const LINKS: &str = "deadLetterQueue";
-/// Most queues told of one dead-letter queue.
+/// Limit of source queues that are returned for one dead-letter queue.
 const MAX_SOURCES: i64 = 100;
 const NAMED: Named<Queue> = Named { collection: QUEUES, read };
 
-/// Creates the index by which changes are noticed.
+/// Creates the indexes that find changed settings and the sources of dead-letter queues.
 pub(crate) async fn ensure_indexes(inner: &Inner) -> Result<()> {
     let command = doc! {
         "createIndexes": QUEUES,
@@ -55,7 +55,7 @@ pub(crate) async fn ensure_indexes(inner: &Inner) -> Result<()> {
     Ok(())
 }
 
-/// Reaches the server and writes to it.
+/// Makes sure that the server can be reached and takes writes.
 pub(crate) async fn ping(inner: &Inner) -> Result<()> {
     let counters = inner.db.collection::<Document>("counters");
     let at = doc! { "$set": { "at": date(inner.now()) } };
@@ -63,12 +63,12 @@ pub(crate) async fn ping(inner: &Inner) -> Result<()> {
     Ok(())
 }
 
-/// A span in milliseconds, which is what the store keeps.
+/// Returns a duration in milliseconds, which is the unit of the store.
 pub(crate) fn span(span: Duration) -> i64 {
     i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// The settings as fields; those that are not set are left out.
+/// Returns the settings as fields. Settings that are not set are left out.
 fn settings(queue: &Queue) -> Document {
     let mut d = doc! {
         "group": queue.group.as_str(),
@@ -108,11 +108,11 @@ fn settings(queue: &Queue) -> Document {
     d
 }
 
-/// Fields that a change of the settings takes away unless it sets them.
+/// Fields that a change of the settings removes unless it sets them.
 const OPTIONAL: [&str; 6] =
     ["lease", "attemptLimit", "deliveryLimit", "deadLetterQueue", "retryPolicy", "defaultTtl"];
 
-/// Reads a queue.
+/// Parses the document of a queue.
 pub(crate) fn read(document: &Document) -> Result<Queue> {
     let whole = |name: &str| document.get(name).and_then(integer);
     let time = |name: &str| whole(name).map(|ms| Duration::from_millis(ms as u64));
@@ -163,15 +163,15 @@ pub(crate) fn read(document: &Document) -> Result<Queue> {
     })
 }
 
-/// Creates a queue; answers the one that is there if there is one.
+/// Creates a queue, or returns the existing one.
 pub(crate) async fn create(inner: &Inner, queue: &Queue) -> Result<Created<Queue>> {
     let document = new_document(inner, queue).await?;
     NAMED.create(inner, queue.name.as_str(), &document).await
 }
 
-/// The document of a queue to be.
+/// Returns the document of a new queue.
 pub(crate) async fn new_document(inner: &Inner, queue: &Queue) -> Result<Document> {
-    // Items may have come before it, by dead-lettering.
+    // Items may precede their queue, by dead-lettering.
     let group = inner.group(&queue.group).await?;
     let used = priorities::in_index(inner, group.items.name(), &queue.name).await?;
     let mut document = doc! { "_id": queue.name.as_str() };
@@ -182,12 +182,12 @@ pub(crate) async fn new_document(inner: &Inner, queue: &Queue) -> Result<Documen
     Ok(document)
 }
 
-/// A queue's settings.
+/// Returns the settings of a queue.
 pub(crate) async fn get(inner: &Inner, name: &QueueName) -> Result<Option<Queue>> {
     NAMED.get(inner, name.as_str()).await
 }
 
-/// Queues by name.
+/// Returns queues sorted by name.
 pub(crate) async fn list(
     inner: &Inner,
     after: Option<&QueueName>,
@@ -196,7 +196,7 @@ pub(crate) async fn list(
     NAMED.list(inner, after.map(QueueName::as_str), limit).await
 }
 
-/// The queues whose dead-letter queue is this one.
+/// Returns queues whose dead-letter queue is this one.
 pub(crate) async fn dead_letter_sources(inner: &Inner, name: &QueueName) -> Result<Vec<Queue>> {
     let command = doc! {
         "find": QUEUES, "filter": { "deadLetterQueue": name.as_str() }, "hint": LINKS,
@@ -205,7 +205,7 @@ pub(crate) async fn dead_letter_sources(inner: &Inner, name: &QueueName) -> Resu
     read_documents(&inner.db, command).await?.iter().map(read).collect()
 }
 
-/// Replaces the settings, if they are still at the revision.
+/// Replaces the settings, if they still have this revision.
 pub(crate) async fn update(inner: &Inner, queue: &Queue) -> Result<Option<Queue>> {
     let (filter, change) = change(inner, queue);
     let queues = inner.db.collection::<Document>(QUEUES);
@@ -214,7 +214,7 @@ pub(crate) async fn update(inner: &Inner, queue: &Queue) -> Result<Option<Queue>
     found.as_ref().map(read).transpose()
 }
 
-/// What to change for that: a filter and an update.
+/// Returns the filter and the update that replace the settings.
 pub(crate) fn change(inner: &Inner, queue: &Queue) -> (Document, Vec<Document>) {
     let settings = settings(queue);
     let absent: Vec<&str> =

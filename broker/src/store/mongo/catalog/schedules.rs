@@ -1,4 +1,4 @@
-//! Schedules: kept here, run by the tasks.
+//! Stores schedules. The engine's background work runs them.
 
 use std::time::Duration;
 
@@ -93,17 +93,17 @@ fn read(document: &Document) -> Result<Schedule> {
     })
 }
 
-/// Creates a schedule; answers the one that is there if there is one.
+/// Creates a schedule, or returns the existing one.
 pub(crate) async fn create(inner: &Inner, schedule: &Schedule) -> Result<Created<Schedule>> {
     NAMED.create(inner, schedule.name.as_str(), &write(schedule)).await
 }
 
-/// A schedule.
+/// Returns a schedule.
 pub(crate) async fn get(inner: &Inner, name: &ScheduleName) -> Result<Option<Schedule>> {
     NAMED.get(inner, name.as_str()).await
 }
 
-/// Schedules by name.
+/// Returns schedules sorted by name.
 pub(crate) async fn list(
     inner: &Inner,
     after: Option<&ScheduleName>,
@@ -141,7 +141,7 @@ pub(crate) async fn tick_done(inner: &Inner, name: &ScheduleName, tick: Timestam
     Ok(())
 }
 
-/// Deletes a schedule; false if it was not there.
+/// Deletes a schedule. Returns false if it did not exist.
 pub(crate) async fn delete(inner: &Inner, name: &ScheduleName) -> Result<bool> {
     let schedules = inner.db.collection::<Document>(SCHEDULES);
     let delete = schedules.delete_one(doc! { "_id": name.as_str() });

@@ -1,4 +1,4 @@
-//! Which queues' settings other brokers have changed.
+//! Finds out which queues' settings other brokers have changed.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -21,8 +21,8 @@ use crate::{
     },
 };
 
-/// A change may be seen this long after its time, in milliseconds: no write takes longer, and brokers'
-/// clocks agree to within milliseconds.
+/// Milliseconds after its time at which a change may become visible: no write takes longer, and the clocks of brokers
+/// agree to within milliseconds.
 const LATE: i64 = 30_000;
 
 /// How far changes have been read.
@@ -30,7 +30,7 @@ const LATE: i64 = 30_000;
 struct Mark {
     /// The time up to which all changes were read.
     at: i64,
-    /// Changes read before that may still be found again: the queue, when, and its revision.
+    /// Changes that were read and may be read again: the queue, the time, and the revision.
     seen: HashSet<(QueueName, i64, i64)>,
 }
 
@@ -60,10 +60,10 @@ impl SettingsWatch for MongoSettingsWatch {
     }
 }
 
-/// Tells which settings have changed since the mark, and moves it on.
+/// Returns which settings have changed since the mark, and advances the mark.
 ///
-/// The time of a change is that of the broker that makes it, and it is seen when it is written. So changes are
-/// read again for as long as one that is older may yet appear, and told once.
+/// The time of a change is that of the broker that makes it, and the change becomes visible when it is written. So
+/// changes are read again for as long as an older one may become visible, and each is returned once.
 async fn changes(inner: &Inner, mark: &mut Mark) -> Result<SettingsChanges> {
     let first = mark.at == 0;
     let now = inner.now();
