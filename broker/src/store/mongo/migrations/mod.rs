@@ -1,20 +1,20 @@
-//! Databases of earlier versions: brought up to date when a broker starts, in one transaction. Databases of newer
-//! versions: refused, unless the newer version says that brokers of this one can go on beside it.
+//! Brings databases of earlier versions up to date when a broker starts, in one transaction. Refuses databases of newer
+//! versions, unless the newer version says that brokers of this one can go on.
 //!
 //! The document `store` of the collection `format` says:
 //!
-//! | field | meaning |
-//! |---|---|
+//! | field | meaning | |---|---|
 //! | `version` | the version of what is stored; without the document: 1 |
 //! | `oldestReader` | brokers of versions below this one must not use the database; may be ahead of `version` |
 //! | `program` | the version of the program that wrote these two |
 //!
-//! Brokers read it when they start, and again with each look for changed settings. One that finds itself below
-//! `oldestReader` refuses every call from then on. A step that such a broker would not survive is announced by
-//! `oldestReader` first; it is taken [`Format::notice`] later, when each of them has noticed and its last write is over.
+//! A broker reads the document when it starts, and again with each read of changed settings. A broker below
+//! `oldestReader` refuses every call from then on. A step that brokers of earlier versions would not survive is
+//! announced by `oldestReader` first. It is taken [`Format::notice`] later, when each of them has noticed and its last
+//! write is over.
 //!
-//! Items are never rewritten: there may be millions. What reads them reads what every earlier version wrote, and a
-//! field whose meaning changes gets a new name. The same holds for indexes.
+//! Items are never rewritten, because there may be millions. Code that reads items reads what every earlier version
+//! wrote, and a field whose meaning changes gets a new name. The same holds for indexes.
 
 use std::time::Duration;
 
@@ -38,40 +38,40 @@ use crate::store::{
 const FORMAT: &str = "format";
 /// The `_id` of that document.
 const STORE: &str = "store";
-/// Brokers of versions before this one do not look for the document: nobody waits for them to notice it.
+/// Brokers of versions before this one do not read the document, so nobody waits for them to notice it.
 const FIRST_TO_NOTICE: i64 = 2;
 
-/// The format of the database as this program makes and uses it.
+/// The format of the database that this program creates and uses.
 pub(super) const THIS: Format =
     Format { steps: &[TO_VERSION_2], notice: WRITE_LIMIT.saturating_add(Duration::from_secs(10)) };
 
 /// A format of the database.
 #[derive(Clone, Copy)]
 pub(super) struct Format {
-    /// The steps from each version to the next, the first from version 1. A step that a release has seen does not
-    /// change any more: what comes later is a step of its own.
+    /// The steps from each version to the next, the first from version 1. A step that was released never changes; a
+    /// later change is a step of its own.
     steps: &'static [Step],
-    /// How long before the database changes brokers of earlier versions are told to stop.
+    /// How long before the change brokers of earlier versions are told to stop.
     notice: Duration,
 }
 
-/// The way from a version to the next.
+/// The step from a version to the next.
 struct Step {
-    /// What changes, in this order.
+    /// The changes, in this order.
     updates: fn() -> Vec<Update>,
-    /// Brokers of the version before can use the database after this step as well.
+    /// True if brokers of the version before can use the database after this step.
     earlier_go_on: bool,
 }
 
-/// A change of documents: few enough for a transaction.
+/// A change of documents, few enough for a transaction.
 struct Update {
     collection: &'static str,
     filter: Document,
     change: Vec<Document>,
 }
 
-/// Failures: limits by default.
-/// A `maxAttempts` of 0 meant that nobody had said anything: it now is the broker's default.
+/// Limits of failures have defaults. A `maxAttempts` of 0 meant that the limit was not set; the broker's default
+/// applies to it now.
 const TO_VERSION_2: Step = Step {
     updates: || {
         let limit = doc! { "$cond": [{ "$gt": ["$maxAttempts", 0] }, "$maxAttempts", "$$REMOVE"] };
@@ -88,7 +88,7 @@ const TO_VERSION_2: Step = Step {
     earlier_go_on: false,
 };
 
-/// What a database says of its format.
+/// The format that a database says it has.
 struct Found {
     version: i64,
     oldest_reader: i64,
@@ -107,7 +107,7 @@ impl Found {
         Ok(Self { version, oldest_reader, program })
     }
 
-    /// Why a broker of this version must not use the database, if it must not.
+    /// Returns why a broker of this version must not use the database, if it must not.
     fn refusal(&self, db: &Database, version: i64) -> Option<String> {
         (self.oldest_reader > version).then(|| {
             format!(
@@ -122,7 +122,7 @@ impl Found {
     }
 }
 
-/// Why a broker must not use the database any more, if a newer version has said so.
+/// Returns why a broker must not use the database any more, if a newer version has said so.
 pub(super) async fn refusal(db: &Database, format: Format) -> Result<Option<String>> {
     let formats = db.collection::<Document>(FORMAT);
     let found = read_in_time(|| formats.find_one(doc! { "_id": STORE })).await?;
@@ -131,13 +131,15 @@ pub(super) async fn refusal(db: &Database, format: Format) -> Result<Option<Stri
 }
 
 impl Format {
-    /// The version of the format.
+    /// Returns the version of the format.
     pub(super) const fn version(self) -> i64 {
         1 + self.steps.len() as i64
     }
 
-    /// Brings a database up to this format; refuses one of a newer format that this version cannot use. If it fails,
-    /// or the process ends on the way, the database is as it was, but may be announced to change.
+    /// Brings a database up to this format.
+    ///
+    /// # Errors Refuses a database of a newer format that this version cannot use. After an error, or if the process
+    /// ends on the way, the database is as it was, but a change may be announced.
     pub(super) async fn bring_up_to_date(self, client: &Client, db: &Database) -> Result<()> {
         let mut patience = Patience::new();
         loop {
@@ -174,7 +176,7 @@ impl Format {
                     );
                 }
                 Err(Failure::Final(error)) => return Err(error),
-                // Another broker may have done it.
+                // Another broker may have migrated the database.
                 Err(Failure::Conflict(error)) => patience.next(error).await?,
             }
         }
@@ -187,14 +189,15 @@ impl Format {
         })
     }
 
-    /// The oldest version that can use the database once it has this format.
+    /// Returns the oldest version that can use the database once it has this format.
     fn oldest_reader_after(self, found: &Found) -> Result<i64> {
         let steps = self.steps_after(found.version)?;
         let last = steps.iter().rposition(|step| !step.earlier_go_on);
         Ok(last.map_or(0, |last| found.version + 1 + last as i64).max(found.oldest_reader))
     }
 
-    /// Takes the steps from `version` to this format, all or none; a conflict if it is not at that version.
+    /// Takes the steps from `version` to this format, all or none. Returns a conflict if the database is not at that
+    /// version.
     async fn migrate(
         self,
         client: &Client,
@@ -233,9 +236,10 @@ fn fields(version: i64, oldest_reader: i64) -> Document {
     doc! { "version": version, "oldestReader": oldest_reader, "program": env!("CARGO_PKG_VERSION") }
 }
 
-/// What the database says of its format. One that says nothing is of version 1, or empty: from now on it says so.
+/// Returns the format that the database says it has. A database that says nothing has version 1 or is empty; from now
+/// on it says so.
 async fn find_or_begin(db: &Database) -> Result<Found, Failure> {
-    // A write, so that no server answers that has been replaced as the primary.
+    // A write instead of a read, so that a server that was replaced as the primary cannot answer.
     let formats = db.collection::<Document>(FORMAT);
     let begin = formats
         .find_one_and_update(doc! { "_id": STORE }, doc! { "$setOnInsert": fields(1, 1) })
@@ -246,7 +250,7 @@ async fn find_or_begin(db: &Database) -> Result<Found, Failure> {
     Ok(Found::read(&found)?)
 }
 
-/// Tells brokers of versions below `oldest_reader` to stop. This is not taken back.
+/// Tells brokers of versions below `oldest_reader` to stop. This is never undone.
 async fn announce(db: &Database, version: i64, oldest_reader: i64) -> Result<()> {
     let filter = doc! { "_id": STORE, "version": version };
     let change = doc! {

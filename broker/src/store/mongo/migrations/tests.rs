@@ -16,26 +16,27 @@ use crate::{
     },
 };
 
-/// A database as the last program without a format left it, as the commands that make it: kept as it is, whatever the
-/// documents of today look like. It was written by a broker of commit c06d6bf through its Python client. Only the
-/// times at which MongoDB itself deletes documents were put off: the tests' clock stands where the broker's stood.
+/// A database as the last program without a format left it, in the form of the commands that create it. The file never
+/// changes, whatever today's documents look like. The database was written by a broker of commit c06d6bf through its
+/// Python client. Only the times at which MongoDB itself deletes documents were put off, because the tests' clock
+/// stands where the broker's stood.
 const VERSION_1: &str = include_str!("version_1.json");
 /// 2026-11-22T01:57:30Z, when the broker had just ended: one lease has lapsed, one has not.
 const THEN: Timestamp = Timestamp(1_795_312_650_000);
 
 const NOTHING: fn() -> Vec<Update> = Vec::new;
-/// A change that shows how often it was made.
+/// A change that counts how often it was made.
 const COUNT: fn() -> Vec<Update> = || {
     let change = vec![doc! { "$set": { "steps": { "$add": [{ "$ifNull": ["$steps", 0] }, 1] } } }];
     vec![Update { collection: "queues", filter: doc! {}, change }]
 };
-/// A change that fails, after another.
+/// A change that fails after another one.
 const FAIL: fn() -> Vec<Update> = || {
     let change = vec![doc! { "$set": { "broken": { "$divide": [1, 0] } } }];
     vec![COUNT().remove(0), Update { collection: "queues", filter: doc! {}, change }]
 };
-/// The versions after the first that looks for the document: as this one is, one that brokers of this one can go on
-/// beside, and one that they cannot.
+/// The versions after the first that reads the document: one like this version, one whose database brokers of this
+/// version can still use, and one whose database they cannot use.
 const SECOND: Format =
     Format { steps: &[Step { updates: NOTHING, earlier_go_on: false }], notice: SOON };
 const THIRD: Format = Format {
@@ -92,7 +93,7 @@ async fn format_of(scratch: &Scratch) -> Option<(i64, i64)> {
     Some((found.version, found.oldest_reader))
 }
 
-/// How often each queue was counted.
+/// Returns how often the counting change was made to each queue.
 async fn counts(scratch: &Scratch) -> Vec<i64> {
     let (_client, db) = database(scratch).await;
     let queues = db.collection::<Document>("queues").distinct("steps", doc! {}).await.unwrap();
@@ -117,7 +118,7 @@ fn push(queue: &Arc<Queue>, item: NewItem) -> Push {
     Push { queue: Arc::clone(queue), item, producer: None, dedup_window: None }
 }
 
-/// Repeats something until it fails, and returns how.
+/// Repeats a call until it fails, and returns the error.
 async fn until_refused<T, F: Future<Output = Result<T>>>(call: impl Fn() -> F) -> StoreError {
     let refused = async {
         loop {
@@ -127,13 +128,12 @@ async fn until_refused<T, F: Future<Output = Result<T>>>(call: impl Fn() -> F) -
             }
         }
     };
-    tokio::time::timeout(Duration::from_mins(1), refused).await.expect("it is refused")
+    tokio::time::timeout(Duration::from_mins(1), refused).await.expect("a refusal in time")
 }
 
-/// Issue 10: a database of the version before opens, with all that is in it, and a limit that nobody had set is the
-/// broker's default.
+/// A database of the version before opens with everything in it, and a limit that was not set is the broker's default.
 #[tokio::test]
-async fn a_database_of_version_1_keeps_all_that_is_in_it() {
+async fn a_database_of_version_1_keeps_everything_in_it() {
     let scratch = old_database().await;
     let store = open_as(THIS, &scratch).await.unwrap();
     assert_eq!(format_of(&scratch).await, Some((THIS.version(), THIS.version())));
@@ -156,7 +156,7 @@ async fn a_database_of_version_1_keeps_all_that_is_in_it() {
     );
     assert!(work.sequenced && !work.paused && queue(&store, "kept").await.paused);
     let sources = store.dead_letter_sources(&name("dead")).await.unwrap();
-    assert_eq!(sources.len(), 1, "found by an index that is new");
+    assert_eq!(sources.len(), 1, "found by the new index");
 
     for (in_queue, payload, state, has_due_time) in [
         ("plain", "ready", ItemState::Ready, true),
@@ -189,9 +189,9 @@ async fn a_database_of_version_1_keeps_all_that_is_in_it() {
     );
 }
 
-/// What a broker of version 1 began, one of today ends: leases, keys, deduplication ids, numbers, limits.
+/// A broker of today finishes what a broker of version 1 began: leases, keys, deduplication ids, numbers, limits.
 #[tokio::test]
-async fn a_database_of_version_1_goes_on_as_one_of_today() {
+async fn a_database_of_version_1_works_like_a_new_one() {
     let scratch = old_database().await;
     let store = open_as(THIS, &scratch).await.unwrap();
     let (plain, work) = (queue(&store, "plain").await, queue(&store, "work").await);
@@ -206,7 +206,7 @@ async fn a_database_of_version_1_goes_on_as_one_of_today() {
     let pushed = store.push(vec![push(&work, NewItem::default())]).await.unwrap()[0];
     assert_eq!(pushed.sequence, 5);
 
-    // A receipt that the old broker gave out, and one whose item it committed.
+    // A receipt that the old broker handed out, and one whose item it committed.
     let receipt = |text: &str| Receipt::parse("receipt", text).unwrap();
     let reserved = receipt(
         "016b024be5680000005c74c5ac70cc87a2d1ec63ff847bce0000000002000000020004776f726b65758ddab81a",
@@ -222,7 +222,7 @@ async fn a_database_of_version_1_goes_on_as_one_of_today() {
 
     let taken = take(&store, &work, 10).await;
     let payloads: Vec<_> = taken.iter().map(|delivery| delivery.item.payload.clone()).collect();
-    assert_eq!(payloads, ["first", ""], "the second of the key waits for the first");
+    assert_eq!(payloads, ["first", ""], "the second item of the key is blocked by the first");
     let first = Reservation { queue: work.clone(), receipt: taken[0].receipt.clone() };
     assert_eq!(store.commit(vec![first]).await.unwrap(), [Outcome::Ok]);
     assert_eq!(take(&store, &work, 10).await[0].item.payload, "blocked");
@@ -235,9 +235,9 @@ async fn a_database_of_version_1_goes_on_as_one_of_today() {
     assert_eq!(attempts, Some(2), "the lease that lapsed counts as a failed attempt");
 }
 
-/// A database that was brought up to date is opened as it is, and holds nothing of the version before.
+/// A migrated database opens as it is, and holds no field of the version before.
 #[tokio::test]
-async fn an_old_database_comes_to_have_the_documents_of_a_new_one() {
+async fn an_old_database_gets_the_documents_of_a_new_one() {
     let scratch = old_database().await;
     let (_client, db) = database(&scratch).await;
     let deleted = doc! { "_id": "deleted", "group": "default", "maxAttempts": 7_i64 };
@@ -260,7 +260,7 @@ async fn a_migration_is_all_or_nothing() {
     let scratch = old_database().await;
     let breaks =
         Format { steps: &[TO_VERSION_2, Step { updates: FAIL, earlier_go_on: true }], ..THIS };
-    let Err(error) = open_as(breaks, &scratch).await else { panic!("it cannot divide by zero") };
+    let Err(error) = open_as(breaks, &scratch).await else { panic!("the step did not fail") };
     assert!(error.to_string().contains("divide by zero"), "{error}");
     assert_eq!((format_of(&scratch).await, counts(&scratch).await), (Some((1, 1)), vec![]));
     let (_client, db) = database(&scratch).await;
@@ -268,7 +268,7 @@ async fn a_migration_is_all_or_nothing() {
     assert_eq!(db.collection::<Document>("queues").count_documents(old).await.unwrap(), 4);
 }
 
-/// Brokers that start at once take each step once; a new database has the format at once too.
+/// Brokers that start together take each step once. A new database has the latest format at once.
 #[tokio::test]
 async fn brokers_that_start_together_migrate_once() {
     let scratch = old_database().await;
@@ -278,7 +278,7 @@ async fn brokers_that_start_together_migrate_once() {
     }
     assert_eq!((format_of(&scratch).await, counts(&scratch).await), (Some((3, 2)), vec![1]));
 
-    // One that read the version before the others wrote the next one comes too late.
+    // A broker that read the version before the others migrated comes too late.
     let (client, db) = database(&scratch).await;
     assert!(matches!(THIRD.migrate(&client, &db, 1, 2).await, Err(Failure::Conflict(_))));
     assert_eq!(counts(&scratch).await, [1]);
@@ -291,9 +291,9 @@ async fn brokers_that_start_together_migrate_once() {
     assert_eq!(format_of(&new).await, Some((4, 4)));
 }
 
-/// A broker that died in the middle of its migration, and whose transaction the server keeps, is not in the way.
+/// The transaction of a broker that died during its migration does not block the next broker.
 #[tokio::test]
-async fn a_migration_that_was_left_behind_is_done_by_the_next() {
+async fn a_migration_whose_broker_died_is_done_by_the_next() {
     let scratch = old_database().await;
     drop(open_as(SECOND, &scratch).await.unwrap());
     let mut options = mongodb::options::ClientOptions::parse(&scratch.uri).await.unwrap();
@@ -340,11 +340,11 @@ async fn brokers_of_two_versions_work_side_by_side() {
         pusher.push(vec![push(&dead, NewItem::default())]).await.unwrap();
         pusher.watch_settings().changes().await.unwrap();
     }
-    assert_eq!(take(&older, &dead, 10).await.len(), 4, "by the clock that is furthest ahead");
+    assert_eq!(take(&older, &dead, 10).await.len(), 4, "the clock that is furthest ahead counts");
 }
 
-/// A version that brokers of the one before would not survive tells them to stop before it changes anything. If it
-/// dies then, it is that version which goes on.
+/// A version that earlier brokers would not survive tells them to stop before it changes anything. If its broker dies
+/// then, only that version can go on.
 #[tokio::test]
 async fn a_newer_version_makes_brokers_of_earlier_ones_stop_first() {
     let scratch = old_database().await;
@@ -354,9 +354,9 @@ async fn a_newer_version_makes_brokers_of_earlier_ones_stop_first() {
         let (uri, name) = (scratch.uri.clone(), scratch.name.clone());
         async move { MongoStore::connect_as(FOURTH, &uri, &name, options()).await.map(drop) }
     });
-    let look = || async { older.watch_settings().changes().await };
-    let StoreError::Unavailable { reason, .. } = until_refused(look).await else {
-        panic!("another broker may do it")
+    let read_changes = || async { older.watch_settings().changes().await };
+    let StoreError::Unavailable { reason, .. } = until_refused(read_changes).await else {
+        panic!("callers may try another broker")
     };
     assert!(reason.contains("was written by a newer version of this program"), "{reason}");
     for refused in [
