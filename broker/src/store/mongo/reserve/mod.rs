@@ -203,7 +203,15 @@ struct Lot {
     tokens: Vec<(Option<LeaseToken>, Option<ObjectId>)>,
 }
 
-/// Claims the items, each for the demand it was assigned to. Items that another broker claimed first are left out.
+/// What a claim makes of one item.
+struct Lease {
+    token: LeaseToken,
+    attempt: u32,
+    until: Timestamp,
+    lapsed: bool,
+}
+
+/// Claims the items, each for the demand it is assigned to. Items that another broker claimed first are left out.
 async fn claim(
     place: &Place<'_>,
     demands: &[Demand],
@@ -218,17 +226,12 @@ async fn claim(
         return Ok((Vec::new(), claim));
     }
     let mut lots: HashMap<Alike, Lot> = HashMap::new();
-    let mut claims = Vec::with_capacity(items.len());
-    for ((item, want), &attempt) in items.iter().zip(assigned).zip(attempts) {
-        let lapsed = item.lock.is_some();
-        let alike = Alike {
-            consumer: demands[*want].consumer.clone(),
-            until: now + demands[*want].lease,
-            deliveries: item.deliveries,
-            attempt,
-            lapsed,
-        };
-        let until = alike.until;
+    let mut leases = Vec::with_capacity(items.len());
+    for ((item, demand), &attempt) in items.iter().zip(assigned).zip(attempts) {
+        let demand = &demands[*demand];
+        let (until, lapsed) = (now + demand.lease, item.lock.is_some());
+        let consumer = demand.consumer.clone();
+        let alike = Alike { consumer, until, deliveries: item.deliveries, attempt, lapsed };
         cursor.lease_deadlines.expect(until);
         let lot = lots.entry(alike).or_insert_with(|| Lot {
             token: LeaseToken::fresh(inner.broker),
@@ -238,7 +241,7 @@ async fn claim(
         lot.ids.push(item.id());
         lot.tokens.push((item.lock, item.settled));
         claim.add(item, lot.token, attempt);
-        claims.push((lot.token, attempt, until, lapsed));
+        leases.push(Lease { token: lot.token, attempt, until, lapsed });
     }
     let mut statements = Vec::with_capacity(lots.len());
     for (alike, lot) in &lots {
@@ -254,52 +257,65 @@ async fn claim(
     };
     claim.answered(won.as_ref());
     let mut deliveries = Vec::with_capacity(items.len());
-    let mut issues = Vec::with_capacity(items.len());
-    for ((item, want), (token, attempt, until, lapsed)) in
-        items.into_iter().zip(assigned).zip(claims)
-    {
+    let mut cached_leases = Vec::with_capacity(items.len());
+    for ((item, &demand), lease) in items.into_iter().zip(assigned).zip(leases) {
         let id = item.id();
         if won.as_ref().is_some_and(|won| !won.contains(&id)) {
             continue;
         }
-        issues.push((
-            id,
-            CachedLease {
-                token,
-                made: now,
-                until: until.0,
-                priority: item.priority,
-                dedup: !item.dedup_id.is_empty(),
-                leaves_tombstone: lapsed
-                    || item.tombstone_until.is_some_and(|tombstone_until| tombstone_until > now.0),
-                deadline: item.deadline,
-                key: (!item.key.is_empty()).then(|| item.key.as_str().into()),
-            },
-        ));
+        cached_leases.push((id, lease.cached(&item, now)));
+        let consumer = demands[demand].consumer.as_ref();
+        deliveries.push((demand, lease.delivery(item, queue, consumer, now)?));
+    }
+    inner.lease_cache.add(cached_leases, now);
+    Ok((deliveries, claim))
+}
+
+impl Lease {
+    /// Returns what this broker needs to know of the item to settle it in the cheapest way.
+    fn cached(&self, item: &Stored, now: Timestamp) -> CachedLease {
+        let remembered = item.tombstone_until.is_some_and(|until| until > now.0);
+        CachedLease {
+            token: self.token,
+            made: now,
+            until: self.until.0,
+            priority: item.priority,
+            dedup: !item.dedup_id.is_empty(),
+            leaves_tombstone: self.lapsed || remembered,
+            deadline: item.deadline,
+            key: (!item.key.is_empty()).then(|| item.key.as_str().into()),
+        }
+    }
+
+    /// Returns the item as it is under this lease, with its receipt. `item` is as it was before the claim.
+    fn delivery(
+        &self,
+        item: Stored,
+        queue: &Queue,
+        consumer: Option<&ConsumerName>,
+        now: Timestamp,
+    ) -> Result<Delivery> {
         let previous_eligible_time = Timestamp(item.when);
         let (keyed, earlier_deliveries) = (!item.key.is_empty(), item.earlier);
         let mut item = item.into_item(&queue.name, now)?;
         item.state = ItemState::Reserved;
-        item.attempt = attempt;
+        item.attempt = self.attempt;
         item.deliveries += 1;
-        item.consumer.clone_from(&demands[*want].consumer);
-        item.eligible_time = Some(until);
+        item.consumer = consumer.cloned();
+        item.eligible_time = Some(self.until);
         item.due_time = Some(previous_eligible_time);
         let receipt = Receipt {
-            item: id,
-            token,
+            item: item.id,
+            token: self.token,
             deliveries: item.deliveries,
             earlier_deliveries,
-            attempt,
+            attempt: self.attempt,
             keyed,
             queue: queue.name.clone(),
             group: queue.group.clone(),
         };
-        let delivery = Delivery { item, receipt, lease_expire_time: until, previous_eligible_time };
-        deliveries.push((*want, delivery));
+        Ok(Delivery { item, receipt, lease_expire_time: self.until, previous_eligible_time })
     }
-    inner.lease_cache.add(issues, now);
-    Ok((deliveries, claim))
 }
 
 fn claim_statement(

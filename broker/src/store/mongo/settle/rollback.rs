@@ -2,16 +2,19 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use mongodb::bson::{Document, doc, oid::ObjectId};
+use mongodb::bson::{Document, RawDocumentBuf, doc, oid::ObjectId};
 
 use crate::{
-    domain::{LeaseToken, Outcome, PrioritySet, QueueName, Timestamp},
+    domain::{ItemId, LeaseToken, Outcome, PrioritySet, QueueName, Timestamp},
     store::{
         Result, Rollback, RollbackTo,
         mongo::{
-            Inner, ordering, priorities,
+            Inner,
+            cursor::lease_cache::CachedLease,
+            ordering::{self, OrderKey},
+            priorities,
             schema::{
-                item::literal,
+                item::{Stored, literal},
                 layout::{Group, date},
                 settled::{held_filter, settle_token, settled_before, witness_end},
             },
@@ -76,6 +79,7 @@ fn as_dead_letter(outcome: Outcome) -> Outcome {
     if outcome == Outcome::Ok { Outcome::DeadLettered } else { outcome }
 }
 
+/// Rolls back the items with the indexes `given`, none of which is to be discarded.
 async fn return_to_queues(
     inner: &Inner,
     group: &Group,
@@ -88,53 +92,186 @@ async fn return_to_queues(
         return Ok(());
     }
     let now = inner.now();
+    let batch = Batch { inner, group, items, endings, given };
+    let before = batch.record_dead_letter_priorities().await?;
     // One token per lease, so that of two receipts of an item only the one that held it finds its own.
     let mut settled: HashMap<LeaseToken, ObjectId> = HashMap::new();
-    let ids = || given.iter().map(|at| items[*at].held.receipt.item);
-    let target = |at: &usize| match &items[*at].to {
-        RollbackTo::DeadLetter { to, .. } => Some(to),
-        RollbackTo::Queue { .. } | RollbackTo::Discard { .. } => None,
-    };
-    let dead = |at: &usize| target(at).is_some();
-    // The priority of a dead letter must be recorded with its target queue.
-    let unknown_leases = given.iter().any(|at| dead(at) && endings[at].cached_lease.is_none());
-    let before = if unknown_leases { look(inner, group, ids()).await? } else { HashMap::new() };
-    let priority = |at: &usize| -> Option<PrioritySet> {
-        let found = before.get(&items[*at].held.receipt.item).map(|stored| stored.priority);
-        endings[at].cached_lease.as_ref().map(|i| i.priority).or(found).map(PrioritySet::of)
-    };
-    let mut dead_levels: HashMap<&QueueName, PrioritySet> = HashMap::new();
-    for at in given.iter().filter(|at| dead(at)) {
-        if let Some(to) = target(at) {
-            // The priority of an item that is gone is not known, and not needed.
-            let known = priority(at).unwrap_or_default();
-            *dead_levels.entry(to).or_default() |= known;
-        }
+    let statements = batch.statements(&mut settled, now)?;
+    let updated = update(inner, group, statements).await;
+    // Rewinds even if the outcome is unknown: the items may be ready, and a cursor must not skip them.
+    batch.rewind_cursors(&before, now);
+    let all = updated? == given.len() as u64;
+    let after =
+        if all && batch.keys_known() { None } else { Some(look(inner, group, batch.ids()).await?) };
+    let mut keys = Vec::new();
+    for &at in given {
+        outcomes[at] = match &after {
+            None => {
+                keys.extend(known_key(&endings[&at]).filter(|_| batch.is_dead_letter(at)));
+                batch.success(at)
+            }
+            Some(found) => batch.outcome_as_found(at, found, &settled, now, &mut keys),
+        };
     }
-    for (queue, set) in dead_levels {
-        priorities::record(inner, group, queue, set, None).await?;
+    ordering::unblock(inner, group, &keys).await?;
+    Ok(())
+}
+
+/// Items of one group that go back to their queues or to dead-letter queues in one update.
+struct Batch<'a> {
+    inner: &'a Inner,
+    group: &'a Group,
+    items: &'a [Rollback],
+    endings: &'a HashMap<usize, Ending>,
+    given: &'a [usize],
+}
+
+impl Batch<'_> {
+    fn ids(&self) -> impl Iterator<Item = ItemId> {
+        self.given.iter().map(|at| self.items[*at].held.receipt.item)
     }
 
-    let mut lots: HashMap<Alike, Vec<usize>> = HashMap::new();
-    for at in given {
-        let item = &items[*at];
-        let token = item.held.receipt.token;
-        // If this broker has no cached lease, another settle may be under way, on this broker or another.
-        let foreign = endings[at].cached_lease.is_none();
-        let alike = Alike { token, to: item.to.clone(), reason: item.reason.clone(), foreign };
-        lots.entry(alike).or_default().push(*at);
+    fn dead_letter_queue(&self, at: usize) -> Option<&QueueName> {
+        match &self.items[at].to {
+            RollbackTo::DeadLetter { to, .. } => Some(to),
+            RollbackTo::Queue { .. } | RollbackTo::Discard { .. } => None,
+        }
     }
-    let mut statements = Vec::new();
-    for (alike, places) in &lots {
-        let ids = places.iter().map(|at| items[*at].held.receipt.item);
-        let filter = held_filter(ids, alike.token, now);
-        let settled = *settled.entry(alike.token).or_insert_with(|| settle_token(inner));
-        let queue = &items[places[0]].held.queue;
+
+    fn is_dead_letter(&self, at: usize) -> bool {
+        self.dead_letter_queue(at).is_some()
+    }
+
+    fn cached_lease(&self, at: usize) -> Option<&CachedLease> {
+        self.endings[&at].cached_lease.as_ref()
+    }
+
+    fn success(&self, at: usize) -> Outcome {
+        if self.is_dead_letter(at) { Outcome::DeadLettered } else { Outcome::Ok }
+    }
+
+    /// Returns true if the key of every dead letter is known without a read.
+    fn keys_known(&self) -> bool {
+        self.given.iter().all(|at| {
+            !self.is_dead_letter(*at)
+                || self.cached_lease(*at).is_some()
+                || !self.endings[at].receipt.keyed
+        })
+    }
+
+    /// Returns the priority of an item; `before` holds the items that were read for it.
+    fn priority(&self, at: usize, before: &HashMap<ItemId, Stored>) -> Option<PrioritySet> {
+        let found = || before.get(&self.items[at].held.receipt.item).map(|stored| stored.priority);
+        self.cached_lease(at).map(|lease| lease.priority).or_else(found).map(PrioritySet::of)
+    }
+
+    /// Records the priorities of dead letters as in use where they go. Returns the items that had to be read for that:
+    /// all of the batch, if the lease of a dead letter is not known here.
+    async fn record_dead_letter_priorities(&self) -> Result<HashMap<ItemId, Stored>> {
+        let dead = || self.given.iter().copied().filter(|at| self.is_dead_letter(*at));
+        let before = if dead().any(|at| self.cached_lease(at).is_none()) {
+            look(self.inner, self.group, self.ids()).await?
+        } else {
+            HashMap::new()
+        };
+        let mut priorities: HashMap<&QueueName, PrioritySet> = HashMap::new();
+        for at in dead() {
+            if let Some(to) = self.dead_letter_queue(at) {
+                // The priority of an item that is gone is not known, and not needed.
+                *priorities.entry(to).or_default() |=
+                    self.priority(at, &before).unwrap_or_default();
+            }
+        }
+        for (queue, set) in priorities {
+            priorities::record(self.inner, self.group, queue, set, None).await?;
+        }
+        Ok(before)
+    }
+
+    /// Returns one statement for all items that are changed alike. `settled` gets the settle token of each lease.
+    fn statements(
+        &self,
+        settled: &mut HashMap<LeaseToken, ObjectId>,
+        now: Timestamp,
+    ) -> Result<Vec<RawDocumentBuf>> {
+        let mut lots: HashMap<Alike, Vec<usize>> = HashMap::new();
+        for &at in self.given {
+            let item = &self.items[at];
+            let token = item.held.receipt.token;
+            // If this broker has no cached lease, another settle may be under way, on this broker or another.
+            let foreign = self.cached_lease(at).is_none();
+            let alike = Alike { token, to: item.to.clone(), reason: item.reason.clone(), foreign };
+            lots.entry(alike).or_default().push(at);
+        }
+        let mut statements = Vec::with_capacity(lots.len());
+        for (alike, places) in &lots {
+            let ids = places.iter().map(|at| self.items[*at].held.receipt.item);
+            let filter = held_filter(ids, alike.token, now);
+            let settled = *settled.entry(alike.token).or_insert_with(|| settle_token(self.inner));
+            let queue = &self.items[places[0]].held.queue;
+            if let Some(change) = alike.change(&queue.name, settled, now)? {
+                statements.push(statement(filter, change));
+            }
+        }
+        Ok(statements)
+    }
+
+    /// Rewinds the cursor of each queue to the items that have come into it.
+    fn rewind_cursors(&self, before: &HashMap<ItemId, Stored>, now: Timestamp) {
+        for &at in self.given {
+            let item = &self.items[at];
+            let (queue, when) = match &item.to {
+                RollbackTo::Queue { eligible_time, .. } => (&item.held.queue.name, *eligible_time),
+                RollbackTo::DeadLetter { to, .. } => (to, now),
+                RollbackTo::Discard { .. } => continue,
+            };
+            let cursor = self.inner.cursor(queue);
+            // An unknown priority is one of those in use.
+            let priority = self.priority(at, before).unwrap_or_else(|| cursor.priorities_in_use());
+            cursor.rewind(priority, when.0);
+        }
+    }
+
+    /// Returns what became of one item, by the documents as they are after the update. `keys` gets the key of a dead letter.
+    fn outcome_as_found(
+        &self,
+        at: usize,
+        found: &HashMap<ItemId, Stored>,
+        settled: &HashMap<LeaseToken, ObjectId>,
+        now: Timestamp,
+        keys: &mut Vec<OrderKey>,
+    ) -> Outcome {
+        let receipt = &self.items[at].held.receipt;
+        match found.get(&receipt.item) {
+            // The first of two attempts rolled the item back, and its next holder has ended it since. Any other broker
+            // would have left a tombstone.
+            None if self.cached_lease(at).is_some_and(|lease| lease.deadline.is_none()) => {
+                self.success(at)
+            }
+            Some(stored) if was_settled(stored, settled, receipt.token) => {
+                if self.is_dead_letter(at) && !stored.key.is_empty() {
+                    keys.push((receipt.queue.clone(), stored.key.clone()));
+                }
+                self.success(at)
+            }
+            found => stale(found, now),
+        }
+    }
+}
+
+impl Alike {
+    /// Returns the update of these items, which are in `queue`; `None` if they are discarded, which another update does.
+    fn change(
+        &self,
+        queue: &QueueName,
+        settled: ObjectId,
+        now: Timestamp,
+    ) -> Result<Option<Update>> {
         let mut unset = vec!["lock"];
-        let mut set = match &alike.to {
+        let mut set = match &self.to {
             RollbackTo::DeadLetter { to, failed_attempts, .. } => {
                 unset.extend(["turn", "due"]);
-                dead_letter(&queue.name, to, *failed_attempts, now)
+                dead_letter(queue, to, *failed_attempts, now)
             }
             RollbackTo::Queue { eligible_time, attempt, undelivered } => {
                 let when = date(*eligible_time);
@@ -146,73 +283,18 @@ async fn return_to_queues(
                 }
                 set
             }
-            RollbackTo::Discard { .. } => continue, // committed above
+            RollbackTo::Discard { .. } => return Ok(None),
         };
         set.insert("settled", settled);
         set.insert("settledBefore", settled_before());
-        if let Some(reason) = &alike.reason {
+        if let Some(reason) = &self.reason {
             set.insert("reason", literal(reason.as_str()));
         }
-        if alike.foreign {
+        if self.foreign {
             set.insert("trace", doc! { "$max": ["$trace", witness_end(now)] });
         }
-        let change = Update::pipeline(&[doc! { "$set": set }, doc! { "$unset": unset }])?;
-        statements.push(statement(filter, change));
+        Update::pipeline(&[doc! { "$set": set }, doc! { "$unset": unset }]).map(Some)
     }
-    let updated = update(inner, group, statements).await;
-    // Rewinds even if the outcome is unknown: the items may be ready, and a cursor must not skip them.
-    for at in given {
-        let item = &items[*at];
-        match &item.to {
-            RollbackTo::Queue { eligible_time, .. } => {
-                rewind(inner, &item.held.queue.name, priority(at), *eligible_time);
-            }
-            RollbackTo::DeadLetter { to, .. } => rewind(inner, to, priority(at), now),
-            RollbackTo::Discard { .. } => {}
-        }
-    }
-    let n = updated?;
-    let keys_known = given
-        .iter()
-        .all(|at| !dead(at) || endings[at].cached_lease.is_some() || !endings[at].receipt.keyed);
-    let after = if n == given.len() as u64 && keys_known {
-        None
-    } else {
-        Some(look(inner, group, ids()).await?)
-    };
-    let mut keys = Vec::new();
-    for at in given {
-        let receipt = &items[*at].held.receipt;
-        let ok = if dead(at) { Outcome::DeadLettered } else { Outcome::Ok };
-        outcomes[*at] = match after.as_ref().map(|found| found.get(&receipt.item)) {
-            None => {
-                keys.extend(known_key(&endings[at]).filter(|_| dead(at)));
-                ok
-            }
-            // The first of two attempts rolled the item back, and its next holder has ended it since. Any other broker
-            // would have left a tombstone.
-            Some(None)
-                if endings[at].cached_lease.as_ref().is_some_and(|i| i.deadline.is_none()) =>
-            {
-                ok
-            }
-            Some(Some(stored)) if was_settled(stored, &settled, receipt.token) => {
-                if dead(at) && !stored.key.is_empty() {
-                    keys.push((receipt.queue.clone(), stored.key.clone()));
-                }
-                ok
-            }
-            Some(found) => stale(found, now),
-        };
-    }
-    ordering::unblock(inner, group, &keys).await?;
-    Ok(())
-}
-
-fn rewind(inner: &Inner, queue: &QueueName, priority: Option<PrioritySet>, when: Timestamp) {
-    let cursor = inner.cursor(queue);
-    // An unknown priority is one of those in use.
-    cursor.rewind(priority.unwrap_or_else(|| cursor.priorities_in_use()), when.0);
 }
 
 /// Returns the fields that an update sets to dead-letter an item.
