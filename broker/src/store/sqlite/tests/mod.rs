@@ -11,8 +11,12 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::{
-    domain::{LeaseToken, NewItem, Receipt},
-    store::conformance::{Env, conformance},
+    domain::{Demand, LeaseToken, NewItem, Outcome, QueueName, Receipt, Timestamp},
+    store::{
+        Appeared, Deleted, ItemAdmin, ItemDeleted, ItemStore, Move, Push, QueueStore, Reservation,
+        StatsStore, Store,
+        conformance::{Env, conformance},
+    },
 };
 
 /// The tests that expect an item to expire under a reserve are not to be forestalled.

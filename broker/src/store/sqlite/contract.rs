@@ -1,0 +1,415 @@
+//! What the [`SqliteStore`] does for each method of the contract: the operation in the module of its subject, run by the
+//! writer or a reader.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+
+use crate::{
+    domain::{
+        Demand, Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
+        ScheduleName, Timestamp, Totals,
+    },
+    metrics::Metrics,
+    store::{
+        Appeared, Capabilities, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Links, Move,
+        Page, Push, QueueStore, RedriveFilter, Reservation, Reserved, Reserver, Result, Rollback,
+        ScheduleStore, Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoreError,
+        sqlite::{
+            Inner, SqliteStore,
+            admin::{self, CHUNK, Purge, REDRIVE_START},
+            browse::{self, Position},
+            push, queues, reserve, schedules, settle,
+            tx::{Tx},
+            writer::Kind,
+        },
+    },
+};
+
+/// A queue that is pushed to faster than it is emptied is deleted, with all that is in it, after so many tries.
+const MAX_PASSES: u32 = 8;
+
+#[async_trait]
+impl Store for SqliteStore {
+    fn describe(&self) -> String {
+        self.inner.description.clone()
+    }
+
+    /// One broker works on a file.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { shared: false, durable: self.inner.readers.is_some() }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.inner.clock.now_by_machine()
+    }
+
+    fn broker_id(&self) -> [u8; 4] {
+        self.inner.broker
+    }
+
+    fn measure(&self, metrics: &Arc<Metrics>) {
+        self.inner.writer.measure(metrics);
+    }
+
+    async fn ping(&self) -> Result<()> {
+        self.inner
+            .write(|tx| {
+                tx.conn
+                    .prepare_cached("UPDATE meta SET value = ?1 WHERE key = 'pinged'")?
+                    .execute([tx.now.0])
+                    .map(drop)
+            })
+            .await
+    }
+}
+
+#[async_trait]
+impl ItemStore for SqliteStore {
+    async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>> {
+        let (kind, late) = (Kind::Push(items.len()), Arc::clone(&self.inner.late));
+        let work = move |tx: &Tx<'_>| {
+            late.ensure(tx, items.iter().map(|push| &*push.queue))?;
+            push::push(tx, &items)
+        };
+        self.inner.writer.call(kind, work).await
+    }
+
+    fn reserver(&self, _queue: &QueueName) -> Box<dyn Reserver> {
+        Box::new(SqliteReserver { inner: Arc::clone(&self.inner) })
+    }
+
+    async fn commit(&self, items: Vec<Reservation>) -> Result<Vec<Outcome>> {
+        let kind = Kind::Settle(items.len());
+        self.inner.writer.call(kind, move |tx| settle::commit(tx, &items)).await
+    }
+
+    async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>> {
+        let kind = Kind::Settle(items.len());
+        let work =
+            |tx: &Tx<'_>| items.into_iter().map(|item| settle::roll_back(tx, item)).collect();
+        self.inner.writer.call(kind, work).await
+    }
+
+    async fn extend(&self, items: Vec<(Reservation, Timestamp)>) -> Result<Vec<Outcome>> {
+        let kind = Kind::Settle(items.len());
+        let work = move |tx: &Tx<'_>| {
+            items.iter().map(|(held, until)| settle::extend(tx, held, *until)).collect()
+        };
+        self.inner.writer.call(kind, work).await
+    }
+
+    async fn move_items(&self, items: Vec<Move>) -> Result<Vec<Outcome>> {
+        let late = Arc::clone(&self.inner.late);
+        self.inner
+            .write(move |tx| {
+                late.ensure(tx, items.iter().map(|item| &*item.to))?;
+                items.iter().map(|item| settle::move_item(tx, item)).collect()
+            })
+            .await
+    }
+
+    async fn commit_and_push(
+        &self,
+        held: Reservation,
+        items: Vec<Push>,
+    ) -> Result<(Outcome, Vec<Pushed>)> {
+        let late = Arc::clone(&self.inner.late);
+        let work = move |tx: &Tx<'_>| {
+            late.ensure(tx, items.iter().map(|push| &*push.queue))?;
+            settle::commit_and_push(tx, held, &items)
+        };
+        self.inner.writer.call(Kind::SettleAndPush, work).await
+    }
+
+    async fn holds(&self, items: Vec<Reservation>) -> Result<Vec<bool>> {
+        self.inner
+            .read(move |view| items.iter().map(|held| settle::holds(view, &held.receipt)).collect())
+            .await
+    }
+
+    async fn unblocked(&self) -> Vec<QueueName> {
+        self.inner.writer.unblocked.take().await
+    }
+}
+
+#[async_trait]
+impl ItemAdmin for SqliteStore {
+    async fn list_items(
+        &self,
+        queue: &Queue,
+        state: Option<ItemState>,
+        cursor: Option<&str>,
+        limit: usize,
+    ) -> Result<Page<Item>> {
+        let position = match cursor {
+            Some(cursor) => Position::decode(cursor, state).ok_or(StoreError::BadCursor)?,
+            None => Position::start(state),
+        };
+        let queue = queue.clone();
+        self.inner.read(move |view| browse::list(view, &queue, state, position, limit)).await
+    }
+
+    async fn get_item(&self, queue: &Queue, id: ItemId) -> Result<Option<Item>> {
+        let queue = queue.clone();
+        self.inner.read(move |view| browse::get(view, &queue, id)).await
+    }
+
+    async fn delete_item(
+        &self,
+        queue: &Queue,
+        id: ItemId,
+        only_if: Option<ItemState>,
+    ) -> Result<ItemDeleted> {
+        let queue = queue.clone();
+        self.inner.write(move |tx| admin::delete_item(tx, &queue, id, only_if)).await
+    }
+
+    async fn purge(&self, queue: &Queue) -> Result<u64> {
+        self.inner.purge_all(queue, Purge::Unreserved).await
+    }
+
+    async fn replay(&self, queue: &Queue, selection: &Selection, limit: u64) -> Result<u64> {
+        let mut total = 0;
+        loop {
+            let (queue, selection) = (queue.clone(), selection.clone());
+            let chunk = (limit - total).min(CHUNK as u64);
+            let replayed = self
+                .inner
+                .write(move |tx| admin::replay_chunk(tx, &queue, &selection, chunk as usize))
+                .await?;
+            total += replayed;
+            if replayed < chunk || total >= limit {
+                return Ok(total);
+            }
+        }
+    }
+
+    async fn origins(&self, queue: &Queue) -> Result<Vec<QueueName>> {
+        let queue = queue.clone();
+        self.inner.read(move |view| admin::origins(view, &queue)).await
+    }
+
+    async fn redrive(
+        &self,
+        queue: &Queue,
+        to: &Arc<Queue>,
+        filter: &RedriveFilter,
+        limit: u64,
+    ) -> Result<u64> {
+        let (mut total, mut from) = (0, REDRIVE_START);
+        while total < limit {
+            let (queue, to, filter) = (queue.clone(), to.clone(), filter.clone());
+            let (left, late) = (limit - total, Arc::clone(&self.inner.late));
+            let (moved, reached) = self
+                .inner
+                .write(move |tx| {
+                    late.ensure(tx, std::iter::once(&*to))?;
+                    admin::redrive_chunk(tx, &queue, &to, &filter, left, from)
+                })
+                .await?;
+            total += moved;
+            match reached {
+                Some(reached) => from = reached,
+                None => break,
+            }
+        }
+        Ok(total)
+    }
+}
+
+#[async_trait]
+impl QueueStore for SqliteStore {
+    async fn create_queue(&self, queue: &Queue) -> Result<Created<Queue>> {
+        let queue = queue.clone();
+        self.inner.write(move |tx| queues::create(tx, queue)).await
+    }
+
+    async fn get_queue(&self, name: &QueueName) -> Result<Option<Queue>> {
+        let name = name.clone();
+        self.inner.read(move |view| queues::get(view, &name)).await
+    }
+
+    async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>> {
+        let after = after.cloned();
+        self.inner.read(move |view| queues::list(view, after.as_ref(), limit)).await
+    }
+
+    async fn update_queue(&self, queue: &Queue) -> Result<Option<Queue>> {
+        let queue = queue.clone();
+        self.inner.write(move |tx| queues::update(tx, queue)).await
+    }
+
+    async fn links(&self) -> Result<Links> {
+        self.inner.read(queues::links).await
+    }
+
+    async fn dead_letter_sources(&self, name: &QueueName) -> Result<Vec<Queue>> {
+        let name = name.clone();
+        self.inner.read(move |view| queues::dead_letter_sources(view, &name)).await
+    }
+
+    async fn link_queue(&self, queue: &Queue, links: Links) -> Result<Option<Queue>> {
+        let queue = queue.clone();
+        self.inner.write(move |tx| queues::link(tx, queue, links)).await
+    }
+
+    /// In steps, so that others are served in between. A broker that ends on the way leaves a queue with fewer items.
+    async fn delete_queue(&self, queue: &Queue, force: bool, links: Links) -> Result<Deleted> {
+        let mut total = 0;
+        let mut passes = 0;
+        loop {
+            if force {
+                total += self.inner.purge_all(queue, Purge::Everything).await?;
+                self.inner.forget_all(queue).await?;
+                passes += 1;
+            }
+            // What came in during a pass is left for the next, which is shorter, unless pushes outrun it.
+            let all = passes == MAX_PASSES;
+            let (queue, late_arrivals) = (queue.clone(), Arc::clone(&self.inner.late));
+            let step = self
+                .inner
+                .write(move |tx| {
+                    let overtaken = queues::links(tx)? != links
+                        || queues::get(tx, &queue.name)?
+                            .is_none_or(|found| found.revision != queue.revision);
+                    if overtaken {
+                        return Ok(Err(Deleted::Overtaken));
+                    }
+                    if !force && admin::holds_items(tx, &queue)? {
+                        return Ok(Err(Deleted::NotEmpty));
+                    }
+                    let step = admin::delete_queue(tx, &queue, all)?;
+                    late_arrivals.queue_deleted();
+                    Ok(Ok(step))
+                })
+                .await?;
+            match step {
+                Err(refused) => return Ok(refused),
+                Ok((late, done)) => {
+                    total += late;
+                    if done {
+                        return Ok(Deleted::Done(total));
+                    }
+                }
+            }
+        }
+    }
+
+    fn watch_settings(&self) -> Box<dyn SettingsWatch> {
+        Box::new(SqliteSettingsWatch { inner: Arc::clone(&self.inner), seen: None })
+    }
+}
+
+#[async_trait]
+impl StatsStore for SqliteStore {
+    async fn depth(&self, queue: &Queue) -> Result<Depth> {
+        let queue = queue.clone();
+        self.inner.read(move |view| browse::depth(view, &queue)).await
+    }
+
+    async fn add_totals(&self, changes: Vec<(QueueName, Totals)>) -> Result<()> {
+        self.inner.write(move |tx| queues::add_totals(tx, &changes)).await
+    }
+
+    async fn totals(&self, queue: &QueueName) -> Result<Totals> {
+        let queue = queue.clone();
+        self.inner.read(move |view| queues::totals(view, &queue)).await
+    }
+
+    async fn all_totals(&self) -> Result<Vec<(QueueName, Totals)>> {
+        self.inner.read(queues::all_totals).await
+    }
+
+    /// A file has one broker.
+    async fn lead(&self, _task: &'static str, _lasting: Duration) -> Result<bool> {
+        Ok(true)
+    }
+}
+
+#[async_trait]
+impl ScheduleStore for SqliteStore {
+    async fn create_schedule(&self, schedule: &Schedule) -> Result<Created<Schedule>> {
+        let schedule = schedule.clone();
+        self.inner.write(move |tx| schedules::create(tx, schedule)).await
+    }
+
+    async fn get_schedule(&self, name: &ScheduleName) -> Result<Option<Schedule>> {
+        let name = name.clone();
+        self.inner.read(move |view| schedules::get(view, &name)).await
+    }
+
+    async fn list_schedules(
+        &self,
+        after: Option<&ScheduleName>,
+        limit: usize,
+    ) -> Result<Vec<Schedule>> {
+        let after = after.cloned();
+        self.inner.read(move |view| schedules::list(view, after.as_ref(), limit)).await
+    }
+
+    async fn pause_schedule(
+        &self,
+        name: &ScheduleName,
+        paused: bool,
+        done_until: Timestamp,
+    ) -> Result<Option<Schedule>> {
+        let name = name.clone();
+        self.inner.write(move |tx| schedules::pause(tx, &name, paused, done_until)).await
+    }
+
+    async fn tick_done(&self, name: &ScheduleName, tick: Timestamp) -> Result<()> {
+        let name = name.clone();
+        self.inner.write(move |tx| schedules::tick_done(tx, &name, tick)).await
+    }
+
+    async fn delete_schedule(&self, name: &ScheduleName) -> Result<bool> {
+        let name = name.clone();
+        self.inner.write(move |tx| schedules::delete(tx, &name)).await
+    }
+}
+
+/// Hands out items. The index is always looked at from its start, which costs nothing here; turns are passed on in the
+/// transaction that ends one, and the writer sweeps the whole file. So there is nothing to remember of a queue.
+struct SqliteReserver {
+    inner: Arc<Inner>,
+}
+
+#[async_trait]
+impl Reserver for SqliteReserver {
+    async fn reserve(
+        &mut self,
+        queue: &Arc<Queue>,
+        demands: &[Demand],
+        _appeared: Appeared,
+    ) -> Result<Reserved> {
+        let (queue, demands, broker) = (queue.clone(), demands.to_vec(), self.inner.broker);
+        let work = move |tx: &Tx<'_>| reserve::reserve(tx, &queue, &demands, broker);
+        self.inner.writer.call(Kind::Reserve, work).await
+    }
+
+    async fn next_eligible(
+        &mut self,
+        queue: &Queue,
+        after: Timestamp,
+    ) -> Result<Option<Timestamp>> {
+        let queue = queue.clone();
+        self.inner.read(move |view| browse::next_eligible(view, &queue, after)).await
+    }
+}
+
+/// Settings change through this broker alone, which knows what it changed.
+struct SqliteSettingsWatch {
+    inner: Arc<Inner>,
+    /// The links as of the last call: each change of settings makes them other ones.
+    seen: Option<Links>,
+}
+
+#[async_trait]
+impl SettingsWatch for SqliteSettingsWatch {
+    async fn changes(&mut self) -> Result<SettingsChanges> {
+        let links = self.inner.read(queues::links).await?;
+        let known = self.seen.replace(links) == Some(links);
+        Ok(if known { SettingsChanges::Of(Vec::new()) } else { SettingsChanges::Unknown })
+    }
+}
