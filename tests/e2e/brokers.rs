@@ -1,4 +1,4 @@
-//! Several brokers on one MongoDB: consumers of one are woken by the others.
+//! Several brokers on one MongoDB: each wakes the consumers of the others.
 
 use std::{
     collections::HashMap,
@@ -29,11 +29,11 @@ async fn a_lone_push_reaches_an_idle_consumer_of_another_broker() {
         latencies.push(pushed.elapsed());
         assert_eq!(text(&delivery), payload);
         assert_eq!(remote.commit(&[&delivery.receipt]).await, [Outcome::Ok]);
-        // Alone: the window of the last signal has closed.
+        // The push is alone: the window of the last signal has closed.
         tokio::time::sleep(WINDOW * 2).await;
     }
     latencies.sort();
-    // The fallback poll is off: that they arrived at all shows that a signal brought them.
+    // The fallback poll is off, so that the arrival itself shows that a signal caused it.
     println!(
         "push on one broker to delivery on another: median {:?}, 95 % {:?}, longest {:?}",
         latencies[latencies.len() / 2],
@@ -96,14 +96,14 @@ async fn a_burst_sends_few_signals_and_its_last_item_still_arrives() {
     }
     println!("{ITEMS} pushes in {took:?}: insert signals per broker {inserts:?}");
     let windows = took.as_millis() / WINDOW.as_millis() + 2;
-    assert!(!inserts.is_empty(), "the other broker had to be told");
+    assert!(!inserts.is_empty(), "the other broker must be notified");
     for (broker, count) in inserts {
         assert!(count as u128 <= windows, "broker {broker}: {count} signals in {windows} windows");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn deliveries_go_on_without_redis_and_signals_come_back_with_it() {
+async fn deliveries_continue_without_redis_and_signals_return_with_it() {
     let mut redis = RedisServer::start().await;
     let store = Backend::Mongo.store();
     let launch =
@@ -125,7 +125,7 @@ async fn deliveries_go_on_without_redis_and_signals_come_back_with_it() {
     let mut observer = client.get_async_pubsub().await.expect("an observer");
     observer.psubscribe("*").await.expect("a subscription");
     let mut messages = observer.on_message();
-    within("a signal after Redis came back", async {
+    within("a signal after Redis is reachable again", async {
         loop {
             api.push("work", &["again"]).await;
             if tokio::time::timeout(WINDOW * 4, messages.next()).await.is_ok() {
@@ -165,14 +165,14 @@ async fn a_settle_on_another_broker_frees_the_slot() {
         assert_eq!(text(&next), expected);
         held.push(next);
     }
-    // Given back elsewhere, it frees its slot too, and comes again.
+    // A rollback through the other broker frees the place too, and the item is delivered again.
     let back = held.remove(0);
     assert_eq!(remote.rollback(&back.receipt, "elsewhere").await, Outcome::Ok);
     assert_eq!(text(&stream.next().await), text(&back));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_broker_costs_the_others_nothing_but_its_leases() {
+async fn a_killed_broker_delays_the_others_only_by_its_leases() {
     let store = Backend::Mongo.store();
     let launch = store.launch().signals(&redis_url());
     let (dying, living) = (launch.start().await, launch.start().await);
@@ -190,5 +190,5 @@ async fn a_killed_broker_costs_the_others_nothing_but_its_leases() {
     dying.kill();
     let mut stream = remote.consume("work", 10).await;
     assert_eq!(text(&stream.next().await), "free");
-    assert_eq!(text(&stream.next().await), "held", "after its lease");
+    assert_eq!(text(&stream.next().await), "held", "delivered after its lease");
 }

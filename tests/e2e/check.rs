@@ -1,5 +1,5 @@
-//! `sluicegate check` tells a whole file from a damaged one by its exit code; a broker does not start on a file that
-//! has lost what was answered.
+//! The exit code of `sluicegate check` distinguishes an intact file from a damaged one. A broker
+//! does not start on a file that has lost acknowledged changes.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ fn check_with(file: &Path, flags: &[&str]) -> Output {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_check_tells_a_whole_file_from_one_that_lost_its_end() {
+async fn a_check_detects_a_file_that_lost_its_end() {
     let store = Backend::Sqlite.store();
     let TestStore::Sqlite(folder) = &store else { unreachable!("it is asked for") };
     let file = folder.path().join("items.db");
@@ -47,7 +47,7 @@ async fn a_check_tells_a_whole_file_from_one_that_lost_its_end() {
     assert!(String::from_utf8_lossy(&damaged.stdout).contains("commits are lost"), "{damaged:?}");
     let ended = store.launch().run_to_end().await;
     assert!(!ended.status.success() && ended.log.contains("has lost the last"), "{}", ended.log);
-    // As the message says.
+    // The message gives this advice.
     fs::remove_file(folder.path().join("items.db-mark")).expect("the mark");
     store.broker().await.stop().await;
     assert_eq!(check(&folder.path().join("missing.db")).status.code(), Some(1));

@@ -7,17 +7,17 @@ use sluicegate_proto::v1::{ConsumeRequest, ItemState, OnDisconnect, Outcome};
 use crate::harness::{Backend, duration, on_both_backends, payloads, text};
 
 on_both_backends!(
-    a_stream_never_has_more_in_flight_than_asked,
-    a_dropped_stream_gives_its_items_back_at_once,
-    what_a_dropped_stream_never_sent_is_no_failed_attempt,
+    a_stream_never_exceeds_its_max_in_flight,
+    the_items_of_a_dropped_stream_are_ready_immediately,
+    items_that_a_dropped_stream_never_sent_count_no_failed_attempt,
     auto_commit_delivers_at_most_once,
     renewed_leases_outlive_their_length,
-    many_large_items_come_in_messages_that_clients_take,
-    two_streams_share_and_none_waits_for_the_other,
+    many_large_items_arrive_in_messages_that_clients_accept,
+    two_streams_share_items_and_neither_waits_for_the_other,
     bytes_in_flight_are_bounded_too,
 );
 
-async fn a_stream_never_has_more_in_flight_than_asked(backend: Backend) {
+async fn a_stream_never_exceeds_its_max_in_flight(backend: Backend) {
     let store = backend.store();
     let broker = store.launch().without_poll().start().await;
     let api = broker.api().await;
@@ -25,7 +25,7 @@ async fn a_stream_never_has_more_in_flight_than_asked(backend: Backend) {
     api.push("flow", &["a", "b", "c", "d", "e"]).await;
     let first = stream.take(3).await;
     assert_eq!(payloads(&first), ["a", "b", "c"]);
-    // A whole round through another queue: anything more would have come by then.
+    // A complete round through another queue. Any further item would have arrived by then.
     let round = async {
         let mut other = api.consume("round", 1).await;
         for _ in 0..20 {
@@ -39,7 +39,7 @@ async fn a_stream_never_has_more_in_flight_than_asked(backend: Backend) {
     assert_eq!(api.reserve_now("flow", 10).await.len(), 2, "the rest is for others");
 }
 
-async fn a_dropped_stream_gives_its_items_back_at_once(backend: Backend) {
+async fn the_items_of_a_dropped_stream_are_ready_immediately(backend: Backend) {
     let store = backend.store();
     let broker = store.launch().without_poll().start().await;
     let api = broker.api().await;
@@ -53,8 +53,9 @@ async fn a_dropped_stream_gives_its_items_back_at_once(backend: Backend) {
     for _ in 0..2 {
         let delivery = api.reserve_one("back", Duration::from_mins(10)).await;
         let item = delivery.item.as_ref().expect("an item");
-        assert_eq!(item.attempt, 1, "the end of a stream is no failed attempt");
-        // One more if a look for the stream was under way when it ended: that reached nobody.
+        assert_eq!(item.attempt, 1, "the end of a stream is not a failed attempt");
+        // One more delivery is possible if a reserve for the stream was running when it ended. That
+        // one reached nobody.
         assert!(item.deliveries >= 2, "{} deliveries", item.deliveries);
         again.push(text(&delivery));
     }
@@ -63,11 +64,11 @@ async fn a_dropped_stream_gives_its_items_back_at_once(backend: Backend) {
     assert_eq!(api.commit(&[&held[1].receipt]).await, [Outcome::LeaseLost]);
 }
 
-async fn what_a_dropped_stream_never_sent_is_no_failed_attempt(backend: Backend) {
+async fn items_that_a_dropped_stream_never_sent_count_no_failed_attempt(backend: Backend) {
     let store = backend.store();
     let broker = store.launch().without_poll().start().await;
     let api = broker.api().await;
-    // Far more than the transport takes from a consumer that does not read.
+    // The payloads far exceed what the transport accepts from a consumer that does not read.
     let large = "x".repeat(256 * 1024);
     let payloads = vec![large.as_str(); 12];
     for _ in 0..4 {
@@ -84,7 +85,7 @@ async fn what_a_dropped_stream_never_sent_is_no_failed_attempt(backend: Backend)
         .await;
     api.until_stats("unread", |stats| stats.reserved > 0).await;
     drop(stream);
-    // Those that were sent wait as the retry policy says, if it says so.
+    // Items that were sent may be delayed by the retry policy.
     api.until_stats("unread", |stats| stats.ready + stats.delayed == 48).await;
     let items = api.list("unread", ItemState::Unspecified).await;
     let failed = items.iter().filter(|item| item.attempt > 1).count();
@@ -92,16 +93,16 @@ async fn what_a_dropped_stream_never_sent_is_no_failed_attempt(backend: Backend)
     assert!(failed < 48, "items that never left the broker count as failed attempts");
 }
 
-async fn many_large_items_come_in_messages_that_clients_take(backend: Backend) {
+async fn many_large_items_arrive_in_messages_that_clients_accept(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
-    // Together far over the 4 MiB that a client takes in one message by default.
+    // Together the payloads far exceed the 4 MiB that a client accepts in one message by default.
     let large = "x".repeat(1 << 20);
     for _ in 0..6 {
         api.push("large", &[&large, &large]).await;
     }
-    // A limit in bytes does not make the messages larger either.
+    // A limit in bytes does not make the messages larger.
     let request = ConsumeRequest {
         queue: "large".to_owned(),
         max_in_flight: 6,
@@ -146,17 +147,17 @@ async fn renewed_leases_outlive_their_length(backend: Backend) {
     };
     let mut stream = api.consume_with(request).await;
     let delivery = stream.next().await;
-    // Three leases long, another consumer waits in vain.
+    // Another consumer waits for three leases without receiving the item.
     let waited = api.reserve("long", 1, lease * 3, lease).await;
     assert!(waited.is_empty(), "a renewed lease does not lapse");
     assert_eq!(api.commit(&[&delivery.receipt]).await, [Outcome::Ok]);
 }
 
-async fn two_streams_share_and_none_waits_for_the_other(backend: Backend) {
+async fn two_streams_share_items_and_neither_waits_for_the_other(backend: Backend) {
     let store = backend.store();
     let broker = store.launch().without_poll().start().await;
     let api = broker.api().await;
-    // This one takes a single item and never settles it.
+    // This consumer takes a single item and never settles it.
     let mut stuck = api.consume("shared", 1).await;
     api.push("shared", &["0"]).await;
     stuck.next().await;
@@ -183,7 +184,7 @@ async fn bytes_in_flight_are_bounded_too(backend: Backend) {
     let mut stream = api.consume_with(request).await;
     let held = stream.take(2).await;
     assert_eq!(api.reserve_now("bytes", 10).await.len(), 2, "the rest is for others");
-    // An item larger than the limit comes too, alone.
+    // An item larger than the limit is delivered too, alone.
     api.commit(&[&held[0].receipt, &held[1].receipt]).await;
     let larger = "y".repeat(10_000);
     api.push("bytes", &[&larger]).await;

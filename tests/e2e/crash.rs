@@ -1,4 +1,5 @@
-//! A broker that is killed: what was answered is there, what was leased comes back after its lease.
+//! A broker is killed: acknowledged changes survive, and leased items are delivered again after
+//! their leases.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -9,7 +10,7 @@ use sluicegate_proto::v1::{ConsumeRequest, Outcome};
 
 use crate::harness::{Backend, LIMIT, TestStore, at, duration, on_both_backends, text};
 
-on_both_backends!(killed_broker_loses_and_doubles_nothing, answered_pushes_survive_a_kill);
+on_both_backends!(killed_broker_loses_and_doubles_nothing, acknowledged_pushes_survive_a_kill);
 
 const LINES: usize = 300;
 const IN_FLIGHT: i32 = 20;
@@ -37,7 +38,7 @@ async fn killed_broker_loses_and_doubles_nothing(backend: Backend) {
         assert_eq!(api.commit(&[&delivery.receipt]).await, [Outcome::Ok]);
         assert!(committed.insert(text(&delivery)), "{} came twice", text(&delivery));
     }
-    // These are leased when the broker dies; maybe a few more that were on their way.
+    // These items are leased when the broker dies, and perhaps a few more that were being sent.
     let mut leased = HashMap::new();
     for delivery in deliveries.take(5).await {
         leased.insert(text(&delivery), at(delivery.lease_expire_time.as_ref()));
@@ -54,27 +55,30 @@ async fn killed_broker_loses_and_doubles_nothing(backend: Backend) {
         let now = SystemTime::now();
         let line = text(&delivery);
         let item = delivery.item.as_ref().expect("an item");
-        assert!(!committed.contains(&line), "{line} came after its commit was answered OK");
+        assert!(
+            !committed.contains(&line),
+            "{line} was delivered after its commit was acknowledged"
+        );
         if item.deliveries > 1 {
             again.insert(line.clone());
             assert_eq!(item.attempt, 2, "a lapsed lease is a failed attempt");
         }
         if let Some(lease_end) = leased.get(&line) {
             assert_eq!(item.deliveries, 2, "{line} was handed out before the kill");
-            assert!(now >= *lease_end, "{line} came before its lease ended");
+            assert!(now >= *lease_end, "{line} was delivered before its lease ended");
         }
         assert_eq!(api.commit(&[&delivery.receipt]).await, [Outcome::Ok]);
         assert!(arrived.insert(line.clone()), "{line} came twice");
     }
     let all: HashSet<String> = committed.union(&arrived).cloned().collect();
-    assert_eq!(all, lines.into_iter().collect(), "nothing is lost, nothing is made up");
+    assert_eq!(all, lines.into_iter().collect(), "no item is lost or invented");
     assert!(leased.keys().all(|line| again.contains(line)));
-    assert!(again.len() <= IN_FLIGHT as usize, "only what was leased comes again: {again:?}");
+    assert!(again.len() <= IN_FLIGHT as usize, "only leased items are delivered again: {again:?}");
     drop(deliveries);
-    assert!(api.reserve_now("lines", 1).await.is_empty(), "nothing is left");
+    assert!(api.reserve_now("lines", 1).await.is_empty(), "no item is left");
 }
 
-async fn answered_pushes_survive_a_kill(backend: Backend) {
+async fn acknowledged_pushes_survive_a_kill(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let (answered_tx, mut answered_rx) = tokio::sync::mpsc::channel(1000);
@@ -114,19 +118,20 @@ async fn answered_pushes_survive_a_kill(backend: Backend) {
             break;
         }
         for delivery in &deliveries {
-            assert!(found.insert(text(delivery)), "{} is there twice", text(delivery));
+            assert!(found.insert(text(delivery)), "{} exists twice", text(delivery));
         }
     }
     let lost: Vec<_> = answered.difference(&found).collect();
-    assert!(lost.is_empty(), "answered but not there: {lost:?}");
-    // Besides, at most the one push of each producer whose answer the kill cut off.
+    assert!(lost.is_empty(), "acknowledged but lost: {lost:?}");
+    // In addition there is at most one push of each producer whose answer the kill cut off.
     assert!(found.len() <= answered.len() + 8, "{} of {}", found.len(), answered.len());
 }
 
-/// A broker that dies between the statements of a transaction leaves it open on the server, which would
-/// keep it, and the item in it, for a minute: nobody could take the items beside that one.
+/// A broker that dies between the statements of a transaction leaves the transaction open on the
+/// server. The server would keep it, and the item in it, for a minute, during which nobody could
+/// take the items beside that one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transaction_left_open_holds_nobody_up() {
+async fn a_transaction_left_open_is_ended() {
     let store = Backend::Mongo.store();
     let TestStore::Mongo { uri, database } = &store else { unreachable!("a MongoDB store") };
     let broker = store.broker().await;
@@ -143,7 +148,7 @@ async fn a_transaction_left_open_holds_nobody_up() {
     let changed = items.update_one(first, change).session(&mut session).await.expect("an update");
     assert_eq!(changed.modified_count, 1);
 
-    // The limit is shorter than the minute after which the server would do it.
+    // The limit is shorter than the minute after which the server would end the transaction.
     let mut stream = api.consume("work", 10).await;
     let mut seen: Vec<String> = stream.take(2).await.iter().map(text).collect();
     seen.sort();

@@ -1,5 +1,5 @@
-//! Deduplication: a push repeated under its id stores nothing, wherever it is repeated and whatever
-//! became of its item.
+//! Deduplication: a push that is repeated under its id stores nothing, through whichever broker it
+//! is repeated and whatever happened to its item.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,7 +21,7 @@ on_both_backends!(
     an_id_outlives_moves_to_other_queues,
     an_id_is_of_its_queue,
     an_id_is_known_to_commit_and_push,
-    a_push_cut_off_by_a_kill_is_repeated_without_harm,
+    a_push_interrupted_by_a_kill_can_be_repeated,
 );
 
 const LONG: Duration = Duration::from_mins(10);
@@ -30,11 +30,11 @@ fn named(id: &str, payload: &str) -> NewItem {
     NewItem { dedup_id: id.to_owned(), ..new_item(payload) }
 }
 
-/// Pushes through `api` what was pushed before as `first`.
+/// Pushes through `api` an item that was pushed before as `first`.
 async fn is_known(api: &Api, queue: &str, id: &str, first: &str) {
     let again = api.push_items(queue, vec![named(id, "again")]).await.remove(0);
     assert!(again.deduplicated, "{id} is not known");
-    assert_eq!(again.id, first, "answered with the id of the first");
+    assert_eq!(again.id, first, "the id of the first item is returned");
 }
 
 async fn racing_pushes_store_one_and_all_get_its_id(backend: Backend) {
@@ -45,7 +45,8 @@ async fn racing_pushes_store_one_and_all_get_its_id(backend: Backend) {
         let api = brokers.api(producer).clone();
         producers.spawn(async move {
             let mut results = Vec::new();
-            // All in the same order, so that they meet; some in batches, some alone.
+            // All producers use the same order, so that they collide; some push in batches, some
+            // single items.
             for batch in (0..IDS).collect::<Vec<_>>().chunks(1 + producer % 3) {
                 let items = batch.iter().map(|id| named(&format!("id{id}"), "x")).collect();
                 let answers = api.push_items("work", items).await;
@@ -87,10 +88,10 @@ async fn an_id_is_known_after_the_commit_until_its_window_ends(backend: Backend)
     let delivery = remote.reserve_one("work", LONG).await;
     assert_eq!(api.commit(&[&delivery.receipt]).await, [Outcome::Ok]);
     is_known(remote, "work", "once", &first.id).await;
-    assert!(remote.reserve_now("work", 10).await.is_empty(), "what reminds of it is no item");
+    assert!(remote.reserve_now("work", 10).await.is_empty(), "its tombstone is not an item");
     assert!(api.list("work", ItemState::Unspecified).await.is_empty());
 
-    // When its window has ended the id is as good as new.
+    // The id is free again after its window.
     let second = until("the id is forgotten", || async {
         let again = remote.push_items("work", vec![named("once", "2")]).await.remove(0);
         (!again.deduplicated).then_some(again)
@@ -157,13 +158,13 @@ async fn an_id_is_known_to_commit_and_push(backend: Backend) {
     let duplicates: Vec<bool> = answer.results.iter().map(|r| r.deduplicated).collect();
     assert_eq!((duplicates, &answer.results[0].id), (vec![true, false], &first.id));
     is_known(api, "next", "parcel", &answer.results[1].id).await;
-    // Asked again, as after a lost answer: the receipt is spent, nothing is pushed.
+    // The call is repeated as after a lost answer: the receipt is used up, and nothing is pushed.
     let again = api.queue.clone().commit_and_push(request).await.expect("an answer").into_inner();
     assert_eq!((again.outcome(), again.results.len()), (Outcome::Gone, 0));
     assert_eq!(api.list("next", ItemState::Unspecified).await.len(), 2);
 }
 
-async fn a_push_cut_off_by_a_kill_is_repeated_without_harm(backend: Backend) {
+async fn a_push_interrupted_by_a_kill_can_be_repeated(backend: Backend) {
     const ITEMS: usize = 300;
     let store = backend.store();
     let launch = match backend {
@@ -181,10 +182,7 @@ async fn a_push_cut_off_by_a_kill_is_repeated_without_harm(backend: Backend) {
         producers.spawn(async move {
             let items: Vec<String> = (0..ITEMS / 4).map(|i| format!("{number}-{i}")).collect();
             for batch in items.chunks(3) {
-                producer
-                    .push_all(batch.to_vec())
-                    .await
-                    .expect("a push that is answered in the end");
+                producer.push_all(batch.to_vec()).await.expect("an acknowledged push");
             }
         });
     }

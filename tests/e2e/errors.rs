@@ -131,7 +131,7 @@ async fn a_bad_request_names_its_field() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_there_is_not_found() {
+async fn missing_queues_and_items_are_not_found() {
     let store = Backend::Sqlite.store();
     let broker = store.launch().flag("auto-create-queues", "false").start().await;
     let api = broker.api().await;
@@ -149,7 +149,7 @@ async fn what_is_not_there_is_not_found() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_too_large_is_refused_and_what_fits_is_taken() {
+async fn too_large_payloads_are_refused_and_smaller_ones_accepted() {
     let store = Backend::Sqlite.store();
     let broker = store.launch().flag("max-payload-bytes", "64KiB").start().await;
     let api = broker.api().await;
@@ -163,7 +163,7 @@ async fn what_is_too_large_is_refused_and_what_fits_is_taken() {
     assert_eq!(crate::harness::text(&delivery), at_limit);
 }
 
-/// Asked without a client library, each of which keeps its deadlines by itself too.
+/// Calls without a client library, because each library also enforces deadlines itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_broker_itself_says_that_a_deadline_has_passed() {
     let store = Backend::Sqlite.store();

@@ -1,4 +1,5 @@
-//! A replica set whose primary is killed under load: nothing answered is lost, nothing committed comes again.
+//! The primary of a replica set is killed under load: no acknowledged item is lost, and no
+//! committed item is delivered again.
 
 use std::{
     collections::HashSet,
@@ -17,23 +18,23 @@ use crate::harness::{Api, MongoSet, TestStore, duration, new_item, redis_url, te
 
 /// Items of one push.
 const BATCH: usize = 10;
-/// Pushes to be answered before the primary is killed, and after that.
+/// Pushes to be acknowledged before the primary is killed, and again after that.
 const PUSHES: usize = 30;
 
-/// What producers and consumers were told.
+/// The answers that producers and consumers received.
 #[derive(Default)]
 struct Told {
-    /// Names of items whose pushes were answered.
+    /// Names of items whose pushes were acknowledged.
     stored: HashSet<String>,
-    /// Names of items that a commit said are done.
+    /// Names of items whose commits were acknowledged.
     done: HashSet<String>,
-    /// Names of items delivered after that.
+    /// Names of items delivered after their commit.
     late: Vec<String>,
 }
 
 type Ledger = Arc<Mutex<Told>>;
 
-/// Pushes until told to stop; repeats a push until it is answered.
+/// Pushes until told to stop. Repeats each push until it is acknowledged.
 async fn produce(
     api: Api,
     producer: usize,
@@ -56,7 +57,8 @@ async fn produce(
     }
 }
 
-/// Reserves at one broker and commits at the other, until told to stop; repeats a commit until it is answered.
+/// Reserves at one broker and commits at the other, until told to stop. Repeats each commit until
+/// it is acknowledged.
 async fn consume(from: Api, to: Api, ledger: Ledger, stop: CancellationToken) {
     while !stop.is_cancelled() {
         let request = ReserveRequest {
@@ -85,7 +87,8 @@ async fn consume(from: Api, to: Api, ledger: Ledger, stop: CancellationToken) {
         }
         let results =
             until("an answered commit", || async { to.try_commit(&receipts).await.ok() }).await;
-        // GONE: a commit that was not answered took effect. LEASE_LOST: whoever has the item now will commit it.
+        // GONE: an unacknowledged commit took effect. LEASE_LOST: the consumer that has the item
+        // now will commit it.
         let is_done = |outcome: Outcome| matches!(outcome, Outcome::Ok | Outcome::Gone);
         let done = names.iter().zip(&results).filter(|(_, result)| is_done(result.outcome()));
         ledger.lock().unwrap().done.extend(done.map(|(name, _)| name.clone()));
@@ -117,7 +120,7 @@ async fn a_primary_killed_under_load_loses_and_doubles_nothing() {
     };
     answered(0).await;
     let killed = set.kill_primary().await;
-    // One push of each producer may have been answered just then.
+    // One push of each producer may have been acknowledged at that moment.
     answered(pushes.load(Ordering::Relaxed) + 4).await;
     set.restart(killed);
     answered(pushes.load(Ordering::Relaxed)).await;
@@ -132,6 +135,6 @@ async fn a_primary_killed_under_load_loses_and_doubles_nothing() {
     consumers.join_all().await;
 
     let told = ledger.lock().unwrap();
-    assert_eq!(told.stored, told.done, "nothing is lost, nothing is made up");
+    assert_eq!(told.stored, told.done, "no item is lost or invented");
     assert!(told.late.is_empty(), "committed, and delivered again: {:?}", told.late);
 }

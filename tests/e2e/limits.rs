@@ -1,4 +1,4 @@
-//! What one request may cost the broker.
+//! The cost of one request to the broker.
 
 use bytes::{BufMut, Bytes};
 use sluicegate_proto::v1::{PopRequest, PushResponse};
@@ -12,7 +12,7 @@ use tonic::{
 
 use crate::harness::{Backend, within};
 
-/// Sends bytes as they are, and reads no answer.
+/// Sends raw bytes, and reads no answer.
 #[derive(Default)]
 struct Raw;
 
@@ -57,8 +57,8 @@ async fn send(channel: Channel, method: &str, message: Bytes) -> Status {
     client.unary(Request::new(message), path, Raw).await.expect_err("a request that costs too much")
 }
 
-/// Small compressed requests of millions of empty entries are refused, and cost the broker no more memory than their bytes
-/// when decompressed: decoded they would be gigabytes.
+/// Small compressed requests with millions of empty entries are refused, and cost the broker no
+/// more memory than their decompressed bytes. Decoded they would take gigabytes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_small_request_cannot_cost_gigabytes() {
     let store = Backend::Sqlite.store();

@@ -1,4 +1,4 @@
-//! One module per subject. Each test is named after the promise it checks.
+//! One module per subject. The name of each test is the promise that it checks.
 
 mod brokers;
 mod check;

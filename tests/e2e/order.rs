@@ -19,9 +19,9 @@ use crate::harness::{
 
 on_both_backends!(
     a_key_is_delivered_one_at_a_time_in_push_order_over_rollbacks,
-    numbers_grow_in_the_order_of_the_answers,
-    a_key_with_many_waiting_items_blocks_no_other,
-    a_dead_lettered_item_lets_its_key_go_on,
+    numbers_grow_in_the_order_of_the_acknowledgements,
+    a_key_with_many_blocked_items_does_not_delay_others,
+    a_dead_lettered_item_unblocks_its_key,
 );
 
 const LONG: Duration = Duration::from_mins(10);
@@ -30,7 +30,8 @@ fn keyed(key: &str, payload: &str) -> NewItem {
     NewItem { ordering_key: key.to_owned(), ..new_item(payload) }
 }
 
-/// What consumers saw of each key: which items are under way, and which were committed, in order.
+/// The items of each key that consumers have seen: the one being handled, and the committed ones in
+/// order.
 #[derive(Default)]
 struct Seen {
     under_way: HashMap<String, String>,
@@ -55,7 +56,8 @@ impl Seen {
     }
 }
 
-/// Works on `queue`: rolls back each third item it sees, at its first attempt only, commits the rest.
+/// Handles items of `queue`: rolls back every third item, on its first attempt only, and commits
+/// the others.
 async fn work(api: Api, queue: &str, salt: usize, seen: Arc<Mutex<Seen>>) {
     let mut stream = api.consume(queue, 4).await;
     let mut number = salt;
@@ -64,10 +66,11 @@ async fn work(api: Api, queue: &str, salt: usize, seen: Arc<Mutex<Seen>>) {
         let (key, payload) = (item.ordering_key.clone(), text(&delivery));
         seen.lock().expect("no panic inside").begin(&key, &payload);
         number += 1;
-        let give_back = item.attempt == 1 && number.is_multiple_of(3);
-        // Noted before the broker is told: right after that, another consumer may have the next one.
-        seen.lock().expect("no panic inside").end(&key, !give_back);
-        let outcome = if give_back {
+        let rolls_back = item.attempt == 1 && number.is_multiple_of(3);
+        // Recorded before the broker is told, because another consumer may receive the next item
+        // immediately afterwards.
+        seen.lock().expect("no panic inside").end(&key, !rolls_back);
+        let outcome = if rolls_back {
             api.rollback(&delivery.receipt, "on purpose").await
         } else {
             api.commit(&[&delivery.receipt]).await[0]
@@ -86,7 +89,7 @@ async fn a_key_is_delivered_one_at_a_time_in_push_order_over_rollbacks(backend: 
         let (api, seen) = (brokers.api(number).clone(), Arc::clone(&seen));
         consumers.spawn(async move { work(api, "work", number, seen).await });
     }
-    // The producer of a key goes from broker to broker, always waiting for the answer.
+    // The producer of a key alternates between the brokers, waiting for each answer.
     let mut producers = JoinSet::new();
     for key in 0..KEYS {
         let apis = [brokers.api(key).clone(), brokers.api(key + 1).clone()];
@@ -98,7 +101,7 @@ async fn a_key_is_delivered_one_at_a_time_in_push_order_over_rollbacks(backend: 
         });
     }
     producers.join_all().await;
-    until("all is done", || async {
+    until("all items are committed", || async {
         (seen.lock().expect("no panic inside").count() == KEYS * ITEMS).then_some(())
     })
     .await;
@@ -113,11 +116,12 @@ async fn a_key_is_delivered_one_at_a_time_in_push_order_over_rollbacks(backend: 
     }
 }
 
-async fn numbers_grow_in_the_order_of_the_answers(backend: Backend) {
+async fn numbers_grow_in_the_order_of_the_acknowledgements(backend: Backend) {
     let brokers = Brokers::start(backend).await;
     let queue = Queue { name: "log".to_owned(), sequenced: true, ..Queue::default() };
     brokers.api(0).create(queue).await;
-    // The greatest number that was answered when a push began must be smaller than its own.
+    // The greatest number acknowledged before a push began must be smaller than the number of that
+    // push.
     let answered = Arc::new(AtomicI64::new(0));
     let mut producers = JoinSet::new();
     for producer in 0..8 {
@@ -141,16 +145,16 @@ async fn numbers_grow_in_the_order_of_the_answers(backend: Backend) {
     }
     let numbers: Vec<i64> = producers.join_all().await.into_iter().flatten().collect();
     let unique: HashSet<i64> = numbers.iter().copied().collect();
-    assert_eq!(unique.len(), numbers.len(), "a number was given twice");
-    // What is stored carries the number that was answered.
+    assert_eq!(unique.len(), numbers.len(), "a number was assigned twice");
+    // The stored items have the acknowledged numbers.
     let stored = brokers.api(1).list("log", ItemState::Ready).await;
     let stored: HashSet<i64> = stored.iter().map(|item| item.sequence).collect();
     assert_eq!(stored, unique);
 }
 
-/// Counts, not speed: with one key's line as long as this, every item of the others comes, though
-/// that key never moves.
-async fn a_key_with_many_waiting_items_blocks_no_other(backend: Backend) {
+/// Counts, not speed: although one key has this many blocked items and never advances, every item
+/// of the other keys is delivered.
+async fn a_key_with_many_blocked_items_does_not_delay_others(backend: Backend) {
     const WAITING: usize = 20_000;
     let brokers = Brokers::start(backend).await;
     let api = brokers.api(0);
@@ -164,7 +168,7 @@ async fn a_key_with_many_waiting_items_blocks_no_other(backend: Backend) {
     }
     within("the pushes", pushes.join_all()).await;
     let head = brokers.api(1).reserve_now("work", 1000).await;
-    assert_eq!(head.len(), 1, "one of the key at a time");
+    assert_eq!(head.len(), 1, "one item of the key at a time");
     api.until_stats("work", |stats| {
         (stats.reserved, stats.blocked, stats.ready) == (1, WAITING as i64 - 1, 0)
     })
@@ -182,7 +186,7 @@ async fn a_key_with_many_waiting_items_blocks_no_other(backend: Backend) {
         let outcomes = brokers.api(1).commit(&receipts).await;
         assert!(outcomes.iter().all(|outcome| *outcome == Outcome::Ok));
     }
-    // And the long line goes on, item by item.
+    // The long key advances too, item by item.
     assert_eq!(api.commit(&[&head[0].receipt]).await, [Outcome::Ok]);
     let mut last = head[0].item.as_ref().expect("an item").sequence;
     for _ in 0..20 {
@@ -194,7 +198,7 @@ async fn a_key_with_many_waiting_items_blocks_no_other(backend: Backend) {
     }
 }
 
-async fn a_dead_lettered_item_lets_its_key_go_on(backend: Backend) {
+async fn a_dead_lettered_item_unblocks_its_key(backend: Backend) {
     let brokers = Brokers::start(backend).await;
     let (api, remote) = (brokers.api(0), brokers.api(1));
     let queue = Queue {
@@ -206,7 +210,7 @@ async fn a_dead_lettered_item_lets_its_key_go_on(backend: Backend) {
     api.create(queue).await;
     let items = ["a", "b", "c", "d"].map(|payload| keyed("k", payload)).into();
     api.push_items("work", items).await;
-    // By rollbacks, by a stream that is dropped and asked for that to count, by leases that lapse.
+    // By a rollback, by a stream that ends and counts this as a failure, and by lapsed leases.
     for outcome in [Outcome::Ok, Outcome::DeadLettered] {
         let delivery = remote.reserve_one("work", LONG).await;
         assert_eq!(text(&delivery), "a");
@@ -225,7 +229,8 @@ async fn a_dead_lettered_item_lets_its_key_go_on(backend: Backend) {
     assert_eq!(remote.commit(&[&delivery.receipt]).await, [Outcome::Ok]);
     let mut dead = api.consume("dead", 10).await;
     let mut seen = Vec::new();
-    // Their key goes with them, so there too they come one at a time.
+    // The items keep their key, so that in the dead-letter queue too they are delivered one at a
+    // time.
     for _ in 0..3 {
         let delivery = dead.next().await;
         seen.push(text(&delivery));
@@ -235,7 +240,7 @@ async fn a_dead_lettered_item_lets_its_key_go_on(backend: Backend) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_go_on_when_a_broker_is_killed_amid_pushes_and_settles() {
+async fn keys_advance_when_a_broker_is_killed_during_pushes_and_settles() {
     const KEYS: usize = 8;
     let store = Backend::Mongo.store();
     let launch = store.launch().signals(&redis_url());
@@ -243,8 +248,9 @@ async fn keys_go_on_when_a_broker_is_killed_amid_pushes_and_settles() {
     let remote = living.api().await;
     remote.create(Queue { name: "work".to_owned(), ..Queue::default() }).await;
 
-    // Producers of all keys push through the broker that dies, then through the other one. A push
-    // whose answer the kill cut off may be stored; the next one has the next payload in any case.
+    // Producers of all keys push through the broker that is killed, and then through the other one.
+    // A push whose answer the kill cut off may be stored. In any case the next push has the next
+    // payload.
     let mut answered: Vec<Vec<String>> = Vec::new();
     let mut producers = JoinSet::new();
     let pushed = Arc::new(AtomicI64::new(0));
@@ -263,7 +269,7 @@ async fn keys_go_on_when_a_broker_is_killed_amid_pushes_and_settles() {
                     continue;
                 }
                 if after == 0 {
-                    after = 1; // this one's outcome is unknown
+                    after = 1; // the outcome of this push is unknown
                     continue;
                 }
                 remote.push_items("work", vec![item]).await;
@@ -276,7 +282,7 @@ async fn keys_go_on_when_a_broker_is_killed_amid_pushes_and_settles() {
             (key, answered)
         });
     }
-    // And consumers on it settle with all their might.
+    // Consumers at the broker settle at full speed.
     let mut consumers = JoinSet::new();
     let committed = Arc::new(Mutex::new(HashMap::<String, Vec<String>>::new()));
     for _ in 0..3 {
@@ -292,7 +298,8 @@ async fn keys_go_on_when_a_broker_is_killed_amid_pushes_and_settles() {
             while let Ok(delivery) = stream.try_next().await {
                 let key = delivery.item.as_ref().expect("an item").ordering_key.clone();
                 let payload = text(&delivery);
-                // Noted before the broker is told: right after that, another may have the next one.
+                // Recorded before the broker is told, because another consumer may receive the next
+                // item immediately afterwards.
                 let note = |change: &dyn Fn(&mut Vec<String>)| {
                     let mut committed = committed.lock().expect("no panic inside");
                     change(committed.entry(key.clone()).or_default());
@@ -300,7 +307,8 @@ async fn keys_go_on_when_a_broker_is_killed_amid_pushes_and_settles() {
                 note(&|payloads| payloads.push(payload.clone()));
                 let answer = api.try_commit(&[&delivery.receipt]).await;
                 if !answer.is_ok_and(|results| results[0].outcome() == Outcome::Ok) {
-                    // Unknown: the kill came between. If it was not done, it comes again.
+                    // The kill made the outcome unknown. If the commit did not take effect, the
+                    // item is delivered again.
                     note(&|payloads| payloads.retain(|seen| *seen != payload));
                     return;
                 }
@@ -319,7 +327,8 @@ async fn keys_go_on_when_a_broker_is_killed_amid_pushes_and_settles() {
         answered[key] = payloads;
     }
 
-    // The other broker hands out all the rest, in order: leases lapse, and lost turns are repaired.
+    // The other broker delivers all remaining items in order: leases lapse, and blocked keys are
+    // repaired.
     let mut stream = remote.consume("work", 100).await;
     let mut left: usize = remote.list("work", ItemState::Unspecified).await.len();
     let mut committed = committed.lock().expect("no panic inside").clone();
@@ -333,7 +342,8 @@ async fn keys_go_on_when_a_broker_is_killed_amid_pushes_and_settles() {
     for (key, answered) in answered.iter().enumerate() {
         let seen = &committed[&format!("key{key}")];
         assert!(seen.is_sorted_by(|a, b| a < b), "key{key} out of order: {seen:?}");
-        // A commit whose answer was cut off may have been done: then its item is in neither list.
+        // A commit whose answer was cut off may have taken effect. Then its item is in neither
+        // list.
         let missing = answered.iter().filter(|payload| !seen.contains(payload)).count();
         assert!(missing <= 1, "key{key} lost {missing} items");
     }

@@ -1,4 +1,4 @@
-//! A store that cannot be reached: said plainly at the start, UNAVAILABLE while running.
+//! An unreachable store: a clear message at the start, UNAVAILABLE while running.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::harness::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broker_that_can_not_start_says_why_and_fails() {
+async fn a_broker_that_cannot_start_fails_with_the_reason() {
     let cases = [
         (
             "an unreachable MongoDB",
@@ -22,7 +22,7 @@ async fn a_broker_that_can_not_start_says_why_and_fails() {
             "127.0.0.1:1",
         ),
         (
-            "a folder that is not there",
+            "a folder that does not exist",
             "store",
             "sqlite:/nonexistent/folder/items.db",
             "/nonexistent",
@@ -48,9 +48,9 @@ async fn a_password_in_an_address_is_never_printed() {
     assert!(!ended.log.contains("opensesame"), "{}", ended.log);
 }
 
-/// Without a replica set acknowledged writes can be lost, and nothing is atomic.
+/// Without a replica set, acknowledged writes can be lost, and nothing is atomic.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_standalone_mongodb_is_refused_with_the_way_out() {
+async fn a_standalone_mongodb_is_refused_with_a_remedy() {
     let (_server, uri) = MongoServer::standalone().await;
     let ended = within("an end", Launch::new().flag("store", &uri).run_to_end()).await;
     assert!(!ended.status.success(), "{ended:?}");
@@ -76,7 +76,7 @@ fn unavailable(status: &Status) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_store_is_unavailable_and_comes_back_with_everything() {
+async fn a_killed_store_is_unavailable_and_loses_nothing() {
     let mut server = MongoServer::start().await;
     let store = TestStore::mongo(&server.uri());
     let broker = store.launch().signals("local:").start().await;
@@ -96,7 +96,7 @@ async fn a_killed_store_is_unavailable_and_comes_back_with_everything() {
         api.try_push("work", vec![new_item("after")]).await.ok()
     })
     .await;
-    // The receipt of before the outage still settles its item.
+    // A receipt from before the outage still settles its item.
     let results = api.try_commit(&[&held.receipt]).await.expect("an answered commit");
     assert_eq!(results[0].outcome(), Outcome::Ok);
     let mut left = Vec::new();
@@ -118,7 +118,7 @@ async fn a_frozen_store_delays_and_loses_nothing() {
     assert_eq!(text(&held), "before");
 
     server.freeze();
-    // A call with a deadline ends with it, though the broker is still waiting for the store.
+    // A call with a deadline ends at the deadline, although the broker still waits for the store.
     let named = || NewItem { dedup_id: "during".to_owned(), ..new_item("during") };
     let mut request = tonic::Request::new(PushRequest {
         queue: "work".to_owned(),
@@ -128,7 +128,8 @@ async fn a_frozen_store_delays_and_loses_nothing() {
     request.set_timeout(Duration::from_secs(1));
     let late = within("the deadline", api.queue.clone().push(request)).await.expect_err("no store");
     assert!(matches!(late.code(), Code::DeadlineExceeded | Code::Cancelled), "{late:?}");
-    // One without is refused when the broker has waited long enough, and so is a settle.
+    // A call without a deadline is refused when the broker has waited long enough, and so is a
+    // settle.
     let receipts = [held.receipt.as_str()];
     let (push, commit) = tokio::join!(
         within("an answer to the push", api.try_push("work", vec![named()])),
@@ -138,7 +139,8 @@ async fn a_frozen_store_delays_and_loses_nothing() {
     unavailable(&commit.expect_err("no store"));
     server.thaw();
 
-    // Whatever became of them: asked again, each has taken effect once, and the consumer goes on.
+    // Whatever happened to the calls: when they are repeated, each has taken effect once, and the
+    // consumer continues.
     until("a push after the thaw", || async { api.try_push("work", vec![named()]).await.ok() })
         .await;
     let settled = api.commit(&receipts).await;
@@ -146,10 +148,10 @@ async fn a_frozen_store_delays_and_loses_nothing() {
     api.push("work", &["after"]).await;
     assert_eq!(payloads(&stream.take(2).await), ["during", "after"]);
     let left = api.list("work", ItemState::Unspecified).await;
-    assert_eq!(left.len(), 2, "no more than those: {left:?}");
+    assert_eq!(left.len(), 2, "no items but these: {left:?}");
 }
 
-/// Whatever waits for a store that is frozen, and so keeps its connections open, is told so in the end.
+/// Calls that wait for a frozen store, which keeps its connections open, end with an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_call_ends_while_the_store_is_frozen() {
     let server = MongoServer::start().await;
@@ -186,5 +188,5 @@ async fn every_call_ends_while_the_store_is_frozen() {
     unavailable(&stats.expect_err("no store"));
     unavailable(&moved.expect_err("no store"));
     server.thaw();
-    until("the store is there again", || async { api.item("work", &id).await.ok() }).await;
+    until("the store is reachable again", || async { api.item("work", &id).await.ok() }).await;
 }

@@ -1,5 +1,5 @@
-//! The example `pipeline`, whose stations and brokers are killed at random places: every item is exactly
-//! once in the last queue.
+//! The example `pipeline`, whose stations and brokers are killed at random points. Every item ends
+//! up exactly once in the last queue.
 
 use std::{
     collections::BTreeMap,
@@ -20,19 +20,19 @@ use crate::harness::{
     Api, Backend, Broker, Launch, binary, duration, on_both_backends, redis_url, until,
 };
 
-on_both_backends!(killed_at_random_places_every_item_ends_up_in_the_last_queue_once);
+on_both_backends!(with_kills_at_random_points_every_item_reaches_the_last_queue_once);
 
 const ORDERS: u32 = 80;
 const BROKER_KILLS: usize = 6;
 const STATION_KILLS: usize = 12;
-/// Short, for what a killed broker held comes back only after it.
+/// Short, because the items held by a killed broker are delivered again only after their leases.
 const LEASE: Duration = Duration::from_secs(2);
 
-// What the example calls them.
+// The names in the example.
 const STATIONS: [&str; 3] = ["check", "pack", "label"];
 const QUEUES: [&str; 3] = ["pipeline.orders", "pipeline.packing", "pipeline.labels"];
 const LAST: &str = "pipeline.sent";
-/// What it puts into one parcel, in kg.
+/// The most that the example puts into one parcel, in kg.
 const LARGEST: u32 = 20;
 
 /// Random numbers that are the same in each run (SplitMix64).
@@ -47,7 +47,7 @@ impl Random {
         usize::try_from((z ^ (z >> 31)) % end as u64).expect("less than a usize")
     }
 
-    /// `count` numbers below `end`, the smallest first.
+    /// Returns `count` numbers below `end` in ascending order.
     fn places(&mut self, count: usize, end: usize) -> Vec<usize> {
         let mut places: Vec<usize> = (0..count).map(|_| self.below(end)).collect();
         places.sort_unstable();
@@ -55,7 +55,8 @@ impl Random {
     }
 }
 
-/// What the example must make of an order, and how often a station works on that at the least.
+/// Returns the parcels that the example must make of an order, and the least number of times that a
+/// station handles them.
 fn expected(order: u32, weight: u32) -> (Vec<String>, usize) {
     match weight {
         0 => (Vec::new(), 1),
@@ -73,7 +74,7 @@ fn expected(order: u32, weight: u32) -> (Vec<String>, usize) {
     }
 }
 
-/// The brokers, each of which comes back at its address after it was killed.
+/// The brokers. Each is restarted at its address after it is killed.
 struct Brokers {
     launches: Vec<Launch>,
     running: Vec<Broker>,
@@ -97,7 +98,7 @@ impl Brokers {
         self.running.insert(index, self.launches[index].start().await);
     }
 
-    /// The addresses, that of the broker of this number first.
+    /// Returns the addresses, beginning with that of broker `first`.
     fn addresses(&self, first: usize) -> Vec<&str> {
         let mut addresses: Vec<&str> = self.running.iter().map(|b| b.address.as_str()).collect();
         let first = first % addresses.len();
@@ -105,7 +106,7 @@ impl Brokers {
         addresses
     }
 
-    /// A client that turns to the others when the first cannot be reached.
+    /// Returns a client that uses the other brokers if the first cannot be reached.
     fn client(&self) -> Client {
         let addresses = self.addresses(0);
         let first = Client::builder(addresses[0]);
@@ -118,14 +119,14 @@ impl Brokers {
     }
 }
 
-/// A station at work: the example, in a process of its own.
+/// A running station: the example in a process of its own.
 struct Worker {
     station: &'static str,
     program: Child,
 }
 
 impl Worker {
-    /// Adds to `started` each time it begins to work on an item.
+    /// Starts a station, which increments `started` each time it begins to handle an item.
     fn start(station: &'static str, addresses: &[&str], started: &Arc<AtomicUsize>) -> Self {
         let mut program = Command::new(binary("examples/pipeline"))
             .args([&addresses.join(","), station])
@@ -135,7 +136,7 @@ impl Worker {
             .expect("the example starts");
         let output = BufReader::new(program.stdout.take().expect("its output"));
         let started = Arc::clone(started);
-        // Ends with the program.
+        // The thread ends with the program.
         thread::spawn(move || {
             for _ in output.lines() {
                 started.fetch_add(1, Ordering::SeqCst);
@@ -144,7 +145,7 @@ impl Worker {
         Self { station, program }
     }
 
-    /// Ends it in the middle of whatever it does.
+    /// Kills the station at any point of its work.
     fn kill(mut self) {
         let ended = self.program.try_wait().expect("a program to wait for");
         assert!(ended.is_none(), "the station {} ended by itself: {ended:?}", self.station);
@@ -158,7 +159,7 @@ impl Drop for Worker {
     }
 }
 
-async fn killed_at_random_places_every_item_ends_up_in_the_last_queue_once(backend: Backend) {
+async fn with_kills_at_random_points_every_item_reaches_the_last_queue_once(backend: Backend) {
     let seed = 20_260_731;
     let mut random = Random(seed);
     let store = backend.store();
@@ -185,7 +186,8 @@ async fn killed_at_random_places_every_item_ends_up_in_the_last_queue_once(backe
     }
     wanted.sort();
 
-    // Orders come in while brokers are killed already; each has a `dedup_id`, so asking again is safe.
+    // Orders are pushed while brokers are being killed. Each has a `dedup_id`, so that a repetition
+    // is safe.
     let producer = brokers.client().producer(QUEUES[0]).with_auto_dedup();
     let pushing = tokio::spawn(async move {
         for batch in orders.chunks(7) {
@@ -199,7 +201,8 @@ async fn killed_at_random_places_every_item_ends_up_in_the_last_queue_once(backe
         workers.push(Worker::start(station, &brokers.addresses(number), &started));
     }
 
-    // A station starts on an item at least `steps` times: each of these places is passed.
+    // Stations begin to handle items at least `steps` times, so that each of these points is
+    // reached.
     let mut kills: Vec<(usize, bool)> = Vec::new();
     kills.extend(random.places(BROKER_KILLS, steps).into_iter().map(|place| (place, true)));
     kills.extend(random.places(STATION_KILLS, steps).into_iter().map(|place| (place, false)));
@@ -222,8 +225,9 @@ async fn killed_at_random_places_every_item_ends_up_in_the_last_queue_once(backe
 
     pushing.await.expect("no panic").expect("all orders are pushed");
     let api = brokers.api().await;
-    // Twice in a row: what goes round in a loop is in the queue at one of two looks.
-    until("nothing is on its way", || async {
+    // Each queue is checked twice in a row, because an item that moves in a loop is in one of the
+    // queues at one of the two checks.
+    until("all queues are empty", || async {
         for queue in QUEUES.into_iter().chain(QUEUES) {
             if !api.list(queue, ItemState::Unspecified).await.is_empty() {
                 return None;

@@ -1,4 +1,4 @@
-//! What orchestrators ask: `/healthz`, `/readyz` and `/metrics` over HTTP.
+//! The requests of orchestrators: `/healthz`, `/readyz` and `/metrics` over HTTP.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::harness::{
     Backend, Broker, MongoServer, TestStore, new_item, on_both_backends, redis_url, until, within,
 };
 
-/// The status and the whole answer to a GET.
+/// Returns the status and the complete answer of a GET.
 async fn get(broker: &Broker, path: &str) -> (u16, String) {
     let address = broker.http_address.trim_start_matches("http://");
     let exchange = async {
@@ -41,7 +41,7 @@ async fn a_serving_broker_is_alive_and_ready_and_counts() {
     assert_eq!(value(&metrics, "items_pushed_total{queue=\"work\"}"), Some(2.0), "{metrics}");
 }
 
-/// Connections that say nothing, or never end their request, are closed for those who ask.
+/// Connections that stay silent, or never complete a request, are closed in favour of new ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn probes_are_answered_however_many_connections_are_idle() {
     let broker = Backend::Sqlite.store().broker().await;
@@ -60,7 +60,7 @@ async fn probes_are_answered_however_many_connections_are_idle() {
     drop(idle);
 }
 
-/// The value of a line of `/metrics`, named without its prefix.
+/// Returns the value of a line of `/metrics`, given without its prefix.
 fn value(metrics: &str, line: &str) -> Option<f64> {
     let line = format!("sluicegate_{line} ");
     metrics.lines().find_map(|l| l.strip_prefix(&line)).map(|value| value.parse().expect(value))
@@ -116,13 +116,13 @@ async fn depths_add_up_over_brokers() {
     })
     .await;
     assert_eq!(sum(&brokers, "counts_queues").await, Some(1.0));
-    // The broker that counted leaves; the other one goes on.
+    // The broker that counted stops, and the other one takes over.
     let (_, metrics) = get(&brokers[0], "/metrics").await;
     let counting = usize::from(value(&metrics, "counts_queues") != Some(1.0));
     brokers.remove(counting).stop().await;
     let api = brokers[0].api().await;
     api.push("work", &["w"]).await;
-    until("it is shown again", || async {
+    until("the depth is shown again", || async {
         (sum(&brokers, ready).await == Some(4.0)).then_some(())
     })
     .await;
@@ -135,10 +135,14 @@ async fn a_broker_whose_store_is_gone_is_alive_but_not_ready() {
     let broker = store.launch().signals("local:").start().await;
     assert_eq!(get(&broker, "/readyz").await.0, 200);
     server.kill();
-    until("/readyz says no", || async { (get(&broker, "/readyz").await.0 == 503).then_some(()) })
-        .await;
+    until("/readyz returns 503", || async {
+        (get(&broker, "/readyz").await.0 == 503).then_some(())
+    })
+    .await;
     assert_eq!(get(&broker, "/healthz").await.0, 200);
     server.restart().await;
-    until("/readyz says yes", || async { (get(&broker, "/readyz").await.0 == 200).then_some(()) })
-        .await;
+    until("/readyz returns 200", || async {
+        (get(&broker, "/readyz").await.0 == 200).then_some(())
+    })
+    .await;
 }

@@ -1,4 +1,5 @@
-//! Receipts: the newest one settles its item, every other changes nothing and says so.
+//! Receipts: the newest one settles its item. Every other one changes nothing, and the result says
+//! so.
 
 use std::time::Duration;
 
@@ -8,12 +9,12 @@ use crate::harness::{Api, Backend, at, duration, on_both_backends};
 
 on_both_backends!(
     stale_receipt_changes_nothing,
-    lapsed_but_not_reserved_anew_still_settles,
+    a_lapsed_lease_settles_until_the_item_is_reserved_again,
     repeated_commit_is_gone,
     results_are_exact_per_receipt,
-    rollback_gives_back_and_counts_the_attempt,
+    rollback_returns_the_item_and_counts_the_attempt,
     rollback_with_keep_attempt_does_not_count,
-    extend_prolongs_and_keeps_the_receipt,
+    extend_renews_the_lease_and_keeps_the_receipt,
 );
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -37,7 +38,7 @@ async fn stale_receipt_changes_nothing(backend: Backend) {
     let api = broker.api().await;
     let id = api.push("work", &["once"]).await.remove(0).id;
     let first = api.reserve_one("work", SHORT).await;
-    // Comes only after the lease has lapsed.
+    // The item is delivered only after the lease has lapsed.
     let second = api.reserve_one("work", LONG).await;
     let item = second.item.as_ref().expect("an item");
     assert_eq!((item.id.as_str(), item.attempt, item.deliveries), (id.as_str(), 2, 2));
@@ -53,7 +54,7 @@ async fn stale_receipt_changes_nothing(backend: Backend) {
     assert_eq!(api.commit(&[&first.receipt]).await, [Outcome::Gone]);
 }
 
-async fn lapsed_but_not_reserved_anew_still_settles(backend: Backend) {
+async fn a_lapsed_lease_settles_until_the_item_is_reserved_again(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
@@ -61,7 +62,10 @@ async fn lapsed_but_not_reserved_anew_still_settles(backend: Backend) {
     let delivery = api.reserve_one("work", SHORT).await;
     api.until_state("work", &id, ItemState::Ready).await;
     assert_eq!(api.commit(&[&delivery.receipt]).await, [Outcome::Ok]);
-    assert!(api.reserve_now("work", 1).await.is_empty(), "finished work is not handed out again");
+    assert!(
+        api.reserve_now("work", 1).await.is_empty(),
+        "a committed item is not handed out again"
+    );
 }
 
 async fn repeated_commit_is_gone(backend: Backend) {
@@ -95,7 +99,7 @@ async fn results_are_exact_per_receipt(backend: Backend) {
     );
 }
 
-async fn rollback_gives_back_and_counts_the_attempt(backend: Backend) {
+async fn rollback_returns_the_item_and_counts_the_attempt(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
@@ -107,7 +111,7 @@ async fn rollback_gives_back_and_counts_the_attempt(backend: Backend) {
     assert_eq!((item.id.as_str(), item.attempt, item.deliveries), (id.as_str(), 2, 2));
     assert_eq!(item.last_reason, "no luck");
 
-    // Given back for later: not there now, delayed until the delay has passed.
+    // After a rollback with a delay, the item is not ready but delayed until the delay has passed.
     let back = RollbackItem {
         receipt: second.receipt.clone(),
         delay: duration(Duration::from_hours(1)),
@@ -136,7 +140,7 @@ async fn rollback_with_keep_attempt_does_not_count(backend: Backend) {
     assert_eq!((item.attempt, item.deliveries), (1, 2));
 }
 
-async fn extend_prolongs_and_keeps_the_receipt(backend: Backend) {
+async fn extend_renews_the_lease_and_keeps_the_receipt(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
@@ -149,7 +153,7 @@ async fn extend_prolongs_and_keeps_the_receipt(backend: Backend) {
     assert!(new_end.expect("the new end") > old_end + LONG / 2);
     let witness = api.reserve_one("work", Duration::from_millis(1500)).await;
     let lapsed = api.reserve_one("work", LONG).await;
-    assert_eq!(crate::harness::text(&lapsed), "witness", "the extended one stays leased");
+    assert_eq!(crate::harness::text(&lapsed), "witness", "the extended item stays leased");
     assert!(at(witness.lease_expire_time.as_ref()) > old_end);
     assert_eq!(api.commit(&[&extended.receipt]).await, [Outcome::Ok]);
 }

@@ -9,15 +9,15 @@ use crate::harness::{
 };
 
 on_both_backends!(
-    items_come_in_the_order_of_their_pushes,
+    items_are_delivered_in_the_order_of_their_pushes,
     higher_priority_comes_first,
-    nothing_comes_before_its_time,
-    nothing_comes_after_it_expired,
+    nothing_is_handed_out_before_its_time,
+    nothing_is_handed_out_after_it_expired,
     a_waiting_reserve_is_woken_by_a_push,
     a_waiting_reserve_ends_empty_when_its_time_is_up,
     pop_takes_for_good,
-    an_item_keeps_everything_it_was_pushed_with,
-    create_answers_the_same_and_refuses_another,
+    a_delivered_item_has_everything_it_was_pushed_with,
+    create_returns_an_equal_queue_and_refuses_a_different_one,
     stats_count_by_state,
     lists_are_paged,
 );
@@ -30,7 +30,7 @@ async fn pop(api: &Api, queue: &str, max_items: i32) -> Vec<String> {
     items.iter().map(|item| String::from_utf8(item.payload.to_vec()).expect("text")).collect()
 }
 
-async fn items_come_in_the_order_of_their_pushes(backend: Backend) {
+async fn items_are_delivered_in_the_order_of_their_pushes(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
@@ -59,7 +59,7 @@ async fn higher_priority_comes_first(backend: Backend) {
     assert_eq!(payloads(&deliveries), ["high", "high too", "mid", "low"]);
 }
 
-async fn nothing_comes_before_its_time(backend: Backend) {
+async fn nothing_is_handed_out_before_its_time(backend: Backend) {
     let store = backend.store();
     let broker = store.launch().without_poll().start().await;
     let api = broker.api().await;
@@ -81,19 +81,22 @@ async fn nothing_comes_before_its_time(backend: Backend) {
     let soon = api.item("later", &result[1].id).await.expect("the item");
     assert_eq!(soon.state(), ItemState::Delayed);
     assert_eq!(payloads(&api.reserve_now("later", 10).await), ["now"]);
-    // With no fallback poll, only the timer of the next eligible item can bring this.
+    // Without a fallback poll, only the timer for the next eligible item can deliver this one.
     let delivery = api.reserve_one("later", LEASE).await;
     assert_eq!(text(&delivery), "soon");
-    assert!(SystemTime::now() >= at(soon.eligible_time.as_ref()), "it came before its time");
+    assert!(
+        SystemTime::now() >= at(soon.eligible_time.as_ref()),
+        "it was delivered before its time"
+    );
 }
 
-async fn nothing_comes_after_it_expired(backend: Backend) {
+async fn nothing_is_handed_out_after_it_expired(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
     let ttl = duration(Duration::from_millis(400));
     api.push_items("fresh", vec![NewItem { ttl, ..new_item("perishable") }]).await;
-    // Eligible only after the other one has expired: its arrival is the sign to look.
+    // This item becomes eligible only after the other one has expired. Its delivery ends the wait.
     let delay = Some(Eligibility::Delay(duration(Duration::from_millis(800)).expect("set")));
     api.push_items("clock", vec![NewItem { eligibility: delay, ..new_item("tick") }]).await;
     api.reserve_one("clock", LEASE).await;
@@ -139,7 +142,7 @@ async fn pop_takes_for_good(backend: Backend) {
     assert_eq!(gone.code(), tonic::Code::NotFound);
 }
 
-async fn an_item_keeps_everything_it_was_pushed_with(backend: Backend) {
+async fn a_delivered_item_has_everything_it_was_pushed_with(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
@@ -161,14 +164,14 @@ async fn an_item_keeps_everything_it_was_pushed_with(backend: Backend) {
     assert_eq!((kept.state(), kept.attempt, kept.deliveries), (ItemState::Ready, 1, 0));
     assert_eq!((kept.id.as_str(), kept.queue.as_str()), (pushed.id.as_str(), "full"));
     let life = at(kept.expire_time.as_ref()).duration_since(at(kept.create_time.as_ref()));
-    assert_eq!(life.expect("it expires after it was made").as_secs(), 3600);
+    assert_eq!(life.expect("it expires after its creation").as_secs(), 3600);
     let delivery = api.reserve_one("full", LEASE).await;
     let delivered = delivery.item.expect("an item");
     assert_eq!((delivered.payload.as_ref(), &delivered.headers), (&payload[..], &item.headers));
     assert_eq!((delivered.state(), delivered.deliveries), (ItemState::Reserved, 1));
 }
 
-async fn create_answers_the_same_and_refuses_another(backend: Backend) {
+async fn create_returns_an_equal_queue_and_refuses_a_different_one(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
@@ -180,16 +183,12 @@ async fn create_answers_the_same_and_refuses_another(backend: Backend) {
     };
     let made = api.create(wanted.clone()).await;
     assert_eq!((made.max_attempts, made.group.as_str()), (Some(5), "default"));
-    assert_eq!(
-        api.create(wanted.clone()).await,
-        made,
-        "the same settings are answered as they are"
-    );
+    assert_eq!(api.create(wanted.clone()).await, made, "the same settings are returned");
     let other = Queue { max_attempts: Some(6), ..wanted };
     let request = sluicegate_proto::v1::CreateQueueRequest { queue: Some(other) };
     let refused = api.admin.clone().create_queue(request).await.expect_err("other settings");
     assert_eq!(refused.code(), tonic::Code::AlreadyExists);
-    // A queue also comes into being when first pushed to.
+    // A queue is also created by its first push.
     api.push("other", &["x"]).await;
     let request = sluicegate_proto::v1::ListQueuesRequest::default();
     let listed = api.admin.clone().list_queues(request).await.expect("a list").into_inner().queues;

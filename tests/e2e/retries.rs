@@ -1,5 +1,5 @@
-//! Failed attempts: counted alike whatever failed, delayed by policy, dead-lettered at exactly the
-//! limit, and brought back.
+//! Failed attempts: counted equally whatever the failure, delayed by the retry policy,
+//! dead-lettered at exactly the limit, and redriven.
 
 use std::time::{Duration, Instant};
 
@@ -17,16 +17,16 @@ on_both_backends!(
     rollbacks_lapses_and_dropped_streams_count_alike,
     a_kept_attempt_never_leads_to_the_dead_letter_queue,
     the_retry_policy_delays_each_attempt_more,
-    jitter_takes_off_at_most_its_share,
-    an_item_at_its_limit_goes_to_a_queue_made_for_it,
+    jitter_shortens_delays_by_at_most_its_share,
+    an_item_at_its_limit_goes_to_a_queue_created_for_it,
     a_queue_that_discards_drops_its_items_at_the_limit,
-    a_queue_that_says_nothing_backs_off,
-    a_rejected_item_is_dead_lettered_at_once_and_can_be_redriven,
+    a_queue_with_default_settings_delays_retries,
+    a_rejected_item_is_dead_lettered_immediately_and_can_be_redriven,
     a_reserved_item_is_not_deleted_by_accident,
     a_consumer_that_is_killed_each_time_dead_letters_its_item,
-    a_redrive_brings_back_what_its_filter_names,
-    a_redrive_keeps_to_its_rate,
-    handlers_that_fail_dead_letter_with_their_error_as_reason,
+    a_redrive_returns_the_items_of_its_filter,
+    a_redrive_respects_its_rate,
+    failing_handlers_dead_letter_with_their_error_as_reason,
 );
 
 const LONG: Duration = Duration::from_mins(10);
@@ -37,7 +37,7 @@ async fn create(api: &Api, max_attempts: i32) {
         name: "work".to_owned(),
         max_attempts: Some(max_attempts),
         dead_letter_queue: "dead".to_owned(),
-        retry_policy: Some(RetryPolicy::default()), // at once
+        retry_policy: Some(RetryPolicy::default()), // without a delay
         ..Queue::default()
     })
     .await;
@@ -47,7 +47,7 @@ fn item(delivery: &Delivery) -> &Item {
     delivery.item.as_ref().expect("an item")
 }
 
-/// The ways to fail.
+/// The ways in which an attempt can fail.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Failure {
     Rollback,
@@ -55,7 +55,7 @@ enum Failure {
     Drop,
 }
 
-/// Takes the only item, checks the attempt it is at, and fails at it.
+/// Takes the only item, checks its attempt, and fails it.
 async fn fail(api: &Api, attempt: i32, failure: Failure) {
     match failure {
         Failure::Rollback => {
@@ -87,7 +87,7 @@ async fn rollbacks_lapses_and_dropped_streams_count_alike(backend: Backend) {
     let broker = store.broker().await;
     let api = broker.api().await;
     create(&api, 3).await;
-    // Each way to fail is the first, the second and the last one once.
+    // Each way to fail is used once as the first, the second and the last one.
     for (round, failures) in
         [[Rollback, Lapse, Drop], [Lapse, Drop, Rollback], [Drop, Rollback, Lapse]]
             .into_iter()
@@ -104,7 +104,7 @@ async fn rollbacks_lapses_and_dropped_streams_count_alike(backend: Backend) {
             );
             fail(&api, attempt, failure).await;
         }
-        // A lapse is found out by whoever looks next, and that one must not get the item.
+        // The next reserve notices the lapsed lease, and must not return the item.
         assert!(api.reserve_now("work", 10).await.is_empty(), "a fourth attempt: {failures:?}");
         let dead = api.until_state("dead", &id, ItemState::Ready).await;
         assert_eq!((dead.deliveries, dead.origin_queue.as_str()), (3, "work"), "{failures:?}");
@@ -139,7 +139,7 @@ async fn a_kept_attempt_never_leads_to_the_dead_letter_queue(backend: Backend) {
     assert_eq!(dead[0].last_reason, "at last");
 }
 
-/// Fails at an item by the queue's policy; answers how long it is delayed by that.
+/// Fails an item by the queue's policy. Returns the resulting delay.
 async fn delay_after_failure(api: &Api) -> Duration {
     let delivery = api.reserve_one("work", LONG).await;
     let before = std::time::SystemTime::now();
@@ -149,8 +149,8 @@ async fn delay_after_failure(api: &Api) -> Duration {
     at(delayed.eligible_time.as_ref()).duration_since(before).expect("a delay")
 }
 
-/// Policies of minutes would make the tests wait; what is asked for is far more than a slow machine
-/// adds to it.
+/// Policies of minutes would make the tests wait. The requested delays are far greater than what a
+/// slow machine adds to them.
 async fn the_retry_policy_delays_each_attempt_more(backend: Backend) {
     let store = backend.store();
     let broker = store.launch().without_poll().start().await;
@@ -169,18 +169,18 @@ async fn the_retry_policy_delays_each_attempt_more(backend: Backend) {
         let wanted = Duration::from_millis(wanted);
         let failed = Instant::now();
         let delay = delay_after_failure(&api).await;
-        // The clocks of store and test are one, but for a millisecond.
+        // The clocks of store and test agree to within a millisecond.
         assert!(delay + Duration::from_millis(2) >= wanted, "{delay:?}, not {wanted:?}");
         assert!(delay < wanted + slack + failed.elapsed(), "{delay:?}, not {wanted:?}");
         assert!(api.reserve_now("work", 1).await.is_empty() || failed.elapsed() >= wanted);
     }
-    // A delay of the consumer's own comes before the policy.
+    // A delay requested by the consumer overrides the policy.
     let delivery = api.reserve_one("work", LONG).await;
     assert_eq!(api.rollback(&delivery.receipt, "at once").await, Outcome::Ok);
     assert_eq!(api.reserve_now("work", 1).await.len(), 1);
 }
 
-async fn jitter_takes_off_at_most_its_share(backend: Backend) {
+async fn jitter_shortens_delays_by_at_most_its_share(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
@@ -202,12 +202,13 @@ async fn jitter_takes_off_at_most_its_share(backend: Backend) {
     let (least, most) =
         (delays.iter().min().expect("delays"), delays.iter().max().expect("delays"));
     assert!(*least >= 1799 && *most <= 3660, "{delays:?}");
-    assert!(most - least > 300, "twenty delays so close to each other are not random: {delays:?}");
+    assert!(most - least > 300, "twenty delays this close together are not random: {delays:?}");
 }
 
-/// No default drops work. The dead-letter queue nobody named comes into being when it is needed, in the
-/// group of its source, whether the last attempt fails by a rollback or by a lapse; its own items stay in it.
-async fn an_item_at_its_limit_goes_to_a_queue_made_for_it(backend: Backend) {
+/// No default discards items. A dead-letter queue that is not named is created when it is needed,
+/// in the group of its source, whether the last attempt fails by a rollback or by a lapsed lease.
+/// Its own items stay in it.
+async fn an_item_at_its_limit_goes_to_a_queue_created_for_it(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
@@ -231,19 +232,19 @@ async fn an_item_at_its_limit_goes_to_a_queue_made_for_it(backend: Backend) {
     let request = GetQueueRequest { name: "work.dead".to_owned() };
     let made = api.admin.clone().get_queue(request).await.expect("the queue").into_inner();
     assert_eq!(made.queue.expect("a queue").group, "eu");
-    // Failing there does not lead any further.
+    // Failures in the dead-letter queue have no further consequence.
     for _ in 0..30 {
         let delivery = api.reserve_now("work.dead", 1).await.remove(0);
         assert_eq!(api.rollback(&delivery.receipt, "still").await, Outcome::Ok);
     }
-    until("the log speaks of it", || async {
+    until("the log mentions it", || async {
         broker.log().contains("items were dead-lettered").then_some(())
     })
     .await;
 }
 
-/// An item that fails on an untouched queue is not tried again a thousand times a second.
-async fn a_queue_that_says_nothing_backs_off(backend: Backend) {
+/// An item that fails in a queue with default settings is not retried a thousand times a second.
+async fn a_queue_with_default_settings_delays_retries(backend: Backend) {
     let store = backend.store();
     let broker = store
         .launch()
@@ -254,22 +255,22 @@ async fn a_queue_that_says_nothing_backs_off(backend: Backend) {
     let api = broker.api().await;
     api.push("work", &["x"]).await;
     let delivery = api.reserve_one("work", LONG).await;
-    // Released, it is ready at once,
+    // A released item is ready immediately,
     let kept =
         RollbackItem { receipt: delivery.receipt, keep_attempt: true, ..RollbackItem::default() };
     assert_eq!(api.rollback_item(kept).await, Outcome::Ok);
-    // failed, after the broker's delay,
+    // a failed one after the broker's delay,
     let delay = delay_after_failure(&api).await;
     assert!((239..=240).contains(&delay.as_secs()), "{delay:?}");
     assert!(api.reserve_now("work", 1).await.is_empty());
-    // and at once if the rollback says so.
+    // and one whose rollback requests it immediately.
     api.push("work", &["y"]).await;
     let delivery = api.reserve_one("work", LONG).await;
     assert_eq!(api.rollback(&delivery.receipt, "at once").await, Outcome::Ok);
     assert_eq!(api.reserve_now("work", 1).await.len(), 1);
 }
 
-async fn a_rejected_item_is_dead_lettered_at_once_and_can_be_redriven(backend: Backend) {
+async fn a_rejected_item_is_dead_lettered_immediately_and_can_be_redriven(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
@@ -331,7 +332,7 @@ async fn a_queue_that_discards_drops_its_items_at_the_limit(backend: Backend) {
     api.until_stats("work", |stats| (stats.dead_lettered, stats.discarded) == (0, 1)).await;
 }
 
-/// Its connection is cut each time, as if its process had been killed; no polite word is said.
+/// The connection is cut each time without a farewell, as if the process had been killed.
 async fn a_consumer_that_is_killed_each_time_dead_letters_its_item(backend: Backend) {
     let store = backend.store();
     let launch = store.launch().without_poll();
@@ -353,7 +354,7 @@ async fn a_consumer_that_is_killed_each_time_dead_letters_its_item(backend: Back
     api.push("work", &["poison"]).await;
     let mut dead = api.consume("dead", 1).await;
     for times in 1..=4 {
-        // A runtime of its own takes the connection along when it goes.
+        // A runtime of its own ends the connection when it is dropped.
         let address = brokers[times % brokers.len()].address.clone();
         let seen = tokio::task::spawn_blocking(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -362,7 +363,7 @@ async fn a_consumer_that_is_killed_each_time_dead_letters_its_item(backend: Back
                 let api = Api::connect(&address).await;
                 let mut stream = api.consume("work", 10).await;
                 let delivery = stream.next().await;
-                std::mem::forget(stream); // not even dropped: the socket just closes
+                std::mem::forget(stream); // not dropped: the socket is closed without a farewell
                 (item(&delivery).attempt, item(&delivery).deliveries)
             });
             runtime.shutdown_background();
@@ -384,7 +385,7 @@ async fn redrive(api: &Api, request: RedriveItemsRequest) -> i64 {
     api.admin.clone().redrive_items(request).await.expect("an answer").into_inner().redriven_items
 }
 
-/// Dead-letters one item of each payload, with the payload as reason; answers their ids.
+/// Dead-letters one item per payload, with the payload as the reason. Returns the items' ids.
 async fn bury(api: &Api, payloads: &[&str]) -> Vec<String> {
     let ids = api.push("work", payloads).await.into_iter().map(|result| result.id).collect();
     for payload in payloads {
@@ -395,13 +396,13 @@ async fn bury(api: &Api, payloads: &[&str]) -> Vec<String> {
     ids
 }
 
-async fn a_redrive_brings_back_what_its_filter_names(backend: Backend) {
+async fn a_redrive_returns_the_items_of_its_filter(backend: Backend) {
     let store = backend.store();
     let broker = store.launch().without_poll().start().await;
     let api = broker.api().await;
     create(&api, 1).await;
     let ids = bury(&api, &["disk full 1", "timeout 1", "disk full 2", "timeout 2", "odd"]).await;
-    // One that was pushed right into the dead-letter queue came from nowhere.
+    // An item that was pushed to the dead-letter queue itself has no origin.
     api.push("dead", &["stray"]).await;
     let mut stream = api.consume("work", 10).await;
 
@@ -411,7 +412,10 @@ async fn a_redrive_brings_back_what_its_filter_names(backend: Backend) {
     assert_eq!(redrive(&api, request).await, 2);
     let back = stream.take(2).await;
     assert_eq!(payloads(&back), ["disk full 1", "disk full 2"]);
-    assert!(back.iter().all(|delivery| item(delivery).attempt == 1), "they start anew");
+    assert!(
+        back.iter().all(|delivery| item(delivery).attempt == 1),
+        "their attempts start again at 1"
+    );
 
     let by_id = RedriveFilter { ids: vec![ids[4].clone()], ..RedriveFilter::default() };
     let request = RedriveItemsRequest {
@@ -436,7 +440,7 @@ async fn a_redrive_brings_back_what_its_filter_names(backend: Backend) {
     assert_eq!(&left[0].payload[..], b"stray");
 }
 
-async fn a_redrive_keeps_to_its_rate(backend: Backend) {
+async fn a_redrive_respects_its_rate(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
@@ -446,13 +450,13 @@ async fn a_redrive_keeps_to_its_rate(backend: Backend) {
     let started = Instant::now();
     let request = RedriveItemsRequest { rate: 10, ..Default::default() };
     assert_eq!(redrive(&api, request).await, 30);
-    // The first one goes at once; the thirtieth has 29 tenths of a second before it.
+    // The first item is redriven immediately, the thirtieth after 29 tenths of a second.
     assert!(started.elapsed() >= Duration::from_millis(2800), "{:?}", started.elapsed());
     assert_eq!(api.reserve_now("work", 100).await.len(), 30);
 }
 
-/// Through the client crate: an error is a failed attempt, a panic too.
-async fn handlers_that_fail_dead_letter_with_their_error_as_reason(backend: Backend) {
+/// Through the client library: an error counts as a failed attempt, and so does a panic.
+async fn failing_handlers_dead_letter_with_their_error_as_reason(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;

@@ -1,4 +1,5 @@
-//! Schedules: each tick pushes one item, however many brokers there are and whenever they were away.
+//! Schedules: each tick pushes one item, however many brokers there are and whenever they are
+//! stopped.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +13,7 @@ use crate::harness::{Api, Backend, new_item, on_both_backends, redis_url, until}
 
 on_both_backends!(
     of_the_missed_ticks_the_latest_fires_once,
-    a_paused_schedule_loses_its_ticks_and_goes_on_when_resumed,
+    a_paused_schedule_skips_its_ticks_and_continues_when_resumed,
     a_deleted_schedule_is_gone,
 );
 
@@ -30,7 +31,8 @@ async fn create(api: &Api, name: &str, cron: &str) -> Schedule {
     answer.into_inner().schedule.expect("the schedule in the answer")
 }
 
-/// The ticks, in seconds since 1970, whose items are in the queue, in the order of their pushes.
+/// Returns the ticks, in seconds since 1970, whose items are in the queue, in the order of their
+/// pushes.
 async fn ticks(api: &Api, schedule: &str) -> Vec<u64> {
     let items = api.list("ticks", ItemState::Ready).await;
     let tick = |id: &str| {
@@ -55,7 +57,7 @@ fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970")
 }
 
-/// Waits until this second has passed: ticks come with time and with nothing else.
+/// Waits until this second has passed. Ticks depend on nothing but time.
 async fn until_past(second: u64) {
     let end = Duration::from_millis(second * 1000 + 300);
     tokio::time::sleep(end.saturating_sub(now())).await;
@@ -68,17 +70,18 @@ async fn two_brokers_push_each_tick_once_and_miss_none() {
     let launch = store.launch().signals(&redis_url());
     let (here, there) = (launch.start().await, launch.start().await);
     let (api, remote) = (here.api().await, there.api().await);
-    // Both see it made, and both work on it from its first tick on.
+    // Both brokers know of the schedule, and push its items from the first tick on.
     let made = create(&api, "every", &format!("*/{PERIOD} * * * * *")).await;
     assert_eq!(create(&remote, "every", &format!("*/{PERIOD} * * * * *")).await, made);
     until_ticks(&api, "every", 5).await;
-    // With one of them gone the other goes on.
+    // When one broker is gone, the other continues.
     here.kill();
     let seen = until_ticks(&remote, "every", 8).await;
     for (earlier, later) in seen.iter().zip(&seen[1..]) {
         assert_eq!(later - earlier, PERIOD, "a tick is missing or doubled: {seen:?}");
     }
-    // No tick was even tried and refused after its item was gone: taking the items brings none back.
+    // No tick was pushed again after its item was gone: reserving the items does not bring any
+    // back.
     let taken = remote.reserve_now("ticks", 1000).await;
     let receipts: Vec<&str> = taken.iter().map(|delivery| delivery.receipt.as_str()).collect();
     remote.commit(&receipts).await;
@@ -86,13 +89,13 @@ async fn two_brokers_push_each_tick_once_and_miss_none() {
     let again = until_ticks(&there[1].api().await, "every", 1).await;
     let last = taken.last().and_then(|delivery| delivery.item.as_ref()).expect("an item");
     let last: u64 = last.dedup_id["every@".len()..].parse().expect("a tick");
-    assert!(again[0] > last / 1000, "tick {} came again after it was settled", again[0]);
+    assert!(again[0] > last / 1000, "tick {} was pushed again after it was settled", again[0]);
 }
 
 async fn of_the_missed_ticks_the_latest_fires_once(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
-    // Five ticks a minute: one that is pushed in time, and three that find no broker.
+    // Four ticks a minute: one that is pushed on time, and three that find no broker.
     let first = now().as_secs() + 3;
     let missed = [first + 5, first + 6, first + 7];
     let seconds: Vec<String> =
@@ -108,7 +111,8 @@ async fn of_the_missed_ticks_the_latest_fires_once(backend: Backend) {
     let broker = launch.start().await;
     let api = broker.api().await;
     assert_eq!(until_ticks(&api, "some", 2).await, [first, missed[2]]);
-    // Another start finds it done. A schedule made on it shows that it has looked.
+    // Another start finds the tick done. A schedule created on the broker shows that it has
+    // checked.
     broker.stop().await;
     let broker = launch.start().await;
     let api = broker.api().await;
@@ -125,7 +129,7 @@ async fn of_the_missed_ticks_the_latest_fires_once(backend: Backend) {
     assert_eq!(ticks(&api, "some").await, [first, missed[2]]);
 }
 
-async fn a_paused_schedule_loses_its_ticks_and_goes_on_when_resumed(backend: Backend) {
+async fn a_paused_schedule_skips_its_ticks_and_continues_when_resumed(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
@@ -135,7 +139,8 @@ async fn a_paused_schedule_loses_its_ticks_and_goes_on_when_resumed(backend: Bac
     let paused = api.schedule.clone().pause_schedule(request).await.expect("an answer");
     let paused = paused.into_inner().schedule.expect("the schedule");
     assert!(paused.paused && paused.next_time.is_none(), "{paused:?}");
-    // A tick that was being pushed when the pause was answered may still come; it is the last.
+    // A tick that was being pushed when the pause was acknowledged may still be pushed. It is the
+    // last one.
     let pause = now().as_secs();
     until_past(pause + 2).await;
     let before = ticks(&api, "every").await;
@@ -147,7 +152,7 @@ async fn a_paused_schedule_loses_its_ticks_and_goes_on_when_resumed(backend: Bac
     let resumed = resumed.into_inner().schedule.expect("the schedule");
     assert!(!resumed.paused && resumed.next_time.is_some(), "{resumed:?}");
     let after = until_ticks(&api, "every", before.len() + 1).await;
-    assert!(after[before.len()] > pause + 1, "a tick of the pause was made up for: {after:?}");
+    assert!(after[before.len()] > pause + 1, "a tick of the pause was pushed later: {after:?}");
     assert!(after[before.len()] >= resume, "{after:?}, resumed at {resume}");
 }
 
@@ -165,6 +170,6 @@ async fn a_deleted_schedule_is_gone(backend: Backend) {
     assert_eq!(gone.code(), Code::NotFound);
     until_past(deleted + 2).await;
     let seen = ticks(&api, "every").await;
-    assert!(!seen.is_empty(), "items it pushed stay");
+    assert!(!seen.is_empty(), "the items it pushed stay");
     assert!(seen.iter().all(|tick| *tick <= deleted), "{seen:?}, deleted at {deleted}");
 }

@@ -1,5 +1,5 @@
-//! Settings changed through one broker are in force on the others within a second, with signals and
-//! without.
+//! Settings changed through one broker are in force on the others within a second, with and without
+//! signals.
 
 use std::time::{Duration, Instant};
 
@@ -14,11 +14,12 @@ use crate::harness::{
     redis_url, text, until, within,
 };
 
-/// After this, every broker must have noticed: the promise is a second, the rest is for a busy machine.
+/// Time after which every broker must have noticed. The promise is a second, and the rest is for a
+/// busy machine.
 const EVERYWHERE: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_mins(10);
 
-/// Two brokers on one MongoDB; what one is told the other must notice.
+/// Two brokers on one MongoDB. Each must notice the changes made through the other.
 struct Pair {
     api: Api,
     remote: Api,
@@ -27,7 +28,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// With no fallback poll, so that nothing is owed to it.
+    /// Starts the brokers without a fallback poll, so that no result depends on it.
     async fn start(signals: &str) -> Self {
         let store = Backend::Mongo.store();
         let launch = store.launch().signals(signals).without_poll();
@@ -37,8 +38,8 @@ impl Pair {
     }
 }
 
-/// Makes a test of each named `async fn(Pair)`: with signals over Redis, and with none between the
-/// brokers, where the settings are compared with the store's.
+/// Makes two tests of each named `async fn(Pair)`: with signals over Redis, and without signals
+/// between the brokers, where the settings are compared with those in the store.
 macro_rules! with_and_without_signals {
     ($($name:ident),+ $(,)?) => {
         mod over_redis {
@@ -61,18 +62,18 @@ macro_rules! with_and_without_signals {
 }
 
 with_and_without_signals!(
-    a_pause_stops_deliveries_everywhere_and_a_resume_lets_them_go_on,
-    a_new_lease_and_limit_of_attempts_count_everywhere,
-    a_new_limit_of_depth_counts_everywhere,
+    a_pause_stops_deliveries_everywhere_until_a_resume,
+    a_new_lease_and_attempt_limit_apply_everywhere,
+    a_new_depth_limit_applies_everywhere,
     consumers_of_a_deleted_queue_are_told_everywhere,
-    a_queue_made_anew_is_the_new_one_everywhere,
+    a_queue_that_is_created_again_is_the_new_one_everywhere,
 );
 
 on_both_backends!(
     a_queue_with_items_is_deleted_only_by_force,
-    a_purge_deletes_all_but_what_is_reserved,
+    a_purge_deletes_all_but_reserved_items,
     a_full_queue_refuses_pushes_until_there_is_room,
-    a_dropped_stream_counts_by_the_settings_of_now,
+    a_dropped_stream_counts_by_the_current_settings,
 );
 
 async fn pause(api: &Api, name: &str) {
@@ -103,7 +104,7 @@ async fn delete(api: &Api, name: &str, force: bool) -> Result<i64, Status> {
     Ok(api.admin.clone().delete_queue(request).await?.into_inner().deleted_items)
 }
 
-async fn a_pause_stops_deliveries_everywhere_and_a_resume_lets_them_go_on(pair: Pair) {
+async fn a_pause_stops_deliveries_everywhere_until_a_resume(pair: Pair) {
     let Pair { api, remote, .. } = &pair;
     let mut stream = remote.consume("work", 10).await;
     remote.push("work", &["before"]).await;
@@ -113,9 +114,9 @@ async fn a_pause_stops_deliveries_everywhere_and_a_resume_lets_them_go_on(pair: 
     tokio::time::sleep(EVERYWHERE).await;
     remote.push("work", &["paused 1"]).await;
     api.push("work", &["paused 2"]).await;
-    // What was handed out before is settled all the same.
+    // Items that were handed out before can still be settled.
     assert_eq!(remote.commit(&[&before.receipt]).await, [Outcome::Ok]);
-    // Calls that do not wait are answered with nothing, and so is one that waits.
+    // Calls that do not wait return nothing, and so does one that waits.
     let (seen, taken) = stream
         .during(async {
             let mut taken = remote.reserve_now("work", 10).await;
@@ -125,19 +126,19 @@ async fn a_pause_stops_deliveries_everywhere_and_a_resume_lets_them_go_on(pair: 
         })
         .await;
     assert!(seen.is_empty() && taken.is_empty(), "delivered while paused: {seen:?} {taken:?}");
-    assert_eq!(remote.list("work", ItemState::Ready).await.len(), 2, "pushes go on");
+    assert_eq!(remote.list("work", ItemState::Ready).await.len(), 2, "pushes continue");
 
     let resumed = Instant::now();
     resume(api, "work").await;
     assert_eq!(payloads(&stream.take(2).await), ["paused 1", "paused 2"]);
-    // Far below the fallback poll of ten minutes.
+    // Far less than the fallback poll of ten minutes.
     assert!(resumed.elapsed() < LIMIT);
 }
 
-async fn a_new_lease_and_limit_of_attempts_count_everywhere(pair: Pair) {
+async fn a_new_lease_and_attempt_limit_apply_everywhere(pair: Pair) {
     let Pair { api, remote, .. } = &pair;
     api.push("work", &["a", "b", "c"]).await;
-    // The other broker knows the settings of old.
+    // The other broker has cached the old settings.
     let reserve = async || remote.reserve("work", 1, LIMIT, LONG).await.remove(0);
     let first = reserve().await;
     assert_eq!(remote.rollback(&first.receipt, "for ever").await, Outcome::Ok);
@@ -151,7 +152,7 @@ async fn a_new_lease_and_limit_of_attempts_count_everywhere(pair: Pair) {
     };
     let updated = update(api, wanted, &["lease", "max_attempts", "dead_letter_queue"]).await;
     assert_eq!((updated.max_attempts, updated.dead_letter_queue.as_str()), (Some(1), "dead"));
-    assert!(updated.labels.is_empty(), "only what the mask names is changed");
+    assert!(updated.labels.is_empty(), "only fields in the mask are changed");
     tokio::time::sleep(EVERYWHERE).await;
 
     let request = GetQueueRequest { name: "work".to_owned() };
@@ -168,13 +169,13 @@ async fn a_new_lease_and_limit_of_attempts_count_everywhere(pair: Pair) {
         let lease_end = at(delivery.lease_expire_time.as_ref());
         let left = lease_end.duration_since(std::time::SystemTime::now()).expect("a lease");
         assert!(left > Duration::from_mins(5) && left <= Duration::from_mins(7), "{left:?}");
-        // The first one of them is at its second attempt already.
+        // The first of the items is on its second attempt already.
         assert_eq!(remote.rollback(&delivery.receipt, "once").await, Outcome::DeadLettered);
     }
     assert_eq!(api.list("dead", ItemState::Ready).await.len(), 3);
 }
 
-async fn a_new_limit_of_depth_counts_everywhere(pair: Pair) {
+async fn a_new_depth_limit_applies_everywhere(pair: Pair) {
     let Pair { api, remote, .. } = &pair;
     remote.push("work", &["1", "2", "3"]).await;
     let limited = Queue { name: "work".to_owned(), max_depth: 4, ..Queue::default() };
@@ -220,7 +221,7 @@ async fn consumers_of_a_deleted_queue_are_told_everywhere(pair: Pair) {
     }
     let ended = within("the waiting call's answer", waiting).await.expect("no panic");
     assert_eq!(ended.expect_err("no such queue").code(), Code::NotFound);
-    assert!(deleted.elapsed() < LIMIT, "not owed to the fallback poll");
+    assert!(deleted.elapsed() < LIMIT, "the fallback poll did not cause it");
     for delivery in &held {
         assert_eq!(remote.commit(&[&delivery.receipt]).await, [Outcome::Gone]);
     }
@@ -231,10 +232,10 @@ async fn consumers_of_a_deleted_queue_are_told_everywhere(pair: Pair) {
     }
 }
 
-async fn a_queue_made_anew_is_the_new_one_everywhere(pair: Pair) {
+async fn a_queue_that_is_created_again_is_the_new_one_everywhere(pair: Pair) {
     let Pair { api, remote, .. } = &pair;
-    // In a group of its own first, then in the default one: who remembers the old one pushes to the
-    // wrong collection.
+    // The queue is first in a group of its own, and then in the default group. A broker with old
+    // settings would push to the wrong collection.
     let old = Queue { name: "work".to_owned(), group: "old".to_owned(), ..Queue::default() };
     api.create(old).await;
     remote.push("work", &["old"]).await;
@@ -258,7 +259,7 @@ async fn a_queue_with_items_is_deleted_only_by_force(backend: Backend) {
         assert_eq!(error_reason(&refused), "QUEUE_NOT_EMPTY");
     }
     assert_eq!(api.commit(&[&held.receipt]).await, [Outcome::Ok], "nothing was changed");
-    // A reserved item is an item too.
+    // A reserved item counts too.
     let held = api.reserve_one("work", LONG).await;
     delete(&api, "work", false).await.expect_err("it holds a reserved item");
     assert_eq!(api.commit(&[&held.receipt]).await, [Outcome::Ok]);
@@ -267,7 +268,7 @@ async fn a_queue_with_items_is_deleted_only_by_force(backend: Backend) {
     assert_eq!(gone.code(), Code::NotFound);
 }
 
-async fn a_purge_deletes_all_but_what_is_reserved(backend: Backend) {
+async fn a_purge_deletes_all_but_reserved_items(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
@@ -279,7 +280,7 @@ async fn a_purge_deletes_all_but_what_is_reserved(backend: Backend) {
     assert_eq!(api.commit(&[&taken[0].receipt]).await, [Outcome::Ok]);
     let request = PurgeQueueRequest { name: "work".to_owned() };
     let purged = api.admin.clone().purge_queue(request).await.expect("an answer").into_inner();
-    assert_eq!(purged.purged_items, 3, "two that are ready and one that is history");
+    assert_eq!(purged.purged_items, 3, "two ready items and one in history");
     let left = api.list("work", ItemState::Unspecified).await;
     assert_eq!(left.len(), 1);
     assert_eq!((&left[0].payload[..], left[0].state()), (&b"held"[..], ItemState::Reserved));
@@ -301,7 +302,7 @@ async fn a_full_queue_refuses_pushes_until_there_is_room(backend: Backend) {
     );
     api.push("work", &["c"]).await;
     api.try_push("work", vec![new_item("d")]).await.expect_err("a full queue");
-    // What is reserved is in the queue until it is settled.
+    // Reserved items are in the queue until they are settled.
     let held = api.reserve_one("work", LONG).await;
     api.try_push("work", vec![new_item("d")]).await.expect_err("a full queue");
     assert_eq!(api.commit(&[&held.receipt]).await, [Outcome::Ok]);
@@ -312,7 +313,7 @@ async fn a_full_queue_refuses_pushes_until_there_is_room(backend: Backend) {
     assert_eq!(items, [b"b", b"c", b"d"]);
 }
 
-async fn a_dropped_stream_counts_by_the_settings_of_now(backend: Backend) {
+async fn a_dropped_stream_counts_by_the_current_settings(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;

@@ -1,4 +1,4 @@
-//! A broker that is told to stop: nothing stays leased, everyone is told.
+//! A broker that is told to stop: nothing stays leased, and every client is told.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::harness::{Backend, error_reason, on_both_backends, retry_after, text,
 
 on_both_backends!(
     a_stop_ends_streams_and_leaves_nothing_leased,
-    a_client_that_does_not_read_keeps_nothing_from_others_at_a_stop,
+    a_stop_frees_the_items_of_a_client_that_does_not_read,
     a_hang_up_ends_nothing,
 );
 
@@ -46,7 +46,7 @@ async fn a_stop_ends_streams_and_leaves_nothing_leased(backend: Backend) {
     assert_eq!(ended.code(), Code::Unavailable, "{ended:?}");
     assert!(retry_after(&ended).is_some(), "{ended:?}");
     error_reason(&ended);
-    // A waiting call is answered, empty or with a retry, not cut off without a word.
+    // A waiting call is answered, with nothing or with a retry, but is not cut off.
     match within("the answer to the waiting call", waiting).await.expect("no panic") {
         Ok(answer) => assert!(answer.into_inner().deliveries.is_empty()),
         Err(status) => {
@@ -68,16 +68,21 @@ async fn a_stop_ends_streams_and_leaves_nothing_leased(backend: Backend) {
     let api = broker.api().await;
     let mut ready: Vec<String> = api.reserve_now("work", 10).await.iter().map(text).collect();
     ready.sort();
-    assert_eq!(ready, ["a", "b", "c", "d"], "all are ready at once, though leased for ten minutes");
+    assert_eq!(
+        ready,
+        ["a", "b", "c", "d"],
+        "all are ready immediately, though leased for ten minutes"
+    );
     broker.stop().await;
 }
 
-/// What it holds is ready after the stop with no failed attempt, and the stop is a success.
-async fn a_client_that_does_not_read_keeps_nothing_from_others_at_a_stop(backend: Backend) {
+/// The items held by the client are ready after the stop without a failed attempt, and the stop
+/// succeeds.
+async fn a_stop_frees_the_items_of_a_client_that_does_not_read(backend: Backend) {
     let store = backend.store();
     let broker = store.launch().flag("shutdown-grace", "8s").start().await;
     let api = broker.api().await;
-    // Far more than the transport takes from a consumer that does not read.
+    // The payloads far exceed what the transport accepts from a consumer that does not read.
     let large = "x".repeat(256 * 1024);
     for _ in 0..4 {
         api.push("unread", &[large.as_str(); 6]).await;
@@ -100,7 +105,7 @@ async fn a_hang_up_ends_nothing(backend: Backend) {
     let broker = store.broker().await;
     let api = broker.api().await;
     broker.signal("HUP");
-    until("it says what it did", || async { broker.log().contains("reload").then_some(()) }).await;
+    until("the log mentions it", || async { broker.log().contains("reload").then_some(()) }).await;
     api.push("work", &["a"]).await;
     assert_eq!(api.reserve_now("work", 1).await.len(), 1);
     broker.stop().await;

@@ -1,5 +1,5 @@
-//! One client, several brokers: it uses all of them, and comes back to one that was away. The brokers have a store
-//! each, so that it shows who was asked.
+//! One client, several brokers: the client uses all of them, and returns to one that was
+//! unreachable. Each broker has a store of its own, which shows which broker was called.
 
 use sluicegate_client::{CancellationToken, Client, producer::StreamOptions};
 use sluicegate_proto::v1::{GetQueueRequest, ItemState};
@@ -16,13 +16,13 @@ async fn client(brokers: [&Broker; 2]) -> Client {
     Client::builder(one).endpoint(other).connect().await.expect("a client")
 }
 
-/// True if somebody has pushed to the queue there: that makes it.
+/// Returns true if anyone has pushed to the queue there, which creates it.
 async fn was_pushed_to(broker: &Broker, queue: &str) -> bool {
     let request = GetQueueRequest { name: queue.to_owned() };
     broker.api().await.admin.clone().get_queue(request).await.is_ok()
 }
 
-/// Pushes by new producers until one of them has come to the broker.
+/// Pushes by new producers until one of them has used the broker.
 async fn until_used(client: &Client, broker: &Broker, queue: &str) {
     until("a producer at the broker", || async {
         client.producer(queue).push("x").await.expect("a push");
@@ -32,7 +32,7 @@ async fn until_used(client: &Client, broker: &Broker, queue: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_spreads_and_comes_back_to_a_broker_that_recovered() {
+async fn a_client_uses_all_brokers_and_returns_to_one_that_recovered() {
     let (one, other) = (launch().start().await, launch().start().await);
     let client = client([&one, &other]).await;
     until_used(&client, &one, "before").await;
@@ -41,7 +41,8 @@ async fn a_client_spreads_and_comes_back_to_a_broker_that_recovered() {
     let address = one.address.trim_start_matches("http://").to_owned();
     one.kill();
     for _ in 0..10 {
-        // With an id: repeated elsewhere when it meets the broker that is gone.
+        // The item has an id, so that the push is repeated elsewhere if it meets the stopped
+        // broker.
         let producer = client.producer("meanwhile").with_auto_dedup();
         producer.push("x").await.expect("a push to the broker that is left");
     }
@@ -51,9 +52,9 @@ async fn a_client_spreads_and_comes_back_to_a_broker_that_recovered() {
     other.stop().await;
 }
 
-/// A stream is for ever; load has to spread after a roll-out all the same.
+/// A stream has no natural end, but load has to spread after a roll-out nevertheless.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_consumer_moves_on_when_its_connection_is_old() {
+async fn a_consumer_reconnects_when_its_connection_is_old() {
     let launch = launch().flag("max-connection-age", "1s");
     let brokers = [launch.start().await, launch.start().await];
     for (n, broker) in brokers.iter().enumerate() {
@@ -84,9 +85,10 @@ async fn a_consumer_moves_on_when_its_connection_is_old() {
     }
 }
 
-/// The same for who pushes on a stream. The items have no deduplication ids: a batch in doubt would fail its ticket.
+/// The same holds for a push stream. The items have no deduplication ids, so that a batch with an
+/// unknown outcome would fail its ticket.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_push_stream_moves_on_when_its_connection_is_old() {
+async fn a_push_stream_reconnects_when_its_connection_is_old() {
     let launch = launch().flag("max-connection-age", "1s");
     let brokers = [launch.start().await, launch.start().await];
     let client = client([&brokers[0], &brokers[1]]).await;

@@ -20,25 +20,25 @@ use crate::harness::{
 };
 
 on_both_backends!(
-    everything_is_answered_on_the_one_stream,
-    a_flow_of_none_halts_and_a_greater_one_resumes,
+    one_stream_carries_all_deliveries_and_answers,
+    a_flow_of_zero_halts_and_a_greater_one_resumes,
     requests_of_one_receipt_take_effect_in_the_order_sent,
     a_half_closed_stream_answers_all_and_ends,
-    a_stream_that_breaks_gives_back_what_is_unsettled,
-    a_request_that_is_refused_is_answered_and_the_stream_goes_on,
-    only_open_ends_a_stream_out_of_place,
-    many_batches_are_pushed_at_once_and_one_failure_stops_none,
+    the_items_of_a_broken_stream_are_rolled_back,
+    a_refused_request_is_answered_and_the_stream_continues,
+    only_a_misplaced_open_ends_a_stream,
+    many_batches_are_pushed_concurrently_and_a_failure_stops_no_others,
     batches_in_flight_are_handed_out_in_the_order_sent,
     a_half_closed_push_stream_answers_all_and_ends,
 );
 
 const LONG: Duration = Duration::from_mins(10);
 
-/// A ConsumeStream, opened.
+/// An open ConsumeStream.
 struct Session {
     requests: mpsc::Sender<ConsumeStreamRequest>,
     events: Streaming<ConsumeStreamResponse>,
-    /// Deliveries that came while something else was awaited.
+    /// Deliveries that arrived while the test waited for another event.
     deliveries: VecDeque<Delivery>,
 }
 
@@ -52,7 +52,7 @@ impl Session {
         Self { requests, events, deliveries: VecDeque::new() }
     }
 
-    /// A consumer of `work`, opened and answered.
+    /// Opens a consumer of `work` and waits for the answer.
     async fn of_work(api: &Api, max_in_flight: i32) -> Self {
         let request = ConsumeRequest {
             queue: "work".to_owned(),
@@ -65,7 +65,7 @@ impl Session {
             Some(Event::Opened(opened)) => {
                 assert_eq!((opened.max_in_flight, opened.lease), (max_in_flight, duration(LONG)));
             }
-            other => panic!("opened comes first, not {other:?}"),
+            other => panic!("the first event must be opened, not {other:?}"),
         }
         session
     }
@@ -75,13 +75,13 @@ impl Session {
         self.requests.send(request).await.expect("a stream that takes requests");
     }
 
-    /// The next event; `None` at the end.
+    /// Returns the next event; `None` at the end.
     async fn event(&mut self) -> Result<Option<Event>, Status> {
         let message = within("an event", self.events.message()).await?;
         Ok(message.map(|message| message.event.expect("an event in the message")))
     }
 
-    /// The next event that is no delivery.
+    /// Returns the next event that is not a delivery.
     async fn answer(&mut self) -> Event {
         loop {
             match self.event().await.expect("a stream that goes on").expect("an event") {
@@ -98,7 +98,7 @@ impl Session {
             }
             match self.event().await.expect("a stream that goes on").expect("an event") {
                 Event::Deliveries(message) => self.deliveries.extend(message.deliveries),
-                other => panic!("a delivery is awaited, not {other:?}"),
+                other => panic!("the next event must be a delivery, not {other:?}"),
             }
         }
     }
@@ -149,7 +149,7 @@ fn rollback(delivery: &Delivery, reason: &str) -> Action {
     Action::Rollback(RollbackRequest { items: vec![item] })
 }
 
-async fn everything_is_answered_on_the_one_stream(backend: Backend) {
+async fn one_stream_carries_all_deliveries_and_answers(backend: Backend) {
     let store = backend.store();
     let broker = store.launch().without_poll().start().await;
     let api = broker.api().await;
@@ -158,7 +158,7 @@ async fn everything_is_answered_on_the_one_stream(backend: Backend) {
     let taken = session.take(3).await;
     assert_eq!(payloads(&taken), ["a", "b", "c"]);
 
-    // Two requests in one go: answered in their order.
+    // Two requests sent together are answered in order.
     session.send(commit(&taken[..1])).await;
     session.send(rollback(&taken[1], "on the stream")).await;
     for delivery in [&taken[0], &taken[1]] {
@@ -186,7 +186,7 @@ async fn everything_is_answered_on_the_one_stream(backend: Backend) {
     let item = again.item.as_ref().expect("an item");
     assert_eq!((&item.payload[..], item.attempt, item.deliveries), (&b"b"[..], 2, 2));
     assert_eq!(item.last_reason, "on the stream");
-    // Settling over a call of its own frees the place too; a stale receipt is told so.
+    // A settle by a call of its own frees the place too. A stale receipt is reported as such.
     assert_eq!(api.commit(&[&taken[2].receipt]).await, [Outcome::Ok]);
     let stale = [taken[1].clone(), again, taken[2].clone()];
     let wanted = [Outcome::LeaseLost, Outcome::Ok, Outcome::Gone];
@@ -195,7 +195,7 @@ async fn everything_is_answered_on_the_one_stream(backend: Backend) {
     assert_eq!(payloads(&session.take(3).await), ["d", "e", "f"]);
 }
 
-async fn a_flow_of_none_halts_and_a_greater_one_resumes(backend: Backend) {
+async fn a_flow_of_zero_halts_and_a_greater_one_resumes(backend: Backend) {
     let store = backend.store();
     let broker = store.launch().without_poll().start().await;
     let api = broker.api().await;
@@ -203,27 +203,27 @@ async fn a_flow_of_none_halts_and_a_greater_one_resumes(backend: Backend) {
     let mut session = Session::of_work(&api, 2).await;
     let held = session.take(2).await;
     session.flow(0).await;
-    // What was handed out stays, and its places are not filled any more.
+    // The items that were handed out stay, and their places are not filled again.
     assert_eq!(session.commit(&held[..1]).await, [Outcome::Ok]);
-    // A whole round over the same connection: anything more would have come by then.
+    // A complete round over the same connection. Any further item would have arrived by then.
     let mut other = api.consume("round", 1).await;
     for _ in 0..20 {
         api.push("round", &["x"]).await;
         let delivery = other.next().await;
         api.commit(&[&delivery.receipt]).await;
     }
-    // The answer to a second flow comes after whatever was handed out before it.
+    // The answer to a second flow comes after everything that was handed out before it.
     session.flow(0).await;
     assert!(session.deliveries.is_empty(), "delivered while halted: {:?}", session.deliveries);
     assert_eq!(api.list("work", ItemState::Ready).await.len(), 4);
 
     session.flow(3).await;
     let more = session.take(2).await;
-    assert_eq!(payloads(&more), ["c", "d"], "two, for one is still held");
+    assert_eq!(payloads(&more), ["c", "d"], "two, because one is still held");
     session.flow(1).await;
     assert_eq!(session.commit(&more).await, [Outcome::Ok, Outcome::Ok]);
     session.flow(1).await;
-    assert!(session.deliveries.is_empty(), "one is held, and no more than one may be");
+    assert!(session.deliveries.is_empty(), "one item is held, which is the limit");
     assert_eq!(session.commit(&held[1..]).await, [Outcome::Ok]);
     assert_eq!(text(&session.next().await), "e");
     assert_eq!(api.list("work", ItemState::Ready).await.len(), 1);
@@ -238,7 +238,7 @@ async fn requests_of_one_receipt_take_effect_in_the_order_sent(backend: Backend)
     let mut session = Session::of_work(&api, i32::try_from(ITEMS).expect("few")).await;
     let taken = session.take(ITEMS).await;
     session.flow(0).await;
-    // Nothing is waited for in between.
+    // The requests are sent without waiting for answers.
     let requests = session.requests.clone();
     let sent = taken.clone();
     tokio::spawn(async move {
@@ -269,7 +269,7 @@ async fn requests_of_one_receipt_take_effect_in_the_order_sent(backend: Backend)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_settle_that_takes_long_holds_up_nothing_but_its_own_receipt() {
+async fn a_slow_settle_delays_only_requests_for_its_own_receipt() {
     let server = MongoServer::start().await;
     let store = TestStore::mongo(&server.uri());
     let broker = store.launch().signals("local:").without_poll().start().await;
@@ -283,26 +283,27 @@ async fn a_settle_that_takes_long_holds_up_nothing_but_its_own_receipt() {
     session.send(extend(&held[0], LONG)).await;
     session.send(extend(&held[1], LONG * 2)).await;
     session.send(Action::Flow(Flow { max_in_flight: 3 })).await;
-    // The flow is in force, the other receipt's lease prolonged, while the first answer is still to come.
+    // The flow is in force and the other receipt's lease is extended, while the first answer is
+    // still pending.
     match session.event().await.expect("a stream that goes on") {
         Some(Event::Deliveries(message)) => assert_eq!(payloads(&message.deliveries), ["c"]),
         other => panic!("the greater flow is not in force: {other:?}"),
     }
     let item = held[1].item.as_ref().expect("an item");
     let before = at(held[1].lease_expire_time.as_ref());
-    until("the lease is prolonged", || async {
+    until("the lease is extended", || async {
         let now = api.item("work", &item.id).await.expect("the item");
         (at(now.eligible_time.as_ref()) > before + LONG / 2).then_some(())
     })
     .await;
-    assert_eq!(api.list("work", ItemState::Reserved).await.len(), 3, "the commit is held up");
+    assert_eq!(api.list("work", ItemState::Reserved).await.len(), 3, "the commit is delayed");
     // In the order of the requests.
     let answers = [session.answer().await, session.answer().await, session.answer().await];
     let [Event::Settled(settled), Event::Extended(own), Event::Extended(other)] = answers else {
         panic!("not {answers:?}");
     };
     assert_eq!(outcomes(&settled.results), [Outcome::Ok]);
-    assert_eq!(own.results[0].outcome(), Outcome::Gone, "it came after the commit");
+    assert_eq!(own.results[0].outcome(), Outcome::Gone, "it ran after the commit");
     assert_eq!(other.results[0].outcome(), Outcome::Ok);
     assert_eq!(session.answer().await, Event::Flow(Flow { max_in_flight: 3 }));
 }
@@ -315,7 +316,7 @@ async fn a_half_closed_stream_answers_all_and_ends(backend: Backend) {
     api.push("work", &lines.iter().map(String::as_str).collect::<Vec<_>>()).await;
     let mut session = Session::of_work(&api, 40).await;
     let taken = session.take(40).await;
-    // Many requests, then no more: all are answered before the end.
+    // After many requests the client closes its side. All are answered before the end.
     for delivery in &taken[..30] {
         session.send(commit(std::slice::from_ref(delivery))).await;
     }
@@ -332,14 +333,14 @@ async fn a_half_closed_stream_answers_all_and_ends(backend: Backend) {
     let wanted: Vec<&str> = taken[..30].iter().map(|taken| taken.receipt.as_str()).collect();
     assert_eq!(receipts, wanted);
     assert!(answers.iter().all(|answer| answer.outcome() == Outcome::Ok));
-    // The rest is ready again at once, as with any stream that ends.
+    // The other items are ready again immediately, as with any stream that ends.
     api.until_stats("work", |stats| (stats.ready, stats.reserved) == (10, 0)).await;
     let mut rest = payloads(&api.reserve_now("work", 100).await);
     rest.sort();
     assert_eq!(rest, lines[30..]);
 }
 
-async fn a_stream_that_breaks_gives_back_what_is_unsettled(backend: Backend) {
+async fn the_items_of_a_broken_stream_are_rolled_back(backend: Backend) {
     let store = backend.store();
     let broker = store.launch().without_poll().start().await;
     let api = broker.api().await;
@@ -358,8 +359,8 @@ async fn a_stream_that_breaks_gives_back_what_is_unsettled(backend: Backend) {
     assert_eq!(again, ["b", "c"]);
 }
 
-/// One request that cannot be accepted costs nothing but itself: what the stream holds stays its own.
-async fn a_request_that_is_refused_is_answered_and_the_stream_goes_on(backend: Backend) {
+/// A request that is refused has no other effect: the stream keeps the items it holds.
+async fn a_refused_request_is_answered_and_the_stream_continues(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
@@ -388,13 +389,13 @@ async fn a_request_that_is_refused_is_answered_and_the_stream_goes_on(backend: B
     assert_eq!(
         session.commit(&held).await,
         [Outcome::Ok, Outcome::Ok],
-        "nothing was settled before"
+        "no item was settled before"
     );
     api.push("work", &["c"]).await;
     assert_eq!(text(&session.next().await), "c");
 }
 
-async fn only_open_ends_a_stream_out_of_place(backend: Backend) {
+async fn only_a_misplaced_open_ends_a_stream(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
@@ -410,7 +411,7 @@ async fn only_open_ends_a_stream_out_of_place(backend: Backend) {
         (refused.code(), bad_fields(&refused)),
         (Code::InvalidArgument, vec!["open".into()])
     );
-    // And no other.
+    // No other message may be `open`.
     let open = Action::Open(ConsumeRequest { queue: "work".to_owned(), ..Default::default() });
     let mut session = Session::of_work(&api, 1).await;
     session.send(open).await;
@@ -431,7 +432,7 @@ async fn push_stream(
     (requests, answers.expect("a stream").into_inner())
 }
 
-async fn many_batches_are_pushed_at_once_and_one_failure_stops_none(backend: Backend) {
+async fn many_batches_are_pushed_concurrently_and_a_failure_stops_no_others(backend: Backend) {
     const BATCHES: i64 = 200;
     const BAD_ITEM: i64 = 20;
     const BAD_QUEUE: i64 = 60;
@@ -481,7 +482,7 @@ async fn many_batches_are_pushed_at_once_and_one_failure_stops_none(backend: Bac
     error(FULL, Code::ResourceExhausted);
     assert!(results.values().all(|results| results.len() == 5));
 
-    // All that was answered is there, in the order sent; nothing else is.
+    // Everything that was acknowledged is stored in the order sent, and nothing else is.
     for (queue, parity) in [("even", 0), ("odd", 1)] {
         let items = api.list(queue, ItemState::Ready).await;
         let stored: Vec<_> = items.iter().map(|item| item.id.as_str()).collect();

@@ -1,4 +1,5 @@
-//! TLS and mutual TLS, with certificates made for the test: who gets in, and who is told why not.
+//! TLS and mutual TLS, with certificates created for the test: who can connect, and how refusals
+//! are explained.
 
 use std::{fs, path::PathBuf, process::Output};
 
@@ -27,7 +28,7 @@ impl Files {
         path.to_str().expect("a path").to_owned()
     }
 
-    /// A certificate and its key, signed by the authority.
+    /// Returns a certificate and its key, signed by the authority.
     fn identity(&self, name: &str, names: &[&str], by: &Authority) -> (String, String) {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let key = KeyPair::generate().expect("a key");
@@ -58,7 +59,7 @@ async fn logged(broker: &Broker, what: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_tls_only_who_trusts_the_broker_gets_in_and_both_sides_say_why_not() {
+async fn with_tls_only_clients_that_trust_the_broker_connect_and_both_sides_log_the_reason() {
     let files = Files(tempfile::tempdir().expect("a directory"));
     let (ours, other) = (authority("ours"), authority("other"));
     let (cert, key) = files.identity("broker", &["queue.example"], &ours);
@@ -84,7 +85,7 @@ async fn with_tls_only_who_trusts_the_broker_gets_in_and_both_sides_say_why_not(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_mutual_tls_only_clients_with_a_certificate_get_in() {
+async fn with_mutual_tls_only_clients_with_a_certificate_connect() {
     let files = Files(tempfile::tempdir().expect("a directory"));
     let (ours, other) = (authority("ours"), authority("other"));
     let (cert, key) = files.identity("broker", &["127.0.0.1"], &ours);

@@ -1,4 +1,4 @@
-//! Totals over all brokers, and being told of changes.
+//! Totals over all brokers, and notifications of changes.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -14,8 +14,8 @@ use crate::harness::{
 
 on_both_backends!(
     totals_add_up_over_brokers_and_survive_a_restart,
-    a_watch_tells_all_at_first_and_then_what_changed,
-    a_watch_of_some_queues_tells_of_no_others,
+    a_watch_reports_all_queues_first_and_then_changes,
+    a_watch_of_some_queues_reports_no_others,
 );
 
 const LONG: Duration = Duration::from_mins(10);
@@ -30,7 +30,7 @@ async fn brokers(backend: Backend, store: &TestStore) -> Vec<Broker> {
     }
 }
 
-/// Pushed, delivered, committed, rolled back, moved, dead-lettered, expired.
+/// Returns pushed, delivered, committed, rolled back, moved, dead-lettered, expired.
 fn totals(stats: &QueueStats) -> [i64; 7] {
     [
         stats.pushed,
@@ -43,15 +43,15 @@ fn totals(stats: &QueueStats) -> [i64; 7] {
     ]
 }
 
-/// Does one of everything through `api`.
+/// Causes one of each event through `api`.
 async fn one_of_each(api: &Api) {
     let ttl = duration(Duration::from_millis(50));
     let twice = || NewItem { dedup_id: "twice".to_owned(), ..new_item("twice") };
     api.push_items("work", vec![NewItem { ttl, ..new_item("expires") }]).await;
-    // Past its time, it is found by the reserve below.
+    // The item has expired, and the reserve below finds it.
     tokio::time::sleep(Duration::from_millis(100)).await;
     api.push_items("work", vec![twice(), new_item("b"), new_item("c"), new_item("d")]).await;
-    // `twice` is pushed by each call of this, and counts once.
+    // `twice` is pushed by each call of this function, and counts once.
     let first = api.reserve_one("work", LONG).await;
     assert_eq!(api.commit(&[&first.receipt]).await, [Outcome::Ok]);
     let back = api.reserve_one("work", LONG).await;
@@ -77,10 +77,10 @@ async fn one_of_each(api: &Api) {
     }
 }
 
-/// What two calls of [`one_of_each`] come to. First call: `twice`, b, b, c, d, poison and poison are
-/// delivered, of which `twice`, d and b are committed; second call: the same but for `twice`, in whose
-/// place nothing came. How many expired items are found, and not removed by the store before, is
-/// up to the store.
+/// The totals of two calls of [`one_of_each`]. In the first call, `twice`, b, b, c, d, poison and
+/// poison are delivered, of which `twice`, d and b are committed. The second call is the same
+/// without `twice`, in whose place nothing was delivered. How many expired items are found, rather
+/// than removed by the store before, depends on the store.
 const WORK: [i64; 6] = [11, 13, 5, 4, 2, 2];
 
 async fn totals_add_up_over_brokers_and_survive_a_restart(backend: Backend) {
@@ -98,14 +98,14 @@ async fn totals_add_up_over_brokers_and_survive_a_restart(backend: Backend) {
     one_of_each(&running[running.len() - 1].api().await).await;
     let stats = async |api: &Api| totals(&api.stats("work").await);
     for broker in &running {
-        // Other brokers' last second may be missing.
+        // The last second of other brokers may be missing.
         let api = broker.api().await;
         api.until_stats("work", |stats| totals(stats)[..6] == WORK).await;
     }
     let work = stats(&api).await;
     assert!(work[6] <= 2, "{work:?}");
     for broker in &running {
-        assert_eq!(stats(&broker.api().await).await, work, "each broker answers the same");
+        assert_eq!(stats(&broker.api().await).await, work, "each broker returns the same");
     }
     let next = totals(&api.stats("next").await);
     for broker in running {
@@ -118,7 +118,7 @@ async fn totals_add_up_over_brokers_and_survive_a_restart(backend: Backend) {
         assert_eq!(stats(&api).await, work, "after a restart");
         assert_eq!(totals(&api.stats("next").await), next, "after a restart");
     }
-    // What was done right before a graceful stop is not lost either.
+    // Events right before a graceful stop are not lost either.
     let api = again[0].api().await;
     api.push("work", &["x", "y", "z"]).await;
     for broker in again {
@@ -135,7 +135,7 @@ async fn watch(api: &Api, queues: &[&str]) -> Streaming<WatchQueuesResponse> {
     api.admin.clone().watch_queues(request).await.expect("a stream").into_inner()
 }
 
-/// Reads until the last that was told of a queue satisfies `wanted`.
+/// Reads until the last reported stats of the queues satisfy `wanted`.
 async fn until_told(
     stream: &mut Streaming<WatchQueuesResponse>,
     told: &mut HashMap<String, QueueStats>,
@@ -145,16 +145,16 @@ async fn until_told(
     while !wanted(told) {
         let message = within("a message of the watch", stream.message()).await;
         let message = message.expect("a stream that goes on").expect("a message");
-        assert!(!message.stats.is_empty() || messages == 0, "a message that tells nothing");
+        assert!(!message.stats.is_empty() || messages == 0, "a message without stats");
         for stats in message.stats {
             let before = told.insert(stats.queue.clone(), stats.clone());
-            assert_ne!(before, Some(stats), "told though nothing has changed");
+            assert_ne!(before, Some(stats), "reported though nothing has changed");
         }
         messages += 1;
     }
 }
 
-async fn a_watch_tells_all_at_first_and_then_what_changed(backend: Backend) {
+async fn a_watch_reports_all_queues_first_and_then_changes(backend: Backend) {
     let store = backend.store();
     let running = brokers(backend, &store).await;
     let api = running[0].api().await;
@@ -176,13 +176,13 @@ async fn a_watch_tells_all_at_first_and_then_what_changed(backend: Backend) {
     until_told(&mut stream, &mut told, |told| (told["b"].reserved, told["b"].committed) == (0, 1))
         .await;
     assert_eq!((told["a"].pushed, told["c"].pushed), (0, 0));
-    // A queue that comes into being is told too.
+    // A new queue is reported too.
     remote.push("d", &["z"]).await;
     until_told(&mut stream, &mut told, |told| told.get("d").is_some_and(|d| d.ready == 1)).await;
     assert_eq!(told.len(), 4);
 }
 
-async fn a_watch_of_some_queues_tells_of_no_others(backend: Backend) {
+async fn a_watch_of_some_queues_reports_no_others(backend: Backend) {
     let store = backend.store();
     let running = brokers(backend, &store).await;
     let api = running[0].api().await;

@@ -1,4 +1,4 @@
-//! The generated clients with short names for what the tests ask all the time.
+//! The generated clients, with short names for frequent calls.
 
 use std::{
     collections::VecDeque,
@@ -79,14 +79,14 @@ impl Api {
         self.queue.clone().reserve(request).await.expect("an answer").into_inner().deliveries
     }
 
-    /// Reserves one item, which must come within the time limit.
+    /// Reserves one item, which must be delivered within the time limit.
     pub(crate) async fn reserve_one(&self, queue: &str, lease: Duration) -> Delivery {
         let mut deliveries = self.reserve(queue, 1, super::LIMIT, lease).await;
         assert_eq!(deliveries.len(), 1, "an item of {queue} within the time limit");
         deliveries.remove(0)
     }
 
-    /// What is there at once; nothing is waited for.
+    /// Reserves the items that are ready now, without waiting.
     pub(crate) async fn reserve_now(&self, queue: &str, max_items: i32) -> Vec<Delivery> {
         self.reserve(queue, max_items, Duration::ZERO, Duration::from_mins(1)).await
     }
@@ -97,12 +97,12 @@ impl Api {
         Ok(answer.into_inner().results)
     }
 
-    /// Commits and answers the outcomes.
+    /// Commits, and returns the outcomes.
     pub(crate) async fn commit(&self, receipts: &[&str]) -> Vec<Outcome> {
         outcomes(&self.try_commit(receipts).await.expect("an answered commit"))
     }
 
-    /// Gives one item back, ready at once.
+    /// Rolls one item back without a delay.
     pub(crate) async fn rollback(&self, receipt: &str, reason: &str) -> Outcome {
         self.rollback_item(RollbackItem {
             receipt: receipt.to_owned(),
@@ -130,7 +130,7 @@ impl Api {
         .await
     }
 
-    /// The same; what it holds when its stream ends counts as a failed attempt.
+    /// Opens a consumer whose items count as failed attempts if its stream ends.
     pub(crate) async fn consume_counting(&self, queue: &str, max_in_flight: i32) -> Deliveries {
         self.consume_with(ConsumeRequest {
             queue: queue.to_owned(),
@@ -161,7 +161,8 @@ impl Api {
         .await
     }
 
-    /// All items of a queue in one state, in the order of ListItems, over as many pages as it takes.
+    /// Returns all items of a queue in one state, in the order of ListItems, over as many pages as
+    /// necessary.
     pub(crate) async fn list(&self, queue: &str, state: ItemState) -> Vec<Item> {
         let mut items = Vec::new();
         let mut page_token = String::new();
@@ -187,7 +188,7 @@ impl Api {
         answer.into_inner().stats.expect("the stats in the answer")
     }
 
-    /// Waits until the stats satisfy `wanted`: they are remembered for a moment.
+    /// Waits until the stats satisfy `wanted`, as they are cached for a moment.
     pub(crate) async fn until_stats(&self, queue: &str, wanted: impl Fn(&QueueStats) -> bool) {
         let last = std::sync::Mutex::new(None);
         let asked = tokio::time::timeout(super::LIMIT, async {
@@ -211,12 +212,12 @@ pub(crate) struct Deliveries {
 }
 
 impl Deliveries {
-    /// The next delivery; panics if none comes within the time limit.
+    /// Returns the next delivery. Panics if none arrives within the time limit.
     pub(crate) async fn next(&mut self) -> Delivery {
         within("the next delivery", self.try_next()).await.expect("a stream that goes on")
     }
 
-    /// The next delivery, or why the stream ended.
+    /// Returns the next delivery, or the status with which the stream ended.
     pub(crate) async fn try_next(&mut self) -> Result<Delivery, Status> {
         loop {
             if let Some(delivery) = self.pending.pop_front() {
@@ -237,7 +238,7 @@ impl Deliveries {
         taken
     }
 
-    /// Everything handed over while `other` is awaited; then `other`'s answer.
+    /// Returns the deliveries that arrive while `other` is awaited, and the result of `other`.
     pub(crate) async fn during<T>(&mut self, other: impl Future<Output = T>) -> (Vec<Delivery>, T) {
         let mut seen = Vec::new();
         tokio::pin!(other);
@@ -254,17 +255,17 @@ pub(crate) fn new_item(payload: &str) -> NewItem {
     NewItem { payload: payload.to_owned().into(), ..NewItem::default() }
 }
 
-#[allow(clippy::unnecessary_wraps)] // always set: that is what the messages take
+#[allow(clippy::unnecessary_wraps)] // always set, as the messages require
 pub(crate) fn duration(duration: Duration) -> Option<prost_types::Duration> {
     Some(prost_types::Duration::try_from(duration).expect("a duration in range"))
 }
 
-/// A timestamp that must be set, as the system's time.
+/// Returns a timestamp, which must be set, as the system's time.
 pub(crate) fn at(timestamp: Option<&prost_types::Timestamp>) -> SystemTime {
     SystemTime::try_from(*timestamp.expect("a timestamp")).expect("a timestamp in range")
 }
 
-/// The payload of a delivery as text.
+/// Returns the payload of a delivery as text.
 pub(crate) fn text(delivery: &Delivery) -> String {
     let item = delivery.item.as_ref().expect("an item in the delivery");
     String::from_utf8(item.payload.to_vec()).expect("text")
@@ -278,14 +279,14 @@ pub(crate) fn outcomes(results: &[SettleResult]) -> Vec<Outcome> {
     results.iter().map(SettleResult::outcome).collect()
 }
 
-/// The fields an INVALID_ARGUMENT names.
+/// Returns the fields that an INVALID_ARGUMENT names.
 pub(crate) fn bad_fields(status: &Status) -> Vec<String> {
     let details = status.get_error_details();
     let violations = details.bad_request().map(|bad| bad.field_violations.clone());
     violations.unwrap_or_default().into_iter().map(|violation| violation.field).collect()
 }
 
-/// The stable reason of an error; checks that it is Sluicegate's.
+/// Returns the stable reason of an error, and checks that the domain is Sluicegate's.
 pub(crate) fn error_reason(status: &Status) -> String {
     let details = status.get_error_details();
     let info = details.error_info().unwrap_or_else(|| panic!("no ErrorInfo in {status:?}"));
@@ -293,7 +294,7 @@ pub(crate) fn error_reason(status: &Status) -> String {
     info.reason.clone()
 }
 
-/// When an error says to try again.
+/// Returns the delay after which an error says to retry.
 pub(crate) fn retry_after(status: &Status) -> Option<Duration> {
     status.get_error_details().retry_info().and_then(|info| info.retry_delay)
 }

@@ -1,4 +1,4 @@
-//! A broker as a process: started, asked, killed.
+//! A broker as a process: started, called, killed.
 
 use std::{
     fs::{self, File},
@@ -11,7 +11,7 @@ use std::{
 
 use super::{Api, LIMIT, within};
 
-/// A broker to be: its flags.
+/// The flags of a broker to be started.
 pub(crate) struct Launch {
     flags: Vec<String>,
     open_files: Option<u32>,
@@ -21,13 +21,13 @@ pub(crate) struct Launch {
 pub(crate) struct Broker {
     child: Child,
     directory: tempfile::TempDir,
-    /// Where it serves gRPC, as `http://127.0.0.1:PORT`; with TLS `https`.
+    /// The address of gRPC, as `http://127.0.0.1:PORT`, or `https` with TLS.
     pub(crate) address: String,
-    /// Where it serves HTTP, likewise.
+    /// The address of HTTP, likewise.
     pub(crate) http_address: String,
 }
 
-/// What is left of a broker that ended by itself.
+/// The result of a broker process that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
@@ -35,14 +35,14 @@ pub(crate) struct Ended {
 }
 
 impl Launch {
-    /// A broker on free ports.
+    /// Returns the flags of a broker on free ports.
     pub(crate) fn new() -> Self {
         Self { flags: Vec::new(), open_files: None }
             .flag("listen", "127.0.0.1:0")
             .flag("http-listen", "127.0.0.1:0")
     }
 
-    /// With the setting `--name value`; a later one replaces an earlier one.
+    /// Sets `--name value`. A later value replaces an earlier one.
     pub(crate) fn flag(mut self, name: &str, value: &str) -> Self {
         let name = format!("--{name}");
         if let Some(at) = self.flags.iter().position(|flag| *flag == name) {
@@ -53,23 +53,23 @@ impl Launch {
         self
     }
 
-    /// Allowed to open no more files than this, sockets included.
+    /// Limits the number of files that the broker may open, including sockets.
     pub(crate) fn open_files(mut self, most: u32) -> Self {
         self.open_files = Some(most);
         self
     }
 
-    /// With signals at `uri`.
+    /// Sets the address of signals.
     pub(crate) fn signals(self, uri: &str) -> Self {
         self.flag("signals", uri)
     }
 
-    /// With the fallback poll so rare that nothing in a test can be owed to it.
+    /// Makes the fallback poll so rare that no result of a test depends on it.
     pub(crate) fn without_poll(self) -> Self {
         self.flag("poll-min", "10m").flag("poll-max", "10m")
     }
 
-    /// Starts it and waits until it serves.
+    /// Starts the broker and waits until it serves.
     pub(crate) async fn start(&self) -> Broker {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let mut child = self.spawn(directory.path());
@@ -99,7 +99,7 @@ impl Launch {
         }
     }
 
-    /// Starts it and waits until it has ended: for settings that must not serve.
+    /// Starts the broker and waits until it has ended, for settings that must not serve.
     pub(crate) async fn run_to_end(&self) -> Ended {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let mut child = self.spawn(directory.path());
@@ -120,7 +120,8 @@ impl Launch {
                 shell
             }
         };
-        // Only what the test says counts: nothing from the environment, no file beside the sources.
+        // Only the test's own settings count: nothing from the environment, no file beside the
+        // sources.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("SLUICEGATE_") {
                 command.env_remove(name);
@@ -139,14 +140,15 @@ impl Launch {
 
 const LOG: &str = "broker.log";
 
-/// The address after `listening on SCHEME://`, once its line is complete.
+/// Returns the address after `listening on SCHEME://`, once its line is complete.
 fn listening<'a>(log: &'a str, scheme: &str) -> Option<&'a str> {
     let (_, rest) = log.split_once(&format!("listening on {scheme}://"))?;
     let (line, _) = rest.split_once('\n')?;
     line.split_whitespace().next()
 }
 
-/// A binary of this workspace, built beside the test that runs; `examples/NAME` for an example.
+/// Returns the path of a binary of this workspace, built beside the running test; `examples/NAME`
+/// for an example.
 pub(crate) fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of the running test");
     // target/PROFILE/deps/suite-HASH
@@ -162,28 +164,28 @@ pub(crate) fn binary(name: &str) -> PathBuf {
 }
 
 impl Broker {
-    /// A new connection to it.
+    /// Returns a new connection to the broker.
     pub(crate) async fn api(&self) -> Api {
         Api::connect(&self.address).await
     }
 
-    /// Ends it like a crash: SIGKILL.
+    /// Kills the broker as in a crash: SIGKILL.
     pub(crate) fn kill(mut self) {
         self.child.kill().expect("a broker to kill");
         self.child.wait().expect("its end");
     }
 
-    /// Tells it to end: SIGTERM. It then goes on until [`Broker::ended`].
+    /// Tells the broker to stop: SIGTERM. It runs until [`Broker::ended`].
     pub(crate) fn terminate(&self) {
         send_signal(self.child.id(), "TERM");
     }
 
-    /// Sends it a signal by name.
+    /// Sends the broker a signal by name.
     pub(crate) fn signal(&self, name: &str) {
         send_signal(self.child.id(), name);
     }
 
-    /// Processor time it has used so far.
+    /// Returns the processor time that the broker has used so far.
     pub(crate) fn processor_time(&self) -> Duration {
         let path = format!("/proc/{}/stat", self.child.id());
         let text = fs::read_to_string(path).expect("the figures of a process");
@@ -193,20 +195,20 @@ impl Broker {
         Duration::from_millis(ticks * 10) // a hundred a second, on every Linux
     }
 
-    /// Waits until it has ended.
+    /// Waits until the broker has ended.
     pub(crate) async fn ended(mut self) -> Ended {
         let status = wait(&mut self.child).await;
         Ended { status, log: self.log() }
     }
 
-    /// Ends it in an orderly way and expects success.
+    /// Stops the broker gracefully and expects success.
     pub(crate) async fn stop(self) {
         self.terminate();
         let ended = self.ended().await;
         assert!(ended.status.success(), "{} instead of success; log:\n{}", ended.status, ended.log);
     }
 
-    /// The most memory it has used so far, in bytes.
+    /// Returns the peak memory of the broker so far, in bytes.
     pub(crate) fn peak_memory(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));
         let status = status.expect("the state of a running process");
@@ -215,7 +217,7 @@ impl Broker {
         kilobytes.expect("a peak in kilobytes") << 10
     }
 
-    /// What it has printed so far.
+    /// Returns what the broker has logged so far.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.directory.path().join(LOG)).unwrap_or_default()
     }
@@ -243,13 +245,14 @@ async fn wait(child: &mut Child) -> ExitStatus {
     .await
 }
 
-/// Sends a signal by name, as `kill` of the shell does: the standard library only knows SIGKILL.
+/// Sends a signal by name, as the shell's `kill` does, because the standard library only supports
+/// SIGKILL.
 pub(super) fn send_signal(process: u32, signal: &str) {
     let sent = Command::new("sh").arg("-c").arg(format!("kill -{signal} {process}")).status();
     assert!(sent.is_ok_and(|status| status.success()), "SIG{signal} to process {process}");
 }
 
-/// A port nobody listens on just now.
+/// Returns a port that no process listens on at the moment.
 pub(super) fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("its address").port()

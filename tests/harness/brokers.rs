@@ -1,8 +1,9 @@
-//! Several brokers on one store, where a store can have several.
+//! Several brokers on one store, if the store supports several.
 
 use super::{Api, Backend, Broker, TestStore, redis_url};
 
-/// Two brokers on MongoDB, one on SQLite, as connections; they live as long as the value.
+/// Connections to two brokers on MongoDB, or to one on SQLite. The brokers live as long as the
+/// value.
 pub(crate) struct Brokers {
     apis: Vec<Api>,
     _running: Vec<Broker>,
@@ -25,7 +26,7 @@ impl Brokers {
         Self { apis, _running: running, _store: store }
     }
 
-    /// A connection to the broker of this number, counted round and round.
+    /// Returns a connection to broker `number`, modulo the number of brokers.
     pub(crate) fn api(&self, number: usize) -> &Api {
         &self.apis[number % self.apis.len()]
     }

@@ -1,4 +1,5 @@
-//! What every test needs: brokers and servers as real processes, and short names for the calls.
+//! The common part of all tests: brokers and servers as real processes, and short names for the
+//! calls.
 
 mod api;
 mod broker;
@@ -16,7 +17,7 @@ pub(crate) use brokers::Brokers;
 pub(crate) use servers::{MongoServer, MongoSet, RedisServer, redis_url};
 pub(crate) use store::{Backend, TestStore};
 
-/// How long a test waits for something that must happen. Generous: it is no measurement.
+/// How long a test waits for something that must happen. Generous, because it is not a measurement.
 pub(crate) const LIMIT: Duration = Duration::from_mins(1);
 
 /// Awaits `future`; panics with `what` if it takes longer than [`LIMIT`].
@@ -27,7 +28,7 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
     value
 }
 
-/// Asks again and again until `ask` answers something; panics with `what` after [`LIMIT`].
+/// Repeats `ask` until it returns a value. Panics with `what` after [`LIMIT`].
 pub(crate) async fn until<T, F>(what: &str, mut ask: impl FnMut() -> F) -> T
 where
     F: Future<Output = Option<T>>,

@@ -1,4 +1,4 @@
-//! Servers of a test's own, which it may stop, freeze and start again.
+//! Servers that belong to one test, which may stop, freeze and restart them.
 
 use std::{
     env,
@@ -19,7 +19,7 @@ use super::{
     until,
 };
 
-/// The Redis that the environment names, shared by all tests.
+/// Returns the address of the Redis that the environment names, shared by all tests.
 pub(crate) fn redis_url() -> String {
     env::var("SLUICEGATE_TEST_REDIS_URL").unwrap_or_else(|_| {
         panic!(
@@ -29,10 +29,10 @@ pub(crate) fn redis_url() -> String {
     })
 }
 
-/// Names the `mongod` to start.
+/// The variable that names the `mongod` to start.
 const MONGOD: &str = "SLUICEGATE_TEST_MONGOD";
 
-/// The program a variable names, or the one on PATH.
+/// Returns the program that a variable names, or the one on PATH.
 fn program(variable: &str, name: &str) -> PathBuf {
     env::var_os(variable).map_or_else(|| PathBuf::from(name), PathBuf::from)
 }
@@ -88,12 +88,12 @@ impl RedisServer {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Ends it, with everything it knows.
+    /// Stops the server, which loses all its data.
     pub(crate) fn stop(&mut self) {
         self.process.kill();
     }
 
-    /// Starts it again, on the same port.
+    /// Restarts the server on the same port.
     pub(crate) async fn restart(&mut self) {
         let variable = "SLUICEGATE_TEST_REDIS_SERVER";
         let mut command = Command::new(program(variable, "redis-server"));
@@ -123,7 +123,7 @@ impl MongoServer {
         server
     }
 
-    /// A process that belongs to no set yet.
+    /// Returns a process that belongs to no set yet.
     fn alone() -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let mut server = Self { port: free_port(), process: Process(None), directory };
@@ -131,7 +131,7 @@ impl MongoServer {
         server
     }
 
-    /// A server that is no replica set; answers its address too.
+    /// Returns a server that is not a replica set, and its address.
     pub(crate) async fn standalone() -> (Self, String) {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let mut server = Self { port: free_port(), process: Process(None), directory };
@@ -162,33 +162,34 @@ impl MongoServer {
         .await;
     }
 
-    /// Waits at most two seconds for a server, so that outages do not take a test's whole time.
+    /// Returns an address with which clients wait at most two seconds for a server, so that outages
+    /// do not use up a test's time.
     pub(crate) fn uri(&self) -> String {
         format!("mongodb://127.0.0.1:{}/?replicaSet=rs0&serverSelectionTimeoutMS=2000", self.port)
     }
 
-    /// Ends it like a crash; what was durable stays.
+    /// Kills the server as in a crash. Durable data stays.
     pub(crate) fn kill(&mut self) {
         self.process.kill();
     }
 
-    /// Starts it again, on the same port and data.
+    /// Restarts the server on the same port and data.
     pub(crate) async fn restart(&mut self) {
         self.spawn();
         self.until_primary().await;
     }
 
-    /// Stops it in its tracks: connections stay open, nothing is answered.
+    /// Freezes the server: connections stay open, and nothing is answered.
     pub(crate) fn freeze(&self) {
         self.process.signal("STOP");
     }
 
-    /// Lets it go on.
+    /// Resumes the server.
     pub(crate) fn thaw(&self) {
         self.process.signal("CONT");
     }
 
-    /// Holds up the next command of this name for so long; the others go on.
+    /// Delays the next command of this name by `time`. Other commands are not delayed.
     pub(crate) async fn hold(&self, command: &str, time: Duration) {
         let time = i32::try_from(time.as_millis()).expect("a short time");
         let data = doc! { "failCommands": [command], "blockConnection": true, "blockTimeMS": time };
@@ -204,7 +205,7 @@ impl MongoServer {
         self.process = Process(Some(spawn(&mut command, MONGOD)));
     }
 
-    /// What starts it, as no member of a set.
+    /// Returns the command that starts the server, without a set.
     fn command(&self) -> Command {
         let mut command = Command::new(program(MONGOD, "mongod"));
         command.args(["--bind_ip", "127.0.0.1", "--quiet"]);
@@ -250,14 +251,14 @@ impl MongoSet {
         format!("mongodb://{}/?replicaSet=rs0", hosts.join(","))
     }
 
-    /// Ends the primary like a crash, and answers which one that was.
+    /// Kills the primary as in a crash, and returns its index.
     pub(crate) async fn kill_primary(&mut self) -> usize {
         let primary = self.primary().await;
         self.0[primary].kill();
         primary
     }
 
-    /// Starts a member again, on the same port and data.
+    /// Restarts a member on the same port and data.
     pub(crate) fn restart(&mut self, member: usize) {
         self.0[member].spawn();
     }

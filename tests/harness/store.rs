@@ -1,4 +1,4 @@
-//! A store of its own for each test.
+//! A separate store for each test.
 
 use std::{
     process,
@@ -8,7 +8,7 @@ use std::{
 
 use super::{Broker, Launch};
 
-/// Which store a test runs on.
+/// The kind of store that a test runs on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Backend {
     Sqlite,
@@ -16,7 +16,7 @@ pub(crate) enum Backend {
 }
 
 impl Backend {
-    /// An empty store that goes away with the value.
+    /// Returns an empty store, which is deleted with the value.
     pub(crate) fn store(self) -> TestStore {
         match self {
             Self::Sqlite => TestStore::Sqlite(tempfile::tempdir().expect("a temporary directory")),
@@ -25,7 +25,7 @@ impl Backend {
     }
 }
 
-/// The MongoDB that the environment names.
+/// Returns the address of the MongoDB that the environment names.
 fn mongodb_uri() -> String {
     std::env::var("SLUICEGATE_TEST_MONGODB_URI").unwrap_or_else(|_| {
         panic!(
@@ -35,21 +35,21 @@ fn mongodb_uri() -> String {
     })
 }
 
-/// Where the brokers of one test keep their items.
+/// The store of the brokers of one test.
 pub(crate) enum TestStore {
     Sqlite(tempfile::TempDir),
     Mongo { uri: String, database: String },
 }
 
 impl TestStore {
-    /// An empty database on the server at `uri`.
+    /// Returns an empty database on the server at `uri`.
     pub(crate) fn mongo(uri: &str) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         Self::Mongo { uri: uri.to_owned(), database: format!("test_{}_{count}", process::id()) }
     }
 
-    /// A broker on this store, not started yet.
+    /// Returns the flags of a broker on this store.
     pub(crate) fn launch(&self) -> Launch {
         match self {
             Self::Sqlite(directory) => {
@@ -62,18 +62,18 @@ impl TestStore {
         }
     }
 
-    /// A running broker with the default settings.
+    /// Starts a broker with the default settings.
     pub(crate) async fn broker(&self) -> Broker {
         self.launch().start().await
     }
 }
 
 impl Drop for TestStore {
-    /// Leaves nothing on a server that outlives the tests.
+    /// Deletes the test's data from a server that outlives the tests.
     fn drop(&mut self) {
         let Self::Mongo { uri, database } = self else { return };
         let (uri, database) = (uri.clone(), database.clone());
-        // A thread of its own: the test's runtime may be on its way out.
+        // In a thread of its own, because the test's runtime may be shutting down.
         let dropped = thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             runtime.block_on(async {
