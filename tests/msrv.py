@@ -14,7 +14,7 @@ LIBRARY = "sluicegate-client"
 
 
 def version(text):
-    """A `rust-version` as numbers; nothing declared is lower than everything."""
+    """Returns a `rust-version` as numbers. No declared version is lower than every version."""
     parts = [int(part) for part in (text or "0").split(".")]
     return tuple(parts + [0] * (3 - len(parts)))
 

@@ -28,13 +28,13 @@ given = argparse.Namespace()
 
 
 def cpu(pid):
-    """Seconds of processor time a process has used."""
+    """Returns the processor time of a process in seconds."""
     fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def rss(pid):
-    """Resident memory in MiB."""
+    """Returns the resident memory of a process in MiB."""
     return int(re.search(r"VmRSS:\s+(\d+)", pathlib.Path(f"/proc/{pid}/status").read_text())[1]) / 1024
 
 
@@ -60,7 +60,7 @@ class Broker:
         sys.exit(f"the broker did not start:\n{self.log.read_text()}")
 
     def sum(self, metric):
-        """A metric's samples, added up."""
+        """Returns the sum of a metric's samples."""
         with urllib.request.urlopen(f"{self.http}/metrics") as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.split()[-1]) for line in lines if re.match(rf"sluicegate_{metric}[{{ ]", line))
@@ -79,7 +79,7 @@ databases = 0
 
 @contextlib.contextmanager
 def broker(store, beside=None):
-    """A fresh broker on a fresh database, or on that of the one `beside`."""
+    """Returns a new broker on a new database, or on the database of `beside`."""
     global databases
     if beside is None:
         databases += 1
@@ -96,7 +96,7 @@ def broker(store, beside=None):
 
 
 def bench(command, on=None, **options):
-    """Runs `sluice bench COMMAND` on a broker; answers its figures."""
+    """Runs `sluice bench COMMAND` on a broker and returns the figures."""
     words = [f"{given.bin}/sluice", "--json"]
     if on is not None:
         words += ["--server", on.url]
@@ -122,7 +122,7 @@ def number(value, digits=0):
 
 
 def right(figures):
-    """Whether all arrived once and nothing failed."""
+    """Returns whether all items arrived once and nothing failed."""
     once = "yes" if figures["exactly_once"] else f"NO: {figures['missing']} missing, {figures['doubled']} doubled"
     return once if figures["errors"] == 0 else f"{once}, {figures['errors']} errors"
 
@@ -329,7 +329,7 @@ def growth():
 
 
 def parts():
-    """Divan's tree, as a table."""
+    """Returns Divan's tree as a table."""
     command = ["cargo", "bench", "--package", "sluicegate-broker", "--all-features"]
     command += [word for name in ("domain", "codec", "stores") for word in ("--bench", name)]
     done = subprocess.run(
@@ -367,7 +367,7 @@ TABLES = [steady, producers, callers, latency, backlog, crowd, simulator, growth
 
 
 def surroundings():
-    """The machine and the versions, in a line."""
+    """Returns the machine and the versions in one line."""
     said = lambda *command: subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout
     model = re.search(r"model name\s*:\s*(.*)", pathlib.Path("/proc/cpuinfo").read_text())
     memory = int(re.search(r"MemTotal:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text())[1]) / 1024**2

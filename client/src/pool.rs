@@ -24,14 +24,14 @@ use tonic::transport::{Channel, Endpoint};
 
 /// Pauses before a failed address is tried again.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
-/// How much longer than the first address the others may take to answer.
+/// How much longer than the first address the others may take to respond.
 const OTHERS: Duration = Duration::from_millis(100);
 /// Names are resolved at most once in this time.
 const LOOK_UP: Duration = Duration::from_secs(5);
 /// About how long a producer or consumer stays at its address.
 const STAY: Duration = Duration::from_secs(20 * 60);
 
-/// How the endpoint of a URL is made, at one address of its host or wherever its name leads.
+/// How the endpoint of a URL is made, at one given address of its host or at any of them.
 type MakeEndpoint =
     dyn Fn(&str, Option<SocketAddr>) -> crate::error::Result<Endpoint> + Send + Sync;
 
@@ -267,14 +267,14 @@ impl Location {
         }
     }
 
-    /// Between two streams or calls: goes on to the next address once it has been long enough at this one.
+    /// Between two streams or calls: moves to the next address after long enough at this one.
     pub(crate) fn rotate(&self) {
         if self.at.lock().1 <= Instant::now() {
             self.go_on();
         }
     }
 
-    /// Goes on to the next address, though nothing is wrong with this one.
+    /// Moves to the next address, though this one works.
     pub(crate) fn go_on(&self) {
         *self.at.lock() = (self.pool.next(), until());
         let pool = Arc::clone(&self.pool);
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn no_one_stays_at_one_address_for_ever() {
+    async fn no_one_stays_at_one_address_forever() {
         let pool = pool(&["http://127.0.0.1:1", "http://127.0.0.1:2"]);
         let place = Location::new(&pool, pool.next());
         let first = place.address();

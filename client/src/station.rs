@@ -44,7 +44,7 @@ pub struct Next {
 }
 
 impl Next {
-    /// Finishes the item: it goes nowhere.
+    /// Finishes the item, which is not forwarded.
     pub fn done() -> Self {
         Self { decision: Decision::Commit }
     }

@@ -155,7 +155,7 @@ async fn racing_consumers_end_with_the_same_document() {
     let want = expected(&operations);
     for round in 0..5 {
         let mut tasks = tokio::task::JoinSet::new();
-        // All at once, the first upserts of the document included.
+        // All concurrently, including the first upserts of the document.
         for &(change, member, seq) in &operations {
             let set = SetField::new(collection.clone(), "students");
             tasks.spawn(async move { set.apply(round, change, member, seq).await.unwrap() });

@@ -117,7 +117,7 @@ pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Shuts down gracefully at the first interrupt, and at once at the second.
+/// Shuts down gracefully at the first interrupt, and immediately at the second.
 async fn watch_interrupts(stop: CancellationToken) {
     if tokio::signal::ctrl_c().await.is_ok() {
         eprintln!("sluice: finishing the items at work; press Ctrl-C again to exit at once");

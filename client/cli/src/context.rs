@@ -72,7 +72,7 @@ impl Context {
         Self { global, output }
     }
 
-    /// Connects. Fails at once if no broker can be reached.
+    /// Connects. Fails immediately if no broker can be reached.
     pub(crate) async fn client(&self) -> Result<Client, Failure> {
         self.client_of(None).await
     }

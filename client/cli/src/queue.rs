@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn an_update_names_exactly_what_was_given() {
+    fn an_update_names_exactly_the_given_settings() {
         let line = Line::parse_from([
             "x",
             "update",

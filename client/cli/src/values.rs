@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_can_be_read() {
+    fn shown_values_can_be_parsed() {
         for text in ["0s", "500ms", "1s500ms", "30s", "5m", "1h30m", "1d", "400d"] {
             let shown = show_duration(&to_proto(duration(text).unwrap()));
             assert_eq!(shown, text);

@@ -150,7 +150,7 @@ impl Consumer {
     /// `Ok` commits the item. An error rolls it back with the error's text as reason: as the [`Retry`](crate::Retry) inside
     /// the error says if there is one, else by the queue's retry policy. A panic counts as a failed attempt.
     ///
-    /// When a connection breaks, the consumer connects again. Handlers that were running go on, and settle unless their
+    /// When a connection breaks, the consumer connects again. Running handlers continue, and settle unless their
     /// items were delivered again meanwhile.
     ///
     /// # Errors

@@ -99,7 +99,7 @@ mod tests {
     #[error("could not print")]
     struct Caused(#[source] BoxError);
 
-    /// However deep a handler's error handling has wrapped it, what it says is done.
+    /// A retry is honoured, however deeply a handler's error handling has wrapped it.
     #[test]
     fn a_retry_is_found_inside_anyhow_and_along_the_sources() {
         use anyhow::Context as _;

@@ -208,7 +208,7 @@ impl Runner {
                     Some(Event::Halted) => halted = true,
                     Some(Event::Lost) => {
                         self.orphan();
-                        // The answer says at once what the broker has rolled back.
+                        // The answer says immediately which items the broker has rolled back.
                         self.renew(&mut renewing);
                     }
                     Some(Event::Failed(error)) => {
@@ -217,7 +217,7 @@ impl Runner {
                         halted = true;
                         shutdown.cancel();
                     }
-                    // The feed ends by itself only after `Failed` or a halt.
+                    // The feed ends on its own only after `Failed` or a halt.
                     None => {
                         (feeding, halted) = (false, true);
                         shutdown.cancel();
@@ -353,7 +353,7 @@ impl Runner {
         }
     }
 
-    /// The stream is gone: rolls back what was not started, if the broker has not done so; running handlers go on.
+    /// The stream is gone: rolls back what was not started, if the broker has not done so; running handlers continue.
     fn orphan(&mut self) {
         self.roll_back_waiting(Duration::ZERO);
         // The broker may have renewed them just now.

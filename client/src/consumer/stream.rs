@@ -21,7 +21,7 @@ use crate::proto::{
     RollbackRequest, consume_stream_request::Action, consume_stream_response::Event as Answer,
 };
 
-/// How many settle requests may be unanswered on the stream; what is decided meanwhile goes into the next request.
+/// How many settle requests may be unanswered on the stream; decisions made meanwhile go into the next request.
 const MAX_UNANSWERED: usize = 8;
 
 /// What one settle request was about, to be passed to the settler if its answer is lost.
@@ -234,7 +234,7 @@ impl StreamFeed {
                 return self.counters.count_all(kind, &settled.results, false);
             }
             Some(Answer::Error(_)) => {
-                // One request failed, and the stream goes on. The settler repeats what was in the request.
+                // One request failed, and the stream continues. The settler repeats the settles of the request.
                 for settle in unanswered.pop_front().into_iter().flat_map(|(_, settles)| settles) {
                     self.pass_on(settle).await;
                 }

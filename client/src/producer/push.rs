@@ -51,7 +51,7 @@ impl Producer {
         self
     }
 
-    /// Gives each item without a `dedup_id` a random one, so that a push whose answer was lost can be repeated safely.
+    /// Assigns each item without a `dedup_id` a random one, so that a push whose answer was lost can be repeated safely.
     pub fn with_auto_dedup(mut self) -> Self {
         self.auto_dedup = true;
         self
@@ -173,7 +173,7 @@ impl Producer {
     }
 }
 
-/// True if pushing these items twice stores them once.
+/// Returns true if pushing these items twice stores them once.
 pub(super) fn is_repeatable(items: &[proto::NewItem]) -> bool {
     items.iter().all(|item| !item.dedup_id.is_empty())
 }

@@ -250,7 +250,8 @@ impl StreamTask {
         self.unsent.push_back(id);
     }
 
-    /// One stream, until it breaks (an error), the broker wants another one, or the producer is gone and everything is answered.
+    /// Serves one stream until it breaks (an error), the broker wants another one, or the producer is gone and
+    /// everything is answered.
     async fn serve(&mut self, client: &Client) -> Result<End, Status> {
         let (requests, outgoing) = mpsc::channel(4);
         let outgoing = Arc::new(Mutex::new(outgoing));
@@ -393,7 +394,7 @@ async fn reserve(
     }
 }
 
-/// The next answer; never ready while the stream is not open.
+/// Returns the next answer; never ready while the stream is not open.
 async fn next(
     stream: &mut Option<Streaming<PushStreamResponse>>,
 ) -> Result<Option<PushStreamResponse>, Status> {

@@ -67,7 +67,7 @@ impl Broker {
         Client::builder(&self.address)
     }
 
-    /// The next call.
+    /// Returns the next call.
     pub(crate) async fn call(&mut self) -> Call {
         tokio::time::timeout(HUNG, self.calls.recv()).await.expect("no call came").unwrap()
     }

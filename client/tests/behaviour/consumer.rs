@@ -60,7 +60,7 @@ fn plain(client: &Client, stop: &CancellationToken) -> JoinHandle<Result<Summary
 }
 
 #[tokio::test]
-async fn errors_and_panics_give_the_item_back_and_the_consumer_goes_on() {
+async fn errors_and_panics_roll_the_item_back_and_the_consumer_continues() {
     let mut broker = Broker::start().await;
     let consumer = broker.client().consumer("q").unary().concurrency(1).limit(4);
     let running = tokio::spawn(consumer.run(|delivery| async move {
@@ -99,7 +99,7 @@ async fn errors_and_panics_give_the_item_back_and_the_consumer_goes_on() {
 }
 
 #[tokio::test]
-async fn what_finishes_during_a_commit_goes_into_the_next_one() {
+async fn items_finished_during_a_commit_go_into_the_next_one() {
     let mut broker = Broker::start().await;
     let Gated { gate, running, .. } = gated(broker.client().consumer("q").unary().limit(20));
     let (_, stream) = expect_call!(broker, Consume);
@@ -139,7 +139,7 @@ async fn a_commit_whose_answer_is_lost_is_repeated() {
 }
 
 #[tokio::test]
-async fn a_broken_stream_is_opened_again_and_running_work_goes_on() {
+async fn a_broken_stream_is_opened_again_and_running_handlers_continue() {
     let mut broker = Broker::start().await;
     let gated = gated(broker.client().consumer("q").unary());
     let (_, stream) = expect_call!(broker, Consume);
@@ -147,7 +147,7 @@ async fn a_broken_stream_is_opened_again_and_running_work_goes_on() {
     gated.until_started(1).await;
     stream.send(Err(Status::unavailable("shutting down"))).await.unwrap();
     drop(stream);
-    // It asks at once whether it still holds what it works on; either comes first.
+    // The consumer asks immediately whether it still holds its items; either request comes first.
     let (mut asked, mut opened) = (false, None);
     while !asked || opened.is_none() {
         match broker.call().await {
@@ -186,7 +186,7 @@ async fn a_refusal_ends_the_consumer_with_the_brokers_error() {
 }
 
 #[tokio::test]
-async fn shutdown_finishes_what_runs_and_keeps_the_stream_until_all_is_settled() {
+async fn shutdown_finishes_running_handlers_and_keeps_the_stream_until_all_is_settled() {
     let mut broker = Broker::start().await;
     let gated = gated(broker.client().consumer("q").unary().concurrency(1));
     let (_, stream) = expect_call!(broker, Consume);
@@ -196,7 +196,7 @@ async fn shutdown_finishes_what_runs_and_keeps_the_stream_until_all_is_settled()
     gated.gate.add_permits(1);
     let (request, answer) = expect_call!(broker, Commit);
     assert_eq!(request.receipts, ["running"]);
-    assert!(!stream.is_closed(), "closing the stream would fail an attempt of what is unsettled");
+    assert!(!stream.is_closed(), "closing the stream would fail an attempt of unsettled items");
     answer.send(Ok(CommitResponse { results: settled(&request.receipts, Outcome::Ok) })).unwrap();
     let (request, answer) = expect_call!(broker, Rollback);
     assert_eq!(request.items[0].receipt, "waiting");
@@ -210,7 +210,7 @@ async fn shutdown_finishes_what_runs_and_keeps_the_stream_until_all_is_settled()
 }
 
 #[tokio::test]
-async fn work_that_outlasts_the_grace_is_given_back_uncounted() {
+async fn work_that_outlasts_the_grace_is_rolled_back_uncounted() {
     let mut broker = Broker::start().await;
     let gated =
         gated(broker.client().consumer("q").unary().shutdown_grace(Duration::from_millis(10)));
@@ -260,14 +260,14 @@ async fn leases_are_renewed_and_a_handler_learns_of_a_lost_one() {
     assert_eq!(running.await.unwrap().unwrap().lost, 1);
 }
 
-/// As the server's stream takes it.
+/// Wraps an event as the server's stream requires.
 #[expect(clippy::unnecessary_wraps, reason = "the stream takes results")]
 fn event(event: Event) -> std::result::Result<ConsumeStreamResponse, Status> {
     Ok(ConsumeStreamResponse { event: Some(event) })
 }
 
 #[tokio::test]
-async fn a_streaming_consumer_halts_deliveries_before_it_gives_back_and_ends() {
+async fn a_streaming_consumer_halts_deliveries_before_it_rolls_back_and_ends() {
     let mut broker = Broker::start().await;
     let gated = gated(broker.client().consumer("q").concurrency(1));
     let (mut requests, answers) = expect_call!(broker, ConsumeStream);
@@ -276,7 +276,7 @@ async fn a_streaming_consumer_halts_deliveries_before_it_gives_back_and_ends() {
     gated.until_started(1).await;
     gated.stop.cancel();
 
-    // The halt and the rollback are sent in either order; what was still on its way is rolled back as well.
+    // The halt and the rollback are sent in either order; items that were being delivered are rolled back as well.
     let mut given_back = Vec::new();
     let mut halted = false;
     answers.send(event(Event::Deliveries(deliveries(["late"])))).await.unwrap();
@@ -328,7 +328,7 @@ async fn settles_unanswered_when_a_stream_breaks_are_repeated_by_unary_calls() {
 }
 
 #[tokio::test]
-async fn a_destination_the_broker_refuses_gives_the_item_back() {
+async fn a_refused_destination_rolls_the_item_back() {
     let mut broker = Broker::start().await;
     let stop = CancellationToken::new();
     let station =
@@ -358,7 +358,7 @@ async fn a_destination_the_broker_refuses_gives_the_item_back() {
 
 /// A handler learns that its item is no longer held: by the broker's event, and by the end of a lease that no one renews.
 #[tokio::test]
-async fn handlers_hear_that_their_leases_are_lost() {
+async fn handlers_are_told_that_their_leases_are_lost() {
     let mut broker = Broker::start().await;
     let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
     let handler = move |delivery: Delivery| {

@@ -23,7 +23,7 @@ async fn a_push_with_dedup_ids_is_repeated_with_the_same_ids() {
 }
 
 #[tokio::test]
-async fn a_refusal_returns_what_was_stored_before_it() {
+async fn a_refusal_returns_the_results_before_it() {
     let mut broker = Broker::start().await;
     let producer = broker.client().producer("q");
     let items = (0..1_500).map(|n| NewItem::new(n.to_string()));
@@ -139,7 +139,7 @@ async fn sending_waits_while_the_window_is_full() {
     assert_eq!(next(&mut requests).await.items[0].payload, "b");
 }
 
-/// What is on its way is answered on the old stream, what comes later goes on the next: nothing is in doubt, also without
+/// Batches in flight are answered on the old stream, and later ones use the next: no outcome is unknown, even without
 /// deduplication ids.
 #[tokio::test]
 async fn a_stream_that_the_broker_finds_too_old_is_replaced() {

@@ -2,8 +2,8 @@
 //
 //     SLUICEGATE_ADDR=127.0.0.1:7400 node check.js
 //
-// Loads proto/ at run time, as any user would. Prints one line per check and stops at the first that fails. What every
-// rpc does is checked by tests/polyglot/python/check.py.
+// Loads proto/ at run time, as any user would. Prints one line per check and stops at the first that fails. The behaviour of every
+// rpc is checked by tests/polyglot/python/check.py.
 'use strict';
 
 const assert = require('node:assert/strict');
@@ -26,7 +26,7 @@ const { grpc: { health } } = grpc.loadPackageDefinition(loader.fromJSON(protobuf
   message HealthCheckResponse { enum ServingStatus { UNKNOWN = 0; SERVING = 1; } ServingStatus status = 1; }
   service Health { rpc Check(HealthCheckRequest) returns (HealthCheckResponse); }
 `).root.toJSON(), { enums: String }));
-// What an error carries; field numbers as in google/rpc/status.proto and error_details.proto.
+// The details of an error; field numbers as in google/rpc/status.proto and error_details.proto.
 const details = protobuf.parse(`
   syntax = "proto3";
   message Any { string type_url = 1; bytes value = 2; }

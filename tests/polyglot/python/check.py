@@ -3,7 +3,7 @@
 
     SLUICEGATE_ADDR=127.0.0.1:7400 python tests/polyglot/python/check.py
 
-One line per check; the first failure ends it with exit code 1, saying what was expected and what came.
+One line per check. The first failure ends the script with exit code 1, and shows the expected and the actual value.
 The sections are in the modules beside this one, one function per rpc; copy from them.
 """
 

@@ -1,4 +1,4 @@
-"""What every check uses: sections, expectations, deadlines, and a connection to the broker."""
+"""The common part of all checks: sections, expectations, deadlines, and a connection to the broker."""
 
 import concurrent.futures
 import json
@@ -23,7 +23,7 @@ from sluicegate.v1 import (
 )
 
 # No wait in these checks lasts longer than this, in seconds. It is long for the sake of busy machines:
-# each wait ends with what it waits for.
+# each wait ends with the event it waits for.
 DEADLINE = 60
 
 # Every call ends by then, whatever the broker does. Call by call it would be `stub.Push(..., timeout=60)`.
@@ -43,7 +43,7 @@ class Broker:
         self.admin = admin_service_pb2_grpc.AdminServiceStub(self.channel)
         self.schedules = schedule_service_pb2_grpc.ScheduleServiceStub(self.channel)
 
-    # Short forms of what most checks start with.
+    # Short forms of the calls that most checks start with.
 
     def create(self, queue, **settings):
         """Creates a queue and returns its name."""
@@ -62,7 +62,7 @@ class Broker:
         return list(self.queues.Reserve(request).deliveries)
 
     def reserve_one(self, queue, wait=DEADLINE - 5, **fields):
-        """Reserves one item, which must come before the deadline."""
+        """Reserves one item, which must be delivered before the deadline."""
         deliveries = self.reserve(queue, wait=wait, **fields)
         if len(deliveries) != 1:
             raise Failed(f"one item of {queue}", f"{len(deliveries)} within {wait} s", "1")
@@ -79,37 +79,37 @@ class Broker:
         return outcomes(answer.results)
 
     def rollback(self, receipt, **fields):
-        """Rolls one receipt back, by default for at once, and returns the name of the outcome."""
+        """Rolls one receipt back, by default without a delay, and returns the name of the outcome."""
         fields.setdefault("delay", Duration())
         item = queue_service_pb2.RollbackItem(receipt=receipt, **fields)
         answer = self.queues.Rollback(queue_service_pb2.RollbackRequest(items=[item]))
         return outcomes(answer.results)[0]
 
     def get_item(self, queue, id):
-        """Answers one item."""
+        """Returns one item."""
         return self.admin.GetItem(admin_service_pb2.GetItemRequest(queue=queue, id=id)).item
 
     def list_items(self, queue, **fields):
-        """Answers the items of a queue, the first page of them."""
+        """Returns the items of a queue, the first page of them."""
         return list(self.admin.ListItems(admin_service_pb2.ListItemsRequest(queue=queue, **fields)).items)
 
     def reserved(self, queue):
-        """How many items of a queue are reserved, counted now."""
+        """Returns how many items of a queue are reserved, counted now."""
         return len(self.list_items(queue, state=item_pb2.ITEM_STATE_RESERVED))
 
     def stats(self, queue):
-        """Answers the stats of a queue, which may be a moment old."""
+        """Returns the stats of a queue, which may be a moment old."""
         return self.admin.GetQueueStats(admin_service_pb2.GetQueueStatsRequest(queue=queue)).stats
 
     def let_pass(self, span):
-        """Returns when `span` seconds have passed for the broker: it says so by delivering a delayed item."""
+        """Returns when `span` seconds have passed for the broker, which shows that by delivering a delayed item."""
         queue = unique("clock")
         self.push(queue, b"tick", delay=seconds(span))
         expect_quietly("a delayed item as the clock", self.pop(queue, wait=DEADLINE - 5), [b"tick"])
 
 
 class Requests:
-    """The client's side of a bidirectional stream: what is sent goes out at once, until `done`."""
+    """The client's side of a bidirectional stream: messages are sent immediately, until `done`."""
 
     def __init__(self, *first):
         self._queue = fifo.Queue()
@@ -153,19 +153,19 @@ def section(name):
 
 
 def run_sections(broker):
-    """Runs all sections in the order they were defined; the first failure ends it."""
+    """Runs all sections in the order of their definitions, and stops at the first failure."""
     global _current
     for _current, function in SECTIONS:
         function(broker)
 
 
 def current_section():
-    """The name of the section that runs."""
+    """Returns the name of the running section."""
     return _current
 
 
 def ok(what):
-    """Says that a check passed."""
+    """Reports that a check passed."""
     print(f"ok {_current}: {what}", flush=True)
 
 
@@ -176,13 +176,13 @@ def expect_quietly(what, got, expected):
 
 
 def expect(what, got, expected):
-    """Fails unless `got` equals `expected`, else says that the check passed."""
+    """Fails unless `got` equals `expected`, else reports that the check passed."""
     expect_quietly(what, got, expected)
     ok(what)
 
 
 def expect_true(what, condition, got):
-    """Fails unless `condition` holds; `got` is what it was about."""
+    """Fails unless `condition` holds; `got` is the value it is about."""
     if not condition:
         raise Failed(what, repr(got), "as the name of the check says")
     ok(what)
@@ -214,7 +214,7 @@ def expect_details(what, status, field, reason=None):
 
 
 def unpack(status, kind):
-    """The first detail of this kind in a google.rpc.Status, or None."""
+    """Returns the first detail of this kind in a google.rpc.Status, or None."""
     for detail in status.details if status else []:
         if detail.Is(kind.DESCRIPTOR):
             message = kind()
@@ -224,12 +224,12 @@ def unpack(status, kind):
 
 
 def eventually(what, look, expected):
-    """Looks until `look()` answers `expected`; fails at the deadline."""
+    """Calls `look()` until it returns `expected`; fails at the deadline."""
     end = time.monotonic() + DEADLINE
     while (got := look()) != expected:
         if time.monotonic() > end:
             raise Failed(f"{what}, within {DEADLINE} s", repr(got), repr(expected))
-        time.sleep(0.02)  # between two looks, not in place of one
+        time.sleep(0.02)  # between two calls
     ok(what)
 
 
@@ -240,24 +240,24 @@ _threads = concurrent.futures.ThreadPoolExecutor(max_workers=16)
 
 
 def unique(name):
-    """A name no other run and no other check uses."""
+    """Returns a name that no other run and no other check uses."""
     return f"py-{_run}-{name}-{uuid.uuid4().hex[:6]}"
 
 
 def seconds(value):
-    """A protobuf duration."""
+    """Returns a protobuf duration."""
     duration = Duration()
     duration.FromNanoseconds(round(value * 1_000_000_000))
     return duration
 
 
 def outcomes(results):
-    """The names of the outcomes, without their prefix."""
+    """Returns the names of the outcomes, without their prefix."""
     return [item_pb2.Outcome.Name(result.outcome).replace("OUTCOME_", "") for result in results]
 
 
 def state(item):
-    """The name of an item's state, without its prefix."""
+    """Returns the name of an item's state, without its prefix."""
     return item_pb2.ItemState.Name(item.state).replace("ITEM_STATE_", "")
 
 
@@ -267,5 +267,5 @@ def in_background(function, *args):
 
 
 def address():
-    """Where the broker listens."""
+    """Returns the address of the broker."""
     return os.environ.get("SLUICEGATE_ADDR", "127.0.0.1:7400")

@@ -47,7 +47,7 @@ def list_items(broker):
         ("BLOCKED", ITEM_STATE_BLOCKED, [b"blocked"]),
         ("PROCESSED", ITEM_STATE_PROCESSED, [b"processed"]),
     ]:
-        expect(f"only those {name}", payloads(broker.list_items(queue, state=wanted)), expected_ones)
+        expect(f"only items {name}", payloads(broker.list_items(queue, state=wanted)), expected_ones)
 
     def paged(**fields):
         pages, token = [], ""
@@ -88,7 +88,7 @@ def get_item(broker):
     queue = unique("get")
     id, other = broker.push(queue, b"1", b"2")
     item = broker.get_item(queue, id)
-    expect("answers the item", (item.id, item.queue, item.payload, state(item)), (id, queue, b"1", "READY"))
+    expect("returns the item", (item.id, item.queue, item.payload, state(item)), (id, queue, b"1", "READY"))
     expect_true("with its create_time", item.HasField("create_time"), item)
     expect("without changing it", broker.get_item(queue, id), item)
     broker.pop(queue)
@@ -111,7 +111,7 @@ def delete_item(broker):
     for id in ids:
         delete(id)
     expect("whatever its state", broker.list_items(queue), [])
-    expect("its receipt answers GONE", broker.commit(reserved.receipt), ["GONE"])
+    expect("its receipt is GONE", broker.commit(reserved.receipt), ["GONE"])
     expect_error("one that is gone", NOT_FOUND, lambda: delete(ids[0]), reason="ITEM_NOT_FOUND")
     expect_error("a malformed id", INVALID, lambda: delete(""), field="id")
 
@@ -177,16 +177,16 @@ def redrive_items(broker):
 
     one, two = sources
     expect("by reason and origin", redrive(reason_contains="timeout", origin_queue=one), 2)
-    expect("each to where it came from", payloads(one), [b"timeout: disk", b"timeout: network"])
+    expect("each to the queue it came from", payloads(one), [b"timeout: disk", b"timeout: network"])
     item = broker.get_item(one, ids[one, "timeout: disk"])
     expect("at attempt 1, its id kept", (state(item), item.attempt), ("READY", 1))
     other = broker.create(unique("other"))
     chosen = ids[two, "no paper"]
     expect("by id, to a named queue", redrive(to_queue=other, ids=[chosen]), 1)
-    expect("there it is", payloads(other), [b"no paper"])
+    expect("the item is there", payloads(other), [b"no paper"])
     expect("nothing that does not match", redrive(reason_contains="no such reason"), 0)
     past = TimeRange(end_time=Timestamp(seconds=1))
-    expect("nothing from before", redrive(create_time=past), 0)
+    expect("nothing of earlier items", redrive(create_time=past), 0)
     expect("at most max_items, at a rate", redrive(max_items=1, rate=100), 1)
     expect("all the rest", redrive(), 2)
     expect("the dead-letter queue is empty", payloads(dead), [])
@@ -194,7 +194,7 @@ def redrive_items(broker):
 
     far = broker.create(unique("far"), group=unique("group"))
     broker.push(dead, b"stays")
-    expect("an item that came from nowhere stays", (redrive(), payloads(dead)), (0, [b"stays"]))
+    expect("an item without an origin stays", (redrive(), payloads(dead)), (0, [b"stays"]))
     precondition = grpc.StatusCode.FAILED_PRECONDITION
     expect_error("to another group", precondition, lambda: redrive(to_queue=far), reason="DIFFERENT_GROUP")
     expect_error("a bad queue name", INVALID, lambda: redrive(to_queue="-"), field="to_queue")

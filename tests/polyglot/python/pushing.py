@@ -1,4 +1,4 @@
-"""Push and PushStream, and what every error carries."""
+"""Push and PushStream, and the details of every error."""
 
 import time
 
@@ -98,7 +98,7 @@ def push_once(broker):
     expect("a dedup_id seen before stores nothing", (again.id, again.deduplicated), (first.id, True))
     batch = push(broker, queue, NewItem(dedup_id="order-2"), NewItem(dedup_id="order-2"), NewItem(dedup_id="order-1"))
     expect("nor inside one batch", [result.deduplicated for result in batch], [False, True, True])
-    expect("a duplicate answers the id of the first", (batch[1].id, batch[2].id), (batch[0].id, first.id))
+    expect("a duplicate returns the id of the first", (batch[1].id, batch[2].id), (batch[0].id, first.id))
     expect("the first payload counts", broker.pop(queue, max_items=9), [b"1", b""])
     gone = push(broker, queue, NewItem(dedup_id="order-1"))[0]
     expect("a dedup_id outlives its item", (gone.id, gone.deduplicated), (first.id, True))
@@ -117,11 +117,11 @@ def push_in_order(broker):
     held = broker.reserve(queue, max_items=3)
     expect("one item per key is handed out", sorted(held.item.payload for held in held), [b"a1", b"b1"])
     a1 = next(delivery for delivery in held if delivery.item.payload == b"a1")
-    expect("the first is given back", broker.rollback(a1.receipt), "OK")
+    expect("the first is rolled back", broker.rollback(a1.receipt), "OK")
     a1 = broker.reserve_one(queue)
-    expect("and comes again before the second", a1.item.payload, b"a1")
+    expect("and is delivered again before the second", a1.item.payload, b"a1")
     expect("the first is committed", broker.commit(a1.receipt), ["OK"])
-    expect("then comes the second", broker.reserve_one(queue).item.payload, b"a2")
+    expect("then the second is delivered", broker.reserve_one(queue).item.payload, b"a2")
 
     queue = broker.create(unique("sequenced"), sequenced=True)
     numbers = [result.sequence for result in push(broker, queue, *[NewItem()] * 3)]
@@ -152,8 +152,8 @@ def push_errors(broker):
     huge = lambda: push(broker, queue, *[NewItem(payload=bytes(3 * 1024 * 1024))] * 21)  # noqa: E731
     expect_error("a request of 63 MiB", grpc.StatusCode.RESOURCE_EXHAUSTED, huge)
     largest = push(broker, queue, *[NewItem(payload=bytes(3 * 1024 * 1024))] * 2)
-    expect("payloads of exactly 3 MiB are taken", len(largest), 2)
-    expect("and come one at a time: a message with both would be too large", len(broker.pop(queue, max_items=9)), 1)
+    expect("payloads of exactly 3 MiB are accepted", len(largest), 2)
+    expect("and delivered one at a time: a message with both would be too large", len(broker.pop(queue, max_items=9)), 1)
 
     full = broker.create(unique("full"), max_depth=2)
     broker.push(full, b"1", b"2")
@@ -189,7 +189,7 @@ def push_stream(broker):
     expect("all others are stored, one result per item", len(ids), (batches - 1) * 25)
 
     requests.send(PushStreamRequest(batch_id=99, queue=queue, items=[NewItem(payload=b"last")]))
-    expect("the stream goes on after it", next(answers).batch_id, 99)
+    expect("the stream continues after it", next(answers).batch_id, 99)
     requests.done()
     expect("the stream ends when the client is done", next(answers, None), None)
-    expect("and all is in the queue", len(broker.pop(queue, max_items=1000)), (batches - 1) * 25 + 1)
+    expect("and all items are in the queue", len(broker.pop(queue, max_items=1000)), (batches - 1) * 25 + 1)

@@ -1,4 +1,4 @@
-"""Queues as an operator sees them: settings, pausing, purging, stats."""
+"""Queues as seen by operators: settings, pausing, purging, stats."""
 
 import grpc
 from checking import (
@@ -60,10 +60,10 @@ def create_queue(broker):
     created = create(wanted)
     expect_true("create_time is set", created.HasField("create_time"), created)
     kept = get_queue(broker, wanted.name)
-    expect("GetQueue answers the same", kept, created)
+    expect("GetQueue returns the same", kept, created)
     kept.ClearField("create_time")
     expect("every setting is kept", kept, wanted)
-    expect("created again with the same settings it is answered", create(wanted), created)
+    expect("created again with the same settings it is returned", create(wanted), created)
     other = Queue(name=wanted.name, group=wanted.group, max_attempts=5)
     expect_error("with others", grpc.StatusCode.ALREADY_EXISTS, lambda: create(other), reason="QUEUE_EXISTS")
 
@@ -90,7 +90,7 @@ def create_queue(broker):
 @section("GetQueue")
 def get(broker):
     name = broker.create(unique("get"), max_attempts=7)
-    expect("answers the settings", get_queue(broker, name).max_attempts, 7)
+    expect("returns the settings", get_queue(broker, name).max_attempts, 7)
     missing = unique("missing")
     expect_error("an unknown one", NOT_FOUND, lambda: get_queue(broker, missing), reason="QUEUE_NOT_FOUND")
     expect_error("a bad name", INVALID, lambda: get_queue(broker, ""), field="name")
@@ -109,7 +109,7 @@ def update_queue(broker):
     expect("fields of the mask change", (changed.max_attempts, changed.retry_policy.jitter), (1, 0.25))
     others = (changed.lease, changed.retry_policy.initial_delay, dict(changed.labels))
     expect("others stay, the broker's default policy where there was none", others, (HOUR, seconds(1), {"a": "1"}))
-    expect("GetQueue knows", get_queue(broker, name), changed)
+    expect("GetQueue returns the change", get_queue(broker, name), changed)
     broker.push(name, b"x")
     receipt = broker.reserve_one(name).receipt
     expect("the change is in force: the first failure is the last", broker.rollback(receipt), "DEAD_LETTERED")
@@ -151,7 +151,7 @@ def pause_and_resume(broker):
     broker.push(name, b"1")
     queue = broker.admin.PauseQueue(PauseQueueRequest(name=name)).queue
     expect("the queue is paused", (queue.paused, get_queue(broker, name).paused), (True, True))
-    expect("pushes go on", len(broker.push(name, b"2")), 1)
+    expect("pushes continue", len(broker.push(name, b"2")), 1)
     expect("nothing is handed out", (broker.pop(name), broker.reserve(name)), ([], []))
     waiting = in_background(broker.pop, name, 2, DEADLINE - 5)
     eventually("a consumer waits", lambda: broker.stats(name).consumers, 1)
@@ -173,9 +173,9 @@ def purge_queue(broker):
     done, held = broker.reserve(name, max_items=2, lease=HOUR)
     broker.commit(done.receipt)
     purged = broker.admin.PurgeQueue(PurgeQueueRequest(name=name)).purged_items
-    expect("deletes what is not reserved, history included", purged, 3)
+    expect("deletes all but reserved items, including history", purged, 3)
     left = [item.payload for item in broker.list_items(name)]
-    expect("what is reserved stays", left, [b"held"])
+    expect("reserved items stay", left, [b"held"])
     expect("and can be committed", broker.commit(held.receipt), ["OK"])
     request = PurgeQueueRequest(name=unique("missing"))
     expect_error("an unknown queue", NOT_FOUND, lambda: broker.admin.PurgeQueue(request), reason="QUEUE_NOT_FOUND")
@@ -191,7 +191,7 @@ def delete_queue(broker):
     precondition = grpc.StatusCode.FAILED_PRECONDITION
     expect_error("one that holds items", precondition, lambda: delete(name), reason="QUEUE_NOT_EMPTY")
     expect("nothing was deleted", len(broker.list_items(name)), 3)
-    expect("with force it goes, and its items with it", delete(name, force=True), 3)
+    expect("with force it is deleted with its items", delete(name, force=True), 3)
     expect_error("GetQueue of a deleted queue", NOT_FOUND, lambda: get_queue(broker, name), reason="QUEUE_NOT_FOUND")
     expect("an empty one needs no force", delete(broker.create(unique("empty"))), 0)
     expect_error("an unknown one", NOT_FOUND, lambda: delete(name), reason="QUEUE_NOT_FOUND")
@@ -246,11 +246,11 @@ def watch_queues(broker):
                 seen[stats.queue] = stats
 
     watch_until(lambda: len(seen) == 2)
-    expect("starts with all that are watched", sorted(seen), sorted([one, two]))
+    expect("starts with all watched queues", sorted(seen), sorted([one, two]))
     broker.push(other, b"unseen")
     broker.push(two, b"1", b"2")
     watch_until(lambda: seen[two].ready == 2)
-    expect("then tells of a change", (seen[two].ready, seen[two].pushed), (2, 2))
+    expect("then reports a change", (seen[two].ready, seen[two].pushed), (2, 2))
     broker.pop(two)
     watch_until(lambda: seen[two].ready == 1)
     expect("and of the next", (seen[two].ready, seen[two].delivered), (1, 1))

@@ -1,4 +1,4 @@
-"""ScheduleService: items that happen again."""
+"""ScheduleService: recurring items."""
 
 import grpc
 from checking import expect, expect_error, expect_true, section, unique
@@ -42,11 +42,11 @@ def create_schedule(broker):
     next_time = created.next_time.ToDatetime()
     expect("the next tick is noon in Vienna", (next_time.month, next_time.day, next_time.hour), (12, 24, 11))
     expect("there was none yet", created.HasField("last_time"), False)
-    expect("the same again is answered as it is", create(broker, **fields), created)
+    expect("the same again is returned", create(broker, **fields), created)
     exists = grpc.StatusCode.ALREADY_EXISTS
     other = {**fields, "queue": unique("other")}
     expect_error("other settings", exists, lambda: create(broker, **other), reason="SCHEDULE_EXISTS")
-    expect("GetSchedule answers the same", get(broker, name), created)
+    expect("GetSchedule returns the same", get(broker, name), created)
     delete(broker, name)
     expect("the default time zone is UTC", create(broker, **{**fields, "time_zone": ""}).time_zone, "UTC")
     delete(broker, name)
@@ -76,7 +76,7 @@ def ticks(broker):
         delivery = broker.reserve_one(queue)
         broker.commit(delivery.receipt)
         items.append(delivery.item)
-    expect("three items come", [item.payload for item in items], [b"tick"] * 3)
+    expect("three items are delivered", [item.payload for item in items], [b"tick"] * 3)
     dedup_ids = [item.dedup_id for item in items]
     expect("one per tick", len(set(dedup_ids)), 3)
     expect("named after the schedule", all(id.startswith(name) for id in dedup_ids), True)
@@ -95,7 +95,7 @@ def ticks(broker):
     expect("no tick while it is paused", (schedule.paused, schedule.last_time), (True, stopped))
     broker.pop(queue, max_items=100)
     resumed = broker.schedules.ResumeSchedule(ResumeScheduleRequest(name=name)).schedule
-    expect("ResumeSchedule: it goes on", (resumed.paused, resumed.HasField("next_time")), (False, True))
+    expect("ResumeSchedule: it continues", (resumed.paused, resumed.HasField("next_time")), (False, True))
     item = broker.reserve_one(queue).item
     expect("with its next tick", item.payload, b"tick")
     expect_true("what passed is lost", item.create_time.seconds >= stopped.seconds + 2, item)

@@ -1,4 +1,4 @@
-"""Commit, Rollback, Extend, Move and CommitAndPush: what becomes of an item."""
+"""Commit, Rollback, Extend, Move and CommitAndPush."""
 
 import grpc
 from checking import (
@@ -45,8 +45,8 @@ def commit(broker):
     expect("the item is deleted", broker.list_items(queue), [])
 
     stale = reserved(broker, queue)
-    expect("an item is given back", broker.rollback(stale.receipt), "OK")
-    broker.reserve_one(queue, lease=HOUR)  # by somebody else
+    expect("an item is rolled back", broker.rollback(stale.receipt), "OK")
+    broker.reserve_one(queue, lease=HOUR)  # by another consumer
     held = [reserved(broker, queue), reserved(broker, queue)]
     receipts = [held[0].receipt, stale.receipt, done.receipt, held[1].receipt]
     answer = broker.queues.Commit(CommitRequest(receipts=receipts))
@@ -92,7 +92,7 @@ def rollback(broker):
 
     queue = broker.create(unique("retry"), retry_policy=RetryPolicy(initial_delay=HOUR, multiplier=3))
     delivery = reserved(broker, queue)
-    expect("without a delay the retry policy counts", broker.rollback(delivery.receipt, delay=None), "OK")
+    expect("without a delay the retry policy applies", broker.rollback(delivery.receipt, delay=None), "OK")
     item = broker.get_item(queue, delivery.item.id)
     waits = item.eligible_time.ToNanoseconds() - item.create_time.ToNanoseconds()
     expect_true("the first retry waits initial_delay", state(item) == "DELAYED" and waits >= 3600e9, item)
@@ -126,11 +126,11 @@ def dead_letter(broker):
     delivery = reserved(broker, queue)
     broker.rollback(delivery.receipt)
     made = broker.reserve_one(f"{queue}.dead").item
-    expect("without a dead-letter queue one is made", (made.id, made.origin_queue), (delivery.item.id, queue))
+    expect("without a dead-letter queue one is created", (made.id, made.origin_queue), (delivery.item.id, queue))
     queue = broker.create(unique("dropped"), max_attempts=1, discard_failed=True)
     delivery = reserved(broker, queue)
     broker.rollback(delivery.receipt)
-    expect("a queue that discards drops an item at the limit", broker.list_items(queue), [])
+    expect("a queue that discards deletes an item at the limit", broker.list_items(queue), [])
     queue = broker.create(unique("kept"), max_attempts=1, discard_failed=True, retention=HOUR)
     delivery = reserved(broker, queue)
     broker.rollback(delivery.receipt)
@@ -139,7 +139,7 @@ def dead_letter(broker):
     queue, dead = pair(max_attempts=1, lease=seconds(0.2))
     id = broker.push(queue, b"crashes its worker")[0]
     broker.reserve_one(queue)
-    watcher = broker.queues.Consume(ConsumeRequest(queue=queue))  # someone must look to find the lapse out
+    watcher = broker.queues.Consume(ConsumeRequest(queue=queue))  # a consumer, which notices the lapsed lease
     expect("a lapsed lease at the limit dead-letters too", broker.reserve_one(dead).item.id, id)
     watcher.cancel()
 
@@ -149,7 +149,7 @@ def dead_letter(broker):
         stream = broker.queues.Consume(ConsumeRequest(queue=queue))
         expect("a stream is handed an item", next(stream).deliveries[0].item.id, id)
         stream.cancel()
-    expect("an item whose streams break off dead-letters at max_deliveries", broker.reserve_one(dead).item.id, id)
+    expect("an item whose streams break is dead-lettered at max_deliveries", broker.reserve_one(dead).item.id, id)
 
 
 @section("Extend")
@@ -166,7 +166,7 @@ def extend(broker):
     longer = result.lease_expire_time.ToNanoseconds() - delivery.lease_expire_time.ToNanoseconds()
     expect_true("the lease counts from now", longer > 3590 * 10**9, longer)
     item = broker.get_item(queue, delivery.item.id)
-    expect("GetItem tells the new end", item.eligible_time, result.lease_expire_time)
+    expect("GetItem returns the new end", item.eligible_time, result.lease_expire_time)
     shorter = extend(delivery.receipt, lease=seconds(0.2))[0]
     expect("a lease may be shortened", outcomes([shorter]), ["OK"])
     again = broker.reserve_one(queue, lease=HOUR)
@@ -201,12 +201,12 @@ def move(broker):
     item = broker.get_item(target, id)
     expect("payload and content type are new", (item.payload, item.content_type), (b"png", "image/png"))
     expect("headers are merged", dict(item.headers), {"a": "1", "b": "2", "c": "2"})
-    expect("priority stays, attempt starts anew", (state(item), item.priority, item.attempt), ("READY", 2, 1))
+    expect("priority stays, attempt starts again at 1", (state(item), item.priority, item.attempt), ("READY", 2, 1))
     delivery = broker.reserve_one(target)
     third = unique("archive")
     expect("with a delay and a priority", move(delivery.receipt, third, delay=HOUR, priority=0)[0], "OK")
     item = broker.get_item(third, id)
-    expect("both hold, the rest stays", (state(item), item.priority, item.payload), ("DELAYED", 0, b"png"))
+    expect("both apply, the rest stays", (state(item), item.priority, item.payload), ("DELAYED", 0, b"png"))
 
     delivery = reserved(broker, source)
     far = broker.create(unique("far"), group=unique("group"))
@@ -233,13 +233,13 @@ def commit_and_push(broker):
     invalid = lambda: commit_and_push(delivery.receipt, (bills, bill), (parcels, NewItem(priority=10)))  # noqa: E731
     expect_error("one invalid push", INVALID, invalid, field="pushes[1].item.priority")
     expect_error("no pushes", INVALID, lambda: commit_and_push(delivery.receipt), field="pushes")
-    expect("refuses all of it", (broker.pop(bills), broker.pop(parcels)), ([], []))
+    expect("an invalid push refuses the whole call", (broker.pop(bills), broker.pop(parcels)), ([], []))
     outcome, ids = commit_and_push(delivery.receipt, (bills, bill), (parcels, parcel))
     expect("OK, one id per push, across groups", (outcome, len(set(ids))), ("OK", 2))
     expect("the item is committed", broker.commit(delivery.receipt), ["GONE"])
     outcome, ids = commit_and_push(delivery.receipt, (bills, bill))
     expect("a second time GONE", (outcome, ids), ("GONE", []))
-    expect("and the pushes are there once", broker.pop(bills, 9, wait=DEADLINE - 5), [b"bill 1"])
+    expect("and the pushes took effect once", broker.pop(bills, 9, wait=DEADLINE - 5), [b"bill 1"])
     expect("in each queue", broker.pop(parcels, 9, wait=DEADLINE - 5), [b"parcel 1"])
     stale = reserved(broker, orders, b"order 2")
     broker.rollback(stale.receipt)

@@ -36,12 +36,12 @@ HOUR = Duration(seconds=3600)
 @section("Pop")
 def pop(broker):
     queue = unique("pop")
-    expect("a queue that does not exist answers at once with nothing", broker.pop(queue), [])
+    expect("a queue that does not exist immediately returns nothing", broker.pop(queue), [])
     expect("and exists from then on", broker.stats(queue).queue, queue)
     broker.push(queue, b"1", b"2", b"3")
     item = broker.queues.Pop(PopRequest(queue=queue)).items[0]
-    expect("one item unless asked for more", (item.payload, item.queue, item.deliveries), (b"1", queue, 1))
-    expect("and more if asked", broker.pop(queue, max_items=9), [b"2", b"3"])
+    expect("one item by default", (item.payload, item.queue, item.deliveries), (b"1", queue, 1))
+    expect("and more on request", broker.pop(queue, max_items=9), [b"2", b"3"])
     missing = lambda: broker.get_item(queue, item.id)  # noqa: E731
     expect_error("a popped item is gone: GetItem", grpc.StatusCode.NOT_FOUND, missing)
 
@@ -50,7 +50,7 @@ def pop(broker):
     broker.push(queue, b"wake up")
     expect("a push wakes a waiting pop", waiting.result(DEADLINE), [b"wake up"])
     broker.push(queue, b"", delay=HOUR)
-    expect("a wait ends with nothing when its time is over", broker.pop(queue, wait=0.2), [])
+    expect("a wait ends with nothing when its time has passed", broker.pop(queue, wait=0.2), [])
 
     def refused(field, **fields):
         request = PopRequest(**{"queue": queue, **fields})
@@ -67,13 +67,13 @@ def reserve(broker):
     id = broker.push(queue, b"work")[0]
     delivery = broker.reserve_one(queue, lease=HOUR, consumer="worker-1")
     item = delivery.item
-    expect("the item comes RESERVED, with a receipt", (item.id, item.payload, state(item)), (id, b"work", "RESERVED"))
+    expect("the item is RESERVED, with a receipt", (item.id, item.payload, state(item)), (id, b"work", "RESERVED"))
     expect_true("the receipt is not empty", delivery.receipt, delivery)
     expect("attempt, deliveries, consumer", (item.attempt, item.deliveries, item.consumer), (1, 1, "worker-1"))
     expect("eligible_time is the end of the lease", item.eligible_time, delivery.lease_expire_time)
     lease = delivery.lease_expire_time.ToNanoseconds() - item.create_time.ToNanoseconds()
     expect_true("the lease is the one asked for", lease >= HOUR.ToNanoseconds(), lease)
-    expect("nobody else gets it", broker.reserve(queue), [])
+    expect("no other consumer gets it", broker.reserve(queue), [])
 
     waiting = in_background(broker.reserve_one, queue)
     eventually("a waiting reserve counts as a consumer", lambda: broker.stats(queue).consumers, 1)
@@ -85,14 +85,14 @@ def reserve(broker):
     lapsed = broker.reserve_one(queue)
     again = broker.reserve_one(queue, lease=HOUR)
     expect("a lapsed lease is a failed attempt", (again.item.attempt, again.item.deliveries), (2, 2))
-    expect("its receipt then answers LEASE_LOST", broker.commit(lapsed.receipt), ["LEASE_LOST"])
+    expect("its receipt is then LEASE_LOST", broker.commit(lapsed.receipt), ["LEASE_LOST"])
     expect("and changed nothing: the newer one commits", broker.commit(again.receipt), ["OK"])
 
     queue = unique("late")
     broker.push(queue, b"late")
     late = broker.reserve_one(queue, lease=seconds(0.1))
     broker.let_pass(0.3)
-    expect("late work counts while nobody took over", broker.commit(late.receipt), ["OK"])
+    expect("a late commit is OK while no other consumer has the item", broker.commit(late.receipt), ["OK"])
 
     def refused(field, **fields):
         request = ReserveRequest(**{"queue": queue, **fields})
@@ -120,7 +120,7 @@ def consume(broker):
     eventually("a stream counts as a consumer, of a queue that did not exist", lambda: broker.stats(queue).consumers, 1)
     ids = broker.push(queue, *[b"%d" % n for n in range(5)])
     held = deliveries_of(stream, 2)
-    expect("items come in order", [delivery.item.id for delivery in held], ids[:2])
+    expect("items are delivered in order", [delivery.item.id for delivery in held], ids[:2])
     expect("only max_in_flight of them", broker.reserved(queue), 2)
     expect("a commit by an ordinary call", broker.commit(held[0].receipt), ["OK"])
     held[0] = deliveries_of(stream, 1)[0]
@@ -130,7 +130,7 @@ def consume(broker):
     while len(back) < 4:
         back.append(broker.reserve_one(queue, lease=HOUR))
     attempts = {delivery.item.id: delivery.item.attempt for delivery in back}
-    expect("a cancelled stream gives back at once what it held, with no failed attempt", attempts, dict.fromkeys(ids[1:], 1))
+    expect("the items of a cancelled stream are ready immediately, with no failed attempt", attempts, dict.fromkeys(ids[1:], 1))
     stale = broker.commit(held[0].receipt, held[1].receipt)
     expect("and its receipts are void", stale, ["LEASE_LOST", "LEASE_LOST"])
 
@@ -139,7 +139,7 @@ def consume(broker):
     stream = broker.queues.Consume(ConsumeRequest(queue=queue, lease=HOUR, on_disconnect="ON_DISCONNECT_COUNT"))
     deliveries_of(stream, 1)
     stream.cancel()
-    expect("unless it asks for that to count", broker.reserve_one(queue).item.attempt, 2)
+    expect("unless it requests that this counts", broker.reserve_one(queue).item.attempt, 2)
 
     queue = unique("bytes")
     broker.push(queue, b"x" * 60, b"y" * 60, b"z" * 500)
@@ -149,7 +149,7 @@ def consume(broker):
         delivery = deliveries_of(stream, 1)[0]
         sizes.append((len(delivery.item.payload), broker.reserved(queue)))
         broker.commit(delivery.receipt)
-    expect("max_in_flight_bytes holds, a larger item comes alone", sizes, [(60, 1), (60, 1), (500, 1)])
+    expect("max_in_flight_bytes holds, a larger item is delivered alone", sizes, [(60, 1), (60, 1), (500, 1)])
     stream.cancel()
 
     queue = unique("auto")
@@ -202,9 +202,9 @@ def consume_stream(broker):
         return held.pop(0)
 
     opened = answer("opened")
-    expect("`opened` tells lease and flow", (opened.lease, opened.max_in_flight), (HOUR, 2))
+    expect("`opened` has lease and flow", (opened.lease, opened.max_in_flight), (HOUR, 2))
     first, second = take(), take()
-    expect("deliveries come in order", [first.item.id, second.item.id], ids[:2])
+    expect("deliveries are in order", [first.item.id, second.item.id], ids[:2])
 
     requests.send(ConsumeStreamRequest(extend=ExtendRequest(receipts=[first.receipt], lease=Duration(seconds=7200))))
     extended = answer("extended").results
@@ -227,14 +227,14 @@ def consume_stream(broker):
     requests.done()
     stream.cancel()
     back = sorted(broker.reserve_one(queue).item.id for _ in range(2))
-    expect("a stream that ends gives back what it held", back, sorted(ids[2:]))
+    expect("the items of a stream that ends are ready again", back, sorted(ids[2:]))
 
     requests, queue = Requests(), unique("done")
     broker.push(queue, b"work")
     requests.send(ConsumeStreamRequest(open=ConsumeRequest(queue=queue, lease=HOUR)))
     stream = broker.queues.ConsumeStream(iter(requests))
     requests.send(ConsumeStreamRequest(commit=CommitRequest(receipts=[take().receipt])))
-    expect("what a stream was handed it settles", outcomes(answer("settled").results), ["OK"])
+    expect("a stream settles its items", outcomes(answer("settled").results), ["OK"])
     requests.done()
     expect("and ends when the client is done", next(stream, None), None)
 

@@ -1,4 +1,4 @@
-"""The services every gRPC tool knows: health and reflection."""
+"""The standard services that every gRPC tool supports: health and reflection."""
 
 import grpc
 from checking import expect, section

@@ -143,7 +143,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Lets consumers wait at empty queues for so long.
+    /// Lets consumers wait at empty queues for `time`.
     async fn idle(&self, time: Duration) -> Result<(), Failure> {
         let (tracker, window, stop) =
             (Arc::new(Tracker::new()), Window::none(), CancellationToken::new());
@@ -154,7 +154,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Runs producers and consumers at once.
+    /// Runs producers and consumers at the same time.
     pub(super) async fn load(&self) -> Result<(Figures, Verdict), Failure> {
         let tracker = Arc::new(Tracker::new());
         let window = self.window();
@@ -276,7 +276,7 @@ impl Bench {
             if committed > last || done {
                 (last, moved) = (committed, Instant::now());
             }
-            // Producers that wait for capacity would wait for ever.
+            // Producers that wait for capacity would wait forever.
             if (producers.is_empty() && done) || moved.elapsed() > STALLED {
                 break;
             }

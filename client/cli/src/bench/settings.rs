@@ -1,4 +1,4 @@
-//! The settings of a run: the defaults of its scenario, and what the command line says instead.
+//! The settings of a run: the defaults of its scenario, overridden by the command line.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub(super) struct Defaults {
 pub(super) enum Queues {
     /// This many, unless --queues says otherwise.
     Spread(usize),
-    /// One, whatever --queues says, and so many more that the scenario uses by itself.
+    /// One, whatever --queues says, and this many more for the scenario's own use.
     One { and_spare: usize },
 }
 

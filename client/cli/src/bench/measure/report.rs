@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::output::Output;
 
-/// Rounds to so many digits after the point.
+/// Rounds to `digits` digits after the decimal point.
 pub(crate) fn round(value: f64, digits: i32) -> f64 {
     let factor = 10_f64.powi(digits);
     (value * factor).round() / factor

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 /// This bit of an item's byte is set when its push is answered; the other bits count its deliveries.
 const ACKNOWLEDGED: u8 = 0x80;
 
-/// Numbers the items of a run and records what becomes of each. All producers and consumers of the run share it.
+/// Numbers the items of a run and records what happens to each. All producers and consumers of the run share it.
 #[derive(Debug)]
 pub(crate) struct Tracker {
     /// The instant from which the times in the payloads are counted.
@@ -23,7 +23,7 @@ pub(crate) struct Tracker {
     committed: AtomicU64,
 }
 
-/// What became of the items.
+/// What happened to the items of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) missing: u64,
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_counts_as_arrived_and_no_more() {
+    fn items_left_in_the_queue_count_as_arrived() {
         let tracker = Tracker::new();
         let now = Instant::now();
         tracker.acknowledged(0..4);

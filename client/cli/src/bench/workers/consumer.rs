@@ -119,7 +119,7 @@ async fn consume_one_stream(
     let opening = client.queue_service().consume_stream(ReceiverStream::new(outgoing)).await;
     let mut answers = opening?.into_inner();
     let (mut unsettled, mut stopping) = (0, false);
-    // Once told to stop, the consumer waits for the answers to its commits: then what is left in the queue is known.
+    // A stopping consumer waits for the answers to its commits, so that the items left in the queue are known.
     while !stopping || unsettled > 0 {
         let answer = tokio::select! {
             () = plan.stop.cancelled(), if !stopping => {

@@ -30,7 +30,7 @@ pub(crate) struct ProducerPlan {
     pub(crate) limit: u64,
     /// No push begins after this.
     pub(crate) until: Option<Instant>,
-    /// Time between two pushes of one producer; zero: the next one follows at once.
+    /// Time between two pushes of one producer; zero: the next one follows immediately.
     pub(crate) interval: Duration,
     /// Delay given to each item.
     pub(crate) delay: Option<Duration>,
