@@ -93,7 +93,7 @@ async fn pack(order: Delivery) -> Result<Next, Error> {
     Ok(Next::fork([(LABEL, parcel), (PACK, rest)]))
 }
 
-/// A second attempt: some labels do not stick at once.
+/// A second attempt: some labels do not stick immediately.
 async fn label(parcel: Delivery) -> Result<Next, Error> {
     let (_, weight) = begin("label", &parcel).await?;
     if weight.is_multiple_of(3) && parcel.attempt() == 1 {

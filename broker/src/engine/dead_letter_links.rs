@@ -57,8 +57,8 @@ pub(super) async fn check_group(
     Ok(())
 }
 
-/// Refuses a queue whose group differs from that of its dead-letter queue, even if that follows
-/// from its name alone.
+/// Refuses a queue whose group differs from that of its dead-letter queue, which is `<name>.dead` if
+/// the settings name none.
 pub(super) async fn check_target_group(store: &dyn Store, queue: &Queue) -> Result<()> {
     let Some(name) = target(queue) else { return Ok(()) };
     match store.get_queue(&name).await? {

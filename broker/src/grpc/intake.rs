@@ -74,7 +74,7 @@ impl Reader {
             self.held = None;
         }
         if let (Some(bytes), None) = (large, &self.held) {
-            // At most the whole budget, because a message larger than that would wait for ever.
+            // At most the whole budget, because a message larger than that would wait forever.
             let bytes = u32::try_from(bytes.min(self.intake.bytes))?;
             let room = Arc::clone(&self.intake.budget).acquire_many_owned(bytes).await?;
             self.held =

@@ -173,7 +173,7 @@ impl Server {
 
     /// Serves until the token given to [`Api::new`] is cancelled. Then accepts no more connections,
     /// and returns when the calls under way have ended. Streams end by themselves, but a client that does
-    /// not read can delay the return for ever: bound this call with a time-out. A connection
+    /// not read can delay the return forever: bound this call with a time-out. A connection
     /// that does not begin as HTTP/2 does within ten seconds is closed.
     pub(crate) async fn serve(self, listener: TcpListener) -> Result<(), ServerError> {
         let listener = Listener::grpc(listener, self.tls);

@@ -2,7 +2,7 @@
 //!
 //! Every status carries an `ErrorInfo` with a stable reason and the domain [`DOMAIN`]. Further details are added
 //! where they help: `BadRequest` names the field, `RetryInfo` says when to try again, `ResourceInfo` says what is
-//! missing, `PreconditionFailure` and `QuotaFailure` say what stands in the way.
+//! missing, `PreconditionFailure` and `QuotaFailure` name the obstacle.
 
 use std::{collections::HashMap, time::Duration};
 

@@ -158,7 +158,7 @@ impl axum::serve::Listener for Listener {
     }
 }
 
-/// Returns true for an error of one connection, after which the next one may well be accepted at once.
+/// Returns true for an error of one connection, after which the next one can usually be accepted immediately.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)

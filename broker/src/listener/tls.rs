@@ -159,7 +159,7 @@ impl Transport {
     }
 }
 
-/// Logs a failed handshake; at debug level if the client just went away, as load balancers do that check the port.
+/// Logs a failed handshake; at debug level if the client disconnected, as load balancers do when they check the port.
 fn refused(peer: Option<SocketAddr>, error: &io::Error) {
     let peer = peer.map(tracing::field::display);
     if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset) {

@@ -96,7 +96,7 @@ impl Consumer {
 
     /// Receives deliveries over `Consume` and settles by unary calls, for proxies that do not support bidirectional streams.
     ///
-    /// By default both go over one `ConsumeStream`. That has the higher throughput, the broker reports at once when an item
+    /// By default both go over one `ConsumeStream`. That has the higher throughput, the broker reports immediately when an item
     /// is [no longer held](Delivery::lease_lost), and at shutdown deliveries stop before unstarted items are rolled back.
     pub fn unary(mut self) -> Self {
         self.options.streaming = false;

@@ -318,7 +318,7 @@ impl Consumers {
             return deliveries;
         }
         for delivery in &deliveries {
-            // The item is reserved anew, so that a stream that held it under a lapsed lease no
+            // The item is reserved again, so that a stream that held it under a lapsed lease no
             // longer holds it.
             if let Some(before) = self.holders.insert(delivery.item.id, id)
                 && let Some(stream) = self.streams.get_mut(&before)

@@ -1,4 +1,4 @@
-//! Producers and consumers at once: what sets these scenarios apart are their defaults.
+//! Producers and consumers at the same time. These scenarios differ only in their defaults.
 
 use crate::{
     bench::{harness::Bench, measure::report::Report},

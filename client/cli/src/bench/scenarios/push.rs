@@ -11,7 +11,7 @@ use crate::{
     failure::Failure,
 };
 
-/// Measures pushes; afterwards consumers check that everything is there.
+/// Measures pushes. Afterwards consumers check that every item was stored.
 pub(super) async fn run(bench: &Bench) -> Result<Report, Failure> {
     let tracker = Arc::new(Tracker::new());
     let window = bench.window();

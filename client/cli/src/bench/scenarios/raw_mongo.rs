@@ -31,7 +31,7 @@ use crate::{
     failure::Failure,
 };
 
-/// Milliseconds until a claim lapses: so many that the entries of claimed documents lie far behind those that are due.
+/// Milliseconds until a claim lapses: long enough that the entries of claimed documents are far behind those that are due.
 const LEASE: i64 = 24 * 3_600_000;
 
 /// Documents that are claimed and not deleted yet.
