@@ -1,11 +1,12 @@
-//! Exponential back-off: how brokers and clients space out what they try again.
+//! Exponential back-off: the delays between the attempts of brokers and clients.
 
 use std::time::Duration;
 
 /// Delays that double with each failure, up to a bound.
 ///
-/// Each is drawn at random from the upper half of its range. So processes that failed together do not come back
-/// together, and a caller that stops after some number of tries has waited a known time at least.
+/// Each delay is drawn at random from the upper half of its range. Processes that failed together
+/// therefore do not retry together, and a caller that stops after some number of attempts has
+/// waited at least a known time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backoff {
     initial: Duration,
@@ -13,13 +14,14 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// The first delay is at most `initial`, and no delay is longer than `max`.
+    /// Returns delays of which the first is at most `initial` and none is longer than `max`.
     #[must_use]
     pub const fn new(initial: Duration, max: Duration) -> Self {
         Self { initial, max }
     }
 
-    /// Returns how long to wait after `failures` earlier failures in a row: 0 after the first one.
+    /// Returns the delay after a failure that followed `failures` earlier failures in a row: 0 for
+    /// the first one.
     #[must_use]
     pub fn delay(&self, failures: u32) -> Duration {
         let longest = self.initial.saturating_mul(1 << failures.min(20)).min(self.max);

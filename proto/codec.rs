@@ -1,8 +1,9 @@
 //! The codec of the services: prost's codec, with a check of each request before it is decoded.
 //!
-//! An empty entry of a repeated field takes two bytes on the wire, less when compressed, and some hundred in memory. A request
-//! of 16 KB could take gigabytes before its entries are counted. So the entries are counted in the encoded message, with the
-//! descriptors of the requests. Answers are not checked: whoever calls a broker trusts it.
+//! An empty entry of a repeated field takes two bytes on the wire, less when compressed, and some
+//! hundred in memory. A request of 16 KB could take gigabytes before its entries are counted. The
+//! entries are therefore counted in the encoded message, by means of the descriptors of the
+//! requests. Responses are not checked, because clients trust their broker.
 
 use std::{collections::HashMap, marker::PhantomData, sync::OnceLock};
 
@@ -92,15 +93,15 @@ impl<U: Message + Default> Decoder for CountingDecoder<U> {
     }
 }
 
-/// What the encoded messages of one type of request may hold.
+/// The limits and layout of one type of request.
 #[derive(Debug)]
 struct Request {
-    /// `None`: as many as the server accepts.
+    /// Most bytes of the request; `None`: as many as the server accepts.
     max_bytes: Option<usize>,
     shape: Shape,
 }
 
-/// The fields of a message that are, or hold, repeated ones.
+/// The fields of a message that are repeated, or that contain repeated fields.
 #[derive(Debug, Default)]
 struct Shape(Vec<Field>);
 
@@ -112,15 +113,17 @@ struct Field {
     message: Option<Shape>,
 }
 
-/// Why a message is refused.
+/// The reason why a message is refused.
 enum Refused {
     /// The field at this path has more than [`MAX_ENTRIES`] entries.
     Entries(String),
     /// The request has more than [`MAX_ENTRIES_IN_ALL`] entries.
     InAll,
-    /// The decoder reports this: it meets the same fault at the same place.
+    /// The message is malformed. The decoder reports this, because it finds the same fault at the
+    /// same place.
     Malformed,
-    /// A group, which proto3 does not have. The decoder would skip it and decode what follows uncounted.
+    /// A group, which proto3 does not have. The decoder would skip it and decode the following
+    /// fields uncounted.
     Group,
 }
 
@@ -205,12 +208,12 @@ impl Shape {
     }
 }
 
-/// Returns what is known of all requests, by the names of their types.
+/// Returns the limits and layouts of all requests, by the names of their types.
 fn requests() -> &'static HashMap<String, Request> {
     static REQUESTS: OnceLock<HashMap<String, Request>> = OnceLock::new();
     REQUESTS.get_or_init(|| {
-        // The build of this crate writes the descriptors, so they are well formed. A test checks that they are not empty: without
-        // them nothing would be refused.
+        // The build of this crate writes the descriptors, so they are well formed. A test checks
+        // that they are not empty: without them nothing would be refused.
         let files = FileDescriptorSet::decode(FILE_DESCRIPTOR_SET).unwrap_or_default().file;
         let mut messages = HashMap::new();
         for file in &files {
@@ -278,7 +281,7 @@ mod tests {
 
     /// Every request has an entry, and none has more repeated fields than are counted.
     #[test]
-    fn all_requests_are_known() {
+    fn all_requests_have_a_layout() {
         fn widest(shape: &Shape) -> usize {
             let inner = shape.0.iter().filter_map(|field| field.message.as_ref()).map(widest);
             inner.max().unwrap_or_default().max(shape.0.len())
@@ -290,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_api_allows_passes() {
+    fn valid_requests_are_accepted() {
         assert!(check(&push(1_000, 64)).is_ok());
         assert!(check(&CommitRequest { receipts: vec!["r".repeat(1_024); 1_000] }).is_ok());
     }
@@ -311,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_left_to_the_decoder() {
+    fn malformed_messages_are_left_to_the_decoder() {
         let request = &requests()["PushRequest"];
         for bytes in [&[0x12, 0x7f][..], &[0xff; 20], &[0x12, 0x02, 0x0a, 0x7f]] {
             assert!(request.check(bytes, bytes.len()).is_ok());

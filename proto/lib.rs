@@ -1,7 +1,7 @@
 //! Messages, clients and servers generated from `sluicegate/v1/*.proto`.
 //!
-//! The proto files beside this one are the API's documentation and its source;
-//! everything here is made from them by `build.rs`.
+//! The proto files beside this one are the API's documentation and its source. `build.rs` generates
+//! everything here from them.
 
 pub mod backoff;
 pub mod codec;

@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_queue_makes_room() {
+    fn a_deleted_queue_frees_its_label() {
         let metrics = Metrics::new();
         let orders = queue("orders");
         metrics.pushed(&orders, 1);

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn names_become_all_their_addresses_and_addresses_stay() {
+    async fn names_resolve_to_all_their_addresses_and_addresses_stay() {
         let pool = pool(&["http://localhost:7400", "http://127.0.0.9:7400"]);
         pool.look_up().await;
         let addresses = pool.addresses.lock().clone();

@@ -94,7 +94,7 @@ async fn check_all_orders(collection: &Collection<Document>, operations: &[Opera
 }
 
 #[tokio::test]
-async fn three_and_four_operations_on_one_member_end_alike_in_any_order() {
+async fn three_and_four_operations_on_one_member_have_the_same_result_in_any_order() {
     let collection = collection("one_member").await;
     check_all_orders(&collection, &[(Insert, "ann", 1), (Remove, "ann", 2), (Insert, "ann", 3)])
         .await;
@@ -106,7 +106,7 @@ async fn three_and_four_operations_on_one_member_end_alike_in_any_order() {
 }
 
 #[test]
-fn any_operations_in_any_order_end_alike() {
+fn any_operations_have_the_same_result_in_any_order() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let collection = runtime.block_on(collection("property"));
     let change = prop_oneof![Just(Insert), Just(Remove)];

@@ -10,12 +10,12 @@ use sluicegate_proto::v1::{ConsumeRequest, Outcome};
 
 use crate::harness::{Backend, LIMIT, TestStore, at, duration, on_both_backends, text};
 
-on_both_backends!(killed_broker_loses_and_doubles_nothing, acknowledged_pushes_survive_a_kill);
+on_both_backends!(a_killed_broker_loses_and_doubles_nothing, acknowledged_pushes_survive_a_kill);
 
 const LINES: usize = 300;
 const IN_FLIGHT: i32 = 20;
 
-async fn killed_broker_loses_and_doubles_nothing(backend: Backend) {
+async fn a_killed_broker_loses_and_doubles_nothing(backend: Backend) {
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;

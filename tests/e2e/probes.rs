@@ -56,7 +56,7 @@ async fn probes_are_answered_however_many_connections_are_idle() {
     }
     // Sooner than any idle connection is closed for its silence alone.
     let answer = tokio::time::timeout(Duration::from_secs(5), get(&broker, "/healthz")).await;
-    assert_eq!(answer.expect("an answer at once").0, 200);
+    assert_eq!(answer.expect("an immediate answer").0, 200);
     drop(idle);
 }
 

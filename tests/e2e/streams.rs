@@ -84,7 +84,7 @@ impl Session {
     /// Returns the next event that is not a delivery.
     async fn answer(&mut self) -> Event {
         loop {
-            match self.event().await.expect("a stream that goes on").expect("an event") {
+            match self.event().await.expect("an open stream").expect("an event") {
                 Event::Deliveries(message) => self.deliveries.extend(message.deliveries),
                 answer => return answer,
             }
@@ -96,7 +96,7 @@ impl Session {
             if let Some(delivery) = self.deliveries.pop_front() {
                 return delivery;
             }
-            match self.event().await.expect("a stream that goes on").expect("an event") {
+            match self.event().await.expect("an open stream").expect("an event") {
                 Event::Deliveries(message) => self.deliveries.extend(message.deliveries),
                 other => panic!("the next event must be a delivery, not {other:?}"),
             }
@@ -285,7 +285,7 @@ async fn a_slow_settle_delays_only_requests_for_its_own_receipt() {
     session.send(Action::Flow(Flow { max_in_flight: 3 })).await;
     // The flow is in force and the other receipt's lease is extended, while the first answer is
     // still pending.
-    match session.event().await.expect("a stream that goes on") {
+    match session.event().await.expect("an open stream") {
         Some(Event::Deliveries(message)) => assert_eq!(payloads(&message.deliveries), ["c"]),
         other => panic!("the greater flow is not in force: {other:?}"),
     }
@@ -459,7 +459,7 @@ async fn many_batches_are_pushed_concurrently_and_a_failure_stops_no_others(back
     let mut results = HashMap::new();
     let mut errors = HashMap::new();
     for _ in 0..BATCHES {
-        let answer = within("an answer", answers.message()).await.expect("a stream that goes on");
+        let answer = within("an answer", answers.message()).await.expect("an open stream");
         let answer = answer.expect("an answer");
         match answer.error {
             None => assert!(results.insert(answer.batch_id, answer.results).is_none()),

@@ -144,7 +144,7 @@ async fn until_told(
     let mut messages = 0;
     while !wanted(told) {
         let message = within("a message of the watch", stream.message()).await;
-        let message = message.expect("a stream that goes on").expect("a message");
+        let message = message.expect("an open stream").expect("a message");
         assert!(!message.stats.is_empty() || messages == 0, "a message without stats");
         for stats in message.stats {
             let before = told.insert(stats.queue.clone(), stats.clone());

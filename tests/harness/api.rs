@@ -214,7 +214,7 @@ pub(crate) struct Deliveries {
 impl Deliveries {
     /// Returns the next delivery. Panics if none arrives within the time limit.
     pub(crate) async fn next(&mut self) -> Delivery {
-        within("the next delivery", self.try_next()).await.expect("a stream that goes on")
+        within("the next delivery", self.try_next()).await.expect("an open stream")
     }
 
     /// Returns the next delivery, or the status with which the stream ended.
@@ -245,7 +245,7 @@ impl Deliveries {
         loop {
             tokio::select! {
                 answer = &mut other => return (seen, answer),
-                delivery = self.try_next() => seen.push(delivery.expect("a stream that goes on")),
+                delivery = self.try_next() => seen.push(delivery.expect("an open stream")),
             }
         }
     }

@@ -178,7 +178,7 @@ fn variables_of_tests_and_of_kubernetes_are_ignored() {
 }
 
 #[test]
-fn a_bad_value_is_named_with_its_key_its_place_and_what_would_be_right() {
+fn a_bad_value_is_reported_with_its_key_its_place_and_valid_values() {
     for (args, expected) in [
         (["--listen", "7400"], "`listen` in flag --listen: \"7400\" is not an address and a port"),
         (["--listen", "example.org:1"], "write for example 127.0.0.1:7400"),
@@ -260,7 +260,7 @@ fn no_message_contains_a_secret() {
 }
 
 #[test]
-fn tokens_say_who_may_do_what() {
+fn tokens_have_roles() {
     let tokens =
         flags(&["--tokens", "a:x:y:z:0123456789:consume, b:0123456789abcdef:admin"]).tokens;
     assert_eq!((tokens[0].name.as_str(), tokens[0].secret.as_str()), ("a", "x:y:z:0123456789"));

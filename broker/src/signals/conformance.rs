@@ -194,7 +194,7 @@ async fn the_least_since_counts(place: Place) {
         heard.push(hear(&mut at_b).await);
     }
     for queue in ["known", "unknown"] {
-        assert_eq!(heard.remove(0), insert(queue, Some(100)), "the first, at once");
+        assert_eq!(heard.remove(0), insert(queue, Some(100)), "the first, immediately");
     }
     heard.sort_by(|a, b| a.queue.cmp(&b.queue));
     assert_eq!(heard, [insert("known", Some(200)), insert("unknown", None)]);
@@ -237,7 +237,7 @@ async fn a_half_open_connection_is_noticed(place: Place) {
     let mut at_b = b.subscribe();
     forget(&mut at_b);
     place.proxy.freeze();
-    until("b notices that nothing comes through", || !b.healthy()).await;
+    until("b notices that it receives nothing", || !b.healthy()).await;
     place.proxy.pass();
     hear_missed(&mut at_b).await;
     until("b is healthy again", || b.healthy()).await;

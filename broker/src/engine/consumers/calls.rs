@@ -19,7 +19,7 @@ pub(in crate::engine) struct Call {
     pub(in crate::engine) lease: Duration,
     pub(in crate::engine) consumer: Option<ConsumerName>,
     pub(in crate::engine) auto_commit: bool,
-    /// If false, the call is answered after one round, even with no items.
+    /// If false, the call is answered after at most [`LOOKS`] rounds, even with no items.
     pub(in crate::engine) waits: bool,
     pub(in crate::engine) answer: oneshot::Sender<Result<Vec<Delivery>>>,
 }

@@ -98,13 +98,13 @@ fn take(consumers: &mut Consumers, id: ConsumerId) -> usize {
 }
 
 #[test]
-fn a_stream_that_does_not_ask_is_assigned_nothing() {
+fn a_stream_that_is_not_hungry_is_assigned_nothing() {
     let mut consumers = Consumers::default();
     let id = stream(&mut consumers, 10, 1_000);
     assert_eq!(wanted(&mut consumers, NOW), [(id, 10)]);
     assert!(consumers.hand_to_stream(id, vec![delivery(1, 1, 5)], NOW).is_empty());
     assert!(matches!(look(&mut consumers, id), Inbox::Items(items) if items.len() == 1));
-    assert_eq!(wanted(&mut consumers, NOW), [], "it has not come back for more yet");
+    assert_eq!(wanted(&mut consumers, NOW), [], "the stream has not asked for more yet");
     look(&mut consumers, id);
     assert_eq!(wanted(&mut consumers, NOW), [(id, 9)]);
 }
@@ -292,7 +292,7 @@ fn calls_share_a_round() {
 
 /// This holds even if the announcement takes several messages.
 #[test]
-fn a_revoked_receipt_is_told_once() {
+fn a_revoked_receipt_is_announced_once() {
     let mut consumers = Consumers::default();
     let id = stream(&mut consumers, 9, 1_000);
     let items = [delivery(1, 1, 5), delivery(2, 1, 5)];

@@ -1,8 +1,8 @@
 //! Delivery: one dispatcher per consumed queue and broker. A dispatcher collects the demands of the
 //! queue's consumers, reserves items for all of them in one call, and hands the items out.
 //!
-//! No event is lost between a reserve and the wait that follows it: events are recorded
-//! independently of the reserve, so that an event during a reserve causes another one.
+//! No event is lost between a reserve and the wait that follows it: the record of events is cleared
+//! before the store is asked, so that an event during a reserve causes another one.
 
 mod hand_out;
 mod polls;

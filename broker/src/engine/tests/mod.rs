@@ -113,7 +113,7 @@ impl Bench {
     }
 
     async fn queue(&self) -> Arc<Queue> {
-        Arc::new(self.store.get_queue(&name("q")).await.unwrap().expect("the queue is there"))
+        Arc::new(self.store.get_queue(&name("q")).await.unwrap().expect("the queue exists"))
     }
 
     /// Returns all items in the store.

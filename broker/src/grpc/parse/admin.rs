@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replay_says_which() {
+    fn a_replay_needs_a_selection() {
         use pb::replay_items_request::Selection as Given;
         let ids = |ids| replay(Some(Given::Ids(pb::ItemIds { ids })));
         assert!(matches!(ids(vec![id('a')]), Ok(Selection::Ids(ids)) if ids.len() == 1));

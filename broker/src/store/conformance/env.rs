@@ -275,7 +275,7 @@ impl Env {
 
     /// Returns the item, which must exist.
     pub async fn get(&self, queue: &Queue, id: ItemId) -> Item {
-        self.store.get_item(queue, id).await.unwrap().expect("the item is there")
+        self.store.get_item(queue, id).await.unwrap().expect("the item exists")
     }
 
     /// Returns all items of a state, or of all states.

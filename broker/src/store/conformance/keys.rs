@@ -68,7 +68,7 @@ pub async fn the_same_key_in_two_queues_is_two_keys(env: &Env) {
     assert_eq!(env.drain(&b).await, ["2"]);
 }
 
-pub async fn a_thousand_blocked_items_come_in_order(env: &Env) {
+pub async fn a_thousand_blocked_items_are_delivered_in_order(env: &Env) {
     let queue = env.queue("q").await;
     env.push(&queue, (0..1_001).map(|n| keyed(&n.to_string(), "k")).collect()).await;
     assert_eq!(env.store.depth(&queue).await.unwrap().blocked, 1_000);

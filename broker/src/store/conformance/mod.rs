@@ -124,7 +124,7 @@ macro_rules! conformance {
                 one_at_a_time_in_order
                 keys_do_not_wait_for_each_other
                 the_same_key_in_two_queues_is_two_keys
-                a_thousand_blocked_items_come_in_order
+                a_thousand_blocked_items_are_delivered_in_order
                 a_retry_keeps_its_key_blocked
                 a_dead_letter_unblocks_the_next_item
                 a_settled_dead_letter_unblocks_nothing

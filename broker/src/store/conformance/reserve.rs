@@ -333,7 +333,7 @@ pub async fn many_expired_items_are_removed_in_large_steps(env: &Env) {
         expired += reserved.expired;
         largest = reserved.expired.max(largest);
     }
-    assert!(largest >= 500, "at most {largest} of {expired} at once");
+    assert!(largest >= 500, "at most {largest} of {expired} in one call");
 }
 
 /// The time since which an item has waited is known while it is reserved too.
