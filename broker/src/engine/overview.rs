@@ -1,5 +1,5 @@
 //! A broker's view of all queues: their names, and which of them have changed, on whatever broker.
-//! One read each returns both for all queues, so that an idle queue costs nothing.
+//! One read returns all names and another one all changes, so that an idle queue costs nothing.
 //!
 //! Of all brokers one keeps the depth gauges for `/metrics` up to date. That broker counts a queue
 //! after something has happened there, and its counts take at most one part in [`SHARE`] of the

@@ -102,7 +102,7 @@ pub trait ItemStore: Send + Sync + 'static {
     fn reserver(&self, queue: &QueueName) -> Box<dyn Reserver>;
 
     /// Deletes items, or keeps them as history. Keeps a tombstone for as long as a `dedup_id` must
-    /// be remembered. Returns exactly `Ok`, `LeaseLost` or `Gone` for each item.
+    /// be remembered. The outcome of each item is exact: `Ok`, `LeaseLost` or `Gone`.
     async fn commit(&self, items: Vec<Reservation>) -> Result<Vec<Outcome>>;
 
     /// Rolls items back. Returns `Ok`, `DeadLettered`, `LeaseLost` or `Gone` for each.
