@@ -1,9 +1,9 @@
-//! Several brokers on one database.
+//! Tests with several brokers on one database.
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_watermark_passes_what_is_gone_and_nothing_else() {
+async fn the_watermark_passes_settled_items_and_nothing_else() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
     let stores = brokers(&scratch, &clock, 2).await;
     let queue = make(&stores[0], queue_named("q")).await;
@@ -15,7 +15,7 @@ async fn the_watermark_passes_what_is_gone_and_nothing_else() {
     let cursor = stores[0].inner.cursor(&queue.name);
     assert_eq!(cursor.look().marks[0], first[49].previous_eligible_time.0);
 
-    // What goes back below the mark is found at once.
+    // A rollback below the watermark is found at once.
     let to = RollbackTo::Queue {
         eligible_time: first[3].previous_eligible_time,
         attempt: 1,
@@ -25,7 +25,7 @@ async fn the_watermark_passes_what_is_gone_and_nothing_else() {
     assert_eq!(stores[0].rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
     assert_eq!(take(&stores[0], &queue, 1).await[0].item.id, first[3].item.id);
 
-    // If another broker did it, a hint leads there.
+    // A hint leads to a rollback by another broker.
     let since = first[5].previous_eligible_time;
     let to = RollbackTo::Queue { eligible_time: since, attempt: 1, undelivered: false };
     let back = Rollback { held: held(&queue, &first[5]), to, reason: None };
@@ -37,7 +37,7 @@ async fn the_watermark_passes_what_is_gone_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn brokers_share_a_queue_without_doubling() {
+async fn brokers_share_a_queue_and_deliver_each_item_once() {
     const ITEMS: usize = 1_000;
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
     let stores = brokers(&scratch, &clock, 4).await;
@@ -77,7 +77,7 @@ async fn brokers_share_a_queue_without_doubling() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_others_settled_is_answered_exactly() {
+async fn outcomes_are_exact_for_items_that_other_brokers_settled() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
     let stores = brokers(&scratch, &clock, 2).await;
     let (ours, others) = (&stores[0], &stores[1]);
@@ -85,9 +85,9 @@ async fn what_others_settled_is_answered_exactly() {
     ours.push((0..3).map(|_| push_of(&queue, "x", 0)).collect()).await.unwrap();
     let taken = take(ours, &queue, 3).await;
     let commit = |delivery: &Delivery| vec![held(&queue, delivery)];
-    // Committed there: gone, though this broker thinks it is its own.
+    // Committed by the other broker: gone, though this broker takes the item for its own.
     assert_eq!(others.commit(commit(&taken[0])).await.unwrap(), [Outcome::Ok]);
-    // Given back, taken and committed there: gone as well.
+    // Rolled back, reserved and committed by the other broker: gone as well.
     let to = RollbackTo::Queue { eligible_time: others.now(), attempt: 2, undelivered: false };
     let back = Rollback { held: held(&queue, &taken[1]), to, reason: None };
     assert_eq!(others.rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
@@ -103,9 +103,9 @@ async fn what_others_settled_is_answered_exactly() {
 async fn brokers_whose_clocks_differ_by_ten_minutes_agree() {
     let scratch = Scratch::new();
     let mut stores = Vec::new();
-    for prefetch in [0, 600] {
+    for ahead in [0, 600] {
         let clock = Arc::new(Clock::system());
-        clock.advance(Duration::from_secs(prefetch));
+        clock.advance(Duration::from_secs(ahead));
         let options = MongoOptions { clock, ..MongoOptions::default() };
         stores.push(connected(&scratch.uri, &scratch.name, options).await);
     }
@@ -113,7 +113,7 @@ async fn brokers_whose_clocks_differ_by_ten_minutes_agree() {
     assert!(apart < 1_000, "{apart} ms apart");
     let queue = make(&stores[0], queue_named("q")).await;
     stores[1].push(vec![push_of(&queue, "x", 0)]).await.unwrap();
-    // Neither is it kept back by one, nor its lease taken for lapsed by the other.
+    // The item is not late for one broker, and the other does not take its lease for lapsed.
     while take(&stores[0], &queue, 1).await.is_empty() {
         tokio::task::yield_now().await;
     }
@@ -133,7 +133,7 @@ async fn a_broker_that_dies_leaves_its_items_to_the_next() {
     dying.push((0..3).map(keyed).collect()).await.unwrap();
     let taken = take(&dying, &queue, 3).await;
     assert_eq!(taken.len(), 1);
-    // Killed between the settle and the waking of the next.
+    // As if the broker was killed between the settle and the unblocking of the next item.
     dying
         .inner
         .db
@@ -154,13 +154,13 @@ async fn a_broker_that_dies_leaves_its_items_to_the_next() {
     clock.advance(LEASE);
     let again = take(&last, &queue, 3).await;
     assert_eq!((again[0].item.id, again[0].item.attempt), (taken[0].item.id, 2));
-    // Receipts outlive the broker that gave them, but not the next reservation.
+    // Receipts outlive the broker that issued them, but not the next reservation.
     assert_eq!(last.commit(vec![held(&queue, &taken[0])]).await.unwrap(), [Outcome::LeaseLost]);
     assert_eq!(last.commit(vec![held(&queue, &again[0])]).await.unwrap(), [Outcome::Ok]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn numbers_follow_the_answers_across_brokers() {
+async fn sequence_numbers_follow_the_order_of_answers_across_brokers() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
     let stores = brokers(&scratch, &clock, 3).await;
     let queue = make(&stores[0], Queue { sequenced: true, ..queue_named("q") }).await;
@@ -187,12 +187,12 @@ async fn numbers_follow_the_answers_across_brokers() {
     let numbers: Vec<i64> = answers.iter().map(|(.., number)| *number).collect();
     assert_eq!(numbers, (1..=60).collect::<Vec<_>>());
     for pair in answers.windows(2) {
-        assert!(pair[0].0 <= pair[1].1, "number {} was given too late", pair[0].2);
+        assert!(pair[0].0 <= pair[1].1, "number {} was taken too late", pair[0].2);
     }
 }
 
-/// An item lands in the group of a queue that was deleted and made anew in another group: it is
-/// brought there, behind what has the turn of its key.
+/// An item that lands in the group of a queue that was deleted and created anew in another group is moved there, behind
+/// the unblocked item of its key.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_item_follows_its_queue_into_another_group() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
@@ -226,8 +226,8 @@ async fn a_late_item_follows_its_queue_into_another_group() {
     assert_eq!(stores[1].commit(settled).await.unwrap(), [Outcome::Ok; 2]);
 }
 
-/// A tombstone left for another broker's sake stays for minutes, whatever the lease; and that broker is told
-/// the truth after that too.
+/// A tombstone for another broker stays for minutes, however long the lease is. That broker gets the right outcome
+/// after that too.
 #[tokio::test(flavor = "multi_thread")]
 async fn tombstones_stay_for_minutes_not_for_the_lease() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
@@ -254,7 +254,7 @@ async fn tombstones_stay_for_minutes_not_for_the_lease() {
     late.insert("expires", doc! { "$gt": soon });
     assert_eq!(items.count_documents(late).await.unwrap(), 0);
 
-    // As if the server had removed them.
+    // As if the server had removed the tombstones.
     clock.advance(Duration::from_mins(5));
     items.delete_many(tombstones).await.unwrap();
     let receipts = taken.iter().map(|delivery| held(&queue, delivery)).collect();

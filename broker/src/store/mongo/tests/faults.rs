@@ -1,4 +1,4 @@
-//! Answers that are lost, late or cut off, on a server of the tests' own.
+//! Answers that are lost, late or cut, on a server of the tests' own.
 
 use std::{
     env, net,
@@ -10,7 +10,7 @@ use mongodb::options::ClientOptions;
 
 use super::*;
 
-/// A replica set of one node that can be told to fail; ended when dropped.
+/// A replica set of one node that can be told to fail. It ends when dropped.
 pub(super) struct Server {
     process: Child,
     port: u16,
@@ -59,14 +59,15 @@ impl Server {
         self.client.database("admin").run_command(command).await
     }
 
-    /// A broker on this server, known to it by this name.
+    /// Opens a broker on this server under a name that fail points can use.
     async fn open(&self, clock: &Arc<Clock>, name: &str) -> Broker<MongoStore> {
         let uri = format!("mongodb://127.0.0.1:{}/?replicaSet=rs0&appName={name}", self.port);
         let options = MongoOptions { clock: clock.clone(), discipline: false, pool_size: 16 };
         connected(&uri, "test", options).await
     }
 
-    /// What commands of this name meet: on the items alone, and of one broker alone if `data` names it.
+    /// Sets a fail point for commands of this name: on the collection of items, except for commits of transactions, and
+    /// for one broker alone if `data` names it.
     pub(super) async fn fail(
         &self,
         command: &str,
@@ -85,7 +86,7 @@ impl Server {
         self.admin(doc! { "configureFailPoint": "failCommand", "mode": "off" }).await.unwrap();
     }
 
-    /// Where it listens.
+    /// Returns the address of the server.
     pub(super) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
@@ -102,7 +103,7 @@ impl Drop for Server {
     }
 }
 
-/// Waits for a condition, at most half a minute.
+/// Waits for a condition for at most half a minute.
 pub(super) async fn until(what: &str, condition: impl AsyncFn() -> bool) {
     let limit = std::time::Instant::now() + Duration::from_secs(30);
     while !condition().await {
@@ -111,7 +112,7 @@ pub(super) async fn until(what: &str, condition: impl AsyncFn() -> bool) {
     }
 }
 
-/// The change is applied; its answer says that this is not sure.
+/// The server applies the change and answers that its durability is unknown.
 fn unsure() -> Document {
     doc! { "writeConcernError": { "code": 64, "errmsg": "waiting for replication timed out" } }
 }
@@ -125,12 +126,12 @@ fn held_up(time: Duration) -> Document {
     doc! { "blockConnection": true, "blockTimeMS": time }
 }
 
-/// Takes items until there are so many; reserves that are refused are tried again.
+/// Reserves items until there are `count`. Reserves that are refused are tried again.
 async fn take_all(store: &Broker<MongoStore>, queue: &Arc<Queue>, count: usize) -> Vec<Delivery> {
     let limit = std::time::Instant::now() + Duration::from_secs(30);
     let mut taken = Vec::new();
     while taken.len() < count {
-        assert!(std::time::Instant::now() < limit, "{} of {count} are found", taken.len());
+        assert!(std::time::Instant::now() < limit, "only {} of {count} items found", taken.len());
         if let Ok(reserved) = store.reserve(queue, &[want(count - taken.len(), LEASE)]).await {
             taken.extend(reserved.deliveries.into_iter().map(|(_, delivery)| delivery));
         }
@@ -151,7 +152,7 @@ async fn a_claim_whose_answer_is_lost_is_undone_with_no_attempt_counted() {
     let queue = make(&store, queue_named("q")).await;
     store.push((0..30).map(|n| push_of(&queue, &n.to_string(), 0)).collect()).await.unwrap();
 
-    // Applied each time, and repeated each time: what is undone is not known to be.
+    // Each update is applied, and each is repeated, because the broker cannot know that it was undone.
     server.fail("update", "alwaysOn", unsure()).await;
     for _ in 0..2 {
         let refused = store.reserve(&queue, &[want(10, LEASE)]).await;
@@ -159,7 +160,7 @@ async fn a_claim_whose_answer_is_lost_is_undone_with_no_attempt_counted() {
     }
     let items = server.items();
     let touched = items.count_documents(doc! { "settled": { "$exists": true } }).await;
-    assert_eq!(touched.unwrap(), 10, "no more is claimed while that is not known");
+    assert_eq!(touched.unwrap(), 10, "nothing more is claimed while the outcome is unknown");
 
     server.heal().await;
     let taken = take_all(&store, &queue, 30).await;
@@ -170,7 +171,7 @@ async fn a_claim_whose_answer_is_lost_is_undone_with_no_attempt_counted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_nobody_waits_for_any_more_is_undone() {
+async fn a_claim_whose_caller_has_gone_is_undone() {
     let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
     let store = server.open(&clock, "a").await;
     let queue = make(&store, queue_named("q")).await;
@@ -185,13 +186,13 @@ async fn a_claim_nobody_waits_for_any_more_is_undone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_claimed_is_handed_out_though_something_else_could_not_be_removed() {
+async fn claimed_items_are_handed_out_though_expired_ones_could_not_be_removed() {
     let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
     let store = server.open(&clock, "a").await;
     let queue = make(&store, queue_named("q")).await;
-    let mut mortal = push_of(&queue, "over", 0);
-    mortal.item.ttl = Some(Duration::from_secs(1));
-    store.push(vec![mortal, push_of(&queue, "good", 0)]).await.unwrap();
+    let mut expiring = push_of(&queue, "over", 0);
+    expiring.item.ttl = Some(Duration::from_secs(1));
+    store.push(vec![expiring, push_of(&queue, "good", 0)]).await.unwrap();
     clock.advance(Duration::from_secs(2));
 
     server.fail("delete", "alwaysOn", doc! { "errorCode": 50 }).await;
@@ -204,14 +205,14 @@ async fn what_is_claimed_is_handed_out_though_something_else_could_not_be_remove
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_does_not_take_what_was_moved_since_it_was_read() {
+async fn a_claim_does_not_take_an_item_that_was_moved_since_it_was_read() {
     let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
     let (ours, other) = (server.open(&clock, "a").await, server.open(&clock, "b").await);
     let queue = make(&ours, queue_named("q")).await;
     ours.push(vec![push_of(&queue, "old", 0)]).await.unwrap();
     let taken = take(&other, &queue, 1).await;
     clock.advance(LEASE);
-    // Puts it back among the ready, so that the next update is the claim.
+    // Returns the item to the ready ones, so that the next update is the claim.
     ours.list_items(&queue, None, None, 1).await.unwrap();
 
     let mut held_up = held_up(Duration::from_secs(1));
@@ -239,7 +240,7 @@ async fn a_claim_does_not_take_what_was_moved_since_it_was_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_that_stalls_past_its_lease_is_not_answered_for_the_next_one() {
+async fn a_commit_that_stalls_past_its_lease_does_not_get_the_outcome_of_the_next_lease() {
     let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
     let store = server.open(&clock, "a").await;
     let queue = make(&store, queue_named("q")).await;
@@ -261,7 +262,7 @@ async fn a_commit_that_stalls_past_its_lease_is_not_answered_for_the_next_one() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_settle_that_took_effect_is_ok_whatever_became_of_the_item_since() {
+async fn a_settle_that_took_effect_is_ok_whatever_happened_to_the_item_since() {
     let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
     let (ours, other) = (server.open(&clock, "a").await, server.open(&clock, "b").await);
     let queue = make(&ours, queue_named("q")).await;
@@ -287,7 +288,8 @@ async fn a_settle_that_took_effect_is_ok_whatever_became_of_the_item_since() {
         eligible_time: delivery.previous_eligible_time,
     };
 
-    // Each try waits, is applied, and is answered as not sure: then there is another.
+    // Each attempt waits, is applied, and gets the answer that its durability is unknown, so that there is another
+    // attempt.
     let mut lost = held_up(Duration::from_millis(1_500));
     lost.extend(unsure());
     lost.insert("appName", "sluicegate a");
@@ -310,7 +312,7 @@ async fn a_settle_that_took_effect_is_ok_whatever_became_of_the_item_since() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_look_during_an_ordered_push_does_not_pass_its_items_over() {
+async fn a_scan_during_an_ordered_push_does_not_skip_its_items() {
     let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
     let store = server.open(&clock, "a").await;
     let queue = make(&store, Queue { sequenced: true, ..queue_named("q") }).await;
@@ -323,7 +325,7 @@ async fn a_look_during_an_ordered_push_does_not_pass_its_items_over() {
         tokio::select! {
             pushed = &mut pushing => { pushed.unwrap(); break }
             () = tokio::time::sleep(Duration::from_millis(20)) => {
-                // It can be seen a moment before it is answered.
+                // The item can be visible a moment before its push is answered.
                 if !take(&store, &queue, 1).await.is_empty() {
                     pushing.await.unwrap();
                     return;
@@ -335,7 +337,7 @@ async fn a_look_during_an_ordered_push_does_not_pass_its_items_over() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_item_no_document_can_hold_fails_alone() {
+async fn an_item_that_no_document_can_hold_fails_alone() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
     let store = scratch.open(&clock).await;
     let plain = make(&store, queue_named("plain")).await;

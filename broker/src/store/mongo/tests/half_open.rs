@@ -18,10 +18,10 @@ use tokio::{
 use super::{faults::Server, *};
 use crate::store::StoreError;
 
-/// Longer than any operation may take that has no answer.
+/// Longer than any operation without an answer may take.
 const LIMIT: Duration = Duration::from_secs(45);
 
-/// Forwards what it is sent, until told to swallow it: connections stay open and lead nowhere.
+/// Forwards bytes until told to swallow them: its connections stay open and lead nowhere.
 struct Proxy {
     address: SocketAddr,
     way: Arc<Way>,
@@ -29,30 +29,30 @@ struct Proxy {
 
 #[derive(Default)]
 struct Way {
-    /// Connections so far.
+    /// Number of connections so far.
     made: AtomicUsize,
-    /// What goes over connections made before this one is swallowed.
+    /// Bytes on connections with lower numbers are swallowed.
     dead_below: AtomicUsize,
     /// The commands to hold up, each once.
     holds: Mutex<Vec<Hold>>,
 }
 
-/// A command that is to be held up.
+/// A command to hold up.
 struct Hold {
-    /// What it is known by.
+    /// The bytes by which the command is recognised.
     bytes: Vec<u8>,
     caught: oneshot::Sender<()>,
     release: oneshot::Receiver<()>,
 }
 
-/// A command that is held up, with the connection it goes over, until this is dropped.
+/// A command that is held up, together with its connection, until this value is dropped.
 struct HeldCommand {
     caught: oneshot::Receiver<()>,
     _release: oneshot::Sender<()>,
 }
 
 impl HeldCommand {
-    /// Waits until the command is there.
+    /// Waits until the command has been caught.
     async fn caught(&mut self) {
         tokio::time::timeout(LIMIT, &mut self.caught).await.expect("a command in time").unwrap();
     }
@@ -77,19 +77,19 @@ impl Proxy {
         Self { address, way }
     }
 
-    /// A broker that reaches the server this way alone.
+    /// Opens a broker that reaches the server only through this proxy.
     async fn open(&self, clock: &Arc<Clock>, database: &str) -> Broker<MongoStore> {
         let uri = format!("mongodb://{}/?directConnection=true&appName=proxied", self.address);
         let options = MongoOptions { clock: clock.clone(), discipline: false, pool_size: 16 };
         connected(&uri, database, options).await
     }
 
-    /// All connections there are lead nowhere from now on; new ones are fine.
+    /// Makes all present connections lead nowhere. New ones work.
     fn cut(&self) {
         self.way.dead_below.store(self.way.made.load(Ordering::SeqCst), Ordering::SeqCst);
     }
 
-    /// Holds up the next command that begins with these bytes. All other connections are fine.
+    /// Holds up the next command that contains these bytes. All other connections work.
     fn hold(&self, bytes: &[u8]) -> HeldCommand {
         let ((caught, is_caught), (release, released)) = (oneshot::channel(), oneshot::channel());
         let hold = Hold { bytes: bytes.to_vec(), caught, release: released };
@@ -140,8 +140,8 @@ impl Scratch {
     }
 }
 
-/// Connections that stay open and lead nowhere, as behind a firewall that forgot them, hold up deliveries
-/// for less than five seconds.
+/// Connections that stay open and lead nowhere, as behind a firewall that forgot them, hold up deliveries for less than
+/// five seconds.
 #[tokio::test(flavor = "multi_thread")]
 async fn half_open_connections_stall_deliveries_for_less_than_five_seconds() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
@@ -155,7 +155,7 @@ async fn half_open_connections_stall_deliveries_for_less_than_five_seconds() {
     let started = Instant::now();
     let second = async {
         loop {
-            // What is not answered is asked again, as the dispatcher does.
+            // A reserve without an answer is repeated, as the dispatcher does.
             if let Ok(reserved) = store.reserve(&queue, &[want(1, LEASE)]).await {
                 break reserved.deliveries;
             }
@@ -170,10 +170,10 @@ async fn half_open_connections_stall_deliveries_for_less_than_five_seconds() {
     assert_eq!(second.len(), 1);
 }
 
-/// A single connection that leads nowhere, beside others that are fine: the driver, whose heartbeats are answered, does
-/// not notice it.
+/// The driver does not notice a single connection that leads nowhere beside others that work, because its heartbeats
+/// are answered.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_read_over_a_dead_connection_is_asked_again_over_another() {
+async fn a_read_over_a_dead_connection_is_repeated_over_another() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
     let proxy = Proxy::start(scratch.server()).await;
     let store = proxy.open(&clock, &scratch.name).await;
@@ -191,7 +191,7 @@ async fn a_read_over_a_dead_connection_is_asked_again_over_another() {
         for held in &mut dead {
             held.caught().await;
         }
-        // Whoever comes meanwhile is not concerned.
+        // Calls that come meanwhile are not affected.
         let started = Instant::now();
         let page = store.list_items(&queue, None, None, 1).await.unwrap();
         assert_eq!(page.entries.len(), 1);
@@ -207,7 +207,7 @@ async fn a_read_over_a_dead_connection_is_asked_again_over_another() {
     drop(dead);
 }
 
-/// Whether a newer version has taken over the database is read again and again: a dead connection does not end that.
+/// The broker reads the format regularly to learn of newer versions. A dead connection does not end that.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_format_is_read_again_over_another_connection() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
@@ -221,7 +221,8 @@ async fn the_format_is_read_again_over_another_connection() {
     drop(dead);
 }
 
-/// Nothing waits for a dead connection for ever: what was not answered has an unknown outcome, and the store closes.
+/// Nothing waits for a dead connection for ever: a write without an answer has an unknown outcome, and the store
+/// closes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_over_a_dead_connection_ends() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
@@ -239,23 +240,23 @@ async fn a_write_over_a_dead_connection_ends() {
     };
     let (deleted, pushed) = tokio::time::timeout(LIMIT, both).await.expect("answers in time");
     assert!(matches!(deleted, Err(StoreError::Unavailable { .. })), "{deleted:?}");
-    // Committing may be repeated.
+    // A commit may be repeated.
     assert_eq!(pushed.unwrap().len(), 1);
     assert_eq!(take(&store, &ordered, 9).await.len(), 1);
     tokio::time::timeout(LIMIT, store.close()).await.expect("nothing waits any more");
     drop(dead);
 }
 
-/// The claim lies on its way to the server when it is undone, and comes afterwards.
+/// The claim is on its way to the server when it is undone, and arrives afterwards.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_claim_that_comes_after_it_was_undone_takes_nothing() {
+async fn a_claim_that_arrives_after_it_was_undone_takes_nothing() {
     let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
     let proxy = Proxy::start(server.address()).await;
     let store = proxy.open(&clock, "test").await;
     let queue = make(&store, queue_named("q")).await;
     store.push(vec![push_of(&queue, "x", 0)]).await.unwrap();
     let mut claim = proxy.hold_on_items("update");
-    // What is sent in its place is refused, each of three times.
+    // Its three repetitions are refused.
     let refused = doc! { "errorCode": 91, "appName": "sluicegate proxied" };
     server.fail("update", doc! { "times": 3 }, refused).await;
     let reserving = store.reserve(&queue, &[want(1, LEASE)]).await;

@@ -1,4 +1,4 @@
-//! The suite on a real MongoDB, and what only this store promises.
+//! The conformance suite on a real MongoDB, and tests of what only this store promises.
 
 use mongodb::bson::{Document, doc};
 
@@ -17,7 +17,7 @@ mod faults;
 mod half_open;
 mod plans;
 
-/// Names the server the tests run on.
+/// The variable that names the server for the tests.
 const VARIABLE: &str = "SLUICEGATE_TEST_MONGODB_URI";
 
 fn uri() -> String {
@@ -29,7 +29,7 @@ fn uri() -> String {
     })
 }
 
-/// A database of its own, dropped at the end.
+/// A database of the test's own, dropped at the end.
 pub(super) struct Scratch {
     pub(super) uri: String,
     pub(super) name: String,
@@ -82,7 +82,7 @@ async fn open() -> Env {
 
 conformance!(super::open);
 
-/// Several brokers on one database, each with a clock of its own or all with one.
+/// Opens several brokers on one database with one clock.
 async fn brokers(
     scratch: &Scratch,
     clock: &Arc<Clock>,
@@ -106,10 +106,10 @@ async fn make(store: &MongoStore, queue: Queue) -> Arc<Queue> {
     }
 }
 
-fn push_of(queue: &Arc<Queue>, payload: &str, level: i32) -> Push {
+fn push_of(queue: &Arc<Queue>, payload: &str, priority: i32) -> Push {
     let item = NewItem {
         payload: payload.to_owned().into(),
-        priority: Priority::parse("priority", level).unwrap(),
+        priority: Priority::parse("priority", priority).unwrap(),
         ..NewItem::default()
     };
     Push { queue: queue.clone(), item, producer: None, dedup_window: None }
@@ -135,14 +135,14 @@ fn held(queue: &Arc<Queue>, delivery: &Delivery) -> Reservation {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_not_there_is_named_within_seconds() {
+async fn a_server_that_cannot_be_reached_is_named_within_seconds() {
     let uri = "mongodb://127.0.0.1:24999/?serverSelectionTimeoutMS=300";
     match MongoStore::connect(uri, "none", MongoOptions::default()).await {
         Err(crate::store::StoreError::Unavailable { reason, .. }) => {
             assert!(reason.starts_with("MongoDB at 127.0.0.1:24999 cannot be reached"), "{reason}");
         }
         Err(other) => panic!("{other}"),
-        Ok(_) => panic!("something answers"),
+        Ok(_) => panic!("a server answers"),
     }
 }
 
@@ -160,7 +160,7 @@ async fn every_priority_in_use_ends_in_a_sentinel() {
     };
     assert_eq!(sentinels().await.unwrap(), 4);
 
-    // Nobody sees them, and what empties the queue leaves them.
+    // Sentinels are not visible, and operations that empty the queue leave them.
     assert_eq!(take(&store, &queue, 10).await.len(), 2);
     assert_eq!(store.list_items(&queue, None, None, 10).await.unwrap().entries.len(), 2);
     assert_eq!(store.depth(&queue).await.unwrap().unsettled(), 2);
@@ -171,16 +171,16 @@ async fn every_priority_in_use_ends_in_a_sentinel() {
 
     let links = store.links().await.unwrap();
     let deleted = store.delete_queue(&queue, true, links).await.unwrap();
-    assert_eq!(deleted, Deleted::Done(2), "barriers are no items");
+    assert_eq!(deleted, Deleted::Done(2), "sentinels are no items");
     assert_eq!(sentinels().await.unwrap(), 0);
     let queue = make(&store, Queue { create_time: Timestamp(1), ..queue_named("q") }).await;
     store.push(vec![push_of(&queue, "x", 3)]).await.unwrap();
-    assert_eq!(sentinels().await.unwrap(), 2, "a queue made anew gets its own");
+    assert_eq!(sentinels().await.unwrap(), 2, "a queue that is created again gets its own");
 }
 
-/// The time of a shard, which all brokers share, is the server's like any other.
+/// The time of a shard, which all brokers share, is the server's time.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_shards_time_is_the_servers() {
+async fn the_time_of_a_shard_is_the_time_of_the_server() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
     let store = scratch.open(&clock).await;
     let [by_hello, by_shard] =

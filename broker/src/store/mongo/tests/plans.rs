@@ -1,8 +1,8 @@
-//! What a find costs: the plans that the server makes, and how many keys it reads.
+//! Tests of what finds cost: the plans of the server, and the index keys that it reads.
 
 use super::*;
 
-/// All stages of a plan, outermost first.
+/// Collects all stages of a plan, the outermost first.
 fn stages<'a>(plan: &'a Document, found: &mut Vec<&'a Document>) {
     found.push(plan);
     if let Ok(inner) = plan.get_document("inputStage") {
@@ -13,7 +13,8 @@ fn stages<'a>(plan: &'a Document, found: &mut Vec<&'a Document>) {
     }
 }
 
-/// How the server goes about a find; also how many keys it looked at.
+/// Returns the stages of the server's plan for a command, the number of index keys it examined, and whether it filtered
+/// documents.
 async fn explain(store: &MongoStore, find: Document) -> (Vec<String>, i64, bool) {
     let command = doc! { "explain": find, "verbosity": "executionStats" };
     let answer = store.inner.db.run_command(command).await.unwrap();
@@ -33,12 +34,12 @@ async fn explain(store: &MongoStore, find: Document) -> (Vec<String>, i64, bool)
 }
 
 async fn explain_find(store: &MongoStore, queue: &Queue, limit: usize) -> (Vec<String>, i64, bool) {
-    let look = store.inner.cursor(&queue.name).look();
+    let scan = store.inner.cursor(&queue.name).look();
     let now = store.now();
     let find = crate::store::mongo::reserve::scan::find_command(
         "items.default",
         &queue.name,
-        &look,
+        &scan,
         now,
         limit,
     );
@@ -50,7 +51,8 @@ async fn the_head_is_found_by_the_index_alone() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
     let store = scratch.open(&clock).await;
     let queue = make(&store, queue_named("q")).await;
-    let pushes = |level: i32| (0..50).map(|_| push_of(&queue, "x", level)).collect::<Vec<_>>();
+    let pushes =
+        |priority: i32| (0..50).map(|_| push_of(&queue, "x", priority)).collect::<Vec<_>>();
     store.push(pushes(0)).await.unwrap();
     assert_eq!(take(&store, &queue, 1).await.len(), 1);
     let (plan, keys, filtered) = explain_find(&store, &queue, 10).await;
@@ -81,7 +83,7 @@ async fn counts_do_not_read_documents() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn leases_that_end_are_found_by_one_seek_and_leave_no_trace_among_the_ready() {
+async fn lapsed_leases_are_found_by_one_seek_and_reserved_items_are_apart_from_ready_ones() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
     let stores = brokers(&scratch, &clock, 2).await;
     let queue = make(&stores[0], queue_named("q")).await;
@@ -94,13 +96,13 @@ async fn leases_that_end_are_found_by_one_seek_and_leave_no_trace_among_the_read
             "hint": schema::layout::HANDOUT, "sort": { "when": 1 }, "limit": limit,
         }
     };
-    // Behind the ready ones and their barrier.
+    // The reserved items are behind the ready ones and their sentinel.
     let (plan, keys, filtered) = explain(&stores[0], find(11)).await;
     assert_eq!((plan.last().unwrap().as_str(), keys, filtered), ("IXSCAN handout", 11, false));
     let (_, keys, _) = explain_find(&stores[0], &queue, 100).await;
-    assert!(keys <= 11, "a look at the head reads {keys} keys of 10 ready items");
+    assert!(keys <= 11, "a scan of the head reads {keys} keys for 10 ready items");
 
-    // The other broker learns of the leases by itself, and hands out what they leave.
+    // The other broker finds the leases by itself, and hands out the rest.
     assert_eq!(take(&stores[1], &queue, 100).await.len(), 10);
     let settled: Vec<Reservation> =
         taken[5..].iter().map(|delivery| held(&queue, delivery)).collect();
@@ -113,9 +115,9 @@ async fn leases_that_end_are_found_by_one_seek_and_leave_no_trace_among_the_read
     assert_eq!(again[0].previous_eligible_time, first);
 }
 
-/// Looking for lost turns costs the same however many items are blocked, and finds each in the end.
+/// A repair costs the same however many items are blocked, and finds every key in the end.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_repair_looks_at_so_many_items_at_a_time() {
+async fn a_repair_reads_a_limited_number_of_items_at_a_time() {
     const KEYS: usize = 2_500;
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
     let store = scratch.open(&clock).await;
