@@ -1,4 +1,4 @@
-//! Items as documents: for the benchmarks alone.
+//! Converts items to documents and back, for the benchmarks alone.
 
 use mongodb::bson::{RawDocument, RawDocumentBuf};
 
@@ -10,12 +10,12 @@ use crate::{
     },
 };
 
-/// The document of a new item.
+/// Returns the document of a new item.
 pub fn encode(push: &Push, id: ItemId, now: Timestamp) -> Result<RawDocumentBuf> {
     item::encode(push, &Start { id, now, sequence: 0, blocked: false })
 }
 
-/// The item of a document.
+/// Returns the item of a document.
 pub fn decode(document: &RawDocument, queue: &QueueName, now: Timestamp) -> Result<Item> {
     Stored::read(document)?.into_item(queue, now)
 }

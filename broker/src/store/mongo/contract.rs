@@ -1,4 +1,5 @@
-//! What the [`MongoStore`] does for each method of the contract: the operation in the folder of its subject, run to its end.
+//! Implements the traits of a store for [`MongoStore`]. Each method calls the operation in the folder of its subject
+//! and runs it to its end.
 
 use std::{sync::Arc, time::Duration};
 

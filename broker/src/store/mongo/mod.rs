@@ -3,11 +3,11 @@
 //! # Layout
 //! | folder | subject |
 //! |---|---|
-//! | `contract` | the traits of a store, each method by the function of the folder that does it |
+//! | `contract` | the traits of a store; each method calls the function of the folder that does it |
 //! | [`push`] | stores items; repeated pushes |
 //! | [`reserve`] | finds the items at the head of a queue, assigns and claims them; leases that ended |
 //! | [`settle`] | ends reservations: commit, roll back, move, extend |
-//! | [`admin`] | items for operators, replay, redrive, statistics |
+//! | [`admin`] | items for administrators, replay, redrive, statistics |
 //! | [`catalog`] | queues, schedules, deletion of queues |
 //! | [`ordering`], [`priorities`] | ordering keys; priorities in use |
 //! | [`migrations`] | the format of the database, and the way to it from earlier ones |
@@ -15,8 +15,8 @@
 //! | [`schema`] | documents, collections, indexes |
 //! | [`server`] | connections, errors, transactions, group commit, the clock |
 //!
-//! Every operation runs in a task of its own, so that a caller that goes away harms nothing. Of a push
-//! only the write does: standing in line for it is the caller's part, so that calls keep their order.
+//! Every operation runs in a task of its own, so that a caller that goes away harms nothing. Of a push, only the write
+//! does: the caller itself queues for the write, so that calls keep their order.
 
 mod admin;
 #[doc(hidden)]
@@ -64,14 +64,14 @@ use crate::{
     },
 };
 
-/// How to connect.
+/// Options of a connection.
 #[derive(Debug, Clone)]
 pub struct MongoOptions {
-    /// Most connections to each server.
+    /// Limit of connections to each server.
     pub pool_size: u32,
-    /// The clock that says what time it is in the store.
+    /// The clock of the store.
     pub clock: Arc<Clock>,
-    /// Keep the clock on the server's time. Off only in tests that move the clock.
+    /// Whether to keep the clock on the server's time. False only in tests that move the clock.
     pub discipline: bool,
 }
 
@@ -92,7 +92,7 @@ struct Inner {
     db: Database,
     description: String,
     clock: Arc<Clock>,
-    /// The last time given out.
+    /// The last time that was used.
     given: server::clock::Given,
     broker: [u8; 4],
     ids: IdSource,
@@ -109,7 +109,7 @@ struct Inner {
 }
 
 impl MongoStore {
-    /// Connects to the deployment `uri` names and uses `database` there.
+    /// Connects to the deployment that `uri` names and uses `database` there.
     ///
     /// # Errors
     /// Within a few seconds, if the server cannot be reached or refuses the credentials.
@@ -117,7 +117,7 @@ impl MongoStore {
         Self::connect_as(migrations::THIS, uri, database, options).await
     }
 
-    /// The same as a program of another format.
+    /// Like [`connect`](Self::connect), as a program with another format.
     async fn connect_as(
         format: Format,
         uri: &str,
@@ -126,7 +126,7 @@ impl MongoStore {
     ) -> Result<Self> {
         let connection = server::connect::connect(uri, database, options.pool_size).await?;
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
-        let failing = stop.clone().drop_guard(); // stops what is started here, unless all goes well
+        let failing = stop.clone().drop_guard(); // on an error, stops the tasks that were started here
         tracker
             .spawn(server::orphaned_transactions::end_all(connection.client.clone(), stop.clone()));
         format.bring_up_to_date(&connection.client, &connection.db).await?;
@@ -169,14 +169,14 @@ impl MongoStore {
         Ok(Self { inner })
     }
 
-    /// Lets the writes under way end, and stops what runs by itself.
+    /// Waits for the running writes and ends the background tasks.
     pub async fn close(&self) {
         self.inner.stop.cancel();
         self.inner.tracker.close();
         self.inner.tracker.wait().await;
     }
 
-    /// The database, for signals that live in the store's own.
+    /// Returns the database, for signals that use the store's own.
     pub fn database(&self) -> Database {
         self.inner.db.clone()
     }
@@ -198,9 +198,9 @@ impl MongoStore {
     }
 }
 
-/// The outcome of an operation; unknown if it takes too long.
+/// Runs an operation. Its outcome is unknown if it takes too long.
 async fn in_time<T>(operation: impl Future<Output = Result<T>>) -> Result<T> {
-    // Longer than a single write, so that what can be said of single writes is said there.
+    // Longer than the limit of a single write, whose error says more.
     let limit = WRITE_LIMIT + Duration::from_secs(5);
     tokio::time::timeout(limit, operation).await.unwrap_or_else(|_| Err(unavailable(NO_ANSWER)))
 }
@@ -212,7 +212,7 @@ impl Drop for MongoStore {
 }
 
 impl Inner {
-    /// Runs an operation in a task of its own; its outcome is unknown if it takes too long.
+    /// Runs an operation in a task of its own. Its outcome is unknown if it takes too long.
     async fn run<T, F>(self: &Arc<Self>, operation: impl FnOnce(Arc<Inner>) -> F) -> Result<T>
     where
         T: Send + 'static,
@@ -221,7 +221,7 @@ impl Inner {
         in_time(self.run_long(operation)).await
     }
 
-    /// The same for operations that may take as long as they need.
+    /// Like [`run`](Self::run), for operations without a time limit.
     async fn run_long<T, F>(self: &Arc<Self>, operation: impl FnOnce(Arc<Inner>) -> F) -> Result<T>
     where
         T: Send + 'static,
@@ -232,7 +232,7 @@ impl Inner {
         task.await.unwrap_or_else(|error| Err(broken(format!("an operation failed: {error}"))))
     }
 
-    /// The time; it does not go back over what was a small correction.
+    /// Returns the time, which does not go back when the clock is corrected a little.
     fn now(&self) -> Timestamp {
         self.given.next(self.clock.now())
     }
@@ -242,7 +242,7 @@ impl Inner {
         self.refusal.get().map_or(Ok(()), |refusal| Err(unavailable(refusal)))
     }
 
-    /// Looks whether a newer version of this program has taken over the database.
+    /// Finds out whether a newer version of this program has taken over the database.
     async fn notice_format(&self) -> Result<()> {
         if let Some(refusal) = migrations::refusal(&self.db, self.format).await? {
             let refusal = self.refusal.get_or_init(|| refusal);
@@ -252,21 +252,21 @@ impl Inner {
         self.check_format()
     }
 
-    /// So many items share a write.
+    /// Counts the items that share a write.
     fn note_batch(&self, call: &'static str, items: usize) {
         if let Some(metrics) = self.metrics.get() {
             metrics.batch(call, items);
         }
     }
 
-    /// A group, with its indexes in place.
+    /// Returns a group and creates its indexes if necessary.
     async fn group(&self, name: &GroupName) -> Result<Arc<Group>> {
         let group = self.group_as_it_is(name);
         group.ensure_indexes(&self.db).await?;
         Ok(group)
     }
 
-    /// A group, with its indexes or without.
+    /// Returns a group, whose indexes may not exist yet.
     fn group_as_it_is(&self, name: &GroupName) -> Arc<Group> {
         let mut groups = self.groups.lock();
         let new = || Arc::new(Group::new(&self.db, name));

@@ -1,7 +1,6 @@
-//! Order within a key: at most one item of a key is not blocked, which the unique index on
-//! `{q, turn}` enforces whatever brokers do; when it is settled, the next by sequence number gets
-//! its turn. A turn lost to a crash between the two is found by the next push of the key and by
-//! the upkeep ([`crate::store::mongo::upkeep`]).
+//! Order within a key. At most one item of a key is not blocked, which the unique index on `{q, turn}` enforces across
+//! brokers. When that item is settled, the next one by sequence number is unblocked. If a crash between the two writes
+//! prevents this, the next push of the key does it, or the upkeep ([`crate::store::mongo::upkeep`]).
 
 use std::collections::HashSet;
 
@@ -33,26 +32,26 @@ use crate::{
 /// A queue and an ordering key in it.
 pub(crate) type OrderKey = (QueueName, String);
 
-/// How many keys are promoted at once.
+/// Limit of keys that are unblocked concurrently.
 const AT_ONCE: usize = 16;
-/// An item that got its turn.
+/// An item that was unblocked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unblocked {
     pub(crate) id: ItemId,
     pub(crate) when: Timestamp,
 }
 
-/// The name of a queue's sequence counter.
+/// Returns the id of a queue's sequence counter.
 pub(crate) fn counter_id(queue: &QueueName) -> String {
     format!("sequence/{queue}")
 }
 
-/// The update that takes `n` numbers from a counter.
+/// Returns the update that takes `n` numbers from a counter.
 pub(crate) fn taking(n: i64) -> Document {
     doc! { "$inc": { "next": n } }
 }
 
-/// Takes `n` sequence numbers of a queue; answers the first.
+/// Takes `n` sequence numbers of a queue and returns the first.
 pub(crate) async fn take_numbers(inner: &Inner, queue: &QueueName, n: usize) -> Result<i64> {
     let n = n as i64;
     let counters = inner.db.collection::<Document>("counters");
@@ -63,7 +62,7 @@ pub(crate) async fn take_numbers(inner: &Inner, queue: &QueueName, n: usize) -> 
             .return_document(ReturnDocument::After)
     };
     let counter = match in_time(find()).await {
-        Err(error) if is_duplicate_key(&error) => in_time(find()).await, // two brokers made it at once
+        Err(error) if is_duplicate_key(&error) => in_time(find()).await, // two brokers created it at once
         result => result,
     };
     let counter = counter.map_err(failed)?;
@@ -86,7 +85,7 @@ pub(crate) fn by_queue(keys: &[OrderKey]) -> Vec<(&QueueName, Vec<&str>)> {
     queues
 }
 
-/// The keys of which an item has its turn.
+/// Returns the keys that have an unblocked item.
 pub(crate) async fn holders(
     inner: &Inner,
     group: &Group,
@@ -114,7 +113,7 @@ fn holders_command(group: &Group, queue: &QueueName, keys: &[&str]) -> Document 
     }
 }
 
-/// Finds the keys of which items are blocked.
+/// Returns the pipeline that finds which of the keys have blocked items.
 pub(crate) fn waiting_pipeline(queue: &QueueName, keys: &[&str]) -> Vec<Document> {
     vec![
         doc! { "$match": {
@@ -124,7 +123,7 @@ pub(crate) fn waiting_pipeline(queue: &QueueName, keys: &[&str]) -> Vec<Document
     ]
 }
 
-/// The update that gives a blocked item its turn.
+/// Returns the update that unblocks an item.
 pub(crate) fn unblocking(now: Timestamp) -> Vec<Document> {
     let when = doc! { "$max": ["$due", date(now)] };
     vec![
@@ -133,7 +132,7 @@ pub(crate) fn unblocking(now: Timestamp) -> Vec<Document> {
     ]
 }
 
-/// Gives the first blocked item of each key its turn, unless another item has it.
+/// Unblocks the first item of each key, unless another item of the key is not blocked.
 pub(crate) async fn unblock(
     inner: &Inner,
     group: &Group,
@@ -173,7 +172,7 @@ async fn unblock_one(
         .return_document(ReturnDocument::After)
         .projection(doc! { "when": 1, "priority": 1 });
     let found: Option<RawDocumentBuf> = match in_time(update).await {
-        Err(error) if is_duplicate_key(&error) => return Ok(None), // another has the turn
+        Err(error) if is_duplicate_key(&error) => return Ok(None), // another item of the key is not blocked
         result => result.map_err(failed)?,
     };
     let Some(found) = found else { return Ok(None) };

@@ -1,11 +1,10 @@
-//! Priority levels in use: recorded with the queue's settings, so that a queue with one level costs
-//! one range of the index, and read from the index itself by sweeps.
+//! Priorities in use. They are recorded with the settings of the queue, so that a queue with one priority costs one
+//! range of the index. Sweeps read them from the index itself.
 //!
-//! Each level in use has two barriers, entries of the hand-out index that are never deleted: one
-//! behind all that waits, one at its end. A find that has read all there is looks for the next live
-//! entry to know that it is done; without a barrier that search goes on through whatever was deleted
-//! among the reserved items, at the head of the next level, or of the next queue by name, and a
-//! hundred thousand dead entries take tens of milliseconds.
+//! Each priority in use has two sentinels, entries of the hand-out index that are never deleted: one behind all waiting
+//! items, one at the end of the priority. A find that has read everything goes on to the next live entry to know that
+//! it is done. Without a sentinel, this search would walk through dead entries among the reserved items, at the head of
+//! the next priority, or of the next queue by name, and a hundred thousand dead entries take tens of milliseconds.
 
 use mongodb::{
     bson::{Bson, Document, RawDocumentBuf, doc, rawdoc},
@@ -28,8 +27,8 @@ use crate::{
     },
 };
 
-/// Records that a queue has, or is about to have, items in these levels. `incarnation`: when the
-/// queue was created, if known.
+/// Records that a queue has, or is about to have, items of these priorities. `incarnation` is the creation time of the
+/// queue, if known.
 pub(crate) async fn record(
     inner: &Inner,
     group: &Group,
@@ -50,27 +49,27 @@ pub(crate) async fn record(
     );
     let outcome = in_time(update).await.map_err(failed)?;
     set_sentinels(group, queue, missing).await?;
-    // A queue that is not there yet gets its levels from the index when it is created.
+    // A queue that does not exist yet takes its priorities from the index when it is created.
     if outcome.matched_count > 0 {
         cursor.recorded(missing);
     }
     Ok(())
 }
 
-/// The barriers of a level: names, and where they are.
+/// Names and dates of the sentinels of a priority.
 const SENTINELS: [(&str, i64); 2] = [("ready", READY_END), ("end", TOMBSTONE)];
 
 fn sentinel_id(queue: &QueueName, level: i32, name: &str) -> String {
     format!("barrier/{queue}/{level}/{name}")
 }
 
-/// The ids of all barriers a queue may have.
+/// Returns the ids of all sentinels that a queue may have.
 pub(crate) fn sentinel_ids(queue: &QueueName) -> Vec<String> {
     let of_level = |level| SENTINELS.map(|(name, _)| sentinel_id(queue, level, name));
     PrioritySet::ALL.iter().flat_map(of_level).collect()
 }
 
-/// Sets the barriers of these levels. Nothing that reads items reads where they are.
+/// Inserts the sentinels of these priorities. Nothing that reads items reads at their dates.
 async fn set_sentinels(group: &Group, queue: &QueueName, set: PrioritySet) -> Result<()> {
     let of_level = |level| {
         SENTINELS.map(|(name, when)| {
@@ -95,7 +94,7 @@ async fn set_sentinels(group: &Group, queue: &QueueName, set: PrioritySet) -> Re
     if there_before { Ok(()) } else { Err(failed(error)) }
 }
 
-/// The levels recorded with the queue.
+/// Returns the priorities that are recorded with the queue.
 pub(crate) async fn recorded(inner: &Inner, queue: &QueueName) -> Result<PrioritySet> {
     let command = doc! {
         "find": "queues", "filter": { "_id": queue.as_str() }, "projection": { "levels": 1 },
@@ -106,7 +105,7 @@ pub(crate) async fn recorded(inner: &Inner, queue: &QueueName) -> Result<Priorit
     Ok(set.map_or(PrioritySet::EMPTY, |levels| to_set(levels)))
 }
 
-/// The levels of which the index has entries.
+/// Returns the priorities of which the index has entries.
 pub(crate) async fn in_index(
     inner: &Inner,
     collection: &str,
@@ -123,8 +122,7 @@ fn to_set(levels: &[Bson]) -> PrioritySet {
     levels.iter().filter_map(integer).map(|level| level as i32).collect()
 }
 
-/// The earliest `when` from the first of two times up to, not including, the second: one index seek
-/// per level, all in one go.
+/// Returns the earliest `when` in the range, whose end is not included. One command makes one index seek per priority.
 pub(crate) async fn first_between(
     inner: &Inner,
     collection: &str,
@@ -136,7 +134,8 @@ pub(crate) async fn first_between(
     Ok(found.into_iter().map(|(_, when)| when).min())
 }
 
-/// Of each level that has so many, the `when` of the entry with `n` others of the range before it.
+/// Returns, for each priority with more than `n` entries in the range, the `when` of the entry that follows the first
+/// `n`.
 pub(crate) async fn nth_between(
     inner: &Inner,
     collection: &str,

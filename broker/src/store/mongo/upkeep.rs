@@ -1,5 +1,5 @@
-//! What this store does by itself for the queues that are consumed here: it finds ordering keys whose turn was lost in a
-//! crash between two writes.
+//! The store's own upkeep of the queues that are consumed here: it unblocks ordering keys whose next item was not
+//! unblocked because a broker crashed between two writes.
 
 use std::{
     sync::Arc,
@@ -23,14 +23,14 @@ use crate::{
     },
 };
 
-/// How often the queues are looked after.
+/// Pause between rounds.
 const EVERY: Duration = Duration::from_secs(15);
-/// How many entries of the index one step of [`repair`] looks at.
+/// Index entries that one step of [`repair`] reads.
 const STEP: i32 = 500;
-/// How many steps one call of it takes.
+/// Steps of one call of [`repair`].
 const STEPS: usize = 4;
 
-/// Looks after the queues until `stop`.
+/// Runs the upkeep until `stop`.
 pub(super) async fn run(inner: Arc<Inner>, stop: CancellationToken) {
     while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
         let started = Instant::now();
@@ -41,8 +41,8 @@ pub(super) async fn run(inner: Arc<Inner>, stop: CancellationToken) {
     }
 }
 
-/// Makes ready what a crash between two writes left waiting for its turn, and says where. What fails is left for the
-/// next round.
+/// Unblocks items that a crash between two writes left blocked, and notes their queues. What fails is left to the next
+/// round.
 pub(super) async fn round(inner: &Inner) {
     for (queue, group) in inner.cursors.consumed() {
         if inner.stop.is_cancelled() || inner.check_format().is_err() {
@@ -51,7 +51,7 @@ pub(super) async fn round(inner: &Inner) {
         match repair(inner, &queue, &group).await {
             Ok(0) => {}
             Ok(count) => {
-                tracing::info!(%queue, count, "gave ordering keys their turn back");
+                tracing::info!(%queue, count, "unblocked items that a crash had left blocked");
                 inner.unblocked.add([queue]);
             }
             Err(error) => tracing::debug!(%queue, %error, "could not repair"),
@@ -59,8 +59,8 @@ pub(super) async fn round(inner: &Inner) {
     }
 }
 
-/// Gives a turn to keys of the queue that have blocked items and no holder; answers how many. Walks on from
-/// where the last call stopped, so that a call costs the same however many items are blocked.
+/// Unblocks the first item of keys of the queue that have only blocked items, and returns how many. Goes on where the
+/// last call stopped, so that a call costs the same however many items are blocked.
 pub(crate) async fn repair(inner: &Inner, queue: &QueueName, group: &GroupName) -> Result<u64> {
     let group = inner.group(group).await?;
     ended::remove_ended(inner, &group, queue).await?;
@@ -79,7 +79,7 @@ pub(crate) async fn repair(inner: &Inner, queue: &QueueName, group: &GroupName) 
     Ok(repaired)
 }
 
-/// The same for all keys.
+/// Like [`repair`], for all keys.
 pub(crate) async fn repair_all(inner: &Inner, queue: &QueueName, group: &GroupName) -> Result<u64> {
     let group = inner.group(group).await?;
     ended::remove_ended(inner, &group, queue).await?;
@@ -94,8 +94,8 @@ pub(crate) async fn repair_all(inner: &Inner, queue: &QueueName, group: &GroupNa
     }
 }
 
-/// Repairs the keys of the next entries of the index; answers how many, and the last key looked at, `None` at
-/// the end.
+/// Repairs the keys of the next index entries. Returns how many items it unblocked, and the last key that it read,
+/// `None` at the end.
 async fn repair_step(
     inner: &Inner,
     group: &Group,
@@ -116,7 +116,7 @@ async fn repair_step(
         .map(|key| (queue.clone(), key.to_owned()))
         .collect();
     keys.dedup();
-    // The rest of the last key's items is passed over by one seek.
+    // One seek skips the other items of the last key.
     let last = keys.last().map(|(_, key)| key.clone());
     let repaired = unblock(inner, group, &keys).await?.len() as u64;
     Ok((repaired, last))

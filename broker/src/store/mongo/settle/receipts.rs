@@ -155,7 +155,7 @@ pub(crate) fn first_places<'a>(
     (first, is_first)
 }
 
-/// If a call names two receipts of one item, the stale one is LEASE_LOST, not GONE: it was stale before the other ended
+/// If a call names two receipts of one item, the stale one is `LEASE_LOST`, not `GONE`: it was stale before the other ended
 /// the item.
 pub(crate) fn lose_crossed(receipts: &[(ItemId, LeaseToken)], outcomes: &mut [Outcome]) {
     let ended: HashMap<ItemId, LeaseToken> = receipts
