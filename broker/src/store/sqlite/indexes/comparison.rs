@@ -1,4 +1,4 @@
-//! Whether the indexes lead to every item, looked at little by little.
+//! Compares the items with their indexes, a few at a time.
 
 use std::time::{Duration, Instant};
 
@@ -6,27 +6,27 @@ use rusqlite::Connection;
 
 use super::Index;
 
-/// How far a comparison of the items with their indexes has come.
+/// The progress of a comparison of the items with their indexes.
 #[derive(Debug)]
 pub(super) struct Comparison {
     sql: String,
-    /// The last row that was looked at.
+    /// The last row that was compared.
     after: i64,
 }
 
-/// What a step of a comparison has found.
+/// The result of a step of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// There are more rows.
+    /// There are more rows to compare.
     More,
-    /// All that was looked at fits.
+    /// All rows fit.
     Done,
-    /// An index does not lead to some row.
+    /// An index does not lead to one of its rows.
     Missed,
 }
 
 impl Comparison {
-    /// Begins at the first item.
+    /// Starts a comparison at the first item.
     pub(super) fn new(indexes: &[Index]) -> Self {
         let missed: Vec<_> =
             indexes.iter().filter(|index| index.table == "items").map(Index::is_missed).collect();
@@ -37,7 +37,7 @@ impl Comparison {
         }
     }
 
-    /// Looks at the next items, for about so long.
+    /// Compares the next items, for about `time`.
     pub(super) fn step(&mut self, conn: &Connection, time: Duration) -> rusqlite::Result<Step> {
         let start = Instant::now();
         let mut statement = conn.prepare_cached(&self.sql)?;

@@ -1,8 +1,9 @@
-//! Indexes: whether each one leads to all that its table holds, and building anew those that do not.
+//! Checks whether each index leads to everything that its table holds, and rebuilds those that do not.
 //!
-//! An index holds nothing that its table does not hold. A damaged one hides items, or ends every call that meets
-//! the damage; it is built anew from the table, and nothing is lost. The pages of the old one are not freed: a damaged index may
-//! name pages of others as its own. They stay unused until the file is written anew, as `sluicegate check --repair` does.
+//! An index holds nothing that its table does not hold. A damaged index hides items, or fails every call that meets the
+//! damage. It is rebuilt from the table, and nothing is lost. The pages of the old index are not freed, because a
+//! damaged index may name pages of others as its own. They stay unused until the file is rewritten, as `sluicegate
+//! check --repair` does.
 
 mod comparison;
 mod upkeep;
@@ -14,47 +15,48 @@ use rusqlite::Connection;
 pub(super) use self::upkeep::{MetBy, Upkeep};
 use super::{checksum::is_corruption, schema};
 
-/// Most rows that an index does not lead to that are named.
+/// Limit of rows that are named if an index does not lead to them.
 const MAX_NAMED: usize = 10;
 
-/// An index as this version makes it.
+/// An index as this version creates it.
 #[derive(Debug, Clone)]
 pub(super) struct Index {
     pub(super) name: String,
     table: String,
-    /// What makes an entry: the indexed columns, and those that name the row.
+    /// The columns of an entry: the indexed ones, and those that name the row.
     columns: Vec<String>,
-    /// Which rows have an entry.
+    /// The condition under which a row has an entry.
     condition: String,
     sql: String,
 }
 
 impl Index {
-    /// SQL that is true of a row `i` of the table that has no entry and ought to have one.
+    /// Returns an SQL condition that is true for a row `i` of the table that has no entry and should have one.
     fn is_missed(&self) -> String {
         let Self { name, table, condition, .. } = self;
         let entry: Vec<_> =
             self.columns.iter().map(|column| format!("x.{column} IS i.{column}")).collect();
         let entry = entry.join(" AND ");
-        // The last one is read from the entry as well (`+`): a damaged one may be found by what comes before.
+        // The last column is read from the entry too (`+`), because the columns before it may find a damaged entry.
         let last = self.columns.last().map_or("id", String::as_str);
         format!(
             "({condition} AND NOT EXISTS (SELECT 1 FROM {table} x INDEXED BY {name} WHERE {condition} AND {entry} AND +x.{last} IS i.{last}))"
         )
     }
 
-    /// What is wrong with the index; `None` if it fits its table.
+    /// Returns the fault of the index, or `None` if it fits its table.
     fn fault(&self, conn: &Connection) -> rusqlite::Result<Option<String>> {
         let Self { name, table, condition, .. } = self;
         let is_there = "SELECT count(*) FROM sqlite_schema WHERE type = 'index' AND name = ?1";
         if conn.query_row(is_there, [name], |row| row.get::<_, i64>(0))? == 0 {
-            return Ok(Some("it is not there".to_owned()));
+            return Ok(Some("it is missing".to_owned()));
         }
         let count = |from: &str| {
             let sql = format!("SELECT count(*) FROM {table} {from} WHERE {condition}");
             conn.query_row(&sql, [], |row| row.get::<_, i64>(0))
         };
-        // What fails from here on is the index, or else it cannot be built anew either.
+        // Errors from here on are faults of the index, or of the table, in which case the index cannot be rebuilt
+        // either.
         let rows = count("NOT INDEXED")?;
         let compared = count(&format!("INDEXED BY {name}")).and_then(|entries| {
             let missed = self.missed(conn)?;
@@ -70,7 +72,7 @@ impl Index {
         }
     }
 
-    /// The first rows that the index does not lead to.
+    /// Returns the first rows that the index does not lead to.
     fn missed(&self, conn: &Connection) -> rusqlite::Result<Vec<String>> {
         let row = if self.table == "items" { "printf('%016x', id)" } else { "id" };
         let (table, is_missed) = (&self.table, self.is_missed());
@@ -82,7 +84,7 @@ impl Index {
     }
 }
 
-/// The indexes of this version's tables.
+/// Returns the indexes of this version's tables.
 pub(super) fn all() -> rusqlite::Result<Vec<Index>> {
     let model = schema::open_memory()?;
     let mut found = model.prepare(
@@ -102,10 +104,10 @@ pub(super) fn all() -> rusqlite::Result<Vec<Index>> {
         .collect()
 }
 
-/// Those of the indexes that do not fit their tables, and what is wrong with each. An error if the tables themselves are
+/// Returns the indexes that do not fit their tables, and the fault of each. An error if the tables themselves are
 /// damaged.
 ///
-/// Reads every row: 3 to 5 seconds for a million items.
+/// Reads every row, which takes 3 to 5 seconds for a million items.
 pub(super) fn damaged<'i>(
     conn: &Connection,
     indexes: &'i [Index],
@@ -117,9 +119,10 @@ pub(super) fn damaged<'i>(
     Ok(damaged)
 }
 
-/// Those of the indexes whose pages are damaged where no entry is, which is only met by who writes, and what is wrong.
+/// Returns the indexes whose pages are damaged where they have no entry, which only writers meet, and the fault of
+/// each.
 ///
-/// Reads the whole table, payloads too.
+/// Reads the whole tables, payloads too.
 pub(super) fn damaged_inside<'i>(
     conn: &Connection,
     indexes: &'i [Index],
@@ -146,14 +149,14 @@ pub(super) fn damaged_inside<'i>(
     Ok(damaged)
 }
 
-/// The page that a line of SQLite's check is about.
+/// Returns the page that a line of SQLite's check is about, and the line.
 fn faulty_page(line: &str) -> Option<(i64, &str)> {
     let (_, rest) = line.split_once("page ")?;
     let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
     Some((digits.parse().ok()?, line))
 }
 
-/// Builds indexes anew, in a transaction of its own: about a second for a million entries.
+/// Rebuilds indexes in a transaction of its own, which takes about a second for a million entries.
 pub(super) fn rebuild<'i>(
     conn: &Connection,
     indexes: impl Iterator<Item = &'i Index>,

@@ -1,4 +1,4 @@
-//! What the writer does for the indexes: compares them with the items after the start, and builds damaged ones anew.
+//! The writer's upkeep of the indexes: compares them with the items after the start, and rebuilds damaged ones.
 
 use std::{
     collections::BTreeSet,
@@ -16,31 +16,31 @@ use super::{
     damaged, damaged_inside, rebuild,
 };
 
-/// How long items are compared with their indexes before anything is served: enough for some 40,000.
+/// Time for which items are compared with their indexes before any call is served: enough for about 40,000.
 const AT_START: Duration = Duration::from_millis(200);
-/// How long one step takes after that: calls wait for it.
+/// Time of one later step, for which calls wait.
 const STEP: Duration = Duration::from_millis(1);
-/// Between two steps: one twentieth of the writer's time goes to the comparison, until it is through.
+/// Pause between two steps: the comparison takes one twentieth of the writer's time until it is done.
 const BETWEEN_STEPS: Duration = Duration::from_millis(20);
-/// Between two searches for damaged indexes, and at least this many times as long as the first one took: the tables may
-/// be damaged instead, and met again and again.
+/// Pause between two searches for damaged indexes. The pause is at least [`SEARCH_SHARE`] times as long as the first
+/// search took, because the tables may be damaged instead, and every call may meet that.
 const BETWEEN_SEARCHES: Duration = Duration::from_secs(10);
 const SEARCH_SHARE: u32 = 20;
 
 /// Who has met damage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum MetBy {
-    /// Somebody who only reads: an item may be damaged instead.
+    /// A reader: an item may be damaged instead.
     Reader,
     /// A transaction, in which no item was found damaged.
     Writer,
 }
 
-/// Keeps the indexes as the tables are.
+/// Keeps the indexes consistent with the tables.
 #[derive(Debug)]
 pub(in super::super) struct Upkeep {
     indexes: Vec<Index>,
-    /// `None` once it is through.
+    /// `None` once it is done.
     comparison: Option<Comparison>,
     next_step: Instant,
     next_search: Instant,
@@ -49,7 +49,8 @@ pub(in super::super) struct Upkeep {
 }
 
 impl Upkeep {
-    /// Makes indexes that are not there, and compares as many items with their indexes as there is time for.
+    /// Starts the comparison and compares as many items with their indexes as there is time for. Indexes that are
+    /// missing or found damaged are rebuilt.
     pub(in super::super) fn start(
         view: &View<'_>,
         suspected: Arc<AtomicBool>,
@@ -62,7 +63,7 @@ impl Upkeep {
         Ok(upkeep)
     }
 
-    /// When there is something to do next, as far as is known.
+    /// Returns when the next step is due, as far as known.
     pub(in super::super) fn due(&self) -> Option<Instant> {
         self.comparison.is_some().then_some(self.next_step)
     }
@@ -90,7 +91,7 @@ impl Upkeep {
                 if let Err(error) = found {
                     tracing::error!(%error, "could not compare the indexes of the store's file with its items");
                 }
-                // A search looks at all there is.
+                // A search reads all rows.
                 if Instant::now() >= self.next_search {
                     self.comparison = None;
                     return self.mend(view, MetBy::Reader).unwrap_or_default();
@@ -101,11 +102,11 @@ impl Upkeep {
         BTreeSet::new()
     }
 
-    /// To be called when damage was met that may be in an index: looks for damaged indexes and builds them anew.
-    /// `None` if nothing was done, else the queues in which items have become ready.
+    /// Searches for damaged indexes and rebuilds them. Must be called when damage was met that may be in an index.
+    /// Returns `None` if nothing was done, otherwise the queues in which items have become ready.
     ///
-    /// Nothing else is written meanwhile: 3 to 5 seconds for a million items, and if nothing is found but `met_by` is a
-    /// writer, for as long as it takes to read the file.
+    /// Nothing else is written meanwhile. This takes 3 to 5 seconds for a million items. If nothing is found but a
+    /// writer met the damage, it takes as long as reading the whole file.
     pub(in super::super) fn mend(
         &mut self,
         view: &View<'_>,
@@ -121,7 +122,7 @@ impl Upkeep {
         mended.unwrap_or_else(|error| {
             tracing::error!(
                 %error,
-                "the tables of the store's file are damaged, or its indexes cannot be built anew: see `sluicegate check`"
+                "the tables of the store's file are damaged, or its indexes cannot be rebuilt: see `sluicegate check`"
             );
             None
         })
@@ -140,12 +141,12 @@ impl Upkeep {
             return Ok(None);
         }
         for (Index { name, .. }, fault) in &damaged {
-            tracing::error!(index = %name, %fault, "an index of the store's file is damaged: building it anew");
+            tracing::error!(index = %name, %fault, "an index of the store's file is damaged: rebuilding it");
         }
         rebuild(view.conn, damaged.iter().map(|(index, _)| *index))?;
         let unblocked = order::restore_turns(view)?;
         tracing::warn!(
-            "the damaged indexes were built anew; `sluicegate check FILE --repair` frees the pages of the old ones \
+            "the damaged indexes were rebuilt; `sluicegate check FILE --repair` frees the pages of the old ones \
              when no broker runs. Damage to a file has a cause: look at the disk"
         );
         Ok(Some(unblocked))

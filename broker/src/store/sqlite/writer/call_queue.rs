@@ -10,22 +10,22 @@ use super::super::{
     tx::Tx,
 };
 
-/// Most calls of each kind in one transaction: bounds how long the first waits for the last.
+/// Limit of calls of each kind in one transaction, which bounds how long the first waits for the last.
 const MAX_GROUP: usize = 512;
-/// Most items settled in one transaction, but for a single call's.
+/// Limit of items settled in one transaction, unless a single call settles more.
 const MAX_SETTLED: usize = 4_000;
-/// Most items pushed in one transaction, but for a single call's: producers who push without pause
-/// leave room to consumers, as items that are not taken only make the queue longer.
+/// Limit of items pushed in one transaction, unless a single call pushes more. Producers that push without pause leave
+/// room to consumers, because items that are not consumed only make the queue longer.
 const MAX_PUSHED: usize = 1_000;
 
-/// What a call does, as far as the writer wants to know.
+/// What a call does, as far as the writer needs to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum Kind {
-    /// Stores so many items.
+    /// Stores this many items.
     Push(usize),
-    /// Settles so many items.
+    /// Settles this many items.
     Settle(usize),
-    /// Hands items out: the one kind whose answer does not wait for the disk.
+    /// Reserves items. This is the one kind whose answer does not wait for the disk.
     Reserve,
     /// Settles an item and stores others.
     SettleAndPush,
@@ -34,7 +34,7 @@ pub(in super::super) enum Kind {
 }
 
 impl Kind {
-    /// True if it needs more room on the disk than it leaves.
+    /// Returns true if the call takes more room on the disk than it frees.
     pub(super) fn grows(self) -> bool {
         matches!(self, Self::Push(_) | Self::SettleAndPush)
     }
@@ -43,7 +43,7 @@ impl Kind {
 /// A call that waits for the writer.
 pub(super) trait Job: Send {
     fn kind(&self) -> Kind;
-    /// True if nobody waits for the answer any more.
+    /// Returns true if nobody waits for the answer any more.
     fn abandoned(&self) -> bool;
     fn run(&mut self, tx: &Tx<'_>) -> rusqlite::Result<()>;
     fn answer(self: Box<Self>, failure: Option<Failure>);
@@ -83,11 +83,11 @@ where
             (Some(failure), _) => Err(failure.told(self.kind.grows()).into_error(None)),
             (None, None) => Err(ended()),
         };
-        let _ = self.reply.send(answer); // whoever asked may have gone
+        let _ = self.reply.send(answer); // the caller may have gone
     }
 }
 
-/// The calls that wait, in the order in which they came, by kind.
+/// The waiting calls by kind, in the order of their arrival.
 #[derive(Default)]
 pub(super) struct CallQueue {
     others: VecDeque<Box<dyn Job>>,
@@ -108,7 +108,8 @@ impl CallQueue {
         self.others.is_empty() && self.pushes.is_empty() && self.reserves.is_empty()
     }
 
-    /// The next transaction: reserves last, so that they find what is given back and pushed in it.
+    /// Returns the calls of the next transaction. Reserves come last, so that they find items that are rolled back or
+    /// pushed in it.
     pub(super) fn next_group(&mut self) -> Vec<Box<dyn Job>> {
         let mut group = Vec::new();
         take(&mut self.others, MAX_SETTLED, &mut group);
@@ -118,7 +119,7 @@ impl CallQueue {
     }
 }
 
-/// Moves calls over, the first ones first, until they have so many items together.
+/// Moves calls from the front of one queue to the group, until they have `max_items` items together.
 fn take(from: &mut VecDeque<Box<dyn Job>>, max_items: usize, to: &mut Vec<Box<dyn Job>>) {
     let (mut calls, mut items) = (0, 0);
     while calls < MAX_GROUP

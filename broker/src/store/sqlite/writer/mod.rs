@@ -1,17 +1,15 @@
-//! The one thread that writes. Whatever has gathered while it was busy becomes one transaction, made
-//! durable by one fsync: the group commit. Each call has a savepoint, so that one that fails spoils no other.
+//! The one thread that writes. All calls that have gathered while it was busy become one transaction, which one fsync
+//! makes durable: the group commit. Each call has a savepoint, so that a call that fails does not affect the others.
 //!
-//! # Which answers wait for the disk
-//! All but those of reserves. A transaction of nothing but reserves is committed with
-//! `synchronous = NORMAL`: whole, seen by all who come later, and safe from a killed broker, as the
-//! system has it; but a power cut may take it back. What it takes back is a lease that then never was:
-//! the item is ready again, and nobody else has it, for the broker that gave the lease died as well. A
-//! consumer that outlived it holds a receipt whose token the item does not have: `LEASE_LOST`, as of
-//! any lease that was lost. Lapses counted and items dead-lettered on the way are found and counted
-//! again. Nothing that is answered as durable can rest on it: the log is one file, written in order and
-//! read up to the first gap, so the next sync (of a push, of a settle) keeps what came before it. What is
-//! popped is settled, and that synced, before it is handed out. And if no such sync comes, the
-//! writer makes one after [`worker::LAZY_FOR`].
+//! # Which answers wait for the disk All answers but those of reserves. A transaction of reserves alone is committed
+//! with `synchronous = NORMAL`. It is atomic, visible to all later calls, and survives a killed broker, because the
+//! operating system has it. But a power cut may undo it. What it undoes is a lease, which then never was: the item is
+//! ready again, and nobody else has it, because the broker that handed it out died as well. A consumer that outlived
+//! the broker holds a receipt whose token the item does not have, which is `LEASE_LOST`, as for any lost lease. Lapsed
+//! leases that were counted and items that were dead-lettered on the way are found and counted again. Nothing that is
+//! answered as durable can rest on such a transaction: the log is one file, written in order and read up to the first
+//! gap, so the next sync (of a push, of a settle) keeps what came before it. A popped item is settled, and the settle
+//! synced, before the item is handed out. If no such sync comes, the writer makes one after [`worker::LAZY_FOR`].
 
 mod call_queue;
 mod worker;
@@ -46,25 +44,25 @@ use super::{
 };
 use crate::{domain::Clock, metrics::Metrics};
 
-/// Calls that may wait at once; more wait before they are queued.
+/// Limit of calls in the queue; more calls wait before they are queued.
 const MAX_WAITING: usize = 4_096;
 
 /// What the writer needs of its store.
 pub(super) struct Station {
-    /// In use by nobody else.
+    /// The connection, which nothing else uses.
     pub(super) conn: Connection,
-    /// What all ids of this store begin with.
+    /// The start of all ids of this store.
     pub(super) tag: u32,
     pub(super) clock: Arc<Clock>,
     /// `None` in memory.
     pub(super) file: Option<Arc<StoreFile>>,
-    /// Set by readers that met damage: an index may be the cause.
+    /// Set by readers that met damage, of which an index may be the cause.
     pub(super) suspected: Arc<AtomicBool>,
-    /// How often to look for what has expired.
+    /// Pause between sweeps for expired items.
     pub(super) sweep_every: Duration,
 }
 
-/// The way to the writing thread.
+/// The handle of the writing thread.
 pub(super) struct Writer {
     jobs: Option<mpsc::Sender<Box<dyn Job>>>,
     room: Arc<Semaphore>,
@@ -130,19 +128,19 @@ impl Writer {
         Ok(Self { jobs: Some(jobs), room, thread: Some(thread), metrics, unblocked })
     }
 
-    /// Notes from now on how many items share a transaction, and how long sweeps take.
+    /// Measures from now on how many items share a transaction, and how long sweeps take.
     pub(super) fn measure(&self, metrics: &Arc<Metrics>) {
         let _ = self.metrics.set(Arc::clone(metrics)); // the first one stays
     }
 
-    /// Has `work` done in a transaction; the answer comes when it is durable, unless it is a reserve.
+    /// Runs `work` in a transaction. The result comes when the transaction is durable, unless the call is a reserve.
     pub(super) async fn call<T: Send + 'static>(
         &self,
         kind: Kind,
         work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        // Calls queue in the order in which they are first polled. Without this a task that has used up its share of
-        // time would be sent away unqueued.
+        // Calls queue in the order in which they are first polled. Without `unconstrained`, a task that has used up its
+        // share of time would be suspended before its call is queued.
         let permit = unconstrained(self.room.clone().acquire_owned());
         let permit = permit.await.map_err(|_| ended())?;
         let (reply, answer) = oneshot::channel();
@@ -154,7 +152,7 @@ impl Writer {
 }
 
 impl Drop for Writer {
-    /// Ends the thread after what was asked of it before, so that the file can be opened again at once.
+    /// Ends the thread after the calls that were queued before, so that the file can be opened again at once.
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {

@@ -1,4 +1,4 @@
-//! What the writing thread does: groups of calls, one transaction each, and housekeeping between them.
+//! The work of the writing thread: groups of calls, one transaction each, and housekeeping between them.
 
 use std::{
     cell::{Cell, RefCell},
@@ -28,15 +28,15 @@ use crate::{
     store::unblocked::Unblocked,
 };
 
-/// How often a step is taken to give space back, while there is some to give.
+/// Pause between steps that return space to the disk, while there is space to return.
 const SHRINK_EVERY: Duration = Duration::from_millis(50);
-/// A reserve is on disk after this long at the latest.
+/// Time after which a reserve is on disk at the latest.
 pub(super) const LAZY_FOR: Duration = Duration::from_millis(10);
 
 const SYNC: &str = "PRAGMA synchronous = FULL";
 const DO_NOT_SYNC: &str = "PRAGMA synchronous = NORMAL";
 
-/// Notes how many items a transaction stores and settles.
+/// Measures how many items a transaction stores and settles.
 fn note_batches(metrics: &Metrics, group: &[Box<dyn Job>]) {
     let (mut pushed, mut settled) = (0, 0);
     for job in group {
@@ -54,7 +54,7 @@ fn note_batches(metrics: &Metrics, group: &[Box<dyn Job>]) {
     }
 }
 
-/// What the thread has.
+/// The state of the writing thread.
 pub(super) struct Worker {
     pub(super) metrics: Arc<OnceLock<Arc<Metrics>>>,
     pub(super) conn: Connection,
@@ -63,12 +63,12 @@ pub(super) struct Worker {
     pub(super) next_id: Cell<i64>,
     /// `next_id` as it is in the file.
     pub(super) saved_id: i64,
-    /// Synced commits that the file has seen.
+    /// Number of synced commits of the file.
     pub(super) commits: i64,
     pub(super) mark: Option<Mark>,
     pub(super) disk: Option<Room>,
     pub(super) upkeep: Upkeep,
-    /// Queues to be told of when this transaction is committed.
+    /// Queues to notify when this transaction is committed.
     pub(super) unblocked: RefCell<BTreeSet<QueueName>>,
     /// Damaged rows that stay where they are.
     pub(super) passed_over: RefCell<HashSet<i64>>,
@@ -77,9 +77,9 @@ pub(super) struct Worker {
     pub(super) syncing: bool,
     /// Rows changed on the connection before this transaction.
     pub(super) changes: u64,
-    /// Since when there is something in the log that was not synced.
+    /// Since when the log has had something that is not synced.
     pub(super) unsynced: Option<Instant>,
-    /// Let go after the connection is closed.
+    /// Released after the connection is closed.
     pub(super) _file: Option<Arc<StoreFile>>,
 }
 
@@ -104,11 +104,11 @@ impl Worker {
             let had_room = !self.disk.as_ref().is_some_and(Room::was_scarce);
             self.commit_group(call_queue.next_group());
             if had_room && self.disk.as_ref().is_some_and(Room::was_scarce) {
-                next_sweep = Instant::now(); // what can be given back now is needed now
+                next_sweep = Instant::now(); // returned space is needed at once
             }
             self.look_after_indexes();
             if Instant::now() >= next_sweep {
-                // A bounded chunk at a time, calls in between.
+                // A sweep takes a bounded chunk at a time, with calls in between.
                 let more = self.sweep();
                 let pause = match (more, self.give_space_back()) {
                     (true, _) => Duration::ZERO,
@@ -123,7 +123,7 @@ impl Worker {
         }
     }
 
-    /// Syncs what reserves wrote, by a commit that is synced. Should it fail, the next call will tell.
+    /// Syncs what reserves wrote, by a commit that is synced. If this fails, the next call reports it.
     fn sync_if_due(&mut self) {
         if self.unsynced.is_none_or(|since| since.elapsed() < LAZY_FOR) {
             return;
@@ -134,19 +134,19 @@ impl Worker {
                 .execute([tx.now.0])
         });
         if let Err(error) = synced {
-            tracing::warn!(%error, "could not sync what was reserved last");
+            tracing::warn!(%error, "could not sync the last reserves");
             self.unsynced = None;
         }
     }
 
-    /// Compares some more items with their indexes, where that is not done yet.
+    /// Compares some more items with their indexes, until all are compared.
     fn look_after_indexes(&mut self) {
         let view = View { conn: &self.conn, now: self.clock.now_by_machine(), tag: self.tag };
         let unblocked = self.upkeep.go_on(&view);
         self.tell(&unblocked);
     }
 
-    /// Builds damaged indexes anew; true if there were any, so that what failed may be tried again.
+    /// Rebuilds damaged indexes. True if there were any, so that a call that failed may be tried again.
     fn mend_indexes(&mut self) -> bool {
         let view = View { conn: &self.conn, now: self.clock.now_by_machine(), tag: self.tag };
         let mended = self.upkeep.mend(&view, MetBy::Writer);
@@ -168,8 +168,8 @@ impl Worker {
         }
     }
 
-    /// Gives some of the file's free pages back to the disk, and on a disk that is nearly full the log's too; true if there
-    /// may soon be more to give.
+    /// Returns some of the file's free pages to the disk, and the log's space too if the disk is nearly full. True if
+    /// there may soon be more to return.
     fn give_space_back(&mut self) -> bool {
         let scarce = self.disk.as_ref().is_some_and(Room::was_scarce);
         if scarce && let Err(error) = space::empty_log(&self.conn) {
@@ -179,13 +179,13 @@ impl Worker {
             Ok(false) => return scarce,
             Ok(true) => {}
             Err(error) => {
-                tracing::warn!(%error, "could not see how much of the file is unused");
+                tracing::warn!(%error, "could not read how much of the file is unused");
                 return false;
             }
         }
         let given = self.transaction(|tx| space::free_pages(tx.conn));
         if let Err(error) = &given {
-            tracing::warn!(%error, "could not give space back");
+            tracing::warn!(%error, "could not return space to the disk");
         }
         scarce || given.is_ok()
     }
@@ -199,7 +199,7 @@ impl Worker {
         match swept {
             Ok(more) => more,
             Err(error) => {
-                tracing::warn!(%error, "could not remove what has expired; trying again later");
+                tracing::warn!(%error, "could not remove expired items; trying again later");
                 is_corruption(&error) && self.mend_indexes()
             }
         }
@@ -227,10 +227,10 @@ impl Worker {
         }
     }
 
-    /// Begins a transaction whose commit is synced, or not.
+    /// Begins a transaction whose commit is synced if `sync`.
     fn begin(&mut self, sync: bool) -> rusqlite::Result<()> {
         if sync != self.syncing {
-            // Takes effect when it is parsed, so it cannot come from the cache of statements.
+            // The pragma takes effect when it is parsed, so it cannot come from the cache of statements.
             self.conn.execute_batch(if sync { SYNC } else { DO_NOT_SYNC })?;
             self.syncing = sync;
         }
@@ -241,7 +241,7 @@ impl Worker {
 
     fn commit(&mut self) -> rusqlite::Result<()> {
         let next_id = self.next_id.get();
-        // A commit of nothing writes nothing and syncs nothing.
+        // A commit without changes writes nothing and syncs nothing.
         let changes = self.conn.total_changes() != self.changes || next_id != self.saved_id;
         let counts = changes && self.syncing;
         if counts {
@@ -271,7 +271,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Answers calls that would store more than there is room for.
+    /// Refuses calls that would store more than there is room for, and returns the others.
     fn refuse_growth(&mut self, group: Vec<Box<dyn Job>>) -> Vec<Box<dyn Job>> {
         let grows = group.iter().any(|job| job.kind().grows());
         if !grows || !self.disk.as_mut().is_some_and(Room::is_scarce) {
@@ -314,13 +314,13 @@ impl Worker {
                     tracing::error!(%error, "could not roll back");
                 }
                 let mut failure = Failure::from(&error);
-                // An item that was passed over explains it; else an index may be the cause.
+                // An item that was passed over explains the failure. Otherwise an index may be the cause.
                 let is_explained = self.passed_over.borrow().len() > passed_over;
                 let is_mended =
                     failure.class == Class::Corrupt && !is_explained && self.mend_indexes();
                 let is_damage = matches!(failure.class, Class::Damaged | Class::Corrupt);
                 if is_damage && (is_mended || group.len() > 1) {
-                    failure.class = Class::Unavailable; // which of them met it is not known: all may try again
+                    failure.class = Class::Unavailable; // which call met the damage is not known: all may try again
                 }
                 if failure.class == Class::Full
                     && let Some(disk) = &mut self.disk
@@ -334,7 +334,8 @@ impl Worker {
         }
     }
 
-    /// Answers which calls failed by themselves; an error is one of all.
+    /// Runs the calls of a group in one transaction. Returns the failure of each call that failed by itself. An error
+    /// fails all calls.
     fn run_group(&mut self, group: &mut [Box<dyn Job>]) -> rusqlite::Result<Vec<Option<Failure>>> {
         self.begin(group.iter().any(|job| job.kind() != Kind::Reserve))?;
         let mut failures = Vec::with_capacity(group.len());
@@ -346,7 +347,7 @@ impl Worker {
                 self.conn.prepare_cached("SAVEPOINT call")?.execute([])?;
                 match job.run(&self.tx()) {
                     Ok(()) => failures.push(None),
-                    // A full disk and the like undo the whole transaction.
+                    // A full disk and similar errors undo the whole transaction.
                     Err(error) if self.conn.is_autocommit() => return Err(error),
                     Err(error) => {
                         self.conn.prepare_cached("ROLLBACK TO call")?.execute([])?;
