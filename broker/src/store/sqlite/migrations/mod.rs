@@ -1,17 +1,17 @@
-//! Files of earlier versions: brought up to date when they are opened, in one transaction.
+//! Brings files of earlier versions up to date when they are opened, in one transaction.
 
 use rusqlite::Connection;
 
-/// The steps from each version to the next, the first from version 1. A step that a release has seen does not
-/// change any more: what comes later is a step of its own. Columns that are added stand behind `payload`.
+/// The steps from each version to the next, the first from version 1. A step that was released never changes; a later
+/// change is a step of its own. New columns follow `payload`.
 const STEPS: &[&str] = &[TO_VERSION_2];
 
-/// The version of the tables as this program makes and uses them.
+/// The version of the tables that this program creates and uses.
 pub(super) const VERSION: i32 = 1 + STEPS.len() as i32;
 
-/// Failures: limits and delays by default, what is known of a dead letter, since when an item was eligible;
-/// checksums, and a place for items that fail theirs.
-/// A `max_attempts` of 0 meant that nobody had said anything: it now is the broker's default.
+/// Defaults for limits and delays of failures, data of dead letters, since when an item was eligible, checksums, and a
+/// table for items that fail theirs. A `max_attempts` of 0 meant that the limit was not set; the broker's default
+/// applies to it now.
 const TO_VERSION_2: &str = r"
 ALTER TABLE queues ADD COLUMN attempts INTEGER;
 UPDATE queues SET attempts = nullif(max_attempts, 0);
@@ -39,7 +39,8 @@ CREATE TABLE damaged (
 );
 ";
 
-/// Brings a file from `version` up to [`VERSION`]. If it fails, or the process ends on the way, the file is as it was.
+/// Brings a file from `version` up to [`VERSION`]. After an error, or if the process ends on the way, the file is as it
+/// was.
 pub(super) fn migrate(conn: &Connection, version: i32) -> rusqlite::Result<()> {
     let done = usize::try_from(version - 1).unwrap_or_default();
     let steps = STEPS.get(done..).unwrap_or_default().concat();

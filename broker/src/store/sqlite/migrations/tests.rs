@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// A file as the first release left it: kept as it is, whatever the tables of today look like.
+/// A file as the first release left it. It never changes, whatever today's tables look like.
 const VERSION_1: &str = include_str!("version_1.sql");
 
 fn old_file() -> (TempDir, PathBuf) {
@@ -37,7 +37,7 @@ async fn queue(store: &SqliteStore, text: &str) -> Arc<Queue> {
     Arc::new(store.get_queue(&name(text)).await.unwrap().expect("the queue is there"))
 }
 
-/// The columns of every table, in the order of their names.
+/// Returns the columns of every table, ordered by name.
 fn columns(conn: &Connection) -> Vec<(String, String, String, bool)> {
     let mut statement = conn
         .prepare(
@@ -51,10 +51,9 @@ fn columns(conn: &Connection) -> Vec<(String, String, String, bool)> {
     rows.collect::<rusqlite::Result<_>>().unwrap()
 }
 
-/// A file of the first release opens, with all that is in it, and a limit that nobody had set is the
-/// broker's default.
+/// A file of the first release opens with everything in it, and a limit that was not set is the broker's default.
 #[tokio::test]
-async fn a_file_of_version_1_keeps_all_that_is_in_it() {
+async fn a_file_of_version_1_keeps_everything_in_it() {
     let (_folder, path) = old_file();
     let store = open(&path).unwrap();
     let plain = queue(&store, "plain").await;
@@ -111,7 +110,7 @@ async fn a_file_of_version_1_keeps_all_that_is_in_it() {
     let schedule = ScheduleName::parse("schedule", "nightly").unwrap();
     assert_eq!(store.get_schedule(&schedule).await.unwrap().unwrap().cron, "0 3 * * *");
 
-    // It goes on as a file of today does.
+    // The file works like a new one.
     let item = NewItem { payload: "new".into(), dedup_id: "once".to_owned(), ..NewItem::default() };
     let push = Push { queue: Arc::clone(&work), item, producer: None, dedup_window: None };
     let again = store.push(vec![push.clone()]).await.unwrap()[0];
@@ -121,9 +120,9 @@ async fn a_file_of_version_1_keeps_all_that_is_in_it() {
     assert_eq!(pushed.sequence, 4);
 }
 
-/// A file that was brought up to date and a new one have the same columns: statements do not ask which it is.
+/// A migrated file and a new one have the same columns, so statements need not distinguish them.
 #[test]
-fn an_old_file_comes_to_have_the_tables_of_a_new_one() {
+fn an_old_file_gets_the_tables_of_a_new_one() {
     let (_folder, path) = old_file();
     drop(open(&path).unwrap());
     let old = Connection::open(&path).unwrap();
@@ -132,7 +131,7 @@ fn an_old_file_comes_to_have_the_tables_of_a_new_one() {
     let version: i32 = old.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
     assert_eq!(version, VERSION);
     drop(old);
-    drop(open(&path).unwrap()); // and opens as one of ours again
+    drop(open(&path).unwrap()); // it opens as one of ours again
 }
 
 /// A step that fails half way leaves the file as it was.

@@ -1,4 +1,4 @@
-//! What the machine's clock does, and what that must not do to items.
+//! Tests of what changes of the machine's clock must not do to items.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn want(lease: Duration) -> Demand {
     Demand { max_items: 10, max_bytes: 1 << 20, may_exceed: true, lease, consumer: None }
 }
 
-/// A clock whose machine was set forward or back.
+/// Returns a clock whose machine was set forward or back.
 fn stepped(millis: i64) -> Arc<Clock> {
     let clock = Arc::new(Clock::system());
     clock.step_machine(millis);
@@ -23,8 +23,8 @@ fn open_at(path: &Path, clock: &Arc<Clock>) -> SqliteStore {
     SqliteStore::open_with(&uri, clock.clone(), NO_SWEEP).unwrap()
 }
 
-/// An item that was pushed as ready is ready after a restart, though the clock was set back meanwhile; one that
-/// is not due is not.
+/// An item that was pushed as ready is ready after a restart, though the clock was set back meanwhile. A delayed item
+/// is not.
 #[tokio::test]
 async fn a_restart_with_the_clock_back_by_minutes_hides_nothing() {
     let (_folder, path) = file();
@@ -48,7 +48,7 @@ async fn a_restart_with_the_clock_back_by_minutes_hides_nothing() {
 
 /// A machine whose clock was wrong by years leaves times in the file that no clock catches up with.
 #[tokio::test]
-async fn a_restart_with_the_clock_back_by_years_brings_all_times_back() {
+async fn a_restart_with_the_clock_back_by_years_sets_all_times_back() {
     let (_folder, path) = file();
     let year = Duration::from_hours(24 * 365);
     let ahead = stepped(year.as_millis() as i64);
@@ -75,10 +75,10 @@ async fn a_restart_with_the_clock_back_by_years_brings_all_times_back() {
     clock.advance(11 * MINUTE);
     assert_eq!(store.depth(&queue).await.unwrap().ready, 3);
     clock.advance(10 * MINUTE);
-    assert_eq!(store.depth(&queue).await.unwrap().ready, 2, "one has expired");
+    assert_eq!(store.depth(&queue).await.unwrap().ready, 2, "one item has expired");
 }
 
-/// While the broker runs: what was ready stays so, and a lease that was given neither ends early nor much later.
+/// While the broker runs, ready items stay ready, and a lease ends neither early nor much later.
 #[tokio::test]
 async fn a_clock_set_back_hides_no_ready_item_and_shortens_no_lease() {
     let (_folder, path) = file();
@@ -118,7 +118,7 @@ async fn a_clock_set_back_hides_no_ready_item_and_shortens_no_lease() {
     assert_eq!(store.depth(&queue).await.unwrap().ready, 2);
 }
 
-/// A suspended machine: time has passed for everyone else.
+/// On a machine that was suspended, time has passed for everyone else.
 #[tokio::test]
 async fn a_clock_set_forward_is_followed_without_a_restart() {
     let (_folder, path) = file();

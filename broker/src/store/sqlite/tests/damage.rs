@@ -1,11 +1,11 @@
-//! Damage to the file: what is damaged is never served as good, and the rest goes on.
+//! Tests of damage to the file: damaged items are never served as good, and the rest is served.
 
 use std::fs;
 
 use super::*;
 use crate::store::sqlite::check;
 
-/// All payloads that a store hands out, and how many items it found damaged.
+/// Returns all payloads that a store hands out, and how many items it found damaged.
 async fn drain(store: &SqliteStore, queue: &Arc<Queue>) -> Result<(BTreeSet<String>, u64)> {
     let (mut payloads, mut damaged) = (BTreeSet::new(), 0);
     loop {
@@ -25,7 +25,7 @@ async fn change(store: &SqliteStore, sql: &'static str) {
     assert_eq!(store.inner.write(move |tx| tx.conn.execute(sql, [])).await.unwrap(), 1);
 }
 
-/// The file with each of many bytes flipped in turn.
+/// The store opens the file with one of many bytes flipped, each in turn.
 #[tokio::test]
 async fn no_flipped_byte_is_served_as_good() {
     let (folder, path) = file();
@@ -50,7 +50,7 @@ async fn no_flipped_byte_is_served_as_good() {
     let mut noticed = 0;
     for part in 0..60 {
         let mut flipped = bytes.clone();
-        // Mostly in payloads, as these are most of the file.
+        // The bytes are mostly in payloads, which are most of the file.
         flipped[bytes.len() * part / 60 + 1_234] ^= 1;
         fs::write(&other, flipped).unwrap();
         fs::copy(mark::path_of(&path), mark::path_of(&other)).unwrap();
@@ -58,16 +58,16 @@ async fn no_flipped_byte_is_served_as_good() {
         let Ok(store) = open(&other) else { continue };
         if let Ok((served, damaged)) = drain(&store, &queue).await {
             assert!(served.is_subset(&good), "byte {part} of 60");
-            // One that was in the index is hidden: SQLite's own check finds that.
+            // An item whose index entry is damaged is hidden. SQLite's own check finds that.
             assert!(served.len() >= 29 && damaged <= 1, "byte {part} of 60");
         }
     }
-    // The rest are in parts of pages that hold nothing.
+    // The other bytes are in unused parts of pages.
     assert!(noticed > 20, "{noticed} of 60");
 }
 
 #[tokio::test]
-async fn a_damaged_item_is_set_aside_and_its_queue_and_key_go_on() {
+async fn a_damaged_item_is_set_aside_and_the_rest_of_its_queue_and_key_is_served() {
     let (_folder, path) = file();
     let store = open(&path).unwrap();
     let queue = queue(&store);
@@ -97,7 +97,7 @@ async fn a_damaged_item_is_set_aside_and_its_queue_and_key_go_on() {
     assert_eq!(report.items, 2);
 }
 
-/// A row that cannot even be read as an item stopped its queue for good.
+/// A row that could not even be read as an item once stopped its queue for good.
 #[tokio::test]
 async fn an_item_that_cannot_be_read_does_not_stop_its_queue() {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
@@ -108,7 +108,7 @@ async fn an_item_that_cannot_be_read_does_not_stop_its_queue() {
     assert_eq!((served, damaged), (BTreeSet::from(["b".to_owned()]), 1));
 }
 
-/// Where an item cannot even be read or taken away, it stays, and the others of its queue are served.
+/// An item that can neither be read nor removed stays, and the others of its queue are served.
 #[tokio::test]
 async fn an_item_in_a_damaged_part_of_the_file_does_not_stop_its_queue() {
     let (_folder, path) = file();
@@ -117,7 +117,7 @@ async fn an_item_in_a_damaged_part_of_the_file_does_not_stop_its_queue() {
     let payload = |n: u8| char::from(b'a' + n).to_string().repeat(20_000);
     store.push((0..5).map(|n| push_of(&queue, &payload(n))).collect()).await.unwrap();
     drop(store);
-    // The first page that continues the third payload: its first four bytes say where that goes on.
+    // The first page that continues the third payload. Its first four bytes name the next such page.
     let mut bytes = fs::read(&path).unwrap();
     let page = (0..bytes.len() / 4_096)
         .find(|page| bytes[page * 4_096 + 4..][..4_092].iter().all(|byte| *byte == b'c'))
@@ -126,19 +126,19 @@ async fn an_item_in_a_damaged_part_of_the_file_does_not_stop_its_queue() {
     fs::write(&path, bytes).unwrap();
 
     let store = open(&path).unwrap();
-    // The call that meets it fails; it is told in the log, and the next call goes on.
+    // The call that meets the damage fails and logs it, and the next call goes on.
     assert!(matches!(drain(&store, &queue).await, Err(StoreError::Damaged { .. })));
     let (served, _) = drain(&store, &queue).await.unwrap();
     assert_eq!(served, [0, 1, 3, 4].map(payload).into());
     assert!(!checked(&path).is_whole());
-    // Again, and again with nothing new.
+    // Later calls pass the item over without another failure.
     store.push(vec![push_of(&queue, "later")]).await.unwrap();
     assert_eq!(drain(&store, &queue).await.unwrap(), (BTreeSet::from(["later".to_owned()]), 0));
 }
 
-/// A page of a list that has damaged items on it is not the last one for that.
+/// A page of a list with damaged items on it is not taken for the last one.
 #[tokio::test]
-async fn a_list_goes_on_behind_damaged_items() {
+async fn a_list_continues_behind_damaged_items() {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
     let queue = queue(&store);
     store.push(["a", "b", "c", "d"].map(|payload| push_of(&queue, payload)).into()).await.unwrap();
@@ -150,7 +150,7 @@ async fn a_list_goes_on_behind_damaged_items() {
     assert_eq!((page.entries[0].payload.as_ref(), page.entries.len()), (b"d".as_ref(), 1));
 }
 
-/// A move that replaces the headers computes the checksum anew, and must not make good what is not.
+/// A move that replaces the headers computes a new checksum, and must not make a damaged item look good.
 #[tokio::test]
 async fn a_move_keeps_an_item_as_good_or_damaged_as_it_is() {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
@@ -190,7 +190,7 @@ async fn items_of_earlier_versions_are_served_without_a_checksum() {
 }
 
 #[tokio::test]
-async fn a_check_finds_lost_commits_and_counters_that_went_back_and_changes_nothing() {
+async fn a_check_finds_lost_commits_and_counters_that_are_behind_and_changes_nothing() {
     let (folder, path) = file();
     let store = open(&path).unwrap();
     let queue = queue(&store);

@@ -1,10 +1,10 @@
-//! The file and what stands beside it: who may read it, who may open it, whether it is whole, how large it is.
+//! Tests of the file and those beside it: who may read it, who may open it, whether it is whole, how large it is.
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
 use super::{super::mark, *};
 
-/// What a killed broker leaves behind: the files as they are while it runs.
+/// Copies the files as they are while a broker runs, which is what a killed broker leaves behind.
 fn killed(path: &Path) -> (TempDir, PathBuf) {
     let (folder, copy) = file();
     let name = path.file_name().unwrap().to_str().unwrap();
@@ -24,7 +24,7 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
 }
 
 #[tokio::test]
-async fn nobody_else_on_the_machine_can_read_the_file_or_what_is_beside_it() {
+async fn no_other_user_can_read_the_file_or_those_beside_it() {
     let (folder, path) = file();
     let store = open(&path).unwrap();
     let queue = queue(&store);
@@ -55,7 +55,7 @@ async fn two_hard_links_to_one_file_are_refused() {
     let link = folder.path().join("link.db");
     fs::hard_link(&path, &link).unwrap();
     assert!(refused(&link).contains("hard links"), "{}", refused(&link));
-    // The first broker goes on undisturbed, and keeps others out.
+    // The first broker is not disturbed, and keeps others out.
     store.push(vec![push_of(&queue, "x")]).await.unwrap();
     assert!(refused(&path).contains("is in use by another broker"), "{}", refused(&path));
     drop(store);
@@ -64,7 +64,7 @@ async fn two_hard_links_to_one_file_are_refused() {
     assert_eq!(open(&path).unwrap().depth(&queue).await.unwrap().ready, 1);
 }
 
-/// What locks a file that two containers are given under different folders.
+/// This lock protects a file that two containers mount under different folders.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn the_file_itself_is_locked() {
@@ -72,10 +72,10 @@ async fn the_file_itself_is_locked() {
     let _store = open(&path).unwrap();
     let other = fs::File::open(&path).unwrap();
     assert!(matches!(other.try_lock(), Err(fs::TryLockError::WouldBlock)));
-    std::mem::forget(other); // closing it would let go of SQLite's locks in this process
+    std::mem::forget(other); // closing it would release SQLite's locks in this process
 }
 
-/// The log is cut at each place in turn, and damaged at each in turn.
+/// The log is cut at several places, and damaged at several places.
 #[tokio::test]
 async fn a_log_that_has_lost_its_end_is_noticed_at_the_start() {
     let (_folder, path) = file();
@@ -94,7 +94,7 @@ async fn a_log_that_has_lost_its_end_is_noticed_at_the_start() {
         fs::File::options().write(true).open(beside(&cut, "-wal")).unwrap().set_len(at).unwrap();
         let message = refused(&cut);
         assert!(message.contains("has lost the last"), "{message}");
-        // Whoever looks into it finds the log as it was.
+        // The log stays as it was, for people to examine.
         assert_eq!(fs::metadata(beside(&cut, "-wal")).map_or(0, |found| found.len()), at);
 
         let (_copied, damaged) = killed(&path);
@@ -104,7 +104,7 @@ async fn a_log_that_has_lost_its_end_is_noticed_at_the_start() {
         fs::write(&log, bytes).unwrap();
         let message = refused(&damaged);
         assert!(message.contains("has lost the last"), "{message}");
-        // As it says: without the mark, what is left is served.
+        // As the message says, without the mark the rest is served.
         fs::remove_file(mark::path_of(&damaged)).unwrap();
         assert!(open(&damaged).unwrap().depth(&queue).await.unwrap().ready < 20);
     }
@@ -125,14 +125,14 @@ async fn a_file_that_was_emptied_or_replaced_by_an_older_one_is_noticed() {
     assert!(refused(&path).contains("has lost the last 1 of"), "{}", refused(&path));
     fs::write(&path, "").unwrap();
     assert!(refused(&path).contains("is empty"), "{}", refused(&path));
-    // As it says: without the mark an empty store begins.
+    // As the message says, without the mark an empty store begins.
     fs::remove_file(mark::path_of(&path)).unwrap();
     assert_eq!(open(&path).unwrap().depth(&queue).await.unwrap().ready, 0);
 }
 
-/// A disk that was not mounted, or a file deleted by mistake, began an empty store.
+/// A disk that was not mounted, or a file deleted by mistake, once led to an empty store.
 #[tokio::test]
-async fn a_file_that_is_gone_is_not_begun_anew_unless_its_mark_is_gone_too() {
+async fn a_file_that_is_gone_is_not_created_again_unless_its_mark_is_gone_too() {
     let (_folder, path) = file();
     let store = open(&path).unwrap();
     let queue = queue(&store);
@@ -143,7 +143,7 @@ async fn a_file_that_is_gone_is_not_begun_anew_unless_its_mark_is_gone_too() {
     for _ in 0..2 {
         let message = refused(&path);
         assert!(message.contains("is gone") && message.contains("db-mark"), "{message}");
-        assert!(!path.exists(), "nothing is left in the way of a backup");
+        assert!(!path.exists(), "no file blocks a backup");
     }
     fs::rename(&away, &path).unwrap();
     assert_eq!(open(&path).unwrap().depth(&queue).await.unwrap().ready, 1);
@@ -152,9 +152,9 @@ async fn a_file_that_is_gone_is_not_begun_anew_unless_its_mark_is_gone_too() {
     assert_eq!(open(&path).unwrap().depth(&queue).await.unwrap().ready, 0);
 }
 
-/// Reserves are not synced: their loss in a power cut is allowed, and must not look like damage.
+/// Reserves are not synced. Their loss in a power cut is allowed, and must not look like damage.
 #[tokio::test]
-async fn the_mark_claims_no_more_than_what_is_synced() {
+async fn the_mark_claims_only_synced_commits() {
     let (_folder, path) = file();
     let store = open(&path).unwrap();
     let queue = queue(&store);
@@ -171,7 +171,7 @@ async fn the_mark_claims_no_more_than_what_is_synced() {
 }
 
 #[tokio::test]
-async fn space_goes_back_to_the_disk() {
+async fn unused_space_returns_to_the_disk() {
     let (_folder, path) = file();
     let uri = format!("sqlite:{}", path.display());
     let every = Duration::from_millis(20);
@@ -194,7 +194,7 @@ async fn space_goes_back_to_the_disk() {
 }
 
 #[tokio::test]
-async fn a_file_of_an_earlier_version_gives_space_back_too() {
+async fn a_file_of_an_earlier_version_returns_space_too() {
     let (_folder, path) = file();
     drop(open(&path).unwrap());
     let conn = Connection::open(&path).unwrap();

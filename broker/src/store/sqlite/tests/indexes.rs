@@ -1,4 +1,4 @@
-//! Damage to indexes: they are built anew from the tables, so that nothing is hidden and no queue stops.
+//! Tests of damage to indexes: they are rebuilt from the tables, so that no item is hidden and no queue stops.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::store::sqlite::repair;
 
 const PAGE: usize = 4_096;
 
-/// A store with items of each kind, and their payloads; the processed one is not among these.
+/// Creates a store with items of each kind and returns the payloads of those that are not processed.
 async fn fill(path: &Path) -> BTreeSet<String> {
     let store = open(path).unwrap();
     let mut settings = (*queue(&store)).clone();
@@ -32,7 +32,7 @@ async fn fill(path: &Path) -> BTreeSet<String> {
     (0..1_500).map(|n| format!("item {n}")).collect()
 }
 
-/// Repeats a call that is `UNAVAILABLE`, as everybody does.
+/// Repeats a call that is `UNAVAILABLE`, as clients do.
 async fn repeated<T>(what: &str, call: impl AsyncFn() -> Result<T>) -> T {
     let mut failures = 0;
     loop {
@@ -44,7 +44,7 @@ async fn repeated<T>(what: &str, call: impl AsyncFn() -> Result<T>) -> T {
     }
 }
 
-/// Takes and settles everything.
+/// Reserves and settles everything, and returns the payloads.
 async fn serve_all(store: &SqliteStore, what: &str) -> Vec<String> {
     let (queue, mut served) = (queue(store), Vec::new());
     loop {
@@ -72,7 +72,7 @@ async fn serve_all(store: &SqliteStore, what: &str) -> Vec<String> {
     }
 }
 
-/// The pages of each index that is of use here, by name.
+/// Returns the pages of each index that these tests damage, by name.
 fn index_pages(path: &Path) -> Vec<(String, Vec<usize>)> {
     let conn = Connection::open(path).unwrap();
     let pages = |name: &str| {
@@ -91,10 +91,10 @@ async fn a_flipped_bit_in_an_index_hides_no_item_and_stops_no_queue() {
     let good = fill(&path).await;
     let (pages, bytes) = (index_pages(&path), fs::read(&path).unwrap());
     let other = folder.path().join("other.db");
-    // Of 300 seeds these needed what the others did not.
+    // Of 300 seeds, the last three exercised code that the others did not.
     for seed in (0..30).chain([67, 85, 204]) {
         let mut random = StdRng::seed_from_u64(seed);
-        // Half of them in the index that all items are handed out by.
+        // Half of the bits are in the index by which items are handed out.
         let (name, pages) =
             &pages[if seed % 2 == 0 { 0 } else { random.random_range(1..pages.len()) }];
         let page = pages[random.random_range(0..pages.len())];
@@ -111,7 +111,7 @@ async fn a_flipped_bit_in_an_index_hides_no_item_and_stops_no_queue() {
     }
 }
 
-/// Makes the index pass over what happens until it is called with `true`.
+/// Makes the index ignore changes until this is called with `true`.
 async fn keep_index(store: &SqliteStore, keep: bool) {
     let condition = if keep { "" } else { " AND id < 0" };
     store
@@ -130,14 +130,14 @@ async fn keep_index(store: &SqliteStore, keep: bool) {
 }
 
 #[tokio::test]
-async fn an_index_that_turns_out_to_be_damaged_is_built_anew_and_the_call_may_be_repeated() {
+async fn an_index_that_turns_out_to_be_damaged_is_rebuilt_and_the_call_may_be_repeated() {
     let (_folder, path) = file();
     let store = open(&path).unwrap();
     let queue = queue(&store);
     keep_index(&store, false).await;
     let hidden = store.push(vec![push_of(&queue, "a"), push_of(&queue, "b")]).await.unwrap();
     keep_index(&store, true).await;
-    // Its entry is missing where it is to be removed.
+    // The item's entry is missing when it must be removed.
     let deleted = store.delete_item(&queue, hidden[0].id, None).await;
     assert!(matches!(deleted, Err(StoreError::Unavailable { .. })), "{deleted:?}");
     assert_eq!(store.delete_item(&queue, hidden[0].id, None).await.unwrap(), ItemDeleted::Done);
@@ -145,7 +145,7 @@ async fn an_index_that_turns_out_to_be_damaged_is_built_anew_and_the_call_may_be
 }
 
 #[tokio::test]
-async fn an_item_that_an_index_names_and_that_is_not_there_does_not_stop_its_queue() {
+async fn an_item_that_only_an_index_names_does_not_stop_its_queue() {
     let (_folder, path) = file();
     let store = open(&path).unwrap();
     let queue = queue(&store);
@@ -156,9 +156,9 @@ async fn an_item_that_an_index_names_and_that_is_not_there_does_not_stop_its_que
     assert_eq!(serve_all(&store, "the other item").await, ["b"]);
 }
 
-/// Readers cannot mend anything themselves.
+/// Readers cannot repair anything themselves.
 #[tokio::test]
-async fn damage_that_a_reader_meets_is_mended_by_the_writer() {
+async fn damage_that_a_reader_meets_is_repaired_by_the_writer() {
     let (_folder, path) = file();
     let store = open(&path).unwrap();
     let queue = queue(&store);
@@ -176,9 +176,9 @@ async fn damage_that_a_reader_meets_is_mended_by_the_writer() {
     assert_eq!(listed.unwrap().entries.len(), 1);
 }
 
-/// A key whose turn was lost for an index that did not lead to the next item.
+/// The next item of a key stays blocked if a damaged index does not lead to it.
 #[tokio::test]
-async fn a_turn_that_was_lost_to_a_damaged_index_is_given_to_the_next_item() {
+async fn an_item_that_stayed_blocked_because_of_a_damaged_index_is_unblocked() {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
     let queue = queue(&store);
     let pushes = ["a", "b", "c"].map(|payload| {
@@ -188,14 +188,14 @@ async fn a_turn_that_was_lost_to_a_damaged_index_is_given_to_the_next_item() {
     });
     store.push(pushes.into()).await.unwrap();
     store.inner.write(|tx| tx.conn.execute("DELETE FROM items WHERE id = 1", [])).await.unwrap();
-    assert!(serve_all(&store, "nobody has the turn").await.is_empty());
+    assert!(serve_all(&store, "both are blocked").await.is_empty());
     let queues = store.inner.write(|tx| order::restore_turns(tx)).await.unwrap();
     assert_eq!(queues, BTreeSet::from(["q".to_owned()]));
     assert_eq!(serve_all(&store, "the others").await, ["b", "c"]);
 }
 
 #[tokio::test]
-async fn a_repair_builds_indexes_anew_and_frees_what_nothing_uses() {
+async fn a_repair_rebuilds_indexes_and_frees_unused_pages() {
     let (_folder, path) = file();
     let good = fill(&path).await;
     let pages = index_pages(&path);
@@ -211,7 +211,7 @@ async fn a_repair_builds_indexes_anew_and_frees_what_nothing_uses() {
     let told = told.join("\n");
     assert!(told.contains("handout") && told.contains("key_order"), "{told}");
 
-    // What a broker has built anew leaves pages that nothing uses; a repair frees them.
+    // An index that a broker rebuilt leaves unused pages, which a repair frees.
     fs::write(&path, &bytes).unwrap();
     let store = open(&path).unwrap();
     let in_use = repair(&path, |_| {}).unwrap_err();

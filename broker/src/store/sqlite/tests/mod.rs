@@ -1,4 +1,4 @@
-//! The suite on both kinds of this store, and what only this store promises.
+//! The conformance suite on both kinds of this store, and tests of what only this store promises.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// The tests that expect an item to expire under a reserve are not to be forestalled.
+/// Tests that expect an item to expire under a reserve must not lose it to a sweep.
 const NO_SWEEP: Duration = Duration::from_hours(1);
 
 fn env(uri: &str, guard: impl std::any::Any + Send + Sync) -> Env {
@@ -43,7 +43,7 @@ fn open(path: &Path) -> Result<SqliteStore> {
     SqliteStore::open(&format!("sqlite:{}", path.display()), Arc::new(Clock::system()))
 }
 
-/// The message of a refusal.
+/// Returns the message with which the store refuses a file.
 fn refused(path: &Path) -> String {
     match open(path) {
         Err(StoreError::Unsupported(message)) => message,
@@ -76,12 +76,12 @@ fn checked(path: &Path) -> check::Report {
     check::check(path, |_| {}).unwrap()
 }
 
-/// A call that the writer is busy with, alone in its transaction, until it is told to go on.
+/// Starts a call that occupies the writer, alone in its transaction, until it is told to go on.
 fn hold_up(store: &SqliteStore) -> (impl Future<Output = bool> + '_, Sender<()>) {
     let ((go, gone), (begin, begun)) = (channel::<()>(), channel::<()>());
     let hold = store.inner.write(move |_| Ok(begin.send(()).is_ok() && gone.recv().is_ok()));
     let mut hold = Box::pin(hold);
-    assert!(hold.as_mut().now_or_never().is_none(), "it is under way now");
+    assert!(hold.as_mut().now_or_never().is_none(), "the call is under way now");
     begun.recv().expect("a writer at work");
     (async move { hold.await.unwrap() }, go)
 }
@@ -122,7 +122,7 @@ async fn a_second_broker_is_refused_and_the_next_one_finds_everything() {
     assert_eq!(store.list_queues(None, 9).await.unwrap().len(), 1);
     let item = store.get_item(&queue, pushed[0].id).await.unwrap().unwrap();
     assert_eq!(item.payload, "x");
-    // Ids go on where they ended.
+    // New ids continue after the last one.
     assert!(store.push(vec![push_of(&queue, "y")]).await.unwrap()[0].id > pushed[0].id);
 }
 
@@ -209,7 +209,7 @@ async fn files_that_are_not_ours_are_refused_plainly() {
 }
 
 #[tokio::test]
-async fn two_names_of_one_file_meet_at_one_lock() {
+async fn two_names_of_one_file_lead_to_one_lock() {
     let (folder, path) = file();
     let _store = open(&path).unwrap();
     let link = folder.path().join("link.db");
@@ -218,7 +218,7 @@ async fn two_names_of_one_file_meet_at_one_lock() {
 }
 
 #[tokio::test]
-async fn the_sweep_removes_what_has_expired_and_wakes_who_waited() {
+async fn the_sweep_removes_expired_items_and_unblocks_the_next_ones() {
     let clock = Arc::new(Clock::system());
     let store = SqliteStore::open_with("sqlite::memory:", clock.clone(), NO_SWEEP).unwrap();
     let mut settings = (*queue(&store)).clone();
@@ -251,7 +251,7 @@ async fn the_sweep_removes_what_has_expired_and_wakes_who_waited() {
 }
 
 #[tokio::test]
-async fn the_hand_out_reads_no_more_than_it_takes() {
+async fn a_reserve_reads_no_more_than_it_takes() {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
     let plan = store.inner.read(|view| {
         let mut plan = view.conn.prepare(

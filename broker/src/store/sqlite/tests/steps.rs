@@ -1,9 +1,9 @@
-//! Large jobs go in steps, so that nobody waits long behind one.
+//! Tests that large jobs run in steps, so that no call waits long behind one.
 
 use super::*;
 use crate::store::sqlite::{admin, sweep};
 
-/// Pushes so many items with deduplication ids, and takes the items away again.
+/// Pushes `count` items with deduplication ids, and removes the items again.
 async fn remember(store: &SqliteStore, queue: &Arc<Queue>, count: usize) {
     let pushes = (0..count).map(|n| {
         let mut push = push_of(queue, "x");
@@ -21,14 +21,14 @@ async fn count(store: &SqliteStore, table: &'static str) -> i64 {
     count.await.unwrap()
 }
 
-/// Rows that each transaction of the writer has changed, of those that changed many.
+/// Returns the largest number of rows that the writer changed in one transaction of the job.
 async fn largest_step(store: &SqliteStore, job: impl Future<Output = ()>) -> u64 {
     let changes = || store.inner.write(|tx| Ok(tx.conn.total_changes()));
     let mut last = changes().await.unwrap();
     let mut largest = 0;
     let mut job = std::pin::pin!(job);
     loop {
-        // One turn of the job, then what it has caused.
+        // One poll of the job, then the changes that it caused.
         let done = futures_util::poll!(job.as_mut()).is_ready();
         let now = changes().await.unwrap();
         largest = largest.max(now - last);
@@ -40,9 +40,9 @@ async fn largest_step(store: &SqliteStore, job: impl Future<Output = ()>) -> u64
     }
 }
 
-/// 20,000 remembered ids were one statement, which nobody else could write beside.
+/// 20,000 deduplication ids were once deleted by one statement, during which nobody else could write.
 #[tokio::test]
-async fn deleting_a_queue_holds_others_up_for_a_step_at_a_time() {
+async fn deleting_a_queue_holds_up_other_calls_for_one_step_at_a_time() {
     let store =
         SqliteStore::open_with("sqlite::memory:", Arc::new(Clock::system()), NO_SWEEP).unwrap();
     let queue = queue(&store);
@@ -58,7 +58,7 @@ async fn deleting_a_queue_holds_others_up_for_a_step_at_a_time() {
     assert_eq!(store.get_queue(&queue.name).await.unwrap(), None);
 }
 
-/// A step that deletes ends after so many bytes as well: 1,000 large payloads are many pages.
+/// A step that deletes also ends after a number of bytes, because 1,000 large payloads are many pages.
 #[tokio::test]
 async fn a_step_of_a_purge_is_small_in_bytes_too() {
     let store =
@@ -75,7 +75,7 @@ async fn a_step_of_a_purge_is_small_in_bytes_too() {
     assert_eq!(store.depth(&queue).await.unwrap().ready, 0);
 }
 
-/// A broker that is killed between two steps leaves a queue that works, with fewer items and no loose ends.
+/// A broker that is killed between two steps leaves a queue that works, with fewer items and no inconsistency.
 #[tokio::test]
 async fn a_deletion_that_was_cut_short_leaves_a_queue_that_works() {
     let store =
@@ -97,14 +97,14 @@ async fn a_deletion_that_was_cut_short_leaves_a_queue_that_works() {
 
     let depth = store.depth(&queue).await.unwrap();
     assert_eq!((depth.ready, depth.blocked), (10, 1_490));
-    assert_eq!(count(&store, "dedup").await, 1_500, "each remembers an item that is there");
+    assert_eq!(count(&store, "dedup").await, 1_500, "each id belongs to an item that exists");
     assert_eq!(delete(&store, &queue).await, Deleted::Done(1_500));
     assert_eq!((count(&store, "dedup").await, count(&store, "items").await), (0, 0));
 }
 
-/// Whoever waits for the next item of a key hears of it when the one before it has expired.
+/// The engine learns that the next item of a key is ready when the one before it has expired.
 #[tokio::test]
-async fn what_a_sweep_unblocks_is_told() {
+async fn a_sweep_reports_the_queues_it_unblocked() {
     let clock = Arc::new(Clock::system());
     let store = SqliteStore::open_with("sqlite::memory:", clock.clone(), NO_SWEEP).unwrap();
     let queue = queue(&store);

@@ -1,8 +1,8 @@
-//! The writer: what is synced, what shares a transaction, a full disk.
+//! Tests of the writer: what is synced, what shares a transaction, a full disk.
 
 use super::*;
 
-/// The connection's `synchronous` in the transaction of a call of this kind.
+/// Returns the connection's `synchronous` in the transaction of a call of this kind.
 async fn synchronous(store: &SqliteStore, kind: Kind) -> i64 {
     let level = |tx: &Tx<'_>| tx.conn.pragma_query_value(None, "synchronous", |row| row.get(0));
     store.inner.writer.call(kind, level).await.unwrap()
@@ -21,7 +21,7 @@ async fn only_reserves_are_answered_before_they_are_synced() {
     }
     assert_eq!(levels, [NORMAL, FULL, NORMAL, FULL, FULL]);
 
-    // In company of a push they are synced with it. The first call holds the writer up until all are there.
+    // Together with a push, reserves are synced with it. The first call occupies the writer until all are queued.
     let (hold, go) = hold_up(&store);
     let (reserve, push) = (synchronous(&store, Kind::Reserve), synchronous(&store, Kind::Push(1)));
     let release = async { go.send(()).unwrap() };
@@ -59,20 +59,20 @@ async fn a_reserve_is_synced_soon_even_if_nothing_follows() {
             .len(),
         1
     );
-    // The write that takes the reserve with it.
+    // This write syncs the reserve too.
     while pinged().await.unwrap() == 0 {
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn a_flood_of_pushes_leaves_room_to_others() {
+async fn a_flood_of_pushes_leaves_room_for_other_calls() {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
     let queue = queue(&store);
     let (hold, go) = hold_up(&store);
     let batch = || store.push((0..1_000).map(|_| push_of(&queue, "x")).collect());
     let pushes = futures_util::future::join_all((0..4).map(|_| batch()));
-    // Asked for after all of them, answered after the first.
+    // Queued after all pushes, answered after the first.
     let count = store.inner.writer.call(Kind::Reserve, |tx| {
         tx.conn.query_row("SELECT count(*) FROM items", [], |row| row.get::<_, i64>(0))
     });
@@ -96,7 +96,7 @@ async fn commits_are_synced() {
 }
 
 #[tokio::test]
-async fn a_full_disk_is_told_to_all_and_leaves_the_store_whole() {
+async fn a_full_disk_fails_all_calls_and_leaves_the_store_whole() {
     let (_folder, path) = file();
     let store = open(&path).unwrap();
     let queue = queue(&store);
@@ -118,7 +118,7 @@ async fn a_full_disk_is_told_to_all_and_leaves_the_store_whole() {
         assert!(matches!(answer, Err(StoreError::Full { .. })), "{answer:?}");
     }
     assert_eq!(store.depth(&queue).await.unwrap().ready, 1);
-    // What is there is taken and settled; a settle that stores something as well is refused like a push.
+    // Stored items are reserved and settled. A settle that stores an item too is refused like a push.
     let want = Demand {
         max_items: 1,
         max_bytes: 10,
@@ -135,7 +135,7 @@ async fn a_full_disk_is_told_to_all_and_leaves_the_store_whole() {
     assert_eq!(store.commit(vec![held]).await.unwrap(), [Outcome::Ok]);
     assert_eq!(store.depth(&queue).await.unwrap().reserved, 0);
     store.inner.write(limit(1_000_000)).await.unwrap();
-    // Pushes are taken again once somebody has looked.
+    // Pushes are accepted again after the next check of the disk.
     let mut answer = store.push(vec![push_of(&queue, &large)]).await;
     while matches!(answer, Err(StoreError::Full { .. })) {
         tokio::task::yield_now().await;
@@ -146,10 +146,10 @@ async fn a_full_disk_is_told_to_all_and_leaves_the_store_whole() {
 }
 
 #[tokio::test]
-async fn a_call_that_fails_spoils_no_other_of_its_group() {
+async fn a_call_that_fails_does_not_affect_others_of_its_group() {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
     let queue = queue(&store);
-    // All of these are sent before the writer, held up by the first, looks for more.
+    // All of these are queued while the first call occupies the writer.
     let (go, gone) = std::sync::mpsc::channel::<()>();
     let hold = store.inner.write(move |_| Ok(gone.recv().is_ok()));
     let before = store.push(vec![push_of(&queue, "before")]);
@@ -184,7 +184,7 @@ async fn sweeps_and_shared_transactions_are_measured() {
     }
 }
 
-/// After 128 of them Tokio wants the task to pause.
+/// After 128 of them, Tokio makes the task yield.
 #[tokio::test]
 async fn many_pushes_that_one_task_starts_are_stored_in_that_order() {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
