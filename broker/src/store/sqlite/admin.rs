@@ -1,5 +1,5 @@
-//! What operators do: delete, purge, replay, redrive. Large jobs go in chunks, one transaction each,
-//! so that pushes do not wait for them.
+//! Operations of administrators: delete, purge, replay, redrive. Large jobs run in chunks, one transaction each, so
+//! that pushes do not wait for them.
 
 use rusqlite::{OptionalExtension, params};
 
@@ -12,12 +12,12 @@ use super::{
 };
 use crate::domain::{ItemId, ItemState, Priority, Queue, QueueName};
 
-/// Most items changed in one transaction.
+/// Limit of items changed in one transaction.
 pub(super) const CHUNK: usize = 1_000;
-/// Payload bytes after which a step that deletes ends: each page of a large payload has to be freed.
+/// Payload bytes after which a step that deletes ends, because each page of a large payload has to be freed.
 const CHUNK_BYTES: i64 = 16 << 20;
 
-/// Deletes one item of the queue, if it is in that state, and forgets its deduplication id.
+/// Deletes an item of the queue, if it is in the state `only_if`, and its deduplication id.
 pub(super) fn delete_item(
     tx: &Tx<'_>,
     queue: &Queue,
@@ -47,17 +47,18 @@ fn erase(tx: &Tx<'_>, place: &Place) -> rusqlite::Result<()> {
     place.delete(tx).map(drop)
 }
 
-/// What a purge takes.
+/// What a purge deletes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purge {
-    /// All but what is reserved.
+    /// All items but reserved ones.
     Unreserved,
-    /// All.
+    /// All items.
     Everything,
 }
 
-/// Deletes up to [`CHUNK`] items, or a little more than [`CHUNK_BYTES`], that came before `end`; answers how many, and how many of them had
-/// not expired. Blocked ones go first: none may stay behind with nobody to wake it.
+/// Deletes up to [`CHUNK`] items, or a little more than [`CHUNK_BYTES`], that came before `end`. Returns how many, and
+/// how many of them had not expired. Blocked items go first, so that none stays behind without an earlier item to
+/// unblock it.
 pub(super) fn purge_chunk(
     tx: &Tx<'_>,
     queue: &Queue,
@@ -96,7 +97,7 @@ pub(super) fn purge_chunk(
     Ok((rows.len(), counted))
 }
 
-/// True if the queue holds an item that is not settled and has not expired.
+/// Returns true if the queue holds an item that is neither settled nor expired.
 pub(super) fn holds_items(view: &View<'_>, queue: &Queue) -> rusqlite::Result<bool> {
     const SECTIONS: [&str; 2] = [
         r#"SELECT 1 FROM items INDEXED BY handout WHERE queue = ?1 AND "when" IS NOT NULL
@@ -112,7 +113,7 @@ pub(super) fn holds_items(view: &View<'_>, queue: &Queue) -> rusqlite::Result<bo
     Ok(false)
 }
 
-/// Forgets up to [`CHUNK`] deduplication ids of the queue; answers how many.
+/// Deletes up to [`CHUNK`] deduplication ids of the queue and returns how many.
 pub(super) fn forget_chunk(tx: &Tx<'_>, queue: &QueueName) -> rusqlite::Result<usize> {
     tx.conn
         .prepare_cached(
@@ -122,8 +123,8 @@ pub(super) fn forget_chunk(tx: &Tx<'_>, queue: &QueueName) -> rusqlite::Result<u
         .execute(params![queue.as_str(), CHUNK as i64])
 }
 
-/// Deletes what is left of the queue, and then the queue itself; answers how many items that were, and true if it is
-/// done. Where more is left than one step deletes, it is not, unless this is told to delete `all`.
+/// Deletes what is left of the queue, and then the queue itself. Returns how many items were left, and true if the
+/// queue is deleted. If more is left than one step deletes, the queue stays, unless `all` is set.
 pub(super) fn delete_queue(tx: &Tx<'_>, queue: &Queue, all: bool) -> rusqlite::Result<(u64, bool)> {
     let (mut late, mut is_first) = (0, true);
     loop {
@@ -207,12 +208,12 @@ pub(super) fn replay_chunk(
     Ok(rows.len() as u64)
 }
 
-/// `when` and `blocked` of an item that is due now.
+/// Returns `when` and `blocked` of an item that is due now.
 fn times(tx: &Tx<'_>, waits: bool) -> (Option<i64>, Option<i64>) {
     if waits { (None, Some(tx.now.0)) } else { (Some(tx.now.0), None) }
 }
 
-/// The queues from which the ready items of this one were dead-lettered.
+/// Returns the queues from which the ready items of this one were dead-lettered.
 pub(super) fn origins(view: &View<'_>, queue: &Queue) -> rusqlite::Result<Vec<QueueName>> {
     let mut origins = Vec::new();
     let mut after = String::new();
@@ -236,11 +237,11 @@ pub(super) fn origins(view: &View<'_>, queue: &Queue) -> rusqlite::Result<Vec<Qu
     Ok(origins)
 }
 
-/// How far a redrive got: level, `when` and row of the last item looked at.
+/// How far a redrive has come: priority, `when` and row of the last item that it read.
 pub(super) type Reached = (u8, i64, i64);
 
-/// Looks at the next [`CHUNK`] items and moves those that pass the filter, at most `limit`. Answers
-/// how many, and where to go on; `None` at the end.
+/// Reads the next [`CHUNK`] items and moves those that pass the filter, at most `limit`. Returns how many it moved, and
+/// where to go on, `None` at the end.
 pub(super) fn redrive_chunk(
     tx: &Tx<'_>,
     queue: &Queue,
@@ -289,7 +290,7 @@ pub(super) fn redrive_chunk(
     Ok((moved, None))
 }
 
-/// Where a redrive begins.
+/// The start of a redrive.
 pub(super) const REDRIVE_START: Reached = (Priority::LEVELS - 1, i64::MIN, 0);
 
 fn redrive(tx: &Tx<'_>, place: &Place, to: &Queue) -> rusqlite::Result<()> {

@@ -1,4 +1,4 @@
-//! What operators see: items page by page, one item, counts.
+//! What administrators see: items page by page, one item, counts.
 
 use rusqlite::{OptionalExtension, Rows, params};
 
@@ -10,12 +10,12 @@ use super::{
 };
 use crate::domain::{Depth, Item, ItemId, ItemState, Priority, Queue, Timestamp};
 
-/// Where a page of items starts: behind this.
+/// Where a page of items starts: behind this position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Position {
     /// In hand-out order.
     Handout { level: u8, when: i64, row: i64 },
-    /// Among the blocked.
+    /// Among the blocked items.
     Waiting { seq: i64, row: i64 },
     /// In history.
     History { processed: i64, row: i64 },
@@ -25,7 +25,7 @@ const WAITING: Position = Position::Waiting { seq: i64::MIN, row: 0 };
 const HISTORY: Position = Position::History { processed: i64::MAX, row: 0 };
 
 impl Position {
-    /// Where the items of a state, or of all, begin.
+    /// Returns where the items of a state, or of all, begin.
     pub(super) fn start(state: Option<ItemState>) -> Self {
         match state {
             Some(ItemState::Blocked) => WAITING,
@@ -34,7 +34,7 @@ impl Position {
         }
     }
 
-    /// As a cursor: letters, digits, dots.
+    /// Returns the position as a cursor of letters, digits and dots.
     fn encode(self) -> String {
         match self {
             Self::Handout { level, when, row } => format!("a{level}.{when}.{row}"),
@@ -43,7 +43,7 @@ impl Position {
         }
     }
 
-    /// Reads a cursor of a list of that state; `None` if it is not one.
+    /// Parses the cursor of a list of that state. `None` if it is not one.
     pub(super) fn decode(cursor: &str, state: Option<ItemState>) -> Option<Self> {
         let mut parts = cursor.get(1..)?.split('.');
         let level = parts.next()?.parse().ok().filter(|level| *level < Priority::LEVELS)?;
@@ -61,7 +61,7 @@ impl Position {
     }
 }
 
-/// One page of a queue's items, behind `position`.
+/// Returns one page of a queue's items, behind `position`.
 pub(super) fn list(
     view: &View<'_>,
     queue: &Queue,
@@ -70,7 +70,7 @@ pub(super) fn list(
     limit: usize,
 ) -> rusqlite::Result<Page<Item>> {
     let limit = limit.max(1);
-    let mut found = Vec::new(); // one more than fits, to know whether there is one
+    let mut found = Vec::new(); // one more than fits, to know whether there are more
     let mut position = position;
     if let Position::Handout { level, when, row } = position {
         for lower in (0..=level).rev() {
@@ -149,7 +149,7 @@ fn handout(
     take_good(view, &mut rows, limit, found)
 }
 
-/// Reads items, but none that are damaged: the next reserve that meets one sets it aside.
+/// Reads items and leaves out damaged ones, which the next reserve sets aside.
 fn take_good(
     view: &View<'_>,
     rows: &mut Rows<'_>,
@@ -184,7 +184,7 @@ fn section(
     take_good(view, &mut rows, limit, found)
 }
 
-/// One item of the queue, unless it has expired.
+/// Returns an item of the queue, unless it has expired.
 pub(super) fn get(view: &View<'_>, queue: &Queue, id: ItemId) -> rusqlite::Result<Option<Item>> {
     view.conn
         .prepare_cached(concat!(
@@ -199,7 +199,8 @@ pub(super) fn get(view: &View<'_>, queue: &Queue, id: ItemId) -> rusqlite::Resul
         .map(|stored| stored.map(|stored| stored.item))
 }
 
-/// When the first item not eligible at `after` becomes so, or the first lease ends after that.
+/// Returns when the first item that is not eligible at `after` becomes eligible, or when the first lease ends after
+/// that.
 pub(super) fn next_eligible(
     view: &View<'_>,
     queue: &Queue,
@@ -230,7 +231,7 @@ pub(super) fn depth(view: &View<'_>, queue: &Queue) -> rusqlite::Result<Depth> {
             .query_row(params![name], |row| row.get::<_, i64>(0))
             .map(i64::cast_unsigned)
     };
-    // The index alone answers these; what has expired unnoticed is taken off below.
+    // The index alone answers these queries. Expired items that are not removed yet are subtracted below.
     depth.blocked = count(
         "SELECT count(*) FROM items INDEXED BY waiting WHERE queue = ?1 AND blocked IS NOT NULL",
     )?;

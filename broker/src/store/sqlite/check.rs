@@ -1,4 +1,4 @@
-//! `sluicegate check`: whether a store's file is whole.
+//! `sluicegate check`: finds out whether a store's file is whole.
 
 use std::{
     fmt,
@@ -14,26 +14,26 @@ use super::{
     schema::{identity, is_store},
 };
 
-/// How often progress is told.
+/// Pause between reports of progress.
 const TELL_EVERY: Duration = Duration::from_secs(2);
-/// Most faults of one kind that are named.
+/// Limit of faults of one kind that are named.
 const MAX_NAMED: usize = 100;
 
-/// What a check has found.
+/// The result of a check.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Items in the file.
+    /// Number of items in the file.
     pub items: u64,
-    /// Those of earlier versions, which have no checksum.
+    /// Number of items of earlier versions, which have no checksum.
     pub without_checksum: u64,
-    /// What is wrong, each in one line; the first ones of each kind.
+    /// The faults, one line each: the first ones of each kind.
     pub faults: Vec<String>,
-    /// How many more there are.
+    /// Number of further faults.
     pub unnamed: u64,
 }
 
 impl Report {
-    /// True if nothing is wrong.
+    /// Returns true if the file has no fault.
     pub fn is_whole(&self) -> bool {
         self.faults.is_empty()
     }
@@ -64,12 +64,12 @@ impl fmt::Display for Report {
     }
 }
 
-/// Checks a store's file, beside a broker or without one, and changes nothing in it or its log. `tell` is called with
-/// how far the check is.
+/// Checks a store's file, beside a broker or without one, and changes neither the file nor its log. `tell` is called
+/// with the progress of the check.
 ///
-/// An error says why it could not be checked.
+/// # Errors Why the file could not be checked.
 pub fn check(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, String> {
-    // Before the file: a broker at work is only ever further on than its mark.
+    // The mark is read before the file, because a running broker only moves ahead of its mark.
     let noted = mark::read(path).map_err(|e| format!("cannot read the mark: {e}"))?;
     let length =
         std::fs::metadata(path).map_err(|e| format!("cannot open {}: {e}", path.display()))?.len();
@@ -112,7 +112,7 @@ pub fn check(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, String
         Err(error) => Err(format!("{name}: {error}")),
     };
     run("commits", &mut |report| check_commits(&conn, noted, report))?;
-    tell("looking at the structure of the file".to_owned());
+    tell("checking the structure of the file".to_owned());
     run("structure", &mut |report| check_structure(&conn, report))?;
     run("items", &mut |report| check_items(&conn, &mut tell, report))?;
     run("counters", &mut |report| check_counters(&conn, report))?;
@@ -120,7 +120,7 @@ pub fn check(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, String
     Ok(report)
 }
 
-/// The commits that were on disk are there.
+/// Checks that the file has all commits that were on disk.
 fn check_commits(
     conn: &Connection,
     noted: Option<mark::Noted>,
@@ -138,7 +138,7 @@ fn check_commits(
     Ok(())
 }
 
-/// SQLite's own check: every page is used once, every index fits its table.
+/// Runs SQLite's own check: every page is used once, and every index fits its table.
 fn check_structure(conn: &Connection, report: &mut Report) -> rusqlite::Result<()> {
     let mut statement = conn.prepare("PRAGMA integrity_check(1000)")?;
     let mut lines = statement.query([])?;
@@ -152,7 +152,7 @@ fn check_structure(conn: &Connection, report: &mut Report) -> rusqlite::Result<(
     Ok(())
 }
 
-/// Each item is what was stored.
+/// Checks that each item is what was stored.
 fn check_items(
     conn: &Connection,
     tell: &mut dyn FnMut(String),
@@ -170,7 +170,7 @@ fn check_items(
         " FROM items WHERE id > ?1 ORDER BY id LIMIT 1"
     ))?;
     let mut next_id = conn.prepare("SELECT min(id) FROM items WHERE id > ?1")?;
-    // One at a time, so that one that cannot be read does not hide those behind it.
+    // One item at a time, so that an unreadable item does not hide those behind it.
     while let Some(id) = next_id.query_row([after], |row| row.get::<_, Option<i64>>(0))? {
         let read = next.query_row([after], |row| verify(row, Summed::ALONE));
         after = id;
@@ -190,7 +190,7 @@ fn check_items(
     Ok(())
 }
 
-/// What is counted is ahead of all that was numbered by it.
+/// Checks that the counters are ahead of all numbers taken from them.
 fn check_counters(conn: &Connection, report: &mut Report) -> rusqlite::Result<()> {
     let (next, last): (i64, Option<i64>) = conn.query_row(
         "SELECT (SELECT value FROM meta WHERE key = 'next_id'), (SELECT max(id) FROM items)",
@@ -198,7 +198,7 @@ fn check_counters(conn: &Connection, report: &mut Report) -> rusqlite::Result<()
         |row| Ok((row.get(0)?, row.get(1)?)),
     )?;
     if last.is_some_and(|last| last >= next) {
-        report.faults.push(format!("the next item would be number {next}, which was given before"));
+        report.faults.push(format!("the next item would be number {next}, which was used before"));
     }
     let mut behind = conn.prepare(
         "SELECT queue, max(seq) FROM items INDEXED BY key_order
@@ -211,13 +211,13 @@ fn check_counters(conn: &Connection, report: &mut Report) -> rusqlite::Result<()
         let (queue, seq): (String, i64) = (queue.get(0)?, queue.get(1)?);
         report.add(
             &mut named,
-            format!("queue {queue}: sequence numbers go on below {seq}, which was given before"),
+            format!("queue {queue}: sequence numbers go on below {seq}, which was used before"),
         );
     }
     Ok(())
 }
 
-/// What a broker has found before.
+/// Lists the items that a broker has set aside.
 fn list_damaged(conn: &Connection, report: &mut Report) -> rusqlite::Result<()> {
     let mut statement =
         conn.prepare("SELECT id, CAST(queue AS TEXT), why FROM damaged ORDER BY id")?;

@@ -1,9 +1,9 @@
-//! The checksums of items, and the errors that say that what is stored is not what can have been stored.
+//! The checksums of items, and the errors that say that stored data is damaged.
 
 use rusqlite::{Error, ErrorCode, Row, ffi, types::Type};
 
-/// The checksum of an item: over its id and all that its producer gave and nothing changes but a move
-/// that replaces the content.
+/// Returns the checksum of an item, over its id and everything from its producer that nothing changes but a move that
+/// replaces the content.
 pub(super) fn checksum(row: i64, texts: [Option<&[u8]>; 3], payload: &[u8]) -> u32 {
     let mut sum = crc32fast::Hasher::new();
     sum.update(&row.to_le_bytes());
@@ -14,7 +14,7 @@ pub(super) fn checksum(row: i64, texts: [Option<&[u8]>; 3], payload: &[u8]) -> u
     sum.finalize()
 }
 
-/// Where the columns that belong to the checksum are in a row.
+/// Positions of the columns that belong to the checksum.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Summed {
     pub(super) id: usize,
@@ -25,7 +25,7 @@ pub(super) struct Summed {
     pub(super) sum: usize,
 }
 
-/// Reads a row of nothing but what belongs to the checksum.
+/// The columns that belong to the checksum.
 macro_rules! summed_columns {
     () => {
         "id, key, content_type, headers, payload, sum"
@@ -34,12 +34,13 @@ macro_rules! summed_columns {
 pub(super) use summed_columns;
 
 impl Summed {
-    /// Of a row of [`summed_columns`].
+    /// The positions in a row of [`summed_columns`].
     pub(super) const ALONE: Self =
         Self { id: 0, key: 1, content_type: 2, headers: 3, payload: 4, sum: 5 };
 }
 
-/// True if the item has a checksum, as all have that were stored since there are any. An error if it does not fit.
+/// Returns true if the item has a checksum, and false if it was stored before there were checksums. An error if the
+/// checksum does not fit.
 pub(super) fn verify(row: &Row<'_>, columns: Summed) -> rusqlite::Result<bool> {
     let Some(expected) = row.get::<_, Option<u32>>(columns.sum)? else { return Ok(false) };
     let found = sum_of(row, columns)?;
@@ -51,7 +52,7 @@ pub(super) fn verify(row: &Row<'_>, columns: Summed) -> rusqlite::Result<bool> {
     }
 }
 
-/// The checksum that the item of a row should have.
+/// Returns the checksum that the item of a row should have.
 pub(super) fn sum_of(row: &Row<'_>, columns: Summed) -> rusqlite::Result<u32> {
     let text = |column| row.get_ref(column)?.as_bytes_or_null().map_err(Error::from);
     let texts = [text(columns.key)?, text(columns.content_type)?, text(columns.headers)?];
@@ -59,7 +60,7 @@ pub(super) fn sum_of(row: &Row<'_>, columns: Summed) -> rusqlite::Result<u32> {
     Ok(checksum(row.get(columns.id)?, texts, payload))
 }
 
-/// True if the error says that what is stored is not what can have been stored.
+/// Returns true if the error says that stored data is damaged.
 pub(super) fn is_damage(error: &Error) -> bool {
     matches!(
         error,
@@ -70,18 +71,18 @@ pub(super) fn is_damage(error: &Error) -> bool {
     ) || is_corruption(error)
 }
 
-/// An index does not fit its table.
+/// Returns the error for an index that does not fit its table.
 pub(super) fn index_corruption(why: &str) -> Error {
     let error = ffi::Error::new(ffi::SQLITE_CORRUPT_INDEX);
     Error::SqliteFailure(error, Some(format!("an index is damaged: {why}")))
 }
 
-/// True if the error says that an index does not fit its table.
+/// Returns true if the error says that an index does not fit its table.
 pub(super) fn is_index_corruption(error: &Error) -> bool {
     error.sqlite_error().is_some_and(|error| error.extended_code == ffi::SQLITE_CORRUPT_INDEX)
 }
 
-/// True if the file itself is not as SQLite wrote it.
+/// Returns true if the error says that the file is not as SQLite wrote it.
 pub(super) fn is_corruption(error: &Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt)
 }

@@ -1,5 +1,5 @@
-//! The store's time over restarts. The file keeps the last time that was given out, so that a broker that starts
-//! while the machine's clock is behind it does not take what was ready for what is delayed.
+//! The store's time across restarts. The file keeps the last time that was used, so that a broker that starts while the
+//! machine's clock is behind it does not take ready items for delayed ones.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use rusqlite::{Connection, params};
 
 use crate::domain::{Clock, Timestamp};
 
-/// How far a file may be ahead of the machine for the clock to make up for it by running slowly. More than that
-/// was a machine with a wrong clock: the times in the file are brought back instead.
+/// Limit up to which the time of a file may be ahead of the machine's for the clock to make up for it by running
+/// slowly. A larger lag means that the machine's clock was wrong; the times in the file are then set back.
 const MAX_LAG: Duration = Duration::from_hours(1);
 
-/// Sets the clock so that what was ready when the file was last written is ready now, whatever the
-/// machine's clock says.
+/// Sets the clock so that items that were ready when the file was last written are ready now, whatever the machine's
+/// clock says.
 pub(super) fn resume(conn: &Connection, clock: &Clock) -> rusqlite::Result<()> {
     let last: i64 =
         conn.query_row("SELECT value FROM meta WHERE key = 'time'", [], |row| row.get(0))?;
@@ -32,12 +32,13 @@ pub(super) fn resume(conn: &Connection, clock: &Clock) -> rusqlite::Result<()> {
     }
     tracing::warn!(
         behind_ms,
-        "this machine's clock was set back by far; bringing the times in the file back with it"
+        "this machine's clock was set back by more than an hour; setting back the times in the file too"
     );
     bring_back(conn, last, now)
 }
 
-/// Times past `last` are as far behind `now` as they were behind `last`; what was past is past.
+/// Sets back times after `last`, so that they are as far after `now` as they were after `last`. Times between `now` and
+/// `last`, which were past, become `now`.
 fn bring_back(conn: &Connection, last: Timestamp, now: Timestamp) -> rusqlite::Result<()> {
     const COLUMNS: [(&str, &str); 12] = [
         ("items", "\"when\""),

@@ -20,13 +20,13 @@ use crate::{
             admin::{self, CHUNK, Purge, REDRIVE_START},
             browse::{self, Position},
             push, queues, reserve, schedules, settle,
-            tx::{Tx},
+            tx::Tx,
             writer::Kind,
         },
     },
 };
 
-/// A queue that is pushed to faster than it is emptied is deleted, with all that is in it, after so many tries.
+/// Number of passes after which a queue that is pushed to faster than it is emptied is deleted with everything in it.
 const MAX_PASSES: u32 = 8;
 
 #[async_trait]
@@ -35,7 +35,7 @@ impl Store for SqliteStore {
         self.inner.description.clone()
     }
 
-    /// One broker works on a file.
+    /// A file has one broker.
     fn capabilities(&self) -> Capabilities {
         Capabilities { shared: false, durable: self.inner.readers.is_some() }
     }
@@ -254,7 +254,8 @@ impl QueueStore for SqliteStore {
         self.inner.write(move |tx| queues::link(tx, queue, links)).await
     }
 
-    /// In steps, so that others are served in between. A broker that ends on the way leaves a queue with fewer items.
+    /// Deletes in steps, so that other calls are served in between. A broker that ends on the way leaves a queue with
+    /// fewer items.
     async fn delete_queue(&self, queue: &Queue, force: bool, links: Links) -> Result<Deleted> {
         let mut total = 0;
         let mut passes = 0;
@@ -264,7 +265,7 @@ impl QueueStore for SqliteStore {
                 self.inner.forget_all(queue).await?;
                 passes += 1;
             }
-            // What came in during a pass is left for the next, which is shorter, unless pushes outrun it.
+            // Items that arrived during a pass are left to the next pass, which is shorter, unless pushes outrun it.
             let all = passes == MAX_PASSES;
             let (queue, late_arrivals) = (queue.clone(), Arc::clone(&self.inner.late));
             let step = self
@@ -369,8 +370,9 @@ impl ScheduleStore for SqliteStore {
     }
 }
 
-/// Hands out items. The index is always looked at from its start, which costs nothing here; turns are passed on in the
-/// transaction that ends one, and the writer sweeps the whole file. So there is nothing to remember of a queue.
+/// Reserves items. Each scan starts at the start of the index, which costs nothing here. The transaction that ends an
+/// item unblocks the next one of its key, and the writer sweeps the whole file. So a reserver has nothing to remember
+/// of a queue.
 struct SqliteReserver {
     inner: Arc<Inner>,
 }
@@ -398,10 +400,10 @@ impl Reserver for SqliteReserver {
     }
 }
 
-/// Settings change through this broker alone, which knows what it changed.
+/// Watches settings, which change through this broker alone. The broker knows its own changes.
 struct SqliteSettingsWatch {
     inner: Arc<Inner>,
-    /// The links as of the last call: each change of settings makes them other ones.
+    /// The links as of the last call. Each change of settings changes them.
     seen: Option<Links>,
 }
 

@@ -1,9 +1,9 @@
-//! Items that are no longer what was stored: how they are known, and what becomes of them.
+//! Items that are no longer what was stored: how they are recognised, and what happens to them.
 //!
-//! Each item has a checksum over what its producer gave, which is checked whenever that is read. An item that fails, or
-//! that cannot be read at all, is never handed out. It is set aside in the table `damaged`, where an operator finds
-//! what is left of it, and its queue goes on without it. Where the file is so damaged that not even that is possible,
-//! the item stays where it is and is passed over.
+//! Each item has a checksum over what its producer sent, which is checked whenever that is read. An item that fails the
+//! check, or that cannot be read at all, is never handed out. It is set aside in the table `damaged`, where an
+//! administrator finds what is left of it, and its queue goes on without it. Where the file is too damaged even for
+//! that, the item stays where it is and is passed over.
 
 use rusqlite::{Error, params};
 
@@ -15,8 +15,8 @@ use super::{
 
 /// Takes a damaged item out of its queue. True if another item has become ready.
 ///
-/// Where the file is damaged around the item, SQLite lets a transaction that has seen it do nothing more. Then this
-/// fails, and the next transaction passes the item over.
+/// If the file is damaged around the item, SQLite allows nothing more in a transaction that has read it. Then this
+/// function fails, and the next transaction passes the item over.
 pub(super) fn set_aside(tx: &Tx<'_>, row: i64, why: &Error) -> rusqlite::Result<bool> {
     let id = tx.item_id(row);
     match move_away(tx, row, &why.to_string()) {
@@ -28,7 +28,7 @@ pub(super) fn set_aside(tx: &Tx<'_>, row: i64, why: &Error) -> rusqlite::Result<
             Ok(unblocked)
         }
         Err(error) => {
-            // An index that is damaged is built anew, and the item set aside the next time.
+            // A damaged index is rebuilt, and the item is set aside the next time.
             if is_damage(&error) && !is_index_corruption(&error) {
                 pass_over(tx, row, &error);
             }
@@ -37,7 +37,7 @@ pub(super) fn set_aside(tx: &Tx<'_>, row: i64, why: &Error) -> rusqlite::Result<
     }
 }
 
-/// Leaves a damaged item where it is, and looks at it no more.
+/// Leaves a damaged item where it is, and never reads it again.
 pub(super) fn pass_over(tx: &Tx<'_>, row: i64, why: &Error) {
     tx.pass_over(row);
     tracing::error!(
@@ -56,7 +56,7 @@ fn move_away(tx: &Tx<'_>, row: i64, why: &str) -> rusqlite::Result<bool> {
     match place(tx, row) {
         Ok(Some(place)) => place.delete(tx),
         Ok(None) => Ok(false),
-        // Whose turn is next cannot be told from a key that cannot be read.
+        // If the key cannot be read, the next item of the key is not known.
         Err(error) if is_damage(&error) => {
             tx.conn.prepare_cached("DELETE FROM items WHERE id = ?1")?.execute([row]).map(|_| false)
         }

@@ -1,11 +1,11 @@
-//! Errors of SQLite as callers of the store see them.
+//! Translates errors of SQLite to the store's.
 
 use super::{
     super::StoreError,
     checksum::{is_corruption, is_damage},
 };
 
-/// An error of SQLite, which can be told to several callers.
+/// An error of SQLite that several callers can get.
 #[derive(Clone)]
 pub(super) struct Failure {
     pub(super) class: Class,
@@ -44,12 +44,13 @@ impl Class {
 }
 
 impl Failure {
-    /// Of a call that is refused before it is tried.
+    /// Returns the failure of a call that is refused before it is tried.
     pub(super) fn no_room() -> Self {
         Self { class: Class::Full, reason: "the disk is nearly full".to_owned() }
     }
 
-    /// As it is told to a call that stores items (`grows`) or does not: only the former is refused for want of room.
+    /// Returns the failure for a call that stores items (`grows`) or does not. Only the former is refused for lack of
+    /// room.
     pub(super) fn told(mut self, grows: bool) -> Self {
         if self.class == Class::Full && !grows {
             self.class = Class::Unavailable;
@@ -74,12 +75,12 @@ impl From<&rusqlite::Error> for Failure {
     }
 }
 
-/// An error of SQLite as callers of the store see it who store nothing.
+/// Translates an error for callers that store nothing.
 pub(super) fn failed(error: rusqlite::Error) -> StoreError {
     Failure::from(&error).told(false).into_error(Some(error))
 }
 
-/// The error of a call to a writer that is gone.
+/// Returns the error of a call to a writer that has ended.
 pub(super) fn ended() -> StoreError {
     StoreError::Unavailable { reason: "the writer has ended".to_owned(), source: None }
 }

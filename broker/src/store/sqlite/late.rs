@@ -1,5 +1,5 @@
-//! Items that arrive just after their queue was deleted: their callers had read its settings before. The
-//! queue is made again in the transaction that stores them, so that they can be found.
+//! Items that arrive just after their queue was deleted, because their callers had read its settings before. The
+//! transaction that stores them creates the queue again, so that they can be found.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -9,14 +9,14 @@ use std::{
 use super::{queues, tx::Tx};
 use crate::domain::Queue;
 
-/// Nobody works with settings that were read longer ago.
+/// Time after which nobody uses settings that were read before a deletion.
 const REMEMBERED: Duration = Duration::from_mins(2);
 
-/// When a queue was deleted last: arrivals are checked only for a while after that.
+/// When a queue was last deleted: arrivals are checked only for a while after that.
 #[derive(Debug)]
 pub(super) struct LateArrivals {
     origin: Instant,
-    /// In milliseconds since `origin`, until when to check.
+    /// End of the checks, in milliseconds since `origin`.
     until: AtomicU64,
 }
 
@@ -29,13 +29,13 @@ impl LateArrivals {
         u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// A queue is being deleted. To be called by the transaction that does it.
+    /// Notes that a queue is being deleted. Must be called by the transaction that deletes it.
     pub(super) fn queue_deleted(&self) {
         let remembered = u64::try_from(REMEMBERED.as_millis()).unwrap_or(u64::MAX);
         self.until.store(self.elapsed().saturating_add(remembered), Ordering::Relaxed);
     }
 
-    /// Makes those of the queues again that items are about to enter and that are not there.
+    /// Creates the queues again that items are about to enter and that do not exist.
     pub(super) fn ensure<'a>(
         &self,
         tx: &Tx<'_>,
@@ -55,14 +55,14 @@ impl LateArrivals {
                 continue;
             }
             let mut again = Queue { create_time: tx.now, ..queue.clone() };
-            // That may have been deleted meanwhile.
+            // The dead-letter queue may have been deleted meanwhile.
             if let Some(target) = &again.dead_letter_queue
                 && queues::get(tx, target)?.is_none()
             {
                 again.dead_letter_queue = None;
             }
             queues::create(tx, again)?;
-            tracing::warn!(queue = %queue.name, "items came while the queue was deleted: it is there again");
+            tracing::warn!(queue = %queue.name, "items landed in a deleted queue: created the queue again");
         }
         Ok(())
     }

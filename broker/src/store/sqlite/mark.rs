@@ -1,12 +1,12 @@
 //! A mark beside the file that says how much was on disk, so that a file or log that has lost its end is noticed.
 //!
-//! SQLite reads its log up to the first frame that is not whole and takes that for the end, as after a crash. It
-//! cannot tell a log that ended there from one that was cut or damaged later, and what came behind is gone without a word.
-//! The mark tells: the file counts its synced commits, and the mark repeats that count after each one.
+//! SQLite reads its log up to the first frame that is not whole, and takes that for the end, as after a crash. It
+//! cannot tell a log that ended there from a log that was cut or damaged later, and what came behind is lost silently.
+//! The mark tells them apart: the file counts its synced commits, and the mark repeats the count after each one.
 //!
-//! The mark is written when the commit is on disk, and never before, so it never claims too much. It is not synced
-//! with each commit but now and then: a killed broker leaves it exact, and after a power cut it may be older than the file,
-//! which is no fault and then hides the loss of what was written since.
+//! The mark is written after the commit is on disk, and never before, so it never claims too much. It is not synced
+//! with each commit but now and then. A killed broker leaves it exact. After a power cut it may be older than the file,
+//! which is no fault, but hides the loss of later writes.
 
 use std::{
     fs::{self, File},
@@ -18,9 +18,9 @@ use std::{
 /// What the mark says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Noted {
-    /// Which store it belongs to: the tag of its ids.
+    /// The tag of the ids of the store that the mark belongs to.
     pub(super) tag: u32,
-    /// So many synced commits were on disk.
+    /// Number of synced commits that were on disk.
     pub(super) commits: i64,
 }
 
@@ -31,7 +31,7 @@ impl Noted {
         format!("{said} check {:08x}\n", crc32fast::hash(said.as_bytes()))
     }
 
-    /// `None` unless it is whole.
+    /// Parses a mark. `None` unless it is whole.
     fn parse(text: &str) -> Option<Self> {
         let mut words = text.split_whitespace().skip(4);
         let tag = u32::from_str_radix(words.next()?, 16).ok()?;
@@ -40,14 +40,14 @@ impl Noted {
     }
 }
 
-/// Where the mark of a file is.
+/// Returns the path of the mark of a file.
 pub(super) fn path_of(file: &Path) -> PathBuf {
     let mut path = file.as_os_str().to_owned();
     path.push("-mark");
     path.into()
 }
 
-/// Reads the mark of a file. `None` if there is none, or if it is not whole: it then proves nothing.
+/// Reads the mark of a file. `None` if there is none, or if it is not whole and therefore proves nothing.
 pub(super) fn read(file: &Path) -> io::Result<Option<Noted>> {
     match fs::read(path_of(file)) {
         Ok(bytes) => Ok(std::str::from_utf8(&bytes).ok().and_then(Noted::parse)),
@@ -66,7 +66,7 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// Opens the mark, to be written from now on.
+    /// Opens the mark for writing.
     pub(super) fn open(file: &Path, tag: u32) -> io::Result<Self> {
         let file = File::options()
             .create(true)
@@ -77,7 +77,7 @@ impl Mark {
         Ok(Self { file, tag, synced: true, failing: false })
     }
 
-    /// Notes that so many commits are on disk.
+    /// Writes that this many commits are on disk.
     pub(super) fn note(&mut self, commits: i64) {
         let text = Noted { tag: self.tag, commits }.text();
         let written = self.file.write_all_at(text.as_bytes(), 0);
@@ -85,7 +85,7 @@ impl Mark {
         self.synced = false;
     }
 
-    /// Has what was noted survive a power cut.
+    /// Syncs the mark, so that it survives a power cut.
     pub(super) fn sync(&mut self) {
         if !self.synced {
             let synced = self.file.sync_data();
@@ -94,7 +94,7 @@ impl Mark {
         }
     }
 
-    /// A mark that cannot be written protects less, which is no reason to stop.
+    /// Logs the first of several errors. A mark that cannot be written protects less, which is no reason to stop.
     fn tell(&mut self, done: io::Result<()>) {
         match done {
             Err(error) if !self.failing => {
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_says_what_was_noted_last_and_nothing_once_it_is_damaged() {
+    fn a_mark_says_what_was_written_last_and_nothing_once_it_is_damaged() {
         let folder = tempfile::tempdir().unwrap();
         let store = folder.path().join("store.db");
         assert_eq!(read(&store).unwrap(), None);

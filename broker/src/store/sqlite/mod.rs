@@ -1,15 +1,15 @@
-//! The store in one SQLite file: no server needed, one broker per file.
+//! The store in one SQLite file. It needs no server; each file has one broker.
 //!
 //! * `contract`: the traits of a store, each method by the function of the module that does it.
 //! * `schema`: the tables, opening and locking the file; `migrations`: files of earlier versions.
-//! * `writer`: the one thread that writes, and its group commit; `readers`: connections beside it; `tx`: what both
-//!   give to work on.
-//! * `checksum`, `damage`: items that are no longer what was stored; `indexes`: built anew where they are damaged.
+//! * `writer`: the one thread that writes, and its group commit; `readers`: connections beside it; `tx`: what both pass
+//!   to their calls.
+//! * `checksum`, `damage`: items that are no longer what was stored; `indexes`: rebuilt where they are damaged.
 //! * `push`, `reserve`, `settle`: the hot path. `order`: ordering keys, and how items leave a queue.
-//! * `browse`, `admin`, `queues`, `schedules`: for operators. `sweep`: what has expired.
+//! * `browse`, `admin`, `queues`, `schedules`: for administrators. `sweep`: removes what has expired.
 //!
-//! The id of an item is the file's tag and the item's row, so that a lookup is one step in the table
-//! itself, and arrival order is row order.
+//! The id of an item consists of the file's tag and the item's row, so that a lookup is one step in the table itself,
+//! and the order of arrival is the order of rows.
 
 mod admin;
 mod browse;
@@ -65,19 +65,19 @@ pub use self::{
 use super::{Result, StoreError};
 use crate::domain::{Clock, Queue};
 
-/// How often the writer looks for what has expired.
+/// Pause between the writer's sweeps for expired items.
 const SWEEP_EVERY: Duration = Duration::from_secs(15);
 
-/// Durable queues in an SQLite file, or passing ones in memory.
+/// Durable queues in an SQLite file, or temporary queues in memory.
 pub struct SqliteStore {
     inner: Arc<Inner>,
 }
 
 /// What the store shares with its handles.
 struct Inner {
-    // Dropped in this order: the writer ends, then the file's lock goes.
+    // Fields are dropped in this order: the writer ends, then the file's lock is released.
     writer: Writer,
-    /// `None` in memory, where all goes through the writer's connection.
+    /// `None` in memory, where all calls go through the writer's connection.
     readers: Option<Readers>,
     clock: Arc<Clock>,
     description: String,
@@ -86,10 +86,10 @@ struct Inner {
 }
 
 impl SqliteStore {
-    /// Opens `sqlite:PATH`, `sqlite::memory:` or a plain path; creates the file if it is not there.
+    /// Opens `sqlite:PATH`, `sqlite::memory:` or a plain path, and creates the file if it does not exist.
     ///
-    /// Refused with [`StoreError::Unsupported`] if the directory is missing, the file is not writable,
-    /// is another program's, or is in use by another broker.
+    /// # Errors [`StoreError::Unsupported`] if the directory is missing, or if the file is not writable, belongs to
+    /// another program, or is in use by another broker.
     pub fn open(uri: &str, clock: Arc<Clock>) -> Result<Self> {
         Self::open_with(uri, clock, SWEEP_EVERY)
     }
@@ -157,7 +157,7 @@ impl Inner {
         }
     }
 
-    /// Forgets the deduplication ids of the queue.
+    /// Deletes the deduplication ids of the queue.
     async fn forget_all(&self, queue: &Queue) -> Result<()> {
         loop {
             let name = queue.name.clone();

@@ -1,7 +1,7 @@
 //! Ordering keys and sequence numbers, and how an item leaves a queue.
 //!
-//! Of one (queue, key) at most one unsettled item is not blocked. Dead-lettered items (those with an
-//! `origin`) keep their key but take no part in this.
+//! At most one unsettled item per queue and key is not blocked. Dead-lettered items (those with an `origin`) keep their
+//! keys but are not ordered.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use rusqlite::{OptionalExtension, params};
 use super::tx::{Tx, View};
 use crate::domain::{Queue, QueueName, Timestamp};
 
-/// What there is to know of an item to take it out of its queue.
+/// What must be known of an item to take it out of its queue.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) row: i64,
@@ -24,7 +24,7 @@ pub(super) struct Place {
     pub(super) origin: Option<String>,
 }
 
-/// Finds an item.
+/// Reads an item's place.
 pub(super) fn place(view: &View<'_>, row: i64) -> rusqlite::Result<Option<Place>> {
     view.conn
         .prepare_cached(
@@ -48,29 +48,30 @@ pub(super) fn place(view: &View<'_>, row: i64) -> rusqlite::Result<Option<Place>
 }
 
 impl Place {
-    /// True if it is past its end.
+    /// Returns true if the item has expired.
     pub(super) fn expired(&self, now: Timestamp) -> bool {
         self.expires.is_some_and(|end| end <= now.0)
     }
 
-    /// The key whose turn it has: that of the next item when this one goes.
+    /// Returns the key whose next item is unblocked when this item goes.
     fn turn(&self) -> Option<&str> {
         let has_turn = !self.blocked && !self.processed && self.origin.is_none();
         self.key.as_deref().filter(|_| has_turn)
     }
 
-    /// To be called once the item is gone from its place: whose turn it is now. True if somebody's.
+    /// Unblocks the next item of the key. Must be called once this item has left its place. True if an item was
+    /// unblocked.
     pub(super) fn pass_turn(&self, tx: &Tx<'_>) -> rusqlite::Result<bool> {
         self.turn().map_or(Ok(false), |key| promote(tx, &self.queue, key))
     }
 
-    /// Deletes the item. True if another of its key has become ready.
+    /// Deletes the item. True if another item of its key has become ready.
     pub(super) fn delete(&self, tx: &Tx<'_>) -> rusqlite::Result<bool> {
         tx.conn.prepare_cached("DELETE FROM items WHERE id = ?1")?.execute([self.row])?;
         self.pass_turn(tx)
     }
 
-    /// Deletes an item that was found expired, and counts it; tells those who wait for the next of its key.
+    /// Deletes an expired item, counts it, and notifies those who wait for the next item of its key.
     pub(super) fn delete_expired(&self, tx: &Tx<'_>) -> rusqlite::Result<()> {
         if !self.processed {
             tx.conn
@@ -89,7 +90,7 @@ impl Place {
     }
 }
 
-/// Unblocks the next item of the key.
+/// Unblocks the next item of the key. True if there is one.
 fn promote(view: &View<'_>, queue: &str, key: &str) -> rusqlite::Result<bool> {
     let promoted = view
         .conn
@@ -104,8 +105,8 @@ fn promote(view: &View<'_>, queue: &str, key: &str) -> rusqlite::Result<bool> {
     Ok(promoted > 0)
 }
 
-/// Gives the turn to the first item of each key that nobody has the turn of, as after damage to an index. Returns the
-/// queues of those. Reads all items with a key.
+/// Unblocks the first item of each key that has only blocked items, as after damage to an index. Returns the queues of
+/// these keys. Reads all items with a key.
 pub(super) fn restore_turns(view: &View<'_>) -> rusqlite::Result<BTreeSet<String>> {
     let mut lost = view.conn.prepare(
         "SELECT queue, key FROM items INDEXED BY key_order
@@ -124,7 +125,7 @@ pub(super) fn restore_turns(view: &View<'_>) -> rusqlite::Result<BTreeSet<String
     Ok(queues)
 }
 
-/// True if an item of the key, other than `except`, is unsettled: then `except` has to wait.
+/// Returns true if an item of the key, other than `except`, is unsettled, so that `except` must wait.
 pub(super) fn must_wait(
     tx: &Tx<'_>,
     queue: &QueueName,
@@ -143,14 +144,14 @@ pub(super) fn must_wait(
             .optional()?;
         let Some(row) = first else { return Ok(false) };
         match place(tx, row)? {
-            // It may have the turn: it must go before anyone else can have it.
+            // An expired item that is not blocked must go before another can be unblocked.
             Some(place) if place.expired(tx.now) => place.delete_expired(tx)?,
             _ => return Ok(true),
         }
     }
 }
 
-/// The next sequence number of the queue, if its items or those with a key have one.
+/// Takes the next sequence number of the queue, if all its items have one or the item has a key.
 pub(super) fn stamp(tx: &Tx<'_>, queue: &Queue, has_key: bool) -> rusqlite::Result<Option<i64>> {
     if !queue.sequenced && !has_key {
         return Ok(None);
@@ -164,7 +165,7 @@ pub(super) fn stamp(tx: &Tx<'_>, queue: &Queue, has_key: bool) -> rusqlite::Resu
         .map(Some)
 }
 
-/// Puts an item into a dead-letter queue. True if another of its key has become ready.
+/// Moves an item to a dead-letter queue. True if another item of its key has become ready.
 pub(super) fn dead_letter(
     tx: &Tx<'_>,
     place: &Place,
@@ -182,7 +183,7 @@ pub(super) fn dead_letter(
     place.pass_turn(tx)
 }
 
-/// Deletes a settled item, or keeps it as history. True if another of its key has become ready.
+/// Deletes a settled item, or keeps it as history. True if another item of its key has become ready.
 pub(super) fn finish(tx: &Tx<'_>, queue: &Queue, place: &Place) -> rusqlite::Result<bool> {
     if queue.retention.is_zero() {
         return place.delete(tx);

@@ -1,4 +1,4 @@
-//! Push: new items, recognised duplicates, sequence numbers and blocked items.
+//! Stores new items: recognises duplicates, takes sequence numbers, blocks items behind others of their keys.
 
 use rusqlite::{OptionalExtension, Statement, params};
 
@@ -73,7 +73,7 @@ fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::R
     })
 }
 
-/// The item first pushed with this id, if it is still remembered; the item itself may be gone.
+/// Returns the item first pushed with this deduplication id, if its window is open. The item itself may be gone.
 fn first_of(tx: &Tx<'_>, queue: &str, dedup: &str) -> rusqlite::Result<Option<(ItemId, i64)>> {
     tx.conn
         .prepare_cached(

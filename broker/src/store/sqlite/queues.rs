@@ -1,4 +1,4 @@
-//! Queues' settings and totals.
+//! Settings and totals of queues.
 
 use std::time::Duration;
 
@@ -22,12 +22,12 @@ macro_rules! columns {
     };
 }
 
-/// A span in nanoseconds; those beyond 292 years are cut.
+/// Returns a duration in nanoseconds, at most 292 years.
 pub(super) fn nanos(span: Duration) -> i64 {
     i64::try_from(span.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// The span of a column of nanoseconds.
+/// Returns the duration of a column of nanoseconds.
 pub(super) fn span(nanos: i64) -> Duration {
     Duration::from_nanos(nanos.max(0).unsigned_abs())
 }
@@ -101,7 +101,7 @@ fn write(tx: &Tx<'_>, queue: &Queue) -> rusqlite::Result<()> {
     settings_changed(tx)
 }
 
-/// Notes that the settings of some queue have changed.
+/// Notes that the settings of a queue have changed.
 pub(super) fn settings_changed(tx: &Tx<'_>) -> rusqlite::Result<()> {
     tx.conn
         .prepare_cached("UPDATE meta SET value = value + 1 WHERE key = 'settings'")?
@@ -109,14 +109,14 @@ pub(super) fn settings_changed(tx: &Tx<'_>) -> rusqlite::Result<()> {
         .map(drop)
 }
 
-/// The present state of all queues' settings, those of dead-letter queues among them.
+/// Returns the present state of all queues' settings, which include dead-letter queues.
 pub(super) fn links(view: &View<'_>) -> rusqlite::Result<Links> {
     view.conn
         .prepare_cached("SELECT value FROM meta WHERE key = 'settings'")?
         .query_row([], |row| row.get(0).map(Links))
 }
 
-/// The queues whose dead-letter queue is this one, at most a hundred of them.
+/// Returns the queues whose dead-letter queue is this one, at most a hundred of them.
 pub(super) fn dead_letter_sources(
     view: &View<'_>,
     name: &QueueName,
@@ -131,7 +131,7 @@ pub(super) fn dead_letter_sources(
         .collect()
 }
 
-/// Creates or updates a queue if no settings have changed since `since`.
+/// Creates or updates a queue, if no settings have changed since `since`.
 pub(super) fn link(tx: &Tx<'_>, queue: Queue, since: Links) -> rusqlite::Result<Option<Queue>> {
     if links(tx)? != since {
         return Ok(None);
@@ -219,7 +219,7 @@ macro_rules! totals {
     };
 }
 
-/// Reads totals whose first column is this.
+/// Reads totals whose first column is `first`.
 fn read_totals(row: &Row<'_>, first: usize) -> rusqlite::Result<Totals> {
     let count = |place| Ok::<_, rusqlite::Error>(row.get::<_, i64>(first + place)?.cast_unsigned());
     Ok(Totals {

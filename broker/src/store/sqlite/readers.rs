@@ -18,7 +18,7 @@ use super::{
 };
 use crate::domain::Timestamp;
 
-/// Reads at once; each has a connection with a cache of its own.
+/// Limit of concurrent reads. Each has a connection with a cache of its own.
 const MAX_READERS: usize = 4;
 
 /// A small pool of read-only connections.
@@ -26,11 +26,11 @@ pub(super) struct Readers {
     pool: Arc<Pool>,
     tag: [u8; 4],
     room: Arc<Semaphore>,
-    /// Set where a read meets damage.
+    /// Set when a read meets damage.
     suspected: Arc<AtomicBool>,
 }
 
-/// Dropped in this order: connections are closed before the file is let go.
+/// Fields are dropped in this order: connections are closed before the file is released.
 struct Pool {
     idle: Mutex<Vec<Connection>>,
     file: Arc<StoreFile>,
@@ -42,7 +42,7 @@ impl Readers {
         Self { pool: Arc::new(Pool { idle: Mutex::default(), file }), tag, room, suspected }
     }
 
-    /// Has `work` read, all in one state of the data.
+    /// Runs `work`, which reads one consistent state of the data.
     pub(super) async fn read<T: Send + 'static>(
         &self,
         now: Timestamp,

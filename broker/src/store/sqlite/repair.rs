@@ -1,4 +1,4 @@
-//! `sluicegate check --repair`: mends what can be mended with nothing lost.
+//! `sluicegate check --repair`: repairs what can be repaired without loss.
 
 use std::{fs, path::Path};
 
@@ -12,10 +12,10 @@ use super::{
 };
 use crate::domain::Timestamp;
 
-/// Builds the damaged indexes of a store's file anew, and writes the file anew if parts of it are used by nothing; says how
-/// it is then. What is damaged in tables stays as it is. `tell` is called with what is done.
+/// Rebuilds the damaged indexes of a store's file, rewrites the file if parts of it are unused, and returns the result
+/// of another check. Damage in tables stays. `tell` is called with each step.
 ///
-/// Refused while a broker has the file open. An error says why the file could not be repaired.
+/// # Errors Why the file could not be repaired, for example because a broker has it open.
 pub fn repair(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, String> {
     let shown = path.display();
     fs::metadata(path).map_err(|e| format!("cannot open {shown}: {e}"))?;
@@ -26,7 +26,7 @@ pub fn repair(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, Strin
     }
     let mended = Connection::open(&file.path).and_then(|conn| mend(&conn, &mut tell));
     if let Err(error) = mended {
-        tell(format!("the tables are damaged, so that not all could be mended: {error}"));
+        tell(format!("the tables are damaged, so that not everything could be repaired: {error}"));
     }
     check(&file.path, tell)
 }
@@ -39,7 +39,7 @@ fn mend(conn: &Connection, tell: &mut impl FnMut(String)) -> rusqlite::Result<()
     }
     if !damaged.is_empty() {
         for (index, fault) in &damaged {
-            tell(format!("building index {} anew: {fault}", index.name));
+            tell(format!("rebuilding index {}: {fault}", index.name));
         }
         indexes::rebuild(conn, damaged.iter().map(|(index, _)| *index))?;
         let (tag, _) = identity(conn)?;
@@ -47,6 +47,6 @@ fn mend(conn: &Connection, tell: &mut impl FnMut(String)) -> rusqlite::Result<()
         let now = Timestamp(conn.query_row(time, [], |row| row.get(0))?);
         order::restore_turns(&View { conn, now, tag: tag.to_be_bytes() })?;
     }
-    tell("writing the file anew, without what nothing uses".to_owned());
+    tell("rewriting the file without its unused parts".to_owned());
     conn.execute_batch("VACUUM")
 }

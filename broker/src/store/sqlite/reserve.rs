@@ -1,4 +1,4 @@
-//! Reserve: from the head of a queue into consumers' hands.
+//! Reserves items: from the head of a queue to consumers.
 
 use std::sync::Arc;
 
@@ -17,27 +17,27 @@ use crate::domain::{
     LimitReason, MAX_MESSAGE_BYTES, Priority, Queue, Receipt, Timestamp, Triage, assign,
 };
 
-/// Most items dealt in one call.
+/// Limit of items assigned in one call.
 const MAX_DEALT: usize = 2_000;
-/// Most dead or expired items cleared away in one call.
+/// Limit of dead or expired items removed in one call.
 const MAX_CLEARED: usize = 2_000;
 
-/// What stands at the head of a queue.
+/// The head of a queue.
 #[derive(Default)]
 struct Head {
-    /// To be dealt, each with its attempt number.
+    /// Items to assign, each with its attempt number.
     live: Vec<(Stored, u32)>,
-    /// Rows whose lease lapsed at a limit, with which one and how many attempts have failed.
+    /// Rows whose lease lapsed at a limit, with the limit and the number of failed attempts.
     dead: Vec<(i64, LimitReason, u32)>,
-    /// Rows past their end.
+    /// Rows that have expired.
     expired: Vec<i64>,
-    /// Rows that are not what was stored, and why.
+    /// Rows that are damaged, and why.
     damaged: Vec<(i64, rusqlite::Error)>,
-    /// True if there is more behind.
+    /// True if there are more items behind.
     cut: bool,
 }
 
-/// Reserves items of the queue for the wants.
+/// Reserves items of the queue for the demands.
 pub(super) fn reserve(
     tx: &Tx<'_>,
     queue: &Arc<Queue>,
@@ -117,8 +117,8 @@ pub(super) fn reserve(
     Ok(reserved)
 }
 
-/// Items as the index lists them, and last whether the item is where the index says: a damaged index may name items of
-/// other queues, leased ones or none.
+/// Reads items as the index lists them. The last column says whether the item is where the index says, because a
+/// damaged index may name items of other queues, leased items, or none.
 macro_rules! level {
     ($condition:literal) => {
         concat!(
@@ -133,12 +133,12 @@ macro_rules! level {
     };
 }
 const LEVEL: &str = level!("");
-/// The same without rows that cannot be read.
+/// Like [`LEVEL`], without rows that cannot be read.
 const LEVEL_IN_PART: &str = level!(" AND id NOT IN (SELECT value FROM json_each(?4))");
-/// Where [`level`] says whether the item is where the index says.
+/// The column of [`level`] that says whether the item is where the index says.
 const IS_THERE: usize = 26;
 
-/// Reads what the wants can take, and one more to know whether there is one.
+/// Reads the items that the demands can take, and one more to know whether there are more.
 fn read_head(view: &Tx<'_>, queue: &Queue, demands: &[Demand]) -> rusqlite::Result<Head> {
     let max_items = demands.iter().fold(0_usize, |sum, want| sum.saturating_add(want.max_items));
     let max_items = max_items.min(MAX_DEALT);
@@ -150,7 +150,7 @@ fn read_head(view: &Tx<'_>, queue: &Queue, demands: &[Demand]) -> rusqlite::Resu
         return Ok(head);
     }
     let mut bytes = 0_usize;
-    // One level at a time, as each has delayed and reserved items of its own behind its ready ones.
+    // One priority at a time, because each has delayed and reserved items of its own behind its ready ones.
     let passed_over = view.passed_over();
     let mut level_head = view.conn.prepare_cached(match passed_over {
         None => LEVEL,
@@ -200,7 +200,7 @@ fn read_head(view: &Tx<'_>, queue: &Queue, demands: &[Demand]) -> rusqlite::Resu
                     head.live.push((stored, attempt));
                 }
             }
-            // Large items are not all read into memory: each want may take one that exceeds it.
+            // Limits the bytes read into memory. Each demand may take one item that exceeds its limit.
             head.cut = head.live.len() > max_items
                 || (bytes > max_bytes && head.live.len() > demands.len())
                 || head.expired.len() + head.dead.len() >= MAX_CLEARED;
@@ -216,7 +216,8 @@ fn size_of(item: &Item) -> ItemSize {
     ItemSize { payload: item.payload.len(), message: item.message_bytes() }
 }
 
-/// The first item of the level that cannot be read, where the file is damaged: the index alone says which there are.
+/// Returns the first item of the priority that cannot be read, where the file is damaged. The index alone says which
+/// items there are.
 fn find_unreadable(
     tx: &Tx<'_>,
     queue: &Queue,
@@ -258,7 +259,7 @@ fn bury(tx: &Tx<'_>, queue: &Queue, place: &Place, failed_attempts: u32) -> rusq
             order::dead_letter(tx, place, to, failed_attempts, Some(&reason))
         }
         AtLimit::Discard => order::finish(tx, queue, place),
-        // The caller has seen to the first, and of the second no item is at a limit.
+        // The caller handles `Unknown`, and with `Nowhere` no item is at a limit.
         AtLimit::Unknown | AtLimit::Nowhere => Ok(false),
     }
 }

@@ -1,4 +1,4 @@
-//! Room on the disk. When it gets scarce, pushes are refused while consumers still take and settle, which is what makes
+//! Room on the disk. When it gets scarce, pushes are refused. Consumers can still reserve and settle items, which makes
 //! room again.
 
 use std::{
@@ -11,30 +11,30 @@ use std::{
 
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 
-/// Bytes kept in a file of their own for settles, should others take all there is.
+/// Bytes kept in a file of their own for settles, in case other programs take the rest of the disk.
 const RESERVE: u64 = 16 << 20;
-/// With less than this left, pushes are refused.
+/// Default of [`Room::scarce`], in bytes.
 const SCARCE: u64 = 8 << 20;
-/// How often to see whether there is room again.
+/// Pause between checks whether there is room again.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// Watches over the room beside a store's file.
+/// Watches the free room on the disk of a store's file.
 #[derive(Debug)]
 pub(super) struct Room {
     reserve: File,
     folder: PathBuf,
-    /// SQLite's write-ahead log: a checkpoint makes the store's file longer by up to its length.
+    /// SQLite's write-ahead log. A checkpoint makes the store's file longer by up to its length.
     log: PathBuf,
-    /// With less than this left, pushes are refused.
+    /// Bytes of free room below which pushes are refused.
     scarce: u64,
-    /// True while the reserve holds room.
+    /// True while the reserve takes its room.
     held: bool,
-    /// Since when pushes are refused: when to look again.
+    /// While pushes are refused, when to check again.
     scarce_until: Option<Instant>,
 }
 
 impl Room {
-    /// Sets room aside beside the file. Where there is none, pushes are refused from the start.
+    /// Sets room aside beside the file. If there is none, pushes are refused from the start.
     pub(super) fn beside(file: &Path) -> io::Result<Self> {
         let beside = |suffix| {
             let mut path = file.as_os_str().to_owned();
@@ -62,7 +62,7 @@ impl Room {
         Ok(room)
     }
 
-    /// True if nothing is to be stored that needs more room.
+    /// Returns true if nothing may be stored that needs more room.
     pub(super) fn is_scarce(&mut self) -> bool {
         match self.scarce_until {
             Some(until) if Instant::now() < until => true,
@@ -85,16 +85,16 @@ impl Room {
         }
     }
 
-    /// True while pushes are refused, as far as was seen last.
+    /// Returns true while pushes are refused, as of the last check.
     pub(super) fn was_scarce(&self) -> bool {
         self.scarce_until.is_some()
     }
 
-    /// To be called when a write found no room: gives up what was set aside.
+    /// Releases the room that was set aside. Must be called when a write found no room.
     pub(super) fn ran_out(&mut self) {
         match self.reserve.set_len(0) {
             Ok(()) => self.held = false,
-            Err(error) => tracing::error!(%error, "could not give up the room that was set aside"),
+            Err(error) => tracing::error!(%error, "could not release the room that was set aside"),
         }
         self.refuse("the disk of the store's file is full");
     }
@@ -106,7 +106,8 @@ impl Room {
         self.scarce_until = Some(Instant::now() + LOOK_AGAIN);
     }
 
-    /// Bytes left for this process once the log is in the store's file; all there could be where that cannot be told.
+    /// Returns the free bytes for this process once the log is in the store's file, or the maximum if that cannot be
+    /// determined.
     fn available(&self) -> u64 {
         let left = statvfs(&self.folder)
             .map_or(u64::MAX, |disk| disk.f_bavail.saturating_mul(disk.f_frsize));
@@ -114,7 +115,7 @@ impl Room {
         left.saturating_sub(log)
     }
 
-    /// Sets room aside; false if there is none.
+    /// Sets room aside. False if there is none.
     fn take(&mut self) -> bool {
         if !self.held {
             let taken = match fallocate(&self.reserve, FallocateFlags::empty(), 0, RESERVE) {
@@ -123,13 +124,13 @@ impl Room {
             };
             self.held = taken.is_ok();
             if !self.held {
-                let _ = self.reserve.set_len(0); // part of it may have been taken
+                let _ = self.reserve.set_len(0); // part of the room may have been taken
             }
         }
         self.held
     }
 
-    /// The same where the file system sets nothing aside by itself.
+    /// Sets room aside on a file system without `fallocate`.
     fn fill(&self) -> io::Result<()> {
         let zeros = vec![0; 1 << 20];
         for offset in (0..RESERVE).step_by(zeros.len()) {
@@ -152,14 +153,14 @@ mod tests {
     }
 
     #[test]
-    fn room_is_set_aside_given_up_and_taken_again() {
+    fn room_is_set_aside_released_and_taken_again() {
         let (_folder, mut room) = room();
         let bytes = |room: &Room| room.reserve.metadata().unwrap().blocks() * 512;
         assert!(bytes(&room) >= RESERVE);
         assert!(!room.is_scarce());
         room.ran_out();
         assert_eq!(bytes(&room), 0);
-        assert!(room.is_scarce(), "not looked at again yet");
+        assert!(room.is_scarce(), "not checked again yet");
         room.scarce_until = Some(Instant::now());
         assert!(!room.is_scarce());
         assert!(bytes(&room) >= RESERVE);
@@ -177,9 +178,9 @@ mod tests {
         assert!(!room.is_scarce());
     }
 
-    /// A checkpoint makes the store's file longer by what is in the log.
+    /// A checkpoint makes the store's file longer by the length of the log.
     #[test]
-    fn the_log_counts_as_taken() {
+    fn the_log_counts_as_used_room() {
         let (folder, room) = room();
         let before = room.available();
         File::create(folder.path().join("store.db-wal")).unwrap().set_len(1 << 30).unwrap();

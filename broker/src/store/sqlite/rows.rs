@@ -1,4 +1,4 @@
-//! Rows to items and back.
+//! Converts rows to items and back.
 
 use bytes::Bytes;
 use rusqlite::{
@@ -14,7 +14,7 @@ use crate::domain::{
     ConsumerName, Headers, Item, ItemState, LeaseToken, Priority, QueueName, Timestamp,
 };
 
-/// The columns [`read_item`] reads, in its order.
+/// The columns that [`read_item`] reads, in its order.
 macro_rules! item_columns {
     () => {
         "id, queue, priority, \"when\", attempt, deliveries, lock, producer, consumer, key, seq, \
@@ -24,24 +24,24 @@ macro_rules! item_columns {
 }
 pub(super) use item_columns;
 
-/// An item and what its fields do not tell.
+/// An item, and columns that its fields do not show.
 pub(super) struct Stored {
     pub(super) row: i64,
     pub(super) item: Item,
-    /// `when` as it is: of processed and blocked items, `None`.
+    /// `when` as stored. `None` for processed and blocked items.
     pub(super) when: Option<i64>,
     /// True under a lease, lapsed or not.
     pub(super) locked: bool,
-    /// How often it was handed out before it came into its queue.
+    /// Number of deliveries before the item came into its queue.
     pub(super) earlier: u32,
 }
 
-/// The item of a row of [`item_columns`].
+/// Reads the item of a row of [`item_columns`].
 pub(super) fn read_item(view: &View<'_>, row: &Row<'_>) -> rusqlite::Result<Stored> {
     read_item_of(view, queue_name(row, 1)?, row)
 }
 
-/// The same, where it is known which queue the item is in.
+/// Like [`read_item`], for an item whose queue is known.
 pub(super) fn read_item_of(
     view: &View<'_>,
     queue: QueueName,
@@ -131,22 +131,22 @@ pub(super) fn headers(row: &Row<'_>, column: usize) -> rusqlite::Result<Headers>
     }
 }
 
-/// Headers as JSON; `None` if there are none.
+/// Returns headers as JSON. `None` if there are none.
 pub(super) fn headers_json(headers: &Headers) -> Option<String> {
     (!headers.is_empty()).then(|| json(headers))
 }
 
-/// A map of strings as JSON.
+/// Returns a map of strings as JSON.
 pub(super) fn json(map: &std::collections::BTreeMap<String, String>) -> String {
     serde_json::to_string(map).unwrap_or_default() // strings always have a JSON form
 }
 
-/// An empty text as NULL.
+/// Returns `None` for an empty text, which is stored as NULL.
 pub(super) fn some(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 
-/// A lease token as it is stored: 24 hexadecimal digits.
+/// Returns a lease token as it is stored: 24 hexadecimal digits.
 pub(super) fn lock_text(token: LeaseToken) -> String {
     token.to_string()
 }

@@ -15,16 +15,16 @@ use super::{
     space,
 };
 
-/// `SLCG`: tells our files from those of other programs.
+/// `SLCG`, which tells our files from those of other programs.
 const APPLICATION_ID: i32 = 0x534c_4347;
 
-/// The tables of [`VERSION`], as a new file gets them. What is changed here is changed in [`migrations`] too.
+/// The tables of [`VERSION`] in a new file. Whoever changes them adds a step to [`migrations`] too.
 ///
-/// Comments stay in the file: `.schema` in the `sqlite3` shell shows them.
-/// `payload` comes last so that the other columns are read without it.
+/// The comments stay in the file, and `.schema` in the `sqlite3` shell shows them. `payload` comes last so that the
+/// other columns are read without it.
 const TABLES: &str = r#"
 CREATE TABLE meta (
-  key TEXT PRIMARY KEY,         -- next_id, settings (changes of any queue's settings), tag (first 8 digits of all ids), pinged (written to see whether that is possible), time (of the last synced commit), commits (how many there were)
+  key TEXT PRIMARY KEY,         -- next_id, settings (changes of any queue's settings), tag (first 8 digits of all ids), pinged (written to test whether writes are possible), time (of the last synced commit), commits (number of synced commits)
   value INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
@@ -56,10 +56,10 @@ CREATE TABLE items (
   queue TEXT NOT NULL,
   priority INTEGER NOT NULL,
   "when" INTEGER,               -- may be handed out from then on; end of the lease; NULL: blocked or processed
-  due INTEGER,                  -- of a reserved item: since when it was eligible; NULL: created
+  due INTEGER,                  -- since when a reserved item was eligible; NULL: created
   attempt INTEGER NOT NULL,
   deliveries INTEGER NOT NULL,
-  earlier INTEGER NOT NULL,     -- how many of these were before it came into its queue
+  earlier INTEGER NOT NULL,     -- number of deliveries before the item came into its queue
   lock TEXT,                    -- lease token
   producer TEXT,
   consumer TEXT,
@@ -69,14 +69,14 @@ CREATE TABLE items (
   content_type TEXT,
   headers TEXT,                 -- JSON
   created INTEGER NOT NULL,
-  blocked INTEGER,              -- waits for its key's turn; its own eligible time
+  blocked INTEGER,              -- own eligible time of an item that an earlier one of its key blocks
   processed INTEGER,
-  expires INTEGER,              -- end of its life, or of its time as history
+  expires INTEGER,              -- when the item expires, or the end of its time as history
   reason TEXT,                  -- why the last attempt failed
   origin TEXT,                  -- dead-lettered from
   dead_lettered INTEGER,        -- when
   failed_attempts INTEGER,      -- at that time
-  sum INTEGER,                  -- checksum of what the producer gave, CRC-32; NULL: stored before there were any
+  sum INTEGER,                  -- checksum of what the producer sent, CRC-32; NULL: stored before there were checksums
   payload BLOB NOT NULL
 ) STRICT;
 CREATE INDEX handout ON items (queue, priority DESC, "when") WHERE "when" IS NOT NULL;
@@ -100,7 +100,7 @@ CREATE INDEX dedup_until ON dedup (until);
 
 CREATE TABLE counters (
   queue TEXT PRIMARY KEY,
-  value INTEGER NOT NULL        -- the last sequence number given
+  value INTEGER NOT NULL        -- the last sequence number taken
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE totals (
@@ -136,9 +136,9 @@ CREATE TABLE schedules (
 ) STRICT, WITHOUT ROWID;
 "#;
 
-/// What cannot be served any more, for people to look at.
+/// Items that cannot be served any more, for people to read.
 const DAMAGED: &str = r"
-CREATE TABLE damaged (          -- items that were found to be no longer what was stored, for people to look at; anything may be in them
+CREATE TABLE damaged (          -- items that were found to be no longer what was stored, for people to read; they may contain anything
   id INTEGER PRIMARY KEY,
   queue,
   found,                        -- when
@@ -151,22 +151,22 @@ CREATE TABLE damaged (          -- items that were found to be no longer what wa
 );
 ";
 
-/// A store's file, locked against a second broker for as long as this lives.
+/// A store's file, locked against a second broker while this value lives.
 #[derive(Debug)]
 pub(super) struct StoreFile {
-    /// Where it is, with symbolic links resolved.
+    /// The path of the file, with symbolic links resolved.
     pub(super) path: PathBuf,
-    /// True if it was there before.
+    /// True if the file existed before.
     existed: bool,
-    /// Of two brokers that name the file alike, the second one is refused before it touches the file.
+    /// Refuses the second of two brokers that name the file alike, before it touches the file.
     _lock_beside: File,
-    /// Held open until all connections are closed: closing any handle of a file lets go of all that SQLite
-    /// has locked in it.
+    /// Held open until all connections are closed, because closing any handle of a file releases all locks that SQLite
+    /// has on it.
     _lock: File,
 }
 
 impl StoreFile {
-    /// Takes the file for this process; the `sqlite3` shell can still read it.
+    /// Locks the file for this process. The `sqlite3` shell can still read it.
     pub(super) fn lock(path: &Path) -> Result<Self> {
         let shown = path.display();
         let path = resolve(path)?;
@@ -180,7 +180,7 @@ impl StoreFile {
         take_lock(&lock_beside, &path)?;
 
         let existed = match fs::metadata(&path) {
-            // Each name has a log of its own: through the other one, what is in this log would be missed.
+            // Each name has a log of its own. A broker that uses the other name would miss what is in this log.
             Ok(found) if found.nlink() > 1 => {
                 return refuse(format!(
                     "{shown} has {} names (hard links): remove all but one, for a store has one log, named like its file",
@@ -194,19 +194,19 @@ impl StoreFile {
             refuse_if_gone(&path)?;
         }
         let lock = open_private(&path).or_else(|e| refuse(format!("cannot write {shown}: {e}")))?;
-        // Elsewhere than on Linux this lock is of the same kind as those that SQLite takes.
+        // On systems other than Linux this lock is of the same kind as those that SQLite takes.
         if cfg!(target_os = "linux") {
             take_lock(&lock, &path)?;
         }
         Ok(Self { path, existed, _lock_beside: lock_beside, _lock: lock })
     }
 
-    /// The connection that writes; creates the tables in a new file.
+    /// Opens the connection that writes, and creates the tables in a new file.
     pub(super) fn open_writer(&self) -> Result<Connection> {
         let shown = self.path.display();
         let conn = Connection::open(&self.path)
             .or_else(|e| refuse(format!("cannot open {shown}: {e}")))?;
-        // Should the file be refused below, its log stays as it is, for whoever looks into that.
+        // If the file is refused below, its log stays as it is, for people to examine.
         keep_log(&conn, true).or_else(|e| refuse(format!("cannot open {shown}: {e}")))?;
         let checked = check_ours(&conn).or_else(|e| match e.sqlite_error_code() {
             Some(rusqlite::ErrorCode::NotADatabase) => {
@@ -244,7 +244,7 @@ impl StoreFile {
         Ok(conn)
     }
 
-    /// Takes back what files of earlier versions let everyone on the machine do. What the group may do is left as it is.
+    /// Removes permissions of all other users, which files of earlier versions have. Permissions of the group stay.
     fn close_to_others(&self) {
         const OTHERS: u32 = 0o007;
         for ending in ["", "-wal", "-shm", ".lock"] {
@@ -276,7 +276,7 @@ impl StoreFile {
         }
         let (tag, commits) = identity(conn).map_err(|e| unreadable(e.to_string()))?;
         if tag != noted.tag {
-            tracing::warn!("{mark_shown} is of another store than {shown}: passing over it");
+            tracing::warn!("{mark_shown} belongs to another store than {shown}: ignoring it");
         } else if commits < noted.commits {
             return refuse(format!(
                 "{shown} has lost the last {} of {} commits, all of which were on disk: its log {shown}-wal or the \
@@ -289,7 +289,7 @@ impl StoreFile {
         Ok(())
     }
 
-    /// A connection that only reads.
+    /// Opens a connection that only reads.
     pub(super) fn open_reader(&self) -> rusqlite::Result<Connection> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let conn = Connection::open_with_flags(&self.path, flags)?;
@@ -299,7 +299,7 @@ impl StoreFile {
     }
 }
 
-/// A store that lives in memory only.
+/// Opens a store in memory.
 pub(super) fn open_memory() -> rusqlite::Result<Connection> {
     let conn = Connection::open_in_memory()?;
     create(&conn)?;
@@ -307,15 +307,15 @@ pub(super) fn open_memory() -> rusqlite::Result<Connection> {
     Ok(conn)
 }
 
-/// Refuses to make a file anew where one was that had something in it: a disk that is not mounted, a path with a
-/// slip in it and a file that was deleted look alike.
+/// Refuses to create a file where one with content was: a disk that is not mounted, a misspelt path, and a file that
+/// was deleted look alike.
 fn refuse_if_gone(path: &Path) -> Result<()> {
     let noted = mark::read(path)
         .or_else(|e| refuse(format!("cannot read the mark beside {}: {e}", path.display())))?;
     noted.map_or(Ok(()), |noted| refuse_as_lost(path, "gone", noted.commits))
 }
 
-/// Refuses a file that is in this state in spite of what its mark says.
+/// Refuses a file that is in this state although its mark says that it had content.
 fn refuse_as_lost(path: &Path, state: &str, commits: i64) -> Result<()> {
     if commits == 0 {
         return Ok(());
@@ -332,8 +332,8 @@ fn refuse<T>(message: String) -> Result<T> {
     Err(StoreError::Unsupported(message))
 }
 
-/// Opens a file for reading and writing, made if need be so that nobody else can read it. SQLite gives its log
-/// the same permissions.
+/// Opens a file for reading and writing, and creates it if necessary so that nobody else can read it. SQLite gives its
+/// log the same permissions.
 fn open_private(path: &Path) -> std::io::Result<File> {
     File::options().create(true).truncate(false).read(true).write(true).mode(0o600).open(path)
 }
@@ -349,17 +349,17 @@ fn take_lock(file: &File, shown: &Path) -> Result<()> {
     }
 }
 
-/// Whether the log is left behind when the connection is closed, rather than written into the file.
+/// Sets whether closing the connection leaves the log behind instead of writing it into the file.
 fn keep_log(conn: &Connection, keep: bool) -> rusqlite::Result<()> {
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, keep).map(drop)
 }
 
-/// True if the file is a store's, of the version of this program.
+/// Returns true if the file is a store's, of the version of this program.
 pub(super) fn is_store(conn: &Connection) -> rusqlite::Result<bool> {
     Ok(matches!(check_ours(conn)?, Whose::Ours(VERSION)))
 }
 
-/// The tag of a store's ids, and how many synced commits it has seen.
+/// Returns the tag of a store's ids and the number of its synced commits.
 pub(super) fn identity(conn: &Connection) -> rusqlite::Result<(u32, i64)> {
     conn.query_row(
         "SELECT (SELECT value FROM meta WHERE key = 'tag'),
@@ -369,7 +369,7 @@ pub(super) fn identity(conn: &Connection) -> rusqlite::Result<(u32, i64)> {
     )
 }
 
-/// Two names of one file must meet at one lock.
+/// Resolves symbolic links, because two names of one file must lead to one lock.
 fn resolve(path: &Path) -> Result<PathBuf> {
     if let Ok(path) = path.canonicalize() {
         return Ok(path);
@@ -407,7 +407,7 @@ fn check_ours(conn: &Connection) -> rusqlite::Result<Whose> {
 }
 
 fn create(conn: &Connection) -> rusqlite::Result<()> {
-    // The ids of one file mean nothing in another: a receipt that strays is answered GONE.
+    // The ids of one file mean nothing in another: a receipt of another file is GONE.
     let tag: u32 = rand::random();
     conn.execute_batch(&format!(
         "PRAGMA auto_vacuum = INCREMENTAL;
@@ -422,7 +422,7 @@ fn create(conn: &Connection) -> rusqlite::Result<()> {
 fn set_up_writer(conn: &Connection) -> rusqlite::Result<()> {
     conn.busy_timeout(std::time::Duration::from_secs(5))?;
     conn.set_prepared_statement_cache_capacity(128);
-    // An answer to the pragma is a row, which `execute_batch` passes over.
+    // The result of the pragma is a row, which `execute_batch` skips.
     conn.execute_batch(
         "PRAGMA journal_mode = WAL;
          PRAGMA synchronous = FULL;

@@ -1,7 +1,7 @@
-//! What the holder of a receipt does: commit, roll back, extend, move.
+//! Settles items for the holders of receipts: commit, roll back, extend, move.
 //!
-//! The first statement of each settle changes the item only if the receipt is valid; what else there
-//! may be (stale receipts, keys, history) is looked into only when it changed nothing.
+//! The first statement of each settle changes the item only if the receipt is valid. All other cases (stale receipts,
+//! keys, history) are examined only if it changed nothing.
 
 use rusqlite::{OptionalExtension, params};
 
@@ -22,7 +22,7 @@ macro_rules! held {
     };
 }
 
-/// Finds the item of a receipt, or what is the matter with that.
+/// Returns the item of a receipt, or the outcome if the receipt does not hold it.
 fn look_up(tx: &Tx<'_>, receipt: &Receipt) -> rusqlite::Result<Result<Place, Outcome>> {
     let Some(place) = place(tx, tx.row_id(receipt.item))? else { return Ok(Err(Outcome::Gone)) };
     if place.expired(tx.now) {
@@ -37,7 +37,7 @@ fn look_up(tx: &Tx<'_>, receipt: &Receipt) -> rusqlite::Result<Result<Place, Out
     Ok(if valid { Ok(place) } else { Err(Outcome::LeaseLost) })
 }
 
-/// True if the receipt holds its item.
+/// Returns true if the receipt holds its item.
 pub(super) fn holds(view: &View<'_>, receipt: &Receipt) -> rusqlite::Result<bool> {
     let row = view
         .conn
@@ -79,7 +79,7 @@ pub(super) fn commit(tx: &Tx<'_>, items: &[Reservation]) -> rusqlite::Result<Vec
     items.iter().map(commit_one).collect()
 }
 
-/// Commits one item and pushes others; does neither unless the outcome is `Ok`.
+/// Commits one item and pushes others. Does neither unless the outcome is `Ok`.
 pub(super) fn commit_and_push(
     tx: &Tx<'_>,
     held: Reservation,
@@ -92,13 +92,13 @@ pub(super) fn commit_and_push(
     }
 }
 
-/// Gives one item back.
+/// Rolls one item back.
 pub(super) fn roll_back(tx: &Tx<'_>, rollback: Rollback) -> rusqlite::Result<Outcome> {
     let Rollback { held: Reservation { queue, receipt }, to, reason } = rollback;
     let reason = reason.map(cut_reason);
     match to {
         RollbackTo::Queue { eligible_time, attempt, undelivered } => {
-            let given_back = tx
+            let rolled_back = tx
                 .conn
                 .prepare_cached(concat!(
                     r#"UPDATE items SET "when" = ?5, attempt = ?6, lock = NULL,
@@ -115,7 +115,7 @@ pub(super) fn roll_back(tx: &Tx<'_>, rollback: Rollback) -> rusqlite::Result<Out
                     reason,
                     undelivered,
                 ])?;
-            if given_back == 1 {
+            if rolled_back == 1 {
                 return Ok(Outcome::Ok);
             }
             Ok(look_up(tx, &receipt)?.err().unwrap_or(Outcome::LeaseLost))
@@ -160,7 +160,7 @@ pub(super) fn extend(
     Ok(look_up(tx, receipt)?.err().unwrap_or(Outcome::LeaseLost))
 }
 
-/// Puts one item into another queue.
+/// Moves one item to another queue.
 pub(super) fn move_item(tx: &Tx<'_>, item: &Move) -> rusqlite::Result<Outcome> {
     let place = match look_up(tx, &item.held.receipt)? {
         Ok(place) => place,
@@ -196,7 +196,7 @@ pub(super) fn move_item(tx: &Tx<'_>, item: &Move) -> rusqlite::Result<Outcome> {
 }
 
 fn replace_content(tx: &Tx<'_>, item: &Move, row: i64) -> rusqlite::Result<()> {
-    // What is damaged does not become good by being replaced in part: it keeps a checksum that does not fit.
+    // A damaged item does not become good by a partial replacement: it keeps a checksum that does not fit.
     let is_good = sum_fits(tx, row)?;
     let mut merged = tx
         .conn
@@ -221,7 +221,7 @@ fn replace_content(tx: &Tx<'_>, item: &Move, row: i64) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// True if the item is what was stored, or has no checksum.
+/// Returns true if the item is what was stored, or has no checksum.
 fn sum_fits(tx: &Tx<'_>, row: i64) -> rusqlite::Result<bool> {
     let verified = tx
         .conn

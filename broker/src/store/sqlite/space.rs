@@ -1,14 +1,14 @@
-//! Space: pages that are no longer used go back to the disk, in steps so small that no call waits long for one.
+//! Returns unused pages to the disk, in steps so small that no call waits long for one.
 
 use rusqlite::Connection;
 
-/// Unused pages that are kept in any case, for what comes next: 16 MiB.
+/// Number of unused pages that are always kept for later use: 16 MiB.
 const KEPT_PAGES: i64 = 4_096;
-/// Of a large file this share of the used pages is kept as well.
+/// Of a large file, one unused page per this many used pages is kept too.
 const KEPT_SHARE: i64 = 4;
-/// Gives back this many pages at most: 1 MiB.
+/// Returns at most this many pages: 1 MiB.
 const STEP: &str = "PRAGMA incremental_vacuum(256)";
-/// Most pages in use for a file to be written anew when it is opened: 64 MiB.
+/// Limit of used pages up to which a file is rewritten when it is opened: 64 MiB.
 const MAX_REWRITTEN: i64 = 16_384;
 
 fn pages(conn: &Connection) -> rusqlite::Result<(i64, i64)> {
@@ -23,30 +23,30 @@ fn gives_back(conn: &Connection) -> rusqlite::Result<bool> {
     Ok(mode == INCREMENTAL)
 }
 
-/// True if more pages are unused than a queue that comes and goes will soon need again; on a disk that is nearly full,
-/// if any are: pushes go on only when the disk has room again.
+/// Returns true if more pages are unused than a queue that fills and empties will soon need again. On a disk that is
+/// nearly full, returns true if any page is unused, because pushes go on only when the disk has room again.
 pub(super) fn is_wasted(conn: &Connection, disk_is_scarce: bool) -> rusqlite::Result<bool> {
     let (used, unused) = pages(conn)?;
     let kept = if disk_is_scarce { 0 } else { KEPT_PAGES.max(used / KEPT_SHARE) };
     Ok(unused > kept && gives_back(conn)?)
 }
 
-/// Writes the log into the file and gives its space back, unless readers are in the way.
+/// Writes the log into the file and returns its space to the disk, unless readers prevent it.
 pub(super) fn empty_log(conn: &Connection) -> rusqlite::Result<()> {
     conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
 }
 
-/// Gives some unused pages back.
+/// Returns some unused pages to the disk.
 pub(super) fn free_pages(conn: &Connection) -> rusqlite::Result<()> {
-    // It goes on for as long as rows of its answer are asked for.
+    // The pragma goes on while rows of its result are read.
     let mut statement = conn.prepare_cached(STEP)?;
     let mut rows = statement.query([])?;
     while rows.next()?.is_some() {}
     Ok(())
 }
 
-/// Has a file of an earlier version give space back from now on, which takes writing it anew; a large one goes on as
-/// it is until it has become small.
+/// Lets a file of an earlier version return space from now on, which takes a rewrite. A large file stays as it is until
+/// it has become small.
 pub(super) fn enable(conn: &Connection) -> rusqlite::Result<()> {
     if gives_back(conn)? {
         return Ok(());
@@ -56,14 +56,15 @@ pub(super) fn enable(conn: &Connection) -> rusqlite::Result<()> {
         tracing::info!(
             used_pages = used,
             unused_pages = unused,
-            "the store's file keeps its size, as earlier versions had it: it will give space back after a start \
+            "the store's file keeps its size, as in earlier versions: it will return space after a start \
              with less than 64 MiB in it"
         );
         return Ok(());
     }
-    // It takes as much room again for a moment, which a full disk does not have: no reason not to start.
+    // The rewrite takes as much room again for a moment, which a full disk does not have. That is no reason not to
+    // start.
     if let Err(error) = conn.execute_batch("PRAGMA auto_vacuum = INCREMENTAL; VACUUM;") {
-        tracing::warn!(%error, "could not write the store's file anew, so that it keeps its size for now");
+        tracing::warn!(%error, "could not rewrite the store's file, which keeps its size for now");
     }
     Ok(())
 }
@@ -72,7 +73,7 @@ pub(super) fn enable(conn: &Connection) -> rusqlite::Result<()> {
 mod tests {
     use super::*;
 
-    /// On a disk that is nearly full every page that was settled goes back, so that pushes go on again.
+    /// On a disk that is nearly full, every page of settled items goes back, so that pushes go on again.
     #[test]
     fn on_a_scarce_disk_nothing_unused_is_kept() {
         let conn = Connection::open_in_memory().unwrap();
@@ -81,7 +82,10 @@ mod tests {
             "CREATE TABLE t (x); INSERT INTO t VALUES (zeroblob(3000000)); DELETE FROM t;",
         )
         .unwrap();
-        assert!(!is_wasted(&conn, false).unwrap(), "a queue that comes and goes needs it soon");
+        assert!(
+            !is_wasted(&conn, false).unwrap(),
+            "a queue that fills and empties needs the pages soon"
+        );
         let mut steps = 0;
         while is_wasted(&conn, true).unwrap() {
             free_pages(&conn).unwrap();
@@ -91,11 +95,11 @@ mod tests {
         assert_eq!(pages(&conn).unwrap().1, 0);
     }
 
-    /// A file of an earlier version on a disk with no room to write it anew is opened as it is.
+    /// A file of an earlier version, on a disk without room to rewrite it, is opened as it is.
     #[test]
-    fn a_file_that_cannot_be_written_anew_keeps_its_size() {
+    fn a_file_that_cannot_be_rewritten_keeps_its_size() {
         let conn = Connection::open_in_memory().unwrap();
-        conn.execute_batch("CREATE TABLE t (x); BEGIN;").unwrap(); // within a transaction it fails
+        conn.execute_batch("CREATE TABLE t (x); BEGIN;").unwrap(); // the rewrite fails within a transaction
         enable(&conn).unwrap();
         conn.execute_batch("COMMIT").unwrap();
         assert!(!gives_back(&conn).unwrap());

@@ -1,13 +1,13 @@
-//! Housekeeping: removes what has expired, in chunks so small that no call waits long for one.
+//! Housekeeping: removes expired items, in chunks so small that no call waits long for one.
 
 use rusqlite::params;
 
 use super::{checksum::is_damage, damage::set_aside, order::place, tx::Tx};
 
-/// Most rows of each kind removed in one transaction.
+/// Limit of rows of each kind removed in one transaction.
 const CHUNK: usize = 500;
 
-/// Removes some of what has expired: items, history, tombstones. True if there may be more.
+/// Removes some expired items, history and deduplication ids. True if there may be more.
 pub(super) fn chunk(tx: &Tx<'_>) -> rusqlite::Result<bool> {
     let items = expired_items(tx)?;
     let forgotten = tx
@@ -36,7 +36,7 @@ fn expired_items(tx: &Tx<'_>) -> rusqlite::Result<usize> {
         match place(tx, row) {
             Ok(Some(place)) => place.delete_expired(tx)?,
             Ok(None) => {}
-            // One that is damaged must not hold up those behind it.
+            // A damaged item must not hold up those behind it.
             Err(error) if is_damage(&error) => {
                 set_aside(tx, row, &error)?;
             }

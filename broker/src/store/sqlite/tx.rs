@@ -1,4 +1,4 @@
-//! What work on the data is given: a sight of it, and, within the writer's transaction, what may be changed.
+//! What calls work on: a view of the data and, within the writer's transaction, the means to change it.
 
 use std::{
     cell::{Cell, RefCell},
@@ -10,18 +10,18 @@ use rusqlite::Connection;
 
 use crate::domain::{ItemId, QueueName, Timestamp};
 
-/// A consistent sight of the data, at one time.
+/// A consistent view of the data, at one time.
 pub(super) struct View<'c> {
     /// The connection, in a transaction.
     pub(super) conn: &'c Connection,
     /// The store's time.
     pub(super) now: Timestamp,
-    /// What all ids of this store begin with.
+    /// The start of all ids of this store.
     pub(super) tag: [u8; 4],
 }
 
 impl View<'_> {
-    /// The id that users see.
+    /// Returns the id that users see.
     pub(super) fn item_id(&self, row: i64) -> ItemId {
         let mut bytes = [0; 12];
         bytes[..4].copy_from_slice(&self.tag);
@@ -29,7 +29,7 @@ impl View<'_> {
         ItemId(bytes)
     }
 
-    /// The row of an id; of an id that is not of this store, one that no item has.
+    /// Returns the row of an id, or a row that no item has if the id is not of this store.
     pub(super) fn row_id(&self, id: ItemId) -> i64 {
         match id.0.split_first_chunk::<4>() {
             Some((tag, rest)) if *tag == self.tag => rest.try_into().map_or(0, i64::from_be_bytes),
@@ -43,7 +43,7 @@ pub(super) struct Tx<'c> {
     pub(super) view: View<'c>,
     /// The row of the next item.
     pub(super) next_id: &'c Cell<i64>,
-    /// Queues to be told of when this is committed.
+    /// Queues to notify when the transaction is committed.
     pub(super) unblocked: &'c RefCell<BTreeSet<QueueName>>,
     /// Damaged rows that stay where they are.
     pub(super) passed_over: &'c RefCell<HashSet<i64>>,
@@ -57,24 +57,24 @@ impl<'c> Deref for Tx<'c> {
 }
 
 impl Tx<'_> {
-    /// The row of a new item: greater than all before.
+    /// Takes the row of a new item, which is greater than all before.
     pub(super) fn next_row(&self) -> i64 {
         let id = self.next_id.get();
         self.next_id.set(id + 1);
         id
     }
 
-    /// From now on the row is not looked at any more: it is damaged and cannot even be taken away.
+    /// Excludes a row from all further reads, because it is damaged and cannot even be removed.
     pub(super) fn pass_over(&self, row: i64) {
         self.passed_over.borrow_mut().insert(row);
     }
 
-    /// True if the row is not to be looked at.
+    /// Returns true if the row is excluded.
     pub(super) fn is_passed_over(&self, row: i64) -> bool {
         self.passed_over.borrow().contains(&row)
     }
 
-    /// The rows that are not to be looked at, as a JSON array; `None`, as nearly always, if there are none.
+    /// Returns the excluded rows as a JSON array, or `None`, as nearly always, if there are none.
     pub(super) fn passed_over(&self) -> Option<String> {
         let rows = self.passed_over.borrow();
         (!rows.is_empty())
@@ -82,8 +82,8 @@ impl Tx<'_> {
             .map(|rows| format!("[{rows}]"))
     }
 
-    /// Notes that an item of the queue became ready in a way that its consumers do not hear of otherwise: they
-    /// are told once this is committed.
+    /// Notes that an item of the queue became ready in a way that its consumers do not learn of otherwise. They are
+    /// notified once the transaction is committed.
     pub(super) fn notify_unblocked(&self, queue: &str) {
         if let Ok(queue) = QueueName::parse("queue", queue) {
             self.unblocked.borrow_mut().insert(queue);
