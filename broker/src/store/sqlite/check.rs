@@ -67,7 +67,8 @@ impl fmt::Display for Report {
 /// Checks a store's file, beside a broker or without one, and changes neither the file nor its log. `tell` is called
 /// with the progress of the check.
 ///
-/// # Errors Why the file could not be checked.
+/// # Errors
+/// Why the file could not be checked.
 pub fn check(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, String> {
     // The mark is read before the file, because a running broker only moves ahead of its mark.
     let noted = mark::read(path).map_err(|e| format!("cannot read the mark: {e}"))?;

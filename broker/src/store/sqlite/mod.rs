@@ -88,8 +88,9 @@ struct Inner {
 impl SqliteStore {
     /// Opens `sqlite:PATH`, `sqlite::memory:` or a plain path, and creates the file if it does not exist.
     ///
-    /// # Errors [`StoreError::Unsupported`] if the directory is missing, or if the file is not writable, belongs to
-    /// another program, or is in use by another broker.
+    /// # Errors
+    /// [`StoreError::Unsupported`] if the directory is missing, or if the file is not writable, belongs to another
+    /// program, or is in use by another broker.
     pub fn open(uri: &str, clock: Arc<Clock>) -> Result<Self> {
         Self::open_with(uri, clock, SWEEP_EVERY)
     }

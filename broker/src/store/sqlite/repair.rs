@@ -15,7 +15,8 @@ use crate::domain::Timestamp;
 /// Rebuilds the damaged indexes of a store's file, rewrites the file if parts of it are unused, and returns the result
 /// of another check. Damage in tables stays. `tell` is called with each step.
 ///
-/// # Errors Why the file could not be repaired, for example because a broker has it open.
+/// # Errors
+/// Why the file could not be repaired, for example because a broker has it open.
 pub fn repair(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, String> {
     let shown = path.display();
     fs::metadata(path).map_err(|e| format!("cannot open {shown}: {e}"))?;

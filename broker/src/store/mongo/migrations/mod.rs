@@ -3,7 +3,8 @@
 //!
 //! The document `store` of the collection `format` says:
 //!
-//! | field | meaning | |---|---|
+//! | field | meaning |
+//! |---|---|
 //! | `version` | the version of what is stored; without the document: 1 |
 //! | `oldestReader` | brokers of versions below this one must not use the database; may be ahead of `version` |
 //! | `program` | the version of the program that wrote these two |
@@ -138,8 +139,9 @@ impl Format {
 
     /// Brings a database up to this format.
     ///
-    /// # Errors Refuses a database of a newer format that this version cannot use. After an error, or if the process
-    /// ends on the way, the database is as it was, but a change may be announced.
+    /// # Errors
+    /// Refuses a database of a newer format that this version cannot use. After an error, or if the process ends on the
+    /// way, the database is as it was, but a change may be announced.
     pub(super) async fn bring_up_to_date(self, client: &Client, db: &Database) -> Result<()> {
         let mut patience = Patience::new();
         loop {

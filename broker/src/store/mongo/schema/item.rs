@@ -1,6 +1,7 @@
 //! Converts items to documents and back. The fields:
 //!
-//! | field | meaning | |---|---|
+//! | field | meaning |
+//! |---|---|
 //! | `_id`, `q` | id, queue |
 //! | `when` | eligible time; while reserved, the end of the lease plus four thousand years; later dates stand for states |
 //! | `eligible` | since when a reserved item was eligible, written whenever `when` gets such a time; absent: `created` |

@@ -45,8 +45,9 @@ pub(crate) struct Connection {
 
 /// Connects to the deployment.
 ///
-/// # Errors Within seconds, with a message for a person, if the URI is unusable, the server cannot be reached, or the
-/// server is a standalone server.
+/// # Errors
+/// Within seconds, with a message for a person, if the URI is unusable, the server cannot be reached, or the server is
+/// a standalone server.
 pub(crate) async fn connect(uri: &str, database: &str, pool_size: u32) -> Result<Connection> {
     let mut options = ClientOptions::parse(uri)
         .await

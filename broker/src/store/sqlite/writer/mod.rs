@@ -1,15 +1,16 @@
 //! The one thread that writes. All calls that have gathered while it was busy become one transaction, which one fsync
 //! makes durable: the group commit. Each call has a savepoint, so that a call that fails does not affect the others.
 //!
-//! # Which answers wait for the disk All answers but those of reserves. A transaction of reserves alone is committed
-//! with `synchronous = NORMAL`. It is atomic, visible to all later calls, and survives a killed broker, because the
-//! operating system has it. But a power cut may undo it. What it undoes is a lease, which then never was: the item is
-//! ready again, and nobody else has it, because the broker that handed it out died as well. A consumer that outlived
-//! the broker holds a receipt whose token the item does not have, which is `LEASE_LOST`, as for any lost lease. Lapsed
-//! leases that were counted and items that were dead-lettered on the way are found and counted again. Nothing that is
-//! answered as durable can rest on such a transaction: the log is one file, written in order and read up to the first
-//! gap, so the next sync (of a push, of a settle) keeps what came before it. A popped item is settled, and the settle
-//! synced, before the item is handed out. If no such sync comes, the writer makes one after [`worker::LAZY_FOR`].
+//! # Which answers wait for the disk
+//! All answers but those of reserves. A transaction of reserves alone is committed with `synchronous = NORMAL`. It is
+//! atomic, visible to all later calls, and survives a killed broker, because the operating system has it. But a power
+//! cut may undo it. What it undoes is a lease, which then never was: the item is ready again, and nobody else has it,
+//! because the broker that handed it out died as well. A consumer that outlived the broker holds a receipt whose token
+//! the item does not have, which is `LEASE_LOST`, as for any lost lease. Lapsed leases that were counted and items that
+//! were dead-lettered on the way are found and counted again. Nothing that is answered as durable can rest on such a
+//! transaction: the log is one file, written in order and read up to the first gap, so the next sync (of a push, of a
+//! settle) keeps what came before it. A popped item is settled, and the settle synced, before the item is handed out.
+//! If no such sync comes, the writer makes one after [`worker::LAZY_FOR`].
 
 mod call_queue;
 mod worker;
