@@ -7,7 +7,7 @@
 
 use std::{collections::HashMap, marker::PhantomData, sync::OnceLock};
 
-use bytes::Buf;
+use bytes::{Buf, Bytes};
 use prost::{
     Message, Name,
     encoding::{WireType, decode_key, decode_varint},
@@ -39,6 +39,14 @@ const LARGE: [&str; 5] = [
     "CommitAndPushRequest",
     "CreateScheduleRequest",
 ];
+
+/// Decodes a request, and refuses one with too many entries before that.
+pub fn decode<U: Message + Name + Default>(message: Bytes) -> Result<U, Status> {
+    if let Some(request) = requests().get(U::NAME) {
+        request.check(&message, message.len())?;
+    }
+    U::decode(message).map_err(|error| Status::internal(error.to_string()))
+}
 
 /// Decodes messages of type `U`, encodes those of type `T`.
 #[derive(Debug, Clone)]

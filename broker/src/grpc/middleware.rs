@@ -59,7 +59,7 @@ async fn answer(edge: &Edge, request: Request, next: Next) -> Response {
         return status(&refused).into_http();
     }
     let deadline = deadline(request.headers());
-    let answer = next.run(request.map(|body| edge.intake.meter(body)));
+    let answer = next.run(edge.intake.meter(request));
     let Some(deadline) = deadline else { return uniform(answer.await) };
     if let Ok(response) = timeout(deadline.saturating_sub(SOONER), answer).await {
         return uniform(response);

@@ -5,19 +5,26 @@
 //! outcomes. If the client continues nevertheless, the broker ends the stream a little later, after
 //! answering what was read.
 
-use std::{pin::Pin, time::Duration};
+use std::{
+    pin::Pin,
+    sync::{Arc, Weak},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use futures_util::{Stream, StreamExt, stream::FuturesUnordered};
+use parking_lot::Mutex;
 use sluicegate_proto::v1 as pb;
 use tokio::{
-    sync::mpsc::{self, OwnedPermit},
-    time::{Sleep, sleep},
+    sync::mpsc::{self, OwnedPermit, Receiver, Sender},
+    time::{Interval, MissedTickBehavior, Sleep, interval, sleep},
 };
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
 use super::{
-    Api, convert, parse,
+    Api, convert,
+    intake::{Batch, Room},
+    parse,
     status::{self, ApiError},
 };
 use crate::engine::EngineError;
@@ -25,71 +32,165 @@ use crate::engine::EngineError;
 /// Most batches of one stream that are in progress, or whose answers the client has not read yet.
 /// Past this number the stream is not read, and HTTP/2 flow control slows the client down.
 const MAX_BATCHES: usize = 64;
-/// Space for the messages about the stream as a whole: `closing`, and the error that ends the
-/// stream. Neither waits for the client to read answers.
-const OTHER_MESSAGES: usize = 2;
+/// Space for `closing`, which does not wait for the client to read answers.
+const OTHER_MESSAGES: usize = 1;
 /// Most time that a client has to end a stream that has reached its maximum age.
 const LONGEST_GRACE: Duration = Duration::from_mins(1);
+/// A client that reads no answer for this long has left them: for up to twice as long they are kept.
+const UNREAD: Duration = Duration::from_secs(30);
 
 type Answer = Result<pb::PushStreamResponse, Status>;
 
-/// Pushes the batches of `requests` in a task of its own, which runs until everything that was read
-/// is stored, even if the client has gone.
+/// Pushes `batches` in a task of its own, which runs until everything that was read is stored, even if
+/// the client has gone.
 pub(super) fn serve(
     api: &Api,
-    requests: Streaming<pb::PushStreamRequest>,
+    batches: impl Stream<Item = Result<Batch, Status>> + Send + Unpin + 'static,
 ) -> impl Stream<Item = Answer> + Send + 'static {
     let (answers, receiver) = mpsc::channel(MAX_BATCHES + OTHER_MESSAGES);
-    api.tasks.spawn(run(api.clone(), requests, answers));
-    ReceiverStream::new(receiver)
+    let unread = Arc::new(Mutex::new(Unread { receiver, taken: 0, end: None }));
+    api.tasks.spawn(run(api.clone(), batches, answers, Watch::new(&unread)));
+    Answers(unread)
+}
+
+/// Answers that the connection has not taken yet. The connection takes none while the client reads none.
+struct Unread {
+    receiver: Receiver<Answer>,
+    /// How many answers were taken.
+    taken: u64,
+    /// What ends the stream, behind all answers.
+    end: Option<Status>,
+}
+
+/// The response stream.
+struct Answers(Arc<Mutex<Unread>>);
+
+impl Stream for Answers {
+    type Item = Answer;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Answer>> {
+        let mut unread = self.0.lock();
+        let answer = ready!(unread.receiver.poll_recv(context));
+        unread.taken += 1;
+        Poll::Ready(answer.or_else(|| unread.end.take().map(Err)))
+    }
+}
+
+/// Watches whether the client reads its answers.
+struct Watch {
+    unread: Weak<Mutex<Unread>>,
+    ticks: Interval,
+    /// How many answers had been taken at the tick before, if there were others to be taken.
+    seen: Option<u64>,
+}
+
+/// What the client does with its answers.
+#[derive(PartialEq, Eq)]
+enum Reading {
+    /// It may be reading them.
+    Goes,
+    /// It has read all there are, or the response stream is gone.
+    Done,
+    /// It has left them, and they are dropped.
+    Left,
+}
+
+impl Watch {
+    fn new(unread: &Arc<Mutex<Unread>>) -> Self {
+        let mut ticks = interval(UNREAD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Self { unread: Arc::downgrade(unread), ticks, seen: None }
+    }
+
+    /// Sets what the response stream ends with.
+    fn end(&self, status: Status) {
+        if let Some(unread) = self.unread.upgrade() {
+            unread.lock().end.get_or_insert(status);
+        }
+    }
+
+    /// Waits for a while, and returns what the client has done since.
+    async fn next(&mut self) -> Reading {
+        self.ticks.tick().await;
+        let Some(unread) = self.unread.upgrade() else { return Reading::Done };
+        let mut unread = unread.lock();
+        let seen = (!unread.receiver.is_empty()).then_some(unread.taken);
+        if seen.is_none() {
+            self.seen = None;
+            return Reading::Done;
+        }
+        if std::mem::replace(&mut self.seen, seen) != seen {
+            return Reading::Goes;
+        }
+        while unread.receiver.try_recv().is_ok() {}
+        unread.end = Some(ApiError::AnswersNotRead.into());
+        Reading::Left
+    }
 }
 
 async fn run(
     api: Api,
-    mut requests: Streaming<pb::PushStreamRequest>,
-    answers: mpsc::Sender<Answer>,
+    batches: impl Stream<Item = Result<Batch, Status>> + Send + Unpin,
+    answers: Sender<Answer>,
+    mut watch: Watch,
+) {
+    push_all(&api, batches, answers, &mut watch).await;
+    // The last answers are not kept for ever either.
+    while let Some(Reading::Goes) = api.shutdown.run_until_cancelled(watch.next()).await {}
+}
+
+/// Pushes batches until the stream ends, and answers them.
+async fn push_all(
+    api: &Api,
+    mut batches: impl Stream<Item = Result<Batch, Status>> + Send + Unpin,
+    answers: Sender<Answer>,
+    watch: &mut Watch,
 ) {
     let mut closing = answers.clone().try_reserve_owned().ok();
-    let last = answers.clone().try_reserve_owned().ok();
     let mut age = api.stream_age().map(|age| Box::pin(sleep(age)));
     // Only this task polls the batches. It polls each for the first time in the order of arrival,
     // when the queue's settings are known, so that batches reach the store in that order.
     let mut in_flight = FuturesUnordered::new();
     let mut slot: Option<OwnedPermit<Answer>> = None;
-    let mut end = None;
+    let mut reading = true;
     loop {
-        let reading = end.is_none();
-        tokio::select! {
+        let end = tokio::select! {
             biased;
-            Some(()) = in_flight.next() => {}
-            () = api.shutdown.cancelled(), if reading => {
-                end = Some(Err(EngineError::ShuttingDown.into()));
-            }
-            () = answers.closed(), if reading => end = Some(Ok(())),
+            Some(()) = in_flight.next() => continue,
+            () = api.shutdown.cancelled(), if reading => Some(EngineError::ShuttingDown.into()),
+            () = answers.closed(), if reading => None,
+            client = watch.next(), if reading => match client {
+                Reading::Left => None,
+                Reading::Goes | Reading::Done => continue,
+            },
             () = passed(&mut age), if reading => match closing.take() {
                 Some(place) => {
                     place.send(Ok(pb::PushStreamResponse { closing: true, ..Default::default() }));
                     let grace = api.max_connection_age.min(LONGEST_GRACE);
                     age = Some(Box::pin(sleep(grace)));
+                    continue;
                 }
-                None => end = Some(Err(EngineError::StreamTooOld.into())),
+                None => Some(EngineError::StreamTooOld.into()),
             },
             // Space for the answer is reserved before each batch is read, so that sending an answer
             // never waits.
-            free = answers.clone().reserve_owned(), if reading && slot.is_none() => slot = free.ok(),
-            request = requests.message(), if reading && slot.is_some() => match request {
-                Ok(Some(request)) => {
-                    let batch = start(&api, request, slot.take()).await;
+            free = answers.clone().reserve_owned(), if reading && slot.is_none() => {
+                slot = free.ok();
+                continue;
+            }
+            batch = batches.next(), if reading && slot.is_some() => match batch {
+                Some(Ok(Batch { request, room })) => {
+                    let batch = start(api, request, room, slot.take()).await;
                     in_flight.push(batch);
+                    continue;
                 }
-                Ok(None) => end = Some(Ok(())),
-                Err(status) => end = Some(Err(ApiError::Transport(status).into())),
+                Some(Err(status)) => Some(ApiError::Transport(status).into()),
+                None => None,
             },
-            else => break,
-        }
-    }
-    if let (Some(Err(status)), Some(last)) = (end, last) {
-        last.send(Err(status));
+            else => return,
+        };
+        reading = false;
+        end.into_iter().for_each(|status| watch.end(status));
     }
 }
 
@@ -105,6 +206,7 @@ async fn passed(time: &mut Option<Pin<Box<Sleep>>>) {
 async fn start(
     api: &Api,
     request: pb::PushStreamRequest,
+    room: Room,
     slot: Option<OwnedPermit<Answer>>,
 ) -> impl Future<Output = ()> + use<> {
     let pb::PushStreamRequest { batch_id, queue, items, producer } = request;
@@ -124,6 +226,7 @@ async fn start(
             }
             Err(error) => Err(error),
         };
+        drop(room);
         let mut answer = pb::PushStreamResponse { batch_id, ..Default::default() };
         match pushed {
             Ok(pushed) => answer.results = convert::pushed(pushed),

@@ -9,6 +9,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::{
     Api, consume_stream, convert,
     delivery_stream::DeliveryStream,
+    intake::batches,
     parse::{self, CommitAndPush, Take},
     push_stream,
 };
@@ -41,7 +42,7 @@ impl QueueService for Api {
         &self,
         request: Request<Streaming<pb::PushStreamRequest>>,
     ) -> Result<Response<Self::PushStreamStream>, Status> {
-        Ok(Response::new(Box::pin(push_stream::serve(self, request.into_inner()))))
+        Ok(Response::new(Box::pin(push_stream::serve(self, batches(request.extensions())))))
     }
 
     async fn pop(

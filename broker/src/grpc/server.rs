@@ -38,7 +38,8 @@ use crate::{
 const REQUEST_BYTES: usize = 16 << 20;
 /// The limit of a request of an operator, except for schedules.
 const ADMIN_BYTES: usize = 1 << 20;
-/// How many bytes of large requests are held at a time before they are decoded.
+/// How many bytes of large requests are held at a time before they are decoded, and how many of decoded batches of push
+/// streams until they are stored.
 const INTAKE_BYTES: usize = 256 << 20;
 /// What a request may hold besides one payload.
 const ENVELOPE_BYTES: usize = 1 << 20;
@@ -144,11 +145,13 @@ impl Server {
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         };
         let shutdown = api.shutdown.clone();
+        let intake =
+            Intake::new(INTAKE_BYTES, request_limit(api.engine.limits().max_payload_bytes));
         let routes = services(api)
             .add_service(health_service)
             .add_service(reflection().build_v1()?)
             .add_service(reflection().build_v1alpha()?);
-        let edge = Edge { tokens: options.tokens, intake: Intake::new(INTAKE_BYTES) };
+        let edge = Edge { tokens: options.tokens, intake };
         let edge = axum::middleware::from_fn_with_state(Arc::new(edge), middleware::pass);
         let routes = Routes::from(routes.into_axum_router().layer(edge)).prepare();
         let routers = ages(options.max_connection_age)

@@ -57,6 +57,9 @@ pub enum ApiError {
     /// The gRPC library refused: the message could not be read, the method is not known.
     #[error("{0}")]
     Transport(Status),
+    /// The client of a push stream does not read its answers.
+    #[error("the stream's answers were not read: what is not answered may be stored or not")]
+    AnswersNotRead,
     /// The task that did the work died: a defect.
     #[error("the broker failed to finish the call")]
     TaskDied,
@@ -111,6 +114,10 @@ pub(crate) fn status(error: &ApiError) -> Status {
             Status::with_error_details(Code::PermissionDenied, message, details)
         }
         ApiError::Transport(status) => transport(status),
+        ApiError::AnswersNotRead => {
+            let details = error_info("ANSWERS_NOT_READ", []);
+            Status::with_error_details(Code::DeadlineExceeded, error.to_string(), details)
+        }
         ApiError::TaskDied => {
             let message = format!("{error}: this is a defect, the broker's log says more");
             Status::with_error_details(Code::Internal, message, error_info("INTERNAL", []))
@@ -459,6 +466,7 @@ mod tests {
                 "SERVICE_NOT_FOUND",
             ),
             (ApiError::Transport(Status::cancelled("gone")), Code::Cancelled, "TRANSPORT"),
+            (ApiError::AnswersNotRead, Code::DeadlineExceeded, "ANSWERS_NOT_READ"),
             (ApiError::TaskDied, Code::Internal, "INTERNAL"),
         ]
     }

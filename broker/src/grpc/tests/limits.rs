@@ -1,9 +1,15 @@
 //! Message sizes, in both directions.
 
+use axum::extract::Request;
+use futures_util::StreamExt;
 use prost::Message;
 use tonic::codec::CompressionEncoding;
 
 use super::*;
+use crate::grpc::{
+    intake::{Intake, batches},
+    push_stream,
+};
 
 /// The largest message that gRPC libraries accept by default.
 const DEFAULT_LIMIT: usize = 4 << 20;
@@ -190,4 +196,35 @@ async fn a_move_cannot_take_headers_past_their_limits() {
             }
         }
     }
+}
+
+/// A push stream is read no further than its answers are. A client that leaves its answers loses them, and is told so.
+#[tokio::test]
+async fn answers_that_nobody_reads_are_not_kept() {
+    let broker = Broker::start().await;
+    let intake = Intake::new(64 << 20, 1 << 20);
+    let mut frames = Vec::new();
+    for batch_id in 0..100 {
+        let batch = pb::PushStreamRequest {
+            batch_id,
+            queue: "q".into(),
+            items: vec![pb::NewItem::default()],
+            ..Default::default()
+        };
+        let message = batch.encode_to_vec();
+        frames.push(0);
+        frames.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
+        frames.extend_from_slice(&message);
+    }
+    let request = Request::builder().uri("/sluicegate.v1.QueueService/PushStream");
+    let request = intake.meter(request.body(frames.into()).unwrap());
+    let mut answers = Box::pin(push_stream::serve(&broker.api, batches(request.extensions())));
+    broker.until("q", |stats| stats.ready == 64).await;
+    tokio::time::pause();
+    tokio::time::sleep(Duration::from_mins(2)).await;
+    tokio::time::resume();
+    let end = answers.next().await.unwrap().unwrap_err();
+    assert_eq!((end.code(), reason(&end)), (Code::DeadlineExceeded, "ANSWERS_NOT_READ".into()));
+    assert!(answers.next().await.is_none());
+    assert_eq!(broker.stats("q").await.ready, 64);
 }

@@ -5,16 +5,25 @@
 //! does not fit waits, and HTTP/2 flow control makes its client wait too. A message takes its size in one step and holds no
 //! other part of the budget while it waits, so that no two messages wait for each other. A message that does not arrive
 //! in time is refused, which frees its part of the budget.
+//!
+//! The batches of push streams are held for longer: see [`batches`](mod@batches).
+
+mod batches;
 
 use std::{sync::Arc, time::Duration};
 
-use axum::body::{Body, BodyDataStream, Bytes};
+use axum::{
+    body::{Body, BodyDataStream, Bytes},
+    extract::Request,
+};
 use futures_util::{StreamExt, stream};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout_at},
 };
 use tonic::Status;
+
+pub(super) use batches::{Batch, Room, batches};
 
 /// The length of what precedes each message: a flag and the message's length.
 const PREFIX: usize = 5;
@@ -27,17 +36,26 @@ const MAX_DURATION: Duration = Duration::from_mins(1);
 #[derive(Debug, Clone)]
 pub(super) struct Intake {
     budget: Arc<Semaphore>,
+    /// As much again, for the decoded batches of push streams.
+    batches: Arc<Semaphore>,
     bytes: usize,
+    /// The most bytes of one message of a push stream.
+    max_message: usize,
 }
 
 impl Intake {
-    pub(super) fn new(bytes: usize) -> Self {
+    pub(super) fn new(bytes: usize, max_message: usize) -> Self {
         let bytes = bytes.min(u32::MAX as usize).min(Semaphore::MAX_PERMITS);
-        Self { budget: Arc::new(Semaphore::new(bytes)), bytes }
+        let [budget, batches] = [bytes; 2].map(|bytes| Arc::new(Semaphore::new(bytes)));
+        Self { budget, batches, bytes, max_message }
     }
 
-    /// Returns the same body, which is read only as fast as there is room.
-    pub(super) fn meter(&self, body: Body) -> Body {
+    /// Returns the same request, which is read only as fast as there is room.
+    pub(super) fn meter(&self, request: Request) -> Request {
+        batches::divert(self, request).map(|body| self.meter_body(body))
+    }
+
+    fn meter_body(&self, body: Body) -> Body {
         let reader = Reader {
             intake: self.clone(),
             frames: body.into_data_stream(),
@@ -48,6 +66,21 @@ impl Intake {
             Ok::<_, axum::BoxError>(reader.next().await?.map(|chunk| (chunk, reader)))
         }))
     }
+
+    /// Waits for room for a message of this size; `None` if it is small.
+    async fn room(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        if bytes <= SMALL {
+            return None;
+        }
+        // At most the whole budget, because a message larger than that would wait for ever.
+        let bytes = u32::try_from(bytes.min(self.bytes)).unwrap_or(u32::MAX);
+        // The budget is never closed.
+        Arc::clone(&self.budget).acquire_many_owned(bytes).await.ok()
+    }
+}
+
+fn too_slow() -> Status {
+    Status::deadline_exceeded(format!("a message took longer than {MAX_DURATION:?}"))
 }
 
 /// The room that one message has taken.
@@ -68,22 +101,20 @@ struct Reader {
 impl Reader {
     /// Returns the next part of the body. At each call, all messages that were complete have been decoded.
     async fn next(&mut self) -> Result<Option<Bytes>, axum::BoxError> {
-        let large = self.framing.unfinished().filter(|bytes| *bytes > SMALL);
         let message = self.framing.messages;
-        if large.is_none() || self.held.as_ref().is_some_and(|held| held.message != message) {
+        if self.held.as_ref().is_some_and(|held| held.message != message) {
             self.held = None;
         }
-        if let (Some(bytes), None) = (large, &self.held) {
-            // At most the whole budget, because a message larger than that would wait forever.
-            let bytes = u32::try_from(bytes.min(self.intake.bytes))?;
-            let room = Arc::clone(&self.intake.budget).acquire_many_owned(bytes).await?;
-            self.held =
-                Some(Reservation { message, until: Instant::now() + MAX_DURATION, _room: room });
+        if let (Some(bytes), None) = (self.framing.unfinished(), &self.held)
+            && let Some(room) = self.intake.room(bytes).await
+        {
+            let until = Instant::now() + MAX_DURATION;
+            self.held = Some(Reservation { message, until, _room: room });
         }
         let chunk = match &self.held {
-            Some(held) => timeout_at(held.until, self.frames.next()).await.map_err(|_| {
-                Status::deadline_exceeded(format!("a message took longer than {MAX_DURATION:?}"))
-            })?,
+            Some(held) => {
+                timeout_at(held.until, self.frames.next()).await.map_err(|_| too_slow())?
+            }
             None => self.frames.next().await,
         };
         let Some(chunk) = chunk.transpose()? else { return Ok(None) };
@@ -169,7 +200,7 @@ mod tests {
 
     fn body(intake: &Intake) -> (mpsc::Sender<Result<Vec<u8>, axum::BoxError>>, BodyDataStream) {
         let (sender, receiver) = mpsc::channel(9);
-        let body = intake.meter(Body::from_stream(ReceiverStream::new(receiver)));
+        let body = intake.meter_body(Body::from_stream(ReceiverStream::new(receiver)));
         (sender, body.into_data_stream())
     }
 
@@ -177,7 +208,7 @@ mod tests {
     #[tokio::test]
     async fn a_message_that_does_not_fit_waits_until_there_is_room() {
         let large = SMALL + 1;
-        let intake = Intake::new(large + SMALL);
+        let intake = Intake::new(large + SMALL, 9);
         let (first, mut first_body) = body(&intake);
         let (second, mut second_body) = body(&intake);
         let (third, mut third_body) = body(&intake);
@@ -201,7 +232,7 @@ mod tests {
     /// Room that was taken for a message that does not arrive becomes free again.
     #[tokio::test(start_paused = true)]
     async fn a_message_that_does_not_arrive_frees_its_room() {
-        let intake = Intake::new(10);
+        let intake = Intake::new(10, 9);
         let (sender, mut stalled) = body(&intake);
         sender.send(Ok(message(10 * SMALL)[..10].to_vec())).await.unwrap();
         stalled.next().await.unwrap().unwrap();
