@@ -184,6 +184,11 @@ pub struct Item {
 }
 
 impl Item {
+    /// Returns true if the item has reached its `expire_time`.
+    pub fn has_expired(&self, now: Timestamp) -> bool {
+        self.expire_time.is_some_and(|end| end <= now)
+    }
+
     /// Returns the most bytes that the item takes in a message, including its receipt and headers.
     pub fn message_bytes(&self) -> usize {
         let texts = [&self.content_type, &self.ordering_key, &self.dedup_id, &self.last_reason];

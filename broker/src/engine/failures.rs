@@ -6,7 +6,9 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::{
-    domain::{AtLimit, Cause, FailureOutcome, GroupName, LimitReason, Queue, QueueName, Totals},
+    domain::{
+        AtLimit, Cause, FailureOutcome, GroupName, LimitReason, Queue, QueueName, Receipt, Totals,
+    },
     store::{AtLimitCounts, Created, Reservation, Rollback, RollbackTo},
 };
 
@@ -104,30 +106,33 @@ impl Engine {
         })
     }
 
+    /// Returns true if a reservation that ends unsettled meets a limit, and the destination of items
+    /// at a limit has to be determined before the rollback is planned.
+    pub(super) fn needs_limit(queue: &Queue, receipt: &Receipt, cause: Cause) -> bool {
+        let outcome =
+            || queue.failure_outcome(cause, receipt.attempt, receipt.deliveries_here(), 0.0);
+        queue.at_limit == AtLimit::Unknown && matches!(outcome(), FailureOutcome::Limit { .. })
+    }
+
     /// Decides what becomes of a reservation that ends unsettled. `delay` overrides the retry
-    /// policy.
-    pub(super) async fn plan_rollback(
+    /// policy. If the destination at the limit is not known, the item stays in its queue and meets
+    /// the limit again later.
+    pub(super) fn plan_rollback(
         &self,
         held: Reservation,
         cause: Cause,
         delay: Option<Duration>,
         mut reason: Option<String>,
-    ) -> Result<Rollback> {
+    ) -> Rollback {
         let (attempt, deliveries) = (held.receipt.attempt, held.receipt.deliveries_here());
-        let failure_outcome =
-            |queue: &Queue| queue.failure_outcome(cause, attempt, deliveries, rand::random());
-        let mut queue = Arc::clone(&held.queue);
-        if queue.at_limit == AtLimit::Unknown
-            && matches!(failure_outcome(&queue), FailureOutcome::Limit { .. })
-        {
-            queue = self.with_known_limit(&queue).await?;
-        }
+        let queue = &held.queue;
         let back = |attempt, wait: Duration| RollbackTo::Queue {
             eligible_time: self.now() + delay.unwrap_or(wait),
             attempt,
             undelivered: cause == Cause::Undelivered,
         };
-        let to = match (failure_outcome(&queue), &queue.at_limit) {
+        let outcome = queue.failure_outcome(cause, attempt, deliveries, rand::random());
+        let to = match (outcome, &queue.at_limit) {
             (FailureOutcome::Retry { attempt, delay: wait }, _) => back(attempt, wait),
             (FailureOutcome::Limit { reason: limit, failed_attempts }, AtLimit::DeadLetter(to)) => {
                 if limit == LimitReason::MaxDeliveries {
@@ -139,13 +144,11 @@ impl Engine {
             (FailureOutcome::Limit { reason, .. }, AtLimit::Discard) => {
                 RollbackTo::Discard { reason }
             }
-            // These cases cannot occur, because the limit was resolved above. If they did, the item
-            // would stay.
             (FailureOutcome::Limit { .. }, AtLimit::Unknown | AtLimit::Nowhere) => {
                 back(attempt, Duration::ZERO)
             }
         };
-        Ok(Rollback { held: Reservation { queue, ..held }, to, reason })
+        Rollback { held, to, reason }
     }
 
     /// Reports items that left their queue at a limit because of lapsed leases.

@@ -115,6 +115,8 @@ pub(crate) struct Engine {
     /// Cancelled when streams are to end.
     stopping: CancellationToken,
     tasks: TaskTracker,
+    /// Held while a link to a dead-letter queue is changed: the store takes one such change at a time.
+    linking: tokio::sync::Mutex<()>,
     /// Notified when a schedule is created or changed on this broker.
     schedules_changed: tokio::sync::Notify,
 }
@@ -147,6 +149,7 @@ impl Engine {
             draining: CancellationToken::new(),
             stopping: CancellationToken::new(),
             tasks,
+            linking: tokio::sync::Mutex::default(),
             schedules_changed: tokio::sync::Notify::new(),
         })
     }

@@ -1,10 +1,14 @@
 //! Pushes.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use crate::{
     domain::{ConsumerName, NewItem, Pushed, Queue, QueueName, Timestamp, Totals},
-    store::Push,
+    store::{Push, StoreError},
 };
 
 use super::{Engine, EngineError, Result, depths::Change};
@@ -48,9 +52,24 @@ impl Engine {
                 dedup_window: None,
             })
             .collect();
-        let pushed = self.store.push(items).await?;
+        let pushed = self.store.push(items).await;
+        let pushed = pushed.inspect_err(|error| self.wake_if_unknown(error, [&queue.name]))?;
         self.notify_pushed(pushed.iter().map(|pushed| (&queue.name, pushed)));
         Ok(pushed)
+    }
+
+    /// Wakes the consumers of queues in which a write whose outcome is unknown may have made items
+    /// ready. If the write took effect, repeating it changes nothing and so wakes nobody.
+    pub(super) fn wake_if_unknown<'a>(
+        &self,
+        error: &StoreError,
+        queues: impl IntoIterator<Item = &'a QueueName>,
+    ) {
+        if matches!(error, StoreError::Unavailable { .. }) {
+            for queue in queues.into_iter().collect::<HashSet<_>>() {
+                self.notify_inserted(queue, None);
+            }
+        }
     }
 
     /// Pushes one item with a `dedup_id` that is remembered for `window`, as for the tick of a
@@ -64,7 +83,8 @@ impl Engine {
         let queue = self.queue_for_push(queue, 1).await?;
         let name = queue.name.clone();
         let push = Push { queue, item, producer: None, dedup_window: Some(window) };
-        let pushed = self.store.push(vec![push]).await?;
+        let pushed = self.store.push(vec![push]).await;
+        let pushed = pushed.inspect_err(|error| self.wake_if_unknown(error, [&name]))?;
         self.notify_pushed(pushed.iter().map(|pushed| (&name, pushed)));
         Ok(pushed.first().copied())
     }

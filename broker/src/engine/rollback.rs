@@ -169,22 +169,18 @@ impl Engine {
         let (engine, opened) = (Arc::clone(self), Arc::clone(opened));
         self.tasks.spawn(async move {
             // The settings may have changed since the stream was opened. The current ones apply.
-            let queue = engine.queues.get(&opened.name).await.unwrap_or(opened);
+            let mut queue = engine.queues.get(&opened.name).await.unwrap_or(opened);
             let (sent, unsent): (Vec<_>, Vec<_>) = held.into_iter().partition(|held| held.sent);
             engine.release_unsent(&queue, unsent);
-            let now = engine.now();
-            let mut batch = Vec::with_capacity(sent.len());
-            for InFlight { receipt, .. } in sent {
-                let attempt = receipt.attempt;
-                let to = RollbackTo::Queue { eligible_time: now, attempt, undelivered: false };
-                let held = Reservation { queue: Arc::clone(&queue), receipt };
-                let kept = Rollback { held: held.clone(), to, reason: None };
-                // If the destination at the limit cannot be determined, the item stays in its queue
-                // and meets the limit again later.
-                let planned = engine.plan_rollback(held, cause, delay, reason.clone()).await;
-                batch.push(planned.unwrap_or(kept));
+            // Determined once for all items, even if that fails.
+            if sent.iter().any(|held| Self::needs_limit(&queue, &held.receipt, cause)) {
+                queue = engine.with_known_limit(&queue).await.unwrap_or(queue);
             }
-            engine.roll_back_later(batch);
+            let plan = |InFlight { receipt, .. }| {
+                let held = Reservation { queue: Arc::clone(&queue), receipt };
+                engine.plan_rollback(held, cause, delay, reason.clone())
+            };
+            engine.roll_back_later(sent.into_iter().map(plan).collect());
         });
     }
 

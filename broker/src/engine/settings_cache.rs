@@ -108,6 +108,10 @@ impl Queues {
         let mut known = self.known.write();
         known.generation += 1;
         known.queues.remove(name);
+        // It may have been deleted: where items at a limit go that went there is to be looked into again.
+        let leads_there =
+            |queue: &Queue| matches!(&queue.at_limit, AtLimit::DeadLetter(to) if to == name);
+        known.queues.retain(|_, queue| !leads_there(queue));
     }
 
     pub(super) fn forget_all(&self) {

@@ -65,19 +65,25 @@ impl Engine {
         let count = requests.len();
         let mut requests: Vec<_> = requests.into_iter().map(Some).collect();
         let mut rollbacks = Vec::with_capacity(held.len());
-        for (held, place) in held.into_iter().zip(&places) {
-            if let Some(request) = requests[*place].take() {
-                rollbacks.push(self.rollback_of(held, request).await?);
+        // The settings of queues whose destination of items at a limit was determined here.
+        let mut known: HashMap<QueueName, Arc<Queue>> = HashMap::new();
+        for (mut held, place) in held.into_iter().zip(&places) {
+            let Some(request) = requests[*place].take() else { continue };
+            if Self::needs_limit(&held.queue, &held.receipt, request.cause) {
+                let name = &held.queue.name;
+                if !known.contains_key(name) {
+                    known.insert(name.clone(), self.with_known_limit(&held.queue).await?);
+                }
+                if let Some(queue) = known.get(name).filter(|queue| queue.group == held.queue.group)
+                {
+                    held.queue = Arc::clone(queue);
+                }
             }
+            let reason = (!request.reason.is_empty()).then(|| cut_reason(request.reason));
+            rollbacks.push(self.plan_rollback(held, request.cause, request.delay, reason));
         }
         let found = self.roll_back(rollbacks).await?;
         Ok(spread(&places, found, count))
-    }
-
-    /// Decides what a requested rollback does with its item.
-    async fn rollback_of(&self, held: Reservation, request: RollbackRequest) -> Result<Rollback> {
-        let reason = (!request.reason.is_empty()).then(|| cut_reason(request.reason));
-        self.plan_rollback(held, request.cause, request.delay, reason).await
     }
 
     /// Carries out planned rollbacks, counts them, and wakes the consumers concerned.
@@ -87,7 +93,14 @@ impl Engine {
             .map(|rollback| (rollback.held.receipt.clone(), rollback.to.clone()))
             .collect();
         let begun = self.now();
-        let outcomes = self.store.rollback(rollbacks).await?;
+        let outcomes = self.store.rollback(rollbacks).await.inspect_err(|error| {
+            let queues = told.iter().filter_map(|(receipt, to)| match to {
+                RollbackTo::Queue { .. } => Some(&receipt.queue),
+                RollbackTo::DeadLetter { to, .. } => Some(to),
+                RollbackTo::Discard { .. } => None,
+            });
+            self.wake_if_unknown(error, queues);
+        })?;
         self.notify_settled(
             begun,
             told.iter().map(|(receipt, _)| receipt).zip(outcomes.iter().copied()),
@@ -202,7 +215,8 @@ impl Engine {
             eligible_time,
         };
         let begun = self.now();
-        let found = self.store.move_items(vec![moved]).await?;
+        let found = self.store.move_items(vec![moved]).await;
+        let found = found.inspect_err(|error| self.wake_if_unknown(error, [&to.name]))?;
         let outcome = found.first().copied().unwrap_or(Outcome::Gone);
         self.notify_settled(begun, [(&receipt, outcome)].into_iter(), |totals| totals.moved += 1);
         if outcome == Outcome::Ok {
@@ -256,7 +270,9 @@ impl Engine {
             .collect();
         let held = Reservation { queue, receipt: receipt.clone() };
         let begun = self.now();
-        let (outcome, pushed) = self.store.commit_and_push(held, items).await?;
+        let done = self.store.commit_and_push(held, items).await;
+        let (outcome, pushed) =
+            done.inspect_err(|error| self.wake_if_unknown(error, names.iter()))?;
         self.notify_settled(begun, [(&receipt, outcome)].into_iter(), |totals| {
             totals.committed += 1;
         });

@@ -261,7 +261,7 @@ impl Engine {
         Ok(waiting.in_time(lease, deliveries))
     }
 
-    async fn queue_to_consume(&self, name: &QueueName) -> Result<Arc<Queue>> {
+    pub(super) async fn queue_to_consume(&self, name: &QueueName) -> Result<Arc<Queue>> {
         let (queue, new) = self.queues.get_or_create(name).await?;
         if new {
             self.notify_settings(&queue.name);
@@ -354,11 +354,13 @@ impl Waiting {
     /// Returns the items whose leases leave time for an answer. After a pause of the whole broker
     /// the leases may have ended.
     fn in_time(&self, lease: Duration, mut deliveries: Vec<Delivery>) -> Vec<Delivery> {
+        let now = self.engine.now();
+        let is_late = |delivery: &mut Delivery| {
+            delivery.item.has_expired(now)
+                || !self.auto_commit && is_too_late(now, lease, delivery.lease_expire_time)
+        };
+        let late: Vec<_> = deliveries.extract_if(.., is_late).collect();
         if !self.auto_commit {
-            let now = self.engine.now();
-            let late =
-                |delivery: &mut Delivery| is_too_late(now, lease, delivery.lease_expire_time);
-            let late: Vec<_> = deliveries.extract_if(.., late).collect();
             self.engine.release_undelivered(&self.queue, late);
         }
         deliveries

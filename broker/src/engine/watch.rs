@@ -49,7 +49,14 @@ impl Engine {
                 };
                 let changed = stats.as_ref().map_or(true, |stats| !stats.is_empty());
                 let failed = stats.is_err();
-                if (changed || first) && told.send(stats).await.is_err() || failed {
+                if changed || first {
+                    // A client that does not read must not hold up a shutdown.
+                    tokio::select! {
+                        sent = told.send(stats) => if sent.is_err() { return },
+                        () = engine.stopping.cancelled() => return,
+                    }
+                }
+                if failed {
                     return;
                 }
                 first = false;
@@ -57,7 +64,10 @@ impl Engine {
                     () = tokio::time::sleep(WATCH_INTERVAL) => {}
                     () = told.closed() => return,
                     () = engine.draining.cancelled() => {
-                        let _ = told.send(Err(EngineError::ShuttingDown)).await; // the watcher may have gone
+                        tokio::select! {
+                            _ = told.send(Err(EngineError::ShuttingDown)) => {} // the watcher may have gone
+                            () = engine.stopping.cancelled() => {}
+                        }
                         return;
                     }
                 }

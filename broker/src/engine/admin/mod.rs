@@ -4,14 +4,24 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     domain::{GroupName, Invalid, Item, ItemId, ItemState, Queue, QueueName},
-    engine::{Engine, EngineError, Result, dead_letter_links},
+    engine::{Engine, EngineError, Result, dead_letter_links, depths::Change},
     store::{Deleted, ItemDeleted, Page, RedriveFilter, Selection},
 };
 
-/// How often an update is retried when other updates change the same settings.
-const UPDATE_TRIES: usize = 5;
+/// How often an update is retried when other brokers change the same settings, or links to
+/// dead-letter queues.
+const UPDATE_TRIES: usize = 20;
+/// Longest pause between two tries.
+const UPDATE_PAUSE: Duration = Duration::from_millis(100);
 /// Items per step of a redrive or a replay.
 const STEP: u64 = 500;
+
+/// Waits before a retry, so that callers that collided do not collide again.
+async fn pause_before(tries: usize) {
+    if tries > 0 {
+        tokio::time::sleep(UPDATE_PAUSE.mul_f64(rand::random())).await;
+    }
+}
 
 impl Engine {
     /// Creates a queue. If a queue with the same name and settings exists, that queue is returned.
@@ -19,7 +29,9 @@ impl Engine {
         self.check_open()?;
         self.check_settings(&queue)?;
         let wanted = Queue { create_time: self.now(), ..queue };
-        for _ in 0..UPDATE_TRIES {
+        let _turn = self.linking.lock().await;
+        for tries in 0..UPDATE_TRIES {
+            pause_before(tries).await;
             let links = self.store.links().await?;
             if let Some(there) = self.store.get_queue(&wanted.name).await? {
                 let same = there.same_settings(&wanted);
@@ -58,7 +70,9 @@ impl Engine {
         change: &(dyn Fn(&mut Queue) -> Result<(), Invalid> + Send + Sync),
     ) -> Result<Queue> {
         self.check_open()?;
-        for _ in 0..UPDATE_TRIES {
+        let _turn = self.linking.lock().await;
+        for tries in 0..UPDATE_TRIES {
+            pause_before(tries).await;
             let links = self.store.links().await?;
             let before = self.get_queue(name).await?;
             // An update may set a value that is already in force as a default.
@@ -98,7 +112,9 @@ impl Engine {
     /// in use.
     pub(crate) async fn delete_queue(&self, name: &QueueName, force: bool) -> Result<u64> {
         self.check_open()?;
-        for _ in 0..UPDATE_TRIES {
+        // A deletion with `force` may take minutes, so it does not hold up other changes of links.
+        for tries in 0..UPDATE_TRIES {
+            pause_before(tries).await;
             let links = self.store.links().await?;
             let queue = self.get_queue(name).await?;
             dead_letter_links::check_unused(&*self.store, name).await?;
@@ -217,9 +233,11 @@ impl Engine {
     }
 
     /// Moves items out of a dead-letter queue: to `to`, or each item to the queue it came from.
-    /// Moves at most `max_items` (0: all), at most `rate` per second (0: no limit).
+    /// Moves at most `max_items` (0: all), at most `rate` per second (0: no limit), and fills a
+    /// queue up to its `max_depth`. An origin that was deleted is not created again, because the new
+    /// queue would have none of the settings of the old one.
     pub(crate) async fn redrive_items(
-        &self,
+        self: &Arc<Self>,
         queue: &QueueName,
         to: Option<QueueName>,
         filter: RedriveFilter,
@@ -232,6 +250,7 @@ impl Engine {
         let filter = RedriveFilter { ready_by: Some(self.now()), ..filter };
         let mut targets = Vec::new();
         let each_to_its_origin = to.is_none() && filter.origin_queue.is_none();
+        let is_named = to.is_some();
         match (to, filter.origin_queue.clone()) {
             (Some(to), _) => targets.push((to, filter)),
             (None, Some(origin)) => targets.push((origin, filter)),
@@ -243,12 +262,23 @@ impl Engine {
                 }
             }
         }
-        let mut redriven = 0;
+        let (mut redriven, mut full) = (0, None);
         for (target, filter) in targets {
             if redriven == limit {
                 break;
             }
-            let (to, _) = self.queues.get_or_create(&target).await?;
+            let found = if is_named {
+                self.queue_to_consume(&target).await
+            } else {
+                self.queues.get(&target).await
+            };
+            let to = match found {
+                Err(EngineError::QueueNotFound(origin)) if each_to_its_origin => {
+                    tracing::warn!(queue = %from.name, %origin, "dead letters stay: their origin was deleted");
+                    continue;
+                }
+                found => found?,
+            };
             if to.group != from.group {
                 if each_to_its_origin {
                     tracing::warn!(queue = %from.name, origin = %to.name, "dead letters stay: their origin is of another group now");
@@ -259,19 +289,28 @@ impl Engine {
                     to: to.group.clone(),
                 });
             }
-            redriven += self.redrive_to(&from, &to, &filter, limit - redriven, rate).await?;
+            let (moved, is_full) =
+                self.redrive_to(&from, &to, &filter, limit - redriven, rate).await?;
+            redriven += moved;
+            if is_full {
+                full = Some(EngineError::QueueFull { queue: target, max_depth: to.max_depth });
+            }
         }
-        Ok(redriven)
+        match full {
+            Some(full) if redriven == 0 => Err(full),
+            _ => Ok(redriven),
+        }
     }
 
+    /// Returns how many items were moved, and true if the target had no room for more.
     async fn redrive_to(
-        &self,
+        self: &Arc<Self>,
         from: &Arc<Queue>,
         to: &Arc<Queue>,
         filter: &RedriveFilter,
         limit: u64,
         rate: u32,
-    ) -> Result<u64> {
+    ) -> Result<(u64, bool)> {
         // With a rate limit, ten steps are done per second, or one item at a time for lower rates.
         let (step, pause) = match u64::from(rate) {
             0 => (STEP, None),
@@ -287,19 +326,43 @@ impl Engine {
                 ticks.tick().await;
             }
             self.check_open()?;
-            let step = step.min(limit - redriven);
-            let now = self.store.redrive(from, to, filter, step).await?;
-            redriven += now;
-            if now > 0 {
-                self.stats.depths.forget_count(&from.name);
-                self.stats.depths.forget_count(&to.name);
-                self.notify_inserted(&to.name, None);
+            let mut step = step.min(limit - redriven);
+            if to.max_depth > 0 && !self.stats.depths.has_room(to, step as usize).await? {
+                step = 1; // what is left of the room
+                if !self.stats.depths.has_room(to, 1).await? {
+                    return Ok((redriven, true));
+                }
             }
+            // The step runs to its end, and wakes consumers, even if the caller hangs up.
+            let (engine, from, to) = (Arc::clone(self), Arc::clone(from), Arc::clone(to));
+            let filter = filter.clone();
+            let moving = self
+                .tasks
+                .spawn(async move { engine.redrive_step(&from, &to, &filter, step).await });
+            let now = moving.await.map_err(|_| EngineError::ShuttingDown)??;
+            redriven += now;
             if now < step {
                 break;
             }
         }
-        Ok(redriven)
+        Ok((redriven, false))
+    }
+
+    async fn redrive_step(
+        &self,
+        from: &Arc<Queue>,
+        to: &Arc<Queue>,
+        filter: &RedriveFilter,
+        items: u64,
+    ) -> Result<u64> {
+        let moved = self.store.redrive(from, to, filter, items).await;
+        let moved = moved.inspect_err(|error| self.wake_if_unknown(error, [&to.name]))?;
+        if moved > 0 {
+            self.stats.depths.forget_count(&from.name);
+            self.stats.depths.changed(&to.name, || Change::arrived(moved));
+            self.notify_inserted(&to.name, None);
+        }
+        Ok(moved)
     }
 
     fn check_settings(&self, queue: &Queue) -> Result<(), Invalid> {

@@ -337,12 +337,14 @@ impl Consumers {
         for delivery in &too_many {
             self.holders.remove(&delivery.item.id);
         }
+        let had_items = !stream.inbox.is_empty();
         for delivery in deliveries {
             if stream.settings.auto_commit {
                 self.holders.remove(&delivery.item.id);
             }
             stream.hand(delivery, now);
         }
+        stream.assigned(had_items);
         stream.wake.notify_one();
         too_many
     }
@@ -451,14 +453,15 @@ impl Consumers {
         self.holders.len()
     }
 
-    /// Returns the receipts of a stream whose leases are to be renewed: those handed out since
-    /// `oldest`.
+    /// Returns the receipts of a stream whose leases are to be renewed: those sent that were handed
+    /// out since `oldest`. An item that was never sent goes to another consumer when its lease ends,
+    /// because the client does not read.
     pub(super) fn to_renew(&self, id: ConsumerId, oldest: Timestamp) -> Vec<Receipt> {
         self.streams.get(&id).map_or_else(Vec::new, |stream| {
             stream
                 .in_flight
                 .values()
-                .filter(|held| held.since >= oldest)
+                .filter(|held| held.sent && held.since >= oldest)
                 .map(|held| held.receipt.clone())
                 .collect()
         })

@@ -85,8 +85,9 @@ pub(super) struct Stream {
     pub(super) settings: StreamSettings,
     /// Assigned items that have not been taken yet.
     pub(super) inbox: VecDeque<Delivery>,
-    /// True if the stream waits for items right now. A stream that does not wait is assigned
-    /// nothing: an item must not wait in one stream's buffer while another consumer is idle.
+    /// True if the stream waits for items. A stream that does not wait is assigned nothing: an item
+    /// must not wait in one stream's buffer while another consumer is idle. A stream whose client
+    /// does not read is not polled, and would wait forever: see [`Self::assigned`].
     pub(super) hungry: bool,
     pub(super) in_flight: HashMap<ItemId, InFlight>,
     pub(super) bytes_in_flight: usize,
@@ -182,6 +183,16 @@ impl Stream {
         !self.in_flight.is_empty() && little
     }
 
+    /// Notes that a round has assigned items to the stream. `had_items`: its inbox was not empty
+    /// before. Until the stream is polled again it gets at most one more round, which is reserved
+    /// while this one is sent. A stream with `auto_commit` gets none, because items that are
+    /// committed already would be lost with the stream.
+    pub(super) fn assigned(&mut self, had_items: bool) {
+        if had_items || self.settings.auto_commit {
+            self.hungry = false;
+        }
+    }
+
     /// Assigns an item to the stream.
     pub(super) fn hand(&mut self, delivery: Delivery, now: Timestamp) {
         if !self.settings.auto_commit {
@@ -203,6 +214,15 @@ impl Stream {
 
     /// Removes an item from the stream.
     pub(super) fn remove(&mut self, item: ItemId) -> Option<InFlight> {
+        let gone = self.take_out(item)?;
+        if !gone.sent {
+            self.inbox.retain(|delivery| delivery.item.id != item);
+        }
+        Some(gone)
+    }
+
+    /// Does the same for an item that is not in the inbox, or is removed from the inbox by the caller.
+    fn take_out(&mut self, item: ItemId) -> Option<InFlight> {
         let gone = self.in_flight.remove(&item)?;
         self.bytes_in_flight -= gone.bytes;
         if self.in_flight.is_empty() {
@@ -210,9 +230,6 @@ impl Stream {
             if self.retiring {
                 self.wake.notify_one();
             }
-        }
-        if !gone.sent {
-            self.inbox.retain(|delivery| delivery.item.id != item);
         }
         Some(gone)
     }
@@ -226,16 +243,18 @@ impl Stream {
     }
 
     /// Returns the next message, and the items that are not sent because their leases have ended or
-    /// are about to end. After a pause of the whole broker another consumer may have those items.
+    /// are about to end, or because they have expired. After a pause of the whole broker another
+    /// consumer may have the items whose leases have ended.
     pub(super) fn next_message(&mut self, now: Timestamp) -> (Vec<Delivery>, Vec<InFlight>) {
         let (mut message, mut late) = (Vec::new(), Vec::new());
         let mut bytes = 0;
         while let Some(mut delivery) = self.inbox.pop_front() {
             let id = delivery.item.id;
-            if let Some(held) = self.in_flight.get(&id)
-                && is_too_late(now, self.settings.lease, held.lease_end)
+            let lease_end = self.in_flight.get(&id).map(|held| held.lease_end);
+            if delivery.item.has_expired(now)
+                || lease_end.is_some_and(|end| is_too_late(now, self.settings.lease, end))
             {
-                late.extend(self.remove(id));
+                late.extend(self.take_out(id));
                 continue;
             }
             bytes += delivery.item.message_bytes();
@@ -262,7 +281,10 @@ impl Stream {
         }
         let lapsed = self.in_flight.iter().filter(|(_, held)| held.lease_end <= now);
         let lapsed: Vec<ItemId> = lapsed.map(|(item, _)| *item).collect();
-        let lapsed: Vec<_> = lapsed.into_iter().filter_map(|item| self.remove(item)).collect();
+        let lapsed: Vec<_> = lapsed.into_iter().filter_map(|item| self.take_out(item)).collect();
+        if lapsed.iter().any(|held| !held.sent) {
+            self.inbox.retain(|delivery| self.in_flight.contains_key(&delivery.item.id));
+        }
         let ends = self.in_flight.values().map(|held| held.lease_end);
         self.first_lease_end = ends.min().unwrap_or(NEVER);
         for held in lapsed.iter().filter(|held| held.sent) {

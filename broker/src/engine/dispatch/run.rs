@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use sluicegate_proto::backoff::Backoff;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{Dispatcher, hand_out::hand_out, polls::Polls, reconcile::reconcile_if_due};
@@ -20,8 +20,10 @@ const IDLE: Duration = Duration::from_secs(10);
 pub(super) const GATHER: Duration = Duration::from_millis(1);
 /// Shortest wait for a timer.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
-/// Reserves in a row that assigned nothing before the dispatcher waits for an event.
+/// Reserves in a row that assigned nothing before the dispatcher waits.
 const MAX_STUCK: u32 = 3;
+/// Longest waits after that: if other brokers were faster, there may be many items left.
+const STUCK: Backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(1));
 /// Pauses after failed reserves.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 /// Shortest interval at which an emptied queue is asked when its next item becomes eligible.
@@ -32,7 +34,7 @@ const DUE_INTERVAL: Duration = Duration::from_millis(200);
 pub(crate) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
     let mut polls = Polls::new(&engine);
     let mut reserver = engine.store.reserver(&dispatcher.queue);
-    let (mut failures, mut stuck) = (0, 0);
+    let (mut failures, mut stuck) = (0, 0_u32);
     let mut ends_at = None;
     loop {
         if engine.draining.is_cancelled() {
@@ -67,8 +69,15 @@ pub(crate) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
                 polls.found();
                 (failures, stuck) = (0, 0);
             }
-            Ok(Step::Stuck) if stuck < MAX_STUCK => stuck += 1,
-            Ok(Step::Wait | Step::Stuck) => {
+            Ok(Step::Stuck) => {
+                failures = 0;
+                if let Some(pauses) = stuck.checked_sub(MAX_STUCK) {
+                    let _ =
+                        timeout(STUCK.delay(pauses), wait(&engine, &dispatcher, &mut polls)).await;
+                }
+                stuck += 1;
+            }
+            Ok(Step::Wait) => {
                 (failures, stuck) = (0, 0);
                 wait(&engine, &dispatcher, &mut polls).await;
             }

@@ -121,6 +121,8 @@ async fn signals_are_passed_on_with_the_next_round() {
     dispatcher.inserted_elsewhere(Some(Timestamp(20)), now);
     dispatcher.inserted_elsewhere(Some(Timestamp(200)), now);
     assert_eq!(appeared(), Appeared::Since(Timestamp(20)));
+    dispatcher.inserted(None, now);
+    assert_eq!(appeared(), Appeared::Nothing, "it was told before");
     dispatcher.inserted_elsewhere(None, now);
     dispatcher.inserted_elsewhere(Some(Timestamp(20)), now);
     assert_eq!(appeared(), Appeared::FromStart);

@@ -18,6 +18,8 @@ pub(super) enum Fault {
     HeldBefore,
     /// Calls fail without effect.
     Fails,
+    /// They take effect, and their answers are lost.
+    AnswerLost,
 }
 
 /// The faults to apply, and the calls seen.
@@ -40,6 +42,11 @@ impl Faults {
         self.calls.lock().get(call).map_or(0, |calls| calls.0)
     }
 
+    /// Returns how many calls of a method have taken effect.
+    pub(super) fn done(&self, call: &'static str) -> usize {
+        self.calls.lock().get(call).map_or(0, |calls| calls.1)
+    }
+
     /// Waits until `count` calls of a method have begun.
     pub(super) async fn until_begun(&self, call: &'static str, count: usize) {
         self.until(|| self.begun(call) >= count).await;
@@ -47,7 +54,7 @@ impl Faults {
 
     /// Waits until `count` calls of a method have taken effect.
     pub(super) async fn until_done(&self, call: &'static str, count: usize) {
-        self.until(|| self.calls.lock().get(call).is_some_and(|calls| calls.1 >= count)).await;
+        self.until(|| self.done(call) >= count).await;
     }
 
     async fn until(&self, is_so: impl Fn() -> bool) {
@@ -80,16 +87,14 @@ impl Around for Faults {
         self.calls.lock().entry(call).or_default().0 += 1;
         self.seen.send_replace(());
         self.gone(call, Fault::HeldBefore).await;
+        let failed = || StoreError::Unavailable { reason: "as the test asks".into(), source: None };
         if self.fault(call) == Fault::Fails {
-            return Err(StoreError::Unavailable {
-                reason: "as the test asks".into(),
-                source: None,
-            });
+            return Err(failed());
         }
         let answer = answer.await;
         self.calls.lock().entry(call).or_default().1 += 1;
         self.seen.send_replace(());
         self.gone(call, Fault::HeldAfter).await;
-        answer
+        if self.fault(call) == Fault::AnswerLost { Err(failed()) } else { answer }
     }
 }

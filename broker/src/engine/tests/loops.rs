@@ -108,6 +108,46 @@ async fn a_paused_queue_with_an_item_that_became_due_costs_nothing() {
     assert_eq!(within("the item", waiting).await.unwrap().unwrap().len(), 1);
 }
 
+/// A dispatcher that could assign nothing of what it found, because other brokers were faster or the
+/// item is too large for the room, looks again soon, and not only with the next poll.
+#[tokio::test]
+async fn a_dispatcher_that_could_deal_nothing_looks_again_soon() {
+    let bench = bench();
+    let sized = |bytes: usize| NewItem { payload: vec![0; bytes].into(), ..NewItem::default() };
+    bench.engine.push(&name("q"), vec![sized(60), sized(80)], None).await.unwrap();
+    let options = ConsumeOptions { max_in_flight_bytes: Some(100), ..Bench::options() };
+    let mut stream = bench.engine.consume(options).await.unwrap();
+    assert_eq!(deliveries(&mut stream).await.len(), 1);
+    let looks = bench.faults.begun("reserve");
+    assert!(futures_util::poll!(std::pin::pin!(stream.next())).is_pending());
+    bench.faults.until_begun("reserve", looks + 6).await;
+    // No hint announces this.
+    let queue = bench.queue().await;
+    let items = bench.items().await;
+    let large = items.iter().find(|item| item.payload.len() == 80).unwrap();
+    bench.store.delete_item(&queue, large.id, None).await.unwrap();
+    let push = crate::store::Push { queue, item: sized(20), producer: None, dedup_window: None };
+    bench.store.push(vec![push]).await.unwrap();
+    assert_eq!(deliveries(&mut stream).await[0].item.payload.len(), 20);
+    assert!(steps(&bench).await < 20);
+}
+
+/// A client that watches queues and does not read does not delay a shutdown.
+#[tokio::test]
+async fn a_watcher_that_does_not_read_holds_up_no_shutdown() {
+    let bench = bench();
+    bench.push(1).await;
+    let watching = bench.engine.watch_queues(vec![name("q")]).await.unwrap();
+    until("nothing more can be told", async || {
+        bench.push(1).await;
+        watching.capacity() == 0
+    })
+    .await;
+    bench.engine.drain().await;
+    within("the end", bench.engine.close()).await;
+    drop(watching);
+}
+
 /// A dispatcher without consumers ends, whatever wakes it.
 #[tokio::test(start_paused = true)]
 async fn a_dispatcher_without_consumers_ends_though_it_is_woken() {

@@ -307,3 +307,141 @@ async fn a_retiring_stream_receives_all_auto_committed_items() {
         assert_eq!(received + kept, 1, "{fault}: handed out, or still there");
     }
 }
+
+/// Items that are committed when they are handed out are lost with the stream, so one whose client does not read is handed
+/// no more than it asked for.
+#[tokio::test]
+async fn a_stream_that_is_not_polled_does_not_empty_its_queue() {
+    let bench = bench();
+    bench.push(0).await;
+    let options = ConsumeOptions { auto_commit: true, ..Bench::options() };
+    let mut stream = bench.engine.consume(options).await.unwrap();
+    ask(&mut stream).await;
+    bench.push(1_000).await;
+    // Each of these takes part in a round of its own.
+    for _ in 0..5 {
+        let taken = within("an item", bench.reserve(1, LIMIT)).await.unwrap().unwrap();
+        assert_eq!(taken.len(), 1);
+    }
+    let queue = bench.queue().await;
+    let depth = bench.store.depth(&queue).await.unwrap();
+    assert_eq!((depth.ready, depth.reserved), (985, 5), "one round of ten for the stream");
+    assert_eq!(deliveries(&mut stream).await.len(), 10);
+}
+
+/// Others are not kept waiting by a stream whose client does not read: it is dealt two rounds at the most.
+#[tokio::test]
+async fn a_stream_that_is_not_polled_leaves_the_rest_to_others() {
+    let bench = bench();
+    bench.push(0).await;
+    let options = || ConsumeOptions { max_in_flight: 10_000, ..Bench::options() };
+    let mut silent = bench.engine.consume(options()).await.unwrap();
+    ask(&mut silent).await;
+    let mut reading = bench.engine.consume(options()).await.unwrap();
+    ask(&mut reading).await;
+    for _ in 0..3 {
+        bench.push(1_000).await;
+    }
+    let mut read = 0;
+    while read < 2_000 {
+        read += deliveries(&mut reading).await.len();
+    }
+}
+
+/// What was never sent is not renewed: it goes to somebody else when its lease ends.
+#[tokio::test]
+async fn what_a_stream_does_not_take_is_not_renewed() {
+    let bench = bench();
+    bench.push(0).await;
+    let lease = Some(Duration::from_millis(300));
+    let options = ConsumeOptions { renew: true, lease, ..Bench::options() };
+    let mut silent = bench.engine.consume(options).await.unwrap();
+    ask(&mut silent).await;
+    bench.push(3).await;
+    until_assigned(&bench, 3).await;
+    let mut reading = bench.stream().await;
+    let taken = deliveries(&mut reading).await;
+    assert!(taken.iter().all(|delivery| delivery.item.attempt == 1), "{taken:?}");
+}
+
+/// An item that is past its end is not sent, whatever is left of its lease.
+#[tokio::test]
+async fn nothing_is_sent_past_its_own_end() {
+    let bench = bench();
+    bench.push(0).await;
+    let mut stream = bench.stream().await;
+    ask(&mut stream).await;
+    let mortal = || NewItem { ttl: Some(Duration::from_secs(5)), ..NewItem::default() };
+    bench.engine.push(&name("q"), vec![mortal(), mortal()], None).await.unwrap();
+    until_assigned(&bench, 2).await;
+    bench.clock.advance(Duration::from_secs(6));
+    ask(&mut stream).await;
+
+    // Nor is a call answered with it.
+    let other = name("other");
+    bench.engine.push(&other, vec![mortal()], None).await.unwrap();
+    bench.faults.set("reserve", Fault::HeldAfter);
+    let engine = Arc::clone(&bench.engine);
+    let call = async move { engine.reserve(&other, 1, LIMIT, Some(LEASE), None).await };
+    let done = bench.faults.done("reserve");
+    let call = tokio::spawn(call);
+    bench.faults.until_done("reserve", done + 1).await;
+    bench.clock.advance(Duration::from_secs(6));
+    bench.faults.set("reserve", Fault::None);
+    assert!(within("an answer", call).await.unwrap().unwrap().is_empty());
+}
+
+/// Where items at a limit go is found out once for all that a stream held.
+#[tokio::test]
+async fn a_stream_full_of_items_at_their_limit_ends_with_one_look_at_the_limit() {
+    let bench = bench();
+    bench.push(0).await;
+    let change = |queue: &mut Queue| {
+        queue.max_attempts = Some(1);
+        Ok(())
+    };
+    bench.engine.update_queue(&name("q"), &change).await.unwrap();
+    bench.push(50).await;
+    let on_disconnect = OnDisconnect::Count;
+    let options = ConsumeOptions { max_in_flight: 50, on_disconnect, ..Bench::options() };
+    let mut stream = bench.engine.consume(options).await.unwrap();
+    assert_eq!(deliveries(&mut stream).await.len(), 50);
+    let before = bench.faults.begun("create_queue");
+    drop(stream);
+    let all_dead = async || match bench.store.get_queue(&name("q.dead")).await.unwrap() {
+        Some(dead) => bench.store.depth(&dead).await.unwrap().ready == 50,
+        None => false,
+    };
+    until("the items are dead letters", all_dead).await;
+    assert_eq!(bench.faults.begun("create_queue") - before, 1);
+}
+
+/// A rollback took effect, and its answer was lost: repeating it finds nothing to do, but somebody has to be woken.
+#[tokio::test]
+async fn what_came_back_without_an_answer_wakes_who_waits() {
+    let bench = bench();
+    bench.push(1).await;
+    let mut stream = bench.stream().await;
+    deliveries(&mut stream).await;
+    let waiting = bench.reserve(1, LIMIT);
+    bench.until_waiting(2).await;
+    // From here on nothing but a hint makes the dispatcher look before the lease ends.
+    bench.faults.until_begun("next_eligible", 2).await;
+    bench.faults.set("rollback", Fault::AnswerLost);
+    drop(stream);
+    let taken = timeout(LEASE / 2, waiting).await.expect("the item before its lease ends");
+    assert_eq!(taken.unwrap().unwrap().len(), 1);
+    bench.faults.set("rollback", Fault::None);
+}
+
+/// The same for a push, which its caller may repeat with a `dedup_id`.
+#[tokio::test]
+async fn what_was_pushed_without_an_answer_wakes_who_waits() {
+    let bench = bench();
+    bench.push(0).await;
+    let waiting = bench.reserve(1, LIMIT);
+    bench.until_waiting(1).await;
+    bench.faults.set("push", Fault::AnswerLost);
+    bench.engine.push(&name("q"), vec![NewItem::default()], None).await.unwrap_err();
+    assert_eq!(within("the item", waiting).await.unwrap().unwrap().len(), 1);
+}
