@@ -190,7 +190,9 @@ async fn push_all(
             else => return,
         };
         reading = false;
-        end.into_iter().for_each(|status| watch.end(status));
+        if let Some(status) = end {
+            watch.end(status);
+        }
     }
 }
 

@@ -59,14 +59,14 @@ pub(super) async fn round(inner: &Inner) {
     }
 }
 
-/// Unblocks the first item of keys of the queue that have only blocked items, and returns how many. Goes on where the
-/// last call stopped, so that a call costs the same however many items are blocked.
+/// Removes expired ordered items of the queue, unblocks the first item of keys that have only blocked items, and returns
+/// how many items that were in all. Goes on where the last call stopped, so that a call costs the same however many items are
+/// blocked.
 pub(crate) async fn repair(inner: &Inner, queue: &QueueName, group: &GroupName) -> Result<u64> {
     let group = inner.group(group).await?;
-    ended::remove_ended(inner, &group, queue).await?;
+    let mut repaired = ended::remove_ended(inner, &group, queue).await?;
     let cursor = inner.cursor(queue);
     let mut after = cursor.repaired.lock().take();
-    let mut repaired = 0;
     for _ in 0..STEPS {
         let (count, last) = repair_step(inner, &group, queue, after).await?;
         repaired += count;
@@ -82,8 +82,8 @@ pub(crate) async fn repair(inner: &Inner, queue: &QueueName, group: &GroupName) 
 /// Like [`repair`], for all keys.
 pub(crate) async fn repair_all(inner: &Inner, queue: &QueueName, group: &GroupName) -> Result<u64> {
     let group = inner.group(group).await?;
-    ended::remove_ended(inner, &group, queue).await?;
-    let (mut after, mut repaired) = (None, 0);
+    let mut repaired = ended::remove_ended(inner, &group, queue).await?;
+    let mut after = None;
     loop {
         let (count, last) = repair_step(inner, &group, queue, after).await?;
         repaired += count;

@@ -4,7 +4,7 @@
 //!
 //! All brokers do this, so that it does not matter which of them survives. A push may land for as long as one write may
 //! take and a broker may remember settings. Each deleted queue is scanned a few times until well after that, at growing
-//! intervals.
+//! intervals, and for longer while consumers hold items of it.
 
 use std::{
     collections::HashMap,
@@ -53,6 +53,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LAST_PAUSE: Duration = Duration::from_mins(1);
 /// Milliseconds after a deletion at which its entry has certainly been read.
 const LATE: i64 = 30_000;
+/// Pause between two scans while consumers hold items that are to be moved.
+const RESERVED_PAUSE: Duration = Duration::from_secs(5);
 /// Limit of items that one step moves to another group.
 const STEP: i64 = 100;
 
@@ -60,14 +62,25 @@ const STEP: i64 = 100;
 struct Watched {
     /// Time of the deletion.
     at: i64,
-    group: GroupName,
     next: Instant,
     pause: Duration,
 }
 
+/// Deleted queues with their groups: each incarnation of a queue may have been in another group.
+type Deletions = HashMap<(QueueName, GroupName), Watched>;
+
+/// What is left of the items of a deleted queue.
+enum Left {
+    Nothing,
+    /// Items that consumers hold.
+    Reserved,
+    /// Items that other brokers are moving.
+    Others,
+}
+
 /// Handles items of deleted queues until stopped.
 pub(crate) async fn adopt_all(inner: Arc<Inner>, stop: CancellationToken) {
-    let mut watched = HashMap::new();
+    let mut watched = Deletions::new();
     let mut from = 0;
     while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
         if let Err(error) = look(&inner, &mut watched, &mut from).await {
@@ -76,11 +89,7 @@ pub(crate) async fn adopt_all(inner: Arc<Inner>, stop: CancellationToken) {
     }
 }
 
-async fn look(
-    inner: &Inner,
-    watched: &mut HashMap<QueueName, Watched>,
-    from: &mut i64,
-) -> Result<()> {
+async fn look(inner: &Inner, watched: &mut Deletions, from: &mut i64) -> Result<()> {
     let now = inner.now().0;
     let command = doc! {
         "find": DELETED, "filter": { "at": { "$gte": millis(*from) } }, "hint": "at",
@@ -90,22 +99,26 @@ async fn look(
         let at = entry.get_datetime("at").map_or(0, |at| at.timestamp_millis());
         let group = GroupName::parse("group", entry.get_str("group").unwrap_or_default());
         let (Some(name), Ok(group)) = (name_of(&entry), group) else { continue };
-        if watched.get(&name).is_none_or(|watched| watched.at != at) {
-            let fresh = Watched { at, group, next: Instant::now(), pause: FIRST_PAUSE };
-            watched.insert(name, fresh);
+        let queue = (name, group);
+        if watched.get(&queue).is_none_or(|watched| watched.at != at) {
+            watched.insert(queue, Watched { at, next: Instant::now(), pause: FIRST_PAUSE });
         }
     }
     *from = now - LATE;
-    for (name, watched) in watched.iter_mut() {
+    for ((name, group), watched) in watched.iter_mut() {
         if watched.next <= Instant::now() && watched.pause <= 2 * LAST_PAUSE {
-            if let Err(error) = adopt(inner, name, &watched.group).await {
-                // This queue is scanned again soon; the others meanwhile.
-                tracing::debug!(queue = %name, %error, "could not scan a deleted queue for items");
-                watched.next = Instant::now() + FIRST_PAUSE;
-                continue;
+            match adopt(inner, name, group).await {
+                Ok(Left::Nothing) => {
+                    watched.next = Instant::now() + watched.pause;
+                    watched.pause *= 2;
+                }
+                Ok(Left::Reserved) => watched.next = Instant::now() + RESERVED_PAUSE,
+                Ok(Left::Others) => watched.next = Instant::now() + FIRST_PAUSE,
+                Err(error) => {
+                    tracing::debug!(queue = %name, %error, "could not scan a deleted queue for items");
+                    watched.next = Instant::now() + FIRST_PAUSE;
+                }
             }
-            watched.next = Instant::now() + watched.pause;
-            watched.pause *= 2;
         }
     }
     watched.retain(|_, watched| watched.pause <= 2 * LAST_PAUSE || watched.at >= *from);
@@ -113,7 +126,7 @@ async fn look(
 }
 
 /// Makes sure that the items of a deleted queue have a queue again.
-async fn adopt(inner: &Inner, name: &QueueName, group: &GroupName) -> Result<()> {
+async fn adopt(inner: &Inner, name: &QueueName, group: &GroupName) -> Result<Left> {
     let group_name = group;
     let group = inner.group(group).await?;
     let filter = unsettled(name.as_str(), inner.now());
@@ -122,12 +135,12 @@ async fn adopt(inner: &Inner, name: &QueueName, group: &GroupName) -> Result<()>
         found.projection(doc! { "_id": 1 })
     };
     if read_in_time(find).await?.is_none() {
-        return Ok(());
+        return Ok(Left::Nothing);
     }
     match queues::get(inner, name).await? {
-        Some(queue) if queue.group == *group_name => Ok(()),
-        Some(queue) => bring(inner, &group, &queue).await,
-        None => revive(inner, name, &group).await,
+        Some(queue) if queue.group == *group_name => Ok(Left::Nothing),
+        Some(queue) => bring_all(inner, &group, &queue).await,
+        None => revive(inner, name, &group).await.map(|()| Left::Nothing),
     }
 }
 
@@ -146,6 +159,7 @@ async fn revive(inner: &Inner, name: &QueueName, group: &Group) -> Result<()> {
     match attempt_in_time(attempt).await {
         Ok(true) => {
             inner.cursor(name).appeared(Appeared::FromStart);
+            inner.unblocked.add([name.clone()]);
             tracing::warn!(queue = %name, "items landed in a deleted queue: created the queue again");
             Ok(())
         }
@@ -198,10 +212,26 @@ async fn insert_again(
 
 /// Moves items to the group in which their queue was created anew. Reserved items follow in later scans, when their
 /// leases have ended.
-async fn bring(inner: &Inner, from: &Group, queue: &Queue) -> Result<()> {
+async fn bring_all(inner: &Inner, from: &Group, queue: &Queue) -> Result<Left> {
+    loop {
+        let (found, brought) = bring(inner, from, queue).await?;
+        if found == 0 {
+            return Ok(Left::Reserved); // if any items are left, which the next scan shows
+        }
+        if brought == 0 {
+            return Ok(Left::Others);
+        }
+    }
+}
+
+/// Moves the items of one step. Returns how many it found, and how many of these this broker moved.
+async fn bring(inner: &Inner, from: &Group, queue: &Queue) -> Result<(usize, u64)> {
     let group = inner.group(&queue.group).await?;
     let mut keys = Vec::new();
-    let filter = unsettled(queue.name.as_str(), inner.now());
+    let is_held = doc! { "$gt": millis(LEASED + inner.now().0), "$lt": millis(BLOCKED) };
+    let filter = doc! {
+        "$and": [unsettled(queue.name.as_str(), inner.now()), { "when": { "$not": is_held } }],
+    };
     let find = command_of(&doc! {
         "find": from.items.name(), "filter": filter, "limit": STEP, "batchSize": STEP + 1,
     })?;
@@ -210,8 +240,9 @@ async fn bring(inner: &Inner, from: &Group, queue: &Queue) -> Result<()> {
         let document = Document::try_from(item).map_err(|e| broken(e.to_string()))?;
         Ok((Stored::read(item)?, document))
     });
-    let mut brought = 0;
-    for (stored, mut document) in found.await?.values {
+    let (found, mut brought) = (found.await?.values, 0);
+    let count = found.len();
+    for (stored, mut document) in found {
         if stored.leased && stored.when > inner.now().0 {
             continue;
         }
@@ -244,9 +275,10 @@ async fn bring(inner: &Inner, from: &Group, queue: &Queue) -> Result<()> {
     ordering::unblock(inner, &group, &keys).await?;
     inner.cursor(&queue.name).appeared(Appeared::FromStart);
     if brought > 0 {
+        inner.unblocked.add([queue.name.clone()]);
         tracing::warn!(queue = %queue.name, brought, "moved items into the queue's new group");
     }
-    Ok(())
+    Ok((count, brought))
 }
 
 /// Replaces an item by one in another collection. Returns false if the item is no longer as it was read.

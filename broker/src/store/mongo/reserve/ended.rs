@@ -87,9 +87,10 @@ pub(crate) async fn remove_expired(
     Ok(n)
 }
 
-/// Removes expired ordered items, reserved or not, so that the next item of their keys is unblocked.
-pub(crate) async fn remove_ended(inner: &Inner, group: &Group, queue: &QueueName) -> Result<()> {
+/// Removes expired ordered items, reserved or not, so that the next item of their keys is unblocked. Returns how many.
+pub(crate) async fn remove_ended(inner: &Inner, group: &Group, queue: &QueueName) -> Result<u64> {
     let now = inner.now();
+    let mut removed = 0;
     loop {
         let command = doc! {
             "find": group.items.name(), "hint": ENDS,
@@ -100,8 +101,9 @@ pub(crate) async fn remove_ended(inner: &Inner, group: &Group, queue: &QueueName
             "projection": { "payload": 0, "headers": 0 }, "limit": STEP, "batchSize": STEP + 1,
         };
         let items = read(&inner.db, &command_of(&command)?, Stored::read).await?;
-        if remove_expired(inner, group, queue, &items, now).await? == 0 {
-            return Ok(());
+        match remove_expired(inner, group, queue, &items, now).await? {
+            0 => return Ok(removed),
+            count => removed += count,
         }
     }
 }

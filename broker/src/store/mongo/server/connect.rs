@@ -116,16 +116,27 @@ fn start_error(what: &str, error: &mongodb::error::Error) -> StoreError {
 /// Runs an `update` or `delete` command that may be repeated without harm, and repeats it if its outcome is unknown.
 /// The driver repeats only writes of single documents.
 pub(crate) async fn write(db: &Database, command: RawDocumentBuf) -> Result<Written> {
+    write_in_time(db, command, [ANSWER_LIMIT, WRITE_LIMIT]).await
+}
+
+/// Does the same with other time limits: of the first attempt, and of those after one that was not answered in time.
+pub(crate) async fn write_in_time(
+    db: &Database,
+    command: RawDocumentBuf,
+    [first, second]: [Duration; 2],
+) -> Result<Written> {
     let mut pauses = RETRY_PAUSES.iter();
     // A slow server is not asked a third time: the second attempt waits for the whole answer.
-    let mut limit = ANSWER_LIMIT;
+    let mut limit = first;
+    let mut is_slow = false;
     loop {
         let attempt = db.run_raw_command(command.clone());
         let result = match tokio::time::timeout(limit, attempt).await {
             Ok(Ok(reply)) => written(&reply),
             Ok(Err(error)) => Err(failed(error)),
+            Err(_) if is_slow => return Err(unavailable("the server does not answer a write")),
             Err(_) => {
-                limit = WRITE_LIMIT;
+                (limit, is_slow) = (second, true);
                 continue;
             }
         };

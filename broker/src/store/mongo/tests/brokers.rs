@@ -260,3 +260,57 @@ async fn tombstones_stay_for_minutes_not_for_the_lease() {
     let receipts = taken.iter().map(|delivery| held(&queue, delivery)).collect();
     assert_eq!(stores[0].commit(receipts).await.unwrap(), [Outcome::Gone; 3]);
 }
+
+/// All items that land in a deleted queue follow it to its other group, however many there are and
+/// whatever consumers hold of it, and the consumers there are woken.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_late_items_follow_their_queue_into_another_group() {
+    const ITEMS: usize = 150;
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let stores = brokers(&scratch, &clock, 2).await;
+    let old = Queue { group: GroupName::parse("g", "old").unwrap(), ..queue_named("q") };
+    let old = make(&stores[0], old).await;
+    let links = stores[0].links().await.unwrap();
+    stores[0].delete_queue(&old, true, links).await.unwrap();
+    make(&stores[0], queue_named("q")).await;
+    stores[1].push((0..100).map(|_| push_of(&old, "held", 0)).collect()).await.unwrap();
+    let taken = take(&stores[1], &old, 100).await;
+    stores[1].push((0..ITEMS).map(|_| push_of(&old, "late", 0)).collect()).await.unwrap();
+    let items = |group: &str| stores[0].inner.db.collection::<Document>(&format!("items.{group}"));
+    let late = doc! { "q": "q", "payload": { "$exists": true } };
+    let moved = async {
+        while items("default").count_documents(late.clone()).await.unwrap()
+            < (ITEMS + 100 - taken.len()) as u64
+        {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), moved).await.expect("all are moved");
+    let told = tokio::time::timeout(Duration::from_mins(1), async {
+        tokio::select! { told = stores[0].unblocked() => told, told = stores[1].unblocked() => told }
+    });
+    assert_eq!(told.await.expect("a hint"), std::slice::from_ref(&old.name));
+}
+
+/// When the item at the head of a key expires, the next item is ready and its consumers are woken.
+#[tokio::test(flavor = "multi_thread")]
+async fn consumers_are_woken_when_the_head_of_a_key_expires() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let store = scratch.open(&clock).await;
+    let queue = make(&store, queue_named("q")).await;
+    let keyed = |delay: u64, ttl: Option<u64>| {
+        let mut push = push_of(&queue, "x", 0);
+        push.item.ordering_key = "k".into();
+        push.item.delay = Duration::from_secs(delay);
+        push.item.ttl = ttl.map(Duration::from_secs);
+        push
+    };
+    store.push(vec![keyed(600, Some(5))]).await.unwrap();
+    store.push(vec![keyed(0, None)]).await.unwrap();
+    assert!(take(&store, &queue, 1).await.is_empty());
+    clock.advance(Duration::from_secs(6));
+    upkeep::round(&store.inner).await;
+    let told = tokio::time::timeout(Duration::from_secs(30), store.unblocked()).await;
+    assert_eq!(told.expect("a hint"), std::slice::from_ref(&queue.name));
+    assert_eq!(take(&store, &queue, 1).await.len(), 1);
+}

@@ -356,3 +356,24 @@ async fn an_item_that_no_document_can_hold_fails_alone() {
         assert_eq!(answer.is_ok(), !(10..14).contains(&(n % 20)), "{n}: {answer:?}");
     }
 }
+
+/// A write that is not answered is sent twice, and not forever: each could still take effect at any time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_is_not_answered_ends() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let store = server.open(&clock, "slow").await;
+    let queue = make(&store, queue_named("q")).await;
+    store.push(vec![push_of(&queue, "x", 0)]).await.unwrap();
+    let stalls =
+        doc! { "blockConnection": true, "blockTimeMS": 20_000, "appName": "sluicegate slow" };
+    server.fail("update", "alwaysOn", stalls).await;
+    let update = mongodb::bson::rawdoc! {
+        "update": "items.default",
+        "updates": [{ "q": { "q": "q" }, "u": { "$set": { "touched": true } } }],
+    };
+    let limits = [Duration::from_millis(100); 2];
+    let written = server::connect::write_in_time(&store.inner.db, update, limits);
+    let written = tokio::time::timeout(Duration::from_secs(15), written).await.expect("an end");
+    assert!(matches!(written, Err(crate::store::StoreError::Unavailable { .. })));
+    server.heal().await;
+}
