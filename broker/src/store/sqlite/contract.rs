@@ -1,5 +1,5 @@
-//! What the [`SqliteStore`] does for each method of the contract: the operation in the module of its subject, run by the
-//! writer or a reader.
+//! Implements the traits of a store for [`SqliteStore`]. Each method calls the operation in the module of its subject,
+//! which the writer or a reader runs.
 
 use std::{sync::Arc, time::Duration};
 

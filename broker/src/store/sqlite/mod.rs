@@ -1,6 +1,6 @@
 //! The store in one SQLite file. It needs no server; each file has one broker.
 //!
-//! * `contract`: the traits of a store, each method by the function of the module that does it.
+//! * `contract`: the traits of a store; each method calls the function of the module that does it.
 //! * `schema`: the tables, opening and locking the file; `migrations`: files of earlier versions.
 //! * `writer`: the one thread that writes, and its group commit; `readers`: connections beside it; `tx`: what both pass
 //!   to their calls.

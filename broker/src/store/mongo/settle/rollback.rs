@@ -79,7 +79,7 @@ fn as_dead_letter(outcome: Outcome) -> Outcome {
     if outcome == Outcome::Ok { Outcome::DeadLettered } else { outcome }
 }
 
-/// Rolls back the items with the indexes `given`, none of which is to be discarded.
+/// Rolls back the items at the positions `given`, none of which is discarded.
 async fn return_to_queues(
     inner: &Inner,
     group: &Group,
@@ -165,8 +165,8 @@ impl Batch<'_> {
         self.cached_lease(at).map(|lease| lease.priority).or_else(found).map(PrioritySet::of)
     }
 
-    /// Records the priorities of dead letters as in use where they go. Returns the items that had to be read for that:
-    /// all of the batch, if the lease of a dead letter is not known here.
+    /// Records the priorities of dead letters with their target queues. Returns the items that had to be read for that:
+    /// all of the batch, if this broker has no cached lease of a dead letter, otherwise none.
     async fn record_dead_letter_priorities(&self) -> Result<HashMap<ItemId, Stored>> {
         let dead = || self.given.iter().copied().filter(|at| self.is_dead_letter(*at));
         let before = if dead().any(|at| self.cached_lease(at).is_none()) {
@@ -188,7 +188,8 @@ impl Batch<'_> {
         Ok(before)
     }
 
-    /// Returns one statement for all items that are changed alike. `settled` gets the settle token of each lease.
+    /// Returns one statement for each set of items that are changed alike. Adds the settle token of each lease to
+    /// `settled`.
     fn statements(
         &self,
         settled: &mut HashMap<LeaseToken, ObjectId>,
@@ -232,7 +233,8 @@ impl Batch<'_> {
         }
     }
 
-    /// Returns what became of one item, by the documents as they are after the update. `keys` gets the key of a dead letter.
+    /// Returns the outcome of one item from the documents as they are after the update. Adds the key of a dead letter
+    /// to `keys`.
     fn outcome_as_found(
         &self,
         at: usize,
