@@ -13,6 +13,7 @@ mod order;
 mod outage;
 mod pipeline;
 mod probes;
+mod push_streams;
 mod receipts;
 mod reserve;
 mod retries;

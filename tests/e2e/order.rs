@@ -239,6 +239,67 @@ async fn a_dead_lettered_item_unblocks_its_key(backend: Backend) {
     assert_eq!(seen, ["a", "b", "c"]);
 }
 
+/// Pushes items of one key through a broker that is killed, then a few through another one. Returns the payloads of the
+/// pushes that were answered.
+async fn push_until_killed(
+    key: usize,
+    api: Api,
+    remote: Api,
+    pushed: Arc<AtomicI64>,
+) -> Vec<String> {
+    let mut answered = Vec::new();
+    let mut after = 0;
+    for number in 0.. {
+        let payload = format!("{number:05}");
+        let item = keyed(&format!("key{key}"), &payload);
+        if after == 0 && api.try_push("work", vec![item.clone()]).await.is_ok() {
+            pushed.fetch_add(1, Ordering::SeqCst);
+            answered.push(payload);
+            continue;
+        }
+        if after == 0 {
+            after = 1; // the outcome of this push is unknown
+            continue;
+        }
+        remote.push_items("work", vec![item]).await;
+        answered.push(payload);
+        after += 1;
+        if after > 5 {
+            break;
+        }
+    }
+    answered
+}
+
+/// Commits what a broker delivers until the broker is killed. Adds the payloads of each key to `committed`.
+async fn commit_until_killed(api: Api, committed: Arc<Mutex<HashMap<String, Vec<String>>>>) {
+    let request = ConsumeRequest {
+        queue: "work".to_owned(),
+        max_in_flight: 4,
+        lease: duration(Duration::from_secs(3)),
+        ..ConsumeRequest::default()
+    };
+    let mut stream = api.consume_with(request).await;
+    while let Ok(delivery) = stream.try_next().await {
+        let key = delivery.item.as_ref().expect("an item").ordering_key.clone();
+        let payload = text(&delivery);
+        // Recorded before the broker is told, because another consumer may receive the next item
+        // immediately afterwards.
+        let note = |change: &dyn Fn(&mut Vec<String>)| {
+            let mut committed = committed.lock().expect("no panic inside");
+            change(committed.entry(key.clone()).or_default());
+        };
+        note(&|payloads| payloads.push(payload.clone()));
+        let answer = api.try_commit(&[&delivery.receipt]).await;
+        if !answer.is_ok_and(|results| results[0].outcome() == Outcome::Ok) {
+            // The kill made the outcome unknown. If the commit did not take effect, the item is
+            // delivered again.
+            note(&|payloads| payloads.retain(|seen| *seen != payload));
+            return;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keys_advance_when_a_broker_is_killed_during_pushes_and_settles() {
     const KEYS: usize = 8;
@@ -257,63 +318,14 @@ async fn keys_advance_when_a_broker_is_killed_during_pushes_and_settles() {
     for key in 0..KEYS {
         let (api, remote) = (dying.api().await, remote.clone());
         let pushed = Arc::clone(&pushed);
-        producers.spawn(async move {
-            let mut answered = Vec::new();
-            let mut after = 0;
-            for number in 0.. {
-                let payload = format!("{number:05}");
-                let item = keyed(&format!("key{key}"), &payload);
-                if after == 0 && api.try_push("work", vec![item.clone()]).await.is_ok() {
-                    pushed.fetch_add(1, Ordering::SeqCst);
-                    answered.push(payload);
-                    continue;
-                }
-                if after == 0 {
-                    after = 1; // the outcome of this push is unknown
-                    continue;
-                }
-                remote.push_items("work", vec![item]).await;
-                answered.push(payload);
-                after += 1;
-                if after > 5 {
-                    break;
-                }
-            }
-            (key, answered)
-        });
+        producers.spawn(async move { (key, push_until_killed(key, api, remote, pushed).await) });
     }
     // Consumers at the broker settle at full speed.
     let mut consumers = JoinSet::new();
     let committed = Arc::new(Mutex::new(HashMap::<String, Vec<String>>::new()));
     for _ in 0..3 {
         let (api, committed) = (dying.api().await, Arc::clone(&committed));
-        consumers.spawn(async move {
-            let request = ConsumeRequest {
-                queue: "work".to_owned(),
-                max_in_flight: 4,
-                lease: duration(Duration::from_secs(3)),
-                ..ConsumeRequest::default()
-            };
-            let mut stream = api.consume_with(request).await;
-            while let Ok(delivery) = stream.try_next().await {
-                let key = delivery.item.as_ref().expect("an item").ordering_key.clone();
-                let payload = text(&delivery);
-                // Recorded before the broker is told, because another consumer may receive the next
-                // item immediately afterwards.
-                let note = |change: &dyn Fn(&mut Vec<String>)| {
-                    let mut committed = committed.lock().expect("no panic inside");
-                    change(committed.entry(key.clone()).or_default());
-                };
-                note(&|payloads| payloads.push(payload.clone()));
-                let answer = api.try_commit(&[&delivery.receipt]).await;
-                if !answer.is_ok_and(|results| results[0].outcome() == Outcome::Ok) {
-                    // The kill made the outcome unknown. If the commit did not take effect, the
-                    // item is delivered again.
-                    note(&|payloads| payloads.retain(|seen| *seen != payload));
-                    return;
-                }
-            }
-        });
+        consumers.spawn(commit_until_killed(api, committed));
     }
     until("work is well under way", || async {
         let done: usize = committed.lock().expect("no panic inside").values().map(Vec::len).sum();

@@ -159,6 +159,35 @@ impl Drop for Worker {
     }
 }
 
+async fn wait_until_only_the_last_queue_holds_items(api: &Api) {
+    // Each queue is checked twice in a row, because an item that moves in a loop is in one of the
+    // queues at one of the two checks.
+    until("all queues are empty", || async {
+        for queue in QUEUES.into_iter().chain(QUEUES) {
+            if !api.list(queue, ItemState::Unspecified).await.is_empty() {
+                return None;
+            }
+        }
+        Some(())
+    })
+    .await;
+}
+
+/// Returns how much more often than wanted each parcel is in the last queue; parcels that are there exactly as often are
+/// left out.
+async fn surplus(api: &Api, wanted: &[String]) -> BTreeMap<String, i32> {
+    let mut counts: BTreeMap<String, i32> = BTreeMap::new();
+    for item in api.list(LAST, ItemState::Unspecified).await {
+        let parcel = String::from_utf8(item.payload.to_vec()).expect("text");
+        *counts.entry(parcel).or_default() += 1;
+    }
+    for parcel in wanted {
+        *counts.entry(parcel.clone()).or_default() -= 1;
+    }
+    counts.retain(|_, count| *count != 0);
+    counts
+}
+
 async fn with_kills_at_random_points_every_item_reaches_the_last_queue_once(backend: Backend) {
     let seed = 20_260_731;
     let mut random = Random(seed);
@@ -184,7 +213,6 @@ async fn with_kills_at_random_points_every_item_reaches_the_last_queue_once(back
         wanted.extend(parcels);
         steps += at_least;
     }
-    wanted.sort();
 
     // Orders are pushed while brokers are being killed. Each has a `dedup_id`, so that a repetition
     // is safe.
@@ -225,32 +253,11 @@ async fn with_kills_at_random_points_every_item_reaches_the_last_queue_once(back
 
     pushing.await.expect("no panic").expect("all orders are pushed");
     let api = brokers.api().await;
-    // Each queue is checked twice in a row, because an item that moves in a loop is in one of the
-    // queues at one of the two checks.
-    until("all queues are empty", || async {
-        for queue in QUEUES.into_iter().chain(QUEUES) {
-            if !api.list(queue, ItemState::Unspecified).await.is_empty() {
-                return None;
-            }
-        }
-        Some(())
-    })
-    .await;
+    wait_until_only_the_last_queue_holds_items(&api).await;
     for worker in workers {
         worker.kill();
     }
-    let items = api.list(LAST, ItemState::Unspecified).await;
-    let mut sent: Vec<String> =
-        items.iter().map(|item| String::from_utf8(item.payload.to_vec()).expect("text")).collect();
-    sent.sort();
-    let mut counts: BTreeMap<&str, i32> = BTreeMap::new();
-    for parcel in &sent {
-        *counts.entry(parcel).or_default() += 1;
-    }
-    for parcel in &wanted {
-        *counts.entry(parcel).or_default() -= 1;
-    }
-    counts.retain(|_, count| *count != 0);
+    let counts = surplus(&api, &wanted).await;
     assert!(counts.is_empty(), "too many (>0) or lost (<0), seed {seed}: {counts:?}");
     assert!(started.load(Ordering::SeqCst) > steps, "the kills interrupted nothing");
 }

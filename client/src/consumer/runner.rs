@@ -13,7 +13,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use tokio::{
     sync::mpsc,
     task::JoinSet,
-    time::{Instant, MissedTickBehavior},
+    time::{Instant, Interval, MissedTickBehavior},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -34,6 +34,8 @@ use crate::{
 
 /// A running handler.
 pub(super) type Work = BoxFuture<'static, Decision>;
+/// Requests to renew leases that have not been answered: when each was sent, and the results.
+type Renewing = JoinSet<(Instant, Vec<ExtendResult>)>;
 type Handler = Arc<dyn Fn(Delivery) -> Work + Send + Sync>;
 
 /// Delay of items rolled back at the end of a stream that cannot be halted, so that they are not delivered on it again.
@@ -78,6 +80,17 @@ struct Tasks {
     feed: TaskTracker,
     settler_stop: CancellationToken,
     settler: TaskTracker,
+}
+
+/// What events change while a consumer runs.
+struct Progress {
+    renewal: Interval,
+    lease_check: Interval,
+    /// The feed may still send events.
+    feeding: bool,
+    /// No further delivery can come, which only a ConsumeStream can know.
+    halted: bool,
+    failure: Option<Error>,
 }
 
 impl Drop for Tasks {
@@ -150,17 +163,18 @@ impl Runner {
 
     pub(super) async fn run(mut self) -> Result<Summary> {
         let mut tasks = self.spawn_tasks();
-        let mut renewal = renewal_interval(self.lease);
-        let mut lease_check = interval(self.lease / 10, LEASE_CHECK);
-        let mut renewing = JoinSet::new();
-        let mut failure: Option<Error> = None;
+        let mut renewing = Renewing::new();
         let mut stopping = false;
-        // True when no further delivery can come, which only a ConsumeStream can know.
-        let mut halted = false;
         let mut deadline = Instant::now();
         // A child: ending by itself must not end others that share the token.
         let shutdown = self.options.shutdown.child_token();
-        let mut feeding = true;
+        let mut progress = Progress {
+            renewal: renewal_interval(self.lease),
+            lease_check: interval(self.lease / 10, LEASE_CHECK),
+            feeding: true,
+            halted: false,
+            failure: None,
+        };
         let streaming = self.options.streaming;
         loop {
             if !stopping && self.wants_to_end() {
@@ -177,7 +191,7 @@ impl Runner {
             if stopping
                 && self.running.is_empty()
                 && self.outbox.is_empty()
-                && (halted || !streaming)
+                && (progress.halted || !streaming)
             {
                 break;
             }
@@ -197,38 +211,15 @@ impl Runner {
                         self.decided(receipt, decision);
                     }
                 }
-                event = tasks.events.recv(), if feeding => match event {
-                    Some(Event::Lease(lease)) => {
-                        (self.lease, self.lease_known) = (lease, true);
-                        renewal = renewal_interval(lease);
-                        lease_check = interval(lease / 10, LEASE_CHECK);
-                    }
-                    Some(Event::Revoked(receipt)) => self.lost(&receipt),
-                    Some(Event::Deliveries(deliveries)) => self.delivered(deliveries),
-                    Some(Event::Halted) => halted = true,
-                    Some(Event::Lost) => {
-                        self.orphan();
-                        // The answer says immediately which items the broker has rolled back.
-                        self.renew(&mut renewing);
-                    }
-                    Some(Event::Failed(error)) => {
-                        self.orphan();
-                        failure = Some(error);
-                        halted = true;
-                        shutdown.cancel();
-                    }
-                    // The feed ends on its own only after `Failed` or a halt.
-                    None => {
-                        (feeding, halted) = (false, true);
-                        shutdown.cancel();
-                    }
-                },
+                event = tasks.events.recv(), if progress.feeding => {
+                    self.on_event(event, &mut progress, &mut renewing, &shutdown);
+                }
                 slot = tasks.settles.reserve(), if !self.outbox.is_empty() => match (slot, self.outbox.pop_front()) {
                     (Ok(slot), Some(settle)) => slot.send(settle),
                     _ => break, // the settler is gone: nothing can be settled
                 },
-                _ = renewal.tick() => self.renew(&mut renewing),
-                _ = lease_check.tick() => self.lose_ended(),
+                _ = progress.renewal.tick() => self.renew(&mut renewing),
+                _ = progress.lease_check.tick() => self.lose_ended(),
                 Some(renewed) = renewing.join_next() => {
                     if let Ok((asked, results)) = renewed {
                         self.renewed(asked, results);
@@ -238,9 +229,45 @@ impl Runner {
             }
         }
         self.finish(tasks).await;
-        match failure {
+        match progress.failure {
             Some(error) => Err(error),
             None => Ok(self.counters.summary()),
+        }
+    }
+
+    /// Handles what the feed says; `None` once the feed has ended.
+    fn on_event(
+        &mut self,
+        event: Option<Event>,
+        progress: &mut Progress,
+        renewing: &mut Renewing,
+        shutdown: &CancellationToken,
+    ) {
+        match event {
+            Some(Event::Lease(lease)) => {
+                (self.lease, self.lease_known) = (lease, true);
+                progress.renewal = renewal_interval(lease);
+                progress.lease_check = interval(lease / 10, LEASE_CHECK);
+            }
+            Some(Event::Revoked(receipt)) => self.lost(&receipt),
+            Some(Event::Deliveries(deliveries)) => self.delivered(deliveries),
+            Some(Event::Halted) => progress.halted = true,
+            Some(Event::Lost) => {
+                self.orphan();
+                // The answer says immediately which items the broker has rolled back.
+                self.renew(renewing);
+            }
+            Some(Event::Failed(error)) => {
+                self.orphan();
+                progress.failure = Some(error);
+                progress.halted = true;
+                shutdown.cancel();
+            }
+            // The feed ends on its own only after `Failed` or a halt.
+            None => {
+                (progress.feeding, progress.halted) = (false, true);
+                shutdown.cancel();
+            }
         }
     }
 
@@ -364,7 +391,7 @@ impl Runner {
     }
 
     /// Renews the leases that the broker does not renew.
-    fn renew(&self, renewing: &mut JoinSet<(Instant, Vec<ExtendResult>)>) {
+    fn renew(&self, renewing: &mut Renewing) {
         if self.options.renewal == Renewal::Off || !renewing.is_empty() {
             return;
         }
@@ -445,11 +472,11 @@ const LEASE_CHECK: Duration = Duration::from_secs(1);
 const SHORTEST: Duration = Duration::from_millis(20);
 
 /// Returns an interval of a third of a lease: one renewal may fail without harm.
-fn renewal_interval(lease: Duration) -> tokio::time::Interval {
+fn renewal_interval(lease: Duration) -> Interval {
     interval(lease / 3, Duration::MAX)
 }
 
-fn interval(period: Duration, longest: Duration) -> tokio::time::Interval {
+fn interval(period: Duration, longest: Duration) -> Interval {
     let period = period.clamp(SHORTEST, longest);
     let mut interval = tokio::time::interval_at(Instant::now() + period, period);
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -5,8 +5,9 @@
 //! another: all spans end half a step away from the times of the calls. Each call is a millisecond
 //! after the last one, so that no two calls happen at the same time.
 
+mod world;
+
 use std::{
-    collections::{BTreeMap, HashMap},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -19,14 +20,15 @@ use proptest::{
     test_runner::{Config, TestCaseError, TestRunner},
 };
 
+use self::world::{Model, World};
 use super::{
     Env,
     env::{demand, held, last, move_of, seconds},
 };
 use crate::{
     domain::{
-        Cause, Delivery, Demand, FailureOutcome, ItemId, ItemState, NewItem, Outcome, Priority,
-        Queue, RetryPolicy,
+        Cause, Delivery, Demand, FailureOutcome, ItemState, NewItem, Outcome, Priority, Queue,
+        RetryPolicy,
     },
     store::{RedriveFilter, Rollback, RollbackTo},
 };
@@ -106,138 +108,6 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..1_000_usize, A..=B).prop_map(|(item, to)| Step::Redrive { item, to }),
         3 => (1..3_u64).prop_map(Step::Pass),
     ]
-}
-
-/// An item in the model.
-#[derive(Debug, Clone)]
-struct Model {
-    id: ItemId,
-    queue: usize,
-    level: i32,
-    /// The eligible time of the item itself, even while it is blocked.
-    when: u64,
-    blocked: bool,
-    processed: bool,
-    /// The receipt that holds the item.
-    holder: Option<usize>,
-    attempt: u32,
-    deliveries: u32,
-    key: Option<u8>,
-    sequence: u64,
-    origin: Option<usize>,
-    expires: Option<u64>,
-}
-
-/// The model: items in the order of arrival, with times in milliseconds since the start.
-#[derive(Default)]
-struct World {
-    now: u64,
-    items: BTreeMap<usize, Model>,
-    arrivals: usize,
-    numbers: u64,
-    /// By queue and id: the first item, and until when its id is remembered.
-    remembered: HashMap<(usize, u8), (ItemId, u64)>,
-    /// The item of each receipt.
-    receipts: Vec<usize>,
-}
-
-impl World {
-    fn after(&self, span: u64) -> u64 {
-        self.now + span * 1_000
-    }
-
-    fn expire(&mut self) {
-        let now = self.now;
-        self.items.retain(|_, item| item.expires.is_none_or(|end| end > now));
-    }
-
-    fn key_taken(&self, queue: usize, key: Option<u8>, except: usize) -> bool {
-        self.items.iter().any(|(n, item)| {
-            *n != except
-                && key.is_some()
-                && (item.queue, item.key) == (queue, key)
-                && !item.processed
-                && item.origin.is_none()
-        })
-    }
-
-    /// Unblocks the next item of a key after an item has left its queue, by its end or by a move.
-    fn pass_turn(&mut self, left: &Model) {
-        if left.key.is_none() || left.blocked || left.processed || left.origin.is_some() {
-            return;
-        }
-        let now = self.now;
-        let same =
-            |item: &&mut Model| item.blocked && (item.queue, item.key) == (left.queue, left.key);
-        if let Some(next) = self.items.values_mut().filter(same).min_by_key(|i| i.sequence) {
-            next.blocked = false;
-            next.when = next.when.max(now);
-        }
-    }
-
-    fn arrive(&mut self, n: usize, queue: usize, when: u64, stamp: bool) {
-        let waits = self.key_taken(queue, self.items[&n].key, n);
-        self.numbers += u64::from(stamp);
-        let numbers = self.numbers;
-        let item = self.items.get_mut(&n).unwrap();
-        (item.queue, item.when, item.blocked) = (queue, when, waits);
-        (item.attempt, item.holder, item.origin) = (1, None, None);
-        if stamp {
-            item.sequence = numbers;
-        }
-    }
-
-    fn settle(&mut self, n: usize) {
-        let left = self.items[&n].clone();
-        if left.queue == B {
-            let expires = self.after(RETENTION);
-            let item = self.items.get_mut(&n).unwrap();
-            (item.processed, item.holder, item.expires) = (true, None, Some(expires));
-        } else {
-            self.items.remove(&n);
-        }
-        self.pass_turn(&left);
-    }
-
-    fn bury(&mut self, n: usize) {
-        let (left, now) = (self.items[&n].clone(), self.now);
-        let item = self.items.get_mut(&n).unwrap();
-        (item.queue, item.when, item.holder) = (DEAD, now, None);
-        (item.origin, item.attempt) = (Some(left.queue), 1);
-        self.pass_turn(&left);
-    }
-
-    /// Returns the item that a receipt holds, or the outcome of its use.
-    fn holds(&self, receipt: usize) -> Result<usize, Outcome> {
-        let n = self.receipts[receipt];
-        match self.items.get(&n) {
-            Some(item) if item.processed => Err(Outcome::Gone),
-            Some(item) if item.holder == Some(receipt) => Ok(n),
-            Some(_) => Err(Outcome::LeaseLost),
-            None => Err(Outcome::Gone),
-        }
-    }
-
-    /// Returns the items that can be handed out, in order.
-    fn ready(&self, queue: usize) -> Vec<usize> {
-        let ready = |item: &Model| {
-            item.queue == queue && !item.blocked && !item.processed && item.when <= self.now
-        };
-        let mut ready: Vec<usize> =
-            self.items.iter().filter(|(_, item)| ready(item)).map(|(n, _)| *n).collect();
-        ready.sort_by_key(|n| (-self.items[n].level, self.items[n].when, *n));
-        ready
-    }
-
-    fn state(&self, item: &Model) -> ItemState {
-        match item {
-            _ if item.processed => ItemState::Processed,
-            _ if item.blocked => ItemState::Blocked,
-            _ if item.when <= self.now => ItemState::Ready,
-            _ if item.holder.is_some() => ItemState::Reserved,
-            _ => ItemState::Delayed,
-        }
-    }
 }
 
 /// The model and the store.

@@ -1,0 +1,185 @@
+//! Errors of the engine, and of the store behind it.
+
+use std::time::Duration;
+
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use super::{bad_field, error_info};
+use crate::{
+    domain::{Invalid, QueueName, ScheduleName},
+    engine::EngineError,
+    store::StoreError,
+};
+
+/// When to retry after a temporary failure: a restart, an election, a full queue.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// When to try again after losing a race.
+const RETRY_RACE: Duration = Duration::from_millis(50);
+
+/// What to do if a queue is not there.
+const CREATE_QUEUE: &str =
+    "create it with CreateQueue, or push to it if the broker makes queues by itself";
+
+/// Converts an error of the engine.
+pub(super) fn engine(error: &EngineError) -> Status {
+    let (code, details, next) = match error {
+        EngineError::Invalid(invalid) => return bad_field(invalid),
+        EngineError::Store(error) => return store(error),
+        EngineError::QueueNotFound(name) => {
+            (Code::NotFound, about_queue("QUEUE_NOT_FOUND", name), CREATE_QUEUE)
+        }
+        EngineError::QueueDeleted(name) => {
+            let next = "its items are gone, consume another one";
+            (Code::NotFound, about_queue("QUEUE_DELETED", name), next)
+        }
+        EngineError::ItemNotFound { queue, id } => {
+            let info = error_info("ITEM_NOT_FOUND", [queue_entry(queue), ("id", id.clone())]);
+            let next = "it was settled, moved, deleted, or it expired";
+            (Code::NotFound, about(info, "Item", id), next)
+        }
+        EngineError::ScheduleNotFound(name) => {
+            let details = about_schedule("SCHEDULE_NOT_FOUND", name);
+            (Code::NotFound, details, "create it with CreateSchedule")
+        }
+        EngineError::QueueExists(name) => {
+            let details = about_queue("QUEUE_EXISTS", name);
+            (Code::AlreadyExists, details, "change them with UpdateQueue")
+        }
+        EngineError::ScheduleExists(name) => {
+            let details = about_schedule("SCHEDULE_EXISTS", name);
+            (Code::AlreadyExists, details, "delete it first, or choose another name")
+        }
+        EngineError::QueueFull { queue, max_depth } => {
+            let next = "push again when consumers have caught up, or raise its max_depth";
+            (Code::ResourceExhausted, queue_full(queue, *max_depth, error), next)
+        }
+        EngineError::Conflict(queue) => {
+            let info = error_info("CONFLICT", [queue_entry(queue)]);
+            (Code::Aborted, retry(info, RETRY_RACE), "nothing was changed, try again")
+        }
+        EngineError::ShuttingDown => {
+            let next = "connect to another one, or to this one again in a moment";
+            (Code::Unavailable, retry(error_info("SHUTTING_DOWN", []), RETRY_AFTER), next)
+        }
+        EngineError::StreamTooOld => {
+            let next = "open another one at once, to any broker";
+            (Code::Unavailable, retry(error_info("STREAM_TOO_OLD", []), Duration::ZERO), next)
+        }
+        EngineError::ItemInOtherState { queue, id, state } => {
+            let info = [queue_entry(queue), ("id", id.clone()), ("state", state.to_string())];
+            let next = "nothing was changed; leave out only_if to delete it whatever its state";
+            return refused("ITEM_IN_OTHER_STATE", info, ("STATE", id), error, Some(next));
+        }
+        EngineError::DifferentGroup { from, to } => {
+            let info = [("from", from.to_string()), ("to", to.to_string())];
+            let next = "use CommitAndPush, which spans groups";
+            return refused("DIFFERENT_GROUP", info, ("GROUP", to.as_str()), error, Some(next));
+        }
+        EngineError::QueueNotEmpty { queue, items } => {
+            let info = [queue_entry(queue), ("items", items.to_string())];
+            let next = "consume or purge them, or set force to delete them with it";
+            return refused("QUEUE_NOT_EMPTY", info, ("EMPTY", queue.as_str()), error, Some(next));
+        }
+        EngineError::DeadLetterQueueInUse { queue, sources } => {
+            let info = [queue_entry(queue), ("sources", joined(sources))];
+            let violation = ("UNUSED", queue.as_str());
+            let next = "give those another dead_letter_queue, or delete them first";
+            return refused("DEAD_LETTER_QUEUE_IN_USE", info, violation, error, Some(next));
+        }
+        EngineError::DeadLetterRing(ring) => {
+            let info = [queue_entry(&ring[0]), ("ring", joined(ring))];
+            return refused("DEAD_LETTER_RING", info, ("RING", ring[0].as_str()), error, None);
+        }
+        EngineError::DeadLetterGroup { queue, group, .. } => {
+            let info = [queue_entry(queue), ("group", group.to_string())];
+            return refused("DIFFERENT_GROUP", info, ("GROUP", group.as_str()), error, None);
+        }
+    };
+    Status::with_error_details(code, format!("{error}: {next}"), details)
+}
+
+/// Converts an error of the store. What the driver said goes to the log only, because it may name hosts and users.
+fn store(error: &StoreError) -> Status {
+    let (code, message, details) = match error {
+        StoreError::Unavailable { .. } => {
+            tracing::debug!(%error, "answered UNAVAILABLE");
+            let mut details = error_info("STORE_UNAVAILABLE", []);
+            details.set_retry_info(Some(RETRY_AFTER));
+            let message = "the store cannot be reached: the outcome is unknown; try again, \
+                           which is safe for settles and for pushes with a dedup_id";
+            (Code::Unavailable, message.to_owned(), details)
+        }
+        StoreError::Full { .. } => {
+            tracing::debug!(%error, "answered RESOURCE_EXHAUSTED");
+            let mut details = error_info("STORE_FULL", []);
+            details.set_retry_info(Some(RETRY_AFTER));
+            let message = "the store is full: nothing was stored; items can be taken and settled";
+            (Code::ResourceExhausted, message.to_owned(), details)
+        }
+        StoreError::Damaged { .. } => {
+            tracing::error!(%error, "answered DATA_LOSS");
+            let message = "what is stored is damaged: the broker's log says more";
+            (Code::DataLoss, message.to_owned(), error_info("DAMAGED", []))
+        }
+        StoreError::Unsupported(why) => {
+            let mut details = error_info("UNSUPPORTED_BY_STORE", []);
+            details.add_precondition_failure_violation("STORE", "store", why.clone());
+            (Code::FailedPrecondition, why.clone(), details)
+        }
+        StoreError::BadCursor => return bad_field(&Invalid::new("page_token", error.to_string())),
+        StoreError::Internal { .. } => {
+            tracing::error!(%error, "answered INTERNAL");
+            let message = "the store failed: the broker's log says more";
+            (Code::Internal, message.to_owned(), error_info("INTERNAL", []))
+        }
+    };
+    Status::with_error_details(code, message, details)
+}
+
+fn queue_entry(name: &QueueName) -> (&'static str, String) {
+    ("queue", name.to_string())
+}
+
+fn joined(names: &[QueueName]) -> String {
+    names.iter().map(QueueName::as_str).collect::<Vec<_>>().join(",")
+}
+
+fn about_queue(reason: &str, name: &QueueName) -> ErrorDetails {
+    about(error_info(reason, [queue_entry(name)]), "Queue", name.as_str())
+}
+
+fn about_schedule(reason: &str, name: &ScheduleName) -> ErrorDetails {
+    about(error_info(reason, [("schedule", name.to_string())]), "Schedule", name.as_str())
+}
+
+fn about(mut details: ErrorDetails, kind: &str, name: &str) -> ErrorDetails {
+    details.set_resource_info(format!("sluicegate.v1.{kind}"), name, "", "");
+    details
+}
+
+fn queue_full(queue: &QueueName, max_depth: u64, error: &EngineError) -> ErrorDetails {
+    let info = [queue_entry(queue), ("max_depth", max_depth.to_string())];
+    let mut details = retry(error_info("QUEUE_FULL", info), RETRY_AFTER);
+    details.add_quota_failure_violation(queue.as_str(), error.to_string());
+    details
+}
+
+fn retry(mut details: ErrorDetails, after: Duration) -> ErrorDetails {
+    details.set_retry_info(Some(after));
+    details
+}
+
+/// Returns the status FAILED_PRECONDITION; `next` says what to do, if anything helps.
+fn refused<const N: usize>(
+    reason: &str,
+    info: [(&str, String); N],
+    (kind, subject): (&str, &str),
+    error: &EngineError,
+    next: Option<&str>,
+) -> Status {
+    let mut details = error_info(reason, info);
+    details.add_precondition_failure_violation(kind, subject, error.to_string());
+    let message = next.map_or_else(|| error.to_string(), |next| format!("{error}: {next}"));
+    Status::with_error_details(Code::FailedPrecondition, message, details)
+}

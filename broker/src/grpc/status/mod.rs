@@ -1,0 +1,165 @@
+//! Errors as gRPC statuses. No other module turns an error into a status.
+//!
+//! Every status carries an `ErrorInfo` with a stable reason and the domain [`DOMAIN`]. Further details are added
+//! where they help: `BadRequest` names the field, `RetryInfo` says when to try again, `ResourceInfo` says what is
+//! missing, `PreconditionFailure` and `QuotaFailure` name the obstacle.
+
+mod engine;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
+use prost::Message;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt};
+
+use self::engine::engine;
+use crate::{domain::Invalid, engine::EngineError};
+
+/// The `domain` of every `ErrorInfo`.
+pub(crate) const DOMAIN: &str = "sluicegate";
+
+/// Everything that can go wrong between a request and its answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// The engine refused or failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// A payload is larger than the broker's limit.
+    #[error("{field} is {bytes} bytes; this broker takes at most {limit}")]
+    PayloadTooLarge {
+        /// The path of the field in the request.
+        field: String,
+        /// Its size.
+        bytes: usize,
+        /// The broker's `max_payload_bytes`.
+        limit: usize,
+    },
+    /// The call carries no token this broker knows.
+    #[error("{}", if *.given { "the token is not known" } else { "a token is needed" })]
+    Unauthenticated {
+        /// True if the call carries a token, of whatever form.
+        given: bool,
+    },
+    /// The token is known, but does not allow this call.
+    #[error("the token lacks the role {role}")]
+    PermissionDenied {
+        /// The role that is missing.
+        role: &'static str,
+        /// The path of the call, `/package.Service/Method`.
+        method: String,
+    },
+    /// The gRPC library refused: the message could not be read, the method is not known.
+    #[error("{0}")]
+    Transport(Status),
+    /// The client of a push stream does not read its answers.
+    #[error("the stream's answers were not read: what is not answered may be stored or not")]
+    AnswersNotRead,
+    /// The task that did the work died: a defect.
+    #[error("the broker failed to finish the call")]
+    TaskDied,
+}
+
+impl From<Invalid> for ApiError {
+    fn from(invalid: Invalid) -> Self {
+        Self::Engine(invalid.into())
+    }
+}
+
+impl From<ApiError> for Status {
+    fn from(error: ApiError) -> Self {
+        status(&error)
+    }
+}
+
+impl From<EngineError> for Status {
+    fn from(error: EngineError) -> Self {
+        status(&error.into())
+    }
+}
+
+impl From<Invalid> for Status {
+    fn from(invalid: Invalid) -> Self {
+        status(&invalid.into())
+    }
+}
+
+/// Returns the status for `error`, which includes what the client can do about it.
+pub(crate) fn status(error: &ApiError) -> Status {
+    match error {
+        ApiError::Engine(error) => engine(error),
+        ApiError::PayloadTooLarge { field, bytes, limit } => {
+            let info = [("field", field.clone()), ("max_payload_bytes", limit.to_string())];
+            let mut details = error_info("PAYLOAD_TOO_LARGE", info);
+            details.add_bad_request_violation(field, format!("{bytes} bytes, more than {limit}"));
+            let message = format!(
+                "{error}: store the content elsewhere and push a reference, or raise the broker's max_payload_bytes"
+            );
+            Status::with_error_details(Code::ResourceExhausted, message, details)
+        }
+        ApiError::Unauthenticated { given } => {
+            let reason = if *given { "TOKEN_UNKNOWN" } else { "TOKEN_MISSING" };
+            let message = format!("{error}: send the metadata 'authorization: Bearer TOKEN'");
+            Status::with_error_details(Code::Unauthenticated, message, error_info(reason, []))
+        }
+        ApiError::PermissionDenied { role, method } => {
+            let info = [("role", (*role).to_owned()), ("method", method.clone())];
+            let message = format!("{error}, which {method} needs: use another token");
+            let details = error_info("ROLE_MISSING", info);
+            Status::with_error_details(Code::PermissionDenied, message, details)
+        }
+        ApiError::Transport(status) => transport(status),
+        ApiError::AnswersNotRead => {
+            let details = error_info("ANSWERS_NOT_READ", []);
+            Status::with_error_details(Code::DeadlineExceeded, error.to_string(), details)
+        }
+        ApiError::TaskDied => {
+            let message = format!("{error}: this is a defect, the broker's log says more");
+            Status::with_error_details(Code::Internal, message, error_info("INTERNAL", []))
+        }
+    }
+}
+
+/// Converts a status, including its details, into a message that can be embedded in another one.
+pub(crate) fn embedded(status: &Status) -> tonic_types::Status {
+    // The details are themselves an encoded google.rpc.Status, of which only the list is wanted.
+    let details = tonic_types::Status::decode(status.details()).unwrap_or_default().details;
+    let (code, message) = (status.code().into(), status.message().to_owned());
+    tonic_types::Status { code, message, details }
+}
+
+fn bad_field(invalid: &Invalid) -> Status {
+    let mut details = error_info("INVALID_FIELD", [("field", invalid.field.clone())]);
+    details.add_bad_request_violation(&invalid.field, &invalid.description);
+    Status::with_error_details(Code::InvalidArgument, invalid.to_string(), details)
+}
+
+/// Converts a status that tonic made: adds our details, and changes the code where the API promises another one.
+fn transport(status: &Status) -> Status {
+    if status.check_error_details().is_ok_and(|details| details.error_info().is_some()) {
+        return status.clone();
+    }
+    let (code, reason) = match status.code() {
+        // The message is over the receive limit; nothing else leads to OUT_OF_RANGE.
+        Code::OutOfRange | Code::ResourceExhausted => {
+            (Code::ResourceExhausted, "REQUEST_TOO_LARGE")
+        }
+        Code::Unimplemented => (Code::Unimplemented, "UNIMPLEMENTED"),
+        Code::NotFound => (Code::NotFound, "SERVICE_NOT_FOUND"),
+        // Tonic's code when the bytes are no message of the expected type.
+        Code::Internal => (Code::InvalidArgument, "MALFORMED_MESSAGE"),
+        code => (code, "TRANSPORT"),
+    };
+    let message = match reason {
+        "UNIMPLEMENTED" if status.message().is_empty() => "this broker has no such method",
+        _ => status.message(),
+    };
+    Status::with_error_details(code, message, error_info(reason, []))
+}
+
+fn error_info<const N: usize>(reason: &str, metadata: [(&str, String); N]) -> ErrorDetails {
+    let metadata: HashMap<String, String> =
+        metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    ErrorDetails::with_error_info(reason, DOMAIN, metadata)
+}

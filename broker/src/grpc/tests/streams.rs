@@ -1,0 +1,212 @@
+//! ConsumeStream and PushStream.
+
+use super::*;
+
+#[tokio::test]
+async fn a_failed_batch_does_not_end_a_push_stream() {
+    let broker = Broker::start().await;
+    let batch = |batch_id: i64, queue: &str| pb::PushStreamRequest {
+        batch_id,
+        queue: queue.into(),
+        items: items(vec![batch_id.to_be_bytes().to_vec()]),
+        ..Default::default()
+    };
+    let batches: Vec<_> =
+        (0..500).map(|id| batch(id, if id == 250 { "not a queue" } else { "q" })).collect();
+    let stream = tokio_stream::iter(batches);
+    let mut answers = broker.queues().push_stream(stream).await.unwrap().into_inner();
+    let mut answered = Vec::new();
+    while let Some(answer) = answers.message().await.unwrap() {
+        if answer.batch_id == 250 {
+            let error = answer.error.unwrap();
+            assert_eq!((error.code, answer.results.len()), (Code::InvalidArgument as i32, 0));
+            assert!(error.details.iter().any(|any| any.type_url.ends_with("BadRequest")));
+        } else {
+            assert_eq!((answer.error, answer.results.len()), (None, 1));
+        }
+        answered.push(answer.batch_id);
+    }
+    answered.sort_unstable();
+    assert_eq!(answered, (0..500).collect::<Vec<_>>());
+    // Stored in the order in which the batches were sent.
+    let request = pb::PopRequest { queue: "q".into(), max_items: 1000, ..Default::default() };
+    let popped = broker.queues().pop(request).await.unwrap().into_inner().items;
+    let ids: Vec<_> = popped
+        .iter()
+        .map(|item| i64::from_be_bytes(item.payload[..].try_into().unwrap()))
+        .collect();
+    assert_eq!(ids, (0..500).filter(|id| *id != 250).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_stream_is_handed_items_and_settles_them_in_order() {
+    let broker = Broker::start().await;
+    let (requests, mut events) = broker.open("q").await;
+    broker.push("q", small(32)).await;
+    let handed = deliveries(&mut events, 32).await;
+    // Many settles of all kinds are in progress at a time.
+    let receipt = |n: usize| handed[n].receipt.clone();
+    for n in 0..30 {
+        let request = match n % 3 {
+            0 => Action::Commit(pb::CommitRequest { receipts: vec![receipt(n)] }),
+            1 => Action::Extend(pb::ExtendRequest { receipts: vec![receipt(n)], lease: None }),
+            _ => Action::Flow(pb::Flow { max_in_flight: 32 }),
+        };
+        requests.send(act(request)).await.unwrap();
+    }
+    for n in 0..30 {
+        match (n % 3, next(&mut events).await.unwrap()) {
+            (0, Event::Settled(settled)) => {
+                let [result] = &settled.results[..] else { panic!() };
+                assert_eq!((&result.receipt, result.outcome()), (&receipt(n), pb::Outcome::Ok));
+            }
+            (1, Event::Extended(extended)) => {
+                let [result] = &extended.results[..] else { panic!() };
+                assert_eq!((&result.receipt, result.outcome()), (&receipt(n), pb::Outcome::Ok));
+                assert!(result.lease_expire_time.is_some());
+            }
+            (2, Event::Flow(flow)) => assert_eq!(flow.max_in_flight, 32),
+            (_, other) => panic!("answer {n} is {other:?}"),
+        }
+    }
+    // The client closes its side. Its requests are answered, and then the stream ends.
+    let item = pb::RollbackItem { receipt: receipt(31), keep_attempt: true, ..Default::default() };
+    requests.send(act(Action::Rollback(pb::RollbackRequest { items: vec![item] }))).await.unwrap();
+    drop(requests);
+    let mut settled = false;
+    while let Some(event) = next(&mut events).await {
+        settled |= matches!(event, Event::Settled(_));
+    }
+    assert!(settled);
+    broker.until("q", |stats| stats.ready == 22 && stats.reserved == 0).await;
+}
+
+#[tokio::test]
+async fn flow_halts_and_resumes() {
+    let broker = Broker::start().await;
+    let (requests, mut events) = broker.open("q").await;
+    for max_in_flight in [0, 2] {
+        requests.send(act(Action::Flow(pb::Flow { max_in_flight }))).await.unwrap();
+        assert_eq!(next(&mut events).await, Some(Event::Flow(pb::Flow { max_in_flight })));
+        if max_in_flight == 0 {
+            broker.push("q", small(3)).await;
+        }
+    }
+    deliveries(&mut events, 2).await;
+    broker.until("q", |stats| (stats.ready, stats.reserved) == (1, 2)).await;
+}
+
+#[tokio::test]
+async fn a_protocol_violation_ends_the_stream() {
+    let broker = Broker::start().await;
+    let commit =
+        |receipt: &str| Action::Commit(pb::CommitRequest { receipts: vec![receipt.into()] });
+    let open = || Action::Open(pb::ConsumeRequest { queue: "q".into(), ..Default::default() });
+    for (actions, named) in [
+        (vec![commit("x")], "open"),
+        (vec![Action::Open(pb::ConsumeRequest::default())], "open.queue"),
+        (vec![open(), open()], "open"),
+    ] {
+        let stream = tokio_stream::iter(actions.into_iter().map(act).collect::<Vec<_>>());
+        let mut events = broker.queues().consume_stream(stream).await.unwrap().into_inner();
+        let ended = loop {
+            match events.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("{named}: ended with no error"),
+                Err(status) => break status,
+            }
+        };
+        assert_eq!(field(&ended), named);
+    }
+}
+
+#[tokio::test]
+async fn an_invalid_request_on_a_stream_is_answered_in_order() {
+    let broker = Broker::start().await;
+    let (requests, mut events) = broker.open("q").await;
+    let commit = pb::CommitRequest { receipts: vec!["x".into()] };
+    for (action, named) in [
+        (Action::Commit(commit), "commit.receipts[0]"),
+        (Action::Flow(pb::Flow { max_in_flight: -1 }), "flow.max_in_flight"),
+        (Action::Rollback(pb::RollbackRequest::default()), "rollback.items"),
+        (Action::Extend(pb::ExtendRequest::default()), "extend.receipts"),
+    ] {
+        requests.send(act(action)).await.unwrap();
+        let Some(Event::Error(error)) = next(&mut events).await else { panic!("{named}") };
+        assert_eq!(Code::from(error.code), Code::InvalidArgument);
+        let details = format!("{:?}", error.details);
+        assert!(!details.is_empty() && error.message.contains(named), "{error:?}");
+    }
+    requests.send(act(Action::Flow(pb::Flow { max_in_flight: 3 }))).await.unwrap();
+    assert_eq!(next(&mut events).await, Some(Event::Flow(pb::Flow { max_in_flight: 3 })));
+}
+
+/// A stream ends when it is older than any connection becomes. Before that its consumer settles the
+/// items it holds. The others return to the queue uncounted.
+#[tokio::test]
+async fn an_old_stream_ends_and_its_consumer_loses_nothing() {
+    let max_connection_age = Duration::from_millis(500);
+    let broker = broker_with(Options { max_connection_age, ..Options::default() }).await;
+    broker.push("q", small(1)).await;
+    let (requests, mut events) = broker.open("q").await;
+    let held = deliveries(&mut events, 1).await;
+    let commit = pb::CommitRequest { receipts: vec![held[0].receipt.clone()] };
+    requests.send(act(Action::Commit(commit))).await.unwrap();
+    let Some(Event::Settled(settled)) = next(&mut events).await else { panic!() };
+    assert_eq!(settled.results[0].outcome(), pb::Outcome::Ok);
+    let end = events.message().await.unwrap_err();
+    assert_eq!((end.code(), reason(&end)), (Code::Unavailable, "STREAM_TOO_OLD".into()));
+    let retry = end.get_error_details().retry_info().unwrap().retry_delay;
+    assert_eq!(retry, Some(Duration::ZERO));
+
+    broker.push("q", small(1)).await;
+    let lease = Some(prost_types::Duration { seconds: 0, nanos: 300_000_000 });
+    let on_disconnect = pb::OnDisconnect::Count.into();
+    let request = pb::ConsumeRequest {
+        queue: "q".into(),
+        renew: true,
+        lease,
+        on_disconnect,
+        ..Default::default()
+    };
+    let mut stream = broker.queues().consume(request).await.unwrap().into_inner();
+    assert_eq!(stream.message().await.unwrap().unwrap().deliveries.len(), 1);
+    let end = stream.message().await.unwrap_err();
+    assert_eq!(reason(&end), "STREAM_TOO_OLD");
+    broker.until("q", |stats| stats.ready == 1).await;
+    let request = pb::ReserveRequest { queue: "q".into(), ..Default::default() };
+    let again = broker.queues().reserve(request).await.unwrap().into_inner().deliveries;
+    assert_eq!(again[0].item.as_ref().unwrap().attempt, 1);
+}
+
+/// A push stream that reaches its maximum age is asked to end, and is ended if the client does not.
+/// Everything that was read is answered first.
+#[tokio::test]
+async fn an_old_push_stream_is_asked_to_end() {
+    let max_connection_age = Duration::from_millis(300);
+    let broker = broker_with(Options { max_connection_age, ..Options::default() }).await;
+    for obliging in [true, false] {
+        let (requests, outgoing) = tokio::sync::mpsc::channel(9);
+        let batch = |batch_id| pb::PushStreamRequest {
+            batch_id,
+            queue: "q".into(),
+            items: items(vec![vec![1]]),
+            ..Default::default()
+        };
+        requests.send(batch(1)).await.unwrap();
+        let outgoing = tokio_stream::wrappers::ReceiverStream::new(outgoing);
+        let mut answers = broker.queues().push_stream(outgoing).await.unwrap().into_inner();
+        assert_eq!(answers.message().await.unwrap().unwrap().batch_id, 1);
+        assert!(answers.message().await.unwrap().unwrap().closing);
+        requests.send(batch(2)).await.unwrap();
+        if obliging {
+            drop(requests);
+            assert_eq!(answers.message().await.unwrap().unwrap().batch_id, 2);
+            assert_eq!(answers.message().await.unwrap(), None);
+        } else {
+            assert_eq!(answers.message().await.unwrap().unwrap().batch_id, 2);
+            let end = answers.message().await.unwrap_err();
+            assert_eq!(reason(&end), "STREAM_TOO_OLD");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Connections that are slow, silent or too many.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_rustls::rustls::{ServerConfig, crypto::ring, server::ResolvesServerCertUsingSni};
+
+use super::*;
+
+const SHORT: Duration = Duration::from_millis(100);
+const LIMIT: Duration = Duration::from_mins(1);
+
+async fn listener(duty: Duty, most: usize) -> (Listener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    (Listener::new(listener, "tests", duty, most, SHORT), address)
+}
+
+async fn read(connection: &mut Connection) -> io::Result<usize> {
+    let mut buffer = [0; 100];
+    let read = tokio::time::timeout(LIMIT, connection.read(&mut buffer)).await;
+    read.expect("a time-out of the connection's own")
+}
+
+#[tokio::test]
+async fn connections_are_bounded_by_the_places() {
+    let (mut listener, address) = listener(Duty::FirstBytes(1), 1).await;
+    let mut first = TcpStream::connect(address).await.unwrap();
+    let (mut taken, _) = listener.accept().await;
+    first.write_all(b"1").await.unwrap();
+    read(&mut taken).await.unwrap();
+    let _second = TcpStream::connect(address).await.unwrap();
+    assert!(tokio::time::timeout(SHORT, listener.accept()).await.is_err());
+    drop(taken);
+    tokio::time::timeout(LIMIT, listener.accept()).await.expect("there is room");
+}
+
+/// The connection that sent something last stays the longest.
+#[tokio::test]
+async fn the_most_silent_connection_makes_room_for_the_next() {
+    let (mut listener, address) = listener(Duty::Answers, 2).await;
+    listener.timeout = LIMIT;
+    let mut speaking = TcpStream::connect(address).await.unwrap();
+    let (mut heard, _) = listener.accept().await;
+    let _silent = TcpStream::connect(address).await.unwrap();
+    let (mut unheard, _) = listener.accept().await;
+    speaking.write_all(b"GET").await.unwrap();
+    read(&mut heard).await.unwrap();
+    let _next = TcpStream::connect(address).await.unwrap();
+    let closed = async move { read(&mut unheard).await.unwrap_err().kind() };
+    let (closed, _third) = tokio::join!(closed, listener.accept());
+    assert_eq!(closed, io::ErrorKind::ConnectionAborted);
+    speaking.write_all(b" /").await.unwrap();
+    assert_eq!(read(&mut heard).await.unwrap(), 2);
+}
+
+#[tokio::test]
+async fn a_connection_that_never_begins_is_closed() {
+    let (mut listener, address) = listener(Duty::FirstBytes(3), 9).await;
+    let mut silent = TcpStream::connect(address).await.unwrap();
+    let (mut connection, _) = listener.accept().await;
+    silent.write_all(b"12").await.unwrap();
+    assert_eq!(read(&mut connection).await.unwrap(), 2);
+    let closed = read(&mut connection).await.unwrap_err();
+    assert_eq!(closed.kind(), io::ErrorKind::TimedOut);
+}
+
+/// Returns a server without certificates, which is enough for clients that never finish the handshake.
+fn without_certificates() -> TlsAcceptor {
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let config = config.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
+    let none = ResolvesServerCertUsingSni::new();
+    TlsAcceptor::from(Arc::new(config.with_cert_resolver(Arc::new(none))))
+}
+
+/// A client that is silent in its handshake neither stays nor delays others.
+#[tokio::test]
+async fn a_connection_that_does_not_finish_the_tls_handshake_is_closed() {
+    let (mut listener, address) = listener(Duty::FirstBytes(3), 9).await;
+    listener.tls = Some(without_certificates());
+    let _silent = TcpStream::connect(address).await.unwrap();
+    let (mut silent, _) = listener.accept().await;
+    let mut plain = TcpStream::connect(address).await.unwrap();
+    plain.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
+    let (mut refused, _) = listener.accept().await;
+    assert_eq!(read(&mut refused).await.unwrap_err().kind(), io::ErrorKind::InvalidData);
+    assert_eq!(read(&mut refused).await.unwrap_err().kind(), io::ErrorKind::NotConnected);
+    assert_eq!(read(&mut silent).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+}
+
+/// Each age of connections gets its share of the connections.
+#[tokio::test]
+async fn connections_are_distributed_in_turn() {
+    let (listener, address) = listener(Duty::Answers, 9).await;
+    let mut hands = listener.in_turn(3);
+    for _ in 0..2 {
+        for hand in &mut hands {
+            let _client = TcpStream::connect(address).await.unwrap();
+            let assigned = tokio::time::timeout(LIMIT, hand.next()).await;
+            assigned.expect("a connection").expect("more to come").unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_has_begun_may_be_silent() {
+    let (mut listener, address) = listener(Duty::FirstBytes(3), 9).await;
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let (mut connection, _) = listener.accept().await;
+    client.write_all(b"123").await.unwrap();
+    assert_eq!(read(&mut connection).await.unwrap(), 3);
+    assert!(tokio::time::timeout(3 * SHORT, connection.read(&mut [0; 9])).await.is_err());
+}
+
+#[tokio::test]
+async fn an_incomplete_request_is_timed_out() {
+    let (mut listener, address) = listener(Duty::Answers, 9).await;
+    let mut client = TcpStream::connect(address).await.unwrap();
+    let (mut connection, _) = listener.accept().await;
+    connection.write_all(b"an answer").await.unwrap();
+    let dripping = tokio::spawn(async move {
+        while client.write_all(b"x").await.is_ok() {
+            sleep(SHORT / 10).await;
+        }
+    });
+    let closed = loop {
+        if let Err(closed) = read(&mut connection).await {
+            break closed;
+        }
+    };
+    assert_eq!(closed.kind(), io::ErrorKind::TimedOut);
+    drop(connection);
+    dripping.await.unwrap();
+}
