@@ -25,8 +25,8 @@ use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::FILE_DESCRIPTOR_SET;
 
-/// The most entries of one repeated field.
-const MAX_ENTRIES: usize = 1_000;
+/// The most entries of one repeated field: items, receipts, ids.
+pub const MAX_ENTRIES: usize = 1_000;
 /// The most entries of all repeated fields of a request together: items, and the headers of each.
 const MAX_ENTRIES_IN_ALL: usize = 100_000;
 /// The most bytes of a request that holds no payload; the server bounds the others.

@@ -26,7 +26,10 @@ use self::{
     values::Parsed,
 };
 use crate::{
-    domain::{FailureDefaults, RetryPolicy},
+    domain::{
+        FailureDefaults, RetryPolicy,
+        limits::{LARGEST_MAX_LEASE, LARGEST_MAX_PAYLOAD_BYTES, MAX_RETRY_MULTIPLIER, MIN_LEASE},
+    },
     telemetry::{self, LogFormat},
 };
 
@@ -35,12 +38,6 @@ pub(crate) const DEFAULT_FILE: &str = "sluicegate.toml";
 
 /// Variables with this prefix are for tests; the broker ignores them.
 const TEST_PREFIX: &str = "SLUICEGATE_TEST_";
-
-/// The most bytes of a payload: what MongoDB's limit of 16 MiB per document leaves.
-const MAX_PAYLOAD_BYTES: usize = 15 << 20;
-
-/// The largest factor from one retry delay to the next.
-const MAX_MULTIPLIER: f64 = 1_000.0;
 
 const DAY: Duration = Duration::from_hours(24);
 
@@ -318,8 +315,7 @@ impl Given {
                 StoreUri::Sqlite { .. } | StoreUri::SqliteMemory => SignalsUri::Local,
             },
         };
-        let max_lease =
-            self.required("max_lease", span(Duration::from_millis(100), DAY.saturating_mul(30)))?;
+        let max_lease = self.required("max_lease", span(MIN_LEASE, LARGEST_MAX_LEASE))?;
         let poll_min =
             self.required("poll_min", span(Duration::from_millis(10), Duration::from_hours(1)))?;
         Ok(Settings {
@@ -329,12 +325,11 @@ impl Given {
             auto_create_queues: self.required("auto_create_queues", values::boolean)?,
             max_payload_bytes: self.required("max_payload_bytes", |text| {
                 match values::bytes(text)? {
-                    bytes @ 1..=MAX_PAYLOAD_BYTES => Ok(bytes),
+                    bytes @ 1..=LARGEST_MAX_PAYLOAD_BYTES => Ok(bytes),
                     _ => Err(format!("{text} is not within 1 byte and 15MiB")),
                 }
             })?,
-            default_lease: self
-                .required("default_lease", span(Duration::from_millis(100), max_lease))?,
+            default_lease: self.required("default_lease", span(MIN_LEASE, max_lease))?,
             failure_defaults: self.failure_defaults()?,
             shutdown_grace: self.required("shutdown_grace", span(Duration::ZERO, DAY))?,
             poll_max: self.required("poll_max", span(poll_min, Duration::from_hours(1)))?,
@@ -370,7 +365,7 @@ impl Given {
                 initial_delay: self
                     .required("default_retry_initial_delay", span(Duration::ZERO, month))?,
                 multiplier: self.required("default_retry_multiplier", |text| {
-                    values::number(text, 1.0, MAX_MULTIPLIER)
+                    values::number(text, 1.0, MAX_RETRY_MULTIPLIER)
                 })?,
                 max_delay: self.required("default_retry_max_delay", span(Duration::ZERO, month))?,
                 jitter: self

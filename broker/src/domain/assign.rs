@@ -2,11 +2,7 @@
 
 use std::time::Duration;
 
-use crate::domain::ConsumerName;
-
-/// Most bytes of a message with items, including their envelopes, unless it holds a single item
-/// that is larger. Most gRPC libraries by default refuse messages over 4 MiB.
-pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
+use crate::domain::{ConsumerName, limits::MAX_MESSAGE_BYTES};
 
 /// The size of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

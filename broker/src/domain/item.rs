@@ -4,23 +4,13 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use bytes::Bytes;
 
-use super::{ConsumerName, Invalid, ItemId, QueueName, Receipt, Timestamp};
+use super::{
+    ConsumerName, Invalid, ItemId, QueueName, Receipt, Timestamp,
+    limits::{MAX_HEADER_BYTES, MAX_HEADERS, MAX_REASON_BYTES, PRIORITIES},
+};
 
 /// Free-form metadata.
 pub type Headers = BTreeMap<String, String>;
-
-/// The most bytes of a content type.
-pub const MAX_CONTENT_TYPE_BYTES: usize = 255;
-/// The most entries in an item's headers.
-pub const MAX_HEADERS: usize = 64;
-/// The most bytes of all header keys and values together.
-pub const MAX_HEADER_BYTES: usize = 16 * 1024;
-/// The most bytes of an ordering key.
-pub const MAX_ORDERING_KEY_BYTES: usize = 255;
-/// The most bytes of a deduplication id.
-pub const MAX_DEDUP_ID_BYTES: usize = 255;
-/// The most bytes of a failure's reason that are kept.
-pub const MAX_REASON_BYTES: usize = 1024;
 
 /// Checks the headers of an item against the limits; `field` is the caller's name for them.
 pub fn check_header_limits<'a, H>(field: &str, headers: H) -> Result<(), Invalid>
@@ -45,7 +35,7 @@ pub struct Priority(u8);
 
 impl Priority {
     /// Number of priorities.
-    pub const LEVELS: u8 = 10;
+    pub const LEVELS: u8 = PRIORITIES;
 
     /// Checks a priority; `field` is the caller's name for it.
     pub fn parse(field: &str, value: i32) -> Result<Self, Invalid> {

@@ -9,6 +9,7 @@ mod failure;
 mod id;
 mod invalid;
 mod item;
+pub mod limits;
 mod name;
 mod priority_set;
 mod queue;
@@ -18,14 +19,13 @@ mod signal;
 mod time;
 
 pub use admission::{AtHead, Triage};
-pub use assign::{Demand, ItemSize, MAX_MESSAGE_BYTES, assign};
+pub use assign::{Demand, ItemSize, assign};
 pub use failure::{AtLimit, Cause, FailureDefaults, FailureOutcome, LimitReason};
 pub use id::{IdSource, ItemId, LeaseToken};
 pub use invalid::Invalid;
 pub use item::{
-    Delivery, Headers, Item, ItemState, MAX_CONTENT_TYPE_BYTES, MAX_DEDUP_ID_BYTES,
-    MAX_HEADER_BYTES, MAX_HEADERS, MAX_ORDERING_KEY_BYTES, MAX_REASON_BYTES, NewItem, Outcome,
-    Priority, Pushed, check_header_limits, cut_reason, message_bytes,
+    Delivery, Headers, Item, ItemState, NewItem, Outcome, Priority, Pushed, check_header_limits,
+    cut_reason, message_bytes,
 };
 pub use name::{ConsumerName, GroupName, QueueName, ScheduleName};
 pub use priority_set::PrioritySet;
@@ -33,4 +33,4 @@ pub use queue::{Depth, Queue, RetryPolicy, Totals};
 pub use receipt::Receipt;
 pub use schedule::Schedule;
 pub use signal::{Signal, Topic};
-pub use time::{Clock, FOREVER, MAX_SPAN, Timestamp};
+pub use time::{Clock, FOREVER, Timestamp};

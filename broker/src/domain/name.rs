@@ -2,14 +2,14 @@
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
-use super::Invalid;
+use super::{Invalid, limits::MAX_NAME_BYTES};
 
 fn check(field: &str, text: &str, underscore_first: bool) -> Result<(), Invalid> {
     let bytes = text.as_bytes();
     let may_begin =
         |first: &u8| first.is_ascii_alphanumeric() || (underscore_first && *first == b'_');
     let well_formed = bytes.first().is_some_and(may_begin)
-        && bytes.len() <= 128
+        && bytes.len() <= MAX_NAME_BYTES
         && bytes.iter().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-'));
     if well_formed {
         return Ok(());
@@ -18,7 +18,7 @@ fn check(field: &str, text: &str, underscore_first: bool) -> Result<(), Invalid>
     Err(Invalid::new(
         field,
         format!(
-            "{why}1 to 128 letters, digits, '.', '_' or '-', the first a letter{} digit",
+            "{why}1 to {MAX_NAME_BYTES} letters, digits, '.', '_' or '-', the first a letter{} digit",
             if underscore_first { ", '_' or" } else { " or" }
         ),
     ))

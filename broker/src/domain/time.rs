@@ -16,9 +16,6 @@ pub struct Timestamp(pub i64);
 /// may use later years up to 9999, which every language can read.
 pub const FOREVER: Timestamp = Timestamp(95_617_497_600_000);
 
-/// The longest delay and time to live: ten years.
-pub const MAX_SPAN: Duration = Duration::from_hours(87672);
-
 impl Timestamp {
     /// Returns the milliseconds since the Unix epoch.
     pub const fn millis(self) -> i64 {

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
-    domain::{ConsumerName, Delivery, Invalid, Item, Outcome, Queue, QueueName},
+    domain::{ConsumerName, Delivery, Invalid, Item, Outcome, Queue, QueueName, limits::MIN_LEASE},
     engine::{
         Engine, EngineError, Result,
         consumers::{Call, ConsumerId, InFlight, Inbox, Revoked, StreamSettings, is_too_late},
@@ -21,9 +21,6 @@ use crate::{
     },
     metrics::OpenStream,
 };
-
-/// Shortest lease.
-const MIN_LEASE: Duration = Duration::from_millis(100);
 
 /// The options of a stream.
 #[derive(Debug, Clone)]

@@ -12,7 +12,7 @@ use super::{
     queue_service::Responses,
 };
 use crate::{
-    domain::{Item, ItemState, MAX_MESSAGE_BYTES, QueueName},
+    domain::{Item, ItemState, QueueName, limits::MAX_MESSAGE_BYTES},
     engine::{Engine, EngineError},
     store::Page,
 };

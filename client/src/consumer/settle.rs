@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// The broker accepts at most this many receipts in one call.
-pub(super) const MAX_SETTLES: usize = 1_000;
+pub(super) const MAX_SETTLES: usize = sluicegate_proto::codec::MAX_ENTRIES;
 /// Each move and each fork is a call of its own; at most this many run at a time.
 const MAX_SINGLES: usize = 64;
 

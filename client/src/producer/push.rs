@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The broker accepts at most this many items in one call.
-pub const MAX_BATCH_ITEMS: usize = 1_000;
+pub const MAX_BATCH_ITEMS: usize = sluicegate_proto::codec::MAX_ENTRIES;
 
 /// Pushes items into one queue. Clones are cheap. [`Client::producer`] returns one.
 #[derive(Debug, Clone)]

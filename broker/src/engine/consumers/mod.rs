@@ -13,7 +13,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::domain::{Delivery, Demand, ItemId, Receipt, Timestamp};
+use crate::domain::{Delivery, Demand, ItemId, Receipt, Timestamp, limits::MAX_BATCH};
 
 use self::{calls::Calls, stream::Stream};
 use super::{EngineError, Result};
@@ -24,17 +24,14 @@ pub(super) use self::{
     stream::{InFlight, StreamSettings, is_too_late},
 };
 
-/// Most items reserved in one call of the store, over all consumers of the queue. One settle may
-/// name as many.
-const MAX_BATCH: usize = 1_000;
 /// Most items that streams are assigned in one round, so that the next items are reserved while
 /// these are delivered and settled. While streams wait for items, calls share the rest of
-/// [`MAX_BATCH`].
+/// [`MAX_BATCH`], the most items reserved in one call of the store.
 const STREAM_BATCH: usize = 500;
 /// Most payload bytes reserved for one consumer in one round, unless a single item is larger. A
 /// reserve is answered by one message, and most gRPC libraries by default refuse messages over 4
 /// MiB.
-const MAX_MESSAGE_BYTES: usize = 3 << 20;
+const MAX_ROUND_BYTES: usize = 3 << 20;
 /// How long the announcement of a reservation that was found void is delayed. A settle through this
 /// broker may have ended the reservation and be about to be answered.
 const DOUBT: Duration = Duration::from_secs(1);
@@ -185,7 +182,7 @@ impl Consumers {
             claimant: Claimant { id, auto_commit: waiting.call.auto_commit },
             demand: Demand {
                 max_items,
-                max_bytes: MAX_MESSAGE_BYTES,
+                max_bytes: MAX_ROUND_BYTES,
                 may_exceed: true,
                 lease: waiting.call.lease,
                 consumer: waiting.call.consumer.clone(),

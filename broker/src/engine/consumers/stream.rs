@@ -8,8 +8,11 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{EngineError, MAX_BATCH, MAX_MESSAGE_BYTES, STREAM_BATCH};
-use crate::domain::{ConsumerName, Delivery, ItemId, Receipt, Timestamp};
+use super::{EngineError, MAX_ROUND_BYTES, STREAM_BATCH};
+use crate::domain::{
+    ConsumerName, Delivery, ItemId, Receipt, Timestamp,
+    limits::{LARGEST_MAX_PAYLOAD_BYTES, MAX_BATCH},
+};
 
 /// A stream that has work is assigned more items once it has room for this part of its limits, or
 /// for [`STREAM_BATCH`] items. Refills of a few items each would cost as much as large ones.
@@ -17,8 +20,6 @@ const ENOUGH_PART: usize = 4;
 /// Approximate size in bytes of one message of deliveries, unless a single item is larger. Most
 /// gRPC libraries by default refuse messages over 4 MiB, and small messages cost little more.
 const FULL_MESSAGE_BYTES: usize = 1 << 20;
-/// The largest payload that a broker can be configured to accept.
-const LARGEST_PAYLOAD: usize = 16 << 20;
 /// Nothing is sent within the last part of its lease, one in this many: the item would arrive when
 /// another consumer has it.
 const MARGIN_PART: u32 = 10;
@@ -166,8 +167,8 @@ impl Stream {
     /// left to the first idle consumer, and never more than the stream may hold.
     pub(super) fn wanted_bytes(&self) -> (usize, bool) {
         let left = self.settings.max_in_flight_bytes.saturating_sub(self.bytes_in_flight);
-        if self.in_flight.is_empty() || left >= MAX_MESSAGE_BYTES + LARGEST_PAYLOAD {
-            (left.min(MAX_MESSAGE_BYTES), true)
+        if self.in_flight.is_empty() || left >= MAX_ROUND_BYTES + LARGEST_MAX_PAYLOAD_BYTES {
+            (left.min(MAX_ROUND_BYTES), true)
         } else {
             (left, false)
         }

@@ -250,7 +250,7 @@ fn a_byte_limit_never_raises_the_demand_of_a_stream() {
         let mut consumers = Consumers::default();
         let id = stream(&mut consumers, 100, limit);
         let want = |consumers: &Consumers| consumers.demands().demands[0].clone();
-        assert_eq!(want(&consumers).max_bytes, MAX_MESSAGE_BYTES, "{limit}");
+        assert_eq!(want(&consumers).max_bytes, MAX_ROUND_BYTES, "{limit}");
         consumers.hand_to_stream(id, vec![delivery(1, 1, 5 << 20)], NOW);
         assert_eq!(take(&mut consumers, id), 1);
         let more = want(&consumers);

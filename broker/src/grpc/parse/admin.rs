@@ -2,14 +2,15 @@
 
 use sluicegate_proto::v1 as pb;
 
-use super::{MAX_BATCH, batch_length, item_ids, not_negative, required, time_range};
+use super::{batch_length, item_ids, not_negative, required, time_range};
 use crate::{
-    domain::{FOREVER, Invalid, ItemState, MAX_MESSAGE_BYTES, QueueName, Timestamp},
+    domain::{
+        FOREVER, Invalid, ItemState, QueueName, Timestamp,
+        limits::{MAX_BATCH, MAX_MESSAGE_BYTES, MAX_PAGE},
+    },
     store::{RedriveFilter, Selection},
 };
 
-/// The most entries of a page; a larger number is taken as this one.
-const MAX_PAGE: usize = 1000;
 /// The size of an answer without its entries: the token of the next page.
 pub(in crate::grpc) const TOKEN_BYTES: usize = 1024;
 /// The size of what precedes each entry of a list: its field and its length.

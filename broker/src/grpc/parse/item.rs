@@ -7,9 +7,9 @@ use sluicegate_proto::v1 as pb;
 use super::{Rules, at_most, batch_length, duration, required, time_to_live, timestamp, within};
 use crate::{
     domain::{
-        ConsumerName, Headers, Invalid, MAX_CONTENT_TYPE_BYTES, MAX_DEDUP_ID_BYTES,
-        MAX_ORDERING_KEY_BYTES, MAX_SPAN, NewItem, Priority, QueueName, Schedule, ScheduleName,
+        ConsumerName, Headers, Invalid, NewItem, Priority, QueueName, Schedule, ScheduleName,
         check_header_limits,
+        limits::{MAX_CONTENT_TYPE_BYTES, MAX_DEDUP_ID_BYTES, MAX_ORDERING_KEY_BYTES, MAX_SPAN},
     },
     engine::check_cron,
     grpc::status::ApiError,

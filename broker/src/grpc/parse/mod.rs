@@ -14,7 +14,10 @@ use std::time::Duration;
 use sluicegate_proto::v1 as pb;
 
 use crate::{
-    domain::{FOREVER, Invalid, ItemId, MAX_SPAN, Timestamp},
+    domain::{
+        FOREVER, Invalid, ItemId, Timestamp,
+        limits::{MAX_BATCH, MAX_SPAN},
+    },
     engine::Engine,
     grpc::status::ApiError,
 };
@@ -26,11 +29,6 @@ pub(super) use item::{batch, schedule};
 pub(super) use queue::{change, new_queue};
 pub(super) use settle::{CommitAndPush, commit_and_push, extend, move_item, receipts, rollbacks};
 pub(super) use take::{Take, consume, consumer, flow, lease, take};
-
-/// The most items or receipts in one request.
-pub(super) const MAX_BATCH: usize = 1000;
-/// The shortest lease.
-const MIN_LEASE: Duration = Duration::from_millis(100);
 
 /// The limits against which requests are checked.
 #[derive(Debug, Clone, Copy)]

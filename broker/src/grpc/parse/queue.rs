@@ -9,13 +9,13 @@ use sluicegate_proto::v1 as pb;
 use super::{
     Rules, at_most, duration, duration_or_zero, lease, not_negative, required, time_to_live,
 };
-use crate::domain::{GroupName, Invalid, MAX_SPAN, Queue, QueueName, RetryPolicy};
-
-/// The longest delay of a retry, and the longest `dedup_window`.
-const MONTH: Duration = Duration::from_hours(30 * 24);
-const MAX_LABELS: usize = 64;
-const MAX_LABEL_KEY_BYTES: usize = 63;
-const MAX_LABEL_VALUE_BYTES: usize = 255;
+use crate::domain::{
+    GroupName, Invalid, Queue, QueueName, RetryPolicy,
+    limits::{
+        MAX_DEDUP_WINDOW, MAX_LABEL_KEY_BYTES, MAX_LABEL_VALUE_BYTES, MAX_LABELS, MAX_RETRY_DELAY,
+        MAX_SPAN,
+    },
+};
 
 /// The fields that UpdateQueue can change; `*` stands for all of them.
 const MUTABLE: &[&str] = &[
@@ -156,7 +156,7 @@ fn setting(field: &str, given: &pb::Queue, rules: &Rules) -> Result<Option<Chang
             set(move |queue| queue.retention = retention)
         }
         "dedup_window" => {
-            let window = given.dedup_window.map(|window| duration(field, window, MONTH));
+            let window = given.dedup_window.map(|window| duration(field, window, MAX_DEDUP_WINDOW));
             let window = window.transpose()?.unwrap_or(Queue::DEFAULT_DEDUP_WINDOW);
             set(move |queue| queue.dedup_window = window)
         }
@@ -200,7 +200,7 @@ fn retry_policy(given: pb::RetryPolicy) -> Result<RetryPolicy, Invalid> {
 }
 
 fn initial_delay(given: &pb::RetryPolicy) -> Result<Duration, Invalid> {
-    duration_or_zero("retry_policy.initial_delay", given.initial_delay, MONTH)
+    duration_or_zero("retry_policy.initial_delay", given.initial_delay, MAX_RETRY_DELAY)
 }
 
 fn multiplier(given: &pb::RetryPolicy) -> Result<f64, Invalid> {
@@ -212,7 +212,8 @@ fn multiplier(given: &pb::RetryPolicy) -> Result<f64, Invalid> {
 }
 
 fn max_delay(given: &pb::RetryPolicy) -> Result<Duration, Invalid> {
-    let delay = given.max_delay.map(|delay| duration("retry_policy.max_delay", delay, MONTH));
+    let delay =
+        given.max_delay.map(|delay| duration("retry_policy.max_delay", delay, MAX_RETRY_DELAY));
     Ok(delay.transpose()?.unwrap_or(RetryPolicy::default().max_delay))
 }
 

@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     domain::{
-        Cause, Invalid, MAX_CONTENT_TYPE_BYTES, MAX_SPAN, NewItem, Priority, QueueName, Receipt,
-        cut_reason,
+        Cause, Invalid, NewItem, Priority, QueueName, Receipt, cut_reason,
+        limits::{MAX_CONTENT_TYPE_BYTES, MAX_SPAN},
     },
     engine::{MoveRequest, RollbackRequest},
     grpc::status::ApiError,

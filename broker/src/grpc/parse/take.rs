@@ -4,18 +4,17 @@ use std::time::Duration;
 
 use sluicegate_proto::v1 as pb;
 
-use super::{MAX_BATCH, MIN_LEASE, Rules, count, duration, duration_or_zero, not_negative};
+use super::{Rules, count, duration, duration_or_zero, not_negative};
 use crate::{
-    domain::{ConsumerName, Invalid, QueueName},
+    domain::{
+        ConsumerName, Invalid, QueueName,
+        limits::{MAX_BATCH, MAX_IN_FLIGHT, MAX_WAIT, MIN_LEASE},
+    },
     engine::{ConsumeOptions, OnDisconnect},
 };
 
-/// The longest `wait`.
-const MAX_WAIT: Duration = Duration::from_mins(10);
 /// The `max_in_flight` if none is given.
 const DEFAULT_IN_FLIGHT: usize = 32;
-/// The most items that one stream may hold.
-const MAX_IN_FLIGHT: usize = 10_000;
 
 /// The fields that Pop and Reserve share.
 #[derive(Debug, PartialEq)]

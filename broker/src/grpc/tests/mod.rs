@@ -1,6 +1,7 @@
 //! The services behind a real connection, on a store in memory.
 
 mod limits;
+mod stated_limits;
 mod streams;
 
 use std::{sync::Arc, time::Duration};

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::domain::{
     AtHead, AtLimit, ConsumerName, Delivery, Demand, Item, ItemSize, ItemState, LeaseToken,
-    LimitReason, MAX_MESSAGE_BYTES, Priority, Queue, Receipt, Timestamp, Triage, assign,
+    LimitReason, Priority, Queue, Receipt, Timestamp, Triage, assign, limits::MAX_MESSAGE_BYTES,
 };
 
 /// Limit of items assigned in one call.
