@@ -17,7 +17,10 @@ use crate::{
         Deleted, Links, Result,
         mongo::{
             Inner,
-            catalog::{deleted::DELETED, queues::QUEUES},
+            catalog::{
+                deleted::{DELETED, FORMER_GROUPS, REMEMBERED, former_groups},
+                queues::QUEUES,
+            },
             ordering, priorities,
             schema::{
                 layout::{Group, HANDOUT, PROCESSED, READY_END, date, live, millis},
@@ -32,8 +35,6 @@ use crate::{
     },
 };
 
-/// Seconds for which the deletion of a queue is remembered.
-const REMEMBERED: i32 = 3_600;
 /// The document of `counters` that changes with each link between queues.
 const LINKS: &str = "deadLetterLinks";
 /// Limit of items that are left to the transaction that deletes the queue.
@@ -190,14 +191,15 @@ async fn attempt(
         .session(&mut *session)
         .await?;
     let Some(mut settings) = found else { return Ok(Deleted::Overtaken) };
-    settings.insert("at", date(inner.now()));
-    inner
-        .db
-        .collection::<Document>(DELETED)
-        .replace_one(doc! { "_id": q }, settings)
-        .upsert(true)
-        .session(&mut *session)
-        .await?;
+    let now = inner.now();
+    settings.insert("at", date(now));
+    let deleted = inner.db.collection::<Document>(DELETED);
+    // Items may still come for the queue that was deleted before in another group.
+    if let Some(before) = deleted.find_one(doc! { "_id": q }).session(&mut *session).await? {
+        settings.insert(FORMER_GROUPS, former_groups(&before, &queue.group, now.0));
+    }
+    let note = deleted.replace_one(doc! { "_id": q }, settings).upsert(true);
+    note.session(&mut *session).await?;
     // Deleted within the transaction, because the counters of the next queue of this name must stay.
     let ids = [
         ordering::counter_id(&queue.name),

@@ -13,6 +13,7 @@ use crate::{
 };
 
 mod brokers;
+mod deletion_races;
 mod faults;
 mod half_open;
 mod plans;
