@@ -4,6 +4,9 @@
 //! it. A push writes no document that such a transaction writes, so it may still land afterwards, through a broker that
 //! remembers the queue. By the entry that the transaction writes to `deletedQueues`,
 //! [`crate::store::mongo::catalog::orphaned_items`] finds such items and creates their queue again.
+//!
+//! A deletion with force deletes most items before that transaction. First it marks the queue, if the links are as the
+//! caller read them. A marked queue takes no new link, so that the deletion is not refused after items were deleted.
 
 use mongodb::{
     ClientSession, Collection,
@@ -12,7 +15,7 @@ use mongodb::{
 };
 
 use crate::{
-    domain::{Priority, Queue, Timestamp},
+    domain::{Priority, Queue, QueueName, Timestamp},
     store::{
         Deleted, Links, Result,
         mongo::{
@@ -41,6 +44,11 @@ const LINKS: &str = "deadLetterLinks";
 const FEW: u64 = 1_000;
 /// Limit of rounds that delete items before that transaction, because producers may push without end.
 const ROUNDS: usize = 5;
+
+/// Field of a queue that is being deleted: when a step of the deletion began.
+const DELETING: &str = "deleting";
+/// Milliseconds after which a mark is that of a broker that has ended. Longer than one round of deleting items.
+const MARKED: i64 = 20 * 60_000;
 
 /// Creates the index and the document that deletion needs.
 pub(crate) async fn ensure_collections(inner: &Inner) -> Result<()> {
@@ -117,6 +125,60 @@ pub(crate) async fn holds_items(
     Ok(found.is_some())
 }
 
+/// Marks a queue as one that is being deleted. Returns false if its settings or the links have changed.
+pub(crate) async fn mark(inner: &Inner, queue: &Queue, links: Links) -> Result<bool> {
+    let mut patience = Patience::new();
+    loop {
+        let mut session = begin(&inner.client).await?;
+        let attempt = async {
+            let queues = inner.db.collection::<Document>(QUEUES);
+            let filter = doc! { "_id": queue.name.as_str(), "revision": queue.revision };
+            let mark = doc! { "$set": { DELETING: date(inner.now()) } };
+            let marked = pass(inner, Some(links), &mut session).await?
+                && queues.update_one(filter, mark).session(&mut session).await?.matched_count == 1;
+            if marked {
+                commit(&mut session).await?;
+            }
+            Ok(marked)
+        };
+        let outcome = attempt_in_time(attempt).await;
+        if let Some(marked) = patience.after(&mut session, outcome).await? {
+            if !marked {
+                abort(&mut session).await;
+            }
+            return Ok(marked);
+        }
+    }
+}
+
+/// Renews the mark. Returns false if it is gone: the deletion took too long, or another one has ended.
+async fn renew_mark(inner: &Inner, queue: &QueueName) -> Result<bool> {
+    let queues = inner.db.collection::<Document>(QUEUES);
+    let filter = doc! { "_id": queue.as_str(), DELETING: { "$exists": true } };
+    let mark = doc! { "$set": { DELETING: date(inner.now()) } };
+    let marked = in_time(queues.update_one(filter, mark)).await.map_err(failed)?;
+    Ok(marked.matched_count == 1)
+}
+
+/// Returns true if the queue takes no links, because it is being deleted. Removes a mark that was left behind.
+async fn is_marked(
+    inner: &Inner,
+    queue: &QueueName,
+    session: &mut ClientSession,
+) -> Result<bool, Failure> {
+    let queues = inner.db.collection::<Document>(QUEUES);
+    let filter = doc! { "_id": queue.as_str(), DELETING: { "$exists": true } };
+    let Some(found) = queues.find_one(filter.clone()).session(&mut *session).await? else {
+        return Ok(false);
+    };
+    let at = found.get_datetime(DELETING).map_or(0, |at| at.timestamp_millis());
+    if at + MARKED > inner.now().0 {
+        return Ok(true);
+    }
+    queues.update_one(filter, doc! { "$unset": { DELETING: 1 } }).session(session).await?;
+    Ok(false)
+}
+
 /// Deletes a queue and everything that belongs to it.
 pub(crate) async fn delete_queue(
     inner: &Inner,
@@ -127,9 +189,15 @@ pub(crate) async fn delete_queue(
     let group = inner.group(&queue.group).await?;
     let mut count = 0;
     if force {
+        if !mark(inner, queue, links).await? {
+            return Ok(Deleted::Overtaken);
+        }
         // Most items are deleted before, so that the transaction stays small. A crash then leaves a queue that can be
         // deleted again.
         for _ in 0..ROUNDS {
+            if !renew_mark(inner, &queue.name).await? {
+                return Ok(Deleted::Overtaken);
+            }
             let deleted = delete_items(inner, &group, queue.name.as_str(), None).await?;
             count += deleted;
             if deleted < FEW {
@@ -176,7 +244,13 @@ async fn attempt(
     session: &mut ClientSession,
 ) -> Result<Deleted, Failure> {
     let q = queue.name.as_str();
-    if !pass(inner, Some(links), session).await? {
+    // With force the mark stands for what the caller read.
+    let (links, as_read) = if force {
+        (None, doc! { "_id": q, DELETING: { "$exists": true } })
+    } else {
+        (Some(links), doc! { "_id": q, "revision": queue.revision })
+    };
+    if !pass(inner, links, session).await? {
         return Ok(Deleted::Overtaken);
     }
     let mut count = 0;
@@ -186,11 +260,9 @@ async fn attempt(
         return Ok(Deleted::NotEmpty);
     }
     let queues = inner.db.collection::<Document>(QUEUES);
-    let found = queues
-        .find_one_and_delete(doc! { "_id": q, "revision": queue.revision })
-        .session(&mut *session)
-        .await?;
+    let found = queues.find_one_and_delete(as_read).session(&mut *session).await?;
     let Some(mut settings) = found else { return Ok(Deleted::Overtaken) };
+    settings.remove(DELETING);
     let now = inner.now();
     settings.insert("at", date(now));
     let deleted = inner.db.collection::<Document>(DELETED);
@@ -274,6 +346,11 @@ pub(crate) async fn link_queue(
         let mut session = begin(&inner.client).await?;
         let attempt = async {
             if !pass(inner, Some(links), &mut session).await? {
+                return Ok(None);
+            }
+            if let Some(target) = queue.dead_letter_target()
+                && is_marked(inner, &target, &mut session).await?
+            {
                 return Ok(None);
             }
             let done = if queue.revision == 0 {

@@ -1,6 +1,6 @@
 //! Deletions beside pushes of other brokers, and beside links to the queue that is deleted.
 
-use super::*;
+use super::{faults::Server, *};
 use crate::domain::Delivery;
 
 /// Longer than the late items of a test need to reach their queue.
@@ -108,4 +108,53 @@ async fn an_item_of_the_deletion_before_the_last_one_is_not_lost() {
     };
     assert_eq!(again.group, second.group, "with its latest settings");
     assert_eq!(drain(&stores[0], &again, 1).await[0].item.id, late);
+}
+
+/// While the items of a queue are deleted, no other queue can make it its dead-letter queue: otherwise the deletion
+/// would be refused after it has destroyed everything.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_with_force_that_is_refused_deletes_nothing() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let (ours, other) = (server.open(&clock, "a").await, server.open(&clock, "b").await);
+    let dead = make(&ours, queue_named("dead")).await;
+    ours.push((0..10).map(|_| push_of(&dead, "x", 0)).collect()).await.unwrap();
+    let links = ours.links().await.unwrap();
+
+    let blocked = doc! { "blockConnection": true, "blockTimeMS": 1_500 };
+    server.fail("delete", doc! { "times": 1 }, blocked).await;
+    let deleting = async { ours.delete_queue(&dead, true, links).await.unwrap() };
+    let linking = async {
+        let entered =
+            doc! { "waitForFailPoint": "failCommand", "timesEntered": 1, "maxTimeMS": 9_000 };
+        server.admin(entered).await.unwrap();
+        let source = Queue { dead_letter_queue: Some(dead.name.clone()), ..queue_named("a") };
+        other.link_queue(&source, other.links().await.unwrap()).await.unwrap()
+    };
+    let (deleted, linked) = tokio::join!(deleting, linking);
+    let items = server.items();
+    let left = items.count_documents(doc! { "q": "dead", "payload": { "$exists": true } });
+    let left = left.await.unwrap();
+    let queue = ours.get_queue(&dead.name).await.unwrap();
+    match deleted {
+        Deleted::Done(count) => assert_eq!((count, left, queue, linked), (10, 0, None, None)),
+        refused => assert_eq!((left, queue.is_some()), (10, true), "{refused:?}"),
+    }
+}
+
+/// A broker that ends during the deletion of a queue leaves a queue that works, and that can be deleted again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deletion_that_was_cut_off_does_not_refuse_links_for_ever() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let store = scratch.open(&clock).await;
+    let dead = make(&store, queue_named("dead")).await;
+    let links = store.links().await.unwrap();
+    assert!(catalog::deletion::mark(&store.store().inner, &dead, links).await.unwrap());
+    let source = Queue { dead_letter_queue: Some(dead.name.clone()), ..queue_named("a") };
+    let link = async || store.link_queue(&source, store.links().await.unwrap()).await.unwrap();
+    assert_eq!(link().await, None);
+    clock.advance(Duration::from_hours(1));
+    assert!(link().await.is_some());
+    let mark = store.database().collection::<Document>("queues");
+    let mark = mark.find_one(doc! { "_id": "dead", "deleting": { "$exists": true } });
+    assert_eq!(mark.await.unwrap(), None, "the deletion cannot go on beside the link");
 }

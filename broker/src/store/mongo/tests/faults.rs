@@ -60,7 +60,7 @@ impl Server {
     }
 
     /// Opens a broker on this server under a name that fail points can use.
-    async fn open(&self, clock: &Arc<Clock>, name: &str) -> Broker<MongoStore> {
+    pub(super) async fn open(&self, clock: &Arc<Clock>, name: &str) -> Broker<MongoStore> {
         let uri = format!("mongodb://127.0.0.1:{}/?replicaSet=rs0&appName={name}", self.port);
         let options = MongoOptions { clock: clock.clone(), discipline: false, pool_size: 16 };
         connected(&uri, "test", options).await
