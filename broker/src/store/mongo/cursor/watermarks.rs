@@ -5,7 +5,7 @@
 //! start.
 
 use std::{
-    sync::atomic::AtomicBool,
+    sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -74,7 +74,7 @@ pub(crate) struct QueueCursor {
     /// The ordering key up to which keys were repaired; with `None` the next repair starts anew.
     pub(crate) repaired: Mutex<Option<String>>,
     /// Allows one reserve at a time: two would mix up the watermarks.
-    pub(crate) turn: tokio::sync::Mutex<()>,
+    pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
     /// Who consumes the queue through this broker.
     pub(crate) consumed: Mutex<Consumed>,
     /// True if the cursor was asked for since unused cursors were last dropped.
@@ -130,7 +130,7 @@ impl QueueCursor {
             claims: OpenClaims::new(),
             repaired: Mutex::default(),
             deep: AtomicBool::new(false),
-            turn: tokio::sync::Mutex::default(),
+            turn: Arc::default(),
             consumed: Mutex::default(),
             recently_used: AtomicBool::new(false),
         }

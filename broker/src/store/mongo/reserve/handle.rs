@@ -11,6 +11,7 @@ use crate::{
         mongo::{
             Inner,
             cursor::{cursors::ConsumedCursor, watermarks::QueueCursor},
+            in_time,
             reserve::{self, next_eligible::next_eligible},
         },
     },
@@ -58,12 +59,18 @@ impl Reserver for MongoReserver {
         cursor.appeared(appeared);
         let (queue, demands) = (Arc::clone(queue), demands.to_vec());
         // If nobody waits for the answer any more, dropping it undoes the claim.
-        let operation = |inner: Arc<Inner>| async move {
-            // A reserve whose caller has gone may still be under way.
-            let _turn = cursor.turn.lock().await;
-            reserve::reserve(&inner, &cursor, &queue, &demands).await
+        let turn = Arc::clone(&cursor.turn);
+        let reserving = async {
+            // A reserve whose caller has gone may still be under way. The caller itself waits for its turn, so that no
+            // tasks that nobody waits for gather while the server is stalled.
+            let turn = turn.lock_owned().await;
+            let operation = |inner: Arc<Inner>| async move {
+                let _turn = turn;
+                reserve::reserve(&inner, &cursor, &queue, &demands).await
+            };
+            self.inner.run_long(operation).await
         };
-        Ok(self.inner.run(operation).await?.take())
+        Ok(in_time(reserving).await?.take())
     }
 
     async fn next_eligible(

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mongodb::{
     Client, Database,
-    bson::{Document, RawDocument, RawDocumentBuf, doc},
+    bson::{Document, RawDocument, RawDocumentBuf, doc, raw::cstr},
     options::{Acknowledgment, ClientOptions, ReadPreference, SelectionCriteria, WriteConcern},
     raw_batch_cursor::RawBatch,
 };
@@ -15,7 +15,7 @@ use crate::store::{
     mongo::server::{
         error::{Written, broken, describe, failed, passes, unavailable, written},
         group_commit::WRITE_LIMIT,
-        time_limit::{ANSWER_LIMIT, ReadError, in_time, read_in_time},
+        time_limit::{ANSWER_LIMIT, NO_ANSWER, ReadError, in_time, read_in_time},
     },
 };
 
@@ -115,6 +115,10 @@ fn start_error(what: &str, error: &mongodb::error::Error) -> StoreError {
 
 /// Runs an `update` or `delete` command that may be repeated without harm, and repeats it if its outcome is unknown.
 /// The driver repeats only writes of single documents.
+///
+/// A command without an answer is sent twice: again after [`ANSWER_LIMIT`], over another connection, and then the whole
+/// answer is awaited. An abandoned attempt ends in the server within [`WRITE_LIMIT`], so that attempts do not gather in
+/// a server that is stalled.
 pub(crate) async fn write(db: &Database, command: RawDocumentBuf) -> Result<Written> {
     write_in_time(db, command, [ANSWER_LIMIT, WRITE_LIMIT]).await
 }
@@ -122,11 +126,11 @@ pub(crate) async fn write(db: &Database, command: RawDocumentBuf) -> Result<Writ
 /// Does the same with other time limits: of the first attempt, and of those after one that was not answered in time.
 pub(crate) async fn write_in_time(
     db: &Database,
-    command: RawDocumentBuf,
+    mut command: RawDocumentBuf,
     [first, second]: [Duration; 2],
 ) -> Result<Written> {
+    command.append(cstr!("maxTimeMS"), WRITE_LIMIT.as_millis() as i64);
     let mut pauses = RETRY_PAUSES.iter();
-    // A slow server is not asked a third time: the second attempt waits for the whole answer.
     let mut limit = first;
     let mut is_slow = false;
     loop {
@@ -134,7 +138,7 @@ pub(crate) async fn write_in_time(
         let result = match tokio::time::timeout(limit, attempt).await {
             Ok(Ok(reply)) => written(&reply),
             Ok(Err(error)) => Err(failed(error)),
-            Err(_) if is_slow => return Err(unavailable("the server does not answer a write")),
+            Err(_) if is_slow => return Err(unavailable(NO_ANSWER)),
             Err(_) => {
                 (limit, is_slow) = (second, true);
                 continue;

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use mongodb::bson::doc;
+use mongodb::bson::{doc, raw::cstr, rawdoc};
 
 use crate::{
     domain::{GroupName, ItemId, LeaseToken, Outcome, Timestamp},
@@ -11,7 +11,7 @@ use crate::{
         mongo::{
             Inner,
             schema::{
-                layout::leased,
+                layout::{date, leased},
                 settled::{held_filter, witness_end},
             },
             server::statement::{Update, statement, update},
@@ -48,15 +48,19 @@ pub(crate) async fn extend(
         let now = inner.now();
         let mut statements = Vec::new();
         for ((token, until), places) in &lots {
-            let filter =
+            let mut filter =
                 held_filter(places.iter().map(|at| items[*at].0.receipt.item), *token, now);
+            // A repeated command may come late. It must not take back an extension that followed it.
+            filter.append(cstr!("extended"), rawdoc! { "$not": { "$gt": date(now) } });
             let change = if token.broker() == inner.broker {
-                Update::operators(&doc! { "$set": { "when": leased(*until) } })?
+                Update::operators(&doc! {
+                    "$set": { "when": leased(*until), "extended": date(now) },
+                })?
             } else {
                 // The broker that made the reservation does not see this change. The tombstone time keeps it from
                 // taking the item for one that only itself can have changed.
                 Update::pipeline(&[doc! { "$set": {
-                    "when": leased(*until),
+                    "when": leased(*until), "extended": date(now),
                     "trace": { "$max": ["$trace", witness_end(now)] },
                 } }])?
             };
@@ -72,15 +76,22 @@ pub(crate) async fn extend(
         };
         for at in places {
             let (Reservation { queue, receipt }, until) = &items[at];
+            let mut until = *until;
             let stored = found.as_ref().map(|found| found.get(&receipt.item));
+            // Of two extensions the one that was asked for last holds.
+            if let Some(Some(stored)) = stored
+                && stored.leased
+            {
+                until = Timestamp(stored.when);
+            }
             outcomes[at] = match stored {
                 None => Outcome::Ok,
                 Some(Some(stored)) if stored.is_held_by(receipt.token, now) => Outcome::Ok,
                 Some(stored) => stale(stored, now),
             };
             if outcomes[at] == Outcome::Ok {
-                inner.lease_cache.extend(receipt, *until, false);
-                inner.cursor(&queue.name).lease_deadlines.expect(*until);
+                inner.lease_cache.extend(receipt, until, false);
+                inner.cursor(&queue.name).lease_deadlines.expect(until);
             }
         }
     }

@@ -279,3 +279,39 @@ async fn a_claim_that_arrives_after_it_was_undone_takes_nothing() {
     assert_eq!(after, before);
     faults::assert_untouched(&take(&store, &queue, 1).await);
 }
+
+/// The first attempt at an extension lies on its way to the server, its repetition is answered, and a later extension
+/// too. When the first attempt arrives, it must not shorten the lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_extension_that_comes_late_does_not_take_back_a_later_one() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let proxy = Proxy::start(server.address()).await;
+    let store = proxy.open(&clock, "test").await;
+    let queue = make(&store, queue_named("q")).await;
+    store.push(vec![push_of(&queue, "x", 0)]).await.unwrap();
+    let taken = take(&store, &queue, 1).await;
+    let extend = async |by: Duration| {
+        let until = clock.now() + by;
+        let outcomes = store.extend(vec![(held(&queue, &taken[0]), until)]).await.unwrap();
+        assert_eq!(outcomes, [Outcome::Ok]);
+        until
+    };
+    let mut first = proxy.hold_on_items("update");
+    let (_, ()) = tokio::join!(extend(Duration::from_mins(1)), first.caught());
+    let until = extend(Duration::from_mins(5)).await;
+
+    let commands = async || {
+        let status = server.admin(doc! { "serverStatus": 1 }).await.unwrap();
+        let metrics = status.get_document("metrics").unwrap().get_document("commands").unwrap();
+        metrics.get_document("update").unwrap().get_i64("total").unwrap()
+    };
+    let done = commands().await;
+    drop(first);
+    faults::until("the first attempt arrives", async || commands().await > done).await;
+    let item = store.get_item(&queue, taken[0].item.id).await.unwrap().unwrap();
+    assert_eq!(item.eligible_time, Some(until));
+    // A lease may be shortened too.
+    let until = extend(Duration::from_secs(10)).await;
+    let item = store.get_item(&queue, taken[0].item.id).await.unwrap().unwrap();
+    assert_eq!(item.eligible_time, Some(until));
+}
