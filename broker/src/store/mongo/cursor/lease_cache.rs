@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::domain::{ItemId, LeaseToken, Receipt, Timestamp};
 
-/// Milliseconds after the end of its lease at which an entry may be dropped.
+/// Milliseconds after which an entry may be dropped that no longer saves anything.
 const KEEP: i64 = 60_000;
 /// Milliseconds before the end of a lease from which its item is settled the exact way, because another broker may take
 /// the item.
@@ -36,9 +36,14 @@ pub(crate) struct CachedLease {
 }
 
 impl CachedLease {
+    /// Returns until when only this broker can change the item, at most.
+    fn exclusive_until(&self) -> i64 {
+        self.until.min(self.made.0 + EXCLUSIVE)
+    }
+
     /// Returns true if only this broker can have changed the item, and the server cannot have removed it.
     pub(crate) fn is_exclusive(&self, now: Timestamp) -> bool {
-        let until = self.until.min(self.made.0 + EXCLUSIVE);
+        let until = self.exclusive_until();
         let end = self.deadline.map_or(until, |deadline| deadline.min(until));
         now.0 + CLOSE < end
     }
@@ -65,7 +70,8 @@ impl LeaseCache {
         let mut entries = self.0.lock();
         entries.by_item.extend(issues);
         if entries.by_item.len() > entries.clear_at {
-            entries.by_item.retain(|_, cached_lease| cached_lease.until + KEEP > now.0);
+            // What other brokers settle is not reported here, so an entry does not stay for a lease of hours.
+            entries.by_item.retain(|_, lease| lease.exclusive_until() + KEEP > now.0);
             entries.clear_at = (entries.by_item.len() * 2).max(1_000);
         }
     }
@@ -95,5 +101,36 @@ impl LeaseCache {
     /// Drops the entry of an item.
     pub(crate) fn forget(&self, item: ItemId) {
         self.0.lock().by_item.remove(&item);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Entries are of use for [`EXCLUSIVE`]. Those of leases of hours that other brokers end do not gather.
+    #[test]
+    fn entries_of_long_leases_do_not_gather() {
+        const PER_SECOND: i64 = 100;
+        let cache = LeaseCache::default();
+        let ids = crate::domain::IdSource::new();
+        let token = LeaseToken::fresh([0; 4]);
+        for second in 0..600 {
+            let now = Timestamp(1_000_000 + second * 1_000);
+            let lease = CachedLease {
+                token,
+                made: now,
+                until: now.0 + 12 * 3_600_000,
+                priority: 0,
+                dedup: false,
+                leaves_tombstone: false,
+                deadline: None,
+                key: None,
+            };
+            cache.add((0..PER_SECOND).map(|_| (ids.next(now), lease.clone())), now);
+        }
+        let entries = cache.0.lock().by_item.len() as i64;
+        let live = (EXCLUSIVE + KEEP) / 1_000 * PER_SECOND;
+        assert!(entries <= 2 * live + PER_SECOND, "{entries} entries, {live} of them of use");
     }
 }

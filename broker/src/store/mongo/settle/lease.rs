@@ -109,6 +109,9 @@ pub(crate) async fn holds(inner: &Arc<Inner>, items: Vec<Reservation>) -> Result
             let receipt = &items[at].receipt;
             let stored = found.get(&receipt.item);
             answers[at] = stored.is_some_and(|stored| stored.is_held_by(receipt.token, now));
+            if !answers[at] {
+                inner.lease_cache.take(receipt);
+            }
         }
     }
     Ok(answers)
