@@ -5,8 +5,8 @@
 //! If the answer to a claim was lost, the broker does not know whether the claim was applied, nor whether it will be:
 //! its command may still lie in the server's socket. So undoing a claim has two parts. The first part marks the items
 //! that are unchanged since they were read with a settle token, which a late claim does not match. The second part
-//! returns the items that carry the claim's lease token to their places. Both parts are repeated until the server has
-//! answered. Until then this broker claims nothing more from the queue.
+//! returns the items that carry the claim's lease token to their places. A lapsed item gets back the lock of its last
+//! holder, whose receipt is as good as before. Both parts are repeated until the server has answered. Until then this broker claims nothing more from the queue.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -46,7 +46,6 @@ struct Claimed {
     token: LeaseToken,
     priority: i32,
     when: i64,
-    /// The attempt number under the claim.
     attempt: u32,
     deliveries: u32,
     lock: Option<LeaseToken>,
@@ -87,13 +86,13 @@ impl Claim {
     }
 
     /// Adds an item that is about to be claimed.
-    pub(crate) fn add(&mut self, item: &Stored, token: LeaseToken, attempt: u32) {
+    pub(crate) fn add(&mut self, item: &Stored, token: LeaseToken) {
         self.items.push(Claimed {
             id: item.id(),
             token,
             priority: item.priority,
             when: item.when,
-            attempt,
+            attempt: item.attempt,
             deliveries: item.deliveries,
             lock: item.lock,
             settled: item.settled,
@@ -223,18 +222,24 @@ impl Lost {
 
     /// Returns the items that were claimed to their places.
     fn restore(&self, settled: ObjectId, statements: &mut Vec<RawDocumentBuf>) -> Result<()> {
-        let mut lots: HashMap<(LeaseToken, i64, u32), Vec<ItemId>> = HashMap::new();
+        let mut lots: HashMap<_, Vec<ItemId>> = HashMap::new();
         for item in &self.items {
-            lots.entry((item.token, item.when, item.attempt)).or_default().push(item.id);
+            let alike = (item.token, item.when, item.attempt, item.lock);
+            lots.entry(alike).or_default().push(item.id);
         }
-        for ((token, when, attempt), ids) in lots {
+        for ((token, when, attempt, lock), ids) in lots {
             let filter = rawdoc! { "_id": { "$in": oids(ids) }, "lock": token_oid(token) };
-            let set = doc! {
+            let mut set = doc! {
                 "when": date(Timestamp(when)), "attempt": i64::from(attempt),
                 "deliveries": { "$subtract": ["$deliveries", 1] },
                 "settled": settled, "settledBefore": settled_before(),
             };
-            let stages = [doc! { "$set": set }, doc! { "$unset": ["lock"] }];
+            let mut stages = Vec::new();
+            match lock {
+                Some(lock) => _ = set.insert("lock", token_oid(lock)),
+                None => stages.push(doc! { "$unset": ["lock"] }),
+            }
+            stages.push(doc! { "$set": set });
             statements.push(statement(filter, Update::pipeline(&stages)?));
         }
         Ok(())

@@ -240,7 +240,7 @@ async fn claim(
         });
         lot.ids.push(item.id());
         lot.tokens.push((item.lock, item.settled));
-        claim.add(item, lot.token, attempt);
+        claim.add(item, lot.token);
         leases.push(Lease { token: lot.token, attempt, until, lapsed });
     }
     let mut statements = Vec::with_capacity(lots.len());

@@ -377,3 +377,29 @@ async fn a_write_that_is_not_answered_ends() {
     assert!(matches!(written, Err(crate::store::StoreError::Unavailable { .. })));
     server.heal().await;
 }
+
+/// A claim of a lapsed item that reached nobody leaves the receipt of the item's last holder as good as it was.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_undone_claim_gives_a_lapsed_item_back_its_receipt() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let store = server.open(&clock, "a").await;
+    let queue = make(&store, queue_named("q")).await;
+    store.push(vec![push_of(&queue, "x", 0), push_of(&queue, "y", 0)]).await.unwrap();
+    let taken = take(&store, &queue, 2).await;
+    clock.advance(LEASE);
+    // Returns the items to the ready ones, so that the next update is the claim.
+    store.list_items(&queue, None, None, 1).await.unwrap();
+    assert!(store.reserve(&queue, &[]).await.unwrap().deliveries.is_empty());
+
+    server.fail("update", "alwaysOn", unsure()).await;
+    let refused = store.reserve(&queue, &[want(2, LEASE)]).await;
+    assert!(matches!(refused, Err(crate::store::StoreError::Unavailable { .. })));
+    server.heal().await;
+    let cursor = store.store().inner.cursor(&queue.name);
+    until("the claim is undone", async || cursor.claims.resolved().await.is_ok()).await;
+    assert_eq!(store.commit(vec![held(&queue, &taken[0])]).await.unwrap(), [Outcome::Ok]);
+    // The lapse counts as one failed attempt, as without the claim.
+    let again = take_all(&store, &queue, 1).await;
+    assert_eq!((again[0].item.attempt, again[0].item.deliveries), (2, 2));
+    assert_eq!(store.commit(vec![held(&queue, &taken[1])]).await.unwrap(), [Outcome::LeaseLost]);
+}
