@@ -157,6 +157,14 @@ pub(crate) async fn unblock(
     Ok(unblocked)
 }
 
+/// Like [`unblock`], after a settle. The settle has taken effect, so its caller is told so even if nothing can be
+/// unblocked now. The upkeep does it later.
+pub(crate) async fn unblock_settled(inner: &Inner, group: &Group, keys: &[OrderKey]) {
+    if let Err(error) = unblock(inner, group, keys).await {
+        tracing::debug!(%error, "could not unblock the next items of settled keys");
+    }
+}
+
 async fn unblock_one(
     inner: &Inner,
     group: &Group,

@@ -155,27 +155,32 @@ async fn write(
 }
 
 /// Unblocks the first item of each pushed key, in case its predecessor settled during the write. The results of
-/// unblocked items get their eligible time.
+/// unblocked items get their eligible time. The items are stored, so a failure does not concern their push: the next
+/// push of the key or the upkeep unblocks them.
 pub(super) async fn wake<'a>(
     inner: &Inner,
     group: &Group,
     items: &[Push],
     stored: impl Iterator<Item = &'a mut Pushed>,
-) -> Result<()> {
+) {
     let mut blocked: HashMap<ItemId, &mut Pushed> = stored
         .filter(|pushed| !pushed.deduplicated && pushed.eligible_time.is_none())
         .map(|pushed| (pushed.id, pushed))
         .collect();
     if blocked.is_empty() {
-        return Ok(());
+        return;
     }
     let keys: Vec<OrderKey> = items.iter().filter_map(order_key).collect();
-    for unblocked in ordering::unblock(inner, group, &keys).await? {
-        if let Some(pushed) = blocked.get_mut(&unblocked.id) {
-            pushed.eligible_time = Some(unblocked.when);
+    match ordering::unblock(inner, group, &keys).await {
+        Ok(unblocked) => {
+            for unblocked in unblocked {
+                if let Some(pushed) = blocked.get_mut(&unblocked.id) {
+                    pushed.eligible_time = Some(unblocked.when);
+                }
+            }
         }
+        Err(error) => tracing::debug!(%error, "could not unblock the items of a push"),
     }
-    Ok(())
 }
 
 /// Returns the key by which a push is ordered, if it has one.
@@ -255,8 +260,16 @@ async fn insert(
         if !repeated.is_empty() {
             let keys: HashSet<_> = repeated.iter().filter_map(|&at| key_of(&items[at])).collect();
             let keys: Vec<_> = keys.into_iter().collect();
-            let firsts = dedup::resolve(inner, group, &keys, inner.now()).await?;
+            let firsts = dedup::resolve(inner, group, &keys, inner.now()).await;
             for at in repeated {
+                let firsts = match &firsts {
+                    Ok(firsts) => firsts,
+                    // The other items of this write are stored or refused, whatever becomes of these.
+                    Err(error) => {
+                        results[at] = Some(Err(repeat(error)));
+                        continue;
+                    }
+                };
                 match key_of(&items[at]).and_then(|key| firsts.get(&key)) {
                     Some(first) if first.id == starts[at].id => {
                         results[at] = Some(Ok(stored(&items[at], &starts[at])));

@@ -54,7 +54,7 @@ pub(crate) async fn push_in_order(
         // the watermarks again. It happens even if the outcome is unknown, because the items may be stored.
         marks.rewind(inner);
         if let Some(mut pushed) = patience.after(&mut session, outcome).await? {
-            wake(inner, group, items, pushed.iter_mut()).await?;
+            wake(inner, group, items, pushed.iter_mut()).await;
             return Ok(pushed);
         }
     }

@@ -161,6 +161,6 @@ async fn delete(
         endings.iter().map(outcome).collect()
     };
     let keys: Vec<_> = endings.iter().filter_map(known_key).collect();
-    ordering::unblock(inner, group, &keys).await?;
+    ordering::unblock_settled(inner, group, &keys).await;
     Ok(outcomes)
 }

@@ -71,13 +71,14 @@ pub(crate) async fn commit_and_push(
             Some(Some((key, pushed))) => {
                 let mut results = vec![None; items.len()];
                 for ((group, places, items), mut pushed) in lots.iter().zip(pushed) {
-                    wake(inner, group, items, pushed.iter_mut()).await?;
+                    wake(inner, group, items, pushed.iter_mut()).await;
                     for (at, pushed) in places.iter().zip(pushed) {
                         results[*at] = Some(pushed);
                     }
                 }
                 if !key.is_empty() {
-                    ordering::unblock(inner, &group, &[(held.receipt.queue.clone(), key)]).await?;
+                    let key = [(held.receipt.queue.clone(), key)];
+                    ordering::unblock_settled(inner, &group, &key).await;
                 }
                 return Ok((Outcome::Ok, results.into_iter().flatten().collect()));
             }

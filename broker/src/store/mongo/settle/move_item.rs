@@ -128,7 +128,7 @@ async fn move_in_group(
             keys.push((items[*at].to.name.clone(), stored.key.clone()));
         }
     }
-    ordering::unblock(inner, group, &keys).await?;
+    ordering::unblock_settled(inner, group, &keys).await;
     Ok(())
 }
 

@@ -121,7 +121,7 @@ pub(crate) async fn end_exactly(
         };
         endings.iter().map(outcome).collect()
     };
-    ordering::unblock(inner, group, &keys).await?;
+    ordering::unblock_settled(inner, group, &keys).await;
     Ok(outcomes)
 }
 

@@ -113,7 +113,7 @@ async fn return_to_queues(
             Some(found) => batch.outcome_as_found(at, found, &settled, now, &mut keys),
         };
     }
-    ordering::unblock(inner, group, &keys).await?;
+    ordering::unblock_settled(inner, group, &keys).await;
     Ok(())
 }
 

@@ -403,3 +403,55 @@ async fn an_undone_claim_gives_a_lapsed_item_back_its_receipt() {
     assert_eq!((again[0].item.attempt, again[0].item.deliveries), (2, 2));
     assert_eq!(store.commit(vec![held(&queue, &taken[1])]).await.unwrap(), [Outcome::LeaseLost]);
 }
+
+/// Pushes that share a write with a repeated one do not fail because the first item of that one cannot be looked up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_repeated_push_that_cannot_be_looked_up_fails_alone() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let store = server.open(&clock, "a").await;
+    let queue = make(&store, queue_named("q")).await;
+    let repeated = || {
+        let mut push = push_of(&queue, "repeated", 0);
+        push.item.dedup_id = "d".to_owned();
+        push.dedup_window = Some(Duration::from_mins(1));
+        vec![push]
+    };
+    store.push(repeated()).await.unwrap();
+    server.fail("find", "alwaysOn", doc! { "errorCode": 50 }).await;
+    // The second and the third wait for the write of the first, and are written together.
+    let (first, second, third) = tokio::join!(
+        store.push(vec![push_of(&queue, "first", 0)]),
+        store.push(repeated()),
+        store.push(vec![push_of(&queue, "third", 0)]),
+    );
+    assert!(first.is_ok(), "{first:?}");
+    assert!(matches!(second, Err(crate::store::StoreError::Unavailable { .. })), "{second:?}");
+    assert!(third.is_ok(), "{third:?}");
+    server.heal().await;
+    assert!(store.push(repeated()).await.unwrap()[0].deduplicated);
+    assert_eq!(take_all(&store, &queue, 3).await.len(), 3);
+}
+
+/// An ordered push that was stored, and a commit that took effect, are answered so, though the next item of their key
+/// cannot be unblocked.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ordered_push_is_answered_though_its_key_cannot_be_unblocked() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let store = server.open(&clock, "a").await;
+    let queue = make(&store, queue_named("q")).await;
+    let keyed = || {
+        let mut push = push_of(&queue, "x", 0);
+        push.item.ordering_key = "k".to_owned();
+        vec![push]
+    };
+    store.push(keyed()).await.unwrap();
+    server.fail("findAndModify", "alwaysOn", doc! { "errorCode": 50 }).await;
+    let second = store.push(keyed()).await;
+    assert!(second.is_ok(), "{second:?}");
+    let taken = take_all(&store, &queue, 1).await;
+    assert_eq!(store.commit(vec![held(&queue, &taken[0])]).await.unwrap(), [Outcome::Ok]);
+    server.heal().await;
+    upkeep::round(&store.store().inner).await;
+    let taken = take_all(&store, &queue, 1).await;
+    assert_eq!(store.commit(vec![held(&queue, &taken[0])]).await.unwrap(), [Outcome::Ok]);
+}
