@@ -171,6 +171,7 @@ impl App {
             }
             self.engine.close().await;
             self.signals.close().await;
+            self.store.close().await;
         };
         tokio::time::timeout(self.shutdown_grace, orderly).await.is_ok()
     }

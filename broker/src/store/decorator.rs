@@ -118,6 +118,10 @@ pass_through! {
             fn measure(&self, metrics: &Arc<Metrics>) {
                 self.store.measure(metrics);
             }
+
+            async fn close(&self) {
+                self.store.close().await;
+            }
         ]
         async fn ping(&self) -> Result<()>;
     }

@@ -77,6 +77,11 @@ pub trait Store: ItemStore + ItemAdmin + QueueStore + StatsStore + ScheduleStore
 
     /// Succeeds if the store can be reached and written to.
     async fn ping(&self) -> Result<()>;
+
+    /// Waits for the work that goes on without callers, such as undoing claims whose items reached nobody, and stops
+    /// what the store does by itself. Waits without limit for a store that cannot be reached. A store without such work
+    /// returns at once.
+    async fn close(&self) {}
 }
 
 /// The path of items from producers to consumers, on which speed matters most.

@@ -50,6 +50,15 @@ impl Store for MongoStore {
     async fn ping(&self) -> Result<()> {
         self.run(|inner| async move { catalog::queues::ping(&inner).await }).await
     }
+
+    async fn close(&self) {
+        // First the operations: those that are repeated until they succeed give up when the rest stops.
+        self.inner.tracker.close();
+        self.inner.tracker.wait().await;
+        self.inner.stop.cancel();
+        self.background.close();
+        self.background.wait().await;
+    }
 }
 
 #[async_trait]

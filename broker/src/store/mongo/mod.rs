@@ -84,6 +84,8 @@ impl Default for MongoOptions {
 /// Queues in a MongoDB database.
 pub struct MongoStore {
     inner: Arc<Inner>,
+    /// What the store does by itself, until `stop`.
+    background: TaskTracker,
 }
 
 /// What the operations share.
@@ -104,6 +106,7 @@ struct Inner {
     groups: Mutex<HashMap<GroupName, Arc<Group>>>,
     cursors: QueueCursors,
     unblocked: Unblocked,
+    /// Operations, which end by themselves.
     tracker: TaskTracker,
     stop: CancellationToken,
 }
@@ -125,16 +128,16 @@ impl MongoStore {
         options: MongoOptions,
     ) -> Result<Self> {
         let connection = server::connect::connect(uri, database, options.pool_size).await?;
-        let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
+        let (background, stop) = (TaskTracker::new(), CancellationToken::new());
         let failing = stop.clone().drop_guard(); // on an error, stops the tasks that were started here
-        tracker
+        background
             .spawn(server::orphaned_transactions::end_all(connection.client.clone(), stop.clone()));
         format.bring_up_to_date(&connection.client, &connection.db).await?;
         if options.discipline {
             let source =
                 server::clock::Source { db: connection.db.clone(), sharded: connection.sharded };
             server::clock::set(&source, &options.clock).await?;
-            tracker.spawn(server::clock::discipline(
+            background.spawn(server::clock::discipline(
                 source,
                 Arc::clone(&options.clock),
                 stop.clone(),
@@ -155,25 +158,17 @@ impl MongoStore {
             groups: Mutex::default(),
             cursors: QueueCursors::new(),
             unblocked: Unblocked::default(),
-            tracker,
+            tracker: TaskTracker::new(),
             stop,
         };
         catalog::queues::ensure_indexes(&inner).await?;
         catalog::deletion::ensure_collections(&inner).await?;
         let inner = Arc::new(inner);
-        inner
-            .tracker
+        background
             .spawn(catalog::orphaned_items::adopt_all(Arc::clone(&inner), inner.stop.clone()));
-        inner.tracker.spawn(upkeep::run(Arc::clone(&inner), inner.stop.clone()));
+        background.spawn(upkeep::run(Arc::clone(&inner), inner.stop.clone()));
         failing.disarm();
-        Ok(Self { inner })
-    }
-
-    /// Waits for the running writes and ends the background tasks.
-    pub async fn close(&self) {
-        self.inner.stop.cancel();
-        self.inner.tracker.close();
-        self.inner.tracker.wait().await;
+        Ok(Self { inner, background })
     }
 
     /// Returns the database, for signals that use the store's own.

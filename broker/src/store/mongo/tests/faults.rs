@@ -455,3 +455,22 @@ async fn an_ordered_push_is_answered_though_its_key_cannot_be_unblocked() {
     let taken = take_all(&store, &queue, 1).await;
     assert_eq!(store.commit(vec![held(&queue, &taken[0])]).await.unwrap(), [Outcome::Ok]);
 }
+
+/// What is undone when the store is closed is undone to its end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_closed_undoes_claims_that_reached_nobody() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let (store, other) = (server.open(&clock, "a").await, server.open(&clock, "b").await);
+    let queue = make(&store, queue_named("q")).await;
+    store.push((0..5).map(|_| push_of(&queue, "x", 0)).collect()).await.unwrap();
+    server.fail("update", times(1), held_up(Duration::from_millis(500))).await;
+    let demands = [want(5, LEASE)];
+    let given_up =
+        tokio::time::timeout(Duration::from_millis(100), store.reserve(&queue, &demands));
+    assert!(given_up.await.is_err());
+    // The claim takes effect. The first attempt to undo it fails.
+    let refused = doc! { "errorCode": 91, "appName": "sluicegate a" };
+    server.fail("update", times(3), refused).await;
+    store.close().await;
+    assert_untouched(&take_all(&other, &queue, 5).await);
+}
