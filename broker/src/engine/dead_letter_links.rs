@@ -99,7 +99,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        domain::{Clock, NewItem},
+        domain::{AtLimit, Clock, NewItem},
         engine::{Engine, Limits},
         metrics::Metrics,
         signals::LocalSignals,
@@ -229,5 +229,25 @@ mod tests {
         assert!(matches!(refused, EngineError::DeadLetterGroup { .. }), "{refused}");
         engine.push(&name("dead"), vec![NewItem::default()], None).await.unwrap();
         assert_eq!(engine.get_queue(&name("dead")).await.unwrap().group.as_str(), "g");
+    }
+
+    /// A queue does not go on dead-lettering into a queue that was deleted meanwhile, which nobody
+    /// would see.
+    #[tokio::test]
+    async fn a_dead_letter_queue_that_was_deleted_is_created_again() {
+        let engine = engine();
+        engine.create_queue(queue("q", None)).await.unwrap();
+        engine.refresh_settings().await.unwrap();
+        let dead = name("q.dead");
+        for _ in 0..2 {
+            let queue = engine.queues.get(&name("q")).await.unwrap();
+            let noted = engine.with_known_limit(&queue).await.unwrap();
+            assert_eq!(noted.at_limit, AtLimit::DeadLetter(dead.clone()));
+            // Deleted by another broker, which did not see the link in time.
+            let links = engine.store().links().await.unwrap();
+            let made = engine.store().get_queue(&dead).await.unwrap().expect("a dead-letter queue");
+            engine.store().delete_queue(&made, true, links).await.unwrap();
+            engine.refresh_settings().await.unwrap();
+        }
     }
 }

@@ -67,6 +67,7 @@ impl Engine {
         if queue.at_limit != AtLimit::Unknown {
             return Ok(Arc::clone(queue));
         }
+        let generation = self.queues.generation();
         let at_limit = match queue.dead_letter_target() {
             _ if queue.discard_failed => AtLimit::Discard,
             None => AtLimit::Nowhere,
@@ -83,7 +84,7 @@ impl Engine {
                 }
             }
         };
-        Ok(self.queues.note_limit(queue, at_limit))
+        Ok(self.queues.note_limit(queue, at_limit, generation))
     }
 
     /// Creates a dead-letter queue if it does not exist. Returns the group of the queue.

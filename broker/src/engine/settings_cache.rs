@@ -93,10 +93,22 @@ impl Queues {
         known.queues.insert(queue.name.clone(), Arc::new(queue.in_force(&self.defaults)));
     }
 
-    /// Caches where items at a limit go, unless the settings have changed meanwhile.
-    pub(super) fn note_limit(&self, queue: &Arc<Queue>, at_limit: AtLimit) -> Arc<Queue> {
+    /// Returns a number that changes whenever settings are dropped.
+    pub(super) fn generation(&self) -> u64 {
+        self.known.read().generation
+    }
+
+    /// Caches where items at a limit go, unless any settings have changed since `generation`.
+    pub(super) fn note_limit(
+        &self,
+        queue: &Arc<Queue>,
+        at_limit: AtLimit,
+        generation: u64,
+    ) -> Arc<Queue> {
         let noted = Arc::new(Queue { at_limit, ..(**queue).clone() });
-        if let Some(known) = self.known.write().queues.get_mut(&queue.name)
+        let mut known = self.known.write();
+        if known.generation == generation
+            && let Some(known) = known.queues.get_mut(&queue.name)
             && Arc::ptr_eq(known, queue)
         {
             *known = Arc::clone(&noted);
@@ -104,13 +116,18 @@ impl Queues {
         noted
     }
 
+    /// Drops the settings of a queue. The queue may have been deleted, so it is no longer known as
+    /// the dead-letter queue of others either.
     pub(super) fn forget(&self, name: &QueueName) {
         let mut known = self.known.write();
         known.generation += 1;
         known.queues.remove(name);
         // It may have been deleted: where items at a limit go that went there is to be looked into again.
-        let leads_there =
-            |queue: &Queue| matches!(&queue.at_limit, AtLimit::DeadLetter(to) if to == name);
+        let leads_there = |queue: &Queue| match &queue.at_limit {
+            AtLimit::DeadLetter(to) => to == name,
+            AtLimit::Nowhere => dead_letter_links::target(queue).as_ref() == Some(name),
+            AtLimit::Unknown | AtLimit::Discard => false,
+        };
         known.queues.retain(|_, queue| !leads_there(queue));
     }
 
