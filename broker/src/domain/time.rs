@@ -3,7 +3,7 @@
 use std::{
     ops::{Add, Sub},
     sync::atomic::{AtomicI64, Ordering},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use parking_lot::RwLock;
@@ -46,10 +46,11 @@ impl Sub<Duration> for Timestamp {
 }
 
 /// A clock that follows the time of a server or of this machine. The clock runs evenly between
-/// corrections, and tests can advance it.
+/// corrections, also while the machine is suspended, and tests can advance it.
 #[derive(Debug)]
 pub struct Clock {
-    origin: Instant,
+    /// Milliseconds since the start of the machine.
+    origin: i64,
     setting: RwLock<Setting>,
     /// By how much tests have shifted this machine's time, in milliseconds.
     machine_shift: AtomicI64,
@@ -85,7 +86,7 @@ impl Clock {
     /// Returns a clock that is set to this machine's time.
     pub fn system() -> Self {
         Self {
-            origin: Instant::now(),
+            origin: machine_uptime(),
             setting: RwLock::new(Setting::even(system_millis())),
             machine_shift: AtomicI64::new(0),
         }
@@ -146,12 +147,29 @@ impl Clock {
     }
 
     fn elapsed(&self) -> i64 {
-        self.origin.elapsed().as_millis() as i64
+        machine_uptime() - self.origin
     }
 }
 
 /// Differences up to this value come from reading two clocks one after the other.
 const JITTER_MS: i64 = 2;
+
+/// Returns the milliseconds since the start of the machine, with the time in which it was suspended.
+/// [`std::time::Instant`] does not count that time on Linux, so after a suspend a broker would take
+/// leases for valid that have lapsed for everybody else.
+#[cfg(target_os = "linux")]
+fn machine_uptime() -> i64 {
+    let uptime = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    uptime.tv_sec * 1_000 + uptime.tv_nsec / 1_000_000
+}
+
+/// Returns the milliseconds since the first call.
+#[cfg(not(target_os = "linux"))]
+fn machine_uptime() -> i64 {
+    static FIRST: std::sync::LazyLock<std::time::Instant> =
+        std::sync::LazyLock::new(std::time::Instant::now);
+    FIRST.elapsed().as_millis() as i64
+}
 
 fn system_millis() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as i64)
