@@ -49,8 +49,8 @@ impl Sub<Duration> for Timestamp {
 /// corrections, also while the machine is suspended, and tests can advance it.
 #[derive(Debug)]
 pub struct Clock {
-    /// Milliseconds since the start of the machine.
-    origin: i64,
+    /// The machine's uptime when the clock was made.
+    origin: Duration,
     setting: RwLock<Setting>,
     /// By how much tests have shifted this machine's time, in milliseconds.
     machine_shift: AtomicI64,
@@ -147,28 +147,28 @@ impl Clock {
     }
 
     fn elapsed(&self) -> i64 {
-        machine_uptime() - self.origin
+        (machine_uptime() - self.origin).as_millis() as i64
     }
 }
 
 /// Differences up to this value come from reading two clocks one after the other.
 const JITTER_MS: i64 = 2;
 
-/// Returns the milliseconds since the start of the machine, with the time in which it was suspended.
+/// Returns the time since the start of the machine, with the time in which it was suspended.
 /// [`std::time::Instant`] does not count that time on Linux, so after a suspend a broker would take
 /// leases for valid that have lapsed for everybody else.
 #[cfg(target_os = "linux")]
-fn machine_uptime() -> i64 {
+fn machine_uptime() -> Duration {
     let uptime = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    uptime.tv_sec * 1_000 + uptime.tv_nsec / 1_000_000
+    Duration::new(uptime.tv_sec as u64, uptime.tv_nsec as u32)
 }
 
-/// Returns the milliseconds since the first call.
+/// Returns the time since the first call.
 #[cfg(not(target_os = "linux"))]
-fn machine_uptime() -> i64 {
+fn machine_uptime() -> Duration {
     static FIRST: std::sync::LazyLock<std::time::Instant> =
         std::sync::LazyLock::new(std::time::Instant::now);
-    FIRST.elapsed().as_millis() as i64
+    FIRST.elapsed()
 }
 
 fn system_millis() -> i64 {
