@@ -122,7 +122,6 @@ impl Queues {
         let mut known = self.known.write();
         known.generation += 1;
         known.queues.remove(name);
-        // It may have been deleted: where items at a limit go that went there is to be looked into again.
         let leads_there = |queue: &Queue| match &queue.at_limit {
             AtLimit::DeadLetter(to) => to == name,
             AtLimit::Nowhere => dead_letter_links::target(queue).as_ref() == Some(name),
