@@ -147,7 +147,7 @@ impl Clock {
     }
 
     fn elapsed(&self) -> i64 {
-        (machine_uptime() - self.origin).as_millis() as i64
+        machine_uptime().saturating_sub(self.origin).as_millis() as i64
     }
 }
 
