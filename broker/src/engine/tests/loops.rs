@@ -125,9 +125,14 @@ async fn a_dispatcher_that_could_deal_nothing_looks_again_soon() {
     let queue = bench.queue().await;
     let items = bench.items().await;
     let large = items.iter().find(|item| item.payload.len() == 80).unwrap();
-    bench.store.delete_item(&queue, large.id, None).await.unwrap();
-    let push = crate::store::Push { queue, item: sized(20), producer: None, dedup_window: None };
+    let push = crate::store::Push {
+        queue: Arc::clone(&queue),
+        item: sized(20),
+        producer: None,
+        dedup_window: None,
+    };
     bench.store.push(vec![push]).await.unwrap();
+    bench.store.delete_item(&queue, large.id, None).await.unwrap();
     assert_eq!(deliveries(&mut stream).await[0].item.payload.len(), 20);
     assert!(steps(&bench).await < 20);
 }
