@@ -192,3 +192,49 @@ async fn a_killed_broker_delays_the_others_only_by_its_leases() {
     assert_eq!(text(&stream.next().await), "free");
     assert_eq!(text(&stream.next().await), "held", "delivered after its lease");
 }
+
+/// A broker is frozen while it holds items that it has not sent yet. Their leases end, and another
+/// consumer commits them. When the broker continues, it sends none of them: only what was in the
+/// buffers of the connection still arrives.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broker_that_was_frozen_delivers_nothing_whose_lease_has_passed() {
+    const ITEMS: usize = 60;
+    /// How many items the broker holds at least when it is frozen, and how many of these may have
+    /// been in the buffers of the connection: its window is 2 MiB, and a message 1 MiB.
+    const HELD: u64 = 24;
+    const BUFFERED: usize = 16;
+    let store = Backend::Mongo.store();
+    let launch = store.launch().signals(&redis_url());
+    let (frozen, living) = (launch.start().await, launch.start().await);
+    let (api, remote) = (frozen.api().await, living.api().await);
+    let payload = "x".repeat(256 << 10);
+    for _ in 0..ITEMS / 10 {
+        remote.push("work", &[payload.as_str(); 10]).await;
+    }
+    let consume = |lease: u64| ConsumeRequest {
+        queue: "work".to_owned(),
+        max_in_flight: 1000,
+        lease: crate::harness::duration(Duration::from_secs(lease)),
+        ..ConsumeRequest::default()
+    };
+    // The client does not read, so the broker keeps what does not fit into the window.
+    let mut unread = api.consume_with(consume(3)).await;
+    remote.until_stats("work", |stats| stats.reserved as u64 >= HELD).await;
+    frozen.signal("STOP");
+    let mut stream = remote.consume_with(consume(60)).await;
+    let mut committed = 0;
+    while committed < ITEMS {
+        let delivery = stream.next().await;
+        assert_eq!(remote.commit(&[&delivery.receipt]).await, [Outcome::Ok]);
+        committed += 1;
+    }
+    drop(stream);
+    frozen.signal("CONT");
+    remote.push("work", &["marker"]).await;
+    let mut late = 0;
+    while text(&unread.next().await) != "marker" {
+        late += 1;
+    }
+    println!("{late} items were on their way when the broker was frozen");
+    assert!(late <= BUFFERED, "{late} items arrived that others had committed");
+}
