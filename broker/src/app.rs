@@ -3,21 +3,26 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use tokio::net::TcpListener;
+use tokio::{
+    net::TcpListener,
+    sync::{Notify, watch},
+};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    access::{Access, Peer, tokens::Tokens},
     config::{Settings, SignalsUri, StoreUri},
     console::{self, ConsoleState, Probe},
     domain::Clock,
     engine::{Engine, Limits, background},
     grpc::{
         Api,
-        auth::Tokens,
         server::{Health, Options, Server},
     },
-    listener::Listener,
+    listener::{self, Listener},
     metrics::Metrics,
+    reload::{self, Files},
     signals::{self, Signals},
     store::{
         Capabilities, Store, StoreError,
@@ -46,6 +51,8 @@ pub(crate) struct App {
     stop: CancellationToken,
     health: Health,
     shutdown_grace: Duration,
+    /// Notified when files are to be read again.
+    reload: Arc<Notify>,
     /// True if gRPC is served over TLS.
     tls: bool,
     /// The address of gRPC.
@@ -89,11 +96,20 @@ impl App {
         let (calls, servers) = (TaskTracker::new(), TaskTracker::new());
         let stop = CancellationToken::new();
         let api = Api::new(Arc::clone(&engine), calls.clone(), stop.clone());
-        let options = Options {
-            tls: settings.tls.clone(),
-            max_connection_age: settings.max_connection_age,
-            tokens: Tokens::new(settings.tokens.clone()),
+        let tokens = settings.tokens.as_ref().map(|(_, tokens)| Arc::clone(tokens));
+        let access = Access::new(tokens, settings.max_refusals, Arc::clone(&metrics));
+        let tls = match &settings.tls {
+            Some(files) => Some(listener::acceptor(files).map_err(|e| StartError(e.to_string()))?),
+            None => None,
         };
+        let tls = tls.map(|acceptor| Arc::new(watch::Sender::new(acceptor)));
+        let options = Options {
+            tls: tls.as_ref().map(|tls| tls.subscribe()),
+            max_connection_age: settings.max_connection_age,
+            access: Arc::clone(&access),
+        };
+        let files = reloaded(&settings, &access, tls);
+        let reload = Arc::new(Notify::new());
         let server =
             Server::new(api, options).await.map_err(|error| StartError(error.to_string()))?;
         let health = server.health();
@@ -103,8 +119,10 @@ impl App {
                 tracing::error!(%error, "the gRPC server ended");
             }
         });
+        servers.spawn(reload::run(files, Arc::clone(&reload), stop.clone()));
         let probe: Arc<dyn Probe> = Arc::new(EngineProbe(Arc::clone(&engine)));
-        let console = console::router(ConsoleState { probe, metrics });
+        let console = console::router(ConsoleState { probe, metrics, access });
+        let console = console.into_make_service_with_connect_info::<Peer>();
         servers.spawn({
             let stop = stop.clone();
             async move {
@@ -126,6 +144,7 @@ impl App {
             stop,
             health,
             shutdown_grace,
+            reload,
             tls: settings.tls.is_some(),
             address,
             http_address,
@@ -152,6 +171,11 @@ impl App {
         )
     }
 
+    /// Reads tokens, certificates and keys again. What cannot be used changes nothing.
+    pub(crate) fn reload(&self) {
+        self.reload.notify_one();
+    }
+
     /// Shuts the broker down within `shutdown_grace`. Returns false if work had to be cut short.
     pub(crate) async fn shutdown(self) -> bool {
         let orderly = async {
@@ -175,6 +199,30 @@ impl App {
         };
         tokio::time::timeout(self.shutdown_grace, orderly).await.is_ok()
     }
+}
+
+/// Returns the files that are read again when they change.
+fn reloaded(
+    settings: &Settings,
+    access: &Arc<Access>,
+    tls: Option<Arc<watch::Sender<TlsAcceptor>>>,
+) -> Vec<Files> {
+    let mut files = Vec::new();
+    if let Some((path, _)) = settings.tokens.clone() {
+        let access = Arc::clone(access);
+        files.push(Files::new("tokens", vec![path.clone()], move || {
+            access.replace(Tokens::read(&path)?);
+            Ok(())
+        }));
+    }
+    if let (Some(paths), Some(tls)) = (settings.tls.clone(), tls) {
+        let all = [Some(paths.cert.clone()), Some(paths.key.clone()), paths.client_ca.clone()];
+        files.push(Files::new("TLS certificate", all.into_iter().flatten().collect(), move || {
+            tls.send_replace(listener::acceptor(&paths).map_err(|error| error.to_string())?);
+            Ok(())
+        }));
+    }
+    files
 }
 
 async fn bind(key: &str, address: SocketAddr) -> Result<TcpListener, StartError> {

@@ -1,18 +1,21 @@
 //! The Sluicegate broker.
 //!
 //! # Layout
-//! Dependencies point inward: `grpc | console → engine → domain, store, signals`.
+//! Dependencies point inward: `grpc | console → access, engine → domain, store, signals`.
 //!
 //! * [`domain`]: names, items, queues, receipts and the decisions about them. Pure.
 //! * [`store`]: the [`store::Store`] trait, and its backends MongoDB and SQLite.
 //! * [`signals`]: the [`signals::Signals`] trait, over Redis, over MongoDB, or local for a single
 //!   broker.
 //! * [`engine`]: the life of an item: push, dispatch, settle.
+//! * [`access`]: who may do what, for both edges.
 //! * [`grpc`]: the API; [`console`]: HTTP for probes and metrics; [`listener`]: connections for
 //!   both.
 //! * [`telemetry`]: the log; [`metrics`]: counters and measurements.
+//! * [`reload`]: files that are read again when they change.
 //! * [`app`]: builds all of these from the [`config`], runs them and drains them.
 
+mod access;
 mod app;
 mod config;
 mod console;
@@ -22,6 +25,7 @@ mod grpc;
 mod listener;
 pub mod metrics;
 pub mod process;
+mod reload;
 mod signals;
 pub mod store;
 mod telemetry;

@@ -1,10 +1,17 @@
 //! The process: settings, logs, serving until told to stop.
 
-use std::process::ExitCode;
+use std::{
+    fs::OpenOptions,
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+    process::ExitCode,
+};
 
 use crate::{
+    access::tokens,
     app::App,
-    config::{self, Check, ConfigError, Settings},
+    config::{self, ConfigError, Settings, Task},
     listener,
     store::sqlite,
     telemetry,
@@ -14,9 +21,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Reads the settings from the command line, the environment and the file, and serves until told to
 /// stop.
 pub fn run() -> ExitCode {
-    match config::check_asked_for() {
+    match config::task() {
         Ok(None) => {}
-        Ok(Some(asked)) => return check(&asked),
+        Ok(Some(Task::Check { file, repair })) => return check(&file, repair),
+        Ok(Some(Task::NewToken { name, allow, expires, file })) => {
+            return new_token(&name, &allow, expires.as_deref(), file.as_deref());
+        }
         Err(ConfigError::Usage(error)) => error.exit(),
         Err(error) => return fail(&error.to_string()),
     }
@@ -46,7 +56,7 @@ async fn serve(settings: Settings) -> ExitCode {
     };
     let app = tokio::select! {
         app = App::start(settings) => app,
-        () = signals.told_to_stop() => {
+        () = signals.told_to_stop(|| ()) => {
             tracing::info!("told to stop before it served");
             return ExitCode::SUCCESS;
         }
@@ -56,7 +66,7 @@ async fn serve(settings: Settings) -> ExitCode {
         Err(error) => return fail(&error.to_string()),
     };
     println!("{}", app.banner());
-    signals.told_to_stop().await;
+    signals.told_to_stop(|| app.reload()).await;
     tracing::info!("shutting down");
     if app.shutdown().await {
         ExitCode::SUCCESS
@@ -82,22 +92,23 @@ impl Signals {
     }
 
     /// Waits for SIGTERM or SIGINT. SIGHUP asks for a reload, and never ends the process.
-    async fn told_to_stop(&mut self) {
+    async fn told_to_stop(&mut self, reload: impl Fn()) {
         loop {
             tokio::select! {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
                 _ = self.hang_up.recv() => {
-                    tracing::info!("told to reload: there is nothing that can be reloaded without a restart");
+                    tracing::info!("told to read tokens and certificates again");
+                    reload();
                 }
             }
         }
     }
 }
 
-fn check(Check { file, repair }: &Check) -> ExitCode {
+fn check(file: &Path, repair: bool) -> ExitCode {
     let tell = |progress| eprintln!("{progress}");
-    let checked = if *repair { sqlite::repair(file, tell) } else { sqlite::check(file, tell) };
+    let checked = if repair { sqlite::repair(file, tell) } else { sqlite::check(file, tell) };
     match checked {
         Ok(report) => {
             println!("{report}");
@@ -105,6 +116,30 @@ fn check(Check { file, repair }: &Check) -> ExitCode {
         }
         Err(why) => fail(&why),
     }
+}
+
+fn new_token(name: &str, allow: &[String], expires: Option<&str>, file: Option<&Path>) -> ExitCode {
+    let new = match tokens::new_token(name, allow, expires) {
+        Ok(new) => new,
+        Err(why) => return fail(&why),
+    };
+    match file {
+        Some(file) => {
+            if let Err(error) = add_entry(file, &new.entry) {
+                return fail(&format!("cannot add the entry to {}: {error}", file.display()));
+            }
+        }
+        None => eprint!("Add this to the file that tokens_file names:\n\n{}", new.entry),
+    }
+    println!("{}", new.token);
+    ExitCode::SUCCESS
+}
+
+/// Adds an entry in one write, so that a broker that reads the file meanwhile reads all of the entry or nothing of it.
+fn add_entry(file: &Path, entry: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().create(true).append(true).mode(0o600).open(file)?;
+    file.write_all(entry.as_bytes())?;
+    file.sync_all()
 }
 
 fn fail(message: &str) -> ExitCode {

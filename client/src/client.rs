@@ -46,8 +46,8 @@ impl Interceptor for Credentials {
     }
 }
 
-/// How to reach the brokers; [`Client::builder`] returns one.
-#[derive(Debug, Clone)]
+/// How to reach the brokers; [`Client::builder`] returns one. Its debug form shows neither the token nor the private key.
+#[derive(Clone)]
 #[must_use = "a builder does nothing until it connects"]
 pub struct ClientBuilder {
     urls: Vec<String>,
@@ -60,6 +60,23 @@ pub struct ClientBuilder {
     keep_alive: Duration,
     max_receive: usize,
     max_send: usize,
+}
+
+impl fmt::Debug for ClientBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientBuilder")
+            .field("urls", &self.urls)
+            .field("token", &self.token.as_ref().map(|_| "***"))
+            .field("ca", &self.ca)
+            .field("identity", &self.identity.as_ref().map(|(certificate, _)| (certificate, "***")))
+            .field("tls_domain", &self.tls_domain)
+            .field("connect_timeout", &self.connect_timeout)
+            .field("request_timeout", &self.request_timeout)
+            .field("keep_alive", &self.keep_alive)
+            .field("max_receive", &self.max_receive)
+            .field("max_send", &self.max_send)
+            .finish()
+    }
 }
 
 impl ClientBuilder {

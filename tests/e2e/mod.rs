@@ -1,5 +1,6 @@
 //! One module per subject. The name of each test is the promise that it checks.
 
+mod access;
 mod brokers;
 mod check;
 mod connections;
@@ -18,6 +19,7 @@ mod receipts;
 mod reserve;
 mod retries;
 mod schedules;
+mod secrets;
 mod settings;
 mod shutdown;
 mod spreading;

@@ -111,3 +111,79 @@ async fn with_mutual_tls_only_clients_with_a_certificate_connect() {
     assert_eq!(half.status.code(), Some(2), "{}", stderr(&half));
     broker.stop().await;
 }
+
+/// An entry for the name in its certificate says what a client may do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_may_do_what_the_entry_for_its_certificate_says() {
+    let files = Files(tempfile::tempdir().expect("a directory"));
+    let ours = authority("ours");
+    let (cert, key) = files.identity("broker", &["127.0.0.1"], &ours);
+    let ca = files.write("ours.pem", &ours.pem());
+    let tokens = files.write(
+        "tokens.toml",
+        "[[certificate]]\nsan = \"*.workers.example\"\nallow = [\"produce@q\", \"create@q\"]\n\
+         [[certificate]]\nsan = \"viewer.example\"\nallow = [\"view@*\"]\n",
+    );
+    let launch = Launch::new().flag("store", "sqlite::memory:").flag("tls-cert", &cert);
+    let launch = launch.flag("tls-key", &key).flag("tls-client-ca", &ca);
+    let broker = launch.flag("tokens-file", &tokens).start().await;
+    let as_client = async |name: &str| {
+        let (cert, key) = files.identity("client", &[name], &ours);
+        sluice(&broker, &["--ca", &ca, "--cert", &cert, "--key", &key]).await
+    };
+    let worker = as_client("a.workers.example").await;
+    assert!(worker.status.success(), "{}", stderr(&worker));
+    let viewer = as_client("viewer.example").await;
+    assert!(stderr(&viewer).contains("produce@"), "{}", stderr(&viewer));
+    let stranger = as_client("workers.example").await;
+    assert!(stderr(&stranger).contains("a token is needed"), "{}", stderr(&stranger));
+    broker.stop().await;
+}
+
+/// The broker takes up a new certificate without a restart. Connections that are open go on, new ones get the new
+/// certificate, and no call fails. A key that does not belong to the certificate changes nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_certificate_is_exchanged_under_load_and_no_call_fails() {
+    let files = Files(tempfile::tempdir().expect("a directory"));
+    let (old, new) = (authority("old"), authority("new"));
+    let (cert, key) = files.identity("broker", &["127.0.0.1"], &old);
+    let old_ca = files.write("old.pem", &old.pem());
+    let new_ca = files.write("new.pem", &new.pem());
+    let launch = Launch::new().flag("store", "sqlite::memory:").flag("tls-cert", &cert);
+    let broker = launch.flag("tls-key", &key).start().await;
+    let client = sluicegate_client::Client::builder(&broker.address).ca_certificate(old.pem());
+    let client = client.connect().await.expect("a client");
+    let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let load = tokio::spawn({
+        let stop = std::sync::Arc::clone(&stop);
+        async move {
+            let mut calls = 0_u32;
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let request = sluicegate_client::proto::PushRequest {
+                    queue: "q".to_owned(),
+                    items: vec![crate::harness::new_item("x")],
+                    ..Default::default()
+                };
+                client.queue_service().push(request).await.expect("no call fails");
+                calls += 1;
+            }
+            calls
+        }
+    });
+    // First the certificate, then the key: in between the two do not belong together.
+    let (next_cert, next_key) = files.identity("next", &["127.0.0.1"], &new);
+    fs::copy(&next_cert, &cert).expect("a file");
+    logged(&broker, "what was in force stays").await;
+    let same = sluice(&broker, &["--ca", &old_ca]).await;
+    assert!(same.status.success(), "{}", stderr(&same));
+    fs::copy(&next_key, &key).expect("a file");
+    until("the new certificate", || async {
+        sluice(&broker, &["--ca", &new_ca]).await.status.success().then_some(())
+    })
+    .await;
+    let gone = sluice(&broker, &["--ca", &old_ca]).await;
+    assert!(stderr(&gone).contains("UnknownIssuer"), "{}", stderr(&gone));
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    assert!(load.await.expect("no call fails") > 0);
+    broker.stop().await;
+}

@@ -51,6 +51,18 @@ pub(super) const KEYS: &[Key] = &[
          mongodb: (through the store) [default: local: with SQLite, mongodb: with MongoDB]",
     ),
     key(
+        "store_file",
+        "FILE",
+        "",
+        "File that holds the address of the store, in place of store: no argument or variable then shows its password",
+    ),
+    key(
+        "signals_file",
+        "FILE",
+        "",
+        "File that holds the address of the signals, in place of signals",
+    ),
+    key(
         "database",
         "NAME",
         "sluicegate",
@@ -146,18 +158,23 @@ pub(super) const KEYS: &[Key] = &[
         "Certificate authorities, PEM, one of which every client's certificate must be from",
     ),
     key(
-        "tokens",
-        "LIST",
-        "",
-        "Bearer tokens that clients must show, NAME:TOKEN:ROLE, separated by commas; roles: \
-         produce, consume, admin (everything), several joined by +. As a flag, every user of the \
-         machine can read it: prefer tokens_file. Without tokens, everyone may do everything",
-    ),
-    key(
         "tokens_file",
         "FILE",
         "",
-        "File of such tokens, one per line; empty lines and lines that begin with # are ignored",
+        "TOML file of tokens and of names of client certificates, and what each may do (docs/ACCESS.md); read again when it \
+         changes. Without it everyone may do everything, and only this machine is served",
+    ),
+    key(
+        "insecure",
+        "BOOL",
+        "false",
+        "Serve other machines without tokens: everyone who reaches the broker may do everything",
+    ),
+    key(
+        "max_refusals",
+        "COUNT",
+        "20",
+        "Calls of one address that may be refused in a minute before its refusals come later and later; 0: any number",
     ),
 ];
 
@@ -199,8 +216,13 @@ pub(super) fn command() -> Command {
                      [env: {CONFIG_VARIABLE}]"
             ),
         ));
+    command = command.arg(
+        // A flag of earlier versions, which is refused with what to write instead.
+        Arg::new("tokens").long("tokens").hide(true).action(ArgAction::Set),
+    );
     let file =
         Arg::new("file").value_name("FILE").required(true).value_parser(value_parser!(PathBuf));
+    command = command.subcommand(token_command());
     command = command.args_conflicts_with_subcommands(true).subcommand(
         Command::new("check")
             .about("Check an SQLite store's file: its structure, every item, and that no commit is missing")
@@ -237,4 +259,37 @@ pub(super) fn command() -> Command {
         );
     }
     command
+}
+
+fn token_command() -> Command {
+    let new = Command::new("new")
+        .about("Make a token: print it, once, and the entry that makes it known to brokers")
+        .long_about(
+            "Make a token of 256 random bits. Prints the token to standard output, and the entry for tokens_file to standard error \
+             unless --file adds it there. The entry has a hash of the token: nobody can tell the token from it.",
+        )
+        .arg(Arg::new("name").value_name("NAME").required(true).help("The name of its bearer, for the audit log"))
+        .arg(
+            Arg::new("allow")
+                .long("allow")
+                .value_name("ACTION@QUEUES")
+                .required(true)
+                .action(ArgAction::Append)
+                .value_delimiter(',')
+                .help("A permission, for example produce@orders.* or view@*; may be repeated"),
+        )
+        .arg(
+            Arg::new("expires")
+                .long("expires")
+                .value_name("TIME")
+                .help("When it expires, for example 2027-01-01T00:00:00Z [default: never]"),
+        )
+        .arg(
+            Arg::new("file")
+                .long("file")
+                .value_name("FILE")
+                .value_parser(value_parser!(PathBuf))
+                .help("Add the entry to this file, which is made if it is not there"),
+        );
+    Command::new("token").about("Make tokens").subcommand_required(true).subcommand(new)
 }

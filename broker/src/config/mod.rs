@@ -3,7 +3,6 @@
 
 mod address;
 mod keys;
-mod token;
 mod values;
 
 use std::{
@@ -12,20 +11,19 @@ use std::{
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use config::{Config, File, FileFormat, Map, Source, Value, ValueKind};
 
-pub(crate) use self::{
-    address::{SignalsUri, StoreUri},
-    token::{Role, Token},
-};
+pub(crate) use self::address::{SignalsUri, StoreUri};
 use self::{
     keys::{CONFIG_VARIABLE, KEYS, Key, PREFIX},
     values::Parsed,
 };
 use crate::{
+    access::tokens::{self, Tokens},
     domain::{
         FailureDefaults, RetryPolicy,
         limits::{LARGEST_MAX_LEASE, LARGEST_MAX_PAYLOAD_BYTES, MAX_RETRY_MULTIPLIER, MIN_LEASE},
@@ -38,6 +36,9 @@ pub(crate) const DEFAULT_FILE: &str = "sluicegate.toml";
 
 /// Variables with this prefix are for tests; the broker ignores them.
 const TEST_PREFIX: &str = "SLUICEGATE_TEST_";
+
+/// A setting of earlier versions: tokens with roles.
+const OLD_TOKENS: &str = "tokens";
 
 const DAY: Duration = Duration::from_hours(24);
 
@@ -89,8 +90,12 @@ pub(crate) struct Settings {
     pub tls: Option<Tls>,
     /// About how old a connection gets; zero: no limit.
     pub max_connection_age: Duration,
-    /// Tokens, one of which every client must show; empty: everyone may do everything.
-    pub tokens: Vec<Token>,
+    /// The file of tokens and certificates, and what was in it when the broker started; `None`: everyone may do everything.
+    pub tokens: Option<(PathBuf, Arc<Tokens>)>,
+    /// How many calls of a peer may be refused in a minute before its refusals come later and later; 0: any number.
+    pub max_refusals: u32,
+    /// Serve other machines without tokens.
+    pub insecure: bool,
 }
 
 /// Why the settings cannot be used.
@@ -130,22 +135,44 @@ pub(crate) enum ConfigError {
     },
 }
 
-/// What `sluicegate check` is asked to do.
+/// What the command line asks for in place of a broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Check {
-    /// The file of an SQLite store.
-    pub file: PathBuf,
-    /// Repair what can be repaired with nothing lost.
-    pub repair: bool,
+pub(crate) enum Task {
+    /// Check the file of an SQLite store.
+    Check {
+        /// The file.
+        file: PathBuf,
+        /// Repair what can be repaired with nothing lost.
+        repair: bool,
+    },
+    /// Make a token.
+    NewToken {
+        /// The name of its bearer.
+        name: String,
+        /// Its permissions.
+        allow: Vec<String>,
+        /// When it expires.
+        expires: Option<String>,
+        /// The file to add its entry to.
+        file: Option<PathBuf>,
+    },
 }
 
-/// The check that the command line asks for; `None` if the broker is to run.
-pub(crate) fn check_asked_for() -> Result<Option<Check>, ConfigError> {
+/// Returns the task that the command line asks for; `None` if the broker is to run.
+pub(crate) fn task() -> Result<Option<Task>, ConfigError> {
     let matches = keys::command().try_get_matches()?;
-    let check = matches.subcommand_matches("check");
-    Ok(check.and_then(|check| {
-        let file = check.get_one::<PathBuf>("file")?.clone();
-        Some(Check { file, repair: check.get_flag("repair") })
+    if let Some(check) = matches.subcommand_matches("check") {
+        let Some(file) = check.get_one::<PathBuf>("file") else { return Ok(None) };
+        return Ok(Some(Task::Check { file: file.clone(), repair: check.get_flag("repair") }));
+    }
+    let new = matches.subcommand_matches("token").and_then(|token| token.subcommand_matches("new"));
+    Ok(new.and_then(|new| {
+        Some(Task::NewToken {
+            name: new.get_one::<String>("name")?.clone(),
+            allow: new.get_many::<String>("allow")?.cloned().collect(),
+            expires: new.get_one::<String>("expires").cloned(),
+            file: new.get_one::<PathBuf>("file").cloned(),
+        })
     }))
 }
 
@@ -170,6 +197,10 @@ impl Settings {
                 flags.set(key, &format!("flag --{}", key.flag()), value);
             }
         }
+        if let Some(value) = matches.get_one::<String>(OLD_TOKENS) {
+            let value = Value::new(Some(&"flag --tokens".to_owned()), value.as_str());
+            flags.0.insert(OLD_TOKENS.to_owned(), value);
+        }
         let named = matches.get_one::<String>("config").map(PathBuf::from).or(config_variable);
         let file = match named {
             Some(path) => Some(path),
@@ -185,7 +216,12 @@ impl Settings {
             path: "settings".to_owned(),
             reason: error.to_string(),
         })?;
-        Given(values).check()
+        let mut given = Given(values);
+        given.refuse_roles()?;
+        given.read_files()?;
+        let settings = given.check()?;
+        given.refuse_open(&settings)?;
+        Ok(settings)
     }
 
     /// Returns warnings for the log about settings that are allowed but risky.
@@ -199,15 +235,12 @@ impl Settings {
             );
         }
         let open = !self.listen.ip().is_loopback();
-        if open && self.tokens.is_empty() && self.tls.as_ref().is_none_or(|t| t.client_ca.is_none())
+        if self.insecure && (open || !self.http_listen.ip().is_loopback()) && self.tokens.is_none()
         {
-            warnings.push(format!(
-                "{} can be reached from other machines and needs neither token nor client \
-                 certificate: everyone may do everything",
-                self.listen
-            ));
+            warnings
+                .push("insecure: everyone who reaches this broker may do everything".to_owned());
         }
-        if open && !self.tokens.is_empty() && self.tls.is_none() {
+        if open && self.tokens.is_some() && self.tls.is_none() {
             warnings.push("tokens without TLS: they can be read on the way".to_owned());
         }
         warnings
@@ -248,6 +281,12 @@ fn environment_layer(
             config = Some(PathBuf::from(value));
             continue;
         }
+        if name == "SLUICEGATE_TOKENS" {
+            let origin = format!("environment variable {name}");
+            let value = Value::new(Some(&origin), value.to_string_lossy().into_owned());
+            layer.0.insert(OLD_TOKENS.to_owned(), value);
+            continue;
+        }
         let Some(key) = KEYS.iter().find(|key| key.variable() == name) else {
             return Err(ConfigError::UnknownKey {
                 key: name.to_owned(),
@@ -286,7 +325,7 @@ fn file_layer(path: &Path) -> Result<Layer, ConfigError> {
         .map_err(|error| wrong(format!("this is not TOML: {error}")))?;
     let mut layer = Layer::default();
     for (name, value) in table {
-        if !KEYS.iter().any(|key| key.name == name) {
+        if name != OLD_TOKENS && !KEYS.iter().any(|key| key.name == name) {
             return Err(ConfigError::UnknownKey {
                 key: name,
                 origin: shown,
@@ -306,7 +345,7 @@ fn join(names: impl Iterator<Item = String>) -> String {
 struct Given(HashMap<String, Value>);
 
 impl Given {
-    fn check(self) -> Result<Settings, ConfigError> {
+    fn check(&self) -> Result<Settings, ConfigError> {
         let store = self.required("store", address::store)?;
         let signals = match self.optional("signals", |text| address::signals(text, &store))? {
             Some(signals) => signals,
@@ -349,11 +388,65 @@ impl Given {
             max_connection_age: self
                 .required("max_connection_age", span(Duration::ZERO, DAY.saturating_mul(30)))?,
             tokens: self.tokens()?,
+            max_refusals: self.required("max_refusals", values::count)?,
+            insecure: self.required("insecure", values::boolean)?,
             max_lease,
             poll_min,
             store,
             signals,
         })
+    }
+
+    /// Reads the settings that are in files of their own, because they hold passwords.
+    fn read_files(&mut self) -> Result<(), ConfigError> {
+        for (key, file_key) in [("store", "store_file"), ("signals", "signals_file")] {
+            let Some(path) = self.optional(file_key, |path| Ok(PathBuf::from(path)))? else {
+                continue;
+            };
+            if self.0.contains_key(key) {
+                return Err(self.bad(file_key, format!("give either {key} or {file_key}")));
+            }
+            let text = fs::read_to_string(&path).map_err(|error| {
+                self.bad(file_key, format!("\"{}\" cannot be read: {error}", path.display()))
+            })?;
+            let origin = path.display().to_string();
+            self.0.insert(key.to_owned(), Value::new(Some(&origin), text.trim()));
+        }
+        Ok(())
+    }
+
+    /// Refuses the tokens of earlier versions, and says what to write instead.
+    fn refuse_roles(&self) -> Result<(), ConfigError> {
+        let Some(value) = self.0.get(OLD_TOKENS) else { return Ok(()) };
+        let entries: Vec<String> = match &value.kind {
+            ValueKind::Array(entries) => {
+                entries.iter().filter_map(|entry| scalar(&entry.kind)).collect()
+            }
+            kind => scalar(kind).unwrap_or_default().split(',').map(str::to_owned).collect(),
+        };
+        let instead = tokens::instead_of_roles(entries.iter().map(String::as_str));
+        let problem = instead.unwrap_or_else(|| {
+            "tokens are in a TOML file that tokens_file names; `sluicegate token new NAME --allow PERMISSION` makes one"
+                .to_owned()
+        });
+        Err(self.bad(OLD_TOKENS, problem))
+    }
+
+    /// Refuses to serve other machines while everyone may do everything, unless that is meant.
+    fn refuse_open(&self, settings: &Settings) -> Result<(), ConfigError> {
+        if settings.tokens.is_some() || settings.insecure {
+            return Ok(());
+        }
+        for (key, address) in [("listen", settings.listen), ("http_listen", settings.http_listen)] {
+            if !address.ip().is_loopback() {
+                let problem = format!(
+                    "without tokens everyone who reaches {address} may do everything: set tokens_file \
+                     (`sluicegate token new NAME --allow admin@*` makes the first token), or insecure = true if that is meant"
+                );
+                return Err(self.bad(key, problem));
+            }
+        }
+        Ok(())
     }
 
     fn failure_defaults(&self) -> Result<FailureDefaults, ConfigError> {
@@ -391,36 +484,12 @@ impl Given {
         }
     }
 
-    fn tokens(&self) -> Result<Vec<Token>, ConfigError> {
-        let listed = match self.0.get("tokens").map(|value| &value.kind) {
-            Some(ValueKind::Array(entries)) => {
-                let entries: Option<Vec<String>> =
-                    entries.iter().map(|entry| scalar(&entry.kind)).collect();
-                let entries = entries
-                    .ok_or_else(|| self.bad("tokens", "it is not a list of texts".to_owned()))?;
-                token::tokens(entries.iter().map(String::as_str))
-                    .map_err(|problem| self.bad("tokens", problem))?
-            }
-            _ => self
-                .optional("tokens", |text| token::tokens(text.split(',').map(str::trim)))?
-                .unwrap_or_default(),
-        };
-        let filed = self.optional("tokens_file", |path| {
-            let text = fs::read_to_string(path)
-                .map_err(|error| format!("{path:?} cannot be read: {error}"))?;
-            let lines = text.lines().map(str::trim);
-            let tokens =
-                token::tokens(lines.filter(|line| !line.is_empty() && !line.starts_with('#')))?;
-            // A file that lost its lines must not open the broker to everyone.
-            if tokens.is_empty() { Err(format!("{path:?} has no token in it")) } else { Ok(tokens) }
-        })?;
-        match filed {
-            Some(_) if !listed.is_empty() => {
-                Err(self.bad("tokens_file", "give either tokens or tokens_file".to_owned()))
-            }
-            Some(filed) => Ok(filed),
-            None => Ok(listed),
-        }
+    fn tokens(&self) -> Result<Option<(PathBuf, Arc<Tokens>)>, ConfigError> {
+        self.optional("tokens_file", |path| {
+            let path = PathBuf::from(path);
+            let tokens = Tokens::read(&path)?;
+            Ok((path, Arc::new(tokens)))
+        })
     }
 
     /// Returns a setting that has a default.

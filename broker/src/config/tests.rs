@@ -1,5 +1,7 @@
 use super::{address::mask_credentials, *};
 
+const TOKENS: &str = "[[token]]\nname = 'ann'\ntoken = '0123456789abcdef'\nallow = ['admin@*']\n";
+
 /// A file that is not there.
 const NONE: &str = "/nonexistent/sluicegate.toml";
 
@@ -52,7 +54,9 @@ fn the_defaults_serve_this_machine_from_one_file() {
     assert_eq!(settings.poll_max, Duration::from_secs(15));
     assert_eq!((settings.log_format, settings.log_level.as_str()), (LogFormat::Text, "info"));
     assert_eq!(settings.max_connection_age, Duration::from_mins(30));
-    assert_eq!((settings.tls.as_ref(), settings.tokens.len()), (None, 0));
+    assert_eq!((settings.tls.as_ref(), settings.tokens.as_ref()), (None, None));
+    assert!(!settings.insecure);
+    assert_eq!(settings.max_refusals, 20);
     assert!(settings.warnings().is_empty());
 }
 
@@ -76,7 +80,9 @@ fn every_key_works_in_all_three_places() {
         path.to_str().unwrap().to_owned()
     };
     let pem = written("some.pem", "");
-    let tokens = written("tokens", "# ours\n\nann:0123456789abcdef:produce+consume\n");
+    let tokens = written("tokens.toml", TOKENS);
+    let store = written("store", "sqlite::memory:\n");
+    let signals = written("signals", "redis://127.0.0.1:1/\n");
     for key in KEYS {
         let value = match key.name {
             "listen" | "http_listen" => "127.0.0.1:1",
@@ -97,7 +103,10 @@ fn every_key_works_in_all_three_places() {
             "log_format" => "json",
             "log_level" => "debug",
             "tls_cert" | "tls_key" | "tls_client_ca" => &pem,
-            "tokens" => "ann:0123456789abcdef:produce+consume",
+            "store_file" => &store,
+            "signals_file" => &signals,
+            "insecure" => "true",
+            "max_refusals" => "3",
             "tokens_file" => &tokens,
             other => panic!("no test value for {other}"),
         };
@@ -124,12 +133,12 @@ fn every_key_works_in_all_three_places() {
 fn the_file_may_use_its_own_types() {
     let settings = from_file(
         "max_payload_bytes = 1024\nauto_create_queues = false\n\
-         tokens = ['ann:0123456789abcdef:produce', 'bob:fedcba9876543210:admin']\n",
+         insecure = true\n",
     )
     .unwrap();
     assert_eq!(settings.max_payload_bytes, 1024);
     assert!(!settings.auto_create_queues);
-    assert_eq!(settings.tokens.len(), 2);
+    assert!(settings.insecure);
 }
 
 #[test]
@@ -205,9 +214,12 @@ fn a_bad_value_is_reported_with_its_key_its_place_and_valid_values() {
         (["--signals", "redis://host:port"], "`signals` in flag --signals"),
         (["--signals", "mongodb:"], "through the store, which is sqlite:sluicegate.db"),
         (["--tls-cert", "/nonexistent"], "\"/nonexistent\" cannot be read"),
-        (["--tokens", "ann:short:produce"], "the token of ann is not 16 or more"),
-        (["--tokens", "ann:0123456789abcdef:boss"], "\"boss\" is not a role"),
-        (["--tokens", "0123456789abcdef"], "entry 1: write NAME:TOKEN:ROLE"),
+        (["--tokens", "0123456789abcdef"], "tokens are in a TOML file that tokens_file names"),
+        (["--listen", "0.0.0.0:1"], "`listen` in flag --listen: without tokens everyone"),
+        (
+            ["--http-listen", "[::]:1"],
+            "`http_listen` in flag --http-listen: without tokens everyone",
+        ),
         (["--tokens-file", "/nonexistent"], "`tokens_file`"),
     ] {
         let error = wrong(&args);
@@ -240,11 +252,10 @@ fn signals_follow_the_store_unless_given() {
 
 #[test]
 fn no_message_contains_a_secret() {
-    let open = ["--listen", "0.0.0.0:1", "--tokens", "ann:0123456789abcdef:consume"];
-    let settings = flags(&open);
+    let (_dir, tokens) = file(TOKENS);
+    let settings = flags(&["--listen", "0.0.0.0:1", "--tokens-file", tokens.to_str().unwrap()]);
     assert_eq!(settings.warnings().len(), 1, "tokens without TLS");
     assert!(!format!("{settings:?}").contains("0123456789abcdef"));
-    assert_eq!(flags(&open[..2]).warnings().len(), 1, "no tokens at all");
     for args in [
         ["--store", "mongodb://u:hunter2/@h:port/"],
         ["--store", "mongodb://u:hunter2@h:port/"],
@@ -253,6 +264,7 @@ fn no_message_contains_a_secret() {
         ["--signals", "http://u:hunter2@h/"],
         ["--tokens", "ann:hunter2:admin"],
         ["--tokens", "hunter2"],
+        ["--tokens", "ann:hunter2hunter2:consume+x"],
     ] {
         let error = wrong(&args);
         assert!(!error.contains("hunter2"), "{args:?}: {error}");
@@ -260,20 +272,56 @@ fn no_message_contains_a_secret() {
 }
 
 #[test]
-fn tokens_have_roles() {
-    let tokens =
-        flags(&["--tokens", "a:x:y:z:0123456789:consume, b:0123456789abcdef:admin"]).tokens;
-    assert_eq!((tokens[0].name.as_str(), tokens[0].secret.as_str()), ("a", "x:y:z:0123456789"));
-    let allowed =
-        |token: &Token| [Role::Produce, Role::Consume, Role::Admin].map(|role| token.allows(role));
-    assert_eq!(allowed(&tokens[0]), [false, true, false]);
-    assert_eq!(allowed(&tokens[1]), [true, true, true]);
+fn addresses_with_passwords_can_be_in_files_of_their_own() {
+    let (_dir, path) = file("mongodb://u:hunter2@h/?replicaSet=rs0\n");
+    let path = path.to_str().unwrap();
+    let settings = flags(&["--store-file", path]);
+    let uri = "mongodb://u:hunter2@h/?replicaSet=rs0".to_owned();
+    assert_eq!(settings.store, StoreUri::Mongo { uri });
+    let both = wrong(&["--store-file", path, "--store", "sqlite:x"]);
+    assert!(both.contains("give either store or store_file"), "{both}");
+    let (_dir, bad) = file("mongo://u:hunter2@h/");
+    let error = wrong(&["--store-file", bad.to_str().unwrap()]);
+    assert!(error.contains("`store` in /") && !error.contains("hunter2"), "{error}");
+    assert!(wrong(&["--signals-file", NONE]).contains("cannot be read"));
+}
 
-    let same = wrong(&["--tokens", "a:0123456789abcdef:admin,b:0123456789abcdef:admin"]);
-    assert!(same.contains("a and b have the same token"), "{same}");
+#[test]
+fn a_tokens_file_without_tokens_lets_nobody_in() {
     let (_dir, path) = file("# nothing but this\n");
     let empty = wrong(&["--tokens-file", path.to_str().unwrap()]);
-    assert!(empty.contains("has no token in it"), "{empty}");
+    assert!(empty.contains("there is no [[token]]"), "{empty}");
+}
+
+/// The error has what to write instead.
+#[test]
+fn tokens_of_earlier_versions_are_refused_wherever_they_are() {
+    let old = "ann:hunter2hunter2hunter2:produce+consume";
+    let listed = format!("tokens = ['{old}', 'bob:hunter2hunter2hunter3:admin']");
+    let (_dir, path) = file(old);
+    let errors = [
+        wrong(&["--tokens", old]),
+        load(&[("SLUICEGATE_TOKENS", old)], &[]).unwrap_err().to_string(),
+        from_file(&listed).unwrap_err().to_string(),
+        wrong(&["--tokens-file", path.to_str().unwrap()]),
+    ];
+    for error in errors {
+        let expected = "allow = [\"produce@*\", \"create@*\", \"consume@*\"]";
+        assert!(error.contains("name = \"ann\"") && error.contains(expected), "{error}");
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+}
+
+#[test]
+fn other_machines_are_served_with_tokens_or_if_insecurity_is_meant() {
+    let (_dir, tokens) = file(TOKENS);
+    let tokens = tokens.to_str().unwrap();
+    let open = ["--listen", "0.0.0.0:1", "--http-listen", "0.0.0.0:2"];
+    assert!(wrong(&open).contains("`sluicegate token new"), "it says how to make a token");
+    flags(&[&open[..], &["--tokens-file", tokens]].concat());
+    let insecure = flags(&[&open[..], &["--insecure", "true"]].concat());
+    assert_eq!(insecure.warnings().len(), 1);
+    flags(&["--listen", "127.0.0.2:1", "--http-listen", "[::1]:2"]);
 }
 
 #[test]

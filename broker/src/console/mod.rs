@@ -4,16 +4,21 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use axum::{
-    Json, Router,
-    extract::State,
-    http::{StatusCode, header},
+    Extension, Json, Router,
+    extract::{ConnectInfo, Request, State},
+    http::{HeaderValue, StatusCode, header},
+    middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::get,
 };
 use serde::Serialize;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
-use crate::metrics::{self, Metrics};
+use crate::{
+    access::{Access, Caller, Peer, Refused},
+    domain::Action,
+    metrics::{self, Metrics},
+};
 
 /// How long the store may take to respond to a probe.
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -39,6 +44,8 @@ pub(crate) struct ConsoleState {
     pub probe: Arc<dyn Probe>,
     /// Its metrics.
     pub metrics: Arc<Metrics>,
+    /// Who may see what.
+    pub access: Arc<Access>,
 }
 
 /// Returns the pages of the console:
@@ -46,12 +53,13 @@ pub(crate) struct ConsoleState {
 /// * `/readyz`: 200 while the broker accepts requests, 503 when it drains or when the store does
 ///   not respond within 2 s. Failing signals make the broker `degraded`, not unready, because
 ///   deliveries continue.
-/// * `/metrics`: OpenMetrics text.
+/// * `/metrics`: OpenMetrics text; if there are tokens, for those that may view all queues.
 pub(crate) fn router(state: ConsoleState) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(show_metrics))
+        .layer(middleware::from_fn_with_state(Arc::clone(&state.access), admit))
         .with_state(state)
 }
 
@@ -92,7 +100,43 @@ async fn ready(State(state): State<ConsoleState>) -> Response {
     (status, Json(body)).into_response()
 }
 
-async fn show_metrics(State(state): State<ConsoleState>) -> Response {
+/// Passes a request on if its caller is let in.
+async fn admit(State(access): State<Arc<Access>>, mut request: Request, next: Next) -> Response {
+    let peer = request.extensions().get::<ConnectInfo<Peer>>();
+    let peer = peer.map(|ConnectInfo(peer)| peer.clone()).unwrap_or_default();
+    let authorization = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    let response = match access.admit(request.uri().path(), authorization, &peer) {
+        Err(refused) => self::refused(&refused),
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+    };
+    if matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+        sleep(access.penalty(&peer)).await;
+    }
+    response
+}
+
+fn refused(refused: &Refused) -> Response {
+    let text = format!("{refused}\n");
+    match refused {
+        Refused::NoSuchCall => StatusCode::NOT_FOUND.into_response(),
+        Refused::TokenMissing | Refused::TokenUnknown | Refused::TokenExpired => {
+            let scheme = [(header::WWW_AUTHENTICATE, "Bearer")];
+            (StatusCode::UNAUTHORIZED, scheme, text).into_response()
+        }
+        Refused::PermissionMissing { .. } => (StatusCode::FORBIDDEN, text).into_response(),
+    }
+}
+
+async fn show_metrics(
+    State(state): State<ConsoleState>,
+    Extension(caller): Extension<Caller>,
+) -> Response {
+    if let Err(refused) = caller.may_everywhere(Action::View) {
+        return self::refused(&refused);
+    }
     match state.metrics.encode() {
         Ok(page) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], page).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),

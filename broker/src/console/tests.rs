@@ -6,7 +6,7 @@ use tokio::{
 };
 
 use super::*;
-use crate::domain::QueueName;
+use crate::{access::tokens::Tokens, domain::QueueName};
 
 struct Broker {
     store: AtomicBool,
@@ -31,6 +31,13 @@ impl Probe for Broker {
 
 /// Serves the console for as long as `test` runs, which gets the broker and a way to ask.
 async fn with_console(test: impl AsyncFnOnce(&Broker, &Metrics, std::net::SocketAddr)) {
+    with_tokens(None, test).await;
+}
+
+async fn with_tokens(
+    tokens: Option<Arc<Tokens>>,
+    test: impl AsyncFnOnce(&Broker, &Metrics, std::net::SocketAddr),
+) {
     let probe = Arc::new(Broker {
         store: AtomicBool::new(true),
         signals: AtomicBool::new(true),
@@ -39,7 +46,8 @@ async fn with_console(test: impl AsyncFnOnce(&Broker, &Metrics, std::net::Socket
     let metrics = Arc::new(Metrics::new());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let state = ConsoleState { probe: probe.clone(), metrics: metrics.clone() };
+    let access = Access::new(tokens, 0, metrics.clone());
+    let state = ConsoleState { probe: probe.clone(), metrics: metrics.clone(), access };
     tokio::select! {
         served = axum::serve(listener, router(state)) => panic!("the console ended: {served:?}"),
         () = test(&probe, &metrics, address) => {}
@@ -48,8 +56,16 @@ async fn with_console(test: impl AsyncFnOnce(&Broker, &Metrics, std::net::Socket
 
 /// Status, head and body.
 async fn get_page(address: std::net::SocketAddr, path: &str) -> (u16, String, String) {
+    get_page_with(address, path, "").await
+}
+
+async fn get_page_with(
+    address: std::net::SocketAddr,
+    path: &str,
+    headers: &str,
+) -> (u16, String, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n{headers}Connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
@@ -97,6 +113,39 @@ async fn metrics_are_served_as_open_metrics() {
         assert!(body.contains("sluicegate_items_pushed_total{queue=\"orders\"} 2\n"), "{body}");
         assert!(body.ends_with("# EOF\n"));
         assert_eq!(get_page(address, "/nothing").await.0, 404);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn with_tokens_metrics_are_for_those_who_may_view_all_queues_and_probes_for_all() {
+    let text = r#"
+        [[token]]
+        name = "prometheus"
+        token = "prometheus-0123456789"
+        allow = ["view@*"]
+
+        [[token]]
+        name = "shop"
+        token = "shop-0123456789abcdef"
+        allow = ["view@orders.*"]
+    "#;
+    let tokens = Arc::new(Tokens::parse(text).unwrap());
+    with_tokens(Some(tokens), async |_, _, address| {
+        let status = async |path: &str, token: &str| {
+            let header = match token {
+                "" => String::new(),
+                token => format!("Authorization: Bearer {token}\r\n"),
+            };
+            get_page_with(address, path, &header).await.0
+        };
+        assert_eq!(status("/metrics", "").await, 401);
+        assert_eq!(status("/metrics", "guess").await, 401);
+        assert_eq!(status("/metrics", "shop-0123456789abcdef").await, 403);
+        assert_eq!(status("/metrics", "prometheus-0123456789").await, 200);
+        for probe in ["/healthz", "/readyz"] {
+            assert_eq!(status(probe, "").await, 200, "{probe}");
+        }
     })
     .await;
 }

@@ -11,6 +11,7 @@ mod invalid;
 mod item;
 pub mod limits;
 mod name;
+mod permission;
 mod priority_set;
 mod queue;
 mod receipt;
@@ -28,6 +29,7 @@ pub use item::{
     cut_reason, message_bytes,
 };
 pub use name::{ConsumerName, GroupName, QueueName, ScheduleName};
+pub use permission::{Action, Pattern, Permission};
 pub use priority_set::PrioritySet;
 pub use queue::{Depth, Queue, RetryPolicy, Totals};
 pub use receipt::Receipt;

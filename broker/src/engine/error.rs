@@ -20,6 +20,9 @@ pub enum EngineError {
     /// The queue does not exist and is not created automatically.
     #[error("queue {0} is not there")]
     QueueNotFound(QueueName),
+    /// There is no such queue, and the caller may not create it.
+    #[error("queue {0} is not there, and the permission create@{0} is missing")]
+    MayNotCreate(QueueName),
     /// The queue has no such item.
     #[error("item {id} is not in queue {queue}")]
     ItemNotFound {

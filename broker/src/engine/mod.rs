@@ -62,6 +62,9 @@ pub(crate) use settle::{MoveRequest, RollbackRequest};
 pub(crate) use stats::QueueStats;
 pub(crate) use subscription::{ConsumeOptions, Flow, Received, Retirement, Subscription};
 
+/// Returns whether a caller may create the queue, asked only if the queue is not there.
+pub(crate) type MayCreate<'a> = &'a (dyn Fn(&QueueName) -> bool + Send + Sync);
+
 /// The values that the broker's configuration sets.
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
@@ -209,6 +212,11 @@ impl Engine {
     /// Returns true from the start of shutdown on.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.is_cancelled()
+    }
+
+    /// Waits for the start of shutdown.
+    pub(crate) async fn until_draining(&self) {
+        self.draining.cancelled().await;
     }
 
     /// Refuses new work during shutdown.

@@ -96,6 +96,16 @@ impl Overview {
 }
 
 impl Engine {
+    /// Returns true if the settings of the queue are at hand, which are at most a second old.
+    pub(crate) fn knows_queue(&self, name: &QueueName) -> bool {
+        self.queues.known(name).is_some()
+    }
+
+    /// Returns true if the queue is there, as far as the list of queues is known, which is at most a few seconds old.
+    pub(crate) async fn has_queue(&self, name: &QueueName) -> Result<bool> {
+        Ok(self.queue_names().await?.binary_search(name).is_ok())
+    }
+
     /// Returns the names of all queues, at most a few seconds old.
     pub(super) async fn queue_names(&self) -> Result<Arc<Vec<QueueName>>> {
         let known = || {

@@ -11,32 +11,34 @@ use crate::{
     store::{Push, StoreError},
 };
 
-use super::{Engine, EngineError, Result, depths::Change};
+use super::{Engine, EngineError, MayCreate, Result, depths::Change};
 
 impl Engine {
-    /// Pushes items into a queue. Returns, in the order of the items, when they are durable.
+    /// Pushes items into a queue, which is created if it does not exist.
+    #[cfg(test)]
     pub(crate) async fn push(
         &self,
         queue: &QueueName,
         items: Vec<NewItem>,
         producer: Option<ConsumerName>,
     ) -> Result<Vec<Pushed>> {
-        let queue = self.open_for_push(queue, items.len()).await?;
+        let queue = self.open_for_push(queue, items.len(), &|_| true).await?;
         self.push_into(queue, items, producer).await
     }
 
-    /// First half of [`Engine::push`]: returns the queue, checked to have room for `items` items.
+    /// First half of a push: returns the queue, checked to have room for `items` items.
     pub(crate) async fn open_for_push(
         &self,
         queue: &QueueName,
         items: usize,
+        may_create: MayCreate<'_>,
     ) -> Result<Arc<Queue>> {
         self.check_open()?;
-        self.queue_for_push(queue, items).await
+        self.queue_for_push(queue, items, may_create).await
     }
 
-    /// Second half: stores the items. Calls that reach the store in order store their items in
-    /// order.
+    /// Second half: stores the items, and returns when they are durable. Calls that reach the store in order store their items
+    /// in order.
     pub(crate) async fn push_into(
         &self,
         queue: Arc<Queue>,
@@ -80,7 +82,8 @@ impl Engine {
         item: NewItem,
         window: Duration,
     ) -> Result<Option<Pushed>> {
-        let queue = self.queue_for_push(queue, 1).await?;
+        // Whoever made the schedule may manage the queue.
+        let queue = self.queue_for_push(queue, 1, &|_| true).await?;
         let name = queue.name.clone();
         let push = Push { queue, item, producer: None, dedup_window: Some(window) };
         let pushed = self.store.push(vec![push]).await;
@@ -93,8 +96,9 @@ impl Engine {
         &self,
         name: &QueueName,
         items: usize,
+        may_create: MayCreate<'_>,
     ) -> Result<Arc<Queue>> {
-        let (queue, new) = self.queues.get_or_create(name).await?;
+        let (queue, new) = self.queues.get_or_create(name, may_create).await?;
         if new {
             self.notify_settings(&queue.name);
         }

@@ -8,7 +8,7 @@ use tokio::sync::Mutex;
 
 use crate::{
     domain::{AtLimit, FailureDefaults, Queue, QueueName},
-    engine::{EngineError, Result, dead_letter_links},
+    engine::{EngineError, MayCreate, Result, dead_letter_links},
     store::{Created, SettingsChanges, SettingsWatch, Store},
 };
 
@@ -51,8 +51,15 @@ impl Queues {
 
     /// Returns the queue's settings, creating the queue if that is allowed. The flag is true for a
     /// new queue.
-    pub(super) async fn get_or_create(&self, name: &QueueName) -> Result<(Arc<Queue>, bool)> {
+    pub(super) async fn get_or_create(
+        &self,
+        name: &QueueName,
+        may_create: MayCreate<'_>,
+    ) -> Result<(Arc<Queue>, bool)> {
         match self.get(name).await {
+            Err(EngineError::QueueNotFound(_)) if self.auto_create && !may_create(name) => {
+                Err(EngineError::MayNotCreate(name.clone()))
+            }
             Err(EngineError::QueueNotFound(_)) if self.auto_create => {
                 let mut wanted = Queue::with_defaults(name.clone(), self.store.now());
                 // Dead letters stay in their group.

@@ -12,7 +12,7 @@ use crate::{
     store::{Move, Push, Reservation, Rollback, RollbackTo},
 };
 
-use super::{Engine, EngineError, Result, depths::Change};
+use super::{Engine, EngineError, MayCreate, Result, depths::Change};
 
 /// A requested rollback of an item.
 #[derive(Debug, Clone)]
@@ -44,6 +44,16 @@ pub(crate) struct MoveRequest {
     pub priority: Option<Priority>,
     /// Delay from now until the item is eligible.
     pub delay: Duration,
+}
+
+impl MoveRequest {
+    /// Returns true if the item is not the same afterwards, apart from its queue.
+    pub(crate) fn changes_item(&self) -> bool {
+        self.payload.is_some()
+            || self.content_type.is_some()
+            || self.priority.is_some()
+            || !self.headers.is_empty()
+    }
 }
 
 impl Engine {
@@ -194,8 +204,12 @@ impl Engine {
     }
 
     /// Moves an item into another queue of its group, atomically.
-    pub(crate) async fn move_item(&self, request: MoveRequest) -> Result<Outcome> {
-        let to = self.queue_for_push(&request.to_queue, 1).await?;
+    pub(crate) async fn move_item(
+        &self,
+        request: MoveRequest,
+        may_create: MayCreate<'_>,
+    ) -> Result<Outcome> {
+        let to = self.queue_for_push(&request.to_queue, 1, may_create).await?;
         let receipt = request.receipt;
         if to.group != receipt.group {
             return Err(EngineError::DifferentGroup { from: receipt.group, to: to.group.clone() });
@@ -248,6 +262,7 @@ impl Engine {
         &self,
         receipt: Receipt,
         pushes: Vec<(QueueName, NewItem)>,
+        may_create: MayCreate<'_>,
     ) -> Result<(Outcome, Vec<Pushed>)> {
         let Some(queue) = self.queue_of(&receipt).await? else {
             return Ok((Outcome::Gone, Vec::new()));
@@ -258,7 +273,7 @@ impl Engine {
         }
         let mut queues = HashMap::new();
         for (name, count) in counts {
-            queues.insert(name.clone(), self.queue_for_push(name, count).await?);
+            queues.insert(name.clone(), self.queue_for_push(name, count, may_create).await?);
         }
         let names: Vec<_> = pushes.iter().map(|(name, _)| name.clone()).collect();
         let items = pushes

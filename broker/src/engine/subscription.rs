@@ -69,6 +69,11 @@ pub(crate) struct Subscription {
 }
 
 impl Subscription {
+    /// The queue's name.
+    pub(crate) fn queue(&self) -> &QueueName {
+        &self.queue.name
+    }
+
     /// Returns the lease in force.
     pub(crate) fn lease(&self) -> Duration {
         self.lease
@@ -259,7 +264,7 @@ impl Engine {
     }
 
     pub(super) async fn queue_to_consume(&self, name: &QueueName) -> Result<Arc<Queue>> {
-        let (queue, new) = self.queues.get_or_create(name).await?;
+        let (queue, new) = self.queues.get_or_create(name, &|_| true).await?;
         if new {
             self.notify_settings(&queue.name);
         }

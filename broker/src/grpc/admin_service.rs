@@ -2,17 +2,24 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures_util::stream;
 use sluicegate_proto::v1::{self as pb, admin_service_server::AdminService};
 use tonic::{Request, Response, Status};
 
 use super::{
-    Api, convert,
+    Api, caller, convert,
     parse::{self, PageRequest, TOKEN_BYTES},
     queue_service::Responses,
+    status::ApiError,
 };
 use crate::{
-    domain::{Item, ItemState, QueueName, limits::MAX_MESSAGE_BYTES},
+    access::Caller,
+    domain::{
+        Action::{Consume, Create, Manage, View},
+        Item, ItemState, QueueName,
+        limits::MAX_MESSAGE_BYTES,
+    },
     engine::{Engine, EngineError},
     store::Page,
 };
@@ -35,7 +42,13 @@ impl AdminService for Api {
         &self,
         request: Request<pb::CreateQueueRequest>,
     ) -> Result<Response<pb::CreateQueueResponse>, Status> {
-        let queue = parse::new_queue(request.into_inner().queue, &self.rules())?;
+        let caller = caller(&request)?;
+        let queue = request.into_inner().queue;
+        if let Some(queue) = &queue {
+            caller.may(Create, &queue.name)?;
+            may_link(&caller, queue)?;
+        }
+        let queue = parse::new_queue(queue, &self.rules())?;
         let queue = self.run(|engine| async move { engine.create_queue(queue).await }).await?;
         Ok(Response::new(pb::CreateQueueResponse { queue: Some(convert::queue(&queue)) }))
     }
@@ -44,6 +57,7 @@ impl AdminService for Api {
         &self,
         request: Request<pb::GetQueueRequest>,
     ) -> Result<Response<pb::GetQueueResponse>, Status> {
+        caller(&request)?.may(View, &request.get_ref().name)?;
         let name = QueueName::parse("name", &request.get_ref().name)?;
         let queue = self.run(|engine| async move { engine.get_queue(&name).await }).await?;
         Ok(Response::new(pb::GetQueueResponse { queue: Some(convert::queue(&queue)) }))
@@ -53,7 +67,15 @@ impl AdminService for Api {
         &self,
         request: Request<pb::UpdateQueueRequest>,
     ) -> Result<Response<pb::UpdateQueueResponse>, Status> {
+        let caller = caller(&request)?;
         let pb::UpdateQueueRequest { queue, update_mask } = request.into_inner();
+        if let Some(queue) = &queue {
+            caller.may(Manage, &queue.name)?;
+            let links = |path: &String| path == "dead_letter_queue" || path == "*";
+            if update_mask.as_ref().is_some_and(|mask| mask.paths.iter().any(links)) {
+                may_link(&caller, queue)?;
+            }
+        }
         let (name, change) = parse::change(queue, update_mask, &self.rules())?;
         let queue =
             self.run(|engine| async move { engine.update_queue(&name, &*change).await }).await?;
@@ -64,6 +86,7 @@ impl AdminService for Api {
         &self,
         request: Request<pb::DeleteQueueRequest>,
     ) -> Result<Response<pb::DeleteQueueResponse>, Status> {
+        caller(&request)?.may(Manage, &request.get_ref().name)?;
         let pb::DeleteQueueRequest { name, force } = request.into_inner();
         let name = QueueName::parse("name", &name)?;
         let deleted =
@@ -75,14 +98,25 @@ impl AdminService for Api {
         &self,
         request: Request<pb::ListQueuesRequest>,
     ) -> Result<Response<pb::ListQueuesResponse>, Status> {
+        let caller = caller(&request)?;
         let pb::ListQueuesRequest { page_size, page_token } = request.into_inner();
         let page = PageRequest::parse(page_size, page_token, QUEUES_PER_PAGE)?;
-        let after = page.after(QueueName::parse)?;
+        let mut after = page.after(QueueName::parse)?;
         let limit = page.size + 1; // the additional entry shows whether there is a next page
-        let queues = self
-            .run(|engine| async move { engine.list_queues(after.as_ref(), limit).await })
-            .await?;
-        let queues = queues.iter().map(convert::queue).collect();
+        let mut queues = Vec::new();
+        loop {
+            let start = after.clone();
+            let read = self
+                .run(|engine| async move { engine.list_queues(start.as_ref(), limit).await })
+                .await?;
+            let ends = read.len() < limit;
+            after = read.last().map(|queue| queue.name.clone());
+            let visible = read.iter().filter(|queue| caller.allows(View, queue.name.as_str()));
+            queues.extend(visible.map(convert::queue));
+            if ends || queues.len() >= limit {
+                break;
+            }
+        }
         let (queues, next_page_token) = page.cut(queues, |queue| queue.name.as_str());
         Ok(Response::new(pb::ListQueuesResponse { queues, next_page_token }))
     }
@@ -91,7 +125,7 @@ impl AdminService for Api {
         &self,
         request: Request<pb::PauseQueueRequest>,
     ) -> Result<Response<pb::PauseQueueResponse>, Status> {
-        let queue = self.set_paused(&request.get_ref().name, true).await?;
+        let queue = self.set_paused(&caller(&request)?, &request.get_ref().name, true).await?;
         Ok(Response::new(pb::PauseQueueResponse { queue: Some(queue) }))
     }
 
@@ -99,7 +133,7 @@ impl AdminService for Api {
         &self,
         request: Request<pb::ResumeQueueRequest>,
     ) -> Result<Response<pb::ResumeQueueResponse>, Status> {
-        let queue = self.set_paused(&request.get_ref().name, false).await?;
+        let queue = self.set_paused(&caller(&request)?, &request.get_ref().name, false).await?;
         Ok(Response::new(pb::ResumeQueueResponse { queue: Some(queue) }))
     }
 
@@ -107,6 +141,7 @@ impl AdminService for Api {
         &self,
         request: Request<pb::PurgeQueueRequest>,
     ) -> Result<Response<pb::PurgeQueueResponse>, Status> {
+        caller(&request)?.may(Manage, &request.get_ref().name)?;
         let name = QueueName::parse("name", &request.get_ref().name)?;
         let purged = self.run(|engine| async move { engine.purge_queue(&name).await }).await?;
         Ok(Response::new(pb::PurgeQueueResponse { purged_items: convert::figure(purged) }))
@@ -116,6 +151,7 @@ impl AdminService for Api {
         &self,
         request: Request<pb::GetQueueStatsRequest>,
     ) -> Result<Response<pb::GetQueueStatsResponse>, Status> {
+        caller(&request)?.may(View, &request.get_ref().queue)?;
         let name = QueueName::parse("queue", &request.get_ref().queue)?;
         let stats = self.run(|engine| async move { engine.queue_stats(&name).await }).await?;
         let stats = Some(convert::stats(&stats, self.engine.now()));
@@ -126,11 +162,17 @@ impl AdminService for Api {
         &self,
         request: Request<pb::WatchQueuesRequest>,
     ) -> Result<Response<Self::WatchQueuesStream>, Status> {
+        let caller = caller(&request)?;
+        for name in &request.get_ref().queues {
+            caller.may(View, name)?;
+        }
         let queues = parse::watched(&request.get_ref().queues)?;
+        let named: Arc<[QueueName]> = queues.clone().into();
         let changes = self.run(|engine| async move { engine.watch_queues(queues).await }).await?;
         let (engine, shutdown) = (Arc::clone(&self.engine), self.shutdown.clone());
         let stream = stream::try_unfold((changes, Vec::new()), move |(mut changes, mut rest)| {
             let (engine, shutdown) = (Arc::clone(&engine), shutdown.clone());
+            let (caller, named) = (caller.clone(), Arc::clone(&named));
             async move {
                 while rest.is_empty() {
                     let changed = tokio::select! {
@@ -139,6 +181,12 @@ impl AdminService for Api {
                         () = shutdown.cancelled() => None,
                     };
                     rest = changed.unwrap_or(Err(EngineError::ShuttingDown))?;
+                    // Permissions may be withdrawn while the stream lives.
+                    caller.is_known()?;
+                    for name in named.iter() {
+                        caller.may(View, name.as_str())?;
+                    }
+                    rest.retain(|stats| caller.allows(View, stats.queue.as_str()));
                 }
                 let now = engine.now();
                 let message = rest.drain(..rest.len().min(STATS_PER_MESSAGE));
@@ -153,14 +201,17 @@ impl AdminService for Api {
         &self,
         request: Request<pb::ListItemsRequest>,
     ) -> Result<Response<pb::ListItemsResponse>, Status> {
+        let caller = caller(&request)?;
         let pb::ListItemsRequest { queue, state, page_size, page_token } = request.into_inner();
+        caller.may(View, &queue)?;
+        let payloads = may_read_payloads(&caller, &queue);
         let queue = QueueName::parse("queue", &queue)?;
         let state = parse::item_state("state", state)?;
         let page = PageRequest::parse(page_size, page_token, ITEMS_PER_PAGE)?;
         let page =
             self.run(|engine| async move { fill_page(&engine, &queue, state, page).await }).await?;
         Ok(Response::new(pb::ListItemsResponse {
-            items: page.entries.into_iter().map(convert::item).collect(),
+            items: page.entries.into_iter().map(|item| shown(item, payloads)).collect(),
             next_page_token: page.next.unwrap_or_default(),
         }))
     }
@@ -169,16 +220,20 @@ impl AdminService for Api {
         &self,
         request: Request<pb::GetItemRequest>,
     ) -> Result<Response<pb::GetItemResponse>, Status> {
+        let caller = caller(&request)?;
+        caller.may(View, &request.get_ref().queue)?;
+        let payloads = may_read_payloads(&caller, &request.get_ref().queue);
         let queue = QueueName::parse("queue", &request.get_ref().queue)?;
         let id = parse::item_id("id", &request.get_ref().id)?;
         let item = self.run(|engine| async move { engine.get_item(&queue, id).await }).await?;
-        Ok(Response::new(pb::GetItemResponse { item: Some(convert::item(item)) }))
+        Ok(Response::new(pb::GetItemResponse { item: Some(shown(item, payloads)) }))
     }
 
     async fn delete_item(
         &self,
         request: Request<pb::DeleteItemRequest>,
     ) -> Result<Response<pb::DeleteItemResponse>, Status> {
+        caller(&request)?.may(Manage, &request.get_ref().queue)?;
         let queue = QueueName::parse("queue", &request.get_ref().queue)?;
         let id = parse::item_id("id", &request.get_ref().id)?;
         let only_if = parse::item_state("only_if", request.get_ref().only_if)?;
@@ -190,6 +245,7 @@ impl AdminService for Api {
         &self,
         request: Request<pb::ReplayItemsRequest>,
     ) -> Result<Response<pb::ReplayItemsResponse>, Status> {
+        caller(&request)?.may(Manage, &request.get_ref().queue)?;
         let request = request.into_inner();
         let queue = QueueName::parse("queue", &request.queue)?;
         let selection = parse::replay(request.selection)?;
@@ -204,7 +260,12 @@ impl AdminService for Api {
         &self,
         request: Request<pb::RedriveItemsRequest>,
     ) -> Result<Response<pb::RedriveItemsResponse>, Status> {
+        let caller = caller(&request)?;
         let request = request.into_inner();
+        caller.may(Manage, &request.queue)?;
+        if !request.to_queue.is_empty() {
+            caller.may(Manage, &request.to_queue)?;
+        }
         let queue = QueueName::parse("queue", &request.queue)?;
         let to = QueueName::parse_optional("to_queue", &request.to_queue)?;
         let filter = parse::redrive(request.filter)?;
@@ -224,12 +285,41 @@ impl AdminService for Api {
 }
 
 impl Api {
-    async fn set_paused(&self, name: &str, paused: bool) -> Result<pb::Queue, Status> {
+    async fn set_paused(
+        &self,
+        caller: &Caller,
+        name: &str,
+        paused: bool,
+    ) -> Result<pb::Queue, Status> {
+        caller.may(Manage, name)?;
         let name = QueueName::parse("name", name)?;
         let queue =
             self.run(|engine| async move { engine.pause_queue(&name, paused).await }).await?;
         Ok(convert::queue(&queue))
     }
+}
+
+/// Allows or refuses to make a queue's items at a limit go to the dead-letter queue that `queue` names. Each queue may have
+/// its own, `<queue>.dead`.
+fn may_link(caller: &Caller, queue: &pb::Queue) -> Result<(), ApiError> {
+    let to = queue.dead_letter_queue.as_str();
+    let own = to.strip_prefix(queue.name.as_str()).is_some_and(|rest| rest == ".dead");
+    if !to.is_empty() && !own {
+        caller.may(Manage, to)?;
+    }
+    Ok(())
+}
+
+fn may_read_payloads(caller: &Caller, queue: &str) -> bool {
+    caller.allows(Consume, queue) || caller.allows(Manage, queue)
+}
+
+/// Converts an item that is shown, with its payload or without.
+fn shown(mut item: Item, payload: bool) -> pb::Item {
+    if !payload {
+        item.payload = Bytes::new();
+    }
+    convert::item(item)
 }
 
 /// Reads items until the page is full, by number or by bytes, or there are no more.

@@ -7,14 +7,14 @@
 //! answered with the reason, and the stream continues: the error does not concern the other items
 //! that the consumer holds.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use futures_util::{
     Stream, StreamExt, TryFutureExt,
     stream::{self, BoxStream},
 };
 use sluicegate_proto::v1::{
-    self as pb, consume_stream_request::Action, consume_stream_response::Event,
+    self as pb, consume_stream_request::Action as Request, consume_stream_response::Event,
 };
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -23,11 +23,12 @@ use tonic::{Status, Streaming};
 use super::{
     Api, convert,
     delivery_stream::{DeliveryStream, Message},
-    joined, parse,
+    joined, may_settle, parse,
     status::{self, ApiError},
 };
 use crate::{
-    domain::{Invalid, ItemId},
+    access::Caller,
+    domain::{Action, Invalid, ItemId},
     engine::{EngineError, Flow},
 };
 
@@ -54,32 +55,40 @@ enum Answer {
 /// the response first.
 pub(super) fn serve(
     api: Api,
+    caller: Caller,
     requests: Requests,
 ) -> impl Stream<Item = Result<pb::ConsumeStreamResponse, Status>> + Send + 'static {
-    open(api, requests).try_flatten_stream()
+    open(api, caller, requests).try_flatten_stream()
 }
 
-async fn open(api: Api, mut requests: Requests) -> Result<Responses, Status> {
+async fn open(api: Api, caller: Caller, mut requests: Requests) -> Result<Responses, Status> {
     let first = tokio::select! {
         biased;
         () = api.shutdown.cancelled() => return Err(EngineError::ShuttingDown.into()),
         first = requests.message() => first.map_err(ApiError::Transport)?,
     };
-    let Some(Action::Open(request)) = first.and_then(|request| request.action) else {
+    let Some(Request::Open(request)) = first.and_then(|request| request.action) else {
         return Err(Invalid::new("open", "must be the first message of the stream").into());
     };
+    caller.may(Action::Consume, &request.queue)?;
     let mut options = parse::consume(&request, &api.rules()).map_err(|e| e.within("open"))?;
     options.tells_revoked = true;
     let (auto_commit, max_in_flight) = (options.auto_commit, options.max_in_flight);
+    api.until_created(&caller, &options.queue, Duration::MAX).await?;
     let subscription = api.run(|engine| async move { engine.consume(options).await }).await?;
     let opened = pb::ConsumeOpened {
         lease: Some(convert::duration(subscription.lease())),
         max_in_flight: max_in_flight as i32,
     };
     let (in_line, answers) = mpsc::channel(MAX_SETTLES);
-    let reader = Reader { api: api.clone(), flow: subscription.flow(), turns: Turns::default() };
+    let reader = Reader {
+        api: api.clone(),
+        caller: caller.clone(),
+        flow: subscription.flow(),
+        turns: Turns::default(),
+    };
     api.tasks.spawn(reader.read(requests, in_line));
-    let outgoing = DeliveryStream::new(subscription, auto_commit, &api);
+    let outgoing = DeliveryStream::new(subscription, auto_commit, &api, caller);
     let shutdown = api.shutdown.clone();
     let session = Session { outgoing, answers, current: None, end: None, shutdown };
     let events = stream::try_unfold(session, |mut session| async move {
@@ -93,6 +102,7 @@ async fn open(api: Api, mut requests: Requests) -> Result<Responses, Status> {
 /// Reads requests and starts the requested work.
 struct Reader {
     api: Api,
+    caller: Caller,
     flow: Flow,
     turns: Turns,
 }
@@ -116,7 +126,7 @@ impl Reader {
             };
             let Ok(place) = place else { return };
             let answer = match request {
-                Ok(Some(pb::ConsumeStreamRequest { action: Some(Action::Open(_)) })) => {
+                Ok(Some(pb::ConsumeStreamRequest { action: Some(Request::Open(_)) })) => {
                     let reason = "only the first message of the stream can be open";
                     Answer::Failed(Invalid::new("open", reason).into())
                 }
@@ -136,8 +146,9 @@ impl Reader {
     fn act(&mut self, request: pb::ConsumeStreamRequest) -> Result<Answer, Status> {
         let api = &self.api;
         match request.action {
-            Some(Action::Commit(request)) => {
+            Some(Request::Commit(request)) => {
                 let parsed = parse::receipts(&request.receipts).map_err(|e| e.within("commit"))?;
+                may_settle(&self.caller, &parsed)?;
                 let turn = self.turns.next(parsed.iter().map(|receipt| receipt.item));
                 Ok(Answer::Settle(api.start(|engine| {
                     turn.run(async move {
@@ -147,9 +158,10 @@ impl Reader {
                     })
                 })))
             }
-            Some(Action::Rollback(request)) => {
+            Some(Request::Rollback(request)) => {
                 let (receipts, parsed) =
                     parse::rollbacks(request).map_err(|e| e.within("rollback"))?;
+                may_settle(&self.caller, parsed.iter().map(|rollback| &rollback.receipt))?;
                 let turn = self.turns.next(parsed.iter().map(|rollback| rollback.receipt.item));
                 Ok(Answer::Settle(api.start(|engine| {
                     turn.run(async move {
@@ -159,9 +171,10 @@ impl Reader {
                     })
                 })))
             }
-            Some(Action::Extend(request)) => {
+            Some(Request::Extend(request)) => {
                 let (receipts, lease) =
                     parse::extend(&request, &api.rules()).map_err(|e| e.within("extend"))?;
+                may_settle(&self.caller, &receipts)?;
                 let turn = self.turns.next(receipts.iter().map(|receipt| receipt.item));
                 Ok(Answer::Settle(api.start(|engine| {
                     turn.run(async move {
@@ -170,12 +183,12 @@ impl Reader {
                     })
                 })))
             }
-            Some(Action::Flow(flow)) => {
+            Some(Request::Flow(flow)) => {
                 self.flow.set_max_in_flight(parse::flow(flow)?);
                 Ok(Answer::Flow(flow))
             }
             // An action that this broker does not know arrives as no action.
-            Some(Action::Open(_)) | None => Err(Invalid::new("action", "must be given").into()),
+            Some(Request::Open(_)) | None => Err(Invalid::new("action", "must be given").into()),
         }
     }
 }
@@ -232,7 +245,7 @@ struct Session {
     /// The settle whose answer is sent next.
     current: Option<JoinHandle<Result<Event, EngineError>>>,
     /// The reason why the stream ends, after all queued answers are sent.
-    end: Option<EngineError>,
+    end: Option<Status>,
     shutdown: CancellationToken,
 }
 
@@ -245,7 +258,7 @@ impl Session {
                 && self.current.is_none()
                 && self.answers.is_empty()
             {
-                return Err(end.clone().into());
+                return Err(end.clone());
             }
             return tokio::select! {
                 biased;
@@ -255,8 +268,8 @@ impl Session {
                 },
                 message = self.outgoing.next(), if self.end.is_none() => match message {
                     // The answer to the last settle is still to be sent.
-                    Err(end @ EngineError::StreamTooOld) => {
-                        self.end = Some(end);
+                    Err(end @ ApiError::Engine(EngineError::StreamTooOld)) => {
+                        self.end = Some(end.into());
                         continue;
                     }
                     message => Ok(Some(match message? {

@@ -1,13 +1,17 @@
 //! The messages to a consumer, on Consume and ConsumeStream.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, future, pin::Pin, time::Duration};
 
 use sluicegate_proto::v1 as pb;
 use tokio::time::sleep;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{Api, convert};
-use crate::engine::{EngineError, Received, Retirement, Revoked, Subscription};
+use super::{Api, convert, status::ApiError};
+use crate::{
+    access::{Caller, Refused},
+    domain::Action,
+    engine::{EngineError, Received, Retirement, Revoked, Subscription},
+};
 
 /// Most time that a consumer gets to settle its items when its stream has reached its maximum age.
 const LONGEST_FAREWELL: Duration = Duration::from_mins(1);
@@ -27,6 +31,8 @@ pub(super) struct DeliveryStream {
     subscription: Subscription,
     auto_commit: bool,
     shutdown: CancellationToken,
+    /// Done when the caller may no longer consume from the queue.
+    refused: Pin<Box<dyn Future<Output = Refused> + Send>>,
     /// Revocations taken from the subscription, to be sent one by one.
     revoked: VecDeque<Revoked>,
     /// Watches the age of the stream until it is dropped.
@@ -42,7 +48,14 @@ pub(super) enum Message {
 }
 
 impl DeliveryStream {
-    pub(super) fn new(subscription: Subscription, auto_commit: bool, api: &Api) -> Self {
+    pub(super) fn new(
+        subscription: Subscription,
+        auto_commit: bool,
+        api: &Api,
+        caller: Caller,
+    ) -> Self {
+        let queue = subscription.queue().to_string();
+        let refused = Box::pin(caller.lost(Action::Consume, queue));
         let aging = api.stream_age().map(|age| {
             // The age is watched in a task of its own, because a stream whose client does not read
             // is not polled.
@@ -54,12 +67,13 @@ impl DeliveryStream {
             stop.drop_guard()
         });
         let shutdown = api.shutdown.clone();
-        Self { subscription, auto_commit, shutdown, revoked: VecDeque::new(), _aging: aging }
+        let revoked = VecDeque::new();
+        Self { subscription, auto_commit, shutdown, refused, revoked, _aging: aging }
     }
 
     /// Returns the next message, or an error when the stream has to end. Cancel-safe: the future
     /// may be dropped and the method called again without a loss.
-    pub(super) async fn next(&mut self) -> Result<Message, EngineError> {
+    pub(super) async fn next(&mut self) -> Result<Message, ApiError> {
         loop {
             if let Some(revoked) = self.revoked.pop_front() {
                 return Ok(Message::Revoked(convert::revoked(&revoked)));
@@ -67,7 +81,12 @@ impl DeliveryStream {
             let received = tokio::select! {
                 biased;
                 received = self.subscription.next() => received?,
-                () = self.shutdown.cancelled() => return Err(EngineError::ShuttingDown),
+                () = self.shutdown.cancelled() => return Err(EngineError::ShuttingDown.into()),
+                refused = &mut self.refused => {
+                    // What is read after this is refused as well.
+                    self.refused = Box::pin(future::ready(refused.clone()));
+                    return Err(refused.into());
+                }
             };
             match received {
                 Received::Deliveries(deliveries) => {
@@ -81,7 +100,7 @@ impl DeliveryStream {
     }
 
     /// Returns the next deliveries of a subscription that does not ask for revocations.
-    pub(super) async fn deliveries(&mut self) -> Result<pb::ConsumeResponse, EngineError> {
+    pub(super) async fn deliveries(&mut self) -> Result<pb::ConsumeResponse, ApiError> {
         loop {
             if let Message::Deliveries(deliveries) = self.next().await? {
                 return Ok(deliveries);

@@ -1,4 +1,4 @@
-//! What every call passes first and every answer last: tokens, the access log, deadlines, uniform errors.
+//! What every call passes first and every answer last: access, the log, deadlines, uniform errors.
 
 use std::{
     sync::Arc,
@@ -8,18 +8,20 @@ use std::{
 use axum::{
     body::Body,
     extract::{Request, State},
-    http::HeaderMap,
+    http::{HeaderMap, HeaderValue},
     middleware::Next,
     response::Response,
 };
-use tokio::time::timeout;
-use tonic::{Code, Status, transport::server::TcpConnectInfo};
+use tokio::time::{sleep, timeout};
+use tonic::{Code, Status};
 use tracing::{Instrument, Level};
 
-use crate::grpc::{
-    auth::Tokens,
-    intake::Intake,
-    status::{ApiError, status},
+use crate::{
+    access::{Access, Peer},
+    grpc::{
+        intake::Intake,
+        status::{ApiError, status},
+    },
 };
 
 /// Calls are answered so much sooner than their deadline that tonic does not cut them off, which it calls CANCELLED and
@@ -28,24 +30,25 @@ const SOONER: Duration = Duration::from_millis(2);
 
 /// What calls are passed by.
 pub(crate) struct Edge {
-    pub(crate) tokens: Tokens,
+    pub(crate) access: Arc<Access>,
     pub(crate) intake: Intake,
 }
 
-/// Passes a call on if its token allows it; logs it at debug level; gives the statuses that tonic
+/// Passes a call on if its caller is let in; logs it at debug level; gives the statuses that tonic
 /// makes by itself the details all others have.
 pub(crate) async fn pass(State(edge): State<Arc<Edge>>, request: Request, next: Next) -> Response {
+    let peer = request.extensions().get::<Peer>().cloned().unwrap_or_default();
     if !tracing::enabled!(Level::DEBUG) {
-        return answer(&edge, request, next).await;
+        return answer(&edge, &peer, request, next).await;
     }
     let method = request.uri().path().to_owned();
-    let peer = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
-    let span = tracing::debug_span!("call", %method, peer = peer.map(tracing::field::display));
+    let address = peer.address;
+    let span = tracing::debug_span!("call", %method, peer = address.map(tracing::field::display));
     let start = Instant::now();
     async move {
-        let response = answer(&edge, request, next).await;
+        let response = answer(&edge, &peer, request, next).await;
         // A stream has only begun by now.
-        let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |s| s.code());
+        let code = code(&response);
         tracing::debug!(?code, elapsed = ?start.elapsed(), "answered");
         response
     }
@@ -53,11 +56,28 @@ pub(crate) async fn pass(State(edge): State<Arc<Edge>>, request: Request, next: 
     .await
 }
 
-async fn answer(edge: &Edge, request: Request, next: Next) -> Response {
-    let authorization = request.headers().get("authorization");
-    if let Err(refused) = edge.tokens.check(request.uri().path(), authorization) {
-        return status(&refused).into_http();
+/// Answers a call. A refusal comes the later, the more often this peer was refused of late.
+async fn answer(edge: &Edge, peer: &Peer, mut request: Request, next: Next) -> Response {
+    let authorization = request.headers().get("authorization").map(HeaderValue::as_bytes);
+    let caller = edge.access.admit(request.uri().path(), authorization, peer);
+    let response = match caller {
+        Err(refused) => status(&refused.into()).into_http(),
+        Ok(caller) => {
+            request.extensions_mut().insert(caller.clone());
+            let response = run(edge, request, next).await;
+            if !is_refusal(&response) {
+                caller.answered(&code(&response));
+            }
+            response
+        }
+    };
+    if is_refusal(&response) {
+        sleep(edge.access.penalty(peer)).await;
     }
+    response
+}
+
+async fn run(edge: &Edge, request: Request, next: Next) -> Response {
     let deadline = deadline(request.headers());
     let answer = next.run(edge.intake.meter(request));
     let Some(deadline) = deadline else { return uniform(answer.await) };
@@ -66,6 +86,18 @@ async fn answer(edge: &Edge, request: Request, next: Next) -> Response {
     }
     let late = Status::deadline_exceeded("the deadline has passed: the outcome is unknown");
     status(&ApiError::Transport(late)).into_http()
+}
+
+fn is_refusal(response: &Response) -> bool {
+    matches!(code(response), Code::Unauthenticated | Code::PermissionDenied)
+}
+
+/// Returns the code of an answer that is nothing but a status; OK for others, which may still fail later.
+fn code(response: &Response) -> Code {
+    match response.headers().get("grpc-status") {
+        Some(code) => Code::from_bytes(code.as_bytes()),
+        None => Code::Ok,
+    }
 }
 
 /// How long the caller waits for the answer, or for the beginning of a stream of answers: up to eight digits and a unit.

@@ -1,7 +1,7 @@
 //! The API `sluicegate.v1` over gRPC.
 //!
 //! * [`server`]: the server around the services: limits, TLS, health, reflection, shutdown.
-//! * `middleware`: what every call passes first: [`auth`], the access log, uniform errors.
+//! * `middleware`: what every call passes first: [`crate::access`], the log, uniform errors.
 //! * `queue_service`, `admin_service`, `schedule_service`: one method per rpc, which parses, asks the engine and
 //!   converts. The longer rpcs have files of their own: `push_stream` and `consume_stream`. `delivery_stream` holds what
 //!   both consume calls send.
@@ -9,7 +9,6 @@
 //! * `parse`: from requests to domain values, with every check. `convert`: from domain values to answers.
 //! * [`status`]: from errors to statuses.
 
-pub(crate) mod auth;
 #[doc(hidden)]
 pub mod bench;
 pub(crate) mod server;
@@ -30,13 +29,24 @@ mod tests;
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::oneshot, task::JoinHandle};
+use tokio::{
+    sync::oneshot,
+    task::JoinHandle,
+    time::{Instant, sleep},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::Status;
+use tonic::{Request, Status};
 
-use crate::engine::{Engine, EngineError};
+use crate::{
+    access::Caller,
+    domain::{Action, QueueName, Receipt},
+    engine::{Engine, EngineError},
+};
 
 use self::{parse::Rules, status::ApiError};
+
+/// How often a consumer that waits for its queue to be created looks whether it is there.
+const CREATION_POLL: Duration = Duration::from_millis(500);
 
 /// The services. Cheap to clone.
 #[derive(Clone)]
@@ -124,6 +134,37 @@ impl Api {
 }
 
 impl Api {
+    /// Waits until a queue is there that the caller may consume from but not create. Returns what is left of `wait`; `None` if
+    /// the queue was not created in this time.
+    async fn until_created(
+        &self,
+        caller: &Caller,
+        queue: &QueueName,
+        wait: Duration,
+    ) -> Result<Option<Duration>, Status> {
+        let create = caller.allows(Action::Create, queue.as_str());
+        if create || self.engine.knows_queue(queue) {
+            return Ok(Some(wait));
+        }
+        let begun = Instant::now();
+        loop {
+            let name = queue.clone();
+            if self.run(|engine| async move { engine.has_queue(&name).await }).await? {
+                return Ok(Some(wait.saturating_sub(begun.elapsed())));
+            }
+            let left = wait.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            tokio::select! {
+                () = sleep(left.min(CREATION_POLL)) => {}
+                () = self.engine.until_draining() => return Err(EngineError::ShuttingDown.into()),
+            }
+            // The token may be withdrawn meanwhile.
+            caller.may(Action::Consume, queue.as_str())?;
+        }
+    }
+
     /// Waits until calls that the engine does not end have to end. An engine that drains ends its
     /// calls itself, because only the engine knows whose items are being committed at this moment.
     async fn abandoned(&self) {
@@ -132,6 +173,34 @@ impl Api {
             std::future::pending::<()>().await;
         }
     }
+}
+
+/// Returns who makes a call.
+fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
+    // Every call has one: the middleware puts it in.
+    let caller = request.extensions().get::<Caller>();
+    caller.cloned().ok_or_else(|| Status::internal("the call came past the check of its token"))
+}
+
+/// Returns whether the caller may create a queue that a push needs; a refusal is counted and logged.
+fn may_create(caller: &Caller) -> impl Fn(&QueueName) -> bool + Send + Sync {
+    |queue| caller.may(Action::Create, queue.as_str()).is_ok()
+}
+
+/// Allows or refuses to settle what was taken from the queues of these receipts.
+fn may_settle<'a>(
+    caller: &Caller,
+    receipts: impl IntoIterator<Item = &'a Receipt>,
+) -> Result<(), ApiError> {
+    // Most batches are of one queue, which is checked once.
+    let mut last = None;
+    for receipt in receipts {
+        if last != Some(&receipt.queue) {
+            caller.may(Action::Consume, receipt.queue.as_str())?;
+            last = Some(&receipt.queue);
+        }
+    }
+    Ok(())
 }
 
 /// Items taken out of a queue, on their way to the caller.

@@ -24,10 +24,14 @@ use tonic::Status;
 use super::{
     Api, convert,
     intake::{Batch, Room},
-    parse,
+    may_create, parse,
     status::{self, ApiError},
 };
-use crate::engine::EngineError;
+use crate::{
+    access::Caller,
+    domain::{Action, Queue},
+    engine::{Engine, EngineError},
+};
 
 /// Most batches of one stream that are in progress, or whose answers the client has not read yet.
 /// Past this number the stream is not read, and HTTP/2 flow control slows the client down.
@@ -45,11 +49,12 @@ type Answer = Result<pb::PushStreamResponse, Status>;
 /// the client has gone.
 pub(super) fn serve(
     api: &Api,
+    caller: Caller,
     batches: impl Stream<Item = Result<Batch, Status>> + Send + Unpin + 'static,
 ) -> impl Stream<Item = Answer> + Send + 'static {
     let (answers, receiver) = mpsc::channel(MAX_BATCHES + OTHER_MESSAGES);
     let unread = Arc::new(Mutex::new(Unread { receiver, taken: 0, end: None }));
-    api.tasks.spawn(run(api.clone(), batches, answers, Watch::new(&unread)));
+    api.tasks.spawn(run(api.clone(), caller, batches, answers, Watch::new(&unread)));
     Answers(unread)
 }
 
@@ -130,11 +135,12 @@ impl Watch {
 
 async fn run(
     api: Api,
+    caller: Caller,
     batches: impl Stream<Item = Result<Batch, Status>> + Send + Unpin,
     answers: Sender<Answer>,
     mut watch: Watch,
 ) {
-    push_all(&api, batches, answers, &mut watch).await;
+    push_all(&api, &caller, batches, answers, &mut watch).await;
     // The last answers are not kept for ever either.
     while let Some(Reading::Goes) = api.shutdown.run_until_cancelled(watch.next()).await {}
 }
@@ -142,6 +148,7 @@ async fn run(
 /// Pushes batches until the stream ends, and answers them.
 async fn push_all(
     api: &Api,
+    caller: &Caller,
     mut batches: impl Stream<Item = Result<Batch, Status>> + Send + Unpin,
     answers: Sender<Answer>,
     watch: &mut Watch,
@@ -180,7 +187,7 @@ async fn push_all(
             }
             batch = batches.next(), if reading && slot.is_some() => match batch {
                 Some(Ok(Batch { request, room })) => {
-                    let batch = start(api, request, room, slot.take()).await;
+                    let batch = start(api, caller, request, room, slot.take()).await;
                     in_flight.push(batch);
                     continue;
                 }
@@ -204,17 +211,28 @@ async fn passed(time: &mut Option<Pin<Box<Sleep>>>) {
     }
 }
 
+async fn open_for_push(
+    engine: &Engine,
+    caller: &Caller,
+    batch: &parse::Batch,
+) -> Result<Arc<Queue>, EngineError> {
+    engine.open_for_push(&batch.queue, batch.items.len(), &may_create(caller)).await
+}
+
 /// Prepares one batch. The returned future pushes the batch and sends the answer.
 async fn start(
     api: &Api,
+    caller: &Caller,
     request: pb::PushStreamRequest,
     room: Room,
     slot: Option<OwnedPermit<Answer>>,
 ) -> impl Future<Output = ()> + use<> {
     let pb::PushStreamRequest { batch_id, queue, items, producer } = request;
     let engine = api.engine.clone();
-    let ready = match parse::batch(&queue, items, &producer, &api.rules()) {
-        Ok(batch) => match engine.open_for_push(&batch.queue, batch.items.len()).await {
+    let allowed = caller.may(Action::Produce, &queue).map_err(ApiError::from);
+    let batch = allowed.and_then(|()| parse::batch(&queue, items, &producer, &api.rules()));
+    let ready = match batch {
+        Ok(batch) => match open_for_push(&engine, caller, &batch).await {
             Ok(queue) => Ok((queue, batch)),
             Err(error) => Err(error.into()),
         },

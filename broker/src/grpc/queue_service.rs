@@ -1,19 +1,26 @@
 //! QueueService: producers and consumers.
 
-use std::{pin::Pin, sync::Arc};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures_util::{Stream, stream};
 use sluicegate_proto::v1::{self as pb, queue_service_server::QueueService};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
-    Api, consume_stream, convert,
+    Api, caller, consume_stream, convert,
     delivery_stream::DeliveryStream,
     intake::batches,
+    may_create, may_settle,
     parse::{self, CommitAndPush, Take},
     push_stream,
 };
-use crate::{domain::Delivery, engine::Engine};
+use crate::{
+    domain::{
+        Action::{Consume, Produce},
+        Delivery,
+    },
+    engine::Engine,
+};
 
 /// A stream of responses.
 pub(super) type Responses<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -28,13 +35,16 @@ impl QueueService for Api {
         &self,
         request: Request<pb::PushRequest>,
     ) -> Result<Response<pb::PushResponse>, Status> {
+        let caller = caller(&request)?;
         let pb::PushRequest { queue, items, producer } = request.into_inner();
+        caller.may(Produce, &queue)?;
         let batch = parse::batch(&queue, items, &producer, &self.rules())?;
-        let pushed =
-            self.run(|engine| async move {
-                engine.push(&batch.queue, batch.items, batch.producer).await
-            })
-            .await?;
+        let push = |engine: Arc<Engine>| async move {
+            let may_create = may_create(&caller);
+            let queue = engine.open_for_push(&batch.queue, batch.items.len(), &may_create).await?;
+            engine.push_into(queue, batch.items, batch.producer).await
+        };
+        let pushed = self.run(push).await?;
         Ok(Response::new(pb::PushResponse { results: convert::pushed(pushed) }))
     }
 
@@ -42,16 +52,23 @@ impl QueueService for Api {
         &self,
         request: Request<Streaming<pb::PushStreamRequest>>,
     ) -> Result<Response<Self::PushStreamStream>, Status> {
-        Ok(Response::new(Box::pin(push_stream::serve(self, batches(request.extensions())))))
+        let caller = caller(&request)?;
+        let batches = batches(request.extensions());
+        Ok(Response::new(Box::pin(push_stream::serve(self, caller, batches))))
     }
 
     async fn pop(
         &self,
         request: Request<pb::PopRequest>,
     ) -> Result<Response<pb::PopResponse>, Status> {
+        let caller = caller(&request)?;
+        caller.may(Consume, &request.get_ref().queue)?;
         let request = request.into_inner();
         let Take { queue, max_items, wait } =
             parse::take(&request.queue, request.max_items, request.wait)?;
+        let Some(wait) = self.until_created(&caller, &queue, wait).await? else {
+            return Ok(Response::new(pb::PopResponse::default()));
+        };
         let work = |engine: Arc<Engine>| async move { engine.pop(&queue, max_items, wait).await };
         // At-most-once delivery: items committed when the caller hangs up are lost.
         let items = self.take(work, |_, _| std::future::ready(())).await?;
@@ -63,11 +80,16 @@ impl QueueService for Api {
         &self,
         request: Request<pb::ReserveRequest>,
     ) -> Result<Response<pb::ReserveResponse>, Status> {
+        let caller = caller(&request)?;
+        caller.may(Consume, &request.get_ref().queue)?;
         let request = request.into_inner();
         let Take { queue, max_items, wait } =
             parse::take(&request.queue, request.max_items, request.wait)?;
         let lease = parse::lease("lease", request.lease, &self.rules())?;
         let consumer = parse::consumer(&request.consumer)?;
+        let Some(wait) = self.until_created(&caller, &queue, wait).await? else {
+            return Ok(Response::new(pb::ReserveResponse::default()));
+        };
         let work = |engine: Arc<Engine>| async move {
             engine.reserve(&queue, max_items, wait, lease, consumer).await
         };
@@ -80,10 +102,13 @@ impl QueueService for Api {
         &self,
         request: Request<pb::ConsumeRequest>,
     ) -> Result<Response<Self::ConsumeStream>, Status> {
+        let caller = caller(&request)?;
+        caller.may(Consume, &request.get_ref().queue)?;
         let options = parse::consume(request.get_ref(), &self.rules())?;
         let auto_commit = options.auto_commit;
+        self.until_created(&caller, &options.queue, Duration::MAX).await?;
         let subscription = self.run(|engine| async move { engine.consume(options).await }).await?;
-        let outgoing = DeliveryStream::new(subscription, auto_commit, self);
+        let outgoing = DeliveryStream::new(subscription, auto_commit, self, caller);
         // The connection itself polls the stream, so that no items wait in a buffer between them.
         let stream = stream::try_unfold(outgoing, |mut outgoing| async move {
             let message = outgoing.deliveries().await?;
@@ -96,15 +121,21 @@ impl QueueService for Api {
         &self,
         request: Request<Streaming<pb::ConsumeStreamRequest>>,
     ) -> Result<Response<Self::ConsumeStreamStream>, Status> {
-        Ok(Response::new(Box::pin(consume_stream::serve(self.clone(), request.into_inner()))))
+        Ok(Response::new(Box::pin(consume_stream::serve(
+            self.clone(),
+            caller(&request)?,
+            request.into_inner(),
+        ))))
     }
 
     async fn commit(
         &self,
         request: Request<pb::CommitRequest>,
     ) -> Result<Response<pb::CommitResponse>, Status> {
+        let caller = caller(&request)?;
         let pb::CommitRequest { receipts } = request.into_inner();
         let parsed = parse::receipts(&receipts)?;
+        may_settle(&caller, &parsed)?;
         let outcomes = self.run(|engine| async move { engine.commit(parsed).await }).await?;
         let results = convert::settled(receipts, outcomes);
         Ok(Response::new(pb::CommitResponse { results }))
@@ -114,7 +145,9 @@ impl QueueService for Api {
         &self,
         request: Request<pb::RollbackRequest>,
     ) -> Result<Response<pb::RollbackResponse>, Status> {
+        let caller = caller(&request)?;
         let (receipts, parsed) = parse::rollbacks(request.into_inner())?;
+        may_settle(&caller, parsed.iter().map(|rollback| &rollback.receipt))?;
         let outcomes = self.run(|engine| async move { engine.rollback(parsed).await }).await?;
         let results = convert::settled(receipts, outcomes);
         Ok(Response::new(pb::RollbackResponse { results }))
@@ -124,8 +157,10 @@ impl QueueService for Api {
         &self,
         request: Request<pb::ExtendRequest>,
     ) -> Result<Response<pb::ExtendResponse>, Status> {
+        let caller = caller(&request)?;
         let request = request.into_inner();
         let (parsed, lease) = parse::extend(&request, &self.rules())?;
+        may_settle(&caller, &parsed)?;
         let outcomes = self.run(|engine| async move { engine.extend(parsed, lease).await }).await?;
         Ok(Response::new(convert::extended(request.receipts, outcomes)))
     }
@@ -134,9 +169,18 @@ impl QueueService for Api {
         &self,
         request: Request<pb::MoveRequest>,
     ) -> Result<Response<pb::MoveResponse>, Status> {
+        let caller = caller(&request)?;
         let request = parse::move_item(request.into_inner(), &self.rules())?;
+        may_settle(&caller, [&request.receipt])?;
+        let to = request.to_queue.as_str();
+        if request.changes_item() || !caller.allows(Consume, to) {
+            caller.may(Produce, to)?;
+        }
         let id = request.receipt.item.to_string();
-        let outcome = self.run(|engine| async move { engine.move_item(request).await }).await?;
+        let work = |engine: Arc<Engine>| async move {
+            engine.move_item(request, &may_create(&caller)).await
+        };
+        let outcome = self.run(work).await?;
         Ok(Response::new(pb::MoveResponse { outcome: convert::outcome(outcome).into(), id }))
     }
 
@@ -144,10 +188,17 @@ impl QueueService for Api {
         &self,
         request: Request<pb::CommitAndPushRequest>,
     ) -> Result<Response<pb::CommitAndPushResponse>, Status> {
+        let caller = caller(&request)?;
         let CommitAndPush { receipt, pushes } =
             parse::commit_and_push(request.into_inner(), &self.rules())?;
-        let (outcome, pushed) =
-            self.run(|engine| async move { engine.commit_and_push(receipt, pushes).await }).await?;
+        may_settle(&caller, [&receipt])?;
+        for (queue, _) in &pushes {
+            caller.may(Produce, queue.as_str())?;
+        }
+        let work = |engine: Arc<Engine>| async move {
+            engine.commit_and_push(receipt, pushes, &may_create(&caller)).await
+        };
+        let (outcome, pushed) = self.run(work).await?;
         Ok(Response::new(pb::CommitAndPushResponse {
             outcome: convert::outcome(outcome).into(),
             results: convert::pushed(pushed),

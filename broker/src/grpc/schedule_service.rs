@@ -4,10 +4,13 @@ use sluicegate_proto::v1::{self as pb, schedule_service_server::ScheduleService}
 use tonic::{Request, Response, Status};
 
 use super::{
-    Api, convert,
+    Api, caller, convert,
     parse::{self, PageRequest},
 };
-use crate::domain::{Schedule, ScheduleName};
+use crate::{
+    access::Caller,
+    domain::{Action::Manage, Schedule, ScheduleName},
+};
 
 /// How many schedules a page has if the caller does not say.
 const SCHEDULES_PER_PAGE: usize = 100;
@@ -18,6 +21,10 @@ impl ScheduleService for Api {
         &self,
         request: Request<pb::CreateScheduleRequest>,
     ) -> Result<Response<pb::CreateScheduleResponse>, Status> {
+        let caller = caller(&request)?;
+        if let Some(schedule) = &request.get_ref().schedule {
+            caller.may(Manage, &schedule.queue)?;
+        }
         let schedule = parse::schedule(request.into_inner().schedule, &self.rules())?;
         let schedule =
             self.run(|engine| async move { engine.create_schedule(schedule).await }).await?;
@@ -29,8 +36,8 @@ impl ScheduleService for Api {
         &self,
         request: Request<pb::GetScheduleRequest>,
     ) -> Result<Response<pb::GetScheduleResponse>, Status> {
-        let name = ScheduleName::parse("name", &request.get_ref().name)?;
-        let schedule = self.run(|engine| async move { engine.get_schedule(&name).await }).await?;
+        let caller = caller(&request)?;
+        let schedule = self.schedule_of(&caller, &request.get_ref().name).await?;
         let schedule = Some(self.with_next_tick(schedule));
         Ok(Response::new(pb::GetScheduleResponse { schedule }))
     }
@@ -39,14 +46,25 @@ impl ScheduleService for Api {
         &self,
         request: Request<pb::ListSchedulesRequest>,
     ) -> Result<Response<pb::ListSchedulesResponse>, Status> {
+        let caller = caller(&request)?;
         let pb::ListSchedulesRequest { page_size, page_token } = request.into_inner();
         let page = PageRequest::parse(page_size, page_token, SCHEDULES_PER_PAGE)?;
-        let after = page.after(ScheduleName::parse)?;
+        let mut after = page.after(ScheduleName::parse)?;
         let limit = page.size + 1; // the additional entry shows whether there is a next page
-        let schedules = self
-            .run(|engine| async move { engine.list_schedules(after.as_ref(), limit).await })
-            .await?;
-        let schedules = schedules.into_iter().map(|it| self.with_next_tick(it)).collect();
+        let mut schedules = Vec::new();
+        loop {
+            let start = after.clone();
+            let mut read = self
+                .run(|engine| async move { engine.list_schedules(start.as_ref(), limit).await })
+                .await?;
+            let ends = read.len() < limit;
+            after = read.last().map(|schedule| schedule.name.clone());
+            read.retain(|schedule| caller.allows(Manage, schedule.queue.as_str()));
+            schedules.extend(read.into_iter().map(|schedule| self.with_next_tick(schedule)));
+            if ends || schedules.len() >= limit {
+                break;
+            }
+        }
         let (schedules, next_page_token) = page.cut(schedules, |it| it.name.as_str());
         Ok(Response::new(pb::ListSchedulesResponse { schedules, next_page_token }))
     }
@@ -55,7 +73,8 @@ impl ScheduleService for Api {
         &self,
         request: Request<pb::DeleteScheduleRequest>,
     ) -> Result<Response<pb::DeleteScheduleResponse>, Status> {
-        let name = ScheduleName::parse("name", &request.get_ref().name)?;
+        let caller = caller(&request)?;
+        let name = self.schedule_of(&caller, &request.get_ref().name).await?.name;
         self.run(|engine| async move { engine.delete_schedule(&name).await }).await?;
         Ok(Response::new(pb::DeleteScheduleResponse {}))
     }
@@ -64,7 +83,8 @@ impl ScheduleService for Api {
         &self,
         request: Request<pb::PauseScheduleRequest>,
     ) -> Result<Response<pb::PauseScheduleResponse>, Status> {
-        let schedule = Some(self.set_schedule_paused(&request.get_ref().name, true).await?);
+        let schedule =
+            Some(self.set_schedule_paused(&request, &request.get_ref().name, true).await?);
         Ok(Response::new(pb::PauseScheduleResponse { schedule }))
     }
 
@@ -72,7 +92,8 @@ impl ScheduleService for Api {
         &self,
         request: Request<pb::ResumeScheduleRequest>,
     ) -> Result<Response<pb::ResumeScheduleResponse>, Status> {
-        let schedule = Some(self.set_schedule_paused(&request.get_ref().name, false).await?);
+        let schedule =
+            Some(self.set_schedule_paused(&request, &request.get_ref().name, false).await?);
         Ok(Response::new(pb::ResumeScheduleResponse { schedule }))
     }
 }
@@ -83,8 +104,22 @@ impl Api {
         convert::schedule(schedule, next)
     }
 
-    async fn set_schedule_paused(&self, name: &str, paused: bool) -> Result<pb::Schedule, Status> {
+    /// Returns a schedule, if the caller may manage its queue. The answer holds until somebody
+    /// deletes the schedule and makes one of the same name for another queue.
+    async fn schedule_of(&self, caller: &Caller, name: &str) -> Result<Schedule, Status> {
         let name = ScheduleName::parse("name", name)?;
+        let schedule = self.run(|engine| async move { engine.get_schedule(&name).await }).await?;
+        caller.may(Manage, schedule.queue.as_str())?;
+        Ok(schedule)
+    }
+
+    async fn set_schedule_paused<T>(
+        &self,
+        request: &Request<T>,
+        name: &str,
+        paused: bool,
+    ) -> Result<pb::Schedule, Status> {
+        let name = self.schedule_of(&caller(request)?, name).await?.name;
         let schedule =
             self.run(|engine| async move { engine.pause_schedule(&name, paused).await }).await?;
         Ok(self.with_next_tick(schedule))

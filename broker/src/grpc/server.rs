@@ -15,7 +15,7 @@ use sluicegate_proto::{
         schedule_service_server::ScheduleServiceServer,
     },
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tonic::{
@@ -24,14 +24,13 @@ use tonic::{
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 use crate::{
-    config::Tls,
+    access::Access,
     grpc::{
         Api,
-        auth::Tokens,
         intake::Intake,
         middleware::{self, Edge},
     },
-    listener::{Listener, TlsError, acceptor},
+    listener::Listener,
 };
 
 /// The limit of a request with items, unless `max_payload_bytes` needs a higher one.
@@ -59,22 +58,19 @@ const PING_TIMEOUT: Duration = Duration::from_secs(10);
 const AGES: u32 = 8;
 
 /// What the configuration sets.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct Options {
-    /// Serve TLS with these files; plain text otherwise.
-    pub tls: Option<Tls>,
+    /// Serve TLS, each connection with what this is when it begins; plain text otherwise.
+    pub tls: Option<watch::Receiver<TlsAcceptor>>,
     /// About how old a connection gets before its client is asked to make a new one; zero: no limit.
     pub max_connection_age: Duration,
-    /// Who may call what; without tokens everyone may call everything.
-    pub tokens: Tokens,
+    /// Who may call what.
+    pub access: Arc<Access>,
 }
 
 /// Why the server cannot start or had to stop.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServerError {
-    /// TLS cannot be served with the files given.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
     /// The connections cannot be served.
     #[error("the gRPC server failed")]
     Serve(#[source] tonic::transport::Error),
@@ -118,7 +114,7 @@ const SERVICES: [&str; 4] = [
 pub(crate) struct Server {
     /// One router for each age that connections reach.
     routers: Vec<Router>,
-    tls: Option<TlsAcceptor>,
+    tls: Option<watch::Receiver<TlsAcceptor>>,
     health: Health,
     shutdown: CancellationToken,
 }
@@ -134,7 +130,6 @@ impl Server {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .http2_keepalive_interval(Some(PING_EVERY))
             .http2_keepalive_timeout(Some(PING_TIMEOUT));
-        let tls = options.tls.as_ref().map(acceptor).transpose()?;
         api.max_connection_age = options.max_connection_age;
         let (reporter, health_service) = tonic_health::server::health_reporter();
         let health = Health(reporter);
@@ -151,7 +146,7 @@ impl Server {
             .add_service(health_service)
             .add_service(reflection().build_v1()?)
             .add_service(reflection().build_v1alpha()?);
-        let edge = Edge { tokens: options.tokens, intake };
+        let edge = Edge { access: options.access, intake };
         let edge = axum::middleware::from_fn_with_state(Arc::new(edge), middleware::pass);
         let routes = Routes::from(routes.into_axum_router().layer(edge)).prepare();
         let routers = ages(options.max_connection_age)
@@ -166,7 +161,7 @@ impl Server {
                 builder.add_routes(routes.clone())
             })
             .collect();
-        Ok(Self { routers, tls, health, shutdown })
+        Ok(Self { routers, tls: options.tls, health, shutdown })
     }
 
     /// Returns the handle to the server's health.

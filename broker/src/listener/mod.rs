@@ -20,6 +20,7 @@ use std::{
     time::Duration,
 };
 
+use axum::serve::IncomingStream;
 use futures_util::{
     StreamExt,
     stream::{self, BoxStream},
@@ -29,16 +30,17 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, Sleep, sleep},
 };
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tonic::transport::server::{Connected, TcpConnectInfo};
+use tonic::transport::server::Connected;
 
 use self::tls::Transport;
+use crate::access::Peer;
 
-pub(crate) use self::tls::{TlsError, acceptor};
+pub(crate) use self::tls::acceptor;
 
 /// The pause after a connection could not be accepted because something ran out.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -67,7 +69,7 @@ pub(crate) struct Listener {
     purpose: &'static str,
     duty: Duty,
     timeout: Duration,
-    tls: Option<TlsAcceptor>,
+    tls: Option<watch::Receiver<TlsAcceptor>>,
     places: Arc<Places>,
     complained: Option<Instant>,
 }
@@ -75,8 +77,8 @@ pub(crate) struct Listener {
 impl Listener {
     /// Returns the listener for gRPC. It accepts at most as many connections as three quarters of
     /// the files that the process may open. Each connection has to begin as HTTP/2 requires, after
-    /// the TLS handshake if `tls` is given.
-    pub(crate) fn grpc(listener: TcpListener, tls: Option<TlsAcceptor>) -> Self {
+    /// the TLS handshake if `tls` is given. Each handshake uses the value of `tls` at that time.
+    pub(crate) fn grpc(listener: TcpListener, tls: Option<watch::Receiver<TlsAcceptor>>) -> Self {
         let most = open_files() / 4 * 3;
         let duty = Duty::FirstBytes(PREFACE_BYTES);
         Self { tls, ..Self::new(listener, "gRPC", duty, most, REQUEST_TIMEOUT) }
@@ -112,7 +114,8 @@ impl Listener {
                 Ok((stream, address)) => {
                     let _ = stream.set_nodelay(true); // without it, the connection is only slower
                     let duty = (self.duty, self.timeout);
-                    return (Connection::new(stream, self.tls.as_ref(), duty, place), address);
+                    let tls = self.tls.as_ref().map(|tls| tls.borrow().clone());
+                    return (Connection::new(stream, tls.as_ref(), duty, place), address);
                 }
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
@@ -157,6 +160,12 @@ impl axum::serve::Listener for Listener {
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
+    }
+}
+
+impl axum::extract::connect_info::Connected<IncomingStream<'_, Listener>> for Peer {
+    fn connect_info(stream: IncomingStream<'_, Listener>) -> Self {
+        stream.io().peer.clone()
     }
 }
 
@@ -254,7 +263,7 @@ impl Drop for Place {
 /// One connection. Dropping it makes room for another.
 pub(crate) struct Connection {
     transport: Transport,
-    peer: TcpConnectInfo,
+    peer: Peer,
     duty: Option<Duty>,
     timeout: Duration,
     /// When the connection is closed unless the client does its duty.
@@ -274,8 +283,8 @@ impl Connection {
         place.sign_of_life();
         let closing = Box::pin(place.closing.clone().cancelled_owned());
         let deadline = Box::pin(sleep(timeout));
-        let peer = stream.connect_info();
-        let transport = Transport::new(stream, tls);
+        let peer = Peer { address: stream.peer_addr().ok(), names: Arc::default() };
+        let transport = Transport::new(stream, tls, &peer);
         Self { transport, peer, duty: Some(duty), timeout, deadline, place, closing }
     }
 
@@ -316,9 +325,9 @@ impl Connection {
 }
 
 impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = Peer;
 
-    fn connect_info(&self) -> TcpConnectInfo {
+    fn connect_info(&self) -> Peer {
         self.peer.clone()
     }
 }

@@ -75,7 +75,8 @@ fn without_certificates() -> TlsAcceptor {
 #[tokio::test]
 async fn a_connection_that_does_not_finish_the_tls_handshake_is_closed() {
     let (mut listener, address) = listener(Duty::FirstBytes(3), 9).await;
-    listener.tls = Some(without_certificates());
+    let tls = watch::Sender::new(without_certificates());
+    listener.tls = Some(tls.subscribe());
     let _silent = TcpStream::connect(address).await.unwrap();
     let (mut silent, _) = listener.accept().await;
     let mut plain = TcpStream::connect(address).await.unwrap();

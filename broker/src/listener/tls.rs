@@ -26,7 +26,7 @@ use tokio_rustls::{
     server::TlsStream,
 };
 
-use crate::config::Tls;
+use crate::{access::Peer, config::Tls};
 
 /// The reason why TLS cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -96,7 +96,7 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
 pub(super) enum Transport {
     Plain(TcpStream),
     /// The TLS handshake is not complete yet.
-    Handshake(Box<Accept<TcpStream>>, Option<SocketAddr>),
+    Handshake(Box<Accept<TcpStream>>, Peer),
     Tls(Box<TlsStream<TcpStream>>),
     /// The TLS handshake failed.
     Failed,
@@ -108,13 +108,11 @@ pub(super) trait Io: AsyncRead + AsyncWrite + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Unpin> Io for T {}
 
 impl Transport {
-    pub(super) fn new(stream: TcpStream, tls: Option<&TlsAcceptor>) -> Self {
+    /// The names in the peer's certificate are put into `peer` when the handshake is complete.
+    pub(super) fn new(stream: TcpStream, tls: Option<&TlsAcceptor>, peer: &Peer) -> Self {
         match tls {
             None => Self::Plain(stream),
-            Some(tls) => {
-                let peer = stream.peer_addr().ok();
-                Self::Handshake(Box::new(tls.accept(stream)), peer)
-            }
+            Some(tls) => Self::Handshake(Box::new(tls.accept(stream)), peer.clone()),
         }
     }
 
@@ -125,9 +123,13 @@ impl Transport {
     ) -> Poll<io::Result<Pin<&mut dyn Io>>> {
         if let Self::Handshake(handshake, peer) = self {
             match ready!(Pin::new(handshake.as_mut()).poll(context)) {
-                Ok(stream) => *self = Self::Tls(Box::new(stream)),
+                Ok(stream) => {
+                    // Set once: there is one handshake.
+                    let _ = peer.names.set(names(&stream));
+                    *self = Self::Tls(Box::new(stream));
+                }
                 Err(error) => {
-                    refused(*peer, &error);
+                    refused(peer.address, &error);
                     *self = Self::Failed;
                     return Poll::Ready(Err(error));
                 }
@@ -143,7 +145,7 @@ impl Transport {
     /// Ends the TLS handshake of a client that is too slow, and logs this.
     pub(super) fn too_slow(&mut self) {
         if let Self::Handshake(_, peer) = self {
-            refused(*peer, &io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+            refused(peer.address, &io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
             *self = Self::Failed;
         }
     }
@@ -157,6 +159,16 @@ impl Transport {
             Self::Handshake(..) | Self::Failed => Poll::Ready(Ok(())),
         }
     }
+}
+
+/// Returns the DNS names and URIs that the peer's certificate is for; none without a certificate.
+fn names(stream: &TlsStream<TcpStream>) -> Vec<String> {
+    let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let Some(Ok(certificate)) = certificates.first().map(webpki::EndEntityCert::try_from) else {
+        return Vec::new();
+    };
+    let names = certificate.valid_dns_names().chain(certificate.valid_uri_names());
+    names.map(str::to_owned).collect()
 }
 
 /// Logs a failed handshake; at debug level if the client disconnected, as load balancers do when they check the port.

@@ -88,6 +88,7 @@ pub struct Metrics {
     signals_heard: Counters<Word>,
     signals_dropped: Counters<Word>,
     signals_missed: Counter,
+    calls_refused: Counters<Word>,
 }
 
 /// 0.1 ms to 26 s.
@@ -170,6 +171,10 @@ impl Metrics {
             signals_missed: new.metric(
                 "signals_missed",
                 "Times signals may have been missed, so that all queues were scanned",
+            ),
+            calls_refused: new.metric(
+                "calls_refused",
+                "Calls that were refused for want of a token or a permission, by reason",
             ),
             registry,
         }
@@ -391,6 +396,11 @@ impl Metrics {
     /// Counts that signals may have been missed.
     pub(crate) fn signals_missed(&self) {
         self.signals_missed.inc();
+    }
+
+    /// Counts a call that was refused for want of a token or a permission.
+    pub(crate) fn call_refused(&self, reason: &'static str) {
+        self.calls_refused.get_or_create(&[("reason", reason)]).inc();
     }
 
     fn count(&self, family: &Counters<ByQueue>, queue: &QueueName, items: u64) {

@@ -7,6 +7,8 @@ use sluicegate_client::{
     tonic::{Code, Status},
 };
 
+use crate::output::harmless;
+
 /// Why a command did not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -49,7 +51,7 @@ impl Failure {
     }
 
     fn print(&self, stderr: &mut impl io::Write) -> io::Result<()> {
-        writeln!(stderr, "sluice: {}", self.with_causes())?;
+        writeln!(stderr, "sluice: {}", harmless(&self.with_causes(), true))?;
         if let Some(hint) = self.hint() {
             writeln!(stderr, "  {hint}")?;
         }
@@ -121,7 +123,7 @@ fn hint_of(error: &Error) -> Option<&'static str> {
             Some("show it with `get`; `sluice queue update` changes a queue's settings")
         }
         Code::Unauthenticated => Some("give a token with --token-file, --token or SLUICE_TOKEN"),
-        Code::PermissionDenied => Some("use a token with the role that is needed"),
+        Code::PermissionDenied => Some("use a token with the permission that is missing"),
         Code::Unavailable => {
             Some("the broker or its store is unavailable at the moment; try again")
         }

@@ -25,7 +25,7 @@ use crate::{
 pub(super) use admin::{
     PageRequest, TOKEN_BYTES, item_state, max_items, rate, redrive, replay, watched,
 };
-pub(super) use item::{batch, schedule};
+pub(super) use item::{Batch, batch, schedule};
 pub(super) use queue::{change, new_queue};
 pub(super) use settle::{CommitAndPush, commit_and_push, extend, move_item, receipts, rollbacks};
 pub(super) use take::{Take, consume, consumer, flow, lease, take};

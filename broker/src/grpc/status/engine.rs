@@ -29,6 +29,12 @@ pub(super) fn engine(error: &EngineError) -> Status {
         EngineError::QueueNotFound(name) => {
             (Code::NotFound, about_queue("QUEUE_NOT_FOUND", name), CREATE_QUEUE)
         }
+        EngineError::MayNotCreate(name) => {
+            let info = [("permission", format!("create@{name}"))];
+            let next = "have it created, or use another token";
+            let details = error_info("PERMISSION_MISSING", info);
+            (Code::PermissionDenied, format!("{error}: {next}"), details)
+        }
         EngineError::QueueDeleted(name) => {
             let next = "its items are gone, consume another one";
             (Code::NotFound, about_queue("QUEUE_DELETED", name), next)

@@ -15,14 +15,14 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use self::engine::engine;
-use crate::{domain::Invalid, engine::EngineError};
+use crate::{access::Refused, domain::Invalid, engine::EngineError};
 
 /// The `domain` of every `ErrorInfo`.
 pub(crate) const DOMAIN: &str = "sluicegate";
 
 /// Everything that can go wrong between a request and its answer.
 #[derive(Debug, thiserror::Error)]
-pub enum ApiError {
+pub(crate) enum ApiError {
     /// The engine refused or failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -36,20 +36,9 @@ pub enum ApiError {
         /// The broker's `max_payload_bytes`.
         limit: usize,
     },
-    /// The call carries no token this broker knows.
-    #[error("{}", if *.given { "the token is not known" } else { "a token is needed" })]
-    Unauthenticated {
-        /// True if the call carries a token, of whatever form.
-        given: bool,
-    },
-    /// The token is known, but does not allow this call.
-    #[error("the token lacks the role {role}")]
-    PermissionDenied {
-        /// The role that is missing.
-        role: &'static str,
-        /// The path of the call, `/package.Service/Method`.
-        method: String,
-    },
+    /// The caller is not known, or may not do this.
+    #[error(transparent)]
+    Refused(#[from] Refused),
     /// The gRPC library refused: the message could not be read, the method is not known.
     #[error("{0}")]
     Transport(Status),
@@ -70,6 +59,12 @@ impl From<Invalid> for ApiError {
 impl From<ApiError> for Status {
     fn from(error: ApiError) -> Self {
         status(&error)
+    }
+}
+
+impl From<Refused> for Status {
+    fn from(refused: Refused) -> Self {
+        self::refused(&refused)
     }
 }
 
@@ -98,17 +93,7 @@ pub(crate) fn status(error: &ApiError) -> Status {
             );
             Status::with_error_details(Code::ResourceExhausted, message, details)
         }
-        ApiError::Unauthenticated { given } => {
-            let reason = if *given { "TOKEN_UNKNOWN" } else { "TOKEN_MISSING" };
-            let message = format!("{error}: send the metadata 'authorization: Bearer TOKEN'");
-            Status::with_error_details(Code::Unauthenticated, message, error_info(reason, []))
-        }
-        ApiError::PermissionDenied { role, method } => {
-            let info = [("role", (*role).to_owned()), ("method", method.clone())];
-            let message = format!("{error}, which {method} needs: use another token");
-            let details = error_info("ROLE_MISSING", info);
-            Status::with_error_details(Code::PermissionDenied, message, details)
-        }
+        ApiError::Refused(refused) => self::refused(refused),
         ApiError::Transport(status) => transport(status),
         ApiError::AnswersNotRead => {
             let details = error_info("ANSWERS_NOT_READ", []);
@@ -119,6 +104,31 @@ pub(crate) fn status(error: &ApiError) -> Status {
             Status::with_error_details(Code::Internal, message, error_info("INTERNAL", []))
         }
     }
+}
+
+/// Converts a refusal.
+fn refused(refused: &Refused) -> Status {
+    let reason = refused.reason();
+    let (code, next, details) = match refused {
+        Refused::NoSuchCall => {
+            let details = error_info(reason, []);
+            return Status::with_error_details(Code::Unimplemented, refused.to_string(), details);
+        }
+        Refused::TokenMissing | Refused::TokenUnknown => {
+            let next = "send the metadata 'authorization: Bearer TOKEN'";
+            (Code::Unauthenticated, next.to_owned(), error_info(reason, []))
+        }
+        Refused::TokenExpired => {
+            (Code::Unauthenticated, "use another token".to_owned(), error_info(reason, []))
+        }
+        Refused::PermissionMissing { action, queue, call } => {
+            let permission = format!("{action}@{queue}");
+            let info = [("permission", permission), ("method", (*call).to_owned())];
+            let next = format!("{call} needs it: use another token");
+            (Code::PermissionDenied, next, error_info(reason, info))
+        }
+    };
+    Status::with_error_details(code, format!("{refused}: {next}"), details)
 }
 
 /// Converts a status, including its details, into a message that can be embedded in another one.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    domain::{GroupName, ItemState, QueueName, ScheduleName},
+    domain::{Action, GroupName, ItemState, QueueName, ScheduleName},
     store::StoreError,
 };
 
@@ -86,6 +86,7 @@ fn engine_errors() -> Vec<(EngineError, Code, &'static str)> {
             "QUEUE_FULL",
         ),
         (EngineError::QueueDeleted(queue()), Code::NotFound, "QUEUE_DELETED"),
+        (EngineError::MayNotCreate(queue()), Code::PermissionDenied, "PERMISSION_MISSING"),
         (EngineError::Conflict(queue()), Code::Aborted, "CONFLICT"),
         (EngineError::ShuttingDown, Code::Unavailable, "SHUTTING_DOWN"),
         (EngineError::StreamTooOld, Code::Unavailable, "STREAM_TOO_OLD"),
@@ -113,12 +114,19 @@ fn other_errors() -> Vec<(ApiError, Code, &'static str)> {
             Code::ResourceExhausted,
             "PAYLOAD_TOO_LARGE",
         ),
-        (ApiError::Unauthenticated { given: false }, Code::Unauthenticated, "TOKEN_MISSING"),
-        (ApiError::Unauthenticated { given: true }, Code::Unauthenticated, "TOKEN_UNKNOWN"),
+        (Refused::NoSuchCall.into(), Code::Unimplemented, "UNIMPLEMENTED"),
+        (Refused::TokenMissing.into(), Code::Unauthenticated, "TOKEN_MISSING"),
+        (Refused::TokenUnknown.into(), Code::Unauthenticated, "TOKEN_UNKNOWN"),
+        (Refused::TokenExpired.into(), Code::Unauthenticated, "TOKEN_EXPIRED"),
         (
-            ApiError::PermissionDenied { role: "admin", method: "/a/B".into() },
+            Refused::PermissionMissing {
+                action: Action::Manage,
+                queue: "orders".into(),
+                call: "/a/B",
+            }
+            .into(),
             Code::PermissionDenied,
-            "ROLE_MISSING",
+            "PERMISSION_MISSING",
         ),
         (
             ApiError::Transport(Status::out_of_range("too large")),

@@ -1,5 +1,6 @@
 //! The services behind a real connection, on a store in memory.
 
+mod access;
 mod limits;
 mod stated_limits;
 mod streams;
@@ -29,11 +30,10 @@ use tonic_types::StatusExt;
 
 use super::{
     Api,
-    auth::Tokens,
     server::{Health, Options, Server, ServerError},
 };
 use crate::{
-    config::{Role, Token},
+    access::Access,
     domain::Clock,
     engine::{Engine, Limits},
     metrics::Metrics,
@@ -67,9 +67,18 @@ async fn broker_with(options: Options) -> Broker {
     Broker { channel, api, health, shutdown, serving }
 }
 
+/// Everyone may do everything.
+fn open() -> Options {
+    Options {
+        tls: None,
+        max_connection_age: Duration::ZERO,
+        access: Access::new(None, 0, Arc::new(Metrics::new())),
+    }
+}
+
 impl Broker {
     async fn start() -> Self {
-        broker_with(Options::default()).await
+        broker_with(open()).await
     }
 
     fn queues(&self) -> QueueServiceClient<Channel> {
@@ -304,38 +313,6 @@ async fn errors_of_the_library_have_the_same_form_as_ours() {
     let health = HealthCheckRequest { service: "nobody".into() };
     let refused = HealthClient::new(broker.channel.clone()).check(health).await.unwrap_err();
     assert_eq!((refused.code(), reason(&refused)), (Code::NotFound, "SERVICE_NOT_FOUND".into()));
-}
-
-#[tokio::test]
-async fn tokens_are_required_except_by_health() {
-    let token = Token { name: "shop".into(), secret: "s3cret".into(), roles: vec![Role::Produce] };
-    let options = Options { tokens: Tokens::new(vec![token]), ..Options::default() };
-    let broker = broker_with(options).await;
-    let push = |authorization: Option<&'static str>| {
-        let message =
-            pb::PushRequest { queue: "q".into(), items: items(small(1)), ..Default::default() };
-        let mut request = tonic::Request::new(message);
-        if let Some(value) = authorization {
-            request.metadata_mut().insert("authorization", value.parse().unwrap());
-        }
-        let mut queues = broker.queues();
-        async move { queues.push(request).await }
-    };
-    assert!(push(Some("Bearer s3cret")).await.is_ok());
-    for (authorization, expected) in
-        [(None, "TOKEN_MISSING"), (Some("Bearer guess"), "TOKEN_UNKNOWN")]
-    {
-        let refused = push(authorization).await.unwrap_err();
-        assert_eq!((refused.code(), reason(&refused)), (Code::Unauthenticated, expected.into()));
-    }
-    let mut request = tonic::Request::new(pb::GetQueueRequest { name: "q".into() });
-    request.metadata_mut().insert("authorization", "Bearer s3cret".parse().unwrap());
-    let refused = broker.admin().get_queue(request).await.unwrap_err();
-    assert_eq!((refused.code(), reason(&refused)), (Code::PermissionDenied, "ROLE_MISSING".into()));
-    let health = HealthCheckRequest { service: String::new() };
-    let answer =
-        HealthClient::new(broker.channel.clone()).check(health).await.unwrap().into_inner();
-    assert_eq!(answer.status(), ServingStatus::Serving);
 }
 
 #[tokio::test]

@@ -146,7 +146,7 @@ async fn an_invalid_request_on_a_stream_is_answered_in_order() {
 #[tokio::test]
 async fn an_old_stream_ends_and_its_consumer_loses_nothing() {
     let max_connection_age = Duration::from_millis(500);
-    let broker = broker_with(Options { max_connection_age, ..Options::default() }).await;
+    let broker = broker_with(Options { max_connection_age, ..open() }).await;
     broker.push("q", small(1)).await;
     let (requests, mut events) = broker.open("q").await;
     let held = deliveries(&mut events, 1).await;
@@ -184,7 +184,7 @@ async fn an_old_stream_ends_and_its_consumer_loses_nothing() {
 #[tokio::test]
 async fn an_old_push_stream_is_asked_to_end() {
     let max_connection_age = Duration::from_millis(300);
-    let broker = broker_with(Options { max_connection_age, ..Options::default() }).await;
+    let broker = broker_with(Options { max_connection_age, ..open() }).await;
     for obliging in [true, false] {
         let (requests, outgoing) = tokio::sync::mpsc::channel(9);
         let batch = |batch_id| pb::PushStreamRequest {

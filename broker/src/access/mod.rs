@@ -1,0 +1,214 @@
+//! Who may do what: one place for gRPC and HTTP.
+//!
+//! # Layout
+//! * [`rules`]: the table of what each call needs.
+//! * [`tokens`]: the file of tokens and certificates.
+//! * [`caller`]: who makes a call, asked for each queue that the call names.
+//! * [`slowdown`]: peers that fail again and again are answered later and later.
+//! * [`audit`]: the log of refusals and of what operators do.
+//!
+//! A call passes [`Access::admit`] first, which knows the call and its token but not what is in the request. Whoever reads
+//! the request then asks [`Caller::may`] for each queue in it.
+
+pub(crate) mod audit;
+mod caller;
+pub(crate) mod rules;
+mod slowdown;
+pub(crate) mod tokens;
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use tokio::sync::watch;
+
+use crate::{domain::Action, metrics::Metrics};
+
+use self::{
+    rules::{Needs, Rule},
+    slowdown::Slowdown,
+    tokens::{Principal, TokenHash, Tokens},
+};
+
+pub(crate) use caller::Caller;
+
+/// Why a call is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refused {
+    /// There is no such call.
+    #[error("this broker has no such method")]
+    NoSuchCall,
+    /// The call carries no token, and its connection no certificate that is known.
+    #[error("a token is needed")]
+    TokenMissing,
+    /// The call carries a token that is not known.
+    #[error("the token is not known")]
+    TokenUnknown,
+    /// The permissions of the token or certificate have ended.
+    #[error("the token has expired")]
+    TokenExpired,
+    /// The token or certificate does not allow this.
+    #[error("the permission {action}@{queue} is missing")]
+    PermissionMissing {
+        /// What was to be done.
+        action: Action,
+        /// The queue, or `*` for all queues.
+        queue: String,
+        /// The call.
+        call: &'static str,
+    },
+}
+
+impl Refused {
+    /// Returns the stable word for this reason, in errors, in the audit log and in metrics.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::NoSuchCall => "UNIMPLEMENTED",
+            Self::TokenMissing => "TOKEN_MISSING",
+            Self::TokenUnknown => "TOKEN_UNKNOWN",
+            Self::TokenExpired => "TOKEN_EXPIRED",
+            Self::PermissionMissing { .. } => "PERMISSION_MISSING",
+        }
+    }
+}
+
+/// The other end of a connection.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Peer {
+    /// Where the other end is.
+    pub(crate) address: Option<SocketAddr>,
+    /// The names in its certificate, once the TLS handshake is complete. Empty without a certificate.
+    pub(crate) names: Arc<OnceLock<Vec<String>>>,
+}
+
+impl Peer {
+    fn ip(&self) -> Option<IpAddr> {
+        self.address.map(|address| address.ip().to_canonical())
+    }
+}
+
+/// Decides who may do what. Shared by all edges of the broker.
+pub(crate) struct Access {
+    /// `None`: there are no tokens, and everyone may do everything.
+    known: watch::Sender<Option<Arc<Tokens>>>,
+    slowdown: Slowdown,
+    metrics: Arc<Metrics>,
+}
+
+/// What a caller shows.
+#[derive(Clone)]
+enum Credential {
+    Token(TokenHash),
+    Certificate(Arc<OnceLock<Vec<String>>>),
+}
+
+impl Access {
+    /// Returns the access that these tokens give; without tokens everyone may do everything. After `free_failures` refusals in
+    /// a minute, a peer is answered later and later; 0: never.
+    pub(crate) fn new(
+        tokens: Option<Arc<Tokens>>,
+        free_failures: u32,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Self> {
+        let known = watch::Sender::new(tokens);
+        Arc::new(Self { known, slowdown: Slowdown::new(free_failures), metrics })
+    }
+
+    /// Replaces all tokens and certificates. Calls and streams under way lose what is no longer allowed.
+    pub(crate) fn replace(&self, tokens: Tokens) {
+        self.known.send_replace(Some(Arc::new(tokens)));
+    }
+
+    /// Lets a call in, or refuses it, by its name, its `authorization` and its connection.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        call: &str,
+        authorization: Option<&[u8]>,
+        peer: &Peer,
+    ) -> Result<Caller, Refused> {
+        let admitted = self.try_admit(call, authorization, peer);
+        if let Err(refused) = &admitted {
+            self.refused(refused, None, peer.address, call, None);
+        }
+        admitted
+    }
+
+    fn try_admit(
+        self: &Arc<Self>,
+        call: &str,
+        authorization: Option<&[u8]>,
+        peer: &Peer,
+    ) -> Result<Caller, Refused> {
+        let rule = Rule::of(call).ok_or(Refused::NoSuchCall)?;
+        let anonymous = self.known.borrow().is_none() || rule.needs == Needs::Nothing;
+        if anonymous {
+            return Ok(Caller::anonymous(Arc::clone(self), rule, peer.address));
+        }
+        let credential = match authorization {
+            Some(authorization) => {
+                let token = bearer(authorization).ok_or(Refused::TokenUnknown)?;
+                Credential::Token(TokenHash::of(token))
+            }
+            None if peer.names.get().is_some_and(|names| !names.is_empty()) => {
+                Credential::Certificate(Arc::clone(&peer.names))
+            }
+            None => return Err(Refused::TokenMissing),
+        };
+        let principal = self.principal(&credential)?;
+        if let Needs::Permissions([first, ..]) = rule.needs
+            && !principal.permissions.iter().any(|permission| permission.covers(first.action))
+        {
+            let (action, queue) = (first.action, "*".to_owned());
+            let missing = Refused::PermissionMissing { action, queue, call: rule.call };
+            return Err(missing);
+        }
+        Ok(Caller::known(Arc::clone(self), rule, peer.address, credential, principal))
+    }
+
+    /// Returns who shows this, as of now.
+    fn principal(&self, credential: &Credential) -> Result<Arc<Principal>, Refused> {
+        let known = self.known.borrow();
+        let unknown = match credential {
+            Credential::Token(_) => Refused::TokenUnknown,
+            Credential::Certificate(_) => Refused::TokenMissing,
+        };
+        let Some(tokens) = known.as_ref() else { return Err(unknown) };
+        let principal = match credential {
+            Credential::Token(hash) => tokens.bearer(*hash),
+            Credential::Certificate(names) => tokens.owner(names.get().map_or(&[], Vec::as_slice)),
+        };
+        match principal {
+            None => Err(unknown),
+            Some(principal) if principal.is_expired() => Err(Refused::TokenExpired),
+            Some(principal) => Ok(Arc::clone(principal)),
+        }
+    }
+
+    /// Counts a refusal and writes it to the audit log.
+    fn refused(
+        &self,
+        refused: &Refused,
+        name: Option<&str>,
+        peer: Option<SocketAddr>,
+        call: &str,
+        queue: Option<&str>,
+    ) {
+        self.metrics.call_refused(refused.reason());
+        audit::line(name, peer, call, queue, refused.reason());
+    }
+
+    /// Notes that a call of this peer was refused, and returns how much later than now it should be answered.
+    pub(crate) fn penalty(&self, peer: &Peer) -> Duration {
+        peer.ip().map_or(Duration::ZERO, |ip| self.slowdown.failed(ip))
+    }
+}
+
+fn bearer(authorization: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = authorization.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then_some(token).filter(|token| !token.is_empty())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! Peers whose calls are refused again and again are answered later and later, so that nobody tries out tokens quickly.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// Failures are counted for this long from the first one on.
+const WINDOW: Duration = Duration::from_mins(1);
+/// The first delay, which doubles with each failure.
+const FIRST_DELAY: Duration = Duration::from_millis(50);
+/// The longest delay.
+const LONGEST_DELAY: Duration = Duration::from_secs(2);
+/// The most peers whose failures are counted at a time.
+const MAX_PEERS: usize = 4096;
+
+/// How often peers failed of late.
+pub(super) struct Slowdown {
+    /// How many failures in the window have no consequence; 0: none has.
+    free: u32,
+    peers: Mutex<HashMap<IpAddr, Failures>>,
+}
+
+struct Failures {
+    count: u32,
+    since: Instant,
+}
+
+impl Slowdown {
+    pub(super) fn new(free: u32) -> Self {
+        Self { free, peers: Mutex::default() }
+    }
+
+    /// Counts a failure and returns how long to wait with its answer.
+    pub(super) fn failed(&self, peer: IpAddr) -> Duration {
+        if self.free == 0 {
+            return Duration::ZERO;
+        }
+        let peer = network(peer);
+        let now = Instant::now();
+        let mut peers = self.peers.lock();
+        if peers.len() >= MAX_PEERS && !peers.contains_key(&peer) {
+            peers.retain(|_, failures| now - failures.since < WINDOW);
+            if peers.len() >= MAX_PEERS {
+                return FIRST_DELAY; // so many at once are one attack
+            }
+        }
+        let failures = peers.entry(peer).or_insert(Failures { count: 0, since: now });
+        if now - failures.since >= WINDOW {
+            *failures = Failures { count: 0, since: now };
+        }
+        failures.count += 1;
+        match failures.count.checked_sub(self.free + 1) {
+            None => Duration::ZERO,
+            Some(more) => FIRST_DELAY.saturating_mul(2_u32.saturating_pow(more)).min(LONGEST_DELAY),
+        }
+    }
+}
+
+/// Returns the network of an address: with IPv6, everyone has 2^64 addresses.
+fn network(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(address) => {
+            let bits = address.to_bits() >> 64 << 64;
+            IpAddr::V6(Ipv6Addr::from_bits(bits))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_fails_often_waits_longer_until_a_minute_has_passed() {
+        let slowdown = Slowdown::new(3);
+        for _ in 0..3 {
+            assert_eq!(slowdown.failed(peer("192.0.2.1")), Duration::ZERO);
+        }
+        let delays: Vec<_> =
+            (0..8).map(|_| slowdown.failed(peer("192.0.2.1")).as_millis()).collect();
+        assert_eq!(delays, [50, 100, 200, 400, 800, 1600, 2000, 2000]);
+        assert_eq!(slowdown.failed(peer("192.0.2.2")), Duration::ZERO, "others do not wait");
+        tokio::time::advance(WINDOW).await;
+        assert_eq!(slowdown.failed(peer("192.0.2.1")), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_number_of_peers_that_are_remembered_is_bounded() {
+        let slowdown = Slowdown::new(1);
+        for n in 0..2 * MAX_PEERS as u32 {
+            slowdown.failed(IpAddr::V4(n.into()));
+        }
+        assert_eq!(slowdown.peers.lock().len(), MAX_PEERS);
+        tokio::time::advance(WINDOW).await;
+        slowdown.failed(peer("192.0.2.1"));
+        assert_eq!(slowdown.peers.lock().len(), 1);
+        let (one, same) = (peer("2001:db8::1"), peer("2001:db8::ffff"));
+        assert_eq!(slowdown.failed(one), Duration::ZERO);
+        assert_eq!(slowdown.failed(same), FIRST_DELAY, "addresses of one network");
+    }
+
+    #[tokio::test]
+    async fn no_failures_are_counted_if_the_limit_is_zero() {
+        let slowdown = Slowdown::new(0);
+        assert!((0..100).all(|_| slowdown.failed(peer("192.0.2.1")).is_zero()));
+    }
+}

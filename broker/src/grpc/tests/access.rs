@@ -1,0 +1,513 @@
+//! Each call of the API, by tokens that may and tokens that may not.
+
+use prost::{
+    Message,
+    bytes::{Buf, BufMut},
+};
+use tonic::{
+    Request,
+    client::Grpc,
+    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
+    codegen::http::uri::PathAndQuery,
+};
+
+use super::*;
+use crate::{
+    access::{
+        rules::{Needs, RULES},
+        tokens::Tokens,
+    },
+    domain::Action,
+};
+
+/// Messages as they are on the wire.
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Vec<u8>;
+    type Decode = Vec<u8>;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn encode(&mut self, item: Vec<u8>, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        to.put_slice(&item);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Vec<u8>>, Status> {
+        Ok(Some(from.copy_to_bytes(from.remaining()).to_vec()))
+    }
+}
+
+fn tokens(allow: &[(&str, &[&str])]) -> Tokens {
+    let entry = |(name, allow): &(&str, &[&str])| {
+        format!(
+            "[[token]]\nname = '{name}'\ntoken = '{name}-0123456789abcdef'\nallow = {allow:?}\n"
+        )
+    };
+    Tokens::parse(&allow.iter().map(entry).collect::<String>()).unwrap()
+}
+
+async fn broker_of(allow: &[(&str, &[&str])]) -> Broker {
+    let metrics = Arc::new(Metrics::new());
+    let access = Access::new(Some(Arc::new(tokens(allow))), 0, metrics);
+    broker_with(Options { access, ..super::open() }).await
+}
+
+fn by<T>(token: &str, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    let token = format!("Bearer {token}-0123456789abcdef");
+    request.metadata_mut().insert("authorization", token.parse().unwrap());
+    request
+}
+
+impl Broker {
+    /// Makes a call and reads its answers until its end, or until there is one.
+    async fn call(&self, token: &str, path: &'static str, message: Vec<u8>) -> Result<(), Status> {
+        let mut grpc = Grpc::new(self.channel.clone());
+        grpc.ready().await.unwrap();
+        let to = PathAndQuery::from_static(path);
+        let message = by(token, tokio_stream::iter([message]));
+        let mut answers = grpc.streaming(message, to, Raw).await?.into_inner();
+        let answer = answers.message().await?;
+        if path.ends_with("/PushStream") {
+            // What is wrong with a batch does not end the stream.
+            let answer = pb::PushStreamResponse::decode(&answer.unwrap()[..]).unwrap();
+            if let Some(error) = answer.error {
+                let details = error.encode_to_vec().into();
+                return Err(Status::with_details(error.code.into(), error.message, details));
+            }
+        }
+        Ok(())
+    }
+
+    async fn receipt(&self, queue: &str) -> String {
+        let item = pb::NewItem { payload: "x".into(), ..Default::default() };
+        let push = pb::PushRequest { queue: queue.into(), items: vec![item], ..Default::default() };
+        self.queues().push(by("admin", push)).await.unwrap();
+        let reserve = pb::ReserveRequest { queue: queue.into(), ..Default::default() };
+        let reserved = self.queues().reserve(by("admin", reserve)).await.unwrap().into_inner();
+        reserved.deliveries[0].receipt.clone()
+    }
+
+    /// Returns a request of the call that names `queue`, or a receipt or a schedule of it, and for a move to another queue
+    /// also `other`.
+    #[allow(clippy::too_many_lines)] // one arm for each call
+    async fn request(&self, path: &str, queue: &str, other: &str) -> Vec<u8> {
+        let method = path.rsplit('/').next().unwrap();
+        let (name, mut receipt) = (queue.to_owned(), String::new());
+        if ["Commit", "Rollback", "Extend", "Move", "CommitAndPush"].contains(&method) {
+            receipt = self.receipt(queue).await;
+        } else {
+            self.push_as_admin(queue).await;
+        }
+        let item = || pb::NewItem { payload: "x".into(), ..Default::default() };
+        let schedule = format!("schedule-of-{queue}");
+        let wait = None;
+        match method {
+            "Push" => pb::PushRequest { queue: name, items: vec![item()], ..Default::default() }
+                .encode_to_vec(),
+            "PushStream" => {
+                pb::PushStreamRequest { queue: name, items: vec![item()], ..Default::default() }
+                    .encode_to_vec()
+            }
+            "Pop" => pb::PopRequest { queue: name, max_items: 1, wait }.encode_to_vec(),
+            "Reserve" => pb::ReserveRequest { queue: name, ..Default::default() }.encode_to_vec(),
+            "Consume" => {
+                self.push_as_admin(queue).await;
+                pb::ConsumeRequest { queue: name, ..Default::default() }.encode_to_vec()
+            }
+            "ConsumeStream" => {
+                act(Action_::Open(pb::ConsumeRequest { queue: name, ..Default::default() }))
+                    .encode_to_vec()
+            }
+            "Commit" => pb::CommitRequest { receipts: vec![receipt] }.encode_to_vec(),
+            "Rollback" => pb::RollbackRequest {
+                items: vec![pb::RollbackItem { receipt, ..Default::default() }],
+            }
+            .encode_to_vec(),
+            "Extend" => pb::ExtendRequest { receipts: vec![receipt], lease: None }.encode_to_vec(),
+            "Move" => {
+                let payload = Some("forged".into());
+                pb::MoveRequest { receipt, to_queue: other.into(), payload, ..Default::default() }
+                    .encode_to_vec()
+            }
+            "CommitAndPush" => {
+                let push = pb::PushEntry { queue: other.into(), item: Some(item()) };
+                pb::CommitAndPushRequest { receipt, pushes: vec![push] }.encode_to_vec()
+            }
+            "CreateQueue" => {
+                let name = format!("{queue}.new");
+                let dead_letter_queue = other.to_owned();
+                let queue = pb::Queue { name, dead_letter_queue, ..Default::default() };
+                pb::CreateQueueRequest { queue: Some(queue) }.encode_to_vec()
+            }
+            "UpdateQueue" => {
+                let dead_letter_queue = other.to_owned();
+                let queue = pb::Queue { name, dead_letter_queue, ..Default::default() };
+                let update_mask =
+                    Some(prost_types::FieldMask { paths: vec!["dead_letter_queue".into()] });
+                pb::UpdateQueueRequest { queue: Some(queue), update_mask }.encode_to_vec()
+            }
+            "GetQueue" => pb::GetQueueRequest { name }.encode_to_vec(),
+            "DeleteQueue" => pb::DeleteQueueRequest { name, force: true }.encode_to_vec(),
+            "PauseQueue" => pb::PauseQueueRequest { name }.encode_to_vec(),
+            "ResumeQueue" => pb::ResumeQueueRequest { name }.encode_to_vec(),
+            "PurgeQueue" => pb::PurgeQueueRequest { name }.encode_to_vec(),
+            "GetQueueStats" => pb::GetQueueStatsRequest { queue: name }.encode_to_vec(),
+            "WatchQueues" => pb::WatchQueuesRequest { queues: vec![name] }.encode_to_vec(),
+            "ListItems" => {
+                pb::ListItemsRequest { queue: name, ..Default::default() }.encode_to_vec()
+            }
+            "GetItem" => {
+                let id = self.push_as_admin(queue).await;
+                pb::GetItemRequest { queue: name, id }.encode_to_vec()
+            }
+            "DeleteItem" => {
+                let id = self.push_as_admin(queue).await;
+                pb::DeleteItemRequest { queue: name, id, ..Default::default() }.encode_to_vec()
+            }
+            "ReplayItems" => {
+                let all =
+                    pb::replay_items_request::Selection::ProcessTime(pb::TimeRange::default());
+                pb::ReplayItemsRequest { queue: name, selection: Some(all), max_items: 0 }
+                    .encode_to_vec()
+            }
+            "RedriveItems" => pb::RedriveItemsRequest {
+                queue: name,
+                to_queue: other.into(),
+                ..Default::default()
+            }
+            .encode_to_vec(),
+            "CreateSchedule" => {
+                let schedule = a_schedule(&format!("new-{schedule}"), queue);
+                pb::CreateScheduleRequest { schedule: Some(schedule) }.encode_to_vec()
+            }
+            "GetSchedule" | "DeleteSchedule" | "PauseSchedule" | "ResumeSchedule" => {
+                let request =
+                    pb::CreateScheduleRequest { schedule: Some(a_schedule(&schedule, queue)) };
+                let mut client = ScheduleServiceClient::new(self.channel.clone());
+                client.create_schedule(by("admin", request)).await.unwrap();
+                // All four requests have the name as their only field.
+                pb::GetScheduleRequest { name: schedule }.encode_to_vec()
+            }
+            "ListQueues" | "ListSchedules" => Vec::new(),
+            other => panic!("write a request of {other} here"),
+        }
+    }
+
+    async fn push_as_admin(&self, queue: &str) -> String {
+        let item = pb::NewItem { payload: "x".into(), ..Default::default() };
+        let push = pb::PushRequest { queue: queue.into(), items: vec![item], ..Default::default() };
+        let answer = self.queues().push(by("admin", push)).await.unwrap().into_inner();
+        answer.results[0].id.clone()
+    }
+}
+
+use Action as Permitted;
+use pb::consume_stream_request::Action as Action_;
+
+fn a_schedule(name: &str, queue: &str) -> pb::Schedule {
+    pb::Schedule {
+        name: name.into(),
+        queue: queue.into(),
+        cron: "0 0 1 1 *".into(),
+        item: Some(pb::NewItem::default()),
+        ..Default::default()
+    }
+}
+
+/// The calls that name no queue: what may not be seen is left out of their answers.
+const LISTS: [&str; 2] =
+    ["/sluicegate.v1.AdminService/ListQueues", "/sluicegate.v1.ScheduleService/ListSchedules"];
+
+/// A token with all that a call needs may make it. Without one of these permissions, or with the permission on another
+/// queue, it is refused.
+#[tokio::test]
+async fn each_call_needs_each_of_its_permissions_on_each_queue_it_names() {
+    const MINE: [&str; 6] =
+        ["produce@mine*", "consume@mine*", "view@mine*", "manage@mine*", "create@mine*", "view@x"];
+    const ELSEWHERE: [&str; 6] =
+        ["produce@else*", "consume@else*", "view@else*", "manage@else*", "create@else*", "view@x"];
+    let without = |action: Permitted| -> Vec<&'static str> {
+        MINE.into_iter().filter(|text| !text.starts_with(action.name())).collect()
+    };
+    let lacking = Permitted::ALL.map(|action| (action, format!("no-{action}"), without(action)));
+    let mut allow: Vec<(&str, &[&str])> =
+        vec![("admin", &["admin@*"]), ("mine", &MINE), ("elsewhere", &ELSEWHERE)];
+    allow.extend(lacking.iter().map(|(_, name, allow)| (name.as_str(), &allow[..])));
+    let broker = broker_of(&allow).await;
+    for (number, rule) in RULES.iter().enumerate() {
+        let Needs::Permissions(needs) = rule.needs else { continue };
+        if !rule.call.starts_with("/sluicegate") {
+            continue; // HTTP
+        }
+        let path = rule.call;
+        let (mine, other) = (format!("mine{number}"), format!("mine{number}.other"));
+        broker.receipt(&other).await;
+        let call = async |token: &str, queue: &str, other: &str| {
+            let message = broker.request(path, queue, other).await;
+            broker.call(token, path, message).await
+        };
+        if LISTS.contains(&path) {
+            assert!(call("elsewhere", &mine, &other).await.is_ok(), "{path}");
+        } else {
+            let refused = call("elsewhere", &mine, &other).await.expect_err(path);
+            let reason = (refused.code(), super::reason(&refused));
+            assert_eq!(reason, (Code::PermissionDenied, "PERMISSION_MISSING".into()), "{path}");
+        }
+        for (action, token, _) in &lacking {
+            // A missing `create` matters for queues that are not there, and payloads are left out: tests of their own.
+            let optional = (*action == Permitted::Create && !path.ends_with("CreateQueue"))
+                || matches!(path.rsplit('/').next(), Some("ListItems" | "GetItem"))
+                    && *action != Permitted::View;
+            let needed = needs.iter().any(|need| need.action == *action) && !optional;
+            let answer = call(token, &mine, &other).await;
+            let denied = answer.as_ref().is_err_and(|s| s.code() == Code::PermissionDenied);
+            assert_eq!(denied, needed, "{path} by {token}: {answer:?}");
+        }
+        let answer = call("mine", &mine, &other).await;
+        let denied = answer.as_ref().is_err_and(|status| {
+            matches!(status.code(), Code::PermissionDenied | Code::Unauthenticated)
+        });
+        assert!(!denied, "{path}: {answer:?}");
+        assert!(
+            call("nobody", &mine, &other).await.is_err_and(|s| s.code() == Code::Unauthenticated)
+        );
+    }
+}
+
+/// The second queue of calls that name two is checked as well.
+#[tokio::test]
+async fn nothing_is_put_into_a_queue_of_others() {
+    let mine = ["produce@mine*", "consume@mine*", "view@mine*", "manage@mine*", "create@mine*"];
+    let broker = broker_of(&[("admin", &["admin@*"]), ("mine", &mine)]).await;
+    broker.push_as_admin("theirs").await;
+    for method in ["Move", "CommitAndPush"] {
+        let path = format!("/sluicegate.v1.QueueService/{method}").leak();
+        let message = broker.request(path, "mine", "theirs").await;
+        let refused = broker.call("mine", path, message).await.expect_err(method);
+        assert_eq!(refused.code(), Code::PermissionDenied, "{method}");
+    }
+    for method in ["CreateQueue", "UpdateQueue", "RedriveItems"] {
+        let path = format!("/sluicegate.v1.AdminService/{method}").leak();
+        let message = broker.request(path, "mine", "theirs").await;
+        let refused = broker.call("mine", path, message).await.expect_err(method);
+        assert_eq!(refused.code(), Code::PermissionDenied, "{method}");
+    }
+    let request = pb::GetQueueStatsRequest { queue: "theirs".into() };
+    let stats = broker.admin().get_queue_stats(by("admin", request)).await.unwrap().into_inner();
+    assert_eq!(stats.stats.unwrap().pushed, 1, "nothing but the admin's item");
+}
+
+/// Requests on a stream are checked like calls.
+#[tokio::test]
+async fn a_stream_settles_nothing_of_other_queues() {
+    let broker = broker_of(&[("admin", &["admin@*"]), ("worker", &["consume@mine"])]).await;
+    let (mine, theirs) = (broker.receipt("mine").await, broker.receipt("theirs").await);
+    let (requests, receiver) = mpsc::channel(9);
+    let open = pb::ConsumeRequest { queue: "mine".into(), ..Default::default() };
+    let rollback =
+        |receipt: &str| pb::RollbackItem { receipt: receipt.into(), ..Default::default() };
+    for action in [
+        Action_::Open(open),
+        Action_::Commit(pb::CommitRequest { receipts: vec![mine.clone(), theirs.clone()] }),
+        Action_::Rollback(pb::RollbackRequest { items: vec![rollback(&theirs)] }),
+        Action_::Extend(pb::ExtendRequest { receipts: vec![theirs], lease: None }),
+        Action_::Commit(pb::CommitRequest { receipts: vec![mine] }),
+    ] {
+        requests.send(act(action)).await.unwrap();
+    }
+    let requests_of_worker = by("worker", ReceiverStream::new(receiver));
+    let stream = broker.queues().consume_stream(requests_of_worker).await;
+    let mut events = stream.unwrap().into_inner();
+    assert!(matches!(next(&mut events).await, Some(Event::Opened(_))));
+    for _ in 0..3 {
+        let Some(Event::Error(error)) = next(&mut events).await else { panic!("no refusal") };
+        assert_eq!(error.code, Code::PermissionDenied as i32);
+    }
+    let Some(Event::Settled(settled)) = next(&mut events).await else { panic!("no answer") };
+    assert_eq!(settled.results[0].outcome(), pb::Outcome::Ok);
+    drop(requests);
+}
+
+/// Whoever may not create a queue waits until somebody else has created it.
+#[tokio::test]
+async fn a_consumer_that_may_not_create_its_queue_waits_for_it() {
+    let broker =
+        broker_of(&[("admin", &["admin@*"]), ("worker", &["consume@*"]), ("shop", &["produce@*"])])
+            .await;
+    let reserve = |seconds| pb::ReserveRequest {
+        queue: "later".into(),
+        wait: Some(prost_types::Duration { seconds, nanos: 0 }),
+        ..Default::default()
+    };
+    let answer = broker.queues().reserve(by("worker", reserve(0))).await.unwrap().into_inner();
+    assert!(answer.deliveries.is_empty());
+    let item = pb::NewItem::default();
+    let push = pb::PushRequest { queue: "later".into(), items: vec![item], ..Default::default() };
+    let refused = broker.queues().push(by("shop", push)).await.unwrap_err();
+    assert_eq!(
+        (refused.code(), reason(&refused)),
+        (Code::PermissionDenied, "PERMISSION_MISSING".into())
+    );
+    let listed = broker.admin().list_queues(by("admin", pb::ListQueuesRequest::default())).await;
+    assert!(listed.unwrap().into_inner().queues.is_empty(), "nothing was created");
+    let mut queues = broker.queues();
+    let waiting =
+        tokio::spawn(async move { queues.reserve(by("worker", reserve(60))).await.unwrap() });
+    broker.push_as_admin("later").await;
+    assert_eq!(waiting.await.unwrap().into_inner().deliveries.len(), 1);
+}
+
+/// A move that leaves the item as it is needs no right to produce where the token may consume.
+#[tokio::test]
+async fn an_unchanged_item_may_be_moved_between_queues_one_may_consume() {
+    let broker = broker_of(&[("admin", &["admin@*"]), ("worker", &["consume@work.*"])]).await;
+    broker.push_as_admin("work.b").await;
+    broker.push_as_admin("other").await;
+    let moved = async |change: fn(&mut pb::MoveRequest)| {
+        let receipt = broker.receipt("work.a").await;
+        let mut request =
+            pb::MoveRequest { receipt, to_queue: "work.b".into(), ..Default::default() };
+        change(&mut request);
+        broker.queues().r#move(by("worker", request)).await.map_err(|status| status.code())
+    };
+    assert!(moved(|_| ()).await.is_ok());
+    for change in [
+        (|request| request.payload = Some("x".into())) as fn(&mut pb::MoveRequest),
+        |request| request.priority = Some(9),
+        |request| request.content_type = Some("x".into()),
+        |request| drop(request.headers.insert("a".into(), "b".into())),
+        |request| request.to_queue = "other".into(),
+    ] {
+        assert_eq!(moved(change).await.unwrap_err(), Code::PermissionDenied);
+    }
+}
+
+#[tokio::test]
+async fn lists_leave_out_what_may_not_be_seen() {
+    let broker = broker_of(&[
+        ("admin", &["admin@*"]),
+        ("viewer", &["view@a*", "view@c"]),
+        ("reader", &["view@a", "consume@a"]),
+        ("keeper", &["view@a", "manage@a"]),
+    ])
+    .await;
+    for queue in ["a", "b", "c", "d", "e"] {
+        broker.push_as_admin(queue).await;
+        broker.request("/CreateSchedule", queue, "").await;
+        broker.request("/GetSchedule", queue, "").await;
+    }
+    let mut admin = broker.admin();
+    let mut page_token = String::new();
+    let mut names = Vec::new();
+    loop {
+        let request = pb::ListQueuesRequest { page_size: 1, page_token };
+        let page = admin.list_queues(by("viewer", request)).await.unwrap().into_inner();
+        names.extend(page.queues.into_iter().map(|queue| queue.name));
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(names, ["a", "c"]);
+    let request = pb::WatchQueuesRequest { queues: Vec::new() };
+    let mut watched = admin.watch_queues(by("viewer", request)).await.unwrap().into_inner();
+    let first = watched.message().await.unwrap().unwrap();
+    let mut names: Vec<_> = first.stats.into_iter().map(|stats| stats.queue).collect();
+    names.sort();
+    assert_eq!(names, ["a", "c"]);
+    let mut schedules = ScheduleServiceClient::new(broker.channel.clone());
+    let request = pb::ListSchedulesRequest::default();
+    let listed = schedules.list_schedules(by("keeper", request)).await.unwrap().into_inner();
+    let names: Vec<_> = listed.schedules.into_iter().map(|schedule| schedule.name).collect();
+    assert_eq!(names, ["schedule-of-a"]);
+    for (token, payload) in [("viewer", ""), ("reader", "x"), ("keeper", "x")] {
+        let request = pb::ListItemsRequest { queue: "a".into(), ..Default::default() };
+        let listed = admin.list_items(by(token, request)).await.unwrap().into_inner().items;
+        let id = listed[0].id.clone();
+        let request = pb::GetItemRequest { queue: "a".into(), id };
+        let item = admin.get_item(by(token, request)).await.unwrap().into_inner().item.unwrap();
+        assert_eq!(
+            (&listed[0].payload[..], &item.payload[..]),
+            (payload.as_bytes(), payload.as_bytes())
+        );
+    }
+}
+
+/// A token that is withdrawn, or exchanged for one that allows less, ends what was begun with it.
+#[tokio::test]
+async fn a_stream_ends_when_its_token_is_withdrawn() {
+    let both: [(&str, &[&str]); 2] = [("admin", &["admin@*"]), ("worker", &["consume@q"])];
+    let access = Access::new(Some(Arc::new(tokens(&both))), 0, Arc::new(Metrics::new()));
+    let broker = broker_with(Options { access: Arc::clone(&access), ..super::open() }).await;
+    broker.push_as_admin("q").await;
+    let open = pb::ConsumeRequest { queue: "q".into(), ..Default::default() };
+    let consumed = broker.queues().consume(by("worker", open.clone())).await.unwrap();
+    let mut deliveries = consumed.into_inner();
+    assert_eq!(deliveries.message().await.unwrap().unwrap().deliveries.len(), 1);
+    let (requests, receiver) = mpsc::channel(9);
+    requests.send(act(Action_::Open(open))).await.unwrap();
+    let requests_of_worker = by("worker", ReceiverStream::new(receiver));
+    let stream = broker.queues().consume_stream(requests_of_worker).await;
+    let mut events = stream.unwrap().into_inner();
+    assert!(matches!(next(&mut events).await, Some(Event::Opened(_))));
+    let request = pb::WatchQueuesRequest { queues: vec!["q".into()] };
+    access.replace(tokens(&both[..1]));
+    for refused in [deliveries.message().await.unwrap_err(), events.message().await.unwrap_err()] {
+        assert_eq!(
+            (refused.code(), reason(&refused)),
+            (Code::Unauthenticated, "TOKEN_UNKNOWN".into())
+        );
+    }
+    let refused = broker.admin().watch_queues(by("worker", request)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unauthenticated);
+    // What the streams held is ready again, with no failed attempt.
+    let reserve = pb::ReserveRequest { queue: "q".into(), ..Default::default() };
+    let reserve = pb::ReserveRequest {
+        wait: Some(prost_types::Duration { seconds: 60, nanos: 0 }),
+        ..reserve
+    };
+    let reserved = broker.queues().reserve(by("admin", reserve)).await.unwrap().into_inner();
+    assert_eq!(reserved.deliveries[0].item.as_ref().unwrap().attempt, 1);
+}
+
+#[tokio::test]
+async fn health_is_open_reflection_is_not_and_other_paths_are_not_there() {
+    let broker = broker_of(&[("shop", &["produce@*"])]).await;
+    let health = HealthCheckRequest { service: String::new() };
+    let answer =
+        HealthClient::new(broker.channel.clone()).check(health).await.unwrap().into_inner();
+    assert_eq!(answer.status(), ServingStatus::Serving);
+    let reflection = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+    let list = vec![0x3a, 0]; // list_services
+    assert!(broker.call("shop", reflection, list.clone()).await.is_ok());
+    let refused = broker.call("nobody", reflection, list).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unauthenticated);
+    for path in ["/sluicegate.v1.QueueService/Steal", "/sluicegate.v2.QueueService/Push", "/Push"] {
+        let refused = broker.call("shop", path, Vec::new()).await.unwrap_err();
+        assert_eq!(
+            (refused.code(), reason(&refused)),
+            (Code::Unimplemented, "UNIMPLEMENTED".into())
+        );
+    }
+}
