@@ -8,7 +8,10 @@ use divan::{Bencher, black_box, counter::ItemsCount};
 use prost::Message;
 use sluicegate_broker::{
     bench::{convert_deliveries, parse_push},
-    domain::{self, Clock, GroupName, IdSource, LeaseToken, Queue, QueueName, Receipt, Timestamp},
+    domain::{
+        self, Clock, GroupName, IdSource, LeaseToken, Queue, QueueName, Receipt, ReceiptKeys,
+        Timestamp,
+    },
     store::{Push, mongo::bench as document},
 };
 use sluicegate_proto::v1::{CommitRequest, ConsumeResponse, Delivery, Item, NewItem, PushRequest};
@@ -115,7 +118,9 @@ fn push_500_parse(bencher: Bencher<'_, '_>) {
 fn deliveries_500_convert(bencher: Bencher<'_, '_>) {
     let deliveries = stored_deliveries();
     let inputs = || deliveries.clone();
-    bencher.counter(ItemsCount::new(ITEMS)).with_inputs(inputs).bench_values(convert_deliveries);
+    let keys = ReceiptKeys::new([]);
+    let convert = |deliveries| convert_deliveries(deliveries, &keys);
+    bencher.counter(ItemsCount::new(ITEMS)).with_inputs(inputs).bench_values(convert);
 }
 
 #[divan::bench]

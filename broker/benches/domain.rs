@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use divan::{Bencher, black_box, counter::ItemsCount};
 use sluicegate_broker::domain::{
-    Clock, Demand, GroupName, IdSource, ItemSize, LeaseToken, QueueName, Receipt, assign,
+    Clock, Demand, GroupName, IdSource, ItemSize, LeaseToken, QueueName, Receipt, ReceiptKey,
+    ReceiptKeys, assign,
 };
 
 fn main() {
@@ -54,13 +55,15 @@ fn id_print(bencher: Bencher<'_, '_>) {
 #[divan::bench]
 fn receipt_print(bencher: Bencher<'_, '_>) {
     let receipt = receipt();
-    bencher.bench(|| black_box(&receipt).encode());
+    let keys = keys();
+    bencher.bench(|| black_box(&receipt).encode(&keys));
 }
 
 #[divan::bench]
 fn receipt_parse(bencher: Bencher<'_, '_>) {
-    let text = receipt().encode();
-    bencher.bench(|| Receipt::parse("receipt", black_box(&text)));
+    let keys = keys();
+    let text = receipt().encode(&keys);
+    bencher.bench(|| Receipt::parse("receipt", black_box(&text), &keys));
 }
 
 #[divan::bench]

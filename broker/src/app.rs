@@ -89,6 +89,8 @@ impl App {
         };
         let engine =
             Engine::new(Arc::clone(&store), Arc::clone(&signals), Arc::clone(&metrics), limits);
+        let keys = engine.refresh_receipt_keys().await;
+        keys.map_err(|error| StartError(format!("cannot read the keys of receipts: {error}")))?;
         background::start(&engine);
 
         let address = local_address(&listener)?;

@@ -114,6 +114,9 @@ impl Default for IdSource {
 }
 
 impl LeaseToken {
+    /// A token that no lease has.
+    pub const NONE: Self = Self([0; 12]);
+
     /// Returns a new token whose first four bytes identify the broker that issues the lease.
     pub fn fresh(broker: [u8; 4]) -> Self {
         let mut bytes = [0; 12];

@@ -1,6 +1,10 @@
 //! Receipts: opaque strings that identify one reservation of one item.
 
-use super::{GroupName, Invalid, ItemId, LeaseToken, QueueName, id::write_hex};
+use super::{
+    GroupName, Invalid, ItemId, LeaseToken, QueueName,
+    id::write_hex,
+    receipt_key::{Mac, ReceiptKeys},
+};
 
 /// One reservation of one item. Only the newest receipt of an item is valid.
 ///
@@ -26,7 +30,9 @@ pub struct Receipt {
     pub group: GroupName,
 }
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
+/// Receipts of this version and the one before are not signed.
+const VERSION_2: u8 = 2;
 /// Receipts of this version do not hold `earlier_deliveries`.
 const VERSION_1: u8 = 1;
 
@@ -36,10 +42,10 @@ impl Receipt {
         self.deliveries.saturating_sub(self.earlier_deliveries)
     }
 
-    /// Returns the receipt as text: URL-safe letters and digits, about 100 bytes.
-    pub fn encode(&self) -> String {
+    /// Returns the receipt as text, signed: URL-safe letters and digits, about 140 bytes.
+    pub fn encode(&self, keys: &ReceiptKeys) -> String {
         let mut bytes =
-            Vec::with_capacity(43 + self.queue.as_str().len() + self.group.as_str().len());
+            Vec::with_capacity(59 + self.queue.as_str().len() + self.group.as_str().len());
         bytes.push(VERSION);
         bytes.extend_from_slice(&self.item.0);
         bytes.extend_from_slice(&self.token.0);
@@ -50,21 +56,25 @@ impl Receipt {
         bytes.push(self.queue.as_str().len() as u8); // names are at most 128 bytes
         bytes.extend_from_slice(self.queue.as_str().as_bytes());
         bytes.extend_from_slice(self.group.as_str().as_bytes());
-        let sum = checksum(&bytes);
-        bytes.extend_from_slice(&sum.to_be_bytes());
+        let (number, mac) = keys.sign(&bytes);
+        bytes.extend_from_slice(&number.to_be_bytes());
+        bytes.extend_from_slice(&mac);
         let mut text = vec![0; bytes.len() * 2];
         write_hex(&bytes, &mut text);
         String::from_utf8(text).unwrap_or_default() // digits are text
     }
 
     /// Parses a receipt; `field` is the caller's name for it.
-    pub fn parse(field: &str, text: &str) -> Result<Self, Invalid> {
-        Self::decode(text).ok_or_else(|| {
+    ///
+    /// What is in a receipt can be relied on: a broker of this store wrote it. Brokers of earlier versions did not sign
+    /// their receipts: these are read with a lease token that no item has, so that nothing comes of them.
+    pub fn parse(field: &str, text: &str, keys: &ReceiptKeys) -> Result<Self, Invalid> {
+        Self::decode(text, keys).ok_or_else(|| {
             Invalid::new(field, "not a receipt: pass it on exactly as it was received")
         })
     }
 
-    fn decode(text: &str) -> Option<Self> {
+    fn decode(text: &str, keys: &ReceiptKeys) -> Option<Self> {
         if text.len() > 1024 || !text.len().is_multiple_of(2) {
             return None;
         }
@@ -73,10 +83,8 @@ impl Receipt {
             .chunks_exact(2)
             .map(|pair| Some(hex(pair[0])? << 4 | hex(pair[1])?))
             .collect::<Option<_>>()?;
-        let (body, sum) = bytes.split_last_chunk::<4>()?;
-        if checksum(body) != u32::from_be_bytes(*sum) {
-            return None;
-        }
+        let signed = *bytes.first()? == VERSION;
+        let body = if signed { verified(&bytes, keys)? } else { whole(&bytes)? };
         let (version, rest) = body.split_first()?;
         let (item, rest) = rest.split_first_chunk::<12>()?;
         let (token, rest) = rest.split_first_chunk::<12>()?;
@@ -84,7 +92,9 @@ impl Receipt {
         let (attempt, rest) = rest.split_first_chunk::<4>()?;
         let (earlier, rest) = match *version {
             VERSION_1 => ([0; 4], rest),
-            VERSION => rest.split_first_chunk::<4>().map(|(earlier, rest)| (*earlier, rest))?,
+            VERSION_2 | VERSION => {
+                rest.split_first_chunk::<4>().map(|(earlier, rest)| (*earlier, rest))?
+            }
             _ => return None,
         };
         let (keyed, rest) = rest.split_first()?;
@@ -92,7 +102,7 @@ impl Receipt {
         let (queue, group) = rest.split_at_checked(usize::from(*length))?;
         Some(Self {
             item: ItemId(*item),
-            token: LeaseToken(*token),
+            token: if signed { LeaseToken(*token) } else { LeaseToken::NONE },
             deliveries: u32::from_be_bytes(*deliveries),
             attempt: u32::from_be_bytes(*attempt),
             earlier_deliveries: u32::from_be_bytes(earlier),
@@ -103,6 +113,19 @@ impl Receipt {
     }
 }
 
+/// Returns what is signed, if the signature is right.
+fn verified<'a>(bytes: &'a [u8], keys: &ReceiptKeys) -> Option<&'a [u8]> {
+    let (rest, mac) = bytes.split_last_chunk::<{ size_of::<Mac>() }>()?;
+    let (body, number) = rest.split_last_chunk::<4>()?;
+    keys.verify(u32::from_be_bytes(*number), body, mac).then_some(body)
+}
+
+/// Returns what precedes the checksum, if this is right.
+fn whole(bytes: &[u8]) -> Option<&[u8]> {
+    let (body, sum) = bytes.split_last_chunk::<4>()?;
+    (checksum(body) == u32::from_be_bytes(*sum)).then_some(body)
+}
+
 fn hex(digit: u8) -> Option<u8> {
     match digit {
         b'0'..=b'9' => Some(digit - b'0'),
@@ -111,7 +134,7 @@ fn hex(digit: u8) -> Option<u8> {
     }
 }
 
-/// Returns the FNV-1a checksum, which detects a truncated or mistyped receipt. It is no protection
+/// Returns the FNV-1a checksum of a receipt that is not signed. It is no protection
 /// against forgery.
 fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
@@ -120,6 +143,7 @@ fn checksum(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::ReceiptKey;
 
     fn receipt() -> Receipt {
         Receipt {
@@ -134,36 +158,65 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_receipt_survives_its_text_form() {
-        assert_eq!(Receipt::parse("receipt", &receipt().encode()), Ok(receipt()));
+    fn keys() -> ReceiptKeys {
+        ReceiptKeys::new([ReceiptKey::new(7, &[3; 32])])
     }
 
-    /// Receipts that brokers of earlier versions issued can be settled.
+    /// Whoever has a receipt cannot make another one of it, whatever part is changed; nor can a broker of another store.
     #[test]
-    fn a_receipt_of_version_1_is_read() {
+    fn a_receipt_cannot_be_forged() {
+        let keys = keys();
+        let text = receipt().encode(&keys);
+        let other = Receipt { queue: QueueName::parse("queue", "payrol").unwrap(), ..receipt() };
+        let forged = other.encode(&keys);
+        let signature = text.len() - 2 * (4 + size_of::<Mac>());
+        let forged = format!("{}{}", &forged[..signature], &text[signature..]);
+        assert!(Receipt::parse("receipt", &forged, &keys).is_err());
+        let others = ReceiptKeys::new([ReceiptKey::new(7, &[4; 32])]);
+        assert!(Receipt::parse("receipt", &text, &others).is_err());
+    }
+
+    #[test]
+    fn a_receipt_survives_a_change_of_keys() {
+        let old = receipt().encode(&keys());
+        let both = ReceiptKeys::new([ReceiptKey::new(8, &[4; 32]), ReceiptKey::new(7, &[3; 32])]);
+        assert_eq!(Receipt::parse("receipt", &old, &both), Ok(receipt()));
+        let new = receipt().encode(&both);
+        assert!(Receipt::parse("receipt", &new, &keys()).is_err(), "signed with the first key");
+    }
+
+    #[test]
+    fn a_receipt_survives_its_text_form() {
+        let keys = keys();
+        assert_eq!(Receipt::parse("receipt", &receipt().encode(&keys), &keys), Ok(receipt()));
+    }
+
+    /// Receipts of earlier versions could be forged: they are read, and match no item.
+    #[test]
+    fn a_receipt_that_is_not_signed_settles_nothing() {
         let text = "0130313233343536373839616262613938373635343332313000000003000000020106\
                     6f726465727364656661756c74";
         let bytes: Vec<u8> = (0..text.len() / 2)
             .map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap())
             .collect();
         let text = format!("{text}{:08x}", checksum(&bytes));
-        let expected = Receipt { earlier_deliveries: 0, ..receipt() };
-        assert_eq!(Receipt::parse("receipt", &text), Ok(expected));
+        let expected = Receipt { earlier_deliveries: 0, token: LeaseToken::NONE, ..receipt() };
+        assert_eq!(Receipt::parse("receipt", &text, &keys()), Ok(expected));
     }
 
     #[test]
     fn a_damaged_receipt_is_refused() {
-        let text = receipt().encode();
+        let keys = keys();
+        let text = receipt().encode(&keys);
         for cut in 0..text.len() {
-            assert!(Receipt::parse("receipt", &text[..cut]).is_err(), "cut at {cut}");
+            assert!(Receipt::parse("receipt", &text[..cut], &keys).is_err(), "cut at {cut}");
         }
         for at in 0..text.len() {
             let mut bytes = text.clone().into_bytes();
             bytes[at] = if bytes[at] == b'0' { b'1' } else { b'0' };
             let text = String::from_utf8(bytes).unwrap();
-            assert!(Receipt::parse("receipt", &text).is_err(), "changed at {at}");
+            assert!(Receipt::parse("receipt", &text, &keys).is_err(), "changed at {at}");
         }
-        assert_eq!(Receipt::parse("receipts[0]", "ü").unwrap_err().field, "receipts[0]");
+        assert_eq!(Receipt::parse("receipts[0]", "ü", &keys).unwrap_err().field, "receipts[0]");
     }
 }

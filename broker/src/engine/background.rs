@@ -6,7 +6,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    engine::{Engine, Gauges, Result},
+    engine::{Engine, Gauges, Result, receipt_keys},
     signals::Notice,
 };
 
@@ -24,6 +24,7 @@ pub(crate) fn start(engine: &Arc<Engine>) {
     tasks.spawn(until(stop.clone(), receive(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), flush_totals(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), watch_settings(Arc::clone(engine))));
+    tasks.spawn(until(stop.clone(), refresh_receipt_keys(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), keep_gauges(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), tick(Arc::clone(engine))));
     tasks.spawn(until(stop.clone(), receive_unblocked(Arc::clone(engine))));
@@ -63,6 +64,13 @@ async fn flush_totals(engine: Arc<Engine>) {
 
 async fn watch_settings(engine: Arc<Engine>) {
     every(SETTINGS, "could not read settings", || engine.refresh_settings()).await;
+}
+
+async fn refresh_receipt_keys(engine: Arc<Engine>) {
+    every(receipt_keys::REFRESH, "could not read the keys of receipts", || {
+        engine.refresh_receipt_keys()
+    })
+    .await;
 }
 
 /// Keeps the depth gauges up to date.

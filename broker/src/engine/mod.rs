@@ -7,6 +7,7 @@
 //! | `adaptive_poll` | when a dispatcher polls between signals |
 //! | `settle` | commit, roll back, move, extend |
 //! | `rollback` | items that return to their queue because they reached nobody, or because their stream ended |
+//! | `receipt_keys` | keys with which receipts are signed |
 //! | `failures`, `dead_letter_links` | items at a limit, and dead-letter queues |
 //! | `settings_cache` | cached settings of queues |
 //! | `admin`, `schedules` | operator calls |
@@ -24,6 +25,7 @@ mod error;
 mod failures;
 mod overview;
 mod push;
+mod receipt_keys;
 mod rollback;
 mod schedules;
 mod settings_cache;
@@ -36,11 +38,11 @@ mod watch;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    domain::{FailureDefaults, QueueName, Signal, Timestamp, Topic},
+    domain::{FailureDefaults, QueueName, ReceiptKeys, Signal, Timestamp, Topic},
     metrics::Metrics,
     signals::{Notice, Signals},
     store::{Store, timed},
@@ -113,6 +115,7 @@ pub(crate) struct Engine {
     failure_log: FailureLog,
     dispatchers: Mutex<HashMap<QueueName, Arc<Dispatcher>>>,
     pending_rollbacks: PendingRollbacks,
+    receipt_keys: RwLock<Arc<ReceiptKeys>>,
     /// Cancelled when no more items are to be handed out.
     draining: CancellationToken,
     /// Cancelled when streams are to end.
@@ -149,6 +152,7 @@ impl Engine {
             failure_log: FailureLog::default(),
             dispatchers: Mutex::default(),
             pending_rollbacks: PendingRollbacks::default(),
+            receipt_keys: RwLock::new(Arc::new(ReceiptKeys::new([]))),
             draining: CancellationToken::new(),
             stopping: CancellationToken::new(),
             tasks,

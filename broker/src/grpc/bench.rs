@@ -5,7 +5,7 @@ use std::time::Duration;
 use sluicegate_proto::v1 as pb;
 
 use super::{convert, parse};
-use crate::domain::{Delivery, NewItem, Timestamp};
+use crate::domain::{Delivery, NewItem, ReceiptKeys, Timestamp};
 
 /// Checks and parses a push. Returns `None` if the push is refused.
 pub fn parse_push(request: pb::PushRequest) -> Option<Vec<NewItem>> {
@@ -16,7 +16,7 @@ pub fn parse_push(request: pb::PushRequest) -> Option<Vec<NewItem>> {
 }
 
 /// Returns the message of deliveries.
-pub fn convert_deliveries(deliveries: Vec<Delivery>) -> pb::ConsumeResponse {
-    let deliveries = deliveries.into_iter().map(|d| convert::delivery(d, false)).collect();
+pub fn convert_deliveries(deliveries: Vec<Delivery>, keys: &ReceiptKeys) -> pb::ConsumeResponse {
+    let deliveries = deliveries.into_iter().map(|d| convert::delivery(d, false, keys)).collect();
     pb::ConsumeResponse { deliveries }
 }

@@ -145,9 +145,11 @@ impl Reader {
     /// Starts the work that a request asks for.
     fn act(&mut self, request: pb::ConsumeStreamRequest) -> Result<Answer, Status> {
         let api = &self.api;
+        let keys = api.engine.receipt_keys();
         match request.action {
             Some(Request::Commit(request)) => {
-                let parsed = parse::receipts(&request.receipts).map_err(|e| e.within("commit"))?;
+                let parsed =
+                    parse::receipts(&request.receipts, &keys).map_err(|e| e.within("commit"))?;
                 may_settle(&self.caller, &parsed)?;
                 let turn = self.turns.next(parsed.iter().map(|receipt| receipt.item));
                 Ok(Answer::Settle(api.start(|engine| {
@@ -160,7 +162,7 @@ impl Reader {
             }
             Some(Request::Rollback(request)) => {
                 let (receipts, parsed) =
-                    parse::rollbacks(request).map_err(|e| e.within("rollback"))?;
+                    parse::rollbacks(request, &keys).map_err(|e| e.within("rollback"))?;
                 may_settle(&self.caller, parsed.iter().map(|rollback| &rollback.receipt))?;
                 let turn = self.turns.next(parsed.iter().map(|rollback| rollback.receipt.item));
                 Ok(Answer::Settle(api.start(|engine| {
@@ -173,7 +175,7 @@ impl Reader {
             }
             Some(Request::Extend(request)) => {
                 let (receipts, lease) =
-                    parse::extend(&request, &api.rules()).map_err(|e| e.within("extend"))?;
+                    parse::extend(&request, &api.rules(), &keys).map_err(|e| e.within("extend"))?;
                 may_settle(&self.caller, &receipts)?;
                 let turn = self.turns.next(receipts.iter().map(|receipt| receipt.item));
                 Ok(Answer::Settle(api.start(|engine| {

@@ -6,8 +6,8 @@ use sluicegate_proto::v1 as pb;
 
 use crate::{
     domain::{
-        Delivery, Item, ItemState, NewItem, Outcome, Pushed, Queue, RetryPolicy, Schedule,
-        Timestamp,
+        Delivery, Item, ItemState, NewItem, Outcome, Pushed, Queue, ReceiptKeys, RetryPolicy,
+        Schedule, Timestamp,
     },
     engine::{QueueStats, RevokeReason, Revoked},
 };
@@ -74,8 +74,8 @@ pub(super) fn item(item: Item) -> pb::Item {
 }
 
 /// Converts a delivery. With `auto_commit` the item is no longer reserved, and there is nothing to settle.
-pub(super) fn delivery(delivery: Delivery, auto_commit: bool) -> pb::Delivery {
-    let receipt = if auto_commit { String::new() } else { delivery.receipt.encode() };
+pub(super) fn delivery(delivery: Delivery, auto_commit: bool, keys: &ReceiptKeys) -> pb::Delivery {
+    let receipt = if auto_commit { String::new() } else { delivery.receipt.encode(keys) };
     let lease_expire_time = (!auto_commit).then(|| timestamp(delivery.lease_expire_time));
     pb::Delivery { item: Some(item(delivery.item)), receipt, lease_expire_time }
 }
@@ -89,14 +89,14 @@ pub(super) fn outcome(outcome: Outcome) -> pb::Outcome {
     }
 }
 
-pub(super) fn revoked(revoked: &Revoked) -> pb::Revoked {
+pub(super) fn revoked(revoked: &Revoked, keys: &ReceiptKeys) -> pb::Revoked {
     let reason = match revoked.reason {
         RevokeReason::Deleted => pb::RevokeReason::Deleted,
         RevokeReason::Lapsed => pb::RevokeReason::Lapsed,
         RevokeReason::MaxLease => pb::RevokeReason::MaxLease,
         RevokeReason::Cancelled => pb::RevokeReason::Cancelled,
     };
-    pb::Revoked { receipt: revoked.receipt.encode(), reason: reason.into() }
+    pb::Revoked { receipt: revoked.receipt.encode(keys), reason: reason.into() }
 }
 
 /// Returns one result per receipt, in order.
@@ -322,13 +322,17 @@ mod tests {
         assert_eq!(item(an_item(3)), expected);
     }
 
+    fn keys() -> ReceiptKeys {
+        ReceiptKeys::new([crate::domain::ReceiptKey::new(1, &[1; 32])])
+    }
+
     #[test]
     fn a_delivery_has_a_receipt_unless_there_is_nothing_to_settle() {
-        let reserved = delivery(a_delivery(1), false);
-        let receipt = parse::receipts(&[reserved.receipt]).unwrap();
+        let reserved = delivery(a_delivery(1), false, &keys());
+        let receipt = parse::receipts(&[reserved.receipt], &keys()).unwrap();
         assert_eq!(receipt, [a_delivery(1).receipt]);
         assert_eq!(reserved.lease_expire_time, Some(at(2, 2_000_000)));
-        let committed = delivery(a_delivery(1), true);
+        let committed = delivery(a_delivery(1), true, &keys());
         assert_eq!((committed.receipt.as_str(), committed.lease_expire_time), ("", None));
     }
 
@@ -355,7 +359,7 @@ mod tests {
         large.receipt.queue = name();
         large.receipt.group = GroupName::parse("group", &longest()).unwrap();
         let counted = large.item.message_bytes();
-        let mut sent = delivery(large, false);
+        let mut sent = delivery(large, false, &keys());
         let item = sent.item.as_mut().unwrap();
         // Fields that are not filled from every store.
         (item.due_time, item.dead_letter_time) =
@@ -365,7 +369,8 @@ mod tests {
         let sent = prost::Message::encoded_len(&message);
         assert!(sent <= counted && counted < sent + 1_000, "{sent} of {counted}");
         assert!(counted < 4 << 20, "the largest item fits a message by default");
-        let message = pb::ReserveResponse { deliveries: vec![delivery(a_delivery(0), false)] };
+        let message =
+            pb::ReserveResponse { deliveries: vec![delivery(a_delivery(0), false, &keys())] };
         assert!(prost::Message::encoded_len(&message) <= an_item(0).message_bytes());
     }
 

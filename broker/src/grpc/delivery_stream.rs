@@ -1,6 +1,6 @@
 //! The messages to a consumer, on Consume and ConsumeStream.
 
-use std::{collections::VecDeque, future, pin::Pin, time::Duration};
+use std::{collections::VecDeque, future, pin::Pin, sync::Arc, time::Duration};
 
 use sluicegate_proto::v1 as pb;
 use tokio::time::sleep;
@@ -10,7 +10,7 @@ use super::{Api, convert, status::ApiError};
 use crate::{
     access::{Caller, Refused},
     domain::Action,
-    engine::{EngineError, Received, Retirement, Revoked, Subscription},
+    engine::{Engine, EngineError, Received, Retirement, Revoked, Subscription},
 };
 
 /// Most time that a consumer gets to settle its items when its stream has reached its maximum age.
@@ -30,6 +30,7 @@ async fn grow_old(retirement: Retirement, age: Duration, grace: Duration) {
 pub(super) struct DeliveryStream {
     subscription: Subscription,
     auto_commit: bool,
+    engine: Arc<Engine>,
     shutdown: CancellationToken,
     /// Done when the caller may no longer consume from the queue.
     refused: Pin<Box<dyn Future<Output = Refused> + Send>>,
@@ -68,7 +69,8 @@ impl DeliveryStream {
         });
         let shutdown = api.shutdown.clone();
         let revoked = VecDeque::new();
-        Self { subscription, auto_commit, shutdown, refused, revoked, _aging: aging }
+        let engine = Arc::clone(&api.engine);
+        Self { subscription, auto_commit, engine, shutdown, refused, revoked, _aging: aging }
     }
 
     /// Returns the next message, or an error when the stream has to end. Cancel-safe: the future
@@ -76,7 +78,10 @@ impl DeliveryStream {
     pub(super) async fn next(&mut self) -> Result<Message, ApiError> {
         loop {
             if let Some(revoked) = self.revoked.pop_front() {
-                return Ok(Message::Revoked(convert::revoked(&revoked)));
+                return Ok(Message::Revoked(convert::revoked(
+                    &revoked,
+                    &self.engine.receipt_keys(),
+                )));
             }
             let received = tokio::select! {
                 biased;
@@ -90,7 +95,8 @@ impl DeliveryStream {
             };
             match received {
                 Received::Deliveries(deliveries) => {
-                    let deliver = |delivery| convert::delivery(delivery, self.auto_commit);
+                    let keys = self.engine.receipt_keys();
+                    let deliver = |delivery| convert::delivery(delivery, self.auto_commit, &keys);
                     let deliveries = deliveries.into_iter().map(deliver).collect();
                     return Ok(Message::Deliveries(pb::ConsumeResponse { deliveries }));
                 }

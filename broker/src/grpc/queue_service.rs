@@ -94,7 +94,9 @@ impl QueueService for Api {
             engine.reserve(&queue, max_items, wait, lease, consumer).await
         };
         let deliveries = self.take(work, release).await?;
-        let deliveries = deliveries.into_iter().map(|d| convert::delivery(d, false)).collect();
+        let keys = self.engine.receipt_keys();
+        let deliveries =
+            deliveries.into_iter().map(|d| convert::delivery(d, false, &keys)).collect();
         Ok(Response::new(pb::ReserveResponse { deliveries }))
     }
 
@@ -134,7 +136,7 @@ impl QueueService for Api {
     ) -> Result<Response<pb::CommitResponse>, Status> {
         let caller = caller(&request)?;
         let pb::CommitRequest { receipts } = request.into_inner();
-        let parsed = parse::receipts(&receipts)?;
+        let parsed = parse::receipts(&receipts, &self.engine.receipt_keys())?;
         may_settle(&caller, &parsed)?;
         let outcomes = self.run(|engine| async move { engine.commit(parsed).await }).await?;
         let results = convert::settled(receipts, outcomes);
@@ -146,7 +148,8 @@ impl QueueService for Api {
         request: Request<pb::RollbackRequest>,
     ) -> Result<Response<pb::RollbackResponse>, Status> {
         let caller = caller(&request)?;
-        let (receipts, parsed) = parse::rollbacks(request.into_inner())?;
+        let (receipts, parsed) =
+            parse::rollbacks(request.into_inner(), &self.engine.receipt_keys())?;
         may_settle(&caller, parsed.iter().map(|rollback| &rollback.receipt))?;
         let outcomes = self.run(|engine| async move { engine.rollback(parsed).await }).await?;
         let results = convert::settled(receipts, outcomes);
@@ -159,7 +162,7 @@ impl QueueService for Api {
     ) -> Result<Response<pb::ExtendResponse>, Status> {
         let caller = caller(&request)?;
         let request = request.into_inner();
-        let (parsed, lease) = parse::extend(&request, &self.rules())?;
+        let (parsed, lease) = parse::extend(&request, &self.rules(), &self.engine.receipt_keys())?;
         may_settle(&caller, &parsed)?;
         let outcomes = self.run(|engine| async move { engine.extend(parsed, lease).await }).await?;
         Ok(Response::new(convert::extended(request.receipts, outcomes)))
@@ -170,7 +173,8 @@ impl QueueService for Api {
         request: Request<pb::MoveRequest>,
     ) -> Result<Response<pb::MoveResponse>, Status> {
         let caller = caller(&request)?;
-        let request = parse::move_item(request.into_inner(), &self.rules())?;
+        let request =
+            parse::move_item(request.into_inner(), &self.rules(), &self.engine.receipt_keys())?;
         may_settle(&caller, [&request.receipt])?;
         let to = request.to_queue.as_str();
         if request.changes_item() || !caller.allows(Consume, to) {
@@ -189,8 +193,11 @@ impl QueueService for Api {
         request: Request<pb::CommitAndPushRequest>,
     ) -> Result<Response<pb::CommitAndPushResponse>, Status> {
         let caller = caller(&request)?;
-        let CommitAndPush { receipt, pushes } =
-            parse::commit_and_push(request.into_inner(), &self.rules())?;
+        let CommitAndPush { receipt, pushes } = parse::commit_and_push(
+            request.into_inner(),
+            &self.rules(),
+            &self.engine.receipt_keys(),
+        )?;
         may_settle(&caller, [&receipt])?;
         for (queue, _) in &pushes {
             caller.may(Produce, queue.as_str())?;

@@ -7,8 +7,9 @@ use async_trait::async_trait;
 
 use super::{
     Appeared, Capabilities, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page,
-    Push, QueueStore, RedriveFilter, Reservation, Reserved, Reserver, Result, Rollback,
-    ScheduleStore, Selection, SettingsChanges, SettingsWatch, StatsStore, Store,
+    Push, QueueStore, ReceiptKeyStore, RedriveFilter, Reservation, Reserved, Reserver, Result,
+    Rollback, ScheduleStore, Selection, SettingsChanges, SettingsWatch, StatsStore, Store,
+    StoredReceiptKey,
 };
 use crate::{
     domain::{
@@ -227,5 +228,11 @@ pass_through! {
         ) -> Result<Option<Schedule>>;
         async fn tick_done(&self, name: &ScheduleName, tick: Timestamp) -> Result<()>;
         async fn delete_schedule(&self, name: &ScheduleName) -> Result<bool>;
+    }
+
+    impl ReceiptKeyStore {
+        []
+        async fn receipt_keys(&self) -> Result<Vec<StoredReceiptKey>>;
+        async fn add_receipt_key(&self, key: &StoredReceiptKey) -> Result<()>;
     }
 }

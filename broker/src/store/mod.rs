@@ -4,7 +4,7 @@
 //!
 //! # Layout
 //! [`Store`] combines one trait per subject: [`ItemStore`], [`ItemAdmin`], [`QueueStore`],
-//! [`StatsStore`] and [`ScheduleStore`]. `types` holds their parameters and results, `error` their
+//! [`StatsStore`], [`ScheduleStore`] and [`ReceiptKeyStore`]. `types` holds their parameters and results, `error` their
 //! errors, `decorator` a store around another one, used by [`timed()`] to measure each call, and
 //! `unblocked` the notifications of a store's own upkeep. `conformance` is the test suite for every
 //! store. [`mongo`] and [`sqlite`] are the backends.
@@ -52,13 +52,15 @@ pub use self::{
     types::{
         Appeared, AtLimitCounts, Capabilities, Created, Deleted, ItemDeleted, Links, Move, Page,
         Push, RedriveFilter, Reservation, Reserved, Rollback, RollbackTo, Selection,
-        SettingsChanges,
+        SettingsChanges, StoredReceiptKey,
     },
 };
 
 /// Durable queues: everything that a backend provides, and what identifies a deployment of it.
 #[async_trait]
-pub trait Store: ItemStore + ItemAdmin + QueueStore + StatsStore + ScheduleStore {
+pub trait Store:
+    ItemStore + ItemAdmin + QueueStore + StatsStore + ScheduleStore + ReceiptKeyStore
+{
     /// Returns the name of this store for logs and the start-up banner, without credentials.
     fn describe(&self) -> String;
 
@@ -312,4 +314,18 @@ pub trait ScheduleStore: Send + Sync + 'static {
 
     /// Deletes a schedule. Returns false if it does not exist.
     async fn delete_schedule(&self, name: &ScheduleName) -> Result<bool>;
+}
+
+/// How many receipt keys a store keeps.
+pub const RECEIPT_KEYS: u32 = 3;
+
+/// Keys with which the brokers of this store sign receipts.
+#[async_trait]
+pub trait ReceiptKeyStore: Send + Sync + 'static {
+    /// Returns the keys, the newest first.
+    async fn receipt_keys(&self) -> Result<Vec<StoredReceiptKey>>;
+
+    /// Adds a key, unless there is one of its number, and deletes those that are older than the last [`RECEIPT_KEYS`] up to
+    /// this number.
+    async fn add_receipt_key(&self, key: &StoredReceiptKey) -> Result<()>;
 }

@@ -253,3 +253,20 @@ pub struct Capabilities {
     /// The stored data survives the broker.
     pub durable: bool,
 }
+
+/// A key as it is kept. Its debug form does not show the secret.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StoredReceiptKey {
+    /// Its number; a newer key has a higher one.
+    pub number: u32,
+    /// The key itself.
+    pub secret: [u8; 32],
+    /// When it was made.
+    pub created: Timestamp,
+}
+
+impl std::fmt::Debug for StoredReceiptKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "receipt key {} of {:?}", self.number, self.created)
+    }
+}

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     domain::{
-        Cause, Invalid, NewItem, Priority, QueueName, Receipt, cut_reason,
+        Cause, Invalid, NewItem, Priority, QueueName, Receipt, ReceiptKeys, cut_reason,
         limits::{MAX_CONTENT_TYPE_BYTES, MAX_SPAN},
     },
     engine::{MoveRequest, RollbackRequest},
@@ -19,10 +19,14 @@ use crate::{
 };
 
 /// Parses the field `receipts`.
-pub(in crate::grpc) fn receipts(receipts: &[String]) -> Result<Vec<Receipt>, Invalid> {
+pub(in crate::grpc) fn receipts(
+    receipts: &[String],
+    keys: &ReceiptKeys,
+) -> Result<Vec<Receipt>, Invalid> {
     batch_length("receipts", receipts.len())?;
     let receipt = |(i, text): (usize, &String)| {
-        Receipt::parse("", text).map_err(|e| Invalid::new(format!("receipts[{i}]"), e.description))
+        Receipt::parse("", text, keys)
+            .map_err(|e| Invalid::new(format!("receipts[{i}]"), e.description))
     };
     receipts.iter().enumerate().map(receipt).collect()
 }
@@ -30,6 +34,7 @@ pub(in crate::grpc) fn receipts(receipts: &[String]) -> Result<Vec<Receipt>, Inv
 /// Parses a Rollback. Returns the receipts as sent, and the rollback for each.
 pub(in crate::grpc) fn rollbacks(
     request: pb::RollbackRequest,
+    keys: &ReceiptKeys,
 ) -> Result<(Vec<String>, Vec<RollbackRequest>), Invalid> {
     let items = request.items;
     batch_length("items", items.len())?;
@@ -44,7 +49,7 @@ pub(in crate::grpc) fn rollbacks(
             (false, false) => Cause::Rollback,
         };
         let parsed = RollbackRequest {
-            receipt: Receipt::parse("receipt", &item.receipt)?,
+            receipt: Receipt::parse("receipt", &item.receipt, keys)?,
             delay: item.delay.map(|delay| duration("delay", delay, MAX_SPAN)).transpose()?,
             reason: cut_reason(item.reason),
             cause,
@@ -59,14 +64,16 @@ pub(in crate::grpc) fn rollbacks(
 pub(in crate::grpc) fn extend(
     request: &pb::ExtendRequest,
     rules: &Rules,
+    keys: &ReceiptKeys,
 ) -> Result<(Vec<Receipt>, Option<Duration>), Invalid> {
-    Ok((receipts(&request.receipts)?, lease("lease", request.lease, rules)?))
+    Ok((receipts(&request.receipts, keys)?, lease("lease", request.lease, rules)?))
 }
 
 /// Parses a Move.
 pub(in crate::grpc) fn move_item(
     request: pb::MoveRequest,
     rules: &Rules,
+    keys: &ReceiptKeys,
 ) -> Result<MoveRequest, ApiError> {
     if let Some(new) = &request.payload {
         payload(new, rules)?;
@@ -75,7 +82,7 @@ pub(in crate::grpc) fn move_item(
         at_most("content_type", new, MAX_CONTENT_TYPE_BYTES)?;
     }
     Ok(MoveRequest {
-        receipt: Receipt::parse("receipt", &request.receipt)?,
+        receipt: Receipt::parse("receipt", &request.receipt, keys)?,
         to_queue: QueueName::parse("to_queue", &request.to_queue)?,
         headers: headers(request.headers)?,
         priority: request.priority.map(|p| Priority::parse("priority", p)).transpose()?,
@@ -96,8 +103,9 @@ pub(in crate::grpc) struct CommitAndPush {
 pub(in crate::grpc) fn commit_and_push(
     request: pb::CommitAndPushRequest,
     rules: &Rules,
+    keys: &ReceiptKeys,
 ) -> Result<CommitAndPush, ApiError> {
-    let receipt = Receipt::parse("receipt", &request.receipt)?;
+    let receipt = Receipt::parse("receipt", &request.receipt, keys)?;
     batch_length("pushes", request.pushes.len())?;
     let entry = |entry: pb::PushEntry| -> Result<_, ApiError> {
         let queue = QueueName::parse("queue", &entry.queue)?;
@@ -129,6 +137,10 @@ mod tests {
         }
     }
 
+    fn keys() -> ReceiptKeys {
+        ReceiptKeys::new([crate::domain::ReceiptKey::new(1, &[1; 32])])
+    }
+
     fn field<T>(result: Result<T, ApiError>) -> String {
         match result.err().unwrap() {
             ApiError::Engine(EngineError::Invalid(invalid)) => invalid.field,
@@ -139,26 +151,29 @@ mod tests {
 
     #[test]
     fn a_malformed_receipt_is_identified_by_its_index() {
-        let good = receipt().encode();
-        assert_eq!(receipts(std::slice::from_ref(&good)), Ok(vec![receipt()]));
-        assert_eq!(receipts(&[good.clone(), "x".into()]).unwrap_err().field, "receipts[1]");
-        assert_eq!(receipts(&[]).unwrap_err().field, "receipts");
-        assert_eq!(receipts(&vec![good; 1001]).unwrap_err().field, "receipts");
+        let good = receipt().encode(&keys());
+        assert_eq!(receipts(std::slice::from_ref(&good), &keys()), Ok(vec![receipt()]));
+        assert_eq!(
+            receipts(&[good.clone(), "x".into()], &keys()).unwrap_err().field,
+            "receipts[1]"
+        );
+        assert_eq!(receipts(&[], &keys()).unwrap_err().field, "receipts");
+        assert_eq!(receipts(&vec![good; 1001], &keys()).unwrap_err().field, "receipts");
     }
 
     #[test]
     fn rollbacks_are_checked_and_long_reasons_cut() {
         let item = |delay, reason: &str| pb::RollbackItem {
-            receipt: receipt().encode(),
+            receipt: receipt().encode(&keys()),
             delay,
             reason: reason.to_owned(),
             keep_attempt: true,
             ..Default::default()
         };
-        let rollbacks = |items| rollbacks(pb::RollbackRequest { items });
+        let rollbacks = |items| rollbacks(pb::RollbackRequest { items }, &keys());
         let items = vec![item(None, ""), item(Some(span(0, 0)), &"ü".repeat(600))];
         let (sent, taken) = rollbacks(items).unwrap();
-        assert_eq!(sent, [receipt().encode(), receipt().encode()]);
+        assert_eq!(sent, [receipt().encode(&keys()), receipt().encode(&keys())]);
         assert_eq!((taken[0].delay, taken[0].cause), (None, Cause::Release));
         assert_eq!((taken[1].delay, taken[1].reason.len()), (Some(Duration::ZERO), 1024));
         let refused = |items| rollbacks(items).unwrap_err().field;
@@ -172,13 +187,13 @@ mod tests {
     fn a_rejected_item_has_neither_a_delay_nor_a_kept_attempt() {
         let rejected = |delay, keep_attempt| {
             let item = pb::RollbackItem {
-                receipt: receipt().encode(),
+                receipt: receipt().encode(&keys()),
                 delay,
                 keep_attempt,
                 dead_letter: true,
                 ..Default::default()
             };
-            rollbacks(pb::RollbackRequest { items: vec![item] })
+            rollbacks(pb::RollbackRequest { items: vec![item] }, &keys())
         };
         assert_eq!(rejected(None, false).unwrap().1[0].cause, Cause::Reject);
         for (delay, keep_attempt) in [(Some(span(1, 0)), false), (None, true)] {
@@ -190,8 +205,8 @@ mod tests {
     #[test]
     fn extend_checks_its_lease() {
         let extend = |lease| {
-            let receipts = vec![receipt().encode()];
-            super::extend(&pb::ExtendRequest { receipts, lease }, &RULES)
+            let receipts = vec![receipt().encode(&keys())];
+            super::extend(&pb::ExtendRequest { receipts, lease }, &RULES, &keys())
         };
         assert_eq!(extend(None).unwrap().1, None);
         assert_eq!(extend(Some(span(60, 0))).unwrap().1, Some(Duration::from_mins(1)));
@@ -202,14 +217,14 @@ mod tests {
     #[test]
     fn a_move_changes_only_what_is_given() {
         let request = || pb::MoveRequest {
-            receipt: receipt().encode(),
+            receipt: receipt().encode(&keys()),
             to_queue: "b".into(),
             ..Default::default()
         };
-        let taken = move_item(request(), &RULES).unwrap();
+        let taken = move_item(request(), &RULES, &keys()).unwrap();
         assert_eq!((taken.payload, taken.content_type, taken.priority), (None, None, None));
         assert_eq!(taken.delay, Duration::ZERO);
-        let refused = |request| field(move_item(request, &RULES));
+        let refused = |request| field(move_item(request, &RULES, &keys()));
         assert_eq!(refused(pb::MoveRequest { receipt: "00".into(), ..request() }), "receipt");
         assert_eq!(refused(pb::MoveRequest { to_queue: String::new(), ..request() }), "to_queue");
         assert_eq!(refused(pb::MoveRequest { priority: Some(11), ..request() }), "priority");
@@ -231,8 +246,8 @@ mod tests {
             item: Some(pb::NewItem { priority, ..Default::default() }),
         };
         let parse = |pushes| {
-            let receipt = receipt().encode();
-            commit_and_push(pb::CommitAndPushRequest { receipt, pushes }, &RULES)
+            let receipt = receipt().encode(&keys());
+            commit_and_push(pb::CommitAndPushRequest { receipt, pushes }, &RULES, &keys())
         };
         assert_eq!(parse(vec![push("a", 0), push("b", 9)]).unwrap().pushes.len(), 2);
         assert_eq!(field(parse(vec![])), "pushes");

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{
+    access::Refused,
     domain::{Action, GroupName, ItemState, QueueName, ScheduleName},
     store::StoreError,
 };

@@ -3,7 +3,7 @@
 use super::{Env, env::*};
 use crate::{
     domain::{GroupName, Queue, RetryPolicy, Schedule, ScheduleName, Timestamp, Totals},
-    store::{Created, SettingsChanges},
+    store::{Created, SettingsChanges, StoredReceiptKey},
 };
 
 fn everything_set(text: &str, now: Timestamp) -> Queue {
@@ -246,4 +246,22 @@ pub async fn ticks_are_recorded_once_and_in_order(env: &Env) {
     let missing = ScheduleName::parse("name", "missing").unwrap();
     assert_eq!(env.store.pause_schedule(&missing, true, now).await.unwrap(), None);
     env.store.tick_done(&missing, now).await.unwrap();
+}
+
+/// The first key of a number stays, all brokers have the same keys, and the newest few are kept.
+pub async fn receipt_keys_are_shared_and_the_newest_are_kept(env: &Env) {
+    let key = |number: u32, byte: u8| StoredReceiptKey {
+        number,
+        secret: [byte; 32],
+        created: Timestamp(1_700_000_000_000 + i64::from(number)),
+    };
+    assert_eq!(env.store.receipt_keys().await.unwrap(), []);
+    env.store.add_receipt_key(&key(1, 1)).await.unwrap();
+    env.other.add_receipt_key(&key(1, 99)).await.unwrap();
+    assert_eq!(env.store.receipt_keys().await.unwrap(), [key(1, 1)]);
+    assert_eq!(env.other.receipt_keys().await.unwrap(), [key(1, 1)]);
+    for number in 2..=5 {
+        env.other.add_receipt_key(&key(number, number as u8)).await.unwrap();
+    }
+    assert_eq!(env.store.receipt_keys().await.unwrap(), [key(5, 5), key(4, 4), key(3, 3)]);
 }

@@ -13,8 +13,8 @@ use crate::{
     metrics::Metrics,
     store::{
         Capabilities, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page, Push,
-        QueueStore, RedriveFilter, Reservation, Reserver, Result, Rollback, ScheduleStore,
-        Selection, SettingsWatch, StatsStore, Store,
+        QueueStore, ReceiptKeyStore, RedriveFilter, Reservation, Reserver, Result, Rollback,
+        ScheduleStore, Selection, SettingsWatch, StatsStore, Store, StoredReceiptKey,
         mongo::{
             MongoStore, admin,
             catalog::{self, settings_watch::MongoSettingsWatch},
@@ -297,5 +297,17 @@ impl ScheduleStore for MongoStore {
     async fn delete_schedule(&self, name: &ScheduleName) -> Result<bool> {
         let name = name.clone();
         self.run(|inner| async move { catalog::schedules::delete(&inner, &name).await }).await
+    }
+}
+
+#[async_trait]
+impl ReceiptKeyStore for MongoStore {
+    async fn receipt_keys(&self) -> Result<Vec<StoredReceiptKey>> {
+        self.run(|inner| async move { catalog::receipt_keys::list(&inner).await }).await
+    }
+
+    async fn add_receipt_key(&self, key: &StoredReceiptKey) -> Result<()> {
+        let key = key.clone();
+        self.run(|inner| async move { catalog::receipt_keys::add(&inner, &key).await }).await
     }
 }

@@ -13,13 +13,14 @@ use crate::{
     metrics::Metrics,
     store::{
         Appeared, Capabilities, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Links, Move,
-        Page, Push, QueueStore, RedriveFilter, Reservation, Reserved, Reserver, Result, Rollback,
-        ScheduleStore, Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoreError,
+        Page, Push, QueueStore, ReceiptKeyStore, RedriveFilter, Reservation, Reserved, Reserver,
+        Result, Rollback, ScheduleStore, Selection, SettingsChanges, SettingsWatch, StatsStore,
+        Store, StoreError, StoredReceiptKey,
         sqlite::{
             Inner, SqliteStore,
             admin::{self, CHUNK, Purge, REDRIVE_START},
             browse::{self, Position},
-            push, queues, reserve, schedules, settle,
+            push, queues, receipt_keys, reserve, schedules, settle,
             tx::Tx,
             writer::Kind,
         },
@@ -413,5 +414,17 @@ impl SettingsWatch for SqliteSettingsWatch {
         let links = self.inner.read(queues::links).await?;
         let known = self.seen.replace(links) == Some(links);
         Ok(if known { SettingsChanges::Of(Vec::new()) } else { SettingsChanges::Unknown })
+    }
+}
+
+#[async_trait]
+impl ReceiptKeyStore for SqliteStore {
+    async fn receipt_keys(&self) -> Result<Vec<StoredReceiptKey>> {
+        self.inner.read(|view| receipt_keys::list(view)).await
+    }
+
+    async fn add_receipt_key(&self, key: &StoredReceiptKey) -> Result<()> {
+        let key = key.clone();
+        self.inner.write(move |tx| receipt_keys::add(tx, &key)).await
     }
 }

@@ -27,6 +27,7 @@ mod order;
 mod push;
 mod queues;
 mod readers;
+mod receipt_keys;
 mod repair;
 mod reserve;
 mod room;

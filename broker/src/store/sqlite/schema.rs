@@ -98,6 +98,12 @@ CREATE TABLE dedup (
 CREATE INDEX dedup_id ON dedup (id);
 CREATE INDEX dedup_until ON dedup (until);
 
+CREATE TABLE receipt_keys (     -- with which receipts are signed; the newest few
+  number INTEGER PRIMARY KEY,
+  secret BLOB NOT NULL,
+  created INTEGER NOT NULL
+) STRICT;
+
 CREATE TABLE counters (
   queue TEXT PRIMARY KEY,
   value INTEGER NOT NULL        -- the last sequence number taken

@@ -5,5 +5,6 @@ pub(super) mod deletion;
 pub(super) mod named;
 pub(super) mod orphaned_items;
 pub(super) mod queues;
+pub(super) mod receipt_keys;
 pub(super) mod schedules;
 pub(super) mod settings_watch;

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     domain::{
         Clock, GroupName, Item, ItemState, NewItem, Outcome, Queue, QueueName, Receipt,
-        RetryPolicy, ScheduleName, Timestamp, Totals,
+        ReceiptKeys, RetryPolicy, ScheduleName, Timestamp, Totals,
     },
     store::{
         ItemAdmin, ItemStore, Push, QueueStore, Reservation, ScheduleStore, StatsStore, Store,
@@ -207,7 +207,12 @@ async fn a_database_of_version_1_works_like_a_new_one() {
     assert_eq!(pushed.sequence, 5);
 
     // A receipt that the old broker handed out, and one whose item it committed.
-    let receipt = |text: &str| Receipt::parse("receipt", text).unwrap();
+    // They were not signed, so that the broker takes no lease token from them.
+    let keys = ReceiptKeys::new([]);
+    let receipt = |text: &str| Receipt {
+        token: text[26..50].parse().unwrap(),
+        ..Receipt::parse("receipt", text, &keys).unwrap()
+    };
     let reserved = receipt(
         "016b024be5680000005c74c5ac70cc87a2d1ec63ff847bce0000000002000000020004776f726b65758ddab81a",
     );

@@ -4,7 +4,7 @@ use rusqlite::Connection;
 
 /// The steps from each version to the next, the first from version 1. A step that was released never changes; a later
 /// change is a step of its own. New columns follow `payload`.
-const STEPS: &[&str] = &[TO_VERSION_2];
+const STEPS: &[&str] = &[TO_VERSION_2, TO_VERSION_3];
 
 /// The version of the tables that this program creates and uses.
 pub(super) const VERSION: i32 = 1 + STEPS.len() as i32;
@@ -37,6 +37,15 @@ CREATE TABLE damaged (
   created,
   payload
 );
+";
+
+/// Receipts are signed.
+const TO_VERSION_3: &str = r"
+CREATE TABLE receipt_keys (
+  number INTEGER PRIMARY KEY,
+  secret BLOB NOT NULL,
+  created INTEGER NOT NULL
+) STRICT;
 ";
 
 /// Brings a file from `version` up to [`VERSION`]. After an error, or if the process ends on the way, the file is as it
