@@ -9,6 +9,8 @@ mod crash;
 mod dedup;
 mod errors;
 mod failover;
+mod forged_signals;
+mod hostile;
 mod limits;
 mod order;
 mod outage;

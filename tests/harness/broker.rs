@@ -210,11 +210,21 @@ impl Broker {
 
     /// Returns the peak memory of the broker so far, in bytes.
     pub(crate) fn peak_memory(&self) -> usize {
+        self.memory_figure("VmHWM:")
+    }
+
+    /// Returns the memory that the broker has now, in bytes.
+    pub(crate) fn memory(&self) -> usize {
+        self.memory_figure("VmRSS:")
+    }
+
+    fn memory_figure(&self, name: &str) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()));
         let status = status.expect("the state of a running process");
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kilobytes = peak.and_then(|peak| peak.split_whitespace().next()?.parse::<usize>().ok());
-        kilobytes.expect("a peak in kilobytes") << 10
+        let figure = status.lines().find_map(|line| line.strip_prefix(name));
+        let kilobytes =
+            figure.and_then(|line| line.split_whitespace().next()?.parse::<usize>().ok());
+        kilobytes.expect("a figure in kilobytes") << 10
     }
 
     /// Returns what the broker has logged so far.

@@ -24,7 +24,7 @@ impl Timestamp {
 
     /// Returns the duration until `later`; zero if that time is past.
     pub fn until(self, later: Self) -> Duration {
-        Duration::from_millis(u64::try_from(later.0 - self.0).unwrap_or(0))
+        Duration::from_millis(u64::try_from(later.0.saturating_sub(self.0)).unwrap_or(0))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The messages between brokers, in a form that people can read: `insert orders 1700000000123 a1b2c3d4`.
 
-use crate::domain::{QueueName, Signal, Timestamp, Topic};
+use crate::domain::{FOREVER, QueueName, Signal, Timestamp, Topic};
 
 /// One message between brokers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +23,11 @@ pub(super) fn broker_text(broker: [u8; 4]) -> String {
 pub(super) fn broker_of(text: &str) -> Option<[u8; 4]> {
     let digits = text.len() == 8 && text.bytes().all(|b| b.is_ascii_hexdigit());
     if digits { u32::from_str_radix(text, 16).ok().map(u32::to_be_bytes) } else { None }
+}
+
+/// Returns true for a time that lies within what clocks and delays lead to.
+fn is_plausible(time: &Timestamp) -> bool {
+    (-FOREVER.0..=FOREVER.0).contains(&time.0)
 }
 
 impl Message {
@@ -53,7 +58,8 @@ impl Message {
         let queue = QueueName::parse("queue", queue).ok()?;
         let since = match since {
             "-" => None,
-            millis => Some(Timestamp(millis.parse().ok()?)),
+            // Whoever can write to the channel can write any number.
+            millis => Some(millis.parse().ok().map(Timestamp).filter(is_plausible)?),
         };
         Some((broker, Self::Signal(Signal { queue, topic, since })))
     }
@@ -96,6 +102,9 @@ mod tests {
             "insert orders - +1b2c3d4",
             "insert orders soon a1b2c3d4",
             "insert .orders - a1b2c3d4",
+            "insert orders 9223372036854775807 a1b2c3d4",
+            "insert orders -9223372036854775808 a1b2c3d4",
+            "insert orders 99999999999999999999 a1b2c3d4",
             "remove orders - a1b2c3d4",
         ] {
             assert_eq!(Message::decode(bad), None, "{bad:?}");
