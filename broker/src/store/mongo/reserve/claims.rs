@@ -17,6 +17,7 @@ use std::{
 use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 use sluicegate_proto::backoff::Backoff;
 use tokio::runtime::Handle;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::{
     domain::{ItemId, LeaseToken, PrioritySet, QueueName, Timestamp},
@@ -63,6 +64,8 @@ pub(crate) struct Claim {
     /// True if the server has said which of the items are claimed.
     known: bool,
     runtime: Handle,
+    /// Keeps the store from closing until this claim has arrived or its undoing has begun.
+    _open: TaskTrackerToken,
 }
 
 impl Claim {
@@ -82,6 +85,7 @@ impl Claim {
             items: Vec::new(),
             known: false,
             runtime: Handle::current(),
+            _open: inner.tracker.token(),
         }
     }
 
