@@ -30,10 +30,9 @@ pub(super) fn engine(error: &EngineError) -> Status {
             (Code::NotFound, about_queue("QUEUE_NOT_FOUND", name), CREATE_QUEUE)
         }
         EngineError::MayNotCreate(name) => {
-            let info = [("permission", format!("create@{name}"))];
-            let next = "have it created, or use another token";
-            let details = error_info("PERMISSION_MISSING", info);
-            (Code::PermissionDenied, format!("{error}: {next}"), details)
+            let details =
+                error_info("PERMISSION_MISSING", [("permission", format!("create@{name}"))]);
+            (Code::PermissionDenied, details, "have it created, or use another token")
         }
         EngineError::QueueDeleted(name) => {
             let next = "its items are gone, consume another one";

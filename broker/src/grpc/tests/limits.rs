@@ -6,9 +6,12 @@ use prost::Message;
 use tonic::codec::CompressionEncoding;
 
 use super::*;
-use crate::grpc::{
-    intake::{Intake, batches},
-    push_stream,
+use crate::{
+    access::Peer,
+    grpc::{
+        intake::{Intake, batches},
+        push_stream,
+    },
 };
 
 /// The largest message that gRPC libraries accept by default.
@@ -219,7 +222,11 @@ async fn answers_that_nobody_reads_are_not_kept() {
     }
     let request = Request::builder().uri("/sluicegate.v1.QueueService/PushStream");
     let request = intake.meter(request.body(frames.into()).unwrap());
-    let mut answers = Box::pin(push_stream::serve(&broker.api, batches(request.extensions())));
+    let caller = Access::new(None, 0, Arc::new(Metrics::new()))
+        .admit("/sluicegate.v1.QueueService/PushStream", None, &Peer::default())
+        .unwrap();
+    let batches = batches(request.extensions());
+    let mut answers = Box::pin(push_stream::serve(&broker.api, caller, batches));
     broker.until("q", |stats| stats.ready == 1 + 64).await;
     tokio::time::pause();
     tokio::time::sleep(Duration::from_mins(2)).await;
