@@ -70,6 +70,7 @@ with_and_without_signals!(
 );
 
 on_both_backends!(
+    queues_are_created_side_by_side,
     a_queue_with_items_is_deleted_only_by_force,
     a_purge_deletes_all_but_reserved_items,
     a_full_queue_refuses_pushes_until_there_is_room,
@@ -330,4 +331,14 @@ async fn a_dropped_stream_counts_by_the_current_settings(backend: Backend) {
     drop(stream);
     let dead = api.until_state("dead", &id, ItemState::Ready).await;
     assert_eq!(dead.origin_queue, "work");
+}
+
+/// Creates queues of different names at the same time, as a provisioning script does.
+async fn queues_are_created_side_by_side(backend: Backend) {
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    let create = |n: usize| api.create(Queue { name: format!("q{n}"), ..Queue::default() });
+    let made = futures_util::future::join_all((0..32).map(create)).await;
+    assert_eq!(made.len(), 32);
 }

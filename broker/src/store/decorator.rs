@@ -7,8 +7,8 @@ use async_trait::async_trait;
 
 use super::{
     Appeared, Capabilities, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page,
-    Push, QueueStore, ReceiptKeyStore, RedriveFilter, Reservation, Reserved, Reserver, Result,
-    Rollback, ScheduleStore, Selection, SettingsChanges, SettingsWatch, StatsStore, Store,
+    Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation, Reserved, Reserver,
+    Result, Rollback, ScheduleStore, Selection, SettingsChanges, SettingsWatch, StatsStore, Store,
     StoredReceiptKey,
 };
 use crate::{
@@ -179,8 +179,9 @@ pass_through! {
             queue: &Queue,
             to: &Arc<Queue>,
             filter: &RedriveFilter,
+            cursor: Option<&str>,
             limit: u64
-        ) -> Result<u64>;
+        ) -> Result<Redriven>;
     }
 
     impl QueueStore {

@@ -51,7 +51,7 @@ pub use self::{
     timed::timed,
     types::{
         Appeared, AtLimitCounts, Capabilities, Created, Deleted, ItemDeleted, Links, Move, Page,
-        Push, RedriveFilter, Reservation, Reserved, Rollback, RollbackTo, Selection,
+        Push, RedriveFilter, Redriven, Reservation, Reserved, Rollback, RollbackTo, Selection,
         SettingsChanges, StoredReceiptKey,
     },
 };
@@ -204,14 +204,16 @@ pub trait ItemAdmin: Send + Sync + 'static {
 
     /// Moves ready items of a dead-letter queue to `to`, which is of the same group, with `attempt`
     /// 1, in hand-out order, at most `limit`. Items that return to the queue they came from keep
-    /// their sequence numbers.
+    /// their sequence numbers. A redrive in steps passes each step the cursor of the step before,
+    /// so that nothing is read twice. Items with given ids are read by these.
     async fn redrive(
         &self,
         queue: &Queue,
         to: &Arc<Queue>,
         filter: &RedriveFilter,
+        cursor: Option<&str>,
         limit: u64,
-    ) -> Result<u64>;
+    ) -> Result<Redriven>;
 }
 
 /// Queues: their settings, and the links to their dead-letter queues.

@@ -175,6 +175,15 @@ pub struct RedriveFilter {
     pub ready_by: Option<Timestamp>,
 }
 
+/// The result of one step of a redrive.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Redriven {
+    /// Number of items that were moved.
+    pub items: u64,
+    /// Cursor of the next step; `None` at the end of the queue. Opaque.
+    pub next: Option<String>,
+}
+
 /// A hint about items that appeared in a queue through other brokers, according to their signals.
 /// An earlier time includes all later ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]

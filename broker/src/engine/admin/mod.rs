@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     domain::{GroupName, Invalid, Item, ItemId, ItemState, Queue, QueueName},
     engine::{Engine, EngineError, Result, dead_letter_links, depths::Change},
-    store::{Deleted, ItemDeleted, Page, RedriveFilter, Selection},
+    store::{Deleted, ItemDeleted, Page, RedriveFilter, Redriven, Selection},
 };
 
 /// How often an update is retried when other brokers change the same settings, or links to
@@ -320,7 +320,7 @@ impl Engine {
             }
         };
         let mut ticks = pause.map(tokio::time::interval);
-        let mut redriven = 0;
+        let (mut redriven, mut cursor) = (0, None);
         while redriven < limit {
             if let Some(ticks) = &mut ticks {
                 ticks.tick().await;
@@ -338,12 +338,14 @@ impl Engine {
             let filter = filter.clone();
             let moving = self
                 .tasks
-                .spawn(async move { engine.redrive_step(&from, &to, &filter, step).await });
-            let now = moving.await.map_err(|_| EngineError::ShuttingDown)??;
-            redriven += now;
-            if now < step {
+                .spawn(async move { engine.redrive_step(&from, &to, &filter, cursor, step).await });
+            let Redriven { items, next } =
+                moving.await.map_err(|_| EngineError::ShuttingDown)??;
+            redriven += items;
+            if next.is_none() {
                 break;
             }
+            cursor = next;
         }
         Ok((redriven, false))
     }
@@ -353,16 +355,17 @@ impl Engine {
         from: &Arc<Queue>,
         to: &Arc<Queue>,
         filter: &RedriveFilter,
-        items: u64,
-    ) -> Result<u64> {
-        let moved = self.store.redrive(from, to, filter, items).await;
-        let moved = moved.inspect_err(|error| self.wake_if_unknown(error, [&to.name]))?;
-        if moved > 0 {
+        cursor: Option<String>,
+        limit: u64,
+    ) -> Result<Redriven> {
+        let step = self.store.redrive(from, to, filter, cursor.as_deref(), limit).await;
+        let step = step.inspect_err(|error| self.wake_if_unknown(error, [&to.name]))?;
+        if step.items > 0 {
             self.stats.depths.forget_count(&from.name);
-            self.stats.depths.changed(&to.name, || Change::arrived(moved));
+            self.stats.depths.changed(&to.name, || Change::arrived(step.items));
             self.notify_inserted(&to.name, None);
         }
-        Ok(moved)
+        Ok(step)
     }
 
     fn check_settings(&self, queue: &Queue) -> Result<(), Invalid> {

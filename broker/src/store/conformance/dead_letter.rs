@@ -233,7 +233,7 @@ pub async fn deliveries_are_counted_from_an_items_arrival(env: &Env) {
     let delivery = env.take_one(&queue).await;
     assert_eq!(env.bury(&queue, &delivery, None).await, Outcome::DeadLettered);
     let filter = RedriveFilter::default();
-    assert_eq!(env.store.redrive(&dead, &queue, &filter, 10).await.unwrap(), 1);
+    assert_eq!(env.store.redrive(&dead, &queue, &filter, None, 10).await.unwrap().items, 1);
     let item = env.get(&queue, pushed.id).await;
     assert_eq!((item.dead_letter_time, item.dead_letter_attempts), (None, 0));
     let delivery = env.take_one(&queue).await;

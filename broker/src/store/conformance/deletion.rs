@@ -175,3 +175,26 @@ pub async fn a_push_that_takes_effect_after_the_deletion_restores_its_queue(env:
     let reserve = env.store.reserve_hearing(&again, &demands, Appeared::FromStart);
     assert_eq!(reserve.await.unwrap().deliveries[0].1.item.id, late);
 }
+
+/// A rollback that was planned before its dead-letter queue was deleted is carried out afterwards.
+/// The dead letter is in a queue that exists.
+pub async fn a_dead_letter_restores_its_deleted_queue(env: &Env) {
+    let dead = env.queue("dead").await;
+    let queue = env.queue_with("q", |queue| queue.dead_letter_queue = Some(name("dead"))).await;
+    env.push_plain(&queue, &["x"]).await;
+    let taken = env.take(&queue, 1).await;
+    env.delete_queue(&dead).await;
+    env.bury(&queue, &taken[0], None).await;
+    let end = Instant::now() + seconds(20);
+    let again = loop {
+        if let Some(again) = env.store.get_queue(&dead.name).await.unwrap() {
+            break Arc::new(again);
+        }
+        assert!(Instant::now() < end, "the dead letter's queue does not exist again");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert_eq!(again.group, queue.group);
+    let demands = [demand(1)];
+    let reserve = env.store.reserve_hearing(&again, &demands, Appeared::FromStart);
+    assert_eq!(reserve.await.unwrap().deliveries[0].1.item.id, taken[0].item.id);
+}

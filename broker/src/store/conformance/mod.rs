@@ -104,6 +104,7 @@ macro_rules! conformance {
                 a_queue_that_holds_items_is_deleted_only_by_force
                 links_change_one_at_a_time
                 a_push_that_takes_effect_after_the_deletion_restores_its_queue
+                a_dead_letter_restores_its_deleted_queue
             }
             stats {
                 totals_add_up_over_brokers
@@ -181,6 +182,8 @@ macro_rules! conformance {
                 thousands_are_redriven_in_order
                 an_ordering_key_applies_again
                 items_that_fail_again_are_not_redriven_twice
+                a_redrive_in_steps_continues_behind_its_cursor
+                a_redrive_by_ids_takes_these_in_hand_out_order
             }
             reserve {
                 items_are_handed_out_in_the_order_of_their_pushes

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Env, env::*};
 use crate::{
     domain::{ItemState, NewItem, Queue},
-    store::RedriveFilter,
+    store::{RedriveFilter, StoreError},
 };
 
 struct Queues {
@@ -31,7 +31,7 @@ async fn bury_all(env: &Env, queue: &Arc<Queue>, items: Vec<NewItem>, reason: &s
 }
 
 async fn redrive(env: &Env, from: &Queue, to: &Arc<Queue>, filter: &RedriveFilter) -> u64 {
-    env.store.redrive(from, to, filter, 1_000_000).await.unwrap()
+    env.store.redrive(from, to, filter, None, 1_000_000).await.unwrap().items
 }
 
 pub async fn dead_letters_return_to_their_origin(env: &Env) {
@@ -97,10 +97,10 @@ pub async fn a_limited_redrive_takes_the_head(env: &Env) {
     let items = vec![item("1"), urgent("2", 5), item("3"), item("4")];
     bury_all(env, &a, items, "broken").await;
     let filter = RedriveFilter::default();
-    assert_eq!(env.store.redrive(&dead, &a, &filter, 0).await.unwrap(), 0);
-    assert_eq!(env.store.redrive(&dead, &a, &filter, 2).await.unwrap(), 2);
+    assert_eq!(env.store.redrive(&dead, &a, &filter, None, 0).await.unwrap().items, 0);
+    assert_eq!(env.store.redrive(&dead, &a, &filter, None, 2).await.unwrap().items, 2);
     assert_eq!(env.drain(&a).await, ["2", "1"]);
-    assert_eq!(env.store.redrive(&dead, &a, &filter, 2).await.unwrap(), 2);
+    assert_eq!(env.store.redrive(&dead, &a, &filter, None, 2).await.unwrap().items, 2);
     assert_eq!(env.drain(&a).await, ["3", "4"]);
 }
 
@@ -127,7 +127,7 @@ pub async fn thousands_are_redriven_in_order(env: &Env) {
     });
     env.store.rollback(rollbacks.collect()).await.unwrap();
     let long = RedriveFilter { reason_contains: "long".to_owned(), ..RedriveFilter::default() };
-    assert_eq!(env.store.redrive(&dead, &a, &long, 1_200).await.unwrap(), 1_200);
+    assert_eq!(env.store.redrive(&dead, &a, &long, None, 1_200).await.unwrap().items, 1_200);
     assert_eq!(redrive(env, &dead, &a, &long).await, 300);
     assert_eq!(env.drain(&a).await, names[1_000..]);
     assert_eq!(env.store.depth(&dead).await.unwrap().ready, 1_000);
@@ -180,10 +180,60 @@ pub async fn items_that_fail_again_are_not_redriven_twice(env: &Env) {
     }
     let filter = RedriveFilter { ready_by: Some(env.now()), ..RedriveFilter::default() };
     env.pass(seconds(1));
-    assert_eq!(env.store.redrive(&dead, &queue, &filter, 1).await.unwrap(), 1);
+    assert_eq!(env.store.redrive(&dead, &queue, &filter, None, 1).await.unwrap().items, 1);
     let again = env.take_one(&queue).await;
     env.bury(&queue, &again, None).await;
-    assert_eq!(env.other.redrive(&dead, &queue, &filter, 100).await.unwrap(), 1);
-    assert_eq!(env.other.redrive(&dead, &queue, &filter, 100).await.unwrap(), 0);
+    assert_eq!(env.other.redrive(&dead, &queue, &filter, None, 100).await.unwrap().items, 1);
+    assert_eq!(env.other.redrive(&dead, &queue, &filter, None, 100).await.unwrap().items, 0);
     assert_eq!(env.list(&dead, None).await.len(), 1);
+}
+
+/// A redrive in steps reads nothing twice: a step continues where the one before it ended.
+pub async fn a_redrive_in_steps_continues_behind_its_cursor(env: &Env) {
+    let Queues { dead, a, b } = queues(env).await;
+    for n in 0..4 {
+        bury_all(env, &b, vec![item("other")], "broken").await;
+        bury_all(env, &a, vec![item(&n.to_string())], "broken").await;
+    }
+    let to = env.queue("to").await;
+    let filter = RedriveFilter { origin_queue: Some(a.name.clone()), ..RedriveFilter::default() };
+    let step = async |cursor: Option<&str>, limit| {
+        env.store.redrive(&dead, &to, &filter, cursor, limit).await.unwrap()
+    };
+    let first = step(None, 1).await;
+    assert_eq!(first.items, 1);
+    // Its place is before that of the first one.
+    bury_all(env, &b, vec![urgent("before", 9)], "broken").await;
+    bury_all(env, &a, vec![urgent("before", 9)], "broken").await;
+    let second = step(first.next.as_deref(), 2).await;
+    assert_eq!(second.items, 2);
+    let last = step(second.next.as_deref(), 9).await;
+    assert_eq!((last.items, last.next), (1, None));
+    assert_eq!(env.drain(&to).await, ["0", "1", "2", "3"]);
+    assert_eq!(step(None, 9).await.items, 1);
+    assert_eq!(env.drain(&to).await, ["before"]);
+    let invented = env.store.redrive(&dead, &to, &filter, Some("x"), 1).await;
+    assert!(matches!(invented, Err(StoreError::BadCursor)), "{invented:?}");
+}
+
+/// Items that are given by their ids are moved in hand-out order, also in steps.
+pub async fn a_redrive_by_ids_takes_these_in_hand_out_order(env: &Env) {
+    let Queues { dead, a, .. } = queues(env).await;
+    let items = ["1", "2", "3", "4"].map(item);
+    bury_all(env, &a, items.into_iter().chain([urgent("5", 5)]).collect(), "broken").await;
+    let listed = env.list(&dead, None).await;
+    let ids = [3, 0, 2, 1].map(|place: usize| listed[place].id).to_vec();
+    let filter = RedriveFilter { ids, ..RedriveFilter::default() };
+    let (mut moved, mut cursor) = (0, None);
+    loop {
+        let step = env.store.redrive(&dead, &a, &filter, cursor.as_deref(), 3).await.unwrap();
+        moved += step.items;
+        cursor = step.next;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    assert_eq!(moved, 4);
+    assert_eq!(env.drain(&a).await, ["5", "1", "2", "3"]);
+    assert_eq!(env.drain(&dead).await, ["4"]);
 }

@@ -13,8 +13,8 @@ use crate::{
     metrics::Metrics,
     store::{
         Capabilities, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page, Push,
-        QueueStore, ReceiptKeyStore, RedriveFilter, Reservation, Reserver, Result, Rollback,
-        ScheduleStore, Selection, SettingsWatch, StatsStore, Store, StoredReceiptKey,
+        QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation, Reserver, Result,
+        Rollback, ScheduleStore, Selection, SettingsWatch, StatsStore, Store, StoredReceiptKey,
         mongo::{
             MongoStore, admin,
             catalog::{self, settings_watch::MongoSettingsWatch},
@@ -163,11 +163,13 @@ impl ItemAdmin for MongoStore {
         queue: &Queue,
         to: &Arc<Queue>,
         filter: &RedriveFilter,
+        cursor: Option<&str>,
         limit: u64,
-    ) -> Result<u64> {
+    ) -> Result<Redriven> {
         let (queue, to, filter) = (queue.clone(), Arc::clone(to), filter.clone());
+        let cursor = cursor.map(str::to_owned);
         self.run_long(|inner| async move {
-            admin::redrive::redrive(&inner, &queue, &to, &filter, limit).await
+            admin::redrive::redrive(&inner, &queue, &to, &filter, cursor.as_deref(), limit).await
         })
         .await
     }

@@ -1,7 +1,7 @@
 //! Operations of administrators: delete, purge, replay, redrive. Large jobs run in chunks, one transaction each, so
 //! that pushes do not wait for them.
 
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, Row, params};
 
 use super::{
     super::{ItemDeleted, RedriveFilter, Selection},
@@ -10,7 +10,7 @@ use super::{
     queues::settings_changed,
     tx::{Tx, View},
 };
-use crate::domain::{ItemId, ItemState, Priority, Queue, QueueName};
+use crate::domain::{ItemId, ItemState, Priority, Queue, QueueName, Timestamp};
 
 /// Limit of items changed in one transaction.
 pub(super) const CHUNK: usize = 1_000;
@@ -237,11 +237,55 @@ pub(super) fn origins(view: &View<'_>, queue: &Queue) -> rusqlite::Result<Vec<Qu
     Ok(origins)
 }
 
-/// How far a redrive has come: priority, `when` and row of the last item that it read.
-pub(super) type Reached = (u8, i64, i64);
+/// How far a redrive has come: the place of the last item that it read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Reached {
+    level: u8,
+    when: i64,
+    row: i64,
+}
 
-/// Reads the next [`CHUNK`] items and moves those that pass the filter, at most `limit`. Returns how many it moved, and
-/// where to go on, `None` at the end.
+impl Reached {
+    /// The start of a redrive.
+    pub(super) const START: Self = Self { level: Priority::LEVELS - 1, when: i64::MIN, row: 0 };
+
+    pub(super) fn encode(self) -> String {
+        format!("{}.{}.{}", self.level, self.when, self.row)
+    }
+
+    pub(super) fn decode(text: &str) -> Option<Self> {
+        let mut parts = text.split('.');
+        let level = parts.next()?.parse().ok().filter(|level| *level < Priority::LEVELS)?;
+        let (when, row) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+        parts.next().is_none().then_some(Self { level, when, row })
+    }
+}
+
+/// An item that a redrive has read.
+struct Candidate {
+    place: Reached,
+    origin: Option<String>,
+    reason: String,
+    created: i64,
+}
+
+impl Candidate {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        let place = Reached { level: row.get(0)?, when: row.get(1)?, row: row.get(2)? };
+        Ok(Self { place, origin: row.get(3)?, reason: row.get(4)?, created: row.get(5)? })
+    }
+
+    fn passes(&self, filter: &RedriveFilter) -> bool {
+        let from = |name: &QueueName| self.origin.as_deref() == Some(name.as_str());
+        filter.origin_queue.as_ref().is_none_or(from)
+            && self.reason.contains(&filter.reason_contains)
+            && filter.created_from.is_none_or(|time| self.created >= time.0)
+            && filter.created_before.is_none_or(|time| self.created < time.0)
+    }
+}
+
+/// Reads the next [`CHUNK`] items, or those whose ids are given, and moves those that pass the filter, at most
+/// `limit`. Returns how many it moved, and where to go on, `None` at the end.
 pub(super) fn redrive_chunk(
     tx: &Tx<'_>,
     queue: &Queue,
@@ -250,48 +294,76 @@ pub(super) fn redrive_chunk(
     limit: u64,
     from: Reached,
 ) -> rusqlite::Result<(u64, Option<Reached>)> {
-    let (mut looked, mut moved) = (0, 0);
-    let ready_by = filter.ready_by.map_or(tx.now.0, |by| by.0.min(tx.now.0));
-    let mut statement = tx.conn.prepare_cached(
-        r#"SELECT id, "when", origin, coalesce(reason, ''), created FROM items INDEXED BY handout
+    let ready_by = filter.ready_by.map_or(tx.now, |by| by.min(tx.now));
+    let candidates = if filter.ids.is_empty() {
+        ready_behind(tx, queue, from, ready_by)?
+    } else {
+        ready_of(tx, queue, &filter.ids, ready_by)?
+    };
+    // Items that were moved are no longer found by their ids.
+    let is_cut = filter.ids.is_empty() && candidates.len() == CHUNK;
+    let next = candidates.last().map(|last| last.place).filter(|_| is_cut);
+    let mut moved = 0;
+    for candidate in candidates.iter().filter(|candidate| candidate.passes(filter)) {
+        if let Some(place) = place(tx, candidate.place.row)? {
+            redrive(tx, &place, to)?;
+            moved += 1;
+        }
+        if moved == limit {
+            return Ok((moved, Some(candidate.place)));
+        }
+    }
+    Ok((moved, next))
+}
+
+/// Returns up to [`CHUNK`] items behind a place that are ready, in hand-out order.
+fn ready_behind(
+    view: &View<'_>,
+    queue: &Queue,
+    from: Reached,
+    by: Timestamp,
+) -> rusqlite::Result<Vec<Candidate>> {
+    let mut found = Vec::new();
+    let mut statement = view.conn.prepare_cached(
+        r#"SELECT priority, "when", id, origin, coalesce(reason, ''), created
+           FROM items INDEXED BY handout
            WHERE queue = ?1 AND priority = ?2 AND "when" >= ?3 AND "when" <= ?5
              AND ("when" > ?3 OR id > ?4) AND (expires IS NULL OR expires > ?7)
            ORDER BY "when", id LIMIT ?6"#,
     )?;
-    for level in (0..=from.0).rev() {
-        let (when, row) = if level == from.0 { (from.1, from.2) } else { (i64::MIN, 0) };
-        let left = (CHUNK - looked) as i64;
-        let rows: Vec<(i64, i64, Option<String>, String, i64)> = statement
-            .query_map(
-                params![queue.name.as_str(), level, when, row, ready_by, left, tx.now.0],
-                |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?)),
-            )?
-            .collect::<rusqlite::Result<_>>()?;
-        for (row, when, origin, reason, created) in rows {
-            looked += 1;
-            let from_there = |name: &QueueName| origin.as_deref() == Some(name.as_str());
-            let passes = (filter.ids.is_empty() || filter.ids.contains(&tx.item_id(row)))
-                && filter.origin_queue.as_ref().is_none_or(from_there)
-                && reason.contains(&filter.reason_contains)
-                && filter.created_from.is_none_or(|time| created >= time.0)
-                && filter.created_before.is_none_or(|time| created < time.0);
-            if passes && let Some(place) = place(tx, row)? {
-                redrive(tx, &place, to)?;
-                moved += 1;
-            }
-            if moved == limit {
-                return Ok((moved, None));
-            }
-            if looked == CHUNK {
-                return Ok((moved, Some((level, when, row))));
-            }
+    for level in (0..=from.level).rev() {
+        let (when, row) = if level == from.level { (from.when, from.row) } else { (i64::MIN, 0) };
+        let left = (CHUNK - found.len()) as i64;
+        let candidates = statement.query_map(
+            params![queue.name.as_str(), level, when, row, by.0, left, view.now.0],
+            Candidate::read,
+        )?;
+        for candidate in candidates {
+            found.push(candidate?);
         }
     }
-    Ok((moved, None))
+    Ok(found)
 }
 
-/// The start of a redrive.
-pub(super) const REDRIVE_START: Reached = (Priority::LEVELS - 1, i64::MIN, 0);
+/// Returns those of the items that are ready in the queue, in hand-out order.
+fn ready_of(
+    view: &View<'_>,
+    queue: &Queue,
+    ids: &[ItemId],
+    by: Timestamp,
+) -> rusqlite::Result<Vec<Candidate>> {
+    let rows: Vec<String> = ids.iter().map(|id| view.row_id(*id).to_string()).collect();
+    let rows = format!("[{}]", rows.join(","));
+    view.conn
+        .prepare_cached(
+            r#"SELECT priority, "when", id, origin, coalesce(reason, ''), created FROM items
+               WHERE id IN (SELECT value FROM json_each(?1)) AND +queue = ?2 AND +"when" <= ?3
+                 AND (expires IS NULL OR expires > ?4)
+               ORDER BY priority DESC, "when", id"#,
+        )?
+        .query_map(params![rows, queue.name.as_str(), by.0, view.now.0], Candidate::read)?
+        .collect()
+}
 
 fn redrive(tx: &Tx<'_>, place: &Place, to: &Queue) -> rusqlite::Result<()> {
     let waits = match &place.key {

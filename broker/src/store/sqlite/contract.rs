@@ -13,12 +13,12 @@ use crate::{
     metrics::Metrics,
     store::{
         Appeared, Capabilities, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Links, Move,
-        Page, Push, QueueStore, ReceiptKeyStore, RedriveFilter, Reservation, Reserved, Reserver,
-        Result, Rollback, ScheduleStore, Selection, SettingsChanges, SettingsWatch, StatsStore,
-        Store, StoreError, StoredReceiptKey,
+        Page, Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation, Reserved,
+        Reserver, Result, Rollback, ScheduleStore, Selection, SettingsChanges, SettingsWatch,
+        StatsStore, Store, StoreError, StoredReceiptKey,
         sqlite::{
             Inner, SqliteStore,
-            admin::{self, CHUNK, Purge, REDRIVE_START},
+            admin::{self, CHUNK, Purge, Reached},
             browse::{self, Position},
             push, queues, receipt_keys, reserve, schedules, settle,
             tx::Tx,
@@ -88,7 +88,7 @@ impl ItemStore for SqliteStore {
     async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>> {
         let kind = Kind::Settle(items.len());
         let work =
-            |tx: &Tx<'_>| items.into_iter().map(|item| settle::roll_back(tx, item)).collect();
+            move |tx: &Tx<'_>| items.iter().map(|item| settle::roll_back(tx, item)).collect();
         self.inner.writer.call(kind, work).await
     }
 
@@ -101,13 +101,12 @@ impl ItemStore for SqliteStore {
     }
 
     async fn move_items(&self, items: Vec<Move>) -> Result<Vec<Outcome>> {
-        let late = Arc::clone(&self.inner.late);
-        self.inner
-            .write(move |tx| {
-                late.ensure(tx, items.iter().map(|item| &*item.to))?;
-                items.iter().map(|item| settle::move_item(tx, item)).collect()
-            })
-            .await
+        let (kind, late) = (Kind::Settle(items.len()), Arc::clone(&self.inner.late));
+        let work = move |tx: &Tx<'_>| {
+            late.ensure(tx, items.iter().map(|item| &*item.to))?;
+            items.iter().map(|item| settle::move_item(tx, item)).collect()
+        };
+        self.inner.writer.call(kind, work).await
     }
 
     async fn commit_and_push(
@@ -118,7 +117,7 @@ impl ItemStore for SqliteStore {
         let late = Arc::clone(&self.inner.late);
         let work = move |tx: &Tx<'_>| {
             late.ensure(tx, items.iter().map(|push| &*push.queue))?;
-            settle::commit_and_push(tx, held, &items)
+            settle::commit_and_push(tx, &held, &items)
         };
         self.inner.writer.call(Kind::SettleAndPush, work).await
     }
@@ -196,12 +195,17 @@ impl ItemAdmin for SqliteStore {
         queue: &Queue,
         to: &Arc<Queue>,
         filter: &RedriveFilter,
+        cursor: Option<&str>,
         limit: u64,
-    ) -> Result<u64> {
-        let (mut total, mut from) = (0, REDRIVE_START);
-        while total < limit {
+    ) -> Result<Redriven> {
+        let mut from = match cursor {
+            Some(cursor) => Reached::decode(cursor).ok_or(StoreError::BadCursor)?,
+            None => Reached::START,
+        };
+        let mut items = 0;
+        while items < limit {
             let (queue, to, filter) = (queue.clone(), to.clone(), filter.clone());
-            let (left, late) = (limit - total, Arc::clone(&self.inner.late));
+            let (left, late) = (limit - items, Arc::clone(&self.inner.late));
             let (moved, reached) = self
                 .inner
                 .write(move |tx| {
@@ -209,13 +213,13 @@ impl ItemAdmin for SqliteStore {
                     admin::redrive_chunk(tx, &queue, &to, &filter, left, from)
                 })
                 .await?;
-            total += moved;
+            items += moved;
             match reached {
                 Some(reached) => from = reached,
-                None => break,
+                None => return Ok(Redriven { items, next: None }),
             }
         }
-        Ok(total)
+        Ok(Redriven { items, next: Some(from.encode()) })
     }
 }
 
@@ -251,8 +255,16 @@ impl QueueStore for SqliteStore {
     }
 
     async fn link_queue(&self, queue: &Queue, links: Links) -> Result<Option<Queue>> {
-        let queue = queue.clone();
-        self.inner.write(move |tx| queues::link(tx, queue, links)).await
+        let (queue, deletions) = (queue.clone(), Arc::clone(&self.inner.deletions));
+        self.inner
+            .write(move |tx| {
+                let target = queue.dead_letter_target();
+                if target.is_some_and(|target| deletions.includes(&target)) {
+                    return Ok(None);
+                }
+                queues::link(tx, queue, links)
+            })
+            .await
     }
 
     /// Deletes in steps, so that other calls are served in between. A broker that ends on the way leaves a queue with
@@ -260,6 +272,19 @@ impl QueueStore for SqliteStore {
     async fn delete_queue(&self, queue: &Queue, force: bool, links: Links) -> Result<Deleted> {
         let mut total = 0;
         let mut passes = 0;
+        let _under_way = if force {
+            let (queue, deletions) = (queue.clone(), Arc::clone(&self.inner.deletions));
+            let begin = move |tx: &Tx<'_>| {
+                let current = queues::is_current(tx, &queue, links)?;
+                Ok(if current { deletions.begin(&queue.name) } else { None })
+            };
+            match self.inner.write(begin).await? {
+                Some(deletion) => Some(deletion),
+                None => return Ok(Deleted::Overtaken),
+            }
+        } else {
+            None
+        };
         loop {
             if force {
                 total += self.inner.purge_all(queue, Purge::Everything).await?;
@@ -272,10 +297,13 @@ impl QueueStore for SqliteStore {
             let step = self
                 .inner
                 .write(move |tx| {
-                    let overtaken = queues::links(tx)? != links
-                        || queues::get(tx, &queue.name)?
-                            .is_none_or(|found| found.revision != queue.revision);
-                    if overtaken {
+                    // With force, what the caller read counts at the first step.
+                    let current = if force {
+                        queues::get(tx, &queue.name)?.is_some()
+                    } else {
+                        queues::is_current(tx, &queue, links)?
+                    };
+                    if !current {
                         return Ok(Err(Deleted::Overtaken));
                     }
                     if !force && admin::holds_items(tx, &queue)? {

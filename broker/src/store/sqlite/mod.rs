@@ -18,6 +18,7 @@ mod checksum;
 mod clock;
 mod contract;
 mod damage;
+mod deletions;
 mod failure;
 mod indexes;
 mod late;
@@ -52,6 +53,7 @@ use rusqlite::Connection;
 
 use self::{
     admin::{CHUNK, Purge},
+    deletions::Deletions,
     failure::failed,
     late::LateArrivals,
     readers::Readers,
@@ -84,6 +86,7 @@ struct Inner {
     description: String,
     broker: [u8; 4],
     late: Arc<LateArrivals>,
+    deletions: Arc<Deletions>,
 }
 
 impl SqliteStore {
@@ -136,6 +139,7 @@ impl SqliteStore {
             description: format!("sqlite:{place}"),
             broker: rand::random(),
             late: Arc::new(LateArrivals::new()),
+            deletions: Arc::default(),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -146,7 +150,7 @@ impl Inner {
         &self,
         work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
-        self.writer.call(Kind::Other, work).await
+        self.writer.call_once(work).await
     }
 
     async fn read<T: Send + 'static>(
@@ -155,7 +159,7 @@ impl Inner {
     ) -> Result<T> {
         match &self.readers {
             Some(readers) => readers.read(self.clock.now_by_machine(), work).await,
-            None => self.writer.call(Kind::Other, |tx| work(tx)).await,
+            None => self.writer.call_once(|tx| work(tx)).await,
         }
     }
 

@@ -7,7 +7,10 @@ use std::collections::BTreeSet;
 
 use rusqlite::{OptionalExtension, params};
 
-use super::tx::{Tx, View};
+use super::{
+    queues::restore_dead_letter_queue,
+    tx::{Tx, View},
+};
 use crate::domain::{Queue, QueueName, Timestamp};
 
 /// What must be known of an item to take it out of its queue.
@@ -165,14 +168,16 @@ pub(super) fn stamp(tx: &Tx<'_>, queue: &Queue, has_key: bool) -> rusqlite::Resu
         .map(Some)
 }
 
-/// Moves an item to a dead-letter queue. True if another item of its key has become ready.
+/// Moves an item to the dead-letter queue of its queue. True if another item of its key has become ready.
 pub(super) fn dead_letter(
     tx: &Tx<'_>,
+    queue: &Queue,
     place: &Place,
     to: &QueueName,
     failed_attempts: u32,
     reason: Option<&str>,
 ) -> rusqlite::Result<bool> {
+    restore_dead_letter_queue(tx, to, queue)?;
     tx.conn
         .prepare_cached(
             r#"UPDATE items SET queue = ?2, "when" = ?3, lock = NULL, origin = ?4, attempt = 1,

@@ -256,7 +256,7 @@ fn bury(tx: &Tx<'_>, queue: &Queue, place: &Place, failed_attempts: u32) -> rusq
     let reason = reason.unwrap_or_else(|| "lease lapsed".to_owned());
     match &queue.at_limit {
         AtLimit::DeadLetter(to) => {
-            order::dead_letter(tx, place, to, failed_attempts, Some(&reason))
+            order::dead_letter(tx, queue, place, to, failed_attempts, Some(&reason))
         }
         AtLimit::Discard => order::finish(tx, queue, place),
         // The caller handles `Unknown`, and with `Nowhere` no item is at a limit.

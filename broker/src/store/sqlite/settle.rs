@@ -82,10 +82,10 @@ pub(super) fn commit(tx: &Tx<'_>, items: &[Reservation]) -> rusqlite::Result<Vec
 /// Commits one item and pushes others. Does neither unless the outcome is `Ok`.
 pub(super) fn commit_and_push(
     tx: &Tx<'_>,
-    held: Reservation,
+    held: &Reservation,
     items: &[Push],
 ) -> rusqlite::Result<(Outcome, Vec<Pushed>)> {
-    match commit(tx, &[held])?[..] {
+    match commit(tx, std::slice::from_ref(held))?[..] {
         [Outcome::Ok] => Ok((Outcome::Ok, push(tx, items)?)),
         [outcome] => Ok((outcome, Vec::new())),
         _ => unreachable!("one outcome for one item"),
@@ -93,9 +93,9 @@ pub(super) fn commit_and_push(
 }
 
 /// Rolls one item back.
-pub(super) fn roll_back(tx: &Tx<'_>, rollback: Rollback) -> rusqlite::Result<Outcome> {
+pub(super) fn roll_back(tx: &Tx<'_>, rollback: &Rollback) -> rusqlite::Result<Outcome> {
     let Rollback { held: Reservation { queue, receipt }, to, reason } = rollback;
-    let reason = reason.map(cut_reason);
+    let reason = reason.clone().map(cut_reason);
     match to {
         RollbackTo::Queue { eligible_time, attempt, undelivered } => {
             let rolled_back = tx
@@ -118,18 +118,18 @@ pub(super) fn roll_back(tx: &Tx<'_>, rollback: Rollback) -> rusqlite::Result<Out
             if rolled_back == 1 {
                 return Ok(Outcome::Ok);
             }
-            Ok(look_up(tx, &receipt)?.err().unwrap_or(Outcome::LeaseLost))
+            Ok(look_up(tx, receipt)?.err().unwrap_or(Outcome::LeaseLost))
         }
-        RollbackTo::DeadLetter { to, failed_attempts, .. } => match look_up(tx, &receipt)? {
+        RollbackTo::DeadLetter { to, failed_attempts, .. } => match look_up(tx, receipt)? {
             Ok(place) => {
-                order::dead_letter(tx, &place, &to, failed_attempts, reason.as_deref())?;
+                order::dead_letter(tx, queue, &place, to, *failed_attempts, reason.as_deref())?;
                 Ok(Outcome::DeadLettered)
             }
             Err(outcome) => Ok(outcome),
         },
-        RollbackTo::Discard { .. } => match look_up(tx, &receipt)? {
+        RollbackTo::Discard { .. } => match look_up(tx, receipt)? {
             Ok(place) => {
-                order::finish(tx, &queue, &place)?;
+                order::finish(tx, queue, &place)?;
                 Ok(Outcome::DeadLettered)
             }
             Err(outcome) => Ok(outcome),

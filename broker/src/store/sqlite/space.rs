@@ -1,5 +1,7 @@
 //! Returns unused pages to the disk, in steps so small that no call waits long for one.
 
+use std::time::Duration;
+
 use rusqlite::Connection;
 
 /// Number of unused pages that are always kept for later use: 16 MiB.
@@ -31,9 +33,13 @@ pub(super) fn is_wasted(conn: &Connection, disk_is_scarce: bool) -> rusqlite::Re
     Ok(unused > kept && gives_back(conn)?)
 }
 
-/// Writes the log into the file and returns its space to the disk, unless readers prevent it.
+/// Writes the log into the file and returns its space to the disk, unless readers prevent it. Does not wait for them.
 pub(super) fn empty_log(conn: &Connection) -> rusqlite::Result<()> {
-    conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+    let timeout = conn.pragma_query_value(None, "busy_timeout", |row| row.get::<_, u32>(0))?;
+    conn.busy_timeout(Duration::ZERO)?;
+    let emptied = conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+    conn.busy_timeout(Duration::from_millis(timeout.into()))?;
+    emptied
 }
 
 /// Returns some unused pages to the disk.
@@ -71,6 +77,8 @@ pub(super) fn enable(conn: &Connection) -> rusqlite::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     /// On a disk that is nearly full, every page of settled items goes back, so that pushes go on again.
@@ -105,5 +113,27 @@ mod tests {
         assert!(!gives_back(&conn).unwrap());
         enable(&conn).unwrap();
         assert!(gives_back(&conn).unwrap());
+    }
+
+    /// The only writer does not wait for a reader that is slow, and gives what room it can.
+    #[test]
+    fn a_reader_does_not_hold_up_the_emptying_of_the_log() {
+        const BUSY: Duration = Duration::from_secs(20);
+        let folder = tempfile::tempdir().unwrap();
+        let open = || Connection::open(folder.path().join("store.db")).unwrap();
+        let conn = open();
+        conn.busy_timeout(BUSY).unwrap();
+        conn.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE t (x);").unwrap();
+        let reader = open();
+        reader.execute_batch("BEGIN; SELECT * FROM t;").unwrap();
+        conn.execute_batch("INSERT INTO t VALUES (1)").unwrap();
+        let begun = Instant::now();
+        empty_log(&conn).unwrap();
+        assert!(begun.elapsed() < BUSY / 2, "the reader was waited for");
+        let busy: i64 = conn.pragma_query_value(None, "busy_timeout", |row| row.get(0)).unwrap();
+        assert_eq!(u128::try_from(busy).unwrap(), BUSY.as_millis());
+        drop(reader);
+        empty_log(&conn).unwrap();
+        assert_eq!(folder.path().join("store.db-wal").metadata().unwrap().len(), 0);
     }
 }

@@ -365,7 +365,10 @@ impl Run<'_> {
         let left = self.world.items[&n].clone();
         let filter = RedriveFilter { ids: vec![left.id], ..RedriveFilter::default() };
         let (dead, queue) = (&self.queues[DEAD], &self.queues[to]);
-        prop_assert_eq!(self.env.store.redrive(dead, queue, &filter, 10).await.unwrap(), 1);
+        prop_assert_eq!(
+            self.env.store.redrive(dead, queue, &filter, None, 10).await.unwrap().items,
+            1
+        );
         self.world.arrive(n, to, self.world.now, left.origin != Some(to));
         Ok(())
     }

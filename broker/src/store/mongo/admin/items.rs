@@ -53,7 +53,7 @@ impl fmt::Display for Position {
 }
 
 impl Position {
-    fn parse(text: &str) -> Result<Self> {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         let read = || {
             let mut parts = text.split('.');
             let phase = parts.next()?;
@@ -73,7 +73,7 @@ impl Position {
         read().ok_or(StoreError::BadCursor)
     }
 
-    fn of(item: &Stored) -> Self {
+    pub(crate) fn of(item: &Stored) -> Self {
         let (priority, id) = (item.priority, item.id());
         match item.when {
             BLOCKED => Self::Blocked { priority, id },
@@ -210,6 +210,30 @@ impl Listing<'_> {
         let more = cut || items.len() == limit;
         let next = items.last().filter(|_| more).map(Position::of);
         Ok((items, next))
+    }
+
+    /// Returns those of the items that are ready, as [`Self::ready`] does. There are further ones only if the answer
+    /// was cut for its size. They are found when these have left the queue.
+    pub(crate) async fn ready_of(
+        &self,
+        inner: &Inner,
+        ids: &[ItemId],
+    ) -> Result<(Vec<Stored>, Option<Position>)> {
+        let ids: Vec<_> = ids.iter().map(|id| oid(*id)).collect();
+        let count = ids.len() as i64;
+        let filter = doc! {
+            "_id": { "$in": ids }, "q": self.queue.name.as_str(),
+            "when": { "$gte": millis(0), "$lt": millis(self.now.0 + 1) },
+            "deadline": { "$not": { "$lte": date(self.now) } },
+        };
+        let command = doc! {
+            "find": self.group.items.name(), "filter": filter,
+            "sort": { "priority": -1, "when": 1, "_id": 1 }, "hint": "_id_",
+            "limit": count, "batchSize": count + 1, "projection": { "payload": 0 },
+        };
+        let found = read_first(&inner.db, &command_of(&command)?, Stored::read).await?;
+        let next = found.values.last().filter(|_| found.cut).map(Position::of);
+        Ok((found.values, next))
     }
 }
 

@@ -7,10 +7,10 @@ use mongodb::bson::{doc, rawdoc};
 use crate::{
     domain::{ItemState, Queue, QueueName},
     store::{
-        RedriveFilter, Result,
+        RedriveFilter, Redriven, Result,
         mongo::{
             Inner,
-            admin::items::{Listing, reclaim},
+            admin::items::{Listing, Position, reclaim},
             ordering::{self, OrderKey},
             priorities,
             schema::{
@@ -51,14 +51,16 @@ fn matches(item: &Stored, filter: &RedriveFilter) -> bool {
         && filter.created_before.is_none_or(|before| item.created < before.0)
 }
 
-/// Moves ready items of a dead-letter queue in hand-out order, and returns how many.
+/// Moves ready items of a dead-letter queue in hand-out order.
 pub(crate) async fn redrive(
     inner: &Inner,
     queue: &Queue,
     to: &Arc<Queue>,
     filter: &RedriveFilter,
+    cursor: Option<&str>,
     limit: u64,
-) -> Result<u64> {
+) -> Result<Redriven> {
+    let mut after = cursor.map(Position::parse).transpose()?;
     let group = inner.group(&queue.group).await?;
     let now = inner.now();
     let used = reclaim(inner, &group, queue, now).await?;
@@ -70,18 +72,26 @@ pub(crate) async fn redrive(
         now: filter.ready_by.map_or(now, |by| by.min(now)),
         with_payload: false,
     };
-    let (mut moved, mut after) = (0, None);
+    let mut moved = 0;
     while moved < limit {
-        let (mut items, next) = listing.ready(inner, after, STEP).await?;
+        let (mut items, mut next) = if filter.ids.is_empty() {
+            listing.ready(inner, after, STEP).await?
+        } else {
+            listing.ready_of(inner, &filter.ids).await?
+        };
         items.retain(|item| matches(item, filter) && !item.is_over(now));
-        items.truncate(usize::try_from(limit - moved).unwrap_or(usize::MAX));
+        let room = usize::try_from(limit - moved).unwrap_or(usize::MAX);
+        if items.len() >= room {
+            items.truncate(room);
+            next = items.last().map(Position::of);
+        }
         moved += send(inner, &group, queue, to, &items).await?;
         after = next;
         if after.is_none() {
             break;
         }
     }
-    Ok(moved)
+    Ok(Redriven { items: moved, next: after.map(|after| after.to_string()) })
 }
 
 async fn send(

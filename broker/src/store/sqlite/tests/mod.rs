@@ -13,8 +13,8 @@ use super::*;
 use crate::{
     domain::{Demand, LeaseToken, NewItem, Outcome, QueueName, Receipt, Timestamp},
     store::{
-        Appeared, Deleted, ItemAdmin, ItemDeleted, ItemStore, Move, Push, QueueStore, Reservation,
-        StatsStore, Store,
+        Appeared, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Move, Push, QueueStore,
+        Reservation, StatsStore, Store,
         conformance::{Env, conformance},
     },
 };

@@ -128,3 +128,36 @@ async fn delete(store: &SqliteStore, queue: &Queue) -> Deleted {
     let links = store.links().await.unwrap();
     store.delete_queue(&stored, true, links).await.unwrap()
 }
+
+/// A deletion with force takes many steps. Once it has deleted items it is not refused any more: no
+/// queue can be linked to this one, and other changes of settings do not concern it.
+#[tokio::test]
+async fn a_forced_deletion_that_has_begun_is_not_refused() {
+    const ITEMS: usize = 12_000;
+    let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
+    let dead = match store.create_queue(&queue(&store)).await.unwrap() {
+        Created::New(queue) | Created::Existing(queue) => Arc::new(queue),
+    };
+    store.push((0..ITEMS).map(|_| push_of(&dead, "x")).collect()).await.unwrap();
+    let links = store.links().await.unwrap();
+    let deletion = store.delete_queue(&dead, true, links);
+    let meanwhile = async {
+        while store.depth(&dead).await.unwrap().ready == ITEMS as u64 {
+            tokio::task::yield_now().await;
+        }
+        let name = |name| QueueName::parse("queue", name).unwrap();
+        let other = Queue::with_defaults(name("other"), store.now());
+        store.create_queue(&other).await.unwrap();
+        let source = Queue::with_defaults(name("source"), store.now());
+        let source = Queue { dead_letter_queue: Some(dead.name.clone()), ..source };
+        let links = store.links().await.unwrap();
+        store.link_queue(&source, links).await.unwrap()
+    };
+    let (deleted, linked) = tokio::join!(deletion, meanwhile);
+    assert_eq!((deleted.unwrap(), linked), (Deleted::Done(ITEMS as u64), None));
+    // The name is free again.
+    let links = store.links().await.unwrap();
+    let source = Queue::with_defaults(QueueName::parse("queue", "source").unwrap(), store.now());
+    let source = Queue { dead_letter_queue: Some(dead.name.clone()), ..source };
+    assert!(store.link_queue(&source, links).await.unwrap().is_some());
+}

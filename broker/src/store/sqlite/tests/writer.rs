@@ -203,3 +203,38 @@ async fn many_pushes_that_one_task_starts_are_stored_in_that_order() {
     }
     assert!(ids.is_sorted_by(|later, earlier| later > earlier));
 }
+
+/// The room that is set aside serves the very call that finds the disk full, not only the next one.
+#[tokio::test]
+async fn a_settle_that_finds_the_disk_full_is_repeated_in_the_room_set_aside() {
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let full = || {
+        let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL);
+        rusqlite::Error::SqliteFailure(code, None)
+    };
+    for kind in [Kind::Settle(1), Kind::Reserve] {
+        let (hold, go) = hold_up(&store);
+        let mut runs = 0;
+        let alone = store.inner.writer.call(kind, move |tx| {
+            runs += 1;
+            if runs == 1 {
+                tx.conn.execute("INSERT INTO counters VALUES ('undone', 1)", [])?;
+                return Err(full());
+            }
+            Ok(runs)
+        });
+        let beside = store.inner.writer.call(kind, |_| Ok(()));
+        let release = async { go.send(()).unwrap() };
+        let (_, runs, beside, ()) = tokio::join!(hold, alone, beside, release);
+        assert_eq!(runs.unwrap(), 2);
+        beside.unwrap();
+    }
+    let undone = store.inner.read(|view| {
+        view.conn.query_row("SELECT count(*) FROM counters", [], |row| row.get::<_, i64>(0))
+    });
+    assert_eq!(undone.await.unwrap(), 0);
+    // Without any room the call fails, after one repetition.
+    let failing = store.inner.writer.call(Kind::Settle(1), move |_| Err::<(), _>(full()));
+    assert!(matches!(failing.await, Err(StoreError::Unavailable { .. })));
+}

@@ -34,6 +34,11 @@ pub(in super::super) enum Kind {
 }
 
 impl Kind {
+    /// Returns true if the call can run again after its transaction was rolled back.
+    pub(super) fn is_repeatable(self) -> bool {
+        matches!(self, Self::Settle(_) | Self::Reserve)
+    }
+
     /// Returns true if the call takes more room on the disk than it frees.
     pub(super) fn grows(self) -> bool {
         matches!(self, Self::Push(_) | Self::SettleAndPush)
@@ -45,13 +50,14 @@ pub(super) trait Job: Send {
     fn kind(&self) -> Kind;
     /// Returns true if nobody waits for the answer any more.
     fn abandoned(&self) -> bool;
+    /// Does the work. Called again after a rollback only if the kind is repeatable.
     fn run(&mut self, tx: &Tx<'_>) -> rusqlite::Result<()>;
     fn answer(self: Box<Self>, failure: Option<Failure>);
 }
 
 pub(super) struct Call<F, T> {
     pub(super) kind: Kind,
-    pub(super) work: Option<F>,
+    pub(super) work: F,
     pub(super) result: Option<T>,
     pub(super) reply: oneshot::Sender<Result<T>>,
     pub(super) _permit: OwnedSemaphorePermit,
@@ -59,7 +65,7 @@ pub(super) struct Call<F, T> {
 
 impl<F, T> Job for Call<F, T>
 where
-    F: FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send,
+    F: FnMut(&Tx<'_>) -> rusqlite::Result<T> + Send,
     T: Send,
 {
     fn kind(&self) -> Kind {
@@ -71,9 +77,7 @@ where
     }
 
     fn run(&mut self, tx: &Tx<'_>) -> rusqlite::Result<()> {
-        if let Some(work) = self.work.take() {
-            self.result = Some(work(tx)?);
-        }
+        self.result = Some((self.work)(tx)?);
         Ok(())
     }
 

@@ -134,18 +134,33 @@ impl Writer {
         let _ = self.metrics.set(Arc::clone(metrics)); // the first one stays
     }
 
+    /// Does as [`Self::call`] with work of the kind [`Kind::Other`], which runs once.
+    pub(super) async fn call_once<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let mut work = Some(work);
+        let run = move |tx: &Tx<'_>| match work.take() {
+            Some(work) => work(tx),
+            None => Err(rusqlite::Error::InvalidQuery), // the writer repeats no call of this kind
+        };
+        self.call(Kind::Other, run).await
+    }
+
     /// Runs `work` in a transaction. The result comes when the transaction is durable, unless the call is a reserve.
+    ///
+    /// `work` may run again after its transaction was rolled back, if its kind is [repeatable](Kind::is_repeatable).
     pub(super) async fn call<T: Send + 'static>(
         &self,
         kind: Kind,
-        work: impl FnOnce(&Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
+        work: impl FnMut(&Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T> {
         // Calls queue in the order in which they are first polled. Without `unconstrained`, a task that has used up its
         // share of time would be suspended before its call is queued.
         let permit = unconstrained(self.room.clone().acquire_owned());
         let permit = permit.await.map_err(|_| ended())?;
         let (reply, answer) = oneshot::channel();
-        let job = Call { kind, work: Some(work), result: None, reply, _permit: permit };
+        let job = Call { kind, work, result: None, reply, _permit: permit };
         let jobs = self.jobs.as_ref().ok_or_else(ended)?;
         jobs.send(Box::new(job)).map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?

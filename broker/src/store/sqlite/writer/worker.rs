@@ -286,15 +286,34 @@ impl Worker {
     }
 
     fn commit_group(&mut self, group: Vec<Box<dyn Job>>) {
-        let mut group = self.refuse_growth(group);
+        let group = self.refuse_growth(group);
         if group.is_empty() {
             return;
         }
         if let Some(metrics) = self.metrics.get() {
             note_batches(metrics, &group);
         }
+        let mut without_room = Vec::new();
+        for (job, failure) in self.try_group(group) {
+            match failure {
+                Some(failure) if failure.class == Class::Full && job.kind().is_repeatable() => {
+                    without_room.push(job);
+                }
+                failure => job.answer(failure),
+            }
+        }
+        // The room that was set aside for these is free now.
+        if !without_room.is_empty() {
+            for (job, failure) in self.try_group(without_room) {
+                job.answer(failure);
+            }
+        }
+    }
+
+    /// Runs calls in one transaction. Returns each with its failure, if it failed.
+    fn try_group(&mut self, mut group: Vec<Box<dyn Job>>) -> Vec<(Box<dyn Job>, Option<Failure>)> {
         let passed_over = self.passed_over.borrow().len();
-        match self.run_group(&mut group) {
+        let failures = match self.run_group(&mut group) {
             Ok(mut failures) => {
                 let corrupt: Vec<&mut Failure> =
                     failures.iter_mut().flatten().filter(|f| f.class == Class::Corrupt).collect();
@@ -303,9 +322,7 @@ impl Worker {
                         failure.class = Class::Unavailable;
                     }
                 }
-                for (job, failure) in group.into_iter().zip(failures) {
-                    job.answer(failure);
-                }
+                failures
             }
             Err(error) => {
                 if !self.conn.is_autocommit()
@@ -322,16 +339,14 @@ impl Worker {
                 if is_damage && (is_mended || group.len() > 1) {
                     failure.class = Class::Unavailable; // which call met the damage is not known: all may try again
                 }
-                if failure.class == Class::Full
-                    && let Some(disk) = &mut self.disk
-                {
-                    disk.ran_out();
-                }
-                for job in group {
-                    job.answer(Some(failure.clone()));
-                }
+                vec![Some(failure); group.len()]
             }
+        };
+        let is_full = failures.iter().flatten().any(|failure| failure.class == Class::Full);
+        if is_full && let Some(disk) = &mut self.disk {
+            disk.ran_out();
         }
+        group.into_iter().zip(failures).collect()
     }
 
     /// Runs the calls of a group in one transaction. Returns the failure of each call that failed by itself. An error
