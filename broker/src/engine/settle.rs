@@ -6,8 +6,8 @@ use bytes::Bytes;
 
 use crate::{
     domain::{
-        Cause, Headers, ItemId, LimitReason, NewItem, Outcome, Priority, Pushed, Queue, QueueName,
-        Receipt, Timestamp, Topic, Totals, check_header_limits, cut_reason,
+        AtLimit, Cause, Headers, ItemId, LimitReason, NewItem, Outcome, Priority, Pushed, Queue,
+        QueueName, Receipt, Timestamp, Topic, Totals, check_header_limits, cut_reason,
     },
     store::{Move, Push, Reservation, Rollback, RollbackTo},
 };
@@ -296,12 +296,13 @@ impl Engine {
     }
 
     /// Returns the settings of the receipt's queue; `None` if that queue was deleted, together with
-    /// the item.
+    /// the item. If the queue was created again in another group, the store says whether the item
+    /// is still where it was: an item that was pushed just after the deletion was delivered there.
     async fn queue_of(&self, receipt: &Receipt) -> Result<Option<Arc<Queue>>> {
         match self.queues.get(&receipt.queue).await {
-            // The queue was created again in another group. The item was deleted with the old
-            // queue.
-            Ok(queue) if queue.group != receipt.group => Ok(None),
+            Ok(queue) if queue.group != receipt.group => {
+                Ok(Some(Arc::new(former(&queue, receipt))))
+            }
             Ok(queue) => Ok(Some(queue)),
             Err(EngineError::QueueNotFound(_)) => Ok(None),
             Err(error) => Err(error),
@@ -379,6 +380,13 @@ impl Engine {
             }
         }
     }
+}
+
+/// Returns the settings for the items of a queue in the group that the queue was in before: those
+/// of its successor, but nothing is left behind in that group.
+fn former(queue: &Queue, receipt: &Receipt) -> Queue {
+    let (group, retention, at_limit) = (receipt.group.clone(), Duration::ZERO, AtLimit::Nowhere);
+    Queue { group, retention, at_limit, ..queue.clone() }
 }
 
 /// Returns results in the order of the requests. Requests without a queue are [`Outcome::Gone`].

@@ -121,3 +121,18 @@ async fn a_reserve_does_not_return_items_with_ended_leases() {
     assert!(within("the answer", reserve).await.unwrap().unwrap().is_empty());
     assert_eq!(bench.until_ready(1).await[0].attempt, 1, "it reached nobody");
 }
+
+/// An item that was delivered in a queue just deleted is settled by its receipt, although the queue
+/// was created again in another group meanwhile.
+#[tokio::test]
+async fn a_settle_reaches_an_item_in_the_former_group_of_its_queue() {
+    let bench = bench();
+    bench.push(1).await;
+    let reserve = bench.reserve(1, LIMIT);
+    let delivery = within("the answer", reserve).await.unwrap().unwrap().remove(0);
+    let mut receipt = delivery.receipt;
+    receipt.group = crate::domain::GroupName::parse("group", "former").unwrap();
+    let outcomes = bench.engine.commit(vec![receipt]).await.unwrap();
+    assert_eq!(outcomes, [crate::domain::Outcome::Ok]);
+    assert!(bench.items().await.is_empty());
+}
