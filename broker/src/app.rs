@@ -192,7 +192,7 @@ impl App {
             let farewell = (self.shutdown_grace / 4).min(FAREWELL);
             if tokio::time::timeout(farewell, self.servers.wait()).await.is_err() {
                 tracing::info!(
-                    "some clients do not take their last answers: their connections are cut"
+                    "some clients do not take their last answers: they are no longer waited for"
                 );
             }
             self.engine.close().await;

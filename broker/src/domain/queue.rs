@@ -167,7 +167,7 @@ pub struct Totals {
     pub delivered: u64,
     /// Items committed.
     pub committed: u64,
-    /// Items rolled back by a consumer.
+    /// Items rolled back by a consumer, or by the broker for one.
     pub rolled_back: u64,
     /// Items moved to another queue.
     pub moved: u64,

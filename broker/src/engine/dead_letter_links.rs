@@ -1,6 +1,7 @@
 //! The links from queues to their dead-letter queues. The links never form a ring, never leave a
 //! group and never lead to a deleted queue. [`QueueStore::links`](crate::store::QueueStore::links)
-//! fences every change of a link.
+//! fences every change of a link by an operator. A queue that a push creates has only the link that
+//! its name implies, to a queue that exists again with the first dead letter.
 
 use crate::{
     domain::{GroupName, Queue, QueueName, Timestamp},

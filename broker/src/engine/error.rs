@@ -102,7 +102,8 @@ pub enum EngineError {
     /// The queue was deleted while it was consumed.
     #[error("queue {0} was deleted")]
     QueueDeleted(QueueName),
-    /// Other updates change the same settings. Nothing was changed.
+    /// Other updates change the same settings, or links between queues. The queue was not changed. Its
+    /// dead-letter queue may have been created.
     #[error("the settings of queue {0} are being changed by others")]
     Conflict(QueueName),
     /// The broker is shutting down. The caller may retry with another broker, or with this one

@@ -120,7 +120,7 @@ impl Metrics {
             deduplicated: new.metric("items_deduplicated", "Pushed items that were there before"),
             delivered: new.metric("items_delivered", "Times an item was handed out"),
             committed: new.metric("items_committed", "Items committed"),
-            rolled_back: new.metric("items_rolled_back", "Items rolled back by consumers"),
+            rolled_back: new.metric("items_rolled_back", "Items rolled back by consumers or by the broker"),
             moved: new.metric("items_moved", "Items moved to another queue"),
             dead_lettered: new.metric("items_dead_lettered", "Items dead-lettered, by reason"),
             discarded: new.metric("items_discarded", "Items discarded at a limit, by reason"),

@@ -61,7 +61,7 @@ pub(super) fn engine(error: &EngineError) -> Status {
         }
         EngineError::Conflict(queue) => {
             let info = error_info("CONFLICT", [queue_entry(queue)]);
-            (Code::Aborted, retry(info, RETRY_RACE), "nothing was changed, try again")
+            (Code::Aborted, retry(info, RETRY_RACE), "try again")
         }
         EngineError::ShuttingDown => {
             let next = "connect to another one, or to this one again in a moment";
