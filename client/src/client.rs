@@ -1,16 +1,27 @@
 //! Connections to one or more brokers.
 
-use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    error::Error as StdError,
+    fmt,
+    future::poll_fn,
+    net::SocketAddr,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
+use futures_util::{FutureExt, future::BoxFuture};
 use tonic::{
-    Request, Status,
+    Request, Status, TimeoutExpired,
+    body::Body,
+    codegen::{Service, http},
     metadata::{Ascii, MetadataValue},
     service::{Interceptor, interceptor::InterceptedService},
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, is_transient},
     item::to_proto_duration,
     pool::{Address, Location, Pool},
     proto::{
@@ -22,8 +33,57 @@ use crate::{
 /// Default limit of one received message, above a broker's largest page of items.
 const DEFAULT_MAX_MESSAGE: usize = 32 << 20;
 
-/// A channel that adds the client's credentials to each call.
-pub type Transport = InterceptedService<Channel, Credentials>;
+/// A connection that adds the client's credentials to each call.
+pub type Transport = InterceptedService<Connection, Credentials>;
+
+/// The connection to the address in use. A call that cannot reach that address fails, and the next one goes to another
+/// address.
+#[derive(Debug, Clone)]
+pub struct Connection {
+    location: Arc<Location>,
+}
+
+impl Service<http::Request<Body>> for Connection {
+    type Response = http::Response<Body>;
+    type Error = tonic::transport::Error;
+    type Future = BoxFuture<'static, std::result::Result<Self::Response, Self::Error>>;
+
+    /// Always ready: the call itself waits for the connection.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<std::result::Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let location = Arc::clone(&self.location);
+        async move {
+            let address = location.address();
+            let mut channel: Channel = address.channel.clone();
+            let called = match poll_fn(|context| channel.poll_ready(context)).await {
+                Ok(()) => channel.call(request).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = &called
+                && !is_timeout(error)
+            {
+                location.fail_over(&address);
+            }
+            called
+        }
+        .boxed()
+    }
+}
+
+/// Returns true if the time of a call was over, which says nothing about the address.
+fn is_timeout(error: &tonic::transport::Error) -> bool {
+    let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if error.is::<TimeoutExpired>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
 
 /// Adds the bearer token, if there is one, to each call.
 #[derive(Clone)]
@@ -83,8 +143,8 @@ impl ClientBuilder {
     /// Adds another broker on the same database. A host name stands for all its addresses.
     ///
     /// Each producer and each consumer takes the next address. It goes to another one when that fails, and about every
-    /// 20 minutes, so that load spreads to brokers that were added. An address that failed is used again once it can be
-    /// reached.
+    /// 20 minutes, so that load spreads to brokers that were added. All other calls of a client stay at one address until it
+    /// fails. An address that failed is used again once it can be reached.
     pub fn endpoint(mut self, url: impl Into<String>) -> Self {
         self.urls.push(url.into());
         self
@@ -288,7 +348,8 @@ impl Client {
     /// minutes) for the first item; with zero, returns immediately.
     ///
     /// # Errors
-    /// [`Error::Status`]. An item whose answer was lost is lost.
+    /// [`Error::Status`]. An item whose answer was lost is lost. After an error that says that the broker cannot be reached
+    /// the next call goes to another one.
     pub async fn pop(
         &self,
         queue: impl Into<String>,
@@ -301,7 +362,14 @@ impl Client {
             wait: Some(to_proto_duration(wait)),
         };
         let request = self.waiting_request(message, wait);
-        Ok(self.queue_service().pop(request).await?.into_inner().items)
+        let address = self.address_in_use();
+        let popped = self.queue_service().pop(request).await;
+        if let Err(status) = &popped
+            && is_transient(status)
+        {
+            self.fail_over(&address);
+        }
+        Ok(popped?.into_inner().items)
     }
 
     /// Returns the generated stub of QueueService.
@@ -364,8 +432,8 @@ impl Client {
     }
 
     fn transport(&self) -> Transport {
-        let channel = self.location.address().channel.clone();
-        InterceptedService::new(channel, self.inner.credentials.clone())
+        let connection = Connection { location: Arc::clone(&self.location) };
+        InterceptedService::new(connection, self.inner.credentials.clone())
     }
 }
 

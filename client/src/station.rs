@@ -55,7 +55,7 @@ impl Next {
     }
 
     /// Finishes the item and pushes 1 to 1,000 new items into any queues of any groups, all or none. Without any items, this
-    /// is [`Next::done`]. Needs a broker whose store has transactions.
+    /// is [`Next::done`].
     pub fn fork<Q: Into<String>>(pushes: impl IntoIterator<Item = (Q, NewItem)>) -> Self {
         let pushes: Vec<PushEntry> = pushes
             .into_iter()

@@ -1,11 +1,13 @@
 //! One client, several brokers: the client uses all of them, and returns to one that was
 //! unreachable. Each broker has a store of its own, which shows which broker was called.
 
-use sluicegate_client::{CancellationToken, Client, producer::StreamOptions};
-use sluicegate_proto::v1::{GetQueueRequest, ItemState};
-use tokio::sync::mpsc;
+use std::{sync::Arc, time::Duration};
 
-use crate::harness::{Broker, Launch, until, within};
+use sluicegate_client::{CancellationToken, Client, producer::StreamOptions};
+use sluicegate_proto::v1::{GetQueueRequest, ItemState, PopRequest};
+use tokio::sync::{Semaphore, mpsc};
+
+use crate::harness::{Broker, Launch, Proxy, until, within};
 
 fn launch() -> Launch {
     Launch::new().flag("store", "sqlite::memory:")
@@ -117,4 +119,73 @@ async fn a_push_stream_reconnects_when_its_connection_is_old() {
     }
     stored.sort();
     assert_eq!(stored, sent);
+}
+
+/// Returns a client, and the other one of two brokers: the one at which the client is was killed.
+async fn client_of_a_killed_broker() -> (Client, Broker) {
+    let brokers = [launch().start().await, launch().start().await];
+    for (n, broker) in brokers.iter().enumerate() {
+        broker.api().await.push("where", &[&n.to_string()]).await;
+        broker.api().await.push("q", &["x"]).await;
+    }
+    let client = client([&brokers[0], &brokers[1]]).await;
+    let items = client.pop("where", 1, Duration::ZERO).await.expect("an item");
+    let [first, second] = brokers;
+    let (used, other) = if items[0].payload() == b"0" { (first, second) } else { (second, first) };
+    used.kill();
+    (client, other)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pops_go_to_another_broker_when_theirs_is_gone() {
+    let (client, other) = client_of_a_killed_broker().await;
+    let items = until("an item of the other broker", || async {
+        client.pop("q", 1, Duration::ZERO).await.ok()
+    });
+    assert_eq!(items.await[0].payload(), b"x");
+    other.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_on_a_stub_go_to_another_broker_when_theirs_is_gone() {
+    let (client, other) = client_of_a_killed_broker().await;
+    let stub = client.queue_service();
+    let answer = until("an item of the other broker", || async {
+        let request = PopRequest { queue: "q".to_owned(), max_items: 1, wait: None };
+        stub.clone().pop(client.request(request)).await.ok()
+    });
+    assert_eq!(answer.await.into_inner().items[0].payload, "x");
+    other.stop().await;
+}
+
+/// A running handler keeps its item while its consumer connects again: nobody else gets the item,
+/// and the commit is valid.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_running_handler_keeps_its_item_when_the_connection_breaks() {
+    let broker = launch().start().await;
+    let api = broker.api().await;
+    let proxy = Proxy::to(&broker.address).await;
+    let client = Client::connect(proxy.address.clone()).await.expect("a client");
+    let (gate, (told, mut started)) = (Arc::new(Semaphore::new(0)), mpsc::unbounded_channel());
+    let (finish, stop) = (Arc::clone(&gate), CancellationToken::new());
+    let consumer = client.consumer("q").shutdown(stop.clone());
+    let running = tokio::spawn(consumer.run(move |delivery| {
+        told.send(delivery.text().unwrap_or("no text").to_owned()).expect("a test that listens");
+        let gate = Arc::clone(&gate);
+        async move { gate.acquire().await.map(tokio::sync::SemaphorePermit::forget) }
+    }));
+    api.push("q", &["long"]).await;
+    assert_eq!(within("the handler", started.recv()).await.as_deref(), Some("long"));
+    proxy.cut();
+    api.push("q", &["next"]).await;
+    let mut texts = Vec::new();
+    while texts.last().is_none_or(|text| text != "next") {
+        texts.extend(within("the next item", started.recv()).await);
+    }
+    assert_eq!(texts, ["next"], "an item was delivered again");
+    finish.add_permits(2);
+    stop.cancel();
+    let summary = within("its end", running).await.expect("no panic").expect("no failure");
+    assert_eq!((summary.started, summary.committed, summary.lost), (2, 2, 0));
+    broker.stop().await;
 }

@@ -4,6 +4,7 @@
 mod api;
 mod broker;
 mod brokers;
+mod proxy;
 mod servers;
 mod store;
 
@@ -14,6 +15,7 @@ pub(crate) use api::{
 };
 pub(crate) use broker::{Broker, Launch, binary};
 pub(crate) use brokers::Brokers;
+pub(crate) use proxy::Proxy;
 pub(crate) use servers::{MongoServer, MongoSet, RedisServer, redis_url};
 pub(crate) use store::{Backend, TestStore};
 

@@ -97,7 +97,8 @@ impl Consumer {
     /// Receives deliveries over `Consume` and settles by unary calls, for proxies that do not support bidirectional streams.
     ///
     /// By default both go over one `ConsumeStream`. That has the higher throughput, the broker reports immediately when an item
-    /// is [no longer held](Delivery::lease_lost), and at shutdown deliveries stop before unstarted items are rolled back.
+    /// is [no longer held](Delivery::lease_lost), at shutdown deliveries stop before unstarted items are rolled back, and running
+    /// handlers keep their items when a connection breaks.
     pub fn unary(mut self) -> Self {
         self.options.streaming = false;
         self
@@ -150,8 +151,14 @@ impl Consumer {
     /// `Ok` commits the item. An error rolls it back with the error's text as reason: as the [`Retry`](crate::Retry) inside
     /// the error says if there is one, else by the queue's retry policy. A panic counts as a failed attempt.
     ///
-    /// When a connection breaks, the consumer connects again. Running handlers continue, and settle unless their
-    /// items were delivered again meanwhile.
+    /// When a connection breaks, the consumer connects again. Running handlers keep their items, whose leases the consumer
+    /// renews and which it settles. With [`Consumer::unary`] the broker rolls these items back instead, without a failed
+    /// attempt, when it notices the break; and so does a broker that shuts down, for all its consumers. Then the handlers
+    /// continue, [learn of it](Delivery::lease_lost), and their settles have no effect.
+    ///
+    /// A consumer that is killed or dropped does not roll its items back. They are delivered again when their leases have
+    /// ended, which counts as a failed attempt, and so is an item that was on its way when the connection broke. Use
+    /// [`Consumer::shutdown`] to end a consumer.
     ///
     /// # Errors
     /// [`Error::Status`](crate::Error::Status) if the broker refuses the consumer (bad name, no such queue, not allowed), or

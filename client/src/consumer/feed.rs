@@ -33,7 +33,7 @@ pub(super) enum Event {
     Revoked(String),
     /// No delivery will follow: the broker has confirmed the halt, or there is no stream.
     Halted,
-    /// The stream broke; the broker rolls back what it had delivered.
+    /// The stream broke. The broker rolls back what it had delivered, unless the stream asked it to keep the leases.
     Lost,
     /// The broker refuses the consumer, or was unreachable for too long.
     Failed(Error),

@@ -10,7 +10,8 @@ use crate::{item::to_proto_duration, proto, retry::Backoff};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Renewal {
     /// The broker, as long as the stream lives, up to the broker's `max_lease`. When the stream breaks, the consumer renews
-    /// the leases of the items it still holds. The default.
+    /// the leases of the items it still holds, if it still has them (see [`Consumer::run`](crate::Consumer::run)). The
+    /// default.
     #[default]
     Broker,
     /// The consumer, three times per lease. A consumer without a lease of its own asks for 30 s.
@@ -44,6 +45,16 @@ impl Options {
         self.concurrency.unwrap_or(self.max_in_flight as usize).max(1)
     }
 
+    /// Handlers continue when a stream breaks, so that their items stay leased. A stream that cannot be halted is sent items
+    /// until its end. Those that come too late are rolled back by the broker.
+    fn on_disconnect(&self) -> proto::OnDisconnect {
+        if self.streaming {
+            proto::OnDisconnect::KeepLease
+        } else {
+            proto::OnDisconnect::Unspecified
+        }
+    }
+
     pub(super) fn open_request(&self) -> proto::ConsumeRequest {
         proto::ConsumeRequest {
             queue: self.queue.clone(),
@@ -53,6 +64,7 @@ impl Options {
             consumer: self.name.clone(),
             auto_commit: self.auto_commit,
             renew: self.renewal == Renewal::Broker && !self.auto_commit,
+            on_disconnect: self.on_disconnect().into(),
             ..Default::default()
         }
     }

@@ -12,8 +12,8 @@ use sluicegate_client::{
     CancellationToken, Client, Consumer, Delivery, Next, Renewal, Result, Retry, Station, Summary,
     proto::{
         CommitResponse, ConsumeStreamResponse, ExtendResponse, ExtendResult, Flow, MoveResponse,
-        Outcome, RevokeReason, Revoked, RollbackResponse, consume_stream_request::Action,
-        consume_stream_response::Event,
+        OnDisconnect, Outcome, RevokeReason, Revoked, RollbackResponse,
+        consume_stream_request::Action, consume_stream_response::Event,
     },
     tonic::{Code, Status},
 };
@@ -301,6 +301,46 @@ async fn a_streaming_consumer_halts_deliveries_before_it_rolls_back_and_ends() {
     answers.send(event(Event::Settled(CommitResponse { results }))).await.unwrap();
     let summary = gated.running.await.unwrap().unwrap();
     assert_eq!((summary.committed, summary.rolled_back), (1, 2));
+}
+
+/// The broker would roll the item of a running handler back. A stream that cannot be halted is sent
+/// items until it ends, and the consumer does not see them all.
+#[tokio::test]
+async fn a_consumer_keeps_its_leases_when_its_stream_breaks_if_the_stream_can_be_halted() {
+    let mut broker = Broker::start().await;
+    let gated = gated(broker.client().consumer("q"));
+    let (mut requests, answers) = expect_call!(broker, ConsumeStream);
+    let Some(Action::Open(open)) = next(&mut requests).await.action else { panic!() };
+    assert_eq!(open.on_disconnect(), OnDisconnect::KeepLease);
+    answers.send(event(Event::Deliveries(deliveries(["a"])))).await.unwrap();
+    gated.until_started(1).await;
+    drop((requests, answers));
+    gated.gate.add_permits(1);
+    let mut committed = false;
+    while !committed {
+        match broker.call().await {
+            Call::Extend(request, answer) => {
+                assert_eq!(request.receipts, ["a"]);
+                answer.send(Ok(extended("a", Outcome::Ok))).unwrap();
+            }
+            Call::Commit(request, answer) => {
+                let results = settled(&request.receipts, Outcome::Ok);
+                answer.send(Ok(CommitResponse { results })).unwrap();
+                committed = true;
+            }
+            Call::ConsumeStream(_, answers) => {
+                answers.send(Err(Status::unavailable("not yet"))).await.unwrap();
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    gated.running.abort();
+
+    let mut broker = Broker::start().await;
+    let unary = plain(&broker.client(), &CancellationToken::new());
+    let (request, _) = expect_call!(broker, Consume);
+    assert_eq!(request.on_disconnect(), OnDisconnect::Unspecified);
+    unary.abort();
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 //! The broker here decides nothing: each call goes to the test, which answers it. What the
 //! library does with a real broker is tested end to end.
 
+mod addresses;
 mod broker;
 mod consumer;
 mod producer;
