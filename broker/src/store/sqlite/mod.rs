@@ -59,7 +59,7 @@ use self::{
     readers::Readers,
     schema::StoreFile,
     tx::{Tx, View},
-    writer::{Kind, Station, Writer},
+    writer::{Station, Writer},
 };
 pub use self::{
     check::{Report, check},

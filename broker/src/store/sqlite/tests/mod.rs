@@ -9,7 +9,7 @@ use std::{
 use futures_util::FutureExt;
 use tempfile::TempDir;
 
-use super::*;
+use super::{writer::Kind, *};
 use crate::{
     domain::{Demand, LeaseToken, NewItem, Outcome, QueueName, Receipt, Timestamp},
     store::{
