@@ -131,7 +131,7 @@ async fn client_of_a_killed_broker() -> (Client, Broker) {
     let client = client([&brokers[0], &brokers[1]]).await;
     let items = client.pop("where", 1, Duration::ZERO).await.expect("an item");
     let [first, second] = brokers;
-    let (used, other) = if items[0].payload() == b"0" { (first, second) } else { (second, first) };
+    let (used, other) = if items[0].payload == "0" { (first, second) } else { (second, first) };
     used.kill();
     (client, other)
 }
@@ -142,7 +142,7 @@ async fn pops_go_to_another_broker_when_theirs_is_gone() {
     let items = until("an item of the other broker", || async {
         client.pop("q", 1, Duration::ZERO).await.ok()
     });
-    assert_eq!(items.await[0].payload(), b"x");
+    assert_eq!(items.await[0].payload, "x");
     other.stop().await;
 }
 
