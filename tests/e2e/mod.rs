@@ -10,7 +10,6 @@ mod dedup;
 mod errors;
 mod failover;
 mod forged_signals;
-mod hostile;
 mod limits;
 mod order;
 mod outage;

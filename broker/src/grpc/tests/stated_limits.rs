@@ -65,7 +65,7 @@ fn the_limits_of_items_are_stated() {
     for about in ["// Not before this", "the queue's `default_ttl`"] {
         assert_stated(ITEM, about, &span(MAX_SPAN));
     }
-    let priorities = format!("0 to {}", PRIORITIES - 1);
+    let priorities = format!("to {}", PRIORITIES - 1);
     assert_stated(ITEM, "is handed out first.", &priorities);
     assert_stated(QUEUE_SERVICE, "The new priority", &priorities);
 }
@@ -110,7 +110,7 @@ fn the_limits_of_calls_are_stated() {
     assert_stated(ADMIN_SERVICE, "// Only these items.", &thousands(MAX_BATCH));
     assert_stated(QUEUE_SERVICE, "// How long to wait", &span(MAX_WAIT));
     assert_stated(QUEUE_SERVICE, "items may be unsettled", &thousands(MAX_IN_FLIGHT));
-    assert_stated(QUEUE_SERVICE, "`max_lease`", &span(MIN_LEASE));
+    assert_stated(QUEUE_SERVICE, "to the broker's `max_lease`", &span(MIN_LEASE));
     for about in ["// When it may be handed out again", "// When it may be handed out. "] {
         assert_stated(QUEUE_SERVICE, about, &span(MAX_SPAN));
     }
@@ -143,7 +143,7 @@ fn the_documentation_states_the_limits() {
         assert_stated(SEMANTICS, "| delay of a retry policy, dedup window |", &span(most));
     }
     let lease = format!("{} to `max_lease` ({})", span(MIN_LEASE), span(defaults.max_lease));
-    assert_stated(SEMANTICS, "| lease |", &lease);
+    assert_stated(SEMANTICS, "to `max_lease` (", &lease);
     assert_stated(SEMANTICS, "| wait for items |", &span(MAX_WAIT));
     assert_stated(SEMANTICS, "| max_in_flight |", &thousands(MAX_IN_FLIGHT));
     let labels = format!(
