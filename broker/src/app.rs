@@ -61,6 +61,19 @@ pub(crate) struct App {
     pub http_address: SocketAddr,
 }
 
+fn limits(settings: &Settings) -> Limits {
+    Limits {
+        max_payload_bytes: settings.max_payload_bytes,
+        default_lease: settings.default_lease,
+        max_lease: settings.max_lease,
+        auto_create_queues: settings.auto_create_queues,
+        poll_min: settings.poll_min,
+        poll_max: settings.poll_max,
+        failure_defaults: settings.failure_defaults.clone(),
+        drain: (settings.shutdown_grace / 3).min(Duration::from_secs(3)),
+    }
+}
+
 impl App {
     /// Connects to the store and the signals and starts serving.
     pub(crate) async fn start(settings: Settings) -> Result<Self, StartError> {
@@ -77,16 +90,7 @@ impl App {
         )
         .await
         .map_err(|error| StartError(error.to_string()))?;
-        let limits = Limits {
-            max_payload_bytes: settings.max_payload_bytes,
-            default_lease: settings.default_lease,
-            max_lease: settings.max_lease,
-            auto_create_queues: settings.auto_create_queues,
-            poll_min: settings.poll_min,
-            poll_max: settings.poll_max,
-            failure_defaults: settings.failure_defaults.clone(),
-            drain: (settings.shutdown_grace / 3).min(Duration::from_secs(3)),
-        };
+        let limits = limits(&settings);
         let engine =
             Engine::new(Arc::clone(&store), Arc::clone(&signals), Arc::clone(&metrics), limits);
         let keys = engine.refresh_receipt_keys().await;

@@ -98,7 +98,7 @@ impl Signals {
                 _ = self.terminate.recv() => return,
                 _ = self.interrupt.recv() => return,
                 _ = self.hang_up.recv() => {
-                    tracing::info!("told to read tokens and certificates again");
+                    tracing::info!("reloading tokens and certificates");
                     reload();
                 }
             }

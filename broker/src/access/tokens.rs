@@ -14,7 +14,7 @@
 
 use std::{
     collections::HashMap,
-    fmt,
+    fmt::{self, Write as _},
     path::Path,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -287,7 +287,10 @@ pub(crate) fn new_token(
     principal(name.to_owned(), allow, time.as_ref())?;
     let mut random = [0; 32];
     rand::rng().fill_bytes(&mut random);
-    let digits: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut digits = String::with_capacity(2 * random.len());
+    for byte in random {
+        let _ = write!(digits, "{byte:02x}"); // a string takes all that is written to it
+    }
     // The prefix is for people and for programs that search texts for secrets.
     let token = format!("sluicegate_{digits}");
     let hash = format!("hash = \"{}\"", TokenHash::of(token.as_bytes()));

@@ -95,10 +95,12 @@ impl Engine {
     ) -> Result<GroupName> {
         let mut wanted = Queue::with_defaults(name.clone(), self.now());
         wanted.group = source.group.clone();
+        let generation = self.queues.generation();
         Ok(match self.store.create_queue(&wanted).await? {
             Created::New(made) => {
                 let group = made.group.clone();
-                self.queues.replace(made);
+                // A new queue changes no cached settings: what was read meanwhile may be cached.
+                self.queues.remember(made, generation);
                 self.notify_settings(name);
                 tracing::info!(queue = %name, of = %source.name, "made a dead-letter queue");
                 group

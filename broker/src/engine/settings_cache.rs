@@ -84,7 +84,8 @@ impl Queues {
         self.known.read().queues.get(name).cloned()
     }
 
-    fn remember(&self, queue: Queue, generation: u64) -> Arc<Queue> {
+    /// Caches settings that were read, unless any have changed since `generation`.
+    pub(super) fn remember(&self, queue: Queue, generation: u64) -> Arc<Queue> {
         let queue = Arc::new(queue.in_force(&self.defaults));
         let mut known = self.known.write();
         if known.generation == generation {

@@ -26,7 +26,7 @@ pub(super) fn broker_of(text: &str) -> Option<[u8; 4]> {
 }
 
 /// Returns true for a time that lies within what clocks and delays lead to.
-fn is_plausible(time: &Timestamp) -> bool {
+fn is_plausible(time: Timestamp) -> bool {
     (-FOREVER.0..=FOREVER.0).contains(&time.0)
 }
 
@@ -59,7 +59,7 @@ impl Message {
         let since = match since {
             "-" => None,
             // Whoever can write to the channel can write any number.
-            millis => Some(millis.parse().ok().map(Timestamp).filter(is_plausible)?),
+            millis => Some(millis.parse().ok().map(Timestamp).filter(|time| is_plausible(*time))?),
         };
         Some((broker, Self::Signal(Signal { queue, topic, since })))
     }

@@ -1,6 +1,9 @@
 //! Writing to stdout, as text or JSON. A closed pipe is an error that ends the command quietly.
 
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::{
+    fmt::Write as _,
+    io::{self, BufWriter, IsTerminal, Write},
+};
 
 use serde_json::Value;
 use sluicegate_client::proto::Item;
@@ -91,9 +94,9 @@ fn line(value: &Value) -> String {
     // They stand within texts only.
     text.chars().fold(String::new(), |mut line, c| {
         if controls(c) {
-            line.push_str(&format!("\\u{:04x}", c as u32))
+            let _ = write!(line, "\\u{:04x}", c as u32);
         } else {
-            line.push(c)
+            line.push(c);
         }
         line
     })

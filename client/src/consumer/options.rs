@@ -65,7 +65,6 @@ impl Options {
             auto_commit: self.auto_commit,
             renew: self.renewal == Renewal::Broker && !self.auto_commit,
             on_disconnect: self.on_disconnect().into(),
-            ..Default::default()
         }
     }
 }

@@ -448,7 +448,7 @@ impl SettingsWatch for SqliteSettingsWatch {
 #[async_trait]
 impl ReceiptKeyStore for SqliteStore {
     async fn receipt_keys(&self) -> Result<Vec<StoredReceiptKey>> {
-        self.inner.read(|view| receipt_keys::list(view)).await
+        self.inner.read(receipt_keys::list).await
     }
 
     async fn add_receipt_key(&self, key: &StoredReceiptKey) -> Result<()> {
