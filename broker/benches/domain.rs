@@ -25,6 +25,10 @@ fn receipt() -> Receipt {
     }
 }
 
+fn keys() -> ReceiptKeys {
+    ReceiptKeys::new([ReceiptKey::new(7, &[3; 32])])
+}
+
 /// Assigns 500 items to this many consumers.
 #[divan::bench(args = [1, 10, 1_000])]
 fn deal_500(bencher: Bencher<'_, '_>, consumers: usize) {
