@@ -229,7 +229,7 @@ mod tests {
             let (method, service) = (parts.next().unwrap_or(""), parts.next().unwrap_or(""));
             let call = match service.rsplit('.').next() {
                 Some("") | None => format!("HTTP `/{method}`"),
-                Some(service) if service == "ServerReflection" => {
+                Some("ServerReflection") => {
                     format!("`{}`", rule.call.trim_start_matches('/'))
                 }
                 Some(service) => format!("`{service}/{method}`"),
