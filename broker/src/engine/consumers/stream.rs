@@ -79,7 +79,12 @@ pub(in crate::engine) fn is_too_late(
     lease: Duration,
     lease_end: Timestamp,
 ) -> bool {
-    now + (lease / MARGIN_PART).min(MAX_MARGIN) >= lease_end
+    sent_by(lease, lease_end) <= now
+}
+
+/// Returns the time by which an item has to be sent.
+fn sent_by(lease: Duration, lease_end: Timestamp) -> Timestamp {
+    Timestamp(lease_end.0 - (lease / MARGIN_PART).min(MAX_MARGIN).as_millis() as i64)
 }
 
 pub(super) struct Stream {
@@ -274,13 +279,19 @@ impl Stream {
         (message, late)
     }
 
-    /// Takes out the items whose leases have ended. A lapsed lease occupies no place, because its
-    /// consumer may be busy with the item forever.
+    /// Takes out the items whose leases have ended, and unsent items that it is too late to send. A
+    /// lapsed lease occupies no place, because its consumer may be busy with the item forever. What
+    /// was never sent has to be rolled back while its lease lasts: afterwards any reserve finds a
+    /// lapsed lease, and counts a failed attempt.
     pub(super) fn take_lapsed(&mut self, now: Timestamp) -> Vec<InFlight> {
-        if self.first_lease_end > now {
+        if self.next_lapse().is_none_or(|next| next > now) {
             return Vec::new();
         }
-        let lapsed = self.in_flight.iter().filter(|(_, held)| held.lease_end <= now);
+        let lease = self.settings.lease;
+        let is_over = |held: &InFlight| {
+            held.lease_end <= now || (!held.sent && is_too_late(now, lease, held.lease_end))
+        };
+        let lapsed = self.in_flight.iter().filter(|(_, held)| is_over(held));
         let lapsed: Vec<ItemId> = lapsed.map(|(item, _)| *item).collect();
         let lapsed: Vec<_> = lapsed.into_iter().filter_map(|item| self.take_out(item)).collect();
         if lapsed.iter().any(|held| !held.sent) {
@@ -300,9 +311,14 @@ impl Stream {
         lapsed
     }
 
-    /// Returns when the first lease ends.
+    /// Returns when [`Self::take_lapsed`] has something to do next.
     pub(super) fn next_lapse(&self) -> Option<Timestamp> {
-        (self.first_lease_end != NEVER).then_some(self.first_lease_end)
+        // The first item of the inbox was assigned first, so that its lease ends first. Items that
+        // are committed already are not in flight.
+        let unsent = self.inbox.front().and_then(|next| self.in_flight.get(&next.item.id));
+        let unsent = unsent.map(|held| sent_by(self.settings.lease, held.lease_end));
+        let end = (self.first_lease_end != NEVER).then_some(self.first_lease_end);
+        unsent.into_iter().chain(end).min()
     }
 
     /// Takes out all items the stream holds.
