@@ -56,23 +56,22 @@ pub(crate) async fn pass(State(edge): State<Arc<Edge>>, request: Request, next: 
     .await
 }
 
-/// Answers a call. A refusal comes the later, the more often this peer was refused of late.
+/// Admits a call and runs it. The more often a peer was refused lately, the longer its next refusal is held back.
 async fn answer(edge: &Edge, peer: &Peer, mut request: Request, next: Next) -> Response {
     let authorization = request.headers().get("authorization").map(HeaderValue::as_bytes);
     let caller = edge.access.admit(request.uri().path(), authorization, peer);
-    let response = match caller {
-        Err(refused) => status(&refused.into()).into_http(),
+    let (response, caller) = match caller {
+        Err(refused) => (status(&refused.into()).into_http(), None),
         Ok(caller) => {
             request.extensions_mut().insert(caller.clone());
-            let response = run(edge, request, next).await;
-            if !is_refusal(&response) {
-                caller.answered(&code(&response));
-            }
-            response
+            (run(edge, request, next).await, Some(caller))
         }
     };
-    if is_refusal(&response) {
+    let code = code(&response);
+    if matches!(code, Code::Unauthenticated | Code::PermissionDenied) {
         sleep(edge.access.penalty(peer)).await;
+    } else if let Some(caller) = caller {
+        caller.answered(&code);
     }
     response
 }
@@ -86,10 +85,6 @@ async fn run(edge: &Edge, request: Request, next: Next) -> Response {
     }
     let late = Status::deadline_exceeded("the deadline has passed: the outcome is unknown");
     status(&ApiError::Transport(late)).into_http()
-}
-
-fn is_refusal(response: &Response) -> bool {
-    matches!(code(response), Code::Unauthenticated | Code::PermissionDenied)
 }
 
 /// Returns the code of an answer that is nothing but a status; OK for others, which may still fail later.

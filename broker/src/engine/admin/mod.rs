@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use sluicegate_proto::backoff::Backoff;
+
 use crate::{
     domain::{GroupName, Invalid, Item, ItemId, ItemState, Queue, QueueName},
     engine::{Engine, EngineError, Result, dead_letter_links, depths::Change},
@@ -10,16 +12,16 @@ use crate::{
 
 /// How often an update is retried when other brokers change the same settings, or links to
 /// dead-letter queues.
-const UPDATE_TRIES: usize = 20;
-/// Longest pause between two tries.
-const UPDATE_PAUSE: Duration = Duration::from_millis(100);
+const UPDATE_TRIES: u32 = 20;
+/// Pauses between the tries, so that callers that collided do not collide again.
+const UPDATE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_millis(100));
 /// Items per step of a redrive or a replay.
 const STEP: u64 = 500;
 
-/// Waits before a retry, so that callers that collided do not collide again.
-async fn pause_before(tries: usize) {
-    if tries > 0 {
-        tokio::time::sleep(UPDATE_PAUSE.mul_f64(rand::random())).await;
+/// Waits before a retry; not before the first try.
+async fn pause_before(tries: u32) {
+    if let Some(failures) = tries.checked_sub(1) {
+        tokio::time::sleep(UPDATE_BACKOFF.delay(failures)).await;
     }
 }
 

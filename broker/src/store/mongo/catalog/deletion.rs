@@ -20,6 +20,7 @@ use crate::{
         Deleted, Links, Result,
         mongo::{
             Inner,
+            admin::stats::totals_id,
             catalog::{
                 deleted::{DELETED, FORMER_GROUPS, REMEMBERED, former_groups},
                 queues::QUEUES,
@@ -30,7 +31,7 @@ use crate::{
                 settled::{bury, settle_token},
             },
             server::{
-                error::{failed, unavailable, written},
+                error::{failed, integer, is_duplicate_key, unavailable, written},
                 time_limit::{bulk_in_time, in_time, read_in_time},
                 transaction::{Failure, Patience, abort, attempt_in_time, begin, commit},
             },
@@ -61,7 +62,7 @@ pub(crate) async fn ensure_collections(inner: &Inner) -> Result<()> {
     let counters = counters(inner);
     let made = counters.update_one(doc! { "_id": LINKS }, start).upsert(true);
     match in_time(made).await {
-        Err(error) if crate::store::mongo::server::error::is_duplicate_key(&error) => Ok(()), // by another broker
+        Err(error) if is_duplicate_key(&error) => Ok(()), // by another broker
         result => result.map(|_| ()).map_err(failed),
     }
 }
@@ -74,10 +75,7 @@ fn counters(inner: &Inner) -> Collection<Document> {
 pub(crate) async fn links(inner: &Inner) -> Result<Links> {
     let counters = counters(inner);
     let found = read_in_time(|| counters.find_one(doc! { "_id": LINKS })).await?;
-    let n = found
-        .as_ref()
-        .and_then(|found| found.get("n"))
-        .and_then(crate::store::mongo::server::error::integer);
+    let n = found.as_ref().and_then(|found| found.get("n")).and_then(integer);
     n.map(Links).ok_or_else(|| unavailable("the state of the links between queues is not there"))
 }
 
@@ -273,10 +271,7 @@ async fn attempt(
     let note = deleted.replace_one(doc! { "_id": q }, settings).upsert(true);
     note.session(&mut *session).await?;
     // Deleted within the transaction, because the counters of the next queue of this name must stay.
-    let ids = [
-        ordering::counter_id(&queue.name),
-        crate::store::mongo::admin::stats::totals_id(&queue.name),
-    ];
+    let ids = [ordering::counter_id(&queue.name), totals_id(&queue.name)];
     let mine = doc! { "_id": { "$in": ids.to_vec() } };
     counters(inner).delete_many(mine).session(&mut *session).await?;
     let sentinels = doc! { "_id": { "$in": priorities::sentinel_ids(&queue.name) } };
