@@ -25,7 +25,7 @@ use self::{
 use crate::{
     access::tokens::{self, Tokens},
     domain::{
-        FailureDefaults, RetryPolicy,
+        FailureDefaults, Limit, RetryPolicy,
         limits::{LARGEST_MAX_LEASE, LARGEST_MAX_PAYLOAD_BYTES, MAX_RETRY_MULTIPLIER, MIN_LEASE},
     },
     telemetry::{self, LogFormat},
@@ -452,8 +452,8 @@ impl Given {
     fn failure_defaults(&self) -> Result<FailureDefaults, ConfigError> {
         let month = DAY.saturating_mul(30);
         Ok(FailureDefaults {
-            max_attempts: self.required("default_max_attempts", values::count)?,
-            max_deliveries: self.required("default_max_deliveries", values::count)?,
+            max_attempts: Limit::of(self.required("default_max_attempts", values::count)?),
+            max_deliveries: Limit::of(self.required("default_max_deliveries", values::count)?),
             retry_policy: RetryPolicy {
                 initial_delay: self
                     .required("default_retry_initial_delay", span(Duration::ZERO, month))?,

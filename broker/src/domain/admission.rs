@@ -5,10 +5,26 @@ use std::time::Duration;
 
 use super::{Cause, FailureOutcome, LimitReason, NewItem, Queue, Timestamp};
 
+/// From when on a pushed item is eligible.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Eligibility {
+    /// From its push.
+    #[default]
+    Immediate,
+    /// This long after its push.
+    After(Duration),
+    /// From this time, but never before its push.
+    At(Timestamp),
+}
+
 impl NewItem {
     /// Returns when an item pushed now is eligible, which is never before `now`.
     pub fn eligible_from(&self, now: Timestamp) -> Timestamp {
-        self.eligible_time.map_or(now + self.delay, |at| at.max(now))
+        match self.eligibility {
+            Eligibility::Immediate => now,
+            Eligibility::After(delay) => now + delay,
+            Eligibility::At(time) => time.max(now),
+        }
     }
 
     /// Returns when an item pushed to the queue now expires.
@@ -17,7 +33,7 @@ impl NewItem {
     }
 
     /// Returns until when a second item with the same deduplication id is a duplicate. Returns
-    /// `now`, so that none is, if this item has no id. `window` is the window given in the push, if
+    /// `None` if this item has no id. `window` is the window given in the push, if
     /// any.
     pub fn remembered_until(
         &self,
@@ -25,7 +41,7 @@ impl NewItem {
         window: Option<Duration>,
         now: Timestamp,
     ) -> Option<Timestamp> {
-        (!self.dedup_id.is_empty()).then(|| now + window.unwrap_or(queue.dedup_window))
+        self.dedup_id.as_ref().map(|_| now + window.unwrap_or(queue.dedup_window))
     }
 }
 
@@ -86,7 +102,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::QueueName;
+    use crate::domain::{DedupId, Limit, QueueName};
 
     const NOW: Timestamp = Timestamp(1_000_000);
 
@@ -98,21 +114,16 @@ mod tests {
     fn an_item_is_never_eligible_before_its_push() {
         let item = NewItem::default();
         assert_eq!(item.eligible_from(NOW), NOW);
-        let delayed = NewItem { delay: Duration::from_secs(1), ..NewItem::default() };
-        assert_eq!(delayed.eligible_from(NOW), Timestamp(1_001_000));
-        let at = |millis| NewItem { eligible_time: Some(Timestamp(millis)), ..delayed.clone() };
-        assert_eq!(at(5).eligible_from(NOW), NOW);
-        assert_eq!(
-            at(1_000_500).eligible_from(NOW),
-            Timestamp(1_000_500),
-            "it overrides the delay"
-        );
+        let from = |eligibility| NewItem { eligibility, ..item.clone() }.eligible_from(NOW);
+        assert_eq!(from(Eligibility::After(Duration::from_secs(1))), Timestamp(1_001_000));
+        assert_eq!(from(Eligibility::At(Timestamp(5))), NOW);
+        assert_eq!(from(Eligibility::At(Timestamp(1_000_500))), Timestamp(1_000_500));
     }
 
     #[test]
     fn an_items_own_times_override_those_of_the_queue() {
         let queue = Queue { default_ttl: Some(Duration::from_secs(2)), ..queue() };
-        let item = NewItem { dedup_id: "d".to_owned(), ..NewItem::default() };
+        let item = NewItem { dedup_id: DedupId::new("d"), ..NewItem::default() };
         assert_eq!(item.expires(&queue, NOW), Some(Timestamp(1_002_000)));
         let own = NewItem { ttl: Some(Duration::from_secs(1)), ..item.clone() };
         assert_eq!(own.expires(&queue, NOW), Some(Timestamp(1_001_000)));
@@ -124,7 +135,11 @@ mod tests {
 
     #[test]
     fn an_item_at_the_head_is_live_at_a_limit_or_expired() {
-        let queue = Queue { max_attempts: Some(3), max_deliveries: Some(5), ..queue() };
+        let queue = Queue {
+            max_attempts: Some(Limit::of(3)),
+            max_deliveries: Some(Limit::of(5)),
+            ..queue()
+        };
         let item = AtHead {
             expire_time: None,
             lapsed: false,

@@ -1,16 +1,37 @@
 //! Decides what happens to an item that was handed out and returns unsettled.
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
 use super::{Queue, QueueName, RetryPolicy};
+
+/// The number of attempts or deliveries at which an item is dead-lettered, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limit(Option<NonZeroU32>);
+
+impl Limit {
+    /// Returns the limit at `number`. 0 means none, on the wire, in settings and in the stores.
+    pub const fn of(number: u32) -> Self {
+        Self(NonZeroU32::new(number))
+    }
+
+    /// Returns the number, 0 for none.
+    pub fn number(self) -> u32 {
+        self.0.map_or(0, NonZeroU32::get)
+    }
+
+    /// Returns true if `count` is at or beyond the limit.
+    pub fn is_reached(self, count: u32) -> bool {
+        self.0.is_some_and(|limit| count >= limit.get())
+    }
+}
 
 /// The broker's defaults for queues without settings of their own.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FailureDefaults {
-    /// The attempt whose failure dead-letters the item; 0: never.
-    pub max_attempts: u32,
-    /// The delivery after which an unsettled item is dead-lettered; 0: never.
-    pub max_deliveries: u32,
+    /// The attempt whose failure dead-letters the item.
+    pub max_attempts: Limit,
+    /// The delivery after which an unsettled item is dead-lettered.
+    pub max_deliveries: Limit,
     /// Delay of failed items.
     pub retry_policy: RetryPolicy,
 }
@@ -18,8 +39,8 @@ pub struct FailureDefaults {
 impl Default for FailureDefaults {
     fn default() -> Self {
         Self {
-            max_attempts: 25,
-            max_deliveries: 100,
+            max_attempts: Limit::of(25),
+            max_deliveries: Limit::of(100),
             retry_policy: RetryPolicy {
                 initial_delay: Duration::from_secs(1),
                 multiplier: 2.0,
@@ -111,13 +132,13 @@ pub enum AtLimit {
 const SUFFIX: &str = ".dead";
 
 impl Queue {
-    /// Returns the limit of attempts in force; 0: none.
-    pub fn attempt_limit(&self) -> u32 {
+    /// Returns the limit of attempts in force.
+    pub fn attempt_limit(&self) -> Limit {
         self.max_attempts.unwrap_or(self.defaults.max_attempts)
     }
 
-    /// Returns the limit of deliveries in force; 0: none.
-    pub fn delivery_limit(&self) -> u32 {
+    /// Returns the limit of deliveries in force.
+    pub fn delivery_limit(&self) -> Limit {
         self.max_deliveries.unwrap_or(self.defaults.max_deliveries)
     }
 
@@ -168,12 +189,13 @@ impl Queue {
             Cause::Rollback | Cause::Reject | Cause::Lapse => true,
             Cause::Release | Cause::Disconnect | Cause::Undelivered => false,
         };
-        let reached = |limit: u32, count: u32| limit > 0 && count >= limit;
         let reason = match cause {
             Cause::Undelivered => None,
             Cause::Reject => Some(LimitReason::Rejected),
-            _ if failed && reached(self.attempt_limit(), attempt) => Some(LimitReason::MaxAttempts),
-            _ if reached(self.delivery_limit(), deliveries) => Some(LimitReason::MaxDeliveries),
+            _ if failed && self.attempt_limit().is_reached(attempt) => {
+                Some(LimitReason::MaxAttempts)
+            }
+            _ if self.delivery_limit().is_reached(deliveries) => Some(LimitReason::MaxDeliveries),
             _ => None,
         };
         let failed_attempts = attempt.saturating_sub(u32::from(!failed));
@@ -234,7 +256,11 @@ mod tests {
 
     #[test]
     fn limits_are_reached_exactly_and_can_be_lifted() {
-        let queue = Queue { max_attempts: Some(3), max_deliveries: Some(5), ..queue("q") };
+        let queue = Queue {
+            max_attempts: Some(Limit::of(3)),
+            max_deliveries: Some(Limit::of(5)),
+            ..queue("q")
+        };
         assert_eq!(queue.failure_outcome(Cause::Rollback, 2, 4, 0.0), retry(3, 2));
         assert_eq!(
             queue.failure_outcome(Cause::Rollback, 3, 3, 0.0),
@@ -244,7 +270,8 @@ mod tests {
             queue.failure_outcome(Cause::Lapse, 3, 3, 0.0),
             limit(LimitReason::MaxAttempts, 3)
         );
-        let unlimited = Queue { max_attempts: Some(0), max_deliveries: Some(0), ..queue };
+        let unlimited =
+            Queue { max_attempts: Some(Limit::of(0)), max_deliveries: Some(Limit::of(0)), ..queue };
         assert_eq!(
             unlimited.failure_outcome(Cause::Lapse, 1_000_000, 1_000_000, 0.0),
             retry(1_000_001, 0)
@@ -253,7 +280,11 @@ mod tests {
 
     #[test]
     fn whether_an_attempt_counts_depends_on_the_cause() {
-        let queue = Queue { max_attempts: Some(3), max_deliveries: Some(5), ..queue("q") };
+        let queue = Queue {
+            max_attempts: Some(Limit::of(3)),
+            max_deliveries: Some(Limit::of(5)),
+            ..queue("q")
+        };
         for cause in [Cause::Release, Cause::Disconnect] {
             assert_eq!(
                 queue.failure_outcome(cause, 3, 4, 0.0),

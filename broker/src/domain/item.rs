@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 use bytes::Bytes;
 
 use super::{
-    ConsumerName, Invalid, ItemId, QueueName, Receipt, Timestamp,
+    ConsumerName, DedupId, Eligibility, Invalid, ItemId, OrderingKey, QueueName, Receipt,
+    Timestamp,
     limits::{MAX_HEADER_BYTES, MAX_HEADERS, MAX_REASON_BYTES, PRIORITIES},
 };
 
@@ -68,17 +69,14 @@ pub struct NewItem {
     pub headers: Headers,
     /// The priority at which it is handed out.
     pub priority: Priority,
-    /// How long after the push the item is eligible; zero: immediately. `eligible_time` overrides
-    /// it.
-    pub delay: Duration,
-    /// The earliest time at which the item is eligible. Overrides `delay`.
-    pub eligible_time: Option<Timestamp>,
+    /// From when on it is eligible.
+    pub eligibility: Eligibility,
     /// Time to live; `None`: the queue's default.
     pub ttl: Option<Duration>,
-    /// Items with the same key are delivered one at a time, in order; empty: no key.
-    pub ordering_key: String,
-    /// The id by which a repeated push is recognised; empty: none.
-    pub dedup_id: String,
+    /// Items with the same key are delivered one at a time, in order.
+    pub ordering_key: Option<OrderingKey>,
+    /// The id by which a repeated push is recognised.
+    pub dedup_id: Option<DedupId>,
 }
 
 /// The result of pushing one item.
@@ -88,8 +86,8 @@ pub struct Pushed {
     pub id: ItemId,
     /// True if an item with the same deduplication id existed and nothing was stored.
     pub deduplicated: bool,
-    /// Its sequence number, 0 if it has none.
-    pub sequence: i64,
+    /// Its sequence number, if it has one.
+    pub sequence: Option<i64>,
     /// When the item becomes eligible; `None` if it is blocked or a duplicate.
     pub eligible_time: Option<Timestamp>,
 }
@@ -142,12 +140,12 @@ pub struct Item {
     pub attempt: u32,
     /// How often it has been handed out.
     pub deliveries: u32,
-    /// Its number in its queue, 0 if none.
-    pub sequence: i64,
-    /// Its ordering key; may be empty.
-    pub ordering_key: String,
-    /// Its deduplication id; may be empty.
-    pub dedup_id: String,
+    /// Its number in its queue, if it has one.
+    pub sequence: Option<i64>,
+    /// Its ordering key.
+    pub ordering_key: Option<OrderingKey>,
+    /// Its deduplication id.
+    pub dedup_id: Option<DedupId>,
     /// When it was first pushed.
     pub create_time: Timestamp,
     /// When it may next be handed out; for a reserved item, the end of its lease; `None` if blocked
@@ -181,7 +179,9 @@ impl Item {
 
     /// Returns the most bytes that the item takes in a message, including its receipt and headers.
     pub fn message_bytes(&self) -> usize {
-        let texts = [&self.content_type, &self.ordering_key, &self.dedup_id, &self.last_reason];
+        let key = OrderingKey::text_of(self.ordering_key.as_ref());
+        let dedup_id = DedupId::text_of(self.dedup_id.as_ref());
+        let texts = [&self.content_type, key, dedup_id, &self.last_reason];
         let texts = texts.iter().map(|text| text.len()).sum();
         message_bytes(self.payload.len(), texts, &self.headers)
     }

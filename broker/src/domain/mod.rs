@@ -9,6 +9,7 @@ mod failure;
 mod id;
 mod invalid;
 mod item;
+mod key;
 pub mod limits;
 mod name;
 mod permission;
@@ -20,15 +21,16 @@ mod schedule;
 mod signal;
 mod time;
 
-pub use admission::{AtHead, Triage};
+pub use admission::{AtHead, Eligibility, Triage};
 pub use assign::{Demand, ItemSize, assign};
-pub use failure::{AtLimit, Cause, FailureDefaults, FailureOutcome, LimitReason};
+pub use failure::{AtLimit, Cause, FailureDefaults, FailureOutcome, Limit, LimitReason};
 pub use id::{IdSource, ItemId, LeaseToken};
 pub use invalid::Invalid;
 pub use item::{
     Delivery, Headers, Item, ItemState, NewItem, Outcome, Priority, Pushed, check_header_limits,
     cut_reason, message_bytes,
 };
+pub use key::{DedupId, OrderingKey};
 pub use name::{ConsumerName, GroupName, QueueName, ScheduleName};
 pub use permission::{Action, Pattern, Permission};
 pub use priority_set::PrioritySet;

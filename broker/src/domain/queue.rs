@@ -1,8 +1,8 @@
 //! Queues: their settings and their statistics.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
 
-use super::{AtLimit, FailureDefaults, GroupName, QueueName, Timestamp};
+use super::{AtLimit, FailureDefaults, GroupName, Limit, QueueName, Timestamp};
 
 /// How long a failed item waits before its next attempt.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,10 +50,10 @@ pub struct Queue {
     pub group: GroupName,
     /// Lease if a consumer asks for none; `None`: the broker's default.
     pub lease: Option<Duration>,
-    /// The attempt whose failure dead-letters an item; 0: never; `None`: the broker's default.
-    pub max_attempts: Option<u32>,
-    /// The delivery after which an unsettled item is dead-lettered; 0: never; `None`: the broker's default.
-    pub max_deliveries: Option<u32>,
+    /// The attempt whose failure dead-letters an item; `None`: the broker's default.
+    pub max_attempts: Option<Limit>,
+    /// The delivery after which an unsettled item is dead-lettered; `None`: the broker's default.
+    pub max_deliveries: Option<Limit>,
     /// The destination of items at a limit; `None`: see [`Queue::dead_letter_target`].
     pub dead_letter_queue: Option<QueueName>,
     /// If true, items at a limit are discarded instead.
@@ -66,8 +66,8 @@ pub struct Queue {
     pub retention: Duration,
     /// How long a deduplication id is remembered.
     pub dedup_window: Duration,
-    /// The most unsettled items; 0: no limit.
-    pub max_depth: u64,
+    /// The most unsettled items; `None`: no limit.
+    pub max_depth: Option<NonZeroU64>,
     /// If true, items get sequence numbers.
     pub sequenced: bool,
     /// If true, nothing is handed out.
@@ -102,7 +102,7 @@ impl Queue {
             default_ttl: None,
             retention: Duration::ZERO,
             dedup_window: Self::DEFAULT_DEDUP_WINDOW,
-            max_depth: 0,
+            max_depth: None,
             sequenced: false,
             paused: false,
             labels: BTreeMap::new(),

@@ -1,9 +1,9 @@
 //! The errors of the engine. `grpc::status` maps each to a gRPC status.
 
-use std::sync::Arc;
+use std::{num::NonZeroU64, sync::Arc};
 
 use crate::{
-    domain::{GroupName, Invalid, ItemState, QueueName, ScheduleName},
+    domain::{GroupName, Invalid, ItemState, Queue, QueueName, ScheduleName},
     store::StoreError,
 };
 
@@ -133,4 +133,12 @@ fn list(names: &[QueueName]) -> String {
 fn ring(names: &[QueueName]) -> String {
     let way = names.iter().chain(names.first()).map(QueueName::as_str);
     way.collect::<Vec<_>>().join(" -> ")
+}
+
+impl EngineError {
+    /// Returns the error of a queue that has no room below its `max_depth`.
+    pub(super) fn queue_full(queue: &Queue) -> Self {
+        let max_depth = queue.max_depth.map_or(0, NonZeroU64::get);
+        Self::QueueFull { queue: queue.name.clone(), max_depth }
+    }
 }

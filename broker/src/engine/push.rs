@@ -102,11 +102,8 @@ impl Engine {
         if new {
             self.notify_settings(&queue.name);
         }
-        if queue.max_depth > 0 && !self.stats.depths.has_room(&queue, items).await? {
-            return Err(EngineError::QueueFull {
-                queue: queue.name.clone(),
-                max_depth: queue.max_depth,
-            });
+        if !self.stats.depths.has_room(&queue, items).await? {
+            return Err(EngineError::queue_full(&queue));
         }
         Ok(queue)
     }

@@ -10,7 +10,7 @@ use croner::{
 use jiff::{Zoned, tz::TimeZone};
 
 use crate::{
-    domain::{Clock, Invalid, Schedule, ScheduleName, Timestamp},
+    domain::{Clock, DedupId, Invalid, Schedule, ScheduleName, Timestamp},
     store::Created,
 };
 
@@ -181,7 +181,7 @@ impl Engine {
         let due = ticks.latest(now).filter(|tick| *tick > schedule.done_until);
         if let Some(tick) = due {
             let mut item = schedule.item.clone();
-            item.dedup_id = format!("{}@{}", schedule.name, tick.millis());
+            item.dedup_id = DedupId::new(format!("{}@{}", schedule.name, tick.millis()));
             self.push_once(&schedule.queue, item, memory(&ticks, now)).await?;
             self.store.tick_done(&schedule.name, tick).await?;
         }

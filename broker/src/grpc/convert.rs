@@ -1,13 +1,13 @@
 //! From the domain to the wire. No conversion can fail.
 
-use std::time::Duration;
+use std::{num::NonZeroU64, time::Duration};
 
 use sluicegate_proto::v1 as pb;
 
 use crate::{
     domain::{
-        Delivery, Item, ItemState, NewItem, Outcome, Pushed, Queue, ReceiptKeys, RetryPolicy,
-        Schedule, Timestamp,
+        Delivery, Eligibility, Item, ItemState, Limit, NewItem, Outcome, Pushed, Queue,
+        ReceiptKeys, RetryPolicy, Schedule, Timestamp,
     },
     engine::{QueueStats, RevokeReason, Revoked},
 };
@@ -30,7 +30,7 @@ pub(super) fn pushed(pushed: Vec<Pushed>) -> Vec<pb::PushResult> {
     let result = |pushed: Pushed| pb::PushResult {
         id: pushed.id.to_string(),
         deduplicated: pushed.deduplicated,
-        sequence: pushed.sequence,
+        sequence: pushed.sequence.unwrap_or(0),
     };
     pushed.into_iter().map(result).collect()
 }
@@ -56,9 +56,9 @@ pub(super) fn item(item: Item) -> pb::Item {
         state: item_state(item.state).into(),
         attempt: i32::try_from(item.attempt).unwrap_or(i32::MAX),
         deliveries: i32::try_from(item.deliveries).unwrap_or(i32::MAX),
-        sequence: item.sequence,
-        ordering_key: item.ordering_key,
-        dedup_id: item.dedup_id,
+        sequence: item.sequence.unwrap_or(0),
+        ordering_key: item.ordering_key.map(String::from).unwrap_or_default(),
+        dedup_id: item.dedup_id.map(String::from).unwrap_or_default(),
         create_time: Some(timestamp(item.create_time)),
         eligible_time: item.eligible_time.map(timestamp),
         expire_time: item.expire_time.map(timestamp),
@@ -132,8 +132,8 @@ fn retry_policy(policy: &RetryPolicy) -> pb::RetryPolicy {
 }
 
 /// Converts a limit for the wire, which has no unsigned numbers.
-fn limit(value: u32) -> i32 {
-    i32::try_from(value).unwrap_or(i32::MAX)
+fn limit(limit: Limit) -> i32 {
+    i32::try_from(limit.number()).unwrap_or(i32::MAX)
 }
 
 pub(super) fn queue(queue: &Queue) -> pb::Queue {
@@ -153,7 +153,7 @@ pub(super) fn queue(queue: &Queue) -> pb::Queue {
         default_ttl: queue.default_ttl.map(duration),
         retention: Some(duration(queue.retention)),
         dedup_window: Some(duration(queue.dedup_window)),
-        max_depth: figure(queue.max_depth),
+        max_depth: figure(queue.max_depth.map_or(0, NonZeroU64::get)),
         sequenced: queue.sequenced,
         paused: queue.paused,
         labels: queue.labels.clone().into_iter().collect(),
@@ -191,11 +191,10 @@ pub(super) fn stats(stats: &QueueStats, now: Timestamp) -> pb::QueueStats {
 }
 
 fn new_item(item: NewItem) -> pb::NewItem {
-    use pb::new_item::Eligibility;
-    let eligibility = match item.eligible_time {
-        Some(at) => Some(Eligibility::EligibleTime(timestamp(at))),
-        None if item.delay.is_zero() => None,
-        None => Some(Eligibility::Delay(duration(item.delay))),
+    let eligibility = match item.eligibility {
+        Eligibility::Immediate => None,
+        Eligibility::After(delay) => Some(pb::new_item::Eligibility::Delay(duration(delay))),
+        Eligibility::At(time) => Some(pb::new_item::Eligibility::EligibleTime(timestamp(time))),
     };
     pb::NewItem {
         payload: item.payload,
@@ -204,8 +203,8 @@ fn new_item(item: NewItem) -> pb::NewItem {
         priority: i32::from(item.priority.level()),
         eligibility,
         ttl: item.ttl.map(duration),
-        ordering_key: item.ordering_key,
-        dedup_id: item.dedup_id,
+        ordering_key: item.ordering_key.map(String::from).unwrap_or_default(),
+        dedup_id: item.dedup_id.map(String::from).unwrap_or_default(),
     }
 }
 
@@ -231,8 +230,8 @@ mod tests {
     use super::*;
     use crate::{
         domain::{
-            ConsumerName, Depth, GroupName, ItemId, LeaseToken, Priority, QueueName, Receipt,
-            Totals,
+            ConsumerName, DedupId, Depth, GroupName, ItemId, LeaseToken, OrderingKey, Priority,
+            QueueName, Receipt, Totals,
         },
         grpc::parse,
     };
@@ -253,9 +252,9 @@ mod tests {
             state: ItemState::Reserved,
             attempt: 2,
             deliveries: 3,
-            sequence: 4,
-            ordering_key: "key".into(),
-            dedup_id: "id".into(),
+            sequence: Some(4),
+            ordering_key: OrderingKey::new("key"),
+            dedup_id: DedupId::new("id"),
             create_time: Timestamp(1_001),
             eligible_time: Some(Timestamp(2_002)),
             expire_time: Some(Timestamp(3_003)),
@@ -347,8 +346,9 @@ mod tests {
         item.queue = name();
         item.content_type = "x".repeat(255);
         item.headers = (0..64).map(|n| (format!("{n:03}"), "x".repeat(253))).collect();
-        (item.attempt, item.deliveries, item.sequence) = (u32::MAX, u32::MAX, i64::MAX);
-        (item.ordering_key, item.dedup_id) = ("x".repeat(255), "x".repeat(255));
+        (item.attempt, item.deliveries, item.sequence) = (u32::MAX, u32::MAX, Some(i64::MAX));
+        item.ordering_key = OrderingKey::new("x".repeat(255));
+        item.dedup_id = DedupId::new("x".repeat(255));
         let time = Timestamp(253_402_300_799_999);
         item.create_time = time;
         (item.eligible_time, item.expire_time) = (Some(time), Some(time));

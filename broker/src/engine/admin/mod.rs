@@ -295,7 +295,7 @@ impl Engine {
                 self.redrive_to(&from, &to, &filter, limit - redriven, rate).await?;
             redriven += moved;
             if is_full {
-                full = Some(EngineError::QueueFull { queue: target, max_depth: to.max_depth });
+                full = Some(EngineError::queue_full(&to));
             }
         }
         match full {
@@ -329,7 +329,7 @@ impl Engine {
             }
             self.check_open()?;
             let mut step = step.min(limit - redriven);
-            if to.max_depth > 0 && !self.stats.depths.has_room(to, step as usize).await? {
+            if !self.stats.depths.has_room(to, step as usize).await? {
                 step = 1; // what is left of the room
                 if !self.stats.depths.has_room(to, 1).await? {
                     return Ok((redriven, true));

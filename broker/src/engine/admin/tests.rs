@@ -1,6 +1,6 @@
 //! Operator calls while consumers work.
 
-use std::time::Duration;
+use std::{num::NonZeroU64, time::Duration};
 
 use super::*;
 use crate::{
@@ -19,7 +19,7 @@ fn named(name: &str) -> QueueName {
 async fn dead_letter_of(engine: &Engine, origin: &str, dead: &QueueName, max_depth: u64) {
     let origin = named(origin);
     let mut queue = Queue::with_defaults(origin.clone(), Timestamp(0));
-    (queue.dead_letter_queue, queue.max_depth) = (Some(dead.clone()), max_depth);
+    (queue.dead_letter_queue, queue.max_depth) = (Some(dead.clone()), NonZeroU64::new(max_depth));
     let queue = match engine.create_queue(queue.clone()).await {
         Ok(queue) => Arc::new(queue),
         Err(error) => panic!("{error}"),

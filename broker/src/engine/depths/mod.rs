@@ -265,8 +265,9 @@ impl Depths {
         queue: &Arc<Queue>,
         items: usize,
     ) -> Result<bool> {
+        let Some(max_depth) = queue.max_depth else { return Ok(true) };
         let known = self.known_of(queue);
-        let fits = |depth: &Depth| depth.unsettled() + items as u64 <= queue.max_depth;
+        let fits = |depth: &Depth| depth.unsettled() + items as u64 <= max_depth.get();
         let last = {
             let state = known.state.lock();
             state.counted.map(|counted| (counted, state.corrected(&counted)))

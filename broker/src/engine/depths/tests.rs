@@ -1,6 +1,9 @@
 //! The age of depths, their correction, and the number of counts in the store.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    num::NonZeroU64,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use futures_util::future::join_all;
 
@@ -45,6 +48,7 @@ impl Items {
 
 fn queue(max_depth: u64) -> Arc<Queue> {
     let name = QueueName::parse("queue", "q").unwrap();
+    let max_depth = NonZeroU64::new(max_depth);
     Arc::new(Queue { max_depth, ..Queue::with_defaults(name, Timestamp(0)) })
 }
 

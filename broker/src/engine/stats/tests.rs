@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::{
-    domain::{Clock, NewItem},
+    domain::{Clock, Eligibility, NewItem},
     engine::{Gauges, Limits, stats::*},
     signals::LocalSignals,
     store::sqlite::SqliteStore,
@@ -75,7 +75,8 @@ fn calls(metrics: &Metrics, call: &str) -> f64 {
 async fn depth_gauges_follow_the_queues() {
     let (engine, metrics) = engine();
     let (work, mut gauges) = (name("work"), Gauges::default());
-    let later = NewItem { delay: Duration::from_hours(1), ..NewItem::default() };
+    let later =
+        NewItem { eligibility: Eligibility::After(Duration::from_hours(1)), ..NewItem::default() };
     engine.push(&work, vec![NewItem::default(), NewItem::default(), later], None).await.unwrap();
     let shown = |state: &str| {
         value(&metrics, &format!("sluicegate_queue_items{{queue=\"work\",state=\"{state}\"}}"))

@@ -1,6 +1,7 @@
 //! The dispatcher's loop: what makes it reserve, and what it costs when there is nothing to do.
 
 use super::{super::EngineError, *};
+use crate::domain::Eligibility;
 
 /// A busy queue is polled too, so that unsignalled changes by other brokers are noticed.
 #[tokio::test]
@@ -96,7 +97,8 @@ async fn a_deleted_queue_beside_a_stream_that_is_not_polled_costs_nothing() {
 async fn a_paused_queue_with_an_item_that_became_due_costs_nothing() {
     let bench = bench();
     let delay = Duration::from_secs(5);
-    let item = NewItem { delay, ..NewItem::default() };
+    let eligibility = Eligibility::After(delay);
+    let item = NewItem { eligibility, ..NewItem::default() };
     bench.engine.push(&name("q"), vec![item], None).await.unwrap();
     let waiting = bench.reserve(1, LIMIT);
     bench.until_waiting(1).await;

@@ -5,7 +5,7 @@ use super::{
     super::{EngineError, RevokeReason},
     *,
 };
-use crate::domain::{Outcome, RetryPolicy};
+use crate::domain::{Limit, Outcome, RetryPolicy};
 
 /// Waits until the broker has assigned `count` items to streams.
 async fn until_assigned(bench: &Bench, count: u64) {
@@ -397,7 +397,7 @@ async fn a_stream_full_of_items_at_their_limit_ends_with_one_look_at_the_limit()
     let bench = bench();
     bench.push(0).await;
     let change = |queue: &mut Queue| {
-        queue.max_attempts = Some(1);
+        queue.max_attempts = Some(Limit::of(1));
         Ok(())
     };
     bench.engine.update_queue(&name("q"), &change).await.unwrap();

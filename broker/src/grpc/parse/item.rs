@@ -1,14 +1,14 @@
 //! Items as pushed: one by one, in batches and in schedules.
 
-use std::{collections::HashMap, time::Duration};
+use std::collections::HashMap;
 
 use sluicegate_proto::v1 as pb;
 
 use super::{Rules, at_most, batch_length, duration, required, time_to_live, timestamp, within};
 use crate::{
     domain::{
-        ConsumerName, Headers, Invalid, NewItem, Priority, QueueName, Schedule, ScheduleName,
-        check_header_limits,
+        ConsumerName, DedupId, Eligibility, Headers, Invalid, NewItem, OrderingKey, Priority,
+        QueueName, Schedule, ScheduleName, check_header_limits,
         limits::{MAX_CONTENT_TYPE_BYTES, MAX_DEDUP_ID_BYTES, MAX_ORDERING_KEY_BYTES, MAX_SPAN},
     },
     engine::check_cron,
@@ -44,11 +44,10 @@ pub(in crate::grpc) fn new_item(item: pb::NewItem, rules: &Rules) -> Result<NewI
     at_most("content_type", &item.content_type, MAX_CONTENT_TYPE_BYTES)?;
     at_most("ordering_key", &item.ordering_key, MAX_ORDERING_KEY_BYTES)?;
     at_most("dedup_id", &item.dedup_id, MAX_DEDUP_ID_BYTES)?;
-    let mut delay = Duration::ZERO;
-    let mut eligible_time = None;
-    match item.eligibility {
+    let eligibility = match item.eligibility {
         Some(pb::new_item::Eligibility::Delay(value)) => {
-            delay = duration("delay", value, MAX_SPAN)?;
+            let delay = duration("delay", value, MAX_SPAN)?;
+            if delay.is_zero() { Eligibility::Immediate } else { Eligibility::After(delay) }
         }
         Some(pb::new_item::Eligibility::EligibleTime(value)) => {
             let at = timestamp("eligible_time", value)?;
@@ -56,20 +55,19 @@ pub(in crate::grpc) fn new_item(item: pb::NewItem, rules: &Rules) -> Result<NewI
                 return Err(Invalid::new("eligible_time", "more than 10 years ahead").into());
             }
             // A past time means immediately, so that an item cannot overtake others.
-            eligible_time = (at > rules.now).then_some(at);
+            if at > rules.now { Eligibility::At(at) } else { Eligibility::Immediate }
         }
-        None => {}
-    }
+        None => Eligibility::Immediate,
+    };
     Ok(NewItem {
         headers: headers(item.headers)?,
         priority: Priority::parse("priority", item.priority)?,
         ttl: time_to_live("ttl", item.ttl)?,
         payload: item.payload,
         content_type: item.content_type,
-        delay,
-        eligible_time,
-        ordering_key: item.ordering_key,
-        dedup_id: item.dedup_id,
+        eligibility,
+        ordering_key: OrderingKey::new(item.ordering_key),
+        dedup_id: DedupId::new(item.dedup_id),
     })
 }
 
@@ -125,6 +123,8 @@ pub(in crate::grpc) fn schedule(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use prost_types::Timestamp as PbTimestamp;
 
     use super::super::tests::{RULES, span};
@@ -161,7 +161,8 @@ mod tests {
         let [item] = &batch.items[..] else { panic!() };
         assert_eq!(batch.producer.unwrap().as_str(), "worker-1");
         assert_eq!((item.payload.len(), item.priority.level()), (100, 9));
-        assert_eq!((item.delay, item.ttl), (Duration::from_secs(1), Some(Duration::from_nanos(1))));
+        assert_eq!(item.eligibility, Eligibility::After(Duration::from_secs(1)));
+        assert_eq!(item.ttl, Some(Duration::from_nanos(1)));
         assert_eq!(item.headers["k"], "v");
     }
 
@@ -180,10 +181,11 @@ mod tests {
             })),
             ..Default::default()
         };
-        let eligible = |seconds| push(vec![at(seconds)]).unwrap().items[0].eligible_time;
-        assert_eq!(eligible(0), None);
-        assert_eq!(eligible(-5), None);
-        assert_eq!(eligible(1_700_000_001), Some(Timestamp(1_700_000_001_000)));
+        let eligible = |seconds| push(vec![at(seconds)]).unwrap().items[0].eligibility;
+        assert_eq!(eligible(0), Eligibility::Immediate);
+        assert_eq!(eligible(-5), Eligibility::Immediate);
+        let ahead = Timestamp(1_700_000_001_000);
+        assert_eq!(eligible(1_700_000_001), Eligibility::At(ahead));
         assert_eq!(refused(at(1_700_000_000 + 3_700 * 24 * 3_600)), "items[3].eligible_time");
     }
 

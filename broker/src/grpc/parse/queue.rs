@@ -1,7 +1,7 @@
 //! Settings of queues: one parser per field. CreateQueue uses the parsers of all fields, UpdateQueue those of the
 //! fields in its mask.
 
-use std::time::Duration;
+use std::{num::NonZeroU64, time::Duration};
 
 use prost_types::FieldMask;
 use sluicegate_proto::v1 as pb;
@@ -10,7 +10,7 @@ use super::{
     Rules, at_most, duration, duration_or_zero, lease, not_negative, required, time_to_live,
 };
 use crate::domain::{
-    GroupName, Invalid, Queue, QueueName, RetryPolicy,
+    GroupName, Invalid, Limit, Queue, QueueName, RetryPolicy,
     limits::{
         MAX_DEDUP_WINDOW, MAX_LABEL_KEY_BYTES, MAX_LABEL_VALUE_BYTES, MAX_LABELS, MAX_RETRY_DELAY,
         MAX_SPAN,
@@ -105,11 +105,11 @@ fn setting(field: &str, given: &pb::Queue, rules: &Rules) -> Result<Option<Chang
             set(move |queue| queue.lease = lease)
         }
         "max_attempts" => {
-            let limit = given.max_attempts.map(|limit| not_negative(field, limit)).transpose()?;
+            let limit = failure_limit(field, given.max_attempts)?;
             set(move |queue| queue.max_attempts = limit)
         }
         "max_deliveries" => {
-            let limit = given.max_deliveries.map(|limit| not_negative(field, limit)).transpose()?;
+            let limit = failure_limit(field, given.max_deliveries)?;
             set(move |queue| queue.max_deliveries = limit)
         }
         "discard_failed" => {
@@ -162,7 +162,7 @@ fn setting(field: &str, given: &pb::Queue, rules: &Rules) -> Result<Option<Chang
         }
         "max_depth" => {
             let max_depth = not_negative(field, given.max_depth)?;
-            set(move |queue| queue.max_depth = max_depth)
+            set(move |queue| queue.max_depth = NonZeroU64::new(max_depth))
         }
         "sequenced" => {
             let sequenced = given.sequenced;
@@ -197,6 +197,11 @@ fn retry_policy(given: pb::RetryPolicy) -> Result<RetryPolicy, Invalid> {
         max_delay: max_delay(&given)?,
         jitter: jitter(&given)?,
     })
+}
+
+/// Parses a limit that the broker's default replaces if it is not given.
+fn failure_limit(field: &str, given: Option<i32>) -> Result<Option<Limit>, Invalid> {
+    given.map(|number| not_negative(field, number).map(Limit::of)).transpose()
 }
 
 fn initial_delay(given: &pb::RetryPolicy) -> Result<Duration, Invalid> {
@@ -370,7 +375,10 @@ mod tests {
         assert_eq!(after, expected);
         // Fields that the mask does not name are not read.
         let junk = pb::Queue { max_depth: -1, max_attempts: Some(7), ..named() };
-        assert_eq!(changed(junk, &["max_attempts"], &before).unwrap().max_attempts, Some(7));
+        assert_eq!(
+            changed(junk, &["max_attempts"], &before).unwrap().max_attempts,
+            Some(Limit::of(7))
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Env, env::*};
 use crate::{
-    domain::{Depth, Item, ItemState, NewItem, Outcome, Queue},
+    domain::{Depth, Eligibility, Item, ItemState, NewItem, Outcome, Queue},
     store::{ItemDeleted, StoreError},
 };
 
@@ -24,7 +24,10 @@ async fn mixed(env: &Env) -> (Arc<Queue>, Vec<(ItemState, String)>) {
     items.extend((0..5).map(|n| keyed(&format!("blocked {n}"), "k")));
     items.extend([urgent("ready 0", 6), item("ready 2"), item("ready 3"), item("ready 4")]);
     items.extend((0..3).map(|n| delayed(&format!("delayed {n}"), seconds(100 + n))));
-    items.push(NewItem { delay: seconds(500), ..urgent("delayed urgent", 5) });
+    items.push(NewItem {
+        eligibility: Eligibility::After(seconds(500)),
+        ..urgent("delayed urgent", 5)
+    });
     env.push(&queue, items).await;
     let mut expected = vec![(ItemState::Ready, "ready 0".to_owned())];
     expected.push((ItemState::Delayed, "delayed urgent".to_owned()));
@@ -248,7 +251,7 @@ pub async fn an_item_in_another_state_than_requested_is_not_deleted(env: &Env) {
     env.push_plain(&queue, &["processed", "reserved"]).await;
     let taken = env.take(&queue, 2).await;
     env.commit_one(&queue, &taken[0]).await;
-    let delayed = NewItem { delay: seconds(1_000), ..item("delayed") };
+    let delayed = NewItem { eligibility: Eligibility::After(seconds(1_000)), ..item("delayed") };
     env.push(&queue, vec![delayed, keyed("ready", "k"), keyed("blocked", "k")]).await;
     for item in env.list(&queue, None).await {
         for asked in states.into_iter().filter(|state| *state != item.state) {

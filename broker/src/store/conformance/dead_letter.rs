@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use super::{Env, env::*};
 use crate::{
-    domain::{AtLimit, Cause, FailureOutcome, ItemState, Outcome, Queue},
+    domain::{AtLimit, Cause, DedupId, FailureOutcome, ItemState, Limit, Outcome, Queue},
     store::RedriveFilter,
 };
 
 async fn pair(env: &Env, max_attempts: u32) -> (Arc<Queue>, Arc<Queue>) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut Queue| {
-        queue.max_attempts = Some(max_attempts);
+        queue.max_attempts = Some(Limit::of(max_attempts));
         queue.dead_letter_queue = Some(dead.name.clone());
     };
     (env.queue_with("q", set).await, dead)
@@ -73,7 +73,7 @@ pub async fn a_dead_letter_keeps_its_content(env: &Env) {
     let new = crate::domain::NewItem {
         headers: [("a".to_owned(), "b".to_owned())].into(),
         content_type: "text/plain".to_owned(),
-        dedup_id: "d".to_owned(),
+        dedup_id: DedupId::new("d"),
         ttl: Some(seconds(1_000)),
         ..urgent("x", 2)
     };
@@ -93,7 +93,7 @@ pub async fn a_dead_letter_keeps_its_content(env: &Env) {
 }
 
 fn discarding(queue: &mut Queue) {
-    (queue.max_attempts, queue.discard_failed) = (Some(1), true);
+    (queue.max_attempts, queue.discard_failed) = (Some(Limit::of(1)), true);
 }
 
 pub async fn a_queue_that_discards_drops_items_at_the_limit(env: &Env) {
@@ -161,7 +161,7 @@ pub async fn items_at_a_limit_do_not_hide_others(env: &Env) {
 /// An item at a limit does not leave its queue before its destination is known. No items are handed
 /// out that would hide it.
 pub async fn items_at_a_limit_stay_while_their_destination_is_unknown(env: &Env) {
-    let queue = env.queue_with("q", |queue| queue.max_attempts = Some(1)).await;
+    let queue = env.queue_with("q", |queue| queue.max_attempts = Some(Limit::of(1))).await;
     assert_eq!(queue.at_limit, AtLimit::Unknown);
     env.push_plain(&queue, &["failing", "well"]).await;
     env.take_one(&queue).await;
@@ -180,7 +180,7 @@ pub async fn items_at_a_limit_stay_while_their_destination_is_unknown(env: &Env)
 
 /// An item at a limit without a destination is not lost, but retried.
 pub async fn a_limit_without_a_destination_has_no_effect(env: &Env) {
-    let queue = env.queue_with("q.dead", |queue| queue.max_attempts = Some(1)).await;
+    let queue = env.queue_with("q.dead", |queue| queue.max_attempts = Some(Limit::of(1))).await;
     env.push_plain(&queue, &["x"]).await;
     for attempt in 1..=4 {
         assert_eq!(env.take_one(&queue).await.item.attempt, attempt);
@@ -193,7 +193,7 @@ pub async fn a_limit_without_a_destination_has_no_effect(env: &Env) {
 pub async fn an_item_handed_out_as_often_as_allowed_is_dead_lettered(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut Queue| {
-        (queue.max_attempts, queue.max_deliveries) = (Some(0), Some(3));
+        (queue.max_attempts, queue.max_deliveries) = (Some(Limit::of(0)), Some(Limit::of(3)));
         queue.dead_letter_queue = Some(dead.name.clone());
     };
     let queue = env.queue_with("q", set).await;
@@ -219,7 +219,7 @@ pub async fn an_item_handed_out_as_often_as_allowed_is_dead_lettered(env: &Env) 
 pub async fn deliveries_are_counted_from_an_items_arrival(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut Queue| {
-        queue.max_deliveries = Some(2);
+        queue.max_deliveries = Some(Limit::of(2));
         queue.dead_letter_queue = Some(dead.name.clone());
     };
     let queue = env.queue_with("q", set).await;

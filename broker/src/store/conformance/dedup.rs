@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{Env, env::*};
 use crate::{
-    domain::{Outcome, Pushed, Queue},
+    domain::{OrderingKey, Outcome, Pushed, Queue},
     store::Push,
 };
 
@@ -195,7 +195,7 @@ pub async fn a_deleted_item_releases_its_dedup_id(env: &Env) {
 pub async fn duplicates_take_no_sequence_number_and_block_nothing(env: &Env) {
     let queue = env.queue("q").await;
     let new = |payload: &str, id: &str| crate::domain::NewItem {
-        ordering_key: "k".to_owned(),
+        ordering_key: OrderingKey::new("k"),
         ..dedup(payload, id)
     };
     let first = env.push_one(&queue, new("1", "a")).await;

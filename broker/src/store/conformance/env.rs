@@ -8,8 +8,9 @@ use super::Broker;
 
 use crate::{
     domain::{
-        AtLimit, Clock, ConsumerName, Delivery, Demand, FailureDefaults, Item, ItemId, ItemState,
-        LimitReason, NewItem, Outcome, Priority, Pushed, Queue, QueueName, Timestamp,
+        AtLimit, Clock, ConsumerName, DedupId, Delivery, Demand, Eligibility, FailureDefaults,
+        Item, ItemId, ItemState, LimitReason, NewItem, OrderingKey, Outcome, Priority, Pushed,
+        Queue, QueueName, Timestamp,
     },
     store::{ItemDeleted, Move, Push, Reservation, Reserved, Rollback, RollbackTo, Store},
 };
@@ -46,12 +47,12 @@ pub(crate) fn item(payload: &str) -> NewItem {
 
 /// Returns an item with an ordering key.
 pub(crate) fn keyed(payload: &str, key: &str) -> NewItem {
-    NewItem { ordering_key: key.to_owned(), ..item(payload) }
+    NewItem { ordering_key: OrderingKey::new(key), ..item(payload) }
 }
 
 /// Returns an item with a deduplication id.
 pub(crate) fn dedup(payload: &str, id: &str) -> NewItem {
-    NewItem { dedup_id: id.to_owned(), ..item(payload) }
+    NewItem { dedup_id: DedupId::new(id), ..item(payload) }
 }
 
 /// Returns an item with a priority.
@@ -61,7 +62,7 @@ pub(crate) fn urgent(payload: &str, level: i32) -> NewItem {
 
 /// Returns a delayed item.
 pub(crate) fn delayed(payload: &str, delay: Duration) -> NewItem {
-    NewItem { delay, ..item(payload) }
+    NewItem { eligibility: Eligibility::After(delay), ..item(payload) }
 }
 
 /// Returns an item with a time to live.

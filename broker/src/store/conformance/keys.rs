@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Env, env::*};
-use crate::domain::{Delivery, ItemState, Outcome, Queue};
+use crate::domain::{Delivery, Eligibility, ItemState, Limit, OrderingKey, Outcome, Queue};
 
 /// Takes the only item that is ready.
 async fn only(env: &Env, queue: &Arc<Queue>, expected: &str) -> Delivery {
@@ -19,7 +19,7 @@ async fn push_key(env: &Env, queue: &Arc<Queue>, names: &[&str]) {
 pub async fn one_at_a_time_in_order(env: &Env) {
     let queue = env.queue("q").await;
     let names: Vec<String> = (0..30).map(|n| n.to_string()).collect();
-    let mut last = 0;
+    let mut last = None;
     for (n, name) in names.iter().enumerate() {
         let pushed = env.push_one(&queue, keyed(name, "k")).await;
         assert!(pushed.sequence > last);
@@ -107,7 +107,7 @@ pub async fn a_retry_keeps_its_key_blocked(env: &Env) {
 pub async fn a_dead_letter_unblocks_the_next_item(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut Queue| {
-        queue.max_attempts = Some(1);
+        queue.max_attempts = Some(Limit::of(1));
         queue.dead_letter_queue = Some(dead.name.clone());
     };
     let queue = env.queue_with("q", set).await;
@@ -124,7 +124,7 @@ pub async fn a_dead_letter_unblocks_the_next_item(env: &Env) {
     let buried = env.take(&dead, 10).await;
     assert_eq!(payloads(&buried), ["1", "2"]);
     for (delivery, pushed) in buried.iter().zip(&pushed) {
-        assert_eq!(delivery.item.ordering_key, "k");
+        assert_eq!(delivery.item.ordering_key, OrderingKey::new("k"));
         assert_eq!(delivery.item.sequence, pushed.sequence);
     }
     // Settling the dead letters unblocks nothing in the queue.
@@ -154,7 +154,7 @@ pub async fn a_settled_dead_letter_unblocks_nothing(env: &Env) {
 pub async fn a_discarded_item_unblocks_the_next_item(env: &Env) {
     for retention in [0, 1_000] {
         let set = |queue: &mut Queue| {
-            (queue.max_attempts, queue.discard_failed) = (Some(1), true);
+            (queue.max_attempts, queue.discard_failed) = (Some(Limit::of(1)), true);
             queue.retention = seconds(retention);
         };
         let queue = env.queue_with(&format!("q{retention}"), set).await;
@@ -209,7 +209,8 @@ pub async fn an_item_that_expires_under_its_lease_unblocks_the_next_item(env: &E
 
 pub async fn an_unblocked_item_waits_for_its_own_eligible_time(env: &Env) {
     let queue = env.queue("q").await;
-    let late = crate::domain::NewItem { delay: seconds(60), ..keyed("2", "k") };
+    let late =
+        crate::domain::NewItem { eligibility: Eligibility::After(seconds(60)), ..keyed("2", "k") };
     env.push(&queue, vec![keyed("1", "k"), late, keyed("3", "k")]).await;
     let delivery = only(env, &queue, "1").await;
     env.commit_one(&queue, &delivery).await;
@@ -224,7 +225,7 @@ pub async fn an_unblocked_item_waits_for_its_own_eligible_time(env: &Env) {
 pub async fn priority_does_not_break_the_order_of_a_key(env: &Env) {
     let queue = env.queue("q").await;
     let urgent = crate::domain::NewItem {
-        ordering_key: "k".to_owned(),
+        ordering_key: OrderingKey::new("k"),
         ..crate::store::conformance::env::urgent("2", 9)
     };
     env.push(&queue, vec![keyed("1", "k"), urgent, item("free")]).await;
@@ -284,7 +285,7 @@ pub async fn racing_pushes_of_one_key_leave_one_ready(env: &Env) {
         pushed.push(racer.await.unwrap());
     }
     pushed.sort_by_key(|pushed| pushed.sequence);
-    let sequences: Vec<i64> = pushed.iter().map(|pushed| pushed.sequence).collect();
+    let sequences: Vec<_> = pushed.iter().map(|pushed| pushed.sequence).collect();
     assert!(sequences.is_sorted_by(|a, b| a < b), "{sequences:?}");
     for expected in &pushed {
         let taken = env.take(&queue, 100).await;

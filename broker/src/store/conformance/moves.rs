@@ -2,7 +2,7 @@
 
 use super::{Env, env::*};
 use crate::{
-    domain::{GroupName, ItemState, Outcome, Priority},
+    domain::{GroupName, ItemState, Limit, Outcome, Priority},
     store::Move,
 };
 
@@ -128,13 +128,13 @@ pub async fn a_moved_item_gets_a_sequence_number_of_its_new_queue(env: &Env) {
     let taken = env.take(&numbered, 9).await;
     let delivery = taken.iter().find(|delivery| delivery.item.id == pushed.id).unwrap();
     env.move_one(&numbered, delivery, &plain).await;
-    assert_eq!(env.get(&plain, pushed.id).await.sequence, 0);
+    assert_eq!(env.get(&plain, pushed.id).await.sequence, None);
 }
 
 pub async fn a_lease_that_lapses_after_a_move_fails_in_the_new_queue(env: &Env) {
     let dead = env.queue("dead").await;
     let set = |queue: &mut crate::domain::Queue| {
-        queue.max_attempts = Some(1);
+        queue.max_attempts = Some(Limit::of(1));
         queue.dead_letter_queue = Some(dead.name.clone());
     };
     let from = env.queue("from").await;

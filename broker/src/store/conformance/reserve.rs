@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Env, env::*};
 use crate::{
-    domain::{ConsumerName, Delivery, Demand, ItemState, NewItem, Outcome},
+    domain::{ConsumerName, Delivery, Demand, Eligibility, ItemState, NewItem, Outcome},
     store::{Appeared, Rollback, RollbackTo},
 };
 
@@ -36,7 +36,10 @@ pub async fn priority_comes_before_age(env: &Env) {
 pub async fn a_delayed_urgent_item_does_not_block_others(env: &Env) {
     let queue = env.queue("q").await;
     for n in 0..50 {
-        let urgent = crate::domain::NewItem { delay: seconds(60), ..urgent(&n.to_string(), 9) };
+        let urgent = crate::domain::NewItem {
+            eligibility: Eligibility::After(seconds(60)),
+            ..urgent(&n.to_string(), 9)
+        };
         env.push_one(&queue, urgent).await;
     }
     env.push_plain(&queue, &["now"]).await;
@@ -283,7 +286,10 @@ pub async fn the_next_eligible_time_is_that_of_delays_and_leases(env: &Env) {
     assert_eq!(env.next_eligible(&queue).await, None);
     let late = env.push_one(&queue, delayed("late", seconds(100))).await;
     assert_eq!(env.next_eligible(&queue).await, late.eligible_time);
-    let urgent = crate::domain::NewItem { delay: seconds(50), ..urgent("soon", 4) };
+    let urgent = crate::domain::NewItem {
+        eligibility: Eligibility::After(seconds(50)),
+        ..urgent("soon", 4)
+    };
     let soon = env.push_one(&queue, urgent).await;
     assert_eq!(env.next_eligible(&queue).await, soon.eligible_time);
     env.push_one(&queue, item("now")).await;
@@ -364,7 +370,7 @@ pub async fn a_reserved_item_keeps_its_due_time(env: &Env) {
     assert_eq!(due_while_reserved(&third).await, second.lease_expire_time);
     env.commit_one(&queue, &third).await;
 
-    let delayed = NewItem { delay: seconds(50), ..item("delayed") };
+    let delayed = NewItem { eligibility: Eligibility::After(seconds(50)), ..item("delayed") };
     let pushed = env.push_one(&queue, delayed).await;
     env.pass(seconds(60));
     let taken = env.take_one(&queue).await;

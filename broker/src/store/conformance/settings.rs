@@ -1,8 +1,13 @@
 //! The settings of queues, and schedules.
 
+use std::num::NonZeroU64;
+
 use super::{Env, env::*};
 use crate::{
-    domain::{GroupName, Queue, RetryPolicy, Schedule, ScheduleName, Timestamp, Totals},
+    domain::{
+        Eligibility, GroupName, Limit, OrderingKey, Queue, RetryPolicy, Schedule, ScheduleName,
+        Timestamp, Totals,
+    },
     store::{Created, SettingsChanges, StoredReceiptKey},
 };
 
@@ -10,8 +15,8 @@ fn everything_set(text: &str, now: Timestamp) -> Queue {
     Queue {
         group: GroupName::parse("group", "a-group").unwrap(),
         lease: Some(std::time::Duration::from_millis(1_234)),
-        max_attempts: Some(7),
-        max_deliveries: Some(0),
+        max_attempts: Some(Limit::of(7)),
+        max_deliveries: Some(Limit::of(0)),
         discard_failed: true,
         dead_letter_queue: Some(name("dead")),
         retry_policy: Some(RetryPolicy {
@@ -23,7 +28,7 @@ fn everything_set(text: &str, now: Timestamp) -> Queue {
         default_ttl: Some(seconds(86_400)),
         retention: seconds(3_600),
         dedup_window: seconds(61),
-        max_depth: 1_000_000,
+        max_depth: NonZeroU64::new(1_000_000),
         sequenced: true,
         paused: true,
         labels: [("team".to_owned(), "ä.$b".to_owned())].into(),
@@ -40,7 +45,7 @@ pub async fn a_queue_has_the_settings_of_its_creation(env: &Env) {
         assert_eq!(created, Created::New(expected.clone()));
         let other = env.other.get_queue(&queue.name).await.unwrap();
         assert_eq!(other.as_ref(), Some(&expected));
-        let changed = Queue { max_attempts: Some(99), ..queue.clone() };
+        let changed = Queue { max_attempts: Some(Limit::of(99)), ..queue.clone() };
         let created = env.store.create_queue(&changed).await.unwrap();
         assert_eq!(created, Created::Existing(expected.clone()));
         assert_eq!(env.store.get_queue(&queue.name).await.unwrap(), Some(expected));
@@ -51,8 +56,10 @@ pub async fn racing_creations_make_one_queue(env: &Env) {
     let racers: Vec<_> = (0..8)
         .map(|n| {
             let store = if n % 2 == 0 { env.store.clone() } else { env.other.clone() };
-            let queue =
-                Queue { max_attempts: Some(n), ..Queue::with_defaults(name("q"), store.now()) };
+            let queue = Queue {
+                max_attempts: Some(Limit::of(n)),
+                ..Queue::with_defaults(name("q"), store.now())
+            };
             tokio::spawn(async move { store.create_queue(&queue).await.unwrap() })
         })
         .collect();
@@ -97,7 +104,7 @@ pub async fn updates_are_fenced_by_the_revision(env: &Env) {
     let updated = env.store.update_queue(&first).await.unwrap().unwrap();
     assert_eq!(updated, Queue { revision: queue.revision + 1, ..first.clone() });
     // Another writer that read before the update has to read again.
-    let late = Queue { max_attempts: Some(5), ..(*queue).clone() };
+    let late = Queue { max_attempts: Some(Limit::of(5)), ..(*queue).clone() };
     assert_eq!(env.other.update_queue(&late).await.unwrap(), None);
     assert_eq!(env.store.get_queue(&queue.name).await.unwrap(), Some(updated.clone()));
     let again = everything_set("q", queue.create_time);
@@ -186,8 +193,8 @@ fn schedule(text: &str, now: Timestamp) -> Schedule {
             content_type: "application/json".to_owned(),
             headers: [("a.b".to_owned(), "$c".to_owned())].into(),
             ttl: Some(seconds(60)),
-            ordering_key: "k".to_owned(),
-            delay: seconds(5),
+            ordering_key: OrderingKey::new("k"),
+            eligibility: Eligibility::After(seconds(5)),
             ..urgent("", 4)
         },
         paused: false,

@@ -12,7 +12,7 @@ use crate::{
 
 /// Returns the document of a new item.
 pub fn encode(push: &Push, id: ItemId, now: Timestamp) -> Result<RawDocumentBuf> {
-    item::encode(push, &Start { id, now, sequence: 0, blocked: false })
+    item::encode(push, &Start { id, now, sequence: None, blocked: false })
 }
 
 /// Returns the item of a document.

@@ -116,7 +116,7 @@ fn position_of(stored: &Stored) -> Position {
     match (stored.item.process_time, stored.when) {
         (Some(time), _) => Position::History { processed: time.0, row },
         (None, Some(when)) => Position::Handout { level: stored.item.priority.level(), when, row },
-        (None, None) => Position::Waiting { seq: stored.item.sequence, row },
+        (None, None) => Position::Waiting { seq: stored.item.sequence.unwrap_or(0), row },
     }
 }
 

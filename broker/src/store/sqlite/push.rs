@@ -9,7 +9,7 @@ use super::{
     rows::{headers_json, some},
     tx::Tx,
 };
-use crate::domain::{ConsumerName, ItemId, Pushed, Timestamp};
+use crate::domain::{ConsumerName, DedupId, ItemId, OrderingKey, Pushed, Timestamp};
 
 /// Stores items, in order.
 pub(super) fn push(tx: &Tx<'_>, items: &[Push]) -> rusqlite::Result<Vec<Pushed>> {
@@ -25,14 +25,16 @@ fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::R
     let Push { queue, item, producer, dedup_window } = push;
     let name = queue.name.as_str();
     let remember = item.remembered_until(queue, *dedup_window, tx.now).filter(|end| *end > tx.now);
+    let dedup_id = item.dedup_id.as_ref().map(DedupId::as_str);
     if remember.is_some()
-        && let Some((id, sequence)) = first_of(tx, name, &item.dedup_id)?
+        && let Some(dedup_id) = dedup_id
+        && let Some((id, sequence)) = first_of(tx, name, dedup_id)?
     {
         return Ok(Pushed { id, deduplicated: true, sequence, eligible_time: None });
     }
 
     let row = tx.next_row();
-    let key = some(&item.ordering_key);
+    let key = item.ordering_key.as_ref().map(OrderingKey::as_str);
     let own = item.eligible_from(tx.now);
     let blocked = match key {
         Some(key) => order::must_wait(tx, &queue.name, key, row)?,
@@ -51,7 +53,7 @@ fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::R
         producer.as_ref().map(ConsumerName::as_str),
         key,
         sequence,
-        some(&item.dedup_id),
+        dedup_id,
         content_type,
         headers,
         tx.now.0,
@@ -63,22 +65,24 @@ fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::R
     if let Some(until) = remember {
         tx.conn
             .prepare_cached("INSERT OR REPLACE INTO dedup VALUES (?1, ?2, ?3, ?4, ?5)")?
-            .execute(params![name, item.dedup_id, row, sequence, until.0])?;
+            .execute(params![name, dedup_id, row, sequence, until.0])?;
     }
     Ok(Pushed {
         id: tx.item_id(row),
         deduplicated: false,
-        sequence: sequence.unwrap_or(0),
+        sequence,
         eligible_time: when.map(Timestamp),
     })
 }
 
 /// Returns the item first pushed with this deduplication id, if its window is open. The item itself may be gone.
-fn first_of(tx: &Tx<'_>, queue: &str, dedup: &str) -> rusqlite::Result<Option<(ItemId, i64)>> {
+fn first_of(
+    tx: &Tx<'_>,
+    queue: &str,
+    dedup: &str,
+) -> rusqlite::Result<Option<(ItemId, Option<i64>)>> {
     tx.conn
-        .prepare_cached(
-            "SELECT id, coalesce(seq, 0) FROM dedup WHERE queue = ?1 AND dedup = ?2 AND until > ?3",
-        )?
+        .prepare_cached("SELECT id, seq FROM dedup WHERE queue = ?1 AND dedup = ?2 AND until > ?3")?
         .query_row(params![queue, dedup, tx.now.0], |row| {
             Ok((tx.item_id(row.get(0)?), row.get(1)?))
         })

@@ -1,6 +1,6 @@
 //! Settings and totals of queues.
 
-use std::time::Duration;
+use std::{num::NonZeroU64, time::Duration};
 
 use rusqlite::{OptionalExtension, Row, params};
 
@@ -10,7 +10,7 @@ use super::{
     tx::{Tx, View},
 };
 use crate::domain::{
-    AtLimit, FailureDefaults, GroupName, Queue, QueueName, RetryPolicy, Timestamp, Totals,
+    AtLimit, FailureDefaults, GroupName, Limit, Queue, QueueName, RetryPolicy, Timestamp, Totals,
 };
 
 macro_rules! columns {
@@ -48,19 +48,19 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Queue> {
         name: queue_name(row, 0)?,
         group: GroupName::parse("group", row.get_ref(1)?.as_str()?).map_err(|e| broken(1, e))?,
         lease: optional_span(2)?,
-        max_attempts: row.get(3)?,
+        max_attempts: row.get::<_, Option<u32>>(3)?.map(Limit::of),
         dead_letter_queue: optional_queue_name(row, 4)?,
         retry_policy,
         default_ttl: optional_span(9)?,
         retention: span(row.get(10)?),
         dedup_window: span(row.get(11)?),
-        max_depth: row.get::<_, i64>(12)?.cast_unsigned(),
+        max_depth: NonZeroU64::new(row.get::<_, i64>(12)?.cast_unsigned()),
         sequenced: row.get(13)?,
         paused: row.get(14)?,
         labels: headers(row, 15)?,
         create_time: Timestamp(row.get(16)?),
         revision: row.get(17)?,
-        max_deliveries: row.get(18)?,
+        max_deliveries: row.get::<_, Option<u32>>(18)?.map(Limit::of),
         discard_failed: row.get(19)?,
         defaults: FailureDefaults::default(),
         at_limit: AtLimit::Unknown,
@@ -80,7 +80,7 @@ fn write(tx: &Tx<'_>, queue: &Queue) -> rusqlite::Result<()> {
             queue.name.as_str(),
             queue.group.as_str(),
             queue.lease.map(nanos),
-            queue.max_attempts,
+            queue.max_attempts.map(Limit::number),
             queue.dead_letter_queue.as_ref().map(QueueName::as_str),
             retry.map(|retry| nanos(retry.initial_delay)),
             retry.map(|retry| retry.multiplier),
@@ -89,13 +89,13 @@ fn write(tx: &Tx<'_>, queue: &Queue) -> rusqlite::Result<()> {
             queue.default_ttl.map(nanos),
             nanos(queue.retention),
             nanos(queue.dedup_window),
-            queue.max_depth.cast_signed(),
+            queue.max_depth.map_or(0, NonZeroU64::get).cast_signed(),
             queue.sequenced,
             queue.paused,
             json(&queue.labels),
             queue.create_time.0,
             queue.revision,
-            queue.max_deliveries,
+            queue.max_deliveries.map(Limit::number),
             queue.discard_failed,
         ])?;
     settings_changed(tx)

@@ -93,7 +93,7 @@ pub(super) fn reserve(
             return Err(index_corruption("it names an item twice"));
         }
         let receipt = Receipt {
-            keyed: !item.ordering_key.is_empty(),
+            keyed: item.ordering_key.is_some(),
             item: item.id,
             token,
             deliveries,

@@ -11,7 +11,8 @@ use super::{
     tx::View,
 };
 use crate::domain::{
-    ConsumerName, Headers, Item, ItemState, LeaseToken, Priority, QueueName, Timestamp,
+    ConsumerName, DedupId, Headers, Item, ItemState, LeaseToken, OrderingKey, Priority, QueueName,
+    Timestamp,
 };
 
 /// The columns that [`read_item`] reads, in its order.
@@ -76,9 +77,9 @@ pub(super) fn read_item_of(
         state,
         attempt: row.get(4)?,
         deliveries: row.get(5)?,
-        sequence: row.get::<_, Option<i64>>(10)?.unwrap_or(0),
-        ordering_key: text(row, 9)?,
-        dedup_id: text(row, 11)?,
+        sequence: row.get(10)?,
+        ordering_key: OrderingKey::new(text(row, 9)?),
+        dedup_id: DedupId::new(text(row, 11)?),
         create_time: Timestamp(created),
         eligible_time: when.map(Timestamp),
         expire_time: row.get::<_, Option<i64>>(17)?.map(Timestamp),

@@ -1,5 +1,7 @@
 //! Schedules.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use rusqlite::{OptionalExtension, Row, params};
 
@@ -9,7 +11,7 @@ use super::{
     rows::{broken, headers, json, priority, queue_name},
     tx::{Tx, View},
 };
-use crate::domain::{NewItem, Schedule, ScheduleName, Timestamp};
+use crate::domain::{Eligibility, NewItem, OrderingKey, Schedule, ScheduleName, Timestamp};
 
 macro_rules! columns {
     () => {
@@ -33,13 +35,21 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Schedule> {
             content_type: row.get(8)?,
             headers: headers(row, 9)?,
             priority: priority(row, 10)?,
-            delay: span(row.get(11)?),
-            eligible_time: row.get::<_, Option<i64>>(12)?.map(Timestamp),
+            eligibility: eligibility(row)?,
             ttl: row.get::<_, Option<i64>>(13)?.map(span),
-            ordering_key: row.get(14)?,
+            ordering_key: OrderingKey::new(row.get::<_, String>(14)?),
             payload: Bytes::copy_from_slice(row.get_ref(15)?.as_blob()?),
-            dedup_id: String::new(),
+            dedup_id: None,
         },
+    })
+}
+
+/// Reads the delay and the eligible time of a schedule's item.
+fn eligibility(row: &Row<'_>) -> rusqlite::Result<Eligibility> {
+    Ok(match (row.get::<_, Option<i64>>(12)?, span(row.get(11)?)) {
+        (Some(time), _) => Eligibility::At(Timestamp(time)),
+        (None, Duration::ZERO) => Eligibility::Immediate,
+        (None, delay) => Eligibility::After(delay),
     })
 }
 
@@ -70,6 +80,11 @@ pub(super) fn create(tx: &Tx<'_>, schedule: Schedule) -> rusqlite::Result<Create
         return Ok(Created::Existing(there));
     }
     let item = &schedule.item;
+    let (delay, eligible_time) = match item.eligibility {
+        Eligibility::Immediate => (Duration::ZERO, None),
+        Eligibility::After(delay) => (delay, None),
+        Eligibility::At(time) => (Duration::ZERO, Some(time)),
+    };
     tx.conn
         .prepare_cached(concat!(
             "INSERT INTO schedules (",
@@ -88,10 +103,10 @@ pub(super) fn create(tx: &Tx<'_>, schedule: Schedule) -> rusqlite::Result<Create
             item.content_type,
             json(&item.headers),
             item.priority.level(),
-            nanos(item.delay),
-            item.eligible_time.map(Timestamp::millis),
+            nanos(delay),
+            eligible_time.map(Timestamp::millis),
             item.ttl.map(nanos),
-            item.ordering_key,
+            OrderingKey::text_of(item.ordering_key.as_ref()),
             item.payload.as_ref(),
         ])?;
     Ok(Created::New(schedule))

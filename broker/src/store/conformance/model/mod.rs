@@ -27,8 +27,8 @@ use super::{
 };
 use crate::{
     domain::{
-        Cause, Delivery, Demand, FailureOutcome, ItemState, NewItem, Outcome, Priority, Queue,
-        RetryPolicy,
+        Cause, DedupId, Delivery, Demand, Eligibility, FailureOutcome, ItemState, Limit, NewItem,
+        OrderingKey, Outcome, Priority, Queue, RetryPolicy,
     },
     store::{RedriveFilter, Rollback, RollbackTo},
 };
@@ -166,10 +166,10 @@ impl Run<'_> {
         let new = NewItem {
             payload: n.to_string().into(),
             priority: Priority::parse("priority", level).unwrap(),
-            delay: seconds(delay),
+            eligibility: Eligibility::After(seconds(delay)),
             ttl: mortal.then_some(seconds(TTL)),
-            ordering_key: text(key),
-            dedup_id: text(dedup),
+            ordering_key: OrderingKey::new(text(key)),
+            dedup_id: DedupId::new(text(dedup)),
             ..NewItem::default()
         };
         let pushed = self.env.push_one(&self.queues[queue], new).await;
@@ -416,7 +416,7 @@ async fn run(env: &Env, steps: &[Step]) -> Result<(), TestCaseError> {
     let dead = env.queue_with(&format!("dead{number}"), window).await;
     let limited = |queue: &mut Queue| {
         window(queue);
-        queue.max_attempts = Some(2);
+        queue.max_attempts = Some(Limit::of(2));
         queue.dead_letter_queue = Some(dead.name.clone());
     };
     let a = env.queue_with(&format!("a{number}"), limited).await;

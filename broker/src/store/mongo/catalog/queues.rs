@@ -1,6 +1,6 @@
 //! Queues and their settings.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
 
 use mongodb::{
     bson::{Bson, Document, doc},
@@ -9,7 +9,8 @@ use mongodb::{
 
 use crate::{
     domain::{
-        AtLimit, FailureDefaults, GroupName, Invalid, Queue, QueueName, RetryPolicy, Timestamp,
+        AtLimit, FailureDefaults, GroupName, Invalid, Limit, Queue, QueueName, RetryPolicy,
+        Timestamp,
     },
     store::{
         Created, Result,
@@ -74,7 +75,7 @@ fn settings(queue: &Queue) -> Document {
         "group": queue.group.as_str(),
         "retention": span(queue.retention),
         "dedupWindow": span(queue.dedup_window),
-        "maxDepth": queue.max_depth as i64,
+        "maxDepth": queue.max_depth.map_or(0, NonZeroU64::get) as i64,
         "sequenced": queue.sequenced,
         "paused": queue.paused,
         "discardFailed": queue.discard_failed,
@@ -85,10 +86,10 @@ fn settings(queue: &Queue) -> Document {
         d.insert("lease", span(lease));
     }
     if let Some(limit) = queue.max_attempts {
-        d.insert("attemptLimit", i64::from(limit));
+        d.insert("attemptLimit", i64::from(limit.number()));
     }
     if let Some(limit) = queue.max_deliveries {
-        d.insert("deliveryLimit", i64::from(limit));
+        d.insert("deliveryLimit", i64::from(limit.number()));
     }
     if let Some(to) = &queue.dead_letter_queue {
         d.insert("deadLetterQueue", to.as_str());
@@ -141,8 +142,8 @@ pub(crate) fn read(document: &Document) -> Result<Queue> {
         name: QueueName::parse("_id", text("_id")).map_err(bad)?,
         group: GroupName::parse("group", text("group")).map_err(bad)?,
         lease: time("lease"),
-        max_attempts: whole("attemptLimit").map(|limit| limit as u32),
-        max_deliveries: whole("deliveryLimit").map(|limit| limit as u32),
+        max_attempts: whole("attemptLimit").map(|limit| Limit::of(limit as u32)),
+        max_deliveries: whole("deliveryLimit").map(|limit| Limit::of(limit as u32)),
         discard_failed: flag("discardFailed"),
         dead_letter_queue: QueueName::parse_optional("deadLetterQueue", text("deadLetterQueue"))
             .map_err(bad)?,
@@ -150,7 +151,7 @@ pub(crate) fn read(document: &Document) -> Result<Queue> {
         default_ttl: time("defaultTtl"),
         retention: time("retention").unwrap_or_default(),
         dedup_window: time("dedupWindow").unwrap_or_default(),
-        max_depth: whole("maxDepth").unwrap_or_default() as u64,
+        max_depth: NonZeroU64::new(whole("maxDepth").unwrap_or_default() as u64),
         sequenced: flag("sequenced"),
         paused: flag("paused"),
         labels,

@@ -9,7 +9,10 @@ use mongodb::{
 };
 
 use crate::{
-    domain::{Invalid, NewItem, Priority, QueueName, Schedule, ScheduleName, Timestamp},
+    domain::{
+        Eligibility, Invalid, NewItem, OrderingKey, Priority, QueueName, Schedule, ScheduleName,
+        Timestamp,
+    },
     store::{
         Created, Result,
         mongo::{
@@ -35,11 +38,13 @@ fn write(schedule: &Schedule) -> Document {
     let mut item = doc! {
         "payload": binary(&new.payload), "contentType": &new.content_type,
         "headers": texts(&new.headers),
-        "priority": i32::from(new.priority.level()), "delay": span(new.delay),
-        "key": &new.ordering_key,
+        "priority": i32::from(new.priority.level()),
+        "key": OrderingKey::text_of(new.ordering_key.as_ref()),
     };
-    if let Some(at) = new.eligible_time {
-        item.insert("eligibleTime", date(at));
+    match new.eligibility {
+        Eligibility::Immediate => {}
+        Eligibility::After(delay) => drop(item.insert("delay", span(delay))),
+        Eligibility::At(time) => drop(item.insert("eligibleTime", date(time))),
     }
     if let Some(ttl) = new.ttl {
         item.insert("ttl", span(ttl));
@@ -80,11 +85,14 @@ fn read(document: &Document) -> Result<Schedule> {
                 .collect(),
             priority: Priority::parse("priority", whole("priority").unwrap_or_default() as i32)
                 .map_err(bad)?,
-            delay: Duration::from_millis(whole("delay").unwrap_or_default() as u64),
-            eligible_time: time(item, "eligibleTime"),
+            eligibility: match (time(item, "eligibleTime"), whole("delay")) {
+                (Some(time), _) => Eligibility::At(time),
+                (None, None | Some(0)) => Eligibility::Immediate,
+                (None, Some(ms)) => Eligibility::After(Duration::from_millis(ms as u64)),
+            },
             ttl: whole("ttl").map(|ms| Duration::from_millis(ms as u64)),
-            ordering_key: text(item, "key"),
-            dedup_id: String::new(),
+            ordering_key: OrderingKey::new(text(item, "key")),
+            dedup_id: None,
         },
         paused: document.get_bool("paused").unwrap_or_default(),
         create_time: time(document, "created").unwrap_or_default(),

@@ -1,10 +1,10 @@
-use std::{future::Future, sync::Arc};
+use std::{future::Future, num::NonZeroU64, sync::Arc};
 
 use super::*;
 use crate::{
     domain::{
-        Clock, GroupName, Item, ItemState, NewItem, Outcome, Queue, QueueName, Receipt,
-        ReceiptKeys, RetryPolicy, ScheduleName, Timestamp, Totals,
+        Clock, DedupId, GroupName, Item, ItemState, Limit, NewItem, Outcome, Queue, QueueName,
+        Receipt, ReceiptKeys, RetryPolicy, ScheduleName, Timestamp, Totals,
     },
     store::{
         ItemAdmin, ItemStore, Push, QueueStore, Reservation, ScheduleStore, StatsStore, Store,
@@ -147,9 +147,9 @@ async fn a_database_of_version_1_keeps_everything_in_it() {
         max_delay: Duration::from_mins(1),
         jitter: 0.5,
     };
-    assert_eq!((work.max_attempts, work.max_deliveries), (Some(3), None));
+    assert_eq!((work.max_attempts, work.max_deliveries), (Some(Limit::of(3)), None));
     assert_eq!((work.dead_letter_queue.clone(), work.discard_failed), (Some(name("dead")), false));
-    assert_eq!((&work.retry_policy, work.max_depth), (&Some(policy), 9));
+    assert_eq!((&work.retry_policy, work.max_depth), (&Some(policy), NonZeroU64::new(9)));
     assert_eq!(
         (work.group.clone(), work.lease),
         (GroupName::parse("group", "eu").unwrap(), Some(Duration::from_secs(5)))
@@ -196,7 +196,7 @@ async fn a_database_of_version_1_works_like_a_new_one() {
     let store = open_as(THIS, &scratch).await.unwrap();
     let (plain, work) = (queue(&store, "plain").await, queue(&store, "work").await);
     for (queue, id, payload) in [(&plain, "gone", None), (&work, "once", Some("reserved"))] {
-        let again = NewItem { dedup_id: id.to_owned(), ..NewItem::default() };
+        let again = NewItem { dedup_id: DedupId::new(id), ..NewItem::default() };
         let again = store.push(vec![push(queue, again)]).await.unwrap()[0];
         assert!(again.deduplicated, "{id}");
         if let Some(payload) = payload {
@@ -204,7 +204,7 @@ async fn a_database_of_version_1_works_like_a_new_one() {
         }
     }
     let pushed = store.push(vec![push(&work, NewItem::default())]).await.unwrap()[0];
-    assert_eq!(pushed.sequence, 5);
+    assert_eq!(pushed.sequence, Some(5));
 
     // A receipt that the old broker handed out, and one whose item it committed.
     // They were not signed, so that the broker takes no lease token from them.

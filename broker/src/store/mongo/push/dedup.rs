@@ -25,16 +25,16 @@ pub(crate) type DedupKey = (String, String);
 
 /// Returns the key by which a push is deduplicated, if it has one.
 pub(crate) fn key_of(push: &Push) -> Option<DedupKey> {
-    let id = &push.item.dedup_id;
-    (!id.is_empty()).then(|| (push.queue.name.as_str().to_owned(), id.clone()))
+    let id = push.item.dedup_id.as_ref()?;
+    Some((push.queue.name.as_str().to_owned(), id.as_str().to_owned()))
 }
 
 /// The first item with a deduplication id.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct First {
     pub(crate) id: ItemId,
-    /// Sequence number, or 0 if the item has none.
-    pub(crate) sequence: i64,
+    /// Sequence number, if the item has one.
+    pub(crate) sequence: Option<i64>,
     /// End of the deduplication window.
     pub(crate) window: Timestamp,
     pub(crate) tombstone: bool,
@@ -49,7 +49,7 @@ pub(crate) fn firsts(found: &[Document]) -> Result<HashMap<DedupKey, First>> {
             let key = (dedup.get_str("q").ok()?.to_owned(), dedup.get_str("id").ok()?.to_owned());
             let first = First {
                 id: ItemId(document.get_object_id("_id").ok()?.bytes()),
-                sequence: document.get("seq").and_then(integer).unwrap_or_default(),
+                sequence: document.get("seq").and_then(integer),
                 window: Timestamp(document.get_datetime("window").ok()?.timestamp_millis()),
                 tombstone: document.get_datetime("when").ok()?.timestamp_millis() == TOMBSTONE,
             };

@@ -50,7 +50,7 @@ struct Lot {
 
 /// Returns true if the item takes a sequence number.
 pub(super) fn is_ordered(push: &Push) -> bool {
-    push.queue.sequenced || !push.item.ordering_key.is_empty()
+    push.queue.sequenced || push.item.ordering_key.is_some()
 }
 
 /// Stores items and returns the result of each. The items queue for their write when this future is first polled. The
@@ -133,7 +133,7 @@ fn lanes(items: &[Push]) -> Vec<Lane> {
 /// Takes ids for items that need no order but that of their ids.
 fn plain_starts(inner: &Inner, count: usize) -> Vec<Start> {
     let now = inner.now();
-    let start = |_| Start { id: inner.ids.next(now), now, sequence: 0, blocked: false };
+    let start = |_| Start { id: inner.ids.next(now), now, sequence: None, blocked: false };
     (0..count).map(start).collect()
 }
 
@@ -185,8 +185,8 @@ pub(super) async fn wake<'a>(
 
 /// Returns the key by which a push is ordered, if it has one.
 pub(super) fn order_key(push: &Push) -> Option<OrderKey> {
-    let key = &push.item.ordering_key;
-    (!key.is_empty()).then(|| (push.queue.name.clone(), key.clone()))
+    let key = push.item.ordering_key.as_ref()?;
+    Some((push.queue.name.clone(), key.as_str().to_owned()))
 }
 
 /// Records the priorities of new items. The record precedes the insert, so that no reserve overlooks a priority in use.

@@ -79,12 +79,12 @@ pub(crate) async fn insert<'a>(
         let key = key_of(push);
         let known = key.as_ref().and_then(|key| first.get(key)).copied();
         if let (None, Some(key)) = (known, key) {
-            let new = First { id, sequence: 0, window: now, tombstone: false };
+            let new = First { id, sequence: None, window: now, tombstone: false };
             first.insert(key.clone(), new);
             here.insert(key, at);
         }
         results[at] = known.map(duplicate);
-        let start = Start { id, now, sequence: 0, blocked: false };
+        let start = Start { id, now, sequence: None, blocked: false };
         starts.push(known.is_none().then_some(start));
     }
     let mut counts: HashMap<&QueueName, i64> = HashMap::new();
@@ -105,7 +105,7 @@ pub(crate) async fn insert<'a>(
         if is_ordered(push)
             && let Some(next) = next.get_mut(&push.queue.name)
         {
-            start.sequence = *next;
+            start.sequence = Some(*next);
             *next += 1;
         }
         start.blocked = order_key(push).is_some_and(|key| !behind.insert(key));

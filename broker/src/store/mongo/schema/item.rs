@@ -32,8 +32,8 @@ use mongodb::bson::{
 
 use crate::{
     domain::{
-        AtHead, ConsumerName, Headers, Item, ItemId, ItemSize, ItemState, LeaseToken, NewItem,
-        Priority, QueueName, Timestamp, message_bytes,
+        AtHead, ConsumerName, DedupId, Headers, Item, ItemId, ItemSize, ItemState, LeaseToken,
+        NewItem, OrderingKey, Priority, QueueName, Timestamp, message_bytes,
     },
     store::{
         Push, Result,
@@ -75,8 +75,8 @@ pub(crate) fn oids(ids: impl IntoIterator<Item = ItemId>) -> RawArrayBuf {
 pub(crate) struct Start {
     pub(crate) id: ItemId,
     pub(crate) now: Timestamp,
-    /// Sequence number, or 0 for none.
-    pub(crate) sequence: i64,
+    /// Sequence number, if the item gets one.
+    pub(crate) sequence: Option<i64>,
     /// True if the item waits for an earlier item of its key.
     pub(crate) blocked: bool,
 }
@@ -123,23 +123,22 @@ pub(crate) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
     if let Some(producer) = &push.producer {
         d.append(cstr!("producer"), producer.as_str());
     }
-    let keyed = !item.ordering_key.is_empty();
-    if keyed {
-        d.append(cstr!("key"), item.ordering_key.as_str());
+    if let Some(key) = &item.ordering_key {
+        d.append(cstr!("key"), key.as_str());
         if start.blocked {
             d.append(cstr!("due"), date(when));
         } else {
-            d.append(cstr!("turn"), item.ordering_key.as_str());
+            d.append(cstr!("turn"), key.as_str());
         }
     }
-    if start.sequence != 0 {
-        d.append(cstr!("seq"), start.sequence);
+    if let Some(sequence) = start.sequence {
+        d.append(cstr!("seq"), sequence);
     }
     let window = item.remembered_until(&push.queue, push.dedup_window, now);
-    if let Some(window) = window {
+    if let (Some(window), Some(dedup_id)) = (window, &item.dedup_id) {
         let mut dedup = RawDocumentBuf::new();
         dedup.append(cstr!("q"), push.queue.name.as_str());
-        dedup.append(cstr!("id"), item.dedup_id.as_str());
+        dedup.append(cstr!("id"), dedup_id.as_str());
         d.append(cstr!("dedup"), dedup);
         d.append(cstr!("window"), date(window));
     }
@@ -155,7 +154,7 @@ pub(crate) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
     }
     d.append(cstr!("created"), date(now));
     if let Some(deadline) = item.expires(&push.queue, now) {
-        let grace = if keyed { ORDERED_GRACE } else { 0 };
+        let grace = if item.ordering_key.is_some() { ORDERED_GRACE } else { 0 };
         let expires = (deadline.0 + grace).max(window.map_or(0, |window| window.0));
         d.append(cstr!("deadline"), date(deadline));
         d.append(cstr!("expires"), millis(expires));
@@ -348,9 +347,9 @@ impl Stored {
             state,
             attempt: self.attempt,
             deliveries: self.deliveries,
-            sequence: self.sequence,
-            ordering_key: self.key,
-            dedup_id: self.dedup_id,
+            sequence: Some(self.sequence).filter(|sequence| *sequence != 0),
+            ordering_key: OrderingKey::new(self.key),
+            dedup_id: DedupId::new(self.dedup_id),
             create_time: Timestamp(self.created),
             eligible_time: (!waits).then_some(Timestamp(self.when)),
             expire_time: self.deadline.map(Timestamp),
@@ -399,7 +398,7 @@ mod tests {
     use std::{sync::Arc, time::Duration};
 
     use super::*;
-    use crate::domain::{NewItem, Queue};
+    use crate::domain::{DedupId, Eligibility, NewItem, OrderingKey, Queue};
 
     #[test]
     fn an_item_survives_its_document() {
@@ -413,11 +412,10 @@ mod tests {
                     .map(|(name, value)| (name.to_owned(), value.to_owned()))
                     .into(),
                 priority: Priority::parse("priority", 7).unwrap(),
-                delay: Duration::from_secs(1),
+                eligibility: Eligibility::After(Duration::from_secs(1)),
                 ttl: Some(Duration::from_mins(1)),
-                ordering_key: "key".into(),
-                dedup_id: "once".into(),
-                ..NewItem::default()
+                ordering_key: OrderingKey::new("key"),
+                dedup_id: DedupId::new("once"),
             },
             producer: ConsumerName::parse_optional("producer", "me").unwrap(),
             dedup_window: None,
@@ -425,7 +423,7 @@ mod tests {
         let start = Start {
             id: ItemId(*b"0123456789ab"),
             now: Timestamp(5_000),
-            sequence: 3,
+            sequence: Some(3),
             blocked: false,
         };
         let stored = Stored::read(&encode(&push, &start).unwrap()).unwrap();
@@ -434,8 +432,9 @@ mod tests {
         let item = stored.into_item(&queue, start.now).unwrap();
         assert_eq!(item.payload, push.item.payload);
         assert_eq!(item.headers, push.item.headers);
-        assert_eq!((item.priority.level(), item.sequence, item.attempt), (7, 3, 1));
-        assert_eq!((item.ordering_key.as_str(), item.dedup_id.as_str()), ("key", "once"));
+        assert_eq!((item.priority.level(), item.sequence, item.attempt), (7, Some(3), 1));
+        assert_eq!(item.ordering_key, push.item.ordering_key);
+        assert_eq!(item.dedup_id, push.item.dedup_id);
         assert_eq!(item.eligible_time, Some(Timestamp(6_000)));
         assert_eq!(item.expire_time, Some(Timestamp(65_000)));
         assert_eq!(item.state, ItemState::Delayed);

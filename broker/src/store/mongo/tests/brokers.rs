@@ -1,6 +1,7 @@
 //! Tests with several brokers on one database.
 
 use super::*;
+use crate::domain::{Eligibility, OrderingKey};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_watermark_passes_settled_items_and_nothing_else() {
@@ -127,7 +128,7 @@ async fn a_broker_that_dies_leaves_its_items_to_the_next() {
     let queue = make(&dying, queue_named("q")).await;
     let keyed = |n: usize| {
         let mut push = push_of(&queue, &n.to_string(), 0);
-        push.item.ordering_key = "k".into();
+        push.item.ordering_key = OrderingKey::new("k");
         push
     };
     dying.push((0..3).map(keyed).collect()).await.unwrap();
@@ -184,10 +185,10 @@ async fn sequence_numbers_follow_the_order_of_answers_across_brokers() {
         answers.extend(task.await.unwrap());
     }
     answers.sort_by_key(|(_, _, number)| *number);
-    let numbers: Vec<i64> = answers.iter().map(|(.., number)| *number).collect();
-    assert_eq!(numbers, (1..=60).collect::<Vec<_>>());
+    let numbers: Vec<Option<i64>> = answers.iter().map(|(.., number)| *number).collect();
+    assert_eq!(numbers, (1..=60).map(Some).collect::<Vec<_>>());
     for pair in answers.windows(2) {
-        assert!(pair[0].0 <= pair[1].1, "number {} was taken too late", pair[0].2);
+        assert!(pair[0].0 <= pair[1].1, "number {:?} was taken too late", pair[0].2);
     }
 }
 
@@ -206,7 +207,7 @@ async fn a_late_item_follows_its_queue_into_another_group() {
     stores[0].delete_queue(&old, true, links).await.unwrap();
     let new = make(&stores[0], queue_named("q")).await;
     let mut late = push_of(&old, "late", 0);
-    late.item.ordering_key = "k".to_owned();
+    late.item.ordering_key = OrderingKey::new("k");
     let late = stores[1].push(vec![late, push_of(&old, "plain", 3)]).await.unwrap();
     let mut taken = Vec::new();
     let end = std::time::Instant::now() + Duration::from_secs(20);
@@ -300,8 +301,8 @@ async fn consumers_are_woken_when_the_head_of_a_key_expires() {
     let queue = make(&store, queue_named("q")).await;
     let keyed = |delay: u64, ttl: Option<u64>| {
         let mut push = push_of(&queue, "x", 0);
-        push.item.ordering_key = "k".into();
-        push.item.delay = Duration::from_secs(delay);
+        push.item.ordering_key = OrderingKey::new("k");
+        push.item.eligibility = Eligibility::After(Duration::from_secs(delay));
         push.item.ttl = ttl.map(Duration::from_secs);
         push
     };

@@ -1,7 +1,7 @@
 //! Deletions beside pushes of other brokers, and beside links to the queue that is deleted.
 
 use super::{faults::Server, *};
-use crate::domain::Delivery;
+use crate::domain::{Delivery, OrderingKey};
 
 /// Longer than the late items of a test need to reach their queue.
 const LIMIT: Duration = Duration::from_mins(1);
@@ -48,7 +48,7 @@ async fn any_number_of_late_items_follow_their_queue_into_another_group() {
     let new = make(&stores[0], in_group("new")).await;
     let push = |n: usize| {
         let mut push = push_of(&old, &n.to_string(), 0);
-        push.item.ordering_key = if n.is_multiple_of(100) { "k".to_owned() } else { String::new() };
+        push.item.ordering_key = OrderingKey::new(if n.is_multiple_of(100) { "k" } else { "" });
         push
     };
     for first in (0..LATE).step_by(500) {

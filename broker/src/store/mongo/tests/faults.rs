@@ -9,6 +9,7 @@ use std::{
 use mongodb::options::ClientOptions;
 
 use super::*;
+use crate::domain::{DedupId, OrderingKey};
 
 /// A replica set of one node that can be told to fail. It ends when dropped.
 pub(super) struct Server {
@@ -412,7 +413,7 @@ async fn a_repeated_push_that_cannot_be_looked_up_fails_alone() {
     let queue = make(&store, queue_named("q")).await;
     let repeated = || {
         let mut push = push_of(&queue, "repeated", 0);
-        push.item.dedup_id = "d".to_owned();
+        push.item.dedup_id = DedupId::new("d");
         push.dedup_window = Some(Duration::from_mins(1));
         vec![push]
     };
@@ -441,7 +442,7 @@ async fn an_ordered_push_is_answered_though_its_key_cannot_be_unblocked() {
     let queue = make(&store, queue_named("q")).await;
     let keyed = || {
         let mut push = push_of(&queue, "x", 0);
-        push.item.ordering_key = "k".to_owned();
+        push.item.ordering_key = OrderingKey::new("k");
         vec![push]
     };
     store.push(keyed()).await.unwrap();

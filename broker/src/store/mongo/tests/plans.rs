@@ -1,6 +1,7 @@
 //! Tests of what finds cost: the plans of the server, and the index keys that it reads.
 
 use super::*;
+use crate::domain::OrderingKey;
 
 /// Collects all stages of a plan, the outermost first.
 fn stages<'a>(plan: &'a Document, found: &mut Vec<&'a Document>) {
@@ -124,7 +125,7 @@ async fn a_repair_reads_a_limited_number_of_items_at_a_time() {
     let queue = make(&store, queue_named("q")).await;
     let items = (0..2 * KEYS).map(|number| {
         let mut push = push_of(&queue, "x", 0);
-        push.item.ordering_key = format!("{:05}", number % KEYS);
+        push.item.ordering_key = OrderingKey::new(format!("{:05}", number % KEYS));
         push
     });
     store.push(items.collect()).await.unwrap();

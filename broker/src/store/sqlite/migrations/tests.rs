@@ -1,12 +1,12 @@
-use std::{path::PathBuf, sync::Arc};
+use std::{num::NonZeroU64, path::PathBuf, sync::Arc};
 
 use tempfile::TempDir;
 
 use super::*;
 use crate::{
     domain::{
-        Clock, GroupName, ItemId, ItemState, NewItem, Queue, QueueName, RetryPolicy, ScheduleName,
-        Timestamp, Totals,
+        Clock, DedupId, GroupName, ItemId, ItemState, Limit, NewItem, Queue, QueueName,
+        RetryPolicy, ScheduleName, Timestamp, Totals,
     },
     store::{
         ItemAdmin, ItemStore, Push, QueueStore, ScheduleStore, StatsStore, StoreError,
@@ -66,9 +66,9 @@ async fn a_file_of_version_1_keeps_everything_in_it() {
         max_delay: std::time::Duration::from_mins(1),
         jitter: 0.5,
     };
-    assert_eq!((work.max_attempts, work.max_deliveries), (Some(3), None));
+    assert_eq!((work.max_attempts, work.max_deliveries), (Some(Limit::of(3)), None));
     assert_eq!((work.dead_letter_queue.clone(), work.discard_failed), (Some(name("dead")), false));
-    assert_eq!((&work.retry_policy, work.max_depth), (&Some(policy), 9));
+    assert_eq!((&work.retry_policy, work.max_depth), (&Some(policy), NonZeroU64::new(9)));
     assert_eq!(work.group, GroupName::parse("group", "eu").unwrap());
     assert!(work.sequenced && !work.paused && queue(&store, "kept").await.paused);
 
@@ -111,13 +111,14 @@ async fn a_file_of_version_1_keeps_everything_in_it() {
     assert_eq!(store.get_schedule(&schedule).await.unwrap().unwrap().cron, "0 3 * * *");
 
     // The file works like a new one.
-    let item = NewItem { payload: "new".into(), dedup_id: "once".to_owned(), ..NewItem::default() };
+    let item =
+        NewItem { payload: "new".into(), dedup_id: DedupId::new("once"), ..NewItem::default() };
     let push = Push { queue: Arc::clone(&work), item, producer: None, dedup_window: None };
     let again = store.push(vec![push.clone()]).await.unwrap()[0];
     assert_eq!((again.deduplicated, again.id), (true, ids[3]));
     let new = NewItem { payload: "new".into(), ..NewItem::default() };
     let pushed = store.push(vec![Push { item: new, ..push }]).await.unwrap()[0];
-    assert_eq!(pushed.sequence, 4);
+    assert_eq!(pushed.sequence, Some(4));
 }
 
 /// A migrated file and a new one have the same columns, so statements need not distinguish them.

@@ -1,6 +1,7 @@
 //! Tests of what changes of the machine's clock must not do to items.
 
 use super::*;
+use crate::domain::Eligibility;
 
 const MINUTE: Duration = Duration::from_mins(1);
 
@@ -31,7 +32,7 @@ async fn a_restart_with_the_clock_back_by_minutes_hides_nothing() {
     let store = open_at(&path, &stepped(0));
     let queue = queue(&store);
     let mut later = push_of(&queue, "later");
-    later.item.delay = MINUTE;
+    later.item.eligibility = Eligibility::After(MINUTE);
     store.push(vec![push_of(&queue, "now"), later]).await.unwrap();
     drop(store);
 
@@ -55,9 +56,10 @@ async fn a_restart_with_the_clock_back_by_years_sets_all_times_back() {
     let store = open_at(&path, &ahead);
     let queue = queue(&store);
     let mut later = push_of(&queue, "later");
-    later.item.delay = 10 * MINUTE;
+    later.item.eligibility = Eligibility::After(10 * MINUTE);
     let mut short = push_of(&queue, "short");
-    (short.item.delay, short.item.ttl) = (10 * MINUTE, Some(20 * MINUTE));
+    short.item.eligibility = Eligibility::After(10 * MINUTE);
+    short.item.ttl = Some(20 * MINUTE);
     store.push(vec![push_of(&queue, "now"), later, short]).await.unwrap();
     drop(store);
 
@@ -126,7 +128,7 @@ async fn a_clock_set_forward_is_followed_without_a_restart() {
     let store = open_at(&path, &clock);
     let queue = queue(&store);
     let mut later = push_of(&queue, "later");
-    later.item.delay = 10 * MINUTE;
+    later.item.eligibility = Eligibility::After(10 * MINUTE);
     store.push(vec![later]).await.unwrap();
     assert_eq!(store.depth(&queue).await.unwrap().delayed, 1);
     clock.step_machine(11 * 60_000);

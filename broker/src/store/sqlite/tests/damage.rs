@@ -3,6 +3,7 @@
 use std::fs;
 
 use super::*;
+use crate::domain::OrderingKey;
 use crate::store::sqlite::check;
 
 /// Returns all payloads that a store hands out, and how many items it found damaged.
@@ -73,7 +74,7 @@ async fn a_damaged_item_is_set_aside_and_the_rest_of_its_queue_and_key_is_served
     let queue = queue(&store);
     let mut pushes: Vec<Push> = ["a", "b", "c"].map(|payload| push_of(&queue, payload)).into();
     for push in &mut pushes {
-        push.item.ordering_key = "k".to_owned();
+        push.item.ordering_key = OrderingKey::new("k");
     }
     let ids = store.push(pushes).await.unwrap();
     change(&store, "UPDATE items SET payload = x'00' WHERE id = 1").await;

@@ -5,6 +5,7 @@ use std::fs;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::*;
+use crate::domain::OrderingKey;
 use crate::store::sqlite::repair;
 
 const PAGE: usize = 4_096;
@@ -24,7 +25,7 @@ async fn fill(path: &Path) -> BTreeSet<String> {
         let mut push = push_of(&queue, &format!("item {n}"));
         push.item.ttl = (n % 3 == 0).then_some(Duration::from_hours(1));
         if n % 5 == 0 {
-            push.item.ordering_key = format!("key {}", n % 200);
+            push.item.ordering_key = OrderingKey::new(format!("key {}", n % 200));
         }
         push
     });
@@ -183,7 +184,7 @@ async fn an_item_that_stayed_blocked_because_of_a_damaged_index_is_unblocked() {
     let queue = queue(&store);
     let pushes = ["a", "b", "c"].map(|payload| {
         let mut push = push_of(&queue, payload);
-        push.item.ordering_key = "k".to_owned();
+        push.item.ordering_key = OrderingKey::new("k");
         push
     });
     store.push(pushes.into()).await.unwrap();

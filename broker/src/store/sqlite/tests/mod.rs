@@ -11,7 +11,9 @@ use tempfile::TempDir;
 
 use super::{writer::Kind, *};
 use crate::{
-    domain::{Demand, LeaseToken, NewItem, Outcome, QueueName, Receipt, Timestamp},
+    domain::{
+        DedupId, Demand, LeaseToken, NewItem, OrderingKey, Outcome, QueueName, Receipt, Timestamp,
+    },
     store::{
         Appeared, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Move, Push, QueueStore,
         Reservation, StatsStore, Store,
@@ -227,7 +229,8 @@ async fn the_sweep_removes_expired_items_and_unblocks_the_next_ones() {
     let push = |payload: &str, ttl, key: &str, dedup: &str| {
         let mut push = push_of(&queue, payload);
         push.item.ttl = ttl;
-        (push.item.ordering_key, push.item.dedup_id) = (key.to_owned(), dedup.to_owned());
+        push.item.ordering_key = OrderingKey::new(key);
+        push.item.dedup_id = DedupId::new(dedup);
         push
     };
     let short = Some(Duration::from_secs(10));

@@ -1,13 +1,14 @@
 //! Tests that large jobs run in steps, so that no call waits long behind one.
 
 use super::*;
+use crate::domain::{DedupId, Eligibility, OrderingKey};
 use crate::store::sqlite::{admin, sweep};
 
 /// Pushes `count` items with deduplication ids, and removes the items again.
 async fn remember(store: &SqliteStore, queue: &Arc<Queue>, count: usize) {
     let pushes = (0..count).map(|n| {
         let mut push = push_of(queue, "x");
-        push.item.dedup_id = n.to_string();
+        push.item.dedup_id = DedupId::new(n.to_string());
         push
     });
     store.push(pushes.collect()).await.unwrap();
@@ -84,7 +85,8 @@ async fn a_deletion_that_was_cut_short_leaves_a_queue_that_works() {
     store.create_queue(&queue).await.unwrap();
     let pushes = (0..2_500).map(|n| {
         let mut push = push_of(&queue, "x");
-        (push.item.dedup_id, push.item.ordering_key) = (n.to_string(), (n % 10).to_string());
+        push.item.dedup_id = DedupId::new(n.to_string());
+        push.item.ordering_key = OrderingKey::new((n % 10).to_string());
         push
     });
     store.push(pushes.collect()).await.unwrap();
@@ -110,8 +112,8 @@ async fn a_sweep_reports_the_queues_it_unblocked() {
     let queue = queue(&store);
     let keyed = |payload: &str, ttl| {
         let mut push = push_of(&queue, payload);
-        (push.item.ordering_key, push.item.ttl) = ("k".to_owned(), ttl);
-        push.item.delay = Duration::from_mins(1);
+        (push.item.ordering_key, push.item.ttl) = (OrderingKey::new("k"), ttl);
+        push.item.eligibility = Eligibility::After(Duration::from_mins(1));
         push
     };
     let first = keyed("first", Some(Duration::from_secs(10)));
