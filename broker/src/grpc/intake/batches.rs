@@ -27,7 +27,7 @@ use tokio::{
 };
 use tonic::{Code, Status};
 
-use super::{Intake, MAX_DURATION, PREFIX};
+use super::{Intake, MAX_DURATION, PREFIX, budget::Connection};
 use crate::grpc::status::ApiError;
 
 /// The method whose requests are read here.
@@ -92,10 +92,12 @@ pub(super) fn divert(intake: &Intake, request: Request) -> Request {
     if request.uri().path() != PUSH_STREAM {
         return request;
     }
+    let connection = super::connection(&request);
     let (mut parts, body) = request.into_parts();
     let is_gzip = parts.headers.get("grpc-encoding").is_some_and(|encoding| encoding == "gzip");
     let reader = Reader {
         intake: intake.clone(),
+        connection,
         of_stream: Arc::new(Semaphore::new(OF_STREAM)),
         frames: body.into_data_stream(),
         rest: Bytes::new(),
@@ -125,6 +127,7 @@ fn batches_of(reader: Reader) -> BoxStream<'static, Result<Batch, Status>> {
 
 struct Reader {
     intake: Intake,
+    connection: Connection,
     of_stream: Arc<Semaphore>,
     frames: BodyDataStream,
     /// What has been received and not read.
@@ -144,7 +147,7 @@ impl Reader {
             )));
         }
         // Freed when the message is decoded.
-        let _room = self.intake.room(length).await;
+        let _room = self.intake.room(self.connection, length).await?;
         let message = timeout(MAX_DURATION, self.read(length)).await;
         let message = message.map_err(|_| super::too_slow())??.ok_or_else(cut_off)?;
         let unpacked = if is_packed { limit.min((length + 1) * GZIP_RATIO) } else { length };
@@ -334,7 +337,7 @@ mod tests {
         }
         drop(streams);
         assert_eq!(intake.batches.available_permits(), 48 * MIB);
-        assert_eq!(intake.budget.available_permits(), 48 * MIB);
+        assert_eq!(intake.budget.free(), 48 * MIB);
     }
 
     /// What is counted is what a batch takes in memory: empty items take more than their bytes.
@@ -373,7 +376,7 @@ mod tests {
             assert!(batches.next().await.is_none());
             drop(frames);
         }
-        assert_eq!(intake.budget.available_permits(), 64 << 20);
+        assert_eq!(intake.budget.free(), 64 << 20);
         assert_eq!(intake.batches.available_permits(), 64 << 20);
     }
 }

@@ -4,11 +4,12 @@
 //! until the rest arrives. So a large message takes its size from a budget before it is read any further. A message that
 //! does not fit waits, and HTTP/2 flow control makes its client wait too. A message takes its size in one step and holds no
 //! other part of the budget while it waits, so that no two messages wait for each other. A message that does not arrive
-//! in time is refused, which frees its part of the budget.
+//! in time is refused, which frees its part of the budget. So is one for which there is no room in time.
 //!
 //! The batches of push streams are held for longer: see [`batches`](mod@batches).
 
 mod batches;
+mod budget;
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,10 +19,13 @@ use axum::{
 };
 use futures_util::{StreamExt, stream};
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::Semaphore,
     time::{Instant, timeout_at},
 };
 use tonic::Status;
+
+use self::budget::{Budget, Connection, Held};
+use crate::access::Peer;
 
 pub(super) use batches::{Batch, Room, batches};
 
@@ -35,7 +39,7 @@ const MAX_DURATION: Duration = Duration::from_mins(1);
 /// The budget: how many bytes of requests may be held at a time. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(super) struct Intake {
-    budget: Arc<Semaphore>,
+    budget: Arc<Budget>,
     /// As much again, for the decoded batches of push streams.
     batches: Arc<Semaphore>,
     bytes: usize,
@@ -46,18 +50,20 @@ pub(super) struct Intake {
 impl Intake {
     pub(super) fn new(bytes: usize, max_message: usize) -> Self {
         let bytes = bytes.min(u32::MAX as usize).min(Semaphore::MAX_PERMITS);
-        let [budget, batches] = [bytes; 2].map(|bytes| Arc::new(Semaphore::new(bytes)));
+        let (budget, batches) = (Budget::new(bytes), Arc::new(Semaphore::new(bytes)));
         Self { budget, batches, bytes, max_message }
     }
 
     /// Returns the same request, which is read only as fast as there is room.
     pub(super) fn meter(&self, request: Request) -> Request {
-        batches::divert(self, request).map(|body| self.meter_body(body))
+        let connection = connection(&request);
+        batches::divert(self, request).map(|body| self.meter_body(connection, body))
     }
 
-    fn meter_body(&self, body: Body) -> Body {
+    fn meter_body(&self, connection: Connection, body: Body) -> Body {
         let reader = Reader {
             intake: self.clone(),
+            connection,
             frames: body.into_data_stream(),
             framing: Framing::default(),
             held: None,
@@ -68,15 +74,16 @@ impl Intake {
     }
 
     /// Waits for room for a message of this size; `None` if it is small.
-    async fn room(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+    async fn room(&self, connection: Connection, bytes: usize) -> Result<Option<Held>, Status> {
         if bytes <= SMALL {
-            return None;
+            return Ok(None);
         }
-        // At most the whole budget, because a message larger than that would wait for ever.
-        let bytes = u32::try_from(bytes.min(self.bytes)).unwrap_or(u32::MAX);
-        // The budget is never closed.
-        Arc::clone(&self.budget).acquire_many_owned(bytes).await.ok()
+        Ok(Some(self.budget.take(connection, bytes).await?))
     }
+}
+
+fn connection(request: &Request) -> Connection {
+    request.extensions().get::<Peer>().and_then(|peer| peer.address)
 }
 
 fn too_slow() -> Status {
@@ -88,11 +95,12 @@ fn too_slow() -> Status {
 struct Reservation {
     message: u64,
     until: Instant,
-    _room: OwnedSemaphorePermit,
+    _room: Held,
 }
 
 struct Reader {
     intake: Intake,
+    connection: Connection,
     frames: BodyDataStream,
     framing: Framing,
     held: Option<Reservation>,
@@ -106,7 +114,7 @@ impl Reader {
             self.held = None;
         }
         if let (Some(bytes), None) = (self.framing.unfinished(), &self.held)
-            && let Some(room) = self.intake.room(bytes).await
+            && let Some(room) = self.intake.room(self.connection, bytes).await?
         {
             let until = Instant::now() + MAX_DURATION;
             self.held = Some(Reservation { message, until, _room: room });
@@ -172,7 +180,7 @@ impl Framing {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::poll;
+    use futures_util::{FutureExt, poll};
     use tokio::sync::mpsc;
     use tokio_stream::wrappers::ReceiverStream;
 
@@ -200,8 +208,38 @@ mod tests {
 
     fn body(intake: &Intake) -> (mpsc::Sender<Result<Vec<u8>, axum::BoxError>>, BodyDataStream) {
         let (sender, receiver) = mpsc::channel(9);
-        let body = intake.meter_body(Body::from_stream(ReceiverStream::new(receiver)));
+        let body = intake.meter_body(None, Body::from_stream(ReceiverStream::new(receiver)));
         (sender, body.into_data_stream())
+    }
+
+    /// Messages that are declared and never sent leave room for those that come over other connections.
+    #[tokio::test]
+    async fn stalled_messages_do_not_hold_up_other_connections() {
+        let intake = Intake::new(256 << 20, 16 << 20);
+        let request = |port: u16, body| {
+            let mut request = Request::new(body);
+            let address = Some(([127, 0, 0, 1], port).into());
+            request.extensions_mut().insert(Peer { address, ..Peer::default() });
+            intake.meter(request).into_body().into_data_stream()
+        };
+        let mut stalled = Vec::new();
+        for _ in 0..16 {
+            let prefix = Ok::<_, axum::BoxError>(message(16 << 20)[..10].to_vec());
+            let frames = stream::iter([prefix]).chain(stream::pending());
+            let mut body = request(1, Body::from_stream(frames));
+            body.next().await.unwrap().unwrap();
+            assert!(poll!(body.next()).is_pending());
+            stalled.push(body);
+        }
+        let large = message(100 << 10);
+        let frames = large.chunks(16 << 10).map(|part| Ok::<_, axum::BoxError>(part.to_vec()));
+        let frames: Vec<_> = frames.collect();
+        let mut other = request(2, Body::from_stream(stream::iter(frames)));
+        let mut received = 0;
+        while let Some(part) = other.next().now_or_never().expect("no wait") {
+            received += part.unwrap().len();
+        }
+        assert_eq!(received, large.len());
     }
 
     /// Large messages are not read while others hold the room; small messages always are.
@@ -239,6 +277,6 @@ mod tests {
         let error = stalled.next().await.unwrap().unwrap_err();
         assert!(error.to_string().contains("took longer"), "{error}");
         assert!(stalled.next().await.is_none());
-        assert_eq!(intake.budget.available_permits(), 10);
+        assert_eq!(intake.budget.free(), 10);
     }
 }

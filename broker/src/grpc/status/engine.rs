@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// When to retry after a temporary failure: a restart, an election, a full queue.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// When to try again after losing a race.
 const RETRY_RACE: Duration = Duration::from_millis(50);
 

@@ -45,6 +45,9 @@ pub(crate) enum ApiError {
     /// The client of a push stream does not read its answers.
     #[error("the stream's answers were not read: what is not answered may be stored or not")]
     AnswersNotRead,
+    /// There is no room to receive the request.
+    #[error("too many large requests are being received")]
+    TooManyLargeRequests,
     /// The task that did the work died: a defect.
     #[error("the broker failed to finish the call")]
     TaskDied,
@@ -98,6 +101,12 @@ pub(crate) fn status(error: &ApiError) -> Status {
         ApiError::AnswersNotRead => {
             let details = error_info("ANSWERS_NOT_READ", []);
             Status::with_error_details(Code::DeadlineExceeded, error.to_string(), details)
+        }
+        ApiError::TooManyLargeRequests => {
+            let mut details = error_info("TOO_MANY_LARGE_REQUESTS", []);
+            details.set_retry_info(Some(engine::RETRY_AFTER));
+            let message = format!("{error}: nothing was done; try again, with fewer at a time");
+            Status::with_error_details(Code::Unavailable, message, details)
         }
         ApiError::TaskDied => {
             let message = format!("{error}: this is a defect, the broker's log says more");

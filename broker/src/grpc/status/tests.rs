@@ -151,6 +151,7 @@ fn other_errors() -> Vec<(ApiError, Code, &'static str)> {
             "SERVICE_NOT_FOUND",
         ),
         (ApiError::Transport(Status::cancelled("gone")), Code::Cancelled, "TRANSPORT"),
+        (ApiError::TooManyLargeRequests, Code::Unavailable, "TOO_MANY_LARGE_REQUESTS"),
         (ApiError::AnswersNotRead, Code::DeadlineExceeded, "ANSWERS_NOT_READ"),
         (ApiError::TaskDied, Code::Internal, "INTERNAL"),
     ]
