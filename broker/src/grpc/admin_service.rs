@@ -8,7 +8,7 @@ use sluicegate_proto::v1::{self as pb, admin_service_server::AdminService};
 use tonic::{Request, Response, Status};
 
 use super::{
-    Api, caller, convert,
+    Api, caller, convert, pages,
     parse::{self, PageRequest, TOKEN_BYTES},
     queue_service::Responses,
     status::ApiError,
@@ -17,7 +17,7 @@ use crate::{
     access::Caller,
     domain::{
         Action::{Consume, Create, Manage, View},
-        Item, ItemState, QueueName,
+        Item, ItemState, Queue, QueueName,
         limits::MAX_MESSAGE_BYTES,
     },
     engine::{Engine, EngineError},
@@ -26,6 +26,8 @@ use crate::{
 
 /// Page size of a list of queues if the caller specifies none.
 const QUEUES_PER_PAGE: usize = 100;
+/// Number of queues read from the store at a time.
+const QUEUES_PER_READ: usize = 250;
 /// Page size of a list of items if the caller specifies none.
 const ITEMS_PER_PAGE: usize = 50;
 /// Number of items read from the store at a time, which bounds the memory for a page of large
@@ -101,23 +103,15 @@ impl AdminService for Api {
         let caller = caller(&request)?;
         let pb::ListQueuesRequest { page_size, page_token } = request.into_inner();
         let page = PageRequest::parse(page_size, page_token, QUEUES_PER_PAGE)?;
-        let mut after = page.after(QueueName::parse)?;
-        let limit = page.size + 1; // the additional entry shows whether there is a next page
-        let mut queues = Vec::new();
-        loop {
-            let start = after.clone();
-            let read = self
-                .run(|engine| async move { engine.list_queues(start.as_ref(), limit).await })
-                .await?;
-            let ends = read.len() < limit;
-            after = read.last().map(|queue| queue.name.clone());
-            let visible = read.iter().filter(|queue| caller.allows(View, queue.name.as_str()));
-            queues.extend(visible.map(convert::queue));
-            if ends || queues.len() >= limit {
-                break;
-            }
-        }
-        let (queues, next_page_token) = page.cut(queues, |queue| queue.name.as_str());
+        let after = page.after(QueueName::parse)?;
+        let read = |after: Option<QueueName>, step| {
+            self.run(move |engine| async move { engine.list_queues(after.as_ref(), step).await })
+        };
+        let shown =
+            |queue: Queue| caller.allows(View, queue.name.as_str()).then(|| convert::queue(&queue));
+        let name = |queue: &Queue| queue.name.clone();
+        let (queues, next_page_token) =
+            pages::list(&page, after, QUEUES_PER_READ, read, name, shown).await?;
         Ok(Response::new(pb::ListQueuesResponse { queues, next_page_token }))
     }
 

@@ -6,7 +6,7 @@
 //!   converts. The longer rpcs have files of their own: `push_stream` and `consume_stream`. `delivery_stream` holds what
 //!   both consume calls send.
 //! * `intake`: bounds how much of large requests is held in memory.
-//! * `parse`: from requests to domain values, with every check. `convert`: from domain values to answers.
+//! * `pages`: lists by name. `parse`: from requests to domain values, with every check. `convert`: from domain values to answers.
 //! * [`status`]: from errors to statuses.
 
 #[doc(hidden)]
@@ -20,6 +20,7 @@ mod convert;
 mod delivery_stream;
 mod intake;
 mod middleware;
+mod pages;
 mod parse;
 mod push_stream;
 mod queue_service;

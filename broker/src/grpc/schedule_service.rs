@@ -4,7 +4,7 @@ use sluicegate_proto::v1::{self as pb, schedule_service_server::ScheduleService}
 use tonic::{Request, Response, Status};
 
 use super::{
-    Api, caller, convert,
+    Api, caller, convert, pages,
     parse::{self, PageRequest},
 };
 use crate::{
@@ -14,6 +14,8 @@ use crate::{
 
 /// How many schedules a page has if the caller does not say.
 const SCHEDULES_PER_PAGE: usize = 100;
+/// Number of schedules read from the store at a time. Each may hold a payload.
+const SCHEDULES_PER_READ: usize = 20;
 
 #[tonic::async_trait]
 impl ScheduleService for Api {
@@ -49,23 +51,17 @@ impl ScheduleService for Api {
         let caller = caller(&request)?;
         let pb::ListSchedulesRequest { page_size, page_token } = request.into_inner();
         let page = PageRequest::parse(page_size, page_token, SCHEDULES_PER_PAGE)?;
-        let mut after = page.after(ScheduleName::parse)?;
-        let limit = page.size + 1; // the additional entry shows whether there is a next page
-        let mut schedules = Vec::new();
-        loop {
-            let start = after.clone();
-            let mut read = self
-                .run(|engine| async move { engine.list_schedules(start.as_ref(), limit).await })
-                .await?;
-            let ends = read.len() < limit;
-            after = read.last().map(|schedule| schedule.name.clone());
-            read.retain(|schedule| caller.allows(Manage, schedule.queue.as_str()));
-            schedules.extend(read.into_iter().map(|schedule| self.with_next_tick(schedule)));
-            if ends || schedules.len() >= limit {
-                break;
-            }
-        }
-        let (schedules, next_page_token) = page.cut(schedules, |it| it.name.as_str());
+        let after = page.after(ScheduleName::parse)?;
+        let read = |after: Option<ScheduleName>, step| {
+            self.run(move |engine| async move { engine.list_schedules(after.as_ref(), step).await })
+        };
+        let shown = |schedule: Schedule| {
+            let is_visible = caller.allows(Manage, schedule.queue.as_str());
+            is_visible.then(|| self.with_next_tick(schedule))
+        };
+        let name = |schedule: &Schedule| schedule.name.clone();
+        let (schedules, next_page_token) =
+            pages::list(&page, after, SCHEDULES_PER_READ, read, name, shown).await?;
         Ok(Response::new(pb::ListSchedulesResponse { schedules, next_page_token }))
     }
 

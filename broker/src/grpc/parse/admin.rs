@@ -6,15 +6,13 @@ use super::{batch_length, item_ids, not_negative, required, time_range};
 use crate::{
     domain::{
         FOREVER, Invalid, ItemState, QueueName, Timestamp,
-        limits::{MAX_BATCH, MAX_MESSAGE_BYTES, MAX_PAGE},
+        limits::{MAX_BATCH, MAX_PAGE},
     },
     store::{RedriveFilter, Selection},
 };
 
 /// The size of an answer without its entries: the token of the next page.
 pub(in crate::grpc) const TOKEN_BYTES: usize = 1024;
-/// The size of what precedes each entry of a list: its field and its length.
-const ENTRY_BYTES: usize = 6;
 
 /// A page, as AIP-158 defines it.
 #[derive(Debug, PartialEq)]
@@ -46,25 +44,6 @@ impl PageRequest {
     ) -> Result<Option<T>, Invalid> {
         let after = self.token.as_deref().map(|token| parse("page_token", token)).transpose();
         after.map_err(|e| Invalid::new(e.field, "not a page token of this broker"))
-    }
-
-    /// Cuts a list by name to what fits the page and one message, but to at least one entry, and returns the token of the
-    /// next page. The list was read one entry longer than the page.
-    pub(in crate::grpc) fn cut<T: prost::Message>(
-        &self,
-        mut entries: Vec<T>,
-        name: impl Fn(&T) -> &str,
-    ) -> (Vec<T>, String) {
-        let mut bytes = 0;
-        let fits = entries.iter().take(self.size).take_while(|entry| {
-            bytes += entry.encoded_len() + ENTRY_BYTES;
-            bytes <= MAX_MESSAGE_BYTES - TOKEN_BYTES
-        });
-        let fits = fits.count().max(1);
-        let more = entries.len() > fits;
-        entries.truncate(fits);
-        let last = entries.last().filter(|_| more).map(|last| name(last).to_owned());
-        (entries, last.unwrap_or_default())
     }
 }
 
@@ -154,15 +133,6 @@ mod tests {
         assert_eq!(after(""), Ok(None));
         assert_eq!(after("orders").unwrap().unwrap().as_str(), "orders");
         assert_eq!(after("no/token").unwrap_err().field, "page_token");
-        let page = PageRequest { size: 2, token: None };
-        let cut = |names: &[&str]| {
-            let queue = |name: &&str| pb::Queue { name: (*name).into(), ..Default::default() };
-            let (page, next) = page.cut(names.iter().map(queue).collect(), |queue| &queue.name);
-            (page.len(), next)
-        };
-        assert_eq!(cut(&["a", "b", "c"]), (2, "b".to_owned()));
-        assert_eq!(cut(&["a", "b"]), (2, String::new()));
-        assert_eq!(cut(&[]), (0, String::new()));
     }
 
     #[test]
