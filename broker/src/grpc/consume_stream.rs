@@ -7,7 +7,7 @@
 //! answered with the reason, and the stream continues: the error does not concern the other items
 //! that the consumer holds.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures_util::{
     Stream, StreamExt, TryFutureExt,
@@ -16,7 +16,10 @@ use futures_util::{
 use sluicegate_proto::v1::{
     self as pb, consume_stream_request::Action as Request, consume_stream_response::Event,
 };
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    sync::{AcquireError, OwnedSemaphorePermit, Semaphore, mpsc},
+    task::JoinHandle,
+};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Status, Streaming};
 
@@ -35,6 +38,9 @@ use crate::{
 /// Most requests that are being carried out, or whose answers the client has not read yet. Past
 /// this number the stream is not read, and HTTP/2 flow control slows the client down.
 const MAX_SETTLES: usize = 64;
+/// Most bytes of these requests, unless a single one is larger. An answer is about as large as its
+/// request, because it repeats the receipts.
+const MAX_SETTLES_BYTES: usize = 1 << 20;
 
 type Requests = Streaming<pb::ConsumeStreamRequest>;
 type Responses = BoxStream<'static, Result<pb::ConsumeStreamResponse, Status>>;
@@ -50,6 +56,9 @@ enum Answer {
     /// The connection failed, or the client violated the protocol. The stream ends.
     Failed(Status),
 }
+
+/// An answer, with the room that it takes until the client reads it.
+type Queued = (Answer, OwnedSemaphorePermit);
 
 /// Serves one stream. The response begins before `open` has arrived, because some clients wait for
 /// the response first.
@@ -86,6 +95,7 @@ async fn open(api: Api, caller: Caller, mut requests: Requests) -> Result<Respon
         caller: caller.clone(),
         flow: subscription.flow(),
         turns: Turns::default(),
+        room: Arc::new(Semaphore::new(MAX_SETTLES_BYTES)),
     };
     api.tasks.spawn(reader.read(requests, in_line));
     let outgoing = DeliveryStream::new(subscription, auto_commit, &api, caller);
@@ -105,26 +115,31 @@ struct Reader {
     caller: Caller,
     flow: Flow,
     turns: Turns,
+    /// Room for the bytes of requests that are not answered.
+    room: Arc<Semaphore>,
 }
 
 impl Reader {
     /// Reads until the client sends no more, the client violates the protocol, or the response
     /// stream is dropped.
-    async fn read(mut self, mut requests: Requests, in_line: mpsc::Sender<Answer>) {
-        // Space for the answer is reserved before each request is read, which bounds the work in
-        // progress.
+    async fn read(mut self, mut requests: Requests, in_line: mpsc::Sender<Queued>) {
+        // Space for the answer is reserved before each request is read, and room for its bytes
+        // before it is carried out, which bounds the work in progress.
         let shutdown = self.api.shutdown.clone();
         loop {
-            let (place, request) = tokio::select! {
+            let (place, request, room) = tokio::select! {
                 biased;
                 () = in_line.closed() => return,
                 () = shutdown.cancelled() => return, // also from a client that does not read
                 next = async {
                     let place = in_line.reserve().await;
-                    (place, requests.message().await)
+                    let request = requests.message().await;
+                    let bytes = request.as_ref().ok().and_then(Option::as_ref);
+                    let bytes = bytes.map_or(0, prost::Message::encoded_len);
+                    (place, request, room_for(&self.room, bytes).await)
                 } => next,
             };
-            let Ok(place) = place else { return };
+            let (Ok(place), Ok(room)) = (place, room) else { return };
             let answer = match request {
                 Ok(Some(pb::ConsumeStreamRequest { action: Some(Request::Open(_)) })) => {
                     let reason = "only the first message of the stream can be open";
@@ -135,7 +150,7 @@ impl Reader {
                 Err(status) => Answer::Failed(ApiError::Transport(status).into()),
             };
             let ends = matches!(answer, Answer::Failed(_));
-            place.send(answer);
+            place.send((answer, room));
             if ends {
                 return;
             }
@@ -240,12 +255,23 @@ impl Turn {
     }
 }
 
+/// A settle, and the room that it takes until its answer is sent.
+type Current = (JoinHandle<Result<Event, EngineError>>, OwnedSemaphorePermit);
+
+/// Waits for room for a request of so many bytes. A request larger than all the room takes all.
+async fn room_for(
+    room: &Arc<Semaphore>,
+    bytes: usize,
+) -> Result<OwnedSemaphorePermit, AcquireError> {
+    Arc::clone(room).acquire_many_owned(bytes.min(MAX_SETTLES_BYTES) as u32).await
+}
+
 /// An open stream. When it is dropped, unsettled items are rolled back.
 struct Session {
     outgoing: DeliveryStream,
-    answers: mpsc::Receiver<Answer>,
+    answers: mpsc::Receiver<Queued>,
     /// The settle whose answer is sent next.
-    current: Option<JoinHandle<Result<Event, EngineError>>>,
+    current: Option<Current>,
     /// The reason why the stream ends, after all queued answers are sent.
     end: Option<Status>,
     shutdown: CancellationToken,
@@ -286,16 +312,16 @@ impl Session {
 
 /// Returns the next answer when its work is done. Cancel-safe.
 async fn next_answer(
-    answers: &mut mpsc::Receiver<Answer>,
-    current: &mut Option<JoinHandle<Result<Event, EngineError>>>,
+    answers: &mut mpsc::Receiver<Queued>,
+    current: &mut Option<Current>,
 ) -> Result<Option<Event>, Status> {
-    let settle = match current {
-        Some(settle) => settle,
+    let (settle, _) = match current {
+        Some(current) => current,
         None => match answers.recv().await {
-            Some(Answer::Settle(settle)) => current.insert(settle),
-            Some(Answer::Flow(flow)) => return Ok(Some(Event::Flow(flow))),
-            Some(Answer::Refused(status)) => return Ok(Some(refused(&status))),
-            Some(Answer::Failed(status)) => return Err(status),
+            Some((Answer::Settle(settle), room)) => current.insert((settle, room)),
+            Some((Answer::Flow(flow), _)) => return Ok(Some(Event::Flow(flow))),
+            Some((Answer::Refused(status), _)) => return Ok(Some(refused(&status))),
+            Some((Answer::Failed(status), _)) => return Err(status),
             None => return Ok(None),
         },
     };

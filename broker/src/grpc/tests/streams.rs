@@ -1,6 +1,15 @@
 //! ConsumeStream and PushStream.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use axum::body::Body;
+use futures_util::{StreamExt, stream};
+use prost::Message;
+use sluicegate_proto::codec::CountingCodec;
+use tonic::codec::Codec as _;
+
 use super::*;
+use crate::{access::Peer, grpc::consume_stream};
 
 #[tokio::test]
 async fn a_failed_batch_does_not_end_a_push_stream() {
@@ -208,5 +217,48 @@ async fn an_old_push_stream_is_asked_to_end() {
             let end = answers.message().await.unwrap_err();
             assert_eq!(reason(&end), "STREAM_TOO_OLD");
         }
+    }
+}
+
+/// A client that sends settles and reads no answers is read no further than its answers may take in memory.
+#[tokio::test]
+async fn requests_of_a_stream_whose_answers_nobody_reads_are_bounded_in_bytes() {
+    let broker = Broker::start().await;
+    broker.push("q", small(1)).await;
+    let (_requests, mut events) = broker.open("q").await;
+    let receipt = deliveries(&mut events, 1).await.remove(0).receipt;
+
+    let open = Action::Open(pb::ConsumeRequest { queue: "q".into(), ..Default::default() });
+    let extend = move |_| {
+        let receipts = vec![receipt.clone(); 1_000];
+        act(Action::Extend(pb::ExtendRequest { receipts, lease: None }))
+    };
+    let requests = std::iter::once(act(open)).chain((0..60).map(extend));
+    let bytes = Arc::new(AtomicUsize::new(0));
+    let read = Arc::clone(&bytes);
+    let frames = requests.map(move |request| {
+        let message = request.encode_to_vec();
+        read.fetch_add(message.len(), Ordering::Relaxed);
+        let length = u32::try_from(message.len()).unwrap().to_be_bytes();
+        Ok::<_, Status>([&[0][..], &length, &message].concat())
+    });
+    let body = Body::from_stream(stream::iter(frames).chain(stream::pending()));
+    let decoder = CountingCodec::<(), pb::ConsumeStreamRequest>::default().decoder();
+    let requests = Streaming::new_request(decoder, body, None, None);
+    let caller = Access::new(None, 0, Arc::new(Metrics::new()))
+        .admit("/sluicegate.v1.QueueService/ConsumeStream", None, &Peer::default())
+        .unwrap();
+    let mut answers = Box::pin(consume_stream::serve(broker.api.clone(), caller, requests));
+    let opened = answers.next().await.unwrap().unwrap();
+    assert!(matches!(opened.event, Some(Event::Opened(_))));
+    for _ in 0..10_000 {
+        tokio::task::yield_now().await; // all requests are there: nothing is waited for
+    }
+    let held = bytes.load(Ordering::Relaxed);
+    assert!((1 << 20..2 << 20).contains(&held), "{held} bytes of requests are read");
+    // Whoever reads the answers goes on.
+    for _ in 0..60 {
+        let answer = answers.next().await.unwrap().unwrap();
+        assert!(matches!(answer.event, Some(Event::Extended(_))));
     }
 }
