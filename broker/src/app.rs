@@ -16,6 +16,7 @@ use crate::{
     console::{self, ConsoleState, Probe},
     domain::Clock,
     engine::{Engine, Limits, background},
+    essential::essential,
     grpc::{
         Api,
         server::{Health, Options, Server},
@@ -120,26 +121,27 @@ impl App {
             Server::new(api, options).await.map_err(|error| StartError(error.to_string()))?;
         let health = server.health();
         health.set_serving(true).await;
-        servers.spawn(async move {
+        let serve = async move {
             if let Err(error) = server.serve(listener).await {
                 tracing::error!(%error, "the gRPC server ended");
             }
-        });
-        servers.spawn(reload::run(files, Arc::clone(&reload), stop.clone()));
+        };
+        servers.spawn(essential("gRPC server", serve));
+        let read_again = reload::run(files, Arc::clone(&reload), stop.clone());
+        servers.spawn(essential("reload", read_again));
         let probe: Arc<dyn Probe> = Arc::new(EngineProbe(Arc::clone(&engine)));
         let console = console::router(ConsoleState { probe, metrics, access });
         let console = console.into_make_service_with_connect_info::<Peer>();
-        servers.spawn({
-            let stop = stop.clone();
-            async move {
-                let served = axum::serve(Listener::console(http_listener), console)
-                    .with_graceful_shutdown(stop.cancelled_owned())
-                    .await;
-                if let Err(error) = served {
-                    tracing::error!(%error, "the HTTP server ended");
-                }
+        let stopped = stop.clone().cancelled_owned();
+        let serve = async move {
+            let served = axum::serve(Listener::console(http_listener), console)
+                .with_graceful_shutdown(stopped)
+                .await;
+            if let Err(error) = served {
+                tracing::error!(%error, "the HTTP server ended");
             }
-        });
+        };
+        servers.spawn(essential("HTTP server", serve));
         let shutdown_grace = settings.shutdown_grace;
         Ok(Self {
             engine,

@@ -13,6 +13,7 @@
 //!   both.
 //! * [`telemetry`]: the log; [`metrics`]: counters and measurements.
 //! * [`reload`]: files that are read again when they change.
+//! * [`essential`]: tasks whose panic ends the process.
 //! * [`app`]: builds all of these from the [`config`], runs them and drains them.
 
 mod access;
@@ -21,6 +22,7 @@ mod config;
 mod console;
 pub mod domain;
 mod engine;
+mod essential;
 mod grpc;
 mod listener;
 pub mod metrics;

@@ -1,12 +1,13 @@
 //! Background work, each part in a task owned by the engine.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
+use futures_util::{FutureExt, future::BoxFuture};
 use tokio::sync::broadcast::error::RecvError;
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     engine::{Engine, Gauges, Result, receipt_keys},
+    essential::essential,
     signals::Notice,
 };
 
@@ -20,21 +21,17 @@ const SCHEDULES: Duration = Duration::from_secs(5);
 
 /// Starts all tasks. The engine owns them and ends them at shutdown.
 pub(crate) fn start(engine: &Arc<Engine>) {
-    let (tasks, stop) = (&engine.tasks, &engine.stopping);
-    tasks.spawn(until(stop.clone(), receive(Arc::clone(engine))));
-    tasks.spawn(until(stop.clone(), flush_totals(Arc::clone(engine))));
-    tasks.spawn(until(stop.clone(), watch_settings(Arc::clone(engine))));
-    tasks.spawn(until(stop.clone(), refresh_receipt_keys(Arc::clone(engine))));
-    tasks.spawn(until(stop.clone(), keep_gauges(Arc::clone(engine))));
-    tasks.spawn(until(stop.clone(), tick(Arc::clone(engine))));
-    tasks.spawn(until(stop.clone(), receive_unblocked(Arc::clone(engine))));
-}
-
-async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
-    tokio::select! {
-        () = stop.cancelled() => {}
-        () = task => {}
-    }
+    let run = |name, task: BoxFuture<'static, ()>| {
+        let stop = engine.stopping.clone();
+        engine.tasks.spawn(async move { stop.run_until_cancelled(essential(name, task)).await });
+    };
+    run("signals", receive(Arc::clone(engine)).boxed());
+    run("totals", flush_totals(Arc::clone(engine)).boxed());
+    run("settings", watch_settings(Arc::clone(engine)).boxed());
+    run("receipt keys", refresh_receipt_keys(Arc::clone(engine)).boxed());
+    run("gauges", keep_gauges(Arc::clone(engine)).boxed());
+    run("schedules", tick(Arc::clone(engine)).boxed());
+    run("unblocked items", receive_unblocked(Arc::clone(engine)).boxed());
 }
 
 /// Passes the signals of other brokers to the engine.

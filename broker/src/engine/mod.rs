@@ -43,6 +43,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     domain::{FailureDefaults, QueueName, ReceiptKeys, Signal, Timestamp, Topic},
+    essential::essential,
     metrics::Metrics,
     signals::{Notice, Signals},
     store::{Store, timed},
@@ -312,7 +313,8 @@ impl Engine {
         let dispatcher = dispatchers.entry(queue.clone()).or_insert_with(|| {
             let dispatcher = Arc::new(Dispatcher::new(queue.clone()));
             let engine = Arc::clone(self);
-            self.tasks.spawn(dispatch::run::run(engine, Arc::clone(&dispatcher)));
+            let run = dispatch::run::run(engine, Arc::clone(&dispatcher));
+            self.tasks.spawn(essential("dispatcher", run));
             dispatcher
         });
         add(dispatcher)

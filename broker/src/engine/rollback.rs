@@ -12,6 +12,7 @@ use sluicegate_proto::backoff::Backoff;
 use crate::{
     domain::{Cause, Delivery, Queue, Receipt, Timestamp},
     engine::{Engine, consumers::InFlight},
+    essential::essential,
     store::{Reservation, Rollback, RollbackTo},
 };
 
@@ -187,7 +188,7 @@ impl Engine {
     /// Rolls back items in the background until that succeeds.
     fn roll_back_later(self: &Arc<Self>, batch: Vec<Rollback>) {
         if !batch.is_empty() && self.pending_rollbacks.add(batch) {
-            self.tasks.spawn(Arc::clone(self).keep_rolling_back());
+            self.tasks.spawn(essential("rollbacks", Arc::clone(self).keep_rolling_back()));
         }
     }
 

@@ -20,6 +20,8 @@ pub(super) enum Fault {
     Fails,
     /// They take effect, and their answers are lost.
     AnswerLost,
+    /// They panic.
+    Panics,
 }
 
 /// The faults to apply, and the calls seen.
@@ -88,8 +90,10 @@ impl Around for Faults {
         self.seen.send_replace(());
         self.gone(call, Fault::HeldBefore).await;
         let failed = || StoreError::Unavailable { reason: "as the test asks".into(), source: None };
-        if self.fault(call) == Fault::Fails {
-            return Err(failed());
+        match self.fault(call) {
+            Fault::Fails => return Err(failed()),
+            Fault::Panics => panic!("{call} panics"),
+            _ => {}
         }
         let answer = answer.await;
         self.calls.lock().entry(call).or_default().1 += 1;

@@ -3,6 +3,7 @@
 mod calls;
 mod faulty;
 mod loops;
+mod panics;
 mod streams;
 
 use std::{sync::Arc, time::Duration};

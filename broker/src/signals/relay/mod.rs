@@ -21,7 +21,7 @@ use tracing::{debug, info, warn};
 
 use super::{Notice, Signals, coalesce::Coalescer, message::Message};
 
-use crate::{domain::Signal, metrics::Metrics};
+use crate::{domain::Signal, essential::essential, metrics::Metrics};
 
 /// How many notices a subscriber may lag behind before it has to treat the lag as [`Notice::Missed`].
 const NOTICES: usize = 1024;
@@ -194,8 +194,8 @@ impl<T: Transport> Relay<T> {
         });
         let tasks = TaskTracker::new();
         let mut health = shared.ears.health.subscribe();
-        tasks.spawn(Arc::clone(&shared).send_always());
-        tasks.spawn(Arc::clone(&shared).hear_always());
+        tasks.spawn(essential("sending signals", Arc::clone(&shared).send_always()));
+        tasks.spawn(essential("hearing signals", Arc::clone(&shared).hear_always()));
         tasks.close();
         let known = health.wait_for(|h| h.sending != Link::Unknown && h.hearing != Link::Unknown);
         let _ = timeout(FIRST_TIMEOUT, known).await; // still connecting is as good as not there

@@ -51,6 +51,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{Result, unblocked::Unblocked};
 use crate::{
     domain::{Clock, GroupName, IdSource, QueueName, Timestamp},
+    essential::essential,
     metrics::Metrics,
     store::mongo::{
         cursor::{cursors::QueueCursors, lease_cache::LeaseCache, watermarks::QueueCursor},
@@ -130,18 +131,17 @@ impl MongoStore {
         let connection = server::connect::connect(uri, database, options.pool_size).await?;
         let (background, stop) = (TaskTracker::new(), CancellationToken::new());
         let failing = stop.clone().drop_guard(); // on an error, stops the tasks that were started here
-        background
-            .spawn(server::orphaned_transactions::end_all(connection.client.clone(), stop.clone()));
+        let end_all =
+            server::orphaned_transactions::end_all(connection.client.clone(), stop.clone());
+        background.spawn(essential("orphaned transactions", end_all));
         format.bring_up_to_date(&connection.client, &connection.db).await?;
         if options.discipline {
             let source =
                 server::clock::Source { db: connection.db.clone(), sharded: connection.sharded };
             server::clock::set(&source, &options.clock).await?;
-            background.spawn(server::clock::discipline(
-                source,
-                Arc::clone(&options.clock),
-                stop.clone(),
-            ));
+            let clock = Arc::clone(&options.clock);
+            let discipline = server::clock::discipline(source, clock, stop.clone());
+            background.spawn(essential("clock", discipline));
         }
         let inner = Inner {
             client: connection.client,
@@ -164,9 +164,10 @@ impl MongoStore {
         catalog::queues::ensure_indexes(&inner).await?;
         catalog::deletion::ensure_collections(&inner).await?;
         let inner = Arc::new(inner);
-        background
-            .spawn(catalog::orphaned_items::adopt_all(Arc::clone(&inner), inner.stop.clone()));
-        background.spawn(upkeep::run(Arc::clone(&inner), inner.stop.clone()));
+        let adopt = catalog::orphaned_items::adopt_all(Arc::clone(&inner), inner.stop.clone());
+        background.spawn(essential("orphaned items", adopt));
+        let upkeep = upkeep::run(Arc::clone(&inner), inner.stop.clone());
+        background.spawn(essential("upkeep", upkeep));
         failing.disarm();
         Ok(Self { inner, background })
     }

@@ -43,7 +43,7 @@ use super::{
     schema::StoreFile,
     tx::{Tx, View},
 };
-use crate::{domain::Clock, metrics::Metrics};
+use crate::{domain::Clock, essential::essential_thread, metrics::Metrics};
 
 /// Limit of calls in the queue; more calls wait before they are queued.
 const MAX_WAITING: usize = 4_096;
@@ -120,7 +120,7 @@ impl Writer {
         };
         let thread = thread::Builder::new()
             .name("sqlite-writer".to_owned())
-            .spawn(move || worker.work(&waiting, sweep_every))
+            .spawn(move || essential_thread("SQLite writer", || worker.work(&waiting, sweep_every)))
             .map_err(|e| StoreError::Internal {
                 reason: "cannot start the writer thread".to_owned(),
                 source: Some(e.into()),
@@ -172,7 +172,7 @@ impl Drop for Writer {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join(); // it panicked: callers have been told
+            let _ = thread.join(); // a panic has ended the process
         }
     }
 }
