@@ -282,6 +282,15 @@ impl Consumers {
         lapsed
     }
 
+    /// Takes the items that were never sent out of all streams.
+    pub(super) fn take_unsent(&mut self) -> Vec<InFlight> {
+        let unsent: Vec<_> = self.streams.values_mut().flat_map(Stream::take_unsent).collect();
+        for held in &unsent {
+            self.holders.remove(&held.receipt.item);
+        }
+        unsent
+    }
+
     /// Returns when [`Self::take_lapsed`] has something to do next.
     pub(super) fn next_lapse(&self) -> Option<Timestamp> {
         let void = self.void.first().map(|void| void.told);
@@ -443,6 +452,11 @@ impl Consumers {
             .flat_map(|s| s.in_flight.values())
             .map(|held| held.receipt.clone())
             .collect()
+    }
+
+    /// Returns true if a stream has less than half of its places free.
+    pub(super) fn places_are_scarce(&self) -> bool {
+        self.streams.values().any(Stream::is_half_full)
     }
 
     /// Returns the number of items held by streams.

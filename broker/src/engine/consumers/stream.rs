@@ -162,6 +162,12 @@ impl Stream {
             || self.bytes_in_flight >= self.settings.max_in_flight_bytes
     }
 
+    /// Returns true if less than half of the stream's places, or bytes, are free.
+    pub(super) fn is_half_full(&self) -> bool {
+        self.in_flight.len() > self.settings.max_in_flight / 2
+            || self.bytes_in_flight > self.settings.max_in_flight_bytes / 2
+    }
+
     /// Returns true if the stream can be assigned items now.
     pub(super) fn demands(&self) -> bool {
         self.hungry && self.goes_on() && !self.is_full()
@@ -309,6 +315,16 @@ impl Stream {
             self.revoke(held.receipt.clone(), reason);
         }
         lapsed
+    }
+
+    /// Takes out the items that were never sent. Committed items can only be sent, and stay.
+    pub(super) fn take_unsent(&mut self) -> Vec<InFlight> {
+        let unsent = self.in_flight.iter().filter(|(_, held)| !held.sent);
+        let unsent: Vec<ItemId> = unsent.map(|(item, _)| *item).collect();
+        if !unsent.is_empty() {
+            self.inbox.clear(); // no item of this stream is committed already
+        }
+        unsent.into_iter().filter_map(|item| self.take_out(item)).collect()
     }
 
     /// Returns when [`Self::take_lapsed`] has something to do next.

@@ -12,7 +12,7 @@ pub(super) mod run;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     domain::{ItemId, Queue, QueueName, Receipt, Timestamp},
@@ -24,6 +24,8 @@ use crate::{
     metrics::Wake,
     store::Appeared,
 };
+
+use self::polls::Polls;
 
 pub(super) struct Dispatcher {
     queue: QueueName,
@@ -284,6 +286,20 @@ impl Dispatcher {
         lapsed
     }
 
+    /// Answers the calls that do not wait, as long as the queue is paused. Returns the items that
+    /// were taken from streams because they have not been sent.
+    fn pause(&self) -> Vec<InFlight> {
+        let mut state = self.state.lock();
+        state.consumers.answer_impatient();
+        state.dirty = true; // for the resumption, which wakes the loop
+        let unsent = state.consumers.take_unsent();
+        drop(state);
+        if !unsent.is_empty() {
+            self.fewer.notify_waiters();
+        }
+        unsent
+    }
+
     /// Returns the demands of the next reserve and the signals to pass on with it. Returns `None`
     /// if no consumer wants items or the queue is known to be empty.
     fn next_round(&self) -> Option<(Round, Appeared)> {
@@ -325,6 +341,17 @@ impl Dispatcher {
         let state = self.state.lock();
         // If items are known to be there, the dispatcher waits for room, not for a poll.
         state.rhythm.next_look(now).filter(|_| !state.dirty)
+    }
+
+    /// Returns when to check the reservations that streams hold.
+    fn next_reconcile(&self, polls: &Polls, signals_healthy: bool) -> Instant {
+        let state = self.state.lock();
+        let unasked = polls.next_reconcile(signals_healthy);
+        if state.reconcile {
+            unasked.min(polls.next_reconcile_after_signal(state.consumers.places_are_scarce()))
+        } else {
+            unasked
+        }
     }
 
     fn holds_any(&self) -> bool {

@@ -9,6 +9,11 @@ use tokio::time::Instant;
 
 use crate::engine::Engine;
 
+/// Checks of the held reservations that signals cause take at most one part in so many of the time.
+const RECONCILE_PART: u32 = 9;
+/// How long a signal waits at most for the next check.
+const MAX_RECONCILE_PAUSE: Duration = Duration::from_secs(1);
+
 /// The times of a dispatcher's polls.
 pub(super) struct Polls {
     min: Duration,
@@ -17,6 +22,8 @@ pub(super) struct Polls {
     current: Duration,
     looked: Instant,
     reconciled: Instant,
+    /// How long the last check of the held reservations took.
+    reconcile_took: Duration,
     /// The random factor of the current pauses.
     spread: f64,
 }
@@ -25,7 +32,16 @@ impl Polls {
     pub(super) fn new(engine: &Engine) -> Self {
         let (min, max) = (engine.limits.poll_min, engine.limits.poll_max);
         let now = Instant::now();
-        Self { min, max, current: min, looked: now, reconciled: now, spread: spread() }
+        let reconcile_took = Duration::ZERO;
+        Self {
+            min,
+            max,
+            current: min,
+            looked: now,
+            reconciled: now,
+            reconcile_took,
+            spread: spread(),
+        }
     }
 
     /// Records that a reserve returned items.
@@ -44,9 +60,10 @@ impl Polls {
         self.current = (self.current * 2).min(self.max);
     }
 
-    /// Records a check of the held reservations.
-    pub(super) fn reconciled(&mut self) {
+    /// Records a check of the held reservations that began at `begun`.
+    pub(super) fn reconciled(&mut self, begun: Instant) {
         self.reconciled = Instant::now();
+        self.reconcile_took = self.reconciled - begun;
     }
 
     /// Returns when to poll the queue next.
@@ -55,7 +72,14 @@ impl Polls {
         self.looked + longest.mul_f64(self.spread)
     }
 
-    /// Returns when to check the held reservations next.
+    /// Returns when to check the held reservations after a signal. `scarce` says that streams have
+    /// little room until this is done. A check reads everything that is held, and nothing is handed out meanwhile.
+    pub(super) fn next_reconcile_after_signal(&self, scarce: bool) -> Instant {
+        let pause = if scarce { self.reconcile_took * RECONCILE_PART } else { MAX_RECONCILE_PAUSE };
+        self.reconciled + pause.min(MAX_RECONCILE_PAUSE)
+    }
+
+    /// Returns when to check the held reservations next if there is no signal.
     pub(super) fn next_reconcile(&self, signals_healthy: bool) -> Instant {
         let longest = if signals_healthy { self.max } else { self.min };
         self.reconciled + longest.mul_f64(self.spread)

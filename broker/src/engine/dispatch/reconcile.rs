@@ -19,13 +19,14 @@ pub(super) async fn reconcile_if_due(
     queue: &Arc<Queue>,
     polls: &mut Polls,
 ) -> Result<()> {
-    let told = std::mem::take(&mut dispatcher.state.lock().reconcile);
-    if !told && Instant::now() < polls.next_reconcile(engine.signals.healthy()) {
+    let begun = Instant::now();
+    if begun < dispatcher.next_reconcile(polls, engine.signals.healthy()) {
         return Ok(());
     }
+    dispatcher.state.lock().reconcile = false;
     let reconciled = reconcile(engine, dispatcher, queue).await;
     match reconciled {
-        Ok(()) => polls.reconciled(),
+        Ok(()) => polls.reconciled(begun),
         Err(_) => dispatcher.state.lock().reconcile = true,
     }
     reconciled

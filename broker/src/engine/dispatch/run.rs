@@ -121,9 +121,7 @@ async fn step(
     engine.release_unsent(&queue, lapsed);
     reconcile_if_due(engine, dispatcher, &queue, polls).await?;
     if queue.paused {
-        let mut state = dispatcher.state.lock();
-        state.consumers.answer_impatient();
-        state.dirty = true; // for the resumption, which wakes the loop
+        engine.release_unsent(&queue, dispatcher.pause());
         return Ok(Step::Wait);
     }
     let Some((round, appeared)) = dispatcher.next_round() else {
@@ -207,7 +205,7 @@ async fn wait(engine: &Engine, dispatcher: &Dispatcher, polls: &mut Polls) {
     let look = dispatcher.next_look(now);
     let timer = dispatcher.next_timer().into_iter().chain(look).min();
     let timer = timer.map(|timer| Instant::now() + now.until(timer).max(SHORTEST_WAIT));
-    let reconcile = dispatcher.holds_any().then(|| polls.next_reconcile(healthy));
+    let reconcile = dispatcher.holds_any().then(|| dispatcher.next_reconcile(polls, healthy));
     let poll = polls.next_look(healthy);
     let until = [Some(poll), reconcile, timer].into_iter().flatten().min().unwrap_or(poll);
     tokio::select! {

@@ -173,3 +173,30 @@ async fn a_dispatcher_without_consumers_ends_though_it_is_woken() {
     }
     panic!("a dispatcher that is woken every second never ends");
 }
+
+/// Each settle through another broker is signalled, and each check reads everything that is held. While there is room for more,
+/// one check serves the settles of a second.
+#[tokio::test]
+async fn settles_elsewhere_cost_few_checks_of_what_is_held() {
+    let bench = bench();
+    bench.push(3).await;
+    let mut stream = bench.stream().await;
+    let taken = deliveries(&mut stream).await;
+    let dispatcher = bench.engine.dispatcher(&name("q")).unwrap();
+    for _ in 0..50 {
+        let before = dispatcher.steps();
+        dispatcher.settled_elsewhere();
+        until("a step", async || dispatcher.steps() > before).await;
+    }
+    let checks = bench.faults.begun("holds");
+    assert!(checks < 25, "{checks} checks for 50 signals");
+    // The last signal is not forgotten.
+    let queue = bench.queue().await;
+    let held = taken.iter().map(|delivery| crate::store::Reservation {
+        queue: Arc::clone(&queue),
+        receipt: delivery.receipt.clone(),
+    });
+    bench.store.commit(held.collect()).await.unwrap();
+    dispatcher.settled_elsewhere();
+    within("the places are free", dispatcher.drained()).await;
+}

@@ -445,3 +445,21 @@ async fn what_was_pushed_without_an_answer_wakes_who_waits() {
     bench.engine.push(&name("q"), vec![NewItem::default()], None).await.unwrap_err();
     assert_eq!(within("the item", waiting).await.unwrap().unwrap().len(), 1);
 }
+
+/// What was dealt to a stream before a pause, and not sent, is not sent during the pause.
+#[tokio::test]
+async fn what_is_not_sent_when_a_queue_is_paused_returns_to_it() {
+    let bench = bench();
+    bench.push(0).await;
+    let mut stream = bench.stream().await;
+    ask(&mut stream).await;
+    bench.push(2).await;
+    until_assigned(&bench, 2).await;
+    bench.engine.pause_queue(&name("q"), true).await.unwrap();
+    let items = bench.until_ready(2).await;
+    assert!(items.iter().all(|item| item.attempt == 1), "they were never sent: {items:?}");
+    ask(&mut stream).await;
+    bench.engine.pause_queue(&name("q"), false).await.unwrap();
+    let taken = deliveries(&mut stream).await;
+    assert_eq!(payloads(taken.iter().map(|delivery| &delivery.item)), ["0", "1"]);
+}
