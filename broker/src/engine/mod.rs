@@ -122,7 +122,7 @@ pub(crate) struct Engine {
     /// Cancelled when streams are to end.
     stopping: CancellationToken,
     tasks: TaskTracker,
-    /// Held while a link to a dead-letter queue is changed: the store takes one such change at a time.
+    /// Held while a link to a dead-letter queue is changed, see [`Engine::turn_to_link`].
     linking: tokio::sync::Mutex<()>,
     /// Notified when a schedule is created or changed on this broker.
     schedules_changed: tokio::sync::Notify,

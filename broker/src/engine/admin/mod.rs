@@ -15,6 +15,8 @@ use crate::{
 const UPDATE_TRIES: u32 = 20;
 /// Pauses between the tries, so that callers that collided do not collide again.
 const UPDATE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_millis(100));
+/// How long a change of a link waits for those that came before it.
+const LONGEST_TURN: Duration = Duration::from_secs(2);
 /// Items per step of a redrive or a replay.
 const STEP: u64 = 500;
 
@@ -31,7 +33,7 @@ impl Engine {
         self.check_open()?;
         self.check_settings(&queue)?;
         let wanted = Queue { create_time: self.now(), ..queue };
-        let _turn = self.linking.lock().await;
+        let _turn = self.turn_to_link().await;
         for tries in 0..UPDATE_TRIES {
             pause_before(tries).await;
             let links = self.store.links().await?;
@@ -72,7 +74,7 @@ impl Engine {
         change: &(dyn Fn(&mut Queue) -> Result<(), Invalid> + Send + Sync),
     ) -> Result<Queue> {
         self.check_open()?;
-        let _turn = self.linking.lock().await;
+        let mut turn = None;
         for tries in 0..UPDATE_TRIES {
             pause_before(tries).await;
             let links = self.store.links().await?;
@@ -89,6 +91,10 @@ impl Engine {
                 if dead_letter_links::target(&wanted) == dead_letter_links::target(&before) {
                     self.store.update_queue(&wanted).await?
                 } else {
+                    if turn.is_none() {
+                        turn = Some(self.turn_to_link().await);
+                        continue; // others have changed links meanwhile
+                    }
                     self.check_link(&wanted).await?;
                     self.store.link_queue(&wanted, links).await?
                 };
@@ -99,6 +105,13 @@ impl Engine {
             }
         }
         Err(EngineError::Conflict(name.clone()))
+    }
+
+    /// Waits for other changes of links by this broker to end, because the store takes one at a time.
+    /// If the store stalls under one of them, the others are tried all the same: the store refuses
+    /// what would collide.
+    async fn turn_to_link(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+        tokio::time::timeout(LONGEST_TURN, self.linking.lock()).await.ok()
     }
 
     /// Pauses or resumes deliveries.

@@ -136,3 +136,26 @@ async fn a_settle_reaches_an_item_in_the_former_group_of_its_queue() {
     assert_eq!(outcomes, [crate::domain::Outcome::Ok]);
     assert!(bench.items().await.is_empty());
 }
+
+/// A store that stalls under a change of links holds up no pause, and other changes of links for seconds only.
+#[tokio::test]
+async fn a_pause_does_not_wait_for_changes_of_links() {
+    let bench = bench();
+    bench.push(1).await;
+    let create = |text| {
+        let queue = Queue::with_defaults(name(text), bench.store.now());
+        let engine = Arc::clone(&bench.engine);
+        tokio::spawn(async move { engine.create_queue(queue).await })
+    };
+    bench.faults.set("link_queue", Fault::HeldBefore);
+    let stalled = create("other");
+    bench.faults.until_begun("link_queue", 1).await;
+    let paused = within("the pause", bench.engine.pause_queue(&name("q"), true)).await;
+    assert!(paused.unwrap().paused);
+    let second = create("second");
+    bench.faults.until_begun("link_queue", 2).await;
+    bench.faults.set("link_queue", Fault::None);
+    for created in [stalled, second] {
+        within("the queue", created).await.unwrap().unwrap();
+    }
+}
