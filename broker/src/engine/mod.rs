@@ -60,7 +60,7 @@ pub(crate) use consumers::{RevokeReason, Revoked};
 pub(crate) use error::{EngineError, Result};
 pub(crate) use overview::Gauges;
 pub(crate) use rollback::OnDisconnect;
-pub(crate) use schedules::check_cron;
+pub(crate) use schedules::{Refused, check_cron};
 pub(crate) use settle::{MoveRequest, RollbackRequest};
 pub(crate) use stats::QueueStats;
 pub(crate) use subscription::{ConsumeOptions, Flow, Received, Retirement, Subscription};

@@ -1,13 +1,14 @@
 //! Recurring items. Every broker computes the ticks. The `dedup_id` of a tick's item consists of
 //! the schedule and the tick, so that the store keeps one item of each tick.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use croner::{
     Cron,
     parser::{CronParser, Seconds, Year},
 };
 use jiff::{Zoned, tz::TimeZone};
+use sluicegate_proto::backoff::Backoff;
 
 use crate::{
     domain::{Clock, DedupId, Invalid, Schedule, ScheduleName, Timestamp},
@@ -21,8 +22,10 @@ use super::{Engine, EngineError, Result};
 const TICK_MEMORY: Duration = Duration::from_mins(10);
 /// Upper bound of the time for which a tick is remembered.
 const MAX_TICK_MEMORY: Duration = Duration::from_hours(720);
-/// Number of schedules read at a time. Each is held in memory with its payload.
-const PAGE: usize = 50;
+/// Number of schedules read at a time, without the payloads of their items.
+const PAGE: usize = 500;
+/// Pauses after ticks that could not be pushed, for example because the queue is full.
+const BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_mins(1));
 
 /// Checks a cron expression, which must have a next time, and a time zone. Errors name the field
 /// `cron` or `time_zone`.
@@ -114,7 +117,7 @@ impl Engine {
         after: Option<&ScheduleName>,
         limit: usize,
     ) -> Result<Vec<Schedule>> {
-        Ok(self.store.list_schedules(after, limit).await?)
+        Ok(self.store.list_schedules(after, limit, true).await?)
     }
 
     /// Deletes a schedule.
@@ -152,17 +155,23 @@ impl Engine {
 
     /// Pushes the items that are due, and returns the time of the next tick. Of several missed
     /// ticks only the latest is pushed.
-    pub(crate) async fn tick(self: &Arc<Self>) -> Result<Option<Timestamp>> {
+    pub(crate) async fn tick(&self, refused: &mut Refused) -> Result<Option<Timestamp>> {
         let mut next: Option<Timestamp> = None;
         let mut after: Option<ScheduleName> = None;
+        refused.forget_old(self.now());
         loop {
-            let page = self.store.list_schedules(after.as_ref(), PAGE).await?;
+            let page = self.store.list_schedules(after.as_ref(), PAGE, false).await?;
             for schedule in page.iter().filter(|schedule| !schedule.paused) {
-                let tick = self.tick_one(schedule).await;
-                let tick = tick.unwrap_or_else(|error| {
-                    tracing::warn!(schedule = %schedule.name, %error, "could not push; trying again");
-                    Some(self.now() + Duration::from_secs(1))
-                });
+                let tick = match refused.until(&schedule.name, self.now()) {
+                    Some(later) => Some(later),
+                    None => match self.tick_one(schedule).await {
+                        Ok(tick) => {
+                            refused.0.remove(&schedule.name);
+                            tick
+                        }
+                        Err(error) => Some(refused.add(&schedule.name, &error, self.now())),
+                    },
+                };
                 next = match (next, tick) {
                     (Some(a), Some(b)) => Some(a.min(b)),
                     (a, b) => a.or(b),
@@ -179,8 +188,14 @@ impl Engine {
         let ticks = Ticks::parse(&schedule.cron, &schedule.time_zone)?;
         let now = self.now();
         let due = ticks.latest(now).filter(|tick| *tick > schedule.done_until);
-        if let Some(tick) = due {
-            let mut item = schedule.item.clone();
+        let Some(tick) = due else { return Ok(ticks.after(now)) };
+        let is_same = |read: &Schedule| {
+            (&read.cron, &read.time_zone, read.done_until, read.paused)
+                == (&schedule.cron, &schedule.time_zone, schedule.done_until, false)
+        };
+        // If the schedule has changed since it was listed, the next round sees it as it is.
+        if let Some(schedule) = self.store.get_schedule(&schedule.name).await?.filter(is_same) {
+            let mut item = schedule.item;
             item.dedup_id = DedupId::new(format!("{}@{}", schedule.name, tick.millis()));
             self.push_once(&schedule.queue, item, memory(&ticks, now)).await?;
             self.store.tick_done(&schedule.name, tick).await?;
@@ -191,6 +206,35 @@ impl Engine {
     /// Waits until a schedule is created or changed on this broker.
     pub(crate) async fn schedules_changed(&self) {
         self.schedules_changed.notified().await;
+    }
+}
+
+/// Schedules whose ticks could not be pushed: how often in a row, and when they are tried again.
+#[derive(Default)]
+pub(crate) struct Refused(HashMap<ScheduleName, (u32, Timestamp)>);
+
+impl Refused {
+    /// Forgets the schedules that were not tried again when their time came, because they are gone.
+    fn forget_old(&mut self, now: Timestamp) {
+        self.0.retain(|_, (_, again)| *again + TICK_MEMORY > now);
+    }
+
+    /// Returns when to try the schedule again, if that is later.
+    fn until(&self, name: &ScheduleName, now: Timestamp) -> Option<Timestamp> {
+        self.0.get(name).map(|(_, again)| *again).filter(|again| *again > now)
+    }
+
+    /// Adds a failure, and returns when to try again.
+    fn add(&mut self, name: &ScheduleName, error: &EngineError, now: Timestamp) -> Timestamp {
+        let (failures, again) = self.0.entry(name.clone()).or_default();
+        if *failures == 0 {
+            tracing::warn!(schedule = %name, %error, "could not push; trying again");
+        } else {
+            tracing::debug!(schedule = %name, %error, "could not push; trying again");
+        }
+        *again = now + BACKOFF.delay(*failures);
+        *failures = failures.saturating_add(1);
+        *again
     }
 }
 

@@ -219,7 +219,8 @@ pass_through! {
         async fn list_schedules(
             &self,
             after: Option<&ScheduleName>,
-            limit: usize
+            limit: usize,
+            payloads: bool
         ) -> Result<Vec<Schedule>>;
         async fn pause_schedule(
             &self,

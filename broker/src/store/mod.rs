@@ -296,11 +296,13 @@ pub trait ScheduleStore: Send + Sync + 'static {
     /// Returns a schedule.
     async fn get_schedule(&self, name: &ScheduleName) -> Result<Option<Schedule>>;
 
-    /// Lists schedules by name, starting after `after`, at most `limit`.
+    /// Lists schedules by name, starting after `after`, at most `limit`. Without `payloads`, those
+    /// of their items are empty, and are not read.
     async fn list_schedules(
         &self,
         after: Option<&ScheduleName>,
         limit: usize,
+        payloads: bool,
     ) -> Result<Vec<Schedule>>;
 
     /// Pauses or resumes a schedule. Ticks up to `done_until` count as done.

@@ -4,6 +4,7 @@ mod calls;
 mod faulty;
 mod loops;
 mod panics;
+mod schedules;
 mod streams;
 
 use std::{sync::Arc, time::Duration};

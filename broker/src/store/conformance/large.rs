@@ -59,7 +59,7 @@ pub async fn schedules_with_large_items_are_all_listed(env: &Env) {
         };
         env.store.create_schedule(&schedule).await.unwrap();
     }
-    let listed = env.store.list_schedules(None, 10).await.unwrap();
+    let listed = env.store.list_schedules(None, 10, true).await.unwrap();
     let names: Vec<&str> = listed.iter().map(|schedule| schedule.name.as_str()).collect();
     assert_eq!(names, ["a", "b", "c"]);
 }

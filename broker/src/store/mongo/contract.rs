@@ -269,11 +269,12 @@ impl ScheduleStore for MongoStore {
         &self,
         after: Option<&ScheduleName>,
         limit: usize,
+        payloads: bool,
     ) -> Result<Vec<Schedule>> {
         let after = after.cloned();
-        self.run(
-            |inner| async move { catalog::schedules::list(&inner, after.as_ref(), limit).await },
-        )
+        self.run(|inner| async move {
+            catalog::schedules::list(&inner, after.as_ref(), limit, payloads).await
+        })
         .await
     }
 

@@ -373,9 +373,10 @@ impl ScheduleStore for SqliteStore {
         &self,
         after: Option<&ScheduleName>,
         limit: usize,
+        payloads: bool,
     ) -> Result<Vec<Schedule>> {
         let after = after.cloned();
-        self.inner.read(move |view| schedules::list(view, after.as_ref(), limit)).await
+        self.inner.read(move |view| schedules::list(view, after.as_ref(), limit, payloads)).await
     }
 
     async fn pause_schedule(

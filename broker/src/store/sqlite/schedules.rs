@@ -13,10 +13,16 @@ use super::{
 };
 use crate::domain::{Eligibility, NewItem, OrderingKey, Schedule, ScheduleName, Timestamp};
 
-macro_rules! columns {
+macro_rules! other_columns {
     () => {
         "name, queue, cron, time_zone, paused, created, done_until, last, content_type, headers,
-         priority, delay_ns, eligible, ttl_ns, key, payload"
+         priority, delay_ns, eligible, ttl_ns, key"
+    };
+}
+
+macro_rules! columns {
+    () => {
+        concat!(other_columns!(), ", payload")
     };
 }
 
@@ -64,13 +70,20 @@ pub(super) fn list(
     view: &View<'_>,
     after: Option<&ScheduleName>,
     limit: usize,
+    payloads: bool,
 ) -> rusqlite::Result<Vec<Schedule>> {
+    macro_rules! list {
+        ($columns:expr) => {
+            concat!("SELECT ", $columns, " FROM schedules WHERE name > ?1 ORDER BY name LIMIT ?2")
+        };
+    }
+    let list = if payloads {
+        list!(columns!())
+    } else {
+        list!(concat!(other_columns!(), ", x'' AS payload"))
+    };
     view.conn
-        .prepare_cached(concat!(
-            "SELECT ",
-            columns!(),
-            " FROM schedules WHERE name > ?1 ORDER BY name LIMIT ?2"
-        ))?
+        .prepare_cached(list)?
         .query_map(params![after.map_or("", ScheduleName::as_str), limit as i64], read)?
         .collect()
 }

@@ -57,22 +57,26 @@ impl<T> Named<T> {
         found.as_ref().map(self.read).transpose()
     }
 
-    /// Returns the documents after a name, sorted by name.
+    /// Returns the documents after a name, sorted by name, without the field `left_out`.
     pub(crate) async fn list(
         &self,
         inner: &Inner,
         after: Option<&str>,
         limit: usize,
+        left_out: Option<&str>,
     ) -> Result<Vec<T>> {
         if limit == 0 {
             return Ok(Vec::new());
         }
         let filter = after.map_or_else(Document::new, |after| doc! { "_id": { "$gt": after } });
         let limit = limit.min(MAX_LIST) as i64;
-        let command = doc! {
+        let mut command = doc! {
             "find": self.collection, "filter": filter, "sort": { "_id": 1 }, "limit": limit,
             "batchSize": limit + 1,
         };
+        if let Some(field) = left_out {
+            command.insert("projection", doc! { field: 0 });
+        }
         read_documents(&inner.db, command).await?.iter().map(self.read).collect()
     }
 }

@@ -194,7 +194,7 @@ pub(crate) async fn list(
     after: Option<&QueueName>,
     limit: usize,
 ) -> Result<Vec<Queue>> {
-    NAMED.list(inner, after.map(QueueName::as_str), limit).await
+    NAMED.list(inner, after.map(QueueName::as_str), limit, None).await
 }
 
 /// Returns queues whose dead-letter queue is this one.

@@ -71,7 +71,8 @@ fn read(document: &Document) -> Result<Schedule> {
     let item = document.get_document("item").map_err(|e| broken(e.to_string()))?;
     let whole = |name: &str| item.get(name).and_then(integer);
     let headers = item.get_document("headers").into_iter().flatten();
-    let payload = item.get_binary_generic("payload").map_err(|e| broken(e.to_string()))?;
+    // A list may leave it out.
+    let payload = item.get_binary_generic("payload").map_or(&[][..], Vec::as_slice);
     Ok(Schedule {
         name: ScheduleName::parse("_id", &text(document, "_id")).map_err(bad)?,
         queue: QueueName::parse("queue", &text(document, "queue")).map_err(bad)?,
@@ -116,8 +117,10 @@ pub(crate) async fn list(
     inner: &Inner,
     after: Option<&ScheduleName>,
     limit: usize,
+    payloads: bool,
 ) -> Result<Vec<Schedule>> {
-    NAMED.list(inner, after.map(ScheduleName::as_str), limit).await
+    let left_out = if payloads { None } else { Some("item.payload") };
+    NAMED.list(inner, after.map(ScheduleName::as_str), limit, left_out).await
 }
 
 /// Pauses or resumes a schedule.

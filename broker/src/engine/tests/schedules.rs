@@ -1,0 +1,67 @@
+//! What schedules cost: reads of their payloads, and ticks that are refused.
+
+use std::num::NonZeroU64;
+
+use super::{super::Refused, *};
+use crate::domain::{Schedule, ScheduleName, Timestamp};
+
+impl Bench {
+    async fn schedule(&self, text: &str, cron: &str) {
+        let schedule = Schedule {
+            name: ScheduleName::parse("name", text).unwrap(),
+            queue: name("q"),
+            cron: cron.to_owned(),
+            time_zone: "UTC".to_owned(),
+            item: NewItem { payload: text.to_owned().into(), ..NewItem::default() },
+            paused: false,
+            create_time: Timestamp(0),
+            done_until: Timestamp(0),
+            last_time: None,
+        };
+        self.engine.create_schedule(schedule).await.unwrap();
+    }
+}
+
+/// A schedule that ticks often does not make brokers read the payloads of all the others.
+#[tokio::test]
+async fn only_schedules_that_are_due_are_read_with_their_payloads() {
+    let (bench, mut refused) = (bench(), Refused::default());
+    for n in 0..20 {
+        bench.schedule(&format!("rare{n}"), "0 0 29 2 *").await;
+    }
+    bench.schedule("often", "* * * * * *").await;
+    let before = bench.faults.begun("get_schedule");
+    for _ in 0..3 {
+        bench.clock.advance(Duration::from_secs(1));
+        bench.engine.tick(&mut refused).await.unwrap();
+    }
+    let items = bench.items().await;
+    assert!(items.len() >= 3 && payloads(&items).iter().all(|payload| payload == "often"));
+    assert_eq!(bench.faults.begun("get_schedule") - before, items.len());
+}
+
+/// A tick that is refused is tried again, less and less often, and pushed when that is possible.
+#[tokio::test]
+async fn a_schedule_that_is_refused_backs_off() {
+    let (bench, mut refused) = (bench(), Refused::default());
+    bench.push(1).await;
+    let change = |max_depth| {
+        move |queue: &mut Queue| {
+            queue.max_depth = NonZeroU64::new(max_depth);
+            Ok(())
+        }
+    };
+    bench.engine.update_queue(&name("q"), &change(1)).await.unwrap();
+    bench.schedule("refused", "* * * * * *").await;
+    let before = bench.faults.begun("get_schedule");
+    for _ in 0..120 {
+        bench.clock.advance(Duration::from_secs(1));
+        bench.engine.tick(&mut refused).await.unwrap();
+    }
+    let tries = bench.faults.begun("get_schedule") - before;
+    assert!((2..20).contains(&tries), "{tries} tries in 120 seconds");
+    bench.engine.update_queue(&name("q"), &change(0)).await.unwrap();
+    bench.clock.advance(Duration::from_mins(1));
+    bench.engine.tick(&mut refused).await.unwrap();
+    assert_eq!(payloads(&bench.items().await), ["0", "refused"]);
+}
