@@ -6,7 +6,7 @@
 use crate::{
     domain::{GroupName, Queue, QueueName, Timestamp},
     engine::{EngineError, Result},
-    store::Store,
+    store::{Deleted, Store},
 };
 
 /// Returns the name of the queue's dead-letter queue, whether that exists or not.
@@ -70,6 +70,26 @@ pub(super) async fn check_target_group(store: &dyn Store, queue: &Queue) -> Resu
             from_group: queue.group.clone(),
         }),
         _ => Ok(()),
+    }
+}
+
+/// Looks at the groups again once a queue was created, because a queue that it dead-letters into, or
+/// that dead-letters into it, may have been created at the same time by another broker. Of both
+/// creators at least the later one sees that. If the groups differ, the new queue is deleted again,
+/// unless it holds items already.
+pub(super) async fn confirm_group(store: &dyn Store, created: &Queue) -> Result<()> {
+    let differs = match check_group(store, &created.name, &created.group).await {
+        Ok(()) => check_target_group(store, created).await,
+        differs => differs,
+    };
+    let Err(differs @ EngineError::DeadLetterGroup { .. }) = differs else { return differs };
+    let links = store.links().await?;
+    match store.delete_queue(created, false, links).await? {
+        Deleted::Done(_) => Err(differs),
+        Deleted::NotEmpty | Deleted::Overtaken => {
+            tracing::warn!(queue = %created.name, error = %differs, "created all the same");
+            Ok(())
+        }
     }
 }
 

@@ -60,22 +60,33 @@ impl Queues {
             Err(EngineError::QueueNotFound(_)) if self.auto_create && !may_create(name) => {
                 Err(EngineError::MayNotCreate(name.clone()))
             }
-            Err(EngineError::QueueNotFound(_)) if self.auto_create => {
-                let mut wanted = Queue::with_defaults(name.clone(), self.store.now());
-                // Dead letters stay in their group.
-                if let Some(source) =
-                    dead_letter_links::sources(&*self.store, name).await?.into_iter().next()
-                {
-                    wanted.group = source.group;
-                }
-                dead_letter_links::check_target_group(&*self.store, &wanted).await?;
-                let generation = self.known.read().generation;
-                Ok(match self.store.create_queue(&wanted).await? {
-                    Created::New(queue) => (self.remember(queue, generation), true),
-                    Created::Existing(queue) => (self.remember(queue, generation), false),
-                })
-            }
+            Err(EngineError::QueueNotFound(_)) if self.auto_create => match self.create(name).await
+            {
+                // A queue that decides the group was created meanwhile.
+                Err(EngineError::DeadLetterGroup { .. }) => self.create(name).await,
+                created => created,
+            },
             other => other.map(|queue| (queue, false)),
+        }
+    }
+
+    /// Creates a queue with default settings. The flag is false if the queue exists.
+    async fn create(&self, name: &QueueName) -> Result<(Arc<Queue>, bool)> {
+        let mut wanted = Queue::with_defaults(name.clone(), self.store.now());
+        // Dead letters stay in their group.
+        if let Some(source) =
+            dead_letter_links::sources(&*self.store, name).await?.into_iter().next()
+        {
+            wanted.group = source.group;
+        }
+        dead_letter_links::check_target_group(&*self.store, &wanted).await?;
+        let generation = self.known.read().generation;
+        match self.store.create_queue(&wanted).await? {
+            Created::New(queue) => {
+                dead_letter_links::confirm_group(&*self.store, &queue).await?;
+                Ok((self.remember(queue, generation), true))
+            }
+            Created::Existing(queue) => Ok((self.remember(queue, generation), false)),
         }
     }
 

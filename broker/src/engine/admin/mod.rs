@@ -44,6 +44,7 @@ impl Engine {
             dead_letter_links::check_group(&*self.store, &wanted.name, &wanted.group).await?;
             self.check_link(&wanted).await?;
             if let Some(queue) = self.store.link_queue(&wanted, links).await? {
+                dead_letter_links::confirm_group(&*self.store, &queue).await?;
                 self.queues.replace(queue.clone());
                 self.notify_settings(&queue.name);
                 return Ok(queue);

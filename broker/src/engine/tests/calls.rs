@@ -159,3 +159,39 @@ async fn a_pause_does_not_wait_for_changes_of_links() {
         within("the queue", created).await.unwrap().unwrap();
     }
 }
+
+/// A queue and its dead-letter queue that are created at the same time, one of them by a push, end up in one group.
+#[tokio::test]
+async fn queues_that_are_created_at_the_same_time_share_a_group_with_their_dead_letters() {
+    let elsewhere = || crate::domain::GroupName::parse("group", "elsewhere").unwrap();
+    let grouped = |text: &str, bench: &Bench| {
+        let queue = Queue::with_defaults(name(text), bench.store.now());
+        Queue { group: elsewhere(), ..queue }
+    };
+    // A push creates the dead-letter queue.
+    let bench = bench();
+    bench.faults.set("create_queue", Fault::HeldBefore);
+    let engine = Arc::clone(&bench.engine);
+    let pushed =
+        tokio::spawn(
+            async move { engine.push(&name("x.dead"), vec![NewItem::default()], None).await },
+        );
+    bench.faults.until_begun("create_queue", 1).await;
+    bench.engine.create_queue(grouped("x", &bench)).await.unwrap();
+    bench.faults.set("create_queue", Fault::None);
+    within("the push", pushed).await.unwrap().unwrap();
+    let dead = bench.store.get_queue(&name("x.dead")).await.unwrap().unwrap();
+    assert_eq!(dead.group, elsewhere());
+
+    // A push creates the queue itself.
+    let bench = super::bench();
+    bench.faults.set("link_queue", Fault::HeldBefore);
+    let (engine, dead) = (Arc::clone(&bench.engine), grouped("q.dead", &bench));
+    let created = tokio::spawn(async move { engine.create_queue(dead).await });
+    bench.faults.until_begun("link_queue", 1).await;
+    bench.push(1).await;
+    bench.faults.set("link_queue", Fault::None);
+    let refused = within("an answer", created).await.unwrap().unwrap_err();
+    assert!(matches!(refused, super::super::EngineError::DeadLetterGroup { .. }), "{refused}");
+    assert!(bench.store.get_queue(&name("q.dead")).await.unwrap().is_none());
+}
