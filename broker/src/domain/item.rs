@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 use bytes::Bytes;
 
 use super::{
-    ConsumerName, DedupId, Eligibility, Invalid, ItemId, OrderingKey, QueueName, Receipt,
+    ConsumerName, DedupId, Eligibility, Invalid, ItemId, LeaseToken, OrderingKey, QueueName, Receipt,
     Timestamp,
     limits::{MAX_HEADER_BYTES, MAX_HEADERS, MAX_REASON_BYTES, PRIORITIES},
 };
@@ -210,6 +210,9 @@ pub struct Delivery {
     pub lease_expire_time: Timestamp,
     /// The item's place before it was reserved. An item that was never sent returns to this place.
     pub previous_eligible_time: Timestamp,
+    /// The lease under which the item was held before, and which had lapsed. An item that was never
+    /// sent returns to it.
+    pub former_lease: Option<LeaseToken>,
 }
 
 /// The result of using a receipt.

@@ -133,19 +133,19 @@ impl Engine {
             eligible_time: self.now() + delay.unwrap_or(wait),
             attempt,
             undelivered: cause == Cause::Undelivered,
+            former_lease: None,
         };
+        let too_many = || format!("handed out {deliveries} times and never settled");
         let outcome = queue.failure_outcome(cause, attempt, deliveries, rand::random());
         let to = match (outcome, &queue.at_limit) {
             (FailureOutcome::Retry { attempt, delay: wait }, _) => back(attempt, wait),
             (FailureOutcome::Limit { reason: limit, failed_attempts }, AtLimit::DeadLetter(to)) => {
-                if limit == LimitReason::MaxDeliveries {
-                    let why = || format!("handed out {deliveries} times and never settled");
-                    reason = reason.or_else(|| Some(why()));
-                }
+                reason = reason.or_else(|| (limit == LimitReason::MaxDeliveries).then(too_many));
                 RollbackTo::DeadLetter { to: to.clone(), failed_attempts, reason: limit }
             }
-            (FailureOutcome::Limit { reason, .. }, AtLimit::Discard) => {
-                RollbackTo::Discard { reason }
+            (FailureOutcome::Limit { reason: limit, failed_attempts }, AtLimit::Discard) => {
+                reason = reason.or_else(|| (limit == LimitReason::MaxDeliveries).then(too_many));
+                RollbackTo::Discard { failed_attempts, reason: limit }
             }
             (FailureOutcome::Limit { .. }, AtLimit::Unknown | AtLimit::Nowhere) => {
                 back(attempt, Duration::ZERO)

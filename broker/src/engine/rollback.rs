@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use sluicegate_proto::backoff::Backoff;
 
 use crate::{
-    domain::{Cause, Delivery, Queue, Receipt, Timestamp},
+    domain::{Cause, Delivery, LeaseToken, Queue, Receipt, Timestamp},
     engine::{Engine, consumers::InFlight},
     essential::essential,
     store::{Reservation, Rollback, RollbackTo},
@@ -101,9 +101,18 @@ impl PendingRollbacks {
     }
 }
 
-/// Returns a rollback to the item's queue that counts neither an attempt nor a delivery.
-fn released(queue: &Arc<Queue>, receipt: Receipt, eligible_time: Timestamp) -> Rollback {
-    let to = RollbackTo::Queue { eligible_time, attempt: receipt.attempt, undelivered: true };
+/// Returns a rollback to the item's queue that counts neither an attempt nor a delivery. An item
+/// that was reserved because its former lease had lapsed returns to that lease.
+fn released(
+    queue: &Arc<Queue>,
+    receipt: Receipt,
+    eligible_time: Timestamp,
+    former_lease: Option<LeaseToken>,
+) -> Rollback {
+    // The lapse was counted with the reservation, and is counted again with the next one.
+    let lapses = u32::from(former_lease.is_some());
+    let attempt = receipt.attempt.saturating_sub(lapses);
+    let to = RollbackTo::Queue { eligible_time, attempt, undelivered: true, former_lease };
     Rollback { held: Reservation { queue: Arc::clone(queue), receipt }, to, reason: None }
 }
 
@@ -114,8 +123,10 @@ impl Engine {
         queue: &Arc<Queue>,
         unwanted: Vec<Delivery>,
     ) {
-        let back =
-            |delivery: Delivery| released(queue, delivery.receipt, delivery.previous_eligible_time);
+        let back = |delivery: Delivery| {
+            let since = delivery.previous_eligible_time;
+            released(queue, delivery.receipt, since, delivery.former_lease)
+        };
         self.roll_back_later(unwanted.into_iter().map(back).collect());
     }
 
@@ -134,7 +145,9 @@ impl Engine {
     /// consumer may still settle the others.
     pub(super) fn release_unsent(self: &Arc<Self>, queue: &Arc<Queue>, held: Vec<InFlight>) {
         let unsent = held.into_iter().filter(|held| !held.sent);
-        let back = |held: InFlight| released(queue, held.receipt, held.previous_eligible_time);
+        let back = |held: InFlight| {
+            released(queue, held.receipt, held.previous_eligible_time, held.former_lease)
+        };
         self.roll_back_later(unsent.map(back).collect());
     }
 
@@ -142,8 +155,10 @@ impl Engine {
     pub(super) fn release_held(self: &Arc<Self>, queue: &Arc<Queue>, held: Vec<InFlight>) {
         let now = self.now();
         let back = |held: InFlight| {
-            let since = if held.sent { now } else { held.previous_eligible_time };
-            released(queue, held.receipt, since)
+            if held.sent {
+                return released(queue, held.receipt, now, None);
+            }
+            released(queue, held.receipt, held.previous_eligible_time, held.former_lease)
         };
         self.roll_back_later(held.into_iter().map(back).collect());
     }
@@ -238,7 +253,7 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{ItemId, LeaseToken, QueueName};
+    use crate::domain::{ItemId, QueueName};
 
     /// At shutdown, everything that many streams hold is rolled back, in batches that a store can
     /// take.
@@ -258,7 +273,7 @@ mod tests {
             group: queue.group.clone(),
         };
         let back = PendingRollbacks::default();
-        let batch = vec![released(&queue, receipt, Timestamp(0)); ITEMS];
+        let batch = vec![released(&queue, receipt, Timestamp(0), None); ITEMS];
         assert!(back.add(batch), "a task has to be started");
         let mut taken = 0;
         loop {

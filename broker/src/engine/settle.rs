@@ -131,7 +131,7 @@ impl Engine {
                     *at_limit.entry((&receipt.queue, Some(to), *reason)).or_default() += 1;
                     (to, self.now())
                 }
-                (RollbackTo::Discard { reason }, Outcome::DeadLettered) => {
+                (RollbackTo::Discard { reason, .. }, Outcome::DeadLettered) => {
                     *at_limit.entry((&receipt.queue, None, *reason)).or_default() += 1;
                     continue;
                 }

@@ -284,6 +284,7 @@ mod tests {
             },
             lease_expire_time: Timestamp(2_002),
             previous_eligible_time: Timestamp(0),
+            former_lease: None,
         }
     }
 

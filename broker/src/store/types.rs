@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::domain::{
-    ConsumerName, Delivery, Headers, ItemId, ItemState, LimitReason, NewItem, Priority, Queue,
-    QueueName, Receipt, Timestamp,
+    ConsumerName, Delivery, Headers, ItemId, ItemState, LeaseToken, LimitReason, NewItem, Priority,
+    Queue, QueueName, Receipt, Timestamp,
 };
 
 /// An item to store.
@@ -86,6 +86,10 @@ pub enum RollbackTo {
         /// True if the item never reached a consumer, or if its broker shuts down. The delivery
         /// does not count for `max_deliveries`.
         undelivered: bool,
+        /// The lease that had lapsed when this reservation began, if the item never reached a
+        /// consumer since. Its receipt is valid again until the item is reserved anew, and the
+        /// delivery that ends is not counted.
+        former_lease: Option<LeaseToken>,
     },
     /// The item goes to this dead-letter queue, which exists and is in the same group. It is ready
     /// there with `attempt` 1.
@@ -97,8 +101,11 @@ pub enum RollbackTo {
         /// The limit that was reached, for metrics.
         reason: LimitReason,
     },
-    /// The item is removed as by a commit, into history if the queue has `retention`.
+    /// The item is removed as by a commit, into history if the queue has `retention`. There it
+    /// says why, as a dead letter does.
     Discard {
+        /// Number of the item's failed attempts.
+        failed_attempts: u32,
         /// The limit that was reached, for metrics.
         reason: LimitReason,
     },

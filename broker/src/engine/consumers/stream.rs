@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use super::{EngineError, MAX_ROUND_BYTES, STREAM_BATCH};
 use crate::domain::{
-    ConsumerName, Delivery, ItemId, Receipt, Timestamp,
+    ConsumerName, Delivery, ItemId, LeaseToken, Receipt, Timestamp,
     limits::{LARGEST_MAX_PAYLOAD_BYTES, MAX_BATCH},
 };
 
@@ -34,6 +34,8 @@ pub(in crate::engine) struct InFlight {
     pub(in crate::engine) sent: bool,
     pub(in crate::engine) lease_end: Timestamp,
     pub(in crate::engine) previous_eligible_time: Timestamp,
+    /// The lapsed lease under which the item was held before.
+    pub(in crate::engine) former_lease: Option<LeaseToken>,
     /// When the item was handed out, which bounds how long its lease is renewed.
     pub(in crate::engine) since: Timestamp,
 }
@@ -217,6 +219,7 @@ impl Stream {
                 sent: false,
                 lease_end: delivery.lease_expire_time,
                 previous_eligible_time: delivery.previous_eligible_time,
+                former_lease: delivery.former_lease,
                 since: now,
             };
             self.in_flight.insert(delivery.item.id, held);

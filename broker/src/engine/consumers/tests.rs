@@ -48,7 +48,13 @@ pub(in crate::engine) fn delivery(item: u8, token: u8, bytes: usize) -> Delivery
         dead_letter_time: None,
         dead_letter_attempts: 0,
     };
-    Delivery { item, receipt, lease_expire_time: LEASE_END, previous_eligible_time: NOW }
+    Delivery {
+        item,
+        receipt,
+        lease_expire_time: LEASE_END,
+        previous_eligible_time: NOW,
+        former_lease: None,
+    }
 }
 
 fn stream(consumers: &mut Consumers, max_in_flight: usize, max_bytes: usize) -> ConsumerId {

@@ -463,3 +463,20 @@ async fn what_is_not_sent_when_a_queue_is_paused_returns_to_it() {
     let taken = deliveries(&mut stream).await;
     assert_eq!(payloads(taken.iter().map(|delivery| &delivery.item)), ["0", "1"]);
 }
+
+/// An item is reserved anew after its lease lapsed, and reaches nobody. Its last holder may have finished the work.
+#[tokio::test]
+async fn an_item_that_reached_nobody_is_settled_by_its_last_holder() {
+    let bench = bench();
+    bench.push(1).await;
+    let taken = within("the item", bench.reserve(1, LIMIT)).await.unwrap().unwrap();
+    let mut stream = bench.stream().await;
+    ask(&mut stream).await;
+    bench.clock.advance(LEASE);
+    bench.engine.rescan_all();
+    until_assigned(&bench, 1).await;
+    drop(stream);
+    bench.until_ready(1).await;
+    let receipts = vec![taken[0].receipt.clone()];
+    assert_eq!(bench.engine.commit(receipts).await.unwrap(), [Outcome::Ok]);
+}

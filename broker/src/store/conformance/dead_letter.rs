@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::{Env, env::*};
 use crate::{
-    domain::{AtLimit, Cause, DedupId, FailureOutcome, ItemState, Limit, Outcome, Queue},
-    store::RedriveFilter,
+    domain::{AtLimit, Cause, DedupId, FailureOutcome, Item, ItemState, Limit, Outcome, Queue},
+    store::{RedriveFilter, Selection},
 };
 
 async fn pair(env: &Env, max_attempts: u32) -> (Arc<Queue>, Arc<Queue>) {
@@ -122,6 +122,16 @@ pub async fn discarded_items_become_history_if_it_is_kept(env: &Env) {
     assert!(env.drain(&queue).await.is_empty());
     let history = env.list(&queue, Some(ItemState::Processed)).await;
     assert_eq!(history.iter().map(payload).collect::<Vec<_>>(), ["b", "a"]);
+    // History says why, as a dead letter does.
+    let told = |item: &Item| (item.last_reason.clone(), item.dead_letter_attempts);
+    let told: Vec<_> = history.iter().map(told).collect();
+    assert_eq!(told, [("lease lapsed".to_owned(), 1), ("broken".to_owned(), 1)]);
+    assert!(history.iter().all(|item| item.dead_letter_time == item.process_time));
+    let ids = Selection::Ids(history.iter().map(|item| item.id).collect());
+    assert_eq!(env.store.replay(&queue, &ids, 9).await.unwrap(), 2);
+    let again = env.take(&queue, 9).await;
+    let anew = |item: &Item| item.dead_letter_time.is_none() && item.dead_letter_attempts == 0;
+    assert!(again.len() == 2 && again.iter().all(|delivery| anew(&delivery.item)), "{again:?}");
 }
 
 pub async fn zero_attempts_means_no_limit(env: &Env) {

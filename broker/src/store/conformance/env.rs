@@ -245,8 +245,12 @@ impl Env {
         attempt: u32,
         reason: Option<&str>,
     ) -> Outcome {
-        let to =
-            RollbackTo::Queue { eligible_time: self.now() + delay, attempt, undelivered: false };
+        let to = RollbackTo::Queue {
+            eligible_time: self.now() + delay,
+            attempt,
+            undelivered: false,
+            former_lease: None,
+        };
         let reason = reason.map(str::to_owned);
         let rollback = Rollback { held: held(queue, of), to, reason };
         self.store.rollback(vec![rollback]).await.unwrap()[0]
@@ -298,14 +302,15 @@ pub(crate) fn with_limit(queue: Queue) -> Queue {
 
 /// Returns the rollback of an item's last allowed attempt in this queue.
 pub(crate) fn last(queue: &Queue, of: &Delivery) -> RollbackTo {
-    let reason = LimitReason::MaxAttempts;
+    let (reason, failed_attempts) = (LimitReason::MaxAttempts, of.receipt.attempt);
     match &queue.at_limit {
         AtLimit::DeadLetter(to) => {
-            let failed_attempts = of.receipt.attempt;
             RollbackTo::DeadLetter { to: to.clone(), failed_attempts, reason }
         }
         // The store does what the caller asks for, whatever the settings.
-        AtLimit::Discard | AtLimit::Nowhere | AtLimit::Unknown => RollbackTo::Discard { reason },
+        AtLimit::Discard | AtLimit::Nowhere | AtLimit::Unknown => {
+            RollbackTo::Discard { failed_attempts, reason }
+        }
     }
 }
 

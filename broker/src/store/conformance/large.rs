@@ -82,7 +82,12 @@ pub async fn outcomes_of_a_thousand_items_with_large_headers_are_exact(env: &Env
 
     // Another broker rolls all items back and reserves them, so that every item exists but its
     // first receipt is stale.
-    let to = RollbackTo::Queue { eligible_time: env.now(), attempt: 1, undelivered: false };
+    let to = RollbackTo::Queue {
+        eligible_time: env.now(),
+        attempt: 1,
+        undelivered: false,
+        former_lease: None,
+    };
     let back = first.iter().map(|delivery| crate::store::Rollback {
         held: held(&queue, delivery),
         to: to.clone(),

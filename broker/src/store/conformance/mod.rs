@@ -230,6 +230,7 @@ macro_rules! conformance {
                 an_invented_receipt_settles_nothing
                 a_receipt_named_twice_in_a_call_settles_once
                 a_rollback_sets_the_time_and_the_reason
+                an_undelivered_item_returns_to_its_lapsed_lease
                 an_undelivered_item_returns_to_its_place
                 an_extended_lease_ends_at_its_new_end
                 racing_commits_win_once

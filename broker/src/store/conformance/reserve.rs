@@ -181,7 +181,8 @@ pub async fn small_reserves_in_a_row_miss_nothing(env: &Env) {
 
     // The item returns to its place before all waiting items.
     let eligible_time = taken[0].previous_eligible_time;
-    let to = RollbackTo::Queue { eligible_time, attempt: 1, undelivered: false };
+    let to =
+        RollbackTo::Queue { eligible_time, attempt: 1, undelivered: false, former_lease: None };
     let back = Rollback { held: held(&queue, &taken[0]), to, reason: None };
     assert_eq!(env.store.rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
     assert_eq!(payloads(&env.take(&queue, 1).await), [(gone + 3).to_string()]);
@@ -418,6 +419,7 @@ pub async fn the_next_consumer_needs_no_hint(env: &Env) {
             eligible_time: delivery.previous_eligible_time,
             attempt: 1,
             undelivered: true,
+            former_lease: None,
         },
         reason: None,
     });

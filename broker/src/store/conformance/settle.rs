@@ -114,7 +114,12 @@ pub async fn rollback_results_are_exact_in_a_mixed_batch(env: &Env) {
         assert_eq!(env.commit_one(&queue, &taken[n]).await, Ok);
         assert_eq!(env.fail(&queue, &taken[n + 1]).await, Ok);
     }
-    let back = RollbackTo::Queue { eligible_time: env.now(), attempt: 7, undelivered: false };
+    let back = RollbackTo::Queue {
+        eligible_time: env.now(),
+        attempt: 7,
+        undelivered: false,
+        former_lease: None,
+    };
     let rollbacks = taken.iter().enumerate().map(|(n, delivery)| Rollback {
         held: held(&queue, delivery),
         to: if n % 4 == 3 { last(&queue, delivery) } else { back.clone() },
@@ -146,7 +151,12 @@ pub async fn crossed_receipts_settle_nothing(env: &Env) {
     assert_eq!(env.store.commit(pair()).await.unwrap(), [LeaseLost, LeaseLost]);
     let until = env.now() + seconds(500);
     assert_eq!(env.extend(pair(), until).await, [LeaseLost, LeaseLost]);
-    let back = RollbackTo::Queue { eligible_time: env.now(), attempt: 9, undelivered: false };
+    let back = RollbackTo::Queue {
+        eligible_time: env.now(),
+        attempt: 9,
+        undelivered: false,
+        former_lease: None,
+    };
     let rollbacks = |to: &RollbackTo| {
         let held = pair().into_iter();
         held.map(|held| Rollback { held, to: to.clone(), reason: None }).collect()
@@ -207,7 +217,12 @@ pub async fn a_receipt_named_twice_in_a_call_settles_once(env: &Env) {
         let c = env.take_one(queue).await;
         let back = |attempt| Rollback {
             held: held(queue, &c),
-            to: RollbackTo::Queue { eligible_time: env.now(), attempt, undelivered: false },
+            to: RollbackTo::Queue {
+                eligible_time: env.now(),
+                attempt,
+                undelivered: false,
+                former_lease: None,
+            },
             reason: Some(format!("{attempt}")),
         };
         let outcomes = env.store.rollback(vec![back(2), back(3)]).await.unwrap();
@@ -245,6 +260,7 @@ pub async fn an_undelivered_item_returns_to_its_place(env: &Env) {
             eligible_time: delivery.previous_eligible_time,
             attempt: delivery.item.attempt,
             undelivered: true,
+            former_lease: None,
         },
         reason: None,
     });
@@ -257,6 +273,33 @@ pub async fn an_undelivered_item_returns_to_its_place(env: &Env) {
         .map(|delivery| (delivery.item.deliveries, delivery.receipt.deliveries_here()))
         .collect();
     assert_eq!(counted, [(2, 1), (2, 1), (1, 1)]);
+}
+
+/// A lapsed item that was reserved and never sent returns to its last holder, who may have finished.
+pub async fn an_undelivered_item_returns_to_its_lapsed_lease(env: &Env) {
+    let queue = env.queue("q").await;
+    env.push_plain(&queue, &["a", "b"]).await;
+    let lapsed = env.take(&queue, 2).await;
+    env.pass(seconds(31));
+    let again = env.take(&queue, 2).await;
+    let rollbacks = again.iter().map(|delivery| Rollback {
+        held: held(&queue, delivery),
+        to: RollbackTo::Queue {
+            eligible_time: delivery.previous_eligible_time,
+            attempt: delivery.item.attempt - 1,
+            undelivered: true,
+            former_lease: delivery.former_lease,
+        },
+        reason: None,
+    });
+    assert_eq!(env.store.rollback(rollbacks.collect()).await.unwrap(), [Ok, Ok]);
+    assert_eq!(env.commit_one(&queue, &again[0]).await, LeaseLost);
+    assert_eq!(env.commit_one(&queue, &lapsed[0]).await, Ok);
+    // The lapse counts once, and the delivery that reached nobody does not.
+    let third = env.take_one(&queue).await;
+    assert_eq!((third.item.attempt, third.item.deliveries), (2, 2));
+    assert_eq!(env.commit_one(&queue, &lapsed[1]).await, LeaseLost);
+    assert_eq!(env.commit_one(&queue, &third).await, Ok);
 }
 
 pub async fn an_extended_lease_ends_at_its_new_end(env: &Env) {

@@ -201,7 +201,9 @@ pub(super) fn replay_chunk(
         tx.conn
             .prepare_cached(
                 r#"UPDATE items SET processed = NULL, "when" = ?2, blocked = ?3, attempt = 1,
-                     earlier = deliveries, expires = ?4 WHERE id = ?1"#,
+                     earlier = deliveries, expires = ?4,
+                     dead_lettered = iif(origin IS NULL, NULL, dead_lettered),
+                     failed_attempts = iif(origin IS NULL, NULL, failed_attempts) WHERE id = ?1"#,
             )?
             .execute(params![row, when, blocked, expires])?;
     }

@@ -188,6 +188,25 @@ pub(super) fn dead_letter(
     place.pass_turn(tx)
 }
 
+/// Removes an item at a limit as a commit does. True if another item of its key has become ready.
+pub(super) fn discard(
+    tx: &Tx<'_>,
+    queue: &Queue,
+    place: &Place,
+    failed_attempts: u32,
+    reason: Option<&str>,
+) -> rusqlite::Result<bool> {
+    if !queue.retention.is_zero() {
+        tx.conn
+            .prepare_cached(
+                "UPDATE items SET dead_lettered = ?2, failed_attempts = ?3,
+                   reason = coalesce(?4, reason) WHERE id = ?1",
+            )?
+            .execute(params![place.row, tx.now.0, failed_attempts, reason])?;
+    }
+    finish(tx, queue, place)
+}
+
 /// Deletes a settled item, or keeps it as history. True if another item of its key has become ready.
 pub(super) fn finish(tx: &Tx<'_>, queue: &Queue, place: &Place) -> rusqlite::Result<bool> {
     if queue.retention.is_zero() {

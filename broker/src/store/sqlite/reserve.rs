@@ -111,6 +111,7 @@ pub(super) fn reserve(
             receipt,
             lease_expire_time: end,
             previous_eligible_time: Timestamp(stored.when.unwrap_or(tx.now.0)),
+            former_lease: stored.lease,
         };
         reserved.deliveries.push((claimant, delivery));
     }
@@ -244,7 +245,7 @@ fn find_unreadable(
 
 fn at_head(stored: &Stored) -> AtHead {
     let Item { attempt, deliveries, expire_time, .. } = stored.item;
-    let (lapsed, earlier_deliveries) = (stored.locked, stored.earlier);
+    let (lapsed, earlier_deliveries) = (stored.lease.is_some(), stored.earlier);
     AtHead { expire_time, lapsed, attempt, deliveries, earlier_deliveries }
 }
 
@@ -258,7 +259,7 @@ fn bury(tx: &Tx<'_>, queue: &Queue, place: &Place, failed_attempts: u32) -> rusq
         AtLimit::DeadLetter(to) => {
             order::dead_letter(tx, queue, place, to, failed_attempts, Some(&reason))
         }
-        AtLimit::Discard => order::finish(tx, queue, place),
+        AtLimit::Discard => order::discard(tx, queue, place, failed_attempts, Some(&reason)),
         // The caller handles `Unknown`, and with `Nowhere` no item is at a limit.
         AtLimit::Unknown | AtLimit::Nowhere => Ok(false),
     }

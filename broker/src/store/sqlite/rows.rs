@@ -1,10 +1,7 @@
 //! Converts rows to items and back.
 
 use bytes::Bytes;
-use rusqlite::{
-    Row,
-    types::{Type, ValueRef},
-};
+use rusqlite::{Row, types::Type};
 
 use super::{
     checksum::{Summed, verify},
@@ -31,8 +28,8 @@ pub(super) struct Stored {
     pub(super) item: Item,
     /// `when` as stored. `None` for processed and blocked items.
     pub(super) when: Option<i64>,
-    /// True under a lease, lapsed or not.
-    pub(super) locked: bool,
+    /// The lease, lapsed or not.
+    pub(super) lease: Option<LeaseToken>,
     /// Number of deliveries before the item came into its queue.
     pub(super) earlier: u32,
 }
@@ -51,13 +48,14 @@ pub(super) fn read_item_of(
     verify(row, Summed { id: 0, key: 9, content_type: 12, headers: 13, payload: 20, sum: 25 })?;
     let id: i64 = row.get(0)?;
     let when: Option<i64> = row.get(3)?;
-    let locked = !matches!(row.get_ref(6)?, ValueRef::Null);
+    let lease = row.get_ref(6)?.as_str_or_null()?;
+    let lease = lease.map(|lock| lock.parse().unwrap_or(LeaseToken::NONE));
     let blocked: Option<i64> = row.get(15)?;
     let processed: Option<i64> = row.get(16)?;
     let state = match when {
         _ if processed.is_some() => ItemState::Processed,
         _ if blocked.is_some() => ItemState::Blocked,
-        Some(when) if when > view.now.0 && locked => ItemState::Reserved,
+        Some(when) if when > view.now.0 && lease.is_some() => ItemState::Reserved,
         Some(when) if when > view.now.0 => ItemState::Delayed,
         _ => ItemState::Ready,
     };
@@ -92,7 +90,7 @@ pub(super) fn read_item_of(
         dead_letter_time: row.get::<_, Option<i64>>(23)?.map(Timestamp),
         dead_letter_attempts: row.get::<_, Option<u32>>(24)?.unwrap_or(0),
     };
-    Ok(Stored { row: id, item, when, locked, earlier: row.get(22)? })
+    Ok(Stored { row: id, item, when, lease, earlier: row.get(22)? })
 }
 
 fn text(row: &Row<'_>, column: usize) -> rusqlite::Result<String> {

@@ -97,11 +97,12 @@ pub(super) fn roll_back(tx: &Tx<'_>, rollback: &Rollback) -> rusqlite::Result<Ou
     let Rollback { held: Reservation { queue, receipt }, to, reason } = rollback;
     let reason = reason.clone().map(cut_reason);
     match to {
-        RollbackTo::Queue { eligible_time, attempt, undelivered } => {
+        RollbackTo::Queue { eligible_time, attempt, undelivered, former_lease } => {
             let rolled_back = tx
                 .conn
                 .prepare_cached(concat!(
-                    r#"UPDATE items SET "when" = ?5, attempt = ?6, lock = NULL,
+                    r#"UPDATE items SET "when" = ?5, attempt = ?6, lock = ?9,
+                         deliveries = deliveries - (?9 IS NOT NULL),
                          reason = coalesce(?7, reason), earlier = earlier + ?8 WHERE "#,
                     held!()
                 ))?
@@ -113,7 +114,8 @@ pub(super) fn roll_back(tx: &Tx<'_>, rollback: &Rollback) -> rusqlite::Result<Ou
                     eligible_time.0,
                     attempt,
                     reason,
-                    undelivered,
+                    *undelivered && former_lease.is_none(),
+                    former_lease.map(lock_text),
                 ])?;
             if rolled_back == 1 {
                 return Ok(Outcome::Ok);
@@ -127,9 +129,9 @@ pub(super) fn roll_back(tx: &Tx<'_>, rollback: &Rollback) -> rusqlite::Result<Ou
             }
             Err(outcome) => Ok(outcome),
         },
-        RollbackTo::Discard { .. } => match look_up(tx, receipt)? {
+        RollbackTo::Discard { failed_attempts, .. } => match look_up(tx, receipt)? {
             Ok(place) => {
-                order::finish(tx, queue, &place)?;
+                order::discard(tx, queue, &place, *failed_attempts, reason.as_deref())?;
                 Ok(Outcome::DeadLettered)
             }
             Err(outcome) => Ok(outcome),

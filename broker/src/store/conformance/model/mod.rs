@@ -305,6 +305,7 @@ impl Run<'_> {
                 eligible_time: self.env.now() + seconds(delay),
                 attempt,
                 undelivered: false,
+                former_lease: None,
             },
         };
         let rollback = Rollback { held: self.held(receipt), to, reason: None };

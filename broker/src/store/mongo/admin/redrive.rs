@@ -19,10 +19,13 @@ use crate::{
                 settled::{WITNESS, settle_token, settled_before},
             },
             server::{
-                statement::{Update, statement, update},
+                statement::{Update, statement},
                 time_limit::read_in_time,
             },
-            settle::move_item::{enter, numbers},
+            settle::{
+                move_item::{enter, numbers},
+                receipts::update_counted,
+            },
         },
     },
 };
@@ -137,7 +140,8 @@ async fn send(
         statements.push(statement(filter, Update::pipeline(&stages)?));
         inner.lease_cache.forget(item.id());
     }
-    let n = update(inner, group, statements).await;
+    let ids = items.iter().map(Stored::id);
+    let n = update_counted(inner, group, statements, settled, ids).await;
     // Rewinds even if the outcome is unknown: the items may have moved, and a cursor must not skip them.
     inner.cursor(&to.name).rewind(set, now.0);
     let n = n?;

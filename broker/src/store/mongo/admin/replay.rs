@@ -12,13 +12,13 @@ use crate::{
             schema::{
                 item::{Stored, oid, oids},
                 layout::{BY_ID, Group, HISTORY, PROCESSED, date, millis},
-                settled::settle_token,
+                settled::{settle_token, settled_before},
             },
             server::{
                 connect::{command_of, read},
-                statement::{Update, statement, update},
+                statement::{Update, statement},
             },
-            settle::move_item::enter,
+            settle::{move_item::enter, receipts::update_counted},
         },
     },
 };
@@ -93,7 +93,12 @@ async fn make_ready(inner: &Inner, group: &Group, queue: &Queue, items: &[Stored
             "q": queue.name.as_str(),
             "when": millis(PROCESSED),
         };
-        let mut set = doc! { "attempt": 1, "earlier": "$deliveries", "settled": settled };
+        let mut set = doc! {
+            "attempt": 1, "earlier": "$deliveries",
+            "settled": settled, "settledBefore": settled_before(),
+            "deadLettered": of_dead_letters("$deadLettered"),
+            "failedAttempts": of_dead_letters("$failedAttempts"),
+        };
         let mut unset = vec!["processed", "expires", "deadline", "started"];
         let mut numbers = vec![];
         enter(&mut set, &mut numbers, one, now.0, 0); // items keep their numbers
@@ -101,7 +106,8 @@ async fn make_ready(inner: &Inner, group: &Group, queue: &Queue, items: &[Stored
         let stages = [doc! { "$set": set }, doc! { "$unset": unset }];
         statements.push(statement(filter, Update::pipeline(&stages)?));
     }
-    let n = update(inner, group, statements).await;
+    let ids = items.iter().map(Stored::id);
+    let n = update_counted(inner, group, statements, settled, ids).await;
     // Rewinds even if the outcome is unknown: the items may be ready, and a cursor must not skip them.
     let set = plain.iter().map(|item| item.priority).collect();
     inner.cursor(&queue.name).rewind(set, now.0);
@@ -110,4 +116,9 @@ async fn make_ready(inner: &Inner, group: &Group, queue: &Queue, items: &[Stored
         keyed.iter().map(|item| (queue.name.clone(), item.key.clone())).collect();
     ordering::unblock(inner, group, &keys).await?;
     Ok(n)
+}
+
+/// Returns an expression: what only a dead letter keeps, and an item that was discarded does not.
+fn of_dead_letters(field: &str) -> Document {
+    doc! { "$cond": [{ "$gt": ["$origin", null] }, field, "$$REMOVE"] }
 }

@@ -20,10 +20,10 @@ use crate::{
             },
             server::{
                 connect::{command_of, read, write},
-                statement::{Update, statement, update},
+                statement::{Update, statement},
             },
             settle::{
-                receipts::{Ending, end_exactly},
+                receipts::{Ending, Failure, end_exactly, look, update_counted},
                 rollback::dead_letter,
             },
         },
@@ -77,11 +77,19 @@ pub(crate) async fn remove_expired(
             "deletes": deletes,
             "writeConcern": durable(),
         };
-        n += write(&inner.db, command).await?.n;
+        let written = write(&inner.db, command).await?;
+        n += written.n;
+        if written.is_repeated {
+            // Those that are gone were removed by one of the attempts, or by another broker at the same time.
+            let there = look(inner, group, deleted.iter().map(|item| item.id())).await?;
+            n = (deleted.len() - there.len()) as u64;
+        }
     }
     if !buried.is_empty() {
-        let change = Update::pipeline(&bury(now, settle_token(inner)))?;
-        n += update(inner, group, [statement(filter(&buried), change)]).await?;
+        let settled = settle_token(inner);
+        let statements = vec![statement(filter(&buried), Update::pipeline(&bury(now, settled))?)];
+        let ids = buried.iter().map(|item| item.id());
+        n += update_counted(inner, group, statements, settled, ids).await?;
     }
     ordering::unblock(inner, group, &keys_of(queue, items)).await?;
     Ok(n)
@@ -150,7 +158,7 @@ async fn remove_failed(
     }
     let to = match &queue.at_limit {
         AtLimit::DeadLetter(to) => to,
-        AtLimit::Discard => return discard(inner, group, queue, items).await,
+        AtLimit::Discard => return discard(inner, group, queue, items, failed_attempts).await,
         // The caller handles `Unknown`, and with `Nowhere` no item is at a limit.
         AtLimit::Unknown | AtLimit::Nowhere => return Ok(0),
     };
@@ -160,7 +168,7 @@ async fn remove_failed(
     for item in items {
         lots.entry(item.lock).or_default().push(item);
     }
-    let mut statements = Vec::new();
+    let (settled, mut statements) = (settle_token(inner), Vec::new());
     for (token, lot) in lots {
         let Some(token) = token else { continue };
         let filter = rawdoc! {
@@ -169,7 +177,7 @@ async fn remove_failed(
             "when": { "$lte": date(now) },
         };
         let mut fields = dead_letter(&queue.name, to, failed_attempts, now);
-        fields.insert("settled", settle_token(inner));
+        fields.insert("settled", settled);
         fields.insert("settledBefore", settled_before());
         fields.insert("reason", doc! { "$ifNull": ["$reason", LAPSED] });
         // The consumer may still settle the item through another broker, which must not take this settle for its own.
@@ -178,7 +186,8 @@ async fn remove_failed(
         let stages = [doc! { "$set": fields }, doc! { "$unset": ["lock", "turn", "due"] }];
         statements.push(statement(filter, Update::pipeline(&stages)?));
     }
-    let n = update(inner, group, statements).await;
+    let ids = items.iter().map(Stored::id);
+    let n = update_counted(inner, group, statements, settled, ids).await;
     // Rewinds even if the outcome is unknown: the items may have moved, and a cursor must not skip them.
     inner.cursor(to).rewind(set, now.0);
     let n = n?;
@@ -192,6 +201,7 @@ async fn discard(
     group: &Group,
     queue: &Arc<Queue>,
     items: &[Stored],
+    failed_attempts: u32,
 ) -> Result<u64> {
     let receipt = |item: &Stored| {
         Some(Receipt {
@@ -207,8 +217,12 @@ async fn discard(
     };
     let endings: Vec<Ending> = items
         .iter()
-        .filter_map(receipt)
-        .map(|receipt| Ending { receipt, queue: Arc::clone(queue), cached_lease: None })
+        .filter_map(|item| {
+            let receipt = receipt(item)?;
+            let reason = item.reason.is_empty().then(|| LAPSED.to_owned());
+            let failure = Some(Failure { failed_attempts, reason });
+            Some(Ending { receipt, queue: Arc::clone(queue), cached_lease: None, failure })
+        })
         .collect();
     let ended = end_exactly(inner, group, &endings).await?;
     Ok(ended.iter().filter(|outcome| **outcome == Outcome::Ok).count() as u64)

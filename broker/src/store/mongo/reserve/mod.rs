@@ -295,7 +295,7 @@ impl Lease {
         consumer: Option<&ConsumerName>,
         now: Timestamp,
     ) -> Result<Delivery> {
-        let previous_eligible_time = Timestamp(item.when);
+        let (previous_eligible_time, former_lease) = (Timestamp(item.when), item.lock);
         let (keyed, earlier_deliveries) = (!item.key.is_empty(), item.earlier);
         let mut item = item.into_item(&queue.name, now)?;
         item.state = ItemState::Reserved;
@@ -314,7 +314,8 @@ impl Lease {
             queue: queue.name.clone(),
             group: queue.group.clone(),
         };
-        Ok(Delivery { item, receipt, lease_expire_time: self.until, previous_eligible_time })
+        let lease_expire_time = self.until;
+        Ok(Delivery { item, receipt, lease_expire_time, previous_eligible_time, former_lease })
     }
 }
 

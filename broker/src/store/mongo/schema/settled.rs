@@ -10,9 +10,10 @@ use crate::{
         Inner,
         cursor::lease_cache::EXCLUSIVE,
         schema::{
-            item::{oids, token_oid},
+            item::{literal, oids, token_oid},
             layout::{PROCESSED, TOMBSTONE, date, lease_end, millis},
         },
+        settle::receipts::Failure,
     },
 };
 
@@ -101,11 +102,25 @@ pub(crate) fn shelve(now: Timestamp, settled: ObjectId, retention: Duration) -> 
     ]
 }
 
-/// Returns the update that ends an item as the settings of its queue say.
-pub(crate) fn finish(now: Timestamp, settled: ObjectId, queue: &Queue) -> Vec<Document> {
+/// Returns the update that ends an item as the settings of its queue say. History says why an item was discarded.
+pub(crate) fn finish(
+    now: Timestamp,
+    settled: ObjectId,
+    queue: &Queue,
+    failure: Option<&Failure>,
+) -> Vec<Document> {
     if queue.retention.is_zero() {
-        bury(now, settled)
-    } else {
-        shelve(now, settled, queue.retention)
+        return bury(now, settled);
     }
+    let mut stages = shelve(now, settled, queue.retention);
+    if let Some(Failure { failed_attempts, reason }) = failure {
+        let mut why = doc! {
+            "deadLettered": date(now), "failedAttempts": i64::from(*failed_attempts),
+        };
+        if let Some(reason) = reason {
+            why.insert("reason", literal(reason.as_str()));
+        }
+        stages.push(doc! { "$set": why });
+    }
+    stages
 }

@@ -132,18 +132,19 @@ pub(crate) async fn write_in_time(
     command.append(cstr!("maxTimeMS"), WRITE_LIMIT.as_millis() as i64);
     let mut pauses = RETRY_PAUSES.iter();
     let mut limit = first;
-    let mut is_slow = false;
+    let (mut is_slow, mut is_repeated) = (false, false);
     loop {
         let attempt = db.run_raw_command(command.clone());
         let result = match tokio::time::timeout(limit, attempt).await {
-            Ok(Ok(reply)) => written(&reply),
+            Ok(Ok(reply)) => written(&reply).map(|written| Written { is_repeated, ..written }),
             Ok(Err(error)) => Err(failed(error)),
             Err(_) if is_slow => return Err(unavailable(NO_ANSWER)),
             Err(_) => {
-                (limit, is_slow) = (second, true);
+                (limit, is_slow, is_repeated) = (second, true, true);
                 continue;
             }
         };
+        is_repeated = true;
         match (&result, pauses.next()) {
             (Err(StoreError::Unavailable { .. }), Some(pause)) => tokio::time::sleep(*pause).await,
             _ => return result,

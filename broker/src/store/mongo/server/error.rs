@@ -121,6 +121,9 @@ pub(crate) fn index_named(message: &str) -> &str {
 pub(crate) struct Written {
     /// Number of documents matched (update) or deleted.
     pub(crate) n: u64,
+    /// True if there was an attempt before, of which nothing is known: it may have changed
+    /// documents, which this one then did not match.
+    pub(crate) is_repeated: bool,
 }
 
 /// Parses the reply of an `update` or `delete` command.
@@ -133,7 +136,8 @@ pub(crate) fn written(reply: &Document) -> Result<Written> {
     if let Ok(error) = reply.get_document("writeConcernError") {
         return Err(unavailable(error.get_str("errmsg").unwrap_or("write concern failed")));
     }
-    Ok(Written { n: reply.get("n").and_then(integer).unwrap_or(0) as u64 })
+    let n = reply.get("n").and_then(integer).unwrap_or(0) as u64;
+    Ok(Written { n, is_repeated: false })
 }
 
 fn first_write_error(reply: &Document) -> Option<&Document> {

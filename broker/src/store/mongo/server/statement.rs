@@ -7,7 +7,10 @@ use crate::store::{
     mongo::{
         Inner,
         schema::layout::{BY_ID, Group, durable},
-        server::{connect::write, error::broken},
+        server::{
+            connect::write,
+            error::{Written, broken},
+        },
     },
 };
 
@@ -52,17 +55,27 @@ impl Update {
     }
 }
 
-/// Runs statements that change all documents that match, and returns how many matched in total.
+/// Runs statements that change all documents that match, and returns how many matched in total. If the command had to
+/// be repeated, these may be fewer than were changed.
 pub(crate) async fn update(
     inner: &Inner,
     group: &Group,
     statements: impl IntoIterator<Item = RawDocumentBuf>,
 ) -> Result<u64> {
+    Ok(update_all(inner, group, statements).await?.n)
+}
+
+/// Like [`update`], and says whether the command was repeated.
+pub(crate) async fn update_all(
+    inner: &Inner,
+    group: &Group,
+    statements: impl IntoIterator<Item = RawDocumentBuf>,
+) -> Result<Written> {
     let command = rawdoc! {
         "update": group.items.name(),
         "updates": statements.into_iter().collect::<RawArrayBuf>(),
         "ordered": false,
         "writeConcern": durable(),
     };
-    Ok(write(&inner.db, command).await?.n)
+    write(&inner.db, command).await
 }

@@ -96,7 +96,8 @@ async fn commit_batch(
             && cached_lease
                 .as_ref()
                 .is_some_and(|i| !i.dedup && !i.leaves_tombstone && i.is_exclusive(now));
-        let ending = Ending { receipt: held.receipt, queue: held.queue, cached_lease };
+        let ending =
+            Ending { receipt: held.receipt, queue: held.queue, cached_lease, failure: None };
         if plain {
             direct.push(ending);
             direct_at.push(at);

@@ -101,7 +101,7 @@ async fn settle(
         "deadline": { "$not": { "$lte": date(now) } },
     };
     // Leaves a tombstone even if this broker could delete the item, so that a repeated call gets the same answer.
-    let change = finish(now, token, &held.queue);
+    let change = finish(now, token, &held.queue, None);
     let found = group
         .items
         .find_one_and_update(filter, change)

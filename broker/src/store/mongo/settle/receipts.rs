@@ -26,7 +26,7 @@ use crate::{
             },
             server::{
                 connect::read,
-                statement::{Update, statement, update},
+                statement::{Update, statement, update, update_all},
             },
         },
     },
@@ -39,6 +39,15 @@ pub(crate) struct Ending {
     pub(crate) queue: Arc<Queue>,
     /// What this broker knows of the reservation, if it made it.
     pub(crate) cached_lease: Option<CachedLease>,
+    /// Why the item is discarded; `None` for a commit.
+    pub(crate) failure: Option<Failure>,
+}
+
+/// What an item that is discarded carries into history.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Failure {
+    pub(crate) failed_attempts: u32,
+    pub(crate) reason: Option<String>,
 }
 
 /// Reads items by id, without payload and headers. Items that do not exist are left out.
@@ -68,6 +77,23 @@ pub(crate) async fn look_at(
     Ok(found.into_iter().map(|stored| (stored.id(), stored)).collect())
 }
 
+/// Runs statements that leave this settle token on the items they change, all of which are among `items`. Returns how
+/// many were changed, also if the command had to be repeated because its answer was lost.
+pub(crate) async fn update_counted(
+    inner: &Inner,
+    group: &Group,
+    statements: Vec<RawDocumentBuf>,
+    settled: ObjectId,
+    items: impl IntoIterator<Item = ItemId>,
+) -> Result<u64> {
+    let written = update_all(inner, group, statements).await?;
+    if !written.is_repeated {
+        return Ok(written.n);
+    }
+    let found = look(inner, group, items).await?;
+    Ok(found.values().filter(|stored| stored.was_settled_by(settled)).count() as u64)
+}
+
 /// Returns the outcome for a receipt that does not hold its item.
 pub(crate) fn stale(found: Option<&Stored>, now: Timestamp) -> Outcome {
     match found {
@@ -88,18 +114,18 @@ pub(crate) async fn end_exactly(
         return Ok(Vec::new());
     }
     let now = inner.now();
-    let mut lots: HashMap<(LeaseToken, Duration), Vec<&Ending>> = HashMap::new();
+    let mut lots: HashMap<(LeaseToken, Duration, Option<&Failure>), Vec<&Ending>> = HashMap::new();
     // One token per lease, so that of two receipts of an item only the one that held it finds its own.
     let mut settled: HashMap<LeaseToken, ObjectId> = HashMap::new();
     for ending in endings {
-        let lot = (ending.receipt.token, ending.queue.retention);
+        let lot = (ending.receipt.token, ending.queue.retention, ending.failure.as_ref());
         lots.entry(lot).or_default().push(ending);
     }
     let mut statements = Vec::with_capacity(lots.len());
-    for ((token, _), lot) in &lots {
+    for ((token, _, failure), lot) in &lots {
         let filter = held_filter(lot.iter().map(|ending| ending.receipt.item), *token, now);
         let settled = *settled.entry(*token).or_insert_with(|| settle_token(inner));
-        let change = Update::pipeline(&finish(now, settled, &lot[0].queue))?;
+        let change = Update::pipeline(&finish(now, settled, &lot[0].queue, *failure))?;
         statements.push(statement(filter, change));
     }
     let n = update(inner, group, statements).await?;

@@ -14,7 +14,7 @@ use crate::{
             ordering::{self, OrderKey},
             priorities,
             schema::{
-                item::{Stored, literal},
+                item::{Stored, literal, token_oid},
                 layout::{Group, date},
                 settled::{held_filter, settle_token, settled_before, witness_end},
             },
@@ -22,7 +22,7 @@ use crate::{
             settle::{
                 lease::by_group,
                 receipts::{
-                    Ending, end_exactly, first_places, known_key, look, repeated, stale,
+                    Ending, Failure, end_exactly, first_places, known_key, look, repeated, stale,
                     was_settled,
                 },
             },
@@ -53,7 +53,8 @@ pub(crate) async fn rollback(inner: &Arc<Inner>, items: Vec<Rollback>) -> Result
                 let held = &items[at].held;
                 let cached_lease = inner.lease_cache.take(&held.receipt);
                 let (receipt, queue) = (held.receipt.clone(), Arc::clone(&held.queue));
-                (at, Ending { receipt, queue, cached_lease })
+                let failure = failure_of(&items[at]);
+                (at, Ending { receipt, queue, cached_lease, failure })
             })
             .collect();
         let discards = |at: &usize| matches!(items[*at].to, RollbackTo::Discard { .. });
@@ -73,6 +74,15 @@ pub(crate) async fn rollback(inner: &Arc<Inner>, items: Vec<Rollback>) -> Result
         }
     }
     Ok(outcomes)
+}
+
+fn failure_of(item: &Rollback) -> Option<Failure> {
+    match item.to {
+        RollbackTo::Discard { failed_attempts, .. } => {
+            Some(Failure { failed_attempts, reason: item.reason.clone() })
+        }
+        RollbackTo::Queue { .. } | RollbackTo::DeadLetter { .. } => None,
+    }
 }
 
 fn as_dead_letter(outcome: Outcome) -> Outcome {
@@ -275,11 +285,15 @@ impl Alike {
                 unset.extend(["turn", "due"]);
                 dead_letter(queue, to, *failed_attempts, now)
             }
-            RollbackTo::Queue { eligible_time, attempt, undelivered } => {
+            RollbackTo::Queue { eligible_time, attempt, undelivered, former_lease } => {
                 let when = date(*eligible_time);
                 let mut set =
                     doc! { "when": when, "eligible": when, "attempt": i64::from(*attempt) };
-                if *undelivered {
+                if let Some(lease) = former_lease {
+                    unset.clear();
+                    set.insert("lock", token_oid(*lease));
+                    set.insert("deliveries", doc! { "$subtract": ["$deliveries", 1] });
+                } else if *undelivered {
                     let earlier = doc! { "$ifNull": ["$earlier", 0] };
                     set.insert("earlier", doc! { "$add": [earlier, 1] });
                 }
@@ -295,7 +309,11 @@ impl Alike {
         if self.foreign {
             set.insert("trace", doc! { "$max": ["$trace", witness_end(now)] });
         }
-        Update::pipeline(&[doc! { "$set": set }, doc! { "$unset": unset }]).map(Some)
+        let mut stages = vec![doc! { "$set": set }];
+        if !unset.is_empty() {
+            stages.push(doc! { "$unset": unset });
+        }
+        Update::pipeline(&stages).map(Some)
     }
 }
 

@@ -21,6 +21,7 @@ async fn the_watermark_passes_settled_items_and_nothing_else() {
         eligible_time: first[3].previous_eligible_time,
         attempt: 1,
         undelivered: false,
+        former_lease: None,
     };
     let back = Rollback { held: held(&queue, &first[3]), to, reason: None };
     assert_eq!(stores[0].rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
@@ -28,7 +29,12 @@ async fn the_watermark_passes_settled_items_and_nothing_else() {
 
     // A hint leads to a rollback by another broker.
     let since = first[5].previous_eligible_time;
-    let to = RollbackTo::Queue { eligible_time: since, attempt: 1, undelivered: false };
+    let to = RollbackTo::Queue {
+        eligible_time: since,
+        attempt: 1,
+        undelivered: false,
+        former_lease: None,
+    };
     let back = Rollback { held: held(&queue, &first[5]), to, reason: None };
     assert_eq!(stores[1].rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
     let demands = [want(1, LEASE)];
@@ -89,7 +95,12 @@ async fn outcomes_are_exact_for_items_that_other_brokers_settled() {
     // Committed by the other broker: gone, though this broker takes the item for its own.
     assert_eq!(others.commit(commit(&taken[0])).await.unwrap(), [Outcome::Ok]);
     // Rolled back, reserved and committed by the other broker: gone as well.
-    let to = RollbackTo::Queue { eligible_time: others.now(), attempt: 2, undelivered: false };
+    let to = RollbackTo::Queue {
+        eligible_time: others.now(),
+        attempt: 2,
+        undelivered: false,
+        former_lease: None,
+    };
     let back = Rollback { held: held(&queue, &taken[1]), to, reason: None };
     assert_eq!(others.rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
     let anew = take(others, &queue, 1).await;
@@ -240,8 +251,12 @@ async fn tombstones_stay_for_minutes_not_for_the_lease() {
     let taken: Vec<Delivery> = reserved.deliveries.into_iter().map(|(_, d)| d).collect();
     stores[1].commit(vec![held(&queue, &taken[0])]).await.unwrap();
     stores[1].commit_and_push(held(&queue, &taken[1]), vec![]).await.unwrap();
-    let to =
-        store::RollbackTo::Queue { eligible_time: clock.now(), attempt: 2, undelivered: false };
+    let to = store::RollbackTo::Queue {
+        eligible_time: clock.now(),
+        attempt: 2,
+        undelivered: false,
+        former_lease: None,
+    };
     let back = store::Rollback { held: held(&queue, &taken[2]), to, reason: None };
     stores[1].rollback(vec![back]).await.unwrap();
     let again = take(&stores[1], &queue, 1).await;

@@ -9,7 +9,7 @@ use std::{
 use mongodb::options::ClientOptions;
 
 use super::*;
-use crate::domain::{DedupId, OrderingKey};
+use crate::domain::{DedupId, Limit, OrderingKey};
 
 /// A replica set of one node that can be told to fail. It ends when dropped.
 pub(super) struct Server {
@@ -276,6 +276,7 @@ async fn a_settle_that_took_effect_is_ok_whatever_happened_to_the_item_since() {
             eligible_time: delivery.previous_eligible_time,
             attempt: 2,
             undelivered: false,
+            former_lease: None,
         },
         reason: None,
     };
@@ -310,6 +311,98 @@ async fn a_settle_that_took_effect_is_ok_whatever_happened_to_the_item_since() {
     let (rolled_back, moved, ()) = tokio::join!(rolling_back, moving, meanwhile);
     assert_eq!(rolled_back.unwrap(), [Outcome::Ok; 2]);
     assert_eq!(moved.unwrap(), [Outcome::Ok; 2]);
+}
+
+/// The same holds for a commit into history from which the item is replayed meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_that_took_effect_is_ok_although_the_item_was_replayed_since() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let (ours, other) = (server.open(&clock, "a").await, server.open(&clock, "b").await);
+    let retention = Duration::from_mins(10);
+    let queue = make(&ours, Queue { retention, ..queue_named("q") }).await;
+    ours.push(vec![push_of(&queue, "x", 0)]).await.unwrap();
+    let taken = take(&ours, &queue, 1).await;
+    // Between two attempts there is time to replay the item.
+    let mut lost = held_up(Duration::from_millis(1_500));
+    lost.extend(unsure());
+    lost.insert("appName", "sluicegate a");
+    server.fail("update", "alwaysOn", lost).await;
+    let committing = ours.commit(vec![held(&queue, &taken[0])]);
+    let replaying = async {
+        let ids = store::Selection::Ids(vec![taken[0].item.id]);
+        until("the item is replayed", async || other.replay(&queue, &ids, 1).await.unwrap() == 1)
+            .await;
+        server.heal().await;
+    };
+    let (committed, ()) = tokio::join!(committing, replaying);
+    assert_eq!(committed.unwrap(), [Outcome::Ok]);
+}
+
+/// What is counted is what a call has done, also if its first attempt took effect and the answer was lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn counts_are_exact_although_the_answer_was_lost() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let store = server.open(&clock, "a").await;
+    let dead = make(&store, queue_named("dead")).await;
+    let retention = Duration::from_mins(10);
+    let queue = Queue { max_attempts: Some(Limit::of(1)), retention, ..queue_named("q") };
+    let mut queue = Queue::clone(&*make(&store, queue).await);
+    queue.at_limit = crate::domain::AtLimit::DeadLetter(dead.name.clone());
+    let queue = Arc::new(queue);
+    let pushes = |count| (0..count).map(|_| push_of(&queue, "x", 0)).collect::<Vec<_>>();
+
+    // Leases that lapse at a limit.
+    store.push(pushes(20)).await.unwrap();
+    assert_eq!(take(&store, &queue, 20).await.len(), 20);
+    clock.advance(LEASE);
+    store.list_items(&queue, None, None, 1).await.unwrap();
+    assert!(store.reserve(&queue, &[]).await.unwrap().deliveries.is_empty());
+    server.fail("update", times(1), unsure()).await;
+    let mut at_limit = 0;
+    while at_limit < 20 {
+        let reserved = store.reserve(&queue, &[want(1, LEASE)]).await.unwrap();
+        assert!(reserved.at_limit.total() > 0, "only {at_limit} of 20 are counted");
+        at_limit += reserved.at_limit.total();
+    }
+    assert_eq!(at_limit, 20);
+
+    // A redrive.
+    server.fail("update", times(1), unsure()).await;
+    let all = store::RedriveFilter::default();
+    assert_eq!(store.redrive(&dead, &queue, &all, None, 99).await.unwrap().items, 20);
+
+    // A replay.
+    let taken = take(&store, &queue, 20).await;
+    store.commit(taken.iter().map(|delivery| held(&queue, delivery)).collect()).await.unwrap();
+    server.fail("update", times(1), unsure()).await;
+    let ids = store::Selection::Ids(taken.iter().map(|delivery| delivery.item.id).collect());
+    assert_eq!(store.replay(&queue, &ids, 99).await.unwrap(), 20);
+    take_all(&store, &queue, 20).await;
+
+    // Items that expire, of which some leave tombstones.
+    let mut pushes = pushes(20);
+    for (n, push) in pushes.iter_mut().enumerate() {
+        push.item.ttl = Some(Duration::from_secs(1));
+        if n % 2 == 0 {
+            push.item.dedup_id = DedupId::new(n.to_string());
+            push.dedup_window = Some(Duration::from_mins(5));
+        }
+    }
+    store.push(pushes).await.unwrap();
+    clock.advance(Duration::from_secs(2));
+    for command in ["update", "delete"] {
+        server.fail(command, times(1), unsure()).await;
+        let reserved = store.reserve(&queue, &[want(1, LEASE)]).await.unwrap();
+        if command == "update" {
+            assert_eq!(reserved.expired, 20);
+            let mut again = push_of(&queue, "x", 0);
+            again.item.ttl = Some(Duration::from_secs(1));
+            store.push(vec![again]).await.unwrap();
+            clock.advance(Duration::from_secs(2));
+        } else {
+            assert_eq!(reserved.expired, 1);
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
