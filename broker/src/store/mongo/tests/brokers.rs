@@ -203,41 +203,6 @@ async fn sequence_numbers_follow_the_order_of_answers_across_brokers() {
     }
 }
 
-/// An item that lands in the group of a queue that was deleted and created anew in another group is moved there, behind
-/// the unblocked item of its key.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_late_item_follows_its_queue_into_another_group() {
-    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
-    let stores = brokers(&scratch, &clock, 2).await;
-    let old = make(
-        &stores[0],
-        Queue { group: GroupName::parse("g", "old").unwrap(), ..queue_named("q") },
-    );
-    let old = old.await;
-    let links = stores[0].links().await.unwrap();
-    stores[0].delete_queue(&old, true, links).await.unwrap();
-    let new = make(&stores[0], queue_named("q")).await;
-    let mut late = push_of(&old, "late", 0);
-    late.item.ordering_key = OrderingKey::new("k");
-    let late = stores[1].push(vec![late, push_of(&old, "plain", 3)]).await.unwrap();
-    let mut taken = Vec::new();
-    let end = std::time::Instant::now() + Duration::from_secs(20);
-    while taken.len() < 2 {
-        assert!(std::time::Instant::now() < end, "found only {taken:?}");
-        let demands = [want(10, LEASE)];
-        let reserve = stores[0].reserve_hearing(&new, &demands, Appeared::FromStart);
-        taken.extend(reserve.await.unwrap().deliveries.into_iter().map(|(_, delivery)| delivery));
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    let mut ids: Vec<ItemId> = taken.iter().map(|delivery| delivery.item.id).collect();
-    ids.sort();
-    let mut wanted: Vec<ItemId> = late.iter().map(|pushed| pushed.id).collect();
-    wanted.sort();
-    assert_eq!(ids, wanted);
-    let settled = taken.iter().map(|delivery| held(&new, delivery)).collect();
-    assert_eq!(stores[1].commit(settled).await.unwrap(), [Outcome::Ok; 2]);
-}
-
 /// A tombstone for another broker stays for minutes, however long the lease is. That broker gets the right outcome
 /// after that too.
 #[tokio::test(flavor = "multi_thread")]
@@ -275,37 +240,6 @@ async fn tombstones_stay_for_minutes_not_for_the_lease() {
     items.delete_many(tombstones).await.unwrap();
     let receipts = taken.iter().map(|delivery| held(&queue, delivery)).collect();
     assert_eq!(stores[0].commit(receipts).await.unwrap(), [Outcome::Gone; 3]);
-}
-
-/// All items that land in a deleted queue follow it to its other group, however many there are and
-/// whatever consumers hold of it, and the consumers there are woken.
-#[tokio::test(flavor = "multi_thread")]
-async fn all_late_items_follow_their_queue_into_another_group() {
-    const ITEMS: usize = 150;
-    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
-    let stores = brokers(&scratch, &clock, 2).await;
-    let old = Queue { group: GroupName::parse("g", "old").unwrap(), ..queue_named("q") };
-    let old = make(&stores[0], old).await;
-    let links = stores[0].links().await.unwrap();
-    stores[0].delete_queue(&old, true, links).await.unwrap();
-    make(&stores[0], queue_named("q")).await;
-    stores[1].push((0..100).map(|_| push_of(&old, "held", 0)).collect()).await.unwrap();
-    let taken = take(&stores[1], &old, 100).await;
-    stores[1].push((0..ITEMS).map(|_| push_of(&old, "late", 0)).collect()).await.unwrap();
-    let items = |group: &str| stores[0].inner.db.collection::<Document>(&format!("items.{group}"));
-    let late = doc! { "q": "q", "payload": { "$exists": true } };
-    let moved = async {
-        while items("default").count_documents(late.clone()).await.unwrap()
-            < (ITEMS + 100 - taken.len()) as u64
-        {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_mins(1), moved).await.expect("all are moved");
-    let told = tokio::time::timeout(Duration::from_mins(1), async {
-        tokio::select! { told = stores[0].unblocked() => told, told = stores[1].unblocked() => told }
-    });
-    assert_eq!(told.await.expect("a hint"), std::slice::from_ref(&old.name));
 }
 
 /// When the item at the head of a key expires, the next item is ready and its consumers are woken.

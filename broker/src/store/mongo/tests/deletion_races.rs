@@ -37,7 +37,8 @@ async fn drain(store: &Broker<MongoStore>, queue: &Arc<Queue>, count: usize) -> 
     taken
 }
 
-/// Pushes that wait for their write while their queue is deleted and created in another group may be thousands.
+/// Pushes that wait for their write while their queue is deleted and created in another group may be thousands. Their
+/// consumers are woken.
 #[tokio::test(flavor = "multi_thread")]
 async fn any_number_of_late_items_follow_their_queue_into_another_group() {
     const LATE: usize = 2_000;
@@ -62,6 +63,11 @@ async fn any_number_of_late_items_follow_their_queue_into_another_group() {
         .map(|payload| payload.parse().unwrap())
         .collect();
     assert_eq!(keyed, (0..LATE).step_by(100).collect::<Vec<_>>(), "in the order of their key");
+    let told = async {
+        tokio::select! { told = stores[0].unblocked() => told, told = stores[1].unblocked() => told }
+    };
+    let told = tokio::time::timeout(LIMIT, told).await.expect("a hint");
+    assert_eq!(told, std::slice::from_ref(&new.name));
 }
 
 /// An item that another consumer still holds does not keep the items behind it from their queue, and follows them when

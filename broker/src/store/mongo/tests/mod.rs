@@ -4,7 +4,7 @@ use mongodb::bson::{Document, doc};
 
 use super::*;
 use crate::{
-    domain::{Delivery, Demand, ItemId, NewItem, Outcome, Priority, Queue},
+    domain::{Delivery, Demand, NewItem, Outcome, Priority, Queue},
     store::{
         self, Appeared, Created, Deleted, ItemAdmin, ItemStore, Move, Push, QueueStore,
         Reservation, Rollback, RollbackTo, StatsStore, Store,
