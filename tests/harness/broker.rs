@@ -156,7 +156,7 @@ pub(crate) fn binary(name: &str) -> PathBuf {
     let binary = profile.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
     assert!(
         binary.exists(),
-        "{} is not there: build it with `cargo build --workspace --all-targets`, or run the tests by \
+        "{} does not exist: build it with `cargo build --workspace --all-targets`, or run the tests by \
          tests/run e2e",
         binary.display()
     );

@@ -68,7 +68,7 @@ const THE_QUEUE: &str = "the queue";
 const OF_RECEIPTS: &str = "the queue of each receipt";
 const OF_SCHEDULE: &str = "the queue of the schedule";
 const NEW_QUEUE: &str = "the queue, if the push creates it";
-const CONSUMED: &str = "the queue, to create it if it is not there: others wait for it";
+const CONSUMED: &str = "the queue, to create it if it does not exist: others wait for it";
 const PAYLOADS: &str = "the queue: for payloads, which are left out otherwise";
 const OR_PAYLOADS: &str = "the queue, in place of `consume`";
 

@@ -289,7 +289,7 @@ fn token_command() -> Command {
                 .long("file")
                 .value_name("FILE")
                 .value_parser(value_parser!(PathBuf))
-                .help("Add the entry to this file, which is made if it is not there"),
+                .help("Add the entry to this file, which is created if it does not exist"),
         );
     Command::new("token").about("Make tokens").subcommand_required(true).subcommand(new)
 }

@@ -2,7 +2,7 @@ use super::{address::mask_credentials, *};
 
 const TOKENS: &str = "[[token]]\nname = 'ann'\ntoken = '0123456789abcdef'\nallow = ['admin@*']\n";
 
-/// A file that is not there.
+/// A file that does not exist.
 const NONE: &str = "/nonexistent/sluicegate.toml";
 
 fn load_with(file: &Path, env: &[(&str, &str)], args: &[&str]) -> Result<Settings, ConfigError> {

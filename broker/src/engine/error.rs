@@ -18,10 +18,10 @@ pub enum EngineError {
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// The queue does not exist and is not created automatically.
-    #[error("queue {0} is not there")]
+    #[error("queue {0} does not exist")]
     QueueNotFound(QueueName),
     /// There is no such queue, and the caller may not create it.
-    #[error("queue {0} is not there, and the permission create@{0} is missing")]
+    #[error("queue {0} does not exist, and the permission create@{0} is missing")]
     MayNotCreate(QueueName),
     /// The queue has no such item.
     #[error("item {id} is not in queue {queue}")]
@@ -42,7 +42,7 @@ pub enum EngineError {
         state: ItemState,
     },
     /// The schedule does not exist.
-    #[error("schedule {0} is not there")]
+    #[error("schedule {0} does not exist")]
     ScheduleNotFound(ScheduleName),
     /// A queue of that name exists with other settings.
     #[error("queue {0} exists with other settings")]

@@ -65,7 +65,7 @@ pub(crate) use settle::{MoveRequest, RollbackRequest};
 pub(crate) use stats::QueueStats;
 pub(crate) use subscription::{ConsumeOptions, Flow, Received, Retirement, Subscription};
 
-/// Returns whether a caller may create the queue, asked only if the queue is not there.
+/// Returns whether a caller may create the queue, asked only if the queue does not exist.
 pub(crate) type MayCreate<'a> = &'a (dyn Fn(&QueueName) -> bool + Send + Sync);
 
 /// The values that the broker's configuration sets.

@@ -17,7 +17,7 @@ pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// When to try again after losing a race.
 const RETRY_RACE: Duration = Duration::from_millis(50);
 
-/// What to do if a queue is not there.
+/// What to do if a queue does not exist.
 const CREATE_QUEUE: &str =
     "create it with CreateQueue, or push to it if the broker makes queues by itself";
 

@@ -275,7 +275,7 @@ async fn each_call_needs_each_of_its_permissions_on_each_queue_it_names() {
             assert_eq!(reason, (Code::PermissionDenied, "PERMISSION_MISSING".into()), "{path}");
         }
         for (action, token, _) in &lacking {
-            // A missing `create` matters for queues that are not there, and payloads are left out: tests of their own.
+            // A missing `create` matters for queues that do not exist, and payloads are left out: tests of their own.
             let optional = (*action == Permitted::Create && !path.ends_with("CreateQueue"))
                 || matches!(path.rsplit('/').next(), Some("ListItems" | "GetItem"))
                     && *action != Permitted::View;

@@ -176,7 +176,7 @@ fn read_head(view: &Tx<'_>, queue: &Queue, demands: &[Demand]) -> rusqlite::Resu
                 Err(error) => return Err(error),
             };
             if row.get::<_, Option<bool>>(IS_THERE)? != Some(true) {
-                return Err(index_corruption("it names an item that is not there"));
+                return Err(index_corruption("it names an item that does not exist"));
             }
             let id: i64 = row.get(0)?;
             let stored = match read_item_of(view, queue.name.clone(), row) {

@@ -76,7 +76,7 @@ pub(crate) async fn links(inner: &Inner) -> Result<Links> {
     let counters = counters(inner);
     let found = read_in_time(|| counters.find_one(doc! { "_id": LINKS })).await?;
     let n = found.as_ref().and_then(|found| found.get("n")).and_then(integer);
-    n.map(Links).ok_or_else(|| unavailable("the state of the links between queues is not there"))
+    n.map(Links).ok_or_else(|| unavailable("the state of the links between queues is missing"))
 }
 
 /// Changes the state of the links. Returns false if it is no longer `links`. Of two transactions with the same state

@@ -248,7 +248,7 @@ async fn find_or_begin(db: &Database) -> Result<Found, Failure> {
         .upsert(true)
         .return_document(ReturnDocument::After);
     let found = in_time(begin).await?;
-    let found = found.ok_or_else(|| broken("the document that was written is not there"))?;
+    let found = found.ok_or_else(|| broken("the document that was written is missing"))?;
     Ok(Found::read(&found)?)
 }
 
