@@ -103,7 +103,13 @@ fn stored_deliveries() -> Vec<domain::Delivery> {
             group: GroupName::parse("group", "default").expect("a name"),
         };
         let (lease_expire_time, previous_eligible_time) = (now, now);
-        domain::Delivery { item, receipt, lease_expire_time, previous_eligible_time }
+        domain::Delivery {
+            item,
+            receipt,
+            lease_expire_time,
+            previous_eligible_time,
+            former_lease: None,
+        }
     };
     (0..ITEMS).map(delivery).collect()
 }

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 use bytes::Bytes;
 
 use super::{
-    ConsumerName, DedupId, Eligibility, Invalid, ItemId, LeaseToken, OrderingKey, QueueName, Receipt,
-    Timestamp,
+    ConsumerName, DedupId, Eligibility, Invalid, ItemId, LeaseToken, OrderingKey, QueueName,
+    Receipt, Timestamp,
     limits::{MAX_HEADER_BYTES, MAX_HEADERS, MAX_REASON_BYTES, PRIORITIES},
 };
 

@@ -456,7 +456,8 @@ async fn what_is_not_sent_when_a_queue_is_paused_returns_to_it() {
     bench.push(2).await;
     until_assigned(&bench, 2).await;
     bench.engine.pause_queue(&name("q"), true).await.unwrap();
-    let items = bench.until_ready(2).await;
+    let items =
+        timeout(LEASE / 2, bench.until_ready(2)).await.expect("long before their leases end");
     assert!(items.iter().all(|item| item.attempt == 1), "they were never sent: {items:?}");
     ask(&mut stream).await;
     bench.engine.pause_queue(&name("q"), false).await.unwrap();

@@ -157,8 +157,8 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    fn connection(port: u16) -> Connection {
-        Some(SocketAddr::from(([127, 0, 0, 1], port)))
+    fn connection(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
     }
 
     /// Requests that declare much and send nothing hold up nobody else, whether they come over one connection or many.
@@ -168,11 +168,11 @@ mod tests {
             let budget = Budget::new(256 * MIB);
             let mut stalled = Vec::new();
             for n in 0..16 * connections {
-                let take = budget.take(connection(n % connections), 16 * MIB).now_or_never();
+                let take = budget.take(Some(connection(n % connections)), 16 * MIB).now_or_never();
                 stalled.extend(take.and_then(Result::ok));
             }
             assert!(stalled.len() >= 12, "a few greedy ones get most of it: {}", stalled.len());
-            let take = budget.take(connection(9_999), 100 << 10).now_or_never();
+            let take = budget.take(Some(connection(9_999)), 100 << 10).now_or_never();
             take.expect("another connection does not wait").unwrap();
             drop(stalled);
             assert_eq!(budget.free(), 256 * MIB);
