@@ -68,6 +68,7 @@ fn limits(settings: &Settings) -> Limits {
         default_lease: settings.default_lease,
         max_lease: settings.max_lease,
         auto_create_queues: settings.auto_create_queues,
+        max_queues: settings.bounds.max_queues,
         poll_min: settings.poll_min,
         poll_max: settings.poll_max,
         failure_defaults: settings.failure_defaults.clone(),
@@ -100,6 +101,7 @@ impl App {
 
         let address = local_address(&listener)?;
         let http_address = local_address(&http_listener)?;
+        let http_listener = Listener::console(http_listener, &settings.bounds);
         let (calls, servers) = (TaskTracker::new(), TaskTracker::new());
         let stop = CancellationToken::new();
         let api = Api::new(Arc::clone(&engine), calls.clone(), stop.clone());
@@ -110,11 +112,7 @@ impl App {
             None => None,
         };
         let tls = tls.map(|acceptor| Arc::new(watch::Sender::new(acceptor)));
-        let options = Options {
-            tls: tls.as_ref().map(|tls| tls.subscribe()),
-            max_connection_age: settings.max_connection_age,
-            access: Arc::clone(&access),
-        };
+        let options = options(&settings, tls.as_deref(), &access, &metrics);
         let files = reloaded(&settings, &access, tls);
         let reload = Arc::new(Notify::new());
         let server =
@@ -134,9 +132,7 @@ impl App {
         let console = console.into_make_service_with_connect_info::<Peer>();
         let stopped = stop.clone().cancelled_owned();
         let serve = async move {
-            let served = axum::serve(Listener::console(http_listener), console)
-                .with_graceful_shutdown(stopped)
-                .await;
+            let served = axum::serve(http_listener, console).with_graceful_shutdown(stopped).await;
             if let Err(error) = served {
                 tracing::error!(%error, "the HTTP server ended");
             }
@@ -206,6 +202,21 @@ impl App {
             self.store.close().await;
         };
         tokio::time::timeout(self.shutdown_grace, orderly).await.is_ok()
+    }
+}
+
+fn options(
+    settings: &Settings,
+    tls: Option<&watch::Sender<TlsAcceptor>>,
+    access: &Arc<Access>,
+    metrics: &Arc<Metrics>,
+) -> Options {
+    Options {
+        tls: tls.map(watch::Sender::subscribe),
+        max_connection_age: settings.max_connection_age,
+        access: Arc::clone(access),
+        bounds: settings.bounds.clone(),
+        metrics: Arc::clone(metrics),
     }
 }
 

@@ -139,13 +139,14 @@ async fn missing_queues_and_items_are_not_found() {
     assert_eq!(missing.code(), Code::NotFound);
     error_reason(&missing);
     let request = ConsumeRequest { queue: "work".to_owned(), ..Default::default() };
-    let missing = api.queue.clone().consume(request).await.expect_err("no such queue");
-    assert_eq!(missing.code(), Code::NotFound);
+    let waiting = api.queue.clone().consume(request).await.expect("a stream that waits");
     let request = GetQueueRequest { name: "work".to_owned() };
     let missing = api.admin.clone().get_queue(request).await.expect_err("no such queue");
     assert_eq!(missing.code(), Code::NotFound);
     api.create(Queue { name: "work".to_owned(), ..Default::default() }).await;
     api.push("work", &["x"]).await;
+    let delivered = within("the item", waiting.into_inner().message()).await;
+    assert_eq!(delivered.expect("an open stream").expect("a message").deliveries.len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

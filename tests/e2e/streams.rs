@@ -38,6 +38,7 @@ struct Session {
 
 impl Session {
     async fn open(api: &Api, request: ConsumeRequest) -> Self {
+        api.ensure(&request.queue).await;
         let (requests, outgoing) = mpsc::channel(100);
         let open = ConsumeStreamRequest { action: Some(Action::Open(request)) };
         requests.send(open).await.expect("room in the channel");

@@ -44,6 +44,15 @@ impl Api {
         answer.into_inner().queue.expect("the queue in the answer")
     }
 
+    /// Creates a queue with the default settings, unless there is one of that name.
+    pub(crate) async fn ensure(&self, queue: &str) {
+        let queue = Queue { name: queue.to_owned(), ..Queue::default() };
+        let request = CreateQueueRequest { queue: Some(queue) };
+        if let Err(status) = self.admin.clone().create_queue(request).await {
+            assert_eq!(status.code(), tonic::Code::AlreadyExists, "{status:?}");
+        }
+    }
+
     pub(crate) async fn try_push(
         &self,
         queue: &str,
@@ -142,7 +151,9 @@ impl Api {
         .await
     }
 
+    /// Opens a consumer. The queue is created before if it is not there, so that the consumer waits for items, not for it.
     pub(crate) async fn consume_with(&self, request: ConsumeRequest) -> Deliveries {
+        self.ensure(&request.queue).await;
         let stream = self.queue.clone().consume(request).await.expect("a stream").into_inner();
         Deliveries { stream, pending: VecDeque::new() }
     }

@@ -129,6 +129,8 @@ impl Launch {
         }
         command
             .args(&self.flags)
+            // As in the image and in the unit for systemd.
+            .env("MALLOC_MMAP_THRESHOLD_", "131072")
             .current_dir(directory)
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a second handle"))

@@ -72,6 +72,23 @@ impl Caller {
         self.now_allows(action, Some(queue)).is_ok()
     }
 
+    /// Returns how many queues there may be whose names this caller may give to new queues, if `names` are that many. An
+    /// administrator of the queue has no limit.
+    pub(crate) fn max_queues<'a>(
+        &self,
+        queue: &str,
+        names: impl Iterator<Item = &'a str>,
+    ) -> Option<u32> {
+        let principal = self.current().ok().flatten()?;
+        let most = principal.max_queues;
+        let may = |action, name: &str| principal.permissions.iter().any(|p| p.allows(action, name));
+        if most == 0 || may(Action::Admin, queue) {
+            return None;
+        }
+        let is_counted = |name: &&str| may(Action::Create, name) && !may(Action::Admin, name);
+        (names.filter(is_counted).count() >= most as usize).then_some(most)
+    }
+
     /// Refuses a caller whose token was withdrawn or has expired since the call began.
     pub(crate) fn is_known(&self) -> Result<(), Refused> {
         self.current().map(|_| ()).inspect_err(|refused| self.tell(refused, None))

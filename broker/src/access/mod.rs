@@ -4,6 +4,7 @@
 //! * [`rules`]: the table of what each call needs.
 //! * [`tokens`]: the file of tokens and certificates.
 //! * [`caller`]: who makes a call, asked for each queue that the call names.
+//! * [`peers`]: the other ends of connections, and how much of the broker each uses.
 //! * [`slowdown`]: peers that fail again and again are answered later and later.
 //! * [`audit`]: the log of refusals and of what operators do.
 //!
@@ -12,12 +13,13 @@
 
 pub(crate) mod audit;
 mod caller;
+mod peers;
 pub(crate) mod rules;
 mod slowdown;
 pub(crate) mod tokens;
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -33,6 +35,7 @@ use self::{
 };
 
 pub(crate) use caller::Caller;
+pub(crate) use peers::{Count, Peer, Peers, Usage};
 
 /// Why a call is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -71,21 +74,6 @@ impl Refused {
             Self::TokenExpired => "TOKEN_EXPIRED",
             Self::PermissionMissing { .. } => "PERMISSION_MISSING",
         }
-    }
-}
-
-/// The other end of a connection.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Peer {
-    /// Where the other end is.
-    pub(crate) address: Option<SocketAddr>,
-    /// The names in its certificate, once the TLS handshake is complete. Empty without a certificate.
-    pub(crate) names: Arc<OnceLock<Vec<String>>>,
-}
-
-impl Peer {
-    fn ip(&self) -> Option<IpAddr> {
-        self.address.map(|address| address.ip().to_canonical())
     }
 }
 
@@ -201,7 +189,7 @@ impl Access {
 
     /// Notes that a call of this peer was refused, and returns how much later than now it should be answered.
     pub(crate) fn penalty(&self, peer: &Peer) -> Duration {
-        peer.ip().map_or(Duration::ZERO, |ip| self.slowdown.failed(ip))
+        peer.network().map_or(Duration::ZERO, |network| self.slowdown.failed(network))
     }
 }
 

@@ -37,6 +37,11 @@ impl Rule {
         RULES.iter().find(|rule| rule.call == call)
     }
 
+    /// Returns true if the call is a stream of messages in either direction, which may last.
+    pub(crate) fn is_stream(call: &str) -> bool {
+        STREAMS.contains(&call)
+    }
+
     /// Returns true if the rule mentions the action.
     pub(crate) fn mentions(&self, action: Action) -> bool {
         match self.needs {
@@ -68,7 +73,6 @@ const THE_QUEUE: &str = "the queue";
 const OF_RECEIPTS: &str = "the queue of each receipt";
 const OF_SCHEDULE: &str = "the queue of the schedule";
 const NEW_QUEUE: &str = "the queue, if the push creates it";
-const CONSUMED: &str = "the queue, to create it if it does not exist: others wait for it";
 const PAYLOADS: &str = "the queue: for payloads, which are left out otherwise";
 const OR_PAYLOADS: &str = "the queue, in place of `consume`";
 
@@ -76,22 +80,16 @@ const OR_PAYLOADS: &str = "the queue, in place of `consume`";
 pub(crate) const RULES: &[Rule] = &[
     rule("/sluicegate.v1.QueueService/Push", &[need(Produce, THE_QUEUE), need(Create, NEW_QUEUE)]),
     rule("/sluicegate.v1.QueueService/Commit", &[need(Consume, OF_RECEIPTS)]),
-    rule(
-        "/sluicegate.v1.QueueService/Reserve",
-        &[need(Consume, THE_QUEUE), need(Create, CONSUMED)],
-    ),
+    rule("/sluicegate.v1.QueueService/Reserve", &[need(Consume, THE_QUEUE)]),
     rule(
         "/sluicegate.v1.QueueService/PushStream",
         &[need(Produce, "the queue of each batch"), need(Create, NEW_QUEUE)],
     ),
-    rule("/sluicegate.v1.QueueService/Pop", &[need(Consume, THE_QUEUE), need(Create, CONSUMED)]),
-    rule(
-        "/sluicegate.v1.QueueService/Consume",
-        &[need(Consume, THE_QUEUE), need(Create, CONSUMED)],
-    ),
+    rule("/sluicegate.v1.QueueService/Pop", &[need(Consume, THE_QUEUE)]),
+    rule("/sluicegate.v1.QueueService/Consume", &[need(Consume, THE_QUEUE)]),
     rule(
         "/sluicegate.v1.QueueService/ConsumeStream",
-        &[need(Consume, "the queue, and the queue of each receipt"), need(Create, CONSUMED)],
+        &[need(Consume, "the queue, and the queue of each receipt")],
     ),
     rule("/sluicegate.v1.QueueService/Rollback", &[need(Consume, OF_RECEIPTS)]),
     rule("/sluicegate.v1.QueueService/Extend", &[need(Consume, OF_RECEIPTS)]),
@@ -180,6 +178,17 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/metrics", &[need(View, "all queues, by the pattern `*`")]),
 ];
 
+/// The calls that are streams.
+const STREAMS: [&str; 7] = [
+    "/sluicegate.v1.QueueService/PushStream",
+    "/sluicegate.v1.QueueService/Consume",
+    "/sluicegate.v1.QueueService/ConsumeStream",
+    "/sluicegate.v1.AdminService/WatchQueues",
+    "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+];
+
 #[cfg(test)]
 mod tests {
     use std::{collections::HashSet, fmt::Write as _, fs, path::Path};
@@ -189,19 +198,20 @@ mod tests {
 
     use super::*;
 
-    /// Returns the paths of all methods of a descriptor set.
-    fn methods(descriptors: &[u8]) -> Vec<String> {
+    /// Returns the paths of all methods of a descriptor set, and whether each is a stream.
+    fn methods(descriptors: &[u8]) -> Vec<(String, bool)> {
         let set = FileDescriptorSet::decode(descriptors).unwrap();
-        let mut paths = Vec::new();
+        let mut methods = Vec::new();
         for file in &set.file {
             for service in &file.service {
                 for method in &service.method {
+                    let is_stream = method.client_streaming() || method.server_streaming();
                     let (service, method) = (service.name(), method.name());
-                    paths.push(format!("/{}.{service}/{method}", file.package()));
+                    methods.push((format!("/{}.{service}/{method}", file.package()), is_stream));
                 }
             }
         }
-        paths
+        methods
     }
 
     #[test]
@@ -214,7 +224,10 @@ mod tests {
             tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET,
             tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
         ] {
-            served.extend(methods(descriptors));
+            for (method, is_stream) in methods(descriptors) {
+                assert_eq!(Rule::is_stream(&method), is_stream, "{method}");
+                served.insert(method);
+            }
         }
         let ruled: HashSet<String> = RULES.iter().map(|rule| rule.call.to_owned()).collect();
         assert_eq!(ruled.len(), RULES.len(), "one rule for each call");

@@ -1,10 +1,6 @@
 //! Peers whose calls are refused again and again are answered later and later, so that nobody tries out tokens quickly.
 
-use std::{
-    collections::HashMap,
-    net::{IpAddr, Ipv6Addr},
-    time::Duration,
-};
+use std::{collections::HashMap, net::IpAddr, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -35,12 +31,11 @@ impl Slowdown {
         Self { free, peers: Mutex::default() }
     }
 
-    /// Counts a failure and returns how long to wait with its answer.
+    /// Counts a failure of this network and returns how long to wait with its answer.
     pub(super) fn failed(&self, peer: IpAddr) -> Duration {
         if self.free == 0 {
             return Duration::ZERO;
         }
-        let peer = network(peer);
         let now = Instant::now();
         let mut peers = self.peers.lock();
         if peers.len() >= MAX_PEERS && !peers.contains_key(&peer) {
@@ -57,17 +52,6 @@ impl Slowdown {
         match failures.count.checked_sub(self.free + 1) {
             None => Duration::ZERO,
             Some(more) => FIRST_DELAY.saturating_mul(2_u32.saturating_pow(more)).min(LONGEST_DELAY),
-        }
-    }
-}
-
-/// Returns the network of an address: with IPv6, everyone has 2^64 addresses.
-fn network(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(_) => address,
-        IpAddr::V6(address) => {
-            let bits = address.to_bits() >> 64 << 64;
-            IpAddr::V6(Ipv6Addr::from_bits(bits))
         }
     }
 }
@@ -104,9 +88,6 @@ mod tests {
         tokio::time::advance(WINDOW).await;
         slowdown.failed(peer("192.0.2.1"));
         assert_eq!(slowdown.peers.lock().len(), 1);
-        let (one, same) = (peer("2001:db8::1"), peer("2001:db8::ffff"));
-        assert_eq!(slowdown.failed(one), Duration::ZERO);
-        assert_eq!(slowdown.failed(same), FIRST_DELAY, "addresses of one network");
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@
 //! hash = "sha256:…"                  # or token = "…", the token itself
 //! allow = ["produce@orders.*", "view@*"]
 //! expires = 2027-01-01T00:00:00Z     # may be left out
+//! max_queues = 10                    # may be left out
 //!
 //! [[certificate]]
 //! san = "worker.example"             # with mutual TLS: a DNS name or URI that the certificate is for
@@ -30,6 +31,8 @@ use crate::domain::{Pattern, Permission};
 const HASH_PREFIX: &str = "sha256:";
 /// The fewest characters of a token that stands in the file as it is.
 const MIN_TOKEN: usize = 16;
+/// How many queues a token may create whose entry says nothing about it.
+const MAX_QUEUES: u32 = 1_000;
 
 /// The SHA-256 hash of a token.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -76,6 +79,8 @@ pub(crate) struct Principal {
     pub(crate) permissions: Vec<Permission>,
     /// When all permissions end.
     pub(crate) expires: Option<SystemTime>,
+    /// Most queues among those that it may create; 0: no limit.
+    pub(crate) max_queues: u32,
 }
 
 impl Principal {
@@ -109,6 +114,7 @@ struct TokenEntry {
     token: Option<String>,
     allow: Vec<String>,
     expires: Option<toml::Value>,
+    max_queues: Option<u32>,
 }
 
 #[derive(Deserialize)]
@@ -117,6 +123,7 @@ struct CertificateEntry {
     san: String,
     allow: Vec<String>,
     expires: Option<toml::Value>,
+    max_queues: Option<u32>,
 }
 
 impl Tokens {
@@ -190,14 +197,18 @@ fn token(entry: TokenEntry) -> Result<(TokenHash, Principal), String> {
         }
         _ => return Err("give either hash or token".to_owned()),
     };
-    Ok((hash, principal(entry.name, &entry.allow, entry.expires.as_ref())?))
+    let principal = principal(entry.name, &entry.allow, entry.expires.as_ref())?;
+    let max_queues = entry.max_queues.unwrap_or(principal.max_queues);
+    Ok((hash, Principal { max_queues, ..principal }))
 }
 
 fn certificate(entry: CertificateEntry) -> Result<Principal, String> {
     if entry.san.is_empty() {
         return Err("san must be given; \"*\" stands for every certificate".to_owned());
     }
-    principal(entry.san, &entry.allow, entry.expires.as_ref())
+    let principal = principal(entry.san, &entry.allow, entry.expires.as_ref())?;
+    let max_queues = entry.max_queues.unwrap_or(principal.max_queues);
+    Ok(Principal { max_queues, ..principal })
 }
 
 fn principal(
@@ -217,7 +228,7 @@ fn principal(
         toml::Value::String(text) => instant(text),
         other => Err(format!("expires: {other} is not a time")),
     });
-    Ok(Principal { name, permissions, expires: expires.transpose()? })
+    Ok(Principal { name, permissions, expires: expires.transpose()?, max_queues: MAX_QUEUES })
 }
 
 /// Parses a time with its offset.

@@ -68,12 +68,7 @@ pub(super) const KEYS: &[Key] = &[
         "sluicegate",
         "Name of the MongoDB database, and of the signals' channel",
     ),
-    key(
-        "auto_create_queues",
-        "BOOL",
-        "true",
-        "Create a queue when it is first pushed to or consumed from",
-    ),
+    key("auto_create_queues", "BOOL", "true", "Create a queue when it is first pushed to"),
     key(
         "max_payload_bytes",
         "SIZE",
@@ -176,6 +171,76 @@ pub(super) const KEYS: &[Key] = &[
         "20",
         "Calls of one address that may be refused in a minute before its refusals come later and later; 0: any number",
     ),
+    key(
+        "max_queues",
+        "COUNT",
+        "10000",
+        "Most queues; dead-letter queues that the broker creates by itself are not refused; 0: no limit",
+    ),
+    key(
+        "max_connections",
+        "COUNT",
+        "10000",
+        "Most gRPC connections, of which there are never more than three quarters of the files that the process may \
+         open; 0: so many",
+    ),
+    key(
+        "max_connections_per_peer",
+        "COUNT",
+        "1000",
+        "Most connections of one address, and never more than half of all; of IPv6 addresses the first 64 bits count; 0: half \
+         of all",
+    ),
+    key(
+        "max_requests",
+        "COUNT",
+        "20000",
+        "Most calls under way that are not streams, waiting ones included; 0: no limit",
+    ),
+    key("max_requests_per_peer", "COUNT", "5000", "Most such calls of one address; 0: no limit"),
+    key("max_streams", "COUNT", "20000", "Most open streams; 0: no limit"),
+    key("max_streams_per_peer", "COUNT", "5000", "Most open streams of one address; 0: no limit"),
+    key(
+        "max_incoming_bytes",
+        "SIZE",
+        "256MiB",
+        "Most bytes of large requests that are held until they are decoded, and as many of the batches of push streams until \
+         they are stored; what does not fit is not read",
+    ),
+    key(
+        "max_unread_bytes",
+        "SIZE",
+        "256MiB",
+        "Most bytes of answers that clients have not read; beyond it, the call that has waited longest ends, of the address that \
+         has left the most",
+    ),
+    key(
+        "unread_timeout",
+        "DURATION",
+        "30s",
+        "How long a large answer is kept of which the client reads nothing; messages of streams are exempt",
+    ),
+    key("max_metadata_bytes", "SIZE", "16KiB", "Largest metadata of a call"),
+    key(
+        "max_resets",
+        "COUNT",
+        "1024",
+        "Calls that a client may cancel before the broker has seen them, and faulty calls, until its connection is closed; 0: \
+         any number",
+    ),
+    key(
+        "handshake_timeout",
+        "DURATION",
+        "10s",
+        "How long the beginning of a connection may take, TLS included, and each request over HTTP",
+    ),
+    key(
+        "ping_interval",
+        "DURATION",
+        "15s",
+        "How often a connection is tested on which nothing arrives, or only a part of a call's metadata",
+    ),
+    key("ping_timeout", "DURATION", "10s", "How long the answer to such a test may take"),
 ];
 
 impl Key {

@@ -2,6 +2,7 @@
 //! value stops the start. The message names the key, where it was given, and what would be right.
 
 mod address;
+mod bounds;
 mod keys;
 mod values;
 
@@ -17,7 +18,10 @@ use std::{
 
 use config::{Config, File, FileFormat, Map, Source, Value, ValueKind};
 
-pub(crate) use self::address::{SignalsUri, StoreUri};
+pub(crate) use self::{
+    address::{SignalsUri, StoreUri},
+    bounds::Bounds,
+};
 use self::{
     keys::{CONFIG_VARIABLE, KEYS, Key, PREFIX},
     values::Parsed,
@@ -96,6 +100,8 @@ pub(crate) struct Settings {
     pub max_refusals: u32,
     /// Serve other machines without tokens.
     pub insecure: bool,
+    /// How much of the broker its clients may use.
+    pub bounds: Bounds,
 }
 
 /// Why the settings cannot be used.
@@ -390,6 +396,7 @@ impl Given {
             tokens: self.tokens()?,
             max_refusals: self.required("max_refusals", values::count)?,
             insecure: self.required("insecure", values::boolean)?,
+            bounds: self.bounds()?,
             max_lease,
             poll_min,
             store,

@@ -57,6 +57,7 @@ fn the_defaults_serve_this_machine_from_one_file() {
     assert_eq!((settings.tls.as_ref(), settings.tokens.as_ref()), (None, None));
     assert!(!settings.insecure);
     assert_eq!(settings.max_refusals, 20);
+    assert_eq!(settings.bounds, Bounds::default());
     assert!(settings.warnings().is_empty());
 }
 
@@ -107,6 +108,9 @@ fn every_key_works_in_all_three_places() {
             "signals_file" => &signals,
             "insecure" => "true",
             "max_refusals" => "3",
+            bytes if bytes.starts_with("max_") && bytes.ends_with("_bytes") => "1MiB",
+            count if count.starts_with("max_") => "7",
+            "unread_timeout" | "handshake_timeout" | "ping_interval" | "ping_timeout" => "1s",
             "tokens_file" => &tokens,
             other => panic!("no test value for {other}"),
         };

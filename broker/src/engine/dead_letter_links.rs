@@ -121,7 +121,7 @@ mod tests {
     use super::*;
     use crate::{
         domain::{AtLimit, Clock, NewItem},
-        engine::{Engine, Limits},
+        engine::{Engine, Limits, MAY_CREATE_ALL},
         metrics::Metrics,
         signals::LocalSignals,
         store::sqlite::SqliteStore,
@@ -150,8 +150,8 @@ mod tests {
     #[tokio::test]
     async fn a_dead_letter_queue_in_use_is_not_deleted() {
         let engine = engine();
-        engine.create_queue(queue("a", Some("dead"))).await.unwrap();
-        engine.create_queue(queue("b", Some("dead"))).await.unwrap();
+        engine.create_queue(queue("a", Some("dead")), MAY_CREATE_ALL).await.unwrap();
+        engine.create_queue(queue("b", Some("dead")), MAY_CREATE_ALL).await.unwrap();
         for force in [false, true] {
             let refused = engine.delete_queue(&name("dead"), force).await.unwrap_err();
             let EngineError::DeadLetterQueueInUse { queue, sources } = &refused else {
@@ -172,7 +172,7 @@ mod tests {
     #[tokio::test]
     async fn rings_of_dead_letter_queues_are_refused() {
         let engine = engine();
-        engine.create_queue(queue("a", Some("b"))).await.unwrap();
+        engine.create_queue(queue("a", Some("b")), MAY_CREATE_ALL).await.unwrap();
         let to = |to: &'static str| {
             move |queue: &mut Queue| {
                 queue.dead_letter_queue = Some(name(to));
@@ -194,7 +194,8 @@ mod tests {
     #[tokio::test]
     async fn a_ring_through_a_queue_to_be_made_is_refused() {
         let engine = engine();
-        let refused = engine.create_queue(queue("r.dead", Some("r"))).await.unwrap_err();
+        let refused =
+            engine.create_queue(queue("r.dead", Some("r")), MAY_CREATE_ALL).await.unwrap_err();
         assert!(matches!(refused, EngineError::DeadLetterRing(_)), "{refused}");
         for name in [name("r"), name("r.dead")] {
             assert_eq!(engine.store().get_queue(&name).await.unwrap(), None);
@@ -205,8 +206,8 @@ mod tests {
     #[tokio::test]
     async fn a_queue_is_in_the_group_of_its_dead_letter_queue() {
         let engine = engine();
-        engine.create_queue(grouped("q.dead", None, "g")).await.unwrap();
-        let refused = engine.create_queue(queue("q", None)).await.unwrap_err();
+        engine.create_queue(grouped("q.dead", None, "g"), MAY_CREATE_ALL).await.unwrap();
+        let refused = engine.create_queue(queue("q", None), MAY_CREATE_ALL).await.unwrap_err();
         let EngineError::DeadLetterGroup { queue: dead, from, .. } = &refused else {
             panic!("{refused}")
         };
@@ -217,7 +218,7 @@ mod tests {
         assert_eq!(engine.store().get_queue(&name("q")).await.unwrap(), None);
         // A queue with a named dead-letter queue or none is accepted.
         let discarding = Queue { discard_failed: true, ..queue("q", None) };
-        engine.create_queue(discarding).await.unwrap();
+        engine.create_queue(discarding, MAY_CREATE_ALL).await.unwrap();
         let keep = |queue: &mut Queue| {
             queue.discard_failed = false;
             Ok(())
@@ -229,24 +230,25 @@ mod tests {
             keep(queue)
         };
         engine.update_queue(&name("q"), &name_one).await.unwrap();
-        engine.create_queue(grouped("r.dead", None, "g")).await.unwrap();
-        engine.create_queue(grouped("r", None, "g")).await.unwrap();
+        engine.create_queue(grouped("r.dead", None, "g"), MAY_CREATE_ALL).await.unwrap();
+        engine.create_queue(grouped("r", None, "g"), MAY_CREATE_ALL).await.unwrap();
     }
 
     /// A dead-letter queue is in the group of its sources, whichever call creates it.
     #[tokio::test]
     async fn a_dead_letter_queue_is_in_the_group_of_its_sources() {
         let engine = engine();
-        engine.create_queue(grouped("a", Some("dead"), "g")).await.unwrap();
+        engine.create_queue(grouped("a", Some("dead"), "g"), MAY_CREATE_ALL).await.unwrap();
         assert_eq!(engine.get_queue(&name("dead")).await.unwrap().group.as_str(), "g");
         // Earlier versions allowed the deletion.
         let links = engine.store().links().await.unwrap();
         let dead = engine.get_queue(&name("dead")).await.unwrap();
         engine.store().delete_queue(&dead, true, links).await.unwrap();
         engine.queues.forget(&name("dead"));
-        let refused = engine.create_queue(queue("dead", None)).await.unwrap_err();
+        let refused = engine.create_queue(queue("dead", None), MAY_CREATE_ALL).await.unwrap_err();
         assert!(matches!(refused, EngineError::DeadLetterGroup { .. }), "{refused}");
-        let refused = engine.create_queue(queue("b", Some("dead"))).await.unwrap_err();
+        let refused =
+            engine.create_queue(queue("b", Some("dead")), MAY_CREATE_ALL).await.unwrap_err();
         assert!(matches!(refused, EngineError::DeadLetterGroup { .. }), "{refused}");
         engine.push(&name("dead"), vec![NewItem::default()], None).await.unwrap();
         assert_eq!(engine.get_queue(&name("dead")).await.unwrap().group.as_str(), "g");
@@ -257,7 +259,7 @@ mod tests {
     #[tokio::test]
     async fn a_dead_letter_queue_that_was_deleted_is_created_again() {
         let engine = engine();
-        engine.create_queue(queue("q", None)).await.unwrap();
+        engine.create_queue(queue("q", None), MAY_CREATE_ALL).await.unwrap();
         engine.refresh_settings().await.unwrap();
         let dead = name("q.dead");
         for _ in 0..2 {

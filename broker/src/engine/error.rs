@@ -23,6 +23,14 @@ pub enum EngineError {
     /// There is no such queue, and the caller may not create it.
     #[error("queue {0} does not exist, and the permission create@{0} is missing")]
     MayNotCreate(QueueName),
+    /// There are as many queues as there may be.
+    #[error("{setting} is {most}, and there are so many queues")]
+    TooManyQueues {
+        /// What sets the limit.
+        setting: &'static str,
+        /// The limit.
+        most: u32,
+    },
     /// The queue has no such item.
     #[error("item {id} is not in queue {queue}")]
     ItemNotFound {

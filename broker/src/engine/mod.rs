@@ -58,15 +58,18 @@ use stats::Stats;
 
 pub(crate) use consumers::{RevokeReason, Revoked};
 pub(crate) use error::{EngineError, Result};
-pub(crate) use overview::Gauges;
+pub(crate) use overview::{Gauges, QueueNames};
 pub(crate) use rollback::OnDisconnect;
 pub(crate) use schedules::{Refused, check_cron};
 pub(crate) use settle::{MoveRequest, RollbackRequest};
 pub(crate) use stats::QueueStats;
 pub(crate) use subscription::{ConsumeOptions, Flow, Received, Retirement, Subscription};
 
-/// Returns whether a caller may create the queue, asked only if the queue does not exist.
-pub(crate) type MayCreate<'a> = &'a (dyn Fn(&QueueName) -> bool + Send + Sync);
+/// Allows or refuses to create the queue beside those that exist. Asked only if the queue does not exist.
+pub(crate) type MayCreate<'a> = &'a (dyn Fn(&QueueName, &QueueNames) -> Result<()> + Send + Sync);
+
+/// Allows everyone to create every queue.
+pub(crate) const MAY_CREATE_ALL: MayCreate<'static> = &|_, _| Ok(());
 
 /// The values that the broker's configuration sets.
 #[derive(Debug, Clone)]
@@ -77,8 +80,10 @@ pub(crate) struct Limits {
     pub default_lease: Duration,
     /// Longest lease, and the longest time for which a `renew` stream keeps one item.
     pub max_lease: Duration,
-    /// If true, queues are created when they are first pushed to or consumed from.
+    /// If true, queues are created when they are first pushed to.
     pub auto_create_queues: bool,
+    /// Most queues, except for dead-letter queues that the broker creates by itself; 0: no limit.
+    pub max_queues: u32,
     /// Shortest pause between two fallback polls of an idle queue.
     pub poll_min: Duration,
     /// Longest pause between two fallback polls of an idle queue.
@@ -96,6 +101,7 @@ impl Default for Limits {
             default_lease: Duration::from_secs(30),
             max_lease: Duration::from_hours(12),
             auto_create_queues: true,
+            max_queues: 10_000,
             poll_min: Duration::from_secs(1),
             poll_max: Duration::from_secs(15),
             drain: Duration::from_secs(3),
@@ -141,11 +147,7 @@ impl Engine {
         Arc::new(Self {
             overview: Overview::default(),
             stats: Stats::new(Arc::clone(&store), tasks.clone()),
-            queues: Queues::new(
-                Arc::clone(&store),
-                limits.auto_create_queues,
-                limits.failure_defaults.clone(),
-            ),
+            queues: Queues::new(Arc::clone(&store), limits.failure_defaults.clone()),
             store,
             signals,
             metrics,

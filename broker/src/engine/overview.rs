@@ -15,11 +15,14 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use tokio::time::{Instant, sleep_until};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 
 use crate::domain::{QueueName, Totals};
 
-use super::{Engine, EngineError, Result, depths::Seen};
+use super::{Engine, EngineError, MayCreate, Result, depths::Seen};
 
 /// Name of the task of keeping the depth gauges.
 const TASK: &str = "figures";
@@ -43,6 +46,19 @@ const TICK: Duration = Duration::from_secs(1);
 /// Page size for the list of queues.
 const PAGE: usize = 500;
 
+/// The names of all queues, each at least once.
+pub(crate) struct QueueNames {
+    read: Arc<Vec<QueueName>>,
+    created: Vec<QueueName>,
+}
+
+impl QueueNames {
+    /// Returns all names.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &QueueName> {
+        self.read.iter().chain(&self.created)
+    }
+}
+
 /// When something was read, and how long the read took.
 #[derive(Debug, Clone, Copy)]
 struct Read {
@@ -50,19 +66,36 @@ struct Read {
     took: Duration,
 }
 
-#[derive(Default)]
 pub(super) struct Overview {
     /// Allows one read at a time.
     reading: tokio::sync::Mutex<()>,
     /// True if this broker keeps the gauges, or was the last to do so.
     leads: AtomicBool,
     state: Mutex<State>,
+    /// Changed whenever queues may have been created or deleted.
+    names_changed: watch::Sender<()>,
+}
+
+impl Default for Overview {
+    fn default() -> Self {
+        Self {
+            reading: tokio::sync::Mutex::default(),
+            leads: AtomicBool::default(),
+            state: Mutex::default(),
+            names_changed: watch::Sender::new(()),
+        }
+    }
 }
 
 #[derive(Default)]
 struct State {
     names: Arc<Vec<QueueName>>,
+    /// `None`: the names may have changed.
     names_read: Option<Read>,
+    /// When the names were read, whether or not they may have changed since.
+    names_at: Option<Instant>,
+    /// Queues that this broker has created since.
+    created: Vec<QueueName>,
     /// The totals of all queues as last read from the store, plus what this broker has added since.
     totals: HashMap<QueueName, Totals>,
     totals_read: Option<Read>,
@@ -72,6 +105,12 @@ impl Overview {
     /// Records that queues may have been created or deleted.
     pub(super) fn names_changed(&self) {
         self.state.lock().names_read = None;
+        self.names_changed.send_replace(());
+    }
+
+    /// Records that this broker has created a queue.
+    pub(super) fn created(&self, queue: &QueueName) {
+        self.state.lock().created.push(queue.clone());
     }
 
     /// Drops a queue that no longer exists.
@@ -101,9 +140,24 @@ impl Engine {
         self.queues.known(name).is_some()
     }
 
-    /// Returns true if the queue is there, as far as the list of queues is known, which is at most a few seconds old.
+    /// Returns true if the queue is there. One read of all names, at most a few seconds old, serves everyone who asks.
     pub(crate) async fn has_queue(&self, name: &QueueName) -> Result<bool> {
-        Ok(self.queue_names().await?.binary_search(name).is_ok())
+        if self.queue_names().await?.binary_search(name).is_err() {
+            return Ok(false);
+        }
+        match self.queues.get(name).await {
+            Ok(_) => Ok(true),
+            Err(EngineError::QueueNotFound(_)) => {
+                self.overview.names_changed(); // deleted since the names were read
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns a receiver that is notified when queues may have been created.
+    pub(crate) fn queue_changes(&self) -> watch::Receiver<()> {
+        self.overview.names_changed.subscribe()
     }
 
     /// Returns the names of all queues, at most a few seconds old.
@@ -123,18 +177,62 @@ impl Engine {
         let at = Instant::now();
         // The read is recorded before it begins, so that a change meanwhile makes the next call
         // read again.
-        self.overview.state.lock().names_read = Some(Read { at, took: Duration::ZERO });
+        let created = {
+            let mut state = self.overview.state.lock();
+            state.names_read = Some(Read { at, took: Duration::ZERO });
+            state.created.len()
+        };
         let names = self.read_names().await.inspect_err(|_| self.overview.names_changed())?;
         let names = Arc::new(names);
         {
             let mut state = self.overview.state.lock();
             state.names = Arc::clone(&names);
+            state.names_at = Some(at);
+            state.created.drain(..created);
             if let Some(read) = &mut state.names_read {
                 read.took = at.elapsed();
             }
         }
         self.forget_deleted(&names).await;
         Ok(names)
+    }
+
+    /// Returns the names of all queues, as they were a few seconds ago, and those that this broker has created since. A queue
+    /// that is created makes the next call read nothing, so that creating many queues costs no more than their number.
+    async fn names_of_late(&self) -> Result<QueueNames> {
+        let known = || {
+            let state = self.overview.state.lock();
+            let is_fresh = state.names_at.is_some_and(|at| at.elapsed() < NAMES_AGE);
+            let names = || (Arc::clone(&state.names), state.created.clone());
+            is_fresh.then(names)
+        };
+        if let Some((read, created)) = known() {
+            return Ok(QueueNames { read, created });
+        }
+        Ok(QueueNames { read: self.queue_names().await?, created: Vec::new() })
+    }
+
+    /// Refuses to create one queue more than there may be, and what `may_create` refuses.
+    pub(super) async fn check_create(
+        &self,
+        name: &QueueName,
+        may_create: MayCreate<'_>,
+    ) -> Result<()> {
+        let check = |names: &QueueNames| {
+            may_create(name, names)?;
+            let most = self.limits.max_queues;
+            if most > 0 && names.iter().count() >= most as usize {
+                return Err(EngineError::TooManyQueues { setting: "max_queues", most });
+            }
+            Ok(())
+        };
+        match check(&self.names_of_late().await?) {
+            // Some may have been deleted since.
+            Err(EngineError::TooManyQueues { .. }) => {
+                check(&QueueNames { read: self.queue_names().await?, created: Vec::new() })
+            }
+            checked => checked,
+        }
     }
 
     async fn read_names(&self) -> Result<Vec<QueueName>> {

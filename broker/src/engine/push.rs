@@ -11,7 +11,7 @@ use crate::{
     store::{Push, StoreError},
 };
 
-use super::{Engine, EngineError, MayCreate, Result, depths::Change};
+use super::{Engine, EngineError, MAY_CREATE_ALL, MayCreate, Result, depths::Change};
 
 impl Engine {
     /// Pushes items into a queue, which is created if it does not exist.
@@ -22,7 +22,7 @@ impl Engine {
         items: Vec<NewItem>,
         producer: Option<ConsumerName>,
     ) -> Result<Vec<Pushed>> {
-        let queue = self.open_for_push(queue, items.len(), &|_| true).await?;
+        let queue = self.open_for_push(queue, items.len(), MAY_CREATE_ALL).await?;
         self.push_into(queue, items, producer).await
     }
 
@@ -83,7 +83,7 @@ impl Engine {
         window: Duration,
     ) -> Result<Option<Pushed>> {
         // Whoever made the schedule may manage the queue.
-        let queue = self.queue_for_push(queue, 1, &|_| true).await?;
+        let queue = self.queue_for_push(queue, 1, MAY_CREATE_ALL).await?;
         let name = queue.name.clone();
         let push = Push { queue, item, producer: None, dedup_window: Some(window) };
         let pushed = self.store.push(vec![push]).await;
@@ -98,12 +98,28 @@ impl Engine {
         items: usize,
         may_create: MayCreate<'_>,
     ) -> Result<Arc<Queue>> {
-        let (queue, new) = self.queues.get_or_create(name, may_create).await?;
-        if new {
-            self.notify_settings(&queue.name);
-        }
+        let queue = self.queue_or_create(name, may_create).await?;
         if !self.stats.depths.has_room(&queue, items).await? {
             return Err(EngineError::queue_full(&queue));
+        }
+        Ok(queue)
+    }
+
+    /// Returns the queue, which is created if it is not there and that is allowed.
+    pub(super) async fn queue_or_create(
+        &self,
+        name: &QueueName,
+        may_create: MayCreate<'_>,
+    ) -> Result<Arc<Queue>> {
+        match self.queues.get(name).await {
+            Err(EngineError::QueueNotFound(_)) if self.limits.auto_create_queues => {}
+            queue => return queue,
+        }
+        self.check_create(name, may_create).await?;
+        let (queue, new) = self.queues.create(name).await?;
+        if new {
+            self.overview.created(name);
+            self.notify_settings(name);
         }
         Ok(queue)
     }

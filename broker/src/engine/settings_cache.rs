@@ -8,13 +8,12 @@ use tokio::sync::Mutex;
 
 use crate::{
     domain::{AtLimit, FailureDefaults, Queue, QueueName},
-    engine::{EngineError, MayCreate, Result, dead_letter_links},
+    engine::{EngineError, Result, dead_letter_links},
     store::{Created, SettingsChanges, SettingsWatch, Store},
 };
 
 pub(super) struct Queues {
     store: Arc<dyn Store>,
-    auto_create: bool,
     defaults: FailureDefaults,
     known: RwLock<Known>,
     watch: Mutex<Box<dyn SettingsWatch>>,
@@ -29,9 +28,9 @@ struct Known {
 }
 
 impl Queues {
-    pub(super) fn new(store: Arc<dyn Store>, auto_create: bool, defaults: FailureDefaults) -> Self {
+    pub(super) fn new(store: Arc<dyn Store>, defaults: FailureDefaults) -> Self {
         let watch = Mutex::new(store.watch_settings());
-        Self { store, auto_create, defaults, known: RwLock::default(), watch }
+        Self { store, defaults, known: RwLock::default(), watch }
     }
 
     /// Returns the queue's settings, or `QueueNotFound`.
@@ -49,29 +48,18 @@ impl Queues {
         }
     }
 
-    /// Returns the queue's settings, creating the queue if that is allowed. The flag is true for a
-    /// new queue.
-    pub(super) async fn get_or_create(
-        &self,
-        name: &QueueName,
-        may_create: MayCreate<'_>,
-    ) -> Result<(Arc<Queue>, bool)> {
-        match self.get(name).await {
-            Err(EngineError::QueueNotFound(_)) if self.auto_create && !may_create(name) => {
-                Err(EngineError::MayNotCreate(name.clone()))
-            }
-            Err(EngineError::QueueNotFound(_)) if self.auto_create => match self.create(name).await
-            {
-                // A queue that decides the group was created meanwhile.
-                Err(EngineError::DeadLetterGroup { .. }) => self.create(name).await,
-                created => created,
-            },
-            other => other.map(|queue| (queue, false)),
+    /// Creates a queue that did not exist a moment ago, as a push does. Returns its settings, and true
+    /// if it is new.
+    pub(super) async fn create(&self, name: &QueueName) -> Result<(Arc<Queue>, bool)> {
+        match self.create_once(name).await {
+            // A queue that decides the group was created meanwhile.
+            Err(EngineError::DeadLetterGroup { .. }) => self.create_once(name).await,
+            created => created,
         }
     }
 
     /// Creates a queue with default settings. The flag is false if the queue exists.
-    async fn create(&self, name: &QueueName) -> Result<(Arc<Queue>, bool)> {
+    async fn create_once(&self, name: &QueueName) -> Result<(Arc<Queue>, bool)> {
         let mut wanted = Queue::with_defaults(name.clone(), self.store.now());
         // Dead letters stay in their group.
         if let Some(source) =

@@ -165,7 +165,7 @@ impl Engine {
     /// Opens a stream of deliveries.
     pub(crate) async fn consume(self: &Arc<Self>, options: ConsumeOptions) -> Result<Subscription> {
         self.check_open()?;
-        let queue = self.queue_to_consume(&options.queue).await?;
+        let queue = self.queues.get(&options.queue).await?;
         let lease = self.lease(&queue, options.lease)?;
         let wake = Arc::new(Notify::new());
         let settings = StreamSettings {
@@ -236,7 +236,7 @@ impl Engine {
         auto_commit: bool,
     ) -> Result<Vec<Delivery>> {
         self.check_open()?;
-        let queue = self.queue_to_consume(queue).await?;
+        let queue = self.queues.get(queue).await?;
         let lease = self.lease(&queue, lease)?;
         let (answer, answered) = oneshot::channel();
         let waits = !wait.is_zero();
@@ -261,14 +261,6 @@ impl Engine {
             () = self.stopping.cancelled() => waiting.give_up().await,
         }?;
         Ok(waiting.in_time(lease, deliveries))
-    }
-
-    pub(super) async fn queue_to_consume(&self, name: &QueueName) -> Result<Arc<Queue>> {
-        let (queue, new) = self.queues.get_or_create(name, &|_| true).await?;
-        if new {
-            self.notify_settings(&queue.name);
-        }
-        Ok(queue)
     }
 
     /// Returns the lease to use: the requested one, else the queue's, else the broker's default.

@@ -8,7 +8,7 @@ use sluicegate_proto::v1::{self as pb, admin_service_server::AdminService};
 use tonic::{Request, Response, Status};
 
 use super::{
-    Api, caller, convert, pages,
+    Api, caller, convert, may_create, pages,
     parse::{self, PageRequest, TOKEN_BYTES},
     queue_service::Responses,
     status::ApiError,
@@ -51,7 +51,10 @@ impl AdminService for Api {
             may_link(&caller, queue)?;
         }
         let queue = parse::new_queue(queue, &self.rules())?;
-        let queue = self.run(|engine| async move { engine.create_queue(queue).await }).await?;
+        let create = |engine: Arc<Engine>| async move {
+            engine.create_queue(queue, &may_create(&caller)).await
+        };
+        let queue = self.run(create).await?;
         Ok(Response::new(pb::CreateQueueResponse { queue: Some(convert::queue(&queue)) }))
     }
 
@@ -202,8 +205,13 @@ impl AdminService for Api {
         let queue = QueueName::parse("queue", &queue)?;
         let state = parse::item_state("state", state)?;
         let page = PageRequest::parse(page_size, page_token, ITEMS_PER_PAGE)?;
-        let page =
-            self.run(|engine| async move { fill_page(&engine, &queue, state, page).await }).await?;
+        // The semaphore is never closed.
+        let room = Arc::clone(&self.pages).acquire_owned().await;
+        let read = |engine: Arc<Engine>| async move {
+            let _room = room;
+            fill_page(&engine, &queue, state, page).await
+        };
+        let page = self.run(read).await?;
         Ok(Response::new(pb::ListItemsResponse {
             items: page.entries.into_iter().map(|item| shown(item, payloads)).collect(),
             next_page_token: page.next.unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! What every call passes first and every answer last: access, the log, deadlines, uniform errors.
+//! What every call passes first and every answer last: bounds, access, the log, deadlines, uniform errors.
 
 use std::{
     sync::Arc,
@@ -17,11 +17,14 @@ use tonic::{Code, Status};
 use tracing::{Instrument, Level};
 
 use crate::{
-    access::{Access, Peer},
+    access::{Access, Peer, rules::Rule},
     grpc::{
+        answers::Answers,
+        concurrency::ConcurrencyLimits,
         intake::Intake,
         status::{ApiError, status},
     },
+    metrics::Metrics,
 };
 
 /// Calls are answered so much sooner than their deadline that tonic does not cut them off, which it calls CANCELLED and
@@ -32,6 +35,9 @@ const SOONER: Duration = Duration::from_millis(2);
 pub(crate) struct Edge {
     pub(crate) access: Arc<Access>,
     pub(crate) intake: Intake,
+    pub(crate) concurrency: ConcurrencyLimits,
+    pub(crate) answers: Arc<Answers>,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 /// Passes a call on if its caller is let in; logs it at debug level; gives the statuses that tonic
@@ -39,14 +45,14 @@ pub(crate) struct Edge {
 pub(crate) async fn pass(State(edge): State<Arc<Edge>>, request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<Peer>().cloned().unwrap_or_default();
     if !tracing::enabled!(Level::DEBUG) {
-        return answer(&edge, &peer, request, next).await;
+        return bound(&edge, &peer, request, next).await;
     }
     let method = request.uri().path().to_owned();
     let address = peer.address;
     let span = tracing::debug_span!("call", %method, peer = address.map(tracing::field::display));
     let start = Instant::now();
     async move {
-        let response = answer(&edge, &peer, request, next).await;
+        let response = bound(&edge, &peer, request, next).await;
         // A stream has only begun by now.
         let code = code(&response);
         tracing::debug!(?code, elapsed = ?start.elapsed(), "answered");
@@ -54,6 +60,21 @@ pub(crate) async fn pass(State(edge): State<Arc<Edge>>, request: Request, next: 
     }
     .instrument(span)
     .await
+}
+
+/// Answers a call, unless too many are under way.
+async fn bound(edge: &Edge, peer: &Peer, request: Request, next: Next) -> Response {
+    let is_stream = Rule::is_stream(request.uri().path());
+    match edge.concurrency.begin(is_stream, peer) {
+        Ok(permit) => {
+            let response = answer(edge, peer, request, next).await;
+            edge.answers.hold(response, is_stream, peer, permit)
+        }
+        Err(too_many) => {
+            edge.metrics.call_refused(too_many.reason());
+            status(&too_many.into()).into_http()
+        }
+    }
 }
 
 /// Admits a call and runs it. The more often a peer was refused lately, the longer its next refusal is held back.

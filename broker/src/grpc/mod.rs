@@ -5,7 +5,8 @@
 //! * `queue_service`, `admin_service`, `schedule_service`: one method per rpc, which parses, asks the engine and
 //!   converts. The longer rpcs have files of their own: `push_stream` and `consume_stream`. `delivery_stream` holds what
 //!   both consume calls send.
-//! * `intake`: bounds how much of large requests is held in memory.
+//! * `intake`: bounds how much of large requests is held in memory; `answers`: how much of answers that are not read.
+//! * `concurrency`: bounds how many calls are under way.
 //! * `pages`: lists by name. `parse`: from requests to domain values, with every check. `convert`: from domain values to answers.
 //! * [`status`]: from errors to statuses.
 
@@ -15,6 +16,8 @@ pub(crate) mod server;
 pub(crate) mod status;
 
 mod admin_service;
+mod answers;
+mod concurrency;
 mod consume_stream;
 mod convert;
 mod delivery_stream;
@@ -31,7 +34,7 @@ mod tests;
 use std::{sync::Arc, time::Duration};
 
 use tokio::{
-    sync::oneshot,
+    sync::{Semaphore, oneshot},
     task::JoinHandle,
     time::{Instant, sleep},
 };
@@ -41,13 +44,16 @@ use tonic::{Request, Status};
 use crate::{
     access::Caller,
     domain::{Action, QueueName, Receipt},
-    engine::{Engine, EngineError},
+    engine::{Engine, EngineError, QueueNames},
 };
 
 use self::{parse::Rules, status::ApiError};
 
-/// How often a consumer that waits for its queue to be created looks whether it is there.
-const CREATION_POLL: Duration = Duration::from_millis(500);
+/// How often a consumer that waits for its queue to be created looks whether it is there, if nobody announces a new queue.
+const CREATION_POLL: Duration = Duration::from_secs(1);
+
+/// Most pages of items that are read at a time: each may take 8 MiB, and more are not read faster.
+const PAGES_AT_A_TIME: usize = 16;
 
 /// The services. Cheap to clone.
 #[derive(Clone)]
@@ -59,6 +65,8 @@ pub(crate) struct Api {
     shutdown: CancellationToken,
     /// Set by the server.
     max_connection_age: Duration,
+    /// One permit for each page of items that is being read.
+    pages: Arc<Semaphore>,
 }
 
 impl Api {
@@ -68,7 +76,8 @@ impl Api {
         tasks: TaskTracker,
         shutdown: CancellationToken,
     ) -> Self {
-        Self { engine, tasks, shutdown, max_connection_age: Duration::ZERO }
+        let pages = Arc::new(Semaphore::new(PAGES_AT_A_TIME));
+        Self { engine, tasks, shutdown, max_connection_age: Duration::ZERO, pages }
     }
 
     /// Returns the age at which a stream is retired, or `None` for no limit. The age is greater
@@ -135,31 +144,36 @@ impl Api {
 }
 
 impl Api {
-    /// Waits until a queue is there that the caller may consume from but not create. Returns what is left of `wait`; `None` if
-    /// the queue was not created in this time.
+    /// Waits until a queue is there: consuming from a queue does not create it. Returns what is left of `wait`; `None` if the
+    /// queue was not created in this time.
     async fn until_created(
         &self,
         caller: &Caller,
         queue: &QueueName,
         wait: Duration,
     ) -> Result<Option<Duration>, Status> {
-        let create = caller.allows(Action::Create, queue.as_str());
-        if create || self.engine.knows_queue(queue) {
+        if self.engine.knows_queue(queue) {
             return Ok(Some(wait));
         }
         let begun = Instant::now();
+        let mut changes = self.engine.queue_changes();
         loop {
+            changes.mark_unchanged();
             let name = queue.clone();
-            if self.run(|engine| async move { engine.has_queue(&name).await }).await? {
-                return Ok(Some(wait.saturating_sub(begun.elapsed())));
-            }
+            let is_there = self.run(|engine| async move { engine.has_queue(&name).await }).await?;
             let left = wait.saturating_sub(begun.elapsed());
+            if is_there {
+                return Ok(Some(left));
+            }
             if left.is_zero() {
                 return Ok(None);
             }
             tokio::select! {
+                // The sender is in the engine, so that there is always another change to wait for.
+                _ = changes.changed() => {}
                 () = sleep(left.min(CREATION_POLL)) => {}
                 () = self.engine.until_draining() => return Err(EngineError::ShuttingDown.into()),
+                () = self.shutdown.cancelled() => return Err(EngineError::ShuttingDown.into()),
             }
             // The token may be withdrawn meanwhile.
             caller.may(Action::Consume, queue.as_str())?;
@@ -183,9 +197,21 @@ fn caller<T>(request: &Request<T>) -> Result<Caller, Status> {
     caller.cloned().ok_or_else(|| Status::internal("the call came past the check of its token"))
 }
 
-/// Returns whether the caller may create a queue that a push needs; a refusal is counted and logged.
-fn may_create(caller: &Caller) -> impl Fn(&QueueName) -> bool + Send + Sync {
-    |queue| caller.may(Action::Create, queue.as_str()).is_ok()
+/// Allows or refuses to create a queue that a push needs; a refusal for want of a permission is counted and logged.
+fn may_create(
+    caller: &Caller,
+) -> impl Fn(&QueueName, &QueueNames) -> Result<(), EngineError> + Send + Sync {
+    |queue, names| {
+        if caller.may(Action::Create, queue.as_str()).is_err() {
+            return Err(EngineError::MayNotCreate(queue.clone()));
+        }
+        match caller.max_queues(queue.as_str(), names.iter().map(QueueName::as_str)) {
+            Some(most) => {
+                Err(EngineError::TooManyQueues { setting: "max_queues of the token", most })
+            }
+            None => Ok(()),
+        }
+    }
 }
 
 /// Allows or refuses to settle what was taken from the queues of these receipts.

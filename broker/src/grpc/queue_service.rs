@@ -107,14 +107,25 @@ impl QueueService for Api {
         let caller = caller(&request)?;
         caller.may(Consume, &request.get_ref().queue)?;
         let options = parse::consume(request.get_ref(), &self.rules())?;
-        let auto_commit = options.auto_commit;
-        self.until_created(&caller, &options.queue, Duration::MAX).await?;
-        let subscription = self.run(|engine| async move { engine.consume(options).await }).await?;
-        let outgoing = DeliveryStream::new(subscription, auto_commit, self, caller);
+        let (api, queue) = (self.clone(), options.queue.clone());
+        let mut opening = Box::pin(async move {
+            api.until_created(&caller, &options.queue, Duration::MAX).await?;
+            let auto_commit = options.auto_commit;
+            let subscription =
+                api.run(|engine| async move { engine.consume(options).await }).await?;
+            Ok::<_, Status>(DeliveryStream::new(subscription, auto_commit, &api, caller))
+        });
+        // The answer begins before the queue is there, because clients wait for its beginning.
+        let is_there = self.run(|engine| async move { engine.has_queue(&queue).await }).await?;
+        let opened = if is_there { Some(opening.as_mut().await?) } else { None };
         // The connection itself polls the stream, so that no items wait in a buffer between them.
-        let stream = stream::try_unfold(outgoing, |mut outgoing| async move {
+        let stream = stream::try_unfold((opened, opening), |(opened, mut opening)| async move {
+            let mut outgoing = match opened {
+                Some(outgoing) => outgoing,
+                None => opening.as_mut().await?,
+            };
             let message = outgoing.deliveries().await?;
-            Ok(Some((message, outgoing)))
+            Ok(Some((message, (Some(outgoing), opening))))
         });
         Ok(Response::new(Box::pin(stream)))
     }

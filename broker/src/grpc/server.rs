@@ -25,35 +25,29 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 
 use crate::{
     access::Access,
+    config::Bounds,
     grpc::{
         Api,
+        answers::Answers,
+        concurrency::ConcurrencyLimits,
         intake::Intake,
         middleware::{self, Edge},
     },
     listener::Listener,
+    metrics::Metrics,
 };
 
 /// The limit of a request with items, unless `max_payload_bytes` needs a higher one.
 const REQUEST_BYTES: usize = 16 << 20;
 /// The limit of a request of an operator, except for schedules.
 const ADMIN_BYTES: usize = 1 << 20;
-/// How many bytes of large requests are held at a time before they are decoded, and how many of decoded batches of push
-/// streams until they are stored.
-const INTAKE_BYTES: usize = 256 << 20;
 /// What a request may hold besides one payload.
 const ENVELOPE_BYTES: usize = 1 << 20;
 /// The most calls at a time on one connection; clients queue the rest.
 const MAX_STREAMS: u32 = 4096;
-/// How many calls a client may cancel before the server reads them, and how many broken calls it may send, before its
-/// connection is closed. Without this setting there is no limit (RUSTSEC-2024-0003). A limit as low as h2's own default
-/// would hit clients that merely shut down with many open calls.
-const MAX_RESETS: usize = 1024;
 /// HTTP/2 flow control: how much one stream, and one connection, may send before the server reads it.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
-/// A consumer that has vanished is noticed after these two times together.
-const PING_EVERY: Duration = Duration::from_secs(15);
-const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// How many different ages connections reach, so that connections made at the same time do not all end together.
 const AGES: u32 = 8;
 
@@ -66,6 +60,10 @@ pub(crate) struct Options {
     pub max_connection_age: Duration,
     /// Who may call what.
     pub access: Arc<Access>,
+    /// How much clients may use.
+    pub bounds: Bounds,
+    /// Counts what is refused.
+    pub metrics: Arc<Metrics>,
 }
 
 /// Why the server cannot start or had to stop.
@@ -115,6 +113,7 @@ pub(crate) struct Server {
     /// One router for each age that connections reach.
     routers: Vec<Router>,
     tls: Option<watch::Receiver<TlsAcceptor>>,
+    bounds: Bounds,
     health: Health,
     shutdown: CancellationToken,
 }
@@ -122,15 +121,20 @@ pub(crate) struct Server {
 impl Server {
     /// Builds the server. Must be called within a tokio runtime.
     pub(crate) async fn new(mut api: Api, options: Options) -> Result<Self, ServerError> {
+        let Options { tls, max_connection_age, access, bounds, metrics } = options;
+        // A limit as low as h2's own default would hit clients that merely shut down with many open calls.
+        let resets =
+            Some(if bounds.max_resets == 0 { usize::MAX } else { bounds.max_resets as usize });
         let builder = tonic::transport::Server::builder()
             .max_concurrent_streams(MAX_STREAMS)
-            .http2_max_pending_accept_reset_streams(Some(MAX_RESETS))
-            .http2_max_local_error_reset_streams(Some(MAX_RESETS))
+            .http2_max_header_list_size(bounds.max_metadata_bytes)
+            .http2_max_pending_accept_reset_streams(resets)
+            .http2_max_local_error_reset_streams(resets)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .http2_keepalive_interval(Some(PING_EVERY))
-            .http2_keepalive_timeout(Some(PING_TIMEOUT));
-        api.max_connection_age = options.max_connection_age;
+            .http2_keepalive_interval(Some(bounds.ping_interval))
+            .http2_keepalive_timeout(Some(bounds.ping_timeout));
+        api.max_connection_age = max_connection_age;
         let (reporter, health_service) = tonic_health::server::health_reporter();
         let health = Health(reporter);
         health.set_serving(false).await;
@@ -140,16 +144,21 @@ impl Server {
                 .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         };
         let shutdown = api.shutdown.clone();
-        let intake =
-            Intake::new(INTAKE_BYTES, request_limit(api.engine.limits().max_payload_bytes));
+        let request_limit = request_limit(api.engine.limits().max_payload_bytes);
+        let edge = Edge {
+            access,
+            intake: Intake::new(bounds.max_incoming_bytes, request_limit),
+            concurrency: ConcurrencyLimits::new(&bounds),
+            answers: Answers::new(&bounds, Arc::clone(&metrics), &api.tasks, shutdown.clone()),
+            metrics,
+        };
         let routes = services(api)
             .add_service(health_service)
             .add_service(reflection().build_v1()?)
             .add_service(reflection().build_v1alpha()?);
-        let edge = Edge { access: options.access, intake };
         let edge = axum::middleware::from_fn_with_state(Arc::new(edge), middleware::pass);
         let routes = Routes::from(routes.into_axum_router().layer(edge)).prepare();
-        let routers = ages(options.max_connection_age)
+        let routers = ages(max_connection_age)
             .into_iter()
             .map(|age| {
                 let builder = builder.clone();
@@ -161,7 +170,7 @@ impl Server {
                 builder.add_routes(routes.clone())
             })
             .collect();
-        Ok(Self { routers, tls: options.tls, health, shutdown })
+        Ok(Self { routers, tls, bounds, health, shutdown })
     }
 
     /// Returns the handle to the server's health.
@@ -172,9 +181,9 @@ impl Server {
     /// Serves until the token given to [`Api::new`] is cancelled. Then accepts no more connections,
     /// and returns when the calls under way have ended. Streams end by themselves, but a client that does
     /// not read can delay the return forever: bound this call with a time-out. A connection
-    /// that does not begin as HTTP/2 does within ten seconds is closed.
+    /// that does not begin as HTTP/2 does within `handshake_timeout` is closed.
     pub(crate) async fn serve(self, listener: TcpListener) -> Result<(), ServerError> {
-        let listener = Listener::grpc(listener, self.tls);
+        let listener = Listener::grpc(listener, self.tls, &self.bounds);
         let serve = |(router, incoming): (Router, _)| {
             let (health, shutdown) = (self.health.clone(), self.shutdown.clone());
             let end = async move {

@@ -5,6 +5,10 @@
 //! While all places are taken, the connection that has been silent the longest is closed, so that
 //! one place is free for the next client. Connections that have begun a gRPC session are exempt:
 //! they respond to pings or are closed.
+//!
+//! One address has at most half of the places, so that it never keeps others out. When it has as many connections as it
+//! may, its own most silent connection is closed for its next one. If none of its connections is silent, the next one is
+//! closed at once.
 
 #[cfg(test)]
 mod tests;
@@ -38,7 +42,10 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
 use self::tls::Transport;
-use crate::access::Peer;
+use crate::{
+    access::{Peer, Peers, Usage},
+    config::Bounds,
+};
 
 pub(crate) use self::tls::acceptor;
 
@@ -46,8 +53,6 @@ pub(crate) use self::tls::acceptor;
 const PAUSE: Duration = Duration::from_millis(200);
 /// A problem that lasts is logged at most once in this time.
 const COMPLAINTS: Duration = Duration::from_secs(30);
-/// A connection without a request is closed after this time, which includes the TLS handshake.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The length of the preface, which an HTTP/2 client sends first.
 const PREFACE_BYTES: usize = 24;
 /// The most connections of the console, which needs few at a time.
@@ -68,9 +73,13 @@ pub(crate) struct Listener {
     /// What the connections are for, in the log.
     purpose: &'static str,
     duty: Duty,
+    /// How long the client has for its duty.
     timeout: Duration,
     tls: Option<watch::Receiver<TlsAcceptor>>,
     places: Arc<Places>,
+    /// Most connections of one peer.
+    most_of_peer: usize,
+    peers: Peers,
     complained: Option<Instant>,
 }
 
@@ -78,15 +87,19 @@ impl Listener {
     /// Returns the listener for gRPC. It accepts at most as many connections as three quarters of
     /// the files that the process may open. Each connection has to begin as HTTP/2 requires, after
     /// the TLS handshake if `tls` is given. Each handshake uses the value of `tls` at that time.
-    pub(crate) fn grpc(listener: TcpListener, tls: Option<watch::Receiver<TlsAcceptor>>) -> Self {
-        let most = open_files() / 4 * 3;
+    pub(crate) fn grpc(
+        listener: TcpListener,
+        tls: Option<watch::Receiver<TlsAcceptor>>,
+        bounds: &Bounds,
+    ) -> Self {
+        let most = unless_zero(bounds.max_connections).min(open_files() / 4 * 3);
         let duty = Duty::FirstBytes(PREFACE_BYTES);
-        Self { tls, ..Self::new(listener, "gRPC", duty, most, REQUEST_TIMEOUT) }
+        Self { tls, ..Self::new(listener, "gRPC", duty, most, bounds) }
     }
 
     /// Returns the listener for the console: a few connections, each of which has to send requests in good time.
-    pub(crate) fn console(listener: TcpListener) -> Self {
-        Self::new(listener, "HTTP", Duty::Answers, CONSOLE_CONNECTIONS, REQUEST_TIMEOUT)
+    pub(crate) fn console(listener: TcpListener, bounds: &Bounds) -> Self {
+        Self::new(listener, "HTTP", Duty::Answers, CONSOLE_CONNECTIONS, bounds)
     }
 
     fn new(
@@ -94,10 +107,13 @@ impl Listener {
         purpose: &'static str,
         duty: Duty,
         most: usize,
-        timeout: Duration,
+        bounds: &Bounds,
     ) -> Self {
-        let places = Arc::new(Places::new(most));
-        Self { socket, purpose, duty, timeout, tls: None, places, complained: None }
+        let most_of_peer = unless_zero(bounds.max_connections_per_peer).min(most.div_ceil(2));
+        let (places, peers) = (Arc::new(Places::new(most)), Peers::default());
+        let timeout = bounds.handshake_timeout;
+        let (tls, complained) = (None, None);
+        Self { socket, purpose, duty, timeout, tls, places, most_of_peer, peers, complained }
     }
 
     /// Returns the next connection. May be dropped and called again.
@@ -108,10 +124,20 @@ impl Listener {
             );
             self.places.close_most_silent();
         }
-        let place = Place::take(&self.places).await;
+        let mut place = Place::take(&self.places).await;
         loop {
             match self.socket.accept().await {
                 Ok((stream, address)) => {
+                    let usage = self.peers.usage(address.ip());
+                    if !usage.connections.take(self.most_of_peer) {
+                        self.complain("an address has as many connections as it may have");
+                        if !self.places.close_most_silent_of(&usage) {
+                            continue;
+                        }
+                        // One more for a moment, until the silent connection is closed.
+                        usage.connections.take(usize::MAX);
+                    }
+                    place.usage = Some(usage);
                     let _ = stream.set_nodelay(true); // without it, the connection is only slower
                     let duty = (self.duty, self.timeout);
                     let tls = self.tls.as_ref().map(|tls| tls.borrow().clone());
@@ -175,6 +201,11 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
+/// Returns a limit of which zero means that there is none.
+fn unless_zero(limit: u32) -> usize {
+    if limit == 0 { usize::MAX } else { limit as usize }
+}
+
 /// Returns how many files this process may open.
 fn open_files() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
@@ -197,7 +228,7 @@ struct Places {
 /// The connections that may be closed for others, those that have been silent the longest first.
 #[derive(Default)]
 struct Silent {
-    connections: BTreeMap<u64, CancellationToken>,
+    connections: BTreeMap<u64, (CancellationToken, Option<Arc<Usage>>)>,
     /// How many signs of life there have been so far.
     signs: u64,
 }
@@ -210,9 +241,22 @@ impl Places {
 
     /// Closes the connection that has been silent the longest, if there is one that may be closed.
     fn close_most_silent(&self) {
-        if let Some((_, closing)) = self.silent.lock().connections.pop_first() {
+        if let Some((_, (closing, _))) = self.silent.lock().connections.pop_first() {
             closing.cancel();
         }
+    }
+
+    /// Does the same among the connections of one peer. Returns false if there is none.
+    fn close_most_silent_of(&self, peer: &Arc<Usage>) -> bool {
+        let mut silent = self.silent.lock();
+        let is_of_peer =
+            |usage: &Option<Arc<Usage>>| usage.as_ref().is_some_and(|u| Arc::ptr_eq(u, peer));
+        let found = silent.connections.iter().find(|(_, (_, usage))| is_of_peer(usage));
+        let Some(number) = found.map(|(number, _)| *number) else { return false };
+        if let Some((closing, _)) = silent.connections.remove(&number) {
+            closing.cancel();
+        }
+        true
     }
 }
 
@@ -222,6 +266,8 @@ struct Place {
     /// The number of its last sign of life, if it may be closed for others.
     silent_since: Option<u64>,
     closing: CancellationToken,
+    /// Where the connection is counted, once there is one.
+    usage: Option<Arc<Usage>>,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
@@ -229,7 +275,8 @@ impl Place {
     async fn take(places: &Arc<Places>) -> Self {
         let permit = Arc::clone(&places.free).acquire_owned().await.ok(); // never closed
         let places = Arc::clone(places);
-        Self { places, silent_since: None, closing: CancellationToken::new(), _permit: permit }
+        let closing = CancellationToken::new();
+        Self { places, silent_since: None, closing, usage: None, _permit: permit }
     }
 
     /// Puts the connection behind all others that may be closed.
@@ -242,7 +289,7 @@ impl Place {
         }
         silent.signs += 1;
         let signs = silent.signs;
-        silent.connections.insert(signs, self.closing.clone());
+        silent.connections.insert(signs, (self.closing.clone(), self.usage.clone()));
         self.silent_since = Some(signs);
     }
 
@@ -257,6 +304,9 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.keep();
+        if let Some(usage) = &self.usage {
+            usage.connections.release();
+        }
     }
 }
 
@@ -283,7 +333,9 @@ impl Connection {
         place.sign_of_life();
         let closing = Box::pin(place.closing.clone().cancelled_owned());
         let deadline = Box::pin(sleep(timeout));
-        let peer = Peer { address: stream.peer_addr().ok(), names: Arc::default() };
+        let address = stream.peer_addr().ok();
+        let usage = place.usage.clone().unwrap_or_default();
+        let peer = Peer { address, names: Arc::default(), usage };
         let transport = Transport::new(stream, tls, &peer);
         Self { transport, peer, duty: Some(duty), timeout, deadline, place, closing }
     }

@@ -8,10 +8,17 @@ use super::*;
 const SHORT: Duration = Duration::from_millis(100);
 const LIMIT: Duration = Duration::from_mins(1);
 
+/// Returns a listener all of whose places are for everyone.
 async fn listener(duty: Duty, most: usize) -> (Listener, SocketAddr) {
+    let (listener, address) = fair_listener(duty, most).await;
+    (Listener { most_of_peer: most, ..listener }, address)
+}
+
+async fn fair_listener(duty: Duty, most: usize) -> (Listener, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    (Listener::new(listener, "tests", duty, most, SHORT), address)
+    let bounds = Bounds { handshake_timeout: SHORT, ..Bounds::default() };
+    (Listener::new(listener, "tests", duty, most, &bounds), address)
 }
 
 async fn read(connection: &mut Connection) -> io::Result<usize> {
@@ -50,6 +57,46 @@ async fn the_most_silent_connection_makes_room_for_the_next() {
     assert_eq!(closed, io::ErrorKind::ConnectionAborted);
     speaking.write_all(b" /").await.unwrap();
     assert_eq!(read(&mut heard).await.unwrap(), 2);
+}
+
+/// An address that has as many connections as it may loses its own silent ones, and gets no others.
+#[tokio::test]
+async fn one_address_never_has_more_than_its_share_of_the_connections() {
+    let (mut listener, address) = fair_listener(Duty::FirstBytes(1), 5).await;
+    assert_eq!(listener.most_of_peer, 3, "half of all");
+    listener.timeout = LIMIT;
+    let mut clients = Vec::new();
+    let mut accepted = Vec::new();
+    for _ in 0..3 {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let (mut connection, _) = listener.accept().await;
+        if accepted.len() < 2 {
+            client.write_all(b"1").await.unwrap();
+            read(&mut connection).await.unwrap();
+        }
+        clients.push(client);
+        accepted.push(connection);
+    }
+    clients.push(TcpStream::connect(address).await.unwrap());
+    let (mut fourth, _) = listener.accept().await;
+    let mut silent = accepted.remove(2);
+    assert_eq!(read(&mut silent).await.unwrap_err().kind(), io::ErrorKind::ConnectionAborted);
+    drop(silent);
+    clients[3].write_all(b"1").await.unwrap();
+    read(&mut fourth).await.unwrap();
+    // None of the three is silent any more.
+    let mut refused = TcpStream::connect(address).await.unwrap();
+    assert!(tokio::time::timeout(SHORT, listener.accept()).await.is_err());
+    assert_eq!(refused.read(&mut [0; 9]).await.unwrap(), 0, "closed");
+    // Others get what is left.
+    let other = tokio::net::TcpSocket::new_v4().unwrap();
+    other.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let _other = other.connect(address).await.unwrap();
+    let (_, from) = tokio::time::timeout(LIMIT, listener.accept()).await.expect("a place");
+    assert_eq!(from.ip().to_string(), "127.0.0.2");
+    drop(accepted);
+    let _next = TcpStream::connect(address).await.unwrap();
+    tokio::time::timeout(LIMIT, listener.accept()).await.expect("a place of a closed connection");
 }
 
 #[tokio::test]

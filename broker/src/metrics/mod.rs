@@ -89,6 +89,7 @@ pub struct Metrics {
     signals_dropped: Counters<Word>,
     signals_missed: Counter,
     calls_refused: Counters<Word>,
+    unread_bytes: Gauge,
 }
 
 /// 0.1 ms to 26 s.
@@ -175,6 +176,10 @@ impl Metrics {
             calls_refused: new.metric(
                 "calls_refused",
                 "Calls that were refused for want of a token or a permission, by reason",
+            ),
+            unread_bytes: new.metric(
+                "unread_answer_bytes",
+                "Bytes of large answers that clients have not read",
             ),
             registry,
         }
@@ -398,7 +403,12 @@ impl Metrics {
         self.signals_missed.inc();
     }
 
-    /// Counts a call that was refused for want of a token or a permission.
+    /// Records how much of large answers is not read.
+    pub(crate) fn unread_bytes(&self, bytes: usize) {
+        self.unread_bytes.set(bytes as i64);
+    }
+
+    /// Counts a call that was refused: for want of a token or a permission, or because there were too many.
     pub(crate) fn call_refused(&self, reason: &'static str) {
         self.calls_refused.get_or_create(&[("reason", reason)]).inc();
     }

@@ -6,7 +6,9 @@ use sluicegate_proto::backoff::Backoff;
 
 use crate::{
     domain::{GroupName, Invalid, Item, ItemId, ItemState, Queue, QueueName},
-    engine::{Engine, EngineError, Result, dead_letter_links, depths::Change},
+    engine::{
+        Engine, EngineError, MAY_CREATE_ALL, MayCreate, Result, dead_letter_links, depths::Change,
+    },
     store::{Deleted, ItemDeleted, Page, RedriveFilter, Redriven, Selection},
 };
 
@@ -29,7 +31,11 @@ async fn pause_before(tries: u32) {
 
 impl Engine {
     /// Creates a queue. If a queue with the same name and settings exists, that queue is returned.
-    pub(crate) async fn create_queue(&self, queue: Queue) -> Result<Queue> {
+    pub(crate) async fn create_queue(
+        &self,
+        queue: Queue,
+        may_create: MayCreate<'_>,
+    ) -> Result<Queue> {
         self.check_open()?;
         self.check_settings(&queue)?;
         let wanted = Queue { create_time: self.now(), ..queue };
@@ -41,10 +47,12 @@ impl Engine {
                 let same = there.same_settings(&wanted);
                 return if same { Ok(there) } else { Err(EngineError::QueueExists(there.name)) };
             }
+            self.check_create(&wanted.name, may_create).await?;
             dead_letter_links::check_group(&*self.store, &wanted.name, &wanted.group).await?;
             self.check_link(&wanted).await?;
             if let Some(queue) = self.store.link_queue(&wanted, links).await? {
                 dead_letter_links::confirm_group(&*self.store, &queue).await?;
+                self.overview.created(&queue.name);
                 self.queues.replace(queue.clone());
                 self.notify_settings(&queue.name);
                 return Ok(queue);
@@ -284,7 +292,7 @@ impl Engine {
                 break;
             }
             let found = if is_named {
-                self.queue_to_consume(&target).await
+                self.queue_or_create(&target, MAY_CREATE_ALL).await
             } else {
                 self.queues.get(&target).await
             };

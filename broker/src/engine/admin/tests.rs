@@ -5,7 +5,7 @@ use std::{num::NonZeroU64, time::Duration};
 use super::*;
 use crate::{
     domain::{Cause, Clock, Demand, LimitReason, NewItem, Outcome, Signal, Timestamp, Topic},
-    engine::{Limits, RollbackRequest},
+    engine::{Limits, MAY_CREATE_ALL, RollbackRequest},
     metrics::Metrics,
     signals::{LocalSignals, Notice},
     store::{Appeared, Reservation, Rollback, RollbackTo, sqlite::SqliteStore},
@@ -20,7 +20,7 @@ async fn dead_letter_of(engine: &Engine, origin: &str, dead: &QueueName, max_dep
     let origin = named(origin);
     let mut queue = Queue::with_defaults(origin.clone(), Timestamp(0));
     (queue.dead_letter_queue, queue.max_depth) = (Some(dead.clone()), NonZeroU64::new(max_depth));
-    let queue = match engine.create_queue(queue.clone()).await {
+    let queue = match engine.create_queue(queue.clone(), MAY_CREATE_ALL).await {
         Ok(queue) => Arc::new(queue),
         Err(error) => panic!("{error}"),
     };
@@ -57,7 +57,7 @@ async fn a_redrive_skips_an_origin_in_another_group() {
     engine.delete_queue(&named("away"), true).await.unwrap();
     let mut anew = Queue::with_defaults(named("away"), Timestamp(0));
     anew.group = GroupName::parse("group", "elsewhere").unwrap();
-    engine.create_queue(anew).await.unwrap();
+    engine.create_queue(anew, MAY_CREATE_ALL).await.unwrap();
 
     let all = || RedriveFilter::default();
     assert_eq!(engine.redrive_items(&dead, None, all(), 0, 0).await.unwrap(), 1);
@@ -140,7 +140,7 @@ async fn queues_are_created_side_by_side() {
     let create = |n: usize| {
         let queue = Queue::with_defaults(named(&format!("q{n}")), Timestamp(0));
         let engine = Arc::clone(&engine);
-        tokio::spawn(async move { engine.create_queue(queue).await })
+        tokio::spawn(async move { engine.create_queue(queue, MAY_CREATE_ALL).await })
     };
     for created in (0..32).map(create).collect::<Vec<_>>() {
         created.await.unwrap().unwrap();
@@ -183,7 +183,7 @@ async fn a_replay_ends_though_items_are_processed_again_meanwhile() {
     let name = QueueName::parse("queue", "q").unwrap();
     let mut queue = Queue::with_defaults(name.clone(), Timestamp(0));
     queue.retention = Duration::from_hours(1);
-    let queue = Arc::new(engine.create_queue(queue).await.unwrap());
+    let queue = Arc::new(engine.create_queue(queue, MAY_CREATE_ALL).await.unwrap());
     engine.push(&name, vec![NewItem::default(); ITEMS], None).await.unwrap();
     let consumer = tokio::spawn(commit_without_end(Arc::clone(&engine), Arc::clone(&queue)));
     let processed = async || engine.store().depth(&queue).await.unwrap().processed;

@@ -1,6 +1,6 @@
 //! Reserves and pops: items taken for a call reach its caller or are rolled back.
 
-use super::*;
+use super::{super::MAY_CREATE_ALL, *};
 
 const SHORT: Duration = Duration::from_millis(20);
 
@@ -8,7 +8,7 @@ const SHORT: Duration = Duration::from_millis(20);
 #[tokio::test]
 async fn a_call_that_takes_part_in_a_round_is_answered_by_it() {
     for held in ["reserve", "commit"] {
-        let bench = bench();
+        let bench = bench().await;
         bench.push(1).await;
         bench.faults.set(held, Fault::HeldAfter);
         let pop = bench.pop(1, SHORT);
@@ -25,7 +25,7 @@ async fn a_call_that_takes_part_in_a_round_is_answered_by_it() {
 /// of the next.
 #[tokio::test]
 async fn a_call_whose_wait_ended_during_an_empty_round_is_answered_when_the_round_ends() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(0).await;
     bench.faults.set("reserve", Fault::HeldAfter);
     let reserve = bench.reserve(1, SHORT);
@@ -37,7 +37,7 @@ async fn a_call_whose_wait_ended_during_an_empty_round_is_answered_when_the_roun
 
 #[tokio::test]
 async fn a_pop_whose_caller_left_before_the_commit_loses_nothing() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(3).await;
     bench.faults.set("reserve", Fault::HeldAfter);
     let pop = bench.pop(2, LIMIT);
@@ -53,7 +53,7 @@ async fn a_pop_whose_caller_left_before_the_commit_loses_nothing() {
 /// A failed commit in a round affects only the pops of the round.
 #[tokio::test]
 async fn items_of_a_failed_commit_are_rolled_back() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(0).await;
     bench.faults.set("commit", Fault::Fails);
     bench.faults.set("reserve", Fault::HeldBefore);
@@ -78,7 +78,7 @@ async fn items_of_a_failed_commit_are_rolled_back() {
 /// A round cannot serve all of these calls. None of them waits for the fallback poll.
 #[tokio::test]
 async fn a_call_that_does_not_wait_takes_part_in_at_most_two_rounds() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(0).await;
     bench.faults.set("reserve", Fault::HeldBefore);
     let calls: Vec<_> = (0..12).map(|_| bench.reserve(1_000, Duration::ZERO)).collect();
@@ -94,7 +94,7 @@ async fn a_call_that_does_not_wait_takes_part_in_at_most_two_rounds() {
 #[tokio::test]
 async fn a_pop_in_its_commit_is_answered_though_the_broker_shuts_down() {
     let limits = Limits { drain: Duration::ZERO, ..Limits::default() };
-    let bench = bench_with(limits);
+    let bench = bench_with(limits).await;
     bench.push(1).await;
     bench.faults.set("commit", Fault::HeldAfter);
     let pop = bench.pop(1, LIMIT);
@@ -111,7 +111,7 @@ async fn a_pop_in_its_commit_is_answered_though_the_broker_shuts_down() {
 /// After a pause of the whole broker an answer may be too late. Then the call returns nothing.
 #[tokio::test]
 async fn a_reserve_does_not_return_items_with_ended_leases() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(1).await;
     bench.faults.set("reserve", Fault::HeldAfter);
     let reserve = bench.reserve(1, LIMIT);
@@ -126,7 +126,7 @@ async fn a_reserve_does_not_return_items_with_ended_leases() {
 /// was created again in another group meanwhile.
 #[tokio::test]
 async fn a_settle_reaches_an_item_in_the_former_group_of_its_queue() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(1).await;
     let reserve = bench.reserve(1, LIMIT);
     let delivery = within("the answer", reserve).await.unwrap().unwrap().remove(0);
@@ -140,12 +140,12 @@ async fn a_settle_reaches_an_item_in_the_former_group_of_its_queue() {
 /// A store that stalls under a change of links holds up no pause, and other changes of links for seconds only.
 #[tokio::test]
 async fn a_pause_does_not_wait_for_changes_of_links() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(1).await;
     let create = |text| {
         let queue = Queue::with_defaults(name(text), bench.store.now());
         let engine = Arc::clone(&bench.engine);
-        tokio::spawn(async move { engine.create_queue(queue).await })
+        tokio::spawn(async move { engine.create_queue(queue, MAY_CREATE_ALL).await })
     };
     bench.faults.set("link_queue", Fault::HeldBefore);
     let stalled = create("other");
@@ -169,7 +169,7 @@ async fn queues_that_are_created_at_the_same_time_share_a_group_with_their_dead_
         Queue { group: elsewhere(), ..queue }
     };
     // A push creates the dead-letter queue.
-    let bench = bench();
+    let bench = bench().await;
     bench.faults.set("create_queue", Fault::HeldBefore);
     let engine = Arc::clone(&bench.engine);
     let pushed =
@@ -177,17 +177,18 @@ async fn queues_that_are_created_at_the_same_time_share_a_group_with_their_dead_
             async move { engine.push(&name("x.dead"), vec![NewItem::default()], None).await },
         );
     bench.faults.until_begun("create_queue", 1).await;
-    bench.engine.create_queue(grouped("x", &bench)).await.unwrap();
+    bench.engine.create_queue(grouped("x", &bench), MAY_CREATE_ALL).await.unwrap();
     bench.faults.set("create_queue", Fault::None);
     within("the push", pushed).await.unwrap().unwrap();
     let dead = bench.store.get_queue(&name("x.dead")).await.unwrap().unwrap();
     assert_eq!(dead.group, elsewhere());
 
     // A push creates the queue itself.
-    let bench = super::bench();
+    let bench = super::bench().await;
+    bench.engine.delete_queue(&name("q"), true).await.unwrap();
     bench.faults.set("link_queue", Fault::HeldBefore);
     let (engine, dead) = (Arc::clone(&bench.engine), grouped("q.dead", &bench));
-    let created = tokio::spawn(async move { engine.create_queue(dead).await });
+    let created = tokio::spawn(async move { engine.create_queue(dead, MAY_CREATE_ALL).await });
     bench.faults.until_begun("link_queue", 1).await;
     bench.push(1).await;
     bench.faults.set("link_queue", Fault::None);

@@ -7,7 +7,7 @@ use crate::domain::Eligibility;
 #[tokio::test]
 async fn a_busy_queue_is_polled_too() {
     let poll = Duration::from_millis(100);
-    let bench = bench_with(Limits { poll_min: poll, poll_max: poll, ..Limits::default() });
+    let bench = bench_with(Limits { poll_min: poll, poll_max: poll, ..Limits::default() }).await;
     bench.push(1).await;
     let mut stream = bench.stream().await;
     deliveries(&mut stream).await;
@@ -29,7 +29,7 @@ async fn a_busy_queue_is_polled_too() {
 
 #[tokio::test]
 async fn a_failed_reconciliation_is_repeated() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(2).await;
     let options = ConsumeOptions { max_in_flight: 1, ..Bench::options() };
     let mut stream = bench.engine.consume(options).await.unwrap();
@@ -47,7 +47,7 @@ async fn a_failed_reconciliation_is_repeated() {
 /// A round that only removes expired items counts as progress.
 #[tokio::test]
 async fn expired_items_at_the_head_do_not_block_a_reserve() {
-    let bench = bench();
+    let bench = bench().await;
     let mortal = || NewItem { ttl: Some(Duration::from_secs(1)), ..NewItem::default() };
     for _ in 0..30 {
         let items = (0..1_000).map(|_| mortal()).collect();
@@ -62,7 +62,7 @@ async fn expired_items_at_the_head_do_not_block_a_reserve() {
 /// A call that does not wait is answered before all expired items are removed.
 #[tokio::test]
 async fn a_call_that_does_not_wait_is_not_delayed_by_the_removal_of_expired_items() {
-    let bench = bench();
+    let bench = bench().await;
     for _ in 0..30 {
         let mortal = |_| NewItem { ttl: Some(Duration::from_secs(1)), ..NewItem::default() };
         bench.engine.push(&name("q"), (0..1_000).map(mortal).collect(), None).await.unwrap();
@@ -83,7 +83,7 @@ async fn steps(bench: &Bench) -> u64 {
 /// The queue is deleted while the client of one of its streams does not read.
 #[tokio::test]
 async fn a_deleted_queue_beside_a_stream_that_is_not_polled_costs_nothing() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(1).await;
     let mut stream = bench.stream().await;
     deliveries(&mut stream).await;
@@ -95,7 +95,7 @@ async fn a_deleted_queue_beside_a_stream_that_is_not_polled_costs_nothing() {
 
 #[tokio::test]
 async fn a_paused_queue_with_an_item_that_became_due_costs_nothing() {
-    let bench = bench();
+    let bench = bench().await;
     let delay = Duration::from_secs(5);
     let eligibility = Eligibility::After(delay);
     let item = NewItem { eligibility, ..NewItem::default() };
@@ -114,7 +114,7 @@ async fn a_paused_queue_with_an_item_that_became_due_costs_nothing() {
 /// item is too large for the room, looks again soon, and not only with the next poll.
 #[tokio::test]
 async fn a_dispatcher_that_could_deal_nothing_looks_again_soon() {
-    let bench = bench();
+    let bench = bench().await;
     let sized = |bytes: usize| NewItem { payload: vec![0; bytes].into(), ..NewItem::default() };
     bench.engine.push(&name("q"), vec![sized(60), sized(80)], None).await.unwrap();
     let options = ConsumeOptions { max_in_flight_bytes: Some(100), ..Bench::options() };
@@ -142,7 +142,7 @@ async fn a_dispatcher_that_could_deal_nothing_looks_again_soon() {
 /// A client that watches queues and does not read does not delay a shutdown.
 #[tokio::test]
 async fn a_watcher_that_does_not_read_holds_up_no_shutdown() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(1).await;
     let watching = bench.engine.watch_queues(vec![name("q")]).await.unwrap();
     until("nothing more can be told", async || {
@@ -158,7 +158,7 @@ async fn a_watcher_that_does_not_read_holds_up_no_shutdown() {
 /// A dispatcher without consumers ends, whatever wakes it.
 #[tokio::test(start_paused = true)]
 async fn a_dispatcher_without_consumers_ends_though_it_is_woken() {
-    let bench = bench();
+    let bench = bench().await;
     bench.engine.reserve(&name("q"), 1, Duration::ZERO, None, None).await.unwrap();
     assert!(bench.engine.dispatcher(&name("q")).is_some());
     for _ in 0..1_000 {
@@ -178,7 +178,7 @@ async fn a_dispatcher_without_consumers_ends_though_it_is_woken() {
 /// one check serves the settles of a second.
 #[tokio::test]
 async fn settles_elsewhere_cost_few_checks_of_what_is_held() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(3).await;
     let mut stream = bench.stream().await;
     let taken = deliveries(&mut stream).await;

@@ -33,20 +33,21 @@ struct Bench {
     clock: Arc<Clock>,
 }
 
-/// Returns an engine whose fallback poll is too rare to explain any result of a test.
-fn bench() -> Bench {
+/// Returns an engine with an empty queue, whose fallback poll is too rare to explain any result of a test.
+async fn bench() -> Bench {
     let limits = Limits {
         poll_min: Duration::from_mins(10),
         poll_max: Duration::from_mins(10),
         ..Limits::default()
     };
-    bench_with(limits)
+    bench_with(limits).await
 }
 
-fn bench_with(limits: Limits) -> Bench {
+async fn bench_with(limits: Limits) -> Bench {
     let clock = Arc::new(Clock::system());
     let store: Arc<dyn Store> =
         Arc::new(SqliteStore::open("sqlite::memory:", Arc::clone(&clock)).unwrap());
+    store.create_queue(&Queue::with_defaults(name("q"), store.now())).await.unwrap();
     let faults = Arc::new(Faults::default());
     let faulty = Decorated { store: Arc::clone(&store), around: Arc::clone(&faults) };
     let signals = Arc::new(LocalSignals::new());

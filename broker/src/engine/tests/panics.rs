@@ -32,7 +32,7 @@ async fn a_panic_of_an_essential_task_ends_the_process() {
 /// Lets a task of this process panic, and waits for the end of the process.
 async fn panic_in(method: &'static str) {
     tracing_subscriber::fmt().with_ansi(false).init();
-    let bench = bench();
+    let bench = bench().await;
     super::super::background::start(&bench.engine);
     bench.push(1).await;
     let mut stream = bench.stream().await;

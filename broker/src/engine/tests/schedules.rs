@@ -25,7 +25,7 @@ impl Bench {
 /// A schedule that ticks often does not make brokers read the payloads of all the others.
 #[tokio::test]
 async fn only_schedules_that_are_due_are_read_with_their_payloads() {
-    let (bench, mut refused) = (bench(), Refused::default());
+    let (bench, mut refused) = (bench().await, Refused::default());
     for n in 0..20 {
         bench.schedule(&format!("rare{n}"), "0 0 29 2 *").await;
     }
@@ -43,7 +43,7 @@ async fn only_schedules_that_are_due_are_read_with_their_payloads() {
 /// A tick that is refused is tried again, less and less often, and pushed when that is possible.
 #[tokio::test]
 async fn a_schedule_that_is_refused_backs_off() {
-    let (bench, mut refused) = (bench(), Refused::default());
+    let (bench, mut refused) = (bench().await, Refused::default());
     bench.push(1).await;
     let change = |max_depth| {
         move |queue: &mut Queue| {

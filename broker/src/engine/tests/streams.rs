@@ -23,7 +23,7 @@ async fn ask(stream: &mut Subscription) {
 
 #[tokio::test]
 async fn the_end_of_a_stream_counts_no_attempt() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(3).await;
     for delivery in 1..=5 {
         let mut stream = bench.stream().await;
@@ -36,7 +36,7 @@ async fn the_end_of_a_stream_counts_no_attempt() {
 
 #[tokio::test]
 async fn a_stream_may_request_that_its_end_counts_as_a_failure() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(1).await;
     let policy = RetryPolicy { initial_delay: Duration::from_hours(1), ..RetryPolicy::default() };
     bench
@@ -62,7 +62,7 @@ async fn a_stream_may_request_that_its_end_counts_as_a_failure() {
 
 #[tokio::test]
 async fn a_stream_may_keep_the_leases_of_sent_items() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(1).await;
     let options = ConsumeOptions { on_disconnect: OnDisconnect::KeepLease, ..Bench::options() };
     let mut stream = bench.engine.consume(options).await.unwrap();
@@ -80,7 +80,7 @@ async fn a_stream_may_keep_the_leases_of_sent_items() {
 /// The stream is not polled, as when its client does not read.
 #[tokio::test]
 async fn shutdown_rolls_back_the_items_of_a_stream_whether_it_is_polled_or_not() {
-    let bench = bench_with(Limits { drain: Duration::ZERO, ..Limits::default() });
+    let bench = bench_with(Limits { drain: Duration::ZERO, ..Limits::default() }).await;
     bench.push(2).await;
     let mut stream = bench.stream().await;
     deliveries(&mut stream).await;
@@ -98,7 +98,7 @@ async fn shutdown_rolls_back_the_items_of_a_stream_whether_it_is_polled_or_not()
 /// broker.
 #[tokio::test]
 async fn only_items_in_a_message_count_as_sent() {
-    let bench = bench();
+    let bench = bench().await;
     let headers = [("k".to_owned(), "v".repeat(16_000))];
     let item = || NewItem { headers: headers.clone().into(), ..NewItem::default() };
     let items = (0..200).map(|_| item()).collect();
@@ -115,7 +115,7 @@ async fn only_items_in_a_message_count_as_sent() {
 
 #[tokio::test]
 async fn rollbacks_are_retried_while_the_store_is_unreachable() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(2).await;
     let mut stream = bench.stream().await;
     deliveries(&mut stream).await;
@@ -129,7 +129,7 @@ async fn rollbacks_are_retried_while_the_store_is_unreachable() {
 
 #[tokio::test]
 async fn an_item_is_not_sent_after_its_lease() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(0).await;
     let mut stream = bench.stream().await;
     ask(&mut stream).await;
@@ -156,7 +156,7 @@ async fn revoked(stream: &mut Subscription) -> Vec<super::super::Revoked> {
 
 #[tokio::test]
 async fn a_stream_is_told_which_items_it_no_longer_holds_and_why() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(4).await;
     let mut stream = bench.stream().await;
     let taken = deliveries(&mut stream).await;
@@ -190,7 +190,7 @@ async fn a_stream_is_told_which_items_it_no_longer_holds_and_why() {
 /// The reservation is found void while the commit that ended it has not been answered yet.
 #[tokio::test]
 async fn a_settle_that_is_about_to_be_answered_revokes_nothing() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(1).await;
     let mut stream = bench.stream().await;
     let taken = deliveries(&mut stream).await;
@@ -214,7 +214,7 @@ async fn a_settle_that_is_about_to_be_answered_revokes_nothing() {
 #[tokio::test]
 async fn the_longest_lease_is_a_reason_of_its_own() {
     let longest = Duration::from_mins(1);
-    let bench = bench_with(Limits { max_lease: longest, ..Limits::default() });
+    let bench = bench_with(Limits { max_lease: longest, ..Limits::default() }).await;
     bench.push(1).await;
     let options = ConsumeOptions { renew: true, ..Bench::options() };
     let mut stream = bench.engine.consume(options).await.unwrap();
@@ -230,7 +230,7 @@ async fn the_longest_lease_is_a_reason_of_its_own() {
 /// stream is handed nothing more, and its consumer can settle its items.
 #[tokio::test]
 async fn a_retiring_stream_ends_when_all_its_items_are_settled() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(1).await;
     let mut stream = bench.stream().await;
     let taken = deliveries(&mut stream).await;
@@ -253,7 +253,7 @@ async fn a_retiring_stream_ends_when_all_its_items_are_settled() {
 /// the stream requested.
 #[tokio::test]
 async fn the_items_of_a_retired_stream_are_rolled_back_uncounted() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(2).await;
     let options = ConsumeOptions { on_disconnect: OnDisconnect::Count, ..Bench::options() };
     let mut stream = bench.engine.consume(options).await.unwrap();
@@ -267,7 +267,7 @@ async fn the_items_of_a_retired_stream_are_rolled_back_uncounted() {
 /// The same holds if its client does not read, so that nobody polls the stream.
 #[tokio::test]
 async fn a_retired_stream_that_is_not_polled_keeps_nothing() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(2).await;
     let mut stream = bench.stream().await;
     deliveries(&mut stream).await;
@@ -284,7 +284,7 @@ async fn a_retired_stream_that_is_not_polled_keeps_nothing() {
 #[tokio::test]
 async fn a_retiring_stream_receives_all_auto_committed_items() {
     for fault in ["reserve", "commit"] {
-        let bench = bench();
+        let bench = bench().await;
         bench.push(1).await;
         bench.faults.set(fault, Fault::HeldAfter);
         let options = ConsumeOptions { auto_commit: true, ..Bench::options() };
@@ -312,7 +312,7 @@ async fn a_retiring_stream_receives_all_auto_committed_items() {
 /// no more than it asked for.
 #[tokio::test]
 async fn a_stream_that_is_not_polled_does_not_empty_its_queue() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(0).await;
     let options = ConsumeOptions { auto_commit: true, ..Bench::options() };
     let mut stream = bench.engine.consume(options).await.unwrap();
@@ -332,7 +332,7 @@ async fn a_stream_that_is_not_polled_does_not_empty_its_queue() {
 /// Others are not kept waiting by a stream whose client does not read: it is dealt two rounds at the most.
 #[tokio::test]
 async fn a_stream_that_is_not_polled_leaves_the_rest_to_others() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(0).await;
     let options = || ConsumeOptions { max_in_flight: 10_000, ..Bench::options() };
     let mut silent = bench.engine.consume(options()).await.unwrap();
@@ -351,7 +351,7 @@ async fn a_stream_that_is_not_polled_leaves_the_rest_to_others() {
 /// What was never sent is not renewed: it goes to somebody else before its lease ends, and has not failed.
 #[tokio::test]
 async fn what_a_stream_does_not_take_is_not_renewed() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(0).await;
     let lease = Some(Duration::from_secs(3));
     let options = ConsumeOptions { renew: true, lease, ..Bench::options() };
@@ -367,7 +367,7 @@ async fn what_a_stream_does_not_take_is_not_renewed() {
 /// An item that is past its end is not sent, whatever is left of its lease.
 #[tokio::test]
 async fn nothing_is_sent_past_its_own_end() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(0).await;
     let mut stream = bench.stream().await;
     ask(&mut stream).await;
@@ -394,7 +394,7 @@ async fn nothing_is_sent_past_its_own_end() {
 /// Where items at a limit go is found out once for all that a stream held.
 #[tokio::test]
 async fn a_stream_full_of_items_at_their_limit_ends_with_one_look_at_the_limit() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(0).await;
     let change = |queue: &mut Queue| {
         queue.max_attempts = Some(Limit::of(1));
@@ -419,7 +419,7 @@ async fn a_stream_full_of_items_at_their_limit_ends_with_one_look_at_the_limit()
 /// A rollback took effect, and its answer was lost: repeating it finds nothing to do, but somebody has to be woken.
 #[tokio::test]
 async fn what_came_back_without_an_answer_wakes_who_waits() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(1).await;
     let mut stream = bench.stream().await;
     deliveries(&mut stream).await;
@@ -437,7 +437,7 @@ async fn what_came_back_without_an_answer_wakes_who_waits() {
 /// The same for a push, which its caller may repeat with a `dedup_id`.
 #[tokio::test]
 async fn what_was_pushed_without_an_answer_wakes_who_waits() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(0).await;
     let waiting = bench.reserve(1, LIMIT);
     bench.until_waiting(1).await;
@@ -449,7 +449,7 @@ async fn what_was_pushed_without_an_answer_wakes_who_waits() {
 /// What was dealt to a stream before a pause, and not sent, is not sent during the pause.
 #[tokio::test]
 async fn what_is_not_sent_when_a_queue_is_paused_returns_to_it() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(0).await;
     let mut stream = bench.stream().await;
     ask(&mut stream).await;
@@ -468,7 +468,7 @@ async fn what_is_not_sent_when_a_queue_is_paused_returns_to_it() {
 /// An item is reserved anew after its lease lapsed, and reaches nobody. Its last holder may have finished the work.
 #[tokio::test]
 async fn an_item_that_reached_nobody_is_settled_by_its_last_holder() {
-    let bench = bench();
+    let bench = bench().await;
     bench.push(1).await;
     let taken = within("the item", bench.reserve(1, LIMIT)).await.unwrap().unwrap();
     let mut stream = bench.stream().await;

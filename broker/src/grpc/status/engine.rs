@@ -1,4 +1,4 @@
-//! Errors of the engine, and of the store behind it.
+//! Errors of the engine, of the store behind it, and of a broker that has too much to do.
 
 use std::time::Duration;
 
@@ -6,6 +6,7 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use super::{bad_field, error_info};
+use crate::grpc::concurrency::TooMany;
 use crate::{
     domain::{Invalid, QueueName, ScheduleName},
     engine::EngineError,
@@ -19,7 +20,7 @@ const RETRY_RACE: Duration = Duration::from_millis(50);
 
 /// What to do if a queue does not exist.
 const CREATE_QUEUE: &str =
-    "create it with CreateQueue, or push to it if the broker makes queues by itself";
+    "create it with CreateQueue, or push to it if the broker creates queues by itself";
 
 /// Converts an error of the engine.
 pub(super) fn engine(error: &EngineError) -> Status {
@@ -34,6 +35,7 @@ pub(super) fn engine(error: &EngineError) -> Status {
                 error_info("PERMISSION_MISSING", [("permission", format!("create@{name}"))]);
             (Code::PermissionDenied, details, "have it created, or use another token")
         }
+        EngineError::TooManyQueues { .. } => return too_many_queues(error),
         EngineError::QueueDeleted(name) => {
             let next = "its items are gone, consume another one";
             (Code::NotFound, about_queue("QUEUE_DELETED", name), next)
@@ -168,6 +170,22 @@ fn queue_full(queue: &QueueName, max_depth: u64, error: &EngineError) -> ErrorDe
     let mut details = retry(error_info("QUEUE_FULL", info), RETRY_AFTER);
     details.add_quota_failure_violation(queue.as_str(), error.to_string());
     details
+}
+
+fn too_many_queues(error: &EngineError) -> Status {
+    let mut details = error_info("TOO_MANY_QUEUES", []);
+    details.add_quota_failure_violation("queues", error.to_string());
+    let message = format!("{error}: delete some that are not used, or have the limit raised");
+    Status::with_error_details(Code::ResourceExhausted, message, details)
+}
+
+/// Converts a refusal of one call too many.
+pub(super) fn too_many(error: TooMany) -> Status {
+    let info = [("setting", error.setting.to_owned()), ("limit", error.most.to_string())];
+    let mut details = retry(error_info(error.reason(), info), RETRY_AFTER);
+    details.add_quota_failure_violation(error.setting, error.to_string());
+    let message = format!("{error}: try again when some of them have ended");
+    Status::with_error_details(Code::ResourceExhausted, message, details)
 }
 
 fn retry(mut details: ErrorDetails, after: Duration) -> ErrorDetails {

@@ -14,7 +14,8 @@ use prost::Message;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use self::engine::engine;
+use self::engine::{engine, too_many};
+use super::concurrency::TooMany;
 use crate::{access::Refused, domain::Invalid, engine::EngineError};
 
 /// The `domain` of every `ErrorInfo`.
@@ -39,6 +40,9 @@ pub(crate) enum ApiError {
     /// The caller is not known, or may not do this.
     #[error(transparent)]
     Refused(#[from] Refused),
+    /// Too many calls are under way.
+    #[error(transparent)]
+    TooMany(#[from] TooMany),
     /// The gRPC library refused: the message could not be read, the method is not known.
     #[error("{0}")]
     Transport(Status),
@@ -97,6 +101,7 @@ pub(crate) fn status(error: &ApiError) -> Status {
             Status::with_error_details(Code::ResourceExhausted, message, details)
         }
         ApiError::Refused(refused) => self::refused(refused),
+        ApiError::TooMany(error) => too_many(*error),
         ApiError::Transport(status) => transport(status),
         ApiError::AnswersNotRead => {
             let details = error_info("ANSWERS_NOT_READ", []);

@@ -349,33 +349,97 @@ async fn a_stream_settles_nothing_of_other_queues() {
     drop(requests);
 }
 
-/// Whoever may not create a queue waits until somebody else has created it.
+/// Whether or not a consumer may create queues: consuming creates none, and begins when the queue is there.
 #[tokio::test]
-async fn a_consumer_that_may_not_create_its_queue_waits_for_it() {
+async fn consumers_of_every_kind_wait_for_their_queue_and_create_nothing() {
     let broker =
         broker_of(&[("admin", &["admin@*"]), ("worker", &["consume@*"]), ("shop", &["produce@*"])])
             .await;
-    let reserve = |seconds| pb::ReserveRequest {
-        queue: "later".into(),
-        wait: Some(prost_types::Duration { seconds, nanos: 0 }),
+    let minute = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
+    let (queue, wait) = (String::from("reserve"), minute(0));
+    let reserve = pb::ReserveRequest { queue, wait, ..Default::default() };
+    let answer = broker.queues().reserve(by("worker", reserve.clone())).await.unwrap();
+    assert!(answer.into_inner().deliveries.is_empty());
+    let push = pb::PushRequest {
+        queue: "reserve".into(),
+        items: vec![pb::NewItem::default()],
         ..Default::default()
     };
-    let answer = broker.queues().reserve(by("worker", reserve(0))).await.unwrap().into_inner();
-    assert!(answer.deliveries.is_empty());
-    let item = pb::NewItem::default();
-    let push = pb::PushRequest { queue: "later".into(), items: vec![item], ..Default::default() };
     let refused = broker.queues().push(by("shop", push)).await.unwrap_err();
     assert_eq!(
         (refused.code(), reason(&refused)),
         (Code::PermissionDenied, "PERMISSION_MISSING".into())
     );
+
+    let open = |queue: &str| pb::ConsumeRequest { queue: queue.into(), ..Default::default() };
+    let consume = broker.queues().consume(by("admin", open("consume"))).await;
+    let mut consume = consume.unwrap().into_inner();
+    let (requests, receiver) = mpsc::channel(9);
+    requests.send(act(Action_::Open(open("stream")))).await.unwrap();
+    let stream = by("worker", ReceiverStream::new(receiver));
+    let mut stream = broker.queues().consume_stream(stream).await.unwrap().into_inner();
+    let (mut first, mut second) = (broker.queues(), broker.queues());
+    let reserve = pb::ReserveRequest { wait: minute(60), ..reserve };
+    let reserving = tokio::spawn(async move { first.reserve(by("admin", reserve)).await.unwrap() });
+    let pop = pb::PopRequest { queue: "pop".into(), wait: minute(60), ..Default::default() };
+    let popping = tokio::spawn(async move { second.pop(by("worker", pop)).await.unwrap() });
+    let mut waiting = broker.queues();
+    let missing = pb::ReserveRequest {
+        queue: "never".into(),
+        wait: Some(prost_types::Duration { seconds: 0, nanos: 300_000_000 }),
+        ..Default::default()
+    };
+    let nothing = waiting.reserve(by("admin", missing)).await.unwrap().into_inner();
+    assert!(nothing.deliveries.is_empty());
     let listed = broker.admin().list_queues(by("admin", pb::ListQueuesRequest::default())).await;
     assert!(listed.unwrap().into_inner().queues.is_empty(), "nothing was created");
-    let mut queues = broker.queues();
-    let waiting =
-        tokio::spawn(async move { queues.reserve(by("worker", reserve(60))).await.unwrap() });
-    broker.push_as_admin("later").await;
-    assert_eq!(waiting.await.unwrap().into_inner().deliveries.len(), 1);
+
+    for queue in ["reserve", "pop", "consume", "stream"] {
+        broker.push_as_admin(queue).await;
+    }
+    assert_eq!(reserving.await.unwrap().into_inner().deliveries.len(), 1);
+    assert_eq!(popping.await.unwrap().into_inner().items.len(), 1);
+    assert_eq!(consume.message().await.unwrap().unwrap().deliveries.len(), 1);
+    assert!(matches!(next(&mut stream).await, Some(Event::Opened(_))));
+    assert_eq!(deliveries(&mut stream, 1).await.len(), 1);
+}
+
+/// A token that has created as many queues as it may does not keep others from creating theirs.
+#[tokio::test]
+async fn a_token_creates_only_so_many_queues_and_others_go_on() {
+    let few = "[[token]]\nname = 'few'\ntoken = 'few-0123456789abcdef'\nmax_queues = 3\n\
+               allow = ['produce@*', 'create@few.*', 'manage@few.*']\n";
+    let others = "[[token]]\nname = 'other'\ntoken = 'other-0123456789abcdef'\nallow = ['produce@*', 'create@*']\n\
+                  [[token]]\nname = 'admin'\ntoken = 'admin-0123456789abcdef'\nallow = ['admin@*']\nmax_queues = 1\n";
+    let tokens = Tokens::parse(&format!("{few}{others}")).unwrap();
+    let access = Access::new(Some(Arc::new(tokens)), 0, Arc::new(Metrics::new()));
+    let broker = broker_with(Options { access, ..super::open() }).await;
+    let push = async |token: &str, queue: &str| {
+        let items = vec![pb::NewItem::default()];
+        let request = pb::PushRequest { queue: queue.into(), items, ..Default::default() };
+        broker.queues().push(by(token, request)).await.map_err(|status| {
+            assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+            reason(&status)
+        })
+    };
+    push("other", "elsewhere").await.unwrap();
+    for queue in ["few.a", "few.b", "few.c", "few.a"] {
+        push("few", queue).await.unwrap();
+    }
+    assert_eq!(push("few", "few.d").await.unwrap_err(), "TOO_MANY_QUEUES");
+    let queue = Some(pb::Queue { name: "few.d".into(), ..Default::default() });
+    let create = pb::CreateQueueRequest { queue };
+    let refused = broker.admin().create_queue(by("few", create)).await.unwrap_err();
+    assert_eq!(reason(&refused), "TOO_MANY_QUEUES");
+    push("few", "few.c").await.expect("a queue that is there");
+    push("other", "another").await.unwrap();
+    push("admin", "few.by-admin").await.expect("administrators have no limit");
+    assert_eq!(push("few", "few.d").await.unwrap_err(), "TOO_MANY_QUEUES");
+    for name in ["few.a", "few.by-admin"] {
+        let delete = pb::DeleteQueueRequest { name: name.into(), force: true };
+        broker.admin().delete_queue(by("admin", delete)).await.unwrap();
+    }
+    push("few", "few.d").await.expect("there is room again");
 }
 
 /// A move that leaves the item as it is needs no right to produce where the token may consume.

@@ -1,6 +1,7 @@
 //! The services behind a real connection, on a store in memory.
 
 mod access;
+mod bounds;
 mod limits;
 mod stated_limits;
 mod streams;
@@ -34,6 +35,7 @@ use super::{
 };
 use crate::{
     access::Access,
+    config::Bounds,
     domain::Clock,
     engine::{Engine, Limits},
     metrics::Metrics,
@@ -42,6 +44,9 @@ use crate::{
 };
 
 struct Broker {
+    address: String,
+    /// Those of the server.
+    metrics: Arc<Metrics>,
     channel: Channel,
     api: Api,
     health: Health,
@@ -50,21 +55,26 @@ struct Broker {
 }
 
 async fn broker_with(options: Options) -> Broker {
+    broker_within(options, Limits::default()).await
+}
+
+async fn broker_within(options: Options, limits: Limits) -> Broker {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
     let signals = Arc::new(LocalSignals::new());
     let metrics = Arc::new(Metrics::new());
-    let engine = Engine::new(Arc::new(store), signals, metrics, Limits::default());
+    let engine = Engine::new(Arc::new(store), signals, metrics, limits);
     crate::engine::background::start(&engine);
     let shutdown = CancellationToken::new();
     let api = Api::new(engine, TaskTracker::new(), shutdown.clone());
+    let metrics = Arc::clone(&options.metrics);
     let server = Server::new(api.clone(), options).await.unwrap();
     let health = server.health();
     health.set_serving(true).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
     let serving = tokio::spawn(server.serve(listener));
-    let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect_lazy();
-    Broker { channel, api, health, shutdown, serving }
+    let channel = Channel::from_shared(address.clone()).unwrap().connect_lazy();
+    Broker { address, metrics, channel, api, health, shutdown, serving }
 }
 
 /// Everyone may do everything.
@@ -73,6 +83,8 @@ fn open() -> Options {
         tls: None,
         max_connection_age: Duration::ZERO,
         access: Access::new(None, 0, Arc::new(Metrics::new())),
+        bounds: Bounds::default(),
+        metrics: Arc::new(Metrics::new()),
     }
 }
 
@@ -81,12 +93,25 @@ impl Broker {
         broker_with(open()).await
     }
 
+    /// Returns how many bytes of answers are not read.
+    fn unread_bytes(&self) -> usize {
+        let page = self.metrics.encode().unwrap();
+        let figure = page.lines().find_map(|l| l.strip_prefix("sluicegate_unread_answer_bytes "));
+        figure.unwrap().parse().unwrap()
+    }
+
     fn queues(&self) -> QueueServiceClient<Channel> {
         QueueServiceClient::new(self.channel.clone()).max_decoding_message_size(64 << 20)
     }
 
     fn admin(&self) -> AdminServiceClient<Channel> {
         AdminServiceClient::new(self.channel.clone()).max_decoding_message_size(64 << 20)
+    }
+
+    /// Creates a queue, unless it is there.
+    async fn ensure(&self, queue: &str) {
+        let wanted = Some(pb::Queue { name: queue.into(), ..Default::default() });
+        self.admin().create_queue(pb::CreateQueueRequest { queue: wanted }).await.unwrap();
     }
 
     async fn push(&self, queue: &str, payloads: Vec<Vec<u8>>) {
@@ -113,6 +138,8 @@ impl Broker {
         &self,
         queue: &str,
     ) -> (Sender<pb::ConsumeStreamRequest>, Streaming<pb::ConsumeStreamResponse>) {
+        // A stream whose queue is not there is not opened before it is.
+        self.ensure(queue).await;
         let (requests, receiver) = mpsc::channel(100);
         let stream = ReceiverStream::new(receiver);
         // The response must begin before any request was sent.
@@ -237,7 +264,7 @@ async fn a_waiting_caller_who_hangs_up_takes_no_items() {
         wait: Some(prost_types::Duration { seconds, nanos: 0 }),
         ..Default::default()
     };
-    broker.queues().reserve(reserve(0)).await.unwrap(); // creates the queue
+    broker.ensure("q").await;
     let mut queues = broker.queues();
     let waiting = tokio::spawn(async move { queues.reserve(reserve(600)).await });
     broker.until("q", |stats| stats.consumers == 1).await;
@@ -371,19 +398,21 @@ async fn a_shutdown_ends_every_kind_of_call() {
     let mut health =
         HealthClient::new(broker.channel.clone()).watch(request).await.unwrap().into_inner();
     assert_eq!(health.message().await.unwrap().unwrap().status(), ServingStatus::Serving);
+    broker.ensure("empty").await;
     let mut queues = broker.queues();
     let waiting = tokio::spawn(async move {
         let wait = Some(prost_types::Duration { seconds: 600, nanos: 0 });
         queues.pop(pb::PopRequest { queue: "empty".into(), wait, ..Default::default() }).await
     });
-    while broker.admin().get_queue(pb::GetQueueRequest { name: "empty".into() }).await.is_err() {
-        tokio::task::yield_now().await;
-    }
+    broker.until("empty", |stats| stats.consumers == 1).await;
+    let missing = pb::ConsumeRequest { queue: "missing".into(), ..Default::default() };
+    let mut missing = broker.queues().consume(missing).await.unwrap().into_inner();
 
     broker.health.set_serving(false).await;
     assert_eq!(health.message().await.unwrap().unwrap().status(), ServingStatus::NotServing);
     broker.shutdown.cancel();
     let mut ends = vec![waiting.await.unwrap().unwrap_err(), pushing.message().await.unwrap_err()];
+    ends.push(missing.message().await.unwrap_err());
     ends.push(loop {
         if let Err(end) = consuming.message().await {
             break end;

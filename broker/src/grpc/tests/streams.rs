@@ -108,6 +108,7 @@ async fn flow_halts_and_resumes() {
 #[tokio::test]
 async fn a_protocol_violation_ends_the_stream() {
     let broker = Broker::start().await;
+    broker.ensure("q").await;
     let commit =
         |receipt: &str| Action::Commit(pb::CommitRequest { receipts: vec![receipt.into()] });
     let open = || Action::Open(pb::ConsumeRequest { queue: "q".into(), ..Default::default() });

@@ -1,0 +1,135 @@
+//! How many calls are under way: of one peer, and in all.
+//!
+//! A call counts until the last byte of its answer is on its way, so that answers that nobody reads count as well.
+
+use std::sync::Arc;
+
+use crate::{
+    access::{Count, Peer, Usage},
+    config::Bounds,
+};
+
+/// A call is not begun, because too many others are under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{setting} is {most}, and so many are under way")]
+pub(crate) struct TooMany {
+    /// The setting that limits calls like this one.
+    pub(crate) setting: &'static str,
+    /// The limit.
+    pub(crate) most: usize,
+    is_stream: bool,
+}
+
+impl TooMany {
+    /// Returns the stable word for this reason, in errors and in metrics.
+    pub(crate) fn reason(self) -> &'static str {
+        if self.is_stream { "TOO_MANY_STREAMS" } else { "TOO_MANY_REQUESTS" }
+    }
+}
+
+/// A setting and its value.
+type Limit = (&'static str, usize);
+
+/// The limits of one kind of calls.
+#[derive(Debug)]
+struct Limits {
+    of_peer: Limit,
+    in_all: Limit,
+}
+
+/// Bounds how many calls are under way.
+#[derive(Debug)]
+pub(super) struct ConcurrencyLimits {
+    requests: Limits,
+    streams: Limits,
+    all: Arc<Usage>,
+}
+
+impl ConcurrencyLimits {
+    pub(super) fn new(bounds: &Bounds) -> Self {
+        let limit = |setting, most| (setting, if most == 0 { usize::MAX } else { most as usize });
+        Self {
+            requests: Limits {
+                of_peer: limit("max_requests_per_peer", bounds.max_requests_per_peer),
+                in_all: limit("max_requests", bounds.max_requests),
+            },
+            streams: Limits {
+                of_peer: limit("max_streams_per_peer", bounds.max_streams_per_peer),
+                in_all: limit("max_streams", bounds.max_streams),
+            },
+            all: Arc::default(),
+        }
+    }
+
+    /// Counts a call of this peer, or refuses it.
+    pub(super) fn begin(&self, is_stream: bool, peer: &Peer) -> Result<CallPermit, TooMany> {
+        let limits = if is_stream { &self.streams } else { &self.requests };
+        let take = |usage: &Arc<Usage>, (setting, most): Limit| {
+            if count(usage, is_stream).take(most) {
+                Ok(Place { usage: Arc::clone(usage), is_stream })
+            } else {
+                Err(TooMany { setting, most, is_stream })
+            }
+        };
+        let of_peer = take(&peer.usage, limits.of_peer)?;
+        let in_all = take(&self.all, limits.in_all)?;
+        Ok(CallPermit { _places: [of_peer, in_all] })
+    }
+}
+
+fn count(usage: &Usage, is_stream: bool) -> &Count {
+    if is_stream { &usage.streams } else { &usage.requests }
+}
+
+/// Counts a call for as long as it is held.
+#[derive(Debug)]
+pub(super) struct CallPermit {
+    _places: [Place; 2],
+}
+
+#[derive(Debug)]
+struct Place {
+    usage: Arc<Usage>,
+    is_stream: bool,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        count(&self.usage, self.is_stream).release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A peer that has used up its share leaves room for others, until all room is used up.
+    #[test]
+    fn calls_are_bounded_for_one_peer_and_in_all() {
+        let limits = ConcurrencyLimits::new(&Bounds {
+            max_requests: 3,
+            max_requests_per_peer: 2,
+            max_streams: 1,
+            max_streams_per_peer: 0,
+            ..Bounds::default()
+        });
+        let (one, other) = (Peer::default(), Peer::default());
+        let begin = |is_stream, peer| limits.begin(is_stream, peer);
+        let refused = |is_stream, peer| begin(is_stream, peer).unwrap_err();
+        let held = [begin(false, &one).unwrap(), begin(false, &one).unwrap()];
+        for _ in 0..3 {
+            assert_eq!(refused(false, &one).setting, "max_requests_per_peer");
+        }
+        let third = begin(false, &other).unwrap();
+        assert_eq!(refused(false, &other).setting, "max_requests");
+        let stream = begin(true, &one).expect("streams have limits of their own");
+        let too_many = refused(true, &other);
+        assert_eq!((too_many.setting, too_many.reason()), ("max_streams", "TOO_MANY_STREAMS"));
+        drop(held);
+        let _held = [begin(false, &other).unwrap(), begin(false, &one).unwrap()];
+        assert_eq!(refused(false, &one).setting, "max_requests");
+        drop((third, stream));
+        begin(true, &other).unwrap();
+        begin(false, &one).unwrap();
+    }
+}
