@@ -7,6 +7,7 @@ mod connections;
 mod consume;
 mod crash;
 mod dedup;
+mod deploy;
 mod errors;
 mod failover;
 mod forged_signals;
