@@ -1,0 +1,450 @@
+//! Deliveries: of what, when, to whom, and with which counts.
+
+use super::{
+    Checker, Old,
+    key::Key,
+    state::{Ended, How, Item, Kind, Mark, Pushing, Receipt, Reservation},
+    streams::{Holds, Taker},
+};
+use crate::{
+    history::{CallId, Delivery, Request},
+    rules::Rule,
+};
+
+impl Checker {
+    pub(super) fn deliver(&mut self, taker: Taker, delivery: &Delivery) {
+        let id = Key::of(&delivery.id);
+        let queue = self.queue(&delivery.queue);
+        if let Some(queue) = self.queues.get_mut(&queue) {
+            queue.totals.delivered += 1;
+        }
+        if !self.items.contains_key(&id) && !self.open_unknown(taker, delivery, queue) {
+            return;
+        }
+        let Some(item) = self.items.get(&id) else { return };
+        if item.name_key != Key::of(&delivery.name) {
+            let explanation = format!("delivered with the content of {}", delivery.name);
+            let events = [item.entered.0.event];
+            self.violate(Rule::Invented, Some(id), "", explanation, &events);
+        }
+        if self.is_late(id, taker, delivery) {
+            return;
+        }
+        self.settles_had_no_effect(id, queue);
+        if self.items.get(&id).is_some_and(|item| item.queue != queue) {
+            self.moved_unseen(id, queue, delivery);
+        }
+        self.check_overlap(id);
+        self.check_times(id, taker);
+        self.check_counts(id, taker, delivery);
+        self.check_limits(id, delivery);
+        self.check_key_order(id);
+        self.check_push_order(id, delivery);
+        self.check_wake(id, taker);
+        self.hold(id, taker, delivery);
+    }
+
+    /// Opens an item that is not known to be there. Returns false if it cannot be there.
+    fn open_unknown(&mut self, taker: Taker, delivery: &Delivery, queue: Key) -> bool {
+        let id = Key::of(&delivery.id);
+        let gone = self.gone.get(&id).map(|gone| (gone.mark, gone.number, gone.how, gone.queue));
+        let Some((mark, number, how, was_in)) = gone else {
+            let name = Key::of(&delivery.name);
+            if self.bind(&delivery.id, &delivery.name, name).is_none() {
+                self.adopt_stray(&delivery.id, &delivery.name, queue);
+            }
+            return true;
+        };
+        let replays = self.queues.get(&was_in).map(|queue| queue.replays);
+        let replayed = replays.is_some_and(|replays| replays.since(mark.event));
+        if replayed && matches!(how, How::Committed | How::PushesSeen | How::SaidGone) {
+            self.gone.remove(&id);
+            self.adopt_stray(&delivery.id, &delivery.name, queue);
+            return true;
+        }
+        let in_time = taker.slow || self.now.at <= mark.at + self.options.transit;
+        // Nobody receives a later delivery of what was committed by this one.
+        let may_be_later = !matches!(how, How::Committed | How::PushesSeen) && in_time;
+        let was_under_way =
+            taker.start.event < mark.event && (delivery.deliveries <= number || may_be_later);
+        if was_under_way {
+            return false;
+        }
+        let (rule, what) = match how {
+            How::Committed => (Rule::AfterCommit, "its commit was answered"),
+            How::Deleted => (Rule::AfterCommit, "its deletion was answered"),
+            How::Discarded => (Rule::AfterCommit, "it was discarded"),
+            How::SaidGone => (Rule::Outcome, "a receipt of it was answered GONE"),
+            How::PushesSeen => (Rule::Atomic, "what its CommitAndPush has pushed was seen"),
+        };
+        let explanation = format!("delivered as {} after {what}", delivery.id);
+        self.violate(rule, None, &delivery.name, explanation, &[mark.event, taker.start.event]);
+        false
+    }
+
+    /// Opens an item of which nothing is known but that it is there.
+    pub(super) fn adopt_stray(&mut self, id: &str, name: &str, queue: Key) -> Key {
+        let entry = Pushing {
+            call: 0,
+            index: 0,
+            queue,
+            stream: None,
+            broker: queue,
+            start: self.now,
+            ordering: None,
+            dedup: None,
+            priority: 0,
+            delay: 0,
+            ttl: None,
+            floor: (0, 0),
+            stored: None,
+            unknown: true,
+        };
+        let key = self.adopt(id, name, &entry);
+        if let Some(item) = self.items.get_mut(&key) {
+            item.deliveries_before = None;
+            item.in_push_order = false;
+            item.ready = None;
+        }
+        key
+    }
+
+    /// Returns whether a delivery arrives after a newer one: it is no longer valid, and says nothing.
+    fn is_late(&mut self, id: Key, taker: Taker, delivery: &Delivery) -> bool {
+        let receipt = Key::of(&delivery.receipt);
+        let Some(item) = self.items.get(&id) else { return true };
+        if delivery.deliveries > item.number {
+            return false;
+        }
+        let same = self.receipts.get(&receipt).filter(|_| taker.holds != Holds::Nothing);
+        if let Some(before) = same.map(|same| same.delivered.event) {
+            let explanation = "one reservation is handed out twice".to_owned();
+            self.violate(Rule::LeaseOverlap, Some(id), "", explanation, &[before]);
+            return true;
+        }
+        let last = item.last.as_ref().map(|last| (last.number, last.delivered));
+        if self.options.leases_may_be_lost && last.is_some() {
+            return false;
+        }
+        if last.is_some_and(|(number, _)| number == delivery.deliveries) || item.number == 0 {
+            let explanation = format!("two deliveries are number {}", delivery.deliveries);
+            let before: Vec<u64> = last.iter().map(|(_, delivered)| delivered.event).collect();
+            self.violate(Rule::Attempts, Some(id), "", explanation, &before);
+        }
+        let (number, newer) = (delivery.deliveries, last.map(|(_, delivered)| delivered));
+        self.know_receipt(id, receipt, number, taker.call, newer.or(Some(self.now)));
+        true
+    }
+
+    fn know_receipt(
+        &mut self,
+        item: Key,
+        receipt: Key,
+        number: u32,
+        call: CallId,
+        newer: Option<Mark>,
+    ) {
+        let delivered = self.now;
+        let queue = self.items.get(&item).map_or(item, |item| item.queue);
+        let known =
+            Receipt { item, queue, number, call, delivered, newer, ended: None, settling: false };
+        self.receipts.insert(receipt, known);
+        self.old.push_back((self.now.at + self.options.remember, Old::Receipt(receipt)));
+    }
+
+    /// An item is delivered again: settles that would have removed it have not happened, and never will.
+    fn settles_had_no_effect(&mut self, id: Key, queue: Key) {
+        let now = self.now.event;
+        let Some(item) = self.items.get_mut(&id) else { return };
+        let commits = item.settles.iter().filter(|settle| settle.kind == Kind::Commit);
+        let commits: Vec<(CallId, u64)> =
+            commits.map(|settle| (settle.call, settle.start.event)).collect();
+        if item.queue == queue && commits.len() == item.settles.len() {
+            let excused = |call: CallId| commits.iter().any(|(commit, _)| *commit == call);
+            for (_, mut suspect) in
+                item.suspects.extract_if(.., |(call, _)| excused(*call)).collect::<Vec<_>>()
+            {
+                suspect.events.push(now);
+                self.keep(suspect);
+            }
+        }
+        for (call, _) in commits {
+            self.refute_bond(call);
+        }
+        if let Some(item) = self.items.get_mut(&id) {
+            item.settles.retain(|settle| settle.kind != Kind::Commit);
+        }
+    }
+
+    /// An item is in another queue than the last time: something must have moved it.
+    fn moved_unseen(&mut self, id: Key, to: Key, delivery: &Delivery) {
+        let Some(item) = self.items.get(&id) else { return };
+        let Some(from) = self.queues.get(&item.queue) else { return };
+        let is_move = |kind: Kind| matches!(kind, Kind::Move { to: target, .. } if target == to);
+        let moved = item.settles.iter().find(|settle| is_move(settle.kind));
+        let moved = moved.map(|settle| (settle.start, settle.call));
+        let redriven = from.redrives.since(item.entered.0.event);
+        let dead_letters = self.dead_letters_go_to(item.queue, to);
+        let (start, before) = (item.entered.0, item.last.as_ref());
+        let events: Vec<u64> = before
+            .map(|last| last.delivered.event)
+            .into_iter()
+            .chain([item.entered.0.event])
+            .collect();
+        if moved.is_none() && !redriven {
+            if !dead_letters {
+                let explanation = format!("it is in {}, and nobody has moved it", delivery.queue);
+                self.violate(Rule::Atomic, Some(id), "", explanation, &events);
+            } else if let Some(wrong) = self.unjustified_dead_letter(item, delivery) {
+                self.violate(Rule::Limits, Some(id), "", wrong, &events);
+            }
+        }
+        let (start, call) = moved.unwrap_or((start, 0));
+        self.enter(id, to, start, call, None);
+    }
+
+    /// Returns what is wrong with a dead letter, if anything is.
+    fn unjustified_dead_letter(&self, item: &Item, delivery: &Delivery) -> Option<String> {
+        let from = self.queues.get(&item.queue)?;
+        let rejects = |kind: Kind| matches!(kind, Kind::Rollback { dead_letter: true, .. });
+        let is_rejected = item.settles.iter().any(|settle| rejects(settle.kind));
+        let unsure = from.settings_unsure_until > self.now.at || delivery.origin_queue != from.name;
+        let (attempts, limit) = (delivery.dead_letter_attempts, from.settings.max_attempts);
+        let handed_out =
+            delivery.deliveries.saturating_sub(1 + item.deliveries_before.unwrap_or(0));
+        let most = from.settings.max_deliveries;
+        if is_rejected || unsure || attempts == limit || most > 0 && handed_out >= most {
+            return None;
+        }
+        Some(format!(
+            "dead-lettered after {attempts} failed attempts and at most {handed_out} deliveries; the limits are \
+             {limit} and {most}"
+        ))
+    }
+
+    /// Puts an item into another queue.
+    pub(super) fn enter(
+        &mut self,
+        id: Key,
+        to: Key,
+        start: Mark,
+        call: CallId,
+        not_before: Option<(u64, u64)>,
+    ) {
+        let now = self.now;
+        let cuts = self.queues.get(&to).map_or(0, |queue| queue.cuts);
+        let Some(item) = self.items.get(&id) else { return };
+        let (from, ordering) = (item.queue, item.ordering);
+        self.leave_line(id, from, ordering);
+        let Some(item) = self.items.get_mut(&id) else { return };
+        item.queue = to;
+        item.entered = (start, now);
+        (item.entered_by, item.stream) = ((call, 0), None);
+        item.in_push_order = false;
+        // A reservation that nobody saw may have come between.
+        item.deliveries_before = (call != 0).then_some(item.number);
+        item.not_before = not_before.unwrap_or_default();
+        item.ready = not_before.map(|(at, _)| at);
+        item.last = None;
+        item.settles.clear();
+        item.suspects.clear();
+        item.cuts = cuts;
+        self.enter_line(id);
+    }
+
+    /// The reservation before must have ended.
+    fn check_overlap(&mut self, id: Key) {
+        let Some(item) = self.items.get(&id) else { return };
+        let Some(last) = &item.last else { return };
+        let now = self.now.at + self.options.clock;
+        let is_valid = last.ended.is_none() && last.lease > now;
+        let is_known =
+            !self.options.leases_may_be_lost && self.clock_stepped <= last.delivered.event;
+        if !is_valid || !is_known {
+            return;
+        }
+        let left = (last.lease - self.now.at) / 1000;
+        let explanation =
+            format!("delivered while the lease of delivery {} has {left} ms left", last.number);
+        let (by_stream, stream) = (last.by_stream, last.call);
+        let events = [last.delivered.event];
+        let violation = self.violation(Rule::LeaseOverlap, Some(id), "", explanation, &events);
+        let item = self.items.get_mut(&id);
+        match item.and_then(|item| item.ender().map(|call| (item, call))) {
+            // The stream may have ended, whatever became of the settle.
+            Some(_) if by_stream => {}
+            Some((item, call)) => item.suspects.push((call, violation)),
+            None if by_stream => self.suspect_stream(stream, violation),
+            None => self.keep(violation),
+        }
+    }
+
+    /// Nothing comes early, expired, or out of a paused queue.
+    fn check_times(&mut self, id: Key, taker: Taker) {
+        let (now, clock, transit) = (self.now.at, self.options.clock, self.options.transit);
+        let Some(item) = self.items.get(&id) else { return };
+        let (not_before, because) = item.not_before;
+        if now + clock < not_before && because >= self.clock_stepped {
+            let early = (not_before - now) / 1000;
+            let explanation = format!("delivered {early} ms before it is eligible");
+            self.violate(Rule::TooEarly, Some(id), "", explanation, &[because]);
+        }
+        // What was sent in time may arrive late.
+        let too_late =
+            |end: u64| taker.start.at > end + clock || !taker.slow && now > end + transit;
+        let Some(item) = self.items.get(&id) else { return };
+        let expired = item.expires.and_then(|(_, end)| end).filter(|end| too_late(*end));
+        let known = self.clock_stepped <= item.entered.0.event;
+        if let Some(end) = expired.filter(|_| known) {
+            let explanation = format!("delivered {} ms after it expired", (now - end) / 1000);
+            let events = [item.entered.0.event, item.entered.1.event, taker.start.event];
+            self.violate(Rule::Expired, Some(id), "", explanation, &events);
+        }
+        let Some(item) = self.items.get(&id) else { return };
+        let paused = self.queues.get(&item.queue).and_then(|queue| queue.paused);
+        if let Some(paused) = paused.filter(|paused| too_late(paused.at + self.options.settings)) {
+            let explanation = "delivered from a paused queue".to_owned();
+            self.violate(Rule::Paused, Some(id), "", explanation, &[paused.event]);
+        }
+    }
+
+    /// Attempts and deliveries are what the events before make them.
+    fn check_counts(&mut self, id: Key, taker: Taker, delivery: &Delivery) {
+        let Some(item) = self.items.get(&id) else { return };
+        let mut wrong = None;
+        let unseen = delivery.deliveries.saturating_sub(item.number + 1);
+        let since = item.last.as_ref().map_or(item.entered.0.event, |last| last.delivered.event);
+        if item.deliveries_before.is_some()
+            && unseen > 0
+            && !self.may_hide(item.queue, since, taker)
+        {
+            wrong = Some(format!("delivery {} follows {}", delivery.deliveries, item.number));
+        }
+        let (least, most) = self.next_attempt(item);
+        let most = most.saturating_add(unseen);
+        let is_known = item.deliveries_before.is_some() || item.last.is_some();
+        if is_known && !(least..=most).contains(&delivery.attempt) {
+            let expected =
+                if least == most { least.to_string() } else { format!("{least} to {most}") };
+            wrong = Some(format!("attempt {} where {expected} was due", delivery.attempt));
+        }
+        if let Some(wrong) = wrong {
+            let mut events = vec![since];
+            let receipt = item.last.as_ref().and_then(|last| self.receipts.get(&last.receipt));
+            events.extend(receipt.and_then(|receipt| receipt.ended).map(|ended| ended.event));
+            self.violate(Rule::Attempts, Some(id), "", wrong, &events);
+        }
+    }
+
+    /// Returns whether an item may have been handed out since an event without anybody seeing it: to a
+    /// stream, which need not have been sent it, or to a call that broke off or is under way.
+    fn may_hide(&self, queue: Key, since: u64, taker: Taker) -> bool {
+        let Some(queue) = self.queues.get(&queue) else { return true };
+        let is_stream = |call: &CallId| {
+            self.calls.get(call).is_none_or(|call| matches!(call.request, Request::Consume(_)))
+        };
+        queue.cut > since
+            || queue.lost_calls > 0
+            || queue.consumers.iter().any(|call| *call != taker.call || is_stream(call))
+    }
+
+    /// Returns what attempt the next delivery has, if no other came between.
+    fn next_attempt(&self, item: &Item) -> (u32, u32) {
+        let Some(last) = &item.last else { return (1, 1) };
+        let same = last.attempt;
+        match last.ended {
+            Some(Ended::Kept) => (same, same),
+            None if last.by_stream
+                || !item.settles.is_empty()
+                || self.options.leases_may_be_lost =>
+            {
+                (same, same + 1)
+            }
+            // The lease has lapsed.
+            None | Some(Ended::Failed) => (same + 1, same + 1),
+        }
+    }
+
+    /// No delivery is beyond a limit.
+    fn check_limits(&mut self, id: Key, delivery: &Delivery) {
+        let Some(item) = self.items.get(&id) else { return };
+        let Some(queue) = self.queues.get(&item.queue) else { return };
+        if !self.has_limits(item.queue) || queue.settings_unsure_until > self.now.at {
+            return;
+        }
+        let (attempts, deliveries) = (queue.settings.max_attempts, queue.settings.max_deliveries);
+        let here =
+            item.deliveries_before.map_or(0, |before| delivery.deliveries.saturating_sub(before));
+        let Some(last) = &item.last else { return };
+        // What a broker takes back when it shuts down is not counted.
+        let returned = last.ended.is_some() || !last.by_stream && item.settles.is_empty();
+        let events = [last.delivered.event];
+        let wrong = if attempts > 0 && delivery.attempt > attempts {
+            format!("attempt {}, and {attempts} are allowed", delivery.attempt)
+        } else if deliveries > 0 && here > deliveries && returned {
+            format!("delivery {here} in this queue, and {deliveries} are allowed")
+        } else {
+            return;
+        };
+        self.violate(Rule::Limits, Some(id), "", wrong, &events);
+    }
+
+    /// Notes the new reservation, or that the item is gone if it was committed with its delivery.
+    fn hold(&mut self, id: Key, taker: Taker, delivery: &Delivery) {
+        let now = self.now;
+        let cuts = self.queues.get(&Key::of(&delivery.queue)).map_or(0, |queue| queue.cuts);
+        let Some(item) = self.items.get_mut(&id) else { return };
+        let before = item.last.as_ref().map(|last| last.receipt);
+        item.number = delivery.deliveries;
+        item.settles.clear();
+        item.cuts = cuts;
+        let receipt = Key::of(&delivery.receipt);
+        if let Some(before) = before.and_then(|before| self.receipts.get_mut(&before)) {
+            before.newer = Some(now);
+        }
+        if taker.holds == Holds::Nothing {
+            let queue = item.queue;
+            self.remove(id, How::Committed, delivery.deliveries);
+            if let Some(queue) = self.queues.get_mut(&queue) {
+                queue.totals.popped.sure += 1;
+                queue.totals.committed.sure += 1;
+            }
+            return;
+        }
+        let lapses = taker.holds == Holds::Lease;
+        item.ready = lapses.then_some(delivery.lease_end + self.options.clock);
+        item.last = Some(Reservation {
+            receipt,
+            number: delivery.deliveries,
+            attempt: delivery.attempt,
+            delivered: now,
+            call: taker.call,
+            lease: delivery.lease_end,
+            ended: None,
+            by_stream: taker.holds == Holds::Stream,
+        });
+        self.know_receipt(id, receipt, delivery.deliveries, taker.call, None);
+    }
+
+    /// Returns whether limits have an effect in a queue: there is a queue to go to.
+    pub(super) fn has_limits(&self, queue: Key) -> bool {
+        let Some(queue) = self.queues.get(&queue) else { return false };
+        let settings = &queue.settings;
+        let is_last = queue.name.strip_suffix(".dead").is_some() || queue.name.len() > 123;
+        settings.discard_failed || !settings.dead_letter_queue.is_empty() || !is_last
+    }
+
+    /// Returns the name of the queue that takes the dead letters of a queue.
+    pub(super) fn dead_letter_queue(&self, queue: Key) -> Option<String> {
+        let of = self.queues.get(&queue)?;
+        if !self.has_limits(queue) || of.settings.discard_failed {
+            return None;
+        }
+        let named = &of.settings.dead_letter_queue;
+        Some(if named.is_empty() { format!("{}.dead", of.name) } else { named.clone() })
+    }
+
+    pub(super) fn dead_letters_go_to(&self, queue: Key, to: Key) -> bool {
+        self.dead_letter_queue(queue).is_some_and(|name| Key::of(&name) == to)
+    }
+}

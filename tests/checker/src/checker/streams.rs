@@ -1,0 +1,217 @@
+//! Consumers: streams and waiting calls, what they hold, and how they end.
+
+use super::{Checker, key::Key, state::Mark};
+use crate::{
+    history::{Answer, CallId, Consume, Delivery, OnDisconnect, Request, Response, Span},
+    report::Violation,
+    rules::Rule,
+};
+
+/// How a delivery came to its consumer.
+#[derive(Clone, Copy)]
+pub(super) struct Taker {
+    pub(super) call: CallId,
+    pub(super) start: Mark,
+    pub(super) holds: Holds,
+    /// It may receive late.
+    pub(super) slow: bool,
+}
+
+/// How long a consumer holds what it receives.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Holds {
+    /// Not at all: it is committed already.
+    Nothing,
+    /// Until its lease ends.
+    Lease,
+    /// Until its lease ends, which is prolonged.
+    RenewedLease,
+    /// At most as long as the stream lives.
+    Stream,
+}
+
+impl Checker {
+    pub(super) fn start_consumer(&mut self, call: CallId, queue: &str) {
+        let (key, now) = (self.queue(queue), self.now.event);
+        let Some(queue) = self.queues.get_mut(&key) else { return };
+        queue.consumers.push(call);
+        queue.lone_since =
+            if queue.consumers.len() > 1 { u64::MAX } else { queue.lone_since.min(now) };
+    }
+
+    /// Takes a consumer from its queue. One that `broke` off may have been handed items that nobody saw.
+    fn end_consumer(&mut self, call: CallId, queue: &str, broke: bool, lease: Span) {
+        let (key, now, transit) = (self.queue(queue), self.now, self.options.transit);
+        let Some(queue) = self.queues.get_mut(&key) else { return };
+        queue.consumers.retain(|other| *other != call);
+        if broke {
+            queue.cut = now.event;
+            queue.cuts += 1;
+            queue.excused_until = queue.excused_until.max(now.at + lease + transit);
+        }
+        if broke || queue.lone_since == u64::MAX {
+            queue.lone_since = if queue.consumers.len() > 1 { u64::MAX } else { now.event };
+        }
+    }
+
+    pub(super) fn end_reserve(&mut self, id: CallId, answer: Answer) {
+        let Some(call) = self.calls.get(&id) else { return };
+        let (queue, max_items, wait, lease, holds) = match &call.request {
+            Request::Pop { queue, max_items, wait } => {
+                (queue.clone(), *max_items, *wait, 0, Holds::Nothing)
+            }
+            Request::Reserve { queue, max_items, wait, lease } => {
+                (queue.clone(), *max_items, *wait, *lease, Holds::Lease)
+            }
+            _ => return,
+        };
+        let taker = Taker { call: id, start: call.start, holds, slow: false };
+        let broke = matches!(answer, Answer::Unknown(_));
+        if let Answer::Ok(Response::Deliveries(deliveries)) = answer {
+            if deliveries.len() > max_items.max(1) as usize {
+                let explanation = format!("{} deliveries, {max_items} asked", deliveries.len());
+                self.violate(Rule::Limits, None, &queue, explanation, &[taker.start.event]);
+            }
+            if deliveries.is_empty() && wait > 0 {
+                self.waited_in_vain(id, &queue);
+            }
+            for delivery in &deliveries {
+                self.deliver(taker, delivery);
+            }
+        }
+        self.end_consumer(id, &queue, broke, lease);
+        let Some(queue) = self.queues.get_mut(&Key::of(&queue)).filter(|_| broke) else { return };
+        queue.lost_calls += 1;
+        if holds == Holds::Nothing {
+            let unseen = u64::from(max_items.max(1));
+            queue.popped_unseen = queue.popped_unseen.saturating_add(unseen);
+            queue.totals.popped.maybe += unseen;
+            queue.totals.committed.maybe += unseen;
+        }
+    }
+
+    pub(super) fn delivered(&mut self, id: CallId, deliveries: &[Delivery]) {
+        let now = self.now;
+        let Some(call) = self.calls.get_mut(&id) else {
+            let explanation = format!("a delivery on stream {id}, which is not open");
+            return self.violate(Rule::Recording, None, "history", explanation, &[]);
+        };
+        let Request::Consume(consume) = &call.request else { return };
+        let Consume { auto_commit, on_disconnect, renew, slow, max_in_flight, .. } = *consume;
+        call.last = now;
+        let taker = Taker {
+            call: id,
+            start: call.start,
+            holds: match on_disconnect {
+                _ if auto_commit => Holds::Nothing,
+                OnDisconnect::KeepLease if renew => Holds::RenewedLease,
+                OnDisconnect::KeepLease => Holds::Lease,
+                OnDisconnect::Release | OnDisconnect::Count => Holds::Stream,
+            },
+            slow,
+        };
+        for delivery in deliveries {
+            self.deliver(taker, delivery);
+            let Some(call) = self.calls.get_mut(&id).filter(|_| !auto_commit) else { continue };
+            call.surely_not_free += 1;
+            call.held.push(Key::of(&delivery.receipt));
+            if call.held.len() - call.may_be_free.min(call.held.len()) > max_in_flight as usize {
+                self.check_in_flight(id, max_in_flight);
+            }
+        }
+        if let Some(call) = self.calls.get_mut(&id) {
+            call.idle = now;
+        }
+    }
+
+    /// Counts what a stream holds for certain.
+    fn check_in_flight(&mut self, id: CallId, max_in_flight: u32) {
+        let Some(call) = self.calls.get_mut(&id) else { return };
+        let mut held = std::mem::take(&mut call.held);
+        let (now, clock) = (self.now, self.options.clock);
+        held.retain(|receipt| {
+            let Some(of) = self.receipts.get(receipt) else { return false };
+            let last = self.items.get(&of.item).filter(|item| !self.may_have_vanished(item));
+            let last = last.and_then(|item| item.last.as_ref());
+            let is_valid = last.is_some_and(|last| {
+                last.receipt == *receipt
+                    && last.lease > now.at + clock
+                    && self.clock_stepped <= last.delivered.event
+            });
+            is_valid && !of.settling
+        });
+        let events: Vec<u64> =
+            held.iter().take(8).map(|receipt| self.receipts[receipt].delivered.event).collect();
+        let count = held.len();
+        let Some(call) = self.calls.get_mut(&id) else { return };
+        (call.held, call.may_be_free) = (held, 0);
+        if count > max_in_flight as usize {
+            let Request::Consume(consume) = &call.request else { return };
+            let explanation = format!("stream {id} holds {count}, {max_in_flight} are allowed");
+            let (name, start) = (consume.queue.clone(), call.start.event);
+            self.violate(Rule::Limits, None, &name, explanation, &[&[start], &events[..]].concat());
+        }
+    }
+
+    /// A settle by a receipt has begun, or is done.
+    pub(super) fn free_place(&mut self, stream: CallId, is_done: bool) {
+        let now = self.now;
+        let Some(call) = self.calls.get_mut(&stream) else { return };
+        if is_done {
+            call.surely_not_free = call.surely_not_free.saturating_sub(1);
+            call.idle = now;
+        } else {
+            call.may_be_free += 1;
+        }
+    }
+
+    pub(super) fn end_stream(&mut self, id: CallId, answer: &Answer) {
+        let Some(call) = self.calls.get(&id) else { return };
+        let Request::Consume(consume) = &call.request else { return };
+        let consume = consume.clone();
+        let (broke, refused) =
+            (matches!(answer, Answer::Unknown(_)), matches!(answer, Answer::Refused(_)));
+        let keeps = broke || consume.on_disconnect == OnDisconnect::KeepLease;
+        self.judge_suspects_of_stream(id);
+        self.waited_in_vain(id, &consume.queue);
+        self.end_consumer(id, &consume.queue, !refused, if keeps { consume.lease } else { 0 });
+        let queue = self.queues.get_mut(&Key::of(&consume.queue));
+        if let Some(queue) = queue.filter(|_| consume.auto_commit && !refused) {
+            // What was under way to the client is gone from the queue, and nobody knows how much it was.
+            queue.popped_unseen = u64::MAX;
+            queue.totals.popped.maybe = u64::MAX / 2;
+            queue.totals.committed.maybe = u64::MAX / 2;
+        }
+        self.calls.remove(&id);
+    }
+
+    /// Keeps the violations that hold because a stream was alive. A stream may have been dead since a little
+    /// before the last thing that was read from it, though its client has not noticed.
+    pub(super) fn judge_suspects_of_stream(&mut self, id: CallId) {
+        let Some(call) = self.calls.get_mut(&id) else { return };
+        let is_slow = matches!(&call.request, Request::Consume(consume) if consume.slow);
+        let (last, transit) = (call.last.at, self.options.transit);
+        let suspects = std::mem::take(&mut call.suspects);
+        for (mark, violation) in suspects {
+            if !is_slow && last > mark.at + transit {
+                self.keep(violation);
+            }
+        }
+    }
+
+    /// Keeps a violation if a stream turns out to have been alive now.
+    pub(super) fn suspect_stream(&mut self, stream: CallId, violation: Violation) {
+        let now = self.now;
+        if let Some(call) = self.calls.get_mut(&stream) {
+            call.suspects.push((now, violation));
+        }
+    }
+
+    pub(super) fn revoked(&mut self, call: CallId, receipt: &str) {
+        let key = Key::of(receipt);
+        let Some(before) = self.revoked.insert(key, self.now.event) else { return };
+        let item = self.receipts.get(&key).map(|receipt| receipt.item);
+        let explanation = format!("stream {call} is told twice that it no longer holds {receipt}");
+        self.violate(Rule::Outcome, item, receipt, explanation, &[before]);
+    }
+}

@@ -1,0 +1,7 @@
+//! The checker is checked: histories that are right and histories that are wrong.
+
+mod faults;
+mod files;
+mod promises;
+mod speed;
+mod story;

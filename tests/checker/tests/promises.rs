@@ -1,0 +1,314 @@
+//! Histories that keep every promise, though not at first sight.
+
+use sluicegate_checker::history::{
+    Answer, Consume, Delivery, Figures, Listed, NewItem, OnDisconnect, Outcome, PushEntry,
+    QueueAtRest, Request, Response, RollbackItem, Settings, State, What,
+};
+
+use crate::story::{
+    LEASE, MS, Story, back, commit, consume, dedup, delivery, item, keyed, push, pushed, reserve,
+};
+
+#[test]
+fn an_item_is_pushed_delivered_and_committed() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1)).commit("a/1", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn a_push_of_unknown_outcome_may_have_stored_its_item() {
+    let mut story = Story::default();
+    let lost = story.start(push(vec![item("a"), item("b")]));
+    story.at(5).unknown(lost);
+    story.at(60_000).reserve(delivery("a", 1)).commit("a/1", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn a_push_is_seen_before_it_is_answered() {
+    let mut story = Story::default();
+    let call = story.start(push(vec![item("a")]));
+    story.at(5).reserve(delivery("a", 1)).commit("a/1", Outcome::Ok);
+    story.at(9).ok(call, Response::Pushed(vec![pushed("a")])).rest().is_clean();
+}
+
+#[test]
+fn a_repeated_push_names_the_first_item() {
+    let mut story = Story::default();
+    let lost = story.start(push(vec![dedup("a")]));
+    story.at(5).unknown(lost);
+    let mut result = pushed("a");
+    result.deduplicated = true;
+    story.call(push(vec![dedup("a")]), Response::Pushed(vec![result]));
+    story.reserve(delivery("a", 1)).commit("a/1", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn a_deduplication_id_is_free_after_its_window() {
+    let mut story = Story::default();
+    let settings = Settings { dedup_window: 1_000 * MS, ..Settings::default() };
+    story.set("work", settings).push(dedup("a"));
+    story.reserve(delivery("a", 1)).commit("a/1", Outcome::Ok);
+    let again = Response::Pushed(vec![pushed("a again")]);
+    story.at(1_500).call(push(vec![dedup("a")]), again);
+    let second = Delivery { name: "a".to_owned(), ..delivery("a again", 1) };
+    story.reserve(second).commit("a again/1", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn a_commit_of_unknown_outcome_may_have_taken_effect_or_not() {
+    for redelivered in [false, true] {
+        let mut story = Story::default();
+        story.push(item("a")).reserve(delivery("a", 1));
+        let lost = story.start(commit("a/1"));
+        story.at(20).unknown(lost);
+        if redelivered {
+            story.at(LEASE + 100).reserve(delivery("a", 2)).commit("a/2", Outcome::Ok);
+        } else {
+            story.commit("a/1", Outcome::Gone);
+        }
+        story.rest().is_clean();
+    }
+}
+
+#[test]
+fn a_lapsed_receipt_still_settles() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1));
+    story.at(3 * LEASE).commit("a/1", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn a_lapsed_lease_and_a_rollback_are_failed_attempts() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1));
+    story.at(LEASE + 100).reserve(delivery("a", 2)).commit("a/1", Outcome::LeaseLost);
+    story.rollback(back("a/2"), Outcome::Ok).reserve(delivery("a", 3));
+    let kept = RollbackItem { keep_attempt: true, ..back("a/3") };
+    story.rollback(kept, Outcome::Ok);
+    story.reserve(Delivery { attempt: 3, ..delivery("a", 4) }).commit("a/4", Outcome::Ok);
+    story.rest().is_clean();
+}
+
+#[test]
+fn a_broken_stream_frees_its_items_at_once() {
+    let mut story = Story::default();
+    story.push(item("a"));
+    let stream = story.start(Request::Consume(consume(10)));
+    story.at(10).deliver(stream, delivery("a", 1));
+    // The client notices later than the broker.
+    story.at(50).reserve(Delivery { attempt: 1, ..delivery("a", 2) });
+    story.at(90).unknown(stream).commit("a/2", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn an_extension_prolongs_and_shortens() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1));
+    let extend = |ms| Request::Extend { receipts: vec!["a/1".to_owned()], lease: ms * MS };
+    let until = |ms: u64| Response::Extended(vec![(Outcome::Ok, Some(ms * MS))]);
+    story.at(100).call(extend(20_000), until(20_100));
+    story.at(200).call(extend(500), until(701));
+    story.at(800).reserve(delivery("a", 2)).commit("a/2", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn an_extension_of_unknown_outcome_may_have_shortened_the_lease() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1));
+    let call = story.start(Request::Extend { receipts: vec!["a/1".to_owned()], lease: 500 * MS });
+    story.at(5).unknown(call);
+    story.at(800).reserve(delivery("a", 2)).commit("a/2", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn keys_go_one_at_a_time_and_others_beside_them() {
+    let mut story = Story::default();
+    let other = NewItem { ordering_key: "other".to_owned(), ..item("o") };
+    story.push(keyed("a")).push(keyed("b")).push(other);
+    story.reserve(delivery("a", 1)).reserve(delivery("o", 1));
+    story.rollback(back("a/1"), Outcome::Ok).reserve(delivery("a", 2));
+    let call = story.start(commit("a/2"));
+    // Delivered after the commit has taken effect, and before it is answered.
+    story.at(50).reserve(delivery("b", 1));
+    story.at(60).ok(call, Response::Settled(vec![Outcome::Ok]));
+    story.commit("o/1", Outcome::Ok).commit("b/1", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn a_move_of_unknown_outcome_leaves_the_item_in_one_queue() {
+    for moved in [false, true] {
+        let mut story = Story::default();
+        story.push(item("a")).reserve(delivery("a", 1));
+        let to_queue = "next".to_owned();
+        let call = story.start(Request::Move { receipt: "a/1".to_owned(), to_queue, delay: 0 });
+        story.at(10).unknown(call);
+        if moved {
+            let there = Delivery { queue: "next".to_owned(), attempt: 1, ..delivery("a", 2) };
+            story.reserve(there);
+        } else {
+            story.at(LEASE + 100).reserve(delivery("a", 2));
+        }
+        story.commit("a/2", Outcome::Ok).rest().is_clean();
+    }
+}
+
+#[test]
+fn a_commit_and_push_of_unknown_outcome_happens_as_a_whole() {
+    for happened in [false, true] {
+        let mut story = Story::default();
+        story.push(item("a")).reserve(delivery("a", 1));
+        let entry = |name| PushEntry { queue: "work".to_owned(), item: item(name) };
+        let pushes = vec![entry("b"), entry("c")];
+        let call = story.start(Request::CommitAndPush { receipt: "a/1".to_owned(), pushes });
+        story.at(10).unknown(call);
+        if happened {
+            story.reserve(delivery("b", 1)).commit("b/1", Outcome::Ok);
+            story.reserve(delivery("c", 1)).commit("c/1", Outcome::Ok);
+            story.commit("a/1", Outcome::Gone);
+        } else {
+            story.at(LEASE + 100).reserve(delivery("a", 2)).commit("a/2", Outcome::Ok);
+        }
+        story.rest().is_clean();
+    }
+}
+
+#[test]
+fn an_item_is_dead_lettered_at_its_limit() {
+    let mut story = Story::default();
+    story.set("work", Settings { max_attempts: 2, ..Settings::default() });
+    story.push(item("a")).reserve(delivery("a", 1)).rollback(back("a/1"), Outcome::Ok);
+    story.reserve(delivery("a", 2)).rollback(back("a/2"), Outcome::DeadLettered);
+    let dead = Delivery {
+        queue: "work.dead".to_owned(),
+        attempt: 1,
+        origin_queue: "work".to_owned(),
+        dead_letter_attempts: 2,
+        ..delivery("a", 3)
+    };
+    story.reserve(dead).commit("a/3", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn a_lapsed_last_attempt_is_dead_lettered_without_a_word() {
+    let mut story = Story::default();
+    story.set("work", Settings { max_attempts: 1, ..Settings::default() });
+    story.push(item("a")).reserve(delivery("a", 1));
+    let dead = Delivery {
+        queue: "work.dead".to_owned(),
+        attempt: 1,
+        origin_queue: "work".to_owned(),
+        dead_letter_attempts: 1,
+        ..delivery("a", 2)
+    };
+    story.at(LEASE + 100).reserve(dead).commit("a/1", Outcome::LeaseLost);
+    story.commit("a/2", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn a_pop_that_was_cut_loses_at_most_what_it_asked_for() {
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b"));
+    let call = story.start(Request::Pop { queue: "work".to_owned(), max_items: 1, wait: 0 });
+    story.at(10).unknown(call);
+    story.reserve(delivery("b", 1)).commit("b/1", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn expired_items_go_and_delayed_items_wait() {
+    let mut story = Story::default();
+    story.push(NewItem { ttl: Some(100 * MS), ..item("a") });
+    story.push(NewItem { delay: 100 * MS, ..item("b") });
+    story.at(200).reserve(delivery("b", 1)).commit("b/1", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn history_is_replayed() {
+    let mut story = Story::default();
+    story.set("work", Settings { retention: true, ..Settings::default() });
+    story.push(item("a")).reserve(delivery("a", 1)).commit("a/1", Outcome::Ok);
+    story.call(Request::ReplayItems { queue: "work".to_owned() }, Response::Done);
+    story.reserve(Delivery { attempt: 1, ..delivery("a", 2) }).commit("a/2", Outcome::Ok);
+    story.rest().is_clean();
+}
+
+#[test]
+fn deleted_items_are_gone() {
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b")).reserve(delivery("a", 1));
+    let delete = Request::DeleteItem { queue: "work".to_owned(), id: "a".to_owned() };
+    story.call(delete, Response::Done).commit("a/1", Outcome::Gone);
+    story.call(Request::PurgeQueue { queue: "work".to_owned() }, Response::Done).rest().is_clean();
+}
+
+#[test]
+fn what_is_listed_is_not_lost() {
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b")).reserve(delivery("a", 1));
+    let listed = |name: &str, state| Listed { id: name.to_owned(), name: name.to_owned(), state };
+    let items = vec![listed("a", State::Reserved), listed("b", State::Ready)];
+    let figures = Figures { ready: 1, reserved: 1, pushed: 2, delivered: 1, ..Figures::default() };
+    let queue = QueueAtRest { queue: "work".to_owned(), items, figures: Some(figures) };
+    story.tell(What::Rest { queues: vec![queue] }).commit("a/1", Outcome::Ok).is_clean();
+}
+
+#[test]
+fn a_stream_receives_as_much_as_it_has_room_for() {
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b")).push(item("c"));
+    let stream = story.start(Request::Consume(consume(1)));
+    story.deliver(stream, delivery("a", 1));
+    let call = story.start(commit("a/1"));
+    story.at(10).deliver(stream, delivery("b", 1));
+    story.ok(call, Response::Settled(vec![Outcome::Ok]));
+    // The lease lapses, which frees the place too.
+    story.at(LEASE + 100).deliver(stream, delivery("c", 1)).commit("c/1", Outcome::Ok);
+    story.commit("b/1", Outcome::Ok).ok(stream, Response::Done).rest().is_clean();
+}
+
+#[test]
+fn a_slow_reader_may_receive_late() {
+    let mut story = Story::default();
+    story.push(NewItem { ttl: Some(1_000 * MS), ..item("a") });
+    let slow = Consume { slow: true, on_disconnect: OnDisconnect::KeepLease, ..consume(10) };
+    let stream = story.start(Request::Consume(slow));
+    let late = Delivery { lease_end: 900 * MS, ..delivery("a", 1) };
+    story.at(9_000).deliver(stream, late).ok(stream, Response::Done).rest().is_clean();
+}
+
+#[test]
+fn nobody_is_woken_during_a_fault_or_a_pause() {
+    let mut story = Story::default();
+    let fault = |begins| What::Disturbed { begins, fault: "the store is stopped".to_owned() };
+    let stream = story.start(Request::Consume(consume(10)));
+    story.push(item("a")).tell(fault(true));
+    story.at(100_000).tell(fault(false)).at(101_000).deliver(stream, delivery("a", 1));
+    story.commit("a/1", Outcome::Ok);
+    story.call(Request::PauseQueue { queue: "work".to_owned() }, Response::Done).push(item("b"));
+    story.at(200_000).call(Request::ResumeQueue { queue: "work".to_owned() }, Response::Done);
+    story.deliver(stream, delivery("b", 1)).commit("b/1", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn a_clock_that_steps_ends_leases_early() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1)).tell(What::ClockStepped);
+    story.at(100).reserve(delivery("a", 2)).commit("a/2", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn several_consumers_receive_in_any_order() {
+    let mut story = Story::default();
+    let streams = [(); 2].map(|()| story.start(Request::Consume(consume(10))));
+    story.push(item("a")).push(item("b"));
+    story.deliver(streams[0], delivery("b", 1)).deliver(streams[1], delivery("a", 1));
+    story.commit("a/1", Outcome::Ok).commit("b/1", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn a_call_that_does_not_end_may_have_any_effect() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1));
+    let waiting = story.start(reserve(10, 60_000));
+    story.start(commit("a/1"));
+    story.end(waiting, Answer::from_code("Cancelled")).rest().is_clean();
+}
