@@ -66,10 +66,9 @@ pub(super) async fn reserve(
     let mut sweep = cursor.sweep_due(false);
     let begun = Instant::now();
     let mut limit = wanted.min(MAX_FIND);
-    // A round that finds only items to remove is followed by another, within these limits. The second one is not left out,
-    // however slow the server is: the first one may have removed a single item.
-    for round in 0..MAX_ROUNDS {
-        if round > 1 && answer.reserved.more && begun.elapsed() > CLEARING {
+    // A round that finds only items to remove is followed by another, within these limits.
+    for _ in 0..MAX_ROUNDS {
+        if answer.reserved.more && begun.elapsed() > CLEARING {
             break;
         }
         let found = place.look(limit, sweep).await?;
