@@ -32,6 +32,16 @@ impl NewItem {
         self.ttl.or(queue.default_ttl).map(|ttl| now + ttl)
     }
 
+    /// Returns true if nothing tells the item apart from others that are pushed with it into the same queue and with the
+    /// same priority: a store may keep them as one until one of them gets a fate of its own.
+    pub fn may_share(&self, queue: &Queue) -> bool {
+        !queue.sequenced
+            && self.ordering_key.is_none()
+            && self.dedup_id.is_none()
+            && self.eligibility == Eligibility::Immediate
+            && self.ttl.or(queue.default_ttl).is_none()
+    }
+
     /// Returns until when a second item with the same deduplication id is a duplicate. Returns
     /// `None` if this item has no id. `window` is the window given in the push, if
     /// any.

@@ -76,6 +76,34 @@ pub struct IdSource {
 }
 
 const COUNTER_BITS: u32 = 22;
+/// So many consecutive ids of one source form a block, which begins at a multiple of this.
+const BLOCK: u32 = 1 << 10;
+
+impl ItemId {
+    /// How many ids there are in a block besides the first.
+    pub const MAX_OFFSET: usize = BLOCK as usize - 1;
+
+    fn fine(self) -> u32 {
+        u32::from_be_bytes([self.0[4], self.0[5], self.0[6], self.0[7]])
+    }
+
+    fn with_fine(mut self, fine: u32) -> Self {
+        self.0[4..8].copy_from_slice(&fine.to_be_bytes());
+        self
+    }
+
+    /// Returns the first id of the block that this one is in, and how many ids this one is behind it.
+    pub fn block(self) -> (Self, usize) {
+        let fine = self.fine();
+        (self.with_fine(fine & !(BLOCK - 1)), (fine & (BLOCK - 1)) as usize)
+    }
+
+    /// Returns the id that is so far behind this one, the first of a block; at most [`Self::MAX_OFFSET`].
+    #[must_use]
+    pub fn at_offset(self, offset: usize) -> Self {
+        self.with_fine(self.fine() | offset as u32 & (BLOCK - 1))
+    }
+}
 
 impl IdSource {
     /// Returns a new source, which differs from others by four random bytes.
@@ -86,17 +114,21 @@ impl IdSource {
     /// Returns the next id. It is greater than every id that this source created before, even if
     /// the clock steps back.
     pub fn next(&self, now: Timestamp) -> ItemId {
-        let (millis, counter) = {
-            let mut last = self.last.lock();
-            *last = if now.0 > last.0 {
-                (now.0, 0)
-            } else if last.1 + 1 < 1 << COUNTER_BITS {
-                (last.0, last.1 + 1)
-            } else {
-                (last.0 + 1, 0)
-            };
-            *last
-        };
+        let mut last = self.last.lock();
+        *last = after(*last, now, last.1 + 1);
+        self.id(*last)
+    }
+
+    /// Returns the first id of a new block, greater than every id that this source made before. None of the others in
+    /// the block is given to anybody else.
+    pub fn next_block(&self, now: Timestamp) -> ItemId {
+        let mut last = self.last.lock();
+        let first = after(*last, now, (last.1 | (BLOCK - 1)) + 1);
+        *last = (first.0, first.1 | (BLOCK - 1));
+        self.id(first)
+    }
+
+    fn id(&self, (millis, counter): (i64, u32)) -> ItemId {
         let seconds = (millis / 1000) as u32;
         let fine = ((millis % 1000) as u32) << COUNTER_BITS | counter;
         let mut bytes = [0; 12];
@@ -104,6 +136,17 @@ impl IdSource {
         bytes[4..8].copy_from_slice(&fine.to_be_bytes());
         bytes[8..].copy_from_slice(&self.source);
         ItemId(bytes)
+    }
+}
+
+/// Returns the millisecond and the counter of the next id; `counter` if the clock has not moved on.
+fn after(last: (i64, u32), now: Timestamp, counter: u32) -> (i64, u32) {
+    if now.0 > last.0 {
+        (now.0, 0)
+    } else if counter < 1 << COUNTER_BITS {
+        (last.0, counter)
+    } else {
+        (last.0 + 1, 0)
     }
 }
 
@@ -143,6 +186,24 @@ mod tests {
             let next = ids.next(Timestamp(now));
             assert!(next > last, "{next} after {last}");
             last = next;
+        }
+    }
+
+    #[test]
+    fn blocks_are_their_owners_alone() {
+        let ids = IdSource::new();
+        let now = Timestamp(1_000_000);
+        let mut last = ids.next(now);
+        for n in 0..10_000 {
+            let first = ids.next_block(now);
+            assert!(first > last, "{first} after {last}");
+            last = first.at_offset(ItemId::MAX_OFFSET);
+            assert_eq!((first.block(), last.block()), ((first, 0), (first, ItemId::MAX_OFFSET)));
+            if n % 7 == 0 {
+                let next = ids.next(now);
+                assert!(next > last, "{next} after {last}");
+                last = next;
+            }
         }
     }
 

@@ -6,6 +6,7 @@
 //! | `contract` | the traits of a store; each method calls the function of the folder that does it |
 //! | [`push`] | stores items; repeated pushes |
 //! | [`reserve`] | finds the items at the head of a queue, assigns and claims them; leases that ended |
+//! | [`segment`] | items that share a document |
 //! | [`settle`] | ends reservations: commit, roll back, move, extend |
 //! | [`admin`] | items for administrators, replay, redrive, statistics |
 //! | [`catalog`] | queues, schedules, deletion of queues |
@@ -30,6 +31,7 @@ mod priorities;
 mod push;
 mod reserve;
 mod schema;
+mod segment;
 mod server;
 mod settle;
 mod upkeep;
@@ -57,6 +59,7 @@ use crate::{
         cursor::{cursors::QueueCursors, lease_cache::LeaseCache, watermarks::QueueCursor},
         migrations::Format,
         schema::layout::Group,
+        segment::known::KnownSegments,
         server::{
             error::{broken, unavailable},
             group_commit::WRITE_LIMIT,
@@ -64,6 +67,8 @@ use crate::{
         },
     },
 };
+
+pub use self::segment::form::SegmentSize;
 
 /// Options of a connection.
 #[derive(Debug, Clone)]
@@ -74,11 +79,18 @@ pub struct MongoOptions {
     pub clock: Arc<Clock>,
     /// Whether to keep the clock on the server's time. False only in tests that move the clock.
     pub discipline: bool,
+    /// How many items share a document.
+    pub segments: SegmentSize,
 }
 
 impl Default for MongoOptions {
     fn default() -> Self {
-        Self { pool_size: 64, clock: Arc::new(Clock::system()), discipline: true }
+        Self {
+            pool_size: 64,
+            clock: Arc::new(Clock::system()),
+            discipline: true,
+            segments: SegmentSize::default(),
+        }
     }
 }
 
@@ -100,6 +112,8 @@ struct Inner {
     broker: [u8; 4],
     ids: IdSource,
     lease_cache: LeaseCache,
+    known_segments: KnownSegments,
+    segment_size: SegmentSize,
     metrics: OnceLock<Arc<Metrics>>,
     format: Format,
     /// Why the database must not be used any more, once a newer version has said so.
@@ -152,6 +166,8 @@ impl MongoStore {
             broker: rand::random(),
             ids: IdSource::new(),
             lease_cache: LeaseCache::default(),
+            known_segments: KnownSegments::default(),
+            segment_size: options.segments,
             metrics: OnceLock::new(),
             format,
             refusal: OnceLock::new(),

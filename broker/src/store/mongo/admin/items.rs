@@ -19,6 +19,11 @@ use crate::{
                 },
                 settled::{bury_deleted, settle_token},
             },
+            segment::{
+                self,
+                detach::{detach_found, detach_one, detach_reserved},
+                lookup,
+            },
             server::{
                 connect::{command_of, read_first},
                 error::failed,
@@ -142,11 +147,20 @@ impl Listing<'_> {
             "hint": if history { HISTORY } else { HANDOUT },
             "limit": limit as i64, "batchSize": limit as i64 + 1,
         };
-        if !self.with_payload {
-            command.insert("projection", doc! { "payload": 0 });
+        let without = if self.with_payload {
+            doc! { "items": 0 }
+        } else {
+            doc! { "payload": 0, "items": 0 }
+        };
+        command.insert("projection", without);
+        let command = command_of(&command)?;
+        // What is in segments gets documents of its own: those that come meanwhile stand behind.
+        loop {
+            let found = read_first(&inner.db, &command, Stored::read).await?;
+            if !detach_found(inner, self.group, &found.values, limit).await? {
+                return Ok((found.values, found.cut));
+            }
         }
-        let found = read_first(&inner.db, &command_of(&command)?, Stored::read).await?;
-        Ok((found.values, found.cut))
     }
 
     fn history(&self, after: Option<Position>) -> Document {
@@ -266,6 +280,9 @@ pub(crate) async fn list(
     let group = inner.group(&queue.group).await?;
     let now = inner.now();
     let used = reclaim(inner, &group, queue, now).await?;
+    if matches!(state, None | Some(ItemState::Reserved)) {
+        detach_reserved(inner, &group, &queue.name).await?;
+    }
     let listing = Listing { group: &group, queue, used, state, now, with_payload: true };
     let phases: &[Phase] = match state {
         None => &[Phase::Live, Phase::Blocked, Phase::History],
@@ -298,16 +315,29 @@ pub(crate) async fn list(
 /// Returns an item of the queue.
 pub(crate) async fn get(inner: &Inner, queue: &Queue, id: ItemId) -> Result<Option<Item>> {
     let group = inner.group(&queue.group).await?;
-    let filter = doc! {
-        "_id": oid(id), "q": queue.name.as_str(), "when": { "$lt": millis(TOMBSTONE) },
+    // First, so that an item which is detached between the two reads is found by the second.
+    let shared = lookup::item(inner, &group, id).await?;
+    let stored = if let Some(stored) = shared.filter(|item| item.queue == queue.name.as_str()) {
+        stored
+    } else {
+        let filter = own_document(queue, id);
+        let found = read_in_time(|| group.items.find_one(filter.clone())).await?;
+        let Some(found) = found else { return Ok(None) };
+        Stored::read(&found)?
     };
-    let found = read_in_time(|| group.items.find_one(filter.clone())).await?;
-    let Some(found) = found else { return Ok(None) };
-    let (stored, now) = (Stored::read(&found)?, inner.now());
+    let now = inner.now();
     if stored.is_over(now) {
         return Ok(None);
     }
     stored.into_item(&queue.name, now).map(Some)
+}
+
+/// Matches an item of the queue that has a document of its own.
+fn own_document(queue: &Queue, id: ItemId) -> Document {
+    doc! {
+        "_id": oid(id), "q": queue.name.as_str(), "when": { "$lt": millis(TOMBSTONE) },
+        "left": { "$exists": false },
+    }
 }
 
 /// Returns conditions on `when` for the items in a state.
@@ -334,9 +364,8 @@ pub(crate) async fn delete(
     only_if: Option<ItemState>,
 ) -> Result<ItemDeleted> {
     let group = inner.group(&queue.group).await?;
-    let mut filter = doc! {
-        "_id": oid(id), "q": queue.name.as_str(), "when": { "$lt": millis(TOMBSTONE) },
-    };
+    detach_one(inner, &group, id).await?;
+    let mut filter = own_document(queue, id);
     if let Some(state) = only_if {
         filter.insert("$or", within(state, inner.now()));
     }
@@ -362,10 +391,11 @@ pub(crate) async fn purge(inner: &Inner, queue: &Queue) -> Result<u64> {
     let group = inner.group(&queue.group).await?;
     let (q, now) = (queue.name.as_str(), inner.now());
     reclaim(inner, &group, queue, now).await?;
+    let shared = segment::purge::purge(inner, &group, &queue.name).await?;
     // Items with a lapsed lease leave a tombstone, because a consumer may still settle them.
     let bury = group.items.update_many(
         doc! {
-            "q": q, "when": live(),
+            "q": q, "when": live(), "left": { "$exists": false },
             "$or": [
                 { "lock": { "$exists": true }, "when": { "$lte": date(now) } },
                 { "lock": { "$exists": false }, "trace": { "$exists": true } },
@@ -374,10 +404,12 @@ pub(crate) async fn purge(inner: &Inner, queue: &Queue) -> Result<u64> {
         bury_deleted(now, settle_token(inner)),
     );
     let buried = bulk_in_time(bury).await.map_err(failed)?;
-    let free = doc! { "q": q, "when": live(), "lock": { "$exists": false } };
+    let free = doc! {
+        "q": q, "when": live(), "lock": { "$exists": false }, "left": { "$exists": false },
+    };
     let deleted = bulk_in_time(group.items.delete_many(free)).await.map_err(failed)?;
     crate::store::mongo::upkeep::repair_all(inner, &queue.name, &queue.group).await?;
-    Ok(buried.modified_count + deleted.deleted_count)
+    Ok(shared + buried.modified_count + deleted.deleted_count)
 }
 
 #[cfg(test)]

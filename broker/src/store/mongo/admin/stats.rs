@@ -14,6 +14,7 @@ use crate::{
                 BLOCKED, ENDS, Group, HANDOUT, LEASED, PROCESSED, READY_END, TOMBSTONE, date,
                 millis,
             },
+            segment::{self, count::Count, detach::detach_lapsed},
             server::{
                 connect::{count, read_documents},
                 error::{broken, failed, integer, written},
@@ -31,17 +32,13 @@ const SHALLOW: i64 = 500;
 pub(crate) async fn depth(inner: &Inner, queue: &Queue) -> Result<Depth> {
     let group = inner.group(&queue.group).await?;
     let counting = Counting { inner, group: &group, queue: &queue.name, now: inner.now() };
-    // A deep queue stays deep for a while, so the single command is not tried each time.
-    let deep = &inner.cursor(&queue.name).deep;
-    if !deep.load(Ordering::Relaxed)
-        && let Some(depth) = counting.all_at_once().await?
-    {
+    let (depth, lapse) = counting.count().await?;
+    if lapse.is_none_or(|lapse| lapse > counting.now) {
         return Ok(depth);
     }
-    let depth = counting.range_by_range().await?;
-    let items = depth.unsettled() + depth.processed;
-    deep.store(items > SHALLOW.cast_unsigned(), Ordering::Relaxed);
-    Ok(depth)
+    // Items whose leases have ended count as ready: when they have documents of their own.
+    while detach_lapsed(inner, &group, &queue.name, counting.now).await?.is_some() {}
+    Ok(counting.count().await?.0)
 }
 
 /// The count of one queue.
@@ -54,6 +51,25 @@ struct Counting<'a> {
 }
 
 impl Counting<'_> {
+    /// The depth of the queue, and a time before which no lease ends of those in segments.
+    async fn count(&self) -> Result<(Depth, Option<Timestamp>)> {
+        // A deep queue stays deep for a while: not to be tried each time.
+        let cursor = self.inner.cursor(self.queue);
+        if !cursor.deep.load(Ordering::Relaxed)
+            && let Some(counted) = self.all_at_once().await?
+        {
+            return Ok(counted);
+        }
+        let (mut depth, segments) = tokio::try_join!(
+            self.range_by_range(),
+            segment::count::count(self.inner, self.group, self.queue),
+        )?;
+        let documents = depth.unsettled() + depth.processed;
+        cursor.deep.store(documents > SHALLOW.cast_unsigned(), Ordering::Relaxed);
+        segments.add_to(&mut depth);
+        Ok((depth, segments.lapse))
+    }
+
     /// Returns an expression for the state of an item by its `when`. An item whose lease has lapsed is in the state
     /// `lapsed`.
     fn state(&self) -> Document {
@@ -75,7 +91,7 @@ impl Counting<'_> {
     }
 
     /// Returns the depth of a shallow queue by one command, or `None` if the queue is deep.
-    async fn all_at_once(&self) -> Result<Option<Depth>> {
+    async fn all_at_once(&self) -> Result<Option<(Depth, Option<Timestamp>)>> {
         let collection = self.group.items.name();
         let ended = doc! { "coll": collection, "pipeline": [
             { "$match": {
@@ -85,6 +101,8 @@ impl Counting<'_> {
             { "$group": { "_id": self.state(), "n": { "$sum": 1 } } },
             { "$set": { "ended": true } },
         ] };
+        let segments =
+            doc! { "coll": collection, "pipeline": segment::count::pipeline(self.queue) };
         let command = doc! {
             "aggregate": collection, "hint": HANDOUT, "cursor": {},
             "pipeline": [
@@ -95,14 +113,22 @@ impl Counting<'_> {
                     "n": { "$sum": 1 }, "first": { "$min": "$when" },
                 } },
                 { "$unionWith": ended },
+                { "$unionWith": segments },
             ],
         };
         let (mut depth, mut all, mut any_ended) = (Depth::default(), 0, false);
         let mut ready: Vec<(i64, i64)> = Vec::new(); // negated priorities, and since when
         let mut later: Option<i64> = None;
         let (mut ended, mut counted) = (Vec::new(), Vec::new());
+        let mut segments = Count::default();
         for part in read_documents(&self.inner.db, command).await? {
-            if part.contains_key("ended") { ended.push(part) } else { counted.push(part) }
+            if part.contains_key("segments") {
+                segments = Count::read(&part);
+            } else if part.contains_key("ended") {
+                ended.push(part);
+            } else {
+                counted.push(part);
+            }
         }
         for part in counted {
             let whole = |name: &str| part.get(name).and_then(integer).unwrap_or_default();
@@ -142,7 +168,8 @@ impl Counting<'_> {
         } else {
             ready.into_iter().min().map(|(_, since)| Timestamp(since))
         };
-        Ok(Some(depth))
+        segments.add_to(&mut depth);
+        Ok(Some((depth, segments.lapse)))
     }
 
     /// Returns the depth of a deep queue, one range of an index at a time, which the server counts quickest.

@@ -27,9 +27,10 @@ use crate::{
             },
             ordering, priorities,
             schema::{
-                layout::{Group, HANDOUT, PROCESSED, READY_END, date, live, millis},
+                layout::{Group, HANDOUT, PROCESSED, READY_END, SEGMENTS, date, live, millis},
                 settled::{bury, settle_token},
             },
+            segment,
             server::{
                 error::{failed, integer, is_duplicate_key, unavailable, written},
                 time_limit::{bulk_in_time, in_time, read_in_time},
@@ -102,6 +103,7 @@ pub(crate) fn unsettled(q: &str, now: Timestamp) -> Document {
         "q": q, "priority": { "$in": levels },
         "when": { "$lt": millis(PROCESSED), "$ne": millis(READY_END) },
         "deadline": { "$not": { "$lte": date(now) } },
+        "left": { "$ne": 0 }, // a segment of which nothing is left is about to be deleted
     }
 }
 
@@ -196,7 +198,8 @@ pub(crate) async fn delete_queue(
             if !renew_mark(inner, &queue.name).await? {
                 return Ok(Deleted::Overtaken);
             }
-            let deleted = delete_items(inner, &group, queue.name.as_str(), None).await?;
+            let shared = segment::purge::purge(inner, &group, &queue.name).await?;
+            let deleted = shared + delete_items(inner, &group, &queue.name, None).await?;
             count += deleted;
             if deleted < FEW {
                 break;
@@ -253,7 +256,7 @@ async fn attempt(
     }
     let mut count = 0;
     if force {
-        count = delete_items(inner, group, q, Some(&mut *session)).await?;
+        count = delete_items(inner, group, &queue.name, Some(&mut *session)).await?;
     } else if holds_items(inner, group, q, session).await? {
         return Ok(Deleted::NotEmpty);
     }
@@ -287,6 +290,10 @@ async fn clear_away(inner: &Inner, group: &Group, q: &str) -> Result<u64> {
     let mut ids = ids_of(q);
     ids.insert("created", doc! { "$lt": now });
     bulk_in_time(group.items.update_many(ids, forget)).await.map_err(failed)?;
+    let empty = doc! { "q": q, "left": 0 };
+    bulk_in_time(group.items.delete_many(empty).hint(Hint::Name(SEGMENTS.to_owned())))
+        .await
+        .map_err(failed)?;
     let history = doc! { "q": q, "processed": { "$lt": now } };
     let history = bulk_in_time(group.items.delete_many(history)).await.map_err(failed)?;
     let ended = doc! { "q": q, "when": live(), "deadline": { "$lte": now } };
@@ -308,17 +315,23 @@ fn ids_of(q: &str) -> Document {
 async fn delete_items(
     inner: &Inner,
     group: &Group,
-    q: &str,
-    session: Option<&mut ClientSession>,
+    queue: &QueueName,
+    mut session: Option<&mut ClientSession>,
 ) -> Result<u64, Failure> {
+    let q = queue.as_str();
+    if let Some(session) = session.as_deref_mut() {
+        segment::detach::detach_queue(group, queue, session).await?;
+    }
     // Deduplication ids of this queue no longer count.
     let forget = doc! { "$unset": { "dedup": 1, "window": 1 } };
     let forget = group.items.update_many(ids_of(q), forget);
-    let free = doc! { "q": q, "when": live(), "lock": { "$exists": false } };
+    let own_document = doc! { "q": q, "when": live(), "left": { "$exists": false } };
+    let mut free = own_document.clone();
+    free.insert("lock", doc! { "$exists": false });
     let delete = group.items.delete_many(free);
     // Reserved items leave tombstones, because consumers may still settle them.
     let tombstones = bury(inner.now(), settle_token(inner));
-    let bury = group.items.update_many(doc! { "q": q, "when": live() }, tombstones);
+    let bury = group.items.update_many(own_document, tombstones);
     let (deleted, buried) = if let Some(session) = session {
         forget.session(&mut *session).await?;
         (delete.session(&mut *session).await?, bury.session(session).await?)

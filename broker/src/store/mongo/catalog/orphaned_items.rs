@@ -37,6 +37,7 @@ use crate::{
                     BLOCKED, Group, HANDOUT, LEASED, PROCESSED, READY_END, date, leased, millis,
                 },
             },
+            segment::detach::detach_free,
             server::{
                 connect::{command_of, read_documents, read_first},
                 error::{broken, integer},
@@ -261,6 +262,7 @@ async fn bring(inner: &Inner, from: &Group, queue: &Queue) -> Result<Found> {
 fn movable(queue: &QueueName, now: Timestamp) -> Document {
     let mut filter = unsettled(queue.as_str(), now);
     let reserved = doc! { "$gt": leased(now), "$lt": millis(BLOCKED) };
+    filter.insert("left", doc! { "$exists": false }); // what is left in segments is reserved
     filter.insert(
         "when",
         doc! { "$lt": millis(PROCESSED), "$ne": millis(READY_END), "$not": reserved },
@@ -275,6 +277,7 @@ async fn bring_some(
     to: &Group,
     queue: &Queue,
 ) -> Result<Option<usize>> {
+    detach_free(inner, from, &queue.name).await?;
     let find = command_of(&doc! {
         "find": from.items.name(), "filter": movable(&queue.name, inner.now()), "hint": HANDOUT,
         "limit": STEP, "batchSize": STEP + 1,

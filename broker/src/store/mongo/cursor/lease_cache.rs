@@ -33,6 +33,8 @@ pub(crate) struct CachedLease {
     /// When the item expires, if it does.
     pub(crate) deadline: Option<i64>,
     pub(crate) key: Option<Arc<str>>,
+    /// It shares a document with others.
+    pub(crate) in_segment: bool,
 }
 
 impl CachedLease {
@@ -95,6 +97,16 @@ impl LeaseCache {
         {
             cached_lease.until =
                 if sooner_only { cached_lease.until.min(until.0) } else { until.0 };
+        }
+    }
+
+    /// Notes that these items have documents of their own.
+    pub(crate) fn detached(&self, items: &[ItemId]) {
+        let mut entries = self.0.lock();
+        for item in items {
+            if let Some(cached_lease) = entries.by_item.get_mut(item) {
+                cached_lease.in_segment = false;
+            }
         }
     }
 

@@ -5,7 +5,10 @@
 //! start.
 
 use std::{
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -75,6 +78,8 @@ pub(crate) struct QueueCursor {
     pub(crate) repaired: Mutex<Option<String>>,
     /// Allows one reserve at a time: two would mix up the watermarks.
     pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
+    /// About how many items there were in each document that was found last.
+    items_per_document: AtomicUsize,
     /// Who consumes the queue through this broker.
     pub(crate) consumed: Mutex<Consumed>,
     /// True if the cursor was asked for since unused cursors were last dropped.
@@ -130,6 +135,7 @@ impl QueueCursor {
             claims: OpenClaims::new(),
             repaired: Mutex::default(),
             deep: AtomicBool::new(false),
+            items_per_document: AtomicUsize::new(1),
             turn: Arc::default(),
             consumed: Mutex::default(),
             recently_used: AtomicBool::new(false),
@@ -173,6 +179,17 @@ impl QueueCursor {
     /// Notes the result of a find. `more` is true if it left items of the highest priority behind.
     pub(crate) fn found(&self, items: &[Stored], more: bool) {
         self.state.lock().prefetch.found(items, more);
+    }
+
+    /// About how many items each document at the head holds: as the last find saw it.
+    pub(crate) fn items_per_document(&self) -> usize {
+        self.items_per_document.load(Ordering::Relaxed)
+    }
+
+    /// Notes how many items a find saw in how many documents.
+    pub(crate) fn found_in(&self, items: usize, documents: usize) {
+        let each = items.checked_div(documents).unwrap_or(1).max(1);
+        self.items_per_document.store(each, Ordering::Relaxed);
     }
 
     /// Takes the first prefetched items, or none if a find is needed.

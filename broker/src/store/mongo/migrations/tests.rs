@@ -61,7 +61,12 @@ const NEVER: Duration = Duration::from_hours(1);
 fn options() -> MongoOptions {
     let clock = Clock::system();
     clock.set(THEN);
-    MongoOptions { clock: Arc::new(clock), discipline: false, pool_size: 16 }
+    MongoOptions {
+        clock: Arc::new(clock),
+        discipline: false,
+        pool_size: 16,
+        ..MongoOptions::default()
+    }
 }
 
 async fn open_as(format: Format, scratch: &Scratch) -> Result<Broker<MongoStore>> {

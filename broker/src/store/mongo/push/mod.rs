@@ -21,9 +21,10 @@ use crate::{
             priorities,
             push::dedup::{First, key_of},
             schema::{
-                item::{Start, check, encode},
+                item::{Start, check},
                 layout::{BY_ID, DEDUP, Group},
             },
+            segment::form::{self, Plan},
             server::{
                 error::{
                     DUPLICATE_KEY, broken, failed, index_named, passing_code, repeat, unavailable,
@@ -102,10 +103,11 @@ async fn submit(
         let (inner, group) = (Arc::clone(&inner), Arc::clone(&group));
         inner.note_batch("push", items.len());
         // Ids are taken here, in the order of the calls, because the writes themselves may run concurrently.
-        let starts = (!ordered).then(|| plain_starts(&inner, items.len()));
+        let plan =
+            (!ordered).then(|| form::plan(&inner.ids, inner.now(), &items, inner.segment_size));
         async move {
             let count = items.len();
-            match write(&inner, &group, items, starts).await {
+            match write(&inner, &group, items, plan).await {
                 Ok(results) => results,
                 Err(error) => (0..count).map(|_| Err(repeat(&error))).collect(),
             }
@@ -130,24 +132,17 @@ fn lanes(items: &[Push]) -> Vec<Lane> {
     lanes
 }
 
-/// Takes ids for items that need no order but that of their ids.
-fn plain_starts(inner: &Inner, count: usize) -> Vec<Start> {
-    let now = inner.now();
-    let start = |_| Start { id: inner.ids.next(now), now, sequence: None, blocked: false };
-    (0..count).map(start).collect()
-}
-
-/// Writes a batch. A batch without starts is ordered; its ids and numbers are taken within the write.
+/// Writes a batch. A batch without a plan is ordered; its ids and numbers are taken within the write.
 async fn write(
     inner: &Arc<Inner>,
     group: &Group,
     items: Vec<Push>,
-    starts: Option<Vec<Start>>,
+    plan: Option<Plan>,
 ) -> Result<Vec<Result<Pushed>>> {
     group.ensure_indexes(&inner.db).await?;
     record_priorities(inner, group, &items).await?;
-    if let Some(starts) = starts {
-        return insert(inner, group, &items, starts).await;
+    if let Some(plan) = plan {
+        return insert(inner, group, &items, plan).await;
     }
     // Sequence numbers follow the order of the answers, because they are taken and stored in one transaction.
     let results = ordered::push_in_order(inner, group, &items).await?;
@@ -219,19 +214,20 @@ async fn insert(
     inner: &Inner,
     group: &Group,
     items: &[Push],
-    starts: Vec<Start>,
+    Plan { starts, units: mut open }: Plan,
 ) -> Result<Vec<Result<Pushed>>> {
     let mut results: Vec<Option<Result<Pushed>>> = items.iter().map(|_| None).collect();
-    let mut open: Vec<usize> = (0..items.len()).collect();
     for _ in 0..ROUNDS {
         let mut documents = Vec::with_capacity(open.len());
-        open.retain(|&at| match encode(&items[at], &starts[at]) {
+        open.retain(|unit| match form::encode(unit, items, &starts) {
             Ok(document) => {
                 documents.push(document);
                 true
             }
             Err(error) => {
-                results[at] = Some(Err(error));
+                for &at in &unit.places {
+                    results[at] = Some(Err(repeat(&error)));
+                }
                 false
             }
         });
@@ -241,46 +237,52 @@ async fn insert(
         let refused = insert_documents(group, &documents).await;
         // Rewinds even if the outcome is unknown: the items may be stored, and a cursor must not skip them.
         let mut marks = Marks::default();
-        for &at in &open {
+        for &at in open.iter().flat_map(|unit| &unit.places) {
             marks.add(&items[at], &starts[at]);
         }
         marks.rewind(inner);
         let mut refused = refused?;
-        let mut again = Vec::new();
         let mut repeated = Vec::new();
-        for (place, &at) in open.iter().enumerate() {
+        for (place, unit) in open.into_iter().enumerate() {
             match refused.remove(&place) {
-                None | Some(Refusal::Own) => {
+                Some(Refusal::Repeated) => repeated.push(unit),
+                refusal => {
+                    for &at in &unit.places {
+                        results[at] = Some(match &refusal {
+                            Some(Refusal::Failed(error)) => Err(repeat(error)),
+                            _ => Ok(stored(&items[at], &starts[at])),
+                        });
+                    }
+                }
+            }
+        }
+        open = Vec::new();
+        if repeated.is_empty() {
+            break;
+        }
+        // An item with an id is a document of its own.
+        let keys: HashSet<_> =
+            repeated.iter().filter_map(|unit| key_of(&items[unit.places[0]])).collect();
+        let keys: Vec<_> = keys.into_iter().collect();
+        let firsts = dedup::resolve(inner, group, &keys, inner.now()).await;
+        for unit in repeated {
+            let at = unit.places[0];
+            let firsts = match &firsts {
+                Ok(firsts) => firsts,
+                // The other items of this write are stored or refused, whatever becomes of these.
+                Err(error) => {
+                    results[at] = Some(Err(repeat(error)));
+                    continue;
+                }
+            };
+            match key_of(&items[at]).and_then(|key| firsts.get(&key)) {
+                Some(first) if first.id == starts[at].id => {
                     results[at] = Some(Ok(stored(&items[at], &starts[at])));
                 }
-                Some(Refusal::Repeated) => repeated.push(at),
-                Some(Refusal::Failed(error)) => results[at] = Some(Err(error)),
+                Some(first) => results[at] = Some(Ok(duplicate(*first))),
+                None => open.push(unit),
             }
         }
-        if !repeated.is_empty() {
-            let keys: HashSet<_> = repeated.iter().filter_map(|&at| key_of(&items[at])).collect();
-            let keys: Vec<_> = keys.into_iter().collect();
-            let firsts = dedup::resolve(inner, group, &keys, inner.now()).await;
-            for at in repeated {
-                let firsts = match &firsts {
-                    Ok(firsts) => firsts,
-                    // The other items of this write are stored or refused, whatever becomes of these.
-                    Err(error) => {
-                        results[at] = Some(Err(repeat(error)));
-                        continue;
-                    }
-                };
-                match key_of(&items[at]).and_then(|key| firsts.get(&key)) {
-                    Some(first) if first.id == starts[at].id => {
-                        results[at] = Some(Ok(stored(&items[at], &starts[at])));
-                    }
-                    Some(first) => results[at] = Some(Ok(duplicate(*first))),
-                    None => again.push(at),
-                }
-            }
-        }
-        again.sort_unstable();
-        open = again;
     }
     Ok(results
         .into_iter()

@@ -9,7 +9,7 @@
 //! holder, whose receipt is as good as before. Both parts are repeated until the server has answered. Until then this broker claims nothing more from the queue.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -31,6 +31,10 @@ use crate::{
                 layout::{Group, date},
                 settled::{settle_token, settled_before},
             },
+            segment::{
+                detach::{Detach, detach},
+                document::{Run, Segment},
+            },
             server::statement::{Update, statement, update},
         },
     },
@@ -51,6 +55,8 @@ struct Claimed {
     deliveries: u32,
     lock: Option<LeaseToken>,
     settled: Option<ObjectId>,
+    /// The segment in which it was.
+    segment: Option<ItemId>,
 }
 
 /// A claim whose items are not with the caller yet. If it is dropped before it has [arrived](Claim::arrived), it is
@@ -100,6 +106,7 @@ impl Claim {
             deliveries: item.deliveries,
             lock: item.lock,
             settled: item.settled,
+            segment: item.segment.as_ref().map(|seen| seen.id),
         });
     }
 
@@ -195,6 +202,7 @@ impl Lost {
     }
 
     async fn try_to_undo(&self) -> Result<()> {
+        self.detach().await?;
         let settled = settle_token(&self.inner);
         let mut statements = Vec::new();
         if !self.known {
@@ -205,10 +213,27 @@ impl Lost {
         Ok(())
     }
 
+    /// Items of segments get documents of their own and are ready, also those that were not claimed: a command that
+    /// comes late does not find the segment as it was read.
+    async fn detach(&self) -> Result<()> {
+        let shared = || self.items.iter().filter(|item| item.segment.is_some());
+        let tokens: HashMap<ItemId, LeaseToken> =
+            shared().map(|item| (item.id, item.token)).collect();
+        let segments: BTreeSet<ItemId> = shared().filter_map(|item| item.segment).collect();
+        let segments: Vec<ItemId> = segments.into_iter().collect();
+        let choose = |segment: &Segment, at: usize, run: Option<&Run>| match run {
+            // Also those behind the ones that return: a segment stands where its first item stood.
+            None => Detach::Ready,
+            Some(run) if tokens.get(&segment.id_of(at)) == Some(&run.lock) => Detach::Ready,
+            Some(_) => Detach::No,
+        };
+        detach(&self.inner, &self.group, &segments, choose).await
+    }
+
     /// Marks the items that were not claimed, so that a command that comes late cannot claim them.
     fn fence(&self, settled: ObjectId, statements: &mut Vec<RawDocumentBuf>) -> Result<()> {
         let mut lots: HashMap<u32, Vec<&Claimed>> = HashMap::new();
-        for item in &self.items {
+        for item in self.items.iter().filter(|item| item.segment.is_none()) {
             lots.entry(item.deliveries).or_default().push(item);
         }
         for (deliveries, lot) in lots {

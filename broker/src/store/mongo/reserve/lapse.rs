@@ -4,6 +4,7 @@
 
 use std::time::Instant;
 
+use futures_util::future::try_join;
 use mongodb::bson::{doc, rawdoc};
 
 use crate::{
@@ -15,6 +16,7 @@ use crate::{
             cursor::{START, watermarks::QueueCursor},
             priorities,
             schema::layout::{BLOCKED, Group, HANDOUT, LEASED, leased, millis},
+            segment::{detach::detach_lapsed, lookup},
             server::statement::{Update, statement_by, update},
         },
     },
@@ -53,7 +55,10 @@ impl Leases<'_> {
             match self.look(now).await? {
                 Some(first) if first <= now => {
                     any = true;
-                    if !self.restore(first, now).await? {
+                    // Then they stand among the others whose leases have ended.
+                    let later = detach_lapsed(self.inner, self.group, self.queue, now).await?;
+                    let until = later.map_or(now, |later| Timestamp(later.0 - 1));
+                    if !self.restore(first, until).await? {
                         break; // the next scan goes on
                     }
                 }
@@ -69,9 +74,12 @@ impl Leases<'_> {
         let from = self.cursor.lease_deadlines.begin();
         let name = self.group.items.name();
         let range = (LEASED + from.max(START), BLOCKED);
-        let first =
-            priorities::first_between(self.inner, name, self.queue, self.used, range).await?;
-        let first = first.map(|when| Timestamp(when - LEASED));
+        let (items, segments) = try_join(
+            priorities::first_between(self.inner, name, self.queue, self.used, range),
+            lookup::first_lapse(self.inner, self.group, self.queue),
+        )
+        .await?;
+        let first = items.map(|when| Timestamp(when - LEASED)).into_iter().chain(segments).min();
         self.cursor.lease_deadlines.seen(first, now, begun.elapsed());
         Ok(first)
     }

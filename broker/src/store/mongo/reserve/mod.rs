@@ -35,6 +35,7 @@ use crate::{
                 layout::{BY_ID, Group, date, leased, millis},
                 settled::WITNESS,
             },
+            segment::{self, claim::Part},
             server::{
                 connect::read,
                 statement::{Update, statement, update},
@@ -226,6 +227,8 @@ async fn claim(
         return Ok((Vec::new(), claim));
     }
     let mut lots: HashMap<Alike, Lot> = HashMap::new();
+    let mut parts: HashMap<ItemId, Part> = HashMap::new();
+    let mut singles = 0;
     let mut leases = Vec::with_capacity(items.len());
     for ((item, demand), &attempt) in items.iter().zip(assigned).zip(attempts) {
         let demand = &demands[*demand];
@@ -238,24 +241,38 @@ async fn claim(
             ids: Vec::new(),
             tokens: Vec::new(),
         });
-        lot.ids.push(item.id());
-        lot.tokens.push((item.lock, item.settled));
+        if let Some(seen) = &item.segment {
+            let part = parts.entry(seen.id).or_insert_with(|| Part::new(seen));
+            part.add(item.id(), lot.token, (now, until), demand.consumer.as_ref());
+        } else {
+            singles += 1;
+            lot.ids.push(item.id());
+            lot.tokens.push((item.lock, item.settled));
+        }
         claim.add(item, lot.token);
         leases.push(Lease { token: lot.token, attempt, until, lapsed });
     }
-    let mut statements = Vec::with_capacity(lots.len());
-    for (alike, lot) in &lots {
+    let mut statements = Vec::with_capacity(lots.len() + parts.len());
+    for part in parts.values() {
+        statements.push(part.statement()?);
+    }
+    for (alike, lot) in lots.iter().filter(|(_, lot)| !lot.ids.is_empty()) {
         statements.push(claim_statement(queue, alike, lot, now)?);
     }
     // If the update fails, dropping the claim undoes it.
     let n = update(inner, group, statements).await?;
-    let won: Option<HashSet<ItemId>> = if n == items.len() as u64 {
+    let won: Option<HashSet<ItemId>> = if n == (singles + parts.len()) as u64 {
         None
     } else {
         let tokens = lots.values().map(|lot| lot.token);
-        Some(won(inner, group, items.iter().map(Stored::id), tokens).await?)
+        Some(won(inner, group, &items, &parts, tokens).await?)
     };
     claim.answered(won.as_ref());
+    for part in parts.values() {
+        if won.as_ref().is_none_or(|won| won.contains(&part.segment())) {
+            part.won(inner, now);
+        }
+    }
     let mut deliveries = Vec::with_capacity(items.len());
     let mut cached_leases = Vec::with_capacity(items.len());
     for ((item, &demand), lease) in items.into_iter().zip(assigned).zip(leases) {
@@ -284,6 +301,7 @@ impl Lease {
             leaves_tombstone: self.lapsed || remembered,
             deadline: item.deadline,
             key: (!item.key.is_empty()).then(|| item.key.as_str().into()),
+            in_segment: item.segment.is_some(),
         }
     }
 
@@ -355,21 +373,30 @@ fn claim_statement(
     Ok(statement(filter, Update::operators(&change)?))
 }
 
-/// Returns the ids of the items that carry one of the tokens.
+/// Returns the ids of the items, and of the segments, that carry one of the tokens.
 async fn won(
     inner: &Inner,
     group: &Group,
-    ids: impl Iterator<Item = ItemId>,
-    tokens: impl Iterator<Item = LeaseToken>,
+    items: &[Stored],
+    parts: &HashMap<ItemId, Part>,
+    tokens: impl Iterator<Item = LeaseToken> + Clone,
 ) -> Result<HashSet<ItemId>> {
+    let segments = segment::claim::won(inner, group, parts.keys().copied(), tokens.clone());
+    let mut won: HashSet<ItemId> =
+        if parts.is_empty() { HashSet::new() } else { segments.await?.into_iter().collect() };
+    let shared = items.iter().filter(|item| item.segment.is_some()).map(Stored::id);
+    let shared: Vec<ItemId> = shared.filter(|id| won.contains(&id.block().0)).collect();
+    won.extend(shared);
+    let singles = items.iter().filter(|item| item.segment.is_none()).map(Stored::id);
     let tokens: RawArrayBuf = tokens.map(token_oid).collect();
     let command = rawdoc! {
         "find": group.items.name(),
-        "filter": { "_id": { "$in": oids(ids) }, "lock": { "$in": tokens } },
+        "filter": { "_id": { "$in": oids(singles) }, "lock": { "$in": tokens } },
         "projection": { "_id": 1 },
         "hint": BY_ID,
         "batchSize": MAX_FIND as i64 + 1,
     };
     let ids = read(&inner.db, &command, |document| Ok(Stored::read(document)?.id())).await?;
-    Ok(ids.into_iter().collect())
+    won.extend(ids);
+    Ok(won)
 }

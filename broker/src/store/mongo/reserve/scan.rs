@@ -1,12 +1,12 @@
 //! Finds the head of a queue: among prefetched items, from the watermarks, or from the start.
 
-use std::{sync::Arc, time::Instant};
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use futures_util::future::try_join;
-use mongodb::bson::{RawArrayBuf, RawDocumentBuf, rawdoc};
+use mongodb::bson::{RawArrayBuf, RawDocument, RawDocumentBuf, rawdoc};
 
 use crate::{
-    domain::{PrioritySet, Queue, QueueName, Timestamp},
+    domain::{ItemId, PrioritySet, Queue, QueueName, Timestamp},
     store::{
         Result,
         mongo::{
@@ -21,13 +21,21 @@ use crate::{
                 item::Stored,
                 layout::{Group, HANDOUT, date, millis},
             },
-            server::connect::read_first,
+            segment::{
+                claim::{is_too_few, open},
+                detach::detach_ready,
+                document::Segment,
+            },
+            server::{connect::read_first, error::unavailable},
         },
     },
 };
 
 /// Limit of items of one find.
 pub(crate) const MAX_FIND: usize = 1_000;
+
+/// So many segments at most are taken apart by one look.
+const MAX_DETACHED: usize = 16;
 
 /// How much of its range a scan has read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,18 +86,18 @@ impl Place<'_> {
             look.marks = [START; 10];
         } else if !look.reread {
             let items = cursor.take_prefetched(wanted);
-            if !items.is_empty() {
+            if !items.is_empty() && !items.iter().any(|item| claims_too_few(item, wanted)) {
                 return Ok(Found { items, extent: Extent::Prefetch, look, now });
             }
         }
         let limit = cursor.limit(wanted).min(MAX_FIND);
-        let (mut found, new_levels) = try_join(self.find(look, limit, now), async {
+        let (mut found, new_levels) = try_join(self.find(look, (wanted, limit), now), async {
             Ok(look.reread
                 && cursor.add_used(priorities::recorded(self.inner, &self.queue.name).await?))
         })
         .await?;
         if new_levels {
-            found = self.find(cursor.look(), limit, now).await?;
+            found = self.find(cursor.look(), (wanted, limit), now).await?;
         }
         let highest = found.look.used.iter().next();
         let lowest = found.items.last().map(|item| item.priority);
@@ -111,20 +119,129 @@ impl Place<'_> {
         priorities::in_index(self.inner, self.group.items.name(), &self.queue.name).await
     }
 
-    async fn find(&self, look: Scan, limit: usize, now: Timestamp) -> Result<Found> {
-        let mut found = Found { items: Vec::new(), extent: Extent::All, look, now };
-        if look.used.is_empty() {
-            return Ok(found);
+    /// Finds up to `limit` items, of which so many are `wanted` now.
+    async fn find(
+        &self,
+        look: Scan,
+        (wanted, limit): (usize, usize),
+        now: Timestamp,
+    ) -> Result<Found> {
+        for _ in 0..MAX_DETACHED {
+            let mut found = Found { items: Vec::new(), extent: Extent::All, look, now };
+            if look.used.is_empty() {
+                return Ok(found);
+            }
+            let documents = limit.div_ceil(self.cursor.items_per_document()).min(limit);
+            let name = self.group.items.name();
+            let command = find_command(name, &self.queue.name, &look, now, documents);
+            let answer = read_first(&self.inner.db, &command, Place::read).await?;
+            if answer.values.len() == documents || answer.cut {
+                found.extent = Extent::Cut;
+            }
+            match self.open(answer.values, (wanted, limit), &mut found).await? {
+                None => return Ok(found),
+                // Then once more: its items are documents of their own.
+                Some(segment) => detach_ready(self.inner, self.group, &[segment]).await?,
+            }
         }
-        let name = self.group.items.name();
-        let command = find_command(name, &self.queue.name, &look, now, limit);
-        let answer = read_first(&self.inner.db, &command, Stored::read).await?;
-        found.items = answer.values;
-        if found.items.len() == limit || answer.cut {
+        Err(unavailable("others were faster again and again"))
+    }
+
+    fn read(document: &RawDocument) -> Result<Head> {
+        Ok(if Segment::is_one(document) {
+            Head::Segment(Segment::read(document)?)
+        } else {
+            Head::Item(Stored::read(document)?)
+        })
+    }
+
+    /// Reads the items of the segments among the documents, as many as are asked for. A segment is returned of which
+    /// so few are wanted that its items had better be documents of their own.
+    async fn open(
+        &self,
+        documents: Vec<Head>,
+        (wanted, limit): (usize, usize),
+        found: &mut Found,
+    ) -> Result<Option<ItemId>> {
+        let (mut items, mut segments) = (0, Vec::new());
+        for document in &documents {
+            if items >= limit {
+                break;
+            }
+            items += match document {
+                Head::Item(_) => 1,
+                Head::Segment(segment) => {
+                    let few = wanted.saturating_sub(items).max(1);
+                    let claims = segment.runs.len();
+                    if few < segment.ready && is_too_few(few, segment.n, claims) {
+                        if items == 0 {
+                            return Ok(Some(segment.id));
+                        }
+                        // What is before it comes first.
+                        found.extent = Extent::Cut;
+                        break;
+                    }
+                    segments.push(segment.id);
+                    segment.ready
+                }
+            };
+        }
+        let mut opened = if segments.is_empty() {
+            HashMap::new()
+        } else {
+            open(self.inner, self.group, segments.iter().copied(), limit).await?
+        };
+        let (count, mut read) = (documents.len(), 0);
+        for document in documents {
+            if found.items.len() >= limit {
+                found.extent = Extent::Cut;
+                break;
+            }
+            match document {
+                Head::Item(item) => found.items.push(item),
+                Head::Segment(segment) => {
+                    let Some(opened) = opened.remove(&segment.id) else {
+                        if segments.contains(&segment.id) {
+                            read += 1;
+                            continue; // others have claimed it meanwhile
+                        }
+                        found.extent = Extent::Cut;
+                        break;
+                    };
+                    found.items.extend(opened.items);
+                    if !opened.whole {
+                        found.extent = Extent::Cut;
+                        break;
+                    }
+                }
+            }
+            read += 1;
+        }
+        if found.items.len() > limit {
+            found.items.truncate(limit);
             found.extent = Extent::Cut;
         }
-        Ok(found)
+        self.cursor.found_in(items, read.min(count));
+        Ok(None)
     }
+}
+
+/// A document at the head of a queue.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there are many items, which are not to be allocated one by one"
+)]
+enum Head {
+    Item(Stored),
+    Segment(Segment),
+}
+
+/// True if the item is in a segment of which more than so few must be claimed.
+fn claims_too_few(item: &Stored, wanted: usize) -> bool {
+    item.segment.as_ref().is_some_and(|seen| {
+        let front = seen.front();
+        wanted < front.ready && is_too_few(wanted, seen.n, front.runs)
+    })
 }
 
 impl Found {
@@ -187,6 +304,7 @@ pub(crate) fn find_command(
         "find": collection,
         "filter": filter,
         "sort": { "priority": -1, "when": 1, "_id": 1 },
+        "projection": { "items": 0 },
         "hint": HANDOUT,
         "limit": limit as i64,
         "batchSize": limit as i64 + 1, // larger than `limit`, so that the server closes the cursor

@@ -21,6 +21,10 @@
 //! | `deadline` | the item's expire time, or the end of its history |
 //! | `expires` | when MongoDB may delete the document, at or after `deadline` |
 //! | `trace` | until when a settle of this item must leave a tombstone (see `settle`) |
+//!
+//! Several items may share a document: see [`crate::store::mongo::segment`].
+
+use std::sync::Arc;
 
 use bytes::Bytes;
 use mongodb::bson::{
@@ -39,6 +43,7 @@ use crate::{
         Push, Result,
         mongo::{
             schema::layout::{BLOCKED, LEASED, PROCESSED, date, millis},
+            segment::document::Seen,
             server::error::broken,
         },
     },
@@ -106,6 +111,25 @@ pub(crate) fn check(item: &NewItem) -> Result<()> {
     Ok(())
 }
 
+/// Adds the fields of a new item that do not change while it waits.
+pub(crate) fn append_content(d: &mut RawDocumentBuf, push: &Push) -> Result<()> {
+    let item = &push.item;
+    if let Some(producer) = &push.producer {
+        d.append(cstr!("producer"), producer.as_str());
+    }
+    d.append(
+        cstr!("payload"),
+        mongodb::bson::RawBinaryRef { subtype: BinarySubtype::Generic, bytes: &item.payload },
+    );
+    if !item.content_type.is_empty() {
+        d.append(cstr!("contentType"), item.content_type.as_str());
+    }
+    if !item.headers.is_empty() {
+        d.append(cstr!("headers"), headers_document(&item.headers)?);
+    }
+    Ok(())
+}
+
 /// Returns the document of a new item.
 pub(crate) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
     let (item, now) = (&push.item, start.now);
@@ -120,9 +144,6 @@ pub(crate) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
     d.append(cstr!("priority"), i32::from(item.priority.level()));
     d.append(cstr!("attempt"), 1_i32);
     d.append(cstr!("deliveries"), 0_i32);
-    if let Some(producer) = &push.producer {
-        d.append(cstr!("producer"), producer.as_str());
-    }
     if let Some(key) = &item.ordering_key {
         d.append(cstr!("key"), key.as_str());
         if start.blocked {
@@ -142,16 +163,7 @@ pub(crate) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
         d.append(cstr!("dedup"), dedup);
         d.append(cstr!("window"), date(window));
     }
-    d.append(
-        cstr!("payload"),
-        mongodb::bson::RawBinaryRef { subtype: BinarySubtype::Generic, bytes: &item.payload },
-    );
-    if !item.content_type.is_empty() {
-        d.append(cstr!("contentType"), item.content_type.as_str());
-    }
-    if !item.headers.is_empty() {
-        d.append(cstr!("headers"), headers_document(&item.headers)?);
-    }
+    append_content(&mut d, push)?;
     d.append(cstr!("created"), date(now));
     if let Some(deadline) = item.expires(&push.queue, now) {
         let grace = if item.ordering_key.is_some() { ORDERED_GRACE } else { 0 };
@@ -198,17 +210,32 @@ pub(crate) struct Stored {
     pub(crate) origin: Option<String>,
     pub(crate) dead_lettered: Option<i64>,
     pub(crate) failed_attempts: u32,
+    /// This is no item but a document in which several items are, of which so many are ready.
+    pub(crate) ready_inside: Option<usize>,
+    /// The segment at the head of its queue in which it was read, if it has no document of its own.
+    pub(crate) segment: Option<Arc<Seen>>,
 }
 
 impl Stored {
     /// Parses a document. Unknown fields are ignored.
     pub(crate) fn read(document: &RawDocument) -> Result<Self> {
         let mut stored = Self::default();
+        stored.add(document)?;
+        Ok(stored)
+    }
+
+    /// An item of which nothing but its id is known.
+    pub(crate) fn new(id: ItemId) -> Self {
+        Self { id: id.0, ..Self::default() }
+    }
+
+    /// Adds fields from a document.
+    pub(crate) fn add(&mut self, document: &RawDocument) -> Result<()> {
         for element in document {
             let (name, value) = element.map_err(|e| broken(format!("unreadable item: {e}")))?;
-            stored.take(name.as_str(), value);
+            self.take(name.as_str(), value);
         }
-        Ok(stored)
+        Ok(())
     }
 
     fn take(&mut self, name: &str, value: RawBsonRef<'_>) {
@@ -265,6 +292,7 @@ impl Stored {
             "reason" => self.reason = text(),
             "origin" => self.origin = Some(text()),
             "deadLettered" => self.dead_lettered = at(),
+            "ready" => self.ready_inside = Some(number(value) as usize),
             "failedAttempts" => self.failed_attempts = number(value) as u32,
             _ => {}
         }
@@ -369,7 +397,8 @@ impl Stored {
     }
 }
 
-fn number(value: RawBsonRef<'_>) -> i64 {
+/// A number of whatever width.
+pub(crate) fn number(value: RawBsonRef<'_>) -> i64 {
     match value {
         RawBsonRef::Int32(n) => i64::from(n),
         RawBsonRef::Int64(n) => n,

@@ -31,6 +31,8 @@ pub(crate) const READY_END: i64 = FOREVER.0 + HOUR;
 pub(crate) const LEASED: i64 = 10 * 146_097 * 24 * HOUR;
 /// `when` of an item that waits for an earlier item of its key. Later than every end of a lease.
 pub(crate) const BLOCKED: i64 = LAST_DAY + 21 * HOUR;
+/// `when` of a segment of which no item is ready any more.
+pub(crate) const CLAIMED: i64 = BLOCKED + HOUR / 2;
 /// `when` of processed items that are kept as history.
 pub(crate) const PROCESSED: i64 = LAST_DAY + 22 * HOUR;
 /// `when` of a tombstone, which is kept only to recognise a repeated push or settle.
@@ -48,6 +50,8 @@ pub(crate) const TURN: &str = "turn";
 pub(crate) const WAITING: &str = "waiting";
 /// Name of the index of items that expire.
 pub(crate) const ENDS: &str = "ends";
+/// Name of the index of segments.
+pub(crate) const SEGMENTS: &str = "segments";
 /// Name of the index of ids.
 pub(crate) const BY_ID: &str = "_id_";
 
@@ -118,7 +122,7 @@ impl Group {
 
 async fn create_indexes(db: &Database, collection: &str) -> Result<()> {
     let partial = |field: &str| doc! { field: { "$exists": true } };
-    let indexes: [Document; 7] = [
+    let indexes: [Document; 8] = [
         doc! { "name": HANDOUT, "key": { "q": 1, "priority": -1, "when": 1, "_id": 1 } },
         doc! {
             "name": "expires", "key": { "expires": 1 }, "expireAfterSeconds": 0,
@@ -143,6 +147,11 @@ async fn create_indexes(db: &Database, collection: &str) -> Result<()> {
         doc! {
             "name": WAITING, "key": { "q": 1, "key": 1, "seq": 1 },
             "partialFilterExpression": partial("due"),
+        },
+        doc! {
+            "name": SEGMENTS,
+            "key": { "q": 1, "lapse": 1, "priority": 1, "when": 1, "left": 1, "ready": 1 },
+            "partialFilterExpression": { "left": { "$gte": 0 } },
         },
     ];
     let command = doc! { "createIndexes": collection, "indexes": indexes.to_vec() };

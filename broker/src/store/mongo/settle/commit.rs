@@ -15,6 +15,7 @@ use crate::{
                 item::{oids, token_oid},
                 layout::{BY_ID, Group, durable},
             },
+            segment,
             server::{
                 connect::write,
                 error::{broken, repeat},
@@ -85,8 +86,8 @@ async fn commit_batch(
     let now = inner.now();
     let (first, is_first) = first_places(items.iter().map(|held| &held.receipt));
     let receipts: Vec<_> = items.iter().map(|h| (h.receipt.item, h.receipt.token)).collect();
-    let (mut direct, mut exact) = (Vec::new(), Vec::new());
-    let (mut direct_at, mut exact_at) = (Vec::new(), Vec::new());
+    let (mut direct, mut shared, mut exact) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut direct_at, mut shared_at, mut exact_at) = (Vec::new(), Vec::new(), Vec::new());
     for (at, held) in items.into_iter().enumerate() {
         if !is_first[at] {
             continue;
@@ -96,9 +97,13 @@ async fn commit_batch(
             && cached_lease
                 .as_ref()
                 .is_some_and(|i| !i.dedup && !i.leaves_tombstone && i.is_exclusive(now));
+        let in_segment = cached_lease.as_ref().is_some_and(|cached_lease| cached_lease.in_segment);
         let ending =
             Ending { receipt: held.receipt, queue: held.queue, cached_lease, failure: None };
-        if plain {
+        if plain && in_segment {
+            shared.push(ending);
+            shared_at.push(at);
+        } else if plain {
             direct.push(ending);
             direct_at.push(at);
         } else {
@@ -106,13 +111,15 @@ async fn commit_batch(
             exact_at.push(at);
         }
     }
-    let (deleted, ended) = futures_util::future::try_join(
+    let (deleted, left, ended) = futures_util::future::try_join3(
         delete(inner, group, &direct, now),
+        segment::settle::commit(inner, group, &shared),
         end_exactly(inner, group, &exact),
     )
     .await?;
     let mut outcomes = vec![Outcome::Gone; first.len()];
-    for (at, outcome) in direct_at.into_iter().zip(deleted).chain(exact_at.into_iter().zip(ended)) {
+    let answers = direct_at.into_iter().zip(deleted).chain(shared_at.into_iter().zip(left));
+    for (at, outcome) in answers.chain(exact_at.into_iter().zip(ended)) {
         outcomes[at] = outcome;
     }
     lose_crossed(&receipts, &mut outcomes);

@@ -16,6 +16,7 @@ use crate::{
                 layout::{Group, date},
                 settled::{finish, settle_token},
             },
+            segment::detach::detach_held,
             server::transaction::{Failure, Patience, abort, attempt_in_time, begin, commit},
             settle::receipts::{look, stale},
         },
@@ -45,6 +46,7 @@ pub(crate) async fn commit_and_push(
         record_priorities(inner, group, items).await?;
     }
     inner.lease_cache.take(&held.receipt);
+    detach_held(inner, &group, [(held.receipt.item, held.receipt.token)]).await?;
     let mut patience = Patience::new();
     loop {
         let mut session = begin(&inner.client).await?;

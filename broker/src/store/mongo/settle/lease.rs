@@ -14,6 +14,7 @@ use crate::{
                 layout::{date, leased},
                 settled::{held_filter, witness_end},
             },
+            segment::detach::detach_held,
             server::statement::{Update, statement, update},
             settle::receipts::{look, stale},
         },
@@ -45,6 +46,8 @@ pub(crate) async fn extend(
             inner.lease_cache.extend(receipt, *until, true);
             lots.entry((receipt.token, *until)).or_default().push(at);
         }
+        let held = places.iter().map(|at| &items[*at].0.receipt);
+        detach_held(inner, &group, held.map(|receipt| (receipt.item, receipt.token))).await?;
         let now = inner.now();
         let mut statements = Vec::new();
         for ((token, until), places) in &lots {

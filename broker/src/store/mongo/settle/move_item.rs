@@ -17,6 +17,7 @@ use crate::{
                 layout::{BLOCKED, Group, millis},
                 settled::{settle_token, settled_before, witness_end},
             },
+            segment::detach::detach_held,
             server::statement::{Update, statement, update},
             settle::{
                 lease::by_group,
@@ -54,6 +55,8 @@ async fn move_in_group(
     outcomes: &mut [Outcome],
 ) -> Result<()> {
     let ids = || places.iter().map(|at| items[*at].held.receipt.item);
+    let held = places.iter().map(|at| &items[*at].held.receipt);
+    detach_held(inner, group, held.map(|receipt| (receipt.item, receipt.token))).await?;
     let before = look_at(inner, group, ids(), rawdoc! { "payload": 0 }).await?;
     let now = inner.now();
     let mut held: Vec<(usize, &Stored)> = Vec::new();

@@ -24,6 +24,7 @@ use crate::{
                 layout::{BY_ID, Group, PROCESSED, TOMBSTONE},
                 settled::{finish, held_filter, settle_token},
             },
+            segment::{detach::detach_held, lookup},
             server::{
                 connect::read,
                 statement::{Update, statement, update, update_all},
@@ -56,7 +57,7 @@ pub(crate) async fn look(
     group: &Group,
     ids: impl IntoIterator<Item = ItemId>,
 ) -> Result<HashMap<ItemId, Stored>> {
-    look_at(inner, group, ids, rawdoc! { "payload": 0, "headers": 0 }).await
+    look_at(inner, group, ids, rawdoc! { "payload": 0, "headers": 0, "items": 0 }).await
 }
 
 /// Like [`look`], without the fields that the projection `without` excludes.
@@ -66,6 +67,9 @@ pub(crate) async fn look_at(
     ids: impl IntoIterator<Item = ItemId>,
     without: RawDocumentBuf,
 ) -> Result<HashMap<ItemId, Stored>> {
+    let ids: Vec<ItemId> = ids.into_iter().collect();
+    // First, so that what is detached between the two reads is found by the second.
+    let mut all = lookup::items(inner, group, ids.iter().copied()).await?;
     let command = rawdoc! {
         "find": group.items.name(),
         "filter": { "_id": { "$in": oids(ids) } },
@@ -74,7 +78,9 @@ pub(crate) async fn look_at(
         "batchSize": 100_000,
     };
     let found = read(&inner.db, &command, Stored::read).await?;
-    Ok(found.into_iter().map(|stored| (stored.id(), stored)).collect())
+    let found = found.into_iter().filter(|stored| stored.ready_inside.is_none());
+    all.extend(found.map(|stored| (stored.id(), stored)));
+    Ok(all)
 }
 
 /// Runs statements that leave this settle token on the items they change, all of which are among `items`. Returns how
@@ -113,6 +119,8 @@ pub(crate) async fn end_exactly(
     if endings.is_empty() {
         return Ok(Vec::new());
     }
+    let held = endings.iter().map(|ending| (ending.receipt.item, ending.receipt.token));
+    detach_held(inner, group, held).await?;
     let now = inner.now();
     let mut lots: HashMap<(LeaseToken, Duration, Option<&Failure>), Vec<&Ending>> = HashMap::new();
     // One token per lease, so that of two receipts of an item only the one that held it finds its own.

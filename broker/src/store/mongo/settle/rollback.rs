@@ -18,6 +18,7 @@ use crate::{
                 layout::{Group, date},
                 settled::{held_filter, settle_token, settled_before, witness_end},
             },
+            segment::detach::detach_to_return,
             server::statement::{Update, statement, update},
             settle::{
                 lease::by_group,
@@ -101,6 +102,8 @@ async fn return_to_queues(
     if given.is_empty() {
         return Ok(());
     }
+    let held = given.iter().map(|at| &items[*at].held.receipt);
+    detach_to_return(inner, group, held.map(|receipt| (receipt.item, receipt.token))).await?;
     let now = inner.now();
     let batch = Batch { inner, group, items, endings, given };
     let before = batch.record_dead_letter_priorities().await?;

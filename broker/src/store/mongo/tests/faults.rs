@@ -60,10 +60,21 @@ impl Server {
         self.client.database("admin").run_command(command).await
     }
 
-    /// Opens a broker on this server under a name that fail points can use.
+    /// Opens a broker on this server under a name that fail points can use. Its items have documents of their own.
     pub(super) async fn open(&self, clock: &Arc<Clock>, name: &str) -> Broker<MongoStore> {
+        self.open_with(clock, name, SegmentSize::NONE).await
+    }
+
+    /// The same with items that share documents.
+    pub(super) async fn open_with(
+        &self,
+        clock: &Arc<Clock>,
+        name: &str,
+        segments: SegmentSize,
+    ) -> Broker<MongoStore> {
         let uri = format!("mongodb://127.0.0.1:{}/?replicaSet=rs0&appName={name}", self.port);
-        let options = MongoOptions { clock: clock.clone(), discipline: false, pool_size: 16 };
+        let clock = clock.clone();
+        let options = MongoOptions { clock, discipline: false, pool_size: 16, segments };
         connected(&uri, "test", options).await
     }
 
@@ -83,7 +94,7 @@ impl Server {
         self.admin(point).await.unwrap();
     }
 
-    async fn heal(&self) {
+    pub(super) async fn heal(&self) {
         self.admin(doc! { "configureFailPoint": "failCommand", "mode": "off" }).await.unwrap();
     }
 
@@ -114,21 +125,25 @@ pub(super) async fn until(what: &str, condition: impl AsyncFn() -> bool) {
 }
 
 /// The server applies the change and answers that its durability is unknown.
-fn unsure() -> Document {
+pub(super) fn unsure() -> Document {
     doc! { "writeConcernError": { "code": 64, "errmsg": "waiting for replication timed out" } }
 }
 
-fn times(times: i32) -> Document {
+pub(super) fn times(times: i32) -> Document {
     doc! { "times": times }
 }
 
-fn held_up(time: Duration) -> Document {
+pub(super) fn held_up(time: Duration) -> Document {
     let time = i32::try_from(time.as_millis()).unwrap();
     doc! { "blockConnection": true, "blockTimeMS": time }
 }
 
 /// Reserves items until there are `count`. Reserves that are refused are tried again.
-async fn take_all(store: &Broker<MongoStore>, queue: &Arc<Queue>, count: usize) -> Vec<Delivery> {
+pub(super) async fn take_all(
+    store: &Broker<MongoStore>,
+    queue: &Arc<Queue>,
+    count: usize,
+) -> Vec<Delivery> {
     let limit = std::time::Instant::now() + Duration::from_secs(30);
     let mut taken = Vec::new();
     while taken.len() < count {

@@ -80,7 +80,12 @@ impl Proxy {
     /// Opens a broker that reaches the server only through this proxy.
     async fn open(&self, clock: &Arc<Clock>, database: &str) -> Broker<MongoStore> {
         let uri = format!("mongodb://{}/?directConnection=true&appName=proxied", self.address);
-        let options = MongoOptions { clock: clock.clone(), discipline: false, pool_size: 16 };
+        let options = MongoOptions {
+            clock: clock.clone(),
+            discipline: false,
+            pool_size: 16,
+            ..MongoOptions::default()
+        };
         connected(&uri, database, options).await
     }
 

@@ -17,6 +17,7 @@ mod deletion_races;
 mod faults;
 mod half_open;
 mod plans;
+mod segments;
 
 /// The variable that names the server for the tests.
 const VARIABLE: &str = "SLUICEGATE_TEST_MONGODB_URI";
@@ -34,15 +35,23 @@ fn uri() -> String {
 pub(super) struct Scratch {
     pub(super) uri: String,
     pub(super) name: String,
+    segments: SegmentSize,
 }
 
 impl Scratch {
     pub(super) fn new() -> Self {
-        Self { uri: uri(), name: format!("sluicegate_test_{:016x}", rand::random::<u64>()) }
+        Self::with_segments(SegmentSize::SHARED)
+    }
+
+    fn with_segments(segments: SegmentSize) -> Self {
+        let name = format!("sluicegate_test_{:016x}", rand::random::<u64>());
+        Self { uri: uri(), name, segments }
     }
 
     async fn open(&self, clock: &Arc<Clock>) -> Broker<MongoStore> {
-        let options = MongoOptions { clock: clock.clone(), discipline: false, pool_size: 16 };
+        let clock = clock.clone();
+        let segments = self.segments;
+        let options = MongoOptions { clock, discipline: false, pool_size: 16, segments };
         connected(&self.uri, &self.name, options).await
     }
 }
@@ -68,8 +77,8 @@ async fn connected(uri: &str, database: &str, options: MongoOptions) -> Broker<M
     Broker::new(Arc::new(MongoStore::connect(uri, database, options).await.expect("a store")))
 }
 
-async fn open() -> Env {
-    let scratch = Scratch::new();
+async fn open(segments: SegmentSize) -> Env {
+    let scratch = Scratch::with_segments(segments);
     let clock = Arc::new(Clock::system());
     let store = Arc::clone(scratch.open(&clock).await.store());
     let other = Arc::clone(scratch.open(&clock).await.store());
@@ -81,7 +90,29 @@ async fn open() -> Env {
     Env::new(store, other, clock, upkeep, scratch)
 }
 
-conformance!(super::open);
+/// The suite with so many items in a document.
+macro_rules! with_segments {
+    ($($name:ident: $segments:expr;)*) => { $(
+        mod $name {
+            use super::*;
+
+            async fn open() -> Env {
+                super::open($segments).await
+            }
+
+            conformance!(super::open);
+        }
+    )* };
+}
+
+with_segments! {
+    segments_of_none: SegmentSize::NONE;
+    segments_of_200: SegmentSize::SHARED;
+    segments_of_1: SegmentSize { max: 1, alone: true };
+    segments_of_2: SegmentSize { max: 2, alone: true };
+    segments_of_7: SegmentSize { max: 7, alone: true };
+    segments_of_1000: SegmentSize { max: 1_000, alone: true };
+}
 
 /// Opens several brokers on one database with one clock.
 async fn brokers(

@@ -57,7 +57,7 @@ async fn the_head_is_found_by_the_index_alone() {
     store.push(pushes(0)).await.unwrap();
     assert_eq!(take(&store, &queue, 1).await.len(), 1);
     let (plan, keys, filtered) = explain_find(&store, &queue, 10).await;
-    assert_eq!(plan, ["LIMIT", "FETCH", "IXSCAN handout"]);
+    assert_eq!(plan[plan.len() - 3..], ["LIMIT", "FETCH", "IXSCAN handout"]);
     assert!(keys <= 11 && !filtered, "{keys} keys");
 
     store.push(pushes(5)).await.unwrap();
@@ -85,7 +85,7 @@ async fn counts_do_not_read_documents() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lapsed_leases_are_found_by_one_seek_and_reserved_items_are_apart_from_ready_ones() {
-    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let (scratch, clock) = (Scratch::with_segments(SegmentSize::NONE), Arc::new(Clock::system()));
     let stores = brokers(&scratch, &clock, 2).await;
     let queue = make(&stores[0], queue_named("q")).await;
     stores[0].push((0..50).map(|_| push_of(&queue, "x", 0)).collect()).await.unwrap();

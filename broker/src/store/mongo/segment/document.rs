@@ -1,0 +1,331 @@
+//! A segment as a document. The fields:
+//!
+//! | field | meaning |
+//! |---|---|
+//! | `_id` | the first id of a block; item number `i`, counted from 0, has the id that is `i + 1` behind it |
+//! | `q`, `priority`, `created` | as of an item |
+//! | `when` | eligible time; `CLAIMED` when nothing is ready any more |
+//! | `n` | how many items there were at first |
+//! | `head` | items before this number are not ready any more |
+//! | `ready` | how many items are ready |
+//! | `left` | how many items are still here, ready or reserved; only segments have this field |
+//! | `done` | bits of the items that have left, in words of [`WORD`] bits |
+//! | `runs` | claims: `lock`, the token of the lease; `items`, which ones as bits; `until`, `started`, `consumer` |
+//! | `lapse` | a time no later than the first end of a lease; absent while there is none |
+//! | `items` | what the items are: `payload`, `contentType`, `headers`, `producer` |
+
+use mongodb::bson::{RawArrayBuf, RawBsonRef, RawDocument, RawDocumentBuf, raw::cstr, rawdoc};
+use parking_lot::Mutex;
+
+use crate::{
+    domain::{ItemId, LeaseToken, Timestamp},
+    store::{
+        Push, Result,
+        mongo::{
+            schema::{
+                item::{Stored, append_content, number, oid, token_oid},
+                layout::{date, leased, millis},
+            },
+            server::error::broken,
+        },
+    },
+};
+
+/// Bits of one word of a set: a mask of the server's is a positive number of 64 bits.
+const WORD: usize = 60;
+
+/// A set of items of one segment, by number.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Bits(Vec<i64>);
+
+impl Bits {
+    /// The empty set of items of a segment of so many.
+    pub(crate) fn of(n: usize) -> Self {
+        Self(vec![0; n.div_ceil(WORD)])
+    }
+
+    /// Adds an item.
+    pub(crate) fn set(&mut self, at: usize) {
+        if self.0.len() <= at / WORD {
+            self.0.resize(at / WORD + 1, 0);
+        }
+        self.0[at / WORD] |= 1 << (at % WORD);
+    }
+
+    pub(crate) fn contains(&self, at: usize) -> bool {
+        self.0.get(at / WORD).is_some_and(|word| word & (1 << (at % WORD)) != 0)
+    }
+
+    /// The words that are not empty, each with its place.
+    pub(crate) fn words(&self) -> impl Iterator<Item = (usize, i64)> + '_ {
+        self.0.iter().copied().enumerate().filter(|(_, word)| *word != 0)
+    }
+
+    pub(crate) fn to_array(&self) -> RawArrayBuf {
+        self.0.iter().copied().collect()
+    }
+
+    fn read(value: RawBsonRef<'_>) -> Self {
+        Self(value.as_array().into_iter().flatten().flatten().map(number).collect())
+    }
+}
+
+/// A claim of some items of a segment.
+#[derive(Debug, Clone)]
+pub(crate) struct Run {
+    pub(crate) lock: LeaseToken,
+    pub(crate) items: Bits,
+    pub(crate) until: Timestamp,
+    pub(crate) started: Timestamp,
+    pub(crate) consumer: Option<String>,
+}
+
+impl Run {
+    pub(crate) fn to_document(&self) -> RawDocumentBuf {
+        let mut run = rawdoc! {
+            "lock": token_oid(self.lock),
+            "until": date(self.until),
+            "started": date(self.started),
+            "items": self.items.to_array(),
+        };
+        if let Some(consumer) = &self.consumer {
+            run.append(cstr!("consumer"), consumer.as_str());
+        }
+        run
+    }
+
+    fn read(document: &RawDocument) -> Result<Self> {
+        let at = |value: RawBsonRef<'_>| {
+            Timestamp(value.as_datetime().map_or(0, mongodb::bson::DateTime::timestamp_millis))
+        };
+        let mut run = Self {
+            lock: LeaseToken([0; 12]),
+            items: Bits::default(),
+            until: Timestamp(0),
+            started: Timestamp(0),
+            consumer: None,
+        };
+        for element in document {
+            let (name, value) = element.map_err(|e| broken(format!("unreadable run: {e}")))?;
+            match name.as_str() {
+                "lock" => run.lock = LeaseToken(bytes(value)),
+                "until" => run.until = at(value),
+                "started" => run.started = at(value),
+                "items" => run.items = Bits::read(value),
+                "consumer" => run.consumer = value.as_str().map(str::to_owned),
+                _ => {}
+            }
+        }
+        Ok(run)
+    }
+}
+
+fn bytes(value: RawBsonRef<'_>) -> [u8; 12] {
+    value.as_object_id().map_or([0; 12], |id| id.bytes())
+}
+
+/// A segment, without what its items are.
+#[derive(Debug, Clone)]
+pub(crate) struct Segment {
+    pub(crate) id: ItemId,
+    pub(crate) queue: String,
+    pub(crate) when: i64,
+    pub(crate) priority: i32,
+    pub(crate) created: i64,
+    pub(crate) n: usize,
+    pub(crate) head: usize,
+    pub(crate) ready: usize,
+    pub(crate) left: usize,
+    pub(crate) lapse: Option<i64>,
+    pub(crate) done: Bits,
+    pub(crate) runs: Vec<Run>,
+}
+
+impl Segment {
+    /// Reads a document that is a segment.
+    pub(crate) fn read(document: &RawDocument) -> Result<Self> {
+        let mut segment = Self {
+            id: ItemId([0; 12]),
+            queue: String::new(),
+            when: 0,
+            priority: 0,
+            created: 0,
+            n: 0,
+            head: 0,
+            ready: 0,
+            left: 0,
+            lapse: None,
+            done: Bits::default(),
+            runs: Vec::new(),
+        };
+        for element in document {
+            let (name, value) = element.map_err(|e| broken(format!("unreadable segment: {e}")))?;
+            let at = || value.as_datetime().map(mongodb::bson::DateTime::timestamp_millis);
+            match name.as_str() {
+                "_id" => segment.id = ItemId(bytes(value)),
+                "q" => value.as_str().unwrap_or_default().clone_into(&mut segment.queue),
+                "when" => segment.when = at().unwrap_or_default(),
+                "priority" => segment.priority = number(value) as i32,
+                "created" => segment.created = at().unwrap_or_default(),
+                "n" => segment.n = number(value) as usize,
+                "head" => segment.head = number(value) as usize,
+                "ready" => segment.ready = number(value) as usize,
+                "left" => segment.left = number(value) as usize,
+                "lapse" => segment.lapse = at(),
+                "done" => segment.done = Bits::read(value),
+                "runs" => {
+                    let runs = value.as_array().into_iter().flatten().flatten();
+                    segment.runs = runs
+                        .filter_map(RawBsonRef::as_document)
+                        .map(Run::read)
+                        .collect::<Result<_>>()?;
+                }
+                _ => {}
+            }
+        }
+        Ok(segment)
+    }
+
+    /// True if the document is a segment.
+    pub(crate) fn is_one(document: &RawDocument) -> bool {
+        matches!(document.get("left"), Ok(Some(_)))
+    }
+
+    /// The id of an item.
+    pub(crate) fn id_of(&self, at: usize) -> ItemId {
+        self.id.at_offset(at + 1)
+    }
+
+    /// The numbers of the items that are still here.
+    pub(crate) fn present(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.n).filter(|at| !self.done.contains(*at))
+    }
+
+    /// True if there is such an item, and it is still here.
+    pub(crate) fn holds(&self, at: usize) -> bool {
+        at < self.n && !self.done.contains(at)
+    }
+
+    /// The claim that an item is under, if it is reserved.
+    pub(crate) fn run_of(&self, at: usize) -> Option<&Run> {
+        self.runs.iter().find(|run| run.items.contains(at))
+    }
+
+    /// When the first lease ends of those under which there are items.
+    pub(crate) fn first_end(&self) -> Option<Timestamp> {
+        let held = |run: &&Run| self.present().any(|at| run.items.contains(at));
+        self.runs.iter().filter(held).map(|run| run.until).min()
+    }
+
+    /// An item that is still here, as if it had a document of its own.
+    pub(crate) fn item(&self, at: usize, content: Option<&RawDocument>) -> Result<Stored> {
+        let mut item = Stored::new(self.id_of(at));
+        item.queue.clone_from(&self.queue);
+        (item.priority, item.attempt, item.created) = (self.priority, 1, self.created);
+        if let Some(content) = content {
+            item.add(content)?;
+        }
+        if let Some(run) = self.run_of(at) {
+            (item.when, item.leased, item.deliveries) = (run.until.0, true, 1);
+            item.lock = Some(run.lock);
+            item.consumer.clone_from(&run.consumer);
+        } else {
+            item.when = self.created;
+        }
+        Ok(item)
+    }
+
+    /// The document of its own of an item that is still here; `ready` even if it is reserved here.
+    pub(crate) fn detached(&self, at: usize, content: &RawDocument, ready: bool) -> RawDocumentBuf {
+        let run = self.run_of(at).filter(|_| !ready);
+        let mut d = rawdoc! {
+            "_id": oid(self.id_of(at)),
+            "q": self.queue.as_str(),
+            "when": run.map_or_else(|| millis(self.created), |run| leased(run.until)),
+            "priority": self.priority,
+            "attempt": 1_i32,
+            "deliveries": i32::from(run.is_some()),
+        };
+        for (name, value) in content.iter().flatten() {
+            d.append(name, value);
+        }
+        d.append(cstr!("created"), millis(self.created));
+        if let Some(run) = run {
+            d.append(cstr!("lock"), token_oid(run.lock));
+            d.append(cstr!("started"), date(run.started));
+            if let Some(consumer) = &run.consumer {
+                d.append(cstr!("consumer"), consumer.as_str());
+            }
+        }
+        d
+    }
+}
+
+/// What the items are that were read with a segment, in order.
+pub(crate) fn contents(document: &RawDocument) -> impl Iterator<Item = &RawDocument> {
+    let items = document.get_array("items").ok();
+    items.into_iter().flatten().flatten().filter_map(RawBsonRef::as_document)
+}
+
+/// The document of a new segment.
+pub(crate) fn encode(pushes: &[&Push], id: ItemId, now: Timestamp) -> Result<RawDocumentBuf> {
+    let n = pushes.len();
+    let mut items = RawArrayBuf::new();
+    for push in pushes {
+        let mut item = RawDocumentBuf::new();
+        append_content(&mut item, push)?;
+        items.push(item);
+    }
+    let first = pushes.first().ok_or_else(|| broken("a segment without items"))?;
+    let count = n as i32;
+    // What changes stands before what does not.
+    Ok(rawdoc! {
+        "_id": oid(id),
+        "q": first.queue.name.as_str(),
+        "when": date(now),
+        "priority": i32::from(first.item.priority.level()),
+        "n": count,
+        "head": 0_i32,
+        "ready": count,
+        "left": count,
+        "done": Bits::of(n).to_array(),
+        "runs": RawArrayBuf::new(),
+        "created": date(now),
+        "items": items,
+    })
+}
+
+/// A segment at the head of a queue, as this broker last saw it: what its next claim must name.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    pub(crate) id: ItemId,
+    pub(crate) n: usize,
+    /// How many items were left.
+    pub(crate) left: usize,
+    front: Mutex<Front>,
+}
+
+/// Where the ready items of a segment begin, and how many there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Front {
+    pub(crate) head: usize,
+    pub(crate) ready: usize,
+    /// How many claims there were.
+    pub(crate) runs: usize,
+}
+
+impl Seen {
+    pub(crate) fn new(segment: &Segment) -> Self {
+        let front = Front { head: segment.head, ready: segment.ready, runs: segment.runs.len() };
+        Self { id: segment.id, n: segment.n, left: segment.left, front: Mutex::new(front) }
+    }
+
+    pub(crate) fn front(&self) -> Front {
+        *self.front.lock()
+    }
+
+    /// Notes what a claim of this broker has made of it.
+    pub(crate) fn moved(&self, front: Front) {
+        *self.front.lock() = front;
+    }
+}

@@ -1,0 +1,103 @@
+//! Extending the lease of all items of a claim: the end of the run moves.
+
+use std::collections::{BTreeMap, HashSet};
+
+use mongodb::bson::{RawDocumentBuf, doc, rawdoc};
+
+use crate::{
+    domain::{ItemId, LeaseToken, Timestamp},
+    store::{
+        Result,
+        mongo::{
+            Inner,
+            schema::{
+                item::{oid, token_oid},
+                layout::{Group, date},
+            },
+            segment::{
+                claim::number_of,
+                document::{Bits, Segment},
+                lookup,
+                settle::name,
+            },
+            server::{
+                error::broken,
+                statement::{Update, statement, update},
+            },
+        },
+    },
+};
+
+/// Items of one segment under one lease.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Clone, Copy)]
+struct Part {
+    segment: ItemId,
+    lock: LeaseToken,
+    until: Timestamp,
+}
+
+/// Moves the ends of leases that this broker made, where all items of a run are among `items`. Returns the items whose
+/// leases now end then; the others are as they were, or have left their segments.
+pub(crate) async fn extend(
+    inner: &Inner,
+    group: &Group,
+    items: impl IntoIterator<Item = (ItemId, LeaseToken, Timestamp)>,
+) -> Result<HashSet<(ItemId, LeaseToken)>> {
+    let mut parts: BTreeMap<Part, HashSet<usize>> = BTreeMap::new();
+    for (item, lock, until) in items {
+        // Another broker would not see the change of a lease that it made.
+        if item.block().1 > 0 && lock.broker() == inner.broker {
+            let part = Part { segment: item.block().0, lock, until };
+            parts.entry(part).or_default().insert(number_of(item));
+        }
+    }
+    if parts.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let now = inner.now();
+    let segments = parts.keys().map(|part| part.segment);
+    let segments = lookup::segments(inner, group, segments).await?;
+    let (mut statements, mut extended) = (Vec::new(), HashSet::new());
+    for (part, items) in &parts {
+        let segment = segments.iter().find(|segment| segment.id == part.segment);
+        let Some(held) = segment.and_then(|segment| whole(segment, part.lock, items)) else {
+            continue;
+        };
+        statements.push(extension(part, &held, now)?);
+        extended.extend(held.into_iter().map(|at| (part.segment.at_offset(at + 1), part.lock)));
+    }
+    if statements.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let count = statements.len() as u64;
+    // If not all matched, it is not known which did: then each item is looked at by itself.
+    let all = update(inner, group, statements).await? == count;
+    Ok(if all { extended } else { HashSet::new() })
+}
+
+/// Returns the items that are left of a run, if there are any and all of them are among `items`.
+fn whole(segment: &Segment, lock: LeaseToken, items: &HashSet<usize>) -> Option<Vec<usize>> {
+    let run = segment.runs.iter().find(|run| run.lock == lock)?;
+    let held: Vec<usize> = segment.present().filter(|at| run.items.contains(*at)).collect();
+    (!held.is_empty() && held.iter().all(|at| items.contains(at))).then_some(held)
+}
+
+/// Matches the segment if none of the items has left it. A repeated command that comes late must not take back an
+/// extension that followed it. `lapse` may stay where it is: it is no later than the first end.
+fn extension(part: &Part, held: &[usize], now: Timestamp) -> Result<RawDocumentBuf> {
+    let mut bits = Bits::default();
+    held.iter().for_each(|at| bits.set(*at));
+    let run = rawdoc! {
+        "lock": token_oid(part.lock), "extended": { "$not": { "$gt": date(now) } },
+    };
+    let mut filter = rawdoc! { "_id": oid(part.segment), "runs": { "$elemMatch": run } };
+    for (place, word) in bits.words() {
+        filter.append(name("done", place)?, rawdoc! { "$bitsAllClear": word });
+    }
+    let change = doc! {
+        "$set": { "runs.$.until": date(part.until), "runs.$.extended": date(now) },
+        "$min": { "lapse": date(part.until) },
+    };
+    let change = RawDocumentBuf::try_from(&change).map_err(|e| broken(e.to_string()))?;
+    Ok(statement(filter, Update::Operators(change)))
+}

@@ -1,0 +1,90 @@
+//! The view `items_flat.<group>`: `items.<group>` with each item of a segment as a document of its own, for people who
+//! read the database.
+
+use mongodb::bson::{Bson, Document, doc};
+
+use crate::store::{
+    Result,
+    mongo::{
+        schema::layout::{LEASED, live},
+        segment::document::WORD,
+        server::{error::failed, time_limit::in_time},
+    },
+};
+
+/// The server's code for a collection or view that exists.
+const EXISTS: i32 = 48;
+
+/// Creates the view of a collection of items, if it is not there.
+pub(crate) async fn create(db: &mongodb::Database, items: &str) -> Result<()> {
+    let name = items.replacen("items.", "items_flat.", 1);
+    let command = doc! { "create": name, "viewOn": items, "pipeline": pipeline() };
+    match in_time(db.run_command(command)).await {
+        Err(error) if is_there(&error) => Ok(()),
+        result => result.map(|_| ()).map_err(failed),
+    }
+}
+
+fn is_there(error: &mongodb::error::Error) -> bool {
+    matches!(error.kind.as_ref(), mongodb::error::ErrorKind::Command(c) if c.code == EXISTS)
+}
+
+fn pipeline() -> Vec<Document> {
+    let reserved = doc! { "$first": { "$filter": {
+        "input": "$runs", "as": "run", "cond": contains("$$run.items"), "limit": 1,
+    } } };
+    vec![
+        doc! { "$match": { "priority": { "$exists": true }, "when": live() } },
+        doc! { "$unwind": {
+            "path": "$items", "includeArrayIndex": "at", "preserveNullAndEmptyArrays": true,
+        } },
+        doc! { "$match": { "$expr": { "$or": [{ "$eq": ["$at", null] }, { "$not": [contains("$done")] }] } } },
+        doc! { "$set": { "run": { "$cond": [{ "$eq": ["$at", null] }, "$$REMOVE", reserved] } } },
+        doc! { "$replaceWith": { "$cond": [
+            { "$eq": ["$at", null] },
+            "$$ROOT",
+            { "$mergeObjects": ["$items", item()] },
+        ] } },
+        doc! { "$unset": "at" },
+    ]
+}
+
+/// What an item of a segment would have in a document of its own.
+fn item() -> Document {
+    let of_run = |field: &str| doc! { "$ifNull": [format!("$run.{field}"), "$$REMOVE"] };
+    let leased = doc! { "$add": ["$run.until", Bson::Int64(LEASED)] };
+    doc! {
+        "_id": id(), "q": "$q", "priority": "$priority", "created": "$created",
+        "when": { "$ifNull": [leased, "$created"] },
+        "attempt": 1, "deliveries": { "$cond": [{ "$gt": ["$run", null] }, 1, 0] },
+        "lock": of_run("lock"), "started": of_run("started"), "consumer": of_run("consumer"),
+        "dedup": { "$ifNull": [{ "$arrayElemAt": ["$dedup", "$at"] }, "$$REMOVE"] },
+        "window": "$window", "segment": "$_id",
+    }
+}
+
+/// Returns an expression: whether the item is in a set, whose words have [`WORD`] bits.
+fn contains(set: &str) -> Document {
+    let word = doc! { "$arrayElemAt": [set, { "$toInt": { "$floor": { "$divide": ["$at", WORD as i64] } } }] };
+    let place = doc! { "$pow": [2_i64, { "$mod": ["$at", WORD as i64] }] };
+    doc! { "$eq": [{ "$mod": [{ "$floor": { "$divide": [word, place] } }, 2] }, 1] }
+}
+
+/// Returns an expression for the id of the item: that of its segment with the number of the item, counted from 1, in
+/// the last ten bits of the eighth byte.
+fn id() -> Document {
+    const DIGITS: &str = "0123456789abcdef";
+    let segment = doc! { "$toString": "$_id" };
+    let offset = doc! { "$add": [{ "$toInt": "$at" }, 1] };
+    let digit = |value: Document| doc! { "$substrCP": [DIGITS, { "$toInt": value }, 1] };
+    let part = |from: i32, count: i32| doc! { "$substrCP": [segment.clone(), from, count] };
+    let first = doc! { "$indexOfCP": [DIGITS, part(13, 1)] };
+    let by = |divisor: i32| doc! { "$floor": { "$divide": [offset.clone(), divisor] } };
+    doc! { "$toObjectId": { "$concat": [
+        part(0, 13),
+        digit(doc! { "$add": [first, by(256)] }),
+        digit(doc! { "$mod": [by(16), 16] }),
+        digit(doc! { "$mod": [offset.clone(), 16] }),
+        part(16, 8),
+    ] } }
+}
