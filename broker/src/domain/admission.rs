@@ -36,8 +36,8 @@ impl NewItem {
     /// same priority: a store may keep them as one until one of them gets a fate of its own.
     pub fn may_share(&self, queue: &Queue) -> bool {
         !queue.sequenced
+            && queue.retention.is_zero()
             && self.ordering_key.is_none()
-            && self.dedup_id.is_none()
             && self.eligibility == Eligibility::Immediate
             && self.ttl.or(queue.default_ttl).is_none()
     }

@@ -1,6 +1,6 @@
 //! Lists, reads, deletes and purges items.
 
-use std::fmt;
+use std::{collections::HashSet, fmt};
 
 use mongodb::bson::{Document, doc};
 
@@ -21,7 +21,8 @@ use crate::{
             },
             segment::{
                 self,
-                detach::{detach_found, detach_one, detach_reserved},
+                detach::{detach_found, detach_items},
+                listing::Expanded,
                 lookup,
             },
             server::{
@@ -41,6 +42,8 @@ const MAX_PAGE: usize = 10_000;
 pub(crate) enum Position {
     /// Ready, delayed and reserved items, in hand-out order.
     Live { priority: i32, when: i64, id: ItemId },
+    /// The same for a ready item of a segment. What is left of the segment comes next.
+    Shared { priority: i32, when: i64, id: ItemId },
     /// Blocked items.
     Blocked { priority: i32, id: ItemId },
     /// History, the latest first.
@@ -51,6 +54,7 @@ impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Live { priority, when, id } => write!(f, "l.{priority}.{when}.{id}"),
+            Self::Shared { priority, when, id } => write!(f, "s.{priority}.{when}.{id}"),
             Self::Blocked { priority, id } => write!(f, "b.{priority}.0.{id}"),
             Self::History { processed, id } => write!(f, "h.0.{processed}.{id}"),
         }
@@ -70,6 +74,7 @@ impl Position {
             }
             match phase {
                 "l" => Some(Self::Live { priority, when: at, id }),
+                "s" => Some(Self::Shared { priority, when: at, id }),
                 "b" => Some(Self::Blocked { priority, id }),
                 "h" => Some(Self::History { processed: at, id }),
                 _ => None,
@@ -84,13 +89,24 @@ impl Position {
             BLOCKED => Self::Blocked { priority, id },
             PROCESSED => Self::History { processed: item.processed.unwrap_or_default(), id },
             when if item.leased => Self::Live { priority, when: LEASED + when, id },
+            when if item.segment.is_some() => Self::Shared { priority, when, id },
             when => Self::Live { priority, when, id },
+        }
+    }
+
+    /// Returns the order of ready, delayed and reserved items, apart from ready items of the same time.
+    fn order(self) -> (i32, i64, Option<ItemId>) {
+        match self {
+            Self::Live { priority, when, id } => (-priority, when, (when >= LEASED).then_some(id)),
+            Self::Shared { priority, when, .. } => (-priority, when, None),
+            Self::Blocked { priority, id } => (-priority, BLOCKED, Some(id)),
+            Self::History { processed, id } => (0, processed, Some(id)),
         }
     }
 
     fn phase(self) -> Phase {
         match self {
-            Self::Live { .. } => Phase::Live,
+            Self::Live { .. } | Self::Shared { .. } => Phase::Live,
             Self::Blocked { .. } => Phase::Blocked,
             Self::History { .. } => Phase::History,
         }
@@ -117,7 +133,7 @@ pub(crate) struct Listing<'a> {
 }
 
 impl Listing<'_> {
-    /// Returns items behind `after`, in the order of the phase, and whether the answer was cut for its size.
+    /// Returns documents behind `after`, in the order of the phase, and whether the answer was cut for its size.
     async fn find(
         &self,
         inner: &Inner,
@@ -153,14 +169,79 @@ impl Listing<'_> {
             doc! { "payload": 0, "items": 0 }
         };
         command.insert("projection", without);
-        let command = command_of(&command)?;
-        // What is in segments gets documents of its own: those that come meanwhile stand behind.
+        let found = read_first(&inner.db, &command_of(&command)?, Stored::read).await?;
+        Ok((found.values, found.cut))
+    }
+
+    /// Returns items behind `after`, in the order of the phase, and whether the answer was cut for its size.
+    async fn items(
+        &self,
+        inner: &Inner,
+        phase: Phase,
+        after: Option<Position>,
+        limit: usize,
+    ) -> Result<(Vec<Stored>, bool)> {
+        let shared = match after {
+            Some(Position::Shared { id, .. }) => Some(id),
+            _ => None,
+        };
+        let mut from = after;
+        // Ends because each round goes on behind the documents of the one before.
         loop {
-            let found = read_first(&inner.db, &command, Stored::read).await?;
-            if !detach_found(inner, self.group, &found.values, limit).await? {
-                return Ok((found.values, found.cut));
+            // One more for what is left of the segment that the page before ended in.
+            let limit = limit + usize::from(shared.is_some());
+            let (documents, cut) = self.find(inner, phase, from, limit).await?;
+            let places: Vec<Position> = documents.iter().map(Position::of).collect();
+            let full = documents.len() == limit;
+            let expanded = segment::listing::expand(inner, self.group, documents, shared, limit);
+            let Expanded { items, cut: read } = expanded.await?;
+            let cut = cut || full || read.is_some();
+            let last = read.unwrap_or(places.len()).checked_sub(1).map(|at| places[at]);
+            if !cut || !items.is_empty() || last.is_none() {
+                return Ok((items, cut));
             }
+            from = last;
         }
+    }
+
+    /// Like [`Self::items`] for ready, delayed and reserved items, with those that are reserved in segments.
+    async fn live(
+        &self,
+        inner: &Inner,
+        after: Option<Position>,
+        limit: usize,
+    ) -> Result<(Vec<Stored>, bool)> {
+        let (mut items, mut cut) = self.items(inner, Phase::Live, after, limit).await?;
+        if !matches!(self.state, None | Some(ItemState::Reserved)) {
+            return Ok((items, cut));
+        }
+        let place = |position| match position {
+            Position::Live { priority, when, id } | Position::Shared { priority, when, id } => {
+                Some((priority, when, id))
+            }
+            Position::Blocked { .. } | Position::History { .. } => None,
+        };
+        let after = after.and_then(place);
+        let reserved = segment::listing::reserved(inner, self.group, &self.queue.name, after);
+        let mut places = reserved.await?;
+        if let Some(last) = items.last().filter(|_| cut).map(|last| Position::of(last).order()) {
+            places.retain(|&(priority, when, id)| {
+                Position::Live { priority, when, id }.order() <= last
+            });
+        }
+        cut |= places.len() > limit;
+        places.truncate(limit);
+        let (reserved, too_many) =
+            segment::listing::read_reserved(inner, self.group, &places).await?;
+        let last = reserved.last().filter(|_| too_many).map(|last| Position::of(last).order());
+        // What was claimed or detached between the two reads is in both.
+        let there: HashSet<ItemId> = items.iter().map(Stored::id).collect();
+        items.extend(reserved.into_iter().filter(|item| !there.contains(&item.id())));
+        items.sort_by_key(|item| Position::of(item).order());
+        if let Some(last) = last {
+            items.retain(|item| Position::of(item).order() <= last);
+        }
+        Ok((items, cut || too_many))
     }
 
     fn history(&self, after: Option<Position>) -> Document {
@@ -178,14 +259,15 @@ impl Listing<'_> {
     fn level(&self, phase: Phase, level: i32, after: Option<Position>) -> Vec<Document> {
         let q = self.queue.name.as_str();
         let range = |when: Document| doc! { "q": q, "priority": level, "when": when };
-        let at = |when: i64, id: ItemId| {
-            doc! { "q": q, "priority": level, "when": millis(when), "_id": { "$gt": oid(id) } }
+        let at = |when: i64, id: Document| {
+            doc! { "q": q, "priority": level, "when": millis(when), "_id": id }
         };
+        let behind = |id: ItemId| doc! { "$gt": oid(id) };
         if phase == Phase::Blocked {
             return match after {
                 Some(Position::Blocked { priority, .. }) if level > priority => vec![],
                 Some(Position::Blocked { priority, id }) if level == priority => {
-                    vec![at(BLOCKED, id)]
+                    vec![at(BLOCKED, behind(id))]
                 }
                 _ => vec![range(doc! { "$eq": millis(BLOCKED) })],
             };
@@ -199,11 +281,19 @@ impl Listing<'_> {
         };
         let all =
             |(above, below): (i64, i64)| range(doc! { "$gt": millis(above), "$lt": millis(below) });
+        let after = match after {
+            Some(Position::Live { priority, when, id }) => Some((priority, when, behind(id))),
+            // Its segment too: the rest of it comes next.
+            Some(Position::Shared { priority, when, id }) => {
+                Some((priority, when, doc! { "$gte": oid(id.block().0) }))
+            }
+            _ => None,
+        };
         match after {
-            Some(Position::Live { priority, .. }) if level > priority => vec![],
-            Some(Position::Live { priority, when, id }) if level == priority => {
+            Some((priority, ..)) if level > priority => vec![],
+            Some((priority, when, id)) if level == priority => {
                 let behind = |&(above, below): &(i64, i64)| {
-                    let same = (when > above && when < below).then(|| at(when, id));
+                    let same = (when > above && when < below).then(|| at(when, id.clone()));
                     let later = (when < below).then(|| all((above.max(when), below)));
                     same.into_iter().chain(later)
                 };
@@ -220,7 +310,13 @@ impl Listing<'_> {
         after: Option<Position>,
         limit: usize,
     ) -> Result<(Vec<Stored>, Option<Position>)> {
-        let (items, cut) = self.find(inner, Phase::Live, after, limit).await?;
+        // What is in segments gets documents of its own: those that come meanwhile stand behind.
+        let (items, cut) = loop {
+            let (found, cut) = self.find(inner, Phase::Live, after, limit).await?;
+            if !detach_found(inner, self.group, &found, limit).await? {
+                break (found, cut);
+            }
+        };
         let more = cut || items.len() == limit;
         let next = items.last().filter(|_| more).map(Position::of);
         Ok((items, next))
@@ -233,10 +329,11 @@ impl Listing<'_> {
         inner: &Inner,
         ids: &[ItemId],
     ) -> Result<(Vec<Stored>, Option<Position>)> {
+        detach_items(inner, self.group, ids).await?;
         let ids: Vec<_> = ids.iter().map(|id| oid(*id)).collect();
         let count = ids.len() as i64;
         let filter = doc! {
-            "_id": { "$in": ids }, "q": self.queue.name.as_str(),
+            "_id": { "$in": ids }, "q": self.queue.name.as_str(), "left": { "$exists": false },
             "when": { "$gte": millis(0), "$lt": millis(self.now.0 + 1) },
             "deadline": { "$not": { "$lte": date(self.now) } },
         };
@@ -280,9 +377,6 @@ pub(crate) async fn list(
     let group = inner.group(&queue.group).await?;
     let now = inner.now();
     let used = reclaim(inner, &group, queue, now).await?;
-    if matches!(state, None | Some(ItemState::Reserved)) {
-        detach_reserved(inner, &group, &queue.name).await?;
-    }
     let listing = Listing { group: &group, queue, used, state, now, with_payload: true };
     let phases: &[Phase] = match state {
         None => &[Phase::Live, Phase::Blocked, Phase::History],
@@ -298,7 +392,10 @@ pub(crate) async fn list(
         }
         let after = start.filter(|start| start.phase() == phase);
         let room = limit + 1 - found.len();
-        let (items, is_cut) = listing.find(inner, phase, after, room).await?;
+        let (items, is_cut) = match phase {
+            Phase::Live => listing.live(inner, after, room).await?,
+            Phase::Blocked | Phase::History => listing.items(inner, phase, after, room).await?,
+        };
         cut = is_cut;
         found.extend(items);
     }
@@ -364,7 +461,7 @@ pub(crate) async fn delete(
     only_if: Option<ItemState>,
 ) -> Result<ItemDeleted> {
     let group = inner.group(&queue.group).await?;
-    detach_one(inner, &group, id).await?;
+    detach_items(inner, &group, &[id]).await?;
     let mut filter = own_document(queue, id);
     if let Some(state) = only_if {
         filter.insert("$or", within(state, inner.now()));
@@ -421,6 +518,7 @@ mod tests {
         let id = ItemId(*b"0123456789ab");
         for position in [
             Position::Live { priority: 9, when: 1_700_000_000_000, id },
+            Position::Shared { priority: 0, when: 1_700_000_000_000, id },
             Position::Blocked { priority: 0, id },
             Position::History { processed: 5, id },
         ] {

@@ -320,7 +320,7 @@ async fn delete_items(
 ) -> Result<u64, Failure> {
     let q = queue.as_str();
     if let Some(session) = session.as_deref_mut() {
-        segment::detach::detach_queue(group, queue, session).await?;
+        segment::detach::detach_queue(group, queue, inner.now(), session).await?;
     }
     // Deduplication ids of this queue no longer count.
     let forget = doc! { "$unset": { "dedup": 1, "window": 1 } };

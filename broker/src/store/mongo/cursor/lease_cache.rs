@@ -101,10 +101,10 @@ impl LeaseCache {
     }
 
     /// Notes that these items have documents of their own.
-    pub(crate) fn detached(&self, items: &[ItemId]) {
+    pub(crate) fn detached(&self, items: impl IntoIterator<Item = ItemId>) {
         let mut entries = self.0.lock();
         for item in items {
-            if let Some(cached_lease) = entries.by_item.get_mut(item) {
+            if let Some(cached_lease) = entries.by_item.get_mut(&item) {
                 cached_lease.in_segment = false;
             }
         }
@@ -138,6 +138,7 @@ mod tests {
                 leaves_tombstone: false,
                 deadline: None,
                 key: None,
+                in_segment: false,
             };
             cache.add((0..PER_SECOND).map(|_| (ids.next(now), lease.clone())), now);
         }

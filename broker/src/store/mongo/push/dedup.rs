@@ -33,6 +33,8 @@ pub(crate) fn key_of(push: &Push) -> Option<DedupKey> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct First {
     pub(crate) id: ItemId,
+    /// The document that has the id: of the item, or of the segment in which it is or was.
+    pub(crate) document: ItemId,
     /// Sequence number, if the item has one.
     pub(crate) sequence: Option<i64>,
     /// End of the deduplication window.
@@ -40,23 +42,37 @@ pub(crate) struct First {
     pub(crate) tombstone: bool,
 }
 
-/// Parses the documents that a find with [`filter`] and [`projection`] returned.
+/// Parses the documents that a find with [`filter`] and [`projection`] returned. They may have other ids besides.
 pub(crate) fn firsts(found: &[Document]) -> Result<HashMap<DedupKey, First>> {
     let mut firsts = HashMap::new();
     for document in found {
-        let read = || {
-            let dedup = document.get_document("dedup").ok()?;
-            let key = (dedup.get_str("q").ok()?.to_owned(), dedup.get_str("id").ok()?.to_owned());
+        let mut read = || {
+            let id = ItemId(document.get_object_id("_id").ok()?.bytes());
             let first = First {
-                id: ItemId(document.get_object_id("_id").ok()?.bytes()),
+                id,
+                document: id,
                 sequence: document.get("seq").and_then(integer),
                 window: Timestamp(document.get_datetime("window").ok()?.timestamp_millis()),
                 tombstone: document.get_datetime("when").ok()?.timestamp_millis() == TOMBSTONE,
             };
-            Some((key, first))
+            let key = |dedup: &Document| {
+                Some((dedup.get_str("q").ok()?.to_owned(), dedup.get_str("id").ok()?.to_owned()))
+            };
+            match document.get("dedup")? {
+                // Those of a segment, in the order of its items.
+                Bson::Array(ids) => {
+                    for (at, dedup) in ids.iter().enumerate() {
+                        if let Some(dedup) = dedup.as_document() {
+                            let first = First { id: id.at_offset(at + 1), ..first };
+                            firsts.insert(key(dedup)?, first);
+                        }
+                    }
+                }
+                dedup => _ = firsts.insert(key(dedup.as_document()?)?, first),
+            }
+            Some(())
         };
-        let (key, first) = read().ok_or_else(|| broken("unreadable deduplication id"))?;
-        firsts.insert(key, first);
+        read().ok_or_else(|| broken("unreadable deduplication id"))?;
     }
     Ok(firsts)
 }
@@ -73,9 +89,10 @@ pub(crate) fn projection() -> Document {
     doc! { "dedup": 1, "window": 1, "when": 1, "seq": 1 }
 }
 
-/// Returns the filter and the update that remove the deduplication id from an item whose window is unchanged.
+/// Returns the filter and the update that remove the deduplication id from an item whose window is unchanged. Items of
+/// one segment have one window.
 pub(crate) fn forgetting(first: &First) -> (Document, Document) {
-    let id = mongodb::bson::oid::ObjectId::from_bytes(first.id.0);
+    let id = mongodb::bson::oid::ObjectId::from_bytes(first.document.0);
     let filter = doc! { "_id": id, "window": date(first.window) };
     // A tombstone served only its window. From here on the TTL index may delete it.
     let mut update = doc! { "$unset": { "dedup": 1, "window": 1 } };
@@ -100,13 +117,17 @@ pub(crate) async fn resolve(
             "hint": DEDUP, "batchSize": 1_001,
         };
         let found = read_documents(&inner.db, command).await?;
+        let mut over = HashMap::new();
         for (key, found) in firsts(&found)? {
             if found.window > now {
                 first.insert(key, found);
             } else {
-                let (filter, update) = forgetting(&found);
-                in_time(group.items.update_one(filter, update)).await.map_err(failed)?;
+                over.insert(found.document, found);
             }
+        }
+        for found in over.values() {
+            let (filter, update) = forgetting(found);
+            in_time(group.items.update_one(filter, update)).await.map_err(failed)?;
         }
     }
     Ok(first)

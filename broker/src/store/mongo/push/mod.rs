@@ -24,7 +24,7 @@ use crate::{
                 item::{Start, check},
                 layout::{BY_ID, DEDUP, Group},
             },
-            segment::form::{self, Plan},
+            segment::form::{self, Plan, Unit},
             server::{
                 error::{
                     DUPLICATE_KEY, broken, failed, index_named, passing_code, repeat, unavailable,
@@ -214,10 +214,15 @@ async fn insert(
     inner: &Inner,
     group: &Group,
     items: &[Push],
-    Plan { starts, units: mut open }: Plan,
+    Plan { starts, units }: Plan,
 ) -> Result<Vec<Result<Pushed>>> {
     let mut results: Vec<Option<Result<Pushed>>> = items.iter().map(|_| None).collect();
+    let (mut late, mut open): (Vec<Unit>, Vec<Unit>) =
+        units.into_iter().partition(|unit| unit.is_late);
     for _ in 0..ROUNDS {
+        if open.is_empty() {
+            open = std::mem::take(&mut late);
+        }
         let mut documents = Vec::with_capacity(open.len());
         open.retain(|unit| match form::encode(unit, items, &starts) {
             Ok(document) => {
@@ -225,29 +230,41 @@ async fn insert(
                 true
             }
             Err(error) => {
-                for &at in &unit.places {
+                for at in unit.present() {
                     results[at] = Some(Err(repeat(&error)));
                 }
                 false
             }
         });
         if open.is_empty() {
-            break;
+            if late.is_empty() {
+                break;
+            }
+            continue;
         }
         let refused = insert_documents(group, &documents).await;
         // Rewinds even if the outcome is unknown: the items may be stored, and a cursor must not skip them.
         let mut marks = Marks::default();
-        for &at in open.iter().flat_map(|unit| &unit.places) {
+        for at in open.iter().flat_map(Unit::present) {
             marks.add(&items[at], &starts[at]);
         }
         marks.rewind(inner);
-        let mut refused = refused?;
+        let mut refused = match refused {
+            Ok(refused) => refused,
+            // What an earlier round has stored is stored.
+            Err(error) => {
+                for at in open.drain(..).flat_map(|unit| unit.present().collect::<Vec<_>>()) {
+                    results[at] = Some(Err(repeat(&error)));
+                }
+                continue;
+            }
+        };
         let mut repeated = Vec::new();
         for (place, unit) in open.into_iter().enumerate() {
             match refused.remove(&place) {
                 Some(Refusal::Repeated) => repeated.push(unit),
                 refusal => {
-                    for &at in &unit.places {
+                    for at in unit.present() {
                         results[at] = Some(match &refusal {
                             Some(Refusal::Failed(error)) => Err(repeat(error)),
                             _ => Ok(stored(&items[at], &starts[at])),
@@ -258,29 +275,36 @@ async fn insert(
         }
         open = Vec::new();
         if repeated.is_empty() {
-            break;
+            continue; // with those that are late, if there are any
         }
-        // An item with an id is a document of its own.
         let keys: HashSet<_> =
-            repeated.iter().filter_map(|unit| key_of(&items[unit.places[0]])).collect();
+            repeated.iter().flat_map(Unit::present).filter_map(|at| key_of(&items[at])).collect();
         let keys: Vec<_> = keys.into_iter().collect();
         let firsts = dedup::resolve(inner, group, &keys, inner.now()).await;
-        for unit in repeated {
-            let at = unit.places[0];
-            let firsts = match &firsts {
-                Ok(firsts) => firsts,
-                // The other items of this write are stored or refused, whatever becomes of these.
-                Err(error) => {
-                    results[at] = Some(Err(repeat(error)));
-                    continue;
+        for mut unit in repeated {
+            let present: Vec<usize> = unit.present().collect();
+            for at in present {
+                let first = match &firsts {
+                    Ok(firsts) => key_of(&items[at]).and_then(|key| firsts.get(&key)),
+                    // The other items of this write are stored or refused, whatever becomes of these.
+                    Err(error) => {
+                        results[at] = Some(Err(repeat(error)));
+                        unit.left_out.insert(at);
+                        continue;
+                    }
+                };
+                if let Some(first) = first {
+                    results[at] = Some(Ok(if first.id == starts[at].id {
+                        stored(&items[at], &starts[at])
+                    } else {
+                        duplicate(*first)
+                    }));
+                    unit.left_out.insert(at);
                 }
-            };
-            match key_of(&items[at]).and_then(|key| firsts.get(&key)) {
-                Some(first) if first.id == starts[at].id => {
-                    results[at] = Some(Ok(stored(&items[at], &starts[at])));
-                }
-                Some(first) => results[at] = Some(Ok(duplicate(*first))),
-                None => open.push(unit),
+            }
+            // The others keep their ids and their places.
+            if unit.present().next().is_some() {
+                open.push(unit);
             }
         }
     }

@@ -79,7 +79,7 @@ pub(crate) async fn insert<'a>(
         let key = key_of(push);
         let known = key.as_ref().and_then(|key| first.get(key)).copied();
         if let (None, Some(key)) = (known, key) {
-            let new = First { id, sequence: None, window: now, tombstone: false };
+            let new = First { id, document: id, sequence: None, window: now, tombstone: false };
             first.insert(key.clone(), new);
             here.insert(key, at);
         }
@@ -155,7 +155,9 @@ async fn firsts(
     let over: Vec<DedupKey> =
         firsts.iter().filter(|(_, f)| f.window <= now).map(|(key, _)| key.clone()).collect();
     for key in over {
-        if let Some(first) = firsts.remove(&key) {
+        if let Some(first) = firsts.remove(&key)
+            && keys.contains(&key)
+        {
             let (filter, update) = dedup::forgetting(&first);
             group.items.update_one(filter, update).session(&mut *session).await?;
         }

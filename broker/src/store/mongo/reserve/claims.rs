@@ -227,7 +227,8 @@ impl Lost {
             Some(run) if tokens.get(&segment.id_of(at)) == Some(&run.lock) => Detach::Ready,
             Some(_) => Detach::No,
         };
-        detach(&self.inner, &self.group, &segments, choose).await
+        detach(&self.inner, &self.group, &segments, choose).await?;
+        Ok(())
     }
 
     /// Marks the items that were not claimed, so that a command that comes late cannot claim them.

@@ -111,6 +111,11 @@ pub(crate) fn check(item: &NewItem) -> Result<()> {
     Ok(())
 }
 
+/// Returns until when the deduplication id of a new item is remembered, if it has one.
+pub(crate) fn window(push: &Push, now: Timestamp) -> Option<Timestamp> {
+    push.item.remembered_until(&push.queue, push.dedup_window, now)
+}
+
 /// Adds the fields of a new item that do not change while it waits.
 pub(crate) fn append_content(d: &mut RawDocumentBuf, push: &Push) -> Result<()> {
     let item = &push.item;
@@ -155,7 +160,7 @@ pub(crate) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
     if let Some(sequence) = start.sequence {
         d.append(cstr!("seq"), sequence);
     }
-    let window = item.remembered_until(&push.queue, push.dedup_window, now);
+    let window = window(push, now);
     if let (Some(window), Some(dedup_id)) = (window, &item.dedup_id) {
         let mut dedup = RawDocumentBuf::new();
         dedup.append(cstr!("q"), push.queue.name.as_str());

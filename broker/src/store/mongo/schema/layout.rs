@@ -12,10 +12,13 @@ use crate::{
     domain::{FOREVER, GroupName, Outcome, Pushed, Timestamp},
     store::{
         Push, Reservation, Result,
-        mongo::server::{
-            error::{failed, is_duplicate_key, written},
-            group_commit::{Batcher, Limits},
-            time_limit::in_time,
+        mongo::{
+            segment::view,
+            server::{
+                error::{failed, is_duplicate_key, written},
+                group_commit::{Batcher, Limits},
+                time_limit::in_time,
+            },
         },
     },
 };
@@ -157,7 +160,8 @@ async fn create_indexes(db: &Database, collection: &str) -> Result<()> {
     let command = doc! { "createIndexes": collection, "indexes": indexes.to_vec() };
     let reply = in_time(db.run_command(command)).await.map_err(failed)?;
     written(&reply)?;
-    set_last(&db.collection(collection)).await
+    set_last(&db.collection(collection)).await?;
+    view::create(db, collection).await
 }
 
 /// Inserts the document behind all others by `_id`. It is never deleted.

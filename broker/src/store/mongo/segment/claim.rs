@@ -53,7 +53,8 @@ pub(crate) async fn open(
         "filter": { "_id": { "$in": oids(segments) }, "ready": { "$gt": 0 } },
         "projection": {
             "q": 1, "when": 1, "priority": 1, "created": 1, "n": 1, "head": 1, "ready": 1, "left": 1, "done": 1,
-            "runs.until": 1, "items": { "$slice": ["$items", "$head", most as i64] },
+            "runs.until": 1, "window": 1, "items": { "$slice": ["$items", "$head", most as i64] },
+            "dedup": { "$slice": ["$dedup", "$head", most as i64] },
         },
         "hint": BY_ID,
     };
@@ -64,7 +65,7 @@ pub(crate) async fn open(
         for (place, content) in contents(document).enumerate() {
             let at = segment.head + place;
             if !segment.done.contains(at) {
-                let mut item = segment.item(at, Some(content))?;
+                let mut item = segment.item(at, Some(&content))?;
                 item.segment = Some(Arc::clone(&seen));
                 items.push(item);
             }
@@ -108,6 +109,7 @@ impl Part {
                 items: Bits::of(self.seen.n),
                 until,
                 started,
+                extended: None,
                 consumer: consumer.map(|consumer| consumer.as_str().to_owned()),
             });
             self.runs.len() - 1
@@ -155,7 +157,7 @@ impl Part {
         self.seen.moved(front);
         let until = self.runs.iter().map(|run| run.until).max().unwrap_or_default();
         let counts = (self.seen.left, self.count, front.ready);
-        inner.known_segments.claimed(self.seen.id, counts, until, now);
+        inner.known_segments.claimed(&self.seen, counts, until, now);
     }
 }
 

@@ -1,10 +1,12 @@
 //! Detaching: items get documents of their own, in the state in which they are.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use mongodb::{
     ClientSession,
-    bson::{Document, RawArrayBuf, RawDocument, RawDocumentBuf, doc, raw::cstr, rawdoc},
+    bson::{
+        Document, RawArrayBuf, RawDocument, RawDocumentBuf, doc, oid::ObjectId, raw::cstr, rawdoc,
+    },
     options::Hint,
 };
 
@@ -17,9 +19,10 @@ use crate::{
             schema::{
                 item::{Stored, oid},
                 layout::{CLAIMED, Group, SEGMENTS, date, millis},
+                settled::settle_token,
             },
             segment::{
-                document::{Run, Segment, contents},
+                document::{Run, Segment, burial, contents},
                 lookup,
             },
             server::{
@@ -47,6 +50,16 @@ pub(crate) enum Detach {
     AsIs,
     /// It gets a document of its own and is ready: whoever claimed it never had it.
     Ready,
+    /// It is committed, by a settle with this token, and leaves a tombstone.
+    Committed(ObjectId),
+}
+
+/// An item that has left its segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Detached {
+    pub(crate) item: ItemId,
+    /// The lease that it was under.
+    pub(crate) lock: Option<LeaseToken>,
 }
 
 /// Detaches the items that are held under the tokens beside them.
@@ -55,7 +68,20 @@ pub(crate) async fn detach_held(
     group: &Group,
     held: impl IntoIterator<Item = (ItemId, LeaseToken)>,
 ) -> Result<()> {
-    detach_if_held(inner, group, held, false).await
+    detach_if_held(inner, group, held, Detach::AsIs, false).await?;
+    Ok(())
+}
+
+/// Commits items that are held under the tokens beside them, and returns those: others are in no segment, or under
+/// other leases.
+pub(crate) async fn commit_held(
+    inner: &Inner,
+    group: &Group,
+    held: impl IntoIterator<Item = (ItemId, LeaseToken)>,
+) -> Result<HashSet<(ItemId, LeaseToken)>> {
+    let how = Detach::Committed(settle_token(inner));
+    let committed = detach_if_held(inner, group, held, how, false).await?;
+    Ok(committed.into_iter().filter_map(|left| Some((left.item, left.lock?))).collect())
 }
 
 /// The same for items that may return to their places: what is ready in their segments is detached too. A segment
@@ -65,15 +91,17 @@ pub(crate) async fn detach_to_return(
     group: &Group,
     held: impl IntoIterator<Item = (ItemId, LeaseToken)>,
 ) -> Result<()> {
-    detach_if_held(inner, group, held, true).await
+    detach_if_held(inner, group, held, Detach::AsIs, true).await?;
+    Ok(())
 }
 
 async fn detach_if_held(
     inner: &Inner,
     group: &Group,
     held: impl IntoIterator<Item = (ItemId, LeaseToken)>,
+    how: Detach,
     with_ready: bool,
-) -> Result<()> {
+) -> Result<Vec<Detached>> {
     let mut tokens: HashMap<ItemId, Vec<LeaseToken>> = HashMap::new();
     for (item, token) in held {
         if item.block().1 > 0 {
@@ -81,13 +109,11 @@ async fn detach_if_held(
         }
     }
     if tokens.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let choose = |segment: &Segment, at: usize, run: Option<&Run>| match run {
         None if with_ready => Detach::AsIs,
-        Some(run) if tokens.get(&segment.id_of(at)).is_some_and(|t| t.contains(&run.lock)) => {
-            Detach::AsIs
-        }
+        Some(run) if tokens.get(&segment.id_of(at)).is_some_and(|t| t.contains(&run.lock)) => how,
         _ => Detach::No,
     };
     let segments: BTreeSet<ItemId> = tokens.keys().map(|item| item.block().0).collect();
@@ -102,16 +128,17 @@ async fn detach_if_held(
     detach(inner, group, &concerned, choose).await
 }
 
-/// Detaches one item, whatever its state.
-pub(crate) async fn detach_one(inner: &Inner, group: &Group, item: ItemId) -> Result<()> {
-    let (segment, offset) = item.block();
-    if offset == 0 {
-        return Ok(());
-    }
+/// Detaches items, whatever their states.
+pub(crate) async fn detach_items(inner: &Inner, group: &Group, items: &[ItemId]) -> Result<()> {
+    let shared = items.iter().filter(|item| item.block().1 > 0);
+    let segments: BTreeSet<ItemId> = shared.map(|item| item.block().0).collect();
+    let items: HashSet<ItemId> = items.iter().copied().collect();
     let only = |segment: &Segment, at, _: Option<&Run>| {
-        if segment.id_of(at) == item { Detach::AsIs } else { Detach::No }
+        if items.contains(&segment.id_of(at)) { Detach::AsIs } else { Detach::No }
     };
-    detach(inner, group, &[segment], only).await
+    let segments: Vec<ItemId> = segments.into_iter().collect();
+    detach(inner, group, &segments, only).await?;
+    Ok(())
 }
 
 /// Detaches the ready items of segments.
@@ -119,7 +146,8 @@ pub(crate) async fn detach_ready(inner: &Inner, group: &Group, segments: &[ItemI
     let ready = |_: &Segment, _, run: Option<&Run>| {
         if run.is_none() { Detach::AsIs } else { Detach::No }
     };
-    detach(inner, group, segments, ready).await
+    detach(inner, group, segments, ready).await?;
+    Ok(())
 }
 
 /// Detaches items of a queue whose leases have ended, those of the first segments in which there are such; answers
@@ -151,7 +179,8 @@ pub(crate) async fn detach_reserved(inner: &Inner, group: &Group, queue: &QueueN
     };
     let segments = with_runs(inner, group, queue, any, 0).await?;
     let segments: Vec<ItemId> = segments.iter().map(|segment| segment.id).collect();
-    detach(inner, group, &segments, reserved).await
+    detach(inner, group, &segments, reserved).await?;
+    Ok(())
 }
 
 /// Detaches the items of a queue that are not reserved under a lease that lasts.
@@ -166,7 +195,8 @@ pub(crate) async fn detach_free(inner: &Inner, group: &Group, queue: &QueueName)
     };
     let id = |document: &RawDocument| Ok(Stored::read(document)?.id());
     let segments = read(&inner.db, &command_of(&command)?, id).await?;
-    detach(inner, group, &segments, free).await
+    detach(inner, group, &segments, free).await?;
+    Ok(())
 }
 
 /// The segments of a queue whose first lease ends then, at most so many (0: all), the first to end first.
@@ -186,42 +216,46 @@ async fn with_runs(
 }
 
 /// Detaches the items of these segments that `choose` names, those of some segments in one transaction, and removes
-/// segments that are empty.
+/// segments that are empty. Returns the items that have left their segments.
 pub(crate) async fn detach(
     inner: &Inner,
     group: &Group,
     segments: &[ItemId],
     choose: impl Fn(&Segment, usize, Option<&Run>) -> Detach,
-) -> Result<()> {
+) -> Result<Vec<Detached>> {
+    let mut all = Vec::new();
     for segments in segments.chunks(inner.segment_size.segments_of(STEP)) {
         let mut patience = Patience::new();
         loop {
             let mut session = begin(&inner.client).await?;
             let attempt = async {
-                let detached = detach_within(group, segments, &choose, &mut session).await?;
+                let now = inner.now();
+                let detached = detach_within(group, segments, &choose, now, &mut session).await?;
                 commit(&mut session).await?;
                 Ok(detached)
             };
             let outcome = attempt_in_time(attempt).await;
             if let Some(detached) = patience.after(&mut session, outcome).await? {
-                for item in &detached {
-                    inner.known_segments.detached(item.block().0);
+                for left in &detached {
+                    inner.known_segments.detached(left.item.block().0);
                 }
-                inner.lease_cache.detached(&detached);
+                inner.lease_cache.detached(detached.iter().map(|left| left.item));
+                all.extend(detached);
                 break;
             }
         }
     }
-    Ok(())
+    Ok(all)
 }
 
-/// The same within a transaction; answers which items those are.
+/// The same within a transaction.
 async fn detach_within(
     group: &Group,
     segments: &[ItemId],
     choose: &impl Fn(&Segment, usize, Option<&Run>) -> Detach,
+    now: Timestamp,
     session: &mut ClientSession,
-) -> Result<Vec<ItemId>, Failure> {
+) -> Result<Vec<Detached>, Failure> {
     let ids: Vec<_> = segments.iter().map(|segment| oid(*segment)).collect();
     let filter = doc! { "_id": { "$in": ids }, "left": { "$gte": 0 } };
     let mut cursor = group.items.find(filter).session(&mut *session).await?;
@@ -231,52 +265,79 @@ async fn detach_within(
         let found = found?;
         let segment = Segment::read(&found)?;
         let before = detached.len();
-        let after = take_apart(segment, &found, choose, &mut documents, &mut detached);
-        let is_empty = after.left == 0;
-        if is_empty {
-            empty.push(oid(after.id));
-        } else if detached.len() > before || after.first_end().map(|end| end.0) != after.lapse {
-            changes.push(after);
+        let Rest { segment, renamed } =
+            take_apart(segment, &found, choose, now, (&mut documents, &mut detached));
+        let remembers = segment.window.is_some_and(|window| window > now.0);
+        if segment.left == 0 && !(remembers && renamed.len() < segment.n) {
+            empty.push(oid(segment.id));
+        } else if detached.len() > before
+            || segment.left == 0
+            || segment.first_end().map(|end| end.0) != segment.lapse
+        {
+            changes.push((oid(segment.id), change(&segment, renamed)?));
         }
+    }
+    // What leaves takes its deduplication id along, so that the segments change first.
+    for (segment, change) in changes {
+        group.items.update_one(doc! { "_id": segment }, change).session(&mut *session).await?;
+    }
+    if !empty.is_empty() {
+        group.items.delete_many(doc! { "_id": { "$in": empty } }).session(&mut *session).await?;
     }
     for documents in documents.chunks(INSERT) {
         group.items.insert_many(documents).session(&mut *session).await?;
     }
-    for segment in &changes {
-        let by_id = doc! { "_id": oid(segment.id) };
-        group.items.update_one(by_id, change(segment)?).session(&mut *session).await?;
-    }
-    if !empty.is_empty() {
-        group.items.delete_many(doc! { "_id": { "$in": empty } }).session(session).await?;
-    }
     Ok(detached)
 }
 
-/// Makes documents of the items that `choose` names; answers what is left of the segment.
+/// What is left of a segment.
+struct Rest {
+    segment: Segment,
+    /// New values in the place of deduplication ids that have left.
+    renamed: Vec<(usize, ObjectId)>,
+}
+
+/// Makes documents of the items that `choose` names.
 fn take_apart(
     mut segment: Segment,
     document: &RawDocument,
     choose: &impl Fn(&Segment, usize, Option<&Run>) -> Detach,
-    documents: &mut Vec<RawDocumentBuf>,
-    detached: &mut Vec<ItemId>,
-) -> Segment {
+    now: Timestamp,
+    (documents, detached): (&mut Vec<RawDocumentBuf>, &mut Vec<Detached>),
+) -> Rest {
+    let mut renamed = Vec::new();
     let present: Vec<usize> = segment.present().collect();
     for (at, content) in contents(document).enumerate() {
         let run = segment.run_of(at);
         let how = if present.contains(&at) { choose(&segment, at, run) } else { Detach::No };
-        if how != Detach::No {
-            segment.ready -= usize::from(run.is_none());
-            documents.push(segment.detached(at, content, how == Detach::Ready));
-            detached.push(segment.id_of(at));
-            segment.done.set(at);
-            segment.left -= 1;
+        let document = match how {
+            Detach::No => continue,
+            Detach::AsIs => segment.detached(at, &content, false),
+            Detach::Ready => segment.detached(at, &content, true),
+            Detach::Committed(settled) => segment.tombstone(at, settled, now),
+        };
+        if content.dedup.is_some() && !matches!(how, Detach::Committed(_)) {
+            renamed.push((at, oid(segment.id_of(at))));
         }
+        documents.push(document);
+        detached.push(Detached { item: segment.id_of(at), lock: run.map(|run| run.lock) });
+        segment.ready -= usize::from(run.is_none());
+        segment.done.set(at);
+        segment.left -= 1;
     }
-    segment
+    Rest { segment, renamed }
 }
 
 /// The update that makes a segment what is left of it.
-fn change(segment: &Segment) -> Result<Document> {
+fn change(segment: &Segment, renamed: Vec<(usize, ObjectId)>) -> Result<Document> {
+    let renamed = renamed.into_iter().map(|(at, id)| (format!("dedup.{at}"), id.into()));
+    if let (0, Some(window)) = (segment.left, segment.window) {
+        let mut burial = burial(window);
+        if let Ok(set) = burial.get_document_mut("$set") {
+            set.extend(renamed);
+        }
+        return Ok(burial);
+    }
     let runs = segment.runs.iter();
     let runs = runs.filter(|run| segment.present().any(|at| run.items.contains(at)));
     let mut set = rawdoc! {
@@ -294,13 +355,18 @@ fn change(segment: &Segment) -> Result<Document> {
         None => change.append(cstr!("$unset"), rawdoc! { "lapse": 1 }),
     }
     change.append(cstr!("$set"), set);
-    Document::try_from(change).map_err(|e| broken(e.to_string()))
+    let mut change = Document::try_from(change).map_err(|e| broken(e.to_string()))?;
+    if let Ok(set) = change.get_document_mut("$set") {
+        set.extend(renamed);
+    }
+    Ok(change)
 }
 
 /// Detaches all items of a queue within a transaction.
 pub(crate) async fn detach_queue(
     group: &Group,
     queue: &QueueName,
+    now: Timestamp,
     session: &mut ClientSession,
 ) -> Result<(), Failure> {
     let filter = doc! { "q": queue.as_str(), "left": { "$gte": 0 } };
@@ -315,7 +381,7 @@ pub(crate) async fn detach_queue(
     while let Some(found) = cursor.next(&mut *session).await {
         segments.push(Stored::read(&found?)?.id());
     }
-    detach_within(group, &segments, &|_, _, _| Detach::AsIs, session).await?;
+    detach_within(group, &segments, &|_, _, _| Detach::AsIs, now, session).await?;
     Ok(())
 }
 

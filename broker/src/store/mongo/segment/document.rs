@@ -10,29 +10,39 @@
 //! | `ready` | how many items are ready |
 //! | `left` | how many items are still here, ready or reserved; only segments have this field |
 //! | `done` | bits of the items that have left, in words of [`WORD`] bits |
-//! | `runs` | claims: `lock`, the token of the lease; `items`, which ones as bits; `until`, `started`, `consumer` |
+//! | `runs` | claims: `lock`, the token of the lease; `items`, which ones as bits; `until`, `started`, `extended`, `consumer` |
 //! | `lapse` | a time no later than the first end of a lease; absent while there is none |
+//! | `dedup` | the deduplication id of each item, `{q, id}`; something else that is unique if the item took its id along |
+//! | `window` | until when these are remembered |
 //! | `items` | what the items are: `payload`, `contentType`, `headers`, `producer` |
+//!
+//! When nothing is left, a segment with ids that are still remembered becomes a tombstone: `_id`, `q`, `when`, `dedup`,
+//! `window`, `created` and `expires` stay.
 
-use mongodb::bson::{RawArrayBuf, RawBsonRef, RawDocument, RawDocumentBuf, raw::cstr, rawdoc};
+use mongodb::bson::{
+    Document, RawArrayBuf, RawBsonRef, RawDocument, RawDocumentBuf, doc, oid::ObjectId, raw::cstr,
+    rawdoc,
+};
 use parking_lot::Mutex;
 
 use crate::{
-    domain::{ItemId, LeaseToken, Timestamp},
+    domain::{DedupId, ItemId, LeaseToken, Timestamp},
     store::{
         Push, Result,
         mongo::{
+            cursor::lease_cache::EXCLUSIVE,
             schema::{
-                item::{Stored, append_content, number, oid, token_oid},
-                layout::{date, leased, millis},
+                item::{Stored, append_content, number, oid, token_oid, window},
+                layout::{TOMBSTONE, date, leased, millis},
+                settled::WITNESS,
             },
             server::error::broken,
         },
     },
 };
 
-/// Bits of one word of a set: a mask of the server's is a positive number of 64 bits.
-const WORD: usize = 60;
+/// Bits of one word of a set: the server tests masks of up to 63 bits, but calculates with 53.
+pub(super) const WORD: usize = 52;
 
 /// A set of items of one segment, by number.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -77,6 +87,8 @@ pub(crate) struct Run {
     pub(crate) items: Bits,
     pub(crate) until: Timestamp,
     pub(crate) started: Timestamp,
+    /// When the lease was extended last.
+    pub(crate) extended: Option<Timestamp>,
     pub(crate) consumer: Option<String>,
 }
 
@@ -88,6 +100,9 @@ impl Run {
             "started": date(self.started),
             "items": self.items.to_array(),
         };
+        if let Some(extended) = self.extended {
+            run.append(cstr!("extended"), date(extended));
+        }
         if let Some(consumer) = &self.consumer {
             run.append(cstr!("consumer"), consumer.as_str());
         }
@@ -103,6 +118,7 @@ impl Run {
             items: Bits::default(),
             until: Timestamp(0),
             started: Timestamp(0),
+            extended: None,
             consumer: None,
         };
         for element in document {
@@ -111,6 +127,7 @@ impl Run {
                 "lock" => run.lock = LeaseToken(bytes(value)),
                 "until" => run.until = at(value),
                 "started" => run.started = at(value),
+                "extended" => run.extended = Some(at(value)),
                 "items" => run.items = Bits::read(value),
                 "consumer" => run.consumer = value.as_str().map(str::to_owned),
                 _ => {}
@@ -137,6 +154,7 @@ pub(crate) struct Segment {
     pub(crate) ready: usize,
     pub(crate) left: usize,
     pub(crate) lapse: Option<i64>,
+    pub(crate) window: Option<i64>,
     pub(crate) done: Bits,
     pub(crate) runs: Vec<Run>,
 }
@@ -155,6 +173,7 @@ impl Segment {
             ready: 0,
             left: 0,
             lapse: None,
+            window: None,
             done: Bits::default(),
             runs: Vec::new(),
         };
@@ -172,6 +191,7 @@ impl Segment {
                 "ready" => segment.ready = number(value) as usize,
                 "left" => segment.left = number(value) as usize,
                 "lapse" => segment.lapse = at(),
+                "window" => segment.window = at(),
                 "done" => segment.done = Bits::read(value),
                 "runs" => {
                     let runs = value.as_array().into_iter().flatten().flatten();
@@ -218,12 +238,16 @@ impl Segment {
     }
 
     /// An item that is still here, as if it had a document of its own.
-    pub(crate) fn item(&self, at: usize, content: Option<&RawDocument>) -> Result<Stored> {
+    pub(crate) fn item(&self, at: usize, content: Option<&Content<'_>>) -> Result<Stored> {
         let mut item = Stored::new(self.id_of(at));
         item.queue.clone_from(&self.queue);
         (item.priority, item.attempt, item.created) = (self.priority, 1, self.created);
         if let Some(content) = content {
-            item.add(content)?;
+            item.add(content.fields)?;
+            if let Some(id) = content.dedup_id() {
+                id.clone_into(&mut item.dedup_id);
+                item.window = self.window;
+            }
         }
         if let Some(run) = self.run_of(at) {
             (item.when, item.leased, item.deliveries) = (run.until.0, true, 1);
@@ -236,7 +260,7 @@ impl Segment {
     }
 
     /// The document of its own of an item that is still here; `ready` even if it is reserved here.
-    pub(crate) fn detached(&self, at: usize, content: &RawDocument, ready: bool) -> RawDocumentBuf {
+    pub(crate) fn detached(&self, at: usize, content: &Content<'_>, ready: bool) -> RawDocumentBuf {
         let run = self.run_of(at).filter(|_| !ready);
         let mut d = rawdoc! {
             "_id": oid(self.id_of(at)),
@@ -246,13 +270,20 @@ impl Segment {
             "attempt": 1_i32,
             "deliveries": i32::from(run.is_some()),
         };
-        for (name, value) in content.iter().flatten() {
+        if let (Some(dedup), Some(window)) = (content.dedup, self.window) {
+            d.append(cstr!("dedup"), dedup);
+            d.append(cstr!("window"), millis(window));
+        }
+        for (name, value) in content.fields.iter().flatten() {
             d.append(name, value);
         }
         d.append(cstr!("created"), millis(self.created));
         if let Some(run) = run {
             d.append(cstr!("lock"), token_oid(run.lock));
             d.append(cstr!("started"), date(run.started));
+            if let Some(extended) = run.extended {
+                d.append(cstr!("extended"), date(extended));
+            }
             if let Some(consumer) = &run.consumer {
                 d.append(cstr!("consumer"), consumer.as_str());
             }
@@ -261,38 +292,108 @@ impl Segment {
     }
 }
 
+impl Segment {
+    /// Returns the tombstone of an item that is committed, for the broker that handed it out: see `settle::receipts`.
+    pub(crate) fn tombstone(&self, at: usize, settled: ObjectId, now: Timestamp) -> RawDocumentBuf {
+        let until = self.run_of(at).map_or(now.0, |run| run.until.0);
+        let exclusive = until.clamp(now.0, now.0 + EXCLUSIVE);
+        rawdoc! {
+            "_id": oid(self.id_of(at)),
+            "q": self.queue.as_str(),
+            "when": millis(TOMBSTONE),
+            "settled": settled,
+            "created": millis(self.created),
+            "expires": millis(exclusive + WITNESS),
+        }
+    }
+}
+
 /// What the items are that were read with a segment, in order.
-pub(crate) fn contents(document: &RawDocument) -> impl Iterator<Item = &RawDocument> {
-    let items = document.get_array("items").ok();
-    items.into_iter().flatten().flatten().filter_map(RawBsonRef::as_document)
+pub(crate) fn contents(document: &RawDocument) -> impl Iterator<Item = Content<'_>> {
+    let documents = |field| {
+        let array = document.get_array(field).ok();
+        array.into_iter().flatten().flatten().map(RawBsonRef::as_document)
+    };
+    let ids = documents("dedup").chain(std::iter::repeat(None));
+    documents("items").flatten().zip(ids).map(|(fields, dedup)| Content { fields, dedup })
+}
+
+/// What an item is.
+pub(crate) struct Content<'a> {
+    fields: &'a RawDocument,
+    /// Its deduplication id, with the queue that it was pushed to.
+    pub(crate) dedup: Option<&'a RawDocument>,
+}
+
+impl Content<'_> {
+    fn dedup_id(&self) -> Option<&str> {
+        self.dedup?.get_str("id").ok()
+    }
 }
 
 /// The document of a new segment.
-pub(crate) fn encode(pushes: &[&Push], id: ItemId, now: Timestamp) -> Result<RawDocumentBuf> {
+/// Places of items that are left out are empty.
+pub(crate) fn encode(
+    pushes: &[Option<&Push>],
+    id: ItemId,
+    now: Timestamp,
+) -> Result<RawDocumentBuf> {
     let n = pushes.len();
-    let mut items = RawArrayBuf::new();
-    for push in pushes {
+    let mut done = Bits::of(n);
+    let (mut items, mut ids) = (RawArrayBuf::new(), RawArrayBuf::new());
+    for (at, push) in pushes.iter().enumerate() {
         let mut item = RawDocumentBuf::new();
-        append_content(&mut item, push)?;
+        if let Some(push) = push {
+            append_content(&mut item, push)?;
+            let dedup_id = DedupId::text_of(push.item.dedup_id.as_ref());
+            ids.push(rawdoc! { "q": push.queue.name.as_str(), "id": dedup_id });
+        } else {
+            done.set(at);
+            ids.push(oid(id.at_offset(at + 1)));
+        }
         items.push(item);
     }
-    let first = pushes.first().ok_or_else(|| broken("a segment without items"))?;
-    let count = n as i32;
+    let mut there = pushes.iter().flatten();
+    let first = there.next().ok_or_else(|| broken("a segment without items"))?;
+    let count = 1 + there.count() as i32;
     // What changes stands before what does not.
-    Ok(rawdoc! {
+    let mut document = rawdoc! {
         "_id": oid(id),
         "q": first.queue.name.as_str(),
         "when": date(now),
         "priority": i32::from(first.item.priority.level()),
-        "n": count,
+        "n": n as i32,
         "head": 0_i32,
         "ready": count,
         "left": count,
-        "done": Bits::of(n).to_array(),
+        "done": done.to_array(),
         "runs": RawArrayBuf::new(),
         "created": date(now),
-        "items": items,
-    })
+    };
+    if let Some(window) = window(first, now) {
+        document.append(cstr!("window"), date(window));
+        document.append(cstr!("dedup"), ids);
+    }
+    document.append(cstr!("items"), items);
+    Ok(document)
+}
+
+/// Fields of a segment that its tombstone has no more.
+const BURIED: [&str; 9] =
+    ["priority", "n", "head", "ready", "left", "done", "runs", "lapse", "items"];
+
+/// Returns the change that makes a tombstone of a segment in which nothing is left.
+pub(crate) fn burial(window: i64) -> Document {
+    let gone: Document = BURIED.iter().map(|field| ((*field).to_owned(), 1.into())).collect();
+    doc! { "$set": { "when": millis(TOMBSTONE), "expires": millis(window) }, "$unset": gone }
+}
+
+/// The same as a pipeline, for segments with ids that are remembered for different times.
+pub(crate) fn burial_of_many() -> Vec<Document> {
+    vec![
+        doc! { "$set": { "when": millis(TOMBSTONE), "expires": "$window" } },
+        doc! { "$unset": BURIED.to_vec() },
+    ]
 }
 
 /// A segment at the head of a queue, as this broker last saw it: what its next claim must name.
@@ -302,6 +403,8 @@ pub(crate) struct Seen {
     pub(crate) n: usize,
     /// How many items were left.
     pub(crate) left: usize,
+    /// Until when the deduplication ids are remembered, if there are any.
+    pub(crate) window: Option<i64>,
     front: Mutex<Front>,
 }
 
@@ -317,7 +420,13 @@ pub(crate) struct Front {
 impl Seen {
     pub(crate) fn new(segment: &Segment) -> Self {
         let front = Front { head: segment.head, ready: segment.ready, runs: segment.runs.len() };
-        Self { id: segment.id, n: segment.n, left: segment.left, front: Mutex::new(front) }
+        Self {
+            id: segment.id,
+            n: segment.n,
+            left: segment.left,
+            window: segment.window,
+            front: Mutex::new(front),
+        }
     }
 
     pub(crate) fn front(&self) -> Front {

@@ -1,11 +1,11 @@
 //! Which items of a push share a segment.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use mongodb::bson::RawDocumentBuf;
 
 use crate::{
-    domain::{IdSource, ItemId, Timestamp},
+    domain::{DedupId, IdSource, ItemId, Timestamp},
     store::{
         Push, Result,
         mongo::{
@@ -53,7 +53,28 @@ pub(crate) struct Unit {
     pub(crate) places: Vec<usize>,
     /// Its id, if it is a segment.
     pub(crate) segment: Option<ItemId>,
+    /// Places of items that are left out after all, because they are duplicates. The others keep their ids.
+    pub(crate) left_out: HashSet<usize>,
+    /// Written after the others: an item with a deduplication id that an earlier one of the batch has.
+    pub(crate) is_late: bool,
     may_share: bool,
+}
+
+impl Unit {
+    fn of(at: usize, may_share: bool) -> Self {
+        Self {
+            places: vec![at],
+            segment: None,
+            left_out: HashSet::new(),
+            is_late: false,
+            may_share,
+        }
+    }
+
+    /// Returns the places of the items that are not left out.
+    pub(crate) fn present(&self) -> impl Iterator<Item = usize> + '_ {
+        self.places.iter().copied().filter(|at| !self.left_out.contains(at))
+    }
 }
 
 /// How the items of a batch are stored.
@@ -66,30 +87,41 @@ pub(crate) struct Plan {
 struct Open {
     unit: usize,
     bytes: usize,
+    /// How long their deduplication ids are remembered, if they have any.
+    window: Option<Timestamp>,
 }
 
 /// Plans a batch. Items of one queue and priority keep their order.
 pub(crate) fn plan(ids: &IdSource, now: Timestamp, items: &[Push], size: SegmentSize) -> Plan {
     let mut units: Vec<Unit> = Vec::new();
     let mut open: HashMap<(&str, u8), Open> = HashMap::new();
+    let mut ids_here: HashSet<(&str, &str)> = HashSet::new();
     for (at, push) in items.iter().enumerate() {
         let place = (push.queue.name.as_str(), push.item.priority.level());
         if size.max == 0 || !push.item.may_share(&push.queue) {
             open.remove(&place);
-            units.push(Unit { places: vec![at], segment: None, may_share: false });
+            units.push(Unit::of(at, false));
+            continue;
+        }
+        let (window, id) = (item::window(push, now), DedupId::text_of(push.item.dedup_id.as_ref()));
+        // The index allows one document to have an id twice, and of two documents it may refuse the first.
+        if window.is_some() && !ids_here.insert((place.0, id)) {
+            units.push(Unit { is_late: true, ..Unit::of(at, false) });
             continue;
         }
         let bytes = push.item.payload.len()
+            + id.len()
             + push.item.headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
         if let Some(open) = open.get_mut(&place)
             && open.bytes + bytes <= MAX_BYTES
+            && open.window == window
             && units[open.unit].places.len() < size.max.min(ItemId::MAX_OFFSET)
         {
             open.bytes += bytes;
             units[open.unit].places.push(at);
         } else {
-            open.insert(place, Open { unit: units.len(), bytes });
-            units.push(Unit { places: vec![at], segment: None, may_share: true });
+            open.insert(place, Open { unit: units.len(), bytes, window });
+            units.push(Unit::of(at, true));
         }
     }
     let mut starts: Vec<Option<ItemId>> = vec![None; items.len()];
@@ -114,7 +146,8 @@ pub(crate) fn encode(unit: &Unit, items: &[Push], starts: &[Start]) -> Result<Ra
     match unit.segment {
         None => item::encode(&items[first], &starts[first]),
         Some(id) => {
-            let pushes: Vec<&Push> = unit.places.iter().map(|at| &items[*at]).collect();
+            let push = |at: &usize| (!unit.left_out.contains(at)).then(|| &items[*at]);
+            let pushes: Vec<Option<&Push>> = unit.places.iter().map(push).collect();
             document::encode(&pushes, id, starts[first].now)
         }
     }

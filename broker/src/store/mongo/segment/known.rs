@@ -5,7 +5,10 @@ use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
-use crate::domain::{ItemId, Timestamp};
+use crate::{
+    domain::{ItemId, Timestamp},
+    store::mongo::segment::document::Seen,
+};
 
 /// Entries are dropped this many milliseconds after the end of their last lease.
 const KEEP: i64 = 60_000;
@@ -20,8 +23,21 @@ struct Entry {
     leaving: usize,
     /// No item is ready any more.
     claimed: bool,
+    /// Until when its deduplication ids are remembered.
+    window: Option<i64>,
     /// The last end of a lease.
     until: i64,
+}
+
+/// Which items of a segment are being committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Leaving {
+    /// Perhaps not all that are left.
+    Some,
+    /// All that are left: the document can be deleted.
+    All,
+    /// The same, but their deduplication ids are remembered until then.
+    AllRemembered(i64),
 }
 
 /// Segments by id.
@@ -39,17 +55,18 @@ impl KnownSegments {
     /// Notes a claim of so many items; `left`: how many were left in all, `ready`: how many are still ready.
     pub(crate) fn claimed(
         &self,
-        segment: ItemId,
+        seen: &Seen,
         (left, count, ready): (usize, usize, usize),
         until: Timestamp,
         now: Timestamp,
     ) {
         let mut entries = self.0.lock();
-        let entry = entries.by_id.entry(segment).or_insert(Entry {
+        let entry = entries.by_id.entry(seen.id).or_insert(Entry {
             left,
             held: 0,
             leaving: 0,
             claimed: false,
+            window: seen.window,
             until: 0,
         });
         entry.held += count;
@@ -61,14 +78,17 @@ impl KnownSegments {
         }
     }
 
-    /// Notes that so many items are about to be committed; true if these are all that are left, so that the document
-    /// can be deleted.
-    pub(crate) fn leaving(&self, segment: ItemId, count: usize) -> bool {
+    /// Notes that so many items are about to be committed. Returns what is to become of the document.
+    pub(crate) fn leaving(&self, segment: ItemId, count: usize, now: Timestamp) -> Leaving {
         let mut entries = self.0.lock();
-        let Some(entry) = entries.by_id.get_mut(&segment) else { return false };
+        let Some(entry) = entries.by_id.get_mut(&segment) else { return Leaving::Some };
         let last = entry.claimed && entry.leaving == 0 && entry.left == count;
         entry.leaving += count;
-        last
+        match entry.window.filter(|window| *window > now.0) {
+            _ if !last => Leaving::Some,
+            Some(window) => Leaving::AllRemembered(window),
+            None => Leaving::All,
+        }
     }
 
     /// Notes that so many items have left, or that it is not known; true if nothing may be left and nobody deleted the document.

@@ -1,6 +1,6 @@
 //! Items of segments in lists, which change nothing.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{HashMap, HashSet};
 
 use mongodb::bson::{doc, rawdoc};
 
@@ -23,8 +23,10 @@ use crate::{
     },
 };
 
-/// Limit of segments whose items are read for one page.
-const MAX_SEGMENTS: usize = 64;
+/// Segments that are read at once.
+const STEP: usize = 64;
+/// About how many bytes of payload in segments are read for one page.
+const PAGE_BYTES: usize = 16 << 20;
 
 /// Items in the order of a list.
 pub(crate) struct Expanded {
@@ -45,7 +47,7 @@ pub(crate) async fn expand(
     let wanted = wanted + after.map_or(0, |_| ItemId::MAX_OFFSET);
     let (mut count, mut read, mut segments) = (0, 0, Vec::new());
     for document in &documents {
-        if count >= wanted || segments.len() == MAX_SEGMENTS {
+        if count >= wanted {
             break;
         }
         if document.ready_inside.is_some() {
@@ -54,11 +56,20 @@ pub(crate) async fn expand(
         count += document.ready_inside.unwrap_or(1);
         read += 1;
     }
-    let cut = (read < documents.len()).then_some(read);
-    let mut opened = HashMap::new();
-    if !segments.is_empty() {
-        opened = open(inner, group, segments, ItemId::MAX_OFFSET).await?;
+    let (mut opened, mut tried, mut bytes) = (HashMap::new(), HashSet::new(), 0);
+    for segments in segments.chunks(STEP) {
+        let some = open(inner, group, segments.iter().copied(), ItemId::MAX_OFFSET).await?;
+        bytes += some.values().flat_map(|segment| &segment.items).map(payload).sum::<usize>();
+        opened.extend(some);
+        tried.extend(segments.iter().copied());
+        if bytes >= PAGE_BYTES {
+            break;
+        }
     }
+    let is_unread =
+        |document: &Stored| document.ready_inside.is_some() && !tried.contains(&document.id());
+    let read = documents.iter().take(read).position(is_unread).unwrap_or(read);
+    let cut = (read < documents.len()).then_some(read);
     let mut items = Vec::with_capacity(count);
     for document in documents.into_iter().take(read) {
         if document.ready_inside.is_none() {
@@ -71,6 +82,10 @@ pub(crate) async fn expand(
         items.retain(|item| !is_passed(item.id(), after));
     }
     Ok(Expanded { items, cut })
+}
+
+fn payload(item: &Stored) -> usize {
+    item.payload.len()
 }
 
 /// Returns true if a list has passed an item of the same segment, wherever the item is now.
@@ -116,24 +131,40 @@ pub(crate) async fn read_reserved(
     group: &Group,
     places: &[Place],
 ) -> Result<(Vec<Stored>, bool)> {
-    let (mut segments, mut wanted) = (BTreeSet::new(), Vec::new());
+    let ids: HashSet<ItemId> = places.iter().map(|(_, _, id)| *id).collect();
+    let (mut segments, mut seen) = (Vec::new(), HashSet::new());
     for (_, _, id) in places {
-        let segment = id.block().0;
-        if segments.len() == MAX_SEGMENTS && !segments.contains(&segment) {
+        if seen.insert(id.block().0) {
+            segments.push(id.block().0);
+        }
+    }
+    let (mut found, mut tried, mut bytes) = (HashMap::new(), HashSet::new(), 0);
+    for segments in segments.chunks(STEP) {
+        let some = held(inner, group, segments, &ids).await?;
+        bytes += some.iter().map(payload).sum::<usize>();
+        found.extend(some.into_iter().map(|item| (item.id(), item)));
+        tried.extend(segments.iter().copied());
+        if bytes >= PAGE_BYTES {
             break;
         }
-        segments.insert(segment);
-        wanted.push(*id);
     }
-    if wanted.is_empty() {
-        return Ok((Vec::new(), false));
-    }
+    let read = places.iter().position(|(_, _, id)| !tried.contains(&id.block().0));
+    let items = places.iter().take(read.unwrap_or(places.len()));
+    Ok((items.filter_map(|(_, _, id)| found.remove(id)).collect(), read.is_some()))
+}
+
+/// Returns those of the items that are reserved in these segments.
+async fn held(
+    inner: &Inner,
+    group: &Group,
+    segments: &[ItemId],
+    ids: &HashSet<ItemId>,
+) -> Result<Vec<Stored>> {
     let command = rawdoc! {
         "find": group.items.name(),
-        "filter": { "_id": { "$in": oids(segments) }, "left": { "$gte": 0 } },
+        "filter": { "_id": { "$in": oids(segments.iter().copied()) }, "left": { "$gte": 0 } },
         "hint": BY_ID,
     };
-    let ids: BTreeSet<ItemId> = wanted.iter().copied().collect();
     let found = read(&inner.db, &command, |document| {
         let segment = Segment::read(document)?;
         let mut items = Vec::new();
@@ -145,8 +176,5 @@ pub(crate) async fn read_reserved(
         }
         Ok(items)
     });
-    let found = found.await?.into_iter().flatten();
-    let mut found: HashMap<ItemId, Stored> = found.map(|item| (item.id(), item)).collect();
-    let cut = wanted.len() < places.len();
-    Ok((wanted.iter().filter_map(|id| found.remove(id)).collect(), cut))
+    Ok(found.await?.into_iter().flatten().collect())
 }

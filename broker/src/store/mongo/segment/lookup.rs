@@ -77,7 +77,8 @@ pub(crate) async fn item(inner: &Inner, group: &Group, id: ItemId) -> Result<Opt
         "filter": { "_id": oid(segment), "left": { "$gte": 0 } },
         "projection": {
             "q": 1, "when": 1, "priority": 1, "created": 1, "n": 1, "head": 1, "ready": 1, "left": 1, "done": 1,
-            "runs": 1, "items": { "$slice": ["$items", at as i64, 1] },
+            "runs": 1, "window": 1, "items": { "$slice": ["$items", at as i64, 1] },
+            "dedup": { "$slice": ["$dedup", at as i64, 1] },
         },
         "hint": BY_ID,
         "limit": 1,
@@ -88,7 +89,7 @@ pub(crate) async fn item(inner: &Inner, group: &Group, id: ItemId) -> Result<Opt
         if !segment.holds(at) {
             return Ok(None);
         }
-        segment.item(at, contents(document).next()).map(Some)
+        segment.item(at, contents(document).next().as_ref()).map(Some)
     });
     Ok(found.await?.into_iter().flatten().next())
 }

@@ -8,11 +8,14 @@
 //! | `form` | which items of a push share one |
 //! | `claim` | reading items at the head of a queue, and claiming them |
 //! | `settle` | committing items |
+//! | `extend` | extending leases |
 //! | `known` | what this broker knows of the segments of which it holds items |
 //! | `detach` | giving items documents of their own |
 //! | `lookup` | items by id |
+//! | `listing` | items in lists |
 //! | `count` | figures |
 //! | `purge` | deleting all that is not reserved |
+//! | `view` | items as people read them |
 //!
 //! # The life of a segment
 //! A segment is inserted with all its items ready. From then on each of its fields changes in one direction alone:
@@ -36,8 +39,11 @@ pub(super) mod claim;
 pub(super) mod count;
 pub(super) mod detach;
 pub(super) mod document;
+pub(super) mod extend;
 pub(super) mod form;
 pub(super) mod known;
+pub(super) mod listing;
 pub(super) mod lookup;
 pub(super) mod purge;
 pub(super) mod settle;
+pub(super) mod view;

@@ -14,7 +14,11 @@ use crate::{
                 item::oid,
                 layout::{BY_ID, Group, SEGMENTS, date, durable},
             },
-            segment::{detach::detach_reserved, document::Segment, lookup},
+            segment::{
+                detach::{detach_ready, detach_reserved},
+                document::Segment,
+                lookup,
+            },
             server::connect::{command_of, read, write},
         },
     },
@@ -23,8 +27,8 @@ use crate::{
 /// Segments of one step.
 const STEP: i32 = 100;
 
-/// Deletes the segments that are there by now; answers how many items that were. What is reserved in them gets
-/// documents of its own before.
+/// Deletes the segments that are there by now, and returns how many items that were. What is reserved in them gets
+/// documents of its own before, and so does what is ready if deduplication ids of the segment are to be remembered.
 pub(crate) async fn purge(inner: &Inner, group: &Group, queue: &QueueName) -> Result<u64> {
     let now = inner.now();
     let mut purged = 0;
@@ -41,6 +45,13 @@ pub(crate) async fn purge(inner: &Inner, group: &Group, queue: &QueueName) -> Re
         if found.is_empty() {
             return Ok(purged);
         }
+        // The deduplication ids of what was committed stay.
+        let remembers = |segment: &Segment| {
+            segment.left < segment.n && segment.window.is_some_and(|window| window > now.0)
+        };
+        let (remembering, found): (Vec<_>, Vec<_>) = found.into_iter().partition(remembers);
+        let remembering: Vec<ItemId> = remembering.iter().map(|segment| segment.id).collect();
+        detach_ready(inner, group, &remembering).await?;
         purged += delete(inner, group, queue, found).await?;
     }
 }

@@ -3,19 +3,31 @@
 use std::collections::{BTreeMap, HashSet};
 
 use futures_util::future::try_join;
-use mongodb::bson::{RawArrayBuf, RawDocumentBuf, raw::CString, rawdoc};
+use mongodb::{
+    Database,
+    bson::{
+        RawArrayBuf, RawDocumentBuf,
+        raw::{CString, cstr},
+        rawdoc,
+    },
+};
 
 use crate::{
-    domain::{ItemId, LeaseToken, Outcome},
+    domain::{ItemId, LeaseToken, Outcome, Timestamp},
     store::{
         Result,
         mongo::{
             Inner,
             schema::{
                 item::{oid, oids, token_oid},
-                layout::{BY_ID, Group, durable},
+                layout::{BY_ID, Group, date, durable},
             },
-            segment::{claim::number_of, document::Bits, lookup},
+            segment::{
+                claim::number_of,
+                document::{Bits, burial, burial_of_many},
+                known::Leaving,
+                lookup,
+            },
             server::{
                 connect::write,
                 error::broken,
@@ -71,15 +83,24 @@ impl Part {
         Ok(statement(self.filter(segment)?, Update::Operators(change)))
     }
 
-    /// Deletes the segment if nothing else is left in it.
-    fn delete(&self, segment: ItemId) -> Result<RawDocumentBuf> {
+    /// Matches the segment if nothing else is left in it.
+    fn filter_of_last(&self, segment: ItemId) -> Result<RawDocumentBuf> {
         let mut filter = self.filter(segment)?;
-        filter.append(mongodb::bson::raw::cstr!("left"), self.count as i32);
-        Ok(rawdoc! { "q": filter, "limit": 1, "hint": BY_ID })
+        filter.append(cstr!("left"), self.count as i32);
+        Ok(filter)
+    }
+
+    fn delete(&self, segment: ItemId) -> Result<RawDocumentBuf> {
+        Ok(rawdoc! { "q": self.filter_of_last(segment)?, "limit": 1, "hint": BY_ID })
+    }
+
+    fn bury(&self, segment: ItemId, window: i64) -> Result<RawDocumentBuf> {
+        Ok(statement(self.filter_of_last(segment)?, Update::operators(&burial(window))?))
     }
 }
 
-fn name(field: &str, place: usize) -> Result<CString> {
+/// Returns the name of a word of a set.
+pub(super) fn name(field: &str, place: usize) -> Result<CString> {
     CString::try_from(format!("{field}.{place}")).map_err(|e| broken(e.to_string()))
 }
 
@@ -97,22 +118,27 @@ pub(crate) async fn commit(
         let item = ending.receipt.item;
         parts.entry(item.block().0).or_default().add(number_of(item), ending.receipt.token);
     }
-    let (mut updates, mut deletes) = (Vec::new(), RawArrayBuf::new());
-    let mut deleted: HashSet<ItemId> = HashSet::new();
+    let now = inner.now();
+    let (mut updates, mut deletes) = (Vec::new(), Vec::new());
+    let mut over: HashSet<ItemId> = HashSet::new();
     for (segment, part) in &parts {
-        if inner.known_segments.leaving(*segment, part.count) {
-            deletes.push(part.delete(*segment)?);
-            deleted.insert(*segment);
-        } else {
-            updates.push(part.update(*segment)?);
+        let how = inner.known_segments.leaving(*segment, part.count, now);
+        match how {
+            Leaving::Some => updates.push(part.update(*segment)?),
+            Leaving::All => deletes.push(part.delete(*segment)?),
+            Leaving::AllRemembered(window) => updates.push(part.bury(*segment, window)?),
+        }
+        if how != Leaving::Some {
+            over.insert(*segment);
         }
     }
     let update =
         async { if updates.is_empty() { Ok(0) } else { update(inner, group, updates).await } };
     let delete = async {
-        if deleted.is_empty() {
+        if deletes.is_empty() {
             return Ok(0);
         }
+        let deletes: RawArrayBuf = deletes.into_iter().collect();
         let command = rawdoc! {
             "delete": group.items.name(), "deletes": deletes, "ordered": false,
             "writeConcern": durable(),
@@ -124,7 +150,7 @@ pub(crate) async fn commit(
         matches!(&changed, Ok((updated, deleted)) if (updated + deleted) as usize == parts.len());
     let mut empty = Vec::new();
     for (segment, part) in &parts {
-        if inner.known_segments.left(*segment, part.count, all && deleted.contains(segment)) {
+        if inner.known_segments.left(*segment, part.count, all && over.contains(segment)) {
             empty.push(*segment);
         }
     }
@@ -155,22 +181,33 @@ async fn one_by_one(inner: &Inner, group: &Group, endings: &[Ending]) -> Result<
     Ok(endings.iter().map(outcome).collect())
 }
 
-/// Deletes segments in which nothing is left, in the background. What is missed here is found when a lease would have ended.
+/// Deletes segments in which nothing is left, in the background. What is missed here is found when a lease would have
+/// ended.
 fn remove_empty(inner: &Inner, group: &Group, segments: Vec<ItemId>) {
     if segments.is_empty() {
         return;
     }
-    let delete = rawdoc! {
-        "q": { "_id": { "$in": oids(segments) }, "left": 0_i32 }, "limit": 0, "hint": BY_ID,
-    };
-    let deletes: RawArrayBuf = [delete].into_iter().collect();
-    let command = rawdoc! {
-        "delete": group.items.name(), "deletes": deletes, "ordered": false, "writeConcern": durable(),
-    };
-    let db = inner.db.clone();
+    let (db, items, now) = (inner.db.clone(), group.items.name().to_owned(), inner.now());
     inner.tracker.spawn(async move {
-        if let Err(error) = write(&db, command).await {
+        if let Err(error) = remove(&db, &items, segments, now).await {
             tracing::debug!(%error, "could not delete empty segments");
         }
     });
+}
+
+async fn remove(db: &Database, items: &str, segments: Vec<ItemId>, now: Timestamp) -> Result<()> {
+    let mut empty = rawdoc! { "_id": { "$in": oids(segments) }, "left": 0_i32 };
+    let mut remembered = empty.clone();
+    remembered.append(cstr!("window"), rawdoc! { "$gt": date(now) });
+    empty.append(cstr!("window"), rawdoc! { "$not": { "$gt": date(now) } });
+    let bury = rawdoc! {
+        "update": items,
+        "updates": [statement(remembered, Update::pipeline(&burial_of_many())?)],
+        "writeConcern": durable(),
+    };
+    write(db, bury).await?;
+    let delete = rawdoc! { "q": empty, "limit": 0, "hint": BY_ID };
+    let delete = rawdoc! { "delete": items, "deletes": [delete], "writeConcern": durable() };
+    write(db, delete).await?;
+    Ok(())
 }

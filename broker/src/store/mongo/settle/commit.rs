@@ -94,9 +94,9 @@ async fn commit_batch(
         }
         let cached_lease = inner.lease_cache.take(&held.receipt);
         let plain = held.queue.retention.is_zero()
-            && cached_lease
-                .as_ref()
-                .is_some_and(|i| !i.dedup && !i.leaves_tombstone && i.is_exclusive(now));
+            && cached_lease.as_ref().is_some_and(|i| {
+                (!i.dedup || i.in_segment) && !i.leaves_tombstone && i.is_exclusive(now)
+            });
         let in_segment = cached_lease.as_ref().is_some_and(|cached_lease| cached_lease.in_segment);
         let ending =
             Ending { receipt: held.receipt, queue: held.queue, cached_lease, failure: None };

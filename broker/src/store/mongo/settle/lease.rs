@@ -14,7 +14,7 @@ use crate::{
                 layout::{date, leased},
                 settled::{held_filter, witness_end},
             },
-            segment::detach::detach_held,
+            segment::{self, detach::detach_held},
             server::statement::{Update, statement, update},
             settle::receipts::{look, stale},
         },
@@ -38,12 +38,31 @@ pub(crate) async fn extend(
     items: Vec<(Reservation, Timestamp)>,
 ) -> Result<Vec<Outcome>> {
     let mut outcomes = vec![Outcome::Gone; items.len()];
-    for (name, places) in by_group(items.iter().map(|(held, _)| &held.receipt.group)) {
+    for (name, mut places) in by_group(items.iter().map(|(held, _)| &held.receipt.group)) {
         let group = inner.group(name).await?;
-        let mut lots: HashMap<(LeaseToken, Timestamp), Vec<usize>> = HashMap::new();
         for &at in &places {
             let (Reservation { receipt, .. }, until) = &items[at];
             inner.lease_cache.extend(receipt, *until, true);
+        }
+        let wanted = places.iter().map(|at| (&items[*at].0.receipt, items[*at].1));
+        let wanted = wanted.map(|(receipt, until)| (receipt.item, receipt.token, until));
+        let extended = segment::extend::extend(inner, &group, wanted).await?;
+        places.retain(|at| {
+            let (Reservation { queue, receipt }, until) = &items[*at];
+            let in_segment = extended.contains(&(receipt.item, receipt.token));
+            if in_segment {
+                outcomes[*at] = Outcome::Ok;
+                inner.lease_cache.extend(receipt, *until, false);
+                inner.cursor(&queue.name).lease_deadlines.expect(*until);
+            }
+            !in_segment
+        });
+        if places.is_empty() {
+            continue;
+        }
+        let mut lots: HashMap<(LeaseToken, Timestamp), Vec<usize>> = HashMap::new();
+        for &at in &places {
+            let (Reservation { receipt, .. }, until) = &items[at];
             lots.entry((receipt.token, *until)).or_default().push(at);
         }
         let held = places.iter().map(|at| &items[*at].0.receipt);

@@ -24,7 +24,10 @@ use crate::{
                 layout::{BY_ID, Group, PROCESSED, TOMBSTONE},
                 settled::{finish, held_filter, settle_token},
             },
-            segment::{detach::detach_held, lookup},
+            segment::{
+                detach::{commit_held, detach_held},
+                lookup,
+            },
             server::{
                 connect::read,
                 statement::{Update, statement, update, update_all},
@@ -119,8 +122,21 @@ pub(crate) async fn end_exactly(
     if endings.is_empty() {
         return Ok(Vec::new());
     }
-    let held = endings.iter().map(|ending| (ending.receipt.item, ending.receipt.token));
-    detach_held(inner, group, held).await?;
+    let held = |ending: &Ending| (ending.receipt.item, ending.receipt.token);
+    let forgotten = endings.iter().filter(|ending| ending.queue.retention.is_zero());
+    let ended = commit_held(inner, group, forgotten.map(held)).await?;
+    let open: Vec<&Ending> = endings.iter().filter(|e| !ended.contains(&held(e))).collect();
+    detach_held(inner, group, open.iter().map(|ending| held(ending))).await?;
+    let mut outcomes = end_documents(inner, group, &open).await?.into_iter();
+    let outcome = |ending| if ended.contains(&held(ending)) { None } else { outcomes.next() };
+    Ok(endings.iter().map(outcome).map(|outcome| outcome.unwrap_or(Outcome::Ok)).collect())
+}
+
+/// The same for items that have documents of their own.
+async fn end_documents(inner: &Inner, group: &Group, endings: &[&Ending]) -> Result<Vec<Outcome>> {
+    if endings.is_empty() {
+        return Ok(Vec::new());
+    }
     let now = inner.now();
     let mut lots: HashMap<(LeaseToken, Duration, Option<&Failure>), Vec<&Ending>> = HashMap::new();
     // One token per lease, so that of two receipts of an item only the one that held it finds its own.
@@ -140,11 +156,11 @@ pub(crate) async fn end_exactly(
     let mut keys = Vec::new();
     let all = n == endings.len() as u64;
     let outcomes = if all && endings.iter().all(|e| e.cached_lease.is_some() || !e.receipt.keyed) {
-        keys.extend(endings.iter().filter_map(known_key));
+        keys.extend(endings.iter().filter_map(|ending| known_key(ending)));
         vec![Outcome::Ok; endings.len()]
     } else {
         let found = look(inner, group, endings.iter().map(|e| e.receipt.item)).await?;
-        let outcome = |ending: &Ending| match found.get(&ending.receipt.item) {
+        let mut outcome = |ending: &Ending| match found.get(&ending.receipt.item) {
             Some(stored) if was_settled(stored, &settled, ending.receipt.token) => {
                 if !stored.key.is_empty() {
                     keys.push((ending.receipt.queue.clone(), stored.key.clone()));
@@ -153,7 +169,7 @@ pub(crate) async fn end_exactly(
             }
             found => stale(found, now),
         };
-        endings.iter().map(outcome).collect()
+        endings.iter().map(|ending| outcome(ending)).collect()
     };
     ordering::unblock_settled(inner, group, &keys).await;
     Ok(outcomes)

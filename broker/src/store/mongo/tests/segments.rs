@@ -4,6 +4,10 @@ use super::{
     faults::{Server, assert_untouched, take_all, times, unsure},
     *,
 };
+use crate::{
+    domain::{DedupId, ItemState, Pushed},
+    store::RedriveFilter,
+};
 
 const SIZE: SegmentSize = SegmentSize { max: 10, alone: true };
 
@@ -173,6 +177,193 @@ async fn every_fate_leaves_the_rest_of_a_segment_as_it_is() {
         let moved = take(store, &to, 10).await;
         assert_eq!(commit(store, &to, &moved).await, [Outcome::Ok; 2]);
     }
+}
+
+fn push_with_id(queue: &Arc<Queue>, id: &str) -> Push {
+    let mut push = push_of(queue, id, 0);
+    push.item.dedup_id = DedupId::new(id);
+    push
+}
+
+async fn push_ids(store: &MongoStore, queue: &Arc<Queue>, ids: &[&str]) -> Vec<Pushed> {
+    store.push(ids.iter().map(|id| push_with_id(queue, id)).collect()).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deduplication_ids_are_remembered_wherever_their_items_are() {
+    let (_scratch, clock, stores, queue) = two().await;
+    let window = queue.dedup_window;
+    let first = push_ids(&stores[0], &queue, &["a", "b", "c", "d"]).await;
+    assert_eq!(documents(&stores[0]).await, (1, 0));
+    let ids: Vec<ItemId> = first.iter().map(|pushed| pushed.id).collect();
+    // In a segment, ready or reserved; in a document of its own; committed with others left, and without.
+    let taken = take(&stores[0], &queue, 3).await;
+    assert_eq!(taken[1].item.dedup_id, DedupId::new("b"));
+    assert_eq!(stores[0].rollback(vec![back(&queue, &taken[2])]).await.unwrap(), [Outcome::Ok]);
+    assert_eq!(commit(&stores[0], &queue, &taken[..1]).await, [Outcome::Ok]);
+    let again = async |store: &MongoStore| {
+        let again = push_ids(store, &queue, &["a", "b", "c", "d"]).await;
+        assert!(again.iter().all(|pushed| pushed.deduplicated));
+        assert_eq!(again.iter().map(|pushed| pushed.id).collect::<Vec<_>>(), ids);
+    };
+    again(&stores[1]).await;
+    assert_eq!(commit(&stores[1], &queue, &taken[1..2]).await, [Outcome::Ok], "another broker");
+    again(&stores[0]).await;
+    let rest = all_of(&stores[0], &queue, 2).await;
+    assert_eq!(payloads(&rest), ["c", "d"]);
+    assert_eq!(commit(&stores[0], &queue, &rest).await, [Outcome::Ok; 2]);
+    again(&stores[1]).await;
+    assert_eq!(stores[0].depth(&queue).await.unwrap().unsettled(), 0);
+    assert_eq!(documents(&stores[0]).await, (0, 0), "only tombstones");
+
+    // What is new is stored beside duplicates, in its place.
+    let mixed = push_ids(&stores[0], &queue, &["e", "a", "f", "e", "g"]).await;
+    let duplicates: Vec<bool> = mixed.iter().map(|pushed| pushed.deduplicated).collect();
+    assert_eq!(duplicates, [false, true, false, true, false]);
+    assert_eq!((mixed[1].id, mixed[3].id), (ids[0], mixed[0].id));
+    let taken = take(&stores[1], &queue, 10).await;
+    assert_eq!(payloads(&taken), ["e", "f", "g"]);
+    assert_eq!(taken[1].item.id, mixed[2].id);
+    assert_eq!(commit(&stores[1], &queue, &taken).await, [Outcome::Ok; 3]);
+    clock.advance(window + Duration::from_secs(1));
+    let later = push_ids(&stores[0], &queue, &["a", "b", "e"]).await;
+    assert!(later.iter().all(|pushed| !pushed.deduplicated));
+    assert_eq!(payloads(&take(&stores[0], &queue, 10).await), ["a", "b", "e"]);
+}
+
+/// Whole segments of which nothing is left become tombstones too, if whoever sets the last bit does not know it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_keeps_the_ids_of_committed_items_and_forgets_the_others() {
+    let (_scratch, _clock, stores, queue) = two().await;
+    push_ids(&stores[0], &queue, &["a", "b", "c"]).await;
+    let taken = take(&stores[0], &queue, 1).await;
+    assert_eq!(commit(&stores[0], &queue, &taken).await, [Outcome::Ok]);
+    assert_eq!(stores[1].purge(&queue).await.unwrap(), 2);
+    let again = push_ids(&stores[0], &queue, &["a", "b", "c"]).await;
+    let duplicates: Vec<bool> = again.iter().map(|pushed| pushed.deduplicated).collect();
+    assert_eq!(duplicates, [true, false, false]);
+    assert_eq!(payloads(&take(&stores[0], &queue, 10).await), ["b", "c"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_change_nothing_and_show_everything_page_by_page() {
+    let (_scratch, _clock, stores, queue) = two().await;
+    push(&stores[0], &queue, 25).await;
+    push(&stores[1], &queue, 3).await;
+    let taken = take(&stores[0], &queue, 7).await;
+    assert_eq!(commit(&stores[0], &queue, &taken[2..4]).await, [Outcome::Ok; 2]);
+    assert_eq!(stores[0].rollback(vec![back(&queue, &taken[6])]).await.unwrap(), [Outcome::Ok]);
+    let before = documents(&stores[0]).await;
+    for (state, count) in [(None, 26), (Some(ItemState::Ready), 22), (Some(ItemState::Reserved), 4)]
+    {
+        let whole = stores[1].list_items(&queue, state, None, 100).await.unwrap();
+        assert_eq!((whole.entries.len(), whole.next), (count, None));
+        for limit in [1, 3, 10] {
+            let (mut all, mut next) = (Vec::new(), None);
+            loop {
+                let cursor: Option<String> = next.take();
+                let page =
+                    stores[1].list_items(&queue, state, cursor.as_deref(), limit).await.unwrap();
+                assert!(page.entries.len() <= limit);
+                all.extend(page.entries);
+                next = page.next;
+                if next.is_none() {
+                    break;
+                }
+            }
+            assert_eq!(all, whole.entries, "{state:?} {limit}");
+        }
+        for item in &whole.entries {
+            let alone = stores[1].get_item(&queue, item.id).await.unwrap();
+            assert_eq!(alone.as_ref(), Some(item));
+        }
+    }
+    assert_eq!(documents(&stores[0]).await, before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn extending_all_of_a_claim_moves_its_end_in_place() {
+    let (_scratch, clock, stores, queue) = two().await;
+    push(&stores[0], &queue, 10).await;
+    let taken = take(&stores[0], &queue, 8).await;
+    assert_eq!(commit(&stores[0], &queue, &taken[..2]).await, [Outcome::Ok; 2]);
+    for _ in 0..3 {
+        clock.advance(LEASE - Duration::from_secs(1));
+        let until = stores[0].now() + LEASE;
+        let rest = taken[2..].iter().map(|delivery| (held(&queue, delivery), until)).collect();
+        assert_eq!(stores[0].extend(rest).await.unwrap(), [Outcome::Ok; 6]);
+        assert!(stores[1].depth(&queue).await.unwrap().next_eligible.is_some());
+    }
+    assert_eq!(documents(&stores[0]).await, (1, 0), "nothing was detached");
+    assert_eq!(payloads(&take(&stores[1], &queue, 10).await), ["8", "9"]);
+    // One alone leaves; the others end as they were.
+    let until = stores[0].now() + LEASE * 2;
+    let one = vec![(held(&queue, &taken[2]), until)];
+    assert_eq!(stores[0].extend(one).await.unwrap(), [Outcome::Ok]);
+    clock.advance(LEASE + Duration::from_secs(1));
+    let lapsed = all_of(&stores[1], &queue, 7).await;
+    assert_eq!(payloads(&lapsed), numbers(3..10));
+    assert_eq!(commit(&stores[0], &queue, &taken[2..3]).await, [Outcome::Ok]);
+    assert_eq!(commit(&stores[0], &queue, &taken[3..]).await, [Outcome::LeaseLost; 5]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commits_through_another_broker_leave_tombstones_for_the_one_that_claimed() {
+    let (_scratch, _clock, stores, queue) = two().await;
+    push(&stores[0], &queue, 10).await;
+    let taken = take(&stores[0], &queue, 10).await;
+    assert_eq!(commit(&stores[1], &queue, &taken[..4]).await, [Outcome::Ok; 4]);
+    assert_eq!(documents(&stores[0]).await, (1, 0), "nothing was detached");
+    let gone = [[Outcome::Gone; 4].as_slice(), &[Outcome::Ok; 6]].concat();
+    assert_eq!(commit(&stores[0], &queue, &taken).await, gone);
+    assert_eq!(commit(&stores[1], &queue, &taken).await, [Outcome::Gone; 10]);
+    assert_eq!(stores[0].depth(&queue).await.unwrap().unsettled(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redrive_finds_items_of_segments_by_their_ids() {
+    let (_scratch, _clock, stores, queue) = two().await;
+    let to = make(&stores[0], queue_named("to")).await;
+    push(&stores[0], &queue, 5).await;
+    let listed = stores[0].list_items(&queue, None, None, 10).await.unwrap().entries;
+    let filter =
+        RedriveFilter { ids: vec![listed[1].id, listed[3].id], ..RedriveFilter::default() };
+    let moved = stores[1].redrive(&queue, &to, &filter, None, 10).await.unwrap();
+    assert_eq!(moved.items, 2);
+    assert_eq!(payloads(&take(&stores[0], &to, 10).await), ["1", "3"]);
+    assert_eq!(payloads(&take(&stores[0], &queue, 10).await), ["0", "2", "4"]);
+}
+
+/// Whoever reads the database finds one document per item in the view.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_flat_view_shows_each_item() {
+    let scratch = Scratch::with_segments(SegmentSize { max: 1_000, alone: true });
+    let clock = Arc::new(Clock::system());
+    let stores = brokers(&scratch, &clock, 2).await;
+    let queue = make(&stores[0], queue_named("q")).await;
+    push(&stores[0], &queue, 700).await;
+    let taken = take(&stores[0], &queue, 600).await;
+    assert_eq!(commit(&stores[0], &queue, &taken[40..120]).await, [Outcome::Ok; 80]);
+    assert_eq!(stores[0].rollback(vec![back(&queue, &taken[599])]).await.unwrap(), [Outcome::Ok]);
+    let view = stores[0].inner.db.collection::<Document>("items_flat.default");
+    let mut cursor = view.find(doc! { "q": "q" }).sort(doc! { "_id": 1 }).await.unwrap();
+    let mut shown = Vec::new();
+    while cursor.advance().await.unwrap() {
+        let item = cursor.deserialize_current().unwrap();
+        let id = ItemId(item.get_object_id("_id").unwrap().bytes());
+        shown.push((id, item.get("lock").is_some()));
+    }
+    let mut listed: Vec<(ItemId, bool)> = stores[0]
+        .list_items(&queue, None, None, 1_000)
+        .await
+        .unwrap()
+        .entries
+        .iter()
+        .map(|item| (item.id, item.state == ItemState::Reserved))
+        .collect();
+    listed.sort_unstable();
+    assert_eq!(listed.len(), 620);
+    assert_eq!(shown, listed);
 }
 
 #[tokio::test(flavor = "multi_thread")]
