@@ -260,7 +260,7 @@ async fn insert(
             }
         };
         let mut repeated = Vec::new();
-        for (place, unit) in open.into_iter().enumerate() {
+        for (place, unit) in std::mem::take(&mut open).into_iter().enumerate() {
             match refused.remove(&place) {
                 Some(Refusal::Repeated) => repeated.push(unit),
                 refusal => {
@@ -273,45 +273,57 @@ async fn insert(
                 }
             }
         }
-        open = Vec::new();
         if repeated.is_empty() {
             continue; // with those that are late, if there are any
         }
-        let keys: HashSet<_> =
-            repeated.iter().flat_map(Unit::present).filter_map(|at| key_of(&items[at])).collect();
-        let keys: Vec<_> = keys.into_iter().collect();
-        let firsts = dedup::resolve(inner, group, &keys, inner.now()).await;
-        for mut unit in repeated {
-            let present: Vec<usize> = unit.present().collect();
-            for at in present {
-                let first = match &firsts {
-                    Ok(firsts) => key_of(&items[at]).and_then(|key| firsts.get(&key)),
-                    // The other items of this write are stored or refused, whatever becomes of these.
-                    Err(error) => {
-                        results[at] = Some(Err(repeat(error)));
-                        unit.left_out.insert(at);
-                        continue;
-                    }
-                };
-                if let Some(first) = first {
-                    results[at] = Some(Ok(if first.id == starts[at].id {
-                        stored(&items[at], &starts[at])
-                    } else {
-                        duplicate(*first)
-                    }));
-                    unit.left_out.insert(at);
-                }
-            }
-            // The others keep their ids and their places.
-            if unit.present().next().is_some() {
-                open.push(unit);
-            }
-        }
+        open = without_duplicates(inner, group, (items, &starts), repeated, &mut results).await;
     }
     Ok(results
         .into_iter()
         .map(|r| r.unwrap_or_else(|| Err(unavailable("concurrent pushes kept winning"))))
         .collect())
+}
+
+/// Gives duplicates their results, and returns the documents that are to be inserted again without them.
+async fn without_duplicates(
+    inner: &Inner,
+    group: &Group,
+    (items, starts): (&[Push], &[Start]),
+    repeated: Vec<Unit>,
+    results: &mut [Option<Result<Pushed>>],
+) -> Vec<Unit> {
+    let keys: HashSet<_> =
+        repeated.iter().flat_map(Unit::present).filter_map(|at| key_of(&items[at])).collect();
+    let keys: Vec<_> = keys.into_iter().collect();
+    let firsts = dedup::resolve(inner, group, &keys, inner.now()).await;
+    let mut again = Vec::new();
+    for mut unit in repeated {
+        let present: Vec<usize> = unit.present().collect();
+        for at in present {
+            let first = match &firsts {
+                Ok(firsts) => key_of(&items[at]).and_then(|key| firsts.get(&key)),
+                // The other items of this write are stored or refused, whatever becomes of these.
+                Err(error) => {
+                    results[at] = Some(Err(repeat(error)));
+                    unit.left_out.insert(at);
+                    continue;
+                }
+            };
+            if let Some(first) = first {
+                results[at] = Some(Ok(if first.id == starts[at].id {
+                    stored(&items[at], &starts[at])
+                } else {
+                    duplicate(*first)
+                }));
+                unit.left_out.insert(at);
+            }
+        }
+        // The others keep their ids and their places.
+        if unit.present().next().is_some() {
+            again.push(unit);
+        }
+    }
+    again
 }
 
 /// Returns the result for an item that was stored.

@@ -86,7 +86,9 @@ fn whole(segment: &Segment, lock: LeaseToken, items: &HashSet<usize>) -> Option<
 /// extension that followed it. `lapse` may stay where it is: it is no later than the first end.
 fn extension(part: &Part, held: &[usize], now: Timestamp) -> Result<RawDocumentBuf> {
     let mut bits = Bits::default();
-    held.iter().for_each(|at| bits.set(*at));
+    for at in held {
+        bits.set(*at);
+    }
     let run = rawdoc! {
         "lock": token_oid(part.lock), "extended": { "$not": { "$gt": date(now) } },
     };

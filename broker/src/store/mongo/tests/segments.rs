@@ -288,7 +288,7 @@ async fn extending_all_of_a_claim_moves_its_end_in_place() {
     let taken = take(&stores[0], &queue, 8).await;
     assert_eq!(commit(&stores[0], &queue, &taken[..2]).await, [Outcome::Ok; 2]);
     for _ in 0..3 {
-        clock.advance(LEASE - Duration::from_secs(1));
+        clock.advance(LEASE / 2);
         let until = stores[0].now() + LEASE;
         let rest = taken[2..].iter().map(|delivery| (held(&queue, delivery), until)).collect();
         assert_eq!(stores[0].extend(rest).await.unwrap(), [Outcome::Ok; 6]);
