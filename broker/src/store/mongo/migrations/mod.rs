@@ -43,8 +43,10 @@ const STORE: &str = "store";
 const FIRST_TO_NOTICE: i64 = 2;
 
 /// The format of the database that this program creates and uses.
-pub(super) const THIS: Format =
-    Format { steps: &[TO_VERSION_2], notice: WRITE_LIMIT.saturating_add(Duration::from_secs(10)) };
+pub(super) const THIS: Format = Format {
+    steps: &[TO_VERSION_2, TO_VERSION_3],
+    notice: WRITE_LIMIT.saturating_add(Duration::from_secs(10)),
+};
 
 /// A format of the database.
 #[derive(Clone, Copy)]
@@ -88,6 +90,10 @@ const TO_VERSION_2: Step = Step {
     },
     earlier_go_on: false,
 };
+
+/// Items that were pushed together may share a document. Brokers of earlier versions would hand such a document out as
+/// one item without a payload.
+const TO_VERSION_3: Step = Step { updates: Vec::new, earlier_go_on: false };
 
 /// The format that a database says it has.
 struct Found {

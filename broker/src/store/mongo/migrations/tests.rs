@@ -333,7 +333,7 @@ async fn a_database_of_a_newer_version_is_refused_in_plain_words() {
         message.contains("was written by a newer version of this program (format 4,"),
         "{message}"
     );
-    assert!(message.contains("here 2,"), "{message}");
+    assert!(message.contains("here 3,"), "{message}");
     assert!(message.contains("start that version or a later one here"), "{message}");
 }
 

@@ -40,7 +40,7 @@ impl SegmentSize {
 
 impl Default for SegmentSize {
     fn default() -> Self {
-        Self::NONE
+        Self::SHARED
     }
 }
 
