@@ -5,7 +5,7 @@ use super::{
     *,
 };
 use crate::{
-    domain::{DedupId, ItemState, Pushed},
+    domain::{DedupId, ItemId, ItemState, Pushed},
     store::RedriveFilter,
 };
 
@@ -46,6 +46,7 @@ fn back(queue: &Arc<Queue>, delivery: &Delivery) -> Rollback {
         eligible_time: delivery.previous_eligible_time,
         attempt: 1,
         undelivered: true,
+        former_lease: None,
     };
     Rollback { held: held(queue, delivery), to, reason: None }
 }
