@@ -269,7 +269,10 @@ async fn a_slow_settle_delays_only_requests_for_its_own_receipt() {
     let store = TestStore::mongo(&server.uri());
     let broker = store.launch().signals("local:").without_poll().start().await;
     let api = broker.api().await;
-    api.push("work", &["a", "b", "c"]).await;
+    // In calls of their own, so that each has a document of its own.
+    for item in ["a", "b", "c"] {
+        api.push("work", &[item]).await;
+    }
     let mut session = Session::of_work(&api, 2).await;
     let held = session.take(2).await;
     // A commit is a delete.

@@ -8,7 +8,8 @@
 //!
 //! One address has at most half of the places, so that it never keeps others out. When it has as many connections as it
 //! may, its own most silent connection is closed for its next one. If none of its connections is silent, the next one is
-//! closed at once.
+//! closed at once. The console has no such share, because probes and browsers of one machine share an address, and its
+//! connections make room when they are silent.
 
 #[cfg(test)]
 mod tests;
@@ -99,7 +100,8 @@ impl Listener {
 
     /// Returns the listener for the console: a few connections, each of which has to send requests in good time.
     pub(crate) fn console(listener: TcpListener, bounds: &Bounds) -> Self {
-        Self::new(listener, "HTTP", Duty::Answers, CONSOLE_CONNECTIONS, bounds)
+        let all = Self::new(listener, "HTTP", Duty::Answers, CONSOLE_CONNECTIONS, bounds);
+        Self { most_of_peer: usize::MAX, ..all }
     }
 
     fn new(
