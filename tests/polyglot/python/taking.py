@@ -37,7 +37,7 @@ HOUR = Duration(seconds=3600)
 def pop(broker):
     queue = unique("pop")
     expect("a queue that does not exist immediately returns nothing", broker.pop(queue), [])
-    expect("and exists from then on", broker.stats(queue).queue, queue)
+    expect_error("and is not created by it", grpc.StatusCode.NOT_FOUND, lambda: broker.stats(queue))
     broker.push(queue, b"1", b"2", b"3")
     item = broker.queues.Pop(PopRequest(queue=queue)).items[0]
     expect("one item by default", (item.payload, item.queue, item.deliveries), (b"1", queue, 1))
@@ -114,10 +114,17 @@ def deliveries_of(stream, count):
 
 @section("Consume")
 def consume(broker):
-    queue = unique("consume")
+    queue = unique("consume-early")
+    stream = broker.queues.Consume(ConsumeRequest(queue=queue))
+    early = in_background(deliveries_of, stream, 1)
+    broker.push(queue, b"first")
+    expect("a stream waits for its queue", early.result(DEADLINE)[0].item.payload, b"first")
+    stream.cancel()
+
+    queue = broker.create(unique("consume"))
     stream = broker.queues.Consume(ConsumeRequest(queue=queue, max_in_flight=2, lease=HOUR, consumer="py"))
     stream.initial_metadata()  # waits until the broker has opened the stream
-    eventually("a stream counts as a consumer, of a queue that did not exist", lambda: broker.stats(queue).consumers, 1)
+    eventually("a stream counts as a consumer", lambda: broker.stats(queue).consumers, 1)
     ids = broker.push(queue, *[b"%d" % n for n in range(5)])
     held = deliveries_of(stream, 2)
     expect("items are delivered in order", [delivery.item.id for delivery in held], ids[:2])
