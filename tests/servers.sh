@@ -13,7 +13,7 @@ fail() { printf '\n%s: %s\n' "$0" "$1" >&2; shift; printf '  next: %s\n' "$@" >&
 have() { command -v "$1" >/dev/null 2>&1; }
 
 stop_servers() { # stop_servers CODE: with 0, what they left behind goes too
-    local pid i
+    local pid i log
     for ((i = ${#started[@]} - 1; i >= 0; i--)); do kill -TERM "${started[i]}" 2>/dev/null || true; done
     for pid in ${started[@]+"${started[@]}"}; do
         for ((i = 0; i < 100; i++)); do
@@ -24,7 +24,16 @@ stop_servers() { # stop_servers CODE: with 0, what they left behind goes too
         wait "$pid" 2>/dev/null || true
     done
     if [[ -n $scratch ]]; then
-        if (($1 == 0)); then rm -rf "$scratch"; else say "logs of the servers: $scratch"; fi
+        if (($1 == 0)); then
+            rm -rf "$scratch"
+        else
+            # Where only the output is kept, it is to say why a server died: a full disk, for example.
+            df -h "$scratch" "$ROOT" || true
+            for log in "$scratch"/*.log; do
+                [[ -f $log ]] && { say "-- the end of $log"; tail -n 8 "$log" | cut -c1-400; }
+            done
+            say "logs of the servers: $scratch"
+        fi
     fi
 }
 
