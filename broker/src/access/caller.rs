@@ -72,8 +72,8 @@ impl Caller {
         self.now_allows(action, Some(queue)).is_ok()
     }
 
-    /// Returns how many queues there may be whose names this caller may give to new queues, if `names` are that many. An
-    /// administrator of the queue has no limit.
+    /// Returns the caller's limit of queues if it is reached: `names` are all queues, of which those count that the caller
+    /// could have created. An administrator of the queue has no limit.
     pub(crate) fn max_queues<'a>(
         &self,
         queue: &str,

@@ -197,24 +197,22 @@ fn token(entry: TokenEntry) -> Result<(TokenHash, Principal), String> {
         }
         _ => return Err("give either hash or token".to_owned()),
     };
-    let principal = principal(entry.name, &entry.allow, entry.expires.as_ref())?;
-    let max_queues = entry.max_queues.unwrap_or(principal.max_queues);
-    Ok((hash, Principal { max_queues, ..principal }))
+    let TokenEntry { name, allow, expires, max_queues, .. } = entry;
+    Ok((hash, principal(name, &allow, expires.as_ref(), max_queues)?))
 }
 
 fn certificate(entry: CertificateEntry) -> Result<Principal, String> {
     if entry.san.is_empty() {
         return Err("san must be given; \"*\" stands for every certificate".to_owned());
     }
-    let principal = principal(entry.san, &entry.allow, entry.expires.as_ref())?;
-    let max_queues = entry.max_queues.unwrap_or(principal.max_queues);
-    Ok(Principal { max_queues, ..principal })
+    principal(entry.san, &entry.allow, entry.expires.as_ref(), entry.max_queues)
 }
 
 fn principal(
     name: String,
     allow: &[String],
     expires: Option<&toml::Value>,
+    max_queues: Option<u32>,
 ) -> Result<Principal, String> {
     if name.is_empty() || name.len() > 255 || name.chars().any(char::is_control) {
         return Err("the name must be 1 to 255 printable characters".to_owned());
@@ -228,7 +226,8 @@ fn principal(
         toml::Value::String(text) => instant(text),
         other => Err(format!("expires: {other} is not a time")),
     });
-    Ok(Principal { name, permissions, expires: expires.transpose()?, max_queues: MAX_QUEUES })
+    let max_queues = max_queues.unwrap_or(MAX_QUEUES);
+    Ok(Principal { name, permissions, expires: expires.transpose()?, max_queues })
 }
 
 /// Parses a time with its offset.
@@ -295,7 +294,7 @@ pub(crate) fn new_token(
     expires: Option<&str>,
 ) -> Result<NewToken, String> {
     let time = expires.map(|text| toml::Value::String(text.to_owned()));
-    principal(name.to_owned(), allow, time.as_ref())?;
+    principal(name.to_owned(), allow, time.as_ref(), None)?;
     let mut random = [0; 32];
     rand::rng().fill_bytes(&mut random);
     let mut digits = String::with_capacity(2 * random.len());

@@ -126,6 +126,14 @@ pub enum EngineError {
     Store(Arc<StoreError>),
 }
 
+impl EngineError {
+    /// Returns the error of a queue that has no room below its `max_depth`.
+    pub(super) fn queue_full(queue: &Queue) -> Self {
+        let max_depth = queue.max_depth.map_or(0, NonZeroU64::get);
+        Self::QueueFull { queue: queue.name.clone(), max_depth }
+    }
+}
+
 impl From<StoreError> for EngineError {
     fn from(error: StoreError) -> Self {
         Self::Store(Arc::new(error))
@@ -141,12 +149,4 @@ fn list(names: &[QueueName]) -> String {
 fn ring(names: &[QueueName]) -> String {
     let way = names.iter().chain(names.first()).map(QueueName::as_str);
     way.collect::<Vec<_>>().join(" -> ")
-}
-
-impl EngineError {
-    /// Returns the error of a queue that has no room below its `max_depth`.
-    pub(super) fn queue_full(queue: &Queue) -> Self {
-        let max_depth = queue.max_depth.map_or(0, NonZeroU64::get);
-        Self::QueueFull { queue: queue.name.clone(), max_depth }
-    }
 }

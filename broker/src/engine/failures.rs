@@ -135,22 +135,26 @@ impl Engine {
             undelivered: cause == Cause::Undelivered,
             former_lease: None,
         };
-        let too_many = || format!("handed out {deliveries} times and never settled");
         let outcome = queue.failure_outcome(cause, attempt, deliveries, rand::random());
         let to = match (outcome, &queue.at_limit) {
             (FailureOutcome::Retry { attempt, delay: wait }, _) => back(attempt, wait),
-            (FailureOutcome::Limit { reason: limit, failed_attempts }, AtLimit::DeadLetter(to)) => {
-                reason = reason.or_else(|| (limit == LimitReason::MaxDeliveries).then(too_many));
-                RollbackTo::DeadLetter { to: to.clone(), failed_attempts, reason: limit }
+            (FailureOutcome::Limit { reason, failed_attempts }, AtLimit::DeadLetter(to)) => {
+                RollbackTo::DeadLetter { to: to.clone(), failed_attempts, reason }
             }
-            (FailureOutcome::Limit { reason: limit, failed_attempts }, AtLimit::Discard) => {
-                reason = reason.or_else(|| (limit == LimitReason::MaxDeliveries).then(too_many));
-                RollbackTo::Discard { failed_attempts, reason: limit }
+            (FailureOutcome::Limit { reason, failed_attempts }, AtLimit::Discard) => {
+                RollbackTo::Discard { failed_attempts, reason }
             }
             (FailureOutcome::Limit { .. }, AtLimit::Unknown | AtLimit::Nowhere) => {
                 back(attempt, Duration::ZERO)
             }
         };
+        if let RollbackTo::DeadLetter { reason: limit, .. }
+        | RollbackTo::Discard { reason: limit, .. } = &to
+            && *limit == LimitReason::MaxDeliveries
+        {
+            let why = || format!("handed out {deliveries} times and never settled");
+            reason = reason.or_else(|| Some(why()));
+        }
         Rollback { held, to, reason }
     }
 

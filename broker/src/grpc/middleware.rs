@@ -62,7 +62,7 @@ pub(crate) async fn pass(State(edge): State<Arc<Edge>>, request: Request, next: 
     .await
 }
 
-/// Answers a call, unless too many are under way.
+/// Runs a call, unless too many are under way.
 async fn bound(edge: &Edge, peer: &Peer, request: Request, next: Next) -> Response {
     let is_stream = Rule::is_stream(request.uri().path());
     match edge.concurrency.begin(is_stream, peer) {

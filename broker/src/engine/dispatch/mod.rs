@@ -286,7 +286,7 @@ impl Dispatcher {
         lapsed
     }
 
-    /// Answers the calls that do not wait, as long as the queue is paused. Returns the items that
+    /// Ends the calls that do not wait, as long as the queue is paused. Returns the items that
     /// were taken from streams because they have not been sent.
     fn pause(&self) -> Vec<InFlight> {
         let mut state = self.state.lock();
