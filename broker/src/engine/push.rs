@@ -131,7 +131,7 @@ impl Engine {
         pushed: impl Iterator<Item = (&'a QueueName, &'a Pushed)>,
     ) {
         #[derive(Default)]
-        struct Told {
+        struct QueueChange {
             pushed: u64,
             deduplicated: u64,
             /// The items that are not ready.
@@ -139,7 +139,7 @@ impl Engine {
             since: Option<Timestamp>,
         }
         let now = self.now();
-        let mut by_queue: HashMap<&QueueName, Told> = HashMap::new();
+        let mut by_queue: HashMap<&QueueName, QueueChange> = HashMap::new();
         for (queue, pushed) in pushed {
             let told = by_queue.entry(queue).or_default();
             if pushed.deduplicated {
@@ -158,7 +158,7 @@ impl Engine {
                 (a, b) => a.or(b),
             };
         }
-        for (queue, Told { pushed, deduplicated, later, since }) in by_queue {
+        for (queue, QueueChange { pushed, deduplicated, later, since }) in by_queue {
             self.metrics.deduplicated(queue, deduplicated);
             self.count(queue, &Totals { pushed, ..Totals::default() });
             if later != Change::default() {

@@ -349,14 +349,14 @@ impl Engine {
         count: impl Fn(&mut Totals),
     ) {
         #[derive(Default)]
-        struct Told<'a> {
+        struct QueueChange<'a> {
             totals: Totals,
             receipts: Vec<&'a Receipt>,
             foreign: bool,
             keyed: bool,
         }
         let own = self.store.broker_id();
-        let mut by_queue: HashMap<&QueueName, Told<'a>> = HashMap::new();
+        let mut by_queue: HashMap<&QueueName, QueueChange<'a>> = HashMap::new();
         for (receipt, outcome) in settled {
             let told = by_queue.entry(&receipt.queue).or_default();
             match outcome {

@@ -19,7 +19,7 @@ const COUNTED_AT_A_TIME: usize = 8;
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What was last reported about a queue.
-struct Told {
+struct LastSent {
     stats: QueueStats,
     seen: Seen,
     at: Instant,
@@ -37,22 +37,22 @@ impl Engine {
         for name in &queues {
             self.queues.get(name).await?;
         }
-        let (told, hears) = mpsc::channel(4);
+        let (sender, receiver) = mpsc::channel(4);
         let engine = Arc::clone(self);
         self.tasks.spawn(async move {
-            let mut last: HashMap<QueueName, Told> = HashMap::new();
+            let mut last: HashMap<QueueName, LastSent> = HashMap::new();
             let mut first = true;
             loop {
                 let stats = tokio::select! {
                     stats = engine.changed_stats(&queues, &mut last) => stats,
-                    () = told.closed() => return,
+                    () = sender.closed() => return,
                 };
                 let changed = stats.as_ref().map_or(true, |stats| !stats.is_empty());
                 let failed = stats.is_err();
                 if changed || first {
                     // A client that does not read must not hold up a shutdown.
                     tokio::select! {
-                        sent = told.send(stats) => if sent.is_err() { return },
+                        sent = sender.send(stats) => if sent.is_err() { return },
                         () = engine.stopping.cancelled() => return,
                     }
                 }
@@ -62,10 +62,10 @@ impl Engine {
                 first = false;
                 tokio::select! {
                     () = tokio::time::sleep(WATCH_INTERVAL) => {}
-                    () = told.closed() => return,
+                    () = sender.closed() => return,
                     () = engine.draining.cancelled() => {
                         tokio::select! {
-                            _ = told.send(Err(EngineError::ShuttingDown)) => {} // the watcher may have gone
+                            _ = sender.send(Err(EngineError::ShuttingDown)) => {} // the watcher may have gone
                             () = engine.stopping.cancelled() => {}
                         }
                         return;
@@ -73,13 +73,13 @@ impl Engine {
                 }
             }
         });
-        Ok(hears)
+        Ok(receiver)
     }
 
     async fn changed_stats(
         &self,
         queues: &[QueueName],
-        last: &mut HashMap<QueueName, Told>,
+        last: &mut HashMap<QueueName, LastSent>,
     ) -> Result<Vec<QueueStats>> {
         self.notice_changes(TOTALS_AGE / 2).await?;
         let all = queues.is_empty();
@@ -90,40 +90,40 @@ impl Engine {
         }
         let outdated: Vec<_> = names
             .iter()
-            .filter(|name| last.get(*name).is_none_or(|told| self.is_outdated(name, told)))
+            .filter(|name| last.get(*name).is_none_or(|sent| self.is_outdated(name, sent)))
             .cloned()
             .collect();
         let mut counted = stream::iter(outdated)
             .map(|name| async move { (self.watched_stats(&name).await, name) })
             .buffered(COUNTED_AT_A_TIME);
         let mut changed = Vec::new();
-        while let Some((told, name)) = counted.next().await {
-            let told = match told {
-                Ok(told) => told,
+        while let Some((current, name)) = counted.next().await {
+            let current = match current {
+                Ok(counted) => counted,
                 Err(EngineError::QueueNotFound(_)) if all => {
                     last.remove(&name);
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            if last.get(&name).is_none_or(|before| before.stats != told.stats) {
-                changed.push(told.stats.clone());
+            if last.get(&name).is_none_or(|before| before.stats != current.stats) {
+                changed.push(current.stats.clone());
             }
-            last.insert(name, told);
+            last.insert(name, current);
         }
         Ok(changed)
     }
 
-    fn is_outdated(&self, name: &QueueName, told: &Told) -> bool {
-        told.seen.is_outdated(self, name, told.at) || told.stats.consumers != self.consumers(name)
+    fn is_outdated(&self, name: &QueueName, sent: &LastSent) -> bool {
+        sent.seen.is_outdated(self, name, sent.at) || sent.stats.consumers != self.consumers(name)
     }
 
-    async fn watched_stats(&self, name: &QueueName) -> Result<Told> {
+    async fn watched_stats(&self, name: &QueueName) -> Result<LastSent> {
         let queue = self.queues.get(name).await?;
         let seen = self.stats.depths.watched(&queue).await?;
         let totals = self.stats.with_pending(name, || self.overview.totals(name));
         let consumers = self.consumers(name);
         let stats = QueueStats { queue: name.clone(), depth: seen.depth, totals, consumers };
-        Ok(Told { stats, seen, at: Instant::now() })
+        Ok(LastSent { stats, seen, at: Instant::now() })
     }
 }

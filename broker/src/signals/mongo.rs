@@ -22,7 +22,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     message::{MISSED, Message, broker_of, broker_text},
-    relay::{Ears, Lost, STEP_TIMEOUT, Transport, bounded},
+    relay::{Lost, Receiving, STEP_TIMEOUT, Transport, bounded},
 };
 use crate::domain::{QueueName, Signal, Timestamp, Topic};
 
@@ -164,15 +164,15 @@ impl Transport for Mongo {
         Ok(())
     }
 
-    async fn hear(&self, ears: &Ears) -> Lost {
+    async fn receive(&self, receiving: &Receiving) -> Lost {
         let cursor = match bounded(self.follow()).await {
             Ok(cursor) => cursor,
             Err(lost) => return lost,
         };
-        ears.listening();
+        receiving.listening();
         let last_heard = Mutex::new(Instant::now());
         tokio::select! {
-            lost = listen(cursor, ears, &last_heard) => lost,
+            lost = listen(cursor, receiving, &last_heard) => lost,
             lost = self.supervise(&last_heard) => lost,
         }
     }
@@ -202,7 +202,11 @@ impl Mongo {
 }
 
 /// Passes on messages until the cursor ends.
-async fn listen(mut cursor: Cursor<Document>, ears: &Ears, last_heard: &Mutex<Instant>) -> Lost {
+async fn listen(
+    mut cursor: Cursor<Document>,
+    receiving: &Receiving,
+    last_heard: &Mutex<Instant>,
+) -> Lost {
     while let Some(document) = cursor.next().await {
         let document = match document {
             Ok(document) => document,
@@ -210,7 +214,7 @@ async fn listen(mut cursor: Cursor<Document>, ears: &Ears, last_heard: &Mutex<In
         };
         *last_heard.lock() = Instant::now();
         match decode(&document) {
-            Some((from, message)) => ears.heard(from, message),
+            Some((from, message)) => receiving.received(from, message),
             None if document.get_str("what").is_ok_and(|what| what == BEAT) => {}
             None => tracing::debug!("a document among the signals is not a signal"),
         }

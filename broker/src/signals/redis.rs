@@ -16,7 +16,7 @@ use tokio::time::sleep;
 
 use super::{
     message::Message,
-    relay::{Ears, Lost, STEP_TIMEOUT, Transport, bounded},
+    relay::{Lost, Receiving, STEP_TIMEOUT, Transport, bounded},
 };
 
 /// The pause between pings of the subscription. A dead connection is noticed after this pause and [`STEP_TIMEOUT`]
@@ -80,14 +80,14 @@ impl Transport for Redis {
         Ok(())
     }
 
-    async fn hear(&self, ears: &Ears) -> Lost {
+    async fn receive(&self, receiving: &Receiving) -> Lost {
         let (sink, stream) = match bounded(self.subscribe()).await {
             Ok(connection) => connection,
             Err(lost) => return lost,
         };
-        ears.listening();
+        receiving.listening();
         tokio::select! {
-            lost = listen(stream, ears) => lost,
+            lost = listen(stream, receiving) => lost,
             lost = supervise(sink) => lost,
         }
     }
@@ -102,11 +102,11 @@ impl Redis {
 }
 
 /// Passes on messages until the connection ends.
-async fn listen(mut stream: PubSubStream, ears: &Ears) -> Lost {
+async fn listen(mut stream: PubSubStream, receiving: &Receiving) -> Lost {
     while let Some(message) = stream.next().await {
         let decoded = message.get_payload::<String>().ok().and_then(|text| Message::decode(&text));
         if let Some((from, message)) = decoded {
-            ears.heard(from, message);
+            receiving.received(from, message);
         } else {
             tracing::debug!("a message on the signal channel is not a signal");
         }

@@ -18,7 +18,7 @@ use crate::{
     domain::{ItemId, Queue, QueueName, Receipt, Timestamp},
     engine::{
         EngineError,
-        adaptive_poll::Rhythm,
+        adaptive_poll::AdaptivePoll,
         consumers::{Call, ConsumerId, Consumers, InFlight, Inbox, Round, StreamSettings},
     },
     metrics::Wake,
@@ -57,7 +57,7 @@ struct State {
     /// When the store was last asked for that time.
     due_asked: Timestamp,
     /// The rate of items from other brokers.
-    rhythm: Rhythm,
+    adaptive_poll: AdaptivePoll,
 }
 
 impl Dispatcher {
@@ -71,7 +71,7 @@ impl Dispatcher {
             queue: None,
             due: None,
             due_asked: Timestamp::default(),
-            rhythm: Rhythm::default(),
+            adaptive_poll: AdaptivePoll::default(),
         };
         Self {
             queue,
@@ -122,7 +122,7 @@ impl Dispatcher {
         {
             let mut state = self.state.lock();
             state.appeared.add(Appeared::of(since));
-            state.rhythm.heard(now);
+            state.adaptive_poll.record_signal(now);
             state.woken_by = Wake::Signal;
         }
         self.inserted(since, now);
@@ -337,10 +337,10 @@ impl Dispatcher {
     }
 
     /// Returns when to poll between two signals.
-    fn next_look(&self, now: Timestamp) -> Option<Timestamp> {
+    fn next_adaptive_poll(&self, now: Timestamp) -> Option<Timestamp> {
         let state = self.state.lock();
         // If items are known to be there, the dispatcher waits for room, not for a poll.
-        state.rhythm.next_look(now).filter(|_| !state.dirty)
+        state.adaptive_poll.next_poll(now).filter(|_| !state.dirty)
     }
 
     /// Returns when to check the reservations that streams hold.

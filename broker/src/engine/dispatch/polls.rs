@@ -67,7 +67,7 @@ impl Polls {
     }
 
     /// Returns when to poll the queue next.
-    pub(super) fn next_look(&self, signals_healthy: bool) -> Instant {
+    pub(super) fn next_poll(&self, signals_healthy: bool) -> Instant {
         let longest = if signals_healthy { self.current } else { self.min };
         self.looked + longest.mul_f64(self.spread)
     }

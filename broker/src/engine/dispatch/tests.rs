@@ -89,18 +89,18 @@ async fn an_idle_consumer_is_not_kept_waiting() {
 fn the_dispatcher_polls_between_the_signals_of_a_busy_producer() {
     let (dispatcher, now) = (Dispatcher::new(QueueName::parse("queue", "q").unwrap()), Timestamp);
     dispatcher.inserted_elsewhere(None, now(50));
-    dispatcher.state.lock().rhythm.brought(5);
+    dispatcher.state.lock().adaptive_poll.record_found(5);
     dispatcher.state.lock().dirty = false;
-    assert_eq!(dispatcher.next_look(now(51)), None);
+    assert_eq!(dispatcher.next_adaptive_poll(now(51)), None);
     dispatcher.inserted_elsewhere(None, now(100));
-    assert_eq!(dispatcher.next_look(now(101)), None, "the dispatcher waits for room");
+    assert_eq!(dispatcher.next_adaptive_poll(now(101)), None, "the dispatcher waits for room");
     dispatcher.state.lock().dirty = false;
-    let next = dispatcher.next_look(now(101)).unwrap();
+    let next = dispatcher.next_adaptive_poll(now(101)).unwrap();
     assert!(next < now(110), "{next:?}");
     // An item that is known to become eligible has its own timer.
     dispatcher.inserted(Some(now(102)), now(101));
     assert_eq!(dispatcher.next_timer(), Some(now(102)));
-    assert_eq!(dispatcher.next_look(now(201)), None, "the producer has stopped");
+    assert_eq!(dispatcher.next_adaptive_poll(now(201)), None, "the producer has stopped");
 }
 
 /// The earliest signalled time is passed to the next reserve, and to no other.

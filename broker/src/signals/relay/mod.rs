@@ -63,9 +63,9 @@ pub(super) trait Transport: Send + Sync + 'static {
     /// Sends messages. After an error the outlet is dropped, and some or all may not have been sent.
     async fn send(&self, outlet: &mut Self::Outlet, messages: &[Message]) -> Result<(), Lost>;
 
-    /// Connects for receiving, calls [`Ears::listening`] when nothing can be missed any more, and
-    /// then [`Ears::heard`] with each message. Returns within 5 s after the connection is lost.
-    async fn hear(&self, ears: &Ears) -> Lost;
+    /// Connects for receiving, calls [`Receiving::listening`] when nothing can be missed any more, and
+    /// then [`Receiving::received`] with each message. Returns within 5 s after the connection is lost.
+    async fn receive(&self, receiving: &Receiving) -> Lost;
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,11 +78,11 @@ enum Link {
 #[derive(Debug, Clone, Copy)]
 struct Health {
     sending: Link,
-    hearing: Link,
+    receiving: Link,
 }
 
 /// Receives a transport's messages.
-pub(super) struct Ears {
+pub(super) struct Receiving {
     /// The transport, as logs call it.
     signals: String,
     broker: [u8; 4],
@@ -91,16 +91,16 @@ pub(super) struct Ears {
     metrics: Arc<Metrics>,
 }
 
-impl Ears {
+impl Receiving {
     /// Records that the transport receives everything from now on. Earlier messages may have been
     /// missed.
     pub(super) fn listening(&self) {
-        self.went_up("heard", |health| &mut health.hearing);
+        self.went_up("received", |health| &mut health.receiving);
         self.missed();
     }
 
     /// Passes a message on, unless this broker sent it.
-    pub(super) fn heard(&self, from: [u8; 4], message: Message) {
+    pub(super) fn received(&self, from: [u8; 4], message: Message) {
         if from == self.broker {
             return;
         }
@@ -163,7 +163,7 @@ struct Shared<T> {
     wake: Notify,
     /// True if the other brokers are to be told that they missed signals.
     dropped: AtomicBool,
-    ears: Ears,
+    receiving: Receiving,
     closing: CancellationToken,
 }
 
@@ -177,12 +177,12 @@ impl<T: Transport> Relay<T> {
     /// Starts sending and receiving, and waits a moment to find out whether the server can be reached.
     /// If it cannot, this is logged, and connecting is tried again until `close`.
     pub(super) async fn start(transport: T, broker: [u8; 4], metrics: Arc<Metrics>) -> Self {
-        let health = Health { sending: Link::Unknown, hearing: Link::Unknown };
+        let health = Health { sending: Link::Unknown, receiving: Link::Unknown };
         let shared = Arc::new(Shared {
             outbox: Mutex::default(),
             wake: Notify::new(),
             dropped: AtomicBool::new(false),
-            ears: Ears {
+            receiving: Receiving {
                 signals: transport.describe(),
                 broker,
                 notices: broadcast::Sender::new(NOTICES),
@@ -193,11 +193,11 @@ impl<T: Transport> Relay<T> {
             transport,
         });
         let tasks = TaskTracker::new();
-        let mut health = shared.ears.health.subscribe();
+        let mut health = shared.receiving.health.subscribe();
         tasks.spawn(essential("sending signals", Arc::clone(&shared).send_always()));
-        tasks.spawn(essential("hearing signals", Arc::clone(&shared).hear_always()));
+        tasks.spawn(essential("receiving signals", Arc::clone(&shared).receive_always()));
         tasks.close();
-        let known = health.wait_for(|h| h.sending != Link::Unknown && h.hearing != Link::Unknown);
+        let known = health.wait_for(|h| h.sending != Link::Unknown && h.receiving != Link::Unknown);
         let _ = timeout(FIRST_TIMEOUT, known).await; // still connecting is as good as not there
         Self { shared, tasks }
     }
@@ -205,7 +205,7 @@ impl<T: Transport> Relay<T> {
 
 impl<T: Transport> Shared<T> {
     fn can_send(&self) -> bool {
-        self.ears.health.borrow().sending == Link::Up
+        self.receiving.health.borrow().sending == Link::Up
     }
 
     /// Sends until the relay closes, reconnecting whenever necessary.
@@ -224,7 +224,7 @@ impl<T: Transport> Shared<T> {
                 },
                 Err(lost) => lost,
             };
-            self.ears.went_down("sent", &lost, |health| &mut health.sending);
+            self.receiving.went_down("sent", &lost, |health| &mut health.sending);
             if started.elapsed() > LIVED {
                 failures = 0;
             }
@@ -237,7 +237,7 @@ impl<T: Transport> Shared<T> {
 
     /// Sends over one connection until it is lost, or until the relay closes and everything is sent.
     async fn send_over(&self, outlet: &mut T::Outlet) -> Result<(), Lost> {
-        self.ears.went_up("sent", |health| &mut health.sending);
+        self.receiving.went_up("sent", |health| &mut health.sending);
         loop {
             if self.dropped.swap(false, Ordering::AcqRel) {
                 self.send_bounded(outlet, &[Message::Missed]).await?;
@@ -272,9 +272,9 @@ impl<T: Transport> Shared<T> {
         for message in messages {
             match message {
                 Message::Signal(signal) if result.is_ok() => {
-                    self.ears.metrics.signal_sent(signal.topic);
+                    self.receiving.metrics.signal_sent(signal.topic);
                 }
-                Message::Signal(signal) => self.ears.metrics.signal_dropped(signal.topic),
+                Message::Signal(signal) => self.receiving.metrics.signal_dropped(signal.topic),
                 Message::Missed => {}
             }
         }
@@ -285,15 +285,15 @@ impl<T: Transport> Shared<T> {
     }
 
     /// Receives until the relay closes, reconnecting whenever necessary.
-    async fn hear_always(self: Arc<Self>) {
+    async fn receive_always(self: Arc<Self>) {
         let mut failures = 0;
         loop {
             let started = Instant::now();
             let lost = tokio::select! {
-                lost = self.transport.hear(&self.ears) => lost,
+                lost = self.transport.receive(&self.receiving) => lost,
                 () = self.closing.cancelled() => return,
             };
-            self.ears.went_down("heard", &lost, |health| &mut health.hearing);
+            self.receiving.went_down("received", &lost, |health| &mut health.receiving);
             if started.elapsed() > LIVED {
                 failures = 0;
             }
@@ -332,7 +332,7 @@ impl<T: Transport> Signals for Relay<T> {
             // As soon as a message can be sent, the other brokers are told to scan all queues.
             shared.dropped.store(true, Ordering::Release);
             shared.wake.notify_one();
-            shared.ears.metrics.signal_dropped(topic);
+            shared.receiving.metrics.signal_dropped(topic);
             return;
         }
         let mut outbox = shared.outbox.lock();
@@ -342,17 +342,17 @@ impl<T: Transport> Signals for Relay<T> {
             shared.wake.notify_one();
         } else {
             drop(outbox);
-            shared.ears.metrics.signal_coalesced(topic);
+            shared.receiving.metrics.signal_coalesced(topic);
         }
     }
 
     fn subscribe(&self) -> broadcast::Receiver<Notice> {
-        self.shared.ears.notices.subscribe()
+        self.shared.receiving.notices.subscribe()
     }
 
     fn healthy(&self) -> bool {
-        let health = *self.shared.ears.health.borrow();
-        health.sending == Link::Up && health.hearing == Link::Up
+        let health = *self.shared.receiving.health.borrow();
+        health.sending == Link::Up && health.receiving == Link::Up
     }
 
     async fn close(&self) {

@@ -40,8 +40,8 @@ impl Transport for Noted {
         Ok(())
     }
 
-    async fn hear(&self, ears: &Ears) -> Lost {
-        ears.listening();
+    async fn receive(&self, receiving: &Receiving) -> Lost {
+        receiving.listening();
         std::future::pending().await
     }
 }

@@ -180,8 +180,9 @@ impl MongoStore {
         catalog::queues::ensure_indexes(&inner).await?;
         catalog::deletion::ensure_collections(&inner).await?;
         let inner = Arc::new(inner);
-        let adopt = catalog::orphaned_items::adopt_all(Arc::clone(&inner), inner.stop.clone());
-        background.spawn(essential("orphaned items", adopt));
+        let recover =
+            catalog::orphaned_items::recover_orphans(Arc::clone(&inner), inner.stop.clone());
+        background.spawn(essential("orphaned items", recover));
         let upkeep = upkeep::run(Arc::clone(&inner), inner.stop.clone());
         background.spawn(essential("upkeep", upkeep));
         failing.disarm();

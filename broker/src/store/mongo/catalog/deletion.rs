@@ -231,7 +231,7 @@ pub(crate) async fn delete_queue(
     }
     inner.cursors.forget(&queue.name);
     if !force {
-        count += clear_away(inner, &group, queue.name.as_str()).await?;
+        count += delete_remains(inner, &group, queue.name.as_str()).await?;
     }
     Ok(Deleted::Done(count))
 }
@@ -284,7 +284,7 @@ async fn attempt(
 
 /// Removes what is left of a queue without items: history, deduplication ids, and expired items. Returns how much
 /// history there was. Anything later than the deletion stays.
-async fn clear_away(inner: &Inner, group: &Group, q: &str) -> Result<u64> {
+async fn delete_remains(inner: &Inner, group: &Group, q: &str) -> Result<u64> {
     let now = date(inner.now());
     let forget = doc! { "$unset": { "dedup": 1, "window": 1 } };
     let mut ids = ids_of(q);

@@ -105,7 +105,7 @@ enum Found {
 type Deletions = HashMap<(QueueName, GroupName), Watched>;
 
 /// Handles items of deleted queues until stopped.
-pub(crate) async fn adopt_all(inner: Arc<Inner>, stop: CancellationToken) {
+pub(crate) async fn recover_orphans(inner: Arc<Inner>, stop: CancellationToken) {
     let mut watched = HashMap::new();
     let mut from = 0;
     while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
@@ -135,7 +135,7 @@ async fn look(inner: &Inner, watched: &mut Deletions, from: &mut i64) -> Result<
         if watched.next > Instant::now() || watched.is_over() {
             continue;
         }
-        match adopt(inner, name, group).await {
+        match recover(inner, name, group).await {
             Ok(found) => watched.scanned(found, Instant::now()),
             Err(error) => {
                 // This queue is scanned again soon; the others meanwhile.
@@ -149,7 +149,7 @@ async fn look(inner: &Inner, watched: &mut Deletions, from: &mut i64) -> Result<
 }
 
 /// Makes sure that the items of a queue that was deleted in this group have a queue again.
-async fn adopt(inner: &Inner, name: &QueueName, group_name: &GroupName) -> Result<Found> {
+async fn recover(inner: &Inner, name: &QueueName, group_name: &GroupName) -> Result<Found> {
     let group = inner.group(group_name).await?;
     let filter = unsettled(name.as_str(), inner.now());
     let find = || {
@@ -161,7 +161,7 @@ async fn adopt(inner: &Inner, name: &QueueName, group_name: &GroupName) -> Resul
     }
     match queues::get(inner, name).await? {
         Some(queue) if queue.group == *group_name => Ok(Found::Nothing),
-        Some(queue) => bring(inner, &group, &queue).await,
+        Some(queue) => move_to_new_group(inner, &group, &queue).await,
         None => revive(inner, name, &group).await,
     }
 }
@@ -237,12 +237,12 @@ async fn insert_again(
 
 /// Moves items to the group in which their queue was created anew. Reserved items follow in later scans, when their
 /// leases have ended.
-async fn bring(inner: &Inner, from: &Group, queue: &Queue) -> Result<Found> {
+async fn move_to_new_group(inner: &Inner, from: &Group, queue: &Queue) -> Result<Found> {
     let group = inner.group(&queue.group).await?;
     let mut found = Found::Reserved;
     // Ends when no item is left that could be moved: nobody remembers the former settings for long.
     loop {
-        match bring_some(inner, from, &group, queue).await? {
+        match move_some(inner, from, &group, queue).await? {
             Some(0) => break,
             Some(moved) => {
                 tracing::warn!(queue = %queue.name, moved, "moved items into the queue's new group");
@@ -271,7 +271,7 @@ fn movable(queue: &QueueName, now: Timestamp) -> Document {
 }
 
 /// Moves one step of items and returns their number, or `None` if one of them has changed since it was read.
-async fn bring_some(
+async fn move_some(
     inner: &Inner,
     from: &Group,
     to: &Group,
