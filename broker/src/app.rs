@@ -1,6 +1,6 @@
 //! Builds the broker from its settings, runs it and drains it.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{fmt::Display, net::SocketAddr, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use tokio::{
@@ -50,6 +50,8 @@ pub(crate) struct App {
     servers: TaskTracker,
     /// Cancelled when the servers are to accept no more connections.
     stop: CancellationToken,
+    /// Cancelled when a server has ended that was not told to stop.
+    ended: CancellationToken,
     health: Health,
     shutdown_grace: Duration,
     /// Notified when files are to be read again.
@@ -119,11 +121,8 @@ impl App {
             Server::new(api, options).await.map_err(|error| StartError(error.to_string()))?;
         let health = server.health();
         health.set_serving(true).await;
-        let serve = async move {
-            if let Err(error) = server.serve(listener).await {
-                tracing::error!(%error, "the gRPC server ended");
-            }
-        };
+        let ended = CancellationToken::new();
+        let serve = until_stopped("gRPC", server.serve(listener), stop.clone(), ended.clone());
         servers.spawn(essential("gRPC server", serve));
         let read_again = reload::run(files, Arc::clone(&reload), stop.clone());
         servers.spawn(essential("reload", read_again));
@@ -131,12 +130,8 @@ impl App {
         let console = console::router(ConsoleState { probe, metrics, access });
         let console = console.into_make_service_with_connect_info::<Peer>();
         let stopped = stop.clone().cancelled_owned();
-        let serve = async move {
-            let served = axum::serve(http_listener, console).with_graceful_shutdown(stopped).await;
-            if let Err(error) = served {
-                tracing::error!(%error, "the HTTP server ended");
-            }
-        };
+        let serve = axum::serve(http_listener, console).with_graceful_shutdown(stopped);
+        let serve = until_stopped("HTTP", serve.into_future(), stop.clone(), ended.clone());
         servers.spawn(essential("HTTP server", serve));
         let shutdown_grace = settings.shutdown_grace;
         Ok(Self {
@@ -146,6 +141,7 @@ impl App {
             calls,
             servers,
             stop,
+            ended,
             health,
             shutdown_grace,
             reload,
@@ -180,6 +176,11 @@ impl App {
         self.reload.notify_one();
     }
 
+    /// Returns when a server has ended that was not told to stop. The broker is of no use any more.
+    pub(crate) async fn server_ended(&self) {
+        self.ended.cancelled().await;
+    }
+
     /// Shuts the broker down within `shutdown_grace`. Returns false if work had to be cut short.
     pub(crate) async fn shutdown(self) -> bool {
         let orderly = async {
@@ -203,6 +204,23 @@ impl App {
         };
         tokio::time::timeout(self.shutdown_grace, orderly).await.is_ok()
     }
+}
+
+/// Runs a server. If the server ends before it is told to stop, `ended` is cancelled.
+async fn until_stopped<E: Display>(
+    name: &str,
+    serve: impl Future<Output = Result<(), E>>,
+    stop: CancellationToken,
+    ended: CancellationToken,
+) {
+    let served = serve.await;
+    if stop.is_cancelled() {
+        return;
+    }
+    let why =
+        served.err().map_or_else(|| "no reason is known".to_owned(), |error| error.to_string());
+    tracing::error!(server = name, why, "a server ended by itself: the broker shuts down");
+    ended.cancel();
 }
 
 fn options(
@@ -304,5 +322,26 @@ impl Probe for EngineProbe {
 
     fn draining(&self) -> bool {
         self.0.is_draining()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn is_ended(served: Result<(), &str>, is_stopped: bool) -> bool {
+        let (stop, ended) = (CancellationToken::new(), CancellationToken::new());
+        if is_stopped {
+            stop.cancel();
+        }
+        until_stopped("gRPC", async { served }, stop, ended.clone()).await;
+        ended.is_cancelled()
+    }
+
+    #[tokio::test]
+    async fn a_server_that_ends_by_itself_ends_the_broker() {
+        assert!(is_ended(Err("out of order"), false).await);
+        assert!(is_ended(Ok(()), false).await);
+        assert!(!is_ended(Ok(()), true).await, "told to stop");
     }
 }

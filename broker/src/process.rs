@@ -66,12 +66,15 @@ async fn serve(settings: Settings) -> ExitCode {
         Err(error) => return fail(&error.to_string()),
     };
     println!("{}", app.banner());
-    signals.told_to_stop(|| app.reload()).await;
+    let is_whole = tokio::select! {
+        () = signals.told_to_stop(|| app.reload()) => true,
+        () = app.server_ended() => false,
+    };
     tracing::info!("shutting down");
-    if app.shutdown().await {
-        ExitCode::SUCCESS
-    } else {
-        fail("shutdown_grace is over: some work was cut short")
+    match (app.shutdown().await, is_whole) {
+        (true, true) => ExitCode::SUCCESS,
+        (true, false) => fail("a server ended by itself: see the log"),
+        (false, _) => fail("shutdown_grace is over: some work was cut short"),
     }
 }
 

@@ -439,9 +439,14 @@ async fn run(env: &Env, steps: &[Step]) -> Result<(), TestCaseError> {
 }
 
 pub async fn random_sequences_agree_with_the_model(env: &Env) {
+    random_sequences_agree(env, 48).await;
+}
+
+/// Compares a store with the model in so many random sequences of operations, or `PROPTEST_CASES`.
+pub async fn random_sequences_agree(env: &Env, cases: u32) {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = 48;
+        config.cases = cases;
     }
     let sequences = proptest::collection::vec(step(), 1..60);
     let answer = tokio::task::block_in_place(|| {

@@ -8,7 +8,7 @@ use crate::{
     store::{
         self, Appeared, Created, Deleted, ItemAdmin, ItemStore, Move, Push, QueueStore,
         Reservation, Rollback, RollbackTo, StatsStore, Store,
-        conformance::{Broker, Env, conformance},
+        conformance::{self, Broker, Env},
     },
 };
 
@@ -90,28 +90,41 @@ async fn open(segments: SegmentSize) -> Env {
     Env::new(store, other, clock, upkeep, scratch)
 }
 
-/// The suite with so many items in a document.
-macro_rules! with_segments {
-    ($($name:ident: $segments:expr;)*) => { $(
-        mod $name {
-            use super::*;
+/// The suite with segments as brokers form them.
+mod segments_of_200 {
+    async fn open() -> super::Env {
+        super::open(super::SegmentSize::SHARED).await
+    }
 
-            async fn open() -> Env {
-                super::open($segments).await
-            }
-
-            conformance!(super::open);
-        }
-    )* };
+    crate::store::conformance::conformance!(super::open);
 }
 
-with_segments! {
-    segments_of_none: SegmentSize::NONE;
-    segments_of_200: SegmentSize::SHARED;
-    segments_of_1: SegmentSize { max: 1, alone: true };
-    segments_of_2: SegmentSize { max: 2, alone: true };
-    segments_of_7: SegmentSize { max: 7, alone: true };
-    segments_of_1000: SegmentSize { max: 1_000, alone: true };
+/// The suite with segments of a forced size, which are cut and shared everywhere.
+mod segments_of_forced_size {
+    async fn open() -> super::Env {
+        super::open(super::forced_size()).await
+    }
+
+    crate::store::conformance::conformance!(super::open);
+}
+
+/// Returns the size that `SLUICEGATE_TEST_SEGMENT_SIZE` asks for: 0 for none, else 2.
+fn forced_size() -> SegmentSize {
+    let size = std::env::var("SLUICEGATE_TEST_SEGMENT_SIZE").unwrap_or_else(|_| "2".to_owned());
+    match size.parse().expect("SLUICEGATE_TEST_SEGMENT_SIZE is a number of items") {
+        0 => SegmentSize::NONE,
+        max => SegmentSize { max, alone: true },
+    }
+}
+
+/// The model with the sizes that the suite does not run with by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn segments_of_every_size_agree_with_the_model() {
+    let sizes = [1, 7, 1_000].map(|max| SegmentSize { max, alone: true });
+    for size in sizes.into_iter().chain([SegmentSize::NONE]) {
+        println!("{size:?}");
+        conformance::model::random_sequences_agree(&open(size).await, 12).await;
+    }
 }
 
 /// Opens several brokers on one database with one clock.
