@@ -119,7 +119,7 @@ impl ItemAdmin for MongoStore {
     ) -> Result<Page<Item>> {
         let (queue, cursor) = (queue.clone(), cursor.map(str::to_owned));
         self.run_long(|inner| async move {
-            admin::items::list(&inner, &queue, state, cursor.as_deref(), limit).await
+            admin::listing::list(&inner, &queue, state, cursor.as_deref(), limit).await
         })
         .await
     }

@@ -10,7 +10,7 @@ use crate::{
         RedriveFilter, Redriven, Result,
         mongo::{
             Inner,
-            admin::items::{Listing, Position, reclaim},
+            admin::listing::{Listing, Position, reclaim},
             ordering::{self, OrderKey},
             priorities,
             schema::{
