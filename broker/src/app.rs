@@ -8,7 +8,7 @@ use tokio::{
     sync::{Notify, watch},
 };
 use tokio_rustls::TlsAcceptor;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     access::{Access, Peer, tokens::Tokens},
@@ -30,6 +30,7 @@ use crate::{
         mongo::{MongoOptions, MongoStore},
         sqlite::SqliteStore,
     },
+    tasks::Tasks,
 };
 
 /// The reason why the broker does not start, in one sentence.
@@ -46,8 +47,8 @@ pub(crate) struct App {
     signals: Arc<dyn Signals>,
     store: Arc<dyn Store>,
     /// The tasks of calls.
-    calls: TaskTracker,
-    servers: TaskTracker,
+    calls: Tasks,
+    servers: Tasks,
     /// Cancelled when the servers are to accept no more connections.
     stop: CancellationToken,
     /// Cancelled when a server has ended that was not told to stop.
@@ -104,7 +105,7 @@ impl App {
         let address = local_address(&listener)?;
         let http_address = local_address(&http_listener)?;
         let http_listener = Listener::console(http_listener, &settings.bounds);
-        let (calls, servers) = (TaskTracker::new(), TaskTracker::new());
+        let (calls, servers) = (Tasks::default(), Tasks::default());
         let stop = CancellationToken::new();
         let api = Api::new(Arc::clone(&engine), calls.clone(), stop.clone());
         let tokens = settings.tokens.as_ref().map(|(_, tokens)| Arc::clone(tokens));

@@ -30,6 +30,7 @@ pub mod process;
 mod reload;
 mod signals;
 pub mod store;
+mod tasks;
 mod telemetry;
 
 #[doc(hidden)]

@@ -39,7 +39,7 @@ mod watch;
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, RwLock};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     domain::{FailureDefaults, QueueName, ReceiptKeys, Signal, Timestamp, Topic},
@@ -47,6 +47,7 @@ use crate::{
     metrics::Metrics,
     signals::{Notice, Signals},
     store::{Store, timed},
+    tasks::Tasks,
 };
 
 use dispatch::Dispatcher;
@@ -127,7 +128,7 @@ pub(crate) struct Engine {
     draining: CancellationToken,
     /// Cancelled when streams are to end.
     stopping: CancellationToken,
-    tasks: TaskTracker,
+    tasks: Tasks,
     /// Held while a link to a dead-letter queue is changed, see [`Engine::turn_to_link`].
     linking: tokio::sync::Mutex<()>,
     /// Notified when a schedule is created or changed on this broker.
@@ -142,7 +143,7 @@ impl Engine {
         metrics: Arc<Metrics>,
         limits: Limits,
     ) -> Arc<Self> {
-        let tasks = TaskTracker::new();
+        let tasks = Tasks::default();
         let store = timed(store, Arc::clone(&metrics));
         Arc::new(Self {
             overview: Overview::default(),

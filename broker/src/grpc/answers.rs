@@ -29,13 +29,14 @@ use bytes::Buf;
 use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use super::concurrency::CallPermit;
 use crate::{
     access::{Peer, Usage},
     config::Bounds,
     metrics::Metrics,
+    tasks::Tasks,
 };
 
 /// Messages are handed to the connection in parts of this size: one frame of HTTP/2.
@@ -76,7 +77,7 @@ impl Answers {
     pub(super) fn new(
         bounds: &Bounds,
         metrics: Arc<Metrics>,
-        tasks: &TaskTracker,
+        tasks: &Tasks,
         stop: CancellationToken,
     ) -> Arc<Self> {
         let answers = Arc::new(Self {

@@ -16,15 +16,12 @@ use futures_util::{
 use sluicegate_proto::v1::{
     self as pb, consume_stream_request::Action as Request, consume_stream_response::Event,
 };
-use tokio::{
-    sync::{AcquireError, OwnedSemaphorePermit, Semaphore, mpsc},
-    task::JoinHandle,
-};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Status, Streaming};
 
 use super::{
-    Api, convert,
+    Api, Running, convert,
     delivery_stream::{DeliveryStream, Message},
     joined, may_settle, parse,
     status::{self, ApiError},
@@ -48,7 +45,7 @@ type Responses = BoxStream<'static, Result<pb::ConsumeStreamResponse, Status>>;
 /// The answers to requests, in the order of the requests.
 enum Answer {
     /// A settle or an extend that is being carried out.
-    Settle(JoinHandle<Result<Event, EngineError>>),
+    Settle(Running<Event>),
     /// The new flow, which is in force already.
     Flow(pb::Flow),
     /// The request is refused.
@@ -256,7 +253,7 @@ impl Turn {
 }
 
 /// A settle, and the room that it takes until its answer is sent.
-type Current = (JoinHandle<Result<Event, EngineError>>, OwnedSemaphorePermit);
+type Current = (Running<Event>, OwnedSemaphorePermit);
 
 /// Waits for room for a request of so many bytes. A request larger than all the room takes all.
 async fn room_for(

@@ -34,17 +34,20 @@ mod tests;
 use std::{sync::Arc, time::Duration};
 
 use tokio::{
-    sync::{Semaphore, oneshot},
-    task::JoinHandle,
+    sync::{
+        Semaphore,
+        oneshot::{self, error::RecvError},
+    },
     time::{Instant, sleep},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status};
 
 use crate::{
     access::Caller,
     domain::{Action, QueueName, Receipt},
     engine::{Engine, EngineError, QueueNames},
+    tasks::Tasks,
 };
 
 use self::{parse::Rules, status::ApiError};
@@ -60,7 +63,7 @@ const PAGES_AT_A_TIME: usize = 16;
 pub(crate) struct Api {
     engine: Arc<Engine>,
     /// Owns the work of every call, so that a caller who hangs up never cuts a store call short.
-    tasks: TaskTracker,
+    tasks: Tasks,
     /// Cancelled when streams and waiting calls have to end that the engine has not ended.
     shutdown: CancellationToken,
     /// Set by the server.
@@ -71,11 +74,7 @@ pub(crate) struct Api {
 
 impl Api {
     /// Returns services on an engine. Wait for `tasks` before the engine and its store end.
-    pub(crate) fn new(
-        engine: Arc<Engine>,
-        tasks: TaskTracker,
-        shutdown: CancellationToken,
-    ) -> Self {
+    pub(crate) fn new(engine: Arc<Engine>, tasks: Tasks, shutdown: CancellationToken) -> Self {
         let pages = Arc::new(Semaphore::new(PAGES_AT_A_TIME));
         Self { engine, tasks, shutdown, max_connection_age: Duration::ZERO, pages }
     }
@@ -93,12 +92,12 @@ impl Api {
     }
 
     /// Starts `work` in a task of its own, which runs to its end even if the caller hangs up.
-    fn start<T, F>(&self, work: impl FnOnce(Arc<Engine>) -> F) -> JoinHandle<Result<T, EngineError>>
+    fn start<T, F>(&self, work: impl FnOnce(Arc<Engine>) -> F) -> Running<T>
     where
         F: Future<Output = Result<T, EngineError>> + Send + 'static,
         T: Send + 'static,
     {
-        self.tasks.spawn(work(Arc::clone(&self.engine)))
+        self.tasks.run(work(Arc::clone(&self.engine)))
     }
 
     /// Starts `work` as [`Self::start`] does, and waits for the outcome.
@@ -252,13 +251,13 @@ where
     }
 }
 
+/// Work in a task of its own, which runs to its end if this is dropped.
+type Running<T> = oneshot::Receiver<Result<T, EngineError>>;
+
 /// Returns the outcome of [`Api::start`]. A task that died is an error like any other.
-fn joined<T>(result: Result<Result<T, EngineError>, tokio::task::JoinError>) -> Result<T, Status> {
-    match result {
-        Ok(result) => Ok(result?),
-        Err(died) => {
-            tracing::error!(error = %died, "the task of a call died");
-            Err(ApiError::TaskDied.into())
-        }
+fn joined<T>(result: Result<Result<T, EngineError>, RecvError>) -> Result<T, Status> {
+    if result.is_err() {
+        tracing::error!("the task of a call died");
     }
+    Ok(result.map_err(|_| ApiError::TaskDied)??)
 }

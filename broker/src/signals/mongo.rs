@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use mongodb::{
     Client, Collection, Cursor, Database,
-    bson::{DateTime, Document, doc, oid::ObjectId},
+    bson::{Bson, DateTime, Document, doc, oid::ObjectId},
     error::{Error, ErrorKind},
     options::{ClientOptions, CursorType, ReadConcern, SelectionCriteria, WriteConcern},
 };
@@ -108,9 +108,14 @@ impl Mongo {
             Err(error) if is_code(&error, NAMESPACE_EXISTS) => {}
             created => return created,
         }
-        let described = self.database.list_collections().filter(doc! { "name": COLLECTION });
-        let capped = match described.await?.next().await {
-            Some(collection) => collection?.options.capped == Some(true),
+        let list = doc! { "listCollections": 1, "filter": { "name": COLLECTION } };
+        let described = self.database.run_command(list).await?;
+        let first =
+            described.get_document("cursor").and_then(|cursor| cursor.get_array("firstBatch"));
+        let capped = match first.ok().and_then(|found| found.first()).and_then(Bson::as_document) {
+            Some(found) => {
+                found.get_document("options").and_then(|o| o.get_bool("capped")).unwrap_or(false)
+            }
             None => true, // dropped since; the next attempt creates it
         };
         if !capped {

@@ -362,7 +362,7 @@ impl Engine {
             let filter = filter.clone();
             let moving = self
                 .tasks
-                .spawn(async move { engine.redrive_step(&from, &to, &filter, cursor, step).await });
+                .run(async move { engine.redrive_step(&from, &to, &filter, cursor, step).await });
             let Redriven { items, next } =
                 moving.await.map_err(|_| EngineError::ShuttingDown)??;
             redriven += items;

@@ -13,11 +13,11 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::{sync::Semaphore, time::Instant};
-use tokio_util::task::TaskTracker;
 
 use crate::{
     domain::{Depth, Queue, QueueName, Totals},
     store::{self, Store},
+    tasks::Tasks,
 };
 
 use super::Result;
@@ -175,13 +175,13 @@ impl Counter for Arc<dyn Store> {
 /// The depths of all queues for which anybody has asked.
 pub(super) struct Depths {
     counter: Box<dyn Counter>,
-    tasks: TaskTracker,
+    tasks: Tasks,
     known: Mutex<HashMap<QueueName, Arc<Known>>>,
     counts: Semaphore,
 }
 
 impl Depths {
-    pub(super) fn new(counter: impl Counter, tasks: TaskTracker) -> Arc<Self> {
+    pub(super) fn new(counter: impl Counter, tasks: Tasks) -> Arc<Self> {
         let counts = Semaphore::new(COUNTED_AT_A_TIME);
         Arc::new(Self { counter: Box::new(counter), tasks, known: Mutex::default(), counts })
     }

@@ -9,6 +9,7 @@ use futures_util::future::join_all;
 
 use super::*;
 use crate::domain::Timestamp;
+use crate::tasks::Tasks;
 
 /// Returns a depth that the test sets, after the time that a count of that many items takes.
 #[derive(Clone, Default)]
@@ -42,7 +43,7 @@ impl Items {
     }
 
     fn depths(&self) -> Arc<Depths> {
-        Depths::new(self.clone(), TaskTracker::new())
+        Depths::new(self.clone(), Tasks::default())
     }
 }
 

@@ -4,7 +4,6 @@
 use std::{collections::HashMap, mem, sync::Arc};
 
 use parking_lot::Mutex;
-use tokio_util::task::TaskTracker;
 
 use crate::{
     domain::{Depth, QueueName, Totals},
@@ -14,6 +13,7 @@ use crate::{
     },
     metrics::Metrics,
     store::Store,
+    tasks::Tasks,
 };
 
 /// A queue's depth and totals.
@@ -47,7 +47,7 @@ pub(super) struct Stats {
 }
 
 impl Stats {
-    pub(super) fn new(store: Arc<dyn Store>, tasks: TaskTracker) -> Self {
+    pub(super) fn new(store: Arc<dyn Store>, tasks: Tasks) -> Self {
         Self {
             depths: Depths::new(store, tasks),
             totals: Mutex::default(),

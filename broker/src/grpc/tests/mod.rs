@@ -22,7 +22,7 @@ use tokio::{
     task::JoinHandle,
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming, transport::Channel};
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
@@ -41,6 +41,7 @@ use crate::{
     metrics::Metrics,
     signals::LocalSignals,
     store::sqlite::SqliteStore,
+    tasks::Tasks,
 };
 
 struct Broker {
@@ -65,7 +66,7 @@ async fn broker_within(options: Options, limits: Limits) -> Broker {
     let engine = Engine::new(Arc::new(store), signals, metrics, limits);
     crate::engine::background::start(&engine);
     let shutdown = CancellationToken::new();
-    let api = Api::new(engine, TaskTracker::new(), shutdown.clone());
+    let api = Api::new(engine, Tasks::default(), shutdown.clone());
     let metrics = Arc::clone(&options.metrics);
     let server = Server::new(api.clone(), options).await.unwrap();
     let health = server.health();

@@ -16,12 +16,12 @@ use tokio::{
     sync::{Notify, broadcast, watch},
     time::{Instant, sleep, sleep_until, timeout},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{Notice, Signals, coalesce::Coalescer, message::Message};
 
-use crate::{domain::Signal, essential::essential, metrics::Metrics};
+use crate::{domain::Signal, essential::essential, metrics::Metrics, tasks::Tasks};
 
 /// How many notices a subscriber may lag behind before it has to treat the lag as [`Notice::Missed`].
 const NOTICES: usize = 1024;
@@ -170,7 +170,7 @@ struct Shared<T> {
 /// [`Signals`] over a [`Transport`].
 pub(super) struct Relay<T: Transport> {
     shared: Arc<Shared<T>>,
-    tasks: TaskTracker,
+    tasks: Tasks,
 }
 
 impl<T: Transport> Relay<T> {
@@ -192,7 +192,7 @@ impl<T: Transport> Relay<T> {
             closing: CancellationToken::new(),
             transport,
         });
-        let tasks = TaskTracker::new();
+        let tasks = Tasks::default();
         let mut health = shared.receiving.health.subscribe();
         tasks.spawn(essential("sending signals", Arc::clone(&shared).send_always()));
         tasks.spawn(essential("receiving signals", Arc::clone(&shared).receive_always()));

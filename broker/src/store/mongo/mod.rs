@@ -48,7 +48,7 @@ use std::{
 
 use mongodb::{Client, Database};
 use parking_lot::Mutex;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use super::{Result, unblocked::Unblocked};
 use crate::{
@@ -66,6 +66,7 @@ use crate::{
             time_limit::NO_ANSWER,
         },
     },
+    tasks::Tasks,
 };
 
 pub use self::segment::form::SegmentSize;
@@ -98,7 +99,7 @@ impl Default for MongoOptions {
 pub struct MongoStore {
     inner: Arc<Inner>,
     /// What the store does by itself, until `stop`.
-    background: TaskTracker,
+    background: Tasks,
 }
 
 /// What the operations share.
@@ -122,7 +123,7 @@ struct Inner {
     cursors: QueueCursors,
     unblocked: Unblocked,
     /// Operations, which end by themselves.
-    tracker: TaskTracker,
+    tracker: Tasks,
     stop: CancellationToken,
 }
 
@@ -143,7 +144,7 @@ impl MongoStore {
         options: MongoOptions,
     ) -> Result<Self> {
         let connection = server::connect::connect(uri, database, options.pool_size).await?;
-        let (background, stop) = (TaskTracker::new(), CancellationToken::new());
+        let (background, stop) = (Tasks::default(), CancellationToken::new());
         let failing = stop.clone().drop_guard(); // on an error, stops the tasks that were started here
         let end_all =
             server::orphaned_transactions::end_all(connection.client.clone(), stop.clone());
@@ -174,7 +175,7 @@ impl MongoStore {
             groups: Mutex::default(),
             cursors: QueueCursors::new(),
             unblocked: Unblocked::default(),
-            tracker: TaskTracker::new(),
+            tracker: Tasks::default(),
             stop,
         };
         catalog::queues::ensure_indexes(&inner).await?;
@@ -241,8 +242,8 @@ impl Inner {
         F: Future<Output = Result<T>> + Send + 'static,
     {
         self.check_format()?;
-        let task = self.tracker.spawn(operation(Arc::clone(self)));
-        task.await.unwrap_or_else(|error| Err(broken(format!("an operation failed: {error}"))))
+        let outcome = self.tracker.run(operation(Arc::clone(self))).await;
+        outcome.unwrap_or_else(|_| Err(broken("an operation panicked")))
     }
 
     /// Returns the time, which does not go back when the clock is corrected a little.

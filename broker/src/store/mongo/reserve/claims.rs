@@ -17,7 +17,6 @@ use std::{
 use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 use sluicegate_proto::backoff::Backoff;
 use tokio::runtime::Handle;
-use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::{
     domain::{ItemId, LeaseToken, PrioritySet, QueueName, Timestamp},
@@ -71,7 +70,7 @@ pub(crate) struct Claim {
     known: bool,
     runtime: Handle,
     /// Keeps the store from closing until this claim has arrived or its undoing has begun.
-    _open: TaskTrackerToken,
+    _open: crate::tasks::Open,
 }
 
 impl Claim {

@@ -12,11 +12,13 @@ use std::{
 use futures_util::FutureExt;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
-use tokio_util::task::TaskTracker;
 
-use crate::store::{
-    Result,
-    mongo::server::error::{broken, repeat, unavailable},
+use crate::{
+    store::{
+        Result,
+        mongo::server::error::{broken, repeat, unavailable},
+    },
+    tasks::Tasks,
 };
 
 /// The size of one write, and the number of concurrent writes.
@@ -91,7 +93,7 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
     /// the future is done in order. A call whose caller has gone is left out when its turn comes.
     pub(crate) async fn submit<W, F>(
         self: &Arc<Self>,
-        tracker: &TaskTracker,
+        tracker: &Tasks,
         items: Vec<T>,
         bytes: usize,
         lanes: Vec<Lane>,
@@ -120,7 +122,7 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
     }
 
     /// Writes until no call waits.
-    async fn work<W, F>(self: Arc<Self>, tracker: &TaskTracker, write: W)
+    async fn work<W, F>(self: Arc<Self>, tracker: &Tasks, write: W)
     where
         W: Fn(Vec<T>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Vec<Result<R>>> + Send + 'static,
@@ -210,11 +212,12 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
+    use crate::tasks::Tasks;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn writes_begin_in_the_order_of_the_calls() {
         let batcher = Batcher::<u32, ()>::new(Limits { writes: 2, items: 3, bytes: 1_000 });
-        let tracker = TaskTracker::new();
+        let tracker = Tasks::default();
         let begun = Arc::new(Mutex::new(Vec::<u32>::new()));
         let write = {
             let begun = Arc::clone(&begun);
@@ -238,7 +241,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn writes_of_one_lane_are_never_under_way_together_and_those_of_others_are() {
         let batcher = Batcher::<(u64, u32), ()>::new(Limits { writes: 2, items: 3, bytes: 1_000 });
-        let tracker = TaskTracker::new();
+        let tracker = Tasks::default();
         let (begun, ended) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
         // The lanes being written, the number of running writes, and its maximum.
         let together = Arc::new(Mutex::new((HashSet::<u64>::new(), 0, 0)));
@@ -289,7 +292,7 @@ mod tests {
     #[tokio::test]
     async fn a_call_that_is_dropped_in_the_queue_is_left_out() {
         let batcher = Batcher::<u32, u32>::new(Limits { writes: 1, items: 100, bytes: 1_000 });
-        let tracker = TaskTracker::new();
+        let tracker = Tasks::default();
         let written = Arc::new(Mutex::new(Vec::<u32>::new()));
         let write = {
             let written = Arc::clone(&written);
@@ -311,7 +314,7 @@ mod tests {
     #[tokio::test]
     async fn calls_that_arrive_during_a_write_form_the_next_one() {
         let batcher = Batcher::<u32, usize>::new(Limits { writes: 1, items: 100, bytes: 1_000 });
-        let tracker = TaskTracker::new();
+        let tracker = Tasks::default();
         let gate = Arc::new(Semaphore::new(0));
         let write = {
             let gate = Arc::clone(&gate);
