@@ -48,6 +48,11 @@ impl Tasks {
         self.0.token()
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Lets [`Self::wait`] return once no task runs.
     pub(crate) fn close(&self) {
         self.0.close();
