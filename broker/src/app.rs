@@ -72,6 +72,7 @@ fn limits(settings: &Settings) -> Limits {
         max_lease: settings.max_lease,
         auto_create_queues: settings.auto_create_queues,
         max_queues: settings.bounds.max_queues,
+        unused_queue_ttl: settings.bounds.unused_queue_ttl,
         poll_min: settings.poll_min,
         poll_max: settings.poll_max,
         failure_defaults: settings.failure_defaults.clone(),

@@ -37,6 +37,8 @@ pub(crate) struct Bounds {
     pub handshake_timeout: Duration,
     /// Most queues.
     pub max_queues: u32,
+    /// How long a queue that no operator created or changed may be empty and unused until it is deleted; zero: forever.
+    pub unused_queue_ttl: Duration,
     /// How often a silent connection is tested.
     pub ping_interval: Duration,
     /// How long the answer to a test may take.
@@ -59,6 +61,7 @@ impl Default for Bounds {
             max_resets: 1_024,
             handshake_timeout: Duration::from_secs(10),
             max_queues: 10_000,
+            unused_queue_ttl: DAY * 7,
             ping_interval: Duration::from_secs(15),
             ping_timeout: Duration::from_secs(10),
         }
@@ -89,6 +92,8 @@ impl Given {
             max_resets: count("max_resets")?,
             handshake_timeout: time("handshake_timeout")?,
             max_queues: count("max_queues")?,
+            unused_queue_ttl: self
+                .required("unused_queue_ttl", span(Duration::ZERO, DAY * 3_650))?,
             ping_interval: time("ping_interval")?,
             ping_timeout: time("ping_timeout")?,
         })

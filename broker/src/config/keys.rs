@@ -178,6 +178,13 @@ pub(super) const KEYS: &[Key] = &[
         "Most queues; dead-letter queues that the broker creates by itself are not refused; 0: no limit",
     ),
     key(
+        "unused_queue_ttl",
+        "DURATION",
+        "7d",
+        "How long a queue that a push or a dead letter created may be empty and unused until it is deleted, and up to a \
+         quarter longer; queues that an operator created or changed stay; the same on all brokers; 0s: forever",
+    ),
+    key(
         "max_connections",
         "COUNT",
         "10000",

@@ -110,6 +110,7 @@ fn every_key_works_in_all_three_places() {
             "max_refusals" => "3",
             bytes if bytes.starts_with("max_") && bytes.ends_with("_bytes") => "1MiB",
             count if count.starts_with("max_") => "7",
+            "unused_queue_ttl" => "1d",
             "unread_timeout" | "handshake_timeout" | "ping_interval" | "ping_timeout" => "1s",
             "tokens_file" => &tokens,
             other => panic!("no test value for {other}"),

@@ -76,6 +76,9 @@ pub struct Queue {
     pub labels: BTreeMap<String, String>,
     /// When it was created.
     pub create_time: Timestamp,
+    /// When the queue was last known to be used. A queue that nobody uses for long is deleted. `None`: an operator has
+    /// created or changed the queue, and it stays.
+    pub unused_since: Option<Timestamp>,
     /// Increases with each change of the settings, and so fences updates.
     pub revision: i64,
     /// The broker's values for what the settings leave open. Never stored.
@@ -88,7 +91,12 @@ impl Queue {
     /// Default of `dedup_window`: five minutes.
     pub const DEFAULT_DEDUP_WINDOW: Duration = Duration::from_mins(5);
 
-    /// Returns a queue with the default settings, as pushes and consumers create it.
+    /// Returns a queue with the default settings, as a push or a dead letter creates it.
+    pub(crate) fn created_by_use(name: QueueName, now: Timestamp) -> Self {
+        Self { unused_since: Some(now), ..Self::with_defaults(name, now) }
+    }
+
+    /// Returns a queue with the default settings, as an operator creates it.
     pub fn with_defaults(name: QueueName, now: Timestamp) -> Self {
         Self {
             name,
@@ -107,6 +115,7 @@ impl Queue {
             paused: false,
             labels: BTreeMap::new(),
             create_time: now,
+            unused_since: None,
             revision: 0,
             defaults: FailureDefaults::default(),
             at_limit: AtLimit::Unknown,
@@ -122,6 +131,7 @@ impl Queue {
     pub fn same_settings(&self, other: &Self) -> bool {
         let plain = |queue: &Self| Self {
             create_time: Timestamp::default(),
+            unused_since: None,
             revision: 0,
             paused: false,
             defaults: FailureDefaults::default(),

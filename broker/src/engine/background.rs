@@ -31,6 +31,9 @@ pub(crate) fn start(engine: &Arc<Engine>) {
     run("receipt keys", refresh_receipt_keys(Arc::clone(engine)).boxed());
     run("gauges", keep_gauges(Arc::clone(engine)).boxed());
     run("schedules", tick(Arc::clone(engine)).boxed());
+    if let Some(period) = engine.unused_queues_period() {
+        run("unused queues", delete_unused_queues(Arc::clone(engine), period).boxed());
+    }
     run("unblocked items", receive_unblocked(Arc::clone(engine)).boxed());
 }
 
@@ -68,6 +71,10 @@ async fn refresh_receipt_keys(engine: Arc<Engine>) {
         engine.refresh_receipt_keys()
     })
     .await;
+}
+
+async fn delete_unused_queues(engine: Arc<Engine>, period: Duration) {
+    every(period, "could not look for unused queues", || engine.delete_unused_queues()).await;
 }
 
 /// Keeps the depth gauges up to date.

@@ -93,7 +93,7 @@ impl Engine {
         name: &QueueName,
         source: &Queue,
     ) -> Result<GroupName> {
-        let mut wanted = Queue::with_defaults(name.clone(), self.now());
+        let mut wanted = Queue::created_by_use(name.clone(), self.now());
         wanted.group = source.group.clone();
         let generation = self.queues.generation();
         Ok(match self.store.create_queue(&wanted).await? {

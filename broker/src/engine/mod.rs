@@ -12,6 +12,7 @@
 //! | `settings_cache` | cached settings of queues |
 //! | `admin`, `schedules` | operator calls |
 //! | `stats`, `depths`, `overview`, `watch` | totals, depths, all queues together, and the notification of changes |
+//! | `unused_queues` | deletion of queues that use created and nobody uses |
 //! | [`background`] | background work |
 
 mod adaptive_poll;
@@ -34,6 +35,7 @@ mod stats;
 mod subscription;
 #[cfg(test)]
 mod tests;
+mod unused_queues;
 mod watch;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -56,6 +58,7 @@ use overview::Overview;
 use rollback::PendingRollbacks;
 use settings_cache::Queues;
 use stats::Stats;
+use unused_queues::UnusedQueues;
 
 pub(crate) use consumers::{RevokeReason, Revoked};
 pub(crate) use error::{EngineError, Result};
@@ -85,6 +88,8 @@ pub(crate) struct Limits {
     pub auto_create_queues: bool,
     /// Most queues, except for dead-letter queues that the broker creates by itself; 0: no limit.
     pub max_queues: u32,
+    /// How long a queue that no operator created or changed may be empty and unused until it is deleted; zero: forever.
+    pub unused_queue_ttl: Duration,
     /// Shortest pause between two fallback polls of an idle queue.
     pub poll_min: Duration,
     /// Longest pause between two fallback polls of an idle queue.
@@ -103,6 +108,7 @@ impl Default for Limits {
             max_lease: Duration::from_hours(12),
             auto_create_queues: true,
             max_queues: 10_000,
+            unused_queue_ttl: Duration::from_hours(7 * 24),
             poll_min: Duration::from_secs(1),
             poll_max: Duration::from_secs(15),
             drain: Duration::from_secs(3),
@@ -120,6 +126,7 @@ pub(crate) struct Engine {
     queues: Queues,
     stats: Stats,
     overview: Overview,
+    unused_queues: UnusedQueues,
     failure_log: FailureLog,
     dispatchers: Mutex<HashMap<QueueName, Arc<Dispatcher>>>,
     pending_rollbacks: PendingRollbacks,
@@ -147,6 +154,7 @@ impl Engine {
         let store = timed(store, Arc::clone(&metrics));
         Arc::new(Self {
             overview: Overview::default(),
+            unused_queues: UnusedQueues::default(),
             stats: Stats::new(Arc::clone(&store), tasks.clone()),
             queues: Queues::new(Arc::clone(&store), limits.failure_defaults.clone()),
             store,

@@ -58,9 +58,9 @@ impl Queues {
         }
     }
 
-    /// Creates a queue with default settings. The flag is false if the queue exists.
+    /// Creates a queue with default settings, which goes again when nobody uses it. The flag is false if the queue exists.
     async fn create_once(&self, name: &QueueName) -> Result<(Arc<Queue>, bool)> {
-        let mut wanted = Queue::with_defaults(name.clone(), self.store.now());
+        let mut wanted = Queue::created_by_use(name.clone(), self.store.now());
         // Dead letters stay in their group.
         if let Some(source) =
             dead_letter_links::sources(&*self.store, name).await?.into_iter().next()

@@ -44,8 +44,19 @@ impl Engine {
             pause_before(tries).await;
             let links = self.store.links().await?;
             if let Some(there) = self.store.get_queue(&wanted.name).await? {
-                let same = there.same_settings(&wanted);
-                return if same { Ok(there) } else { Err(EngineError::QueueExists(there.name)) };
+                if !there.same_settings(&wanted) {
+                    return Err(EngineError::QueueExists(there.name));
+                }
+                if there.unused_since.is_none() {
+                    return Ok(there);
+                }
+                // An operator wants the queue: from now on it stays, used or not.
+                let kept = Queue { unused_since: None, ..there };
+                if let Some(queue) = self.store.update_queue(&kept).await? {
+                    self.queues.replace(queue.clone());
+                    return Ok(queue);
+                }
+                continue;
             }
             self.check_create(&wanted.name, may_create).await?;
             dead_letter_links::check_group(&*self.store, &wanted.name, &wanted.group).await?;
@@ -95,6 +106,7 @@ impl Engine {
             if wanted == before {
                 return Ok(before);
             }
+            wanted.unused_since = None;
             self.check_settings(&wanted)?;
             let updated =
                 if dead_letter_links::target(&wanted) == dead_letter_links::target(&before) {
@@ -144,9 +156,7 @@ impl Engine {
             dead_letter_links::check_unused(&*self.store, name).await?;
             match self.store.delete_queue(&queue, force, links).await? {
                 Deleted::Done(deleted) => {
-                    self.queues.forget(name);
-                    self.forget_stats(name);
-                    self.notify_settings(name);
+                    self.queue_deleted(name);
                     return Ok(deleted);
                 }
                 Deleted::NotEmpty => {
@@ -157,6 +167,13 @@ impl Engine {
             }
         }
         Err(EngineError::Conflict(name.clone()))
+    }
+
+    /// Forgets a queue that this broker has deleted, and tells the others.
+    pub(super) fn queue_deleted(&self, name: &QueueName) {
+        self.queues.forget(name);
+        self.forget_stats(name);
+        self.notify_settings(name);
     }
 
     /// Deletes all items that are not reserved.

@@ -32,6 +32,7 @@ const DUE_INTERVAL: Duration = Duration::from_millis(200);
 /// Runs the dispatcher's loop. The loop ends at shutdown, or when the queue has had no consumers
 /// for [`IDLE`].
 pub(crate) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
+    engine.note_consumer(&dispatcher.queue).await;
     let mut polls = Polls::new(&engine);
     let mut reserver = engine.store.reserver(&dispatcher.queue);
     let (mut failures, mut stuck) = (0, 0_u32);

@@ -6,6 +6,7 @@ mod loops;
 mod panics;
 mod schedules;
 mod streams;
+mod unused_queues;
 
 use std::{sync::Arc, time::Duration};
 

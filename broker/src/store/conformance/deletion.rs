@@ -127,6 +127,21 @@ pub async fn a_queue_that_holds_items_is_deleted_only_by_force(env: &Env) {
     assert_eq!(env.store.delete_queue(&queue, false, links).await.unwrap(), Deleted::Done(1));
 }
 
+/// A broker decided to delete the queue, and another one noted a use of it before the deletion.
+pub async fn a_queue_whose_use_is_noted_meanwhile_is_not_deleted(env: &Env) {
+    let set = |queue: &mut Queue| queue.unused_since = Some(env.now());
+    let queue = env.queue_with("q", set).await;
+    env.pass(seconds(1_000));
+    let used = Queue { unused_since: Some(env.now()), ..(*queue).clone() };
+    let used = env.other.update_queue(&used).await.unwrap().expect("a noted use");
+    let links = env.store.links().await.unwrap();
+    let deleted = env.store.delete_queue(&queue, false, links).await.unwrap();
+    assert_eq!(deleted, Deleted::Overtaken);
+    assert_eq!(env.store.get_queue(&queue.name).await.unwrap().as_ref(), Some(&used));
+    let deleted = env.store.delete_queue(&used, false, links).await.unwrap();
+    assert_eq!(deleted, Deleted::Done(0));
+}
+
 /// Of two changes that were decided on the same state of all links, one is made.
 pub async fn links_change_one_at_a_time(env: &Env) {
     let (a, b) = (env.queue("a").await, env.queue("b").await);

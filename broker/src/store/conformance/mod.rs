@@ -102,6 +102,7 @@ macro_rules! conformance {
             deletion {
                 a_successful_push_is_never_lost_to_a_concurrent_deletion
                 a_queue_that_holds_items_is_deleted_only_by_force
+                a_queue_whose_use_is_noted_meanwhile_is_not_deleted
                 links_change_one_at_a_time
                 a_push_that_takes_effect_after_the_deletion_restores_its_queue
                 a_dead_letter_restores_its_deleted_queue

@@ -29,6 +29,7 @@ fn everything_set(text: &str, now: Timestamp) -> Queue {
         retention: seconds(3_600),
         dedup_window: seconds(61),
         max_depth: NonZeroU64::new(1_000_000),
+        unused_since: Some(Timestamp(now.0 - 5_000)),
         sequenced: true,
         paused: true,
         labels: [("team".to_owned(), "ä.$b".to_owned())].into(),

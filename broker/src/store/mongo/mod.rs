@@ -37,7 +37,7 @@ mod settle;
 mod upkeep;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::{
     collections::HashMap,

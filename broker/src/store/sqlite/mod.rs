@@ -39,7 +39,7 @@ mod settle;
 mod space;
 mod sweep;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tx;
 mod writer;
 

@@ -18,7 +18,7 @@ macro_rules! columns {
         r#"name, "group", lease_ns, max_attempts, dead_letter_queue, retry_initial_ns,
            retry_multiplier, retry_max_ns, retry_jitter, default_ttl_ns, retention_ns,
            dedup_window_ns, max_depth, sequenced, paused, labels, created, revision,
-           max_deliveries, discard_failed"#
+           max_deliveries, discard_failed, unused_since"#
     };
 }
 
@@ -62,6 +62,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Queue> {
         revision: row.get(17)?,
         max_deliveries: row.get::<_, Option<u32>>(18)?.map(Limit::of),
         discard_failed: row.get(19)?,
+        unused_since: row.get::<_, Option<i64>>(20)?.map(Timestamp),
         defaults: FailureDefaults::default(),
         at_limit: AtLimit::Unknown,
     })
@@ -74,7 +75,7 @@ fn write(tx: &Tx<'_>, queue: &Queue) -> rusqlite::Result<()> {
             "INSERT OR REPLACE INTO queues (",
             columns!(),
             ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
-               ?19, ?20)"
+               ?19, ?20, ?21)"
         ))?
         .execute(params![
             queue.name.as_str(),
@@ -97,6 +98,7 @@ fn write(tx: &Tx<'_>, queue: &Queue) -> rusqlite::Result<()> {
             queue.revision,
             queue.max_deliveries.map(Limit::number),
             queue.discard_failed,
+            queue.unused_since.map(|since| since.0),
         ])?;
     settings_changed(tx)
 }
@@ -162,7 +164,7 @@ pub(super) fn restore_dead_letter_queue(
         return Ok(());
     }
     let group = from.group.clone();
-    create(tx, Queue { group, ..Queue::with_defaults(name.clone(), tx.now) })?;
+    create(tx, Queue { group, ..Queue::created_by_use(name.clone(), tx.now) })?;
     tracing::warn!(queue = %name, from = %from.name, "a dead letter came while the queue was deleted: it is there again");
     Ok(())
 }

@@ -48,7 +48,8 @@ CREATE TABLE queues (
   paused INTEGER NOT NULL,
   labels TEXT NOT NULL,         -- JSON
   created INTEGER NOT NULL,     -- this and all times below: milliseconds since 1970, UTC
-  revision INTEGER NOT NULL
+  revision INTEGER NOT NULL,
+  unused_since INTEGER          -- of a queue that the broker created by itself: its last known use
 ) STRICT, WITHOUT ROWID;
 
 CREATE TABLE items (

@@ -106,12 +106,22 @@ fn settings(queue: &Queue) -> Document {
     if let Some(ttl) = queue.default_ttl {
         d.insert("defaultTtl", span(ttl));
     }
+    if let Some(since) = queue.unused_since {
+        d.insert("unusedSince", date(since));
+    }
     d
 }
 
 /// Fields that a change of the settings removes unless it sets them.
-const OPTIONAL: [&str; 6] =
-    ["lease", "attemptLimit", "deliveryLimit", "deadLetterQueue", "retryPolicy", "defaultTtl"];
+const OPTIONAL: [&str; 7] = [
+    "lease",
+    "attemptLimit",
+    "deliveryLimit",
+    "deadLetterQueue",
+    "retryPolicy",
+    "defaultTtl",
+    "unusedSince",
+];
 
 /// Parses the document of a queue.
 pub(crate) fn read(document: &Document) -> Result<Queue> {
@@ -158,6 +168,10 @@ pub(crate) fn read(document: &Document) -> Result<Queue> {
         create_time: Timestamp(
             document.get_datetime("created").map_or(0, |at| at.timestamp_millis()),
         ),
+        unused_since: document
+            .get_datetime("unusedSince")
+            .ok()
+            .map(|at| Timestamp(at.timestamp_millis())),
         revision: whole("revision").unwrap_or_default(),
         defaults: FailureDefaults::default(),
         at_limit: AtLimit::Unknown,

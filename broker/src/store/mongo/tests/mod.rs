@@ -77,6 +77,11 @@ async fn connected(uri: &str, database: &str, options: MongoOptions) -> Broker<M
     Broker::new(Arc::new(MongoStore::connect(uri, database, options).await.expect("a store")))
 }
 
+/// Returns two brokers on one empty database.
+pub(crate) async fn open_shared() -> Env {
+    open(SegmentSize::SHARED).await
+}
+
 async fn open(segments: SegmentSize) -> Env {
     let scratch = Scratch::with_segments(segments);
     let clock = Arc::new(Clock::system());

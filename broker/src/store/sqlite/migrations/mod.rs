@@ -4,7 +4,7 @@ use rusqlite::Connection;
 
 /// The steps from each version to the next, the first from version 1. A step that was released never changes; a later
 /// change is a step of its own. New columns follow `payload`.
-const STEPS: &[&str] = &[TO_VERSION_2, TO_VERSION_3];
+const STEPS: &[&str] = &[TO_VERSION_2, TO_VERSION_3, TO_VERSION_4];
 
 /// The version of the tables that this program creates and uses.
 pub(super) const VERSION: i32 = 1 + STEPS.len() as i32;
@@ -46,6 +46,12 @@ CREATE TABLE receipt_keys (
   secret BLOB NOT NULL,
   created INTEGER NOT NULL
 ) STRICT;
+";
+
+/// Queues that the broker created by itself are deleted when nobody uses them. Of those that are there it is not known who
+/// created them: they stay.
+const TO_VERSION_4: &str = r"
+ALTER TABLE queues ADD COLUMN unused_since INTEGER;
 ";
 
 /// Brings a file from `version` up to [`VERSION`]. After an error, or if the process ends on the way, the file is as it

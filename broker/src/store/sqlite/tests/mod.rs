@@ -24,7 +24,8 @@ use crate::{
 /// Tests that expect an item to expire under a reserve must not lose it to a sweep.
 const NO_SWEEP: Duration = Duration::from_hours(1);
 
-fn env(uri: &str, guard: impl std::any::Any + Send + Sync) -> Env {
+/// Returns one broker twice on the store at `uri`, which is empty.
+pub(crate) fn env(uri: &str, guard: impl std::any::Any + Send + Sync) -> Env {
     let clock = Arc::new(Clock::system());
     let store = Arc::new(SqliteStore::open_with(uri, clock.clone(), NO_SWEEP).unwrap());
     let inner = store.inner.clone();
