@@ -240,3 +240,50 @@ async fn unread_answers_are_bounded_and_who_reads_is_served() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
+
+/// A refusal that is held back does not keep what its client sends: there is room on the connection for more.
+#[tokio::test]
+async fn a_call_that_is_refused_late_takes_no_memory() {
+    let tokens = "[[token]]\nname = 'ann'\ntoken = '0123456789abcdef'\nallow = ['admin@*']\n";
+    let tokens = Arc::new(crate::access::tokens::Tokens::parse(tokens).unwrap());
+    let access = Access::new(Some(tokens), 1, Arc::new(Metrics::new()));
+    let broker = broker_with(Options { access, ..super::open() }).await;
+    let call = async || broker.admin().get_queue(pb::GetQueueRequest { name: "q".into() }).await;
+    let refused = futures_util::future::join_all((0..7).map(|_| call())).await;
+    assert!(refused.iter().all(Result::is_err), "from now on refusals take two seconds");
+    let address = broker.address.trim_start_matches("http://");
+    let socket = tokio::net::TcpStream::connect(address).await.unwrap();
+    let (mut client, connection) = h2::client::handshake(socket).await.unwrap();
+    let connection = tokio::spawn(async move { drop(connection.await) });
+    let (mut answers, mut bodies) = (Vec::new(), Vec::new());
+    // More than the window of the connection, in all.
+    for _ in 0..20 {
+        client = client.ready().await.unwrap();
+        let request = axum::http::Request::post("http://broker/sluicegate.v1.QueueService/Push");
+        let request = request.header("content-type", "application/grpc").body(()).unwrap();
+        let (response, body) = client.send_request(request, false).unwrap();
+        answers.push(response);
+        bodies.push(body);
+    }
+    let send_all = async {
+        for body in &mut bodies {
+            for _ in 0..8 {
+                let part = prost::bytes::Bytes::from(vec![0; 100 << 10]);
+                body.reserve_capacity(part.len());
+                while body.capacity() < part.len() {
+                    std::future::poll_fn(|context| body.poll_capacity(context))
+                        .await
+                        .expect("a call under way")
+                        .expect("capacity");
+                }
+                body.send_data(part, false).expect("a call under way");
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        () = send_all => {}
+        _ = answers.pop().expect("a call") => panic!("the bodies had to wait for a refusal"),
+    }
+    connection.abort();
+}
