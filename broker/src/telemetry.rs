@@ -25,9 +25,10 @@ pub(crate) enum TelemetryError {
     Installed(Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Reads a filter: a level (`info`) or levels by module (`info,sluicegate_broker::signals=debug`).
+/// Reads a filter: a level (`info`) or levels by module (`info,sluicegate_broker::signals=debug`). Without a level of its own,
+/// the HTTP/2 library logs errors alone: it warns of each connection that a client abuses, thousands of times a minute.
 pub(crate) fn parse_filter(text: &str) -> Result<EnvFilter, TelemetryError> {
-    Ok(EnvFilter::builder().parse(text)?)
+    Ok(EnvFilter::builder().parse(format!("h2=error,{text}"))?)
 }
 
 /// Sets up the log of this process. Call it once, before anything is logged.
@@ -52,6 +53,9 @@ mod tests {
         for good in ["info", "warn,sluicegate_broker::signals=debug", "off"] {
             assert!(parse_filter(good).is_ok(), "{good}");
         }
+        let directives = |text| parse_filter(text).unwrap().to_string();
+        assert!(directives("info").contains("h2=error"));
+        assert!(!directives("info,h2=debug").contains("h2=error"));
         for bad in ["a=b=c", "sluicegate_broker=loudly", "=="] {
             assert!(parse_filter(bad).is_err(), "{bad}");
         }

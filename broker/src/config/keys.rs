@@ -135,7 +135,7 @@ pub(super) const KEYS: &[Key] = &[
         "FILTER",
         "info",
         "What is logged: error, warn, info, debug, trace or off, also by module, as in \
-         info,sluicegate_broker::signals=debug",
+         info,sluicegate_broker::signals=debug; of the HTTP/2 library errors alone, unless h2 is named",
     ),
     key(
         "max_connection_age",
