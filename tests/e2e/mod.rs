@@ -11,6 +11,7 @@ mod deploy;
 mod errors;
 mod failover;
 mod forged_signals;
+mod hostile;
 mod limits;
 mod order;
 mod outage;

@@ -1,0 +1,261 @@
+//! Clients that mean harm, in raw HTTP/2 or below it. Others are served while they attack, and within a second afterwards,
+//! and the memory that an attack took is free again.
+
+use std::{
+    io,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::{sleep, timeout},
+};
+
+use crate::harness::{Api, Backend, Broker, Launch, until, within};
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const CONTINUATION: u8 = 9;
+const END_HEADERS: u8 = 4;
+
+/// What the allocator may keep for itself after an attack, besides a tenth.
+const KEPT: usize = 16 << 20;
+
+/// How long an attack lasts, unless the broker ends it sooner.
+const ATTACK: Duration = Duration::from_secs(3);
+
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("a short frame").to_be_bytes();
+    let mut bytes = vec![length[1], length[2], length[3], kind, flags];
+    bytes.extend_from_slice(&stream.to_be_bytes());
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+/// The headers of a gRPC call, without compression.
+fn call(path: &str) -> Vec<u8> {
+    let literal =
+        |text: &str| [&[u8::try_from(text.len()).expect("short")], text.as_bytes()].concat();
+    // :method POST and :scheme http are in the static table; the name of :path is its entry 4.
+    let mut block = vec![0x83, 0x86, 0x04];
+    block.extend(literal(path));
+    for (name, value) in
+        [(":authority", "broker"), ("content-type", "application/grpc"), ("te", "trailers")]
+    {
+        block.push(0);
+        block.extend(literal(name));
+        block.extend(literal(value));
+    }
+    block
+}
+
+/// A connection that has begun HTTP/2, to an address.
+async fn begin(address: &str) -> TcpStream {
+    let address = address.trim_start_matches("http://");
+    let mut stream = TcpStream::connect(address).await.expect("a connection");
+    stream.write_all(PREFACE).await.expect("to write");
+    stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.expect("to write");
+    stream
+}
+
+/// Opens a connection and writes `prelude`, then what `next` adds for each number, without reading anything. Begins anew
+/// when the broker ends the connection, until the time is up. Returns how often `next` was called.
+async fn flood(address: &str, prelude: &[u8], next: impl Fn(u32, &mut Vec<u8>)) -> u32 {
+    let begun = Instant::now();
+    let left = || ATTACK.saturating_sub(begun.elapsed());
+    let mut total = 0;
+    let mut bytes = Vec::new();
+    while !left().is_zero() {
+        let mut stream = begin(address).await;
+        let mut written = timeout(left(), stream.write_all(prelude)).await;
+        for first in (0..).step_by(100) {
+            if !matches!(written, Ok(Ok(()))) {
+                break;
+            }
+            bytes.clear();
+            (first..first + 100).for_each(|n| next(n, &mut bytes));
+            written = timeout(left(), stream.write_all(&bytes)).await;
+            total += 100;
+        }
+    }
+    total
+}
+
+/// How long pushes of a client took, one after the other.
+struct Latencies(Vec<Duration>);
+
+impl Latencies {
+    fn part(&mut self, hundredths: usize) -> Duration {
+        self.0.sort_unstable();
+        self.0.get(self.0.len() * hundredths / 100).copied().unwrap_or_default()
+    }
+}
+
+impl std::fmt::Display for Latencies {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut all = Self(self.0.clone());
+        let (median, tail) = (all.part(50), all.part(99));
+        write!(f, "{} pushes, median {median:.1?}, 99th percentile {tail:.1?}", self.0.len())
+    }
+}
+
+/// Pushes one item at a time until `attack` has ended. Returns how long the pushes took.
+async fn beside<T>(api: &Api, attack: impl Future<Output = T>) -> (Latencies, T) {
+    let mut latencies = Vec::new();
+    tokio::pin!(attack);
+    loop {
+        let begun = Instant::now();
+        within("others are served", api.push("beside", &["x"])).await;
+        latencies.push(begun.elapsed());
+        tokio::select! {
+            result = &mut attack => return (Latencies(latencies), result),
+            () = sleep(Duration::from_millis(5)) => {}
+        }
+    }
+}
+
+/// Runs an attack in a thread of its own beside a client that behaves well, and looks at what is left of the attack.
+async fn survives<F: Future<Output = u32>>(
+    name: &str,
+    attack: impl FnOnce(String) -> F + Send + 'static,
+) {
+    // In memory, because the latency of a disk says nothing about attacks.
+    let broker = Launch::new().flag("store", "sqlite::memory:").start().await;
+    let api = broker.api().await;
+    let (calm, ()) = beside(&api, sleep(Duration::from_secs(1))).await;
+    let before = broker.memory();
+    let used = broker.processor_time();
+    let (address, runtime) = (broker.address.clone(), tokio::runtime::Handle::current());
+    let attack = tokio::task::spawn_blocking(move || runtime.block_on(attack(address)));
+    let (attacked, count) = within(name, beside(&api, attack)).await;
+    let used = broker.processor_time().saturating_sub(used);
+    let begun = Instant::now();
+    let other = within("a connection", Api::connect(&broker.address)).await;
+    within("a push of a new client", other.push("beside", &["after"])).await;
+    let served = begun.elapsed();
+    until(&format!("{name}: memory is given back"), || async {
+        (broker.memory() <= allowed(before)).then_some(())
+    })
+    .await;
+    // Whoever attacks does not fill the log either.
+    let log = broker.log();
+    assert!(log.len() < 64 << 10, "{} bytes of log, which begins with:\n{log:.2000}", log.len());
+    println!(
+        "{name}, {} times: before: {calm}; meanwhile: {attacked}; a new client is served after {served:.1?}; {used:.1?} of a processor; {}",
+        count.expect("an attack"),
+        memory(&broker, before)
+    );
+    broker.stop().await;
+}
+
+/// Returns how much memory a broker may have after an attack.
+fn allowed(before: usize) -> usize {
+    before + before / 10 + KEPT
+}
+
+fn memory(broker: &Broker, before: usize) -> String {
+    let [before, most, after] = [before, broker.peak_memory(), broker.memory()].map(|m| m >> 20);
+    format!("memory {before} MiB before, {most} MiB at most, {after} MiB after")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_are_reset_at_once() {
+    survives("reset flood", async |address: String| {
+        let push = call("/sluicegate.v1.QueueService/Push");
+        flood(&address, &[], |n, bytes| {
+            let id = 2 * n + 1;
+            bytes.extend(frame(HEADERS, END_HEADERS, id, &push));
+            bytes.extend(frame(RST_STREAM, 0, id, &8_u32.to_be_bytes()));
+        })
+        .await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pings_whose_answers_are_not_read() {
+    survives("ping flood", async |address: String| {
+        flood(&address, &[], |_, bytes| bytes.extend(frame(PING, 0, 0, &[7; 8]))).await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn headers_that_never_end() {
+    survives("half headers", async |address: String| {
+        let headers = frame(HEADERS, 0, 1, &call("/sluicegate.v1.QueueService/Push"));
+        flood(&address, &headers, |n, bytes| {
+            let name = format!("x-{n:08}");
+            let mut block = vec![0, 10];
+            block.extend_from_slice(name.as_bytes());
+            block.push(100);
+            block.extend_from_slice(&[b'x'; 100]);
+            bytes.extend(frame(CONTINUATION, 0, 1, &block));
+        })
+        .await
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_without_end() {
+    survives("huge settings", async |address: String| {
+        // 2,000 unknown settings in each frame; then the header table as large as can be said.
+        let mut unknown = [[0xf0, 0x0f, 1, 2, 3, 4]; 2_000].concat();
+        unknown.extend_from_slice(&[0, 1, 0xff, 0xff, 0xff, 0xff]);
+        let settings = frame(SETTINGS, 0, 0, &unknown);
+        flood(&address, &[], |_, bytes| bytes.extend_from_slice(&settings)).await
+    })
+    .await;
+}
+
+/// Connections that say nothing, half of the preface, or the preface and nothing more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handshakes_that_stall() {
+    survives("stalled handshakes", async |address: String| {
+        let mut stalled = Vec::new();
+        for n in 0..300 {
+            let address = address.trim_start_matches("http://");
+            let mut stream = TcpStream::connect(address).await.expect("a connection");
+            let part = &PREFACE[..[0, PREFACE.len() / 2, PREFACE.len()][n % 3]];
+            stream.write_all(part).await.expect("to write");
+            stalled.push(stream);
+        }
+        sleep(ATTACK).await;
+        u32::try_from(stalled.len()).expect("a small number")
+    })
+    .await;
+}
+
+/// What is no HTTP/2 at all is answered by closing the connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_of_other_protocols_are_not_waited_for() {
+    let store = Backend::Sqlite.store();
+    let broker = store.broker().await;
+    for bytes in
+        [&b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n"[..], &[0x16, 3, 1, 0xff, 0xff], &[0; 64]]
+    {
+        let address = broker.address.trim_start_matches("http://");
+        let mut stream = TcpStream::connect(address).await.expect("a connection");
+        stream.write_all(bytes).await.expect("to write");
+        let closed = async {
+            let mut buffer = [0; 1024];
+            loop {
+                match stream.read(&mut buffer).await {
+                    Ok(0) => return Ok(()),
+                    Ok(_) => {}
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        within("the end of the connection", closed).await.expect("a closed connection");
+    }
+    let api = broker.api().await;
+    api.push("work", &["a"]).await;
+    broker.stop().await;
+}
