@@ -23,7 +23,7 @@ const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
 
 /// What the allocator may keep for itself after an attack, besides a tenth.
-const KEPT: usize = 16 << 20;
+const KEPT: usize = 32 << 20;
 
 /// How long an attack lasts, unless the broker ends it sooner.
 const ATTACK: Duration = Duration::from_secs(3);
