@@ -188,6 +188,42 @@ fn an_item_is_dead_lettered_at_its_limit() {
     story.reserve(dead).commit("a/3", Outcome::Ok).rest().is_clean();
 }
 
+/// A dead letter keeps its ordering key, and does not wait for others.
+#[test]
+fn dead_letters_of_one_key_are_in_no_order() {
+    let mut story = Story::default();
+    let reject = |receipt: &str| RollbackItem {
+        receipt: receipt.to_owned(),
+        dead_letter: true,
+        ..RollbackItem::default()
+    };
+    for name in ["a", "b"] {
+        let receipt = format!("{name}/1");
+        story.push(keyed(name)).reserve(delivery(name, 1));
+        story.rollback(reject(&receipt), Outcome::DeadLettered);
+    }
+    let dead = |name: &str| Delivery {
+        queue: "work.dead".to_owned(),
+        attempt: 1,
+        origin_queue: "work".to_owned(),
+        dead_letter_attempts: 1,
+        ..delivery(name, 2)
+    };
+    story.reserve(dead("b")).reserve(dead("a"));
+    story.commit("a/2", Outcome::Ok).commit("b/2", Outcome::Ok).rest().is_clean();
+}
+
+/// A queue that was deleted may be created anew by a push, with the settings of the broker.
+#[test]
+fn a_deleted_queue_loses_its_settings() {
+    let mut story = Story::default();
+    story.set("work", Settings { max_attempts: 1, ..Settings::default() });
+    let request = Request::DeleteQueue { queue: "work".to_owned(), force: true };
+    story.call(request, Response::Done);
+    story.push(item("a")).reserve(delivery("a", 1)).rollback(back("a/1"), Outcome::Ok);
+    story.reserve(delivery("a", 2)).commit("a/2", Outcome::Ok).rest().is_clean();
+}
+
 #[test]
 fn a_lapsed_last_attempt_is_dead_lettered_without_a_word() {
     let mut story = Story::default();

@@ -44,9 +44,12 @@ impl Checker {
             Request::SetQueue { .. } => queue.settings_unsure_until = u64::MAX,
             Request::PauseQueue { .. } => queue.halted = true,
             Request::ResumeQueue { .. } => queue.paused = None,
-            Request::DeleteQueue { .. }
-            | Request::PurgeQueue { .. }
-            | Request::RedriveItems { .. } => {
+            Request::DeleteQueue { .. } => {
+                // What is pushed from now on may create the queue anew, with other settings.
+                queue.settings_unsure_until = u64::MAX;
+                queue.totals.unsure = true;
+            }
+            Request::PurgeQueue { .. } | Request::RedriveItems { .. } => {
                 queue.totals.unsure = true;
             }
             Request::ReplayItems { .. } => queue.totals.unsure = true,
@@ -82,6 +85,9 @@ impl Checker {
             | (Request::PauseQueue { .. }, Answer::Refused(_)) => {
                 queue.halted = false;
                 queue.excused_until = queue.excused_until.max(now.at + settings_take);
+            }
+            (Request::DeleteQueue { .. }, Answer::Refused(_)) if queue.deletions.done == 0 => {
+                queue.settings_unsure_until = now.at + settings_take;
             }
             (Request::DeleteQueue { .. }, Answer::Ok(_)) => {
                 queue.floor = (0, 0);

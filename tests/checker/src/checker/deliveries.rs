@@ -200,7 +200,9 @@ impl Checker {
             }
         }
         let (start, call) = moved.unwrap_or((start, 0));
-        self.enter(id, to, start, call, None);
+        // A dead letter is in no order, and what is redriven returns to a place that nobody is told.
+        let ordered = delivery.origin_queue.is_empty() && (moved.is_some() || !redriven);
+        self.enter(id, to, start, call, None, ordered);
     }
 
     /// Returns what is wrong with a dead letter, if anything is.
@@ -230,6 +232,7 @@ impl Checker {
         start: Mark,
         call: CallId,
         not_before: Option<(u64, u64)>,
+        ordered: bool,
     ) {
         let now = self.now;
         let cuts = self.queues.get(&to).map_or(0, |queue| queue.cuts);
@@ -237,7 +240,7 @@ impl Checker {
         let (from, ordering) = (item.queue, item.ordering);
         self.leave_line(id, from, ordering);
         let Some(item) = self.items.get_mut(&id) else { return };
-        item.queue = to;
+        (item.queue, item.ordered) = (to, ordered);
         item.entered = (start, now);
         (item.entered_by, item.stream) = ((call, 0), None);
         item.in_push_order = false;
@@ -321,6 +324,7 @@ impl Checker {
             wrong = Some(format!("delivery {} follows {}", delivery.deliveries, item.number));
         }
         let (least, most) = self.next_attempt(item);
+        let least = if self.may_have_returned(item) { 1 } else { least };
         let most = most.saturating_add(unseen);
         let is_known = item.deliveries_before.is_some() || item.last.is_some();
         if is_known && !(least..=most).contains(&delivery.attempt) {
@@ -365,11 +369,19 @@ impl Checker {
         }
     }
 
+    /// Returns whether an item may have been dead-lettered and redriven, and nobody saw it in between.
+    fn may_have_returned(&self, item: &Item) -> bool {
+        let dead = self.dead_letter_queue(item.queue);
+        let dead = dead.and_then(|dead| self.queues.get(&Key::of(&dead)));
+        dead.is_some_and(|dead| dead.redrives.since(item.entered.0.event))
+    }
+
     /// No delivery is beyond a limit.
     fn check_limits(&mut self, id: Key, delivery: &Delivery) {
         let Some(item) = self.items.get(&id) else { return };
         let Some(queue) = self.queues.get(&item.queue) else { return };
-        if !self.has_limits(item.queue) || queue.settings_unsure_until > self.now.at {
+        let unsure = queue.settings_unsure_until > self.now.at || self.may_have_returned(item);
+        if unsure || !self.has_limits(item.queue) {
             return;
         }
         let (attempts, deliveries) = (queue.settings.max_attempts, queue.settings.max_deliveries);

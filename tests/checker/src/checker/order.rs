@@ -22,7 +22,7 @@ impl Item {
 impl Checker {
     /// Puts an item at the end of its ordering key.
     pub(super) fn enter_line(&mut self, id: Key) {
-        let Some(item) = self.items.get_mut(&id) else { return };
+        let Some(item) = self.items.get_mut(&id).filter(|item| item.ordered) else { return };
         let Some(ordering) = item.ordering else { return };
         let line = self.lines.entry(item.queue.and(ordering)).or_default();
         if !line.items.is_empty() || line.open > 0 {
@@ -49,7 +49,7 @@ impl Checker {
 
     /// An item was delivered: the items before it in its key must be settled, and none may be held.
     pub(super) fn check_key_order(&mut self, id: Key) {
-        let Some(item) = self.items.get(&id) else { return };
+        let Some(item) = self.items.get(&id).filter(|item| item.ordered) else { return };
         let Some(ordering) = item.ordering else { return };
         let line_key = item.queue.and(ordering);
         let Some(line) = self.lines.get(&line_key) else { return };

@@ -314,6 +314,7 @@ impl Checker {
             name_key,
             queue: entry.queue,
             ordering: entry.ordering,
+            ordered: true,
             dedup: entry.dedup,
             entered: (entry.start, now),
             entered_by: (entry.call, entry.index),

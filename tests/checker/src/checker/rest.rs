@@ -56,7 +56,8 @@ impl Checker {
         let Some(known) = self.items.get(&id) else { return };
         let number = known.number;
         if item.state == State::Processed {
-            let commits = known.ender().is_some();
+            let popped = self.queues.get(&queue).is_some_and(|queue| queue.popped_unseen > 0);
+            let commits = popped || known.ender().is_some() || self.may_be_gone(known);
             if !commits && number > 0 {
                 let explanation = "listed as processed, and nobody has committed it".to_owned();
                 let event = known.entered.1.event;
@@ -82,7 +83,7 @@ impl Checker {
             let explanation = "listed in a queue that nobody has moved it to".to_owned();
             self.violate(Rule::Atomic, Some(id), "", explanation, &[start.event, event]);
         }
-        self.enter(id, to, start, 0, None);
+        self.enter(id, to, start, 0, None, !dead_letters);
     }
 
     /// What is not listed must be gone for a reason.

@@ -3,7 +3,7 @@
 use super::{
     Checker,
     key::Key,
-    state::{Ended, How, Item, Kind, Mark, Settle},
+    state::{Ended, How, Item, Kind, Mark, Queue, Settle},
 };
 use crate::{
     history::{Answer, CallId, Outcome, PushEntry, Request, Response, RollbackItem, Time},
@@ -174,7 +174,7 @@ impl Checker {
             }
             (Kind::Move { to, delay }, _) => {
                 let not_before = (start.at + delay, start.event);
-                self.enter(id, to, start, call, Some(not_before));
+                self.enter(id, to, start, call, Some(not_before), true);
                 self.ready_after(id, delay);
             }
             (Kind::Rollback { .. }, Outcome::DeadLettered) => {
@@ -244,7 +244,7 @@ impl Checker {
         match self.dead_letter_queue(queue) {
             Some(to) => {
                 let to = self.queue(&to);
-                self.enter(id, to, start, call, Some((start.at, start.event)));
+                self.enter(id, to, start, call, Some((start.at, start.event)), false);
                 self.ready_after(id, 0);
             }
             None => self.remove(id, How::Discarded, number),
@@ -440,6 +440,7 @@ impl Checker {
             kind == Kind::Commit || rejects && queue.settings.discard_failed
         };
         self.may_have_vanished(item)
+            || self.is_being_taken(queue)
             || item.settles.iter().any(|settle| discards(settle.kind))
             || (queue.settings.discard_failed || queue.settings_unsure_until > self.now.at)
                 && self.may_be_at_limit(item)
@@ -452,17 +453,28 @@ impl Checker {
         let counts = |settle: &&Settle| !judged_later || !self.calls.contains_key(&settle.call);
         let mut settles = item.settles.iter().filter(counts);
         self.may_have_vanished(item)
+            || self.is_being_taken(queue)
             || queue.popped_unseen > 0
             || queue.redrives.since(item.entered.0.event)
             || settles.any(|settle| settle.kind.removes())
             || self.may_be_at_limit(item)
     }
 
+    /// Returns whether a consumer is under way whose items are gone before it has them.
+    fn is_being_taken(&self, queue: &Queue) -> bool {
+        let requests = queue.consumers.iter().filter_map(|call| self.calls.get(call));
+        requests.map(|call| &call.request).any(|request| match request {
+            Request::Consume(consume) => consume.auto_commit,
+            request => matches!(request, Request::Pop { .. }),
+        })
+    }
+
     /// Returns whether an item may have expired or been deleted.
     pub(super) fn may_have_vanished(&self, item: &Item) -> bool {
         let Some(queue) = self.queues.get(&item.queue) else { return true };
         let first = item.expires.map(|(first, _)| first);
-        first.is_some_and(|first| first <= self.now.at + self.options.clock)
+        let is_known = self.clock_stepped <= item.entered.1.event;
+        first.is_some_and(|first| !is_known || first <= self.now.at + self.options.clock)
             || item.maybe_deleted
             || queue.purges.since(item.entered.0.event)
     }

@@ -86,6 +86,8 @@ pub(super) struct Item {
     pub(super) name_key: Key,
     pub(super) queue: Key,
     pub(super) ordering: Option<Key>,
+    /// The item has a place among those of its ordering key, which a dead letter has not.
+    pub(super) ordered: bool,
     pub(super) dedup: Option<Key>,
     /// Between these points the item came into its queue.
     pub(super) entered: (Mark, Mark),

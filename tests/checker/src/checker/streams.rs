@@ -182,7 +182,15 @@ impl Checker {
             queue.totals.popped.maybe = u64::MAX / 2;
             queue.totals.committed.maybe = u64::MAX / 2;
         }
-        self.calls.remove(&id);
+        let held = self.calls.remove(&id).filter(|_| broke).map(|call| call.held);
+        for receipt in held.unwrap_or_default() {
+            // A broker that shuts down takes back what its streams hold, whatever they asked for.
+            let Some(of) = self.receipts.get(&receipt) else { continue };
+            let last = self.items.get_mut(&of.item).and_then(|item| item.last.as_mut());
+            if let Some(last) = last.filter(|last| last.receipt == receipt) {
+                last.by_stream = true;
+            }
+        }
     }
 
     /// Keeps the violations that hold because a stream was alive. A stream may have been dead since a little
