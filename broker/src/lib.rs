@@ -14,6 +14,7 @@
 //! * [`telemetry`]: the log; [`metrics`]: counters and measurements.
 //! * [`reload`]: files that are read again when they change.
 //! * [`essential`]: tasks whose panic ends the process.
+//! * `simulation`: a broker without network interfaces, for simulations (feature `simulation`).
 //! * [`app`]: builds all of these from the [`config`], runs them and drains them.
 
 mod access;
@@ -29,6 +30,8 @@ pub mod metrics;
 pub mod process;
 mod reload;
 mod signals;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 pub mod store;
 mod tasks;
 mod telemetry;

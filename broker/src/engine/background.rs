@@ -120,6 +120,7 @@ async fn tick(engine: Arc<Engine>) {
         };
         let pause = next.map_or(SCHEDULES, |next| engine.now().until(next).min(SCHEDULES));
         tokio::select! {
+            biased;
             () = tokio::time::sleep(pause.max(Duration::from_millis(1))) => {}
             () = engine.schedules_changed() => {}
         }

@@ -243,6 +243,7 @@ impl Engine {
                 return;
             }
             tokio::select! {
+                biased;
                 () = tokio::time::sleep(pause) => {}
                 () = self.stopping.cancelled(), if !self.stopping.is_cancelled() => {}
             }

@@ -293,6 +293,7 @@ impl Engine {
         self.tasks.spawn(async move {
             loop {
                 tokio::select! {
+                    biased;
                     () = token.cancelled() => return,
                     () = engine.stopping.cancelled() => return,
                     () = tokio::time::sleep(lease / 3) => {}

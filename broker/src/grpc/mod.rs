@@ -168,6 +168,7 @@ impl Api {
                 return Ok(None);
             }
             tokio::select! {
+                biased;
                 // The sender is in the engine, so that there is always another change to wait for.
                 _ = changes.changed() => {}
                 () = sleep(left.min(CREATION_POLL)) => {}

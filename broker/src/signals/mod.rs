@@ -7,6 +7,8 @@ mod message;
 mod mongo;
 mod redis;
 mod relay;
+#[cfg(feature = "simulation")]
+mod simulated;
 
 use std::sync::Arc;
 
@@ -81,6 +83,17 @@ pub(crate) async fn open(
             Ok(Arc::new(Relay::start(mongo, broker, metrics).await))
         }
     }
+}
+
+/// Opens signals over the way that a simulation provides.
+#[cfg(feature = "simulation")]
+pub(crate) async fn open_simulated(
+    wire: Arc<dyn crate::simulation::Wire>,
+    broker: [u8; 4],
+    metrics: Arc<Metrics>,
+) -> Arc<dyn Signals> {
+    let transport = simulated::Simulated { wire, broker };
+    Arc::new(Relay::start(transport, broker, metrics).await)
 }
 
 #[cfg(test)]

@@ -44,6 +44,7 @@ pub(crate) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
                 return;
             }
             tokio::select! {
+                biased;
                 () = engine.stopping.cancelled() => return,
                 () = dispatcher.wake.notified() => continue,
             }
@@ -54,13 +55,14 @@ pub(crate) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
             // Other events wake the loop too, but only a new consumer stops the countdown.
             let ends_at = *ends_at.get_or_insert_with(|| Instant::now() + IDLE);
             tokio::select! {
-                () = dispatcher.wake.notified() => {}
-                () = engine.draining.cancelled() => {}
+                biased;
                 () = sleep_until(ends_at) => {
                     if engine.retire(&dispatcher) {
                         return;
                     }
                 }
+                () = dispatcher.wake.notified() => {}
+                () = engine.draining.cancelled() => {}
             }
             continue;
         }
@@ -91,6 +93,7 @@ pub(crate) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
                 tracing::warn!(queue = %dispatcher.queue, %error, "could not reserve; trying again");
                 dispatcher.look_failed(&error);
                 tokio::select! {
+                    biased;
                     () = tokio::time::sleep(BACKOFF.delay(failures)) => {}
                     () = engine.draining.cancelled() => {}
                 }
@@ -167,9 +170,10 @@ pub(super) async fn gather_room(dispatcher: &Dispatcher, draining: &Cancellation
     let until = Instant::now() + GATHER;
     while dispatcher.can_wait() {
         tokio::select! {
-            () = dispatcher.wake.notified() => {}
-            () = draining.cancelled() => return,
+            biased;
             () = sleep_until(until) => return,
+            () = draining.cancelled() => return,
+            () = dispatcher.wake.notified() => {}
         }
     }
 }
@@ -210,9 +214,10 @@ async fn wait(engine: &Engine, dispatcher: &Dispatcher, polls: &mut Polls) {
     let poll = polls.next_poll(healthy);
     let until = [Some(poll), reconcile, timer].into_iter().flatten().min().unwrap_or(poll);
     tokio::select! {
+        biased; // a queue that wakes without end is polled too
+        () = sleep_until(until) => {}
         () = dispatcher.wake.notified() => return,
         () = engine.draining.cancelled() => return,
-        () = sleep_until(until) => {}
     }
     // The following step handles timers and lapsed leases that are due, and reconciles if that is
     // due.

@@ -214,6 +214,7 @@ impl<T: Transport> Shared<T> {
         loop {
             let started = Instant::now();
             let connected = tokio::select! {
+                biased;
                 connected = bounded(self.transport.connect()) => connected,
                 () = self.closing.cancelled() => return,
             };
@@ -229,6 +230,7 @@ impl<T: Transport> Shared<T> {
                 failures = 0;
             }
             tokio::select! {
+                biased;
                 () = sleep(BACKOFF.delay(failures)) => failures += 1,
                 () = self.closing.cancelled() => return,
             }
@@ -260,6 +262,7 @@ impl<T: Transport> Shared<T> {
                 }
             };
             tokio::select! {
+                biased;
                 () = self.wake.notified() => {}
                 () = window_closes => {}
                 () = self.closing.cancelled() => {}
@@ -290,6 +293,7 @@ impl<T: Transport> Shared<T> {
         loop {
             let started = Instant::now();
             let lost = tokio::select! {
+                biased;
                 lost = self.transport.receive(&self.receiving) => lost,
                 () = self.closing.cancelled() => return,
             };
@@ -298,6 +302,7 @@ impl<T: Transport> Shared<T> {
                 failures = 0;
             }
             tokio::select! {
+                biased;
                 () = sleep(BACKOFF.delay(failures)) => failures += 1,
                 () = self.closing.cancelled() => return,
             }

@@ -1,0 +1,83 @@
+//! A broker without network interfaces, for simulations (feature `simulation`): its calls are made in process, and
+//! its store and the way of its signals are given by whoever simulates.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use sluicegate_proto::v1::{
+    admin_service_server::AdminService, queue_service_server::QueueService,
+};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::Request;
+
+use crate::{
+    access::{Access, Peer},
+    engine::{Engine, Limits, background},
+    grpc::Api,
+    metrics::Metrics,
+    signals::{self, Signals},
+    store::{Store, StoreError},
+};
+
+/// The way of signals between brokers. Messages are text.
+#[async_trait]
+pub trait Wire: Send + Sync + 'static {
+    /// Sends a message to all brokers.
+    async fn send(&self, message: String) -> Result<(), String>;
+
+    /// Connects for receiving. The connection is lost when the sender of these messages is dropped.
+    async fn listen(&self) -> Result<UnboundedReceiver<String>, String>;
+}
+
+/// A broker. Its tasks end with the runtime, or by [`Broker::shutdown`].
+pub struct Broker {
+    engine: Arc<Engine>,
+    signals: Arc<dyn Signals>,
+    access: Arc<Access>,
+    api: Api,
+    calls: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Broker {
+    /// Starts a broker with default settings, without access tokens.
+    pub async fn start(store: Arc<dyn Store>, wire: Arc<dyn Wire>) -> Result<Self, StoreError> {
+        let metrics = Arc::new(Metrics::new());
+        let signals = signals::open_simulated(wire, store.broker_id(), Arc::clone(&metrics)).await;
+        let (limits, access) = (Limits::default(), Access::new(None, 0, Arc::clone(&metrics)));
+        let engine = Engine::new(store, Arc::clone(&signals), metrics, limits);
+        engine
+            .refresh_receipt_keys()
+            .await
+            .map_err(|error| StoreError::Unavailable { reason: error.to_string(), source: None })?;
+        background::start(&engine);
+        let (calls, stop) = (TaskTracker::new(), CancellationToken::new());
+        let api = Api::new(Arc::clone(&engine), calls.clone(), stop.clone());
+        Ok(Self { engine, signals, access, api, calls, stop })
+    }
+
+    /// Returns the services, as the server calls them.
+    pub fn api(&self) -> impl QueueService + AdminService + Clone + use<> {
+        self.api.clone()
+    }
+
+    /// Returns a request of a client, for the call of this path.
+    pub fn request<T>(&self, path: &str, message: T) -> Option<Request<T>> {
+        let caller = self.access.admit(path, None, &Peer::default()).ok()?;
+        let mut request = Request::new(message);
+        request.extensions_mut().insert(caller);
+        Some(request)
+    }
+
+    /// Shuts the broker down as SIGTERM does, without a limit of time.
+    pub async fn shutdown(&self) {
+        self.engine.drain().await;
+        self.stop.cancel();
+        self.calls.close();
+        self.calls.wait().await;
+        self.engine.close().await;
+        self.signals.close().await;
+        self.engine.store().close().await;
+    }
+}

@@ -1,0 +1,355 @@
+//! Calls of the API, each recorded with its answer.
+
+use std::{sync::Arc, time::Duration};
+
+use sluicegate_checker::history::{
+    Answer, Delivery, NewItem, Outcome, PushEntry, Pushed, Request, Response, RollbackItem,
+    Settings, Time,
+};
+use sluicegate_proto::v1::{
+    self as pb, admin_service_server::AdminService as _, queue_service_server::QueueService as _,
+};
+
+use super::Clients;
+use crate::cluster::{Failed, Node};
+
+/// Makes a call of a service. `$path` names it for the check of permissions.
+macro_rules! ask {
+    ($node:expr, $patience:expr, $path:literal, $method:ident, $message:expr) => {{
+        let node = &$node;
+        let work = async {
+            let request = node.broker.request(concat!("/sluicegate.v1.", $path), $message);
+            let refused = || tonic::Status::unimplemented($path);
+            node.broker.api().$method(request.ok_or_else(refused)?).await
+        };
+        node.call($patience, work).await
+    }};
+}
+pub(super) use ask;
+
+pub(super) fn duration(span: Duration) -> prost_types::Duration {
+    prost_types::Duration {
+        seconds: span.as_secs() as i64,
+        nanos: span.subsec_nanos().cast_signed(),
+    }
+}
+
+pub(super) fn micros(span: Duration) -> u64 {
+    span.as_micros() as u64
+}
+
+fn outcome(number: i32) -> Outcome {
+    match pb::Outcome::try_from(number) {
+        Ok(pb::Outcome::Ok) => Outcome::Ok,
+        Ok(pb::Outcome::DeadLettered) => Outcome::DeadLettered,
+        Ok(pb::Outcome::LeaseLost) => Outcome::LeaseLost,
+        _ => Outcome::Gone,
+    }
+}
+
+fn pushed(results: Vec<pb::PushResult>) -> Vec<Pushed> {
+    let one = |result: pb::PushResult| Pushed {
+        id: result.id,
+        deduplicated: result.deduplicated,
+        sequence: result.sequence.cast_unsigned(),
+    };
+    results.into_iter().map(one).collect()
+}
+
+/// Returns the message for an item whose name is its payload.
+pub(super) fn new_item(item: &NewItem) -> pb::NewItem {
+    let delay = Duration::from_micros(item.delay);
+    let delay = (!delay.is_zero()).then(|| pb::new_item::Eligibility::Delay(duration(delay)));
+    pb::NewItem {
+        payload: item.name.clone().into(),
+        priority: i32::from(item.priority),
+        eligibility: delay,
+        ttl: item.ttl.map(|ttl| duration(Duration::from_micros(ttl))),
+        ordering_key: item.ordering_key.clone(),
+        dedup_id: item.dedup_id.clone(),
+        ..pb::NewItem::default()
+    }
+}
+
+/// Returns the message for the settings of a queue.
+fn queue_message(name: &str, settings: &Settings, lease: Duration) -> pb::Queue {
+    pb::Queue {
+        name: name.to_owned(),
+        lease: Some(duration(lease)),
+        max_attempts: Some(settings.max_attempts.cast_signed()),
+        max_deliveries: Some(settings.max_deliveries.cast_signed()),
+        dead_letter_queue: settings.dead_letter_queue.clone(),
+        discard_failed: settings.discard_failed,
+        retention: settings.retention.then(|| duration(Duration::from_hours(1))),
+        dedup_window: Some(duration(Duration::from_micros(settings.dedup_window))),
+        sequenced: settings.sequenced,
+        retry_policy: Some(pb::RetryPolicy {
+            initial_delay: Some(duration(Duration::from_millis(200))),
+            multiplier: 2.0,
+            max_delay: Some(duration(Duration::from_secs(2))),
+            jitter: 0.5,
+        }),
+        ..pb::Queue::default()
+    }
+}
+
+/// Creates a queue.
+pub(crate) async fn set_queue(
+    clients: &Clients,
+    node: &Node,
+    name: &str,
+    settings: &Settings,
+) -> Result<(), Failed> {
+    let queue = name.to_owned();
+    let request = Request::SetQueue { queue, settings: settings.clone() };
+    let call = clients.recorder.start("operator", &node.name, request);
+    let queue = Some(queue_message(name, settings, clients.plan.lease));
+    let message = pb::CreateQueueRequest { queue };
+    let done = ask!(node, None, "AdminService/CreateQueue", create_queue, message);
+    match done {
+        Ok(_) => {
+            call.ok(Response::Done);
+            Ok(())
+        }
+        Err(Failed(answer)) => {
+            call.end(answer.clone());
+            Err(Failed(answer))
+        }
+    }
+}
+
+impl Clients {
+    /// Returns an instant of the store as time of the history.
+    fn history_time(&self, time: Option<prost_types::Timestamp>) -> Time {
+        let Some(time) = time else { return 0 };
+        let millis = time.seconds * 1_000 + i64::from(time.nanos) / 1_000_000;
+        let ahead = millis - self.cluster.net.store_time().0;
+        self.recorder.now().saturating_add_signed(ahead * 1_000)
+    }
+
+    pub(super) fn delivery(&self, delivery: pb::Delivery) -> Delivery {
+        let lease_end = self.history_time(delivery.lease_expire_time);
+        let item = delivery.item.unwrap_or_default();
+        Delivery { receipt: delivery.receipt, lease_end, ..popped(item) }
+    }
+
+    pub(super) async fn push(
+        &self,
+        client: &str,
+        node: &Node,
+        queue: &str,
+        items: Vec<NewItem>,
+    ) -> Result<(), Failed> {
+        let message = pb::PushRequest {
+            queue: queue.to_owned(),
+            items: items.iter().map(new_item).collect(),
+            producer: String::new(),
+        };
+        let request = Request::Push { queue: queue.to_owned(), items, stream: None };
+        let call = self.recorder.start(client, &node.name, request);
+        let patience = self.patience();
+        match ask!(node, patience, "QueueService/Push", push, message) {
+            Ok(answer) => {
+                call.ok(Response::Pushed(pushed(answer.results)));
+                Ok(())
+            }
+            Err(Failed(answer)) => {
+                call.end(answer.clone());
+                Err(Failed(answer))
+            }
+        }
+    }
+
+    pub(super) async fn pop(
+        &self,
+        client: &str,
+        node: &Node,
+        queue: &str,
+        max_items: u32,
+        wait: Duration,
+    ) {
+        let request = Request::Pop { queue: queue.to_owned(), max_items, wait: micros(wait) };
+        let call = self.recorder.start(client, &node.name, request);
+        let max_items = max_items.cast_signed();
+        let message =
+            pb::PopRequest { queue: queue.to_owned(), max_items, wait: Some(duration(wait)) };
+        let patience = if self.plan.careless_pops { self.patience() } else { None };
+        match ask!(node, patience, "QueueService/Pop", pop, message) {
+            Ok(answer) => {
+                let items = answer.items.into_iter().map(popped).collect();
+                call.ok(Response::Deliveries(items));
+            }
+            Err(Failed(answer)) => call.end(answer),
+        }
+    }
+
+    pub(super) async fn reserve(
+        &self,
+        client: &str,
+        node: &Node,
+        queue: &str,
+        max_items: u32,
+        wait: Duration,
+        lease: Duration,
+    ) -> Vec<Delivery> {
+        let request = Request::Reserve {
+            queue: queue.to_owned(),
+            max_items,
+            wait: micros(wait),
+            lease: micros(lease),
+        };
+        let call = self.recorder.start(client, &node.name, request);
+        let message = pb::ReserveRequest {
+            queue: queue.to_owned(),
+            max_items: max_items.cast_signed(),
+            wait: Some(duration(wait)),
+            lease: Some(duration(lease)),
+            consumer: String::new(),
+        };
+        match ask!(node, self.patience(), "QueueService/Reserve", reserve, message) {
+            Ok(answer) => {
+                let deliveries: Vec<_> =
+                    answer.deliveries.into_iter().map(|one| self.delivery(one)).collect();
+                call.ok(Response::Deliveries(deliveries.clone()));
+                deliveries
+            }
+            Err(Failed(answer)) => {
+                call.end(answer);
+                Vec::new()
+            }
+        }
+    }
+
+    pub(super) async fn commit(&self, client: &str, node: &Node, receipts: Vec<String>) -> Answer {
+        let request = Request::Commit { receipts: receipts.clone() };
+        let call = self.recorder.start(client, &node.name, request);
+        let message = pb::CommitRequest { receipts };
+        let answer = match ask!(node, self.patience(), "QueueService/Commit", commit, message) {
+            Ok(answer) => settled(answer.results),
+            Err(Failed(answer)) => answer,
+        };
+        call.end(answer.clone());
+        answer
+    }
+
+    pub(super) async fn roll_back(&self, client: &str, node: &Node, item: RollbackItem) -> Answer {
+        let request = Request::Rollback { items: vec![item.clone()] };
+        let call = self.recorder.start(client, &node.name, request);
+        let item = pb::RollbackItem {
+            receipt: item.receipt,
+            delay: item.delay.map(|delay| duration(Duration::from_micros(delay))),
+            reason: String::new(),
+            keep_attempt: item.keep_attempt,
+            dead_letter: item.dead_letter,
+        };
+        let message = pb::RollbackRequest { items: vec![item] };
+        let answer = match ask!(node, self.patience(), "QueueService/Rollback", rollback, message) {
+            Ok(answer) => settled(answer.results),
+            Err(Failed(answer)) => answer,
+        };
+        call.end(answer.clone());
+        answer
+    }
+
+    pub(super) async fn extend(&self, client: &str, node: &Node, receipt: &str, lease: Duration) {
+        let receipts = vec![receipt.to_owned()];
+        let request = Request::Extend { receipts: receipts.clone(), lease: micros(lease) };
+        let call = self.recorder.start(client, &node.name, request);
+        let message = pb::ExtendRequest { receipts, lease: Some(duration(lease)) };
+        match ask!(node, self.patience(), "QueueService/Extend", extend, message) {
+            Ok(answer) => {
+                let one = |result: pb::ExtendResult| {
+                    let end = result.lease_expire_time.map(|end| self.history_time(Some(end)));
+                    (outcome(result.outcome), end)
+                };
+                call.ok(Response::Extended(answer.results.into_iter().map(one).collect()));
+            }
+            Err(Failed(answer)) => call.end(answer),
+        }
+    }
+
+    pub(super) async fn move_item(
+        &self,
+        client: &str,
+        node: &Node,
+        receipt: &str,
+        to_queue: &str,
+        delay: Duration,
+    ) -> Answer {
+        let (receipt, to_queue) = (receipt.to_owned(), to_queue.to_owned());
+        let request = Request::Move {
+            receipt: receipt.clone(),
+            to_queue: to_queue.clone(),
+            delay: micros(delay),
+        };
+        let call = self.recorder.start(client, &node.name, request);
+        let delay = Some(duration(delay));
+        let message = pb::MoveRequest { receipt, to_queue, delay, ..pb::MoveRequest::default() };
+        let answer = match ask!(node, self.patience(), "QueueService/Move", r#move, message) {
+            Ok(answer) => Answer::Ok(Response::Settled(vec![outcome(answer.outcome)])),
+            Err(Failed(answer)) => answer,
+        };
+        call.end(answer.clone());
+        answer
+    }
+
+    pub(super) async fn commit_and_push(
+        &self,
+        client: &str,
+        node: &Node,
+        receipt: &str,
+        pushes: Vec<PushEntry>,
+    ) -> Answer {
+        let receipt = receipt.to_owned();
+        let message = pb::CommitAndPushRequest {
+            receipt: receipt.clone(),
+            pushes: pushes.iter().map(push_entry).collect(),
+        };
+        let request = Request::CommitAndPush { receipt, pushes };
+        let call = self.recorder.start(client, &node.name, request);
+        let path = self.patience();
+        let answer = match ask!(node, path, "QueueService/CommitAndPush", commit_and_push, message)
+        {
+            Ok(answer) => {
+                let results = pushed(answer.results);
+                Answer::Ok(Response::CommittedAndPushed(outcome(answer.outcome), results))
+            }
+            Err(Failed(answer)) => answer,
+        };
+        call.end(answer.clone());
+        answer
+    }
+}
+
+fn push_entry(entry: &PushEntry) -> pb::PushEntry {
+    pb::PushEntry { queue: entry.queue.clone(), item: Some(new_item(&entry.item)) }
+}
+
+fn settled(results: Vec<pb::SettleResult>) -> Answer {
+    let outcomes = results.iter().map(|result| outcome(result.outcome)).collect();
+    Answer::Ok(Response::Settled(outcomes))
+}
+
+/// Returns the delivery of an item that is committed already.
+pub(super) fn popped(item: pb::Item) -> Delivery {
+    Delivery {
+        receipt: String::new(),
+        id: item.id,
+        name: String::from_utf8_lossy(&item.payload).into_owned(),
+        queue: item.queue,
+        attempt: item.attempt.cast_unsigned(),
+        deliveries: item.deliveries.cast_unsigned(),
+        sequence: item.sequence.cast_unsigned(),
+        lease_end: 0,
+        origin_queue: item.origin_queue,
+        dead_letter_attempts: item.dead_letter_attempts.cast_unsigned(),
+    }
+}
+
+/// Repeats a call until it is answered one way or the other; a call that is repeated with the same
+/// receipts does no harm.
+pub(super) fn is_open(answer: &Answer) -> bool {
+    matches!(answer, Answer::Unknown(_))
+}
+
+pub(super) type NodeRef = Arc<Node>;

@@ -1,0 +1,135 @@
+//! What a seed decides about a simulation as a whole.
+
+use std::time::Duration;
+
+use sluicegate_checker::history::Settings;
+
+use crate::{dice::Dice, net::Rates};
+
+/// What a simulation consists of.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) brokers: u64,
+    pub(crate) producers: u64,
+    pub(crate) consumers: u64,
+    pub(crate) operators: u64,
+    pub(crate) queues: Vec<(String, Settings)>,
+    /// The lease of the queues.
+    pub(crate) lease: Duration,
+    /// How long a producer pauses at most between two pushes, in milliseconds.
+    pub(crate) push_pause: u64,
+    /// How often a client hangs up before its call is answered.
+    pub(crate) hang_ups: f64,
+    /// Whether callers of `Pop` hang up too, after which lost items cannot be told from taken ones.
+    pub(crate) careless_pops: bool,
+    /// How often an item fails in one way or the other.
+    pub(crate) failures: f64,
+    /// The time between storms.
+    pub(crate) calm: Duration,
+    /// The times in which faults happen.
+    pub(crate) storms: Vec<Storm>,
+    /// Faults that happen all the time: signals may always be lost.
+    pub(crate) always: Rates,
+    /// How often a stream of deliveries breaks.
+    pub(crate) breaks: f64,
+    /// How often a client does not read its stream for a while.
+    pub(crate) stalls: f64,
+}
+
+/// A time with faults.
+#[derive(Debug, Clone)]
+pub(crate) struct Storm {
+    pub(crate) lasting: Duration,
+    pub(crate) rates: Rates,
+    /// How often, on average, something happens to a broker, in milliseconds; 0: never.
+    pub(crate) blows: u64,
+    /// The clock of the store is stepped ahead.
+    pub(crate) clock_steps: bool,
+}
+
+/// The faults that a run may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weather {
+    /// One broker and no faults.
+    Fair,
+    /// What the seed says.
+    Seeded,
+}
+
+/// Number of queues that are there from the start.
+const QUEUES: u64 = 3;
+
+/// The queue that pushes create, with the settings of the broker, and that operators delete.
+pub(crate) const SCRATCH: &str = "scratch";
+
+impl Plan {
+    pub(crate) fn of(dice: &Dice, weather: Weather) -> Self {
+        let fair = weather == Weather::Fair;
+        let storms = if fair { 0 } else { dice.number(0, 2) };
+        let rate = |most: f64| if fair || dice.chance(0.5) { 0.0 } else { most };
+        Self {
+            brokers: if fair { 1 } else { dice.number(1, 3) },
+            producers: dice.number(1, 3),
+            consumers: dice.number(2, 6),
+            operators: dice.number(0, 1),
+            queues: (1..=QUEUES)
+                .map(|number| queue(number, dice))
+                .chain([(SCRATCH.to_owned(), Settings::default())])
+                .collect(),
+            lease: dice.millis(300, 5_000),
+            push_pause: *dice.one_of(&[200, 800, 3_000]).unwrap_or(&800),
+            hang_ups: rate(0.05),
+            careless_pops: !fair && dice.chance(0.3),
+            failures: *dice.one_of(&[0.0, 0.1, 0.4]).unwrap_or(&0.1),
+            calm: dice.millis(5_000, 40_000),
+            storms: (0..storms).map(|_| Storm::of(dice)).collect(),
+            always: Rates {
+                signal_lost: if fair {
+                    0.0
+                } else {
+                    *dice.one_of(&[0.0, 0.2, 1.0]).unwrap_or(&0.0)
+                },
+                signal_doubled: rate(0.1),
+                signal_cut: rate(0.01),
+                slow: rate(0.02),
+                ..Rates::default()
+            },
+            breaks: rate(0.05),
+            stalls: rate(0.1),
+        }
+    }
+}
+
+impl Storm {
+    fn of(dice: &Dice) -> Self {
+        let rate = |most: f64| if dice.chance(0.5) { 0.0 } else { most };
+        Self {
+            lasting: dice.millis(1_000, 15_000),
+            rates: Rates {
+                refused: rate(0.1),
+                unanswered: rate(0.1),
+                slow: rate(0.1),
+                stuck: rate(0.01),
+                signal_lost: rate(0.5),
+                signal_doubled: rate(0.2),
+                signal_cut: rate(0.05),
+            },
+            blows: if dice.chance(0.7) { dice.number(500, 4_000) } else { 0 },
+            clock_steps: dice.chance(0.15),
+        }
+    }
+}
+
+/// Returns a queue and its settings.
+fn queue(number: u64, dice: &Dice) -> (String, Settings) {
+    let settings = Settings {
+        max_attempts: *dice.one_of(&[2, 3, 25]).unwrap_or(&3),
+        max_deliveries: *dice.one_of(&[0, 4, 100]).unwrap_or(&100),
+        dead_letter_queue: String::new(),
+        discard_failed: dice.chance(0.2),
+        retention: dice.chance(0.2),
+        dedup_window: dice.number(1, 60) * 1_000_000,
+        sequenced: dice.chance(0.3),
+    };
+    (format!("queue{number}"), settings)
+}
