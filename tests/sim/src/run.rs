@@ -119,7 +119,10 @@ async fn rage(clients: &Clients, storm: &Storm) {
     cluster.net.set_rates(storm.rates);
     let end = Instant::now() + storm.lasting;
     let mut missing = 0;
-    while storm.blows > 0 {
+    loop {
+        if storm.blows == 0 {
+            break;
+        }
         let pause = dice.millis(1, storm.blows * 2);
         if Instant::now() + pause >= end {
             break;

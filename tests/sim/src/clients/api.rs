@@ -225,7 +225,7 @@ impl Clients {
         let call = self.recorder.start(client, &node.name, request);
         let message = pb::CommitRequest { receipts };
         let answer = match ask!(node, self.patience(), "QueueService/Commit", commit, message) {
-            Ok(answer) => settled(answer.results),
+            Ok(answer) => settled(&answer.results),
             Err(Failed(answer)) => answer,
         };
         call.end(answer.clone());
@@ -244,7 +244,7 @@ impl Clients {
         };
         let message = pb::RollbackRequest { items: vec![item] };
         let answer = match ask!(node, self.patience(), "QueueService/Rollback", rollback, message) {
-            Ok(answer) => settled(answer.results),
+            Ok(answer) => settled(&answer.results),
             Err(Failed(answer)) => answer,
         };
         call.end(answer.clone());
@@ -325,7 +325,7 @@ fn push_entry(entry: &PushEntry) -> pb::PushEntry {
     pb::PushEntry { queue: entry.queue.clone(), item: Some(new_item(&entry.item)) }
 }
 
-fn settled(results: Vec<pb::SettleResult>) -> Answer {
+fn settled(results: &[pb::SettleResult]) -> Answer {
     let outcomes = results.iter().map(|result| outcome(result.outcome)).collect();
     Answer::Ok(Response::Settled(outcomes))
 }

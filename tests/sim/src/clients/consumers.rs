@@ -66,10 +66,10 @@ async fn stream(clients: &Arc<Clients>, name: &str, node: &NodeRef, queue: &str)
     let dice = &clients.dice;
     let (lease, max_in_flight) = (clients.lease(), dice.number(1, 20) as u32);
     let auto_commit = clients.plan.careless_pops && dice.chance(0.2);
-    let on_disconnect = match dice.number(0, 3) {
-        0 => OnDisconnect::Count,
-        1 => OnDisconnect::KeepLease,
-        _ => OnDisconnect::Release,
+    let (on_disconnect, wanted) = match dice.number(0, 3) {
+        0 => (OnDisconnect::Count, pb::OnDisconnect::Count),
+        1 => (OnDisconnect::KeepLease, pb::OnDisconnect::KeepLease),
+        _ => (OnDisconnect::Release, pb::OnDisconnect::Release),
     };
     let renew = !auto_commit && dice.chance(0.3);
     let slow = dice.chance(clients.plan.stalls);
@@ -90,12 +90,7 @@ async fn stream(clients: &Arc<Clients>, name: &str, node: &NodeRef, queue: &str)
         consumer: String::new(),
         auto_commit,
         renew,
-        on_disconnect: match on_disconnect {
-            OnDisconnect::Release => pb::OnDisconnect::Release,
-            OnDisconnect::Count => pb::OnDisconnect::Count,
-            OnDisconnect::KeepLease => pb::OnDisconnect::KeepLease,
-        }
-        .into(),
+        on_disconnect: wanted.into(),
     };
     let call = clients.recorder.start(name, &node.name, request);
     let mut stream = match ask!(node, None, "QueueService/Consume", consume, message) {
