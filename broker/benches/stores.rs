@@ -93,7 +93,13 @@ impl Bed {
 
     fn items(&self) -> Vec<Push> {
         let item = NewItem { payload: vec![b'.'; 256].into(), ..NewItem::default() };
-        let push = Push { queue: self.queue.clone(), item, producer: None, dedup_window: None };
+        let push = Push {
+            queue: self.queue.clone(),
+            item,
+            producer: None,
+            dedup_window: None,
+            first_lease: None,
+        };
         vec![push; ITEMS]
     }
 

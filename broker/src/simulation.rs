@@ -8,7 +8,7 @@ use sluicegate_proto::v1::{
     admin_service_server::AdminService, queue_service_server::QueueService,
 };
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 use tonic::Request;
 
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
     metrics::Metrics,
     signals::{self, Signals},
     store::{Store, StoreError},
+    tasks::Tasks,
 };
 
 /// The way of signals between brokers. Messages are text.
@@ -36,7 +37,7 @@ pub struct Broker {
     signals: Arc<dyn Signals>,
     access: Arc<Access>,
     api: Api,
-    calls: TaskTracker,
+    calls: Tasks,
     stop: CancellationToken,
 }
 
@@ -52,7 +53,7 @@ impl Broker {
             .await
             .map_err(|error| StoreError::Unavailable { reason: error.to_string(), source: None })?;
         background::start(&engine);
-        let (calls, stop) = (TaskTracker::new(), CancellationToken::new());
+        let (calls, stop) = (Tasks::default(), CancellationToken::new());
         let api = Api::new(Arc::clone(&engine), calls.clone(), stop.clone());
         Ok(Self { engine, signals, access, api, calls, stop })
     }

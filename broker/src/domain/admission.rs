@@ -42,6 +42,14 @@ impl NewItem {
             && self.ttl.or(queue.default_ttl).is_none()
     }
 
+    /// Returns true if the item is ready as soon as it is pushed, whatever else is in the queue, so that a store may
+    /// take it in as reserved already.
+    pub fn may_start_reserved(&self, queue: &Queue) -> bool {
+        !queue.sequenced
+            && self.ordering_key.is_none()
+            && self.eligibility == Eligibility::Immediate
+    }
+
     /// Returns until when a second item with the same deduplication id is a duplicate. Returns
     /// `None` if this item has no id. `window` is the window given in the push, if
     /// any.

@@ -52,7 +52,7 @@ use crate::{
     tasks::Tasks,
 };
 
-use dispatch::Dispatcher;
+use dispatch::{Dispatcher, direct::PushesInFlight};
 use failures::FailureLog;
 use overview::Overview;
 use rollback::PendingRollbacks;
@@ -130,6 +130,7 @@ pub(crate) struct Engine {
     failure_log: FailureLog,
     dispatchers: Mutex<HashMap<QueueName, Arc<Dispatcher>>>,
     pending_rollbacks: PendingRollbacks,
+    pushes_in_flight: PushesInFlight,
     receipt_keys: RwLock<Arc<ReceiptKeys>>,
     /// Cancelled when no more items are to be handed out.
     draining: CancellationToken,
@@ -164,6 +165,7 @@ impl Engine {
             failure_log: FailureLog::default(),
             dispatchers: Mutex::default(),
             pending_rollbacks: PendingRollbacks::default(),
+            pushes_in_flight: PushesInFlight::default(),
             receipt_keys: RwLock::new(Arc::new(ReceiptKeys::new([]))),
             draining: CancellationToken::new(),
             stopping: CancellationToken::new(),

@@ -17,7 +17,7 @@ impl Engine {
     /// Pushes items into a queue, which is created if it does not exist.
     #[cfg(test)]
     pub(crate) async fn push(
-        &self,
+        self: &Arc<Self>,
         queue: &QueueName,
         items: Vec<NewItem>,
         producer: Option<ConsumerName>,
@@ -40,23 +40,31 @@ impl Engine {
     /// Second half: stores the items, and returns when they are durable. Calls that reach the store in order store their items
     /// in order.
     pub(crate) async fn push_into(
-        &self,
+        self: &Arc<Self>,
         queue: Arc<Queue>,
         items: Vec<NewItem>,
         producer: Option<ConsumerName>,
     ) -> Result<Vec<Pushed>> {
-        let items = items
+        let in_flight = self.pushes_in_flight.begin(&queue);
+        let mut items: Vec<Push> = items
             .into_iter()
             .map(|item| Push {
                 queue: Arc::clone(&queue),
                 item,
                 producer: producer.clone(),
                 dedup_window: None,
+                first_lease: None,
             })
             .collect();
+        let direct = self.begin_direct_push(&in_flight, &mut items);
         let pushed = self.store.push(items).await;
         let pushed = pushed.inspect_err(|error| self.wake_if_unknown(error, [&queue.name]))?;
-        self.notify_pushed(pushed.iter().map(|pushed| (&queue.name, pushed)));
+        match (direct, pushed.first()) {
+            (Some(direct), Some(pushed)) if !pushed.deduplicated => {
+                self.deliver_pushed(direct, pushed);
+            }
+            _ => self.notify_pushed(pushed.iter().map(|pushed| (&queue.name, pushed))),
+        }
         Ok(pushed)
     }
 
@@ -84,8 +92,10 @@ impl Engine {
     ) -> Result<Option<Pushed>> {
         // Whoever made the schedule may manage the queue.
         let queue = self.queue_for_push(queue, 1, MAY_CREATE_ALL).await?;
+        let _in_flight = self.pushes_in_flight.begin(&queue);
         let name = queue.name.clone();
-        let push = Push { queue, item, producer: None, dedup_window: Some(window) };
+        let push =
+            Push { queue, item, producer: None, dedup_window: Some(window), first_lease: None };
         let pushed = self.store.push(vec![push]).await;
         let pushed = pushed.inspect_err(|error| self.wake_if_unknown(error, [&name]))?;
         self.notify_pushed(pushed.iter().map(|pushed| (&name, pushed)));

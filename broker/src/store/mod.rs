@@ -50,9 +50,9 @@ pub use self::{
     error::{Result, StoreError},
     timed::timed,
     types::{
-        Appeared, AtLimitCounts, Capabilities, Created, Deleted, ItemDeleted, Links, Move, Page,
-        Push, RedriveFilter, Redriven, Reservation, Reserved, Rollback, RollbackTo, Selection,
-        SettingsChanges, StoredReceiptKey,
+        Appeared, AtLimitCounts, Capabilities, Created, Deleted, FirstLease, ItemDeleted, Links,
+        Move, Page, Push, RedriveFilter, Redriven, Reservation, Reserved, Rollback, RollbackTo,
+        Selection, SettingsChanges, StoredReceiptKey,
     },
 };
 
@@ -96,6 +96,11 @@ pub trait ItemStore: Send + Sync + 'static {
     /// returned yet, and become visible in that order within each queue: never a later item before
     /// an earlier one. Only ordered items (with an ordering key, or in a queue with sequence
     /// numbers) and unordered items may overtake one another.
+    ///
+    /// An item with a [`first_lease`](Push::first_lease) is stored as reserved, in the same write:
+    /// nobody ever sees it ready. It is as after a reserve, with one delivery, and its place is that
+    /// of its push. A duplicate gets no lease. If the outcome of the push is unknown, the store
+    /// itself ends a lease that took effect, in the background, as if there had been none.
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>>;
 
     /// Returns the handle that reserves this queue's items. A broker has one handle per queue that

@@ -18,6 +18,29 @@ pub struct Push {
     pub producer: Option<ConsumerName>,
     /// How long to remember the `dedup_id`, if not for the queue's `dedup_window`.
     pub dedup_window: Option<Duration>,
+    /// If given, the item is stored as already reserved.
+    pub first_lease: Option<Box<FirstLease>>,
+}
+
+/// A lease under which an item is stored, because its consumer is known before its push. Only for
+/// items for which [`NewItem::may_start_reserved`] returns true.
+#[derive(Debug, Clone)]
+pub struct FirstLease {
+    /// The token of the lease, which the caller makes.
+    pub token: LeaseToken,
+    /// How long the lease lasts. It begins when the item is stored.
+    pub lasts: Duration,
+    /// Name of the consumer.
+    pub consumer: Option<ConsumerName>,
+    /// The id of the item, if the store chooses it before the write.
+    pub(crate) item: Option<ItemId>,
+}
+
+impl FirstLease {
+    /// Returns a lease that lasts so long from when its item is stored.
+    pub fn new(token: LeaseToken, lasts: Duration, consumer: Option<ConsumerName>) -> Box<Self> {
+        Box::new(Self { token, lasts, consumer, item: None })
+    }
 }
 
 /// The result of a reserve.

@@ -16,7 +16,7 @@ fn named(name: &str) -> QueueName {
 }
 
 /// Creates a queue, and one dead letter of it in `dead`.
-async fn dead_letter_of(engine: &Engine, origin: &str, dead: &QueueName, max_depth: u64) {
+async fn dead_letter_of(engine: &Arc<Engine>, origin: &str, dead: &QueueName, max_depth: u64) {
     let origin = named(origin);
     let mut queue = Queue::with_defaults(origin.clone(), Timestamp(0));
     (queue.dead_letter_queue, queue.max_depth) = (Some(dead.clone()), NonZeroU64::new(max_depth));

@@ -256,6 +256,11 @@ impl Consumers {
         self.calls.listens(id) || self.streams.get(&id).is_some_and(Stream::goes_on)
     }
 
+    /// Returns true if calls wait for items.
+    pub(super) fn calls_wait(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
     /// Returns true if no consumer would be idle without a refill: all that want items have work
     /// and little room.
     pub(super) fn can_wait(&self) -> bool {
@@ -309,6 +314,22 @@ impl Consumers {
         } else {
             self.hand_to_stream(id, deliveries, now)
         }
+    }
+
+    /// Hands a stream an item that was reserved for it outside of a round. Returns the item if the
+    /// stream has no room for it any more.
+    pub(super) fn hand_pushed(
+        &mut self,
+        id: ConsumerId,
+        delivery: Delivery,
+        now: Timestamp,
+    ) -> Option<Delivery> {
+        let payload = delivery.item.payload.len();
+        if !self.streams.get(&id).is_some_and(|stream| stream.has_room_for(payload)) {
+            return Some(delivery);
+        }
+        self.round += 1; // the next item is another stream's, as after a round
+        self.hand_to_stream(id, vec![delivery], now).pop()
     }
 
     /// Hands a stream its items. Returns the items that the stream can no longer receive, as when

@@ -187,6 +187,12 @@ impl Stream {
         }
     }
 
+    /// Returns true if the stream can receive an item with so many bytes of payload.
+    pub(super) fn has_room_for(&self, payload: usize) -> bool {
+        let (max_bytes, may_exceed) = self.wanted_bytes();
+        self.goes_on() && !self.is_full() && (payload <= max_bytes || may_exceed)
+    }
+
     /// Returns true if the stream has work and little room for more.
     pub(super) fn is_well_stocked(&self) -> bool {
         let StreamSettings { max_in_flight: items, max_in_flight_bytes: bytes, .. } = self.settings;

@@ -4,6 +4,7 @@
 //! No event is lost between a reserve and the wait that follows it: the record of events is cleared
 //! before the store is asked, so that an event during a reserve causes another one.
 
+pub(super) mod direct;
 mod hand_out;
 mod polls;
 mod reconcile;
@@ -43,6 +44,10 @@ struct State {
     consumers: Consumers,
     /// True if the queue may have more items than the last reserve saw.
     dirty: bool,
+    /// True if the last reserve saw the end of the queue, and no other has begun since.
+    seen_empty: bool,
+    /// Until when reserves wait for a direct push that is in flight.
+    held_until: Option<Timestamp>,
     /// What other brokers have signalled since the store was last told.
     appeared: Appeared,
     /// The event that causes the next reserve.
@@ -65,6 +70,8 @@ impl Dispatcher {
         let state = State {
             consumers: Consumers::default(),
             dirty: true,
+            seen_empty: false,
+            held_until: None,
             appeared: Appeared::Nothing, // a new reserver scans from the start anyway
             woken_by: Wake::Local,
             reconcile: false,
@@ -273,6 +280,7 @@ impl Dispatcher {
         let mut state = self.state.lock();
         state.queue = Some(Arc::clone(queue));
         let lapsed = state.consumers.take_lapsed(now);
+        state.held_until.take_if(|until| *until <= now);
         let is_due = state.due.is_some_and(|due| due <= now);
         if is_due {
             state.due = None;
@@ -301,17 +309,17 @@ impl Dispatcher {
     }
 
     /// Returns the demands of the next reserve and the signals to pass on with it. Returns `None`
-    /// if no consumer wants items or the queue is known to be empty.
+    /// if no consumer wants items, the queue is known to be empty, or a direct push is in flight.
     fn next_round(&self) -> Option<(Round, Appeared)> {
         let mut state = self.state.lock();
-        if !state.dirty {
+        if !state.dirty || state.held_until.is_some() {
             return None;
         }
         let round = state.consumers.demands();
         if round.demands.is_empty() {
             return None;
         }
-        state.dirty = false;
+        (state.dirty, state.seen_empty) = (false, false);
         state.consumers.begin_round(&round);
         Some((round, std::mem::take(&mut state.appeared)))
     }
@@ -333,7 +341,8 @@ impl Dispatcher {
     /// Returns when the next timer is due.
     fn next_timer(&self) -> Option<Timestamp> {
         let state = self.state.lock();
-        state.due.into_iter().chain(state.consumers.next_lapse()).min()
+        let held = state.held_until.filter(|_| state.dirty);
+        [state.due, state.consumers.next_lapse(), held].into_iter().flatten().min()
     }
 
     /// Returns when to poll between two signals.

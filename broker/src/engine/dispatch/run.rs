@@ -154,6 +154,7 @@ async fn step(
     {
         let mut state = dispatcher.state.lock();
         state.dirty |= more;
+        state.seen_empty = !more;
         state.consumers.end_round(&round, !more);
     }
     if more {

@@ -12,8 +12,13 @@ async fn a_busy_queue_is_polled_too() {
     let mut stream = bench.stream().await;
     deliveries(&mut stream).await;
     let queue = bench.queue().await;
-    let push =
-        crate::store::Push { queue, item: NewItem::default(), producer: None, dedup_window: None };
+    let push = crate::store::Push {
+        queue,
+        item: NewItem::default(),
+        producer: None,
+        dedup_window: None,
+        first_lease: None,
+    };
     // The dispatcher is woken more often than it polls.
     let dispatcher = bench.engine.dispatcher(&name("q")).unwrap();
     let busy = tokio::spawn(async move {
@@ -132,6 +137,7 @@ async fn a_dispatcher_that_could_deal_nothing_looks_again_soon() {
         item: sized(20),
         producer: None,
         dedup_window: None,
+        first_lease: None,
     };
     bench.store.push(vec![push]).await.unwrap();
     bench.store.delete_item(&queue, large.id, None).await.unwrap();

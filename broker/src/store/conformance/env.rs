@@ -316,5 +316,5 @@ pub(crate) fn last(queue: &Queue, of: &Delivery) -> RollbackTo {
 
 /// Returns a push of one item.
 pub(crate) fn push_of(queue: &Arc<Queue>, item: NewItem) -> Push {
-    Push { queue: queue.clone(), item, producer: None, dedup_window: None }
+    Push { queue: queue.clone(), item, producer: None, dedup_window: None, first_lease: None }
 }

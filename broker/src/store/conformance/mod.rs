@@ -36,6 +36,7 @@ pub mod admin;
 pub mod dead_letter;
 pub mod dedup;
 pub mod deletion;
+pub mod first_lease;
 pub mod history;
 pub mod keys;
 pub mod large;
@@ -106,6 +107,16 @@ macro_rules! conformance {
                 links_change_one_at_a_time
                 a_push_that_takes_effect_after_the_deletion_restores_its_queue
                 a_dead_letter_restores_its_deleted_queue
+            }
+            first_lease {
+                an_item_stored_as_reserved_is_as_after_a_reserve
+                an_item_stored_as_reserved_settles_in_every_way
+                a_first_lease_lapses_like_any_other
+                a_first_lease_lapses_on_another_broker_too
+                an_item_stored_as_reserved_returns_to_its_place
+                reserved_and_ready_items_share_a_call
+                a_duplicate_gets_no_lease
+                history_takes_items_that_were_stored_as_reserved
             }
             stats {
                 totals_add_up_over_brokers

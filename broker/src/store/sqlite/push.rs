@@ -6,7 +6,7 @@ use super::{
     super::Push,
     checksum::checksum,
     order,
-    rows::{headers_json, some},
+    rows::{headers_json, lock_text, some},
     tx::Tx,
 };
 use crate::domain::{ConsumerName, DedupId, ItemId, OrderingKey, Pushed, Timestamp};
@@ -15,14 +15,15 @@ use crate::domain::{ConsumerName, DedupId, ItemId, OrderingKey, Pushed, Timestam
 pub(super) fn push(tx: &Tx<'_>, items: &[Push]) -> rusqlite::Result<Vec<Pushed>> {
     let mut insert = tx.conn.prepare_cached(
         r#"INSERT INTO items (id, queue, priority, "when", attempt, deliveries, earlier, producer, key,
-             seq, dedup, content_type, headers, created, blocked, expires, payload, sum)
-           VALUES (?1, ?2, ?3, ?4, 1, 0, 0, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)"#,
+             seq, dedup, content_type, headers, created, blocked, expires, payload, sum, lock, consumer)
+           VALUES (?1, ?2, ?3, ?4, 1, ?16 IS NOT NULL, 0, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15,
+             ?16, ?17)"#,
     )?;
     items.iter().map(|push| push_one(tx, &mut insert, push)).collect()
 }
 
 fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::Result<Pushed> {
-    let Push { queue, item, producer, dedup_window } = push;
+    let Push { queue, item, producer, dedup_window, first_lease } = push;
     let name = queue.name.as_str();
     let remember = item.remembered_until(queue, *dedup_window, tx.now).filter(|end| *end > tx.now);
     let dedup_id = item.dedup_id.as_ref().map(DedupId::as_str);
@@ -41,7 +42,9 @@ fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::R
         None => false,
     };
     let sequence = order::stamp(tx, queue, key.is_some())?;
-    let (when, blocked) = if blocked { (None, Some(own.0)) } else { (Some(own.0), None) };
+    let (eligible, blocked) = if blocked { (None, Some(own.0)) } else { (Some(own.0), None) };
+    let lease = first_lease.as_deref();
+    let when = lease.map_or(eligible, |lease| Some((tx.now + lease.lasts).0));
     let (content_type, headers) = (some(&item.content_type), headers_json(&item.headers));
     let texts = [key, content_type, headers.as_deref()].map(|text| text.map(str::as_bytes));
     let sum = checksum(row, texts, &item.payload);
@@ -61,6 +64,8 @@ fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::R
         item.expires(queue, tx.now).map(Timestamp::millis),
         item.payload.as_ref(),
         sum,
+        lease.map(|lease| lock_text(lease.token)),
+        lease.and_then(|lease| lease.consumer.as_ref()).map(ConsumerName::as_str),
     ])?;
     if let Some(until) = remember {
         tx.conn
@@ -71,7 +76,7 @@ fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::R
         id: tx.item_id(row),
         deduplicated: false,
         sequence,
-        eligible_time: when.map(Timestamp),
+        eligible_time: eligible.map(Timestamp),
     })
 }
 

@@ -49,10 +49,14 @@ impl<L: Link> ItemStore for ModelStore<L> {
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>> {
         let in_order = self.inner.pushing.lock().await;
         self.inner.link.request("push").await?;
-        let pushed = self.inner.step(|world, now| world.push(&items, now));
+        let (pushed, claims) = self.inner.step(|world, now| world.push(&items, now));
         drop(in_order);
-        self.inner.link.answer("push").await?;
-        Ok(pushed)
+        let answered = self.inner.link.answer("push").await;
+        if answered.is_err() && self.inner.link.is_alive() {
+            let mut world = self.inner.shared.world.lock();
+            claims.into_iter().for_each(|claim| world.undo(claim));
+        }
+        answered.map(|()| pushed)
     }
 
     fn reserver(&self, queue: &QueueName) -> Box<dyn Reserver> {

@@ -35,16 +35,18 @@ pub(super) struct Claim {
 }
 
 impl World {
-    /// Stores items, in order.
-    pub(super) fn push(&mut self, items: &[Push], now: Timestamp) -> Vec<Pushed> {
+    /// Stores items, in order. Returns the claims of those that are stored as reserved, too.
+    pub(super) fn push(&mut self, items: &[Push], now: Timestamp) -> (Vec<Pushed>, Vec<Claim>) {
         for push in items {
             self.restore_queue(&push.queue, now);
         }
-        items.iter().map(|push| self.push_one(push, now)).collect()
+        let mut claims = Vec::new();
+        let pushed = items.iter().map(|push| self.push_one(push, &mut claims, now)).collect();
+        (pushed, claims)
     }
 
-    fn push_one(&mut self, push: &Push, now: Timestamp) -> Pushed {
-        let Push { queue, item: new, producer, dedup_window } = push;
+    fn push_one(&mut self, push: &Push, claims: &mut Vec<Claim>, now: Timestamp) -> Pushed {
+        let Push { queue, item: new, producer, dedup_window, first_lease } = push;
         let until = new.remembered_until(queue, *dedup_window, now).filter(|end| *end > now);
         let remembered = new.dedup_id.clone().map(|id| (queue.name.clone(), id));
         if until.is_some()
@@ -86,16 +88,16 @@ impl World {
             dead_letter_attempts: 0,
         };
         let dedup_queue = until.is_some().then(|| queue.name.clone());
-        self.put(Stored {
-            row,
-            item,
-            when,
-            blocked,
-            lock: None,
-            due: None,
-            earlier: 0,
-            dedup_queue,
-        });
+        let mut stored =
+            Stored { row, item, when, blocked, lock: None, due: None, earlier: 0, dedup_queue };
+        if let Some(lease) = first_lease {
+            claims.push(Claim { row, token: lease.token, before: Box::new(stored.clone()) });
+            stored.lock = Some(lease.token);
+            (stored.due, stored.when) = (stored.when, Some(now + lease.lasts));
+            stored.item.deliveries = 1;
+            stored.item.consumer.clone_from(&lease.consumer);
+        }
+        self.put(stored);
         if let (Some(until), Some(id)) = (until, remembered) {
             self.dedup.insert(id, First { row, sequence, until });
         }
@@ -315,7 +317,7 @@ impl World {
         now: Timestamp,
     ) -> (Outcome, Vec<Pushed>) {
         match self.commit(held, now) {
-            Outcome::Ok => (Outcome::Ok, self.push(items, now)),
+            Outcome::Ok => (Outcome::Ok, self.push(items, now).0),
             outcome => (outcome, Vec::new()),
         }
     }

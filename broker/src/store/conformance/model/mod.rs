@@ -24,6 +24,7 @@ use self::world::{Model, World};
 use super::{
     Env,
     env::{demand, held, last, move_of, seconds},
+    first_lease::push_leased,
 };
 use crate::{
     domain::{
@@ -54,6 +55,10 @@ enum Step {
         delay: u64,
         mortal: bool,
         dedup: Option<u8>,
+    },
+    /// Stores an item of `A` as reserved.
+    PushReserved {
+        level: i32,
     },
     Reserve {
         queue: usize,
@@ -97,6 +102,7 @@ fn step() -> impl Strategy<Value = Step> {
                 // Each store decides when it unblocks the successor of an expired item.
                 Step::Push { queue, key, level, delay, mortal: mortal && key.is_none(), dedup }
             }),
+        2 => prop_oneof![3 => Just(0), 1 => Just(4)].prop_map(|level| Step::PushReserved { level }),
         6 => (A..=DEAD, 1..4_usize).prop_map(|(queue, count)| Step::Reserve { queue, count }),
         4 => receipt.clone().prop_map(Step::Commit),
         4 => (receipt.clone(), delay.clone())
@@ -125,6 +131,10 @@ impl Run<'_> {
         match *step {
             Step::Push { queue, key, level, delay, mortal, dedup } => {
                 self.push(queue, key, level, delay, mortal, dedup).await
+            }
+            Step::PushReserved { level } => {
+                self.push_reserved(level).await;
+                Ok(())
             }
             Step::Reserve { queue, count } => self.reserve(queue, count).await,
             Step::Pass(steps) => {
@@ -183,22 +193,8 @@ impl Run<'_> {
         }
         prop_assert!(!pushed.deduplicated);
         world.arrivals += 1;
-        let item = Model {
-            id: pushed.id,
-            queue,
-            level,
-            when: 0,
-            blocked: false,
-            processed: false,
-            holder: None,
-            attempt: 1,
-            deliveries: 0,
-            key,
-            sequence: 0,
-            origin: None,
-            expires: mortal.then(|| world.after(TTL)),
-        };
-        world.items.insert(n, item);
+        let expires = mortal.then(|| world.after(TTL));
+        world.items.insert(n, Model { key, expires, ..Model::new(pushed.id, queue, level) });
         world.arrive(n, queue, world.after(delay), true);
         prop_assert_eq!(pushed.eligible_time.is_none(), world.items[&n].blocked);
         if let Some(dedup) = dedup {
@@ -206,6 +202,25 @@ impl Run<'_> {
             world.remembered.insert((queue, dedup), (pushed.id, until));
         }
         Ok(())
+    }
+
+    async fn push_reserved(&mut self, level: i32) {
+        let n = self.world.arrivals;
+        let new = NewItem {
+            payload: n.to_string().into(),
+            priority: Priority::parse("priority", level).unwrap(),
+            ..NewItem::default()
+        };
+        let delivery = push_leased(self.env, &self.queues[A], new, seconds(LEASE)).await;
+        let world = &mut self.world;
+        world.arrivals += 1;
+        world.items.insert(n, Model::new(delivery.item.id, A, level));
+        world.arrive(n, A, world.now, true);
+        let (receipt, end) = (world.receipts.len(), world.after(LEASE));
+        world.receipts.push(n);
+        let item = world.items.get_mut(&n).unwrap();
+        (item.holder, item.when, item.deliveries) = (Some(receipt), end, 1);
+        self.deliveries.push((A, delivery));
     }
 
     async fn reserve(&mut self, queue: usize, count: usize) -> Result<(), TestCaseError> {

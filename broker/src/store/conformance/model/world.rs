@@ -25,6 +25,26 @@ pub(super) struct Model {
     pub(super) expires: Option<u64>,
 }
 
+impl Model {
+    pub(super) fn new(id: ItemId, queue: usize, level: i32) -> Self {
+        Self {
+            id,
+            queue,
+            level,
+            when: 0,
+            blocked: false,
+            processed: false,
+            holder: None,
+            attempt: 1,
+            deliveries: 0,
+            key: None,
+            sequence: 0,
+            origin: None,
+            expires: None,
+        }
+    }
+}
+
 /// The model: items in the order of arrival, with times in milliseconds since the start.
 #[derive(Default)]
 pub(super) struct World {

@@ -17,9 +17,11 @@ use crate::{
         Push, Result, StoreError,
         mongo::{
             Inner,
+            cursor::lease_cache::CachedLease,
             ordering::{self, OrderKey},
             priorities,
             push::dedup::{First, key_of},
+            reserve::claims::Claim,
             schema::{
                 item::{Start, check},
                 layout::{BY_ID, DEDUP, Group},
@@ -90,10 +92,11 @@ async fn submit(
     inner: &Arc<Inner>,
     group: &GroupName,
     ordered: bool,
-    items: Vec<Push>,
+    mut items: Vec<Push>,
 ) -> Result<Vec<Pushed>> {
     // Nothing may be awaited before the batcher has the items: until then the order of the calls holds.
     let group = inner.group_as_it_is(group);
+    let leases = first_leases(inner, &group, &mut items);
     let bytes = items.iter().map(|push| push.item.payload.len() + ENVELOPE).sum();
     let batcher = Arc::clone(if ordered { &group.ordered } else { &group.plain });
     let lanes = if ordered { Vec::new() } else { lanes(&items) };
@@ -113,7 +116,58 @@ async fn submit(
             }
         }
     };
-    batcher.submit(&tracker, items, bytes, lanes, write).await
+    // If the push fails, or nobody waits for it any more, dropping the claims undoes them.
+    let pushed = batcher.submit(&tracker, items, bytes, lanes, write).await?;
+    leases.into_iter().for_each(Claim::arrived);
+    Ok(pushed)
+}
+
+/// Chooses the ids of the items that are stored as reserved, and returns their claims.
+fn first_leases(inner: &Arc<Inner>, group: &Arc<Group>, items: &mut [Push]) -> Vec<Claim> {
+    let mut claims = Vec::new();
+    for push in items {
+        let Some(lease) = &mut push.first_lease else { continue };
+        let (now, cursor) = (inner.now(), inner.cursor(&push.queue.name));
+        let id = inner.ids.next_block(now);
+        lease.item = Some(id);
+        let mut claim = Claim::begin_push(inner, group, &cursor, &push.queue.name);
+        claim.add_new(id, lease.token, i32::from(push.item.priority.level()), now);
+        claims.push(claim);
+    }
+    claims
+}
+
+/// Notes the leases of the items at these places, which are about to be stored.
+fn expect_leases(
+    inner: &Inner,
+    items: &[Push],
+    starts: &[Start],
+    places: impl Iterator<Item = usize>,
+) {
+    for (push, start) in places.map(|at| (&items[at], &starts[at])) {
+        if let Some(lease) = &push.first_lease {
+            let cursor = inner.cursor(&push.queue.name);
+            cursor.add_used(PrioritySet::of(i32::from(push.item.priority.level())));
+            cursor.lease_deadlines.expect(start.now + lease.lasts);
+        }
+    }
+}
+
+/// Notes what this broker needs to know of an item that it has stored as reserved, to settle it in the cheapest way.
+fn cache_lease(inner: &Inner, push: &Push, start: &Start) {
+    let Some(lease) = &push.first_lease else { return };
+    let cached = CachedLease {
+        token: lease.token,
+        made: start.now,
+        until: (start.now + lease.lasts).0,
+        priority: i32::from(push.item.priority.level()),
+        dedup: push.item.dedup_id.is_some(),
+        leaves_tombstone: false,
+        deadline: push.item.expires(&push.queue, start.now).map(|end| end.0),
+        key: None,
+        in_segment: false,
+    };
+    inner.lease_cache.add([(start.id, cached)], start.now);
 }
 
 /// Returns the lanes of the items, one per queue: the items of a queue become visible in the order of the calls.
@@ -199,7 +253,7 @@ pub(super) async fn record_priorities(inner: &Inner, group: &Group, items: &[Pus
 }
 
 /// Why an insert left out an item.
-enum Refusal {
+pub(super) enum Refusal {
     /// The item is stored already, by an earlier attempt of this insert.
     Own,
     /// Another item has its deduplication id.
@@ -242,6 +296,7 @@ async fn insert(
             }
             continue;
         }
+        expect_leases(inner, items, &starts, open.iter().flat_map(Unit::present));
         let refused = insert_documents(group, &documents).await;
         // Rewinds even if the outcome is unknown: the items may be stored, and a cursor must not skip them.
         let mut marks = Marks::default();
@@ -263,12 +318,15 @@ async fn insert(
         for (place, unit) in std::mem::take(&mut open).into_iter().enumerate() {
             match refused.remove(&place) {
                 Some(Refusal::Repeated) => repeated.push(unit),
-                refusal => {
+                Some(Refusal::Failed(error)) => {
                     for at in unit.present() {
-                        results[at] = Some(match &refusal {
-                            Some(Refusal::Failed(error)) => Err(repeat(error)),
-                            _ => Ok(stored(&items[at], &starts[at])),
-                        });
+                        results[at] = Some(Err(repeat(&error)));
+                    }
+                }
+                Some(Refusal::Own) | None => {
+                    for at in unit.present() {
+                        cache_lease(inner, &items[at], &starts[at]);
+                        results[at] = Some(Ok(stored(&items[at], &starts[at])));
                     }
                 }
             }
@@ -342,7 +400,8 @@ pub(super) fn duplicate(first: First) -> Pushed {
     Pushed { id, deduplicated: true, sequence, eligible_time: None }
 }
 
-async fn insert_documents(
+/// Inserts documents, and returns why some of them were refused, by their places.
+pub(super) async fn insert_documents(
     group: &Group,
     documents: &[RawDocumentBuf],
 ) -> Result<HashMap<usize, Refusal>> {
@@ -371,9 +430,9 @@ async fn insert_documents(
 pub(super) struct Marks<'a>(HashMap<(&'a QueueName, u8), i64>);
 
 impl<'a> Marks<'a> {
-    /// Adds an item. Blocked items are ignored, because no scan looks for them.
+    /// Adds an item. Blocked and reserved items are ignored, because no scan looks for them.
     pub(super) fn add(&mut self, push: &'a Push, start: &Start) {
-        if start.blocked {
+        if start.blocked || push.first_lease.is_some() {
             return;
         }
         let when = push.item.eligible_from(start.now).0;

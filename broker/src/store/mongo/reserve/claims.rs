@@ -7,6 +7,9 @@
 //! that are unchanged since they were read with a settle token, which a late claim does not match. The second part
 //! returns the items that carry the claim's lease token to their places. A lapsed item gets back the lock of its last
 //! holder, whose receipt is as good as before. Both parts are repeated until the server has answered. Until then this broker claims nothing more from the queue.
+//!
+//! The push of an item that is stored as reserved is a claim too. Its first part inserts a tombstone with the id of the
+//! item, which a late insert does not get past.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -25,10 +28,11 @@ use crate::{
         mongo::{
             Inner,
             cursor::watermarks::QueueCursor,
+            push::{Refusal, insert_documents},
             schema::{
-                item::{Stored, oids, token_oid},
-                layout::{Group, date},
-                settled::{settle_token, settled_before},
+                item::{Stored, oid, oids, token_oid},
+                layout::{Group, TOMBSTONE, date, millis},
+                settled::{WITNESS, settle_token, settled_before},
             },
             segment::{
                 detach::{Detach, detach},
@@ -56,6 +60,8 @@ struct Claimed {
     settled: Option<ObjectId>,
     /// The segment in which it was.
     segment: Option<ItemId>,
+    /// The claim is the push of the item.
+    is_new: bool,
 }
 
 /// A claim whose items are not with the caller yet. If it is dropped before it has [arrived](Claim::arrived), it is
@@ -68,6 +74,8 @@ pub(crate) struct Claim {
     items: Vec<Claimed>,
     /// True if the server has said which of the items are claimed.
     known: bool,
+    /// True if this claim is among the open claims of its queue.
+    counted: bool,
     runtime: Handle,
     /// Keeps the store from closing until this claim has arrived or its undoing has begun.
     _open: crate::tasks::Open,
@@ -82,6 +90,19 @@ impl Claim {
         queue: &QueueName,
     ) -> Self {
         cursor.claims.opened();
+        let mut claim = Self::begin_push(inner, group, cursor, queue);
+        claim.counted = true;
+        claim
+    }
+
+    /// Starts the claim of items that are pushed as reserved. Reserves of the queue do not wait for it, unless its
+    /// outcome turns out to be unknown.
+    pub(crate) fn begin_push(
+        inner: &Arc<Inner>,
+        group: &Arc<Group>,
+        cursor: &Arc<QueueCursor>,
+        queue: &QueueName,
+    ) -> Self {
         Self {
             inner: Arc::clone(inner),
             group: Arc::clone(group),
@@ -89,6 +110,7 @@ impl Claim {
             queue: queue.clone(),
             items: Vec::new(),
             known: false,
+            counted: false,
             runtime: Handle::current(),
             _open: inner.tracker.token(),
         }
@@ -106,6 +128,23 @@ impl Claim {
             lock: item.lock,
             settled: item.settled,
             segment: item.segment.as_ref().map(|seen| seen.id),
+            is_new: false,
+        });
+    }
+
+    /// Adds an item that is about to be pushed.
+    pub(crate) fn add_new(&mut self, id: ItemId, token: LeaseToken, priority: i32, now: Timestamp) {
+        self.items.push(Claimed {
+            id,
+            token,
+            priority,
+            when: now.0,
+            attempt: 1,
+            deliveries: 0,
+            lock: None,
+            settled: None,
+            segment: None,
+            is_new: true,
         });
     }
 
@@ -126,10 +165,14 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         let cursor = Arc::clone(&self.cursor);
-        let close = move || cursor.claims.closed();
         if self.items.is_empty() {
-            close();
+            if self.counted {
+                cursor.claims.closed();
+            }
             return;
+        }
+        if !self.counted {
+            cursor.claims.opened();
         }
         let lost = Lost {
             inner: Arc::clone(&self.inner),
@@ -141,7 +184,7 @@ impl Drop for Claim {
         };
         let undoing = async move {
             lost.undo().await;
-            close();
+            cursor.claims.closed();
         };
         self.inner.tracker.spawn_on(undoing, &self.runtime);
     }
@@ -202,6 +245,7 @@ impl Lost {
 
     async fn try_to_undo(&self) -> Result<()> {
         self.detach().await?;
+        self.fence_pushes().await?;
         let settled = settle_token(&self.inner);
         let mut statements = Vec::new();
         if !self.known {
@@ -230,10 +274,31 @@ impl Lost {
         Ok(())
     }
 
+    /// Takes the ids of items that were not stored, so that an insert that comes late cannot store them: their producer
+    /// was told that the push failed, and may have repeated it.
+    async fn fence_pushes(&self) -> Result<()> {
+        let expires = millis(self.inner.now().0 + WITNESS);
+        let tombstone = |item: &Claimed| {
+            rawdoc! {
+                "_id": oid(item.id), "q": self.queue.as_str(), "when": millis(TOMBSTONE), "expires": expires,
+            }
+        };
+        let new = self.items.iter().filter(|item| item.is_new);
+        let tombstones: Vec<RawDocumentBuf> = new.map(tombstone).collect();
+        if tombstones.is_empty() {
+            return Ok(());
+        }
+        let refused = insert_documents(&self.group, &tombstones).await?;
+        refused.into_values().try_for_each(|refusal| match refusal {
+            Refusal::Own | Refusal::Repeated => Ok(()), // the item is stored
+            Refusal::Failed(error) => Err(error),
+        })
+    }
+
     /// Marks the items that were not claimed, so that a command that comes late cannot claim them.
     fn fence(&self, settled: ObjectId, statements: &mut Vec<RawDocumentBuf>) -> Result<()> {
         let mut lots: HashMap<u32, Vec<&Claimed>> = HashMap::new();
-        for item in self.items.iter().filter(|item| item.segment.is_none()) {
+        for item in self.items.iter().filter(|item| item.segment.is_none() && !item.is_new) {
             lots.entry(item.deliveries).or_default().push(item);
         }
         for (deliveries, lot) in lots {

@@ -97,6 +97,7 @@ impl Place<'_> {
         })
         .await?;
         if new_levels {
+            cursor.lease_deadlines.forget(); // the last look for lapsed leases left these out
             found = self.find(cursor.look(), (wanted, limit), now).await?;
         }
         let highest = found.look.used.iter().next();

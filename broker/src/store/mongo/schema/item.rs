@@ -42,7 +42,7 @@ use crate::{
     store::{
         Push, Result,
         mongo::{
-            schema::layout::{BLOCKED, LEASED, PROCESSED, date, millis},
+            schema::layout::{BLOCKED, LEASED, PROCESSED, date, leased, millis},
             segment::document::Seen,
             server::error::broken,
         },
@@ -139,16 +139,31 @@ pub(crate) fn append_content(d: &mut RawDocumentBuf, push: &Push) -> Result<()> 
 pub(crate) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
     let (item, now) = (&push.item, start.now);
     let when = item.eligible_from(now);
+    let lease = push.first_lease.as_deref();
     let mut d = RawDocumentBuf::new();
     d.append(cstr!("_id"), oid(start.id));
     d.append(cstr!("q"), push.queue.name.as_str());
-    d.append(cstr!("when"), if start.blocked { millis(BLOCKED) } else { date(when) });
+    d.append(
+        cstr!("when"),
+        match lease {
+            _ if start.blocked => millis(BLOCKED),
+            Some(lease) => leased(now + lease.lasts),
+            None => date(when),
+        },
+    );
     if !start.blocked && when > now {
         d.append(cstr!("eligible"), date(when));
     }
     d.append(cstr!("priority"), i32::from(item.priority.level()));
     d.append(cstr!("attempt"), 1_i32);
-    d.append(cstr!("deliveries"), 0_i32);
+    d.append(cstr!("deliveries"), i32::from(lease.is_some()));
+    if let Some(lease) = lease {
+        d.append(cstr!("lock"), token_oid(lease.token));
+        d.append(cstr!("started"), date(now));
+        if let Some(consumer) = &lease.consumer {
+            d.append(cstr!("consumer"), consumer.as_str());
+        }
+    }
     if let Some(key) = &item.ordering_key {
         d.append(cstr!("key"), key.as_str());
         if start.blocked {
@@ -453,6 +468,7 @@ mod tests {
             },
             producer: ConsumerName::parse_optional("producer", "me").unwrap(),
             dedup_window: None,
+            first_lease: None,
         };
         let start = Start {
             id: ItemId(*b"0123456789ab"),

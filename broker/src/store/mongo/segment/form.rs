@@ -98,7 +98,7 @@ pub(crate) fn plan(ids: &IdSource, now: Timestamp, items: &[Push], size: Segment
     let mut ids_here: HashSet<(&str, &str)> = HashSet::new();
     for (at, push) in items.iter().enumerate() {
         let place = (push.queue.name.as_str(), push.item.priority.level());
-        if size.max == 0 || !push.item.may_share(&push.queue) {
+        if size.max == 0 || push.first_lease.is_some() || !push.item.may_share(&push.queue) {
             open.remove(&place);
             units.push(Unit::of(at, false));
             continue;
@@ -126,7 +126,8 @@ pub(crate) fn plan(ids: &IdSource, now: Timestamp, items: &[Push], size: Segment
     }
     let mut starts: Vec<Option<ItemId>> = vec![None; items.len()];
     for unit in &mut units {
-        let first = ids.next_block(now);
+        let chosen = items[unit.places[0]].first_lease.as_ref().and_then(|lease| lease.item);
+        let first = chosen.unwrap_or_else(|| ids.next_block(now));
         let shared = unit.places.len() > 1 || (size.alone && unit.may_share);
         unit.segment = shared.then_some(first);
         for (number, &at) in unit.places.iter().enumerate() {

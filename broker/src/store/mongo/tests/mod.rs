@@ -15,6 +15,7 @@ use crate::{
 mod brokers;
 mod deletion_races;
 mod faults;
+mod first_leases;
 mod half_open;
 mod plans;
 mod segments;
@@ -162,7 +163,7 @@ fn push_of(queue: &Arc<Queue>, payload: &str, priority: i32) -> Push {
         priority: Priority::parse("priority", priority).unwrap(),
         ..NewItem::default()
     };
-    Push { queue: queue.clone(), item, producer: None, dedup_window: None }
+    Push { queue: queue.clone(), item, producer: None, dedup_window: None, first_lease: None }
 }
 
 fn want(max_items: usize, lease: Duration) -> Demand {

@@ -1,0 +1,188 @@
+//! Items that are stored as reserved: they are as after a reserve, and nobody ever sees them ready.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{Env, env::*};
+use crate::{
+    domain::{
+        ConsumerName, Delivery, ItemState, LeaseToken, NewItem, Outcome, Priority, Pushed, Queue,
+        Receipt, Timestamp,
+    },
+    store::{FirstLease, Push, Rollback, RollbackTo},
+};
+
+/// Returns the push of an item under a lease of a new token.
+fn leased(env: &Env, queue: &Arc<Queue>, item: NewItem, lasts: Duration) -> (Push, LeaseToken) {
+    let token = LeaseToken::fresh(env.store.broker_id());
+    let consumer = ConsumerName::parse("consumer", "tester").unwrap();
+    let first_lease = Some(FirstLease::new(token, lasts, Some(consumer)));
+    (Push { first_lease, ..push_of(queue, item) }, token)
+}
+
+/// Returns the delivery of an item that was stored as reserved.
+async fn delivery_of(env: &Env, queue: &Arc<Queue>, pushed: Pushed, token: LeaseToken) -> Delivery {
+    let item = env.get(queue, pushed.id).await;
+    let receipt = Receipt {
+        item: pushed.id,
+        token,
+        deliveries: item.deliveries,
+        earlier_deliveries: 0,
+        attempt: item.attempt,
+        keyed: false,
+        queue: queue.name.clone(),
+        group: queue.group.clone(),
+    };
+    let created = item.create_time;
+    Delivery {
+        lease_expire_time: item.eligible_time.unwrap_or_default(),
+        previous_eligible_time: created,
+        former_lease: None,
+        item,
+        receipt,
+    }
+}
+
+/// Stores an item as reserved.
+pub(super) async fn push_leased(
+    env: &Env,
+    queue: &Arc<Queue>,
+    item: NewItem,
+    lasts: Duration,
+) -> Delivery {
+    let (push, token) = leased(env, queue, item, lasts);
+    let pushed = env.store.push(vec![push]).await.unwrap()[0];
+    assert!(!pushed.deduplicated);
+    delivery_of(env, queue, pushed, token).await
+}
+
+fn undelivered(queue: &Arc<Queue>, of: &Delivery) -> Rollback {
+    let to = RollbackTo::Queue {
+        eligible_time: of.previous_eligible_time,
+        attempt: of.receipt.attempt,
+        undelivered: true,
+        former_lease: None,
+    };
+    Rollback { held: held(queue, of), to, reason: None }
+}
+
+pub async fn an_item_stored_as_reserved_is_as_after_a_reserve(env: &Env) {
+    let queue = env.queue("q").await;
+    let before = env.now();
+    let given = mortal("x", seconds(3_600));
+    let (push, token) =
+        leased(env, &queue, NewItem { priority: urgent("", 7).priority, ..given }, LEASE);
+    let pushed = env.store.push(vec![push]).await.unwrap()[0];
+    let created = pushed.eligible_time.expect("it was eligible when it was stored");
+    assert!(created >= before && created <= env.now());
+    let delivery = delivery_of(env, &queue, pushed, token).await;
+    let item = &delivery.item;
+    assert_eq!((item.state, item.attempt, item.deliveries), (ItemState::Reserved, 1, 1));
+    assert_eq!((payload(item).as_str(), item.priority), ("x", Priority::parse("p", 7).unwrap()));
+    assert_eq!((item.create_time, item.due_time), (created, Some(created)));
+    assert_eq!(item.eligible_time, Some(created + LEASE));
+    assert_eq!(item.expire_time, Some(created + seconds(3_600)));
+    assert_eq!(item.consumer.as_ref().map(ConsumerName::as_str), Some("tester"));
+    let depth = env.store.depth(&queue).await.unwrap();
+    assert_eq!((depth.ready, depth.reserved), (0, 1));
+    for broker in [&env.store, &env.other] {
+        assert!(broker.reserve(&queue, &[demand(1)]).await.unwrap().deliveries.is_empty());
+        assert_eq!(broker.holds(vec![held(&queue, &delivery)]).await.unwrap(), [true]);
+    }
+    assert_eq!(env.next_eligible(&queue).await, Some(created + LEASE));
+    assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Ok);
+    assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Gone);
+    assert_eq!(env.list(&queue, None).await, []);
+}
+
+pub async fn an_item_stored_as_reserved_settles_in_every_way(env: &Env) {
+    let queue = env.queue("q").await;
+    let other = env.queue("other").await;
+    let to_commit = push_leased(env, &queue, item("commit"), LEASE).await;
+    let to_fail = push_leased(env, &queue, item("fail"), LEASE).await;
+    let to_move = push_leased(env, &queue, item("move"), LEASE).await;
+    let to_keep = push_leased(env, &queue, item("keep"), LEASE).await;
+    let elsewhere = env.other.commit(vec![held(&queue, &to_commit)]).await.unwrap();
+    assert_eq!(elsewhere, [Outcome::Ok]);
+    assert_eq!(env.fail(&queue, &to_fail).await, Outcome::Ok);
+    assert_eq!(env.move_one(&queue, &to_move, &other).await, Outcome::Ok);
+    assert_eq!(env.drain(&other).await, ["move"]);
+    let failed = env.take_one(&queue).await;
+    assert_eq!((payload(&failed.item).as_str(), failed.item.attempt), ("fail", 2));
+    let until = env.now() + LEASE * 3;
+    assert_eq!(env.extend(vec![held(&queue, &to_keep)], until).await, [Outcome::Ok]);
+    env.pass(LEASE * 2);
+    assert_eq!(env.drain(&queue).await, ["fail"], "the other lease was extended");
+    assert_eq!(env.commit_one(&queue, &to_keep).await, Outcome::Ok);
+}
+
+pub async fn a_first_lease_lapses_like_any_other(env: &Env) {
+    let queue = env.queue("q").await;
+    push_leased(env, &queue, item("x"), LEASE).await;
+    env.pass(LEASE);
+    let again = env.take_one(&queue).await;
+    assert_eq!((again.item.attempt, again.item.deliveries), (2, 2));
+}
+
+/// The lease lapses on a broker that has seen nothing else of the priority.
+pub async fn a_first_lease_lapses_on_another_broker_too(env: &Env) {
+    let queue = env.queue("q").await;
+    assert!(env.other.reserve(&queue, &[demand(1)]).await.unwrap().deliveries.is_empty());
+    push_leased(env, &queue, urgent("x", 5), LEASE).await;
+    env.pass(LEASE);
+    let appeared = crate::store::Appeared::FromStart;
+    let reserved = env.other.reserve_hearing(&queue, &[demand(1)], appeared).await.unwrap();
+    assert_eq!(reserved.deliveries[0].1.item.attempt, 2);
+}
+
+pub async fn an_item_stored_as_reserved_returns_to_its_place(env: &Env) {
+    let queue = env.queue("q").await;
+    let first = push_leased(env, &queue, item("1"), LEASE).await;
+    env.pass(seconds(1));
+    env.push_plain(&queue, &["2", "3"]).await;
+    let outcomes = env.store.rollback(vec![undelivered(&queue, &first)]).await.unwrap();
+    assert_eq!(outcomes, [Outcome::Ok]);
+    let taken = env.take(&queue, 5).await;
+    assert_eq!(payloads(&taken), ["1", "2", "3"]);
+    assert_eq!((taken[0].item.attempt, taken[0].receipt.deliveries_here()), (1, 1));
+}
+
+pub async fn reserved_and_ready_items_share_a_call(env: &Env) {
+    let queue = env.queue("q").await;
+    let (push, token) = leased(env, &queue, item("2"), LEASE);
+    let pushes = vec![push_of(&queue, item("1")), push, push_of(&queue, item("3"))];
+    let pushed = env.store.push(pushes).await.unwrap();
+    let delivery = delivery_of(env, &queue, pushed[1], token).await;
+    let taken = env.take(&queue, 5).await;
+    assert_eq!(payloads(&taken), ["1", "3"]);
+    assert_eq!((taken[0].item.id, taken[1].item.id), (pushed[0].id, pushed[2].id));
+    assert_eq!(payload(&delivery.item), "2");
+    assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Ok);
+}
+
+pub async fn a_duplicate_gets_no_lease(env: &Env) {
+    let queue = env.queue("q").await;
+    let delivery = push_leased(env, &queue, dedup("1", "once"), LEASE).await;
+    let (push, token) = leased(env, &queue, dedup("2", "once"), LEASE);
+    let again = env.store.push(vec![push]).await.unwrap()[0];
+    assert_eq!((again.deduplicated, again.id), (true, delivery.item.id));
+    let stale = delivery_of(env, &queue, again, token).await;
+    assert_eq!(env.commit_one(&queue, &stale).await, Outcome::LeaseLost);
+    assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Ok);
+    // The id outlives its item.
+    let (push, token) = leased(env, &queue, dedup("3", "once"), LEASE);
+    let again = env.store.push(vec![push]).await.unwrap()[0];
+    assert_eq!((again.deduplicated, again.id), (true, delivery.item.id));
+    let receipt = Receipt { token, ..delivery.receipt.clone() };
+    let stale = Delivery { receipt, ..delivery };
+    assert_eq!(env.commit_one(&queue, &stale).await, Outcome::Gone);
+    assert_eq!(env.list(&queue, None).await, []);
+}
+
+pub async fn history_takes_items_that_were_stored_as_reserved(env: &Env) {
+    let queue = env.queue_with("q", |queue| queue.retention = seconds(3_600)).await;
+    let delivery = push_leased(env, &queue, item("x"), LEASE).await;
+    assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Ok);
+    let kept = env.list(&queue, Some(ItemState::Processed)).await;
+    assert_eq!((kept.len(), kept[0].deliveries), (1, 1));
+    assert!(kept[0].process_time > Some(Timestamp(0)));
+}
