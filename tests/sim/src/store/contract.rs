@@ -54,7 +54,9 @@ impl<L: Link> ItemStore for ModelStore<L> {
         let answered = self.inner.link.answer("push").await;
         if answered.is_err() && self.inner.link.is_alive() {
             let mut world = self.inner.shared.world.lock();
-            claims.into_iter().for_each(|claim| world.undo(claim));
+            for claim in claims {
+                world.undo(claim);
+            }
         }
         answered.map(|()| pushed)
     }
