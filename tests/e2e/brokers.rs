@@ -199,10 +199,9 @@ async fn a_killed_broker_delays_the_others_only_by_its_leases() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_broker_that_was_frozen_delivers_nothing_whose_lease_has_passed() {
     const ITEMS: usize = 60;
-    /// How many items the broker holds at least when it is frozen, and how many of these may have
-    /// been in the buffers of the connection: its window is 2 MiB, and a message 1 MiB.
-    const HELD: u64 = 24;
-    const BUFFERED: usize = 16;
+    /// How many items the broker holds at least when it is frozen: what one reserve brings. Three quarters
+    /// of these may be in the buffers of the connection: its window is 2 MiB, and a message 1 MiB.
+    const HELD: u64 = 12;
     let store = Backend::Mongo.store();
     let launch = store.launch().signals(&redis_url());
     let (frozen, living) = (launch.start().await, launch.start().await);
@@ -221,6 +220,7 @@ async fn a_broker_that_was_frozen_delivers_nothing_whose_lease_has_passed() {
     let mut unread = api.consume_with(consume(3)).await;
     remote.until_stats("work", |stats| stats.reserved as u64 >= HELD).await;
     frozen.signal("STOP");
+    let held = remote.stats("work").await.reserved as usize;
     let mut stream = remote.consume_with(consume(60)).await;
     let mut committed = 0;
     while committed < ITEMS {
@@ -235,6 +235,6 @@ async fn a_broker_that_was_frozen_delivers_nothing_whose_lease_has_passed() {
     while text(&unread.next().await) != "marker" {
         late += 1;
     }
-    println!("{late} items were on their way when the broker was frozen");
-    assert!(late <= BUFFERED, "{late} items arrived that others had committed");
+    println!("{late} of {held} items were on their way when the broker was frozen");
+    assert!(late < held, "{late} items arrived that others had committed");
 }
