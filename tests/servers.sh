@@ -106,7 +106,8 @@ find_redis_server() {
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 
 start() { # start NAME COMMAND...: in the background, output to a log file
-    "${@:2}" >"$scratch/$1.log" 2>&1 </dev/null &
+    : >"$scratch/$1.log" # so that it can be read at once
+    "${@:2}" >>"$scratch/$1.log" 2>&1 </dev/null &
     started+=($!)
 }
 
