@@ -28,7 +28,8 @@ pub(crate) enum TelemetryError {
 /// Reads a filter: a level (`info`) or levels by module (`info,sluicegate_broker::signals=debug`). Without a level of its own,
 /// the HTTP/2 library logs errors alone: it warns of each connection that a client abuses, thousands of times a minute.
 pub(crate) fn parse_filter(text: &str) -> Result<EnvFilter, TelemetryError> {
-    Ok(EnvFilter::builder().parse(format!("h2=error,{text}"))?)
+    let quiet = if text.trim() == "off" { "" } else { "h2=error," };
+    Ok(EnvFilter::builder().parse(format!("{quiet}{text}"))?)
 }
 
 /// Sets up the log of this process. Call it once, before anything is logged.
@@ -56,6 +57,7 @@ mod tests {
         let directives = |text| parse_filter(text).unwrap().to_string();
         assert!(directives("info").contains("h2=error"));
         assert!(!directives("info,h2=debug").contains("h2=error"));
+        assert_eq!(directives("off"), "off");
         for bad in ["a=b=c", "sluicegate_broker=loudly", "=="] {
             assert!(parse_filter(bad).is_err(), "{bad}");
         }
