@@ -26,13 +26,16 @@ async fn made(store: &dyn Store, queue: &Queue) -> Arc<Queue> {
 async fn push_without_end(store: Arc<dyn Store>, stop: Arc<AtomicBool>) -> Vec<ItemId> {
     let mut ids = Vec::new();
     let wanted = Queue::with_defaults(name("q"), store.now());
+    let mut pause = Duration::from_millis(20);
     while !stop.load(Ordering::Relaxed) {
         let queue = made(&*store, &wanted).await;
         let known = Instant::now();
         while known.elapsed() < Duration::from_millis(200) && !stop.load(Ordering::Relaxed) {
             let pushed = store.push(vec![push_of(&queue, item("x"))]).await.unwrap();
             ids.extend(pushed.iter().map(|pushed| pushed.id));
-            tokio::time::sleep(Duration::from_millis(20)).await; // the queue has to be empty at times
+            // The queue has to be empty at times, on a slow machine too.
+            tokio::time::sleep(pause).await;
+            pause = (pause + Duration::from_millis(2)).min(Duration::from_millis(400));
         }
     }
     ids
