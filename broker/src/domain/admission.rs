@@ -3,7 +3,10 @@
 
 use std::time::Duration;
 
-use super::{Cause, FailureOutcome, LimitReason, NewItem, Queue, Timestamp};
+use super::{
+    Cause, ConsumerName, FailureOutcome, Item, ItemId, ItemState, LimitReason, NewItem, Queue,
+    Timestamp,
+};
 
 /// From when on a pushed item is eligible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -35,10 +38,8 @@ impl NewItem {
     /// Returns true if nothing tells the item apart from others that are pushed with it into the same queue and with the
     /// same priority: a store may keep them as one until one of them gets a fate of its own.
     pub fn may_share(&self, queue: &Queue) -> bool {
-        !queue.sequenced
+        self.may_start_reserved(queue)
             && queue.retention.is_zero()
-            && self.ordering_key.is_none()
-            && self.eligibility == Eligibility::Immediate
             && self.ttl.or(queue.default_ttl).is_none()
     }
 
@@ -48,6 +49,42 @@ impl NewItem {
         !queue.sequenced
             && self.ordering_key.is_none()
             && self.eligibility == Eligibility::Immediate
+    }
+
+    /// Returns the item as it is in the queue after its push: ready, and never handed out.
+    pub fn into_item(
+        self,
+        queue: &Queue,
+        id: ItemId,
+        sequence: Option<i64>,
+        producer: Option<ConsumerName>,
+        now: Timestamp,
+    ) -> Item {
+        Item {
+            id,
+            queue: queue.name.clone(),
+            expire_time: self.expires(queue, now),
+            payload: self.payload,
+            content_type: self.content_type,
+            headers: self.headers,
+            priority: self.priority,
+            state: ItemState::Ready,
+            attempt: 1,
+            deliveries: 0,
+            sequence,
+            ordering_key: self.ordering_key,
+            dedup_id: self.dedup_id,
+            create_time: now,
+            eligible_time: None,
+            process_time: None,
+            producer,
+            consumer: None,
+            last_reason: String::new(),
+            origin_queue: None,
+            due_time: None,
+            dead_letter_time: None,
+            dead_letter_attempts: 0,
+        }
     }
 
     /// Returns until when a second item with the same deduplication id is a duplicate. Returns

@@ -99,31 +99,13 @@ fn delivery(push: Push, lease: FirstLease, pushed: &Pushed, now: Timestamp) -> D
         queue: queue.name.clone(),
         group: queue.group.clone(),
     };
-    let expire_time = item.expires(&queue, created);
     let item = Item {
-        id: pushed.id,
-        queue: queue.name.clone(),
-        payload: item.payload,
-        content_type: item.content_type,
-        headers: item.headers,
-        priority: item.priority,
         state: ItemState::Reserved,
-        attempt: 1,
         deliveries: 1,
-        sequence: pushed.sequence,
-        ordering_key: None,
-        dedup_id: item.dedup_id,
-        create_time: created,
-        eligible_time: Some(end),
-        expire_time,
-        process_time: None,
-        producer,
         consumer: lease.consumer,
-        last_reason: String::new(),
-        origin_queue: None,
+        eligible_time: Some(end),
         due_time: Some(created),
-        dead_letter_time: None,
-        dead_letter_attempts: 0,
+        ..item.into_item(&queue, pushed.id, pushed.sequence, producer, created)
     };
     Delivery {
         item,

@@ -51,15 +51,7 @@ async fn reserve(clients: &Arc<Clients>, name: &str, node: &NodeRef, queue: &str
         }
         return;
     }
-    for delivery in deliveries {
-        clients.tasks.spawn(work(
-            Arc::clone(clients),
-            name.to_owned(),
-            Arc::clone(node),
-            delivery,
-            lease,
-        ));
-    }
+    start_work(clients, name, node, deliveries, lease);
 }
 
 async fn stream(clients: &Arc<Clients>, name: &str, node: &NodeRef, queue: &str) {
@@ -131,15 +123,7 @@ async fn stream(clients: &Arc<Clients>, name: &str, node: &NodeRef, queue: &str)
         if auto_commit {
             continue;
         }
-        for delivery in deliveries {
-            clients.tasks.spawn(work(
-                Arc::clone(clients),
-                name.to_owned(),
-                Arc::clone(node),
-                delivery,
-                lease,
-            ));
-        }
+        start_work(clients, name, node, deliveries, lease);
     }
 }
 
@@ -156,6 +140,20 @@ fn unknown(status: &Status) -> Answer {
     match failed(status).0 {
         Answer::Refused(code) => Answer::Unknown(code),
         answer => answer,
+    }
+}
+
+/// Works on each of these items by itself.
+fn start_work(
+    clients: &Arc<Clients>,
+    name: &str,
+    node: &NodeRef,
+    deliveries: Vec<Delivery>,
+    lease: Duration,
+) {
+    for delivery in deliveries {
+        let (clients, name, node) = (Arc::clone(clients), name.to_owned(), Arc::clone(node));
+        clients.tasks.clone().spawn(work(clients, name, node, delivery, lease));
     }
 }
 

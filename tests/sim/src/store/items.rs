@@ -62,31 +62,8 @@ impl World {
         let waits = key.is_some_and(|key| self.must_wait(&queue.name, key, row, now));
         let sequence = self.stamp(queue, key.is_some());
         let (when, blocked) = if waits { (None, Some(own)) } else { (Some(own), None) };
-        let item = Item {
-            id: Self::id(row),
-            queue: queue.name.clone(),
-            payload: new.payload.clone(),
-            content_type: new.content_type.clone(),
-            headers: new.headers.clone(),
-            priority: new.priority,
-            state: ItemState::Ready,
-            attempt: 1,
-            deliveries: 0,
-            sequence,
-            ordering_key: new.ordering_key.clone(),
-            dedup_id: new.dedup_id.clone(),
-            create_time: now,
-            eligible_time: None,
-            expire_time: new.expires(queue, now),
-            process_time: None,
-            producer: producer.clone(),
-            consumer: None,
-            last_reason: String::new(),
-            origin_queue: None,
-            due_time: None,
-            dead_letter_time: None,
-            dead_letter_attempts: 0,
-        };
+        let id = Self::id(row);
+        let item = new.clone().into_item(queue, id, sequence, producer.clone(), now);
         let dedup_queue = until.is_some().then(|| queue.name.clone());
         let mut stored =
             Stored { row, item, when, blocked, lock: None, due: None, earlier: 0, dedup_queue };
@@ -101,7 +78,7 @@ impl World {
         if let (Some(until), Some(id)) = (until, remembered) {
             self.dedup.insert(id, First { row, sequence, until });
         }
-        Pushed { id: Self::id(row), deduplicated: false, sequence, eligible_time: when }
+        Pushed { id, deduplicated: false, sequence, eligible_time: when }
     }
 
     /// Reserves items. Returns how to undo it too.
