@@ -2,7 +2,7 @@
 //!
 //! Another broker signals its inserts once per signal window. Without polls in between, a queue
 //! that receives several items per window would be delivered in bursts of that length. While
-//! signals follow one another closely and find items, a dispatcher that found the queue empty
+//! signals follow one another closely and announce items, a dispatcher that found the queue empty
 //! therefore polls again before the next signal. It polls a few times as often as items arrive, so
 //! the cost is proportional to the load.
 

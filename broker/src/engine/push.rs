@@ -151,18 +151,18 @@ impl Engine {
         let now = self.now();
         let mut by_queue: HashMap<&QueueName, QueueChange> = HashMap::new();
         for (queue, pushed) in pushed {
-            let told = by_queue.entry(queue).or_default();
+            let change = by_queue.entry(queue).or_default();
             if pushed.deduplicated {
-                told.deduplicated += 1;
+                change.deduplicated += 1;
                 continue;
             }
-            told.pushed += 1;
+            change.pushed += 1;
             match pushed.eligible_time {
-                None => told.later.blocked += 1,
-                Some(at) if at > now => told.later.delayed += 1,
+                None => change.later.blocked += 1,
+                Some(at) if at > now => change.later.delayed += 1,
                 Some(_) => {}
             }
-            let since = &mut told.since;
+            let since = &mut change.since;
             *since = match (*since, pushed.eligible_time) {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),

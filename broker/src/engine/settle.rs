@@ -358,24 +358,24 @@ impl Engine {
         let own = self.store.broker_id();
         let mut by_queue: HashMap<&QueueName, QueueChange<'a>> = HashMap::new();
         for (receipt, outcome) in settled {
-            let told = by_queue.entry(&receipt.queue).or_default();
+            let change = by_queue.entry(&receipt.queue).or_default();
             match outcome {
-                Outcome::Ok => count(&mut told.totals),
+                Outcome::Ok => count(&mut change.totals),
                 Outcome::DeadLettered | Outcome::LeaseLost | Outcome::Gone => {}
             }
-            told.receipts.push(receipt);
-            told.foreign |= receipt.token.broker() != own;
-            told.keyed |= receipt.keyed;
+            change.receipts.push(receipt);
+            change.foreign |= receipt.token.broker() != own;
+            change.keyed |= receipt.keyed;
         }
-        for (queue, told) in by_queue {
-            self.count(queue, &told.totals);
+        for (queue, change) in by_queue {
+            self.count(queue, &change.totals);
             if let Some(dispatcher) = self.dispatcher(queue) {
-                dispatcher.settled(told.receipts.into_iter());
+                dispatcher.settled(change.receipts.into_iter());
             }
-            if told.foreign {
+            if change.foreign {
                 self.publish(queue, Topic::Settle, None);
             }
-            if told.keyed {
+            if change.keyed {
                 self.notify_inserted(queue, Some(begun));
             }
         }

@@ -389,7 +389,7 @@ impl Metrics {
     }
 
     /// Counts a signal received from another broker.
-    pub(crate) fn signal_heard(&self, topic: Topic) {
+    pub(crate) fn signal_received(&self, topic: Topic) {
         self.signals_heard.get_or_create(&[("topic", topic.word())]).inc();
     }
 

@@ -18,7 +18,7 @@ fn recorded_values_are_shown() {
     metrics.pushed(&queue("orders"), 2);
     metrics.store_call("push", Duration::from_millis(1), true);
     metrics.batch("push", 5);
-    metrics.signal_heard(Topic::Insert);
+    metrics.signal_received(Topic::Insert);
     metrics.woken(Wake::Poll);
     let stream = metrics.stream_opened("Consume");
     for line in [

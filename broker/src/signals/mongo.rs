@@ -175,20 +175,20 @@ impl Transport for Mongo {
             Err(lost) => return lost,
         };
         receiving.listening();
-        let last_heard = Mutex::new(Instant::now());
+        let last_received = Mutex::new(Instant::now());
         tokio::select! {
-            lost = listen(cursor, receiving, &last_heard) => lost,
-            lost = self.supervise(&last_heard) => lost,
+            lost = listen(cursor, receiving, &last_received) => lost,
+            lost = self.supervise(&last_received) => lost,
         }
     }
 }
 
 impl Mongo {
     /// Writes a beat after each silence, until the cursor does not return one.
-    async fn supervise(&self, last_heard: &Mutex<Instant>) -> Lost {
+    async fn supervise(&self, last_received: &Mutex<Instant>) -> Lost {
         let collection = self.collection();
         loop {
-            let silence = last_heard.lock().elapsed();
+            let silence = last_received.lock().elapsed();
             if silence >= SILENCE {
                 return Lost("the cursor does not show what was written".to_owned());
             }
@@ -210,14 +210,14 @@ impl Mongo {
 async fn listen(
     mut cursor: Cursor<Document>,
     receiving: &Receiving,
-    last_heard: &Mutex<Instant>,
+    last_received: &Mutex<Instant>,
 ) -> Lost {
     while let Some(document) = cursor.next().await {
         let document = match document {
             Ok(document) => document,
             Err(error) => return error.into(),
         };
-        *last_heard.lock() = Instant::now();
+        *last_received.lock() = Instant::now();
         match decode(&document) {
             Some((from, message)) => receiving.received(from, message),
             None if document.get_str("what").is_ok_and(|what| what == BEAT) => {}
@@ -255,8 +255,8 @@ mod tests {
         let mongo = Mongo::new(&mongo_uri(), [1; 4], &database, "mongodb:".into()).await.unwrap();
         mongo.prepare().await.unwrap();
         // No cursor reads the beats, so that none is returned.
-        let last_heard = Mutex::new(Instant::now());
-        let lost = timeout(Duration::from_secs(30), mongo.supervise(&last_heard)).await.unwrap();
+        let last_received = Mutex::new(Instant::now());
+        let lost = timeout(Duration::from_secs(30), mongo.supervise(&last_received)).await.unwrap();
         assert_eq!(lost.to_string(), "the cursor does not show what was written");
         assert!(mongo.collection().count_documents(doc! { "what": BEAT }).await.unwrap() > 0);
         mongo.database.drop().await.unwrap();

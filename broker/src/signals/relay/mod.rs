@@ -107,7 +107,7 @@ impl Receiving {
         match message {
             Message::Missed => self.missed(),
             Message::Signal(signal) => {
-                self.metrics.signal_heard(signal.topic);
+                self.metrics.signal_received(signal.topic);
                 // An error only means that there is no receiver yet.
                 let _ = self.notices.send(Notice::Signal(signal));
             }
