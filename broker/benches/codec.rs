@@ -81,7 +81,7 @@ fn queue_name() -> QueueName {
 fn stored_push(now: Timestamp) -> Push {
     let queue = Arc::new(Queue::with_defaults(queue_name(), now));
     let item = domain::NewItem { payload: payload(), ..domain::NewItem::default() };
-    Push { queue, item, producer: None, dedup_window: None, first_lease: None }
+    Push::new(queue, item)
 }
 
 /// Returns deliveries as the store returns them.

@@ -93,13 +93,7 @@ impl Bed {
 
     fn items(&self) -> Vec<Push> {
         let item = NewItem { payload: vec![b'.'; 256].into(), ..NewItem::default() };
-        let push = Push {
-            queue: self.queue.clone(),
-            item,
-            producer: None,
-            dedup_window: None,
-            first_lease: None,
-        };
+        let push = Push::new(self.queue.clone(), item);
         vec![push; ITEMS]
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     domain::{ConsumerName, NewItem, Pushed, Queue, QueueName, Timestamp, Totals},
-    store::{Push, StoreError},
+    store::{Push, PushStreamId, StoreError},
 };
 
 use super::{Engine, EngineError, MAY_CREATE_ALL, MayCreate, Result, depths::Change};
@@ -23,7 +23,7 @@ impl Engine {
         producer: Option<ConsumerName>,
     ) -> Result<Vec<Pushed>> {
         let queue = self.open_for_push(queue, items.len(), MAY_CREATE_ALL).await?;
-        self.push_into(queue, items, producer).await
+        self.push_into(queue, items, producer, None).await
     }
 
     /// First half of a push: returns the queue, checked to have room for `items` items.
@@ -37,13 +37,14 @@ impl Engine {
         self.queue_for_push(queue, items, may_create).await
     }
 
-    /// Second half: stores the items, and returns when they are durable. Calls that reach the store in order store their items
-    /// in order.
+    /// Second half: stores the items, and returns when they are durable. What comes from one stream becomes visible in the
+    /// order in which the calls are first polled.
     pub(crate) async fn push_into(
         self: &Arc<Self>,
         queue: Arc<Queue>,
         items: Vec<NewItem>,
         producer: Option<ConsumerName>,
+        stream: Option<PushStreamId>,
     ) -> Result<Vec<Pushed>> {
         let in_flight = self.pushes_in_flight.begin(&queue);
         let mut items: Vec<Push> = items
@@ -54,6 +55,7 @@ impl Engine {
                 producer: producer.clone(),
                 dedup_window: None,
                 first_lease: None,
+                stream,
             })
             .collect();
         let direct = self.begin_direct_push(&in_flight, &mut items);
@@ -94,8 +96,7 @@ impl Engine {
         let queue = self.queue_for_push(queue, 1, MAY_CREATE_ALL).await?;
         let _in_flight = self.pushes_in_flight.begin(&queue);
         let name = queue.name.clone();
-        let push =
-            Push { queue, item, producer: None, dedup_window: Some(window), first_lease: None };
+        let push = Push { dedup_window: Some(window), ..Push::new(queue, item) };
         let pushed = self.store.push(vec![push]).await;
         let pushed = pushed.inspect_err(|error| self.wake_if_unknown(error, [&name]))?;
         self.notify_pushed(pushed.iter().map(|pushed| (&name, pushed)));

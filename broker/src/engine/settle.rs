@@ -280,7 +280,7 @@ impl Engine {
             .into_iter()
             .filter_map(|(name, item)| {
                 let queue = Arc::clone(queues.get(&name)?); // contains every name
-                Some(Push { queue, item, producer: None, dedup_window: None, first_lease: None })
+                Some(Push::new(queue, item))
             })
             .collect();
         let held = Reservation { queue, receipt: receipt.clone() };

@@ -152,7 +152,7 @@ pass_through! {
             held: Reservation,
             items: Vec<Push>
         ) -> Result<(Outcome, Vec<Pushed>)>;
-        async fn holds(&self, items: Vec<Reservation>) -> Result<Vec<bool>>;
+        async fn lease_ends(&self, items: Vec<Reservation>) -> Result<Vec<Option<Timestamp>>>;
     }
 
     impl ItemAdmin {

@@ -51,8 +51,8 @@ pub use self::{
     timed::timed,
     types::{
         Appeared, AtLimitCounts, Capabilities, Created, Deleted, FirstLease, ItemDeleted, Links,
-        Move, Page, Push, RedriveFilter, Redriven, Reservation, Reserved, Rollback, RollbackTo,
-        Selection, SettingsChanges, StoredReceiptKey,
+        Move, Page, Push, PushStreamId, RedriveFilter, Redriven, Reservation, Reserved, Rollback,
+        RollbackTo, Selection, SettingsChanges, StoredReceiptKey,
     },
 };
 
@@ -93,9 +93,10 @@ pub trait ItemStore: Send + Sync + 'static {
     /// durable. An item becomes blocked if an unsettled item of the same `ordering_key` exists.
     ///
     /// Calls that one task starts one after another are stored in that order, even if none has
-    /// returned yet, and become visible in that order within each queue: never a later item before
-    /// an earlier one. Only ordered items (with an ordering key, or in a queue with sequence
-    /// numbers) and unordered items may overtake one another.
+    /// returned yet. Those of one [`stream`](Push::stream) become visible in that order: never a
+    /// later item before an earlier one. Other calls that wait side by side may become visible in
+    /// any order, and so may ordered items (with an ordering key, or in a queue with sequence
+    /// numbers) and unordered ones.
     ///
     /// An item with a [`first_lease`](Push::first_lease) is stored as reserved, in the same write:
     /// nobody ever sees it ready. It is as after a reserve, with one delivery, and its place is that
@@ -136,8 +137,9 @@ pub trait ItemStore: Send + Sync + 'static {
         items: Vec<Push>,
     ) -> Result<(Outcome, Vec<Pushed>)>;
 
-    /// Returns which of these reservations still hold their items.
-    async fn holds(&self, items: Vec<Reservation>) -> Result<Vec<bool>>;
+    /// Returns for each of these reservations when its lease ends or has ended, or `None` if it no
+    /// longer holds its item. Another broker may have extended the lease.
+    async fn lease_ends(&self, items: Vec<Reservation>) -> Result<Vec<Option<Timestamp>>>;
 
     /// Waits until the store itself has made items ready, as when an expired item blocked them, and
     /// returns their queues. Each such queue is returned once. A store without upkeep of its own

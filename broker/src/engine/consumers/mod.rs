@@ -466,6 +466,12 @@ impl Consumers {
         }
     }
 
+    /// Returns the receipts of items that were sent and whose leases have ended by `now` as far as is
+    /// known here.
+    pub(super) fn lapsing(&self, now: Timestamp) -> Vec<Receipt> {
+        self.streams.values().flat_map(|stream| stream.lapsing(now)).collect()
+    }
+
     /// Returns the receipts of all items held by streams.
     pub(super) fn held(&self) -> Vec<Receipt> {
         self.streams

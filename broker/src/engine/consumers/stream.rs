@@ -294,6 +294,13 @@ impl Stream {
         (message, late)
     }
 
+    /// Returns the receipts of items that were sent and whose leases have ended by `now`.
+    pub(super) fn lapsing(&self, now: Timestamp) -> impl Iterator<Item = Receipt> {
+        let any = self.first_lease_end <= now;
+        let held = any.then(|| self.in_flight.values()).into_iter().flatten();
+        held.filter(move |held| held.sent && held.lease_end <= now).map(|held| held.receipt.clone())
+    }
+
     /// Takes out the items whose leases have ended, and unsent items that it is too late to send. A
     /// lapsed lease occupies no place, because its consumer may be busy with the item forever. What
     /// was never sent has to be rolled back while its lease lasts: afterwards any reserve finds a

@@ -168,6 +168,16 @@ impl Dispatcher {
         self.free(receipts, |consumers, receipt| consumers.found_void(receipt, now));
     }
 
+    /// Records when leases end, as read from the store. `None` changes nothing.
+    fn leases_end(&self, receipts: &[Receipt], ends: &[Option<Timestamp>]) {
+        let mut state = self.state.lock();
+        for (receipt, end) in receipts.iter().zip(ends) {
+            if let Some(end) = end {
+                state.consumers.extended(receipt, *end);
+            }
+        }
+    }
+
     /// Frees an item that was deleted through this broker.
     pub(super) fn deleted(&self, item: ItemId) {
         self.free(std::iter::once(item), Consumers::deleted);

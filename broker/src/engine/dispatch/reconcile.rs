@@ -1,4 +1,4 @@
-//! Frees the items of our streams that were settled on other brokers.
+//! Learns what happened on other brokers to the items that our streams hold.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{Dispatcher, polls::Polls};
 use crate::{
-    domain::Queue,
+    domain::{Queue, Receipt, Timestamp},
     engine::{Engine, Result},
     store::Reservation,
 };
@@ -32,18 +32,42 @@ pub(super) async fn reconcile_if_due(
     reconciled
 }
 
-/// Checks which items our streams no longer hold because they were settled on another broker.
+/// Checks which items our streams no longer hold because they were settled on another broker, and
+/// until when they hold the others.
 async fn reconcile(engine: &Engine, dispatcher: &Dispatcher, queue: &Arc<Queue>) -> Result<()> {
     let receipts = dispatcher.state.lock().consumers.held();
+    let ends = lease_ends(engine, queue, &receipts).await?;
+    let void = receipts.iter().zip(&ends).filter(|(_, end)| end.is_none()).map(|(r, _)| r);
+    dispatcher.found_void(void, engine.now());
+    dispatcher.leases_end(&receipts, &ends);
+    Ok(())
+}
+
+/// Asks the store for the ends of the leases that have ended as far as this broker knows: another
+/// broker may have extended them. Until the store answers, they count as held.
+pub(super) async fn confirm_lapses(
+    engine: &Engine,
+    dispatcher: &Dispatcher,
+    queue: &Arc<Queue>,
+    now: Timestamp,
+) -> Result<()> {
+    let receipts = dispatcher.state.lock().consumers.lapsing(now);
+    let ends = lease_ends(engine, queue, &receipts).await?;
+    dispatcher.leases_end(&receipts, &ends);
+    Ok(())
+}
+
+async fn lease_ends(
+    engine: &Engine,
+    queue: &Arc<Queue>,
+    receipts: &[Receipt],
+) -> Result<Vec<Option<Timestamp>>> {
     if receipts.is_empty() {
-        return Ok(());
+        return Ok(Vec::new());
     }
     let held = receipts
         .iter()
         .map(|receipt| Reservation { queue: Arc::clone(queue), receipt: receipt.clone() })
         .collect();
-    let holds = engine.store.holds(held).await?;
-    let void = receipts.iter().zip(holds).filter(|(_, holds)| !holds).map(|(r, _)| r);
-    dispatcher.found_void(void, engine.now());
-    Ok(())
+    Ok(engine.store.lease_ends(held).await?)
 }

@@ -6,7 +6,12 @@ use sluicegate_proto::backoff::Backoff;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{Dispatcher, hand_out::hand_out, polls::Polls, reconcile::reconcile_if_due};
+use super::{
+    Dispatcher,
+    hand_out::hand_out,
+    polls::Polls,
+    reconcile::{confirm_lapses, reconcile_if_due},
+};
 use crate::{
     domain::{Queue, Timestamp},
     engine::{Engine, EngineError, Result},
@@ -121,7 +126,9 @@ async fn step(
 ) -> Result<Step> {
     gather_room(dispatcher, &engine.draining).await;
     let queue = engine.queues.get(&dispatcher.queue).await?;
-    let lapsed = dispatcher.begin_step(&queue, engine.now());
+    let now = engine.now();
+    confirm_lapses(engine, dispatcher, &queue, now).await?;
+    let lapsed = dispatcher.begin_step(&queue, now);
     engine.release_unsent(&queue, lapsed);
     reconcile_if_due(engine, dispatcher, &queue, polls).await?;
     if queue.paused {

@@ -139,13 +139,7 @@ async fn pushes_that_begin_together_keep_their_order() {
 /// Pushes an item that another broker made ready, of which a signal came or may have been missed.
 async fn arrives_elsewhere(bench: &Bench) {
     let first = item("elsewhere");
-    let push = Push {
-        queue: bench.queue().await,
-        item: first,
-        producer: None,
-        dedup_window: None,
-        first_lease: None,
-    };
+    let push = Push::new(bench.queue().await, first);
     bench.store.push(vec![push]).await.unwrap();
     bench.engine.rescan_all();
 }

@@ -12,13 +12,7 @@ async fn a_busy_queue_is_polled_too() {
     let mut stream = bench.stream().await;
     deliveries(&mut stream).await;
     let queue = bench.queue().await;
-    let push = crate::store::Push {
-        queue,
-        item: NewItem::default(),
-        producer: None,
-        dedup_window: None,
-        first_lease: None,
-    };
+    let push = crate::store::Push::new(queue, NewItem::default());
     // The dispatcher is woken more often than it polls.
     let dispatcher = bench.engine.dispatcher(&name("q")).unwrap();
     let busy = tokio::spawn(async move {
@@ -42,10 +36,10 @@ async fn a_failed_reconciliation_is_repeated() {
     let queue = bench.queue().await;
     let receipt = taken[0].receipt.clone();
     bench.store.commit(vec![crate::store::Reservation { queue, receipt }]).await.unwrap();
-    bench.faults.set("holds", Fault::Fails);
+    bench.faults.set("lease_ends", Fault::Fails);
     bench.engine.dispatcher(&name("q")).unwrap().settled_elsewhere();
-    bench.faults.until_begun("holds", 2).await;
-    bench.faults.set("holds", Fault::None);
+    bench.faults.until_begun("lease_ends", 2).await;
+    bench.faults.set("lease_ends", Fault::None);
     assert_eq!(deliveries(&mut stream).await.len(), 1, "its place is free");
 }
 
@@ -132,13 +126,7 @@ async fn a_dispatcher_that_could_deal_nothing_looks_again_soon() {
     let queue = bench.queue().await;
     let items = bench.items().await;
     let large = items.iter().find(|item| item.payload.len() == 80).unwrap();
-    let push = crate::store::Push {
-        queue: Arc::clone(&queue),
-        item: sized(20),
-        producer: None,
-        dedup_window: None,
-        first_lease: None,
-    };
+    let push = crate::store::Push::new(Arc::clone(&queue), sized(20));
     bench.store.push(vec![push]).await.unwrap();
     bench.store.delete_item(&queue, large.id, None).await.unwrap();
     assert_eq!(deliveries(&mut stream).await[0].item.payload.len(), 20);
@@ -194,7 +182,7 @@ async fn settles_elsewhere_cost_few_checks_of_what_is_held() {
         dispatcher.settled_elsewhere();
         until("a step", async || dispatcher.steps() > before).await;
     }
-    let checks = bench.faults.begun("holds");
+    let checks = bench.faults.begun("lease_ends");
     assert!(checks < 25, "{checks} checks for 50 signals");
     // The last signal is not forgotten.
     let queue = bench.queue().await;

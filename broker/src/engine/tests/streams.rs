@@ -187,6 +187,53 @@ async fn a_stream_is_told_which_items_it_no_longer_holds_and_why() {
     assert_eq!((&lost[0].receipt, lost[0].reason), (&taken[3].receipt, RevokeReason::Lapsed));
 }
 
+/// Another broker extends the lease of an item that a stream of this broker holds.
+#[tokio::test]
+async fn a_lease_that_was_extended_elsewhere_has_not_ended() {
+    let bench = bench().await;
+    bench.push(2).await;
+    let options = ConsumeOptions { max_in_flight: 1, ..Bench::options() };
+    let mut stream = bench.engine.consume(options).await.unwrap();
+    let taken = deliveries(&mut stream).await;
+    ask(&mut stream).await;
+    let (queue, receipt) = (bench.queue().await, taken[0].receipt.clone());
+    let held = crate::store::Reservation { queue: Arc::clone(&queue), receipt: receipt.clone() };
+    bench.store.extend(vec![(held, bench.store.now() + LEASE * 3)]).await.unwrap();
+
+    bench.clock.advance(LEASE * 2);
+    bench.engine.rescan_all();
+    bench.faults.until_done("lease_ends", 1).await;
+    assert_eq!(bench.engine.commit(vec![receipt]).await.unwrap(), [Outcome::Ok]);
+    // The stream had no room for the second item until now, and is not told that it lost the first.
+    let next = deliveries(&mut stream).await;
+    assert_eq!(next[0].item.attempt, 1);
+    ask(&mut stream).await;
+
+    bench.clock.advance(LEASE * 2);
+    bench.engine.rescan_all();
+    let lost = revoked(&mut stream).await;
+    assert_eq!((&lost[0].receipt, lost[0].reason), (&next[0].receipt, RevokeReason::Lapsed));
+}
+
+#[tokio::test]
+async fn a_lease_counts_as_held_until_the_store_says_that_it_has_ended() {
+    let bench = bench().await;
+    bench.push(2).await;
+    let options = ConsumeOptions { max_in_flight: 1, ..Bench::options() };
+    let mut stream = bench.engine.consume(options).await.unwrap();
+    let taken = deliveries(&mut stream).await;
+    ask(&mut stream).await;
+    bench.faults.set("lease_ends", Fault::Fails);
+    let reserves = bench.faults.begun("reserve");
+    bench.clock.advance(LEASE * 2);
+    bench.engine.rescan_all();
+    bench.faults.until_begun("lease_ends", 2).await;
+    assert_eq!(bench.faults.begun("reserve"), reserves, "the stream has no room");
+    bench.faults.set("lease_ends", Fault::None);
+    let lost = revoked(&mut stream).await;
+    assert_eq!((&lost[0].receipt, lost[0].reason), (&taken[0].receipt, RevokeReason::Lapsed));
+}
+
 /// The reservation is found void while the commit that ended it has not been answered yet.
 #[tokio::test]
 async fn a_settle_that_is_about_to_be_answered_revokes_nothing() {
@@ -202,7 +249,7 @@ async fn a_settle_that_is_about_to_be_answered_revokes_nothing() {
     bench.faults.until_done("commit", 1).await;
     let dispatcher = bench.engine.dispatcher(&name("q")).unwrap();
     dispatcher.settled_elsewhere();
-    bench.faults.until_done("holds", 1).await;
+    bench.faults.until_done("lease_ends", 1).await;
     bench.faults.set("commit", Fault::None);
     assert_eq!(commit.await.unwrap().unwrap(), [Outcome::Ok]);
     bench.clock.advance(Duration::from_secs(5));

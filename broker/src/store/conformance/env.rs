@@ -12,7 +12,10 @@ use crate::{
         Item, ItemId, ItemState, LimitReason, NewItem, OrderingKey, Outcome, Priority, Pushed,
         Queue, QueueName, Timestamp,
     },
-    store::{ItemDeleted, Move, Push, Reservation, Reserved, Rollback, RollbackTo, Store},
+    store::{
+        ItemDeleted, Move, Push, Reservation, Reserved, Result as StoreResult, Rollback,
+        RollbackTo, Store,
+    },
 };
 
 /// An empty store and its clock.
@@ -111,6 +114,13 @@ pub(crate) fn move_of(from: &Arc<Queue>, delivery: &Delivery, to: &Arc<Queue>) -
         headers: [].into(),
         priority: None,
         eligible_time: delivery.item.create_time,
+    }
+}
+
+impl Broker {
+    /// Returns which reservations still hold their items.
+    pub(crate) async fn holds(&self, items: Vec<Reservation>) -> StoreResult<Vec<bool>> {
+        Ok(self.lease_ends(items).await?.iter().map(Option::is_some).collect())
     }
 }
 
@@ -316,5 +326,5 @@ pub(crate) fn last(queue: &Queue, of: &Delivery) -> RollbackTo {
 
 /// Returns a push of one item.
 pub(crate) fn push_of(queue: &Arc<Queue>, item: NewItem) -> Push {
-    Push { queue: queue.clone(), item, producer: None, dedup_window: None, first_lease: None }
+    Push::new(queue.clone(), item)
 }

@@ -99,8 +99,8 @@ impl ItemStore for MongoStore {
         .await
     }
 
-    async fn holds(&self, items: Vec<Reservation>) -> Result<Vec<bool>> {
-        self.run(|inner| async move { settle::lease::holds(&inner, items).await }).await
+    async fn lease_ends(&self, items: Vec<Reservation>) -> Result<Vec<Option<Timestamp>>> {
+        self.run(|inner| async move { settle::lease::lease_ends(&inner, items).await }).await
     }
 
     async fn unblocked(&self) -> Vec<QueueName> {

@@ -122,9 +122,11 @@ impl ItemStore for SqliteStore {
         self.inner.writer.call(Kind::SettleAndPush, work).await
     }
 
-    async fn holds(&self, items: Vec<Reservation>) -> Result<Vec<bool>> {
+    async fn lease_ends(&self, items: Vec<Reservation>) -> Result<Vec<Option<Timestamp>>> {
         self.inner
-            .read(move |view| items.iter().map(|held| settle::holds(view, &held.receipt)).collect())
+            .read(move |view| {
+                items.iter().map(|held| settle::lease_end(view, &held.receipt)).collect()
+            })
             .await
     }
 

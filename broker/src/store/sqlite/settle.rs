@@ -37,11 +37,10 @@ fn look_up(tx: &Tx<'_>, receipt: &Receipt) -> rusqlite::Result<Result<Place, Out
     Ok(if valid { Ok(place) } else { Err(Outcome::LeaseLost) })
 }
 
-/// Returns true if the receipt holds its item.
-pub(super) fn holds(view: &View<'_>, receipt: &Receipt) -> rusqlite::Result<bool> {
-    let row = view
-        .conn
-        .prepare_cached(concat!("SELECT 1 FROM items WHERE ", held!()))?
+/// Returns when the receipt's lease ends or has ended, or `None` if the receipt does not hold its item.
+pub(super) fn lease_end(view: &View<'_>, receipt: &Receipt) -> rusqlite::Result<Option<Timestamp>> {
+    view.conn
+        .prepare_cached(concat!(r#"SELECT "when" FROM items WHERE "#, held!()))?
         .query_row(
             params![
                 view.row_id(receipt.item),
@@ -49,10 +48,9 @@ pub(super) fn holds(view: &View<'_>, receipt: &Receipt) -> rusqlite::Result<bool
                 receipt.deliveries,
                 view.now.0
             ],
-            |_| Ok(()),
+            |row| row.get(0).map(Timestamp),
         )
-        .optional()?;
-    Ok(row.is_some())
+        .optional()
 }
 
 /// Commits items.

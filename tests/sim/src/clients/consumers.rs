@@ -51,7 +51,7 @@ async fn reserve(clients: &Arc<Clients>, name: &str, node: &NodeRef, queue: &str
         }
         return;
     }
-    start_work(clients, name, node, deliveries, lease);
+    start_work(clients, name, deliveries, lease);
 }
 
 async fn stream(clients: &Arc<Clients>, name: &str, node: &NodeRef, queue: &str) {
@@ -123,7 +123,7 @@ async fn stream(clients: &Arc<Clients>, name: &str, node: &NodeRef, queue: &str)
         if auto_commit {
             continue;
         }
-        start_work(clients, name, node, deliveries, lease);
+        start_work(clients, name, deliveries, lease);
     }
 }
 
@@ -144,35 +144,24 @@ fn unknown(status: &Status) -> Answer {
 }
 
 /// Works on each of these items by itself.
-fn start_work(
-    clients: &Arc<Clients>,
-    name: &str,
-    node: &NodeRef,
-    deliveries: Vec<Delivery>,
-    lease: Duration,
-) {
+fn start_work(clients: &Arc<Clients>, name: &str, deliveries: Vec<Delivery>, lease: Duration) {
     for delivery in deliveries {
-        let (clients, name, node) = (Arc::clone(clients), name.to_owned(), Arc::clone(node));
-        clients.tasks.clone().spawn(work(clients, name, node, delivery, lease));
+        let (clients, name) = (Arc::clone(clients), name.to_owned());
+        clients.tasks.clone().spawn(work(clients, name, delivery, lease));
     }
 }
 
 /// Works on an item, and settles it in one way or the other.
-async fn work(
-    clients: Arc<Clients>,
-    name: String,
-    from: NodeRef,
-    delivery: Delivery,
-    lease: Duration,
-) {
+async fn work(clients: Arc<Clients>, name: String, delivery: Delivery, lease: Duration) {
     let dice = &clients.dice;
     let longest = lease.as_millis() as u64;
     if dice.chance(0.5) {
         tokio::time::sleep(dice.millis(0, longest / 2)).await;
     }
-    if dice.chance(0.1) {
-        // The broker of a stream does not learn of extensions through other brokers.
-        clients.extend(&name, &from, &delivery.receipt, lease).await;
+    if dice.chance(0.1)
+        && let Some(node) = clients.cluster.any()
+    {
+        clients.extend(&name, &node, &delivery.receipt, lease).await;
         tokio::time::sleep(dice.millis(0, longest)).await;
     }
     let fails = dice.chance(clients.plan.failures);

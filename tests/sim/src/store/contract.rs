@@ -102,11 +102,11 @@ impl<L: Link> ItemStore for ModelStore<L> {
         self.inner.call("commit_and_push", both).await
     }
 
-    async fn holds(&self, items: Vec<Reservation>) -> Result<Vec<bool>> {
-        let holds = |world: &mut World, now| {
-            items.iter().map(|held| world.held(&held.receipt, now).is_ok()).collect()
+    async fn lease_ends(&self, items: Vec<Reservation>) -> Result<Vec<Option<Timestamp>>> {
+        let ends = |world: &mut World, now| {
+            items.iter().map(|held| world.lease_end(&held.receipt, now)).collect()
         };
-        self.inner.call("holds", holds).await
+        self.inner.call("lease_ends", ends).await
     }
 
     async fn unblocked(&self) -> Vec<QueueName> {

@@ -155,6 +155,12 @@ impl World {
         if valid { Ok(row) } else { Err(Outcome::LeaseLost) }
     }
 
+    /// Returns when the lease of a receipt ends or has ended, if the receipt holds its item.
+    pub(super) fn lease_end(&mut self, receipt: &Receipt, now: Timestamp) -> Option<Timestamp> {
+        let row = self.held(receipt, now).ok()?;
+        self.get(row)?.when
+    }
+
     /// Returns true if an item of the key other than `except` is unsettled, so that this one must
     /// wait.
     pub(super) fn must_wait(

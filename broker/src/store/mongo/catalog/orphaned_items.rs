@@ -49,7 +49,7 @@ use crate::{
 };
 
 /// Pause between reads of the deleted queues.
-const EVERY: Duration = Duration::from_millis(500);
+const EVERY: Duration = Duration::from_secs(1);
 /// Pause between the first two scans of a deleted queue; each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// The last scan is at least this long after the deletion.

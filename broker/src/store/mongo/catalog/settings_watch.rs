@@ -68,22 +68,24 @@ async fn changes(inner: &Inner, mark: &mut Mark) -> Result<SettingsChanges> {
     let first = mark.at == 0;
     let now = inner.now();
     let from = millis((if first { now.0 } else { mark.at.min(now.0) }) - LATE);
-    let updated = doc! {
-        "find": QUEUES, "filter": { "updated": { "$gte": from } }, "hint": "updated",
-        "projection": { "updated": 1, "revision": 1 },
-    };
-    let deleted = doc! {
-        "find": DELETED, "filter": { "at": { "$gte": from } }, "hint": "at",
-        "projection": { "at": 1 },
+    let deleted =
+        vec![doc! { "$match": { "at": { "$gte": from } } }, doc! { "$project": { "at": 1 } }];
+    let command = doc! {
+        "aggregate": QUEUES,
+        "pipeline": [
+            { "$match": { "updated": { "$gte": from } } },
+            { "$project": { "at": "$updated", "revision": 1 } },
+            { "$unionWith": { "coll": DELETED, "pipeline": deleted } },
+        ],
+        "hint": "updated",
+        "cursor": { "batchSize": 10_000 },
     };
     let mut seen = HashSet::new();
-    for (command, time) in [(updated, "updated"), (deleted, "at")] {
-        for change in read_documents(&inner.db, command).await? {
-            let Some(queue) = name_of(&change) else { continue };
-            let at = change.get_datetime(time).map_or(0, |at| at.timestamp_millis());
-            let revision = change.get("revision").and_then(integer).unwrap_or(-1);
-            seen.insert((queue, at, revision));
-        }
+    for change in read_documents(&inner.db, command).await? {
+        let Some(queue) = name_of(&change) else { continue };
+        let at = change.get_datetime("at").map_or(0, |at| at.timestamp_millis());
+        let revision = change.get("revision").and_then(integer).unwrap_or(-1);
+        seen.insert((queue, at, revision));
     }
     let new: HashSet<&QueueName> = seen.difference(&mark.seen).map(|(queue, ..)| queue).collect();
     let changes = if first {

@@ -120,7 +120,7 @@ async fn item(store: &MongoStore, in_queue: &str, payload: &str) -> Item {
 }
 
 fn push(queue: &Arc<Queue>, item: NewItem) -> Push {
-    Push { queue: Arc::clone(queue), item, producer: None, dedup_window: None, first_lease: None }
+    Push::new(Arc::clone(queue), item)
 }
 
 /// Repeats a call until it fails, and returns the error.

@@ -26,6 +26,9 @@ pub(crate) async fn next_eligible(
     let group = inner.group(group).await?;
     let mut used = cursor.priorities_in_use();
     if used.is_empty() {
+        if !cursor.sweep_due(true) {
+            return Ok(None); // the index had no entry of the queue just now
+        }
         used = in_index(inner, group.items.name(), queue).await?;
         cursor.add_used(used);
     }

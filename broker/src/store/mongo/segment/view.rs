@@ -15,14 +15,15 @@ use crate::store::{
 /// The server's code for a collection or view that exists.
 const EXISTS: i32 = 48;
 
-/// Creates the view of a collection of items, if it is not there.
+/// Creates the view of a collection of items, or brings the one that is there up to date.
 pub(crate) async fn create(db: &mongodb::Database, items: &str) -> Result<()> {
     let name = items.replacen("items.", "items_flat.", 1);
-    let command = doc! { "create": name, "viewOn": items, "pipeline": pipeline() };
-    match in_time(db.run_command(command)).await {
-        Err(error) if is_there(&error) => Ok(()),
-        result => result.map(|_| ()).map_err(failed),
-    }
+    let command = |verb: &str| doc! { verb: &name, "viewOn": items, "pipeline": pipeline() };
+    let created = match in_time(db.run_command(command("create"))).await {
+        Err(error) if is_there(&error) => in_time(db.run_command(command("collMod"))).await,
+        created => created,
+    };
+    created.map(|_| ()).map_err(failed)
 }
 
 fn is_there(error: &mongodb::error::Error) -> bool {
@@ -40,27 +41,41 @@ fn pipeline() -> Vec<Document> {
         } },
         doc! { "$match": { "$expr": { "$or": [{ "$eq": ["$at", null] }, { "$not": [contains("$done")] }] } } },
         doc! { "$set": { "run": { "$cond": [{ "$eq": ["$at", null] }, "$$REMOVE", reserved] } } },
-        doc! { "$replaceWith": { "$cond": [
-            { "$eq": ["$at", null] },
-            "$$ROOT",
-            { "$mergeObjects": ["$items", item()] },
-        ] } },
-        doc! { "$unset": "at" },
+        doc! { "$set": item() },
+        doc! { "$unset": [
+            "at", "run", "items", "n", "head", "ready", "left", "done", "runs", "lapse",
+        ] },
     ]
 }
 
-/// What an item of a segment would have in a document of its own.
+/// What an item of a segment would have in a document of its own. Stages that set single fields let the server apply a
+/// filter by queue to the index, before it computes the view.
 fn item() -> Document {
-    let of_run = |field: &str| doc! { "$ifNull": [format!("$run.{field}"), "$$REMOVE"] };
+    let of_run =
+        |field: &str| Bson::from(doc! { "$ifNull": [format!("$run.{field}"), "$$REMOVE"] });
+    let of_item =
+        |field: &str| Bson::from(doc! { "$ifNull": [format!("$items.{field}"), "$$REMOVE"] });
     let leased = doc! { "$add": ["$run.until", Bson::Int64(LEASED)] };
-    doc! {
-        "_id": id(), "q": "$q", "priority": "$priority", "created": "$created",
-        "when": { "$ifNull": [leased, "$created"] },
-        "attempt": 1, "deliveries": { "$cond": [{ "$gt": ["$run", null] }, 1, 0] },
-        "lock": of_run("lock"), "started": of_run("started"), "consumer": of_run("consumer"),
-        "dedup": { "$ifNull": [{ "$arrayElemAt": ["$dedup", "$at"] }, "$$REMOVE"] },
-        "window": "$window", "segment": "$_id",
-    }
+    let fields: [(&str, Bson); 13] = [
+        ("_id", id().into()),
+        ("when", doc! { "$ifNull": [leased, "$created"] }.into()),
+        ("attempt", 1.into()),
+        ("deliveries", doc! { "$cond": [{ "$gt": ["$run", null] }, 1, 0] }.into()),
+        ("lock", of_run("lock")),
+        ("started", of_run("started")),
+        ("consumer", of_run("consumer")),
+        ("dedup", doc! { "$ifNull": [{ "$arrayElemAt": ["$dedup", "$at"] }, "$$REMOVE"] }.into()),
+        ("segment", "$_id".into()),
+        ("payload", of_item("payload")),
+        ("contentType", of_item("contentType")),
+        ("headers", of_item("headers")),
+        ("producer", of_item("producer")),
+    ];
+    let or_own = |(field, value): (&str, Bson)| {
+        let own = format!("${field}");
+        (field.to_owned(), Bson::from(doc! { "$cond": [{ "$eq": ["$at", null] }, own, value] }))
+    };
+    fields.into_iter().map(or_own).collect()
 }
 
 /// Returns an expression: whether the item is in a set, whose words have [`WORD`] bits.

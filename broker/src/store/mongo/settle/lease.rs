@@ -120,9 +120,12 @@ pub(crate) async fn extend(
     Ok(outcomes)
 }
 
-/// Returns for each reservation whether it still holds its item.
-pub(crate) async fn holds(inner: &Arc<Inner>, items: Vec<Reservation>) -> Result<Vec<bool>> {
-    let mut answers = vec![false; items.len()];
+/// Returns for each reservation when its lease ends or has ended, if the reservation holds its item.
+pub(crate) async fn lease_ends(
+    inner: &Arc<Inner>,
+    items: Vec<Reservation>,
+) -> Result<Vec<Option<Timestamp>>> {
+    let mut ends = vec![None; items.len()];
     for (name, places) in by_group(items.iter().map(|held| &held.receipt.group)) {
         let group = inner.group(name).await?;
         let found = look(inner, &group, places.iter().map(|at| items[*at].receipt.item)).await?;
@@ -130,11 +133,12 @@ pub(crate) async fn holds(inner: &Arc<Inner>, items: Vec<Reservation>) -> Result
         for at in places {
             let receipt = &items[at].receipt;
             let stored = found.get(&receipt.item);
-            answers[at] = stored.is_some_and(|stored| stored.is_held_by(receipt.token, now));
-            if !answers[at] {
+            let held = stored.filter(|stored| stored.is_held_by(receipt.token, now));
+            ends[at] = held.map(|stored| Timestamp(stored.when));
+            if held.is_none() {
                 inner.lease_cache.take(receipt);
             }
         }
     }
-    Ok(answers)
+    Ok(ends)
 }

@@ -163,7 +163,7 @@ fn push_of(queue: &Arc<Queue>, payload: &str, priority: i32) -> Push {
         priority: Priority::parse("priority", priority).unwrap(),
         ..NewItem::default()
     };
-    Push { queue: queue.clone(), item, producer: None, dedup_window: None, first_lease: None }
+    Push::new(queue.clone(), item)
 }
 
 fn want(max_items: usize, lease: Duration) -> Demand {

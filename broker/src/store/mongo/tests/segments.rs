@@ -130,7 +130,7 @@ async fn a_stale_receipt_changes_nothing_whatever_is_asked() {
     assert_eq!(payloads(&taken), numbers(0..8));
     for store in &stores {
         let receipts = || stale.iter().map(|delivery| held(&queue, delivery));
-        assert_eq!(store.holds(receipts().collect()).await.unwrap(), [false; 8]);
+        assert_eq!(store.lease_ends(receipts().collect()).await.unwrap(), [None; 8]);
         assert_eq!(commit(store, &queue, &stale).await, [Outcome::LeaseLost; 8]);
         let until = store.now() + LEASE * 2;
         let extended = store.extend(receipts().map(|held| (held, until)).collect());
@@ -365,6 +365,10 @@ async fn the_flat_view_shows_each_item() {
     listed.sort_unstable();
     assert_eq!(listed.len(), 620);
     assert_eq!(shown, listed);
+    let find = doc! { "find": "items_flat.default", "filter": { "q": "q" } };
+    let explained = doc! { "explain": find, "verbosity": "queryPlanner" };
+    let plan = stores[0].inner.db.run_command(explained).await.unwrap().to_string();
+    assert!(plan.contains("IXSCAN") && !plan.contains("COLLSCAN"), "{plan}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -113,13 +113,7 @@ async fn a_file_of_version_1_keeps_everything_in_it() {
     // The file works like a new one.
     let item =
         NewItem { payload: "new".into(), dedup_id: DedupId::new("once"), ..NewItem::default() };
-    let push = Push {
-        queue: Arc::clone(&work),
-        item,
-        producer: None,
-        dedup_window: None,
-        first_lease: None,
-    };
+    let push = Push::new(Arc::clone(&work), item);
     let again = store.push(vec![push.clone()]).await.unwrap()[0];
     assert_eq!((again.deduplicated, again.id), (true, ids[3]));
     let new = NewItem { payload: "new".into(), ..NewItem::default() };

@@ -62,7 +62,7 @@ fn queue(store: &SqliteStore) -> Arc<Queue> {
 
 fn push_of(queue: &Arc<Queue>, payload: &str) -> Push {
     let item = NewItem { payload: payload.to_owned().into(), ..NewItem::default() };
-    Push { queue: queue.clone(), item, producer: None, dedup_window: None, first_lease: None }
+    Push::new(queue.clone(), item)
 }
 
 fn want() -> Demand {
