@@ -188,6 +188,26 @@ fn an_item_is_dead_lettered_at_its_limit() {
     story.reserve(dead).commit("a/3", Outcome::Ok).rest().is_clean();
 }
 
+/// A broker that shuts down takes back what its streams hold, and what was never sent, and counts neither.
+#[test]
+fn deliveries_that_a_broker_took_back_do_not_count() {
+    let mut story = Story::default();
+    story.set("work", Settings { max_deliveries: 2, ..Settings::default() });
+    story.push(item("a"));
+    let stream = story.start(Request::Consume(consume(1)));
+    story.deliver(stream, delivery("a", 1)).unknown(stream);
+    for number in [2, 4] {
+        let kept = RollbackItem { keep_attempt: true, ..back(&format!("a/{number}")) };
+        story.reserve(Delivery { attempt: 1, ..delivery("a", number) });
+        if number == 2 {
+            story.rollback(kept, Outcome::Ok);
+            let other = story.start(Request::Consume(consume(1)));
+            story.unknown(other);
+        }
+    }
+    story.commit("a/4", Outcome::Ok).rest().is_clean();
+}
+
 /// A dead letter keeps its ordering key, and does not wait for others.
 #[test]
 fn dead_letters_of_one_key_are_in_no_order() {

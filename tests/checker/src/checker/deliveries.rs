@@ -103,6 +103,7 @@ impl Checker {
         let key = self.adopt(id, name, &entry);
         if let Some(item) = self.items.get_mut(&key) {
             item.deliveries_before = None;
+            item.uncounted = 0;
             item.in_push_order = false;
             item.ready = None;
         }
@@ -246,6 +247,7 @@ impl Checker {
         item.in_push_order = false;
         // A reservation that nobody saw may have come between.
         item.deliveries_before = (call != 0).then_some(item.number);
+        item.uncounted = 0;
         item.not_before = not_before.unwrap_or_default();
         item.ready = not_before.map(|(at, _)| at);
         item.last = None;
@@ -315,7 +317,7 @@ impl Checker {
     fn check_counts(&mut self, id: Key, taker: Taker, delivery: &Delivery) {
         let Some(item) = self.items.get(&id) else { return };
         let mut wrong = None;
-        let unseen = delivery.deliveries.saturating_sub(item.number + 1);
+        let unseen = item.unseen(delivery);
         let since = item.last.as_ref().map_or(item.entered.0.event, |last| last.delivered.event);
         if item.deliveries_before.is_some()
             && unseen > 0
@@ -387,9 +389,9 @@ impl Checker {
         let (attempts, deliveries) = (queue.settings.max_attempts, queue.settings.max_deliveries);
         let here =
             item.deliveries_before.map_or(0, |before| delivery.deliveries.saturating_sub(before));
+        let here = here.saturating_sub(item.uncounted + item.unseen(delivery));
         let Some(last) = &item.last else { return };
-        // What a broker takes back when it shuts down is not counted.
-        let returned = last.ended.is_some() || !last.by_stream && item.settles.is_empty();
+        let returned = !item.may_be_taken_back();
         let events = [last.delivered.event];
         let wrong = if attempts > 0 && delivery.attempt > attempts {
             format!("attempt {}, and {attempts} are allowed", delivery.attempt)
@@ -407,6 +409,7 @@ impl Checker {
         let cuts = self.queues.get(&Key::of(&delivery.queue)).map_or(0, |queue| queue.cuts);
         let Some(item) = self.items.get_mut(&id) else { return };
         let before = item.last.as_ref().map(|last| last.receipt);
+        item.uncounted += item.unseen(delivery) + u32::from(item.may_be_taken_back());
         item.number = delivery.deliveries;
         item.settles.clear();
         item.cuts = cuts;

@@ -323,6 +323,7 @@ impl Checker {
             priority: entry.priority,
             in_push_order: entry.delay == 0,
             deliveries_before: Some(0),
+            uncounted: 0,
             not_before: (entry.start.at + entry.delay, entry.start.event),
             ready: Some(now.at + entry.delay),
             expires,

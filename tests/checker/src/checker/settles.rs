@@ -223,7 +223,11 @@ impl Checker {
         }
         let (attempts, deliveries) = (queue.settings.max_attempts, queue.settings.max_deliveries);
         let by_attempts = attempts > 0 && last.attempt >= attempts;
-        Some(by_attempts || deliveries > 0 && last.number.saturating_sub(before) >= deliveries)
+        let here = last.number.saturating_sub(before);
+        let reaches = |here: u32| deliveries > 0 && here >= deliveries;
+        let is_certain =
+            by_attempts || reaches(here) == reaches(here.saturating_sub(item.uncounted));
+        is_certain.then(|| by_attempts || reaches(here))
     }
 
     fn dead_lettered(&mut self, id: Key, call: CallId, start: Mark, kind: Kind) {

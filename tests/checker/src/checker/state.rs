@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::key::{Key, Map};
 use crate::{
-    history::{CallId, Request, Settings, Span, Time},
+    history::{CallId, Delivery, Request, Settings, Span, Time},
     report::Violation,
 };
 
@@ -100,6 +100,9 @@ pub(super) struct Item {
     pub(super) in_push_order: bool,
     /// How often it had been handed out when it came into its queue, if that is known.
     pub(super) deliveries_before: Option<u32>,
+    /// How many of its deliveries in this queue may not count for `max_deliveries`: those that nobody saw, and those that a
+    /// broker may have taken back when it shut down.
+    pub(super) uncounted: u32,
     /// Not to be delivered before that time, because of that event.
     pub(super) not_before: (Time, u64),
     /// From then on it is certain to be ready.
@@ -121,6 +124,19 @@ pub(super) struct Item {
 }
 
 impl Item {
+    /// Returns how many deliveries came between the newest one and this one, and nobody saw them.
+    pub(super) fn unseen(&self, delivery: &Delivery) -> u32 {
+        delivery.deliveries.saturating_sub(self.number + 1)
+    }
+
+    /// Returns whether a broker that shut down may have taken the newest delivery back, which then does not count.
+    pub(super) fn may_be_taken_back(&self) -> bool {
+        let is_open = |last: &Reservation| last.ended.is_none();
+        self.last
+            .as_ref()
+            .is_some_and(|last| is_open(last) && (last.by_stream || !self.settles.is_empty()))
+    }
+
     /// Returns the settle that may end the reservation, if there is one.
     pub(super) fn ender(&self) -> Option<CallId> {
         self.settled_by(Kind::ends)
