@@ -3,6 +3,8 @@
 use std::{fmt::Display, net::SocketAddr, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use axum::{extract::ConnectInfo, http::Extensions};
+use sluicegate_console::Rights;
 use tokio::{
     net::TcpListener,
     sync::{Notify, watch},
@@ -14,7 +16,7 @@ use crate::{
     access::{Access, Peer, tokens::Tokens},
     config::{Settings, SignalsUri, StoreUri},
     console::{self, ConsoleState, Probe},
-    domain::Clock,
+    domain::{Action, Clock},
     engine::{Engine, Limits, background},
     essential::essential,
     grpc::{
@@ -123,13 +125,14 @@ impl App {
             Server::new(api, options).await.map_err(|error| StartError(error.to_string()))?;
         let health = server.health();
         health.set_serving(true).await;
+        let pages = pages(&server, &access, settings.tokens.is_some(), &stop);
         let ended = CancellationToken::new();
         let serve = until_stopped("gRPC", server.serve(listener), stop.clone(), ended.clone());
         servers.spawn(essential("gRPC server", serve));
         let read_again = reload::run(files, Arc::clone(&reload), stop.clone());
         servers.spawn(essential("reload", read_again));
         let probe: Arc<dyn Probe> = Arc::new(EngineProbe(Arc::clone(&engine)));
-        let console = console::router(ConsoleState { probe, metrics, access });
+        let console = console::router(ConsoleState { probe, metrics, access }).merge(pages);
         let console = console.into_make_service_with_connect_info::<Peer>();
         let stopped = stop.clone().cancelled_owned();
         let serve = axum::serve(http_listener, console).with_graceful_shutdown(stopped);
@@ -160,7 +163,7 @@ impl App {
              store       {store}\n\
              signals     {signals}\n\
              listening on {grpc}://{address}\n\
-             listening on http://{http_address} (/healthz, /readyz, /metrics)\n\
+             listening on http://{http_address} (console, /healthz, /readyz, /metrics)\n\
              try         sluice --server {scheme}://{address} push hello 'first item'",
             version = env!("CARGO_PKG_VERSION"),
             store = self.store.describe(),
@@ -223,6 +226,41 @@ async fn until_stopped<E: Display>(
         served.err().map_or_else(|| "no reason is known".to_owned(), |error| error.to_string());
     tracing::error!(server = name, why, "a server ended by itself: the broker shuts down");
     ended.cancel();
+}
+
+/// Returns the pages of the console, which calls the broker as clients do.
+fn pages(
+    server: &Server,
+    access: &Arc<Access>,
+    needs_token: bool,
+    stop: &CancellationToken,
+) -> axum::Router {
+    let access = Arc::clone(access);
+    let rights = move |token: Option<&str>, queue: &str| {
+        let queue = Some(queue).filter(|queue| !queue.is_empty());
+        let may = |action| access.allows(token, action, queue);
+        Rights {
+            produce: may(Action::Produce),
+            manage: may(Action::Manage),
+            create: may(Action::Create),
+        }
+    };
+    sluicegate_console::router(sluicegate_console::Options {
+        broker: sluicegate_console::broker(server.services()),
+        needs_token,
+        rights: Arc::new(rights),
+        peer: peer_of,
+        shutdown: stop.clone(),
+    })
+}
+
+/// Returns what gRPC wants to know about the connection of a browser.
+fn peer_of(request: &Extensions) -> Extensions {
+    let mut extensions = Extensions::new();
+    if let Some(ConnectInfo(peer)) = request.get::<ConnectInfo<Peer>>() {
+        extensions.insert(peer.clone());
+    }
+    extensions
 }
 
 fn options(

@@ -20,12 +20,12 @@ use tonic::{Code, Request, Status, transport::Channel};
 use crate::harness::{Broker, Launch, binary, error_reason, until, within};
 
 /// A file of tokens that lives as long as the test.
-struct TokensFile {
+pub(super) struct TokensFile {
     directory: tempfile::TempDir,
 }
 
 impl TokensFile {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { directory: tempfile::tempdir().expect("a directory") }
     }
 
@@ -34,7 +34,7 @@ impl TokensFile {
     }
 
     /// Makes a token with the broker's own command, which adds it to the file.
-    async fn add(&self, name: &str, allow: &[&str]) -> String {
+    pub(super) async fn add(&self, name: &str, allow: &[&str]) -> String {
         let mut command = Command::new(binary("sluicegate"));
         command.args(["token", "new", name, "--file"]).arg(self.path());
         for permission in allow {
@@ -46,11 +46,11 @@ impl TokensFile {
     }
 
     /// Exchanges the file as editors and secret managers do: by a rename.
-    fn replace(&self, text: &str) {
+    pub(super) fn replace(&self, text: &str) {
         replace(&self.path(), text);
     }
 
-    fn launch(&self) -> Launch {
+    pub(super) fn launch(&self) -> Launch {
         Launch::new()
             .flag("store", "sqlite::memory:")
             .flag("tokens-file", self.path().to_str().expect("a path"))

@@ -4,6 +4,7 @@ mod access;
 mod brokers;
 mod check;
 mod connections;
+mod console;
 mod consume;
 mod crash;
 mod dedup;

@@ -155,6 +155,21 @@ impl Access {
         Ok(Caller::known(Arc::clone(self), rule, peer.address, credential, principal))
     }
 
+    /// Returns whether the bearer of a token may do this to a queue, or to any queue at all if none is named. This is for
+    /// pages, which offer nothing else; nothing is counted or logged.
+    pub(crate) fn allows(&self, token: Option<&str>, action: Action, queue: Option<&str>) -> bool {
+        let known = self.known.borrow();
+        let Some(tokens) = known.as_ref() else { return true };
+        let principal = token.and_then(|token| tokens.bearer(TokenHash::of(token.as_bytes())));
+        let Some(principal) = principal.filter(|principal| !principal.is_expired()) else {
+            return false;
+        };
+        principal.permissions.iter().any(|permission| match queue {
+            Some(queue) => permission.allows(action, queue),
+            None => permission.covers(action),
+        })
+    }
+
     /// Returns who shows this, as of now.
     fn principal(&self, credential: &Credential) -> Result<Arc<Principal>, Refused> {
         let known = self.known.borrow();

@@ -68,6 +68,21 @@ fn a_token_allows_its_actions_on_its_queues_and_nothing_else() {
 
 /// An error is sent in headers, which have to stay small.
 #[test]
+fn pages_offer_what_a_token_allows() {
+    let access = access(FILE);
+    let offered = |token, action, queue| access.allows(Some(token), action, queue);
+    let shop = "shop-0123456789abcdef";
+    assert!(offered(shop, Action::Produce, Some("orders.eu")));
+    assert!(offered(shop, Action::Produce, None), "on some queue");
+    assert!(!offered(shop, Action::Produce, Some("mail")));
+    assert!(!offered(shop, Action::Manage, None));
+    assert!(!offered("old-0123456789abcdef", Action::Produce, None), "expired");
+    assert!(!offered("", Action::Produce, None) && !access.allows(None, Action::View, None));
+    let open = Access::new(None, 0, Arc::new(Metrics::new()));
+    assert!(open.allows(None, Action::Manage, Some("mail")));
+}
+
+#[test]
 fn a_refusal_does_not_repeat_a_name_of_megabytes() {
     let access = access(FILE);
     let shop = Some(&b"Bearer shop-0123456789abcdef"[..]);

@@ -112,6 +112,7 @@ const SERVICES: [&str; 4] = [
 pub(crate) struct Server {
     /// One router for each age that connections reach.
     routers: Vec<Router>,
+    services: Routes,
     tls: Option<watch::Receiver<TlsAcceptor>>,
     bounds: Bounds,
     health: Health,
@@ -170,7 +171,12 @@ impl Server {
                 builder.add_routes(routes.clone())
             })
             .collect();
-        Ok(Self { routers, tls, bounds, health, shutdown })
+        Ok(Self { routers, services: routes, tls, bounds, health, shutdown })
+    }
+
+    /// Returns all services, with the middleware in front of them, for callers in this process.
+    pub(crate) fn services(&self) -> Routes {
+        self.services.clone()
     }
 
     /// Returns the handle to the server's health.

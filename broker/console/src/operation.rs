@@ -1,0 +1,195 @@
+//! Actions that may take longer than a browser waits. They go on when the browser leaves, tell how far they are, and can
+//! be stopped.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+/// How long a request waits for an action before the browser is shown its progress.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// The most operations that are remembered. The oldest ones that have ended are forgotten first.
+const REMEMBERED: usize = 100;
+/// The most operations under way.
+const MAX_RUNNING: usize = 20;
+
+/// One action.
+pub(crate) struct Operation {
+    pub(crate) id: String,
+    pub(crate) title: String,
+    /// Where the browser goes when it is done, and the word for what was done.
+    pub(crate) back: String,
+    pub(crate) notice: &'static str,
+    pub(crate) began: Instant,
+    /// Whose it is: nobody else sees it.
+    token: Option<String>,
+    progress: Progress,
+    result: watch::Sender<Option<Result<i64, Status>>>,
+}
+
+/// How far an action is, and whether it is to stop.
+#[derive(Clone, Default)]
+pub(crate) struct Progress {
+    done: Arc<AtomicI64>,
+    stop: CancellationToken,
+}
+
+impl Progress {
+    /// Adds to the number of items that are done.
+    pub(crate) fn add(&self, items: i64) {
+        self.done.fetch_add(items, Ordering::Relaxed);
+    }
+
+    pub(crate) fn done(&self) -> i64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    /// Waits, unless the action is stopped before.
+    pub(crate) async fn pause(&self, duration: Duration) {
+        tokio::select! {
+            () = tokio::time::sleep(duration) => {}
+            () = self.stop.cancelled() => {}
+        }
+    }
+}
+
+impl Operation {
+    pub(crate) fn done(&self) -> i64 {
+        self.progress.done()
+    }
+
+    pub(crate) fn stop(&self) {
+        self.progress.stop.cancel();
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.progress.is_stopped()
+    }
+
+    /// Returns the number of items it was done to, or why it failed; `None` while it runs.
+    pub(crate) fn result(&self) -> Option<Result<i64, Status>> {
+        self.result.borrow().clone()
+    }
+
+    /// Waits for the result for a moment.
+    pub(crate) async fn settled(&self) {
+        let mut result = self.result.subscribe();
+        // Without a result in time the browser is shown the progress.
+        let _ = tokio::time::timeout(PATIENCE, result.wait_for(Option::is_some)).await;
+    }
+}
+
+/// The operations of all visitors.
+#[derive(Default)]
+pub(crate) struct Operations(Mutex<VecDeque<Arc<Operation>>>);
+
+/// What an operation is called.
+pub(crate) struct Name {
+    pub(crate) title: String,
+    pub(crate) back: String,
+    pub(crate) notice: &'static str,
+}
+
+impl Operations {
+    /// Begins an operation in a task of its own.
+    pub(crate) fn begin<F>(
+        &self,
+        name: Name,
+        token: Option<String>,
+        work: impl FnOnce(Progress) -> F,
+    ) -> Result<Arc<Operation>, Status>
+    where
+        F: Future<Output = Result<i64, Status>> + Send + 'static,
+    {
+        let Name { title, back, notice } = name;
+        let id = format!("{:016x}", rand::random::<u64>());
+        let (began, progress, result) =
+            (Instant::now(), Progress::default(), watch::Sender::new(None));
+        let work = work(progress.clone());
+        let operation = Operation { id, title, back, notice, began, token, progress, result };
+        let operation = Arc::new(operation);
+        let mut all = self.0.lock();
+        let running = all.iter().filter(|operation| operation.result.borrow().is_none()).count();
+        if running >= MAX_RUNNING {
+            return Err(Status::resource_exhausted("too many actions are under way"));
+        }
+        if all.len() >= REMEMBERED {
+            let oldest = all.iter().position(|operation| operation.result.borrow().is_some());
+            oldest.map(|at| all.remove(at));
+        }
+        all.push_back(Arc::clone(&operation));
+        drop(all);
+        let running = Arc::clone(&operation);
+        tokio::spawn(async move {
+            // A task of its own, so that a panic is a result too.
+            let result = tokio::spawn(work).await;
+            let result = result.unwrap_or_else(|_| Err(Status::internal("the action failed")));
+            running.result.send_replace(Some(result));
+        });
+        Ok(operation)
+    }
+
+    /// Returns an operation of the bearer of this token.
+    pub(crate) fn get(&self, id: &str, token: Option<&str>) -> Option<Arc<Operation>> {
+        let all = self.0.lock();
+        all.iter().find(|one| one.id == id && one.token.as_deref() == token).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name() -> Name {
+        Name { title: "Purge".to_owned(), back: "/".to_owned(), notice: "purged" }
+    }
+
+    #[tokio::test]
+    async fn operations_end_with_a_result_and_are_their_owners_alone() {
+        let operations = Operations::default();
+        let work = |progress: Progress| async move {
+            progress.add(7);
+            Ok(progress.done())
+        };
+        let operation = operations.begin(name(), Some("a".to_owned()), work).unwrap();
+        operation.settled().await;
+        assert_eq!(operation.result().unwrap().unwrap(), 7);
+        assert!(operations.get(&operation.id, Some("a")).is_some());
+        assert!(operations.get(&operation.id, Some("b")).is_none());
+        assert!(operations.get(&operation.id, None).is_none());
+    }
+
+    #[tokio::test]
+    async fn operations_can_be_stopped_and_are_bounded() {
+        let operations = Operations::default();
+        let wait = |progress: Progress| async move {
+            progress.pause(Duration::from_hours(1)).await;
+            Ok(3)
+        };
+        let running: Vec<_> =
+            (0..MAX_RUNNING).map(|_| operations.begin(name(), None, wait).unwrap()).collect();
+        assert!(operations.begin(name(), None, wait).is_err(), "too many");
+        for operation in &running {
+            operation.stop();
+            operation.settled().await;
+            assert_eq!(operation.result().unwrap().unwrap(), 3);
+        }
+        for _ in 0..2 * REMEMBERED {
+            operations.begin(name(), None, async |_| Ok(0)).unwrap().settled().await;
+        }
+        assert_eq!(operations.0.lock().len(), REMEMBERED);
+    }
+}

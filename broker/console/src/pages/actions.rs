@@ -1,0 +1,480 @@
+//! What is done to a queue, each thing with a page that says what will happen and to how many items.
+
+use std::time::Duration;
+
+use axum::{
+    Form as Body,
+    extract::Path,
+    http::StatusCode,
+    response::{IntoResponse as _, Redirect},
+};
+use maud::{Markup, html};
+use serde::Deserialize;
+use sluicegate_proto::v1::{
+    DeleteQueueRequest, NewItem, PauseQueueRequest, PurgeQueueRequest, PushRequest, QueueStats,
+    RedriveFilter, RedriveItemsRequest, ReplayItemsRequest, ResumeQueueRequest, TimeRange,
+    new_item::Eligibility, replay_items_request::Selection,
+};
+use tonic::Status;
+
+use super::{
+    Answer, done,
+    frame::{Field, Form, Section, page},
+    queue_address, rejected, shown,
+};
+use crate::{
+    api::{Api, incomplete},
+    board::held,
+    gate::Visitor,
+    operation::{Name, Progress},
+    problem::Problem,
+    text,
+};
+
+/// Items that are moved by one call, between which an action can be stopped.
+const BATCH: i64 = 500;
+
+/// Begins an action, and leads the browser to its result, or to its progress if it takes long.
+pub(super) async fn begin<F>(
+    visitor: &Visitor,
+    name: Name,
+    work: impl FnOnce(Api, Progress) -> F,
+) -> Answer
+where
+    F: Future<Output = Result<i64, Status>> + Send + 'static,
+{
+    let api = visitor.slow_api();
+    let token = visitor.token.clone();
+    let operation =
+        visitor.console.operations.begin(name, token, |progress| work(api, progress))?;
+    operation.settled().await;
+    match operation.result() {
+        Some(Ok(items)) => Ok(done(&operation.back, operation.notice, items)),
+        Some(Err(status)) => Err(status.into()),
+        None => Ok(Redirect::to(&format!("/operations/{}", operation.id)).into_response()),
+    }
+}
+
+pub(super) async fn progress(visitor: Visitor, Path(id): Path<String>) -> Answer {
+    let operation = visitor.console.operations.get(&id, visitor.token.as_deref());
+    let operation = operation.ok_or_else(forgotten)?;
+    match operation.result() {
+        Some(Ok(items)) => return Ok(done(&operation.back, operation.notice, items)),
+        Some(Err(status)) => return Err(status.into()),
+        None => {}
+    }
+    let body = html! {
+        h1 { (operation.title) }
+        // The script loads the page again until it leads elsewhere.
+        div.progress data-reload="1000" {
+            progress aria-label=(operation.title) {}
+            p {
+                "Under way for " (text::length(operation.began.elapsed()))
+                @if operation.done() > 0 { ": " (text::counted(operation.done(), "item")) " so far" } "."
+            }
+            @if operation.is_stopped() { p { "It is being stopped." } } @else {
+                form method="post" action={ "/operations/" (operation.id) "/stop" } { button type="submit" { "Stop" } }
+            }
+        }
+        p.quiet { "It goes on if you leave this page. " a href=(operation.back) { "Back" } }
+    };
+    Ok(shown(page(&visitor, &operation.title, Section::Queues, &body)))
+}
+
+pub(super) async fn stop(visitor: Visitor, Path(id): Path<String>) -> Answer {
+    let operation = visitor.console.operations.get(&id, visitor.token.as_deref());
+    operation.ok_or_else(forgotten)?.stop();
+    Ok(Redirect::to(&format!("/operations/{id}")).into_response())
+}
+
+fn forgotten() -> Problem {
+    Problem::new(StatusCode::NOT_FOUND, "This action is not known any more.")
+}
+
+/// Returns the page of a form about a queue.
+fn ask(
+    visitor: &Visitor,
+    queue: &str,
+    verb: &str,
+    form: Asked<'_>,
+    problem: Option<&Problem>,
+) -> Markup {
+    let back = queue_address(queue);
+    let action = format!("{back}/{verb}");
+    let Asked { title, text, fields, button, is_danger } = form;
+    let form = Form { title, text, fields, action: &action, button, is_danger, back: &back };
+    form.page(visitor, Section::Queues, problem)
+}
+
+/// What is different from form to form.
+struct Asked<'a> {
+    title: &'a str,
+    text: Markup,
+    fields: Markup,
+    button: &'a str,
+    is_danger: bool,
+}
+
+impl<'a> Asked<'a> {
+    fn new(title: &'a str, text: Markup, button: &'a str) -> Self {
+        Self { title, text, fields: html! {}, button, is_danger: false }
+    }
+}
+
+// --- push ---
+
+/// What is asked of someone who pushes an item.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Push {
+    payload: String,
+    content_type: String,
+    priority: String,
+    delay: String,
+    ordering_key: String,
+}
+
+pub(super) async fn push_form(visitor: Visitor, Path(queue): Path<String>) -> Answer {
+    visitor.api().get_queue(&queue).await?;
+    let push = Push { payload: "{\"test\": true}".to_owned(), ..Push::default() };
+    Ok(shown(push_page(&visitor, &queue, &push, None)))
+}
+
+fn push_page(visitor: &Visitor, queue: &str, push: &Push, problem: Option<&Problem>) -> Markup {
+    let field = |name, label, value, hint, placeholder| {
+        Field { name, label, value, hint, placeholder }.line(problem)
+    };
+    let form = Asked {
+        fields: html! {
+            div.field {
+                label for="payload" { "Payload" }
+                textarea #payload name="payload" rows="6" spellcheck="false" { "\n" (push.payload) }
+            }
+            (field("content_type", "Content type", &push.content_type, "Optional.", "application/json"))
+            (field("priority", "Priority", &push.priority, "0 to 9; 9 is handed out first.", "0"))
+            (field("delay", "Delay", &push.delay, "Not handed out before this has passed.", "30s"))
+            (field("ordering_key", "Ordering key", &push.ordering_key, "Items with the same key are handed out one at a time, in order.", ""))
+        },
+        ..Asked::new(
+            "Push an item",
+            html! { p { "Pushes 1 item into " strong { (queue) } "." } },
+            "Push 1 item",
+        )
+    };
+    ask(visitor, queue, "push", form, problem)
+}
+
+pub(super) async fn push(
+    visitor: Visitor,
+    Path(queue): Path<String>,
+    Body(push): Body<Push>,
+) -> Answer {
+    let pushed = async {
+        let priority = push.priority.trim();
+        let priority = if priority.is_empty() { Ok(0) } else { priority.parse() };
+        let priority = priority.map_err(|_| Problem::field("priority", "is no number"))?;
+        let delay = text::parse_setting(&push.delay).map_err(|why| Problem::field("delay", why))?;
+        let item = NewItem {
+            payload: push.payload.replace("\r\n", "\n").into(),
+            content_type: push.content_type.trim().to_owned(),
+            priority,
+            eligibility: delay.map(Eligibility::Delay),
+            ordering_key: push.ordering_key.clone(),
+            ..NewItem::default()
+        };
+        let (items, producer) = (vec![item], "console".to_owned());
+        let request = PushRequest { queue: queue.clone(), items, producer };
+        visitor.api().queue.push(request).await?;
+        Ok::<_, Problem>(done(&queue_address(&queue), "pushed", 1))
+    };
+    match pushed.await {
+        Ok(answer) => Ok(answer),
+        Err(problem) => Ok(rejected(&problem, push_page(&visitor, &queue, &push, Some(&problem)))),
+    }
+}
+
+// --- pause and resume ---
+
+pub(super) async fn pause_form(visitor: Visitor, Path(queue): Path<String>) -> Answer {
+    let stats = visitor.api().stats(&queue).await?;
+    let text = html! {
+        p { "No broker hands out items of " strong { (queue) } " any more. Pushes go on, and what is reserved can be settled." }
+        p { (text::counted(stats.ready, "item")) (if stats.ready == 1 { " is" } else { " are" }) " ready now." }
+    };
+    Ok(shown(ask(&visitor, &queue, "pause", Asked::new("Pause this queue", text, "Pause"), None)))
+}
+
+pub(super) async fn pause(visitor: Visitor, Path(queue): Path<String>) -> Answer {
+    let answer = visitor.api().admin.pause_queue(PauseQueueRequest { name: queue.clone() }).await?;
+    visitor.board().put(answer.into_inner().queue.ok_or_else(incomplete)?);
+    Ok(done(&queue_address(&queue), "paused", 0))
+}
+
+pub(super) async fn resume_form(visitor: Visitor, Path(queue): Path<String>) -> Answer {
+    let stats = visitor.api().stats(&queue).await?;
+    let text = html! {
+        p { "Items of " strong { (queue) } " are handed out again. " (text::counted(stats.ready, "item")) (if stats.ready == 1 { " is" } else { " are" }) " ready now." }
+    };
+    Ok(shown(ask(
+        &visitor,
+        &queue,
+        "resume",
+        Asked::new("Resume this queue", text, "Resume"),
+        None,
+    )))
+}
+
+pub(super) async fn resume(visitor: Visitor, Path(queue): Path<String>) -> Answer {
+    let request = ResumeQueueRequest { name: queue.clone() };
+    let answer = visitor.api().admin.resume_queue(request).await?;
+    visitor.board().put(answer.into_inner().queue.ok_or_else(incomplete)?);
+    Ok(done(&queue_address(&queue), "resumed", 0))
+}
+
+// --- purge and delete ---
+
+fn purged(stats: &QueueStats) -> i64 {
+    held(stats) - stats.reserved + stats.processed
+}
+
+pub(super) async fn purge_form(visitor: Visitor, Path(queue): Path<String>) -> Answer {
+    let stats = visitor.api().stats(&queue).await?;
+    let items = text::counted(purged(&stats), "item");
+    let button = format!("Delete {items}");
+    let text = html! {
+        p { strong { (items) } " of " strong { (queue) } " are deleted, history included. They cannot be brought back." }
+        @if stats.reserved > 0 { p { (text::counted(stats.reserved, "item")) " that consumers hold just now stay." } }
+    };
+    let form = Asked { is_danger: true, ..Asked::new("Purge this queue", text, &button) };
+    Ok(shown(ask(&visitor, &queue, "purge", form, None)))
+}
+
+pub(super) async fn purge(visitor: Visitor, Path(queue): Path<String>) -> Answer {
+    let name = name(&format!("Purge {queue}"), &queue_address(&queue), "purged");
+    begin(&visitor, name, |mut api, _| async move {
+        let answer = api.admin.purge_queue(PurgeQueueRequest { name: queue }).await?;
+        Ok(answer.into_inner().purged_items)
+    })
+    .await
+}
+
+fn name(title: &str, back: &str, notice: &'static str) -> Name {
+    Name { title: title.to_owned(), back: back.to_owned(), notice }
+}
+
+/// The confirmation of a deletion.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Confirmed {
+    confirm: String,
+}
+
+pub(super) async fn delete_form(visitor: Visitor, Path(queue): Path<String>) -> Answer {
+    Ok(shown(delete_page(&visitor, &queue, None).await?))
+}
+
+async fn delete_page(
+    visitor: &Visitor,
+    queue: &str,
+    problem: Option<&Problem>,
+) -> Result<Markup, Problem> {
+    let stats = visitor.api().stats(queue).await?;
+    let items = text::counted(held(&stats) + stats.processed, "item");
+    let button = format!("Delete the queue and {items}");
+    let confirm = Field {
+        name: "confirm",
+        label: "Name of the queue",
+        value: "",
+        hint: "To be sure.",
+        placeholder: queue,
+    };
+    let text = html! {
+        p { "The queue " strong { (queue) } " is deleted with its settings, its totals and " strong { (items) } ", reserved ones included." }
+    };
+    let form = Asked {
+        is_danger: true,
+        fields: confirm.line(problem),
+        ..Asked::new("Delete this queue", text, &button)
+    };
+    Ok(ask(visitor, queue, "delete", form, problem))
+}
+
+pub(super) async fn delete(
+    visitor: Visitor,
+    Path(queue): Path<String>,
+    Body(Confirmed { confirm }): Body<Confirmed>,
+) -> Answer {
+    if confirm.trim() != queue {
+        let problem = Problem::field("confirm", "is not the name of the queue");
+        return Ok(rejected(&problem, delete_page(&visitor, &queue, Some(&problem)).await?));
+    }
+    let board = visitor.board();
+    begin(
+        &visitor,
+        name(&format!("Delete {queue}"), "/queues", "deleted"),
+        |mut api, _| async move {
+            let request = DeleteQueueRequest { name: queue.clone(), force: true };
+            let deleted = api.admin.delete_queue(request).await?.into_inner().deleted_items;
+            board.forget(&queue);
+            Ok(deleted)
+        },
+    )
+    .await
+}
+
+// --- redrive and replay ---
+
+/// What is asked of someone who moves dead letters back.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Redrive {
+    origin_queue: String,
+    reason_contains: String,
+    to_queue: String,
+    max_items: String,
+    rate: String,
+}
+
+pub(super) async fn redrive_form(visitor: Visitor, Path(queue): Path<String>) -> Answer {
+    Ok(shown(redrive_page(&visitor, &queue, &Redrive::default(), None).await?))
+}
+
+async fn redrive_page(
+    visitor: &Visitor,
+    queue: &str,
+    asked: &Redrive,
+    problem: Option<&Problem>,
+) -> Result<Markup, Problem> {
+    let stats = visitor.api().stats(queue).await?;
+    let items = text::counted(stats.ready, "item");
+    let button = format!("Redrive up to {items}");
+    let field = |name, label, value, hint, placeholder| {
+        Field { name, label, value, hint, placeholder }.line(problem)
+    };
+    let form = Asked {
+        fields: html! {
+            (field("origin_queue", "Only from the queue", &asked.origin_queue, "Empty: from any.", ""))
+            (field("reason_contains", "Only with the reason", &asked.reason_contains, "A part of it. Empty: any.", ""))
+            (field("to_queue", "To the queue", &asked.to_queue, "Empty: each item to the queue it came from.", ""))
+            (field("max_items", "At most", &asked.max_items, "Empty: all.", ""))
+            (field("rate", "Per second", &asked.rate, "Empty: as fast as possible.", ""))
+        },
+        ..Asked::new(
+            "Redrive dead letters",
+            html! { p { "Moves up to " strong { (items) } " of " strong { (queue) } " back to where they came from, with new attempts." } },
+            &button,
+        )
+    };
+    Ok(ask(visitor, queue, "redrive", form, problem))
+}
+
+fn number<N: std::str::FromStr + Default>(name: &str, text: &str) -> Result<N, Problem> {
+    let text = text.trim();
+    if text.is_empty() {
+        Ok(N::default())
+    } else {
+        text.parse().map_err(|_| Problem::field(name, "is no number"))
+    }
+}
+
+pub(super) async fn redrive(
+    visitor: Visitor,
+    Path(queue): Path<String>,
+    Body(asked): Body<Redrive>,
+) -> Answer {
+    let parsed = number("max_items", &asked.max_items)
+        .and_then(|most| Ok((most, number("rate", &asked.rate)?)));
+    let (most, rate) = match parsed {
+        Ok(parsed) => parsed,
+        Err(problem) => {
+            let page = redrive_page(&visitor, &queue, &asked, Some(&problem)).await?;
+            return Ok(rejected(&problem, page));
+        }
+    };
+    let filter = RedriveFilter {
+        origin_queue: asked.origin_queue.trim().to_owned(),
+        reason_contains: asked.reason_contains.clone(),
+        ..RedriveFilter::default()
+    };
+    let to_queue = asked.to_queue.trim().to_owned();
+    let request = RedriveItemsRequest {
+        queue: queue.clone(),
+        to_queue,
+        filter: Some(filter),
+        max_items: most,
+        rate: 0,
+    };
+    let name = name(&format!("Redrive {queue}"), &queue_address(&queue), "redriven");
+    begin(&visitor, name, move |api, progress| move_back(api, progress, request, rate)).await
+}
+
+/// Moves dead letters back in batches until there are no more, the limit is reached or someone stops it. Items that fail
+/// again and return meanwhile could make this endless, so it ends at the number of items that are there when it begins.
+async fn move_back(
+    mut api: Api,
+    progress: Progress,
+    request: RedriveItemsRequest,
+    rate: i64,
+) -> Result<i64, Status> {
+    let there = held(&api.stats(&request.queue).await?);
+    let most = if request.max_items > 0 { request.max_items.min(there) } else { there };
+    let batch = if rate > 0 { BATCH.min(rate) } else { BATCH };
+    while progress.done() < most && !progress.is_stopped() {
+        let max_items = batch.min(most - progress.done());
+        let answer =
+            api.admin.redrive_items(RedriveItemsRequest { max_items, ..request.clone() }).await?;
+        let moved = answer.into_inner().redriven_items;
+        progress.add(moved);
+        if moved < max_items {
+            break;
+        }
+        if rate > 0 {
+            progress.pause(Duration::from_secs_f64(moved as f64 / rate as f64)).await;
+        }
+    }
+    Ok(progress.done())
+}
+
+pub(super) async fn replay_form(visitor: Visitor, Path(queue): Path<String>) -> Answer {
+    let stats = visitor.api().stats(&queue).await?;
+    let items = text::counted(stats.processed, "item");
+    let button = format!("Replay up to {items}");
+    let field = Field {
+        name: "max_items",
+        label: "At most",
+        value: "",
+        hint: "The oldest ones. Empty: all.",
+        placeholder: "",
+    };
+    let form = Asked {
+        fields: field.line(None),
+        ..Asked::new(
+            "Replay processed items",
+            html! { p { "Makes up to " strong { (items) } " of the history of " strong { (queue) } " ready again: consumers receive them anew." } },
+            &button,
+        )
+    };
+    Ok(shown(ask(&visitor, &queue, "replay", form, None)))
+}
+
+/// What is asked of someone who replays items.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Replay {
+    max_items: String,
+}
+
+pub(super) async fn replay(
+    visitor: Visitor,
+    Path(queue): Path<String>,
+    Body(asked): Body<Replay>,
+) -> Answer {
+    let max_items = number("max_items", &asked.max_items)?;
+    let name = name(&format!("Replay {queue}"), &queue_address(&queue), "replayed");
+    begin(&visitor, name, move |mut api, _| async move {
+        let selection = Some(Selection::ProcessTime(TimeRange::default()));
+        let request = ReplayItemsRequest { queue, max_items, selection };
+        Ok(api.admin.replay_items(request).await?.into_inner().replayed_items)
+    })
+    .await
+}
