@@ -28,12 +28,11 @@ impl<'a> Browser<'a> {
 
     /// Returns a browser that is signed in.
     async fn signed_in(broker: &'a Broker, token: &str) -> Self {
-        let mut browser = Self::new(broker);
-        let page = browser.post("/sign-in", &format!("token={token}")).await;
+        let page = Self::new(broker).post("/sign-in", &format!("token={token}")).await;
         assert_eq!(page.status, 303, "{}", page.body);
         let cookie = page.head.split("set-cookie: ").nth(1).expect("a cookie");
-        browser.cookie = cookie.split(';').next().expect("a cookie").to_owned();
-        browser
+        let cookie = cookie.split(';').next().expect("a cookie").to_owned();
+        Self { broker, cookie }
     }
 
     async fn get(&self, path: &str) -> Page {
