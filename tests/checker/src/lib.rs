@@ -6,12 +6,15 @@
 //!
 //! # Layout
 //! * `history`: the events, the recorder, files, text for people.
+//! * `messages`: the same from messages of the API (feature `messages`).
 //! * `rules`: one rule per promise.
 //! * `checker`: what follows from the events so far. Each file holds the rules of one subject.
 //! * `report`: violations and the events that prove them.
 
 mod checker;
 pub mod history;
+#[cfg(feature = "messages")]
+pub mod messages;
 mod report;
 mod rules;
 

@@ -2,9 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sluicegate_checker::history::{
-    Answer, Delivery, NewItem, Outcome, PushEntry, Pushed, Request, Response, RollbackItem,
-    Settings, Time,
+use sluicegate_checker::{
+    history::{
+        Answer, Delivery, NewItem, PushEntry, Request, Response, RollbackItem, Settings, Time,
+    },
+    messages::{self, duration, micros, new_item, outcome, popped, push_entry, pushed, settled},
 };
 use sluicegate_proto::v1::{
     self as pb, admin_service_server::AdminService as _, queue_service_server::QueueService as _,
@@ -27,72 +29,6 @@ macro_rules! ask {
 }
 pub(super) use ask;
 
-pub(super) fn duration(span: Duration) -> prost_types::Duration {
-    prost_types::Duration {
-        seconds: span.as_secs() as i64,
-        nanos: span.subsec_nanos().cast_signed(),
-    }
-}
-
-pub(super) fn micros(span: Duration) -> u64 {
-    span.as_micros() as u64
-}
-
-fn outcome(number: i32) -> Outcome {
-    match pb::Outcome::try_from(number) {
-        Ok(pb::Outcome::Ok) => Outcome::Ok,
-        Ok(pb::Outcome::DeadLettered) => Outcome::DeadLettered,
-        Ok(pb::Outcome::LeaseLost) => Outcome::LeaseLost,
-        _ => Outcome::Gone,
-    }
-}
-
-fn pushed(results: Vec<pb::PushResult>) -> Vec<Pushed> {
-    let one = |result: pb::PushResult| Pushed {
-        id: result.id,
-        deduplicated: result.deduplicated,
-        sequence: result.sequence.cast_unsigned(),
-    };
-    results.into_iter().map(one).collect()
-}
-
-/// Returns the message for an item whose name is its payload.
-pub(super) fn new_item(item: &NewItem) -> pb::NewItem {
-    let delay = Duration::from_micros(item.delay);
-    let delay = (!delay.is_zero()).then(|| pb::new_item::Eligibility::Delay(duration(delay)));
-    pb::NewItem {
-        payload: item.name.clone().into(),
-        priority: i32::from(item.priority),
-        eligibility: delay,
-        ttl: item.ttl.map(|ttl| duration(Duration::from_micros(ttl))),
-        ordering_key: item.ordering_key.clone(),
-        dedup_id: item.dedup_id.clone(),
-        ..pb::NewItem::default()
-    }
-}
-
-/// Returns the message for the settings of a queue.
-fn queue_message(name: &str, settings: &Settings, lease: Duration) -> pb::Queue {
-    pb::Queue {
-        name: name.to_owned(),
-        lease: Some(duration(lease)),
-        max_attempts: Some(settings.max_attempts.cast_signed()),
-        max_deliveries: Some(settings.max_deliveries.cast_signed()),
-        dead_letter_queue: settings.dead_letter_queue.clone(),
-        discard_failed: settings.discard_failed,
-        retention: settings.retention.then(|| duration(Duration::from_hours(1))),
-        dedup_window: Some(duration(Duration::from_micros(settings.dedup_window))),
-        sequenced: settings.sequenced,
-        retry_policy: Some(pb::RetryPolicy {
-            initial_delay: Some(duration(Duration::from_millis(200))),
-            multiplier: 2.0,
-            max_delay: Some(duration(Duration::from_secs(2))),
-            jitter: 0.5,
-        }),
-        ..pb::Queue::default()
-    }
-}
-
 /// Creates a queue.
 pub(crate) async fn set_queue(
     clients: &Clients,
@@ -103,7 +39,7 @@ pub(crate) async fn set_queue(
     let queue = name.to_owned();
     let request = Request::SetQueue { queue, settings: settings.clone() };
     let call = clients.recorder.start("operator", &node.name, request);
-    let queue = Some(queue_message(name, settings, clients.plan.lease));
+    let queue = Some(messages::queue(name, settings, clients.plan.lease));
     let message = pb::CreateQueueRequest { queue };
     let done = ask!(node, None, "AdminService/CreateQueue", create_queue, message);
     match done {
@@ -225,7 +161,7 @@ impl Clients {
         let call = self.recorder.start(client, &node.name, request);
         let message = pb::CommitRequest { receipts };
         let answer = match ask!(node, self.patience(), "QueueService/Commit", commit, message) {
-            Ok(answer) => settled(&answer.results),
+            Ok(answer) => Answer::Ok(settled(&answer.results)),
             Err(Failed(answer)) => answer,
         };
         call.end(answer.clone());
@@ -244,7 +180,7 @@ impl Clients {
         };
         let message = pb::RollbackRequest { items: vec![item] };
         let answer = match ask!(node, self.patience(), "QueueService/Rollback", rollback, message) {
-            Ok(answer) => settled(&answer.results),
+            Ok(answer) => Answer::Ok(settled(&answer.results)),
             Err(Failed(answer)) => answer,
         };
         call.end(answer.clone());
@@ -318,31 +254,6 @@ impl Clients {
         };
         call.end(answer.clone());
         answer
-    }
-}
-
-fn push_entry(entry: &PushEntry) -> pb::PushEntry {
-    pb::PushEntry { queue: entry.queue.clone(), item: Some(new_item(&entry.item)) }
-}
-
-fn settled(results: &[pb::SettleResult]) -> Answer {
-    let outcomes = results.iter().map(|result| outcome(result.outcome)).collect();
-    Answer::Ok(Response::Settled(outcomes))
-}
-
-/// Returns the delivery of an item that is committed already.
-pub(super) fn popped(item: pb::Item) -> Delivery {
-    Delivery {
-        receipt: String::new(),
-        id: item.id,
-        name: String::from_utf8_lossy(&item.payload).into_owned(),
-        queue: item.queue,
-        attempt: item.attempt.cast_unsigned(),
-        deliveries: item.deliveries.cast_unsigned(),
-        sequence: item.sequence.cast_unsigned(),
-        lease_end: 0,
-        origin_queue: item.origin_queue,
-        dead_letter_attempts: item.dead_letter_attempts.cast_unsigned(),
     }
 }
 

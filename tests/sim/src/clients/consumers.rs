@@ -5,8 +5,9 @@ use std::{
     time::Duration,
 };
 
-use sluicegate_checker::history::{
-    Answer, Call, Consume, Delivery, OnDisconnect, PushEntry, Request, RollbackItem,
+use sluicegate_checker::{
+    history::{Answer, Call, Consume, Delivery, OnDisconnect, PushEntry, Request, RollbackItem},
+    messages::{duration, micros},
 };
 use sluicegate_proto::v1::{self as pb, queue_service_server::QueueService as _};
 use tokio_stream::StreamExt as _;
@@ -14,7 +15,7 @@ use tonic::Status;
 
 use super::{
     Clients,
-    api::{NodeRef, ask, duration, is_open, micros},
+    api::{NodeRef, ask, is_open},
 };
 use crate::cluster::{Failed, failed};
 

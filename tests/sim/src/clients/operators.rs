@@ -3,8 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use sluicegate_broker::domain::ItemState;
-use sluicegate_checker::history::{
-    Answer, Figures, Listed, QueueAtRest, Request, Response, State, What,
+use sluicegate_checker::{
+    history::{Answer, Figures, Listed, QueueAtRest, Request, Response, State, What},
+    messages::figures,
 };
 use sluicegate_proto::v1::{self as pb, admin_service_server::AdminService as _};
 
@@ -186,26 +187,6 @@ impl Clients {
             let receipts = deliveries.into_iter().map(|delivery| delivery.receipt).collect();
             let Answer::Ok(_) = self.commit("drain", node, receipts).await else { return taken };
         }
-    }
-}
-
-fn figures(stats: &pb::QueueStats) -> Figures {
-    let count = i64::cast_unsigned;
-    Figures {
-        ready: count(stats.ready),
-        delayed: count(stats.delayed),
-        reserved: count(stats.reserved),
-        blocked: count(stats.blocked),
-        processed: count(stats.processed),
-        pushed: count(stats.pushed),
-        delivered: count(stats.delivered),
-        committed: count(stats.committed),
-        rolled_back: count(stats.rolled_back),
-        moved: count(stats.moved),
-        dead_lettered: count(stats.dead_lettered),
-        expired: count(stats.expired),
-        popped: count(stats.popped),
-        discarded: count(stats.discarded),
     }
 }
 

@@ -2,9 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sluicegate_checker::history::{Answer, NewItem};
+use sluicegate_checker::{
+    history::{Answer, NewItem},
+    messages::micros,
+};
 
-use super::{Clients, api::micros};
+use super::Clients;
 use crate::cluster::Failed;
 
 /// Pushes until the end.

@@ -1,0 +1,126 @@
+//! Messages of the API as parts of a history, and the other way round.
+
+use std::time::Duration;
+
+use sluicegate_proto::v1 as pb;
+
+use crate::history::{
+    Delivery, Figures, NewItem, Outcome, PushEntry, Pushed, Response, Settings, Span,
+};
+
+/// Returns a length of time as a message.
+pub fn duration(span: Duration) -> prost_types::Duration {
+    prost_types::Duration {
+        seconds: span.as_secs() as i64,
+        nanos: span.subsec_nanos().cast_signed(),
+    }
+}
+
+/// Returns a length of time of a history.
+pub fn micros(span: Duration) -> Span {
+    span.as_micros() as Span
+}
+
+/// Returns an outcome.
+pub fn outcome(number: i32) -> Outcome {
+    match pb::Outcome::try_from(number) {
+        Ok(pb::Outcome::Ok) => Outcome::Ok,
+        Ok(pb::Outcome::DeadLettered) => Outcome::DeadLettered,
+        Ok(pb::Outcome::LeaseLost) => Outcome::LeaseLost,
+        _ => Outcome::Gone,
+    }
+}
+
+/// Returns the answers to pushed items.
+pub fn pushed(results: Vec<pb::PushResult>) -> Vec<Pushed> {
+    let one = |result: pb::PushResult| Pushed {
+        id: result.id,
+        deduplicated: result.deduplicated,
+        sequence: result.sequence.cast_unsigned(),
+    };
+    results.into_iter().map(one).collect()
+}
+
+/// Returns the message for an item whose name is its payload.
+pub fn new_item(item: &NewItem) -> pb::NewItem {
+    let delay = Duration::from_micros(item.delay);
+    let delay = (!delay.is_zero()).then(|| pb::new_item::Eligibility::Delay(duration(delay)));
+    pb::NewItem {
+        payload: item.name.clone().into(),
+        priority: i32::from(item.priority),
+        eligibility: delay,
+        ttl: item.ttl.map(|ttl| duration(Duration::from_micros(ttl))),
+        ordering_key: item.ordering_key.clone(),
+        dedup_id: item.dedup_id.clone(),
+        ..pb::NewItem::default()
+    }
+}
+
+/// Returns the message for an item of a `CommitAndPush`.
+pub fn push_entry(entry: &PushEntry) -> pb::PushEntry {
+    pb::PushEntry { queue: entry.queue.clone(), item: Some(new_item(&entry.item)) }
+}
+
+/// Returns the message for the settings of a queue. Failed items are soon tried again.
+pub fn queue(name: &str, settings: &Settings, lease: Duration) -> pb::Queue {
+    pb::Queue {
+        name: name.to_owned(),
+        lease: Some(duration(lease)),
+        max_attempts: Some(settings.max_attempts.cast_signed()),
+        max_deliveries: Some(settings.max_deliveries.cast_signed()),
+        dead_letter_queue: settings.dead_letter_queue.clone(),
+        discard_failed: settings.discard_failed,
+        retention: settings.retention.then(|| duration(Duration::from_hours(1))),
+        dedup_window: Some(duration(Duration::from_micros(settings.dedup_window))),
+        sequenced: settings.sequenced,
+        retry_policy: Some(pb::RetryPolicy {
+            initial_delay: Some(duration(Duration::from_millis(200))),
+            multiplier: 2.0,
+            max_delay: Some(duration(Duration::from_secs(2))),
+            jitter: 0.5,
+        }),
+        ..pb::Queue::default()
+    }
+}
+
+/// Returns the answer to settles.
+pub fn settled(results: &[pb::SettleResult]) -> Response {
+    Response::Settled(results.iter().map(|result| outcome(result.outcome)).collect())
+}
+
+/// Returns the delivery of an item that is committed already.
+pub fn popped(item: pb::Item) -> Delivery {
+    Delivery {
+        receipt: String::new(),
+        id: item.id,
+        name: String::from_utf8_lossy(&item.payload).into_owned(),
+        queue: item.queue,
+        attempt: item.attempt.cast_unsigned(),
+        deliveries: item.deliveries.cast_unsigned(),
+        sequence: item.sequence.cast_unsigned(),
+        lease_end: 0,
+        origin_queue: item.origin_queue,
+        dead_letter_attempts: item.dead_letter_attempts.cast_unsigned(),
+    }
+}
+
+/// Returns the figures of a queue.
+pub fn figures(stats: &pb::QueueStats) -> Figures {
+    let count = i64::cast_unsigned;
+    Figures {
+        ready: count(stats.ready),
+        delayed: count(stats.delayed),
+        reserved: count(stats.reserved),
+        blocked: count(stats.blocked),
+        processed: count(stats.processed),
+        pushed: count(stats.pushed),
+        delivered: count(stats.delivered),
+        committed: count(stats.committed),
+        rolled_back: count(stats.rolled_back),
+        moved: count(stats.moved),
+        dead_lettered: count(stats.dead_lettered),
+        expired: count(stats.expired),
+        popped: count(stats.popped),
+        discarded: count(stats.discarded),
+    }
+}
