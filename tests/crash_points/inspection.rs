@@ -1,9 +1,6 @@
 //! Looks into the database itself, for what no call shows.
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, time::Duration};
 
 use futures_util::TryStreamExt as _;
 use mongodb::{
@@ -11,9 +8,6 @@ use mongodb::{
     bson::{Bson, Document, doc},
 };
 
-/// How long after the drain a document may stay that is not to stay: an empty segment is deleted when its first lease would
-/// have ended.
-const CLEARED: Duration = Duration::from_secs(30);
 /// Milliseconds for which a tombstone may stay beyond the window of its deduplication id: what a lease is exclusive, and
 /// some more.
 const WITNESS: i64 = 4 * 60_000;
@@ -113,20 +107,20 @@ pub(crate) async fn unsettled(database: &Database, queues: &[String]) -> BTreeSe
     documents.iter().filter(is_live).map(queue).collect()
 }
 
-/// Returns what is left after everything was settled and should not be.
-pub(crate) async fn leftovers(database: &Database, queues: &[String]) -> Vec<String> {
-    let begun = Instant::now();
-    loop {
-        let documents = documents(database, queues).await;
-        let wrong: Vec<String> = documents
-            .iter()
-            .filter_map(|document| Some(format!("{}: {document}", leftover(document)?)))
-            .collect();
-        if wrong.is_empty() || begun.elapsed() > CLEARED {
-            return wrong;
+/// Returns the documents that should not be left after everything was settled, and their queues.
+pub(crate) async fn leftovers(
+    database: &Database,
+    queues: &[String],
+) -> (Vec<String>, BTreeSet<String>) {
+    let documents = documents(database, queues).await;
+    let (mut wrong, mut of) = (Vec::new(), BTreeSet::new());
+    for document in &documents {
+        if let Some(what) = leftover(document) {
+            wrong.push(format!("{what}: {document}"));
+            of.insert(document.get_str("q").unwrap_or_default().to_owned());
         }
-        tokio::time::sleep(Duration::from_millis(200)).await;
     }
+    (wrong, of)
 }
 
 fn leftover(document: &Document) -> Option<&'static str> {

@@ -95,7 +95,7 @@ enum Then {
     Cut,
     Outage,
     Kill(Kill),
-    Unsure(ServerError),
+    Unsure(ServerError, Command),
     Refuse(ServerError, Command),
 }
 
@@ -180,7 +180,7 @@ impl Shared {
             Effect::KillBefore => Verdict::Kill(kill),
             Effect::KillAfter => Verdict::Then(Then::Kill(kill)),
             Effect::Refuse(error) => Verdict::Refuse(error),
-            Effect::Unsure(error) => Verdict::Then(Then::Unsure(error)),
+            Effect::Unsure(error) => Verdict::Then(Then::Unsure(error, command)),
             Effect::Half(error) => match message.first_half() {
                 Some(half) => Verdict::Half(half, error),
                 None => Verdict::Pass,
@@ -271,9 +271,9 @@ impl Connection {
                     self.cut.cancel();
                     return Ok(());
                 }
-                Some(Then::Unsure(error)) => {
+                Some(Then::Unsure(error, command)) => {
                     let number = message.answers();
-                    let unsure = message.body().and_then(|body| error.concern(body));
+                    let unsure = message.body().and_then(|body| error.concern(&command, body));
                     unsure.map_or(message, |unsure| Message::reply(number, &unsure))
                 }
                 Some(Then::Refuse(error, command)) => {

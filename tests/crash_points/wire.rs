@@ -178,6 +178,12 @@ impl std::fmt::Display for Command {
     }
 }
 
+/// `NoSuchTransaction`.
+const NO_TRANSACTION: i32 = 251;
+/// Errors after which a retryable write may be sent again: `NotWritablePrimary`, `InterruptedDueToReplStateChange`,
+/// `PrimarySteppedDown`.
+const RETRYABLE: [i32; 3] = [10107, 11602, 189];
+
 /// An error that a server gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ServerError {
@@ -188,34 +194,37 @@ pub(crate) struct ServerError {
 impl ServerError {
     /// Returns the reply by which the server refuses a command, with the labels that it adds.
     pub(crate) fn refusal(self, command: &Command) -> Document {
-        let mut reply = doc! {
-            "ok": 0.0, "code": self.code, "codeName": self.name, "errmsg": format!("test: {}", self.name),
-        };
+        let mut reply = doc! { "ok": 0.0 };
+        reply.extend(self.error());
         let transient = command.in_transaction && command.name != "commitTransaction";
-        let no_transaction = self.code == 251;
-        let mut labels: Vec<&str> = Vec::new();
-        if transient || no_transaction {
-            labels.push("TransientTransactionError");
-        }
-        let retryable = [10107, 11602, 189, 91].contains(&self.code);
-        if retryable && !transient && (command.is_retryable || command.name == "commitTransaction")
-        {
-            labels.push("RetryableWriteError");
-        }
-        if !labels.is_empty() {
-            reply.insert("errorLabels", labels);
+        if transient || self.code == NO_TRANSACTION {
+            reply.insert("errorLabels", ["TransientTransactionError"]);
+        } else if self.is_retryable_for(command) {
+            reply.insert("errorLabels", ["RetryableWriteError"]);
         }
         reply
     }
 
     /// Returns the reply that says that a write was done, and that it is not known whether it will last.
-    pub(crate) fn concern(self, reply: &RawDocument) -> Option<Document> {
+    pub(crate) fn concern(self, command: &Command, reply: &RawDocument) -> Option<Document> {
         let mut reply = Document::try_from(reply).ok()?;
-        let error = doc! {
-            "code": self.code, "codeName": self.name, "errmsg": format!("test: {}", self.name),
-            "errInfo": { "writeConcern": { "w": "majority", "wtimeout": 1, "provenance": "clientSupplied" } },
-        };
+        let mut error = self.error();
+        error.insert("errInfo", doc! { "writeConcern": { "w": "majority", "wtimeout": 15_000 } });
         reply.insert("writeConcernError", error);
+        if self.is_retryable_for(command) {
+            reply.insert("errorLabels", ["RetryableWriteError"]);
+        }
         Some(reply)
+    }
+
+    fn error(self) -> Document {
+        doc! { "code": self.code, "codeName": self.name, "errmsg": format!("test: {}", self.name) }
+    }
+
+    /// Returns whether the server tells the driver to send the command again.
+    fn is_retryable_for(self, command: &Command) -> bool {
+        let can_repeat = command.name == "commitTransaction"
+            || (command.is_retryable && !command.in_transaction);
+        can_repeat && RETRYABLE.contains(&self.code)
     }
 }
