@@ -43,17 +43,20 @@ transitions! {
     ClaimOne = "claim-one",
     ClaimPart = "claim-part",
     ClaimAll = "claim-all",
+    ClaimSeveral = "claim-several",
     ClaimOrdered = "claim-ordered",
     Pop = "pop",
     CommitOne = "commit-one",
     CommitPart = "commit-part",
     CommitAll = "commit-all",
+    CommitSeveral = "commit-several",
     CommitDeduplicated = "commit-deduplicated",
     CommitOrdered = "commit-ordered",
     CommitRetained = "commit-retained",
     CommitElsewhere = "commit-elsewhere",
     RollBackPart = "rollback-part",
     RollBackAll = "rollback-all",
+    RollBackSeveral = "rollback-several",
     RollBackOrdered = "rollback-ordered",
     RollBackElsewhere = "rollback-elsewhere",
     DeadLetter = "dead-letter",
@@ -120,6 +123,7 @@ impl Transition {
     fn count(self) -> usize {
         match self {
             T::PushOne | T::Direct | T::ClaimOne | T::CommitOne => 1,
+            T::ClaimSeveral | T::CommitSeveral | T::RollBackSeveral => 8,
             _ => 4,
         }
     }
@@ -152,6 +156,11 @@ impl Transition {
         match self {
             T::PushOne | T::PushSegment | T::PushOrdered | T::PushSequenced => {}
             T::PushDeduplicated | T::Direct => {}
+            // Two segments, so that one command has a statement for each.
+            T::ClaimSeveral | T::CommitSeveral | T::RollBackSeveral => {
+                clients.push(queue, &items[..4]).await?;
+                clients.push(queue, &items[4..]).await?;
+            }
             T::PushDuplicates => drop(clients.push(queue, &items[1..3]).await?),
             T::Tick => stage.schedule(queue).await?,
             T::Move | T::MoveOrdered | T::CommitAndPush => {
@@ -162,6 +171,7 @@ impl Transition {
         }
         match self {
             T::CommitOne => stage.held(1, 1).await,
+            T::CommitSeveral | T::RollBackSeveral => stage.held(8, 6).await,
             T::CommitAll | T::CommitDeduplicated | T::RollBackAll | T::ExtendAll => {
                 stage.held(4, 4).await
             }
@@ -222,8 +232,9 @@ impl Transition {
                 let committed = clients.commit(receipts(&came)).await;
                 pushed.and(committed)
             }
-            T::ClaimOne | T::ClaimPart | T::ClaimOrdered | T::ClaimAll => {
-                let most = if self == T::ClaimAll { 10 } else { 2 };
+            T::ClaimOne | T::ClaimPart | T::ClaimOrdered | T::ClaimAll | T::ClaimSeveral => {
+                let all = matches!(self, T::ClaimAll | T::ClaimSeveral);
+                let most = if all { 10 } else { 2 };
                 let begun = std::time::Instant::now();
                 let claimed = clients.reserve(queue, most, NONE, LEASE).await?;
                 match claimed.len() {
@@ -235,13 +246,16 @@ impl Transition {
             T::CommitOne
             | T::CommitPart
             | T::CommitAll
+            | T::CommitSeveral
             | T::CommitDeduplicated
             | T::CommitOrdered
             | T::CommitRetained
             | T::CommitElsewhere => clients.commit(receipts(held)).await,
-            T::RollBackPart | T::RollBackAll | T::RollBackOrdered | T::RollBackElsewhere => {
-                clients.roll_back(held.iter().map(rollback).collect()).await
-            }
+            T::RollBackPart
+            | T::RollBackAll
+            | T::RollBackSeveral
+            | T::RollBackOrdered
+            | T::RollBackElsewhere => clients.roll_back(held.iter().map(rollback).collect()).await,
             T::DeadLetter | T::DeadLetterOrdered => {
                 clients.roll_back(held.iter().map(dead_letter).collect()).await
             }
