@@ -30,6 +30,8 @@ pub(crate) enum Effect {
     Refuse(ServerError),
     /// The server executes the command, and does not know whether it will last.
     Unsure(ServerError),
+    /// The server executes the command, and refuses it and the next two of the same name: all that a broker repeats.
+    RefuseAgain(ServerError),
     /// The server executes half of the statements of the command, and then refuses it.
     Half(ServerError),
 }
@@ -42,7 +44,7 @@ pub(crate) struct Fault {
 }
 
 /// All faults.
-pub(crate) const FAULTS: [Fault; 14] = [
+pub(crate) const FAULTS: [Fault; 15] = [
     Fault { name: "cut-before", effect: Effect::CutBefore },
     Fault { name: "cut-after", effect: Effect::CutAfter },
     Fault { name: "outage-before", effect: Effect::OutageBefore },
@@ -56,6 +58,7 @@ pub(crate) const FAULTS: [Fault; 14] = [
     Fault { name: "no-transaction", effect: Effect::Refuse(NO_TRANSACTION) },
     Fault { name: "concern", effect: Effect::Unsure(CONCERN) },
     Fault { name: "stepped-down", effect: Effect::Unsure(STEPPED_DOWN) },
+    Fault { name: "again", effect: Effect::RefuseAgain(INTERRUPTED) },
     Fault { name: "half", effect: Effect::Half(INTERRUPTED) },
 ];
 
@@ -74,6 +77,7 @@ impl Fault {
             Effect::Refuse(CONFLICT) => command.in_transaction && command.is_write(),
             Effect::Refuse(NO_TRANSACTION) => command.in_transaction,
             Effect::Refuse(_) => true,
+            Effect::RefuseAgain(_) => command.is_write() && !command.in_transaction,
             Effect::Unsure(_) => ends || (command.is_write() && !command.in_transaction),
             Effect::Half(_) => {
                 matches!(command.name.as_str(), "update" | "delete")

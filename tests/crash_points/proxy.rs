@@ -69,6 +69,8 @@ struct Armed {
     kill: Kill,
     commands: Vec<Command>,
     happened: bool,
+    /// How many more commands of this name are refused.
+    refusing: Option<(String, usize, ServerError)>,
 }
 
 /// What was seen while the proxy was armed.
@@ -129,7 +131,8 @@ impl Proxy {
 
     /// Lets the fault happen at command number `at` from now on.
     pub(crate) fn arm(&self, at: usize, fault: Option<Fault>, kill: Kill) {
-        let armed = Armed { at, fault, kill, commands: Vec::new(), happened: false };
+        let armed =
+            Armed { at, fault, kill, commands: Vec::new(), happened: false, refusing: None };
         *self.shared.armed() = Some(armed);
     }
 
@@ -164,6 +167,13 @@ impl Shared {
             return Verdict::Pass;
         };
         armed.commands.push(command.clone());
+        if let Some((name, count, error)) = &mut armed.refusing
+            && *name == command.name
+            && *count > 0
+        {
+            *count -= 1;
+            return Verdict::Refuse(*error);
+        }
         let Some(fault) = armed.fault.filter(|_| armed.commands.len() == armed.at) else {
             return Verdict::Pass;
         };
@@ -181,6 +191,10 @@ impl Shared {
             Effect::KillAfter => Verdict::Then(Then::Kill(kill)),
             Effect::Refuse(error) => Verdict::Refuse(error),
             Effect::Unsure(error) => Verdict::Then(Then::Unsure(error, command)),
+            Effect::RefuseAgain(error) => {
+                armed.refusing = Some((command.name.clone(), 2, error));
+                Verdict::Then(Then::Refuse(error, command))
+            }
             Effect::Half(error) => match message.first_half() {
                 Some(half) => Verdict::Half(half, error),
                 None => Verdict::Pass,
