@@ -164,7 +164,11 @@ impl Engine {
     pub(super) async fn queue_names(&self) -> Result<Arc<Vec<QueueName>>> {
         let known = || {
             let state = self.overview.state.lock();
-            let fit = |read: &Read| read.at.elapsed() < NAMES_AGE.max(read.took * SHARE);
+            // While the names are being read, those at hand are of an earlier read.
+            let fit = |read: &Read| {
+                state.names_at == Some(read.at)
+                    && read.at.elapsed() < NAMES_AGE.max(read.took * SHARE)
+            };
             state.names_read.as_ref().is_some_and(fit).then(|| Arc::clone(&state.names))
         };
         if let Some(names) = known() {
