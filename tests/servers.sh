@@ -52,7 +52,7 @@ apt_install() {
         as_root apt-get update -qq || return 1
         apt_updated=yes
     fi
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+    as_root env DEBIAN_FRONTEND=noninteractive ${RUNLEVEL:+RUNLEVEL="$RUNLEVEL"} apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
 # A virtual environment under target/tools, created again when the requirements change.

@@ -1,5 +1,7 @@
 //! What is counted, and how it reads.
 
+use std::{fs, path::Path};
+
 use super::*;
 use crate::domain::Timestamp;
 
@@ -65,4 +67,97 @@ fn a_deleted_queue_frees_its_label() {
     metrics.forget(&orders);
     assert!(!metrics.encode().unwrap().contains("orders"));
     assert!(metrics.queues.read().is_empty());
+}
+
+/// Returns metrics of which each has a value.
+fn recorded() -> Metrics {
+    let metrics = Metrics::new();
+    let orders = queue("orders");
+    for count in [
+        Metrics::pushed,
+        Metrics::deduplicated,
+        Metrics::delivered,
+        Metrics::committed,
+        Metrics::rolled_back,
+        Metrics::moved,
+        Metrics::expired,
+        Metrics::damaged,
+    ] {
+        count(&metrics, &orders, 1);
+    }
+    metrics.dead_lettered(&orders, LimitReason::Rejected, 1);
+    metrics.discarded(&orders, LimitReason::Rejected, 1);
+    metrics.depth(&orders, &Depth { oldest_ready: Some(Timestamp(1)), ..Depth::default() });
+    metrics.delivery_delays(&orders, [Duration::ZERO].into_iter());
+    metrics.store_call("push", Duration::ZERO, true);
+    metrics.batch("push", 1);
+    drop(metrics.stream_opened("Consume"));
+    metrics.woken(Wake::Poll);
+    for record in [
+        Metrics::signal_sent,
+        Metrics::signal_coalesced,
+        Metrics::signal_received,
+        Metrics::signal_dropped,
+    ] {
+        record(&metrics, Topic::Insert);
+    }
+    metrics.call_refused("UNAUTHENTICATED");
+    metrics
+}
+
+/// Returns one line per metric: its name as Prometheus stores it, kind, unit, labels, meaning.
+fn table() -> String {
+    let page = recorded().encode().unwrap();
+    let mut text =
+        String::from("| metric | kind | unit | labels | meaning |\n|---|---|---|---|---|\n");
+    for (help, rest) in page.split("# HELP ").skip(1).filter_map(|part| part.split_once('\n')) {
+        let (name, help) = help.split_once(' ').unwrap();
+        let kind = rest.lines().find_map(|line| line.strip_prefix("# TYPE ")).unwrap();
+        let kind = kind.rsplit_once(' ').unwrap().1;
+        let suffix = match kind {
+            "counter" => "_total",
+            "info" => "_info",
+            _ => "",
+        };
+        let unit = ["seconds", "bytes"].into_iter().find(|unit| name.ends_with(unit));
+        let sample = rest.lines().find(|line| !line.starts_with('#')).unwrap();
+        let labels = sample.split_once('{').and_then(|(_, labels)| labels.split_once('}'));
+        let labels: Vec<String> = labels
+            .into_iter()
+            .flat_map(|(labels, _)| labels.split(','))
+            .filter_map(|label| label.split_once('='))
+            .filter(|(label, _)| *label != "le")
+            .map(|(label, _)| format!("`{label}`"))
+            .collect();
+        let (unit, labels) = (unit.unwrap_or_default(), labels.join(", "));
+        writeln!(text, "| `{name}{suffix}` | {kind} | {unit} | {labels} | {help} |").unwrap();
+    }
+    text
+}
+
+/// To write the table anew: `SLUICEGATE_TEST_WRITE_DOCS=1 cargo test -p sluicegate-broker --lib metrics`.
+#[test]
+fn the_documentation_has_every_metric() {
+    const BEGIN: &str = "<!-- begin: generated from broker/src/metrics -->\n";
+    const END: &str = "<!-- end: generated -->\n";
+    let expected = table();
+    // A metric without a value is on no page: `recorded` has to give each of them one.
+    let source = include_str!("mod.rs");
+    let registered: usize = ["registry.register(", "new.metric(", "new.seconds(", "new.given("]
+        .iter()
+        .map(|call| source.matches(call).count())
+        .sum();
+    assert_eq!(expected.lines().count(), registered + 2, "{expected}");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/METRICS.md");
+    let text = fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once(BEGIN).unwrap();
+    let (there, after) = rest.split_once(END).unwrap();
+    if std::env::var_os("SLUICEGATE_TEST_WRITE_DOCS").is_some() {
+        fs::write(&path, format!("{before}{BEGIN}{expected}{END}{after}")).unwrap();
+        return;
+    }
+    assert!(
+        there == expected,
+        "docs/METRICS.md is not as the metrics are; see this test's comment"
+    );
 }
