@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -193,6 +194,8 @@ def held(file):
 
 
 def main():
+    # So that what was started is stopped then, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     check_names()
     subprocess.run(["promtool", "check", "rules", FILES / "alerts.yaml"], check=True, stdout=subprocess.DEVNULL)
     SCRATCH.mkdir()

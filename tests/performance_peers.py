@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -255,6 +256,8 @@ def versions():
 
 
 def main():
+    # So that servers are stopped then, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     parser = performance.arguments()
     parser.add_argument("--nats-server", required=True)
     parser.add_argument("--rounds", type=int, default=3)

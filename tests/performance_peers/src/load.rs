@@ -25,7 +25,7 @@ const RATE: u32 = 200;
 /// How long a load runs before it is measured.
 const WARM_UP: Duration = Duration::from_secs(1);
 /// Where nothing arrives for this long, what is missing is lost.
-const STALLED: Duration = Duration::from_secs(60);
+const STALLED: Duration = Duration::from_mins(1);
 /// The runtime's timer is late by up to this much, which is too coarse here.
 const TIMER_STEP: Duration = Duration::from_millis(2);
 /// A thread wakes up this long before an instant and spins until then.
@@ -192,11 +192,9 @@ impl Load {
         };
         let consume = async {
             while let Some(payloads) = self.next(consumer.as_mut(), &mut has_ended).await? {
-                let mut latencies = latencies.lock();
                 for latency in self.ledger.arrived(&payloads) {
-                    latencies.saturating_record(latency.as_micros() as u64);
+                    latencies.lock().saturating_record(latency.as_micros() as u64);
                 }
-                drop(latencies);
                 consumer.settle().await?;
             }
             consumer.finish().await

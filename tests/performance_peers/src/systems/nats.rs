@@ -19,7 +19,7 @@ use super::{Address, BATCH, Confirmation, Consumer, PREFETCH, Producer, System};
 
 const NAME: &str = "peers";
 /// How long an answer may take: a slow server is to be measured, not given up.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 pub(super) struct Nats(String);
 
