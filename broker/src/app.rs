@@ -103,9 +103,9 @@ impl App {
             Engine::new(Arc::clone(&store), Arc::clone(&signals), Arc::clone(&metrics), limits);
         let keys = engine.refresh_receipt_keys().await;
         keys.map_err(|error| StartError(format!("cannot read the keys of receipts: {error}")))?;
-        background::start(&engine);
-
         let address = local_address(&listener)?;
+        engine.serves_at(address);
+        background::start(&engine);
         let http_address = local_address(&http_listener)?;
         let http_listener = Listener::console(http_listener, &settings.bounds);
         let (calls, servers) = (Tasks::default(), Tasks::default());

@@ -17,6 +17,7 @@ mod limits;
 mod order;
 mod outage;
 mod pipeline;
+mod presence;
 mod probes;
 mod push_streams;
 mod receipts;

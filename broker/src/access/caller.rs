@@ -49,6 +49,11 @@ impl Caller {
         Self(Arc::new(Call { access, rule, peer, who, queue: OnceLock::new() }))
     }
 
+    /// Returns the address that the call came from.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        self.0.peer
+    }
+
     /// Allows or refuses an action on a queue. A refusal is counted and logged.
     pub(crate) fn may(&self, action: Action, queue: &str) -> Result<(), Refused> {
         if self.0.rule.is_audited() {

@@ -70,6 +70,7 @@ const fn rule(call: &'static str, needs: &'static [Need]) -> Rule {
 }
 
 const THE_QUEUE: &str = "the queue";
+const EVERYTHING: &str = "all queues, by the pattern `*`";
 const OF_RECEIPTS: &str = "the queue of each receipt";
 const OF_SCHEDULE: &str = "the queue of the schedule";
 const NEW_QUEUE: &str = "the queue, if the push creates it";
@@ -154,6 +155,12 @@ pub(crate) const RULES: &[Rule] = &[
         "/sluicegate.v1.AdminService/RedriveItems",
         &[need(Manage, "the dead-letter queue, and `to_queue`, if set")],
     ),
+    Rule { call: "/sluicegate.v1.AdminService/GetBroker", needs: Needs::AnyToken },
+    rule("/sluicegate.v1.AdminService/ListBrokers", &[need(View, EVERYTHING)]),
+    rule(
+        "/sluicegate.v1.AdminService/ListConsumers",
+        &[need(View, "the queue of each consumer: others are left out; the queue, if it is named")],
+    ),
     rule("/sluicegate.v1.ScheduleService/CreateSchedule", &[need(Manage, OF_SCHEDULE)]),
     rule("/sluicegate.v1.ScheduleService/GetSchedule", &[need(Manage, OF_SCHEDULE)]),
     rule(
@@ -175,7 +182,7 @@ pub(crate) const RULES: &[Rule] = &[
     },
     Rule { call: "/healthz", needs: Needs::Nothing },
     Rule { call: "/readyz", needs: Needs::Nothing },
-    rule("/metrics", &[need(View, "all queues, by the pattern `*`")]),
+    rule("/metrics", &[need(View, EVERYTHING)]),
 ];
 
 /// The calls that are streams.

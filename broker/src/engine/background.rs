@@ -6,7 +6,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::{
-    engine::{Engine, Gauges, Refused, Result, receipt_keys},
+    engine::{Engine, Gauges, Refused, Result, presence, receipt_keys},
     essential::essential,
     signals::Notice,
 };
@@ -33,6 +33,9 @@ pub(crate) fn start(engine: &Arc<Engine>) {
     run("schedules", tick(Arc::clone(engine)).boxed());
     if let Some(period) = engine.unused_queues_period() {
         run("unused queues", delete_unused_queues(Arc::clone(engine), period).boxed());
+    }
+    if engine.store().capabilities().shared {
+        run("report", report_presence(Arc::clone(engine)).boxed());
     }
     run("unblocked items", receive_unblocked(Arc::clone(engine)).boxed());
 }
@@ -75,6 +78,11 @@ async fn refresh_receipt_keys(engine: Arc<Engine>) {
 
 async fn delete_unused_queues(engine: Arc<Engine>, period: Duration) {
     every(period, "could not look for unused queues", || engine.delete_unused_queues()).await;
+}
+
+/// Tells the other brokers of this one and its consumers.
+async fn report_presence(engine: Arc<Engine>) {
+    every(presence::REPORT, "could not report this broker", || engine.report_presence()).await;
 }
 
 /// Keeps the depth gauges up to date.

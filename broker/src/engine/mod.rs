@@ -12,6 +12,7 @@
 //! | `settings_cache` | cached settings of queues |
 //! | `admin`, `schedules` | operator calls |
 //! | `stats`, `depths`, `overview`, `watch` | totals, depths, all queues together, and the notification of changes |
+//! | `presence` | which brokers there are, and their consumers |
 //! | `unused_queues` | deletion of queues that use created and nobody uses |
 //! | [`background`] | background work |
 
@@ -25,6 +26,7 @@ mod dispatch;
 mod error;
 mod failures;
 mod overview;
+mod presence;
 mod push;
 mod receipt_keys;
 mod rollback;
@@ -55,6 +57,7 @@ use crate::{
 use dispatch::{Dispatcher, direct::PushesInFlight};
 use failures::FailureLog;
 use overview::Overview;
+use presence::Presence;
 use rollback::PendingRollbacks;
 use settings_cache::Queues;
 use stats::Stats;
@@ -63,11 +66,12 @@ use unused_queues::UnusedQueues;
 pub(crate) use consumers::{RevokeReason, Revoked};
 pub(crate) use error::{EngineError, Result};
 pub(crate) use overview::{Gauges, QueueNames};
+pub(crate) use presence::Broker;
 pub(crate) use rollback::OnDisconnect;
 pub(crate) use schedules::{Refused, check_cron};
 pub(crate) use settle::{MoveRequest, RollbackRequest};
 pub(crate) use stats::QueueStats;
-pub(crate) use subscription::{ConsumeOptions, Flow, Received, Retirement, Subscription};
+pub(crate) use subscription::{ConsumeOptions, Flow, Identity, Received, Retirement, Subscription};
 
 /// Allows or refuses to create the queue beside those that exist. Asked only if the queue does not exist.
 pub(crate) type MayCreate<'a> = &'a (dyn Fn(&QueueName, &QueueNames) -> Result<()> + Send + Sync);
@@ -126,6 +130,7 @@ pub(crate) struct Engine {
     queues: Queues,
     stats: Stats,
     overview: Overview,
+    presence: Presence,
     unused_queues: UnusedQueues,
     failure_log: FailureLog,
     dispatchers: Mutex<HashMap<QueueName, Arc<Dispatcher>>>,
@@ -155,6 +160,7 @@ impl Engine {
         let store = timed(store, Arc::clone(&metrics));
         Arc::new(Self {
             overview: Overview::default(),
+            presence: Presence::new(store.now()),
             unused_queues: UnusedQueues::default(),
             stats: Stats::new(Arc::clone(&store), tasks.clone()),
             queues: Queues::new(Arc::clone(&store), limits.failure_defaults.clone()),
@@ -225,6 +231,7 @@ impl Engine {
             tracing::warn!(%error, "the totals of the last second are lost");
         }
         self.stop_counting().await;
+        self.withdraw_report().await;
     }
 
     /// Returns true from the start of shutdown on.

@@ -351,7 +351,8 @@ impl Engine {
         #[derive(Default)]
         struct QueueChange<'a> {
             totals: Totals,
-            receipts: Vec<&'a Receipt>,
+            /// Each with whether it ended with a commit.
+            receipts: Vec<(&'a Receipt, bool)>,
             foreign: bool,
             keyed: bool,
         }
@@ -359,18 +360,19 @@ impl Engine {
         let mut by_queue: HashMap<&QueueName, QueueChange<'a>> = HashMap::new();
         for (receipt, outcome) in settled {
             let change = by_queue.entry(&receipt.queue).or_default();
+            let before = change.totals.committed;
             match outcome {
                 Outcome::Ok => count(&mut change.totals),
                 Outcome::DeadLettered | Outcome::LeaseLost | Outcome::Gone => {}
             }
-            change.receipts.push(receipt);
+            change.receipts.push((receipt, change.totals.committed > before));
             change.foreign |= receipt.token.broker() != own;
             change.keyed |= receipt.keyed;
         }
         for (queue, change) in by_queue {
             self.count(queue, &change.totals);
             if let Some(dispatcher) = self.dispatcher(queue) {
-                dispatcher.settled(change.receipts.into_iter());
+                dispatcher.ended(change.receipts.into_iter());
             }
             if change.foreign {
                 self.publish(queue, Topic::Settle, None);

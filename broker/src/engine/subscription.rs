@@ -1,6 +1,7 @@
 //! Consumers: streams that receive items for as long as they live, and single calls that wait.
 
 use std::{
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -35,6 +36,8 @@ pub(crate) struct ConsumeOptions {
     pub lease: Option<Duration>,
     /// Name of the consumer.
     pub consumer: Option<ConsumerName>,
+    /// The address it calls from.
+    pub peer: Option<SocketAddr>,
     /// If true, each item is committed when it is handed out.
     pub auto_commit: bool,
     /// If true, leases are renewed for as long as the stream lives.
@@ -43,6 +46,15 @@ pub(crate) struct ConsumeOptions {
     pub on_disconnect: OnDisconnect,
     /// If true, the stream is told which items it no longer holds.
     pub tells_revoked: bool,
+}
+
+/// Who makes a call for items.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Identity {
+    /// The name that the consumer gave itself.
+    pub name: Option<ConsumerName>,
+    /// The address it calls from.
+    pub peer: Option<SocketAddr>,
 }
 
 /// A message to the consumer of a stream.
@@ -173,6 +185,8 @@ impl Engine {
             max_in_flight_bytes: options.max_in_flight_bytes.unwrap_or(usize::MAX),
             lease,
             consumer: options.consumer,
+            peer: options.peer,
+            since: self.now(),
             auto_commit: options.auto_commit,
             renewed_for: options.renew.then_some(self.limits.max_lease),
             tells_revoked: options.tells_revoked,
@@ -210,7 +224,7 @@ impl Engine {
         max_items: usize,
         wait: Duration,
         lease: Option<Duration>,
-        consumer: Option<ConsumerName>,
+        consumer: Identity,
     ) -> Result<Vec<Delivery>> {
         self.take(queue, max_items, wait, lease, consumer, false).await
     }
@@ -221,8 +235,10 @@ impl Engine {
         queue: &QueueName,
         max_items: usize,
         wait: Duration,
+        peer: Option<SocketAddr>,
     ) -> Result<Vec<Item>> {
-        let deliveries = self.take(queue, max_items, wait, None, None, true).await?;
+        let consumer = Identity { name: None, peer };
+        let deliveries = self.take(queue, max_items, wait, None, consumer, true).await?;
         Ok(deliveries.into_iter().map(|delivery| delivery.item).collect())
     }
 
@@ -232,7 +248,7 @@ impl Engine {
         max_items: usize,
         wait: Duration,
         lease: Option<Duration>,
-        consumer: Option<ConsumerName>,
+        Identity { name: consumer, peer }: Identity,
         auto_commit: bool,
     ) -> Result<Vec<Delivery>> {
         self.check_open()?;
@@ -240,7 +256,8 @@ impl Engine {
         let lease = self.lease(&queue, lease)?;
         let (answer, answered) = oneshot::channel();
         let waits = !wait.is_zero();
-        let call = Call { max_items, lease, consumer, auto_commit, waits, answer };
+        let since = self.now();
+        let call = Call { max_items, lease, consumer, peer, since, auto_commit, waits, answer };
         let (dispatcher, id) = self.with_dispatcher(&queue.name, |dispatcher| {
             (Arc::clone(dispatcher), dispatcher.add_call(call))
         });

@@ -8,7 +8,7 @@ use sluicegate_proto::v1::{self as pb, admin_service_server::AdminService};
 use tonic::{Request, Response, Status};
 
 use super::{
-    Api, caller, convert, may_create, pages,
+    Api, brokers, caller, convert, may_create, pages,
     parse::{self, PageRequest, TOKEN_BYTES},
     queue_service::Responses,
     status::ApiError,
@@ -283,6 +283,31 @@ impl AdminService for Api {
             )
             .await?;
         Ok(Response::new(pb::RedriveItemsResponse { redriven_items: convert::figure(redriven) }))
+    }
+
+    async fn get_broker(
+        &self,
+        _request: Request<pb::GetBrokerRequest>,
+    ) -> Result<Response<pb::GetBrokerResponse>, Status> {
+        Ok(Response::new(self.this_broker().await))
+    }
+
+    async fn list_brokers(
+        &self,
+        request: Request<pb::ListBrokersRequest>,
+    ) -> Result<Response<pb::ListBrokersResponse>, Status> {
+        caller(&request)?.may_everywhere(View)?;
+        let brokers = self.run(|engine| async move { engine.brokers().await }).await?;
+        let brokers = brokers.iter().map(brokers::broker).collect();
+        Ok(Response::new(pb::ListBrokersResponse { brokers }))
+    }
+
+    async fn list_consumers(
+        &self,
+        request: Request<pb::ListConsumersRequest>,
+    ) -> Result<Response<pb::ListConsumersResponse>, Status> {
+        let caller = caller(&request)?;
+        Ok(Response::new(self.consumers_page(&caller, request.into_inner()).await?))
     }
 }
 

@@ -79,6 +79,7 @@ async fn open(api: Api, caller: Caller, mut requests: Requests) -> Result<Respon
     caller.may(Action::Consume, &request.queue)?;
     let mut options = parse::consume(&request, &api.rules()).map_err(|e| e.within("open"))?;
     options.tells_revoked = true;
+    options.peer = caller.peer();
     let (auto_commit, max_in_flight) = (options.auto_commit, options.max_in_flight);
     api.until_created(&caller, &options.queue, Duration::MAX).await?;
     let subscription = api.run(|engine| async move { engine.consume(options).await }).await?;

@@ -7,7 +7,7 @@
 //!   both consume calls send.
 //! * `intake`: bounds how much of large requests is held in memory; `answers`: how much of answers that are not read.
 //! * `concurrency`: bounds how many calls are under way.
-//! * `pages`: lists by name. `parse`: from requests to domain values, with every check. `convert`: from domain values to answers.
+//! * `brokers`: what operators see of brokers and consumers. `pages`: lists by name. `parse`: from requests to domain values, with every check. `convert`: from domain values to answers.
 //! * [`status`]: from errors to statuses.
 
 #[doc(hidden)]
@@ -17,6 +17,7 @@ pub(crate) mod status;
 
 mod admin_service;
 mod answers;
+mod brokers;
 mod concurrency;
 mod consume_stream;
 mod convert;

@@ -19,7 +19,7 @@ use crate::{
         Action::{Consume, Produce},
         Delivery,
     },
-    engine::Engine,
+    engine::{Engine, Identity},
 };
 
 /// A stream of responses.
@@ -69,7 +69,9 @@ impl QueueService for Api {
         let Some(wait) = self.until_created(&caller, &queue, wait).await? else {
             return Ok(Response::new(pb::PopResponse::default()));
         };
-        let work = |engine: Arc<Engine>| async move { engine.pop(&queue, max_items, wait).await };
+        let peer = caller.peer();
+        let work =
+            |engine: Arc<Engine>| async move { engine.pop(&queue, max_items, wait, peer).await };
         // At-most-once delivery: items committed when the caller hangs up are lost.
         let items = self.take(work, |_, _| std::future::ready(())).await?;
         let items = items.into_iter().map(convert::item).collect();
@@ -86,7 +88,8 @@ impl QueueService for Api {
         let Take { queue, max_items, wait } =
             parse::take(&request.queue, request.max_items, request.wait)?;
         let lease = parse::lease("lease", request.lease, &self.rules())?;
-        let consumer = parse::consumer(&request.consumer)?;
+        let name = parse::consumer(&request.consumer)?;
+        let consumer = Identity { name, peer: caller.peer() };
         let Some(wait) = self.until_created(&caller, &queue, wait).await? else {
             return Ok(Response::new(pb::ReserveResponse::default()));
         };
@@ -106,7 +109,8 @@ impl QueueService for Api {
     ) -> Result<Response<Self::ConsumeStream>, Status> {
         let caller = caller(&request)?;
         caller.may(Consume, &request.get_ref().queue)?;
-        let options = parse::consume(request.get_ref(), &self.rules())?;
+        let mut options = parse::consume(request.get_ref(), &self.rules())?;
+        options.peer = caller.peer();
         let (api, queue) = (self.clone(), options.queue.clone());
         let mut opening = Box::pin(async move {
             api.until_created(&caller, &options.queue, Duration::MAX).await?;

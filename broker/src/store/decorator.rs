@@ -6,10 +6,10 @@ use std::{future::Future, sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 use super::{
-    Appeared, Capabilities, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page,
-    Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation, Reserved, Reserver,
-    Result, Rollback, ScheduleStore, Selection, SettingsChanges, SettingsWatch, StatsStore, Store,
-    StoredReceiptKey,
+    Appeared, BrokerReport, BrokerReportStore, Capabilities, Created, Deleted, ItemAdmin,
+    ItemDeleted, ItemStore, Links, Move, Page, Push, QueueStore, ReceiptKeyStore, RedriveFilter,
+    Redriven, Reservation, Reserved, Reserver, Result, Rollback, ScheduleStore, Selection,
+    SettingsChanges, SettingsWatch, StatsStore, Store, StoredReceiptKey,
 };
 use crate::{
     domain::{
@@ -236,5 +236,11 @@ pass_through! {
         []
         async fn receipt_keys(&self) -> Result<Vec<StoredReceiptKey>>;
         async fn add_receipt_key(&self, key: &StoredReceiptKey) -> Result<()>;
+    }
+
+    impl BrokerReportStore {
+        []
+        async fn report_broker(&self, report: &BrokerReport, lasting: Duration) -> Result<()>;
+        async fn broker_reports(&self) -> Result<Vec<BrokerReport>>;
     }
 }

@@ -4,8 +4,8 @@
 //!
 //! # Layout
 //! [`Store`] combines one trait per subject: [`ItemStore`], [`ItemAdmin`], [`QueueStore`],
-//! [`StatsStore`], [`ScheduleStore`] and [`ReceiptKeyStore`]. `types` holds their parameters and results, `error` their
-//! errors, `decorator` a store around another one, used by [`timed()`] to measure each call, and
+//! [`StatsStore`], [`ScheduleStore`], [`ReceiptKeyStore`] and [`BrokerReportStore`]. `types` holds their parameters and
+//! results, `reports` what brokers report about themselves, `error` their errors, `decorator` a store around another one, used by [`timed()`] to measure each call, and
 //! `unblocked` the notifications of a store's own upkeep. `conformance` is the test suite for every
 //! store. [`mongo`] and [`sqlite`] are the backends.
 //!
@@ -29,6 +29,7 @@ pub mod conformance;
 pub(crate) mod decorator;
 mod error;
 pub mod mongo;
+mod reports;
 pub mod sqlite;
 mod timed;
 mod types;
@@ -48,6 +49,7 @@ use crate::{
 
 pub use self::{
     error::{Result, StoreError},
+    reports::{BrokerReport, ConsumerKind, ConsumerReport},
     timed::timed,
     types::{
         Appeared, AtLimitCounts, Capabilities, Created, Deleted, FirstLease, ItemDeleted, Links,
@@ -59,7 +61,13 @@ pub use self::{
 /// Durable queues: everything that a backend provides, and what identifies a deployment of it.
 #[async_trait]
 pub trait Store:
-    ItemStore + ItemAdmin + QueueStore + StatsStore + ScheduleStore + ReceiptKeyStore
+    ItemStore
+    + ItemAdmin
+    + QueueStore
+    + StatsStore
+    + ScheduleStore
+    + ReceiptKeyStore
+    + BrokerReportStore
 {
     /// Returns the name of this store for logs and the start-up banner, without credentials.
     fn describe(&self) -> String;
@@ -339,4 +347,16 @@ pub trait ReceiptKeyStore: Send + Sync + 'static {
     /// Adds a key, unless there is one of its number, and deletes those that are older than the last [`RECEIPT_KEYS`] up to
     /// this number.
     async fn add_receipt_key(&self, key: &StoredReceiptKey) -> Result<()>;
+}
+
+/// What each broker of this store reports about itself, for the others to show.
+#[async_trait]
+pub trait BrokerReportStore: Send + Sync + 'static {
+    /// Replaces what this broker has reported. The report is returned for `lasting`, which bounds for how long a killed
+    /// broker is shown. Zero withdraws it. The only loss-tolerant write of a store: a report need not survive a failover,
+    /// because the next one follows soon. A store with one broker keeps nothing.
+    async fn report_broker(&self, report: &BrokerReport, lasting: Duration) -> Result<()>;
+
+    /// Returns the last report of each broker, in no particular order.
+    async fn broker_reports(&self) -> Result<Vec<BrokerReport>>;
 }

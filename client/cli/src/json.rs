@@ -6,8 +6,8 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use prost_types::{Duration, Timestamp};
 use serde_json::{Map, Value, json};
 use sluicegate_client::proto::{
-    Delivery, Item, ItemState, NewItem, Outcome, PushResult, Queue, QueueStats, Schedule,
-    new_item::Eligibility,
+    Broker, Consumer, ConsumerKind, Delivery, Item, ItemState, NewItem, Outcome, PushResult, Queue,
+    QueueStats, Schedule, new_item::Eligibility,
 };
 
 use crate::values;
@@ -192,6 +192,48 @@ pub(crate) fn schedule(schedule: &Schedule) -> Value {
         .time("next_time", schedule.next_time.as_ref())
         .time("last_time", schedule.last_time.as_ref())
         .done()
+}
+
+pub(crate) fn broker(broker: &Broker) -> Value {
+    let mut object = Object::default();
+    object
+        .put("id", broker.id.as_str())
+        .put("version", broker.version.as_str())
+        .text("host", &broker.host)
+        .text("address", &broker.address)
+        .time("start_time", broker.start_time.as_ref())
+        .time("report_time", broker.report_time.as_ref())
+        .put("store_healthy", broker.store_healthy)
+        .put("signals_healthy", broker.signals_healthy)
+        .put("draining", broker.draining)
+        .put("consumers", broker.consumers)
+        .put("consumers_left_out", broker.consumers_left_out)
+        .done()
+}
+
+pub(crate) fn consumer(consumer: &Consumer) -> Value {
+    let mut object = Object::default();
+    object
+        .put("id", consumer.id.as_str())
+        .put("queue", consumer.queue.as_str())
+        .put("broker", consumer.broker.as_str())
+        .put("kind", consumer_kind(consumer.kind()))
+        .text("name", &consumer.name)
+        .text("peer", &consumer.peer)
+        .time("since", consumer.since.as_ref())
+        .put("max_in_flight", consumer.max_in_flight)
+        .put("in_flight", consumer.in_flight)
+        .time("oldest_since", consumer.oldest_since.as_ref())
+        .time("oldest_lease_end_time", consumer.oldest_lease_end_time.as_ref())
+        .put("delivered", consumer.delivered)
+        .put("committed", consumer.committed)
+        .time("report_time", consumer.report_time.as_ref())
+        .done()
+}
+
+/// The kind without its prefix, in lower case.
+pub(crate) fn consumer_kind(kind: ConsumerKind) -> String {
+    kind.as_str_name().trim_start_matches("CONSUMER_KIND_").to_lowercase()
 }
 
 fn new_item(item: &NewItem) -> Value {

@@ -5,6 +5,7 @@
 //! hints, `json` and `output` how results are shown, `values` how values are parsed.
 
 mod bench;
+mod brokers;
 mod consume;
 mod context;
 mod failure;
@@ -90,6 +91,10 @@ enum Command {
     Stats(stats::StatsArgs),
     /// Show depth and totals of queues at each change
     Watch(stats::WatchArgs),
+    /// List the brokers of the store, with version and health
+    Brokers,
+    /// List the consumers of all brokers: where they are, and what they hold
+    Consumers(brokers::ConsumersArgs),
     /// Create, show, change, pause, purge or delete a queue
     #[command(subcommand)]
     Queue(queue::QueueCommand),
@@ -137,6 +142,8 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         Command::Queues => stats::queues(&context).await,
         Command::Stats(args) => stats::stats(&context, args).await,
         Command::Watch(args) => stats::watch(&context, args).await,
+        Command::Brokers => brokers::brokers(&context).await,
+        Command::Consumers(args) => brokers::consumers(&context, args).await,
         Command::Queue(command) => queue::run(&context, command).await,
         Command::Redrive(args) => history::redrive(&context, args).await,
         Command::Replay(args) => history::replay(&context, args).await,

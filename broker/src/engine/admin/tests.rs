@@ -5,7 +5,7 @@ use std::{num::NonZeroU64, time::Duration};
 use super::*;
 use crate::{
     domain::{Cause, Clock, Demand, LimitReason, NewItem, Outcome, Signal, Timestamp, Topic},
-    engine::{Limits, MAY_CREATE_ALL, RollbackRequest},
+    engine::{Identity, Limits, MAY_CREATE_ALL, RollbackRequest},
     metrics::Metrics,
     signals::{LocalSignals, Notice},
     store::{Appeared, Reservation, Rollback, RollbackTo, sqlite::SqliteStore},
@@ -115,7 +115,8 @@ async fn a_deleted_dead_letter_queue_comes_back_with_the_next_dead_letter() {
     let (queue, dead) = (named("q"), named("q.dead"));
     for _ in 0..2 {
         engine.push(&queue, vec![NewItem::default()], None).await.unwrap();
-        let taken = engine.reserve(&queue, 1, Duration::ZERO, None, None).await.unwrap();
+        let taken =
+            engine.reserve(&queue, 1, Duration::ZERO, None, Identity::default()).await.unwrap();
         let rejected = RollbackRequest {
             receipt: taken[0].receipt.clone(),
             delay: None,

@@ -3,12 +3,12 @@
 //! A call that takes part in a running round is always answered by that round. The store may be
 //! committing items for the call at this moment, and no other consumer could receive those.
 
-use std::{collections::BTreeMap, mem, time::Duration};
+use std::{collections::BTreeMap, mem, net::SocketAddr, time::Duration};
 
 use tokio::sync::oneshot;
 
 use super::{ConsumerId, EngineError, Result};
-use crate::domain::{ConsumerName, Delivery};
+use crate::domain::{ConsumerName, Delivery, Timestamp};
 
 /// A call that does not wait takes part in at most this many rounds.
 const LOOKS: u8 = 2;
@@ -18,6 +18,9 @@ pub(in crate::engine) struct Call {
     pub(in crate::engine) max_items: usize,
     pub(in crate::engine) lease: Duration,
     pub(in crate::engine) consumer: Option<ConsumerName>,
+    pub(in crate::engine) peer: Option<SocketAddr>,
+    /// When the call came.
+    pub(in crate::engine) since: Timestamp,
     pub(in crate::engine) auto_commit: bool,
     /// If false, the call is answered after at most [`LOOKS`] rounds, even with no items.
     pub(in crate::engine) waits: bool,
@@ -51,6 +54,10 @@ pub(super) struct Calls {
 impl Calls {
     pub(super) fn len(&self) -> usize {
         self.waiting.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ConsumerId, &Call)> {
+        self.waiting.iter().map(|(id, waiting)| (*id, &waiting.call))
     }
 
     pub(super) fn is_empty(&self) -> bool {

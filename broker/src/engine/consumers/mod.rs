@@ -2,6 +2,7 @@
 //! items. Does no I/O.
 
 mod calls;
+mod report;
 mod stream;
 
 use std::{
@@ -416,6 +417,16 @@ impl Consumers {
     pub(super) fn settled(&mut self, receipt: &Receipt) -> bool {
         self.void.retain(|void| void.receipt != *receipt);
         self.take(receipt).is_some()
+    }
+
+    /// Does the same for a reservation that ended with a commit.
+    pub(super) fn committed(&mut self, receipt: &Receipt) -> bool {
+        self.void.retain(|void| void.receipt != *receipt);
+        let Some((id, _)) = self.take(receipt) else { return false };
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.committed += 1;
+        }
+        true
     }
 
     /// Frees the place of a reservation that was found void for an unknown reason, and schedules

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    net::SocketAddr,
     sync::Arc,
     time::Duration,
 };
@@ -46,6 +47,9 @@ pub(in crate::engine) struct StreamSettings {
     pub(in crate::engine) max_in_flight_bytes: usize,
     pub(in crate::engine) lease: Duration,
     pub(in crate::engine) consumer: Option<ConsumerName>,
+    pub(in crate::engine) peer: Option<SocketAddr>,
+    /// When the stream was opened.
+    pub(in crate::engine) since: Timestamp,
     pub(in crate::engine) auto_commit: bool,
     /// How long the broker renews the lease of one item, if it does.
     pub(in crate::engine) renewed_for: Option<Duration>,
@@ -104,6 +108,10 @@ pub(super) struct Stream {
     /// The round in which the stream was last assigned items. Breaks ties between equally loaded
     /// streams.
     pub(super) served: u64,
+    /// How many items were sent.
+    pub(super) delivered: u64,
+    /// How many of them were committed.
+    pub(super) committed: u64,
     /// Revoked items that the stream has not been told of yet.
     pub(super) revoked: Vec<Revoked>,
     pub(super) wake: Arc<Notify>,
@@ -127,6 +135,8 @@ impl Stream {
             bytes_in_flight: 0,
             first_lease_end: NEVER,
             served: round,
+            delivered: 0,
+            committed: 0,
             revoked: Vec::new(),
             wake,
             end: None,
@@ -290,6 +300,10 @@ impl Stream {
                 delivery.lease_expire_time = held.lease_end;
             }
             message.push(delivery);
+        }
+        self.delivered += message.len() as u64;
+        if self.settings.auto_commit {
+            self.committed += message.len() as u64;
         }
         (message, late)
     }

@@ -63,6 +63,8 @@ fn stream(consumers: &mut Consumers, max_in_flight: usize, max_bytes: usize) -> 
         max_in_flight_bytes: max_bytes,
         lease: Duration::from_secs(1),
         consumer: None,
+        peer: None,
+        since: Timestamp(0),
         auto_commit: false,
         renewed_for: None,
         tells_revoked: true,
@@ -82,8 +84,16 @@ fn look(consumers: &mut Consumers, id: ConsumerId) -> Inbox {
 fn call(consumers: &mut Consumers) -> (ConsumerId, oneshot::Receiver<Result<Vec<Delivery>>>) {
     let (answer, answered) = oneshot::channel();
     let lease = Duration::from_secs(1);
-    let call =
-        Call { max_items: 1, lease, consumer: None, auto_commit: false, waits: true, answer };
+    let call = Call {
+        max_items: 1,
+        lease,
+        consumer: None,
+        peer: None,
+        since: NOW,
+        auto_commit: false,
+        waits: true,
+        answer,
+    };
     (consumers.add_call(call), answered)
 }
 
@@ -287,7 +297,16 @@ fn calls_share_a_round() {
         let (answer, _) = oneshot::channel();
         let lease = Duration::from_secs(1);
         let waits = false;
-        let call = Call { max_items, lease, consumer: None, auto_commit: false, waits, answer };
+        let call = Call {
+            max_items,
+            lease,
+            consumer: None,
+            peer: None,
+            since: NOW,
+            auto_commit: false,
+            waits,
+            answer,
+        };
         consumers.add_call(call)
     };
     let ids = [call(1_000), call(10), call(1_000), call(1_000)];

@@ -23,7 +23,7 @@ use crate::{
         consumers::{Call, ConsumerId, Consumers, InFlight, Inbox, Round, StreamSettings},
     },
     metrics::Wake,
-    store::Appeared,
+    store::{Appeared, ConsumerReport},
 };
 
 use self::polls::Polls;
@@ -157,6 +157,25 @@ impl Dispatcher {
     /// are void.
     pub(super) fn settled<'a>(&self, receipts: impl Iterator<Item = &'a Receipt>) {
         self.free(receipts, Consumers::settled);
+    }
+
+    /// Does the same, and counts those that ended with a commit, which is said beside each.
+    pub(super) fn ended<'a>(&self, receipts: impl Iterator<Item = (&'a Receipt, bool)>) {
+        self.free(receipts, |consumers, (receipt, committed)| {
+            if committed { consumers.committed(receipt) } else { consumers.settled(receipt) }
+        });
+    }
+
+    /// Adds reports of the consumers, until there are `most` reports.
+    pub(super) fn report(&self, most: usize, reports: &mut Vec<ConsumerReport>) {
+        let mut after = 0;
+        // Ends because the numbers of streams grow, and each step goes on behind the one before.
+        while let Some(last) =
+            self.state.lock().consumers.report_streams(&self.queue, after, most, reports)
+        {
+            after = last;
+        }
+        self.state.lock().consumers.report_calls(&self.queue, most, reports);
     }
 
     /// Frees reservations that are void, about which nobody has been told yet.

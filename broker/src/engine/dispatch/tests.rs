@@ -32,6 +32,8 @@ fn add_stream(dispatcher: &Dispatcher) -> ConsumerId {
         max_in_flight_bytes: usize::MAX,
         lease: Duration::from_secs(1),
         consumer: None,
+        peer: None,
+        since: Timestamp(0),
         auto_commit: false,
         renewed_for: None,
         tells_revoked: false,

@@ -153,7 +153,7 @@ async fn a_watcher_that_does_not_read_holds_up_no_shutdown() {
 #[tokio::test(start_paused = true)]
 async fn a_dispatcher_without_consumers_ends_though_it_is_woken() {
     let bench = bench().await;
-    bench.engine.reserve(&name("q"), 1, Duration::ZERO, None, None).await.unwrap();
+    bench.engine.reserve(&name("q"), 1, Duration::ZERO, None, Identity::default()).await.unwrap();
     assert!(bench.engine.dispatcher(&name("q")).is_some());
     for _ in 0..1_000 {
         tokio::time::sleep(Duration::from_secs(1)).await;

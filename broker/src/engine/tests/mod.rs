@@ -5,6 +5,7 @@ mod direct;
 mod faulty;
 mod loops;
 mod panics;
+mod presence;
 mod schedules;
 mod streams;
 mod unused_queues;
@@ -14,7 +15,9 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::timeout;
 
 use self::faulty::{Fault, Faults};
-use super::{ConsumeOptions, Engine, Limits, OnDisconnect, Received, Result, Subscription};
+use super::{
+    ConsumeOptions, Engine, Identity, Limits, OnDisconnect, Received, Result, Subscription,
+};
 use crate::{
     domain::{Clock, Delivery, Item, NewItem, Queue, QueueName},
     metrics::Metrics,
@@ -88,15 +91,15 @@ impl Bench {
         wait: Duration,
     ) -> tokio::task::JoinHandle<Result<Vec<Delivery>>> {
         let engine = Arc::clone(&self.engine);
-        tokio::spawn(
-            async move { engine.reserve(&name("q"), items, wait, Some(LEASE), None).await },
-        )
+        tokio::spawn(async move {
+            engine.reserve(&name("q"), items, wait, Some(LEASE), Identity::default()).await
+        })
     }
 
     /// Starts a pop in a task of its own.
     fn pop(&self, items: usize, wait: Duration) -> tokio::task::JoinHandle<Result<Vec<Item>>> {
         let engine = Arc::clone(&self.engine);
-        tokio::spawn(async move { engine.pop(&name("q"), items, wait).await })
+        tokio::spawn(async move { engine.pop(&name("q"), items, wait, None).await })
     }
 
     fn options() -> ConsumeOptions {
@@ -106,6 +109,7 @@ impl Bench {
             max_in_flight_bytes: None,
             lease: Some(LEASE),
             consumer: None,
+            peer: None,
             auto_commit: false,
             renew: false,
             on_disconnect: OnDisconnect::Release,

@@ -429,7 +429,8 @@ async fn nothing_is_sent_past_its_own_end() {
     bench.engine.push(&other, vec![mortal()], None).await.unwrap();
     bench.faults.set("reserve", Fault::HeldAfter);
     let engine = Arc::clone(&bench.engine);
-    let call = async move { engine.reserve(&other, 1, LIMIT, Some(LEASE), None).await };
+    let call =
+        async move { engine.reserve(&other, 1, LIMIT, Some(LEASE), Identity::default()).await };
     let done = bench.faults.done("reserve");
     let call = tokio::spawn(call);
     bench.faults.until_done("reserve", done + 1).await;

@@ -38,7 +38,7 @@ impl Brokers {
     /// Consumes an item, likewise.
     async fn empty(&self, queue: &str) {
         let engine = engine_on(Arc::clone(self.env.store.store()));
-        assert_eq!(engine.pop(&name(queue), 1, Duration::ZERO).await.unwrap().len(), 1);
+        assert_eq!(engine.pop(&name(queue), 1, Duration::ZERO, None).await.unwrap().len(), 1);
         engine.flush_totals().await.unwrap();
     }
 

@@ -73,6 +73,7 @@ pub(in crate::grpc) fn consume(
         max_in_flight_bytes: (max_in_flight_bytes > 0).then_some(max_in_flight_bytes),
         lease: lease("lease", request.lease, rules)?,
         consumer: consumer(&request.consumer)?,
+        peer: None,
         auto_commit: request.auto_commit,
         renew: request.renew,
         on_disconnect: on_disconnect(request.on_disconnect)?,

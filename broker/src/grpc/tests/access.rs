@@ -209,7 +209,10 @@ impl Broker {
                 // All four requests have the name as their only field.
                 pb::GetScheduleRequest { name: schedule }.encode_to_vec()
             }
-            "ListQueues" | "ListSchedules" => Vec::new(),
+            "ListConsumers" => {
+                pb::ListConsumersRequest { queue: name, ..Default::default() }.encode_to_vec()
+            }
+            "ListQueues" | "ListSchedules" | "ListBrokers" => Vec::new(),
             other => panic!("write a request of {other} here"),
         }
     }
@@ -251,8 +254,12 @@ async fn each_call_needs_each_of_its_permissions_on_each_queue_it_names() {
         MINE.into_iter().filter(|text| !text.starts_with(action.name())).collect()
     };
     let lacking = Permitted::ALL.map(|action| (action, format!("no-{action}"), without(action)));
-    let mut allow: Vec<(&str, &[&str])> =
-        vec![("admin", &["admin@*"]), ("mine", &MINE), ("elsewhere", &ELSEWHERE)];
+    let mut allow: Vec<(&str, &[&str])> = vec![
+        ("admin", &["admin@*"]),
+        ("viewer", &["view@*"]),
+        ("mine", &MINE),
+        ("elsewhere", &ELSEWHERE),
+    ];
     allow.extend(lacking.iter().map(|(_, name, allow)| (name.as_str(), &allow[..])));
     let broker = broker_of(&allow).await;
     for (number, rule) in RULES.iter().enumerate() {
@@ -267,6 +274,13 @@ async fn each_call_needs_each_of_its_permissions_on_each_queue_it_names() {
             let message = broker.request(path, queue, other).await;
             broker.call(token, path, message).await
         };
+        if path.ends_with("/ListBrokers") {
+            // It needs the permission on all queues, whatever the name.
+            let refused = call("mine", &mine, &other).await.expect_err(path);
+            assert_eq!(refused.code(), Code::PermissionDenied, "{path}");
+            assert!(call("viewer", &mine, &other).await.is_ok(), "{path}");
+            continue;
+        }
         if LISTS.contains(&path) {
             assert!(call("elsewhere", &mine, &other).await.is_ok(), "{path}");
         } else {

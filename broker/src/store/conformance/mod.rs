@@ -44,6 +44,7 @@ pub mod model;
 pub mod moves;
 pub mod push;
 pub mod redrive;
+pub mod reports;
 pub mod reserve;
 pub mod settings;
 pub mod settle;
@@ -117,6 +118,10 @@ macro_rules! conformance {
                 reserved_and_ready_items_share_a_call
                 a_duplicate_gets_no_lease
                 history_takes_items_that_were_stored_as_reserved
+            }
+            reports {
+                each_broker_has_one_report_that_ends
+                a_report_of_thousands_of_consumers_is_whole
             }
             stats {
                 totals_add_up_over_brokers

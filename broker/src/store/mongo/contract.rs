@@ -12,9 +12,10 @@ use crate::{
     },
     metrics::Metrics,
     store::{
-        Capabilities, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Links, Move, Page, Push,
-        QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation, Reserver, Result,
-        Rollback, ScheduleStore, Selection, SettingsWatch, StatsStore, Store, StoredReceiptKey,
+        BrokerReport, BrokerReportStore, Capabilities, Created, Deleted, ItemAdmin, ItemDeleted,
+        ItemStore, Links, Move, Page, Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven,
+        Reservation, Reserver, Result, Rollback, ScheduleStore, Selection, SettingsWatch,
+        StatsStore, Store, StoredReceiptKey,
         mongo::{
             MongoStore, admin,
             catalog::{self, settings_watch::MongoSettingsWatch},
@@ -312,5 +313,18 @@ impl ReceiptKeyStore for MongoStore {
     async fn add_receipt_key(&self, key: &StoredReceiptKey) -> Result<()> {
         let key = key.clone();
         self.run(|inner| async move { catalog::receipt_keys::add(&inner, &key).await }).await
+    }
+}
+
+#[async_trait]
+impl BrokerReportStore for MongoStore {
+    async fn report_broker(&self, report: &BrokerReport, lasting: Duration) -> Result<()> {
+        let report = report.clone();
+        self.run(|inner| async move { catalog::reports::replace(&inner, &report, lasting).await })
+            .await
+    }
+
+    async fn broker_reports(&self) -> Result<Vec<BrokerReport>> {
+        self.run(|inner| async move { catalog::reports::list(&inner).await }).await
     }
 }

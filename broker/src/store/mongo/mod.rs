@@ -48,6 +48,7 @@ use std::{
 
 use mongodb::{Client, Database};
 use parking_lot::Mutex;
+use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 use super::{Result, unblocked::Unblocked};
@@ -122,6 +123,8 @@ struct Inner {
     groups: Mutex<HashMap<GroupName, Arc<Group>>>,
     cursors: QueueCursors,
     unblocked: Unblocked,
+    /// Set once the collection of reports has its index.
+    reports_indexed: OnceCell<()>,
     /// Operations, which end by themselves.
     tracker: Tasks,
     stop: CancellationToken,
@@ -175,6 +178,7 @@ impl MongoStore {
             groups: Mutex::default(),
             cursors: QueueCursors::new(),
             unblocked: Unblocked::default(),
+            reports_indexed: OnceCell::new(),
             tracker: Tasks::default(),
             stop,
         };

@@ -12,10 +12,10 @@ use crate::{
     },
     metrics::Metrics,
     store::{
-        Appeared, Capabilities, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Links, Move,
-        Page, Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation, Reserved,
-        Reserver, Result, Rollback, ScheduleStore, Selection, SettingsChanges, SettingsWatch,
-        StatsStore, Store, StoreError, StoredReceiptKey,
+        Appeared, BrokerReport, BrokerReportStore, Capabilities, Created, Deleted, ItemAdmin,
+        ItemDeleted, ItemStore, Links, Move, Page, Push, QueueStore, ReceiptKeyStore,
+        RedriveFilter, Redriven, Reservation, Reserved, Reserver, Result, Rollback, ScheduleStore,
+        Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoreError, StoredReceiptKey,
         sqlite::{
             Inner, SqliteStore,
             admin::{self, CHUNK, Purge, Reached},
@@ -399,6 +399,18 @@ impl ScheduleStore for SqliteStore {
     async fn delete_schedule(&self, name: &ScheduleName) -> Result<bool> {
         let name = name.clone();
         self.inner.write(move |tx| schedules::delete(tx, &name)).await
+    }
+}
+
+/// A file has one broker, which knows itself.
+#[async_trait]
+impl BrokerReportStore for SqliteStore {
+    async fn report_broker(&self, _report: &BrokerReport, _lasting: Duration) -> Result<()> {
+        Ok(())
+    }
+
+    async fn broker_reports(&self) -> Result<Vec<BrokerReport>> {
+        Ok(Vec::new())
     }
 }
 

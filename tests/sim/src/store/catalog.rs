@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use sluicegate_broker::{
     domain::{Queue, QueueName, Schedule, ScheduleName, Timestamp, Totals},
-    store::{Created, Deleted, Links, RECEIPT_KEYS, SettingsChanges, StoredReceiptKey},
+    store::{
+        BrokerReport, Created, Deleted, Links, RECEIPT_KEYS, SettingsChanges, StoredReceiptKey,
+    },
 };
 
 use super::world::World;
@@ -167,6 +169,20 @@ impl World {
         self.receipt_keys.entry(key.number).or_insert_with(|| key.clone());
         let last = key.number.saturating_sub(RECEIPT_KEYS);
         self.receipt_keys.retain(|number, _| *number > last);
+    }
+
+    pub(super) fn report_broker(
+        &mut self,
+        report: &BrokerReport,
+        lasting: Duration,
+        now: Timestamp,
+    ) {
+        self.broker_reports.insert(report.broker, (report.clone(), now + lasting));
+    }
+
+    pub(super) fn broker_reports(&mut self, now: Timestamp) -> Vec<BrokerReport> {
+        self.broker_reports.retain(|_, (_, until)| *until > now);
+        self.broker_reports.values().map(|(report, _)| report.clone()).collect()
     }
 }
 

@@ -10,10 +10,10 @@ use sluicegate_broker::{
     },
     metrics::Metrics,
     store::{
-        Appeared, Capabilities, Created, Deleted, ItemAdmin, ItemDeleted, ItemStore, Links, Move,
-        Page, Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation, Reserved,
-        Reserver, Result, Rollback, ScheduleStore, Selection, SettingsChanges, SettingsWatch,
-        StatsStore, Store, StoredReceiptKey,
+        Appeared, BrokerReport, BrokerReportStore, Capabilities, Created, Deleted, ItemAdmin,
+        ItemDeleted, ItemStore, Links, Move, Page, Push, QueueStore, ReceiptKeyStore,
+        RedriveFilter, Redriven, Reservation, Reserved, Reserver, Result, Rollback, ScheduleStore,
+        Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoredReceiptKey,
     },
 };
 
@@ -377,5 +377,17 @@ impl<L: Link> ReceiptKeyStore for ModelStore<L> {
 
     async fn add_receipt_key(&self, key: &StoredReceiptKey) -> Result<()> {
         self.inner.call("add_receipt_key", |world, _| world.add_receipt_key(key)).await
+    }
+}
+
+#[async_trait]
+impl<L: Link> BrokerReportStore for ModelStore<L> {
+    async fn report_broker(&self, report: &BrokerReport, lasting: Duration) -> Result<()> {
+        let report = |world: &mut World, now| world.report_broker(report, lasting, now);
+        self.inner.call("report_broker", report).await
+    }
+
+    async fn broker_reports(&self) -> Result<Vec<BrokerReport>> {
+        self.inner.call("broker_reports", |world, now| world.broker_reports(now)).await
     }
 }

@@ -12,7 +12,7 @@ use sluicegate_broker::{
         DedupId, ItemId, OrderingKey, Outcome, Queue, QueueName, Receipt, Schedule, ScheduleName,
         Timestamp, Totals,
     },
-    store::StoredReceiptKey,
+    store::{BrokerReport, StoredReceiptKey},
 };
 
 use super::stored::{Stored, id_of, row_of};
@@ -59,6 +59,8 @@ pub(super) struct World {
     /// The leader of each task, and until when.
     pub(super) leaders: BTreeMap<&'static str, ([u8; 4], Timestamp)>,
     pub(super) receipt_keys: BTreeMap<u32, StoredReceiptKey>,
+    /// What each broker reported, and until when it counts.
+    pub(super) broker_reports: BTreeMap<[u8; 4], (BrokerReport, Timestamp)>,
     /// Number of reservers by queue and broker.
     pub(super) reservers: BTreeMap<(QueueName, [u8; 4]), usize>,
     /// Queues in which the store made items ready, by the broker that is to be told.

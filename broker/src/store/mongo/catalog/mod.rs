@@ -1,4 +1,4 @@
-//! Queues and schedules, and what happens when a queue is deleted.
+//! Queues, schedules and brokers, and what happens when a queue is deleted.
 
 pub(super) mod deleted;
 pub(super) mod deletion;
@@ -6,5 +6,6 @@ pub(super) mod named;
 pub(super) mod orphaned_items;
 pub(super) mod queues;
 pub(super) mod receipt_keys;
+pub(super) mod reports;
 pub(super) mod schedules;
 pub(super) mod settings_watch;
