@@ -14,6 +14,7 @@ mod failover;
 mod forged_signals;
 mod hostile;
 mod limits;
+mod lists;
 mod order;
 mod outage;
 mod pipeline;

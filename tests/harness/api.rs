@@ -183,6 +183,7 @@ impl Api {
                 state: state.into(),
                 page_size: 100,
                 page_token,
+                filter: None,
             };
             let page = self.admin.clone().list_items(request).await.expect("a page").into_inner();
             items.extend(page.items);

@@ -137,6 +137,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/sluicegate.v1.AdminService/ResumeQueue", &[need(Manage, THE_QUEUE)]),
     rule("/sluicegate.v1.AdminService/PurgeQueue", &[need(Manage, THE_QUEUE)]),
     rule("/sluicegate.v1.AdminService/GetQueueStats", &[need(View, THE_QUEUE)]),
+    rule("/sluicegate.v1.AdminService/BatchGetQueueStats", &[need(View, "each queue")]),
     rule(
         "/sluicegate.v1.AdminService/WatchQueues",
         &[need(View, "each queue that is named; if none is, others are left out")],

@@ -9,6 +9,7 @@ mod failure;
 mod id;
 mod invalid;
 mod item;
+mod item_filter;
 mod key;
 pub mod limits;
 mod name;
@@ -30,6 +31,7 @@ pub use item::{
     Delivery, Headers, Item, ItemState, NewItem, Outcome, Priority, Pushed, check_header_limits,
     cut_reason, message_bytes,
 };
+pub use item_filter::ItemFilter;
 pub use key::{DedupId, OrderingKey};
 pub use name::{ConsumerName, GroupName, QueueName, ScheduleName};
 pub use permission::{Action, Pattern, Permission};

@@ -73,6 +73,12 @@ name!(
     QueueName,
     underscore_first: true
 );
+impl QueueName {
+    /// Returns a text behind all names that begin with `prefix`, and before all others that are behind it.
+    pub fn end_of_prefix(prefix: &str) -> String {
+        format!("{prefix}\u{7f}") // every character of a name comes before
+    }
+}
 name!(
     /// The name of a group: a set of queues stored in one collection.
     GroupName,

@@ -242,7 +242,7 @@ impl Engine {
     async fn read_names(&self) -> Result<Vec<QueueName>> {
         let mut names: Vec<QueueName> = Vec::new();
         loop {
-            let page = self.store.list_queues(names.last(), PAGE).await?;
+            let page = self.store.list_queues("", names.last(), PAGE).await?;
             let more = page.len() == PAGE;
             names.extend(page.into_iter().map(|queue| queue.name));
             if !more {

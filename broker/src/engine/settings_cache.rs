@@ -48,6 +48,30 @@ impl Queues {
         }
     }
 
+    /// Returns the settings of those of the queues that exist. Those that are not cached are read at once.
+    pub(super) async fn get_all(
+        &self,
+        names: &[QueueName],
+    ) -> Result<HashMap<QueueName, Arc<Queue>>> {
+        let (mut found, mut unknown) = (HashMap::new(), Vec::new());
+        let generation = {
+            let known = self.known.read();
+            for name in names {
+                match known.queues.get(name) {
+                    Some(queue) => drop(found.insert(name.clone(), Arc::clone(queue))),
+                    None => unknown.push(name.clone()),
+                }
+            }
+            known.generation
+        };
+        if !unknown.is_empty() {
+            for queue in self.store.get_queues(&unknown).await? {
+                found.insert(queue.name.clone(), self.remember(queue, generation));
+            }
+        }
+        Ok(found)
+    }
+
     /// Creates a queue that did not exist a moment ago, as a push does. Returns its settings, and true
     /// if it is new.
     pub(super) async fn create(&self, name: &QueueName) -> Result<(Arc<Queue>, bool)> {

@@ -73,7 +73,7 @@ impl Engine {
         let mut seen = HashMap::new();
         let mut after: Option<QueueName> = None;
         loop {
-            let page = self.store.list_queues(after.as_ref(), PAGE).await?;
+            let page = self.store.list_queues("", after.as_ref(), PAGE).await?;
             let is_last = page.len() < PAGE;
             after = page.last().map(|queue| queue.name.clone());
             for queue in page {

@@ -9,7 +9,7 @@ use std::{
 use futures_util::{StreamExt, stream};
 use tokio::{sync::mpsc, time::Instant};
 
-use crate::domain::QueueName;
+use crate::domain::{Queue, QueueName};
 
 use super::{Engine, EngineError, QueueStats, Result, depths::Seen, overview::TOTALS_AGE};
 
@@ -76,6 +76,37 @@ impl Engine {
         Ok(receiver)
     }
 
+    /// Returns the stats of the queues that exist, in the order of the names, and the names of the others. Totals are at most
+    /// [`TOTALS_AGE`] old. A queue in which nothing is known to have happened is not counted.
+    pub(crate) async fn batch_stats(
+        &self,
+        names: &[QueueName],
+    ) -> Result<(Vec<QueueStats>, Vec<QueueName>)> {
+        self.notice_changes(TOTALS_AGE).await?;
+        let queues = self.queues.get_all(names).await?;
+        let there: Vec<Arc<Queue>> =
+            names.iter().filter_map(|name| queues.get(name).cloned()).collect();
+        let missing = names.iter().filter(|name| !queues.contains_key(*name)).cloned().collect();
+        let mut counted = stream::iter(there)
+            .map(|queue| async move { self.stats_if_changed(&queue).await })
+            .buffered(COUNTED_AT_A_TIME);
+        let mut stats = Vec::with_capacity(names.len());
+        while let Some(counted) = counted.next().await {
+            stats.push(counted?);
+        }
+        Ok((stats, missing))
+    }
+
+    /// Returns the queue's stats. The queue is counted if something is known to have happened since the last count.
+    async fn stats_if_changed(&self, queue: &Arc<Queue>) -> Result<QueueStats> {
+        let last = self.stats.depths.last_count(&queue.name);
+        let seen = match last.filter(|(seen, at)| !seen.is_outdated(self, &queue.name, *at)) {
+            Some((seen, _)) => seen,
+            None => self.stats.depths.watched(queue).await?,
+        };
+        Ok(self.stats_of(&queue.name, &seen))
+    }
+
     async fn changed_stats(
         &self,
         queues: &[QueueName],
@@ -121,9 +152,12 @@ impl Engine {
     async fn watched_stats(&self, name: &QueueName) -> Result<LastSent> {
         let queue = self.queues.get(name).await?;
         let seen = self.stats.depths.watched(&queue).await?;
+        Ok(LastSent { stats: self.stats_of(name, &seen), seen, at: Instant::now() })
+    }
+
+    fn stats_of(&self, name: &QueueName, seen: &Seen) -> QueueStats {
         let totals = self.stats.with_pending(name, || self.overview.totals(name));
         let consumers = self.consumers(name);
-        let stats = QueueStats { queue: name.clone(), depth: seen.depth, totals, consumers };
-        Ok(LastSent { stats, seen, at: Instant::now() })
+        QueueStats { queue: name.clone(), depth: seen.depth, totals, consumers }
     }
 }

@@ -17,8 +17,8 @@ use crate::{
     access::Caller,
     domain::{
         Action::{Consume, Create, Manage, View},
-        Item, ItemState, Queue, QueueName,
-        limits::MAX_MESSAGE_BYTES,
+        Item, ItemFilter, ItemState, Queue, QueueName,
+        limits::{MAX_MESSAGE_BYTES, MAX_PAGE},
     },
     engine::{Engine, EngineError},
     store::Page,
@@ -33,6 +33,12 @@ const ITEMS_PER_PAGE: usize = 50;
 /// Number of items read from the store at a time, which bounds the memory for a page of large
 /// items.
 const ITEMS_PER_READ: usize = 64;
+/// Number of items that one call with a filter looks at.
+const ITEMS_PER_SCAN: usize = 10_000;
+/// About how many bytes of payload it looks at.
+const SCAN_BYTES: usize = 64 << 20;
+/// A read of fewer bytes is followed by one of twice as many items.
+const SMALL_READ_BYTES: usize = 1 << 20;
 /// Most entries in one message of WatchQueues.
 const STATS_PER_MESSAGE: usize = 1000;
 
@@ -104,14 +110,22 @@ impl AdminService for Api {
         request: Request<pb::ListQueuesRequest>,
     ) -> Result<Response<pb::ListQueuesResponse>, Status> {
         let caller = caller(&request)?;
-        let pb::ListQueuesRequest { page_size, page_token } = request.into_inner();
+        let pb::ListQueuesRequest { page_size, page_token, prefix, labels } = request.into_inner();
+        let prefix = parse::prefix(&prefix)?;
+        parse::check_labels(&labels)?;
         let page = PageRequest::parse(page_size, page_token, QUEUES_PER_PAGE)?;
         let after = page.after(QueueName::parse)?;
         let read = |after: Option<QueueName>, step| {
-            self.run(move |engine| async move { engine.list_queues(after.as_ref(), step).await })
+            let prefix = prefix.clone();
+            self.run(move |engine| async move {
+                engine.list_queues(&prefix, after.as_ref(), step).await
+            })
         };
-        let shown =
-            |queue: Queue| caller.allows(View, queue.name.as_str()).then(|| convert::queue(&queue));
+        let shown = |queue: Queue| {
+            let has = |(key, value): (&String, &String)| queue.labels.get(key) == Some(value);
+            let is_wanted = labels.iter().all(has) && caller.allows(View, queue.name.as_str());
+            is_wanted.then(|| convert::queue(&queue))
+        };
         let name = |queue: &Queue| queue.name.clone();
         let (queues, next_page_token) =
             pages::list(&page, after, QUEUES_PER_READ, read, name, shown).await?;
@@ -153,6 +167,24 @@ impl AdminService for Api {
         let stats = self.run(|engine| async move { engine.queue_stats(&name).await }).await?;
         let stats = Some(convert::stats(&stats, self.engine.now()));
         Ok(Response::new(pb::GetQueueStatsResponse { stats }))
+    }
+
+    async fn batch_get_queue_stats(
+        &self,
+        request: Request<pb::BatchGetQueueStatsRequest>,
+    ) -> Result<Response<pb::BatchGetQueueStatsResponse>, Status> {
+        let caller = caller(&request)?;
+        let names = parse::queue_batch(&request.get_ref().queues)?;
+        for name in &names {
+            caller.may(View, name.as_str())?;
+        }
+        let read = |engine: Arc<Engine>| async move { engine.batch_stats(&names).await };
+        let (stats, missing) = self.run(read).await?;
+        let now = self.engine.now();
+        Ok(Response::new(pb::BatchGetQueueStatsResponse {
+            stats: stats.iter().map(|stats| convert::stats(stats, now)).collect(),
+            missing: missing.iter().map(ToString::to_string).collect(),
+        }))
     }
 
     async fn watch_queues(
@@ -199,9 +231,14 @@ impl AdminService for Api {
         request: Request<pb::ListItemsRequest>,
     ) -> Result<Response<pb::ListItemsResponse>, Status> {
         let caller = caller(&request)?;
-        let pb::ListItemsRequest { queue, state, page_size, page_token } = request.into_inner();
+        let pb::ListItemsRequest { queue, state, page_size, page_token, filter } =
+            request.into_inner();
         caller.may(View, &queue)?;
         let payloads = may_read_payloads(&caller, &queue);
+        let filter = parse::item_filter(filter)?;
+        if !filter.payload_contains.is_empty() && !payloads {
+            caller.may(Consume, &queue)?;
+        }
         let queue = QueueName::parse("queue", &queue)?;
         let state = parse::item_state("state", state)?;
         let page = PageRequest::parse(page_size, page_token, ITEMS_PER_PAGE)?;
@@ -209,7 +246,7 @@ impl AdminService for Api {
         let room = Arc::clone(&self.pages).acquire_owned().await;
         let read = |engine: Arc<Engine>| async move {
             let _room = room;
-            fill_page(&engine, &queue, state, page).await
+            fill_page(&engine, &queue, state, &filter, page).await
         };
         let page = self.run(read).await?;
         Ok(Response::new(pb::ListItemsResponse {
@@ -349,23 +386,33 @@ fn shown(mut item: Item, payload: bool) -> pb::Item {
     convert::item(item)
 }
 
-/// Reads items until the page is full, by number or by bytes, or there are no more.
+/// Reads items until the page is full, by number or by bytes, there are no more, or enough were looked at.
 async fn fill_page(
     engine: &Engine,
     queue: &QueueName,
     state: Option<ItemState>,
+    filter: &ItemFilter,
     request: PageRequest,
 ) -> Result<Page<Item>, EngineError> {
     let mut page = Page { entries: Vec::new(), next: request.token };
-    let mut bytes = 0;
+    let is_filtered = !filter.matches_all();
+    let (mut bytes, mut scanned, mut scanned_bytes, mut step) = (0, 0, 0, ITEMS_PER_READ);
     loop {
-        let limit = (request.size - page.entries.len()).min(ITEMS_PER_READ);
+        let room = request.size - page.entries.len();
+        let limit = if is_filtered { step.min(ITEMS_PER_SCAN - scanned) } else { room.min(step) };
         let mut read = engine.list_items(queue, state, page.next.as_deref(), limit).await?;
-        let fits = |item: &&Item| {
-            bytes += item.message_bytes();
-            bytes <= MAX_MESSAGE_BYTES - TOKEN_BYTES
-        };
-        let fitting = read.entries.iter().take_while(fits).count();
+        let read_bytes: usize = read.entries.iter().map(|item| item.payload.len()).sum();
+        let (mut matching, mut fitting) = (0, 0);
+        for item in &read.entries {
+            if filter.matches(item) {
+                let with_item = bytes + item.message_bytes();
+                if matching == room || with_item > MAX_MESSAGE_BYTES - TOKEN_BYTES {
+                    break;
+                }
+                (matching, bytes) = (matching + 1, with_item);
+            }
+            fitting += 1;
+        }
         let full = fitting < read.entries.len();
         if full {
             if fitting == 0 && !page.entries.is_empty() {
@@ -375,10 +422,17 @@ async fn fill_page(
             let limit = fitting.max(1);
             read = engine.list_items(queue, state, page.next.as_deref(), limit).await?;
         }
-        page.entries.append(&mut read.entries);
+        scanned += read.entries.len();
+        scanned_bytes += read_bytes;
+        page.entries.extend(read.entries.into_iter().filter(|item| filter.matches(item)));
         page.next = read.next;
-        if full || page.next.is_none() || page.entries.len() >= request.size {
+        let is_enough = is_filtered && (scanned >= ITEMS_PER_SCAN || scanned_bytes >= SCAN_BYTES);
+        if full || is_enough || page.next.is_none() || page.entries.len() >= request.size {
             return Ok(page);
+        }
+        // Small items are read in larger steps.
+        if is_filtered && read_bytes < SMALL_READ_BYTES {
+            step = (step * 2).min(MAX_PAGE);
         }
     }
 }

@@ -195,7 +195,13 @@ pass_through! {
         ]
         async fn create_queue(&self, queue: &Queue) -> Result<Created<Queue>>;
         async fn get_queue(&self, name: &QueueName) -> Result<Option<Queue>>;
-        async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>>;
+        async fn get_queues(&self, names: &[QueueName]) -> Result<Vec<Queue>>;
+        async fn list_queues(
+            &self,
+            prefix: &str,
+            after: Option<&QueueName>,
+            limit: usize
+        ) -> Result<Vec<Queue>>;
         async fn update_queue(&self, queue: &Queue) -> Result<Option<Queue>>;
         async fn links(&self) -> Result<Links>;
         async fn dead_letter_sources(&self, name: &QueueName) -> Result<Vec<Queue>>;

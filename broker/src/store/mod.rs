@@ -240,8 +240,16 @@ pub trait QueueStore: Send + Sync + 'static {
     /// Returns a queue's settings.
     async fn get_queue(&self, name: &QueueName) -> Result<Option<Queue>>;
 
-    /// Lists queues by name, starting after `after`, at most `limit`.
-    async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>>;
+    /// Returns those of the queues that exist, in one read, in no particular order.
+    async fn get_queues(&self, names: &[QueueName]) -> Result<Vec<Queue>>;
+
+    /// Lists queues whose names begin with `prefix` by name, starting after `after`, at most `limit`.
+    async fn list_queues(
+        &self,
+        prefix: &str,
+        after: Option<&QueueName>,
+        limit: usize,
+    ) -> Result<Vec<Queue>>;
 
     /// Replaces the settings of a queue that is still at `queue.revision`, and increments the
     /// revision. Returns `None` if the queue does not exist or has another revision. The caller

@@ -2,10 +2,10 @@
 
 use clap::{Subcommand, ValueEnum};
 use sluicegate_client::proto::{
-    DeleteItemRequest, GetItemRequest, Item, ItemState, ListItemsRequest,
+    DeleteItemRequest, GetItemRequest, Item, ItemFilter, ItemState, ListItemsRequest, TimeRange,
 };
 
-use crate::{context::Context, failure::Failure, json, output::preview};
+use crate::{context::Context, failure::Failure, json, output::preview, values};
 
 /// The command line of `sluice peek`.
 #[derive(Debug, clap::Args)]
@@ -18,6 +18,57 @@ pub(crate) struct PeekArgs {
     /// At most this many items; 0: all
     #[arg(long, short = 'n', value_name = "N", default_value = "20")]
     limit: usize,
+    #[command(flatten)]
+    filter: FilterArgs,
+}
+
+/// Conditions on items, all of which must hold.
+#[derive(Debug, clap::Args)]
+pub(crate) struct FilterArgs {
+    /// Only items with this ordering key
+    #[arg(long, value_name = "KEY", default_value = "", hide_default_value = true)]
+    ordering_key: String,
+    /// Only items with this dedup id
+    #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
+    dedup_id: String,
+    /// Only items with this header; can be repeated
+    #[arg(long = "header", value_name = "KEY=VALUE", value_parser = values::key_value)]
+    headers: Vec<(String, String)>,
+    /// Only items whose last failure has this text in its reason
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    reason: String,
+    /// Only items dead-lettered from this queue
+    #[arg(long, value_name = "QUEUE", default_value = "", hide_default_value = true)]
+    origin: String,
+    /// Only items pushed at this time or later
+    #[arg(long, value_name = "TIME", value_parser = values::instant)]
+    since: Option<prost_types::Timestamp>,
+    /// Only items pushed before this time
+    #[arg(long, value_name = "TIME", value_parser = values::instant)]
+    until: Option<prost_types::Timestamp>,
+    /// Only items with at least this many attempts
+    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
+    min_attempts: i32,
+    /// Only items whose payload contains this text
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    contains: String,
+}
+
+impl FilterArgs {
+    fn into_proto(self) -> ItemFilter {
+        let range = self.since.is_some() || self.until.is_some();
+        let range = range.then_some(TimeRange { start_time: self.since, end_time: self.until });
+        ItemFilter {
+            ordering_key: self.ordering_key,
+            dedup_id: self.dedup_id,
+            headers: self.headers.into_iter().collect(),
+            reason_contains: self.reason,
+            origin_queue: self.origin,
+            create_time: range,
+            min_attempts: self.min_attempts,
+            payload_contains: self.contains.into_bytes().into(),
+        }
+    }
 }
 
 /// The state of an item.
@@ -66,12 +117,14 @@ pub(crate) async fn peek(context: &Context, args: PeekArgs) -> Result<(), Failur
     let mut left = if args.limit == 0 { usize::MAX } else { args.limit };
     let mut page_token = String::new();
     let mut table = Vec::new();
+    let filter = Some(args.filter.into_proto());
     loop {
         let request = client.request(ListItemsRequest {
             queue: args.queue.clone(),
             state: state.into(),
             page_size: left.min(1_000) as i32,
             page_token,
+            filter: filter.clone(),
         });
         let page = client.admin_service().list_items(request).await?.into_inner();
         for item in page.items.iter().take(left) {

@@ -86,7 +86,7 @@ enum Command {
     #[command(subcommand)]
     Item(items::ItemCommand),
     /// List the queues
-    Queues,
+    Queues(stats::Which),
     /// Show depth and totals of queues
     Stats(stats::StatsArgs),
     /// Show depth and totals of queues at each change
@@ -139,7 +139,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         Command::Fork(args) => settle::fork(&context, args).await,
         Command::Peek(args) => items::peek(&context, args).await,
         Command::Item(command) => items::run(&context, command).await,
-        Command::Queues => stats::queues(&context).await,
+        Command::Queues(which) => stats::queues(&context, which).await,
         Command::Stats(args) => stats::stats(&context, args).await,
         Command::Watch(args) => stats::watch(&context, args).await,
         Command::Brokers => brokers::brokers(&context).await,

@@ -3,18 +3,35 @@
 use serde_json::Value;
 use sluicegate_client::{
     Client,
-    proto::{GetQueueStatsRequest, ListQueuesRequest, Queue, QueueStats, WatchQueuesRequest},
+    proto::{BatchGetQueueStatsRequest, ListQueuesRequest, Queue, QueueStats, WatchQueuesRequest},
     tonic::Request,
 };
 
 use crate::{context::Context, failure::Failure, json, values};
 
+/// Which queues to list.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Which {
+    /// Only queues whose names begin with this text
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    prefix: String,
+    /// Only queues with this label; can be repeated
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = values::key_value)]
+    labels: Vec<(String, String)>,
+}
+
 /// The command line of `sluice stats`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StatsArgs {
     /// The queues [default: all]
+    #[arg(conflicts_with_all = ["prefix", "labels"])]
     queues: Vec<String>,
+    #[command(flatten)]
+    which: Which,
 }
+
+/// Number of queues of which the stats are asked for at once.
+const STATS_AT_A_TIME: usize = 1_000;
 
 /// The command line of `sluice watch`.
 #[derive(Debug, clap::Args)]
@@ -40,12 +57,17 @@ const HEAD: &[&str] = &[
     "DEAD",
 ];
 
-/// Reads all queues, page by page.
-async fn all_queues(client: &Client) -> Result<Vec<Queue>, Failure> {
+/// Reads the queues, page by page.
+async fn list_queues(client: &Client, which: &Which) -> Result<Vec<Queue>, Failure> {
     let mut queues = Vec::new();
     let mut page_token = String::new();
     loop {
-        let request = client.request(ListQueuesRequest { page_size: 1_000, page_token });
+        let request = client.request(ListQueuesRequest {
+            page_size: 1_000,
+            page_token,
+            prefix: which.prefix.clone(),
+            labels: which.labels.iter().cloned().collect(),
+        });
         let page = client.admin_service().list_queues(request).await?.into_inner();
         queues.extend(page.queues);
         page_token = page.next_page_token;
@@ -55,9 +77,9 @@ async fn all_queues(client: &Client) -> Result<Vec<Queue>, Failure> {
     }
 }
 
-pub(crate) async fn queues(context: &Context) -> Result<(), Failure> {
+pub(crate) async fn queues(context: &Context, which: Which) -> Result<(), Failure> {
     let client = context.client().await?;
-    let rows = all_queues(&client).await?.into_iter().map(|queue| {
+    let rows = list_queues(&client, &which).await?.into_iter().map(|queue| {
         let value = json::queue(&queue);
         let lease = queue.lease.as_ref().map(values::show_duration).unwrap_or_default();
         let paused = if queue.paused { "paused" } else { "" };
@@ -77,16 +99,22 @@ pub(crate) async fn queues(context: &Context) -> Result<(), Failure> {
 
 pub(crate) async fn stats(context: &Context, args: StatsArgs) -> Result<(), Failure> {
     let client = context.client().await?;
-    let names = if args.queues.is_empty() {
-        all_queues(&client).await?.into_iter().map(|queue| queue.name).collect()
+    let is_named = !args.queues.is_empty();
+    let names: Vec<String> = if args.queues.is_empty() {
+        let queues = list_queues(&client, &args.which).await?;
+        queues.into_iter().map(|queue| queue.name).collect()
     } else {
         args.queues
     };
     let mut rows = Vec::new();
-    for queue in names {
-        let request = client.request(GetQueueStatsRequest { queue });
-        let answer = client.admin_service().get_queue_stats(request).await?.into_inner();
-        rows.push(row(&answer.stats.unwrap_or_default()));
+    for queues in names.chunks(STATS_AT_A_TIME) {
+        let request = client.request(BatchGetQueueStatsRequest { queues: queues.to_vec() });
+        let answer = client.admin_service().batch_get_queue_stats(request).await?.into_inner();
+        if let Some(missing) = answer.missing.first().filter(|_| is_named) {
+            let why = format!("queue {missing} does not exist");
+            return Err(sluicegate_client::tonic::Status::not_found(why).into());
+        }
+        rows.extend(answer.stats.iter().map(row));
     }
     Ok(context.output.list(HEAD, rows)?)
 }

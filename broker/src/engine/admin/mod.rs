@@ -78,13 +78,14 @@ impl Engine {
         queue.ok_or_else(|| EngineError::QueueNotFound(name.clone()))
     }
 
-    /// Returns queues in the order of their names.
+    /// Returns queues whose names begin with `prefix`, in the order of their names.
     pub(crate) async fn list_queues(
         &self,
+        prefix: &str,
         after: Option<&QueueName>,
         limit: usize,
     ) -> Result<Vec<Queue>> {
-        Ok(self.store.list_queues(after, limit).await?)
+        Ok(self.store.list_queues(prefix, after, limit).await?)
     }
 
     /// Changes a queue's settings. Every broker applies the change within a second.

@@ -235,6 +235,13 @@ impl Depths {
         self.known.lock().keys().cloned().collect()
     }
 
+    /// Returns the last count of the queue as it was, and when it began.
+    pub(super) fn last_count(&self, queue: &QueueName) -> Option<(Seen, Instant)> {
+        let known = self.known.lock().get(queue).cloned()?;
+        let state = known.state.lock();
+        state.counted.map(|counted| (state.seen(&counted, true), counted.began))
+    }
+
     /// Returns the last known depth of the queue, however old.
     pub(super) fn last(&self, queue: &QueueName) -> Option<Depth> {
         let known = self.known.lock().get(queue).cloned()?;

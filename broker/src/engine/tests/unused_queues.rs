@@ -56,7 +56,7 @@ impl Brokers {
     }
 
     async fn queues(&self) -> Vec<String> {
-        let queues = self.env.store.list_queues(None, 100).await.unwrap();
+        let queues = self.env.store.list_queues("", None, 100).await.unwrap();
         queues.into_iter().map(|queue| queue.name.to_string()).collect()
     }
 }

@@ -2,11 +2,14 @@
 
 use sluicegate_proto::v1 as pb;
 
-use super::{batch_length, item_ids, not_negative, required, time_range};
+use super::{at_most, batch_length, item::headers, item_ids, not_negative, required, time_range};
 use crate::{
     domain::{
-        FOREVER, Invalid, ItemState, QueueName, Timestamp,
-        limits::{MAX_BATCH, MAX_PAGE},
+        DedupId, FOREVER, Invalid, ItemFilter, ItemState, OrderingKey, QueueName, Timestamp,
+        limits::{
+            MAX_BATCH, MAX_DEDUP_ID_BYTES, MAX_NAME_BYTES, MAX_ORDERING_KEY_BYTES, MAX_PAGE,
+            MAX_REASON_BYTES,
+        },
     },
     store::{RedriveFilter, Selection},
 };
@@ -108,6 +111,45 @@ pub(in crate::grpc) fn redrive(
     })
 }
 
+/// Parses which items to list.
+pub(in crate::grpc) fn item_filter(filter: Option<pb::ItemFilter>) -> Result<ItemFilter, Invalid> {
+    let parse = |filter: pb::ItemFilter| {
+        at_most("ordering_key", &filter.ordering_key, MAX_ORDERING_KEY_BYTES)?;
+        at_most("dedup_id", &filter.dedup_id, MAX_DEDUP_ID_BYTES)?;
+        at_most("reason_contains", &filter.reason_contains, MAX_REASON_BYTES)?;
+        if filter.payload_contains.len() > MAX_REASON_BYTES {
+            let why = format!("more than {MAX_REASON_BYTES} bytes");
+            return Err(Invalid::new("payload_contains", why));
+        }
+        let range = filter.create_time.unwrap_or_default();
+        let (created_from, created_before) = time_range("create_time", range)?;
+        Ok(ItemFilter {
+            ordering_key: OrderingKey::new(filter.ordering_key),
+            dedup_id: DedupId::new(filter.dedup_id),
+            headers: headers(filter.headers)?,
+            reason_contains: filter.reason_contains,
+            origin_queue: QueueName::parse_optional("origin_queue", &filter.origin_queue)?,
+            created_from,
+            created_before,
+            min_attempts: not_negative("min_attempts", filter.min_attempts)?,
+            payload_contains: filter.payload_contains,
+        })
+    };
+    filter.map_or_else(|| Ok(ItemFilter::default()), parse).map_err(|e| e.within("filter"))
+}
+
+/// Parses the beginning of names; empty: any.
+pub(in crate::grpc) fn prefix(prefix: &str) -> Result<String, Invalid> {
+    at_most("prefix", prefix, MAX_NAME_BYTES)?;
+    Ok(prefix.to_owned())
+}
+
+/// Parses a batch of queues.
+pub(in crate::grpc) fn queue_batch(queues: &[String]) -> Result<Vec<QueueName>, Invalid> {
+    batch_length("queues", queues.len())?;
+    watched(queues)
+}
+
 /// Parses the queues to watch; none: all.
 pub(in crate::grpc) fn watched(queues: &[String]) -> Result<Vec<QueueName>, Invalid> {
     let name = |(i, name): (usize, &String)| QueueName::parse(&format!("queues[{i}]"), name);
@@ -154,6 +196,34 @@ mod tests {
         assert_eq!(replay(None).unwrap_err().field, "selection");
         let open = replay(Some(Given::ProcessTime(pb::TimeRange::default())));
         assert_eq!(open, Ok(Selection::Processed { start: Timestamp(0), end: FOREVER }));
+    }
+
+    #[test]
+    fn a_filter_of_items_is_checked() {
+        let filter = pb::ItemFilter::default;
+        assert!(item_filter(None).unwrap().matches_all());
+        assert!(item_filter(Some(filter())).unwrap().matches_all());
+        let refused = |filter| item_filter(Some(filter)).unwrap_err().field;
+        let long = |bytes| "x".repeat(bytes);
+        let cases = [
+            (pb::ItemFilter { ordering_key: long(256), ..filter() }, "ordering_key"),
+            (pb::ItemFilter { dedup_id: long(256), ..filter() }, "dedup_id"),
+            (pb::ItemFilter { reason_contains: long(1_025), ..filter() }, "reason_contains"),
+            (
+                pb::ItemFilter { payload_contains: long(1_025).into(), ..filter() },
+                "payload_contains",
+            ),
+            (pb::ItemFilter { origin_queue: "a b".to_owned(), ..filter() }, "origin_queue"),
+            (pb::ItemFilter { min_attempts: -1, ..filter() }, "min_attempts"),
+        ];
+        for (filter, field) in cases {
+            assert_eq!(refused(filter), format!("filter.{field}"));
+        }
+        let headers = [(String::new(), "x".to_owned())].into();
+        assert_eq!(refused(pb::ItemFilter { headers, ..filter() }), "filter.headers");
+        assert_eq!(prefix(&long(129)).unwrap_err().field, "prefix");
+        assert_eq!(queue_batch(&[]).unwrap_err().field, "queues");
+        assert_eq!(queue_batch(&vec!["a".to_owned(); 1_001]).unwrap_err().field, "queues");
     }
 
     #[test]

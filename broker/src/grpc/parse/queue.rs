@@ -1,7 +1,7 @@
 //! Settings of queues: one parser per field. CreateQueue uses the parsers of all fields, UpdateQueue those of the
 //! fields in its mask.
 
-use std::{num::NonZeroU64, time::Duration};
+use std::{collections::HashMap, num::NonZeroU64, time::Duration};
 
 use prost_types::FieldMask;
 use sluicegate_proto::v1 as pb;
@@ -169,7 +169,7 @@ fn setting(field: &str, given: &pb::Queue, rules: &Rules) -> Result<Option<Chang
             set(move |queue| queue.sequenced = sequenced)
         }
         "labels" => {
-            check_labels(given)?;
+            check_labels(&given.labels)?;
             let labels = given.labels.clone().into_iter().collect();
             set(move |queue| queue.labels.clone_from(&labels))
         }
@@ -230,11 +230,12 @@ fn jitter(given: &pb::RetryPolicy) -> Result<f64, Invalid> {
     Err(Invalid::new("retry_policy.jitter", why))
 }
 
-fn check_labels(given: &pb::Queue) -> Result<(), Invalid> {
-    if given.labels.len() > MAX_LABELS {
+/// Checks labels, of a queue or to find queues by.
+pub(in crate::grpc) fn check_labels(labels: &HashMap<String, String>) -> Result<(), Invalid> {
+    if labels.len() > MAX_LABELS {
         return Err(Invalid::new("labels", format!("more than {MAX_LABELS} entries")));
     }
-    for (key, value) in &given.labels {
+    for (key, value) in labels {
         if key.is_empty() {
             return Err(Invalid::new("labels", "keys must not be empty"));
         }

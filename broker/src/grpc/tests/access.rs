@@ -173,6 +173,9 @@ impl Broker {
             "ResumeQueue" => pb::ResumeQueueRequest { name }.encode_to_vec(),
             "PurgeQueue" => pb::PurgeQueueRequest { name }.encode_to_vec(),
             "GetQueueStats" => pb::GetQueueStatsRequest { queue: name }.encode_to_vec(),
+            "BatchGetQueueStats" => {
+                pb::BatchGetQueueStatsRequest { queues: vec![name] }.encode_to_vec()
+            }
             "WatchQueues" => pb::WatchQueuesRequest { queues: vec![name] }.encode_to_vec(),
             "ListItems" => {
                 pb::ListItemsRequest { queue: name, ..Default::default() }.encode_to_vec()
@@ -499,7 +502,7 @@ async fn lists_leave_out_what_may_not_be_seen() {
     let mut page_token = String::new();
     let mut names = Vec::new();
     loop {
-        let request = pb::ListQueuesRequest { page_size: 1, page_token };
+        let request = pb::ListQueuesRequest { page_size: 1, page_token, ..Default::default() };
         let page = admin.list_queues(by("viewer", request)).await.unwrap().into_inner();
         names.extend(page.queues.into_iter().map(|queue| queue.name));
         page_token = page.next_page_token;
@@ -529,6 +532,16 @@ async fn lists_leave_out_what_may_not_be_seen() {
             (&listed[0].payload[..], &item.payload[..]),
             (payload.as_bytes(), payload.as_bytes())
         );
+        // What may not be read is not searched either.
+        let filter = pb::ItemFilter { payload_contains: "x".into(), ..Default::default() };
+        let request =
+            pb::ListItemsRequest { filter: Some(filter), queue: "a".into(), ..Default::default() };
+        let found = admin.list_items(by(token, request)).await.map_err(|status| status.code());
+        if payload.is_empty() {
+            assert_eq!(found.unwrap_err(), Code::PermissionDenied);
+        } else {
+            assert!(!found.unwrap().into_inner().items.is_empty());
+        }
     }
 }
 

@@ -227,6 +227,7 @@ macro_rules! conformance {
                 a_queue_has_the_settings_of_its_creation
                 racing_creations_make_one_queue
                 queues_are_listed_by_name
+                queues_are_listed_by_prefix_and_read_by_name
                 receipt_keys_are_shared_and_the_newest_are_kept
                 updates_are_fenced_by_the_revision
                 changed_settings_are_reported_once

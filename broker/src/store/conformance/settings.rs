@@ -86,17 +86,40 @@ pub async fn queues_are_listed_by_name(env: &Env) {
     }
     let listed =
         |queues: Vec<Queue>| queues.iter().map(|queue| queue.name.to_string()).collect::<Vec<_>>();
-    assert_eq!(listed(env.store.list_queues(None, 100).await.unwrap()), names);
+    assert_eq!(listed(env.store.list_queues("", None, 100).await.unwrap()), names);
     let mut got = Vec::new();
     let mut after = None;
     loop {
-        let page = env.store.list_queues(after.as_ref(), 3).await.unwrap();
+        let page = env.store.list_queues("", after.as_ref(), 3).await.unwrap();
         assert!(page.len() <= 3);
         let Some(last) = page.last() else { break };
         after = Some(last.name.clone());
         got.extend(listed(page));
     }
     assert_eq!(got, names);
+}
+
+pub async fn queues_are_listed_by_prefix_and_read_by_name(env: &Env) {
+    for name in ["b10", "a.b", "B", "b", "a", "b2", "a-b", "b1", "_b", "b_"] {
+        env.queue(name).await;
+    }
+    let listed = async |prefix: &str, after: Option<&str>, limit| {
+        let queues = env.store.list_queues(prefix, after.map(name).as_ref(), limit).await.unwrap();
+        queues.iter().map(|queue| queue.name.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(listed("b", None, 100).await, ["b", "b1", "b10", "b2", "b_"]);
+    assert_eq!(listed("b1", None, 100).await, ["b1", "b10"]);
+    assert_eq!(listed("b1", Some("b1"), 100).await, ["b10"]);
+    assert_eq!(listed("b1", Some("a"), 1).await, ["b1"], "a token of another list");
+    assert_eq!(listed("b1", Some("c"), 100).await, Vec::<String>::new());
+    assert_eq!(listed("a.", None, 100).await, ["a.b"]);
+    assert_eq!(listed("x", None, 100).await, Vec::<String>::new());
+    let names = ["b_", "none", "B", "b_"].map(name);
+    let mut read = env.other.get_queues(&names).await.unwrap();
+    read.sort_by(|a, b| a.name.cmp(&b.name));
+    read.dedup_by(|a, b| a.name == b.name);
+    assert_eq!(read.iter().map(|queue| queue.name.as_str()).collect::<Vec<_>>(), ["B", "b_"]);
+    assert_eq!(env.store.get_queues(&[]).await.unwrap(), []);
 }
 
 pub async fn updates_are_fenced_by_the_revision(env: &Env) {

@@ -188,10 +188,22 @@ impl QueueStore for MongoStore {
         self.run(|inner| async move { catalog::queues::get(&inner, &name).await }).await
     }
 
-    async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>> {
-        let after = after.cloned();
-        self.run(|inner| async move { catalog::queues::list(&inner, after.as_ref(), limit).await })
-            .await
+    async fn get_queues(&self, names: &[QueueName]) -> Result<Vec<Queue>> {
+        let names = names.to_vec();
+        self.run(|inner| async move { catalog::queues::get_all(&inner, &names).await }).await
+    }
+
+    async fn list_queues(
+        &self,
+        prefix: &str,
+        after: Option<&QueueName>,
+        limit: usize,
+    ) -> Result<Vec<Queue>> {
+        let (prefix, after) = (prefix.to_owned(), after.cloned());
+        self.run(|inner| async move {
+            catalog::queues::list(&inner, &prefix, after.as_ref(), limit).await
+        })
+        .await
     }
 
     async fn update_queue(&self, queue: &Queue) -> Result<Option<Queue>> {

@@ -61,6 +61,24 @@ impl Position {
     }
 }
 
+/// About how many bytes of payload one page holds.
+const PAGE_BYTES: usize = 16 << 20;
+
+/// The items of a page.
+struct Found {
+    items: Vec<Stored>,
+    /// The most items.
+    most: usize,
+    /// The payloads of the items.
+    bytes: usize,
+}
+
+impl Found {
+    fn is_full(&self) -> bool {
+        self.items.len() >= self.most || self.bytes >= PAGE_BYTES
+    }
+}
+
 /// Returns one page of a queue's items, behind `position`.
 pub(super) fn list(
     view: &View<'_>,
@@ -70,12 +88,13 @@ pub(super) fn list(
     limit: usize,
 ) -> rusqlite::Result<Page<Item>> {
     let limit = limit.max(1);
-    let mut found = Vec::new(); // one more than fits, to know whether there are more
+    // One more than fits, to know whether there are more.
+    let mut found = Found { items: Vec::new(), most: limit + 1, bytes: 0 };
     let mut position = position;
     if let Position::Handout { level, when, row } = position {
         for lower in (0..=level).rev() {
             let behind = if lower == level { (when, row) } else { (i64::MIN, 0) };
-            handout(view, queue, state, lower, behind, limit + 1 - found.len(), &mut found)?;
+            handout(view, queue, state, lower, behind, &mut found)?;
         }
         position = WAITING;
     }
@@ -89,7 +108,7 @@ pub(super) fn list(
                 AND seq >= ?2 AND (seq > ?2 OR id > ?3) AND (expires IS NULL OR expires > ?4)
               ORDER BY seq, id"
         );
-        section(view, queue, BLOCKED, (seq, row), limit + 1 - found.len(), &mut found)?;
+        section(view, queue, BLOCKED, (seq, row), &mut found)?;
         position = HISTORY;
     }
     if let Position::History { processed, row } = position
@@ -103,9 +122,10 @@ pub(super) fn list(
                 AND (expires IS NULL OR expires > ?4)
               ORDER BY processed DESC, id DESC"
         );
-        section(view, queue, PROCESSED, (processed, row), limit + 1 - found.len(), &mut found)?;
+        section(view, queue, PROCESSED, (processed, row), &mut found)?;
     }
-    let more = found.len() > limit;
+    let more = found.is_full();
+    let mut found = found.items;
     found.truncate(limit);
     let next = found.last().filter(|_| more).map(|last| position_of(last).encode());
     Ok(Page { entries: found.into_iter().map(|stored| stored.item).collect(), next })
@@ -126,8 +146,7 @@ fn handout(
     state: Option<ItemState>,
     level: u8,
     (when, row): (i64, i64),
-    limit: usize,
-    found: &mut Vec<Stored>,
+    found: &mut Found,
 ) -> rusqlite::Result<()> {
     let (from, to, locked) = match state {
         Some(ItemState::Ready) => (i64::MIN, view.now.0, None),
@@ -146,22 +165,19 @@ fn handout(
     let name = queue.name.as_str();
     let mut rows =
         statement.query(params![name, level, from, when, to, row, locked, view.now.0])?;
-    take_good(view, &mut rows, limit, found)
+    take_good(view, &mut rows, found)
 }
 
 /// Reads items and leaves out damaged ones, which the next reserve sets aside.
-fn take_good(
-    view: &View<'_>,
-    rows: &mut Rows<'_>,
-    limit: usize,
-    found: &mut Vec<Stored>,
-) -> rusqlite::Result<()> {
-    let enough = found.len() + limit;
-    while found.len() < enough
+fn take_good(view: &View<'_>, rows: &mut Rows<'_>, found: &mut Found) -> rusqlite::Result<()> {
+    while !found.is_full()
         && let Some(row) = rows.next()?
     {
         match read_item(view, row) {
-            Ok(stored) => found.push(stored),
+            Ok(stored) => {
+                found.bytes += stored.item.payload.len();
+                found.items.push(stored);
+            }
             Err(error) if is_damage(&error) => {
                 tracing::error!(row = row.get::<_, i64>(0)?, %error, "an item is damaged: left out of a list");
             }
@@ -176,12 +192,11 @@ fn section(
     queue: &Queue,
     sql: &str,
     (first, row): (i64, i64),
-    limit: usize,
-    found: &mut Vec<Stored>,
+    found: &mut Found,
 ) -> rusqlite::Result<()> {
     let mut statement = view.conn.prepare_cached(sql)?;
     let mut rows = statement.query(params![queue.name.as_str(), first, row, view.now.0])?;
-    take_good(view, &mut rows, limit, found)
+    take_good(view, &mut rows, found)
 }
 
 /// Returns an item of the queue, unless it has expired.

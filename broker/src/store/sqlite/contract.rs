@@ -21,7 +21,7 @@ use crate::{
             admin::{self, CHUNK, Purge, Reached},
             browse::{self, Position},
             push, queues, receipt_keys, reserve, schedules, settle,
-            tx::Tx,
+            tx::{Tx, View},
             writer::Kind,
         },
     },
@@ -237,9 +237,22 @@ impl QueueStore for SqliteStore {
         self.inner.read(move |view| queues::get(view, &name)).await
     }
 
-    async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>> {
-        let after = after.cloned();
-        self.inner.read(move |view| queues::list(view, after.as_ref(), limit)).await
+    async fn get_queues(&self, names: &[QueueName]) -> Result<Vec<Queue>> {
+        let names = names.to_vec();
+        let read = move |view: &View<'_>| {
+            names.iter().filter_map(|name| queues::get(view, name).transpose()).collect()
+        };
+        self.inner.read(read).await
+    }
+
+    async fn list_queues(
+        &self,
+        prefix: &str,
+        after: Option<&QueueName>,
+        limit: usize,
+    ) -> Result<Vec<Queue>> {
+        let (prefix, after) = (prefix.to_owned(), after.cloned());
+        self.inner.read(move |view| queues::list(view, &prefix, after.as_ref(), limit)).await
     }
 
     async fn update_queue(&self, queue: &Queue) -> Result<Option<Queue>> {

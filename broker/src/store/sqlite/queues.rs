@@ -178,16 +178,21 @@ pub(super) fn get(view: &View<'_>, name: &QueueName) -> rusqlite::Result<Option<
 
 pub(super) fn list(
     view: &View<'_>,
+    prefix: &str,
     after: Option<&QueueName>,
     limit: usize,
 ) -> rusqlite::Result<Vec<Queue>> {
+    let after = after.map_or("", QueueName::as_str);
     view.conn
         .prepare_cached(concat!(
             "SELECT ",
             columns!(),
-            " FROM queues WHERE name > ?1 ORDER BY name LIMIT ?2"
+            " FROM queues WHERE name >= ?1 AND name < ?2 AND name <> ?3 ORDER BY name LIMIT ?4"
         ))?
-        .query_map(params![after.map_or("", QueueName::as_str), limit as i64], read)?
+        .query_map(
+            params![after.max(prefix), QueueName::end_of_prefix(prefix), after, limit as i64],
+            read,
+        )?
         .collect()
 }
 

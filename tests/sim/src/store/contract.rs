@@ -235,9 +235,24 @@ impl<L: Link> QueueStore for ModelStore<L> {
         self.inner.call("get_queue", |world, _| world.queues.get(name).cloned()).await
     }
 
-    async fn list_queues(&self, after: Option<&QueueName>, limit: usize) -> Result<Vec<Queue>> {
+    async fn get_queues(&self, names: &[QueueName]) -> Result<Vec<Queue>> {
+        let get = |world: &mut World, _| {
+            names.iter().filter_map(|name| world.queues.get(name).cloned()).collect()
+        };
+        self.inner.call("get_queues", get).await
+    }
+
+    async fn list_queues(
+        &self,
+        prefix: &str,
+        after: Option<&QueueName>,
+        limit: usize,
+    ) -> Result<Vec<Queue>> {
         let list = |world: &mut World, _| {
-            let behind = |queue: &&Queue| after.is_none_or(|after| queue.name > *after);
+            let behind = |queue: &&Queue| {
+                queue.name.as_str().starts_with(prefix)
+                    && after.is_none_or(|after| queue.name > *after)
+            };
             world.queues.values().filter(behind).take(limit).cloned().collect()
         };
         self.inner.call("list_queues", list).await

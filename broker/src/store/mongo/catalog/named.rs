@@ -57,18 +57,18 @@ impl<T> Named<T> {
         found.as_ref().map(self.read).transpose()
     }
 
-    /// Returns the documents after a name, sorted by name, without the field `left_out`.
+    /// Returns the documents whose names meet these conditions, sorted by name, without the field `left_out`.
     pub(crate) async fn list(
         &self,
         inner: &Inner,
-        after: Option<&str>,
+        names: Document,
         limit: usize,
         left_out: Option<&str>,
     ) -> Result<Vec<T>> {
         if limit == 0 {
             return Ok(Vec::new());
         }
-        let filter = after.map_or_else(Document::new, |after| doc! { "_id": { "$gt": after } });
+        let filter = doc! { "_id": names };
         let limit = limit.min(MAX_LIST) as i64;
         let mut command = doc! {
             "find": self.collection, "filter": filter, "sort": { "_id": 1 }, "limit": limit,

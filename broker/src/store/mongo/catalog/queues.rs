@@ -205,10 +205,22 @@ pub(crate) async fn get(inner: &Inner, name: &QueueName) -> Result<Option<Queue>
 /// Returns queues sorted by name.
 pub(crate) async fn list(
     inner: &Inner,
+    prefix: &str,
     after: Option<&QueueName>,
     limit: usize,
 ) -> Result<Vec<Queue>> {
-    NAMED.list(inner, after.map(QueueName::as_str), limit, None).await
+    let mut ids = doc! { "$gte": prefix, "$lt": QueueName::end_of_prefix(prefix) };
+    if let Some(after) = after {
+        ids.insert("$gt", after.as_str());
+    }
+    NAMED.list(inner, ids, limit, None).await
+}
+
+/// Returns those of the queues that exist.
+pub(crate) async fn get_all(inner: &Inner, names: &[QueueName]) -> Result<Vec<Queue>> {
+    let names: Vec<&str> = names.iter().map(QueueName::as_str).collect();
+    let command = doc! { "find": QUEUES, "filter": { "_id": { "$in": names } } };
+    read_documents(&inner.db, command).await?.iter().map(read).collect()
 }
 
 /// Returns queues whose dead-letter queue is this one.

@@ -120,7 +120,8 @@ pub(crate) async fn list(
     payloads: bool,
 ) -> Result<Vec<Schedule>> {
     let left_out = if payloads { None } else { Some("item.payload") };
-    NAMED.list(inner, after.map(ScheduleName::as_str), limit, left_out).await
+    let names = doc! { "$gt": after.map_or("", ScheduleName::as_str) };
+    NAMED.list(inner, names, limit, left_out).await
 }
 
 /// Pauses or resumes a schedule.

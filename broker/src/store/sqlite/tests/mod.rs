@@ -122,7 +122,7 @@ async fn a_second_broker_is_refused_and_the_next_one_finds_everything() {
     drop(store);
 
     let store = open(&path).unwrap();
-    assert_eq!(store.list_queues(None, 9).await.unwrap().len(), 1);
+    assert_eq!(store.list_queues("", None, 9).await.unwrap().len(), 1);
     let item = store.get_item(&queue, pushed[0].id).await.unwrap().unwrap();
     assert_eq!(item.payload, "x");
     // New ids continue after the last one.
