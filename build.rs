@@ -8,6 +8,7 @@ const FILES: &[&str] = &[
     "sluicegate/v1/item.proto",
     "sluicegate/v1/queue.proto",
     "sluicegate/v1/broker.proto",
+    "sluicegate/v1/error.proto",
     "sluicegate/v1/queue_service.proto",
     "sluicegate/v1/admin_service.proto",
     "sluicegate/v1/schedule_service.proto",

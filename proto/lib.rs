@@ -5,6 +5,7 @@
 
 pub mod backoff;
 pub mod codec;
+mod reason;
 
 /// Package `sluicegate.v1`.
 #[allow(clippy::all, clippy::pedantic)] // generated

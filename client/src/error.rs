@@ -5,7 +5,7 @@ use std::time::Duration;
 use tonic::{Code, Status};
 use tonic_types::StatusExt;
 
-use crate::proto::PushResult;
+use crate::proto::{ErrorReason, PushResult};
 
 /// What calls of this crate return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -83,6 +83,12 @@ impl Error {
         details.error_info().map(|info| info.reason.clone())
     }
 
+    /// Returns the broker's reason as a value of the enum; `None` if the broker gave none, or one that this version does not
+    /// know.
+    pub fn error_reason(&self) -> Option<ErrorReason> {
+        ErrorReason::from_reason(&self.reason()?)
+    }
+
     /// Returns the fields of the request that were wrong: pairs of field and description.
     pub fn field_violations(&self) -> Vec<(String, String)> {
         self.status().map(field_violations).unwrap_or_default()
@@ -158,12 +164,13 @@ mod tests {
     #[test]
     fn details_of_the_status_are_kept() {
         let mut details = ErrorDetails::new();
-        details.set_error_info("INVALID_NAME", "sluicegate", [("k".to_owned(), "v".to_owned())]);
+        details.set_error_info("QUEUE_FULL", "sluicegate", [("k".to_owned(), "v".to_owned())]);
         details.add_bad_request_violation("queue", "must not be empty");
         details.set_retry_info(Some(Duration::from_millis(250)));
         let status = Status::with_error_details(Code::InvalidArgument, "bad request", details);
         let error = Error::from(status);
-        assert_eq!(error.reason().as_deref(), Some("INVALID_NAME"));
+        assert_eq!(error.reason().as_deref(), Some("QUEUE_FULL"));
+        assert_eq!(error.error_reason(), Some(ErrorReason::QueueFull));
         assert_eq!(error.retry_delay(), Some(Duration::from_millis(250)));
         assert_eq!(error.to_string(), "bad request; queue: must not be empty");
         assert!(!error.is_unavailable());

@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use sluicegate_proto::v1::ErrorReason;
+
 use crate::{
     access::{Count, Peer, Usage},
     config::Bounds,
@@ -21,9 +23,9 @@ pub(crate) struct TooMany {
 }
 
 impl TooMany {
-    /// Returns the stable word for this reason, in errors and in metrics.
-    pub(crate) fn reason(self) -> &'static str {
-        if self.is_stream { "TOO_MANY_STREAMS" } else { "TOO_MANY_REQUESTS" }
+    /// Returns the reason in errors and in metrics.
+    pub(crate) fn reason(self) -> ErrorReason {
+        if self.is_stream { ErrorReason::TooManyStreams } else { ErrorReason::TooManyRequests }
     }
 }
 
@@ -124,7 +126,10 @@ mod tests {
         assert_eq!(refused(false, &other).setting, "max_requests");
         let stream = begin(true, &one).expect("streams have limits of their own");
         let too_many = refused(true, &other);
-        assert_eq!((too_many.setting, too_many.reason()), ("max_streams", "TOO_MANY_STREAMS"));
+        assert_eq!(
+            (too_many.setting, too_many.reason()),
+            ("max_streams", ErrorReason::TooManyStreams)
+        );
         drop(held);
         let _held = [begin(false, &other).unwrap(), begin(false, &one).unwrap()];
         assert_eq!(refused(false, &one).setting, "max_requests");

@@ -71,7 +71,7 @@ async fn bound(edge: &Edge, peer: &Peer, request: Request, next: Next) -> Respon
             edge.answers.hold(response, is_stream, peer, permit)
         }
         Err(too_many) => {
-            edge.metrics.call_refused(too_many.reason());
+            edge.metrics.call_refused(too_many.reason().reason());
             status(&too_many.into()).into_http()
         }
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sluicegate_proto::v1::ErrorReason;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
@@ -28,33 +29,36 @@ pub(super) fn engine(error: &EngineError) -> Status {
         EngineError::Invalid(invalid) => return bad_field(invalid),
         EngineError::Store(error) => return store(error),
         EngineError::QueueNotFound(name) => {
-            (Code::NotFound, about_queue("QUEUE_NOT_FOUND", name), CREATE_QUEUE)
+            (Code::NotFound, about_queue(ErrorReason::QueueNotFound, name), CREATE_QUEUE)
         }
         EngineError::MayNotCreate(name) => {
-            let details =
-                error_info("PERMISSION_MISSING", [("permission", format!("create@{name}"))]);
+            let details = error_info(
+                ErrorReason::PermissionMissing,
+                [("permission", format!("create@{name}"))],
+            );
             (Code::PermissionDenied, details, "have it created, or use another token")
         }
         EngineError::TooManyQueues { .. } => return too_many_queues(error),
         EngineError::QueueDeleted(name) => {
             let next = "its items are gone, consume another one";
-            (Code::NotFound, about_queue("QUEUE_DELETED", name), next)
+            (Code::NotFound, about_queue(ErrorReason::QueueDeleted, name), next)
         }
         EngineError::ItemNotFound { queue, id } => {
-            let info = error_info("ITEM_NOT_FOUND", [queue_entry(queue), ("id", id.clone())]);
+            let info =
+                error_info(ErrorReason::ItemNotFound, [queue_entry(queue), ("id", id.clone())]);
             let next = "it was settled, moved, deleted, or it expired";
             (Code::NotFound, about(info, "Item", id), next)
         }
         EngineError::ScheduleNotFound(name) => {
-            let details = about_schedule("SCHEDULE_NOT_FOUND", name);
+            let details = about_schedule(ErrorReason::ScheduleNotFound, name);
             (Code::NotFound, details, "create it with CreateSchedule")
         }
         EngineError::QueueExists(name) => {
-            let details = about_queue("QUEUE_EXISTS", name);
+            let details = about_queue(ErrorReason::QueueExists, name);
             (Code::AlreadyExists, details, "change them with UpdateQueue")
         }
         EngineError::ScheduleExists(name) => {
-            let details = about_schedule("SCHEDULE_EXISTS", name);
+            let details = about_schedule(ErrorReason::ScheduleExists, name);
             (Code::AlreadyExists, details, "delete it first, or choose another name")
         }
         EngineError::QueueFull { queue, max_depth } => {
@@ -62,45 +66,73 @@ pub(super) fn engine(error: &EngineError) -> Status {
             (Code::ResourceExhausted, queue_full(queue, *max_depth, error), next)
         }
         EngineError::Conflict(queue) => {
-            let info = error_info("CONFLICT", [queue_entry(queue)]);
+            let info = error_info(ErrorReason::Conflict, [queue_entry(queue)]);
             (Code::Aborted, retry(info, RETRY_RACE), "try again")
         }
         EngineError::ShuttingDown => {
             let next = "connect to another one, or to this one again in a moment";
-            (Code::Unavailable, retry(error_info("SHUTTING_DOWN", []), RETRY_AFTER), next)
+            (Code::Unavailable, retry(error_info(ErrorReason::ShuttingDown, []), RETRY_AFTER), next)
         }
         EngineError::StreamTooOld => {
             let next = "open another one at once, to any broker";
-            (Code::Unavailable, retry(error_info("STREAM_TOO_OLD", []), Duration::ZERO), next)
+            (
+                Code::Unavailable,
+                retry(error_info(ErrorReason::StreamTooOld, []), Duration::ZERO),
+                next,
+            )
         }
         EngineError::ItemInOtherState { queue, id, state } => {
             let info = [queue_entry(queue), ("id", id.clone()), ("state", state.to_string())];
             let next = "nothing was changed; leave out only_if to delete it whatever its state";
-            return refused("ITEM_IN_OTHER_STATE", info, ("STATE", id), error, Some(next));
+            return refused(ErrorReason::ItemInOtherState, info, ("STATE", id), error, Some(next));
         }
         EngineError::DifferentGroup { from, to } => {
             let info = [("from", from.to_string()), ("to", to.to_string())];
             let next = "use CommitAndPush, which spans groups";
-            return refused("DIFFERENT_GROUP", info, ("GROUP", to.as_str()), error, Some(next));
+            return refused(
+                ErrorReason::DifferentGroup,
+                info,
+                ("GROUP", to.as_str()),
+                error,
+                Some(next),
+            );
         }
         EngineError::QueueNotEmpty { queue, items } => {
             let info = [queue_entry(queue), ("items", items.to_string())];
             let next = "consume or purge them, or set force to delete them with it";
-            return refused("QUEUE_NOT_EMPTY", info, ("EMPTY", queue.as_str()), error, Some(next));
+            return refused(
+                ErrorReason::QueueNotEmpty,
+                info,
+                ("EMPTY", queue.as_str()),
+                error,
+                Some(next),
+            );
         }
         EngineError::DeadLetterQueueInUse { queue, sources } => {
             let info = [queue_entry(queue), ("sources", joined(sources))];
             let violation = ("UNUSED", queue.as_str());
             let next = "give those another dead_letter_queue, or delete them first";
-            return refused("DEAD_LETTER_QUEUE_IN_USE", info, violation, error, Some(next));
+            return refused(ErrorReason::DeadLetterQueueInUse, info, violation, error, Some(next));
         }
         EngineError::DeadLetterRing(ring) => {
             let info = [queue_entry(&ring[0]), ("ring", joined(ring))];
-            return refused("DEAD_LETTER_RING", info, ("RING", ring[0].as_str()), error, None);
+            return refused(
+                ErrorReason::DeadLetterRing,
+                info,
+                ("RING", ring[0].as_str()),
+                error,
+                None,
+            );
         }
         EngineError::DeadLetterGroup { queue, group, .. } => {
             let info = [queue_entry(queue), ("group", group.to_string())];
-            return refused("DIFFERENT_GROUP", info, ("GROUP", group.as_str()), error, None);
+            return refused(
+                ErrorReason::DifferentGroup,
+                info,
+                ("GROUP", group.as_str()),
+                error,
+                None,
+            );
         }
     };
     Status::with_error_details(code, format!("{error}: {next}"), details)
@@ -111,7 +143,7 @@ fn store(error: &StoreError) -> Status {
     let (code, message, details) = match error {
         StoreError::Unavailable { .. } => {
             tracing::debug!(%error, "answered UNAVAILABLE");
-            let mut details = error_info("STORE_UNAVAILABLE", []);
+            let mut details = error_info(ErrorReason::StoreUnavailable, []);
             details.set_retry_info(Some(RETRY_AFTER));
             let message = "the store cannot be reached: the outcome is unknown; try again, \
                            which is safe for settles and for pushes with a dedup_id";
@@ -119,7 +151,7 @@ fn store(error: &StoreError) -> Status {
         }
         StoreError::Full { .. } => {
             tracing::debug!(%error, "answered RESOURCE_EXHAUSTED");
-            let mut details = error_info("STORE_FULL", []);
+            let mut details = error_info(ErrorReason::StoreFull, []);
             details.set_retry_info(Some(RETRY_AFTER));
             let message = "the store is full: nothing was stored; items can be taken and settled";
             (Code::ResourceExhausted, message.to_owned(), details)
@@ -127,10 +159,10 @@ fn store(error: &StoreError) -> Status {
         StoreError::Damaged { .. } => {
             tracing::error!(%error, "answered DATA_LOSS");
             let message = "what is stored is damaged: the broker's log says more";
-            (Code::DataLoss, message.to_owned(), error_info("DAMAGED", []))
+            (Code::DataLoss, message.to_owned(), error_info(ErrorReason::Damaged, []))
         }
         StoreError::Unsupported(why) => {
-            let mut details = error_info("UNSUPPORTED_BY_STORE", []);
+            let mut details = error_info(ErrorReason::UnsupportedByStore, []);
             details.add_precondition_failure_violation("STORE", "store", why.clone());
             (Code::FailedPrecondition, why.clone(), details)
         }
@@ -138,7 +170,7 @@ fn store(error: &StoreError) -> Status {
         StoreError::Internal { .. } => {
             tracing::error!(%error, "answered INTERNAL");
             let message = "the store failed: the broker's log says more";
-            (Code::Internal, message.to_owned(), error_info("INTERNAL", []))
+            (Code::Internal, message.to_owned(), error_info(ErrorReason::Internal, []))
         }
     };
     Status::with_error_details(code, message, details)
@@ -152,11 +184,11 @@ fn joined(names: &[QueueName]) -> String {
     names.iter().map(QueueName::as_str).collect::<Vec<_>>().join(",")
 }
 
-fn about_queue(reason: &str, name: &QueueName) -> ErrorDetails {
+fn about_queue(reason: ErrorReason, name: &QueueName) -> ErrorDetails {
     about(error_info(reason, [queue_entry(name)]), "Queue", name.as_str())
 }
 
-fn about_schedule(reason: &str, name: &ScheduleName) -> ErrorDetails {
+fn about_schedule(reason: ErrorReason, name: &ScheduleName) -> ErrorDetails {
     about(error_info(reason, [("schedule", name.to_string())]), "Schedule", name.as_str())
 }
 
@@ -167,13 +199,13 @@ fn about(mut details: ErrorDetails, kind: &str, name: &str) -> ErrorDetails {
 
 fn queue_full(queue: &QueueName, max_depth: u64, error: &EngineError) -> ErrorDetails {
     let info = [queue_entry(queue), ("max_depth", max_depth.to_string())];
-    let mut details = retry(error_info("QUEUE_FULL", info), RETRY_AFTER);
+    let mut details = retry(error_info(ErrorReason::QueueFull, info), RETRY_AFTER);
     details.add_quota_failure_violation(queue.as_str(), error.to_string());
     details
 }
 
 fn too_many_queues(error: &EngineError) -> Status {
-    let mut details = error_info("TOO_MANY_QUEUES", []);
+    let mut details = error_info(ErrorReason::TooManyQueues, []);
     details.add_quota_failure_violation("queues", error.to_string());
     let message = format!("{error}: delete some that are not used, or have the limit raised");
     Status::with_error_details(Code::ResourceExhausted, message, details)
@@ -195,7 +227,7 @@ fn retry(mut details: ErrorDetails, after: Duration) -> ErrorDetails {
 
 /// Returns the status FAILED_PRECONDITION; `next` says what to do, if anything helps.
 fn refused<const N: usize>(
-    reason: &str,
+    reason: ErrorReason,
     info: [(&str, String); N],
     (kind, subject): (&str, &str),
     error: &EngineError,

@@ -1,6 +1,6 @@
 //! Errors as gRPC statuses. No other module turns an error into a status.
 //!
-//! Every status carries an `ErrorInfo` with a stable reason and the domain [`DOMAIN`]. Further details are added
+//! Every status carries an `ErrorInfo` with a reason of the enum `ErrorReason` and the domain [`DOMAIN`]. Further details are added
 //! where they help: `BadRequest` names the field, `RetryInfo` says when to try again, `ResourceInfo` says what is
 //! missing, `PreconditionFailure` and `QuotaFailure` name the obstacle.
 
@@ -11,6 +11,7 @@ mod tests;
 use std::collections::HashMap;
 
 use prost::Message;
+use sluicegate_proto::v1::ErrorReason;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
@@ -93,7 +94,7 @@ pub(crate) fn status(error: &ApiError) -> Status {
         ApiError::Engine(error) => engine(error),
         ApiError::PayloadTooLarge { field, bytes, limit } => {
             let info = [("field", field.clone()), ("max_payload_bytes", limit.to_string())];
-            let mut details = error_info("PAYLOAD_TOO_LARGE", info);
+            let mut details = error_info(ErrorReason::PayloadTooLarge, info);
             details.add_bad_request_violation(field, format!("{bytes} bytes, more than {limit}"));
             let message = format!(
                 "{error}: store the content elsewhere and push a reference, or raise the broker's max_payload_bytes"
@@ -104,25 +105,39 @@ pub(crate) fn status(error: &ApiError) -> Status {
         ApiError::TooMany(error) => too_many(*error),
         ApiError::Transport(status) => transport(status),
         ApiError::AnswersNotRead => {
-            let details = error_info("ANSWERS_NOT_READ", []);
+            let details = error_info(ErrorReason::AnswersNotRead, []);
             Status::with_error_details(Code::DeadlineExceeded, error.to_string(), details)
         }
         ApiError::TooManyLargeRequests => {
-            let mut details = error_info("TOO_MANY_LARGE_REQUESTS", []);
+            let mut details = error_info(ErrorReason::TooManyLargeRequests, []);
             details.set_retry_info(Some(engine::RETRY_AFTER));
             let message = format!("{error}: nothing was done; try again, with fewer at a time");
             Status::with_error_details(Code::Unavailable, message, details)
         }
         ApiError::TaskDied => {
             let message = format!("{error}: this is a defect, the broker's log says more");
-            Status::with_error_details(Code::Internal, message, error_info("INTERNAL", []))
+            Status::with_error_details(
+                Code::Internal,
+                message,
+                error_info(ErrorReason::Internal, []),
+            )
         }
+    }
+}
+
+fn reason_of(refused: &Refused) -> ErrorReason {
+    match refused {
+        Refused::NoSuchCall => ErrorReason::Unimplemented,
+        Refused::TokenMissing => ErrorReason::TokenMissing,
+        Refused::TokenUnknown => ErrorReason::TokenUnknown,
+        Refused::TokenExpired => ErrorReason::TokenExpired,
+        Refused::PermissionMissing { .. } => ErrorReason::PermissionMissing,
     }
 }
 
 /// Converts a refusal.
 fn refused(refused: &Refused) -> Status {
-    let reason = refused.reason();
+    let reason = reason_of(refused);
     let (code, next, details) = match refused {
         Refused::NoSuchCall => {
             let details = error_info(reason, []);
@@ -154,7 +169,7 @@ pub(crate) fn embedded(status: &Status) -> tonic_types::Status {
 }
 
 fn bad_field(invalid: &Invalid) -> Status {
-    let mut details = error_info("INVALID_FIELD", [("field", invalid.field.clone())]);
+    let mut details = error_info(ErrorReason::InvalidField, [("field", invalid.field.clone())]);
     details.add_bad_request_violation(&invalid.field, &invalid.description);
     Status::with_error_details(Code::InvalidArgument, invalid.to_string(), details)
 }
@@ -167,23 +182,25 @@ fn transport(status: &Status) -> Status {
     let (code, reason) = match status.code() {
         // The message is over the receive limit; nothing else leads to OUT_OF_RANGE.
         Code::OutOfRange | Code::ResourceExhausted => {
-            (Code::ResourceExhausted, "REQUEST_TOO_LARGE")
+            (Code::ResourceExhausted, ErrorReason::RequestTooLarge)
         }
-        Code::Unimplemented => (Code::Unimplemented, "UNIMPLEMENTED"),
-        Code::NotFound => (Code::NotFound, "SERVICE_NOT_FOUND"),
+        Code::Unimplemented => (Code::Unimplemented, ErrorReason::Unimplemented),
+        Code::NotFound => (Code::NotFound, ErrorReason::ServiceNotFound),
         // Tonic's code when the bytes are no message of the expected type.
-        Code::Internal => (Code::InvalidArgument, "MALFORMED_MESSAGE"),
-        code => (code, "TRANSPORT"),
+        Code::Internal => (Code::InvalidArgument, ErrorReason::MalformedMessage),
+        code => (code, ErrorReason::Transport),
     };
     let message = match reason {
-        "UNIMPLEMENTED" if status.message().is_empty() => "this broker has no such method",
+        ErrorReason::Unimplemented if status.message().is_empty() => {
+            "this broker has no such method"
+        }
         _ => status.message(),
     };
     Status::with_error_details(code, message, error_info(reason, []))
 }
 
-fn error_info<const N: usize>(reason: &str, metadata: [(&str, String); N]) -> ErrorDetails {
+fn error_info<const N: usize>(reason: ErrorReason, metadata: [(&str, String); N]) -> ErrorDetails {
     let metadata: HashMap<String, String> =
         metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-    ErrorDetails::with_error_info(reason, DOMAIN, metadata)
+    ErrorDetails::with_error_info(reason.reason(), DOMAIN, metadata)
 }

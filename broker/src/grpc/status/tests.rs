@@ -229,3 +229,23 @@ fn the_drivers_message_is_not_sent_to_clients() {
         assert!(!format!("{status:?}").contains("secret"), "{status:?}");
     }
 }
+
+/// The words of the audit log and of metrics are those of errors, and each reason that is documented is used.
+#[test]
+fn every_reason_is_in_the_enum_and_every_one_of_the_enum_is_used() {
+    for (error, _, reason) in all() {
+        let known = ErrorReason::from_reason(reason);
+        assert!(known.is_some_and(|known| known.reason() == reason), "{reason}");
+        if let ApiError::Refused(refused) = error {
+            assert_eq!(refused.reason(), reason);
+        }
+    }
+    let unused = (1..).map_while(|number| ErrorReason::try_from(number).ok()).filter(|reason| {
+        // Those of the limits of calls and queues have tests of their own.
+        let elsewhere =
+            [ErrorReason::TooManyRequests, ErrorReason::TooManyStreams, ErrorReason::TooManyQueues];
+        !elsewhere.contains(reason) && all().iter().all(|(_, _, used)| *used != reason.reason())
+    });
+    assert_eq!(unused.collect::<Vec<_>>(), []);
+    assert_eq!(ErrorReason::from_reason("NO_SUCH_REASON"), None);
+}
