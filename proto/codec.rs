@@ -32,12 +32,13 @@ const MAX_ENTRIES_IN_ALL: usize = 100_000;
 /// The most bytes of a request that holds no payload; the server bounds the others.
 const MAX_SMALL_REQUEST: usize = 4 << 20;
 /// The requests that hold payloads.
-const LARGE: [&str; 5] = [
+const LARGE: [&str; 6] = [
     "PushRequest",
     "PushStreamRequest",
     "MoveRequest",
     "CommitAndPushRequest",
     "CreateScheduleRequest",
+    "UpdateScheduleRequest",
 ];
 
 /// Decodes a request, and refuses one with too many entries before that.

@@ -5,16 +5,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sluicegate_proto::v1::{
     CreateScheduleRequest, DeleteScheduleRequest, GetScheduleRequest, ItemState,
-    PauseScheduleRequest, Queue, ResumeScheduleRequest, Schedule,
+    PauseScheduleRequest, PushResult, Queue, ResumeScheduleRequest, Schedule,
+    TriggerScheduleRequest, UpdateScheduleRequest,
 };
-use tonic::Code;
+use tonic::{Code, Status};
 
-use crate::harness::{Api, Backend, new_item, on_both_backends, redis_url, until};
+use crate::harness::{Api, Backend, bad_fields, new_item, on_both_backends, redis_url, until};
 
 on_both_backends!(
     of_the_missed_ticks_the_latest_fires_once,
     a_paused_schedule_skips_its_ticks_and_continues_when_resumed,
     a_deleted_schedule_is_gone,
+    a_changed_schedule_ticks_by_its_new_settings,
+    a_schedule_is_triggered_beside_its_ticks,
 );
 
 async fn create(api: &Api, name: &str, cron: &str) -> Schedule {
@@ -174,4 +177,90 @@ async fn a_deleted_schedule_is_gone(backend: Backend) {
     let seen = ticks(&api, "every").await;
     assert!(!seen.is_empty(), "the items it pushed stay");
     assert!(seen.iter().all(|tick| *tick <= deleted), "{seen:?}, deleted at {deleted}");
+}
+
+async fn update(api: &Api, schedule: Schedule, paths: &[&str]) -> Result<Schedule, Status> {
+    let paths = paths.iter().map(|&path| path.to_owned()).collect();
+    let update_mask = Some(prost_types::FieldMask { paths });
+    let request = UpdateScheduleRequest { schedule: Some(schedule), update_mask };
+    let answer = api.schedule.clone().update_schedule(request).await?;
+    Ok(answer.into_inner().schedule.expect("the schedule in the answer"))
+}
+
+async fn a_changed_schedule_ticks_by_its_new_settings(backend: Backend) {
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    let made = create(&api, "changed", "0 0 1 1 *").await;
+    api.ensure("elsewhere").await;
+    let named = || Schedule { name: "changed".to_owned(), ..Schedule::default() };
+    // Only the fields in the mask change.
+    let junk = Schedule { cron: "junk".to_owned(), queue: "elsewhere".to_owned(), ..named() };
+    let moved = update(&api, junk, &["queue"]).await.expect("a change");
+    assert_eq!(moved, Schedule { queue: "elsewhere".to_owned(), ..made });
+    let refused = [
+        (named(), &[][..], "update_mask"),
+        (named(), &["paused"], "update_mask"),
+        (named(), &["name"], "update_mask"),
+        (named(), &["queue"], "schedule.queue"),
+        (named(), &["item"], "schedule.item"),
+        (Schedule { cron: "0 0 30 2 *".to_owned(), ..named() }, &["cron"], "schedule.cron"),
+        (
+            Schedule { time_zone: "Mars".to_owned(), ..named() },
+            &["time_zone"],
+            "schedule.time_zone",
+        ),
+    ];
+    for (schedule, paths, field) in refused {
+        let status = update(&api, schedule, paths).await.expect_err(field);
+        assert_eq!(
+            (status.code(), bad_fields(&status)),
+            (Code::InvalidArgument, vec![field.to_owned()])
+        );
+    }
+    let missing = Schedule { name: "none".to_owned(), ..named() };
+    let status = update(&api, missing, &["cron"]).await.expect_err("no schedule");
+    assert_eq!(status.code(), Code::NotFound);
+
+    let (cron, item) = ("* * * * * *".to_owned(), Some(new_item("new")));
+    let often = Schedule { cron, item, ..named() };
+    let changed = update(&api, often, &["cron", "item"]).await.expect("a change");
+    assert!(changed.next_time.is_some());
+    let pushed = until("an item of the new settings", || async {
+        api.list("elsewhere", ItemState::Ready).await.into_iter().next()
+    })
+    .await;
+    assert_eq!(&pushed.payload[..], b"new");
+    assert!(api.list("ticks", ItemState::Ready).await.is_empty());
+}
+
+async fn a_schedule_is_triggered_beside_its_ticks(backend: Backend) {
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    let before = create(&api, "rare", "0 0 1 1 *").await;
+    let request = PauseScheduleRequest { name: "rare".to_owned() };
+    api.schedule.clone().pause_schedule(request).await.expect("a pause");
+    let trigger = async |request_id: &str| -> PushResult {
+        let (name, request_id) = ("rare".to_owned(), request_id.to_owned());
+        let request = TriggerScheduleRequest { name, request_id };
+        let answer = api.schedule.clone().trigger_schedule(request).await.expect("a push");
+        answer.into_inner().result.expect("the item in the answer")
+    };
+    let first = trigger("a").await;
+    let again = trigger("a").await;
+    assert_eq!((&again.id, first.deduplicated, again.deduplicated), (&first.id, false, true));
+    let others = [trigger("b").await, trigger("").await, trigger("").await];
+    let items = api.list("ticks", ItemState::Ready).await;
+    assert_eq!(items.len(), 4);
+    for id in others.iter().chain([&first]).map(|pushed| &pushed.id) {
+        assert!(items.iter().any(|item| item.id == *id && &item.payload[..] == b"tick"));
+    }
+    let request = ResumeScheduleRequest { name: "rare".to_owned() };
+    let resumed = api.schedule.clone().resume_schedule(request).await.expect("a schedule");
+    let resumed = resumed.into_inner().schedule.expect("the schedule in the answer");
+    assert_eq!((resumed.next_time, resumed.last_time), (before.next_time, None));
+    let request = TriggerScheduleRequest { name: "rare".to_owned(), request_id: "x".repeat(65) };
+    let refused = api.schedule.clone().trigger_schedule(request).await.expect_err("too long");
+    assert_eq!(bad_fields(&refused), ["request_id"]);
 }

@@ -168,6 +168,11 @@ pub(crate) const RULES: &[Rule] = &[
         "/sluicegate.v1.ScheduleService/ListSchedules",
         &[need(Manage, "the queue of each schedule: others are left out")],
     ),
+    rule(
+        "/sluicegate.v1.ScheduleService/UpdateSchedule",
+        &[need(Manage, "the queue of the schedule, and `queue`, if it is changed")],
+    ),
+    rule("/sluicegate.v1.ScheduleService/TriggerSchedule", &[need(Manage, OF_SCHEDULE)]),
     rule("/sluicegate.v1.ScheduleService/DeleteSchedule", &[need(Manage, OF_SCHEDULE)]),
     rule("/sluicegate.v1.ScheduleService/PauseSchedule", &[need(Manage, OF_SCHEDULE)]),
     rule("/sluicegate.v1.ScheduleService/ResumeSchedule", &[need(Manage, OF_SCHEDULE)]),

@@ -39,6 +39,6 @@ pub use priority_set::PrioritySet;
 pub use queue::{Depth, Queue, RetryPolicy, Totals};
 pub use receipt::Receipt;
 pub use receipt_key::{ReceiptKey, ReceiptKeys};
-pub use schedule::Schedule;
+pub use schedule::{Schedule, ScheduleChange};
 pub use signal::{Signal, Topic};
 pub use time::{Clock, FOREVER, Timestamp};

@@ -84,8 +84,7 @@ impl Engine {
         }
     }
 
-    /// Pushes one item with a `dedup_id` that is remembered for `window`, as for the tick of a
-    /// schedule.
+    /// Pushes one item of a schedule. Its `dedup_id`, if it has one, is remembered for `window`.
     pub(crate) async fn push_once(
         &self,
         queue: &QueueName,

@@ -11,8 +11,8 @@ use jiff::{Zoned, tz::TimeZone};
 use sluicegate_proto::backoff::Backoff;
 
 use crate::{
-    domain::{Clock, DedupId, Invalid, Schedule, ScheduleName, Timestamp},
-    store::Created,
+    domain::{Clock, DedupId, Invalid, Pushed, Schedule, ScheduleChange, ScheduleName, Timestamp},
+    store::{Created, StoreError},
 };
 
 use super::{Engine, EngineError, Result};
@@ -118,6 +118,47 @@ impl Engine {
         limit: usize,
     ) -> Result<Vec<Schedule>> {
         Ok(self.store.list_schedules(after, limit, true).await?)
+    }
+
+    /// Changes a schedule. If its times change, the next tick is the first one from now.
+    pub(crate) async fn update_schedule(
+        &self,
+        name: &ScheduleName,
+        mut change: ScheduleChange,
+    ) -> Result<Schedule> {
+        self.check_open()?;
+        let before = self.get_schedule(name).await?;
+        let mut wanted = before.clone();
+        change.apply(&mut wanted);
+        if wanted == before {
+            return Ok(before);
+        }
+        if (&wanted.cron, &wanted.time_zone) != (&before.cron, &before.time_zone) {
+            check_cron(&wanted.cron, &wanted.time_zone).map_err(|e| e.within("schedule"))?;
+            change.done_until = Some(self.now());
+        }
+        let schedule = self.store.update_schedule(name, &change).await?;
+        self.schedules_changed.notify_one();
+        schedule.ok_or_else(|| EngineError::ScheduleNotFound(name.clone()))
+    }
+
+    /// Pushes the item of a schedule now. A repeated call with the same `request_id` pushes nothing and returns the first
+    /// item.
+    pub(crate) async fn trigger_schedule(
+        &self,
+        name: &ScheduleName,
+        request_id: &str,
+    ) -> Result<Pushed> {
+        self.check_open()?;
+        let Schedule { queue, mut item, .. } = self.get_schedule(name).await?;
+        if !request_id.is_empty() {
+            // No name of a schedule has this character, and no tick.
+            item.dedup_id = DedupId::new(format!("{name}!{request_id}"));
+        }
+        let pushed = self.push_once(&queue, item, TICK_MEMORY).await?;
+        let unanswered =
+            || StoreError::Internal { reason: "a push without a result".into(), source: None };
+        Ok(pushed.ok_or_else(unanswered)?)
     }
 
     /// Deletes a schedule.

@@ -1,5 +1,7 @@
 //! ScheduleService: recurring items.
 
+use std::sync::Arc;
+
 use sluicegate_proto::v1::{self as pb, schedule_service_server::ScheduleService};
 use tonic::{Request, Response, Status};
 
@@ -10,6 +12,7 @@ use super::{
 use crate::{
     access::Caller,
     domain::{Action::Manage, Schedule, ScheduleName},
+    engine::Engine,
 };
 
 /// How many schedules a page has if the caller does not say.
@@ -63,6 +66,38 @@ impl ScheduleService for Api {
         let (schedules, next_page_token) =
             pages::list(&page, after, SCHEDULES_PER_READ, read, name, shown).await?;
         Ok(Response::new(pb::ListSchedulesResponse { schedules, next_page_token }))
+    }
+
+    async fn update_schedule(
+        &self,
+        request: Request<pb::UpdateScheduleRequest>,
+    ) -> Result<Response<pb::UpdateScheduleResponse>, Status> {
+        let caller = caller(&request)?;
+        let pb::UpdateScheduleRequest { schedule, update_mask } = request.into_inner();
+        let name = schedule.as_ref().map(|schedule| schedule.name.clone()).unwrap_or_default();
+        self.schedule_of(&caller, &name).await?;
+        let (name, change) = parse::schedule_change(schedule, update_mask, &self.rules())?;
+        if let Some(queue) = &change.queue {
+            caller.may(Manage, queue.as_str())?;
+        }
+        let update =
+            |engine: Arc<Engine>| async move { engine.update_schedule(&name, change).await };
+        let schedule = Some(self.with_next_tick(self.run(update).await?));
+        Ok(Response::new(pb::UpdateScheduleResponse { schedule }))
+    }
+
+    async fn trigger_schedule(
+        &self,
+        request: Request<pb::TriggerScheduleRequest>,
+    ) -> Result<Response<pb::TriggerScheduleResponse>, Status> {
+        let caller = caller(&request)?;
+        let pb::TriggerScheduleRequest { name, request_id } = request.into_inner();
+        parse::request_id(&request_id)?;
+        let name = self.schedule_of(&caller, &name).await?.name;
+        let push =
+            |engine: Arc<Engine>| async move { engine.trigger_schedule(&name, &request_id).await };
+        let result = convert::pushed(vec![self.run(push).await?]).pop();
+        Ok(Response::new(pb::TriggerScheduleResponse { result }))
     }
 
     async fn delete_schedule(

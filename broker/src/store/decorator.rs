@@ -14,7 +14,7 @@ use super::{
 use crate::{
     domain::{
         Demand, Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
-        ScheduleName, Timestamp, Totals,
+        ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
 };
@@ -228,6 +228,11 @@ pass_through! {
             limit: usize,
             payloads: bool
         ) -> Result<Vec<Schedule>>;
+        async fn update_schedule(
+            &self,
+            name: &ScheduleName,
+            change: &ScheduleChange
+        ) -> Result<Option<Schedule>>;
         async fn pause_schedule(
             &self,
             name: &ScheduleName,

@@ -42,7 +42,7 @@ use async_trait::async_trait;
 use crate::{
     domain::{
         Demand, Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
-        ScheduleName, Timestamp, Totals,
+        ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
 };
@@ -327,6 +327,13 @@ pub trait ScheduleStore: Send + Sync + 'static {
         limit: usize,
         payloads: bool,
     ) -> Result<Vec<Schedule>>;
+
+    /// Changes a schedule. Changes of different settings that are made at the same time all take effect.
+    async fn update_schedule(
+        &self,
+        name: &ScheduleName,
+        change: &ScheduleChange,
+    ) -> Result<Option<Schedule>>;
 
     /// Pauses or resumes a schedule. Ticks up to `done_until` count as done.
     async fn pause_schedule(

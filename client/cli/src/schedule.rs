@@ -3,10 +3,15 @@
 use std::path::PathBuf;
 
 use clap::Subcommand;
+use prost_types::FieldMask;
 use serde_json::json;
-use sluicegate_client::proto::{
-    CreateScheduleRequest, DeleteScheduleRequest, GetScheduleRequest, ListSchedulesRequest,
-    PauseScheduleRequest, ResumeScheduleRequest, Schedule,
+use sluicegate_client::{
+    Client,
+    proto::{
+        CreateScheduleRequest, DeleteScheduleRequest, GetScheduleRequest, ListSchedulesRequest,
+        NewItem, PauseScheduleRequest, ResumeScheduleRequest, Schedule, TriggerScheduleRequest,
+        UpdateScheduleRequest,
+    },
 };
 
 use crate::{
@@ -25,6 +30,10 @@ pub(crate) enum ScheduleCommand {
     Get(Name),
     /// List the schedules
     List,
+    /// Change some of a schedule's settings
+    Update(UpdateArgs),
+    /// Push a schedule's item now; its ticks stay as they are
+    Run(Name),
     /// Delete a schedule; items it pushed stay
     Delete(Name),
     /// Pause a schedule; ticks that pass meanwhile are skipped
@@ -65,6 +74,62 @@ pub(crate) struct CreateArgs {
     item: ItemArgs,
 }
 
+/// The command line of `sluice schedule update`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct UpdateArgs {
+    /// The schedule
+    name: String,
+    /// The queue that gets the items
+    #[arg(long)]
+    queue: Option<String>,
+    /// Minute, hour, day of month, month, day of week; or six fields with seconds in front
+    #[arg(long)]
+    cron: Option<String>,
+    /// Time zone of the fields
+    #[arg(long, value_name = "NAME")]
+    time_zone: Option<String>,
+    /// The payload of each item; the rest of the item stays
+    #[arg(long, value_name = "TEXT", conflicts_with = "file")]
+    payload: Option<String>,
+    /// A file whose content is the payload
+    #[arg(long, short)]
+    file: Option<PathBuf>,
+}
+
+async fn update(client: &Client, args: UpdateArgs) -> Result<Option<Schedule>, Failure> {
+    let mut service = client.schedule_service();
+    let payload = match &args.file {
+        Some(path) => Some(read_file(path)?),
+        None => args.payload.map(String::into_bytes),
+    };
+    let mut schedule = Schedule { name: args.name.clone(), ..Schedule::default() };
+    let mut paths = Vec::new();
+    let mut given = |path: &str, is_given: bool| {
+        if is_given {
+            paths.push(path.to_owned());
+        }
+    };
+    given("queue", args.queue.is_some());
+    given("cron", args.cron.is_some());
+    given("time_zone", args.time_zone.is_some());
+    given("item", payload.is_some());
+    schedule.queue = args.queue.unwrap_or_default();
+    schedule.cron = args.cron.unwrap_or_default();
+    schedule.time_zone = args.time_zone.unwrap_or_default();
+    if paths.is_empty() {
+        return Err(Failure::Usage("say which settings to change".into()));
+    }
+    if let Some(payload) = payload {
+        let request = client.request(GetScheduleRequest { name: args.name });
+        let there = service.get_schedule(request).await?.into_inner().schedule;
+        let item = there.and_then(|schedule| schedule.item).unwrap_or_default();
+        schedule.item = Some(NewItem { payload: payload.into(), ..item });
+    }
+    let update_mask = Some(FieldMask { paths });
+    let request = UpdateScheduleRequest { schedule: Some(schedule), update_mask };
+    Ok(service.update_schedule(client.request(request)).await?.into_inner().schedule)
+}
+
 pub(crate) async fn run(context: &Context, command: ScheduleCommand) -> Result<(), Failure> {
     let client = context.client().await?;
     let mut service = client.schedule_service();
@@ -97,6 +162,14 @@ pub(crate) async fn run(context: &Context, command: ScheduleCommand) -> Result<(
         ScheduleCommand::Resume(Name { name }) => {
             let request = client.request(ResumeScheduleRequest { name });
             service.resume_schedule(request).await?.into_inner().schedule
+        }
+        ScheduleCommand::Update(args) => update(&client, args).await?,
+        ScheduleCommand::Run(Name { name }) => {
+            let request = TriggerScheduleRequest { name: name.clone(), request_id: String::new() };
+            let answer = service.trigger_schedule(client.request(request)).await?.into_inner();
+            let id = answer.result.map(|result| result.id).unwrap_or_default();
+            let value = json!({ "schedule": name, "id": id });
+            return Ok(context.output.one(&value, &id)?);
         }
         ScheduleCommand::List => return list(context).await,
         ScheduleCommand::Delete(Name { name }) => {

@@ -8,8 +8,11 @@ use super::{Rules, at_most, batch_length, duration, required, time_to_live, time
 use crate::{
     domain::{
         ConsumerName, DedupId, Eligibility, Headers, Invalid, NewItem, OrderingKey, Priority,
-        QueueName, Schedule, ScheduleName, check_header_limits,
-        limits::{MAX_CONTENT_TYPE_BYTES, MAX_DEDUP_ID_BYTES, MAX_ORDERING_KEY_BYTES, MAX_SPAN},
+        QueueName, Schedule, ScheduleChange, ScheduleName, check_header_limits,
+        limits::{
+            MAX_CONTENT_TYPE_BYTES, MAX_DEDUP_ID_BYTES, MAX_ORDERING_KEY_BYTES,
+            MAX_REQUEST_ID_BYTES, MAX_SPAN,
+        },
     },
     engine::check_cron,
     grpc::status::ApiError,
@@ -101,15 +104,10 @@ pub(in crate::grpc) fn schedule(
         if schedule.time_zone.is_empty() { "UTC".to_owned() } else { schedule.time_zone };
     check_cron(&schedule.cron, &time_zone).map_err(|error| error.within("schedule"))?;
     let inner = || -> Result<Schedule, ApiError> {
-        let item = required("item", schedule.item)?;
-        if !item.dedup_id.is_empty() {
-            let why = "must be empty: the broker sets the schedule's name and the tick";
-            return Err(Invalid::new("item.dedup_id", why).into());
-        }
         Ok(Schedule {
             name: ScheduleName::parse("name", &schedule.name)?,
             queue: QueueName::parse("queue", &schedule.queue)?,
-            item: new_item(item, rules).map_err(within(|| "item".to_owned()))?,
+            item: schedule_item(schedule.item, rules)?,
             cron: schedule.cron,
             time_zone,
             paused: schedule.paused,
@@ -119,6 +117,63 @@ pub(in crate::grpc) fn schedule(
         })
     };
     inner().map_err(within(|| "schedule".to_owned()))
+}
+
+fn schedule_item(item: Option<pb::NewItem>, rules: &Rules) -> Result<NewItem, ApiError> {
+    let item = required("item", item)?;
+    if !item.dedup_id.is_empty() {
+        let why = "must be empty: the broker sets the schedule's name and the tick";
+        return Err(Invalid::new("item.dedup_id", why).into());
+    }
+    new_item(item, rules).map_err(within(|| "item".to_owned()))
+}
+
+/// Parses an UpdateSchedule. Whether the times are possible is left to the engine, which knows all of them.
+pub(in crate::grpc) fn schedule_change(
+    schedule: Option<pb::Schedule>,
+    mask: Option<prost_types::FieldMask>,
+    rules: &Rules,
+) -> Result<(ScheduleName, ScheduleChange), ApiError> {
+    let given = required("schedule", schedule)?;
+    let name = ScheduleName::parse("schedule.name", &given.name)?;
+    let paths = mask.unwrap_or_default().paths;
+    if paths.is_empty() {
+        let why = "must name the fields to change, for example cron, or * for all";
+        return Err(Invalid::new("update_mask", why).into());
+    }
+    let changes = |field: &str| paths.iter().any(|path| path == field || path == "*");
+    if let Some(other) = paths
+        .iter()
+        .find(|path| !["*", "queue", "cron", "time_zone", "item"].contains(&path.as_str()))
+    {
+        let why = match other.as_str() {
+            "paused" => "paused is changed by PauseSchedule and ResumeSchedule".to_owned(),
+            other => format!("{other:?} is not among queue, cron, time_zone and item"),
+        };
+        return Err(Invalid::new("update_mask", why).into());
+    }
+    let time_zone = if given.time_zone.is_empty() { "UTC".to_owned() } else { given.time_zone };
+    let mut change = ScheduleChange {
+        cron: changes("cron").then_some(given.cron),
+        time_zone: changes("time_zone").then_some(time_zone),
+        ..ScheduleChange::default()
+    };
+    if changes("queue") {
+        change.queue = Some(QueueName::parse("schedule.queue", &given.queue)?);
+    }
+    if changes("item") {
+        let item = schedule_item(given.item, rules).map_err(within(|| "schedule".to_owned()))?;
+        change.item = Some(item);
+    }
+    Ok((name, change))
+}
+
+/// Parses the id of a request; empty: none.
+pub(in crate::grpc) fn request_id(id: &str) -> Result<(), Invalid> {
+    if id.contains('\0') {
+        return Err(Invalid::new("request_id", "must not contain zero bytes"));
+    }
+    at_most("request_id", id, MAX_REQUEST_ID_BYTES)
 }
 
 #[cfg(test)]

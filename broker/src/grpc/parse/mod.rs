@@ -26,7 +26,7 @@ pub(super) use admin::{
     PageRequest, TOKEN_BYTES, item_filter, item_state, max_items, prefix, queue_batch, rate,
     redrive, replay, watched,
 };
-pub(super) use item::{Batch, batch, schedule};
+pub(super) use item::{Batch, batch, request_id, schedule, schedule_change};
 pub(super) use queue::{change, check_labels, new_queue};
 pub(super) use settle::{CommitAndPush, commit_and_push, extend, move_item, receipts, rollbacks};
 pub(super) use take::{Take, consume, consumer, flow, lease, take};

@@ -204,12 +204,22 @@ impl Broker {
                 let schedule = a_schedule(&format!("new-{schedule}"), queue);
                 pb::CreateScheduleRequest { schedule: Some(schedule) }.encode_to_vec()
             }
-            "GetSchedule" | "DeleteSchedule" | "PauseSchedule" | "ResumeSchedule" => {
+            "GetSchedule" | "DeleteSchedule" | "PauseSchedule" | "ResumeSchedule"
+            | "TriggerSchedule" | "UpdateSchedule" => {
                 let request =
                     pb::CreateScheduleRequest { schedule: Some(a_schedule(&schedule, queue)) };
                 let mut client = ScheduleServiceClient::new(self.channel.clone());
-                client.create_schedule(by("admin", request)).await.unwrap();
-                // All four requests have the name as their only field.
+                let created = client.create_schedule(by("admin", request)).await;
+                // An update that was allowed has changed it.
+                assert!(created.is_ok() || method == "UpdateSchedule", "{created:?}");
+                if method == "UpdateSchedule" {
+                    let schedule = a_schedule(&schedule, other);
+                    let paths = vec!["queue".to_owned()];
+                    let update_mask = Some(prost_types::FieldMask { paths });
+                    let schedule = Some(schedule);
+                    return pb::UpdateScheduleRequest { schedule, update_mask }.encode_to_vec();
+                }
+                // All other requests have the name as their first field.
                 pb::GetScheduleRequest { name: schedule }.encode_to_vec()
             }
             "ListConsumers" => {
@@ -330,6 +340,10 @@ async fn nothing_is_put_into_a_queue_of_others() {
         let refused = broker.call("mine", path, message).await.expect_err(method);
         assert_eq!(refused.code(), Code::PermissionDenied, "{method}");
     }
+    let path = "/sluicegate.v1.ScheduleService/UpdateSchedule";
+    let message = broker.request(path, "mine", "theirs").await;
+    let refused = broker.call("mine", path, message).await.expect_err(path);
+    assert_eq!(refused.code(), Code::PermissionDenied);
     let request = pb::GetQueueStatsRequest { queue: "theirs".into() };
     let stats = broker.admin().get_queue_stats(by("admin", request)).await.unwrap().into_inner();
     assert_eq!(stats.stats.unwrap().pushed, 1, "nothing but the admin's item");

@@ -234,6 +234,7 @@ macro_rules! conformance {
                 a_deleted_queue_leaves_nothing_behind
                 schedules_are_kept
                 ticks_are_recorded_once_and_in_order
+                a_schedule_changes_by_setting
             }
             settle {
                 a_committed_item_is_gone_for_good

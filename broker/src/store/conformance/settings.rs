@@ -5,8 +5,8 @@ use std::num::NonZeroU64;
 use super::{Env, env::*};
 use crate::{
     domain::{
-        Eligibility, GroupName, Limit, OrderingKey, Queue, RetryPolicy, Schedule, ScheduleName,
-        Timestamp, Totals,
+        Eligibility, GroupName, Limit, OrderingKey, Queue, RetryPolicy, Schedule, ScheduleChange,
+        ScheduleName, Timestamp, Totals,
     },
     store::{Created, SettingsChanges, StoredReceiptKey},
 };
@@ -282,6 +282,45 @@ pub async fn ticks_are_recorded_once_and_in_order(env: &Env) {
     let missing = ScheduleName::parse("name", "missing").unwrap();
     assert_eq!(env.store.pause_schedule(&missing, true, now).await.unwrap(), None);
     env.store.tick_done(&missing, now).await.unwrap();
+}
+
+pub async fn a_schedule_changes_by_setting(env: &Env) {
+    let now = env.now();
+    let given = schedule("daily", now);
+    env.store.create_schedule(&given).await.unwrap();
+    env.store.create_schedule(&schedule("other", now)).await.unwrap();
+    let item = crate::domain::NewItem {
+        payload: vec![255, 0].into(),
+        eligibility: Eligibility::At(now + seconds(9)),
+        ..urgent("", 7)
+    };
+    let mut expected = given.clone();
+    for change in [
+        ScheduleChange { queue: Some(name("elsewhere")), ..ScheduleChange::default() },
+        ScheduleChange {
+            cron: Some("* * * * *".to_owned()),
+            done_until: Some(now + seconds(5)),
+            ..ScheduleChange::default()
+        },
+        ScheduleChange {
+            time_zone: Some("UTC".to_owned()),
+            done_until: Some(now + seconds(2)), // earlier than what is done
+            ..ScheduleChange::default()
+        },
+        ScheduleChange { item: Some(item), ..ScheduleChange::default() },
+    ] {
+        change.apply(&mut expected);
+        let changed = env.store.update_schedule(&given.name, &change).await.unwrap();
+        assert_eq!(changed.as_ref(), Some(&expected));
+        assert_eq!(env.other.get_schedule(&given.name).await.unwrap().as_ref(), Some(&expected));
+    }
+    assert_eq!(expected.done_until, now + seconds(5));
+    let other = ScheduleName::parse("name", "other").unwrap();
+    assert_eq!(env.store.get_schedule(&other).await.unwrap(), Some(schedule("other", now)));
+    let missing = ScheduleName::parse("name", "missing").unwrap();
+    let change = ScheduleChange { queue: Some(name("q")), ..ScheduleChange::default() };
+    assert_eq!(env.store.update_schedule(&missing, &change).await.unwrap(), None);
+    assert_eq!(env.store.get_schedule(&missing).await.unwrap(), None);
 }
 
 /// The first key of a number stays, all brokers have the same keys, and the newest few are kept.

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 
 use crate::{
     domain::{
-        Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule, ScheduleName,
-        Timestamp, Totals,
+        Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
+        ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
     store::{
@@ -289,6 +289,16 @@ impl ScheduleStore for MongoStore {
             catalog::schedules::list(&inner, after.as_ref(), limit, payloads).await
         })
         .await
+    }
+
+    async fn update_schedule(
+        &self,
+        name: &ScheduleName,
+        change: &ScheduleChange,
+    ) -> Result<Option<Schedule>> {
+        let (name, change) = (name.clone(), change.clone());
+        self.run(|inner| async move { catalog::schedules::update(&inner, &name, &change).await })
+            .await
     }
 
     async fn pause_schedule(

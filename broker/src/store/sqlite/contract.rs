@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use crate::{
     domain::{
         Demand, Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
-        ScheduleName, Timestamp, Totals,
+        ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
     store::{
@@ -392,6 +392,15 @@ impl ScheduleStore for SqliteStore {
     ) -> Result<Vec<Schedule>> {
         let after = after.cloned();
         self.inner.read(move |view| schedules::list(view, after.as_ref(), limit, payloads)).await
+    }
+
+    async fn update_schedule(
+        &self,
+        name: &ScheduleName,
+        change: &ScheduleChange,
+    ) -> Result<Option<Schedule>> {
+        let (name, change) = (name.clone(), change.clone());
+        self.inner.write(move |tx| schedules::update(tx, &name, &change)).await
     }
 
     async fn pause_schedule(

@@ -11,7 +11,9 @@ use super::{
     rows::{broken, headers, json, priority, queue_name},
     tx::{Tx, View},
 };
-use crate::domain::{Eligibility, NewItem, OrderingKey, Schedule, ScheduleName, Timestamp};
+use crate::domain::{
+    Eligibility, NewItem, OrderingKey, Schedule, ScheduleChange, ScheduleName, Timestamp,
+};
 
 macro_rules! other_columns {
     () => {
@@ -92,6 +94,23 @@ pub(super) fn create(tx: &Tx<'_>, schedule: Schedule) -> rusqlite::Result<Create
     if let Some(there) = get(tx, &schedule.name)? {
         return Ok(Created::Existing(there));
     }
+    write(tx, &schedule)?;
+    Ok(Created::New(schedule))
+}
+
+pub(super) fn update(
+    tx: &Tx<'_>,
+    name: &ScheduleName,
+    change: &ScheduleChange,
+) -> rusqlite::Result<Option<Schedule>> {
+    let Some(mut schedule) = get(tx, name)? else { return Ok(None) };
+    change.apply(&mut schedule);
+    write(tx, &schedule)?;
+    Ok(Some(schedule))
+}
+
+/// Writes a schedule in the place of the one of its name.
+fn write(tx: &Tx<'_>, schedule: &Schedule) -> rusqlite::Result<()> {
     let item = &schedule.item;
     let (delay, eligible_time) = match item.eligibility {
         Eligibility::Immediate => (Duration::ZERO, None),
@@ -100,7 +119,7 @@ pub(super) fn create(tx: &Tx<'_>, schedule: Schedule) -> rusqlite::Result<Create
     };
     tx.conn
         .prepare_cached(concat!(
-            "INSERT INTO schedules (",
+            "INSERT OR REPLACE INTO schedules (",
             columns!(),
             ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)"
         ))?
@@ -121,8 +140,8 @@ pub(super) fn create(tx: &Tx<'_>, schedule: Schedule) -> rusqlite::Result<Create
             item.ttl.map(nanos),
             OrderingKey::text_of(item.ordering_key.as_ref()),
             item.payload.as_ref(),
-        ])?;
-    Ok(Created::New(schedule))
+        ])
+        .map(drop)
 }
 
 pub(super) fn pause(

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use sluicegate_broker::{
     domain::{
         Demand, Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
-        ScheduleName, Timestamp, Totals,
+        ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
     store::{
@@ -361,6 +361,19 @@ impl<L: Link> ScheduleStore for ModelStore<L> {
             page.map(shown).collect()
         };
         self.inner.call("list_schedules", list).await
+    }
+
+    async fn update_schedule(
+        &self,
+        name: &ScheduleName,
+        change: &ScheduleChange,
+    ) -> Result<Option<Schedule>> {
+        let update = |world: &mut World, _| {
+            let schedule = world.schedules.get_mut(name)?;
+            change.apply(schedule);
+            Some(schedule.clone())
+        };
+        self.inner.call("update_schedule", update).await
     }
 
     async fn pause_schedule(

@@ -10,8 +10,8 @@ use mongodb::{
 
 use crate::{
     domain::{
-        Eligibility, Invalid, NewItem, OrderingKey, Priority, QueueName, Schedule, ScheduleName,
-        Timestamp,
+        Eligibility, Invalid, NewItem, OrderingKey, Priority, QueueName, Schedule, ScheduleChange,
+        ScheduleName, Timestamp,
     },
     store::{
         Created, Result,
@@ -33,8 +33,7 @@ use crate::{
 const SCHEDULES: &str = "schedules";
 const NAMED: Named<Schedule> = Named { collection: SCHEDULES, read };
 
-fn write(schedule: &Schedule) -> Document {
-    let new = &schedule.item;
+fn write_item(new: &NewItem) -> Document {
     let mut item = doc! {
         "payload": binary(&new.payload), "contentType": &new.content_type,
         "headers": texts(&new.headers),
@@ -49,9 +48,14 @@ fn write(schedule: &Schedule) -> Document {
     if let Some(ttl) = new.ttl {
         item.insert("ttl", span(ttl));
     }
+    item
+}
+
+fn write(schedule: &Schedule) -> Document {
     let mut d = doc! {
         "_id": schedule.name.as_str(), "queue": schedule.queue.as_str(), "cron": &schedule.cron,
-        "timeZone": &schedule.time_zone, "item": item, "paused": schedule.paused,
+        "timeZone": &schedule.time_zone, "item": write_item(&schedule.item),
+        "paused": schedule.paused,
         "created": date(schedule.create_time), "doneUntil": date(schedule.done_until),
     };
     if let Some(last) = schedule.last_time {
@@ -124,6 +128,32 @@ pub(crate) async fn list(
     NAMED.list(inner, names, limit, left_out).await
 }
 
+/// Changes a schedule.
+pub(crate) async fn update(
+    inner: &Inner,
+    name: &ScheduleName,
+    change: &ScheduleChange,
+) -> Result<Option<Schedule>> {
+    let mut set = Document::new();
+    if let Some(queue) = &change.queue {
+        set.insert("queue", queue.as_str());
+    }
+    if let Some(cron) = &change.cron {
+        set.insert("cron", cron);
+    }
+    if let Some(time_zone) = &change.time_zone {
+        set.insert("timeZone", time_zone);
+    }
+    if let Some(item) = &change.item {
+        set.insert("item", write_item(item));
+    }
+    let mut update = doc! { "$set": set };
+    if let Some(until) = change.done_until {
+        update.insert("$max", doc! { "doneUntil": date(until) });
+    }
+    change_one(inner, name, update).await
+}
+
 /// Pauses or resumes a schedule.
 pub(crate) async fn pause(
     inner: &Inner,
@@ -131,12 +161,18 @@ pub(crate) async fn pause(
     paused: bool,
     done_until: Timestamp,
 ) -> Result<Option<Schedule>> {
+    let update = doc! { "$set": { "paused": paused }, "$max": { "doneUntil": date(done_until) } };
+    change_one(inner, name, update).await
+}
+
+async fn change_one(
+    inner: &Inner,
+    name: &ScheduleName,
+    update: Document,
+) -> Result<Option<Schedule>> {
     let schedules = inner.db.collection::<Document>(SCHEDULES);
     let update = schedules
-        .find_one_and_update(
-            doc! { "_id": name.as_str() },
-            doc! { "$set": { "paused": paused }, "$max": { "doneUntil": date(done_until) } },
-        )
+        .find_one_and_update(doc! { "_id": name.as_str() }, update)
         .return_document(ReturnDocument::After);
     let found = in_time(update).await.map_err(failed)?;
     found.as_ref().map(read).transpose()
