@@ -11,12 +11,12 @@ Latency is counted from the instant at which an item was due to be pushed to its
 --rate, a broker that falls behind cannot hide it. Rates count what happened after the warm-up.
 
 Without --rate, producers go as fast as consumers let them (except in push): they wait while --backlog items are pushed and \
-not delivered, so that the rates of push and delivery are one. With --rate they do not wait.
+not delivered, so that the rates of push and delivery are one. With --rate or --backlog 0 they do not wait.
 
 Each run creates queues of its own, named bench-..., and deletes them at the end.
 
 JSON keys: scenario, items, seconds, push_per_s, deliver_per_s, commit_per_s, p50_ms, p95_ms, p99_ms, max_ms, errors, \
-exactly_once; and missing, doubled, and what the scenario adds.";
+exactly_once; and missing, doubled, server_cpu_s_per_100k with --server-pid, and what the scenario adds.";
 
 /// The command line of `sluice bench`.
 #[derive(Debug, Clone, clap::Args)]
@@ -55,8 +55,8 @@ pub(crate) struct Args {
     /// Push this many items per second in all [default: as fast as possible]
     #[arg(long, value_name = "N")]
     pub(super) rate: Option<f64>,
-    /// Items pushed and not delivered at most; producers wait for room [default: 5000]
-    #[arg(long, value_name = "N", conflicts_with = "rate", value_parser = clap::value_parser!(u32).range(1..))]
+    /// Items pushed and not delivered at most; producers wait for room; 0: they run as far ahead as they get [default: 5000]
+    #[arg(long, value_name = "N", conflicts_with = "rate")]
     pub(super) backlog: Option<u32>,
     /// How long to measure [default: by scenario]
     #[arg(long, value_name = "DURATION", value_parser = values::duration)]
@@ -76,6 +76,9 @@ pub(crate) struct Args {
     /// Connections to share [default: one per 50 producers or consumers]
     #[arg(long, value_name = "N")]
     pub(super) connections: Option<usize>,
+    /// A local process of the server, for example the broker or its database; may be repeated. Reports their processor time
+    #[arg(long, value_name = "PID")]
+    pub(super) server_pid: Vec<u32>,
     /// Another broker on the same database, for the consumers
     #[arg(long, value_name = "URL")]
     pub(super) consume_server: Option<String>,

@@ -19,6 +19,7 @@ use super::{
     args::{Args, Mode},
     measure::{
         figures::{Figures, Window},
+        processor::ProcessorTime,
         report::Report,
         tracker::{Tracker, Verdict},
     },
@@ -159,8 +160,10 @@ impl Bench {
         let tracker = Arc::new(Tracker::new());
         let window = self.window();
         let backlog = BacklogLimit::new(self.settings.backlog);
+        let servers = self.processor_time(window);
         let producers = self.produce(&tracker, &backlog, window, None);
-        let figures = self.consume_all(&tracker, &backlog, window, producers).await?;
+        let mut figures = self.consume_all(&tracker, &backlog, window, producers).await?;
+        figures.server_seconds = servers.finish().await;
         Ok((figures, tracker.verdict()))
     }
 
@@ -175,6 +178,11 @@ impl Bench {
     pub(super) fn window(&self) -> Window {
         let from = Instant::now() + self.settings.warm_up;
         Window { from, to: self.settings.duration.map(|duration| from + duration) }
+    }
+
+    /// Begins to measure the processor time that the servers use inside the window.
+    pub(super) fn processor_time(&self, window: Window) -> ProcessorTime {
+        ProcessorTime::start(&self.settings.servers, window)
     }
 
     pub(super) fn produce(

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::args::{Args, Mode};
 
 /// Most items pushed and not delivered, where producers go as fast as consumers let them.
-pub(super) const BACKLOG: u32 = 5_000;
+const BACKLOG: u32 = 5_000;
 
 /// What a scenario does where the command line says nothing.
 #[derive(Debug, Clone)]
@@ -66,6 +66,16 @@ pub(super) struct Settings {
     pub(super) items: Option<u64>,
     pub(super) warm_up: Duration,
     pub(super) size: usize,
+    /// Processes whose processor time is reported.
+    pub(super) servers: Vec<u32>,
+}
+
+/// Returns the bound of --backlog, which lets at least `batch` items pass; `None`: there is none.
+pub(super) fn backlog(args: &Args, batch: u32) -> Option<u32> {
+    match args.backlog.unwrap_or(BACKLOG) {
+        0 => None,
+        items => Some(items.max(batch)),
+    }
 }
 
 impl Settings {
@@ -81,8 +91,8 @@ impl Settings {
             Queues::One { and_spare } => (1, and_spare),
         };
         let batch = args.batch.unwrap_or(defaults.batch);
-        let backlog = (defaults.bounded && rate.is_none())
-            .then(|| args.backlog.unwrap_or(BACKLOG).max(u32::from(batch)));
+        let backlog =
+            backlog(args, u32::from(batch)).filter(|_| defaults.bounded && rate.is_none());
         Self {
             producers: args.producers.unwrap_or(defaults.producers).max(queues),
             consumers: args.consumers.unwrap_or(defaults.consumers).max(queues),
@@ -102,6 +112,7 @@ impl Settings {
             items,
             warm_up: if items.is_some() { Duration::ZERO } else { args.warm_up },
             size: args.size,
+            servers: args.server_pid.clone(),
         }
     }
 

@@ -39,6 +39,8 @@ pub(crate) struct Figures {
     pub(crate) errors: u64,
     last: Instant,
     latency: Histogram<u64>,
+    /// Processor time of the servers inside the window, in seconds, if it is known.
+    pub(crate) server_seconds: Option<f64>,
 }
 
 /// A histogram of latencies in microseconds, up to an hour, to three digits.
@@ -57,6 +59,7 @@ impl Figures {
             errors: 0,
             last: window.from,
             latency: histogram(),
+            server_seconds: None,
         }
     }
 
@@ -128,7 +131,8 @@ impl Figures {
         let seconds = self.seconds();
         let rate = |n: u64| round(n as f64 / seconds, 1);
         let mut report = Report::new(scenario);
-        report.put("items", self.pushed.max(self.delivered));
+        let items = self.pushed.max(self.delivered);
+        report.put("items", items);
         report.put("seconds", round(seconds, 3));
         report.put("push_per_s", rate(self.pushed));
         report.put("deliver_per_s", rate(self.delivered));
@@ -144,6 +148,9 @@ impl Figures {
         report.put("exactly_once", verdict.exactly_once());
         report.put("missing", verdict.missing);
         report.put("doubled", verdict.doubled);
+        if let Some(spent) = self.server_seconds {
+            report.put("server_cpu_s_per_100k", round(spent * 1e5 / items.max(1) as f64, 3));
+        }
         report
     }
 }

@@ -49,6 +49,7 @@ pub(super) async fn run(bench: &Bench, depth: u64) -> Result<Report, Failure> {
 
     let window = deep.window();
     let backlog = BacklogLimit::new(deep.settings.backlog);
+    let servers = deep.processor_time(window);
     let stop = CancellationToken::new();
     let consumers = deep.consume(&tracker, &backlog, window, &stop);
     // The numbers of the load follow those of the filling.
@@ -61,6 +62,7 @@ pub(super) async fn run(bench: &Bench, depth: u64) -> Result<Report, Failure> {
     bar.finish_and_clear();
     stop.cancel();
     figures.merge(&join(consumers, window, || {}).await?);
+    figures.server_seconds = servers.finish().await;
     figures.errors += errors;
     // Items that are left in the deep queue are not read one by one, but they are counted.
     let left = deep.delete_queue(&deep.queues[0]).await?;

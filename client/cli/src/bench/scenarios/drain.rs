@@ -24,7 +24,9 @@ pub(super) async fn run(bench: &Bench) -> Result<Report, Failure> {
     bar.finish_and_clear();
     let window = Window { from: Instant::now(), to: None };
     let backlog = BacklogLimit::new(None);
+    let servers = bench.processor_time(window);
     let mut figures = bench.consume_all(&tracker, &backlog, window, JoinSet::new()).await?;
+    figures.server_seconds = servers.finish().await;
     figures.errors += filled.errors;
     Ok(figures.without_latencies().into_report(&bench.name, tracker.verdict()))
 }

@@ -22,10 +22,11 @@ use crate::{
         args::Args,
         measure::{
             figures::{Figures, Window},
+            processor::ProcessorTime,
             report::Report,
             tracker::Tracker,
         },
-        settings::BACKLOG,
+        settings::backlog,
         workers::backlog_limit::BacklogLimit,
     },
     failure::Failure,
@@ -67,8 +68,7 @@ async fn drive(args: &Args) -> mongodb::error::Result<Report> {
 
     let batch = args.batch.unwrap_or(500);
     let tracker = Arc::new(Tracker::new());
-    let backlog =
-        BacklogLimit::new(Some(args.backlog.unwrap_or(BACKLOG).max(2 * u32::from(batch))));
+    let backlog = BacklogLimit::new(backlog(args, 2 * u32::from(batch)));
     let inserting = Arc::new(AtomicBool::new(true));
     let raw = Raw { items, tracker, backlog, window: Window::none(), batch, inserting };
     if args.churn > 0 {
@@ -77,7 +77,9 @@ async fn drive(args: &Args) -> mongodb::error::Result<Report> {
     let from = Instant::now() + args.warm_up;
     let to = from + args.duration.unwrap_or(Duration::from_secs(10));
     let measured = Raw { window: Window { from, to: Some(to) }, ..raw };
+    let servers = ProcessorTime::start(&args.server_pid, measured.window);
     let mut figures = measured.load(args.size, u64::MAX, Some(to)).await?;
+    figures.server_seconds = servers.finish().await;
     measured.items.drop().await?;
     let mut verdict = measured.tracker.verdict();
     // What was claimed and not deleted would be claimed again when the claim lapses.

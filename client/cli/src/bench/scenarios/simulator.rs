@@ -49,6 +49,7 @@ struct Times {
 pub(super) async fn run(bench: &Bench) -> Result<Report, Failure> {
     let tracker = Arc::new(Tracker::new());
     let window = Window { from: Instant::now(), to: None };
+    let servers = bench.processor_time(window);
     let second = Duration::from_secs(1);
     let mut users = JoinSet::new();
     for iteration in 0..ITERATIONS {
@@ -86,6 +87,7 @@ pub(super) async fn run(bench: &Bench) -> Result<Report, Failure> {
         }
     }
     bar.finish_and_clear();
+    figures.server_seconds = servers.finish().await;
     figures.errors += bench.check(&tracker).await?;
     let mut report = figures.into_report(&bench.name, tracker.verdict());
     report.put("publish_ms", distribution(times.publish));
