@@ -106,7 +106,7 @@ impl Api {
         let mut queues = Vec::new();
         let mut page_token = String::new();
         for _ in 0..MAX_PAGES {
-            let request = ListQueuesRequest { page_size: PAGE, page_token };
+            let request = ListQueuesRequest { page_size: PAGE, page_token, ..Default::default() };
             let page = self.admin.clone().list_queues(request).await?.into_inner();
             queues.extend(page.queues);
             page_token = page.next_page_token;
@@ -144,7 +144,8 @@ impl Api {
         page_token: String,
     ) -> Result<(Vec<Item>, String), Status> {
         let (queue, state) = (queue.to_owned(), state.into());
-        let request = ListItemsRequest { queue, state, page_size, page_token };
+        let request =
+            ListItemsRequest { queue, state, page_size, page_token, filter: None };
         let answer = self.admin.clone().list_items(request).await?.into_inner();
         Ok((answer.items, answer.next_page_token))
     }

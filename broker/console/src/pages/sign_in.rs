@@ -72,7 +72,7 @@ pub(super) async fn sign_in(
 ) -> Answer {
     let Credentials { token, next } = credentials;
     visitor.token = Some(token.trim().to_owned());
-    let request = ListQueuesRequest { page_size: 1, page_token: String::new() };
+    let request = ListQueuesRequest { page_size: 1, ..Default::default() };
     let answer = visitor.api().admin.list_queues(request).await;
     let token = visitor.token.take().unwrap_or_default();
     if let Err(status) = answer {

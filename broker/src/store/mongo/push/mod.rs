@@ -289,6 +289,8 @@ async fn insert(
         }
         expect_leases(inner, items, &starts, open.iter().flat_map(Unit::present));
         let refused = insert_documents(group, &documents).await;
+        // Once more: a scan for lapsed leases that ran meanwhile may have missed these.
+        expect_leases(inner, items, &starts, open.iter().flat_map(Unit::present));
         // Rewinds even if the outcome is unknown: the items may be stored, and a cursor must not skip them.
         let mut marks = Marks::default();
         for at in open.iter().flat_map(Unit::present) {

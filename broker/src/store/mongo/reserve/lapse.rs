@@ -4,7 +4,6 @@
 
 use std::time::Instant;
 
-use futures_util::future::try_join;
 use mongodb::bson::{doc, rawdoc};
 
 use crate::{
@@ -77,11 +76,10 @@ impl Leases<'_> {
         let from = self.cursor.lease_deadlines.begin();
         let name = self.group.items.name();
         let range = (LEASED + from.max(START), BLOCKED);
-        let (items, segments) = try_join(
-            priorities::first_between(self.inner, name, self.queue, self.used, range),
-            lookup::first_lapse(self.inner, self.group, self.queue),
-        )
-        .await?;
+        // Segments first, so that what is detached between the two reads is found by the second.
+        let segments = lookup::first_lapse(self.inner, self.group, self.queue).await?;
+        let items =
+            priorities::first_between(self.inner, name, self.queue, self.used, range).await?;
         let first = items.map(|when| Timestamp(when - LEASED)).into_iter().chain(segments).min();
         self.cursor.lease_deadlines.seen(first, now, begun.elapsed());
         Ok(first)

@@ -260,7 +260,10 @@ async fn claim(
         statements.push(claim_statement(queue, alike, lot, now)?);
     }
     // If the update fails, dropping the claim undoes it.
-    let n = update(inner, group, statements).await?;
+    let written = update(inner, group, statements).await;
+    // Once more: a scan for lapsed leases that ran meanwhile may have missed these.
+    leases.iter().for_each(|lease| cursor.lease_deadlines.expect(lease.until));
+    let n = written?;
     let won: Option<HashSet<ItemId>> = if n == (singles + parts.len()) as u64 {
         None
     } else {
