@@ -68,15 +68,15 @@ impl Fault {
     pub(crate) fn can_happen_at(self, command: &Command) -> bool {
         let ends = command.name == "commitTransaction";
         match self.effect {
-            Effect::CutBefore
+            Effect::Refuse(CONFLICT) => command.in_transaction && command.is_write(),
+            Effect::Refuse(NO_TRANSACTION) => command.in_transaction,
+            Effect::Refuse(_)
+            | Effect::CutBefore
             | Effect::CutAfter
             | Effect::OutageBefore
             | Effect::OutageAfter
             | Effect::KillBefore
             | Effect::KillAfter => true,
-            Effect::Refuse(CONFLICT) => command.in_transaction && command.is_write(),
-            Effect::Refuse(NO_TRANSACTION) => command.in_transaction,
-            Effect::Refuse(_) => true,
             Effect::RefuseAgain(_) => command.is_write() && !command.in_transaction,
             Effect::Unsure(_) => ends || (command.is_write() && !command.in_transaction),
             Effect::Half(_) => {

@@ -154,8 +154,12 @@ impl Transition {
         clients.create(queue, &self.settings()).await?;
         let items = self.items(stage);
         match self {
-            T::PushOne | T::PushSegment | T::PushOrdered | T::PushSequenced => {}
-            T::PushDeduplicated | T::Direct => {}
+            T::PushOne
+            | T::PushSegment
+            | T::PushOrdered
+            | T::PushSequenced
+            | T::PushDeduplicated
+            | T::Direct => {}
             // Two segments, so that one command has a statement for each.
             T::ClaimSeveral | T::CommitSeveral | T::RollBackSeveral => {
                 clients.push(queue, &items[..4]).await?;
@@ -273,16 +277,7 @@ impl Transition {
                 }
                 Ok(())
             }
-            T::CommitAndPush => {
-                let item =
-                    |number: usize| NewItem { name: stage.name(10 + number), ..NewItem::default() };
-                let keyed = NewItem { ordering_key: "key".to_owned(), ..item(1) };
-                let pushes = vec![
-                    PushEntry { queue: queue.to_owned(), item: item(0) },
-                    PushEntry { queue: stage.other_queue(), item: keyed },
-                ];
-                clients.commit_and_push(&held[0].receipt, pushes).await
-            }
+            T::CommitAndPush => commit_and_push(stage, &held[0]).await,
             T::Redrive => clients.redrive(&format!("{queue}.dead")).await,
             T::Replay => clients.replay(queue).await,
             T::Purge => clients.purge(queue).await,
@@ -298,6 +293,17 @@ impl Transition {
             T::Tick => stage.tick().await,
         }
     }
+}
+
+/// Commits an item, and pushes one into each queue.
+async fn commit_and_push(stage: &Stage<'_>, held: &Delivery) -> Result<(), Answer> {
+    let item = |number: usize| NewItem { name: stage.name(10 + number), ..NewItem::default() };
+    let keyed = NewItem { ordering_key: "key".to_owned(), ..item(1) };
+    let pushes = vec![
+        PushEntry { queue: stage.queue.to_owned(), item: item(0) },
+        PushEntry { queue: stage.other_queue(), item: keyed },
+    ];
+    stage.clients.commit_and_push(&held.receipt, pushes).await
 }
 
 fn receipts(held: &[Delivery]) -> Vec<String> {

@@ -103,9 +103,9 @@ async fn items_are_found_by_what_is_in_them(backend: Backend) {
         item
     };
     let items = vec![
-        with("keyed", &|item| item.ordering_key = "k".to_owned()),
-        with("blocked", &|item| item.ordering_key = "k".to_owned()),
-        with("deduplicated", &|item| item.dedup_id = "once".to_owned()),
+        with("keyed", &|item| item.ordering_key = "k".into()),
+        with("blocked", &|item| item.ordering_key = "k".into()),
+        with("deduplicated", &|item| item.dedup_id = "once".into()),
         with("eu", &|item| item.headers = labels(&[("region", "eu"), ("tier", "1")])),
         with("us", &|item| item.headers = labels(&[("region", "us"), ("tier", "1")])),
         with("later", &|item| {

@@ -144,8 +144,7 @@ impl Api {
         page_token: String,
     ) -> Result<(Vec<Item>, String), Status> {
         let (queue, state) = (queue.to_owned(), state.into());
-        let request =
-            ListItemsRequest { queue, state, page_size, page_token, filter: None };
+        let request = ListItemsRequest { queue, state, page_size, page_token, filter: None };
         let answer = self.admin.clone().list_items(request).await?.into_inner();
         Ok((answer.items, answer.next_page_token))
     }

@@ -81,61 +81,50 @@ pub(super) fn engine(error: &EngineError) -> Status {
                 next,
             )
         }
+        EngineError::ItemInOtherState { .. }
+        | EngineError::DifferentGroup { .. }
+        | EngineError::QueueNotEmpty { .. }
+        | EngineError::DeadLetterQueueInUse { .. }
+        | EngineError::DeadLetterRing(_)
+        | EngineError::DeadLetterGroup { .. } => return precondition(error),
+    };
+    Status::with_error_details(code, format!("{error}: {next}"), details)
+}
+
+/// Converts an error that says that something is not as the call needs it.
+fn precondition(error: &EngineError) -> Status {
+    match error {
         EngineError::ItemInOtherState { queue, id, state } => {
             let info = [queue_entry(queue), ("id", id.clone()), ("state", state.to_string())];
             let next = "nothing was changed; leave out only_if to delete it whatever its state";
-            return refused(ErrorReason::ItemInOtherState, info, ("STATE", id), error, Some(next));
+            refused(ErrorReason::ItemInOtherState, info, ("STATE", id), error, Some(next))
         }
         EngineError::DifferentGroup { from, to } => {
             let info = [("from", from.to_string()), ("to", to.to_string())];
             let next = "use CommitAndPush, which spans groups";
-            return refused(
-                ErrorReason::DifferentGroup,
-                info,
-                ("GROUP", to.as_str()),
-                error,
-                Some(next),
-            );
+            refused(ErrorReason::DifferentGroup, info, ("GROUP", to.as_str()), error, Some(next))
         }
         EngineError::QueueNotEmpty { queue, items } => {
             let info = [queue_entry(queue), ("items", items.to_string())];
             let next = "consume or purge them, or set force to delete them with it";
-            return refused(
-                ErrorReason::QueueNotEmpty,
-                info,
-                ("EMPTY", queue.as_str()),
-                error,
-                Some(next),
-            );
+            refused(ErrorReason::QueueNotEmpty, info, ("EMPTY", queue.as_str()), error, Some(next))
         }
         EngineError::DeadLetterQueueInUse { queue, sources } => {
             let info = [queue_entry(queue), ("sources", joined(sources))];
             let violation = ("UNUSED", queue.as_str());
             let next = "give those another dead_letter_queue, or delete them first";
-            return refused(ErrorReason::DeadLetterQueueInUse, info, violation, error, Some(next));
+            refused(ErrorReason::DeadLetterQueueInUse, info, violation, error, Some(next))
         }
         EngineError::DeadLetterRing(ring) => {
             let info = [queue_entry(&ring[0]), ("ring", joined(ring))];
-            return refused(
-                ErrorReason::DeadLetterRing,
-                info,
-                ("RING", ring[0].as_str()),
-                error,
-                None,
-            );
+            refused(ErrorReason::DeadLetterRing, info, ("RING", ring[0].as_str()), error, None)
         }
         EngineError::DeadLetterGroup { queue, group, .. } => {
             let info = [queue_entry(queue), ("group", group.to_string())];
-            return refused(
-                ErrorReason::DifferentGroup,
-                info,
-                ("GROUP", group.as_str()),
-                error,
-                None,
-            );
+            refused(ErrorReason::DifferentGroup, info, ("GROUP", group.as_str()), error, None)
         }
-    };
-    Status::with_error_details(code, format!("{error}: {next}"), details)
+        _ => Status::failed_precondition(error.to_string()),
+    }
 }
 
 /// Converts an error of the store. What the driver said goes to the log only, because it may name hosts and users.

@@ -416,6 +416,6 @@ impl<L: Link> BrokerReportStore for ModelStore<L> {
     }
 
     async fn broker_reports(&self) -> Result<Vec<BrokerReport>> {
-        self.inner.call("broker_reports", |world, now| world.broker_reports(now)).await
+        self.inner.call("broker_reports", World::broker_reports).await
     }
 }

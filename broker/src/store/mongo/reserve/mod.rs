@@ -262,7 +262,9 @@ async fn claim(
     // If the update fails, dropping the claim undoes it.
     let written = update(inner, group, statements).await;
     // Once more: a scan for lapsed leases that ran meanwhile may have missed these.
-    leases.iter().for_each(|lease| cursor.lease_deadlines.expect(lease.until));
+    for lease in &leases {
+        cursor.lease_deadlines.expect(lease.until);
+    }
     let n = written?;
     let won: Option<HashSet<ItemId>> = if n == (singles + parts.len()) as u64 {
         None
