@@ -208,6 +208,27 @@ fn deliveries_that_a_broker_took_back_do_not_count() {
     story.commit("a/4", Outcome::Ok).rest().is_clean();
 }
 
+/// Who lists a queue knows an item before its producer does.
+#[test]
+fn an_item_may_be_deleted_before_its_push_is_answered() {
+    let mut story = Story::default();
+    let pushing = story.start(push(vec![keyed("a")]));
+    let request = Request::DeleteItem { queue: "work".to_owned(), id: "a".to_owned() };
+    story.call(request, Response::Done).ok(pushing, Response::Pushed(vec![pushed("a")]));
+    story.rest().is_clean();
+}
+
+/// A dead letter may be redriven and purged before anybody has it.
+#[test]
+fn a_dead_letter_may_be_redriven_and_purged() {
+    let mut story = Story::default();
+    let rejected = RollbackItem { dead_letter: true, ..back("a/1") };
+    story.push(item("a")).reserve(delivery("a", 1)).rollback(rejected, Outcome::DeadLettered);
+    story.call(Request::RedriveItems { queue: "work.dead".to_owned() }, Response::Done);
+    story.call(Request::PurgeQueue { queue: "work".to_owned() }, Response::Done);
+    story.rest().is_clean();
+}
+
 /// A dead letter keeps its ordering key, and does not wait for others.
 #[test]
 fn dead_letters_of_one_key_are_in_no_order() {

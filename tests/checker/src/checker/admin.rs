@@ -99,6 +99,7 @@ impl Checker {
                 self.remove(id, How::Deleted, number);
             }
             (Request::DeleteItem { id, .. }, Answer::Refused(_)) => {
+                self.early_deletions.remove(&Key::of(id));
                 if let Some(item) = self.items.get_mut(&Key::of(id)) {
                     item.maybe_deleted = false;
                 }
@@ -108,7 +109,10 @@ impl Checker {
     }
 
     fn start_deletion(&mut self, id: Key) {
-        let Some(item) = self.items.get_mut(&id) else { return };
+        let Some(item) = self.items.get_mut(&id) else {
+            self.early_deletions.insert(id, ());
+            return;
+        };
         item.maybe_deleted = true;
         item.ready = None;
         if let Some(dedup) = item.dedup.and_then(|dedup| self.dedups.get_mut(&dedup)) {

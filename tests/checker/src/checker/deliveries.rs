@@ -7,9 +7,13 @@ use super::{
     streams::{Holds, Taker},
 };
 use crate::{
-    history::{CallId, Delivery, Request},
+    history::{CallId, Delivery, Request, Span},
     rules::Rule,
 };
+
+/// For so many microseconds a broker may go on handing out items to a stream whose client has gone: it hears of it late, and
+/// later if it stands still.
+const UNNOTICED: Span = 30_000_000;
 
 impl Checker {
     pub(super) fn deliver(&mut self, taker: Taker, delivery: &Delivery) {
@@ -318,7 +322,7 @@ impl Checker {
         let Some(item) = self.items.get(&id) else { return };
         let mut wrong = None;
         let unseen = item.unseen(delivery);
-        let since = item.last.as_ref().map_or(item.entered.0.event, |last| last.delivered.event);
+        let since = item.last.as_ref().map_or(item.entered.0, |last| last.delivered);
         if item.deliveries_before.is_some()
             && unseen > 0
             && !self.may_hide(item.queue, since, taker)
@@ -335,21 +339,22 @@ impl Checker {
             wrong = Some(format!("attempt {} where {expected} was due", delivery.attempt));
         }
         if let Some(wrong) = wrong {
-            let mut events = vec![since];
+            let mut events = vec![since.event];
             let receipt = item.last.as_ref().and_then(|last| self.receipts.get(&last.receipt));
             events.extend(receipt.and_then(|receipt| receipt.ended).map(|ended| ended.event));
             self.violate(Rule::Attempts, Some(id), "", wrong, &events);
         }
     }
 
-    /// Returns whether an item may have been handed out since an event without anybody seeing it: to a
-    /// stream, which need not have been sent it, or to a call that broke off or is under way.
-    fn may_hide(&self, queue: Key, since: u64, taker: Taker) -> bool {
+    /// Returns whether an item may have been handed out since then without anybody seeing it: to a stream, which need not
+    /// have been sent it, or to a call that broke off or is under way.
+    fn may_hide(&self, queue: Key, since: Mark, taker: Taker) -> bool {
         let Some(queue) = self.queues.get(&queue) else { return true };
         let is_stream = |call: &CallId| {
             self.calls.get(call).is_none_or(|call| matches!(call.request, Request::Consume(_)))
         };
-        queue.cut > since
+        queue.cut.event > since.event
+            || queue.cut.event > 0 && since.at <= queue.cut.at + UNNOTICED
             || queue.lost_calls > 0
             || queue.consumers.iter().any(|call| *call != taker.call || is_stream(call))
     }

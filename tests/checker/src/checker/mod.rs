@@ -87,6 +87,8 @@ pub struct Checker {
     receipts: Map<Key, Receipt>,
     lines: Map<Key, Line>,
     gone: Map<Key, Gone>,
+    /// Deletions of items whose pushes were not answered yet: who lists a queue knows an item before its producer does.
+    early_deletions: Map<Key, ()>,
     bonds: Map<CallId, settles::Bond>,
     revoked: Map<Key, u64>,
     /// The last totals of each queue by broker, with when they were answered.
@@ -117,6 +119,7 @@ impl Checker {
             receipts: Map::default(),
             lines: Map::default(),
             gone: Map::default(),
+            early_deletions: Map::default(),
             bonds: Map::default(),
             revoked: Map::default(),
             totals_seen: Map::default(),

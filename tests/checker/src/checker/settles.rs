@@ -445,9 +445,28 @@ impl Checker {
         };
         self.may_have_vanished(item)
             || self.is_being_taken(queue)
+            || self.may_be_gone_elsewhere(item, queue)
             || item.settles.iter().any(|settle| discards(settle.kind))
             || (queue.settings.discard_failed || queue.settings_unsure_until > self.now.at)
                 && self.may_be_at_limit(item)
+    }
+
+    /// Returns whether an item may be in another queue, by a redrive or by a move whose outcome is not known, and may have been
+    /// removed there.
+    fn may_be_gone_elsewhere(&self, item: &Item, queue: &Queue) -> bool {
+        let since = item.entered.0.event;
+        let removes = |to: &Queue| {
+            to.purges.since(since)
+                || to.popped_unseen > 0
+                || to.settings.discard_failed
+                || self.is_being_taken(to)
+        };
+        let moved = |settle: &Settle| match settle.kind {
+            Kind::Move { to, .. } => self.queues.get(&to).is_none_or(removes),
+            _ => false,
+        };
+        queue.redrives.since(since) && self.queues.values().any(removes)
+            || item.settles.iter().any(moved)
     }
 
     /// Returns whether an item may have left its queue: for good, or for another queue. A caller that can

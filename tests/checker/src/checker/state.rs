@@ -307,8 +307,8 @@ pub(super) struct Queue {
     pub(super) paused: Option<Mark>,
     /// Consumers under way.
     pub(super) consumers: Vec<CallId>,
-    /// The last event by which a consumer broke off, or a stream ended.
-    pub(super) cut: u64,
+    /// When a consumer broke off, or a stream ended, last.
+    pub(super) cut: Mark,
     /// What was pushed after this event is handed out to one consumer at a time.
     pub(super) lone_since: u64,
     /// What was ready before has to be delivered only some time after that.

@@ -45,7 +45,7 @@ impl Checker {
         let Some(queue) = self.queues.get_mut(&key) else { return };
         queue.consumers.retain(|other| *other != call);
         if broke {
-            queue.cut = now.event;
+            queue.cut = now;
             queue.cuts += 1;
             queue.excused_until = queue.excused_until.max(now.at + lease + transit);
         }
