@@ -36,6 +36,9 @@ pub(crate) struct Choice {
     pub(crate) lanes: usize,
 }
 
+/// After so many jobs it is said how many are left.
+const PROGRESS: usize = 20;
+
 impl Default for Choice {
     fn default() -> Self {
         Self { transition: None, fault: None, at: None, races: false, every: false, lanes: 12 }
@@ -64,7 +67,9 @@ pub(crate) async fn run(choice: Choice) -> bool {
         panic!("this needs a MongoDB replica set: run it by tests/run crash_points, or set SLUICEGATE_TEST_MONGODB_URI")
     });
     let primary = primary(&uri).await;
-    let is_chosen = |wanted: &Option<String>, name: &str| wanted.as_ref().is_none_or(|w| w == name);
+    let is_chosen = |wanted: &Option<String>, name: &str| {
+        wanted.as_ref().is_none_or(|wanted| wanted.split(',').any(|one| one == name))
+    };
     let transitions =
         Transition::ALL.iter().copied().filter(|one| is_chosen(&choice.transition, one.name()));
     let transitions: Vec<Transition> = transitions.collect();
@@ -117,8 +122,17 @@ impl Campaign {
     async fn work(&self, uri: &str, primary: &str, stalls: Stalls) -> bool {
         let mut lane = Lane::start(uri, primary, stalls).await;
         loop {
-            let job = lock(&self.jobs).pop_front();
+            let (job, left) = {
+                let mut jobs = lock(&self.jobs);
+                (jobs.pop_front(), jobs.len())
+            };
             let Some((transition, fault)) = job else { break };
+            if left % PROGRESS == 0 {
+                println!(
+                    "{left} pairs of a transition and a fault are left ({:.0?})",
+                    self.begun.elapsed()
+                );
+            }
             match fault {
                 None => drop(self.run_one(&mut lane, transition, None).await),
                 Some(fault) => self.run_all(&mut lane, transition, fault).await,

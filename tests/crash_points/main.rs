@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use campaign::Choice;
 
 const USAGE: &str = "usage: crash_points [--transition NAME] [--fault NAME] [--at K] [--racing] [--every] [--lanes N]
-Without options: all transitions, all faults, at each command.";
+NAME may be several names, with commas between them. Without options: all transitions, all faults, at each command.";
 
 fn choice() -> Result<Choice, String> {
     let mut choice = Choice::default();
