@@ -107,7 +107,7 @@ async fn every_answer_has_the_headers_that_keep_others_out() {
         let policy = answer.header(header::CONTENT_SECURITY_POLICY);
         assert!(policy.starts_with("default-src 'none'; script-src 'self'"), "{path}: {policy}");
         assert_eq!(answer.header(header::X_CONTENT_TYPE_OPTIONS), "nosniff", "{path}");
-        assert_eq!(answer.header(header::REFERRER_POLICY), "no-referrer", "{path}");
+        assert_eq!(answer.header(header::REFERRER_POLICY), "same-origin", "{path}");
         assert!(!answer.page.contains("style=") && !answer.page.contains("onclick"), "{path}");
     }
 }
