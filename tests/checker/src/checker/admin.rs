@@ -110,7 +110,7 @@ impl Checker {
 
     fn start_deletion(&mut self, id: Key) {
         let Some(item) = self.items.get_mut(&id) else {
-            self.early_deletions.insert(id, ());
+            self.early_deletions.insert(id);
             return;
         };
         item.maybe_deleted = true;

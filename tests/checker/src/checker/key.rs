@@ -1,7 +1,7 @@
 //! Texts as numbers: the checker remembers a name by its hash.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     hash::{BuildHasherDefault, DefaultHasher, Hash, Hasher},
 };
 
@@ -33,6 +33,9 @@ impl Key {
 
 /// A map by numbers that are spread well already.
 pub(super) type Map<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
+
+/// A set of such numbers.
+pub(super) type Set<K> = HashSet<K, BuildHasherDefault<Spread>>;
 
 /// Takes a key as its own hash.
 #[derive(Default)]

@@ -18,7 +18,7 @@ mod wakes;
 
 use std::collections::VecDeque;
 
-use key::{Key, Map};
+use key::{Key, Map, Set};
 use state::{Call, Dedup, Gone, How, Item, Line, Mark, Named, Queue, Receipt};
 
 use crate::{
@@ -88,7 +88,7 @@ pub struct Checker {
     lines: Map<Key, Line>,
     gone: Map<Key, Gone>,
     /// Deletions of items whose pushes were not answered yet: who lists a queue knows an item before its producer does.
-    early_deletions: Map<Key, ()>,
+    early_deletions: Set<Key>,
     bonds: Map<CallId, settles::Bond>,
     revoked: Map<Key, u64>,
     /// The last totals of each queue by broker, with when they were answered.
@@ -119,7 +119,7 @@ impl Checker {
             receipts: Map::default(),
             lines: Map::default(),
             gone: Map::default(),
-            early_deletions: Map::default(),
+            early_deletions: Set::default(),
             bonds: Map::default(),
             revoked: Map::default(),
             totals_seen: Map::default(),

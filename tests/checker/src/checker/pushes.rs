@@ -330,7 +330,7 @@ impl Checker {
             number: 0,
             last: None,
             settles: Vec::new(),
-            maybe_deleted: self.early_deletions.contains_key(&key),
+            maybe_deleted: self.early_deletions.contains(&key),
             suspects: Vec::new(),
             cuts: self.queues.get(&entry.queue).map_or(0, |queue| queue.cuts),
         };
