@@ -14,7 +14,7 @@ async function main() {
   await fill();
   const consumers = ["orders", "invoices", "thumbnails"].map((queue) =>
     spawn(SLUICE, ["consume", queue, "--name", "worker-1", "--max-in-flight", "3", "--exec", "sleep 0.1"], { stdio: "ignore" }));
-  const browser = await chromium.launch({ executablePath: CHROMIUM, args: ["--no-sandbox", "--disable-gpu"] });
+  const browser = await chromium.launch({ executablePath: CHROMIUM, args: ["--no-sandbox", "--in-process-gpu", "--no-zygote", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"] });
   const page = await browser.newPage({ viewport: { width: 1200, height: 760 }, colorScheme: "light" });
   await page.goto(`${CONSOLE}/queues`);
   for (const start = Date.now(); Date.now() - start < BUSY_MS; await pause(1_500)) {
