@@ -67,7 +67,10 @@ impl<'a> Browser<'a> {
     }
 }
 
-on_both_backends!(items_are_seen_pushed_and_purged);
+on_both_backends!(
+    items_are_seen_pushed_and_purged,
+    what_came_since_is_not_deleted_with_an_empty_queue
+);
 
 async fn items_are_seen_pushed_and_purged(backend: Backend) {
     let store = backend.store();
@@ -92,6 +95,22 @@ async fn items_are_seen_pushed_and_purged(backend: Backend) {
         browser.get("/queues").await.body.contains("queue-work").then_some(())
     })
     .await;
+}
+
+async fn what_came_since_is_not_deleted_with_an_empty_queue(backend: Backend) {
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    let browser = Browser::new(&broker);
+    assert_eq!(browser.post("/queues", "name=work").await.status, 303);
+    let form = browser.get("/queues/work/delete").await.body;
+    assert!(form.contains(r#"name="unsettled" value="0""#), "{form}");
+    api.push("work", &["late"]).await;
+    let refused = browser.post("/queues/work/delete", "confirm=work&unsettled=0").await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    assert_eq!(api.list("work", ItemState::Ready).await.len(), 1);
+    let deleted = browser.post("/queues/work/delete", "confirm=work&unsettled=1").await;
+    assert!(deleted.head.contains("notice=deleted.1"), "{}", deleted.head);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,11 +1,15 @@
 //! Why a page cannot be shown or an action was not done, in plain words.
 
+use std::str::FromStr;
+
 use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
+
+use crate::text;
 
 /// What went wrong. The gate makes a page of it, in the visitor's theme.
 #[derive(Debug, Clone)]
@@ -27,6 +31,20 @@ impl Problem {
         let fields = vec![(name.to_owned(), text.clone())];
         Self { status: StatusCode::UNPROCESSABLE_ENTITY, text: format!("{name}: {text}"), fields }
     }
+}
+
+/// Reads a number from a field of a form; `None` if the field is empty.
+pub(crate) fn number<N: FromStr>(field: &str, text: &str) -> Result<Option<N>, Problem> {
+    let text = text.trim();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|_| Problem::field(field, "is no number"))
+}
+
+/// Reads a duration from a field of a form; `None` if the field is empty.
+pub(crate) fn duration(field: &str, text: &str) -> Result<Option<prost_types::Duration>, Problem> {
+    text::parse_setting(text).map_err(|why| Problem::field(field, why))
 }
 
 impl From<Status> for Problem {

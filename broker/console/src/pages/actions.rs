@@ -27,7 +27,7 @@ use crate::{
     board::held,
     gate::Visitor,
     operation::{Name, Progress},
-    problem::Problem,
+    problem::{Problem, duration, number},
     text,
 };
 
@@ -170,10 +170,8 @@ pub(super) async fn push(
     Body(push): Body<Push>,
 ) -> Answer {
     let pushed = async {
-        let priority = push.priority.trim();
-        let priority = if priority.is_empty() { Ok(0) } else { priority.parse() };
-        let priority = priority.map_err(|_| Problem::field("priority", "is no number"))?;
-        let delay = text::parse_setting(&push.delay).map_err(|why| Problem::field("delay", why))?;
+        let priority = number("priority", &push.priority)?.unwrap_or(0);
+        let delay = duration("delay", &push.delay)?;
         let item = NewItem {
             payload: push.payload.replace("\r\n", "\n").into(),
             content_type: push.content_type.trim().to_owned(),
@@ -267,6 +265,8 @@ fn name(title: &str, back: &str, notice: &'static str) -> Name {
 #[serde(default)]
 pub(super) struct Confirmed {
     confirm: String,
+    /// How many unsettled items the form named.
+    unsettled: i64,
 }
 
 pub(super) async fn delete_form(visitor: Visitor, Path(queue): Path<String>) -> Answer {
@@ -293,7 +293,10 @@ async fn delete_page(
     };
     let form = Asked {
         is_danger: true,
-        fields: confirm.line(problem),
+        fields: html! {
+            input type="hidden" name="unsettled" value=(held(&stats));
+            (confirm.line(problem))
+        },
         ..Asked::new("Delete this queue", text, &button)
     };
     Ok(ask(visitor, queue, "delete", form, problem))
@@ -302,7 +305,7 @@ async fn delete_page(
 pub(super) async fn delete(
     visitor: Visitor,
     Path(queue): Path<String>,
-    Body(Confirmed { confirm }): Body<Confirmed>,
+    Body(Confirmed { confirm, unsettled }): Body<Confirmed>,
 ) -> Answer {
     if confirm.trim() != queue {
         let problem = Problem::field("confirm", "is not the name of the queue");
@@ -313,7 +316,8 @@ pub(super) async fn delete(
         &visitor,
         name(&format!("Delete {queue}"), "/queues", "deleted"),
         |mut api, _| async move {
-            let request = DeleteQueueRequest { name: queue.clone(), force: true };
+            // What came into a queue that was shown as empty is not deleted with it.
+            let request = DeleteQueueRequest { name: queue.clone(), force: unsettled > 0 };
             let deleted = api.admin.delete_queue(request).await?.into_inner().deleted_items;
             board.forget(&queue);
             Ok(deleted)
@@ -368,15 +372,6 @@ async fn redrive_page(
     Ok(ask(visitor, queue, "redrive", form, problem))
 }
 
-fn number<N: std::str::FromStr + Default>(name: &str, text: &str) -> Result<N, Problem> {
-    let text = text.trim();
-    if text.is_empty() {
-        Ok(N::default())
-    } else {
-        text.parse().map_err(|_| Problem::field(name, "is no number"))
-    }
-}
-
 pub(super) async fn redrive(
     visitor: Visitor,
     Path(queue): Path<String>,
@@ -385,7 +380,7 @@ pub(super) async fn redrive(
     let parsed = number("max_items", &asked.max_items)
         .and_then(|most| Ok((most, number("rate", &asked.rate)?)));
     let (most, rate) = match parsed {
-        Ok(parsed) => parsed,
+        Ok((most, rate)) => (most.unwrap_or_default(), rate.unwrap_or_default()),
         Err(problem) => {
             let page = redrive_page(&visitor, &queue, &asked, Some(&problem)).await?;
             return Ok(rejected(&problem, page));
@@ -469,7 +464,7 @@ pub(super) async fn replay(
     Path(queue): Path<String>,
     Body(asked): Body<Replay>,
 ) -> Answer {
-    let max_items = number("max_items", &asked.max_items)?;
+    let max_items = number("max_items", &asked.max_items)?.unwrap_or_default();
     let name = name(&format!("Replay {queue}"), &queue_address(&queue), "replayed");
     begin(&visitor, name, move |mut api, _| async move {
         let selection = Some(Selection::ProcessTime(TimeRange::default()));

@@ -11,7 +11,12 @@ use super::{
     frame::{Field, Section, page},
     queue_address, rejected, shown,
 };
-use crate::{api::incomplete, gate::Visitor, problem::Problem, text};
+use crate::{
+    api::incomplete,
+    gate::Visitor,
+    problem::{Problem, duration, number},
+    text,
+};
 
 /// The settings as they are entered.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -78,17 +83,14 @@ impl Settings {
             }
             is_changed
         };
-        let time = |name: &str, text: &str| {
-            text::parse_setting(text).map_err(|why| Problem::field(name, why))
-        };
         if changed("lease", self.lease != shown.lease) {
-            queue.lease = time("lease", &self.lease)?;
+            queue.lease = duration("lease", &self.lease)?;
         }
         if changed("max_attempts", self.max_attempts != shown.max_attempts) {
-            queue.max_attempts = parsed("max_attempts", &self.max_attempts)?;
+            queue.max_attempts = number("max_attempts", &self.max_attempts)?;
         }
         if changed("max_deliveries", self.max_deliveries != shown.max_deliveries) {
-            queue.max_deliveries = parsed("max_deliveries", &self.max_deliveries)?;
+            queue.max_deliveries = number("max_deliveries", &self.max_deliveries)?;
         }
         if changed("dead_letter_queue", self.dead_letter_queue != shown.dead_letter_queue) {
             self.dead_letter_queue.trim().clone_into(&mut queue.dead_letter_queue);
@@ -100,16 +102,16 @@ impl Settings {
             queue.retry_policy = self.retry_policy()?;
         }
         if changed("default_ttl", self.default_ttl != shown.default_ttl) {
-            queue.default_ttl = time("default_ttl", &self.default_ttl)?;
+            queue.default_ttl = duration("default_ttl", &self.default_ttl)?;
         }
         if changed("retention", self.retention != shown.retention) {
-            queue.retention = time("retention", &self.retention)?;
+            queue.retention = duration("retention", &self.retention)?;
         }
         if changed("dedup_window", self.dedup_window != shown.dedup_window) {
-            queue.dedup_window = time("dedup_window", &self.dedup_window)?;
+            queue.dedup_window = duration("dedup_window", &self.dedup_window)?;
         }
         if changed("max_depth", self.max_depth != shown.max_depth) {
-            queue.max_depth = parsed("max_depth", &self.max_depth)?.unwrap_or(0);
+            queue.max_depth = number("max_depth", &self.max_depth)?.unwrap_or(0);
         }
         if changed("sequenced", self.sequenced != shown.sequenced) {
             queue.sequenced = self.sequenced == "true";
@@ -136,25 +138,14 @@ impl Settings {
     }
 
     fn retry_policy(&self) -> Result<Option<RetryPolicy>, Problem> {
-        let time = |name: &str, text: &str| {
-            text::parse_setting(text).map_err(|why| Problem::field(name, why))
-        };
         let policy = RetryPolicy {
-            initial_delay: time("initial_delay", &self.initial_delay)?,
-            multiplier: parsed("multiplier", &self.multiplier)?.unwrap_or(0.0),
-            max_delay: time("max_delay", &self.max_delay)?,
-            jitter: parsed("jitter", &self.jitter)?.unwrap_or(0.0),
+            initial_delay: duration("initial_delay", &self.initial_delay)?,
+            multiplier: number("multiplier", &self.multiplier)?.unwrap_or(0.0),
+            max_delay: duration("max_delay", &self.max_delay)?,
+            jitter: number("jitter", &self.jitter)?.unwrap_or(0.0),
         };
         Ok(Some(policy).filter(|policy| *policy != RetryPolicy::default()))
     }
-}
-
-fn parsed<N: std::str::FromStr>(name: &str, text: &str) -> Result<Option<N>, Problem> {
-    let text = text.trim();
-    if text.is_empty() {
-        return Ok(None);
-    }
-    text.parse().map(Some).map_err(|_| Problem::field(name, "is no number"))
 }
 
 pub(super) async fn show(visitor: Visitor, Path(name): Path<String>) -> Answer {
