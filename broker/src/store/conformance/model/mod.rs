@@ -248,15 +248,18 @@ impl Run<'_> {
         loop {
             let demand = Demand { max_items: count - taken.len(), ..demand.clone() };
             let reserved = self.env.reserve(&self.queues[queue], &[demand]).await;
-            taken.extend(reserved.deliveries.into_iter().map(|(_, delivery)| delivery));
+            let end = self.world.after(LEASE);
+            taken.extend(reserved.deliveries.into_iter().map(|(_, delivery)| (delivery, end)));
             if taken.len() == count || !reserved.more {
                 break;
             }
+            // The leases of a later call end later.
+            self.pass(Duration::from_millis(1));
         }
         let number = |delivery: &Delivery| -> usize {
             String::from_utf8_lossy(&delivery.item.payload).parse().unwrap_or(usize::MAX)
         };
-        let mut got: Vec<usize> = taken.iter().map(number).collect();
+        let mut got: Vec<usize> = taken.iter().map(|(delivery, _)| number(delivery)).collect();
         // Items that reached their limit in one call, or were unblocked by one, may have the same
         // time.
         if !dying.is_empty() || queue == DEAD {
@@ -270,8 +273,7 @@ impl Run<'_> {
             ready.sort_unstable();
         }
         prop_assert_eq!(got, ready);
-        let end = self.world.after(LEASE);
-        for delivery in taken {
+        for (delivery, end) in taken {
             let receipt = self.world.receipts.len();
             let n = number(&delivery);
             self.world.receipts.push(n);
