@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     domain::{ConsumerName, NewItem, Pushed, Queue, QueueName, Timestamp, Totals},
-    store::{Push, PushStreamId, StoreError},
+    store::{Push, StoreError},
 };
 
 use super::{Engine, EngineError, MAY_CREATE_ALL, MayCreate, Result, depths::Change};
@@ -23,7 +23,7 @@ impl Engine {
         producer: Option<ConsumerName>,
     ) -> Result<Vec<Pushed>> {
         let queue = self.open_for_push(queue, items.len(), MAY_CREATE_ALL).await?;
-        self.push_into(queue, items, producer, None).await
+        self.push_into(queue, items, producer).await
     }
 
     /// First half of a push: returns the queue, checked to have room for `items` items.
@@ -37,14 +37,13 @@ impl Engine {
         self.queue_for_push(queue, items, may_create).await
     }
 
-    /// Second half: stores the items, and returns when they are durable. What comes from one stream becomes visible in the
-    /// order in which the calls are first polled.
+    /// Second half: stores the items, and returns when they are durable. Calls that reach the store in order store their items
+    /// in order.
     pub(crate) async fn push_into(
         self: &Arc<Self>,
         queue: Arc<Queue>,
         items: Vec<NewItem>,
         producer: Option<ConsumerName>,
-        stream: Option<PushStreamId>,
     ) -> Result<Vec<Pushed>> {
         let in_flight = self.pushes_in_flight.begin(&queue);
         let mut items: Vec<Push> = items
@@ -55,7 +54,6 @@ impl Engine {
                 producer: producer.clone(),
                 dedup_window: None,
                 first_lease: None,
-                stream,
             })
             .collect();
         let direct = self.begin_direct_push(&in_flight, &mut items);

@@ -31,7 +31,6 @@ use crate::{
     access::Caller,
     domain::{Action, Queue},
     engine::{Engine, EngineError},
-    store::PushStreamId,
 };
 
 /// Most batches of one stream that are in progress, or whose answers the client has not read yet.
@@ -161,7 +160,6 @@ async fn push_all(
     let mut in_flight = FuturesUnordered::new();
     let mut slot: Option<OwnedPermit<Answer>> = None;
     let mut reading = true;
-    let stream = PushStreamId::new();
     loop {
         let end = tokio::select! {
             biased;
@@ -189,7 +187,7 @@ async fn push_all(
             }
             batch = batches.next(), if reading && slot.is_some() => match batch {
                 Some(Ok(Batch { request, room })) => {
-                    let batch = start(api, caller, request, room, stream, slot.take()).await;
+                    let batch = start(api, caller, request, room, slot.take()).await;
                     in_flight.push(batch);
                     continue;
                 }
@@ -227,7 +225,6 @@ async fn start(
     caller: &Caller,
     request: pb::PushStreamRequest,
     room: Room,
-    stream: PushStreamId,
     slot: Option<OwnedPermit<Answer>>,
 ) -> impl Future<Output = ()> + use<> {
     let pb::PushStreamRequest { batch_id, queue, items, producer } = request;
@@ -244,8 +241,7 @@ async fn start(
     async move {
         let pushed = match ready {
             Ok((queue, batch)) => {
-                let pushed =
-                    engine.push_into(queue, batch.items, batch.producer, Some(stream)).await;
+                let pushed = engine.push_into(queue, batch.items, batch.producer).await;
                 pushed.map_err(ApiError::from)
             }
             Err(error) => Err(error),

@@ -42,7 +42,7 @@ impl QueueService for Api {
         let push = |engine: Arc<Engine>| async move {
             let may_create = may_create(&caller);
             let queue = engine.open_for_push(&batch.queue, batch.items.len(), &may_create).await?;
-            engine.push_into(queue, batch.items, batch.producer, None).await
+            engine.push_into(queue, batch.items, batch.producer).await
         };
         let pushed = self.run(push).await?;
         Ok(Response::new(pb::PushResponse { results: convert::pushed(pushed) }))

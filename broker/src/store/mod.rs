@@ -29,7 +29,7 @@ pub mod conformance;
 pub(crate) mod decorator;
 mod error;
 pub mod mongo;
-mod reports;
+pub(crate) mod reports;
 pub mod sqlite;
 mod timed;
 mod types;
@@ -53,8 +53,8 @@ pub use self::{
     timed::timed,
     types::{
         Appeared, AtLimitCounts, Capabilities, Created, Deleted, FirstLease, ItemDeleted, Links,
-        Move, Page, Push, PushStreamId, RedriveFilter, Redriven, Reservation, Reserved, Rollback,
-        RollbackTo, Selection, SettingsChanges, StoredReceiptKey,
+        Move, Page, Push, RedriveFilter, Redriven, Reservation, Reserved, Rollback, RollbackTo,
+        Selection, SettingsChanges, StoredReceiptKey,
     },
 };
 
@@ -101,10 +101,9 @@ pub trait ItemStore: Send + Sync + 'static {
     /// durable. An item becomes blocked if an unsettled item of the same `ordering_key` exists.
     ///
     /// Calls that one task starts one after another are stored in that order, even if none has
-    /// returned yet. Those of one [`stream`](Push::stream) become visible in that order: never a
-    /// later item before an earlier one. Other calls that wait side by side may become visible in
-    /// any order, and so may ordered items (with an ordering key, or in a queue with sequence
-    /// numbers) and unordered ones.
+    /// returned yet, and become visible in that order within each queue: never a later item before
+    /// an earlier one. Only ordered items (with an ordering key, or in a queue with sequence
+    /// numbers) and unordered items may overtake one another.
     ///
     /// An item with a [`first_lease`](Push::first_lease) is stored as reserved, in the same write:
     /// nobody ever sees it ready. It is as after a reserve, with one delivery, and its place is that

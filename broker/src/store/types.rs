@@ -1,12 +1,6 @@
 //! The parameters and results of a store's calls.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use crate::domain::{
     ConsumerName, Delivery, Headers, ItemId, ItemState, LeaseToken, LimitReason, NewItem, Priority,
@@ -26,27 +20,12 @@ pub struct Push {
     pub dedup_window: Option<Duration>,
     /// If given, the item is stored as already reserved.
     pub first_lease: Option<Box<FirstLease>>,
-    /// The stream that the item comes from: what comes from one stream becomes visible in order.
-    pub stream: Option<PushStreamId>,
 }
 
 impl Push {
-    /// Returns a push with the queue's settings, of no named producer and no stream.
+    /// Returns a push with the queue's settings, of no named producer.
     pub fn new(queue: Arc<Queue>, item: NewItem) -> Self {
-        Self { queue, item, producer: None, dedup_window: None, first_lease: None, stream: None }
-    }
-}
-
-/// Identifies a stream of pushes within this process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct PushStreamId(u64);
-
-impl PushStreamId {
-    /// Returns the id of a new stream.
-    #[allow(clippy::new_without_default, reason = "each call returns another value")]
-    pub fn new() -> Self {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        Self(LAST.fetch_add(1, Ordering::Relaxed))
+        Self { queue, item, producer: None, dedup_window: None, first_lease: None }
     }
 }
 

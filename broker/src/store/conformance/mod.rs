@@ -184,7 +184,7 @@ macro_rules! conformance {
                 successful_pushes_are_visible_to_the_other_broker
                 concurrent_pushes_each_get_their_own_result
                 calls_that_one_task_starts_are_stored_in_that_order
-                calls_of_one_stream_become_visible_in_order
+                calls_that_one_task_starts_become_visible_in_that_order
                 nothing_is_delivered_before_its_time
                 a_past_eligible_time_means_now
                 nothing_is_delivered_after_its_expiry

@@ -8,7 +8,7 @@ use crate::{
         ConsumerName, DedupId, Eligibility, GroupName, ItemState, NewItem, OrderingKey, Outcome,
         Timestamp,
     },
-    store::{Appeared, Push, PushStreamId},
+    store::{Appeared, Push},
 };
 
 pub async fn a_pushed_item_is_stored_unchanged(env: &Env) {
@@ -238,14 +238,12 @@ pub async fn a_receipt_of_an_expired_item_is_gone(env: &Env) {
 }
 
 /// At no time is a later item visible and an earlier one not.
-pub async fn calls_of_one_stream_become_visible_in_order(env: &Env) {
+pub async fn calls_that_one_task_starts_become_visible_in_that_order(env: &Env) {
     const CALLS: usize = 60;
     const EACH: usize = 50;
     let queue = env.queue("q").await;
-    let stream = Some(PushStreamId::new());
     let calls = (0..CALLS).map(|call| {
-        let push = |n: usize| push_of(&queue, item(&(call * EACH + n).to_string()));
-        let items = (0..EACH).map(|n| Push { stream, ..push(n) });
+        let items = (0..EACH).map(|n| push_of(&queue, item(&(call * EACH + n).to_string())));
         env.store.push(items.collect())
     });
     let pushing = async {

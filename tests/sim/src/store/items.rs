@@ -46,7 +46,7 @@ impl World {
     }
 
     fn push_one(&mut self, push: &Push, claims: &mut Vec<Claim>, now: Timestamp) -> Pushed {
-        let Push { queue, item: new, producer, dedup_window, first_lease, stream: _ } = push;
+        let Push { queue, item: new, producer, dedup_window, first_lease } = push;
         let until = new.remembered_until(queue, *dedup_window, now).filter(|end| *end > now);
         let remembered = new.dedup_id.clone().map(|id| (queue.name.clone(), id));
         if until.is_some()

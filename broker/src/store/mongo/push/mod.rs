@@ -12,9 +12,9 @@ use futures_util::future::try_join_all;
 use mongodb::{bson::RawDocumentBuf, error::ErrorKind};
 
 use crate::{
-    domain::{GroupName, ItemId, PrioritySet, Pushed, QueueName, Timestamp},
+    domain::{GroupName, ItemId, PrioritySet, Pushed, Queue, QueueName, Timestamp},
     store::{
-        Push, PushStreamId, Result, StoreError,
+        Push, Result, StoreError,
         mongo::{
             Inner,
             cursor::lease_cache::CachedLease,
@@ -170,11 +170,20 @@ fn cache_lease(inner: &Inner, push: &Push, start: &Start) {
     inner.lease_cache.add([(start.id, cached)], start.now);
 }
 
-/// Returns the lanes of the items, one per stream: what comes from a stream becomes visible in the order of the calls.
+/// Returns the lanes of the items, one per queue: the items of a queue become visible in the order of the calls.
 fn lanes(items: &[Push]) -> Vec<Lane> {
-    let mut streams: Vec<PushStreamId> = items.iter().filter_map(|push| push.stream).collect();
-    streams.dedup();
-    streams.into_iter().map(Lane::of).collect()
+    let mut lanes = Vec::with_capacity(1);
+    let mut last: Option<&Arc<Queue>> = None;
+    for push in items {
+        if last.is_none_or(|last| !Arc::ptr_eq(last, &push.queue)) {
+            last = Some(&push.queue);
+            let lane = Lane::of(push.queue.name.as_str());
+            if !lanes.contains(&lane) {
+                lanes.push(lane);
+            }
+        }
+    }
+    lanes
 }
 
 /// Writes a batch. A batch without a plan is ordered; its ids and numbers are taken within the write.

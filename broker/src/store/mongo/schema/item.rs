@@ -469,7 +469,6 @@ mod tests {
             producer: ConsumerName::parse_optional("producer", "me").unwrap(),
             dedup_window: None,
             first_lease: None,
-            stream: None,
         };
         let start = Start {
             id: ItemId(*b"0123456789ab"),

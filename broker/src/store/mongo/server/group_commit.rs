@@ -41,10 +41,10 @@ pub(crate) const WRITE_LIMIT: Duration = Duration::from_secs(20);
 pub(crate) struct Lane(u64);
 
 impl Lane {
-    /// Returns the lane of an id. Two ids may share a lane, which costs time, never correctness.
-    pub(crate) fn of(id: impl Hash) -> Self {
+    /// Returns the lane of a name. Two names may share a lane, which costs time, never correctness.
+    pub(crate) fn of(name: &str) -> Self {
         let mut hasher = DefaultHasher::new();
-        id.hash(&mut hasher);
+        name.hash(&mut hasher);
         Self(hasher.finish())
     }
 }
