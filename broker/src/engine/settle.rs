@@ -56,6 +56,11 @@ impl MoveRequest {
     }
 }
 
+/// Returns what a commit adds to the totals.
+fn committed() -> Totals {
+    Totals { committed: 1, ..Totals::default() }
+}
+
 impl Engine {
     /// Commits items. Returns when the commits are durable.
     pub(crate) async fn commit(&self, receipts: Vec<Receipt>) -> Result<Vec<Outcome>> {
@@ -63,9 +68,8 @@ impl Engine {
         let begun = self.now();
         let found = self.store.commit(held).await?;
         let outcomes = spread(&places, found, receipts.len());
-        self.notify_settled(begun, receipts.iter().zip(outcomes.iter().copied()), |totals| {
-            totals.committed += 1;
-        });
+        let settled = receipts.iter().zip(outcomes.iter().copied());
+        self.notify_settled(begun, settled, &committed());
         Ok(outcomes)
     }
 
@@ -111,13 +115,9 @@ impl Engine {
             });
             self.wake_if_unknown(error, queues);
         })?;
-        self.notify_settled(
-            begun,
-            told.iter().map(|(receipt, _)| receipt).zip(outcomes.iter().copied()),
-            |totals| {
-                totals.rolled_back += 1;
-            },
-        );
+        let settled = told.iter().map(|(receipt, _)| receipt).zip(outcomes.iter().copied());
+        let rolled_back = Totals { rolled_back: 1, ..Totals::default() };
+        self.notify_settled(begun, settled, &rolled_back);
         // The queues that have received items: the items' own queues or their dead-letter queues.
         let mut back: HashMap<QueueName, Timestamp> = HashMap::new();
         let mut at_limit: HashMap<(&QueueName, Option<&QueueName>, LimitReason), u64> =
@@ -232,7 +232,8 @@ impl Engine {
         let found = self.store.move_items(vec![moved]).await;
         let found = found.inspect_err(|error| self.wake_if_unknown(error, [&to.name]))?;
         let outcome = found.first().copied().unwrap_or(Outcome::Gone);
-        self.notify_settled(begun, [(&receipt, outcome)].into_iter(), |totals| totals.moved += 1);
+        let moved = Totals { moved: 1, ..Totals::default() };
+        self.notify_settled(begun, [(&receipt, outcome)].into_iter(), &moved);
         if outcome == Outcome::Ok {
             let arrived = if eligible_time > self.now() {
                 Change { delayed: 1, ..Change::default() }
@@ -288,9 +289,7 @@ impl Engine {
         let done = self.store.commit_and_push(held, items).await;
         let (outcome, pushed) =
             done.inspect_err(|error| self.wake_if_unknown(error, names.iter()))?;
-        self.notify_settled(begun, [(&receipt, outcome)].into_iter(), |totals| {
-            totals.committed += 1;
-        });
+        self.notify_settled(begun, [(&receipt, outcome)].into_iter(), &committed());
         self.notify_pushed(names.iter().zip(&pushed));
         Ok((outcome, pushed))
     }
@@ -341,12 +340,12 @@ impl Engine {
     /// ordering key.
     ///
     /// An item that a settle unblocks is eligible from some time after `begun`, when the settle
-    /// began.
+    /// began. `each` is what each settle that took effect adds to the totals.
     fn notify_settled<'a>(
         &self,
         begun: Timestamp,
         settled: impl Iterator<Item = (&'a Receipt, Outcome)>,
-        count: impl Fn(&mut Totals),
+        each: &Totals,
     ) {
         #[derive(Default)]
         struct QueueChange<'a> {
@@ -360,12 +359,11 @@ impl Engine {
         let mut by_queue: HashMap<&QueueName, QueueChange<'a>> = HashMap::new();
         for (receipt, outcome) in settled {
             let change = by_queue.entry(&receipt.queue).or_default();
-            let before = change.totals.committed;
-            match outcome {
-                Outcome::Ok => count(&mut change.totals),
-                Outcome::DeadLettered | Outcome::LeaseLost | Outcome::Gone => {}
+            let took_effect = outcome == Outcome::Ok;
+            if took_effect {
+                change.totals.add(each);
             }
-            change.receipts.push((receipt, change.totals.committed > before));
+            change.receipts.push((receipt, took_effect && each.committed > 0));
             change.foreign |= receipt.token.broker() != own;
             change.keyed |= receipt.keyed;
         }

@@ -1,6 +1,6 @@
 //! Brokers and their consumers, as operators see them.
 
-use std::{cmp::Ordering, sync::Arc, time::Duration};
+use std::{fmt::Display, sync::Arc, time::Duration};
 
 use sluicegate_proto::v1 as pb;
 use tonic::Status;
@@ -14,7 +14,10 @@ use crate::{
         limits::{MAX_BATCH, MAX_PAGE},
     },
     engine::{Broker, Engine, Limits},
-    store::{BrokerReport, Capabilities, ConsumerKind, ConsumerReport},
+    store::{
+        BrokerReport, Capabilities, ConsumerKind, ConsumerReport,
+        reports::{broker_text, parse_broker},
+    },
 };
 
 /// Page size of a list of consumers if the caller specifies none.
@@ -24,37 +27,35 @@ const PING_LIMIT: Duration = Duration::from_secs(2);
 
 /// The place of a consumer in the list: queue, broker and number.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Place(QueueName, [u8; 4], u64);
+struct Place<Q>(Q, [u8; 4], u64);
 
-impl Place {
+impl Place<QueueName> {
     fn parse(token: &str) -> Result<Self, Invalid> {
         let read = || {
             let mut parts = token.split('/');
             let queue = QueueName::parse("page_token", parts.next()?).ok()?;
-            let broker = broker_of(parts.next()?)?;
+            let broker = parse_broker(parts.next()?)?;
             let number = parts.next()?.parse().ok()?;
             parts.next().is_none().then_some(Self(queue, broker, number))
         };
         read().ok_or_else(|| Invalid::new("page_token", "not a page token of this broker"))
     }
 
+    fn borrowed(&self) -> Place<&QueueName> {
+        Place(&self.0, self.1, self.2)
+    }
+}
+
+impl<Q: Display> Place<Q> {
+    /// Returns the place as a page token.
     fn token(&self) -> String {
-        format!("{}/{}/{}", self.0, broker_id(self.1), self.2)
-    }
-
-    /// Compares the place of a consumer with this one.
-    fn compare(&self, broker: &BrokerReport, consumer: &ConsumerReport) -> Ordering {
-        (&consumer.queue, broker.broker, consumer.number).cmp(&(&self.0, self.1, self.2))
+        format!("{}/{}/{}", self.0, broker_text(self.1), self.2)
     }
 }
 
-fn broker_id(broker: [u8; 4]) -> String {
-    format!("{:08x}", u32::from_be_bytes(broker))
-}
-
-fn broker_of(id: &str) -> Option<[u8; 4]> {
-    let broker = u32::from_str_radix(id, 16).ok()?.to_be_bytes();
-    (broker_id(broker) == id).then_some(broker)
+/// Returns the place of a consumer.
+fn place_of<'a>(broker: &BrokerReport, consumer: &'a ConsumerReport) -> Place<&'a QueueName> {
+    Place(&consumer.queue, broker.broker, consumer.number)
 }
 
 impl Api {
@@ -90,14 +91,16 @@ impl Api {
         let queue = QueueName::parse_optional("queue", &queue)?;
         let broker = match broker.as_str() {
             "" => None,
-            id => Some(broker_of(id).ok_or_else(|| Invalid::new("broker", "not a broker's id"))?),
+            id => {
+                Some(parse_broker(id).ok_or_else(|| Invalid::new("broker", "not a broker's id"))?)
+            }
         };
         let page = PageRequest::parse(page_size, page_token, CONSUMERS_PER_PAGE)?;
         let after = page.token.as_deref().map(Place::parse).transpose()?;
         let brokers = self.run(|engine| async move { engine.brokers().await }).await?;
         let is_listed = |of: &BrokerReport, consumer: &ConsumerReport| {
             queue.as_ref().is_none_or(|queue| consumer.queue == *queue)
-                && after.as_ref().is_none_or(|after| after.compare(of, consumer).is_gt())
+                && after.as_ref().is_none_or(|after| place_of(of, consumer) > after.borrowed())
                 && caller.allows(View, consumer.queue.as_str())
         };
         let mut found: Vec<(&BrokerReport, &ConsumerReport)> = brokers
@@ -107,18 +110,14 @@ impl Api {
             .flat_map(|of| of.consumers.iter().map(move |consumer| (of, consumer)))
             .filter(|(of, consumer)| is_listed(of, consumer))
             .collect();
-        let place = |(of, consumer): &(&BrokerReport, &ConsumerReport)| {
-            Place(consumer.queue.clone(), of.broker, consumer.number)
-        };
-        found.sort_by(|(of_a, a), (of_b, b)| {
-            (&a.queue, of_a.broker, a.number).cmp(&(&b.queue, of_b.broker, b.number))
-        });
+        found.sort_by(|(of_a, a), (of_b, b)| place_of(of_a, a).cmp(&place_of(of_b, b)));
         // A consumer may be in two parts of a report that was read while it was written.
-        found.dedup_by_key(|found| place(found));
+        found.dedup_by(|(of_a, a), (of_b, b)| place_of(of_a, a) == place_of(of_b, b));
         let more = found.len() > page.size;
         found.truncate(page.size);
+        let last = found.last().filter(|_| more);
         let next_page_token =
-            found.last().filter(|_| more).map(|last| place(last).token()).unwrap_or_default();
+            last.map(|(of, consumer)| place_of(of, consumer).token()).unwrap_or_default();
         let consumers = found.into_iter().map(|(of, consumer)| shown(of, consumer)).collect();
         Ok(pb::ListConsumersResponse { consumers, next_page_token })
     }
@@ -131,7 +130,7 @@ pub(super) fn broker(broker: &Broker) -> pb::Broker {
 
 fn of_report(report: &BrokerReport) -> pb::Broker {
     pb::Broker {
-        id: broker_id(report.broker),
+        id: broker_text(report.broker),
         version: report.version.clone(),
         host: report.host.clone(),
         address: report.address.clone(),
@@ -146,7 +145,7 @@ fn of_report(report: &BrokerReport) -> pb::Broker {
 }
 
 fn shown(of: &BrokerReport, consumer: &ConsumerReport) -> pb::Consumer {
-    let broker = broker_id(of.broker);
+    let broker = broker_text(of.broker);
     let time = |at: Option<Timestamp>| at.map(convert::timestamp);
     pb::Consumer {
         id: format!("{}/{broker}/{}", consumer.queue, consumer.number),

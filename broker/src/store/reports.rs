@@ -4,6 +4,17 @@ use std::net::SocketAddr;
 
 use crate::domain::{ConsumerName, QueueName, Timestamp};
 
+/// Returns the id of a broker as text.
+pub(crate) fn broker_text(broker: [u8; 4]) -> String {
+    format!("{:08x}", u32::from_be_bytes(broker))
+}
+
+/// Returns the id of a broker from its text.
+pub(crate) fn parse_broker(text: &str) -> Option<[u8; 4]> {
+    let broker = u32::from_str_radix(text, 16).ok()?.to_be_bytes();
+    (broker_text(broker) == text).then_some(broker)
+}
+
 /// What a broker says about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BrokerReport {

@@ -415,18 +415,19 @@ impl Consumers {
     /// Frees the place of a reservation that was settled. Returns true if one of our streams held
     /// it.
     pub(super) fn settled(&mut self, receipt: &Receipt) -> bool {
-        self.void.retain(|void| void.receipt != *receipt);
-        self.take(receipt).is_some()
+        self.free(receipt).is_some()
     }
 
-    /// Does the same for a reservation that ended with a commit.
+    /// Does the same for a reservation that ended with a commit, which is counted.
     pub(super) fn committed(&mut self, receipt: &Receipt) -> bool {
+        let stream = self.free(receipt).and_then(|id| self.streams.get_mut(&id));
+        stream.map(|stream| stream.committed += 1).is_some()
+    }
+
+    /// Frees the place of a reservation. Returns the stream that held it.
+    fn free(&mut self, receipt: &Receipt) -> Option<ConsumerId> {
         self.void.retain(|void| void.receipt != *receipt);
-        let Some((id, _)) = self.take(receipt) else { return false };
-        if let Some(stream) = self.streams.get_mut(&id) {
-            stream.committed += 1;
-        }
-        true
+        self.take(receipt).map(|(stream, _)| stream)
     }
 
     /// Frees the place of a reservation that was found void for an unknown reason, and schedules

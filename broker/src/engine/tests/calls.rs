@@ -137,6 +137,30 @@ async fn a_settle_reaches_an_item_in_the_former_group_of_its_queue() {
     assert!(bench.items().await.is_empty());
 }
 
+/// While the names of queues are read anew, those read before say nothing of a queue that was created since.
+#[tokio::test]
+async fn a_queue_is_there_while_the_names_are_read() {
+    let bench = bench().await;
+    assert!(bench.engine.has_queue(&name("q")).await.unwrap());
+    let queue = Queue::with_defaults(name("new"), bench.store.now());
+    bench.engine.create_queue(queue, MAY_CREATE_ALL).await.unwrap();
+    bench.engine.rescan_all();
+    let before = bench.faults.begun("list_queues");
+    bench.faults.set("list_queues", Fault::HeldBefore);
+    let has = |text| {
+        let engine = Arc::clone(&bench.engine);
+        async move { engine.has_queue(&name(text)).await }
+    };
+    let reads = tokio::spawn(has("q"));
+    bench.faults.until_begun("list_queues", before + 1).await;
+    let asks = has("new");
+    tokio::pin!(asks);
+    assert!(futures_util::poll!(&mut asks).is_pending(), "answered by the earlier names");
+    bench.faults.set("list_queues", Fault::None);
+    assert!(within("the answer", asks).await.unwrap());
+    assert!(within("the answer", reads).await.unwrap().unwrap());
+}
+
 /// A store that stalls under a change of links holds up no pause, and other changes of links for seconds only.
 #[tokio::test]
 async fn a_pause_does_not_wait_for_changes_of_links() {

@@ -187,15 +187,21 @@ async fn a_stream_is_told_which_items_it_no_longer_holds_and_why() {
     assert_eq!((&lost[0].receipt, lost[0].reason), (&taken[3].receipt, RevokeReason::Lapsed));
 }
 
-/// Another broker extends the lease of an item that a stream of this broker holds.
-#[tokio::test]
-async fn a_lease_that_was_extended_elsewhere_has_not_ended() {
+/// Returns a stream that has room for one item and holds it, of two that are there.
+async fn full_stream() -> (Bench, Subscription, Vec<crate::domain::Delivery>) {
     let bench = bench().await;
     bench.push(2).await;
     let options = ConsumeOptions { max_in_flight: 1, ..Bench::options() };
     let mut stream = bench.engine.consume(options).await.unwrap();
     let taken = deliveries(&mut stream).await;
     ask(&mut stream).await;
+    (bench, stream, taken)
+}
+
+/// Another broker extends the lease of an item that a stream of this broker holds.
+#[tokio::test]
+async fn a_lease_that_was_extended_elsewhere_has_not_ended() {
+    let (bench, mut stream, taken) = full_stream().await;
     let (queue, receipt) = (bench.queue().await, taken[0].receipt.clone());
     let held = crate::store::Reservation { queue: Arc::clone(&queue), receipt: receipt.clone() };
     bench.store.extend(vec![(held, bench.store.now() + LEASE * 3)]).await.unwrap();
@@ -217,12 +223,7 @@ async fn a_lease_that_was_extended_elsewhere_has_not_ended() {
 
 #[tokio::test]
 async fn a_lease_counts_as_held_until_the_store_says_that_it_has_ended() {
-    let bench = bench().await;
-    bench.push(2).await;
-    let options = ConsumeOptions { max_in_flight: 1, ..Bench::options() };
-    let mut stream = bench.engine.consume(options).await.unwrap();
-    let taken = deliveries(&mut stream).await;
-    ask(&mut stream).await;
+    let (bench, mut stream, taken) = full_stream().await;
     bench.faults.set("lease_ends", Fault::Fails);
     let reserves = bench.faults.begun("reserve");
     bench.clock.advance(LEASE * 2);

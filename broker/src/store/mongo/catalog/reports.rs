@@ -17,6 +17,7 @@ use crate::{
                 time_limit::in_time,
             },
         },
+        reports::{broker_text, parse_broker},
     },
 };
 
@@ -25,14 +26,6 @@ const BROKERS: &str = "brokers";
 const PART: usize = 2_000;
 /// How long a document that no longer counts stays.
 const STAYS: Duration = Duration::from_mins(1);
-
-fn broker_text(broker: [u8; 4]) -> String {
-    format!("{:08x}", u32::from_be_bytes(broker))
-}
-
-fn broker_of(text: &str) -> Option<[u8; 4]> {
-    u32::from_str_radix(text, 16).ok().map(u32::to_be_bytes)
-}
 
 /// Replaces the documents of a broker. Those of a longer report before are no longer read.
 pub(crate) async fn replace(inner: &Inner, report: &BrokerReport, lasting: Duration) -> Result<()> {
@@ -122,7 +115,7 @@ pub(crate) async fn list(inner: &Inner) -> Result<Vec<BrokerReport>> {
     let (mut heads, mut parts) = (Vec::new(), HashMap::new());
     for document in read_documents(&inner.db, command).await? {
         let part = document.get_i32("part").unwrap_or_default();
-        let Some(broker) = document.get_str("broker").ok().and_then(broker_of) else { continue };
+        let Some(broker) = document.get_str("broker").ok().and_then(parse_broker) else { continue };
         let consumers = document.get_array("consumers").into_iter().flatten();
         let consumers: Vec<_> =
             consumers.filter_map(|of| read_consumer(of.as_document()?)).collect();

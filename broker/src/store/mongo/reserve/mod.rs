@@ -235,7 +235,6 @@ async fn claim(
         let (until, lapsed) = (now + demand.lease, item.lock.is_some());
         let consumer = demand.consumer.clone();
         let alike = Alike { consumer, until, deliveries: item.deliveries, attempt, lapsed };
-        cursor.lease_deadlines.expect(until);
         let lot = lots.entry(alike).or_insert_with(|| Lot {
             token: LeaseToken::fresh(inner.broker),
             ids: Vec::new(),
@@ -252,6 +251,8 @@ async fn claim(
         claim.add(item, lot.token);
         leases.push(Lease { token: lot.token, attempt, until, lapsed });
     }
+    let first_end = leases.iter().map(|lease| lease.until).min().unwrap_or(now);
+    cursor.lease_deadlines.expect(first_end);
     let mut statements = Vec::with_capacity(lots.len() + parts.len());
     for part in parts.values() {
         statements.push(part.statement()?);
@@ -262,9 +263,7 @@ async fn claim(
     // If the update fails, dropping the claim undoes it.
     let written = update(inner, group, statements).await;
     // Once more: a scan for lapsed leases that ran meanwhile may have missed these.
-    for lease in &leases {
-        cursor.lease_deadlines.expect(lease.until);
-    }
+    cursor.lease_deadlines.expect(first_end);
     let n = written?;
     let won: Option<HashSet<ItemId>> = if n == (singles + parts.len()) as u64 {
         None
