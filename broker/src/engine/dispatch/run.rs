@@ -16,7 +16,7 @@ use crate::{
     domain::{Queue, Timestamp},
     engine::{Engine, EngineError, Result},
     metrics::Wake,
-    store::Reserver,
+    store::{Appeared, Reserver},
 };
 
 /// A dispatcher without consumers ends after this time.
@@ -125,7 +125,7 @@ async fn step(
     polls: &mut Polls,
 ) -> Result<Step> {
     gather_room(dispatcher, &engine.draining).await;
-    let queue = engine.queues.get(&dispatcher.queue).await?;
+    let mut queue = engine.queues.get(&dispatcher.queue).await?;
     let now = engine.now();
     confirm_lapses(engine, dispatcher, &queue, now).await?;
     let lapsed = dispatcher.begin_step(&queue, now);
@@ -142,15 +142,14 @@ async fn step(
     let woken_by = std::mem::replace(&mut dispatcher.state.lock().woken_by, Wake::Local);
     engine.metrics.woken(woken_by);
     let looked = engine.now();
-    let reserved = reserver.reserve(&queue, &round.demands, appeared).await.inspect_err(|_| {
-        dispatcher.state.lock().appeared.add(appeared); // the store may not have received it
-    })?;
+    let mut reserved =
+        reserver.reserve(&queue, &round.demands, appeared).await.inspect_err(|_| {
+            dispatcher.state.lock().appeared.add(appeared); // the store may not have received it
+        })?;
     if reserved.limit_unknown {
-        engine.with_known_limit(&queue).await?;
-        let mut state = dispatcher.state.lock();
-        state.dirty = true;
-        state.consumers.end_round(&round, false);
-        return Ok(Step::Again);
+        // Within the same round: a call that does not wait may take part in no other, and it is the only consumer.
+        queue = engine.with_known_limit(&queue).await?;
+        reserved = reserver.reserve(&queue, &round.demands, Appeared::Nothing).await?;
     }
     polls.looked();
     let assigned = reserved.deliveries.len();

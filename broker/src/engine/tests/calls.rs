@@ -1,6 +1,7 @@
 //! Reserves and pops: items taken for a call reach its caller or are rolled back.
 
 use super::{super::MAY_CREATE_ALL, *};
+use crate::domain::Limit;
 
 const SHORT: Duration = Duration::from_millis(20);
 
@@ -73,6 +74,29 @@ async fn items_of_a_failed_commit_are_rolled_back() {
     let ready = bench.until_ready(1).await;
     let other = ready.iter().find(|item| item.id != reserved[0].item.id).unwrap();
     assert_eq!((other.attempt, ready.len()), (1, 2));
+}
+
+/// The settings are dropped while the dead-letter queue is created, as the task that watches them does when it sees the new
+/// queue. The round that found the item at its limit removes the item all the same.
+#[tokio::test]
+async fn a_call_that_finds_an_item_at_its_limit_removes_it() {
+    let bench = bench().await;
+    let change = |queue: &mut Queue| {
+        queue.max_attempts = Some(Limit::of(1));
+        Ok(())
+    };
+    bench.engine.update_queue(&name("q"), &change).await.unwrap();
+    bench.push(1).await;
+    assert_eq!(bench.reserve(1, Duration::ZERO).await.unwrap().unwrap().len(), 1);
+    bench.clock.advance(LEASE + SHORT);
+    bench.faults.set("create_queue", Fault::HeldAfter);
+    let reserve = bench.reserve(1, Duration::ZERO);
+    bench.faults.until_done("create_queue", 1).await;
+    bench.engine.queues.forget_all();
+    bench.faults.set("create_queue", Fault::None);
+    assert!(within("the answer", reserve).await.unwrap().unwrap().is_empty());
+    assert!(bench.items().await.is_empty());
+    assert_eq!(bench.faults.begun("create_queue"), 1);
 }
 
 /// A round cannot serve all of these calls. None of them waits for the fallback poll.
