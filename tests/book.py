@@ -67,8 +67,7 @@ def check_rust():
 
 
 def table(header, rows):
-    lines = [header, "|---" * header.count("|") + "|"]
-    lines[1] = "|" + "---|" * (header.count("|") - 1)
+    lines = [header, "|" + "---|" * (header.count("|") - 1)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 

@@ -206,9 +206,8 @@ def check_chart():
             {
                 "store": {"kind": "mongodb", "mongodb": {"existingSecret": "mine", "database": "other"}},
                 "signals": {"fromSecret": True}, "tokens": {"existingSecret": "shop"}, "tls": tls,
-                "settings": {"max_queues": 20_000_000, "auto_create_queues": False, "default_retry_multiplier": 1.5,
-                             "max_payload_bytes": "8MiB", "log_format": "text", "log_level": "warn,audit=info"}
-                | {"auto_create_queues": True},
+                "settings": {"max_queues": 20_000_000, "auto_create_queues": True, "default_retry_multiplier": 1.5,
+                             "max_payload_bytes": "8MiB", "log_format": "text", "log_level": "warn,audit=info"},
                 "autoscaling": {"enabled": True}, "podDisruptionBudget": {"maxUnavailable": "25%"},
                 "serviceMonitor": {"enabled": True, "labels": {"release": "p"}, "tokenSecret": {"name": "t"}},
                 "networkPolicy": {"grpcFrom": [{"namespaceSelector": {}}], "httpFrom": [{"podSelector": {}}]},
