@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import tomllib
@@ -140,10 +141,10 @@ def fill_volumes(manifests, others, root):
 
 
 @contextlib.contextmanager
-def broker(settings, cwd):
+def broker(settings, cwd, **variables):
     """Runs a broker with these settings, on free ports: flags come before the file. Yields its two addresses."""
     command = [BIN / "sluicegate", "--config", settings, "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]
-    process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | variables)
     try:
         addresses, said = [], []
         while len(addresses) < 2:
@@ -265,6 +266,16 @@ def check_systemd():
         # It names what it does not know, and leaves with 0 all the same.
         expect(said.returncode == 0 and unit.name not in said.stderr, f"systemd-analyze verify: {said.stderr}")
     run("systemd-analyze", "security", "--offline=yes", f"--threshold={int(MOST_EXPOSURE * 10)}", "--no-pager", unit)
+    # Type=notify: systemd takes the unit for started, and for stopping, when the broker says so.
+    settings = SCRATCH / "notify.toml"
+    settings.write_text('store = "sqlite::memory:"\n')
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(SCRATCH / "notify"))
+        manager.settimeout(LIMIT)
+        with broker(settings, SCRATCH, NOTIFY_SOCKET=manager.getsockname()) as (_, http):
+            expect(manager.recv(100) == b"READY=1\n", "systemd is told something else than that the broker is ready")
+            urllib.request.urlopen(f"http://{http}/readyz", timeout=LIMIT).close()
+        expect(manager.recv(100) == b"STOPPING=1\n", "systemd is told something else than that the broker is stopping")
     print("-- the unit for systemd", flush=True)
 
 

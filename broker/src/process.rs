@@ -16,6 +16,7 @@ use crate::{
     store::sqlite,
     telemetry,
 };
+use sd_notify::NotifyState;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Reads the settings from the command line, the environment and the file, and serves until told to
@@ -66,15 +67,24 @@ async fn serve(settings: Settings) -> ExitCode {
         Err(error) => return fail(&error.to_string()),
     };
     println!("{}", app.banner());
+    notify(NotifyState::Ready);
     let is_whole = tokio::select! {
         () = signals.told_to_stop(|| app.reload()) => true,
         () = app.server_ended() => false,
     };
     tracing::info!("shutting down");
+    notify(NotifyState::Stopping);
     match (app.shutdown().await, is_whole) {
         (true, true) => ExitCode::SUCCESS,
         (true, false) => fail("a server ended by itself: see the log"),
         (false, _) => fail("shutdown_grace is over: some work was cut short"),
+    }
+}
+
+/// Notifies systemd, if systemd has started the broker and waits for it (`NOTIFY_SOCKET`).
+fn notify(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!("cannot notify systemd: {error}");
     }
 }
 
