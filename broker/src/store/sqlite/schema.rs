@@ -226,6 +226,7 @@ impl StoreFile {
         }
         self.check_mark(&conn, matches!(checked, Whose::New))?;
         if self.existed {
+            self.sync_found().or_else(|e| refuse(format!("cannot sync {shown}: {e}")))?;
             self.close_to_others();
         }
         match checked {
@@ -249,6 +250,22 @@ impl StoreFile {
             .and_then(|()| keep_log(&conn, false))
             .or_else(|e| refuse(format!("cannot set up {shown}: {e}")))?;
         Ok(conn)
+    }
+
+    /// Syncs what was found in the log, and the names of the files.
+    ///
+    /// A broker that was killed may have written a commit and not synced it, or have created the log and not synced its
+    /// name. SQLite reads such a commit as any other and never syncs it by itself, while answers rest on it from now on:
+    /// that an item is a duplicate, that a receipt was settled. The mark counts it too.
+    fn sync_found(&self) -> std::io::Result<()> {
+        let mut log = self.path.clone().into_os_string();
+        log.push("-wal");
+        match File::open(log) {
+            Ok(log) => log.sync_all()?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        self.path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
     }
 
     /// Removes permissions of all other users, which files of earlier versions have. Permissions of the group stay.
