@@ -14,15 +14,17 @@ use mongodb::{
 
 use crate::{
     case::{Case, Outcome},
-    faults::{FAULTS, Fault},
-    inspection,
-    lane::{Lane, Stalls},
+    faults::{Effect, FAULTS, Fault},
+    lane::{Lane, Server, Stalls},
+    sqlite::{self, Recording},
     transitions::Transition,
     wire::Command,
 };
 
 /// Limit of commands of a transition, for background work that counts among them again and again.
 const MOST: usize = 40;
+/// The same of steps of an SQLite store with its files.
+const MOST_STEPS: usize = 400;
 
 /// What to run.
 #[derive(Debug)]
@@ -31,6 +33,8 @@ pub(crate) struct Choice {
     pub(crate) fault: Option<String>,
     pub(crate) at: Option<usize>,
     pub(crate) races: bool,
+    /// On SQLite instead of MongoDB.
+    pub(crate) sqlite: bool,
     /// Also the cases of which nothing else can come than of others.
     pub(crate) every: bool,
     pub(crate) lanes: usize,
@@ -41,7 +45,15 @@ const PROGRESS: usize = 20;
 
 impl Default for Choice {
     fn default() -> Self {
-        Self { transition: None, fault: None, at: None, races: false, every: false, lanes: 12 }
+        Self {
+            transition: None,
+            fault: None,
+            at: None,
+            races: false,
+            sqlite: false,
+            every: false,
+            lanes: 12,
+        }
     }
 }
 
@@ -54,6 +66,7 @@ struct Campaign {
     /// The commands of each transition, as far as they were seen.
     commands: Mutex<HashMap<&'static str, Vec<Command>>>,
     outcomes: Mutex<Vec<Outcome>>,
+    recordings: Mutex<Vec<Recording>>,
     begun: Instant,
 }
 
@@ -63,17 +76,21 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Runs the cases, and returns whether nothing was found.
 pub(crate) async fn run(choice: Choice) -> bool {
-    let uri = std::env::var("SLUICEGATE_TEST_MONGODB_URI").unwrap_or_else(|_| {
-        panic!("this needs a MongoDB replica set: run it by tests/run crash_points, or set SLUICEGATE_TEST_MONGODB_URI")
-    });
-    let primary = primary(&uri).await;
+    let server = if choice.sqlite { Server::Sqlite } else { mongo().await };
+    // A file has one broker, which is killed: nothing comes between the broker and the file.
+    let can_be = |transition: Transition| !choice.sqlite || !transition.needs_two_brokers();
+    let can_happen = |fault: Fault| !choice.sqlite || fault.effect == Effect::KillAfter;
     let is_chosen = |wanted: &Option<String>, name: &str| {
         wanted.as_ref().is_none_or(|wanted| wanted.split(',').any(|one| one == name))
     };
-    let transitions =
-        Transition::ALL.iter().copied().filter(|one| is_chosen(&choice.transition, one.name()));
+    let transitions = Transition::ALL
+        .iter()
+        .copied()
+        .filter(|one| is_chosen(&choice.transition, one.name()) && can_be(*one));
     let transitions: Vec<Transition> = transitions.collect();
-    let faults = FAULTS.into_iter().filter(|fault| is_chosen(&choice.fault, fault.name));
+    let faults = FAULTS
+        .into_iter()
+        .filter(|fault| is_chosen(&choice.fault, fault.name) && can_happen(*fault));
     let faults: Vec<Fault> = faults.collect();
     assert!(!transitions.is_empty() && !faults.is_empty(), "no transition or fault of that name");
     // Without faults first, so that the commands are known.
@@ -86,22 +103,39 @@ pub(crate) async fn run(choice: Choice) -> bool {
         jobs: Mutex::new(jobs),
         commands: Mutex::default(),
         outcomes: Mutex::default(),
+        recordings: Mutex::default(),
         begun: Instant::now(),
     });
     let stalls = Stalls::default();
     tokio::spawn(stalls.clone().count());
     let running: Vec<_> = (0..lanes)
         .map(|_| {
-            let (campaign, uri, primary) = (Arc::clone(&campaign), uri.clone(), primary.clone());
+            let (campaign, server) = (Arc::clone(&campaign), server.clone());
             let stalls = stalls.clone();
-            tokio::spawn(async move { campaign.work(&uri, &primary, stalls).await })
+            tokio::spawn(async move { campaign.work(&server, stalls).await })
         })
         .collect();
     let mut good = true;
     for lane in running {
         good &= lane.await.unwrap_or(false);
     }
-    campaign.print() && good
+    good &= campaign.print();
+    let recordings = std::mem::take(&mut *lock(&campaign.recordings));
+    if !recordings.is_empty() {
+        let every = campaign.choice.every;
+        let examined = tokio::task::spawn_blocking(move || sqlite::examine(&recordings, every));
+        good &= examined.await.is_ok_and(|examination| examination.print());
+    }
+    good
+}
+
+/// Returns the MongoDB that the environment names.
+async fn mongo() -> Server {
+    let uri = std::env::var("SLUICEGATE_TEST_MONGODB_URI").unwrap_or_else(|_| {
+        panic!("this needs a MongoDB replica set: run it by tests/run crash_points, or set SLUICEGATE_TEST_MONGODB_URI")
+    });
+    let primary = primary(&uri).await;
+    Server::Mongo { uri, primary }
 }
 
 /// Returns the address of the server that takes writes.
@@ -119,8 +153,8 @@ async fn primary(uri: &str) -> String {
 
 impl Campaign {
     /// Runs jobs until there are none. Returns false if a transaction was left open.
-    async fn work(&self, uri: &str, primary: &str, stalls: Stalls) -> bool {
-        let mut lane = Lane::start(uri, primary, stalls).await;
+    async fn work(&self, server: &Server, stalls: Stalls) -> bool {
+        let mut lane = Lane::start(server, stalls).await;
         loop {
             let (job, left) = {
                 let mut jobs = lock(&self.jobs);
@@ -138,15 +172,13 @@ impl Campaign {
                 Some(fault) => self.run_all(&mut lane, transition, fault).await,
             }
         }
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_secs(20) {
-            if inspection::open_transactions(&lane.database, &lane.app_name).await == 0 {
-                return true;
-            }
-            tokio::time::sleep(Duration::from_millis(200)).await;
+        let is_good = lane.has_no_open_transaction().await;
+        if !is_good {
+            println!("FOUND transactions that stay open");
         }
-        println!("FOUND transactions that stay open");
-        false
+        let recording = lane.finish().await;
+        lock(&self.recordings).extend(recording);
+        is_good
     }
 
     /// Runs a transition with one kind of fault, at each command.
@@ -155,7 +187,8 @@ impl Campaign {
             self.run_one(lane, transition, Some((fault, at))).await;
             return;
         }
-        for at in 1..=MOST {
+        let most = if self.choice.sqlite { MOST_STEPS } else { MOST };
+        for at in 1..=most {
             let known = lock(&self.commands)
                 .get(transition.name())
                 .and_then(|all| all.get(at - 1).cloned());
@@ -227,6 +260,10 @@ impl Campaign {
         let last = outcomes.iter().max_by_key(|outcome| outcome.healed);
         for transition in Transition::ALL {
             if let Some(commands) = lock(&self.commands).get(transition.name()) {
+                if self.choice.sqlite {
+                    println!("{}: {} steps", transition.name(), commands.len());
+                    continue;
+                }
                 let commands: Vec<String> = commands.iter().map(Command::to_string).collect();
                 println!(
                     "{}: {} commands: {}",

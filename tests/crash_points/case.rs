@@ -8,11 +8,8 @@ use sluicegate_checker::{
 };
 
 use crate::{
-    clients::Clients,
     faults::Fault,
-    inspection,
-    lane::Lane,
-    proxy::Seen,
+    lane::{Lane, Seen},
     transitions::{Stage, Transition},
     wire::Command,
 };
@@ -88,10 +85,9 @@ impl Case {
     }
 
     async fn run_once(self, lane: &mut Lane) -> Outcome {
-        lane.cases += 1;
-        let queue = format!("case{}", lane.cases);
+        let queue = format!("case{}", lane.next_case().await);
         let (log_before, mut faults) = (lane.log().len(), Vec::new());
-        let mut clients = Clients::new(lane.api.clone(), lane.broker_name());
+        let mut clients = lane.clients();
         let beside = if self.transition.needs_two_brokers() || self.races {
             Some(clients.through(lane.beside().await, "beside".to_owned()))
         } else {
@@ -110,7 +106,7 @@ impl Case {
         });
         clients.recorder.mark(What::Disturbed { begins: true, fault: self.to_string() });
         let (fault, at) = self.fault.filter(|_| began).unzip();
-        lane.proxy.arm(at.unwrap_or_default(), fault, lane.kill());
+        lane.arm(at.unwrap_or_default(), fault);
         let stage = Stage { clients: &clients, queue: &queue, database: &database };
         let racing = async {
             if let Some(beside) = beside.as_ref().filter(|_| self.races) {
@@ -124,7 +120,7 @@ impl Case {
         if let (None, false, Err(answer)) = (fault, self.races, &answer) {
             faults.push(format!("answered by {answer:?} without a fault"));
         }
-        let Seen { commands, happened } = lane.proxy.disarm();
+        let Seen { commands, happened } = lane.disarm();
         let mut log = String::new();
         if happened && fault.is_some_and(Fault::kills) {
             log = lane.log().split_off(log_before);
@@ -144,7 +140,10 @@ impl Case {
         let healed = begun.elapsed();
         faults.extend(rest(&stage).await);
         faults.extend(clear(&stage).await);
-        stage.delete_schedules().await;
+        if self.transition == Transition::Tick {
+            stage.delete_schedules().await;
+        }
+        lane.answers.extend(clients.answers());
         let (slowest, stuck) = clients.notes();
         faults.extend(stuck.into_iter().map(|call| format!("not answered in time: {call}")));
         let history = clients.recorder.take();
@@ -185,11 +184,11 @@ async fn ticked(stage: &Stage<'_>) -> Option<String> {
 async fn heal(stage: &Stage<'_>) -> Vec<String> {
     let begun = Instant::now();
     loop {
-        let odd = inspection::odd_segments(stage.database, &stage.queues()).await;
+        let odd = stage.database.contradictions(&stage.queues()).await;
         if !odd.is_empty() {
             return odd;
         }
-        let left = inspection::unsettled(stage.database, &stage.queues()).await;
+        let left = stage.database.unsettled(&stage.queues()).await;
         if left.is_empty() {
             return Vec::new();
         }
@@ -224,7 +223,7 @@ async fn heal(stage: &Stage<'_>) -> Vec<String> {
 async fn clear(stage: &Stage<'_>) -> Vec<String> {
     let begun = Instant::now();
     loop {
-        let (wrong, queues) = inspection::leftovers(stage.database, &stage.queues()).await;
+        let (wrong, queues) = stage.database.leftovers(&stage.queues()).await;
         if wrong.is_empty() || begun.elapsed() > HEALED {
             return wrong;
         }

@@ -19,7 +19,10 @@ use sluicegate_proto::v1 as pb;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
-use crate::harness::{Api, at};
+use crate::{
+    harness::{Api, at},
+    sqlite::{Answered, WriteLog},
+};
 
 /// How long a call may take at most. A broker answers within half a minute, whatever its store does.
 pub(crate) const BOUND: Duration = Duration::from_secs(40);
@@ -31,6 +34,8 @@ pub(crate) struct Clients {
     pub(crate) api: Api,
     broker: String,
     notes: Arc<Mutex<Notes>>,
+    /// What the store writes, if it is recorded.
+    log: Option<WriteLog>,
 }
 
 /// What is noted of all calls.
@@ -39,16 +44,25 @@ struct Notes {
     slowest: Duration,
     /// Calls that had not ended in time.
     stuck: Vec<String>,
+    /// The answers that must not be forgotten, with their places among the store's writes.
+    answers: Vec<Answered>,
+    /// True while items are delivered through a stream, which the store may note at any time.
+    streams: bool,
 }
 
 impl Clients {
-    pub(crate) fn new(api: Api, broker: String) -> Self {
-        Self { recorder: Recorder::default(), api, broker, notes: Arc::default() }
+    pub(crate) fn new(api: Api, broker: String, log: Option<WriteLog>) -> Self {
+        Self { recorder: Recorder::default(), api, broker, notes: Arc::default(), log }
     }
 
     /// Returns the same clients, which call another broker.
     pub(crate) fn through(&self, api: Api, broker: String) -> Self {
         Self { api, broker, ..self.clone() }
+    }
+
+    /// Returns the answers that must not be forgotten.
+    pub(crate) fn answers(&self) -> Vec<Answered> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).answers.clone()
     }
 
     /// Returns how long the slowest call took, and the calls that did not end in time.
@@ -63,13 +77,15 @@ impl Clients {
         client: &str,
         request: Request,
         sent: impl Future<Output = Result<tonic::Response<T>, Status>>,
-        answer: impl FnOnce(&T) -> Response,
+        answer: impl Fn(&T) -> Response,
     ) -> Result<T, Answer> {
         let what = format!("{request:?}");
         let lease = match &request {
             Request::Reserve { lease, .. } => Some(Duration::from_micros(*lease)),
             _ => None,
         };
+        let is_lasting =
+            !matches!(request, Request::Reserve { .. } | Request::GetQueueStats { .. });
         let call = self.recorder.start(client, &self.broker, request);
         let begun = Instant::now();
         let ended = tokio::time::timeout(BOUND, sent).await;
@@ -78,6 +94,10 @@ impl Clients {
         match ended {
             Ok(Ok(response)) => {
                 let response = response.into_inner();
+                if let (Some(log), true, false) = (&self.log, is_lasting, notes.streams) {
+                    let call = format!("{what} answered by {:?}", answer(&response));
+                    notes.answers.push(Answered { position: log.position(), call });
+                }
                 // Items whose leases end soon are left out, which the caller does not see.
                 let is_late = lease.is_some_and(|lease| begun.elapsed() > lease / 2);
                 let answer = answer(&response);
@@ -364,6 +384,7 @@ impl Clients {
             ..pb::ConsumeRequest::default()
         };
         let call = self.recorder.start("consumer", &self.broker, request);
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).streams = true;
         let mut stream = match self.api.queue.clone().consume(message).await {
             Ok(stream) => stream.into_inner(),
             Err(status) => {
@@ -409,6 +430,7 @@ impl Clients {
             Some(done) => done,
             None => meanwhile.await,
         };
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner).streams = false;
         (came, done)
     }
 }

@@ -91,7 +91,8 @@ impl Fault {
     /// happens after a read is the same as what happens before it, and a broker that is killed before a command leaves
     /// the same behind as one that is killed after the previous one.
     pub(crate) fn makes_a_difference_at(self, at: usize, command: &Command) -> bool {
-        let changes = command.is_write() || command.name == "commitTransaction";
+        let changes =
+            command.is_write() || command.is_step() || command.name == "commitTransaction";
         match self.effect {
             Effect::CutAfter
             | Effect::OutageAfter
@@ -108,6 +109,11 @@ impl Fault {
 }
 
 impl Command {
+    /// Returns whether this is a step of an SQLite store with its files.
+    pub(crate) fn is_step(&self) -> bool {
+        self.collection.is_empty() && self.name.contains(' ')
+    }
+
     /// Returns whether the command writes.
     pub(crate) fn is_write(&self) -> bool {
         matches!(self.name.as_str(), "insert" | "update" | "delete" | "findAndModify")

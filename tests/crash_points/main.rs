@@ -1,10 +1,11 @@
-//! Runs every transition of the MongoDB store with a fault at each of its commands: see README.md.
+//! Runs every transition of a store with a fault at each of its commands or writes: see README.md.
 
 #![allow(clippy::large_futures)] // a case is polled from one place, which can hold it
 
 mod campaign;
 mod case;
 mod clients;
+mod database;
 mod faults;
 #[path = "../harness/mod.rs"]
 #[allow(dead_code, unused_imports, unused_macros)]
@@ -13,6 +14,7 @@ mod harness;
 mod inspection;
 mod lane;
 mod proxy;
+mod sqlite;
 mod transitions;
 mod wire;
 
@@ -20,8 +22,9 @@ use std::process::ExitCode;
 
 use campaign::Choice;
 
-const USAGE: &str = "usage: crash_points [--transition NAME] [--fault NAME] [--at K] [--racing] [--every] [--lanes N]
-NAME may be several names, with commas between them. Without options: all transitions, all faults, at each command.";
+const USAGE: &str = "usage: crash_points [--sqlite] [--transition NAME] [--fault NAME] [--at K] [--racing] [--every] [--lanes N]
+NAME may be several names, with commas between them. Without options: all transitions, all faults, at each command.
+With --sqlite: kills at each write of that store, and what a power loss leaves; --every: of every kind, at every write.";
 
 fn choice() -> Result<Choice, String> {
     let mut choice = Choice::default();
@@ -36,6 +39,7 @@ fn choice() -> Result<Choice, String> {
             "--lanes" => choice.lanes = number(value()?)?,
             "--racing" => choice.races = true,
             "--every" => choice.every = true,
+            "--sqlite" => choice.sqlite = true,
             _ => return Err(format!("unknown option {argument}\n{USAGE}")),
         }
     }
@@ -43,6 +47,13 @@ fn choice() -> Result<Choice, String> {
 }
 
 fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [option, file, sql] = &arguments[..]
+        && option == sqlite::RUN_SQL
+    {
+        sqlite::run_sql(file, sql);
+        return ExitCode::SUCCESS;
+    }
     let choice = match choice() {
         Ok(choice) => choice,
         Err(error) => {

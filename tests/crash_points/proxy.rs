@@ -18,6 +18,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
     faults::{Effect, Fault},
+    lane::Seen,
     wire::{Command, Message, ServerError},
 };
 
@@ -71,12 +72,6 @@ struct Armed {
     happened: bool,
     /// How many more commands of this name are refused.
     refusing: Option<(String, usize, ServerError)>,
-}
-
-/// What was seen while the proxy was armed.
-pub(crate) struct Seen {
-    pub(crate) commands: Vec<Command>,
-    pub(crate) happened: bool,
 }
 
 /// What to do with a command.

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use mongodb::bson::{DateTime, Document, doc};
 use sluicegate_checker::history::{
     Answer, Delivery, NewItem, PushEntry, Request, RollbackItem, Settings,
 };
 use sluicegate_proto::v1 as pb;
 
-use crate::clients::Clients;
+use crate::{clients::Clients, database::Database};
 
 /// The lease of what is reserved before a fault.
 pub(crate) const LEASE: Duration = Duration::from_millis(1_500);
@@ -85,7 +84,7 @@ use Transition as T;
 pub(crate) struct Stage<'a> {
     pub(crate) clients: &'a Clients,
     pub(crate) queue: &'a str,
-    pub(crate) database: &'a mongodb::Database,
+    pub(crate) database: &'a Database,
 }
 
 impl Transition {
@@ -387,12 +386,9 @@ impl Stage<'_> {
             stream: None,
         };
         let _call = self.clients.recorder.start("schedule", "any", pushed);
-        let schedules = self.database.collection::<Document>("schedules");
-        let long_ago = doc! { "$set": { "doneUntil": DateTime::from_millis(0) } };
-        let changed = schedules.update_one(doc! { "_id": self.queue }, long_ago).await;
-        changed.expect("a schedule of long ago");
+        self.database.miss_tick(self.queue).await;
         // The broker looks at all schedules when there is a new one.
-        self.schedule(&format!("{}-other", self.queue)).await?;
+        self.schedule(&self.other_schedule()).await?;
         let soon = tokio::time::Instant::now() + Duration::from_millis(500);
         while !self.has_ticked().await && tokio::time::Instant::now() < soon {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -402,14 +398,18 @@ impl Stage<'_> {
 
     /// Returns whether a tick of the schedule was noted.
     pub(crate) async fn has_ticked(&self) -> bool {
-        let schedules = self.database.collection::<Document>("schedules");
-        let noted = doc! { "_id": self.queue, "lastTime": { "$exists": true } };
-        schedules.find_one(noted).await.is_ok_and(|found| found.is_some())
+        self.database.has_ticked(self.queue).await
     }
 
     /// Deletes the schedules of this case.
     pub(crate) async fn delete_schedules(&self) {
-        let schedules = self.database.collection::<Document>("schedules");
-        let _ = schedules.delete_many(doc! { "queue": self.queue }).await;
+        for name in [self.queue.to_owned(), self.other_schedule()] {
+            let request = pb::DeleteScheduleRequest { name };
+            let _ = self.clients.api.schedule.clone().delete_schedule(request).await;
+        }
+    }
+
+    fn other_schedule(&self) -> String {
+        format!("{}-other", self.queue)
     }
 }

@@ -157,7 +157,7 @@ fn number(bytes: &[u8], at: usize) -> i32 {
 }
 
 /// What the proxy needs to know of a command.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Command {
     pub(crate) name: String,
     pub(crate) collection: String,

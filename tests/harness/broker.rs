@@ -14,6 +14,7 @@ use super::{Api, LIMIT, within};
 /// The flags of a broker to be started.
 pub(crate) struct Launch {
     flags: Vec<String>,
+    variables: Vec<(&'static str, PathBuf)>,
     open_files: Option<u32>,
 }
 
@@ -37,7 +38,7 @@ pub(crate) struct Ended {
 impl Launch {
     /// Returns the flags of a broker on free ports.
     pub(crate) fn new() -> Self {
-        Self { flags: Vec::new(), open_files: None }
+        Self { flags: Vec::new(), variables: Vec::new(), open_files: None }
             .flag("listen", "127.0.0.1:0")
             .flag("http-listen", "127.0.0.1:0")
     }
@@ -50,6 +51,12 @@ impl Launch {
         } else {
             self.flags.extend([name, value.to_owned()]);
         }
+        self
+    }
+
+    /// Sets a variable of the broker's environment to a path.
+    pub(crate) fn variable(mut self, name: &'static str, path: PathBuf) -> Self {
+        self.variables.push((name, path));
         self
     }
 
@@ -129,6 +136,7 @@ impl Launch {
         }
         command
             .args(&self.flags)
+            .envs(self.variables.iter().map(|(name, path)| (name, path)))
             // As in the image and in the unit for systemd.
             .env("MALLOC_MMAP_THRESHOLD_", "131072")
             .current_dir(directory)

@@ -1,0 +1,322 @@
+//! Cuts the power at chosen places of a recording, and looks at what is left: it must be a state that the store had, not
+//! older than what was answered, and the store must open it.
+
+use std::{
+    collections::{BTreeSet, HashMap, hash_map::DefaultHasher},
+    fs,
+    hash::{Hash as _, Hasher as _},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
+
+use rusqlite::{Connection, OpenFlags, types::ValueRef};
+use sluicegate_broker::{domain::Clock, store::sqlite::SqliteStore};
+
+use super::{
+    disk::{Disk, Files, Kept, State},
+    file::open,
+    write_log::{Act, Answered, Recording, Step},
+};
+
+/// Bytes of the header of SQLite's log, of the header of each frame, and of a page.
+const LOG_HEADER: u64 = 32;
+const FRAME_HEADER: usize = 24;
+const PAGE: usize = 4_096;
+/// Limit of findings that are shown.
+const SHOWN: usize = 8;
+/// Limit of steps that are shown before a cut.
+const STEPS_SHOWN: usize = 12;
+/// Limit of characters of an answer that are shown.
+const ANSWER_SHOWN: usize = 400;
+
+/// What came of the cuts.
+#[derive(Debug)]
+pub(crate) struct Examination {
+    steps: usize,
+    cuts: usize,
+    states: usize,
+    found: Vec<String>,
+    begun: Instant,
+}
+
+impl Examination {
+    /// Prints what was examined, and returns whether nothing was found.
+    pub(crate) fn print(&self) -> bool {
+        for found in self.found.iter().take(SHOWN) {
+            println!("FOUND after a power loss: {found}");
+        }
+        println!(
+            "power cut at {} of {} steps: {} states in {} s, {} with something wrong",
+            self.cuts,
+            self.steps,
+            self.states,
+            self.begun.elapsed().as_secs(),
+            self.found.len()
+        );
+        self.found.is_empty()
+    }
+}
+
+/// What a store holds, without the figures that each synced commit changes.
+type Content = u64;
+
+/// Cuts the power at each sync and after each answer; if `every`, also at each other step, with torn and missing writes.
+pub(crate) fn examine(recordings: &[Recording], every: bool) -> Examination {
+    let begun = Instant::now();
+    let (next, total) = (AtomicUsize::new(0), Mutex::new((0, 0, Vec::new())));
+    let threads = std::thread::available_parallelism().map_or(2, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some(recording) = recordings.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let mut examiner = Examiner::new(recording, every);
+                    examiner.run();
+                    let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);
+                    total.0 += examiner.cuts;
+                    total.1 += examiner.states;
+                    total.2.append(&mut examiner.found);
+                }
+            });
+        }
+    });
+    let (cuts, states, found) = total.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let steps = recordings.iter().map(|recording| recording.steps.len()).sum();
+    Examination { steps, cuts, states, found, begun }
+}
+
+/// A commit: how many steps there were, and the content behind it.
+#[derive(Debug, Clone, Copy)]
+struct Commit {
+    position: usize,
+    content: Content,
+}
+
+struct Examiner<'a> {
+    recording: &'a Recording,
+    every: bool,
+    disk: Disk,
+    commits: Vec<Commit>,
+    /// The last answer before the cut, and the first commit that must not be older than what is found.
+    answered: Option<&'a Answered>,
+    required: usize,
+    /// What was found in states that have been there before.
+    known: HashMap<State, Result<Content, String>>,
+    folder: tempfile::TempDir,
+    cuts: usize,
+    states: usize,
+    found: Vec<String>,
+}
+
+/// Returns a directory in memory, if there is one: states are synced when they are opened.
+fn folder() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+    folder.expect("a temporary directory")
+}
+
+impl<'a> Examiner<'a> {
+    fn new(recording: &'a Recording, every: bool) -> Self {
+        Self {
+            recording,
+            every,
+            disk: Disk::default(),
+            commits: Vec::new(),
+            answered: None,
+            required: 0,
+            known: HashMap::new(),
+            folder: folder(),
+            cuts: 0,
+            states: 0,
+            found: Vec::new(),
+        }
+    }
+
+    fn run(&mut self) {
+        let steps = &self.recording.steps;
+        let mut answers = self.recording.answers.iter().peekable();
+        let empty = self.content(&Files::new()).expect("an empty database");
+        self.commits.push(Commit { position: 0, content: empty });
+        let mut ends_commit = Ends::default();
+        for number in 0..=steps.len() {
+            // Answers that were given before this step.
+            let mut is_answer = false;
+            while let Some(answer) = answers.next_if(|answer| answer.position as usize <= number) {
+                self.answered = Some(answer);
+                let before = self.commits.partition_point(|one| one.position <= number);
+                self.required = before.saturating_sub(1);
+                is_answer = true;
+            }
+            let Some(step) = steps.get(number) else {
+                self.cut(number);
+                return;
+            };
+            if is_answer || self.every || matches!(step.act, Act::Sync | Act::SyncDirectory) {
+                self.cut(number);
+            }
+            self.disk.apply(number, steps);
+            if ends_commit.after(step) {
+                let files = self.disk.files(steps, Kept::All);
+                match self.content(&files) {
+                    Ok(content) => self.commits.push(Commit { position: number + 1, content }),
+                    Err(error) => {
+                        self.found.push(format!("after step {number}, without a loss: {error}"));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Cuts the power when so many steps were done.
+    fn cut(&mut self, number: usize) {
+        self.cuts += 1;
+        let steps = &self.recording.steps;
+        let at_sync = matches!(
+            steps.get(number),
+            None | Some(Step { act: Act::Sync | Act::SyncDirectory, .. })
+        );
+        let mut kinds = vec![Kept::None];
+        if self.disk.pending() > 0 {
+            kinds.push(Kept::Names);
+            for (_, file) in self.disk.pending_files() {
+                kinds.extend([Kept::File(file), Kept::AllButFile(file)]);
+            }
+        }
+        if self.every && self.disk.pending() > 0 {
+            kinds.extend([Kept::All, Kept::FirstHalfOfLast, Kept::SecondHalfOfLast]);
+            if at_sync {
+                let places = 0..self.disk.pending();
+                kinds.extend(places.flat_map(|place| [Kept::AllBut(place), Kept::Only(place)]));
+            }
+        }
+        for kept in kinds {
+            // What nothing is lost of is what a kill leaves, and those are tried with real brokers.
+            if !self.every && self.disk.keeps_all(kept) && self.disk.pending() > 0 {
+                continue;
+            }
+            self.judge(number, kept);
+        }
+    }
+
+    fn judge(&mut self, number: usize, kept: Kept) {
+        let why = match self.open(kept) {
+            Ok(content) => {
+                if self.commits[self.required..].iter().any(|one| one.content == content) {
+                    return;
+                }
+                let older = self.commits[..self.required].iter().rev();
+                match older.clone().position(|one| one.content == content) {
+                    Some(place) => format!("the last {} commits are lost", place + 1),
+                    None => "the store never held what it holds now".to_owned(),
+                }
+            }
+            Err(error) => error,
+        };
+        let steps = &self.recording.steps;
+        let last: Vec<String> =
+            steps[number.saturating_sub(STEPS_SHOWN)..number].iter().map(Step::to_string).collect();
+        let answered = self.answered.map_or(String::new(), |answered| {
+            let call: String = answered.call.chars().take(ANSWER_SHOWN).collect();
+            format!("{call} at {}", answered.position)
+        });
+        let restart = self.recording.restarts.iter().rfind(|at| **at as usize <= number);
+        self.found.push(format!(
+            "cut before step {number}, kept {kept:?}: {why}\n  last answer: {answered}\n  last restart: {restart:?}\n  steps: {}",
+            last.join(", ")
+        ));
+    }
+
+    /// Opens what is left as the store does, and returns its content.
+    fn open(&mut self, kept: Kept) -> Result<Content, String> {
+        let key = self.disk.state(kept);
+        if let Some(known) = self.known.get(&key) {
+            return known.clone();
+        }
+        self.states += 1;
+        let files = self.disk.files(&self.recording.steps, kept);
+        let result = self.content(&files).and_then(|content| {
+            let uri = format!("sqlite:{}", self.path().display());
+            let opened = SqliteStore::open(&uri, Arc::new(Clock::system()));
+            opened.map(|_| content).map_err(|error| format!("the store does not open: {error}"))
+        });
+        self.known.insert(key, result.clone());
+        result
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("items.db")
+    }
+
+    /// Puts files onto a disk, and returns the content of the database.
+    fn content(&self, files: &Files) -> Result<Content, String> {
+        for entry in fs::read_dir(self.folder.path()).expect("a directory") {
+            let path = entry.expect("a file").path();
+            // Setting room aside takes long in memory, and the room says nothing.
+            if !path.to_string_lossy().ends_with("-reserve") {
+                fs::remove_file(path).expect("a file to remove");
+            }
+        }
+        for (suffix, bytes) in files {
+            let mut path = self.path().into_os_string();
+            path.push(suffix);
+            fs::write(path, bytes).expect("a file to write");
+        }
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE;
+        let conn = open(&self.path(), flags);
+        let content = conn.and_then(|conn| read_all(&conn));
+        content.map_err(|error| format!("the file cannot be read: {error}"))
+    }
+}
+
+fn read_all(conn: &Connection) -> rusqlite::Result<Content> {
+    let mut hasher = DefaultHasher::new();
+    let tables: BTreeSet<String> = conn
+        .prepare("SELECT name FROM sqlite_schema WHERE type = 'table'")?
+        .query_map([], |row| row.get(0))?
+        .collect::<rusqlite::Result<_>>()?;
+    for table in tables {
+        let filter =
+            if table == "meta" { "WHERE key NOT IN ('time', 'pinged', 'commits')" } else { "" };
+        table.hash(&mut hasher);
+        let mut all = conn.prepare(&format!("SELECT * FROM \"{table}\" {filter}"))?;
+        let columns = all.column_count();
+        let mut rows = all.query([])?;
+        while let Some(row) = rows.next()? {
+            for column in 0..columns {
+                match row.get_ref(column)? {
+                    ValueRef::Null => 0.hash(&mut hasher),
+                    ValueRef::Integer(value) => value.hash(&mut hasher),
+                    ValueRef::Real(value) => value.to_bits().hash(&mut hasher),
+                    ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.hash(&mut hasher),
+                }
+            }
+        }
+    }
+    Ok(hasher.finish())
+}
+
+/// Tells the steps that end a commit: the last frame of one in SQLite's log, and the end of a rollback journal.
+#[derive(Debug, Default)]
+struct Ends {
+    /// True if the frame whose header was written last ends a commit.
+    frame_ends: bool,
+}
+
+impl Ends {
+    fn after(&mut self, step: &Step) -> bool {
+        match &step.act {
+            Act::Write(offset, bytes) if step.file == "-wal" => {
+                let is_header = bytes.len() == FRAME_HEADER && *offset >= LOG_HEADER;
+                if is_header {
+                    self.frame_ends = bytes[4..8] != [0; 4];
+                }
+                bytes.len() == PAGE && std::mem::take(&mut self.frame_ends)
+            }
+            Act::Unlink | Act::Truncate(_) => step.file == "-journal",
+            _ => false,
+        }
+    }
+}
