@@ -62,11 +62,16 @@ impl StoreFile {
     /// Runs statements beside the broker, in a process whose writes are recorded.
     fn run(&self, sql: &str) {
         let program = std::env::current_exe().expect("the path of this program");
+        // The broker is to be killed, not this process.
+        let steps = self.log.spare();
         let done = Command::new(program)
             .arg(RUN_SQL)
             .args([self.path.as_os_str(), sql.as_ref()])
             .envs(self.log.variables())
             .status();
+        if let Some(steps) = steps {
+            self.log.kill_after(steps);
+        }
         assert!(done.is_ok_and(|status| status.success()), "{sql}");
     }
 

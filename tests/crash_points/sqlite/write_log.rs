@@ -118,6 +118,14 @@ impl WriteLog {
         self.control.write_all_at(&at.to_le_bytes(), KILL_AFTER).expect("the control file");
     }
 
+    /// Takes an order to kill back. Returns after how many more steps the broker was to be killed, if it is alive.
+    pub(super) fn spare(&self) -> Option<usize> {
+        let steps =
+            self.number(KILL_AFTER).checked_sub(self.position()).filter(|left| *left > 0)?;
+        self.kill_after(0);
+        Some(steps as usize)
+    }
+
     /// Returns whether the broker was killed by the last order.
     pub(crate) fn has_killed(&self) -> bool {
         let at = self.number(KILL_AFTER);
