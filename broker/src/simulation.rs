@@ -3,14 +3,13 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use sluicegate_proto::v1::{
     admin_service_server::AdminService, queue_service_server::QueueService,
 };
-use tokio::sync::mpsc::UnboundedReceiver;
 use tokio_util::sync::CancellationToken;
 use tonic::Request;
 
+pub use crate::signals::Wire;
 use crate::{
     access::{Access, Peer},
     engine::{Engine, Limits, background},
@@ -20,16 +19,6 @@ use crate::{
     store::{Store, StoreError},
     tasks::Tasks,
 };
-
-/// The way of signals between brokers. Messages are text.
-#[async_trait]
-pub trait Wire: Send + Sync + 'static {
-    /// Sends a message to all brokers.
-    async fn send(&self, message: String) -> Result<(), String>;
-
-    /// Connects for receiving. The connection is lost when the sender of these messages is dropped.
-    async fn listen(&self) -> Result<UnboundedReceiver<String>, String>;
-}
 
 /// A broker. Its tasks end with the runtime, or by [`Broker::shutdown`].
 pub struct Broker {

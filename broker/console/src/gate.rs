@@ -4,69 +4,24 @@
 use std::{net::IpAddr, sync::Arc};
 
 use axum::{
-    extract::{FromRequestParts, Request, State},
-    http::{
-        Extensions, HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header,
-        request::Parts,
-    },
+    extract::{Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header},
     middleware::Next,
     response::{IntoResponse, Redirect, Response},
 };
 
 use crate::{
-    Console, Rights,
-    api::Api,
-    board::Board,
+    Console,
     pages::{self, SIGN_IN},
     problem::Problem,
     session::COOKIE,
     text,
+    visitor::{Visitor, cookie},
 };
 
 /// Everything comes from the broker itself, and nothing is inline.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
      connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
-
-/// Who looks at a page.
-#[derive(Clone)]
-pub(crate) struct Visitor {
-    pub(crate) console: Arc<Console>,
-    pub(crate) token: Option<String>,
-    /// What accompanies the visitor's calls.
-    peer: Extensions,
-    /// `light` or `dark`, if the visitor has chosen; otherwise the system decides.
-    pub(crate) theme: Option<&'static str>,
-    /// What was done just before, in words.
-    pub(crate) notice: Option<String>,
-}
-
-impl Visitor {
-    /// Returns clients whose calls end in time for a page.
-    pub(crate) fn api(&self) -> Api {
-        Api::new(&self.console.broker, self.token.as_deref(), self.peer.clone(), true)
-    }
-
-    /// Returns clients whose calls take as long as they take.
-    pub(crate) fn slow_api(&self) -> Api {
-        Api::new(&self.console.broker, self.token.as_deref(), self.peer.clone(), false)
-    }
-
-    pub(crate) fn board(&self) -> Arc<Board> {
-        self.console.boards.of(self.token.as_deref(), || self.slow_api())
-    }
-
-    pub(crate) fn rights(&self, queue: &str) -> Rights {
-        (self.console.rights)(self.token.as_deref(), queue)
-    }
-}
-
-impl<S: Sync> FromRequestParts<S> for Visitor {
-    type Rejection = StatusCode;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, StatusCode> {
-        parts.extensions.get().cloned().ok_or(StatusCode::INTERNAL_SERVER_ERROR)
-    }
-}
 
 /// Lets a request pass or refuses it, and makes a page of a problem.
 pub(crate) async fn pass(
@@ -139,21 +94,6 @@ fn show(
     (problem.status, pages::problem(visitor, &problem)).into_response()
 }
 
-/// Ends the session of the browser that sends these headers.
-pub(crate) fn end_session(visitor: &Visitor, headers: &HeaderMap) {
-    if let Some(session) = cookie(headers, COOKIE) {
-        visitor.console.sessions.end(session);
-    }
-}
-
-/// Returns a cookie.
-fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    let cookies = headers.get_all(header::COOKIE).into_iter();
-    let mut cookies =
-        cookies.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(';'));
-    cookies.find_map(|cookie| cookie.trim().strip_prefix(name)?.strip_prefix('='))
-}
-
 fn host(headers: &HeaderMap) -> Option<&str> {
     headers.get(header::HOST)?.to_str().ok()
 }
@@ -182,11 +122,6 @@ fn is_same_origin(headers: &HeaderMap) -> bool {
         }
         None => site.is_some(),
     }
-}
-
-/// Returns true if the browser reached the console over TLS, which ends in front of the broker.
-pub(crate) fn is_secure(headers: &HeaderMap) -> bool {
-    headers.get(header::ORIGIN).is_some_and(|origin| origin.as_bytes().starts_with(b"https://"))
 }
 
 /// Adds the headers that every answer has.
@@ -252,13 +187,5 @@ mod tests {
         {
             assert!(!is_own_host(foreign), "{foreign}");
         }
-    }
-
-    #[test]
-    fn cookies_are_found_among_others() {
-        let headers = headers(&[("cookie", "a=b; sluicegate-session=abc; theme=dark")]);
-        assert_eq!(cookie(&headers, COOKIE), Some("abc"));
-        assert_eq!(cookie(&headers, "theme"), Some("dark"));
-        assert_eq!(cookie(&headers, "sluicegate"), None);
     }
 }

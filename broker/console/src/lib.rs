@@ -5,7 +5,7 @@
 //!
 //! # Layout
 //! * [`gate`]: what every request passes: host, origin, session, security headers.
-//! * [`session`]: who is signed in.
+//! * [`visitor`]: who looks at a page; [`session`]: who is signed in.
 //! * [`api`]: the generated clients for one visitor.
 //! * [`board`]: what is known about all queues, kept up to date by one stream for all browsers of a token; the history.
 //! * [`operation`]: long actions, with progress.
@@ -21,6 +21,7 @@ mod pages;
 mod problem;
 mod session;
 mod text;
+mod visitor;
 
 use std::sync::Arc;
 

@@ -17,6 +17,8 @@ use tokio::sync::broadcast;
 
 pub(crate) use self::coalesce::WINDOW;
 pub(crate) use self::local::LocalSignals;
+#[cfg(feature = "simulation")]
+pub use self::simulated::Wire;
 use self::{mongo::Mongo, redis::Redis, relay::Relay};
 use crate::{config::SignalsUri, domain::Signal, metrics::Metrics};
 
@@ -88,7 +90,7 @@ pub(crate) async fn open(
 /// Opens signals over the way that a simulation provides.
 #[cfg(feature = "simulation")]
 pub(crate) async fn open_simulated(
-    wire: Arc<dyn crate::simulation::Wire>,
+    wire: Arc<dyn Wire>,
     broker: [u8; 4],
     metrics: Arc<Metrics>,
 ) -> Arc<dyn Signals> {

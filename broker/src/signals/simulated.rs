@@ -3,12 +3,22 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::{
     message::Message,
     relay::{Lost, Receiving, Transport, bounded},
 };
-use crate::simulation::Wire;
+
+/// The way of signals between brokers. Messages are text.
+#[async_trait]
+pub trait Wire: Send + Sync + 'static {
+    /// Sends a message to all brokers.
+    async fn send(&self, message: String) -> Result<(), String>;
+
+    /// Connects for receiving. The connection is lost when the sender of these messages is dropped.
+    async fn listen(&self) -> Result<UnboundedReceiver<String>, String>;
+}
 
 /// Messages as text, over the way that a simulation provides.
 pub(super) struct Simulated {

@@ -18,17 +18,16 @@ use sluicegate_proto::v1::{
 use tonic::Status;
 
 use super::{
-    Answer, done,
+    answer::{Answer, done, queue_address, rejected, shown},
     frame::{Field, Form, Section, page},
-    queue_address, rejected, shown,
 };
 use crate::{
     api::{Api, incomplete},
     board::held,
-    gate::Visitor,
     operation::{Name, Progress},
     problem::{Problem, duration, number},
     text,
+    visitor::Visitor,
 };
 
 /// Items that are moved by one call, between which an action can be stopped.

@@ -10,16 +10,16 @@ use sluicegate_proto::v1::{Item, ItemState, RedriveFilter, RedriveItemsRequest};
 use tonic::Status;
 
 use super::{
-    Answer, actions, done,
+    actions,
+    answer::{Answer, done, queue_address, shown},
     frame::{Form, Section, page},
-    queue_address, shown,
 };
 use crate::{
     api::Api,
-    gate::Visitor,
     operation::{Name, Progress},
     problem::Problem,
     text,
+    visitor::Visitor,
 };
 
 /// The most items of one queue that the page reads.

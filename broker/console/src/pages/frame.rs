@@ -2,7 +2,7 @@
 
 use maud::{DOCTYPE, Markup, html};
 
-use crate::{assets, gate::Visitor, problem::Problem, text};
+use crate::{assets, problem::Problem, text, visitor::Visitor};
 
 /// The part of the console to which a page belongs.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -5,11 +5,11 @@ use maud::{Markup, html};
 use sluicegate_proto::v1::{DeleteItemRequest, Item, ItemState};
 
 use super::{
-    Answer, done,
+    answer::{Answer, done, queue_address, shown},
     frame::{Form, Section, page},
-    payload, queue, queue_address, shown,
+    payload, queue,
 };
-use crate::{gate::Visitor, text};
+use crate::{text, visitor::Visitor};
 
 pub(super) async fn show(visitor: Visitor, Path((name, id)): Path<(String, String)>) -> Answer {
     let item = visitor.api().item(&name, &id).await?;

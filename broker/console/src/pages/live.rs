@@ -14,7 +14,7 @@ use futures_util::stream;
 use maud::Markup;
 use tokio::time::sleep;
 
-use crate::{board::Board, gate::Visitor, problem::Problem};
+use crate::{board::Board, problem::Problem, visitor::Visitor};
 
 /// The shortest time between two events. Ages are shown in seconds.
 const PACE: Duration = Duration::from_secs(1);

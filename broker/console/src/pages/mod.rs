@@ -1,6 +1,7 @@
 //! The pages.
 
 mod actions;
+mod answer;
 mod dead_letters;
 mod frame;
 mod items;
@@ -16,18 +17,12 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    response::{Html, IntoResponse, Redirect, Response},
     routing::{get, post},
 };
-use maud::{Markup, html};
 
-use crate::{Console, gate::Visitor, problem::Problem, text};
+use crate::{Console, problem::Problem};
 
-use self::frame::{Section, page};
-pub(crate) use self::{frame::notice, sign_in::SIGN_IN};
-
-/// What handlers return.
-type Answer = Result<Response, Problem>;
+pub(crate) use self::{answer::problem, frame::notice, sign_in::SIGN_IN};
 
 pub(crate) fn routes() -> Router<Arc<Console>> {
     let queue = Router::new()
@@ -64,41 +59,4 @@ pub(crate) fn routes() -> Router<Arc<Console>> {
 
 async fn missing() -> Problem {
     Problem::new(axum::http::StatusCode::NOT_FOUND, "There is no such page.")
-}
-
-/// Returns the page that says what went wrong.
-pub(crate) fn problem(visitor: &Visitor, problem: &Problem) -> Response {
-    let title = match problem.status.as_u16() {
-        404 => "Not found",
-        403 => "Not allowed",
-        401 => "Not signed in",
-        503 | 504 => "The broker does not answer",
-        _ => "That did not work",
-    };
-    let body = html! {
-        h1 { (title) }
-        p.problem role="alert" { (problem.text) }
-        p { a href="/queues" { "All queues" } }
-    };
-    shown(page(visitor, title, Section::None, &body))
-}
-
-fn shown(page: Markup) -> Response {
-    Html(page.into_string()).into_response()
-}
-
-/// Returns the address of a queue's page.
-fn queue_address(queue: &str) -> String {
-    format!("/queues/{}", text::encode(queue))
-}
-
-/// Leads the browser to a page that says what was done.
-fn done(back: &str, notice: &str, items: i64) -> Response {
-    let separator = if back.contains('?') { '&' } else { '?' };
-    Redirect::to(&format!("{back}{separator}notice={notice}.{items}")).into_response()
-}
-
-/// Returns a form again, with what is wrong with it.
-fn rejected(problem: &Problem, page: Markup) -> Response {
-    (problem.status, Html(page.into_string())).into_response()
 }

@@ -12,17 +12,16 @@ use serde::Deserialize;
 use sluicegate_proto::v1::{Item, ItemState, Queue, QueueStats};
 
 use super::{
-    Answer,
+    answer::{Answer, queue_address, shown},
     frame::{Section, badge, page},
-    live, queue_address,
+    live,
     queues::badges,
-    shown,
 };
 use crate::{
     Rights,
     board::{Row, dead_letter_queue},
-    gate::Visitor,
     text,
+    visitor::Visitor,
 };
 
 /// Items on a page.

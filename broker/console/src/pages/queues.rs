@@ -6,16 +6,16 @@ use serde::Deserialize;
 use sluicegate_proto::v1::{CreateQueueRequest, Queue};
 
 use super::{
-    Answer, done,
+    answer::{Answer, done, queue_address, rejected, shown},
     frame::{Field, Form, Section, badge, page},
-    live, queue_address, rejected, shown,
+    live,
 };
 use crate::{
     api::incomplete,
     board::{Board, Histories, Query, Row, Selection, Show, Sort},
-    gate::Visitor,
     problem::Problem,
     text,
+    visitor::Visitor,
 };
 
 /// The columns: order, heading, explanation, and from which width on they are shown.

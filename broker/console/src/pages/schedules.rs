@@ -9,11 +9,10 @@ use sluicegate_proto::v1::{
 };
 
 use super::{
-    Answer, done,
+    answer::{Answer, done, queue_address, rejected, shown},
     frame::{Field, Form, Section, badge, page},
-    queue_address, rejected, shown,
 };
-use crate::{api::incomplete, gate::Visitor, problem::Problem, text};
+use crate::{api::incomplete, problem::Problem, text, visitor::Visitor};
 
 /// The most schedules that the page shows.
 const MOST: usize = 1_000;

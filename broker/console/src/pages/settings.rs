@@ -7,15 +7,14 @@ use serde::Deserialize;
 use sluicegate_proto::v1::{Queue, RetryPolicy, UpdateQueueRequest};
 
 use super::{
-    Answer, done,
+    answer::{Answer, done, queue_address, rejected, shown},
     frame::{Field, Section, page},
-    queue_address, rejected, shown,
 };
 use crate::{
     api::incomplete,
-    gate::Visitor,
     problem::{Problem, duration, number},
     text,
+    visitor::Visitor,
 };
 
 /// The settings as they are entered.

@@ -12,14 +12,13 @@ use sluicegate_proto::v1::ListQueuesRequest;
 use tonic::Code;
 
 use super::{
-    Answer,
+    answer::{Answer, rejected, shown},
     frame::{Section, page},
-    rejected, shown,
 };
 use crate::{
-    gate::{self, Visitor},
     problem::Problem,
     session::COOKIE,
+    visitor::{self, Visitor},
 };
 
 /// The address of the form.
@@ -87,7 +86,7 @@ pub(super) async fn sign_in(
         return Ok(rejected(&problem, form_page(&visitor, &next, Some(text))));
     }
     let id = visitor.console.sessions.begin(token);
-    let secure = if gate::is_secure(&headers) { "; Secure" } else { "" };
+    let secure = if visitor::is_secure(&headers) { "; Secure" } else { "" };
     let cookie = format!("{COOKIE}={id}; Path=/; HttpOnly; SameSite=Strict{secure}");
     Ok(([(header::SET_COOKIE, cookie)], Redirect::to(target(&next))).into_response())
 }
@@ -101,7 +100,7 @@ fn target(next: &str) -> &str {
 }
 
 pub(super) async fn sign_out(visitor: Visitor, headers: HeaderMap) -> Answer {
-    gate::end_session(&visitor, &headers);
+    visitor::end_session(&visitor, &headers);
     let cookie = format!("{COOKIE}=; Path=/; HttpOnly; SameSite=Strict; Max-Age=0");
     Ok(([(header::SET_COOKIE, cookie)], Redirect::to(SIGN_IN)).into_response())
 }

@@ -8,9 +8,6 @@ use std::{
     sync::Arc,
 };
 
-use futures_util::future::try_join_all;
-use mongodb::{bson::RawDocumentBuf, error::ErrorKind};
-
 use crate::{
     domain::{GroupName, ItemId, PrioritySet, Pushed, Queue, QueueName, Timestamp},
     store::{
@@ -24,19 +21,18 @@ use crate::{
             reserve::claims::Claim,
             schema::{
                 item::{Start, check},
-                layout::{BY_ID, DEDUP, Group},
+                layout::Group,
             },
             segment::form::{self, Plan, Unit},
             server::{
-                error::{
-                    DUPLICATE_KEY, broken, failed, index_named, passing_code, repeat, unavailable,
-                },
+                error::{broken, repeat, unavailable},
                 group_commit::Lane,
-                time_limit::in_time,
+                insert::{Refusal, insert_documents},
             },
         },
     },
 };
+use futures_util::future::try_join_all;
 
 /// Approximate size in bytes of an item without its payload.
 const ENVELOPE: usize = 300;
@@ -252,16 +248,6 @@ pub(super) async fn record_priorities(inner: &Inner, group: &Group, items: &[Pus
     Ok(())
 }
 
-/// Why an insert left out an item.
-pub(super) enum Refusal {
-    /// The item is stored already, by an earlier attempt of this insert.
-    Own,
-    /// Another item has its deduplication id.
-    Repeated,
-    /// Any other error.
-    Failed(StoreError),
-}
-
 /// Inserts items. An item that the index of deduplication ids refuses is a duplicate, or is inserted again if the
 /// window of the earlier item has ended.
 async fn insert(
@@ -400,31 +386,6 @@ pub(super) fn stored(push: &Push, start: &Start) -> Pushed {
 pub(super) fn duplicate(first: First) -> Pushed {
     let First { id, sequence, .. } = first;
     Pushed { id, deduplicated: true, sequence, eligible_time: None }
-}
-
-/// Inserts documents, and returns why some of them were refused, by their places.
-pub(super) async fn insert_documents(
-    group: &Group,
-    documents: &[RawDocumentBuf],
-) -> Result<HashMap<usize, Refusal>> {
-    let insert = group.items.insert_many(documents).ordered(false);
-    let Err(error) = in_time(insert).await else {
-        return Ok(HashMap::new());
-    };
-    let ErrorKind::InsertMany(insert) = error.kind.as_ref() else { return Err(failed(error)) };
-    if insert.write_concern_error.is_some() {
-        return Err(failed(error));
-    }
-    let refused = insert.write_errors.iter().flatten().map(|error| {
-        let refusal = match (error.code, index_named(&error.message)) {
-            (DUPLICATE_KEY, BY_ID) => Refusal::Own,
-            (DUPLICATE_KEY, DEDUP) => Refusal::Repeated,
-            (code, _) if passing_code(code) => Refusal::Failed(unavailable(error.message.clone())),
-            _ => Refusal::Failed(broken(error.message.clone())),
-        };
-        (error.index, refusal)
-    });
-    Ok(refused.collect())
 }
 
 /// How far pushed items rewind the watermarks of their queues and priorities.

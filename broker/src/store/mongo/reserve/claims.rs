@@ -28,7 +28,6 @@ use crate::{
         mongo::{
             Inner,
             cursor::watermarks::QueueCursor,
-            push::{Refusal, insert_documents},
             schema::{
                 item::{Stored, oid, oids, token_oid},
                 layout::{Group, TOMBSTONE, date, millis},
@@ -38,7 +37,10 @@ use crate::{
                 detach::{Detach, detach},
                 document::{Run, Segment},
             },
-            server::statement::{Update, statement, update},
+            server::{
+                insert::{Refusal, insert_documents},
+                statement::{Update, statement, update},
+            },
         },
     },
 };

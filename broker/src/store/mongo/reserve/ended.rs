@@ -16,14 +16,14 @@ use crate::{
             schema::{
                 item::{Stored, oids, token_oid},
                 layout::{BY_ID, ENDS, Group, PROCESSED, date, durable, millis},
-                settled::{WITNESS, bury, settle_token, settled_before},
+                settled::{Failure, WITNESS, bury, settle_token, settled_before},
             },
             server::{
                 connect::{command_of, read, write},
                 statement::{Update, statement},
             },
             settle::{
-                receipts::{Ending, Failure, end_exactly, look, update_counted},
+                receipts::{Ending, end_exactly, look, update_counted},
                 rollback::dead_letter,
             },
         },

@@ -43,7 +43,7 @@ use crate::{
         Push, Result,
         mongo::{
             schema::layout::{BLOCKED, LEASED, PROCESSED, date, leased, millis},
-            segment::document::Seen,
+            segment::seen::Seen,
             server::error::broken,
         },
     },

@@ -13,7 +13,6 @@ use crate::{
             item::{literal, oids, token_oid},
             layout::{PROCESSED, TOMBSTONE, date, lease_end, millis},
         },
-        settle::receipts::Failure,
     },
 };
 
@@ -100,6 +99,13 @@ pub(crate) fn shelve(now: Timestamp, settled: ObjectId, retention: Duration) -> 
         } },
         doc! { "$unset": ["lock", "turn", "due", "trace"] },
     ]
+}
+
+/// What an item that is discarded carries into history.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Failure {
+    pub(crate) failed_attempts: u32,
+    pub(crate) reason: Option<String>,
 }
 
 /// Returns the update that ends an item as the settings of its queue say. History says why an item was discarded.

@@ -14,7 +14,10 @@ use crate::{
                 item::{Stored, oid, oids, token_oid},
                 layout::{BY_ID, CLAIMED, Group, date, millis},
             },
-            segment::document::{Bits, Front, Run, Seen, Segment, contents},
+            segment::{
+                document::{Bits, Run, Segment, contents},
+                seen::{Front, Seen},
+            },
             server::{
                 connect::read,
                 statement::{Update, statement},
@@ -60,7 +63,7 @@ pub(crate) async fn open(
     };
     let opened = read(&inner.db, &command, |document| {
         let segment = Segment::read(document)?;
-        let seen = Arc::new(Seen::new(&segment));
+        let seen = Arc::new(segment.seen());
         let mut items = Vec::new();
         for (place, content) in contents(document).enumerate() {
             let at = segment.head + place;

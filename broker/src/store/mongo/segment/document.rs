@@ -23,7 +23,6 @@ use mongodb::bson::{
     Document, RawArrayBuf, RawBsonRef, RawDocument, RawDocumentBuf, doc, oid::ObjectId, raw::cstr,
     rawdoc,
 };
-use parking_lot::Mutex;
 
 use crate::{
     domain::{DedupId, ItemId, LeaseToken, Timestamp},
@@ -36,6 +35,7 @@ use crate::{
                 layout::{TOMBSTONE, date, leased, millis},
                 settled::WITNESS,
             },
+            segment::seen::{Front, Seen},
             server::error::broken,
         },
     },
@@ -160,6 +160,12 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
+    /// Returns what the next claim of the segment must name.
+    pub(crate) fn seen(&self) -> Seen {
+        let front = Front { head: self.head, ready: self.ready, runs: self.runs.len() };
+        Seen::new(self.id, (self.n, self.left), self.window, front)
+    }
+
     /// Reads a document that is a segment.
     pub(crate) fn read(document: &RawDocument) -> Result<Self> {
         let mut segment = Self {
@@ -394,47 +400,4 @@ pub(crate) fn burial_of_many() -> Vec<Document> {
         doc! { "$set": { "when": millis(TOMBSTONE), "expires": "$window" } },
         doc! { "$unset": BURIED.to_vec() },
     ]
-}
-
-/// A segment at the head of a queue, as this broker last saw it: what its next claim must name.
-#[derive(Debug)]
-pub(crate) struct Seen {
-    pub(crate) id: ItemId,
-    pub(crate) n: usize,
-    /// How many items were left.
-    pub(crate) left: usize,
-    /// Until when the deduplication ids are remembered, if there are any.
-    pub(crate) window: Option<i64>,
-    front: Mutex<Front>,
-}
-
-/// Where the ready items of a segment begin, and how many there are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Front {
-    pub(crate) head: usize,
-    pub(crate) ready: usize,
-    /// How many claims there were.
-    pub(crate) runs: usize,
-}
-
-impl Seen {
-    pub(crate) fn new(segment: &Segment) -> Self {
-        let front = Front { head: segment.head, ready: segment.ready, runs: segment.runs.len() };
-        Self {
-            id: segment.id,
-            n: segment.n,
-            left: segment.left,
-            window: segment.window,
-            front: Mutex::new(front),
-        }
-    }
-
-    pub(crate) fn front(&self) -> Front {
-        *self.front.lock()
-    }
-
-    /// Notes what a claim of this broker has made of it.
-    pub(crate) fn moved(&self, front: Front) {
-        *self.front.lock() = front;
-    }
 }

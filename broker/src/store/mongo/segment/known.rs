@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::{
     domain::{ItemId, Timestamp},
-    store::mongo::segment::document::Seen,
+    store::mongo::segment::seen::Seen,
 };
 
 /// Entries are dropped this many milliseconds after the end of their last lease.

@@ -45,5 +45,6 @@ pub(super) mod known;
 pub(super) mod listing;
 pub(super) mod lookup;
 pub(super) mod purge;
+pub(super) mod seen;
 pub(super) mod settle;
 pub(super) mod view;

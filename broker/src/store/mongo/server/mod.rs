@@ -4,6 +4,7 @@ pub(super) mod clock;
 pub(super) mod connect;
 pub(super) mod error;
 pub(super) mod group_commit;
+pub(super) mod insert;
 pub(super) mod leader;
 pub(super) mod orphaned_transactions;
 pub(super) mod statement;

@@ -22,7 +22,7 @@ use crate::{
             schema::{
                 item::{Stored, oids},
                 layout::{BY_ID, Group, PROCESSED, TOMBSTONE},
-                settled::{finish, held_filter, settle_token},
+                settled::{Failure, finish, held_filter, settle_token},
             },
             segment::{
                 detach::{commit_held, detach_held},
@@ -45,13 +45,6 @@ pub(crate) struct Ending {
     pub(crate) cached_lease: Option<CachedLease>,
     /// Why the item is discarded; `None` for a commit.
     pub(crate) failure: Option<Failure>,
-}
-
-/// What an item that is discarded carries into history.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Failure {
-    pub(crate) failed_attempts: u32,
-    pub(crate) reason: Option<String>,
 }
 
 /// Reads items by id, without payload and headers. Items that do not exist are left out.

@@ -16,14 +16,14 @@ use crate::{
             schema::{
                 item::{Stored, literal, token_oid},
                 layout::{Group, date},
-                settled::{held_filter, settle_token, settled_before, witness_end},
+                settled::{Failure, held_filter, settle_token, settled_before, witness_end},
             },
             segment::detach::detach_to_return,
             server::statement::{Update, statement, update},
             settle::{
                 lease::by_group,
                 receipts::{
-                    Ending, Failure, end_exactly, first_places, known_key, look, repeated, stale,
+                    Ending, end_exactly, first_places, known_key, look, repeated, stale,
                     was_settled,
                 },
             },
