@@ -3,6 +3,7 @@
 mod access;
 mod brokers;
 mod check;
+mod cli;
 mod connections;
 mod console;
 mod consume;

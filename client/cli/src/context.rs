@@ -4,7 +4,12 @@ use std::{path::PathBuf, time::Duration};
 
 use sluicegate_client::{Client, Error};
 
-use crate::{failure::Failure, output::Output, values};
+use crate::{
+    failure::Failure,
+    output::Output,
+    protocol::{self, Protocol},
+    values,
+};
 
 /// Options that come before or after any command.
 #[derive(Debug, clap::Args)]
@@ -70,6 +75,25 @@ impl Context {
     pub(crate) fn new(global: Global) -> Self {
         let output = Output::new(global.json);
         Self { global, output }
+    }
+
+    /// Returns why the command failed: in place of a broken connection, what is at the address if that is no broker.
+    pub(crate) async fn explain(&self, failure: Failure) -> Failure {
+        if failure.is_of_web_server() {
+            return Failure::WebServer(self.global.server.join(", "));
+        }
+        if !failure.is_of_connection() {
+            return failure;
+        }
+        for url in &self.global.server {
+            let spoken = protocol::spoken_at(url).await;
+            let expected =
+                if url.starts_with("https://") { Protocol::Tls } else { Protocol::Http2 };
+            if let Some(spoken) = spoken.filter(|spoken| *spoken != expected) {
+                return Failure::NotGrpc { url: url.clone(), spoken };
+            }
+        }
+        failure
     }
 
     /// Connects. Fails immediately if no broker can be reached.

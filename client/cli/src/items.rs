@@ -5,7 +5,14 @@ use sluicegate_client::proto::{
     DeleteItemRequest, GetItemRequest, Item, ItemFilter, ItemState, ListItemsRequest, TimeRange,
 };
 
-use crate::{context::Context, failure::Failure, json, output::preview, values};
+use crate::{
+    confirm::{self, Confirmation},
+    context::Context,
+    failure::Failure,
+    json,
+    output::preview,
+    values,
+};
 
 /// The command line of `sluice peek`.
 #[derive(Debug, clap::Args)]
@@ -92,7 +99,12 @@ pub(crate) enum ItemCommand {
     /// Show one item
     Get(ItemArgs),
     /// Delete one item, whatever its state
-    Delete(ItemArgs),
+    Delete {
+        #[command(flatten)]
+        item: ItemArgs,
+        #[command(flatten)]
+        confirmation: Confirmation,
+    },
 }
 
 /// Names an item.
@@ -161,6 +173,10 @@ fn row(item: &Item) -> Vec<String> {
 }
 
 pub(crate) async fn run(context: &Context, command: ItemCommand) -> Result<(), Failure> {
+    let is_asked = match &command {
+        ItemCommand::Get(_) => false,
+        ItemCommand::Delete { confirmation, .. } => confirmation.is_needed("item delete")?,
+    };
     let client = context.client().await?;
     let mut admin = client.admin_service();
     match command {
@@ -169,7 +185,14 @@ pub(crate) async fn run(context: &Context, command: ItemCommand) -> Result<(), F
             let item = admin.get_item(request).await?.into_inner().item.unwrap_or_default();
             context.output.object(&json::item(&item))?;
         }
-        ItemCommand::Delete(ItemArgs { queue, id }) => {
+        ItemCommand::Delete { item: ItemArgs { queue, id }, .. } => {
+            if is_asked {
+                let (queue, id) = (queue.clone(), id.clone());
+                let request = client.request(GetItemRequest { queue: queue.clone(), id });
+                let item = admin.get_item(request).await?.into_inner().item.unwrap_or_default();
+                let (state, payload) = (json::state(item.state()), preview(&item.payload, 40));
+                confirm::ask(&format!("Delete 1 {state} item of queue {queue}, {payload:?}?"))?;
+            }
             let value = serde_json::json!({ "deleted": id });
             let text = format!("{id} deleted");
             admin

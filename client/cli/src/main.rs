@@ -1,11 +1,13 @@
 //! `sluice`: Sluicegate's command line tool.
 //!
 //! # Layout
-//! One file per group of commands, and the folder `bench`. `context` has what commands share, `failure` the exit codes and
-//! hints, `json` and `output` how results are shown, `values` how values are parsed.
+//! One file per group of commands, and the folder `bench`. `context` has what commands share, `confirm` the question before
+//! destruction, `failure` the exit codes and hints, `protocol` what is at an address that is no broker, `json` and `output` how
+//! results are shown, `values` how values are parsed.
 
 mod bench;
 mod brokers;
+mod confirm;
 mod consume;
 mod context;
 mod failure;
@@ -13,6 +15,7 @@ mod history;
 mod items;
 mod json;
 mod output;
+mod protocol;
 mod push;
 mod queue;
 mod schedule;
@@ -28,13 +31,16 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     context::{Context, Global},
-    failure::Failure,
+    failure::{Failure, error_json},
 };
 
 const AFTER_HELP: &str = "\
 Durations: 500ms, 10s, 1.5m, 2h, 1d, or several together: 1h30m. Sizes: 65536, 512KiB, 4MiB.
 
-With --json, lists are one JSON object per line; a payload is in `payload` if it is UTF-8, else in `payload_base64`.
+With --json, lists are one JSON object per line; a payload is in `payload` if it is UTF-8, else in `payload_base64`. An error is \
+one object on stderr: {\"error\":{\"code\",\"reason\",\"message\",\"hint\"}}.
+
+Commands that delete something, or move many items, ask first. --yes answers for scripts.
 
 Exit codes:
   0  done
@@ -111,7 +117,10 @@ enum Command {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error),
+    };
     let filter = EnvFilter::try_from_env("SLUICE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -119,36 +128,49 @@ async fn main() -> ExitCode {
         .without_time()
         .with_target(false)
         .init();
-    match run(cli).await {
+    let context = Context::new(cli.global);
+    match run(&context, cli.command).await {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+        Err(failure) => context.explain(failure).await.report(context.output.is_json()),
     }
 }
 
-async fn run(cli: Cli) -> Result<(), Failure> {
-    let context = Context::new(cli.global);
-    match cli.command {
-        Command::Push(args) => push::run(&context, args).await,
-        Command::Consume(args) => consume::run(&context, args).await,
-        Command::Pop(args) => take::pop(&context, args).await,
-        Command::Reserve(args) => take::reserve(&context, args).await,
-        Command::Commit(args) => settle::commit(&context, args).await,
-        Command::Rollback(args) => settle::rollback(&context, args).await,
-        Command::Extend(args) => settle::extend(&context, args).await,
-        Command::Move(args) => settle::forward(&context, args).await,
-        Command::Fork(args) => settle::fork(&context, args).await,
-        Command::Peek(args) => items::peek(&context, args).await,
-        Command::Item(command) => items::run(&context, command).await,
-        Command::Queues(which) => stats::queues(&context, which).await,
-        Command::Stats(args) => stats::stats(&context, args).await,
-        Command::Watch(args) => stats::watch(&context, args).await,
-        Command::Brokers => brokers::brokers(&context).await,
-        Command::Consumers(args) => brokers::consumers(&context, args).await,
-        Command::Queue(command) => queue::run(&context, command).await,
-        Command::Redrive(args) => history::redrive(&context, args).await,
-        Command::Replay(args) => history::replay(&context, args).await,
-        Command::Bench(args) => bench::run(&context, *args).await,
-        Command::Schedule(command) => schedule::run(&context, command).await,
+/// Prints what is wrong with the command line, or the help that was asked for.
+fn refuse(error: &clap::Error) -> ExitCode {
+    // The command line was not understood, and so nor was --json.
+    if error.use_stderr() && std::env::args().any(|argument| argument == "--json") {
+        let text = error.to_string();
+        let message = text.trim_start_matches("error: ").lines().next().unwrap_or_default();
+        let hint = "see `sluice help`";
+        eprintln!("{}", output::line(&error_json("USAGE", None, message, Some(hint))));
+        return ExitCode::from(2);
+    }
+    error.exit()
+}
+
+async fn run(context: &Context, command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Push(args) => push::run(context, args).await,
+        Command::Consume(args) => consume::run(context, args).await,
+        Command::Pop(args) => take::pop(context, args).await,
+        Command::Reserve(args) => take::reserve(context, args).await,
+        Command::Commit(args) => settle::commit(context, args).await,
+        Command::Rollback(args) => settle::rollback(context, args).await,
+        Command::Extend(args) => settle::extend(context, args).await,
+        Command::Move(args) => settle::forward(context, args).await,
+        Command::Fork(args) => settle::fork(context, args).await,
+        Command::Peek(args) => items::peek(context, args).await,
+        Command::Item(command) => items::run(context, command).await,
+        Command::Queues(which) => stats::queues(context, which).await,
+        Command::Stats(args) => stats::stats(context, args).await,
+        Command::Watch(args) => stats::watch(context, args).await,
+        Command::Brokers => brokers::brokers(context).await,
+        Command::Consumers(args) => brokers::consumers(context, args).await,
+        Command::Queue(command) => queue::run(context, command).await,
+        Command::Redrive(args) => history::redrive(context, args).await,
+        Command::Replay(args) => history::replay(context, args).await,
+        Command::Bench(args) => bench::run(context, *args).await,
+        Command::Schedule(command) => schedule::run(context, command).await,
     }
 }
 

@@ -86,7 +86,7 @@ impl Output {
 }
 
 /// Returns JSON as text on one line. Control characters that JSON allows to stand for themselves are escaped too.
-fn line(value: &Value) -> String {
+pub(crate) fn line(value: &Value) -> String {
     let text = value.to_string();
     if !text.chars().any(controls) {
         return text;

@@ -159,7 +159,9 @@ async fn push_lines(context: &Context, args: &Args, producer: &Producer) -> Resu
             Ok(results) => results,
             Err(error) => {
                 progress.finish_and_clear();
-                eprintln!("sluice: {pushed} items were pushed before this:");
+                if !context.output.is_json() {
+                    eprintln!("sluice: {} pushed before this:", output::items(pushed));
+                }
                 return Err(error.into());
             }
         };

@@ -3,12 +3,20 @@
 use clap::Subcommand;
 use prost_types::FieldMask;
 use serde_json::json;
-use sluicegate_client::proto::{
-    CreateQueueRequest, DeleteQueueRequest, GetQueueRequest, PauseQueueRequest, PurgeQueueRequest,
-    Queue, ResumeQueueRequest, RetryPolicy, UpdateQueueRequest,
+use sluicegate_client::{
+    Client,
+    proto::{
+        CreateQueueRequest, DeleteQueueRequest, GetQueueRequest, PauseQueueRequest,
+        PurgeQueueRequest, Queue, QueueStats, ResumeQueueRequest, RetryPolicy, UpdateQueueRequest,
+    },
 };
 
-use crate::{context::Context, failure::Failure, json, output, values};
+use crate::{
+    confirm::{self, Confirmation},
+    context::Context,
+    failure::Failure,
+    json, output, stats, values,
+};
 
 /// The command line of `sluice queue`.
 #[derive(Debug, Subcommand)]
@@ -39,13 +47,20 @@ pub(crate) enum QueueCommand {
         /// Delete it even if it holds items, and the items with it
         #[arg(long)]
         force: bool,
+        #[command(flatten)]
+        confirmation: Confirmation,
     },
     /// Stop deliveries; pushes are still accepted
     Pause(Name),
     /// Resume deliveries
     Resume(Name),
     /// Delete all items that are not reserved, history included
-    Purge(Name),
+    Purge {
+        /// The queue
+        name: String,
+        #[command(flatten)]
+        confirmation: Confirmation,
+    },
 }
 
 /// Names a queue.
@@ -195,6 +210,11 @@ impl Settings {
 }
 
 pub(crate) async fn run(context: &Context, command: QueueCommand) -> Result<(), Failure> {
+    let is_asked = match &command {
+        QueueCommand::Delete { confirmation, .. } => confirmation.is_needed("queue delete")?,
+        QueueCommand::Purge { confirmation, .. } => confirmation.is_needed("queue purge")?,
+        _ => false,
+    };
     let client = context.client().await?;
     let mut admin = client.admin_service();
     let queue = match command {
@@ -226,24 +246,77 @@ pub(crate) async fn run(context: &Context, command: QueueCommand) -> Result<(), 
                 .into_inner()
                 .queue
         }
-        QueueCommand::Delete { name, force } => {
-            let request = client.request(DeleteQueueRequest { name: name.clone(), force });
-            let items = admin.delete_queue(request).await?.into_inner().deleted_items;
-            let value = json!({ "deleted": name, "deleted_items": items });
-            return Ok(context
-                .output
-                .one(&value, &format!("{name} deleted, with {}", output::items(items)))?);
+        QueueCommand::Delete { name, force, .. } => {
+            return delete(context, &client, name, force, is_asked).await;
         }
-        QueueCommand::Purge(Name { name }) => {
-            let request = client.request(PurgeQueueRequest { name: name.clone() });
-            let items = admin.purge_queue(request).await?.into_inner().purged_items;
-            let value = json!({ "purged": name, "purged_items": items });
-            return Ok(context
-                .output
-                .one(&value, &format!("{} deleted from {name}", output::items(items)))?);
-        }
+        QueueCommand::Purge { name, .. } => return purge(context, &client, name, is_asked).await,
     };
     Ok(context.output.object(&json::queue(&queue.unwrap_or_default()))?)
+}
+
+async fn delete(
+    context: &Context,
+    client: &Client,
+    name: String,
+    mut force: bool,
+    is_asked: bool,
+) -> Result<(), Failure> {
+    if is_asked {
+        let stats = stats::of_queue(client, &name).await?;
+        let unsettled = stats.ready + stats.delayed + stats.reserved + stats.blocked;
+        let held = output::items(unsettled + stats.processed);
+        let (what, only) = match (unsettled + stats.processed, force) {
+            (0, _) => (format!("Delete queue {name}, which is empty?"), ""),
+            (_, true) => (format!("Delete queue {name} and {held} in it?"), ""),
+            (_, false) => {
+                (format!("Delete queue {name}, which holds {held}?"), " Refused without --force.")
+            }
+        };
+        confirm::ask(&format!("{what}{}{only}", states(&stats)))?;
+        // No one agreed to the deletion of items that have come since.
+        force &= unsettled + stats.processed > 0;
+    }
+    let request = client.request(DeleteQueueRequest { name: name.clone(), force });
+    let items = client.admin_service().delete_queue(request).await?.into_inner().deleted_items;
+    let value = json!({ "deleted": name, "deleted_items": items });
+    let text = format!("{name} deleted, with {}", output::items(items));
+    Ok(context.output.one(&value, &text)?)
+}
+
+async fn purge(
+    context: &Context,
+    client: &Client,
+    name: String,
+    is_asked: bool,
+) -> Result<(), Failure> {
+    if is_asked {
+        let stats = stats::of_queue(client, &name).await?;
+        let items = stats.ready + stats.delayed + stats.blocked + stats.processed;
+        let (items, states) = (output::items(items), states(&stats));
+        confirm::ask(&format!("Delete {items} of queue {name}?{states} Reserved items stay."))?;
+    }
+    let request = client.request(PurgeQueueRequest { name: name.clone() });
+    let items = client.admin_service().purge_queue(request).await?.into_inner().purged_items;
+    let value = json!({ "purged": name, "purged_items": items });
+    let text = format!("{} deleted from {name}", output::items(items));
+    Ok(context.output.one(&value, &text)?)
+}
+
+/// How many items are in which state, as a parenthesis after a question; nothing if there are none.
+fn states(stats: &QueueStats) -> String {
+    let states = [
+        (stats.ready, "ready"),
+        (stats.delayed, "delayed"),
+        (stats.reserved, "reserved"),
+        (stats.blocked, "blocked"),
+        (stats.processed, "in its history"),
+    ];
+    let counts: Vec<String> = states
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, state)| format!("{count} {state}"))
+        .collect();
+    if counts.is_empty() { String::new() } else { format!(" ({})", counts.join(", ")) }
 }
 
 #[cfg(test)]
@@ -256,6 +329,13 @@ mod tests {
     struct Line {
         #[command(subcommand)]
         command: QueueCommand,
+    }
+
+    #[test]
+    fn the_question_names_states_that_hold_items() {
+        let stats = QueueStats { ready: 2, processed: 3, ..QueueStats::default() };
+        assert_eq!(states(&stats), " (2 ready, 3 in its history)");
+        assert_eq!(states(&QueueStats::default()), "");
     }
 
     #[test]

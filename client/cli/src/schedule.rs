@@ -15,6 +15,7 @@ use sluicegate_client::{
 };
 
 use crate::{
+    confirm::{self, Confirmation},
     context::Context,
     failure::Failure,
     json,
@@ -35,7 +36,12 @@ pub(crate) enum ScheduleCommand {
     /// Push a schedule's item now; its ticks stay as they are
     Run(Name),
     /// Delete a schedule; items it pushed stay
-    Delete(Name),
+    Delete {
+        /// The schedule
+        name: String,
+        #[command(flatten)]
+        confirmation: Confirmation,
+    },
     /// Pause a schedule; ticks that pass meanwhile are skipped
     Pause(Name),
     /// Resume a schedule at its next tick
@@ -131,6 +137,12 @@ async fn update(client: &Client, args: UpdateArgs) -> Result<Option<Schedule>, F
 }
 
 pub(crate) async fn run(context: &Context, command: ScheduleCommand) -> Result<(), Failure> {
+    let is_asked = match &command {
+        ScheduleCommand::Delete { confirmation, .. } => {
+            confirmation.is_needed("schedule delete")?
+        }
+        _ => false,
+    };
     let client = context.client().await?;
     let mut service = client.schedule_service();
     let schedule = match command {
@@ -172,7 +184,10 @@ pub(crate) async fn run(context: &Context, command: ScheduleCommand) -> Result<(
             return Ok(context.output.one(&value, &id)?);
         }
         ScheduleCommand::List => return list(context).await,
-        ScheduleCommand::Delete(Name { name }) => {
+        ScheduleCommand::Delete { name, .. } => {
+            if is_asked {
+                confirm::ask(&format!("Delete schedule {name}? The items it pushed stay."))?;
+            }
             service
                 .delete_schedule(client.request(DeleteScheduleRequest { name: name.clone() }))
                 .await?;

@@ -3,7 +3,10 @@
 use serde_json::Value;
 use sluicegate_client::{
     Client,
-    proto::{BatchGetQueueStatsRequest, ListQueuesRequest, Queue, QueueStats, WatchQueuesRequest},
+    proto::{
+        BatchGetQueueStatsRequest, GetQueueStatsRequest, ListQueuesRequest, Queue, QueueStats,
+        WatchQueuesRequest,
+    },
     tonic::Request,
 };
 
@@ -117,6 +120,13 @@ pub(crate) async fn stats(context: &Context, args: StatsArgs) -> Result<(), Fail
         rows.extend(answer.stats.iter().map(row));
     }
     Ok(context.output.list(HEAD, rows)?)
+}
+
+/// Returns the stats of one queue.
+pub(crate) async fn of_queue(client: &Client, queue: &str) -> Result<QueueStats, Failure> {
+    let request = client.request(GetQueueStatsRequest { queue: queue.to_owned() });
+    let answer = client.admin_service().get_queue_stats(request).await?.into_inner();
+    Ok(answer.stats.unwrap_or_default())
 }
 
 pub(crate) async fn watch(context: &Context, args: WatchArgs) -> Result<(), Failure> {
