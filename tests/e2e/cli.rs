@@ -1,6 +1,10 @@
 //! The command line tool as a process, beside what other modules do with it.
 
-use std::process::{Output, Stdio};
+use std::{
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    process::{Output, Stdio},
+};
 
 use serde_json::Value;
 use tokio::{
@@ -170,4 +174,110 @@ async fn an_address_that_is_no_broker_is_named_as_such() {
     assert_eq!(http1.status.code(), Some(5));
     let tls = run(&broker.address.replace("http://", "https://"), &["queues"]).await;
     assert!(errors(&tls).contains("speaks HTTP/2 without TLS"), "{}", errors(&tls));
+}
+
+/// Runs `sluice` with contexts in `folder`, and with `variables` as its only settings.
+async fn with_contexts(folder: &Path, variables: &[(&str, &str)], arguments: &[&str]) -> Output {
+    let mut command = sluice("", arguments);
+    command.env_remove("SLUICE_SERVER").env("XDG_CONFIG_HOME", folder);
+    command.envs(variables.iter().copied()).stdin(Stdio::null());
+    within("sluice", command.output()).await.expect("sluice to start")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn contexts_are_kept_for_their_owner_and_give_way_to_environment_and_options() {
+    let directory = tempfile::tempdir().expect("a folder");
+    let folder = directory.path();
+    let token = "planted-secret-of-a-context";
+    let token_file = folder.join("token");
+    std::fs::write(&token_file, format!("{token}\n")).expect("a file");
+    let token_file = token_file.to_str().expect("a path");
+    let tokens = folder.join("tokens.toml");
+    let entry = format!("[[token]]\nname = \"ann\"\ntoken = \"{token}\"\nallow = [\"admin@*\"]\n");
+    std::fs::write(&tokens, entry).expect("a file");
+    let tokens = tokens.to_str().expect("a path");
+    let guarded = Launch::new().flag("store", "sqlite::memory:").flag("tokens-file", tokens);
+    let (guarded, open) = (guarded.start().await, broker().await);
+    let sluice = |variables: Vec<(&'static str, String)>, arguments: Vec<String>| async move {
+        let variables: Vec<_> =
+            variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+        let output = with_contexts(folder, &variables, &arguments).await;
+        let all = printed(&output) + &errors(&output);
+        assert!(!all.contains(token), "{all}");
+        (output.status.code(), all)
+    };
+    let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    let add = format!(
+        "context add guarded --server {} --token-file {token_file} --keep-token",
+        guarded.address
+    );
+    let (code, shown) = sluice(vec![], words(&add)).await;
+    assert_eq!(code, Some(0), "{shown}");
+    std::fs::remove_file(token_file).expect("a file that is no longer needed");
+    let file = folder.join("sluice/contexts.toml");
+    let mode = std::fs::metadata(&file).expect("the file").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert!(std::fs::read_to_string(&file).expect("its text").contains(token));
+    let add = format!("context add open --server {}", open.address);
+    assert_eq!(sluice(vec![], words(&add)).await.0, Some(0));
+    assert_eq!(sluice(vec![], words(&add)).await.0, Some(2), "it is there already");
+
+    // The first context is the current one until another is chosen.
+    let create = |queue: &str| words(&format!("queue create {queue}"));
+    let (code, shown) = sluice(vec![], create("by-token")).await;
+    assert_eq!(code, Some(0), "{shown}");
+    let list = words("context list");
+    let (_, shown) = sluice(vec![], list).await;
+    assert!(shown.contains("*  guarded") && shown.contains("kept here"), "{shown}");
+    assert_eq!(sluice(vec![], words("context use open")).await.0, Some(0));
+    let (_, shown) = sluice(vec![], words("queues")).await;
+    assert!(!shown.contains("by-token"), "{shown}");
+    let (_, shown) = sluice(vec![], words("queues --context guarded")).await;
+    assert!(shown.contains("by-token"), "{shown}");
+    let named = vec![("SLUICE_CONTEXT", "guarded".to_owned())];
+    let (_, shown) = sluice(named.clone(), words("queues")).await;
+    assert!(shown.contains("by-token"), "{shown}");
+    // Options and the environment win over the context that is named.
+    let (_, shown) =
+        sluice(named.clone(), words(&format!("queues --server {}", open.address))).await;
+    assert!(!shown.contains("by-token"), "{shown}");
+    let wrong = vec![named[0].clone(), ("SLUICE_TOKEN", "wrong".to_owned())];
+    assert_eq!(sluice(wrong.clone(), words("queues")).await.0, Some(1));
+    // A token of the current context is for its own servers.
+    assert_eq!(sluice(vec![], words("context use guarded")).await.0, Some(0));
+    let server = vec![("SLUICE_SERVER", guarded.address.clone())];
+    let (code, shown) = sluice(server, words("queues")).await;
+    assert_eq!(code, Some(1), "{shown}");
+    assert!(shown.contains("token"), "{shown}");
+
+    assert_eq!(sluice(vec![], words("context remove guarded")).await.0, Some(0));
+    assert_eq!(sluice(vec![], words("context show guarded")).await.0, Some(2));
+    assert!(!std::fs::read_to_string(&file).expect("its text").contains(token));
+}
+
+#[tokio::test]
+async fn shells_accept_the_completion_and_man_the_pages() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = run("", &["completion", "bash"]).await;
+    let file = folder.path().join("sluice.bash");
+    std::fs::write(&file, &script.stdout).expect("a file");
+    let file = file.to_str().expect("a path");
+    let complete = format!(
+        ". {file}; COMP_WORDS=(sluice queue pu); COMP_CWORD=2; _sluice sluice pu queue; echo ${{COMPREPLY[*]}}"
+    );
+    let mut bash = Command::new("bash");
+    let output = within("bash", bash.args(["-c", &complete]).output()).await.expect("bash");
+    assert_eq!(printed(&output), "purge\n", "{}", errors(&output));
+    for shell in ["zsh", "fish"] {
+        let script = run("", &["completion", shell]).await;
+        assert!(printed(&script).contains("purge"), "{shell}");
+    }
+    let pages = folder.path().join("man");
+    let written = run("", &["man", pages.to_str().expect("a path")]).await;
+    assert!(written.status.success(), "{}", errors(&written));
+    for page in ["sluice.1", "sluice-queue-purge.1", "sluice-context-add.1"] {
+        let text = std::fs::read_to_string(pages.join(page)).expect(page);
+        assert!(text.contains(".TH") && text.contains("sluice"), "{page}: {text}");
+    }
 }

@@ -2,9 +2,12 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use clap::{ArgMatches, parser::ValueSource};
 use sluicegate_client::{Client, Error};
 
 use crate::{
+    connection::Connection,
+    contexts::Contexts,
     failure::Failure,
     output::Output,
     protocol::{self, Protocol},
@@ -15,15 +18,24 @@ use crate::{
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Options of all commands")]
 pub(crate) struct Global {
-    /// URL of the broker; of several, separated by commas, the first that answers is used
+    /// Context to use, of those that `sluice context` manages [default: the current one]
+    #[arg(
+        long,
+        global = true,
+        value_name = "NAME",
+        env = "SLUICE_CONTEXT",
+        hide_env_values = true
+    )]
+    pub(crate) context: Option<String>,
+    /// URL of the broker; of several, separated by commas, the first that answers is used. Sets the current context aside
+    /// [default: http://127.0.0.1:7400]
     #[arg(
         long,
         global = true,
         value_name = "URL",
         env = "SLUICE_SERVER",
         hide_env_values = true,
-        value_delimiter = ',',
-        default_value = "http://127.0.0.1:7400"
+        value_delimiter = ','
     )]
     pub(crate) server: Vec<String>,
     /// Bearer token. Every user of the machine can read it on a command line: prefer --token-file
@@ -35,8 +47,7 @@ pub(crate) struct Global {
         global = true,
         value_name = "FILE",
         env = "SLUICE_TOKEN_FILE",
-        hide_env_values = true,
-        conflicts_with = "token"
+        hide_env_values = true
     )]
     pub(crate) token_file: Option<PathBuf>,
     /// File with the certificate authorities to trust, for https (PEM)
@@ -67,33 +78,45 @@ pub(crate) struct Global {
 
 /// What all commands have: how to connect, and where to print.
 pub(crate) struct Context {
-    global: Global,
+    timeout: Duration,
+    name: Option<String>,
+    options: Connection,
+    environment: Connection,
     pub(crate) output: Output,
 }
 
 impl Context {
-    pub(crate) fn new(global: Global) -> Self {
-        let output = Output::new(global.json);
-        Self { global, output }
+    pub(crate) fn new(global: Global, matches: &ArgMatches) -> Result<Self, Failure> {
+        Ok(Self {
+            options: Connection::from(&global, matches, ValueSource::CommandLine)?,
+            environment: Connection::from(&global, matches, ValueSource::EnvVariable)?,
+            output: Output::new(global.json),
+            timeout: global.timeout,
+            name: global.context.filter(|name| !name.is_empty()),
+        })
+    }
+
+    /// Returns what the options of this command line say, and nothing else.
+    pub(crate) fn given_by_options(&self) -> &Connection {
+        &self.options
+    }
+
+    /// Returns how to connect: as the options say, then the environment, then the context. The current context is set aside if
+    /// a server is named without it: its token is for its own servers.
+    pub(crate) fn connection(&self) -> Result<Connection, Failure> {
+        let given = self.options.clone().over(self.environment.clone());
+        if self.name.is_none() && !given.server.is_empty() {
+            return Ok(given);
+        }
+        let contexts = Contexts::read()?;
+        let context = contexts.find(self.name.as_deref())?.cloned().unwrap_or_default();
+        Ok(given.over(context).or_default())
     }
 
     /// Returns why the command failed: in place of a broken connection, what is at the address if that is no broker.
     pub(crate) async fn explain(&self, failure: Failure) -> Failure {
-        if failure.is_of_web_server() {
-            return Failure::WebServer(self.global.server.join(", "));
-        }
-        if !failure.is_of_connection() {
-            return failure;
-        }
-        for url in &self.global.server {
-            let spoken = protocol::spoken_at(url).await;
-            let expected =
-                if url.starts_with("https://") { Protocol::Tls } else { Protocol::Http2 };
-            if let Some(spoken) = spoken.filter(|spoken| *spoken != expected) {
-                return Failure::NotGrpc { url: url.clone(), spoken };
-            }
-        }
-        failure
+        let servers = self.connection().map(|connection| connection.server).unwrap_or_default();
+        explain_at(failure, &servers).await
     }
 
     /// Connects. Fails immediately if no broker can be reached.
@@ -103,35 +126,18 @@ impl Context {
 
     /// Connects to `server` if it is given, else to the brokers of --server.
     pub(crate) async fn client_of(&self, server: Option<&str>) -> Result<Client, Failure> {
+        let connection = self.connection()?;
         let servers: Vec<&str> = match server {
             Some(server) => vec![server],
-            None => self.global.server.iter().map(String::as_str).collect(),
+            None => connection.server.iter().map(String::as_str).collect(),
         };
         let mut urls = servers.into_iter();
         let mut builder = Client::builder(urls.next().unwrap_or_default());
         for url in urls {
             builder = builder.endpoint(url);
         }
-        if let Some(token) = &self.global.token {
-            builder = builder.bearer_token(token);
-        }
-        if let Some(path) = &self.global.token_file {
-            builder = builder.bearer_token(read_text(path)?.trim());
-        }
-        if let Some(path) = &self.global.ca {
-            builder = builder.ca_certificate(read_text(path)?);
-        }
-        builder = match (&self.global.cert, &self.global.key) {
-            (Some(cert), Some(key)) => {
-                builder.client_certificate(read_text(cert)?, read_text(key)?)
-            }
-            (None, None) => builder,
-            _ => return Err(Failure::Usage("--cert and --key go together".into())),
-        };
-        if let Some(name) = &self.global.tls_server_name {
-            builder = builder.tls_domain(name);
-        }
-        builder.request_timeout(self.global.timeout).connect().await.map_err(|error| match error {
+        let builder = connection.apply(builder)?.request_timeout(self.timeout);
+        builder.connect().await.map_err(|error| match error {
             Error::InvalidAddress { .. } => {
                 Failure::Usage(format!("--server: {error}: {}", why(&error)))
             }
@@ -140,10 +146,24 @@ impl Context {
     }
 }
 
-fn why(error: &Error) -> String {
-    std::error::Error::source(error).map(ToString::to_string).unwrap_or_default()
+/// Returns what is at the addresses in place of a broken connection, if that is no broker.
+async fn explain_at(failure: Failure, servers: &[String]) -> Failure {
+    if failure.is_of_web_server() {
+        return Failure::WebServer(servers.join(", "));
+    }
+    if !failure.is_of_connection() {
+        return failure;
+    }
+    for url in servers {
+        let spoken = protocol::spoken_at(url).await;
+        let expected = if url.starts_with("https://") { Protocol::Tls } else { Protocol::Http2 };
+        if let Some(spoken) = spoken.filter(|spoken| *spoken != expected) {
+            return Failure::NotGrpc { url: url.clone(), spoken };
+        }
+    }
+    failure
 }
 
-fn read_text(path: &std::path::Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|source| Failure::File { path: path.to_owned(), source })
+fn why(error: &Error) -> String {
+    std::error::Error::source(error).map(ToString::to_string).unwrap_or_default()
 }

@@ -274,7 +274,7 @@ fn hint_of(error: &Error) -> Option<&'static str> {
     match error {
         Error::Unreachable { .. } => {
             return Some(
-                "is the broker running? start one with `sluicegate`, or name another with --server or SLUICE_SERVER",
+                "is the broker running? start one with `sluicegate`, or name another with --server, SLUICE_SERVER or a context",
             );
         }
         Error::OutcomeUnknown(_) => {

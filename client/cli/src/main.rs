@@ -1,15 +1,18 @@
 //! `sluice`: Sluicegate's command line tool.
 //!
 //! # Layout
-//! One file per group of commands, and the folder `bench`. `context` has what commands share, `confirm` the question before
-//! destruction, `failure` the exit codes and hints, `protocol` what is at an address that is no broker, `json` and `output` how
-//! results are shown, `values` how values are parsed.
+//! One file per group of commands, and the folder `bench`. `context` has what commands share, `connection` how
+//! brokers are reached, `confirm` the question before destruction, `failure` the exit codes and hints, `protocol` what is at an
+//! address that is no broker, `json` and `output` how results are shown, `values` how values are parsed.
 
 mod bench;
 mod brokers;
 mod confirm;
+mod connection;
 mod consume;
 mod context;
+mod contexts;
+mod documents;
 mod failure;
 mod history;
 mod items;
@@ -26,7 +29,7 @@ mod values;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
@@ -113,12 +116,21 @@ enum Command {
     /// Manage schedules, which push items at set times
     #[command(subcommand)]
     Schedule(schedule::ScheduleCommand),
+    /// Manage contexts: brokers by name, with what it takes to reach them
+    #[command(subcommand)]
+    Context(contexts::ContextCommand),
+    /// Print the completion of commands and options for a shell
+    Completion(documents::CompletionArgs),
+    /// Write man pages
+    Man(documents::ManArgs),
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    let matches = Cli::command().try_get_matches();
+    let parsed = matches.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
+    let (cli, matches) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => return refuse(&error),
     };
     let filter = EnvFilter::try_from_env("SLUICE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
@@ -128,10 +140,14 @@ async fn main() -> ExitCode {
         .without_time()
         .with_target(false)
         .init();
-    let context = Context::new(cli.global);
+    let json = cli.global.json;
+    let context = match Context::new(cli.global, &matches) {
+        Ok(context) => context,
+        Err(failure) => return failure.report(json),
+    };
     match run(&context, cli.command).await {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => context.explain(failure).await.report(context.output.is_json()),
+        Err(failure) => context.explain(failure).await.report(json),
     }
 }
 
@@ -171,13 +187,14 @@ async fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Replay(args) => history::replay(context, args).await,
         Command::Bench(args) => bench::run(context, *args).await,
         Command::Schedule(command) => schedule::run(context, command).await,
+        Command::Context(command) => contexts::run(context, command),
+        Command::Completion(args) => documents::completion(Cli::command(), &args),
+        Command::Man(args) => documents::man(Cli::command(), &args),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
