@@ -7,6 +7,7 @@ use std::{
 };
 
 use serde_json::Value;
+use sluicegate_proto::v1::Queue;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -279,5 +280,59 @@ async fn shells_accept_the_completion_and_man_the_pages() {
     for page in ["sluice.1", "sluice-queue-purge.1", "sluice-context-add.1"] {
         let text = std::fs::read_to_string(pages.join(page)).expect(page);
         assert!(text.contains(".TH") && text.contains("sluice"), "{page}: {text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_doctor_says_what_is_wrong_and_what_to_do() {
+    let broker = broker().await;
+    let doctor = ["doctor", "--sample", "0"];
+    let well = run(&broker.address, &doctor).await;
+    let shown = printed(&well);
+    assert_eq!(well.status.code(), Some(0), "{shown}{}", errors(&well));
+    for part in ["answers in", "clock agrees", "store and signals are well", "in memory"] {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    let api = broker.api().await;
+    let full = Queue { name: "full".to_owned(), max_depth: 1, ..Queue::default() };
+    api.create(full).await;
+    api.push("full", &["1"]).await;
+    let endless = Queue { name: "endless".to_owned(), max_attempts: Some(0), ..Queue::default() };
+    api.create(endless).await;
+    let ill = run(&broker.address, &doctor).await;
+    let shown = printed(&ill);
+    assert_eq!(ill.status.code(), Some(1), "{shown}{}", errors(&ill));
+    assert!(shown.contains("wrong  queue full: full: 1 of at most 1"), "{shown}");
+    assert!(shown.contains("sluice queue update full --max-depth N"), "{shown}");
+    assert!(shown.contains("note   queue endless: max_attempts is 0"), "{shown}");
+    let json = run(&broker.address, &["--json", "doctor", "--sample", "0"]).await;
+    let found: Vec<Value> = printed(&json)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("one object a line"))
+        .collect();
+    assert!(found.iter().any(|of| of["level"] == "wrong" && of["subject"] == "queue full"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_doctor_finds_the_step_at_which_a_broker_cannot_be_reached() {
+    let open = broker().await;
+    let directory = tempfile::tempdir().expect("a folder");
+    let tokens = directory.path().join("tokens.toml");
+    let entry =
+        "[[token]]\nname = \"ann\"\ntoken = \"secret-secret-secret\"\nallow = [\"admin@*\"]\n";
+    std::fs::write(&tokens, entry).expect("a file");
+    let tokens = tokens.to_str().expect("a path");
+    let guarded = Launch::new().flag("store", "sqlite::memory:").flag("tokens-file", tokens);
+    let guarded = guarded.start().await;
+    for (server, finding) in [
+        ("http://127.0.0.1:1", "no connection to 127.0.0.1:1"),
+        ("http://no-such-host.invalid:7400", "does not resolve"),
+        (open.http_address.as_str(), "as a web server does"),
+        (guarded.address.as_str(), "give a token that is valid"),
+    ] {
+        let ill = run(server, &["doctor", "--sample", "0"]).await;
+        let shown = printed(&ill);
+        assert_eq!(ill.status.code(), Some(1), "{server}: {shown}{}", errors(&ill));
+        assert!(shown.contains("wrong") && shown.contains(finding), "{server}: {shown}");
     }
 }

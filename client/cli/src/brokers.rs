@@ -1,6 +1,9 @@
 //! `sluice brokers` and `sluice consumers`.
 
-use sluicegate_client::proto::{Broker, Consumer, ListBrokersRequest, ListConsumersRequest};
+use sluicegate_client::{
+    Client,
+    proto::{Broker, Consumer, ListBrokersRequest, ListConsumersRequest},
+};
 
 use crate::{context::Context, failure::Failure, json};
 
@@ -48,24 +51,34 @@ fn broker_row(broker: &Broker) -> Vec<String> {
     ]
 }
 
-pub(crate) async fn consumers(context: &Context, args: ConsumersArgs) -> Result<(), Failure> {
-    let client = context.client().await?;
-    let (queue, broker) = (args.queue.unwrap_or_default(), args.broker.unwrap_or_default());
-    let (mut rows, mut page_token) = (Vec::new(), String::new());
+/// Reads the consumers page by page; of a queue or a broker if these are not empty.
+pub(crate) async fn list_consumers(
+    client: &Client,
+    queue: &str,
+    broker: &str,
+) -> Result<Vec<Consumer>, Failure> {
+    let (mut consumers, mut page_token) = (Vec::new(), String::new());
     loop {
         let request = client.request(ListConsumersRequest {
-            queue: queue.clone(),
-            broker: broker.clone(),
+            queue: queue.to_owned(),
+            broker: broker.to_owned(),
             page_size: 1_000,
             page_token,
         });
         let page = client.admin_service().list_consumers(request).await?.into_inner();
-        rows.extend(page.consumers.iter().map(|of| (json::consumer(of), consumer_row(of))));
+        consumers.extend(page.consumers);
         page_token = page.next_page_token;
         if page_token.is_empty() {
-            break;
+            return Ok(consumers);
         }
     }
+}
+
+pub(crate) async fn consumers(context: &Context, args: ConsumersArgs) -> Result<(), Failure> {
+    let client = context.client().await?;
+    let (queue, broker) = (args.queue.unwrap_or_default(), args.broker.unwrap_or_default());
+    let consumers = list_consumers(&client, &queue, &broker).await?;
+    let rows = consumers.iter().map(|of| (json::consumer(of), consumer_row(of))).collect();
     let head = [
         "QUEUE",
         "NAME",

@@ -147,7 +147,7 @@ impl Context {
 }
 
 /// Returns what is at the addresses in place of a broken connection, if that is no broker.
-async fn explain_at(failure: Failure, servers: &[String]) -> Failure {
+pub(crate) async fn explain_at(failure: Failure, servers: &[String]) -> Failure {
     if failure.is_of_web_server() {
         return Failure::WebServer(servers.join(", "));
     }

@@ -38,6 +38,9 @@ pub(crate) enum Failure {
     /// What is at the address of the broker serves pages.
     #[error("{0} answers as a web server does, not as a broker")]
     WebServer(String),
+    /// `sluice doctor` has found something, which its output says.
+    #[error("something is wrong")]
+    Unwell,
     #[error("{path}: {source}")]
     File { path: PathBuf, source: io::Error },
     #[error("{0}")]
@@ -59,7 +62,7 @@ impl Failure {
         {
             return ExitCode::SUCCESS;
         }
-        if !matches!(self, Self::Nothing) {
+        if !matches!(self, Self::Nothing | Self::Unwell) {
             let mut stderr = io::stderr().lock();
             let printed = if json {
                 io::Write::write_all(&mut stderr, format!("{}\n", line(&self.json())).as_bytes())
@@ -102,6 +105,7 @@ impl Failure {
             Self::Unconfirmed(_) => "UNCONFIRMED",
             Self::Declined => "DECLINED",
             Self::NotGrpc { .. } | Self::WebServer(_) => "NOT_GRPC",
+            Self::Unwell => "UNWELL",
             Self::File { .. } => "FILE",
             Self::Io(_) => "IO",
         };
@@ -131,7 +135,7 @@ impl Failure {
     }
 
     /// Returns the message with those causes that add to it: why TLS failed, for example, is the last of them.
-    fn with_causes(&self) -> String {
+    pub(crate) fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut cause = std::error::Error::source(self);
         while let Some(error) = cause {
@@ -158,14 +162,15 @@ impl Failure {
             | Self::File { .. }
             | Self::Io(_)
             | Self::NotSettled
-            | Self::Declined => 1,
+            | Self::Declined
+            | Self::Unwell => 1,
             Self::Usage(_) | Self::Unconfirmed(_) => 2,
             Self::Nothing => 3,
         }
     }
 
     /// Returns what to do next.
-    fn hint(&self) -> Option<&'static str> {
+    pub(crate) fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Client(error) => hint_of(error),
             Self::Usage(_) => Some("see `sluice help`"),
@@ -183,7 +188,7 @@ impl Failure {
             Self::NotGrpc { spoken: Protocol::Http2, .. } => {
                 Some("write http:// in place of https://, or turn TLS on at the broker")
             }
-            Self::Declined | Self::Nothing | Self::File { .. } | Self::Io(_) => None,
+            Self::Declined | Self::Unwell | Self::Nothing | Self::File { .. } | Self::Io(_) => None,
         }
     }
 }

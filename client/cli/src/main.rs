@@ -1,7 +1,7 @@
 //! `sluice`: Sluicegate's command line tool.
 //!
 //! # Layout
-//! One file per group of commands, and the folder `bench`. `context` has what commands share, `connection` how
+//! One file per group of commands, and the folders `bench` and `doctor`. `context` has what commands share, `connection` how
 //! brokers are reached, `confirm` the question before destruction, `failure` the exit codes and hints, `protocol` what is at an
 //! address that is no broker, `json` and `output` how results are shown, `values` how values are parsed.
 
@@ -12,6 +12,7 @@ mod connection;
 mod consume;
 mod context;
 mod contexts;
+mod doctor;
 mod documents;
 mod failure;
 mod history;
@@ -102,6 +103,8 @@ enum Command {
     Watch(stats::WatchArgs),
     /// List the brokers of the store, with version and health
     Brokers,
+    /// Look for what is wrong: the connection, the brokers, their clocks, the queues
+    Doctor(doctor::Args),
     /// List the consumers of all brokers: where they are, and what they hold
     Consumers(brokers::ConsumersArgs),
     /// Create, show, change, pause, purge or delete a queue
@@ -181,6 +184,7 @@ async fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Stats(args) => stats::stats(context, args).await,
         Command::Watch(args) => stats::watch(context, args).await,
         Command::Brokers => brokers::brokers(context).await,
+        Command::Doctor(args) => doctor::run(context, args).await,
         Command::Consumers(args) => brokers::consumers(context, args).await,
         Command::Queue(command) => queue::run(context, command).await,
         Command::Redrive(args) => history::redrive(context, args).await,

@@ -4,16 +4,16 @@ use serde_json::Value;
 use sluicegate_client::{
     Client,
     proto::{
-        BatchGetQueueStatsRequest, GetQueueStatsRequest, ListQueuesRequest, Queue, QueueStats,
-        WatchQueuesRequest,
+        BatchGetQueueStatsRequest, BatchGetQueueStatsResponse, GetQueueStatsRequest,
+        ListQueuesRequest, Queue, QueueStats, WatchQueuesRequest,
     },
     tonic::Request,
 };
 
 use crate::{context::Context, failure::Failure, json, values};
 
-/// Which queues to list.
-#[derive(Debug, clap::Args)]
+/// Which queues to list; by default all.
+#[derive(Debug, Default, clap::Args)]
 pub(crate) struct Which {
     /// Only queues whose names begin with this text
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
@@ -61,7 +61,7 @@ const HEAD: &[&str] = &[
 ];
 
 /// Reads the queues, page by page.
-async fn list_queues(client: &Client, which: &Which) -> Result<Vec<Queue>, Failure> {
+pub(crate) async fn list_queues(client: &Client, which: &Which) -> Result<Vec<Queue>, Failure> {
     let mut queues = Vec::new();
     let mut page_token = String::new();
     loop {
@@ -109,17 +109,28 @@ pub(crate) async fn stats(context: &Context, args: StatsArgs) -> Result<(), Fail
     } else {
         args.queues
     };
-    let mut rows = Vec::new();
+    let answer = batch(&client, &names).await?;
+    if let Some(missing) = answer.missing.first().filter(|_| is_named) {
+        let why = format!("queue {missing} does not exist");
+        return Err(sluicegate_client::tonic::Status::not_found(why).into());
+    }
+    let rows = answer.stats.iter().map(row).collect();
+    Ok(context.output.list(HEAD, rows)?)
+}
+
+/// Returns the stats of any number of queues, and which of them do not exist.
+pub(crate) async fn batch(
+    client: &Client,
+    names: &[String],
+) -> Result<BatchGetQueueStatsResponse, Failure> {
+    let mut all = BatchGetQueueStatsResponse::default();
     for queues in names.chunks(STATS_AT_A_TIME) {
         let request = client.request(BatchGetQueueStatsRequest { queues: queues.to_vec() });
         let answer = client.admin_service().batch_get_queue_stats(request).await?.into_inner();
-        if let Some(missing) = answer.missing.first().filter(|_| is_named) {
-            let why = format!("queue {missing} does not exist");
-            return Err(sluicegate_client::tonic::Status::not_found(why).into());
-        }
-        rows.extend(answer.stats.iter().map(row));
+        all.stats.extend(answer.stats);
+        all.missing.extend(answer.missing);
     }
-    Ok(context.output.list(HEAD, rows)?)
+    Ok(all)
 }
 
 /// Returns the stats of one queue.
