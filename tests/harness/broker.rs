@@ -12,6 +12,7 @@ use std::{
 use super::{Api, LIMIT, within};
 
 /// The flags of a broker to be started.
+#[derive(Clone)]
 pub(crate) struct Launch {
     flags: Vec<String>,
     variables: Vec<(&'static str, PathBuf)>,
@@ -78,6 +79,11 @@ impl Launch {
 
     /// Starts the broker and waits until it serves.
     pub(crate) async fn start(&self) -> Broker {
+        self.try_start().await.unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    /// Starts the broker and waits until it serves, or says why it does not.
+    pub(crate) async fn try_start(&self) -> Result<Broker, String> {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let mut child = self.spawn(directory.path());
         let log = directory.path().join(LOG);
@@ -87,20 +93,22 @@ impl Launch {
             let tls = listening(&text, "https").map(|address| ("https", address));
             let grpc = tls.or_else(|| Some(("http", listening(&text, "grpc")?)));
             if let (Some((scheme, grpc)), Some(http)) = (grpc, listening(&text, "http")) {
-                return Broker {
+                return Ok(Broker {
                     child,
                     directory,
                     address: format!("{scheme}://{grpc}"),
                     http_address: format!("http://{http}"),
-                };
+                });
             }
             if let Some(status) = child.try_wait().expect("a child to wait for") {
-                panic!("the broker ended with {status} instead of serving; its log:\n{text}");
+                return Err(format!(
+                    "the broker ended with {status} instead of serving; its log:\n{text}"
+                ));
             }
             if started.elapsed() > LIMIT {
                 let _ = child.kill();
                 let _ = child.wait();
-                panic!("the broker does not serve after {LIMIT:?}; its log:\n{text}");
+                return Err(format!("the broker does not serve after {LIMIT:?}; its log:\n{text}"));
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -157,20 +165,19 @@ fn listening<'a>(log: &'a str, scheme: &str) -> Option<&'a str> {
     line.split_whitespace().next()
 }
 
-/// Returns the path of a binary of this workspace, built beside the running test; `examples/NAME`
-/// for an example.
+/// Returns the path of a binary of this workspace, built beside the running program; `examples/NAME` for an example.
 pub(crate) fn binary(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("the path of the running test");
-    // target/PROFILE/deps/suite-HASH
-    let profile = test.parent().and_then(Path::parent).expect("a target folder");
-    let binary = profile.join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
-    assert!(
-        binary.exists(),
-        "{} does not exist: build it with `cargo build --workspace --all-targets`, or run the tests by \
-         tests/run e2e",
-        binary.display()
-    );
-    binary
+    let program = std::env::current_exe().expect("the path of the running program");
+    let name = format!("{name}{}", std::env::consts::EXE_SUFFIX);
+    // A test is target/PROFILE/deps/suite-HASH, a program target/PROFILE/NAME.
+    let folders = program.ancestors().skip(1).take(2);
+    folders.map(|folder| folder.join(&name)).find(|path| path.exists()).unwrap_or_else(|| {
+        panic!(
+            "{name} is not beside {}: build it with `cargo build --workspace --all-targets`, or run the tests by \
+             tests/run e2e",
+            program.display()
+        )
+    })
 }
 
 impl Broker {
@@ -203,6 +210,11 @@ impl Broker {
         let ticks: u64 =
             fields[11..13].iter().map(|field| field.parse::<u64>().expect("ticks")).sum();
         Duration::from_millis(ticks * 10) // a hundred a second, on every Linux
+    }
+
+    /// Returns how the broker has ended, if it has.
+    pub(crate) fn has_ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("a child to wait for")
     }
 
     /// Waits until the broker has ended.

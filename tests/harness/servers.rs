@@ -93,6 +93,16 @@ impl RedisServer {
         self.process.kill();
     }
 
+    /// Freezes the server: connections stay open, and nothing is answered.
+    pub(crate) fn freeze(&self) {
+        self.process.signal("STOP");
+    }
+
+    /// Resumes the server.
+    pub(crate) fn thaw(&self) {
+        self.process.signal("CONT");
+    }
+
     /// Restarts the server on the same port.
     pub(crate) async fn restart(&mut self) {
         let variable = "SLUICEGATE_TEST_REDIS_SERVER";
@@ -166,6 +176,11 @@ impl MongoServer {
     /// do not use up a test's time.
     pub(crate) fn uri(&self) -> String {
         format!("mongodb://127.0.0.1:{}/?replicaSet=rs0&serverSelectionTimeoutMS=2000", self.port)
+    }
+
+    /// Returns where the server listens, as `host:port`.
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
     }
 
     /// Kills the server as in a crash. Durable data stays.
@@ -261,6 +276,41 @@ impl MongoSet {
     /// Restarts a member on the same port and data.
     pub(crate) fn restart(&mut self, member: usize) {
         self.0[member].spawn();
+    }
+
+    /// Freezes the primary, and returns its index.
+    pub(crate) async fn freeze_primary(&self) -> usize {
+        let primary = self.primary().await;
+        self.0[primary].freeze();
+        primary
+    }
+
+    /// Resumes a member.
+    pub(crate) fn thaw(&self, member: usize) {
+        self.0[member].thaw();
+    }
+
+    /// Makes the primary a secondary, so that another one is elected.
+    pub(crate) async fn step_down(&self) {
+        until("a primary that steps down", || async {
+            let client = self.0[self.primary().await].client().await;
+            let command = doc! { "replSetStepDown": 5, "secondaryCatchUpPeriodSecs": 4 };
+            client.database("admin").run_command(command).await.ok()
+        })
+        .await;
+    }
+
+    /// Waits until all members take part in the set.
+    pub(crate) async fn until_whole(&self) {
+        for server in &self.0 {
+            let client = server.client().await;
+            until("a member of the set", || async {
+                let hello = client.database("admin").run_command(doc! { "hello": 1 }).await.ok()?;
+                let is = |role| hello.get_bool(role).unwrap_or(false);
+                (is("isWritablePrimary") || is("secondary")).then_some(())
+            })
+            .await;
+        }
     }
 
     async fn primary(&self) -> usize {

@@ -1,0 +1,122 @@
+//! One cycle: load, faults, recovery, rest, and what the checker says.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures_util::future::join_all;
+use sluicegate_checker::{
+    Options, check,
+    history::{Event, What},
+};
+use sluicegate_proto::v1 as pb;
+
+use crate::{
+    load::Load,
+    plan::{Blow, Fault, Plan},
+    world::{Node, World},
+};
+
+/// How long brokers may take to serve again.
+const LIMIT: Duration = Duration::from_secs(90);
+/// How long a probe waits for its item.
+const WAIT: Duration = Duration::from_secs(5);
+/// The calm after the last fault.
+const CALM: Duration = Duration::from_millis(300);
+
+/// What came of a cycle.
+pub(crate) struct Outcome {
+    /// How long each storm took to recover from.
+    pub(crate) recovered: Vec<(Vec<Fault>, Duration)>,
+    /// What is wrong, for people.
+    pub(crate) wrong: Vec<String>,
+    pub(crate) history: Vec<Event>,
+    pub(crate) items: u64,
+    pub(crate) took: Duration,
+}
+
+/// Runs a cycle.
+pub(crate) async fn run(world: &Arc<World>, plan: &Plan, seed: u64, cycle: u64) -> Outcome {
+    let begun = Instant::now();
+    let mut wrong = Vec::new();
+    let load = Load::start(Arc::clone(world), seed, cycle).await;
+    let mut recovered = Vec::new();
+    for storm in &plan.storms {
+        let mark = |begins| What::Disturbed { begins, fault: plan.to_string() };
+        load.recorder.mark(mark(true));
+        let faults = storm.iter().map(|blow| blow.fault).collect();
+        match strike(world, storm).await {
+            Ok(time) => recovered.push((faults, time)),
+            Err(node) => wrong.push(format!("{node} does not serve {LIMIT:?} after the faults")),
+        }
+        load.recorder.mark(mark(false));
+    }
+    tokio::time::sleep(CALM).await;
+    if !load.stop().await {
+        wrong.push("a client does not end".to_owned());
+    }
+    wrong.extend(load.rest().await);
+    load.delete().await;
+    wrong.extend(world.oddities().await);
+    let history = load.recorder.take();
+    let report = check(&history, &Options::default());
+    if !report.is_clean() {
+        wrong.push(report.to_string());
+    }
+    Outcome { recovered, wrong, history, items: load.items(), took: begun.elapsed() }
+}
+
+/// Lets faults happen side by side, and returns how long the brokers then take to serve again.
+async fn strike(world: &Arc<World>, storm: &[Blow]) -> Result<Duration, String> {
+    let blows = storm.iter().map(|blow| async move {
+        tokio::time::sleep(blow.after).await;
+        world.strike(*blow).await
+    });
+    let over = join_all(blows).await.into_iter().max().expect("a storm has a fault");
+    tokio::time::sleep_until(over.into()).await;
+    let probes = world.nodes.iter().enumerate().map(|(number, node)| async move {
+        let other = &world.nodes[(number + 1) % world.nodes.len()];
+        let served = tokio::time::timeout(LIMIT, serves(node, other)).await;
+        served.map_err(|_| node.name()).map(|at| at.saturating_duration_since(over))
+    });
+    let served = join_all(probes).await;
+    // What is away still, and was not needed, comes back.
+    world.clean_up().await;
+    let served = served.into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(served.into_iter().max().unwrap_or_default())
+}
+
+/// Pushes at one broker and takes at another until that works, and returns when it did.
+async fn serves(node: &Node, other: &Node) -> Instant {
+    let queue = format!("probe-{}", node.number);
+    loop {
+        let item = pb::NewItem { payload: "probe".into(), ..pb::NewItem::default() };
+        let push =
+            pb::PushRequest { queue: queue.clone(), items: vec![item], producer: String::new() };
+        let reserve = pb::ReserveRequest {
+            queue: queue.clone(),
+            max_items: 100,
+            wait: prost_types::Duration::try_from(WAIT).ok(),
+            ..pb::ReserveRequest::default()
+        };
+        let pushed = async {
+            let push = other.client.request(push);
+            other.client.queue_service().push(push).await.is_ok()
+        };
+        let taken = async {
+            let reserve = node.client.waiting_request(reserve, WAIT);
+            let taken = node.client.queue_service().reserve(reserve).await;
+            taken.map(|answer| answer.into_inner().deliveries).unwrap_or_default()
+        };
+        let (pushed, taken) = tokio::join!(pushed, taken);
+        let receipts: Vec<String> = taken.into_iter().map(|one| one.receipt).collect();
+        if pushed && !receipts.is_empty() {
+            let commit = node.client.request(pb::CommitRequest { receipts });
+            if node.client.queue_service().commit(commit).await.is_ok() {
+                return Instant::now();
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

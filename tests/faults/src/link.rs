@@ -1,0 +1,113 @@
+//! A proxy for connections of any protocol, which can be cut, slowed down and silenced.
+
+use std::{io, sync::Arc, time::Duration};
+
+use parking_lot::Mutex;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::watch,
+};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+
+/// What becomes of what is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Open,
+    /// It arrives this much later.
+    Slow(Duration),
+    /// It does not arrive, and nobody is told.
+    Silent,
+    /// No connection can be made.
+    Refusing,
+}
+
+/// A proxy at an address of its own. It ends when dropped.
+pub(crate) struct Link {
+    /// As `host:port`.
+    pub(crate) address: String,
+    shared: Arc<Shared>,
+    _accepting: AbortOnDropHandle<()>,
+}
+
+struct Shared {
+    target: Mutex<String>,
+    mode: watch::Sender<Mode>,
+    /// Ends all present connections.
+    cut: Mutex<CancellationToken>,
+}
+
+impl Link {
+    /// Returns a proxy to `target`, a `host:port`.
+    pub(crate) async fn to(target: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("its address").to_string();
+        let shared = Arc::new(Shared {
+            target: Mutex::new(target.to_owned()),
+            mode: watch::Sender::new(Mode::Open),
+            cut: Mutex::default(),
+        });
+        let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
+        Self { address, shared, _accepting: AbortOnDropHandle::new(accepting) }
+    }
+
+    /// Leads new connections to another address.
+    pub(crate) fn lead_to(&self, target: &str) {
+        target.clone_into(&mut self.shared.target.lock());
+    }
+
+    pub(crate) fn set(&self, mode: Mode) {
+        self.shared.mode.send_replace(mode);
+    }
+
+    /// Ends all present connections.
+    pub(crate) fn cut(&self) {
+        std::mem::take(&mut *self.shared.cut.lock()).cancel();
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    while let Ok((near, _)) = listener.accept().await {
+        if *shared.mode.borrow() == Mode::Refusing {
+            continue;
+        }
+        let (target, cut) = (shared.target.lock().clone(), shared.cut.lock().clone());
+        let mode = shared.mode.subscribe();
+        tokio::spawn(cut.run_until_cancelled_owned(async move {
+            if let Ok(far) = TcpStream::connect(target).await {
+                let _ = (near.set_nodelay(true), far.set_nodelay(true));
+                let ((near_in, near_out), (far_in, far_out)) =
+                    (near.into_split(), far.into_split());
+                tokio::select! {
+                    _ = pass(near_in, far_out, mode.clone()) => {}
+                    _ = pass(far_in, near_out, mode) => {}
+                }
+            }
+        }));
+    }
+}
+
+async fn pass(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut mode: watch::Receiver<Mode>,
+) -> io::Result<()> {
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let count = from.read(&mut buffer).await?;
+        let is_silent = |mode: &Mode| *mode == Mode::Silent;
+        let Ok(now) = mode.wait_for(|mode| !is_silent(mode)).await.map(|now| *now) else {
+            return Ok(());
+        };
+        if let Mode::Slow(time) = now {
+            tokio::time::sleep(time).await;
+        }
+        if count == 0 {
+            return Ok(());
+        }
+        to.write_all(&buffer[..count]).await?;
+    }
+}

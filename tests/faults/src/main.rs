@@ -1,0 +1,164 @@
+//! Breaks real brokers and servers under load, by seed, and checks every promise: see README.md.
+//!
+//! # Layout
+//! `plan` is what a seed decides, `world` the servers and brokers and what befalls them, `link` the proxies between them,
+//! `load` the clients, `cycle` puts these together, `table` counts.
+
+#![allow(clippy::large_futures)] // a cycle is polled from one place, which can hold it
+
+mod cycle;
+mod damage;
+mod dice;
+#[path = "../../harness/mod.rs"]
+#[allow(dead_code, unused_imports, unused_macros)]
+// shared with the end-to-end suite, which uses all of it
+mod harness;
+mod link;
+mod load;
+mod plan;
+mod signals;
+mod table;
+mod world;
+
+use std::{
+    fs::File,
+    io::{BufWriter, Write as _},
+    path::PathBuf,
+    process::ExitCode,
+    sync::Arc,
+    time::Instant,
+};
+
+use clap::{Parser, ValueEnum as _};
+
+use crate::{
+    cycle::Outcome,
+    plan::{Fault, Plan, Store},
+    table::Table,
+    world::World,
+};
+
+/// Breaks real brokers and servers under load, and checks every promise
+#[derive(Debug, Parser)]
+#[command(name = "faults")]
+struct Args {
+    /// How many cycles, on each store
+    #[arg(long, default_value = "10")]
+    cycles: u64,
+    /// The first cycle, to run one again
+    #[arg(long, default_value = "0")]
+    from: u64,
+    /// Decides which faults happen, and when
+    #[arg(long, default_value = "1")]
+    seed: u64,
+    /// Where the brokers keep their items; all three in turn if none is named
+    #[arg(long, value_enum)]
+    store: Option<Store>,
+    /// Only these faults
+    #[arg(long, value_enum, value_delimiter = ',')]
+    only: Vec<Fault>,
+    /// How many brokers share a MongoDB
+    #[arg(long, default_value = "3")]
+    brokers: usize,
+    /// Where the histories of cycles with violations are kept
+    #[arg(long, default_value = "target/faults")]
+    histories: PathBuf,
+    /// Only shows which faults would happen
+    #[arg(long)]
+    plan: bool,
+}
+
+impl Args {
+    /// Returns the faults for a store.
+    fn faults(&self, store: Store) -> Vec<Fault> {
+        let all = Fault::value_variants().iter().copied();
+        let is_wanted = |fault: &Fault| self.only.is_empty() || self.only.contains(fault);
+        all.filter(|fault| fault.can_happen_on(store)).filter(is_wanted).collect()
+    }
+
+    /// Keeps the history of a cycle, and returns the file's name.
+    fn keep(&self, store: Store, cycle: u64, outcome: &Outcome) -> std::io::Result<PathBuf> {
+        std::fs::create_dir_all(&self.histories)?;
+        let path = self.histories.join(format!("{store}-{}-{cycle}.jsonl", self.seed));
+        let mut file = BufWriter::new(File::create(&path)?);
+        for event in &outcome.history {
+            serde_json::to_writer(&mut file, event)?;
+            file.write_all(b"\n")?;
+        }
+        file.flush()?;
+        Ok(path)
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    let stores =
+        args.store.map_or(vec![Store::Sqlite, Store::Mongodb, Store::Set], |one| vec![one]);
+    let mut good = true;
+    for store in stores {
+        tokio::select! {
+            clean = campaign(&args, store) => good &= clean,
+            // What was started ends with the values that hold it.
+            _ = tokio::signal::ctrl_c() => return ExitCode::FAILURE,
+        }
+    }
+    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs the cycles on a store, and returns whether nothing was found.
+async fn campaign(args: &Args, store: Store) -> bool {
+    let mut faults = args.faults(store);
+    if faults.is_empty() {
+        return true;
+    }
+    let plans = |faults: &[Fault]| -> Vec<(u64, Plan)> {
+        let cycles = args.from..args.from + args.cycles;
+        cycles.map(|cycle| (cycle, Plan::of(args.seed, cycle, faults))).collect()
+    };
+    if args.plan {
+        plans(&faults).iter().for_each(|(cycle, plan)| println!("{store} {cycle}: {plan}"));
+        return true;
+    }
+    let world = Arc::new(World::start(store, args.brokers).await);
+    if world.disk.as_ref().is_some_and(|disk| !disk.is_small) {
+        println!("disk-full is left out: this process may not mount a disk of its own");
+        faults.retain(|fault| *fault != Fault::DiskFull);
+    }
+    let (mut table, begun) = (Table::default(), Instant::now());
+    for (cycle, plan) in plans(&faults) {
+        print!("{store} {cycle}: {plan}: ");
+        let _ = std::io::stdout().flush();
+        let outcome = cycle::run(&world, &plan, args.seed, cycle).await;
+        let recovered: Vec<String> = outcome
+            .recovered
+            .iter()
+            .map(|(_, time)| format!("{:.1}", time.as_secs_f64()))
+            .collect();
+        println!(
+            "recovered in {} s, {} items, {} wrong, {:.1} s ({:.0} s)",
+            recovered.join(" and "),
+            outcome.items,
+            outcome.wrong.len(),
+            outcome.took.as_secs_f64(),
+            begun.elapsed().as_secs_f64()
+        );
+        table.add(&outcome, plan.faults());
+        if !outcome.wrong.is_empty() {
+            for wrong in &outcome.wrong {
+                println!("FOUND: {wrong}");
+            }
+            for node in &world.nodes {
+                for line in node.complaints().await.iter().rev().take(20).rev() {
+                    println!("{}: {line}", node.name());
+                }
+            }
+            match args.keep(store, cycle, &outcome) {
+                Ok(path) => println!("the history is in {}", path.display()),
+                Err(error) => println!("the history is not kept: {error}"),
+            }
+        }
+    }
+    println!("{store}, seed {}: {table}", args.seed);
+    table.wrong == 0
+}
