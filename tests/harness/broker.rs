@@ -4,7 +4,8 @@ use std::{
     fs::{self, File},
     net::TcpListener,
     path::{Path, PathBuf},
-    process::{Child, Command, ExitStatus, Stdio},
+    process::{self, Child, Command, ExitStatus, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -284,8 +285,16 @@ pub(super) fn send_signal(process: u32, signal: &str) {
     assert!(sent.is_ok_and(|status| status.success()), "SIG{signal} to process {process}");
 }
 
-/// Returns a port that no process listens on at the moment.
+/// Returns a port that no process listens on at the moment. It is none of those that connections get, so that it is still
+/// free when a server that was killed wants it again.
 pub(super) fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its address").port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = process::id().wrapping_mul(97);
+    loop {
+        let next = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_add(first);
+        let port = 10_000 + (next % 22_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }

@@ -308,9 +308,8 @@ impl World {
         }
         server.kill();
         tokio::time::sleep(blow.lasting).await;
-        let over = Instant::now();
         server.restart().await;
-        over
+        Instant::now()
     }
 
     async fn strike_signals(&self, blow: Blow) -> Instant {
@@ -319,9 +318,7 @@ impl World {
             Fault::SignalsKill => {
                 redis.stop();
                 tokio::time::sleep(blow.lasting).await;
-                let over = Instant::now();
                 redis.restart().await;
-                return over;
             }
             Fault::SignalsFreeze => {
                 redis.freeze();

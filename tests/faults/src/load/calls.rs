@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use sluicegate_checker::{
     history::{
-        Answer, Delivery, Figures, Listed, NewItem, PushEntry, Request, Response, RollbackItem,
-        Settings, State,
+        Answer, Delivery, Figures, Listed, NewItem, PushEntry, Pushed, Request, Response,
+        RollbackItem, Settings, State,
     },
     messages::{
         self, duration, figures, micros, new_item, outcome, popped, push_entry, pushed, settled,
@@ -134,7 +134,11 @@ impl Load {
         let backoff = Backoff { max: Duration::from_millis(500), ..Backoff::default() };
         let producer = way.client.producer(queue).backoff(backoff);
         match producer.push_all(items.iter().map(item)).await {
-            Ok(results) => call.ok(Response::Pushed(pushed(results))),
+            Ok(results) => {
+                // What the first try stored is the item of this push.
+                let own = |one: Pushed| Pushed { deduplicated: false, ..one };
+                call.ok(Response::Pushed(pushed(results).into_iter().map(own).collect()));
+            }
             // Of a push that is refused when it is repeated, the first try may have stored items.
             Err(error) => call.end(Answer::Unknown(error.to_string())),
         }
