@@ -117,7 +117,9 @@ async fn campaign(args: &Args, store: Store) -> bool {
         cycles.map(|cycle| (cycle, Plan::of(args.seed, cycle, faults))).collect()
     };
     if args.plan {
-        plans(&faults).iter().for_each(|(cycle, plan)| println!("{store} {cycle}: {plan}"));
+        for (cycle, plan) in plans(&faults) {
+            println!("{store} {cycle}: {plan}");
+        }
         return true;
     }
     let world = Arc::new(World::start(store, args.brokers).await);

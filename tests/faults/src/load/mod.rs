@@ -83,7 +83,7 @@ impl Load {
     pub(crate) async fn stop(&self) -> bool {
         self.stop.cancel();
         self.tasks.close();
-        tokio::time::timeout(Duration::from_secs(60), self.tasks.wait()).await.is_ok()
+        tokio::time::timeout(Duration::from_mins(1), self.tasks.wait()).await.is_ok()
     }
 
     /// Returns how many items were to be pushed.

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use sluicegate_checker::history::{Listed, QueueAtRest, State, What};
 
 use super::Load;
 
-/// How long queues may hold what they should not, once all faults have ended.
-const LIMIT: Duration = Duration::from_secs(60);
+/// How long queues may hold items that they do not hand out, once all faults have ended.
+const LIMIT: Duration = Duration::from_mins(1);
 const PAUSE: Duration = Duration::from_millis(100);
 /// The lease of what is drained.
 const LEASE: Duration = Duration::from_secs(10);
@@ -62,34 +63,41 @@ impl Load {
         names.cloned().chain(dead).collect()
     }
 
+    /// Takes out everything that comes. Returns what does not come, though nothing is away any more.
     async fn drain(&self) -> Vec<String> {
-        let begun = Instant::now();
+        let mut last = Instant::now();
         loop {
-            let (mut taken, mut left) = (0, Vec::new());
-            for queue in self.all_queues() {
-                let way = self.way();
-                let items = self.reserve("drain", &way, &queue, 200, Duration::ZERO, LEASE).await;
-                let receipts: Vec<String> =
-                    items.unwrap_or_default().into_iter().map(|one| one.receipt).collect();
-                taken += receipts.len();
-                if !receipts.is_empty() {
-                    let _ = self.commit("drain", &way, receipts).await;
-                    continue;
-                }
-                match self.list(&way, &queue).await {
-                    Ok(items) => left.extend(items.into_iter().filter(is_unsettled)),
-                    Err(status) => return vec![format!("{queue} cannot be listed: {status:?}")],
-                }
-            }
-            if taken == 0 && left.is_empty() {
+            let queues = self.all_queues();
+            let rounds = join_all(queues.iter().map(|queue| self.take_out(queue))).await;
+            let taken: usize = rounds.iter().map(|(taken, _)| taken).sum();
+            let left: Vec<Listed> = rounds.into_iter().flat_map(|(_, left)| left).collect();
+            if taken > 0 {
+                last = Instant::now();
+            } else if left.is_empty() {
                 return Vec::new();
-            }
-            if begun.elapsed() > LIMIT {
-                return vec![format!("still there {LIMIT:?} after the faults: {left:?}")];
-            }
-            if taken == 0 {
+            } else if last.elapsed() > LIMIT {
+                return vec![format!("nothing comes for {LIMIT:?}, and there is still {left:?}")];
+            } else {
                 tokio::time::sleep(PAUSE).await;
             }
+        }
+    }
+
+    /// Commits what a queue hands out, and returns how much that is, and what else is in the queue.
+    async fn take_out(&self, queue: &str) -> (usize, Vec<Listed>) {
+        let way = self.way();
+        let items = self.reserve("drain", &way, queue, 200, Duration::ZERO, LEASE).await;
+        let receipts: Vec<String> =
+            items.unwrap_or_default().into_iter().map(|one| one.receipt).collect();
+        let taken = receipts.len();
+        if taken > 0 {
+            let _ = self.commit("drain", &way, receipts).await;
+            return (taken, Vec::new());
+        }
+        match self.list(&way, queue).await {
+            Ok(items) => (0, items.into_iter().filter(is_unsettled).collect()),
+            // Nothing is known of it.
+            Err(_) => (0, vec![Listed { name: queue.to_owned(), ..Listed::default() }]),
         }
     }
 }
