@@ -30,6 +30,7 @@ use std::{
 };
 
 use clap::{Parser, ValueEnum as _};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     cycle::Outcome,
@@ -95,21 +96,31 @@ async fn main() -> ExitCode {
     let args = Args::parse();
     let stores =
         args.store.map_or(vec![Store::Sqlite, Store::Mongodb, Store::Set], |one| vec![one]);
+    let stop = CancellationToken::new();
+    let asked = stop.clone();
+    tokio::spawn(async move {
+        let _ = tokio::signal::ctrl_c().await;
+        asked.cancel();
+    });
     let mut good = true;
     for store in stores {
+        let asked_again = async {
+            stop.cancelled().await;
+            let _ = tokio::signal::ctrl_c().await;
+        };
         tokio::select! {
-            clean = campaign(&args, store) => good &= clean,
+            clean = campaign(&args, store, &stop) => good &= clean,
             // What was started ends with the values that hold it.
-            _ = tokio::signal::ctrl_c() => return ExitCode::FAILURE,
+            () = asked_again => return ExitCode::FAILURE,
         }
     }
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs the cycles on a store, and returns whether nothing was found.
-async fn campaign(args: &Args, store: Store) -> bool {
+/// Runs the cycles on a store until it is to stop, and returns whether nothing was found.
+async fn campaign(args: &Args, store: Store, stop: &CancellationToken) -> bool {
     let mut faults = args.faults(store);
-    if faults.is_empty() {
+    if faults.is_empty() || stop.is_cancelled() {
         return true;
     }
     let plans = |faults: &[Fault]| -> Vec<(u64, Plan)> {
@@ -129,6 +140,9 @@ async fn campaign(args: &Args, store: Store) -> bool {
     }
     let (mut table, begun) = (Table::default(), Instant::now());
     for (cycle, plan) in plans(&faults) {
+        if stop.is_cancelled() {
+            break;
+        }
         print!("{store} {cycle}: {plan}: ");
         let _ = std::io::stdout().flush();
         let outcome = cycle::run(&world, &plan, args.seed, cycle).await;
