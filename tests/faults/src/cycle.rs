@@ -22,6 +22,8 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(90);
 /// How long a probe waits for its item.
 const WAIT: Duration = Duration::from_secs(5);
+/// The pause before a probe is tried again.
+const PAUSE: Duration = Duration::from_millis(20);
 /// The calm after the last fault.
 const CALM: Duration = Duration::from_millis(300);
 
@@ -87,36 +89,43 @@ async fn strike(world: &Arc<World>, storm: &[Blow]) -> Result<Duration, String> 
     Ok(served.into_iter().max().unwrap_or_default())
 }
 
-/// Pushes at one broker and takes at another until that works, and returns when it did.
+/// Pushes at one broker and takes at another until both work, and returns when they did.
 async fn serves(node: &Node, other: &Node) -> Instant {
     let queue = format!("probe-{}", node.number);
+    tokio::join!(push(other, &queue), take(node, &queue));
+    Instant::now()
+}
+
+async fn push(node: &Node, queue: &str) {
     loop {
         let item = pb::NewItem { payload: "probe".into(), ..pb::NewItem::default() };
         let push =
-            pb::PushRequest { queue: queue.clone(), items: vec![item], producer: String::new() };
+            pb::PushRequest { queue: queue.to_owned(), items: vec![item], producer: String::new() };
+        if node.client.queue_service().push(node.client.request(push)).await.is_ok() {
+            return;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn take(node: &Node, queue: &str) {
+    loop {
         let reserve = pb::ReserveRequest {
-            queue: queue.clone(),
+            queue: queue.to_owned(),
             max_items: 100,
             wait: prost_types::Duration::try_from(WAIT).ok(),
             ..pb::ReserveRequest::default()
         };
-        let pushed = async {
-            let push = other.client.request(push);
-            other.client.queue_service().push(push).await.is_ok()
-        };
-        let taken = async {
-            let reserve = node.client.waiting_request(reserve, WAIT);
-            let taken = node.client.queue_service().reserve(reserve).await;
-            taken.map(|answer| answer.into_inner().deliveries).unwrap_or_default()
-        };
-        let (pushed, taken) = tokio::join!(pushed, taken);
-        let receipts: Vec<String> = taken.into_iter().map(|one| one.receipt).collect();
-        if pushed && !receipts.is_empty() {
+        let reserve = node.client.waiting_request(reserve, WAIT);
+        if let Ok(taken) = node.client.queue_service().reserve(reserve).await {
+            let deliveries = taken.into_inner().deliveries;
+            let receipts: Vec<String> = deliveries.into_iter().map(|one| one.receipt).collect();
+            let is_taken = !receipts.is_empty();
             let commit = node.client.request(pb::CommitRequest { receipts });
-            if node.client.queue_service().commit(commit).await.is_ok() {
-                return Instant::now();
+            if is_taken && node.client.queue_service().commit(commit).await.is_ok() {
+                return;
             }
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(PAUSE).await;
     }
 }
