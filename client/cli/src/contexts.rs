@@ -205,10 +205,9 @@ fn prepare(name: &str, given: &Connection, keep_token: bool) -> Result<Connectio
             return Err(Failure::Usage(why.into()));
         }
     }
-    for path in [&mut added.token_file, &mut added.ca, &mut added.cert, &mut added.key] {
-        if let Some(path) = path {
-            *path = std::path::absolute(&*path)?;
-        }
+    let paths = [&mut added.token_file, &mut added.ca, &mut added.cert, &mut added.key];
+    for path in paths.into_iter().flatten() {
+        *path = std::path::absolute(&*path)?;
     }
     Ok(added)
 }

@@ -88,7 +88,7 @@ impl Failure {
             Self::Client(error) => error.reason(),
             _ => None,
         };
-        error_json(&self.code_name(), reason, &self.with_causes(), self.hint())
+        error_json(&self.code_name(), reason.as_deref(), &self.with_causes(), self.hint())
     }
 
     /// Returns the gRPC code by name, or a name of the same form for what did not come from a broker.
@@ -212,7 +212,7 @@ fn expected(url: &str) -> &'static str {
 /// The form of all errors with --json.
 pub(crate) fn error_json(
     code: &str,
-    reason: Option<String>,
+    reason: Option<&str>,
     message: &str,
     hint: Option<&str>,
 ) -> Value {

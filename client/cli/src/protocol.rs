@@ -32,14 +32,12 @@ pub(crate) async fn spoken_at(url: &str) -> Option<Protocol> {
     let port = url.port_u16().unwrap_or(if url.scheme_str() == Some("https") { 443 } else { 80 });
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     // First as gRPC does: a server of HTTP/2 may answer HTTP/1 as well, to say that it does not serve it.
-    match answer(bare, port, HTTP2).await.as_deref().and_then(protocol_of) {
-        Some(protocol) => Some(protocol),
-        None => {
-            let request =
-                format!("GET / HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n");
-            protocol_of(&answer(bare, port, request.as_bytes()).await?)
-        }
+    let spoken = answer(bare, port, HTTP2).await.as_deref().and_then(protocol_of);
+    if spoken.is_some() {
+        return spoken;
     }
+    let request = format!("GET / HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n");
+    protocol_of(&answer(bare, port, request.as_bytes()).await?)
 }
 
 /// Returns the first bytes that come back.
