@@ -88,13 +88,11 @@ async fn without_a_terminal_nothing_is_destroyed_unless_yes_is_given() {
     let broker = broker().await;
     let api = broker.api().await;
     api.push("q", &["1", "2"]).await;
-    let destructive: [&[&str]; 6] = [
+    let destructive: [&[&str]; 4] = [
         &["queue", "delete", "q", "--force"],
         &["queue", "purge", "q"],
         &["item", "delete", "q", "an-id"],
         &["schedule", "delete", "s"],
-        &["redrive", "q.dead"],
-        &["replay", "q", "--all"],
     ];
     for arguments in destructive {
         let refused = run(&broker.address, arguments).await;

@@ -3,20 +3,14 @@
 use prost_types::Timestamp;
 use serde_json::json;
 use sluicegate_client::{
-    Client,
     proto::{
-        ItemIds, QueueStats, RedriveFilter, RedriveItemsRequest, ReplayItemsRequest, TimeRange,
+        ItemIds, RedriveFilter, RedriveItemsRequest, ReplayItemsRequest, TimeRange,
         replay_items_request::Selection,
     },
     tonic::Request,
 };
 
-use crate::{
-    confirm::{self, Confirmation},
-    context::Context,
-    failure::Failure,
-    output, stats, values,
-};
+use crate::{context::Context, failure::Failure, output, values};
 
 /// The command line of `sluice redrive`; the conditions that are given must all hold.
 #[derive(Debug, clap::Args)]
@@ -47,8 +41,6 @@ pub(crate) struct RedriveArgs {
     /// At most this many per second
     #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
     rate: i32,
-    #[command(flatten)]
-    confirmation: Confirmation,
 }
 
 /// The command line of `sluice replay`.
@@ -71,41 +63,14 @@ pub(crate) struct ReplayArgs {
     /// At most this many
     #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
     max: i64,
-    #[command(flatten)]
-    confirmation: Confirmation,
 }
 
 fn range(start_time: Option<Timestamp>, end_time: Option<Timestamp>) -> Option<TimeRange> {
     (start_time.is_some() || end_time.is_some()).then_some(TimeRange { start_time, end_time })
 }
 
-/// Asks about as many items as the call can move; one by one named items are what is meant.
-async fn ask(
-    client: &Client,
-    action: &str,
-    queue: &str,
-    is_filtered: bool,
-    max: i64,
-    count: impl Fn(&QueueStats) -> i64,
-) -> Result<(), Failure> {
-    let there = count(&stats::of_queue(client, queue).await?);
-    let most = if max > 0 { there.min(max) } else { there };
-    let up_to = if is_filtered { "up to " } else { "" };
-    confirm::ask(&format!("{action} {up_to}{} of queue {queue}?", output::items(most)))
-}
-
 pub(crate) async fn redrive(context: &Context, args: RedriveArgs) -> Result<(), Failure> {
-    let is_asked = args.ids.is_empty() && args.confirmation.is_needed("redrive")?;
     let client = context.client().await?;
-    if is_asked {
-        let range = args.since.is_some() || args.until.is_some();
-        let is_filtered = args.origin.is_some() || args.reason.is_some() || range;
-        let action = match &args.to {
-            Some(queue) => format!("Move to queue {queue}"),
-            None => "Move back".to_owned(),
-        };
-        ask(&client, &action, &args.queue, is_filtered, args.max, |stats| stats.ready).await?;
-    }
     let filter = RedriveFilter {
         ids: args.ids,
         origin_queue: args.origin.unwrap_or_default(),
@@ -126,8 +91,6 @@ pub(crate) async fn redrive(context: &Context, args: RedriveArgs) -> Result<(), 
 }
 
 pub(crate) async fn replay(context: &Context, args: ReplayArgs) -> Result<(), Failure> {
-    let is_filtered = !args.all;
-    let is_of_ids = !args.ids.is_empty();
     let selection = if !args.ids.is_empty() {
         Selection::Ids(ItemIds { ids: args.ids })
     } else if let Some(range) = range(args.since, args.until) {
@@ -137,12 +100,7 @@ pub(crate) async fn replay(context: &Context, args: ReplayArgs) -> Result<(), Fa
     } else {
         return Err(Failure::Usage("say which items: --id, --since, --until or --all".into()));
     };
-    let is_asked = !is_of_ids && args.confirmation.is_needed("replay")?;
     let client = context.client().await?;
-    if is_asked {
-        let action = "Make ready again";
-        ask(&client, action, &args.queue, is_filtered, args.max, |stats| stats.processed).await?;
-    }
     let request = Request::new(ReplayItemsRequest {
         queue: args.queue,
         selection: Some(selection),
