@@ -40,6 +40,7 @@ pub enum Error {
     Status(#[source] Box<Status>),
     /// The connection broke before the answer came, and repeating the call could do the work twice:
     /// the items may be stored or not. Give items a `dedup_id` to have such calls repeated safely.
+    /// Also if the broker refused a call that was repeated: an earlier try may have stored the items.
     #[error("outcome unknown: {}", describe(.0))]
     OutcomeUnknown(#[source] Box<Status>),
     /// Some of the calls a large push was split into succeeded before one failed.
@@ -63,6 +64,12 @@ impl From<Status> for Error {
 }
 
 impl Error {
+    /// Returns the error of a push that is not repeated any more. `is_unknown`: an earlier try may have stored its items.
+    pub(crate) fn refused(status: Status, is_unknown: bool) -> Self {
+        let status = Box::new(status);
+        if is_unknown { Self::OutcomeUnknown(status) } else { Self::Status(status) }
+    }
+
     /// Returns the gRPC status that caused the error, if there is one.
     pub fn status(&self) -> Option<&Status> {
         match self {

@@ -80,7 +80,8 @@ impl Producer {
     ///
     /// # Errors
     /// [`Error::Status`] if the broker refuses it: nothing was stored. [`Error::OutcomeUnknown`] if the
-    /// connection broke, or the broker lost its store, and the item has no `dedup_id`, or retries took too long.
+    /// connection broke, or the broker lost its store, and the item has no `dedup_id`, retries took too long, or the broker
+    /// refused a retry.
     pub async fn push(&self, item: impl Into<NewItem>) -> Result<PushResult> {
         let mut results = self.push_all([item.into()]).await?;
         // The broker returns one result per item.
@@ -128,7 +129,7 @@ impl Producer {
                 Err(status) => status,
             };
             if !is_transient(&status) {
-                return Err(status.into());
+                return Err(Error::refused(status, tries > 0));
             }
             self.client.fail_over(&address);
             let delay = self.backoff.delay(tries, Some(&status));

@@ -112,8 +112,14 @@ impl PushStream {
                 producer: self.producer.name.clone(),
             };
             let give_up = Instant::now() + self.producer.backoff.give_up_after;
-            let batch =
-                Batch { safe: is_repeatable(&request.items), request, answer, give_up, permit };
+            let batch = Batch {
+                safe: is_repeatable(&request.items),
+                maybe_stored: false,
+                request,
+                answer,
+                give_up,
+                permit,
+            };
             self.batches.send(batch).await.map_err(|_| Error::Closed)?;
             parts.push_back(answered);
         }
@@ -180,6 +186,8 @@ struct Batch {
     request: PushStreamRequest,
     /// Sending it twice stores it once.
     safe: bool,
+    /// An earlier try may have stored it.
+    maybe_stored: bool,
     answer: oneshot::Sender<Result<Vec<PushResult>>>,
     give_up: Instant,
     permit: OwnedSemaphorePermit,
@@ -326,7 +334,7 @@ impl StreamTask {
 
     fn answer(&mut self, answer: PushStreamResponse) {
         let id = answer.batch_id;
-        let Some(batch) = self.pending.remove(&id) else {
+        let Some(mut batch) = self.pending.remove(&id) else {
             tracing::warn!(batch_id = id, "answer to a batch that was not sent");
             return;
         };
@@ -339,8 +347,10 @@ impl StreamTask {
             details(&error),
         );
         if !is_transient(&status) {
-            batch.finish(Err(status.into()));
+            let error = Error::refused(status, batch.maybe_stored);
+            batch.finish(Err(error));
         } else if batch.safe && Instant::now() < batch.give_up {
+            batch.maybe_stored = true;
             self.pending.insert(id, batch);
             self.failed.push_back(id);
             self.retry_at =
@@ -357,20 +367,18 @@ impl StreamTask {
         let mut ids: Vec<i64> = self.pending.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {
-            let Some(batch) = self.pending.get(&id) else {
+            let Some(batch) = self.pending.get_mut(&id) else {
                 continue;
             };
-            // A batch that is still queued was never sent, so it can be sent now.
-            let repeatable = batch.safe || never_sent.contains(&id);
+            // A batch that is still queued was not sent on this stream, so it can be sent now.
+            let is_queued = never_sent.contains(&id);
+            let repeatable = batch.safe || is_queued;
             if is_transient(status) && repeatable && next_try < batch.give_up {
+                batch.maybe_stored |= !is_queued;
                 self.unsent.push_back(id);
             } else if let Some(batch) = self.pending.remove(&id) {
-                let status = Box::new(status.clone());
-                batch.finish(Err(if repeatable && !is_transient(&status) {
-                    Error::Status(status)
-                } else {
-                    Error::OutcomeUnknown(status)
-                }));
+                let unknown = batch.maybe_stored || !repeatable || is_transient(status);
+                batch.finish(Err(Error::refused(status.clone(), unknown)));
             }
         }
     }

@@ -22,6 +22,36 @@ async fn a_push_with_dedup_ids_is_repeated_with_the_same_ids() {
     assert_eq!(pushing.await.unwrap().unwrap().id, "a");
 }
 
+/// The first try may have stored the item: a refusal of the second one does not say that nothing was stored.
+#[tokio::test]
+async fn a_refusal_of_a_repeated_push_leaves_its_outcome_unknown() {
+    let mut broker = Broker::start().await;
+    let producer = broker.client().producer("q").with_auto_dedup();
+    let pushing = tokio::spawn(async move { producer.push("a").await });
+    let (_, answer) = expect_call!(broker, Push);
+    answer.send(Err(Status::unavailable("the answer is lost"))).unwrap();
+    let (_, answer) = expect_call!(broker, Push);
+    answer.send(Err(Status::resource_exhausted("queue is full"))).unwrap();
+    let error = pushing.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::OutcomeUnknown(_)), "{error:?}");
+    assert_eq!(error.code(), Some(Code::ResourceExhausted));
+
+    let stream = broker.client().producer("q").stream(StreamOptions::default());
+    let ticket = stream.send([NewItem::new("a").dedup_id("d")]).await.unwrap();
+    let (mut requests, answers) = expect_call!(broker, PushStream);
+    next(&mut requests).await;
+    answers.send(Err(Status::unavailable("going down"))).await.unwrap();
+    drop((requests, answers));
+    let (mut requests, answers) = expect_call!(broker, PushStream);
+    let batch_id = next(&mut requests).await.batch_id;
+    let code = Code::ResourceExhausted as i32;
+    let refusal = tonic_types::Status { code, message: "full".into(), details: Vec::new() };
+    let answer = PushStreamResponse { batch_id, error: Some(refusal), ..Default::default() };
+    answers.send(Ok(answer)).await.unwrap();
+    let error = ticket.await.unwrap_err();
+    assert!(matches!(error, Error::OutcomeUnknown(_)), "{error:?}");
+}
+
 #[tokio::test]
 async fn a_refusal_returns_the_results_before_it() {
     let mut broker = Broker::start().await;
