@@ -9,7 +9,7 @@ use sluicegate_checker::{
     Recorder,
     history::{
         Answer, Consume, Delivery, Figures, Listed, NewItem, PushEntry, Request, Response,
-        RollbackItem, Settings, State,
+        RollbackItem, Settings,
     },
     messages::{
         self, duration, figures, micros, new_item, outcome, popped, push_entry, pushed, settled,
@@ -156,19 +156,7 @@ impl Clients {
         wait: Duration,
         lease: Duration,
     ) -> Result<Vec<Delivery>, Answer> {
-        let request = Request::Reserve {
-            queue: queue.to_owned(),
-            max_items,
-            wait: micros(wait),
-            lease: micros(lease),
-        };
-        let message = pb::ReserveRequest {
-            queue: queue.to_owned(),
-            max_items: max_items.cast_signed(),
-            wait: Some(duration(wait)),
-            lease: Some(duration(lease)),
-            consumer: String::new(),
-        };
+        let (request, message) = messages::reserve(queue, max_items, wait, lease);
         let mut api = self.api.queue.clone();
         let sent = async move { api.reserve(message).await };
         let deliveries = |answer: &pb::ReserveResponse| -> Vec<Delivery> {
@@ -179,12 +167,7 @@ impl Clients {
     }
 
     pub(crate) async fn pop(&self, queue: &str, max_items: u32) -> Result<(), Answer> {
-        let request = Request::Pop { queue: queue.to_owned(), max_items, wait: 0 };
-        let message = pb::PopRequest {
-            queue: queue.to_owned(),
-            max_items: max_items.cast_signed(),
-            wait: None,
-        };
+        let (request, message) = messages::pop(queue, max_items, Duration::ZERO);
         let mut api = self.api.queue.clone();
         let sent = async move { api.pop(message).await };
         let response = |answer: &pb::PopResponse| {
@@ -209,13 +192,8 @@ impl Clients {
 
     pub(crate) async fn roll_back(&self, items: Vec<RollbackItem>) -> Result<(), Answer> {
         let request = Request::Rollback { items: items.clone() };
-        let one = |item: RollbackItem| pb::RollbackItem {
-            receipt: item.receipt,
-            delay: item.delay.map(|delay| duration(Duration::from_micros(delay))),
-            reason: "test".to_owned(),
-            keep_attempt: item.keep_attempt,
-            dead_letter: item.dead_letter,
-        };
+        let one =
+            |item| pb::RollbackItem { reason: "test".to_owned(), ..messages::rollback_item(item) };
         let message = pb::RollbackRequest { items: items.into_iter().map(one).collect() };
         let mut api = self.api.queue.clone();
         let sent = async move { api.rollback(message).await };
@@ -347,18 +325,7 @@ impl Clients {
             Err(status) if status.code() == Code::NotFound => return Ok(Vec::new()),
             page => page?.into_inner(),
         };
-        let listed = |item: pb::Item| Listed {
-            state: match item.state() {
-                pb::ItemState::Delayed => State::Delayed,
-                pb::ItemState::Reserved => State::Reserved,
-                pb::ItemState::Blocked => State::Blocked,
-                pb::ItemState::Processed => State::Processed,
-                pb::ItemState::Ready | pb::ItemState::Unspecified => State::Ready,
-            },
-            id: item.id,
-            name: String::from_utf8_lossy(&item.payload).into_owned(),
-        };
-        Ok(page.items.into_iter().map(listed).collect())
+        Ok(page.items.into_iter().map(messages::listed).collect())
     }
 
     /// Consumes through a stream while `meanwhile` runs and until `enough` items have come or `patience` has passed. Returns

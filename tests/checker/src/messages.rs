@@ -5,7 +5,8 @@ use std::time::Duration;
 use sluicegate_proto::v1 as pb;
 
 use crate::history::{
-    Delivery, Figures, NewItem, Outcome, PushEntry, Pushed, Response, Settings, Span,
+    Delivery, Figures, Listed, NewItem, Outcome, PushEntry, Pushed, Request, Response,
+    RollbackItem, Settings, Span, State,
 };
 
 /// Returns a length of time as a message.
@@ -80,6 +81,66 @@ pub fn queue(name: &str, settings: &Settings, lease: Duration) -> pb::Queue {
             jitter: 0.5,
         }),
         ..pb::Queue::default()
+    }
+}
+
+/// Returns a reserve for the history, and its message.
+pub fn reserve(
+    queue: &str,
+    max_items: u32,
+    wait: Duration,
+    lease: Duration,
+) -> (Request, pb::ReserveRequest) {
+    let request = Request::Reserve {
+        queue: queue.to_owned(),
+        max_items,
+        wait: micros(wait),
+        lease: micros(lease),
+    };
+    let message = pb::ReserveRequest {
+        queue: queue.to_owned(),
+        max_items: max_items.cast_signed(),
+        wait: Some(duration(wait)),
+        lease: Some(duration(lease)),
+        consumer: String::new(),
+    };
+    (request, message)
+}
+
+/// Returns a pop for the history, and its message.
+pub fn pop(queue: &str, max_items: u32, wait: Duration) -> (Request, pb::PopRequest) {
+    let request = Request::Pop { queue: queue.to_owned(), max_items, wait: micros(wait) };
+    let message = pb::PopRequest {
+        queue: queue.to_owned(),
+        max_items: max_items.cast_signed(),
+        wait: Some(duration(wait)),
+    };
+    (request, message)
+}
+
+/// Returns the message for an item that is rolled back, without a reason.
+pub fn rollback_item(item: RollbackItem) -> pb::RollbackItem {
+    pb::RollbackItem {
+        receipt: item.receipt,
+        delay: item.delay.map(|delay| duration(Duration::from_micros(delay))),
+        reason: String::new(),
+        keep_attempt: item.keep_attempt,
+        dead_letter: item.dead_letter,
+    }
+}
+
+/// Returns an item of a list.
+pub fn listed(item: pb::Item) -> Listed {
+    Listed {
+        state: match item.state() {
+            pb::ItemState::Delayed => State::Delayed,
+            pb::ItemState::Reserved => State::Reserved,
+            pb::ItemState::Blocked => State::Blocked,
+            pb::ItemState::Processed => State::Processed,
+            pb::ItemState::Ready | pb::ItemState::Unspecified => State::Ready,
+        },
+        id: item.id,
+        name: String::from_utf8_lossy(&item.payload).into_owned(),
     }
 }
 

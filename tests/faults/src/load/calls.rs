@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use sluicegate_checker::{
     history::{
         Answer, Delivery, Figures, Listed, NewItem, PushEntry, Pushed, Request, Response,
-        RollbackItem, Settings, State,
+        RollbackItem, Settings,
     },
     messages::{
         self, duration, figures, micros, new_item, outcome, popped, push_entry, pushed, settled,
@@ -153,19 +153,7 @@ impl Load {
         wait: Duration,
         lease: Duration,
     ) -> Result<Vec<Delivery>, Answer> {
-        let request = Request::Reserve {
-            queue: queue.to_owned(),
-            max_items,
-            wait: micros(wait),
-            lease: micros(lease),
-        };
-        let message = pb::ReserveRequest {
-            queue: queue.to_owned(),
-            max_items: max_items.cast_signed(),
-            wait: Some(duration(wait)),
-            lease: Some(duration(lease)),
-            consumer: String::new(),
-        };
+        let (request, message) = messages::reserve(queue, max_items, wait, lease);
         let deliveries = |answer: &pb::ReserveResponse| -> Vec<Delivery> {
             answer.deliveries.iter().map(|one| self.delivery(one.clone())).collect()
         };
@@ -182,12 +170,7 @@ impl Load {
         max_items: u32,
         wait: Duration,
     ) {
-        let request = Request::Pop { queue: queue.to_owned(), max_items, wait: micros(wait) };
-        let message = pb::PopRequest {
-            queue: queue.to_owned(),
-            max_items: max_items.cast_signed(),
-            wait: Some(duration(wait)),
-        };
+        let (request, message) = messages::pop(queue, max_items, wait);
         let response = |answer: &pb::PopResponse| {
             Response::Deliveries(answer.items.iter().cloned().map(popped).collect())
         };
@@ -220,13 +203,7 @@ impl Load {
         item: RollbackItem,
     ) -> Result<(), Answer> {
         let request = Request::Rollback { items: vec![item.clone()] };
-        let item = pb::RollbackItem {
-            receipt: item.receipt,
-            delay: item.delay.map(|delay| duration(Duration::from_micros(delay))),
-            reason: "test".to_owned(),
-            keep_attempt: item.keep_attempt,
-            dead_letter: item.dead_letter,
-        };
+        let item = pb::RollbackItem { reason: "test".to_owned(), ..messages::rollback_item(item) };
         let message = pb::RollbackRequest { items: vec![item] };
         let response = |answer: &pb::RollbackResponse| settled(&answer.results);
         call!(self, name, way, request, queue_service.rollback(message, Duration::ZERO), response)
@@ -320,17 +297,7 @@ impl Load {
                 Err(status) if status.code() == Code::NotFound => return Ok(Vec::new()),
                 page => page?.into_inner(),
             };
-            listed.extend(page.items.into_iter().map(|item| Listed {
-                state: match item.state() {
-                    pb::ItemState::Delayed => State::Delayed,
-                    pb::ItemState::Reserved => State::Reserved,
-                    pb::ItemState::Blocked => State::Blocked,
-                    pb::ItemState::Processed => State::Processed,
-                    pb::ItemState::Ready | pb::ItemState::Unspecified => State::Ready,
-                },
-                id: item.id,
-                name: String::from_utf8_lossy(&item.payload).into_owned(),
-            }));
+            listed.extend(page.items.into_iter().map(messages::listed));
             page_token = page.next_page_token;
             if page_token.is_empty() {
                 return Ok(listed);

@@ -104,11 +104,8 @@ impl Clients {
         max_items: u32,
         wait: Duration,
     ) {
-        let request = Request::Pop { queue: queue.to_owned(), max_items, wait: micros(wait) };
+        let (request, message) = messages::pop(queue, max_items, wait);
         let call = self.recorder.start(client, &node.name, request);
-        let max_items = max_items.cast_signed();
-        let message =
-            pb::PopRequest { queue: queue.to_owned(), max_items, wait: Some(duration(wait)) };
         let patience = if self.plan.careless_pops { self.patience() } else { None };
         match ask!(node, patience, "QueueService/Pop", pop, message) {
             Ok(answer) => {
@@ -128,20 +125,8 @@ impl Clients {
         wait: Duration,
         lease: Duration,
     ) -> Vec<Delivery> {
-        let request = Request::Reserve {
-            queue: queue.to_owned(),
-            max_items,
-            wait: micros(wait),
-            lease: micros(lease),
-        };
+        let (request, message) = messages::reserve(queue, max_items, wait, lease);
         let call = self.recorder.start(client, &node.name, request);
-        let message = pb::ReserveRequest {
-            queue: queue.to_owned(),
-            max_items: max_items.cast_signed(),
-            wait: Some(duration(wait)),
-            lease: Some(duration(lease)),
-            consumer: String::new(),
-        };
         match ask!(node, self.patience(), "QueueService/Reserve", reserve, message) {
             Ok(answer) => {
                 let deliveries: Vec<_> =
@@ -171,14 +156,7 @@ impl Clients {
     pub(super) async fn roll_back(&self, client: &str, node: &Node, item: RollbackItem) -> Answer {
         let request = Request::Rollback { items: vec![item.clone()] };
         let call = self.recorder.start(client, &node.name, request);
-        let item = pb::RollbackItem {
-            receipt: item.receipt,
-            delay: item.delay.map(|delay| duration(Duration::from_micros(delay))),
-            reason: String::new(),
-            keep_attempt: item.keep_attempt,
-            dead_letter: item.dead_letter,
-        };
-        let message = pb::RollbackRequest { items: vec![item] };
+        let message = pb::RollbackRequest { items: vec![messages::rollback_item(item)] };
         let answer = match ask!(node, self.patience(), "QueueService/Rollback", rollback, message) {
             Ok(answer) => Answer::Ok(settled(&answer.results)),
             Err(Failed(answer)) => answer,
