@@ -21,6 +21,8 @@ import subprocess
 import sys
 import time
 
+import processes
+
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 README = "README.md"
 README_SHOWS = ["cargo run --release --bin sluicegate", "tests/run"]
@@ -157,12 +159,7 @@ class Page:
 
     def stop(self) -> None:
         for process in self.running:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            processes.stop(process, 30)
 
 
 def main() -> None:

@@ -19,6 +19,8 @@ import time
 import urllib.parse
 import urllib.request
 
+import processes
+
 BIN, SCRATCH, MONGODB, REDIS_SERVER = sys.argv[1:]
 HERE = pathlib.Path(__file__).parent.parent
 FILES = HERE / "deploy" / "monitoring"
@@ -52,12 +54,7 @@ def process(name, command):
     try:
         yield running, log
     finally:
-        running.terminate()
-        try:
-            running.wait(20)
-        except subprocess.TimeoutExpired:
-            running.kill()
-            running.wait()
+        processes.stop(running, 20)
 
 
 def broker(name, *flags):

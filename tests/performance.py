@@ -19,6 +19,8 @@ import threading
 import time
 import urllib.request
 
+import processes
+
 DOCUMENT = pathlib.Path(__file__).parent.parent / "docs" / "PERFORMANCE.md"
 TICKS = os.sysconf("SC_CLK_TCK")
 given = argparse.Namespace()
@@ -66,12 +68,7 @@ class Broker:
         return sum(float(line.split()[-1]) for line in lines if re.match(rf"sluicegate_{metric}[{{ ]", line))
 
     def stop(self):
-        self.process.terminate()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        processes.stop(self.process, 20)
 
 
 # Items settled, however many queues there were: the counters of a queue go with it, and the bench deletes its queues.

@@ -17,6 +17,7 @@ import sys
 import time
 
 import performance
+import processes
 from performance import bench, broker, given, number, table
 
 SMALL = "churn,push,drain,steady,latency,singles,workers"
@@ -48,12 +49,7 @@ def server(name, command, ready, env=None):
             time.sleep(0.05)
         yield process.pid
     finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        processes.stop(process, 30)
 
 
 @contextlib.contextmanager
