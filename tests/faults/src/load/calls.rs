@@ -11,7 +11,7 @@ use sluicegate_checker::{
         self, duration, figures, micros, new_item, outcome, popped, push_entry, pushed, settled,
     },
 };
-use sluicegate_client::{Backoff, Client};
+use sluicegate_client::{Backoff, Client, Error};
 use sluicegate_proto::v1 as pb;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
@@ -139,7 +139,8 @@ impl Load {
                 let own = |one: Pushed| Pushed { deduplicated: false, ..one };
                 call.ok(Response::Pushed(pushed(results).into_iter().map(own).collect()));
             }
-            // Of a push that is refused when it is repeated, the first try may have stored items.
+            // The client says by this error that nothing was stored, by any try.
+            Err(Error::Status(status)) => call.end(answer_of(&status)),
             Err(error) => call.end(Answer::Unknown(error.to_string())),
         }
     }
