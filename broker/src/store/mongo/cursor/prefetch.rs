@@ -13,9 +13,9 @@ use std::{
 use crate::{domain::PrioritySet, store::mongo::schema::item::Stored};
 
 /// Limit of prefetched items.
-const MAX_ITEMS: usize = 256;
+const MAX_ITEMS: usize = 1_000;
 /// Limit of prefetched bytes of payload.
-const MAX_BYTES: usize = 256 << 10;
+const MAX_BYTES: usize = 1 << 20;
 /// Age at which prefetched items are dropped.
 const GOOD_FOR: Duration = Duration::from_millis(100);
 

@@ -80,6 +80,8 @@ pub(crate) struct QueueCursor {
     pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
     /// About how many items there were in each document that was found last.
     items_per_document: AtomicUsize,
+    /// Mean bytes of payload of the items that were found last.
+    bytes_per_item: AtomicUsize,
     /// Who consumes the queue through this broker.
     pub(crate) consumed: Mutex<Consumed>,
     /// True if the cursor was asked for since unused cursors were last dropped.
@@ -136,6 +138,7 @@ impl QueueCursor {
             repaired: Mutex::default(),
             deep: AtomicBool::new(false),
             items_per_document: AtomicUsize::new(1),
+            bytes_per_item: AtomicUsize::new(1),
             turn: Arc::default(),
             consumed: Mutex::default(),
             recently_used: AtomicBool::new(false),
@@ -176,8 +179,17 @@ impl QueueCursor {
         self.state.lock().prefetch.limit(wanted)
     }
 
+    /// Returns about how many items have so many bytes of payload in all: as far as the last find saw.
+    pub(crate) fn fitting(&self, bytes: usize) -> usize {
+        bytes.div_ceil(self.bytes_per_item.load(Ordering::Relaxed)).max(1)
+    }
+
     /// Notes the result of a find. `more` is true if it left items of the highest priority behind.
     pub(crate) fn found(&self, items: &[Stored], more: bool) {
+        let bytes: usize = items.iter().map(|item| item.payload.len()).sum();
+        if let Some(each) = bytes.checked_div(items.len()) {
+            self.bytes_per_item.store(each.max(1), Ordering::Relaxed);
+        }
         self.state.lock().prefetch.found(items, more);
     }
 

@@ -66,7 +66,9 @@ pub(super) async fn reserve(
     let place = Place { inner, group: &group, cursor, queue };
     let mut sweep = cursor.sweep_due(false);
     let begun = Instant::now();
-    let mut limit = wanted.min(MAX_FIND);
+    // Payloads that no demand has room for are not read.
+    let bytes = demands.iter().fold(0, |sum: usize, want| sum.saturating_add(want.max_bytes));
+    let mut limit = wanted.min(MAX_FIND).min(cursor.fitting(bytes));
     // A round that finds only items to remove is followed by another, within these limits.
     for _ in 0..MAX_ROUNDS {
         if answer.reserved.more && begun.elapsed() > CLEARING {

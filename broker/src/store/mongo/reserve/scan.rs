@@ -22,7 +22,7 @@ use crate::{
                 layout::{Group, HANDOUT, date, millis},
             },
             segment::{
-                claim::{is_too_few, open},
+                claim::{Opened, is_too_few, open},
                 detach::detach_ready,
                 document::Segment,
             },
@@ -132,10 +132,15 @@ impl Place<'_> {
             if look.used.is_empty() {
                 return Ok(found);
             }
-            let documents = limit.div_ceil(self.cursor.items_per_document()).min(limit);
+            let each = self.cursor.items_per_document();
+            let documents = limit.div_ceil(each).min(limit);
+            // Whoever wants the items of whole segments reads them along. Otherwise a second find reads no more of them
+            // than is wanted.
+            let contents = each > 1 && wanted >= each;
             let name = self.group.items.name();
-            let command = find_command(name, &self.queue.name, &look, now, documents);
-            let answer = read_first(&self.inner.db, &command, Place::read).await?;
+            let command = find_command(name, &self.queue.name, &look, now, (documents, contents));
+            let read = |document: &RawDocument| Head::read(document, contents);
+            let answer = read_first(&self.inner.db, &command, read).await?;
             if answer.values.len() == documents || answer.cut {
                 found.extent = Extent::Cut;
             }
@@ -148,66 +153,53 @@ impl Place<'_> {
         Err(unavailable("others were faster again and again"))
     }
 
-    fn read(document: &RawDocument) -> Result<Head> {
-        Ok(if Segment::is_one(document) {
-            Head::Segment(Segment::read(document)?)
-        } else {
-            Head::Item(Stored::read(document)?)
-        })
-    }
-
     /// Reads the items of the segments among the documents, as many as are asked for. A segment is returned of which
     /// so few are wanted that its items had better be documents of their own.
     async fn open(
         &self,
-        documents: Vec<Head>,
+        mut documents: Vec<Head>,
         (wanted, limit): (usize, usize),
         found: &mut Found,
     ) -> Result<Option<ItemId>> {
-        let (mut items, mut segments) = (0, Vec::new());
+        let (mut items, mut used, mut segments) = (0, 0, Vec::new());
         for document in &documents {
             if items >= limit {
                 break;
             }
             items += match document {
                 Head::Item(_) => 1,
-                Head::Segment(segment) => {
+                Head::Segment(segment, opened) => {
                     let few = wanted.saturating_sub(items).max(1);
                     let claims = segment.runs.len();
                     if few < segment.ready && is_too_few(few, segment.n, claims) {
                         if items == 0 {
                             return Ok(Some(segment.id));
                         }
-                        // What is before it comes first.
-                        found.extent = Extent::Cut;
-                        break;
+                        break; // what is before it comes first
                     }
-                    segments.push(segment.id);
+                    if opened.is_none() {
+                        segments.push(segment.id);
+                    }
                     segment.ready
                 }
             };
+            used += 1;
+        }
+        if used < documents.len() {
+            documents.truncate(used);
+            found.extent = Extent::Cut;
         }
         let mut opened = if segments.is_empty() {
             HashMap::new()
         } else {
-            open(self.inner, self.group, segments.iter().copied(), limit).await?
+            open(self.inner, self.group, segments, limit).await?
         };
-        let (count, mut read) = (documents.len(), 0);
         for document in documents {
-            if found.items.len() >= limit {
-                found.extent = Extent::Cut;
-                break;
-            }
             match document {
                 Head::Item(item) => found.items.push(item),
-                Head::Segment(segment) => {
-                    let Some(opened) = opened.remove(&segment.id) else {
-                        if segments.contains(&segment.id) {
-                            read += 1;
-                            continue; // others have claimed it meanwhile
-                        }
-                        found.extent = Extent::Cut;
-                        break;
+                Head::Segment(segment, read_along) => {
+                    let Some(opened) = read_along.or_else(|| opened.remove(&segment.id)) else {
+                        continue; // others have claimed it meanwhile
                     };
                     found.items.extend(opened.items);
                     if !opened.whole {
@@ -216,13 +208,8 @@ impl Place<'_> {
                     }
                 }
             }
-            read += 1;
         }
-        if found.items.len() > limit {
-            found.items.truncate(limit);
-            found.extent = Extent::Cut;
-        }
-        self.cursor.found_in(items, read.min(count));
+        self.cursor.found_in(items, used);
         Ok(None)
     }
 }
@@ -234,7 +221,19 @@ impl Place<'_> {
 )]
 enum Head {
     Item(Stored),
-    Segment(Segment),
+    /// A segment, with its ready items if they were read along.
+    Segment(Segment, Option<Opened>),
+}
+
+impl Head {
+    fn read(document: &RawDocument, contents: bool) -> Result<Self> {
+        if !Segment::is_one(document) {
+            return Ok(Self::Item(Stored::read(document)?));
+        }
+        let segment = Segment::read(document)?;
+        let opened = if contents { Some(Opened::read(&segment, document, 0)?) } else { None };
+        Ok(Self::Segment(segment, opened))
+    }
 }
 
 /// True if the item is in a segment of which more than so few must be claimed.
@@ -286,7 +285,7 @@ pub(crate) fn find_command(
     queue: &QueueName,
     look: &Scan,
     now: Timestamp,
-    limit: usize,
+    (limit, contents): (usize, bool),
 ) -> RawDocumentBuf {
     let range = |level: i32| {
         rawdoc! {
@@ -305,7 +304,7 @@ pub(crate) fn find_command(
         "find": collection,
         "filter": filter,
         "sort": { "priority": -1, "when": 1, "_id": 1 },
-        "projection": { "items": 0 },
+        "projection": if contents { rawdoc! {} } else { rawdoc! { "items": 0 } },
         "hint": HANDOUT,
         "limit": limit as i64,
         "batchSize": limit as i64 + 1, // larger than `limit`, so that the server closes the cursor

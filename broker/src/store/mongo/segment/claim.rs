@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, raw::cstr, rawdoc};
+use mongodb::bson::{RawArrayBuf, RawDocument, RawDocumentBuf, doc, raw::cstr, rawdoc};
 
 use crate::{
     domain::{ConsumerName, ItemId, LeaseToken, Timestamp},
@@ -63,10 +63,18 @@ pub(crate) async fn open(
     };
     let opened = read(&inner.db, &command, |document| {
         let segment = Segment::read(document)?;
+        Ok((segment.id, Opened::read(&segment, document, segment.head)?))
+    });
+    Ok(opened.await?.into_iter().collect())
+}
+
+impl Opened {
+    /// Reads the ready items of a document whose contents begin with item number `first`.
+    pub(crate) fn read(segment: &Segment, document: &RawDocument, first: usize) -> Result<Self> {
         let seen = Arc::new(segment.seen());
-        let mut items = Vec::new();
-        for (place, content) in contents(document).enumerate() {
-            let at = segment.head + place;
+        let mut items = Vec::with_capacity(segment.ready);
+        for (place, content) in contents(document).enumerate().skip(segment.head - first) {
+            let at = first + place;
             if !segment.done.contains(at) {
                 let mut item = segment.item(at, Some(&content))?;
                 item.segment = Some(Arc::clone(&seen));
@@ -74,9 +82,8 @@ pub(crate) async fn open(
             }
         }
         let whole = items.len() >= segment.ready;
-        Ok((segment.id, Opened { items, whole }))
-    });
-    Ok(opened.await?.into_iter().collect())
+        Ok(Self { items, whole })
+    }
 }
 
 /// What a round claims of one segment: the first of its ready items.

@@ -42,7 +42,7 @@ async fn explain_find(store: &MongoStore, queue: &Queue, limit: usize) -> (Vec<S
         &queue.name,
         &scan,
         now,
-        limit,
+        (limit, false),
     );
     explain(store, Document::try_from(&*find).unwrap()).await
 }
