@@ -39,6 +39,7 @@ transitions! {
     PushDeduplicated = "push-deduplicated",
     PushDuplicates = "push-duplicates",
     Direct = "direct-delivery",
+    DirectSeveral = "direct-several",
     ClaimOne = "claim-one",
     ClaimPart = "claim-part",
     ClaimAll = "claim-all",
@@ -103,6 +104,7 @@ impl Transition {
                 | T::PushSequenced
                 | T::CommitAndPush
                 | T::Direct
+                | T::DirectSeveral
                 | T::Tick
         )
     }
@@ -158,7 +160,8 @@ impl Transition {
             | T::PushOrdered
             | T::PushSequenced
             | T::PushDeduplicated
-            | T::Direct => {}
+            | T::Direct
+            | T::DirectSeveral => {}
             // Two segments, so that one command has a statement for each.
             T::ClaimSeveral | T::CommitSeveral | T::RollBackSeveral => {
                 clients.push(queue, &items[..4]).await?;
@@ -227,11 +230,11 @@ impl Transition {
             | T::PushSequenced
             | T::PushDeduplicated
             | T::PushDuplicates => clients.push(queue, &self.items(stage)).await.map(drop),
-            T::Direct => {
+            T::Direct | T::DirectSeveral => {
                 let items = self.items(stage);
                 let push = async { clients.push(queue, &items).await.map(drop) };
                 let patience = LEASE * 2;
-                let (came, pushed) = clients.consume_during(queue, 1, patience, push).await;
+                let (came, pushed) = clients.consume_during(queue, items.len(), patience, push).await;
                 let committed = clients.commit(receipts(&came)).await;
                 pushed.and(committed)
             }

@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 use bytes::Bytes;
 
 use super::{
-    ConsumerName, DedupId, Eligibility, Invalid, ItemId, LeaseToken, OrderingKey, QueueName,
-    Receipt, Timestamp,
+    ConsumerName, DedupId, Eligibility, Invalid, ItemId, ItemSize, LeaseToken, OrderingKey,
+    QueueName, Receipt, Timestamp,
     limits::{MAX_HEADER_BYTES, MAX_HEADERS, MAX_REASON_BYTES, PRIORITIES},
 };
 
@@ -77,6 +77,17 @@ pub struct NewItem {
     pub ordering_key: Option<OrderingKey>,
     /// The id by which a repeated push is recognised.
     pub dedup_id: Option<DedupId>,
+}
+
+impl NewItem {
+    /// Returns the size of the item.
+    pub fn size(&self) -> ItemSize {
+        let key = OrderingKey::text_of(self.ordering_key.as_ref());
+        let dedup_id = DedupId::text_of(self.dedup_id.as_ref());
+        let texts = self.content_type.len() + key.len() + dedup_id.len();
+        let payload = self.payload.len();
+        ItemSize { payload, message: message_bytes(payload, texts, &self.headers) }
+    }
 }
 
 /// The result of pushing one item.

@@ -59,11 +59,9 @@ impl Engine {
         let direct = self.begin_direct_push(&in_flight, &mut items);
         let pushed = self.store.push(items).await;
         let pushed = pushed.inspect_err(|error| self.wake_if_unknown(error, [&queue.name]))?;
-        match (direct, pushed.first()) {
-            (Some(direct), Some(pushed)) if !pushed.deduplicated => {
-                self.deliver_pushed(direct, pushed);
-            }
-            _ => self.notify_pushed(pushed.iter().map(|pushed| (&queue.name, pushed))),
+        match direct {
+            Some(direct) => self.deliver_pushed(direct, &pushed),
+            None => self.notify_pushed(pushed.iter().map(|pushed| (&queue.name, pushed))),
         }
         Ok(pushed)
     }

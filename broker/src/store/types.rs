@@ -30,7 +30,8 @@ impl Push {
 }
 
 /// A lease under which an item is stored, because its consumer is known before its push. Only for
-/// items for which [`NewItem::may_start_reserved`] returns true.
+/// items for which [`NewItem::may_start_reserved`] returns true. Items of one call may be under the
+/// same lease.
 #[derive(Debug, Clone)]
 pub struct FirstLease {
     /// The token of the lease, which the caller makes.

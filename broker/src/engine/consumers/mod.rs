@@ -317,20 +317,20 @@ impl Consumers {
         }
     }
 
-    /// Hands a stream an item that was reserved for it outside of a round. Returns the item if the
-    /// stream has no room for it any more.
+    /// Hands a stream items that were reserved for it outside of a round. Returns those for which the
+    /// stream has no room any more.
     pub(super) fn hand_pushed(
         &mut self,
         id: ConsumerId,
-        delivery: Delivery,
+        deliveries: Vec<Delivery>,
         now: Timestamp,
-    ) -> Option<Delivery> {
-        let payload = delivery.item.payload.len();
+    ) -> Vec<Delivery> {
+        let payload = deliveries.iter().map(|delivery| delivery.item.payload.len()).sum();
         if !self.streams.get(&id).is_some_and(|stream| stream.has_room_for(payload)) {
-            return Some(delivery);
+            return deliveries;
         }
         self.round += 1; // the next item is another stream's, as after a round
-        self.hand_to_stream(id, vec![delivery], now).pop()
+        self.hand_to_stream(id, deliveries, now)
     }
 
     /// Hands a stream its items. Returns the items that the stream can no longer receive, as when

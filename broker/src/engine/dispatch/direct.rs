@@ -1,5 +1,5 @@
-//! Direct delivery: an item that is pushed while the queue is empty and one of its streams waits is
-//! stored as already reserved for that stream, and sent when it is stored. No reserve follows.
+//! Direct delivery: items that are pushed while the queue is empty and one of its streams waits are
+//! stored as already reserved for that stream, and sent when they are stored. No reserve follows.
 //! `docs/decisions/0017-direct-delivery.md` says why each condition is there.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
@@ -76,16 +76,16 @@ impl Drop for Hold {
     }
 }
 
-/// A push whose item is stored as reserved for a stream.
+/// A push whose items are stored as reserved for a stream.
 pub(in crate::engine) struct DirectPush {
     hold: Hold,
     stream: ConsumerId,
-    push: Push,
+    pushes: Vec<Push>,
     lease: Box<FirstLease>,
 }
 
 /// Returns the item of a push as it was stored under its lease.
-fn delivery(push: Push, lease: FirstLease, pushed: &Pushed, now: Timestamp) -> Delivery {
+fn delivery(push: Push, lease: &FirstLease, pushed: &Pushed, now: Timestamp) -> Delivery {
     let Push { queue, item, producer, .. } = push;
     let created = pushed.eligible_time.unwrap_or(now);
     let end = created + lease.lasts;
@@ -102,7 +102,7 @@ fn delivery(push: Push, lease: FirstLease, pushed: &Pushed, now: Timestamp) -> D
     let item = Item {
         state: ItemState::Reserved,
         deliveries: 1,
-        consumer: lease.consumer,
+        consumer: lease.consumer.clone(),
         eligible_time: Some(end),
         due_time: Some(created),
         ..item.into_item(&queue, pushed.id, pushed.sequence, producer, created)
@@ -117,47 +117,65 @@ fn delivery(push: Push, lease: FirstLease, pushed: &Pushed, now: Timestamp) -> D
 }
 
 impl Engine {
-    /// Reserves the item of a push for a stream of this broker, if nothing can be ahead of the item.
-    /// Only for a push of a single item: batches share documents and are reserved together.
+    /// Reserves the items of a push, all of one queue, for a stream of this broker, if nothing can be
+    /// ahead of the items.
     pub(in crate::engine) fn begin_direct_push(
         &self,
         in_flight: &PushInFlight<'_>,
         pushes: &mut [Push],
     ) -> Option<DirectPush> {
-        let [push] = pushes else { return None };
+        let queue = Arc::clone(&pushes.first()?.queue);
+        let priority = pushes[0].item.priority;
         if !in_flight.is_alone
-            || push.queue.paused
-            || !push.item.may_start_reserved(&push.queue)
+            || queue.paused
+            || !pushes.iter().all(|push| push.item.may_start_reserved(&queue))
+            // Of several priorities the highest is delivered first.
+            || !pushes.iter().all(|push| push.item.priority == priority)
             || self.is_draining()
             || !self.signals.healthy()
         {
             return None;
         }
-        let dispatcher = self.dispatcher(&push.queue.name)?;
+        let dispatcher = self.dispatcher(&queue.name)?;
+        let sizes: Vec<ItemSize> = pushes.iter().map(|push| push.item.size()).collect();
         let token = || LeaseToken::fresh(self.store.broker_id());
-        let (stream, lease) =
-            dispatcher.begin_direct_push(push.item.payload.len(), self.now(), token)?;
+        let (stream, lease) = dispatcher.begin_direct_push(&sizes, self.now(), token)?;
         let hold = Hold(dispatcher);
-        let direct = DirectPush { hold, stream, push: push.clone(), lease: lease.clone() };
-        push.first_lease = Some(lease);
+        let direct = DirectPush { hold, stream, pushes: pushes.to_vec(), lease: lease.clone() };
+        for push in pushes {
+            push.first_lease = Some(lease.clone());
+        }
         Some(direct)
     }
 
-    /// Hands an item that was stored as reserved to its stream. If the stream can no longer receive
-    /// the item, it is rolled back.
-    pub(in crate::engine) fn deliver_pushed(self: &Arc<Self>, direct: DirectPush, pushed: &Pushed) {
-        let DirectPush { hold, stream, push, lease } = direct;
-        let (queue, now) = (Arc::clone(&push.queue), self.now());
-        let delivery = delivery(push, *lease, pushed, now);
-        let waited = delivery.previous_eligible_time.until(now);
-        self.metrics.delivery_delays(&queue.name, std::iter::once(waited));
-        self.count(&queue.name, &Totals { pushed: 1, delivered: 1, ..Totals::default() });
+    /// Hands items that were stored as reserved to their stream. Those that the stream can no longer
+    /// receive are rolled back. Duplicates are left out.
+    pub(in crate::engine) fn deliver_pushed(
+        self: &Arc<Self>,
+        direct: DirectPush,
+        pushed: &[Pushed],
+    ) {
+        let DirectPush { hold, stream, pushes, lease } = direct;
+        let Some(queue) = pushes.first().map(|push| Arc::clone(&push.queue)) else { return };
+        let (now, all) = (self.now(), pushes.len());
+        let stored = pushes.into_iter().zip(pushed).filter(|(_, pushed)| !pushed.deduplicated);
+        let deliveries: Vec<Delivery> =
+            stored.map(|(push, pushed)| delivery(push, &lease, pushed, now)).collect();
+        let count = deliveries.len() as u64;
+        self.metrics.deduplicated(&queue.name, all as u64 - count);
+        if count == 0 {
+            return;
+        }
+        let waited = deliveries.iter().map(|delivery| delivery.previous_eligible_time.until(now));
+        self.metrics.delivery_delays(&queue.name, waited);
+        let totals = Totals { pushed: count, delivered: count, ..Totals::default() };
+        self.count(&queue.name, &totals);
         let unwanted = if self.is_draining() {
-            Some(delivery)
+            deliveries
         } else {
-            hold.0.hand_pushed(stream, delivery, now)
+            hold.0.hand_pushed(stream, deliveries, now)
         };
-        self.release_undelivered(&queue, unwanted.into_iter().collect());
+        self.release_undelivered(&queue, unwanted);
     }
 }
 
@@ -173,12 +191,13 @@ impl State {
 }
 
 impl Dispatcher {
-    /// Returns the stream whose turn it is to receive an item of this size, with the lease of the
-    /// item, if the queue is known to be empty. From then on reserves wait for the push. Calls that
-    /// wait are answered by a reserve, and so are streams with `auto_commit`.
+    /// Returns the stream whose turn it is to receive items of these sizes, with the lease of the
+    /// items, if the queue is known to be empty. From then on reserves wait for the push. Calls that
+    /// wait are answered by a reserve, and so are streams with `auto_commit`. Several items are for a
+    /// stream that is the only one to wait and has room for all: a reserve shares them more evenly.
     fn begin_direct_push(
         &self,
-        payload: usize,
+        sizes: &[ItemSize],
         now: Timestamp,
         token: impl Fn() -> LeaseToken,
     ) -> Option<(ConsumerId, Box<FirstLease>)> {
@@ -187,8 +206,14 @@ impl Dispatcher {
             return None;
         }
         let mut round = state.consumers.demands();
-        let size = ItemSize { payload, message: 0 };
-        let first = *assign(&[size], &round.demands).first()?;
+        if sizes.len() > 1 && round.demands.len() > 1 {
+            return None;
+        }
+        let assigned = assign(sizes, &round.demands);
+        if assigned.len() < sizes.len() {
+            return None;
+        }
+        let first = *assigned.first()?;
         let (demand, claimant) = (round.demands.swap_remove(first), round.claimants[first]);
         if claimant.auto_commit {
             return None;
@@ -197,16 +222,21 @@ impl Dispatcher {
         Some((claimant.id, FirstLease::new(token(), demand.lease, demand.consumer)))
     }
 
-    /// Hands a stream an item that was stored as reserved for it. Returns the item if the stream can
-    /// no longer receive it, or if the queue was paused meanwhile.
-    fn hand_pushed(&self, id: ConsumerId, delivery: Delivery, now: Timestamp) -> Option<Delivery> {
+    /// Hands a stream items that were stored as reserved for it. Returns those that the stream can no
+    /// longer receive: all if the queue was paused meanwhile.
+    fn hand_pushed(
+        &self,
+        id: ConsumerId,
+        deliveries: Vec<Delivery>,
+        now: Timestamp,
+    ) -> Vec<Delivery> {
         let mut state = self.state.lock();
         // The last reserve did not see this lease. The stream wakes the loop, which sets its timer.
-        let end = delivery.lease_expire_time;
-        state.due = Some(state.due.map_or(end, |due| due.min(end)));
+        let end = deliveries.iter().map(|delivery| delivery.lease_expire_time).min();
+        state.due = [state.due, end].into_iter().flatten().min();
         if state.queue.as_ref().is_some_and(|queue| queue.paused) {
-            return Some(delivery);
+            return deliveries;
         }
-        state.consumers.hand_pushed(id, delivery, now)
+        state.consumers.hand_pushed(id, deliveries, now)
     }
 }

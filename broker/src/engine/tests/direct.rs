@@ -68,6 +68,48 @@ async fn an_item_for_an_idle_stream_is_delivered_without_a_reserve() {
     assert_eq!(bench.items().await, []);
 }
 
+#[tokio::test]
+async fn a_batch_for_an_idle_stream_is_delivered_without_a_reserve() {
+    let bench = bench().await;
+    let mut stream = bench.stream().await;
+    idle(&bench, &mut stream).await;
+    let before = bench.engine.queue_stats(&name("q")).await.unwrap().totals;
+    let reserves = bench.faults.begun("reserve");
+    let once = |payload| NewItem { dedup_id: DedupId::new(payload), ..item(payload) };
+    let items = vec![once("1"), once("2"), once("1"), item("3")];
+    let pushed = bench.engine.push(&name("q"), items, None).await.unwrap();
+    assert_eq!(
+        pushed.iter().map(|p| p.deduplicated).collect::<Vec<_>>(),
+        [false, false, true, false]
+    );
+    let taken = deliveries(&mut stream).await;
+    assert_eq!(bench.faults.begun("reserve"), reserves, "no reserve was needed");
+    assert_eq!(payloads(taken.iter().map(|d| &d.item)), ["1", "2", "3"]);
+    let items: Vec<Item> = taken.iter().map(|delivery| delivery.item.clone()).collect();
+    assert_eq!(bench.items().await, items, "what is sent is what is stored");
+    let stats = bench.engine.queue_stats(&name("q")).await.unwrap();
+    assert_eq!((stats.depth.ready, stats.depth.reserved), (0, 3));
+    assert_eq!(stats.totals.pushed, before.pushed + 3);
+    assert_eq!(stats.totals.delivered, before.delivered + 3);
+    let receipts = taken.into_iter().map(|delivery| delivery.receipt).collect();
+    assert_eq!(bench.engine.commit(receipts).await.unwrap(), [Outcome::Ok; 3]);
+    assert_eq!(bench.items().await, []);
+}
+
+/// A reserve gives each of the streams its share.
+#[tokio::test]
+async fn a_batch_is_not_for_one_of_two_idle_streams() {
+    let bench = bench().await;
+    let mut streams = [bench.stream().await, bench.stream().await];
+    for stream in &mut streams {
+        idle(&bench, stream).await;
+    }
+    bench.engine.push(&name("q"), vec![item("1"), item("2")], None).await.unwrap();
+    for stream in &mut streams {
+        assert_eq!(deliveries(stream).await.len(), 1);
+    }
+}
+
 /// One item of one push after the other, to two streams.
 #[tokio::test]
 async fn idle_streams_take_turns() {
@@ -161,10 +203,12 @@ async fn an_item_does_not_overtake_what_a_signal_told_of() {
 }
 
 #[tokio::test]
-async fn delayed_and_keyed_items_and_batches_wait_for_a_reserve() {
+async fn delayed_and_keyed_items_and_mixed_batches_wait_for_a_reserve() {
     let later = NewItem { eligibility: Eligibility::After(LEASE * 2), ..item("later") };
     let keyed = NewItem { ordering_key: OrderingKey::new("k"), ..item("keyed") };
-    for items in [vec![later], vec![keyed], vec![item("1"), item("2")]] {
+    let urgent = NewItem { priority: Priority::parse("priority", 7).unwrap(), ..item("urgent") };
+    for items in [vec![later.clone()], vec![keyed], vec![item("1"), later], vec![item("1"), urgent]]
+    {
         let bench = bench().await;
         let mut stream = bench.stream().await;
         idle(&bench, &mut stream).await;
@@ -192,6 +236,20 @@ async fn a_full_stream_receives_nothing_directly() {
     assert_eq!(stored.state, ItemState::Ready);
     bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
     assert_eq!(deliveries(&mut stream).await[0].item.id, second.id);
+}
+
+/// A batch that is larger than the room for it is reserved in parts.
+#[tokio::test]
+async fn a_batch_that_does_not_fit_waits_for_a_reserve() {
+    let bench = bench().await;
+    let options = ConsumeOptions { max_in_flight: 2, ..Bench::options() };
+    let mut stream = bench.engine.consume(options).await.unwrap();
+    idle(&bench, &mut stream).await;
+    bench.engine.push(&name("q"), vec![item("1"), item("2"), item("3")], None).await.unwrap();
+    let taken = deliveries(&mut stream).await;
+    assert_eq!(payloads(taken.iter().map(|d| &d.item)), ["1", "2"]);
+    let stored = bench.items().await;
+    assert_eq!(stored.iter().filter(|item| item.state == ItemState::Ready).count(), 1);
 }
 
 #[tokio::test]

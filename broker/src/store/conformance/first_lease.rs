@@ -159,6 +159,87 @@ pub async fn reserved_and_ready_items_share_a_call(env: &Env) {
     assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Ok);
 }
 
+/// Returns the pushes of items under one lease, and its token.
+fn leased_together(env: &Env, queue: &Arc<Queue>, items: Vec<NewItem>) -> (Vec<Push>, LeaseToken) {
+    let token = LeaseToken::fresh(env.store.broker_id());
+    let lease = FirstLease::new(token, LEASE, None);
+    let push = |item| Push { first_lease: Some(lease.clone()), ..push_of(queue, item) };
+    (items.into_iter().map(push).collect(), token)
+}
+
+/// Stores items under one lease.
+async fn push_together(env: &Env, queue: &Arc<Queue>, items: Vec<NewItem>) -> Vec<Delivery> {
+    let (pushes, token) = leased_together(env, queue, items);
+    let mut deliveries = Vec::new();
+    for pushed in env.store.push(pushes).await.unwrap() {
+        deliveries.push(delivery_of(env, queue, pushed, token).await);
+    }
+    deliveries
+}
+
+pub async fn items_stored_as_reserved_together_settle_one_by_one(env: &Env) {
+    let queue = env.queue("q").await;
+    let names = ["commit", "fail", "keep", "return", "elsewhere", "lapse"];
+    let all = push_together(env, &queue, names.map(item).to_vec()).await;
+    let [commit, fail, keep, back, elsewhere, _lapse] = &all[..] else { panic!("{all:?}") };
+    assert!(all.iter().all(|delivery| delivery.item.state == ItemState::Reserved));
+    assert_eq!(env.take(&queue, 9).await.len(), 0, "nothing is ready");
+    assert_eq!(env.commit_one(&queue, commit).await, Outcome::Ok);
+    assert_eq!(env.fail(&queue, fail).await, Outcome::Ok);
+    assert_eq!(env.store.rollback(vec![undelivered(&queue, back)]).await.unwrap(), [Outcome::Ok]);
+    let outcomes = env.other.commit(vec![held(&queue, elsewhere)]).await.unwrap();
+    assert_eq!(outcomes, [Outcome::Ok]);
+    let taken = env.take(&queue, 9).await;
+    assert_eq!(payloads(&taken), ["return", "fail"], "one is as it was, one has failed");
+    assert_eq!((taken[0].item.attempt, taken[1].item.attempt), (1, 2));
+    let until = env.now() + LEASE * 3;
+    assert_eq!(env.extend(vec![held(&queue, keep)], until).await, [Outcome::Ok]);
+    for delivery in &taken {
+        assert_eq!(env.commit_one(&queue, delivery).await, Outcome::Ok);
+    }
+    env.pass(LEASE);
+    let again = env.take(&queue, 9).await;
+    assert_eq!((payloads(&again), again[0].item.attempt), (vec!["lapse".to_owned()], 2));
+    for delivery in [keep, &again[0]] {
+        assert_eq!(env.commit_one(&queue, delivery).await, Outcome::Ok);
+    }
+    assert_eq!(env.list(&queue, None).await, []);
+}
+
+pub async fn items_stored_as_reserved_together_are_committed_together(env: &Env) {
+    let queue = env.queue("q").await;
+    let names: Vec<NewItem> = (0..20).map(|n| item(&n.to_string())).collect();
+    let all = push_together(env, &queue, names).await;
+    let receipts = || all.iter().map(|delivery| held(&queue, delivery)).collect::<Vec<_>>();
+    let (first, rest) = (receipts()[..7].to_vec(), receipts()[7..].to_vec());
+    assert_eq!(env.store.commit(first).await.unwrap(), [Outcome::Ok; 7]);
+    assert_eq!(env.store.commit(rest).await.unwrap(), [Outcome::Ok; 13]);
+    assert_eq!(env.store.commit(receipts()).await.unwrap(), [Outcome::Gone; 20]);
+    assert_eq!(env.list(&queue, None).await, []);
+}
+
+pub async fn duplicates_among_items_stored_as_reserved_get_no_lease(env: &Env) {
+    let queue = env.queue("q").await;
+    env.push_one(&queue, dedup("old", "a")).await;
+    let items = vec![dedup("1", "b"), dedup("2", "a"), dedup("3", "b"), item("4"), dedup("5", "c")];
+    let (pushes, token) = leased_together(env, &queue, items);
+    let pushed = env.store.push(pushes).await.unwrap();
+    let duplicates: Vec<bool> = pushed.iter().map(|pushed| pushed.deduplicated).collect();
+    assert_eq!(duplicates, [false, true, true, false, false]);
+    assert_eq!(pushed[2].id, pushed[0].id);
+    let old = env.take_one(&queue).await;
+    assert_eq!(payload(&old.item), "old");
+    assert_eq!(env.commit_one(&queue, &old).await, Outcome::Ok);
+    for at in [0, 3, 4] {
+        let delivery = delivery_of(env, &queue, pushed[at], token).await;
+        assert_eq!(env.commit_one(&queue, &delivery).await, Outcome::Ok);
+    }
+    assert_eq!(env.list(&queue, None).await, []);
+    let (again, _) = leased_together(env, &queue, vec![dedup("6", "c"), dedup("7", "b")]);
+    let again = env.store.push(again).await.unwrap();
+    assert!(again.iter().all(|pushed| pushed.deduplicated), "the ids outlive their items");
+}
+
 pub async fn a_duplicate_gets_no_lease(env: &Env) {
     let queue = env.queue("q").await;
     let delivery = push_leased(env, &queue, dedup("1", "once"), LEASE).await;

@@ -3,14 +3,17 @@
 //!
 //! Prefetched items are those that a find would return: items of the highest priority in use, none of which was handed
 //! out before. Only a push, a rollback or a signal can report items that get ahead of them, and each of these calls
-//! [`Prefetch::rewind`]. Whether another broker took an item meanwhile shows when the item is claimed.
+//! [`Prefetch::rewind`]. While the items of one large reserve are claimed, those of the next are read. Whether another broker took an item meanwhile shows when the item is claimed.
 
 use std::{
     collections::VecDeque,
     time::{Duration, Instant},
 };
 
-use crate::{domain::PrioritySet, store::mongo::schema::item::Stored};
+use crate::{
+    domain::{ItemId, PrioritySet},
+    store::mongo::schema::item::Stored,
+};
 
 /// Limit of prefetched items.
 const MAX_ITEMS: usize = 1_000;
@@ -32,6 +35,17 @@ pub(crate) struct Prefetch {
     largest: usize,
     /// True if the last find left items of the highest priority behind.
     more: bool,
+    /// Changes whenever items are dropped.
+    generation: u64,
+}
+
+/// Where a find goes on behind the items that were read: the priority, the time and the document of the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) priority: i32,
+    pub(crate) when: i64,
+    pub(crate) document: ItemId,
+    generation: u64,
 }
 
 impl Prefetch {
@@ -67,6 +81,30 @@ impl Prefetch {
         taken
     }
 
+    /// Returns where to read on, if fewer than `wanted` items are left besides `rest`, those of this round that are not
+    /// handed out, and there are more. `last` is the last item of this round.
+    pub(crate) fn end(&self, wanted: usize, rest: usize, last: &Stored) -> Option<End> {
+        let bytes = wanted.saturating_mul(self.largest);
+        if !self.more || self.items.len() + rest >= wanted || bytes > MAX_BYTES {
+            return None;
+        }
+        let Stored { priority, when, .. } = *self.items.back().unwrap_or(last);
+        let document = self.items.back().unwrap_or(last).document();
+        Some(End { priority, when, document, generation: self.generation })
+    }
+
+    /// Adds items that were read behind `end`, unless others were dropped since. `more` as in [`Prefetch::found`].
+    pub(crate) fn append(&mut self, end: End, items: Vec<Stored>, more: bool) {
+        if self.generation != end.generation {
+            return;
+        }
+        self.found = Some(Instant::now());
+        self.more = more;
+        self.largest = items.iter().map(|item| item.payload.len()).fold(self.largest, usize::max);
+        self.bytes += items.iter().map(|item| item.payload.len()).sum::<usize>();
+        self.items.extend(items);
+    }
+
     /// Returns items that were not handed out to the front. Only items of the highest priority in `used` that nobody
     /// held are kept, up to the first other item, because none of them may overtake that one.
     pub(crate) fn restore(&mut self, items: Vec<Stored>, used: PrioritySet) {
@@ -99,16 +137,18 @@ impl Prefetch {
 
     /// Drops everything: others take from the queue too, or what was known of it no longer holds.
     pub(crate) fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self { generation: self.generation + 1, ..Self::default() };
     }
 
     fn drop_last(&mut self) {
+        self.generation += 1;
         if let Some(last) = self.items.pop_back() {
             self.bytes -= last.payload.len();
         }
     }
 
     fn forget(&mut self) {
+        self.generation += 1;
         self.items.clear();
         self.bytes = 0;
     }
@@ -156,7 +196,7 @@ mod tests {
         prefetch.found(&items(3, 0..30), false);
         assert_eq!(prefetch.limit(10), 10, "the last find read everything");
         prefetch.found(&items(3, 0..10), true);
-        assert_eq!(prefetch.limit(500), 500, "a large find pays for itself");
+        assert_eq!(prefetch.limit(1_500), 1_500, "a large find pays for itself");
         let mut large = item(3, 0);
         large.payload = vec![0; MAX_BYTES / 4].into();
         prefetch.found(&[large], true);
@@ -184,6 +224,40 @@ mod tests {
         old.found = old.found.and_then(|at| at.checked_sub(GOOD_FOR));
         assert!(old.take(1).is_empty());
         assert_eq!(old.limit(1), 1);
+    }
+
+    #[test]
+    fn items_read_ahead_follow_those_that_are_there() {
+        let mut prefetch = prefetch(0..3);
+        let last = item(3, 2);
+        assert_eq!(prefetch.end(3, 0, &last), None, "there are enough");
+        let end = prefetch.end(5, 0, &last).unwrap();
+        assert_eq!((end.priority, end.when), (3, 2));
+        assert_eq!(prefetch.end(5, 2, &last), None, "with those that return");
+        prefetch.append(end, items(3, 3..5), true);
+        assert_eq!(whens(&prefetch), [0, 1, 2, 3, 4]);
+        let end = prefetch.end(9, 0, &last).unwrap();
+        assert_eq!(end.when, 4);
+        prefetch.append(end, Vec::new(), false);
+        assert_eq!(prefetch.end(9, 0, &last), None, "there are no more");
+    }
+
+    /// What was dropped meanwhile would be missing between those that are there and those that were read.
+    #[test]
+    fn nothing_is_added_behind_a_gap() {
+        let drops: [fn(&mut Prefetch); 3] = [
+            |prefetch| prefetch.rewind(PrioritySet::of(3), 1),
+            Prefetch::clear,
+            |prefetch| drop(prefetch.take(50)),
+        ];
+        for drop_some in drops {
+            let mut prefetch = prefetch(0..3);
+            let end = prefetch.end(5, 0, &item(3, 2)).unwrap();
+            drop_some(&mut prefetch);
+            let left = whens(&prefetch);
+            prefetch.append(end, items(3, 3..5), true);
+            assert_eq!(whens(&prefetch), left);
+        }
     }
 
     #[test]

@@ -20,7 +20,10 @@ use crate::{
         Appeared,
         mongo::{
             cursor::{
-                START, lease_deadlines::LeaseDeadlines, open_claims::OpenClaims, prefetch::Prefetch,
+                START,
+                lease_deadlines::LeaseDeadlines,
+                open_claims::OpenClaims,
+                prefetch::{End, Prefetch},
             },
             schema::item::Stored,
         },
@@ -34,6 +37,8 @@ const SWEEP_EVERY: Duration = Duration::from_secs(2);
 const SWEEP_EMPTY: Duration = Duration::from_secs(1);
 /// Sweeps take at most one part in this many of the time.
 const SWEEP_SHARE: u32 = 50;
+/// Finds may read so many bytes of payload that nobody has room for.
+const CHEAP: usize = 256 << 10;
 /// The clocks of brokers agree to within this many milliseconds. Watermarks stay behind the time by as much.
 const UNCERTAINTY: i64 = 100;
 
@@ -179,9 +184,10 @@ impl QueueCursor {
         self.state.lock().prefetch.limit(wanted)
     }
 
-    /// Returns about how many items have so many bytes of payload in all: as far as the last find saw.
+    /// Returns about how many items have so many bytes of payload in all, as far as the last find saw: at least so many
+    /// as are found at little cost, in case the next ones are smaller.
     pub(crate) fn fitting(&self, bytes: usize) -> usize {
-        bytes.div_ceil(self.bytes_per_item.load(Ordering::Relaxed)).max(1)
+        bytes.max(CHEAP).div_ceil(self.bytes_per_item.load(Ordering::Relaxed)).max(1)
     }
 
     /// Notes the result of a find. `more` is true if it left items of the highest priority behind.
@@ -207,6 +213,18 @@ impl QueueCursor {
     /// Takes the first prefetched items, or none if a find is needed.
     pub(crate) fn take_prefetched(&self, wanted: usize) -> Vec<Stored> {
         self.state.lock().prefetch.take(wanted)
+    }
+
+    /// Returns where to read on while the items of a reserve are claimed: see [`Prefetch::end`].
+    pub(crate) fn end(&self, wanted: usize, rest: usize, last: &Stored) -> Option<End> {
+        let state = self.state.lock();
+        let end = state.prefetch.end(wanted, rest, last)?;
+        (state.used.highest() == Some(end.priority)).then_some(end)
+    }
+
+    /// Adds items that were read behind `end`. They must not be taken before [`QueueCursor::restore`].
+    pub(crate) fn append(&self, end: End, items: Vec<Stored>, more: bool) {
+        self.state.lock().prefetch.append(end, items, more);
     }
 
     /// Keeps the items that were found and not handed out, unless something got ahead of them since the scan began.

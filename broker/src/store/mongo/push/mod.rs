@@ -20,10 +20,13 @@ use crate::{
             push::dedup::{First, key_of},
             reserve::claims::Claim,
             schema::{
-                item::{Start, check},
+                item::{self, Start, check},
                 layout::Group,
             },
-            segment::form::{self, Plan, Unit},
+            segment::{
+                form::{self, Plan, Unit},
+                seen::{Front, Seen},
+            },
             server::{
                 error::{broken, repeat, unavailable},
                 group_commit::Lane,
@@ -118,29 +121,30 @@ async fn submit(
     Ok(pushed)
 }
 
-/// Chooses the ids of the items that are stored as reserved, and returns their claims.
+/// Chooses the ids of the items that are stored as reserved, and returns their claims, one for each queue.
 fn first_leases(inner: &Arc<Inner>, group: &Arc<Group>, items: &mut [Push]) -> Vec<Claim> {
-    let mut claims = Vec::new();
-    for push in items {
-        let Some(lease) = &mut push.first_lease else { continue };
-        let (now, cursor) = (inner.now(), inner.cursor(&push.queue.name));
-        let id = inner.ids.next_block(now);
-        lease.item = Some(id);
-        let mut claim = Claim::begin_push(inner, group, &cursor, &push.queue.name);
-        claim.add_new(id, lease.token, i32::from(push.item.priority.level()), now);
-        claims.push(claim);
+    if items.iter().all(|push| push.first_lease.is_none()) {
+        return Vec::new();
     }
-    claims
+    let now = inner.now();
+    form::choose_ids(&inner.ids, now, items, inner.segment_size);
+    let mut claims: HashMap<&QueueName, Claim> = HashMap::new();
+    for push in items.iter() {
+        let Some(lease) = &push.first_lease else { continue };
+        let Some(id) = lease.item else { continue };
+        let name = &push.queue.name;
+        let claim = claims
+            .entry(name)
+            .or_insert_with(|| Claim::begin_push(inner, group, &inner.cursor(name), name));
+        claim.add_new(id, lease.token, i32::from(push.item.priority.level()), now);
+    }
+    claims.into_values().collect()
 }
 
-/// Notes the leases of the items at these places, which are about to be stored.
-fn expect_leases(
-    inner: &Inner,
-    items: &[Push],
-    starts: &[Start],
-    places: impl Iterator<Item = usize>,
-) {
-    for (push, start) in places.map(|at| (&items[at], &starts[at])) {
+/// Notes the leases of the documents, which are about to be stored.
+fn expect_leases(inner: &Inner, items: &[Push], starts: &[Start], units: &[Unit]) {
+    let firsts = units.iter().filter_map(|unit| unit.present().next());
+    for (push, start) in firsts.map(|at| (&items[at], &starts[at])) {
         if let Some(lease) = &push.first_lease {
             let cursor = inner.cursor(&push.queue.name);
             cursor.add_used(PrioritySet::of(i32::from(push.item.priority.level())));
@@ -149,21 +153,31 @@ fn expect_leases(
     }
 }
 
-/// Notes what this broker needs to know of an item that it has stored as reserved, to settle it in the cheapest way.
-fn cache_lease(inner: &Inner, push: &Push, start: &Start) {
-    let Some(lease) = &push.first_lease else { return };
-    let cached = CachedLease {
+/// Notes what this broker needs to know of items that it has stored as reserved, to settle them in the cheapest way.
+fn cache_leases(inner: &Inner, items: &[Push], starts: &[Start], unit: &Unit) {
+    let Some(first) = unit.present().next() else { return };
+    let Some(lease) = &items[first].first_lease else { return };
+    let (now, until) = (starts[first].now, starts[first].now + lease.lasts);
+    if let Some(segment) = unit.segment {
+        let (n, count) = (unit.places.len(), unit.present().count());
+        let window = item::window(&items[first], now).map(|window| window.0);
+        let front = Front { head: n, ready: 0, runs: 1 };
+        let seen = Seen::new(segment, (n, count), window, front);
+        inner.known_segments.claimed(&seen, (count, count, 0), until, now);
+    }
+    let cached = |push: &Push| CachedLease {
         token: lease.token,
-        made: start.now,
-        until: (start.now + lease.lasts).0,
+        made: now,
+        until: until.0,
         priority: i32::from(push.item.priority.level()),
         dedup: push.item.dedup_id.is_some(),
         leaves_tombstone: false,
-        deadline: push.item.expires(&push.queue, start.now).map(|end| end.0),
+        deadline: push.item.expires(&push.queue, now).map(|end| end.0),
         key: None,
-        in_segment: false,
+        in_segment: unit.segment.is_some(),
     };
-    inner.lease_cache.add([(start.id, cached)], start.now);
+    let leases = unit.present().map(|at| (starts[at].id, cached(&items[at])));
+    inner.lease_cache.add(leases, now);
 }
 
 /// Returns the lanes of the items, one per queue: the items of a queue become visible in the order of the calls.
@@ -282,10 +296,10 @@ async fn insert(
             }
             continue;
         }
-        expect_leases(inner, items, &starts, open.iter().flat_map(Unit::present));
+        expect_leases(inner, items, &starts, &open);
         let refused = insert_documents(group, &documents).await;
         // Once more: a scan for lapsed leases that ran meanwhile may have missed these.
-        expect_leases(inner, items, &starts, open.iter().flat_map(Unit::present));
+        expect_leases(inner, items, &starts, &open);
         // Rewinds even if the outcome is unknown: the items may be stored, and a cursor must not skip them.
         let mut marks = Marks::default();
         for at in open.iter().flat_map(Unit::present) {
@@ -312,8 +326,8 @@ async fn insert(
                     }
                 }
                 Some(Refusal::Own) | None => {
+                    cache_leases(inner, items, &starts, &unit);
                     for at in unit.present() {
-                        cache_lease(inner, &items[at], &starts[at]);
                         results[at] = Some(Ok(stored(&items[at], &starts[at])));
                     }
                 }

@@ -8,8 +8,8 @@
 //! returns the items that carry the claim's lease token to their places. A lapsed item gets back the lock of its last
 //! holder, whose receipt is as good as before. Both parts are repeated until the server has answered. Until then this broker claims nothing more from the queue.
 //!
-//! The push of an item that is stored as reserved is a claim too. Its first part inserts a tombstone with the id of the
-//! item, which a late insert does not get past.
+//! The push of items that are stored as reserved is a claim too. Its first part inserts a tombstone with the id of each
+//! document, which a late insert does not get past.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -145,7 +145,7 @@ impl Claim {
             deliveries: 0,
             lock: None,
             settled: None,
-            segment: None,
+            segment: (id.block().1 > 0).then_some(id.block().0),
             is_new: true,
         });
     }
@@ -246,8 +246,9 @@ impl Lost {
     }
 
     async fn try_to_undo(&self) -> Result<()> {
-        self.detach().await?;
+        // First, so that a segment that is stored meanwhile is found.
         self.fence_pushes().await?;
+        self.detach().await?;
         let settled = settle_token(&self.inner);
         let mut statements = Vec::new();
         if !self.known {
@@ -276,17 +277,18 @@ impl Lost {
         Ok(())
     }
 
-    /// Takes the ids of items that were not stored, so that an insert that comes late cannot store them: their producer
+    /// Takes the ids of documents that were not stored, so that an insert that comes late cannot store them: their producer
     /// was told that the push failed, and may have repeated it.
     async fn fence_pushes(&self) -> Result<()> {
         let expires = millis(self.inner.now().0 + WITNESS);
-        let tombstone = |item: &Claimed| {
+        let tombstone = |id: ItemId| {
             rawdoc! {
-                "_id": oid(item.id), "q": self.queue.as_str(), "when": millis(TOMBSTONE), "expires": expires,
+                "_id": oid(id), "q": self.queue.as_str(), "when": millis(TOMBSTONE), "expires": expires,
             }
         };
         let new = self.items.iter().filter(|item| item.is_new);
-        let tombstones: Vec<RawDocumentBuf> = new.map(tombstone).collect();
+        let ids: BTreeSet<ItemId> = new.map(|item| item.segment.unwrap_or(item.id)).collect();
+        let tombstones: Vec<RawDocumentBuf> = ids.into_iter().map(tombstone).collect();
         if tombstones.is_empty() {
             return Ok(());
         }

@@ -46,6 +46,8 @@ use crate::{
 
 /// Limit of rounds of one reserve.
 const MAX_ROUNDS: usize = 8;
+/// A reserve of so many items reads those of the next one ahead.
+const MANY: usize = 100;
 /// Time limit of a reserve that finds only items to remove, because its caller may not want to wait for the removals.
 const CLEARING: Duration = Duration::from_millis(100);
 
@@ -90,7 +92,7 @@ pub(super) async fn reserve(
             sweep = true;
             continue;
         }
-        let round = hand_out(&place, demands, found).await;
+        let round = hand_out(&place, demands, found, limit).await;
         let Handover { reserved: round, claim } =
             round.inspect_err(|_| cursor.forget_prefetched())?;
         let removed = round.at_limit.total() + round.expired;
@@ -112,8 +114,14 @@ pub(super) async fn reserve(
     Ok(answer)
 }
 
-/// Assigns the items that were found, claims them, and removes those that have expired or are at a limit.
-async fn hand_out(place: &Place<'_>, demands: &[Demand], mut found: Found) -> Result<Handover> {
+/// Assigns the items that were found, claims them, and removes those that have expired or are at a limit. While many
+/// items are claimed, those of the next reserve are read.
+async fn hand_out(
+    place: &Place<'_>,
+    demands: &[Demand],
+    mut found: Found,
+    wanted: usize,
+) -> Result<Handover> {
     let Place { inner, group, cursor, queue } = *place;
     let now = inner.now();
     let places = found.places();
@@ -143,10 +151,18 @@ async fn hand_out(place: &Place<'_>, demands: &[Demand], mut found: Found) -> Re
     let left: Vec<(i32, i64)> = good_at[assigned.len()..].iter().map(|at| places[*at]).collect();
     let rest = good.split_off(assigned.len());
 
-    let (expired, at_limit, claimed) = futures_util::future::join3(
+    let last = rest.last().or(good.last()).filter(|_| good.len() >= MANY);
+    let end = last.and_then(|last| cursor.end(wanted, rest.len(), last));
+    let ahead = async {
+        if let Some(end) = end {
+            place.look_ahead(&found, end, wanted).await;
+        }
+    };
+    let (expired, at_limit, claimed, ()) = futures_util::future::join4(
         ended::remove_expired(inner, group, &queue.name, &expired, now),
         ended::remove_all_failed(inner, group, queue, dead, now),
         claim(place, demands, good, &attempts, &assigned, now),
+        ahead,
     )
     .await;
     let (deliveries, claim) = claimed?;

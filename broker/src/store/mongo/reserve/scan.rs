@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use futures_util::future::try_join;
-use mongodb::bson::{RawArrayBuf, RawDocument, RawDocumentBuf, rawdoc};
+use mongodb::bson::{RawArrayBuf, RawDocument, RawDocumentBuf, raw::cstr, rawdoc};
 
 use crate::{
     domain::{ItemId, PrioritySet, Queue, QueueName, Timestamp},
@@ -13,12 +13,13 @@ use crate::{
             Inner,
             cursor::{
                 START,
+                prefetch::End,
                 watermarks::{QueueCursor, Scan, Scanned},
             },
             priorities,
             reserve::lapse::Leases,
             schema::{
-                item::Stored,
+                item::{Stored, oid},
                 layout::{Group, HANDOUT, date, millis},
             },
             segment::{
@@ -127,6 +128,7 @@ impl Place<'_> {
         (wanted, limit): (usize, usize),
         now: Timestamp,
     ) -> Result<Found> {
+        let mut is_repeated = false;
         for _ in 0..MAX_DETACHED {
             let mut found = Found { items: Vec::new(), extent: Extent::All, look, now };
             if look.used.is_empty() {
@@ -138,19 +140,44 @@ impl Place<'_> {
             // than is wanted.
             let contents = each > 1 && wanted >= each;
             let name = self.group.items.name();
-            let command = find_command(name, &self.queue.name, &look, now, (documents, contents));
+            let filter = ready(&self.queue.name, &look, now);
+            let command = find_command(name, filter, documents, contents);
             let read = |document: &RawDocument| Head::read(document, contents);
             let answer = read_first(&self.inner.db, &command, read).await?;
             if answer.values.len() == documents || answer.cut {
                 found.extent = Extent::Cut;
             }
             match self.open(answer.values, (wanted, limit), &mut found).await? {
+                // Once more if the documents hold far fewer items than those of the last find did.
+                None if found.extent == Extent::Cut
+                    && documents < limit
+                    && found.items.len() < wanted / 2
+                    && !is_repeated =>
+                {
+                    is_repeated = true;
+                }
                 None => return Ok(found),
                 // Then once more: its items are documents of their own.
                 Some(segment) => detach_ready(self.inner, self.group, &[segment]).await?,
             }
         }
         Err(unavailable("others were faster again and again"))
+    }
+
+    /// Reads up to `wanted` items behind `end` for the next reserve, and prefetches them. A failure changes nothing.
+    pub(crate) async fn look_ahead(&self, found: &Found, end: End, wanted: usize) {
+        let documents = wanted.div_ceil(self.cursor.items_per_document()).min(wanted);
+        let filter = behind(&self.queue.name, end, found.now);
+        let command = find_command(self.group.items.name(), filter, documents, true);
+        let read = |document: &RawDocument| Head::read(document, true);
+        let Ok(answer) = read_first(&self.inner.db, &command, read).await else { return };
+        let mut ahead = Found { items: Vec::new(), extent: Extent::All, ..*found };
+        if answer.values.len() == documents || answer.cut {
+            ahead.extent = Extent::Cut;
+        }
+        if let Ok(None) = self.open(answer.values, (wanted, wanted), &mut ahead).await {
+            self.cursor.append(end, ahead.items, ahead.extent == Extent::Cut);
+        }
     }
 
     /// Reads the items of the segments among the documents, as many as are asked for. A segment is returned of which
@@ -279,14 +306,8 @@ impl Found {
     }
 }
 
-/// Returns the command that finds the head. Its filter consists only of bounds of the hand-out index.
-pub(crate) fn find_command(
-    collection: &str,
-    queue: &QueueName,
-    look: &Scan,
-    now: Timestamp,
-    (limit, contents): (usize, bool),
-) -> RawDocumentBuf {
+/// Returns the filter of a scan: bounds of the hand-out index, and nothing else.
+pub(crate) fn ready(queue: &QueueName, look: &Scan, now: Timestamp) -> RawDocumentBuf {
     let range = |level: i32| {
         rawdoc! {
             "q": queue.as_str(),
@@ -295,11 +316,32 @@ pub(crate) fn find_command(
         }
     };
     let mut used = look.used.iter();
-    let filter = if let (Some(only), None) = (used.next(), used.next()) {
+    if let (Some(only), None) = (used.next(), used.next()) {
         range(only)
     } else {
         rawdoc! { "$or": look.used.iter().map(range).collect::<RawArrayBuf>() }
+    }
+}
+
+/// Returns the filter of what is ready behind an item.
+pub(crate) fn behind(queue: &QueueName, end: End, now: Timestamp) -> RawDocumentBuf {
+    let range = |when: RawDocumentBuf| {
+        rawdoc! { "q": queue.as_str(), "priority": end.priority, "when": when }
     };
+    let mut same_time = range(rawdoc! { "$eq": millis(end.when) });
+    same_time.append(cstr!("_id"), rawdoc! { "$gt": oid(end.document) });
+    let later = range(rawdoc! { "$gt": millis(end.when), "$lte": date(now) });
+    rawdoc! { "$or": [same_time, later] }
+}
+
+/// Returns the command that finds the first documents of a range of the hand-out index, with what the items of
+/// segments are if `contents` is true.
+pub(crate) fn find_command(
+    collection: &str,
+    filter: RawDocumentBuf,
+    limit: usize,
+    contents: bool,
+) -> RawDocumentBuf {
     rawdoc! {
         "find": collection,
         "filter": filter,

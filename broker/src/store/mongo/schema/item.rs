@@ -323,6 +323,11 @@ impl Stored {
         ItemId(self.id)
     }
 
+    /// Returns the id of the document that it is in.
+    pub(crate) fn document(&self) -> ItemId {
+        self.segment.as_ref().map_or_else(|| self.id(), |seen| seen.id)
+    }
+
     /// Returns the size of the item.
     pub(crate) fn size(&self) -> ItemSize {
         let texts = [&self.content_type, &self.key, &self.dedup_id, &self.reason];

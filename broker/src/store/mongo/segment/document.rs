@@ -32,7 +32,7 @@ use crate::{
             cursor::lease_cache::EXCLUSIVE,
             schema::{
                 item::{Stored, append_content, number, oid, token_oid, window},
-                layout::{TOMBSTONE, date, leased, millis},
+                layout::{CLAIMED, TOMBSTONE, date, leased, millis},
                 settled::WITNESS,
             },
             segment::seen::{Front, Seen},
@@ -337,8 +337,8 @@ impl Content<'_> {
     }
 }
 
-/// The document of a new segment.
-/// Places of items that are left out are empty.
+/// The document of a new segment. Places of items that are left out are empty. Its items are ready, or all under the
+/// lease under which they are pushed.
 pub(crate) fn encode(
     pushes: &[Option<&Push>],
     id: ItemId,
@@ -362,20 +362,37 @@ pub(crate) fn encode(
     let mut there = pushes.iter().flatten();
     let first = there.next().ok_or_else(|| broken("a segment without items"))?;
     let count = 1 + there.count() as i32;
+    let run = first.first_lease.as_deref().map(|lease| {
+        let mut items = Bits::of(n);
+        (0..n).filter(|at| pushes[*at].is_some()).for_each(|at| items.set(at));
+        Run {
+            lock: lease.token,
+            items,
+            until: now + lease.lasts,
+            started: now,
+            extended: None,
+            consumer: lease.consumer.as_ref().map(|consumer| consumer.as_str().to_owned()),
+        }
+    });
+    let (when, head, ready) =
+        if run.is_some() { (millis(CLAIMED), n as i32, 0) } else { (date(now), 0, count) };
     // What changes stands before what does not.
     let mut document = rawdoc! {
         "_id": oid(id),
         "q": first.queue.name.as_str(),
-        "when": date(now),
+        "when": when,
         "priority": i32::from(first.item.priority.level()),
         "n": n as i32,
-        "head": 0_i32,
-        "ready": count,
+        "head": head,
+        "ready": ready,
         "left": count,
         "done": done.to_array(),
-        "runs": RawArrayBuf::new(),
+        "runs": run.iter().map(Run::to_document).collect::<RawArrayBuf>(),
         "created": date(now),
     };
+    if let Some(run) = &run {
+        document.append(cstr!("lapse"), date(run.until));
+    }
     if let Some(window) = window(first, now) {
         document.append(cstr!("window"), date(window));
         document.append(cstr!("dedup"), ids);

@@ -91,27 +91,86 @@ struct Open {
     window: Option<Timestamp>,
 }
 
+/// Returns about how many bytes an item takes in a segment.
+fn bytes_of(push: &Push) -> usize {
+    let headers = push.item.headers.iter().map(|(name, value)| name.len() + value.len());
+    push.item.payload.len()
+        + DedupId::text_of(push.item.dedup_id.as_ref()).len()
+        + headers.sum::<usize>()
+}
+
+/// Chooses the ids of the items that are stored as reserved, before their batch is planned. Items that follow one
+/// another under one lease share segments, as far as they may share any.
+pub(crate) fn choose_ids(ids: &IdSource, now: Timestamp, items: &mut [Push], size: SegmentSize) {
+    let mut rest = items;
+    while let Some(first) = rest.first() {
+        let count = if first.first_lease.is_some() { alike(rest, now, size) } else { 1 };
+        let (segment, after) = rest.split_at_mut(count);
+        let id = ids.next_block(now);
+        for (number, push) in segment.iter_mut().enumerate() {
+            if let Some(lease) = &mut push.first_lease {
+                lease.item = Some(if count > 1 { id.at_offset(number + 1) } else { id });
+            }
+        }
+        rest = after;
+    }
+}
+
+/// Returns how many of the items, from the first on, can share one segment under the lease of the first.
+fn alike(items: &[Push], now: Timestamp, size: SegmentSize) -> usize {
+    let facts = |push: &Push| {
+        let lease = push.first_lease.as_ref().map(|lease| lease.token);
+        (lease, push.item.priority.level(), item::window(push, now))
+    };
+    let (first, mut bytes) = (&items[0], 0);
+    let fits = |push: &&Push| {
+        bytes += bytes_of(push);
+        push.item.may_share(&push.queue)
+            && push.queue.name == first.queue.name
+            && facts(push) == facts(first)
+            && bytes <= MAX_BYTES
+    };
+    let most = size.max.min(ItemId::MAX_OFFSET);
+    items.iter().take(most).take_while(fits).count().max(1)
+}
+
 /// Plans a batch. Items of one queue and priority keep their order.
 pub(crate) fn plan(ids: &IdSource, now: Timestamp, items: &[Push], size: SegmentSize) -> Plan {
     let mut units: Vec<Unit> = Vec::new();
     let mut open: HashMap<(&str, u8), Open> = HashMap::new();
     let mut ids_here: HashSet<(&str, &str)> = HashSet::new();
+    // The units of segments whose ids are chosen.
+    let mut reserved: HashMap<ItemId, usize> = HashMap::new();
     for (at, push) in items.iter().enumerate() {
         let place = (push.queue.name.as_str(), push.item.priority.level());
-        if size.max == 0 || push.first_lease.is_some() || !push.item.may_share(&push.queue) {
+        let chosen = chosen(push);
+        let (window, id) = (item::window(push, now), DedupId::text_of(push.item.dedup_id.as_ref()));
+        // The index allows one document to have an id twice, and of two documents it may refuse the first.
+        let is_late = window.is_some() && !ids_here.insert((place.0, id));
+        if is_late {
+            units.push(Unit { is_late, ..Unit::of(at, false) });
+        }
+        if let Some(id) = chosen.filter(|id| id.block().1 > 0) {
+            let unit = *reserved.entry(id.block().0).or_insert_with(|| {
+                open.remove(&place);
+                units.push(Unit { places: Vec::new(), ..Unit::of(at, true) });
+                units.len() - 1
+            });
+            units[unit].places.push(at);
+            if is_late {
+                units[unit].left_out.insert(at);
+            }
+            continue;
+        }
+        if is_late {
+            continue;
+        }
+        if size.max == 0 || chosen.is_some() || !push.item.may_share(&push.queue) {
             open.remove(&place);
             units.push(Unit::of(at, false));
             continue;
         }
-        let (window, id) = (item::window(push, now), DedupId::text_of(push.item.dedup_id.as_ref()));
-        // The index allows one document to have an id twice, and of two documents it may refuse the first.
-        if window.is_some() && !ids_here.insert((place.0, id)) {
-            units.push(Unit { is_late: true, ..Unit::of(at, false) });
-            continue;
-        }
-        let bytes = push.item.payload.len()
-            + id.len()
-            + push.item.headers.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+        let bytes = bytes_of(push);
         if let Some(open) = open.get_mut(&place)
             && open.bytes + bytes <= MAX_BYTES
             && open.window == window
@@ -126,8 +185,13 @@ pub(crate) fn plan(ids: &IdSource, now: Timestamp, items: &[Push], size: Segment
     }
     let mut starts: Vec<Option<ItemId>> = vec![None; items.len()];
     for unit in &mut units {
-        let chosen = items[unit.places[0]].first_lease.as_ref().and_then(|lease| lease.item);
-        let first = chosen.unwrap_or_else(|| ids.next_block(now));
+        if let Some(id) = chosen(&items[unit.places[0]]) {
+            let (segment, number) = id.block();
+            unit.segment = (number > 0 && !unit.is_late).then_some(segment);
+            unit.places.iter().for_each(|&at| starts[at] = chosen(&items[at]));
+            continue;
+        }
+        let first = ids.next_block(now);
         let shared = unit.places.len() > 1 || (size.alone && unit.may_share);
         unit.segment = shared.then_some(first);
         for (number, &at) in unit.places.iter().enumerate() {
@@ -139,6 +203,11 @@ pub(crate) fn plan(ids: &IdSource, now: Timestamp, items: &[Push], size: Segment
         Start { id, now, sequence: None, blocked: false }
     };
     Plan { starts: starts.into_iter().map(start).collect(), units }
+}
+
+/// Returns the id of an item, if it was chosen before.
+fn chosen(push: &Push) -> Option<ItemId> {
+    push.first_lease.as_ref().and_then(|lease| lease.item)
 }
 
 /// The document of a unit.

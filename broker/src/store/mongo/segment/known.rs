@@ -15,6 +15,8 @@ const KEEP: i64 = 60_000;
 
 #[derive(Debug)]
 struct Entry {
+    /// How many items there were at first.
+    n: usize,
     /// How many items are left, unless others took some.
     left: usize,
     /// How many of them this broker holds.
@@ -34,6 +36,8 @@ struct Entry {
 pub(crate) enum Leaving {
     /// Perhaps not all that are left.
     Some,
+    /// All that there were ever: the document can be deleted.
+    Whole,
     /// All that are left: the document can be deleted.
     All,
     /// The same, but their deduplication ids are remembered until then.
@@ -62,6 +66,7 @@ impl KnownSegments {
     ) {
         let mut entries = self.0.lock();
         let entry = entries.by_id.entry(seen.id).or_insert(Entry {
+            n: seen.n,
             left,
             held: 0,
             leaving: 0,
@@ -87,6 +92,7 @@ impl KnownSegments {
         match entry.window.filter(|window| *window > now.0) {
             _ if !last => Leaving::Some,
             Some(window) => Leaving::AllRemembered(window),
+            None if entry.n == count => Leaving::Whole,
             None => Leaving::All,
         }
     }

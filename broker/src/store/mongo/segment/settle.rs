@@ -99,6 +99,35 @@ impl Part {
     }
 }
 
+/// Segments of so many items each, all of which are committed together.
+#[derive(Default)]
+struct Wholes {
+    segments: Vec<ItemId>,
+    tokens: HashSet<LeaseToken>,
+}
+
+impl Wholes {
+    fn add(&mut self, segment: ItemId, part: &Part) {
+        self.segments.push(segment);
+        self.tokens.extend(part.runs.iter().map(|(token, _)| *token));
+    }
+
+    /// Deletes the segments from which no item has left. If none has, nobody but this broker has touched an item, and
+    /// each is still under its lease.
+    fn delete(&self, n: usize) -> RawDocumentBuf {
+        let tokens: RawArrayBuf = self.tokens.iter().copied().map(token_oid).collect();
+        rawdoc! {
+            "q": {
+                "_id": { "$in": oids(self.segments.iter().copied()) },
+                "left": n as i32,
+                "runs.lock": { "$in": tokens },
+            },
+            "limit": 0,
+            "hint": BY_ID,
+        }
+    }
+}
+
 /// Returns the name of a word of a set.
 pub(super) fn name(field: &str, place: usize) -> Result<CString> {
     CString::try_from(format!("{field}.{place}")).map_err(|e| broken(e.to_string()))
@@ -121,10 +150,13 @@ pub(crate) async fn commit(
     let now = inner.now();
     let (mut updates, mut deletes) = (Vec::new(), Vec::new());
     let mut over: HashSet<ItemId> = HashSet::new();
+    // By the number of their items. Most segments leave whole: one statement deletes all of a size.
+    let mut wholes: BTreeMap<usize, Wholes> = BTreeMap::new();
     for (segment, part) in &parts {
         let how = inner.known_segments.leaving(*segment, part.count, now);
         match how {
             Leaving::Some => updates.push(part.update(*segment)?),
+            Leaving::Whole => wholes.entry(part.count).or_default().add(*segment, part),
             Leaving::All => deletes.push(part.delete(*segment)?),
             Leaving::AllRemembered(window) => updates.push(part.bury(*segment, window)?),
         }
@@ -132,6 +164,7 @@ pub(crate) async fn commit(
             over.insert(*segment);
         }
     }
+    deletes.extend(wholes.iter().map(|(n, wholes)| wholes.delete(*n)));
     let update =
         async { if updates.is_empty() { Ok(0) } else { update(inner, group, updates).await } };
     let delete = async {

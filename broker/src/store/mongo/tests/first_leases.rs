@@ -18,6 +18,70 @@ fn leased(store: &Broker<MongoStore>, queue: &Arc<Queue>, payload: &str) -> Push
     push
 }
 
+/// Returns the push of items under one lease, with deduplication ids.
+fn leased_together(store: &Broker<MongoStore>, queue: &Arc<Queue>, payloads: &[&str]) -> Vec<Push> {
+    let mut pushes: Vec<Push> =
+        payloads.iter().map(|payload| leased(store, queue, payload)).collect();
+    let lease = pushes[0].first_lease.clone();
+    for push in &mut pushes {
+        push.first_lease.clone_from(&lease);
+    }
+    pushes
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn items_whose_insert_was_not_acknowledged_are_ready_with_no_attempt_counted() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let store = server.open_with(&clock, "a", SegmentSize::SHARED).await;
+    let queue = make(&store, queue_named("q")).await;
+    store.push(vec![push_of(&queue, "first", 0)]).await.unwrap(); // makes indexes and sentinels
+
+    server.fail("insert", "alwaysOn", unsure()).await;
+    let names = ["x", "y", "z"];
+    let refused = store.push(leased_together(&store, &queue, &names)).await;
+    assert!(matches!(refused, Err(StoreError::Unavailable { .. })), "{refused:?}");
+    server.heal().await;
+    let taken = take_all(&store, &queue, 4).await;
+    assert_untouched(&taken);
+    let payloads: Vec<&[u8]> = taken.iter().map(|taken| &taken.item.payload[..]).collect();
+    assert_eq!(payloads, [&b"first"[..], b"x", b"y", b"z"]);
+    // The producer repeats its push.
+    let again = store.push(leased_together(&store, &queue, &names)).await.unwrap();
+    assert!(again.iter().all(|pushed| pushed.deduplicated));
+    let receipts = taken.iter().map(|delivery| held(&queue, delivery)).collect();
+    assert_eq!(store.commit(receipts).await.unwrap(), [Outcome::Ok; 4]);
+}
+
+/// The command lies in the server's socket while its caller gives up, and is executed later.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_insert_of_several_items_that_comes_late_stores_nothing() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let (store, other) = (
+        server.open_with(&clock, "a", SegmentSize::SHARED).await,
+        server.open_with(&clock, "b", SegmentSize::SHARED).await,
+    );
+    let queue = make(&store, queue_named("q")).await;
+    store.push(vec![push_of(&queue, "first", 0)]).await.unwrap();
+    let mut late = held_up(Duration::from_secs(2));
+    late.insert("appName", "sluicegate a");
+    server.fail("insert", times(1), late).await;
+    let pushing = store.push(leased_together(&store, &queue, &["x", "y"]));
+    let given_up = tokio::time::timeout(Duration::from_millis(300), pushing);
+    assert!(given_up.await.is_err());
+    let fenced = async || {
+        let tombstones =
+            doc! { "when": { "$gte": schema::layout::millis(schema::layout::TOMBSTONE) } };
+        server.items().count_documents(tombstones).await.unwrap() == 1
+    };
+    until("the id of their document is taken", fenced).await;
+    let again = [push_of(&queue, "x", 0), push_of(&queue, "y", 0)];
+    other.push(again.to_vec()).await.unwrap();
+    store.close().await; // all writes have ended
+    let listed = other.list_items(&queue, None, None, 10).await.unwrap().entries;
+    let payloads: Vec<&[u8]> = listed.iter().map(|item| &item.payload[..]).collect();
+    assert_eq!(payloads, [&b"first"[..], b"x", b"y"], "the late insert stored nothing");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_item_whose_insert_was_not_acknowledged_is_ready_with_no_attempt_counted() {
     let (server, clock) = (Server::start().await, Arc::new(Clock::system()));

@@ -1,7 +1,14 @@
 //! Tests of what finds cost: the plans of the server, and the index keys that it reads.
 
 use super::*;
-use crate::domain::OrderingKey;
+use crate::{
+    domain::OrderingKey,
+    store::mongo::{
+        cursor::prefetch::Prefetch,
+        reserve::scan::{behind, find_command, ready},
+        schema::item::Stored,
+    },
+};
 
 /// Collects all stages of a plan, the outermost first.
 fn stages<'a>(plan: &'a Document, found: &mut Vec<&'a Document>) {
@@ -37,13 +44,8 @@ async fn explain(store: &MongoStore, find: Document) -> (Vec<String>, i64, bool)
 async fn explain_find(store: &MongoStore, queue: &Queue, limit: usize) -> (Vec<String>, i64, bool) {
     let scan = store.inner.cursor(&queue.name).look();
     let now = store.now();
-    let find = crate::store::mongo::reserve::scan::find_command(
-        "items.default",
-        &queue.name,
-        &scan,
-        now,
-        (limit, false),
-    );
+    let filter = ready(&queue.name, &scan, now);
+    let find = find_command("items.default", filter, limit, false);
     explain(store, Document::try_from(&*find).unwrap()).await
 }
 
@@ -66,6 +68,26 @@ async fn the_head_is_found_by_the_index_alone() {
     assert!(plan.contains(&"SORT_MERGE".to_owned()), "{plan:?}");
     assert!(!plan.contains(&"SORT".to_owned()), "{plan:?}");
     assert!(keys <= 16 && !filtered, "{keys} keys, {plan:?}");
+}
+
+/// Reading on costs as little as the first read, however many items have one time.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_behind_an_item_is_found_by_the_index_alone() {
+    let (scratch, clock) = (Scratch::with_segments(SegmentSize::NONE), Arc::new(Clock::system()));
+    let store = scratch.open(&clock).await;
+    let queue = make(&store, queue_named("q")).await;
+    store.push((0..50).map(|_| push_of(&queue, "x", 0)).collect::<Vec<_>>()).await.unwrap();
+    let taken = take(&store, &queue, 30).await;
+    let mut last = Stored::new(taken[29].item.id);
+    last.when = taken[29].item.create_time.0;
+    let mut prefetch = Prefetch::default();
+    prefetch.found(&[], true);
+    let end = prefetch.end(10, 0, &last).unwrap();
+    let find = find_command("items.default", behind(&queue.name, end, store.now()), 10, true);
+    let (plan, keys, filtered) = explain(&store, Document::try_from(&*find).unwrap()).await;
+    assert!(plan.contains(&"SORT_MERGE".to_owned()), "{plan:?}");
+    assert!(!plan.contains(&"SORT".to_owned()), "{plan:?}");
+    assert!(keys <= 12 && !filtered, "{keys} keys, {plan:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
