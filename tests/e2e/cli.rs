@@ -16,19 +16,19 @@ use tokio::{
 
 use crate::harness::{Broker, Launch, binary, within};
 
-async fn broker() -> Broker {
+pub(super) async fn broker() -> Broker {
     Launch::new().flag("store", "sqlite::memory:").start().await
 }
 
 /// Returns `sluice` with these arguments and an environment without settings of whoever runs the test.
-fn sluice(server: &str, arguments: &[&str]) -> Command {
+pub(super) fn sluice(server: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(binary("sluice"));
     clean(&mut command);
     command.env("SLUICE_SERVER", server).args(arguments).kill_on_drop(true);
     command
 }
 
-fn clean(command: &mut Command) {
+pub(super) fn clean(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("SLUICE_") {
             command.env_remove(name);
@@ -37,17 +37,17 @@ fn clean(command: &mut Command) {
     command.env("XDG_CONFIG_HOME", "/nonexistent");
 }
 
-async fn run(server: &str, arguments: &[&str]) -> Output {
+pub(super) async fn run(server: &str, arguments: &[&str]) -> Output {
     let mut command = sluice(server, arguments);
     command.stdin(Stdio::null());
     within("sluice", command.output()).await.expect("sluice to start")
 }
 
-fn errors(output: &Output) -> String {
+pub(super) fn errors(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn printed(output: &Output) -> String {
+pub(super) fn printed(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 

@@ -1,9 +1,9 @@
 //! `sluice`: Sluicegate's command line tool.
 //!
 //! # Layout
-//! One file per group of commands, and the folders `bench` and `doctor`. `context` has what commands share, `connection` how
-//! brokers are reached, `confirm` the question before destruction, `failure` the exit codes and hints, `protocol` what is at an
-//! address that is no broker, `json` and `output` how results are shown, `values` how values are parsed.
+//! One file per group of commands, and the folders `bench`, `doctor` and `top`. `context` has what commands share, `connection`
+//! how brokers are reached, `confirm` the question before destruction, `failure` the exit codes and hints, `protocol` what is at
+//! an address that is no broker, `json` and `output` how results are shown, `values` how values are parsed.
 
 mod bench;
 mod brokers;
@@ -26,6 +26,7 @@ mod schedule;
 mod settle;
 mod stats;
 mod take;
+mod top;
 mod values;
 
 use std::process::ExitCode;
@@ -99,6 +100,8 @@ enum Command {
     Queues(stats::Which),
     /// Show depth and totals of queues
     Stats(stats::StatsArgs),
+    /// Show all queues live, on the terminal: depths, rates, and everything about one of them
+    Top(top::Args),
     /// Show depth and totals of queues at each change
     Watch(stats::WatchArgs),
     /// List the brokers of the store, with version and health
@@ -182,6 +185,7 @@ async fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Item(command) => items::run(context, command).await,
         Command::Queues(which) => stats::queues(context, which).await,
         Command::Stats(args) => stats::stats(context, args).await,
+        Command::Top(args) => top::run(context, args).await,
         Command::Watch(args) => stats::watch(context, args).await,
         Command::Brokers => brokers::brokers(context).await,
         Command::Doctor(args) => doctor::run(context, args).await,

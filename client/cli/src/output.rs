@@ -85,6 +85,12 @@ impl Output {
     }
 }
 
+/// Returns true if stdout may be coloured: it is a terminal, and `NO_COLOR` is not set.
+pub(crate) fn has_colours() -> bool {
+    let is_refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    io::stdout().is_terminal() && !is_refused
+}
+
 /// Returns JSON as text on one line. Control characters that JSON allows to stand for themselves are escaped too.
 pub(crate) fn line(value: &Value) -> String {
     let text = value.to_string();

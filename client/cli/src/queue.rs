@@ -18,6 +18,9 @@ use crate::{
     json, output, stats, values,
 };
 
+/// Names longer than this are too long for a dead-letter queue named after them.
+const LONGEST_SOURCE: usize = 123;
+
 /// The command line of `sluice queue`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum QueueCommand {
@@ -209,6 +212,21 @@ impl Settings {
     }
 }
 
+/// Returns true for the name that dead-letter queues have unless their sources name another one.
+pub(crate) fn is_called_dead(name: &str) -> bool {
+    name.strip_suffix(".dead").is_some()
+}
+
+/// Returns the name of the queue that receives a queue's dead letters, if it has one.
+pub(crate) fn dead_letter_queue(queue: &Queue) -> Option<String> {
+    if !queue.dead_letter_queue.is_empty() {
+        return Some(queue.dead_letter_queue.clone());
+    }
+    let has_none =
+        queue.discard_failed || is_called_dead(&queue.name) || queue.name.len() > LONGEST_SOURCE;
+    (!has_none).then(|| format!("{}.dead", queue.name))
+}
+
 pub(crate) async fn run(context: &Context, command: QueueCommand) -> Result<(), Failure> {
     let is_asked = match &command {
         QueueCommand::Delete { confirmation, .. } => confirmation.is_needed("queue delete")?,
@@ -336,6 +354,17 @@ mod tests {
         let stats = QueueStats { ready: 2, processed: 3, ..QueueStats::default() };
         assert_eq!(states(&stats), " (2 ready, 3 in its history)");
         assert_eq!(states(&QueueStats::default()), "");
+    }
+
+    #[test]
+    fn the_dead_letter_queue_is_the_named_one_or_called_after_its_source() {
+        let queue = |name: &str| Queue { name: name.to_owned(), ..Queue::default() };
+        let named = Queue { dead_letter_queue: "graves".to_owned(), ..queue("a") };
+        assert_eq!(dead_letter_queue(&named).as_deref(), Some("graves"));
+        assert_eq!(dead_letter_queue(&queue("a")).as_deref(), Some("a.dead"));
+        assert_eq!(dead_letter_queue(&queue("a.dead")), None);
+        assert_eq!(dead_letter_queue(&Queue { discard_failed: true, ..queue("a") }), None);
+        assert_eq!(dead_letter_queue(&queue(&"a".repeat(124))), None);
     }
 
     #[test]

@@ -36,26 +36,50 @@ pub(crate) fn to_proto(duration: Duration) -> prost_types::Duration {
     duration.try_into().unwrap_or(prost_types::Duration { seconds: i64::MAX / 2, nanos: 0 })
 }
 
+/// Converts a duration from its message; a negative one becomes zero.
+pub(crate) fn from_proto(duration: &prost_types::Duration) -> Duration {
+    Duration::try_from(*duration).unwrap_or_default()
+}
+
+/// Shows about how long something takes: the two largest units, such as `3s`, `5m 2s` or `2d 4h`.
+pub(crate) fn about(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    if seconds == 0 {
+        return format!("{}ms", duration.subsec_millis());
+    }
+    let units = [("d", seconds / 86_400), ("h", seconds / 3_600 % 24), ("m", seconds / 60 % 60)];
+    let mut parts = units.into_iter().chain([("s", seconds % 60)]);
+    let Some((unit, largest)) = parts.find(|(_, count)| *count > 0) else { return "0s".to_owned() };
+    match parts.next() {
+        Some((next, count)) if count > 0 => format!("{largest}{unit} {count}{next}"),
+        _ => format!("{largest}{unit}"),
+    }
+}
+
 /// Shows a duration so that [`duration`] can parse it; milliseconds only below a minute.
 pub(crate) fn show_duration(duration: &prost_types::Duration) -> String {
-    let (seconds, millis) = (duration.seconds.max(0), duration.nanos.max(0) / 1_000_000);
-    if seconds == 0 {
-        return if millis == 0 { "0s".to_owned() } else { format!("{millis}ms") };
-    }
+    let millis = if duration.seconds < 60 { duration.nanos.max(0) / 1_000_000 } else { 0 };
+    exact(Duration::new(duration.seconds.max(0) as u64, millis as u32 * 1_000_000))
+}
+
+/// Shows a duration so that [`duration`] returns the same one.
+pub(crate) fn exact(duration: Duration) -> String {
+    let (seconds, nanos) = (duration.as_secs(), u64::from(duration.subsec_nanos()));
+    let units = [
+        ("d", seconds / 86_400),
+        ("h", seconds / 3_600 % 24),
+        ("m", seconds / 60 % 60),
+        ("s", seconds % 60),
+        ("ms", nanos / 1_000_000),
+        ("us", nanos / 1_000 % 1_000),
+        ("ns", nanos % 1_000),
+    ];
     let mut text = String::new();
-    let mut rest = seconds;
-    for (unit, length) in [("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)] {
-        if rest >= length {
-            text.push_str(&(rest / length).to_string());
-            text.push_str(unit);
-            rest %= length;
-        }
+    for (unit, count) in units.into_iter().filter(|(_, count)| *count > 0) {
+        text.push_str(&count.to_string());
+        text.push_str(unit);
     }
-    if seconds < 60 && millis > 0 {
-        text.push_str(&millis.to_string());
-        text.push_str("ms");
-    }
-    text
+    if text.is_empty() { "0s".to_owned() } else { text }
 }
 
 /// Parses `key=value`.
@@ -107,10 +131,29 @@ mod tests {
     }
 
     #[test]
+    fn about_is_two_units_at_most() {
+        for (seconds, shown) in [
+            (3, "3s"),
+            (302, "5m 2s"),
+            (3_600, "1h"),
+            (3_605, "1h"),
+            (93_784, "1d 2h"),
+            (86_400 * 400, "400d"),
+        ] {
+            assert_eq!(about(Duration::from_secs(seconds)), shown);
+        }
+        assert_eq!(about(Duration::from_millis(20)), "20ms");
+    }
+
+    #[test]
     fn shown_values_can_be_parsed() {
         for text in ["0s", "500ms", "1s500ms", "30s", "5m", "1h30m", "1d", "400d"] {
             let shown = show_duration(&to_proto(duration(text).unwrap()));
             assert_eq!(shown, text);
         }
+        for text in ["1m30s500ms", "2d1ns", "7us"] {
+            assert_eq!(exact(duration(text).unwrap()), text);
+        }
+        assert_eq!(show_duration(&to_proto(duration("1m30s500ms").unwrap())), "1m30s");
     }
 }

@@ -16,6 +16,7 @@ use crate::{
     brokers::list_consumers,
     failure::Failure,
     output,
+    queue::dead_letter_queue,
     stats::{Which, batch, list_queues},
     values,
 };
@@ -76,13 +77,8 @@ pub(super) async fn examine(client: &Client, sample: Duration) -> Result<Vec<Fin
 }
 
 fn judge(observed: &[Observed]) -> Vec<Finding> {
-    let dead_letters: HashSet<String> = observed
-        .iter()
-        .map(|of| match of.queue.dead_letter_queue.as_str() {
-            "" => format!("{}.dead", of.queue.name),
-            name => name.to_owned(),
-        })
-        .collect();
+    let dead_letters: HashSet<String> =
+        observed.iter().filter_map(|of| dead_letter_queue(&of.queue)).collect();
     let mut findings = Vec::new();
     for of in observed {
         let is_dead_letters = dead_letters.contains(&of.queue.name);
