@@ -1,13 +1,15 @@
-//! What the command line tool shows live: `sluice top` on a terminal.
+//! What the command line tool shows live: `sluice top` on a terminal, `sluice tail`.
 
-use std::process::Stdio;
+use std::{process::Stdio, time::Duration};
 
+use serde_json::Value;
+use sluicegate_proto::v1::ItemState;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
     process::{Child, ChildStdin, ChildStdout, Command},
 };
 
-use super::cli::{broker, clean, errors, run};
+use super::cli::{broker, clean, errors, run, sluice};
 use crate::harness::{binary, within};
 
 /// How programs ask a terminal for a second screen, and how they give it back.
@@ -137,4 +139,67 @@ async fn top_without_a_terminal_names_what_there_is() {
     assert_eq!(refused.status.code(), Some(2), "{}", errors(&refused));
     assert!(errors(&refused).contains("needs a terminal"), "{}", errors(&refused));
     assert!(errors(&refused).contains("`sluice watch`"), "{}", errors(&refused));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tail_shows_each_item_once_and_takes_none() {
+    let broker = broker().await;
+    let api = broker.api().await;
+    api.push("orders", &["before"]).await;
+    let mut command = sluice(&broker.address, &["tail", "orders", "--json", "-n", "5"]);
+    let mut tail = command.stdout(Stdio::piped()).spawn().expect("sluice to start");
+    // Nothing says that the tail has begun: items are pushed until it has shown enough.
+    let mut pushed = 0;
+    within("the end of the tail", async {
+        while tail.try_wait().expect("the tail").is_none() {
+            api.push("orders", &[&pushed.to_string()]).await;
+            pushed += 1;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
+    let mut text = String::new();
+    let mut stdout = tail.stdout.take().expect("stdout");
+    stdout.read_to_string(&mut text).await.expect("text");
+    let shown: Vec<u64> = text
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect("JSON"))
+        .map(|item| item["payload"].as_str().and_then(|text| text.parse().ok()).expect("a number"))
+        .collect();
+    let first = shown[0];
+    assert_eq!(shown, (first..first + 5).collect::<Vec<_>>(), "each once, in order");
+    let items = api.list("orders", ItemState::Ready).await;
+    assert_eq!(items.len(), pushed as usize + 1);
+    assert!(items.iter().all(|item| item.deliveries == 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tail_says_how_many_items_it_has_not_seen() {
+    let broker = broker().await;
+    let api = broker.api().await;
+    api.ensure("orders").await;
+    let mut command = sluice(&broker.address, &["tail", "orders"]);
+    let mut tail =
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("sluice to start");
+    let mut said = BufReader::new(tail.stderr.take().expect("stderr")).lines();
+    let line = tokio::spawn(async move { said.next_line().await.expect("stderr") });
+    within("what was not seen", async {
+        while !line.is_finished() {
+            api.push("orders", &["1", "2", "3"]).await;
+            let deliveries = api.reserve_now("orders", 100).await;
+            let receipts: Vec<&str> = deliveries.iter().map(|of| of.receipt.as_str()).collect();
+            api.commit(&receipts).await;
+        }
+    })
+    .await;
+    let line = line.await.expect("the reader").expect("a line");
+    assert!(line.contains("passed through orders unseen"), "{line}");
+    tail.kill().await.expect("the tail to end");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tail_of_no_queue_is_refused() {
+    let broker = broker().await;
+    let missing = run(&broker.address, &["tail", "no-such-queue"]).await;
+    assert_eq!(missing.status.code(), Some(4), "{}", errors(&missing));
 }

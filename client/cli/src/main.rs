@@ -1,9 +1,9 @@
 //! `sluice`: Sluicegate's command line tool.
 //!
 //! # Layout
-//! One file per group of commands, and the folders `bench`, `doctor` and `top`. `context` has what commands share, `connection`
-//! how brokers are reached, `confirm` the question before destruction, `failure` the exit codes and hints, `protocol` what is at
-//! an address that is no broker, `json` and `output` how results are shown, `values` how values are parsed.
+//! One file per group of commands, and the folders `bench`, `doctor`, `tail` and `top`. `context` has what commands share,
+//! `connection` how brokers are reached, `confirm` the question before destruction, `failure` the exit codes and hints,
+//! `protocol` what is at an address that is no broker, `json` and `output` how results are shown, `values` how values are parsed.
 
 mod bench;
 mod brokers;
@@ -25,6 +25,7 @@ mod queue;
 mod schedule;
 mod settle;
 mod stats;
+mod tail;
 mod take;
 mod top;
 mod values;
@@ -104,6 +105,8 @@ enum Command {
     Top(top::Args),
     /// Show depth and totals of queues at each change
     Watch(stats::WatchArgs),
+    /// Show items as they come into queues, without taking them
+    Tail(tail::Args),
     /// List the brokers of the store, with version and health
     Brokers,
     /// Look for what is wrong: the connection, the brokers, their clocks, the queues
@@ -187,6 +190,7 @@ async fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Stats(args) => stats::stats(context, args).await,
         Command::Top(args) => top::run(context, args).await,
         Command::Watch(args) => stats::watch(context, args).await,
+        Command::Tail(args) => tail::run(context, args).await,
         Command::Brokers => brokers::brokers(context).await,
         Command::Doctor(args) => doctor::run(context, args).await,
         Command::Consumers(args) => brokers::consumers(context, args).await,
