@@ -4,6 +4,7 @@ mod access;
 mod brokers;
 mod check;
 mod cli;
+mod cli_files;
 mod cli_live;
 mod connections;
 mod console;

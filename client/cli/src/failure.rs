@@ -32,6 +32,9 @@ pub(crate) enum Failure {
     /// The question was answered with no.
     #[error("nothing was changed")]
     Declined,
+    /// Queues that a file does not name hold items.
+    #[error("queues that hold items were not deleted: {0}")]
+    NotPruned(usize),
     /// What is at the address of the broker is no broker.
     #[error("{url} speaks {}, but gRPC {}", in_words(*.spoken), expected(.url))]
     NotGrpc { url: String, spoken: Protocol },
@@ -104,6 +107,7 @@ impl Failure {
             Self::NotSettled => "NOT_SETTLED",
             Self::Unconfirmed(_) => "UNCONFIRMED",
             Self::Declined => "DECLINED",
+            Self::NotPruned(_) => "NOT_PRUNED",
             Self::NotGrpc { .. } | Self::WebServer(_) => "NOT_GRPC",
             Self::Unwell => "UNWELL",
             Self::File { .. } => "FILE",
@@ -163,6 +167,7 @@ impl Failure {
             | Self::Io(_)
             | Self::NotSettled
             | Self::Declined
+            | Self::NotPruned(_)
             | Self::Unwell => 1,
             Self::Usage(_) | Self::Unconfirmed(_) => 2,
             Self::Nothing => 3,
@@ -188,6 +193,7 @@ impl Failure {
             Self::NotGrpc { spoken: Protocol::Http2, .. } => {
                 Some("write http:// in place of https://, or turn TLS on at the broker")
             }
+            Self::NotPruned(_) => Some("consume them first, or delete such a queue with --force"),
             Self::Declined | Self::Unwell | Self::Nothing | Self::File { .. } | Self::Io(_) => None,
         }
     }

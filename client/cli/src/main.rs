@@ -1,8 +1,8 @@
 //! `sluice`: Sluicegate's command line tool.
 //!
 //! # Layout
-//! One file per group of commands, and the folders `bench`, `doctor`, `tail` and `top`. `context` has what commands share,
-//! `connection` how brokers are reached, `confirm` the question before destruction, `failure` the exit codes and hints,
+//! One file per group of commands, and the folders `bench`, `declare`, `doctor`, `tail` and `top`. `context` has what commands
+//! share, `connection` how brokers are reached, `confirm` the question before destruction, `failure` the exit codes and hints,
 //! `protocol` what is at an address that is no broker, `json` and `output` how results are shown, `values` how values are parsed.
 
 mod bench;
@@ -12,6 +12,7 @@ mod connection;
 mod consume;
 mod context;
 mod contexts;
+mod declare;
 mod doctor;
 mod documents;
 mod failure;
@@ -116,6 +117,10 @@ enum Command {
     /// Create, show, change, pause, purge or delete a queue
     #[command(subcommand)]
     Queue(queue::QueueCommand),
+    /// Write queues and schedules to stdout, as a file for `apply`
+    Export(declare::ExportArgs),
+    /// Create and change queues and schedules so that they are as a file says
+    Apply(declare::ApplyArgs),
     /// Move items of a dead-letter queue back to where they came from
     Redrive(history::RedriveArgs),
     /// Make processed items ready again
@@ -195,6 +200,8 @@ async fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Doctor(args) => doctor::run(context, args).await,
         Command::Consumers(args) => brokers::consumers(context, args).await,
         Command::Queue(command) => queue::run(context, command).await,
+        Command::Export(args) => declare::export(context, args).await,
+        Command::Apply(args) => declare::apply(context, args).await,
         Command::Redrive(args) => history::redrive(context, args).await,
         Command::Replay(args) => history::replay(context, args).await,
         Command::Bench(args) => bench::run(context, *args).await,

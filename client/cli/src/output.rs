@@ -25,6 +25,11 @@ impl Output {
         self.json
     }
 
+    /// Returns true if people read it as it comes.
+    pub(crate) fn is_terminal(self) -> bool {
+        !self.json && io::stdout().is_terminal()
+    }
+
     /// Prints one line: `value` with --json, else `text`.
     pub(crate) fn one(self, value: &Value, text: &str) -> io::Result<()> {
         let mut stdout = io::stdout().lock();

@@ -199,28 +199,32 @@ pub(crate) async fn run(context: &Context, command: ScheduleCommand) -> Result<(
     Ok(context.output.object(&json::schedule(&schedule.unwrap_or_default()))?)
 }
 
-async fn list(context: &Context) -> Result<(), Failure> {
-    let client = context.client().await?;
-    let mut rows = Vec::new();
-    let mut page_token = String::new();
+/// Reads the schedules page by page.
+pub(crate) async fn list_schedules(client: &Client) -> Result<Vec<Schedule>, Failure> {
+    let (mut schedules, mut page_token) = (Vec::new(), String::new());
     loop {
         let request = client.request(ListSchedulesRequest { page_size: 1_000, page_token });
         let page = client.schedule_service().list_schedules(request).await?.into_inner();
-        for schedule in page.schedules {
-            let value = json::schedule(&schedule);
-            let next = match (&schedule.next_time, schedule.paused) {
-                (_, true) => "paused".to_owned(),
-                (Some(time), false) => time.to_string(),
-                (None, false) => String::new(),
-            };
-            let cells =
-                vec![schedule.name, schedule.queue, schedule.cron, schedule.time_zone, next];
-            rows.push((value, cells));
-        }
+        schedules.extend(page.schedules);
         page_token = page.next_page_token;
         if page_token.is_empty() {
-            break;
+            return Ok(schedules);
         }
     }
-    Ok(context.output.list(&["SCHEDULE", "QUEUE", "CRON", "TIME ZONE", "NEXT"], rows)?)
+}
+
+async fn list(context: &Context) -> Result<(), Failure> {
+    let client = context.client().await?;
+    let rows = list_schedules(&client).await?.into_iter().map(|schedule| {
+        let value = json::schedule(&schedule);
+        let next = match (&schedule.next_time, schedule.paused) {
+            (_, true) => "paused".to_owned(),
+            (Some(time), false) => time.to_string(),
+            (None, false) => String::new(),
+        };
+        let cells = vec![schedule.name, schedule.queue, schedule.cron, schedule.time_zone, next];
+        (value, cells)
+    });
+    let head = ["SCHEDULE", "QUEUE", "CRON", "TIME ZONE", "NEXT"];
+    Ok(context.output.list(&head, rows.collect())?)
 }

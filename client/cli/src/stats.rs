@@ -23,6 +23,13 @@ pub(crate) struct Which {
     labels: Vec<(String, String)>,
 }
 
+impl Which {
+    /// Returns true if it leaves no queue out.
+    pub(crate) fn is_all(&self) -> bool {
+        self.prefix.is_empty() && self.labels.is_empty()
+    }
+}
+
 /// The command line of `sluice stats`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct StatsArgs {
