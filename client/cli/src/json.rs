@@ -93,7 +93,12 @@ fn item_object(item: &Item) -> Object {
         .text("producer", &item.producer)
         .text("consumer", &item.consumer)
         .text("last_reason", &item.last_reason)
-        .text("origin_queue", &item.origin_queue);
+        .text("origin_queue", &item.origin_queue)
+        .time("due_time", item.due_time.as_ref())
+        .time("dead_letter_time", item.dead_letter_time.as_ref());
+    if item.dead_letter_attempts != 0 {
+        object.put("dead_letter_attempts", item.dead_letter_attempts);
+    }
     object
 }
 

@@ -1,10 +1,12 @@
 //! `sluice`: Sluicegate's command line tool.
 //!
 //! # Layout
-//! One file per group of commands, and the folders `bench`, `declare`, `doctor`, `tail` and `top`. `context` has what commands
-//! share, `connection` how brokers are reached, `confirm` the question before destruction, `failure` the exit codes and hints,
-//! `protocol` what is at an address that is no broker, `json` and `output` how results are shown, `values` how values are parsed.
+//! One file per group of commands, and the folders `backup`, `bench`, `declare`, `doctor`, `tail` and `top`. `context` has what
+//! commands share, `connection` how brokers are reached, `confirm` the question before destruction, `failure` the exit codes and
+//! hints, `protocol` what is at an address that is no broker, `json` and `output` how results are shown, `values` how values are
+//! parsed.
 
+mod backup;
 mod bench;
 mod brokers;
 mod confirm;
@@ -121,6 +123,10 @@ enum Command {
     Export(declare::ExportArgs),
     /// Create and change queues and schedules so that they are as a file says
     Apply(declare::ApplyArgs),
+    /// Write the items of a queue into a file, without taking them
+    Backup(backup::BackupArgs),
+    /// Put the items of a backup into a queue
+    Restore(backup::RestoreArgs),
     /// Move items of a dead-letter queue back to where they came from
     Redrive(history::RedriveArgs),
     /// Make processed items ready again
@@ -202,6 +208,8 @@ async fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Queue(command) => queue::run(context, command).await,
         Command::Export(args) => declare::export(context, args).await,
         Command::Apply(args) => declare::apply(context, args).await,
+        Command::Backup(args) => backup::backup(context, args).await,
+        Command::Restore(args) => backup::restore(context, args).await,
         Command::Redrive(args) => history::redrive(context, args).await,
         Command::Replay(args) => history::replay(context, args).await,
         Command::Bench(args) => bench::run(context, *args).await,

@@ -6,7 +6,7 @@
 
 mod apply;
 mod plan;
-mod queue;
+pub(crate) mod queue;
 mod schedule;
 
 use std::{collections::HashSet, io, path::PathBuf};

@@ -14,7 +14,7 @@ const DEFAULT_MAX_DELAY: Duration = Duration::from_hours(1);
 
 /// A duration that is written as on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Span(Duration);
+pub(crate) struct Span(pub(crate) Duration);
 
 impl Span {
     pub(super) fn of(duration: Option<&prost_types::Duration>) -> Option<Self> {
@@ -43,8 +43,8 @@ impl<'de> Deserialize<'de> for Span {
 /// A queue. Its fields are called as in the API.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct QueueEntry {
-    pub(super) name: String,
+pub(crate) struct QueueEntry {
+    pub(crate) name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) group: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -115,6 +115,11 @@ impl QueueEntry {
             }),
             ..self
         }
+    }
+
+    /// Returns how long dedup ids are remembered.
+    pub(crate) fn dedup_window(&self) -> Duration {
+        self.dedup_window.map_or(DEFAULT_DEDUP_WINDOW, |window| window.0)
     }
 }
 
