@@ -256,6 +256,16 @@ async fn contexts_are_kept_for_their_owner_and_give_way_to_environment_and_optio
 }
 
 #[tokio::test]
+async fn contexts_out_of_reach_are_none() {
+    // As in the home of another user; whoever runs the tests may read those of all users.
+    let output = with_contexts(Path::new("/dev/null"), &[], &["queues", "--json"]).await;
+    assert!(errors(&output).contains("no contexts are used"), "{}", errors(&output));
+    assert!(!errors(&output).contains("\"FILE\""), "{}", errors(&output));
+    let managed = with_contexts(Path::new("/dev/null"), &[], &["context", "list"]).await;
+    assert_eq!(managed.status.code(), Some(1), "{}", errors(&managed));
+}
+
+#[tokio::test]
 async fn shells_accept_the_completion_and_man_the_pages() {
     let folder = tempfile::tempdir().expect("a folder");
     let script = run("", &["completion", "bash"]).await;

@@ -22,11 +22,12 @@ pub(crate) async fn brokers(context: &Context) -> Result<(), Failure> {
     let request = client.request(ListBrokersRequest {});
     let answer = client.admin_service().list_brokers(request).await?.into_inner();
     let head = ["BROKER", "VERSION", "HOST", "ADDRESS", "STARTED", "CONSUMERS", "HEALTH"];
-    let rows = answer.brokers.iter().map(|broker| (json::broker(broker), broker_row(broker)));
+    let rows =
+        answer.brokers.iter().map(|broker| (json::broker(broker), broker_row(context, broker)));
     Ok(context.output.list(&head, rows.collect())?)
 }
 
-fn broker_row(broker: &Broker) -> Vec<String> {
+fn broker_row(context: &Context, broker: &Broker) -> Vec<String> {
     let mut health = Vec::new();
     if broker.draining {
         health.push("shutting down");
@@ -45,7 +46,7 @@ fn broker_row(broker: &Broker) -> Vec<String> {
         broker.version.clone(),
         broker.host.clone(),
         broker.address.clone(),
-        broker.start_time.as_ref().map(ToString::to_string).unwrap_or_default(),
+        context.output.time(broker.start_time.as_ref()),
         broker.consumers.to_string(),
         health.join(", "),
     ]
@@ -78,7 +79,7 @@ pub(crate) async fn consumers(context: &Context, args: ConsumersArgs) -> Result<
     let client = context.client().await?;
     let (queue, broker) = (args.queue.unwrap_or_default(), args.broker.unwrap_or_default());
     let consumers = list_consumers(&client, &queue, &broker).await?;
-    let rows = consumers.iter().map(|of| (json::consumer(of), consumer_row(of))).collect();
+    let rows = consumers.iter().map(|of| (json::consumer(of), consumer_row(context, of))).collect();
     let head = [
         "QUEUE",
         "NAME",
@@ -94,16 +95,16 @@ pub(crate) async fn consumers(context: &Context, args: ConsumersArgs) -> Result<
     Ok(context.output.list(&head, rows)?)
 }
 
-fn consumer_row(consumer: &Consumer) -> Vec<String> {
+fn consumer_row(context: &Context, consumer: &Consumer) -> Vec<String> {
     vec![
         consumer.queue.clone(),
         consumer.name.clone(),
         json::consumer_kind(consumer.kind()),
         consumer.peer.clone(),
         consumer.broker.clone(),
-        consumer.since.as_ref().map(ToString::to_string).unwrap_or_default(),
+        context.output.time(consumer.since.as_ref()),
         format!("{} of {}", consumer.in_flight, consumer.max_in_flight),
-        consumer.oldest_since.as_ref().map(ToString::to_string).unwrap_or_default(),
+        context.output.time(consumer.oldest_since.as_ref()),
         consumer.delivered.to_string(),
         consumer.committed.to_string(),
     ]

@@ -6,13 +6,14 @@ use std::{
     io::{self, Write},
     os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
+    sync::Once,
 };
 
 use clap::Subcommand;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::{connection::Connection, context::Context, failure::Failure};
+use crate::{connection::Connection, context::Context, failure::Failure, output::harmless};
 
 /// The command line of `sluice context`.
 #[derive(Debug, Subcommand)]
@@ -64,12 +65,19 @@ impl Contexts {
         name.map(|name| self.contexts.get(name).ok_or_else(|| unknown(name))).transpose()
     }
 
-    /// Reads the contexts of the user; none if there is no file.
+    /// Reads the contexts of the user; none if there is no file, or none that this user can reach. A `HOME` of another user must not
+    /// keep a command from the broker of this machine.
     pub(crate) fn read() -> Result<Self, Failure> {
-        match path() {
-            Some(path) => Self::read_from(&path),
-            None => Ok(Self::default()),
+        let Some(path) = path() else { return Ok(Self::default()) };
+        if let Err(error) = fs::File::open(&path)
+            && is_out_of_reach(&error)
+        {
+            static WARNED: Once = Once::new();
+            let path = harmless(&path.display().to_string(), false);
+            WARNED.call_once(|| eprintln!("sluice: no contexts are used: {path}: {error}"));
+            return Ok(Self::default());
         }
+        Self::read_from(&path)
     }
 
     fn read_from(path: &Path) -> Result<Self, Failure> {
@@ -113,6 +121,11 @@ impl Contexts {
             failed(error)
         })
     }
+}
+
+/// Returns true if the file belongs to somebody else, or cannot be there.
+fn is_out_of_reach(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::NotADirectory)
 }
 
 fn unknown(name: &str) -> Failure {
@@ -284,6 +297,15 @@ mod tests {
         fs::write(&path, "[context.a]\nserver = [\"http://a\"]\ntokn = \"secret\"\n").unwrap();
         let error = Contexts::read_from(&path).err().unwrap().to_string();
         assert!(error.contains("tokn") && !error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn a_file_of_another_user_is_out_of_reach_and_a_broken_one_is_not() {
+        let of = |kind: io::ErrorKind| is_out_of_reach(&io::Error::from(kind));
+        assert!(of(io::ErrorKind::PermissionDenied) && of(io::ErrorKind::NotADirectory));
+        assert!(!of(io::ErrorKind::InvalidData) && !of(io::ErrorKind::NotFound));
+        let error = fs::File::open("/dev/null/sluice/contexts.toml").unwrap_err();
+        assert!(is_out_of_reach(&error), "{error}");
     }
 
     #[test]

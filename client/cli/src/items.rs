@@ -128,7 +128,8 @@ pub(crate) async fn peek(context: &Context, args: PeekArgs) -> Result<(), Failur
     };
     let mut left = if args.limit == 0 { usize::MAX } else { args.limit };
     let mut page_token = String::new();
-    let mut table = Vec::new();
+    let mut table: Vec<(serde_json::Value, Vec<String>)> = Vec::new();
+    let mut has_reasons = false;
     let filter = Some(args.filter.into_proto());
     loop {
         let request = client.request(ListItemsRequest {
@@ -144,7 +145,8 @@ pub(crate) async fn peek(context: &Context, args: PeekArgs) -> Result<(), Failur
             if context.output.is_json() {
                 context.output.one(&json::item(item), "")?;
             } else {
-                table.push((serde_json::Value::Null, row(item)));
+                has_reasons |= !item.last_reason.is_empty();
+                table.push((serde_json::Value::Null, row(context, item)));
             }
         }
         left = left.saturating_sub(page.items.len());
@@ -154,20 +156,29 @@ pub(crate) async fn peek(context: &Context, args: PeekArgs) -> Result<(), Failur
         }
     }
     if !context.output.is_json() {
-        context
-            .output
-            .list(&["ID", "STATE", "PRIORITY", "ATTEMPT", "ELIGIBLE", "PAYLOAD"], table)?;
+        let mut head = vec!["ID", "STATE", "PRIORITY", "ATTEMPT", "ELIGIBLE", "REASON", "PAYLOAD"];
+        if !has_reasons {
+            head.remove(REASON);
+            for (_, cells) in &mut table {
+                cells.remove(REASON);
+            }
+        }
+        context.output.list(&head, table)?;
     }
     Ok(())
 }
 
-fn row(item: &Item) -> Vec<String> {
+/// The place of the column that is there only if an attempt has failed.
+const REASON: usize = 5;
+
+fn row(context: &Context, item: &Item) -> Vec<String> {
     vec![
         item.id.clone(),
         json::state(item.state()),
         item.priority.to_string(),
         item.attempt.to_string(),
-        item.eligible_time.as_ref().map(ToString::to_string).unwrap_or_default(),
+        context.output.time(item.eligible_time.as_ref()),
+        preview(item.last_reason.as_bytes(), 60),
         preview(&item.payload, 60),
     ]
 }

@@ -3,12 +3,15 @@
 use std::{
     fmt::Write as _,
     io::{self, BufWriter, IsTerminal, Write},
+    time::SystemTime,
 };
 
+use crossterm::style::Stylize;
+use prost_types::Timestamp;
 use serde_json::Value;
 use sluicegate_client::proto::Item;
 
-use crate::json;
+use crate::{json, values};
 
 /// Where and how results are shown.
 #[derive(Debug, Clone, Copy)]
@@ -60,18 +63,35 @@ impl Output {
             }
             return stdout.flush();
         }
+        let has_colours = has_colours();
         let mut lines: Vec<Vec<String>> =
             vec![head.iter().map(ToString::to_string).collect::<Vec<_>>()];
         let cell = |text: String| harmless(&text, false);
         lines.extend(rows.into_iter().map(|(_, cells)| cells.into_iter().map(cell).collect()));
         let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max();
         let widths: Vec<usize> = (0..head.len()).map(|column| width(column).unwrap_or(0)).collect();
-        for line in &lines {
-            let cells: Vec<String> =
-                line.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}")).collect();
-            writeln!(stdout, "{}", cells.join("  ").trim_end())?;
+        for (number, line) in lines.iter().enumerate() {
+            let cells = line.iter().zip(&widths).zip(head).map(|((cell, &width), title)| {
+                // Colours have no width, and so come after it.
+                let room = " ".repeat(width - cell.chars().count());
+                let colour = if number == 0 { Some(Look::Head) } else { look(title, cell) };
+                match colour.filter(|_| has_colours) {
+                    Some(colour) => format!("{}{room}", colour.paint(cell)),
+                    None => format!("{cell}{room}"),
+                }
+            });
+            writeln!(stdout, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
         }
         stdout.flush()
+    }
+
+    /// Shows an instant: to people how long ago it was or is ahead, to programs as it is.
+    pub(crate) fn time(self, time: Option<&Timestamp>) -> String {
+        match time {
+            Some(time) if self.is_terminal() => relative(time, SystemTime::now()),
+            Some(time) => time.to_string(),
+            None => String::new(),
+        }
     }
 
     /// Prints an object: one line with --json, else one line per field.
@@ -94,6 +114,50 @@ impl Output {
 pub(crate) fn has_colours() -> bool {
     let is_refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     io::stdout().is_terminal() && !is_refused
+}
+
+/// How a text looks on a terminal with colours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Look {
+    Head,
+    Good,
+    Note,
+    Bad,
+}
+
+impl Look {
+    /// Returns the text with the sequences that make it look so.
+    pub(crate) fn paint(self, text: &str) -> String {
+        match self {
+            Self::Head => text.bold().to_string(),
+            Self::Good => text.green().to_string(),
+            Self::Note => text.yellow().to_string(),
+            Self::Bad => text.red().to_string(),
+        }
+    }
+}
+
+/// Returns how a cell looks: states stand out, whatever else is called like one does not.
+fn look(title: &str, cell: &str) -> Option<Look> {
+    match (title, cell) {
+        ("HEALTH", "ok") => Some(Look::Good),
+        ("HEALTH", "shutting down") | ("STATE", "paused" | "delayed" | "blocked") => {
+            Some(Look::Note)
+        }
+        ("HEALTH", _) => Some(Look::Bad),
+        _ => None,
+    }
+}
+
+/// Returns how far an instant is from `now`: `5m 2s ago`, `in 3h`.
+fn relative(time: &Timestamp, now: SystemTime) -> String {
+    let Ok(time) = SystemTime::try_from(*time) else { return time.to_string() };
+    match now.duration_since(time) {
+        Ok(ago) if ago.as_secs() == 0 => "now".to_owned(),
+        Ok(ago) => format!("{} ago", values::about(ago)),
+        Err(ahead) if ahead.duration().as_secs() == 0 => "now".to_owned(),
+        Err(ahead) => format!("in {}", values::about(ahead.duration())),
+    }
 }
 
 /// Returns JSON as text on one line. Control characters that JSON allows to stand for themselves are escaped too.
@@ -163,6 +227,22 @@ mod tests {
         assert!(!harmless(HOSTILE, false).chars().any(controls));
         assert!(!preview(HOSTILE.as_bytes(), 60).chars().any(controls));
         assert_eq!(harmless("plain, äöü, 日本語", false), "plain, äöü, 日本語");
+    }
+
+    #[test]
+    fn instants_are_shown_to_people_as_distances() {
+        let time = Timestamp { seconds: 1_000, nanos: 0 };
+        let at = |seconds| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+        for (now, shown) in [(1_302, "5m 2s ago"), (1_000, "now"), (940, "in 1m")] {
+            assert_eq!(relative(&time, at(now)), shown);
+        }
+    }
+
+    #[test]
+    fn only_states_are_coloured() {
+        assert_eq!(look("HEALTH", "ok"), Some(Look::Good));
+        assert_eq!(look("STATE", "paused"), Some(Look::Note));
+        assert_eq!(look("QUEUE", "paused"), None);
     }
 
     #[test]

@@ -219,8 +219,7 @@ async fn list(context: &Context) -> Result<(), Failure> {
         let value = json::schedule(&schedule);
         let next = match (&schedule.next_time, schedule.paused) {
             (_, true) => "paused".to_owned(),
-            (Some(time), false) => time.to_string(),
-            (None, false) => String::new(),
+            (time, false) => context.output.time(time.as_ref()),
         };
         let cells = vec![schedule.name, schedule.queue, schedule.cron, schedule.time_zone, next];
         (value, cells)

@@ -8,7 +8,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::{context::Context, failure::Failure, values};
+use crate::{
+    context::Context,
+    failure::Failure,
+    output::{self, Look, harmless},
+    values,
+};
 
 /// The command line of `sluice doctor`.
 #[derive(Debug, clap::Args)]
@@ -36,6 +41,14 @@ impl Level {
             Self::Good => "ok",
             Self::Note => "note",
             Self::Wrong => "wrong",
+        }
+    }
+
+    fn look(self) -> Look {
+        match self {
+            Self::Good => Look::Good,
+            Self::Note => Look::Note,
+            Self::Wrong => Look::Bad,
         }
     }
 }
@@ -83,14 +96,17 @@ impl Finding {
     }
 
     /// One line, and below it what to do.
-    fn line(&self) -> String {
-        let level = self.level.name();
+    fn line(&self, has_colours: bool) -> String {
+        let level = format!("{:<5}", self.level.name());
+        let level = if has_colours { self.level.look().paint(&level) } else { level };
+        let subject = harmless(&self.subject, false);
+        let text = harmless(&self.text, true);
         let advice = if self.advice.is_empty() {
             String::new()
         } else {
-            format!("\n       {}", self.advice)
+            format!("\n       {}", harmless(&self.advice, true))
         };
-        format!("{level:<5}  {}: {}{advice}", self.subject, self.text)
+        format!("{level}  {subject}: {text}{advice}")
     }
 }
 
@@ -98,8 +114,7 @@ pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
     let mut findings = Vec::new();
     let mut show = |found: Vec<Finding>| -> Result<(), Failure> {
         for finding in &found {
-            let text = crate::output::harmless(&finding.line(), true);
-            context.output.one(&finding.json(), &text)?;
+            context.output.one(&finding.json(), &finding.line(output::has_colours()))?;
         }
         findings.extend(found);
         Ok(())
