@@ -2,9 +2,9 @@
 //!
 //! # Layout
 //! One file per group of commands, and the folders `backup`, `bench`, `declare`, `doctor`, `tail` and `top`. `context` has what
-//! commands share, `connection` how brokers are reached, `confirm` the question before destruction, `failure` the exit codes and
-//! hints, `protocol` what is at an address that is no broker, `json` and `output` how results are shown, `values` how values are
-//! parsed.
+//! commands share, `connection` how brokers are reached, `confirm` the question before destruction, `examples` what the help of
+//! each command shows, `failure` the exit codes and hints, `protocol` what is at an address that is no broker, `json` and `output`
+//! how results are shown, `values` how values are parsed.
 
 mod backup;
 mod bench;
@@ -17,6 +17,7 @@ mod contexts;
 mod declare;
 mod doctor;
 mod documents;
+mod examples;
 mod failure;
 mod history;
 mod items;
@@ -147,7 +148,7 @@ enum Command {
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let matches = Cli::command().try_get_matches();
+    let matches = command_line().try_get_matches();
     let parsed = matches.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
     let (cli, matches) = match parsed {
         Ok(parsed) => parsed,
@@ -169,6 +170,11 @@ async fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => context.explain(failure).await.report(json),
     }
+}
+
+/// Returns the command line with its whole help.
+fn command_line() -> clap::Command {
+    examples::with_examples(Cli::command())
 }
 
 /// Prints what is wrong with the command line, or the help that was asked for.
@@ -215,8 +221,8 @@ async fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Bench(args) => bench::run(context, *args).await,
         Command::Schedule(command) => schedule::run(context, command).await,
         Command::Context(command) => contexts::run(context, command),
-        Command::Completion(args) => documents::completion(Cli::command(), &args),
-        Command::Man(args) => documents::man(Cli::command(), &args),
+        Command::Completion(args) => documents::completion(command_line(), &args),
+        Command::Man(args) => documents::man(command_line(), &args),
     }
 }
 
