@@ -10,7 +10,7 @@ use rusqlite::{Connection, OpenFlags, config::DbConfig};
 
 use super::{
     checksum::{Summed, is_damage, summed_columns, verify},
-    mark,
+    definitions, mark,
     schema::{identity, is_store},
 };
 
@@ -85,10 +85,11 @@ pub fn check(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, String
     }
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let conn = Connection::open_with_flags(path, flags).map_err(|e| e.to_string())?;
-    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
+    let is_ours = conn
+        .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
         .and_then(|_| conn.execute_batch("PRAGMA query_only = ON; PRAGMA cache_size = -65536;"))
-        .map_err(|e| e.to_string())?;
-    match is_store(&conn) {
+        .and_then(|()| is_store(&conn));
+    match is_ours {
         Ok(true) => {}
         Ok(false) => {
             return Err(format!(
@@ -112,6 +113,10 @@ pub fn check(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, String
         }
         Err(error) => Err(format!("{name}: {error}")),
     };
+    run("definitions", &mut |report| {
+        report.faults.extend(definitions::fault(&conn)?);
+        Ok(())
+    })?;
     run("commits", &mut |report| check_commits(&conn, noted, report))?;
     tell("checking the structure of the file".to_owned());
     run("structure", &mut |report| check_structure(&conn, report))?;

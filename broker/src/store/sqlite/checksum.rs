@@ -82,7 +82,31 @@ pub(super) fn is_index_corruption(error: &Error) -> bool {
     error.sqlite_error().is_some_and(|error| error.extended_code == ffi::SQLITE_CORRUPT_INDEX)
 }
 
-/// Returns true if the error says that the file is not as SQLite wrote it.
+/// Returns true if the error says that the file is not as SQLite wrote it, or not as this program defined it.
 pub(super) fn is_corruption(error: &Error) -> bool {
-    error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt)
+    error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt) || is_misfit(error)
+}
+
+/// Starts and parts of SQLite's messages about statements that do not fit the definitions in the file. They share their
+/// code with all other errors in statements.
+const MISFITS: [&str; 6] = [
+    "no such table",
+    "no such column",
+    "no such index",
+    "no query solution",
+    "has no column named",
+    "values were supplied",
+];
+
+/// Returns true if the error says that a statement does not fit the tables and indexes of the file. All statements are
+/// fixed, so the definitions in the file have changed.
+fn is_misfit(error: &Error) -> bool {
+    let message = match error {
+        Error::SqlInputError { msg, .. } => msg,
+        Error::SqliteFailure(failure, Some(message)) if failure.code == ErrorCode::Unknown => {
+            message
+        }
+        _ => return false,
+    };
+    MISFITS.iter().any(|misfit| message.contains(misfit))
 }

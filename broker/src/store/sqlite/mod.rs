@@ -4,7 +4,8 @@
 //! * `schema`: the tables, opening and locking the file; `migrations`: files of earlier versions.
 //! * `writer`: the one thread that writes, and its group commit; `readers`: connections beside it; `tx`: what both pass
 //!   to their calls.
-//! * `checksum`, `damage`: items that are no longer what was stored; `indexes`: rebuilt where they are damaged.
+//! * `checksum`, `damage`: items that are no longer what was stored; `definitions`: files whose tables are not as they
+//!   were created; `indexes`: rebuilt where they are damaged.
 //! * `push`, `reserve`, `settle`: the hot path. `order`: ordering keys, and how items leave a queue.
 //! * `browse`, `admin`, `queues`, `schedules`: for administrators. `sweep`: removes what has expired.
 //!
@@ -18,6 +19,7 @@ mod checksum;
 mod clock;
 mod contract;
 mod damage;
+mod definitions;
 mod deletions;
 mod failure;
 mod indexes;

@@ -10,7 +10,8 @@ use rusqlite::{Connection, MAIN_DB, OpenFlags, config::DbConfig};
 
 use super::{
     super::{Result, StoreError},
-    mark,
+    checksum::is_corruption,
+    definitions, mark,
     migrations::{self, VERSION},
     space,
 };
@@ -219,6 +220,7 @@ impl StoreFile {
             Some(rusqlite::ErrorCode::NotADatabase) => {
                 refuse(format!("{shown} is not an SQLite database"))
             }
+            Some(rusqlite::ErrorCode::DatabaseCorrupt) => self.refuse_as_damaged(&e.to_string()),
             _ => refuse(format!("cannot read {shown}: {e}")),
         })?;
         if conn.is_readonly(MAIN_DB).unwrap_or(true) {
@@ -229,14 +231,21 @@ impl StoreFile {
             self.sync_found().or_else(|e| refuse(format!("cannot sync {shown}: {e}")))?;
             self.close_to_others();
         }
-        match checked {
-            Whose::Ours(VERSION) => {}
-            Whose::Ours(version) => {
-                migrations::migrate(&conn, version)
-                    .or_else(|e| refuse(format!("cannot bring {shown} up to date: {e}")))?;
-            }
+        self.prepare_tables(&conn, checked)?;
+        set_up_writer(&conn)
+            .and_then(|()| space::enable(&conn))
+            .and_then(|()| keep_log(&conn, false))
+            .or_else(|e| refuse(format!("cannot set up {shown}: {e}")))?;
+        Ok(conn)
+    }
+
+    /// Creates the tables in a new file, brings those of an earlier version up to date, and refuses a file that is not
+    /// ours or whose tables are not as they should be.
+    fn prepare_tables(&self, conn: &Connection, found: Whose) -> Result<()> {
+        let shown = self.path.display();
+        let fault = match found {
             Whose::New => {
-                create(&conn).or_else(|e| refuse(format!("cannot set up {shown}: {e}")))?;
+                return create(conn).or_else(|e| refuse(format!("cannot set up {shown}: {e}")));
             }
             Whose::Newer(version) => {
                 return refuse(format!(
@@ -244,12 +253,23 @@ impl StoreFile {
                 ));
             }
             Whose::Other => return refuse(format!("{shown} is a database of another program")),
+            Whose::Ours(VERSION) => definitions::fault(conn),
+            Whose::Ours(version) => migrations::migrate(conn, version),
+        };
+        match fault {
+            Ok(None) => Ok(()),
+            Ok(Some(fault)) => self.refuse_as_damaged(&fault),
+            Err(error) if is_corruption(&error) => self.refuse_as_damaged(&error.to_string()),
+            Err(error) => refuse(format!("cannot bring {shown} up to date: {error}")),
         }
-        set_up_writer(&conn)
-            .and_then(|()| space::enable(&conn))
-            .and_then(|()| keep_log(&conn, false))
-            .or_else(|e| refuse(format!("cannot set up {shown}: {e}")))?;
-        Ok(conn)
+    }
+
+    fn refuse_as_damaged<T>(&self, why: &str) -> Result<T> {
+        refuse(format!(
+            "{} is damaged: {why}. Restore it from a backup, and look at its disk, for damage has a cause \
+             (`sluicegate check` says what else is damaged)",
+            self.path.display()
+        ))
     }
 
     /// Syncs what was found in the log, and the names of the files.
@@ -298,7 +318,12 @@ impl StoreFile {
         if is_new {
             return refuse_as_lost(&self.path, "empty", noted.commits);
         }
-        let (tag, commits) = identity(conn).map_err(|e| unreadable(e.to_string()))?;
+        let (tag, commits) = match identity(conn) {
+            Err(error) if is_corruption(&error) => {
+                return self.refuse_as_damaged(&error.to_string());
+            }
+            read => read.map_err(|e| unreadable(e.to_string()))?,
+        };
         if tag != noted.tag {
             tracing::warn!("{mark_shown} belongs to another store than {shown}: ignoring it");
         } else if commits < noted.commits {

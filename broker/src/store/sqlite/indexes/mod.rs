@@ -10,7 +10,7 @@ mod upkeep;
 
 use std::collections::HashMap;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, OptionalExtension};
 
 pub(super) use self::upkeep::{MetBy, Upkeep};
 use super::{checksum::is_corruption, schema};
@@ -44,12 +44,23 @@ impl Index {
         )
     }
 
+    /// Returns what is wrong with the definition of the index in the file, or `None` if it is the one of this version.
+    fn definition_fault(&self, conn: &Connection) -> rusqlite::Result<Option<String>> {
+        let definition = "SELECT sql FROM sqlite_schema WHERE type = 'index' AND name = ?1";
+        let found: Option<String> =
+            conn.query_row(definition, [&self.name], |row| row.get(0)).optional()?;
+        Ok(match found {
+            None => Some("it is missing".to_owned()),
+            Some(found) if found != self.sql => Some(format!("it is defined as {found}")),
+            Some(_) => None,
+        })
+    }
+
     /// Returns the fault of the index, or `None` if it fits its table.
     fn fault(&self, conn: &Connection) -> rusqlite::Result<Option<String>> {
         let Self { name, table, condition, .. } = self;
-        let is_there = "SELECT count(*) FROM sqlite_schema WHERE type = 'index' AND name = ?1";
-        if conn.query_row(is_there, [name], |row| row.get::<_, i64>(0))? == 0 {
-            return Ok(Some("it is missing".to_owned()));
+        if let Some(fault) = self.definition_fault(conn)? {
+            return Ok(Some(fault));
         }
         let count = |from: &str| {
             let sql = format!("SELECT count(*) FROM {table} {from} WHERE {condition}");
@@ -102,6 +113,16 @@ pub(super) fn all() -> rusqlite::Result<Vec<Index>> {
             Ok(Index { name, table: row.get(1)?, columns, condition, sql })
         })?
         .collect()
+}
+
+/// Returns true if the definitions of all indexes are those of this version.
+pub(super) fn are_defined(conn: &Connection, indexes: &[Index]) -> rusqlite::Result<bool> {
+    for index in indexes {
+        if index.definition_fault(conn)?.is_some() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Returns the indexes that do not fit their tables, and the fault of each. An error if the tables themselves are

@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     super::{order, tx::View},
-    Index, all,
+    Index, all, are_defined,
     comparison::{Comparison, Step},
     damaged, damaged_inside, rebuild,
 };
@@ -59,6 +59,9 @@ impl Upkeep {
         let now = Instant::now();
         let comparison = Some(Comparison::new(&indexes));
         let mut upkeep = Self { indexes, comparison, next_step: now, next_search: now, suspected };
+        if !are_defined(view.conn, &upkeep.indexes)? {
+            upkeep.mend(view, MetBy::Reader);
+        }
         upkeep.compare(view, AT_START);
         Ok(upkeep)
     }

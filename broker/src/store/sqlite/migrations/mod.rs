@@ -2,6 +2,8 @@
 
 use rusqlite::Connection;
 
+use super::definitions;
+
 /// The steps from each version to the next, the first from version 1. A step that was released never changes; a later
 /// change is a step of its own. New columns follow `payload`.
 const STEPS: &[&str] = &[TO_VERSION_2, TO_VERSION_3, TO_VERSION_4];
@@ -54,15 +56,19 @@ const TO_VERSION_4: &str = r"
 ALTER TABLE queues ADD COLUMN unused_since INTEGER;
 ";
 
-/// Brings a file from `version` up to [`VERSION`]. After an error, or if the process ends on the way, the file is as it
-/// was.
-pub(super) fn migrate(conn: &Connection, version: i32) -> rusqlite::Result<()> {
+/// Brings a file from `version` up to [`VERSION`], if its tables are then as this version defines them. Otherwise
+/// returns what is wrong with them. After a fault or an error, or if the process ends on the way, the file is as it was.
+pub(super) fn migrate(conn: &Connection, version: i32) -> rusqlite::Result<Option<String>> {
     let done = usize::try_from(version - 1).unwrap_or_default();
     let steps = STEPS.get(done..).unwrap_or_default().concat();
-    let migrated = conn.execute_batch(&format!(
-        "BEGIN IMMEDIATE; {steps} PRAGMA user_version = {VERSION}; COMMIT;"
-    ));
-    if migrated.is_err() && !conn.is_autocommit() {
+    let migrated = conn
+        .execute_batch(&format!("BEGIN IMMEDIATE; {steps} PRAGMA user_version = {VERSION};"))
+        .and_then(|()| definitions::fault(conn))
+        .and_then(|fault| match fault {
+            None => conn.execute_batch("COMMIT").map(|()| None),
+            fault => Ok(fault),
+        });
+    if !conn.is_autocommit() {
         conn.execute_batch("ROLLBACK")?;
     }
     migrated

@@ -135,6 +135,40 @@ fn an_old_file_gets_the_tables_of_a_new_one() {
     drop(open(&path).unwrap()); // it opens as one of ours again
 }
 
+/// Otherwise each start of a migrated file would build its indexes anew.
+#[test]
+fn an_old_file_has_the_indexes_of_a_new_one() {
+    let indexes = |conn: &Connection| -> Vec<(String, String)> {
+        let mut statement = conn
+            .prepare("SELECT name, sql FROM sqlite_schema WHERE type = 'index' ORDER BY name")
+            .unwrap();
+        let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+        rows.collect::<rusqlite::Result<_>>().unwrap()
+    };
+    let (_folder, path) = old_file();
+    let conn = Connection::open(&path).unwrap();
+    assert_eq!(migrate(&conn, 1).unwrap(), None);
+    assert_eq!(indexes(&conn), indexes(&schema::open_memory().unwrap()));
+}
+
+/// The file stays as it was, for people to examine.
+#[test]
+fn an_old_file_with_damaged_tables_is_refused_and_stays_as_it_is() {
+    for (damage, fault) in [
+        ("ALTER TABLE items RENAME COLUMN reason TO reasom", "table items has no column reason"),
+        ("ALTER TABLE queues RENAME COLUMN max_attempts TO mix_attempts", "no such column"),
+        ("DROP TABLE counters", "table counters is missing"),
+    ] {
+        let (_folder, path) = old_file();
+        let conn = Connection::open(&path).unwrap();
+        conn.execute_batch(damage).unwrap();
+        let before = columns(&conn);
+        let Err(StoreError::Unsupported(message)) = open(&path) else { panic!("not refused") };
+        assert!(message.contains("is damaged") && message.contains(fault), "{message}");
+        assert_eq!(columns(&conn), before);
+    }
+}
+
 /// A step that fails half way leaves the file as it was.
 #[test]
 fn a_migration_is_all_or_nothing() {

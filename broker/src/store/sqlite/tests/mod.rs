@@ -91,6 +91,7 @@ fn hold_up(store: &SqliteStore) -> (impl Future<Output = bool> + '_, Sender<()>)
 
 mod clocks;
 mod damage;
+mod definitions;
 mod files;
 mod indexes;
 mod steps;

@@ -155,7 +155,7 @@ async fn a_call_that_fails_does_not_affect_others_of_its_group() {
     let before = store.push(vec![push_of(&queue, "before")]);
     let failing = store.inner.write(|tx| {
         tx.conn.execute("INSERT INTO counters VALUES ('spoilt', 1)", [])?;
-        tx.conn.execute("INSERT INTO no_such_table VALUES (1)", [])
+        tx.conn.execute("INSERT INTO counters VALUES (no_such_function(), 1)", [])
     });
     let after = store.push(vec![push_of(&queue, "after")]);
     let release = async { go.send(()).unwrap() };
