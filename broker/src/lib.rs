@@ -24,6 +24,8 @@ mod console;
 pub mod domain;
 mod engine;
 mod essential;
+#[cfg(test)]
+mod fuzz;
 mod grpc;
 mod listener;
 pub mod metrics;

@@ -6,6 +6,8 @@
 mod admission;
 mod assign;
 mod failure;
+#[cfg(test)]
+mod fuzz;
 mod id;
 mod invalid;
 mod item;

@@ -25,9 +25,9 @@ pub(super) fn broker_of(text: &str) -> Option<[u8; 4]> {
     if digits { u32::from_str_radix(text, 16).ok().map(u32::to_be_bytes) } else { None }
 }
 
-/// Returns true for a time that lies within what clocks and delays lead to.
-fn is_plausible(time: Timestamp) -> bool {
-    (-FOREVER.0..=FOREVER.0).contains(&time.0)
+/// Returns the time of a signal, if it lies within what clocks and delays lead to.
+pub(super) fn plausible(millis: i64) -> Option<Timestamp> {
+    (-FOREVER.0..=FOREVER.0).contains(&millis).then_some(Timestamp(millis))
 }
 
 impl Message {
@@ -59,7 +59,7 @@ impl Message {
         let since = match since {
             "-" => None,
             // Whoever can write to the channel can write any number.
-            millis => Some(millis.parse().ok().map(Timestamp).filter(|time| is_plausible(*time))?),
+            millis => Some(millis.parse().ok().and_then(plausible)?),
         };
         Some((broker, Self::Signal(Signal { queue, topic, since })))
     }

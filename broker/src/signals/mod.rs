@@ -2,6 +2,8 @@
 //! truth is in the store, so that a lost signal costs latency only.
 
 mod coalesce;
+#[cfg(test)]
+mod fuzz;
 mod local;
 mod message;
 mod mongo;

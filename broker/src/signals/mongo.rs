@@ -21,10 +21,10 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    message::{MISSED, Message, broker_of, broker_text},
+    message::{MISSED, Message, broker_of, broker_text, plausible},
     relay::{Lost, Receiving, STEP_TIMEOUT, Transport, bounded},
 };
-use crate::domain::{QueueName, Signal, Timestamp, Topic};
+use crate::domain::{QueueName, Signal, Topic};
 
 /// The name of the collection.
 const COLLECTION: &str = "signals";
@@ -227,7 +227,7 @@ async fn listen(
     Lost("the cursor ended".to_owned())
 }
 
-fn decode(document: &Document) -> Option<([u8; 4], Message)> {
+pub(super) fn decode(document: &Document) -> Option<([u8; 4], Message)> {
     let broker = broker_of(document.get_str("broker").ok()?)?;
     let what = document.get_str("what").ok()?;
     if what == MISSED {
@@ -235,7 +235,11 @@ fn decode(document: &Document) -> Option<([u8; 4], Message)> {
     }
     let topic = Topic::of_word(what)?;
     let queue = QueueName::parse("queue", document.get_str("queue").ok()?).ok()?;
-    let since = document.get_datetime("since").ok().map(|at| Timestamp(at.timestamp_millis()));
+    let since = match document.get_datetime("since") {
+        // Whoever can write to the collection can write any time.
+        Ok(at) => Some(plausible(at.timestamp_millis())?),
+        Err(_) => None,
+    };
     Some((broker, Message::Signal(Signal { queue, topic, since })))
 }
 
@@ -248,6 +252,7 @@ mod tests {
     use tokio::time::timeout;
 
     use super::{super::test_servers::mongo_uri, *};
+    use crate::domain::Timestamp;
 
     #[tokio::test]
     async fn a_cursor_that_returns_no_written_documents_is_given_up() {

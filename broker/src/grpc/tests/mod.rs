@@ -2,6 +2,7 @@
 
 mod access;
 mod bounds;
+mod fuzz;
 mod limits;
 mod stated_limits;
 mod streams;

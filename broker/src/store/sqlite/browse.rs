@@ -35,7 +35,7 @@ impl Position {
     }
 
     /// Returns the position as a cursor of letters, digits and dots.
-    fn encode(self) -> String {
+    pub(super) fn encode(self) -> String {
         match self {
             Self::Handout { level, when, row } => format!("a{level}.{when}.{row}"),
             Self::Waiting { seq, row } => format!("b0.{seq}.{row}"),

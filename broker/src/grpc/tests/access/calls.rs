@@ -14,7 +14,7 @@ use tonic::{
 use super::*;
 
 /// Messages as they are on the wire.
-struct Raw;
+pub(in crate::grpc::tests) struct Raw;
 
 impl Codec for Raw {
     type Encode = Vec<u8>;

@@ -1,6 +1,6 @@
 //! Each call of the API, by tokens that may and tokens that may not.
 
-mod calls;
+pub(super) mod calls;
 
 use pb::consume_stream_request::Action;
 use tonic::Request;

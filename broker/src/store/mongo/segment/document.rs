@@ -209,6 +209,9 @@ impl Segment {
                 _ => {}
             }
         }
+        if segment.n > ItemId::MAX_OFFSET {
+            return Err(broken(format!("unreadable segment: {} items", segment.n)));
+        }
         Ok(segment)
     }
 

@@ -16,6 +16,7 @@ mod brokers;
 mod deletion_races;
 mod faults;
 mod first_leases;
+mod fuzz;
 mod half_open;
 mod plans;
 mod segments;

@@ -93,6 +93,7 @@ mod clocks;
 mod damage;
 mod definitions;
 mod files;
+mod fuzz;
 mod indexes;
 mod steps;
 mod writer;
