@@ -2,19 +2,23 @@
 
 use std::{
     env,
+    fs::{self, File},
+    future::Future,
+    io,
     net::TcpStream,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use mongodb::{
     Client,
-    bson::{Document, doc},
-    options::ClientOptions,
+    bson::{DateTime, Document, doc},
+    options::{Acknowledgment, ClientOptions, ReadConcern, WriteConcern},
 };
 
 use super::{
+    LIMIT,
     broker::{free_port, send_signal},
     until,
 };
@@ -31,6 +35,12 @@ pub(crate) fn redis_url() -> String {
 
 /// The variable that names the `mongod` to start.
 const MONGOD: &str = "SLUICEGATE_TEST_MONGOD";
+/// The log of a `mongod`, beside its data.
+const LOG: &str = "mongod.log";
+/// How long one try to write may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How many lines of a log are shown when its server does not do what it has to do.
+const LAST_LINES: usize = 60;
 
 /// Returns the program that a variable names, or the one on PATH.
 fn program(variable: &str, name: &str) -> PathBuf {
@@ -40,8 +50,6 @@ fn program(variable: &str, name: &str) -> PathBuf {
 fn spawn(command: &mut Command, variable: &str) -> Child {
     command
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
         .spawn()
         .unwrap_or_else(|error| {
             let program = command.get_program().to_string_lossy();
@@ -108,6 +116,7 @@ impl RedisServer {
         let variable = "SLUICEGATE_TEST_REDIS_SERVER";
         let mut command = Command::new(program(variable, "redis-server"));
         command.args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port"]);
+        command.stdout(Stdio::null()).stderr(Stdio::null());
         self.process = Process(Some(spawn(command.arg(self.port.to_string()), variable)));
         let port = self.port;
         until(
@@ -128,7 +137,7 @@ pub(crate) struct MongoServer {
 impl MongoServer {
     pub(crate) async fn start() -> Self {
         let server = Self::alone();
-        server.initiate(vec![server.member(0)]).await;
+        server.initiate(&[server.address()]).await;
         server.until_primary().await;
         server
     }
@@ -148,24 +157,25 @@ impl MongoServer {
         let mut command = server.command();
         server.process = Process(Some(spawn(&mut command, MONGOD)));
         let client = server.client().await;
-        until("mongod answers", || async {
-            client.database("admin").run_command(doc! { "ping": 1 }).await.ok()
-        })
-        .await;
+        server
+            .until("mongod answers", || async {
+                client.database("admin").run_command(doc! { "ping": 1 }).await.ok()
+            })
+            .await;
         let uri = format!("mongodb://127.0.0.1:{}/", server.port);
         (server, uri)
     }
 
-    fn member(&self, number: i32) -> Document {
-        doc! { "_id": number, "host": format!("127.0.0.1:{}", self.port) }
-    }
-
-    /// Makes the members a set that elects a new primary after two seconds without one.
-    async fn initiate(&self, members: Vec<Document>) {
+    /// Makes the members at these addresses a set that elects a new primary after two seconds without one.
+    async fn initiate(&self, addresses: &[String]) {
+        let members: Vec<Document> = (0..)
+            .zip(addresses)
+            .map(|(number, address): (i32, _)| doc! { "_id": number, "host": address })
+            .collect();
         let settings = doc! { "electionTimeoutMillis": 2000, "heartbeatIntervalMillis": 500 };
         let set = doc! { "_id": "rs0", "members": members, "settings": settings };
         let client = self.client().await;
-        until("mongod takes its configuration", || async {
+        self.until("mongod takes its configuration", || async {
             let initiate = doc! { "replSetInitiate": set.clone() };
             client.database("admin").run_command(initiate).await.ok()
         })
@@ -220,6 +230,11 @@ impl MongoServer {
         self.process = Process(Some(spawn(&mut command, MONGOD)));
     }
 
+    /// Returns the id of the process, if there is one.
+    pub(crate) fn process_id(&self) -> Option<u32> {
+        self.process.0.as_ref().map(Child::id)
+    }
+
     /// Returns the command that starts the server, without a set.
     fn command(&self) -> Command {
         let mut command = Command::new(program(MONGOD, "mongod"));
@@ -227,7 +242,49 @@ impl MongoServer {
         command.args(["--setParameter", "enableTestCommands=1"]); // for `hold`
         command.args(["--wiredTigerCacheSizeGB", "0.25", "--port"]).arg(self.port.to_string());
         command.arg("--dbpath").arg(self.directory.path());
+        let log = File::options().create(true).append(true).open(self.log()).expect("a log");
+        command.stdout(log.try_clone().expect("a second handle")).stderr(log);
         command
+    }
+
+    fn log(&self) -> PathBuf {
+        self.directory.path().join(LOG)
+    }
+
+    /// Copies the server's log.
+    pub(crate) fn keep_log(&self, to: &Path) -> io::Result<u64> {
+        fs::copy(self.log(), to)
+    }
+
+    /// Repeats `ask` until it returns a value. Panics with `what` and the end of the server's log after [`LIMIT`], and
+    /// keeps the log.
+    async fn until<T, F>(&self, what: &str, mut ask: impl FnMut() -> F) -> T
+    where
+        F: Future<Output = Option<T>>,
+    {
+        let asking = async {
+            loop {
+                if let Some(value) = ask().await {
+                    return value;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        if let Ok(value) = tokio::time::timeout(LIMIT, asking).await {
+            return value;
+        }
+        let text = fs::read_to_string(self.log()).unwrap_or_default();
+        let kept = env::temp_dir().join(format!("mongod-{}.log", self.port));
+        let copied = self.keep_log(&kept);
+        let lines: Vec<&str> = text.lines().collect();
+        let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n");
+        panic!(
+            "{what}: nothing within {LIMIT:?} from mongod on port {}, process {:?}; its log ({copied:?} bytes are in {}) \
+             ends with:\n{last}",
+            self.port,
+            self.process_id(),
+            kept.display()
+        );
     }
 
     async fn client(&self) -> Client {
@@ -239,7 +296,7 @@ impl MongoServer {
 
     async fn until_primary(&self) {
         let client = self.client().await;
-        until("mongod is primary", || async { is_primary(&client).await.then_some(()) }).await;
+        self.until("mongod is primary", || async { is_primary(&client).await.then_some(()) }).await;
     }
 }
 
@@ -249,73 +306,143 @@ async fn is_primary(client: &Client) -> bool {
 }
 
 /// A MongoDB replica set of three nodes.
-pub(crate) struct MongoSet(Vec<MongoServer>);
+pub(crate) struct MongoSet {
+    servers: Vec<MongoServer>,
+    /// Where clients and the other members reach each.
+    addresses: Vec<String>,
+}
 
 impl MongoSet {
     pub(crate) async fn start() -> Self {
+        Self::start_behind(async |_, server| server.address()).await
+    }
+
+    /// Starts a set whose members are reached, by clients and by each other, at the addresses that `way` returns for
+    /// the number of each.
+    pub(crate) async fn start_behind(
+        mut way: impl AsyncFnMut(usize, &MongoServer) -> String,
+    ) -> Self {
         let servers: Vec<_> = (0..3).map(|_| MongoServer::alone()).collect();
-        let members = servers.iter().zip(0..).map(|(server, number)| server.member(number));
-        servers[0].initiate(members.collect()).await;
-        let set = Self(servers);
+        let mut addresses = Vec::new();
+        for (number, server) in servers.iter().enumerate() {
+            addresses.push(way(number, server).await);
+        }
+        servers[0].initiate(&addresses).await;
+        let set = Self { servers, addresses };
         set.primary().await;
         set
     }
 
     pub(crate) fn uri(&self) -> String {
-        let hosts: Vec<_> = self.0.iter().map(|s| format!("127.0.0.1:{}", s.port)).collect();
-        format!("mongodb://{}/?replicaSet=rs0", hosts.join(","))
+        format!("mongodb://{}/?replicaSet=rs0", self.addresses.join(","))
+    }
+
+    /// Returns the members.
+    pub(crate) fn servers(&self) -> &[MongoServer] {
+        &self.servers
+    }
+
+    /// Returns the process of each member, if it has one.
+    pub(crate) fn process_ids(&self) -> Vec<Option<u32>> {
+        self.servers.iter().map(MongoServer::process_id).collect()
     }
 
     /// Kills the primary as in a crash, and returns its index.
     pub(crate) async fn kill_primary(&mut self) -> usize {
         let primary = self.primary().await;
-        self.0[primary].kill();
+        self.servers[primary].kill();
         primary
     }
 
     /// Restarts a member on the same port and data.
     pub(crate) fn restart(&mut self, member: usize) {
-        self.0[member].spawn();
+        self.servers[member].spawn();
     }
 
     /// Freezes the primary, and returns its index.
     pub(crate) async fn freeze_primary(&self) -> usize {
         let primary = self.primary().await;
-        self.0[primary].freeze();
+        self.servers[primary].freeze();
         primary
     }
 
     /// Resumes a member.
     pub(crate) fn thaw(&self, member: usize) {
-        self.0[member].thaw();
+        self.servers[member].thaw();
     }
 
     /// Makes the primary a secondary, so that another one is elected.
     pub(crate) async fn step_down(&self) {
         until("a primary that steps down", || async {
-            let client = self.0[self.primary().await].client().await;
+            let client = self.servers[self.primary().await].client().await;
             let command = doc! { "replSetStepDown": 5, "secondaryCatchUpPeriodSecs": 4 };
             client.database("admin").run_command(command).await.ok()
         })
         .await;
     }
 
-    /// Waits until all members take part in the set.
-    pub(crate) async fn until_whole(&self) {
-        for server in &self.0 {
-            let client = server.client().await;
-            until("a member of the set", || async {
-                let hello = client.database("admin").run_command(doc! { "hello": 1 }).await.ok()?;
-                let is = |role| hello.get_bool(role).unwrap_or(false);
-                (is("isWritablePrimary") || is("secondary")).then_some(())
-            })
-            .await;
+    /// Has the secondaries apply nothing of what they receive, or go on. Elections are not affected.
+    pub(crate) async fn hold_secondaries(&self, hold: bool) {
+        let primary = self.primary().await;
+        let mode = if hold { "alwaysOn" } else { "off" };
+        for (number, server) in self.servers.iter().enumerate() {
+            if number != primary {
+                let point = doc! { "configureFailPoint": "rsSyncApplyStop", "mode": mode };
+                let admin = server.client().await.database("admin");
+                admin.run_command(point).await.expect("a server with fail points");
+            }
         }
     }
 
-    async fn primary(&self) -> usize {
+    /// Returns a document of the primary, as it is there or as a majority has it.
+    pub(crate) async fn document(
+        &self,
+        database: &str,
+        id: &str,
+        of_majority: bool,
+    ) -> Option<Document> {
+        let client = self.servers[self.primary().await].client().await;
+        let counters = client.database(database).collection::<Document>("counters");
+        let concern = if of_majority { ReadConcern::majority() } else { ReadConcern::local() };
+        counters.find_one(doc! { "_id": id }).read_concern(concern).await.expect("a primary")
+    }
+
+    /// Tries to write so that a majority has it, once. True if it has.
+    pub(crate) async fn takes_writes(&self) -> bool {
+        let concern =
+            WriteConcern::builder().w(Acknowledgment::Majority).w_timeout(PATIENCE).build();
+        for server in self.servers.iter().filter(|server| server.process.0.is_some()) {
+            let client = server.client().await;
+            let writes = async {
+                let probes = client.database("probes").collection::<Document>("probes");
+                let write = probes.insert_one(doc! { "at": DateTime::now() });
+                is_primary(&client).await && write.write_concern(concern.clone()).await.is_ok()
+            };
+            if tokio::time::timeout(PATIENCE * 2, writes).await.unwrap_or(false) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Waits until all members take part in the set.
+    pub(crate) async fn until_whole(&self) {
+        for server in &self.servers {
+            let client = server.client().await;
+            server
+                .until("a member of the set", || async {
+                    let hello =
+                        client.database("admin").run_command(doc! { "hello": 1 }).await.ok()?;
+                    let is = |role| hello.get_bool(role).unwrap_or(false);
+                    (is("isWritablePrimary") || is("secondary")).then_some(())
+                })
+                .await;
+        }
+    }
+
+    pub(crate) async fn primary(&self) -> usize {
         let mut running = Vec::new();
-        for (number, server) in self.0.iter().enumerate() {
+        for (number, server) in self.servers.iter().enumerate() {
             if server.process.0.is_some() {
                 running.push((number, server.client().await));
             }

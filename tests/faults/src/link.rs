@@ -1,4 +1,4 @@
-//! A proxy for connections of any protocol, which can be cut, slowed down and silenced.
+//! A proxy for connections of any protocol, which can be cut, slowed down and silenced, for all or by whose they are.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -35,6 +35,15 @@ pub(crate) struct Link {
 
 struct Shared {
     target: Mutex<String>,
+    lanes: Vec<Lane>,
+    lane_of: LaneOf,
+}
+
+/// Returns the number of the lane for a connection from the first port to the second.
+type LaneOf = Box<dyn Fn(u16, u16) -> usize + Send + Sync>;
+
+/// The connections that share what befalls them.
+struct Lane {
     mode: watch::Sender<Mode>,
     /// Ends all present connections.
     cut: Mutex<CancellationToken>,
@@ -43,12 +52,23 @@ struct Shared {
 impl Link {
     /// Returns a proxy to `target`, a `host:port`.
     pub(crate) async fn to(target: &str) -> Self {
+        Self::with_lanes(target, 1, |_, _| 0).await
+    }
+
+    /// Returns a proxy to `target` with several lanes. `lane_of` says to which one a connection belongs, by the port it
+    /// comes from and that of the proxy.
+    pub(crate) async fn with_lanes(
+        target: &str,
+        lanes: usize,
+        lane_of: impl Fn(u16, u16) -> usize + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("its address").to_string();
+        let lane = |_| Lane { mode: watch::Sender::new(Mode::Open), cut: Mutex::default() };
         let shared = Arc::new(Shared {
             target: Mutex::new(target.to_owned()),
-            mode: watch::Sender::new(Mode::Open),
-            cut: Mutex::default(),
+            lanes: (0..lanes).map(lane).collect(),
+            lane_of: Box::new(lane_of),
         });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
         Self { address, shared, _accepting: AbortOnDropHandle::new(accepting) }
@@ -59,23 +79,34 @@ impl Link {
         target.clone_into(&mut self.shared.target.lock());
     }
 
+    /// Sets what becomes of what is sent in all lanes.
     pub(crate) fn set(&self, mode: Mode) {
-        self.shared.mode.send_replace(mode);
+        for lane in 0..self.shared.lanes.len() {
+            self.set_lane(lane, mode);
+        }
+    }
+
+    pub(crate) fn set_lane(&self, lane: usize, mode: Mode) {
+        self.shared.lanes[lane].mode.send_replace(mode);
     }
 
     /// Ends all present connections.
     pub(crate) fn cut(&self) {
-        std::mem::take(&mut *self.shared.cut.lock()).cancel();
+        for lane in &self.shared.lanes {
+            std::mem::take(&mut *lane.cut.lock()).cancel();
+        }
     }
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
-    while let Ok((near, _)) = listener.accept().await {
-        if *shared.mode.borrow() == Mode::Refusing {
+    let own = listener.local_addr().expect("its address").port();
+    while let Ok((near, peer)) = listener.accept().await {
+        let lane = &shared.lanes[(shared.lane_of)(peer.port(), own)];
+        if *lane.mode.borrow() == Mode::Refusing {
             continue;
         }
-        let (target, cut) = (shared.target.lock().clone(), shared.cut.lock().clone());
-        let mode = shared.mode.subscribe();
+        let (target, cut) = (shared.target.lock().clone(), lane.cut.lock().clone());
+        let mode = lane.mode.subscribe();
         tokio::spawn(cut.run_until_cancelled_owned(async move {
             if let Ok(far) = TcpStream::connect(target).await {
                 let _ = (near.set_nodelay(true), far.set_nodelay(true));

@@ -1,8 +1,8 @@
 //! Breaks real brokers and servers under load, by seed, and checks every promise: see README.md.
 //!
 //! # Layout
-//! `plan` is what a seed decides, `world` the servers and brokers and what befalls them, `link` the proxies between them,
-//! `load` the clients, `cycle` puts these together, `table` counts.
+//! `plan` is what a seed decides, `world` the servers and brokers and what befalls them, `members` those of a
+//! MongoDB set, `link` the proxies between them, `load` the clients, `cycle` puts these together, `table` counts.
 
 #![allow(clippy::large_futures)] // a cycle is polled from one place, which can hold it
 
@@ -15,6 +15,7 @@ mod dice;
 mod harness;
 mod link;
 mod load;
+mod members;
 mod plan;
 mod signals;
 mod table;
@@ -169,9 +170,13 @@ async fn campaign(args: &Args, store: Store, stop: &CancellationToken) -> bool {
                     println!("{}: {line}", node.name());
                 }
             }
-            match args.keep(store, cycle, &outcome) {
-                Ok(path) => println!("the history is in {}", path.display()),
-                Err(error) => println!("the history is not kept: {error}"),
+            let kept = match args.keep(store, cycle, &outcome) {
+                Ok(path) => world.keep_logs(&path.with_extension("")).await.map(|()| path),
+                Err(error) => Err(error),
+            };
+            match kept {
+                Ok(path) => println!("the history is in {}, logs beside it", path.display()),
+                Err(error) => println!("the history and the logs are not all kept: {error}"),
             }
         }
     }

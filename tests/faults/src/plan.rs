@@ -60,6 +60,10 @@ pub(crate) enum Fault {
     PrimaryKill,
     /// The primary of three members is frozen, and wakes after the election
     PrimaryFreeze,
+    /// The primary of three members goes on, and the other members and it do not reach each other
+    PrimaryDeserted,
+    /// The primary of three members goes on, and neither members nor brokers reach it
+    PrimaryCutOff,
     /// A second broker is started on the file
     SecondBroker,
     /// The disk is full for a while
@@ -86,7 +90,11 @@ impl Fault {
             Self::SignalsKill | Self::SignalsFreeze | Self::SignalsFlood | Self::SignalsForge => {
                 store != Store::Sqlite
             }
-            Self::StepDown | Self::PrimaryKill | Self::PrimaryFreeze => store == Store::Set,
+            Self::StepDown
+            | Self::PrimaryKill
+            | Self::PrimaryFreeze
+            | Self::PrimaryDeserted
+            | Self::PrimaryCutOff => store == Store::Set,
         }
     }
 

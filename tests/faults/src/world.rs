@@ -1,6 +1,8 @@
 //! The servers and brokers, and what befalls them.
 
 use std::{
+    io,
+    path::Path,
     process::Command,
     sync::atomic::{AtomicU32, AtomicUsize, Ordering},
     time::{Duration, Instant},
@@ -11,8 +13,9 @@ use tokio::sync::Mutex;
 
 use crate::{
     damage,
-    harness::{Broker, Launch, MongoServer, MongoSet, RedisServer},
+    harness::{Broker, Launch, MongoServer, RedisServer},
     link::{Link, Mode},
+    members::Members,
     plan::{Blow, Fault, Store},
     signals,
 };
@@ -112,13 +115,6 @@ impl Drop for Disk {
     }
 }
 
-/// The members of a set, and the one that is away.
-struct Members {
-    set: MongoSet,
-    frozen: Option<usize>,
-    dead: Option<usize>,
-}
-
 /// Everything that faults happen to.
 pub(crate) struct World {
     pub(crate) nodes: Vec<Node>,
@@ -173,9 +169,9 @@ impl World {
                 server = Some(Mutex::new(started));
             }
             Store::Set => {
-                let set = MongoSet::start().await;
+                let set = Members::start().await;
                 address = set.uri();
-                members = Some(Mutex::new(Members { set, frozen: None, dead: None }));
+                members = Some(Mutex::new(set));
             }
         }
         if store != Store::Sqlite {
@@ -278,8 +274,13 @@ impl World {
             | Fault::SignalsFreeze
             | Fault::SignalsFlood
             | Fault::SignalsForge => self.strike_signals(blow).await,
-            Fault::StepDown | Fault::PrimaryKill | Fault::PrimaryFreeze => {
-                self.strike_primary(blow.fault).await
+            Fault::StepDown
+            | Fault::PrimaryKill
+            | Fault::PrimaryFreeze
+            | Fault::PrimaryDeserted
+            | Fault::PrimaryCutOff => {
+                let mut members = self.members.as_ref().expect("a set").lock().await;
+                members.strike_primary(blow.fault).await
             }
             Fault::SecondBroker => {
                 let _first = node.broker.lock().await;
@@ -331,18 +332,6 @@ impl World {
         Instant::now()
     }
 
-    async fn strike_primary(&self, fault: Fault) -> Instant {
-        let mut members = self.members.as_ref().expect("a set").lock().await;
-        members.bring_back().await;
-        let begun = Instant::now();
-        match fault {
-            Fault::StepDown => members.set.step_down().await,
-            Fault::PrimaryKill => members.dead = Some(members.set.kill_primary().await),
-            _ => members.frozen = Some(members.set.freeze_primary().await),
-        }
-        begun
-    }
-
     /// Fills the disk for a while.
     async fn fill_disk(&self, blow: Blow) -> Instant {
         let _alone = self.filling.lock().await;
@@ -373,6 +362,24 @@ impl World {
         wrong
     }
 
+    /// Copies the logs of the MongoDB servers, under names that begin with this path.
+    pub(crate) async fn keep_logs(&self, path: &Path) -> io::Result<()> {
+        let keep = |number: usize, server: &MongoServer| {
+            let mut name = path.as_os_str().to_owned();
+            name.push(format!("-mongod-{number}.log"));
+            server.keep_log(Path::new(&name)).map(drop)
+        };
+        if let Some(server) = &self.server {
+            keep(0, &*server.lock().await)?;
+        }
+        if let Some(members) = &self.members {
+            for (number, server) in members.lock().await.servers().iter().enumerate() {
+                keep(number, server)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Brings back what is still away.
     pub(crate) async fn clean_up(&self) {
         for node in &self.nodes {
@@ -382,17 +389,5 @@ impl World {
         if let Some(members) = &self.members {
             members.lock().await.bring_back().await;
         }
-    }
-}
-
-impl Members {
-    async fn bring_back(&mut self) {
-        if let Some(member) = self.frozen.take() {
-            self.set.thaw(member);
-        }
-        if let Some(member) = self.dead.take() {
-            self.set.restart(member);
-        }
-        self.set.until_whole().await;
     }
 }

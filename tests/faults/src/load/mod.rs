@@ -144,7 +144,8 @@ fn settings(dice: &Dice) -> Settings {
         max_deliveries: *dice.one_of(&[0, 4, 100]),
         discard_failed: dice.chance(0.2),
         retention: dice.chance(0.2),
-        dedup_window: 60_000_000,
+        // Longer than any cycle: a push may be repeated for as long as it is not answered.
+        dedup_window: 300_000_000,
         sequenced: dice.chance(0.3),
         ..Settings::default()
     }

@@ -1,0 +1,167 @@
+//! The three members of a MongoDB set, and what befalls their primary.
+//!
+//! Each member is reached through a proxy, by brokers and by the other members, so that a member can be cut off from
+//! some and not from others. A connection belongs to the member whose process has its socket.
+
+use std::{
+    fs,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use crate::{
+    harness::{MongoServer, MongoSet},
+    link::{Link, Mode},
+    plan::Fault,
+};
+
+/// The number of members, and the lane of those who are no member.
+const OTHERS: usize = 3;
+/// How long the set may take to go on without a member.
+const LIMIT: Duration = Duration::from_mins(2);
+/// How often the table of connections is read at most, until a connection is found in it.
+const TRIES: usize = 5;
+
+/// The processes of the members, by number.
+type Processes = Arc<Mutex<Vec<Option<u32>>>>;
+
+/// A member that is away.
+enum Away {
+    Frozen(usize),
+    Dead(usize),
+    CutOff,
+}
+
+/// The members of a set.
+pub(crate) struct Members {
+    set: MongoSet,
+    links: Vec<Link>,
+    processes: Processes,
+    away: Option<Away>,
+}
+
+impl Members {
+    pub(crate) async fn start() -> Self {
+        let (processes, mut links) = (Processes::default(), Vec::new());
+        let set = MongoSet::start_behind(async |_, server| {
+            processes.lock().push(server.process_id());
+            let known = Arc::clone(&processes);
+            let lane_of = move |from, to| member_with(from, to, &known.lock()).unwrap_or(OTHERS);
+            let link = Link::with_lanes(&server.address(), OTHERS + 1, lane_of).await;
+            links.push(link);
+            links.last().expect("a link").address.clone()
+        })
+        .await;
+        Self { set, links, processes, away: None }
+    }
+
+    /// Returns the servers.
+    pub(crate) fn servers(&self) -> &[MongoServer] {
+        self.set.servers()
+    }
+
+    /// Returns where brokers reach the set.
+    pub(crate) fn uri(&self) -> String {
+        self.set.uri()
+    }
+
+    /// Lets a fault happen to the primary, waits until the set takes writes again without it, and returns when the fault
+    /// began. What is away comes back by [`Members::bring_back`]; also if the set takes none for so long that it is to
+    /// be called broken, and not the brokers.
+    pub(crate) async fn strike_primary(&mut self, fault: Fault) -> Instant {
+        self.bring_back().await;
+        let primary = self.set.primary().await;
+        let begun = Instant::now();
+        self.away = match fault {
+            Fault::StepDown => {
+                self.set.step_down().await;
+                None
+            }
+            Fault::PrimaryKill => Some(Away::Dead(self.set.kill_primary().await)),
+            Fault::PrimaryFreeze => Some(Away::Frozen(self.set.freeze_primary().await)),
+            _ => {
+                self.cut_off(primary, fault == Fault::PrimaryCutOff);
+                Some(Away::CutOff)
+            }
+        };
+        while !self.set.takes_writes().await {
+            if begun.elapsed() > LIMIT {
+                println!(
+                    "({} s after {} the set itself takes no writes) ",
+                    LIMIT.as_secs(),
+                    fault.name()
+                );
+                self.bring_back().await;
+            }
+        }
+        begun
+    }
+
+    /// Cuts a member off from the other members, and from all others too if `entirely`.
+    fn cut_off(&self, member: usize, entirely: bool) {
+        for other in (0..OTHERS).filter(|other| *other != member) {
+            self.links[member].set_lane(other, Mode::Silent);
+            self.links[other].set_lane(member, Mode::Silent);
+        }
+        if entirely {
+            self.links[member].set_lane(OTHERS, Mode::Silent);
+        }
+    }
+
+    /// Brings back what is away.
+    pub(crate) async fn bring_back(&mut self) {
+        match self.away.take() {
+            Some(Away::Frozen(member)) => self.set.thaw(member),
+            Some(Away::Dead(member)) => {
+                self.set.restart(member);
+                *self.processes.lock() = self.set.process_ids();
+            }
+            Some(Away::CutOff) => self.links.iter().for_each(|link| link.set(Mode::Open)),
+            None => {}
+        }
+        self.set.until_whole().await;
+    }
+}
+
+/// Returns the number of the process that has a connection between these ports.
+fn member_with(from: u16, to: u16, processes: &[Option<u32>]) -> Option<usize> {
+    // The table may change while it is read, and then lack a line.
+    let inode = (0..TRIES).find_map(|_| {
+        let table = fs::read_to_string("/proc/net/tcp").ok()?;
+        table.lines().find_map(|line| inode_of(line, from, to)).map(str::to_owned)
+    })?;
+    let socket = format!("socket:[{inode}]");
+    processes.iter().position(|process| process.is_some_and(|process| holds(process, &socket)))
+}
+
+/// Returns the inode of a line of `/proc/net/tcp`, if it is about the end of a connection that is between these ports.
+fn inode_of(line: &str, from: u16, to: u16) -> Option<&str> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let port = |word: usize| u16::from_str_radix(words.get(word)?.split_once(':')?.1, 16).ok();
+    (port(1)? == from && port(2)? == to).then(|| words.get(9).copied()).flatten()
+}
+
+/// Returns true if a process has this file open.
+fn holds(process: u32, file: &str) -> bool {
+    let Ok(open) = fs::read_dir(format!("/proc/{process}/fd")) else { return false };
+    open.flatten().any(|one| fs::read_link(one.path()).is_ok_and(|to| to.as_os_str() == file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_owner_of_a_connection_is_found_by_its_port() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let stream = std::net::TcpStream::connect(to).unwrap();
+        let (from, own) = (stream.local_addr().unwrap().port(), Some(std::process::id()));
+        assert_eq!(member_with(from, to.port(), &[None, own]), Some(1));
+        assert_eq!(member_with(from, to.port(), &[None, None]), None);
+        assert_eq!(member_with(from, 1, &[None, own]), None);
+        drop(stream);
+    }
+}
