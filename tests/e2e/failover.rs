@@ -138,3 +138,37 @@ async fn a_primary_killed_under_load_loses_and_doubles_nothing() {
     assert_eq!(told.stored, told.done, "no item is lost or invented");
     assert!(told.late.is_empty(), "committed, and delivered again: {:?}", told.late);
 }
+
+/// Totals never go back, so what an election may take back is not shown.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn totals_are_those_that_a_majority_has() {
+    let set = MongoSet::start().await;
+    let store = TestStore::mongo(&set.uri());
+    let TestStore::Mongo { database, .. } = &store else { unreachable!("it is asked for") };
+    let launch = store.launch().signals(&redis_url());
+    let brokers = [launch.start().await, launch.start().await];
+    let apis = [brokers[0].api().await, brokers[1].api().await];
+    apis[0].push("work", &["first"]).await;
+    apis[1].until_stats("work", |stats| stats.pushed == 1).await;
+    let pushed = async |of_majority| {
+        let totals = set.document(database, "totals/work", of_majority).await;
+        totals.expect("totals").get_i64("pushed").expect("a number")
+    };
+    // The first broker writes its totals once a second. In some round this meets the hold.
+    until("totals that only the primary has", || async {
+        apis[0].push("work", &["one more"]).await;
+        set.hold_secondaries(true).await;
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        if pushed(false).await > pushed(true).await {
+            return Some(());
+        }
+        set.hold_secondaries(false).await;
+        None
+    })
+    .await;
+    let (safe, shown) = (pushed(true).await, apis[1].stats("work").await.pushed);
+    // Before anything can fail, because the end of the test writes too.
+    set.hold_secondaries(false).await;
+    assert_eq!(shown, safe);
+    apis[1].until_stats("work", |stats| stats.pushed > safe).await;
+}

@@ -2,7 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use mongodb::bson::{Bson, Document, RawDocumentBuf, doc};
+use mongodb::{
+    bson::{Bson, Document, RawDocumentBuf, doc},
+    options::ReadConcern,
+};
 
 use crate::{
     domain::{Depth, Queue, QueueName, Timestamp, Totals},
@@ -336,18 +339,23 @@ pub(crate) async fn add_totals(inner: &Inner, changes: Vec<(QueueName, Totals)>)
     Ok(())
 }
 
-/// Returns the totals of a queue.
+/// Returns the totals of a queue: those that no election takes back, because totals never go back.
 pub(crate) async fn totals(inner: &Inner, queue: &QueueName) -> Result<Totals> {
     let counters = inner.db.collection::<Document>("counters");
-    let found = read_in_time(|| counters.find_one(doc! { "_id": totals_id(queue) })).await?;
+    let id = totals_id(queue);
+    let find = || counters.find_one(doc! { "_id": &id }).read_concern(ReadConcern::majority());
+    let found = read_in_time(find).await?;
     Ok(found.as_ref().map(read_totals).unwrap_or_default())
 }
 
-/// Returns the totals of all queues.
+/// Returns the totals of all queues, read as those of one.
 pub(crate) async fn all_totals(inner: &Inner) -> Result<Vec<(QueueName, Totals)>> {
     let named = doc! { "_id": { "$gte": TOTALS, "$lt": TOTALS_END } };
     let mut all = Vec::new();
-    for totals in read_documents(&inner.db, doc! { "find": "counters", "filter": named }).await? {
+    let find = doc! {
+        "find": "counters", "filter": named, "readConcern": { "level": "majority" },
+    };
+    for totals in read_documents(&inner.db, find).await? {
         let name = totals.get_str("_id").ok().and_then(|id| id.strip_prefix(TOTALS));
         if let Some(Ok(name)) = name.map(|name| QueueName::parse("_id", name)) {
             all.push((name, read_totals(&totals)));
