@@ -1,4 +1,4 @@
-//! Messages, clients and servers generated from `sluicegate/v1/*.proto`.
+//! Messages, clients and servers generated from `sluicegate/v1/*.proto`, and from KEDA's protocol for scalers.
 //!
 //! The proto files beside this one are the API's documentation and its source. `build.rs` generates
 //! everything here from them.
@@ -11,6 +11,12 @@ mod reason;
 #[allow(clippy::all, clippy::pedantic)] // generated
 pub mod v1 {
     tonic::include_proto!("sluicegate.v1");
+}
+
+/// Package `externalscaler`, by which KEDA asks how many consumers a queue needs.
+#[allow(clippy::all, clippy::pedantic)] // generated
+pub mod externalscaler {
+    tonic::include_proto!("externalscaler");
 }
 
 /// The encoded descriptors of all files, for gRPC server reflection.

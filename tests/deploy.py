@@ -23,8 +23,8 @@ DEPLOY = pathlib.Path(__file__).parent.parent / "deploy"
 CHART = DEPLOY / "helm" / "sluicegate"
 # The oldest and the newest that the chart is held against.
 VERSIONS = ["1.30", "1.37"]
-# A kind of the Prometheus Operator, for which Kubernetes has no schema.
-FOREIGN = {"ServiceMonitor"}
+# Kinds of the Prometheus Operator and of KEDA, for which Kubernetes has no schema.
+FOREIGN = {"ServiceMonitor", "ScaledObject", "TriggerAuthentication"}
 LIMIT = 30
 # Of 10, by systemd's own measure; lower is better.
 MOST_EXPOSURE = 1.2
@@ -257,6 +257,27 @@ def check_kubernetes():
     check_references(manifests)
 
 
+def check_keda():
+    """The example for KEDA is one for the brokers beside it: what it names is there."""
+    manifests = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "keda.yaml").read_text()))
+    validate(manifests)
+    brokers = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "sluicegate.yaml").read_text()))
+    [service], [workload] = of_kind(brokers, "Service"), of_kind(brokers, "Deployment")
+    [scaled], [policy] = of_kind(manifests, "ScaledObject"), of_kind(manifests, "NetworkPolicy")
+    secrets = {auth["metadata"]["name"]: auth["spec"]["secretTargetRef"] for auth in of_kind(manifests, "TriggerAuthentication")}
+    for trigger in scaled["spec"]["triggers"]:
+        metadata = trigger["metadata"]
+        host, port = metadata.pop("scalerAddress").split(":")
+        expect(host.split(".")[0] == service["metadata"]["name"], f"no such Service: {host}")
+        expect(int(port) in [port["port"] for port in service["spec"]["ports"]], f"no such port of the Service: {port}")
+        expect(metadata.keys() == {"queue", "targetReady", "targetAgeSeconds"}, f"not what a broker understands: {metadata}")
+        expect(all(isinstance(value, str) for value in metadata.values()), f"KEDA takes text alone: {metadata}")
+        parameters = {secret["parameter"] for secret in secrets[trigger["authenticationRef"]["name"]]}
+        expect(parameters == {"caCert", "tlsClientCert", "tlsClientKey"}, f"KEDA shows no certificate: {parameters}")
+    pod = workload["spec"]["template"]
+    expect(policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items(), "the policy is for no broker")
+
+
 def check_systemd():
     unit = SCRATCH / "sluicegate.service"
     text = (DEPLOY / "systemd" / "sluicegate.service").read_text()
@@ -285,4 +306,5 @@ for variable in [name for name in os.environ if name.startswith(("SLUICEGATE_", 
     del os.environ[variable]
 check_chart()
 check_kubernetes()
+check_keda()
 check_systemd()

@@ -73,6 +73,7 @@ const THE_QUEUE: &str = "the queue";
 const EVERYTHING: &str = "all queues, by the pattern `*`";
 const OF_RECEIPTS: &str = "the queue of each receipt";
 const OF_SCHEDULE: &str = "the queue of the schedule";
+const OF_SCALER: &str = "the queue that the metadata names";
 const NEW_QUEUE: &str = "the queue, if the push creates it";
 const PAYLOADS: &str = "the queue: for payloads, which are left out otherwise";
 const OR_PAYLOADS: &str = "the queue, in place of `consume`";
@@ -176,6 +177,10 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/sluicegate.v1.ScheduleService/DeleteSchedule", &[need(Manage, OF_SCHEDULE)]),
     rule("/sluicegate.v1.ScheduleService/PauseSchedule", &[need(Manage, OF_SCHEDULE)]),
     rule("/sluicegate.v1.ScheduleService/ResumeSchedule", &[need(Manage, OF_SCHEDULE)]),
+    rule("/externalscaler.ExternalScaler/IsActive", &[need(View, OF_SCALER)]),
+    rule("/externalscaler.ExternalScaler/StreamIsActive", &[need(View, OF_SCALER)]),
+    rule("/externalscaler.ExternalScaler/GetMetricSpec", &[need(View, OF_SCALER)]),
+    rule("/externalscaler.ExternalScaler/GetMetrics", &[need(View, OF_SCALER)]),
     Rule { call: "/grpc.health.v1.Health/Check", needs: Needs::Nothing },
     Rule { call: "/grpc.health.v1.Health/Watch", needs: Needs::Nothing },
     Rule {
@@ -192,11 +197,12 @@ pub(crate) const RULES: &[Rule] = &[
 ];
 
 /// The calls that are streams.
-const STREAMS: [&str; 7] = [
+const STREAMS: [&str; 8] = [
     "/sluicegate.v1.QueueService/PushStream",
     "/sluicegate.v1.QueueService/Consume",
     "/sluicegate.v1.QueueService/ConsumeStream",
     "/sluicegate.v1.AdminService/WatchQueues",
+    "/externalscaler.ExternalScaler/StreamIsActive",
     "/grpc.health.v1.Health/Watch",
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",

@@ -1,4 +1,4 @@
-//! The API `sluicegate.v1` over gRPC.
+//! The API `sluicegate.v1` over gRPC, and KEDA's protocol for scalers.
 //!
 //! * [`server`]: the server around the services: limits, TLS, health, reflection, shutdown.
 //! * `middleware`: what every call passes first: [`crate::access`], the log, uniform errors.
@@ -8,6 +8,7 @@
 //! * `intake`: bounds how much of large requests is held in memory; `answers`: how much of answers that are not read.
 //! * `concurrency`: bounds how many calls are under way.
 //! * `brokers`: what operators see of brokers and consumers. `pages`: lists by name. `parse`: from requests to domain values, with every check. `convert`: from domain values to answers.
+//! * `scaler`: answers KEDA, which scales the consumers of a queue.
 //! * [`status`]: from errors to statuses.
 
 #[doc(hidden)]
@@ -28,6 +29,7 @@ mod pages;
 mod parse;
 mod push_stream;
 mod queue_service;
+mod scaler;
 mod schedule_service;
 #[cfg(test)]
 mod tests;

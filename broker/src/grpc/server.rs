@@ -10,6 +10,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::future::try_join_all;
 use sluicegate_proto::{
     FILE_DESCRIPTOR_SET,
+    externalscaler::external_scaler_server::ExternalScalerServer,
     v1::{
         admin_service_server::AdminServiceServer, queue_service_server::QueueServiceServer,
         schedule_service_server::ScheduleServiceServer,
@@ -41,6 +42,8 @@ use crate::{
 const REQUEST_BYTES: usize = 16 << 20;
 /// The limit of a request of an operator, except for schedules.
 const ADMIN_BYTES: usize = 1 << 20;
+/// The limit of a request of KEDA, which holds the metadata of one trigger.
+const SCALER_BYTES: usize = 64 << 10;
 /// What a request may hold besides one payload.
 const ENVELOPE_BYTES: usize = 1 << 20;
 /// The most calls at a time on one connection; clients queue the rest.
@@ -214,10 +217,13 @@ fn services(api: Api) -> Routes {
     let admin = AdminServiceServer::new(api.clone())
         .max_decoding_message_size(ADMIN_BYTES)
         .accept_compressed(CompressionEncoding::Gzip);
-    let schedule = ScheduleServiceServer::new(api)
+    let schedule = ScheduleServiceServer::new(api.clone())
         .max_decoding_message_size(schedule_limit)
         .accept_compressed(CompressionEncoding::Gzip);
-    Routes::new(queue).add_service(admin).add_service(schedule)
+    let scaler = ExternalScalerServer::new(api)
+        .max_decoding_message_size(SCALER_BYTES)
+        .accept_compressed(CompressionEncoding::Gzip);
+    Routes::new(queue).add_service(admin).add_service(schedule).add_service(scaler)
 }
 
 fn request_limit(max_payload_bytes: usize) -> usize {

@@ -20,13 +20,14 @@ PROTO = pathlib.Path(__file__).resolve().parents[3] / "proto"
 
 
 def generate(target):
-    """Generates the modules of every file of sluicegate.v1 into the folder `target`."""
+    """Generates the modules of every file of sluicegate.v1, and of KEDA's protocol, into the folder `target`."""
     files = sorted(str(file.relative_to(PROTO)) for file in PROTO.glob("sluicegate/v1/*.proto"))
+    files += ["externalscaler/externalscaler.proto"]
     well_known = importlib.resources.files("grpc_tools") / "_proto"
     folders = ["-I", str(PROTO), "-I", str(well_known)]
     code = protoc.main(["protoc", *folders, f"--python_out={target}", f"--grpc_python_out={target}", *files])
     if code != 0 or not files:
-        raise SystemExit(f"protoc could not compile {PROTO}/sluicegate/v1: exit code {code}")
+        raise SystemExit(f"protoc could not compile the files in {PROTO}: exit code {code}")
 
 
 _folder = tempfile.mkdtemp(prefix="sluicegate-stubs-")

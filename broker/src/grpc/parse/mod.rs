@@ -6,6 +6,7 @@
 mod admin;
 mod item;
 mod queue;
+mod scaler;
 mod settle;
 mod take;
 
@@ -28,6 +29,7 @@ pub(super) use admin::{
 };
 pub(super) use item::{Batch, batch, request_id, schedule, schedule_change};
 pub(super) use queue::{change, check_labels, new_queue};
+pub(super) use scaler::{Figure, Scaler, figure, scaler};
 pub(super) use settle::{CommitAndPush, commit_and_push, extend, move_item, receipts, rollbacks};
 pub(super) use take::{Take, consume, consumer, flow, lease, take};
 

@@ -4,6 +4,7 @@ mod access;
 mod bounds;
 mod fuzz;
 mod limits;
+mod scaler;
 mod stated_limits;
 mod streams;
 
@@ -30,6 +31,7 @@ use tonic_health::pb::{
 };
 use tonic_types::StatusExt;
 
+use self::scaler::scaled_object;
 use super::{
     Api,
     server::{Health, Options, Server, ServerError},
@@ -396,6 +398,9 @@ async fn a_shutdown_ends_every_kind_of_call() {
     let mut watching =
         broker.admin().watch_queues(pb::WatchQueuesRequest::default()).await.unwrap().into_inner();
     watching.message().await.unwrap().unwrap();
+    let mut scaling =
+        broker.scaler().stream_is_active(scaled_object("q")).await.unwrap().into_inner();
+    assert!(scaling.message().await.unwrap().unwrap().result);
     let request = HealthCheckRequest { service: "sluicegate.v1.QueueService".into() };
     let mut health =
         HealthClient::new(broker.channel.clone()).watch(request).await.unwrap().into_inner();
@@ -415,6 +420,7 @@ async fn a_shutdown_ends_every_kind_of_call() {
     broker.shutdown.cancel();
     let mut ends = vec![waiting.await.unwrap().unwrap_err(), pushing.message().await.unwrap_err()];
     ends.push(missing.message().await.unwrap_err());
+    ends.push(scaling.message().await.unwrap_err());
     ends.push(loop {
         if let Err(end) = consuming.message().await {
             break end;

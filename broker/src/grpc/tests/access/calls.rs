@@ -5,6 +5,7 @@ use prost::{
     Message,
     bytes::{Buf, BufMut},
 };
+use sluicegate_proto::externalscaler::GetMetricsRequest;
 use tonic::{
     client::Grpc,
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
@@ -12,6 +13,7 @@ use tonic::{
 };
 
 use super::*;
+use crate::grpc::tests::scaler::scaled_object;
 
 /// Messages as they are on the wire.
 pub(in crate::grpc::tests) struct Raw;
@@ -200,6 +202,11 @@ impl Broker {
             }
             "ListConsumers" => {
                 pb::ListConsumersRequest { queue: name, ..Default::default() }.encode_to_vec()
+            }
+            "IsActive" | "StreamIsActive" | "GetMetricSpec" => scaled_object(queue).encode_to_vec(),
+            "GetMetrics" => {
+                let scaled_object_ref = Some(scaled_object(queue));
+                GetMetricsRequest { scaled_object_ref, metric_name: "ready".into() }.encode_to_vec()
             }
             "ListQueues" | "ListSchedules" | "ListBrokers" => Vec::new(),
             other => panic!("write a request of {other} here"),
