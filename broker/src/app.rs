@@ -30,9 +30,11 @@ use crate::{
     store::{
         Capabilities, Store, StoreError,
         mongo::{MongoOptions, MongoStore},
+        reports::broker_text,
         sqlite::SqliteStore,
     },
     tasks::Tasks,
+    traces::{Traces, export::Export},
 };
 
 /// The reason why the broker does not start, in one sentence.
@@ -42,6 +44,8 @@ pub(crate) struct StartError(String);
 
 /// How long clients may take at shutdown to receive the messages on their way to them.
 const FAREWELL: Duration = Duration::from_secs(2);
+/// How long a collector may take at shutdown to receive the last spans.
+const LAST_SPANS: Duration = Duration::from_secs(2);
 
 /// A running broker.
 pub(crate) struct App {
@@ -56,6 +60,8 @@ pub(crate) struct App {
     /// Cancelled when a server has ended that was not told to stop.
     ended: CancellationToken,
     health: Health,
+    /// `None`: no spans are sent.
+    export: Option<Export>,
     shutdown_grace: Duration,
     /// Notified when files are to be read again.
     reload: Arc<Notify>,
@@ -118,7 +124,9 @@ impl App {
             None => None,
         };
         let tls = tls.map(|acceptor| Arc::new(watch::Sender::new(acceptor)));
-        let options = options(&settings, tls.as_deref(), &access, &metrics);
+        let export = start_export(&settings, &engine)?;
+        let traces = export.as_ref().map(Export::traces).unwrap_or_default();
+        let options = options(&settings, tls.as_deref(), &access, &metrics, traces);
         let files = reloaded(&settings, &access, tls);
         let reload = Arc::new(Notify::new());
         let server =
@@ -148,6 +156,7 @@ impl App {
             stop,
             ended,
             health,
+            export,
             shutdown_grace,
             reload,
             tls: settings.tls.is_some(),
@@ -206,6 +215,9 @@ impl App {
             self.engine.close().await;
             self.signals.close().await;
             self.store.close().await;
+            if let Some(export) = &self.export {
+                export.close((self.shutdown_grace / 4).min(LAST_SPANS)).await;
+            }
         };
         tokio::time::timeout(self.shutdown_grace, orderly).await.is_ok()
     }
@@ -268,6 +280,7 @@ fn options(
     tls: Option<&watch::Sender<TlsAcceptor>>,
     access: &Arc<Access>,
     metrics: &Arc<Metrics>,
+    traces: Traces,
 ) -> Options {
     Options {
         tls: tls.map(watch::Sender::subscribe),
@@ -275,7 +288,17 @@ fn options(
         access: Arc::clone(access),
         bounds: settings.bounds.clone(),
         metrics: Arc::clone(metrics),
+        traces,
     }
+}
+
+/// Begins to send spans, if the settings say where.
+fn start_export(settings: &Settings, engine: &Engine) -> Result<Option<Export>, StartError> {
+    let Some(otlp) = &settings.otlp else { return Ok(None) };
+    let instance = broker_text(engine.this_broker().broker);
+    let export = Export::start(otlp, instance)
+        .map_err(|error| StartError(format!("cannot send spans to {}: {error}", otlp.endpoint)))?;
+    Ok(Some(export))
 }
 
 /// Returns the files that are read again when they change.

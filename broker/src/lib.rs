@@ -1,7 +1,8 @@
 //! The Sluicegate broker.
 //!
 //! # Layout
-//! Dependencies point inward: `grpc | console → access, engine → domain, store, signals`.
+//! Dependencies point inward: `grpc | console → access, traces, engine → domain, store,
+//! signals`.
 //!
 //! * [`domain`]: names, items, queues, receipts and the decisions about them. Pure.
 //! * [`store`]: the [`store::Store`] trait, and its backends MongoDB and SQLite.
@@ -11,7 +12,7 @@
 //! * [`access`]: who may do what, for both edges.
 //! * [`grpc`]: the API; [`console`]: HTTP for probes and metrics; [`listener`]: connections for
 //!   both.
-//! * [`telemetry`]: the log; [`metrics`]: counters and measurements.
+//! * [`telemetry`]: the log; [`metrics`]: counters and measurements; [`traces`]: spans of calls.
 //! * [`reload`]: files that are read again when they change.
 //! * [`essential`]: tasks whose panic ends the process.
 //! * `simulation`: a broker without network interfaces, for simulations (feature `simulation`).
@@ -37,6 +38,7 @@ pub mod simulation;
 pub mod store;
 mod tasks;
 mod telemetry;
+mod traces;
 
 #[doc(hidden)]
 pub use grpc::bench;

@@ -14,6 +14,14 @@
 //! | [`error`] | [`Error`], the only error type |
 //! | [`proto`] | messages and stubs generated from the proto files, for calls without a method of their own here |
 //!
+//! # Traces
+//!
+//! With the feature `opentelemetry`, items carry the trace of the span in which they are pushed (the header `traceparent` of W3C),
+//! unless they carry one already. Each handler runs in a span `process <queue>` of its own, of the crate `tracing` with the target
+//! `sluicegate_client` and the level INFO: a child of the span in which the item was pushed, and linked to it. Spans within
+//! the handler are its children, and what the handler pushes carries its trace on. An item that is rolled back makes the span one of
+//! an error. All that is left to do is to add the layer of the crate `tracing-opentelemetry`: see `examples/traced.rs`.
+//!
 //! # A minute's tour
 //!
 //! ```no_run
@@ -48,6 +56,8 @@ pub mod producer;
 pub mod proto;
 pub mod retry;
 pub mod station;
+#[cfg(feature = "opentelemetry")]
+mod trace;
 
 pub use client::{Client, ClientBuilder};
 pub use consumer::{Consumer, Renewal, Summary};

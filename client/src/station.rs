@@ -32,7 +32,7 @@ use crate::{
     consumer::{Consumer, Decision, Summary},
     error::Result,
     item::{Delivery, NewItem, to_proto_duration},
-    proto::{MoveRequest, PushEntry},
+    proto::{self, MoveRequest, PushEntry},
     retry::Retry,
 };
 
@@ -59,7 +59,7 @@ impl Next {
     pub fn fork<Q: Into<String>>(pushes: impl IntoIterator<Item = (Q, NewItem)>) -> Self {
         let pushes: Vec<PushEntry> = pushes
             .into_iter()
-            .map(|(queue, item)| PushEntry { queue: queue.into(), item: Some(item.into_proto()) })
+            .map(|(queue, item)| PushEntry { queue: queue.into(), item: Some(pushed(item)) })
             .collect();
         if pushes.is_empty() { Self::done() } else { Self { decision: Decision::Fork(pushes) } }
     }
@@ -68,6 +68,15 @@ impl Next {
     pub fn retry(retry: Retry) -> Self {
         Self { decision: Decision::Rollback(retry) }
     }
+}
+
+/// Returns the message of an item that a handler pushes.
+fn pushed(item: NewItem) -> proto::NewItem {
+    #[cfg_attr(not(feature = "opentelemetry"), expect(unused_mut))]
+    let mut item = item.into_proto();
+    #[cfg(feature = "opentelemetry")]
+    crate::trace::carry(&mut item.headers);
+    item
 }
 
 /// The builder of a move; `into()` converts it to a [`Next`].

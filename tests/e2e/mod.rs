@@ -35,3 +35,4 @@ mod spreading;
 mod streams;
 mod tls;
 mod totals;
+mod traces;

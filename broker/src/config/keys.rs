@@ -138,6 +138,19 @@ pub(super) const KEYS: &[Key] = &[
          info,sluicegate_broker::signals=debug; of the HTTP/2 library errors alone, unless h2 is named",
     ),
     key(
+        "otlp_endpoint",
+        "URL",
+        "",
+        "Collector of OpenTelemetry to which spans are sent, such as http://127.0.0.1:4317, or http://127.0.0.1:4318 with \
+         otlp_protocol = http; without it there are no spans",
+    ),
+    key(
+        "otlp_protocol",
+        "PROTOCOL",
+        "grpc",
+        "How spans are sent: grpc, or http, which sends protobuf to /v1/traces of that address and knows no https",
+    ),
+    key(
         "max_connection_age",
         "DURATION",
         "30m",

@@ -4,6 +4,7 @@
 mod address;
 mod bounds;
 mod keys;
+mod otlp;
 mod values;
 
 use std::{
@@ -18,9 +19,12 @@ use std::{
 
 use config::{Config, File, FileFormat, Map, Source, Value, ValueKind};
 
+#[cfg(feature = "otlp")]
+pub(crate) use self::otlp::OtlpProtocol;
 pub(crate) use self::{
     address::{SignalsUri, StoreUri},
     bounds::Bounds,
+    otlp::Otlp,
 };
 use self::{
     keys::{CONFIG_VARIABLE, KEYS, Key, PREFIX},
@@ -102,6 +106,8 @@ pub(crate) struct Settings {
     pub insecure: bool,
     /// How much of the broker its clients may use.
     pub bounds: Bounds,
+    /// Where spans are sent; `None`: there are none.
+    pub otlp: Option<Otlp>,
 }
 
 /// Why the settings cannot be used.
@@ -397,6 +403,7 @@ impl Given {
             max_refusals: self.required("max_refusals", values::count)?,
             insecure: self.required("insecure", values::boolean)?,
             bounds: self.bounds()?,
+            otlp: self.otlp()?,
             max_lease,
             poll_min,
             store,

@@ -58,6 +58,7 @@ fn the_defaults_serve_this_machine_from_one_file() {
     assert!(!settings.insecure);
     assert_eq!(settings.max_refusals, 20);
     assert_eq!(settings.bounds, Bounds::default());
+    assert_eq!(settings.otlp, None);
     assert!(settings.warnings().is_empty());
 }
 
@@ -113,6 +114,8 @@ fn every_key_works_in_all_three_places() {
             "unused_queue_ttl" => "1d",
             "unread_timeout" | "handshake_timeout" | "ping_interval" | "ping_timeout" => "1s",
             "tokens_file" => &tokens,
+            "otlp_endpoint" => "http://127.0.0.1:4317",
+            "otlp_protocol" => "http",
             other => panic!("no test value for {other}"),
         };
         // TLS files come together; the ones that are not under test are flags.
@@ -121,6 +124,9 @@ fn every_key_works_in_all_three_places() {
             for other in ["tls_cert", "tls_key"].into_iter().filter(|o| *o != key.name) {
                 others.extend([format!("--{}", other.replace('_', "-")), pem.clone()]);
             }
+        }
+        if key.name == "otlp_protocol" {
+            others.extend(["--otlp-endpoint", "http://127.0.0.1:4317"].map(str::to_owned));
         }
         let others: Vec<&str> = others.iter().map(String::as_str).collect();
         let flag = format!("--{}", key.flag());
@@ -403,4 +409,25 @@ fn help_explains_every_key_with_its_default() {
     }
     let Err(ConfigError::Usage(version)) = load(&[], &["--version"]) else { panic!("no version") };
     assert!(version.to_string().contains(env!("CARGO_PKG_VERSION")));
+}
+
+#[cfg(feature = "otlp")]
+#[test]
+fn a_collector_has_an_address_and_a_protocol() {
+    let collector = |args: &[&str]| {
+        let Otlp { endpoint, protocol } = flags(args).otlp.unwrap();
+        (endpoint, protocol)
+    };
+    let (http, https) = ("http://127.0.0.1:4317", "https://collector.example");
+    assert_eq!(collector(&["--otlp-endpoint", http]), (http.to_owned(), OtlpProtocol::Grpc));
+    assert_eq!(collector(&["--otlp-endpoint", https]), (https.to_owned(), OtlpProtocol::Grpc));
+    let over_http = ["--otlp-endpoint", http, "--otlp-protocol", "http"];
+    assert_eq!(collector(&over_http), (http.to_owned(), OtlpProtocol::Http));
+    for bad in ["127.0.0.1:4317", "grpc://127.0.0.1:4317", "http://", "http", "/v1/traces"] {
+        let why = wrong(&["--otlp-endpoint", bad]);
+        assert!(why.contains("write for example http://127.0.0.1:4317"), "{bad}: {why}");
+    }
+    let why = wrong(&["--otlp-endpoint", https, "--otlp-protocol", "http"]);
+    assert!(why.contains("https needs otlp_protocol = grpc"), "{why}");
+    assert!(wrong(&["--otlp-protocol", "json"]).contains("neither grpc nor http"));
 }

@@ -1,6 +1,12 @@
 //! The messages to a consumer, on Consume and ConsumeStream.
 
-use std::{collections::VecDeque, future, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    future,
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use sluicegate_proto::v1 as pb;
 use tokio::time::sleep;
@@ -11,6 +17,7 @@ use crate::{
     access::{Caller, Refused},
     domain::Action,
     engine::{Engine, EngineError, Received, Retirement, Revoked, Subscription},
+    traces::{Operation, Traces},
 };
 
 /// Most time that a consumer gets to settle its items when its stream has reached its maximum age.
@@ -31,6 +38,7 @@ pub(super) struct DeliveryStream {
     subscription: Subscription,
     auto_commit: bool,
     engine: Arc<Engine>,
+    traces: Traces,
     shutdown: CancellationToken,
     /// Done when the caller may no longer consume from the queue.
     refused: Pin<Box<dyn Future<Output = Refused> + Send>>,
@@ -69,8 +77,17 @@ impl DeliveryStream {
         });
         let shutdown = api.shutdown.clone();
         let revoked = VecDeque::new();
-        let engine = Arc::clone(&api.engine);
-        Self { subscription, auto_commit, engine, shutdown, refused, revoked, _aging: aging }
+        let (engine, traces) = (Arc::clone(&api.engine), api.traces.clone());
+        Self {
+            subscription,
+            auto_commit,
+            engine,
+            traces,
+            shutdown,
+            refused,
+            revoked,
+            _aging: aging,
+        }
     }
 
     /// Returns the next message, or an error when the stream has to end. Cancel-safe: the future
@@ -95,6 +112,13 @@ impl DeliveryStream {
             };
             match received {
                 Received::Deliveries(deliveries) => {
+                    self.traces.delivered(
+                        Operation::Deliver,
+                        None,
+                        self.subscription.queue().as_str(),
+                        SystemTime::now(),
+                        deliveries.iter().map(|d| (d.item.id, &d.item.headers)),
+                    );
                     let keys = self.engine.receipt_keys();
                     let deliver = |delivery| convert::delivery(delivery, self.auto_commit, &keys);
                     let deliveries = deliveries.into_iter().map(deliver).collect();

@@ -51,6 +51,7 @@ use crate::{
     domain::{Action, QueueName, Receipt},
     engine::{Engine, EngineError, QueueNames},
     tasks::Tasks,
+    traces::Traces,
 };
 
 use self::{parse::Rules, status::ApiError};
@@ -71,6 +72,8 @@ pub(crate) struct Api {
     shutdown: CancellationToken,
     /// Set by the server.
     max_connection_age: Duration,
+    /// Set by the server.
+    traces: Traces,
     /// One permit for each page of items that is being read.
     pages: Arc<Semaphore>,
 }
@@ -79,7 +82,14 @@ impl Api {
     /// Returns services on an engine. Wait for `tasks` before the engine and its store end.
     pub(crate) fn new(engine: Arc<Engine>, tasks: Tasks, shutdown: CancellationToken) -> Self {
         let pages = Arc::new(Semaphore::new(PAGES_AT_A_TIME));
-        Self { engine, tasks, shutdown, max_connection_age: Duration::ZERO, pages }
+        Self {
+            engine,
+            tasks,
+            shutdown,
+            max_connection_age: Duration::ZERO,
+            traces: Traces::default(),
+            pages,
+        }
     }
 
     /// Returns the age at which a stream is retired, or `None` for no limit. The age is greater

@@ -232,25 +232,28 @@ async fn start(
     let allowed = caller.may(Action::Produce, &queue).map_err(ApiError::from);
     let batch = allowed.and_then(|()| parse::batch(&queue, items, &producer, &api.rules()));
     let ready = match batch {
-        Ok(batch) => match open_for_push(&engine, caller, &batch).await {
-            Ok(queue) => Ok((queue, batch)),
-            Err(error) => Err(error.into()),
-        },
-        Err(refused) => Err(refused),
+        Ok(batch) => {
+            let span = api.traces.push(None, &batch.queue, &batch.items);
+            match open_for_push(&engine, caller, &batch).await {
+                Ok(queue) => Ok((queue, batch, span)),
+                Err(error) => Err(span.failed(error.into())),
+            }
+        }
+        Err(refused) => Err(refused.into()),
     };
     async move {
         let pushed = match ready {
-            Ok((queue, batch)) => {
+            Ok((queue, batch, span)) => {
                 let pushed = engine.push_into(queue, batch.items, batch.producer).await;
-                pushed.map_err(ApiError::from)
+                pushed.map_err(|error| span.failed(error.into()))
             }
-            Err(error) => Err(error),
+            Err(status) => Err(status),
         };
         drop(room);
         let mut answer = pb::PushStreamResponse { batch_id, ..Default::default() };
         match pushed {
             Ok(pushed) => answer.results = convert::pushed(pushed),
-            Err(error) => answer.error = Some(status::embedded(&error.into())),
+            Err(status) => answer.error = Some(status::embedded(&status)),
         }
         if let Some(slot) = slot {
             slot.send(Ok(answer));

@@ -1,6 +1,10 @@
 //! QueueService: producers and consumers.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use futures_util::{Stream, stream};
 use sluicegate_proto::v1::{self as pb, queue_service_server::QueueService};
@@ -20,6 +24,7 @@ use crate::{
         Delivery,
     },
     engine::{Engine, Identity},
+    traces::{self, Operation},
 };
 
 /// A stream of responses.
@@ -36,15 +41,18 @@ impl QueueService for Api {
         request: Request<pb::PushRequest>,
     ) -> Result<Response<pb::PushResponse>, Status> {
         let caller = caller(&request)?;
+        let trace = self.traces.of_call(request.metadata());
         let pb::PushRequest { queue, items, producer } = request.into_inner();
         caller.may(Produce, &queue)?;
-        let batch = parse::batch(&queue, items, &producer, &self.rules())?;
+        let mut batch = parse::batch(&queue, items, &producer, &self.rules())?;
+        traces::carry(trace.as_ref(), &mut batch.items);
+        let span = self.traces.push(trace.as_ref(), &batch.queue, &batch.items);
         let push = |engine: Arc<Engine>| async move {
             let may_create = may_create(&caller);
             let queue = engine.open_for_push(&batch.queue, batch.items.len(), &may_create).await?;
             engine.push_into(queue, batch.items, batch.producer).await
         };
-        let pushed = self.run(push).await?;
+        let pushed = span.of(self.run(push).await)?;
         Ok(Response::new(pb::PushResponse { results: convert::pushed(pushed) }))
     }
 
@@ -63,6 +71,7 @@ impl QueueService for Api {
     ) -> Result<Response<pb::PopResponse>, Status> {
         let caller = caller(&request)?;
         caller.may(Consume, &request.get_ref().queue)?;
+        let (trace, started) = (self.traces.of_call(request.metadata()), SystemTime::now());
         let request = request.into_inner();
         let Take { queue, max_items, wait } =
             parse::take(&request.queue, request.max_items, request.wait)?;
@@ -74,6 +83,8 @@ impl QueueService for Api {
             |engine: Arc<Engine>| async move { engine.pop(&queue, max_items, wait, peer).await };
         // At-most-once delivery: items committed when the caller hangs up are lost.
         let items = self.take(work, |_, _| std::future::ready(())).await?;
+        let taken = items.iter().map(|item| (item.id, &item.headers));
+        self.traces.delivered(Operation::Pop, trace.as_ref(), &request.queue, started, taken);
         let items = items.into_iter().map(convert::item).collect();
         Ok(Response::new(pb::PopResponse { items }))
     }
@@ -84,6 +95,7 @@ impl QueueService for Api {
     ) -> Result<Response<pb::ReserveResponse>, Status> {
         let caller = caller(&request)?;
         caller.may(Consume, &request.get_ref().queue)?;
+        let (trace, started) = (self.traces.of_call(request.metadata()), SystemTime::now());
         let request = request.into_inner();
         let Take { queue, max_items, wait } =
             parse::take(&request.queue, request.max_items, request.wait)?;
@@ -97,6 +109,8 @@ impl QueueService for Api {
             engine.reserve(&queue, max_items, wait, lease, consumer).await
         };
         let deliveries = self.take(work, release).await?;
+        let taken = deliveries.iter().map(|d| (d.item.id, &d.item.headers));
+        self.traces.delivered(Operation::Reserve, trace.as_ref(), &request.queue, started, taken);
         let keys = self.engine.receipt_keys();
         let deliveries =
             deliveries.into_iter().map(|d| convert::delivery(d, false, &keys)).collect();
@@ -150,10 +164,13 @@ impl QueueService for Api {
         request: Request<pb::CommitRequest>,
     ) -> Result<Response<pb::CommitResponse>, Status> {
         let caller = caller(&request)?;
+        let trace = self.traces.of_call(request.metadata());
         let pb::CommitRequest { receipts } = request.into_inner();
         let parsed = parse::receipts(&receipts, &self.engine.receipt_keys())?;
         may_settle(&caller, &parsed)?;
-        let outcomes = self.run(|engine| async move { engine.commit(parsed).await }).await?;
+        let span = self.traces.settle(Operation::Commit, trace.as_ref(), &parsed);
+        let outcomes =
+            span.of(self.run(|engine| async move { engine.commit(parsed).await }).await)?;
         let results = convert::settled(receipts, outcomes);
         Ok(Response::new(pb::CommitResponse { results }))
     }
@@ -163,10 +180,14 @@ impl QueueService for Api {
         request: Request<pb::RollbackRequest>,
     ) -> Result<Response<pb::RollbackResponse>, Status> {
         let caller = caller(&request)?;
+        let trace = self.traces.of_call(request.metadata());
         let (receipts, parsed) =
             parse::rollbacks(request.into_inner(), &self.engine.receipt_keys())?;
         may_settle(&caller, parsed.iter().map(|rollback| &rollback.receipt))?;
-        let outcomes = self.run(|engine| async move { engine.rollback(parsed).await }).await?;
+        let settled = parsed.iter().map(|rollback| &rollback.receipt);
+        let span = self.traces.settle(Operation::Rollback, trace.as_ref(), settled);
+        let outcomes =
+            span.of(self.run(|engine| async move { engine.rollback(parsed).await }).await)?;
         let results = convert::settled(receipts, outcomes);
         Ok(Response::new(pb::RollbackResponse { results }))
     }
@@ -188,6 +209,7 @@ impl QueueService for Api {
         request: Request<pb::MoveRequest>,
     ) -> Result<Response<pb::MoveResponse>, Status> {
         let caller = caller(&request)?;
+        let trace = self.traces.of_call(request.metadata());
         let request =
             parse::move_item(request.into_inner(), &self.rules(), &self.engine.receipt_keys())?;
         may_settle(&caller, [&request.receipt])?;
@@ -196,10 +218,11 @@ impl QueueService for Api {
             caller.may(Produce, to)?;
         }
         let id = request.receipt.item.to_string();
+        let span = self.traces.settle(Operation::Move, trace.as_ref(), [&request.receipt]);
         let work = |engine: Arc<Engine>| async move {
             engine.move_item(request, &may_create(&caller)).await
         };
-        let outcome = self.run(work).await?;
+        let outcome = span.of(self.run(work).await)?;
         Ok(Response::new(pb::MoveResponse { outcome: convert::outcome(outcome).into(), id }))
     }
 
@@ -208,7 +231,8 @@ impl QueueService for Api {
         request: Request<pb::CommitAndPushRequest>,
     ) -> Result<Response<pb::CommitAndPushResponse>, Status> {
         let caller = caller(&request)?;
-        let CommitAndPush { receipt, pushes } = parse::commit_and_push(
+        let trace = self.traces.of_call(request.metadata());
+        let CommitAndPush { receipt, mut pushes } = parse::commit_and_push(
             request.into_inner(),
             &self.rules(),
             &self.engine.receipt_keys(),
@@ -217,10 +241,12 @@ impl QueueService for Api {
         for (queue, _) in &pushes {
             caller.may(Produce, queue.as_str())?;
         }
+        traces::carry(trace.as_ref(), pushes.iter_mut().map(|(_, item)| item));
+        let span = self.traces.settle(Operation::CommitAndPush, trace.as_ref(), [&receipt]);
         let work = |engine: Arc<Engine>| async move {
             engine.commit_and_push(receipt, pushes, &may_create(&caller)).await
         };
-        let (outcome, pushed) = self.run(work).await?;
+        let (outcome, pushed) = span.of(self.run(work).await)?;
         Ok(Response::new(pb::CommitAndPushResponse {
             outcome: convert::outcome(outcome).into(),
             results: convert::pushed(pushed),

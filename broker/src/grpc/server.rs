@@ -36,6 +36,7 @@ use crate::{
     },
     listener::Listener,
     metrics::Metrics,
+    traces::Traces,
 };
 
 /// The limit of a request with items, unless `max_payload_bytes` needs a higher one.
@@ -67,6 +68,8 @@ pub(crate) struct Options {
     pub bounds: Bounds,
     /// Counts what is refused.
     pub metrics: Arc<Metrics>,
+    /// Makes the spans of calls.
+    pub traces: Traces,
 }
 
 /// Why the server cannot start or had to stop.
@@ -125,7 +128,7 @@ pub(crate) struct Server {
 impl Server {
     /// Builds the server. Must be called within a tokio runtime.
     pub(crate) async fn new(mut api: Api, options: Options) -> Result<Self, ServerError> {
-        let Options { tls, max_connection_age, access, bounds, metrics } = options;
+        let Options { tls, max_connection_age, access, bounds, metrics, traces } = options;
         // A limit as low as h2's own default would hit clients that merely shut down with many open calls.
         let resets =
             Some(if bounds.max_resets == 0 { usize::MAX } else { bounds.max_resets as usize });
@@ -139,6 +142,7 @@ impl Server {
             .http2_keepalive_interval(Some(bounds.ping_interval))
             .http2_keepalive_timeout(Some(bounds.ping_timeout));
         api.max_connection_age = max_connection_age;
+        api.traces = traces;
         let (reporter, health_service) = tonic_health::server::health_reporter();
         let health = Health(reporter);
         health.set_serving(false).await;

@@ -215,6 +215,11 @@ impl Consumer {
         if self.options.limit == Some(0) {
             return Ok(Summary::default());
         }
+        #[cfg(feature = "opentelemetry")]
+        let handler = {
+            let queue = self.options.queue.clone();
+            move |delivery| crate::trace::run(&queue, delivery, &handler)
+        };
         let handler = Arc::new(move |delivery| -> runner::Work { Box::pin(handler(delivery)) });
         Runner::new(self.client, Arc::new(self.options), handler).run().await
     }

@@ -154,6 +154,8 @@ impl Producer {
                 if auto_dedup && item.dedup_id.is_empty() {
                     item.dedup_id = random_id();
                 }
+                #[cfg(feature = "opentelemetry")]
+                crate::trace::carry(&mut item.headers);
                 item
             })
             .peekable();

@@ -35,6 +35,7 @@ pub(crate) enum Call {
     Rollback(RollbackRequest, Answer<RollbackResponse>),
     Extend(ExtendRequest, Answer<ExtendResponse>),
     Move(MoveRequest, Answer<MoveResponse>),
+    CommitAndPush(CommitAndPushRequest, Answer<CommitAndPushResponse>),
 }
 
 /// A server on a port of its own, until it is dropped.
@@ -223,8 +224,8 @@ impl QueueService for Handler {
 
     async fn commit_and_push(
         &self,
-        _: Request<CommitAndPushRequest>,
+        request: Request<CommitAndPushRequest>,
     ) -> Result<Response<CommitAndPushResponse>, Status> {
-        Err(Status::unimplemented("commit_and_push"))
+        self.unary(request, Call::CommitAndPush).await
     }
 }

@@ -7,3 +7,5 @@ mod addresses;
 mod broker;
 mod consumer;
 mod producer;
+#[cfg(feature = "opentelemetry")]
+mod traces;

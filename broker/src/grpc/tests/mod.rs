@@ -45,6 +45,7 @@ use crate::{
     signals::LocalSignals,
     store::sqlite::SqliteStore,
     tasks::Tasks,
+    traces::Traces,
 };
 
 struct Broker {
@@ -89,6 +90,7 @@ fn open() -> Options {
         access: Access::new(None, 0, Arc::new(Metrics::new())),
         bounds: Bounds::default(),
         metrics: Arc::new(Metrics::new()),
+        traces: Traces::default(),
     }
 }
 

@@ -1,0 +1,53 @@
+//! Where spans are sent.
+
+use axum::http::{Uri, uri::Scheme};
+
+use super::{ConfigError, Given, values::Parsed};
+
+/// A collector of spans.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Otlp {
+    /// Its address, `http` or, over gRPC, `https`.
+    pub endpoint: String,
+    /// What it speaks.
+    pub protocol: OtlpProtocol,
+}
+
+/// How spans are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OtlpProtocol {
+    /// gRPC.
+    Grpc,
+    /// Protobuf over HTTP.
+    Http,
+}
+
+impl Given {
+    pub(super) fn otlp(&self) -> Result<Option<Otlp>, ConfigError> {
+        let protocol = self.required("otlp_protocol", |text| match text {
+            "grpc" => Ok(OtlpProtocol::Grpc),
+            "http" => Ok(OtlpProtocol::Http),
+            _ => Err(format!("{text:?} is neither grpc nor http")),
+        })?;
+        let endpoint = self.optional("otlp_endpoint", |text| endpoint(text, protocol))?;
+        Ok(endpoint.map(|endpoint| Otlp { endpoint, protocol }))
+    }
+}
+
+fn endpoint(text: &str, protocol: OtlpProtocol) -> Parsed<String> {
+    if cfg!(not(feature = "otlp")) {
+        return Err("this broker was built without the feature otlp".to_owned());
+    }
+    let uri: Option<Uri> = text.parse().ok();
+    let uri = uri.filter(|uri| uri.host().is_some_and(|host| !host.is_empty()));
+    match uri.as_ref().and_then(Uri::scheme) {
+        Some(scheme) if *scheme == Scheme::HTTP => Ok(text.to_owned()),
+        Some(scheme) if *scheme == Scheme::HTTPS && protocol == OtlpProtocol::Grpc => {
+            Ok(text.to_owned())
+        }
+        Some(scheme) if *scheme == Scheme::HTTPS => {
+            Err("https needs otlp_protocol = grpc".to_owned())
+        }
+        _ => Err(format!("{text:?} is no address; write for example http://127.0.0.1:4317")),
+    }
+}
