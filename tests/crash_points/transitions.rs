@@ -234,7 +234,8 @@ impl Transition {
                 let items = self.items(stage);
                 let push = async { clients.push(queue, &items).await.map(drop) };
                 let patience = LEASE * 2;
-                let (came, pushed) = clients.consume_during(queue, items.len(), patience, push).await;
+                let (came, pushed) =
+                    clients.consume_during(queue, items.len(), patience, push).await;
                 let committed = clients.commit(receipts(&came)).await;
                 pushed.and(committed)
             }

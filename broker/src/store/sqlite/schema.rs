@@ -436,6 +436,7 @@ fn resolve(path: &Path) -> Result<PathBuf> {
     }
 }
 
+#[derive(Clone, Copy)]
 enum Whose {
     New,
     Ours(i32),
