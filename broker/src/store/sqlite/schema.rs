@@ -10,7 +10,7 @@ use rusqlite::{Connection, MAIN_DB, OpenFlags, config::DbConfig};
 
 use super::{
     super::{Result, StoreError},
-    checksum::is_corruption,
+    checksum::is_damage,
     definitions, mark,
     migrations::{self, VERSION},
     space,
@@ -259,7 +259,7 @@ impl StoreFile {
         match fault {
             Ok(None) => Ok(()),
             Ok(Some(fault)) => self.refuse_as_damaged(&fault),
-            Err(error) if is_corruption(&error) => self.refuse_as_damaged(&error.to_string()),
+            Err(error) if is_damage(&error) => self.refuse_as_damaged(&error.to_string()),
             Err(error) => refuse(format!("cannot bring {shown} up to date: {error}")),
         }
     }
@@ -319,7 +319,7 @@ impl StoreFile {
             return refuse_as_lost(&self.path, "empty", noted.commits);
         }
         let (tag, commits) = match identity(conn) {
-            Err(error) if is_corruption(&error) => {
+            Err(error) if is_damage(&error) => {
                 return self.refuse_as_damaged(&error.to_string());
             }
             read => read.map_err(|e| unreadable(e.to_string()))?,

@@ -46,10 +46,12 @@ impl Index {
 
     /// Returns what is wrong with the definition of the index in the file, or `None` if it is the one of this version.
     fn definition_fault(&self, conn: &Connection) -> rusqlite::Result<Option<String>> {
-        let definition = "SELECT sql FROM sqlite_schema WHERE type = 'index' AND name = ?1";
-        let found: Option<String> =
+        // As bytes, because what is damaged may be no text.
+        let definition =
+            "SELECT CAST(sql AS BLOB) FROM sqlite_schema WHERE type = 'index' AND name = ?1";
+        let found: Option<Vec<u8>> =
             conn.query_row(definition, [&self.name], |row| row.get(0)).optional()?;
-        Ok(match found {
+        Ok(match found.as_deref().map(String::from_utf8_lossy) {
             None => Some("it is missing".to_owned()),
             Some(found) if found != self.sql => Some(format!("it is defined as {found}")),
             Some(_) => None,
