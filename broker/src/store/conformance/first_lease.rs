@@ -184,6 +184,7 @@ pub async fn items_stored_as_reserved_together_settle_one_by_one(env: &Env) {
     let [commit, fail, keep, back, elsewhere, _lapse] = &all[..] else { panic!("{all:?}") };
     assert!(all.iter().all(|delivery| delivery.item.state == ItemState::Reserved));
     assert_eq!(env.take(&queue, 9).await.len(), 0, "nothing is ready");
+    env.pass(seconds(1));
     assert_eq!(env.commit_one(&queue, commit).await, Outcome::Ok);
     assert_eq!(env.fail(&queue, fail).await, Outcome::Ok);
     assert_eq!(env.store.rollback(vec![undelivered(&queue, back)]).await.unwrap(), [Outcome::Ok]);
