@@ -13,6 +13,7 @@ async fn silent_connections_neither_spin_the_broker_nor_stay() {
     let store = Backend::Sqlite.store();
     let broker = store.launch().open_files(60).start().await;
     let api = broker.api().await;
+    api.push("work", &["first"]).await; // the store opens its files as it needs them
     let mut silent = Vec::new();
     for address in [&broker.address, &broker.http_address] {
         for _ in 0..60 {
