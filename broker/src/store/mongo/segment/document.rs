@@ -209,8 +209,9 @@ impl Segment {
                 _ => {}
             }
         }
-        if segment.n > ItemId::MAX_OFFSET {
-            return Err(broken(format!("unreadable segment: {} items", segment.n)));
+        let Self { n, head, ready, left, .. } = segment;
+        if let Some(count) = [n, head, ready, left].into_iter().find(|c| *c > ItemId::MAX_OFFSET) {
+            return Err(broken(format!("unreadable segment: {count} items")));
         }
         Ok(segment)
     }

@@ -14,7 +14,10 @@ use super::{
             item::{self, Start, Stored},
             layout::date,
         },
-        segment::document::{self, Segment, contents},
+        segment::{
+            claim::Opened,
+            document::{self, Segment, contents},
+        },
     },
     *,
 };
@@ -108,6 +111,7 @@ fn any_document_is_a_segment_or_refused() {
         let Ok(document) = RawDocument::from_bytes(input) else { return };
         let Ok(segment) = Segment::read(document) else { return };
         let _ = (segment.seen(), segment.first_end(), segment.present().count());
+        let _ = Opened::read(&segment, document, 0);
         for (at, content) in contents(document).enumerate().filter(|(at, _)| segment.holds(*at)) {
             let _ = segment.detached(at, &content, false);
             let _ = segment.tombstone(at, ObjectId::new(), NOW);
