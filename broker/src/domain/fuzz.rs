@@ -1,27 +1,10 @@
 //! Fuzzing of receipts and names.
 
 use super::{
-    ConsumerName, GroupName, ItemId, LeaseToken, QueueName, Receipt, ReceiptKey, ReceiptKeys,
-    ScheduleName,
+    ConsumerName, GroupName, LeaseToken, QueueName, Receipt, ScheduleName,
+    receipt::tests::{keys, receipt},
 };
 use crate::fuzz::{fuzz, near};
-
-fn keys() -> ReceiptKeys {
-    ReceiptKeys::new([ReceiptKey::new(7, &[3; 32])])
-}
-
-fn receipt() -> Receipt {
-    Receipt {
-        item: ItemId(*b"0123456789ab"),
-        token: LeaseToken(*b"ba9876543210"),
-        deliveries: 3,
-        earlier_deliveries: 1,
-        attempt: 2,
-        keyed: true,
-        queue: QueueName::parse("queue", "orders").unwrap(),
-        group: GroupName::default(),
-    }
-}
 
 fn digits(bytes: &[u8]) -> String {
     bytes.iter().fold(String::new(), |digits, byte| digits + &format!("{byte:02x}"))

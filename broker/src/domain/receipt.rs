@@ -141,11 +141,11 @@ fn checksum(bytes: &[u8]) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::domain::ReceiptKey;
 
-    fn receipt() -> Receipt {
+    pub(in crate::domain) fn receipt() -> Receipt {
         Receipt {
             item: ItemId(*b"0123456789ab"),
             token: LeaseToken(*b"ba9876543210"),
@@ -158,7 +158,7 @@ mod tests {
         }
     }
 
-    fn keys() -> ReceiptKeys {
+    pub(in crate::domain) fn keys() -> ReceiptKeys {
         ReceiptKeys::new([ReceiptKey::new(7, &[3; 32])])
     }
 

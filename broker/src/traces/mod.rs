@@ -105,7 +105,10 @@ impl Traces {
         let Some(tracer) = &self.0 else { return Span(None) };
         let mut contexts: Vec<SpanContext> = Vec::new();
         for context in items.iter().filter_map(|item| context::of_item(&item.headers)) {
-            if contexts.len() <= MAX_LINKS && !contexts.contains(&context) {
+            if contexts.len() > MAX_LINKS {
+                break; // the parent and as many links as there may be
+            }
+            if !contexts.contains(&context) {
                 contexts.push(context);
             }
         }

@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use super::{Dispatcher, State};
 use crate::{
     domain::{
-        Delivery, Item, ItemSize, ItemState, LeaseToken, Pushed, Queue, QueueName, Receipt,
-        Timestamp, Totals, assign,
+        Delivery, Item, ItemSize, ItemState, LeaseToken, NewItem, Pushed, Queue, QueueName,
+        Receipt, Timestamp, Totals, assign,
     },
     engine::{Engine, consumers::ConsumerId},
     store::{FirstLease, Push},
@@ -124,16 +124,14 @@ impl Engine {
         in_flight: &PushInFlight<'_>,
         pushes: &mut [Push],
     ) -> Option<DirectPush> {
-        let queue = Arc::clone(&pushes.first()?.queue);
-        let priority = pushes[0].item.priority;
-        if !in_flight.is_alone
-            || queue.paused
-            || !pushes.iter().all(|push| push.item.may_start_reserved(&queue))
-            // Of several priorities the highest is delivered first.
-            || !pushes.iter().all(|push| push.item.priority == priority)
-            || self.is_draining()
-            || !self.signals.healthy()
-        {
+        let first = pushes.first()?;
+        let (queue, priority) = (Arc::clone(&first.queue), first.item.priority);
+        if !in_flight.is_alone || queue.paused || self.is_draining() || !self.signals.healthy() {
+            return None;
+        }
+        // Of several priorities the highest is delivered first.
+        let may_go = |item: &NewItem| item.may_start_reserved(&queue) && item.priority == priority;
+        if !pushes.iter().all(|push| may_go(&push.item)) {
             return None;
         }
         let dispatcher = self.dispatcher(&queue.name)?;

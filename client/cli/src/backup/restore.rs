@@ -150,7 +150,7 @@ impl Mark {
     }
 }
 
-/// Sees to it that the queue is there and remembers ids for long enough. Returns it as it is now.
+/// Creates the queue if it is not there, and lets it remember ids for long enough. Returns the queue as it is now.
 async fn open_queue(
     client: &Client,
     settings: &QueueEntry,

@@ -3,7 +3,9 @@
 //!
 //! Prefetched items are those that a find would return: items of the highest priority in use, none of which was handed
 //! out before. Only a push, a rollback or a signal can report items that get ahead of them, and each of these calls
-//! [`Prefetch::rewind`]. While the items of one large reserve are claimed, those of the next are read. Whether another broker took an item meanwhile shows when the item is claimed.
+//! [`Prefetch::rewind`]. Whether another broker took an item meanwhile shows when the item is claimed.
+//!
+//! While the items of a large reserve are claimed, those of the next are read, behind the last that is known.
 
 use std::{
     collections::VecDeque,

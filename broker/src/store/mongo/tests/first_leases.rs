@@ -29,6 +29,16 @@ fn leased_together(store: &Broker<MongoStore>, queue: &Arc<Queue>, payloads: &[&
     pushes
 }
 
+/// Waits until a tombstone has the id of the document whose insert is held up.
+async fn until_fenced(server: &Server) {
+    let fenced = async || {
+        let tombstones =
+            doc! { "when": { "$gte": schema::layout::millis(schema::layout::TOMBSTONE) } };
+        server.items().count_documents(tombstones).await.unwrap() == 1
+    };
+    until("the id is taken", fenced).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn items_whose_insert_was_not_acknowledged_are_ready_with_no_attempt_counted() {
     let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
@@ -68,12 +78,7 @@ async fn an_insert_of_several_items_that_comes_late_stores_nothing() {
     let pushing = store.push(leased_together(&store, &queue, &["x", "y"]));
     let given_up = tokio::time::timeout(Duration::from_millis(300), pushing);
     assert!(given_up.await.is_err());
-    let fenced = async || {
-        let tombstones =
-            doc! { "when": { "$gte": schema::layout::millis(schema::layout::TOMBSTONE) } };
-        server.items().count_documents(tombstones).await.unwrap() == 1
-    };
-    until("the id of their document is taken", fenced).await;
+    until_fenced(&server).await;
     let again = [push_of(&queue, "x", 0), push_of(&queue, "y", 0)];
     other.push(again.to_vec()).await.unwrap();
     store.close().await; // all writes have ended
@@ -121,12 +126,7 @@ async fn an_insert_that_comes_late_stores_nothing() {
     let pushing = store.push(vec![leased(&store, &queue, "x")]);
     let given_up = tokio::time::timeout(Duration::from_millis(300), pushing);
     assert!(given_up.await.is_err());
-    let fenced = async || {
-        let tombstones =
-            doc! { "when": { "$gte": schema::layout::millis(schema::layout::TOMBSTONE) } };
-        server.items().count_documents(tombstones).await.unwrap() == 1
-    };
-    until("the id is taken", fenced).await;
+    until_fenced(&server).await;
     // The producer repeats its push by way of another broker.
     let again = other.push(vec![push_of(&queue, "x", 0)]).await.unwrap()[0];
     store.close().await; // all writes have ended
