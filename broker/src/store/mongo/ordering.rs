@@ -11,7 +11,7 @@ use mongodb::{
 };
 
 use crate::{
-    domain::{ItemId, PrioritySet, QueueName, Timestamp},
+    domain::{ItemId, OrderingKey, PrioritySet, QueueName, Timestamp},
     store::{
         Result,
         mongo::{
@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// A queue and an ordering key in it.
-pub(crate) type OrderKey = (QueueName, String);
+pub(crate) type OrderKey = (QueueName, OrderingKey);
 
 /// Limit of keys that are unblocked concurrently.
 const AT_ONCE: usize = 16;
@@ -78,8 +78,8 @@ pub(crate) fn by_queue(keys: &[OrderKey]) -> Vec<(&QueueName, Vec<&str>)> {
     let mut queues: Vec<(&QueueName, Vec<&str>)> = Vec::new();
     for (queue, key) in sorted {
         match queues.last_mut() {
-            Some((last, keys)) if *last == queue => keys.push(key),
-            _ => queues.push((queue, vec![key])),
+            Some((last, keys)) if *last == queue => keys.push(key.as_str()),
+            _ => queues.push((queue, vec![key.as_str()])),
         }
     }
     queues
@@ -96,9 +96,8 @@ pub(crate) async fn holders(
         for keys in keys.chunks(1_000) {
             let command = holders_command(group, queue, keys);
             for document in read_documents(&inner.db, command).await? {
-                if let Ok(key) = document.get_str("turn") {
-                    held.insert((queue.clone(), key.to_owned()));
-                }
+                let key = document.get_str("turn").ok().and_then(OrderingKey::new);
+                held.extend(key.map(|key| (queue.clone(), key)));
             }
         }
     }
@@ -169,9 +168,9 @@ async fn unblock_one(
     inner: &Inner,
     group: &Group,
     queue: &QueueName,
-    key: &str,
+    key: &OrderingKey,
 ) -> Result<Option<Unblocked>> {
-    let filter = doc! { "q": queue.as_str(), "key": key, "due": { "$exists": true } };
+    let filter = doc! { "q": queue.as_str(), "key": key.as_str(), "due": { "$exists": true } };
     let update = group
         .items
         .find_one_and_update(filter, unblocking(inner.now()))

@@ -10,7 +10,7 @@ use mongodb::bson::{Bson, doc};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    domain::{GroupName, QueueName},
+    domain::{GroupName, OrderingKey, QueueName},
     store::{
         Result,
         mongo::{
@@ -112,12 +112,12 @@ async fn repair_step(
     let found = read_documents(&inner.db, command).await?;
     let mut keys: Vec<OrderKey> = found
         .iter()
-        .filter_map(|document| document.get_str("key").ok())
-        .map(|key| (queue.clone(), key.to_owned()))
+        .filter_map(|document| document.get_str("key").ok().and_then(OrderingKey::new))
+        .map(|key| (queue.clone(), key))
         .collect();
     keys.dedup();
     // One seek skips the other items of the last key.
-    let last = keys.last().map(|(_, key)| key.clone());
+    let last = keys.last().map(|(_, key)| key.to_string());
     let repaired = unblock(inner, group, &keys).await?.len() as u64;
     Ok((repaired, last))
 }

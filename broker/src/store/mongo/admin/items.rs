@@ -76,8 +76,8 @@ pub(crate) async fn delete(
     };
     let stored = Stored::read(&found)?;
     inner.lease_cache.forget(id);
-    if !stored.key.is_empty() {
-        ordering::unblock(inner, &group, &[(queue.name.clone(), stored.key.clone())]).await?;
+    if let Some(key) = &stored.key {
+        ordering::unblock(inner, &group, &[(queue.name.clone(), key.clone())]).await?;
     }
     Ok(if stored.is_over(inner.now()) { ItemDeleted::NotFound } else { ItemDeleted::Done })
 }

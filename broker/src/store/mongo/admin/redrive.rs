@@ -147,8 +147,8 @@ async fn send(
     let n = n?;
     let keys: Vec<OrderKey> = items
         .iter()
-        .filter(|item| !item.key.is_empty())
-        .map(|item| (to.name.clone(), item.key.clone()))
+        .filter_map(|item| item.key.clone())
+        .map(|key| (to.name.clone(), key))
         .collect();
     ordering::unblock(inner, group, &keys).await?;
     Ok(n)

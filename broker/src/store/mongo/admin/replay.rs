@@ -84,7 +84,7 @@ async fn find(
 async fn make_ready(inner: &Inner, group: &Group, queue: &Queue, items: &[Stored]) -> Result<u64> {
     let (now, settled): (Timestamp, _) = (inner.now(), settle_token(inner));
     let (plain, keyed): (Vec<&Stored>, Vec<&Stored>) =
-        items.iter().partition(|item| item.key.is_empty());
+        items.iter().partition(|item| item.key.is_none());
     let mut statements = Vec::new();
     for lot in [&plain, &keyed] {
         let Some(one) = lot.first() else { continue };
@@ -112,8 +112,11 @@ async fn make_ready(inner: &Inner, group: &Group, queue: &Queue, items: &[Stored
     let set = plain.iter().map(|item| item.priority).collect();
     inner.cursor(&queue.name).rewind(set, now.0);
     let n = n?;
-    let keys: Vec<OrderKey> =
-        keyed.iter().map(|item| (queue.name.clone(), item.key.clone())).collect();
+    let keys: Vec<OrderKey> = keyed
+        .iter()
+        .filter_map(|item| item.key.clone())
+        .map(|key| (queue.name.clone(), key))
+        .collect();
     ordering::unblock(inner, group, &keys).await?;
     Ok(n)
 }

@@ -297,7 +297,7 @@ async fn move_some(
         .iter()
         .fold(PrioritySet::EMPTY, |set, (stored, _)| set | PrioritySet::of(stored.priority));
     priorities::record(inner, to, &queue.name, priorities, Some(queue.create_time)).await?;
-    let numbered = found.iter().filter(|(stored, _)| stored.sequence != 0).count();
+    let numbered = found.iter().filter(|(stored, _)| stored.sequence.is_some()).count();
     let mut next = match numbered {
         0 => 0,
         count => ordering::take_numbers(inner, &queue.name, count).await?,
@@ -311,12 +311,12 @@ async fn move_some(
         }
         let when = stored.due.unwrap_or(stored.when);
         document.insert("when", millis(when));
-        if !stored.key.is_empty() {
+        if let Some(key) = stored.key {
             document.insert("when", millis(BLOCKED));
             document.insert("due", millis(when));
-            keys.push((queue.name.clone(), stored.key));
+            keys.push((queue.name.clone(), key));
         }
-        if stored.sequence != 0 {
+        if stored.sequence.is_some() {
             document.insert("seq", next);
             next += 1;
         }

@@ -1,11 +1,11 @@
 //! The reservations that this broker made and has not seen settled: what it needs to know of an item to settle it in
 //! the cheapest way. Losing an entry costs time, never correctness.
 
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
-use crate::domain::{ItemId, LeaseToken, Receipt, Timestamp};
+use crate::domain::{ItemId, LeaseToken, OrderingKey, Receipt, Timestamp};
 
 /// Milliseconds after which an entry may be dropped that no longer saves anything.
 const KEEP: i64 = 60_000;
@@ -32,7 +32,7 @@ pub(crate) struct CachedLease {
     pub(crate) leaves_tombstone: bool,
     /// When the item expires, if it does.
     pub(crate) deadline: Option<i64>,
-    pub(crate) key: Option<Arc<str>>,
+    pub(crate) key: Option<OrderingKey>,
     /// It shares a document with others.
     pub(crate) in_segment: bool,
 }

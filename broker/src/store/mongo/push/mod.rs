@@ -245,7 +245,7 @@ pub(super) async fn wake<'a>(
 /// Returns the key by which a push is ordered, if it has one.
 pub(super) fn order_key(push: &Push) -> Option<OrderKey> {
     let key = push.item.ordering_key.as_ref()?;
-    Some((push.queue.name.clone(), key.as_str().to_owned()))
+    Some((push.queue.name.clone(), key.clone()))
 }
 
 /// Records the priorities of new items. The record precedes the insert, so that no reserve overlooks a priority in use.

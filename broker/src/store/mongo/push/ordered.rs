@@ -13,7 +13,7 @@ use mongodb::{
 use tokio_stream::StreamExt;
 
 use crate::{
-    domain::{Pushed, QueueName, Timestamp},
+    domain::{OrderingKey, Pushed, QueueName, Timestamp},
     store::{
         Push, Result,
         mongo::{
@@ -206,7 +206,9 @@ async fn taken(
             let held: Vec<Document> = cursor.stream(session).collect::<Result<_, _>>().await?;
             let held: HashSet<&str> = held.iter().filter_map(|d| d.get_str("turn").ok()).collect();
             let free: Vec<&str> = keys.iter().copied().filter(|key| !held.contains(key)).collect();
-            taken.extend(held.into_iter().map(|key| (queue.clone(), key.to_owned())));
+            taken.extend(
+                held.into_iter().filter_map(OrderingKey::new).map(|key| (queue.clone(), key)),
+            );
             if free.is_empty() {
                 continue;
             }
@@ -217,7 +219,7 @@ async fn taken(
                 .await?;
             let waiting: Vec<Document> = cursor.stream(session).collect::<Result<_, _>>().await?;
             let waiting = waiting.iter().filter_map(|d| d.get_str("_id").ok());
-            taken.extend(waiting.map(|key| (queue.clone(), key.to_owned())));
+            taken.extend(waiting.filter_map(OrderingKey::new).map(|key| (queue.clone(), key)));
         }
     }
     Ok(taken)

@@ -36,8 +36,7 @@ const LAPSED: &str = "lease lapsed";
 const STEP: i32 = 500;
 
 fn keys_of(queue: &QueueName, items: &[Stored]) -> Vec<OrderKey> {
-    let keyed = items.iter().filter(|item| !item.key.is_empty());
-    keyed.map(|item| (queue.clone(), item.key.clone())).collect()
+    items.iter().filter_map(|item| item.key.clone()).map(|key| (queue.clone(), key)).collect()
 }
 
 /// Removes expired items and returns how many there were. Items that another broker removed first are not counted.
@@ -210,7 +209,7 @@ async fn discard(
             deliveries: item.deliveries,
             earlier_deliveries: item.earlier,
             attempt: item.attempt,
-            keyed: !item.key.is_empty(),
+            keyed: item.key.is_some(),
             queue: queue.name.clone(),
             group: queue.group.clone(),
         })

@@ -319,10 +319,10 @@ impl Lease {
             made: now,
             until: self.until.0,
             priority: item.priority,
-            dedup: !item.dedup_id.is_empty(),
+            dedup: item.dedup_id.is_some(),
             leaves_tombstone: self.lapsed || remembered,
             deadline: item.deadline,
-            key: (!item.key.is_empty()).then(|| item.key.as_str().into()),
+            key: item.key.clone(),
             in_segment: item.segment.is_some(),
         }
     }
@@ -336,7 +336,7 @@ impl Lease {
         now: Timestamp,
     ) -> Result<Delivery> {
         let (previous_eligible_time, former_lease) = (Timestamp(item.when), item.lock);
-        let (keyed, earlier_deliveries) = (!item.key.is_empty(), item.earlier);
+        let (keyed, earlier_deliveries) = (item.key.is_some(), item.earlier);
         let mut item = item.into_item(&queue.name, now)?;
         item.state = ItemState::Reserved;
         item.attempt = self.attempt;

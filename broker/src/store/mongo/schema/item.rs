@@ -194,7 +194,8 @@ pub(crate) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
     Ok(d)
 }
 
-/// A parsed document of `items.<group>`.
+/// A parsed document of `items.<group>`. Names are checked by [`Stored::into_item`] and not before, so that an item with
+/// a damaged name is set aside by itself and does not fail the others of its find.
 #[derive(Debug, Default)]
 pub(crate) struct Stored {
     id: [u8; 12],
@@ -213,11 +214,11 @@ pub(crate) struct Stored {
     pub(crate) settled_before: Vec<ObjectId>,
     pub(crate) producer: Option<String>,
     pub(crate) consumer: Option<String>,
-    pub(crate) key: String,
-    pub(crate) sequence: i64,
+    pub(crate) key: Option<OrderingKey>,
+    pub(crate) sequence: Option<i64>,
     pub(crate) turn: bool,
     pub(crate) due: Option<i64>,
-    pub(crate) dedup_id: String,
+    pub(crate) dedup_id: Option<DedupId>,
     pub(crate) window: Option<i64>,
     pub(crate) payload: Bytes,
     pub(crate) content_type: String,
@@ -282,13 +283,13 @@ impl Stored {
             }
             "producer" => self.producer = Some(text()),
             "consumer" => self.consumer = Some(text()),
-            "key" => self.key = text(),
-            "seq" => self.sequence = number(value),
+            "key" => self.key = OrderingKey::new(text()),
+            "seq" => self.sequence = Some(number(value)),
             "turn" => self.turn = true,
             "due" => self.due = at(),
             "dedup" => {
                 if let Some(Ok(id)) = value.as_document().map(|dedup| dedup.get_str("id")) {
-                    id.clone_into(&mut self.dedup_id);
+                    self.dedup_id = DedupId::new(id);
                 }
             }
             "window" => self.window = at(),
@@ -330,7 +331,9 @@ impl Stored {
 
     /// Returns the size of the item.
     pub(crate) fn size(&self) -> ItemSize {
-        let texts = [&self.content_type, &self.key, &self.dedup_id, &self.reason];
+        let key = OrderingKey::text_of(self.key.as_ref());
+        let dedup_id = DedupId::text_of(self.dedup_id.as_ref());
+        let texts = [&self.content_type, key, dedup_id, &self.reason];
         let texts = texts.iter().map(|text| text.len()).sum();
         let payload = self.payload.len();
         ItemSize { payload, message: message_bytes(payload, texts, &self.headers) }
@@ -400,9 +403,9 @@ impl Stored {
             state,
             attempt: self.attempt,
             deliveries: self.deliveries,
-            sequence: Some(self.sequence).filter(|sequence| *sequence != 0),
-            ordering_key: OrderingKey::new(self.key),
-            dedup_id: DedupId::new(self.dedup_id),
+            sequence: self.sequence,
+            ordering_key: self.key,
+            dedup_id: self.dedup_id,
             create_time: Timestamp(self.created),
             eligible_time: (!waits).then_some(Timestamp(self.when)),
             expire_time: self.deadline.map(Timestamp),

@@ -255,7 +255,7 @@ impl Segment {
         if let Some(content) = content {
             item.add(content.fields)?;
             if let Some(id) = content.dedup_id() {
-                id.clone_into(&mut item.dedup_id);
+                item.dedup_id = DedupId::new(id);
                 item.window = self.window;
             }
         }

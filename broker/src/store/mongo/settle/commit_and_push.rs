@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mongodb::{ClientSession, bson::doc};
 
 use crate::{
-    domain::{Outcome, Pushed},
+    domain::{OrderingKey, Outcome, Pushed},
     store::{
         Push, Reservation, Result,
         mongo::{
@@ -78,7 +78,7 @@ pub(crate) async fn commit_and_push(
                         results[*at] = Some(pushed);
                     }
                 }
-                if !key.is_empty() {
+                if let Some(key) = key {
                     let key = [(held.receipt.queue.clone(), key)];
                     ordering::unblock_settled(inner, &group, &key).await;
                 }
@@ -96,7 +96,7 @@ async fn settle(
     group: &Group,
     held: &Reservation,
     session: &mut ClientSession,
-) -> Result<Option<String>, Failure> {
+) -> Result<Option<Option<OrderingKey>>, Failure> {
     let (now, token) = (inner.now(), settle_token(inner));
     let filter = doc! {
         "_id": oid(held.receipt.item), "lock": token_oid(held.receipt.token),

@@ -108,7 +108,7 @@ async fn move_in_group(
         }
     }
     // Rewinds even if the outcome is unknown: the items may have moved, and a cursor must not skip them.
-    for (at, stored) in held.iter().filter(|(_, stored)| stored.key.is_empty()) {
+    for (at, stored) in held.iter().filter(|(_, stored)| stored.key.is_none()) {
         let item = &items[*at];
         inner
             .cursor(&item.to.name)
@@ -126,9 +126,9 @@ async fn move_in_group(
             Some(None) if ours => Outcome::Ok,
             Some(found) => stale(found, now),
         };
-        if outcomes[*at] == Outcome::Ok && !stored.key.is_empty() {
-            keys.push((receipt.queue.clone(), stored.key.clone()));
-            keys.push((items[*at].to.name.clone(), stored.key.clone()));
+        if let Some(key) = stored.key.as_ref().filter(|_| outcomes[*at] == Outcome::Ok) {
+            keys.push((receipt.queue.clone(), key.clone()));
+            keys.push((items[*at].to.name.clone(), key.clone()));
         }
     }
     ordering::unblock_settled(inner, group, &keys).await;
@@ -144,7 +144,7 @@ pub(crate) async fn numbers<'a>(
     inner: &Inner,
     entering: impl Iterator<Item = (&'a Queue, &'a Stored)> + Clone,
 ) -> Result<Vec<i64>> {
-    let needs = |queue: &Queue, stored: &Stored| queue.sequenced || !stored.key.is_empty();
+    let needs = |queue: &Queue, stored: &Stored| queue.sequenced || stored.key.is_some();
     let mut counts: HashMap<&QueueName, usize> = HashMap::new();
     for (queue, stored) in entering.clone() {
         *counts.entry(&queue.name).or_default() += usize::from(needs(queue, stored));
@@ -211,7 +211,7 @@ pub(crate) fn enter(
     when: i64,
     number: i64,
 ) {
-    if stored.key.is_empty() {
+    if stored.key.is_none() {
         set.insert("when", millis(when));
         set.insert("eligible", millis(when));
     } else {
@@ -219,7 +219,7 @@ pub(crate) fn enter(
         set.insert("due", millis(when));
     }
     match number {
-        0 if stored.key.is_empty() => unset.push("seq"),
+        0 if stored.key.is_none() => unset.push("seq"),
         0 => {}
         number => {
             set.insert("seq", number);

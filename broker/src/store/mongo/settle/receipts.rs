@@ -155,9 +155,7 @@ async fn end_documents(inner: &Inner, group: &Group, endings: &[&Ending]) -> Res
         let found = look(inner, group, endings.iter().map(|e| e.receipt.item)).await?;
         let mut outcome = |ending: &Ending| match found.get(&ending.receipt.item) {
             Some(stored) if was_settled(stored, &settled, ending.receipt.token) => {
-                if !stored.key.is_empty() {
-                    keys.push((ending.receipt.queue.clone(), stored.key.clone()));
-                }
+                keys.extend(stored.key.clone().map(|key| (ending.receipt.queue.clone(), key)));
                 Outcome::Ok
             }
             found => stale(found, now),
@@ -180,7 +178,7 @@ pub(crate) fn was_settled(
 /// Returns the ordering key of an item that this broker handed out, if it has one.
 pub(crate) fn known_key(ending: &Ending) -> Option<OrderKey> {
     let key = ending.cached_lease.as_ref()?.key.as_ref()?;
-    Some((ending.receipt.queue.clone(), key.to_string()))
+    Some((ending.receipt.queue.clone(), key.clone()))
 }
 
 /// Returns for each receipt the position of the first equal one, and whether it is that first one. Among equal receipts

@@ -264,8 +264,8 @@ impl Batch<'_> {
                 self.success(at)
             }
             Some(stored) if was_settled(stored, settled, receipt.token) => {
-                if self.is_dead_letter(at) && !stored.key.is_empty() {
-                    keys.push((receipt.queue.clone(), stored.key.clone()));
+                if let Some(key) = stored.key.as_ref().filter(|_| self.is_dead_letter(at)) {
+                    keys.push((receipt.queue.clone(), key.clone()));
                 }
                 self.success(at)
             }
