@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal};
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 /// How the log is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -27,22 +27,23 @@ pub(crate) enum TelemetryError {
 
 /// Reads a filter: a level (`info`) or levels by module (`info,sluicegate_broker::signals=debug`). Without a level of its own,
 /// the HTTP/2 library logs errors alone: it warns of each connection that a client abuses, thousands of times a minute.
-pub(crate) fn parse_filter(text: &str) -> Result<EnvFilter, TelemetryError> {
+pub(crate) fn parse_filter(text: &str) -> Result<Targets, TelemetryError> {
     let quiet = if text.trim() == "off" { "" } else { "h2=error," };
-    Ok(EnvFilter::builder().parse(format!("{quiet}{text}"))?)
+    Ok(format!("{quiet}{text}").parse()?)
 }
 
 /// Sets up the log of this process. Call it once, before anything is logged.
 pub(crate) fn init(format: LogFormat, filter: &str) -> Result<(), TelemetryError> {
-    let subscriber = tracing_subscriber::fmt()
-        .with_env_filter(parse_filter(filter)?)
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(format == LogFormat::Text && io::stderr().is_terminal());
-    match format {
-        LogFormat::Text => subscriber.try_init(),
-        LogFormat::Json => subscriber.json().flatten_event(true).try_init(),
-    }
-    .map_err(TelemetryError::Installed)
+    let lines = match format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    let filter = parse_filter(filter)?;
+    let log = tracing_subscriber::registry().with(lines.with_filter(filter));
+    log.try_init().map_err(|error| TelemetryError::Installed(error.into()))
 }
 
 #[cfg(test)]

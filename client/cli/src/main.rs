@@ -37,7 +37,7 @@ mod values;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
     context::{Context, Global},
@@ -154,13 +154,13 @@ async fn main() -> ExitCode {
         Ok(parsed) => parsed,
         Err(error) => return refuse(&error),
     };
-    let filter = EnvFilter::try_from_env("SLUICE_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let filter = std::env::var("SLUICE_LOG").ok().and_then(|text| text.parse().ok());
+    let filter = filter.unwrap_or_else(|| Targets::new().with_default(tracing::Level::WARN));
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .without_time()
-        .with_target(false)
-        .init();
+        .with_target(false);
+    tracing_subscriber::registry().with(lines.with_filter(filter)).init();
     let json = cli.global.json;
     let context = match Context::new(cli.global, &matches) {
         Ok(context) => context,
