@@ -140,6 +140,37 @@ async fn a_client_may_do_what_the_entry_for_its_certificate_says() {
     broker.stop().await;
 }
 
+/// Where certificates are optional, a client shows a certificate or sends a token. One of another authority is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_certificates_are_optional_a_client_shows_one_or_sends_a_token() {
+    let files = Files(tempfile::tempdir().expect("a directory"));
+    let (ours, other) = (authority("ours"), authority("other"));
+    let (cert, key) = files.identity("broker", &["127.0.0.1"], &ours);
+    let ca = files.write("ours.pem", &ours.pem());
+    let tokens = files.write(
+        "tokens.toml",
+        "[[certificate]]\nsan = \"worker.example\"\nallow = [\"produce@q\", \"create@q\"]\n\
+         [[token]]\nname = \"shop\"\ntoken = \"shop-0123456789abcdef\"\nallow = [\"produce@q\"]\n",
+    );
+    let launch = Launch::new().flag("store", "sqlite::memory:").flag("tls-cert", &cert);
+    let launch = launch.flag("tls-key", &key).flag("tls-client-ca", &ca);
+    let launch = launch.flag("tls-client-auth", "optional").flag("tokens-file", &tokens);
+    let broker = launch.start().await;
+    let (worker, worker_key) = files.identity("worker", &["worker.example"], &ours);
+    let by_certificate = ["--ca", &ca, "--cert", &worker, "--key", &worker_key];
+    let by_certificate = sluice(&broker, &by_certificate).await;
+    assert!(by_certificate.status.success(), "{}", stderr(&by_certificate));
+    let by_token = sluice(&broker, &["--ca", &ca, "--token", "shop-0123456789abcdef"]).await;
+    assert!(by_token.status.success(), "{}", stderr(&by_token));
+    let neither = sluice(&broker, &["--ca", &ca]).await;
+    assert!(stderr(&neither).contains("a token is needed"), "{}", stderr(&neither));
+    let (stranger, stranger_key) = files.identity("stranger", &["worker.example"], &other);
+    let stranger = ["--ca", &ca, "--cert", &stranger, "--key", &stranger_key];
+    assert!(!sluice(&broker, &stranger).await.status.success());
+    logged(&broker, "UnknownIssuer").await;
+    broker.stop().await;
+}
+
 /// The broker takes up a new certificate without a restart. Connections that are open go on, new ones get the new
 /// certificate, and no call fails. A key that does not belong to the certificate changes nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

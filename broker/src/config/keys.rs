@@ -166,6 +166,13 @@ pub(super) const KEYS: &[Key] = &[
         "Certificate authorities, PEM, one of which every client's certificate must be from",
     ),
     key(
+        "tls_client_auth",
+        "WHETHER",
+        "required",
+        "Whether a client needs a certificate of tls_client_ca: required, or optional, which serves clients without one by \
+         their tokens",
+    ),
+    key(
         "tokens_file",
         "FILE",
         "",

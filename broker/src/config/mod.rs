@@ -57,8 +57,10 @@ pub(crate) struct Tls {
     pub cert: PathBuf,
     /// Its private key, PEM.
     pub key: PathBuf,
-    /// Authorities that clients' certificates must be from, PEM; `None`: clients need none.
+    /// Authorities that clients' certificates must be from, PEM; `None`: no client is asked for one.
     pub client_ca: Option<PathBuf>,
+    /// True if a client without a certificate is not served.
+    pub certificate_required: bool,
 }
 
 /// All settings, checked.
@@ -448,6 +450,12 @@ impl Given {
 
     /// Refuses to serve other machines while everyone may do everything, unless that is meant.
     fn refuse_open(&self, settings: &Settings) -> Result<(), ConfigError> {
+        let certificate_required = settings.tls.as_ref().is_none_or(|tls| tls.certificate_required);
+        if settings.tokens.is_none() && !certificate_required {
+            let problem =
+                "without tokens, clients without a certificate may do everything: set tokens_file";
+            return Err(self.bad("tls_client_auth", problem.to_owned()));
+        }
         if settings.tokens.is_some() || settings.insecure {
             return Ok(());
         }
@@ -487,8 +495,16 @@ impl Given {
             self.optional("tls_key", readable)?,
             self.optional("tls_client_ca", readable)?,
         ];
+        let certificate_required = self.required("tls_client_auth", |text| match text {
+            "required" => Ok(true),
+            "optional" => Ok(false),
+            _ => Err(format!("{text:?} is neither required nor optional")),
+        })?;
+        if !certificate_required && client_ca.is_none() {
+            return Err(self.bad("tls_client_auth", "it needs tls_client_ca beside it".to_owned()));
+        }
         match (cert, key) {
-            (Some(cert), Some(key)) => Ok(Some(Tls { cert, key, client_ca })),
+            (Some(cert), Some(key)) => Ok(Some(Tls { cert, key, client_ca, certificate_required })),
             (Some(_), None) => Err(self.bad("tls_cert", "it needs tls_key beside it".to_owned())),
             (None, Some(_)) => Err(self.bad("tls_key", "it needs tls_cert beside it".to_owned())),
             (None, None) if client_ca.is_some() => {

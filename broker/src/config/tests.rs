@@ -105,6 +105,7 @@ fn every_key_works_in_all_three_places() {
             "log_format" => "json",
             "log_level" => "debug",
             "tls_cert" | "tls_key" | "tls_client_ca" => &pem,
+            "tls_client_auth" => "optional",
             "store_file" => &store,
             "signals_file" => &signals,
             "insecure" => "true",
@@ -124,6 +125,9 @@ fn every_key_works_in_all_three_places() {
             for other in ["tls_cert", "tls_key"].into_iter().filter(|o| *o != key.name) {
                 others.extend([format!("--{}", other.replace('_', "-")), pem.clone()]);
             }
+        }
+        if key.name == "tls_client_auth" {
+            others.extend(["--tls-client-ca", &pem, "--tokens-file", &tokens].map(str::to_owned));
         }
         if key.name == "otlp_protocol" {
             others.extend(["--otlp-endpoint", "http://127.0.0.1:4317"].map(str::to_owned));
@@ -346,6 +350,25 @@ fn tls_needs_certificate_and_key() {
     assert!(wrong(&["--tls-client-ca", pem]).contains("it needs tls_cert and tls_key"));
     let tls = flags(&["--tls-cert", pem, "--tls-key", pem]).tls.unwrap();
     assert_eq!((tls.cert, tls.client_ca), (pem.into(), None));
+}
+
+#[test]
+fn certificates_of_clients_are_optional_only_beside_tokens() {
+    let (_dir, pem) = file("");
+    let (_tokens_dir, tokens) = file(TOKENS);
+    let (pem, tokens) = (pem.to_str().unwrap(), tokens.to_str().unwrap());
+    let tls = ["--tls-cert", pem, "--tls-key", pem];
+    let with_ca = [&tls[..], &["--tls-client-ca", pem]].concat();
+    assert!(flags(&with_ca).tls.unwrap().certificate_required);
+    let optional = ["--tls-client-auth", "optional"];
+    let problem = wrong(&[&tls[..], &optional].concat());
+    assert!(problem.contains("it needs tls_client_ca"), "{problem}");
+    let problem = wrong(&[&with_ca[..], &optional].concat());
+    assert!(problem.contains("set tokens_file"), "{problem}");
+    let problem = wrong(&[&with_ca[..], &["--tls-client-auth", "no"]].concat());
+    assert!(problem.contains("neither required nor optional"), "{problem}");
+    let settings = flags(&[&with_ca[..], &optional, &["--tokens-file", tokens]].concat());
+    assert!(!settings.tls.unwrap().certificate_required);
 }
 
 #[test]

@@ -72,6 +72,8 @@ pub(crate) fn acceptor(tls: &Tls) -> Result<TlsAcceptor, TlsError> {
             authorities.add_parsable_certificates(self::certificates(path)?);
             let authorities = Arc::new(authorities);
             let verifier = WebPkiClientVerifier::builder_with_provider(authorities, provider);
+            let verifier =
+                if tls.certificate_required { verifier } else { verifier.allow_unauthenticated() };
             config.with_client_cert_verifier(verifier.build()?)
         }
     };
