@@ -104,11 +104,12 @@ impl Message {
         })
     }
 
-    /// Returns whether the broker sends this now and then, whatever its clients do: signals, the refresh of settings, the list
-    /// of schedules, totals, counts, terms of tasks that one broker does for all.
+    /// Returns whether the broker sends this now and then, whatever its clients do: signals, the refresh of settings and of
+    /// the time, the list of schedules, totals, counts, terms of tasks that one broker does for all.
     fn is_background(&self, body: &RawDocument, collection: &str) -> bool {
         let names = |text: &str| self.0.windows(text.len()).any(|part| part == text.as_bytes());
         match collection {
+            "" => body.get("hello").is_ok_and(|hello| hello.is_some()),
             "signals" | "format" | "receiptKeys" => true,
             "queues" => body.get_str("hint").is_ok_and(|hint| hint == "updated"),
             "deletedQueues" => body.get("find").is_ok_and(|find| find.is_some()),

@@ -10,9 +10,15 @@ use std::{
     time::Duration,
 };
 
-use sluicegate_proto::v1::{NewItem, Outcome, ReserveRequest};
+use mongodb::{
+    bson::{DateTime, doc},
+    options::ReadConcern,
+};
+use prost_types::FieldMask;
+use sluicegate_proto::v1::{NewItem, Outcome, Queue, ReserveRequest, UpdateQueueRequest};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 
 use crate::harness::{Api, MongoSet, TestStore, duration, new_item, redis_url, text, until};
 
@@ -150,25 +156,69 @@ async fn totals_are_those_that_a_majority_has() {
     let apis = [brokers[0].api().await, brokers[1].api().await];
     apis[0].push("work", &["first"]).await;
     apis[1].until_stats("work", |stats| stats.pushed == 1).await;
-    let pushed = async |of_majority| {
-        let totals = set.document(database, "totals/work", of_majority).await;
-        totals.expect("totals").get_i64("pushed").expect("a number")
+    let counters = set.collection(database, "counters").await;
+    let pushed = async |concern| {
+        let find = counters.find_one(doc! { "_id": "totals/work" }).read_concern(concern);
+        let totals = find.await.expect("a primary").expect("totals");
+        totals.get_i64("pushed").expect("a number")
     };
     // The first broker writes its totals once a second. In some round this meets the hold.
     until("totals that only the primary has", || async {
         apis[0].push("work", &["one more"]).await;
         set.hold_secondaries(true).await;
         tokio::time::sleep(Duration::from_millis(1_500)).await;
-        if pushed(false).await > pushed(true).await {
+        if pushed(ReadConcern::local()).await > pushed(ReadConcern::majority()).await {
             return Some(());
         }
         set.hold_secondaries(false).await;
         None
     })
     .await;
-    let (safe, shown) = (pushed(true).await, apis[1].stats("work").await.pushed);
+    let (safe, shown) = (pushed(ReadConcern::majority()).await, apis[1].stats("work").await.pushed);
     // Before anything can fail, because the end of the test writes too.
     set.hold_secondaries(false).await;
     assert_eq!(shown, safe);
     apis[1].until_stats("work", |stats| stats.pushed > safe).await;
+}
+
+/// Settings that only the old primary had are forgotten, although nothing of them is left in the store.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_that_an_election_took_back_are_forgotten() {
+    let mut set = MongoSet::start().await;
+    let store = TestStore::mongo(&set.uri());
+    let TestStore::Mongo { database, .. } = &store else { unreachable!("it is asked for") };
+    let launch = store.launch().signals(&redis_url());
+    let (broker, other) = (launch.start().await, launch.start().await);
+    let (api, changing) = (broker.api().await, other.api().await);
+    api.push("work", &["first", "second"]).await;
+    // The settings before the change are old, as most are.
+    let queues = set.collection(database, "queues").await;
+    let old = DateTime::from_millis(DateTime::now().timestamp_millis() - 3_600_000);
+    let age = doc! { "$set": { "updated": old } };
+    queues.update_one(doc! { "_id": "work" }, age).await.expect("a primary");
+
+    set.starve_secondaries(true).await;
+    let full = UpdateQueueRequest {
+        queue: Some(Queue { name: "work".to_owned(), max_depth: 1, ..Queue::default() }),
+        update_mask: Some(FieldMask { paths: vec!["max_depth".to_owned()] }),
+    };
+    let change = tokio::spawn(async move { changing.admin.clone().update_queue(full).await });
+    until("settings that only the primary has", || async {
+        let here = queues.find_one(doc! { "_id": "work" }).read_concern(ReadConcern::local());
+        here.await.ok()??.get_i64("maxDepth").is_ok_and(|depth| depth == 1).then_some(())
+    })
+    .await;
+    other.kill(); // or its driver would repeat the change at the new primary
+    assert!(change.await.expect("an answer").is_err(), "no majority has the change");
+    let push = || api.try_push("work", vec![new_item("another")]);
+    until("a push that those settings refuse", || async {
+        let refused = tokio::time::timeout(Duration::from_millis(500), push()).await.ok()?.err()?;
+        (refused.code() == Code::ResourceExhausted).then_some(())
+    })
+    .await;
+
+    let killed = set.kill_primary().await;
+    set.starve_secondaries(false).await;
+    until("a push that the settings of the store allow", || async { push().await.ok() }).await;
+    set.restart(killed);
 }

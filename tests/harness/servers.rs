@@ -12,9 +12,9 @@ use std::{
 };
 
 use mongodb::{
-    Client,
+    Client, Collection,
     bson::{DateTime, Document, doc},
-    options::{Acknowledgment, ClientOptions, ReadConcern, WriteConcern},
+    options::{Acknowledgment, ClientOptions, WriteConcern},
 };
 
 use super::{
@@ -383,28 +383,30 @@ impl MongoSet {
 
     /// Has the secondaries apply nothing of what they receive, or go on. Elections are not affected.
     pub(crate) async fn hold_secondaries(&self, hold: bool) {
-        let primary = self.primary().await;
-        let mode = if hold { "alwaysOn" } else { "off" };
+        self.hold_at("rsSyncApplyStop", hold).await;
+    }
+
+    /// Has the secondaries copy nothing from the primary, so that an election takes back what it writes, or go on.
+    pub(crate) async fn starve_secondaries(&self, starve: bool) {
+        self.hold_at("stopReplProducer", starve).await;
+    }
+
+    /// Turns a fail point on in all running members but the primary, or off in all.
+    async fn hold_at(&self, point: &str, on: bool) {
+        let primary = if on { Some(self.primary().await) } else { None };
+        let mode = if on { "alwaysOn" } else { "off" };
         for (number, server) in self.servers.iter().enumerate() {
-            if number != primary {
-                let point = doc! { "configureFailPoint": "rsSyncApplyStop", "mode": mode };
+            if Some(number) != primary && server.process.0.is_some() {
+                let point = doc! { "configureFailPoint": point, "mode": mode };
                 let admin = server.client().await.database("admin");
                 admin.run_command(point).await.expect("a server with fail points");
             }
         }
     }
 
-    /// Returns a document of the primary, as it is there or as a majority has it.
-    pub(crate) async fn document(
-        &self,
-        database: &str,
-        id: &str,
-        of_majority: bool,
-    ) -> Option<Document> {
-        let client = self.servers[self.primary().await].client().await;
-        let counters = client.database(database).collection::<Document>("counters");
-        let concern = if of_majority { ReadConcern::majority() } else { ReadConcern::local() };
-        counters.find_one(doc! { "_id": id }).read_concern(concern).await.expect("a primary")
+    /// Returns a collection of the present primary.
+    pub(crate) async fn collection(&self, database: &str, name: &str) -> Collection<Document> {
+        self.servers[self.primary().await].client().await.database(database).collection(name)
     }
 
     /// Tries to write so that a majority has it, once. True if it has.

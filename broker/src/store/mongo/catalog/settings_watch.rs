@@ -3,7 +3,7 @@
 use std::{collections::HashSet, sync::Arc};
 
 use async_trait::async_trait;
-use mongodb::bson::doc;
+use mongodb::bson::{Bson, doc};
 
 use crate::{
     domain::QueueName,
@@ -16,7 +16,7 @@ use crate::{
                 queues::QUEUES,
             },
             schema::layout::millis,
-            server::{connect::read_documents, error::integer},
+            server::{connect::read_documents, error::integer, time_limit::read_in_time},
         },
     },
 };
@@ -25,9 +25,14 @@ use crate::{
 /// agree to within milliseconds.
 const LATE: i64 = 30_000;
 
+/// Behind a router, milliseconds after which there may have been an election.
+const ROUTED: i64 = 60_000;
+
 /// How far changes have been read.
 #[derive(Clone, Default)]
 struct Mark {
+    /// The election of the server that was read.
+    election: Option<Bson>,
     /// The time up to which all changes were read.
     at: i64,
     /// Changes that were read and may be read again: the queue, the time, and the revision.
@@ -64,10 +69,15 @@ impl SettingsWatch for MongoSettingsWatch {
 ///
 /// The time of a change is that of the broker that makes it, and the change becomes visible when it is written. So
 /// changes are read again for as long as an older one may become visible, and each is returned once.
+///
+/// An election takes back what only the old primary has, and leaves no trace of it. Settings that were read there may
+/// never have come to be, so after an election any may have changed. Changes are not read as a majority has them: where
+/// the other members are behind, a change would become visible later than any limit.
 async fn changes(inner: &Inner, mark: &mut Mark) -> Result<SettingsChanges> {
-    let first = mark.at == 0;
+    let election = Some(election(inner).await?);
+    let anew = mark.election != election;
     let now = inner.now();
-    let from = millis((if first { now.0 } else { mark.at.min(now.0) }) - LATE);
+    let from = millis((if anew { now.0 } else { mark.at.min(now.0) }) - LATE);
     let deleted =
         vec![doc! { "$match": { "at": { "$gte": from } } }, doc! { "$project": { "at": 1 } }];
     let command = doc! {
@@ -88,11 +98,21 @@ async fn changes(inner: &Inner, mark: &mut Mark) -> Result<SettingsChanges> {
         seen.insert((queue, at, revision));
     }
     let new: HashSet<&QueueName> = seen.difference(&mark.seen).map(|(queue, ..)| queue).collect();
-    let changes = if first {
+    let changes = if anew {
         SettingsChanges::Unknown
     } else {
         SettingsChanges::Of(new.into_iter().cloned().collect())
     };
-    *mark = Mark { at: now.0, seen };
+    *mark = Mark { election, at: now.0, seen };
     Ok(changes)
+}
+
+/// Returns what differs after an election: its id. A router knows none, so there the time has to do.
+async fn election(inner: &Inner) -> Result<Bson> {
+    let hello = read_in_time(|| inner.db.run_command(doc! { "hello": 1 })).await?;
+    Ok(if hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid") {
+        Bson::Int64(inner.now().0 / ROUTED)
+    } else {
+        hello.get("electionId").cloned().unwrap_or(Bson::Null)
+    })
 }
