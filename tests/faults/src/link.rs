@@ -101,24 +101,32 @@ impl Link {
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     let own = listener.local_addr().expect("its address").port();
     while let Ok((near, peer)) = listener.accept().await {
-        let lane = &shared.lanes[(shared.lane_of)(peer.port(), own)];
-        if *lane.mode.borrow() == Mode::Refusing {
-            continue;
-        }
-        let (target, cut) = (shared.target.lock().clone(), lane.cut.lock().clone());
-        let mode = lane.mode.subscribe();
-        tokio::spawn(cut.run_until_cancelled_owned(async move {
-            if let Ok(far) = TcpStream::connect(target).await {
-                let _ = (near.set_nodelay(true), far.set_nodelay(true));
-                let ((near_in, near_out), (far_in, far_out)) =
-                    (near.into_split(), far.into_split());
-                tokio::select! {
-                    _ = pass(near_in, far_out, mode.clone()) => {}
-                    _ = pass(far_in, near_out, mode) => {}
-                }
-            }
-        }));
+        tokio::spawn(lead(near, peer.port(), own, Arc::clone(&shared)));
     }
+}
+
+/// Leads a connection from the first port to the second on to the target.
+async fn lead(near: TcpStream, from: u16, own: u16, shared: Arc<Shared>) {
+    let known = Arc::clone(&shared);
+    // Finding out takes milliseconds, and on a busy machine much longer, in which no other connection must wait.
+    let lane = tokio::task::spawn_blocking(move || (known.lane_of)(from, own));
+    let lane = &shared.lanes[lane.await.expect("a lane")];
+    if *lane.mode.borrow() == Mode::Refusing {
+        return;
+    }
+    let (target, cut) = (shared.target.lock().clone(), lane.cut.lock().clone());
+    let mode = lane.mode.subscribe();
+    cut.run_until_cancelled_owned(async move {
+        if let Ok(far) = TcpStream::connect(target).await {
+            let _ = (near.set_nodelay(true), far.set_nodelay(true));
+            let ((near_in, near_out), (far_in, far_out)) = (near.into_split(), far.into_split());
+            tokio::select! {
+                _ = pass(near_in, far_out, mode.clone()) => {}
+                _ = pass(far_in, near_out, mode) => {}
+            }
+        }
+    })
+    .await;
 }
 
 async fn pass(
