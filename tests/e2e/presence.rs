@@ -34,6 +34,7 @@ async fn consumers(api: &Api, queue: &str, broker: &str) -> Vec<Consumer> {
             broker: broker.to_owned(),
             page_size: 2,
             page_token,
+            ..ListConsumersRequest::default()
         };
         let page = api.admin.clone().list_consumers(request).await.expect("a page").into_inner();
         assert!(page.consumers.len() <= 2);
@@ -95,6 +96,7 @@ async fn a_consumer_is_shown_with_what_it_holds(backend: Backend) {
     let (since, end) = (shown.oldest_since.as_ref(), shown.oldest_lease_end_time.as_ref());
     assert!(at(since) >= at(shown.since.as_ref()));
     assert!(at(end) > SystemTime::now() + Duration::from_mins(8));
+    assert!(at(shown.next_lease_end_time.as_ref()) <= at(end), "{shown:?}");
     // What is settled in another way counts as settled, not as committed.
     let receipts: Vec<&str> = deliveries.iter().map(|item| item.receipt.as_str()).collect();
     assert_eq!(api.commit(&receipts[..2]).await, [Outcome::Ok; 2]);
@@ -105,6 +107,7 @@ async fn a_consumer_is_shown_with_what_it_holds(backend: Backend) {
     assert_eq!(api.commit(&[&again.receipt]).await, [Outcome::Ok]);
     let shown = until_shown(&api, "held", |consumer| consumer.in_flight == 0).await;
     assert_eq!((shown.committed, shown.oldest_since), (3, None));
+    assert_eq!(shown.next_lease_end_time, None);
     drop(stream);
     until("an end", || async { consumers(&api, "held", "").await.is_empty().then_some(()) }).await;
 }
@@ -160,6 +163,15 @@ async fn every_broker_shows_the_consumers_of_all() {
         let queues: Vec<&str> = shown.iter().map(|consumer| consumer.queue.as_str()).collect();
         assert_eq!(queues, ["a", "a", "a", "b"]);
         assert_eq!(consumers(asked, "a", &own).await.len(), 1);
+        for (queue_prefix, size) in [("", 4), ("a", 3), ("b", 1), ("ab", 0)] {
+            let request = ListConsumersRequest {
+                queue_prefix: queue_prefix.to_owned(),
+                page_size: 1,
+                ..ListConsumersRequest::default()
+            };
+            let page = asked.admin.clone().list_consumers(request).await.expect("a page");
+            assert_eq!(page.into_inner().total_size, size, "{queue_prefix:?}");
+        }
         let elsewhere = consumers(asked, "", &other).await;
         let most: Vec<i64> = elsewhere.iter().map(|consumer| consumer.max_in_flight).collect();
         assert_eq!(most, [2, 3]);

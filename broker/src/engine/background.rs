@@ -6,7 +6,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::{
-    engine::{Engine, Gauges, Refused, Result, presence, receipt_keys},
+    engine::{Engine, Gauges, Result, presence, receipt_keys},
     essential::essential,
     signals::Notice,
 };
@@ -117,9 +117,8 @@ async fn every<F: Future<Output = Result<()>>>(
 
 /// Pushes the items of schedules that are due.
 async fn tick(engine: Arc<Engine>) {
-    let mut refused = Refused::default();
     loop {
-        let next = match engine.tick(&mut refused).await {
+        let next = match engine.tick().await {
             Ok(next) => next,
             Err(error) => {
                 tracing::debug!(%error, "could not read schedules");

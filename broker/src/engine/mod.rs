@@ -59,6 +59,7 @@ use failures::FailureLog;
 use overview::Overview;
 use presence::Presence;
 use rollback::PendingRollbacks;
+use schedules::RefusedTicks;
 use settings_cache::Queues;
 use stats::Stats;
 use unused_queues::UnusedQueues;
@@ -68,7 +69,7 @@ pub(crate) use error::{EngineError, Result};
 pub(crate) use overview::{Gauges, QueueNames};
 pub(crate) use presence::Broker;
 pub(crate) use rollback::OnDisconnect;
-pub(crate) use schedules::{Refused, check_cron};
+pub(crate) use schedules::check_cron;
 pub(crate) use settle::{MoveRequest, RollbackRequest};
 pub(crate) use stats::QueueStats;
 pub(crate) use subscription::{ConsumeOptions, Flow, Identity, Received, Retirement, Subscription};
@@ -146,6 +147,7 @@ pub(crate) struct Engine {
     linking: tokio::sync::Mutex<()>,
     /// Notified when a schedule is created or changed on this broker.
     schedules_changed: tokio::sync::Notify,
+    refused_ticks: Mutex<RefusedTicks>,
 }
 
 impl Engine {
@@ -178,6 +180,7 @@ impl Engine {
             tasks,
             linking: tokio::sync::Mutex::default(),
             schedules_changed: tokio::sync::Notify::new(),
+            refused_ticks: Mutex::default(),
         })
     }
 

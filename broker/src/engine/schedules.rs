@@ -24,6 +24,8 @@ const TICK_MEMORY: Duration = Duration::from_mins(10);
 const MAX_TICK_MEMORY: Duration = Duration::from_hours(720);
 /// Number of schedules read at a time, without the payloads of their items.
 const PAGE: usize = 500;
+/// Number of a schedule's next ticks that are shown.
+const NEXT_TICKS: usize = 3;
 /// Pauses after ticks that could not be pushed, for example because the queue is full.
 const BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_mins(1));
 
@@ -185,32 +187,47 @@ impl Engine {
         schedule.ok_or_else(|| EngineError::ScheduleNotFound(name.clone()))
     }
 
-    /// Returns the schedule's next tick; `None` if the schedule is paused or has no next tick.
-    pub(crate) fn next_tick(&self, schedule: &Schedule) -> Option<Timestamp> {
+    /// Returns the schedule's next ticks, [`NEXT_TICKS`] at most; none if the schedule is paused.
+    pub(crate) fn next_ticks(&self, schedule: &Schedule) -> Vec<Timestamp> {
+        if schedule.paused {
+            return Vec::new();
+        }
+        let Ok(ticks) = Ticks::parse(&schedule.cron, &schedule.time_zone) else {
+            return Vec::new();
+        };
+        let first = ticks.after(schedule.done_until.max(self.now()));
+        std::iter::successors(first, |tick| ticks.after(*tick)).take(NEXT_TICKS).collect()
+    }
+
+    /// Returns why this broker could not push the schedule's due tick so far, if that is so.
+    pub(crate) fn tick_error(&self, schedule: &Schedule) -> Option<String> {
         if schedule.paused {
             return None;
         }
-        let ticks = Ticks::parse(&schedule.cron, &schedule.time_zone).ok()?;
-        ticks.after(schedule.done_until.max(self.now()))
+        self.refused_ticks.lock().of.get(&schedule.name).map(|refusal| refusal.error.clone())
     }
 
     /// Pushes the items that are due, and returns the time of the next tick. Of several missed
     /// ticks only the latest is pushed.
-    pub(crate) async fn tick(&self, refused: &mut Refused) -> Result<Option<Timestamp>> {
+    pub(crate) async fn tick(&self) -> Result<Option<Timestamp>> {
         let mut next: Option<Timestamp> = None;
         let mut after: Option<ScheduleName> = None;
-        refused.forget_old(self.now());
+        self.refused_ticks.lock().forget_old(self.now());
         loop {
             let page = self.store.list_schedules(after.as_ref(), PAGE, false).await?;
             for schedule in page.iter().filter(|schedule| !schedule.paused) {
-                let tick = match refused.until(&schedule.name, self.now()) {
+                let waits = self.refused_ticks.lock().until(&schedule.name, self.now());
+                let tick = match waits {
                     Some(later) => Some(later),
                     None => match self.tick_one(schedule).await {
                         Ok(tick) => {
-                            refused.0.remove(&schedule.name);
+                            self.refused_ticks.lock().of.remove(&schedule.name);
                             tick
                         }
-                        Err(error) => Some(refused.add(&schedule.name, &error, self.now())),
+                        Err(error) => {
+                            let mut refused = self.refused_ticks.lock();
+                            Some(refused.add(&schedule.name, &error, self.now()))
+                        }
                     },
                 };
                 next = match (next, tick) {
@@ -250,32 +267,44 @@ impl Engine {
     }
 }
 
-/// Schedules whose ticks could not be pushed: how often in a row, and when they are tried again.
+/// Schedules whose ticks could not be pushed.
 #[derive(Default)]
-pub(crate) struct Refused(HashMap<ScheduleName, (u32, Timestamp)>);
+pub(super) struct RefusedTicks {
+    of: HashMap<ScheduleName, Refusal>,
+}
 
-impl Refused {
+/// Why and how often in a row a tick could not be pushed.
+struct Refusal {
+    failures: u32,
+    /// When the tick is tried again.
+    again: Timestamp,
+    error: String,
+}
+
+impl RefusedTicks {
     /// Forgets the schedules that were not tried again when their time came, because they are gone.
     fn forget_old(&mut self, now: Timestamp) {
-        self.0.retain(|_, (_, again)| *again + TICK_MEMORY > now);
+        self.of.retain(|_, refusal| refusal.again + TICK_MEMORY > now);
     }
 
     /// Returns when to try the schedule again, if that is later.
     fn until(&self, name: &ScheduleName, now: Timestamp) -> Option<Timestamp> {
-        self.0.get(name).map(|(_, again)| *again).filter(|again| *again > now)
+        self.of.get(name).map(|refusal| refusal.again).filter(|again| *again > now)
     }
 
     /// Adds a failure, and returns when to try again.
     fn add(&mut self, name: &ScheduleName, error: &EngineError, now: Timestamp) -> Timestamp {
-        let (failures, again) = self.0.entry(name.clone()).or_default();
-        if *failures == 0 {
+        let failures = self.of.get(name).map_or(0, |refusal| refusal.failures);
+        if failures == 0 {
             tracing::warn!(schedule = %name, %error, "could not push; trying again");
         } else {
             tracing::debug!(schedule = %name, %error, "could not push; trying again");
         }
-        *again = now + BACKOFF.delay(*failures);
-        *failures = failures.saturating_add(1);
-        *again
+        let again = now + BACKOFF.delay(failures);
+        let refusal =
+            Refusal { failures: failures.saturating_add(1), again, error: error.to_string() };
+        self.of.insert(name.clone(), refusal);
+        again
     }
 }
 

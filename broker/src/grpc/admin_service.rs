@@ -111,7 +111,7 @@ impl AdminService for Api {
     ) -> Result<Response<pb::ListQueuesResponse>, Status> {
         let caller = caller(&request)?;
         let pb::ListQueuesRequest { page_size, page_token, prefix, labels } = request.into_inner();
-        let prefix = parse::prefix(&prefix)?;
+        let prefix = parse::prefix("prefix", &prefix)?;
         parse::check_labels(&labels)?;
         let page = PageRequest::parse(page_size, page_token, QUEUES_PER_PAGE)?;
         let after = page.after(QueueName::parse)?;

@@ -5,7 +5,10 @@ use std::{fmt::Display, sync::Arc, time::Duration};
 use sluicegate_proto::v1 as pb;
 use tonic::Status;
 
-use super::{Api, convert, parse::PageRequest};
+use super::{
+    Api, convert,
+    parse::{self, PageRequest},
+};
 use crate::{
     access::Caller,
     domain::{
@@ -84,10 +87,12 @@ impl Api {
         caller: &Caller,
         request: pb::ListConsumersRequest,
     ) -> Result<pb::ListConsumersResponse, Status> {
-        let pb::ListConsumersRequest { queue, broker, page_size, page_token } = request;
+        let pb::ListConsumersRequest { queue, broker, page_size, page_token, queue_prefix } =
+            request;
         if !queue.is_empty() {
             caller.may(View, &queue)?;
         }
+        let prefix = parse::prefix("queue_prefix", &queue_prefix)?;
         let queue = QueueName::parse_optional("queue", &queue)?;
         let broker = match broker.as_str() {
             "" => None,
@@ -98,9 +103,9 @@ impl Api {
         let page = PageRequest::parse(page_size, page_token, CONSUMERS_PER_PAGE)?;
         let after = page.token.as_deref().map(Place::parse).transpose()?;
         let brokers = self.run(|engine| async move { engine.brokers().await }).await?;
-        let is_listed = |of: &BrokerReport, consumer: &ConsumerReport| {
+        let is_listed = |consumer: &ConsumerReport| {
             queue.as_ref().is_none_or(|queue| consumer.queue == *queue)
-                && after.as_ref().is_none_or(|after| place_of(of, consumer) > after.borrowed())
+                && consumer.queue.as_str().starts_with(&prefix)
                 && caller.allows(View, consumer.queue.as_str())
         };
         let mut found: Vec<(&BrokerReport, &ConsumerReport)> = brokers
@@ -108,18 +113,24 @@ impl Api {
             .map(|shown| &shown.report)
             .filter(|of| broker.is_none_or(|broker| of.broker == broker))
             .flat_map(|of| of.consumers.iter().map(move |consumer| (of, consumer)))
-            .filter(|(of, consumer)| is_listed(of, consumer))
+            .filter(|(_, consumer)| is_listed(consumer))
             .collect();
         found.sort_by(|(of_a, a), (of_b, b)| place_of(of_a, a).cmp(&place_of(of_b, b)));
         // A consumer may be in two parts of a report that was read while it was written.
         found.dedup_by(|(of_a, a), (of_b, b)| place_of(of_a, a) == place_of(of_b, b));
+        let total_size = convert::figure(found.len() as u64);
+        if let Some(after) = &after {
+            let shown =
+                found.partition_point(|(of, consumer)| place_of(of, consumer) <= after.borrowed());
+            found.drain(..shown);
+        }
         let more = found.len() > page.size;
         found.truncate(page.size);
         let last = found.last().filter(|_| more);
         let next_page_token =
             last.map(|(of, consumer)| place_of(of, consumer).token()).unwrap_or_default();
         let consumers = found.into_iter().map(|(of, consumer)| shown(of, consumer)).collect();
-        Ok(pb::ListConsumersResponse { consumers, next_page_token })
+        Ok(pb::ListConsumersResponse { consumers, next_page_token, total_size })
     }
 }
 
@@ -162,6 +173,7 @@ fn shown(of: &BrokerReport, consumer: &ConsumerReport) -> pb::Consumer {
         in_flight: convert::figure(consumer.in_flight),
         oldest_since: time(consumer.oldest_since),
         oldest_lease_end_time: time(consumer.oldest_lease_end),
+        next_lease_end_time: time(consumer.next_lease_end),
         delivered: convert::figure(consumer.delivered),
         committed: convert::figure(consumer.committed),
         report_time: time(Some(of.report_time)),

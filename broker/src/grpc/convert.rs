@@ -208,8 +208,12 @@ fn new_item(item: NewItem) -> pb::NewItem {
     }
 }
 
-/// Converts a schedule; `next` is its next tick.
-pub(super) fn schedule(schedule: Schedule, next: Option<Timestamp>) -> pb::Schedule {
+/// Converts a schedule. `next` are its next ticks; `last_error` says why the tick that is due could not be pushed so far.
+pub(super) fn schedule(
+    schedule: Schedule,
+    next: Vec<Timestamp>,
+    last_error: String,
+) -> pb::Schedule {
     pb::Schedule {
         name: schedule.name.to_string(),
         queue: schedule.queue.to_string(),
@@ -218,8 +222,10 @@ pub(super) fn schedule(schedule: Schedule, next: Option<Timestamp>) -> pb::Sched
         item: Some(new_item(schedule.item)),
         paused: schedule.paused,
         create_time: Some(timestamp(schedule.create_time)),
-        next_time: next.filter(|_| !schedule.paused).map(timestamp),
+        next_time: next.first().copied().map(timestamp),
         last_time: schedule.last_time.map(timestamp),
+        next_times: next.into_iter().map(timestamp).collect(),
+        last_error,
     }
 }
 

@@ -33,7 +33,7 @@ impl ScheduleService for Api {
         let schedule = parse::schedule(request.into_inner().schedule, &self.rules())?;
         let schedule =
             self.run(|engine| async move { engine.create_schedule(schedule).await }).await?;
-        let schedule = Some(self.with_next_tick(schedule));
+        let schedule = Some(self.shown(schedule));
         Ok(Response::new(pb::CreateScheduleResponse { schedule }))
     }
 
@@ -43,7 +43,7 @@ impl ScheduleService for Api {
     ) -> Result<Response<pb::GetScheduleResponse>, Status> {
         let caller = caller(&request)?;
         let schedule = self.schedule_of(&caller, &request.get_ref().name).await?;
-        let schedule = Some(self.with_next_tick(schedule));
+        let schedule = Some(self.shown(schedule));
         Ok(Response::new(pb::GetScheduleResponse { schedule }))
     }
 
@@ -60,7 +60,7 @@ impl ScheduleService for Api {
         };
         let shown = |schedule: Schedule| {
             let is_visible = caller.allows(Manage, schedule.queue.as_str());
-            is_visible.then(|| self.with_next_tick(schedule))
+            is_visible.then(|| self.shown(schedule))
         };
         let name = |schedule: &Schedule| schedule.name.clone();
         let (schedules, next_page_token) =
@@ -82,7 +82,7 @@ impl ScheduleService for Api {
         }
         let update =
             |engine: Arc<Engine>| async move { engine.update_schedule(&name, change).await };
-        let schedule = Some(self.with_next_tick(self.run(update).await?));
+        let schedule = Some(self.shown(self.run(update).await?));
         Ok(Response::new(pb::UpdateScheduleResponse { schedule }))
     }
 
@@ -130,9 +130,10 @@ impl ScheduleService for Api {
 }
 
 impl Api {
-    fn with_next_tick(&self, schedule: Schedule) -> pb::Schedule {
-        let next = self.engine.next_tick(&schedule);
-        convert::schedule(schedule, next)
+    fn shown(&self, schedule: Schedule) -> pb::Schedule {
+        let next = self.engine.next_ticks(&schedule);
+        let error = self.engine.tick_error(&schedule).unwrap_or_default();
+        convert::schedule(schedule, next, error)
     }
 
     /// Returns a schedule, if the caller may manage its queue. The answer holds until somebody
@@ -153,6 +154,6 @@ impl Api {
         let name = self.schedule_of(&caller(request)?, name).await?.name;
         let schedule =
             self.run(|engine| async move { engine.pause_schedule(&name, paused).await }).await?;
-        Ok(self.with_next_tick(schedule))
+        Ok(self.shown(schedule))
     }
 }

@@ -72,6 +72,8 @@ pub struct ConsumerReport {
     pub oldest_since: Option<Timestamp>,
     /// When the lease of that item ends.
     pub oldest_lease_end: Option<Timestamp>,
+    /// When the first of the leases ends that it holds.
+    pub next_lease_end: Option<Timestamp>,
     /// How many items it was sent.
     pub delivered: u64,
     /// How many of these were committed through its broker.

@@ -65,6 +65,7 @@ pub(crate) async fn list_consumers(
             broker: broker.to_owned(),
             page_size: 1_000,
             page_token,
+            ..ListConsumersRequest::default()
         });
         let page = client.admin_service().list_consumers(request).await?.into_inner();
         consumers.extend(page.consumers);

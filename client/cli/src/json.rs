@@ -196,6 +196,7 @@ pub(crate) fn schedule(schedule: &Schedule) -> Value {
         .time("create_time", schedule.create_time.as_ref())
         .time("next_time", schedule.next_time.as_ref())
         .time("last_time", schedule.last_time.as_ref())
+        .text("last_error", &schedule.last_error)
         .done()
 }
 
@@ -230,6 +231,7 @@ pub(crate) fn consumer(consumer: &Consumer) -> Value {
         .put("in_flight", consumer.in_flight)
         .time("oldest_since", consumer.oldest_since.as_ref())
         .time("oldest_lease_end_time", consumer.oldest_lease_end_time.as_ref())
+        .time("next_lease_end_time", consumer.next_lease_end_time.as_ref())
         .put("delivered", consumer.delivered)
         .put("committed", consumer.committed)
         .time("report_time", consumer.report_time.as_ref())

@@ -41,7 +41,8 @@ def create_schedule(broker):
     expect("item and time zone are kept", (created.item, created.time_zone), (item, "Europe/Vienna"))
     next_time = created.next_time.ToDatetime()
     expect("the next tick is noon in Vienna", (next_time.month, next_time.day, next_time.hour), (12, 24, 11))
-    expect("there was none yet", created.HasField("last_time"), False)
+    expect("the next three are told", (len(created.next_times), created.next_times[0]), (3, created.next_time))
+    expect("there was none yet", (created.HasField("last_time"), created.last_error), (False, ""))
     expect("the same again is returned", create(broker, **fields), created)
     exists = grpc.StatusCode.ALREADY_EXISTS
     other = {**fields, "queue": unique("other")}

@@ -55,6 +55,7 @@ impl Consumers {
             in_flight: 0,
             oldest_since: None,
             oldest_lease_end: None,
+            next_lease_end: None,
             delivered: 0,
             committed: 0,
         }));
@@ -63,8 +64,8 @@ impl Consumers {
 
 impl Stream {
     fn report(&self, queue: &QueueName, id: ConsumerId) -> ConsumerReport {
-        let sent = self.in_flight.values().filter(|held| held.sent);
-        let oldest = sent.min_by_key(|held| (held.since, held.lease_end));
+        let sent = || self.in_flight.values().filter(|held| held.sent);
+        let oldest = sent().min_by_key(|held| (held.since, held.lease_end));
         ConsumerReport {
             queue: queue.clone(),
             number: id,
@@ -76,6 +77,7 @@ impl Stream {
             in_flight: self.in_flight.len() as u64,
             oldest_since: oldest.map(|held| held.since),
             oldest_lease_end: oldest.map(|held| held.lease_end),
+            next_lease_end: sent().map(|held| held.lease_end).min(),
             delivered: self.delivered,
             committed: self.committed,
         }

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroU64;
 
-use super::{super::Refused, *};
+use super::*;
 use crate::domain::{Schedule, ScheduleName, Timestamp};
 
 impl Bench {
@@ -25,7 +25,7 @@ impl Bench {
 /// A schedule that ticks often does not make brokers read the payloads of all the others.
 #[tokio::test]
 async fn only_schedules_that_are_due_are_read_with_their_payloads() {
-    let (bench, mut refused) = (bench().await, Refused::default());
+    let bench = bench().await;
     for n in 0..20 {
         bench.schedule(&format!("rare{n}"), "0 0 29 2 *").await;
     }
@@ -33,7 +33,7 @@ async fn only_schedules_that_are_due_are_read_with_their_payloads() {
     let before = bench.faults.begun("get_schedule");
     for _ in 0..3 {
         bench.clock.advance(Duration::from_secs(1));
-        bench.engine.tick(&mut refused).await.unwrap();
+        bench.engine.tick().await.unwrap();
     }
     let items = bench.items().await;
     assert!(items.len() >= 3 && payloads(&items).iter().all(|payload| payload == "often"));
@@ -43,7 +43,7 @@ async fn only_schedules_that_are_due_are_read_with_their_payloads() {
 /// A tick that is refused is tried again, less and less often, and pushed when that is possible.
 #[tokio::test]
 async fn a_schedule_that_is_refused_backs_off() {
-    let (bench, mut refused) = (bench().await, Refused::default());
+    let bench = bench().await;
     bench.push(1).await;
     let change = |max_depth| {
         move |queue: &mut Queue| {
@@ -56,12 +56,18 @@ async fn a_schedule_that_is_refused_backs_off() {
     let before = bench.faults.begun("get_schedule");
     for _ in 0..120 {
         bench.clock.advance(Duration::from_secs(1));
-        bench.engine.tick(&mut refused).await.unwrap();
+        bench.engine.tick().await.unwrap();
     }
     let tries = bench.faults.begun("get_schedule") - before;
     assert!((2..20).contains(&tries), "{tries} tries in 120 seconds");
+    let schedule = ScheduleName::parse("name", "refused").unwrap();
+    let schedule = bench.engine.get_schedule(&schedule).await.unwrap();
+    let error = bench.engine.tick_error(&schedule).expect("why the tick is not pushed");
+    assert!(error.contains("full"), "{error}");
+    assert_eq!(bench.engine.tick_error(&Schedule { paused: true, ..schedule.clone() }), None);
     bench.engine.update_queue(&name("q"), &change(0)).await.unwrap();
     bench.clock.advance(Duration::from_mins(1));
-    bench.engine.tick(&mut refused).await.unwrap();
+    bench.engine.tick().await.unwrap();
     assert_eq!(payloads(&bench.items().await), ["0", "refused"]);
+    assert_eq!(bench.engine.tick_error(&schedule), None, "the tick is pushed");
 }

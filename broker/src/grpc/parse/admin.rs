@@ -139,8 +139,8 @@ pub(in crate::grpc) fn item_filter(filter: Option<pb::ItemFilter>) -> Result<Ite
 }
 
 /// Parses the beginning of names; empty: any.
-pub(in crate::grpc) fn prefix(prefix: &str) -> Result<String, Invalid> {
-    at_most("prefix", prefix, MAX_NAME_BYTES)?;
+pub(in crate::grpc) fn prefix(field: &'static str, prefix: &str) -> Result<String, Invalid> {
+    at_most(field, prefix, MAX_NAME_BYTES)?;
     Ok(prefix.to_owned())
 }
 
@@ -221,7 +221,7 @@ mod tests {
         }
         let headers = [(String::new(), "x".to_owned())].into();
         assert_eq!(refused(pb::ItemFilter { headers, ..filter() }), "filter.headers");
-        assert_eq!(prefix(&long(129)).unwrap_err().field, "prefix");
+        assert_eq!(prefix("prefix", &long(129)).unwrap_err().field, "prefix");
         assert_eq!(queue_batch(&[]).unwrap_err().field, "queues");
         assert_eq!(queue_batch(&vec!["a".to_owned(); 1_001]).unwrap_err().field, "queues");
     }

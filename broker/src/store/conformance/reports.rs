@@ -19,6 +19,7 @@ fn report(env: &Env, broker: [u8; 4], consumers: u64) -> BrokerReport {
         in_flight: number,
         oldest_since: (number > 0).then_some(now),
         oldest_lease_end: (number > 0).then(|| now + LEASE),
+        next_lease_end: (number > 2).then(|| now + seconds(1)),
         delivered: number * 2,
         committed: number,
     };

@@ -106,6 +106,7 @@ fn write_consumer(consumer: &ConsumerReport) -> Document {
     put("peer", consumer.peer.map(|peer| peer.to_string().into()));
     put("oldestSince", consumer.oldest_since.map(|at| date(at).into()));
     put("oldestLeaseEnd", consumer.oldest_lease_end.map(|at| date(at).into()));
+    put("nextLeaseEnd", consumer.next_lease_end.map(|at| date(at).into()));
     document
 }
 
@@ -166,6 +167,7 @@ fn read_consumer(document: &Document) -> Option<ConsumerReport> {
         in_flight: whole(document, "inFlight"),
         oldest_since: time(document, "oldestSince"),
         oldest_lease_end: time(document, "oldestLeaseEnd"),
+        next_lease_end: time(document, "nextLeaseEnd"),
         delivered: whole(document, "delivered"),
         committed: whole(document, "committed"),
     })
