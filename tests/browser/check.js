@@ -7,7 +7,7 @@ const assert = require("node:assert/strict");
 const fs = require("node:fs");
 const path = require("node:path");
 const { chromium } = require("playwright-core");
-const { fill, sluice } = require("./fill.js");
+const { consumer, fill, sluice } = require("./fill.js");
 
 const { CONSOLE, CHROMIUM = "/usr/bin/chromium", OUT = "target/browser" } = process.env;
 const AXE = fs.readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
@@ -67,6 +67,10 @@ const PAGES = {
   settings: "/queues/orders/settings",
   "dead letters": "/dead-letters",
   schedules: "/schedules",
+  consumers: "/consumers",
+  "no consumers": "/consumers?search=nobody",
+  brokers: "/brokers",
+  "queue with consumers": "/queues/parcels",
   purge: "/queues/orders/purge",
   delete: "/queues/orders/delete",
   redrive: "/queues/mail.dead/redrive",
@@ -264,6 +268,52 @@ const checks = {
     assert.equal(await row.count(), 0);
   },
 
+  async "consumers come, hold items and leave without a reload"() {
+    await go("/consumers?search=parc");
+    await page.locator("tbody tr", { hasText: "sorter-1" }).waitFor();
+    const row = page.locator("tbody tr", { hasText: "sorter-2" });
+    assert.equal(await row.count(), 0);
+    const leave = consumer("parcels", "sorter-2", "--max-in-flight", "3");
+    await until("what it holds", async () => (await row.count()) && /3 of 3/.test(await row.innerText()));
+    assert.match(await row.innerText(), /127\.0\.0\.1:\d+[^]*parcels/);
+    await until("how long, and the lease", async () => /\ds\s|\d s[^]*in \d+ s/.test(await row.innerText()));
+    await until("a rate", async () => /\d$/.test((await row.locator("td").nth(5).innerText()).trim()));
+    await row.getByRole("link", { name: "parcels" }).click();
+    await page.waitForURL(/queues\/parcels/);
+    await page.locator("#consumers tbody tr", { hasText: "sorter-2" }).waitFor();
+    assert.equal(await text("#figures dl > div:last-child dd"), "2");
+    await page.locator(".uplot canvas").nth(1).waitFor();
+    await leave();
+    await until("one consumer is left", async () => (await page.locator("#consumers tbody tr").count()) === 1);
+    assert.equal(await text("#figures dl > div:last-child dd"), "1");
+    assert.equal(await page.locator(".uplot canvas").count(), 2, "the charts stay");
+  },
+
+  async "consumers are found by the beginning of their queue"() {
+    await go("/consumers");
+    await page.locator("tbody tr", { hasText: "sorter-1" }).waitFor();
+    await page.locator("#search").fill("nobody");
+    await see("No such consumer");
+    assert.match(page.url(), /search=nobody/);
+    await page.locator("#search").fill("parcels");
+    await page.locator("tbody tr", { hasText: "sorter-1" }).waitFor();
+    await go("/consumers?queue=parcels");
+    await see("Of all queues");
+    await go("/consumers?queue=orders");
+    await see("No such consumer");
+  },
+
+  async "the broker says how it is and leads to its consumers"() {
+    await go("/brokers");
+    await see("this one", "tbody");
+    assert.match(await text("tbody tr"), /127\.0\.0\.1:\d+[^]*well[^]*well/);
+    await see("up to 3.0 MiB");
+    await page.keyboard.press("j");
+    await page.keyboard.press("Enter");
+    await page.waitForURL(/consumers\?broker=/);
+    await page.locator("tbody tr", { hasText: "sorter-1" }).waitFor();
+  },
+
   async "charts are drawn and have spans"() {
     await go("/queues/orders");
     await page.locator(".uplot canvas").nth(1).waitFor();
@@ -296,7 +346,7 @@ const checks = {
     await page.keyboard.press("?");
     await see("Keyboard", "#help");
     await page.keyboard.press("Escape");
-    for (const [keys, target] of [["gd", /dead-letters/], ["gs", /schedules/], ["gq", /queues/]]) {
+    for (const [keys, target] of [["gd", /dead-letters/], ["gs", /schedules/], ["gc", /consumers/], ["gb", /brokers/], ["gq", /queues/]]) {
       for (const key of keys) await page.keyboard.press(key);
       await page.waitForURL(target);
     }
@@ -367,6 +417,7 @@ async function everyPage(browser) {
 async function main() {
   fs.mkdirSync(OUT, { recursive: true });
   await fill();
+  const leave = consumer("parcels", "sorter-1");
   const browser = await chromium.launch({ executablePath: CHROMIUM, args: ["--no-sandbox", "--in-process-gpu", "--no-zygote", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"] });
   const only = process.argv[2];
   const run = async (name, check) => {
@@ -387,6 +438,7 @@ async function main() {
   watch(page);
   for (const [name, check] of Object.entries(checks)) await run(name, check);
   await browser.close();
+  await leave();
   for (const fault of faults) console.error(`\n${fault}`);
   process.exitCode = faults.length ? 1 : 0;
 }

@@ -23,6 +23,13 @@ function pushLines(queue, lines, ...args) {
   });
 }
 
+/** Starts a consumer that holds each of its items until it is told to end. */
+function consumer(queue, name, ...args) {
+  const child = spawn(SLUICE, ["consume", queue, "--name", name, "--grace", "1s", ...args, "--exec", "exec sleep 600"], { stdio: "ignore", detached: true });
+  // The commands that it runs are in its group of processes.
+  return () => new Promise((done) => { child.on("exit", done); process.kill(-child.pid, "SIGTERM"); });
+}
+
 const order = (n) => JSON.stringify({ order: 4711 + n, customer: { name: `customer-${n % 17}`, tier: n % 3 ? "standard" : "gold" }, lines: [{ sku: `A-${n}`, count: 1 + (n % 4) }], total: (n * 7.35) % 300 });
 
 async function deadLetters(queue, count, code) {
@@ -49,6 +56,7 @@ async function fill() {
       .then(() => pushLines("history", ["a", "b", "c"]))
       .then(() => sluice("consume", "history", "--count", "3")),
     pushLines("keyed", ["first", "second", "third"], "--ordering-key", "customer-1"),
+    pushLines("parcels", Array.from({ length: 20 }, (_, n) => order(n))),
     sluice("schedule", "create", "nightly", "reports", "0 3 * * *", "{}"),
   ]);
   const others = Array.from({ length: 45 }, (_, n) => `tenant-${String(n).padStart(2, "0")}.jobs`);
@@ -56,4 +64,4 @@ async function fill() {
   fs.rmSync(binary);
 }
 
-module.exports = { fill, sluice, pushLines, order };
+module.exports = { consumer, fill, sluice, pushLines, order };

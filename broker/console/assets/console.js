@@ -52,6 +52,16 @@ function changeTo(element, html) {
   changeChildren(element, fresh);
 }
 
+/** Changes the elements that the fresh ones name by their ids. What is between them stays. */
+function changeParts(element, html) {
+  const fresh = document.createElement("div");
+  fresh.innerHTML = html;
+  for (const part of fresh.children) {
+    const old = part.id && one(`#${part.id}`, element);
+    if (old) changeTo(old, part.innerHTML);
+  }
+}
+
 // --- live parts ---
 
 let events;
@@ -65,7 +75,8 @@ function follow() {
   events = new EventSource(live.dataset.live);
   events.onmessage = ({ data }) => {
     live.classList.remove("stale");
-    changeTo(live, data);
+    if (live.hasAttribute("data-parts")) changeParts(live, data);
+    else changeTo(live, data);
   };
   events.onerror = () => {
     live.classList.add("stale");
@@ -273,6 +284,8 @@ const KEYS = {
   "g q": () => location.assign("/queues"),
   "g d": () => location.assign("/dead-letters"),
   "g s": () => location.assign("/schedules"),
+  "g c": () => location.assign("/consumers"),
+  "g b": () => location.assign("/brokers"),
 };
 
 document.addEventListener("keydown", (event) => {

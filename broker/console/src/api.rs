@@ -9,11 +9,13 @@ use std::{
 
 use axum::http::{Extensions, HeaderValue, Request, Response, header};
 use sluicegate_proto::v1::{
-    GetItemRequest, GetQueueRequest, GetQueueStatsRequest, Item, ItemState, ListItemsRequest,
-    ListQueuesRequest, Queue, QueueStats, admin_service_client::AdminServiceClient,
-    queue_service_client::QueueServiceClient, schedule_service_client::ScheduleServiceClient,
+    Broker as BrokerReport, GetBrokerRequest, GetBrokerResponse, GetItemRequest, GetQueueRequest,
+    GetQueueStatsRequest, Item, ItemState, ListBrokersRequest, ListConsumersRequest,
+    ListConsumersResponse, ListItemsRequest, ListQueuesRequest, Queue, QueueStats,
+    admin_service_client::AdminServiceClient, queue_service_client::QueueServiceClient,
+    schedule_service_client::ScheduleServiceClient,
 };
-use tonic::{Status, body::Body};
+use tonic::{Code, Status, body::Body};
 use tower::Service;
 
 use crate::Broker;
@@ -133,6 +135,28 @@ impl Api {
         let request = GetItemRequest { queue: queue.to_owned(), id: id.to_owned() };
         let answer = self.admin.clone().get_item(request).await?.into_inner();
         answer.item.ok_or_else(incomplete)
+    }
+
+    /// Returns the answering broker, after it has tried its store.
+    pub(crate) async fn this_broker(&self) -> Result<GetBrokerResponse, Status> {
+        Ok(self.admin.clone().get_broker(GetBrokerRequest {}).await?.into_inner())
+    }
+
+    /// Returns all brokers of the store; `None` if the visitor may not view them.
+    pub(crate) async fn brokers(&self) -> Result<Option<Vec<BrokerReport>>, Status> {
+        match self.admin.clone().list_brokers(ListBrokersRequest {}).await {
+            Ok(answer) => Ok(Some(answer.into_inner().brokers)),
+            Err(status) if status.code() == Code::PermissionDenied => Ok(None),
+            Err(status) => Err(status),
+        }
+    }
+
+    /// Returns one page of the consumers of all brokers.
+    pub(crate) async fn consumers(
+        &self,
+        request: ListConsumersRequest,
+    ) -> Result<ListConsumersResponse, Status> {
+        Ok(self.admin.clone().list_consumers(request).await?.into_inner())
     }
 
     /// Returns one page of items, and the token of the next page.

@@ -97,6 +97,8 @@ async fn every_answer_has_the_headers_that_keep_others_out() {
         (&open, "/queues/a"),
         (&open, "/dead-letters"),
         (&open, "/schedules"),
+        (&open, "/consumers"),
+        (&open, "/brokers"),
         (&open, "/there-is-none"),
         (&open, "/assets/console.js"),
         (&open, "/assets/none"),

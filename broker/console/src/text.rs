@@ -115,6 +115,15 @@ pub(crate) fn away(timestamp: Option<&Timestamp>) -> String {
     instant.map_or_else(String::new, relative)
 }
 
+/// Returns how long ago an instant was: `3 min`, `1 s` at least; empty if it is not set.
+pub(crate) fn since(timestamp: Option<&Timestamp>) -> String {
+    let instant = timestamp.and_then(|at| jiff::Timestamp::new(at.seconds, at.nanos).ok());
+    instant.map_or_else(String::new, |instant| {
+        let past = SystemTime::now().duration_since(SystemTime::from(instant));
+        length(Duration::from_secs(past.unwrap_or_default().as_secs().max(1)))
+    })
+}
+
 fn relative(instant: jiff::Timestamp) -> String {
     let instant = SystemTime::from(instant);
     let now = SystemTime::now();

@@ -10,22 +10,28 @@ pub(super) enum Section {
     Queues,
     DeadLetters,
     Schedules,
+    Consumers,
+    Brokers,
     None,
 }
 
-const SECTIONS: [(Section, &str, &str, &str); 3] = [
+const SECTIONS: [(Section, &str, &str, &str); 5] = [
     (Section::Queues, "/queues", "Queues", "g q"),
     (Section::DeadLetters, "/dead-letters", "Dead letters", "g d"),
     (Section::Schedules, "/schedules", "Schedules", "g s"),
+    (Section::Consumers, "/consumers", "Consumers", "g c"),
+    (Section::Brokers, "/brokers", "Brokers", "g b"),
 ];
 
-const KEYS: [(&str, &str); 9] = [
+const KEYS: [(&str, &str); 11] = [
     ("/", "search"),
     ("j k or ↓ ↑", "next and previous row"),
     ("Enter", "open the row"),
     ("g q", "queues"),
     ("g d", "dead letters"),
     ("g s", "schedules"),
+    ("g c", "consumers"),
+    ("g b", "brokers"),
     ("u", "up: from an item to its queue, from a queue to all"),
     ("t", "dark or light"),
     ("?", "this help"),
@@ -51,6 +57,8 @@ pub(crate) fn notice(query: &str) -> Option<String> {
         "schedule-created" => "The schedule is created.".to_owned(),
         "schedule-paused" => "The schedule is paused.".to_owned(),
         "schedule-resumed" => "The schedule goes on.".to_owned(),
+        "schedule-run" => "1 item is pushed. The ticks stay as they are.".to_owned(),
+        "schedule-saved" => "The schedule is saved.".to_owned(),
         "schedule-deleted" => "The schedule is deleted.".to_owned(),
         _ => return None,
     })

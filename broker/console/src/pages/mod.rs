@@ -2,6 +2,8 @@
 
 mod actions;
 mod answer;
+mod brokers;
+mod consumers;
 mod dead_letters;
 mod frame;
 mod items;
@@ -51,6 +53,10 @@ pub(crate) fn routes() -> Router<Arc<Console>> {
         .route("/operations/{id}/stop", post(actions::stop))
         .route("/dead-letters", get(dead_letters::show))
         .route("/dead-letters/redrive", get(dead_letters::form).post(dead_letters::redrive))
+        .route("/consumers", get(consumers::show))
+        .route("/consumer-events", get(consumers::events))
+        .route("/brokers", get(brokers::show))
+        .route("/broker-events", get(brokers::events))
         .route("/schedules", get(schedules::show).post(schedules::create))
         .route("/new-schedule", get(schedules::create_form))
         .route("/schedules/{schedule}/{action}", get(schedules::form).post(schedules::act))

@@ -9,16 +9,21 @@ use axum::{
 };
 use maud::{Markup, html};
 use serde::Deserialize;
-use sluicegate_proto::v1::{Item, ItemState, Queue, QueueStats};
+use sluicegate_proto::v1::{
+    Broker, Item, ItemState, ListConsumersRequest, ListConsumersResponse, Queue, QueueStats,
+};
+use tonic::{Code, Status};
 
 use super::{
     answer::{Answer, queue_address, shown},
+    consumers::{self, Rates},
     frame::{Section, badge, page},
     live,
     queues::badges,
 };
 use crate::{
     Rights,
+    api::Api,
     board::{Row, dead_letter_queue},
     text,
     visitor::Visitor,
@@ -66,9 +71,12 @@ pub(super) async fn show(
     let state = STATES.iter().find(|(_, word, _)| *word == wanted.state);
     let state = state.map_or(ItemState::Unspecified, |(state, ..)| *state);
     let settings = api.get_queue(&name).await?;
-    let (stats, items) =
-        tokio::join!(api.stats(&name), api.items(&name, state, PAGE, wanted.after.clone()));
-    let ((items, next), stats) = (items?, stats?);
+    let (stats, items, connected) = tokio::join!(
+        api.stats(&name),
+        api.items(&name, state, PAGE, wanted.after.clone()),
+        Connected::read(api.clone(), name.clone()),
+    );
+    let ((items, next), stats, connected) = (items?, stats?, connected?);
     let board = visitor.board();
     // The board knows rates; the figures of the answer are newer.
     let row = board.row(&name).unwrap_or_else(|| Row::of(&settings));
@@ -76,8 +84,11 @@ pub(super) async fn show(
     let address = queue_address(&name);
     let body = html! {
         (heading(&visitor, &row, &settings))
-        div #live data-live={ (address) "/events" } { (figures(&row)) }
-        (charts(&address))
+        div data-live={ (address) "/events" } data-parts {
+            (figures(&row, &connected))
+            (charts(&address))
+            (connected.part(&name, &Rates::default()))
+        }
         h2 #items { "Items" }
         nav.filters aria-label="State" {
             @for (this, word, name) in STATES {
@@ -98,7 +109,67 @@ pub(super) async fn show(
 }
 
 pub(super) async fn events(visitor: Visitor, Path(name): Path<String>) -> Answer {
-    live::stream(&visitor, visitor.board(), move |board| Some(figures(&board.row(&name)?)))
+    let (api, board, mut rates) = (visitor.api(), visitor.board(), Rates::default());
+    let read = {
+        let name = name.clone();
+        move || {
+            let row = board.row(&name).filter(|_| !board.has_ended());
+            let connected = Connected::read(api.clone(), name.clone());
+            async move {
+                let gone = || Status::not_found("the queue is gone");
+                Ok((row.ok_or_else(gone)?, connected.await?))
+            }
+        }
+    };
+    live::follow(&visitor, read, move |(row, connected): &(Row, Connected)| {
+        rates.take(&connected.list.consumers);
+        html! { (figures(row, connected)) (connected.part(&name, &rates)) }
+    })
+}
+
+/// The first consumers of a queue, on all brokers.
+struct Connected {
+    list: ListConsumersResponse,
+    /// Empty if the visitor may not view them.
+    brokers: Vec<Broker>,
+    /// Why the consumers are not known.
+    problem: Option<Status>,
+}
+
+impl Connected {
+    /// Reads the consumers. A failure that says nothing of the queue does not keep the page from showing it.
+    async fn read(api: Api, queue: String) -> Result<Self, Status> {
+        let page_size = consumers::OF_QUEUE;
+        let request = ListConsumersRequest { queue, page_size, ..Default::default() };
+        let (list, brokers) = tokio::join!(api.consumers(request), api.brokers());
+        let (list, problem) = match list {
+            Ok(list) => (list, None),
+            Err(status)
+                if matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied) =>
+            {
+                return Err(status);
+            }
+            Err(status) => (ListConsumersResponse::default(), Some(status)),
+        };
+        let brokers = brokers.ok().flatten().unwrap_or_default();
+        Ok(Self { list, brokers, problem })
+    }
+
+    fn part(&self, queue: &str, rates: &Rates) -> Markup {
+        let Self { list, brokers, problem } = self;
+        let more = list.total_size - list.consumers.len() as i64;
+        html! {
+            section #consumers {
+                h2 { "Consumers" @if list.total_size > 0 { " " span.number.quiet { (text::count(list.total_size)) } } }
+                @if let Some(problem) = problem { (live::not_up_to_date(problem)) }
+                @else if list.consumers.is_empty() { p.quiet { "Nobody is connected to this queue." } }
+                @else { (consumers::table(&list.consumers, brokers, rates, false)) }
+                @if more > 0 {
+                    p { a href=(consumers::of_queue(queue)) { "All " (text::counted(list.total_size, "consumer")) } }
+                }
+            }
+        }
+    }
 }
 
 /// What a chart asks for.
@@ -149,7 +220,7 @@ fn heading(visitor: &Visitor, row: &Row, settings: &Queue) -> Markup {
     }
 }
 
-fn figures(row: &Row) -> Markup {
+fn figures(row: &Row, connected: &Connected) -> Markup {
     let stats = &row.stats;
     let oldest = row.oldest().map_or_else(|| "–".to_owned(), text::length);
     let totals = [
@@ -163,23 +234,25 @@ fn figures(row: &Row) -> Markup {
         ("discarded", stats.discarded),
     ];
     html! {
-        dl.tiles {
-            div { dt { "Ready" } dd { (text::count(stats.ready)) } }
-            div { dt { "Delayed" } dd { (text::count(stats.delayed)) } }
-            div { dt { "Reserved" } dd { (text::count(stats.reserved)) } }
-            div { dt { "Blocked" } dd { (text::count(stats.blocked)) } }
-            div.bad[row.is_stuck()] { dt { "Oldest" } dd { (oldest) } }
-            div { dt { "In /s" } dd { (text::rate(row.rates.0)) } }
-            div { dt { "Out /s" } dd { (text::rate(row.rates.1)) } }
-            div { dt { "Consumers" } dd { (stats.consumers) } }
-        }
-        p.quiet.totals {
-            "Since it was created: "
-            @for (at, (name, number)) in totals.iter().filter(|(_, number)| *number > 0).enumerate() {
-                @if at > 0 { ", " } (text::count(*number)) " " (name)
+        div #figures {
+            dl.tiles {
+                div { dt { "Ready" } dd { (text::count(stats.ready)) } }
+                div { dt { "Delayed" } dd { (text::count(stats.delayed)) } }
+                div { dt { "Reserved" } dd { (text::count(stats.reserved)) } }
+                div { dt { "Blocked" } dd { (text::count(stats.blocked)) } }
+                div.bad[row.is_stuck()] { dt { "Oldest" } dd { (oldest) } }
+                div { dt { "In /s" } dd { (text::rate(row.rates.0)) } }
+                div { dt { "Out /s" } dd { (text::rate(row.rates.1)) } }
+                div { dt { "Consumers" } dd { (text::count(connected.list.total_size)) } }
             }
-            @if totals.iter().all(|(_, number)| *number == 0) { "nothing has happened" }
-            "."
+            p.quiet.totals {
+                "Since it was created: "
+                @for (at, (name, number)) in totals.iter().filter(|(_, number)| *number > 0).enumerate() {
+                    @if at > 0 { ", " } (text::count(*number)) " " (name)
+                }
+                @if totals.iter().all(|(_, number)| *number == 0) { "nothing has happened" }
+                "."
+            }
         }
     }
 }
