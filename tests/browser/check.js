@@ -71,6 +71,8 @@ const PAGES = {
   "no consumers": "/consumers?search=nobody",
   brokers: "/brokers",
   "queue with consumers": "/queues/parcels",
+  "edit schedule": "/schedules/nightly/edit",
+  "run schedule": "/schedules/nightly/run",
   purge: "/queues/orders/purge",
   delete: "/queues/orders/delete",
   redrive: "/queues/mail.dead/redrive",
@@ -266,6 +268,47 @@ const checks = {
       await noticed(said);
     }
     assert.equal(await row.count(), 0);
+  },
+
+  async "a schedule says its times in words, is run now and edited"() {
+    await go("/schedules");
+    const row = page.locator("tbody tr", { hasText: "nightly" });
+    assert.match(await row.innerText(), /Every day at 03:00/);
+    assert.equal(await row.locator("td:nth-child(3) time").count(), 3, "the next three ticks");
+    const action = async (name) => {
+      await row.getByRole("link", { name }).click();
+      await page.locator("dialog#dialog[open] form").waitFor();
+    };
+    const ready = async () => JSON.parse(await sluice("stats", "reports", "--json")).ready;
+    const before = await ready();
+    await action("Run now");
+    await see("one more item now", "dialog#dialog");
+    await inDialog("Push 1 item");
+    await noticed("1 item is pushed");
+    assert.equal((await ready()) - before, 1);
+    await action("Edit");
+    assert.equal(await page.inputValue("#payload"), "{}");
+    await page.fill("#cron", "61 * * * *");
+    await inDialog("Save");
+    await page.locator(".problem").waitFor();
+    await page.fill("#cron", "*/15 * * * *");
+    await page.fill("#time_zone", "Europe/Vienna");
+    await page.fill("#payload", '{"kind": "quarterly"}');
+    await press("Save");
+    await noticed("saved");
+    assert.match(await row.innerText(), /Every 15 minutes[^]*Europe\/Vienna[^]*quarterly/);
+  },
+
+  async "a schedule whose tick is refused says why"() {
+    await sluice("queue", "create", "full", "--max-depth", "1");
+    await sluice("push", "full", "the only one");
+    await sluice("schedule", "create", "refused", "full", "* * * * * *", "{}");
+    const row = page.locator("tbody tr", { hasText: "refused" });
+    await until("the reason", async () => {
+      await go("/schedules");
+      return /not pushed[^]*tried again/.test(await row.innerText());
+    });
+    await sluice("schedule", "delete", "refused", "--yes");
   },
 
   async "consumers come, hold items and leave without a reload"() {
