@@ -21,6 +21,10 @@ e2e FILTER="":
     cargo build -p sluicegate-broker --bin sluicegate
     cargo test -p sluicegate-tests --test suite {{ FILTER }}
 
+# Small changes of the domain that none of its tests notices; needs cargo-mutants
+mutants *OPTIONS:
+    tests/mutants {{ OPTIONS }}
+
 # A broker on a SQLite file in target/, with its log in the terminal
 serve *FLAGS:
     cargo run --bin sluicegate -- --store sqlite:target/sluicegate.db {{ FLAGS }}

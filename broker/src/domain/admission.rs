@@ -157,7 +157,7 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::{DedupId, Limit, QueueName};
+    use crate::domain::{DedupId, Limit, OrderingKey, QueueName};
 
     const NOW: Timestamp = Timestamp(1_000_000);
 
@@ -186,6 +186,27 @@ mod tests {
         let none = Some(Duration::ZERO);
         assert_eq!(item.remembered_until(&queue, none, NOW), Some(NOW));
         assert_eq!(NewItem::default().remembered_until(&queue, None, NOW), None);
+    }
+
+    #[test]
+    fn an_item_with_a_fate_of_its_own_is_kept_apart() {
+        let (queue, item, second) = (queue(), NewItem::default(), Duration::from_secs(1));
+        assert!(item.may_start_reserved(&queue) && item.may_share(&queue));
+        let delayed = NewItem { eligibility: Eligibility::After(second), ..item.clone() };
+        let ordered = NewItem { ordering_key: OrderingKey::new("k"), ..item.clone() };
+        let sequenced = Queue { sequenced: true, ..queue.clone() };
+        for (item, queue) in [(&delayed, &queue), (&ordered, &queue), (&item, &sequenced)] {
+            assert!(
+                !item.may_start_reserved(queue) && !item.may_share(queue),
+                "{item:?} {queue:?}"
+            );
+        }
+        let mortal = NewItem { ttl: Some(second), ..item.clone() };
+        let expiring = Queue { default_ttl: Some(second), ..queue.clone() };
+        let keeping = Queue { retention: second, ..queue.clone() };
+        for (item, queue) in [(&mortal, &queue), (&item, &expiring), (&item, &keeping)] {
+            assert!(item.may_start_reserved(queue) && !item.may_share(queue), "{item:?} {queue:?}");
+        }
     }
 
     #[test]

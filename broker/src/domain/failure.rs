@@ -255,6 +255,15 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_in_force_has_the_defaults_of_its_broker() {
+        let defaults = FailureDefaults { max_attempts: Limit::of(7), ..FailureDefaults::default() };
+        let queue = queue("q").in_force(&defaults);
+        assert_eq!(queue.attempt_limit().number(), 7);
+        assert_eq!(queue.at_limit, AtLimit::Unknown);
+        assert_eq!([0, 1, 25].map(|number| Limit::of(number).number()), [0, 1, 25]);
+    }
+
+    #[test]
     fn limits_are_reached_exactly_and_can_be_lifted() {
         let queue = Queue {
             max_attempts: Some(Limit::of(3)),

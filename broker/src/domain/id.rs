@@ -197,6 +197,10 @@ mod tests {
         for n in 0..10_000 {
             let first = ids.next_block(now);
             assert!(first > last, "{first} after {last}");
+            assert_eq!(
+                [0, 1, 700].map(|n| first.at_offset(n).block()),
+                [0, 1, 700].map(|n| (first, n))
+            );
             last = first.at_offset(ItemId::MAX_OFFSET);
             assert_eq!((first.block(), last.block()), ((first, 0), (first, ItemId::MAX_OFFSET)));
             if n % 7 == 0 {
@@ -205,6 +209,14 @@ mod tests {
                 last = next;
             }
         }
+    }
+
+    /// MongoDB's tools show the time of an id.
+    #[test]
+    fn an_id_begins_with_its_time() {
+        let id = IdSource::new().next(Timestamp(1_700_000_000_123));
+        assert_eq!(id.0[..4], 1_700_000_000_u32.to_be_bytes());
+        assert_eq!(id.fine() >> COUNTER_BITS, 123);
     }
 
     #[test]

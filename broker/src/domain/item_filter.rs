@@ -51,3 +51,68 @@ impl ItemFilter {
             && memmem::find(&item.payload, &self.payload_contains).is_some()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{IdSource, NewItem, Queue};
+
+    fn item() -> Item {
+        let queue = Queue::with_defaults(QueueName::parse("queue", "q").unwrap(), Timestamp(0));
+        let new = NewItem {
+            payload: "some payload".into(),
+            headers: [("a", "1"), ("b", "2")].map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
+            ordering_key: OrderingKey::new("key"),
+            dedup_id: DedupId::new("id"),
+            ..NewItem::default()
+        };
+        let id = IdSource::new().next(Timestamp(5));
+        Item {
+            last_reason: "timed out".to_owned(),
+            origin_queue: Some(QueueName::parse("queue", "origin").unwrap()),
+            attempt: 2,
+            dead_letter_attempts: 4,
+            ..new.into_item(&queue, id, None, None, Timestamp(5))
+        }
+    }
+
+    /// Each condition by itself: one that holds, and the nearest one that does not.
+    #[test]
+    fn an_item_matches_if_every_condition_holds() {
+        let (item, all) = (item(), ItemFilter::default());
+        assert!(all.matches_all() && all.matches(&item));
+        let header = |key: &str, value: &str| ItemFilter {
+            headers: [(key.to_owned(), value.to_owned())].into(),
+            ..ItemFilter::default()
+        };
+        let key = |key| ItemFilter { ordering_key: OrderingKey::new(key), ..all.clone() };
+        let id = |id| ItemFilter { dedup_id: DedupId::new(id), ..all.clone() };
+        let reason = |text: &str| ItemFilter { reason_contains: text.to_owned(), ..all.clone() };
+        let from = |queue| ItemFilter {
+            origin_queue: Some(QueueName::parse("queue", queue).unwrap()),
+            ..all.clone()
+        };
+        let since = |at| ItemFilter { created_from: Some(Timestamp(at)), ..all.clone() };
+        let before = |at| ItemFilter { created_before: Some(Timestamp(at)), ..all.clone() };
+        let attempts = |min_attempts| ItemFilter { min_attempts, ..all.clone() };
+        let payload = |text: &'static str| ItemFilter {
+            payload_contains: Bytes::from_static(text.as_bytes()),
+            ..all.clone()
+        };
+        let pairs = [
+            (header("b", "2"), header("b", "1")),
+            (key("key"), key("other")),
+            (id("id"), id("other")),
+            (reason("timed"), reason("Timed")),
+            (from("origin"), from("q")),
+            (since(5), since(6)),
+            (before(6), before(5)),
+            (attempts(4), attempts(5)),
+            (payload("load"), payload("loud")),
+        ];
+        for (holds, fails) in pairs {
+            assert!(!holds.matches_all() && holds.matches(&item), "{holds:?}");
+            assert!(!fails.matches(&item), "{fails:?}");
+        }
+    }
+}
