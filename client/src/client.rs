@@ -26,7 +26,8 @@ use crate::{
     pool::{Address, Location, Pool},
     proto::{
         Item, PopRequest, admin_service_client::AdminServiceClient,
-        queue_service_client::QueueServiceClient, schedule_service_client::ScheduleServiceClient,
+        operation_service_client::OperationServiceClient, queue_service_client::QueueServiceClient,
+        schedule_service_client::ScheduleServiceClient,
     },
 };
 
@@ -389,6 +390,13 @@ impl Client {
     /// Returns the generated stub of ScheduleService.
     pub fn schedule_service(&self) -> ScheduleServiceClient<Transport> {
         ScheduleServiceClient::new(self.transport())
+            .max_decoding_message_size(self.inner.max_receive)
+            .max_encoding_message_size(self.inner.max_send)
+    }
+
+    /// Returns the generated stub of OperationService.
+    pub fn operation_service(&self) -> OperationServiceClient<Transport> {
+        OperationServiceClient::new(self.transport())
             .max_decoding_message_size(self.inner.max_receive)
             .max_encoding_message_size(self.inner.max_send)
     }

@@ -18,6 +18,7 @@ mod forged_signals;
 mod hostile;
 mod limits;
 mod lists;
+mod operations;
 mod order;
 mod outage;
 mod pipeline;

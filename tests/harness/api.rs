@@ -10,7 +10,8 @@ use sluicegate_proto::v1::{
     GetQueueStatsRequest, Item, ItemState, ListItemsRequest, NewItem, OnDisconnect, Outcome,
     PushRequest, PushResult, Queue, QueueStats, ReserveRequest, RollbackItem, RollbackRequest,
     SettleResult, admin_service_client::AdminServiceClient,
-    queue_service_client::QueueServiceClient, schedule_service_client::ScheduleServiceClient,
+    operation_service_client::OperationServiceClient, queue_service_client::QueueServiceClient,
+    schedule_service_client::ScheduleServiceClient,
 };
 use tonic::{Status, Streaming, transport::Channel};
 use tonic_types::StatusExt;
@@ -24,6 +25,7 @@ pub(crate) struct Api {
     pub(crate) queue: QueueServiceClient<Channel>,
     pub(crate) admin: AdminServiceClient<Channel>,
     pub(crate) schedule: ScheduleServiceClient<Channel>,
+    pub(crate) operation: OperationServiceClient<Channel>,
 }
 
 impl Api {
@@ -34,6 +36,7 @@ impl Api {
             queue: QueueServiceClient::new(channel.clone()),
             admin: AdminServiceClient::new(channel.clone()),
             schedule: ScheduleServiceClient::new(channel.clone()),
+            operation: OperationServiceClient::new(channel.clone()),
             channel,
         }
     }

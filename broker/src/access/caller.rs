@@ -127,7 +127,8 @@ impl Caller {
         }
     }
 
-    fn name(&self) -> Option<&str> {
+    /// Returns the name of the token or certificate; `None` without tokens.
+    pub(crate) fn name(&self) -> Option<&str> {
         self.0.who.as_ref().map(|(_, principal)| principal.name.as_str())
     }
 

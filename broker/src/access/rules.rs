@@ -76,6 +76,9 @@ const OF_SCHEDULE: &str = "the queue of the schedule";
 const OF_SCALER: &str = "the queue that the metadata names";
 const NEW_QUEUE: &str = "the queue, if the push creates it";
 const PAYLOADS: &str = "the queue: for payloads, which are left out otherwise";
+const OF_OPERATION: &str = "the queue of the operation";
+const SEARCHED: &str =
+    "the queue of the operation: for `payload_contains`, which is left out otherwise";
 const OR_PAYLOADS: &str = "the queue, in place of `consume`";
 
 /// The rules, those of the busiest calls first.
@@ -177,6 +180,26 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/sluicegate.v1.ScheduleService/DeleteSchedule", &[need(Manage, OF_SCHEDULE)]),
     rule("/sluicegate.v1.ScheduleService/PauseSchedule", &[need(Manage, OF_SCHEDULE)]),
     rule("/sluicegate.v1.ScheduleService/ResumeSchedule", &[need(Manage, OF_SCHEDULE)]),
+    rule(
+        "/sluicegate.v1.OperationService/StartOperation",
+        &[need(Manage, "the queue, and `to_queue` of a redrive, if set")],
+    ),
+    rule(
+        "/sluicegate.v1.OperationService/GetOperation",
+        &[need(View, OF_OPERATION), need(Consume, SEARCHED), need(Manage, OR_PAYLOADS)],
+    ),
+    rule(
+        "/sluicegate.v1.OperationService/ListOperations",
+        &[
+            need(
+                View,
+                "the queue of each operation: others are left out; the queue, if it is named",
+            ),
+            need(Consume, SEARCHED),
+            need(Manage, OR_PAYLOADS),
+        ],
+    ),
+    rule("/sluicegate.v1.OperationService/CancelOperation", &[need(Manage, OF_OPERATION)]),
     rule("/externalscaler.ExternalScaler/IsActive", &[need(View, OF_SCALER)]),
     rule("/externalscaler.ExternalScaler/StreamIsActive", &[need(View, OF_SCALER)]),
     rule("/externalscaler.ExternalScaler/GetMetricSpec", &[need(View, OF_SCALER)]),

@@ -1,4 +1,4 @@
-//! Ids of items and tokens of leases: twelve bytes, written as 24 hexadecimal digits.
+//! Ids of items and of operations, and tokens of leases: twelve bytes, written as 24 hexadecimal digits.
 
 use std::{fmt, str::FromStr};
 
@@ -60,6 +60,10 @@ twelve_bytes!(
 twelve_bytes!(
     /// Identifies one reservation. Each reservation has a new token, which is never used again.
     LeaseToken
+);
+twelve_bytes!(
+    /// Identifies an operation. Random, so that nobody finds one by guessing.
+    OperationId
 );
 
 /// Creates item ids that sort in the order in which one broker created them, and across brokers by

@@ -6,7 +6,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::{
-    engine::{Engine, Gauges, Result, presence, receipt_keys},
+    engine::{Engine, Gauges, Result, operations, presence, receipt_keys},
     essential::essential,
     signals::Notice,
 };
@@ -31,6 +31,8 @@ pub(crate) fn start(engine: &Arc<Engine>) {
     run("receipt keys", refresh_receipt_keys(Arc::clone(engine)).boxed());
     run("gauges", keep_gauges(Arc::clone(engine)).boxed());
     run("schedules", tick(Arc::clone(engine)).boxed());
+    run("operations", operations::run_operations(Arc::clone(engine)).boxed());
+    run("old operations", clean_operations(Arc::clone(engine)).boxed());
     if let Some(period) = engine.unused_queues_period() {
         run("unused queues", delete_unused_queues(Arc::clone(engine), period).boxed());
     }
@@ -78,6 +80,11 @@ async fn refresh_receipt_keys(engine: Arc<Engine>) {
 
 async fn delete_unused_queues(engine: Arc<Engine>, period: Duration) {
     every(period, "could not look for unused queues", || engine.delete_unused_queues()).await;
+}
+
+async fn clean_operations(engine: Arc<Engine>) {
+    every(operations::CLEANING, "could not delete old operations", || engine.clean_operations())
+        .await;
 }
 
 /// Tells the other brokers of this one and its consumers.

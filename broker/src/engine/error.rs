@@ -3,7 +3,7 @@
 use std::{num::NonZeroU64, sync::Arc};
 
 use crate::{
-    domain::{GroupName, Invalid, ItemState, Queue, QueueName, ScheduleName},
+    domain::{GroupName, Invalid, ItemState, OperationId, Queue, QueueName, ScheduleName},
     store::StoreError,
 };
 
@@ -52,6 +52,15 @@ pub enum EngineError {
     /// The schedule does not exist.
     #[error("schedule {0} does not exist")]
     ScheduleNotFound(ScheduleName),
+    /// There is no such operation, or it is no longer kept.
+    #[error("there is no operation {0}")]
+    OperationNotFound(OperationId),
+    /// The id of the request belongs to an operation that does something else.
+    #[error("the request_id belongs to operation {0}, which does something else")]
+    OperationExists(OperationId),
+    /// Too many operations are running.
+    #[error("{0} operations are running, and there may be no more")]
+    TooManyOperations(u64),
     /// A queue of that name exists with other settings.
     #[error("queue {0} exists with other settings")]
     QueueExists(QueueName),

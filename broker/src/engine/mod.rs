@@ -11,6 +11,7 @@
 //! | `failures`, `dead_letter_links` | items at a limit, and dead-letter queues |
 //! | `settings_cache` | cached settings of queues |
 //! | `admin`, `schedules` | operator calls |
+//! | `operations`, `batches` | long work of operators, which brokers continue for each other |
 //! | `stats`, `depths`, `overview`, `watch` | totals, depths, all queues together, and the notification of changes |
 //! | `presence` | which brokers there are, and their consumers |
 //! | `unused_queues` | deletion of queues that use created and nobody uses |
@@ -19,12 +20,14 @@
 mod adaptive_poll;
 mod admin;
 pub(crate) mod background;
+mod batches;
 mod consumers;
 mod dead_letter_links;
 mod depths;
 mod dispatch;
 mod error;
 mod failures;
+pub(crate) mod operations;
 mod overview;
 mod presence;
 mod push;
@@ -66,6 +69,7 @@ use unused_queues::UnusedQueues;
 
 pub(crate) use consumers::{RevokeReason, Revoked};
 pub(crate) use error::{EngineError, Result};
+pub(crate) use operations::NewOperation;
 pub(crate) use overview::{Gauges, QueueNames};
 pub(crate) use presence::Broker;
 pub(crate) use rollback::OnDisconnect;
@@ -148,6 +152,8 @@ pub(crate) struct Engine {
     /// Notified when a schedule is created or changed on this broker.
     schedules_changed: tokio::sync::Notify,
     refused_ticks: Mutex<RefusedTicks>,
+    /// Notified when an operation is started on this broker.
+    operation_started: tokio::sync::Notify,
 }
 
 impl Engine {
@@ -181,6 +187,7 @@ impl Engine {
             linking: tokio::sync::Mutex::default(),
             schedules_changed: tokio::sync::Notify::new(),
             refused_ticks: Mutex::default(),
+            operation_started: tokio::sync::Notify::new(),
         })
     }
 

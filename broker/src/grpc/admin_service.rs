@@ -374,7 +374,7 @@ fn may_link(caller: &Caller, queue: &pb::Queue) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn may_read_payloads(caller: &Caller, queue: &str) -> bool {
+pub(super) fn may_read_payloads(caller: &Caller, queue: &str) -> bool {
     caller.allows(Consume, queue) || caller.allows(Manage, queue)
 }
 

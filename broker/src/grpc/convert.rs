@@ -35,7 +35,7 @@ pub(super) fn pushed(pushed: Vec<Pushed>) -> Vec<pb::PushResult> {
     pushed.into_iter().map(result).collect()
 }
 
-fn item_state(state: ItemState) -> pb::ItemState {
+pub(super) fn item_state(state: ItemState) -> pb::ItemState {
     match state {
         ItemState::Ready => pb::ItemState::Ready,
         ItemState::Delayed => pb::ItemState::Delayed,

@@ -12,8 +12,8 @@ use sluicegate_proto::{
     FILE_DESCRIPTOR_SET,
     externalscaler::external_scaler_server::ExternalScalerServer,
     v1::{
-        admin_service_server::AdminServiceServer, queue_service_server::QueueServiceServer,
-        schedule_service_server::ScheduleServiceServer,
+        admin_service_server::AdminServiceServer, operation_service_server::OperationServiceServer,
+        queue_service_server::QueueServiceServer, schedule_service_server::ScheduleServiceServer,
     },
 };
 use tokio::{net::TcpListener, sync::watch};
@@ -107,11 +107,12 @@ impl Health {
 }
 
 /// The services whose health is reported; the empty name stands for the broker.
-const SERVICES: [&str; 4] = [
+const SERVICES: [&str; 5] = [
     "",
     QueueServiceServer::<Api>::NAME,
     AdminServiceServer::<Api>::NAME,
     ScheduleServiceServer::<Api>::NAME,
+    OperationServiceServer::<Api>::NAME,
 ];
 
 /// All services, ready to serve.
@@ -224,10 +225,17 @@ fn services(api: Api) -> Routes {
     let schedule = ScheduleServiceServer::new(api.clone())
         .max_decoding_message_size(schedule_limit)
         .accept_compressed(CompressionEncoding::Gzip);
+    let operation = OperationServiceServer::new(api.clone())
+        .max_decoding_message_size(ADMIN_BYTES)
+        .accept_compressed(CompressionEncoding::Gzip);
     let scaler = ExternalScalerServer::new(api)
         .max_decoding_message_size(SCALER_BYTES)
         .accept_compressed(CompressionEncoding::Gzip);
-    Routes::new(queue).add_service(admin).add_service(schedule).add_service(scaler)
+    Routes::new(queue)
+        .add_service(admin)
+        .add_service(schedule)
+        .add_service(operation)
+        .add_service(scaler)
 }
 
 fn request_limit(max_payload_bytes: usize) -> usize {

@@ -6,15 +6,16 @@ use std::{future::Future, sync::Arc, time::Duration};
 use async_trait::async_trait;
 
 use super::{
-    Appeared, BrokerReport, BrokerReportStore, Capabilities, Created, Deleted, ItemAdmin,
-    ItemDeleted, ItemStore, Links, Move, Page, Push, QueueStore, ReceiptKeyStore, RedriveFilter,
-    Redriven, Reservation, Reserved, Reserver, Result, Rollback, ScheduleStore, Selection,
-    SettingsChanges, SettingsWatch, StatsStore, Store, StoredReceiptKey,
+    Advance, Appeared, BrokerReport, BrokerReportStore, Capabilities, Claim, Created, Deleted,
+    ItemAdmin, ItemDeleted, ItemStore, Links, Move, Operation, OperationPlace, OperationStore,
+    Page, Purged, Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation,
+    Reserved, Reserver, Result, Rollback, ScheduleStore, Selection, SettingsChanges, SettingsWatch,
+    StatsStore, Store, StoredReceiptKey,
 };
 use crate::{
     domain::{
-        Demand, Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
-        ScheduleChange, ScheduleName, Timestamp, Totals,
+        Demand, Depth, Item, ItemId, ItemState, OperationId, Outcome, Pushed, Queue, QueueName,
+        Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
 };
@@ -172,6 +173,7 @@ pass_through! {
             only_if: Option<ItemState>
         ) -> Result<ItemDeleted>;
         async fn purge(&self, queue: &Queue) -> Result<u64>;
+        async fn purge_step(&self, queue: &Queue, created_by: Timestamp) -> Result<Purged>;
         async fn replay(&self, queue: &Queue, selection: &Selection, limit: u64) -> Result<u64>;
         async fn origins(&self, queue: &Queue) -> Result<Vec<QueueName>>;
         async fn redrive(
@@ -253,5 +255,31 @@ pass_through! {
         []
         async fn report_broker(&self, report: &BrokerReport, lasting: Duration) -> Result<()>;
         async fn broker_reports(&self) -> Result<Vec<BrokerReport>>;
+    }
+
+    impl OperationStore {
+        []
+        async fn create_operation(&self, operation: &Operation) -> Result<Created<Operation>>;
+        async fn get_operation(&self, id: OperationId) -> Result<Option<Operation>>;
+        async fn list_operations(
+            &self,
+            after: Option<OperationPlace>,
+            limit: usize
+        ) -> Result<Vec<Operation>>;
+        async fn running_operations(&self) -> Result<u64>;
+        async fn claim_operation(
+            &self,
+            claim: Claim,
+            lasting: Duration
+        ) -> Result<Option<Operation>>;
+        async fn advance_operation(
+            &self,
+            id: OperationId,
+            claim: Claim,
+            advance: &Advance,
+            lasting: Duration
+        ) -> Result<Option<Operation>>;
+        async fn cancel_operation(&self, id: OperationId) -> Result<Option<Operation>>;
+        async fn delete_operations(&self, ended_before: Timestamp, keep: usize) -> Result<()>;
     }
 }

@@ -4,8 +4,8 @@
 //!
 //! # Layout
 //! [`Store`] combines one trait per subject: [`ItemStore`], [`ItemAdmin`], [`QueueStore`],
-//! [`StatsStore`], [`ScheduleStore`], [`ReceiptKeyStore`] and [`BrokerReportStore`]. `types` holds their parameters and
-//! results, `reports` what brokers report about themselves, `error` their errors, `decorator` a store around another one, used by [`timed()`] to measure each call, and
+//! [`StatsStore`], [`ScheduleStore`], [`ReceiptKeyStore`], [`BrokerReportStore`] and [`OperationStore`]. `types` holds their parameters and
+//! results, `reports` what brokers report about themselves, `operations` long work of operators and `stored_work` its text, `error` their errors, `decorator` a store around another one, used by [`timed()`] to measure each call, and
 //! `unblocked` the notifications of a store's own upkeep. `conformance` is the test suite for every
 //! store. [`mongo`] and [`sqlite`] are the backends.
 //!
@@ -29,8 +29,10 @@ pub mod conformance;
 pub(crate) mod decorator;
 mod error;
 pub mod mongo;
+pub(crate) mod operations;
 pub(crate) mod reports;
 pub mod sqlite;
+mod stored_work;
 mod timed;
 mod types;
 mod unblocked;
@@ -41,20 +43,22 @@ use async_trait::async_trait;
 
 use crate::{
     domain::{
-        Demand, Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
-        ScheduleChange, ScheduleName, Timestamp, Totals,
+        Demand, Depth, Item, ItemId, ItemState, OperationId, Outcome, Pushed, Queue, QueueName,
+        Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
 };
 
+pub(crate) use self::reports::broker_text;
 pub use self::{
     error::{Result, StoreError},
+    operations::{Advance, Claim, Operation, OperationPlace, OperationState, Work},
     reports::{BrokerReport, ConsumerKind, ConsumerReport},
     timed::timed,
     types::{
         Appeared, AtLimitCounts, Capabilities, Created, Deleted, FirstLease, ItemDeleted, Links,
-        Move, Page, Push, RedriveFilter, Redriven, Reservation, Reserved, Rollback, RollbackTo,
-        Selection, SettingsChanges, StoredReceiptKey,
+        Move, Page, Purged, Push, RedriveFilter, Redriven, Reservation, Reserved, Rollback,
+        RollbackTo, Selection, SettingsChanges, StoredReceiptKey,
     },
 };
 
@@ -68,6 +72,7 @@ pub trait Store:
     + ScheduleStore
     + ReceiptKeyStore
     + BrokerReportStore
+    + OperationStore
 {
     /// Returns the name of this store for logs and the start-up banner, without credentials.
     fn describe(&self) -> String;
@@ -209,6 +214,10 @@ pub trait ItemAdmin: Send + Sync + 'static {
 
     /// Deletes all items that are not reserved, history included.
     async fn purge(&self, queue: &Queue) -> Result<u64>;
+
+    /// One step of a purge in steps: deletes some of the items that were first pushed by `created_by` and are not reserved,
+    /// history included. Each step takes a bounded time, however many items there are.
+    async fn purge_step(&self, queue: &Queue, created_by: Timestamp) -> Result<Purged>;
 
     /// Makes processed items ready again with `attempt` 1, the oldest first, at most `limit`.
     async fn replay(&self, queue: &Queue, selection: &Selection, limit: u64) -> Result<u64>;
@@ -373,4 +382,44 @@ pub trait BrokerReportStore: Send + Sync + 'static {
 
     /// Returns the last report of each broker, in no particular order.
     async fn broker_reports(&self) -> Result<Vec<BrokerReport>>;
+}
+
+/// Operations. Each is run by the one broker that holds its claim. A claim ends at a time of the store, unless its holder
+/// prolongs it; any broker may then claim the operation anew.
+#[async_trait]
+pub trait OperationStore: Send + Sync + 'static {
+    /// Stores a running operation that nobody has claimed, or returns the existing one of its id.
+    async fn create_operation(&self, operation: &Operation) -> Result<Created<Operation>>;
+
+    /// Returns an operation. One that only a newer version understands is not returned, here and below.
+    async fn get_operation(&self, id: OperationId) -> Result<Option<Operation>>;
+
+    /// Lists operations, the newest first, behind `after`, at most `limit`.
+    async fn list_operations(
+        &self,
+        after: Option<OperationPlace>,
+        limit: usize,
+    ) -> Result<Vec<Operation>>;
+
+    /// Returns the number of running operations.
+    async fn running_operations(&self) -> Result<u64>;
+
+    /// Claims the oldest running operation that nobody has a claim on, for `lasting`.
+    async fn claim_operation(&self, claim: Claim, lasting: Duration) -> Result<Option<Operation>>;
+
+    /// Notes how far an operation is, and prolongs the claim to `lasting` from now; zero ends it. Returns the operation as it is
+    /// then, or `None` if another broker has claimed it or it is gone, in which case nothing is changed.
+    async fn advance_operation(
+        &self,
+        id: OperationId,
+        claim: Claim,
+        advance: &Advance,
+        lasting: Duration,
+    ) -> Result<Option<Operation>>;
+
+    /// Cancels an operation, if it is running. Returns it as it is then.
+    async fn cancel_operation(&self, id: OperationId) -> Result<Option<Operation>>;
+
+    /// Deletes operations that ended before this time, and those beyond the `keep` that ended last.
+    async fn delete_operations(&self, ended_before: Timestamp, keep: usize) -> Result<()>;
 }

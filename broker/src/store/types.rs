@@ -222,6 +222,15 @@ pub struct Redriven {
     pub next: Option<String>,
 }
 
+/// The result of one step of a purge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Purged {
+    /// Number of items that were deleted and had not expired.
+    pub items: u64,
+    /// True if there may be more to delete.
+    pub more: bool,
+}
+
 /// A hint about items that appeared in a queue through other brokers, according to their signals.
 /// An earlier time includes all later ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]

@@ -16,6 +16,7 @@ from sluicegate.v1 import (
     admin_service_pb2,
     admin_service_pb2_grpc,
     item_pb2,
+    operation_service_pb2_grpc,
     queue_pb2,
     queue_service_pb2,
     queue_service_pb2_grpc,
@@ -31,7 +32,7 @@ SERVICE_CONFIG = {"methodConfig": [{"name": [{}], "timeout": f"{DEADLINE}s"}]}
 
 
 class Broker:
-    """A connection to the broker and the three services on it."""
+    """A connection to the broker and the services on it."""
 
     def __init__(self, address):
         # All limits of the client are gRPC's defaults: no message of the broker is over 4 MiB.
@@ -42,6 +43,7 @@ class Broker:
         self.queues = queue_service_pb2_grpc.QueueServiceStub(self.channel)
         self.admin = admin_service_pb2_grpc.AdminServiceStub(self.channel)
         self.schedules = schedule_service_pb2_grpc.ScheduleServiceStub(self.channel)
+        self.operations = operation_service_pb2_grpc.OperationServiceStub(self.channel)
 
     # Short forms of the calls that most checks start with.
 

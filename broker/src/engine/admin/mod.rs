@@ -1,15 +1,16 @@
-//! Operator calls: queues and their contents.
+//! Operator calls: queues and their contents. Calls that change many items are in `bulk`.
 
-use std::{sync::Arc, time::Duration};
+pub(super) mod bulk;
+mod count;
+
+use std::time::Duration;
 
 use sluicegate_proto::backoff::Backoff;
 
 use crate::{
     domain::{GroupName, Invalid, Item, ItemId, ItemState, Queue, QueueName},
-    engine::{
-        Engine, EngineError, MAY_CREATE_ALL, MayCreate, Result, dead_letter_links, depths::Change,
-    },
-    store::{Deleted, ItemDeleted, Page, RedriveFilter, Redriven, Selection},
+    engine::{Engine, EngineError, MayCreate, Result, dead_letter_links},
+    store::{Deleted, ItemDeleted, Page},
 };
 
 /// How often an update is retried when other brokers change the same settings, or links to
@@ -19,8 +20,6 @@ const UPDATE_TRIES: u32 = 20;
 const UPDATE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_millis(100));
 /// How long a change of a link waits for those that came before it.
 const LONGEST_TURN: Duration = Duration::from_secs(2);
-/// Items per step of a redrive or a replay.
-const STEP: u64 = 500;
 
 /// Waits before a retry; not before the first try.
 async fn pause_before(tries: u32) {
@@ -177,15 +176,6 @@ impl Engine {
         self.notify_settings(name);
     }
 
-    /// Deletes all items that are not reserved.
-    pub(crate) async fn purge_queue(&self, name: &QueueName) -> Result<u64> {
-        self.check_open()?;
-        let queue = self.queues.get(name).await?;
-        let purged = self.store.purge(&queue).await?;
-        self.notify_settings(name);
-        Ok(purged)
-    }
-
     /// Returns items of a queue, in one state or in all states.
     pub(crate) async fn list_items(
         &self,
@@ -232,182 +222,6 @@ impl Engine {
         }
         self.notify_inserted(queue, None);
         Ok(())
-    }
-
-    /// Makes processed items ready again, at most `max_items` (0: all).
-    pub(crate) async fn replay_items(
-        &self,
-        queue: &QueueName,
-        selection: Selection,
-        max_items: u64,
-    ) -> Result<u64> {
-        let settings = self.queues.get(queue).await?;
-        let limit = if max_items == 0 { u64::MAX } else { max_items };
-        // Items that are processed again after the start of the replay are not replayed a second
-        // time.
-        let begun = self.now() + Duration::from_millis(1);
-        let selection = match selection {
-            Selection::Processed { start, end } => {
-                Selection::Processed { start, end: end.min(begun) }
-            }
-            ids @ Selection::Ids(_) => ids,
-        };
-        let replayed = match &selection {
-            Selection::Ids(_) => self.store.replay(&settings, &selection, limit).await?,
-            Selection::Processed { .. } => {
-                let mut replayed = 0;
-                loop {
-                    let step = STEP.min(limit - replayed);
-                    let now = self.store.replay(&settings, &selection, step).await?;
-                    replayed += now;
-                    if now < step || replayed == limit {
-                        break replayed;
-                    }
-                    self.notify_inserted(queue, None);
-                }
-            }
-        };
-        if replayed > 0 {
-            self.stats.depths.forget_count(queue);
-            self.notify_inserted(queue, None);
-        }
-        Ok(replayed)
-    }
-
-    /// Moves items out of a dead-letter queue: to `to`, or each item to the queue it came from.
-    /// Moves at most `max_items` (0: all), at most `rate` per second (0: no limit), and fills a
-    /// queue up to its `max_depth`. An origin that was deleted is not created again, because the new
-    /// queue would have none of the settings of the old one.
-    pub(crate) async fn redrive_items(
-        self: &Arc<Self>,
-        queue: &QueueName,
-        to: Option<QueueName>,
-        filter: RedriveFilter,
-        max_items: u64,
-        rate: u32,
-    ) -> Result<u64> {
-        self.check_open()?;
-        let from = self.queues.get(queue).await?;
-        let limit = if max_items == 0 { u64::MAX } else { max_items };
-        let filter = RedriveFilter { ready_by: Some(self.now()), ..filter };
-        let mut targets = Vec::new();
-        let each_to_its_origin = to.is_none() && filter.origin_queue.is_none();
-        let is_named = to.is_some();
-        match (to, filter.origin_queue.clone()) {
-            (Some(to), _) => targets.push((to, filter)),
-            (None, Some(origin)) => targets.push((origin, filter)),
-            (None, None) => {
-                for origin in self.store.origins(&from).await? {
-                    let filter =
-                        RedriveFilter { origin_queue: Some(origin.clone()), ..filter.clone() };
-                    targets.push((origin, filter));
-                }
-            }
-        }
-        let (mut redriven, mut full) = (0, None);
-        for (target, filter) in targets {
-            if redriven == limit {
-                break;
-            }
-            let found = if is_named {
-                self.queue_or_create(&target, MAY_CREATE_ALL).await
-            } else {
-                self.queues.get(&target).await
-            };
-            let to = match found {
-                Err(EngineError::QueueNotFound(origin)) if each_to_its_origin => {
-                    tracing::warn!(queue = %from.name, %origin, "dead letters stay: their origin was deleted");
-                    continue;
-                }
-                found => found?,
-            };
-            if to.group != from.group {
-                if each_to_its_origin {
-                    tracing::warn!(queue = %from.name, origin = %to.name, "dead letters stay: their origin is of another group now");
-                    continue;
-                }
-                return Err(EngineError::DifferentGroup {
-                    from: from.group.clone(),
-                    to: to.group.clone(),
-                });
-            }
-            let (moved, is_full) =
-                self.redrive_to(&from, &to, &filter, limit - redriven, rate).await?;
-            redriven += moved;
-            if is_full {
-                full = Some(EngineError::queue_full(&to));
-            }
-        }
-        match full {
-            Some(full) if redriven == 0 => Err(full),
-            _ => Ok(redriven),
-        }
-    }
-
-    /// Returns how many items were moved, and true if the target had no room for more.
-    async fn redrive_to(
-        self: &Arc<Self>,
-        from: &Arc<Queue>,
-        to: &Arc<Queue>,
-        filter: &RedriveFilter,
-        limit: u64,
-        rate: u32,
-    ) -> Result<(u64, bool)> {
-        // With a rate limit, ten steps are done per second, or one item at a time for lower rates.
-        let (step, pause) = match u64::from(rate) {
-            0 => (STEP, None),
-            rate => {
-                let step = (rate / 10).clamp(1, STEP);
-                (step, Some(Duration::from_secs_f64(step as f64 / rate as f64)))
-            }
-        };
-        let mut ticks = pause.map(tokio::time::interval);
-        let (mut redriven, mut cursor) = (0, None);
-        while redriven < limit {
-            if let Some(ticks) = &mut ticks {
-                ticks.tick().await;
-            }
-            self.check_open()?;
-            let mut step = step.min(limit - redriven);
-            if !self.stats.depths.has_room(to, step as usize).await? {
-                step = 1; // what is left of the room
-                if !self.stats.depths.has_room(to, 1).await? {
-                    return Ok((redriven, true));
-                }
-            }
-            // The step runs to its end, and wakes consumers, even if the caller hangs up.
-            let (engine, from, to) = (Arc::clone(self), Arc::clone(from), Arc::clone(to));
-            let filter = filter.clone();
-            let moving = self
-                .tasks
-                .run(async move { engine.redrive_step(&from, &to, &filter, cursor, step).await });
-            let Redriven { items, next } =
-                moving.await.map_err(|_| EngineError::ShuttingDown)??;
-            redriven += items;
-            if next.is_none() {
-                break;
-            }
-            cursor = next;
-        }
-        Ok((redriven, false))
-    }
-
-    async fn redrive_step(
-        &self,
-        from: &Arc<Queue>,
-        to: &Arc<Queue>,
-        filter: &RedriveFilter,
-        cursor: Option<String>,
-        limit: u64,
-    ) -> Result<Redriven> {
-        let step = self.store.redrive(from, to, filter, cursor.as_deref(), limit).await;
-        let step = step.inspect_err(|error| self.wake_if_unknown(error, [&to.name]))?;
-        if step.items > 0 {
-            self.stats.depths.forget_count(&from.name);
-            self.stats.depths.changed(&to.name, || Change::arrived(step.items));
-            self.notify_inserted(&to.name, None);
-        }
-        Ok(step)
     }
 
     fn check_settings(&self, queue: &Queue) -> Result<(), Invalid> {

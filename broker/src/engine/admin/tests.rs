@@ -1,6 +1,6 @@
 //! Operator calls while consumers work.
 
-use std::{num::NonZeroU64, time::Duration};
+use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use super::*;
 use crate::{
@@ -8,7 +8,9 @@ use crate::{
     engine::{Identity, Limits, MAY_CREATE_ALL, RollbackRequest},
     metrics::Metrics,
     signals::{LocalSignals, Notice},
-    store::{Appeared, Reservation, Rollback, RollbackTo, sqlite::SqliteStore},
+    store::{
+        Appeared, RedriveFilter, Reservation, Rollback, RollbackTo, Selection, sqlite::SqliteStore,
+    },
 };
 
 fn named(name: &str) -> QueueName {

@@ -4,6 +4,7 @@ mod calls;
 mod direct;
 mod faulty;
 mod loops;
+mod operations;
 mod panics;
 mod presence;
 mod schedules;

@@ -5,6 +5,7 @@
 
 mod admin;
 mod item;
+mod operation;
 mod queue;
 mod scaler;
 mod settle;
@@ -28,6 +29,7 @@ pub(super) use admin::{
     redrive, replay, watched,
 };
 pub(super) use item::{Batch, batch, request_id, schedule, schedule_change};
+pub(super) use operation::{operation_id, operation_place, work};
 pub(super) use queue::{change, check_labels, new_queue};
 pub(super) use scaler::{Figure, Scaler, figure, scaler};
 pub(super) use settle::{CommitAndPush, commit_and_push, extend, move_item, receipts, rollbacks};

@@ -9,7 +9,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 use super::{bad_field, error_info};
 use crate::grpc::concurrency::TooMany;
 use crate::{
-    domain::{Invalid, QueueName, ScheduleName},
+    domain::{Invalid, OperationId, QueueName, ScheduleName},
     engine::EngineError,
     store::StoreError,
 };
@@ -52,6 +52,19 @@ pub(super) fn engine(error: &EngineError) -> Status {
         EngineError::ScheduleNotFound(name) => {
             let details = about_schedule(ErrorReason::ScheduleNotFound, name);
             (Code::NotFound, details, "create it with CreateSchedule")
+        }
+        EngineError::OperationNotFound(id) => {
+            let details = about_operation(ErrorReason::OperationNotFound, *id);
+            (Code::NotFound, details, "operations are kept for a week after their end")
+        }
+        EngineError::OperationExists(id) => {
+            let details = about_operation(ErrorReason::OperationExists, *id);
+            (Code::AlreadyExists, details, "choose another request_id")
+        }
+        EngineError::TooManyOperations(most) => {
+            let info = [("limit", most.to_string())];
+            let details = error_info(ErrorReason::TooManyOperations, info);
+            (Code::ResourceExhausted, details, "try again when one of them has ended")
         }
         EngineError::QueueExists(name) => {
             let details = about_queue(ErrorReason::QueueExists, name);
@@ -179,6 +192,11 @@ fn about_queue(reason: ErrorReason, name: &QueueName) -> ErrorDetails {
 
 fn about_schedule(reason: ErrorReason, name: &ScheduleName) -> ErrorDetails {
     about(error_info(reason, [("schedule", name.to_string())]), "Schedule", name.as_str())
+}
+
+fn about_operation(reason: ErrorReason, id: OperationId) -> ErrorDetails {
+    let id = id.to_string();
+    about(error_info(reason, [("operation", id.clone())]), "Operation", &id)
 }
 
 fn about(mut details: ErrorDetails, kind: &str, name: &str) -> ErrorDetails {

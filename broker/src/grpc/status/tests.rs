@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     access::Refused,
-    domain::{Action, GroupName, ItemState, QueueName, ScheduleName},
+    domain::{Action, GroupName, ItemState, OperationId, QueueName, ScheduleName},
     store::StoreError,
 };
 
@@ -25,6 +25,10 @@ fn unavailable() -> StoreError {
 
 fn internal() -> StoreError {
     StoreError::Internal { reason: "at secret".into(), source: None }
+}
+
+fn operation() -> OperationId {
+    OperationId([7; 12])
 }
 
 /// Returns every variant, with the code and reason that clients may rely on.
@@ -53,6 +57,9 @@ fn engine_errors() -> Vec<(EngineError, Code, &'static str)> {
             "ITEM_IN_OTHER_STATE",
         ),
         (EngineError::ScheduleNotFound(schedule()), Code::NotFound, "SCHEDULE_NOT_FOUND"),
+        (EngineError::OperationNotFound(operation()), Code::NotFound, "OPERATION_NOT_FOUND"),
+        (EngineError::OperationExists(operation()), Code::AlreadyExists, "OPERATION_EXISTS"),
+        (EngineError::TooManyOperations(9), Code::ResourceExhausted, "TOO_MANY_OPERATIONS"),
         (EngineError::QueueExists(queue()), Code::AlreadyExists, "QUEUE_EXISTS"),
         (EngineError::ScheduleExists(schedule()), Code::AlreadyExists, "SCHEDULE_EXISTS"),
         (

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     domain::{Queue, RetryPolicy, limits::*},
-    engine::Limits,
+    engine::{Limits, operations::MAX_RUNNING},
 };
 
 const ITEM: &str = include_str!("../../../../proto/sluicegate/v1/item.proto");
@@ -13,6 +13,8 @@ const QUEUE_SERVICE: &str = include_str!("../../../../proto/sluicegate/v1/queue_
 const ADMIN_SERVICE: &str = include_str!("../../../../proto/sluicegate/v1/admin_service.proto");
 const SCHEDULE_SERVICE: &str =
     include_str!("../../../../proto/sluicegate/v1/schedule_service.proto");
+const OPERATION_SERVICE: &str =
+    include_str!("../../../../proto/sluicegate/v1/operation_service.proto");
 const SEMANTICS: &str = include_str!("../../../../docs/SEMANTICS.md");
 
 fn thousands(number: usize) -> String {
@@ -115,9 +117,10 @@ fn the_limits_of_calls_are_stated() {
         assert_stated(QUEUE_SERVICE, about, &span(MAX_SPAN));
     }
     let page = format!("more than {0} is taken as {0}", thousands(MAX_PAGE));
-    for service in [ADMIN_SERVICE, SCHEDULE_SERVICE] {
+    for service in [ADMIN_SERVICE, SCHEDULE_SERVICE, OPERATION_SERVICE] {
         assert_stated(service, "// At most this many; 0 means", &page);
     }
+    assert_stated(OPERATION_SERVICE, "// Starts an operation.", &MAX_RUNNING.to_string());
     assert_stated(ADMIN_SERVICE, "Pages also end", &bytes(MAX_MESSAGE_BYTES));
     assert_eq!(MAX_BATCH, sluicegate_proto::codec::MAX_ENTRIES, "what the codec lets through");
 }

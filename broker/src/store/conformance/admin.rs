@@ -211,6 +211,45 @@ pub async fn a_purge_of_thousands_is_complete(env: &Env) {
     assert!(!env.reserve(&queue, &[demand(5)]).await.more);
 }
 
+/// A purge in steps ends although items keep coming, and leaves what came after it began and what is reserved.
+pub async fn a_purge_in_steps_takes_what_was_there_when_it_began(env: &Env) {
+    let (queue, all) = mixed(env).await;
+    for _ in 0..6 {
+        env.push(&queue, (0..1_000).map(|n| item(&n.to_string())).collect()).await;
+    }
+    env.push(&queue, (0..30).map(|n| keyed(&n.to_string(), "many")).collect()).await;
+    let once = env.push_one(&queue, dedup("once", "once")).await;
+    let bystander = env.queue("bystander").await;
+    env.push_plain(&bystander, &["x"]).await;
+    let begun = env.now();
+    env.pass(seconds(1));
+    env.push_plain(&queue, &["new"]).await;
+    let (mut purged, mut steps) = (0, 0);
+    loop {
+        let step = env.store.purge_step(&queue, begun).await.unwrap();
+        purged += step.items;
+        steps += 1;
+        assert!(steps < 1_000, "{purged} items in {steps} steps");
+        if !step.more {
+            break;
+        }
+        env.push_plain(&queue, &["new"]).await;
+    }
+    assert_eq!(purged as usize, all.len() - 2 + 6_031);
+    assert!(steps > 1, "all at once");
+    let left = env.list(&queue, Some(ItemState::Ready)).await;
+    assert!(left.len() == steps && left.iter().all(|item| payload(item) == "new"));
+    assert_eq!(env.list(&queue, Some(ItemState::Reserved)).await.len(), 2);
+    assert_eq!(env.list(&queue, None).await.len(), steps + 2);
+    // Deduplication ids and ordering keys are free.
+    let again = env.push_one(&queue, dedup("once", "once")).await;
+    assert!(!again.deduplicated && again.id != once.id);
+    env.push(&queue, vec![keyed("next", "many")]).await;
+    let drained = env.drain(&queue).await;
+    assert_eq!(drained.last().map(String::as_str), Some("next"), "{drained:?}");
+    assert_eq!(env.drain(&bystander).await, ["x"]);
+}
+
 /// A queue too deep to be counted in one step, with items in every state and of every priority.
 pub async fn depth_counts_deep_queues_too(env: &Env) {
     let queue = env.queue_with("q", |queue| queue.retention = seconds(1_000)).await;

@@ -42,6 +42,7 @@ pub mod keys;
 pub mod large;
 pub mod model;
 pub mod moves;
+pub mod operations;
 pub mod push;
 pub mod redrive;
 pub mod reports;
@@ -71,6 +72,7 @@ macro_rules! conformance {
                 an_item_in_another_state_than_requested_is_not_deleted
                 a_purge_spares_reserved_items
                 a_purge_of_thousands_is_complete
+                a_purge_in_steps_takes_what_was_there_when_it_began
             }
             dead_letter {
                 lapsed_leases_dead_letter_at_exactly_the_limit
@@ -178,6 +180,16 @@ macro_rules! conformance {
                 a_lease_that_lapses_after_a_move_fails_in_the_new_queue
                 a_commit_and_its_pushes_are_one_step
                 a_commit_and_push_keeps_history_and_unblocks_the_next_item
+            }
+            operations {
+                operations_are_kept_as_they_were_started
+                operations_of_the_same_moment_are_all_listed
+                one_broker_runs_an_operation
+                racing_brokers_claim_an_operation_once
+                a_broker_that_lost_its_claim_changes_nothing
+                an_operation_that_has_ended_is_not_run_again
+                a_cancelled_operation_keeps_what_its_broker_did_before_it_knew
+                operations_that_ended_long_ago_are_deleted
             }
             push {
                 a_pushed_item_is_stored_unchanged

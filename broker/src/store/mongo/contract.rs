@@ -7,15 +7,16 @@ use async_trait::async_trait;
 
 use crate::{
     domain::{
-        Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
+        Depth, Item, ItemId, ItemState, OperationId, Outcome, Pushed, Queue, QueueName, Schedule,
         ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
     store::{
-        BrokerReport, BrokerReportStore, Capabilities, Created, Deleted, ItemAdmin, ItemDeleted,
-        ItemStore, Links, Move, Page, Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven,
-        Reservation, Reserver, Result, Rollback, ScheduleStore, Selection, SettingsWatch,
-        StatsStore, Store, StoredReceiptKey,
+        Advance, BrokerReport, BrokerReportStore, Capabilities, Claim, Created, Deleted, ItemAdmin,
+        ItemDeleted, ItemStore, Links, Move, Operation, OperationPlace, OperationStore, Page,
+        Purged, Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation, Reserver,
+        Result, Rollback, ScheduleStore, Selection, SettingsWatch, StatsStore, Store,
+        StoredReceiptKey,
         mongo::{
             MongoStore, admin,
             catalog::{self, settings_watch::MongoSettingsWatch},
@@ -143,7 +144,15 @@ impl ItemAdmin for MongoStore {
 
     async fn purge(&self, queue: &Queue) -> Result<u64> {
         let queue = queue.clone();
-        self.run_long(|inner| async move { admin::items::purge(&inner, &queue).await }).await
+        self.run_long(|inner| async move { admin::purge::purge(&inner, &queue).await }).await
+    }
+
+    async fn purge_step(&self, queue: &Queue, created_by: Timestamp) -> Result<Purged> {
+        let queue = queue.clone();
+        self.run_long(
+            |inner| async move { admin::purge::purge_step(&inner, &queue, created_by).await },
+        )
+        .await
     }
 
     async fn replay(&self, queue: &Queue, selection: &Selection, limit: u64) -> Result<u64> {
@@ -348,5 +357,62 @@ impl BrokerReportStore for MongoStore {
 
     async fn broker_reports(&self) -> Result<Vec<BrokerReport>> {
         self.run(|inner| async move { catalog::reports::list(&inner).await }).await
+    }
+}
+
+#[async_trait]
+impl OperationStore for MongoStore {
+    async fn create_operation(&self, operation: &Operation) -> Result<Created<Operation>> {
+        let operation = operation.clone();
+        self.run(|inner| async move { catalog::operations::create(&inner, &operation).await }).await
+    }
+
+    async fn get_operation(&self, id: OperationId) -> Result<Option<Operation>> {
+        self.run(move |inner| async move { catalog::operations::get(&inner, id).await }).await
+    }
+
+    async fn list_operations(
+        &self,
+        after: Option<OperationPlace>,
+        limit: usize,
+    ) -> Result<Vec<Operation>> {
+        self.run(move |inner| async move { catalog::operations::list(&inner, after, limit).await })
+            .await
+    }
+
+    async fn running_operations(&self) -> Result<u64> {
+        self.run(|inner| async move { catalog::operations::running(&inner).await }).await
+    }
+
+    async fn claim_operation(&self, claim: Claim, lasting: Duration) -> Result<Option<Operation>> {
+        self.run(
+            move |inner| async move { catalog::operations::claim(&inner, claim, lasting).await },
+        )
+        .await
+    }
+
+    async fn advance_operation(
+        &self,
+        id: OperationId,
+        claim: Claim,
+        advance: &Advance,
+        lasting: Duration,
+    ) -> Result<Option<Operation>> {
+        let advance = advance.clone();
+        self.run(move |inner| async move {
+            catalog::operations::advance(&inner, id, claim, &advance, lasting).await
+        })
+        .await
+    }
+
+    async fn cancel_operation(&self, id: OperationId) -> Result<Option<Operation>> {
+        self.run(move |inner| async move { catalog::operations::cancel(&inner, id).await }).await
+    }
+
+    async fn delete_operations(&self, ended_before: Timestamp, keep: usize) -> Result<()> {
+        self.run(move |inner| async move {
+            catalog::operations::delete(&inner, ended_before, keep).await
+        })
+        .await
     }
 }

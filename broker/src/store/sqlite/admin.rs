@@ -56,22 +56,46 @@ pub(super) enum Purge {
     Everything,
 }
 
-/// Deletes up to [`CHUNK`] items, or a little more than [`CHUNK_BYTES`], that came before `end`. Returns how many, and
+/// Which items are old enough for a purge.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Before {
+    /// Items of lower rows.
+    row: i64,
+    /// Items that were first pushed at this time or earlier.
+    created: i64,
+}
+
+impl Before {
+    /// Any item.
+    pub(super) const ANY: Self = Self { row: i64::MAX, created: i64::MAX };
+
+    /// Items of lower rows than this one.
+    pub(super) fn row(row: i64) -> Self {
+        Self { row, ..Self::ANY }
+    }
+
+    /// Items that were first pushed at this time or earlier.
+    pub(super) fn created(by: Timestamp) -> Self {
+        Self { created: by.0, ..Self::ANY }
+    }
+}
+
+/// Deletes up to [`CHUNK`] items, or a little more than [`CHUNK_BYTES`], that came `before`. Returns how many, and
 /// how many of them had not expired. Blocked items go first, so that none stays behind without an earlier item to
 /// unblock it.
 pub(super) fn purge_chunk(
     tx: &Tx<'_>,
     queue: &Queue,
-    end: i64,
+    before: Before,
     what: Purge,
 ) -> rusqlite::Result<(usize, u64)> {
     const SECTIONS: [&str; 3] = [
         "SELECT id, length(payload) FROM items INDEXED BY waiting
-         WHERE queue = ?1 AND blocked IS NOT NULL AND id < ?2 LIMIT ?5",
+         WHERE queue = ?1 AND blocked IS NOT NULL AND id < ?2 AND created <= ?6 LIMIT ?5",
         "SELECT id, length(payload) FROM items INDEXED BY history
-         WHERE queue = ?1 AND processed IS NOT NULL AND id < ?2 LIMIT ?5",
+         WHERE queue = ?1 AND processed IS NOT NULL AND id < ?2 AND created <= ?6 LIMIT ?5",
         r#"SELECT id, length(payload) FROM items INDEXED BY handout WHERE queue = ?1 AND "when" IS NOT NULL
-             AND id < ?2 AND (?3 OR lock IS NULL OR "when" <= ?4) LIMIT ?5"#,
+             AND id < ?2 AND created <= ?6 AND (?3 OR lock IS NULL OR "when" <= ?4) LIMIT ?5"#,
     ];
     let all = what == Purge::Everything;
     let mut rows: Vec<i64> = Vec::new();
@@ -79,7 +103,9 @@ pub(super) fn purge_chunk(
     for sql in SECTIONS {
         let left = (CHUNK - rows.len()) as i64;
         let mut statement = tx.conn.prepare_cached(sql)?;
-        let mut found = statement.query(params![queue.name.as_str(), end, all, tx.now.0, left])?;
+        let name = queue.name.as_str();
+        let mut found =
+            statement.query(params![name, before.row, all, tx.now.0, left, before.created])?;
         while bytes < CHUNK_BYTES
             && let Some(row) = found.next()?
         {
@@ -128,7 +154,7 @@ pub(super) fn forget_chunk(tx: &Tx<'_>, queue: &QueueName) -> rusqlite::Result<u
 pub(super) fn delete_queue(tx: &Tx<'_>, queue: &Queue, all: bool) -> rusqlite::Result<(u64, bool)> {
     let (mut late, mut is_first) = (0, true);
     loop {
-        let (deleted, counted) = purge_chunk(tx, queue, i64::MAX, Purge::Everything)?;
+        let (deleted, counted) = purge_chunk(tx, queue, Before::ANY, Purge::Everything)?;
         late += counted;
         if deleted == 0 {
             break;

@@ -40,7 +40,7 @@ pub(super) fn resume(conn: &Connection, clock: &Clock) -> rusqlite::Result<()> {
 /// Sets back times after `last`, so that they are as far after `now` as they were after `last`. Times between `now` and
 /// `last`, which were past, become `now`.
 fn bring_back(conn: &Connection, last: Timestamp, now: Timestamp) -> rusqlite::Result<()> {
-    const COLUMNS: [(&str, &str); 12] = [
+    const COLUMNS: [(&str, &str); 15] = [
         ("items", "\"when\""),
         ("items", "blocked"),
         ("items", "expires"),
@@ -53,6 +53,9 @@ fn bring_back(conn: &Connection, last: Timestamp, now: Timestamp) -> rusqlite::R
         ("schedules", "created"),
         ("schedules", "done_until"),
         ("schedules", "last"),
+        ("operations", "created"),
+        ("operations", "updated"),
+        ("operations", "claim_until"),
     ];
     let tx = conn.unchecked_transaction()?;
     for (table, column) in COLUMNS {

@@ -1,4 +1,4 @@
-//! Implements the traits of a store for [`SqliteStore`]. Each method calls the operation in the module of its subject,
+//! Implements the traits of a store for [`SqliteStore`], but for operations, which are in `operations`. Each method calls the operation in the module of its subject,
 //! which the writer or a reader runs.
 
 use std::{sync::Arc, time::Duration};
@@ -13,12 +13,12 @@ use crate::{
     metrics::Metrics,
     store::{
         Appeared, BrokerReport, BrokerReportStore, Capabilities, Created, Deleted, ItemAdmin,
-        ItemDeleted, ItemStore, Links, Move, Page, Push, QueueStore, ReceiptKeyStore,
+        ItemDeleted, ItemStore, Links, Move, Page, Purged, Push, QueueStore, ReceiptKeyStore,
         RedriveFilter, Redriven, Reservation, Reserved, Reserver, Result, Rollback, ScheduleStore,
         Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoreError, StoredReceiptKey,
         sqlite::{
             Inner, SqliteStore,
-            admin::{self, CHUNK, Purge, Reached},
+            admin::{self, Before, CHUNK, Purge, Reached},
             browse::{self, Position},
             push, queues, receipt_keys, reserve, schedules, settle,
             tx::{Tx, View},
@@ -169,6 +169,13 @@ impl ItemAdmin for SqliteStore {
 
     async fn purge(&self, queue: &Queue) -> Result<u64> {
         self.inner.purge_all(queue, Purge::Unreserved).await
+    }
+
+    async fn purge_step(&self, queue: &Queue, created_by: Timestamp) -> Result<Purged> {
+        let (queue, before) = (queue.clone(), Before::created(created_by));
+        let step = move |tx: &Tx<'_>| admin::purge_chunk(tx, &queue, before, Purge::Unreserved);
+        let (deleted, items) = self.inner.write(step).await?;
+        Ok(Purged { items, more: deleted > 0 })
     }
 
     async fn replay(&self, queue: &Queue, selection: &Selection, limit: u64) -> Result<u64> {

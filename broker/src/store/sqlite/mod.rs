@@ -7,7 +7,7 @@
 //! * `checksum`, `damage`: items that are no longer what was stored; `definitions`: files whose tables are not as they
 //!   were created; `indexes`: rebuilt where they are damaged.
 //! * `push`, `reserve`, `settle`: the hot path. `order`: ordering keys, and how items leave a queue.
-//! * `browse`, `admin`, `queues`, `schedules`: for administrators. `sweep`: removes what has expired.
+//! * `browse`, `admin`, `queues`, `schedules`, `operations`: for administrators. `sweep`: removes what has expired.
 //!
 //! The id of an item consists of the file's tag and the item's row, so that a lookup is one step in the table itself,
 //! and the order of arrival is the order of rows.
@@ -26,6 +26,7 @@ mod indexes;
 mod late;
 mod mark;
 mod migrations;
+mod operations;
 mod order;
 mod push;
 mod queues;
@@ -54,7 +55,7 @@ use std::{
 use rusqlite::Connection;
 
 use self::{
-    admin::{CHUNK, Purge},
+    admin::{Before, CHUNK, Purge},
     deletions::Deletions,
     failure::failed,
     late::LateArrivals,
@@ -181,8 +182,9 @@ impl Inner {
         let mut total = 0;
         loop {
             let queue = queue.clone();
-            let (deleted, counted) =
-                self.write(move |tx| admin::purge_chunk(tx, &queue, end, what)).await?;
+            let (deleted, counted) = self
+                .write(move |tx| admin::purge_chunk(tx, &queue, Before::row(end), what))
+                .await?;
             total += counted;
             if deleted == 0 {
                 return Ok(total);

@@ -142,6 +142,22 @@ CREATE TABLE schedules (
   key TEXT NOT NULL,
   payload BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
+
+CREATE TABLE operations (       -- long work of operators
+  id TEXT PRIMARY KEY,
+  format INTEGER NOT NULL,      -- of work
+  work TEXT NOT NULL,           -- JSON
+  dry_run INTEGER NOT NULL,
+  started_by TEXT NOT NULL,     -- name of the token
+  created INTEGER NOT NULL,
+  total INTEGER NOT NULL,       -- number of items at the start
+  state TEXT NOT NULL,          -- running, succeeded, cancelled or failed
+  processed INTEGER NOT NULL,   -- number of items done
+  error TEXT NOT NULL,
+  updated INTEGER NOT NULL,
+  claim INTEGER,                -- of the broker that runs it
+  claim_until INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
 "#;
 
 /// Items that cannot be served any more, for people to read.

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use sluicegate_broker::{
     domain::{Depth, Item, ItemId, ItemState, Queue, QueueName, Timestamp},
-    store::{ItemDeleted, Page, RedriveFilter, Redriven, Result, Selection, StoreError},
+    store::{ItemDeleted, Page, Purged, RedriveFilter, Redriven, Result, Selection, StoreError},
 };
 
 use super::{
@@ -19,6 +19,9 @@ enum Position {
     Blocked(i64, u64),
     History(Reverse<Timestamp>, Reverse<u64>),
 }
+
+/// Limit of items of one step of a purge.
+const PURGED_AT_A_TIME: usize = 1_000;
 
 impl Position {
     fn encode(self) -> String {
@@ -130,16 +133,41 @@ impl World {
     /// Returns how many had not expired.
     pub(super) fn purge(&mut self, queue: &QueueName, reserved_too: bool, now: Timestamp) -> u64 {
         let is_purged = |stored: &Stored| reserved_too || stored.state(now) != ItemState::Reserved;
+        self.erase_some(queue, now, usize::MAX, is_purged).items
+    }
+
+    /// Deletes some of the items that were first pushed by `created_by` and are not reserved.
+    pub(super) fn purge_step(
+        &mut self,
+        queue: &QueueName,
+        created_by: Timestamp,
+        now: Timestamp,
+    ) -> Purged {
+        self.erase_some(queue, now, PURGED_AT_A_TIME, |stored| {
+            stored.item.create_time <= created_by && stored.state(now) != ItemState::Reserved
+        })
+    }
+
+    fn erase_some(
+        &mut self,
+        queue: &QueueName,
+        now: Timestamp,
+        limit: usize,
+        is_purged: impl Fn(&Stored) -> bool,
+    ) -> Purged {
         let mut rows: Vec<(bool, u64, bool)> = self
             .listed(queue, None)
             .filter(|(_, stored)| is_purged(stored))
             .map(|(_, stored)| (stored.blocked.is_none(), stored.row, stored.item.has_expired(now)))
             .collect();
         rows.sort_unstable();
+        let more = rows.len() > limit;
+        rows.truncate(limit);
         for (_, row, _) in &rows {
             self.erase(*row, now);
         }
-        rows.iter().filter(|(_, _, expired)| !expired).count() as u64
+        let items = rows.iter().filter(|(_, _, expired)| !expired).count() as u64;
+        Purged { items, more }
     }
 
     pub(super) fn holds_items(&self, queue: &QueueName, now: Timestamp) -> bool {

@@ -5,19 +5,20 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use sluicegate_broker::{
     domain::{
-        Demand, Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
-        ScheduleChange, ScheduleName, Timestamp, Totals,
+        Demand, Depth, Item, ItemId, ItemState, OperationId, Outcome, Pushed, Queue, QueueName,
+        Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
     store::{
-        Appeared, BrokerReport, BrokerReportStore, Capabilities, Created, Deleted, ItemAdmin,
-        ItemDeleted, ItemStore, Links, Move, Page, Push, QueueStore, ReceiptKeyStore,
-        RedriveFilter, Redriven, Reservation, Reserved, Reserver, Result, Rollback, ScheduleStore,
-        Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoredReceiptKey,
+        Advance, Appeared, BrokerReport, BrokerReportStore, Capabilities, Claim, Created, Deleted,
+        ItemAdmin, ItemDeleted, ItemStore, Links, Move, Operation, OperationPlace, OperationStore,
+        Page, Purged, Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation,
+        Reserved, Reserver, Result, Rollback, ScheduleStore, Selection, SettingsChanges,
+        SettingsWatch, StatsStore, Store, StoredReceiptKey,
     },
 };
 
-use super::{Inner, Link, ModelStore, World, items::Claim};
+use super::{Inner, Link, ModelStore, World, items};
 
 #[async_trait]
 impl<L: Link> Store for ModelStore<L> {
@@ -119,7 +120,7 @@ impl<L: Link> ItemStore for ModelStore<L> {
 struct ModelReserver<L: Link> {
     inner: Arc<Inner<L>>,
     queue: QueueName,
-    unanswered: Vec<Claim>,
+    unanswered: Vec<items::Claim>,
 }
 
 #[async_trait]
@@ -202,6 +203,11 @@ impl<L: Link> ItemAdmin for ModelStore<L> {
 
     async fn purge(&self, queue: &Queue) -> Result<u64> {
         self.inner.call("purge", |world, now| world.purge(&queue.name, false, now)).await
+    }
+
+    async fn purge_step(&self, queue: &Queue, created_by: Timestamp) -> Result<Purged> {
+        let step = |world: &mut World, now| world.purge_step(&queue.name, created_by, now);
+        self.inner.call("purge_step", step).await
     }
 
     async fn replay(&self, queue: &Queue, selection: &Selection, limit: u64) -> Result<u64> {
@@ -417,5 +423,54 @@ impl<L: Link> BrokerReportStore for ModelStore<L> {
 
     async fn broker_reports(&self) -> Result<Vec<BrokerReport>> {
         self.inner.call("broker_reports", World::broker_reports).await
+    }
+}
+
+#[async_trait]
+impl<L: Link> OperationStore for ModelStore<L> {
+    async fn create_operation(&self, operation: &Operation) -> Result<Created<Operation>> {
+        self.inner.call("create_operation", |world, _| world.operations.create(operation)).await
+    }
+
+    async fn get_operation(&self, id: OperationId) -> Result<Option<Operation>> {
+        self.inner.call("get_operation", |world, _| world.operations.get(id)).await
+    }
+
+    async fn list_operations(
+        &self,
+        after: Option<OperationPlace>,
+        limit: usize,
+    ) -> Result<Vec<Operation>> {
+        self.inner.call("list_operations", |world, _| world.operations.list(after, limit)).await
+    }
+
+    async fn running_operations(&self) -> Result<u64> {
+        self.inner.call("running_operations", |world, _| world.operations.running()).await
+    }
+
+    async fn claim_operation(&self, claim: Claim, lasting: Duration) -> Result<Option<Operation>> {
+        let take = |world: &mut World, now| world.operations.claim(claim, lasting, now);
+        self.inner.call("claim_operation", take).await
+    }
+
+    async fn advance_operation(
+        &self,
+        id: OperationId,
+        claim: Claim,
+        advance: &Advance,
+        lasting: Duration,
+    ) -> Result<Option<Operation>> {
+        let note =
+            |world: &mut World, now| world.operations.advance(id, claim, advance, lasting, now);
+        self.inner.call("advance_operation", note).await
+    }
+
+    async fn cancel_operation(&self, id: OperationId) -> Result<Option<Operation>> {
+        self.inner.call("cancel_operation", |world, now| world.operations.cancel(id, now)).await
+    }
+
+    async fn delete_operations(&self, ended_before: Timestamp, keep: usize) -> Result<()> {
+        let delete = |world: &mut World, _| world.operations.delete(ended_before, keep);
+        self.inner.call("delete_operations", delete).await
     }
 }

@@ -1,7 +1,7 @@
 //! The third store: an in-memory model of what a store promises.
 //!
 //! * `world`: what is stored, shared by all brokers. `stored`: one item.
-//! * `items`: push, reserve and settle. `admin`: for operators. `catalog`: queues and schedules.
+//! * `items`: push, reserve and settle. `admin`: for operators. `catalog`: queues and schedules. `operations`: long work of operators.
 //! * `contract`: the traits of a store, each method one atomic step on the world.
 //! * [`Link`]: the way between a broker and the store, on which calls are delayed and lost.
 
@@ -9,6 +9,7 @@ mod admin;
 mod catalog;
 mod contract;
 mod items;
+mod operations;
 mod stored;
 mod world;
 

@@ -15,7 +15,10 @@ use sluicegate_broker::{
     store::{BrokerReport, StoredReceiptKey},
 };
 
-use super::stored::{Stored, id_of, row_of};
+use super::{
+    operations::Operations,
+    stored::{Stored, id_of, row_of},
+};
 
 /// The place of an item in the hand-out order of its queue.
 pub(super) type Place = (Reverse<u8>, Timestamp, u64);
@@ -56,6 +59,7 @@ pub(super) struct World {
     pub(super) changes: Vec<QueueName>,
     pub(super) totals: BTreeMap<QueueName, Totals>,
     pub(super) schedules: BTreeMap<ScheduleName, Schedule>,
+    pub(super) operations: Operations,
     /// The leader of each task, and until when.
     pub(super) leaders: BTreeMap<&'static str, ([u8; 4], Timestamp)>,
     pub(super) receipt_keys: BTreeMap<u32, StoredReceiptKey>,

@@ -5,7 +5,9 @@ use prost::{
     Message,
     bytes::{Buf, BufMut},
 };
-use sluicegate_proto::externalscaler::GetMetricsRequest;
+use sluicegate_proto::{
+    externalscaler::GetMetricsRequest, v1::operation_service_client::OperationServiceClient,
+};
 use tonic::{
     client::Grpc,
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
@@ -200,6 +202,16 @@ impl Broker {
                 // All other requests have the name as their first field.
                 pb::GetScheduleRequest { name: schedule }.encode_to_vec()
             }
+            "StartOperation" => a_redrive(queue, other).encode_to_vec(),
+            "GetOperation" | "CancelOperation" => {
+                let mut client = OperationServiceClient::new(self.channel.clone());
+                let started = client.start_operation(by("admin", a_redrive(queue, other))).await;
+                let id = started.unwrap().into_inner().operation.unwrap().id;
+                pb::GetOperationRequest { id }.encode_to_vec() // as CancelOperationRequest
+            }
+            "ListOperations" => {
+                pb::ListOperationsRequest { queue: name, ..Default::default() }.encode_to_vec()
+            }
             "ListConsumers" => {
                 pb::ListConsumersRequest { queue: name, ..Default::default() }.encode_to_vec()
             }
@@ -218,6 +230,20 @@ impl Broker {
         let push = pb::PushRequest { queue: queue.into(), items: vec![item], ..Default::default() };
         let answer = self.queues().push(by("admin", push)).await.unwrap().into_inner();
         answer.results[0].id.clone()
+    }
+}
+
+fn a_redrive(queue: &str, to_queue: &str) -> pb::StartOperationRequest {
+    let redrive = pb::RedriveItemsRequest {
+        queue: queue.into(),
+        to_queue: to_queue.into(),
+        ..Default::default()
+    };
+    let kind = Some(pb::operation_work::Kind::Redrive(redrive));
+    pb::StartOperationRequest {
+        work: Some(pb::OperationWork { kind }),
+        request_id: format!("{queue} {to_queue}"),
+        ..Default::default()
     }
 }
 

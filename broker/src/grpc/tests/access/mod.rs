@@ -2,7 +2,7 @@
 
 pub(super) mod calls;
 
-use pb::consume_stream_request::Action;
+use pb::{consume_stream_request::Action, operation_service_client::OperationServiceClient};
 use tonic::Request;
 
 use super::*;
@@ -89,8 +89,10 @@ async fn each_call_needs_each_of_its_permissions_on_each_queue_it_names() {
         for (action, token, _) in &lacking {
             // A missing `create` matters for queues that do not exist, and payloads are left out: tests of their own.
             let optional = (*action == Permitted::Create && !path.ends_with("CreateQueue"))
-                || matches!(path.rsplit('/').next(), Some("ListItems" | "GetItem"))
-                    && *action != Permitted::View;
+                || matches!(
+                    path.rsplit('/').next(),
+                    Some("ListItems" | "GetItem" | "GetOperation" | "ListOperations")
+                ) && *action != Permitted::View;
             let needed = needs.iter().any(|need| need.action == *action) && !optional;
             let answer = call(token, &mine, &other).await;
             let denied = answer.as_ref().is_err_and(|s| s.code() == Code::PermissionDenied);
@@ -125,10 +127,14 @@ async fn nothing_is_put_into_a_queue_of_others() {
         let refused = broker.call("mine", path, message).await.expect_err(method);
         assert_eq!(refused.code(), Code::PermissionDenied, "{method}");
     }
-    let path = "/sluicegate.v1.ScheduleService/UpdateSchedule";
-    let message = broker.request(path, "mine", "theirs").await;
-    let refused = broker.call("mine", path, message).await.expect_err(path);
-    assert_eq!(refused.code(), Code::PermissionDenied);
+    for path in [
+        "/sluicegate.v1.ScheduleService/UpdateSchedule",
+        "/sluicegate.v1.OperationService/StartOperation",
+    ] {
+        let message = broker.request(path, "mine", "theirs").await;
+        let refused = broker.call("mine", path, message).await.expect_err(path);
+        assert_eq!(refused.code(), Code::PermissionDenied, "{path}");
+    }
     let request = pb::GetQueueStatsRequest { queue: "theirs".into() };
     let stats = broker.admin().get_queue_stats(by("admin", request)).await.unwrap().into_inner();
     assert_eq!(stats.stats.unwrap().pushed, 1, "nothing but the admin's item");
@@ -321,6 +327,7 @@ async fn lists_leave_out_what_may_not_be_seen() {
     let listed = schedules.list_schedules(by("keeper", request)).await.unwrap().into_inner();
     let names: Vec<_> = listed.schedules.into_iter().map(|schedule| schedule.name).collect();
     assert_eq!(names, ["schedule-of-a"]);
+    operations_of_others_are_left_out(&broker).await;
     for (token, payload) in [("viewer", ""), ("reader", "x"), ("keeper", "x")] {
         let request = pb::ListItemsRequest { queue: "a".into(), ..Default::default() };
         let listed = admin.list_items(by(token, request)).await.unwrap().into_inner().items;
@@ -399,5 +406,34 @@ async fn health_is_open_reflection_is_not_and_other_paths_are_not_there() {
             (refused.code(), reason(&refused)),
             (Code::Unimplemented, "UNIMPLEMENTED".into())
         );
+    }
+}
+
+/// Nor is what an operation looks for in payloads shown to those who may not read them.
+async fn operations_of_others_are_left_out(broker: &Broker) {
+    let mut client = OperationServiceClient::new(broker.channel.clone());
+    for queue in ["a", "b"] {
+        let filter = pb::ItemFilter { payload_contains: "secret".into(), ..Default::default() };
+        let delete = pb::DeleteItemsRequest {
+            queue: queue.into(),
+            filter: Some(filter),
+            ..Default::default()
+        };
+        let kind = Some(pb::operation_work::Kind::Delete(delete));
+        let work = Some(pb::OperationWork { kind });
+        let request = pb::StartOperationRequest { work, ..Default::default() };
+        let started = client.start_operation(by("admin", request)).await.unwrap();
+        assert_eq!(started.into_inner().operation.unwrap().started_by, "admin");
+    }
+    for (token, searched) in [("viewer", ""), ("reader", "secret"), ("keeper", "secret")] {
+        let request = pb::ListOperationsRequest::default();
+        let listed = client.list_operations(by(token, request)).await.unwrap().into_inner();
+        let seen: Vec<_> =
+            listed.operations.into_iter().map(|one| one.work.unwrap().kind).collect();
+        let [Some(pb::operation_work::Kind::Delete(delete))] = &seen[..] else {
+            panic!("{token} sees {seen:?}");
+        };
+        let text = delete.filter.as_ref().unwrap().payload_contains.clone();
+        assert_eq!((delete.queue.as_str(), text), ("a", searched.into()), "{token}");
     }
 }

@@ -1,4 +1,4 @@
-//! Reads, deletes and purges items.
+//! Reads and deletes items.
 
 use mongodb::bson::{Document, doc};
 
@@ -8,17 +8,17 @@ use crate::{
         ItemDeleted, Result,
         mongo::{
             Inner,
-            admin::listing::{reclaim, within},
+            admin::listing::within,
             ordering,
             schema::{
                 item::{Stored, oid},
-                layout::{TOMBSTONE, date, live, millis},
+                layout::{TOMBSTONE, millis},
                 settled::{bury_deleted, settle_token},
             },
-            segment::{self, detach::detach_items, lookup},
+            segment::{detach::detach_items, lookup},
             server::{
                 error::failed,
-                time_limit::{bulk_in_time, in_time, read_in_time},
+                time_limit::{in_time, read_in_time},
             },
         },
     },
@@ -80,30 +80,4 @@ pub(crate) async fn delete(
         ordering::unblock(inner, &group, &[(queue.name.clone(), key.clone())]).await?;
     }
     Ok(if stored.is_over(inner.now()) { ItemDeleted::NotFound } else { ItemDeleted::Done })
-}
-
-/// Deletes all items that are not reserved, including history.
-pub(crate) async fn purge(inner: &Inner, queue: &Queue) -> Result<u64> {
-    let group = inner.group(&queue.group).await?;
-    let (q, now) = (queue.name.as_str(), inner.now());
-    reclaim(inner, &group, queue, now).await?;
-    let shared = segment::purge::purge(inner, &group, &queue.name).await?;
-    // Items with a lapsed lease leave a tombstone, because a consumer may still settle them.
-    let bury = group.items.update_many(
-        doc! {
-            "q": q, "when": live(), "left": { "$exists": false },
-            "$or": [
-                { "lock": { "$exists": true }, "when": { "$lte": date(now) } },
-                { "lock": { "$exists": false }, "trace": { "$exists": true } },
-            ],
-        },
-        bury_deleted(now, settle_token(inner)),
-    );
-    let buried = bulk_in_time(bury).await.map_err(failed)?;
-    let free = doc! {
-        "q": q, "when": live(), "lock": { "$exists": false }, "left": { "$exists": false },
-    };
-    let deleted = bulk_in_time(group.items.delete_many(free)).await.map_err(failed)?;
-    crate::store::mongo::upkeep::repair_all(inner, &queue.name, &queue.group).await?;
-    Ok(shared + buried.modified_count + deleted.deleted_count)
 }

@@ -1,7 +1,8 @@
-//! Operations of administrators: items listed, read, deleted, replayed and redriven; statistics.
+//! Operations of administrators: items listed, read, deleted, purged, replayed and redriven; statistics.
 
 pub(super) mod items;
 pub(super) mod listing;
+pub(super) mod purge;
 pub(super) mod redrive;
 pub(super) mod replay;
 pub(super) mod stats;

@@ -1,8 +1,9 @@
-//! Queues, schedules and brokers, and what happens when a queue is deleted.
+//! Queues, schedules, brokers and operations, and what happens when a queue is deleted.
 
 pub(super) mod deleted;
 pub(super) mod deletion;
 pub(super) mod named;
+pub(super) mod operations;
 pub(super) mod orphaned_items;
 pub(super) mod queues;
 pub(super) mod receipt_keys;

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use mongodb::bson::{RawArrayBuf, doc, rawdoc};
 
 use crate::{
-    domain::{ItemId, QueueName},
+    domain::{ItemId, QueueName, Timestamp},
     store::{
         Result,
         mongo::{
@@ -33,27 +33,49 @@ pub(crate) async fn purge(inner: &Inner, group: &Group, queue: &QueueName) -> Re
     let now = inner.now();
     let mut purged = 0;
     detach_reserved(inner, group, queue).await?;
-    loop {
-        let command = doc! {
-            "find": group.items.name(), "hint": SEGMENTS, "projection": { "items": 0 },
-            "filter": {
-                "q": queue.as_str(), "left": { "$gte": 0 }, "created": { "$lte": date(now) },
-            },
-            "limit": STEP, "batchSize": STEP + 1,
-        };
-        let found: Vec<Segment> = read(&inner.db, &command_of(&command)?, Segment::read).await?;
-        if found.is_empty() {
-            return Ok(purged);
-        }
-        // The deduplication ids of what was committed stay.
-        let remembers = |segment: &Segment| {
-            segment.left < segment.n && segment.window.is_some_and(|window| window > now.0)
-        };
-        let (remembering, found): (Vec<_>, Vec<_>) = found.into_iter().partition(remembers);
-        let remembering: Vec<ItemId> = remembering.iter().map(|segment| segment.id).collect();
-        detach_ready(inner, group, &remembering).await?;
-        purged += delete(inner, group, queue, found).await?;
+    while let Some(items) = purge_some(inner, group, queue, now).await? {
+        purged += items;
     }
+    Ok(purged)
+}
+
+/// Deletes some of the segments that were pushed by `created_by`, and returns how many items that were; `None` if there were no more.
+pub(crate) async fn purge_step(
+    inner: &Inner,
+    group: &Group,
+    queue: &QueueName,
+    created_by: Timestamp,
+) -> Result<Option<u64>> {
+    detach_reserved(inner, group, queue).await?;
+    purge_some(inner, group, queue, created_by).await
+}
+
+async fn purge_some(
+    inner: &Inner,
+    group: &Group,
+    queue: &QueueName,
+    created_by: Timestamp,
+) -> Result<Option<u64>> {
+    let command = doc! {
+        "find": group.items.name(), "hint": SEGMENTS, "projection": { "items": 0 },
+        "filter": {
+            "q": queue.as_str(), "left": { "$gte": 0 }, "created": { "$lte": date(created_by) },
+        },
+        "limit": STEP, "batchSize": STEP + 1,
+    };
+    let found: Vec<Segment> = read(&inner.db, &command_of(&command)?, Segment::read).await?;
+    if found.is_empty() {
+        return Ok(None);
+    }
+    // The deduplication ids of what was committed stay.
+    let now = inner.now();
+    let remembers = |segment: &Segment| {
+        segment.left < segment.n && segment.window.is_some_and(|window| window > now.0)
+    };
+    let (remembering, found): (Vec<_>, Vec<_>) = found.into_iter().partition(remembers);
+    let remembering: Vec<ItemId> = remembering.iter().map(|segment| segment.id).collect();
+    detach_ready(inner, group, &remembering).await?;
+    delete(inner, group, queue, found).await.map(Some)
 }
 
 /// Deletes segments in which nothing is reserved; again those of which something was claimed meanwhile.

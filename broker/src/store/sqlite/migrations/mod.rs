@@ -6,7 +6,7 @@ use super::definitions;
 
 /// The steps from each version to the next, the first from version 1. A step that was released never changes; a later
 /// change is a step of its own. New columns follow `payload`.
-const STEPS: &[&str] = &[TO_VERSION_2, TO_VERSION_3, TO_VERSION_4];
+const STEPS: &[&str] = &[TO_VERSION_2, TO_VERSION_3, TO_VERSION_4, TO_VERSION_5];
 
 /// The version of the tables that this program creates and uses.
 pub(super) const VERSION: i32 = 1 + STEPS.len() as i32;
@@ -54,6 +54,25 @@ CREATE TABLE receipt_keys (
 /// created them: they stay.
 const TO_VERSION_4: &str = r"
 ALTER TABLE queues ADD COLUMN unused_since INTEGER;
+";
+
+/// Operations.
+const TO_VERSION_5: &str = r"
+CREATE TABLE operations (
+  id TEXT PRIMARY KEY,
+  format INTEGER NOT NULL,
+  work TEXT NOT NULL,
+  dry_run INTEGER NOT NULL,
+  started_by TEXT NOT NULL,
+  created INTEGER NOT NULL,
+  total INTEGER NOT NULL,
+  state TEXT NOT NULL,
+  processed INTEGER NOT NULL,
+  error TEXT NOT NULL,
+  updated INTEGER NOT NULL,
+  claim INTEGER,
+  claim_until INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
 ";
 
 /// Brings a file from `version` up to [`VERSION`], if its tables are then as this version defines them. Otherwise

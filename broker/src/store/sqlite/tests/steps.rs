@@ -70,7 +70,8 @@ async fn a_step_of_a_purge_is_small_in_bytes_too() {
         store.push((0..4).map(|_| push_of(&queue, &large)).collect()).await.unwrap();
     }
     let name = queue.clone();
-    let first = move |tx: &Tx<'_>| admin::purge_chunk(tx, &name, i64::MAX, Purge::Everything);
+    let first =
+        move |tx: &Tx<'_>| admin::purge_chunk(tx, &name, admin::Before::ANY, Purge::Everything);
     assert_eq!(store.inner.write(first).await.unwrap().0, 6);
     assert_eq!(store.purge(&queue).await.unwrap(), 6);
     assert_eq!(store.depth(&queue).await.unwrap().ready, 0);
@@ -93,7 +94,7 @@ async fn a_deletion_that_was_cut_short_leaves_a_queue_that_works() {
     let name = queue.clone();
     store
         .inner
-        .write(move |tx| admin::purge_chunk(tx, &name, i64::MAX, Purge::Everything))
+        .write(move |tx| admin::purge_chunk(tx, &name, admin::Before::ANY, Purge::Everything))
         .await
         .unwrap();
 
