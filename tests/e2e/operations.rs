@@ -8,6 +8,7 @@ use sluicegate_proto::v1::{
     RollbackItem, StartOperationRequest, operation_work::Kind,
 };
 
+use super::cli;
 use crate::harness::{Api, Backend, Broker, on_both_backends, text, until};
 
 on_both_backends!(
@@ -173,4 +174,42 @@ async fn a_broker_that_stops_hands_its_operations_over(backend: Backend) {
         "nothing is missing"
     );
     assert_eq!(api.stats("work").await.ready, redriven.processed_items);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_command_line_starts_operations_and_waits_for_them() {
+    let broker = cli::broker().await;
+    let api = broker.api().await;
+    dead_letters(&api).await;
+    let run = async |line: &[&str]| {
+        let output = cli::run(&broker.address, line).await;
+        (output.status.code(), cli::printed(&output), cli::errors(&output))
+    };
+    let dry = run(&["redrive", "dead", "--to", "work", "--max", "700", "--dry-run"]).await;
+    assert_eq!((dry.0, dry.1.trim()), (Some(0), "700 items would be moved back"), "{}", dry.2);
+    assert_eq!(api.stats("dead").await.ready, 1_500);
+    let redrive = ["redrive", "dead", "--to", "work", "--max", "700", "--background", "--json"];
+    let (code, started, errors) = run(&redrive).await;
+    assert_eq!(code, Some(0), "{errors}");
+    let started: serde_json::Value = serde_json::from_str(&started).expect("JSON");
+    let id = started["id"].as_str().expect("an id");
+    let (code, waited, errors) = run(&["operation", "wait", id]).await;
+    assert_eq!((code, waited.trim()), (Some(0), "700 items moved back"), "{errors}");
+    let unasked = run(&["item", "delete-all", "dead", "--contains", "9"]).await;
+    assert_eq!(unasked.0, Some(2), "{}", unasked.2);
+    let deleted = run(&["item", "delete-all", "dead", "--max", "50", "--yes"]).await;
+    assert_eq!((deleted.0, deleted.1.trim()), (Some(0), "50 items deleted"), "{}", deleted.2);
+    let slow =
+        run(&["item", "delete-all", "dead", "--rate", "1", "--background", "--yes", "--json"]);
+    let slow: serde_json::Value = serde_json::from_str(&slow.await.1).expect("JSON");
+    let slow = slow["id"].as_str().expect("an id");
+    assert_eq!(run(&["operation", "cancel", slow]).await.0, Some(0));
+    let (code, _, errors) = run(&["operation", "wait", slow]).await;
+    assert!(code == Some(1) && errors.contains("was cancelled"), "{errors}");
+    let (_, listed, _) = run(&["operation", "list"]).await;
+    let lines: Vec<&str> = listed.lines().collect();
+    assert!(lines.len() == 5 && lines[1].starts_with(slow), "{listed}");
+    assert!(lines[1].contains("delete") && lines[1].contains("cancelled"), "{listed}");
+    let missing = run(&["operation", "get", &"0".repeat(24)]).await;
+    assert!(missing.0 == Some(4) && missing.2.contains("no operation"), "{}", missing.2);
 }

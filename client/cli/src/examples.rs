@@ -37,6 +37,13 @@ const EXAMPLES: &[(&str, &[&str])] = &[
     ),
     ("item get", &["sluice item get orders ID"]),
     ("item delete", &["sluice item delete orders ID"]),
+    (
+        "item delete-all",
+        &[
+            "sluice item delete-all orders --state delayed --header shop=7 --dry-run",
+            "sluice item delete-all orders.dead --reason timeout --until 2026-01-31T12:00:00Z",
+        ],
+    ),
     ("queues", &["sluice queues", "sluice queues --prefix shop. --label team=a"]),
     ("stats", &["sluice stats", "sluice stats orders mail --json"]),
     ("top", &["sluice top", "sluice top --filter orders"]),
@@ -97,12 +104,17 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         &[
             "sluice redrive orders.dead",
             "sluice redrive orders.dead --reason timeout --max 100 --rate 10",
+            "sluice redrive orders.dead --rate 10 --background",
         ],
     ),
     (
         "replay",
         &["sluice replay orders --since 2026-01-31T12:00:00Z", "sluice replay orders --all"],
     ),
+    ("operation list", &["sluice operation list", "sluice operation list orders.dead"]),
+    ("operation get", &["sluice operation get 0123456789abcdef01234567"]),
+    ("operation cancel", &["sluice operation cancel 0123456789abcdef01234567"]),
+    ("operation wait", &["sluice operation wait 0123456789abcdef01234567"]),
     ("bench", &["sluice bench steady"]),
     (
         "schedule create",

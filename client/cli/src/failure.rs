@@ -41,6 +41,9 @@ pub(crate) enum Failure {
     /// What is at the address of the broker serves pages.
     #[error("{0} answers as a web server does, not as a broker")]
     WebServer(String),
+    /// An operation did not do all of its work.
+    #[error("{0}")]
+    Operation(String),
     /// `sluice doctor` has found something, which its output says.
     #[error("something is wrong")]
     Unwell,
@@ -108,6 +111,7 @@ impl Failure {
             Self::Unconfirmed(_) => "UNCONFIRMED",
             Self::Declined => "DECLINED",
             Self::NotPruned(_) => "NOT_PRUNED",
+            Self::Operation(_) => "OPERATION",
             Self::NotGrpc { .. } | Self::WebServer(_) => "NOT_GRPC",
             Self::Unwell => "UNWELL",
             Self::File { .. } => "FILE",
@@ -168,6 +172,7 @@ impl Failure {
             | Self::NotSettled
             | Self::Declined
             | Self::NotPruned(_)
+            | Self::Operation(_)
             | Self::Unwell => 1,
             Self::Usage(_) | Self::Unconfirmed(_) => 2,
             Self::Nothing => 3,
@@ -194,6 +199,9 @@ impl Failure {
                 Some("write http:// in place of https://, or turn TLS on at the broker")
             }
             Self::NotPruned(_) => Some("consume them first, or delete such a queue with --force"),
+            Self::Operation(_) => {
+                Some("what is done stays done, and the same command goes on with the rest")
+            }
             Self::Declined | Self::Unwell | Self::Nothing | Self::File { .. } | Self::Io(_) => None,
         }
     }

@@ -5,12 +5,17 @@ use serde_json::json;
 use sluicegate_client::{
     proto::{
         ItemIds, RedriveFilter, RedriveItemsRequest, ReplayItemsRequest, TimeRange,
-        replay_items_request::Selection,
+        operation_work::Kind, replay_items_request::Selection,
     },
     tonic::Request,
 };
 
-use crate::{context::Context, failure::Failure, output, values};
+use crate::{
+    context::Context,
+    failure::Failure,
+    operation::{self, Mode},
+    output, values,
+};
 
 /// The command line of `sluice redrive`; the conditions that are given must all hold.
 #[derive(Debug, clap::Args)]
@@ -41,6 +46,8 @@ pub(crate) struct RedriveArgs {
     /// At most this many per second
     #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
     rate: i32,
+    #[command(flatten)]
+    mode: Mode,
 }
 
 /// The command line of `sluice replay`.
@@ -63,6 +70,8 @@ pub(crate) struct ReplayArgs {
     /// At most this many
     #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
     max: i64,
+    #[command(flatten)]
+    mode: Mode,
 }
 
 fn range(start_time: Option<Timestamp>, end_time: Option<Timestamp>) -> Option<TimeRange> {
@@ -77,14 +86,18 @@ pub(crate) async fn redrive(context: &Context, args: RedriveArgs) -> Result<(), 
         reason_contains: args.reason.unwrap_or_default(),
         create_time: range(args.since, args.until),
     };
-    // No time-out: how long the call takes depends on the rate.
-    let request = Request::new(RedriveItemsRequest {
+    let redrive = RedriveItemsRequest {
         queue: args.queue,
         to_queue: args.to.unwrap_or_default(),
         filter: Some(filter),
         max_items: args.max,
         rate: args.rate,
-    });
+    };
+    if args.mode.is_operation() {
+        return operation::run_work(context, &client, Kind::Redrive(redrive), args.mode).await;
+    }
+    // No time-out: how long the call takes depends on the rate.
+    let request = Request::new(redrive);
     let items = client.admin_service().redrive_items(request).await?.into_inner().redriven_items;
     let value = json!({ "redriven_items": items });
     Ok(context.output.one(&value, &format!("{} moved back", output::items(items)))?)
@@ -101,11 +114,12 @@ pub(crate) async fn replay(context: &Context, args: ReplayArgs) -> Result<(), Fa
         return Err(Failure::Usage("say which items: --id, --since, --until or --all".into()));
     };
     let client = context.client().await?;
-    let request = Request::new(ReplayItemsRequest {
-        queue: args.queue,
-        selection: Some(selection),
-        max_items: args.max,
-    });
+    let replay =
+        ReplayItemsRequest { queue: args.queue, selection: Some(selection), max_items: args.max };
+    if args.mode.is_operation() {
+        return operation::run_work(context, &client, Kind::Replay(replay), args.mode).await;
+    }
+    let request = Request::new(replay);
     let items = client.admin_service().replay_items(request).await?.into_inner().replayed_items;
     let value = json!({ "replayed_items": items });
     Ok(context.output.one(&value, &format!("{} made ready again", output::items(items)))?)

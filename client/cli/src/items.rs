@@ -1,8 +1,12 @@
 //! `sluice peek` and `sluice item`: single items.
 
 use clap::{Subcommand, ValueEnum};
-use sluicegate_client::proto::{
-    DeleteItemRequest, GetItemRequest, Item, ItemFilter, ItemState, ListItemsRequest, TimeRange,
+use sluicegate_client::{
+    Client,
+    proto::{
+        DeleteItemRequest, DeleteItemsRequest, GetItemRequest, Item, ItemFilter, ItemState,
+        ListItemsRequest, TimeRange, operation_work::Kind,
+    },
 };
 
 use crate::{
@@ -10,7 +14,8 @@ use crate::{
     context::Context,
     failure::Failure,
     json,
-    output::preview,
+    operation::{self, Mode},
+    output::{self, preview},
     values,
 };
 
@@ -93,6 +98,19 @@ enum State {
     Processed,
 }
 
+impl State {
+    fn into_proto(state: Option<Self>) -> ItemState {
+        match state {
+            None => ItemState::Unspecified,
+            Some(Self::Ready) => ItemState::Ready,
+            Some(Self::Delayed) => ItemState::Delayed,
+            Some(Self::Reserved) => ItemState::Reserved,
+            Some(Self::Blocked) => ItemState::Blocked,
+            Some(Self::Processed) => ItemState::Processed,
+        }
+    }
+}
+
 /// The command line of `sluice item`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ItemCommand {
@@ -105,6 +123,30 @@ pub(crate) enum ItemCommand {
         #[command(flatten)]
         confirmation: Confirmation,
     },
+    /// Delete all items that meet some conditions
+    DeleteAll(Box<DeleteAllArgs>),
+}
+
+/// The command line of `sluice item delete-all`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DeleteAllArgs {
+    /// The queue
+    queue: String,
+    /// Only items in this state; without it also those that consumers hold
+    #[arg(long, short, value_enum)]
+    state: Option<State>,
+    #[command(flatten)]
+    filter: FilterArgs,
+    /// At most this many
+    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
+    max: i64,
+    /// At most this many per second
+    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
+    rate: i32,
+    #[command(flatten)]
+    mode: Mode,
+    #[command(flatten)]
+    confirmation: Confirmation,
 }
 
 /// Names an item.
@@ -118,14 +160,7 @@ pub(crate) struct ItemArgs {
 
 pub(crate) async fn peek(context: &Context, args: PeekArgs) -> Result<(), Failure> {
     let client = context.client().await?;
-    let state = match args.state {
-        None => ItemState::Unspecified,
-        Some(State::Ready) => ItemState::Ready,
-        Some(State::Delayed) => ItemState::Delayed,
-        Some(State::Reserved) => ItemState::Reserved,
-        Some(State::Blocked) => ItemState::Blocked,
-        Some(State::Processed) => ItemState::Processed,
-    };
+    let state = State::into_proto(args.state);
     let mut left = if args.limit == 0 { usize::MAX } else { args.limit };
     let mut page_token = String::new();
     let mut table: Vec<(serde_json::Value, Vec<String>)> = Vec::new();
@@ -187,6 +222,9 @@ pub(crate) async fn run(context: &Context, command: ItemCommand) -> Result<(), F
     let is_asked = match &command {
         ItemCommand::Get(_) => false,
         ItemCommand::Delete { confirmation, .. } => confirmation.is_needed("item delete")?,
+        ItemCommand::DeleteAll(args) => {
+            !args.mode.dry_run && args.confirmation.is_needed("item delete-all")?
+        }
     };
     let client = context.client().await?;
     let mut admin = client.admin_service();
@@ -211,6 +249,27 @@ pub(crate) async fn run(context: &Context, command: ItemCommand) -> Result<(), F
                 .await?;
             context.output.one(&value, &text)?;
         }
+        ItemCommand::DeleteAll(args) => delete_all(context, &client, *args, is_asked).await?,
     }
     Ok(())
+}
+
+async fn delete_all(
+    context: &Context,
+    client: &Client,
+    args: DeleteAllArgs,
+    is_asked: bool,
+) -> Result<(), Failure> {
+    let delete = Kind::Delete(DeleteItemsRequest {
+        queue: args.queue.clone(),
+        state: State::into_proto(args.state).into(),
+        filter: Some(args.filter.into_proto()),
+        max_items: args.max,
+        rate: args.rate,
+    });
+    if is_asked {
+        let items = output::items(operation::count(client, delete.clone()).await?);
+        confirm::ask(&format!("Delete {items} of queue {}?", args.queue))?;
+    }
+    operation::run_work(context, client, delete, args.mode).await
 }

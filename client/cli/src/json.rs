@@ -6,8 +6,8 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use prost_types::{Duration, Timestamp};
 use serde_json::{Map, Value, json};
 use sluicegate_client::proto::{
-    Broker, Consumer, ConsumerKind, Delivery, Item, ItemState, NewItem, Outcome, PushResult, Queue,
-    QueueStats, Schedule, new_item::Eligibility,
+    Broker, Consumer, ConsumerKind, Delivery, Item, ItemState, NewItem, Operation, OperationState,
+    Outcome, PushResult, Queue, QueueStats, Schedule, new_item::Eligibility, operation_work::Kind,
 };
 
 use crate::values;
@@ -236,6 +236,56 @@ pub(crate) fn consumer(consumer: &Consumer) -> Value {
         .put("committed", consumer.committed)
         .time("report_time", consumer.report_time.as_ref())
         .done()
+}
+
+pub(crate) fn operation(operation: &Operation) -> Value {
+    let mut object = Object::default();
+    object
+        .put("id", operation.id.as_str())
+        .put("work", work(operation))
+        .put("state", operation_state(operation.state()))
+        .put("processed_items", operation.processed_items)
+        .put("total_items", operation.total_items)
+        .put("dry_run", operation.dry_run)
+        .text("error", &operation.error);
+    match operation.work.as_ref().and_then(|work| work.kind.as_ref()) {
+        Some(Kind::Redrive(redrive)) => object
+            .text("queue", &redrive.queue)
+            .text("to_queue", &redrive.to_queue)
+            .put("max_items", redrive.max_items)
+            .put("rate", redrive.rate),
+        Some(Kind::Replay(replay)) => {
+            object.text("queue", &replay.queue).put("max_items", replay.max_items)
+        }
+        Some(Kind::Purge(purge)) => object.text("queue", &purge.name),
+        Some(Kind::Delete(delete)) => object
+            .text("queue", &delete.queue)
+            .put("max_items", delete.max_items)
+            .put("rate", delete.rate),
+        None => &mut object,
+    };
+    object
+        .time("create_time", operation.create_time.as_ref())
+        .time("update_time", operation.update_time.as_ref())
+        .text("started_by", &operation.started_by)
+        .text("broker", &operation.broker)
+        .done()
+}
+
+/// The word for what an operation does.
+pub(crate) fn work(operation: &Operation) -> &'static str {
+    match operation.work.as_ref().and_then(|work| work.kind.as_ref()) {
+        Some(Kind::Redrive(_)) => "redrive",
+        Some(Kind::Replay(_)) => "replay",
+        Some(Kind::Purge(_)) => "purge",
+        Some(Kind::Delete(_)) => "delete",
+        None => "other",
+    }
+}
+
+/// The state without its prefix, in lower case.
+pub(crate) fn operation_state(state: OperationState) -> String {
+    state.as_str_name().trim_start_matches("OPERATION_STATE_").to_lowercase()
 }
 
 /// The kind without its prefix, in lower case.

@@ -22,6 +22,7 @@ mod failure;
 mod history;
 mod items;
 mod json;
+mod operation;
 mod output;
 mod protocol;
 mod push;
@@ -57,7 +58,7 @@ Exit codes:
   1  error
   2  wrong usage
   3  no item for pop, reserve or consume
-  4  not found: no such queue, item or schedule
+  4  not found: no such queue, item, schedule or operation
   5  broker unreachable or unavailable
 
 Examples:
@@ -132,6 +133,9 @@ enum Command {
     Redrive(history::RedriveArgs),
     /// Make processed items ready again
     Replay(history::ReplayArgs),
+    /// Show, cancel or wait for operations: long work that brokers do by themselves
+    #[command(subcommand)]
+    Operation(operation::OperationCommand),
     /// Measure a broker
     Bench(Box<bench::Args>),
     /// Manage schedules, which push items at set times
@@ -218,6 +222,7 @@ async fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Restore(args) => backup::restore(context, args).await,
         Command::Redrive(args) => history::redrive(context, args).await,
         Command::Replay(args) => history::replay(context, args).await,
+        Command::Operation(command) => operation::run(context, command).await,
         Command::Bench(args) => bench::run(context, *args).await,
         Command::Schedule(command) => schedule::run(context, command).await,
         Command::Context(command) => contexts::run(context, command),

@@ -8,6 +8,7 @@ use sluicegate_client::{
     proto::{
         CreateQueueRequest, DeleteQueueRequest, GetQueueRequest, PauseQueueRequest,
         PurgeQueueRequest, Queue, QueueStats, ResumeQueueRequest, RetryPolicy, UpdateQueueRequest,
+        operation_work::Kind,
     },
 };
 
@@ -15,7 +16,9 @@ use crate::{
     confirm::{self, Confirmation},
     context::Context,
     failure::Failure,
-    json, output, stats, values,
+    json,
+    operation::{self, Mode},
+    output, stats, values,
 };
 
 /// Names longer than this are too long for a dead-letter queue named after them.
@@ -61,6 +64,8 @@ pub(crate) enum QueueCommand {
     Purge {
         /// The queue
         name: String,
+        #[command(flatten)]
+        mode: Mode,
         #[command(flatten)]
         confirmation: Confirmation,
     },
@@ -230,7 +235,9 @@ pub(crate) fn dead_letter_queue(queue: &Queue) -> Option<String> {
 pub(crate) async fn run(context: &Context, command: QueueCommand) -> Result<(), Failure> {
     let is_asked = match &command {
         QueueCommand::Delete { confirmation, .. } => confirmation.is_needed("queue delete")?,
-        QueueCommand::Purge { confirmation, .. } => confirmation.is_needed("queue purge")?,
+        QueueCommand::Purge { mode, confirmation, .. } => {
+            !mode.dry_run && confirmation.is_needed("queue purge")?
+        }
         _ => false,
     };
     let client = context.client().await?;
@@ -267,7 +274,9 @@ pub(crate) async fn run(context: &Context, command: QueueCommand) -> Result<(), 
         QueueCommand::Delete { name, force, .. } => {
             return delete(context, &client, name, force, is_asked).await;
         }
-        QueueCommand::Purge { name, .. } => return purge(context, &client, name, is_asked).await,
+        QueueCommand::Purge { name, mode, .. } => {
+            return purge(context, &client, name, mode, is_asked).await;
+        }
     };
     Ok(context.output.object(&json::queue(&queue.unwrap_or_default()))?)
 }
@@ -305,6 +314,7 @@ async fn purge(
     context: &Context,
     client: &Client,
     name: String,
+    mode: Mode,
     is_asked: bool,
 ) -> Result<(), Failure> {
     if is_asked {
@@ -313,7 +323,11 @@ async fn purge(
         let (items, states) = (output::items(items), states(&stats));
         confirm::ask(&format!("Delete {items} of queue {name}?{states} Reserved items stay."))?;
     }
-    let request = client.request(PurgeQueueRequest { name: name.clone() });
+    let purge = PurgeQueueRequest { name: name.clone() };
+    if mode.is_operation() {
+        return operation::run_work(context, client, Kind::Purge(purge), mode).await;
+    }
+    let request = client.request(purge);
     let items = client.admin_service().purge_queue(request).await?.into_inner().purged_items;
     let value = json!({ "purged": name, "purged_items": items });
     let text = format!("{} deleted from {name}", output::items(items));
