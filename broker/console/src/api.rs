@@ -12,8 +12,8 @@ use sluicegate_proto::v1::{
     Broker as BrokerReport, GetBrokerRequest, GetBrokerResponse, GetItemRequest, GetQueueRequest,
     GetQueueStatsRequest, Item, ItemState, ListBrokersRequest, ListConsumersRequest,
     ListConsumersResponse, ListItemsRequest, ListQueuesRequest, Queue, QueueStats,
-    admin_service_client::AdminServiceClient, queue_service_client::QueueServiceClient,
-    schedule_service_client::ScheduleServiceClient,
+    admin_service_client::AdminServiceClient, operation_service_client::OperationServiceClient,
+    queue_service_client::QueueServiceClient, schedule_service_client::ScheduleServiceClient,
 };
 use tonic::{Code, Status, body::Body};
 use tower::Service;
@@ -78,6 +78,7 @@ pub(crate) struct Api {
     pub(crate) queue: QueueServiceClient<Upstream>,
     pub(crate) admin: AdminServiceClient<Upstream>,
     pub(crate) schedule: ScheduleServiceClient<Upstream>,
+    pub(crate) operation: OperationServiceClient<Upstream>,
 }
 
 impl Api {
@@ -99,7 +100,9 @@ impl Api {
         Self {
             queue: QueueServiceClient::new(upstream.clone()).max_decoding_message_size(MAX_ANSWER),
             admin: AdminServiceClient::new(upstream.clone()).max_decoding_message_size(MAX_ANSWER),
-            schedule: ScheduleServiceClient::new(upstream).max_decoding_message_size(MAX_ANSWER),
+            schedule: ScheduleServiceClient::new(upstream.clone())
+                .max_decoding_message_size(MAX_ANSWER),
+            operation: OperationServiceClient::new(upstream).max_decoding_message_size(MAX_ANSWER),
         }
     }
 

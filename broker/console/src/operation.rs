@@ -1,5 +1,6 @@
-//! Actions that may take longer than a browser waits. They go on when the browser leaves, tell how far they are, and can
-//! be stopped.
+//! Actions of this broker that may take longer than a browser waits. They go on when the browser leaves, tell how far they are,
+//! and can be stopped; they end with the broker. What may take very long is an operation of all brokers instead
+//! (`pages::operations`).
 
 use std::{
     collections::VecDeque,
@@ -16,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 /// How long a request waits for an action before the browser is shown its progress.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 /// The most operations that are remembered. The oldest ones that have ended are forgotten first.
 const REMEMBERED: usize = 100;
 /// The most operations under way.
@@ -55,14 +56,6 @@ impl Progress {
 
     pub(crate) fn is_stopped(&self) -> bool {
         self.stop.is_cancelled()
-    }
-
-    /// Waits, unless the action is stopped before.
-    pub(crate) async fn pause(&self, duration: Duration) {
-        tokio::select! {
-            () = tokio::time::sleep(duration) => {}
-            () = self.stop.cancelled() => {}
-        }
     }
 }
 
@@ -176,7 +169,7 @@ mod tests {
     async fn operations_can_be_stopped_and_are_bounded() {
         let operations = Operations::default();
         let wait = |progress: Progress| async move {
-            progress.pause(Duration::from_hours(1)).await;
+            progress.stop.cancelled().await;
             Ok(3)
         };
         let running: Vec<_> =

@@ -1,94 +1,27 @@
 //! What is done to a queue, each thing with a page that says what will happen and to how many items.
 
-use std::time::Duration;
-
-use axum::{
-    Form as Body,
-    extract::Path,
-    http::StatusCode,
-    response::{IntoResponse as _, Redirect},
-};
+use axum::{Form as Body, extract::Path};
 use maud::{Markup, html};
 use serde::Deserialize;
 use sluicegate_proto::v1::{
     DeleteQueueRequest, NewItem, PauseQueueRequest, PurgeQueueRequest, PushRequest, QueueStats,
     RedriveFilter, RedriveItemsRequest, ReplayItemsRequest, ResumeQueueRequest, TimeRange,
-    new_item::Eligibility, replay_items_request::Selection,
+    new_item::Eligibility, operation_work::Kind, replay_items_request::Selection,
 };
-use tonic::Status;
 
 use super::{
     answer::{Answer, done, queue_address, rejected, shown},
-    frame::{Field, Form, Section, page},
+    frame::{Field, Form, Section},
+    operations,
 };
 use crate::{
-    api::{Api, incomplete},
+    api::incomplete,
     board::held,
-    operation::{Name, Progress},
+    operation::Name,
     problem::{Problem, duration, number},
     text,
     visitor::Visitor,
 };
-
-/// Items that are moved by one call, between which an action can be stopped.
-const BATCH: i64 = 500;
-
-/// Begins an action, and leads the browser to its result, or to its progress if it takes long.
-pub(super) async fn begin<F>(
-    visitor: &Visitor,
-    name: Name,
-    work: impl FnOnce(Api, Progress) -> F,
-) -> Answer
-where
-    F: Future<Output = Result<i64, Status>> + Send + 'static,
-{
-    let api = visitor.slow_api();
-    let token = visitor.token.clone();
-    let operation =
-        visitor.console.operations.begin(name, token, |progress| work(api, progress))?;
-    operation.settled().await;
-    match operation.result() {
-        Some(Ok(items)) => Ok(done(&operation.back, operation.notice, items)),
-        Some(Err(status)) => Err(status.into()),
-        None => Ok(Redirect::to(&format!("/operations/{}", operation.id)).into_response()),
-    }
-}
-
-pub(super) async fn progress(visitor: Visitor, Path(id): Path<String>) -> Answer {
-    let operation = visitor.console.operations.get(&id, visitor.token.as_deref());
-    let operation = operation.ok_or_else(forgotten)?;
-    match operation.result() {
-        Some(Ok(items)) => return Ok(done(&operation.back, operation.notice, items)),
-        Some(Err(status)) => return Err(status.into()),
-        None => {}
-    }
-    let body = html! {
-        h1 { (operation.title) }
-        // The script loads the page again until it leads elsewhere.
-        div.progress data-reload="1000" {
-            progress aria-label=(operation.title) {}
-            p {
-                "Under way for " (text::length(operation.began.elapsed()))
-                @if operation.done() > 0 { ": " (text::counted(operation.done(), "item")) " so far" } "."
-            }
-            @if operation.is_stopped() { p { "It is being stopped." } } @else {
-                form method="post" action={ "/operations/" (operation.id) "/stop" } { button type="submit" { "Stop" } }
-            }
-        }
-        p.quiet { "It goes on if you leave this page. " a href=(operation.back) { "Back" } }
-    };
-    Ok(shown(page(&visitor, &operation.title, Section::Queues, &body)))
-}
-
-pub(super) async fn stop(visitor: Visitor, Path(id): Path<String>) -> Answer {
-    let operation = visitor.console.operations.get(&id, visitor.token.as_deref());
-    operation.ok_or_else(forgotten)?.stop();
-    Ok(Redirect::to(&format!("/operations/{id}")).into_response())
-}
-
-fn forgotten() -> Problem {
-    Problem::new(StatusCode::NOT_FOUND, "This action is not known any more.")
-}
 
 /// Returns the page of a form about a queue.
 fn ask(
@@ -247,16 +180,7 @@ pub(super) async fn purge_form(visitor: Visitor, Path(queue): Path<String>) -> A
 }
 
 pub(super) async fn purge(visitor: Visitor, Path(queue): Path<String>) -> Answer {
-    let name = name(&format!("Purge {queue}"), &queue_address(&queue), "purged");
-    begin(&visitor, name, |mut api, _| async move {
-        let answer = api.admin.purge_queue(PurgeQueueRequest { name: queue }).await?;
-        Ok(answer.into_inner().purged_items)
-    })
-    .await
-}
-
-fn name(title: &str, back: &str, notice: &'static str) -> Name {
-    Name { title: title.to_owned(), back: back.to_owned(), notice }
+    operations::start(&visitor, Kind::Purge(PurgeQueueRequest { name: queue })).await
 }
 
 /// The confirmation of a deletion.
@@ -311,17 +235,15 @@ pub(super) async fn delete(
         return Ok(rejected(&problem, delete_page(&visitor, &queue, Some(&problem)).await?));
     }
     let board = visitor.board();
-    begin(
-        &visitor,
-        name(&format!("Delete {queue}"), "/queues", "deleted"),
-        |mut api, _| async move {
-            // What came into a queue that was shown as empty is not deleted with it.
-            let request = DeleteQueueRequest { name: queue.clone(), force: unsettled > 0 };
-            let deleted = api.admin.delete_queue(request).await?.into_inner().deleted_items;
-            board.forget(&queue);
-            Ok(deleted)
-        },
-    )
+    let name =
+        Name { title: format!("Delete {queue}"), back: "/queues".to_owned(), notice: "deleted" };
+    operations::begin(&visitor, name, |mut api, _| async move {
+        // What came into a queue that was shown as empty is not deleted with it.
+        let request = DeleteQueueRequest { name: queue.clone(), force: unsettled > 0 };
+        let deleted = api.admin.delete_queue(request).await?.into_inner().deleted_items;
+        board.forget(&queue);
+        Ok(deleted)
+    })
     .await
 }
 
@@ -391,42 +313,9 @@ pub(super) async fn redrive(
         ..RedriveFilter::default()
     };
     let to_queue = asked.to_queue.trim().to_owned();
-    let request = RedriveItemsRequest {
-        queue: queue.clone(),
-        to_queue,
-        filter: Some(filter),
-        max_items: most,
-        rate: 0,
-    };
-    let name = name(&format!("Redrive {queue}"), &queue_address(&queue), "redriven");
-    begin(&visitor, name, move |api, progress| move_back(api, progress, request, rate)).await
-}
-
-/// Moves dead letters back in batches until there are no more, the limit is reached or someone stops it. Items that fail
-/// again and return meanwhile could make this endless, so it ends at the number of items that are there when it begins.
-async fn move_back(
-    mut api: Api,
-    progress: Progress,
-    request: RedriveItemsRequest,
-    rate: i64,
-) -> Result<i64, Status> {
-    let there = held(&api.stats(&request.queue).await?);
-    let most = if request.max_items > 0 { request.max_items.min(there) } else { there };
-    let batch = if rate > 0 { BATCH.min(rate) } else { BATCH };
-    while progress.done() < most && !progress.is_stopped() {
-        let max_items = batch.min(most - progress.done());
-        let answer =
-            api.admin.redrive_items(RedriveItemsRequest { max_items, ..request.clone() }).await?;
-        let moved = answer.into_inner().redriven_items;
-        progress.add(moved);
-        if moved < max_items {
-            break;
-        }
-        if rate > 0 {
-            progress.pause(Duration::from_secs_f64(moved as f64 / rate as f64)).await;
-        }
-    }
-    Ok(progress.done())
+    let redrive =
+        RedriveItemsRequest { queue, to_queue, filter: Some(filter), max_items: most, rate };
+    operations::start(&visitor, Kind::Redrive(redrive)).await
 }
 
 pub(super) async fn replay_form(visitor: Visitor, Path(queue): Path<String>) -> Answer {
@@ -464,11 +353,7 @@ pub(super) async fn replay(
     Body(asked): Body<Replay>,
 ) -> Answer {
     let max_items = number("max_items", &asked.max_items)?.unwrap_or_default();
-    let name = name(&format!("Replay {queue}"), &queue_address(&queue), "replayed");
-    begin(&visitor, name, move |mut api, _| async move {
-        let selection = Some(Selection::ProcessTime(TimeRange::default()));
-        let request = ReplayItemsRequest { queue, max_items, selection };
-        Ok(api.admin.replay_items(request).await?.into_inner().replayed_items)
-    })
-    .await
+    let selection = Some(Selection::ProcessTime(TimeRange::default()));
+    let replay = ReplayItemsRequest { queue, max_items, selection };
+    operations::start(&visitor, Kind::Replay(replay)).await
 }

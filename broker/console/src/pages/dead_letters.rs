@@ -10,9 +10,9 @@ use sluicegate_proto::v1::{Item, ItemState, RedriveFilter, RedriveItemsRequest};
 use tonic::Status;
 
 use super::{
-    actions,
     answer::{Answer, done, queue_address, shown},
     frame::{Form, Section, page},
+    operations,
 };
 use crate::{
     api::Api,
@@ -224,7 +224,7 @@ pub(super) async fn redrive(visitor: Visitor, Body(chosen): Body<Chosen>) -> Ans
         back: "/dead-letters".to_owned(),
         notice: "redriven",
     };
-    actions::begin(&visitor, name, |api, progress| move_back(api, progress, chosen.queue, ids))
+    operations::begin(&visitor, name, |api, progress| move_back(api, progress, chosen.queue, ids))
         .await
 }
 

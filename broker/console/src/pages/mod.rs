@@ -8,6 +8,7 @@ mod dead_letters;
 mod frame;
 mod items;
 mod live;
+mod operations;
 mod payload;
 mod queue;
 mod queues;
@@ -49,8 +50,8 @@ pub(crate) fn routes() -> Router<Arc<Console>> {
         .route("/new-queue", get(queues::create_form))
         .route("/queue-events", get(queues::events))
         .nest("/queues/{queue}", queue)
-        .route("/operations/{id}", get(actions::progress))
-        .route("/operations/{id}/stop", post(actions::stop))
+        .route("/operations/{id}", get(operations::progress))
+        .route("/operations/{id}/stop", post(operations::stop))
         .route("/dead-letters", get(dead_letters::show))
         .route("/dead-letters/redrive", get(dead_letters::form).post(dead_letters::redrive))
         .route("/consumers", get(consumers::show))
