@@ -86,4 +86,11 @@ mod tests {
         assert!((PrioritySet::of(-1) | PrioritySet::of(10)).is_empty());
         assert_eq!(PrioritySet::ALL.iter().count(), usize::from(Priority::LEVELS));
     }
+
+    #[test]
+    fn a_priority_is_in_a_set_or_not() {
+        let mut set: PrioritySet = [4, 4].into_iter().collect();
+        set |= PrioritySet::of(2);
+        assert_eq!(set.iter().collect::<Vec<_>>(), [4, 2]);
+    }
 }
