@@ -3,11 +3,15 @@
 
 use std::sync::Arc;
 
-use sluicegate_proto::v1::{
-    admin_service_server::AdminService, queue_service_server::QueueService,
+use axum::body::Body;
+use futures_util::{Stream, StreamExt as _};
+use prost::{Message, Name};
+use sluicegate_proto::{
+    codec::CountingCodec,
+    v1::{admin_service_server::AdminService, queue_service_server::QueueService},
 };
 use tokio_util::sync::CancellationToken;
-use tonic::Request;
+use tonic::{Request, Status, Streaming, codec::Codec as _};
 
 pub use crate::signals::Wire;
 use crate::{
@@ -70,4 +74,18 @@ impl Broker {
         self.signals.close().await;
         self.engine.store().close().await;
     }
+}
+
+/// Returns messages of a client as a server reads them, for a call with many of them.
+pub fn requests<T>(messages: impl Stream<Item = T> + Send + 'static) -> Streaming<T>
+where
+    T: Message + Name + Default + 'static,
+{
+    let frames = messages.map(|message| {
+        let message = message.encode_to_vec();
+        let length = (message.len() as u32).to_be_bytes();
+        Ok::<_, Status>([&[0][..], &length, &message].concat())
+    });
+    let decoder = CountingCodec::<(), T>::default().decoder();
+    Streaming::new_request(decoder, Body::from_stream(frames), None, None)
 }

@@ -1,23 +1,14 @@
-//! Consumers: streams, calls that wait and calls that do not, and all that is done with an item.
+//! Consumers: calls that wait and calls that do not, and all that is done with an item.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use sluicegate_checker::{
-    history::{Answer, Call, Consume, Delivery, OnDisconnect, PushEntry, Request, RollbackItem},
-    messages::{duration, micros},
-};
-use sluicegate_proto::v1::{self as pb, queue_service_server::QueueService as _};
-use tokio_stream::StreamExt as _;
-use tonic::Status;
+use sluicegate_checker::history::{Answer, Delivery, PushEntry, RollbackItem};
 
 use super::{
     Clients,
-    api::{NodeRef, ask, is_open},
+    api::{NodeRef, is_open},
+    streams,
 };
-use crate::cluster::{Failed, failed};
 
 /// Consumes until the end, in one way after the other.
 pub(super) async fn consume(clients: Arc<Clients>, number: u64) {
@@ -31,7 +22,8 @@ pub(super) async fn consume(clients: Arc<Clients>, number: u64) {
         match clients.dice.number(0, 5) {
             0 => pop(&clients, &name, &node, &queue).await,
             1 | 2 => reserve(&clients, &name, &node, &queue).await,
-            _ => stream(&clients, &name, &node, &queue).await,
+            3 | 4 => streams::consume(&clients, &name, &node, &queue).await,
+            _ => streams::consume_two_way(&clients, &name, &node, &queue).await,
         }
     }
 }
@@ -55,97 +47,13 @@ async fn reserve(clients: &Arc<Clients>, name: &str, node: &NodeRef, queue: &str
     start_work(clients, name, deliveries, lease);
 }
 
-async fn stream(clients: &Arc<Clients>, name: &str, node: &NodeRef, queue: &str) {
-    let dice = &clients.dice;
-    let (lease, max_in_flight) = (clients.lease(), dice.number(1, 20) as u32);
-    let auto_commit = clients.plan.careless_pops && dice.chance(0.2);
-    let (on_disconnect, wanted) = match dice.number(0, 3) {
-        0 => (OnDisconnect::Count, pb::OnDisconnect::Count),
-        1 => (OnDisconnect::KeepLease, pb::OnDisconnect::KeepLease),
-        _ => (OnDisconnect::Release, pb::OnDisconnect::Release),
-    };
-    let renew = !auto_commit && dice.chance(0.3);
-    let slow = dice.chance(clients.plan.stalls);
-    let request = Request::Consume(Consume {
-        queue: queue.to_owned(),
-        max_in_flight,
-        lease: micros(lease),
-        auto_commit,
-        on_disconnect,
-        renew,
-        slow,
-    });
-    let message = pb::ConsumeRequest {
-        queue: queue.to_owned(),
-        max_in_flight: max_in_flight.cast_signed(),
-        max_in_flight_bytes: 0,
-        lease: Some(duration(lease)),
-        consumer: String::new(),
-        auto_commit,
-        renew,
-        on_disconnect: wanted.into(),
-    };
-    let call = clients.recorder.start(name, &node.name, request);
-    let mut stream = match ask!(node, None, "QueueService/Consume", consume, message) {
-        Ok(stream) => Box::pin(stream),
-        Err(Failed(answer)) => return call.end(answer),
-    };
-    let ends_at = tokio::time::Instant::now() + dice.millis(100, 30_000);
-    loop {
-        if slow && dice.chance(0.3) {
-            tokio::time::sleep(dice.millis(100, 8_000)).await;
-        }
-        let next = async {
-            let next = stream.next().await;
-            node.link.pass().await;
-            next
-        };
-        let message = tokio::select! {
-            biased;
-            () = node.link.killed.cancelled() => {
-                return call.end(Answer::Unknown("killed".to_owned()));
-            }
-            message = next => message,
-            () = tokio::time::sleep_until(ends_at) => return closed(call, node),
-            () = clients.stop.cancelled() => return closed(call, node),
-        };
-        let deliveries = match message {
-            Some(Ok(message)) => message.deliveries,
-            Some(Err(status)) => return call.end(unknown(&status)),
-            None => return call.end(Answer::Unknown("ended".to_owned())),
-        };
-        if dice.chance(clients.plan.breaks) {
-            // The client did not get this message.
-            return call.end(Answer::Unknown("broken".to_owned()));
-        }
-        clients.cluster.net.step(&node.name, name);
-        let deliveries: Vec<_> = deliveries.into_iter().map(|one| clients.delivery(one)).collect();
-        call.delivered(deliveries.clone());
-        if auto_commit {
-            continue;
-        }
-        start_work(clients, name, deliveries, lease);
-    }
-}
-
-/// Records that the client closes its stream. A broker that shuts down may have ended it before.
-fn closed(call: Call, node: &NodeRef) {
-    if node.leaves.load(Ordering::Relaxed) {
-        return call.end(Answer::Unknown("shutting down".to_owned()));
-    }
-    call.closed();
-}
-
-/// A stream that ends by itself was ended by the broker.
-fn unknown(status: &Status) -> Answer {
-    match failed(status).0 {
-        Answer::Refused(code) => Answer::Unknown(code),
-        answer => answer,
-    }
-}
-
 /// Works on each of these items by itself.
-fn start_work(clients: &Arc<Clients>, name: &str, deliveries: Vec<Delivery>, lease: Duration) {
+pub(super) fn start_work(
+    clients: &Arc<Clients>,
+    name: &str,
+    deliveries: Vec<Delivery>,
+    lease: Duration,
+) {
     for delivery in deliveries {
         let (clients, name) = (Arc::clone(clients), name.to_owned());
         clients.tasks.clone().spawn(work(clients, name, delivery, lease));
@@ -208,7 +116,7 @@ impl Clients {
         (self.dice.number(1, 10) as u32, wait)
     }
 
-    fn lease(&self) -> Duration {
+    pub(super) fn lease(&self) -> Duration {
         self.dice.millis(200, 5_000)
     }
 

@@ -4,6 +4,7 @@ mod api;
 mod consumers;
 mod operators;
 mod producers;
+mod streams;
 
 use std::{
     sync::{

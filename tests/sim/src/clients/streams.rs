@@ -1,0 +1,239 @@
+//! Streams of deliveries: of those of a `ConsumeStream`, most are settled on the stream.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use sluicegate_broker::simulation::requests;
+use sluicegate_checker::{
+    history::{Answer, Call, Consume, Delivery, OnDisconnect, Request, RollbackItem},
+    messages::{duration, micros, settled},
+};
+use sluicegate_proto::v1::{
+    self as pb, consume_stream_request::Action, consume_stream_response::Event,
+    queue_service_server::QueueService as _,
+};
+use tokio::{
+    sync::mpsc::unbounded_channel,
+    time::{Instant, sleep, sleep_until},
+};
+use tokio_stream::{Stream, StreamExt as _, wrappers::UnboundedReceiverStream};
+use tonic::Status;
+
+use super::{
+    Clients,
+    api::{NodeRef, ask},
+    consumers::start_work,
+};
+use crate::cluster::{Failed, failed};
+
+/// How a stream consumes, and until when.
+struct Opening {
+    consume: Consume,
+    lease: Duration,
+    ends_at: Instant,
+}
+
+impl Opening {
+    fn new(clients: &Clients, queue: &str, auto_commit: bool) -> Self {
+        let dice = &clients.dice;
+        let lease = clients.lease();
+        let consume = Consume {
+            queue: queue.to_owned(),
+            max_in_flight: dice.number(1, 20) as u32,
+            lease: micros(lease),
+            auto_commit,
+            on_disconnect: match dice.number(0, 3) {
+                0 => OnDisconnect::Count,
+                1 => OnDisconnect::KeepLease,
+                _ => OnDisconnect::Release,
+            },
+            renew: !auto_commit && dice.chance(0.3),
+            slow: dice.chance(clients.plan.stalls),
+        };
+        Self { consume, lease, ends_at: Instant::now() + dice.millis(100, 30_000) }
+    }
+
+    fn message(&self) -> pb::ConsumeRequest {
+        let on_disconnect = match self.consume.on_disconnect {
+            OnDisconnect::Count => pb::OnDisconnect::Count,
+            OnDisconnect::KeepLease => pb::OnDisconnect::KeepLease,
+            OnDisconnect::Release => pb::OnDisconnect::Release,
+        };
+        pb::ConsumeRequest {
+            queue: self.consume.queue.clone(),
+            max_in_flight: self.consume.max_in_flight.cast_signed(),
+            lease: Some(duration(self.lease)),
+            auto_commit: self.consume.auto_commit,
+            renew: self.consume.renew,
+            on_disconnect: on_disconnect.into(),
+            ..pb::ConsumeRequest::default()
+        }
+    }
+}
+
+/// Why a stream is over.
+enum Over {
+    /// The client closes it.
+    Closed,
+    Ended(Answer),
+}
+
+impl Over {
+    fn broken(why: &str) -> Self {
+        Self::Ended(Answer::Unknown(why.to_owned()))
+    }
+
+    /// Records the end. A broker that shuts down may have ended the stream before its client closes it.
+    fn record(self, call: Call, node: &NodeRef) {
+        match self {
+            Self::Ended(answer) => call.end(answer),
+            Self::Closed if node.leaves.load(Ordering::Relaxed) => {
+                call.end(Answer::Unknown("shutting down".to_owned()));
+            }
+            Self::Closed => call.closed(),
+        }
+    }
+}
+
+/// A stream that ends by itself was ended by the broker.
+fn unknown(status: &Status) -> Answer {
+    match failed(status).0 {
+        Answer::Refused(code) => Answer::Unknown(code),
+        answer => answer,
+    }
+}
+
+/// Returns the next message, or why the stream is over.
+async fn next<T>(
+    clients: &Clients,
+    name: &str,
+    node: &NodeRef,
+    opening: &Opening,
+    stream: &mut (impl Stream<Item = Result<T, Status>> + Unpin),
+) -> Result<T, Over> {
+    let dice = &clients.dice;
+    if opening.consume.slow && dice.chance(0.3) {
+        sleep(dice.millis(100, 8_000)).await;
+    }
+    let next = async {
+        let next = stream.next().await;
+        node.link.pass().await;
+        next
+    };
+    let message = tokio::select! {
+        biased;
+        () = node.link.killed.cancelled() => return Err(Over::broken("killed")),
+        message = next => message,
+        () = sleep_until(opening.ends_at) => return Err(Over::Closed),
+        () = clients.stop.cancelled() => return Err(Over::Closed),
+    };
+    let message = message.ok_or_else(|| Over::broken("ended"))?;
+    let message = message.map_err(|status| Over::Ended(unknown(&status)))?;
+    if dice.chance(clients.plan.breaks) {
+        // The client did not get this message.
+        return Err(Over::broken("broken"));
+    }
+    clients.cluster.net.step(&node.name, name);
+    Ok(message)
+}
+
+/// Consumes by `Consume` for a while.
+pub(super) async fn consume(clients: &Arc<Clients>, name: &str, node: &NodeRef, queue: &str) {
+    let auto_commit = clients.plan.careless_pops && clients.dice.chance(0.2);
+    let opening = Opening::new(clients, queue, auto_commit);
+    let request = Request::Consume(opening.consume.clone());
+    let call = clients.recorder.start(name, &node.name, request);
+    let opened = ask!(node, None, "QueueService/Consume", consume, opening.message());
+    let mut stream = match opened {
+        Ok(stream) => Box::pin(stream),
+        Err(Failed(answer)) => return call.end(answer),
+    };
+    loop {
+        let message = match next(clients, name, node, &opening, &mut stream).await {
+            Ok(message) => message,
+            Err(over) => return over.record(call, node),
+        };
+        let deliveries: Vec<_> =
+            message.deliveries.into_iter().map(|one| clients.delivery(one)).collect();
+        call.delivered(deliveries.clone());
+        if !auto_commit {
+            start_work(clients, name, deliveries, opening.lease);
+        }
+    }
+}
+
+/// Returns a settle to be sent on a stream, for the history and as a message.
+fn settle(clients: &Clients, delivery: &Delivery) -> (Request, Action) {
+    let receipt = delivery.receipt.clone();
+    if clients.dice.chance(clients.plan.failures) {
+        let items = vec![RollbackItem { receipt: receipt.clone(), ..RollbackItem::default() }];
+        let message = vec![pb::RollbackItem { receipt, ..pb::RollbackItem::default() }];
+        let action = Action::Rollback(pb::RollbackRequest { items: message });
+        return (Request::Rollback { items }, action);
+    }
+    let receipts = vec![receipt];
+    (Request::Commit { receipts: receipts.clone() }, Action::Commit(pb::CommitRequest { receipts }))
+}
+
+/// Consumes by `ConsumeStream` for a while.
+pub(super) async fn consume_two_way(
+    clients: &Arc<Clients>,
+    name: &str,
+    node: &NodeRef,
+    queue: &str,
+) {
+    let opening = Opening::new(clients, queue, false);
+    let request = Request::Consume(opening.consume.clone());
+    let call = clients.recorder.start(name, &node.name, request);
+    let (outgoing, messages) = unbounded_channel();
+    let send = |action| outgoing.send(pb::ConsumeStreamRequest { action: Some(action) });
+    let _ = send(Action::Open(opening.message()));
+    let messages = requests(UnboundedReceiverStream::new(messages));
+    let opened = ask!(node, None, "QueueService/ConsumeStream", consume_stream, messages);
+    let mut stream = match opened {
+        Ok(stream) => Box::pin(stream),
+        Err(Failed(answer)) => return call.end(answer),
+    };
+    // Settles that were sent and not answered yet, by receipt.
+    let mut settles: BTreeMap<String, Call> = BTreeMap::new();
+    loop {
+        let message = match next(clients, name, node, &opening, &mut stream).await {
+            Ok(message) => message,
+            Err(over) => return over.record(call, node),
+        };
+        match message.event {
+            Some(Event::Deliveries(message)) => {
+                let deliveries: Vec<_> =
+                    message.deliveries.into_iter().map(|one| clients.delivery(one)).collect();
+                call.delivered(deliveries.clone());
+                for delivery in deliveries {
+                    if clients.dice.chance(0.3) {
+                        start_work(clients, name, vec![delivery], opening.lease);
+                        continue;
+                    }
+                    let (request, action) = settle(clients, &delivery);
+                    let settle = clients.recorder.start(name, &node.name, request);
+                    clients.cluster.net.step(name, &node.name);
+                    if send(action).is_err() {
+                        settle.end(Answer::Unknown("not sent".to_owned()));
+                    } else {
+                        settles.insert(delivery.receipt, settle);
+                    }
+                }
+            }
+            Some(Event::Settled(message)) => {
+                let receipt = message.results.first().map(|result| &result.receipt);
+                if let Some(settle) = receipt.and_then(|receipt| settles.remove(receipt)) {
+                    settle.ok(settled(&message.results));
+                }
+            }
+            Some(Event::Revoked(message)) => call.revoked(&message.receipt),
+            // It does not say what failed.
+            Some(Event::Error(_)) => settles.clear(),
+            Some(Event::Opened(_) | Event::Extended(_) | Event::Flow(_)) | None => {}
+        }
+    }
+}
