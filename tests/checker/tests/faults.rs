@@ -11,7 +11,8 @@ use sluicegate_checker::{
 };
 
 use crate::story::{
-    LEASE, MS, Story, back, commit, consume, dedup, delivery, item, keyed, push, pushed, reserve,
+    LEASE, MS, Story, back, commit, consume, dedup, delivery, extend, item, keyed, push, pushed,
+    reserve,
 };
 
 #[test]
@@ -429,6 +430,14 @@ fn a_stream_receives_too_much() {
     let stream = story.start(Request::Consume(consume(1)));
     story.deliver(stream, delivery("a", 1)).deliver(stream, delivery("b", 1));
     story.breaks(Rule::Limits, "work", 3);
+    // After an extension that came in time.
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b"));
+    let stream = story.start(Request::Consume(consume(1)));
+    story.deliver(stream, delivery("a", 1)).at(LEASE - 1_000);
+    let extended = (Outcome::Ok, Some((2 * LEASE - 1_000) * MS));
+    story.call(extend("a/1"), Response::Extended(vec![extended]));
+    story.at(LEASE + 500).deliver(stream, delivery("b", 1)).breaks(Rule::Limits, "work", 3);
     let mut story = Story::default();
     story.push(item("a")).push(item("b"));
     let both = vec![story.leased(delivery("a", 1)), story.leased(delivery("b", 1))];

@@ -6,7 +6,8 @@ use sluicegate_checker::history::{
 };
 
 use crate::story::{
-    LEASE, MS, Story, back, commit, consume, dedup, delivery, item, keyed, push, pushed, reserve,
+    LEASE, MS, Story, back, commit, consume, dedup, delivery, extend, item, keyed, push, pushed,
+    reserve,
 };
 
 #[test]
@@ -340,6 +341,18 @@ fn a_stream_receives_as_much_as_it_has_room_for() {
     // The lease lapses, which frees the place too.
     story.at(LEASE + 100).deliver(stream, delivery("c", 1)).commit("c/1", Outcome::Ok);
     story.commit("b/1", Outcome::Ok).ok(stream, Response::Done).rest().is_clean();
+}
+
+#[test]
+fn a_lease_that_is_extended_after_its_end_takes_no_place() {
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b"));
+    let stream = story.start(Request::Consume(consume(1)));
+    story.deliver(stream, delivery("a", 1)).at(LEASE - 1_000);
+    let extension = story.start(extend("a/1"));
+    let extended = (Outcome::Ok, Some((2 * LEASE + 500) * MS));
+    story.at(LEASE + 500).ok(extension, Response::Extended(vec![extended]));
+    story.deliver(stream, delivery("b", 1)).is_clean();
 }
 
 #[test]

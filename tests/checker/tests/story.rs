@@ -160,6 +160,10 @@ pub(crate) fn commit(receipt: &str) -> Request {
     Request::Commit { receipts: vec![receipt.to_owned()] }
 }
 
+pub(crate) fn extend(receipt: &str) -> Request {
+    Request::Extend { receipts: vec![receipt.to_owned()], lease: LEASE * MS }
+}
+
 /// Returns delivery `number` of an item, by the receipt `<name>/<number>`.
 pub(crate) fn delivery(name: &str, number: u32) -> Delivery {
     Delivery {

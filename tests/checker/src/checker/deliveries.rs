@@ -151,8 +151,17 @@ impl Checker {
     ) {
         let delivered = self.now;
         let queue = self.items.get(&item).map_or(item, |item| item.queue);
-        let known =
-            Receipt { item, queue, number, call, delivered, newer, ended: None, settling: false };
+        let known = Receipt {
+            item,
+            queue,
+            number,
+            call,
+            delivered,
+            newer,
+            ended: None,
+            settling: false,
+            may_be_free: false,
+        };
         self.receipts.insert(receipt, known);
         self.old.push_back((self.now.at + self.options.remember, Old::Receipt(receipt)));
     }

@@ -169,7 +169,11 @@ impl Checker {
                 let others =
                     item.settles.iter().any(|settle| matches!(settle.kind, Kind::Extend { .. }));
                 if let (Some(last), Some(lease)) = (&mut item.last, lease) {
+                    let may_have_lapsed = last.lease <= self.now.at + self.options.clock;
                     last.lease = if others { last.lease.min(lease) } else { lease };
+                    if let Some(receipt) = self.receipts.get_mut(&key).filter(|_| may_have_lapsed) {
+                        receipt.may_be_free = true;
+                    }
                 }
             }
             (Kind::Move { to, delay }, _) => {

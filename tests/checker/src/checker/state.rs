@@ -230,6 +230,8 @@ pub(super) struct Receipt {
     pub(super) ended: Option<Mark>,
     /// A settle by it has begun.
     pub(super) settling: bool,
+    /// Its lease may have ended before an extension of it took effect, and the stream may have given its place away then.
+    pub(super) may_be_free: bool,
 }
 
 /// An item that is no longer there.

@@ -138,7 +138,7 @@ impl Checker {
                     && last.lease > now.at + clock
                     && self.clock_stepped <= last.delivered.event
             });
-            is_valid && !of.settling
+            is_valid && !of.settling && !of.may_be_free
         });
         let events: Vec<u64> =
             held.iter().take(8).map(|receipt| self.receipts[receipt].delivered.event).collect();
