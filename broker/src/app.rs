@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     access::{Access, Peer, tokens::Tokens},
     config::{Settings, SignalsUri, StoreUri},
-    console::{self, ConsoleState, Probe},
+    console::{self, ConsoleState, Probe, StoredHistory},
     domain::{Action, Clock},
     engine::{Engine, Limits, background},
     essential::essential,
@@ -133,7 +133,7 @@ impl App {
             Server::new(api, options).await.map_err(|error| StartError(error.to_string()))?;
         let health = server.health();
         health.set_serving(true).await;
-        let pages = pages(&server, &access, settings.tokens.is_some(), &stop);
+        let pages = pages(&server, &engine, &access, settings.tokens.is_some(), &stop);
         let ended = CancellationToken::new();
         let serve = until_stopped("gRPC", server.serve(listener), stop.clone(), ended.clone());
         servers.spawn(essential("gRPC server", serve));
@@ -243,6 +243,7 @@ async fn until_stopped<E: Display>(
 /// Returns the pages of the console, which calls the broker as clients do.
 fn pages(
     server: &Server,
+    engine: &Engine,
     access: &Arc<Access>,
     needs_token: bool,
     stop: &CancellationToken,
@@ -262,6 +263,7 @@ fn pages(
         needs_token,
         rights: Arc::new(rights),
         peer: peer_of,
+        history: Some(Arc::new(StoredHistory(Arc::clone(engine.store())))),
         shutdown: stop.clone(),
     })
 }

@@ -69,7 +69,8 @@ impl<'a> Browser<'a> {
 
 on_both_backends!(
     items_are_seen_pushed_and_purged,
-    what_came_since_is_not_deleted_with_an_empty_queue
+    what_came_since_is_not_deleted_with_an_empty_queue,
+    charts_survive_the_broker
 );
 
 async fn items_are_seen_pushed_and_purged(backend: Backend) {
@@ -111,6 +112,39 @@ async fn what_came_since_is_not_deleted_with_an_empty_queue(backend: Backend) {
     assert_eq!(api.list("work", ItemState::Ready).await.len(), 1);
     let deleted = browser.post("/queues/work/delete", "confirm=work&unsettled=1").await;
     assert!(deleted.head.contains("notice=deleted.1"), "{}", deleted.head);
+}
+
+/// Returns the numbers of ready items in the chart of the last hour.
+async fn ready_in_the_chart(browser: &Browser<'_>) -> Vec<i64> {
+    let chart = browser.get("/queues/work/series?seconds=3600").await.body;
+    let ready = chart.split("\"ready\":[").nth(1).and_then(|rest| rest.split(']').next());
+    ready.expect(&chart).split(',').filter_map(|number| number.parse().ok()).collect()
+}
+
+async fn charts_survive_the_broker(backend: Backend) {
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    api.push("work", &["first", "second"]).await;
+    let browser = Browser::new(&broker);
+    assert_eq!(browser.get("/queues").await.status, 200);
+    until("figures in the store", || async {
+        let metrics = browser.get("/metrics").await.body;
+        let line = "sluicegate_store_call_duration_seconds_count{call=\"keep_figures\"} ";
+        let count = metrics.lines().find_map(|metric| metric.strip_prefix(line))?;
+        (count != "0").then_some(())
+    })
+    .await;
+    broker.kill();
+    let broker = store.broker().await;
+    let browser = Browser::new(&broker);
+    assert_eq!(browser.post("/queues/work/purge", "").await.status, 303);
+    assert_eq!(browser.get("/queues").await.status, 200);
+    until("what was before and what is now", || async {
+        let ready = ready_in_the_chart(&browser).await;
+        (ready.first() == Some(&2) && ready.last() == Some(&0)).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -19,6 +19,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         needs_token: arguments.next().is_some(),
         rights: Arc::new(|_, _| Rights::ALL),
         peer: |_| Extensions::new(),
+        history: None,
         shutdown: CancellationToken::new(),
     };
     let listener = TcpListener::bind(&address).await?;

@@ -37,6 +37,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tower::util::BoxCloneSyncService;
 
+pub use crate::board::{HistoryKeeper, PastFigures, TakeFigures};
 use crate::{board::Boards, operation::Operations, session::Sessions};
 
 /// The broker's gRPC services, with the middleware in front of them.
@@ -76,6 +77,8 @@ pub struct Options {
     pub rights: Arc<FindRights>,
     /// Picks what accompanies a browser's request on its way to the broker, for example the address of the browser.
     pub peer: fn(&Extensions) -> Extensions,
+    /// Where the history is kept, so that it survives the broker; `None`: nowhere.
+    pub history: Option<Arc<dyn HistoryKeeper>>,
     /// Cancelled when the broker drains: streams of events end.
     pub shutdown: CancellationToken,
 }
@@ -96,13 +99,13 @@ struct Console {
 
 /// Returns the pages of the console. Must be called within a tokio runtime.
 pub fn router(options: Options) -> Router {
-    let Options { broker, needs_token, rights, peer, shutdown } = options;
+    let Options { broker, needs_token, rights, peer, history, shutdown } = options;
     let console = Arc::new(Console {
         broker,
         needs_token,
         rights,
         peer,
-        boards: Boards::new(shutdown.clone()),
+        boards: Boards::new(history, shutdown.clone()),
         shutdown,
         sessions: Sessions::default(),
         operations: Operations::default(),

@@ -30,6 +30,7 @@ fn console(needs_token: bool) -> Router {
         needs_token,
         rights: Arc::new(|_, _| Rights::ALL),
         peer: |_| Extensions::new(),
+        history: None,
         shutdown: CancellationToken::new(),
     })
 }

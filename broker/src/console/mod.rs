@@ -1,5 +1,7 @@
 //! HTTP for probes and metrics: `/healthz`, `/readyz`, `/metrics`.
 
+mod history;
+
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
@@ -19,6 +21,8 @@ use crate::{
     domain::Action,
     metrics::{self, Metrics},
 };
+
+pub(crate) use history::StoredHistory;
 
 /// How long the store may take to respond to a probe.
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);

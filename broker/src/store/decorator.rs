@@ -7,10 +7,10 @@ use async_trait::async_trait;
 
 use super::{
     Advance, Appeared, BrokerReport, BrokerReportStore, Capabilities, Claim, Created, Deleted,
-    ItemAdmin, ItemDeleted, ItemStore, Links, Move, Operation, OperationPlace, OperationStore,
-    Page, Purged, Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation,
-    Reserved, Reserver, Result, Rollback, ScheduleStore, Selection, SettingsChanges, SettingsWatch,
-    StatsStore, Store, StoredReceiptKey,
+    FiguresPlace, FiguresStore, ItemAdmin, ItemDeleted, ItemStore, KeptFigures, Links, Move,
+    Operation, OperationPlace, OperationStore, Page, Purged, Push, QueueStore, ReceiptKeyStore,
+    RedriveFilter, Redriven, Reservation, Reserved, Reserver, Result, Rollback, ScheduleStore,
+    Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoredReceiptKey,
 };
 use crate::{
     domain::{
@@ -281,5 +281,15 @@ pass_through! {
         ) -> Result<Option<Operation>>;
         async fn cancel_operation(&self, id: OperationId) -> Result<Option<Operation>>;
         async fn delete_operations(&self, ended_before: Timestamp, keep: usize) -> Result<()>;
+    }
+
+    impl FiguresStore {
+        []
+        async fn keep_figures(&self, figures: &KeptFigures, lasting: Duration) -> Result<()>;
+        async fn kept_figures(
+            &self,
+            after: Option<FiguresPlace>,
+            limit: usize
+        ) -> Result<Vec<KeptFigures>>;
     }
 }

@@ -4,8 +4,10 @@
 //!
 //! # Layout
 //! [`Store`] combines one trait per subject: [`ItemStore`], [`ItemAdmin`], [`QueueStore`],
-//! [`StatsStore`], [`ScheduleStore`], [`ReceiptKeyStore`], [`BrokerReportStore`] and [`OperationStore`]. `types` holds their parameters and
-//! results, `reports` what brokers report about themselves, `operations` long work of operators and `stored_work` its text, `error` their errors, `decorator` a store around another one, used by [`timed()`] to measure each call, and
+//! [`StatsStore`], [`ScheduleStore`], [`ReceiptKeyStore`], [`BrokerReportStore`], [`OperationStore`] and
+//! [`FiguresStore`]. `types` holds their parameters and results, `reports` what brokers report about themselves,
+//! `operations` long work of operators and `stored_work` its text, `figures` past figures of queues, `error` their
+//! errors, `decorator` a store around another one, used by [`timed()`] to measure each call, and
 //! `unblocked` the notifications of a store's own upkeep. `conformance` is the test suite for every
 //! store. [`mongo`] and [`sqlite`] are the backends.
 //!
@@ -28,6 +30,7 @@
 pub mod conformance;
 pub(crate) mod decorator;
 mod error;
+mod figures;
 pub mod mongo;
 pub(crate) mod operations;
 pub(crate) mod reports;
@@ -52,6 +55,7 @@ use crate::{
 pub(crate) use self::reports::broker_text;
 pub use self::{
     error::{Result, StoreError},
+    figures::{FiguresPlace, KeptFigures, QueueFigures},
     operations::{Advance, Claim, Operation, OperationPlace, OperationState, Work},
     reports::{BrokerReport, ConsumerKind, ConsumerReport},
     timed::timed,
@@ -73,6 +77,7 @@ pub trait Store:
     + ReceiptKeyStore
     + BrokerReportStore
     + OperationStore
+    + FiguresStore
 {
     /// Returns the name of this store for logs and the start-up banner, without credentials.
     fn describe(&self) -> String;
@@ -422,4 +427,20 @@ pub trait OperationStore: Send + Sync + 'static {
 
     /// Deletes operations that ended before this time, and those beyond the `keep` that ended last.
     async fn delete_operations(&self, ended_before: Timestamp, keep: usize) -> Result<()>;
+}
+
+/// Past figures of queues, for charts. Any number of brokers may keep figures of the same queues: each adds its own and
+/// replaces none of others. Who reads unites them.
+#[async_trait]
+pub trait FiguresStore: Send + Sync + 'static {
+    /// Keeps figures for `lasting` from their time on, in place of those with the same time, step and broker.
+    async fn keep_figures(&self, figures: &KeptFigures, lasting: Duration) -> Result<()>;
+
+    /// Returns the first `limit` figures that last, after the given place, in the order of time, step and broker. What a
+    /// newer version has written differently is left out.
+    async fn kept_figures(
+        &self,
+        after: Option<FiguresPlace>,
+        limit: usize,
+    ) -> Result<Vec<KeptFigures>>;
 }

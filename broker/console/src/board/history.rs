@@ -1,5 +1,5 @@
 //! The past figures of queues, in memory: every 5 s for a quarter of an hour, every minute for three hours, every eight
-//! minutes for a day.
+//! minutes for a day. The latter two are kept where they survive the broker, see [`super::keeper`].
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -10,12 +10,17 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use sluicegate_proto::v1::QueueStats;
 
+use super::keeper::PastFigures;
+
 /// How often figures are recorded.
 pub(crate) const STEP: Duration = Duration::from_secs(5);
 /// Seconds between the points of each level, the finest first.
-const STEPS: [u32; 3] = [5, 60, 480];
+pub(super) const STEPS: [u32; 3] = [5, 60, 480];
 /// The most points of each level.
-const POINTS: usize = 180;
+pub(super) const POINTS: usize = 180;
+/// Times are counted from so many seconds before the start, so that restored figures have a time too. A multiple of all
+/// steps: what was kept before the start shares no step with what comes after it, which would replace it.
+const ORIGIN: u32 = 91_200;
 /// The most queues that have a history, which takes up to 22 KB. The one that did not change for the longest time makes room.
 const MAX_HISTORIES: usize = 1_000;
 /// Figures that are this many steps apart belong to times between which nobody looked.
@@ -26,7 +31,7 @@ const SPARK_SECONDS: u32 = 900;
 /// The figures of a queue at one time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Point {
-    /// Seconds since the start of the histories.
+    /// Seconds since [`ORIGIN`].
     at: u32,
     ready: i64,
     delayed: i64,
@@ -61,6 +66,21 @@ impl History {
             if level.len() > POINTS {
                 level.pop_front();
             }
+        }
+    }
+
+    /// Adds a point to a level, unless the level knows one of its time.
+    fn restore(&mut self, level: usize, point: Point) {
+        let slot = |point: &Point| point.at / STEPS[level];
+        let points = &mut self.levels[level];
+        let Err(place) = points.binary_search_by_key(&slot(&point), slot) else { return };
+        let before = place.checked_sub(1).map(|before| points[before]);
+        if before.is_none_or(|before| Point { at: point.at, ..before } != point) {
+            self.changed_at = self.changed_at.max(point.at);
+        }
+        points.insert(place, point);
+        if points.len() > POINTS {
+            points.pop_front();
         }
     }
 
@@ -118,7 +138,46 @@ impl Default for Histories {
 
 impl Histories {
     fn now(&self) -> u32 {
-        self.start.elapsed().as_secs() as u32
+        ORIGIN + self.start.elapsed().as_secs() as u32
+    }
+
+    /// Returns the figures of all queues that were recorded just now.
+    pub(super) fn latest(&self) -> Vec<PastFigures> {
+        let since = self.now() - GAP * STEPS[0];
+        let queues = self.queues.lock();
+        let latest = queues.iter().filter_map(|(queue, history)| {
+            let point = history.levels[0].back().filter(|point| point.at >= since)?;
+            Some(PastFigures {
+                queue: queue.clone(),
+                ready: point.ready,
+                delayed: point.delayed,
+                reserved: point.reserved,
+                blocked: point.blocked,
+                pushed: point.pushed,
+                left: point.left,
+            })
+        });
+        latest.collect()
+    }
+
+    /// Adds figures that were kept, of the level with this step.
+    pub(super) fn restore(&self, age: Duration, step: u32, figures: Vec<PastFigures>) {
+        // Rounded up, so that what was kept before the start stays before it.
+        let age = u32::try_from(age.as_millis().div_ceil(1_000)).unwrap_or(u32::MAX);
+        let level = STEPS.iter().position(|of_level| *of_level == step);
+        let (Some(level), Some(at)) = (level, self.now().checked_sub(age)) else { return };
+        let mut queues = self.queues.lock();
+        for PastFigures { queue, ready, delayed, reserved, blocked, pushed, left } in figures {
+            let point = Point { at, ready, delayed, reserved, blocked, pushed, left };
+            queues.entry(queue).or_default().restore(level, point);
+        }
+        make_room(&mut queues);
+    }
+
+    /// Returns the points of a queue.
+    #[cfg(test)]
+    pub(super) fn points_of(&self, queue: &str) -> Vec<(Point, u32)> {
+        self.queues.lock()[queue].points(0)
     }
 
     /// Records the figures of many queues as of now, each with whether they have changed lately. While there are as many
@@ -144,18 +203,7 @@ impl Histories {
                 queues.insert(stats.queue.clone(), history);
             }
         }
-        if queues.len() > MAX_HISTORIES {
-            let mut ages: Vec<u32> = queues.values().map(|history| history.changed_at).collect();
-            ages.sort_unstable_by(|a, b| b.cmp(a));
-            let oldest = ages[MAX_HISTORIES - 1];
-            queues.retain(|_, history| history.changed_at >= oldest);
-            let mut surplus = queues.len() - MAX_HISTORIES;
-            queues.retain(|_, history| {
-                let goes = surplus > 0 && history.changed_at == oldest;
-                surplus -= usize::from(goes);
-                !goes
-            });
-        }
+        make_room(&mut queues);
     }
 
     /// Returns what a chart shows of the last `span`. `now` is the time of day.
@@ -188,6 +236,23 @@ impl Histories {
         // Every third point: a sparkline is sixty pixels wide.
         points.rev().step_by(3).map(|point| (place(point.at), point.ready)).collect()
     }
+}
+
+/// Forgets the histories that did not change for the longest time, if there are more than may be.
+fn make_room(queues: &mut HashMap<String, History>) {
+    if queues.len() <= MAX_HISTORIES {
+        return;
+    }
+    let mut ages: Vec<u32> = queues.values().map(|history| history.changed_at).collect();
+    ages.sort_unstable_by(|a, b| b.cmp(a));
+    let oldest = ages[MAX_HISTORIES - 1];
+    queues.retain(|_, history| history.changed_at >= oldest);
+    let mut surplus = queues.len() - MAX_HISTORIES;
+    queues.retain(|_, history| {
+        let goes = surplus > 0 && history.changed_at == oldest;
+        surplus -= usize::from(goes);
+        !goes
+    });
 }
 
 fn rates(before: &Point, after: &Point) -> Option<(f64, f64)> {
@@ -223,7 +288,7 @@ mod tests {
         let histories = Histories::default();
         let mut history = History::default();
         for at in [0, 5, 10, 300] {
-            history.record(point(at, 7));
+            history.record(point(ORIGIN + at, 7));
         }
         let mut histories = histories;
         histories.start = Instant::now().checked_sub(Duration::from_mins(5)).unwrap();
@@ -232,6 +297,54 @@ mod tests {
         assert_eq!(series.ready, [Some(7), Some(7), Some(7), None, Some(7)]);
         assert_eq!(series.pushed, [None, Some(1.0), Some(1.0), None, None]);
         assert_eq!(histories.series("none", Duration::from_hours(1), 1_000), Series::default());
+    }
+
+    #[test]
+    fn restored_figures_come_before_those_since_the_start() {
+        let histories = Histories::default();
+        let stats = QueueStats { queue: "a".to_owned(), ready: 9, ..QueueStats::default() };
+        histories.record([(&stats, true)].into_iter());
+        let past = |ready| PastFigures {
+            queue: "a".to_owned(),
+            ready,
+            delayed: 0,
+            reserved: 0,
+            blocked: 0,
+            pushed: 0,
+            left: 0,
+        };
+        // Those of two brokers come in any order, and tell of the same minutes.
+        for (minutes, ready) in [(3, 3), (1, 1), (2, 2), (2, 2), (1, 1)] {
+            histories.restore(Duration::from_mins(minutes), 60, vec![past(ready)]);
+        }
+        histories.restore(Duration::from_hours(5), 480, vec![past(5)]);
+        histories.restore(Duration::from_hours(26), 480, vec![past(6)]);
+        histories.restore(Duration::from_mins(4), 7, vec![past(7)]);
+        let series = histories.series("a", Duration::from_hours(24), 100_000);
+        let ready: Vec<i64> = series.ready.iter().flatten().copied().collect();
+        assert_eq!(ready, [5, 3, 2, 1, 9]);
+        assert!(series.time.is_sorted() && (81_990..=82_000).contains(&series.time[0]));
+    }
+
+    #[test]
+    fn restored_histories_are_bounded_too() {
+        let histories = Histories::default();
+        let past = |n: usize| PastFigures {
+            queue: n.to_string(),
+            ready: 1,
+            delayed: 0,
+            reserved: 0,
+            blocked: 0,
+            pushed: 1,
+            left: 0,
+        };
+        for hours in [2, 1] {
+            let many = (hours * MAX_HISTORIES..(hours + 1) * MAX_HISTORIES).map(past).collect();
+            histories.restore(Duration::from_hours(hours as u64), 480, many);
+        }
+        let queues = histories.queues.lock();
+        assert_eq!(queues.len(), MAX_HISTORIES);
+        assert!(queues.contains_key(&MAX_HISTORIES.to_string()), "the later ones stay");
     }
 
     #[test]

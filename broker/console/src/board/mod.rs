@@ -2,6 +2,7 @@
 //! however many browsers show it. A board ends when nobody has looked at it for a long time.
 
 mod history;
+mod keeper;
 mod selection;
 
 use std::{
@@ -17,6 +18,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
 use crate::api::Api;
+
+pub use self::keeper::{HistoryKeeper, PastFigures, TakeFigures};
 
 pub(crate) use self::{
     history::Histories,
@@ -40,12 +43,15 @@ const STUCK_AFTER: Duration = Duration::from_mins(1);
 pub(crate) struct Boards {
     by_token: Mutex<HashMap<Option<String>, Arc<Board>>>,
     pub(crate) histories: Arc<Histories>,
+    /// Where the history is kept; `None` once someone has looked, or if it is kept nowhere.
+    keeper: Mutex<Option<Arc<dyn HistoryKeeper>>>,
     shutdown: CancellationToken,
 }
 
 impl Boards {
-    pub(crate) fn new(shutdown: CancellationToken) -> Self {
-        Self { by_token: Mutex::default(), histories: Arc::default(), shutdown }
+    pub(crate) fn new(keeper: Option<Arc<dyn HistoryKeeper>>, shutdown: CancellationToken) -> Self {
+        let (by_token, histories) = (Mutex::default(), Arc::default());
+        Self { by_token, histories, keeper: Mutex::new(keeper), shutdown }
     }
 
     /// Returns the board of a token; `api` makes the clients for its stream if there is none yet.
@@ -66,6 +72,10 @@ impl Boards {
         }
         let board = Arc::new(Board::new(self.shutdown.child_token()));
         tokio::spawn(Arc::clone(&board).run(api(), Arc::clone(&self.histories)));
+        if let Some(keeper) = self.keeper.lock().take() {
+            let stop = self.shutdown.child_token();
+            tokio::spawn(keeper::run(Arc::clone(&self.histories), keeper, stop));
+        }
         boards.insert(key, Arc::clone(&board));
         board
     }

@@ -36,6 +36,7 @@ pub mod admin;
 pub mod dead_letter;
 pub mod dedup;
 pub mod deletion;
+pub mod figures;
 pub mod first_lease;
 pub mod history;
 pub mod keys;
@@ -110,6 +111,11 @@ macro_rules! conformance {
                 links_change_one_at_a_time
                 a_push_that_takes_effect_after_the_deletion_restores_its_queue
                 a_dead_letter_restores_its_deleted_queue
+            }
+            figures {
+                figures_of_several_brokers_stand_side_by_side
+                figures_are_read_in_pages
+                figures_end_when_their_time_is_over
             }
             first_lease {
                 an_item_stored_as_reserved_is_as_after_a_reserve

@@ -12,11 +12,11 @@ use crate::{
     },
     metrics::Metrics,
     store::{
-        Advance, BrokerReport, BrokerReportStore, Capabilities, Claim, Created, Deleted, ItemAdmin,
-        ItemDeleted, ItemStore, Links, Move, Operation, OperationPlace, OperationStore, Page,
-        Purged, Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation, Reserver,
-        Result, Rollback, ScheduleStore, Selection, SettingsWatch, StatsStore, Store,
-        StoredReceiptKey,
+        Advance, BrokerReport, BrokerReportStore, Capabilities, Claim, Created, Deleted,
+        FiguresPlace, FiguresStore, ItemAdmin, ItemDeleted, ItemStore, KeptFigures, Links, Move,
+        Operation, OperationPlace, OperationStore, Page, Purged, Push, QueueStore, ReceiptKeyStore,
+        RedriveFilter, Redriven, Reservation, Reserver, Result, Rollback, ScheduleStore, Selection,
+        SettingsWatch, StatsStore, Store, StoredReceiptKey,
         mongo::{
             MongoStore, admin,
             catalog::{self, settings_watch::MongoSettingsWatch},
@@ -414,5 +414,21 @@ impl OperationStore for MongoStore {
             catalog::operations::delete(&inner, ended_before, keep).await
         })
         .await
+    }
+}
+
+#[async_trait]
+impl FiguresStore for MongoStore {
+    async fn keep_figures(&self, figures: &KeptFigures, lasting: Duration) -> Result<()> {
+        let kept = figures.clone();
+        self.run(|inner| async move { catalog::figures::keep(&inner, &kept, lasting).await }).await
+    }
+
+    async fn kept_figures(
+        &self,
+        after: Option<FiguresPlace>,
+        limit: usize,
+    ) -> Result<Vec<KeptFigures>> {
+        self.run(|inner| async move { catalog::figures::list(&inner, after, limit).await }).await
     }
 }

@@ -125,6 +125,8 @@ struct Inner {
     unblocked: Unblocked,
     /// Set once the collection of reports has its index.
     reports_indexed: OnceCell<()>,
+    /// The same for past figures.
+    figures_indexed: OnceCell<()>,
     /// Operations, which end by themselves.
     tracker: Tasks,
     stop: CancellationToken,
@@ -179,6 +181,7 @@ impl MongoStore {
             cursors: QueueCursors::new(),
             unblocked: Unblocked::default(),
             reports_indexed: OnceCell::new(),
+            figures_indexed: OnceCell::new(),
             tracker: Tasks::default(),
             stop,
         };

@@ -12,15 +12,16 @@ use crate::{
     },
     metrics::Metrics,
     store::{
-        Appeared, BrokerReport, BrokerReportStore, Capabilities, Created, Deleted, ItemAdmin,
-        ItemDeleted, ItemStore, Links, Move, Page, Purged, Push, QueueStore, ReceiptKeyStore,
-        RedriveFilter, Redriven, Reservation, Reserved, Reserver, Result, Rollback, ScheduleStore,
-        Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoreError, StoredReceiptKey,
+        Appeared, BrokerReport, BrokerReportStore, Capabilities, Created, Deleted, FiguresPlace,
+        FiguresStore, ItemAdmin, ItemDeleted, ItemStore, KeptFigures, Links, Move, Page, Purged,
+        Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation, Reserved,
+        Reserver, Result, Rollback, ScheduleStore, Selection, SettingsChanges, SettingsWatch,
+        StatsStore, Store, StoreError, StoredReceiptKey,
         sqlite::{
             Inner, SqliteStore,
             admin::{self, Before, CHUNK, Purge, Reached},
             browse::{self, Position},
-            push, queues, receipt_keys, reserve, schedules, settle,
+            figures, push, queues, receipt_keys, reserve, schedules, settle,
             tx::{Tx, View},
             writer::Kind,
         },
@@ -498,5 +499,21 @@ impl ReceiptKeyStore for SqliteStore {
     async fn add_receipt_key(&self, key: &StoredReceiptKey) -> Result<()> {
         let key = key.clone();
         self.inner.write(move |tx| receipt_keys::add(tx, &key)).await
+    }
+}
+
+#[async_trait]
+impl FiguresStore for SqliteStore {
+    async fn keep_figures(&self, figures: &KeptFigures, lasting: Duration) -> Result<()> {
+        let kept = figures.clone();
+        self.inner.write(move |tx| figures::keep(tx, &kept, lasting)).await
+    }
+
+    async fn kept_figures(
+        &self,
+        after: Option<FiguresPlace>,
+        limit: usize,
+    ) -> Result<Vec<KeptFigures>> {
+        self.inner.read(move |view| figures::list(view, after, limit)).await
     }
 }

@@ -22,6 +22,7 @@ mod damage;
 mod definitions;
 mod deletions;
 mod failure;
+mod figures;
 mod indexes;
 mod late;
 mod mark;

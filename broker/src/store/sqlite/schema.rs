@@ -106,6 +106,15 @@ CREATE TABLE receipt_keys (     -- with which receipts are signed; the newest fe
   created INTEGER NOT NULL
 ) STRICT;
 
+CREATE TABLE figures (          -- of queues at past times, for charts
+  time INTEGER NOT NULL,
+  step INTEGER NOT NULL,        -- seconds between these figures and the next ones
+  broker TEXT NOT NULL,         -- who kept them
+  expires INTEGER NOT NULL,     -- when they may go
+  queues TEXT NOT NULL,         -- JSON
+  PRIMARY KEY (time, step, broker)
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE counters (
   queue TEXT PRIMARY KEY,
   value INTEGER NOT NULL        -- the last sequence number taken

@@ -1,11 +1,12 @@
 //! Queues, schedules, and agreements among brokers.
 
-use std::time::Duration;
+use std::{ops::Bound, time::Duration};
 
 use sluicegate_broker::{
     domain::{Queue, QueueName, Schedule, ScheduleName, Timestamp, Totals},
     store::{
-        BrokerReport, Created, Deleted, Links, RECEIPT_KEYS, SettingsChanges, StoredReceiptKey,
+        BrokerReport, Created, Deleted, FiguresPlace, KeptFigures, Links, RECEIPT_KEYS,
+        SettingsChanges, StoredReceiptKey,
     },
 };
 
@@ -183,6 +184,23 @@ impl World {
     pub(super) fn broker_reports(&mut self, now: Timestamp) -> Vec<BrokerReport> {
         self.broker_reports.retain(|_, (_, until)| *until > now);
         self.broker_reports.values().map(|(report, _)| report.clone()).collect()
+    }
+
+    pub(super) fn keep_figures(&mut self, figures: &KeptFigures, lasting: Duration) {
+        let until = figures.place.time + lasting;
+        self.figures.insert(figures.place, (figures.clone(), until));
+    }
+
+    pub(super) fn kept_figures(
+        &mut self,
+        after: Option<FiguresPlace>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Vec<KeptFigures> {
+        self.figures.retain(|_, (_, until)| *until > now);
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let kept = self.figures.range((after, Bound::Unbounded));
+        kept.take(limit).map(|(_, (kept, _))| kept.clone()).collect()
     }
 }
 

@@ -11,10 +11,10 @@ use sluicegate_broker::{
     metrics::Metrics,
     store::{
         Advance, Appeared, BrokerReport, BrokerReportStore, Capabilities, Claim, Created, Deleted,
-        ItemAdmin, ItemDeleted, ItemStore, Links, Move, Operation, OperationPlace, OperationStore,
-        Page, Purged, Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation,
-        Reserved, Reserver, Result, Rollback, ScheduleStore, Selection, SettingsChanges,
-        SettingsWatch, StatsStore, Store, StoredReceiptKey,
+        FiguresPlace, FiguresStore, ItemAdmin, ItemDeleted, ItemStore, KeptFigures, Links, Move,
+        Operation, OperationPlace, OperationStore, Page, Purged, Push, QueueStore, ReceiptKeyStore,
+        RedriveFilter, Redriven, Reservation, Reserved, Reserver, Result, Rollback, ScheduleStore,
+        Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoredReceiptKey,
     },
 };
 
@@ -472,5 +472,22 @@ impl<L: Link> OperationStore for ModelStore<L> {
     async fn delete_operations(&self, ended_before: Timestamp, keep: usize) -> Result<()> {
         let delete = |world: &mut World, _| world.operations.delete(ended_before, keep);
         self.inner.call("delete_operations", delete).await
+    }
+}
+
+#[async_trait]
+impl<L: Link> FiguresStore for ModelStore<L> {
+    async fn keep_figures(&self, figures: &KeptFigures, lasting: Duration) -> Result<()> {
+        let keep = |world: &mut World, _| world.keep_figures(figures, lasting);
+        self.inner.call("keep_figures", keep).await
+    }
+
+    async fn kept_figures(
+        &self,
+        after: Option<FiguresPlace>,
+        limit: usize,
+    ) -> Result<Vec<KeptFigures>> {
+        let kept = |world: &mut World, now| world.kept_figures(after, limit, now);
+        self.inner.call("kept_figures", kept).await
     }
 }

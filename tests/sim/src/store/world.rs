@@ -12,7 +12,7 @@ use sluicegate_broker::{
         DedupId, ItemId, OrderingKey, Outcome, Queue, QueueName, Receipt, Schedule, ScheduleName,
         Timestamp, Totals,
     },
-    store::{BrokerReport, StoredReceiptKey},
+    store::{BrokerReport, FiguresPlace, KeptFigures, StoredReceiptKey},
 };
 
 use super::{
@@ -65,6 +65,8 @@ pub(super) struct World {
     pub(super) receipt_keys: BTreeMap<u32, StoredReceiptKey>,
     /// What each broker reported, and until when it counts.
     pub(super) broker_reports: BTreeMap<[u8; 4], (BrokerReport, Timestamp)>,
+    /// Past figures of queues, and until when they last.
+    pub(super) figures: BTreeMap<FiguresPlace, (KeptFigures, Timestamp)>,
     /// Number of reservers by queue and broker.
     pub(super) reservers: BTreeMap<(QueueName, [u8; 4]), usize>,
     /// Queues in which the store made items ready, by the broker that is to be told.

@@ -2,6 +2,7 @@
 
 pub(super) mod deleted;
 pub(super) mod deletion;
+pub(super) mod figures;
 pub(super) mod named;
 pub(super) mod operations;
 pub(super) mod orphaned_items;

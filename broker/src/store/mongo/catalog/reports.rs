@@ -35,7 +35,7 @@ pub(crate) async fn replace(inner: &Inner, report: &BrokerReport, lasting: Durat
         let delete = doc! { "delete": BROKERS, "deletes": [{ "q": all, "limit": 0 }] };
         return run(inner, delete).await;
     }
-    inner.reports_indexed.get_or_try_init(|| create_index(inner)).await?;
+    inner.reports_indexed.get_or_try_init(|| create_index(inner, BROKERS)).await?;
     let until = inner.now() + lasting;
     let mut parts: Vec<&[ConsumerReport]> = report.consumers.chunks(PART).collect();
     if parts.is_empty() {
@@ -65,9 +65,9 @@ async fn run(inner: &Inner, mut command: Document) -> Result<()> {
     written(&reply).map(drop)
 }
 
-/// Creates the index by which the server deletes documents of brokers that are gone.
-async fn create_index(inner: &Inner) -> Result<()> {
-    let command = doc! { "createIndexes": BROKERS, "indexes": [
+/// Creates the index by which the server deletes documents whose time is over.
+pub(super) async fn create_index(inner: &Inner, collection: &str) -> Result<()> {
+    let command = doc! { "createIndexes": collection, "indexes": [
         { "name": "expires", "key": { "expires": 1 }, "expireAfterSeconds": 0 },
     ] };
     let reply = in_time(inner.db.run_command(command)).await.map_err(failed)?;

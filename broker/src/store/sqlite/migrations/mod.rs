@@ -6,7 +6,7 @@ use super::definitions;
 
 /// The steps from each version to the next, the first from version 1. A step that was released never changes; a later
 /// change is a step of its own. New columns follow `payload`.
-const STEPS: &[&str] = &[TO_VERSION_2, TO_VERSION_3, TO_VERSION_4, TO_VERSION_5];
+const STEPS: &[&str] = &[TO_VERSION_2, TO_VERSION_3, TO_VERSION_4, TO_VERSION_5, TO_VERSION_6];
 
 /// The version of the tables that this program creates and uses.
 pub(super) const VERSION: i32 = 1 + STEPS.len() as i32;
@@ -72,6 +72,18 @@ CREATE TABLE operations (
   updated INTEGER NOT NULL,
   claim INTEGER,
   claim_until INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+";
+
+/// Figures of queues outlive the broker that knew them.
+const TO_VERSION_6: &str = r"
+CREATE TABLE figures (
+  time INTEGER NOT NULL,
+  step INTEGER NOT NULL,
+  broker TEXT NOT NULL,
+  expires INTEGER NOT NULL,
+  queues TEXT NOT NULL,
+  PRIMARY KEY (time, step, broker)
 ) STRICT, WITHOUT ROWID;
 ";
 
