@@ -103,13 +103,12 @@ async fn another_broker_continues_what_a_killed_one_began(backend: Backend) {
     let (_, runner, _) = brokers.swap_remove(at.expect("one of our brokers runs it"));
     runner.kill();
 
-    let (other, _broker, api) = match brokers.pop() {
-        Some(other) => other,
-        None => {
-            let broker = store.broker().await;
-            let api = broker.api().await;
-            (api.broker_id().await, broker, api)
-        }
+    let (other, _broker, api) = if let Some(other) = brokers.pop() {
+        other
+    } else {
+        let broker = store.broker().await;
+        let api = broker.api().await;
+        (api.broker_id().await, broker, api)
     };
     let ended = api.until_operation(&id, has_ended).await;
     assert_eq!((ended.state(), &ended.broker), (OperationState::Succeeded, &other));

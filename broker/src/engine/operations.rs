@@ -301,14 +301,13 @@ impl Run {
                 Ok(Ok(Some(operation))) if operation.state == OperationState::Running => {
                     claimed = asked;
                 }
-                Ok(Ok(Some(_))) => self.progress.stop(),
                 Ok(Ok(None)) => {
                     tracing::warn!(operation = %self.operation.id, "another broker runs this operation now");
                     self.progress.stop();
                 }
                 Ok(Err(error)) => tracing::debug!(%error, "could not say how far an operation is"),
-                // The claim has ended.
-                Err(_) => self.progress.stop(),
+                // It was cancelled, or the claim has ended.
+                Ok(Ok(Some(_))) | Err(_) => self.progress.stop(),
             }
         }
     }

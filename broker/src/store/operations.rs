@@ -131,8 +131,7 @@ impl Claim {
 
     /// Returns the claim that a stored number means.
     pub fn of_number(number: i64) -> Self {
-        let [a, b, c, d, e, f, g, h] = number.to_be_bytes();
-        Self { broker: [a, b, c, d], number: u32::from_be_bytes([e, f, g, h]) }
+        Self { broker: ((number >> 32) as u32).to_be_bytes(), number: number as u32 }
     }
 }
 

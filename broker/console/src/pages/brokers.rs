@@ -59,7 +59,7 @@ fn part(found: &Shown) -> Markup {
     let own = found.this.broker.as_ref().map_or("", |broker| broker.id.as_str());
     let silent = found.brokers.iter().filter(|broker| !broker.store_healthy).count();
     let consumers = found.brokers.iter().map(|broker| broker.consumers).sum();
-    let limits = found.this.limits.clone().unwrap_or_default();
+    let limits = found.this.limits.unwrap_or_default();
     let features = found.this.features.unwrap_or_default();
     html! {
         @if let Some(problem) = &found.problem { (live::not_up_to_date(problem)) }

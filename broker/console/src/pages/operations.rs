@@ -87,11 +87,11 @@ fn ending(operation: &Operation) -> Answer {
     Ok(done(&back, notice, operation.processed_items))
 }
 
-fn shown_progress(visitor: &Visitor, operation: Operation) -> Answer {
+fn shown_progress(visitor: &Visitor, operation: &Operation) -> Answer {
     if operation.state() != OperationState::Running {
-        return ending(&operation);
+        return ending(operation);
     }
-    let (title, back, _) = named(&operation);
+    let (title, back, _) = named(operation);
     let (items, total) = (operation.processed_items, operation.total_items);
     let begun = operation.create_time.and_then(|time| SystemTime::try_from(time).ok());
     let since = begun.and_then(|time| time.elapsed().ok()).unwrap_or_default();
@@ -138,7 +138,7 @@ where
 
 pub(super) async fn progress(visitor: Visitor, Path(id): Path<String>) -> Answer {
     if is_of_all_brokers(&id) {
-        return shown_progress(&visitor, get(&visitor.api(), id).await?);
+        return shown_progress(&visitor, &get(&visitor.api(), id).await?);
     }
     let operation = visitor.console.operations.get(&id, visitor.token.as_deref());
     let operation = operation.ok_or_else(forgotten)?;
