@@ -6,7 +6,7 @@ use clap::{ArgMatches, parser::ValueSource};
 use serde::{Deserialize, Serialize};
 use sluicegate_client::ClientBuilder;
 
-use crate::{context::Global, failure::Failure};
+use crate::{failure::Failure, options::Global};
 
 /// Where a broker is if nothing says so.
 const DEFAULT_SERVER: &str = "http://127.0.0.1:7400";

@@ -13,6 +13,7 @@ mod confirm;
 mod connection;
 mod consume;
 mod context;
+mod context_command;
 mod contexts;
 mod declare;
 mod doctor;
@@ -23,6 +24,7 @@ mod history;
 mod items;
 mod json;
 mod operation;
+mod options;
 mod output;
 mod protocol;
 mod push;
@@ -41,8 +43,9 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tracing_subscriber::{Layer, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::{
-    context::{Context, Global},
+    context::Context,
     failure::{Failure, error_json},
+    options::Global,
 };
 
 const AFTER_HELP: &str = "\
@@ -143,7 +146,7 @@ enum Command {
     Schedule(schedule::ScheduleCommand),
     /// Manage contexts: brokers by name, with what it takes to reach them
     #[command(subcommand)]
-    Context(contexts::ContextCommand),
+    Context(context_command::ContextCommand),
     /// Print the completion of commands and options for a shell
     Completion(documents::CompletionArgs),
     /// Write man pages
@@ -225,7 +228,7 @@ async fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Operation(command) => operation::run(context, command).await,
         Command::Bench(args) => bench::run(context, *args).await,
         Command::Schedule(command) => schedule::run(context, command).await,
-        Command::Context(command) => contexts::run(context, command),
+        Command::Context(command) => context_command::run(context, command),
         Command::Completion(args) => documents::completion(command_line(), &args),
         Command::Man(args) => documents::man(command_line(), &args),
     }

@@ -10,8 +10,6 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use sluicegate_proto::v1::QueueStats;
 
-use super::keeper::PastFigures;
-
 /// How often figures are recorded.
 pub(crate) const STEP: Duration = Duration::from_secs(5);
 /// Seconds between the points of each level, the finest first.
@@ -27,6 +25,25 @@ const MAX_HISTORIES: usize = 1_000;
 const GAP: u32 = 3;
 /// What a sparkline shows.
 const SPARK_SECONDS: u32 = 900;
+
+/// The figures of a queue at some time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PastFigures {
+    /// The queue.
+    pub queue: String,
+    /// Numbers of items by state.
+    pub ready: i64,
+    /// The same.
+    pub delayed: i64,
+    /// The same.
+    pub reserved: i64,
+    /// The same.
+    pub blocked: i64,
+    /// How many items had ever been pushed.
+    pub pushed: i64,
+    /// How many items had ever left the queue, in whatever way.
+    pub left: i64,
+}
 
 /// The figures of a queue at one time.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -8,26 +8,7 @@ use std::{
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
-use super::history::{Histories, POINTS, STEP, STEPS};
-
-/// The figures of a queue at some time.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PastFigures {
-    /// The queue.
-    pub queue: String,
-    /// Numbers of items by state.
-    pub ready: i64,
-    /// The same.
-    pub delayed: i64,
-    /// The same.
-    pub reserved: i64,
-    /// The same.
-    pub blocked: i64,
-    /// How many items had ever been pushed.
-    pub pushed: i64,
-    /// How many items had ever left the queue, in whatever way.
-    pub left: i64,
-}
+use super::history::{Histories, POINTS, PastFigures, STEP, STEPS};
 
 /// Takes figures that were kept: how old they are, how many seconds there are between them and the next ones, and the
 /// figures.

@@ -19,7 +19,10 @@ use tonic::{Code, Status};
 
 use crate::api::Api;
 
-pub use self::keeper::{HistoryKeeper, PastFigures, TakeFigures};
+pub use self::{
+    history::PastFigures,
+    keeper::{HistoryKeeper, TakeFigures},
+};
 
 pub(crate) use self::{
     history::Histories,

@@ -11,7 +11,7 @@ use rusqlite::{Connection, OpenFlags, config::DbConfig};
 use super::{
     checksum::{Summed, is_damage, summed_columns, verify},
     definitions, mark,
-    schema::{identity, is_store},
+    schema::{identity, is_store, open_memory},
 };
 
 /// Pause between reports of progress.
@@ -114,7 +114,7 @@ pub fn check(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, String
         Err(error) => Err(format!("{name}: {error}")),
     };
     run("definitions", &mut |report| {
-        report.faults.extend(definitions::fault(&conn)?);
+        report.faults.extend(definitions::fault(&conn, &open_memory()?)?);
         Ok(())
     })?;
     run("commits", &mut |report| check_commits(&conn, noted, report))?;

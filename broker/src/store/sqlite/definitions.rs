@@ -11,8 +11,6 @@ use std::collections::BTreeMap;
 
 use rusqlite::Connection;
 
-use super::schema;
-
 /// The default of columns that a step from an earlier version has added, and that have none in a new file.
 const ADDED_DEFAULT: &str = "0";
 
@@ -49,10 +47,11 @@ impl Column {
     }
 }
 
-/// Returns what is wrong with the tables of a file of this version, or `None` if they are as this version defines them.
-pub(super) fn fault(conn: &Connection) -> rusqlite::Result<Option<String>> {
+/// Returns what is wrong with the tables of a file, or `None` if they are defined as those of `new`, an empty store of this
+/// version.
+pub(super) fn fault(conn: &Connection, new: &Connection) -> rusqlite::Result<Option<String>> {
     let found = tables(conn)?;
-    for (name, expected) in tables(&schema::open_memory()?)? {
+    for (name, expected) in tables(new)? {
         let fault = match found.get(&name) {
             None => Some("is missing".to_owned()),
             Some(table) => table_fault(&expected, table),

@@ -278,8 +278,10 @@ impl StoreFile {
                 ));
             }
             Whose::Other => return refuse(format!("{shown} is a database of another program")),
-            Whose::Ours(VERSION) => definitions::fault(conn),
-            Whose::Ours(version) => migrations::migrate(conn, version),
+            Whose::Ours(VERSION) => open_memory().and_then(|new| definitions::fault(conn, &new)),
+            Whose::Ours(version) => {
+                open_memory().and_then(|new| migrations::migrate(conn, version, &new))
+            }
         };
         match fault {
             Ok(None) => Ok(()),

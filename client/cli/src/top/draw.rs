@@ -5,7 +5,7 @@ use std::time::Instant;
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
-    style::{Color, Modifier, Style},
+    style::{Modifier, Style},
     text::{Line, Span},
     widgets::{Block, Clear, Paragraph, Row as TableRow, Table, TableState},
 };
@@ -14,6 +14,7 @@ use super::{
     app::{App, Mode},
     board::{Mark, Row, Sort},
     draw_queue,
+    style::{Styles, count, rate},
 };
 use crate::{output::harmless, values};
 
@@ -41,46 +42,6 @@ const COLUMNS: [Column; 10] = [
 
 const fn column(title: &'static str, sort: Option<Sort>, width: u16, from: u16) -> Column {
     Column { title, sort, width, from }
-}
-
-/// Colours, or none.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Styles {
-    has_colours: bool,
-}
-
-impl Styles {
-    pub(super) fn of(app: &App) -> Self {
-        Self { has_colours: app.has_colours }
-    }
-
-    fn colour(self, colour: Color) -> Style {
-        if self.has_colours { Style::new().fg(colour) } else { Style::new() }
-    }
-
-    pub(super) fn head() -> Style {
-        Style::new().add_modifier(Modifier::BOLD)
-    }
-
-    pub(super) fn quiet(self) -> Style {
-        self.colour(Color::DarkGray)
-    }
-
-    pub(super) fn good(self) -> Style {
-        self.colour(Color::Green)
-    }
-
-    pub(super) fn bad(self) -> Style {
-        self.colour(Color::Red)
-    }
-
-    fn mark(self, mark: Mark) -> Style {
-        match mark {
-            Mark::Paused => self.colour(Color::Yellow),
-            Mark::Stuck => self.bad(),
-            Mark::DeadLetters => self.colour(Color::Magenta),
-        }
-    }
 }
 
 /// Draws everything.
@@ -228,31 +189,6 @@ fn cells(row: &Row, now: Instant) -> [Line<'static>; 10] {
     ]
 }
 
-/// Shows a count in groups of three digits; from ten million on in millions.
-pub(super) fn count(n: i64) -> String {
-    if n >= 10_000_000 {
-        return format!("{:.1}M", n as f64 / 1e6);
-    }
-    let digits = n.to_string();
-    let mut shown = String::with_capacity(digits.len() + 2);
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            shown.push(',');
-        }
-        shown.push(digit);
-    }
-    shown
-}
-
-/// Shows items per second; nothing if there are none.
-pub(super) fn rate(rate: f64) -> String {
-    match rate {
-        0.0 => String::new(),
-        rate if rate < 10.0 => format!("{rate:.1}"),
-        rate => count(rate.round() as i64),
-    }
-}
-
 const HELP: [&str; 16] = [
     "↑ ↓ j k      select a queue",
     "PgUp PgDn    a page up or down",
@@ -287,25 +223,15 @@ fn draw_help(frame: &mut Frame<'_>, area: Rect) {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use ratatui::{Terminal, backend::TestBackend, buffer::Buffer};
+mod tests {
+    use ratatui::{buffer::Buffer, style::Color};
     use sluicegate_client::proto::{Queue, QueueStats};
 
     use super::*;
-    use crate::top::feed::News;
+    use crate::top::{feed::News, style::tests::screen};
 
-    /// Returns the lines of the screen, and the screen.
-    pub(in crate::top) fn drawn(
-        app: &mut App,
-        now: Instant,
-        width: u16,
-        height: u16,
-    ) -> (Vec<String>, Buffer) {
-        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
-        terminal.draw(|frame| draw(frame, app, now)).unwrap();
-        let buffer = terminal.backend().buffer().clone();
-        let line = |y: u16| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
-        ((0..height).map(|y| line(y).trim_end().to_owned()).collect(), buffer)
+    fn drawn(app: &mut App, now: Instant, width: u16, height: u16) -> (Vec<String>, Buffer) {
+        screen(width, height, |frame| draw(frame, app, now))
     }
 
     fn app(now: Instant) -> App {

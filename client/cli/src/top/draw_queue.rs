@@ -13,8 +13,8 @@ use sluicegate_client::proto::{Consumer, Item, Queue};
 
 use super::{
     app::App,
-    draw::{Styles, count, rate},
     feed::DeadLetters,
+    style::{Styles, count, rate},
 };
 use crate::{
     json,
@@ -195,14 +195,19 @@ fn since(time: &Timestamp) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use ratatui::buffer::Buffer;
     use sluicegate_client::proto::QueueStats;
 
     use super::*;
     use crate::top::{
         app::Mode,
-        draw::tests::drawn,
         feed::{Detail, News},
+        style::tests::screen,
     };
+
+    fn drawn(app: &App, now: Instant, width: u16, height: u16) -> (Vec<String>, Buffer) {
+        screen(width, height, |frame| draw(frame, app, frame.area(), now))
+    }
 
     fn app(now: Instant) -> App {
         let mut app = App::new("http://b:7400".to_owned(), false);
@@ -248,7 +253,7 @@ mod tests {
             })),
             now,
         );
-        let (lines, buffer) = drawn(&mut app, now, 120, 30);
+        let (lines, buffer) = drawn(&app, now, 120, 30);
         let all = lines.join("\n");
         for part in [
             "4 ready   0 delayed",
@@ -270,7 +275,7 @@ mod tests {
     fn what_may_not_be_read_says_so_in_its_place() {
         let now = Instant::now();
         let mut app = app(now);
-        assert!(drawn(&mut app, now, 100, 20).0.join("\n").contains('…'), "on its way");
+        assert!(drawn(&app, now, 100, 20).0.join("\n").contains('…'), "on its way");
         let refused = || "the token may not view".to_owned();
         app.hear(
             News::Detail(Box::new(Detail {
@@ -281,7 +286,7 @@ mod tests {
             })),
             now,
         );
-        let all = drawn(&mut app, now, 100, 20).0.join("\n");
+        let all = drawn(&app, now, 100, 20).0.join("\n");
         assert!(all.contains("not there") && all.contains(&refused()), "{all}");
     }
 
@@ -290,6 +295,6 @@ mod tests {
         let now = Instant::now();
         let mut app = app(now);
         app.hear(News::Queues(vec![]), now);
-        assert!(drawn(&mut app, now, 100, 20).0[1].contains("orders  is no longer there"));
+        assert!(drawn(&app, now, 100, 20).0[0].contains("orders  is no longer there"));
     }
 }

@@ -9,6 +9,7 @@ mod board;
 mod draw;
 mod draw_queue;
 mod feed;
+mod style;
 
 use std::{
     io::{self, IsTerminal},

@@ -89,12 +89,17 @@ CREATE TABLE figures (
 
 /// Brings a file from `version` up to [`VERSION`], if its tables are then as this version defines them. Otherwise
 /// returns what is wrong with them. After a fault or an error, or if the process ends on the way, the file is as it was.
-pub(super) fn migrate(conn: &Connection, version: i32) -> rusqlite::Result<Option<String>> {
+/// `new` is an empty store of this version.
+pub(super) fn migrate(
+    conn: &Connection,
+    version: i32,
+    new: &Connection,
+) -> rusqlite::Result<Option<String>> {
     let done = usize::try_from(version - 1).unwrap_or_default();
     let steps = STEPS.get(done..).unwrap_or_default().concat();
     let migrated = conn
         .execute_batch(&format!("BEGIN IMMEDIATE; {steps} PRAGMA user_version = {VERSION};"))
-        .and_then(|()| definitions::fault(conn))
+        .and_then(|()| definitions::fault(conn, new))
         .and_then(|fault| match fault {
             None => conn.execute_batch("COMMIT").map(|()| None),
             fault => Ok(fault),
