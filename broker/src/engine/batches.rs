@@ -99,6 +99,11 @@ impl<'a> Batches<'a> {
         self.max_items.saturating_sub(self.progress.done())
     }
 
+    /// Returns true if the work is to stop.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.progress.is_stopped()
+    }
+
     /// Adds to the number of items that are done.
     pub(super) fn did(&self, items: u64) {
         self.progress.add(items);

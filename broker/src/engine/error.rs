@@ -141,6 +141,14 @@ impl EngineError {
         let max_depth = queue.max_depth.map_or(0, NonZeroU64::get);
         Self::QueueFull { queue: queue.name.clone(), max_depth }
     }
+
+    /// Returns what is kept for users to read. What the store said may name hosts, and is for the log only.
+    pub(super) fn in_words(&self) -> String {
+        match self {
+            Self::Store(_) => "the store failed: the broker's log says more".to_owned(),
+            error => error.to_string(),
+        }
+    }
 }
 
 impl From<StoreError> for EngineError {

@@ -249,7 +249,12 @@ impl Run {
         };
         let (state, error) = match ended {
             Ended::Done(Ok(())) => (OperationState::Succeeded, String::new()),
-            Ended::Done(Err(error)) => (OperationState::Failed, in_words(&error)),
+            Ended::Done(Err(error)) => {
+                if matches!(error, EngineError::Store(_)) {
+                    tracing::error!(operation = %id, %error, "an operation failed");
+                }
+                (OperationState::Failed, error.in_words())
+            }
             // Somebody else goes on, unless the operation was cancelled, which stays so.
             Ended::Stopped => (OperationState::Running, String::new()),
         };
@@ -348,15 +353,6 @@ fn may_pass(error: &EngineError) -> bool {
         }
         _ => false,
     }
-}
-
-/// Returns what users are told. What the store said may name hosts, and goes to the log only.
-fn in_words(error: &EngineError) -> String {
-    if let EngineError::Store(failure) = error {
-        tracing::error!(error = %failure, "an operation failed");
-        return "the store failed: the broker's log says more".to_owned();
-    }
-    error.to_string()
 }
 
 /// Returns a random id, or the one that belongs to this request for this queue.

@@ -302,7 +302,7 @@ impl RefusedTicks {
         }
         let again = now + BACKOFF.delay(failures);
         let refusal =
-            Refusal { failures: failures.saturating_add(1), again, error: error.to_string() };
+            Refusal { failures: failures.saturating_add(1), again, error: error.in_words() };
         self.of.insert(name.clone(), refusal);
         again
     }

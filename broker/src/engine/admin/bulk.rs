@@ -18,7 +18,7 @@ use crate::{
 /// How many items are read or deleted at a time that take a call each.
 pub(super) const AT_A_TIME: usize = 16;
 /// The most items that are read at a time to be matched. They may be large.
-const READ: usize = 64;
+pub(super) const READ: usize = 64;
 
 /// Which items of a dead-letter queue to move back, and where to.
 #[derive(Debug, Clone)]
@@ -277,11 +277,15 @@ impl Engine {
         let mut found = Vec::new();
         while let Some(batch) = batches.next().await {
             self.check_open()?;
-            while found.len() < batch as usize && matching.next(self, &queue, &mut found).await? {}
+            // Of a deep queue, few items may match: the pages of a batch can be all of it.
+            while found.len() < batch as usize
+                && !batches.is_stopped()
+                && matching.next(self, &queue, &mut found).await?
+            {}
             if found.is_empty() {
                 break;
             }
-            let rest = found.split_off(found.len().min(batch as usize));
+            let batch: Vec<ItemId> = found.drain(..found.len().min(batch as usize)).collect();
             let delete = |id| async move {
                 match self.delete_item(name, id, state).await {
                     Ok(()) => Ok(1),
@@ -292,9 +296,7 @@ impl Engine {
                     Err(error) => Err(error),
                 }
             };
-            let mut deletes = stream::iter(std::mem::replace(&mut found, rest))
-                .map(delete)
-                .buffer_unordered(AT_A_TIME);
+            let mut deletes = stream::iter(batch).map(delete).buffer_unordered(AT_A_TIME);
             while let Some(deleted) = deletes.try_next().await? {
                 batches.did(deleted);
             }

@@ -4,15 +4,12 @@ use std::collections::HashSet;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 
-use super::bulk::{AT_A_TIME, Matching, Redrive};
+use super::bulk::{AT_A_TIME, Matching, READ, Redrive};
 use crate::{
-    domain::{FOREVER, Item, ItemFilter, ItemState, Queue, QueueName, Timestamp},
+    domain::{Item, ItemFilter, ItemState, Queue, QueueName, Timestamp},
     engine::{Engine, EngineError, Result, batches::Batches},
-    store::{RedriveFilter, Selection},
+    store::Selection,
 };
-
-/// The most items that are read at a time. They may be large.
-const READ: usize = 64;
 
 impl Engine {
     /// Counts the items that a redrive would move.
@@ -29,10 +26,17 @@ impl Engine {
         } else {
             None
         };
+        let conditions = ItemFilter {
+            origin_queue: filter.origin_queue.clone(),
+            reason_contains: filter.reason_contains.clone(),
+            created_from: filter.created_from,
+            created_before: filter.created_before,
+            ..ItemFilter::default()
+        };
         let is_moved = |item: &Item| {
             item.state == ItemState::Ready
                 && item.eligible_time.is_some_and(|at| at <= begun)
-                && passes(item, filter)
+                && conditions.matches(item)
                 && reachable.as_ref().is_none_or(|origins| {
                     item.origin_queue.as_ref().is_some_and(|origin| origins.contains(origin))
                 })
@@ -145,12 +149,4 @@ impl Engine {
         }
         Ok(())
     }
-}
-
-fn passes(item: &Item, filter: &RedriveFilter) -> bool {
-    let created =
-        filter.created_from.unwrap_or(Timestamp(0))..filter.created_before.unwrap_or(FOREVER);
-    filter.origin_queue.as_ref().is_none_or(|from| item.origin_queue.as_ref() == Some(from))
-        && item.last_reason.contains(&filter.reason_contains)
-        && created.contains(&item.create_time)
 }

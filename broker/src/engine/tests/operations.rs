@@ -276,6 +276,28 @@ async fn a_dry_run_counts_each_item_once_though_the_store_was_away() {
     assert_eq!(bench.until_ended(id).await.processed, 200);
 }
 
+/// A deletion reads many pages for one batch where few items match.
+#[tokio::test]
+async fn a_cancelled_deletion_reads_no_further() {
+    let bench = bench().await;
+    bench.run();
+    for _ in 0..3 {
+        bench.push(1_000).await;
+    }
+    bench.clock.advance(Duration::from_secs(1));
+    bench.faults.set("list_items", Fault::HeldAfter);
+    let filter = ItemFilter { reason_contains: "no such".to_owned(), ..ItemFilter::default() };
+    let work = Work::Delete { queue: name("q"), state: None, filter, max_items: 0, rate: 0 };
+    let id = bench.start(work).await;
+    bench.faults.until_done("list_items", 1).await;
+    bench.engine.cancel_operation(id).await.unwrap();
+    let said = bench.faults.done("advance_operation");
+    bench.faults.until_done("advance_operation", said + 2).await;
+    bench.faults.set("list_items", Fault::None);
+    bench.faults.until_done("advance_operation", said + 3).await;
+    assert_eq!(bench.faults.begun("list_items"), 1);
+}
+
 #[tokio::test]
 async fn an_operation_that_cannot_be_done_says_why() {
     let bench = bench().await;

@@ -70,4 +70,10 @@ async fn a_schedule_that_is_refused_backs_off() {
     bench.engine.tick().await.unwrap();
     assert_eq!(payloads(&bench.items().await), ["0", "refused"]);
     assert_eq!(bench.engine.tick_error(&schedule), None, "the tick is pushed");
+    // What a store says may name hosts.
+    bench.faults.set("push", Fault::Fails);
+    bench.clock.advance(Duration::from_secs(2));
+    bench.engine.tick().await.unwrap();
+    let error = bench.engine.tick_error(&schedule).expect("why the tick is not pushed");
+    assert_eq!(error, "the store failed: the broker's log says more");
 }

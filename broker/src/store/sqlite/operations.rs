@@ -115,12 +115,12 @@ fn unclaimed(view: &View<'_>) -> rusqlite::Result<Option<OperationId>> {
     id.map(|id| id.parse().map_err(|()| broken(0, "not an id"))).transpose()
 }
 
-fn take(tx: &Tx<'_>, claim: Claim, lasting: Duration) -> rusqlite::Result<Option<Operation>> {
+fn take(tx: &Tx<'_>, claim: Claim, lasting: Duration) -> rusqlite::Result<Option<OperationId>> {
     let Some(id) = unclaimed(tx)? else { return Ok(None) };
     tx.conn
         .prepare_cached("UPDATE operations SET claim = ?2, claim_until = ?3 WHERE id = ?1")?
         .execute(params![id.to_string(), claim.to_number(), (tx.now + lasting).0])?;
-    get(tx, id)
+    Ok(Some(id))
 }
 
 fn note(
@@ -207,12 +207,16 @@ impl OperationStore for SqliteStore {
         self.inner.read(count_running).await
     }
 
-    /// Looks before it writes: an idle broker asks again and again.
+    /// Looks before it writes: an idle broker asks again and again. Reads after it: one that cannot be read is claimed too, so
+    /// that it does not hold up the others.
     async fn claim_operation(&self, claim: Claim, lasting: Duration) -> Result<Option<Operation>> {
         if self.inner.read(unclaimed).await?.is_none() {
             return Ok(None);
         }
-        self.inner.write(move |tx| take(tx, claim, lasting)).await
+        match self.inner.write(move |tx| take(tx, claim, lasting)).await? {
+            Some(id) => self.inner.read(move |view| get(view, id)).await,
+            None => Ok(None),
+        }
     }
 
     async fn advance_operation(
@@ -237,5 +241,45 @@ impl OperationStore for SqliteStore {
             return Ok(());
         }
         self.inner.write(move |tx| delete(tx, &ids)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{
+        domain::{Clock, QueueName},
+        store::{OperationState, Work},
+    };
+
+    #[tokio::test]
+    async fn an_operation_that_cannot_be_read_holds_up_no_other() {
+        let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
+        let operation = |id: u8, create_time| Operation {
+            id: OperationId([id; 12]),
+            work: Work::Purge { queue: QueueName::parse("queue", "q").unwrap() },
+            dry_run: false,
+            started_by: String::new(),
+            create_time: Timestamp(create_time),
+            total: 0,
+            state: OperationState::Running,
+            processed: 0,
+            error: String::new(),
+            update_time: Timestamp(create_time),
+            claim: None,
+        };
+        for (id, create_time) in [(1, 100), (2, 200)] {
+            store.create_operation(&operation(id, create_time)).await.unwrap();
+        }
+        let damage = |tx: &Tx<'_>| {
+            tx.conn.execute("UPDATE operations SET work = '{' WHERE created = 100", [])
+        };
+        store.inner.write(damage).await.unwrap();
+        let claim =
+            || store.claim_operation(Claim { broker: [1; 4], number: 1 }, Duration::from_mins(1));
+        claim().await.unwrap_err();
+        assert_eq!(claim().await.unwrap().map(|claimed| claimed.id), Some(OperationId([2; 12])));
     }
 }
