@@ -166,11 +166,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-
-    fn kept(token: &str) -> Connection {
-        let server = vec!["https://queue.example:7400".to_owned()];
-        Connection { server, token: Some(token.to_owned()), ..Connection::default() }
-    }
+    use crate::contexts::tests::kept;
 
     #[test]
     fn what_is_shown_has_no_token() {

@@ -109,10 +109,10 @@ pub(crate) fn path() -> Option<PathBuf> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn kept(token: &str) -> Connection {
+    pub(crate) fn kept(token: &str) -> Connection {
         let server = vec!["https://queue.example:7400".to_owned()];
         Connection { server, token: Some(token.to_owned()), ..Connection::default() }
     }

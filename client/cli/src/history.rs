@@ -13,7 +13,7 @@ use sluicegate_client::{
 use crate::{
     context::Context,
     failure::Failure,
-    operation::{self, Mode},
+    operation::{self, Bounds, Mode},
     output, values,
 };
 
@@ -40,12 +40,8 @@ pub(crate) struct RedriveArgs {
     /// Only items first pushed before this instant
     #[arg(long, value_name = "INSTANT", value_parser = values::instant)]
     until: Option<Timestamp>,
-    /// At most this many
-    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
-    max: i64,
-    /// At most this many per second
-    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
-    rate: i32,
+    #[command(flatten)]
+    bounds: Bounds,
     #[command(flatten)]
     mode: Mode,
 }
@@ -90,8 +86,8 @@ pub(crate) async fn redrive(context: &Context, args: RedriveArgs) -> Result<(), 
         queue: args.queue,
         to_queue: args.to.unwrap_or_default(),
         filter: Some(filter),
-        max_items: args.max,
-        rate: args.rate,
+        max_items: args.bounds.max,
+        rate: args.bounds.rate,
     };
     if args.mode.is_operation() {
         return operation::run_work(context, &client, Kind::Redrive(redrive), args.mode).await;

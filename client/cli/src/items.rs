@@ -14,7 +14,7 @@ use crate::{
     context::Context,
     failure::Failure,
     json,
-    operation::{self, Mode},
+    operation::{self, Bounds, Mode},
     output::{self, preview},
     values,
 };
@@ -137,12 +137,8 @@ pub(crate) struct DeleteAllArgs {
     state: Option<State>,
     #[command(flatten)]
     filter: FilterArgs,
-    /// At most this many
-    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
-    max: i64,
-    /// At most this many per second
-    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
-    rate: i32,
+    #[command(flatten)]
+    bounds: Bounds,
     #[command(flatten)]
     mode: Mode,
     #[command(flatten)]
@@ -264,8 +260,8 @@ async fn delete_all(
         queue: args.queue.clone(),
         state: State::into_proto(args.state).into(),
         filter: Some(args.filter.into_proto()),
-        max_items: args.max,
-        rate: args.rate,
+        max_items: args.bounds.max,
+        rate: args.bounds.rate,
     });
     if is_asked {
         let items = output::items(operation::count(client, delete.clone()).await?);

@@ -48,6 +48,17 @@ pub(crate) struct Id {
     id: String,
 }
 
+/// How many items work may touch, and how fast.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct Bounds {
+    /// At most this many
+    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
+    pub(crate) max: i64,
+    /// At most this many per second
+    #[arg(long, value_name = "N", default_value = "0", hide_default_value = true)]
+    pub(crate) rate: i32,
+}
+
 /// How work on many items is run.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub(crate) struct Mode {

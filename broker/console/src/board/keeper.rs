@@ -31,14 +31,16 @@ pub(super) async fn run(
     stop: CancellationToken,
 ) {
     let mut is_restored = restore(&histories, &*keeper).await;
+    let mut was_looked_at = false;
     let mut due = [Instant::now(); STEPS.len()];
     while stop.run_until_cancelled(tokio::time::sleep(STEP)).await.is_some() {
         let figures = histories.latest();
         if figures.is_empty() {
-            // While nobody looks here, other brokers may keep figures.
-            is_restored = false;
+            // While nobody looks any more, other brokers may keep figures.
+            is_restored &= !was_looked_at;
             continue;
         }
+        was_looked_at = true;
         if !is_restored {
             is_restored = restore(&histories, &*keeper).await;
         }
