@@ -144,15 +144,16 @@ keep_mongod_in_memory() {
     MONGOD_DATA=$(mktemp -d /dev/shm/sluicegate-tests.XXXXXX) && say "-- mongod keeps its data in memory"
 }
 
-# Sets MONGODB_PORT; flags are mongod's.
+# Sets MONGODB_PORT; flags are mongod's. Transactions of brokers that were killed end after ten seconds, not after a minute:
+# whoever drops their databases waits for that long.
 start_mongod() { # start_mongod FLAGS...
     [[ -n $MONGOD ]] || fail "there is no mongod" \
         "install MongoDB 6 or newer and put mongod on PATH${NO_MONGOD_HINT:+, or $NO_MONGOD_HINT}"
     MONGODB_PORT=$(free_port)
-    local data=${MONGOD_DATA:-$scratch/mongod}
+    local data=${MONGOD_DATA:-$scratch}/mongod
     mkdir -p "$data"
     start mongod "$MONGOD" --replSet rs0 --dbpath "$data" --bind_ip 127.0.0.1 --port "$MONGODB_PORT" \
-        --setParameter diagnosticDataCollectionEnabled=false --quiet "$@"
+        --setParameter diagnosticDataCollectionEnabled=false --setParameter transactionLifetimeLimitSeconds=10 --quiet "$@"
     MONGOD_PID=${started[-1]}
     "$PYTHON" "$ROOT/tests/replica_set.py" "$MONGODB_PORT" ||
         { tail -n 20 "$scratch/mongod.log" >&2; fail "mongod did not become primary" "read its last lines above"; }

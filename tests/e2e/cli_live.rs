@@ -87,9 +87,10 @@ async fn top_shows_queues_as_they_change_and_gives_the_terminal_back() {
     api.push("orders", &["1", "2", "3"]).await;
     let mut terminal = Terminal::new(&broker.address, "sluice top; echo \"left $?\"; stty -a");
     terminal.until("orders").await;
-    api.push("fresh", &["1"]).await;
-    terminal.until("fresh").await;
-    // Sorted by name, so that the first row is the queue "fresh"; the second one is opened.
+    // Only cells that change are written: this name has no letter where "orders" has it, in whose row it may come.
+    api.push("alpha", &["1"]).await;
+    terminal.until("alpha").await;
+    // Sorted by name, so that the first row is the queue "alpha"; the second one is opened.
     terminal.press("n\u{1b}[B\u{1b}[B\r").await;
     // Words, because only cells that change are written: what is between words may not be.
     for part in ["Settings", "dedup_window", "brokers", "orders.dead"] {

@@ -279,10 +279,25 @@ async fn wait(child: &mut Child) -> ExitStatus {
 }
 
 /// Sends a signal by name, as the shell's `kill` does, because the standard library only supports
-/// SIGKILL.
+/// SIGKILL. After STOP the threads of a process stop one by one, and those that still run answer: returns when all have.
 pub(super) fn send_signal(process: u32, signal: &str) {
     let sent = Command::new("sh").arg("-c").arg(format!("kill -{signal} {process}")).status();
     assert!(sent.is_ok_and(|status| status.success()), "SIG{signal} to process {process}");
+    let since = Instant::now();
+    while signal == "STOP" && !is_frozen(process) {
+        assert!(since.elapsed() < LIMIT, "process {process} still runs");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Returns true if no thread of the process runs, or if the system does not tell.
+fn is_frozen(process: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{process}/task")) else { return true };
+    threads.flatten().all(|thread| {
+        let text = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The state follows the name, which may contain anything but ends with the last parenthesis.
+        text.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+    })
 }
 
 /// Returns a port that no process listens on at the moment. It is none of those that connections get, so that it is still

@@ -42,6 +42,16 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How many lines of a log are shown when its server does not do what it has to do.
 const LAST_LINES: usize = 60;
 
+/// Makes a directory for the data of a `mongod`: in memory, if `SLUICEGATE_TEST_MONGOD_DATA` names a directory there. A disk
+/// that is busy for seconds would fail tests which are not about it.
+fn data_directory() -> tempfile::TempDir {
+    let directory = match env::var_os("SLUICEGATE_TEST_MONGOD_DATA") {
+        Some(parent) => tempfile::tempdir_in(parent),
+        None => tempfile::tempdir(),
+    };
+    directory.expect("a temporary directory")
+}
+
 /// Returns the program that a variable names, or the one on PATH.
 fn program(variable: &str, name: &str) -> PathBuf {
     env::var_os(variable).map_or_else(|| PathBuf::from(name), PathBuf::from)
@@ -144,7 +154,7 @@ impl MongoServer {
 
     /// Returns a process that belongs to no set yet.
     fn alone() -> Self {
-        let directory = tempfile::tempdir().expect("a temporary directory");
+        let directory = data_directory();
         let mut server = Self { port: free_port(), process: Process(None), directory };
         server.spawn();
         server
@@ -152,7 +162,7 @@ impl MongoServer {
 
     /// Returns a server that is not a replica set, and its address.
     pub(crate) async fn standalone() -> (Self, String) {
-        let directory = tempfile::tempdir().expect("a temporary directory");
+        let directory = data_directory();
         let mut server = Self { port: free_port(), process: Process(None), directory };
         let mut command = server.command();
         server.process = Process(Some(spawn(&mut command, MONGOD)));
