@@ -63,21 +63,21 @@ fn replace(path: &Path, text: &str) {
     fs::rename(new, path).expect("a rename");
 }
 
-fn with_token<T>(token: &str, message: T) -> Request<T> {
+pub(super) fn with_token<T>(token: &str, message: T) -> Request<T> {
     let mut request = Request::new(message);
     let value = format!("Bearer {token}").parse().expect("a header");
     request.metadata_mut().insert("authorization", value);
     request
 }
 
-async fn push(channel: &Channel, token: &str, queue: &str) -> Result<(), Status> {
+pub(super) async fn push(channel: &Channel, token: &str, queue: &str) -> Result<(), Status> {
     let items = vec![crate::harness::new_item("x")];
     let request = PushRequest { queue: queue.to_owned(), items, ..Default::default() };
     let pushed = QueueServiceClient::new(channel.clone()).push(with_token(token, request)).await;
     pushed.map(|_| ())
 }
 
-async fn channel(broker: &Broker) -> Channel {
+pub(super) async fn channel(broker: &Broker) -> Channel {
     let endpoint = Channel::from_shared(broker.address.clone()).expect("an address");
     endpoint.connect().await.expect("a broker that answers")
 }

@@ -1,10 +1,7 @@
 //! Clients that mean harm, in raw HTTP/2 or below it. Others are served while they attack, and within a second afterwards,
 //! and the memory that an attack took is free again.
 
-use std::{
-    io,
-    time::{Duration, Instant},
-};
+use std::{io, time::Instant};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -12,7 +9,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::harness::{Api, Backend, Broker, Launch, until, within};
+use super::neighbour::{ATTACK, survives};
+use crate::harness::{Backend, within};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HEADERS: u8 = 1;
@@ -21,12 +19,6 @@ const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const CONTINUATION: u8 = 9;
 const END_HEADERS: u8 = 4;
-
-/// What the allocator may keep for itself after an attack, besides a tenth.
-const KEPT: usize = 32 << 20;
-
-/// How long an attack lasts, unless the broker ends it sooner.
-const ATTACK: Duration = Duration::from_secs(3);
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("a short frame").to_be_bytes();
@@ -83,83 +75,6 @@ async fn flood(address: &str, prelude: &[u8], next: impl Fn(u32, &mut Vec<u8>)) 
         }
     }
     total
-}
-
-/// How long pushes of a client took, one after the other.
-struct Latencies(Vec<Duration>);
-
-impl Latencies {
-    fn part(&mut self, hundredths: usize) -> Duration {
-        self.0.sort_unstable();
-        self.0.get(self.0.len() * hundredths / 100).copied().unwrap_or_default()
-    }
-}
-
-impl std::fmt::Display for Latencies {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut all = Self(self.0.clone());
-        let (median, tail) = (all.part(50), all.part(99));
-        write!(f, "{} pushes, median {median:.1?}, 99th percentile {tail:.1?}", self.0.len())
-    }
-}
-
-/// Pushes one item at a time until `attack` has ended. Returns how long the pushes took.
-async fn beside<T>(api: &Api, attack: impl Future<Output = T>) -> (Latencies, T) {
-    let mut latencies = Vec::new();
-    tokio::pin!(attack);
-    loop {
-        let begun = Instant::now();
-        within("others are served", api.push("beside", &["x"])).await;
-        latencies.push(begun.elapsed());
-        tokio::select! {
-            result = &mut attack => return (Latencies(latencies), result),
-            () = sleep(Duration::from_millis(5)) => {}
-        }
-    }
-}
-
-/// Runs an attack in a thread of its own beside a client that behaves well, and looks at what is left of the attack.
-async fn survives<F: Future<Output = u32>>(
-    name: &str,
-    attack: impl FnOnce(String) -> F + Send + 'static,
-) {
-    // In memory, because the latency of a disk says nothing about attacks.
-    let broker = Launch::new().flag("store", "sqlite::memory:").start().await;
-    let api = broker.api().await;
-    let (calm, ()) = beside(&api, sleep(Duration::from_secs(1))).await;
-    let before = broker.memory();
-    let used = broker.processor_time();
-    let (address, runtime) = (broker.address.clone(), tokio::runtime::Handle::current());
-    let attack = tokio::task::spawn_blocking(move || runtime.block_on(attack(address)));
-    let (attacked, count) = within(name, beside(&api, attack)).await;
-    let used = broker.processor_time().saturating_sub(used);
-    let begun = Instant::now();
-    let other = within("a connection", Api::connect(&broker.address)).await;
-    within("a push of a new client", other.push("beside", &["after"])).await;
-    let served = begun.elapsed();
-    until(&format!("{name}: memory is given back"), || async {
-        (broker.memory() <= allowed(before)).then_some(())
-    })
-    .await;
-    // Whoever attacks does not fill the log either.
-    let log = broker.log();
-    assert!(log.len() < 64 << 10, "{} bytes of log, which begins with:\n{log:.2000}", log.len());
-    println!(
-        "{name}, {} times: before: {calm}; meanwhile: {attacked}; a new client is served after {served:.1?}; {used:.1?} of a processor; {}",
-        count.expect("an attack"),
-        memory(&broker, before)
-    );
-    broker.stop().await;
-}
-
-/// Returns how much memory a broker may have after an attack.
-fn allowed(before: usize) -> usize {
-    before + before / 10 + KEPT
-}
-
-fn memory(broker: &Broker, before: usize) -> String {
-    let [before, most, after] = [before, broker.peak_memory(), broker.memory()].map(|m| m >> 20);
-    format!("memory {before} MiB before, {most} MiB at most, {after} MiB after")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -46,7 +46,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// Page size for the list of queues.
 const PAGE: usize = 500;
 
-/// The names of all queues, each at least once.
+/// The names of all queues, and of those that are being created.
 pub(crate) struct QueueNames {
     read: Arc<Vec<QueueName>>,
     created: Vec<QueueName>,
@@ -56,6 +56,35 @@ impl QueueNames {
     /// Returns all names.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &QueueName> {
         self.read.iter().chain(&self.created)
+    }
+}
+
+/// A queue that is being created: nobody else gets its place meanwhile.
+pub(super) struct Creation<'a> {
+    overview: &'a Overview,
+    name: QueueName,
+    has_succeeded: bool,
+}
+
+impl Creation<'_> {
+    /// Records that this broker has created the queue.
+    pub(super) fn succeeded(mut self) {
+        self.has_succeeded = true;
+    }
+}
+
+impl Drop for Creation<'_> {
+    fn drop(&mut self) {
+        let mut state = self.overview.state.lock();
+        if let Some(calls) = state.creating.get_mut(&self.name) {
+            *calls -= 1;
+            if *calls == 0 {
+                state.creating.remove(&self.name);
+            }
+        }
+        if self.has_succeeded {
+            state.created.push(self.name.clone());
+        }
     }
 }
 
@@ -96,6 +125,8 @@ struct State {
     names_at: Option<Instant>,
     /// Queues that this broker has created since.
     created: Vec<QueueName>,
+    /// Queues that this broker is creating, each with the number of calls that do.
+    creating: HashMap<QueueName, u32>,
     /// The totals of all queues as last read from the store, plus what this broker has added since.
     totals: HashMap<QueueName, Totals>,
     totals_read: Option<Read>,
@@ -108,9 +139,23 @@ impl Overview {
         self.names_changed.send_replace(());
     }
 
-    /// Records that this broker has created a queue.
-    pub(super) fn created(&self, queue: &QueueName) {
-        self.state.lock().created.push(queue.clone());
+    fn has_names_of_late(&self) -> bool {
+        self.state.lock().names_at.is_some_and(|at| at.elapsed() < NAMES_AGE)
+    }
+
+    /// Begins to create a queue if `check` allows it, beside all others and those that are being created.
+    fn begin_creation(
+        &self,
+        name: &QueueName,
+        check: impl FnOnce(&QueueNames) -> Result<()>,
+    ) -> Result<Creation<'_>> {
+        let mut state = self.state.lock();
+        let since =
+            state.created.iter().chain(state.creating.keys().filter(|other| *other != name));
+        let since = since.filter(|other| state.names.binary_search(other).is_err());
+        check(&QueueNames { read: Arc::clone(&state.names), created: since.cloned().collect() })?;
+        *state.creating.entry(name.clone()).or_default() += 1;
+        Ok(Creation { overview: self, name: name.clone(), has_succeeded: false })
     }
 
     /// Drops a queue that no longer exists.
@@ -201,27 +246,14 @@ impl Engine {
         Ok(names)
     }
 
-    /// Returns the names of all queues, as they were a few seconds ago, and those that this broker has created since. A queue
-    /// that is created makes the next call read nothing, so that creating many queues costs no more than their number.
-    async fn names_of_late(&self) -> Result<QueueNames> {
-        let known = || {
-            let state = self.overview.state.lock();
-            let is_fresh = state.names_at.is_some_and(|at| at.elapsed() < NAMES_AGE);
-            let names = || (Arc::clone(&state.names), state.created.clone());
-            is_fresh.then(names)
-        };
-        if let Some((read, created)) = known() {
-            return Ok(QueueNames { read, created });
-        }
-        Ok(QueueNames { read: self.queue_names().await?, created: Vec::new() })
-    }
-
-    /// Refuses to create one queue more than there may be, and what `may_create` refuses.
-    pub(super) async fn check_create(
-        &self,
+    /// Refuses to create one queue more than there may be, and what `may_create` refuses. The queue has its place among them
+    /// from now on, until the result is dropped. The names were read a few seconds ago; a queue that is created makes the next
+    /// call read nothing, so that creating many queues costs no more than their number.
+    pub(super) async fn check_create<'a>(
+        &'a self,
         name: &QueueName,
         may_create: MayCreate<'_>,
-    ) -> Result<()> {
+    ) -> Result<Creation<'a>> {
         let check = |names: &QueueNames| {
             may_create(name, names)?;
             let most = self.limits.max_queues;
@@ -230,12 +262,16 @@ impl Engine {
             }
             Ok(())
         };
-        match check(&self.names_of_late().await?) {
+        if !self.overview.has_names_of_late() {
+            self.queue_names().await?;
+        }
+        match self.overview.begin_creation(name, check) {
             // Some may have been deleted since.
             Err(EngineError::TooManyQueues { .. }) => {
-                check(&QueueNames { read: self.queue_names().await?, created: Vec::new() })
+                self.queue_names().await?;
+                self.overview.begin_creation(name, check)
             }
-            checked => checked,
+            begun => begun,
         }
     }
 

@@ -121,10 +121,10 @@ impl Engine {
             Err(EngineError::QueueNotFound(_)) if self.limits.auto_create_queues => {}
             queue => return queue,
         }
-        self.check_create(name, may_create).await?;
+        let creation = self.check_create(name, may_create).await?;
         let (queue, new) = self.queues.create(name).await?;
         if new {
-            self.overview.created(name);
+            creation.succeeded();
             self.notify_settings(name);
         }
         Ok(queue)

@@ -57,12 +57,12 @@ impl Engine {
                 }
                 continue;
             }
-            self.check_create(&wanted.name, may_create).await?;
+            let creation = self.check_create(&wanted.name, may_create).await?;
             dead_letter_links::check_group(&*self.store, &wanted.name, &wanted.group).await?;
             self.check_link(&wanted).await?;
             if let Some(queue) = self.store.link_queue(&wanted, links).await? {
                 dead_letter_links::confirm_group(&*self.store, &queue).await?;
-                self.overview.created(&queue.name);
+                creation.succeeded();
                 self.queues.replace(queue.clone());
                 self.notify_settings(&queue.name);
                 return Ok(queue);

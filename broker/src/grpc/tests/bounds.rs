@@ -127,6 +127,19 @@ async fn queues_are_bounded_and_dead_letter_queues_are_not_refused() {
     broker.queues().push(push("d")).await.expect("there is room again");
 }
 
+/// Calls that create queues at the same time do not pass the bound together.
+#[tokio::test]
+async fn queues_that_are_created_at_the_same_time_are_bounded() {
+    let broker = broker_within(open(), Limits { max_queues: 3, ..Limits::default() }).await;
+    let push = async |number: usize| {
+        let queue = format!("q-{number}");
+        let request = pb::PushRequest { queue, items: items(small(1)), ..Default::default() };
+        broker.queues().push(request).await.is_ok()
+    };
+    let created = futures_util::future::join_all((0..20).map(push)).await;
+    assert_eq!(created.iter().filter(|created| **created).count(), 3);
+}
+
 /// Metadata beyond the limit is refused before anything else is looked at.
 #[tokio::test]
 async fn metadata_is_bounded() {

@@ -1,0 +1,129 @@
+//! A client that behaves well beside one that does not.
+
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
+
+use tokio::time::sleep;
+use tonic::transport::Channel;
+
+use super::access::{self, push};
+use crate::harness::{Broker, Launch, until, within};
+
+/// How long an attack lasts, unless the broker ends it sooner.
+pub(super) const ATTACK: Duration = Duration::from_secs(3);
+/// What the allocator may keep for itself after an attack, besides a tenth.
+const KEPT: usize = 32 << 20;
+
+/// How a client was served before and during an attack.
+pub(super) struct Served {
+    pub(super) calm: Latencies,
+    pub(super) attacked: Latencies,
+    /// What the attack returned.
+    pub(super) count: u32,
+    rest: String,
+}
+
+impl fmt::Display for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { calm, attacked, count, rest } = self;
+        write!(f, "{count} times: before: {calm}; meanwhile: {attacked}; {rest}")
+    }
+}
+
+/// How long pushes of a client took, one after the other.
+pub(super) struct Latencies(Vec<Duration>);
+
+impl Latencies {
+    /// Returns the latency that so many hundredths of the pushes did not exceed.
+    pub(super) fn part(&self, hundredths: usize) -> Duration {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        sorted.get(sorted.len() * hundredths / 100).copied().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Latencies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (median, tail) = (self.part(50), self.part(99));
+        write!(f, "{} pushes, median {median:.1?}, 99th percentile {tail:.1?}", self.0.len())
+    }
+}
+
+/// Pushes one item at a time until `attack` has ended. Returns how long the pushes took.
+async fn beside<T>(
+    channel: &Channel,
+    token: &str,
+    attack: impl Future<Output = T>,
+) -> (Latencies, T) {
+    let mut latencies = Vec::new();
+    tokio::pin!(attack);
+    loop {
+        let begun = Instant::now();
+        let pushed = within("others are served", push(channel, token, "beside")).await;
+        pushed.expect("an item of another client");
+        latencies.push(begun.elapsed());
+        tokio::select! {
+            result = &mut attack => return (Latencies(latencies), result),
+            () = sleep(Duration::from_millis(5)) => {}
+        }
+    }
+}
+
+/// Runs an attack in a thread of its own beside a client that behaves well, and looks at what is left of the attack.
+pub(super) async fn survives<F: Future<Output = u32>>(
+    name: &str,
+    attack: impl FnOnce(String) -> F + Send + 'static,
+) {
+    // In memory, because the latency of a disk says nothing about attacks.
+    let launch = Launch::new().flag("store", "sqlite::memory:");
+    let served = serves_beside(name, &launch, "none is asked for", attack).await;
+    println!("{name}, {served}");
+}
+
+/// Does the same to a broker of these flags, which is called with this token, and returns how others were served.
+pub(super) async fn serves_beside<F: Future<Output = u32>>(
+    name: &str,
+    launch: &Launch,
+    token: &str,
+    attack: impl FnOnce(String) -> F + Send + 'static,
+) -> Served {
+    let broker = launch.start().await;
+    let channel = access::channel(&broker).await;
+    let (calm, ()) = beside(&channel, token, sleep(Duration::from_secs(1))).await;
+    let before = broker.memory();
+    let used = broker.processor_time();
+    let (address, runtime) = (broker.address.clone(), tokio::runtime::Handle::current());
+    let attack = tokio::task::spawn_blocking(move || runtime.block_on(attack(address)));
+    let (attacked, count) = within(name, beside(&channel, token, attack)).await;
+    let used = broker.processor_time().saturating_sub(used);
+    let begun = Instant::now();
+    let other = within("a connection", access::channel(&broker)).await;
+    within("a push", push(&other, token, "beside")).await.expect("a push of a new client");
+    let served = begun.elapsed();
+    until(&format!("{name}: memory is given back"), || async {
+        (broker.memory() <= allowed(before)).then_some(())
+    })
+    .await;
+    // Whoever attacks does not fill the log either.
+    let log = broker.log();
+    assert!(log.len() < 64 << 10, "{} bytes of log, which begins with:\n{log:.2000}", log.len());
+    let count = count.expect("an attack");
+    let rest = format!(
+        "a new client is served after {served:.1?}; {used:.1?} of a processor; {}",
+        memory(&broker, before)
+    );
+    broker.stop().await;
+    Served { calm, attacked, count, rest }
+}
+
+/// Returns how much memory a broker may have after an attack.
+fn allowed(before: usize) -> usize {
+    before + before / 10 + KEPT
+}
+
+fn memory(broker: &Broker, before: usize) -> String {
+    let [before, most, after] = [before, broker.peak_memory(), broker.memory()].map(|m| m >> 20);
+    format!("memory {before} MiB before, {most} MiB at most, {after} MiB after")
+}
