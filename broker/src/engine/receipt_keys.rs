@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     domain::{ReceiptKey, ReceiptKeys, Timestamp},
-    store::StoredReceiptKey,
+    store::{StoreError, StoredReceiptKey},
 };
 
 use super::{Engine, Result};
@@ -37,6 +37,10 @@ impl Engine {
             self.store.add_receipt_key(&key).await?;
             // Another broker may have made the key of this number.
             stored = self.store.receipt_keys().await?;
+            if stored.is_empty() {
+                let reason = "the key of receipts that was just made cannot be read yet".to_owned();
+                return Err(StoreError::Unavailable { reason, source: None }.into());
+            }
         }
         *self.receipt_keys.write() = Arc::new(in_order(stored, now));
         Ok(())

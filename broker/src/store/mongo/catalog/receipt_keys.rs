@@ -28,9 +28,11 @@ fn read(document: &Document) -> Option<StoredReceiptKey> {
     })
 }
 
-/// Returns the keys, the newest first.
+/// Returns the keys that a majority has, the newest first: an election may take back any other, and with it the receipts that
+/// it signed.
 pub(crate) async fn list(inner: &Inner) -> Result<Vec<StoredReceiptKey>> {
-    let command = doc! { "find": KEYS, "sort": { "_id": -1 } };
+    let command =
+        doc! { "find": KEYS, "sort": { "_id": -1 }, "readConcern": { "level": "majority" } };
     let found = read_documents(&inner.db, command).await?;
     let keys = found.iter().map(read).collect::<Option<Vec<_>>>();
     keys.ok_or_else(|| broken(format!("a document of the collection {KEYS} is no key")))
