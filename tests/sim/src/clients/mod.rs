@@ -4,6 +4,7 @@ mod api;
 mod consumers;
 mod operators;
 mod producers;
+mod push_streams;
 mod streams;
 
 use std::{
@@ -30,6 +31,7 @@ pub(crate) struct Clients {
     /// Cancelled when clients begin nothing new.
     pub(crate) stop: CancellationToken,
     items: AtomicU64,
+    push_streams: AtomicU64,
     pub(crate) tasks: tokio_util::task::TaskTracker,
 }
 
@@ -41,8 +43,9 @@ impl Clients {
         plan: Plan,
     ) -> Arc<Self> {
         let (stop, items) = (CancellationToken::new(), AtomicU64::new(0));
+        let push_streams = AtomicU64::new(0);
         let tasks = tokio_util::task::TaskTracker::new();
-        Arc::new(Self { cluster, recorder, dice, plan, stop, items, tasks })
+        Arc::new(Self { cluster, recorder, dice, plan, stop, items, push_streams, tasks })
     }
 
     /// Starts all clients.
@@ -61,6 +64,11 @@ impl Clients {
     /// Returns a name for a new item.
     fn item_name(&self) -> String {
         format!("item {}", self.items.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// Returns a number for a new `PushStream`.
+    fn next_push_stream(&self) -> u64 {
+        self.push_streams.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     fn queue(&self) -> String {

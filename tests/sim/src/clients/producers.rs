@@ -7,13 +7,18 @@ use sluicegate_checker::{
     messages::micros,
 };
 
-use super::Clients;
+use super::{Clients, push_streams};
 use crate::cluster::Failed;
 
 /// Pushes until the end.
 pub(super) async fn produce(clients: Arc<Clients>, number: u64) {
     let name = format!("producer {number}");
     while clients.pause(0, clients.plan.push_pause).await {
+        if clients.dice.chance(0.05) {
+            let Some(node) = clients.cluster.any() else { continue };
+            push_streams::push(&clients, &name, &node).await;
+            continue;
+        }
         let queue = clients.queue();
         let count = if clients.dice.chance(0.3) { clients.dice.number(2, 8) } else { 1 };
         let items: Vec<NewItem> = (0..count).map(|_| clients.new_item()).collect();

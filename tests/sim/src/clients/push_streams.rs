@@ -1,0 +1,122 @@
+//! Batches on a `PushStream`, many of them in flight.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use sluicegate_broker::simulation::requests;
+use sluicegate_checker::{
+    history::{Answer, Call, NewItem, Request, Response},
+    messages::{new_item, pushed},
+};
+use sluicegate_proto::v1::{self as pb, queue_service_server::QueueService as _};
+use tokio::{
+    sync::mpsc::{UnboundedSender, unbounded_channel},
+    time::{Instant, sleep, sleep_until},
+};
+use tokio_stream::{StreamExt as _, wrappers::UnboundedReceiverStream};
+use tonic::{Code, Status};
+
+use super::{
+    Clients,
+    api::{NodeRef, ask},
+};
+use crate::cluster::failed;
+
+/// How long a client waits for the last answers.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// The client's end of a stream.
+struct Batches<'a> {
+    clients: &'a Arc<Clients>,
+    name: &'a str,
+    node: &'a NodeRef,
+    /// The number of the stream.
+    number: u64,
+    /// `None` when the client has closed its half.
+    outgoing: Option<UnboundedSender<pb::PushStreamRequest>>,
+    last: i64,
+    /// Batches that were sent and not answered yet. The outcome of those that are dropped is unknown.
+    open: BTreeMap<i64, Call>,
+}
+
+impl Batches<'_> {
+    /// Sends a batch. Most are for the same queue, and several are sent before the first is answered.
+    fn send(&mut self) {
+        let Some(outgoing) = &self.outgoing else { return };
+        let dice = &self.clients.dice;
+        let queue = self.clients.queue();
+        let count = dice.number(1, 4);
+        let items: Vec<NewItem> = (0..count).map(|_| self.clients.new_item()).collect();
+        self.last += 1;
+        let message = pb::PushStreamRequest {
+            batch_id: self.last,
+            queue: queue.clone(),
+            items: items.iter().map(new_item).collect(),
+            producer: String::new(),
+        };
+        let request = Request::Push { queue, items, stream: Some(self.number) };
+        let call = self.clients.recorder.start(self.name, &self.node.name, request);
+        self.clients.cluster.net.step(self.name, &self.node.name);
+        if outgoing.send(message).is_err() {
+            call.end(Answer::Unknown("not sent".to_owned()));
+        } else {
+            self.open.insert(self.last, call);
+        }
+    }
+
+    fn answered(&mut self, message: pb::PushStreamResponse) {
+        if message.closing {
+            self.outgoing = None;
+        }
+        let Some(call) = self.open.remove(&message.batch_id) else { return };
+        match message.error {
+            None => call.ok(Response::Pushed(pushed(message.results))),
+            Some(error) => {
+                call.end(failed(&Status::new(Code::from(error.code), error.message)).0);
+            }
+        }
+    }
+}
+
+/// Pushes on a stream for a while.
+pub(super) async fn push(clients: &Arc<Clients>, name: &str, node: &NodeRef) {
+    let (outgoing, messages) = unbounded_channel();
+    let messages = requests(UnboundedReceiverStream::new(messages));
+    let opened = ask!(node, None, "QueueService/PushStream", push_stream, messages);
+    let Ok(stream) = opened else { return };
+    let mut answers = Box::pin(stream.then(async |message| {
+        node.link.pass().await;
+        message
+    }));
+    let number = clients.next_push_stream();
+    let (outgoing, open) = (Some(outgoing), BTreeMap::new());
+    let mut batches = Batches { clients, name, node, number, outgoing, last: 0, open };
+    let ends_at = Instant::now() + clients.dice.millis(100, 10_000);
+    let mut next_batch = Instant::now();
+    loop {
+        if Instant::now() >= ends_at || clients.stop.is_cancelled() {
+            batches.outgoing = None;
+        }
+        if batches.outgoing.is_none() && batches.open.is_empty() {
+            return;
+        }
+        let sends = batches.outgoing.is_some();
+        tokio::select! {
+            biased;
+            () = node.link.killed.cancelled() => return,
+            message = answers.next() => match message {
+                Some(Ok(message)) if !clients.dice.chance(clients.plan.breaks) => {
+                    clients.cluster.net.step(&node.name, name);
+                    batches.answered(message);
+                }
+                // The stream has ended, or breaks before the client gets this message.
+                _ => return,
+            },
+            () = sleep_until(next_batch), if sends => {
+                batches.send();
+                next_batch = Instant::now() + clients.dice.millis(0, clients.plan.push_pause / 4);
+            }
+            () = sleep_until(ends_at + PATIENCE), if !sends => return,
+            () = sleep(Duration::from_secs(1)), if sends => {}
+        }
+    }
+}
