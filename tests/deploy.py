@@ -1,5 +1,5 @@
 """Checks deploy/: renders the Helm chart with the real helm, holds every manifest against the schemas of Kubernetes, starts
-a broker with what a pod would get, and verifies the unit for systemd.
+a broker with what a pod would get, verifies the unit for systemd, and runs the image's files without Docker.
 
 tests/deploy.py HELM BIN SCRATCH: kubernetes-validate, with its PyYAML, is on PYTHONPATH; systemd-analyze and openssl are on PATH.
 """
@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -300,6 +301,64 @@ def check_systemd():
     print("-- the unit for systemd", flush=True)
 
 
+def check_context():
+    """What Docker is sent is enough to build from: Cargo finds every member of the workspace, and all that they name."""
+    allowed = [line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")]
+    context = SCRATCH / "context"
+    for name in run("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *allowed, cwd=DEPLOY.parent).splitlines():
+        if (DEPLOY.parent / name).is_file():
+            (context / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(DEPLOY.parent / name, context / name)
+    known = json.loads(run("cargo", "metadata", "--locked", "--no-deps", "--format-version", "1", cwd=context))
+    for package in known["packages"]:
+        for target in package["targets"]:
+            expect(pathlib.Path(target["src_path"]).is_file(), f"{target['src_path']} is not sent to Docker")
+    for name in re.findall(r"^RUN (deploy/\w+)", (DEPLOY / "Dockerfile").read_text(), re.M):
+        expect((context / name).is_file(), f"{name} is not sent to Docker")
+    print("-- what Docker builds from", flush=True)
+
+
+@contextlib.contextmanager
+def image():
+    """Runs the broker as the image does: with the files of the image and the variables that it sets, but for its ports.
+    Yields what runs a command beside it, and its two addresses."""
+    root = SCRATCH / "image"
+    run(DEPLOY / "collect", BIN / "sluicegate", root)
+    dockerfile = (DEPLOY / "Dockerfile").read_text().replace("\\\n", " ")
+    variables = dict(word.split("=", 1) for line in re.findall(r"^ENV (.*)$", dockerfile, re.M) for word in line.split())
+    with socket.socket() as grpc, socket.socket() as http:
+        for free in (grpc, http):
+            free.bind(("127.0.0.1", 0))
+        ports = grpc.getsockname()[1], http.getsockname()[1]
+    variables |= {"SLUICEGATE_LISTEN": f"127.0.0.1:{ports[0]}", "SLUICEGATE_HTTP_LISTEN": f"0.0.0.0:{ports[1]}"}
+    if os.geteuid() == 0:
+        os.chown(root / "var/lib/sluicegate", 7400, 7400)
+        inside = [shutil.which("chroot", path="/usr/sbin:/usr/bin"), "--userspec=7400:7400", root]
+    else:
+        inside = [shutil.which("unshare"), "--map-root-user", "/usr/sbin/chroot", root]
+    entry = [*inside, *json.loads(re.search(r"^ENTRYPOINT (.*)$", dockerfile, re.M)[1])]
+    health = [*inside, *json.loads(re.search(r"^HEALTHCHECK .*CMD (.*)$", dockerfile, re.M)[1])]
+    variables |= {"SLUICEGATE_INSECURE": "true"}
+    process = subprocess.Popen(entry, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        said = []
+        while not (said and "listening on http" in said[-1]):
+            said.append(process.stdout.readline())
+            expect(said[-1], f"the broker does not start in its image:\n{''.join(said)}")
+        yield lambda fails=False: run(*health, env=variables, fails=fails), ports
+    finally:
+        process.terminate()
+        process.communicate(timeout=LIMIT)
+
+
+def check_image():
+    with image() as (ask, (grpc, _)):
+        ask()
+        run(BIN / "sluice", "--server", f"http://127.0.0.1:{grpc}", "push", "q", "text")
+    expect("no answer from 127.0.0.1:" in ask(fails=True), "the health check of a broker that has ended")
+    print("-- the image", flush=True)
+
+
 SCRATCH.mkdir()
 # A broker takes no variables it does not know, and none of those of this machine.
 for variable in [name for name in os.environ if name.startswith(("SLUICEGATE_", "SLUICE_"))]:
@@ -308,3 +367,5 @@ check_chart()
 check_kubernetes()
 check_keda()
 check_systemd()
+check_context()
+check_image()

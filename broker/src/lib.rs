@@ -28,6 +28,7 @@ mod essential;
 #[cfg(test)]
 mod fuzz;
 mod grpc;
+mod healthcheck;
 mod listener;
 pub mod metrics;
 pub mod process;

@@ -12,7 +12,7 @@ use crate::{
     access::tokens,
     app::App,
     config::{self, ConfigError, Settings, Task},
-    listener,
+    healthcheck, listener,
     store::sqlite,
     telemetry,
 };
@@ -22,8 +22,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Reads the settings from the command line, the environment and the file, and serves until told to
 /// stop.
 pub fn run() -> ExitCode {
+    let mut asks_only = false;
     match config::task() {
         Ok(None) => {}
+        Ok(Some(Task::Healthcheck)) => asks_only = true,
         Ok(Some(Task::Check { file, repair })) => return check(&file, repair),
         Ok(Some(Task::NewToken { name, allow, expires, file })) => {
             return new_token(&name, &allow, expires.as_deref(), file.as_deref());
@@ -36,6 +38,10 @@ pub fn run() -> ExitCode {
         Err(ConfigError::Usage(error)) => error.exit(),
         Err(error) => return fail(&error.to_string()),
     };
+    if asks_only {
+        return healthcheck::ask(settings.http_listen)
+            .map_or_else(|why| fail(&why), |()| ExitCode::SUCCESS);
+    }
     if let Err(error) = telemetry::init(settings.log_format, &settings.log_level) {
         return fail(&error.to_string());
     }

@@ -314,7 +314,14 @@ pub(super) fn command() -> Command {
     );
     let file =
         Arg::new("file").value_name("FILE").required(true).value_parser(value_parser!(PathBuf));
-    command = command.subcommand(token_command());
+    command = command.subcommand(token_command()).subcommand(
+        Command::new("healthcheck")
+            .about("Ask the broker of these settings, on this machine, whether it takes requests")
+            .long_about(
+                "Ask the broker that runs with these settings on this machine, at http_listen, whether it takes requests. \
+                 Settings come from the environment and the file. Exit code 0: it does; 1: it does not, or does not answer.",
+            ),
+    );
     command = command.args_conflicts_with_subcommands(true).subcommand(
         Command::new("check")
             .about("Check an SQLite store's file: its structure, every item, and that no commit is missing")

@@ -159,6 +159,8 @@ pub(crate) enum Task {
         /// Repair what can be repaired with nothing lost.
         repair: bool,
     },
+    /// Ask a running broker whether it takes requests.
+    Healthcheck,
     /// Make a token.
     NewToken {
         /// The name of its bearer.
@@ -178,6 +180,9 @@ pub(crate) fn task() -> Result<Option<Task>, ConfigError> {
     if let Some(check) = matches.subcommand_matches("check") {
         let Some(file) = check.get_one::<PathBuf>("file") else { return Ok(None) };
         return Ok(Some(Task::Check { file: file.clone(), repair: check.get_flag("repair") }));
+    }
+    if matches.subcommand_matches("healthcheck").is_some() {
+        return Ok(Some(Task::Healthcheck));
     }
     let new = matches.subcommand_matches("token").and_then(|token| token.subcommand_matches("new"));
     Ok(new.and_then(|new| {
