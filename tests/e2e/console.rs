@@ -10,19 +10,19 @@ use super::access::TokensFile;
 use crate::harness::{Backend, Broker, on_both_backends, until, within};
 
 /// A browser with its session.
-struct Browser<'a> {
+pub(super) struct Browser<'a> {
     broker: &'a Broker,
     cookie: String,
 }
 
-struct Page {
-    status: u16,
-    head: String,
-    body: String,
+pub(super) struct Page {
+    pub(super) status: u16,
+    pub(super) head: String,
+    pub(super) body: String,
 }
 
 impl<'a> Browser<'a> {
-    fn new(broker: &'a Broker) -> Self {
+    pub(super) fn new(broker: &'a Broker) -> Self {
         Self { broker, cookie: String::new() }
     }
 
@@ -35,11 +35,11 @@ impl<'a> Browser<'a> {
         Self { broker, cookie }
     }
 
-    async fn get(&self, path: &str) -> Page {
+    pub(super) async fn get(&self, path: &str) -> Page {
         self.ask("GET", path, "").await
     }
 
-    async fn post(&self, path: &str, form: &str) -> Page {
+    pub(super) async fn post(&self, path: &str, form: &str) -> Page {
         self.ask("POST", path, form).await
     }
 

@@ -19,6 +19,7 @@ mod forged_signals;
 mod hostile;
 mod limits;
 mod lists;
+mod lost_answers;
 mod neighbour;
 mod operations;
 mod order;

@@ -264,7 +264,7 @@ async fn delete_all(
         rate: args.bounds.rate,
     });
     if is_asked {
-        let items = output::items(operation::count(client, delete.clone()).await?);
+        let items = output::items(operation::count(context, client, delete.clone()).await?);
         confirm::ask(&format!("Delete {items} of queue {}?", args.queue))?;
     }
     operation::run_work(context, client, delete, args.mode).await

@@ -3,8 +3,8 @@
 //! # Layout
 //! One file per group of commands, and the folders `backup`, `bench`, `declare`, `doctor`, `tail` and `top`. `context` has what
 //! commands share, `connection` how brokers are reached, `confirm` the question before destruction, `examples` what the help of
-//! each command shows, `failure` the exit codes and hints, `protocol` what is at an address that is no broker, `json` and `output`
-//! how results are shown, `values` how values are parsed.
+//! each command shows, `failure` the exit codes and hints, `protocol` what is at an address that is no broker, `repeat` calls whose
+//! answer was lost, `json` and `output` how results are shown, `values` how values are parsed.
 
 mod backup;
 mod bench;
@@ -29,6 +29,7 @@ mod output;
 mod protocol;
 mod push;
 mod queue;
+mod repeat;
 mod schedule;
 mod settle;
 mod stats;

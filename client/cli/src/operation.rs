@@ -15,7 +15,7 @@ use sluicegate_client::{
     tonic::Code,
 };
 
-use crate::{context::Context, failure::Failure, json, output};
+use crate::{context::Context, failure::Failure, json, output, repeat};
 
 /// How often a command asks how far an operation is.
 const POLL: Duration = Duration::from_millis(300);
@@ -84,7 +84,7 @@ pub(crate) async fn run_work(
     kind: Kind,
     mode: Mode,
 ) -> Result<(), Failure> {
-    let operation = start(client, kind, mode.dry_run).await?;
+    let operation = start(context, client, kind, mode.dry_run).await?;
     if mode.background {
         let text = format!(
             "operation {} is started: `sluice operation wait {0}` waits for its end",
@@ -96,18 +96,25 @@ pub(crate) async fn run_work(
 }
 
 /// Returns how many items an operation would change.
-pub(crate) async fn count(client: &Client, kind: Kind) -> Result<i64, Failure> {
-    let operation = start(client, kind, true).await?;
+pub(crate) async fn count(context: &Context, client: &Client, kind: Kind) -> Result<i64, Failure> {
+    let operation = start(context, client, kind, true).await?;
     let ended = ended(client, &operation.id, |_| ()).await?;
     outcome(&ended)?;
     Ok(ended.processed_items)
 }
 
-async fn start(client: &Client, kind: Kind, dry_run: bool) -> Result<Operation, Failure> {
-    let work = Some(OperationWork { kind: Some(kind) });
-    let request = StartOperationRequest { work, dry_run, ..Default::default() };
-    let answer = client.operation_service().start_operation(client.request(request)).await?;
-    Ok(answer.into_inner().operation.unwrap_or_default())
+/// Starts one operation, however often the call has to be made.
+async fn start(
+    context: &Context,
+    client: &Client,
+    kind: Kind,
+    dry_run: bool,
+) -> Result<Operation, Failure> {
+    let (work, request_id) = (Some(OperationWork { kind: Some(kind) }), repeat::new_request_id());
+    let request = StartOperationRequest { work, dry_run, request_id };
+    let call =
+        async || client.operation_service().start_operation(client.request(request.clone())).await;
+    Ok(repeat::until_known(context, call).await?.operation.unwrap_or_default())
 }
 
 async fn get(client: &Client, id: &str) -> Result<Operation, Failure> {

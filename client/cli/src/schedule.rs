@@ -20,6 +20,7 @@ use crate::{
     failure::Failure,
     json,
     push::{ItemArgs, read_file},
+    repeat,
 };
 
 /// The command line of `sluice schedule`.
@@ -177,8 +178,12 @@ pub(crate) async fn run(context: &Context, command: ScheduleCommand) -> Result<(
         }
         ScheduleCommand::Update(args) => update(&client, args).await?,
         ScheduleCommand::Run(Name { name }) => {
-            let request = TriggerScheduleRequest { name: name.clone(), request_id: String::new() };
-            let answer = service.trigger_schedule(client.request(request)).await?.into_inner();
+            let request_id = repeat::new_request_id();
+            let request = TriggerScheduleRequest { name: name.clone(), request_id };
+            let call = async || {
+                client.schedule_service().trigger_schedule(client.request(request.clone())).await
+            };
+            let answer = repeat::until_known(context, call).await?;
             let id = answer.result.map(|result| result.id).unwrap_or_default();
             let value = json!({ "schedule": name, "id": id });
             return Ok(context.output.one(&value, &id)?);

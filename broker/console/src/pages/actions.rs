@@ -175,12 +175,28 @@ pub(super) async fn purge_form(visitor: Visitor, Path(queue): Path<String>) -> A
         p { strong { (items) } " of " strong { (queue) } " are deleted, history included. They cannot be brought back." }
         @if stats.reserved > 0 { p { (text::counted(stats.reserved, "item")) " that consumers hold just now stay." } }
     };
-    let form = Asked { is_danger: true, ..Asked::new("Purge this queue", text, &button) };
+    let form = Asked {
+        is_danger: true,
+        fields: operations::once(),
+        ..Asked::new("Purge this queue", text, &button)
+    };
     Ok(shown(ask(&visitor, &queue, "purge", form, None)))
 }
 
-pub(super) async fn purge(visitor: Visitor, Path(queue): Path<String>) -> Answer {
-    operations::start(&visitor, Kind::Purge(PurgeQueueRequest { name: queue })).await
+/// What the form of a purge sends.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Purge {
+    request_id: String,
+}
+
+pub(super) async fn purge(
+    visitor: Visitor,
+    Path(queue): Path<String>,
+    Body(Purge { request_id }): Body<Purge>,
+) -> Answer {
+    let purge = Kind::Purge(PurgeQueueRequest { name: queue });
+    operations::start(&visitor, purge, request_id).await
 }
 
 /// The confirmation of a deletion.
@@ -258,6 +274,7 @@ pub(super) struct Redrive {
     to_queue: String,
     max_items: String,
     rate: String,
+    request_id: String,
 }
 
 pub(super) async fn redrive_form(visitor: Visitor, Path(queue): Path<String>) -> Answer {
@@ -279,6 +296,7 @@ async fn redrive_page(
     let form = Asked {
         fields: html! {
             (field("origin_queue", "Only from the queue", &asked.origin_queue, "Empty: from any.", ""))
+            (operations::once())
             (field("reason_contains", "Only with the reason", &asked.reason_contains, "A part of it. Empty: any.", ""))
             (field("to_queue", "To the queue", &asked.to_queue, "Empty: each item to the queue it came from.", ""))
             (field("max_items", "At most", &asked.max_items, "Empty: all.", ""))
@@ -315,7 +333,7 @@ pub(super) async fn redrive(
     let to_queue = asked.to_queue.trim().to_owned();
     let redrive =
         RedriveItemsRequest { queue, to_queue, filter: Some(filter), max_items: most, rate };
-    operations::start(&visitor, Kind::Redrive(redrive)).await
+    operations::start(&visitor, Kind::Redrive(redrive), asked.request_id).await
 }
 
 pub(super) async fn replay_form(visitor: Visitor, Path(queue): Path<String>) -> Answer {
@@ -330,7 +348,7 @@ pub(super) async fn replay_form(visitor: Visitor, Path(queue): Path<String>) -> 
         placeholder: "",
     };
     let form = Asked {
-        fields: field.line(None),
+        fields: html! { (operations::once()) (field.line(None)) },
         ..Asked::new(
             "Replay processed items",
             html! { p { "Makes up to " strong { (items) } " of the history of " strong { (queue) } " ready again: consumers receive them anew." } },
@@ -345,6 +363,7 @@ pub(super) async fn replay_form(visitor: Visitor, Path(queue): Path<String>) -> 
 #[serde(default)]
 pub(super) struct Replay {
     max_items: String,
+    request_id: String,
 }
 
 pub(super) async fn replay(
@@ -355,5 +374,5 @@ pub(super) async fn replay(
     let max_items = number("max_items", &asked.max_items)?.unwrap_or_default();
     let selection = Some(Selection::ProcessTime(TimeRange::default()));
     let replay = ReplayItemsRequest { queue, max_items, selection };
-    operations::start(&visitor, Kind::Replay(replay)).await
+    operations::start(&visitor, Kind::Replay(replay), asked.request_id).await
 }

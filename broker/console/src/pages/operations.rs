@@ -7,7 +7,7 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse as _, Redirect},
 };
-use maud::html;
+use maud::{Markup, html};
 use sluicegate_proto::v1::{
     CancelOperationRequest, GetOperationRequest, Operation, OperationState, OperationWork,
     StartOperationRequest, operation_work::Kind,
@@ -35,11 +35,18 @@ fn is_of_all_brokers(id: &str) -> bool {
     id.len() == ID
 }
 
-/// Starts an operation, and leads the browser to its result, or to its progress if it takes long.
-pub(super) async fn start(visitor: &Visitor, kind: Kind) -> Answer {
+/// Returns the field by which a form that is sent twice, because its answer was lost or the button was pressed twice, is known
+/// again: what it asks for is done once.
+pub(super) fn once() -> Markup {
+    html! { input type="hidden" name="request_id" value=(format!("{:032x}", rand::random::<u128>())); }
+}
+
+/// Starts an operation, and leads the browser to its result, or to its progress if it takes long. `request_id` is that of the
+/// form.
+pub(super) async fn start(visitor: &Visitor, kind: Kind, request_id: String) -> Answer {
     let api = visitor.api();
     let work = Some(OperationWork { kind: Some(kind) });
-    let request = StartOperationRequest { work, ..Default::default() };
+    let request = StartOperationRequest { work, dry_run: false, request_id };
     let answer = api.operation.clone().start_operation(request).await?;
     let mut operation = answer.into_inner().operation.ok_or_else(incomplete)?;
     let waiting = async {

@@ -15,6 +15,7 @@ use tonic::Status;
 use super::{
     answer::{Answer, done, queue_address, rejected, shown},
     frame::{Field, Form, Section, badge, page},
+    operations,
 };
 use crate::{api::incomplete, problem::Problem, text, visitor::Visitor};
 
@@ -170,8 +171,7 @@ pub(super) async fn form(visitor: Visitor, Path((name, verb)): Path<(String, Str
         title,
         text: html! { p { strong { (name) } " pushes 1 item into " strong { (schedule.queue) } " at each tick of " code { (schedule.cron) } ". " (text) } },
         fields: html! {
-            // The same form, sent twice, pushes one item.
-            @if verb == "run" { input type="hidden" name="request_id" value=(format!("{:032x}", rand::random::<u128>())); }
+            @if verb == "run" { (operations::once()) }
         },
         action: &action,
         button,
