@@ -154,7 +154,7 @@ async fn every_broker_shows_the_consumers_of_all() {
     let _others = [remote.consume("a", 2).await, remote.consume("a", 3).await];
     let own = this(&api).await.broker.expect("a broker").id;
     let other = this(&remote).await.broker.expect("a broker").id;
-    for asked in [&api, &remote] {
+    for (asked, own_consumers) in [(&api, 1), (&remote, 2)] {
         let shown = until("four consumers", || async {
             let shown = consumers(asked, "", "").await;
             (shown.len() == 4).then_some(shown)
@@ -179,8 +179,19 @@ async fn every_broker_shows_the_consumers_of_all() {
         listed.sort_by_key(|broker| broker.consumers_left_out);
         assert_eq!(listed.len(), 2);
         assert!(listed.iter().all(|broker| broker.store_healthy && broker.consumers == 2));
+        // Figures of a queue count those of all brokers too.
+        let stats = until("all consumers in the figures", || async {
+            let stats = asked.stats("a").await;
+            (stats.consumers_of_all_brokers == 3).then_some(stats)
+        })
+        .await;
+        assert_eq!(stats.consumers, own_consumers);
     }
     there.stop().await;
     until("one broker", || async { (brokers(&api).await.len() == 1).then_some(()) }).await;
     assert_eq!(consumers(&api, "", "").await.len(), 2);
+    until("the consumers that are left", || async {
+        (api.stats("a").await.consumers_of_all_brokers == 1).then_some(())
+    })
+    .await;
 }

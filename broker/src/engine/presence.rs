@@ -3,6 +3,7 @@
 //! shown.
 
 use std::{
+    collections::{HashMap, HashSet},
     net::SocketAddr,
     sync::{Arc, OnceLock},
     time::Duration,
@@ -12,7 +13,10 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::{Engine, Result};
-use crate::{domain::Timestamp, store::BrokerReport};
+use crate::{
+    domain::{QueueName, Timestamp},
+    store::BrokerReport,
+};
 
 /// How often a broker looks whether there is something to report.
 pub(super) const REPORT: Duration = Duration::from_secs(3);
@@ -28,6 +32,10 @@ const SHARE: u32 = 500;
 const MAX_CONSUMERS: usize = 10_000;
 /// One read of all reports serves everyone who asks within this time.
 const READ_AGE: Duration = Duration::from_secs(1);
+/// Counting the consumers of other brokers takes at most one part in this many of the time.
+const COUNT_SHARE: u32 = 100;
+/// How long who asks for figures waits for the consumers of other brokers to be counted.
+const COUNT_LIMIT: Duration = Duration::from_secs(1);
 /// How long a broker that ends waits for its report to be withdrawn.
 const WITHDRAWAL: Duration = Duration::from_secs(1);
 
@@ -37,6 +45,15 @@ pub(super) struct Presence {
     host: String,
     last: Mutex<Option<Last>>,
     read: tokio::sync::Mutex<Option<(Instant, Arc<Vec<Broker>>)>>,
+    pub(super) elsewhere: Mutex<Elsewhere>,
+}
+
+/// The consumers of other brokers as last counted.
+#[derive(Default)]
+pub(super) struct Elsewhere {
+    pub(super) by_queue: HashMap<QueueName, u32>,
+    /// When they are counted again; `None` if they never were.
+    pub(super) due: Option<Instant>,
 }
 
 /// The last report that the store has taken.
@@ -63,6 +80,7 @@ impl Presence {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             last: Mutex::default(),
             read: tokio::sync::Mutex::default(),
+            elsewhere: Mutex::default(),
         }
     }
 }
@@ -93,6 +111,41 @@ impl Engine {
     /// Returns the number of this broker's open streams and waiting calls.
     pub(crate) fn all_consumers(&self) -> u64 {
         self.all_dispatchers().iter().map(|dispatcher| u64::from(dispatcher.consumers())).sum()
+    }
+
+    /// Returns the number of the queue's open streams and waiting calls on all brokers, as of the last
+    /// [`Engine::notice_consumers`].
+    pub(super) fn consumers_of_all_brokers(&self, queue: &QueueName) -> u32 {
+        let elsewhere = self.presence.elsewhere.lock().by_queue.get(queue).copied();
+        self.consumers(queue).saturating_add(elsewhere.unwrap_or_default())
+    }
+
+    /// Counts the consumers of other brokers, unless that was done a moment ago: one read serves everyone who asks for figures, of
+    /// however many queues. If it fails, what was known before stays.
+    pub(super) async fn notice_consumers(&self) {
+        let begun = Instant::now();
+        {
+            let mut elsewhere = self.presence.elsewhere.lock();
+            if elsewhere.due.is_some_and(|due| due > begun) {
+                return;
+            }
+            // Nobody else counts meanwhile.
+            elsewhere.due = Some(begun + COUNT_LIMIT + REPORT);
+        }
+        let read = timeout(COUNT_LIMIT, self.store.broker_reports()).await;
+        let counted = match read {
+            Ok(Ok(reports)) => Some(by_queue(&reports, self.store.broker_id())),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "could not count the consumers of other brokers");
+                None
+            }
+            Err(_) => None,
+        };
+        let mut elsewhere = self.presence.elsewhere.lock();
+        elsewhere.due = Some(Instant::now() + REPORT.max(begun.elapsed() * COUNT_SHARE));
+        if let Some(counted) = counted {
+            elsewhere.by_queue = counted;
+        }
     }
 
     /// Returns this broker with its consumers.
@@ -159,6 +212,20 @@ impl Engine {
         *read = Some((at, Arc::clone(&brokers)));
         Ok(brokers)
     }
+}
+
+/// Counts the consumers of all brokers but `own`.
+pub(super) fn by_queue(reports: &[BrokerReport], own: [u8; 4]) -> HashMap<QueueName, u32> {
+    let mut counts = HashMap::new();
+    for report in reports.iter().filter(|report| report.broker != own) {
+        // A consumer may be in two parts of a report that was read while it was written.
+        let consumers: HashSet<_> =
+            report.consumers.iter().map(|consumer| (&consumer.queue, consumer.number)).collect();
+        for (queue, _) in consumers {
+            *counts.entry(queue.clone()).or_default() += 1;
+        }
+    }
+    counts
 }
 
 /// Returns true if two reports differ in nothing but their time.

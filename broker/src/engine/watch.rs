@@ -83,6 +83,7 @@ impl Engine {
         names: &[QueueName],
     ) -> Result<(Vec<QueueStats>, Vec<QueueName>)> {
         self.notice_changes(TOTALS_AGE).await?;
+        self.notice_consumers().await;
         let queues = self.queues.get_all(names).await?;
         let there: Vec<Arc<Queue>> =
             names.iter().filter_map(|name| queues.get(name).cloned()).collect();
@@ -113,21 +114,29 @@ impl Engine {
         last: &mut HashMap<QueueName, LastSent>,
     ) -> Result<Vec<QueueStats>> {
         self.notice_changes(TOTALS_AGE / 2).await?;
+        self.notice_consumers().await;
         let all = queues.is_empty();
         let names = if all { self.queue_names().await? } else { Arc::new(queues.to_vec()) };
         if all {
             let there: HashSet<_> = names.iter().collect();
             last.retain(|name, _| there.contains(name));
         }
-        let outdated: Vec<_> = names
-            .iter()
-            .filter(|name| last.get(*name).is_none_or(|sent| self.is_outdated(name, sent)))
-            .cloned()
-            .collect();
+        let (mut changed, mut outdated) = (Vec::new(), Vec::new());
+        for name in names.iter() {
+            match last.get_mut(name) {
+                Some(sent) if !sent.seen.is_outdated(self, name, sent.at) => {
+                    // Consumers that come and go are no reason to count the items.
+                    if self.has_other_consumers(&sent.stats) {
+                        sent.stats = self.stats_of(name, &sent.seen);
+                        changed.push(sent.stats.clone());
+                    }
+                }
+                _ => outdated.push(name.clone()),
+            }
+        }
         let mut counted = stream::iter(outdated)
             .map(|name| async move { (self.watched_stats(&name).await, name) })
             .buffered(COUNTED_AT_A_TIME);
-        let mut changed = Vec::new();
         while let Some((current, name)) = counted.next().await {
             let current = match current {
                 Ok(counted) => counted,
@@ -145,8 +154,9 @@ impl Engine {
         Ok(changed)
     }
 
-    fn is_outdated(&self, name: &QueueName, sent: &LastSent) -> bool {
-        sent.seen.is_outdated(self, name, sent.at) || sent.stats.consumers != self.consumers(name)
+    fn has_other_consumers(&self, sent: &QueueStats) -> bool {
+        sent.consumers != self.consumers(&sent.queue)
+            || sent.consumers_of_all_brokers != self.consumers_of_all_brokers(&sent.queue)
     }
 
     async fn watched_stats(&self, name: &QueueName) -> Result<LastSent> {
@@ -157,7 +167,6 @@ impl Engine {
 
     fn stats_of(&self, name: &QueueName, seen: &Seen) -> QueueStats {
         let totals = self.stats.with_pending(name, || self.overview.totals(name));
-        let consumers = self.consumers(name);
-        QueueStats { queue: name.clone(), depth: seen.depth, totals, consumers }
+        self.stats_with(name, seen.depth, totals)
     }
 }

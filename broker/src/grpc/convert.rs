@@ -167,7 +167,7 @@ pub(super) fn figure(value: u64) -> i64 {
 }
 
 pub(super) fn stats(stats: &QueueStats, now: Timestamp) -> pb::QueueStats {
-    let QueueStats { queue, depth, totals, consumers } = stats;
+    let QueueStats { queue, depth, totals, consumers, consumers_of_all_brokers } = stats;
     pb::QueueStats {
         queue: queue.to_string(),
         ready: figure(depth.ready),
@@ -187,6 +187,7 @@ pub(super) fn stats(stats: &QueueStats, now: Timestamp) -> pb::QueueStats {
         expired: figure(totals.expired),
         popped: figure(totals.popped),
         discarded: figure(totals.discarded),
+        consumers_of_all_brokers: i32::try_from(*consumers_of_all_brokers).unwrap_or(i32::MAX),
     }
 }
 
@@ -398,10 +399,17 @@ mod tests {
     fn the_oldest_items_age_is_counted_from_now() {
         let depth = Depth { oldest_ready: Some(Timestamp(1_000)), ready: 1, ..Default::default() };
         let totals = Totals { pushed: u64::MAX, ..Default::default() };
-        let of_queue = QueueStats { queue: queue_name(), depth, totals, consumers: 2 };
+        let of_queue = QueueStats {
+            queue: queue_name(),
+            depth,
+            totals,
+            consumers: 2,
+            consumers_of_all_brokers: 5,
+        };
         let told = stats(&of_queue, Timestamp(3_500));
         let age = prost_types::Duration { seconds: 2, nanos: 500_000_000 };
         assert_eq!(told.oldest_ready_age, Some(age));
-        assert_eq!((told.ready, told.consumers, told.pushed), (1, 2, i64::MAX));
+        assert_eq!((told.ready, told.pushed), (1, i64::MAX));
+        assert_eq!((told.consumers, told.consumers_of_all_brokers), (2, 5));
     }
 }

@@ -172,6 +172,7 @@ pub(crate) fn stats(stats: &QueueStats) -> Value {
         .duration("oldest_ready_age", stats.oldest_ready_age.as_ref())
         .time("next_eligible_time", stats.next_eligible_time.as_ref())
         .put("consumers", stats.consumers)
+        .put("consumers_of_all_brokers", stats.consumers_of_all_brokers)
         .put("pushed", stats.pushed)
         .put("delivered", stats.delivered)
         .put("committed", stats.committed)

@@ -178,7 +178,7 @@ fn row(stats: &QueueStats) -> (Value, Vec<String>) {
         stats.blocked.to_string(),
         stats.processed.to_string(),
         stats.oldest_ready_age.as_ref().map(values::show_duration).unwrap_or_default(),
-        stats.consumers.to_string(),
+        stats.consumers_of_all_brokers.to_string(),
         stats.pushed.to_string(),
         stats.committed.to_string(),
         stats.dead_lettered.to_string(),

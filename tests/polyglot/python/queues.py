@@ -155,6 +155,7 @@ def pause_and_resume(broker):
     expect("nothing is handed out", (broker.pop(name), broker.reserve(name)), ([], []))
     waiting = in_background(broker.pop, name, 2, DEADLINE - 5)
     eventually("a consumer waits", lambda: broker.stats(name).consumers, 1)
+    expect("and counts among those of all brokers", broker.stats(name).consumers_of_all_brokers, 1)
     queue = broker.admin.ResumeQueue(ResumeQueueRequest(name=name)).queue
     expect("the queue is resumed", (queue.paused, get_queue(broker, name).paused), (False, False))
     expect("and the waiting consumer is served", waiting.result(DEADLINE), [b"1", b"2"])

@@ -157,7 +157,7 @@ impl Row {
     /// Returns true if items have been ready for long and nobody takes them.
     pub(crate) fn is_stuck(&self) -> bool {
         let waits = self.oldest().is_some_and(|age| age >= STUCK_AFTER);
-        let is_taken = self.stats.consumers > 0
+        let is_taken = self.stats.consumers_of_all_brokers > 0
             || self.delivered_at.elapsed() < STUCK_AFTER && self.rates.1 > 0.0;
         waits && !is_taken && !self.settings.paused && !self.is_dead_letter_queue
     }
@@ -427,7 +427,7 @@ mod tests {
         row.settings = Arc::new(Queue { paused: true, ..queue("a") });
         assert!(!row.is_stuck(), "paused on purpose");
         row.settings = Arc::default();
-        row.stats.consumers = 1;
+        row.stats.consumers_of_all_brokers = 1;
         assert!(!row.is_stuck(), "somebody is at work");
     }
 

@@ -97,7 +97,7 @@ impl Sort {
             Self::Oldest => row.oldest().map_or(-1, |age| age.as_secs() as i64),
             Self::In => (row.rates.0 * 1_000.0) as i64,
             Self::Out => (row.rates.1 * 1_000.0) as i64,
-            Self::Consumers => i64::from(row.stats.consumers),
+            Self::Consumers => i64::from(row.stats.consumers_of_all_brokers),
         }
     }
 }

@@ -177,7 +177,7 @@ fn line(row: &Row, histories: &Histories) -> Markup {
             td.figure.late[row.is_stuck()] { (oldest) }
             td.figure.middle.zero[row.rates.0 < 0.05] { (text::rate(row.rates.0)) }
             td.figure.middle.zero[row.rates.1 < 0.05] { (text::rate(row.rates.1)) }
-            (figure(i64::from(stats.consumers), "wide"))
+            (figure(i64::from(stats.consumers_of_all_brokers), "wide"))
         }
     }
 }

@@ -28,6 +28,8 @@ pub(crate) struct QueueStats {
     pub totals: Totals,
     /// Number of open streams and waiting calls on this broker.
     pub consumers: u32,
+    /// The same on all brokers; those of other brokers as of some seconds ago.
+    pub consumers_of_all_brokers: u32,
 }
 
 /// Totals that are not yet in the store.
@@ -134,8 +136,21 @@ impl Engine {
     /// Returns a queue's depth and totals.
     pub(crate) async fn queue_stats(&self, name: &QueueName) -> Result<QueueStats> {
         let queue = self.queues.get(name).await?;
-        let (depth, totals) = tokio::try_join!(self.stats.depths.depth(&queue), self.totals(name))?;
-        Ok(QueueStats { queue: name.clone(), depth, totals, consumers: self.consumers(name) })
+        let consumers = async {
+            self.notice_consumers().await;
+            Ok(())
+        };
+        let counted =
+            tokio::try_join!(self.stats.depths.depth(&queue), self.totals(name), consumers);
+        let (depth, totals, ()) = counted?;
+        Ok(self.stats_with(name, depth, totals))
+    }
+
+    /// Returns the stats of a queue with its consumers as they are known now.
+    pub(super) fn stats_with(&self, name: &QueueName, depth: Depth, totals: Totals) -> QueueStats {
+        let consumers_of_all_brokers = self.consumers_of_all_brokers(name);
+        let (queue, consumers) = (name.clone(), self.consumers(name));
+        QueueStats { queue, depth, totals, consumers, consumers_of_all_brokers }
     }
 
     async fn totals(&self, name: &QueueName) -> Result<Totals> {

@@ -51,10 +51,10 @@ pub(super) async fn examine(client: &Client, sample: Duration) -> Result<Vec<Fin
                 *consumers.entry(consumer.queue).or_default() += 1;
             }
         }
-        // Those of the answering broker have to do.
+        // Who may not see them may know how many there are.
         Err(Failure::Client(error)) if error.code() == Some(Code::PermissionDenied) => {
             for (name, stats) in &last {
-                consumers.insert(name.clone(), stats.consumers.max(0) as usize);
+                consumers.insert(name.clone(), stats.consumers_of_all_brokers.max(0) as usize);
             }
         }
         Err(failure) => return Err(failure),

@@ -102,7 +102,7 @@ impl Row {
             (held > 0).then_some(Mark::DeadLetters)
         } else {
             let waits = self.oldest(now).is_some_and(|age| age >= STUCK_AFTER);
-            let is_taken = self.stats.consumers > 0 || self.rates().1 > 0.0;
+            let is_taken = self.stats.consumers_of_all_brokers > 0 || self.rates().1 > 0.0;
             (waits && !is_taken).then_some(Mark::Stuck)
         }
     }
@@ -195,7 +195,7 @@ fn compare(sort: Sort, a: &Row, b: &Row, now: Instant) -> Ordering {
         Sort::Oldest => a.oldest(now).cmp(&b.oldest(now)),
         Sort::In => a.rates().0.total_cmp(&b.rates().0),
         Sort::Out => a.rates().1.total_cmp(&b.rates().1),
-        Sort::Consumers => by(|stats| i64::from(stats.consumers)),
+        Sort::Consumers => by(|stats| i64::from(stats.consumers_of_all_brokers)),
     }
 }
 
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(board.row("q").unwrap().mark(now), None);
         let later = now + Duration::from_secs(30);
         assert_eq!(board.row("q").unwrap().mark(later), Some(Mark::Stuck), "it goes on aging");
-        board.counted(vec![QueueStats { consumers: 1, ..waiting }], now);
+        board.counted(vec![QueueStats { consumers_of_all_brokers: 1, ..waiting }], now);
         assert_eq!(board.row("q").unwrap().mark(later), None, "somebody is at work");
     }
 }

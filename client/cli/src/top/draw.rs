@@ -184,7 +184,7 @@ fn cells(row: &Row, now: Instant) -> [Line<'static>; 10] {
         right(row.oldest(now).map(values::about).unwrap_or_default()),
         right(rate(come)),
         right(rate(gone)),
-        right(count(stats.consumers.into())),
+        right(count(stats.consumers_of_all_brokers.into())),
         Line::from(mark),
     ]
 }
@@ -200,7 +200,7 @@ const HELP: [&str; 16] = [
     "r d v b      sort by ready, delayed, reserved, blocked items",
     "a            sort by the age of the oldest ready item",
     "i o          sort by items per second, in and out",
-    "c            sort by consumers of the answering broker",
+    "c            sort by consumers",
     "             the same key again reverses the order",
     "q Ctrl-C     quit",
     "",
@@ -243,7 +243,7 @@ mod tests {
             delayed: 7,
             reserved: 32,
             oldest_ready_age: age(62),
-            consumers: 2,
+            consumers_of_all_brokers: 2,
             ..QueueStats::default()
         };
         let hostile = QueueStats { queue: "a\u{1b}[31mb".to_owned(), ..QueueStats::default() };

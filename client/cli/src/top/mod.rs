@@ -40,7 +40,7 @@ const AFTER_HELP: &str = "\
 Keys: arrows or j and k select, Enter opens the queue, Esc goes back, / filters by name, ? lists all keys, q quits. \
 n r d v b a i o c sort by a column; the same key again reverses the order.
 
-Rates are items per second over the last ten seconds. CONSUMERS counts those of the answering broker. A queue is stuck if items have \
+Rates are items per second over the last ten seconds. CONSUMERS counts those of all brokers. A queue is stuck if items have \
 been ready for a minute and nobody takes them.
 
 Without a terminal: `sluice watch` prints the figures at each change, `sluice stats` once.";
