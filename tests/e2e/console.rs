@@ -1,13 +1,15 @@
 //! The console of a running broker: who sees what, who may do what, and that it lets the broker stop.
 
-use sluicegate_proto::v1::ItemState;
+use sluicegate_proto::v1::{
+    ItemState, ListOperationsRequest, Outcome, RollbackItem, RollbackRequest,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
 
 use super::access::TokensFile;
-use crate::harness::{Backend, Broker, on_both_backends, until, within};
+use crate::harness::{Api, Backend, Broker, on_both_backends, outcomes, until, within};
 
 /// A browser with its session.
 pub(super) struct Browser<'a> {
@@ -70,6 +72,7 @@ impl<'a> Browser<'a> {
 on_both_backends!(
     items_are_seen_pushed_and_purged,
     what_came_since_is_not_deleted_with_an_empty_queue,
+    a_group_of_dead_letters_is_redriven_to_its_last_item,
     charts_survive_the_broker
 );
 
@@ -145,6 +148,65 @@ async fn charts_survive_the_broker(backend: Backend) {
         (ready.first() == Some(&2) && ready.last() == Some(&0)).then_some(())
     })
     .await;
+}
+
+/// Dead-letters new items of the queue `work`.
+async fn bury(api: &Api, count: usize, reason: &str) {
+    api.push("work", &vec!["x"; count]).await;
+    let items = api.reserve_now("work", count as i32).await.into_iter().map(|delivery| {
+        let (receipt, reason) = (delivery.receipt, reason.to_owned());
+        RollbackItem { receipt, reason, dead_letter: true, ..RollbackItem::default() }
+    });
+    let request = RollbackRequest { items: items.collect() };
+    let answer = api.queue.clone().rollback(request).await.expect("an answer").into_inner();
+    assert_eq!(outcomes(&answer.results), vec![Outcome::DeadLettered; count]);
+}
+
+/// Returns what the form of a page sends.
+fn form_of(page: &str) -> String {
+    let fields = page.split("<input type=\"hidden\" name=\"").skip(1).map(|field| {
+        let (name, rest) = field.split_once("\" value=\"").expect(page);
+        let value = rest.split('"').next().expect(page);
+        format!("{name}={}", value.replace('%', "%25"))
+    });
+    fields.collect::<Vec<_>>().join("&")
+}
+
+/// The page reads the first 2,000 items of a queue.
+async fn a_group_of_dead_letters_is_redriven_to_its_last_item(backend: Backend) {
+    let store = backend.store();
+    let broker = store.broker().await;
+    let api = broker.api().await;
+    let (reason, others) = ("refused: 100 % & more\n  at line 7", "refused: 100 % & more");
+    bury(&api, 3, others).await;
+    for count in [1_000, 1_000, 100] {
+        bury(&api, count, reason).await;
+    }
+    let browser = Browser::new(&broker);
+    let page = until("the dead letters", || async {
+        let page = browser.get("/dead-letters").await.body;
+        page.contains("/dead-letters/redrive").then_some(page)
+    })
+    .await;
+    // The largest group comes first.
+    let link = page.split("href=\"/dead-letters/redrive").nth(1).expect(&page);
+    let link = link.split('"').next().expect(&page).replace("&amp;", "&");
+    let page = browser.get(&format!("/dead-letters/redrive{link}")).await.body;
+    assert!(page.contains("Redrive 2,100 items"), "{page}");
+    let form = form_of(&page);
+    for _ in 0..2 {
+        let answer = browser.post("/dead-letters/redrive", &form).await;
+        assert_eq!(answer.status, 303, "{}", answer.body);
+        let place = answer.head.split("location: ").nth(1).expect(&answer.head);
+        let is_known = place.starts_with("/dead-letters?notice=redriven.2100")
+            || place.starts_with("/operations/");
+        assert!(is_known, "{place}");
+    }
+    api.until_stats("work", |stats| stats.ready == 2_100).await;
+    let left = api.list("work.dead", ItemState::Ready).await;
+    assert_eq!(left.iter().map(|item| item.last_reason.as_str()).collect::<Vec<_>>(), [others; 3]);
+    let operations = api.operation.clone().list_operations(ListOperationsRequest::default()).await;
+    assert_eq!(operations.expect("operations").into_inner().operations.len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

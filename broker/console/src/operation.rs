@@ -1,19 +1,14 @@
-//! Actions of this broker that may take longer than a browser waits. They go on when the browser leaves, tell how far they are,
-//! and can be stopped; they end with the broker. What may take very long is an operation of all brokers instead
-//! (`pages::operations`).
+//! Actions of this broker that may take longer than a browser waits, and are one step. They go on when the browser leaves, and end
+//! with the broker. What is done in many steps is an operation of all brokers instead (`pages::operations`).
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicI64, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 /// How long a request waits for an action before the browser is shown its progress.
@@ -33,45 +28,10 @@ pub(crate) struct Operation {
     pub(crate) began: Instant,
     /// Whose it is: nobody else sees it.
     token: Option<String>,
-    progress: Progress,
     result: watch::Sender<Option<Result<i64, Status>>>,
 }
 
-/// How far an action is, and whether it is to stop.
-#[derive(Clone, Default)]
-pub(crate) struct Progress {
-    done: Arc<AtomicI64>,
-    stop: CancellationToken,
-}
-
-impl Progress {
-    /// Adds to the number of items that are done.
-    pub(crate) fn add(&self, items: i64) {
-        self.done.fetch_add(items, Ordering::Relaxed);
-    }
-
-    pub(crate) fn done(&self) -> i64 {
-        self.done.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.stop.is_cancelled()
-    }
-}
-
 impl Operation {
-    pub(crate) fn done(&self) -> i64 {
-        self.progress.done()
-    }
-
-    pub(crate) fn stop(&self) {
-        self.progress.stop.cancel();
-    }
-
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.progress.is_stopped()
-    }
-
     /// Returns the number of items it was done to, or why it failed; `None` while it runs.
     pub(crate) fn result(&self) -> Option<Result<i64, Status>> {
         self.result.borrow().clone()
@@ -98,21 +58,16 @@ pub(crate) struct Name {
 
 impl Operations {
     /// Begins an operation in a task of its own.
-    pub(crate) fn begin<F>(
+    pub(crate) fn begin(
         &self,
         name: Name,
         token: Option<String>,
-        work: impl FnOnce(Progress) -> F,
-    ) -> Result<Arc<Operation>, Status>
-    where
-        F: Future<Output = Result<i64, Status>> + Send + 'static,
-    {
+        work: impl Future<Output = Result<i64, Status>> + Send + 'static,
+    ) -> Result<Arc<Operation>, Status> {
         let Name { title, back, notice } = name;
         let id = format!("{:016x}", rand::random::<u64>());
-        let (began, progress, result) =
-            (Instant::now(), Progress::default(), watch::Sender::new(None));
-        let work = work(progress.clone());
-        let operation = Operation { id, title, back, notice, began, token, progress, result };
+        let (began, result) = (Instant::now(), watch::Sender::new(None));
+        let operation = Operation { id, title, back, notice, began, token, result };
         let operation = Arc::new(operation);
         let mut all = self.0.lock();
         let running = all.iter().filter(|operation| operation.result.borrow().is_none()).count();
@@ -144,6 +99,8 @@ impl Operations {
 
 #[cfg(test)]
 mod tests {
+    use tokio_util::sync::CancellationToken;
+
     use super::*;
 
     fn name() -> Name {
@@ -153,11 +110,7 @@ mod tests {
     #[tokio::test]
     async fn operations_end_with_a_result_and_are_their_owners_alone() {
         let operations = Operations::default();
-        let work = |progress: Progress| async move {
-            progress.add(7);
-            Ok(progress.done())
-        };
-        let operation = operations.begin(name(), Some("a".to_owned()), work).unwrap();
+        let operation = operations.begin(name(), Some("a".to_owned()), async { Ok(7) }).unwrap();
         operation.settled().await;
         assert_eq!(operation.result().unwrap().unwrap(), 7);
         assert!(operations.get(&operation.id, Some("a")).is_some());
@@ -166,22 +119,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn operations_can_be_stopped_and_are_bounded() {
+    async fn operations_are_bounded() {
         let operations = Operations::default();
-        let wait = |progress: Progress| async move {
-            progress.stop.cancelled().await;
-            Ok(3)
+        let end = CancellationToken::new();
+        let wait = || {
+            let end = end.clone();
+            async move {
+                end.cancelled().await;
+                Ok(3)
+            }
         };
         let running: Vec<_> =
-            (0..MAX_RUNNING).map(|_| operations.begin(name(), None, wait).unwrap()).collect();
-        assert!(operations.begin(name(), None, wait).is_err(), "too many");
+            (0..MAX_RUNNING).map(|_| operations.begin(name(), None, wait()).unwrap()).collect();
+        assert!(operations.begin(name(), None, wait()).is_err(), "too many");
+        end.cancel();
         for operation in &running {
-            operation.stop();
             operation.settled().await;
             assert_eq!(operation.result().unwrap().unwrap(), 3);
         }
         for _ in 0..2 * REMEMBERED {
-            operations.begin(name(), None, async |_| Ok(0)).unwrap().settled().await;
+            operations.begin(name(), None, async { Ok(0) }).unwrap().settled().await;
         }
         assert_eq!(operations.0.lock().len(), REMEMBERED);
     }

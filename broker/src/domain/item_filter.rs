@@ -16,6 +16,8 @@ pub struct ItemFilter {
     pub headers: Headers,
     /// Only items whose `last_reason` contains this text. Empty: all.
     pub reason_contains: String,
+    /// Only items whose `last_reason` is this.
+    pub reason: Option<String>,
     /// Only items dead-lettered from this queue.
     pub origin_queue: Option<QueueName>,
     /// Only items created at or after this time.
@@ -48,6 +50,7 @@ impl ItemFilter {
             && item.attempt.max(item.dead_letter_attempts) >= self.min_attempts
             && self.headers.iter().all(is_in)
             && item.last_reason.contains(&self.reason_contains)
+            && self.reason.as_ref().is_none_or(|reason| item.last_reason == *reason)
             && memmem::find(&item.payload, &self.payload_contains).is_some()
     }
 }
@@ -88,6 +91,7 @@ mod tests {
         let key = |key| ItemFilter { ordering_key: OrderingKey::new(key), ..all.clone() };
         let id = |id| ItemFilter { dedup_id: DedupId::new(id), ..all.clone() };
         let reason = |text: &str| ItemFilter { reason_contains: text.to_owned(), ..all.clone() };
+        let exactly = |text: &str| ItemFilter { reason: Some(text.to_owned()), ..all.clone() };
         let from = |queue| ItemFilter {
             origin_queue: Some(QueueName::parse("queue", queue).unwrap()),
             ..all.clone()
@@ -104,6 +108,7 @@ mod tests {
             (key("key"), key("other")),
             (id("id"), id("other")),
             (reason("timed"), reason("Timed")),
+            (exactly("timed out"), exactly("timed")),
             (from("origin"), from("q")),
             (since(5), since(6)),
             (before(6), before(5)),

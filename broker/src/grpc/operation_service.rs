@@ -205,6 +205,7 @@ fn redrive_filter(filter: RedriveFilter) -> pb::RedriveFilter {
         ids: texts(&filter.ids),
         origin_queue: text(filter.origin_queue),
         reason_contains: filter.reason_contains,
+        reason: filter.reason,
         create_time: range(filter.created_from, filter.created_before),
     }
 }
@@ -215,6 +216,7 @@ fn item_filter(filter: ItemFilter) -> pb::ItemFilter {
         dedup_id: filter.dedup_id.map(String::from).unwrap_or_default(),
         headers: filter.headers.into_iter().collect(),
         reason_contains: filter.reason_contains,
+        reason: filter.reason,
         origin_queue: text(filter.origin_queue),
         create_time: range(filter.created_from, filter.created_before),
         min_attempts: i32::try_from(filter.min_attempts).unwrap_or(i32::MAX),
@@ -267,6 +269,7 @@ mod tests {
                     ids: vec![id],
                     origin_queue: "q".into(),
                     reason_contains: "why".into(),
+                    reason: Some("why not".into()),
                     create_time: range,
                 }),
                 max_items: 5,
@@ -280,6 +283,7 @@ mod tests {
                     dedup_id: "once".into(),
                     headers: [("a".to_owned(), "b".to_owned())].into(),
                     reason_contains: "why".into(),
+                    reason: Some("why not".into()),
                     origin_queue: "o".into(),
                     create_time: range,
                     min_attempts: 3,

@@ -204,6 +204,8 @@ pub struct RedriveFilter {
     pub origin_queue: Option<QueueName>,
     /// Only items whose `last_reason` contains this text. Empty: all.
     pub reason_contains: String,
+    /// Only items whose `last_reason` is this.
+    pub reason: Option<String>,
     /// Only items created at or after this time.
     pub created_from: Option<Timestamp>,
     /// Only items created before this time.

@@ -80,6 +80,7 @@ pub(crate) async fn redrive(context: &Context, args: RedriveArgs) -> Result<(), 
         ids: args.ids,
         origin_queue: args.origin.unwrap_or_default(),
         reason_contains: args.reason.unwrap_or_default(),
+        reason: None,
         create_time: range(args.since, args.until),
     };
     let redrive = RedriveItemsRequest {

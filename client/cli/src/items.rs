@@ -75,6 +75,7 @@ impl FilterArgs {
             dedup_id: self.dedup_id,
             headers: self.headers.into_iter().collect(),
             reason_contains: self.reason,
+            reason: None,
             origin_queue: self.origin,
             create_time: range,
             min_attempts: self.min_attempts,

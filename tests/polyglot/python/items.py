@@ -185,6 +185,8 @@ def redrive_items(broker):
     expect("by id, to a named queue", redrive(to_queue=other, ids=[chosen]), 1)
     expect("the item is there", payloads(other), [b"no paper"])
     expect("nothing that does not match", redrive(reason_contains="no such reason"), 0)
+    expect("nothing of a part of a reason", redrive(reason="pape"), 0)
+    expect("nothing without a reason", redrive(reason=""), 0)
     past = TimeRange(end_time=Timestamp(seconds=1))
     expect("nothing of earlier items", redrive(create_time=past), 0)
     expect("at most max_items, at a rate", redrive(max_items=1, rate=100), 1)

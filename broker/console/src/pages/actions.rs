@@ -253,7 +253,8 @@ pub(super) async fn delete(
     let board = visitor.board();
     let name =
         Name { title: format!("Delete {queue}"), back: "/queues".to_owned(), notice: "deleted" };
-    operations::begin(&visitor, name, |mut api, _| async move {
+    let mut api = visitor.slow_api();
+    operations::begin(&visitor, name, async move {
         // What came into a queue that was shown as empty is not deleted with it.
         let request = DeleteQueueRequest { name: queue.clone(), force: unsettled > 0 };
         let deleted = api.admin.delete_queue(request).await?.into_inner().deleted_items;
@@ -295,8 +296,8 @@ async fn redrive_page(
     };
     let form = Asked {
         fields: html! {
-            (field("origin_queue", "Only from the queue", &asked.origin_queue, "Empty: from any.", ""))
             (operations::once())
+            (field("origin_queue", "Only from the queue", &asked.origin_queue, "Empty: from any.", ""))
             (field("reason_contains", "Only with the reason", &asked.reason_contains, "A part of it. Empty: any.", ""))
             (field("to_queue", "To the queue", &asked.to_queue, "Empty: each item to the queue it came from.", ""))
             (field("max_items", "At most", &asked.max_items, "Empty: all.", ""))

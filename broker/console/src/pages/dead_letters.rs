@@ -1,35 +1,40 @@
 //! All dead letters, by where they come from and why.
 
-use std::{cmp::Reverse, collections::HashMap};
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use axum::{Form as Body, extract::Query as Address, http::StatusCode};
 use maud::{Markup, html};
+use percent_encoding::percent_decode_str;
 use prost_types::Timestamp;
 use serde::{Deserialize, Serialize};
-use sluicegate_proto::v1::{Item, ItemState, RedriveFilter, RedriveItemsRequest};
+use sluicegate_proto::v1::{
+    Item, ItemFilter, ItemState, ListItemsRequest, RedriveFilter, RedriveItemsRequest,
+    operation_work::Kind,
+};
 use tonic::Status;
 
 use super::{
-    answer::{Answer, done, queue_address, shown},
+    answer::{Answer, queue_address, shown},
     frame::{Form, Section, page},
     operations,
 };
-use crate::{
-    api::Api,
-    operation::{Name, Progress},
-    problem::Problem,
-    text,
-    visitor::Visitor,
-};
+use crate::{api::Api, problem::Problem, text, visitor::Visitor};
+
+/// Where the page is.
+pub(super) const ADDRESS: &str = "/dead-letters";
 
 /// The most items of one queue that the page reads.
 const READ_OF_QUEUE: usize = 2_000;
 /// The most items that the page reads.
 const READ_IN_ALL: usize = 6_000;
-/// The most items that are redriven by one action.
-const MOST: usize = 100_000;
-/// The most ids of one call.
-const IDS: usize = 1_000;
+/// How long the items of a group are counted before it is redriven.
+const COUNTING: Duration = Duration::from_secs(2);
+/// The size of a page of items.
+const PAGE: i32 = 1_000;
 /// Characters of a reason in the list.
 const REASON: usize = 300;
 
@@ -45,10 +50,6 @@ struct Group {
 }
 
 impl Group {
-    fn includes(&self, item: &Item) -> bool {
-        self.origin == item.origin_queue && self.reason == item.last_reason
-    }
-
     /// Returns a short name for addresses. Reasons are long and may hold anything.
     fn key(&self) -> String {
         format!("{:016x}", text::fingerprint(&format!("{}\0{}", self.origin, self.reason)))
@@ -84,7 +85,7 @@ async fn read(api: &Api, queue: &str, most: usize) -> Result<Vec<Item>, Status> 
     let mut items = Vec::new();
     let mut after = String::new();
     while items.len() < most {
-        let size = (most - items.len()).min(IDS) as i32;
+        let size = PAGE.min((most - items.len()) as i32);
         let (page, next) = api.items(queue, ItemState::Ready, size, after).await?;
         // What the groups need. Payloads would fill the memory.
         items.extend(page.into_iter().map(|item| Item {
@@ -179,71 +180,96 @@ pub(super) struct Chosen {
     group: String,
 }
 
-/// Returns the group as it is now, and the ids of its items.
-async fn find(api: &Api, chosen: &Chosen) -> Result<(Group, Vec<String>), Problem> {
-    let items = read(api, &chosen.queue, MOST).await?;
+/// Returns the group, if it is among those that the page shows.
+async fn find(api: &Api, chosen: &Chosen) -> Result<Group, Problem> {
+    let items = read(api, &chosen.queue, READ_OF_QUEUE).await?;
     let mut groups = Vec::new();
     group(&chosen.queue, &items, &mut groups);
     let found = groups.into_iter().find(|group| group.key() == chosen.group);
-    let found = found.ok_or_else(|| {
+    found.ok_or_else(|| {
         Problem::new(StatusCode::NOT_FOUND, "There are no such dead letters any more.")
-    })?;
-    let ids =
-        items.iter().filter(|item| found.includes(item)).map(|item| item.id.clone()).collect();
-    Ok((found, ids))
+    })
+}
+
+/// Returns how many items the group has in all its queue, and whether there may be more: a deep queue is not read to its end.
+async fn count(api: &Api, group: &Group) -> Result<(i64, bool), Status> {
+    let filter = ItemFilter {
+        origin_queue: group.origin.clone(),
+        reason: Some(group.reason.clone()),
+        ..ItemFilter::default()
+    };
+    let (begun, mut items, mut page_token) = (Instant::now(), 0, String::new());
+    loop {
+        let request = ListItemsRequest {
+            queue: group.queue.clone(),
+            state: ItemState::Ready.into(),
+            page_size: PAGE,
+            page_token,
+            filter: Some(filter.clone()),
+        };
+        let page = api.admin.clone().list_items(request).await?.into_inner();
+        items += page.items.len() as i64;
+        page_token = page.next_page_token;
+        if page_token.is_empty() || begun.elapsed() > COUNTING {
+            return Ok((items, !page_token.is_empty()));
+        }
+    }
 }
 
 pub(super) async fn form(visitor: Visitor, Address(chosen): Address<Chosen>) -> Answer {
-    let (group, ids) = find(&visitor.api(), &chosen).await?;
-    let items = text::counted(ids.len() as i64, "item");
-    let button = format!("Redrive {items}");
+    let api = visitor.api();
+    let group = find(&api, &chosen).await?;
+    let (items, is_more) = count(&api, &group).await?;
+    let items = text::counted(items, "item");
+    let button = if is_more { "Redrive all".to_owned() } else { format!("Redrive {items}") };
     let form = Form {
         title: "Redrive dead letters",
         text: html! {
-            p { "Moves " strong { (items) } " back to " strong { (group.origin) } ", with new attempts." }
+            p { "Moves " @if is_more { "at least " } strong { (items) } " back to " strong { (group.origin) } ", with new attempts." }
             p.quiet { @if group.reason.is_empty() { "No reason was given." } @else { (text::preview(group.reason.as_bytes(), REASON)) } }
-            input type="hidden" name="queue" value=(chosen.queue);
-            input type="hidden" name="group" value=(chosen.group);
+            input type="hidden" name="queue" value=(group.queue);
+            input type="hidden" name="origin" value=(group.origin);
+            // Encoded: browsers change the line breaks of what they send.
+            input type="hidden" name="reason" value=(text::encode(&group.reason));
+            (operations::once())
         },
         fields: html! {},
         action: "/dead-letters/redrive",
         button: &button,
         is_danger: false,
-        back: "/dead-letters",
+        back: ADDRESS,
     };
     Ok(shown(form.page(&visitor, Section::DeadLetters, None)))
 }
 
-pub(super) async fn redrive(visitor: Visitor, Body(chosen): Body<Chosen>) -> Answer {
-    let (group, ids) = find(&visitor.api(), &chosen).await?;
-    if ids.is_empty() {
-        return Ok(done("/dead-letters", "redriven", 0));
-    }
-    let name = Name {
-        title: format!("Redrive to {}", group.origin),
-        back: "/dead-letters".to_owned(),
-        notice: "redriven",
-    };
-    operations::begin(&visitor, name, |api, progress| move_back(api, progress, chosen.queue, ids))
-        .await
+/// What the form sends.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Redrive {
+    queue: String,
+    origin: String,
+    /// As [`text::encode`] writes it.
+    reason: String,
+    request_id: String,
 }
 
-/// Moves items back by their ids, so that it is those that were counted and no others.
-async fn move_back(
-    mut api: Api,
-    progress: Progress,
-    queue: String,
-    ids: Vec<String>,
-) -> Result<i64, Status> {
-    for ids in ids.chunks(IDS) {
-        if progress.is_stopped() {
-            break;
-        }
-        let filter = Some(RedriveFilter { ids: ids.to_vec(), ..RedriveFilter::default() });
-        let request = RedriveItemsRequest { queue: queue.clone(), filter, ..Default::default() };
-        progress.add(api.admin.redrive_items(request).await?.into_inner().redriven_items);
+/// Moves the whole group back, however large it is and whatever part of it the page has read.
+pub(super) async fn redrive(visitor: Visitor, Body(asked): Body<Redrive>) -> Answer {
+    if asked.origin.is_empty() {
+        return Err(Problem::field("origin", "must not be empty")); // that would be any
     }
-    Ok(progress.done())
+    let reason = percent_decode_str(&asked.reason).decode_utf8_lossy().into_owned();
+    let filter = RedriveFilter {
+        origin_queue: asked.origin,
+        reason: Some(reason),
+        ..RedriveFilter::default()
+    };
+    let redrive = RedriveItemsRequest {
+        queue: asked.queue,
+        filter: Some(filter),
+        ..RedriveItemsRequest::default()
+    };
+    operations::start(&visitor, Kind::Redrive(redrive), asked.request_id).await
 }
 
 #[cfg(test)]
@@ -270,7 +296,6 @@ mod tests {
         let shown: Vec<_> =
             groups.iter().map(|group| (group.items, group.example.as_str())).collect();
         assert_eq!(shown, [(2, "3"), (1, "2"), (1, "4")]);
-        assert!(groups[0].includes(&items[0]) && !groups[0].includes(&items[3]));
         assert_ne!(groups[0].key(), groups[2].key());
     }
 }

@@ -16,11 +16,12 @@ use tonic::Status;
 
 use super::{
     answer::{Answer, done, queue_address, shown},
+    dead_letters,
     frame::{Section, page},
 };
 use crate::{
     api::{Api, incomplete},
-    operation::{Name, PATIENCE, Progress},
+    operation::{Name, PATIENCE},
     problem::Problem,
     text,
     visitor::Visitor,
@@ -72,6 +73,13 @@ async fn get(api: &Api, id: String) -> Result<Operation, Problem> {
 fn named(operation: &Operation) -> (String, String, &'static str) {
     let kind = operation.work.as_ref().and_then(|work| work.kind.as_ref());
     let (verb, queue, notice) = match kind {
+        // Such a redrive is begun on the page of dead letters, and by nothing else of the console.
+        Some(Kind::Redrive(redrive))
+            if redrive.filter.as_ref().is_some_and(|filter| filter.reason.is_some()) =>
+        {
+            let title = format!("Redrive {}", redrive.queue);
+            return (title, dead_letters::ADDRESS.to_owned(), "redriven");
+        }
         Some(Kind::Redrive(redrive)) => ("Redrive", redrive.queue.as_str(), "redriven"),
         Some(Kind::Replay(replay)) => ("Replay", replay.queue.as_str(), "replayed"),
         Some(Kind::Purge(purge)) => ("Purge", purge.name.as_str(), "purged"),
@@ -123,18 +131,12 @@ fn shown_progress(visitor: &Visitor, operation: &Operation) -> Answer {
 }
 
 /// Begins an action, and leads the browser to its result, or to its progress if it takes long.
-pub(super) async fn begin<F>(
+pub(super) async fn begin(
     visitor: &Visitor,
     name: Name,
-    work: impl FnOnce(Api, Progress) -> F,
-) -> Answer
-where
-    F: Future<Output = Result<i64, Status>> + Send + 'static,
-{
-    let api = visitor.slow_api();
-    let token = visitor.token.clone();
-    let operation =
-        visitor.console.operations.begin(name, token, |progress| work(api, progress))?;
+    work: impl Future<Output = Result<i64, Status>> + Send + 'static,
+) -> Answer {
+    let operation = visitor.console.operations.begin(name, visitor.token.clone(), work)?;
     operation.settled().await;
     match operation.result() {
         Some(Ok(items)) => Ok(done(&operation.back, operation.notice, items)),
@@ -159,13 +161,7 @@ pub(super) async fn progress(visitor: Visitor, Path(id): Path<String>) -> Answer
         // The script loads the page again until it leads elsewhere.
         div.progress data-reload="1000" {
             progress aria-label=(operation.title) {}
-            p {
-                "Under way for " (text::length(operation.began.elapsed()))
-                @if operation.done() > 0 { ": " (text::counted(operation.done(), "item")) " so far" } "."
-            }
-            @if operation.is_stopped() { p { "It is being stopped." } } @else {
-                form method="post" action={ "/operations/" (operation.id) "/stop" } { button type="submit" { "Stop" } }
-            }
+            p { "Under way for " (text::length(operation.began.elapsed())) "." }
         }
         p.quiet { "It goes on if you leave this page. " a href=(operation.back) { "Back" } }
     };
@@ -173,13 +169,8 @@ pub(super) async fn progress(visitor: Visitor, Path(id): Path<String>) -> Answer
 }
 
 pub(super) async fn stop(visitor: Visitor, Path(id): Path<String>) -> Answer {
-    if is_of_all_brokers(&id) {
-        let request = CancelOperationRequest { id: id.clone() };
-        visitor.api().operation.cancel_operation(request).await?;
-        return Ok(Redirect::to(&format!("/operations/{id}")).into_response());
-    }
-    let operation = visitor.console.operations.get(&id, visitor.token.as_deref());
-    operation.ok_or_else(forgotten)?.stop();
+    let request = CancelOperationRequest { id: id.clone() };
+    visitor.api().operation.cancel_operation(request).await?;
     Ok(Redirect::to(&format!("/operations/{id}")).into_response())
 }
 

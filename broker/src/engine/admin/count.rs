@@ -29,6 +29,7 @@ impl Engine {
         let conditions = ItemFilter {
             origin_queue: filter.origin_queue.clone(),
             reason_contains: filter.reason_contains.clone(),
+            reason: filter.reason.clone(),
             created_from: filter.created_from,
             created_before: filter.created_before,
             ..ItemFilter::default()

@@ -99,12 +99,14 @@ pub(in crate::grpc) fn redrive(
     if filter.ids.len() > MAX_BATCH {
         return Err(Invalid::new("filter.ids", format!("more than {MAX_BATCH} entries")));
     }
+    at_most("filter.reason", filter.reason(), MAX_REASON_BYTES)?;
     let range = filter.create_time.unwrap_or_default();
     let (created_from, created_before) = time_range("filter.create_time", range)?;
     Ok(RedriveFilter {
         ids: item_ids("filter.ids", &filter.ids)?,
         origin_queue: QueueName::parse_optional("filter.origin_queue", &filter.origin_queue)?,
         reason_contains: filter.reason_contains,
+        reason: filter.reason,
         created_from,
         created_before,
         ready_by: None,
@@ -117,6 +119,7 @@ pub(in crate::grpc) fn item_filter(filter: Option<pb::ItemFilter>) -> Result<Ite
         at_most("ordering_key", &filter.ordering_key, MAX_ORDERING_KEY_BYTES)?;
         at_most("dedup_id", &filter.dedup_id, MAX_DEDUP_ID_BYTES)?;
         at_most("reason_contains", &filter.reason_contains, MAX_REASON_BYTES)?;
+        at_most("reason", filter.reason(), MAX_REASON_BYTES)?;
         if filter.payload_contains.len() > MAX_REASON_BYTES {
             let why = format!("more than {MAX_REASON_BYTES} bytes");
             return Err(Invalid::new("payload_contains", why));
@@ -128,6 +131,7 @@ pub(in crate::grpc) fn item_filter(filter: Option<pb::ItemFilter>) -> Result<Ite
             dedup_id: DedupId::new(filter.dedup_id),
             headers: headers(filter.headers)?,
             reason_contains: filter.reason_contains,
+            reason: filter.reason,
             origin_queue: QueueName::parse_optional("origin_queue", &filter.origin_queue)?,
             created_from,
             created_before,
@@ -209,6 +213,7 @@ mod tests {
             (pb::ItemFilter { ordering_key: long(256), ..filter() }, "ordering_key"),
             (pb::ItemFilter { dedup_id: long(256), ..filter() }, "dedup_id"),
             (pb::ItemFilter { reason_contains: long(1_025), ..filter() }, "reason_contains"),
+            (pb::ItemFilter { reason: Some(long(1_025)), ..filter() }, "reason"),
             (
                 pb::ItemFilter { payload_contains: long(1_025).into(), ..filter() },
                 "payload_contains",

@@ -70,10 +70,18 @@ pub async fn all_conditions_of_a_filter_hold(env: &Env) {
 
     let none = RedriveFilter { reason_contains: "(a.b)".to_owned(), ..all() };
     assert_eq!(redrive(env, &dead, &to, &none).await, 0);
+    let exactly = |reason: &str| RedriveFilter {
+        reason: Some(reason.to_owned()),
+        ..RedriveFilter::default()
+    };
+    for reason in ["timeout: 9 s", "Timeout: 9 s (a+b)", ""] {
+        assert_eq!(redrive(env, &dead, &to, &exactly(reason)).await, 0, "{reason:?}");
+    }
     let none = RedriveFilter { created_before: Some(late), ids: vec![ids[3]], ..all() };
     assert_eq!(redrive(env, &dead, &to, &none).await, 0);
     let two = RedriveFilter {
         reason_contains: "(a+b)".to_owned(),
+        reason: Some("timeout: 9 s (a+b)".to_owned()),
         created_from: Some(middle),
         ready_by: None,
         created_before: Some(late),
@@ -85,6 +93,12 @@ pub async fn all_conditions_of_a_filter_hold(env: &Env) {
     let last = RedriveFilter { created_from: Some(late), ..all() };
     assert_eq!(redrive(env, &dead, &to, &last).await, 1);
     assert_eq!(env.drain(&to).await, ["4"]);
+    bury_all(env, &a, vec![item("5")], "").await;
+    bury_all(env, &a, vec![item("6")], "out of luck").await;
+    for (reason, expected) in [("", "5"), ("out of luck", "6")] {
+        assert_eq!(redrive(env, &dead, &to, &exactly(reason)).await, 1, "{reason:?}");
+        assert_eq!(env.drain(&to).await, [expected]);
+    }
     let first = RedriveFilter { ids: vec![ids[0], ids[1]], ..all() };
     assert_eq!(redrive(env, &dead, &to, &first).await, 1);
     assert_eq!(env.drain(&to).await, ["1"]);

@@ -307,6 +307,7 @@ impl Candidate {
         let from = |name: &QueueName| self.origin.as_deref() == Some(name.as_str());
         filter.origin_queue.as_ref().is_none_or(from)
             && self.reason.contains(&filter.reason_contains)
+            && filter.reason.as_ref().is_none_or(|reason| self.reason == *reason)
             && filter.created_from.is_none_or(|time| self.created >= time.0)
             && filter.created_before.is_none_or(|time| self.created < time.0)
     }

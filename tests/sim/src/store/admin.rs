@@ -252,6 +252,7 @@ impl World {
                 && (filter.origin_queue.is_none()
                     || stored.item.origin_queue == filter.origin_queue)
                 && stored.item.last_reason.contains(&filter.reason_contains)
+                && filter.reason.as_ref().is_none_or(|reason| stored.item.last_reason == *reason)
                 && filter.created_from.is_none_or(|time| stored.item.create_time >= time)
                 && filter.created_before.is_none_or(|time| stored.item.create_time < time)
         };

@@ -50,6 +50,7 @@ fn matches(item: &Stored, filter: &RedriveFilter) -> bool {
     (filter.ids.is_empty() || filter.ids.contains(&item.id()))
         && filter.origin_queue.as_ref().is_none_or(|o| item.origin.as_deref() == Some(o.as_str()))
         && item.reason.contains(&filter.reason_contains)
+        && filter.reason.as_ref().is_none_or(|reason| item.reason == *reason)
         && filter.created_from.is_none_or(|from| item.created >= from.0)
         && filter.created_before.is_none_or(|before| item.created < before.0)
 }
