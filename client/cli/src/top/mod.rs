@@ -2,13 +2,14 @@
 //!
 //! # Layout
 //! `feed` asks the broker, `board` keeps what it says about queues, `app` is what keys change, `draw` and `draw_queue` put it
-//! on the screen. All of it runs in one task and ends with it.
+//! on the screen, which `screen` takes and gives back. All of it runs in one task and ends with it.
 
 mod app;
 mod board;
 mod draw;
 mod draw_queue;
 mod feed;
+mod screen;
 mod style;
 
 use std::{
@@ -74,17 +75,15 @@ pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
     let (news, heard) = mpsc::channel(WAITING);
     let (open, opened) = watch::channel(None);
     let mut signals = Signals::new()?;
-    // Restores the terminal before a panic is printed.
-    let mut terminal = ratatui::try_init()?;
-    let ended = tokio::select! {
-        ended = show(&mut terminal, app, heard, open) => ended.map_err(Failure::from),
-        failure = feed::follow(&client, &news) => Err(failure),
-        () = feed::examine(&client, opened, &news) => Ok(()),
-        () = signals.received() => Ok(()),
-    };
-    let restored = ratatui::try_restore();
-    ended?;
-    Ok(restored?)
+    screen::with(async |terminal| {
+        tokio::select! {
+            ended = show(terminal, app, heard, open) => ended.map_err(Failure::from),
+            failure = feed::follow(&client, &news) => Err(failure),
+            () = feed::examine(&client, opened, &news) => Ok(()),
+            () = signals.received() => Ok(()),
+        }
+    })
+    .await
 }
 
 /// The signals that end a program. Ctrl-C is a key while the screen is taken.
