@@ -2,12 +2,13 @@
 
 * Every page of docs/ is in docs/SUMMARY.md, once, and every entry there is a page.
 * Every relative link in a Markdown file of the repository leads to a file, and every anchor to a heading.
-* The pages of docs/reference are what the broker's --help and the proto say; --write makes them so.
+* The pages of docs/reference are what --help of the broker and of sluice and the proto say; --write makes them so.
 * Blocks of Rust in docs/ stand in the client's code, which the compiler has seen.
 
 This stands in for `mdbook build`, which takes the same SUMMARY.md.
 """
 
+import os
 import pathlib
 import re
 import subprocess
@@ -101,7 +102,28 @@ def errors(_binaries):
     return table("| reason | code | meaning |", rows)
 
 
-GENERATED = {"settings": settings, "errors": errors}
+def commands(binaries):
+    """Returns a section for each command of sluice, with what its --help says; options of all commands are in the first one alone."""
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS" and not name.startswith("SLUICE_")}
+    sections = []
+
+    def add(names):
+        line = [binaries / "sluice", *names, "--help"]
+        said = subprocess.run(line, capture_output=True, text=True, check=True, env=environment).stdout.rstrip()
+        said = "\n".join(text.rstrip() for text in said.split("\n"))
+        subcommands = re.search(r"^Commands:\n((?:^  .*\n?)+)", said, re.MULTILINE)
+        if names:
+            said = re.sub(r"^Options of all commands:\n(?:(?:  .*)?\n)*(?:  .*)?", "", said, flags=re.MULTILINE).rstrip()
+        sections.append(f"## {' '.join(['sluice', *names])}\n\n```text\n{said}\n```\n")
+        for name in re.findall(r"^  ([a-z-]+) ", subcommands[1] if subcommands else "", re.MULTILINE):
+            if name != "help":
+                add([*names, name])
+
+    add([])
+    return "\n".join(sections)
+
+
+GENERATED = {"settings": settings, "errors": errors, "cli": commands}
 
 
 def check_reference(binaries, write):
