@@ -37,6 +37,7 @@ enum Stored {
         ids: Vec<String>,
         origin_queue: Option<String>,
         reason_contains: String,
+        // Written where it is a condition, and refused by those who do not know it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
         created_from: Option<i64>,
@@ -68,6 +69,7 @@ enum Stored {
         dedup_id: Option<String>,
         headers: BTreeMap<String, String>,
         reason_contains: String,
+        // Written where it is a condition, and refused by those who do not know it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
         origin_queue: Option<String>,

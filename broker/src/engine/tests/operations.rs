@@ -29,6 +29,12 @@ fn redrive(to: Option<&str>, max_items: u64, rate: u32) -> Work {
     Work::Redrive { queue: name("q"), to, filter, max_items, rate }
 }
 
+/// Redrives the items with exactly this reason.
+fn redrive_for(reason: &str) -> Work {
+    let filter = RedriveFilter { reason: Some(reason.to_owned()), ..RedriveFilter::default() };
+    Work::Redrive { queue: name("q"), to: Some(name("to")), filter, max_items: 0, rate: 0 }
+}
+
 fn replay(selection: Selection) -> Work {
     Work::Replay { queue: name("q"), selection, max_items: 0 }
 }
@@ -134,7 +140,9 @@ async fn a_dry_run_counts_what_is_done_then() {
         (delete(Some(ItemState::Ready), 20, 0), 20),
         (delete(Some(ItemState::Delayed), 0, 0), 30),
         (redrive(Some("to"), 600, 0), 600),
-        (redrive(Some("to"), 0, 0), 80),
+        (redrive_for("why"), 0),
+        (redrive_for(""), 80),
+        (redrive(Some("to"), 0, 0), 0),
         (purge(), 0),
     ];
     for (work, items) in works {

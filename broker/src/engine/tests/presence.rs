@@ -125,8 +125,11 @@ async fn watchers_hear_of_consumers_elsewhere() {
     let told = watch.recv().await.unwrap().unwrap();
     assert_eq!((told[0].consumers, told[0].consumers_of_all_brokers), (1, 1));
     let counted = bench.faults.begun("depth");
-    bench.engine.presence.elsewhere.lock().by_queue = [(name("q"), 5)].into();
-    let told = watch.recv().await.unwrap().unwrap();
-    assert_eq!((told[0].consumers, told[0].consumers_of_all_brokers), (1, 6));
+    // Again and again: a count serves for a second.
+    for elsewhere in 5..8 {
+        bench.engine.presence.elsewhere.lock().by_queue = [(name("q"), elsewhere)].into();
+        let told = watch.recv().await.unwrap().unwrap();
+        assert_eq!((told[0].consumers, told[0].consumers_of_all_brokers), (1, 1 + elsewhere));
+    }
     assert_eq!(bench.faults.begun("depth"), counted);
 }
