@@ -13,6 +13,7 @@ const FILES: &[&str] = &[
     "sluicegate/v1/admin_service.proto",
     "sluicegate/v1/schedule_service.proto",
     "sluicegate/v1/operation_service.proto",
+    "sluicegate/v1/template_service.proto",
     "externalscaler/externalscaler.proto",
 ];
 

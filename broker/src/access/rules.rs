@@ -77,6 +77,8 @@ const OF_SCALER: &str = "the queue that the metadata names";
 const NEW_QUEUE: &str = "the queue, if the push creates it";
 const PAYLOADS: &str = "the queue: for payloads, which are left out otherwise";
 const OF_OPERATION: &str = "the queue of the operation";
+const OF_TEMPLATE: &str = "all queues that the pattern stands for, by one permission";
+const TEMPLATE_AND_LINK: &str = "all queues that the pattern stands for, by one permission; and `dead_letter_queue`, if it is set";
 const SEARCHED: &str =
     "the queue of the operation: for `payload_contains`, which is left out otherwise";
 const OR_PAYLOADS: &str = "the queue, in place of `consume`";
@@ -200,6 +202,17 @@ pub(crate) const RULES: &[Rule] = &[
         ],
     ),
     rule("/sluicegate.v1.OperationService/CancelOperation", &[need(Manage, OF_OPERATION)]),
+    rule("/sluicegate.v1.TemplateService/CreateTemplate", &[need(Manage, TEMPLATE_AND_LINK)]),
+    rule("/sluicegate.v1.TemplateService/GetTemplate", &[need(View, OF_TEMPLATE)]),
+    rule(
+        "/sluicegate.v1.TemplateService/ListTemplates",
+        &[need(
+            View,
+            "all queues that the pattern of each template stands for: others are left out",
+        )],
+    ),
+    rule("/sluicegate.v1.TemplateService/UpdateTemplate", &[need(Manage, TEMPLATE_AND_LINK)]),
+    rule("/sluicegate.v1.TemplateService/DeleteTemplate", &[need(Manage, OF_TEMPLATE)]),
     rule("/externalscaler.ExternalScaler/IsActive", &[need(View, OF_SCALER)]),
     rule("/externalscaler.ExternalScaler/StreamIsActive", &[need(View, OF_SCALER)]),
     rule("/externalscaler.ExternalScaler/GetMetricSpec", &[need(View, OF_SCALER)]),

@@ -147,6 +147,11 @@ impl Queue {
         self.retry_policy.as_ref().unwrap_or(&self.defaults.retry_policy)
     }
 
+    /// Returns true if the name ends with `.dead`.
+    pub fn is_for_dead_letters(&self) -> bool {
+        self.name.as_str().ends_with(SUFFIX)
+    }
+
     /// Returns the queue that receives items at a limit, whether it exists or not. `None` means
     /// that the items are discarded, or that they stay. A queue whose own name ends with `.dead`
     /// has no such queue unless it names one, so that chains of queues do not grow. Neither has a
@@ -158,7 +163,7 @@ impl Queue {
         if let Some(named) = &self.dead_letter_queue {
             return Some(named.clone());
         }
-        if self.name.as_str().ends_with(SUFFIX) {
+        if self.is_for_dead_letters() {
             return None;
         }
         QueueName::parse("dead_letter_queue", &format!("{}{SUFFIX}", self.name)).ok()

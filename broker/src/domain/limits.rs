@@ -53,6 +53,9 @@ pub const MAX_DEDUP_WINDOW: Duration = Duration::from_hours(30 * 24);
 /// The most bytes of the id of a request.
 pub const MAX_REQUEST_ID_BYTES: usize = 64;
 
+/// The most templates of queues.
+pub const MAX_TEMPLATES: usize = 100;
+
 /// The most labels of a queue.
 pub const MAX_LABELS: usize = 64;
 /// The most bytes of a label's key.

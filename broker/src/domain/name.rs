@@ -74,6 +74,11 @@ name!(
     underscore_first: true
 );
 impl QueueName {
+    /// Returns the name of no queue, in place of a name where there are settings alone.
+    pub(crate) fn none() -> Self {
+        Self("".into())
+    }
+
     /// Returns a text behind all names that begin with `prefix`, and before all others that are behind it.
     pub fn end_of_prefix(prefix: &str) -> String {
         format!("{prefix}\u{7f}") // every character of a name comes before

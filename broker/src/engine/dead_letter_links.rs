@@ -1,7 +1,8 @@
 //! The links from queues to their dead-letter queues. The links never form a ring, never leave a
 //! group and never lead to a deleted queue. [`QueueStore::links`](crate::store::QueueStore::links)
-//! fences every change of a link by an operator. A queue that a push creates has only the link that
-//! its name implies, to a queue that exists again with the first dead letter.
+//! fences every change of a link by an operator, and every link that a template makes. Without a
+//! template a queue that a push creates has only the link that its name implies, to a queue that
+//! exists again with the first dead letter.
 
 use crate::{
     domain::{GroupName, Queue, QueueName, Timestamp},
@@ -104,8 +105,8 @@ pub(super) async fn check_ring(store: &dyn Store, queue: &Queue) -> Result<()> {
         if ring.contains(&name) {
             return Ok(()); // an older ring that does not include this queue
         }
-        // A queue that does not exist will be created with default settings, which have a
-        // dead-letter queue as well.
+        // A queue that does not exist will be created with the dead-letter queue that its name
+        // implies: here templates make no links, because the queue is one for dead letters.
         let queue = store.get_queue(&name).await?;
         let queue = queue.unwrap_or_else(|| Queue::with_defaults(name.clone(), Timestamp(0)));
         next = target(&queue);

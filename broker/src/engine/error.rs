@@ -3,7 +3,7 @@
 use std::{num::NonZeroU64, sync::Arc};
 
 use crate::{
-    domain::{GroupName, Invalid, ItemState, OperationId, Queue, QueueName, ScheduleName},
+    domain::{GroupName, Invalid, ItemState, OperationId, Pattern, Queue, QueueName, ScheduleName},
     store::StoreError,
 };
 
@@ -61,6 +61,18 @@ pub enum EngineError {
     /// Too many operations are running.
     #[error("{0} operations are running, and there may be no more")]
     TooManyOperations(u64),
+    /// There is no template of that pattern.
+    #[error("template {0} does not exist")]
+    TemplateNotFound(Pattern),
+    /// A template of that pattern exists with other settings.
+    #[error("template {0} exists with other settings")]
+    TemplateExists(Pattern),
+    /// There are as many templates as there may be.
+    #[error("there are {0} templates, and there may be no more")]
+    TooManyTemplates(usize),
+    /// Other updates change the same template, which was not changed.
+    #[error("the settings of template {0} are being changed by others")]
+    TemplateConflict(Pattern),
     /// A queue of that name exists with other settings.
     #[error("queue {0} exists with other settings")]
     QueueExists(QueueName),

@@ -6,10 +6,8 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::{
-    domain::{
-        AtLimit, Cause, FailureOutcome, GroupName, LimitReason, Queue, QueueName, Receipt, Totals,
-    },
-    store::{AtLimitCounts, Created, Reservation, Rollback, RollbackTo},
+    domain::{AtLimit, Cause, FailureOutcome, LimitReason, Queue, QueueName, Receipt, Totals},
+    store::{AtLimitCounts, Reservation, Rollback, RollbackTo},
 };
 
 use super::{Engine, Result, depths::Change};
@@ -85,28 +83,6 @@ impl Engine {
             }
         };
         Ok(self.queues.note_limit(queue, at_limit, generation))
-    }
-
-    /// Creates a dead-letter queue if it does not exist. Returns the group of the queue.
-    pub(super) async fn make_dead_letter_queue(
-        &self,
-        name: &QueueName,
-        source: &Queue,
-    ) -> Result<GroupName> {
-        let mut wanted = Queue::created_by_use(name.clone(), self.now());
-        wanted.group = source.group.clone();
-        let generation = self.queues.generation();
-        Ok(match self.store.create_queue(&wanted).await? {
-            Created::New(made) => {
-                let group = made.group.clone();
-                // A new queue changes no cached settings: what was read meanwhile may be cached.
-                self.queues.remember(made, generation);
-                self.notify_settings(name);
-                tracing::info!(queue = %name, of = %source.name, "made a dead-letter queue");
-                group
-            }
-            Created::Existing(there) => there.group,
-        })
     }
 
     /// Returns true if a reservation that ends unsettled meets a limit, and the destination of items

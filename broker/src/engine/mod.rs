@@ -10,6 +10,7 @@
 //! | `receipt_keys` | keys with which receipts are signed |
 //! | `failures`, `dead_letter_links` | items at a limit, and dead-letter queues |
 //! | `settings_cache` | cached settings of queues |
+//! | `created_by_use`, `templates` | queues that use creates, and their settings |
 //! | `admin`, `schedules` | operator calls |
 //! | `operations`, `batches` | long work of operators, which brokers continue for each other |
 //! | `stats`, `depths`, `overview`, `watch` | totals, depths, all queues together, and the notification of changes |
@@ -22,6 +23,7 @@ mod admin;
 pub(crate) mod background;
 mod batches;
 mod consumers;
+mod created_by_use;
 mod dead_letter_links;
 mod depths;
 mod dispatch;
@@ -38,6 +40,7 @@ mod settings_cache;
 mod settle;
 mod stats;
 mod subscription;
+mod templates;
 #[cfg(test)]
 mod tests;
 mod unused_queues;

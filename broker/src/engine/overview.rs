@@ -63,14 +63,6 @@ impl QueueNames {
 pub(super) struct Creation<'a> {
     overview: &'a Overview,
     name: QueueName,
-    has_succeeded: bool,
-}
-
-impl Creation<'_> {
-    /// Records that this broker has created the queue.
-    pub(super) fn succeeded(mut self) {
-        self.has_succeeded = true;
-    }
 }
 
 impl Drop for Creation<'_> {
@@ -81,9 +73,6 @@ impl Drop for Creation<'_> {
             if *calls == 0 {
                 state.creating.remove(&self.name);
             }
-        }
-        if self.has_succeeded {
-            state.created.push(self.name.clone());
         }
     }
 }
@@ -139,6 +128,13 @@ impl Overview {
         self.names_changed.send_replace(());
     }
 
+    /// Records that this broker has created a queue, which is one of those that are there from now on.
+    pub(super) fn created(&self, queue: &QueueName) {
+        let mut state = self.state.lock();
+        state.creating.remove(queue);
+        state.created.push(queue.clone());
+    }
+
     fn has_names_of_late(&self) -> bool {
         self.state.lock().names_at.is_some_and(|at| at.elapsed() < NAMES_AGE)
     }
@@ -155,7 +151,7 @@ impl Overview {
         let since = since.filter(|other| state.names.binary_search(other).is_err());
         check(&QueueNames { read: Arc::clone(&state.names), created: since.cloned().collect() })?;
         *state.creating.entry(name.clone()).or_default() += 1;
-        Ok(Creation { overview: self, name: name.clone(), has_succeeded: false })
+        Ok(Creation { overview: self, name: name.clone() })
     }
 
     /// Drops a queue that no longer exists.

@@ -121,13 +121,8 @@ impl Engine {
             Err(EngineError::QueueNotFound(_)) if self.limits.auto_create_queues => {}
             queue => return queue,
         }
-        let creation = self.check_create(name, may_create).await?;
-        let (queue, new) = self.queues.create(name).await?;
-        if new {
-            creation.succeeded();
-            self.notify_settings(name);
-        }
-        Ok(queue)
+        let _creation = self.check_create(name, may_create).await?;
+        self.create_by_use(name).await
     }
 
     /// Counts the stored items, and wakes the consumers of their queues for the time at which they

@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 use crate::{
     domain::{AtLimit, FailureDefaults, Queue, QueueName},
     engine::{EngineError, Result, dead_letter_links},
-    store::{Created, SettingsChanges, SettingsWatch, Store},
+    store::{SettingsChanges, SettingsWatch, Store},
 };
 
 pub(super) struct Queues {
@@ -70,36 +70,6 @@ impl Queues {
             }
         }
         Ok(found)
-    }
-
-    /// Creates a queue that did not exist a moment ago, as a push does. Returns its settings, and true
-    /// if it is new.
-    pub(super) async fn create(&self, name: &QueueName) -> Result<(Arc<Queue>, bool)> {
-        match self.create_once(name).await {
-            // A queue that decides the group was created meanwhile.
-            Err(EngineError::DeadLetterGroup { .. }) => self.create_once(name).await,
-            created => created,
-        }
-    }
-
-    /// Creates a queue with default settings, which goes again when nobody uses it. The flag is false if the queue exists.
-    async fn create_once(&self, name: &QueueName) -> Result<(Arc<Queue>, bool)> {
-        let mut wanted = Queue::created_by_use(name.clone(), self.store.now());
-        // Dead letters stay in their group.
-        if let Some(source) =
-            dead_letter_links::sources(&*self.store, name).await?.into_iter().next()
-        {
-            wanted.group = source.group;
-        }
-        dead_letter_links::check_target_group(&*self.store, &wanted).await?;
-        let generation = self.known.read().generation;
-        match self.store.create_queue(&wanted).await? {
-            Created::New(queue) => {
-                dead_letter_links::confirm_group(&*self.store, &queue).await?;
-                Ok((self.remember(queue, generation), true))
-            }
-            Created::Existing(queue) => Ok((self.remember(queue, generation), false)),
-        }
     }
 
     /// Returns the queue's settings if they are cached.

@@ -5,8 +5,8 @@
 //! whose totals have changed. A note is written at most a few times until the queue would be deleted.
 //!
 //! The step that deletes a queue finds it empty and without a note since the queue was read. A push at the same time
-//! restores its queue, as after every deletion, so nothing is lost. Such a queue has no history, because only an operator
-//! sets a retention.
+//! restores its queue, as after every deletion, so nothing is lost. A template may give such a queue a retention: it is deleted
+//! when its history has ended anyway.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -112,9 +112,10 @@ impl Engine {
         }
     }
 
-    /// Returns how long the queue has to be unused. Until then its deduplication ids have been forgotten anyway.
+    /// Returns how long the queue has to be unused. Until then its deduplication ids have been forgotten and its history has ended
+    /// anyway.
     fn unused_ttl(&self, queue: &Queue) -> Duration {
-        self.limits.unused_queue_ttl.max(queue.dedup_window)
+        self.limits.unused_queue_ttl.max(queue.dedup_window).max(queue.retention)
     }
 
     async fn note_use(&self, queue: Queue) -> Result<()> {

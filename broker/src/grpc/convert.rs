@@ -7,7 +7,7 @@ use sluicegate_proto::v1 as pb;
 use crate::{
     domain::{
         Delivery, Eligibility, Item, ItemState, Limit, NewItem, Outcome, Pushed, Queue,
-        ReceiptKeys, RetryPolicy, Schedule, Timestamp,
+        QueueTemplate, ReceiptKeys, RetryPolicy, Schedule, Timestamp,
     },
     engine::{QueueStats, RevokeReason, Revoked},
 };
@@ -134,6 +134,16 @@ fn retry_policy(policy: &RetryPolicy) -> pb::RetryPolicy {
 /// Converts a limit for the wire, which has no unsigned numbers.
 fn limit(limit: Limit) -> i32 {
     i32::try_from(limit.number()).unwrap_or(i32::MAX)
+}
+
+pub(super) fn template(template: &QueueTemplate) -> pb::QueueTemplate {
+    let settings = pb::Queue { create_time: None, ..queue(&template.settings) };
+    pb::QueueTemplate {
+        pattern: template.pattern.to_string(),
+        settings: Some(settings),
+        create_time: Some(timestamp(template.create_time)),
+        update_time: Some(timestamp(template.update_time)),
+    }
 }
 
 pub(super) fn queue(queue: &Queue) -> pb::Queue {

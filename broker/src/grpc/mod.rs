@@ -2,7 +2,7 @@
 //!
 //! * [`server`]: the server around the services: limits, TLS, health, reflection, shutdown.
 //! * `middleware`: what every call passes first: [`crate::access`], the log, uniform errors.
-//! * `queue_service`, `admin_service`, `schedule_service`, `operation_service`: one method per rpc, which parses, asks the engine and
+//! * `queue_service`, `admin_service`, `schedule_service`, `template_service`, `operation_service`: one method per rpc, which parses, asks the engine and
 //!   converts. The longer rpcs have files of their own: `push_stream` and `consume_stream`. `delivery_stream` holds what
 //!   both consume calls send.
 //! * `intake`: bounds how much of large requests is held in memory; `answers`: how much of answers that are not read.
@@ -32,6 +32,7 @@ mod push_stream;
 mod queue_service;
 mod scaler;
 mod schedule_service;
+mod template_service;
 #[cfg(test)]
 mod tests;
 

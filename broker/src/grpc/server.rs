@@ -14,6 +14,7 @@ use sluicegate_proto::{
     v1::{
         admin_service_server::AdminServiceServer, operation_service_server::OperationServiceServer,
         queue_service_server::QueueServiceServer, schedule_service_server::ScheduleServiceServer,
+        template_service_server::TemplateServiceServer,
     },
 };
 use tokio::{net::TcpListener, sync::watch};
@@ -107,12 +108,13 @@ impl Health {
 }
 
 /// The services whose health is reported; the empty name stands for the broker.
-const SERVICES: [&str; 5] = [
+const SERVICES: [&str; 6] = [
     "",
     QueueServiceServer::<Api>::NAME,
     AdminServiceServer::<Api>::NAME,
     ScheduleServiceServer::<Api>::NAME,
     OperationServiceServer::<Api>::NAME,
+    TemplateServiceServer::<Api>::NAME,
 ];
 
 /// All services, ready to serve.
@@ -228,6 +230,9 @@ fn services(api: Api) -> Routes {
     let operation = OperationServiceServer::new(api.clone())
         .max_decoding_message_size(ADMIN_BYTES)
         .accept_compressed(CompressionEncoding::Gzip);
+    let template = TemplateServiceServer::new(api.clone())
+        .max_decoding_message_size(ADMIN_BYTES)
+        .accept_compressed(CompressionEncoding::Gzip);
     let scaler = ExternalScalerServer::new(api)
         .max_decoding_message_size(SCALER_BYTES)
         .accept_compressed(CompressionEncoding::Gzip);
@@ -235,6 +240,7 @@ fn services(api: Api) -> Routes {
         .add_service(admin)
         .add_service(schedule)
         .add_service(operation)
+        .add_service(template)
         .add_service(scaler)
 }
 

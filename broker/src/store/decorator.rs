@@ -10,12 +10,12 @@ use super::{
     FiguresPlace, FiguresStore, ItemAdmin, ItemDeleted, ItemStore, KeptFigures, Links, Move,
     Operation, OperationPlace, OperationStore, Page, Purged, Push, QueueStore, ReceiptKeyStore,
     RedriveFilter, Redriven, Reservation, Reserved, Reserver, Result, Rollback, ScheduleStore,
-    Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoredReceiptKey,
+    Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoredReceiptKey, TemplateStore,
 };
 use crate::{
     domain::{
-        Demand, Depth, Item, ItemId, ItemState, OperationId, Outcome, Pushed, Queue, QueueName,
-        Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
+        Demand, Depth, Item, ItemId, ItemState, OperationId, Outcome, Pattern, Pushed, Queue,
+        QueueName, QueueTemplate, Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
 };
@@ -243,6 +243,15 @@ pass_through! {
         ) -> Result<Option<Schedule>>;
         async fn tick_done(&self, name: &ScheduleName, tick: Timestamp) -> Result<()>;
         async fn delete_schedule(&self, name: &ScheduleName) -> Result<bool>;
+    }
+
+    impl TemplateStore {
+        []
+        async fn create_template(&self, template: &QueueTemplate) -> Result<Created<QueueTemplate>>;
+        async fn get_template(&self, pattern: &Pattern) -> Result<Option<QueueTemplate>>;
+        async fn list_templates(&self) -> Result<Vec<QueueTemplate>>;
+        async fn update_template(&self, template: &QueueTemplate) -> Result<Option<QueueTemplate>>;
+        async fn delete_template(&self, pattern: &Pattern) -> Result<bool>;
     }
 
     impl ReceiptKeyStore {

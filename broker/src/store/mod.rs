@@ -4,7 +4,7 @@
 //!
 //! # Layout
 //! [`Store`] combines one trait per subject: [`ItemStore`], [`ItemAdmin`], [`QueueStore`],
-//! [`StatsStore`], [`ScheduleStore`], [`ReceiptKeyStore`], [`BrokerReportStore`], [`OperationStore`] and
+//! [`StatsStore`], [`ScheduleStore`], [`TemplateStore`], [`ReceiptKeyStore`], [`BrokerReportStore`], [`OperationStore`] and
 //! [`FiguresStore`]. `types` holds their parameters and results, `reports` what brokers report about themselves,
 //! `operations` long work of operators and `stored_work` its text, `figures` past figures of queues, `error` their
 //! errors, `decorator` a store around another one, used by [`timed()`] to measure each call, and
@@ -46,8 +46,8 @@ use async_trait::async_trait;
 
 use crate::{
     domain::{
-        Demand, Depth, Item, ItemId, ItemState, OperationId, Outcome, Pushed, Queue, QueueName,
-        Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
+        Demand, Depth, Item, ItemId, ItemState, OperationId, Outcome, Pattern, Pushed, Queue,
+        QueueName, QueueTemplate, Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
 };
@@ -74,6 +74,7 @@ pub trait Store:
     + QueueStore
     + StatsStore
     + ScheduleStore
+    + TemplateStore
     + ReceiptKeyStore
     + BrokerReportStore
     + OperationStore
@@ -361,6 +362,26 @@ pub trait ScheduleStore: Send + Sync + 'static {
 
     /// Deletes a schedule. Returns false if it does not exist.
     async fn delete_schedule(&self, name: &ScheduleName) -> Result<bool>;
+}
+
+/// Templates: settings of queues that come into being by use. There are few of them.
+#[async_trait]
+pub trait TemplateStore: Send + Sync + 'static {
+    /// Creates a template with `revision` 1, or returns the existing one of its pattern.
+    async fn create_template(&self, template: &QueueTemplate) -> Result<Created<QueueTemplate>>;
+
+    /// Returns a template.
+    async fn get_template(&self, pattern: &Pattern) -> Result<Option<QueueTemplate>>;
+
+    /// Returns all templates by pattern, as they are now: none whose creation was answered is missing.
+    async fn list_templates(&self) -> Result<Vec<QueueTemplate>>;
+
+    /// Replaces the settings and the `update_time` of a template that is still at `template.revision`, and increments the
+    /// revision. Returns `None` if the template does not exist or has another revision.
+    async fn update_template(&self, template: &QueueTemplate) -> Result<Option<QueueTemplate>>;
+
+    /// Deletes a template. Returns false if it does not exist.
+    async fn delete_template(&self, pattern: &Pattern) -> Result<bool>;
 }
 
 /// How many receipt keys a store keeps.

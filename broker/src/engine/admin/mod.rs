@@ -15,14 +15,14 @@ use crate::{
 
 /// How often an update is retried when other brokers change the same settings, or links to
 /// dead-letter queues.
-const UPDATE_TRIES: u32 = 20;
+pub(super) const UPDATE_TRIES: u32 = 20;
 /// Pauses between the tries, so that callers that collided do not collide again.
 const UPDATE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_millis(100));
 /// How long a change of a link waits for those that came before it.
 const LONGEST_TURN: Duration = Duration::from_secs(2);
 
 /// Waits before a retry; not before the first try.
-async fn pause_before(tries: u32) {
+pub(super) async fn pause_before(tries: u32) {
     if let Some(failures) = tries.checked_sub(1) {
         tokio::time::sleep(UPDATE_BACKOFF.delay(failures)).await;
     }
@@ -36,7 +36,7 @@ impl Engine {
         may_create: MayCreate<'_>,
     ) -> Result<Queue> {
         self.check_open()?;
-        self.check_settings(&queue)?;
+        self.check_settings(&queue).map_err(|e| e.within("queue"))?;
         let wanted = Queue { create_time: self.now(), ..queue };
         let _turn = self.turn_to_link().await;
         for tries in 0..UPDATE_TRIES {
@@ -57,12 +57,12 @@ impl Engine {
                 }
                 continue;
             }
-            let creation = self.check_create(&wanted.name, may_create).await?;
+            let _creation = self.check_create(&wanted.name, may_create).await?;
             dead_letter_links::check_group(&*self.store, &wanted.name, &wanted.group).await?;
             self.check_link(&wanted).await?;
             if let Some(queue) = self.store.link_queue(&wanted, links).await? {
                 dead_letter_links::confirm_group(&*self.store, &queue).await?;
-                creation.succeeded();
+                self.overview.created(&queue.name);
                 self.queues.replace(queue.clone());
                 self.notify_settings(&queue.name);
                 return Ok(queue);
@@ -107,7 +107,7 @@ impl Engine {
                 return Ok(before);
             }
             wanted.unused_since = None;
-            self.check_settings(&wanted)?;
+            self.check_settings(&wanted).map_err(|e| e.within("queue"))?;
             let updated =
                 if dead_letter_links::target(&wanted) == dead_letter_links::target(&before) {
                     self.store.update_queue(&wanted).await?
@@ -131,7 +131,7 @@ impl Engine {
     /// Waits for other changes of links by this broker to end, because the store takes one at a time.
     /// If the store stalls under one of them, the others are tried all the same: the store refuses
     /// what would collide.
-    async fn turn_to_link(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+    pub(super) async fn turn_to_link(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         tokio::time::timeout(LONGEST_TURN, self.linking.lock()).await.ok()
     }
 
@@ -224,17 +224,18 @@ impl Engine {
         Ok(())
     }
 
-    fn check_settings(&self, queue: &Queue) -> Result<(), Invalid> {
+    /// Checks settings, of a queue or a template. Errors name the setting.
+    pub(super) fn check_settings(&self, queue: &Queue) -> Result<(), Invalid> {
         if let Some(lease) = queue.lease {
-            self.check_lease("queue.lease", lease)?;
+            self.check_lease("lease", lease)?;
         }
         if queue.dead_letter_queue.as_ref() == Some(&queue.name) {
-            return Err(Invalid::new("queue.dead_letter_queue", "a queue cannot be its own"));
+            return Err(Invalid::new("dead_letter_queue", "a queue cannot be its own"));
         }
         if queue.discard_failed && queue.dead_letter_queue.is_some() {
             let why =
                 "not together with dead_letter_queue: items at a limit go one way or the other";
-            return Err(Invalid::new("queue.discard_failed", why));
+            return Err(Invalid::new("discard_failed", why));
         }
         Ok(())
     }
@@ -248,7 +249,7 @@ impl Engine {
 
     /// Creates the dead-letter queue if it is named and does not exist. It must be in the same
     /// group.
-    async fn ensure_dead_letter_queue(&self, queue: &Queue) -> Result<()> {
+    pub(super) async fn ensure_dead_letter_queue(&self, queue: &Queue) -> Result<()> {
         dead_letter_links::check_target_group(&*self.store, queue).await?;
         let Some(name) = &queue.dead_letter_queue else { return Ok(()) };
         dead_letter_links::check_group(&*self.store, name, &queue.group).await?;

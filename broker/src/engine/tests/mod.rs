@@ -9,6 +9,7 @@ mod panics;
 mod presence;
 mod schedules;
 mod streams;
+mod templates;
 mod unused_queues;
 
 use std::{sync::Arc, time::Duration};

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    domain::{Schedule, ScheduleName, Timestamp},
+    domain::{Pattern, QueueTemplate, Schedule, ScheduleName, Timestamp},
     engine::MAY_CREATE_ALL,
     store::{Created, conformance::Env},
 };
@@ -82,6 +82,7 @@ macro_rules! on_both_stores {
 
 on_both_stores! {
     only_queues_that_use_created_and_nobody_uses_are_deleted,
+    a_queue_with_history_stays_until_that_has_ended,
     a_consumer_of_another_broker_keeps_its_queue,
     a_deleted_queue_is_there_again_with_its_next_push,
 }
@@ -136,6 +137,24 @@ async fn only_queues_that_use_created_and_nobody_uses_are_deleted(brokers: Broke
     engine.purge_queue(&name("full")).await.unwrap();
     brokers.day().await;
     assert!(brokers.queues().await.contains(&"full".to_owned()));
+}
+
+/// A template can give such a queue a history, which is not deleted before its time.
+async fn a_queue_with_history_stays_until_that_has_ended(brokers: Brokers) {
+    let mut settings = QueueTemplate::default_settings();
+    settings.retention = DAY * 30;
+    let of = Pattern::new("kept");
+    brokers.one.create_template(of, settings).await.unwrap();
+    brokers.use_once("kept").await;
+    brokers.use_once("plain").await;
+    for _ in 0..30 {
+        brokers.day().await;
+    }
+    assert_eq!(brokers.queues().await, ["kept"]);
+    for _ in 0..10 {
+        brokers.day().await;
+    }
+    assert!(brokers.queues().await.is_empty());
 }
 
 /// The broker that looks at the queues does not see the consumer, which waits for items.

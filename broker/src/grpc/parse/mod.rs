@@ -10,6 +10,7 @@ mod queue;
 mod scaler;
 mod settle;
 mod take;
+mod template;
 
 use std::time::Duration;
 
@@ -34,6 +35,7 @@ pub(super) use queue::{change, check_labels, new_queue};
 pub(super) use scaler::{Figure, Scaler, figure, scaler};
 pub(super) use settle::{CommitAndPush, commit_and_push, extend, move_item, receipts, rollbacks};
 pub(super) use take::{Take, consume, consumer, flow, lease, take};
+pub(super) use template::{pattern, template, template_change};
 
 /// The limits against which requests are checked.
 #[derive(Debug, Clone, Copy)]

@@ -18,7 +18,7 @@ use crate::domain::{
 };
 
 /// The fields that UpdateQueue can change; `*` stands for all of them.
-const MUTABLE: &[&str] = &[
+pub(super) const MUTABLE: &[&str] = &[
     "lease",
     "max_attempts",
     "max_deliveries",
@@ -97,7 +97,11 @@ fn immutable(path: &str) -> Invalid {
 }
 
 /// Checks one field of `given`. Returns the change that sets it, or `None` if there is no such mutable field.
-fn setting(field: &str, given: &pb::Queue, rules: &Rules) -> Result<Option<Change>, Invalid> {
+pub(super) fn setting(
+    field: &str,
+    given: &pb::Queue,
+    rules: &Rules,
+) -> Result<Option<Change>, Invalid> {
     let policy = || given.retry_policy.unwrap_or_default();
     Ok(Some(match field {
         "lease" => {

@@ -9,7 +9,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 use super::{bad_field, error_info};
 use crate::grpc::concurrency::TooMany;
 use crate::{
-    domain::{Invalid, OperationId, QueueName, ScheduleName},
+    domain::{Invalid, OperationId, Pattern, QueueName, ScheduleName},
     engine::EngineError,
     store::StoreError,
 };
@@ -87,19 +87,44 @@ pub(super) fn engine(error: &EngineError) -> Status {
             (Code::Unavailable, retry(error_info(ErrorReason::ShuttingDown, []), RETRY_AFTER), next)
         }
         EngineError::StreamTooOld => {
-            let next = "open another one at once, to any broker";
-            (
-                Code::Unavailable,
-                retry(error_info(ErrorReason::StreamTooOld, []), Duration::ZERO),
-                next,
-            )
+            let details = retry(error_info(ErrorReason::StreamTooOld, []), Duration::ZERO);
+            (Code::Unavailable, details, "open another one at once, to any broker")
         }
+        EngineError::TemplateNotFound(_)
+        | EngineError::TemplateExists(_)
+        | EngineError::TooManyTemplates(_)
+        | EngineError::TemplateConflict(_) => return template(error),
         EngineError::ItemInOtherState { .. }
         | EngineError::DifferentGroup { .. }
         | EngineError::QueueNotEmpty { .. }
         | EngineError::DeadLetterQueueInUse { .. }
         | EngineError::DeadLetterRing(_)
         | EngineError::DeadLetterGroup { .. } => return precondition(error),
+    };
+    Status::with_error_details(code, format!("{error}: {next}"), details)
+}
+
+/// Converts an error about templates.
+fn template(error: &EngineError) -> Status {
+    let (code, details, next) = match error {
+        EngineError::TemplateNotFound(pattern) => {
+            let details = about_template(ErrorReason::TemplateNotFound, pattern);
+            (Code::NotFound, details, "create it with CreateTemplate")
+        }
+        EngineError::TemplateExists(pattern) => {
+            let details = about_template(ErrorReason::TemplateExists, pattern);
+            (Code::AlreadyExists, details, "change them with UpdateTemplate")
+        }
+        EngineError::TooManyTemplates(most) => {
+            let info = [("limit", most.to_string())];
+            let details = error_info(ErrorReason::TooManyTemplates, info);
+            (Code::ResourceExhausted, details, "delete some, or use one for several queues")
+        }
+        EngineError::TemplateConflict(pattern) => {
+            let info = error_info(ErrorReason::Conflict, [("template", pattern.to_string())]);
+            (Code::Aborted, retry(info, RETRY_RACE), "try again")
+        }
+        _ => return Status::internal(error.to_string()),
     };
     Status::with_error_details(code, format!("{error}: {next}"), details)
 }
@@ -197,6 +222,11 @@ fn about_schedule(reason: ErrorReason, name: &ScheduleName) -> ErrorDetails {
 fn about_operation(reason: ErrorReason, id: OperationId) -> ErrorDetails {
     let id = id.to_string();
     about(error_info(reason, [("operation", id.clone())]), "Operation", &id)
+}
+
+fn about_template(reason: ErrorReason, pattern: &Pattern) -> ErrorDetails {
+    let info = error_info(reason, [("template", pattern.to_string())]);
+    about(info, "QueueTemplate", pattern.as_str())
 }
 
 fn about(mut details: ErrorDetails, kind: &str, name: &str) -> ErrorDetails {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     access::Refused,
-    domain::{Action, GroupName, ItemState, OperationId, QueueName, ScheduleName},
+    domain::{Action, GroupName, ItemState, OperationId, Pattern, QueueName, ScheduleName},
     store::StoreError,
 };
 
@@ -25,6 +25,10 @@ fn unavailable() -> StoreError {
 
 fn internal() -> StoreError {
     StoreError::Internal { reason: "at secret".into(), source: None }
+}
+
+fn pattern() -> Pattern {
+    Pattern::new("orders.*")
 }
 
 fn operation() -> OperationId {
@@ -60,6 +64,10 @@ fn engine_errors() -> Vec<(EngineError, Code, &'static str)> {
         (EngineError::OperationNotFound(operation()), Code::NotFound, "OPERATION_NOT_FOUND"),
         (EngineError::OperationExists(operation()), Code::AlreadyExists, "OPERATION_EXISTS"),
         (EngineError::TooManyOperations(9), Code::ResourceExhausted, "TOO_MANY_OPERATIONS"),
+        (EngineError::TemplateNotFound(pattern()), Code::NotFound, "TEMPLATE_NOT_FOUND"),
+        (EngineError::TemplateExists(pattern()), Code::AlreadyExists, "TEMPLATE_EXISTS"),
+        (EngineError::TooManyTemplates(9), Code::ResourceExhausted, "TOO_MANY_TEMPLATES"),
+        (EngineError::TemplateConflict(pattern()), Code::Aborted, "CONFLICT"),
         (EngineError::QueueExists(queue()), Code::AlreadyExists, "QUEUE_EXISTS"),
         (EngineError::ScheduleExists(schedule()), Code::AlreadyExists, "SCHEDULE_EXISTS"),
         (

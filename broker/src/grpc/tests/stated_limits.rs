@@ -15,6 +15,8 @@ const SCHEDULE_SERVICE: &str =
     include_str!("../../../../proto/sluicegate/v1/schedule_service.proto");
 const OPERATION_SERVICE: &str =
     include_str!("../../../../proto/sluicegate/v1/operation_service.proto");
+const TEMPLATE_SERVICE: &str =
+    include_str!("../../../../proto/sluicegate/v1/template_service.proto");
 const SEMANTICS: &str = include_str!("../../../../docs/SEMANTICS.md");
 
 fn thousands(number: usize) -> String {
@@ -117,10 +119,13 @@ fn the_limits_of_calls_are_stated() {
         assert_stated(QUEUE_SERVICE, about, &span(MAX_SPAN));
     }
     let page = format!("more than {0} is taken as {0}", thousands(MAX_PAGE));
-    for service in [ADMIN_SERVICE, SCHEDULE_SERVICE, OPERATION_SERVICE] {
+    for service in [ADMIN_SERVICE, SCHEDULE_SERVICE, OPERATION_SERVICE, TEMPLATE_SERVICE] {
         assert_stated(service, "// At most this many; 0 means", &page);
     }
     assert_stated(OPERATION_SERVICE, "// Starts an operation.", &MAX_RUNNING.to_string());
+    assert_stated(TEMPLATE_SERVICE, "// there are ", &format!("{MAX_TEMPLATES} templates"));
+    let pattern = format!("1 to {MAX_NAME_BYTES} letters");
+    assert_stated(TEMPLATE_SERVICE, "// Names of queues, in which", &pattern);
     assert_stated(ADMIN_SERVICE, "Pages also end", &bytes(MAX_MESSAGE_BYTES));
     assert_eq!(MAX_BATCH, sluicegate_proto::codec::MAX_ENTRIES, "what the codec lets through");
 }
@@ -153,5 +158,6 @@ fn the_documentation_states_the_limits() {
         "{MAX_LABELS} entries, keys of {MAX_LABEL_KEY_BYTES} bytes, values of {MAX_LABEL_VALUE_BYTES}"
     );
     assert_stated(SEMANTICS, "| labels of a queue |", &labels);
+    assert_stated(SEMANTICS, "| templates |", &MAX_TEMPLATES.to_string());
     assert_stated(SEMANTICS, "| page of a list |", &thousands(MAX_PAGE));
 }

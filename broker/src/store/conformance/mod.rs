@@ -51,6 +51,7 @@ pub mod reserve;
 pub mod settings;
 pub mod settle;
 pub mod stats;
+pub mod templates;
 
 pub use broker::Broker;
 pub use env::Env;
@@ -274,6 +275,13 @@ macro_rules! conformance {
                 an_undelivered_item_returns_to_its_place
                 an_extended_lease_ends_at_its_new_end
                 racing_commits_win_once
+            }
+            templates {
+                a_template_has_the_settings_of_its_creation
+                racing_creations_make_one_template
+                templates_are_listed_by_pattern
+                updates_of_templates_are_fenced_by_the_revision
+                a_deleted_template_is_gone
             }
         }
     };

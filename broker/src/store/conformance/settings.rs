@@ -11,7 +11,7 @@ use crate::{
     store::{Created, SettingsChanges, StoredReceiptKey},
 };
 
-fn everything_set(text: &str, now: Timestamp) -> Queue {
+pub(super) fn everything_set(text: &str, now: Timestamp) -> Queue {
     Queue {
         group: GroupName::parse("group", "a-group").unwrap(),
         lease: Some(std::time::Duration::from_millis(1_234)),

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 
 use crate::{
     domain::{
-        Depth, Item, ItemId, ItemState, OperationId, Outcome, Pushed, Queue, QueueName, Schedule,
-        ScheduleChange, ScheduleName, Timestamp, Totals,
+        Depth, Item, ItemId, ItemState, OperationId, Outcome, Pattern, Pushed, Queue, QueueName,
+        QueueTemplate, Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
     store::{
@@ -16,7 +16,7 @@ use crate::{
         FiguresPlace, FiguresStore, ItemAdmin, ItemDeleted, ItemStore, KeptFigures, Links, Move,
         Operation, OperationPlace, OperationStore, Page, Purged, Push, QueueStore, ReceiptKeyStore,
         RedriveFilter, Redriven, Reservation, Reserver, Result, Rollback, ScheduleStore, Selection,
-        SettingsWatch, StatsStore, Store, StoredReceiptKey,
+        SettingsWatch, StatsStore, Store, StoredReceiptKey, TemplateStore,
         mongo::{
             MongoStore, admin,
             catalog::{self, settings_watch::MongoSettingsWatch},
@@ -332,6 +332,33 @@ impl ScheduleStore for MongoStore {
     async fn delete_schedule(&self, name: &ScheduleName) -> Result<bool> {
         let name = name.clone();
         self.run(|inner| async move { catalog::schedules::delete(&inner, &name).await }).await
+    }
+}
+
+#[async_trait]
+impl TemplateStore for MongoStore {
+    async fn create_template(&self, template: &QueueTemplate) -> Result<Created<QueueTemplate>> {
+        let template = template.clone();
+        self.run(|inner| async move { catalog::templates::create(&inner, &template).await }).await
+    }
+
+    async fn get_template(&self, pattern: &Pattern) -> Result<Option<QueueTemplate>> {
+        let pattern = pattern.clone();
+        self.run(|inner| async move { catalog::templates::get(&inner, &pattern).await }).await
+    }
+
+    async fn list_templates(&self) -> Result<Vec<QueueTemplate>> {
+        self.run(|inner| async move { catalog::templates::list(&inner).await }).await
+    }
+
+    async fn update_template(&self, template: &QueueTemplate) -> Result<Option<QueueTemplate>> {
+        let template = template.clone();
+        self.run(|inner| async move { catalog::templates::update(&inner, &template).await }).await
+    }
+
+    async fn delete_template(&self, pattern: &Pattern) -> Result<bool> {
+        let pattern = pattern.clone();
+        self.run(|inner| async move { catalog::templates::delete(&inner, &pattern).await }).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! Implements the traits of a store for [`SqliteStore`], but for operations, which are in `operations`. Each method calls the operation in the module of its subject,
+//! Implements the traits of a store for [`SqliteStore`], but for operations and templates, which are in `operations` and `templates`. Each method calls the operation in the module of its subject,
 //! which the writer or a reader runs.
 
 use std::{sync::Arc, time::Duration};

@@ -7,7 +7,7 @@
 //! * `checksum`, `damage`: items that are no longer what was stored; `definitions`: files whose tables are not as they
 //!   were created; `indexes`: rebuilt where they are damaged.
 //! * `push`, `reserve`, `settle`: the hot path. `order`: ordering keys, and how items leave a queue.
-//! * `browse`, `admin`, `queues`, `schedules`, `operations`: for administrators. `sweep`: removes what has expired.
+//! * `browse`, `admin`, `queues`, `schedules`, `templates`, `operations`: for administrators. `sweep`: removes what has expired.
 //!
 //! The id of an item consists of the file's tag and the item's row, so that a lookup is one step in the table itself,
 //! and the order of arrival is the order of rows.
@@ -42,6 +42,7 @@ mod schema;
 mod settle;
 mod space;
 mod sweep;
+mod templates;
 #[cfg(test)]
 pub(crate) mod tests;
 mod tx;

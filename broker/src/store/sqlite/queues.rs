@@ -2,23 +2,31 @@
 
 use std::{num::NonZeroU64, time::Duration};
 
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{OptionalExtension, Row, params, params_from_iter, types::Value};
 
 use super::{
     super::{Created, Links},
     rows::{broken, headers, json, optional_queue_name, queue_name},
     tx::{Tx, View},
 };
-use crate::domain::{
-    AtLimit, FailureDefaults, GroupName, Limit, Queue, QueueName, RetryPolicy, Timestamp, Totals,
-};
+use crate::domain::{GroupName, Limit, Queue, QueueName, RetryPolicy, Timestamp, Totals};
+
+/// The columns of settings, in queues and in templates.
+macro_rules! settings_columns {
+    () => {
+        r#""group", lease_ns, max_attempts, dead_letter_queue, retry_initial_ns,
+           retry_multiplier, retry_max_ns, retry_jitter, default_ttl_ns, retention_ns,
+           dedup_window_ns, max_depth, sequenced, paused, labels, max_deliveries, discard_failed"#
+    };
+}
+pub(super) use settings_columns;
+
+/// The number of these columns.
+pub(super) const SETTINGS_COLUMNS: usize = 17;
 
 macro_rules! columns {
     () => {
-        r#"name, "group", lease_ns, max_attempts, dead_letter_queue, retry_initial_ns,
-           retry_multiplier, retry_max_ns, retry_jitter, default_ttl_ns, retention_ns,
-           dedup_window_ns, max_depth, sequenced, paused, labels, created, revision,
-           max_deliveries, discard_failed, unused_since"#
+        concat!(settings_columns!(), ", name, created, revision, unused_since")
     };
 }
 
@@ -32,44 +40,81 @@ pub(super) fn span(nanos: i64) -> Duration {
     Duration::from_nanos(nanos.max(0).unsigned_abs())
 }
 
-fn read(row: &Row<'_>) -> rusqlite::Result<Queue> {
+/// Reads the settings, which are the first columns, into `queue`.
+pub(super) fn read_settings(row: &Row<'_>, queue: Queue) -> rusqlite::Result<Queue> {
     let optional_span =
         |column| Ok::<_, rusqlite::Error>(row.get::<_, Option<i64>>(column)?.map(span));
-    let retry_policy = match row.get::<_, Option<i64>>(5)? {
+    let retry_policy = match row.get::<_, Option<i64>>(4)? {
         Some(initial) => Some(RetryPolicy {
             initial_delay: span(initial),
-            multiplier: row.get(6)?,
-            max_delay: span(row.get(7)?),
-            jitter: row.get(8)?,
+            multiplier: row.get(5)?,
+            max_delay: span(row.get(6)?),
+            jitter: row.get(7)?,
         }),
         None => None,
     };
     Ok(Queue {
-        name: queue_name(row, 0)?,
-        group: GroupName::parse("group", row.get_ref(1)?.as_str()?).map_err(|e| broken(1, e))?,
-        lease: optional_span(2)?,
-        max_attempts: row.get::<_, Option<u32>>(3)?.map(Limit::of),
-        dead_letter_queue: optional_queue_name(row, 4)?,
+        group: GroupName::parse("group", row.get_ref(0)?.as_str()?).map_err(|e| broken(0, e))?,
+        lease: optional_span(1)?,
+        max_attempts: row.get::<_, Option<u32>>(2)?.map(Limit::of),
+        dead_letter_queue: optional_queue_name(row, 3)?,
         retry_policy,
-        default_ttl: optional_span(9)?,
-        retention: span(row.get(10)?),
-        dedup_window: span(row.get(11)?),
-        max_depth: NonZeroU64::new(row.get::<_, i64>(12)?.cast_unsigned()),
-        sequenced: row.get(13)?,
-        paused: row.get(14)?,
-        labels: headers(row, 15)?,
-        create_time: Timestamp(row.get(16)?),
-        revision: row.get(17)?,
-        max_deliveries: row.get::<_, Option<u32>>(18)?.map(Limit::of),
-        discard_failed: row.get(19)?,
-        unused_since: row.get::<_, Option<i64>>(20)?.map(Timestamp),
-        defaults: FailureDefaults::default(),
-        at_limit: AtLimit::Unknown,
+        default_ttl: optional_span(8)?,
+        retention: span(row.get(9)?),
+        dedup_window: span(row.get(10)?),
+        max_depth: NonZeroU64::new(row.get::<_, i64>(11)?.cast_unsigned()),
+        sequenced: row.get(12)?,
+        paused: row.get(13)?,
+        labels: headers(row, 14)?,
+        max_deliveries: row.get::<_, Option<u32>>(15)?.map(Limit::of),
+        discard_failed: row.get(16)?,
+        ..queue
+    })
+}
+
+/// Returns the values of the columns of settings.
+pub(super) fn settings_values(queue: &Queue) -> [Value; SETTINGS_COLUMNS] {
+    let retry = queue.retry_policy.as_ref();
+    let number = |limit: Option<Limit>| limit.map(|limit| i64::from(limit.number()));
+    [
+        queue.group.to_string().into(),
+        queue.lease.map(nanos).into(),
+        number(queue.max_attempts).into(),
+        queue.dead_letter_queue.as_ref().map(ToString::to_string).into(),
+        retry.map(|retry| nanos(retry.initial_delay)).into(),
+        retry.map(|retry| retry.multiplier).into(),
+        retry.map(|retry| nanos(retry.max_delay)).into(),
+        retry.map(|retry| retry.jitter).into(),
+        queue.default_ttl.map(nanos).into(),
+        nanos(queue.retention).into(),
+        nanos(queue.dedup_window).into(),
+        queue.max_depth.map_or(0, NonZeroU64::get).cast_signed().into(),
+        queue.sequenced.into(),
+        queue.paused.into(),
+        json(&queue.labels).into(),
+        number(queue.max_deliveries).into(),
+        queue.discard_failed.into(),
+    ]
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<Queue> {
+    const REST: usize = SETTINGS_COLUMNS;
+    let name = queue_name(row, REST)?;
+    let queue = Queue::with_defaults(name, Timestamp(row.get(REST + 1)?));
+    Ok(Queue {
+        revision: row.get(REST + 2)?,
+        unused_since: row.get::<_, Option<i64>>(REST + 3)?.map(Timestamp),
+        ..read_settings(row, queue)?
     })
 }
 
 fn write(tx: &Tx<'_>, queue: &Queue) -> rusqlite::Result<()> {
-    let retry = queue.retry_policy.as_ref();
+    let rest: [Value; 4] = [
+        queue.name.to_string().into(),
+        queue.create_time.0.into(),
+        queue.revision.into(),
+        queue.unused_since.map(|since| since.0).into(),
+    ];
     tx.conn
         .prepare_cached(concat!(
             "INSERT OR REPLACE INTO queues (",
@@ -77,29 +122,7 @@ fn write(tx: &Tx<'_>, queue: &Queue) -> rusqlite::Result<()> {
             ") VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
                ?19, ?20, ?21)"
         ))?
-        .execute(params![
-            queue.name.as_str(),
-            queue.group.as_str(),
-            queue.lease.map(nanos),
-            queue.max_attempts.map(Limit::number),
-            queue.dead_letter_queue.as_ref().map(QueueName::as_str),
-            retry.map(|retry| nanos(retry.initial_delay)),
-            retry.map(|retry| retry.multiplier),
-            retry.map(|retry| nanos(retry.max_delay)),
-            retry.map(|retry| retry.jitter),
-            queue.default_ttl.map(nanos),
-            nanos(queue.retention),
-            nanos(queue.dedup_window),
-            queue.max_depth.map_or(0, NonZeroU64::get).cast_signed(),
-            queue.sequenced,
-            queue.paused,
-            json(&queue.labels),
-            queue.create_time.0,
-            queue.revision,
-            queue.max_deliveries.map(Limit::number),
-            queue.discard_failed,
-            queue.unused_since.map(|since| since.0),
-        ])?;
+        .execute(params_from_iter(settings_values(queue).into_iter().chain(rest)))?;
     settings_changed(tx)
 }
 

@@ -152,6 +152,30 @@ CREATE TABLE schedules (
   payload BLOB NOT NULL
 ) STRICT, WITHOUT ROWID;
 
+CREATE TABLE templates (        -- settings of queues that come into being by use
+  pattern TEXT PRIMARY KEY,     -- which queues
+  "group" TEXT NOT NULL,        -- this and what follows: as in queues
+  lease_ns INTEGER,
+  max_attempts INTEGER,
+  max_deliveries INTEGER,
+  dead_letter_queue TEXT,
+  discard_failed INTEGER NOT NULL,
+  retry_initial_ns INTEGER,
+  retry_multiplier REAL,
+  retry_max_ns INTEGER,
+  retry_jitter REAL,
+  default_ttl_ns INTEGER,
+  retention_ns INTEGER NOT NULL,
+  dedup_window_ns INTEGER NOT NULL,
+  max_depth INTEGER NOT NULL,
+  sequenced INTEGER NOT NULL,
+  paused INTEGER NOT NULL,
+  labels TEXT NOT NULL,
+  created INTEGER NOT NULL,
+  updated INTEGER NOT NULL,
+  revision INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
 CREATE TABLE operations (       -- long work of operators
   id TEXT PRIMARY KEY,
   format INTEGER NOT NULL,      -- of work

@@ -1,7 +1,7 @@
 //! The third store: an in-memory model of what a store promises.
 //!
 //! * `world`: what is stored, shared by all brokers. `stored`: one item.
-//! * `items`: push, reserve and settle. `admin`: for operators. `catalog`: queues and schedules. `operations`: long work of operators.
+//! * `items`: push, reserve and settle. `admin`: for operators. `catalog`: queues and schedules. `templates`: of queues. `operations`: long work of operators.
 //! * `contract`: the traits of a store, each method one atomic step on the world.
 //! * [`Link`]: the way between a broker and the store, on which calls are delayed and lost.
 
@@ -11,6 +11,7 @@ mod contract;
 mod items;
 mod operations;
 mod stored;
+mod templates;
 mod world;
 
 use std::sync::Arc;

@@ -9,8 +9,8 @@ use std::{
 
 use sluicegate_broker::{
     domain::{
-        DedupId, ItemId, OrderingKey, Outcome, Queue, QueueName, Receipt, Schedule, ScheduleName,
-        Timestamp, Totals,
+        DedupId, ItemId, OrderingKey, Outcome, Pattern, Queue, QueueName, QueueTemplate, Receipt,
+        Schedule, ScheduleName, Timestamp, Totals,
     },
     store::{BrokerReport, FiguresPlace, KeptFigures, StoredReceiptKey},
 };
@@ -59,6 +59,7 @@ pub(super) struct World {
     pub(super) changes: Vec<QueueName>,
     pub(super) totals: BTreeMap<QueueName, Totals>,
     pub(super) schedules: BTreeMap<ScheduleName, Schedule>,
+    pub(super) templates: BTreeMap<Pattern, QueueTemplate>,
     pub(super) operations: Operations,
     /// The leader of each task, and until when.
     pub(super) leaders: BTreeMap<&'static str, ([u8; 4], Timestamp)>,

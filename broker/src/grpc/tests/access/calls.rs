@@ -6,7 +6,11 @@ use prost::{
     bytes::{Buf, BufMut},
 };
 use sluicegate_proto::{
-    externalscaler::GetMetricsRequest, v1::operation_service_client::OperationServiceClient,
+    externalscaler::GetMetricsRequest,
+    v1::{
+        operation_service_client::OperationServiceClient,
+        template_service_client::TemplateServiceClient,
+    },
 };
 use tonic::{
     client::Grpc,
@@ -220,7 +224,28 @@ impl Broker {
                 let scaled_object_ref = Some(scaled_object(queue));
                 GetMetricsRequest { scaled_object_ref, metric_name: "ready".into() }.encode_to_vec()
             }
-            "ListQueues" | "ListSchedules" | "ListBrokers" => Vec::new(),
+            "CreateTemplate" => {
+                let template = Some(a_template(queue, other));
+                pb::CreateTemplateRequest { template }.encode_to_vec()
+            }
+            "GetTemplate" | "UpdateTemplate" | "DeleteTemplate" => {
+                let pattern = a_template(queue, "").pattern;
+                let mut client = TemplateServiceClient::new(self.channel.clone());
+                let template = Some(a_template(queue, ""));
+                let created =
+                    client.create_template(by("admin", pb::CreateTemplateRequest { template }));
+                let created = created.await;
+                // An update that was allowed has changed it.
+                assert!(created.is_ok() || method == "UpdateTemplate", "{created:?}");
+                if method == "UpdateTemplate" {
+                    let paths = vec!["settings.dead_letter_queue".to_owned()];
+                    let update_mask = Some(prost_types::FieldMask { paths });
+                    let template = Some(a_template(queue, other));
+                    return pb::UpdateTemplateRequest { template, update_mask }.encode_to_vec();
+                }
+                pb::GetTemplateRequest { pattern }.encode_to_vec() // as DeleteTemplateRequest
+            }
+            "ListQueues" | "ListSchedules" | "ListTemplates" | "ListBrokers" => Vec::new(),
             other => panic!("write a request of {other} here"),
         }
     }
@@ -245,6 +270,13 @@ fn a_redrive(queue: &str, to_queue: &str) -> pb::StartOperationRequest {
         request_id: format!("{queue} {to_queue}"),
         ..Default::default()
     }
+}
+
+/// Returns a template of the queues whose names begin with `queue` and a point.
+fn a_template(queue: &str, dead_letter_queue: &str) -> pb::QueueTemplate {
+    let settings = pb::Queue { dead_letter_queue: dead_letter_queue.into(), ..Default::default() };
+    let pattern = format!("{queue}.*");
+    pb::QueueTemplate { pattern, settings: Some(settings), ..Default::default() }
 }
 
 fn a_schedule(name: &str, queue: &str) -> pb::Schedule {

@@ -2,7 +2,10 @@
 
 pub(super) mod calls;
 
-use pb::{consume_stream_request::Action, operation_service_client::OperationServiceClient};
+use pb::{
+    consume_stream_request::Action, operation_service_client::OperationServiceClient,
+    template_service_client::TemplateServiceClient,
+};
 use tonic::Request;
 
 use super::*;
@@ -37,8 +40,11 @@ fn by<T>(token: &str, message: T) -> Request<T> {
 }
 
 /// The calls that name no queue: what may not be seen is left out of their answers.
-const LISTS: [&str; 2] =
-    ["/sluicegate.v1.AdminService/ListQueues", "/sluicegate.v1.ScheduleService/ListSchedules"];
+const LISTS: [&str; 3] = [
+    "/sluicegate.v1.AdminService/ListQueues",
+    "/sluicegate.v1.ScheduleService/ListSchedules",
+    "/sluicegate.v1.TemplateService/ListTemplates",
+];
 
 /// A token with all that a call needs may make it. Without one of these permissions, or with the permission on another
 /// queue, it is refused.
@@ -130,6 +136,8 @@ async fn nothing_is_put_into_a_queue_of_others() {
     for path in [
         "/sluicegate.v1.ScheduleService/UpdateSchedule",
         "/sluicegate.v1.OperationService/StartOperation",
+        "/sluicegate.v1.TemplateService/CreateTemplate",
+        "/sluicegate.v1.TemplateService/UpdateTemplate",
     ] {
         let message = broker.request(path, "mine", "theirs").await;
         let refused = broker.call("mine", path, message).await.expect_err(path);
@@ -349,6 +357,41 @@ async fn lists_leave_out_what_may_not_be_seen() {
             assert!(!found.unwrap().into_inner().items.is_empty());
         }
     }
+}
+
+/// A template decides about every queue of its pattern, so that a permission on a part of them is not enough.
+#[tokio::test]
+async fn a_template_needs_a_permission_on_all_queues_it_stands_for() {
+    let some: [&str; 5] = ["manage@a*", "view@a*", "manage@b.1", "view@b.*", "produce@*"];
+    let broker = broker_of(&[("admin", &["admin@*"]), ("some", &some)]).await;
+    let mut client = TemplateServiceClient::new(broker.channel.clone());
+    let request = |pattern: &str| {
+        let settings = Some(pb::Queue::default());
+        let template =
+            pb::QueueTemplate { pattern: pattern.into(), settings, ..Default::default() };
+        pb::CreateTemplateRequest { template: Some(template) }
+    };
+    for pattern in ["a*", "a", "a.*.x", "b.1"] {
+        client.create_template(by("some", request(pattern))).await.unwrap();
+    }
+    for pattern in ["*", "*a", "b.*", "b.1*", ""] {
+        let refused = client.create_template(by("some", request(pattern))).await.unwrap_err();
+        assert_eq!(refused.code(), Code::PermissionDenied, "{pattern}");
+        assert!(refused.message().contains(&format!("manage@{pattern}")), "{refused:?}");
+    }
+    for pattern in ["*", "b.*", "c"] {
+        client.create_template(by("admin", request(pattern))).await.unwrap();
+    }
+    let listed = client.list_templates(by("some", pb::ListTemplatesRequest::default())).await;
+    let seen: Vec<_> =
+        listed.unwrap().into_inner().templates.into_iter().map(|one| one.pattern).collect();
+    assert_eq!(seen, ["a", "a*", "a.*.x", "b.*", "b.1"]);
+    let get = |pattern: &str| by("some", pb::GetTemplateRequest { pattern: pattern.into() });
+    assert!(client.get_template(get("b.*")).await.is_ok());
+    assert_eq!(client.get_template(get("*")).await.unwrap_err().code(), Code::PermissionDenied);
+    let delete = pb::DeleteTemplateRequest { pattern: "b.*".into() };
+    let refused = client.delete_template(by("some", delete)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "viewing is not managing");
 }
 
 /// A token that is withdrawn, or exchanged for one that allows less, ends what was begun with it.

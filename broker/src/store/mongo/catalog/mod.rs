@@ -1,4 +1,4 @@
-//! Queues, schedules, brokers and operations, and what happens when a queue is deleted.
+//! Queues, schedules, templates, brokers and operations, and what happens when a queue is deleted.
 
 pub(super) mod deleted;
 pub(super) mod deletion;
@@ -11,3 +11,4 @@ pub(super) mod receipt_keys;
 pub(super) mod reports;
 pub(super) mod schedules;
 pub(super) mod settings_watch;
+pub(super) mod templates;

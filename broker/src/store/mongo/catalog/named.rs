@@ -1,4 +1,4 @@
-//! Documents whose ids are names that people chose: queues and schedules.
+//! Documents whose ids are names that people chose: queues, schedules and templates.
 
 use mongodb::bson::{Document, doc};
 
@@ -15,7 +15,7 @@ use crate::store::{
 };
 
 /// Limit of documents of one list.
-const MAX_LIST: usize = 10_000;
+pub(crate) const MAX_LIST: usize = 10_000;
 /// Limit of attempts to create a document that exists when it is inserted and is gone when it is read.
 const CREATIONS: usize = 20;
 

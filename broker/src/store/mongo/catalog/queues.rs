@@ -8,10 +8,7 @@ use mongodb::{
 };
 
 use crate::{
-    domain::{
-        AtLimit, FailureDefaults, GroupName, Invalid, Limit, Queue, QueueName, RetryPolicy,
-        Timestamp,
-    },
+    domain::{GroupName, Invalid, Limit, Queue, QueueName, RetryPolicy, Timestamp},
     store::{
         Created, Result,
         mongo::{
@@ -69,8 +66,8 @@ pub(crate) fn span(span: Duration) -> i64 {
     i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Returns the settings as fields. Settings that are not set are left out.
-fn settings(queue: &Queue) -> Document {
+/// Returns the settings as fields, for a queue or a template. Settings that are not set are left out.
+pub(super) fn settings(queue: &Queue) -> Document {
     let mut d = doc! {
         "group": queue.group.as_str(),
         "retention": span(queue.retention),
@@ -80,7 +77,6 @@ fn settings(queue: &Queue) -> Document {
         "paused": queue.paused,
         "discardFailed": queue.discard_failed,
         "labels": texts(&queue.labels),
-        "created": date(queue.create_time),
     };
     if let Some(lease) = queue.lease {
         d.insert("lease", span(lease));
@@ -106,6 +102,13 @@ fn settings(queue: &Queue) -> Document {
     if let Some(ttl) = queue.default_ttl {
         d.insert("defaultTtl", span(ttl));
     }
+    d
+}
+
+/// Returns the fields of a queue that an update replaces.
+fn fields(queue: &Queue) -> Document {
+    let mut d = settings(queue);
+    d.insert("created", date(queue.create_time));
     if let Some(since) = queue.unused_since {
         d.insert("unusedSince", date(since));
     }
@@ -125,6 +128,20 @@ const OPTIONAL: [&str; 7] = [
 
 /// Parses the document of a queue.
 pub(crate) fn read(document: &Document) -> Result<Queue> {
+    let name = QueueName::parse("_id", document.get_str("_id").unwrap_or_default());
+    let name = name.map_err(|e| broken(format!("unreadable queue: {e}")))?;
+    let time =
+        |name: &str| document.get_datetime(name).ok().map(|at| Timestamp(at.timestamp_millis()));
+    Ok(Queue {
+        create_time: time("created").unwrap_or_default(),
+        unused_since: time("unusedSince"),
+        revision: document.get("revision").and_then(integer).unwrap_or_default(),
+        ..read_settings(document, name)?
+    })
+}
+
+/// Parses the fields that [`settings`] returns, into a queue of this name.
+pub(super) fn read_settings(document: &Document, name: QueueName) -> Result<Queue> {
     let whole = |name: &str| document.get(name).and_then(integer);
     let time = |name: &str| whole(name).map(|ms| Duration::from_millis(ms as u64));
     let text = |name: &str| document.get_str(name).unwrap_or_default();
@@ -149,7 +166,6 @@ pub(crate) fn read(document: &Document) -> Result<Queue> {
         }
     });
     Ok(Queue {
-        name: QueueName::parse("_id", text("_id")).map_err(bad)?,
         group: GroupName::parse("group", text("group")).map_err(bad)?,
         lease: time("lease"),
         max_attempts: whole("attemptLimit").map(|limit| Limit::of(limit as u32)),
@@ -165,16 +181,7 @@ pub(crate) fn read(document: &Document) -> Result<Queue> {
         sequenced: flag("sequenced"),
         paused: flag("paused"),
         labels,
-        create_time: Timestamp(
-            document.get_datetime("created").map_or(0, |at| at.timestamp_millis()),
-        ),
-        unused_since: document
-            .get_datetime("unusedSince")
-            .ok()
-            .map(|at| Timestamp(at.timestamp_millis())),
-        revision: whole("revision").unwrap_or_default(),
-        defaults: FailureDefaults::default(),
-        at_limit: AtLimit::Unknown,
+        ..Queue::with_defaults(name, Timestamp::default())
     })
 }
 
@@ -190,7 +197,7 @@ pub(crate) async fn new_document(inner: &Inner, queue: &Queue) -> Result<Documen
     let group = inner.group(&queue.group).await?;
     let used = priorities::in_index(inner, group.items.name(), &queue.name).await?;
     let mut document = doc! { "_id": queue.name.as_str() };
-    document.extend(settings(queue));
+    document.extend(fields(queue));
     document.insert("revision", 1_i64);
     document.insert("updated", date(inner.now()));
     document.insert("levels", used.iter().map(Bson::Int32).collect::<Vec<_>>());
@@ -243,11 +250,11 @@ pub(crate) async fn update(inner: &Inner, queue: &Queue) -> Result<Option<Queue>
 
 /// Returns the filter and the update that replace the settings.
 pub(crate) fn change(inner: &Inner, queue: &Queue) -> (Document, Vec<Document>) {
-    let settings = settings(queue);
+    let fields = fields(queue);
     let absent: Vec<&str> =
-        OPTIONAL.into_iter().filter(|name| !settings.contains_key(name)).collect();
+        OPTIONAL.into_iter().filter(|name| !fields.contains_key(name)).collect();
     let mut set: Document =
-        settings.into_iter().map(|(name, value)| (name, literal(value).into())).collect();
+        fields.into_iter().map(|(name, value)| (name, literal(value).into())).collect();
     set.insert("revision", queue.revision + 1);
     set.insert("updated", date(inner.now()));
     let mut stages = vec![doc! { "$set": set }];

@@ -6,7 +6,8 @@ use super::definitions;
 
 /// The steps from each version to the next, the first from version 1. A step that was released never changes; a later
 /// change is a step of its own. New columns follow `payload`.
-const STEPS: &[&str] = &[TO_VERSION_2, TO_VERSION_3, TO_VERSION_4, TO_VERSION_5, TO_VERSION_6];
+const STEPS: &[&str] =
+    &[TO_VERSION_2, TO_VERSION_3, TO_VERSION_4, TO_VERSION_5, TO_VERSION_6, TO_VERSION_7];
 
 /// The version of the tables that this program creates and uses.
 pub(super) const VERSION: i32 = 1 + STEPS.len() as i32;
@@ -86,6 +87,33 @@ CREATE TABLE figures (
   PRIMARY KEY (time, step, broker)
 ) STRICT, WITHOUT ROWID;
 ";
+
+/// Templates of queues.
+const TO_VERSION_7: &str = r#"
+CREATE TABLE templates (
+  pattern TEXT PRIMARY KEY,
+  "group" TEXT NOT NULL,
+  lease_ns INTEGER,
+  max_attempts INTEGER,
+  max_deliveries INTEGER,
+  dead_letter_queue TEXT,
+  discard_failed INTEGER NOT NULL,
+  retry_initial_ns INTEGER,
+  retry_multiplier REAL,
+  retry_max_ns INTEGER,
+  retry_jitter REAL,
+  default_ttl_ns INTEGER,
+  retention_ns INTEGER NOT NULL,
+  dedup_window_ns INTEGER NOT NULL,
+  max_depth INTEGER NOT NULL,
+  sequenced INTEGER NOT NULL,
+  paused INTEGER NOT NULL,
+  labels TEXT NOT NULL,
+  created INTEGER NOT NULL,
+  updated INTEGER NOT NULL,
+  revision INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+"#;
 
 /// Brings a file from `version` up to [`VERSION`], if its tables are then as this version defines them. Otherwise
 /// returns what is wrong with them. After a fault or an error, or if the process ends on the way, the file is as it was.

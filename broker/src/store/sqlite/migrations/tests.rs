@@ -140,6 +140,18 @@ fn an_old_file_gets_the_tables_of_a_new_one() {
     drop(open(&path).unwrap()); // it opens as one of ours again
 }
 
+/// Each step leads from its version to the tables of this one, whichever version a file has.
+#[test]
+fn a_file_of_the_version_before_gets_what_it_lacks() {
+    let conn = new();
+    let expected = columns(&conn);
+    conn.execute_batch("DROP TABLE templates").unwrap();
+    assert_ne!(columns(&conn), expected);
+    assert_eq!(migrate(&conn, 6, &new()).unwrap(), None);
+    assert_eq!(columns(&conn), expected);
+    assert_eq!(VERSION, 7);
+}
+
 /// Otherwise each start of a migrated file would build its indexes anew.
 #[test]
 fn an_old_file_has_the_indexes_of_a_new_one() {

@@ -43,7 +43,11 @@ async fn a_file_whose_tables_are_defined_differently_is_refused_in_plain_words()
     for (from, to, fault) in [
         ("  attempt INTEGER NOT", "  attempu INTEGER NOT", "table items has no column attempt"),
         // SQLite would take the quoted name of the column for a text.
-        ("\"group\" TEXT", "\"gro5p\" TEXT", "table queues has no column group"),
+        (
+            "name TEXT PRIMARY KEY,\n  \"group\" TEXT",
+            "name TEXT PRIMARY KEY,\n  \"gro5p\" TEXT",
+            "table queues has no column group",
+        ),
         // The next line becomes part of the comment.
         (
             "NULL: created\n  attempt",

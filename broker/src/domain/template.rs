@@ -1,0 +1,99 @@
+//! Templates: settings of queues that come into being by use.
+
+use std::cmp::Reverse;
+
+use super::{Pattern, Queue, QueueName, Timestamp};
+
+/// Settings of queues that come into being by use and whose names match a pattern.
+#[derive(Debug, Clone, PartialEq)]
+pub struct QueueTemplate {
+    /// Which queues. Identifies the template.
+    pub pattern: Pattern,
+    /// The settings, those of a queue without a name.
+    pub settings: Queue,
+    /// When the template was created.
+    pub create_time: Timestamp,
+    /// When it was last changed.
+    pub update_time: Timestamp,
+    /// Increases with each change, and so fences updates.
+    pub revision: i64,
+}
+
+impl QueueTemplate {
+    /// Returns the default settings of a template, those of a queue without a name.
+    pub fn default_settings() -> Queue {
+        Queue::with_defaults(QueueName::none(), Timestamp::default())
+    }
+
+    /// Returns the template that decides about a queue: of those that match, the one that says most about the name.
+    pub fn deciding<'a>(
+        templates: impl IntoIterator<Item = &'a Self>,
+        queue: &QueueName,
+    ) -> Option<&'a Self> {
+        let matching = templates.into_iter().filter(|one| one.pattern.matches(queue.as_str()));
+        matching.min_by_key(|one| {
+            let text = one.pattern.as_str();
+            let stars = text.bytes().filter(|byte| *byte == b'*').count();
+            (Reverse(text.len() - stars), stars, text)
+        })
+    }
+
+    /// Returns the queue of this name with these settings, as a push or a dead letter creates it.
+    pub(crate) fn queue(&self, name: QueueName, now: Timestamp) -> Queue {
+        Queue { name, create_time: now, unused_since: Some(now), ..self.settings.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn template(pattern: &str) -> QueueTemplate {
+        QueueTemplate {
+            pattern: Pattern::new(pattern),
+            settings: QueueTemplate::default_settings(),
+            create_time: Timestamp(0),
+            update_time: Timestamp(0),
+            revision: 1,
+        }
+    }
+
+    fn deciding(patterns: &[&str], queue: &str) -> Option<String> {
+        let queue = QueueName::parse("queue", queue).unwrap();
+        let mut templates: Vec<_> = patterns.iter().map(|pattern| template(pattern)).collect();
+        let found = QueueTemplate::deciding(&templates, &queue).cloned();
+        templates.reverse();
+        assert_eq!(QueueTemplate::deciding(&templates, &queue), found.as_ref(), "in any order");
+        found.map(|template| template.pattern.to_string())
+    }
+
+    #[test]
+    fn the_template_that_says_most_about_a_name_decides() {
+        for (patterns, queue, expected) in [
+            (&[][..], "orders", None),
+            (&["mail", "order"], "orders", None),
+            (&["*", "orders.*", "orders.eu.*"], "orders.eu.new", Some("orders.eu.*")),
+            (&["*", "orders.*", "orders.eu.*"], "orders.us", Some("orders.*")),
+            (&["*", "orders.*", "orders.eu.*"], "mail", Some("*")),
+            (&["*.dead", "a*"], "a.dead", Some("*.dead")),
+            // As much text: the fewest stars, and then the order of bytes.
+            (&["orders*", "*orders", "orders"], "orders", Some("orders")),
+            (&["o*s", "o*s*", "*os", "os*"], "os", Some("*os")),
+            (&["a*b*", "*a*b*", "a*b**"], "ab", Some("a*b*")),
+        ] {
+            assert_eq!(deciding(patterns, queue).as_deref(), expected, "{queue} {patterns:?}");
+        }
+    }
+
+    #[test]
+    fn a_queue_of_a_template_has_all_its_settings_and_is_created_by_use() {
+        let mut template = template("q*");
+        template.settings.sequenced = true;
+        template.settings.labels.insert("team".into(), "a".into());
+        let name = QueueName::parse("queue", "q1").unwrap();
+        let queue = template.queue(name.clone(), Timestamp(7));
+        let plain = Queue::created_by_use(name, Timestamp(7));
+        assert_eq!(queue, Queue { sequenced: true, labels: queue.labels.clone(), ..plain });
+        assert_eq!(queue.labels["team"], "a");
+    }
+}
