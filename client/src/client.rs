@@ -28,6 +28,7 @@ use crate::{
         Item, PopRequest, admin_service_client::AdminServiceClient,
         operation_service_client::OperationServiceClient, queue_service_client::QueueServiceClient,
         schedule_service_client::ScheduleServiceClient,
+        template_service_client::TemplateServiceClient,
     },
 };
 
@@ -397,6 +398,13 @@ impl Client {
     /// Returns the generated stub of OperationService.
     pub fn operation_service(&self) -> OperationServiceClient<Transport> {
         OperationServiceClient::new(self.transport())
+            .max_decoding_message_size(self.inner.max_receive)
+            .max_encoding_message_size(self.inner.max_send)
+    }
+
+    /// Returns the generated stub of TemplateService.
+    pub fn template_service(&self) -> TemplateServiceClient<Transport> {
+        TemplateServiceClient::new(self.transport())
             .max_decoding_message_size(self.inner.max_receive)
             .max_encoding_message_size(self.inner.max_send)
     }

@@ -75,6 +75,16 @@ const EXAMPLES: &[(&str, &[&str])] = &[
         ],
     ),
     ("queue delete", &["sluice queue delete orders", "sluice queue delete orders --force --yes"]),
+    ("template list", &["sluice template list"]),
+    ("template get", &["sluice template get 'orders.*'"]),
+    (
+        "template set",
+        &[
+            "sluice template set 'orders.*' --max-attempts 5 --label team=a",
+            "sluice template set '*' --dead-letter-queue failed",
+        ],
+    ),
+    ("template delete", &["sluice template delete 'orders.*'"]),
     ("queue pause", &["sluice queue pause orders"]),
     ("queue resume", &["sluice queue resume orders"]),
     ("queue purge", &["sluice queue purge orders"]),

@@ -268,6 +268,9 @@ const COMMANDS: &[(&str, &str)] = &[
     ("PauseSchedule", "schedule pause"),
     ("ResumeSchedule", "schedule resume"),
     ("TriggerSchedule", "schedule run"),
+    ("CreateTemplate", "template set"),
+    ("UpdateTemplate", "template set"),
+    ("DeleteTemplate", "template delete"),
     ("CommitAndPush", "fork"),
 ];
 
@@ -334,6 +337,7 @@ fn hint_of_reason(reason: Option<&str>) -> Option<&'static str> {
             Some("push a smaller payload, or raise the broker's max_payload_bytes")
         }
         "REQUEST_TOO_LARGE" => Some("send fewer items at a time, for example with a lower --batch"),
+        "TEMPLATE_NOT_FOUND" => Some("`sluice template list` shows what exists"),
         _ => None,
     }
 }

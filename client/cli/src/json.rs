@@ -7,7 +7,8 @@ use prost_types::{Duration, Timestamp};
 use serde_json::{Map, Value, json};
 use sluicegate_client::proto::{
     Broker, Consumer, ConsumerKind, Delivery, Item, ItemState, NewItem, Operation, OperationState,
-    Outcome, PushResult, Queue, QueueStats, Schedule, new_item::Eligibility, operation_work::Kind,
+    Outcome, PushResult, Queue, QueueStats, QueueTemplate, Schedule, new_item::Eligibility,
+    operation_work::Kind,
 };
 
 use crate::values;
@@ -157,6 +158,21 @@ pub(crate) fn queue(queue: &Queue) -> Value {
         .put("paused", queue.paused)
         .map("labels", &queue.labels)
         .time("create_time", queue.create_time.as_ref())
+        .done()
+}
+
+/// Returns a template, with its settings as those of a queue without a name.
+pub(crate) fn template(template: &QueueTemplate) -> Value {
+    let mut settings = template.settings.as_ref().map(queue).unwrap_or_default();
+    if let Some(fields) = settings.as_object_mut() {
+        fields.remove("name");
+    }
+    let mut object = Object::default();
+    object
+        .put("pattern", template.pattern.as_str())
+        .put("settings", settings)
+        .time("create_time", template.create_time.as_ref())
+        .time("update_time", template.update_time.as_ref())
         .done()
 }
 

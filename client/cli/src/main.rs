@@ -35,6 +35,7 @@ mod settle;
 mod stats;
 mod tail;
 mod take;
+mod template;
 mod top;
 mod values;
 
@@ -62,7 +63,7 @@ Exit codes:
   1  error
   2  wrong usage
   3  no item for pop, reserve or consume
-  4  not found: no such queue, item, schedule or operation
+  4  not found: no such queue, item, template, schedule or operation
   5  broker unreachable or unavailable
 
 Examples:
@@ -125,9 +126,12 @@ enum Command {
     /// Create, show, change, pause, purge or delete a queue
     #[command(subcommand)]
     Queue(queue::QueueCommand),
-    /// Write queues and schedules to stdout, as a file for `apply`
+    /// Show, set or delete templates: settings of queues that are not there yet, by the pattern of their names
+    #[command(subcommand)]
+    Template(template::TemplateCommand),
+    /// Write queues, templates and schedules to stdout, as a file for `apply`
     Export(declare::ExportArgs),
-    /// Create and change queues and schedules so that they are as a file says
+    /// Create and change queues, templates and schedules so that they are as a file says
     Apply(declare::ApplyArgs),
     /// Write the items of a queue into a file, without taking them
     Backup(backup::BackupArgs),
@@ -220,6 +224,7 @@ async fn run(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Doctor(args) => doctor::run(context, args).await,
         Command::Consumers(args) => brokers::consumers(context, args).await,
         Command::Queue(command) => queue::run(context, command).await,
+        Command::Template(command) => template::run(context, command).await,
         Command::Export(args) => declare::export(context, args).await,
         Command::Apply(args) => declare::apply(context, args).await,
         Command::Backup(args) => backup::backup(context, args).await,

@@ -144,7 +144,7 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// Returns the queue with these settings, and the names of those that were given.
-    fn apply(&self, name: String) -> (Queue, Vec<String>) {
+    pub(crate) fn apply(&self, name: String) -> (Queue, Vec<String>) {
         let mut queue = Queue { name, ..Default::default() };
         let mut policy = RetryPolicy::default();
         let mut paths = Vec::new();

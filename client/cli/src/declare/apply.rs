@@ -6,9 +6,10 @@ use prost_types::FieldMask;
 use sluicegate_client::{
     Client,
     proto::{
-        CreateQueueRequest, CreateScheduleRequest, DeleteQueueRequest, DeleteScheduleRequest,
-        PauseQueueRequest, PauseScheduleRequest, ResumeQueueRequest, ResumeScheduleRequest,
-        Schedule, UpdateQueueRequest, UpdateScheduleRequest,
+        CreateQueueRequest, CreateScheduleRequest, CreateTemplateRequest, DeleteQueueRequest,
+        DeleteScheduleRequest, DeleteTemplateRequest, PauseQueueRequest, PauseScheduleRequest,
+        ResumeQueueRequest, ResumeScheduleRequest, Schedule, UpdateQueueRequest,
+        UpdateScheduleRequest, UpdateTemplateRequest,
     },
 };
 
@@ -24,10 +25,11 @@ use crate::{
     output::harmless,
     schedule::list_schedules,
     stats::{Which, batch, list_queues},
+    template::list_templates,
 };
 
 const AFTER_HELP: &str = "\
-Queues and schedules that the file names are created, or changed so that they are as the file says: a setting that is left out gets its \
+Queues, templates and schedules that the file names are created, or changed so that they are as the file says: a setting that is left out gets its \
 default. Whether something is paused changes only if the file says so. `sluice export` writes such a file.
 
 --prune also deletes what the file does not name, of the kinds for which it has a section, after a question. Queues that hold items stay, \
@@ -70,7 +72,11 @@ pub(crate) async fn apply(context: &Context, args: ApplyArgs) -> Result<(), Fail
         Some(_) => list_schedules(&client).await?,
         None => Vec::new(),
     };
-    let there = There { queues: &queues, schedules: &schedules };
+    let templates = match declared.templates {
+        Some(_) => list_templates(&client).await?,
+        None => Vec::new(),
+    };
+    let there = There { queues: &queues, templates: &templates, schedules: &schedules };
     let mut steps = plan::steps(&declared, &there)?;
     if args.prune {
         steps.extend(deletions(&client, &declared, &there, &args.prefix).await?);
@@ -97,7 +103,7 @@ pub(crate) async fn apply(context: &Context, args: ApplyArgs) -> Result<(), Fail
     if kept > 0 { Err(Failure::NotPruned(kept)) } else { Ok(()) }
 }
 
-/// Returns the deletions, schedules first. Queues that hold items are kept.
+/// Returns the deletions, templates and schedules first. Queues that hold items are kept.
 async fn deletions(
     client: &Client,
     declared: &Declaration,
@@ -105,7 +111,9 @@ async fn deletions(
     prefix: &str,
 ) -> Result<Vec<Step>, Failure> {
     let (queues, schedules) = plan::surplus(declared, there, prefix);
-    let mut steps: Vec<Step> = schedules.into_iter().map(Step::DeleteSchedule).collect();
+    let templates = plan::surplus_templates(declared, there, prefix).into_iter();
+    let mut steps: Vec<Step> = templates.map(Step::DeleteTemplate).collect();
+    steps.extend(schedules.into_iter().map(Step::DeleteSchedule));
     let stats = batch(client, &queues).await?.stats;
     for queue in queues {
         let of_queue = stats.iter().find(|stats| stats.queue == queue);
@@ -129,13 +137,33 @@ fn mask(changes: &[Change]) -> FieldMask {
     FieldMask { paths: changes.iter().map(|change| change.field.clone()).collect() }
 }
 
+fn settings_mask(changes: &[Change]) -> FieldMask {
+    let path = |change: &Change| format!("settings.{}", change.field);
+    FieldMask { paths: changes.iter().map(path).collect() }
+}
+
 fn schedule_of(entry: &ScheduleEntry) -> Result<Option<Schedule>, Failure> {
     Schedule::try_from(entry.clone()).map(Some).map_err(Failure::Usage)
 }
 
 async fn run(client: &Client, step: &Step) -> Result<(), Failure> {
     let (mut admin, mut service) = (client.admin_service(), client.schedule_service());
+    let mut templates = client.template_service();
     match step {
+        Step::CreateTemplate(entry) => {
+            let template = Some(entry.clone().into());
+            templates.create_template(client.request(CreateTemplateRequest { template })).await?;
+        }
+        Step::UpdateTemplate(entry, changes) => {
+            let (template, update_mask) =
+                (Some(entry.clone().into()), Some(settings_mask(changes)));
+            let request = UpdateTemplateRequest { template, update_mask };
+            templates.update_template(client.request(request)).await?;
+        }
+        Step::DeleteTemplate(pattern) => {
+            let pattern = pattern.clone();
+            templates.delete_template(client.request(DeleteTemplateRequest { pattern })).await?;
+        }
         Step::CreateQueue(entry) => {
             let queue = Some(entry.clone().into());
             admin.create_queue(client.request(CreateQueueRequest { queue })).await?;

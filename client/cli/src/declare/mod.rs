@@ -1,21 +1,22 @@
-//! `sluice export` and `sluice apply`: queues and schedules in a file.
+//! `sluice export` and `sluice apply`: queues, templates and schedules in a file.
 //!
 //! # Layout
-//! `queue` and `schedule` are the entries of the file, `plan` is what has to be done so that a broker is as the file says, `apply`
+//! `queue`, `template` and `schedule` are the entries of the file, `plan` is what has to be done so that a broker is as the file says, `apply`
 //! does it.
 
 mod apply;
 mod plan;
 pub(crate) mod queue;
 mod schedule;
+pub(crate) mod template;
 
 use std::{collections::HashSet, io, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
-use sluicegate_client::proto::{Queue, Schedule};
+use sluicegate_client::proto::{Queue, QueueTemplate, Schedule};
 
 pub(crate) use self::apply::{ApplyArgs, apply};
-use self::{queue::QueueEntry, schedule::ScheduleEntry};
+use self::{queue::QueueEntry, schedule::ScheduleEntry, template::TemplateEntry};
 use crate::{
     context::Context,
     failure::Failure,
@@ -23,11 +24,12 @@ use crate::{
     push::read_file,
     schedule::list_schedules,
     stats::{Which, list_queues},
+    template::list_templates,
 };
 
 const EXPORT_HELP: &str = "\
 The file names settings that differ from their defaults. `sluice apply` reads it. Schedules are those of the exported queues, as far \
-as the token may manage them.";
+as the token may manage them. Templates are left out if only some queues are asked for.";
 
 /// The command line of `sluice export`.
 #[derive(Debug, clap::Args)]
@@ -37,22 +39,26 @@ pub(crate) struct ExportArgs {
     which: Which,
 }
 
-/// A file of queues and schedules. What has no section is not looked at.
+/// A file of queues, templates and schedules. What has no section is not looked at.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Declaration {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     queues: Option<Vec<QueueEntry>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    templates: Option<Vec<TemplateEntry>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     schedules: Option<Vec<ScheduleEntry>>,
 }
 
 impl Declaration {
-    fn of(queues: &[Queue], schedules: &[Schedule]) -> Self {
+    fn of(queues: &[Queue], templates: &[QueueTemplate], schedules: &[Schedule]) -> Self {
+        let templates: Vec<_> = templates.iter().map(TemplateEntry::from).collect();
         let schedules: Vec<_> = schedules.iter().map(ScheduleEntry::from).collect();
         Self {
             queues: Some(queues.iter().map(QueueEntry::from).collect()),
-            // A token that may not manage schedules sees none: that must not read as that there are none.
+            // A token that may not see templates or schedules gets none: that must not read as that there are none.
+            templates: (!templates.is_empty()).then_some(templates),
             schedules: (!schedules.is_empty()).then_some(schedules),
         }
     }
@@ -69,6 +75,9 @@ impl Declaration {
         read.check().map_err(failed)?;
         Ok(Self {
             queues: read.queues.map(|all| all.into_iter().map(QueueEntry::brief).collect()),
+            templates: read
+                .templates
+                .map(|all| all.into_iter().map(TemplateEntry::brief).collect()),
             schedules: read
                 .schedules
                 .map(|all| all.into_iter().map(ScheduleEntry::brief).collect()),
@@ -78,8 +87,16 @@ impl Declaration {
     fn check(&self) -> Result<(), String> {
         let queues = self.queues.iter().flatten().map(|entry| ("queue", &entry.name));
         let schedules = self.schedules.iter().flatten().map(|entry| ("schedule", &entry.name));
+        let templates = self.templates.iter().flatten();
+        if templates.clone().any(|entry| !entry.settings.name.is_empty()) {
+            return Err("the settings of a template have no `name`".to_owned());
+        }
+        let templates = templates.map(|entry| ("template", &entry.pattern));
         let mut seen = HashSet::new();
-        for entry in queues.chain(schedules) {
+        for entry in queues.chain(templates).chain(schedules) {
+            if entry.1.is_empty() {
+                return Err(format!("missing field `name` of a {}", entry.0));
+            }
             if !seen.insert(entry) {
                 return Err(format!("{} {} is there twice", entry.0, entry.1));
             }
@@ -96,11 +113,12 @@ pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<(), Fa
     let client = context.client().await?;
     let queues = list_queues(&client, &args.which).await?;
     let mut schedules = list_schedules(&client).await?;
+    let templates = if args.which.is_all() { list_templates(&client).await? } else { Vec::new() };
     if !args.which.is_all() {
         let names: HashSet<&str> = queues.iter().map(|queue| queue.name.as_str()).collect();
         schedules.retain(|schedule| names.contains(schedule.queue.as_str()));
     }
-    let declaration = Declaration::of(&queues, &schedules);
+    let declaration = Declaration::of(&queues, &templates, &schedules);
     let text = yaml_serde::to_string(&declaration).map_err(io::Error::other)?;
     // Whatever would control a terminal is escaped in YAML already, but for the direction of writing.
     let value = serde_json::to_value(&declaration).map_err(io::Error::other)?;
@@ -128,8 +146,12 @@ mod tests {
             cron: "@daily".to_owned(),
             ..Schedule::default()
         }];
-        let declaration = Declaration::of(&queues, &schedules);
-        assert_eq!(Declaration::of(&queues, &[]).schedules, None, "it may not be shown any");
+        let settings = Some(Queue { max_attempts: Some(3), ..Queue::default() });
+        let pattern = "q.*".to_owned();
+        let templates = [QueueTemplate { pattern, settings, ..QueueTemplate::default() }];
+        let declaration = Declaration::of(&queues, &templates, &schedules);
+        let none = Declaration::of(&queues, &[], &[]);
+        assert_eq!((none.schedules, none.templates), (None, None), "they may not be shown");
         let text = yaml_serde::to_string(&declaration).unwrap();
         assert_eq!(read(&text).ok(), Some(declaration), "{text}");
     }
@@ -140,6 +162,10 @@ mod tests {
             ("queue: []", "unknown field `queue`"),
             ("queues:\n  - name: a\n  - name: a\n", "queue a is there twice"),
             ("queues:\n  - max_attempts: 3\n", "missing field `name`"),
+            ("templates: [{pattern: a}, {pattern: a}]", "template a is there twice"),
+            ("templates: [{settings: {max_attempts: 3}}]", "missing field `pattern`"),
+            ("templates: [{pattern: a, max_attempts: 3}]", "unknown field `max_attempts`"),
+            ("templates: [{pattern: a, settings: {name: b}}]", "have no `name`"),
             ("queues:\n  - name: a\n    lease: soon\n", "expected a duration"),
             ("queues: [", "line"),
             (

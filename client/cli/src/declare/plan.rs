@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-use sluicegate_client::proto::{Queue, Schedule};
+use sluicegate_client::proto::{Queue, QueueTemplate, Schedule};
 
-use super::{Declaration, queue::QueueEntry, schedule::ScheduleEntry};
+use super::{Declaration, queue::QueueEntry, schedule::ScheduleEntry, template::TemplateEntry};
 use crate::{failure::Failure, output, queue::dead_letter_queue};
 
 /// A setting that changes. What is not set is `None`.
@@ -21,6 +21,9 @@ pub(super) struct Change {
 /// One thing to do.
 #[derive(Debug, PartialEq)]
 pub(super) enum Step {
+    CreateTemplate(TemplateEntry),
+    UpdateTemplate(TemplateEntry, Vec<Change>),
+    DeleteTemplate(String),
     CreateQueue(QueueEntry),
     UpdateQueue(QueueEntry, Vec<Change>),
     PauseQueue(String),
@@ -39,6 +42,9 @@ impl Step {
     /// Returns what is done, to what kind of thing, and its name.
     fn parts(&self) -> (&'static str, &'static str, &str) {
         match self {
+            Self::CreateTemplate(entry) => ("create", "template", &entry.pattern),
+            Self::UpdateTemplate(entry, _) => ("change", "template", &entry.pattern),
+            Self::DeleteTemplate(pattern) => ("delete", "template", pattern),
             Self::CreateQueue(entry) => ("create", "queue", &entry.name),
             Self::UpdateQueue(entry, _) => ("change", "queue", &entry.name),
             Self::PauseQueue(name) => ("pause", "queue", name),
@@ -54,7 +60,7 @@ impl Step {
     }
 
     pub(super) fn is_deletion(&self) -> bool {
-        matches!(self, Self::DeleteQueue(_) | Self::DeleteSchedule(_))
+        matches!(self, Self::DeleteQueue(_) | Self::DeleteTemplate(_) | Self::DeleteSchedule(_))
     }
 
     /// Returns the kind and the name: `queue orders`.
@@ -65,7 +71,9 @@ impl Step {
 
     fn changes(&self) -> &[Change] {
         match self {
-            Self::UpdateQueue(_, changes) | Self::UpdateSchedule(_, changes) => changes,
+            Self::UpdateQueue(_, changes)
+            | Self::UpdateTemplate(_, changes)
+            | Self::UpdateSchedule(_, changes) => changes,
             _ => &[],
         }
     }
@@ -117,12 +125,14 @@ impl Step {
 /// What is at the broker.
 pub(super) struct There<'a> {
     pub(super) queues: &'a [Queue],
+    pub(super) templates: &'a [QueueTemplate],
     pub(super) schedules: &'a [Schedule],
 }
 
 /// Returns the steps to what is declared, without deletions.
 pub(super) fn steps(declared: &Declaration, there: &There<'_>) -> Result<Vec<Step>, Failure> {
-    let mut steps = Vec::new();
+    // Before the queues, whose dead-letter queues may come into being by their creation.
+    let mut steps = template_steps(declared, there);
     let queues: BTreeMap<&str, &Queue> =
         there.queues.iter().map(|queue| (queue.name.as_str(), queue)).collect();
     for wanted in declared.queues.iter().flatten() {
@@ -170,14 +180,36 @@ pub(super) fn steps(declared: &Declaration, there: &There<'_>) -> Result<Vec<Ste
     Ok(steps)
 }
 
+fn template_steps(declared: &Declaration, there: &There<'_>) -> Vec<Step> {
+    let templates: BTreeMap<&str, &QueueTemplate> =
+        there.templates.iter().map(|template| (template.pattern.as_str(), template)).collect();
+    let mut steps = Vec::new();
+    for wanted in declared.templates.iter().flatten() {
+        let Some(template) = templates.get(wanted.pattern.as_str()) else {
+            steps.push(Step::CreateTemplate(wanted.clone()));
+            continue;
+        };
+        let changes = all_changes(&TemplateEntry::from(*template).settings, &wanted.settings);
+        if !changes.is_empty() {
+            steps.push(Step::UpdateTemplate(wanted.clone(), changes));
+        }
+    }
+    steps
+}
+
 /// Returns the settings in which two entries differ.
 fn changes<T: Serialize>(from: &T, to: &T) -> Vec<Change> {
+    let is_setting =
+        |change: &Change| !matches!(change.field.as_str(), "name" | "group" | "paused");
+    all_changes(from, to).into_iter().filter(is_setting).collect()
+}
+
+/// Returns the fields in which two entries differ.
+fn all_changes<T: Serialize>(from: &T, to: &T) -> Vec<Change> {
     let (from, to) = (fields(from), fields(to));
     let names: BTreeSet<&String> = from.keys().chain(to.keys()).collect();
-    let is_setting = |name: &&&String| !matches!(name.as_str(), "name" | "group" | "paused");
     names
         .iter()
-        .filter(is_setting)
         .filter(|name| from.get(**name) != to.get(**name))
         .map(|name| Change {
             field: (*name).clone(),
@@ -187,12 +219,26 @@ fn changes<T: Serialize>(from: &T, to: &T) -> Vec<Change> {
         .collect()
 }
 
-fn fields<T: Serialize>(entry: &T) -> Map<String, Value> {
+/// Returns the fields of an entry that are not left out.
+pub(super) fn fields<T: Serialize>(entry: &T) -> Map<String, Value> {
     match serde_json::to_value(entry) {
         Ok(Value::Object(fields)) => fields,
         // Entries are structures of plain values.
         _ => Map::new(),
     }
+}
+
+/// Returns the templates whose patterns begin with `prefix` and that the file does not name, if it has a section for them.
+pub(super) fn surplus_templates(
+    declared: &Declaration,
+    there: &There<'_>,
+    prefix: &str,
+) -> Vec<String> {
+    let Some(named) = &declared.templates else { return Vec::new() };
+    let named: BTreeSet<&str> = named.iter().map(|entry| entry.pattern.as_str()).collect();
+    let patterns = there.templates.iter().map(|template| template.pattern.as_str());
+    let is_surplus = |pattern: &&str| pattern.starts_with(prefix) && !named.contains(pattern);
+    patterns.filter(is_surplus).map(str::to_owned).collect()
 }
 
 /// Returns the queues and schedules whose names begin with `prefix` and that the file does not name, as far as it has a section for
@@ -260,6 +306,36 @@ mod tests {
         Schedule { name: name.to_owned(), queue: "q".to_owned(), ..Schedule::default() }
     }
 
+    fn template(pattern: &str) -> QueueTemplate {
+        let settings = Some(Queue { name: String::new(), ..full() });
+        QueueTemplate { pattern: pattern.to_owned(), settings, ..QueueTemplate::default() }
+    }
+
+    #[test]
+    fn templates_are_created_changed_and_deleted() {
+        let templates = [template("a.*"), template("b.*"), template("c.*")];
+        let there = There { queues: &[], templates: &templates, schedules: &[] };
+        let text = "
+templates:
+  - {pattern: new.*, settings: {max_attempts: 3}}
+  - {pattern: a.*, settings: {group: eu}}
+queues:
+  - {name: q}
+";
+        let steps = steps(&declared(text), &there).unwrap();
+        let lines: Vec<String> = steps.iter().map(Step::line).collect();
+        assert_eq!(lines[0], "create  template new.*");
+        assert!(lines[1].starts_with("change  template a.*  "), "{}", lines[1]);
+        for change in ["group: shop → eu", "paused: true → default", "labels: "] {
+            assert!(lines[1].contains(change), "{}", lines[1]);
+        }
+        assert_eq!(lines[2..], ["create  queue q"]);
+        assert_eq!(surplus_templates(&declared(text), &there, ""), ["b.*", "c.*"]);
+        assert_eq!(surplus_templates(&declared(text), &there, "b"), ["b.*"]);
+        let silent = surplus_templates(&declared("queues: []"), &there, "");
+        assert!(silent.is_empty(), "the file says nothing of templates");
+    }
+
     fn declared(text: &str) -> Declaration {
         yaml_serde::from_str(text).unwrap()
     }
@@ -267,8 +343,10 @@ mod tests {
     #[test]
     fn what_is_as_declared_needs_no_step() {
         let (queues, schedules) = ([full(), queue("q")], [schedule("s")]);
-        let there = There { queues: &queues, schedules: &schedules };
-        let declared = Declaration::of(&queues, &schedules);
+        let templates = [template("q.*")];
+        let there = There { queues: &queues, templates: &templates, schedules: &schedules };
+        let declared = Declaration::of(&queues, &templates, &schedules);
+        assert_eq!(surplus_templates(&declared, &there, ""), Vec::<String>::new());
         assert_eq!(steps(&declared, &there).ok(), Some(vec![]));
         assert_eq!(surplus(&declared, &there, ""), (Vec::new(), Vec::new()));
     }
@@ -276,7 +354,7 @@ mod tests {
     #[test]
     fn exactly_what_differs_is_changed() {
         let queues = [full(), queue("q")];
-        let there = There { queues: &queues, schedules: &[] };
+        let there = There { queues: &queues, templates: &[], schedules: &[] };
         let text = "
 queues:
   - {name: new, max_attempts: 3}
@@ -299,7 +377,7 @@ schedules:
     #[test]
     fn a_group_cannot_be_changed() {
         let queues = [full()];
-        let there = There { queues: &queues, schedules: &[] };
+        let there = There { queues: &queues, templates: &[], schedules: &[] };
         let failure = steps(&declared("queues: [{name: orders}]"), &there).unwrap_err();
         assert!(failure.to_string().contains("is of group shop"), "{failure}");
     }
@@ -316,7 +394,7 @@ schedules:
             queue("graves"),
             queue("x.other"),
         ];
-        let there = There { queues: &queues, schedules: &[schedule("s")] };
+        let there = There { queues: &queues, templates: &[], schedules: &[schedule("s")] };
         let file = declared("queues: [{name: a}, {name: k, dead_letter_queue: graves}]");
         let (gone, schedules) = surplus(&file, &there, "");
         assert_eq!(gone, ["b", "b.dead", "c", "x.other"]);

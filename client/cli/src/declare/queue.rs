@@ -44,6 +44,8 @@ impl<'de> Deserialize<'de> for Span {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct QueueEntry {
+    /// Empty for the settings of a template.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) name: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) group: Option<String>,
