@@ -79,6 +79,9 @@ const PAGES = {
   push: "/queues/orders/push",
   "new queue": "/new-queue",
   "new schedule": "/new-schedule",
+  templates: "/templates",
+  "new template": "/new-template",
+  "edit template": "/templates/orders.*/edit",
   missing: "/queues/there.is.none",
 };
 
@@ -270,6 +273,39 @@ const checks = {
     assert.equal(await row.count(), 0);
   },
 
+  async "templates are created, edited and deleted, and queues that are new have their settings"() {
+    await go("/templates");
+    const row = page.locator("tbody tr", { hasText: "tenants.*" });
+    assert.equal(await row.count(), 0);
+    await page.getByRole("link", { name: "New template" }).click();
+    await page.fill("#pattern", "ten ants");
+    await page.fill("#max_attempts", "7");
+    await page.getByRole("button", { name: "Create" }).click();
+    await page.locator(".problem").waitFor();
+    await page.fill("#pattern", "tenants.*");
+    await page.getByRole("button", { name: "Create" }).click();
+    await noticed("created");
+    assert.match(await row.innerText(), /most attempts: 7/);
+    await sluice("push", "tenants.a", "1");
+    assert.equal(JSON.parse(await sluice("queue", "get", "tenants.a", "--json")).max_attempts, 7);
+    await row.getByRole("link", { name: "Edit" }).click();
+    assert.equal(await page.inputValue("#max_attempts"), "7");
+    await page.fill("#max_attempts", "");
+    await page.fill("#lease", "soon");
+    await page.getByRole("button", { name: "Save" }).click();
+    await page.locator(".problem").waitFor();
+    await page.fill("#lease", "90s");
+    await page.getByRole("button", { name: "Save" }).click();
+    await noticed("saved");
+    assert.match(await row.innerText(), /lease: 1m 30s/);
+    assert.doesNotMatch(await row.innerText(), /most attempts/);
+    await row.getByRole("link", { name: "Delete" }).click();
+    await page.locator("dialog#dialog[open] form").waitFor();
+    await inDialog("Delete");
+    await noticed("deleted");
+    assert.equal(await row.count(), 0);
+  },
+
   async "a schedule says its times in words, is run now and edited"() {
     await go("/schedules");
     const row = page.locator("tbody tr", { hasText: "nightly" });
@@ -389,7 +425,7 @@ const checks = {
     await page.keyboard.press("?");
     await see("Keyboard", "#help");
     await page.keyboard.press("Escape");
-    for (const [keys, target] of [["gd", /dead-letters/], ["gs", /schedules/], ["gc", /consumers/], ["gb", /brokers/], ["gq", /queues/]]) {
+    for (const [keys, target] of [["gd", /dead-letters/], ["gs", /schedules/], ["gt", /templates/], ["gc", /consumers/], ["gb", /brokers/], ["gq", /queues/]]) {
       for (const key of keys) await page.keyboard.press(key);
       await page.waitForURL(target);
     }

@@ -58,6 +58,9 @@ async function fill() {
     pushLines("keyed", ["first", "second", "third"], "--ordering-key", "customer-1"),
     pushLines("parcels", Array.from({ length: 20 }, (_, n) => order(n))),
     sluice("schedule", "create", "nightly", "reports", "0 3 * * *", "{}"),
+    // No queue of these checks comes into being by one of them.
+    sluice("template", "set", "orders.*", "--max-attempts", "5", "--retry-initial", "2s", "--label", "team=shop"),
+    sluice("template", "set", "*.archive", "--retention", "30d", "--paused"),
   ]);
   const others = Array.from({ length: 45 }, (_, n) => `tenant-${String(n).padStart(2, "0")}.jobs`);
   for (let at = 0; at < others.length; at += 8) await Promise.all(others.slice(at, at + 8).map((queue) => sluice("queue", "create", queue)));

@@ -284,6 +284,7 @@ const KEYS = {
   "g q": () => location.assign("/queues"),
   "g d": () => location.assign("/dead-letters"),
   "g s": () => location.assign("/schedules"),
+  "g t": () => location.assign("/templates"),
   "g c": () => location.assign("/consumers"),
   "g b": () => location.assign("/brokers"),
 };

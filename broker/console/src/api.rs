@@ -14,6 +14,7 @@ use sluicegate_proto::v1::{
     ListConsumersResponse, ListItemsRequest, ListQueuesRequest, Queue, QueueStats,
     admin_service_client::AdminServiceClient, operation_service_client::OperationServiceClient,
     queue_service_client::QueueServiceClient, schedule_service_client::ScheduleServiceClient,
+    template_service_client::TemplateServiceClient,
 };
 use tonic::{Code, Status, body::Body};
 use tower::Service;
@@ -79,6 +80,7 @@ pub(crate) struct Api {
     pub(crate) admin: AdminServiceClient<Upstream>,
     pub(crate) schedule: ScheduleServiceClient<Upstream>,
     pub(crate) operation: OperationServiceClient<Upstream>,
+    pub(crate) template: TemplateServiceClient<Upstream>,
 }
 
 impl Api {
@@ -102,7 +104,9 @@ impl Api {
             admin: AdminServiceClient::new(upstream.clone()).max_decoding_message_size(MAX_ANSWER),
             schedule: ScheduleServiceClient::new(upstream.clone())
                 .max_decoding_message_size(MAX_ANSWER),
-            operation: OperationServiceClient::new(upstream).max_decoding_message_size(MAX_ANSWER),
+            operation: OperationServiceClient::new(upstream.clone())
+                .max_decoding_message_size(MAX_ANSWER),
+            template: TemplateServiceClient::new(upstream).max_decoding_message_size(MAX_ANSWER),
         }
     }
 

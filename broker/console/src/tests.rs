@@ -98,6 +98,7 @@ async fn every_answer_has_the_headers_that_keep_others_out() {
         (&open, "/queues/a"),
         (&open, "/dead-letters"),
         (&open, "/schedules"),
+        (&open, "/templates"),
         (&open, "/consumers"),
         (&open, "/brokers"),
         (&open, "/there-is-none"),

@@ -10,26 +10,29 @@ pub(super) enum Section {
     Queues,
     DeadLetters,
     Schedules,
+    Templates,
     Consumers,
     Brokers,
     None,
 }
 
-const SECTIONS: [(Section, &str, &str, &str); 5] = [
+const SECTIONS: [(Section, &str, &str, &str); 6] = [
     (Section::Queues, "/queues", "Queues", "g q"),
     (Section::DeadLetters, "/dead-letters", "Dead letters", "g d"),
     (Section::Schedules, "/schedules", "Schedules", "g s"),
+    (Section::Templates, "/templates", "Templates", "g t"),
     (Section::Consumers, "/consumers", "Consumers", "g c"),
     (Section::Brokers, "/brokers", "Brokers", "g b"),
 ];
 
-const KEYS: [(&str, &str); 11] = [
+const KEYS: [(&str, &str); 12] = [
     ("/", "search"),
     ("j k or ↓ ↑", "next and previous row"),
     ("Enter", "open the row"),
     ("g q", "queues"),
     ("g d", "dead letters"),
     ("g s", "schedules"),
+    ("g t", "templates"),
     ("g c", "consumers"),
     ("g b", "brokers"),
     ("u", "up: from an item to its queue, from a queue to all"),
@@ -59,6 +62,13 @@ pub(crate) fn notice(query: &str) -> Option<String> {
         "schedule-resumed" => "The schedule goes on.".to_owned(),
         "schedule-run" => "1 item is pushed. The ticks stay as they are.".to_owned(),
         "schedule-saved" => "The schedule is saved.".to_owned(),
+        "template-created" => "The template is created.".to_owned(),
+        "template-saved" => {
+            "The template is saved. Queues that are there stay as they are.".to_owned()
+        }
+        "template-deleted" => {
+            "The template is deleted. Queues that it has made stay as they are.".to_owned()
+        }
         "schedule-deleted" => "The schedule is deleted.".to_owned(),
         _ => return None,
     })

@@ -15,6 +15,7 @@ mod queues;
 mod schedules;
 mod settings;
 mod sign_in;
+mod templates;
 
 use std::sync::Arc;
 
@@ -59,6 +60,10 @@ pub(crate) fn routes() -> Router<Arc<Console>> {
         .route("/brokers", get(brokers::show))
         .route("/broker-events", get(brokers::events))
         .route("/schedules", get(schedules::show).post(schedules::create))
+        .route("/templates", get(templates::show).post(templates::create))
+        .route("/new-template", get(templates::create_form))
+        .route("/templates/{pattern}/edit", get(templates::edit_form).post(templates::edit))
+        .route("/templates/{pattern}/delete", get(templates::delete_form).post(templates::delete))
         .route("/new-schedule", get(schedules::create_form))
         .route("/schedules/{schedule}/{action}", get(schedules::form).post(schedules::act))
         .fallback(missing)

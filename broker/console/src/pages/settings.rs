@@ -39,7 +39,8 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    fn of(queue: &Queue) -> Self {
+    /// Returns the settings of a queue, or of a template, as the form shows them.
+    pub(super) fn of(queue: &Queue) -> Self {
         let retry = queue.retry_policy.as_ref();
         let number =
             |number: Option<i32>| number.map_or_else(String::new, |number| number.to_string());
@@ -70,9 +71,36 @@ impl Settings {
         }
     }
 
+    /// Returns those of the settings that are not the default, each with its name in words.
+    pub(super) fn brief(&self) -> Vec<(&'static str, String)> {
+        let flag = |value: &String| if value == "true" { "yes".to_owned() } else { String::new() };
+        // As the broker shows what is not set.
+        let unless = |value: &String, default: &str| {
+            if value == default { String::new() } else { value.clone() }
+        };
+        let all = [
+            ("most attempts", self.max_attempts.clone()),
+            ("most deliveries", self.max_deliveries.clone()),
+            ("dead-letter queue", self.dead_letter_queue.clone()),
+            ("discards at a limit", flag(&self.discard_failed)),
+            ("first delay", self.initial_delay.clone()),
+            ("factor", self.multiplier.clone()),
+            ("longest delay", self.max_delay.clone()),
+            ("jitter", self.jitter.clone()),
+            ("lease", self.lease.clone()),
+            ("time to live", self.default_ttl.clone()),
+            ("retention", unless(&self.retention, "0s")),
+            ("deduplication window", unless(&self.dedup_window, "5m")),
+            ("most items", self.max_depth.clone()),
+            ("sequence numbers", flag(&self.sequenced)),
+            ("labels", self.labels.replace('\n', ", ")),
+        ];
+        all.into_iter().filter(|(_, value)| !value.is_empty()).collect()
+    }
+
     /// Returns the queue with what differs from `before`, and the names of those fields. What nobody touched stays as it is,
     /// even if it has more digits than were shown.
-    fn change(&self, before: &Queue) -> Result<(Queue, Vec<String>), Problem> {
+    pub(super) fn change(&self, before: &Queue) -> Result<(Queue, Vec<String>), Problem> {
         let shown = Self::of(before);
         let mut queue = before.clone();
         let mut mask = Vec::new();
@@ -197,11 +225,7 @@ fn form(
                 strong { (queue.group) } ", created " (text::time(queue.create_time.as_ref(), "at a time that is not known")) "."
             }
             @if !may_manage { p { "This token may look at the settings, but not change them." } }
-            div inert[!may_manage] {
-                (attempts(settings, problem))
-                (times(settings, problem))
-                (bounds(settings, problem))
-            }
+            div inert[!may_manage] { (fields(settings, problem)) }
             @if may_manage {
                 div.buttons {
                     button.primary type="submit" { "Save" }
@@ -211,6 +235,15 @@ fn form(
         }
     };
     page(visitor, &format!("Settings of {}", queue.name), Section::Queues, &body)
+}
+
+/// Returns the fields of all settings.
+pub(super) fn fields(settings: &Settings, problem: Option<&Problem>) -> Markup {
+    html! {
+        (attempts(settings, problem))
+        (times(settings, problem))
+        (bounds(settings, problem))
+    }
 }
 
 fn attempts(settings: &Settings, problem: Option<&Problem>) -> Markup {
@@ -314,6 +347,22 @@ mod tests {
     fn what_nobody_touches_stays_as_it_is() {
         let (same, mask) = Settings::of(&queue()).change(&queue()).unwrap();
         assert_eq!((same, mask), (queue(), Vec::new()));
+    }
+
+    #[test]
+    fn what_is_not_set_is_not_brief() {
+        let span = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
+        let plain = Queue { retention: span(0), dedup_window: span(300), ..Queue::default() };
+        assert_eq!(Settings::of(&plain).brief(), []);
+        let brief = Settings::of(&Queue { retention: span(60), ..queue() }).brief();
+        let expected = [
+            ("most attempts", "3"),
+            ("jitter", "0.5"),
+            ("lease", "1s 500ms"),
+            ("retention", "1m"),
+            ("labels", "team=billing"),
+        ];
+        assert_eq!(brief, expected.map(|(name, value)| (name, value.to_owned())));
     }
 
     #[test]

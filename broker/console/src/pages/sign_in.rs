@@ -95,7 +95,8 @@ pub(super) async fn sign_in(
 fn target(next: &str) -> &str {
     let is_own = next.starts_with("/queues")
         || next.starts_with("/dead-letters")
-        || next.starts_with("/schedules");
+        || next.starts_with("/schedules")
+        || next.starts_with("/templates");
     if is_own && !next.contains(['\\', '\r', '\n']) { next } else { "/queues" }
 }
 
