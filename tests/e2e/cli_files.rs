@@ -155,20 +155,24 @@ async fn what_is_exported_is_applied_elsewhere_and_then_nothing_is_left_to_do() 
     };
     let request = CreateScheduleRequest { schedule: Some(schedule) };
     api.schedule.clone().create_schedule(request).await.expect("a schedule");
+    let template = ["template", "set", "orders.*", "--max-attempts", "3", "--label", "team=a"];
+    done(&from, &template).await;
     let exported = done(&from, &["export"]).await;
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("queues.yaml");
     std::fs::write(&file, &exported).expect("a file");
     let apply = ["apply", "-f", text(&file)];
     let shown = done(&to, &apply).await;
-    assert_eq!(shown, "create  queue mail\ncreate  queue orders\ncreate  schedule nightly\n");
+    let created = "create  template orders.*\ncreate  queue mail\ncreate  queue orders\ncreate  schedule nightly\n";
+    assert_eq!(shown, created);
     assert_eq!(done(&to, &["export"]).await, exported);
     assert_eq!(done(&to, &apply).await, "", "nothing is left to do");
 
     done(&to, &["queue", "update", "mail", "--max-attempts", "7"]).await;
     done(&to, &["schedule", "update", "nightly", "--cron", "@daily"]).await;
+    done(&to, &["template", "set", "orders.*", "--max-attempts", "7", "--sequenced"]).await;
     let dry = ["apply", "-f", text(&file), "--dry-run"];
-    let changes = "change  queue mail  max_attempts: 7 → 0\nchange  schedule nightly  cron: @daily → 0 3 * * *\n";
+    let changes = "change  template orders.*  max_attempts: 7 → 3, sequenced: true → default\nchange  queue mail  max_attempts: 7 → 0\nchange  schedule nightly  cron: @daily → 0 3 * * *\n";
     assert_eq!(done(&to, &dry).await, changes);
     assert_eq!(done(&to, &apply).await, changes, "the dry run has changed nothing");
     assert_eq!(done(&to, &["export"]).await, exported);
@@ -184,17 +188,22 @@ async fn pruning_asks_and_keeps_queues_with_items() {
     api.push("held", &["1", "2"]).await;
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("queues.yaml");
-    std::fs::write(&file, "queues:\n  - name: orders\n").expect("a file");
+    for pattern in ["orders.*", "old.*"] {
+        done(&broker, &["template", "set", pattern]).await;
+    }
+    let text_of_file = "queues:\n  - name: orders\ntemplates:\n  - pattern: orders.*\n";
+    std::fs::write(&file, text_of_file).expect("a file");
     let refused = run(&broker.address, &["apply", "-f", text(&file), "--prune"]).await;
     assert_eq!(refused.status.code(), Some(2), "{}", errors(&refused));
     let pruned = run(&broker.address, &["apply", "-f", text(&file), "--prune", "--yes"]).await;
     assert_eq!(pruned.status.code(), Some(1), "{}", errors(&pruned));
     assert_eq!(
         printed(&pruned),
-        "delete  queue empty\nkeep    queue held  it holds 2 items: see `sluice queue delete held --force`\n"
+        "delete  template old.*\ndelete  queue empty\nkeep    queue held  it holds 2 items: see `sluice queue delete held --force`\n"
     );
     let left = done(&broker, &["export"]).await;
-    assert_eq!(left, "queues:\n- name: held\n- name: orders\n- name: orders.dead\n");
+    let expected = "queues:\n- name: held\n- name: orders\n- name: orders.dead\ntemplates:\n- pattern: orders.*\n";
+    assert_eq!(left, expected);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -37,6 +37,7 @@ mod settings;
 mod shutdown;
 mod spreading;
 mod streams;
+mod templates;
 mod tls;
 mod totals;
 mod traces;

@@ -11,7 +11,7 @@ use sluicegate_proto::v1::{
     PushRequest, PushResult, Queue, QueueStats, ReserveRequest, RollbackItem, RollbackRequest,
     SettleResult, admin_service_client::AdminServiceClient,
     operation_service_client::OperationServiceClient, queue_service_client::QueueServiceClient,
-    schedule_service_client::ScheduleServiceClient,
+    schedule_service_client::ScheduleServiceClient, template_service_client::TemplateServiceClient,
 };
 use tonic::{Status, Streaming, transport::Channel};
 use tonic_types::StatusExt;
@@ -26,6 +26,7 @@ pub(crate) struct Api {
     pub(crate) admin: AdminServiceClient<Channel>,
     pub(crate) schedule: ScheduleServiceClient<Channel>,
     pub(crate) operation: OperationServiceClient<Channel>,
+    pub(crate) template: TemplateServiceClient<Channel>,
 }
 
 impl Api {
@@ -37,6 +38,7 @@ impl Api {
             admin: AdminServiceClient::new(channel.clone()),
             schedule: ScheduleServiceClient::new(channel.clone()),
             operation: OperationServiceClient::new(channel.clone()),
+            template: TemplateServiceClient::new(channel.clone()),
             channel,
         }
     }

@@ -21,6 +21,7 @@ import settling  # noqa: F401  Commit, Rollback, Extend, Move, CommitAndPush
 import queues  # noqa: F401  queues: settings, pausing, stats
 import items  # noqa: F401  items: list, get, delete, replay, redrive
 import schedules  # noqa: F401  ScheduleService
+import templates  # noqa: F401  TemplateService
 import operations  # noqa: F401  OperationService
 import scaling  # noqa: F401  ExternalScaler, as KEDA calls it
 

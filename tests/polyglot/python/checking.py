@@ -21,6 +21,7 @@ from sluicegate.v1 import (
     queue_service_pb2,
     queue_service_pb2_grpc,
     schedule_service_pb2_grpc,
+    template_service_pb2_grpc,
 )
 
 # No wait in these checks lasts longer than this, in seconds. It is long for the sake of busy machines:
@@ -43,6 +44,7 @@ class Broker:
         self.queues = queue_service_pb2_grpc.QueueServiceStub(self.channel)
         self.admin = admin_service_pb2_grpc.AdminServiceStub(self.channel)
         self.schedules = schedule_service_pb2_grpc.ScheduleServiceStub(self.channel)
+        self.templates = template_service_pb2_grpc.TemplateServiceStub(self.channel)
         self.operations = operation_service_pb2_grpc.OperationServiceStub(self.channel)
 
     # Short forms of the calls that most checks start with.

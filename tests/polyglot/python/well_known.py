@@ -6,7 +6,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-SERVICES = [f"sluicegate.v1.{name}Service" for name in ("Queue", "Admin", "Schedule", "Operation")]
+SERVICES = [f"sluicegate.v1.{name}Service" for name in ("Queue", "Admin", "Schedule", "Template", "Operation")]
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
