@@ -410,7 +410,10 @@ impl Checker {
                     queue.popped_unseen == 0 && !queue.purges.since(bond.start)
                 })
             };
-            let all_stay = bond.queues.len() == bond.pushes && bond.queues.iter().all(stays);
+            // An operator may have deleted it by an id that nobody else was told.
+            let all_stay = bond.queues.len() == bond.pushes
+                && self.early_deletions.iter().all(|id| self.items.contains_key(id))
+                && bond.queues.iter().all(stays);
             if all_stay && seen > 0 && seen < bond.pushes {
                 let explanation =
                     format!("of {} pushes of CommitAndPush {call} {seen} are there", bond.pushes);
