@@ -8,8 +8,8 @@ use std::{
 use sluicegate_sim::{Weather, simulate};
 
 /// Number of seeds that are run with faults if `SIM_SEEDS` does not name another one. What a
-/// development build manages in half a minute.
-const SEEDS: u64 = 40;
+/// development build manages in a minute or two.
+const SEEDS: u64 = 200;
 
 /// Without faults the promises hold.
 #[test]
