@@ -368,8 +368,13 @@ impl Api {
 fn may_link(caller: &Caller, queue: &pb::Queue) -> Result<(), ApiError> {
     let to = queue.dead_letter_queue.as_str();
     let own = to.strip_prefix(queue.name.as_str()).is_some_and(|rest| rest == ".dead");
-    if !to.is_empty() && !own {
-        caller.may(Manage, to)?;
+    if own { Ok(()) } else { may_lead_to(caller, to) }
+}
+
+/// Allows or refuses to make dead letters go into this queue; an empty name is none.
+pub(super) fn may_lead_to(caller: &Caller, dead_letter_queue: &str) -> Result<(), ApiError> {
+    if !dead_letter_queue.is_empty() {
+        caller.may(Manage, dead_letter_queue)?;
     }
     Ok(())
 }

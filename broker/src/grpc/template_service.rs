@@ -6,11 +6,12 @@ use sluicegate_proto::v1::{self as pb, template_service_server::TemplateService}
 use tonic::{Request, Response, Status};
 
 use super::{
-    Api, caller, convert, pages,
+    Api,
+    admin_service::may_lead_to,
+    caller, convert, pages,
     parse::{self, PageRequest},
 };
 use crate::{
-    access::Caller,
     domain::{
         Action::{Manage, View},
         Pattern, QueueTemplate,
@@ -31,7 +32,7 @@ impl TemplateService for Api {
         if let Some(template) = &request.get_ref().template {
             caller.may(Manage, &template.pattern)?;
             let to = template.settings.as_ref().map(|settings| settings.dead_letter_queue.as_str());
-            may_link(&caller, to)?;
+            may_lead_to(&caller, to.unwrap_or_default())?;
         }
         let template = request.into_inner().template;
         let (pattern, settings) = parse::template(template, &self.rules())?;
@@ -87,7 +88,7 @@ impl TemplateService for Api {
         let pattern = template.as_ref().map(|template| template.pattern.as_str());
         caller.may(Manage, pattern.unwrap_or_default())?;
         let change = parse::template_change(template, update_mask, &self.rules())?;
-        may_link(&caller, change.dead_letter_queue.as_deref())?;
+        may_lead_to(&caller, change.dead_letter_queue.as_deref().unwrap_or_default())?;
         let update = |engine: Arc<Engine>| async move {
             engine.update_template(&change.pattern, &change.settings).await
         };
@@ -103,13 +104,5 @@ impl TemplateService for Api {
         let pattern = parse::pattern("pattern", &request.get_ref().pattern)?;
         self.run(|engine| async move { engine.delete_template(&pattern).await }).await?;
         Ok(Response::new(pb::DeleteTemplateResponse {}))
-    }
-}
-
-/// Allows or refuses a template by which dead letters go into this queue.
-fn may_link(caller: &Caller, dead_letter_queue: Option<&str>) -> Result<(), Status> {
-    match dead_letter_queue {
-        None | Some("") => Ok(()),
-        Some(to) => Ok(caller.may(Manage, to)?),
     }
 }

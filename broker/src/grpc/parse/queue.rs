@@ -253,7 +253,7 @@ pub(in crate::grpc) fn check_labels(labels: &HashMap<String, String>) -> Result<
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::tests::{RULES, span};
     use super::*;
 
@@ -261,7 +261,8 @@ mod tests {
         pb::Queue { name: "orders".into(), ..Default::default() }
     }
 
-    fn full() -> pb::Queue {
+    /// Returns a queue with a value of its own for each setting.
+    pub(in crate::grpc::parse) fn full() -> pb::Queue {
         pb::Queue {
             name: "orders".into(),
             group: "eu".into(),

@@ -124,32 +124,16 @@ fn any_setting(field: &str, given: &pb::Queue, rules: &Rules) -> Result<Option<C
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{RULES, span};
+    use super::super::{
+        queue,
+        tests::{RULES, span},
+    };
     use super::*;
     use crate::domain::RetryPolicy;
 
     fn full() -> pb::Queue {
-        pb::Queue {
-            group: "eu".into(),
-            lease: Some(span(5, 0)),
-            max_attempts: Some(3),
-            max_deliveries: Some(4),
-            dead_letter_queue: "failed".into(),
-            retry_policy: Some(pb::RetryPolicy {
-                initial_delay: Some(span(1, 0)),
-                multiplier: 3.0,
-                max_delay: Some(span(9, 0)),
-                jitter: 0.5,
-            }),
-            default_ttl: Some(span(60, 0)),
-            retention: Some(span(70, 0)),
-            dedup_window: Some(span(80, 0)),
-            max_depth: 9,
-            sequenced: true,
-            paused: true,
-            labels: [("team".to_owned(), "a".to_owned())].into(),
-            ..Default::default()
-        }
+        let (name, dead_letter_queue) = (String::new(), "failed".to_owned());
+        pb::Queue { name, dead_letter_queue, create_time: None, ..queue::tests::full() }
     }
 
     fn of(settings: pb::Queue) -> pb::QueueTemplate {
