@@ -223,7 +223,7 @@ async fn is_ended(mut answer: h2::RecvStream) -> bool {
     false
 }
 
-/// Answers that nobody reads: the calls of most of them are ended.
+/// Most calls whose answers nobody reads are ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_bytes_that_nobody_reads() {
     breaches("max-unread-bytes", "16MiB", async |address: String| {

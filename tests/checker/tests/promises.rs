@@ -153,15 +153,21 @@ fn a_move_of_unknown_outcome_leaves_the_item_in_one_queue() {
     }
 }
 
+/// Returns a story in which nobody knows whether `a` was committed and `b` and `c` were pushed.
+fn lost_commit_and_push() -> Story {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1));
+    let entry = |name| PushEntry { queue: "work".to_owned(), item: item(name) };
+    let pushes = vec![entry("b"), entry("c")];
+    let call = story.start(Request::CommitAndPush { receipt: "a/1".to_owned(), pushes });
+    story.at(10).unknown(call);
+    story
+}
+
 #[test]
 fn a_commit_and_push_of_unknown_outcome_happens_as_a_whole() {
     for happened in [false, true] {
-        let mut story = Story::default();
-        story.push(item("a")).reserve(delivery("a", 1));
-        let entry = |name| PushEntry { queue: "work".to_owned(), item: item(name) };
-        let pushes = vec![entry("b"), entry("c")];
-        let call = story.start(Request::CommitAndPush { receipt: "a/1".to_owned(), pushes });
-        story.at(10).unknown(call);
+        let mut story = lost_commit_and_push();
         if happened {
             story.reserve(delivery("b", 1)).commit("b/1", Outcome::Ok);
             story.reserve(delivery("c", 1)).commit("c/1", Outcome::Ok);
@@ -176,12 +182,7 @@ fn a_commit_and_push_of_unknown_outcome_happens_as_a_whole() {
 /// An operator may delete an item by an id that nobody else was told.
 #[test]
 fn an_item_of_a_commit_and_push_of_unknown_outcome_may_be_deleted() {
-    let mut story = Story::default();
-    story.push(item("a")).reserve(delivery("a", 1));
-    let entry = |name| PushEntry { queue: "work".to_owned(), item: item(name) };
-    let pushes = vec![entry("b"), entry("c")];
-    let call = story.start(Request::CommitAndPush { receipt: "a/1".to_owned(), pushes });
-    story.at(10).unknown(call);
+    let mut story = lost_commit_and_push();
     let request = Request::DeleteItem { queue: "work".to_owned(), id: "c".to_owned() };
     story.call(request, Response::Done).reserve(delivery("b", 1)).commit("b/1", Outcome::Ok);
     story.commit("a/1", Outcome::Gone);
