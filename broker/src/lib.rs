@@ -15,6 +15,7 @@
 //! * [`telemetry`]: the log; [`metrics`]: counters and measurements; [`traces`]: spans of calls.
 //! * [`reload`]: files that are read again when they change.
 //! * [`essential`]: tasks whose panic ends the process.
+//! * [`healthcheck`]: asks a running broker whether it takes requests.
 //! * `simulation`: a broker without network interfaces, for simulations (feature `simulation`).
 //! * [`app`]: builds all of these from the [`config`], runs them and drains them.
 

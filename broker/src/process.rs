@@ -22,17 +22,16 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Reads the settings from the command line, the environment and the file, and serves until told to
 /// stop.
 pub fn run() -> ExitCode {
-    let mut asks_only = false;
-    match config::task() {
-        Ok(None) => {}
-        Ok(Some(Task::Healthcheck)) => asks_only = true,
+    let asks_only = match config::task() {
+        Ok(None) => false,
+        Ok(Some(Task::Healthcheck)) => true,
         Ok(Some(Task::Check { file, repair })) => return check(&file, repair),
         Ok(Some(Task::NewToken { name, allow, expires, file })) => {
             return new_token(&name, &allow, expires.as_deref(), file.as_deref());
         }
         Err(ConfigError::Usage(error)) => error.exit(),
         Err(error) => return fail(&error.to_string()),
-    }
+    };
     let settings = match Settings::from_process() {
         Ok(settings) => settings,
         Err(ConfigError::Usage(error)) => error.exit(),
