@@ -298,6 +298,17 @@ fn a_lapsed_last_attempt_is_dead_lettered_without_a_word() {
     story.commit("a/2", Outcome::Ok).rest().is_clean();
 }
 
+/// Nobody sees a dead letter that a caller takes who is gone when it comes.
+#[test]
+fn an_item_at_its_limit_may_be_gone_from_the_dead_letter_queue() {
+    let mut story = Story::default();
+    story.set("work", Settings { max_attempts: 1, ..Settings::default() });
+    story.push(item("a")).reserve(delivery("a", 1)).at(LEASE + 100);
+    let pop = Request::Pop { queue: "work.dead".to_owned(), max_items: 1, wait: 0 };
+    let call = story.start(pop);
+    story.at(10).unknown(call).commit("a/1", Outcome::Gone).rest().is_clean();
+}
+
 #[test]
 fn a_pop_that_was_cut_loses_at_most_what_it_asked_for() {
     let mut story = Story::default();

@@ -458,8 +458,8 @@ impl Checker {
                 && self.may_be_at_limit(item)
     }
 
-    /// Returns whether an item may be in another queue, by a redrive or by a move whose outcome is not known, and may have been
-    /// removed there.
+    /// Returns whether an item may be in another queue, by a redrive, by a move whose outcome is not known, or as a dead letter, and
+    /// may have been removed there.
     fn may_be_gone_elsewhere(&self, item: &Item, queue: &Queue) -> bool {
         let since = item.entered.0.event;
         let removes = |to: &Queue| {
@@ -472,8 +472,13 @@ impl Checker {
             Kind::Move { to, .. } => self.queues.get(&to).is_none_or(removes),
             _ => false,
         };
+        let dead_letters = || {
+            let to = self.dead_letter_queue(item.queue)?;
+            self.queues.get(&Key::of(&to))
+        };
         queue.redrives.since(since) && self.queues.values().any(removes)
             || item.settles.iter().any(moved)
+            || self.may_be_at_limit(item) && dead_letters().is_some_and(removes)
     }
 
     /// Returns whether an item may have left its queue: for good, or for another queue. A caller that can
