@@ -25,6 +25,7 @@ use crate::{
     },
     listener::{self, Listener},
     metrics::Metrics,
+    otlp::Export,
     reload::{self, Files},
     signals::{self, Signals},
     store::{
@@ -34,7 +35,7 @@ use crate::{
         sqlite::SqliteStore,
     },
     tasks::Tasks,
-    traces::{Traces, export::Export},
+    traces::Traces,
 };
 
 /// The reason why the broker does not start, in one sentence.
@@ -44,8 +45,8 @@ pub(crate) struct StartError(String);
 
 /// How long clients may take at shutdown to receive the messages on their way to them.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// How long a collector may take at shutdown to receive the last spans.
-const LAST_SPANS: Duration = Duration::from_secs(2);
+/// How long a collector may take at shutdown to receive the last spans and metrics.
+const LAST_EXPORT: Duration = Duration::from_secs(2);
 
 /// A running broker.
 pub(crate) struct App {
@@ -60,7 +61,7 @@ pub(crate) struct App {
     /// Cancelled when a server has ended that was not told to stop.
     ended: CancellationToken,
     health: Health,
-    /// `None`: no spans are sent.
+    /// `None`: nothing is sent to a collector.
     export: Option<Export>,
     shutdown_grace: Duration,
     /// Notified when files are to be read again.
@@ -124,7 +125,7 @@ impl App {
             None => None,
         };
         let tls = tls.map(|acceptor| Arc::new(watch::Sender::new(acceptor)));
-        let export = start_export(&settings, &engine)?;
+        let export = start_export(&settings, &engine, &metrics)?;
         let traces = export.as_ref().map(Export::traces).unwrap_or_default();
         let options = options(&settings, tls.as_deref(), &access, &metrics, traces);
         let files = reloaded(&settings, &access, tls);
@@ -215,8 +216,8 @@ impl App {
             self.engine.close().await;
             self.signals.close().await;
             self.store.close().await;
-            if let Some(export) = &self.export {
-                export.close((self.shutdown_grace / 4).min(LAST_SPANS)).await;
+            if let Some(export) = self.export {
+                export.close((self.shutdown_grace / 4).min(LAST_EXPORT)).await;
             }
         };
         tokio::time::timeout(self.shutdown_grace, orderly).await.is_ok()
@@ -294,12 +295,16 @@ fn options(
     }
 }
 
-/// Begins to send spans, if the settings say where.
-fn start_export(settings: &Settings, engine: &Engine) -> Result<Option<Export>, StartError> {
+/// Begins to send spans and metrics, if the settings say where.
+fn start_export(
+    settings: &Settings,
+    engine: &Engine,
+    metrics: &Arc<Metrics>,
+) -> Result<Option<Export>, StartError> {
     let Some(otlp) = &settings.otlp else { return Ok(None) };
     let instance = broker_text(engine.this_broker().broker);
-    let export = Export::start(otlp, instance)
-        .map_err(|error| StartError(format!("cannot send spans to {}: {error}", otlp.endpoint)))?;
+    let export = Export::start(otlp, instance, metrics)
+        .map_err(|error| StartError(format!("cannot send to {}: {error}", otlp.endpoint)))?;
     Ok(Some(export))
 }
 

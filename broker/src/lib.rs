@@ -13,6 +13,7 @@
 //! * [`grpc`]: the API; [`console`]: HTTP for probes and metrics; [`listener`]: connections for
 //!   both.
 //! * [`telemetry`]: the log; [`metrics`]: counters and measurements; [`traces`]: spans of calls.
+//! * [`otlp`]: spans and metrics for a collector of OpenTelemetry.
 //! * [`reload`]: files that are read again when they change.
 //! * [`essential`]: tasks whose panic ends the process.
 //! * [`healthcheck`]: asks a running broker whether it takes requests.
@@ -32,6 +33,11 @@ mod grpc;
 mod healthcheck;
 mod listener;
 pub mod metrics;
+#[cfg(feature = "otlp")]
+mod otlp;
+#[cfg(not(feature = "otlp"))]
+#[path = "otlp/off.rs"]
+mod otlp;
 pub mod process;
 mod reload;
 mod signals;

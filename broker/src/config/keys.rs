@@ -141,14 +141,21 @@ pub(super) const KEYS: &[Key] = &[
         "otlp_endpoint",
         "URL",
         "",
-        "Collector of OpenTelemetry to which spans are sent, such as http://127.0.0.1:4317, or http://127.0.0.1:4318 with \
-         otlp_protocol = http; without it there are no spans",
+        "Collector of OpenTelemetry to which spans and metrics are sent, such as http://127.0.0.1:4317, or \
+         http://127.0.0.1:4318 with otlp_protocol = http; without it there are no spans",
     ),
     key(
         "otlp_protocol",
         "PROTOCOL",
         "grpc",
-        "How spans are sent: grpc, or http, which sends protobuf to /v1/traces of that address and knows no https",
+        "How they are sent: grpc, or http, which sends protobuf to /v1/traces and /v1/metrics of that address and knows no \
+         https",
+    ),
+    key(
+        "otlp_metrics_interval",
+        "DURATION",
+        "60s",
+        "How often metrics are sent to otlp_endpoint, 1s to 1h; 0s: never",
     ),
     key(
         "max_connection_age",

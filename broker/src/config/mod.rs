@@ -108,7 +108,7 @@ pub(crate) struct Settings {
     pub insecure: bool,
     /// How much of the broker its clients may use.
     pub bounds: Bounds,
-    /// Where spans are sent; `None`: there are none.
+    /// Where spans and metrics are sent; `None`: there are no spans, and metrics are on `/metrics` alone.
     pub otlp: Option<Otlp>,
 }
 

@@ -1,19 +1,26 @@
-//! Where spans are sent.
+//! Where spans and metrics are sent.
+
+use std::time::Duration;
 
 use axum::http::{Uri, uri::Scheme};
 
-use super::{ConfigError, Given, values::Parsed};
+use super::{
+    ConfigError, Given, span,
+    values::{self, Parsed},
+};
 
-/// A collector of spans.
+/// A collector of spans and metrics.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Otlp {
     /// Its address, `http` or, over gRPC, `https`.
     pub endpoint: String,
     /// What it speaks.
     pub protocol: OtlpProtocol,
+    /// How often metrics are sent; `None`: never.
+    pub metrics_interval: Option<Duration>,
 }
 
-/// How spans are sent.
+/// How spans and metrics are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OtlpProtocol {
     /// gRPC.
@@ -29,8 +36,14 @@ impl Given {
             "http" => Ok(OtlpProtocol::Http),
             _ => Err(format!("{text:?} is neither grpc nor http")),
         })?;
+        let metrics_interval = self.required("otlp_metrics_interval", |text| {
+            if values::duration(text)?.is_zero() {
+                return Ok(None);
+            }
+            span(Duration::from_secs(1), Duration::from_hours(1))(text).map(Some)
+        })?;
         let endpoint = self.optional("otlp_endpoint", |text| endpoint(text, protocol))?;
-        Ok(endpoint.map(|endpoint| Otlp { endpoint, protocol }))
+        Ok(endpoint.map(|endpoint| Otlp { endpoint, protocol, metrics_interval }))
     }
 }
 

@@ -117,6 +117,7 @@ fn every_key_works_in_all_three_places() {
             "tokens_file" => &tokens,
             "otlp_endpoint" => "http://127.0.0.1:4317",
             "otlp_protocol" => "http",
+            "otlp_metrics_interval" => "0s",
             other => panic!("no test value for {other}"),
         };
         // TLS files come together; the ones that are not under test are flags.
@@ -129,7 +130,7 @@ fn every_key_works_in_all_three_places() {
         if key.name == "tls_client_auth" {
             others.extend(["--tls-client-ca", &pem, "--tokens-file", &tokens].map(str::to_owned));
         }
-        if key.name == "otlp_protocol" {
+        if ["otlp_protocol", "otlp_metrics_interval"].contains(&key.name) {
             others.extend(["--otlp-endpoint", "http://127.0.0.1:4317"].map(str::to_owned));
         }
         let others: Vec<&str> = others.iter().map(String::as_str).collect();
@@ -438,7 +439,7 @@ fn help_explains_every_key_with_its_default() {
 #[test]
 fn a_collector_has_an_address_and_a_protocol() {
     let collector = |args: &[&str]| {
-        let Otlp { endpoint, protocol } = flags(args).otlp.unwrap();
+        let Otlp { endpoint, protocol, .. } = flags(args).otlp.unwrap();
         (endpoint, protocol)
     };
     let (http, https) = ("http://127.0.0.1:4317", "https://collector.example");
@@ -453,4 +454,16 @@ fn a_collector_has_an_address_and_a_protocol() {
     let why = wrong(&["--otlp-endpoint", https, "--otlp-protocol", "http"]);
     assert!(why.contains("https needs otlp_protocol = grpc"), "{why}");
     assert!(wrong(&["--otlp-protocol", "json"]).contains("neither grpc nor http"));
+    let interval = |given: &str| {
+        let args = ["--otlp-endpoint", http, "--otlp-metrics-interval", given];
+        flags(&args).otlp.unwrap().metrics_interval
+    };
+    assert_eq!(
+        flags(&["--otlp-endpoint", http]).otlp.unwrap().metrics_interval,
+        Some(Duration::from_mins(1))
+    );
+    assert_eq!((interval("1s"), interval("0s")), (Some(Duration::from_secs(1)), None));
+    for bad in ["10ms", "2h", "often"] {
+        wrong(&["--otlp-metrics-interval", bad]);
+    }
 }

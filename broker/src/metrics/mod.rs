@@ -9,6 +9,8 @@ use std::{
 };
 
 use parking_lot::RwLock;
+#[cfg(feature = "otlp")]
+use prometheus_client::encoding::prometheus_protobuf::{self, prometheus_data_model::MetricFamily};
 use prometheus_client::{
     encoding::{EncodeLabelValue, LabelValueEncoder, text},
     metrics::{
@@ -190,6 +192,12 @@ impl Metrics {
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)
+    }
+
+    /// Returns all metrics as messages, under the names that they have on the page.
+    #[cfg(feature = "otlp")]
+    pub(crate) fn families(&self) -> Result<Vec<MetricFamily>, fmt::Error> {
+        prometheus_protobuf::encode(&self.registry)
     }
 
     /// Counts items that a push stored.
@@ -464,3 +472,5 @@ impl Registration<'_> {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) use tests::recorded;

@@ -70,7 +70,7 @@ fn a_deleted_queue_frees_its_label() {
 }
 
 /// Returns metrics of which each has a value.
-fn recorded() -> Metrics {
+pub(crate) fn recorded() -> Metrics {
     let metrics = Metrics::new();
     let orders = queue("orders");
     for count in [

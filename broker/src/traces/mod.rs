@@ -1,18 +1,12 @@
 //! Spans of pushes, deliveries and settles, for OpenTelemetry.
 //!
-//! * [`context`]: the traces that calls and items carry.
-//! * [`export`]: sends spans to a collector.
+//! [`context`] is about the traces that calls and items carry; [`crate::otlp`] sends the spans.
 //!
 //! The broker samples nothing by itself. A call has a span if its caller is part of a trace whose spans are wanted
 //! (sampled), or if an item in it is. Calls on streams have no trace of their own: only their items count.
 //! Unless `otlp_endpoint` is set there are no spans, and each call costs one check.
 
 mod context;
-#[cfg(feature = "otlp")]
-pub(crate) mod export;
-#[cfg(not(feature = "otlp"))]
-#[path = "no_export.rs"]
-pub(crate) mod export;
 
 use std::{sync::Arc, time::SystemTime};
 

@@ -1,7 +1,5 @@
 //! Spans that brokers send to a collector, and the traces that items carry.
 
-mod collector;
-
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
@@ -15,9 +13,12 @@ use sluicegate_proto::v1::{
 use tokio::{net::TcpListener, process::Command};
 use tonic::Request;
 
-use self::collector::{Collector, attributes, hex};
+use super::{
+    collector::{Collector, attributes, hex},
+    lines, sending,
+};
 use crate::harness::{
-    Api, Backend, LIMIT, Launch, binary, duration, new_item, on_both_backends, until, within,
+    Api, Backend, LIMIT, binary, duration, new_item, on_both_backends, until, within,
 };
 
 on_both_backends!(
@@ -51,10 +52,6 @@ fn push(items: Vec<NewItem>) -> PushRequest {
 fn traced_item(payload: &str, span: &str) -> NewItem {
     let headers = [("traceparent".to_owned(), traceparent(TRACE, span))].into();
     NewItem { headers, ..new_item(payload) }
-}
-
-fn sending(launch: Launch, collector: &Collector) -> Launch {
-    launch.flag("otlp-endpoint", &collector.endpoint())
 }
 
 /// Asserts what the conventions for messaging say about a span.
@@ -244,10 +241,8 @@ async fn push_a_hundred(api: &Api) {
     }
 }
 
-/// Returns the lines of a log that say that spans are not sent.
-fn complaints(log: &str) -> usize {
-    log.lines().filter(|line| line.contains("spans cannot be sent")).count()
-}
+const NOT_SENT: &str = "spans cannot be sent";
+const METRICS_NOT_SENT: &str = "metrics cannot be sent";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collector_that_is_away_holds_nothing_up() {
@@ -255,12 +250,15 @@ async fn a_collector_that_is_away_holds_nothing_up() {
     let launch = store.launch().flag("otlp-endpoint", "http://127.0.0.1:9");
     let broker = launch.start().await;
     push_a_hundred(&broker.api().await).await;
-    until("a line in the log", || async { (complaints(&broker.log()) > 0).then_some(()) }).await;
+    for said in [NOT_SENT, METRICS_NOT_SENT] {
+        until(said, || async { (lines(&broker.log(), said) > 0).then_some(()) }).await;
+    }
     push_a_hundred(&broker.api().await).await;
     broker.terminate();
     let ended = broker.ended().await;
     assert!(ended.status.success(), "{}", ended.log);
-    assert_eq!(complaints(&ended.log), 1, "at most one line a minute: {}", ended.log);
+    assert_eq!(lines(&ended.log, NOT_SENT), 1, "at most one line a minute: {}", ended.log);
+    assert_eq!(lines(&ended.log, METRICS_NOT_SENT), 1, "{}", ended.log);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -276,7 +274,13 @@ async fn a_collector_that_does_not_answer_holds_nothing_up() {
         broker.terminate();
         let ended = broker.ended().await;
         assert!(ended.status.success(), "{}", ended.log);
-        // shutdown_grace is 10 s, of which spans get two.
+        // shutdown_grace is 10 s, of which spans and metrics get two.
+        assert_eq!(
+            lines(&ended.log, "the last metrics may not have been sent"),
+            1,
+            "{}",
+            ended.log
+        );
         assert!(stopped.elapsed() < Duration::from_secs(10), "{:?}", stopped.elapsed());
     }
 }

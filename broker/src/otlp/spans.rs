@@ -1,4 +1,4 @@
-//! Sends spans to a collector, in batches, over OTLP.
+//! Sends spans, in batches.
 //!
 //! Spans wait in a queue of bounded length; what does not fit is dropped, and no call waits. A thread of the library takes
 //! them out. What it sends is sent by the broker's own runtime, because the clients of both protocols need one.
@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use opentelemetry::{KeyValue, trace::TracerProvider};
+use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig, WithTonicConfig};
 use opentelemetry_sdk::{
     Resource,
@@ -21,38 +21,30 @@ use opentelemetry_sdk::{
 };
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, task::spawn_blocking, time::timeout};
-use tonic::transport::ClientTlsConfig;
 
-use super::Traces;
-use crate::config::{Otlp, OtlpProtocol};
+use super::{EXPORT_LIMIT, authorities};
+use crate::{
+    config::{Otlp, OtlpProtocol},
+    traces::Traces,
+};
 
 /// Spans are sent after this time at the latest.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long a batch may take, with what is tried again.
-const EXPORT_LIMIT: Duration = Duration::from_secs(10);
 /// A collector that fails is logged this often.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
 /// Spans on their way to a collector.
-pub(crate) struct Export(SdkTracerProvider);
+pub(super) struct Spans(SdkTracerProvider);
 
-impl Export {
-    /// Begins to send spans, within a tokio runtime. Whether the collector is there is found out when there are spans; `instance`
-    /// names this broker among others.
-    pub(crate) fn start(otlp: &Otlp, instance: String) -> Result<Self, ExporterBuildError> {
+impl Spans {
+    /// Begins to send spans, within a tokio runtime. Whether the collector is there is found out when there are spans.
+    pub(super) fn start(otlp: &Otlp, resource: Resource) -> Result<Self, ExporterBuildError> {
         let exporter = Guarded {
             exporter: Arc::new(exporter(otlp)?),
             runtime: Handle::current(),
             failures: Mutex::default(),
         };
         let config = BatchConfigBuilder::default().with_scheduled_delay(INTERVAL).build();
-        let resource = Resource::builder()
-            .with_service_name("sluicegate")
-            .with_attributes([
-                KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
-                KeyValue::new("service.instance.id", instance),
-            ])
-            .build();
         let provider = SdkTracerProvider::builder()
             .with_sampler(Sampler::AlwaysOn) // spans that nobody wants are not begun
             .with_resource(resource)
@@ -62,12 +54,12 @@ impl Export {
     }
 
     /// Returns what makes spans that are sent.
-    pub(crate) fn traces(&self) -> Traces {
+    pub(super) fn traces(&self) -> Traces {
         Traces::new(self.0.tracer("sluicegate"))
     }
 
     /// Sends what is left, for so long at most.
-    pub(crate) async fn close(&self, limit: Duration) {
+    pub(super) async fn close(&self, limit: Duration) {
         let provider = self.0.clone();
         let closed = spawn_blocking(move || provider.shutdown_with_timeout(limit)).await;
         if !matches!(closed, Ok(Ok(()))) {
@@ -76,7 +68,7 @@ impl Export {
     }
 }
 
-impl Drop for Export {
+impl Drop for Spans {
     /// Without [`Self::close`] there was no time to send anything.
     fn drop(&mut self) {
         let _ = self.0.shutdown_with_timeout(Duration::ZERO); // it may have been closed
@@ -91,11 +83,10 @@ fn exporter(otlp: &Otlp) -> Result<SpanExporter, ExporterBuildError> {
                 .with_tonic()
                 .with_endpoint(endpoint)
                 .with_timeout(EXPORT_LIMIT);
-            if endpoint.starts_with("https:") {
-                let tls = ClientTlsConfig::new().with_webpki_roots();
-                return exporter.with_tls_config(tls).build();
+            match authorities(endpoint) {
+                Some(tls) => exporter.with_tls_config(tls).build(),
+                None => exporter.build(),
             }
-            exporter.build()
         }
         OtlpProtocol::Http => SpanExporter::builder()
             .with_http()

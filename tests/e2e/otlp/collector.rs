@@ -1,20 +1,36 @@
-//! A collector of spans: what brokers send them to, over gRPC and HTTP.
+//! A collector of spans and metrics: what brokers send them to, over gRPC and HTTP.
 
 use std::{
     collections::HashMap,
     fmt::Write,
     net::SocketAddr,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
-use axum::{Router, body::Bytes, extract::State, http::StatusCode, routing::post};
+use axum::{
+    Router,
+    body::Bytes,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    routing::post,
+};
 use opentelemetry_proto::tonic::{
-    collector::trace::v1::{
-        ExportTraceServiceRequest, ExportTraceServiceResponse,
-        trace_service_server::{TraceService, TraceServiceServer},
+    collector::{
+        metrics::v1::{
+            ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+            metrics_service_server::{MetricsService, MetricsServiceServer},
+        },
+        trace::v1::{
+            ExportTraceServiceRequest, ExportTraceServiceResponse,
+            trace_service_server::{TraceService, TraceServiceServer},
+        },
     },
     common::v1::{KeyValue, any_value::Value},
+    metrics::v1::Metric,
     trace::v1::Span,
 };
 use prost::Message;
@@ -35,18 +51,68 @@ pub(super) struct Collector {
 /// A span, after what its sender says of itself.
 pub(super) type Sent = (HashMap<String, String>, Span);
 
-/// The spans that came.
+/// Metrics of one request, after what their sender says of itself and the request's `authorization`.
+#[derive(Clone, Debug)]
+pub(super) struct Measured {
+    pub(super) sender: HashMap<String, String>,
+    pub(super) authorization: Option<String>,
+    pub(super) metrics: Vec<Metric>,
+}
+
+/// What came.
 #[derive(Clone, Default)]
-struct Received(Arc<Mutex<Vec<Sent>>>);
+struct Received(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    spans: Mutex<Vec<Sent>>,
+    metrics: Mutex<Vec<Measured>>,
+    /// True while metrics are refused.
+    refuses: AtomicBool,
+    refused: AtomicUsize,
+}
 
 impl Received {
     fn add(&self, request: ExportTraceServiceRequest) {
-        let mut received = self.0.lock().expect("no test panics here");
+        let mut received = self.0.spans.lock().expect("no test panics here");
         for of_sender in request.resource_spans {
             let sender = attributes(&of_sender.resource.unwrap_or_default().attributes);
             let spans = of_sender.scope_spans.into_iter().flat_map(|scope| scope.spans);
             received.extend(spans.map(|span| (sender.clone(), span)));
         }
+    }
+
+    /// Takes metrics, unless they are refused, which false says.
+    fn measure(&self, request: ExportMetricsServiceRequest, headers: &HeaderMap) -> bool {
+        if self.0.refuses.load(Ordering::SeqCst) {
+            self.0.refused.fetch_add(1, Ordering::SeqCst);
+            return false;
+        }
+        let authorization = headers.get("authorization").and_then(|value| value.to_str().ok());
+        let mut received = self.0.metrics.lock().expect("no test panics here");
+        for of_sender in request.resource_metrics {
+            let metrics = of_sender.scope_metrics.into_iter().flat_map(|scope| scope.metrics);
+            received.push(Measured {
+                sender: attributes(&of_sender.resource.unwrap_or_default().attributes),
+                authorization: authorization.map(str::to_owned),
+                metrics: metrics.collect(),
+            });
+        }
+        true
+    }
+}
+
+#[tonic::async_trait]
+impl MetricsService for Received {
+    async fn export(
+        &self,
+        request: Request<ExportMetricsServiceRequest>,
+    ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
+        let (metadata, _, request) = request.into_parts();
+        if !self.measure(request, &metadata.into_headers()) {
+            return Err(Status::unimplemented("no metrics here"));
+        }
+        Ok(Response::new(ExportMetricsServiceResponse::default()))
     }
 }
 
@@ -73,12 +139,35 @@ async fn take(State(received): State<Received>, body: Bytes) -> (StatusCode, Vec
     }
 }
 
+async fn measure(
+    State(received): State<Received>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> (StatusCode, Vec<u8>) {
+    let protobuf = headers.get("content-type").is_some_and(|kind| kind == "application/x-protobuf");
+    match ExportMetricsServiceRequest::decode(body) {
+        Ok(request) if protobuf => {
+            if !received.measure(request, &headers) {
+                return (StatusCode::NOT_FOUND, Vec::new());
+            }
+            (StatusCode::OK, ExportMetricsServiceResponse::default().encode_to_vec())
+        }
+        _ => (StatusCode::BAD_REQUEST, Vec::new()),
+    }
+}
+
 impl Collector {
+    /// Starts a collector that speaks `grpc` or `http`.
+    pub(super) async fn speaking(protocol: &str) -> Self {
+        if protocol == "grpc" { Self::grpc().await } else { Self::http().await }
+    }
+
     /// Starts a collector that speaks gRPC.
     pub(super) async fn grpc() -> Self {
         Self::start(|listener, received| async {
             let server = tonic::transport::Server::builder()
-                .add_service(TraceServiceServer::new(received))
+                .add_service(TraceServiceServer::new(received.clone()))
+                .add_service(MetricsServiceServer::new(received))
                 .serve_with_incoming(TcpListenerStream::new(listener));
             server.await.expect("a collector that serves");
         })
@@ -88,7 +177,10 @@ impl Collector {
     /// Starts a collector that speaks HTTP.
     pub(super) async fn http() -> Self {
         Self::start(|listener, received| async {
-            let router = Router::new().route("/v1/traces", post(take)).with_state(received);
+            let router = Router::new()
+                .route("/v1/traces", post(take))
+                .route("/v1/metrics", post(measure))
+                .with_state(received);
             axum::serve(listener, router).await.expect("a collector that serves");
         })
         .await
@@ -129,7 +221,22 @@ impl Collector {
 
     /// Returns all spans that have come so far.
     pub(super) fn all(&self) -> Vec<Sent> {
-        self.received.0.lock().expect("no test panics here").clone()
+        self.received.0.spans.lock().expect("no test panics here").clone()
+    }
+
+    /// Returns all requests with metrics that have come so far.
+    pub(super) fn metrics(&self) -> Vec<Measured> {
+        self.received.0.metrics.lock().expect("no test panics here").clone()
+    }
+
+    /// Refuses metrics from now on, or takes them again.
+    pub(super) fn refuse_metrics(&self, refuse: bool) {
+        self.received.0.refuses.store(refuse, Ordering::SeqCst);
+    }
+
+    /// Returns how many requests with metrics were refused.
+    pub(super) fn refused(&self) -> usize {
+        self.received.0.refused.load(Ordering::SeqCst)
     }
 }
 
