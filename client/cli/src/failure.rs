@@ -18,6 +18,14 @@ use crate::{
 pub(crate) enum Failure {
     #[error(transparent)]
     Client(#[from] Error),
+    /// A call was given up that may have taken effect.
+    #[error("outcome unknown: {source}")]
+    Unknown {
+        /// Why the last try failed.
+        source: Error,
+        /// What to do: the same command could do its work twice.
+        instead: &'static str,
+    },
     #[error("{0}")]
     Usage(String),
     /// There is no item for pop, reserve or consume. Only the exit code says so.
@@ -91,7 +99,7 @@ impl Failure {
 
     fn json(&self) -> Value {
         let reason = match self {
-            Self::Client(error) => error.reason(),
+            Self::Client(error) | Self::Unknown { source: error, .. } => error.reason(),
             _ => None,
         };
         error_json(&self.code_name(), reason.as_deref(), &self.with_causes(), self.hint())
@@ -100,7 +108,7 @@ impl Failure {
     /// Returns the gRPC code by name, or a name of the same form for what did not come from a broker.
     fn code_name(&self) -> String {
         let name = match self {
-            Self::Client(error) => match error.code() {
+            Self::Client(error) | Self::Unknown { source: error, .. } => match error.code() {
                 Some(code) => return name_of(code),
                 None if matches!(error, Error::Unreachable { .. }) => "UNREACHABLE",
                 None => "CLIENT",
@@ -159,14 +167,19 @@ impl Failure {
         with_commands(&text)
     }
 
-    fn code(&self) -> u8 {
+    pub(crate) fn code(&self) -> u8 {
         match self {
             Self::Client(error) if error.is_not_found() => 4,
             Self::Client(Error::Unreachable { .. }) | Self::NotGrpc { .. } | Self::WebServer(_) => {
                 5
             }
-            Self::Client(error) if error.code() == Some(Code::Unavailable) => 5,
+            Self::Client(error) | Self::Unknown { source: error, .. }
+                if error.code() == Some(Code::Unavailable) =>
+            {
+                5
+            }
             Self::Client(_)
+            | Self::Unknown { .. }
             | Self::File { .. }
             | Self::Io(_)
             | Self::NotSettled
@@ -183,6 +196,7 @@ impl Failure {
     pub(crate) fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Client(error) => hint_of(error),
+            Self::Unknown { instead, .. } => Some(instead),
             Self::Usage(_) => Some("see `sluice help`"),
             Self::NotSettled => {
                 Some("those items were delivered again or are gone; nothing was changed for them")

@@ -114,7 +114,12 @@ async fn start(
     let request = StartOperationRequest { work, dry_run, request_id };
     let call =
         async || client.operation_service().start_operation(client.request(request.clone())).await;
-    Ok(repeat::until_known(context, call).await?.operation.unwrap_or_default())
+    let instead = if dry_run {
+        "try again: what was to be counted is as it was"
+    } else {
+        "the operation may be running or not: see `sluice operation list` before you start it again"
+    };
+    Ok(repeat::until_known(context, instead, call).await?.operation.unwrap_or_default())
 }
 
 async fn get(client: &Client, id: &str) -> Result<Operation, Failure> {
@@ -180,7 +185,14 @@ async fn wait(context: &Context, client: &Client, id: &str) -> Result<(), Failur
     if is_shown {
         let _ = write!(std::io::stderr(), "\r\x1b[K");
     }
-    let ended = ended?;
+    let ended = ended.map_err(|failure| match failure {
+        Failure::Client(source) if source.is_unavailable() => Failure::Unknown {
+            source,
+            instead: "the operation goes on by itself: `sluice operation list` shows it, and `sluice operation wait ID` waits for its \
+                      end",
+        },
+        other => other,
+    })?;
     context.output.one(&json::operation(&ended), &said(&ended))?;
     outcome(&ended)
 }

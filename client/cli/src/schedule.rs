@@ -183,7 +183,9 @@ pub(crate) async fn run(context: &Context, command: ScheduleCommand) -> Result<(
             let call = async || {
                 client.schedule_service().trigger_schedule(client.request(request.clone())).await
             };
-            let answer = repeat::until_known(context, call).await?;
+            let instead = "the item may be pushed or not: see `sluice peek` and `sluice stats` of the schedule's queue before you run it \
+                           again";
+            let answer = repeat::until_known(context, instead, call).await?;
             let id = answer.result.map(|result| result.id).unwrap_or_default();
             let value = json!({ "schedule": name, "id": id });
             return Ok(context.output.one(&value, &id)?);
