@@ -38,10 +38,42 @@ impl QueueTemplate {
         })
     }
 
-    /// Returns the queue of this name with these settings, as a push or a dead letter creates it.
-    pub(crate) fn queue(&self, name: QueueName, now: Timestamp) -> Queue {
+    /// Returns the queue of this name that a push creates: with the settings of the template that decides about the name, or else
+    /// with the defaults. A link by which dead letters would return to the queue is left out: a pattern may match the dead-letter
+    /// queue of its own template, and what that leads to, which ends with `.dead`.
+    pub(crate) fn queue_by_use<'a>(
+        templates: impl IntoIterator<Item = &'a Self>,
+        name: QueueName,
+        now: Timestamp,
+    ) -> Queue {
+        let Some(template) = Self::deciding(templates, &name) else {
+            return Queue::created_by_use(name, now);
+        };
+        let queue = template.queue(name, now);
+        let is_its_own = queue.dead_letter_queue.as_ref() == Some(&queue.name);
+        if queue.is_for_dead_letters() || is_its_own { unlinked(queue) } else { queue }
+    }
+
+    /// Returns the queue of this name that a dead letter of another queue creates: as [`Self::queue_by_use`], but in the group of
+    /// that queue, with no link that a template made.
+    pub(crate) fn dead_letter_queue<'a>(
+        templates: impl IntoIterator<Item = &'a Self>,
+        name: QueueName,
+        of: &Queue,
+        now: Timestamp,
+    ) -> Queue {
+        let queue = unlinked(Self::queue_by_use(templates, name, now));
+        Queue { group: of.group.clone(), ..queue }
+    }
+
+    /// Returns the queue of this name with these settings, as use creates it.
+    fn queue(&self, name: QueueName, now: Timestamp) -> Queue {
         Queue { name, create_time: now, unused_since: Some(now), ..self.settings.clone() }
     }
+}
+
+fn unlinked(queue: Queue) -> Queue {
+    Queue { dead_letter_queue: None, ..queue }
 }
 
 #[cfg(test)]

@@ -28,10 +28,13 @@ impl Engine {
     }
 
     async fn create_for_push(&self, name: &QueueName) -> Result<Arc<Queue>> {
-        let mut wanted = self.wanted_by_use(name).await?;
-        if let Some(source) = dead_letter_links::sources(&*self.store, name).await?.first() {
-            wanted = for_dead_letters(wanted, source);
-        }
+        let templates = self.store.list_templates().await?;
+        let sources = dead_letter_links::sources(&*self.store, name).await?;
+        let (name, now) = (name.clone(), self.now());
+        let wanted = match sources.first() {
+            Some(source) => QueueTemplate::dead_letter_queue(&templates, name, source, now),
+            None => QueueTemplate::queue_by_use(&templates, name, now),
+        };
         match wanted.dead_letter_queue.clone() {
             Some(target) => self.create_with_link(wanted, &target).await,
             None => self.create_unlinked(wanted).await,
@@ -47,7 +50,8 @@ impl Engine {
         if let Some(there) = self.store.get_queue(name).await? {
             return Ok(there.group);
         }
-        let wanted = for_dead_letters(self.wanted_by_use(name).await?, source);
+        let templates = self.store.list_templates().await?;
+        let wanted = QueueTemplate::dead_letter_queue(&templates, name.clone(), source, self.now());
         let generation = self.queues.generation();
         Ok(match self.store.create_queue(&wanted).await? {
             Created::New(made) => {
@@ -60,19 +64,6 @@ impl Engine {
             }
             Created::Existing(there) => there.group,
         })
-    }
-
-    /// Returns the queue that use of this name creates. A link by which dead letters would return to the queue is left out: a
-    /// pattern may match the dead-letter queue of its own template, and what that leads to, which ends with `.dead`.
-    async fn wanted_by_use(&self, name: &QueueName) -> Result<Queue> {
-        let templates = self.store.list_templates().await?;
-        let (name, now) = (name.clone(), self.now());
-        let Some(template) = QueueTemplate::deciding(&templates, &name) else {
-            return Ok(Queue::created_by_use(name, now));
-        };
-        let queue = template.queue(name, now);
-        let is_its_own = queue.dead_letter_queue.as_ref() == Some(&queue.name);
-        Ok(if queue.is_for_dead_letters() || is_its_own { unlinked(queue) } else { queue })
     }
 
     /// Creates a queue that names no dead-letter queue.
@@ -123,13 +114,4 @@ impl Engine {
         self.notify_settings(&queue.name);
         Ok(queue)
     }
-}
-
-/// Returns the queue as the dead-letter queue of another one: in its group, with no link that a template made.
-fn for_dead_letters(wanted: Queue, source: &Queue) -> Queue {
-    Queue { group: source.group.clone(), ..unlinked(wanted) }
-}
-
-fn unlinked(queue: Queue) -> Queue {
-    Queue { dead_letter_queue: None, ..queue }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashSet,
+    num::NonZeroU64,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -9,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::env::{Env, demand, held, item, name, push_of, seconds};
+use super::{
+    env::{Env, demand, held, item, name, push_of, seconds},
+    templates::template,
+};
 use crate::{
     domain::{ItemId, Outcome, Queue},
     store::{Appeared, Created, Deleted, Store, conformance::Broker},
@@ -195,9 +199,13 @@ pub async fn a_push_that_takes_effect_after_the_deletion_restores_its_queue(env:
 }
 
 /// A rollback that was planned before its dead-letter queue was deleted is carried out afterwards.
-/// The dead letter is in a queue that exists.
+/// The dead letter is in a queue that exists, with the settings that use gives it.
 pub async fn a_dead_letter_restores_its_deleted_queue(env: &Env) {
-    let dead = env.queue("dead").await;
+    let max_depth = NonZeroU64::new(9);
+    let mut template = template("dea*", env.store.now());
+    template.settings.max_depth = max_depth;
+    env.store.create_template(&template).await.unwrap();
+    let dead = env.queue_with("dead", |queue| queue.max_depth = max_depth).await;
     let queue = env.queue_with("q", |queue| queue.dead_letter_queue = Some(name("dead"))).await;
     env.push_plain(&queue, &["x"]).await;
     let taken = env.take(&queue, 1).await;
@@ -212,6 +220,7 @@ pub async fn a_dead_letter_restores_its_deleted_queue(env: &Env) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
     assert_eq!(again.group, queue.group);
+    assert_eq!(again.max_depth, max_depth, "{again:?}");
     let demands = [demand(1)];
     let reserve = env.store.reserve_hearing(&again, &demands, Appeared::FromStart);
     assert_eq!(reserve.await.unwrap().deliveries[0].1.item.id, taken[0].item.id);

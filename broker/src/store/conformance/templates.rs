@@ -6,7 +6,7 @@ use crate::{
     store::Created,
 };
 
-fn template(pattern: &str, now: Timestamp) -> QueueTemplate {
+pub(super) fn template(pattern: &str, now: Timestamp) -> QueueTemplate {
     let settings = QueueTemplate::default_settings();
     let pattern = Pattern::of_queues(pattern).unwrap();
     QueueTemplate { pattern, settings, create_time: now, update_time: now, revision: 0 }

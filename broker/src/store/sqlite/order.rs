@@ -8,10 +8,10 @@ use std::collections::BTreeSet;
 use rusqlite::{OptionalExtension, params};
 
 use super::{
-    queues::restore_dead_letter_queue,
+    queues, templates,
     tx::{Tx, View},
 };
-use crate::domain::{Queue, QueueName, Timestamp};
+use crate::domain::{Queue, QueueName, QueueTemplate, Timestamp};
 
 /// What must be known of an item to take it out of its queue.
 #[derive(Debug)]
@@ -186,6 +186,19 @@ pub(super) fn dead_letter(
         )?
         .execute(params![place.row, to.as_str(), tx.now.0, place.queue, reason, failed_attempts])?;
     place.pass_turn(tx)
+}
+
+/// Creates the dead-letter queue of a queue again, if it was deleted after somebody read that dead letters go there. Its template
+/// says what its settings are, as for every queue that use creates.
+fn restore_dead_letter_queue(tx: &Tx<'_>, name: &QueueName, from: &Queue) -> rusqlite::Result<()> {
+    let mut there = tx.conn.prepare_cached("SELECT 1 FROM queues WHERE name = ?1")?;
+    if there.exists([name.as_str()])? {
+        return Ok(());
+    }
+    let templates = templates::list(tx)?;
+    queues::create(tx, QueueTemplate::dead_letter_queue(&templates, name.clone(), from, tx.now))?;
+    tracing::warn!(queue = %name, from = %from.name, "a dead letter came while the queue was deleted: it is there again");
+    Ok(())
 }
 
 /// Removes an item at a limit as a commit does. True if another item of its key has become ready.

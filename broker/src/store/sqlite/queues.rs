@@ -176,22 +176,6 @@ pub(super) fn is_current(view: &View<'_>, queue: &Queue, since: Links) -> rusqli
     Ok(links(view)? == since && found.is_some_and(|found| found.revision == queue.revision))
 }
 
-/// Creates the dead-letter queue of a queue again, if it was deleted after somebody read that dead letters go there.
-pub(super) fn restore_dead_letter_queue(
-    tx: &Tx<'_>,
-    name: &QueueName,
-    from: &Queue,
-) -> rusqlite::Result<()> {
-    let mut there = tx.conn.prepare_cached("SELECT 1 FROM queues WHERE name = ?1")?;
-    if there.exists([name.as_str()])? {
-        return Ok(());
-    }
-    let group = from.group.clone();
-    create(tx, Queue { group, ..Queue::created_by_use(name.clone(), tx.now) })?;
-    tracing::warn!(queue = %name, from = %from.name, "a dead letter came while the queue was deleted: it is there again");
-    Ok(())
-}
-
 pub(super) fn get(view: &View<'_>, name: &QueueName) -> rusqlite::Result<Option<Queue>> {
     view.conn
         .prepare_cached(concat!("SELECT ", columns!(), " FROM queues WHERE name = ?1"))?

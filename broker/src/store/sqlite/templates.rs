@@ -55,7 +55,8 @@ fn get(view: &View<'_>, pattern: &Pattern) -> rusqlite::Result<Option<QueueTempl
         .optional()
 }
 
-fn list(view: &View<'_>) -> rusqlite::Result<Vec<QueueTemplate>> {
+/// Returns all templates in the order of their patterns.
+pub(super) fn list(view: &View<'_>) -> rusqlite::Result<Vec<QueueTemplate>> {
     view.conn
         .prepare_cached(concat!("SELECT ", columns!(), " FROM templates ORDER BY pattern"))?
         .query_map([], read)?
