@@ -152,6 +152,8 @@ pub(crate) struct Engine {
     tasks: Tasks,
     /// Held while a link to a dead-letter queue is changed, see [`Engine::turn_to_link`].
     linking: tokio::sync::Mutex<()>,
+    /// Held while a template or an operation is added, see [`Engine::turn_to_add`].
+    adding: tokio::sync::Mutex<()>,
     /// Notified when a schedule is created or changed on this broker.
     schedules_changed: tokio::sync::Notify,
     refused_ticks: Mutex<RefusedTicks>,
@@ -188,6 +190,7 @@ impl Engine {
             stopping: CancellationToken::new(),
             tasks,
             linking: tokio::sync::Mutex::default(),
+            adding: tokio::sync::Mutex::default(),
             schedules_changed: tokio::sync::Notify::new(),
             refused_ticks: Mutex::default(),
             operation_started: tokio::sync::Notify::new(),

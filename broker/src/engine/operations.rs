@@ -61,14 +61,23 @@ impl Engine {
         self.check_open()?;
         let NewOperation { work, dry_run, request_id, started_by } = new;
         let id = operation_id(work.queue(), &request_id);
-        if !request_id.is_empty()
-            && let Some(there) = self.store.get_operation(id).await?
-        {
+        let started = async || {
+            if request_id.is_empty() {
+                return Ok(None);
+            }
+            self.store.get_operation(id).await
+        };
+        if let Some(there) = started().await? {
             return same_operation(there, &work, dry_run);
         }
         let total = self.estimate(&work).await?;
+        let _turn = self.turn_to_add().await?;
         if self.store.running_operations().await? >= MAX_RUNNING {
-            return Err(EngineError::TooManyOperations(MAX_RUNNING));
+            // The same call may have been made twice, and the other was faster.
+            return match started().await? {
+                Some(there) => same_operation(there, &work, dry_run),
+                None => Err(EngineError::TooManyOperations(MAX_RUNNING)),
+            };
         }
         let now = self.now();
         let operation = Operation {

@@ -21,6 +21,7 @@ impl Engine {
         let now = self.now();
         let wanted =
             QueueTemplate { pattern, settings, create_time: now, update_time: now, revision: 0 };
+        let _turn = self.turn_to_add().await?;
         let all = self.store.list_templates().await?;
         if all.len() >= MAX_TEMPLATES && all.iter().all(|one| one.pattern != wanted.pattern) {
             return Err(EngineError::TooManyTemplates(MAX_TEMPLATES));

@@ -10,7 +10,7 @@ use sluicegate_proto::backoff::Backoff;
 use crate::{
     domain::{GroupName, Invalid, Item, ItemId, ItemState, Queue, QueueName},
     engine::{Engine, EngineError, MayCreate, Result, dead_letter_links},
-    store::{Deleted, ItemDeleted, Page},
+    store::{Deleted, ItemDeleted, Page, StoreError},
 };
 
 /// How often an update is retried when other brokers change the same settings, or links to
@@ -18,7 +18,7 @@ use crate::{
 pub(super) const UPDATE_TRIES: u32 = 20;
 /// Pauses between the tries, so that callers that collided do not collide again.
 const UPDATE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_millis(100));
-/// How long a change of a link waits for those that came before it.
+/// How long a change waits for those that came before it.
 const LONGEST_TURN: Duration = Duration::from_secs(2);
 
 /// Waits before a retry; not before the first try.
@@ -133,6 +133,15 @@ impl Engine {
     /// what would collide.
     pub(super) async fn turn_to_link(&self) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         tokio::time::timeout(LONGEST_TURN, self.linking.lock()).await.ok()
+    }
+
+    /// Waits for other templates and operations to be added by this broker, so that those that are counted are all, and there
+    /// are never more than may be. Fails if the store stalls under one of them.
+    pub(super) async fn turn_to_add(&self) -> Result<tokio::sync::MutexGuard<'_, ()>> {
+        tokio::time::timeout(LONGEST_TURN, self.adding.lock()).await.map_err(|_| {
+            let reason = format!("earlier calls have waited for it for {LONGEST_TURN:?}");
+            StoreError::Unavailable { reason, source: None }.into()
+        })
     }
 
     /// Pauses or resumes deliveries.

@@ -1,5 +1,7 @@
 //! Operations: they end, are counted, cancelled, and continued by other brokers.
 
+use futures_util::future::join_all;
+
 use super::*;
 use crate::{
     domain::{FOREVER, ItemFilter, ItemId, ItemState, OperationId, Timestamp},
@@ -355,6 +357,24 @@ async fn only_so_many_operations_run() {
     assert!(matches!(refused, EngineError::TooManyOperations(100)), "{refused}");
     bench.engine.cancel_operation(last.unwrap()).await.unwrap();
     bench.start(purge()).await;
+}
+
+#[tokio::test]
+async fn operations_that_are_started_at_once_are_not_more_than_there_may_be() {
+    let bench = bench().await;
+    for _ in 0..99 {
+        bench.start(purge()).await;
+    }
+    let started = join_all((0..10).map(|_| bench.engine.start_operation(new(purge())))).await;
+    assert_eq!(started.iter().filter(|started| started.is_ok()).count(), 1, "{started:?}");
+    assert_eq!(bench.store.running_operations().await.unwrap(), 100);
+    // Two calls for one operation have one outcome.
+    let running = bench.engine.list_operations(None, 1).await.unwrap().remove(0);
+    bench.engine.cancel_operation(running.id).await.unwrap();
+    let once = NewOperation { request_id: "once".to_owned(), ..new(purge()) };
+    let both = join_all([once.clone(), once].map(|new| bench.engine.start_operation(new))).await;
+    let ids: Vec<OperationId> = both.into_iter().map(|one| one.unwrap().id).collect();
+    assert_eq!(ids[0], ids[1]);
 }
 
 /// Another broker need not wait for the end of the claim.

@@ -1,5 +1,7 @@
 //! Queues that come into being by use, and templates.
 
+use futures_util::future::join_all;
+
 use super::*;
 use crate::{
     domain::{GroupName, Limit, Pattern, QueueTemplate, limits::MAX_TEMPLATES},
@@ -218,4 +220,20 @@ async fn there_are_only_so_many_templates() {
     create("q0").await.expect("it is there");
     bench.engine.delete_template(&pattern("q7")).await.unwrap();
     create("more").await.unwrap();
+}
+
+#[tokio::test]
+async fn templates_that_are_created_at_once_are_not_more_than_there_may_be() {
+    let bench = bench().await;
+    for n in 1..MAX_TEMPLATES {
+        bench.template(&format!("q{n}"), |_| {}).await;
+    }
+    let new: Vec<String> = (0..10).map(|n| format!("new{n}")).collect();
+    let create =
+        |of: &String| bench.engine.create_template(pattern(of), QueueTemplate::default_settings());
+    let created = join_all(new.iter().map(create)).await;
+    assert_eq!(created.iter().filter(|created| created.is_ok()).count(), 1, "{created:?}");
+    let refused = created.into_iter().filter_map(Result::err);
+    assert!(refused.into_iter().all(|why| matches!(why, EngineError::TooManyTemplates(_))));
+    assert_eq!(bench.engine.list_templates().await.unwrap().len(), MAX_TEMPLATES);
 }
