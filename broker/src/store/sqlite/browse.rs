@@ -61,8 +61,8 @@ impl Position {
     }
 }
 
-/// About how many bytes of payload one page holds.
-const PAGE_BYTES: usize = 16 << 20;
+/// About how many bytes of payload one page holds: so few that what waits behind the read does not wait long.
+const PAGE_BYTES: usize = 1 << 20;
 
 /// The items of a page.
 struct Found {

@@ -150,6 +150,7 @@ impl ItemAdmin for SqliteStore {
             None => Position::start(state),
         };
         let queue = queue.clone();
+        let _page = self.inner.pages.acquire().await; // never closed
         self.inner.read(move |view| browse::list(view, &queue, state, position, limit)).await
     }
 

@@ -55,6 +55,7 @@ use std::{
 };
 
 use rusqlite::Connection;
+use tokio::sync::Semaphore;
 
 use self::{
     admin::{Before, CHUNK, Purge},
@@ -73,6 +74,8 @@ pub use self::{
 use super::{Result, StoreError};
 use crate::domain::{Clock, Queue};
 
+/// Most pages of items that are read at a time beside the writer.
+const PAGES_BESIDE: usize = 2;
 /// Pause between the writer's sweeps for expired items.
 const SWEEP_EVERY: Duration = Duration::from_secs(15);
 
@@ -87,6 +90,8 @@ struct Inner {
     writer: Writer,
     /// `None` in memory, where all calls go through the writer's connection.
     readers: Option<Readers>,
+    /// Held while a page of items is read, so that many of them leave room for other calls.
+    pages: Semaphore,
     clock: Arc<Clock>,
     description: String,
     broker: [u8; 4],
@@ -139,6 +144,7 @@ impl SqliteStore {
                 suspected: Arc::clone(&suspected),
                 sweep_every,
             })?,
+            pages: Semaphore::new(if file.is_some() { PAGES_BESIDE } else { 1 }),
             readers: file.map(|file| Readers::new(file, tag.to_be_bytes(), suspected)),
             clock,
             description: format!("sqlite:{place}"),

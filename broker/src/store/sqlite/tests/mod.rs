@@ -95,6 +95,7 @@ mod definitions;
 mod files;
 mod fuzz;
 mod indexes;
+mod pages;
 mod steps;
 mod writer;
 
