@@ -3,7 +3,6 @@
 
 use std::{
     collections::VecDeque,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
     time::{Duration, Instant},
 };
 
@@ -15,36 +14,17 @@ use sluicegate_proto::v1::{
     ConsumeRequest, GetQueueStatsRequest, ListItemsRequest, NewItem, PushRequest, ReserveRequest,
     admin_service_client::AdminServiceClient, queue_service_client::QueueServiceClient,
 };
-use tokio::{
-    io::AsyncReadExt,
-    net::{TcpSocket, TcpStream},
-    task::JoinSet,
-    time::sleep,
-};
-use tonic::{Code, Request, Status, transport::Channel};
+use tokio::{io::AsyncReadExt, task::JoinSet, time::sleep};
+use tonic::{Code, Request, Status};
 
 use super::{
     access::{self, TokensFile},
-    neighbour::{ATTACK, Served, serves_beside},
+    neighbour::{ATTACK, elsewhere, serves_beside, serves_others, socket},
 };
 use crate::harness::{Launch, duration, within};
 
-/// Where attacks come from, unlike all other calls.
-const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 /// How many calls an attacker has under way.
 const AT_A_TIME: usize = 16;
-
-async fn elsewhere(address: &str) -> Channel {
-    let endpoint = Channel::from_shared(address.to_owned()).expect("an address");
-    endpoint.local_address(Some(ELSEWHERE)).connect().await.expect("a connection")
-}
-
-async fn socket(address: &str) -> TcpStream {
-    let to: SocketAddr = address.trim_start_matches("http://").parse().expect("an address");
-    let socket = TcpSocket::new_v4().expect("a socket");
-    socket.bind(SocketAddr::new(ELSEWHERE, 0)).expect("a port");
-    socket.connect(to).await.expect("a connection")
-}
 
 /// Runs an attack that breaches a bound.
 async fn breaches<F: Future<Output = u32>>(
@@ -54,15 +34,7 @@ async fn breaches<F: Future<Output = u32>>(
 ) {
     let launch = Launch::new().flag("store", "sqlite::memory:").flag(setting, value);
     let served = serves_beside(setting, &launch, "none is asked for", attack).await;
-    serves_others(&format!("{setting} = {value}"), &served);
-}
-
-/// Others are hardly slower meanwhile: twenty milliseconds are for machines on which other tests run.
-fn serves_others(what: &str, served: &Served) {
-    println!("{what}, breached {served}");
-    assert!(served.count > 0, "nothing was refused");
-    let (calm, attacked) = (served.calm.part(50), served.attacked.part(50));
-    assert!(attacked <= 2 * calm + Duration::from_millis(20), "{attacked:?} instead of {calm:?}");
+    serves_others(&format!("{setting} = {value}, breached"), &served);
 }
 
 /// Repeats a call, several at a time, until the attack is over. Returns how often it was refused.
@@ -263,5 +235,5 @@ async fn of_refused_tokens() {
             .await
     };
     let served = serves_beside("wrong tokens", &file.launch(), &token, attack).await;
-    serves_others("max-refusals = 20", &served);
+    serves_others("max-refusals = 20, breached", &served);
 }

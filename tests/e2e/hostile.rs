@@ -9,8 +9,11 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::neighbour::{ATTACK, survives};
-use crate::harness::{Backend, within};
+use super::{
+    access,
+    neighbour::{ATTACK, elsewhere, socket, survives},
+};
+use crate::harness::{Backend, Launch, until, within};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const HEADERS: u8 = 1;
@@ -45,10 +48,16 @@ fn call(path: &str) -> Vec<u8> {
     block
 }
 
+/// A call that is reset at once, the nth of a connection.
+fn reset(call: &[u8], n: u32) -> Vec<u8> {
+    let id = 2 * n + 1;
+    let begun = frame(HEADERS, END_HEADERS, id, call);
+    [begun, frame(RST_STREAM, 0, id, &8_u32.to_be_bytes())].concat()
+}
+
 /// A connection that has begun HTTP/2, to an address.
 async fn begin(address: &str) -> TcpStream {
-    let address = address.trim_start_matches("http://");
-    let mut stream = TcpStream::connect(address).await.expect("a connection");
+    let mut stream = socket(address).await;
     stream.write_all(PREFACE).await.expect("to write");
     stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.expect("to write");
     stream
@@ -81,14 +90,31 @@ async fn flood(address: &str, prelude: &[u8], next: impl Fn(u32, &mut Vec<u8>)) 
 async fn calls_that_are_reset_at_once() {
     survives("reset flood", async |address: String| {
         let push = call("/sluicegate.v1.QueueService/Push");
-        flood(&address, &[], |n, bytes| {
-            let id = 2 * n + 1;
-            bytes.extend(frame(HEADERS, END_HEADERS, id, &push));
-            bytes.extend(frame(RST_STREAM, 0, id, &8_u32.to_be_bytes()));
-        })
-        .await
+        flood(&address, &[], |n, bytes| bytes.extend(reset(&push, n))).await
     })
     .await;
+}
+
+/// An address that resets too much again and again has to wait for each next connection, and is served then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_resets_too_much_waits() {
+    let flags = Launch::new().flag("store", "sqlite::memory:").flag("max-resets", "10");
+    let broker = flags.start().await;
+    let push = call("/sluicegate.v1.QueueService/Push");
+    let resets: Vec<u8> = (0..1_000).flat_map(|n| reset(&push, n)).collect();
+    until("the address waits", || async {
+        let mut stream = begin(&broker.address).await;
+        let _ = stream.write_all(&resets).await; // the broker may have ended it
+        let mut said = Vec::new();
+        let _ = within("the end of the connection", stream.read_to_end(&mut said)).await;
+        broker.log().contains("connections of 127.0.0.2 were ended").then_some(())
+    })
+    .await;
+    let other = within("others do not wait", access::channel(&broker)).await;
+    access::push(&other, "none is asked for", "work").await.expect("a push");
+    let waiting = within("a connection of the address", elsewhere(&broker.address)).await;
+    access::push(&waiting, "none is asked for", "work").await.expect("a push");
+    broker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -134,8 +160,7 @@ async fn handshakes_that_stall() {
     survives("stalled handshakes", async |address: String| {
         let mut stalled = Vec::new();
         for n in 0..300 {
-            let address = address.trim_start_matches("http://");
-            let mut stream = TcpStream::connect(address).await.expect("a connection");
+            let mut stream = socket(&address).await;
             let part = &PREFACE[..[0, PREFACE.len() / 2, PREFACE.len()][n % 3]];
             stream.write_all(part).await.expect("to write");
             stalled.push(stream);

@@ -5,7 +5,7 @@
 //! * [`tokens`]: the file of tokens and certificates.
 //! * [`caller`]: who makes a call, asked for each queue that the call names.
 //! * [`peers`]: the other ends of connections, and how much of the broker each uses.
-//! * [`slowdown`]: peers that fail again and again are answered later and later.
+//! * [`slowdown`]: peers that fail again and again wait longer and longer.
 //! * [`audit`]: the log of refusals and of what operators do.
 //!
 //! A call passes [`Access::admit`] first, which knows the call and its token but not what is in the request. Whoever reads
@@ -30,12 +30,12 @@ use crate::{domain::Action, metrics::Metrics};
 
 use self::{
     rules::{Needs, Rule},
-    slowdown::Slowdown,
     tokens::{Principal, TokenHash, Tokens},
 };
 
 pub(crate) use caller::Caller;
-pub(crate) use peers::{Count, Peer, Peers, Usage};
+pub(crate) use peers::{Count, Peer, Peers, Usage, network};
+pub(crate) use slowdown::Slowdown;
 
 /// Why a call is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -27,7 +27,7 @@ pub(crate) struct Peer {
 
 impl Peer {
     /// Returns the network from which the connection comes.
-    pub(super) fn network(&self) -> Option<IpAddr> {
+    pub(crate) fn network(&self) -> Option<IpAddr> {
         self.address.map(|address| network(address.ip()))
     }
 }
@@ -37,6 +37,8 @@ impl Peer {
 pub(crate) struct Usage {
     /// Open connections.
     pub(crate) connections: Count,
+    /// Those of them that have to wait until they are served.
+    pub(crate) waiting: Count,
     /// Calls under way that are not streams.
     pub(crate) requests: Count,
     /// Open streams.
@@ -93,7 +95,8 @@ impl Peers {
     }
 }
 
-fn network(address: IpAddr) -> IpAddr {
+/// Returns the network of an address, which is what counts of it.
+pub(crate) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
             let bits = address.to_bits() >> 64 << 64;

@@ -1,4 +1,5 @@
-//! Peers whose calls are refused again and again are answered later and later, so that nobody tries out tokens quickly.
+//! Peers that fail again and again wait longer and longer: for the answers to refused calls, so that nobody tries out tokens
+//! quickly, and for new connections after others were ended because of what came over them.
 
 use std::{collections::HashMap, net::IpAddr, time::Duration};
 
@@ -15,7 +16,7 @@ const LONGEST_DELAY: Duration = Duration::from_secs(2);
 const MAX_PEERS: usize = 4096;
 
 /// How often peers failed of late.
-pub(super) struct Slowdown {
+pub(crate) struct Slowdown {
     /// How many failures in the window have no consequence; 0: none has.
     free: u32,
     peers: Mutex<HashMap<IpAddr, Failures>>,
@@ -26,33 +27,52 @@ struct Failures {
     since: Instant,
 }
 
+impl Failures {
+    fn are_recent(&self, now: Instant) -> bool {
+        now - self.since < WINDOW
+    }
+
+    fn delay(&self, free: u32) -> Duration {
+        match self.count.checked_sub(free + 1) {
+            None => Duration::ZERO,
+            Some(more) => FIRST_DELAY.saturating_mul(2_u32.saturating_pow(more)).min(LONGEST_DELAY),
+        }
+    }
+}
+
 impl Slowdown {
-    pub(super) fn new(free: u32) -> Self {
+    /// Returns a slowdown that begins after so many failures in a minute; 0: never.
+    pub(crate) fn new(free: u32) -> Self {
         Self { free, peers: Mutex::default() }
     }
 
-    /// Counts a failure of this network and returns how long to wait with its answer.
-    pub(super) fn failed(&self, peer: IpAddr) -> Duration {
+    /// Returns how long this network has to wait because of its failures so far.
+    pub(crate) fn delay(&self, peer: IpAddr) -> Duration {
+        let now = Instant::now();
+        let peers = self.peers.lock();
+        let failures = peers.get(&peer).filter(|failures| failures.are_recent(now));
+        failures.map_or(Duration::ZERO, |failures| failures.delay(self.free))
+    }
+
+    /// Counts a failure of this network and returns how long it has to wait from now on.
+    pub(crate) fn failed(&self, peer: IpAddr) -> Duration {
         if self.free == 0 {
             return Duration::ZERO;
         }
         let now = Instant::now();
         let mut peers = self.peers.lock();
         if peers.len() >= MAX_PEERS && !peers.contains_key(&peer) {
-            peers.retain(|_, failures| now - failures.since < WINDOW);
+            peers.retain(|_, failures| failures.are_recent(now));
             if peers.len() >= MAX_PEERS {
                 return FIRST_DELAY; // so many at once are one attack
             }
         }
         let failures = peers.entry(peer).or_insert(Failures { count: 0, since: now });
-        if now - failures.since >= WINDOW {
+        if !failures.are_recent(now) {
             *failures = Failures { count: 0, since: now };
         }
         failures.count += 1;
-        match failures.count.checked_sub(self.free + 1) {
-            None => Duration::ZERO,
-            Some(more) => FIRST_DELAY.saturating_mul(2_u32.saturating_pow(more)).min(LONGEST_DELAY),
-        }
+        failures.delay(self.free)
     }
 }
 
@@ -74,7 +94,10 @@ mod tests {
             (0..8).map(|_| slowdown.failed(peer("192.0.2.1")).as_millis()).collect();
         assert_eq!(delays, [50, 100, 200, 400, 800, 1600, 2000, 2000]);
         assert_eq!(slowdown.failed(peer("192.0.2.2")), Duration::ZERO, "others do not wait");
+        assert_eq!(slowdown.delay(peer("192.0.2.1")), LONGEST_DELAY);
+        assert_eq!(slowdown.delay(peer("192.0.2.2")), Duration::ZERO);
         tokio::time::advance(WINDOW).await;
+        assert_eq!(slowdown.delay(peer("192.0.2.1")), Duration::ZERO);
         assert_eq!(slowdown.failed(peer("192.0.2.1")), Duration::ZERO);
     }
 

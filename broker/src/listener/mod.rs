@@ -10,15 +10,19 @@
 //! may, its own most silent connection is closed for its next one. If none of its connections is silent, the next one is
 //! closed at once. The console has no such share, because probes and browsers of one machine share an address, and its
 //! connections make room when they are silent.
+//!
+//! When connections of an address are ended again and again because of what came over them, as after too many resets, the
+//! next ones of that address wait longer and longer until they are served. A few at a time wait; more are closed at once.
 
+mod frames;
+mod places;
 #[cfg(test)]
 mod tests;
 mod tls;
 
 use std::{
-    collections::BTreeMap,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -30,21 +34,24 @@ use futures_util::{
     StreamExt,
     stream::{self, BoxStream},
 };
-use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::watch,
     time::{Instant, Sleep, sleep},
 };
 use tokio_rustls::TlsAcceptor;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::transport::server::Connected;
 
-use self::tls::Transport;
+use self::{
+    frames::Frames,
+    places::{Place, Places, Wait},
+    tls::Transport,
+};
 use crate::{
-    access::{Peer, Peers, Usage},
+    access::{Peer, Peers, network},
     config::Bounds,
 };
 
@@ -131,6 +138,13 @@ impl Listener {
             match self.socket.accept().await {
                 Ok((stream, address)) => {
                     let usage = self.peers.usage(address.ip());
+                    let (delay, mut wait) = (self.delay(address.ip()), None);
+                    if !delay.is_zero() {
+                        wait = Wait::begin(&usage, delay);
+                        if wait.is_none() {
+                            continue;
+                        }
+                    }
                     if !usage.connections.take(self.most_of_peer) {
                         self.complain("an address has as many connections as it may have");
                         if !self.places.close_most_silent_of(&usage) {
@@ -143,7 +157,8 @@ impl Listener {
                     let _ = stream.set_nodelay(true); // without it, the connection is only slower
                     let duty = (self.duty, self.timeout);
                     let tls = self.tls.as_ref().map(|tls| tls.borrow().clone());
-                    return (Connection::new(stream, tls.as_ref(), duty, place), address);
+                    let connection = Connection::new(stream, tls.as_ref(), duty, place, wait);
+                    return (connection, address);
                 }
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
@@ -168,6 +183,17 @@ impl Listener {
             .boxed()
         };
         (0..hands).map(|_| hand(Arc::clone(&listener))).collect()
+    }
+
+    /// Returns how long the next connection of an address has to wait.
+    fn delay(&mut self, address: IpAddr) -> Duration {
+        let delay = self.places.ended.delay(network(address));
+        if !delay.is_zero() {
+            self.complain(&format!(
+                "connections of {address} were ended because of what came over them: its next ones wait"
+            ));
+        }
+        delay
     }
 
     fn complain(&mut self, reason: &str) {
@@ -221,105 +247,17 @@ pub(crate) fn raise_open_files() {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-/// The connections that may be open at a time.
-struct Places {
-    free: Arc<Semaphore>,
-    silent: Mutex<Silent>,
-}
-
-/// The connections that may be closed for others, those that have been silent the longest first.
-#[derive(Default)]
-struct Silent {
-    connections: BTreeMap<u64, (CancellationToken, Option<Arc<Usage>>)>,
-    /// How many signs of life there have been so far.
-    signs: u64,
-}
-
-impl Places {
-    fn new(most: usize) -> Self {
-        let free = Arc::new(Semaphore::new(most.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { free, silent: Mutex::default() }
-    }
-
-    /// Closes the connection that has been silent the longest, if there is one that may be closed.
-    fn close_most_silent(&self) {
-        if let Some((_, (closing, _))) = self.silent.lock().connections.pop_first() {
-            closing.cancel();
-        }
-    }
-
-    /// Does the same among the connections of one peer. Returns false if there is none.
-    fn close_most_silent_of(&self, peer: &Arc<Usage>) -> bool {
-        let mut silent = self.silent.lock();
-        let is_of_peer =
-            |usage: &Option<Arc<Usage>>| usage.as_ref().is_some_and(|u| Arc::ptr_eq(u, peer));
-        let found = silent.connections.iter().find(|(_, (_, usage))| is_of_peer(usage));
-        let Some(number) = found.map(|(number, _)| *number) else { return false };
-        if let Some((closing, _)) = silent.connections.remove(&number) {
-            closing.cancel();
-        }
-        true
-    }
-}
-
-/// The place of one connection. Dropping it makes room for another.
-struct Place {
-    places: Arc<Places>,
-    /// The number of its last sign of life, if it may be closed for others.
-    silent_since: Option<u64>,
-    closing: CancellationToken,
-    /// Where the connection is counted, once there is one.
-    usage: Option<Arc<Usage>>,
-    _permit: Option<OwnedSemaphorePermit>,
-}
-
-impl Place {
-    async fn take(places: &Arc<Places>) -> Self {
-        let permit = Arc::clone(&places.free).acquire_owned().await.ok(); // never closed
-        let places = Arc::clone(places);
-        let closing = CancellationToken::new();
-        Self { places, silent_since: None, closing, usage: None, _permit: permit }
-    }
-
-    /// Puts the connection behind all others that may be closed.
-    fn sign_of_life(&mut self) {
-        let mut silent = self.places.silent.lock();
-        if let Some(since) = self.silent_since
-            && silent.connections.remove(&since).is_none()
-        {
-            return; // the connection is being closed
-        }
-        silent.signs += 1;
-        let signs = silent.signs;
-        silent.connections.insert(signs, (self.closing.clone(), self.usage.clone()));
-        self.silent_since = Some(signs);
-    }
-
-    /// Exempts the connection from being closed for others from now on.
-    fn keep(&mut self) {
-        if let Some(since) = self.silent_since.take() {
-            self.places.silent.lock().connections.remove(&since);
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.keep();
-        if let Some(usage) = &self.usage {
-            usage.connections.release();
-        }
-    }
-}
-
 /// One connection. Dropping it makes room for another.
 pub(crate) struct Connection {
     transport: Transport,
     peer: Peer,
     duty: Option<Duty>,
     timeout: Duration,
-    /// When the connection is closed unless the client does its duty.
+    /// When the wait is over; after that, when the connection is closed unless the client does its duty.
     deadline: Pin<Box<Sleep>>,
+    wait: Option<Wait>,
+    /// What is written to a connection of gRPC.
+    frames: Option<Frames>,
     place: Place,
     /// Done when the place is wanted for another connection.
     closing: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -331,29 +269,38 @@ impl Connection {
         tls: Option<&TlsAcceptor>,
         (duty, timeout): (Duty, Duration),
         mut place: Place,
+        wait: Option<Wait>,
     ) -> Self {
         place.sign_of_life();
         let closing = Box::pin(place.closing.clone().cancelled_owned());
-        let deadline = Box::pin(sleep(timeout));
+        let deadline = Box::pin(sleep(wait.as_ref().map_or(timeout, |wait| wait.delay)));
+        let frames = matches!(duty, Duty::FirstBytes(_)).then(Frames::default);
         let address = stream.peer_addr().ok();
         let usage = place.usage.clone().unwrap_or_default();
         let peer = Peer { address, names: Arc::default(), usage };
         let transport = Transport::new(stream, tls, &peer);
-        Self { transport, peer, duty: Some(duty), timeout, deadline, place, closing }
+        let duty = Some(duty);
+        Self { transport, peer, duty, timeout, deadline, wait, frames, place, closing }
     }
 
-    fn check_deadline(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+    /// Returns whether the connection is served, and an error if it is to be closed.
+    fn poll_served(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.duty.is_none() {
-            return Ok(());
+            return Poll::Ready(Ok(()));
+        }
+        if self.closing.as_mut().poll(context).is_ready() {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        if self.wait.is_some() {
+            ready!(self.deadline.as_mut().poll(context));
+            self.wait = None;
+            self.deadline.as_mut().reset(Instant::now() + self.timeout);
         }
         if self.deadline.as_mut().poll(context).is_ready() {
             self.transport.too_slow();
-            return Err(io::ErrorKind::TimedOut.into());
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
-        if self.closing.as_mut().poll(context).is_ready() {
-            return Err(io::ErrorKind::ConnectionAborted.into());
-        }
-        Ok(())
+        Poll::Ready(Ok(()))
     }
 
     fn received(&mut self, bytes: usize) {
@@ -367,6 +314,15 @@ impl Connection {
             }
             Some(Duty::Answers) => self.place.sign_of_life(),
             None => {}
+        }
+    }
+
+    fn written(&mut self, bytes: &[u8]) {
+        if let Some(frames) = &mut self.frames
+            && frames.end_for_abuse(bytes)
+            && let Some(network) = self.peer.network()
+        {
+            self.place.count_end(network);
         }
     }
 
@@ -392,7 +348,7 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.check_deadline(context)?;
+        ready!(self.poll_served(context))?;
         let before = buffer.filled().len();
         ready!(ready!(self.transport.poll_ready(context))?.poll_read(context, buffer))?;
         self.received(buffer.filled().len() - before);
@@ -406,9 +362,10 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.check_deadline(context)?;
+        ready!(self.poll_served(context))?;
         let transport = ready!(self.transport.poll_ready(context))?;
         let written = ready!(transport.poll_write(context, bytes))?;
+        self.written(&bytes[..written]);
         self.answered();
         Poll::Ready(Ok(written))
     }
@@ -418,9 +375,15 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.check_deadline(context)?;
+        ready!(self.poll_served(context))?;
         let transport = ready!(self.transport.poll_ready(context))?;
         let written = ready!(transport.poll_write_vectored(context, parts))?;
+        let mut left = written;
+        for part in parts {
+            let part = &part[..left.min(part.len())];
+            left -= part.len();
+            self.written(part);
+        }
         self.answered();
         Poll::Ready(Ok(written))
     }
@@ -430,7 +393,7 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.check_deadline(context)?;
+        ready!(self.poll_served(context))?;
         ready!(self.transport.poll_ready(context))?.poll_flush(context)
     }
 

@@ -3,7 +3,7 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::rustls::{ServerConfig, crypto::ring, server::ResolvesServerCertUsingSni};
 
-use super::*;
+use super::{places::MOST_WAITING, *};
 
 const SHORT: Duration = Duration::from_millis(100);
 const LIMIT: Duration = Duration::from_mins(1);
@@ -177,4 +177,70 @@ async fn an_incomplete_request_is_timed_out() {
     assert_eq!(closed.kind(), io::ErrorKind::TimedOut);
     drop(connection);
     dripping.await.unwrap();
+}
+
+/// What the broker writes when too much was reset.
+const CALM_DOWN: [u8; 17] = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 11];
+
+async fn connect(address: SocketAddr, from: &str) -> TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
+    let mut client = socket.connect(address).await.unwrap();
+    client.write_all(b"1").await.unwrap();
+    client
+}
+
+/// Whoever goes too far is served again, but not at once, and keeps nobody else waiting.
+#[tokio::test]
+async fn an_address_whose_connections_are_ended_for_abuse_waits_for_the_next_one() {
+    let (mut listener, address) = listener(Duty::FirstBytes(1), 99).await;
+    for (nth, cut) in [(1, 17), (2, 16)] {
+        let _client = connect(address, "127.0.0.1").await;
+        let (mut connection, _) = listener.accept().await;
+        assert!(connection.wait.is_none(), "no wait for the connection number {nth}");
+        assert_eq!(read(&mut connection).await.unwrap(), 1);
+        let (one, rest) = CALM_DOWN.split_at(cut);
+        connection.write_all(one).await.unwrap();
+        let parts = [io::IoSlice::new(rest), io::IoSlice::new(b"")];
+        std::future::poll_fn(|context| {
+            Pin::new(&mut connection).poll_write_vectored(context, &parts)
+        })
+        .await
+        .unwrap();
+    }
+    let _client = connect(address, "127.0.0.1").await;
+    let (mut waiting, _) = listener.accept().await;
+    let delay = waiting.wait.as_ref().expect("a wait").delay;
+    let (begun, usage) = (Instant::now(), Arc::clone(&waiting.peer.usage));
+    let _other = connect(address, "127.0.0.2").await;
+    let (mut other, _) = listener.accept().await;
+    assert!(other.wait.is_none(), "others do not wait");
+    assert_eq!(read(&mut other).await.unwrap(), 1);
+    assert!(usage.waiting.take(2) && !usage.waiting.take(2), "one waits");
+    usage.waiting.release();
+    assert_eq!(read(&mut waiting).await.unwrap(), 1);
+    assert!(begun.elapsed() >= delay);
+    assert!(usage.waiting.take(1), "it does not wait any more");
+    assert!(tokio::time::timeout(3 * SHORT, waiting.read(&mut [0; 9])).await.is_err(), "open");
+}
+
+#[tokio::test]
+async fn few_connections_of_an_address_wait_and_more_are_closed() {
+    let (mut listener, address) = listener(Duty::FirstBytes(1), 99).await;
+    let network = "127.0.0.1".parse().unwrap();
+    while listener.places.ended.failed(network) < Duration::from_secs(2) {}
+    let mut waiting = Vec::new();
+    for _ in 0..MOST_WAITING {
+        let client = connect(address, "127.0.0.1").await;
+        waiting.push((client, listener.accept().await));
+    }
+    let mut closed = connect(address, "127.0.0.1").await;
+    let _other = connect(address, "127.0.0.2").await;
+    let (_, from) = tokio::time::timeout(LIMIT, listener.accept()).await.expect("another one");
+    assert_eq!(from.ip().to_string(), "127.0.0.2");
+    assert!(closed.read(&mut [0; 9]).await.map_or(true, |read| read == 0), "closed");
+    waiting.pop();
+    let _next = connect(address, "127.0.0.1").await;
+    let (next, _) = tokio::time::timeout(LIMIT, listener.accept()).await.expect("the next one");
+    assert!(next.wait.is_some());
 }
