@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use mongodb::{
     Client, Collection,
     bson::{DateTime, Document, doc},
@@ -245,6 +246,19 @@ impl MongoServer {
         self.process.0.as_ref().map(Child::id)
     }
 
+    /// Removes all data but the log. The server must not run.
+    fn empty(&self) -> io::Result<()> {
+        for entry in fs::read_dir(self.directory.path())? {
+            let path = entry?.path();
+            if path.is_dir() {
+                fs::remove_dir_all(path)?;
+            } else if path != self.log() {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the command that starts the server, without a set.
     fn command(&self) -> Command {
         let mut command = Command::new(program(MONGOD, "mongod"));
@@ -315,6 +329,13 @@ async fn is_primary(client: &Client) -> bool {
     hello.is_ok_and(|hello| hello.get_bool("isWritablePrimary").is_ok_and(|is| is))
 }
 
+/// Returns whether the server takes part in its set.
+async fn takes_part(client: &Client) -> bool {
+    let hello = async { client.database("admin").run_command(doc! { "hello": 1 }).await };
+    let Ok(Ok(hello)) = tokio::time::timeout(PATIENCE, hello).await else { return false };
+    ["isWritablePrimary", "secondary"].iter().any(|role| hello.get_bool(role).unwrap_or(false))
+}
+
 /// A MongoDB replica set of three nodes.
 pub(crate) struct MongoSet {
     servers: Vec<MongoServer>,
@@ -367,6 +388,17 @@ impl MongoSet {
     /// Restarts a member on the same port and data.
     pub(crate) fn restart(&mut self, member: usize) {
         self.servers[member].spawn();
+    }
+
+    /// Kills a member as in a crash.
+    pub(crate) fn kill(&mut self, member: usize) {
+        self.servers[member].kill();
+    }
+
+    /// Starts a member that is not running without its data, which it copies from the others.
+    pub(crate) fn restart_empty(&mut self, member: usize) {
+        self.servers[member].empty().expect("a folder that can be emptied");
+        self.restart(member);
     }
 
     /// Freezes the primary, and returns its index.
@@ -441,15 +473,15 @@ impl MongoSet {
     pub(crate) async fn until_whole(&self) {
         for server in &self.servers {
             let client = server.client().await;
-            server
-                .until("a member of the set", || async {
-                    let hello =
-                        client.database("admin").run_command(doc! { "hello": 1 }).await.ok()?;
-                    let is = |role| hello.get_bool(role).unwrap_or(false);
-                    (is("isWritablePrimary") || is("secondary")).then_some(())
-                })
-                .await;
+            let asked = || async { takes_part(&client).await.then_some(()) };
+            server.until("a member of the set", asked).await;
         }
+    }
+
+    /// Returns, for each member, whether it takes part in the set.
+    pub(crate) async fn taking_part(&self) -> Vec<bool> {
+        let asked = async |server: &MongoServer| takes_part(&server.client().await).await;
+        join_all(self.servers.iter().map(asked)).await
     }
 
     pub(crate) async fn primary(&self) -> usize {

@@ -180,6 +180,7 @@ async fn campaign(args: &Args, store: Store, stop: &CancellationToken) -> bool {
             }
         }
     }
+    table.resynced = world.resynced().await;
     println!("{store}, seed {}: {table}", args.seed);
     table.wrong == 0
 }

@@ -21,6 +21,10 @@ use crate::{
 const OTHERS: usize = 3;
 /// How long the set may take to go on without a member.
 const LIMIT: Duration = Duration::from_mins(2);
+/// How long a member may take to come back before its data is given up.
+const RETURN: Duration = Duration::from_mins(1);
+/// The pause before members are asked again whether they take part in the set.
+const PAUSE: Duration = Duration::from_millis(100);
 /// How often the table of connections is read at most, until a connection is found in it.
 const TRIES: usize = 5;
 
@@ -40,6 +44,32 @@ pub(crate) struct Members {
     links: Vec<Link>,
     processes: Processes,
     away: Option<Away>,
+    /// How often a member did not come back and copied all data anew.
+    pub(crate) resynced: usize,
+}
+
+/// What to do about members that do not take part in the set.
+#[derive(Debug, PartialEq, Eq)]
+enum Verdict {
+    /// All take part.
+    Whole,
+    /// They may still come back.
+    Wait,
+    /// This one does not come back by itself: it is killed, and copies all data from the others.
+    Resync(usize),
+    /// The others cannot make up for what is away.
+    GiveUp,
+}
+
+/// Decides on members that are away for so long. The one that was told last to copy all data is `resynced`.
+fn verdict(take_part: &[bool], away_for: Duration, resynced: Option<usize>) -> Verdict {
+    let away: Vec<usize> = (0..take_part.len()).filter(|member| !take_part[*member]).collect();
+    match away[..] {
+        [] => Verdict::Whole,
+        _ if away_for < RETURN => Verdict::Wait,
+        [member] if resynced != Some(member) => Verdict::Resync(member),
+        _ => Verdict::GiveUp,
+    }
 }
 
 impl Members {
@@ -54,7 +84,7 @@ impl Members {
             links.last().expect("a link").address.clone()
         })
         .await;
-        Self { set, links, processes, away: None }
+        Self { set, links, processes, away: None, resynced: 0 }
     }
 
     /// Returns the servers.
@@ -116,12 +146,51 @@ impl Members {
             Some(Away::Frozen(member)) => self.set.thaw(member),
             Some(Away::Dead(member)) => {
                 self.set.restart(member);
-                *self.processes.lock() = self.set.process_ids();
+                self.know_processes();
             }
             Some(Away::CutOff) => self.links.iter().for_each(|link| link.set(Mode::Open)),
             None => {}
         }
-        self.set.until_whole().await;
+        self.until_whole().await;
+    }
+
+    /// Waits until all members take part in the set. One that hangs, as `mongod` does at times in its own rollback,
+    /// does not end the campaign: the set goes on without it, and so do brokers.
+    async fn until_whole(&mut self) {
+        let (mut since, mut resynced) = (Instant::now(), None);
+        loop {
+            match verdict(&self.set.taking_part().await, since.elapsed(), resynced) {
+                Verdict::Whole => return,
+                Verdict::Wait => tokio::time::sleep(PAUSE).await,
+                Verdict::Resync(member) => {
+                    self.resync(member).await;
+                    (since, resynced) = (Instant::now(), Some(member));
+                }
+                // It ends the campaign, with the log of the first member that is away.
+                Verdict::GiveUp => self.set.until_whole().await,
+            }
+        }
+    }
+
+    /// Kills a member and has it copy all data from the others.
+    async fn resync(&mut self, member: usize) {
+        print!(
+            "(member {member} did not come back within {} s: it is resynced) ",
+            RETURN.as_secs()
+        );
+        self.set.kill(member);
+        // What was answered may be in one of the others alone: a write that both have follows all that was answered.
+        let begun = Instant::now();
+        while !self.set.takes_writes().await {
+            assert!(begun.elapsed() < LIMIT, "two members of three take no writes");
+        }
+        self.set.restart_empty(member);
+        self.know_processes();
+        self.resynced += 1;
+    }
+
+    fn know_processes(&self) {
+        *self.processes.lock() = self.set.process_ids();
     }
 }
 
@@ -152,6 +221,20 @@ fn holds(process: u32, file: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_member_that_does_not_come_back_in_time_is_resynced_once() {
+        let soon = Duration::from_secs(1);
+        assert_eq!(verdict(&[true, true, true], RETURN, None), Verdict::Whole);
+        assert_eq!(verdict(&[true, false, true], soon, None), Verdict::Wait);
+        assert_eq!(verdict(&[true, false, true], RETURN, None), Verdict::Resync(1));
+        assert_eq!(verdict(&[true, true, false], RETURN, Some(1)), Verdict::Resync(2));
+        // Copies of all data take their time too, and then something else is wrong.
+        assert_eq!(verdict(&[true, false, true], soon, Some(1)), Verdict::Wait);
+        assert_eq!(verdict(&[true, false, true], RETURN, Some(1)), Verdict::GiveUp);
+        // What was answered may be in one member that is away and in the one that is not.
+        assert_eq!(verdict(&[false, true, false], RETURN, None), Verdict::GiveUp);
+    }
 
     #[test]
     fn the_owner_of_a_connection_is_found_by_its_port() {

@@ -19,6 +19,8 @@ pub(crate) struct Table {
     items: u64,
     events: usize,
     pub(crate) wrong: usize,
+    /// How many members of a set did not come back and had to copy all data anew; `None` without a set.
+    pub(crate) resynced: Option<usize>,
 }
 
 impl Table {
@@ -48,6 +50,9 @@ impl fmt::Display for Table {
             f,
             "{cycles} cycles, {items} items, {events} events, {wrong} with something wrong"
         )?;
+        if let Some(resynced) = self.resynced {
+            writeln!(f, "resynced members: {resynced}")?;
+        }
         writeln!(f, "| fault | count | violations | recovery p50 | max |")?;
         writeln!(f, "|---|---|---|---|---|")?;
         for (fault, line) in &self.lines {

@@ -362,6 +362,11 @@ impl World {
         wrong
     }
 
+    /// Returns how many members of the set had to copy all data anew; `None` without a set.
+    pub(crate) async fn resynced(&self) -> Option<usize> {
+        Some(self.members.as_ref()?.lock().await.resynced)
+    }
+
     /// Copies the logs of the MongoDB servers, under names that begin with this path.
     pub(crate) async fn keep_logs(&self, path: &Path) -> io::Result<()> {
         let keep = |number: usize, server: &MongoServer| {
