@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import tomllib
 import urllib.request
 
@@ -142,21 +143,37 @@ def fill_volumes(manifests, others, root):
 
 
 @contextlib.contextmanager
+def running(command, what, **options):
+    """Runs a broker and yields what it says until it serves. One that does not start or end in time is killed and fails the check."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    said = []
+    too_late = threading.Timer(LIMIT, process.kill)  # ends its output
+    too_late.start()
+    try:
+        while not (said and "listening on http://" in said[-1]):
+            said.append(process.stdout.readline())
+            expect(said[-1], f"the broker does not start {what}\n{''.join(said)}")
+        too_late.cancel()
+        yield "".join(said)
+        process.terminate()
+        try:
+            process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            rest, _ = process.communicate()
+            sys.exit(f"deploy: the broker does not end within {LIMIT} s of SIGTERM {what}\n{''.join(said)}{rest}")
+    finally:
+        too_late.cancel()
+        process.kill()  # does nothing to one that has ended
+        process.wait()
+
+
+@contextlib.contextmanager
 def broker(settings, cwd, **variables):
     """Runs a broker with these settings, on free ports: flags come before the file. Yields its two addresses."""
     command = [BIN / "sluicegate", "--config", settings, "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"]
-    process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | variables)
-    try:
-        addresses, said = [], []
-        while len(addresses) < 2:
-            line = process.stdout.readline()
-            expect(line, f"the broker does not start with {settings.read_text()}\n{''.join(said)}")
-            said.append(line)
-            addresses += re.findall(r"listening on \w+://(\S+)", line)
-        yield addresses
-    finally:
-        process.terminate()
-        process.communicate(timeout=LIMIT)
+    with running(command, f"with {settings.read_text()}", cwd=cwd, env=os.environ | variables) as said:
+        yield re.findall(r"listening on \w+://(\S+)", said)
 
 
 def start_with(name, values, manifests, others):
@@ -339,16 +356,8 @@ def image():
     entry = [*inside, *json.loads(re.search(r"^ENTRYPOINT (.*)$", dockerfile, re.M)[1])]
     health = [*inside, *json.loads(re.search(r"^HEALTHCHECK .*CMD (.*)$", dockerfile, re.M)[1])]
     variables |= {"SLUICEGATE_INSECURE": "true"}
-    process = subprocess.Popen(entry, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        said = []
-        while not (said and "listening on http" in said[-1]):
-            said.append(process.stdout.readline())
-            expect(said[-1], f"the broker does not start in its image:\n{''.join(said)}")
+    with running(entry, "in its image", env=variables):
         yield lambda fails=False: run(*health, env=variables, fails=fails), ports
-    finally:
-        process.terminate()
-        process.communicate(timeout=LIMIT)
 
 
 def check_image():
