@@ -7,6 +7,7 @@
 //! # Layout
 //! * `history`: the events, the recorder, files, text for people.
 //! * `messages`: the same from messages of the API (feature `messages`).
+//! * `settles`: what is sent and told on a `ConsumeStream` (the same feature).
 //! * `rules`: one rule per promise.
 //! * `checker`: what follows from the events so far. Each file holds the rules of one subject.
 //! * `report`: violations and the events that prove them.
@@ -17,6 +18,8 @@ pub mod history;
 pub mod messages;
 mod report;
 mod rules;
+#[cfg(feature = "messages")]
+pub mod settles;
 
 use std::{io, path::Path};
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use sluicegate_proto::v1 as pb;
 
 use crate::history::{
-    Delivery, Figures, Listed, NewItem, Outcome, PushEntry, Pushed, Request, Response,
-    RollbackItem, Settings, Span, State,
+    Consume, Delivery, Figures, Listed, NewItem, OnDisconnect, Outcome, PushEntry, Pushed, Request,
+    Response, RollbackItem, Settings, Span, State,
 };
 
 /// Returns a length of time as a message.
@@ -81,6 +81,24 @@ pub fn queue(name: &str, settings: &Settings, lease: Duration) -> pb::Queue {
             jitter: 0.5,
         }),
         ..pb::Queue::default()
+    }
+}
+
+/// Returns how a stream consumes.
+pub fn consume(consume: &Consume) -> pb::ConsumeRequest {
+    let on_disconnect = match consume.on_disconnect {
+        OnDisconnect::Count => pb::OnDisconnect::Count,
+        OnDisconnect::KeepLease => pb::OnDisconnect::KeepLease,
+        OnDisconnect::Release => pb::OnDisconnect::Release,
+    };
+    pb::ConsumeRequest {
+        queue: consume.queue.clone(),
+        max_in_flight: consume.max_in_flight.cast_signed(),
+        lease: Some(duration(Duration::from_micros(consume.lease))),
+        auto_commit: consume.auto_commit,
+        renew: consume.renew,
+        on_disconnect: on_disconnect.into(),
+        ..pb::ConsumeRequest::default()
     }
 }
 

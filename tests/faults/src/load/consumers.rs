@@ -1,14 +1,13 @@
 //! Consumers: streams, calls that wait and calls that do not, and all that is done with an item.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use sluicegate_checker::{
     history::{Answer, Call, Consume, Delivery, OnDisconnect, PushEntry, Request, RollbackItem},
-    messages::{duration, micros, settled},
+    messages::{self, micros},
+    settles::Settles,
 };
-use sluicegate_proto::v1::{
-    self as pb, consume_stream_request::Action, consume_stream_response::Event,
-};
+use sluicegate_proto::v1::{self as pb, consume_stream_request::Action};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
@@ -61,30 +60,21 @@ async fn reserve(load: &Arc<Load>, name: &str, way: &Way, queue: &str) {
 fn opening(load: &Load, queue: &str) -> (Request, pb::ConsumeRequest, Duration) {
     let dice = &load.dice;
     let (lease, max_in_flight) = (load.lease(), dice.number(1, 20) as u32);
-    let (on_disconnect, wanted) = match dice.number(0, 3) {
-        0 => (OnDisconnect::Count, pb::OnDisconnect::Count),
-        1 => (OnDisconnect::KeepLease, pb::OnDisconnect::KeepLease),
-        _ => (OnDisconnect::Release, pb::OnDisconnect::Release),
-    };
-    let renew = dice.chance(0.3);
-    let request = Request::Consume(Consume {
+    let consume = Consume {
         queue: queue.to_owned(),
         max_in_flight,
         lease: micros(lease),
         auto_commit: false,
-        on_disconnect,
-        renew,
+        on_disconnect: match dice.number(0, 3) {
+            0 => OnDisconnect::Count,
+            1 => OnDisconnect::KeepLease,
+            _ => OnDisconnect::Release,
+        },
+        renew: dice.chance(0.3),
         slow: false,
-    });
-    let message = pb::ConsumeRequest {
-        queue: queue.to_owned(),
-        max_in_flight: max_in_flight.cast_signed(),
-        lease: Some(duration(lease)),
-        renew,
-        on_disconnect: wanted.into(),
-        ..pb::ConsumeRequest::default()
     };
-    (request, message, lease)
+    let message = messages::consume(&consume);
+    (Request::Consume(consume), message, lease)
 }
 
 /// A stream that ends by itself was ended by the broker.
@@ -127,19 +117,6 @@ async fn stream(load: &Arc<Load>, name: &str, way: &Way, queue: &str, fragile: b
     }
 }
 
-/// Returns a settle to be sent on a stream, for the history and as a message.
-fn settle(load: &Load, delivery: &Delivery) -> (Request, Action) {
-    let receipt = delivery.receipt.clone();
-    if load.dice.chance(0.1) {
-        let item = RollbackItem { receipt: receipt.clone(), ..RollbackItem::default() };
-        let items = vec![pb::RollbackItem { receipt, ..pb::RollbackItem::default() }];
-        let action = Action::Rollback(pb::RollbackRequest { items });
-        return (Request::Rollback { items: vec![item] }, action);
-    }
-    let receipts = vec![receipt];
-    (Request::Commit { receipts: receipts.clone() }, Action::Commit(pb::CommitRequest { receipts }))
-}
-
 /// Consumes by a `ConsumeStream`, on which most items are settled.
 async fn two_way_stream(load: &Arc<Load>, name: &str, way: &Way, queue: &str, fragile: bool) {
     let (request, message, lease) = opening(load, queue);
@@ -155,8 +132,7 @@ async fn two_way_stream(load: &Arc<Load>, name: &str, way: &Way, queue: &str, fr
         Ok(Err(status)) => return call.end(answer_of(&status)),
         Err(_) => return call.end(Answer::Unknown("not opened".to_owned())),
     };
-    // Settles that were sent and not answered yet, by receipt.
-    let mut settles: HashMap<String, Call> = HashMap::new();
+    let mut settles = Settles::default();
     loop {
         let message = tokio::select! {
             message = stream.message() => message,
@@ -168,35 +144,14 @@ async fn two_way_stream(load: &Arc<Load>, name: &str, way: &Way, queue: &str, fr
             Ok(None) => return call.end(Answer::Unknown("ended".to_owned())),
             Err(status) => return call.end(ended(&status)),
         };
-        match event {
-            Some(Event::Deliveries(message)) => {
-                let deliveries: Vec<_> =
-                    message.deliveries.into_iter().map(|one| load.delivery(one)).collect();
-                call.delivered(deliveries.clone());
-                for delivery in deliveries {
-                    if load.dice.chance(0.2) {
-                        start_work(load, name, vec![delivery], lease);
-                        continue;
-                    }
-                    let (request, action) = settle(load, &delivery);
-                    let settle = load.recorder.start(name, &way.broker, request);
-                    if send(action).is_err() {
-                        settle.end(Answer::Refused("not sent".to_owned()));
-                    } else {
-                        settles.insert(delivery.receipt, settle);
-                    }
-                }
+        for delivery in settles.record(&call, event, |one| load.delivery(one)) {
+            if load.dice.chance(0.2) {
+                start_work(load, name, vec![delivery], lease);
+                continue;
             }
-            Some(Event::Settled(message)) => {
-                let receipt = message.results.first().map(|result| &result.receipt);
-                if let Some(settle) = receipt.and_then(|receipt| settles.remove(receipt)) {
-                    settle.ok(settled(&message.results));
-                }
-            }
-            Some(Event::Revoked(message)) => call.revoked(&message.receipt),
-            // It does not say what failed.
-            Some(Event::Error(_)) => settles.clear(),
-            Some(Event::Opened(_) | Event::Extended(_) | Event::Flow(_)) | None => {}
+            let start = |request| load.recorder.start(name, &way.broker, request);
+            let fails = load.dice.chance(0.1);
+            settles.settle(&delivery.receipt, fails, start, |action| send(action).is_ok());
         }
     }
 }

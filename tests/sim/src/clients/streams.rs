@@ -1,19 +1,18 @@
 //! Streams of deliveries: of those of a `ConsumeStream`, most are settled on the stream.
 
 use std::{
-    collections::BTreeMap,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
 use sluicegate_broker::simulation::requests;
 use sluicegate_checker::{
-    history::{Answer, Call, Consume, Delivery, OnDisconnect, Request, RollbackItem},
-    messages::{duration, micros, settled},
+    history::{Answer, Call, Consume, OnDisconnect, Request},
+    messages::{self, micros},
+    settles::Settles,
 };
 use sluicegate_proto::v1::{
-    self as pb, consume_stream_request::Action, consume_stream_response::Event,
-    queue_service_server::QueueService as _,
+    self as pb, consume_stream_request::Action, queue_service_server::QueueService as _,
 };
 use tokio::{
     sync::mpsc::unbounded_channel,
@@ -54,23 +53,6 @@ impl Opening {
             slow: dice.chance(clients.plan.stalls),
         };
         Self { consume, lease, ends_at: Instant::now() + dice.millis(100, 30_000) }
-    }
-
-    fn message(&self) -> pb::ConsumeRequest {
-        let on_disconnect = match self.consume.on_disconnect {
-            OnDisconnect::Count => pb::OnDisconnect::Count,
-            OnDisconnect::KeepLease => pb::OnDisconnect::KeepLease,
-            OnDisconnect::Release => pb::OnDisconnect::Release,
-        };
-        pb::ConsumeRequest {
-            queue: self.consume.queue.clone(),
-            max_in_flight: self.consume.max_in_flight.cast_signed(),
-            lease: Some(duration(self.lease)),
-            auto_commit: self.consume.auto_commit,
-            renew: self.consume.renew,
-            on_disconnect: on_disconnect.into(),
-            ..pb::ConsumeRequest::default()
-        }
     }
 }
 
@@ -146,7 +128,8 @@ pub(super) async fn consume(clients: &Arc<Clients>, name: &str, node: &NodeRef, 
     let opening = Opening::new(clients, queue, auto_commit);
     let request = Request::Consume(opening.consume.clone());
     let call = clients.recorder.start(name, &node.name, request);
-    let opened = ask!(node, None, "QueueService/Consume", consume, opening.message());
+    let opened =
+        ask!(node, None, "QueueService/Consume", consume, messages::consume(&opening.consume));
     let mut stream = match opened {
         Ok(stream) => Box::pin(stream),
         Err(Failed(answer)) => return call.end(answer),
@@ -165,19 +148,6 @@ pub(super) async fn consume(clients: &Arc<Clients>, name: &str, node: &NodeRef, 
     }
 }
 
-/// Returns a settle to be sent on a stream, for the history and as a message.
-fn settle(clients: &Clients, delivery: &Delivery) -> (Request, Action) {
-    let receipt = delivery.receipt.clone();
-    if clients.dice.chance(clients.plan.failures) {
-        let items = vec![RollbackItem { receipt: receipt.clone(), ..RollbackItem::default() }];
-        let message = vec![pb::RollbackItem { receipt, ..pb::RollbackItem::default() }];
-        let action = Action::Rollback(pb::RollbackRequest { items: message });
-        return (Request::Rollback { items }, action);
-    }
-    let receipts = vec![receipt];
-    (Request::Commit { receipts: receipts.clone() }, Action::Commit(pb::CommitRequest { receipts }))
-}
-
 /// Consumes by `ConsumeStream` for a while.
 pub(super) async fn consume_two_way(
     clients: &Arc<Clients>,
@@ -190,50 +160,30 @@ pub(super) async fn consume_two_way(
     let call = clients.recorder.start(name, &node.name, request);
     let (outgoing, messages) = unbounded_channel();
     let send = |action| outgoing.send(pb::ConsumeStreamRequest { action: Some(action) });
-    let _ = send(Action::Open(opening.message()));
+    let _ = send(Action::Open(messages::consume(&opening.consume)));
     let messages = requests(UnboundedReceiverStream::new(messages));
     let opened = ask!(node, None, "QueueService/ConsumeStream", consume_stream, messages);
     let mut stream = match opened {
         Ok(stream) => Box::pin(stream),
         Err(Failed(answer)) => return call.end(answer),
     };
-    // Settles that were sent and not answered yet, by receipt.
-    let mut settles: BTreeMap<String, Call> = BTreeMap::new();
+    let mut settles = Settles::default();
     loop {
         let message = match next(clients, name, node, &opening, &mut stream).await {
             Ok(message) => message,
             Err(over) => return over.record(call, node),
         };
-        match message.event {
-            Some(Event::Deliveries(message)) => {
-                let deliveries: Vec<_> =
-                    message.deliveries.into_iter().map(|one| clients.delivery(one)).collect();
-                call.delivered(deliveries.clone());
-                for delivery in deliveries {
-                    if clients.dice.chance(0.3) {
-                        start_work(clients, name, vec![delivery], opening.lease);
-                        continue;
-                    }
-                    let (request, action) = settle(clients, &delivery);
-                    let settle = clients.recorder.start(name, &node.name, request);
-                    clients.cluster.net.step(name, &node.name);
-                    if send(action).is_err() {
-                        settle.end(Answer::Unknown("not sent".to_owned()));
-                    } else {
-                        settles.insert(delivery.receipt, settle);
-                    }
-                }
+        for delivery in settles.record(&call, message.event, |one| clients.delivery(one)) {
+            if clients.dice.chance(0.3) {
+                start_work(clients, name, vec![delivery], opening.lease);
+                continue;
             }
-            Some(Event::Settled(message)) => {
-                let receipt = message.results.first().map(|result| &result.receipt);
-                if let Some(settle) = receipt.and_then(|receipt| settles.remove(receipt)) {
-                    settle.ok(settled(&message.results));
-                }
-            }
-            Some(Event::Revoked(message)) => call.revoked(&message.receipt),
-            // It does not say what failed.
-            Some(Event::Error(_)) => settles.clear(),
-            Some(Event::Opened(_) | Event::Extended(_) | Event::Flow(_)) | None => {}
+            let fails = clients.dice.chance(clients.plan.failures);
+            let start = |request| clients.recorder.start(name, &node.name, request);
+            settles.settle(&delivery.receipt, fails, start, |action| {
+                clients.cluster.net.step(name, &node.name);
+                send(action).is_ok()
+            });
         }
     }
 }
