@@ -62,7 +62,7 @@ impl Position {
 }
 
 /// About how many bytes of payload one page holds: so few that what waits behind the read does not wait long.
-const PAGE_BYTES: usize = 1 << 20;
+const PAGE_BYTES: usize = 256 << 10;
 
 /// The items of a page.
 struct Found {
