@@ -56,7 +56,7 @@ impl QueueTemplate {
 
     /// Returns the queue of this name that a dead letter of another queue creates: as [`Self::queue_by_use`], but in the group of
     /// that queue, with no link that a template made.
-    pub(crate) fn dead_letter_queue<'a>(
+    pub fn dead_letter_queue<'a>(
         templates: impl IntoIterator<Item = &'a Self>,
         name: QueueName,
         of: &Queue,

@@ -3,7 +3,7 @@
 use std::{ops::Bound, time::Duration};
 
 use sluicegate_broker::{
-    domain::{Queue, QueueName, Schedule, ScheduleName, Timestamp, Totals},
+    domain::{Queue, QueueName, QueueTemplate, Schedule, ScheduleName, Timestamp, Totals},
     store::{
         BrokerReport, Created, Deleted, FiguresPlace, KeptFigures, Links, RECEIPT_KEYS,
         SettingsChanges, StoredReceiptKey,
@@ -69,14 +69,16 @@ impl World {
         self.create_queue(&again);
     }
 
+    /// Creates the dead-letter queue of a queue if it is not there.
     pub(super) fn restore_dead_letter_queue(
         &mut self,
         name: &QueueName,
         from: &Queue,
         now: Timestamp,
     ) {
-        let group = from.group.clone();
-        self.create_queue(&Queue { group, ..Queue::with_defaults(name.clone(), now) });
+        let templates = self.templates.values();
+        let queue = QueueTemplate::dead_letter_queue(templates, name.clone(), from, now);
+        self.create_queue(&queue);
     }
 
     pub(super) fn delete_queue(
