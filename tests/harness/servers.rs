@@ -324,15 +324,18 @@ impl MongoServer {
     }
 }
 
+/// Returns what the server says of its part in the set, if it answers.
+async fn hello(client: &Client) -> Option<Document> {
+    client.database("admin").run_command(doc! { "hello": 1 }).await.ok()
+}
+
 async fn is_primary(client: &Client) -> bool {
-    let hello = client.database("admin").run_command(doc! { "hello": 1 }).await;
-    hello.is_ok_and(|hello| hello.get_bool("isWritablePrimary").is_ok_and(|is| is))
+    hello(client).await.is_some_and(|hello| hello.get_bool("isWritablePrimary").unwrap_or(false))
 }
 
 /// Returns whether the server takes part in its set.
 async fn takes_part(client: &Client) -> bool {
-    let hello = async { client.database("admin").run_command(doc! { "hello": 1 }).await };
-    let Ok(Ok(hello)) = tokio::time::timeout(PATIENCE, hello).await else { return false };
+    let Ok(Some(hello)) = tokio::time::timeout(PATIENCE, hello(client)).await else { return false };
     ["isWritablePrimary", "secondary"].iter().any(|role| hello.get_bool(role).unwrap_or(false))
 }
 

@@ -473,4 +473,4 @@ impl Registration<'_> {
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-pub(crate) use tests::recorded;
+pub(crate) use tests::{count_one_of_each, recorded};

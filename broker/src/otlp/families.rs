@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use crate::{
         domain::{Depth, LimitReason, QueueName, limits::MAX_NAME_BYTES},
-        metrics::{MAX_QUEUE_LABELS, Metrics},
+        metrics::{MAX_QUEUE_LABELS, Metrics, count_one_of_each},
     };
 
     const PERIOD: Period = Period { start: 7, now: 9 };
@@ -276,19 +276,7 @@ mod tests {
         let metrics = Metrics::new();
         for n in 0..MAX_QUEUE_LABELS {
             let queue = queue(&format!("{n:q>MAX_NAME_BYTES$}"));
-            let counts = [
-                Metrics::pushed,
-                Metrics::deduplicated,
-                Metrics::delivered,
-                Metrics::committed,
-                Metrics::rolled_back,
-                Metrics::moved,
-                Metrics::expired,
-                Metrics::damaged,
-            ];
-            for count in counts {
-                count(&metrics, &queue, 1);
-            }
+            count_one_of_each(&metrics, &queue);
             for reason in LimitReason::ALL {
                 metrics.dead_lettered(&queue, reason, 1);
                 metrics.discarded(&queue, reason, 1);
