@@ -139,11 +139,14 @@ async fn a_cancelled_operation_stops(backend: Backend) {
     let cancelled = api.operation.clone().cancel_operation(request).await.expect("an answer");
     let cancelled = cancelled.into_inner().operation.expect("the operation in the answer");
     assert_eq!(cancelled.state(), OperationState::Cancelled);
-    // The broker learns of it within about a second, and says how many items it had deleted by then.
+    // The broker learns of it within about a second, and then says how many items it had deleted by then. What it said before may be
+    // right by chance, while it goes on.
+    let time = |operation: &Operation| operation.update_time.map(|at| (at.seconds, at.nanos));
     let is_counted = || async {
+        let said = api.operation(&id).await;
         let left = api.list("dead", ItemState::Unspecified).await.len() as i64;
-        let said = api.operation(&id).await.processed_items;
-        (left + said == ITEMS as i64).then_some(left)
+        let is_last = time(&said) > time(&cancelled);
+        (is_last && left + said.processed_items == ITEMS as i64).then_some(left)
     };
     assert!(until("the last word of the broker", is_counted).await > 0);
     tokio::time::sleep(Duration::from_millis(300)).await;
