@@ -38,6 +38,7 @@ fn deal_500(bencher: Bencher<'_, '_>, consumers: usize) {
         may_exceed: true,
         lease: Duration::from_secs(30),
         consumer: None,
+        spare: false,
     };
     let (sizes, demands) =
         (vec![ItemSize { payload: 256, message: 1_656 }; 500], vec![want; consumers]);

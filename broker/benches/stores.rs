@@ -108,6 +108,7 @@ impl Bed {
             may_exceed: true,
             lease: Duration::from_mins(10),
             consumer: None,
+            spare: false,
         };
         let demands = [demand];
         let mut reserver = self.reserver.borrow_mut();

@@ -26,6 +26,8 @@ pub struct Demand {
     pub lease: Duration,
     /// Name of the consumer.
     pub consumer: Option<ConsumerName>,
+    /// True for the demand, the last one, that gets what is behind everything that the others can take.
+    pub spare: bool,
 }
 
 /// Assigns items of the given sizes to the demands in turn. Returns the index of the demand for
@@ -53,17 +55,23 @@ pub fn assign(sizes: &[ItemSize], demands: &[Demand]) -> Vec<usize> {
         .collect();
     let mut assigned = Vec::with_capacity(sizes.len());
     let mut turn = 0;
+    let spare = usize::from(demands.last().is_some_and(|demand| demand.spare));
+    let mut spare_began = false;
     for &size in sizes {
         let fits = |room: &Room| {
             room.items > 0
                 && (size.payload <= room.bytes || room.may_exceed)
                 && (room.message == 0 || room.message + size.message <= MAX_MESSAGE_BYTES)
         };
-        let Some(claimant) =
-            (0..rooms.len()).map(|step| (turn + step) % rooms.len()).find(|&i| fits(&rooms[i]))
+        let others = rooms.len() - spare;
+        let next = (0..others).map(|step| (turn + step) % others).find(|&i| fits(&rooms[i]));
+        let next = next.filter(|_| !spare_began);
+        let Some(claimant) = next.or_else(|| (others..rooms.len()).find(|&i| fits(&rooms[i])))
         else {
             break;
         };
+        // What comes behind is for nobody else, so that the order is kept.
+        spare_began = claimant >= others;
         let room = &mut rooms[claimant];
         room.items -= 1;
         room.bytes = room.bytes.saturating_sub(size.payload);
@@ -86,6 +94,7 @@ mod tests {
             may_exceed: true,
             lease: Duration::from_secs(1),
             consumer: None,
+            spare: false,
         }
     }
 
@@ -99,6 +108,17 @@ mod tests {
     fn items_are_assigned_in_turn() {
         let demands = [want(1, 100), want(3, 100), want(9, 100)];
         assert_eq!(assign(&[1; 7], &demands), [0, 1, 2, 1, 2, 1, 2]);
+    }
+
+    #[test]
+    fn a_spare_demand_gets_what_the_others_leave() {
+        let spare = Demand { spare: true, ..want(9, 100) };
+        assert_eq!(assign(&[1; 5], &[want(3, 100), spare.clone()]), [0, 0, 0, 1, 1]);
+        assert_eq!(assign(&[1; 2], &[want(3, 100), spare.clone()]), [0, 0]);
+        assert_eq!(assign(&[1; 2], std::slice::from_ref(&spare)), [0, 0]);
+        // An item that another demand could take is not handed out before one that it could not.
+        let small = Demand { may_exceed: false, ..want(3, 10) };
+        assert_eq!(assign(&[1, 20, 1], &[small, spare]), [0, 1, 1]);
     }
 
     #[test]

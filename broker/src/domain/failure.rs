@@ -142,6 +142,12 @@ impl Queue {
         self.max_deliveries.unwrap_or(self.defaults.max_deliveries)
     }
 
+    /// Returns true if items may be reserved before a consumer asks for them. Those that a broker holds when it is killed
+    /// lose an attempt and a delivery by it, and some queues allow one only.
+    pub fn may_reserve_ahead(&self) -> bool {
+        !self.attempt_limit().is_reached(1) && !self.delivery_limit().is_reached(1)
+    }
+
     /// Returns the retry policy in force.
     pub fn retry_policy_in_force(&self) -> &RetryPolicy {
         self.retry_policy.as_ref().unwrap_or(&self.defaults.retry_policy)

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::{
     domain::{AtLimit, Cause, FailureOutcome, LimitReason, Queue, QueueName, Receipt, Totals},
-    store::{AtLimitCounts, Reservation, Rollback, RollbackTo},
+    store::{AtLimitCounts, EndedDelivery, Reservation, Rollback, RollbackTo},
 };
 
 use super::{Engine, Result, depths::Change};
@@ -108,8 +108,10 @@ impl Engine {
         let back = |attempt, wait: Duration| RollbackTo::Queue {
             eligible_time: self.now() + delay.unwrap_or(wait),
             attempt,
-            undelivered: cause == Cause::Undelivered,
-            former_lease: None,
+            ended: match cause {
+                Cause::Undelivered => EndedDelivery::Withdrawn,
+                _ => EndedDelivery::Counted,
+            },
         };
         let outcome = queue.failure_outcome(cause, attempt, deliveries, rand::random());
         let to = match (outcome, &queue.at_limit) {

@@ -285,7 +285,7 @@ impl Engine {
             Notice::Signal(Signal { queue, topic: Topic::Settle, .. }) => {
                 self.stats.depths.stirred(queue);
                 if let Some(dispatcher) = self.dispatcher(queue) {
-                    dispatcher.settled_elsewhere();
+                    dispatcher.settled_elsewhere(self.now());
                 }
             }
             Notice::Missed => self.rescan_all(),
@@ -299,7 +299,7 @@ impl Engine {
         self.overview.names_changed();
         for dispatcher in self.all_dispatchers() {
             dispatcher.look_from_start(self.now());
-            dispatcher.settled_elsewhere();
+            dispatcher.settled_elsewhere(self.now());
         }
     }
 

@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 use sluicegate_proto::backoff::Backoff;
 
 use crate::{
-    domain::{Cause, Delivery, LeaseToken, Queue, Receipt, Timestamp},
+    domain::{Cause, Delivery, Queue, Receipt, Timestamp},
     engine::{Engine, consumers::InFlight},
     essential::essential,
-    store::{Reservation, Rollback, RollbackTo},
+    store::{EndedDelivery, Reservation, Rollback, RollbackTo},
 };
 
 /// Most items rolled back in one call of the store.
@@ -101,19 +101,25 @@ impl PendingRollbacks {
     }
 }
 
-/// Returns a rollback to the item's queue that counts neither an attempt nor a delivery. An item
-/// that was reserved because its former lease had lapsed returns to that lease.
+/// Returns a rollback to the item's queue that counts no attempt, and a delivery only if there was
+/// one. An item that was reserved because its former lease had lapsed returns to that lease.
 fn released(
     queue: &Arc<Queue>,
     receipt: Receipt,
     eligible_time: Timestamp,
-    former_lease: Option<LeaseToken>,
+    ended: EndedDelivery,
 ) -> Rollback {
     // The lapse was counted with the reservation, and is counted again with the next one.
-    let lapses = u32::from(former_lease.is_some());
+    let lapses = u32::from(matches!(ended, EndedDelivery::Unsent { former_lease: Some(_) }));
     let attempt = receipt.attempt.saturating_sub(lapses);
-    let to = RollbackTo::Queue { eligible_time, attempt, undelivered: true, former_lease };
+    let to = RollbackTo::Queue { eligible_time, attempt, ended };
     Rollback { held: Reservation { queue: Arc::clone(queue), receipt }, to, reason: None }
+}
+
+/// Returns a rollback of an item that was never sent, to its previous place.
+fn unsent_item(queue: &Arc<Queue>, held: InFlight) -> Rollback {
+    let ended = EndedDelivery::Unsent { former_lease: held.former_lease };
+    released(queue, held.receipt, held.previous_eligible_time, ended)
 }
 
 impl Engine {
@@ -125,7 +131,8 @@ impl Engine {
     ) {
         let back = |delivery: Delivery| {
             let since = delivery.previous_eligible_time;
-            released(queue, delivery.receipt, since, delivery.former_lease)
+            let ended = EndedDelivery::Unsent { former_lease: delivery.former_lease };
+            released(queue, delivery.receipt, since, ended)
         };
         self.roll_back_later(unwanted.into_iter().map(back).collect());
     }
@@ -145,10 +152,21 @@ impl Engine {
     /// consumer may still settle the others.
     pub(super) fn release_unsent(self: &Arc<Self>, queue: &Arc<Queue>, held: Vec<InFlight>) {
         let unsent = held.into_iter().filter(|held| !held.sent);
-        let back = |held: InFlight| {
-            released(queue, held.receipt, held.previous_eligible_time, held.former_lease)
-        };
-        self.roll_back_later(unsent.map(back).collect());
+        self.roll_back_later(unsent.map(|held| unsent_item(queue, held)).collect());
+    }
+
+    /// Does the same before it returns, if the store answers.
+    pub(super) async fn return_unsent(
+        self: &Arc<Self>,
+        queue: &Arc<Queue>,
+        held: Vec<InFlight>,
+    ) -> crate::engine::Result<()> {
+        let items: Vec<_> = held.into_iter().map(|held| unsent_item(queue, held)).collect();
+        if let Err(error) = self.roll_back(items.clone()).await {
+            self.roll_back_later(items);
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// Rolls back all items held by streams that the broker itself has ended.
@@ -156,9 +174,9 @@ impl Engine {
         let now = self.now();
         let back = |held: InFlight| {
             if held.sent {
-                return released(queue, held.receipt, now, None);
+                return released(queue, held.receipt, now, EndedDelivery::Withdrawn);
             }
-            released(queue, held.receipt, held.previous_eligible_time, held.former_lease)
+            unsent_item(queue, held)
         };
         self.roll_back_later(held.into_iter().map(back).collect());
     }
@@ -265,7 +283,7 @@ mod tests {
         let queue = Arc::new(Queue::with_defaults(name.clone(), Timestamp(0)));
         let receipt = Receipt {
             item: ItemId([1; 12]),
-            token: LeaseToken([2; 12]),
+            token: crate::domain::LeaseToken([2; 12]),
             deliveries: 1,
             earlier_deliveries: 0,
             attempt: 1,
@@ -274,7 +292,7 @@ mod tests {
             group: queue.group.clone(),
         };
         let back = PendingRollbacks::default();
-        let batch = vec![released(&queue, receipt, Timestamp(0), None); ITEMS];
+        let batch = vec![released(&queue, receipt, Timestamp(0), EndedDelivery::Withdrawn); ITEMS];
         assert!(back.add(batch), "a task has to be started");
         let mut taken = 0;
         loop {

@@ -171,7 +171,7 @@ impl Engine {
             if *outcome != Outcome::Ok
                 && let Some(dispatcher) = self.dispatcher(&receipt.queue)
             {
-                dispatcher.settled(std::iter::once(receipt));
+                dispatcher.settled(std::iter::once(receipt), self.now());
             }
         }
         Ok(results)
@@ -370,7 +370,7 @@ impl Engine {
         for (queue, change) in by_queue {
             self.count(queue, &change.totals);
             if let Some(dispatcher) = self.dispatcher(queue) {
-                dispatcher.ended(change.receipts.into_iter());
+                dispatcher.ended(change.receipts.into_iter(), self.now());
             }
             if change.foreign {
                 self.publish(queue, Topic::Settle, None);

@@ -259,7 +259,7 @@ impl Engine {
         let since = self.now();
         let call = Call { max_items, lease, consumer, peer, since, auto_commit, waits, answer };
         let (dispatcher, id) = self.with_dispatcher(&queue.name, |dispatcher| {
-            (Arc::clone(dispatcher), dispatcher.add_call(call))
+            (Arc::clone(dispatcher), dispatcher.add_call(call, since))
         });
         let mut waiting =
             Waiting { engine: Arc::clone(self), queue, dispatcher, id, auto_commit, answered };

@@ -60,9 +60,9 @@ pub use self::{
     reports::{BrokerReport, ConsumerKind, ConsumerReport},
     timed::timed,
     types::{
-        Appeared, AtLimitCounts, Capabilities, Created, Deleted, FirstLease, ItemDeleted, Links,
-        Move, Page, Purged, Push, RedriveFilter, Redriven, Reservation, Reserved, Rollback,
-        RollbackTo, Selection, SettingsChanges, StoredReceiptKey,
+        Appeared, AtLimitCounts, Capabilities, Created, Deleted, EndedDelivery, FirstLease,
+        ItemDeleted, Links, Move, Page, Purged, Push, RedriveFilter, Redriven, Reservation,
+        Reserved, Rollback, RollbackTo, Selection, SettingsChanges, StoredReceiptKey,
     },
 };
 

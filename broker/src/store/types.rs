@@ -105,6 +105,21 @@ pub struct Reservation {
     pub receipt: Receipt,
 }
 
+/// How a delivery counts that a rollback ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EndedDelivery {
+    /// In `deliveries`, and for `max_deliveries`.
+    Counted,
+    /// In `deliveries` only: the broker took the item from its consumer, to shut down.
+    Withdrawn,
+    /// Not at all: the item never reached a consumer.
+    Unsent {
+        /// The lease that had lapsed when this reservation began. Its receipt is valid again until
+        /// the item is reserved anew.
+        former_lease: Option<LeaseToken>,
+    },
+}
+
 /// What a rollback does with its item.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum RollbackTo {
@@ -114,13 +129,8 @@ pub enum RollbackTo {
         eligible_time: Timestamp,
         /// The number of the item's next attempt.
         attempt: u32,
-        /// True if the item never reached a consumer, or if its broker shuts down. The delivery
-        /// does not count for `max_deliveries`.
-        undelivered: bool,
-        /// The lease that had lapsed when this reservation began, if the item never reached a
-        /// consumer since. Its receipt is valid again until the item is reserved anew, and the
-        /// delivery that ends is not counted.
-        former_lease: Option<LeaseToken>,
+        /// How the delivery that ends counts.
+        ended: EndedDelivery,
     },
     /// The item goes to this dead-letter queue, which exists and is in the same group. It is ready
     /// there with `attempt` 1.

@@ -94,7 +94,8 @@ impl Load {
             Measurement::Steady => self.steady(SMALL).await?,
             Measurement::Large => self.steady(LARGE).await?,
             Measurement::Singles => self.singles().await?,
-            Measurement::Workers => self.workers().await?,
+            Measurement::Workers => self.workers(self.system.workers(CALLERS)).await?,
+            Measurement::Pollers => self.workers(self.system.pollers(CALLERS)).await?,
             Measurement::Latency => self.latency().await?,
             Measurement::Confirm => return self.confirm().await,
         };
@@ -152,9 +153,12 @@ impl Load {
         Ok(self.figures(window.0, window.1))
     }
 
-    async fn workers(&self) -> Result<Map<String, Value>> {
+    async fn workers(
+        &self,
+        workers: impl Future<Output = Result<Vec<Box<dyn Consumer>>>>,
+    ) -> Result<Map<String, Value>> {
         self.produce(SMALL, End::After(WORKED), None).await?;
-        let workers = self.system.workers(CALLERS).await?;
+        let workers = workers.await?;
         let before = self.read();
         let (ended, has_ended) = watch::channel(self.ledger.missing() == 0);
         let ended = &ended;

@@ -57,6 +57,8 @@ enum Measurement {
     Singles,
     /// 50 callers that each take one item, settle it, and take the next
     Workers,
+    /// The same with a call for each item, and one that settles it and is answered (Sluicegate)
+    Pollers,
     /// 200 single items a second to an idle consumer
     Latency,
     /// 200 single items a second until the system says that they are stored, without a consumer

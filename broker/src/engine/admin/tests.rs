@@ -33,6 +33,7 @@ async fn dead_letter_of(engine: &Arc<Engine>, origin: &str, dead: &QueueName, ma
         may_exceed: true,
         lease: Duration::from_secs(30),
         consumer: None,
+        spare: false,
     };
     let mut reserver = engine.store().reserver(&origin);
     let reserved = reserver.reserve(&queue, &[demand], Appeared::Nothing).await.unwrap();
@@ -164,6 +165,7 @@ async fn commit_without_end(engine: Arc<Engine>, queue: Arc<Queue>) {
         may_exceed: true,
         lease: Duration::from_secs(30),
         consumer: None,
+        spare: false,
     };
     let mut reserver = engine.store().reserver(&queue.name);
     loop {

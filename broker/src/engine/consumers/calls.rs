@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, mem, net::SocketAddr, time::Duration};
 
 use tokio::sync::oneshot;
 
-use super::{ConsumerId, EngineError, Result};
+use super::{ConsumerId, EngineError, Result, stock::Terms};
 use crate::domain::{ConsumerName, Delivery, Timestamp};
 
 /// A call that does not wait takes part in at most this many rounds.
@@ -25,6 +25,13 @@ pub(in crate::engine) struct Call {
     /// If false, the call is answered after at most [`LOOKS`] rounds, even with no items.
     pub(in crate::engine) waits: bool,
     pub(in crate::engine) answer: oneshot::Sender<Result<Vec<Delivery>>>,
+}
+
+impl Call {
+    /// Returns what an item has to be reserved for.
+    pub(super) fn terms(&self) -> Terms {
+        Terms { lease: self.lease, consumer: self.consumer.clone() }
+    }
 }
 
 enum Patience {
@@ -146,8 +153,23 @@ impl Calls {
         self.waiting.get(&id).is_some_and(|waiting| !waiting.call.answer.is_closed())
     }
 
-    pub(super) fn contains(&self, id: ConsumerId) -> bool {
-        self.waiting.contains_key(&id)
+    pub(super) fn get(&self, id: ConsumerId) -> Option<&Call> {
+        self.waiting.get(&id).map(|waiting| &waiting.call)
+    }
+
+    /// Returns a call that waits for items that are not committed at once, and takes part in no round.
+    pub(super) fn outside_of_rounds(&self, id: ConsumerId) -> Option<&Call> {
+        let waiting = self.waiting.get(&id)?;
+        let is_free = !waiting.in_round && !waiting.call.auto_commit;
+        is_free.then_some(&waiting.call)
+    }
+
+    /// Makes a pop of a reserve.
+    #[cfg(test)]
+    pub(super) fn commits(&mut self, id: ConsumerId) {
+        if let Some(waiting) = self.waiting.get_mut(&id) {
+            waiting.call.auto_commit = true;
+        }
     }
 
     /// Answers a call with its items. Returns the items that the call can no longer receive.

@@ -3,6 +3,7 @@
 
 mod calls;
 mod report;
+mod stock;
 mod stream;
 
 use std::{
@@ -22,6 +23,7 @@ use super::{EngineError, Result};
 pub(crate) use self::stream::{RevokeReason, Revoked};
 pub(super) use self::{
     calls::Call,
+    stock::Stock,
     stream::{InFlight, StreamSettings, is_too_late},
 };
 
@@ -39,6 +41,9 @@ const DOUBT: Duration = Duration::from_secs(1);
 
 /// Identifies a consumer within its dispatcher.
 pub(super) type ConsumerId = u64;
+
+/// The claimant of the items that are reserved ahead. No consumer has this number.
+const STOCK: ConsumerId = 0;
 
 /// The consumer to which one demand of a round belongs.
 #[derive(Debug, Clone, Copy)]
@@ -81,6 +86,8 @@ pub(super) struct Consumers {
     calls: Calls,
     /// The stream that holds each item.
     holders: HashMap<ItemId, ConsumerId>,
+    /// What is reserved for the next consumers that ask.
+    pub(super) stock: Stock,
     /// Void reservations that have not been announced yet, in the order of their announcement.
     void: Vec<Void>,
 }
@@ -114,6 +121,70 @@ impl Consumers {
         self.last_id
     }
 
+    /// Hands a consumer what is in stock for it. Returns true if that was anything. A consumer that takes part in a round
+    /// is answered by the round.
+    pub(super) fn serve(&mut self, id: ConsumerId, now: Timestamp) -> bool {
+        if self.stock.is_empty() {
+            return false;
+        }
+        let taken = if let Some(call) = self.calls.outside_of_rounds(id) {
+            if !self.stock.suits(&call.terms(), call.max_items) {
+                return false;
+            }
+            self.stock.take(call.max_items, |items, bytes| items == 1 || bytes <= MAX_ROUND_BYTES)
+        } else if let Some(stream) = self.streams.get(&id).filter(|s| s.demands() && !s.in_round) {
+            let settings = &stream.settings;
+            if settings.auto_commit || !self.stock.suits(&settings.terms(), settings.max_in_flight)
+            {
+                return false;
+            }
+            let room = settings.max_in_flight - stream.in_flight.len();
+            let (max_bytes, may_exceed) = stream.wanted_bytes();
+            let fits = |items, bytes| bytes <= max_bytes || items == 1 && may_exceed;
+            self.stock.take(room, fits)
+        } else {
+            return false;
+        };
+        if taken.is_empty() {
+            return false;
+        }
+        self.round += 1; // the next item is another stream's, as after a round
+        let back = self.hand(id, taken, now);
+        let is_served = back.is_empty();
+        self.stock.put_back(back, now);
+        is_served
+    }
+
+    /// Hands all consumers what is in stock for them.
+    fn serve_all(&mut self, now: Timestamp) {
+        if self.stock.is_empty() {
+            return;
+        }
+        for claimant in self.demands().claimants {
+            self.serve(claimant.id, now);
+        }
+    }
+
+    /// Hands all consumers what is in stock for them, and takes the rest if it hides items from consumers that want others.
+    pub(super) fn take_hiding(&mut self, now: Timestamp) -> Vec<InFlight> {
+        self.serve_all(now);
+        if self.stock.is_empty() || self.demands().demands.is_empty() {
+            return Vec::new();
+        }
+        self.stock.take_hiding(now)
+    }
+
+    /// Adds the demand for items that nobody has asked for yet, if consumers take items fast enough.
+    pub(super) fn add_stock(&mut self, round: &mut Round, now: Timestamp) {
+        let wanted: usize = round.demands.iter().map(|demand| demand.max_items).sum();
+        if wanted <= MAX_BATCH - stock::MOST
+            && let Some(demand) = self.stock.demand(now)
+        {
+            round.demands.push(demand);
+            round.claimants.push(Claimant { id: STOCK, auto_commit: false });
+        }
+    }
+
     /// Removes a call whose caller has gone.
     pub(super) fn remove_call(&mut self, id: ConsumerId) {
         self.calls.remove(id);
@@ -144,6 +215,16 @@ impl Consumers {
         id: ConsumerId,
         now: Timestamp,
     ) -> (Inbox, Vec<InFlight>) {
+        let (inbox, mut late) = self.look(id, now);
+        if matches!(inbox, Inbox::Empty { .. }) && self.serve(id, now) {
+            let (inbox, more) = self.look(id, now);
+            late.extend(more);
+            return (inbox, late);
+        }
+        (inbox, late)
+    }
+
+    fn look(&mut self, id: ConsumerId, now: Timestamp) -> (Inbox, Vec<InFlight>) {
         let Some(stream) = self.streams.get_mut(&id) else {
             return (Inbox::Ended(EngineError::ShuttingDown), Vec::new());
         };
@@ -187,6 +268,7 @@ impl Consumers {
                 may_exceed: true,
                 lease: waiting.call.lease,
                 consumer: waiting.call.consumer.clone(),
+                spare: false,
             },
         });
         let mut all: Vec<Asking> = calls.collect();
@@ -208,6 +290,7 @@ impl Consumers {
                     may_exceed,
                     lease: settings.lease,
                     consumer: settings.consumer.clone(),
+                    spare: false,
                 },
             });
         }
@@ -230,13 +313,15 @@ impl Consumers {
 
     /// Ends a round whose items have been handed out. `all_seen` says that the round found
     /// everything there was.
-    pub(super) fn end_round(&mut self, round: &Round, all_seen: bool) {
-        self.calls.end_round(round.newest, all_seen);
+    pub(super) fn end_round(&mut self, round: &Round, all_seen: bool, now: Timestamp) {
         for claimant in &round.claimants {
             if let Some(stream) = self.streams.get_mut(&claimant.id) {
                 stream.round_ended();
             }
         }
+        self.stock.round_ended(all_seen, now);
+        self.serve_all(now); // first, because the end of a round answers calls that do not wait
+        self.calls.end_round(round.newest, all_seen);
     }
 
     /// Ends a round that failed.
@@ -288,12 +373,13 @@ impl Consumers {
         lapsed
     }
 
-    /// Takes the items that were never sent out of all streams.
+    /// Takes the items that were never sent out of all streams and the stock.
     pub(super) fn take_unsent(&mut self) -> Vec<InFlight> {
-        let unsent: Vec<_> = self.streams.values_mut().flat_map(Stream::take_unsent).collect();
+        let mut unsent: Vec<_> = self.streams.values_mut().flat_map(Stream::take_unsent).collect();
         for held in &unsent {
             self.holders.remove(&held.receipt.item);
         }
+        unsent.append(&mut self.stock.take_all());
         unsent
     }
 
@@ -310,11 +396,22 @@ impl Consumers {
         deliveries: Vec<Delivery>,
         now: Timestamp,
     ) -> Vec<Delivery> {
-        if self.calls.contains(id) {
-            self.calls.hand(id, deliveries)
-        } else {
-            self.hand_to_stream(id, deliveries, now)
+        if id == STOCK {
+            self.stock.add(deliveries, now);
+            return Vec::new();
         }
+        if let Some(call) = self.calls.get(id) {
+            if call.auto_commit {
+                return self.calls.hand(id, deliveries);
+            }
+            self.stock.count(&call.terms(), call.max_items, deliveries.len(), now);
+            return self.calls.hand(id, deliveries);
+        }
+        if let Some(stream) = self.streams.get(&id).filter(|s| !s.settings.auto_commit) {
+            let most = stream.settings.max_in_flight;
+            self.stock.count(&stream.settings.terms(), most, deliveries.len(), now);
+        }
+        self.hand_to_stream(id, deliveries, now)
     }
 
     /// Hands a stream items that were reserved for it outside of a round. Returns those for which the
@@ -407,6 +504,7 @@ impl Consumers {
             stream.end.get_or_insert_with(|| error.clone());
             stream.wake.notify_one();
         }
+        held.append(&mut self.stock.take_all());
         self.holders.clear();
         self.void.clear();
         held
@@ -414,20 +512,22 @@ impl Consumers {
 
     /// Frees the place of a reservation that was settled. Returns true if one of our streams held
     /// it.
-    pub(super) fn settled(&mut self, receipt: &Receipt) -> bool {
-        self.free(receipt).is_some()
+    pub(super) fn settled(&mut self, receipt: &Receipt, now: Timestamp) -> bool {
+        self.free(receipt, now).is_some()
     }
 
     /// Does the same for a reservation that ended with a commit, which is counted.
-    pub(super) fn committed(&mut self, receipt: &Receipt) -> bool {
-        let stream = self.free(receipt).and_then(|id| self.streams.get_mut(&id));
+    pub(super) fn committed(&mut self, receipt: &Receipt, now: Timestamp) -> bool {
+        let stream = self.free(receipt, now).and_then(|id| self.streams.get_mut(&id));
         stream.map(|stream| stream.committed += 1).is_some()
     }
 
-    /// Frees the place of a reservation. Returns the stream that held it.
-    fn free(&mut self, receipt: &Receipt) -> Option<ConsumerId> {
+    /// Frees the place of a reservation, for an item that is in stock. Returns the stream that held it.
+    fn free(&mut self, receipt: &Receipt, now: Timestamp) -> Option<ConsumerId> {
         self.void.retain(|void| void.receipt != *receipt);
-        self.take(receipt).map(|(stream, _)| stream)
+        let (stream, _) = self.take(receipt)?;
+        self.serve(stream, now);
+        Some(stream)
     }
 
     /// Frees the place of a reservation that was found void for an unknown reason, and schedules
@@ -446,6 +546,7 @@ impl Consumers {
     /// Revokes an item that was deleted from the stream that holds it. Returns true if one of our
     /// streams held it.
     pub(super) fn deleted(&mut self, item: ItemId) -> bool {
+        self.stock.remove(item);
         let Some(id) = self.holders.remove(&item) else { return false };
         let Some(stream) = self.streams.get_mut(&id) else { return false };
         let Some(held) = stream.remove(item) else { return false };
@@ -518,5 +619,7 @@ impl Consumers {
     }
 }
 
+#[cfg(test)]
+mod stock_tests;
 #[cfg(test)]
 pub(super) mod tests;

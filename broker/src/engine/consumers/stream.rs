@@ -9,7 +9,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::{EngineError, MAX_ROUND_BYTES, STREAM_BATCH};
+use super::{EngineError, MAX_ROUND_BYTES, STREAM_BATCH, stock::Terms};
 use crate::domain::{
     ConsumerName, Delivery, ItemId, LeaseToken, Receipt, Timestamp,
     limits::{LARGEST_MAX_PAYLOAD_BYTES, MAX_BATCH},
@@ -39,6 +39,21 @@ pub(in crate::engine) struct InFlight {
     pub(in crate::engine) former_lease: Option<LeaseToken>,
     /// When the item was handed out, which bounds how long its lease is renewed.
     pub(in crate::engine) since: Timestamp,
+}
+
+impl InFlight {
+    /// Returns an item that is reserved and was not sent.
+    pub(super) fn unsent(delivery: &Delivery, since: Timestamp) -> Self {
+        Self {
+            receipt: delivery.receipt.clone(),
+            bytes: delivery.item.payload.len(),
+            sent: false,
+            lease_end: delivery.lease_expire_time,
+            previous_eligible_time: delivery.previous_eligible_time,
+            former_lease: delivery.former_lease,
+            since,
+        }
+    }
 }
 
 /// The settings with which a stream was opened.
@@ -124,6 +139,13 @@ pub(super) struct Stream {
 
 /// A lease end that never comes.
 const NEVER: Timestamp = Timestamp(i64::MAX);
+
+impl StreamSettings {
+    /// Returns what an item has to be reserved for.
+    pub(super) fn terms(&self) -> Terms {
+        Terms { lease: self.lease, consumer: self.consumer.clone() }
+    }
+}
 
 impl Stream {
     pub(super) fn new(settings: StreamSettings, wake: Arc<Notify>, round: u64) -> Self {
@@ -226,18 +248,9 @@ impl Stream {
     /// Assigns an item to the stream.
     pub(super) fn hand(&mut self, delivery: Delivery, now: Timestamp) {
         if !self.settings.auto_commit {
-            let bytes = delivery.item.payload.len();
-            self.bytes_in_flight += bytes;
-            self.first_lease_end = self.first_lease_end.min(delivery.lease_expire_time);
-            let held = InFlight {
-                receipt: delivery.receipt.clone(),
-                bytes,
-                sent: false,
-                lease_end: delivery.lease_expire_time,
-                previous_eligible_time: delivery.previous_eligible_time,
-                former_lease: delivery.former_lease,
-                since: now,
-            };
+            let held = InFlight::unsent(&delivery, now);
+            self.bytes_in_flight += held.bytes;
+            self.first_lease_end = self.first_lease_end.min(held.lease_end);
             self.in_flight.insert(delivery.item.id, held);
         }
         self.inbox.push_back(delivery);

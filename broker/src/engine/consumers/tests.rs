@@ -57,11 +57,29 @@ pub(in crate::engine) fn delivery(item: u8, token: u8, bytes: usize) -> Delivery
     }
 }
 
+/// Adds a stream that waits for items.
+pub(super) fn stream_for(
+    consumers: &mut Consumers,
+    max_in_flight: usize,
+    lease: Duration,
+) -> ConsumerId {
+    stream_with(consumers, max_in_flight, usize::MAX, lease)
+}
+
 fn stream(consumers: &mut Consumers, max_in_flight: usize, max_bytes: usize) -> ConsumerId {
+    stream_with(consumers, max_in_flight, max_bytes, Duration::from_secs(1))
+}
+
+fn stream_with(
+    consumers: &mut Consumers,
+    max_in_flight: usize,
+    max_bytes: usize,
+    lease: Duration,
+) -> ConsumerId {
     let settings = StreamSettings {
         max_in_flight,
         max_in_flight_bytes: max_bytes,
-        lease: Duration::from_secs(1),
+        lease,
         consumer: None,
         peer: None,
         since: Timestamp(0),
@@ -81,9 +99,11 @@ fn look(consumers: &mut Consumers, id: ConsumerId) -> Inbox {
 }
 
 /// Adds a call for one item. Returns its id and the receiver of its answer.
-fn call(consumers: &mut Consumers) -> (ConsumerId, oneshot::Receiver<Result<Vec<Delivery>>>) {
+pub(super) fn call(
+    consumers: &mut Consumers,
+    lease: Duration,
+) -> (ConsumerId, oneshot::Receiver<Result<Vec<Delivery>>>) {
     let (answer, answered) = oneshot::channel();
-    let lease = Duration::from_secs(1);
     let call = Call {
         max_items: 1,
         lease,
@@ -154,9 +174,9 @@ fn a_full_stream_has_room_again_when_something_is_settled() {
     consumers.hand_to_stream(id, vec![delivery(1, 1, 5), delivery(2, 1, 5)], NOW);
     assert_eq!(take(&mut consumers, id), 2);
     assert_eq!(wanted(&mut consumers, NOW), []);
-    assert!(!consumers.settled(&delivery(1, 9, 5).receipt), "a stale receipt frees nothing");
-    assert!(consumers.settled(&delivery(1, 1, 5).receipt));
-    assert!(!consumers.settled(&delivery(1, 1, 5).receipt), "a place is freed once");
+    assert!(!consumers.settled(&delivery(1, 9, 5).receipt, NOW), "a stale receipt frees nothing");
+    assert!(consumers.settled(&delivery(1, 1, 5).receipt, NOW));
+    assert!(!consumers.settled(&delivery(1, 1, 5).receipt, NOW), "a place is freed once");
     assert_eq!(wanted(&mut consumers, NOW), [(id, 1)]);
 }
 
@@ -169,11 +189,11 @@ fn only_consumers_with_work_and_little_room_can_wait() {
     consumers.hand_to_stream(id, items.clone(), NOW);
     assert_eq!(take(&mut consumers, id), 8);
     assert!(!consumers.can_wait(), "no consumer wants items");
-    assert!(consumers.settled(&items[0].receipt));
+    assert!(consumers.settled(&items[0].receipt, NOW));
     assert!(consumers.can_wait(), "room for one of eight");
-    assert!(consumers.settled(&items[1].receipt));
+    assert!(consumers.settled(&items[1].receipt, NOW));
     assert!(!consumers.can_wait(), "room for a quarter");
-    assert!(!consumers.settled(&items[1].receipt));
+    assert!(!consumers.settled(&items[1].receipt, NOW));
     consumers.hand_to_stream(id, vec![delivery(9, 1, 5)], NOW);
     assert_eq!(take(&mut consumers, id), 1);
     assert!(consumers.can_wait());
@@ -188,7 +208,7 @@ fn a_stream_with_little_room_for_bytes_can_wait_and_a_call_cannot() {
     consumers.hand_to_stream(id, vec![delivery(1, 1, 9)], NOW);
     assert_eq!(take(&mut consumers, id), 1);
     assert!(consumers.can_wait());
-    let _answered = call(&mut consumers);
+    let _answered = call(&mut consumers, Duration::from_secs(1));
     assert!(!consumers.can_wait());
 }
 
@@ -201,7 +221,7 @@ fn a_flow_lowered_during_a_round_applies_to_the_items_of_the_round() {
     let back = consumers.hand_to_stream(id, (0..5).map(|n| delivery(n, 1, 5)).collect(), NOW);
     assert_eq!(back.iter().map(|d| d.item.id.0[0]).collect::<Vec<_>>(), [2, 3, 4]);
     assert_eq!(take(&mut consumers, id), 2);
-    assert!(!consumers.settled(&back[0].receipt), "it does not hold the returned items");
+    assert!(!consumers.settled(&back[0].receipt, NOW), "it does not hold the returned items");
     assert!(wanted(&mut consumers, NOW).is_empty());
 }
 
@@ -212,7 +232,7 @@ fn bytes_fill_a_stream_too() {
     consumers.hand_to_stream(id, vec![delivery(1, 1, 50)], NOW);
     assert_eq!(take(&mut consumers, id), 1);
     assert_eq!(wanted(&mut consumers, NOW), []);
-    assert!(consumers.settled(&delivery(1, 1, 50).receipt));
+    assert!(consumers.settled(&delivery(1, 1, 50).receipt, NOW));
     assert_eq!(wanted(&mut consumers, NOW), [(id, 9)]);
 }
 
@@ -244,7 +264,7 @@ fn an_item_that_is_reserved_again_leaves_its_old_stream() {
 fn items_without_a_consumer_are_returned() {
     let mut consumers = Consumers::default();
     assert_eq!(consumers.hand_to_stream(7, vec![delivery(1, 1, 5)], NOW).len(), 1);
-    let (id, answered) = call(&mut consumers);
+    let (id, answered) = call(&mut consumers, Duration::from_secs(1));
     drop(answered);
     assert_eq!(consumers.hand(id, vec![delivery(1, 1, 5)], NOW).len(), 1);
 }
@@ -283,7 +303,7 @@ fn calls_do_not_starve_streams() {
     let mut consumers = Consumers::default();
     let id = stream(&mut consumers, 1_000, usize::MAX);
     consumers.begin_round(&consumers.demands());
-    let calls: Vec<_> = (0..600).map(|_| call(&mut consumers)).collect();
+    let calls: Vec<_> = (0..600).map(|_| call(&mut consumers, Duration::from_secs(1))).collect();
     let wanted = wanted(&mut consumers, NOW);
     assert_eq!(wanted[0], (id, STREAM_BATCH));
     assert_eq!(wanted.len(), 1 + MAX_BATCH - STREAM_BATCH);
@@ -325,7 +345,7 @@ fn a_revoked_receipt_is_announced_once() {
     assert_eq!(take(&mut consumers, id), 2);
     assert!(consumers.found_void(&items[0].receipt, NOW));
     assert!(consumers.found_void(&items[1].receipt, NOW));
-    assert!(!consumers.settled(&items[0].receipt), "its place was free already");
+    assert!(!consumers.settled(&items[0].receipt, NOW), "its place was free already");
     assert!(!consumers.found_void(&items[1].receipt, NOW));
     assert!(matches!(look(&mut consumers, id), Inbox::Empty { .. }), "not before it is certain");
     consumers.take_lapsed(NOW + DOUBT);

@@ -182,6 +182,7 @@ impl State {
     fn is_known_empty(&self, now: Timestamp) -> bool {
         self.seen_empty
             && !self.dirty
+            && self.consumers.stock.is_empty()
             && self.due.is_none_or(|due| due > now)
             && self.adaptive_poll.next_poll(now).is_none()
             && self.queue.as_ref().is_some_and(|queue| !queue.paused)

@@ -8,6 +8,7 @@ pub(super) mod direct;
 mod hand_out;
 mod polls;
 mod reconcile;
+mod reserved_ahead;
 pub(super) mod run;
 
 use std::sync::Arc;
@@ -118,7 +119,11 @@ impl Dispatcher {
                     }
                     state.due = Some(since);
                 }
-                _ => state.dirty = true,
+                Some(_) => state.dirty = true,
+                None => {
+                    state.dirty = true;
+                    state.consumers.stock.withdraw(now); // the queue may have been paused
+                }
             }
         }
         self.wake.notify_one();
@@ -142,9 +147,10 @@ impl Dispatcher {
     }
 
     /// Records that another broker settled items of this queue, which our streams may hold.
-    pub(super) fn settled_elsewhere(&self) {
+    pub(super) fn settled_elsewhere(&self, now: Timestamp) {
         {
             let mut state = self.state.lock();
+            state.consumers.stock.withdraw(now); // an item may have been deleted
             if state.consumers.held_count() == 0 {
                 return;
             }
@@ -155,14 +161,22 @@ impl Dispatcher {
 
     /// Frees reservations that were settled through this broker, or whose caller was told that they
     /// are void.
-    pub(super) fn settled<'a>(&self, receipts: impl Iterator<Item = &'a Receipt>) {
-        self.free(receipts, Consumers::settled);
+    pub(super) fn settled<'a>(&self, receipts: impl Iterator<Item = &'a Receipt>, now: Timestamp) {
+        self.free(receipts, |consumers, receipt| consumers.settled(receipt, now));
     }
 
     /// Does the same, and counts those that ended with a commit, which is said beside each.
-    pub(super) fn ended<'a>(&self, receipts: impl Iterator<Item = (&'a Receipt, bool)>) {
+    pub(super) fn ended<'a>(
+        &self,
+        receipts: impl Iterator<Item = (&'a Receipt, bool)>,
+        now: Timestamp,
+    ) {
         self.free(receipts, |consumers, (receipt, committed)| {
-            if committed { consumers.committed(receipt) } else { consumers.settled(receipt) }
+            if committed {
+                consumers.committed(receipt, now)
+            } else {
+                consumers.settled(receipt, now)
+            }
         });
     }
 
@@ -236,11 +250,14 @@ impl Dispatcher {
         held
     }
 
-    pub(super) fn add_call(&self, call: Call) -> ConsumerId {
+    pub(super) fn add_call(&self, call: Call, now: Timestamp) -> ConsumerId {
         let id = {
             let mut state = self.state.lock();
-            state.dirty = true; // a call is answered from the store, not from older knowledge
-            state.consumers.add_call(call)
+            let id = state.consumers.add_call(call);
+            if !state.consumers.serve(id, now) {
+                state.dirty = true; // a call is answered from the store, not from older knowledge
+            }
+            id
         };
         self.wake.notify_one();
         id
@@ -323,6 +340,18 @@ impl Dispatcher {
         lapsed
     }
 
+    /// Takes the items in stock, for shutdown.
+    fn take_stock(&self) -> Option<(Arc<Queue>, Vec<InFlight>)> {
+        let mut state = self.state.lock();
+        let unsent = state.consumers.stock.take_all();
+        state.queue.clone().filter(|_| !unsent.is_empty()).map(|queue| (queue, unsent))
+    }
+
+    /// Takes the items in stock if they hide others from consumers.
+    fn take_hiding(&self, now: Timestamp) -> Vec<InFlight> {
+        self.state.lock().consumers.take_hiding(now)
+    }
+
     /// Ends the calls that do not wait, as long as the queue is paused. Returns the items that
     /// were taken from streams because they have not been sent.
     fn pause(&self) -> Vec<InFlight> {
@@ -338,13 +367,16 @@ impl Dispatcher {
     }
 
     /// Returns the demands of the next reserve and the signals to pass on with it. Returns `None`
-    /// if no consumer wants items, the queue is known to be empty, or a direct push is in flight.
-    fn next_round(&self) -> Option<(Round, Appeared)> {
+    /// if no consumer wants items and enough are in stock, the queue is known to be empty, or a direct push is in flight.
+    fn next_round(&self, queue: &Queue, now: Timestamp) -> Option<(Round, Appeared)> {
         let mut state = self.state.lock();
         if !state.dirty || state.held_until.is_some() {
             return None;
         }
-        let round = state.consumers.demands();
+        let mut round = state.consumers.demands();
+        if queue.may_reserve_ahead() {
+            state.consumers.add_stock(&mut round, now);
+        }
         if round.demands.is_empty() {
             return None;
         }

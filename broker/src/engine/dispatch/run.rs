@@ -11,6 +11,7 @@ use super::{
     hand_out::hand_out,
     polls::Polls,
     reconcile::{confirm_lapses, reconcile_if_due},
+    reserved_ahead::return_hiding,
 };
 use crate::{
     domain::{Queue, Timestamp},
@@ -44,6 +45,9 @@ pub(crate) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
     let mut ends_at = None;
     loop {
         if engine.draining.is_cancelled() {
+            if let Some((queue, unsent)) = dispatcher.take_stock() {
+                engine.release_unsent(&queue, unsent);
+            }
             dispatcher.state.lock().consumers.fail_calls(&EngineError::ShuttingDown);
             if engine.stopping.is_cancelled() {
                 return;
@@ -125,6 +129,7 @@ async fn step(
     polls: &mut Polls,
 ) -> Result<Step> {
     gather_room(dispatcher, &engine.draining).await;
+    dispatcher.state.lock().consumers.stock.open();
     let mut queue = engine.queues.get(&dispatcher.queue).await?;
     let now = engine.now();
     confirm_lapses(engine, dispatcher, &queue, now).await?;
@@ -135,7 +140,8 @@ async fn step(
         engine.release_unsent(&queue, dispatcher.pause());
         return Ok(Step::Wait);
     }
-    let Some((round, appeared)) = dispatcher.next_round() else {
+    return_hiding(engine, dispatcher, &queue, now).await?;
+    let Some((round, appeared)) = dispatcher.next_round(&queue, now) else {
         return Ok(Step::Wait);
     };
     let wanted: usize = round.demands.iter().map(|demand| demand.max_items).sum();
@@ -161,8 +167,9 @@ async fn step(
         let mut state = dispatcher.state.lock();
         state.dirty |= more;
         state.seen_empty = !more;
-        state.consumers.end_round(&round, !more);
+        state.consumers.end_round(&round, !more, engine.now());
     }
+    dispatcher.watch_stock(engine);
     if more {
         return Ok(if assigned > 0 || cleared > 0 { Step::Again } else { Step::Stuck });
     }

@@ -53,8 +53,14 @@ async fn gathers(dispatcher: &Dispatcher, meanwhile: impl Future<Output = ()>) -
     tokio::join!(gathering, meanwhile).0
 }
 
+/// Returns the next round of a queue from which nothing is reserved ahead.
+fn next_round(dispatcher: &Dispatcher) -> Option<(Round, Appeared)> {
+    let queue = Queue::with_defaults(dispatcher.queue().clone(), Timestamp(0));
+    dispatcher.next_round(&queue, Timestamp(0))
+}
+
 fn settle<'a>(dispatcher: &Dispatcher, items: impl IntoIterator<Item = &'a Delivery>) {
-    dispatcher.settled(items.into_iter().map(|item| &item.receipt));
+    dispatcher.settled(items.into_iter().map(|item| &item.receipt), Timestamp(0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -63,7 +69,7 @@ async fn a_small_refill_waits_briefly_for_others() {
     settle(&dispatcher, &items[..1]);
     let waited = gathers(&dispatcher, async {}).await;
     assert!(waited >= GATHER && waited < 3 * GATHER, "{waited:?}");
-    let (round, _) = dispatcher.next_round().unwrap();
+    let (round, _) = next_round(&dispatcher).unwrap();
     assert_eq!(round.demands[0].max_items, 1);
 }
 
@@ -73,7 +79,7 @@ async fn the_wait_ends_when_there_is_enough_room() {
     settle(&dispatcher, &items[..1]);
     let waited = gathers(&dispatcher, async { settle(&dispatcher, &items[1..3]) }).await;
     assert_eq!(waited, Duration::ZERO);
-    let (round, _) = dispatcher.next_round().unwrap();
+    let (round, _) = next_round(&dispatcher).unwrap();
     assert_eq!(round.demands[0].max_items, 3);
 }
 
@@ -112,8 +118,8 @@ async fn signals_are_passed_on_with_the_next_round() {
     add_stream(&dispatcher);
     let now = Timestamp(100);
     let appeared = || {
-        let (round, appeared) = dispatcher.next_round().unwrap();
-        dispatcher.state.lock().consumers.end_round(&round, false);
+        let (round, appeared) = next_round(&dispatcher).unwrap();
+        dispatcher.state.lock().consumers.end_round(&round, false, Timestamp(0));
         appeared
     };
     assert_eq!(appeared(), Appeared::Nothing);

@@ -37,7 +37,7 @@ async fn a_failed_reconciliation_is_repeated() {
     let receipt = taken[0].receipt.clone();
     bench.store.commit(vec![crate::store::Reservation { queue, receipt }]).await.unwrap();
     bench.faults.set("lease_ends", Fault::Fails);
-    bench.engine.dispatcher(&name("q")).unwrap().settled_elsewhere();
+    bench.engine.dispatcher(&name("q")).unwrap().settled_elsewhere(bench.engine.now());
     bench.faults.until_begun("lease_ends", 2).await;
     bench.faults.set("lease_ends", Fault::None);
     assert_eq!(deliveries(&mut stream).await.len(), 1, "its place is free");
@@ -179,7 +179,7 @@ async fn settles_elsewhere_cost_few_checks_of_what_is_held() {
     let dispatcher = bench.engine.dispatcher(&name("q")).unwrap();
     for _ in 0..50 {
         let before = dispatcher.steps();
-        dispatcher.settled_elsewhere();
+        dispatcher.settled_elsewhere(bench.engine.now());
         until("a step", async || dispatcher.steps() > before).await;
     }
     let checks = bench.faults.begun("lease_ends");
@@ -191,6 +191,6 @@ async fn settles_elsewhere_cost_few_checks_of_what_is_held() {
         receipt: delivery.receipt.clone(),
     });
     bench.store.commit(held.collect()).await.unwrap();
-    dispatcher.settled_elsewhere();
+    dispatcher.settled_elsewhere(bench.engine.now());
     within("the places are free", dispatcher.drained()).await;
 }

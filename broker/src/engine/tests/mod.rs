@@ -8,6 +8,7 @@ mod operations;
 mod panics;
 mod presence;
 mod schedules;
+mod stock;
 mod streams;
 mod templates;
 mod unused_queues;

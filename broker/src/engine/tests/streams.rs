@@ -174,7 +174,7 @@ async fn a_stream_is_told_which_items_it_no_longer_holds_and_why() {
     let queue = bench.queue().await;
     let receipt = taken[2].receipt.clone();
     bench.store.commit(vec![crate::store::Reservation { queue, receipt }]).await.unwrap();
-    bench.engine.dispatcher(&name("q")).unwrap().settled_elsewhere();
+    bench.engine.dispatcher(&name("q")).unwrap().settled_elsewhere(bench.engine.now());
     let lost = revoked(&mut stream).await;
     assert_eq!(lost.len(), 1);
     assert_eq!((&lost[0].receipt, lost[0].reason), (&taken[2].receipt, RevokeReason::Cancelled));
@@ -249,7 +249,7 @@ async fn a_settle_that_is_about_to_be_answered_revokes_nothing() {
     let commit = tokio::spawn(async move { engine.commit(receipts).await });
     bench.faults.until_done("commit", 1).await;
     let dispatcher = bench.engine.dispatcher(&name("q")).unwrap();
-    dispatcher.settled_elsewhere();
+    dispatcher.settled_elsewhere(bench.engine.now());
     bench.faults.until_done("lease_ends", 1).await;
     bench.faults.set("commit", Fault::None);
     assert_eq!(commit.await.unwrap().unwrap(), [Outcome::Ok]);

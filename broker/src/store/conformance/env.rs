@@ -13,8 +13,8 @@ use crate::{
         Queue, QueueName, Timestamp,
     },
     store::{
-        ItemDeleted, Move, Push, Reservation, Reserved, Result as StoreResult, Rollback,
-        RollbackTo, Store,
+        EndedDelivery, ItemDeleted, Move, Push, Reservation, Reserved, Result as StoreResult,
+        Rollback, RollbackTo, Store,
     },
 };
 
@@ -86,6 +86,7 @@ pub(crate) fn demand(max_items: usize) -> Demand {
         may_exceed: true,
         lease: LEASE,
         consumer: Some(ConsumerName::parse("consumer", "tester").unwrap()),
+        spare: false,
     }
 }
 
@@ -258,8 +259,7 @@ impl Env {
         let to = RollbackTo::Queue {
             eligible_time: self.now() + delay,
             attempt,
-            undelivered: false,
-            former_lease: None,
+            ended: EndedDelivery::Counted,
         };
         let reason = reason.map(str::to_owned);
         let rollback = Rollback { held: held(queue, of), to, reason };

@@ -8,7 +8,7 @@ use crate::{
         ConsumerName, Delivery, ItemState, LeaseToken, NewItem, Outcome, Priority, Pushed, Queue,
         Receipt, Timestamp,
     },
-    store::{FirstLease, Push, Rollback, RollbackTo},
+    store::{EndedDelivery, FirstLease, Push, Rollback, RollbackTo},
 };
 
 /// Returns the push of an item under a lease of a new token.
@@ -59,8 +59,7 @@ fn undelivered(queue: &Arc<Queue>, of: &Delivery) -> Rollback {
     let to = RollbackTo::Queue {
         eligible_time: of.previous_eligible_time,
         attempt: of.receipt.attempt,
-        undelivered: true,
-        former_lease: None,
+        ended: EndedDelivery::Unsent { former_lease: None },
     };
     Rollback { held: held(queue, of), to, reason: None }
 }

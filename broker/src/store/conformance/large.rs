@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Env, env::*};
 use crate::{
     domain::{Outcome, Queue, Schedule, ScheduleName},
-    store::RollbackTo,
+    store::{EndedDelivery, RollbackTo},
 };
 
 /// Two payloads of this size do not fit in one reply of MongoDB.
@@ -82,12 +82,8 @@ pub async fn outcomes_of_a_thousand_items_with_large_headers_are_exact(env: &Env
 
     // Another broker rolls all items back and reserves them, so that every item exists but its
     // first receipt is stale.
-    let to = RollbackTo::Queue {
-        eligible_time: env.now(),
-        attempt: 1,
-        undelivered: false,
-        former_lease: None,
-    };
+    let to =
+        RollbackTo::Queue { eligible_time: env.now(), attempt: 1, ended: EndedDelivery::Counted };
     let back = first.iter().map(|delivery| crate::store::Rollback {
         held: held(&queue, delivery),
         to: to.clone(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Env, env::*};
 use crate::{
     domain::{ConsumerName, Delivery, Demand, Eligibility, ItemState, NewItem, Outcome},
-    store::{Appeared, Rollback, RollbackTo},
+    store::{Appeared, EndedDelivery, Rollback, RollbackTo},
 };
 
 pub async fn items_are_handed_out_in_the_order_of_their_pushes(env: &Env) {
@@ -181,8 +181,7 @@ pub async fn small_reserves_in_a_row_miss_nothing(env: &Env) {
 
     // The item returns to its place before all waiting items.
     let eligible_time = taken[0].previous_eligible_time;
-    let to =
-        RollbackTo::Queue { eligible_time, attempt: 1, undelivered: false, former_lease: None };
+    let to = RollbackTo::Queue { eligible_time, attempt: 1, ended: EndedDelivery::Counted };
     let back = Rollback { held: held(&queue, &taken[0]), to, reason: None };
     assert_eq!(env.store.rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
     assert_eq!(payloads(&env.take(&queue, 1).await), [(gone + 3).to_string()]);
@@ -418,8 +417,7 @@ pub async fn the_next_consumer_needs_no_hint(env: &Env) {
         to: RollbackTo::Queue {
             eligible_time: delivery.previous_eligible_time,
             attempt: 1,
-            undelivered: true,
-            former_lease: None,
+            ended: EndedDelivery::Unsent { former_lease: None },
         },
         reason: None,
     });

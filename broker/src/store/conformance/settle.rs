@@ -3,7 +3,7 @@
 use super::{Env, env::*};
 use crate::{
     domain::{ItemState, LeaseToken, Outcome, Receipt},
-    store::{Reservation, Rollback, RollbackTo},
+    store::{EndedDelivery, Reservation, Rollback, RollbackTo},
 };
 
 use Outcome::{Gone, LeaseLost, Ok};
@@ -114,12 +114,8 @@ pub async fn rollback_results_are_exact_in_a_mixed_batch(env: &Env) {
         assert_eq!(env.commit_one(&queue, &taken[n]).await, Ok);
         assert_eq!(env.fail(&queue, &taken[n + 1]).await, Ok);
     }
-    let back = RollbackTo::Queue {
-        eligible_time: env.now(),
-        attempt: 7,
-        undelivered: false,
-        former_lease: None,
-    };
+    let back =
+        RollbackTo::Queue { eligible_time: env.now(), attempt: 7, ended: EndedDelivery::Counted };
     let rollbacks = taken.iter().enumerate().map(|(n, delivery)| Rollback {
         held: held(&queue, delivery),
         to: if n % 4 == 3 { last(&queue, delivery) } else { back.clone() },
@@ -151,12 +147,8 @@ pub async fn crossed_receipts_settle_nothing(env: &Env) {
     assert_eq!(env.store.commit(pair()).await.unwrap(), [LeaseLost, LeaseLost]);
     let until = env.now() + seconds(500);
     assert_eq!(env.extend(pair(), until).await, [LeaseLost, LeaseLost]);
-    let back = RollbackTo::Queue {
-        eligible_time: env.now(),
-        attempt: 9,
-        undelivered: false,
-        former_lease: None,
-    };
+    let back =
+        RollbackTo::Queue { eligible_time: env.now(), attempt: 9, ended: EndedDelivery::Counted };
     let rollbacks = |to: &RollbackTo| {
         let held = pair().into_iter();
         held.map(|held| Rollback { held, to: to.clone(), reason: None }).collect()
@@ -220,8 +212,7 @@ pub async fn a_receipt_named_twice_in_a_call_settles_once(env: &Env) {
             to: RollbackTo::Queue {
                 eligible_time: env.now(),
                 attempt,
-                undelivered: false,
-                former_lease: None,
+                ended: EndedDelivery::Counted,
             },
             reason: Some(format!("{attempt}")),
         };
@@ -259,20 +250,19 @@ pub async fn an_undelivered_item_returns_to_its_place(env: &Env) {
         to: RollbackTo::Queue {
             eligible_time: delivery.previous_eligible_time,
             attempt: delivery.item.attempt,
-            undelivered: true,
-            former_lease: None,
+            ended: EndedDelivery::Unsent { former_lease: None },
         },
         reason: None,
     });
     env.store.rollback(rollbacks.collect()).await.unwrap();
     let again = env.take(&queue, 3).await;
     assert_eq!(payloads(&again), ["a", "b", "c"]);
-    // `deliveries` only grows. This delivery does not count for `max_deliveries`.
+    // The delivery that reached nobody does not count.
     let counted: Vec<_> = again
         .iter()
         .map(|delivery| (delivery.item.deliveries, delivery.receipt.deliveries_here()))
         .collect();
-    assert_eq!(counted, [(2, 1), (2, 1), (1, 1)]);
+    assert_eq!(counted, [(1, 1), (1, 1), (1, 1)]);
 }
 
 /// A lapsed item that was reserved and never sent returns to its last holder, who may have finished.
@@ -287,8 +277,7 @@ pub async fn an_undelivered_item_returns_to_its_lapsed_lease(env: &Env) {
         to: RollbackTo::Queue {
             eligible_time: delivery.previous_eligible_time,
             attempt: delivery.item.attempt - 1,
-            undelivered: true,
-            former_lease: delivery.former_lease,
+            ended: EndedDelivery::Unsent { former_lease: delivery.former_lease },
         },
         reason: None,
     });

@@ -6,7 +6,7 @@
 use rusqlite::{OptionalExtension, params};
 
 use super::{
-    super::{Move, Push, Reservation, Rollback, RollbackTo},
+    super::{EndedDelivery, Move, Push, Reservation, Rollback, RollbackTo},
     checksum::{Summed, is_damage, sum_of, summed_columns, verify},
     order::{self, Place, place},
     push::push,
@@ -95,12 +95,16 @@ pub(super) fn roll_back(tx: &Tx<'_>, rollback: &Rollback) -> rusqlite::Result<Ou
     let Rollback { held: Reservation { queue, receipt }, to, reason } = rollback;
     let reason = reason.clone().map(cut_reason);
     match to {
-        RollbackTo::Queue { eligible_time, attempt, undelivered, former_lease } => {
+        RollbackTo::Queue { eligible_time, attempt, ended } => {
+            let (unsent, former_lease) = match ended {
+                EndedDelivery::Unsent { former_lease } => (true, *former_lease),
+                EndedDelivery::Counted | EndedDelivery::Withdrawn => (false, None),
+            };
             let rolled_back = tx
                 .conn
                 .prepare_cached(concat!(
                     r#"UPDATE items SET "when" = ?5, attempt = ?6, lock = ?9,
-                         deliveries = deliveries - (?9 IS NOT NULL),
+                         deliveries = deliveries - ?10,
                          reason = coalesce(?7, reason), earlier = earlier + ?8 WHERE "#,
                     held!()
                 ))?
@@ -112,8 +116,9 @@ pub(super) fn roll_back(tx: &Tx<'_>, rollback: &Rollback) -> rusqlite::Result<Ou
                     eligible_time.0,
                     attempt,
                     reason,
-                    *undelivered && former_lease.is_none(),
+                    *ended == EndedDelivery::Withdrawn,
                     former_lease.map(lock_text),
+                    unsent,
                 ])?;
             if rolled_back == 1 {
                 return Ok(Outcome::Ok);

@@ -79,6 +79,11 @@ pub(crate) trait System: Send + Sync {
 
     /// Returns consumers that take one item at a time, and share one connection where the system allows it.
     async fn workers(&self, n: usize) -> Result<Vec<Box<dyn Consumer>>>;
+
+    /// Returns consumers that ask for each item by a call, and settle it by another, which is answered.
+    async fn pollers(&self, _: usize) -> Result<Vec<Box<dyn Consumer>>> {
+        anyhow::bail!("only Sluicegate is measured with calls for single items")
+    }
 }
 
 /// Connects to a system and creates its queue.

@@ -1,4 +1,4 @@
-//! Sluicegate: PushStream and ConsumeStream; Push for single items, Reserve and Commit for workers.
+//! Sluicegate: PushStream and ConsumeStream; Push for single items, Reserve and Commit for workers that poll.
 
 use anyhow::{Context, Result, anyhow};
 use async_trait::async_trait;
@@ -53,24 +53,36 @@ impl System for Sluicegate {
     }
 
     async fn consumer(&self, prefetch: u16) -> Result<Box<dyn Consumer>> {
-        let client = self.taker().await?;
-        let (requests, outgoing) = mpsc::channel(usize::from(prefetch) + 2);
-        let open = ConsumeRequest {
-            queue: QUEUE.to_owned(),
-            max_in_flight: prefetch.into(),
-            ..Default::default()
-        };
-        requests.send(ConsumeStreamRequest { action: Some(Action::Open(open)) }).await?;
-        let opening = client.queue_service().consume_stream(ReceiverStream::new(outgoing)).await;
-        let answers = opening?.into_inner();
-        Ok(Box::new(Stream { requests, answers, held: Vec::new(), unsettled: 0 }))
+        subscriber(&self.taker().await?, prefetch).await
     }
 
     async fn workers(&self, n: usize) -> Result<Vec<Box<dyn Consumer>>> {
         let client = self.taker().await?;
-        let worker = || Worker { client: client.clone(), held: Vec::new() };
-        Ok((0..n).map(|_| Box::new(worker()) as _).collect())
+        let mut workers = Vec::new();
+        for _ in 0..n {
+            workers.push(subscriber(&client, 1).await?);
+        }
+        Ok(workers)
     }
+
+    async fn pollers(&self, n: usize) -> Result<Vec<Box<dyn Consumer>>> {
+        let client = self.taker().await?;
+        let poller = || Poller { client: client.clone(), held: Vec::new() };
+        Ok((0..n).map(|_| Box::new(poller()) as _).collect())
+    }
+}
+
+async fn subscriber(client: &Client, prefetch: u16) -> Result<Box<dyn Consumer>> {
+    let (requests, outgoing) = mpsc::channel(usize::from(prefetch) + 2);
+    let open = ConsumeRequest {
+        queue: QUEUE.to_owned(),
+        max_in_flight: prefetch.into(),
+        ..Default::default()
+    };
+    requests.send(ConsumeStreamRequest { action: Some(Action::Open(open)) }).await?;
+    let opening = client.queue_service().consume_stream(ReceiverStream::new(outgoing)).await;
+    let answers = opening?.into_inner();
+    Ok(Box::new(Stream { requests, answers, held: Vec::new(), unsettled: 0 }))
 }
 
 struct Batches(PushStream);
@@ -147,13 +159,13 @@ impl Consumer for Stream {
     }
 }
 
-struct Worker {
+struct Poller {
     client: Client,
     held: Vec<String>,
 }
 
 #[async_trait]
-impl Consumer for Worker {
+impl Consumer for Poller {
     async fn next(&mut self) -> Result<Vec<Bytes>> {
         let reserve = ReserveRequest {
             queue: QUEUE.to_owned(),

@@ -10,6 +10,9 @@ use super::{
     streams,
 };
 
+/// Leases in milliseconds that several consumers have, so that these can share what a broker reserves ahead.
+pub(super) const FEW_LEASES: [u64; 2] = [10_000, 15_000];
+
 /// Consumes until the end, in one way after the other.
 pub(super) async fn consume(clients: Arc<Clients>, number: u64) {
     let name = format!("consumer {number}");
@@ -117,6 +120,10 @@ impl Clients {
     }
 
     pub(super) fn lease(&self) -> Duration {
+        if self.dice.chance(0.3) {
+            let few = self.dice.one_of(&FEW_LEASES).unwrap_or(&FEW_LEASES[0]);
+            return Duration::from_millis(*few);
+        }
         self.dice.millis(200, 5_000)
     }
 

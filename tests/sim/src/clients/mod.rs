@@ -5,6 +5,7 @@ mod consumers;
 mod operators;
 mod producers;
 mod push_streams;
+mod rush;
 mod streams;
 
 use std::{
@@ -55,6 +56,9 @@ impl Clients {
         }
         for number in 1..=self.plan.consumers {
             self.tasks.spawn(consumers::consume(Arc::clone(self), number));
+        }
+        if self.plan.rushes {
+            self.tasks.spawn(rush::rush(Arc::clone(self)));
         }
         for number in 1..=self.plan.operators {
             self.tasks.spawn(operators::operate(Arc::clone(self), number));

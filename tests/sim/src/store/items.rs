@@ -5,7 +5,7 @@ use sluicegate_broker::{
         AtLimit, Delivery, Demand, Item, ItemSize, ItemState, LeaseToken, LimitReason, Outcome,
         Pushed, Queue, QueueName, Receipt, Timestamp, Triage, assign, cut_reason,
     },
-    store::{Move, Push, Reservation, Reserved, Rollback, RollbackTo},
+    store::{EndedDelivery, Move, Push, Reservation, Reserved, Rollback, RollbackTo},
 };
 
 use super::{
@@ -307,13 +307,17 @@ impl World {
         };
         let reason = reason.clone().map(cut_reason);
         match to {
-            RollbackTo::Queue { eligible_time, attempt, undelivered, former_lease } => {
+            RollbackTo::Queue { eligible_time, attempt, ended } => {
+                let (unsent, former_lease) = match ended {
+                    EndedDelivery::Unsent { former_lease } => (true, *former_lease),
+                    EndedDelivery::Counted | EndedDelivery::Withdrawn => (false, None),
+                };
                 if let Some(mut stored) = self.take(row) {
-                    (stored.when, stored.lock) = (Some(*eligible_time), *former_lease);
+                    (stored.when, stored.lock) = (Some(*eligible_time), former_lease);
                     stored.item.attempt = *attempt;
-                    stored.item.deliveries -= u32::from(former_lease.is_some());
+                    stored.item.deliveries -= u32::from(unsent);
                     stored.item.last_reason = reason.unwrap_or(stored.item.last_reason);
-                    stored.earlier += u32::from(*undelivered && former_lease.is_none());
+                    stored.earlier += u32::from(*ended == EndedDelivery::Withdrawn);
                     self.put(stored);
                 }
                 Outcome::Ok

@@ -31,7 +31,7 @@ use crate::{
         Cause, DedupId, Delivery, Demand, Eligibility, FailureOutcome, ItemState, Limit, NewItem,
         OrderingKey, Outcome, Priority, Queue, RetryPolicy,
     },
-    store::{RedriveFilter, Rollback, RollbackTo},
+    store::{EndedDelivery, RedriveFilter, Rollback, RollbackTo},
 };
 
 /// Time advances in steps of this many seconds. Spans end between two steps.
@@ -321,8 +321,7 @@ impl Run<'_> {
             FailureOutcome::Retry { attempt, .. } => RollbackTo::Queue {
                 eligible_time: self.env.now() + seconds(delay),
                 attempt,
-                undelivered: false,
-                former_lease: None,
+                ended: EndedDelivery::Counted,
             },
         };
         let rollback = Rollback { held: self.held(receipt), to, reason: None };

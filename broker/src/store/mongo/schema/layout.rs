@@ -104,9 +104,9 @@ impl Group {
         Self {
             items: db.collection(&format!("items.{name}")),
             indexes: OnceCell::new(),
-            plain: Batcher::new(Limits { writes: 2, items: 2_000, bytes }),
-            ordered: Batcher::new(Limits { writes: 1, items: 1_000, bytes }),
-            commits: Batcher::new(Limits { writes: 2, items: 5_000, bytes }),
+            plain: Batcher::new(Limits { writes: 2, worthwhile: 1, items: 2_000, bytes }),
+            ordered: Batcher::new(Limits { writes: 1, worthwhile: 1, items: 1_000, bytes }),
+            commits: Batcher::new(Limits { writes: 2, worthwhile: 48, items: 5_000, bytes }),
         }
     }
 }

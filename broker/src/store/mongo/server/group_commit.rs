@@ -26,12 +26,17 @@ use crate::{
 pub(crate) struct Limits {
     /// Limit of concurrent writes.
     pub(crate) writes: usize,
+    /// In the first [`PATIENCE`] of a write, another one begins only for so many calls, or for a call of so many items: a write
+    /// costs the server the same whether it is for one item or for many.
+    pub(crate) worthwhile: usize,
     /// Limit of items of one write. The items of a single call are never split.
     pub(crate) items: usize,
     /// Limit of bytes of one write.
     pub(crate) bytes: usize,
 }
 
+/// How long a few calls wait for a write in flight.
+const PATIENCE: Duration = Duration::from_millis(10);
 /// Time after which the outcome of a write counts as unknown.
 pub(crate) const WRITE_LIMIT: Duration = Duration::from_secs(20);
 
@@ -69,6 +74,8 @@ struct State<T, R> {
     /// One entry per waiting call, whose number bounds the queue.
     waiting: VecDeque<Job<T, R>>,
     writes: usize,
+    /// Those of them for which a few calls wait.
+    young: usize,
     /// Lanes of the writes in flight.
     busy: HashSet<Lane>,
 }
@@ -81,7 +88,7 @@ pub(crate) struct Batcher<T, R> {
 
 impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
     pub(crate) fn new(limits: Limits) -> Arc<Self> {
-        let state = State { waiting: VecDeque::new(), writes: 0, busy: HashSet::new() };
+        let state = State { waiting: VecDeque::new(), writes: 0, young: 0, busy: HashSet::new() };
         Arc::new(Self { limits, state: Mutex::new(state) })
     }
 
@@ -109,16 +116,37 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
             let mut state = self.state.lock();
             let free = lanes.iter().all(|lane| !state.busy.contains(lane));
             state.waiting.push_back(Job { items, bytes, lanes, answer });
-            let start = state.writes < self.limits.writes && free;
-            state.writes += usize::from(start);
-            start
+            free && self.start(&mut state)
         };
         if start {
-            let this = Arc::clone(self);
-            let owner = tracker.clone();
-            tracker.spawn(async move { this.work(&owner, write).await });
+            self.spawn(tracker, write);
         }
         answered.await.unwrap_or_else(|_| Err(unavailable("the write was abandoned")))
+    }
+
+    /// Counts one more write if there may be one now.
+    fn start(&self, state: &mut State<T, R>) -> bool {
+        let start = state.writes < self.limits.writes && self.is_worthwhile(state);
+        state.writes += usize::from(start);
+        state.young += usize::from(start);
+        start
+    }
+
+    fn spawn<W, F>(self: &Arc<Self>, tracker: &Tasks, write: W)
+    where
+        W: Fn(Vec<T>) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Vec<Result<R>>> + Send + 'static,
+    {
+        let (this, owner) = (Arc::clone(self), tracker.clone());
+        tracker.spawn(async move { this.work(&owner, write).await });
+    }
+
+    /// Returns true if there is no write to wait for, or enough waits for one more.
+    fn is_worthwhile(&self, state: &State<T, R>) -> bool {
+        let enough = self.limits.worthwhile;
+        state.young == 0
+            || state.waiting.len() >= enough
+            || state.waiting.iter().any(|job| job.items.len() >= enough)
     }
 
     /// Writes until no call waits.
@@ -133,7 +161,20 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
             let count: usize = answers.iter().map(|(count, _)| count).sum();
             // A panic must not end the worker: it would count as a running write for ever.
             let mut writing = Box::pin(AssertUnwindSafe(writing).catch_unwind());
-            let results = match tokio::time::timeout(WRITE_LIMIT, &mut writing).await {
+            let mut written_now = tokio::time::timeout(PATIENCE, &mut writing).await;
+            if written_now.is_err() {
+                let begins = {
+                    let mut state = self.state.lock();
+                    state.young -= 1;
+                    !state.waiting.is_empty() && self.start(&mut state)
+                };
+                if begins {
+                    self.spawn(tracker, write.clone());
+                }
+                written_now = tokio::time::timeout(WRITE_LIMIT, &mut writing).await;
+                self.state.lock().young += 1; // until the next batch is taken
+            }
+            let results = match written_now {
                 Ok(Ok(results)) if results.len() == count => Ok(results),
                 Ok(Ok(_)) => Err(broken("a batch has too few results")),
                 Ok(Err(_)) => Err(broken("a batch write panicked")),
@@ -167,10 +208,15 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         W: Fn(Vec<T>) -> F,
     {
         let mut state = self.state.lock();
-        let State { waiting, busy, .. } = &mut *state;
-        busy.retain(|lane| !written.contains(lane));
+        state.busy.retain(|lane| !written.contains(lane));
         // During an outage callers give up, and their calls must not pile up.
-        waiting.retain(|job| !job.answer.is_closed());
+        state.waiting.retain(|job| !job.answer.is_closed());
+        state.writes -= 1;
+        state.young -= 1;
+        if !self.is_worthwhile(&state) {
+            return None;
+        }
+        let State { waiting, busy, .. } = &mut *state;
         let (mut items, mut bytes) = (Vec::new(), 0);
         let (mut answers, mut lanes) = (Vec::new(), HashSet::new());
         // Calls that must wait for a write in flight, and calls behind them in a lane.
@@ -198,10 +244,11 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
             kept.into_iter().rev().for_each(|job| waiting.push_front(job));
         }
         if answers.is_empty() {
-            state.writes -= 1;
             return None;
         }
         busy.extend(lanes.iter().copied());
+        state.writes += 1;
+        state.young += 1;
         Some(Begun { answers, lanes, writing: write(items) })
     }
 }
@@ -214,9 +261,11 @@ mod tests {
     use super::*;
     use crate::tasks::Tasks;
 
+    const SMALL: Limits = Limits { writes: 1, worthwhile: 1, items: 3, bytes: 1_000 };
+
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn writes_begin_in_the_order_of_the_calls() {
-        let batcher = Batcher::<u32, ()>::new(Limits { writes: 2, items: 3, bytes: 1_000 });
+        let batcher = Batcher::<u32, ()>::new(Limits { writes: 2, items: 3, ..SMALL });
         let tracker = Tasks::default();
         let begun = Arc::new(Mutex::new(Vec::<u32>::new()));
         let write = {
@@ -240,7 +289,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn writes_of_one_lane_are_never_under_way_together_and_those_of_others_are() {
-        let batcher = Batcher::<(u64, u32), ()>::new(Limits { writes: 2, items: 3, bytes: 1_000 });
+        let batcher = Batcher::<(u64, u32), ()>::new(Limits { writes: 2, items: 3, ..SMALL });
         let tracker = Tasks::default();
         let (begun, ended) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
         // The lanes being written, the number of running writes, and its maximum.
@@ -291,7 +340,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_call_that_is_dropped_in_the_queue_is_left_out() {
-        let batcher = Batcher::<u32, u32>::new(Limits { writes: 1, items: 100, bytes: 1_000 });
+        let batcher = Batcher::<u32, u32>::new(Limits { writes: 1, items: 100, ..SMALL });
         let tracker = Tasks::default();
         let written = Arc::new(Mutex::new(Vec::<u32>::new()));
         let write = {
@@ -311,46 +360,111 @@ mod tests {
         assert_eq!(*written.lock(), [1, 3]);
     }
 
-    #[tokio::test]
-    async fn calls_that_arrive_during_a_write_form_the_next_one() {
-        let batcher = Batcher::<u32, usize>::new(Limits { writes: 1, items: 100, bytes: 1_000 });
-        let tracker = Tasks::default();
-        let gate = Arc::new(Semaphore::new(0));
-        let write = {
-            let gate = Arc::clone(&gate);
-            move |items: Vec<u32>| {
+    /// Writes that wait until the test lets them go on. Each result is the number of items that were written together.
+    struct Gated {
+        batcher: Arc<Batcher<u32, usize>>,
+        tracker: Tasks,
+        gate: Arc<Semaphore>,
+    }
+
+    impl Gated {
+        fn new(limits: Limits) -> Self {
+            let gate = Arc::new(Semaphore::new(0));
+            Self { batcher: Batcher::new(limits), tracker: Tasks::default(), gate }
+        }
+
+        fn call(&self, items: u32) -> tokio::task::JoinHandle<Result<Vec<usize>>> {
+            let (batcher, tracker) = (self.batcher.clone(), self.tracker.clone());
+            let gate = Arc::clone(&self.gate);
+            let write = move |items: Vec<u32>| {
                 let gate = Arc::clone(&gate);
                 async move {
                     gate.acquire().await.unwrap().forget();
                     let size = items.len();
                     items.into_iter().map(|_| Ok(size)).collect::<Vec<_>>()
                 }
+            };
+            let items = (0..items).collect();
+            tokio::spawn(async move { batcher.submit(&tracker, items, 1, Vec::new(), write).await })
+        }
+
+        /// Waits until so many writes are in flight and so many calls wait.
+        async fn until(&self, writes: usize, waiting: usize) {
+            let is_so = || {
+                let state = self.batcher.state.lock();
+                (state.writes, state.waiting.len()) == (writes, waiting)
+            };
+            while !is_so() {
+                tokio::task::yield_now().await;
             }
-        };
-        let call = |n| {
-            let (batcher, tracker, write) = (batcher.clone(), tracker.clone(), write.clone());
-            tokio::spawn(
-                async move { batcher.submit(&tracker, vec![n], 1, Vec::new(), write).await },
-            )
-        };
-        let is = |writes: usize, waiting: usize| {
-            let state = batcher.state.lock();
-            (state.writes, state.waiting.len()) == (writes, waiting)
-        };
-        let mut calls = vec![call(0)];
-        while !is(1, 0) {
-            tokio::task::yield_now().await;
         }
-        calls.extend((1..10).map(call));
-        while !is(1, 9) {
-            tokio::task::yield_now().await;
-        }
-        gate.add_permits(2);
+    }
+
+    /// Returns the results of all calls, sorted.
+    async fn sizes(
+        calls: impl IntoIterator<Item = tokio::task::JoinHandle<Result<Vec<usize>>>>,
+    ) -> Vec<usize> {
         let mut sizes = Vec::new();
         for call in calls {
             sizes.extend(call.await.unwrap().unwrap());
         }
         sizes.sort_unstable();
-        assert_eq!(sizes, [1, 9, 9, 9, 9, 9, 9, 9, 9, 9]);
+        sizes
+    }
+
+    #[tokio::test]
+    async fn calls_that_arrive_during_a_write_form_the_next_one() {
+        let gated = Gated::new(Limits { items: 100, ..SMALL });
+        let mut calls = vec![gated.call(1)];
+        gated.until(1, 0).await;
+        calls.extend((1..10).map(|_| gated.call(1)));
+        gated.until(1, 9).await;
+        gated.gate.add_permits(2);
+        assert_eq!(sizes(calls).await, [1, 9, 9, 9, 9, 9, 9, 9, 9, 9]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_waits_long_for_a_write_that_stalls() {
+        let gated = Gated::new(Limits { writes: 2, worthwhile: 3, items: 100, ..SMALL });
+        let first = gated.call(1);
+        gated.until(1, 0).await;
+        let second = gated.call(1);
+        gated.until(1, 1).await;
+        tokio::time::sleep(PATIENCE).await;
+        gated.until(2, 0).await;
+        let late = gated.call(1);
+        gated.until(2, 1).await;
+        tokio::time::sleep(PATIENCE).await;
+        gated.until(2, 1).await; // there are no more than two
+        gated.gate.add_permits(3);
+        assert_eq!(sizes([first, second, late]).await, [1, 1, 1]);
+        gated.until(0, 0).await;
+        assert_eq!(gated.batcher.state.lock().young, 0);
+    }
+
+    #[tokio::test]
+    async fn a_second_write_begins_when_enough_calls_or_items_wait() {
+        let gated = Gated::new(Limits { writes: 2, worthwhile: 3, items: 100, ..SMALL });
+        let mut calls = vec![gated.call(1)];
+        gated.until(1, 0).await;
+        calls.extend([gated.call(1), gated.call(1)]);
+        gated.until(1, 2).await;
+        calls.push(gated.call(1));
+        gated.until(2, 0).await;
+        gated.gate.add_permits(2);
+        assert_eq!(sizes(calls.drain(..)).await, [1, 3, 3, 3]);
+
+        calls.push(gated.call(1));
+        gated.until(1, 0).await;
+        calls.push(gated.call(3));
+        gated.until(2, 0).await;
+        // Few calls wait for both writes, and are written when the last of these has ended.
+        calls.extend([gated.call(1), gated.call(1)]);
+        gated.until(2, 2).await;
+        gated.gate.add_permits(1);
+        gated.until(1, 2).await;
+        gated.gate.add_permits(2);
+        assert_eq!(sizes(calls).await, [1, 2, 2, 3, 3, 3]);
+        gated.until(0, 0).await;
     }
 }

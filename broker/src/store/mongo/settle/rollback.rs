@@ -7,7 +7,7 @@ use mongodb::bson::{Document, RawDocumentBuf, doc, oid::ObjectId};
 use crate::{
     domain::{ItemId, LeaseToken, Outcome, PrioritySet, QueueName, Timestamp},
     store::{
-        Result, Rollback, RollbackTo,
+        EndedDelivery, Result, Rollback, RollbackTo,
         mongo::{
             Inner,
             cursor::lease_cache::CachedLease,
@@ -288,17 +288,23 @@ impl Alike {
                 unset.extend(["turn", "due"]);
                 dead_letter(queue, to, *failed_attempts, now)
             }
-            RollbackTo::Queue { eligible_time, attempt, undelivered, former_lease } => {
+            RollbackTo::Queue { eligible_time, attempt, ended } => {
                 let when = date(*eligible_time);
                 let mut set =
                     doc! { "when": when, "eligible": when, "attempt": i64::from(*attempt) };
-                if let Some(lease) = former_lease {
-                    unset.clear();
-                    set.insert("lock", token_oid(*lease));
-                    set.insert("deliveries", doc! { "$subtract": ["$deliveries", 1] });
-                } else if *undelivered {
-                    let earlier = doc! { "$ifNull": ["$earlier", 0] };
-                    set.insert("earlier", doc! { "$add": [earlier, 1] });
+                match ended {
+                    EndedDelivery::Counted => {}
+                    EndedDelivery::Withdrawn => {
+                        let earlier = doc! { "$ifNull": ["$earlier", 0] };
+                        set.insert("earlier", doc! { "$add": [earlier, 1] });
+                    }
+                    EndedDelivery::Unsent { former_lease } => {
+                        set.insert("deliveries", doc! { "$subtract": ["$deliveries", 1] });
+                        if let Some(lease) = former_lease {
+                            unset.clear();
+                            set.insert("lock", token_oid(*lease));
+                        }
+                    }
                 }
                 set
             }

@@ -20,8 +20,7 @@ async fn the_watermark_passes_settled_items_and_nothing_else() {
     let to = RollbackTo::Queue {
         eligible_time: first[3].previous_eligible_time,
         attempt: 1,
-        undelivered: false,
-        former_lease: None,
+        ended: EndedDelivery::Counted,
     };
     let back = Rollback { held: held(&queue, &first[3]), to, reason: None };
     assert_eq!(stores[0].rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
@@ -29,12 +28,7 @@ async fn the_watermark_passes_settled_items_and_nothing_else() {
 
     // A hint leads to a rollback by another broker.
     let since = first[5].previous_eligible_time;
-    let to = RollbackTo::Queue {
-        eligible_time: since,
-        attempt: 1,
-        undelivered: false,
-        former_lease: None,
-    };
+    let to = RollbackTo::Queue { eligible_time: since, attempt: 1, ended: EndedDelivery::Counted };
     let back = Rollback { held: held(&queue, &first[5]), to, reason: None };
     assert_eq!(stores[1].rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
     let demands = [want(1, LEASE)];
@@ -98,8 +92,7 @@ async fn outcomes_are_exact_for_items_that_other_brokers_settled() {
     let to = RollbackTo::Queue {
         eligible_time: others.now(),
         attempt: 2,
-        undelivered: false,
-        former_lease: None,
+        ended: EndedDelivery::Counted,
     };
     let back = Rollback { held: held(&queue, &taken[1]), to, reason: None };
     assert_eq!(others.rollback(vec![back]).await.unwrap(), [Outcome::Ok]);
@@ -219,8 +212,7 @@ async fn tombstones_stay_for_minutes_not_for_the_lease() {
     let to = store::RollbackTo::Queue {
         eligible_time: clock.now(),
         attempt: 2,
-        undelivered: false,
-        former_lease: None,
+        ended: EndedDelivery::Counted,
     };
     let back = store::Rollback { held: held(&queue, &taken[2]), to, reason: None };
     stores[1].rollback(vec![back]).await.unwrap();

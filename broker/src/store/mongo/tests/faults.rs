@@ -294,8 +294,7 @@ async fn a_settle_that_took_effect_is_ok_whatever_happened_to_the_item_since() {
         to: RollbackTo::Queue {
             eligible_time: delivery.previous_eligible_time,
             attempt: 2,
-            undelivered: false,
-            former_lease: None,
+            ended: EndedDelivery::Counted,
         },
         reason: None,
     };

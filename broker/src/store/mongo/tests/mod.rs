@@ -6,8 +6,8 @@ use super::*;
 use crate::{
     domain::{Delivery, Demand, NewItem, Outcome, Priority, Queue},
     store::{
-        self, Appeared, Created, Deleted, ItemAdmin, ItemStore, Move, Push, QueueStore,
-        Reservation, Rollback, RollbackTo, StatsStore, Store,
+        self, Appeared, Created, Deleted, EndedDelivery, ItemAdmin, ItemStore, Move, Push,
+        QueueStore, Reservation, Rollback, RollbackTo, StatsStore, Store,
         conformance::{self, Broker, Env},
     },
 };
@@ -168,7 +168,14 @@ fn push_of(queue: &Arc<Queue>, payload: &str, priority: i32) -> Push {
 }
 
 fn want(max_items: usize, lease: Duration) -> Demand {
-    Demand { max_items, max_bytes: usize::MAX, may_exceed: true, lease, consumer: None }
+    Demand {
+        max_items,
+        max_bytes: usize::MAX,
+        may_exceed: true,
+        lease,
+        consumer: None,
+        spare: false,
+    }
 }
 
 const LEASE: Duration = Duration::from_secs(30);

@@ -45,8 +45,7 @@ fn back(queue: &Arc<Queue>, delivery: &Delivery) -> Rollback {
     let to = RollbackTo::Queue {
         eligible_time: delivery.previous_eligible_time,
         attempt: 1,
-        undelivered: true,
-        former_lease: None,
+        ended: EndedDelivery::Unsent { former_lease: None },
     };
     Rollback { held: held(queue, delivery), to, reason: None }
 }

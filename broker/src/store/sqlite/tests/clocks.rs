@@ -6,7 +6,14 @@ use crate::domain::Eligibility;
 const MINUTE: Duration = Duration::from_mins(1);
 
 fn want(lease: Duration) -> Demand {
-    Demand { max_items: 10, max_bytes: 1 << 20, may_exceed: true, lease, consumer: None }
+    Demand {
+        max_items: 10,
+        max_bytes: 1 << 20,
+        may_exceed: true,
+        lease,
+        consumer: None,
+        spare: false,
+    }
 }
 
 /// Returns a clock whose machine was set forward or back.

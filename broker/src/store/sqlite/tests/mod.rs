@@ -72,6 +72,7 @@ fn want() -> Demand {
         may_exceed: true,
         lease: Duration::from_mins(1),
         consumer: None,
+        spare: false,
     }
 }
 

@@ -48,6 +48,7 @@ async fn a_reserve_is_synced_soon_even_if_nothing_follows() {
         may_exceed: true,
         lease: Duration::from_secs(9),
         consumer: None,
+        spare: false,
     };
     assert_eq!(
         store
@@ -125,6 +126,7 @@ async fn a_full_disk_fails_all_calls_and_leaves_the_store_whole() {
         may_exceed: true,
         lease: Duration::from_secs(9),
         consumer: None,
+        spare: false,
     };
     let reserved =
         store.reserver(&queue.name).reserve(&queue, &[want], Appeared::Nothing).await.unwrap();
