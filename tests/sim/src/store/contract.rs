@@ -82,8 +82,9 @@ impl<L: Link> ItemStore for ModelStore<L> {
     }
 
     async fn extend(&self, items: Vec<(Reservation, Timestamp)>) -> Result<Vec<Outcome>> {
+        let asked = self.now();
         let extend = |world: &mut World, now| {
-            items.iter().map(|(held, until)| world.extend(held, *until, now)).collect()
+            items.iter().map(|(held, until)| world.extend(held, (*until, asked), now)).collect()
         };
         self.inner.call("extend", extend).await
     }

@@ -65,8 +65,17 @@ impl World {
         let id = Self::id(row);
         let item = new.clone().into_item(queue, id, sequence, producer.clone(), now);
         let dedup_queue = until.is_some().then(|| queue.name.clone());
-        let mut stored =
-            Stored { row, item, when, blocked, lock: None, due: None, earlier: 0, dedup_queue };
+        let mut stored = Stored {
+            row,
+            item,
+            when,
+            blocked,
+            lock: None,
+            due: None,
+            earlier: 0,
+            extended: Timestamp::default(),
+            dedup_queue,
+        };
         if let Some(lease) = first_lease {
             claims.push(Claim { row, token: lease.token, before: Box::new(stored.clone()) });
             stored.lock = Some(lease.token);
@@ -336,13 +345,15 @@ impl World {
     pub(super) fn extend(
         &mut self,
         held: &Reservation,
-        until: Timestamp,
+        (until, asked): (Timestamp, Timestamp),
         now: Timestamp,
     ) -> Outcome {
         match self.held(&held.receipt, now) {
+            // Of several extensions the one that was asked for last counts.
+            Ok(row) if self.get(row).is_some_and(|stored| stored.extended > asked) => Outcome::Ok,
             Ok(row) => {
                 if let Some(mut stored) = self.take(row) {
-                    stored.when = Some(until);
+                    (stored.when, stored.extended) = (Some(until), asked);
                     self.put(stored);
                 }
                 Outcome::Ok

@@ -17,6 +17,8 @@ pub(super) struct Stored {
     pub(super) blocked: Option<Timestamp>,
     /// The lease, lapsed or not.
     pub(super) lock: Option<LeaseToken>,
+    /// When the last extension of a lease was asked for.
+    pub(super) extended: Timestamp,
     /// When the item became eligible for its current delivery.
     pub(super) due: Option<Timestamp>,
     /// Number of deliveries before the item came into its queue.
