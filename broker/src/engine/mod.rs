@@ -22,6 +22,7 @@ mod adaptive_poll;
 mod admin;
 pub(crate) mod background;
 mod batches;
+mod committing;
 mod consumers;
 mod created_by_use;
 mod dead_letter_links;

@@ -12,7 +12,7 @@ use crate::{
     store::{Move, Push, Reservation, Rollback, RollbackTo},
 };
 
-use super::{Engine, EngineError, MayCreate, Result, depths::Change};
+use super::{Engine, EngineError, MayCreate, Result, committing::Committing, depths::Change};
 
 /// A requested rollback of an item.
 #[derive(Debug, Clone)]
@@ -66,7 +66,9 @@ impl Engine {
     pub(crate) async fn commit(&self, receipts: Vec<Receipt>) -> Result<Vec<Outcome>> {
         let (held, places) = self.with_queues(receipts.iter()).await?;
         let begun = self.now();
+        let committing = Committing::begin(self, &receipts);
         let found = self.store.commit(held).await?;
+        committing.end();
         let outcomes = spread(&places, found, receipts.len());
         let settled = receipts.iter().zip(outcomes.iter().copied());
         self.notify_settled(begun, settled, &committed());
@@ -286,9 +288,11 @@ impl Engine {
             .collect();
         let held = Reservation { queue, receipt: receipt.clone() };
         let begun = self.now();
+        let committing = Committing::begin(self, std::slice::from_ref(&receipt));
         let done = self.store.commit_and_push(held, items).await;
         let (outcome, pushed) =
             done.inspect_err(|error| self.wake_if_unknown(error, names.iter()))?;
+        committing.end();
         self.notify_settled(begun, [(&receipt, outcome)].into_iter(), &committed());
         self.notify_pushed(names.iter().zip(&pushed));
         Ok((outcome, pushed))

@@ -57,7 +57,7 @@ impl Consumer {
         self
     }
 
-    /// Sets how many items may be held unsettled at a time: 1 to 10,000. Default 32.
+    /// Sets how many items may be held unsettled at a time, without those whose commits are being written: 1 to 10,000. Default 32.
     pub fn max_in_flight(mut self, items: u32) -> Self {
         self.options.max_in_flight = items.clamp(1, 10_000);
         self

@@ -138,7 +138,7 @@ impl Consumers {
             {
                 return false;
             }
-            let room = settings.max_in_flight - stream.in_flight.len();
+            let room = stream.room();
             let (max_bytes, may_exceed) = stream.wanted_bytes();
             let fits = |items, bytes| bytes <= max_bytes || items == 1 && may_exceed;
             self.stock.take(room, fits)
@@ -257,7 +257,7 @@ impl Consumers {
             demand: Demand,
         }
         let mut hungry: Vec<_> = self.streams.iter().filter(|(_, s)| s.demands()).collect();
-        hungry.sort_by_key(|(_, s)| (s.in_flight.len(), s.served));
+        hungry.sort_by_key(|(_, s)| (s.load(), s.served));
         let for_calls = if hungry.is_empty() { MAX_BATCH } else { MAX_BATCH - STREAM_BATCH };
         let calls = self.calls.demands(for_calls).map(|(id, max_items, waiting)| Asking {
             rank: (0, waiting.since),
@@ -279,10 +279,10 @@ impl Consumers {
             }
             let settings = &stream.settings;
             let (max_bytes, may_exceed) = stream.wanted_bytes();
-            let max_items = (settings.max_in_flight - stream.in_flight.len()).min(left);
+            let max_items = stream.room().min(left);
             left -= max_items;
             all.push(Asking {
-                rank: (stream.in_flight.len(), stream.served),
+                rank: (stream.load(), stream.served),
                 claimant: Claimant { id, auto_commit: settings.auto_commit },
                 demand: Demand {
                     max_items,
@@ -455,8 +455,7 @@ impl Consumers {
         }
         let Some(stream) = self.streams.get_mut(&id) else { return deliveries };
         stream.served = self.round;
-        let most = if stream.goes_on() { stream.settings.max_in_flight } else { 0 };
-        let room = most.saturating_sub(stream.in_flight.len());
+        let room = if stream.goes_on() { stream.room() } else { 0 };
         let fits = if stream.settings.auto_commit { deliveries.len() } else { room };
         let too_many = deliveries.split_off(fits.min(deliveries.len()));
         for delivery in &too_many {
@@ -528,6 +527,26 @@ impl Consumers {
         let (stream, _) = self.take(receipt)?;
         self.serve(stream, now);
         Some(stream)
+    }
+
+    /// Notes whether a commit of a reservation is being written, during which it takes no place. Returns true if one of our streams
+    /// holds it and that was not known.
+    pub(super) fn set_committing(
+        &mut self,
+        receipt: &Receipt,
+        is_committing: bool,
+        now: Timestamp,
+    ) -> bool {
+        let Some(&id) = self.holders.get(&receipt.item) else { return false };
+        let Some(stream) = self.streams.get_mut(&id) else { return false };
+        let held = stream.in_flight.get(&receipt.item);
+        if held.is_none_or(|held| held.receipt.token != receipt.token)
+            || !stream.set_committing(receipt.item, is_committing)
+        {
+            return false;
+        }
+        self.serve(id, now);
+        true
     }
 
     /// Frees the place of a reservation that was found void for an unknown reason, and schedules

@@ -21,6 +21,8 @@ const ENOUGH_PART: usize = 4;
 /// Approximate size in bytes of one message of deliveries, unless a single item is larger. Most
 /// gRPC libraries by default refuse messages over 4 MiB, and small messages cost little more.
 const FULL_MESSAGE_BYTES: usize = 1 << 20;
+/// Where commits take long, a stream holds so many times the items, and payload bytes, that it may have in flight.
+const MOST_HELD: usize = 2;
 /// Nothing is sent within the last part of its lease, one in this many: the item would arrive when
 /// another consumer has it.
 const MARGIN_PART: u32 = 10;
@@ -39,6 +41,8 @@ pub(in crate::engine) struct InFlight {
     pub(in crate::engine) former_lease: Option<LeaseToken>,
     /// When the item was handed out, which bounds how long its lease is renewed.
     pub(in crate::engine) since: Timestamp,
+    /// True while a commit of the item is being written: its consumer has finished with it.
+    pub(super) is_committing: bool,
 }
 
 impl InFlight {
@@ -52,6 +56,7 @@ impl InFlight {
             previous_eligible_time: delivery.previous_eligible_time,
             former_lease: delivery.former_lease,
             since,
+            is_committing: false,
         }
     }
 }
@@ -117,7 +122,10 @@ pub(super) struct Stream {
     /// does not read is not polled, and would wait forever: see [`Self::assigned`].
     pub(super) hungry: bool,
     pub(super) in_flight: HashMap<ItemId, InFlight>,
-    pub(super) bytes_in_flight: usize,
+    bytes_in_flight: usize,
+    /// The number and the payload bytes of the items in flight whose commits are being written.
+    committing: usize,
+    bytes_committing: usize,
     /// No lease of an item in flight ends before this time.
     pub(super) first_lease_end: Timestamp,
     /// The round in which the stream was last assigned items. Breaks ties between equally loaded
@@ -155,6 +163,8 @@ impl Stream {
             hungry: false,
             in_flight: HashMap::new(),
             bytes_in_flight: 0,
+            committing: 0,
+            bytes_committing: 0,
             first_lease_end: NEVER,
             served: round,
             delivered: 0,
@@ -191,15 +201,51 @@ impl Stream {
         }
     }
 
+    /// Returns the number of items that the consumer works on.
+    pub(super) fn load(&self) -> usize {
+        self.in_flight.len() - self.committing
+    }
+
+    /// Returns how many more items the stream can be assigned. An item whose commit is being written takes no place, as long as there
+    /// are not too many of them.
+    pub(super) fn room(&self) -> usize {
+        let most = self.settings.max_in_flight;
+        let room = most.saturating_sub(self.load());
+        room.min((most * MOST_HELD).saturating_sub(self.in_flight.len()))
+    }
+
+    /// Returns the same for payload bytes.
+    fn room_bytes(&self) -> usize {
+        let most = self.settings.max_in_flight_bytes;
+        let room = most.saturating_sub(self.bytes_in_flight - self.bytes_committing);
+        room.min(most.saturating_mul(MOST_HELD).saturating_sub(self.bytes_in_flight))
+    }
+
     fn is_full(&self) -> bool {
-        self.in_flight.len() >= self.settings.max_in_flight
-            || self.bytes_in_flight >= self.settings.max_in_flight_bytes
+        self.room() == 0 || self.room_bytes() == 0
     }
 
     /// Returns true if less than half of the stream's places, or bytes, are free.
     pub(super) fn is_half_full(&self) -> bool {
-        self.in_flight.len() > self.settings.max_in_flight / 2
-            || self.bytes_in_flight > self.settings.max_in_flight_bytes / 2
+        self.room() < self.settings.max_in_flight.div_ceil(2)
+            || self.room_bytes() < self.settings.max_in_flight_bytes.div_ceil(2)
+    }
+
+    /// Notes whether a commit of an item is being written. Returns true if that was not known.
+    pub(super) fn set_committing(&mut self, item: ItemId, is_committing: bool) -> bool {
+        let held = self.in_flight.get_mut(&item);
+        let Some(held) = held.filter(|held| held.is_committing != is_committing) else {
+            return false;
+        };
+        held.is_committing = is_committing;
+        if is_committing {
+            self.committing += 1;
+            self.bytes_committing += held.bytes;
+        } else {
+            self.committing -= 1;
+            self.bytes_committing -= held.bytes;
+        }
+        true
     }
 
     /// Returns true if the stream can be assigned items now.
@@ -211,8 +257,8 @@ impl Stream {
     /// item may exceed them. A round assigns no more than fits in a message, so that the rest is
     /// left to the first idle consumer, and never more than the stream may hold.
     pub(super) fn wanted_bytes(&self) -> (usize, bool) {
-        let left = self.settings.max_in_flight_bytes.saturating_sub(self.bytes_in_flight);
-        if self.in_flight.is_empty() || left >= MAX_ROUND_BYTES + LARGEST_MAX_PAYLOAD_BYTES {
+        let left = self.room_bytes();
+        if self.load() == 0 || left >= MAX_ROUND_BYTES + LARGEST_MAX_PAYLOAD_BYTES {
             (left.min(MAX_ROUND_BYTES), true)
         } else {
             (left, false)
@@ -228,11 +274,9 @@ impl Stream {
     /// Returns true if the stream has work and little room for more.
     pub(super) fn is_well_stocked(&self) -> bool {
         let StreamSettings { max_in_flight: items, max_in_flight_bytes: bytes, .. } = self.settings;
-        let room = items.saturating_sub(self.in_flight.len());
-        let room_bytes = bytes.saturating_sub(self.bytes_in_flight);
-        let little =
-            room < STREAM_BATCH.min(items / ENOUGH_PART) || room_bytes < bytes / ENOUGH_PART;
-        !self.in_flight.is_empty() && little
+        let little = self.room() < STREAM_BATCH.min(items / ENOUGH_PART)
+            || self.room_bytes() < bytes / ENOUGH_PART;
+        self.load() > 0 && little
     }
 
     /// Notes that a round has assigned items to the stream. `had_items`: its inbox was not empty
@@ -267,6 +311,7 @@ impl Stream {
 
     /// Does the same for an item that is not in the inbox, or is removed from the inbox by the caller.
     fn take_out(&mut self, item: ItemId) -> Option<InFlight> {
+        self.set_committing(item, false);
         let gone = self.in_flight.remove(&item)?;
         self.bytes_in_flight -= gone.bytes;
         if self.in_flight.is_empty() {
@@ -385,7 +430,7 @@ impl Stream {
         if !self.settings.auto_commit {
             self.inbox.clear(); // committed items can only be sent
         }
-        self.bytes_in_flight = 0;
+        (self.bytes_in_flight, self.committing, self.bytes_committing) = (0, 0, 0);
         self.first_lease_end = NEVER;
         std::mem::take(&mut self.in_flight).into_values().collect()
     }

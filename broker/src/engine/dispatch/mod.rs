@@ -180,6 +180,18 @@ impl Dispatcher {
         });
     }
 
+    /// Notes whether commits of these reservations are being written. The streams that hold them have room for other items meanwhile.
+    pub(super) fn set_committing<'a>(
+        &self,
+        receipts: impl Iterator<Item = &'a Receipt>,
+        is_committing: bool,
+        now: Timestamp,
+    ) {
+        self.free(receipts, |consumers, receipt| {
+            consumers.set_committing(receipt, is_committing, now)
+        });
+    }
+
     /// Adds reports of the consumers, until there are `most` reports.
     pub(super) fn report(&self, most: usize, reports: &mut Vec<ConsumerReport>) {
         let mut after = 0;

@@ -35,6 +35,44 @@ async fn the_end_of_a_stream_counts_no_attempt() {
 }
 
 #[tokio::test]
+async fn a_stream_receives_the_next_item_while_a_commit_is_written() {
+    let bench = bench().await;
+    bench.push(4).await;
+    let options = ConsumeOptions { max_in_flight: 1, ..Bench::options() };
+    let mut stream = bench.engine.consume(options).await.unwrap();
+    let commit = |taken: &[Delivery]| {
+        let (engine, receipt) = (Arc::clone(&bench.engine), taken[0].receipt.clone());
+        tokio::spawn(async move { engine.commit(vec![receipt]).await })
+    };
+    bench.faults.set("commit", Fault::HeldBefore);
+    let first = deliveries(&mut stream).await;
+    let committing = commit(&first);
+    let second = within("the second item", deliveries(&mut stream)).await;
+    assert_eq!(payloads(second.iter().map(|one| &one.item)), ["1"]);
+    assert_eq!(bench.items().await.len(), 4, "nothing is committed yet");
+    let also_committing = commit(&second);
+    bench.faults.until_begun("commit", 2).await;
+    ask(&mut stream).await; // it holds two, and may have one in flight
+
+    // A failed commit takes its place again, and one whose caller leaves.
+    bench.faults.set("commit", Fault::Fails);
+    committing.await.unwrap().unwrap_err();
+    also_committing.await.unwrap().unwrap_err();
+    bench.faults.set("commit", Fault::HeldBefore);
+    let left = commit(&first);
+    bench.faults.until_begun("commit", 3).await;
+    left.abort();
+    assert!(left.await.unwrap_err().is_cancelled());
+    bench.faults.set("commit", Fault::None);
+    assert_eq!(commit(&first).await.unwrap().unwrap(), [Outcome::Ok]);
+    ask(&mut stream).await; // the second item is in flight
+    until_assigned(&bench, 1).await;
+    assert_eq!(commit(&second).await.unwrap().unwrap(), [Outcome::Ok]);
+    let third = within("the third item", deliveries(&mut stream)).await;
+    assert_eq!(payloads(third.iter().map(|one| &one.item)), ["2"]);
+}
+
+#[tokio::test]
 async fn a_stream_may_request_that_its_end_counts_as_a_failure() {
     let bench = bench().await;
     bench.push(1).await;

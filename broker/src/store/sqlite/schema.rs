@@ -523,6 +523,8 @@ fn create(conn: &Connection) -> rusqlite::Result<()> {
 fn set_up_writer(conn: &Connection) -> rusqlite::Result<()> {
     conn.busy_timeout(std::time::Duration::from_secs(5))?;
     conn.set_prepared_statement_cache_capacity(128);
+    // Otherwise a statement with a partial index may be prepared anew each time that a parameter has another value.
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     // The result of the pragma is a row, which `execute_batch` skips.
     conn.execute_batch(
         "PRAGMA journal_mode = WAL;

@@ -30,6 +30,8 @@ use crate::{
 
 /// Pause between steps that return space to the disk, while there is space to return.
 const SHRINK_EVERY: Duration = Duration::from_millis(50);
+/// The same while calls come, to which each step costs time, unless the disk is nearly full.
+const SHRINK_EVERY_IF_BUSY: Duration = Duration::from_secs(1);
 /// Time after which a reserve is on disk at the latest.
 pub(super) const LAZY_FOR: Duration = Duration::from_millis(10);
 
@@ -87,6 +89,7 @@ impl Worker {
     pub(super) fn work(mut self, arrivals: &mpsc::Receiver<Box<dyn Job>>, sweep_every: Duration) {
         let mut call_queue = CallQueue::default();
         let mut next_sweep = Instant::now() + sweep_every;
+        let mut last_call = None;
         loop {
             if call_queue.is_empty() {
                 let sync_by = self.unsynced.map(|since| since + LAZY_FOR);
@@ -101,18 +104,24 @@ impl Worker {
             while let Ok(job) = arrivals.try_recv() {
                 call_queue.add(job);
             }
-            let had_room = !self.disk.as_ref().is_some_and(Room::was_scarce);
+            let had_room = !self.is_scarce();
+            if !call_queue.is_empty() {
+                last_call = Some(Instant::now());
+            }
             self.commit_group(call_queue.next_group());
-            if had_room && self.disk.as_ref().is_some_and(Room::was_scarce) {
+            if had_room && self.is_scarce() {
                 next_sweep = Instant::now(); // returned space is needed at once
             }
             self.look_after_indexes();
             if Instant::now() >= next_sweep {
                 // A sweep takes a bounded chunk at a time, with calls in between.
                 let more = self.sweep();
+                let is_busy = last_call.is_some_and(|last| last.elapsed() < SHRINK_EVERY);
+                let shrink_every =
+                    if is_busy && !self.is_scarce() { SHRINK_EVERY_IF_BUSY } else { SHRINK_EVERY };
                 let pause = match (more, self.give_space_back()) {
                     (true, _) => Duration::ZERO,
-                    (false, true) => SHRINK_EVERY.min(sweep_every),
+                    (false, true) => shrink_every.min(sweep_every),
                     (false, false) => sweep_every,
                 };
                 next_sweep = Instant::now() + pause;
@@ -121,6 +130,11 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Returns true if the disk was nearly full when that was last looked at.
+    fn is_scarce(&self) -> bool {
+        self.disk.as_ref().is_some_and(Room::was_scarce)
     }
 
     /// Syncs what reserves wrote, by a commit that is synced. If this fails, the next call reports it.
@@ -171,7 +185,7 @@ impl Worker {
     /// Returns some of the file's free pages to the disk, and the log's space too if the disk is nearly full. True if
     /// there may soon be more to return.
     fn give_space_back(&mut self) -> bool {
-        let scarce = self.disk.as_ref().is_some_and(Room::was_scarce);
+        let scarce = self.is_scarce();
         if scarce && let Err(error) = space::empty_log(&self.conn) {
             tracing::debug!(%error, "could not empty the log");
         }
