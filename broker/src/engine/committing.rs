@@ -1,7 +1,7 @@
 //! Commits that are being written. A consumer that asks for a commit has finished with the item, so that its stream is handed another
 //! one while the commit is written. If the commit fails, the item takes its place in the stream again.
 
-use super::Engine;
+use super::{Engine, dispatch::Dispatcher};
 use crate::domain::Receipt;
 
 /// The reservations of a commit that is being written. If this is dropped before the [end](Self::end), they take their places in streams of
@@ -15,7 +15,9 @@ impl<'a> Committing<'a> {
     /// Gives their places to other items.
     pub(super) fn begin(engine: &'a Engine, receipts: &'a [Receipt]) -> Self {
         let committing = Self { engine, receipts };
-        committing.note(true);
+        committing.tell(|dispatcher, receipts| {
+            dispatcher.commits_begin(receipts.iter(), engine.now());
+        });
         committing
     }
 
@@ -24,10 +26,10 @@ impl<'a> Committing<'a> {
         self.receipts = &[];
     }
 
-    fn note(&self, is_committing: bool) {
+    fn tell(&self, tell: impl Fn(&Dispatcher, &[Receipt])) {
         for of_queue in self.receipts.chunk_by(|a, b| a.queue == b.queue) {
             if let Some(dispatcher) = self.engine.dispatcher(&of_queue[0].queue) {
-                dispatcher.set_committing(of_queue.iter(), is_committing, self.engine.now());
+                tell(&dispatcher, of_queue);
             }
         }
     }
@@ -35,6 +37,6 @@ impl<'a> Committing<'a> {
 
 impl Drop for Committing<'_> {
     fn drop(&mut self) {
-        self.note(false);
+        self.tell(|dispatcher, receipts| dispatcher.commits_fail(receipts.iter()));
     }
 }

@@ -144,7 +144,10 @@ impl Reader {
                     Answer::Failed(Invalid::new("open", reason).into())
                 }
                 Ok(Some(request)) => self.act(request).unwrap_or_else(Answer::Refused),
-                Ok(None) => return,
+                Ok(None) => {
+                    self.flow.set_max_in_flight(0); // the stream ends when all is answered
+                    return;
+                }
                 Err(status) => Answer::Failed(ApiError::Transport(status).into()),
             };
             let ends = matches!(answer, Answer::Failed(_));
@@ -292,7 +295,8 @@ impl Session {
                     Ok(None) if self.shutdown.is_cancelled() => Err(EngineError::ShuttingDown.into()),
                     answer => answer,
                 },
-                message = self.outgoing.next(), if self.end.is_none() => match message {
+                // A client that sends no more is sent no more items.
+                message = self.outgoing.next(), if self.end.is_none() && !self.answers.is_closed() => match message {
                     // The answer to the last settle is still to be sent.
                     Err(end @ ApiError::Engine(EngineError::StreamTooOld)) => {
                         self.end = Some(end.into());

@@ -63,7 +63,7 @@ impl Consumer {
         self
     }
 
-    /// Sets how many payload bytes may be held unsettled at a time; 0, the default: no limit.
+    /// Sets how many payload bytes may be held unsettled at a time, without those whose commits are being written; 0, the default: no limit.
     pub fn max_in_flight_bytes(mut self, bytes: u64) -> Self {
         self.options.max_in_flight_bytes = bytes;
         self

@@ -251,16 +251,16 @@ impl Consumers {
     /// consumers those that have waited longest.
     pub(super) fn demands(&self) -> Round {
         struct Asking {
-            /// The number of held items, and the round since which the consumer has waited.
-            rank: (usize, u64),
+            /// How many items the consumer works on, how many it holds, and the round since which it has waited.
+            rank: (usize, usize, u64),
             claimant: Claimant,
             demand: Demand,
         }
         let mut hungry: Vec<_> = self.streams.iter().filter(|(_, s)| s.demands()).collect();
-        hungry.sort_by_key(|(_, s)| (s.load(), s.served));
+        hungry.sort_by_key(|(_, s)| s.rank());
         let for_calls = if hungry.is_empty() { MAX_BATCH } else { MAX_BATCH - STREAM_BATCH };
         let calls = self.calls.demands(for_calls).map(|(id, max_items, waiting)| Asking {
-            rank: (0, waiting.since),
+            rank: (0, 0, waiting.since),
             claimant: Claimant { id, auto_commit: waiting.call.auto_commit },
             demand: Demand {
                 max_items,
@@ -282,7 +282,7 @@ impl Consumers {
             let max_items = stream.room().min(left);
             left -= max_items;
             all.push(Asking {
-                rank: (stream.load(), stream.served),
+                rank: stream.rank(),
                 claimant: Claimant { id, auto_commit: settings.auto_commit },
                 demand: Demand {
                     max_items,
@@ -529,24 +529,27 @@ impl Consumers {
         Some(stream)
     }
 
-    /// Notes whether a commit of a reservation is being written, during which it takes no place. Returns true if one of our streams
-    /// holds it and that was not known.
-    pub(super) fn set_committing(
-        &mut self,
-        receipt: &Receipt,
-        is_committing: bool,
-        now: Timestamp,
-    ) -> bool {
-        let Some(&id) = self.holders.get(&receipt.item) else { return false };
-        let Some(stream) = self.streams.get_mut(&id) else { return false };
-        let held = stream.in_flight.get(&receipt.item);
-        if held.is_none_or(|held| held.receipt.token != receipt.token)
-            || !stream.set_committing(receipt.item, is_committing)
-        {
-            return false;
-        }
+    /// Notes that the writing of a commit of a reservation begins, during which it takes no place. Returns true if a stream has more room.
+    pub(super) fn commit_begins(&mut self, receipt: &Receipt, now: Timestamp) -> bool {
+        let Some((id, stream)) = self.holder(receipt) else { return false };
+        let has_room = stream.commit_begins(receipt.item);
         self.serve(id, now);
-        true
+        has_room
+    }
+
+    /// Notes that the writing of a commit of a reservation has failed.
+    pub(super) fn commit_fails(&mut self, receipt: &Receipt) {
+        if let Some((_, stream)) = self.holder(receipt) {
+            stream.commit_fails(receipt.item);
+        }
+    }
+
+    /// Returns the stream that holds a reservation.
+    fn holder(&mut self, receipt: &Receipt) -> Option<(ConsumerId, &mut Stream)> {
+        let id = *self.holders.get(&receipt.item)?;
+        let stream = self.streams.get_mut(&id)?;
+        let is_held = stream.in_flight.get(&receipt.item)?.receipt.token == receipt.token;
+        is_held.then_some((id, stream))
     }
 
     /// Frees the place of a reservation that was found void for an unknown reason, and schedules
@@ -577,21 +580,16 @@ impl Consumers {
 
     /// Takes a reservation from the stream that holds it.
     fn take(&mut self, receipt: &Receipt) -> Option<(ConsumerId, InFlight)> {
-        let id = *self.holders.get(&receipt.item)?;
-        let stream = self.streams.get_mut(&id)?;
-        if stream.in_flight.get(&receipt.item)?.receipt.token != receipt.token {
-            return None;
-        }
+        let (id, stream) = self.holder(receipt)?;
+        let held = stream.remove(receipt.item)?;
         self.holders.remove(&receipt.item);
-        Some((id, stream.remove(receipt.item)?))
+        Some((id, held))
     }
 
     /// Records the new end of a lease.
     pub(super) fn extended(&mut self, receipt: &Receipt, until: Timestamp) {
-        if let Some(id) = self.holders.get(&receipt.item)
-            && let Some(stream) = self.streams.get_mut(id)
+        if let Some((_, stream)) = self.holder(receipt)
             && let Some(held) = stream.in_flight.get_mut(&receipt.item)
-            && held.receipt.token == receipt.token
         {
             held.lease_end = until;
             stream.first_lease_end = stream.first_lease_end.min(until);
@@ -638,6 +636,8 @@ impl Consumers {
     }
 }
 
+#[cfg(test)]
+mod committing_tests;
 #[cfg(test)]
 mod stock_tests;
 #[cfg(test)]

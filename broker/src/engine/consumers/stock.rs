@@ -196,11 +196,13 @@ impl Stock {
         self.is_closed = false;
     }
 
-    /// Takes the items that are to be rolled back: what nobody has taken in time, and what was withdrawn.
+    /// Takes the items that are to be rolled back: what nobody has taken in time, and what was withdrawn. What a reserve that
+    /// is under way brings is behind them, and is returned too.
     pub(in crate::engine) fn take_unused(&mut self, now: Timestamp) -> Vec<InFlight> {
         let mut unused = std::mem::take(&mut self.returning);
         if self.items.front().is_some_and(|(since, _)| *since + KEPT <= now) {
             self.pause(now);
+            self.is_closed = true;
             unused.append(&mut self.take_items());
         }
         unused

@@ -144,6 +144,11 @@ fn what_nobody_takes_is_returned_and_a_pause_follows() {
     let unused = consumers.stock.take_unused(after(160));
     assert_eq!(unused.len(), 4);
     assert!(unused.iter().all(|item| !item.sent));
+    // A reserve that was under way has found items behind these.
+    consumers.stock.add(items(50..=51), after(161));
+    assert!(consumers.stock.is_empty());
+    assert_eq!(consumers.stock.take_unused(after(161)).len(), 2);
+    consumers.stock.open();
     assert_eq!(ahead(&mut consumers, after(210)), 0);
     take_hundred(&mut consumers, after(10_000));
     assert_eq!(ahead(&mut consumers, after(10_060)), 20);

@@ -21,7 +21,8 @@ const ENOUGH_PART: usize = 4;
 /// Approximate size in bytes of one message of deliveries, unless a single item is larger. Most
 /// gRPC libraries by default refuse messages over 4 MiB, and small messages cost little more.
 const FULL_MESSAGE_BYTES: usize = 1 << 20;
-/// Where commits take long, a stream holds so many times the items, and payload bytes, that it may have in flight.
+/// Where commits take long, a stream holds so many times the items that it may have in flight, and so many times the payload bytes and one
+/// item.
 const MOST_HELD: usize = 2;
 /// Nothing is sent within the last part of its lease, one in this many: the item would arrive when
 /// another consumer has it.
@@ -41,8 +42,8 @@ pub(in crate::engine) struct InFlight {
     pub(in crate::engine) former_lease: Option<LeaseToken>,
     /// When the item was handed out, which bounds how long its lease is renewed.
     pub(in crate::engine) since: Timestamp,
-    /// True while a commit of the item is being written: its consumer has finished with it.
-    pub(super) is_committing: bool,
+    /// The number of its commits that are being written: its consumer has finished with it if there is one.
+    pub(super) commits: u32,
 }
 
 impl InFlight {
@@ -56,7 +57,7 @@ impl InFlight {
             previous_eligible_time: delivery.previous_eligible_time,
             former_lease: delivery.former_lease,
             since,
-            is_committing: false,
+            commits: 0,
         }
     }
 }
@@ -206,6 +207,11 @@ impl Stream {
         self.in_flight.len() - self.committing
     }
 
+    /// Returns its place among those that want items: the lowest comes first.
+    pub(super) fn rank(&self) -> (usize, usize, u64) {
+        (self.load(), self.in_flight.len(), self.served)
+    }
+
     /// Returns how many more items the stream can be assigned. An item whose commit is being written takes no place, as long as there
     /// are not too many of them.
     pub(super) fn room(&self) -> usize {
@@ -231,21 +237,28 @@ impl Stream {
             || self.room_bytes() < self.settings.max_in_flight_bytes.div_ceil(2)
     }
 
-    /// Notes whether a commit of an item is being written. Returns true if that was not known.
-    pub(super) fn set_committing(&mut self, item: ItemId, is_committing: bool) -> bool {
-        let held = self.in_flight.get_mut(&item);
-        let Some(held) = held.filter(|held| held.is_committing != is_committing) else {
+    /// Notes that the writing of a commit of an item begins. Returns true if that makes room.
+    pub(super) fn commit_begins(&mut self, item: ItemId) -> bool {
+        let Some(held) = self.in_flight.get_mut(&item) else { return false };
+        held.commits += 1;
+        if held.commits > 1 {
             return false;
+        }
+        self.committing += 1;
+        self.bytes_committing += held.bytes;
+        true
+    }
+
+    /// Notes that the writing of a commit of an item has failed.
+    pub(super) fn commit_fails(&mut self, item: ItemId) {
+        let Some(held) = self.in_flight.get_mut(&item).filter(|held| held.commits > 0) else {
+            return;
         };
-        held.is_committing = is_committing;
-        if is_committing {
-            self.committing += 1;
-            self.bytes_committing += held.bytes;
-        } else {
+        held.commits -= 1;
+        if held.commits == 0 {
             self.committing -= 1;
             self.bytes_committing -= held.bytes;
         }
-        true
     }
 
     /// Returns true if the stream can be assigned items now.
@@ -311,9 +324,12 @@ impl Stream {
 
     /// Does the same for an item that is not in the inbox, or is removed from the inbox by the caller.
     fn take_out(&mut self, item: ItemId) -> Option<InFlight> {
-        self.set_committing(item, false);
         let gone = self.in_flight.remove(&item)?;
         self.bytes_in_flight -= gone.bytes;
+        if gone.commits > 0 {
+            self.committing -= 1;
+            self.bytes_committing -= gone.bytes;
+        }
         if self.in_flight.is_empty() {
             self.first_lease_end = NEVER;
             if self.retiring {

@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::domain::{GroupName, Headers, Item, ItemState, LeaseToken, Priority, QueueName};
 
-const NOW: Timestamp = Timestamp(1_000);
+pub(super) const NOW: Timestamp = Timestamp(1_000);
 const LEASE_END: Timestamp = Timestamp(2_000);
 
 /// Returns an item on its way to a consumer.
@@ -66,11 +66,15 @@ pub(super) fn stream_for(
     stream_with(consumers, max_in_flight, usize::MAX, lease)
 }
 
-fn stream(consumers: &mut Consumers, max_in_flight: usize, max_bytes: usize) -> ConsumerId {
+pub(super) fn stream(
+    consumers: &mut Consumers,
+    max_in_flight: usize,
+    max_bytes: usize,
+) -> ConsumerId {
     stream_with(consumers, max_in_flight, max_bytes, Duration::from_secs(1))
 }
 
-fn stream_with(
+pub(super) fn stream_with(
     consumers: &mut Consumers,
     max_in_flight: usize,
     max_bytes: usize,
@@ -118,13 +122,13 @@ pub(super) fn call(
 }
 
 /// Returns how many items each consumer would be assigned now.
-fn wanted(consumers: &mut Consumers, now: Timestamp) -> Vec<(ConsumerId, usize)> {
+pub(super) fn wanted(consumers: &mut Consumers, now: Timestamp) -> Vec<(ConsumerId, usize)> {
     consumers.take_lapsed(now);
     let Round { demands, claimants, .. } = consumers.demands();
     claimants.iter().map(|t| t.id).zip(demands.iter().map(|w| w.max_items)).collect()
 }
 
-fn take(consumers: &mut Consumers, id: ConsumerId) -> usize {
+pub(super) fn take(consumers: &mut Consumers, id: ConsumerId) -> usize {
     let taken = match look(consumers, id) {
         Inbox::Items(items) => items.len(),
         _ => 0,
@@ -178,59 +182,6 @@ fn a_full_stream_has_room_again_when_something_is_settled() {
     assert!(consumers.settled(&delivery(1, 1, 5).receipt, NOW));
     assert!(!consumers.settled(&delivery(1, 1, 5).receipt, NOW), "a place is freed once");
     assert_eq!(wanted(&mut consumers, NOW), [(id, 1)]);
-}
-
-#[test]
-fn an_item_whose_commit_is_being_written_takes_no_place() {
-    let mut consumers = Consumers::default();
-    let id = stream(&mut consumers, 2, 1_000);
-    let receipt = |item| delivery(item, 1, 5).receipt;
-    consumers.hand_to_stream(id, vec![delivery(1, 1, 5), delivery(2, 1, 5)], NOW);
-    assert_eq!(take(&mut consumers, id), 2);
-    let stale = delivery(1, 9, 5).receipt;
-    assert!(!consumers.set_committing(&stale, true, NOW), "a stale receipt frees nothing");
-    assert!(consumers.set_committing(&receipt(1), true, NOW));
-    assert!(!consumers.set_committing(&receipt(1), true, NOW), "a place is given away once");
-    assert_eq!(wanted(&mut consumers, NOW), [(id, 1)]);
-    assert!(consumers.set_committing(&receipt(1), false, NOW), "the commit has failed");
-    assert_eq!(wanted(&mut consumers, NOW), []);
-
-    // While commits take long, no more than twice as many items are held.
-    for (commits, next) in [(1, 3), (2, 4)] {
-        assert!(consumers.set_committing(&receipt(commits), true, NOW));
-        consumers.hand_to_stream(id, vec![delivery(next, 1, 5)], NOW);
-        assert_eq!(take(&mut consumers, id), 1);
-    }
-    assert_eq!(wanted(&mut consumers, NOW), [], "it works on two");
-    assert!(consumers.set_committing(&receipt(3), true, NOW));
-    assert!(consumers.set_committing(&receipt(4), true, NOW));
-    assert_eq!(wanted(&mut consumers, NOW), [], "two commits are being written beside those");
-    assert!(consumers.committed(&receipt(1), NOW));
-    assert_eq!(wanted(&mut consumers, NOW), [(id, 1)]);
-    for item in 2..=4 {
-        assert!(consumers.committed(&receipt(item), NOW));
-    }
-    assert_eq!(wanted(&mut consumers, NOW), [(id, 2)], "each was counted once");
-}
-
-#[test]
-fn the_bytes_of_an_item_whose_commit_is_being_written_are_free() {
-    let mut consumers = Consumers::default();
-    let id = stream(&mut consumers, 100, 10);
-    let wanted_bytes = |consumers: &mut Consumers| {
-        let demands = consumers.demands().demands;
-        demands.first().map(|demand| (demand.max_bytes, demand.may_exceed))
-    };
-    consumers.hand_to_stream(id, vec![delivery(1, 1, 9)], NOW);
-    assert_eq!(take(&mut consumers, id), 1);
-    assert_eq!(wanted_bytes(&mut consumers), Some((1, false)));
-    assert!(consumers.set_committing(&delivery(1, 1, 9).receipt, true, NOW));
-    assert_eq!(wanted_bytes(&mut consumers), Some((10, true)));
-    consumers.hand_to_stream(id, vec![delivery(2, 1, 8)], NOW);
-    assert_eq!(take(&mut consumers, id), 1);
-    assert!(consumers.set_committing(&delivery(2, 1, 8).receipt, true, NOW));
-    assert_eq!(wanted_bytes(&mut consumers), Some((3, true)), "it holds twice as many at most");
-    assert_eq!(consumers.remove_stream(id).len(), 2);
 }
 
 #[test]

@@ -36,6 +36,8 @@ pub(super) struct Dispatcher {
     wake: Notify,
     /// Notified when streams hold fewer items, for shutdown.
     fewer: Notify,
+    /// Locked while items that were in stock are rolled back. The next reserve begins afterwards, and finds them.
+    returning: tokio::sync::Mutex<()>,
     /// Number of steps that the loop has begun.
     #[cfg(test)]
     steps: std::sync::atomic::AtomicU64,
@@ -86,6 +88,7 @@ impl Dispatcher {
             state: Mutex::new(state),
             wake: Notify::new(),
             fewer: Notify::new(),
+            returning: tokio::sync::Mutex::new(()),
             #[cfg(test)]
             steps: std::sync::atomic::AtomicU64::default(),
         }
@@ -180,16 +183,21 @@ impl Dispatcher {
         });
     }
 
-    /// Notes whether commits of these reservations are being written. The streams that hold them have room for other items meanwhile.
-    pub(super) fn set_committing<'a>(
+    /// Notes that the writing of commits begins. The streams that hold these reservations have room for other items meanwhile.
+    pub(super) fn commits_begin<'a>(
         &self,
         receipts: impl Iterator<Item = &'a Receipt>,
-        is_committing: bool,
         now: Timestamp,
     ) {
-        self.free(receipts, |consumers, receipt| {
-            consumers.set_committing(receipt, is_committing, now)
-        });
+        self.free(receipts, |consumers, receipt| consumers.commit_begins(receipt, now));
+    }
+
+    /// Notes that the writing of these commits has failed.
+    pub(super) fn commits_fail<'a>(&self, receipts: impl Iterator<Item = &'a Receipt>) {
+        let mut state = self.state.lock();
+        for receipt in receipts {
+            state.consumers.commit_fails(receipt);
+        }
     }
 
     /// Adds reports of the consumers, until there are `most` reports.
@@ -229,7 +237,7 @@ impl Dispatcher {
     }
 
     /// Applies `free` to each of `all`, and wakes the waiters if it freed anything. `free` returns
-    /// true if a stream held the item.
+    /// true if a stream has more room.
     fn free<T>(&self, all: impl Iterator<Item = T>, free: impl Fn(&mut Consumers, T) -> bool) {
         let freed = {
             let mut state = self.state.lock();

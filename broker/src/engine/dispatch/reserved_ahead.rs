@@ -24,23 +24,27 @@ impl Dispatcher {
         }
         let (dispatcher, engine_) = (Arc::clone(self), Arc::clone(engine));
         engine.tasks.spawn(async move {
-            while let Some(pause) = dispatcher.return_unused(&engine_) {
+            while let Some(pause) = dispatcher.return_unused(&engine_).await {
                 tokio::time::sleep(pause.min(LOOK)).await;
             }
         });
     }
 
     /// Rolls back what is not wanted. Returns for how long the rest may stay; `None` if there is no rest.
-    fn return_unused(&self, engine: &Arc<Engine>) -> Option<Duration> {
+    async fn return_unused(&self, engine: &Arc<Engine>) -> Option<Duration> {
+        let _returning = self.returning.lock().await;
         let now = engine.now();
-        let mut state = self.state.lock();
-        let unused = state.consumers.stock.take_unused(now);
-        let next = state.consumers.stock.next_unused();
-        state.consumers.stock.is_watched = next.is_some();
-        let queue = state.queue.clone();
-        drop(state);
-        if let Some(queue) = queue {
-            engine.release_unsent(&queue, unused);
+        let (unused, next, queue) = {
+            let mut state = self.state.lock();
+            let unused = state.consumers.stock.take_unused(now);
+            let next = state.consumers.stock.next_unused();
+            state.consumers.stock.is_watched = next.is_some();
+            (unused, next, state.queue.clone())
+        };
+        if let Some(queue) = queue.filter(|_| !unused.is_empty())
+            && let Err(error) = engine.return_unsent(&queue, unused).await
+        {
+            tracing::debug!(queue = %self.queue, %error, "could not return items at once");
         }
         next.map(|next| now.until(next))
     }

@@ -140,10 +140,11 @@ async fn step(
         engine.release_unsent(&queue, dispatcher.pause());
         return Ok(Step::Wait);
     }
+    let returning = dispatcher.returning.lock().await;
     return_hiding(engine, dispatcher, &queue, now).await?;
-    let Some((round, appeared)) = dispatcher.next_round(&queue, now) else {
-        return Ok(Step::Wait);
-    };
+    let next = dispatcher.next_round(&queue, engine.now());
+    drop(returning);
+    let Some((round, appeared)) = next else { return Ok(Step::Wait) };
     let wanted: usize = round.demands.iter().map(|demand| demand.max_items).sum();
     let woken_by = std::mem::replace(&mut dispatcher.state.lock().woken_by, Wake::Local);
     engine.metrics.woken(woken_by);

@@ -79,6 +79,28 @@ async fn items_that_no_worker_takes_return_untouched() {
     assert_untouched(&bench.until_ready(left).await);
 }
 
+/// A lone consumer receives items in their order, whenever it asks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_returned_is_there_again_before_the_next_reserve() {
+    let bench = bench().await;
+    let returned = loop {
+        let returned = bench.faults.begun("rollback");
+        bench.with_stock().await;
+        bench.faults.set("rollback", Fault::HeldBefore);
+        if bench.faults.begun("rollback") == returned {
+            break returned;
+        }
+        bench.faults.set("rollback", Fault::None); // the stock was returned already
+    };
+    bench.faults.until_begun("rollback", returned + 1).await;
+    let asking = bench.reserve(1, LIMIT);
+    tokio::time::sleep(Duration::from_millis(100)).await; // for what must not happen
+    bench.faults.set("rollback", Fault::None);
+    let received = within("an item", asking).await.unwrap().unwrap();
+    let first = bench.items().await.iter().map(|item| item.id).min();
+    assert_eq!(received.first().map(|delivery| delivery.item.id), first);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_returns_what_is_reserved_ahead() {
     let bench = bench().await;

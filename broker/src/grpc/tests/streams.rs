@@ -263,3 +263,73 @@ async fn requests_of_a_stream_whose_answers_nobody_reads_are_bounded_in_bytes() 
         assert!(matches!(answer.event, Some(Event::Extended(_))));
     }
 }
+
+/// Commits take as long as on a replica set.
+struct SlowCommits(Duration);
+
+impl crate::store::decorator::Around for SlowCommits {
+    async fn around<T: Send>(
+        &self,
+        call: &'static str,
+        answer: impl Future<Output = crate::store::Result<T>> + Send,
+    ) -> crate::store::Result<T> {
+        let answer = answer.await;
+        if call == "commit" {
+            tokio::time::sleep(self.0).await;
+        }
+        answer
+    }
+}
+
+async fn broker_with_slow_commits(lasts: Duration) -> Broker {
+    let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
+    let around = Arc::new(SlowCommits(lasts));
+    let store = crate::store::decorator::Decorated { store: Arc::new(store), around };
+    let signals = Arc::new(LocalSignals::new());
+    let engine = Engine::new(Arc::new(store), signals, Arc::new(Metrics::new()), Limits::default());
+    crate::engine::background::start(&engine);
+    let shutdown = CancellationToken::new();
+    let api = Api::new(engine, Tasks::default(), shutdown.clone());
+    let options = open();
+    let metrics = Arc::clone(&options.metrics);
+    let server = Server::new(api.clone(), options).await.unwrap();
+    let health = server.health();
+    health.set_serving(true).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    let serving = tokio::spawn(server.serve(listener));
+    let channel = Channel::from_shared(address.clone()).unwrap().connect_lazy();
+    Broker { address, metrics, channel, api, health, shutdown, serving }
+}
+
+/// A worker that takes one item, commits it, and says that it sends no more. Nothing is handed to it after that.
+#[tokio::test]
+async fn a_stream_whose_client_has_closed_its_side_is_handed_nothing() {
+    let broker = broker_with_slow_commits(Duration::from_millis(30)).await;
+    broker.push("q", small(6)).await;
+    let mut history = Vec::new();
+    for _ in 0..3 {
+        let (requests, receiver) = mpsc::channel(100);
+        let open = pb::ConsumeRequest {
+            queue: "q".into(),
+            max_in_flight: 1,
+            on_disconnect: pb::OnDisconnect::Count.into(),
+            ..Default::default()
+        };
+        requests.send(act(Action::Open(open))).await.unwrap();
+        let stream = ReceiverStream::new(receiver);
+        let mut events = broker.queues().consume_stream(stream).await.unwrap().into_inner();
+        let mut requests = Some(requests);
+        while let Some(event) = next(&mut events).await {
+            if let Event::Deliveries(deliveries) = event {
+                let Some(requests) = requests.take() else { continue };
+                let item = deliveries.deliveries[0].item.clone().unwrap();
+                history.push((item.payload[0], item.attempt, item.deliveries));
+                let receipts = vec![deliveries.deliveries[0].receipt.clone()];
+                let commit = Action::Commit(pb::CommitRequest { receipts });
+                requests.send(act(commit)).await.unwrap();
+            }
+        }
+    }
+    assert_eq!(history, [(0, 1, 1), (1, 1, 1), (2, 1, 1)]);
+}

@@ -111,7 +111,8 @@ impl Checker {
         let Some(item) = self.items.get(&id) else { return };
         let Some(queue) = self.queues.get_mut(&item.queue) else { return };
         let is_first = item.in_push_order && item.number == 0 && delivery.deliveries == 1;
-        if !is_first || item.entered.0.event <= queue.lone_since {
+        // A reserve that hangs during a fault may hold items that it hands out to nobody, which come later.
+        if !is_first || item.entered.0.event <= queue.lone_since || self.faults > 0 {
             return;
         }
         let keyed = if item.ordering.is_some() { "keyed" } else { "plain" };

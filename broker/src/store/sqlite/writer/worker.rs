@@ -31,7 +31,7 @@ use crate::{
 /// Pause between steps that return space to the disk, while there is space to return.
 const SHRINK_EVERY: Duration = Duration::from_millis(50);
 /// The same while calls come, to which each step costs time, unless the disk is nearly full.
-const SHRINK_EVERY_IF_BUSY: Duration = Duration::from_secs(1);
+const SHRINK_EVERY_IF_BUSY: Duration = Duration::from_millis(250);
 /// Time after which a reserve is on disk at the latest.
 pub(super) const LAZY_FOR: Duration = Duration::from_millis(10);
 
@@ -105,18 +105,19 @@ impl Worker {
                 call_queue.add(job);
             }
             let had_room = !self.is_scarce();
-            if !call_queue.is_empty() {
+            let has_calls = !call_queue.is_empty();
+            self.commit_group(call_queue.next_group());
+            if has_calls {
                 last_call = Some(Instant::now());
             }
-            self.commit_group(call_queue.next_group());
             if had_room && self.is_scarce() {
                 next_sweep = Instant::now(); // returned space is needed at once
             }
             self.look_after_indexes();
             if Instant::now() >= next_sweep {
+                let is_busy = last_call.is_some_and(|last| last.elapsed() < SHRINK_EVERY);
                 // A sweep takes a bounded chunk at a time, with calls in between.
                 let more = self.sweep();
-                let is_busy = last_call.is_some_and(|last| last.elapsed() < SHRINK_EVERY);
                 let shrink_every =
                     if is_busy && !self.is_scarce() { SHRINK_EVERY_IF_BUSY } else { SHRINK_EVERY };
                 let pause = match (more, self.give_space_back()) {
