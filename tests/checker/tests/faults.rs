@@ -129,6 +129,24 @@ fn two_leases_overlap_beside_a_stream_that_lives() {
     story.breaks(Rule::LeaseOverlap, "a", 2);
 }
 
+/// A consumer extends a lease to 30 s on a stream that keeps leases, and the item is delivered again after this time.
+fn delivered_again_at(ms: u64, renew: bool) -> Story {
+    let mut story = Story::default();
+    let keep = Consume { on_disconnect: OnDisconnect::KeepLease, renew, ..consume(10) };
+    let stream = story.start(Request::Consume(keep));
+    story.push(item("a")).deliver(stream, delivery("a", 1));
+    let extend = Request::Extend { receipts: vec!["a/1".to_owned()], lease: 30_000 * MS };
+    story.call(extend, Response::Extended(vec![(Outcome::Ok, Some(30_000 * MS))]));
+    story.ok(stream, Response::Done).at(ms).reserve(delivery("a", 2));
+    story
+}
+
+#[test]
+fn a_lease_that_was_extended_overlaps() {
+    delivered_again_at(LEASE + 100, false).breaks(Rule::LeaseOverlap, "a", 2);
+    delivered_again_at(LEASE - 100, true).breaks(Rule::LeaseOverlap, "a", 2);
+}
+
 #[test]
 fn a_rollback_that_changed_nothing_excuses_no_overlap() {
     let mut story = Story::default();

@@ -16,8 +16,10 @@ pub(crate) struct Plan {
     /// Whether there are times with many items and fast workers.
     pub(crate) rushes: bool,
     pub(crate) queues: Vec<(String, Settings)>,
-    /// The lease of the queues.
-    pub(crate) lease: Duration,
+    /// The leases that clients ask for: one of these spans in milliseconds, and some time in it.
+    pub(crate) leases: &'static [(u64, u64)],
+    /// How often an item is settled at the end of its lease: a little before it, or a little after it.
+    pub(crate) close_calls: f64,
     /// How long a producer pauses at most between two pushes, in milliseconds.
     pub(crate) push_pause: u64,
     /// How often a client hangs up before its call is answered.
@@ -58,6 +60,21 @@ pub enum Weather {
     Seeded,
 }
 
+/// The least that a broker takes: such a lease has lapsed by the time many a settle arrives.
+const LEAST: (u64, u64) = (100, 100);
+const SHORT: (u64, u64) = (101, 1_000);
+const COMMON: (u64, u64) = (200, 5_000);
+/// Leases that several consumers have, so that these can share what a broker reserves ahead.
+pub(crate) const SHARED: [(u64, u64); 2] = [(10_000, 10_000), (15_000, 15_000)];
+/// Longer than most streams live, and than items wait unsent.
+const LONG: (u64, u64) = (10_000, LONGEST_LEASE);
+/// Longest lease in milliseconds.
+pub(crate) const LONGEST_LEASE: u64 = 30_000;
+
+/// What a plan chooses among.
+const LEASES: [&[(u64, u64)]; 5] =
+    [&[LEAST], &[SHORT], &[COMMON, SHARED[0]], &[LONG, SHARED[1]], &[LEAST, SHORT, COMMON, LONG]];
+
 /// Number of queues that are there from the start.
 const QUEUES: u64 = 3;
 
@@ -79,7 +96,8 @@ impl Plan {
                 .map(|number| queue(number, dice))
                 .chain([(SCRATCH.to_owned(), Settings::default())])
                 .collect(),
-            lease: dice.millis(300, 5_000),
+            leases: dice.one_of(&LEASES).copied().unwrap_or(&[COMMON]),
+            close_calls: *dice.one_of(&[0.0, 0.1, 0.5]).unwrap_or(&0.1),
             push_pause: *dice.one_of(&[200, 800, 3_000]).unwrap_or(&800),
             hang_ups: rate(0.05),
             careless_pops: !fair && dice.chance(0.3),
@@ -118,7 +136,7 @@ impl Storm {
                 signal_cut: rate(0.05),
             },
             blows: if dice.chance(0.7) { dice.number(500, 4_000) } else { 0 },
-            clock_steps: dice.chance(0.15),
+            clock_steps: dice.chance(0.25),
         }
     }
 }

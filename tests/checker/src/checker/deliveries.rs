@@ -451,6 +451,7 @@ impl Checker {
             lease: delivery.lease_end,
             ended: None,
             by_stream: taker.holds == Holds::Stream,
+            renewed: taker.renewed,
         });
         self.know_receipt(id, receipt, delivery.deliveries, taker.call, None);
     }

@@ -171,6 +171,7 @@ impl Checker {
             request: Request::GetQueueStats { queue: String::new() },
             last: self.now,
             idle: self.now,
+            may_go_unsent: self.may_go_unsent(&request),
             held: Vec::new(),
             may_be_free: 0,
             surely_not_free: 0,

@@ -24,6 +24,8 @@ pub(super) struct Call {
     pub(super) last: Mark,
     /// A waiting consumer: since when it has room and has received nothing.
     pub(super) idle: Mark,
+    /// A consumer: what it is assigned may be taken back from it before it is sent.
+    pub(super) may_go_unsent: bool,
     /// A stream: receipts of what it was sent and may still hold.
     pub(super) held: Vec<Key>,
     /// How many of these are certain to hold no place, as their settling has begun.
@@ -174,6 +176,8 @@ pub(super) struct Reservation {
     pub(super) ended: Option<Ended>,
     /// It also ends with its stream.
     pub(super) by_stream: bool,
+    /// The lease that the broker of the stream renews by itself, as long as that.
+    pub(super) renewed: Option<Span>,
 }
 
 /// How a reservation ended, for certain.

@@ -1,6 +1,10 @@
 //! Consumers: streams and waiting calls, what they hold, and how they end.
 
-use super::{Checker, key::Key, state::Mark};
+use super::{
+    Checker,
+    key::{Key, Map},
+    state::{Call, Mark, Queue},
+};
 use crate::{
     history::{Answer, CallId, Consume, Delivery, OnDisconnect, Request, Response, Span},
     report::Violation,
@@ -13,6 +17,8 @@ pub(super) struct Taker {
     pub(super) call: CallId,
     pub(super) start: Mark,
     pub(super) holds: Holds,
+    /// The length of the leases that the broker renews, if it does.
+    pub(super) renewed: Option<Span>,
     /// It may receive late.
     pub(super) slow: bool,
 }
@@ -30,13 +36,31 @@ pub(super) enum Holds {
     Stream,
 }
 
+/// Returns whether a queue has one consumer at most, which receives what it is assigned.
+fn serves_in_order(calls: &Map<CallId, Call>, queue: &Queue) -> bool {
+    let mut consumers = queue.consumers.iter().filter_map(|call| calls.get(call));
+    queue.consumers.len() <= 1 && consumers.all(|call| !call.may_go_unsent)
+}
+
 impl Checker {
     pub(super) fn start_consumer(&mut self, call: CallId, queue: &str) {
         let (key, now) = (self.queue(queue), self.now.event);
         let Some(queue) = self.queues.get_mut(&key) else { return };
         queue.consumers.push(call);
         queue.lone_since =
-            if queue.consumers.len() > 1 { u64::MAX } else { queue.lone_since.min(now) };
+            if serves_in_order(&self.calls, queue) { queue.lone_since.min(now) } else { u64::MAX };
+    }
+
+    /// Returns whether a consumer's items may be taken back before they are sent: because it does not read, or because their leases are
+    /// short. Other items come before them then.
+    pub(super) fn may_go_unsent(&self, request: &Request) -> bool {
+        match request {
+            Request::Reserve { lease, .. } => *lease <= self.options.transit,
+            Request::Consume(consume) => {
+                !consume.auto_commit && (consume.slow || consume.lease <= self.options.transit)
+            }
+            _ => false,
+        }
     }
 
     /// Takes a consumer from its queue. One that `broke` off may have been handed items that nobody saw.
@@ -50,7 +74,8 @@ impl Checker {
             queue.excused_until = queue.excused_until.max(now.at + lease + transit);
         }
         if broke || queue.lone_since == u64::MAX {
-            queue.lone_since = if queue.consumers.len() > 1 { u64::MAX } else { now.event };
+            let lone = serves_in_order(&self.calls, queue);
+            queue.lone_since = if lone { now.event } else { u64::MAX };
         }
     }
 
@@ -65,7 +90,7 @@ impl Checker {
             }
             _ => return,
         };
-        let taker = Taker { call: id, start: call.start, holds, slow: false };
+        let taker = Taker { call: id, start: call.start, holds, renewed: None, slow: false };
         let broke = matches!(answer, Answer::Unknown(_));
         if let Answer::Ok(Response::Deliveries(deliveries)) = answer {
             if deliveries.len() > max_items.max(1) as usize {
@@ -97,7 +122,8 @@ impl Checker {
             return self.violate(Rule::Recording, None, "history", explanation, &[]);
         };
         let Request::Consume(consume) = &call.request else { return };
-        let Consume { auto_commit, on_disconnect, renew, slow, max_in_flight, .. } = *consume;
+        let Consume { auto_commit, on_disconnect, renew, slow, lease, max_in_flight, .. } =
+            *consume;
         call.last = now;
         let taker = Taker {
             call: id,
@@ -108,6 +134,7 @@ impl Checker {
                 OnDisconnect::KeepLease => Holds::Lease,
                 OnDisconnect::Release | OnDisconnect::Count => Holds::Stream,
             },
+            renewed: renew.then_some(lease),
             slow,
         };
         for delivery in deliveries {

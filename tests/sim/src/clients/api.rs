@@ -39,7 +39,7 @@ pub(crate) async fn set_queue(
     let queue = name.to_owned();
     let request = Request::SetQueue { queue, settings: settings.clone() };
     let call = clients.recorder.start("operator", &node.name, request);
-    let queue = Some(messages::queue(name, settings, clients.plan.lease));
+    let queue = Some(messages::queue(name, settings, clients.lease()));
     let message = pb::CreateQueueRequest { queue };
     let done = ask!(node, None, "AdminService/CreateQueue", create_queue, message);
     match done {
@@ -165,7 +165,14 @@ impl Clients {
         answer
     }
 
-    pub(super) async fn extend(&self, client: &str, node: &Node, receipt: &str, lease: Duration) {
+    /// Prolongs a lease, and returns its new end if there is one.
+    pub(super) async fn extend(
+        &self,
+        client: &str,
+        node: &Node,
+        receipt: &str,
+        lease: Duration,
+    ) -> Option<Time> {
         let receipts = vec![receipt.to_owned()];
         let request = Request::Extend { receipts: receipts.clone(), lease: micros(lease) };
         let call = self.recorder.start(client, &node.name, request);
@@ -176,9 +183,15 @@ impl Clients {
                     let end = result.lease_expire_time.map(|end| self.history_time(Some(end)));
                     (outcome(result.outcome), end)
                 };
-                call.ok(Response::Extended(answer.results.into_iter().map(one).collect()));
+                let extended: Vec<_> = answer.results.into_iter().map(one).collect();
+                let end = extended.first().and_then(|(_, end)| *end);
+                call.ok(Response::Extended(extended));
+                end
             }
-            Err(Failed(answer)) => call.end(answer),
+            Err(Failed(answer)) => {
+                call.end(answer);
+                None
+            }
         }
     }
 

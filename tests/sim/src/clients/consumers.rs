@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sluicegate_checker::history::{Answer, Delivery, PushEntry, RollbackItem};
+use sluicegate_checker::history::{Answer, Delivery, PushEntry, RollbackItem, Time};
 
 use super::{
     Clients,
@@ -10,8 +10,8 @@ use super::{
     streams,
 };
 
-/// Leases in milliseconds that several consumers have, so that these can share what a broker reserves ahead.
-pub(super) const FEW_LEASES: [u64; 2] = [10_000, 15_000];
+/// A close call comes so many milliseconds before the end of a lease, or after it, at most.
+const CLOSE: u64 = 30;
 
 /// Consumes until the end, in one way after the other.
 pub(super) async fn consume(clients: Arc<Clients>, number: u64) {
@@ -66,15 +66,21 @@ pub(super) fn start_work(
 /// Works on an item, and settles it in one way or the other.
 async fn work(clients: Arc<Clients>, name: String, delivery: Delivery, lease: Duration) {
     let dice = &clients.dice;
-    let longest = lease.as_millis() as u64;
+    let mut lease_end = delivery.lease_end;
     if dice.chance(0.5) {
-        tokio::time::sleep(dice.millis(0, longest / 2)).await;
+        tokio::time::sleep(dice.millis(0, lease.as_millis() as u64 / 2)).await;
     }
     if dice.chance(0.1)
         && let Some(node) = clients.cluster.any()
     {
-        clients.extend(&name, &node, &delivery.receipt, lease).await;
-        tokio::time::sleep(dice.millis(0, longest)).await;
+        // Shorter than what is left, or longer.
+        let lease = clients.lease();
+        let end = clients.extend(&name, &node, &delivery.receipt, lease).await;
+        lease_end = end.unwrap_or(lease_end);
+        tokio::time::sleep(dice.millis(0, lease.as_millis() as u64)).await;
+    }
+    if dice.chance(clients.plan.close_calls) {
+        clients.wait_for_close_call(lease_end).await;
     }
     let fails = dice.chance(clients.plan.failures);
     if fails && dice.chance(0.2) {
@@ -119,12 +125,22 @@ impl Clients {
         (self.dice.number(1, 10) as u32, wait)
     }
 
-    pub(super) fn lease(&self) -> Duration {
-        if self.dice.chance(0.3) {
-            let few = self.dice.one_of(&FEW_LEASES).unwrap_or(&FEW_LEASES[0]);
-            return Duration::from_millis(*few);
-        }
-        self.dice.millis(200, 5_000)
+    /// Returns a lease as a client asks for it.
+    pub(crate) fn lease(&self) -> Duration {
+        self.lease_of(self.plan.leases)
+    }
+
+    /// Returns a lease in one of these spans.
+    pub(super) fn lease_of(&self, spans: &[(u64, u64)]) -> Duration {
+        let span = self.dice.one_of(spans);
+        span.map_or(Duration::from_secs(1), |(least, most)| self.dice.millis(*least, *most))
+    }
+
+    /// Waits for the end of a lease, or for a moment close to it.
+    async fn wait_for_close_call(&self, lease_end: Time) {
+        let shift = Duration::from_millis(CLOSE);
+        let left = Duration::from_micros(lease_end.saturating_sub(self.recorder.now()));
+        tokio::time::sleep((left + self.dice.millis(0, 2 * CLOSE)).saturating_sub(shift)).await;
     }
 
     async fn fail(&self, name: &str, node: &NodeRef, delivery: &Delivery, choice: u64) -> Answer {

@@ -13,7 +13,10 @@ use super::{
     Clients,
     api::{NodeRef, ask},
 };
-use crate::{cluster::Failed, plan::SCRATCH};
+use crate::{
+    cluster::Failed,
+    plan::{LONGEST_LEASE, SCRATCH},
+};
 
 /// Operates until the end.
 pub(super) async fn operate(clients: Arc<Clients>, number: u64) {
@@ -192,7 +195,7 @@ impl Clients {
 
 /// How long nothing may come any more before everything is drained: longer than leases, retries and
 /// sweeps last.
-const QUIET: Duration = Duration::from_secs(20);
+const QUIET: Duration = Duration::from_millis(LONGEST_LEASE + 10_000);
 
 /// Takes everything out of the queues when nothing is under way any more, and records what is left.
 pub(crate) async fn rest(clients: &Arc<Clients>) {

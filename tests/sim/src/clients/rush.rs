@@ -6,7 +6,8 @@ use std::{sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use sluicegate_checker::history::NewItem;
 
-use super::{Clients, api::NodeRef, consumers::FEW_LEASES};
+use super::{Clients, api::NodeRef};
+use crate::plan::SHARED;
 
 /// Items of one push.
 const BATCH: u64 = 100;
@@ -25,16 +26,15 @@ pub(super) async fn rush(clients: Arc<Clients>) {
             let items = (0..BATCH).map(|_| item()).collect();
             let _ = clients.push("rush", &node, &queue, items).await; // what is lost is in the history
         }
-        let lease = *dice.one_of(&FEW_LEASES).unwrap_or(&FEW_LEASES[0]);
+        let lease = clients.lease_of(&SHARED);
         let workers = 1..=dice.number(4, 12);
         join_all(workers.map(|number| work(&clients, number, &node, &queue, lease))).await;
     }
 }
 
-async fn work(clients: &Clients, number: u64, node: &NodeRef, queue: &str, lease: u64) {
+async fn work(clients: &Clients, number: u64, node: &NodeRef, queue: &str, lease: Duration) {
     let name = format!("worker {number}");
     for _ in 0..SHARE {
-        let lease = Duration::from_millis(lease);
         let taken = clients.reserve(&name, node, queue, 1, WAIT, lease).await;
         let receipts: Vec<String> = taken.into_iter().map(|delivery| delivery.receipt).collect();
         if receipts.is_empty() || clients.stop.is_cancelled() {
