@@ -42,12 +42,17 @@ pub fn pushed(results: Vec<pb::PushResult>) -> Vec<Pushed> {
     results.into_iter().map(one).collect()
 }
 
+/// Returns the name of an item that has it as payload.
+fn name(payload: &[u8]) -> String {
+    String::from_utf8_lossy(payload).trim_end().to_owned()
+}
+
 /// Returns the message for an item whose name is its payload.
 pub fn new_item(item: &NewItem) -> pb::NewItem {
     let delay = Duration::from_micros(item.delay);
     let delay = (!delay.is_zero()).then(|| pb::new_item::Eligibility::Delay(duration(delay)));
     pb::NewItem {
-        payload: item.name.clone().into(),
+        payload: format!("{:<1$}", item.name, item.bytes).into(),
         priority: i32::from(item.priority),
         eligibility: delay,
         ttl: item.ttl.map(|ttl| duration(Duration::from_micros(ttl))),
@@ -94,6 +99,7 @@ pub fn consume(consume: &Consume) -> pb::ConsumeRequest {
     pb::ConsumeRequest {
         queue: consume.queue.clone(),
         max_in_flight: consume.max_in_flight.cast_signed(),
+        max_in_flight_bytes: consume.max_in_flight_bytes.cast_signed(),
         lease: Some(duration(Duration::from_micros(consume.lease))),
         auto_commit: consume.auto_commit,
         renew: consume.renew,
@@ -158,7 +164,7 @@ pub fn listed(item: pb::Item) -> Listed {
             pb::ItemState::Ready | pb::ItemState::Unspecified => State::Ready,
         },
         id: item.id,
-        name: String::from_utf8_lossy(&item.payload).into_owned(),
+        name: name(&item.payload),
     }
 }
 
@@ -172,7 +178,8 @@ pub fn popped(item: pb::Item) -> Delivery {
     Delivery {
         receipt: String::new(),
         id: item.id,
-        name: String::from_utf8_lossy(&item.payload).into_owned(),
+        name: name(&item.payload),
+        bytes: item.payload.len(),
         queue: item.queue,
         attempt: item.attempt.cast_unsigned(),
         deliveries: item.deliveries.cast_unsigned(),

@@ -37,7 +37,7 @@ rules! {
     Expired = "Nothing is delivered after it has expired.",
     Paused = "Nothing is delivered from a paused queue.",
     Attempts = "Attempts and deliveries are counted exactly.",
-    Limits = "Limits of attempts, deliveries and items in flight hold exactly.",
+    Limits = "Limits of attempts, deliveries, and items and bytes in flight hold exactly.",
     Atomic = "A move and a CommitAndPush take effect as a whole or not at all.",
     NotWoken = "A waiting consumer receives what is ready within the time of the fallback poll.",
     Figures = "Totals never go back, and at rest depths and totals add up.",

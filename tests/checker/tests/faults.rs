@@ -11,8 +11,8 @@ use sluicegate_checker::{
 };
 
 use crate::story::{
-    LEASE, MS, Story, back, commit, consume, dedup, delivery, extend, item, keyed, push, pushed,
-    reserve,
+    LEASE, MS, Story, back, commit, consume, consume_100_bytes, dedup, delivery, extend, item,
+    keyed, large, push, pushed, reserve,
 };
 
 #[test]
@@ -192,6 +192,15 @@ fn a_deleted_item_is_delivered() {
     let mut story = Story::default();
     let delete = Request::DeleteItem { queue: "work".to_owned(), id: "a".to_owned() };
     story.push(item("a")).call(delete, Response::Done).reserve(delivery("a", 1));
+    story.breaks(Rule::AfterCommit, "a", 3);
+}
+
+#[test]
+fn a_deleted_item_is_reserved_and_delivered() {
+    let mut story = Story::default();
+    let stream = story.start(Request::Consume(consume(10)));
+    let delete = Request::DeleteItem { queue: "work".to_owned(), id: "a".to_owned() };
+    story.push(item("a")).call(delete, Response::Done).at(5_000).deliver(stream, delivery("a", 1));
     story.breaks(Rule::AfterCommit, "a", 3);
 }
 
@@ -460,6 +469,38 @@ fn a_stream_receives_too_much() {
     story.push(item("a")).push(item("b"));
     let both = vec![story.leased(delivery("a", 1)), story.leased(delivery("b", 1))];
     story.call(reserve(1, 0), Response::Deliveries(both)).breaks(Rule::Limits, "work", 2);
+}
+
+/// A stream that may hold 100 bytes, and is sent two items.
+fn two_deliveries(first: usize, second: usize) -> Story {
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b"));
+    let stream = story.start(Request::Consume(consume_100_bytes()));
+    story.deliver(stream, large("a", first)).deliver(stream, large("b", second));
+    story
+}
+
+#[test]
+fn a_stream_receives_too_many_bytes() {
+    // Together, behind a larger one, and a larger one that is not alone.
+    for (first, second) in [(60, 41), (101, 1), (1, 101)] {
+        two_deliveries(first, second).breaks(Rule::Limits, "work", 3);
+    }
+    // After a commit that was refused.
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b"));
+    let stream = story.start(Request::Consume(consume_100_bytes()));
+    story.deliver(stream, large("a", 60));
+    let call = story.start(commit("a/1"));
+    story.refused(call).deliver(stream, large("b", 41)).breaks(Rule::Limits, "work", 3);
+}
+
+#[test]
+fn a_stream_that_holds_no_bytes_is_not_woken() {
+    let mut story = Story::default();
+    let stream = story.start(Request::Consume(consume_100_bytes()));
+    story.push(item("a")).at(30_000).deliver(stream, large("a", 200));
+    story.breaks(Rule::NotWoken, "a", 4);
 }
 
 fn moved(to_queue: &str) -> Request {

@@ -6,8 +6,8 @@ use sluicegate_checker::history::{
 };
 
 use crate::story::{
-    LEASE, MS, Story, back, commit, consume, dedup, delivery, extend, item, keyed, push, pushed,
-    reserve,
+    LEASE, MS, Story, back, commit, consume, consume_100_bytes, dedup, delivery, extend, item,
+    keyed, large, push, pushed, reserve,
 };
 
 #[test]
@@ -367,6 +367,56 @@ fn a_stream_receives_as_much_as_it_has_room_for() {
     story.ok(call, Response::Settled(vec![Outcome::Ok]));
     // The lease lapses, which frees the place too.
     story.at(LEASE + 100).deliver(stream, delivery("c", 1)).commit("c/1", Outcome::Ok);
+    story.commit("b/1", Outcome::Ok).ok(stream, Response::Done).rest().is_clean();
+}
+
+#[test]
+fn a_stream_receives_as_many_bytes_as_it_has_room_for() {
+    let mut story = Story::default();
+    ["a", "b", "c", "d"].into_iter().fold(&mut story, |story, name| story.push(item(name)));
+    let stream = story.start(Request::Consume(consume_100_bytes()));
+    story.deliver(stream, large("a", 60)).deliver(stream, large("b", 40));
+    story.commit("b/1", Outcome::Ok);
+    // What is being committed takes no room, and a larger item is alone.
+    let call = story.start(commit("a/1"));
+    story.at(10).deliver(stream, large("c", 500));
+    story.ok(call, Response::Settled(vec![Outcome::Ok])).commit("c/1", Outcome::Ok);
+    story.deliver(stream, large("d", 100)).commit("d/1", Outcome::Ok);
+    story.ok(stream, Response::Done).rest().is_clean();
+}
+
+/// The answer of the store to the broker takes its time, while the item is deleted.
+#[test]
+fn what_was_reserved_before_it_was_deleted_may_be_sent_later() {
+    let mut story = Story::default();
+    let stream = story.start(Request::Consume(consume(10)));
+    let delete = Request::DeleteItem { queue: "work".to_owned(), id: "a".to_owned() };
+    story.push(item("a")).at(5_000).call(delete, Response::Done).at(8_000);
+    let late = Delivery { lease_end: (4_000 + LEASE) * MS, ..delivery("a", 1) };
+    story.deliver(stream, late).ok(stream, Response::Done).rest().is_clean();
+}
+
+/// A broker that shuts down takes back what a stream keeps, also what may be committed.
+#[test]
+fn a_broker_takes_back_what_may_be_committed() {
+    let mut story = Story::default();
+    let keep = Consume { on_disconnect: OnDisconnect::KeepLease, ..consume_100_bytes() };
+    let stream = story.start(Request::Consume(keep));
+    story.push(item("a")).push(item("b")).deliver(stream, large("a", 60));
+    let call = story.start(commit("a/1"));
+    story.at(10).deliver(stream, large("b", 60)).commit("b/1", Outcome::Ok).unknown(call);
+    story.unknown(stream).at(LEASE + 100).reserve(Delivery { attempt: 1, ..delivery("a", 2) });
+    story.commit("a/2", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn a_stream_that_holds_bytes_may_have_no_room() {
+    let mut story = Story::default();
+    let keep = Consume { on_disconnect: OnDisconnect::KeepLease, ..consume_100_bytes() };
+    let stream = story.start(Request::Consume(Consume { lease: 60_000 * MS, ..keep }));
+    story.push(item("a")).push(item("b"));
+    story.deliver(stream, Delivery { lease_end: 60_000 * MS, ..large("a", 60) });
+    story.at(40_000).commit("a/1", Outcome::Ok).deliver(stream, large("b", 60));
     story.commit("b/1", Outcome::Ok).ok(stream, Response::Done).rest().is_clean();
 }
 

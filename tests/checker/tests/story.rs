@@ -156,6 +156,16 @@ pub(crate) fn consume(max_in_flight: u32) -> Consume {
     Consume { queue: "work".to_owned(), max_in_flight, lease, ..Consume::default() }
 }
 
+/// Returns how a stream consumes that may hold 100 bytes.
+pub(crate) fn consume_100_bytes() -> Consume {
+    Consume { max_in_flight_bytes: 100, ..consume(10) }
+}
+
+/// Returns the first delivery of an item with so many bytes.
+pub(crate) fn large(name: &str, bytes: usize) -> Delivery {
+    Delivery { bytes, ..delivery(name, 1) }
+}
+
 pub(crate) fn commit(receipt: &str) -> Request {
     Request::Commit { receipts: vec![receipt.to_owned()] }
 }

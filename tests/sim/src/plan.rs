@@ -20,6 +20,10 @@ pub(crate) struct Plan {
     pub(crate) leases: &'static [(u64, u64)],
     /// How often an item is settled at the end of its lease: a little before it, or a little after it.
     pub(crate) close_calls: f64,
+    /// Lengths of payloads in bytes.
+    pub(crate) payloads: &'static [usize],
+    /// Limits of the bytes that a stream holds; 0: none.
+    pub(crate) limits_of_bytes: &'static [u64],
     /// How long a producer pauses at most between two pushes, in milliseconds.
     pub(crate) push_pause: u64,
     /// How often a client hangs up before its call is answered.
@@ -75,6 +79,11 @@ pub(crate) const LONGEST_LEASE: u64 = 30_000;
 const LEASES: [&[(u64, u64)]; 5] =
     [&[LEAST], &[SHORT], &[COMMON, SHARED[0]], &[LONG, SHARED[1]], &[LEAST, SHORT, COMMON, LONG]];
 
+/// Of these lengths of payloads a plan chooses one row. 0: that of the name.
+const PAYLOADS: [&[usize]; 3] = [&[0], &[0, 100, 300, 1_000], &[0, 0, 0, 5_000]];
+/// Likewise. Some items are larger than a limit, others fill it several at a time.
+const LIMITS_OF_BYTES: [&[u64]; 3] = [&[0], &[0, 50, 1_000], &[400, 2_000, 6_000]];
+
 /// Number of queues that are there from the start.
 const QUEUES: u64 = 3;
 
@@ -98,6 +107,8 @@ impl Plan {
                 .collect(),
             leases: dice.one_of(&LEASES).copied().unwrap_or(&[COMMON]),
             close_calls: *dice.one_of(&[0.0, 0.1, 0.5]).unwrap_or(&0.1),
+            payloads: dice.one_of(&PAYLOADS).copied().unwrap_or(&[0]),
+            limits_of_bytes: dice.one_of(&LIMITS_OF_BYTES).copied().unwrap_or(&[0]),
             push_pause: *dice.one_of(&[200, 800, 3_000]).unwrap_or(&800),
             hang_ups: rate(0.05),
             careless_pops: !fair && dice.chance(0.3),

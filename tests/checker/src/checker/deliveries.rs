@@ -66,7 +66,10 @@ impl Checker {
             self.adopt_stray(&delivery.id, &delivery.name, queue);
             return true;
         }
-        let in_time = taker.slow || self.now.at <= mark.at + self.options.transit;
+        let lease_begin = delivery.lease_end.saturating_sub(taker.lease);
+        let in_time = taker.slow
+            || self.now.at <= mark.at + self.options.transit
+            || taker.lease > 0 && lease_begin <= mark.at + self.options.clock;
         // Nobody receives a later delivery of what was committed by this one.
         let may_be_later = !matches!(how, How::Committed | How::PushesSeen) && in_time;
         let was_under_way =
@@ -136,25 +139,19 @@ impl Checker {
             let before: Vec<u64> = last.iter().map(|(_, delivered)| delivered.event).collect();
             self.violate(Rule::Attempts, Some(id), "", explanation, &before);
         }
-        let (number, newer) = (delivery.deliveries, last.map(|(_, delivered)| delivered));
-        self.know_receipt(id, receipt, number, taker.call, newer.or(Some(self.now)));
+        let newer = last.map(|(_, delivered)| delivered);
+        self.know_receipt(id, delivery, taker.call, newer.or(Some(self.now)));
         true
     }
 
-    fn know_receipt(
-        &mut self,
-        item: Key,
-        receipt: Key,
-        number: u32,
-        call: CallId,
-        newer: Option<Mark>,
-    ) {
-        let delivered = self.now;
+    fn know_receipt(&mut self, item: Key, delivery: &Delivery, call: CallId, newer: Option<Mark>) {
+        let (receipt, delivered) = (Key::of(&delivery.receipt), self.now);
         let queue = self.items.get(&item).map_or(item, |item| item.queue);
         let known = Receipt {
             item,
             queue,
-            number,
+            number: delivery.deliveries,
+            bytes: delivery.bytes,
             call,
             delivered,
             newer,
@@ -451,9 +448,9 @@ impl Checker {
             lease: delivery.lease_end,
             ended: None,
             by_stream: taker.holds == Holds::Stream,
-            renewed: taker.renewed,
+            renewed: taker.renews.then_some(taker.lease),
         });
-        self.know_receipt(id, receipt, delivery.deliveries, taker.call, None);
+        self.know_receipt(id, delivery, taker.call, None);
     }
 
     /// Returns whether limits have an effect in a queue: there is a queue to go to.

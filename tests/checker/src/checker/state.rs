@@ -226,6 +226,8 @@ pub(super) struct Receipt {
     pub(super) item: Key,
     pub(super) queue: Key,
     pub(super) number: u32,
+    /// Length of the item's payload.
+    pub(super) bytes: usize,
     pub(super) call: CallId,
     pub(super) delivered: Mark,
     /// When a newer one was seen.

@@ -3,7 +3,7 @@
 use super::{
     Checker,
     key::{Key, Map},
-    state::{Call, Mark, Queue},
+    state::{Call, Mark, Queue, Receipt, Reservation},
 };
 use crate::{
     history::{Answer, CallId, Consume, Delivery, OnDisconnect, Request, Response, Span},
@@ -17,8 +17,10 @@ pub(super) struct Taker {
     pub(super) call: CallId,
     pub(super) start: Mark,
     pub(super) holds: Holds,
-    /// The length of the leases that the broker renews, if it does.
-    pub(super) renewed: Option<Span>,
+    /// The length of its leases; 0 if it has none.
+    pub(super) lease: Span,
+    /// The broker renews its leases.
+    pub(super) renews: bool,
     /// It may receive late.
     pub(super) slow: bool,
 }
@@ -90,7 +92,7 @@ impl Checker {
             }
             _ => return,
         };
-        let taker = Taker { call: id, start: call.start, holds, renewed: None, slow: false };
+        let taker = Taker { call: id, start: call.start, holds, lease, renews: false, slow: false };
         let broke = matches!(answer, Answer::Unknown(_));
         if let Answer::Ok(Response::Deliveries(deliveries)) = answer {
             if deliveries.len() > max_items.max(1) as usize {
@@ -122,8 +124,8 @@ impl Checker {
             return self.violate(Rule::Recording, None, "history", explanation, &[]);
         };
         let Request::Consume(consume) = &call.request else { return };
-        let Consume { auto_commit, on_disconnect, renew, slow, lease, max_in_flight, .. } =
-            *consume;
+        let Consume { auto_commit, on_disconnect, renew, slow, lease, .. } = *consume;
+        let (most, most_bytes) = (consume.max_in_flight as usize, consume.max_in_flight_bytes);
         call.last = now;
         let taker = Taker {
             call: id,
@@ -134,7 +136,8 @@ impl Checker {
                 OnDisconnect::KeepLease => Holds::Lease,
                 OnDisconnect::Release | OnDisconnect::Count => Holds::Stream,
             },
-            renewed: renew.then_some(lease),
+            lease,
+            renews: renew,
             slow,
         };
         for delivery in deliveries {
@@ -142,8 +145,9 @@ impl Checker {
             let Some(call) = self.calls.get_mut(&id).filter(|_| !auto_commit) else { continue };
             call.surely_not_free += 1;
             call.held.push(Key::of(&delivery.receipt));
-            if call.held.len() - call.may_be_free.min(call.held.len()) > max_in_flight as usize {
-                self.check_in_flight(id, max_in_flight);
+            let count = call.held.len() - call.may_be_free.min(call.held.len());
+            if count > most || most_bytes > 0 && count > 1 {
+                self.check_in_flight(id, most, most_bytes);
             }
         }
         if let Some(call) = self.calls.get_mut(&id) {
@@ -152,32 +156,48 @@ impl Checker {
     }
 
     /// Counts what a stream holds for certain.
-    fn check_in_flight(&mut self, id: CallId, max_in_flight: u32) {
+    fn check_in_flight(&mut self, id: CallId, most: usize, most_bytes: u64) {
         let Some(call) = self.calls.get_mut(&id) else { return };
         let mut held = std::mem::take(&mut call.held);
-        let (now, clock) = (self.now, self.options.clock);
-        held.retain(|receipt| {
-            let Some(of) = self.receipts.get(receipt) else { return false };
-            let last = self.items.get(&of.item).filter(|item| !self.may_have_vanished(item));
-            let last = last.and_then(|item| item.last.as_ref());
-            let is_valid = last.is_some_and(|last| {
-                last.receipt == *receipt
-                    && last.lease > now.at + clock
-                    && self.clock_stepped <= last.delivered.event
-            });
-            is_valid && !of.settling && !of.may_be_free
-        });
-        let events: Vec<u64> =
-            held.iter().take(8).map(|receipt| self.receipts[receipt].delivered.event).collect();
-        let count = held.len();
+        held.retain(|receipt| self.newest(*receipt).is_some());
+        let all = held.iter().filter_map(|receipt| self.receipts.get(receipt));
+        let may_be_free = all.clone().filter(|of| of.settling).count();
+        let certain: Vec<&Receipt> = all.filter(|of| self.holds_for_certain(of)).collect();
+        let events: Vec<u64> = certain.iter().take(8).map(|of| of.delivered.event).collect();
+        let (count, bytes) = (certain.len(), certain.iter().map(|of| of.bytes as u64).sum::<u64>());
         let Some(call) = self.calls.get_mut(&id) else { return };
-        (call.held, call.may_be_free) = (held, 0);
-        if count > max_in_flight as usize {
+        (call.held, call.may_be_free) = (held, may_be_free);
+        // A single item may be larger.
+        let wrong = if count > most {
+            Some(format!("stream {id} holds {count}, {most} are allowed"))
+        } else if most_bytes > 0 && count > 1 && bytes > most_bytes {
+            Some(format!(
+                "stream {id} holds {bytes} bytes in {count} items, {most_bytes} are allowed"
+            ))
+        } else {
+            None
+        };
+        if let Some(explanation) = wrong {
             let Request::Consume(consume) = &call.request else { return };
-            let explanation = format!("stream {id} holds {count}, {max_in_flight} are allowed");
             let (name, start) = (consume.queue.clone(), call.start.event);
             self.violate(Rule::Limits, None, &name, explanation, &[&[start], &events[..]].concat());
         }
+    }
+
+    /// Returns the reservation of a receipt, if it is the newest of its item and was not settled.
+    fn newest(&self, key: Key) -> Option<&Reservation> {
+        let receipt = self.receipts.get(&key).filter(|receipt| receipt.ended.is_none())?;
+        self.items.get(&receipt.item)?.last.as_ref().filter(|last| last.receipt == key)
+    }
+
+    /// Returns whether the newest reservation of an item takes a place, and bytes, of its stream.
+    fn holds_for_certain(&self, of: &Receipt) -> bool {
+        let Some(item) = self.items.get(&of.item) else { return false };
+        let lasts = item.last.as_ref().is_some_and(|last| {
+            last.lease > self.now.at + self.options.clock
+                && self.clock_stepped <= last.delivered.event
+        });
+        lasts && !of.settling && !of.may_be_free && !self.may_have_vanished(item)
     }
 
     /// A settle by a receipt has begun, or is done.

@@ -9,12 +9,17 @@ use crate::{
 /// How many spans of waiting in vain are remembered for each queue.
 const WAITS: usize = 64;
 
-/// Returns whether a consumer waits: it has room, and takes what comes.
+/// Returns whether a consumer waits: it has room, and takes what comes. With a limit of bytes there is room for any item if the consumer
+/// holds none.
 fn waits(call: &Call) -> bool {
     match &call.request {
         Request::Pop { wait, .. } | Request::Reserve { wait, .. } => *wait > 0,
         Request::Consume(consume) => {
-            !consume.slow && call.surely_not_free < u64::from(consume.max_in_flight)
+            let most = match consume.max_in_flight_bytes {
+                0 => u64::from(consume.max_in_flight),
+                _ => 1,
+            };
+            !consume.slow && call.surely_not_free < most
         }
         _ => false,
     }

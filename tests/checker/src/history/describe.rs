@@ -147,6 +147,9 @@ fn deliveries(
         focus.receipts.insert(item.receipt.clone());
         let Delivery { id, name, queue, attempt, deliveries, .. } = item;
         write!(out, ", {name} ({id}) of {queue}, attempt {attempt}, delivery {deliveries}")?;
+        if item.bytes > item.name.len() {
+            write!(out, ", {} bytes", item.bytes)?;
+        }
         if item.sequence > 0 {
             write!(out, ", sequence {}", item.sequence)?;
         }

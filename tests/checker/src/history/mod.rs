@@ -168,12 +168,15 @@ pub enum Request {
 pub struct Consume {
     pub queue: String,
     pub max_in_flight: u32,
+    /// 0: no limit.
+    #[serde(default)]
+    pub max_in_flight_bytes: u64,
     pub lease: Span,
     pub auto_commit: bool,
     pub on_disconnect: OnDisconnect,
     pub renew: bool,
-    /// The client does not always read at once, or the stream is limited in bytes: what it is sent
-    /// may arrive late, and it need not be sent anything.
+    /// The client does not always read at once: what it is sent may arrive late, and it need not be
+    /// sent anything.
     pub slow: bool,
 }
 
@@ -195,6 +198,9 @@ pub struct NewItem {
     /// What the test recognises the item by, for example its payload. A push that is repeated with the
     /// same `dedup_id` has the same name; each other item has one of its own.
     pub name: String,
+    /// Length of the payload in bytes, if that is more than the name has: spaces follow the name.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub bytes: usize,
     /// The ordering key, or nothing.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub ordering_key: String,
@@ -208,6 +214,11 @@ pub struct NewItem {
     /// How long after the push the item expires.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ttl: Option<Span>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// One item of a `CommitAndPush`.
@@ -340,6 +351,8 @@ pub struct Delivery {
     pub id: String,
     /// The name it was pushed under.
     pub name: String,
+    /// Length of its payload in bytes.
+    pub bytes: usize,
     /// The queue it comes from.
     pub queue: String,
     /// Failed attempts plus one.

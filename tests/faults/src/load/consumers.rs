@@ -63,6 +63,7 @@ fn opening(load: &Load, queue: &str) -> (Request, pb::ConsumeRequest, Duration) 
     let consume = Consume {
         queue: queue.to_owned(),
         max_in_flight,
+        max_in_flight_bytes: 0,
         lease: micros(lease),
         auto_commit: false,
         on_disconnect: match dice.number(0, 3) {

@@ -134,7 +134,8 @@ impl Load {
         let delay = if dice.chance(0.15) { dice.millis(1, 1_000) } else { Duration::ZERO };
         let ttl = dice.chance(0.03).then(|| micros(dice.millis(500, 5_000)));
         let priority = if dice.chance(0.1) { dice.number(1, 9) as u8 } else { 0 };
-        NewItem { name, ordering_key, dedup_id, priority, delay: micros(delay), ttl }
+        let delay = micros(delay);
+        NewItem { name, bytes: 0, ordering_key, dedup_id, priority, delay, ttl }
     }
 }
 

@@ -222,7 +222,7 @@ pub(crate) async fn rest(clients: &Arc<Clients>) {
             .or_insert_with(|| QueueAtRest { queue, ..QueueAtRest::default() });
         at_rest.items.push(Listed {
             id: item.id.to_string(),
-            name: String::from_utf8_lossy(&item.payload).into_owned(),
+            name: String::from_utf8_lossy(&item.payload).trim_end().to_owned(),
             state: match item.state {
                 ItemState::Ready => State::Ready,
                 ItemState::Delayed => State::Delayed,

@@ -47,6 +47,7 @@ impl Clients {
         let delay = if dice.chance(0.15) { dice.millis(1, 5_000) } else { Duration::ZERO };
         let ttl = dice.chance(0.05).then(|| micros(dice.millis(500, 20_000)));
         let priority = if dice.chance(0.1) { dice.number(1, 9) as u8 } else { 0 };
-        NewItem { name, ordering_key: key, dedup_id, priority, delay: micros(delay), ttl }
+        let bytes = *dice.one_of(self.plan.payloads).unwrap_or(&0);
+        NewItem { name, bytes, ordering_key: key, dedup_id, priority, delay: micros(delay), ttl }
     }
 }

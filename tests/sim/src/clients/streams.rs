@@ -42,6 +42,7 @@ impl Opening {
         let consume = Consume {
             queue: queue.to_owned(),
             max_in_flight: dice.number(1, 20) as u32,
+            max_in_flight_bytes: *dice.one_of(clients.plan.limits_of_bytes).unwrap_or(&0),
             lease: micros(lease),
             auto_commit,
             on_disconnect: match dice.number(0, 3) {
