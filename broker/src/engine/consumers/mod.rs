@@ -431,7 +431,7 @@ impl Consumers {
     }
 
     /// Hands a stream its items. Returns the items that the stream can no longer receive, as when
-    /// its flow was lowered meanwhile. A stream receives all items that are committed already, as
+    /// its flow was lowered, or other items took its room, meanwhile. A stream receives all items that are committed already, as
     /// these cannot be rolled back.
     fn hand_to_stream(
         &mut self,
@@ -455,9 +455,12 @@ impl Consumers {
         }
         let Some(stream) = self.streams.get_mut(&id) else { return deliveries };
         stream.served = self.round;
-        let room = if stream.goes_on() { stream.room() } else { 0 };
-        let fits = if stream.settings.auto_commit { deliveries.len() } else { room };
-        let too_many = deliveries.split_off(fits.min(deliveries.len()));
+        let fits = match stream.settings.auto_commit {
+            true => deliveries.len(),
+            false if stream.goes_on() => stream.fitting(&deliveries),
+            false => 0,
+        };
+        let too_many = deliveries.split_off(fits);
         for delivery in &too_many {
             self.holders.remove(&delivery.item.id);
         }

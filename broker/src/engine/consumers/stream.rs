@@ -284,6 +284,18 @@ impl Stream {
         self.goes_on() && !self.is_full() && (payload <= max_bytes || may_exceed)
     }
 
+    /// Returns how many of these items, from the first on, the stream has room for. There may be less room than when they were asked
+    /// for: what was being committed may count again, and others may have come meanwhile.
+    pub(super) fn fitting(&self, deliveries: &[Delivery]) -> usize {
+        let (room, holds_none) = (self.room_bytes(), self.load() == 0);
+        let mut bytes: usize = 0;
+        let fits = |(at, delivery): &(usize, &Delivery)| {
+            bytes = bytes.saturating_add(delivery.item.payload.len());
+            bytes <= room || *at == 0 && holds_none
+        };
+        deliveries.iter().take(self.room()).enumerate().take_while(fits).count()
+    }
+
     /// Returns true if the stream has work and little room for more.
     pub(super) fn is_well_stocked(&self) -> bool {
         let StreamSettings { max_in_flight: items, max_in_flight_bytes: bytes, .. } = self.settings;

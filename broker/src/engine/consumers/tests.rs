@@ -229,6 +229,21 @@ fn a_flow_lowered_during_a_round_applies_to_the_items_of_the_round() {
     assert!(wanted(&mut consumers, NOW).is_empty());
 }
 
+/// A round asked for as many bytes as there was room for, or for one larger item.
+#[test]
+fn items_that_come_during_a_round_take_bytes_from_it() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 8, 10);
+    assert_eq!(wanted(&mut consumers, NOW), [(id, 8)]);
+    assert!(consumers.hand_pushed(id, vec![delivery(1, 1, 4)], NOW).is_empty());
+    let back = consumers.hand_to_stream(id, vec![delivery(2, 1, 50)], NOW);
+    assert_eq!(back.len(), 1, "the larger item would not be alone");
+    let round = vec![delivery(3, 1, 6), delivery(4, 1, 1)];
+    let back = consumers.hand_to_stream(id, round, NOW);
+    assert_eq!(back.iter().map(|d| d.item.id.0[0]).collect::<Vec<_>>(), [4]);
+    assert_eq!(take(&mut consumers, id), 2);
+}
+
 #[test]
 fn bytes_fill_a_stream_too() {
     let mut consumers = Consumers::default();
