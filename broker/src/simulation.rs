@@ -8,7 +8,10 @@ use futures_util::{Stream, StreamExt as _};
 use prost::{Message, Name};
 use sluicegate_proto::{
     codec::CountingCodec,
-    v1::{admin_service_server::AdminService, queue_service_server::QueueService},
+    v1::{
+        admin_service_server::AdminService, queue_service_server::QueueService,
+        schedule_service_server::ScheduleService,
+    },
 };
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Status, Streaming, codec::Codec as _};
@@ -52,7 +55,7 @@ impl Broker {
     }
 
     /// Returns the services, as the server calls them.
-    pub fn api(&self) -> impl QueueService + AdminService + Clone + use<> {
+    pub fn api(&self) -> impl QueueService + AdminService + ScheduleService + Clone + use<> {
         self.api.clone()
     }
 

@@ -42,8 +42,14 @@ pub fn pushed(results: Vec<pb::PushResult>) -> Vec<Pushed> {
     results.into_iter().map(one).collect()
 }
 
-/// Returns the name of an item that has it as payload.
-fn name(payload: &[u8]) -> String {
+/// The payload of what schedules push. The name of such an item is its deduplication id, which names schedule and tick.
+pub const TICK: &str = "tick";
+
+/// Returns the name of an item: its payload, or its deduplication id if a schedule has pushed it.
+pub fn name(payload: &[u8], dedup_id: &str) -> String {
+    if payload == TICK.as_bytes() {
+        return dedup_id.to_owned();
+    }
     String::from_utf8_lossy(payload).trim_end().to_owned()
 }
 
@@ -164,7 +170,7 @@ pub fn listed(item: pb::Item) -> Listed {
             pb::ItemState::Ready | pb::ItemState::Unspecified => State::Ready,
         },
         id: item.id,
-        name: name(&item.payload),
+        name: name(&item.payload, &item.dedup_id),
     }
 }
 
@@ -178,7 +184,7 @@ pub fn popped(item: pb::Item) -> Delivery {
     Delivery {
         receipt: String::new(),
         id: item.id,
-        name: name(&item.payload),
+        name: name(&item.payload, &item.dedup_id),
         bytes: item.payload.len(),
         queue: item.queue,
         attempt: item.attempt.cast_unsigned(),
@@ -187,6 +193,7 @@ pub fn popped(item: pb::Item) -> Delivery {
         lease_end: 0,
         origin_queue: item.origin_queue,
         dead_letter_attempts: item.dead_letter_attempts.cast_unsigned(),
+        tick: None,
     }
 }
 

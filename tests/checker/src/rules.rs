@@ -39,6 +39,7 @@ rules! {
     Attempts = "Attempts and deliveries are counted exactly.",
     Limits = "Limits of attempts, deliveries, and items and bytes in flight hold exactly.",
     Atomic = "A move and a CommitAndPush take effect as a whole or not at all.",
+    Ticks = "Each tick of a schedule pushes one item; of several that were missed, the last one does.",
     NotWoken = "A waiting consumer receives what is ready within the time of the fallback poll.",
     Figures = "Totals never go back, and at rest depths and totals add up.",
     Recording = "The history contradicts itself: the recording is at fault.",

@@ -3,5 +3,6 @@
 mod faults;
 mod files;
 mod promises;
+mod schedules;
 mod speed;
 mod story;

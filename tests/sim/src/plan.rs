@@ -13,6 +13,7 @@ pub(crate) struct Plan {
     pub(crate) producers: u64,
     pub(crate) consumers: u64,
     pub(crate) operators: u64,
+    pub(crate) schedules: u64,
     /// Whether there are times with many items and fast workers.
     pub(crate) rushes: bool,
     pub(crate) queues: Vec<(String, Settings)>,
@@ -100,6 +101,7 @@ impl Plan {
             producers: dice.number(1, 3),
             consumers: dice.number(2, 6),
             operators: dice.number(0, 1),
+            schedules: dice.number(0, 2),
             rushes: dice.chance(0.3),
             queues: (1..=QUEUES)
                 .map(|number| queue(number, dice))

@@ -9,7 +9,7 @@ use sluicegate_checker::{
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    clients::{Clients, rest, set_queue},
+    clients::{Clients, TICKS, rest, set_queue, settings_of_ticks},
     cluster::Cluster,
     dice::Dice,
     entropy,
@@ -76,6 +76,7 @@ async fn run(seed: u64, weather: Weather) -> Outcome {
         for (name, settings) in plan.queues.iter().filter(|(name, _)| name != SCRATCH) {
             set_queue(&clients, &node, name, settings).await.expect("no fault happens yet");
         }
+        set_queue(&clients, &node, TICKS, &settings_of_ticks()).await.expect("no fault yet");
     }
     net.set_rates(plan.always);
     tokio::spawn(sweep(Arc::clone(&cluster)));

@@ -22,6 +22,10 @@ impl Checker {
         if let Some(queue) = self.queues.get_mut(&queue) {
             queue.totals.delivered += 1;
         }
+        let is_new = !self.items.contains_key(&id) && !self.gone.contains_key(&id);
+        if let Some(tick) = delivery.tick.as_ref().filter(|_| is_new) {
+            self.tick_seen(tick, delivery, queue);
+        }
         if !self.items.contains_key(&id) && !self.open_unknown(taker, delivery, queue) {
             return;
         }

@@ -11,14 +11,16 @@ mod key;
 mod order;
 mod pushes;
 mod rest;
+mod schedules;
 mod settles;
 mod state;
 mod streams;
 mod wakes;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use key::{Key, Map, Set};
+use schedules::schedule_of;
 use state::{Call, Dedup, Gone, How, Item, Line, Mark, Named, Queue, Receipt};
 
 use crate::{
@@ -96,6 +98,10 @@ pub struct Checker {
     /// What is to be forgotten, and when: in the order of time, as all is remembered equally long.
     old: VecDeque<(Time, Old)>,
     old_dedups: VecDeque<(Time, Key)>,
+    schedules: BTreeMap<String, schedules::Schedule>,
+    ticks: schedules::Ticks,
+    /// From when to when there were faults.
+    fault_spans: Vec<(Time, Option<Time>)>,
     /// Faults under way.
     faults: u32,
     /// When the last fault ended.
@@ -125,6 +131,9 @@ impl Checker {
             totals_seen: Map::default(),
             old: VecDeque::new(),
             old_dedups: VecDeque::new(),
+            schedules: BTreeMap::default(),
+            ticks: schedules::Ticks::default(),
+            fault_spans: Vec::new(),
             faults: 0,
             fault_ended: Mark::default(),
             clock_stepped: 0,
@@ -198,7 +207,10 @@ impl Checker {
             | Request::Extend { .. }
             | Request::Move { .. }
             | Request::CommitAndPush { .. } => self.start_settles(id, &request),
-            operator => self.start_operator(operator),
+            other => match schedule_of(other) {
+                Some(schedule) => self.start_schedule_change(schedule),
+                None => self.start_operator(other),
+            },
         }
         if let Some(call) = self.calls.get_mut(&id) {
             call.request = request;
@@ -228,6 +240,10 @@ impl Checker {
                     self.check_totals(&call, figures);
                 }
             }
+            request if schedule_of(request).is_some() => {
+                let request = request.clone();
+                self.end_schedule_change(&request, &answer);
+            }
             _ => self.end_operator(id, &answer),
         }
         self.calls.remove(&id);
@@ -248,8 +264,13 @@ impl Checker {
     fn disturbed(&mut self, begins: bool) {
         if begins {
             self.faults += 1;
+            self.fault_spans.push((self.now.at, None));
         } else {
             self.faults = self.faults.saturating_sub(1);
+            let open = self.fault_spans.iter_mut().find(|(_, end)| end.is_none());
+            if let Some((_, end)) = open {
+                *end = Some(self.now.at);
+            }
         }
         self.fault_ended = self.now;
         for queue in self.queues.values_mut() {

@@ -27,6 +27,7 @@ impl Checker {
             self.check_figures(at_rest);
         }
         self.check_bonds();
+        self.check_missed_ticks();
         self.check_unlisted(&listed);
         self.nothing_is_under_way();
     }

@@ -160,6 +160,25 @@ pub enum Request {
     GetQueueStats {
         queue: String,
     },
+    /// Ticks at all multiples of `every` on the history's clock.
+    CreateSchedule {
+        schedule: String,
+        every: Span,
+    },
+    /// Other times.
+    UpdateSchedule {
+        schedule: String,
+        every: Span,
+    },
+    PauseSchedule {
+        schedule: String,
+    },
+    ResumeSchedule {
+        schedule: String,
+    },
+    DeleteSchedule {
+        schedule: String,
+    },
 }
 
 /// `Consume` or `ConsumeStream`. What is settled on a `ConsumeStream` is recorded as calls of their own.
@@ -368,6 +387,18 @@ pub struct Delivery {
     pub origin_queue: String,
     /// How many attempts had failed then.
     pub dead_letter_attempts: u32,
+    /// The tick that pushed it, if one did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tick: Option<Tick>,
+}
+
+/// A tick of a schedule.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tick {
+    /// The schedule.
+    pub schedule: String,
+    /// When it was due, on the history's clock.
+    pub at: Time,
 }
 
 /// The state of a listed item.

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use sluicegate_checker::{
     history::{
-        Answer, Delivery, NewItem, PushEntry, Request, Response, RollbackItem, Settings, Time,
+        Answer, Delivery, NewItem, PushEntry, Request, Response, RollbackItem, Settings, Tick, Time,
     },
     messages::{self, duration, micros, new_item, outcome, popped, push_entry, pushed, settled},
 };
@@ -65,8 +65,21 @@ impl Clients {
 
     pub(super) fn delivery(&self, delivery: pb::Delivery) -> Delivery {
         let lease_end = self.history_time(delivery.lease_expire_time);
-        let item = delivery.item.unwrap_or_default();
-        Delivery { receipt: delivery.receipt, lease_end, ..popped(item) }
+        let item = popped(delivery.item.unwrap_or_default());
+        let tick = self.tick(&item.name);
+        Delivery { receipt: delivery.receipt, lease_end, tick, ..item }
+    }
+
+    /// Returns the tick that has pushed an item of this name, if one has.
+    fn tick(&self, name: &str) -> Option<Tick> {
+        let (schedule, millis) = name.split_once('@')?;
+        let millis: i64 = millis.parse().ok()?;
+        let at = prost_types::Timestamp {
+            seconds: millis.div_euclid(1_000),
+            nanos: (millis.rem_euclid(1_000) * 1_000_000) as i32,
+        };
+        let at = self.history_time(Some(at)) / 1_000 * 1_000;
+        Some(Tick { schedule: schedule.to_owned(), at })
     }
 
     pub(super) async fn push(

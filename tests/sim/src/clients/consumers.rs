@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use sluicegate_checker::history::{Answer, Delivery, PushEntry, RollbackItem, Time};
 
 use super::{
-    Clients,
+    Clients, TICKS,
     api::{NodeRef, is_open},
     streams,
 };
@@ -18,6 +18,13 @@ pub(super) async fn consume(clients: Arc<Clients>, number: u64) {
     let name = format!("consumer {number}");
     while clients.pause(0, 50).await {
         let Some(node) = clients.cluster.any() else { continue };
+        if clients.plan.schedules > 0 && clients.dice.chance(0.2) {
+            match clients.dice.number(0, 1) {
+                0 => reserve(&clients, &name, &node, TICKS).await,
+                _ => streams::consume_two_way(&clients, &name, &node, TICKS).await,
+            }
+            continue;
+        }
         let queue = match clients.dice.number(0, 9) {
             0 => format!("{}.dead", clients.queue()),
             _ => clients.queue(),

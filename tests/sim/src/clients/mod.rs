@@ -6,6 +6,7 @@ mod operators;
 mod producers;
 mod push_streams;
 mod rush;
+mod schedules;
 mod streams;
 
 use std::{
@@ -21,7 +22,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{cluster::Cluster, dice::Dice, plan::Plan};
 
-pub(crate) use self::{api::set_queue, operators::rest};
+pub(crate) use self::{
+    api::set_queue,
+    operators::rest,
+    schedules::{TICKS, settings as settings_of_ticks},
+};
 
 /// What all clients share.
 pub(crate) struct Clients {
@@ -59,6 +64,9 @@ impl Clients {
         }
         if self.plan.rushes {
             self.tasks.spawn(rush::rush(Arc::clone(self)));
+        }
+        for number in 1..=self.plan.schedules {
+            self.tasks.spawn(schedules::operate(Arc::clone(self), number));
         }
         for number in 1..=self.plan.operators {
             self.tasks.spawn(operators::operate(Arc::clone(self), number));

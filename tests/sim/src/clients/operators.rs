@@ -2,16 +2,17 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use sluicegate_broker::domain::ItemState;
+use sluicegate_broker::domain::{DedupId, ItemState};
 use sluicegate_checker::{
     history::{Answer, Figures, Listed, QueueAtRest, Request, Response, State, What},
-    messages::figures,
+    messages::{figures, name},
 };
 use sluicegate_proto::v1::{self as pb, admin_service_server::AdminService as _};
 
 use super::{
     Clients,
     api::{NodeRef, ask},
+    schedules,
 };
 use crate::{
     cluster::Failed,
@@ -200,6 +201,7 @@ const QUIET: Duration = Duration::from_millis(LONGEST_LEASE + 10_000);
 /// Takes everything out of the queues when nothing is under way any more, and records what is left.
 pub(crate) async fn rest(clients: &Arc<Clients>) {
     tokio::time::sleep(QUIET).await;
+    schedules::delete_all(clients).await;
     for (queue, _) in &clients.plan.queues {
         clients.resume("drain", queue).await;
     }
@@ -222,7 +224,7 @@ pub(crate) async fn rest(clients: &Arc<Clients>) {
             .or_insert_with(|| QueueAtRest { queue, ..QueueAtRest::default() });
         at_rest.items.push(Listed {
             id: item.id.to_string(),
-            name: String::from_utf8_lossy(&item.payload).trim_end().to_owned(),
+            name: name(&item.payload, item.dedup_id.as_ref().map_or("", DedupId::as_str)),
             state: match item.state {
                 ItemState::Ready => State::Ready,
                 ItemState::Delayed => State::Delayed,
