@@ -55,6 +55,21 @@ fn a_deduplication_id_is_free_after_its_window() {
     story.reserve(second).commit("a again/1", Outcome::Ok).rest().is_clean();
 }
 
+/// The first push stored its item at once and hung. Its item is delivered within the window of the second one.
+#[test]
+fn an_item_that_was_pushed_before_its_window_may_be_seen_late() {
+    let mut story = Story::default();
+    let settings = Settings { dedup_window: 1_000 * MS, ..Settings::default() };
+    story.set("work", settings);
+    let lost = story.start(push(vec![dedup("a")]));
+    story.at(1_500).unknown(lost);
+    let again = Response::Pushed(vec![pushed("a again")]);
+    story.call(push(vec![dedup("a")]), again);
+    story.reserve(delivery("a", 1)).commit("a/1", Outcome::Ok);
+    let second = Delivery { name: "a".to_owned(), ..delivery("a again", 1) };
+    story.reserve(second).commit("a again/1", Outcome::Ok).rest().is_clean();
+}
+
 #[test]
 fn a_commit_of_unknown_outcome_may_have_taken_effect_or_not() {
     for redelivered in [false, true] {

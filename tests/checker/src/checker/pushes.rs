@@ -164,6 +164,8 @@ impl Checker {
             && !queue.purges.since(first.event)
             && !queue.deletions.since(first.event)
             && self.now.at + self.options.clock < first.at + window
+            // An earlier push, whose item is seen late, may have stored it so early that its own window was over by then.
+            && first.at + self.options.clock < entry.start.at + window
     }
 
     /// Notes the first item of a deduplication id. There must be no other one.
