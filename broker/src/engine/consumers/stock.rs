@@ -62,7 +62,8 @@ pub(in crate::engine) struct Stock {
     paused_until: Timestamp,
     /// The number of pauses, none of which came long after the one before.
     pauses: u32,
-    /// True if what a reserve brings is returned at once, because the queue may have been paused since it began.
+    /// True if what a reserve brings is returned at once, because the queue may have been paused since it began, or items ahead of it
+    /// are being returned.
     is_closed: bool,
     /// True while a task returns what nobody takes.
     pub(in crate::engine) is_watched: bool,

@@ -1,6 +1,7 @@
 //! The engine on a store that can be delayed, with a clock that can be advanced.
 
 mod calls;
+mod committing;
 mod direct;
 mod faulty;
 mod loops;

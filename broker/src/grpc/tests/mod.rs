@@ -43,7 +43,7 @@ use crate::{
     engine::{Engine, Limits},
     metrics::Metrics,
     signals::LocalSignals,
-    store::sqlite::SqliteStore,
+    store::{Store, sqlite::SqliteStore},
     tasks::Tasks,
     traces::Traces,
 };
@@ -65,9 +65,13 @@ async fn broker_with(options: Options) -> Broker {
 
 async fn broker_within(options: Options, limits: Limits) -> Broker {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
+    broker_over(Arc::new(store), options, limits).await
+}
+
+async fn broker_over(store: Arc<dyn Store>, options: Options, limits: Limits) -> Broker {
     let signals = Arc::new(LocalSignals::new());
     let metrics = Arc::new(Metrics::new());
-    let engine = Engine::new(Arc::new(store), signals, metrics, limits);
+    let engine = Engine::new(store, signals, metrics, limits);
     crate::engine::background::start(&engine);
     let shutdown = CancellationToken::new();
     let api = Api::new(engine, Tasks::default(), shutdown.clone());

@@ -285,21 +285,7 @@ async fn broker_with_slow_commits(lasts: Duration) -> Broker {
     let store = SqliteStore::open("sqlite::memory:", Arc::new(Clock::system())).unwrap();
     let around = Arc::new(SlowCommits(lasts));
     let store = crate::store::decorator::Decorated { store: Arc::new(store), around };
-    let signals = Arc::new(LocalSignals::new());
-    let engine = Engine::new(Arc::new(store), signals, Arc::new(Metrics::new()), Limits::default());
-    crate::engine::background::start(&engine);
-    let shutdown = CancellationToken::new();
-    let api = Api::new(engine, Tasks::default(), shutdown.clone());
-    let options = open();
-    let metrics = Arc::clone(&options.metrics);
-    let server = Server::new(api.clone(), options).await.unwrap();
-    let health = server.health();
-    health.set_serving(true).await;
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = format!("http://{}", listener.local_addr().unwrap());
-    let serving = tokio::spawn(server.serve(listener));
-    let channel = Channel::from_shared(address.clone()).unwrap().connect_lazy();
-    Broker { address, metrics, channel, api, health, shutdown, serving }
+    broker_over(Arc::new(store), open(), Limits::default()).await
 }
 
 /// A worker that takes one item, commits it, and says that it sends no more. Nothing is handed to it after that.
