@@ -11,6 +11,9 @@ pub enum Topic {
     Settings,
     /// Another broker's delivery was settled: its consumer may have room again.
     Settle,
+    /// A consumer of the broker that sends this waits, and the broker saw the queue's end: the next insert is to be signalled at
+    /// once.
+    Wanted,
 }
 
 /// A hint about one queue.
@@ -32,11 +35,14 @@ impl Topic {
             Self::Insert => "insert",
             Self::Settings => "settings",
             Self::Settle => "settle",
+            Self::Wanted => "wanted",
         }
     }
 
     /// Returns the topic with this word, if there is one.
     pub fn of_word(word: &str) -> Option<Self> {
-        [Self::Insert, Self::Settings, Self::Settle].into_iter().find(|t| t.word() == word)
+        [Self::Insert, Self::Settings, Self::Settle, Self::Wanted]
+            .into_iter()
+            .find(|t| t.word() == word)
     }
 }

@@ -4,7 +4,6 @@
 //! |---|---|
 //! | `push` | pushes |
 //! | `dispatch`, `consumers`, `subscription` | delivery: one dispatcher per consumed queue reserves items and assigns them to consumers with room |
-//! | `adaptive_poll` | when a dispatcher polls between signals |
 //! | `settle` | commit, roll back, move, extend |
 //! | `rollback` | items that return to their queue because they reached nobody, or because their stream ended |
 //! | `receipt_keys` | keys with which receipts are signed |
@@ -18,7 +17,6 @@
 //! | `unused_queues` | deletion of queues that use created and nobody uses |
 //! | [`background`] | background work |
 
-mod adaptive_poll;
 mod admin;
 pub(crate) mod background;
 mod batches;
@@ -289,6 +287,11 @@ impl Engine {
                     dispatcher.settled_elsewhere(self.now());
                 }
             }
+            Notice::Signal(Signal { queue, topic: Topic::Wanted, .. }) => {
+                if let Some(dispatcher) = self.dispatcher(queue) {
+                    dispatcher.wanted_elsewhere();
+                }
+            }
             Notice::Missed => self.rescan_all(),
         }
     }
@@ -325,6 +328,11 @@ impl Engine {
             dispatcher.inserted(None, self.now());
         }
         self.publish(queue, Topic::Settings, None);
+    }
+
+    /// Asks the other brokers to signal the queue's next insert at once.
+    fn want_signals(&self, queue: &QueueName) {
+        self.publish(queue, Topic::Wanted, None);
     }
 
     fn publish(&self, queue: &QueueName, topic: Topic, since: Option<Timestamp>) {

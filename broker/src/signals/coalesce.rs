@@ -1,7 +1,7 @@
 //! Sends at most one equal signal per window. The first signal is sent immediately and opens the
 //! window. Further signals within the window are merged into one, which is sent when the window
 //! closes. Without that signal the last insert of a burst would be lost, and its consumer would
-//! wait for the fallback poll.
+//! wait for the fallback poll. A window ends early if another broker waits for the next signal.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,6 +18,13 @@ pub(crate) const WINDOW: Duration = Duration::from_millis(50);
 /// Signals with the same key are equal.
 type Key = (QueueName, Topic);
 
+/// A time in which equal signals are merged.
+#[derive(Debug)]
+struct Window {
+    closes: Instant,
+    swallowed: Swallowed,
+}
+
 /// The signals that a window has merged.
 #[derive(Debug, Clone, Copy)]
 enum Swallowed {
@@ -33,8 +40,9 @@ enum Swallowed {
 #[derive(Debug, Default)]
 pub(super) struct Coalescer {
     /// The open windows.
-    open: HashMap<Key, Swallowed>,
-    /// When they close. All are equally long, so they close in the order in which they opened.
+    open: HashMap<Key, Window>,
+    /// When they close, and those that ended early would have. All are equally long, so they close in the order in which
+    /// they opened.
     closing: VecDeque<(Instant, Key)>,
 }
 
@@ -43,7 +51,7 @@ impl Coalescer {
     /// it.
     pub(super) fn offer(&mut self, signal: Signal, now: Instant) -> Option<Signal> {
         let key = (signal.queue.clone(), signal.topic);
-        if let Some(swallowed) = self.open.get_mut(&key) {
+        if let Some(Window { swallowed, .. }) = self.open.get_mut(&key) {
             // `None` is less than every time, as documented at `Signal::since`.
             *swallowed = Swallowed::Least(match *swallowed {
                 Swallowed::Nothing => signal.since,
@@ -60,13 +68,30 @@ impl Coalescer {
     pub(super) fn close(&mut self, now: Instant) -> Vec<Signal> {
         let mut due = Vec::new();
         while self.closing.front().is_some_and(|(at, _)| *at <= now) {
-            let Some((_, key)) = self.closing.pop_front() else { break };
-            if let Some(Swallowed::Least(since)) = self.open.remove(&key) {
-                due.push(Signal { queue: key.0.clone(), topic: key.1, since });
-                self.open_window(key, now);
+            let Some((closes, key)) = self.closing.pop_front() else { break };
+            // Otherwise the window has ended early, and another may be open.
+            if self.open.get(&key).is_some_and(|window| window.closes == closes) {
+                due.extend(self.end(key, now));
             }
         }
         due
+    }
+
+    /// Ends a window before its time, if it is open. Returns its merged signals, which open a window of their own.
+    pub(super) fn end_window(
+        &mut self,
+        queue: QueueName,
+        topic: Topic,
+        now: Instant,
+    ) -> Option<Signal> {
+        self.end((queue, topic), now)
+    }
+
+    fn end(&mut self, key: Key, now: Instant) -> Option<Signal> {
+        let Swallowed::Least(since) = self.open.remove(&key)?.swallowed else { return None };
+        let signal = Signal { queue: key.0.clone(), topic: key.1, since };
+        self.open_window(key, now);
+        Some(signal)
     }
 
     /// Returns when the next window closes.
@@ -77,7 +102,7 @@ impl Coalescer {
     /// Removes all windows and returns their merged signals.
     pub(super) fn drain(&mut self) -> Vec<Signal> {
         self.closing.clear();
-        let swallowed = |((queue, topic), swallowed): (Key, Swallowed)| match swallowed {
+        let swallowed = |((queue, topic), window): (Key, Window)| match window.swallowed {
             Swallowed::Nothing => None,
             Swallowed::Least(since) => Some(Signal { queue, topic, since }),
         };
@@ -85,8 +110,9 @@ impl Coalescer {
     }
 
     fn open_window(&mut self, key: Key, now: Instant) {
-        self.closing.push_back((now + WINDOW, key.clone()));
-        self.open.insert(key, Swallowed::Nothing);
+        let closes = now + WINDOW;
+        self.closing.push_back((closes, key.clone()));
+        self.open.insert(key, Window { closes, swallowed: Swallowed::Nothing });
     }
 }
 
@@ -142,6 +168,25 @@ mod tests {
             }
             assert_eq!(coalescer.drain(), std::slice::from_ref(&unknown));
         }
+    }
+
+    #[test]
+    fn a_window_that_ends_early_sends_what_it_merged_and_closes_no_later_one() {
+        let (mut coalescer, start) = (Coalescer::default(), Instant::now());
+        let end = |coalescer: &mut Coalescer, millis| {
+            coalescer.end_window(insert(0).queue, Topic::Insert, after(start, millis))
+        };
+        assert_eq!(end(&mut coalescer, 0), None, "none is open");
+        coalescer.offer(insert(1), start);
+        assert_eq!(end(&mut coalescer, 10), None, "nothing was merged");
+        assert_eq!(coalescer.offer(insert(3), after(start, 11)), Some(insert(3)), "it has ended");
+        assert_eq!(coalescer.offer(insert(4), after(start, 12)), None);
+        assert_eq!(end(&mut coalescer, 20), Some(insert(4)));
+        assert_eq!(coalescer.offer(insert(5), after(start, 21)), None, "a window of its own");
+        assert_eq!(coalescer.close(after(start, 61)), [], "those of 0 and 11 have ended");
+        assert_eq!(coalescer.close(after(start, 70)), [insert(5)]);
+        assert_eq!(coalescer.close(after(start, 120)), []);
+        assert!(coalescer.open.is_empty() && coalescer.closing.is_empty());
     }
 
     #[test]

@@ -161,13 +161,29 @@ async fn a_burst_is_received_once_per_window_and_its_last_signal_is_not_lost(pla
     place.end(&[&a, &b]).await;
 }
 
+/// A broker that asks after each signal hears of more inserts than there are windows.
+async fn whoever_waits_is_told_of_each_insert(place: Place) {
+    let (a, b) = (place.broker(1).await, place.broker(2).await);
+    let (mut at_a, mut at_b) = (a.subscribe(), b.subscribe());
+    let (rounds, start) = (200, Instant::now());
+    for n in 0..rounds {
+        a.publish(insert("orders", Some(n)));
+        assert_eq!(hear(&mut at_b).await, insert("orders", Some(n)));
+        b.publish(signal("orders", Topic::Wanted, None));
+        assert_eq!(hear(&mut at_a).await, signal("orders", Topic::Wanted, None));
+    }
+    let windows = start.elapsed().as_millis() / 50;
+    assert!(windows < rounds as u128 / 2, "{windows} windows for {rounds} signals");
+    place.end(&[&a, &b]).await;
+}
+
 async fn queues_and_topics_are_not_merged(place: Place) {
     let (a, b) = (place.broker(1).await, place.broker(2).await);
     let mut at_b = b.subscribe();
     let mut sent: BTreeSet<(String, Topic)> = BTreeSet::new();
     for n in 0..300 {
         let queue = format!("q{n}");
-        for topic in [Topic::Insert, Topic::Settings, Topic::Settle] {
+        for topic in [Topic::Insert, Topic::Settings, Topic::Settle, Topic::Wanted] {
             a.publish(signal(&queue, topic, None));
             sent.insert((queue.clone(), topic));
         }
@@ -319,6 +335,7 @@ macro_rules! on_redis_and_mongo {
 on_redis_and_mongo! {
     other_brokers_receive_a_signal_and_the_sender_does_not,
     a_burst_is_received_once_per_window_and_its_last_signal_is_not_lost,
+    whoever_waits_is_told_of_each_insert,
     queues_and_topics_are_not_merged,
     the_least_since_counts,
     signals_stay_within_their_database,

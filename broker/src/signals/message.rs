@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn messages_survive_their_text_form() {
         let broker = [0xa1, 0x02, 0xff, 0x00];
-        for topic in [Topic::Insert, Topic::Settings, Topic::Settle] {
+        for topic in [Topic::Insert, Topic::Settings, Topic::Settle, Topic::Wanted] {
             for since in [None, Some(Timestamp(1_700_000_000_123)), Some(Timestamp(-1))] {
                 let queue = QueueName::parse("queue", "orders.eu-1_x").unwrap();
                 let message = Message::Signal(Signal { queue, topic, since });

@@ -22,6 +22,8 @@ pub(crate) use self::local::LocalSignals;
 #[cfg(feature = "simulation")]
 pub use self::simulated::Wire;
 use self::{mongo::Mongo, redis::Redis, relay::Relay};
+#[cfg(doc)]
+use crate::domain::Topic;
 use crate::{config::SignalsUri, domain::Signal, metrics::Metrics};
 
 /// What a broker receives from others.
@@ -41,7 +43,8 @@ pub(crate) trait Signals: Send + Sync + 'static {
 
     /// Queues a signal, which is sent soon if it can be sent at all. Returns immediately and never
     /// fails. Of signals with equal queue and topic at most one is sent per 50 ms: the first
-    /// immediately, and the others merged at the end of the 50 ms.
+    /// immediately, and the others merged at the end of the 50 ms. [`Topic::Wanted`] is sent each time, and
+    /// ends the 50 ms of the queue's inserts at all brokers that receive it.
     fn publish(&self, signal: Signal);
 
     /// Receives the signals of other brokers from now on. A receiver that lags has to treat this as [`Notice::Missed`].

@@ -347,6 +347,11 @@ impl Consumers {
         !self.calls.is_empty()
     }
 
+    /// Returns true if a consumer would take items now.
+    pub(super) fn any_waits(&self) -> bool {
+        self.calls_wait() || self.streams.values().any(Stream::demands)
+    }
+
     /// Returns true if no consumer would be idle without a refill: all that want items have work
     /// and little room.
     pub(super) fn can_wait(&self) -> bool {

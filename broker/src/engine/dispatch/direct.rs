@@ -184,7 +184,6 @@ impl State {
             && !self.dirty
             && self.consumers.stock.is_empty()
             && self.due.is_none_or(|due| due > now)
-            && self.adaptive_poll.next_poll(now).is_none()
             && self.queue.as_ref().is_some_and(|queue| !queue.paused)
     }
 }

@@ -20,10 +20,10 @@ use crate::{
     domain::{ItemId, Queue, QueueName, Receipt, Timestamp},
     engine::{
         EngineError,
-        adaptive_poll::AdaptivePoll,
         consumers::{Call, ConsumerId, Consumers, InFlight, Inbox, Round, StreamSettings},
     },
     metrics::Wake,
+    signals::WINDOW,
     store::{Appeared, ConsumerReport},
 };
 
@@ -64,8 +64,8 @@ struct State {
     due: Option<Timestamp>,
     /// When the store was last asked for that time.
     due_asked: Timestamp,
-    /// The rate of items from other brokers.
-    adaptive_poll: AdaptivePoll,
+    /// Until when other brokers merge the signals of their inserts, unless this broker or another has asked them not to.
+    merged_until: Option<Timestamp>,
 }
 
 impl Dispatcher {
@@ -81,7 +81,7 @@ impl Dispatcher {
             queue: None,
             due: None,
             due_asked: Timestamp::default(),
-            adaptive_poll: AdaptivePoll::default(),
+            merged_until: None,
         };
         Self {
             queue,
@@ -137,10 +137,25 @@ impl Dispatcher {
         {
             let mut state = self.state.lock();
             state.appeared.add(Appeared::of(since));
-            state.adaptive_poll.record_signal(now);
+            state.merged_until = Some(now + WINDOW);
             state.woken_by = Wake::Signal;
         }
         self.inserted(since, now);
+    }
+
+    /// Records that another broker has asked for signals of this queue.
+    pub(super) fn wanted_elsewhere(&self) {
+        self.state.lock().merged_until = None;
+    }
+
+    /// Returns true if the other brokers are to be asked to signal the next insert at once: they merge their signals, and a
+    /// consumer waits. Returns true once per signal.
+    fn wants_signals(&self, now: Timestamp) -> bool {
+        let mut state = self.state.lock();
+        if state.dirty || !state.consumers.any_waits() {
+            return false;
+        }
+        state.merged_until.take().is_some_and(|until| until > now)
     }
 
     /// Records that other brokers may have changed anything in the queue.
@@ -424,13 +439,6 @@ impl Dispatcher {
         let state = self.state.lock();
         let held = state.held_until.filter(|_| state.dirty);
         [state.due, state.consumers.next_lapse(), held].into_iter().flatten().min()
-    }
-
-    /// Returns when to poll between two signals.
-    fn next_adaptive_poll(&self, now: Timestamp) -> Option<Timestamp> {
-        let state = self.state.lock();
-        // If items are known to be there, the dispatcher waits for room, not for a poll.
-        state.adaptive_poll.next_poll(now).filter(|_| !state.dirty)
     }
 
     /// Returns when to check the reservations that streams hold.

@@ -161,7 +161,6 @@ async fn step(
     polls.looked();
     let assigned = reserved.deliveries.len();
     let cleared = reserved.at_limit.total() + reserved.expired;
-    dispatcher.state.lock().adaptive_poll.record_found(assigned);
     let more = reserved.more || assigned >= wanted;
     hand_out(engine, dispatcher, &queue, &round, reserved).await?;
     {
@@ -222,9 +221,11 @@ async fn ask_when_due(
 async fn wait(engine: &Engine, dispatcher: &Dispatcher, polls: &mut Polls) {
     let healthy = engine.signals.healthy();
     let now = engine.now();
-    let adaptive = dispatcher.next_adaptive_poll(now);
-    let timer = dispatcher.next_timer().into_iter().chain(adaptive).min();
-    let timer = timer.map(|timer| Instant::now() + now.until(timer).max(SHORTEST_WAIT));
+    if dispatcher.wants_signals(now) {
+        engine.want_signals(&dispatcher.queue);
+    }
+    let timer =
+        dispatcher.next_timer().map(|timer| Instant::now() + now.until(timer).max(SHORTEST_WAIT));
     let reconcile = dispatcher.holds_any().then(|| dispatcher.next_reconcile(polls, healthy));
     let poll = polls.next_poll(healthy);
     let until = [Some(poll), reconcile, timer].into_iter().flatten().min().unwrap_or(poll);
@@ -239,10 +240,8 @@ async fn wait(engine: &Engine, dispatcher: &Dispatcher, polls: &mut Polls) {
     let is_polled = poll <= Instant::now();
     if is_polled {
         polls.missed();
-    }
-    if is_polled || adaptive.is_some_and(|at| at <= engine.now()) {
         let mut state = dispatcher.state.lock();
         state.dirty = true;
-        state.woken_by = if is_polled { Wake::Poll } else { Wake::Timer };
+        state.woken_by = Wake::Poll;
     }
 }

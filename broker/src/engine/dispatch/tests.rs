@@ -94,21 +94,28 @@ async fn an_idle_consumer_is_not_kept_waiting() {
 }
 
 #[test]
-fn the_dispatcher_polls_between_the_signals_of_a_busy_producer() {
+fn a_waiting_consumer_asks_once_per_signal_for_the_next_one() {
     let (dispatcher, now) = (Dispatcher::new(QueueName::parse("queue", "q").unwrap()), Timestamp);
+    let seen_empty = || dispatcher.state.lock().dirty = false;
+    let stream = add_stream(&dispatcher);
+    seen_empty();
+    assert!(!dispatcher.wants_signals(now(40)), "nobody merges signals");
     dispatcher.inserted_elsewhere(None, now(50));
-    dispatcher.state.lock().adaptive_poll.record_found(5);
-    dispatcher.state.lock().dirty = false;
-    assert_eq!(dispatcher.next_adaptive_poll(now(51)), None);
-    dispatcher.inserted_elsewhere(None, now(100));
-    assert_eq!(dispatcher.next_adaptive_poll(now(101)), None, "the dispatcher waits for room");
-    dispatcher.state.lock().dirty = false;
-    let next = dispatcher.next_adaptive_poll(now(101)).unwrap();
-    assert!(next < now(110), "{next:?}");
-    // An item that is known to become eligible has its own timer.
-    dispatcher.inserted(Some(now(102)), now(101));
-    assert_eq!(dispatcher.next_timer(), Some(now(102)));
-    assert_eq!(dispatcher.next_adaptive_poll(now(201)), None, "the producer has stopped");
+    assert!(!dispatcher.wants_signals(now(51)), "there may be items");
+    seen_empty();
+    assert!(dispatcher.wants_signals(now(52)));
+    assert!(!dispatcher.wants_signals(now(53)), "it has asked");
+    dispatcher.inserted_elsewhere(None, now(60));
+    seen_empty();
+    dispatcher.wanted_elsewhere();
+    assert!(!dispatcher.wants_signals(now(61)), "another broker has asked");
+    dispatcher.inserted_elsewhere(None, now(70));
+    seen_empty();
+    assert!(!dispatcher.wants_signals(now(120)), "the window has closed");
+    dispatcher.inserted_elsewhere(None, now(130));
+    dispatcher.remove_stream(stream);
+    seen_empty();
+    assert!(!dispatcher.wants_signals(now(131)), "no consumer waits");
 }
 
 /// The earliest signalled time is passed to the next reserve, and to no other.

@@ -1,6 +1,8 @@
 //! The common part of signals over Redis and MongoDB: coalescing, and one task each that sends and
 //! receives. Each task reconnects until it succeeds.
 
+mod outbox;
+
 use std::{
     sync::{
         Arc,
@@ -10,18 +12,22 @@ use std::{
 };
 
 use async_trait::async_trait;
-use parking_lot::Mutex;
 use sluicegate_proto::backoff::Backoff;
 use tokio::{
-    sync::{Notify, broadcast, watch},
+    sync::{broadcast, watch},
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::{Notice, Signals, coalesce::Coalescer, message::Message};
-
-use crate::{domain::Signal, essential::essential, metrics::Metrics, tasks::Tasks};
+use self::outbox::Outbox;
+use super::{Notice, Signals, message::Message};
+use crate::{
+    domain::{Signal, Topic},
+    essential::essential,
+    metrics::Metrics,
+    tasks::Tasks,
+};
 
 /// How many notices a subscriber may lag behind before it has to treat the lag as [`Notice::Missed`].
 const NOTICES: usize = 1024;
@@ -88,6 +94,7 @@ pub(super) struct Receiving {
     broker: [u8; 4],
     notices: broadcast::Sender<Notice>,
     health: watch::Sender<Health>,
+    outbox: Arc<Outbox>,
     metrics: Arc<Metrics>,
 }
 
@@ -108,6 +115,9 @@ impl Receiving {
             Message::Missed => self.missed(),
             Message::Signal(signal) => {
                 self.metrics.signal_received(signal.topic);
+                if signal.topic == Topic::Wanted {
+                    self.outbox.wanted(signal.queue.clone());
+                }
                 // An error only means that there is no receiver yet.
                 let _ = self.notices.send(Notice::Signal(signal));
             }
@@ -150,17 +160,9 @@ impl Receiving {
     }
 }
 
-#[derive(Default)]
-struct Outbox {
-    coalescer: Coalescer,
-    due: Vec<Signal>,
-}
-
 struct Shared<T> {
     transport: T,
-    outbox: Mutex<Outbox>,
-    /// Notified when a message becomes due, which also opens a window, and when one was dropped.
-    wake: Notify,
+    outbox: Arc<Outbox>,
     /// True if the other brokers are to be told that they missed signals.
     dropped: AtomicBool,
     receiving: Receiving,
@@ -178,15 +180,16 @@ impl<T: Transport> Relay<T> {
     /// If it cannot, this is logged, and connecting is tried again until `close`.
     pub(super) async fn start(transport: T, broker: [u8; 4], metrics: Arc<Metrics>) -> Self {
         let health = Health { sending: Link::Unknown, receiving: Link::Unknown };
+        let outbox = Arc::new(Outbox::default());
         let shared = Arc::new(Shared {
-            outbox: Mutex::default(),
-            wake: Notify::new(),
+            outbox: Arc::clone(&outbox),
             dropped: AtomicBool::new(false),
             receiving: Receiving {
                 signals: transport.describe(),
                 broker,
                 notices: broadcast::Sender::new(NOTICES),
                 health: watch::Sender::new(health),
+                outbox,
                 metrics,
             },
             closing: CancellationToken::new(),
@@ -245,7 +248,7 @@ impl<T: Transport> Shared<T> {
                 self.send_bounded(outlet, &[Message::Missed]).await?;
             }
             let closing = self.closing.is_cancelled();
-            let (batch, next_close) = self.outbox.lock().take(closing);
+            let (batch, next_close) = self.outbox.take(closing);
             if !batch.is_empty() {
                 for part in batch.chunks(BATCH) {
                     self.send_bounded(outlet, part).await?;
@@ -263,7 +266,7 @@ impl<T: Transport> Shared<T> {
             };
             tokio::select! {
                 biased;
-                () = self.wake.notified() => {}
+                () = self.outbox.wake.notified() => {}
                 () = window_closes => {}
                 () = self.closing.cancelled() => {}
             }
@@ -310,20 +313,6 @@ impl<T: Transport> Shared<T> {
     }
 }
 
-impl Outbox {
-    /// Returns the messages to send now, and when the next window closes. With `everything`, no
-    /// message waits for that close.
-    fn take(&mut self, everything: bool) -> (Vec<Message>, Option<Instant>) {
-        let mut due = std::mem::take(&mut self.due);
-        due.extend(if everything {
-            self.coalescer.drain()
-        } else {
-            self.coalescer.close(Instant::now())
-        });
-        (due.into_iter().map(Message::Signal).collect(), self.coalescer.next_close())
-    }
-}
-
 #[async_trait]
 impl<T: Transport> Signals for Relay<T> {
     fn describe(&self) -> String {
@@ -334,19 +323,15 @@ impl<T: Transport> Signals for Relay<T> {
         let shared = &self.shared;
         let topic = signal.topic;
         if !shared.can_send() || shared.closing.is_cancelled() {
-            // As soon as a message can be sent, the other brokers are told to scan all queues.
-            shared.dropped.store(true, Ordering::Release);
-            shared.wake.notify_one();
+            if topic != Topic::Wanted {
+                // As soon as a message can be sent, the other brokers are told to scan all queues.
+                shared.dropped.store(true, Ordering::Release);
+                shared.outbox.wake.notify_one();
+            }
             shared.receiving.metrics.signal_dropped(topic);
             return;
         }
-        let mut outbox = shared.outbox.lock();
-        if let Some(signal) = outbox.coalescer.offer(signal, Instant::now()) {
-            outbox.due.push(signal);
-            drop(outbox);
-            shared.wake.notify_one();
-        } else {
-            drop(outbox);
+        if !shared.outbox.offer(signal) {
             shared.receiving.metrics.signal_coalesced(topic);
         }
     }

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::AtomicUsize;
 
+use parking_lot::Mutex;
+
 use super::*;
 use crate::domain::{QueueName, Signal, Timestamp, Topic};
 
@@ -79,6 +81,56 @@ async fn a_burst_is_sent_once_per_window_and_its_last_signal_is_not_lost() {
     assert_eq!(sent.len(), 4, "{sent:?}");
     assert!(sent.windows(2).all(|pair| pair[1].0 - pair[0].0 >= 50), "{sent:?}");
     assert_eq!((sent[0].1, sent[3].1), (1_000, 881), "the first and the least of the last");
+}
+
+/// Other brokers' consumers that wait for it are told of each insert at once.
+#[tokio::test(start_paused = true)]
+async fn a_window_ends_when_another_broker_waits_for_the_next_signal() {
+    let (relay, sent) = relay(0, Duration::ZERO).await;
+    let wanted = Signal { topic: Topic::Wanted, since: None, ..insert(0) };
+    let receive = |from| {
+        relay.shared.receiving.received([from; 4], Message::Signal(wanted.clone()));
+    };
+    let begun = Instant::now();
+    relay.publish(insert(1));
+    relay.publish(insert(2));
+    receive(1);
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(signals(&sent), [(0, 1)], "its own question says nothing of others");
+    receive(2);
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(signals(&sent), [(0, 1), (1, 2)], "what was merged");
+    receive(2);
+    sleep(Duration::from_millis(1)).await;
+    relay.publish(insert(3));
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(signals(&sent)[2..], [(3, 3)], "the next one");
+    relay.publish(insert(4));
+    sleep(Duration::from_millis(60)).await;
+    assert_eq!(signals(&sent)[3..], [(53, 4)], "of the window that this one opened");
+    assert!(begun.elapsed() < Duration::from_millis(70));
+}
+
+/// The question is sent each time, and its loss is no reason to scan everything.
+#[tokio::test(start_paused = true)]
+async fn what_asks_for_signals_is_not_merged() {
+    let (relay, sent) = relay(1, Duration::ZERO).await;
+    let wanted = Signal { topic: Topic::Wanted, since: None, ..insert(0) };
+    relay.publish(insert(1));
+    sleep(Duration::from_millis(1)).await;
+    assert!(!relay.healthy(), "sending failed");
+    relay.publish(wanted.clone());
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(
+        sent.lock().iter().map(|(_, message)| message.clone()).collect::<Vec<_>>(),
+        [Message::Missed]
+    );
+    for _ in 0..3 {
+        relay.publish(wanted.clone());
+        sleep(Duration::from_millis(1)).await;
+    }
+    let wanted = Message::Signal(wanted);
+    assert_eq!(sent.lock().iter().filter(|(_, message)| *message == wanted).count(), 3);
 }
 
 #[tokio::test(start_paused = true)]
