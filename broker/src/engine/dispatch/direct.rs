@@ -147,7 +147,7 @@ impl Engine {
     }
 
     /// Hands items that were stored as reserved to their stream. Those that the stream can no longer
-    /// receive are rolled back. Duplicates are left out.
+    /// receive are rolled back, and reserves wait for that. Duplicates are left out.
     pub(in crate::engine) fn deliver_pushed(
         self: &Arc<Self>,
         direct: DirectPush,
@@ -173,7 +173,16 @@ impl Engine {
         } else {
             hold.0.hand_pushed(stream, deliveries, now)
         };
-        self.release_undelivered(&queue, unwanted);
+        if unwanted.is_empty() {
+            return;
+        }
+        let engine = Arc::clone(self);
+        self.tasks.spawn(async move {
+            if let Err(error) = engine.return_undelivered(&queue, unwanted, Vec::new()).await {
+                tracing::debug!(queue = %queue.name, %error, "could not return items at once");
+            }
+            drop(hold);
+        });
     }
 }
 
@@ -182,6 +191,7 @@ impl State {
     fn is_known_empty(&self, now: Timestamp) -> bool {
         self.seen_empty
             && !self.dirty
+            && self.held_until.is_none()
             && self.consumers.stock.is_empty()
             && self.due.is_none_or(|due| due > now)
             && self.queue.as_ref().is_some_and(|queue| !queue.paused)

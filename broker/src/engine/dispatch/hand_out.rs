@@ -7,12 +7,13 @@ use crate::{
     domain::{Delivery, Outcome, Queue, Totals},
     engine::{
         Engine, Result,
-        consumers::{Claimant, Round},
+        consumers::{Claimant, Round, is_too_late},
     },
     store::{Reservation, Reserved},
 };
 
-/// Hands each consumer its items, and rolls back the items whose consumers have gone.
+/// Hands each consumer its items, and returns those that nobody can take any more. When they are back, the next reserve finds
+/// them before later ones.
 pub(super) async fn hand_out(
     engine: &Arc<Engine>,
     dispatcher: &Arc<Dispatcher>,
@@ -41,12 +42,19 @@ pub(super) async fn hand_out(
         }
     }
     engine.count(&queue.name, &totals);
+    let now = engine.now();
+    // The answer of the store may have been under way for most of a lease.
+    let is_late = |(claimant, delivery): &mut (usize, Delivery)| {
+        let lease = round.demands[*claimant].lease;
+        !round.claimants[*claimant].auto_commit
+            && is_too_late(now, lease, delivery.lease_expire_time)
+    };
+    unwanted.extend(deliveries.extract_if(.., is_late).map(|(_, delivery)| delivery));
     let mut assigned: Vec<Vec<Delivery>> = round.claimants.iter().map(|_| Vec::new()).collect();
     for (claimant, delivery) in deliveries {
         assigned[claimant].push(delivery);
     }
-    let now = engine.now();
-    {
+    let ahead = {
         let mut state = dispatcher.state.lock();
         for (claimant, deliveries) in round.claimants.iter().zip(assigned) {
             if deliveries.is_empty() {
@@ -59,9 +67,15 @@ pub(super) async fn hand_out(
                 unwanted.extend(back);
             }
         }
-    }
-    engine.release_undelivered(queue, unwanted);
-    failed.map_or(Ok(()), Err)
+        if unwanted.is_empty() {
+            Vec::new()
+        } else {
+            state.consumers.stock.withdraw(now); // what is in stock is behind these
+            state.consumers.stock.take_all()
+        }
+    };
+    let returned = engine.return_undelivered(queue, unwanted, ahead).await;
+    failed.map_or(returned, Err)
 }
 
 /// Commits the items of auto-commit consumers, and keeps those whose commit succeeded. Items whose

@@ -137,12 +137,13 @@ async fn a_pop_in_its_commit_is_answered_though_the_broker_shuts_down() {
 async fn a_reserve_does_not_return_items_with_ended_leases() {
     let bench = bench().await;
     bench.push(1).await;
-    bench.faults.set("reserve", Fault::HeldAfter);
-    let reserve = bench.reserve(1, LIMIT);
-    bench.faults.until_done("reserve", 1).await;
+    let queue = name("q");
+    let reserve = bench.engine.reserve(&queue, 1, LIMIT, Some(LEASE), Identity::default());
+    let mut reserve = std::pin::pin!(reserve);
+    assert!(futures_util::poll!(reserve.as_mut()).is_pending());
+    bench.until_waiting(0).await; // the item is on its way to the caller
     bench.clock.advance(LEASE);
-    bench.faults.set("reserve", Fault::None);
-    assert!(within("the answer", reserve).await.unwrap().unwrap().is_empty());
+    assert!(within("the answer", reserve).await.unwrap().is_empty());
     assert_eq!(bench.until_ready(1).await[0].attempt, 1, "it reached nobody");
 }
 

@@ -3,7 +3,7 @@
 
 use futures_util::future::join;
 
-use super::{super::EngineError, *};
+use super::{super::EngineError, streams::ask, *};
 use crate::{
     domain::{
         ConsumerName, DedupId, Eligibility, ItemState, OrderingKey, Outcome, Priority, Pushed,
@@ -373,6 +373,29 @@ async fn an_item_whose_stream_was_filled_meanwhile_is_released() {
     bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
     let taken = deliveries(&mut stream).await;
     assert_eq!((taken[0].item.attempt, payloads([&taken[0].item])), (1, vec!["x".to_owned()]));
+}
+
+/// Until the item is back, nothing later is handed out.
+#[tokio::test]
+async fn an_item_that_is_released_is_not_overtaken() {
+    let bench = bench().await;
+    let mut stream = bench.stream().await;
+    idle(&bench, &mut stream).await;
+    bench.faults.set("rollback", Fault::HeldBefore);
+    let begun = bench.faults.begun("rollback");
+    let lowering = async { stream.flow().set_max_in_flight(0) };
+    meanwhile(&bench, item("first"), lowering).await.unwrap();
+    bench.faults.until_begun("rollback", begun + 1).await;
+    stream.flow().set_max_in_flight(10);
+    ask(&mut stream).await;
+    bench.push_one(item("second")).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await; // for what must not happen
+    bench.faults.set("rollback", Fault::None);
+    let mut received = Vec::new();
+    while received.len() < 2 {
+        received.append(&mut deliveries(&mut stream).await);
+    }
+    assert_eq!(payloads(received.iter().map(|d| &d.item)), ["first", "second"]);
 }
 
 /// The push fails without effect, and is repeated.

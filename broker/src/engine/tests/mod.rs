@@ -8,6 +8,7 @@ mod loops;
 mod operations;
 mod panics;
 mod presence;
+mod returned;
 mod schedules;
 mod stock;
 mod streams;

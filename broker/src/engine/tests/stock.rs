@@ -101,6 +101,45 @@ async fn what_is_returned_is_there_again_before_the_next_reserve() {
     assert_eq!(received.first().map(|delivery| delivery.item.id), first);
 }
 
+/// The same where a caller has gone, and what the reserve for it brought is ahead of the stock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_returned_is_not_overtaken_by_what_is_in_stock() {
+    let bench = bench().await;
+    let gone = loop {
+        bench.with_stock().await;
+        bench.faults.set("reserve", Fault::HeldAfter);
+        let done = bench.faults.done("reserve");
+        // Most calls are answered from the stock, until one of them needs a reserve.
+        let gone = loop {
+            let mut call = bench.reserve(1, LIMIT);
+            tokio::select! {
+                taken = &mut call => {
+                    let receipts = taken.unwrap().unwrap().into_iter().map(|one| one.receipt);
+                    bench.engine.commit(receipts.collect()).await.unwrap();
+                }
+                () = bench.faults.until_done("reserve", done + 1) => break call,
+            }
+        };
+        let items = bench.items().await;
+        if items.iter().filter(|item| item.state == ItemState::Reserved).count() > 1 {
+            break gone;
+        }
+        bench.faults.set("reserve", Fault::None); // nothing is reserved ahead with it
+    };
+    gone.abort();
+    assert!(gone.await.unwrap_err().is_cancelled());
+    bench.faults.set("rollback", Fault::HeldBefore);
+    let returned = bench.faults.begun("rollback");
+    bench.faults.set("reserve", Fault::None);
+    bench.faults.until_begun("rollback", returned + 1).await;
+    let asking = bench.reserve(1, LIMIT);
+    tokio::time::sleep(Duration::from_millis(100)).await; // for what must not happen
+    bench.faults.set("rollback", Fault::None);
+    let received = within("an item", asking).await.unwrap().unwrap();
+    let first = bench.items().await.iter().map(|item| item.id).min();
+    assert_eq!(received.first().map(|delivery| delivery.item.id), first);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_returns_what_is_reserved_ahead() {
     let bench = bench().await;
