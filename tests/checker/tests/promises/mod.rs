@@ -1,13 +1,14 @@
 //! Histories that keep every promise, though not at first sight.
 
+mod streams;
+
 use sluicegate_checker::history::{
-    Answer, Consume, Delivery, Figures, Listed, NewItem, OnDisconnect, Outcome, PushEntry,
-    QueueAtRest, Request, Response, RollbackItem, Settings, State, What,
+    Answer, Delivery, Figures, Listed, NewItem, Outcome, PushEntry, QueueAtRest, Request, Response,
+    RollbackItem, Settings, State, What,
 };
 
 use crate::story::{
-    LEASE, MS, Story, back, commit, consume, consume_100_bytes, dedup, delivery, extend, item,
-    keyed, large, push, pushed, reserve,
+    LEASE, MS, Story, back, commit, consume, dedup, delivery, item, keyed, push, pushed, reserve,
 };
 
 #[test]
@@ -103,17 +104,6 @@ fn a_lapsed_lease_and_a_rollback_are_failed_attempts() {
     story.rollback(kept, Outcome::Ok);
     story.reserve(Delivery { attempt: 3, ..delivery("a", 4) }).commit("a/4", Outcome::Ok);
     story.rest().is_clean();
-}
-
-#[test]
-fn a_broken_stream_frees_its_items_at_once() {
-    let mut story = Story::default();
-    story.push(item("a"));
-    let stream = story.start(Request::Consume(consume(10)));
-    story.at(10).deliver(stream, delivery("a", 1));
-    // The client notices later than the broker.
-    story.at(50).reserve(Delivery { attempt: 1, ..delivery("a", 2) });
-    story.at(90).unknown(stream).commit("a/2", Outcome::Ok).rest().is_clean();
 }
 
 #[test]
@@ -372,92 +362,6 @@ fn what_is_listed_is_not_lost() {
 }
 
 #[test]
-fn a_stream_receives_as_much_as_it_has_room_for() {
-    let mut story = Story::default();
-    story.push(item("a")).push(item("b")).push(item("c"));
-    let stream = story.start(Request::Consume(consume(1)));
-    story.deliver(stream, delivery("a", 1));
-    let call = story.start(commit("a/1"));
-    story.at(10).deliver(stream, delivery("b", 1));
-    story.ok(call, Response::Settled(vec![Outcome::Ok]));
-    // The lease lapses, which frees the place too.
-    story.at(LEASE + 100).deliver(stream, delivery("c", 1)).commit("c/1", Outcome::Ok);
-    story.commit("b/1", Outcome::Ok).ok(stream, Response::Done).rest().is_clean();
-}
-
-#[test]
-fn a_stream_receives_as_many_bytes_as_it_has_room_for() {
-    let mut story = Story::default();
-    ["a", "b", "c", "d"].into_iter().fold(&mut story, |story, name| story.push(item(name)));
-    let stream = story.start(Request::Consume(consume_100_bytes()));
-    story.deliver(stream, large("a", 60)).deliver(stream, large("b", 40));
-    story.commit("b/1", Outcome::Ok);
-    // What is being committed takes no room, and a larger item is alone.
-    let call = story.start(commit("a/1"));
-    story.at(10).deliver(stream, large("c", 500));
-    story.ok(call, Response::Settled(vec![Outcome::Ok])).commit("c/1", Outcome::Ok);
-    story.deliver(stream, large("d", 100)).commit("d/1", Outcome::Ok);
-    story.ok(stream, Response::Done).rest().is_clean();
-}
-
-/// The answer of the store to the broker takes its time, while the item is deleted.
-#[test]
-fn what_was_reserved_before_it_was_deleted_may_be_sent_later() {
-    let mut story = Story::default();
-    let stream = story.start(Request::Consume(consume(10)));
-    let delete = Request::DeleteItem { queue: "work".to_owned(), id: "a".to_owned() };
-    story.push(item("a")).at(5_000).call(delete, Response::Done).at(8_000);
-    let late = Delivery { lease_end: (4_000 + LEASE) * MS, ..delivery("a", 1) };
-    story.deliver(stream, late).ok(stream, Response::Done).rest().is_clean();
-}
-
-/// A broker that shuts down takes back what a stream keeps, also what may be committed.
-#[test]
-fn a_broker_takes_back_what_may_be_committed() {
-    let mut story = Story::default();
-    let keep = Consume { on_disconnect: OnDisconnect::KeepLease, ..consume_100_bytes() };
-    let stream = story.start(Request::Consume(keep));
-    story.push(item("a")).push(item("b")).deliver(stream, large("a", 60));
-    let call = story.start(commit("a/1"));
-    story.at(10).deliver(stream, large("b", 60)).commit("b/1", Outcome::Ok).unknown(call);
-    story.unknown(stream).at(LEASE + 100).reserve(Delivery { attempt: 1, ..delivery("a", 2) });
-    story.commit("a/2", Outcome::Ok).rest().is_clean();
-}
-
-#[test]
-fn a_stream_that_holds_bytes_may_have_no_room() {
-    let mut story = Story::default();
-    let keep = Consume { on_disconnect: OnDisconnect::KeepLease, ..consume_100_bytes() };
-    let stream = story.start(Request::Consume(Consume { lease: 60_000 * MS, ..keep }));
-    story.push(item("a")).push(item("b"));
-    story.deliver(stream, Delivery { lease_end: 60_000 * MS, ..large("a", 60) });
-    story.at(40_000).commit("a/1", Outcome::Ok).deliver(stream, large("b", 60));
-    story.commit("b/1", Outcome::Ok).ok(stream, Response::Done).rest().is_clean();
-}
-
-#[test]
-fn a_lease_that_is_extended_after_its_end_takes_no_place() {
-    let mut story = Story::default();
-    story.push(item("a")).push(item("b"));
-    let stream = story.start(Request::Consume(consume(1)));
-    story.deliver(stream, delivery("a", 1)).at(LEASE - 1_000);
-    let extension = story.start(extend("a/1"));
-    let extended = (Outcome::Ok, Some((2 * LEASE + 500) * MS));
-    story.at(LEASE + 500).ok(extension, Response::Extended(vec![extended]));
-    story.deliver(stream, delivery("b", 1)).is_clean();
-}
-
-#[test]
-fn a_slow_reader_may_receive_late() {
-    let mut story = Story::default();
-    story.push(NewItem { ttl: Some(1_000 * MS), ..item("a") });
-    let slow = Consume { slow: true, on_disconnect: OnDisconnect::KeepLease, ..consume(10) };
-    let stream = story.start(Request::Consume(slow));
-    let late = Delivery { lease_end: 900 * MS, ..delivery("a", 1) };
-    story.at(9_000).deliver(stream, late).ok(stream, Response::Done).rest().is_clean();
-}
-
-#[test]
 fn nobody_is_woken_during_a_fault_or_a_pause() {
     let mut story = Story::default();
     let fault = |begins| What::Disturbed { begins, fault: "the store is stopped".to_owned() };
@@ -475,30 +379,6 @@ fn a_clock_that_steps_ends_leases_early() {
     let mut story = Story::default();
     story.push(item("a")).reserve(delivery("a", 1)).tell(What::ClockStepped);
     story.at(100).reserve(delivery("a", 2)).commit("a/2", Outcome::Ok).rest().is_clean();
-}
-
-#[test]
-fn a_renewal_makes_an_extended_lease_as_long_as_those_of_its_stream() {
-    let mut story = Story::default();
-    let on_disconnect = OnDisconnect::KeepLease;
-    let renewing = Consume { on_disconnect, renew: true, ..consume(10) };
-    let stream = story.start(Request::Consume(renewing));
-    story.push(item("a")).deliver(stream, delivery("a", 1));
-    let extend = Request::Extend { receipts: vec!["a/1".to_owned()], lease: 30_000 * MS };
-    story.call(extend, Response::Extended(vec![(Outcome::Ok, Some(30_000 * MS))]));
-    story.ok(stream, Response::Done).at(LEASE + 100).reserve(delivery("a", 2));
-    story.commit("a/2", Outcome::Ok).rest().is_clean();
-}
-
-#[test]
-fn what_went_unsent_under_a_short_lease_comes_later() {
-    for (slow, lease) in [(false, 100 * MS), (true, LEASE * MS)] {
-        let mut story = Story::default();
-        let stream = story.start(Request::Consume(Consume { slow, lease, ..consume(10) }));
-        story.push(item("a")).push(item("b"));
-        story.deliver(stream, delivery("b", 1)).deliver(stream, delivery("a", 1));
-        story.commit("a/1", Outcome::Ok).commit("b/1", Outcome::Ok).rest().is_clean();
-    }
 }
 
 #[test]

@@ -1,0 +1,128 @@
+//! Leases that overlap, receipts that settle too much, and answers that are not true.
+
+use sluicegate_checker::{
+    Rule,
+    history::{Consume, Delivery, OnDisconnect, Outcome, Request, Response, What},
+};
+
+use crate::story::{LEASE, MS, Story, back, commit, consume, delivery, item};
+
+#[test]
+fn two_leases_overlap() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1)).at(500).reserve(delivery("a", 2));
+    story.breaks(Rule::LeaseOverlap, "a", 2);
+}
+
+#[test]
+fn two_leases_overlap_beside_a_stream_that_lives() {
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b"));
+    let stream = story.start(Request::Consume(consume(10)));
+    story.deliver(stream, delivery("a", 1)).at(500);
+    story.reserve(Delivery { attempt: 1, ..delivery("a", 2) });
+    story.at(9_000).deliver(stream, delivery("b", 1)).unknown(stream);
+    story.breaks(Rule::LeaseOverlap, "a", 2);
+}
+
+/// A consumer extends a lease to 30 s on a stream that keeps leases, and the item is delivered again after this time.
+fn delivered_again_at(ms: u64, renew: bool) -> Story {
+    let mut story = Story::default();
+    let keep = Consume { on_disconnect: OnDisconnect::KeepLease, renew, ..consume(10) };
+    let stream = story.start(Request::Consume(keep));
+    story.push(item("a")).deliver(stream, delivery("a", 1));
+    let extend = Request::Extend { receipts: vec!["a/1".to_owned()], lease: 30_000 * MS };
+    story.call(extend, Response::Extended(vec![(Outcome::Ok, Some(30_000 * MS))]));
+    story.ok(stream, Response::Done).at(ms).reserve(delivery("a", 2));
+    story
+}
+
+#[test]
+fn a_lease_that_was_extended_overlaps() {
+    delivered_again_at(LEASE + 100, false).breaks(Rule::LeaseOverlap, "a", 2);
+    delivered_again_at(LEASE - 100, true).breaks(Rule::LeaseOverlap, "a", 2);
+}
+
+#[test]
+fn a_rollback_that_changed_nothing_excuses_no_overlap() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1));
+    let call = story.start(Request::Rollback { items: vec![back("a/1")] });
+    story.at(500).reserve(delivery("a", 2));
+    story.ok(call, Response::Settled(vec![Outcome::LeaseLost]));
+    story.breaks(Rule::LeaseOverlap, "a", 3);
+}
+
+#[test]
+fn a_reservation_is_handed_out_twice() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1)).reserve(delivery("a", 1));
+    story.breaks(Rule::LeaseOverlap, "a", 2);
+}
+
+#[test]
+fn a_stale_receipt_is_answered_ok() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1)).at(LEASE + 100).reserve(delivery("a", 2));
+    story.commit("a/1", Outcome::Ok).breaks(Rule::StaleReceipt, "a", 4);
+}
+
+#[test]
+fn a_receipt_settles_twice() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1)).commit("a/1", Outcome::Ok);
+    let report = story.commit("a/1", Outcome::Ok).report();
+    assert_eq!(report.rules(), [Rule::StaleReceipt], "{report}");
+}
+
+#[test]
+fn a_rolled_back_receipt_is_extended() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1)).rollback(back("a/1"), Outcome::Ok);
+    let extend = Request::Extend { receipts: vec!["a/1".to_owned()], lease: 1_000 * MS };
+    story.call(extend, Response::Extended(vec![(Outcome::Ok, Some(2_000 * MS))]));
+    story.breaks(Rule::StaleReceipt, "a", 4);
+}
+
+#[test]
+fn gone_is_answered_for_what_is_there() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1)).commit("a/1", Outcome::Gone);
+    story.breaks(Rule::Outcome, "a", 3);
+}
+
+#[test]
+fn gone_is_answered_and_the_item_comes_again() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1));
+    let call = story.start(commit("a/1"));
+    story.unknown(call).commit("a/1", Outcome::Gone);
+    story.at(LEASE + 100).reserve(delivery("a", 2)).breaks(Rule::Outcome, "a", 3);
+}
+
+#[test]
+fn lease_lost_is_answered_for_a_valid_lease() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1)).commit("a/1", Outcome::LeaseLost);
+    story.breaks(Rule::Outcome, "a", 3);
+}
+
+#[test]
+fn lease_lost_is_answered_after_the_commit() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1)).commit("a/1", Outcome::Ok);
+    let report = story.commit("a/1", Outcome::LeaseLost).report();
+    assert_eq!(report.rules(), [Rule::Outcome], "{report}");
+}
+
+#[test]
+fn an_item_is_revoked_twice() {
+    let mut story = Story::default();
+    story.push(item("a"));
+    let stream = story.start(Request::Consume(consume(10)));
+    story.deliver(stream, delivery("a", 1));
+    for _ in 0..2 {
+        story.tell(What::Revoked { call: stream, receipt: "a/1".to_owned() });
+    }
+    story.breaks(Rule::Outcome, "a", 2);
+}

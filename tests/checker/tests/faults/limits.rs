@@ -1,0 +1,119 @@
+//! Counts and limits of items, and of what a stream holds.
+
+use sluicegate_checker::{
+    Rule,
+    history::{Delivery, Outcome, Request, Response, RollbackItem, Settings},
+};
+
+use crate::story::{
+    LEASE, MS, Story, back, commit, consume, consume_100_bytes, delivery, extend, item, large,
+    reserve,
+};
+
+#[test]
+fn counts_are_wrong() {
+    // The first delivery is the second.
+    let mut story = Story::default();
+    story.push(item("a")).reserve(Delivery { attempt: 1, ..delivery("a", 2) });
+    story.breaks(Rule::Attempts, "a", 2);
+    // A lapse is no failed attempt, or two.
+    for attempt in [1, 3] {
+        let mut story = Story::default();
+        story.push(item("a")).reserve(delivery("a", 1)).at(LEASE + 100);
+        story.reserve(Delivery { attempt, ..delivery("a", 2) }).breaks(Rule::Attempts, "a", 2);
+    }
+    // A rollback that keeps the attempt counts.
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1));
+    story.rollback(RollbackItem { keep_attempt: true, ..back("a/1") }, Outcome::Ok);
+    story.reserve(delivery("a", 2)).breaks(Rule::Attempts, "a", 3);
+    // Two receipts, one number.
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1)).at(LEASE + 100);
+    let same = Delivery { receipt: "other".to_owned(), ..delivery("a", 1) };
+    story.reserve(same).breaks(Rule::Attempts, "a", 2);
+}
+
+#[test]
+fn limits_are_missed() {
+    let limited = Settings { max_attempts: 2, max_deliveries: 3, ..Settings::default() };
+    let once = || {
+        let mut story = Story::default();
+        story.set("work", limited.clone()).push(item("a")).reserve(delivery("a", 1));
+        story
+    };
+    // Too early.
+    let mut story = once();
+    story.rollback(back("a/1"), Outcome::DeadLettered).breaks(Rule::Limits, "a", 3);
+    // Too late.
+    let mut story = once();
+    story.rollback(back("a/1"), Outcome::Ok).reserve(delivery("a", 2));
+    story.rollback(back("a/2"), Outcome::Ok).breaks(Rule::Limits, "a", 3);
+    // Delivered beyond it.
+    let mut story = once();
+    story.at(LEASE + 100).reserve(delivery("a", 2));
+    story.at(2 * LEASE + 200).reserve(delivery("a", 3)).breaks(Rule::Limits, "a", 2);
+    // Handed out too often.
+    let mut story = once();
+    for number in 1..=3 {
+        let kept = RollbackItem { keep_attempt: true, ..back(&format!("a/{number}")) };
+        story.rollback(kept, Outcome::Ok);
+        story.reserve(Delivery { attempt: 1, ..delivery("a", number + 1) });
+    }
+    story.breaks(Rule::Limits, "a", 2);
+    // In the dead-letter queue without a reason.
+    let mut story = once();
+    let dead = Delivery {
+        queue: "work.dead".to_owned(),
+        attempt: 1,
+        origin_queue: "work".to_owned(),
+        dead_letter_attempts: 1,
+        ..delivery("a", 2)
+    };
+    story.at(LEASE + 100).reserve(dead).breaks(Rule::Limits, "a", 3);
+}
+
+#[test]
+fn a_stream_receives_too_much() {
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b"));
+    let stream = story.start(Request::Consume(consume(1)));
+    story.deliver(stream, delivery("a", 1)).deliver(stream, delivery("b", 1));
+    story.breaks(Rule::Limits, "work", 3);
+    // After an extension that came in time.
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b"));
+    let stream = story.start(Request::Consume(consume(1)));
+    story.deliver(stream, delivery("a", 1)).at(LEASE - 1_000);
+    let extended = (Outcome::Ok, Some((2 * LEASE - 1_000) * MS));
+    story.call(extend("a/1"), Response::Extended(vec![extended]));
+    story.at(LEASE + 500).deliver(stream, delivery("b", 1)).breaks(Rule::Limits, "work", 3);
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b"));
+    let both = vec![story.leased(delivery("a", 1)), story.leased(delivery("b", 1))];
+    story.call(reserve(1, 0), Response::Deliveries(both)).breaks(Rule::Limits, "work", 2);
+}
+
+/// A stream that may hold 100 bytes, and is sent two items.
+fn two_deliveries(first: usize, second: usize) -> Story {
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b"));
+    let stream = story.start(Request::Consume(consume_100_bytes()));
+    story.deliver(stream, large("a", first)).deliver(stream, large("b", second));
+    story
+}
+
+#[test]
+fn a_stream_receives_too_many_bytes() {
+    // Together, behind a larger one, and a larger one that is not alone.
+    for (first, second) in [(60, 41), (101, 1), (1, 101)] {
+        two_deliveries(first, second).breaks(Rule::Limits, "work", 3);
+    }
+    // After a commit that was refused.
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b"));
+    let stream = story.start(Request::Consume(consume_100_bytes()));
+    story.deliver(stream, large("a", 60));
+    let call = story.start(commit("a/1"));
+    story.refused(call).deliver(stream, large("b", 41)).breaks(Rule::Limits, "work", 3);
+}
