@@ -165,11 +165,12 @@ impl Consumers {
         }
     }
 
-    /// Hands all consumers what is in stock for them, and takes the rest if it hides items from consumers that want others.
+    /// Hands all consumers what is in stock for them, and takes the rest if it hides items from consumers that want others. Takes what
+    /// was withdrawn in any case, because it is ahead of all that the next reserve finds.
     pub(super) fn take_hiding(&mut self, now: Timestamp) -> Vec<InFlight> {
         self.serve_all(now);
         if self.stock.is_empty() || self.demands().demands.is_empty() {
-            return Vec::new();
+            return self.stock.take_withdrawn();
         }
         self.stock.take_hiding(now)
     }

@@ -217,6 +217,11 @@ impl Stock {
         self.items.front().map(|(since, _)| *since + KEPT)
     }
 
+    /// Takes the items that were withdrawn and are not rolled back yet.
+    pub(super) fn take_withdrawn(&mut self) -> Vec<InFlight> {
+        std::mem::take(&mut self.returning)
+    }
+
     /// Takes all items, because they are in the way of other consumers.
     pub(super) fn take_hiding(&mut self, now: Timestamp) -> Vec<InFlight> {
         self.pause(now);

@@ -382,7 +382,7 @@ impl Dispatcher {
         state.queue.clone().filter(|_| !unsent.is_empty()).map(|queue| (queue, unsent))
     }
 
-    /// Takes the items in stock if they hide others from consumers.
+    /// Takes what was withdrawn from the stock, and the items in stock if they hide others from consumers.
     fn take_hiding(&self, now: Timestamp) -> Vec<InFlight> {
         self.state.lock().consumers.take_hiding(now)
     }

@@ -50,7 +50,8 @@ impl Dispatcher {
     }
 }
 
-/// Rolls back what is in stock if it hides items from consumers that it does not suit, before they are looked for.
+/// Rolls back what was withdrawn from the stock, and what is in stock if it hides items from consumers that it does not suit, before
+/// they are looked for.
 pub(super) async fn return_hiding(
     engine: &Arc<Engine>,
     dispatcher: &Dispatcher,
