@@ -9,7 +9,7 @@ use crate::{
         AtLimit, Cause, Headers, ItemId, LimitReason, NewItem, Outcome, Priority, Pushed, Queue,
         QueueName, Receipt, Timestamp, Topic, Totals, check_header_limits, cut_reason,
     },
-    store::{Move, Push, Reservation, Rollback, RollbackTo},
+    store::{Extension, Move, Push, Reservation, Rollback, RollbackTo},
 };
 
 use super::{Engine, EngineError, MayCreate, Result, committing::Committing, depths::Change};
@@ -168,7 +168,7 @@ impl Engine {
         receipts: Vec<Receipt>,
         lease: Option<Duration>,
     ) -> Result<Vec<(Outcome, Option<Timestamp>)>> {
-        let results = self.extend_held(&receipts, lease).await?;
+        let results = self.extend_held(&receipts, lease, false).await?;
         for (receipt, (outcome, _)) in receipts.iter().zip(&results) {
             if *outcome != Outcome::Ok
                 && let Some(dispatcher) = self.dispatcher(&receipt.queue)
@@ -179,11 +179,12 @@ impl Engine {
         Ok(results)
     }
 
-    /// Extends leases. The caller handles the items that are no longer held.
+    /// Extends leases, or renews them, which does not shorten any. The caller handles the items that are no longer held.
     pub(super) async fn extend_held(
         &self,
         receipts: &[Receipt],
         lease: Option<Duration>,
+        is_renewal: bool,
     ) -> Result<Vec<(Outcome, Option<Timestamp>)>> {
         let (held, places) = self.with_queues(receipts.iter()).await?;
         let now = self.now();
@@ -191,7 +192,8 @@ impl Engine {
             .iter()
             .map(|held| Ok(now + self.lease(&held.queue, lease)?))
             .collect::<Result<Vec<_>>>()?;
-        let items = held.into_iter().zip(ends.iter().copied()).collect();
+        let items = held.into_iter().zip(ends.iter().copied());
+        let items = items.map(|(held, until)| Extension { held, until, is_renewal }).collect();
         let found = self.store.extend(items).await?;
         let mut results = vec![(Outcome::Gone, None); receipts.len()];
         for ((place, outcome), until) in places.into_iter().zip(found).zip(ends) {
@@ -199,7 +201,7 @@ impl Engine {
             if outcome == Outcome::Ok
                 && let Some(dispatcher) = self.dispatcher(&receipts[place].queue)
             {
-                dispatcher.extended(&receipts[place], until);
+                dispatcher.extended(&receipts[place], until, is_renewal);
             }
         }
         Ok(results)

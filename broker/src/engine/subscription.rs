@@ -315,13 +315,14 @@ impl Engine {
                     () = engine.stopping.cancelled() => return,
                     () = tokio::time::sleep(lease / 3) => {}
                 }
-                let oldest = engine.now() - engine.limits.max_lease;
-                let receipts = dispatcher.to_renew(id, oldest);
+                let now = engine.now();
+                let receipts =
+                    dispatcher.to_renew(id, now - engine.limits.max_lease, now + lease);
                 if receipts.is_empty() {
                     continue;
                 }
                 // The next round retries after a failure, while a third of the lease is left.
-                match engine.extend_held(&receipts, Some(lease)).await {
+                match engine.extend_held(&receipts, Some(lease), true).await {
                     Ok(results) => {
                         let void = results.iter().zip(&receipts);
                         let void = void.filter(|((outcome, _), _)| *outcome != Outcome::Ok);

@@ -7,10 +7,11 @@ use async_trait::async_trait;
 
 use super::{
     Advance, Appeared, BrokerReport, BrokerReportStore, Capabilities, Claim, Created, Deleted,
-    FiguresPlace, FiguresStore, ItemAdmin, ItemDeleted, ItemStore, KeptFigures, Links, Move,
-    Operation, OperationPlace, OperationStore, Page, Purged, Push, QueueStore, ReceiptKeyStore,
-    RedriveFilter, Redriven, Reservation, Reserved, Reserver, Result, Rollback, ScheduleStore,
-    Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoredReceiptKey, TemplateStore,
+    Extension, FiguresPlace, FiguresStore, ItemAdmin, ItemDeleted, ItemStore, KeptFigures, Links,
+    Move, Operation, OperationPlace, OperationStore, Page, Purged, Push, QueueStore,
+    ReceiptKeyStore, RedriveFilter, Redriven, Reservation, Reserved, Reserver, Result, Rollback,
+    ScheduleStore, Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoredReceiptKey,
+    TemplateStore,
 };
 use crate::{
     domain::{
@@ -146,7 +147,7 @@ pass_through! {
         async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>>;
         async fn commit(&self, items: Vec<Reservation>) -> Result<Vec<Outcome>>;
         async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>>;
-        async fn extend(&self, items: Vec<(Reservation, Timestamp)>) -> Result<Vec<Outcome>>;
+        async fn extend(&self, items: Vec<Extension>) -> Result<Vec<Outcome>>;
         async fn move_items(&self, items: Vec<Move>) -> Result<Vec<Outcome>>;
         async fn commit_and_push(
             &self,

@@ -60,9 +60,9 @@ pub use self::{
     reports::{BrokerReport, ConsumerKind, ConsumerReport},
     timed::timed,
     types::{
-        Appeared, AtLimitCounts, Capabilities, Created, Deleted, EndedDelivery, FirstLease,
-        ItemDeleted, Links, Move, Page, Purged, Push, RedriveFilter, Redriven, Reservation,
-        Reserved, Rollback, RollbackTo, Selection, SettingsChanges, StoredReceiptKey,
+        Appeared, AtLimitCounts, Capabilities, Created, Deleted, EndedDelivery, Extension,
+        FirstLease, ItemDeleted, Links, Move, Page, Purged, Push, RedriveFilter, Redriven,
+        Reservation, Reserved, Rollback, RollbackTo, Selection, SettingsChanges, StoredReceiptKey,
     },
 };
 
@@ -140,7 +140,7 @@ pub trait ItemStore: Send + Sync + 'static {
     async fn rollback(&self, items: Vec<Rollback>) -> Result<Vec<Outcome>>;
 
     /// Sets the end of each lease. Returns `Ok`, `LeaseLost` or `Gone` for each.
-    async fn extend(&self, items: Vec<(Reservation, Timestamp)>) -> Result<Vec<Outcome>>;
+    async fn extend(&self, items: Vec<Extension>) -> Result<Vec<Outcome>>;
 
     /// Moves items into other queues of their group, each in one update. Returns `Ok`, `LeaseLost`
     /// or `Gone` for each. An item keeps its id, its `attempt` starts again at 1, and its

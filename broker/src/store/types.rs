@@ -105,6 +105,17 @@ pub struct Reservation {
     pub receipt: Receipt,
 }
 
+/// A new end of a lease.
+#[derive(Debug, Clone)]
+pub struct Extension {
+    /// Whose lease it is.
+    pub held: Reservation,
+    /// The new end.
+    pub until: Timestamp,
+    /// True if the broker renews the lease, and nobody has asked for this end: a lease that ends later stays as it is.
+    pub is_renewal: bool,
+}
+
 /// How a delivery counts that a rollback ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EndedDelivery {

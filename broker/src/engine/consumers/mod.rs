@@ -595,12 +595,13 @@ impl Consumers {
         Some((id, held))
     }
 
-    /// Records the new end of a lease.
-    pub(super) fn extended(&mut self, receipt: &Receipt, until: Timestamp) {
+    /// Records the new end of a lease. A renewal leaves a later one.
+    pub(super) fn extended(&mut self, receipt: &Receipt, until: Timestamp, is_renewal: bool) {
         if let Some((_, stream)) = self.holder(receipt)
             && let Some(held) = stream.in_flight.get_mut(&receipt.item)
         {
-            held.lease_end = until;
+            let least = if is_renewal { held.lease_end } else { until };
+            held.lease_end = until.max(least);
             stream.first_lease_end = stream.first_lease_end.min(until);
         }
     }
@@ -630,15 +631,20 @@ impl Consumers {
         self.holders.len()
     }
 
-    /// Returns the receipts of a stream whose leases are to be renewed: those sent that were handed
-    /// out since `oldest`. An item that was never sent goes to another consumer when its lease ends,
-    /// because the client does not read.
-    pub(super) fn to_renew(&self, id: ConsumerId, oldest: Timestamp) -> Vec<Receipt> {
+    /// Returns the receipts of a stream whose leases are to be renewed `until` then: those sent that were handed
+    /// out since `oldest`, and whose leases do not last as long already. An item that was never sent goes to another
+    /// consumer when its lease ends, because the client does not read.
+    pub(super) fn to_renew(
+        &self,
+        id: ConsumerId,
+        oldest: Timestamp,
+        until: Timestamp,
+    ) -> Vec<Receipt> {
         self.streams.get(&id).map_or_else(Vec::new, |stream| {
             stream
                 .in_flight
                 .values()
-                .filter(|held| held.sent && held.since >= oldest)
+                .filter(|held| held.sent && held.since >= oldest && held.lease_end < until)
                 .map(|held| held.receipt.clone())
                 .collect()
         })

@@ -241,7 +241,7 @@ impl Dispatcher {
         let mut state = self.state.lock();
         for (receipt, end) in receipts.iter().zip(ends) {
             if let Some(end) = end {
-                state.consumers.extended(receipt, *end);
+                state.consumers.extended(receipt, *end, false);
             }
         }
     }
@@ -264,12 +264,17 @@ impl Dispatcher {
         }
     }
 
-    pub(super) fn extended(&self, receipt: &Receipt, until: Timestamp) {
-        self.state.lock().consumers.extended(receipt, until);
+    pub(super) fn extended(&self, receipt: &Receipt, until: Timestamp, is_renewal: bool) {
+        self.state.lock().consumers.extended(receipt, until, is_renewal);
     }
 
-    pub(super) fn to_renew(&self, id: ConsumerId, oldest: Timestamp) -> Vec<Receipt> {
-        self.state.lock().consumers.to_renew(id, oldest)
+    pub(super) fn to_renew(
+        &self,
+        id: ConsumerId,
+        oldest: Timestamp,
+        until: Timestamp,
+    ) -> Vec<Receipt> {
+        self.state.lock().consumers.to_renew(id, oldest, until)
     }
 
     pub(super) fn add_stream(&self, settings: StreamSettings, wake: Arc<Notify>) -> ConsumerId {

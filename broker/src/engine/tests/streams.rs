@@ -5,7 +5,10 @@ use super::{
     super::{EngineError, RevokeReason},
     *,
 };
-use crate::domain::{Limit, Outcome, RetryPolicy};
+use crate::{
+    domain::{Limit, Outcome, RetryPolicy, Timestamp},
+    store::Extension,
+};
 
 /// Waits until the broker has assigned `count` items to streams.
 pub(super) async fn until_assigned(bench: &Bench, count: u64) {
@@ -204,7 +207,8 @@ async fn a_lease_that_was_extended_elsewhere_has_not_ended() {
     let (bench, mut stream, taken) = full_stream().await;
     let (queue, receipt) = (bench.queue().await, taken[0].receipt.clone());
     let held = crate::store::Reservation { queue: Arc::clone(&queue), receipt: receipt.clone() };
-    bench.store.extend(vec![(held, bench.store.now() + LEASE * 3)]).await.unwrap();
+    let until = bench.store.now() + LEASE * 3;
+    bench.store.extend(vec![Extension { held, until, is_renewal: false }]).await.unwrap();
 
     bench.clock.advance(LEASE * 2);
     bench.engine.rescan_all();
@@ -219,6 +223,39 @@ async fn a_lease_that_was_extended_elsewhere_has_not_ended() {
     bench.engine.rescan_all();
     let lost = revoked(&mut stream).await;
     assert_eq!((&lost[0].receipt, lost[0].reason), (&next[0].receipt, RevokeReason::Lapsed));
+}
+
+/// A consumer extends a lease further than the broker renews it, through this broker or another one.
+#[tokio::test]
+async fn a_renewal_does_not_shorten_what_was_extended() {
+    let bench = bench().await;
+    bench.push(3).await;
+    let options =
+        ConsumeOptions { renew: true, lease: Some(Duration::from_secs(3)), ..Bench::options() };
+    let mut stream = bench.engine.consume(options).await.unwrap();
+    let taken = deliveries(&mut stream).await;
+    assert_eq!(taken.len(), 3);
+    let here = vec![taken[0].receipt.clone()];
+    let until = bench.engine.extend(here, Some(LEASE)).await.unwrap()[0].1.unwrap();
+    let (queue, receipt) = (bench.queue().await, taken[1].receipt.clone());
+    let held = crate::store::Reservation { queue, receipt };
+    bench.store.extend(vec![Extension { held, until, is_renewal: false }]).await.unwrap();
+    // The third item shows that a renewal took effect.
+    let ends = async || {
+        let items = bench.items().await;
+        taken
+            .iter()
+            .map(|one| items.iter().find(|item| item.id == one.item.id))
+            .map(|item| item.unwrap().eligible_time.unwrap())
+            .collect::<Vec<_>>()
+    };
+    until_renewed(&ends, taken[2].lease_expire_time).await;
+    assert_eq!(ends().await[..2], [until, until]);
+}
+
+/// Waits until the last of these leases ends later than at a time.
+async fn until_renewed(ends: &impl AsyncFn() -> Vec<Timestamp>, before: Timestamp) {
+    until("a renewal", async || ends().await.last().is_some_and(|end| *end > before)).await;
 }
 
 #[tokio::test]

@@ -13,8 +13,8 @@ use crate::{
         Queue, QueueName, Timestamp,
     },
     store::{
-        EndedDelivery, ItemDeleted, Move, Push, Reservation, Reserved, Result as StoreResult,
-        Rollback, RollbackTo, Store,
+        EndedDelivery, Extension, ItemDeleted, Move, Push, Reservation, Reserved,
+        Result as StoreResult, Rollback, RollbackTo, Store,
     },
 };
 
@@ -275,7 +275,19 @@ impl Env {
 
     /// Sets the ends of leases, all to the same time.
     pub async fn extend(&self, items: Vec<Reservation>, until: Timestamp) -> Vec<Outcome> {
-        self.store.extend(items.into_iter().map(|held| (held, until)).collect()).await.unwrap()
+        let items = items.into_iter().map(|held| Extension { held, until, is_renewal: false });
+        self.store.extend(items.collect()).await.unwrap()
+    }
+
+    /// Renews leases through a broker, all until the same time, unless they last longer.
+    pub async fn renew(
+        &self,
+        store: &Broker,
+        items: Vec<Reservation>,
+        until: Timestamp,
+    ) -> Vec<Outcome> {
+        let items = items.into_iter().map(|held| Extension { held, until, is_renewal: true });
+        store.extend(items.collect()).await.unwrap()
     }
 
     /// Moves one delivery.

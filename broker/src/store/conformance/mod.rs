@@ -274,6 +274,7 @@ macro_rules! conformance {
                 an_undelivered_item_returns_to_its_lapsed_lease
                 an_undelivered_item_returns_to_its_place
                 an_extended_lease_ends_at_its_new_end
+                a_renewal_shortens_no_lease
                 racing_commits_win_once
             }
             templates {

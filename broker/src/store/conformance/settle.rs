@@ -2,8 +2,8 @@
 
 use super::{Env, env::*};
 use crate::{
-    domain::{ItemState, LeaseToken, Outcome, Receipt},
-    store::{EndedDelivery, Reservation, Rollback, RollbackTo},
+    domain::{Delivery, ItemState, LeaseToken, Outcome, Receipt},
+    store::{EndedDelivery, Extension, Reservation, Rollback, RollbackTo},
 };
 
 use Outcome::{Gone, LeaseLost, Ok};
@@ -296,8 +296,12 @@ pub async fn an_extended_lease_ends_at_its_new_end(env: &Env) {
     env.push_plain(&queue, &["longer", "shorter"]).await;
     let taken = env.take(&queue, 2).await;
     let until = [env.now() + seconds(90), env.now() + seconds(5)];
-    let both = taken.iter().map(|delivery| held(&queue, delivery)).zip(until).collect();
-    assert_eq!(env.store.extend(both).await.unwrap(), [Ok, Ok]);
+    let both = taken.iter().zip(until).map(|(delivery, until)| Extension {
+        held: held(&queue, delivery),
+        until,
+        is_renewal: false,
+    });
+    assert_eq!(env.store.extend(both.collect()).await.unwrap(), [Ok, Ok]);
     let item = env.get(&queue, taken[0].item.id).await;
     assert_eq!(item.eligible_time, Some(until[0]));
     assert_eq!((item.attempt, item.deliveries), (1, 1));
@@ -307,6 +311,49 @@ pub async fn an_extended_lease_ends_at_its_new_end(env: &Env) {
     env.pass(seconds(30)); // past the first lease of `longer`, but no new end
     assert!(env.take(&queue, 9).await.iter().all(|delivery| payload(&delivery.item) != "longer"));
     assert_eq!(env.commit_one(&queue, &taken[0]).await, Ok);
+}
+
+/// The consumer may have extended the lease further than the broker renews it by itself.
+pub async fn a_renewal_shortens_no_lease(env: &Env) {
+    let queue = env.queue("q").await;
+    let now = env.now();
+    let ends = async |of: &[Delivery]| {
+        let mut ends = Vec::new();
+        for delivery in of {
+            let end = env.get(&queue, delivery.item.id).await.eligible_time.unwrap();
+            ends.push(now.until(end).as_secs());
+        }
+        ends
+    };
+    // All that was reserved at once, then one by itself, also through another broker.
+    env.push_plain(&queue, &["a", "b", "c"]).await;
+    let taken = env.take(&queue, 3).await;
+    let all = || taken.iter().map(|delivery| held(&queue, delivery)).collect::<Vec<_>>();
+    for (until, expected) in [(90, 90), (40, 90), (95, 95)] {
+        assert_eq!(env.renew(&env.store, all(), now + seconds(until)).await, [Ok, Ok, Ok]);
+        assert_eq!(ends(&taken).await, [expected; 3]);
+    }
+    for (store, one) in [(&env.store, 0), (&env.other, 1)] {
+        for (until, expected) in [(40, 95), (200, 200)] {
+            let one = vec![held(&queue, &taken[one])];
+            assert_eq!(env.renew(store, one, now + seconds(until)).await, [Ok]);
+            assert_eq!(ends(&taken).await.iter().max(), Some(&expected));
+        }
+        let extension = vec![held(&queue, &taken[one])];
+        assert_eq!(
+            env.extend(extension, now + seconds(70)).await,
+            [Ok],
+            "a consumer may shorten it"
+        );
+    }
+    assert_eq!(ends(&taken).await, [70, 70, 95]);
+    // What was renewed is not taken by others before its end, and a receipt that holds nothing renews nothing.
+    env.pass(seconds(80));
+    let lapsed = env.take(&queue, 3).await;
+    assert_eq!(payloads(&lapsed), ["a", "b"]);
+    let until = now + seconds(200);
+    assert_eq!(env.renew(&env.store, all(), until).await, [LeaseLost, LeaseLost, Ok]);
+    assert_eq!(env.commit(&queue, &taken[2..]).await, [Ok]);
 }
 
 pub async fn racing_commits_win_once(env: &Env) {

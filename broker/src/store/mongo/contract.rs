@@ -12,7 +12,7 @@ use crate::{
     },
     metrics::Metrics,
     store::{
-        Advance, BrokerReport, BrokerReportStore, Capabilities, Claim, Created, Deleted,
+        Advance, BrokerReport, BrokerReportStore, Capabilities, Claim, Created, Deleted, Extension,
         FiguresPlace, FiguresStore, ItemAdmin, ItemDeleted, ItemStore, KeptFigures, Links, Move,
         Operation, OperationPlace, OperationStore, Page, Purged, Push, QueueStore, ReceiptKeyStore,
         RedriveFilter, Redriven, Reservation, Reserver, Result, Rollback, ScheduleStore, Selection,
@@ -82,7 +82,7 @@ impl ItemStore for MongoStore {
         self.run(|inner| async move { settle::rollback::rollback(&inner, items).await }).await
     }
 
-    async fn extend(&self, items: Vec<(Reservation, Timestamp)>) -> Result<Vec<Outcome>> {
+    async fn extend(&self, items: Vec<Extension>) -> Result<Vec<Outcome>> {
         self.run(|inner| async move { settle::lease::extend(&inner, items).await }).await
     }
 

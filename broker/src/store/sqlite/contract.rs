@@ -12,11 +12,11 @@ use crate::{
     },
     metrics::Metrics,
     store::{
-        Appeared, BrokerReport, BrokerReportStore, Capabilities, Created, Deleted, FiguresPlace,
-        FiguresStore, ItemAdmin, ItemDeleted, ItemStore, KeptFigures, Links, Move, Page, Purged,
-        Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation, Reserved,
-        Reserver, Result, Rollback, ScheduleStore, Selection, SettingsChanges, SettingsWatch,
-        StatsStore, Store, StoreError, StoredReceiptKey,
+        Appeared, BrokerReport, BrokerReportStore, Capabilities, Created, Deleted, Extension,
+        FiguresPlace, FiguresStore, ItemAdmin, ItemDeleted, ItemStore, KeptFigures, Links, Move,
+        Page, Purged, Push, QueueStore, ReceiptKeyStore, RedriveFilter, Redriven, Reservation,
+        Reserved, Reserver, Result, Rollback, ScheduleStore, Selection, SettingsChanges,
+        SettingsWatch, StatsStore, Store, StoreError, StoredReceiptKey,
         sqlite::{
             Inner, SqliteStore,
             admin::{self, Before, CHUNK, Purge, Reached},
@@ -93,11 +93,9 @@ impl ItemStore for SqliteStore {
         self.inner.writer.call(kind, work).await
     }
 
-    async fn extend(&self, items: Vec<(Reservation, Timestamp)>) -> Result<Vec<Outcome>> {
+    async fn extend(&self, items: Vec<Extension>) -> Result<Vec<Outcome>> {
         let kind = Kind::Settle(items.len());
-        let work = move |tx: &Tx<'_>| {
-            items.iter().map(|(held, until)| settle::extend(tx, held, *until)).collect()
-        };
+        let work = move |tx: &Tx<'_>| items.iter().map(|item| settle::extend(tx, item)).collect();
         self.inner.writer.call(kind, work).await
     }
 

@@ -6,7 +6,7 @@
 use rusqlite::{OptionalExtension, params};
 
 use super::{
-    super::{EndedDelivery, Move, Push, Reservation, Rollback, RollbackTo},
+    super::{EndedDelivery, Extension, Move, Push, Reservation, Rollback, RollbackTo},
     checksum::{Summed, is_damage, sum_of, summed_columns, verify},
     order::{self, Place, place},
     push::push,
@@ -143,21 +143,21 @@ pub(super) fn roll_back(tx: &Tx<'_>, rollback: &Rollback) -> rusqlite::Result<Ou
 }
 
 /// Sets the end of one lease.
-pub(super) fn extend(
-    tx: &Tx<'_>,
-    held: &Reservation,
-    until: Timestamp,
-) -> rusqlite::Result<Outcome> {
-    let receipt = &held.receipt;
+pub(super) fn extend(tx: &Tx<'_>, extension: &Extension) -> rusqlite::Result<Outcome> {
+    let Extension { held: Reservation { receipt, .. }, until, is_renewal } = extension;
     let extended = tx
         .conn
-        .prepare_cached(concat!(r#"UPDATE items SET "when" = ?5 WHERE "#, held!()))?
+        .prepare_cached(concat!(
+            r#"UPDATE items SET "when" = CASE WHEN ?6 THEN max("when", ?5) ELSE ?5 END WHERE "#,
+            held!()
+        ))?
         .execute(params![
             tx.row_id(receipt.item),
             lock_text(receipt.token),
             receipt.deliveries,
             tx.now.0,
-            until.0
+            until.0,
+            is_renewal
         ])?;
     if extended == 1 {
         return Ok(Outcome::Ok);

@@ -452,7 +452,6 @@ impl Checker {
             lease: delivery.lease_end,
             ended: None,
             by_stream: taker.holds == Holds::Stream,
-            renewed: taker.renews.then_some(taker.lease),
         });
         self.know_receipt(id, delivery, taker.call, None);
     }

@@ -169,9 +169,6 @@ impl Checker {
                 let others =
                     item.settles.iter().any(|settle| matches!(settle.kind, Kind::Extend { .. }));
                 if let (Some(last), Some(lease)) = (&mut item.last, lease) {
-                    // A renewal that follows makes the lease as long as those of the stream again.
-                    let renewed = last.renewed.map_or(lease, |length| start.at + length);
-                    let lease = lease.min(renewed);
                     let may_have_lapsed = last.lease <= self.now.at + self.options.clock;
                     last.lease = if others { last.lease.min(lease) } else { lease };
                     if let Some(receipt) = self.receipts.get_mut(&key).filter(|_| may_have_lapsed) {

@@ -176,8 +176,6 @@ pub(super) struct Reservation {
     pub(super) ended: Option<Ended>,
     /// It also ends with its stream.
     pub(super) by_stream: bool,
-    /// The lease that the broker of the stream renews by itself, as long as that.
-    pub(super) renewed: Option<Span>,
 }
 
 /// How a reservation ended, for certain.

@@ -19,8 +19,6 @@ pub(super) struct Taker {
     pub(super) holds: Holds,
     /// The length of its leases; 0 if it has none.
     pub(super) lease: Span,
-    /// The broker renews its leases.
-    pub(super) renews: bool,
     /// It may receive late.
     pub(super) slow: bool,
 }
@@ -92,7 +90,7 @@ impl Checker {
             }
             _ => return,
         };
-        let taker = Taker { call: id, start: call.start, holds, lease, renews: false, slow: false };
+        let taker = Taker { call: id, start: call.start, holds, lease, slow: false };
         let broke = matches!(answer, Answer::Unknown(_));
         if let Answer::Ok(Response::Deliveries(deliveries)) = answer {
             if deliveries.len() > max_items.max(1) as usize {
@@ -137,7 +135,6 @@ impl Checker {
                 OnDisconnect::Release | OnDisconnect::Count => Holds::Stream,
             },
             lease,
-            renews: renew,
             slow,
         };
         for delivery in deliveries {

@@ -40,7 +40,7 @@ fn delivered_again_at(ms: u64, renew: bool) -> Story {
 #[test]
 fn a_lease_that_was_extended_overlaps() {
     delivered_again_at(LEASE + 100, false).breaks(Rule::LeaseOverlap, "a", 2);
-    delivered_again_at(LEASE - 100, true).breaks(Rule::LeaseOverlap, "a", 2);
+    delivered_again_at(LEASE + 100, true).breaks(Rule::LeaseOverlap, "a", 2);
 }
 
 #[test]

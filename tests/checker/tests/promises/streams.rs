@@ -106,19 +106,6 @@ fn a_slow_reader_may_receive_late() {
 }
 
 #[test]
-fn a_renewal_makes_an_extended_lease_as_long_as_those_of_its_stream() {
-    let mut story = Story::default();
-    let on_disconnect = OnDisconnect::KeepLease;
-    let renewing = Consume { on_disconnect, renew: true, ..consume(10) };
-    let stream = story.start(Request::Consume(renewing));
-    story.push(item("a")).deliver(stream, delivery("a", 1));
-    let extend = Request::Extend { receipts: vec!["a/1".to_owned()], lease: 30_000 * MS };
-    story.call(extend, Response::Extended(vec![(Outcome::Ok, Some(30_000 * MS))]));
-    story.ok(stream, Response::Done).at(LEASE + 100).reserve(delivery("a", 2));
-    story.commit("a/2", Outcome::Ok).rest().is_clean();
-}
-
-#[test]
 fn what_went_unsent_under_a_short_lease_comes_later() {
     for (slow, lease) in [(false, 100 * MS), (true, LEASE * MS)] {
         let mut story = Story::default();

@@ -11,10 +11,11 @@ use sluicegate_broker::{
     metrics::Metrics,
     store::{
         Advance, Appeared, BrokerReport, BrokerReportStore, Capabilities, Claim, Created, Deleted,
-        FiguresPlace, FiguresStore, ItemAdmin, ItemDeleted, ItemStore, KeptFigures, Links, Move,
-        Operation, OperationPlace, OperationStore, Page, Purged, Push, QueueStore, ReceiptKeyStore,
-        RedriveFilter, Redriven, Reservation, Reserved, Reserver, Result, Rollback, ScheduleStore,
-        Selection, SettingsChanges, SettingsWatch, StatsStore, Store, StoredReceiptKey,
+        Extension, FiguresPlace, FiguresStore, ItemAdmin, ItemDeleted, ItemStore, KeptFigures,
+        Links, Move, Operation, OperationPlace, OperationStore, Page, Purged, Push, QueueStore,
+        ReceiptKeyStore, RedriveFilter, Redriven, Reservation, Reserved, Reserver, Result,
+        Rollback, ScheduleStore, Selection, SettingsChanges, SettingsWatch, StatsStore, Store,
+        StoredReceiptKey,
     },
 };
 
@@ -81,10 +82,10 @@ impl<L: Link> ItemStore for ModelStore<L> {
         self.inner.call("rollback", roll_back).await
     }
 
-    async fn extend(&self, items: Vec<(Reservation, Timestamp)>) -> Result<Vec<Outcome>> {
+    async fn extend(&self, items: Vec<Extension>) -> Result<Vec<Outcome>> {
         let asked = self.now();
         let extend = |world: &mut World, now| {
-            items.iter().map(|(held, until)| world.extend(held, (*until, asked), now)).collect()
+            items.iter().map(|item| world.extend(item, asked, now)).collect()
         };
         self.inner.call("extend", extend).await
     }

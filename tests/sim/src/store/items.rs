@@ -5,7 +5,7 @@ use sluicegate_broker::{
         AtLimit, Delivery, Demand, Item, ItemSize, ItemState, LeaseToken, LimitReason, Outcome,
         Pushed, Queue, QueueName, Receipt, Timestamp, Triage, assign, cut_reason,
     },
-    store::{EndedDelivery, Move, Push, Reservation, Reserved, Rollback, RollbackTo},
+    store::{EndedDelivery, Extension, Move, Push, Reservation, Reserved, Rollback, RollbackTo},
 };
 
 use super::{
@@ -344,16 +344,21 @@ impl World {
 
     pub(super) fn extend(
         &mut self,
-        held: &Reservation,
-        (until, asked): (Timestamp, Timestamp),
+        extension: &Extension,
+        asked: Timestamp,
         now: Timestamp,
     ) -> Outcome {
+        let Extension { held, until, is_renewal } = extension;
         match self.held(&held.receipt, now) {
             // Of several extensions the one that was asked for last counts.
             Ok(row) if self.get(row).is_some_and(|stored| stored.extended > asked) => Outcome::Ok,
             Ok(row) => {
                 if let Some(mut stored) = self.take(row) {
-                    (stored.when, stored.extended) = (Some(until), asked);
+                    if *is_renewal {
+                        stored.when = stored.when.max(Some(*until));
+                    } else {
+                        (stored.when, stored.extended) = (Some(*until), asked);
+                    }
                     self.put(stored);
                 }
                 Outcome::Ok

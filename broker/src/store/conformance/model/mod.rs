@@ -73,6 +73,7 @@ enum Step {
     Extend {
         receipt: usize,
         span: u64,
+        is_renewal: bool,
     },
     Move {
         receipt: usize,
@@ -107,8 +108,8 @@ fn step() -> impl Strategy<Value = Step> {
         4 => receipt.clone().prop_map(Step::Commit),
         4 => (receipt.clone(), delay.clone())
             .prop_map(|(receipt, delay)| Step::RollBack { receipt, delay }),
-        1 => (receipt.clone(), prop_oneof![Just(50), Just(450)])
-            .prop_map(|(receipt, span)| Step::Extend { receipt, span }),
+        1 => (receipt.clone(), prop_oneof![Just(50), Just(450)], any::<bool>())
+            .prop_map(|(receipt, span, is_renewal)| Step::Extend { receipt, span, is_renewal }),
         2 => (receipt, A..=B, delay)
             .prop_map(|(receipt, to, delay)| Step::Move { receipt, to, delay }),
         2 => (0..1_000_usize, A..=B).prop_map(|(item, to)| Step::Redrive { item, to }),
@@ -147,8 +148,8 @@ impl Run<'_> {
             Step::RollBack { receipt, delay } => {
                 self.roll_back(receipt % self.deliveries.len(), delay).await
             }
-            Step::Extend { receipt, span } => {
-                self.extend(receipt % self.deliveries.len(), span).await
+            Step::Extend { receipt, span, is_renewal } => {
+                self.extend(receipt % self.deliveries.len(), span, is_renewal).await
             }
             Step::Move { receipt, to, delay } => {
                 self.move_item(receipt % self.deliveries.len(), to, delay).await
@@ -341,14 +342,24 @@ impl Run<'_> {
         Ok(())
     }
 
-    async fn extend(&mut self, receipt: usize, span: u64) -> Result<(), TestCaseError> {
+    async fn extend(
+        &mut self,
+        receipt: usize,
+        span: u64,
+        is_renewal: bool,
+    ) -> Result<(), TestCaseError> {
         let expected = self.world.holds(receipt);
-        let until = self.env.now() + seconds(span);
-        let outcome = self.env.extend(vec![self.held(receipt)], until).await;
+        let (held, until) = (vec![self.held(receipt)], self.env.now() + seconds(span));
+        let outcome = if is_renewal {
+            self.env.renew(&self.env.store, held, until).await
+        } else {
+            self.env.extend(held, until).await
+        };
         prop_assert_eq!(outcome, [expected.err().unwrap_or(Outcome::Ok)]);
         if let Ok(n) = expected {
             let when = self.world.after(span);
-            self.world.items.get_mut(&n).unwrap().when = when;
+            let item = self.world.items.get_mut(&n).unwrap();
+            item.when = if is_renewal { item.when.max(when) } else { when };
         }
         Ok(())
     }

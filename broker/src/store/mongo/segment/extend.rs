@@ -7,7 +7,7 @@ use mongodb::bson::{RawDocumentBuf, doc, rawdoc};
 use crate::{
     domain::{ItemId, LeaseToken, Timestamp},
     store::{
-        Result,
+        Extension, Result,
         mongo::{
             Inner,
             schema::{
@@ -34,20 +34,23 @@ struct Part {
     segment: ItemId,
     lock: LeaseToken,
     until: Timestamp,
+    is_renewal: bool,
 }
 
 /// Moves the ends of leases that this broker made, where all items of a run are among `items`. Returns the items whose
-/// leases now end then; the others are as they were, or have left their segments.
-pub(crate) async fn extend(
+/// leases now end then, or later if they were renewed; the others are as they were, or have left their segments.
+pub(crate) async fn extend<'a>(
     inner: &Inner,
     group: &Group,
-    items: impl IntoIterator<Item = (ItemId, LeaseToken, Timestamp)>,
+    items: impl IntoIterator<Item = &'a Extension>,
 ) -> Result<HashSet<(ItemId, LeaseToken)>> {
     let mut parts: BTreeMap<Part, HashSet<usize>> = BTreeMap::new();
-    for (item, lock, until) in items {
+    for Extension { held, until, is_renewal } in items {
+        let (item, lock) = (held.receipt.item, held.receipt.token);
         // Another broker would not see the change of a lease that it made.
         if item.block().1 > 0 && lock.broker() == inner.broker {
-            let part = Part { segment: item.block().0, lock, until };
+            let segment = item.block().0;
+            let part = Part { segment, lock, until: *until, is_renewal: *is_renewal };
             parts.entry(part).or_default().insert(number_of(item));
         }
     }
@@ -96,9 +99,13 @@ fn extension(part: &Part, held: &[usize], now: Timestamp) -> Result<RawDocumentB
     for (place, word) in bits.words() {
         filter.append(name("done", place)?, rawdoc! { "$bitsAllClear": word });
     }
-    let change = doc! {
-        "$set": { "runs.$.until": date(part.until), "runs.$.extended": date(now) },
-        "$min": { "lapse": date(part.until) },
+    let change = if part.is_renewal {
+        doc! { "$max": { "runs.$.until": date(part.until) } }
+    } else {
+        doc! {
+            "$set": { "runs.$.until": date(part.until), "runs.$.extended": date(now) },
+            "$min": { "lapse": date(part.until) },
+        }
     };
     let change = RawDocumentBuf::try_from(&change).map_err(|e| broken(e.to_string()))?;
     Ok(statement(filter, Update::Operators(change)))

@@ -7,7 +7,7 @@ use mongodb::bson::{doc, raw::cstr, rawdoc};
 use crate::{
     domain::{GroupName, ItemId, LeaseToken, Outcome, Timestamp},
     store::{
-        Reservation, Result,
+        Extension, Reservation, Result,
         mongo::{
             Inner,
             schema::{
@@ -33,22 +33,18 @@ pub(crate) fn by_group<'a>(
 }
 
 /// Sets the ends of leases and returns the outcome of each.
-pub(crate) async fn extend(
-    inner: &Arc<Inner>,
-    items: Vec<(Reservation, Timestamp)>,
-) -> Result<Vec<Outcome>> {
+pub(crate) async fn extend(inner: &Arc<Inner>, items: Vec<Extension>) -> Result<Vec<Outcome>> {
     let mut outcomes = vec![Outcome::Gone; items.len()];
-    for (name, mut places) in by_group(items.iter().map(|(held, _)| &held.receipt.group)) {
+    for (name, mut places) in by_group(items.iter().map(|item| &item.held.receipt.group)) {
         let group = inner.group(name).await?;
         for &at in &places {
-            let (Reservation { receipt, .. }, until) = &items[at];
+            let Extension { held: Reservation { receipt, .. }, until, .. } = &items[at];
             inner.lease_cache.extend(receipt, *until, true);
         }
-        let wanted = places.iter().map(|at| (&items[*at].0.receipt, items[*at].1));
-        let wanted = wanted.map(|(receipt, until)| (receipt.item, receipt.token, until));
+        let wanted = places.iter().map(|at| &items[*at]);
         let extended = segment::extend::extend(inner, &group, wanted).await?;
         places.retain(|at| {
-            let (Reservation { queue, receipt }, until) = &items[*at];
+            let Extension { held: Reservation { queue, receipt }, until, .. } = &items[*at];
             let in_segment = extended.contains(&(receipt.item, receipt.token));
             if in_segment {
                 outcomes[*at] = Outcome::Ok;
@@ -60,44 +56,36 @@ pub(crate) async fn extend(
         if places.is_empty() {
             continue;
         }
-        let mut lots: HashMap<(LeaseToken, Timestamp), Vec<usize>> = HashMap::new();
+        let mut lots: HashMap<(LeaseToken, Timestamp, bool), Vec<usize>> = HashMap::new();
         for &at in &places {
-            let (Reservation { receipt, .. }, until) = &items[at];
-            lots.entry((receipt.token, *until)).or_default().push(at);
+            let Extension { held: Reservation { receipt, .. }, until, is_renewal } = &items[at];
+            lots.entry((receipt.token, *until, *is_renewal)).or_default().push(at);
         }
-        let held = places.iter().map(|at| &items[*at].0.receipt);
+        let held = places.iter().map(|at| &items[*at].held.receipt);
         detach_held(inner, &group, held.map(|receipt| (receipt.item, receipt.token))).await?;
         let now = inner.now();
         let mut statements = Vec::new();
-        for ((token, until), places) in &lots {
-            let mut filter =
-                held_filter(places.iter().map(|at| items[*at].0.receipt.item), *token, now);
+        for ((token, until, is_renewal), places) in &lots {
+            let ids = places.iter().map(|at| items[*at].held.receipt.item);
+            let mut filter = held_filter(ids, *token, now);
             // A repeated command may come late. It must not take back an extension that followed it.
             filter.append(cstr!("extended"), rawdoc! { "$not": { "$gt": date(now) } });
-            let change = if token.broker() == inner.broker {
-                Update::operators(&doc! {
-                    "$set": { "when": leased(*until), "extended": date(now) },
-                })?
-            } else {
-                // The broker that made the reservation does not see this change. The tombstone time keeps it from
-                // taking the item for one that only itself can have changed.
-                Update::pipeline(&[doc! { "$set": {
-                    "when": leased(*until), "extended": date(now),
-                    "trace": { "$max": ["$trace", witness_end(now)] },
-                } }])?
-            };
-            statements.push(statement(filter, change));
+            let is_own = token.broker() == inner.broker;
+            statements.push(statement(filter, change(*until, *is_renewal, is_own, now)?));
         }
-        let distinct: std::collections::HashSet<(ItemId, LeaseToken)> =
-            places.iter().map(|at| &items[*at].0.receipt).map(|of| (of.item, of.token)).collect();
+        let distinct: std::collections::HashSet<(ItemId, LeaseToken)> = places
+            .iter()
+            .map(|at| &items[*at].held.receipt)
+            .map(|of| (of.item, of.token))
+            .collect();
         let n = update(inner, &group, statements).await?;
         let found = if n == places.len() as u64 && distinct.len() == places.len() {
             None
         } else {
-            Some(look(inner, &group, places.iter().map(|at| items[*at].0.receipt.item)).await?)
+            Some(look(inner, &group, places.iter().map(|at| items[*at].held.receipt.item)).await?)
         };
         for at in places {
-            let (Reservation { queue, receipt }, until) = &items[at];
+            let Extension { held: Reservation { queue, receipt }, until, .. } = &items[at];
             let mut until = *until;
             let stored = found.as_ref().map(|found| found.get(&receipt.item));
             // Of two extensions the one that was asked for last holds.
@@ -118,6 +106,27 @@ pub(crate) async fn extend(
         }
     }
     Ok(outcomes)
+}
+
+/// Returns the change of items whose lease was made by this broker, or by another one. A renewal leaves a later end, and the time of the last
+/// extension: one that was asked for before the renewal and comes after it counts.
+fn change(until: Timestamp, is_renewal: bool, is_own: bool, now: Timestamp) -> Result<Update> {
+    let end = leased(until);
+    if is_own {
+        return Update::operators(&if is_renewal {
+            doc! { "$max": { "when": end } }
+        } else {
+            doc! { "$set": { "when": end, "extended": date(now) } }
+        });
+    }
+    // The broker that made the reservation does not see this change. The tombstone time keeps it from taking the item for
+    // one that only itself can have changed.
+    let trace = doc! { "$max": ["$trace", witness_end(now)] };
+    Update::pipeline(&[doc! { "$set": if is_renewal {
+        doc! { "when": { "$max": ["$when", end] }, "trace": trace }
+    } else {
+        doc! { "when": end, "extended": date(now), "trace": trace }
+    } }])
 }
 
 /// Returns for each reservation when its lease ends or has ended, if the reservation holds its item.

@@ -297,7 +297,7 @@ async fn an_extension_that_comes_late_does_not_take_back_a_later_one() {
     let taken = take(&store, &queue, 1).await;
     let extend = async |by: Duration| {
         let until = clock.now() + by;
-        let outcomes = store.extend(vec![(held(&queue, &taken[0]), until)]).await.unwrap();
+        let outcomes = store.extend(vec![extension(held(&queue, &taken[0]), until)]).await.unwrap();
         assert_eq!(outcomes, [Outcome::Ok]);
         until
     };

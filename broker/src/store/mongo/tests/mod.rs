@@ -6,8 +6,8 @@ use super::*;
 use crate::{
     domain::{Delivery, Demand, NewItem, Outcome, Priority, Queue},
     store::{
-        self, Appeared, Created, Deleted, EndedDelivery, ItemAdmin, ItemStore, Move, Push,
-        QueueStore, Reservation, Rollback, RollbackTo, StatsStore, Store,
+        self, Appeared, Created, Deleted, EndedDelivery, Extension, ItemAdmin, ItemStore, Move,
+        Push, QueueStore, Reservation, Rollback, RollbackTo, StatsStore, Store,
         conformance::{self, Broker, Env},
     },
 };
@@ -191,6 +191,10 @@ pub(super) async fn take(
 
 fn held(queue: &Arc<Queue>, delivery: &Delivery) -> Reservation {
     Reservation { queue: queue.clone(), receipt: delivery.receipt.clone() }
+}
+
+fn extension(held: Reservation, until: Timestamp) -> Extension {
+    Extension { held, until, is_renewal: false }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -132,7 +132,7 @@ async fn a_stale_receipt_changes_nothing_whatever_is_asked() {
         assert_eq!(store.lease_ends(receipts().collect()).await.unwrap(), [None; 8]);
         assert_eq!(commit(store, &queue, &stale).await, [Outcome::LeaseLost; 8]);
         let until = store.now() + LEASE * 2;
-        let extended = store.extend(receipts().map(|held| (held, until)).collect());
+        let extended = store.extend(receipts().map(|held| extension(held, until)).collect());
         assert_eq!(extended.await.unwrap(), [Outcome::LeaseLost; 8]);
         let rollbacks = stale.iter().map(|delivery| back(&queue, delivery)).collect();
         assert_eq!(store.rollback(rollbacks).await.unwrap(), [Outcome::LeaseLost; 8]);
@@ -154,7 +154,7 @@ async fn every_fate_leaves_the_rest_of_a_segment_as_it_is() {
         push(&stores[0], &queue, 10).await;
         let taken = take(&stores[0], &queue, 8).await;
         let until = store.now() + LEASE * 2;
-        let extended = store.extend(vec![(held(&queue, &taken[0]), until)]).await.unwrap();
+        let extended = store.extend(vec![extension(held(&queue, &taken[0]), until)]).await.unwrap();
         assert_eq!(extended, [Outcome::Ok]);
         let moved = store.move_items(vec![move_of(&queue, &to, &taken[1])]).await.unwrap();
         assert_eq!(moved, [Outcome::Ok]);
@@ -290,7 +290,8 @@ async fn extending_all_of_a_claim_moves_its_end_in_place() {
     for _ in 0..3 {
         clock.advance(LEASE / 2);
         let until = stores[0].now() + LEASE;
-        let rest = taken[2..].iter().map(|delivery| (held(&queue, delivery), until)).collect();
+        let rest = taken[2..].iter().map(|delivery| held(&queue, delivery));
+        let rest = rest.map(|held| extension(held, until)).collect();
         assert_eq!(stores[0].extend(rest).await.unwrap(), [Outcome::Ok; 6]);
         assert!(stores[1].depth(&queue).await.unwrap().next_eligible.is_some());
     }
@@ -298,7 +299,7 @@ async fn extending_all_of_a_claim_moves_its_end_in_place() {
     assert_eq!(payloads(&take(&stores[1], &queue, 10).await), ["8", "9"]);
     // One alone leaves; the others end as they were.
     let until = stores[0].now() + LEASE * 2;
-    let one = vec![(held(&queue, &taken[2]), until)];
+    let one = vec![extension(held(&queue, &taken[2]), until)];
     assert_eq!(stores[0].extend(one).await.unwrap(), [Outcome::Ok]);
     clock.advance(LEASE + Duration::from_secs(1));
     let lapsed = all_of(&stores[1], &queue, 7).await;
@@ -463,7 +464,7 @@ async fn writes_that_fail_lose_and_double_nothing() {
         }
         fail().await;
         let until = store.now() + LEASE;
-        let _ = store.extend(vec![(held(&queue, &taken[7]), until)]).await;
+        let _ = store.extend(vec![extension(held(&queue, &taken[7]), until)]).await;
         server.heal().await;
         let ends = commit(&store, &queue, &taken[7..]).await;
         assert_eq!(ends, [Outcome::Ok; 3], "{command} {data}");
