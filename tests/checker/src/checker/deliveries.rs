@@ -79,6 +79,9 @@ impl Checker {
         let was_under_way =
             taker.start.event < mark.event && (delivery.deliveries <= number || may_be_later);
         if was_under_way {
+            if taker.holds == Holds::Nothing {
+                self.count_popped(was_in);
+            }
             return false;
         }
         let (rule, what) = match how {
@@ -357,13 +360,14 @@ impl Checker {
     }
 
     /// Returns whether an item may have been handed out since then without anybody seeing it: to a stream, which need not
-    /// have been sent it, or to a call that broke off or is under way.
+    /// have been sent it, or to a call that broke off, is under way, or took as long as its leases last.
     fn may_hide(&self, queue: Key, since: Mark, taker: Taker) -> bool {
         let Some(queue) = self.queues.get(&queue) else { return true };
         let is_stream = |call: &CallId| {
             self.calls.get(call).is_none_or(|call| matches!(call.request, Request::Consume(_)))
         };
         queue.cut.event > since.event
+            || queue.late.event > since.event
             || queue.cut.event > 0 && since.at <= queue.cut.at + UNNOTICED
             || queue.lost_calls > 0
             || queue.consumers.iter().any(|call| *call != taker.call || is_stream(call))
@@ -435,10 +439,7 @@ impl Checker {
         if taker.holds == Holds::Nothing {
             let queue = item.queue;
             self.remove(id, How::Committed, delivery.deliveries);
-            if let Some(queue) = self.queues.get_mut(&queue) {
-                queue.totals.popped.sure += 1;
-                queue.totals.committed.sure += 1;
-            }
+            self.count_popped(queue);
             return;
         }
         let lapses = taker.holds == Holds::Lease;
@@ -454,6 +455,13 @@ impl Checker {
             by_stream: taker.holds == Holds::Stream,
         });
         self.know_receipt(id, delivery, taker.call, None);
+    }
+
+    fn count_popped(&mut self, queue: Key) {
+        if let Some(queue) = self.queues.get_mut(&queue) {
+            queue.totals.popped.sure += 1;
+            queue.totals.committed.sure += 1;
+        }
     }
 
     /// Returns whether limits have an effect in a queue: there is a queue to go to.

@@ -437,10 +437,16 @@ impl Checker {
         let here = u64::from(item.number - item.deliveries_before.unwrap_or(0).min(item.number));
         let reaches = |limit: u32, most: u64| limit > 0 && most >= u64::from(limit);
         let was_handed_out = item.last.is_some() || unseen > 0;
-        was_handed_out
-            && (queue.settings_unsure_until > self.now.at
-                || reaches(queue.settings.max_attempts, attempt + unseen)
-                || reaches(queue.settings.max_deliveries, here + unseen))
+        // While the store fails, an item may lapse again and again, reserved for a consumer that is not sent it in time.
+        let entered = item.entered.0.event;
+        let is_unsent = |call: &CallId| self.calls.get(call).is_some_and(|call| call.may_go_unsent);
+        let may_lapse_unseen = (self.faults > 0 || self.fault_ended.event > entered)
+            && (queue.unsent.event > entered || queue.consumers.iter().any(is_unsent));
+        may_lapse_unseen
+            || was_handed_out
+                && (queue.settings_unsure_until > self.now.at
+                    || reaches(queue.settings.max_attempts, attempt + unseen)
+                    || reaches(queue.settings.max_deliveries, here + unseen))
     }
 
     /// Returns whether something that is not certain may have removed an item for good.

@@ -315,6 +315,11 @@ pub(super) struct Queue {
     pub(super) consumers: Vec<CallId>,
     /// When a consumer broke off, or a stream ended, last.
     pub(super) cut: Mark,
+    /// When a call was answered last that had taken nearly as long as its leases last: what was reserved for it meanwhile may have been too
+    /// late to be handed out.
+    pub(super) late: Mark,
+    /// When a consumer began or ended last whose items may be taken back before they are sent.
+    pub(super) unsent: Mark,
     /// What was pushed after this event is handed out to one consumer at a time.
     pub(super) lone_since: u64,
     /// What was ready before has to be delivered only some time after that.

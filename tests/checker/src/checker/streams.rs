@@ -45,8 +45,12 @@ fn serves_in_order(calls: &Map<CallId, Call>, queue: &Queue) -> bool {
 impl Checker {
     pub(super) fn start_consumer(&mut self, call: CallId, queue: &str) {
         let (key, now) = (self.queue(queue), self.now.event);
+        let mark = self.now;
         let Some(queue) = self.queues.get_mut(&key) else { return };
         queue.consumers.push(call);
+        if self.calls.get(&call).is_some_and(|call| call.may_go_unsent) {
+            queue.unsent = mark;
+        }
         queue.lone_since =
             if serves_in_order(&self.calls, queue) { queue.lone_since.min(now) } else { u64::MAX };
     }
@@ -68,6 +72,9 @@ impl Checker {
         let (key, now, transit) = (self.queue(queue), self.now, self.options.transit);
         let Some(queue) = self.queues.get_mut(&key) else { return };
         queue.consumers.retain(|other| *other != call);
+        if self.calls.get(&call).is_some_and(|call| call.may_go_unsent) {
+            queue.unsent = now;
+        }
         if broke {
             queue.cut = now;
             queue.cuts += 1;
@@ -92,6 +99,7 @@ impl Checker {
         };
         let taker = Taker { call: id, start: call.start, holds, lease, slow: false };
         let broke = matches!(answer, Answer::Unknown(_));
+        self.note_late(taker, &queue);
         if let Answer::Ok(Response::Deliveries(deliveries)) = answer {
             if deliveries.len() > max_items.max(1) as usize {
                 let explanation = format!("{} deliveries, {max_items} asked", deliveries.len());
@@ -112,6 +120,19 @@ impl Checker {
             queue.popped_unseen = queue.popped_unseen.saturating_add(unseen);
             queue.totals.popped.maybe += unseen;
             queue.totals.committed.maybe += unseen;
+        }
+    }
+
+    /// Notes that items may have been reserved for a call, and were not handed out because too little was left of their leases.
+    fn note_late(&mut self, taker: Taker, queue: &str) {
+        let margin = (taker.lease / 10).min(1_000_000) + self.options.clock;
+        if taker.holds != Holds::Lease || self.now.at + margin < taker.start.at + taker.lease {
+            return;
+        }
+        let (now, key) = (self.now, Key::of(queue));
+        if let Some(queue) = self.queues.get_mut(&key) {
+            queue.late = now;
+            queue.cuts += 1;
         }
     }
 

@@ -16,6 +16,20 @@ fn counts_are_wrong() {
     let mut story = Story::default();
     story.push(item("a")).reserve(Delivery { attempt: 1, ..delivery("a", 2) });
     story.breaks(Rule::Attempts, "a", 2);
+    // The same after a call that was answered in time, or came before the item.
+    for (pushed, answered) in [(0, LEASE / 2), (LEASE + 10, LEASE + 10)] {
+        let mut story = Story::default();
+        let call = story.start(reserve(1, 0));
+        story.at(pushed);
+        if pushed == 0 {
+            story.push(item("a"));
+        }
+        story.at(answered).ok(call, Response::Deliveries(Vec::new()));
+        if pushed > 0 {
+            story.push(item("a"));
+        }
+        story.reserve(delivery("a", 2)).breaks(Rule::Attempts, "a", 2);
+    }
     // A lapse is no failed attempt, or two.
     for attempt in [1, 3] {
         let mut story = Story::default();

@@ -3,8 +3,8 @@
 mod streams;
 
 use sluicegate_checker::history::{
-    Answer, Delivery, Figures, Listed, NewItem, Outcome, PushEntry, QueueAtRest, Request, Response,
-    RollbackItem, Settings, State, What,
+    Answer, Consume, Delivery, Figures, Listed, NewItem, Outcome, PushEntry, QueueAtRest, Request,
+    Response, RollbackItem, Settings, State, What,
 };
 
 use crate::story::{
@@ -321,6 +321,50 @@ fn a_pop_that_was_cut_loses_at_most_what_it_asked_for() {
     let call = story.start(Request::Pop { queue: "work".to_owned(), max_items: 1, wait: 0 });
     story.at(10).unknown(call);
     story.reserve(delivery("b", 1)).commit("b/1", Outcome::Ok).rest().is_clean();
+}
+
+/// The store fails, and an item lapses unseen, reserved for a stream with short leases, until it is dead-lettered.
+#[test]
+fn an_item_that_lapses_unseen_lets_the_next_of_its_key_go() {
+    let mut story = Story::default();
+    let fault = |begins| What::Disturbed { begins, fault: "the store is slow".to_owned() };
+    story.set("work", Settings { max_attempts: 3, ..Settings::default() });
+    let stream = story.start(Request::Consume(Consume { lease: 100 * MS, ..consume(10) }));
+    story.push(keyed("a")).push(keyed("b")).tell(fault(true));
+    story.at(5_000).deliver(stream, delivery("b", 1)).tell(fault(false));
+    story.commit("b/1", Outcome::Ok).ok(stream, Response::Done);
+    let (queue, attempt) = ("work.dead".to_owned(), 1);
+    let (origin_queue, dead_letter_attempts) = ("work".to_owned(), 3);
+    let dead = delivery("a", 4);
+    story.reserve(Delivery { queue, attempt, origin_queue, dead_letter_attempts, ..dead });
+    story.commit("a/4", Outcome::Ok).rest().is_clean();
+}
+
+/// Its consumer is told that it is gone before the caller of the pop has it.
+#[test]
+fn an_item_that_is_popped_may_be_said_to_be_gone_before() {
+    let mut story = Story::default();
+    story.push(item("a"));
+    let stream = story.start(Request::Consume(consume(10)));
+    story.deliver(stream, delivery("a", 1)).unknown(stream);
+    let pop = story.start(Request::Pop { queue: "work".to_owned(), max_items: 1, wait: 0 });
+    story.commit("a/1", Outcome::Gone);
+    story.ok(pop, Response::Deliveries(vec![Delivery { attempt: 1, ..delivery("a", 2) }]));
+    let figures =
+        Figures { pushed: 1, delivered: 2, committed: 1, popped: 1, ..Figures::default() };
+    let queue = "work".to_owned();
+    let queue = QueueAtRest { queue, items: Vec::new(), figures: Some(figures) };
+    story.tell(What::Rest { queues: vec![queue] }).is_clean();
+}
+
+/// The store took as long as the lease to answer, and the item was reserved anew before its broker had returned it.
+#[test]
+fn what_was_reserved_for_a_call_and_came_too_late_may_have_failed() {
+    let mut story = Story::default();
+    story.push(item("a"));
+    let late = story.start(reserve(1, 0));
+    story.at(LEASE + 10).ok(late, Response::Deliveries(Vec::new()));
+    story.reserve(delivery("a", 2)).commit("a/2", Outcome::Ok).rest().is_clean();
 }
 
 #[test]
