@@ -185,6 +185,10 @@ impl Checker {
                 suspect.events.push(now);
                 self.keep(suspect);
             }
+            let last = self.items.get(&id).and_then(|item| item.last.as_ref());
+            if let Some(receipt) = last.map(|last| last.receipt).filter(|_| !commits.is_empty()) {
+                self.commit_has_freed_nothing(receipt);
+            }
         }
         for (call, _) in commits {
             self.refute_bond(call);

@@ -7,6 +7,7 @@
 mod admin;
 mod deliveries;
 mod figures;
+mod in_flight;
 mod key;
 mod order;
 mod pushes;
@@ -92,6 +93,7 @@ pub struct Checker {
     /// Deletions of items whose pushes were not answered yet: who lists a queue knows an item before its producer does.
     early_deletions: Set<Key>,
     bonds: Map<CallId, settles::Bond>,
+    overfull: Vec<in_flight::Overfull>,
     revoked: Map<Key, u64>,
     /// The last totals of each queue by broker, with when they were answered.
     totals_seen: Map<Key, (Figures, Mark)>,
@@ -127,6 +129,7 @@ impl Checker {
             gone: Map::default(),
             early_deletions: Set::default(),
             bonds: Map::default(),
+            overfull: Vec::new(),
             revoked: Map::default(),
             totals_seen: Map::default(),
             old: VecDeque::new(),

@@ -99,6 +99,9 @@ impl Checker {
         for ((receipt, kind), (outcome, lease)) in settles.into_iter().zip(outcomes) {
             match outcome {
                 Outcome::Ok | Outcome::DeadLettered => {
+                    if kind == Kind::Commit {
+                        self.commit_may_have_freed(Key::of(receipt));
+                    }
                     self.settled(id, call.start, receipt, kind, (outcome, lease));
                 }
                 Outcome::LeaseLost => self.lease_lost(id, call.start, receipt),
@@ -281,13 +284,18 @@ impl Checker {
 
     /// A settle has changed nothing: what it would have excused is a violation.
     fn settle_changed_nothing(&mut self, call: CallId, receipt: &str) {
-        let Some(receipt) = self.receipts.get_mut(&Key::of(receipt)) else { return };
+        let key = Key::of(receipt);
+        let Some(receipt) = self.receipts.get_mut(&key) else { return };
         let (id, stream) = (receipt.item, receipt.call);
         receipt.settling = false;
         if let Some(stream) = self.calls.get_mut(&stream) {
             stream.may_be_free = stream.may_be_free.saturating_sub(1);
         }
         self.judge_suspects(id, call);
+        let Some(item) = self.items.get(&id).filter(|item| item.settles.is_empty()) else { return };
+        if item.last.as_ref().is_some_and(|last| last.receipt == key) {
+            self.commit_has_freed_nothing(key);
+        }
     }
 
     fn judge_suspects(&mut self, id: Key, call: CallId) {
@@ -321,6 +329,7 @@ impl Checker {
         let key = Key::of(name);
         let Some(receipt) = self.receipts.get(&key) else { return };
         let (id, delivered, ended) = (receipt.item, receipt.delivered.event, receipt.ended);
+        self.commit_may_have_freed(key);
         self.judge_suspects(id, call);
         let gone =
             self.gone.get(&id).filter(|gone| gone.how == How::Committed && gone.mark < start);
@@ -349,6 +358,7 @@ impl Checker {
     fn said_gone(&mut self, call: CallId, start: Mark, name: &str) {
         let Some(receipt) = self.receipts.get(&Key::of(name)) else { return };
         let (id, number, delivered) = (receipt.item, receipt.number, receipt.delivered.event);
+        self.commit_may_have_freed(Key::of(name));
         self.judge_suspects(id, call);
         let Some(item) = self.items.get(&id) else { return };
         let popped = self.queues.get(&item.queue).is_some_and(|queue| queue.popped_unseen > 0);

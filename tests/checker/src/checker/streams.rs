@@ -2,8 +2,9 @@
 
 use super::{
     Checker,
+    in_flight::MOST_HELD,
     key::{Key, Map},
-    state::{Call, Mark, Queue, Receipt, Reservation},
+    state::{Call, Mark, Queue},
 };
 use crate::{
     history::{Answer, CallId, Consume, Delivery, OnDisconnect, Request, Response, Span},
@@ -164,58 +165,17 @@ impl Checker {
             call.surely_not_free += 1;
             call.held.push(Key::of(&delivery.receipt));
             let count = call.held.len() - call.may_be_free.min(call.held.len());
+            let all = call.held.len();
             if count > most || most_bytes > 0 && count > 1 {
                 self.check_in_flight(id, most, most_bytes);
+            }
+            if all > most * MOST_HELD {
+                self.check_held(id, most);
             }
         }
         if let Some(call) = self.calls.get_mut(&id) {
             call.idle = now;
         }
-    }
-
-    /// Counts what a stream holds for certain.
-    fn check_in_flight(&mut self, id: CallId, most: usize, most_bytes: u64) {
-        let Some(call) = self.calls.get_mut(&id) else { return };
-        let mut held = std::mem::take(&mut call.held);
-        held.retain(|receipt| self.newest(*receipt).is_some());
-        let all = held.iter().filter_map(|receipt| self.receipts.get(receipt));
-        let may_be_free = all.clone().filter(|of| of.settling).count();
-        let certain: Vec<&Receipt> = all.filter(|of| self.holds_for_certain(of)).collect();
-        let events: Vec<u64> = certain.iter().take(8).map(|of| of.delivered.event).collect();
-        let (count, bytes) = (certain.len(), certain.iter().map(|of| of.bytes as u64).sum::<u64>());
-        let Some(call) = self.calls.get_mut(&id) else { return };
-        (call.held, call.may_be_free) = (held, may_be_free);
-        // A single item may be larger.
-        let wrong = if count > most {
-            Some(format!("stream {id} holds {count}, {most} are allowed"))
-        } else if most_bytes > 0 && count > 1 && bytes > most_bytes {
-            Some(format!(
-                "stream {id} holds {bytes} bytes in {count} items, {most_bytes} are allowed"
-            ))
-        } else {
-            None
-        };
-        if let Some(explanation) = wrong {
-            let Request::Consume(consume) = &call.request else { return };
-            let (name, start) = (consume.queue.clone(), call.start.event);
-            self.violate(Rule::Limits, None, &name, explanation, &[&[start], &events[..]].concat());
-        }
-    }
-
-    /// Returns the reservation of a receipt, if it is the newest of its item and was not settled.
-    fn newest(&self, key: Key) -> Option<&Reservation> {
-        let receipt = self.receipts.get(&key).filter(|receipt| receipt.ended.is_none())?;
-        self.items.get(&receipt.item)?.last.as_ref().filter(|last| last.receipt == key)
-    }
-
-    /// Returns whether the newest reservation of an item takes a place, and bytes, of its stream.
-    fn holds_for_certain(&self, of: &Receipt) -> bool {
-        let Some(item) = self.items.get(&of.item) else { return false };
-        let lasts = item.last.as_ref().is_some_and(|last| {
-            last.lease > self.now.at + self.options.clock
-                && self.clock_stepped <= last.delivered.event
-        });
-        lasts && !of.settling && !of.may_be_free && !self.may_have_vanished(item)
     }
 
     /// A settle by a receipt has begun, or is done.

@@ -2,7 +2,7 @@
 
 use sluicegate_checker::{
     Rule,
-    history::{Delivery, Outcome, Request, Response, RollbackItem, Settings},
+    history::{CallId, Delivery, Outcome, Request, Response, RollbackItem, Settings},
 };
 
 use crate::story::{
@@ -106,6 +106,36 @@ fn a_stream_receives_too_much() {
     story.push(item("a")).push(item("b"));
     let both = vec![story.leased(delivery("a", 1)), story.leased(delivery("b", 1))];
     story.call(reserve(1, 0), Response::Deliveries(both)).breaks(Rule::Limits, "work", 2);
+}
+
+/// A stream that may have one item in flight is sent three, while commits of two are under way.
+fn three_deliveries() -> (Story, [CallId; 2]) {
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b")).push(item("c"));
+    let stream = story.start(Request::Consume(consume(1)));
+    let commits = ["a", "b"].map(|name| {
+        story.deliver(stream, delivery(name, 1));
+        story.start(commit(&format!("{name}/1")))
+    });
+    story.at(100).deliver(stream, delivery("c", 1));
+    (story, commits)
+}
+
+#[test]
+fn a_stream_holds_too_much_while_commits_take_long() {
+    // Both are refused, or turn out to have changed nothing.
+    let (mut story, [first, second]) = three_deliveries();
+    story.refused(first).refused(second).breaks(Rule::Limits, "work", 6);
+    let (mut story, [first, second]) = three_deliveries();
+    story.unknown(first).unknown(second).at(LEASE + 200);
+    story.reserve(delivery("a", 2)).reserve(delivery("b", 2)).breaks(Rule::Limits, "work", 6);
+    // One of them may have taken effect before.
+    let (mut story, [first, second]) = three_deliveries();
+    story.ok(first, Response::Settled(vec![Outcome::Ok])).refused(second);
+    story.commit("b/1", Outcome::Ok).commit("c/1", Outcome::Ok).rest().is_clean();
+    let (mut story, [first, second]) = three_deliveries();
+    story.unknown(first).refused(second).commit("b/1", Outcome::Ok).commit("c/1", Outcome::Ok);
+    story.rest().is_clean();
 }
 
 /// A stream that may hold 100 bytes, and is sent two items.
