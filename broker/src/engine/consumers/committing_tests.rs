@@ -1,9 +1,12 @@
 //! Items whose commits are being written take no place in their streams.
 
+use std::time::Duration;
+
 use super::{
     tests::{NOW, delivery, stream, stream_with, take, wanted},
     *,
 };
+use crate::domain::Receipt;
 
 #[test]
 fn an_item_whose_commit_is_being_written_takes_no_place() {

@@ -2,7 +2,9 @@
 //! items. Does no I/O.
 
 mod calls;
+mod held;
 mod report;
+mod served_ahead;
 mod stock;
 mod stream;
 
@@ -10,14 +12,13 @@ use std::{
     collections::{BTreeMap, HashMap},
     mem,
     sync::Arc,
-    time::Duration,
 };
 
 use tokio::sync::Notify;
 
-use crate::domain::{Delivery, Demand, ItemId, Receipt, Timestamp, limits::MAX_BATCH};
+use crate::domain::{Delivery, Demand, ItemId, Timestamp, limits::MAX_BATCH};
 
-use self::{calls::Calls, stream::Stream};
+use self::{calls::Calls, held::Void, stream::Stream};
 use super::{EngineError, Result};
 
 pub(crate) use self::stream::{RevokeReason, Revoked};
@@ -35,10 +36,6 @@ const STREAM_BATCH: usize = 500;
 /// reserve is answered by one message, and most gRPC libraries by default refuse messages over 4
 /// MiB.
 const MAX_ROUND_BYTES: usize = 3 << 20;
-/// How long the announcement of a reservation that was found void is delayed. A settle through this
-/// broker may have ended the reservation and be about to be answered.
-const DOUBT: Duration = Duration::from_secs(1);
-
 /// Identifies a consumer within its dispatcher.
 pub(super) type ConsumerId = u64;
 
@@ -69,13 +66,6 @@ pub(super) enum Inbox {
     Empty {
         dirty: bool,
     },
-}
-
-/// A reservation that a stream no longer holds, for an unknown reason.
-struct Void {
-    stream: ConsumerId,
-    receipt: Receipt,
-    told: Timestamp,
 }
 
 #[derive(Default)]
@@ -119,71 +109,6 @@ impl Consumers {
         self.last_id += 1;
         self.calls.add(self.last_id, call, self.round);
         self.last_id
-    }
-
-    /// Hands a consumer what is in stock for it. Returns true if that was anything. A consumer that takes part in a round
-    /// is answered by the round.
-    pub(super) fn serve(&mut self, id: ConsumerId, now: Timestamp) -> bool {
-        if self.stock.is_empty() {
-            return false;
-        }
-        let taken = if let Some(call) = self.calls.outside_of_rounds(id) {
-            if !self.stock.suits(&call.terms(), call.max_items) {
-                return false;
-            }
-            self.stock.take(call.max_items, |items, bytes| items == 1 || bytes <= MAX_ROUND_BYTES)
-        } else if let Some(stream) = self.streams.get(&id).filter(|s| s.demands() && !s.in_round) {
-            let settings = &stream.settings;
-            if settings.auto_commit || !self.stock.suits(&settings.terms(), settings.max_in_flight)
-            {
-                return false;
-            }
-            let room = stream.room();
-            let (max_bytes, may_exceed) = stream.wanted_bytes();
-            let fits = |items, bytes| bytes <= max_bytes || items == 1 && may_exceed;
-            self.stock.take(room, fits)
-        } else {
-            return false;
-        };
-        if taken.is_empty() {
-            return false;
-        }
-        self.round += 1; // the next item is another stream's, as after a round
-        let back = self.hand(id, taken, now);
-        let is_served = back.is_empty();
-        self.stock.put_back(back, now);
-        is_served
-    }
-
-    /// Hands all consumers what is in stock for them.
-    fn serve_all(&mut self, now: Timestamp) {
-        if self.stock.is_empty() {
-            return;
-        }
-        for claimant in self.demands().claimants {
-            self.serve(claimant.id, now);
-        }
-    }
-
-    /// Hands all consumers what is in stock for them, and takes the rest if it hides items from consumers that want others. Takes what
-    /// was withdrawn in any case, because it is ahead of all that the next reserve finds.
-    pub(super) fn take_hiding(&mut self, now: Timestamp) -> Vec<InFlight> {
-        self.serve_all(now);
-        if self.stock.is_empty() || self.demands().demands.is_empty() {
-            return self.stock.take_withdrawn();
-        }
-        self.stock.take_hiding(now)
-    }
-
-    /// Adds the demand for items that nobody has asked for yet, if consumers take items fast enough.
-    pub(super) fn add_stock(&mut self, round: &mut Round, now: Timestamp) {
-        let wanted: usize = round.demands.iter().map(|demand| demand.max_items).sum();
-        if wanted <= MAX_BATCH - stock::MOST
-            && let Some(demand) = self.stock.demand(now)
-        {
-            round.demands.push(demand);
-            round.claimants.push(Claimant { id: STOCK, auto_commit: false });
-        }
     }
 
     /// Removes a call whose caller has gone.
@@ -360,25 +285,6 @@ impl Consumers {
         self.calls.is_empty() && hungry.peek().is_some() && hungry.all(Stream::is_well_stocked)
     }
 
-    /// Takes the items whose leases have ended out of the streams, and announces the void
-    /// reservations that are due.
-    pub(super) fn take_lapsed(&mut self, now: Timestamp) -> Vec<InFlight> {
-        let mut lapsed = Vec::new();
-        for stream in self.streams.values_mut() {
-            lapsed.append(&mut stream.take_lapsed(now));
-        }
-        for held in &lapsed {
-            self.holders.remove(&held.receipt.item);
-        }
-        let due = self.void.iter().take_while(|void| void.told <= now).count();
-        for Void { stream, receipt, .. } in self.void.drain(..due) {
-            if let Some(stream) = self.streams.get_mut(&stream) {
-                stream.revoke(receipt, RevokeReason::Cancelled);
-            }
-        }
-        lapsed
-    }
-
     /// Takes the items that were never sent out of all streams and the stock.
     pub(super) fn take_unsent(&mut self) -> Vec<InFlight> {
         let mut unsent: Vec<_> = self.streams.values_mut().flat_map(Stream::take_unsent).collect();
@@ -387,12 +293,6 @@ impl Consumers {
         }
         unsent.append(&mut self.stock.take_all());
         unsent
-    }
-
-    /// Returns when [`Self::take_lapsed`] has something to do next.
-    pub(super) fn next_lapse(&self) -> Option<Timestamp> {
-        let void = self.void.first().map(|void| void.told);
-        self.streams.values().filter_map(Stream::next_lapse).chain(void).min()
     }
 
     /// Hands a consumer its items. Returns the items that the consumer can no longer receive.
@@ -518,136 +418,9 @@ impl Consumers {
         held
     }
 
-    /// Frees the place of a reservation that was settled. Returns true if one of our streams held
-    /// it.
-    pub(super) fn settled(&mut self, receipt: &Receipt, now: Timestamp) -> bool {
-        self.free(receipt, now).is_some()
-    }
-
-    /// Does the same for a reservation that ended with a commit, which is counted.
-    pub(super) fn committed(&mut self, receipt: &Receipt, now: Timestamp) -> bool {
-        let stream = self.free(receipt, now).and_then(|id| self.streams.get_mut(&id));
-        stream.map(|stream| stream.committed += 1).is_some()
-    }
-
-    /// Frees the place of a reservation, for an item that is in stock. Returns the stream that held it.
-    fn free(&mut self, receipt: &Receipt, now: Timestamp) -> Option<ConsumerId> {
-        self.void.retain(|void| void.receipt != *receipt);
-        let (stream, _) = self.take(receipt)?;
-        self.serve(stream, now);
-        Some(stream)
-    }
-
-    /// Notes that the writing of a commit of a reservation begins, during which it takes no place. Returns true if a stream has more room.
-    pub(super) fn commit_begins(&mut self, receipt: &Receipt, now: Timestamp) -> bool {
-        let Some((id, stream)) = self.holder(receipt) else { return false };
-        let has_room = stream.commit_begins(receipt.item);
-        self.serve(id, now);
-        has_room
-    }
-
-    /// Notes that the writing of a commit of a reservation has failed.
-    pub(super) fn commit_fails(&mut self, receipt: &Receipt) {
-        if let Some((_, stream)) = self.holder(receipt) {
-            stream.commit_fails(receipt.item);
-        }
-    }
-
-    /// Returns the stream that holds a reservation.
-    fn holder(&mut self, receipt: &Receipt) -> Option<(ConsumerId, &mut Stream)> {
-        let id = *self.holders.get(&receipt.item)?;
-        let stream = self.streams.get_mut(&id)?;
-        let is_held = stream.in_flight.get(&receipt.item)?.receipt.token == receipt.token;
-        is_held.then_some((id, stream))
-    }
-
-    /// Frees the place of a reservation that was found void for an unknown reason, and schedules
-    /// the announcement to its stream. Returns true if one of our streams held it.
-    pub(super) fn found_void(&mut self, receipt: &Receipt, now: Timestamp) -> bool {
-        let Some((stream, held)) = self.take(receipt) else { return false };
-        let told = now + DOUBT;
-        let announced =
-            self.streams.get(&stream).is_some_and(|stream| stream.settings.tells_revoked);
-        if held.sent && announced {
-            self.void.push(Void { stream, receipt: held.receipt, told });
-        }
-        true
-    }
-
-    /// Revokes an item that was deleted from the stream that holds it. Returns true if one of our
-    /// streams held it.
-    pub(super) fn deleted(&mut self, item: ItemId) -> bool {
-        self.stock.remove(item);
-        let Some(id) = self.holders.remove(&item) else { return false };
-        let Some(stream) = self.streams.get_mut(&id) else { return false };
-        let Some(held) = stream.remove(item) else { return false };
-        if held.sent {
-            stream.revoke(held.receipt, RevokeReason::Deleted);
-        }
-        true
-    }
-
-    /// Takes a reservation from the stream that holds it.
-    fn take(&mut self, receipt: &Receipt) -> Option<(ConsumerId, InFlight)> {
-        let (id, stream) = self.holder(receipt)?;
-        let held = stream.remove(receipt.item)?;
-        self.holders.remove(&receipt.item);
-        Some((id, held))
-    }
-
-    /// Records the new end of a lease. A renewal leaves a later one.
-    pub(super) fn extended(&mut self, receipt: &Receipt, until: Timestamp, is_renewal: bool) {
-        if let Some((_, stream)) = self.holder(receipt)
-            && let Some(held) = stream.in_flight.get_mut(&receipt.item)
-        {
-            let least = if is_renewal { held.lease_end } else { until };
-            held.lease_end = until.max(least);
-            stream.first_lease_end = stream.first_lease_end.min(until);
-        }
-    }
-
-    /// Returns the receipts of items that were sent and whose leases have ended by `now` as far as is
-    /// known here.
-    pub(super) fn lapsing(&self, now: Timestamp) -> Vec<Receipt> {
-        self.streams.values().flat_map(|stream| stream.lapsing(now)).collect()
-    }
-
-    /// Returns the receipts of all items held by streams.
-    pub(super) fn held(&self) -> Vec<Receipt> {
-        self.streams
-            .values()
-            .flat_map(|s| s.in_flight.values())
-            .map(|held| held.receipt.clone())
-            .collect()
-    }
-
     /// Returns true if a stream has less than half of its places free.
     pub(super) fn places_are_scarce(&self) -> bool {
         self.streams.values().any(Stream::is_half_full)
-    }
-
-    /// Returns the number of items held by streams.
-    pub(super) fn held_count(&self) -> usize {
-        self.holders.len()
-    }
-
-    /// Returns the receipts of a stream whose leases are to be renewed `until` then: those sent that were handed
-    /// out since `oldest`, and whose leases do not last as long already. An item that was never sent goes to another
-    /// consumer when its lease ends, because the client does not read.
-    pub(super) fn to_renew(
-        &self,
-        id: ConsumerId,
-        oldest: Timestamp,
-        until: Timestamp,
-    ) -> Vec<Receipt> {
-        self.streams.get(&id).map_or_else(Vec::new, |stream| {
-            stream
-                .in_flight
-                .values()
-                .filter(|held| held.sent && held.since >= oldest && held.lease_end < until)
-                .map(|held| held.receipt.clone())
-                .collect()
-        })
     }
 }
 

@@ -1,5 +1,7 @@
 //! What is reserved ahead, and who receives it.
 
+use std::time::Duration;
+
 use super::{
     tests::{call, delivery, stream_for},
     *,

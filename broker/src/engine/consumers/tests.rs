@@ -1,10 +1,14 @@
 //! How items are assigned to consumers, and which items are rolled back.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use tokio::sync::oneshot;
 
-use super::*;
-use crate::domain::{GroupName, Headers, Item, ItemState, LeaseToken, Priority, QueueName};
+use super::{held::DOUBT, *};
+use crate::domain::{
+    GroupName, Headers, Item, ItemState, LeaseToken, Priority, QueueName, Receipt,
+};
 
 pub(super) const NOW: Timestamp = Timestamp(1_000);
 const LEASE_END: Timestamp = Timestamp(2_000);
