@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use super::{ConfigError, DAY, Given, span, values};
+use super::{
+    ConfigError,
+    checks::{DAY, span},
+    sources::Given,
+    values,
+};
 
 const MIB: usize = 1 << 20;
 

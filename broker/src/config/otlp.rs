@@ -5,7 +5,9 @@ use std::time::Duration;
 use axum::http::{Uri, uri::Scheme};
 
 use super::{
-    ConfigError, Given, span,
+    ConfigError,
+    checks::span,
+    sources::Given,
     values::{self, Parsed},
 };
 

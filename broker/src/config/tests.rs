@@ -1,4 +1,6 @@
-use super::{address::mask_credentials, *};
+use std::fs;
+
+use super::{address::mask_credentials, keys::KEYS, *};
 
 const TOKENS: &str = "[[token]]\nname = 'ann'\ntoken = '0123456789abcdef'\nallow = ['admin@*']\n";
 
