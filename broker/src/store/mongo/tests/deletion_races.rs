@@ -1,6 +1,6 @@
 //! Deletions beside pushes of other brokers, and beside links to the queue that is deleted.
 
-use super::{faults::Server, *};
+use super::{own_server::Server, *};
 use crate::domain::{Delivery, OrderingKey};
 
 /// Longer than the late items of a test need to reach their queue.

@@ -1,7 +1,7 @@
 //! Items that are stored as reserved, when the answer to their insert is lost or late.
 
 use super::{
-    faults::{Server, assert_untouched, held_up, take_all, times, unsure, until},
+    own_server::{Server, held_up, times, unsure},
     *,
 };
 use crate::{

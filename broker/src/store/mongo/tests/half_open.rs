@@ -15,7 +15,7 @@ use tokio::{
     sync::oneshot,
 };
 
-use super::{faults::Server, *};
+use super::{own_server::Server, *};
 use crate::store::StoreError;
 
 /// Longer than any operation without an answer may take.
@@ -270,7 +270,7 @@ async fn a_claim_that_arrives_after_it_was_undone_takes_nothing() {
 
     let items = server.items();
     let undone = async || items.count_documents(doc! { "q": "q", "settled": { "$exists": true } });
-    faults::until("the claim is undone", async || undone().await.await.unwrap() == 1).await;
+    until("the claim is undone", async || undone().await.await.unwrap() == 1).await;
     let before = items.find_one(doc! { "q": "q", "key": { "$exists": false } }).await.unwrap();
     let update = |section: &Document| {
         let metrics = section.get_document("metrics").unwrap().get_document("commands").unwrap();
@@ -279,10 +279,10 @@ async fn a_claim_that_arrives_after_it_was_undone_takes_nothing() {
     let commands = async || update(&server.admin(doc! { "serverStatus": 1 }).await.unwrap());
     let done = commands().await;
     drop(claim);
-    faults::until("the claim arrives", async || commands().await > done).await;
+    until("the claim arrives", async || commands().await > done).await;
     let after = items.find_one(doc! { "q": "q", "key": { "$exists": false } }).await.unwrap();
     assert_eq!(after, before);
-    faults::assert_untouched(&take(&store, &queue, 1).await);
+    assert_untouched(&take(&store, &queue, 1).await);
 }
 
 /// The first attempt at an extension lies on its way to the server, its repetition is answered, and a later extension
@@ -303,7 +303,7 @@ async fn an_extension_that_comes_late_does_not_take_back_a_later_one() {
     };
     let mut first = proxy.hold_on_items("update");
     let (_, ()) = tokio::join!(extend(Duration::from_mins(1)), first.caught());
-    let until = extend(Duration::from_mins(5)).await;
+    let end = extend(Duration::from_mins(5)).await;
 
     let commands = async || {
         let status = server.admin(doc! { "serverStatus": 1 }).await.unwrap();
@@ -312,11 +312,11 @@ async fn an_extension_that_comes_late_does_not_take_back_a_later_one() {
     };
     let done = commands().await;
     drop(first);
-    faults::until("the first attempt arrives", async || commands().await > done).await;
+    until("the first attempt arrives", async || commands().await > done).await;
     let item = store.get_item(&queue, taken[0].item.id).await.unwrap().unwrap();
-    assert_eq!(item.eligible_time, Some(until));
+    assert_eq!(item.eligible_time, Some(end));
     // A lease may be shortened too.
-    let until = extend(Duration::from_secs(10)).await;
+    let end = extend(Duration::from_secs(10)).await;
     let item = store.get_item(&queue, taken[0].item.id).await.unwrap().unwrap();
-    assert_eq!(item.eligible_time, Some(until));
+    assert_eq!(item.eligible_time, Some(end));
 }

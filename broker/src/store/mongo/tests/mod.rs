@@ -18,6 +18,7 @@ mod faults;
 mod first_leases;
 mod fuzz;
 mod half_open;
+mod own_server;
 mod plans;
 mod segments;
 
@@ -254,5 +255,33 @@ async fn the_time_of_a_shard_is_the_time_of_the_server() {
         server::clock::set(&source, &clock).await.unwrap();
         let off = clock.now().0 - Clock::machine_time().0;
         assert!(off.abs() < 10_000, "{off} ms off");
+    }
+}
+
+/// Waits for a condition, for longer than a busy machine needs.
+async fn until(what: &str, condition: impl AsyncFn() -> bool) {
+    let limit = std::time::Instant::now() + Duration::from_mins(2);
+    while !condition().await {
+        assert!(std::time::Instant::now() < limit, "not within two minutes: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Reserves items until there are `count`. Reserves that are refused are tried again.
+async fn take_all(store: &Broker<MongoStore>, queue: &Arc<Queue>, count: usize) -> Vec<Delivery> {
+    let limit = std::time::Instant::now() + Duration::from_secs(30);
+    let mut taken = Vec::new();
+    while taken.len() < count {
+        assert!(std::time::Instant::now() < limit, "only {} of {count} items found", taken.len());
+        if let Ok(reserved) = store.reserve(queue, &[want(count - taken.len(), LEASE)]).await {
+            taken.extend(reserved.deliveries.into_iter().map(|(_, delivery)| delivery));
+        }
+    }
+    taken
+}
+
+fn assert_untouched(deliveries: &[Delivery]) {
+    for delivery in deliveries {
+        assert_eq!((delivery.item.attempt, delivery.item.deliveries), (1, 1));
     }
 }

@@ -1,7 +1,7 @@
 //! Items that share documents: what brokers do to each other's segments, and writes whose answers are lost.
 
 use super::{
-    faults::{Server, assert_untouched, take_all, times, unsure},
+    own_server::{Server, times, unsure},
     *,
 };
 use crate::{
@@ -76,7 +76,7 @@ async fn documents(store: &MongoStore) -> (u64, u64) {
 
 /// Waits until nothing is left, not even an empty segment.
 async fn until_nothing_is_left(store: &MongoStore) {
-    super::faults::until("nothing is left", async || documents(store).await == (0, 0)).await;
+    until("nothing is left", async || documents(store).await == (0, 0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
