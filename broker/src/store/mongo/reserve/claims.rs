@@ -344,8 +344,14 @@ impl Lost {
     }
 }
 
-/// Adds to a filter that lease tokens and settle tokens are as they were read. No two items ever carry the same token,
-/// so one set of tokens serves all items of a statement.
+/// Adds to a filter that lease tokens and settle tokens are as they were read. One set of tokens serves all items of a
+/// statement, whose filter names their number of deliveries too.
+///
+/// Items that were claimed, or settled, by one call share a token. So an item may have changed since it was read, and carry
+/// tokens with which another item of the statement was read a moment later. Only two things leave its number of deliveries as
+/// it was: the item was reserved in between and returned unsent, or an operator moved it away and back. It is ready all the
+/// same, and a claim may take it. If that claim is one that comes late, and [`Lost::fence`] came before the item returned, the
+/// item is leased to nobody until the lease ends; several answers have to be lost or late within one write for that.
 pub(crate) fn as_read(
     filter: &mut RawDocumentBuf,
     tokens: impl Iterator<Item = (Option<LeaseToken>, Option<ObjectId>)> + Clone,
