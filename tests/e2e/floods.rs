@@ -224,6 +224,25 @@ async fn of_bytes_that_nobody_reads() {
     .await;
 }
 
+/// Calls that are not there are answered later and later too, and do not fill the audit log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_unknown_calls() {
+    breaches("max-refusals", "20", async |address: String| {
+        let mut connections = JoinSet::new();
+        let client = raw(&address, &mut connections).await;
+        repeat(Code::Unimplemented, async |_| {
+            let mut client = client.clone().ready().await.expect("a connection");
+            let (answer, _) =
+                client.send_request(post("QueueService/Nothing"), true).expect("a call");
+            let answer = within("an answer", answer).await.expect("an answer");
+            let code = answer.headers().get("grpc-status").expect("a code");
+            Err(Status::new(Code::from_bytes(code.as_bytes()), ""))
+        })
+        .await
+    })
+    .await;
+}
+
 /// Calls with a wrong token are answered later and later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_refused_tokens() {

@@ -92,10 +92,11 @@ async fn answer(edge: &Edge, peer: &Peer, mut request: Request, next: Next) -> R
         }
     };
     let code = code(&response);
-    if matches!(code, Code::Unauthenticated | Code::PermissionDenied) {
-        sleep(edge.access.penalty(peer)).await;
-    } else if let Some(caller) = caller {
-        caller.answered(&code);
+    match caller {
+        Some(caller) if !matches!(code, Code::Unauthenticated | Code::PermissionDenied) => {
+            caller.answered(&code);
+        }
+        _ => sleep(edge.access.penalty(peer)).await,
     }
     response
 }
