@@ -12,56 +12,9 @@ use tokio::{
 use super::{
     access,
     neighbour::{ATTACK, elsewhere, socket, survives},
+    raw_http2::{CONTINUATION, HEADERS, PING, PREFACE, SETTINGS, begin, call, frame, reset},
 };
 use crate::harness::{Backend, Launch, until, within};
-
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-const HEADERS: u8 = 1;
-const RST_STREAM: u8 = 3;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
-const CONTINUATION: u8 = 9;
-const END_HEADERS: u8 = 4;
-
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(payload.len()).expect("a short frame").to_be_bytes();
-    let mut bytes = vec![length[1], length[2], length[3], kind, flags];
-    bytes.extend_from_slice(&stream.to_be_bytes());
-    bytes.extend_from_slice(payload);
-    bytes
-}
-
-/// The headers of a gRPC call, without compression.
-fn call(path: &str) -> Vec<u8> {
-    let literal =
-        |text: &str| [&[u8::try_from(text.len()).expect("short")], text.as_bytes()].concat();
-    // :method POST and :scheme http are in the static table; the name of :path is its entry 4.
-    let mut block = vec![0x83, 0x86, 0x04];
-    block.extend(literal(path));
-    for (name, value) in
-        [(":authority", "broker"), ("content-type", "application/grpc"), ("te", "trailers")]
-    {
-        block.push(0);
-        block.extend(literal(name));
-        block.extend(literal(value));
-    }
-    block
-}
-
-/// A call that is reset at once, the nth of a connection.
-fn reset(call: &[u8], n: u32) -> Vec<u8> {
-    let id = 2 * n + 1;
-    let begun = frame(HEADERS, END_HEADERS, id, call);
-    [begun, frame(RST_STREAM, 0, id, &8_u32.to_be_bytes())].concat()
-}
-
-/// A connection that has begun HTTP/2, to an address.
-async fn begin(address: &str) -> TcpStream {
-    let mut stream = socket(address).await;
-    stream.write_all(PREFACE).await.expect("to write");
-    stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.expect("to write");
-    stream
-}
 
 /// Opens a connection and writes `prelude`, then what `next` adds for each number, without reading anything. Begins anew
 /// when the broker ends the connection, until the time is up. Returns how often `next` was called.
