@@ -13,7 +13,7 @@ use crate::harness::{
 };
 
 /// Returns the status and the complete answer of a GET.
-async fn get(broker: &Broker, path: &str) -> (u16, String) {
+pub(super) async fn get(broker: &Broker, path: &str) -> (u16, String) {
     let address = broker.http_address.trim_start_matches("http://");
     let exchange = async {
         let mut connection = TcpStream::connect(address).await?;

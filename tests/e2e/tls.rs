@@ -6,6 +6,7 @@ use std::{fs, path::PathBuf, process::Output};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tokio::process::Command;
 
+use super::probes;
 use crate::harness::{Broker, Launch, binary, until, within};
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
@@ -81,6 +82,25 @@ async fn with_tls_only_clients_that_trust_the_broker_connect_and_both_sides_log_
     assert!(stderr(&unknown).contains("UnknownIssuer"), "{}", stderr(&unknown));
     logged(&broker, "a client could not agree on TLS").await;
     logged(&broker, "received fatal alert").await;
+    broker.stop().await;
+}
+
+/// Probes and Prometheus reach a broker as they did before it had certificates. Who may see metrics is decided by tokens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_tls_probes_and_metrics_are_served_without_it() {
+    let files = Files(tempfile::tempdir().expect("a directory"));
+    let ours = authority("ours");
+    let (cert, key) = files.identity("broker", &["127.0.0.1"], &ours);
+    let ca = files.write("ours.pem", &ours.pem());
+    let launch = Launch::new().flag("store", "sqlite::memory:").flag("tls-cert", &cert);
+    let broker = launch.flag("tls-key", &key).flag("tls-client-ca", &ca).start().await;
+    let (client, client_key) = files.identity("client", &["worker"], &ours);
+    let pushed = sluice(&broker, &["--ca", &ca, "--cert", &client, "--key", &client_key]).await;
+    assert!(pushed.status.success(), "{}", stderr(&pushed));
+    assert_eq!(probes::get(&broker, "/readyz").await.0, 200);
+    let (status, metrics) = probes::get(&broker, "/metrics").await;
+    assert_eq!(status, 200, "{metrics}");
+    assert!(metrics.contains("sluicegate_items_pushed_total{queue=\"q\"} 1"), "{metrics}");
     broker.stop().await;
 }
 

@@ -37,7 +37,10 @@ use prost::Message;
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::task::AbortOnDropHandle;
-use tonic::{Request, Response, Status};
+use tonic::{
+    Request, Response, Status,
+    transport::{Identity, Server, ServerTlsConfig},
+};
 
 use crate::harness::until;
 
@@ -164,8 +167,20 @@ impl Collector {
 
     /// Starts a collector that speaks gRPC.
     pub(super) async fn grpc() -> Self {
-        Self::start(|listener, received| async {
-            let server = tonic::transport::Server::builder()
+        Self::by(Server::builder()).await
+    }
+
+    /// Starts a collector that speaks gRPC over TLS, with a certificate for this machine that no authority has signed.
+    pub(super) async fn over_tls() -> Self {
+        let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("its own");
+        let identity = Identity::from_pem(own.cert.pem(), own.signing_key.serialize_pem());
+        let server = Server::builder().tls_config(ServerTlsConfig::new().identity(identity));
+        Self::by(server.expect("a certificate")).await
+    }
+
+    async fn by(mut server: Server) -> Self {
+        Self::start(|listener, received| async move {
+            let server = server
                 .add_service(TraceServiceServer::new(received.clone()))
                 .add_service(MetricsServiceServer::new(received))
                 .serve_with_incoming(TcpListenerStream::new(listener));
@@ -199,6 +214,11 @@ impl Collector {
     /// Returns its address.
     pub(super) fn endpoint(&self) -> String {
         format!("http://{}", self.address)
+    }
+
+    /// Returns its address over TLS.
+    pub(super) fn tls_endpoint(&self) -> String {
+        format!("https://{}", self.address)
     }
 
     /// Waits for the span of this name, which must be the only one of its name, and returns what its sender says of

@@ -145,6 +145,21 @@ async fn an_interval_of_zero_sends_no_metrics() {
     assert_eq!(collector.metrics().len(), 0);
 }
 
+/// Over TLS, a collector has to show a certificate of a public authority. One that does not is sent nothing, and is in nobody's way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_is_not_known_to_be_the_right_one_is_sent_nothing() {
+    let (store, collector) = (Backend::Sqlite.store(), Collector::over_tls().await);
+    let launch = store.launch().flag("otlp-endpoint", &collector.tls_endpoint());
+    let broker = launch.flag("otlp-metrics-interval", "1s").start().await;
+    push(&broker.api().await, 3).await;
+    let said = "metrics cannot be sent";
+    until(said, || async { (lines(&broker.log(), said) == 1).then_some(()) }).await;
+    let log = broker.log();
+    broker.stop().await;
+    assert!(log.contains("UnknownIssuer"), "{log}");
+    assert_eq!((collector.metrics().len(), collector.all().len()), (0, 0));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collector_that_refuses_metrics_is_logged_once_and_gets_all_of_them_later() {
     for protocol in PROTOCOLS {
