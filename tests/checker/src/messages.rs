@@ -191,6 +191,7 @@ pub fn popped(item: pb::Item) -> Delivery {
         deliveries: item.deliveries.cast_unsigned(),
         sequence: item.sequence.cast_unsigned(),
         lease_end: 0,
+        sent: None,
         origin_queue: item.origin_queue,
         dead_letter_attempts: item.dead_letter_attempts.cast_unsigned(),
         tick: None,

@@ -35,6 +35,7 @@ rules! {
     PushOrder = "A lone consumer receives what was pushed one after the other in that order.",
     TooEarly = "Nothing is delivered before it is eligible.",
     Expired = "Nothing is delivered after it has expired.",
+    TooLate = "Nothing is sent in the last part of its lease, or after it.",
     Paused = "Nothing is delivered from a paused queue.",
     Attempts = "Attempts and deliveries are counted exactly.",
     Limits = "Limits of attempts, deliveries, and items and bytes in flight hold exactly.",

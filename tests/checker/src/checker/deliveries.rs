@@ -44,6 +44,7 @@ impl Checker {
         }
         self.check_overlap(id);
         self.check_times(id, taker);
+        self.check_sent(id, taker, delivery);
         self.check_counts(id, taker, delivery);
         self.check_limits(id, delivery);
         self.check_key_order(id);
@@ -331,6 +332,18 @@ impl Checker {
         if let Some(paused) = paused.filter(|paused| too_late(paused.at + self.options.settings)) {
             let explanation = "delivered from a paused queue".to_owned();
             self.violate(Rule::Paused, Some(id), "", explanation, &[paused.event]);
+        }
+    }
+
+    /// Nothing is sent when too little is left of its lease: a tenth, at most a second.
+    fn check_sent(&mut self, id: Key, taker: Taker, delivery: &Delivery) {
+        let Some(sent) = delivery.sent.filter(|_| taker.holds != Holds::Nothing) else { return };
+        let margin = (taker.lease / 10).min(1_000_000);
+        let is_known = self.clock_stepped <= taker.start.event;
+        if is_known && sent + margin > delivery.lease_end + self.options.clock {
+            let left = (delivery.lease_end.cast_signed() - sent.cast_signed()) / 1_000;
+            let explanation = format!("sent when {left} ms of its lease were left");
+            self.violate(Rule::TooLate, Some(id), "", explanation, &[taker.start.event]);
         }
     }
 

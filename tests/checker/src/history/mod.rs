@@ -382,6 +382,9 @@ pub struct Delivery {
     pub sequence: u64,
     /// The end of its lease on the history's clock; 0 if it is committed already.
     pub lease_end: Time,
+    /// When it left its broker on a stream, if that is known: in a simulation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sent: Option<Time>,
     /// The queue it was dead-lettered from, or nothing.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub origin_queue: String,

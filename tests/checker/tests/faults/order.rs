@@ -2,7 +2,7 @@
 
 use sluicegate_checker::{
     Rule,
-    history::{NewItem, Outcome, Pushed, Request, Response, RollbackItem, Settings},
+    history::{Delivery, NewItem, Outcome, Pushed, Request, Response, RollbackItem, Settings},
 };
 
 use crate::story::{LEASE, MS, Story, back, commit, consume, delivery, item, keyed, push, pushed};
@@ -113,6 +113,21 @@ fn an_expired_item_is_delivered() {
     let mut story = Story::default();
     story.push(NewItem { ttl: Some(100 * MS), ..item("a") }).at(500).reserve(delivery("a", 1));
     story.breaks(Rule::Expired, "a", 4);
+}
+
+#[test]
+fn an_item_is_sent_as_its_lease_ends() {
+    let sent_at = |sent: u64| {
+        let mut story = Story::default();
+        let stream = story.start(Request::Consume(consume(10)));
+        let lease_end = (LEASE + 1) * MS;
+        story.push(item("a")).at(LEASE);
+        story.deliver(stream, Delivery { lease_end, sent: Some(sent * MS), ..delivery("a", 1) });
+        story
+    };
+    sent_at(LEASE - 900).breaks(Rule::TooLate, "a", 2);
+    sent_at(LEASE + 500).breaks(Rule::TooLate, "a", 2);
+    sent_at(LEASE - 1_000).is_clean(); // and is under way for a second
 }
 
 #[test]

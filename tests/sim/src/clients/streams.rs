@@ -7,7 +7,7 @@ use std::{
 
 use sluicegate_broker::simulation::requests;
 use sluicegate_checker::{
-    history::{Answer, Call, Consume, OnDisconnect, Request},
+    history::{Answer, Call, Consume, Delivery, OnDisconnect, Request, Time},
     messages::{self, micros},
     settles::Settles,
 };
@@ -89,24 +89,25 @@ fn unknown(status: &Status) -> Answer {
     }
 }
 
-/// Returns the next message, or why the stream is over.
+/// Returns the next message and when it left its broker, or why the stream is over.
 async fn next<T>(
     clients: &Clients,
     name: &str,
     node: &NodeRef,
     opening: &Opening,
     stream: &mut (impl Stream<Item = Result<T, Status>> + Unpin),
-) -> Result<T, Over> {
+) -> Result<(T, Time), Over> {
     let dice = &clients.dice;
     if opening.consume.slow && dice.chance(0.3) {
         sleep(dice.millis(100, 8_000)).await;
     }
     let next = async {
         let next = stream.next().await;
+        let sent = clients.recorder.now();
         node.link.pass().await;
-        next
+        (next, sent)
     };
-    let message = tokio::select! {
+    let (message, sent) = tokio::select! {
         biased;
         () = node.link.killed.cancelled() => return Err(Over::broken("killed")),
         message = next => message,
@@ -120,7 +121,7 @@ async fn next<T>(
         return Err(Over::broken("broken"));
     }
     clients.cluster.net.step(&node.name, name);
-    Ok(message)
+    Ok((message, sent))
 }
 
 /// Consumes by `Consume` for a while.
@@ -136,12 +137,12 @@ pub(super) async fn consume(clients: &Arc<Clients>, name: &str, node: &NodeRef, 
         Err(Failed(answer)) => return call.end(answer),
     };
     loop {
-        let message = match next(clients, name, node, &opening, &mut stream).await {
+        let (message, sent) = match next(clients, name, node, &opening, &mut stream).await {
             Ok(message) => message,
             Err(over) => return over.record(call, node),
         };
-        let deliveries: Vec<_> =
-            message.deliveries.into_iter().map(|one| clients.delivery(one)).collect();
+        let sent = |one| Delivery { sent: Some(sent), ..clients.delivery(one) };
+        let deliveries: Vec<_> = message.deliveries.into_iter().map(sent).collect();
         call.delivered(deliveries.clone());
         if !auto_commit {
             start_work(clients, name, deliveries, opening.lease);
@@ -170,7 +171,8 @@ pub(super) async fn consume_two_way(
     };
     let mut settles = Settles::default();
     loop {
-        let message = match next(clients, name, node, &opening, &mut stream).await {
+        // Messages wait on their way between the two halves of such a stream, so that it is not known when they were sent.
+        let (message, _) = match next(clients, name, node, &opening, &mut stream).await {
             Ok(message) => message,
             Err(over) => return over.record(call, node),
         };
