@@ -37,6 +37,8 @@ pub(crate) struct Rates {
     pub(crate) refused: f64,
     /// A call of the store takes effect, and its answer is lost.
     pub(crate) unanswered: f64,
+    /// A commit takes up to three seconds, and fails before it has an effect.
+    pub(crate) commit_refused: f64,
     /// A request or an answer takes up to half a second.
     pub(crate) slow: f64,
     /// A request or an answer takes up to ten seconds.
@@ -236,6 +238,11 @@ impl Link for BrokerLink {
         self.net.travel().await;
         self.primary().await?;
         self.pass().await;
+        if call == "commit" && self.net.dice.chance(self.net.rates().commit_refused) {
+            self.net.step(&self.name, "commit refused");
+            sleep(self.net.dice.millis(100, 3_000)).await;
+            return Err(unavailable("commit refused"));
+        }
         if self.has_faults() && self.net.dice.chance(self.net.rates().refused) {
             self.net.step(&self.name, "refused");
             return Err(unavailable("refused"));

@@ -143,6 +143,7 @@ impl Storm {
                 refused: rate(0.1),
                 unanswered: rate(0.1),
                 slow: rate(0.1),
+                commit_refused: rate(0.3),
                 stuck: rate(0.01),
                 signal_lost: rate(0.5),
                 signal_doubled: rate(0.2),
