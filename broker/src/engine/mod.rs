@@ -69,7 +69,7 @@ use settings_cache::Queues;
 use stats::Stats;
 use unused_queues::UnusedQueues;
 
-pub(crate) use consumers::{RevokeReason, Revoked};
+pub(crate) use consumers::{InForce, RevokeReason, Revoked};
 pub(crate) use error::{EngineError, Result};
 pub(crate) use operations::NewOperation;
 pub(crate) use overview::{Gauges, QueueNames};

@@ -122,12 +122,6 @@ fn unsent_item(queue: &Arc<Queue>, held: InFlight) -> Rollback {
     released(queue, held.receipt, held.previous_eligible_time, ended)
 }
 
-/// Returns a rollback of an item that reached nobody, to its previous place.
-fn undelivered_item(queue: &Arc<Queue>, delivery: Delivery) -> Rollback {
-    let ended = EndedDelivery::Unsent { former_lease: delivery.former_lease };
-    released(queue, delivery.receipt, delivery.previous_eligible_time, ended)
-}
-
 impl Engine {
     /// Rolls back items that were reserved but reached nobody, to their previous places.
     pub(super) fn release_undelivered(
@@ -135,20 +129,12 @@ impl Engine {
         queue: &Arc<Queue>,
         unwanted: Vec<Delivery>,
     ) {
-        let back = unwanted.into_iter().map(|delivery| undelivered_item(queue, delivery));
-        self.roll_back_later(back.collect());
-    }
-
-    /// Does the same before it returns, if the store answers, also to items that were `ahead` of consumers.
-    pub(super) async fn return_undelivered(
-        self: &Arc<Self>,
-        queue: &Arc<Queue>,
-        unwanted: Vec<Delivery>,
-        ahead: Vec<InFlight>,
-    ) -> Result<()> {
-        let back = unwanted.into_iter().map(|delivery| undelivered_item(queue, delivery));
-        let ahead = ahead.into_iter().map(|held| unsent_item(queue, held));
-        self.roll_back_now(back.chain(ahead).collect()).await
+        let back = |delivery: Delivery| {
+            let since = delivery.previous_eligible_time;
+            let ended = EndedDelivery::Unsent { former_lease: delivery.former_lease };
+            released(queue, delivery.receipt, since, ended)
+        };
+        self.roll_back_later(unwanted.into_iter().map(back).collect());
     }
 
     /// Rolls back the items of an answer whose caller has gone.
@@ -175,17 +161,15 @@ impl Engine {
         queue: &Arc<Queue>,
         held: Vec<InFlight>,
     ) -> Result<()> {
-        self.roll_back_now(held.into_iter().map(|held| unsent_item(queue, held)).collect()).await
-    }
-
-    /// Rolls back items before it returns, and in the background if that fails.
-    async fn roll_back_now(self: &Arc<Self>, items: Vec<Rollback>) -> Result<()> {
-        if items.is_empty() {
-            return Ok(());
-        }
-        if let Err(error) = self.roll_back(items.clone()).await {
-            self.roll_back_later(items);
-            return Err(error);
+        let mut items: Vec<_> = held.into_iter().map(|held| unsent_item(queue, held)).collect();
+        while !items.is_empty() {
+            let batch = items[..items.len().min(MAX_BATCH)].to_vec();
+            let count = batch.len();
+            if let Err(error) = self.roll_back(batch).await {
+                self.roll_back_later(items);
+                return Err(error);
+            }
+            items.drain(..count);
         }
         Ok(())
     }

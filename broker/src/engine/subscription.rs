@@ -16,7 +16,9 @@ use crate::{
     domain::{ConsumerName, Delivery, Invalid, Item, Outcome, Queue, QueueName, limits::MIN_LEASE},
     engine::{
         Engine, EngineError, Result,
-        consumers::{Call, ConsumerId, InFlight, Inbox, Revoked, StreamSettings, is_too_late},
+        consumers::{
+            Call, ConsumerId, InFlight, InForce, Inbox, Revoked, StreamSettings, is_too_late,
+        },
         dispatch::Dispatcher,
         rollback::OnDisconnect,
     },
@@ -114,21 +116,27 @@ impl Subscription {
 
     /// Returns a handle to the stream's flow.
     pub(crate) fn flow(&self) -> Flow {
-        Flow { dispatcher: Arc::clone(&self.dispatcher), id: self.id }
+        Flow {
+            engine: Arc::clone(&self.engine),
+            dispatcher: Arc::clone(&self.dispatcher),
+            id: self.id,
+        }
     }
 }
 
 /// Changes a stream's flow from outside of it.
 pub(crate) struct Flow {
+    engine: Arc<Engine>,
     dispatcher: Arc<Dispatcher>,
     id: ConsumerId,
 }
 
 impl Flow {
-    /// Changes how many items may be unsettled; 0 halts the stream. Has no effect after the end of
-    /// the stream.
-    pub(crate) fn set_max_in_flight(&self, max_in_flight: usize) {
-        self.dispatcher.set_max_in_flight(self.id, max_in_flight);
+    /// Changes how many items may be unsettled; 0 halts the stream. What was assigned to the stream, was not sent, and has no
+    /// place any more returns to its queue. The result ends when nothing of that is delivered any more. Has no effect after the
+    /// end of the stream.
+    pub(crate) fn set_max_in_flight(&self, max_in_flight: usize) -> InForce {
+        self.dispatcher.set_max_in_flight(&self.engine, self.id, max_in_flight)
     }
 }
 

@@ -29,7 +29,7 @@ use super::{
 use crate::{
     access::Caller,
     domain::{Action, Invalid, ItemId},
-    engine::{EngineError, Flow},
+    engine::{EngineError, Flow, InForce},
 };
 
 /// Most requests that are being carried out, or whose answers the client has not read yet. Past
@@ -46,12 +46,29 @@ type Responses = BoxStream<'static, Result<pb::ConsumeStreamResponse, Status>>;
 enum Answer {
     /// A settle or an extend that is being carried out.
     Settle(Running<Event>),
-    /// The new flow, which is in force already.
-    Flow(pb::Flow),
+    /// A new flow, which is in force once the second is done.
+    Flow(pb::Flow, InForce),
     /// The request is refused.
     Refused(Status),
     /// The connection failed, or the client violated the protocol. The stream ends.
     Failed(Status),
+}
+
+impl Answer {
+    /// Waits until the answer can be sent. Cancel-safe.
+    async fn done(&mut self) -> Result<Event, Status> {
+        match self {
+            Self::Settle(settle) => {
+                Ok(joined(settle.await).unwrap_or_else(|status| refused(&status)))
+            }
+            Self::Flow(flow, in_force) => {
+                let _ = in_force.await; // it is not told but dropped
+                Ok(Event::Flow(*flow))
+            }
+            Self::Refused(status) => Ok(refused(status)),
+            Self::Failed(status) => Err(status.clone()),
+        }
+    }
 }
 
 /// An answer, with the room that it takes until the client reads it.
@@ -145,7 +162,7 @@ impl Reader {
                 }
                 Ok(Some(request)) => self.act(request).unwrap_or_else(Answer::Refused),
                 Ok(None) => {
-                    self.flow.set_max_in_flight(0); // the stream ends when all is answered
+                    drop(self.flow.set_max_in_flight(0)); // the stream ends when all is answered
                     return;
                 }
                 Err(status) => Answer::Failed(ApiError::Transport(status).into()),
@@ -202,8 +219,8 @@ impl Reader {
                 })))
             }
             Some(Request::Flow(flow)) => {
-                self.flow.set_max_in_flight(parse::flow(flow)?);
-                Ok(Answer::Flow(flow))
+                let in_force = self.flow.set_max_in_flight(parse::flow(flow)?);
+                Ok(Answer::Flow(flow, in_force))
             }
             // An action that this broker does not know arrives as no action.
             Some(Request::Open(_)) | None => Err(Invalid::new("action", "must be given").into()),
@@ -256,9 +273,6 @@ impl Turn {
     }
 }
 
-/// A settle, and the room that it takes until its answer is sent.
-type Current = (Running<Event>, OwnedSemaphorePermit);
-
 /// Waits for room for a request of so many bytes. A request larger than all the room takes all.
 async fn room_for(
     room: &Arc<Semaphore>,
@@ -271,8 +285,8 @@ async fn room_for(
 struct Session {
     outgoing: DeliveryStream,
     answers: mpsc::Receiver<Queued>,
-    /// The settle whose answer is sent next.
-    current: Option<Current>,
+    /// The answer that is sent next.
+    current: Option<Queued>,
     /// The reason why the stream ends, after all queued answers are sent.
     end: Option<Status>,
     shutdown: CancellationToken,
@@ -315,21 +329,18 @@ impl Session {
 /// Returns the next answer when its work is done. Cancel-safe.
 async fn next_answer(
     answers: &mut mpsc::Receiver<Queued>,
-    current: &mut Option<Current>,
+    current: &mut Option<Queued>,
 ) -> Result<Option<Event>, Status> {
-    let (settle, _) = match current {
+    let (answer, _) = match current {
         Some(current) => current,
         None => match answers.recv().await {
-            Some((Answer::Settle(settle), room)) => current.insert((settle, room)),
-            Some((Answer::Flow(flow), _)) => return Ok(Some(Event::Flow(flow))),
-            Some((Answer::Refused(status), _)) => return Ok(Some(refused(&status))),
-            Some((Answer::Failed(status), _)) => return Err(status),
+            Some(next) => current.insert(next),
             None => return Ok(None),
         },
     };
-    let done = settle.await;
+    let event = answer.done().await;
     *current = None;
-    Ok(Some(joined(done).unwrap_or_else(|status| refused(&status))))
+    event.map(Some)
 }
 
 fn refused(status: &Status) -> Event {

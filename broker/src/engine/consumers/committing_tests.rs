@@ -150,7 +150,7 @@ impl World {
                     items.push(item);
                 }
             }
-            self.consumers.hand(claimant.id, items, self.now);
+            self.consumers.hand_reserved(claimant, items, self.now);
         }
         let all_seen = self.below(2) == 0;
         self.consumers.end_round(&round, all_seen, self.now);
@@ -186,7 +186,8 @@ impl World {
             5..=6 => self.end_commit(),
             7 => {
                 let most = self.below(6);
-                self.consumers.set_max_in_flight(stream, most);
+                drop(self.consumers.set_max_in_flight(stream, most, self.now));
+                self.consumers.take_returning(self.now);
             }
             8 => {
                 self.now = self.now + Duration::from_millis(self.below(200) as u64);

@@ -2,6 +2,7 @@
 //! items. Does no I/O.
 
 mod calls;
+mod flow;
 mod held;
 mod report;
 mod served_ahead;
@@ -21,11 +22,14 @@ use crate::domain::{Delivery, Demand, ItemId, Timestamp, limits::MAX_BATCH};
 use self::{calls::Calls, held::Void, stream::Stream};
 use super::{EngineError, Result};
 
-pub(crate) use self::stream::{RevokeReason, Revoked};
 pub(super) use self::{
     calls::Call,
     stock::Stock,
     stream::{InFlight, StreamSettings, is_too_late},
+};
+pub(crate) use self::{
+    flow::InForce,
+    stream::{RevokeReason, Revoked},
 };
 
 /// Most items that streams are assigned in one round, so that the next items are reserved while
@@ -47,6 +51,16 @@ const STOCK: ConsumerId = 0;
 pub(super) struct Claimant {
     pub(super) id: ConsumerId,
     pub(super) auto_commit: bool,
+    /// How often items had been taken back from the stream when it asked. What is reserved for it would overtake those that were
+    /// taken back since.
+    taken_back: u64,
+}
+
+impl Claimant {
+    /// A claimant that holds nothing which could be taken back.
+    fn new(id: ConsumerId, auto_commit: bool) -> Self {
+        Self { id, auto_commit, taken_back: 0 }
+    }
 }
 
 /// The demands of one call of [`Reserver::reserve`](crate::store::Reserver::reserve).
@@ -121,12 +135,6 @@ impl Consumers {
         self.calls.withdraw(id)
     }
 
-    pub(super) fn set_max_in_flight(&mut self, id: ConsumerId, max: usize) {
-        if let Some(stream) = self.streams.get_mut(&id) {
-            stream.settings.max_in_flight = max;
-        }
-    }
-
     /// Assigns no more items to a stream. The stream ends when it holds none.
     pub(super) fn retire_stream(&mut self, id: ConsumerId) {
         if let Some(stream) = self.streams.get_mut(&id) {
@@ -187,7 +195,7 @@ impl Consumers {
         let for_calls = if hungry.is_empty() { MAX_BATCH } else { MAX_BATCH - STREAM_BATCH };
         let calls = self.calls.demands(for_calls).map(|(id, max_items, waiting)| Asking {
             rank: (0, 0, waiting.since),
-            claimant: Claimant { id, auto_commit: waiting.call.auto_commit },
+            claimant: Claimant::new(id, waiting.call.auto_commit),
             demand: Demand {
                 max_items,
                 max_bytes: MAX_ROUND_BYTES,
@@ -209,7 +217,10 @@ impl Consumers {
             left -= max_items;
             all.push(Asking {
                 rank: stream.rank(),
-                claimant: Claimant { id, auto_commit: settings.auto_commit },
+                claimant: Claimant {
+                    taken_back: stream.taken_back,
+                    ..Claimant::new(id, settings.auto_commit)
+                },
                 demand: Demand {
                     max_items,
                     max_bytes,
@@ -295,7 +306,27 @@ impl Consumers {
         unsent
     }
 
-    /// Hands a consumer its items. Returns the items that the consumer can no longer receive.
+    /// Hands a consumer what was reserved for it. Returns the items that the consumer can no longer receive.
+    pub(super) fn hand_reserved(
+        &mut self,
+        claimant: &Claimant,
+        deliveries: Vec<Delivery>,
+        now: Timestamp,
+    ) -> Vec<Delivery> {
+        if self.is_overtaking(claimant) {
+            deliveries
+        } else {
+            self.hand(claimant.id, deliveries, now)
+        }
+    }
+
+    /// Returns true if items were taken back from the stream since it asked.
+    fn is_overtaking(&self, claimant: &Claimant) -> bool {
+        let stream = self.streams.get(&claimant.id);
+        stream.is_some_and(|stream| stream.taken_back != claimant.taken_back)
+    }
+
+    /// Hands a consumer items. Returns the items that the consumer can not receive.
     pub(super) fn hand(
         &mut self,
         id: ConsumerId,
@@ -324,16 +355,19 @@ impl Consumers {
     /// stream has no room any more.
     pub(super) fn hand_pushed(
         &mut self,
-        id: ConsumerId,
+        claimant: &Claimant,
         deliveries: Vec<Delivery>,
         now: Timestamp,
     ) -> Vec<Delivery> {
         let payload = deliveries.iter().map(|delivery| delivery.item.payload.len()).sum();
-        if !self.streams.get(&id).is_some_and(|stream| stream.has_room_for(payload)) {
+        let stream = self.streams.get(&claimant.id);
+        if !stream.is_some_and(|stream| stream.has_room_for(payload))
+            || self.is_overtaking(claimant)
+        {
             return deliveries;
         }
         self.round += 1; // the next item is another stream's, as after a round
-        self.hand_to_stream(id, deliveries, now)
+        self.hand_to_stream(claimant.id, deliveries, now)
     }
 
     /// Hands a stream its items. Returns the items that the stream can no longer receive, as when
@@ -426,6 +460,8 @@ impl Consumers {
 
 #[cfg(test)]
 mod committing_tests;
+#[cfg(test)]
+mod flow_tests;
 #[cfg(test)]
 mod stock_tests;
 #[cfg(test)]

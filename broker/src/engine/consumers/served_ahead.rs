@@ -50,12 +50,12 @@ impl Consumers {
         }
     }
 
-    /// Hands all consumers what is in stock for them, and takes the rest if it hides items from consumers that want others. Takes
-    /// what was withdrawn in any case, because it is ahead of all that the next reserve finds.
-    pub(in crate::engine) fn take_hiding(&mut self, now: Timestamp) -> Vec<InFlight> {
+    /// Hands all consumers what is in stock for them, and takes what has to be rolled back before the next reserve: also the rest
+    /// of the stock, if it hides items from consumers that want others.
+    pub(in crate::engine) fn take_returning(&mut self, now: Timestamp) -> Vec<InFlight> {
         self.serve_all(now);
         if self.stock.is_empty() || self.demands().demands.is_empty() {
-            return self.stock.take_withdrawn();
+            return self.stock.take_returning();
         }
         self.stock.take_hiding(now)
     }
@@ -67,7 +67,7 @@ impl Consumers {
             && let Some(demand) = self.stock.demand(now)
         {
             round.demands.push(demand);
-            round.claimants.push(Claimant { id: STOCK, auto_commit: false });
+            round.claimants.push(Claimant::new(STOCK, false));
         }
     }
 }

@@ -43,7 +43,7 @@ pub(super) struct Terms {
 pub(in crate::engine) struct Stock {
     /// The items in the order of the queue, each with the time at which it was reserved.
     items: VecDeque<(Timestamp, Delivery)>,
-    /// Items that are to be rolled back.
+    /// Items that are to be rolled back before the next reserve, whether they were in stock or with a consumer that can not receive them.
     returning: Vec<InFlight>,
     /// The terms of the items in stock.
     reserved_for: Option<Terms>,
@@ -176,6 +176,21 @@ impl Stock {
         }
     }
 
+    /// Adds items that were not in stock to those that are to be rolled back.
+    pub(in crate::engine) fn give_back(&mut self, mut items: Vec<InFlight>) {
+        self.returning.append(&mut items);
+    }
+
+    /// Returns true if items are to be rolled back.
+    pub(in crate::engine) fn is_returning(&self) -> bool {
+        !self.returning.is_empty()
+    }
+
+    /// Takes the items that are to be rolled back.
+    pub(super) fn take_returning(&mut self) -> Vec<InFlight> {
+        std::mem::take(&mut self.returning)
+    }
+
     /// Removes an item that was deleted.
     pub(super) fn remove(&mut self, item: ItemId) {
         self.items.retain(|(_, delivery)| delivery.item.id != item);
@@ -197,10 +212,10 @@ impl Stock {
         self.is_closed = false;
     }
 
-    /// Takes the items that are to be rolled back: what nobody has taken in time, and what was withdrawn. What a reserve that
+    /// Takes the items that are to be rolled back, and what nobody has taken in time. What a reserve that
     /// is under way brings is behind them, and is returned too.
     pub(in crate::engine) fn take_unused(&mut self, now: Timestamp) -> Vec<InFlight> {
-        let mut unused = std::mem::take(&mut self.returning);
+        let mut unused = self.take_returning();
         if self.items.front().is_some_and(|(since, _)| *since + KEPT <= now) {
             self.pause(now);
             self.is_closed = true;
@@ -211,15 +226,10 @@ impl Stock {
 
     /// Returns when [`Self::take_unused`] has something to do next.
     pub(in crate::engine) fn next_unused(&self) -> Option<Timestamp> {
-        if !self.returning.is_empty() {
+        if self.is_returning() {
             return Some(Timestamp::default());
         }
         self.items.front().map(|(since, _)| *since + KEPT)
-    }
-
-    /// Takes the items that were withdrawn and are not rolled back yet.
-    pub(super) fn take_withdrawn(&mut self) -> Vec<InFlight> {
-        std::mem::take(&mut self.returning)
     }
 
     /// Takes all items, because they are in the way of other consumers.
@@ -230,7 +240,7 @@ impl Stock {
 
     /// Takes all items.
     pub(in crate::engine) fn take_all(&mut self) -> Vec<InFlight> {
-        let mut all = std::mem::take(&mut self.returning);
+        let mut all = self.take_returning();
         all.append(&mut self.take_items());
         all
     }

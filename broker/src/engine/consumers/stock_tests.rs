@@ -183,9 +183,9 @@ fn a_pause_takes_what_is_in_stock() {
 #[test]
 fn a_stock_that_hides_items_from_others_is_returned() {
     let mut consumers = stocked();
-    assert!(consumers.take_hiding(after(61)).is_empty(), "nobody asks");
+    assert!(consumers.take_returning(after(61)).is_empty(), "nobody asks");
     let (_id, _answered) = call(&mut consumers, LEASE * 2);
-    assert_eq!(consumers.take_hiding(after(61)).len(), 4);
+    assert_eq!(consumers.take_returning(after(61)).len(), 4);
 }
 
 #[test]

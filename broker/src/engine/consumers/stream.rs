@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use super::{EngineError, MAX_ROUND_BYTES, STREAM_BATCH, stock::Terms};
 use crate::domain::{
@@ -48,7 +48,7 @@ pub(in crate::engine) struct InFlight {
 
 impl InFlight {
     /// Returns an item that is reserved and was not sent.
-    pub(super) fn unsent(delivery: &Delivery, since: Timestamp) -> Self {
+    pub(in crate::engine) fn unsent(delivery: &Delivery, since: Timestamp) -> Self {
         Self {
             receipt: delivery.receipt.clone(),
             bytes: delivery.item.payload.len(),
@@ -142,6 +142,10 @@ pub(super) struct Stream {
     pub(super) end: Option<EngineError>,
     /// True if the stream takes part in the running round.
     pub(super) in_round: bool,
+    /// How often items were taken back from the stream that had not been sent.
+    pub(super) taken_back: u64,
+    /// Dropped when nothing more is delivered to a stream whose flow is zero.
+    pub(super) halts: Vec<oneshot::Sender<()>>,
     /// True if the stream is assigned nothing more and ends when it holds nothing.
     retiring: bool,
 }
@@ -174,6 +178,8 @@ impl Stream {
             wake,
             end: None,
             in_round: false,
+            taken_back: 0,
+            halts: Vec::new(),
             retiring: false,
         }
     }
@@ -197,6 +203,7 @@ impl Stream {
     /// Ends the stream's part in a round.
     pub(super) fn round_ended(&mut self) {
         self.in_round = false;
+        self.tell_if_halted();
         if self.retiring {
             self.wake.notify_one();
         }
@@ -335,7 +342,7 @@ impl Stream {
     }
 
     /// Does the same for an item that is not in the inbox, or is removed from the inbox by the caller.
-    fn take_out(&mut self, item: ItemId) -> Option<InFlight> {
+    pub(super) fn take_out(&mut self, item: ItemId) -> Option<InFlight> {
         let gone = self.in_flight.remove(&item)?;
         self.bytes_in_flight -= gone.bytes;
         if gone.commits > 0 {
@@ -387,6 +394,7 @@ impl Stream {
             }
             message.push(delivery);
         }
+        self.tell_if_halted();
         self.delivered += message.len() as u64;
         if self.settings.auto_commit {
             self.committed += message.len() as u64;

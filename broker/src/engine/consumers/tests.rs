@@ -100,7 +100,7 @@ pub(super) fn stream_with(
     id
 }
 
-fn look(consumers: &mut Consumers, id: ConsumerId) -> Inbox {
+pub(super) fn look(consumers: &mut Consumers, id: ConsumerId) -> Inbox {
     let (inbox, late) = consumers.look_into_inbox(id, NOW);
     assert!(late.is_empty());
     inbox
@@ -225,7 +225,7 @@ fn a_flow_lowered_during_a_round_applies_to_the_items_of_the_round() {
     let mut consumers = Consumers::default();
     let id = stream(&mut consumers, 8, 1_000);
     assert_eq!(wanted(&mut consumers, NOW), [(id, 8)]);
-    consumers.set_max_in_flight(id, 2);
+    drop(consumers.set_max_in_flight(id, 2, NOW));
     let back = consumers.hand_to_stream(id, (0..5).map(|n| delivery(n, 1, 5)).collect(), NOW);
     assert_eq!(back.iter().map(|d| d.item.id.0[0]).collect::<Vec<_>>(), [2, 3, 4]);
     assert_eq!(take(&mut consumers, id), 2);
@@ -239,7 +239,9 @@ fn items_that_come_during_a_round_take_bytes_from_it() {
     let mut consumers = Consumers::default();
     let id = stream(&mut consumers, 8, 10);
     assert_eq!(wanted(&mut consumers, NOW), [(id, 8)]);
-    assert!(consumers.hand_pushed(id, vec![delivery(1, 1, 4)], NOW).is_empty());
+    assert!(
+        consumers.hand_pushed(&Claimant::new(id, false), vec![delivery(1, 1, 4)], NOW).is_empty()
+    );
     let back = consumers.hand_to_stream(id, vec![delivery(2, 1, 50)], NOW);
     assert_eq!(back.len(), 1, "the larger item would not be alone");
     let round = vec![delivery(3, 1, 6), delivery(4, 1, 1)];

@@ -12,7 +12,7 @@ use crate::{
         Delivery, Item, ItemSize, ItemState, LeaseToken, NewItem, Pushed, Queue, QueueName,
         Receipt, Timestamp, Totals, assign,
     },
-    engine::{Engine, consumers::ConsumerId},
+    engine::{Engine, consumers::Claimant},
     store::{FirstLease, Push},
 };
 
@@ -79,7 +79,7 @@ impl Drop for Hold {
 /// A push whose items are stored as reserved for a stream.
 pub(in crate::engine) struct DirectPush {
     hold: Hold,
-    stream: ConsumerId,
+    stream: Claimant,
     pushes: Vec<Push>,
     lease: Box<FirstLease>,
 }
@@ -171,18 +171,9 @@ impl Engine {
         let unwanted = if self.is_draining() {
             deliveries
         } else {
-            hold.0.hand_pushed(stream, deliveries, now)
+            hold.0.hand_pushed(&stream, deliveries, now)
         };
-        if unwanted.is_empty() {
-            return;
-        }
-        let engine = Arc::clone(self);
-        self.tasks.spawn(async move {
-            if let Err(error) = engine.return_undelivered(&queue, unwanted, Vec::new()).await {
-                tracing::debug!(queue = %queue.name, %error, "could not return items at once");
-            }
-            drop(hold);
-        });
+        hold.0.give_back(self, &unwanted);
     }
 }
 
@@ -208,7 +199,7 @@ impl Dispatcher {
         sizes: &[ItemSize],
         now: Timestamp,
         token: impl Fn() -> LeaseToken,
-    ) -> Option<(ConsumerId, Box<FirstLease>)> {
+    ) -> Option<(Claimant, Box<FirstLease>)> {
         let mut state = self.state.lock();
         if !state.is_known_empty(now) || state.consumers.calls_wait() {
             return None;
@@ -227,14 +218,14 @@ impl Dispatcher {
             return None;
         }
         state.held_until = Some(now + HOLD);
-        Some((claimant.id, FirstLease::new(token(), demand.lease, demand.consumer)))
+        Some((claimant, FirstLease::new(token(), demand.lease, demand.consumer)))
     }
 
     /// Hands a stream items that were stored as reserved for it. Returns those that the stream can no
     /// longer receive: all if the queue was paused meanwhile.
     fn hand_pushed(
         &self,
-        id: ConsumerId,
+        stream: &Claimant,
         deliveries: Vec<Delivery>,
         now: Timestamp,
     ) -> Vec<Delivery> {
@@ -245,6 +236,6 @@ impl Dispatcher {
         if state.queue.as_ref().is_some_and(|queue| queue.paused) {
             return deliveries;
         }
-        state.consumers.hand_pushed(id, deliveries, now)
+        state.consumers.hand_pushed(stream, deliveries, now)
     }
 }

@@ -54,28 +54,22 @@ pub(super) async fn hand_out(
     for (claimant, delivery) in deliveries {
         assigned[claimant].push(delivery);
     }
-    let ahead = {
+    {
         let mut state = dispatcher.state.lock();
         for (claimant, deliveries) in round.claimants.iter().zip(assigned) {
             if deliveries.is_empty() {
                 continue;
             }
-            let back = state.consumers.hand(claimant.id, deliveries, now);
+            let back = state.consumers.hand_reserved(claimant, deliveries, now);
             // Auto-committed items are no longer in the store, so that there is nothing to roll
             // back if their consumer has gone since.
             if !claimant.auto_commit {
                 unwanted.extend(back);
             }
         }
-        if unwanted.is_empty() {
-            Vec::new()
-        } else {
-            state.consumers.stock.withdraw(now); // what is in stock is behind these
-            state.consumers.stock.take_all()
-        }
-    };
-    let returned = engine.return_undelivered(queue, unwanted, ahead).await;
-    failed.map_or(returned, Err)
+    }
+    dispatcher.give_back(engine, &unwanted);
+    failed.map_or(Ok(()), Err)
 }
 
 /// Commits the items of auto-commit consumers, and keeps those whose commit succeeded. Items whose

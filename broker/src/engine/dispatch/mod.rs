@@ -8,7 +8,7 @@ pub(super) mod direct;
 mod hand_out;
 mod polls;
 mod reconcile;
-mod reserved_ahead;
+mod returning;
 pub(super) mod run;
 
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use tokio::{sync::Notify, time::Instant};
 use crate::{
     domain::{ItemId, Queue, QueueName, Receipt, Timestamp},
     engine::{
-        EngineError,
-        consumers::{Call, ConsumerId, Consumers, InFlight, Inbox, Round, StreamSettings},
+        Engine, EngineError,
+        consumers::{Call, ConsumerId, Consumers, InFlight, InForce, Inbox, Round, StreamSettings},
     },
     metrics::Wake,
     signals::WINDOW,
@@ -36,7 +36,7 @@ pub(super) struct Dispatcher {
     wake: Notify,
     /// Notified when streams hold fewer items, for shutdown.
     fewer: Notify,
-    /// Locked while items that were in stock are rolled back. The next reserve begins afterwards, and finds them.
+    /// Locked while items that are not wanted are rolled back. The next reserve begins afterwards, and finds them.
     returning: tokio::sync::Mutex<()>,
     /// Number of steps that the loop has begun.
     #[cfg(test)]
@@ -97,6 +97,13 @@ impl Dispatcher {
     #[cfg(test)]
     pub(super) fn steps(&self) -> u64 {
         self.steps.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Returns true if no reserve is under way, and none follows before the next event.
+    #[cfg(test)]
+    pub(super) fn rests(&self) -> bool {
+        let state = self.state.lock();
+        state.seen_empty && !state.dirty
     }
 
     pub(super) fn queue(&self) -> &QueueName {
@@ -312,9 +319,24 @@ impl Dispatcher {
         self.state.lock().consumers.withdraw_call(id)
     }
 
-    pub(super) fn set_max_in_flight(&self, id: ConsumerId, max: usize) {
-        self.state.lock().consumers.set_max_in_flight(id, max);
+    /// Changes the flow of a stream. The result ends when the new one is in force.
+    pub(super) fn set_max_in_flight(
+        self: &Arc<Self>,
+        engine: &Arc<Engine>,
+        id: ConsumerId,
+        max: usize,
+    ) -> InForce {
+        let in_force = {
+            let mut state = self.state.lock();
+            let in_force = state.consumers.set_max_in_flight(id, max, engine.now());
+            // A push must not go to a stream past the items that return.
+            state.dirty |= state.consumers.stock.is_returning();
+            in_force
+        };
+        self.return_soon(engine);
         self.wake.notify_one();
+        self.fewer.notify_waiters();
+        in_force
     }
 
     pub(super) fn retire_stream(&self, id: ConsumerId) {
@@ -387,9 +409,9 @@ impl Dispatcher {
         state.queue.clone().filter(|_| !unsent.is_empty()).map(|queue| (queue, unsent))
     }
 
-    /// Takes what was withdrawn from the stock, and the items in stock if they hide others from consumers.
-    fn take_hiding(&self, now: Timestamp) -> Vec<InFlight> {
-        self.state.lock().consumers.take_hiding(now)
+    /// Takes what has to be rolled back before the next reserve.
+    fn take_returning(&self, now: Timestamp) -> Vec<InFlight> {
+        self.state.lock().consumers.take_returning(now)
     }
 
     /// Ends the calls that do not wait, as long as the queue is paused. Returns the items that
@@ -407,10 +429,11 @@ impl Dispatcher {
     }
 
     /// Returns the demands of the next reserve and the signals to pass on with it. Returns `None`
-    /// if no consumer wants items and enough are in stock, the queue is known to be empty, or a direct push is in flight.
+    /// if no consumer wants items and enough are in stock, the queue is known to be empty, a direct push is in flight, or items have to
+    /// be rolled back first.
     fn next_round(&self, queue: &Queue, now: Timestamp) -> Option<(Round, Appeared)> {
         let mut state = self.state.lock();
-        if !state.dirty || state.held_until.is_some() {
+        if !state.dirty || state.held_until.is_some() || state.consumers.stock.is_returning() {
             return None;
         }
         let mut round = state.consumers.demands();

@@ -11,7 +11,7 @@ use super::{
     hand_out::hand_out,
     polls::Polls,
     reconcile::{confirm_lapses, reconcile_if_due},
-    reserved_ahead::return_hiding,
+    returning::return_first,
 };
 use crate::{
     domain::{Queue, Timestamp},
@@ -141,7 +141,7 @@ async fn step(
         return Ok(Step::Wait);
     }
     let returning = dispatcher.returning.lock().await;
-    return_hiding(engine, dispatcher, &queue, now).await?;
+    return_first(engine, dispatcher, &queue, now).await?;
     let next = dispatcher.next_round(&queue, engine.now());
     drop(returning);
     let Some((round, appeared)) = next else { return Ok(Step::Wait) };
@@ -169,7 +169,7 @@ async fn step(
         state.seen_empty = !more;
         state.consumers.end_round(&round, !more, engine.now());
     }
-    dispatcher.watch_stock(engine);
+    dispatcher.return_soon(engine);
     if more {
         return Ok(if assigned > 0 || cleared > 0 { Step::Again } else { Step::Stuck });
     }

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Makes a stream wait, and waits until its queue is known to be empty.
-async fn idle(bench: &Bench, stream: &mut Subscription) {
+pub(super) async fn idle(bench: &Bench, stream: &mut Subscription) {
     assert!(futures_util::poll!(std::pin::pin!(stream.next())).is_pending());
     // An item that goes directly shows that the queue is known to be empty. Others come by a round.
     until("the queue is known to be empty", async || {
@@ -383,7 +383,7 @@ async fn an_item_that_is_released_is_not_overtaken() {
     idle(&bench, &mut stream).await;
     bench.faults.set("rollback", Fault::HeldBefore);
     let begun = bench.faults.begun("rollback");
-    let lowering = async { stream.flow().set_max_in_flight(0) };
+    let lowering = async { drop(stream.flow().set_max_in_flight(0)) };
     meanwhile(&bench, item("first"), lowering).await.unwrap();
     bench.faults.until_begun("rollback", begun + 1).await;
     stream.flow().set_max_in_flight(10);

@@ -14,10 +14,10 @@ async fn a_busy_queue_is_polled_too() {
     let queue = bench.queue().await;
     let push = crate::store::Push::new(queue, NewItem::default());
     // The dispatcher is woken more often than it polls.
-    let dispatcher = bench.engine.dispatcher(&name("q")).unwrap();
+    let flow = stream.flow();
     let busy = tokio::spawn(async move {
         loop {
-            dispatcher.set_max_in_flight(0, 1);
+            drop(flow.set_max_in_flight(10));
             tokio::time::sleep(poll / 10).await;
         }
     });

@@ -4,6 +4,7 @@ mod calls;
 mod committing;
 mod direct;
 mod faulty;
+mod flow;
 mod loops;
 mod operations;
 mod panics;

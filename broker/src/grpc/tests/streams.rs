@@ -105,6 +105,40 @@ async fn flow_halts_and_resumes() {
     broker.until("q", |stats| (stats.ready, stats.reserved) == (1, 2)).await;
 }
 
+/// The items are so large that most of them wait for the client to read.
+#[tokio::test]
+async fn nothing_is_delivered_after_the_answer_to_a_flow_of_zero() {
+    let broker = Broker::start().await;
+    let (requests, mut events) = broker.open("q").await;
+    broker.push("q", (0..32).map(|n| vec![n; 390_000]).collect()).await;
+    let mut taken = deliveries(&mut events, 1).await;
+    let mut flow = async |max_in_flight, taken: &mut Vec<pb::Delivery>| {
+        requests.send(act(Action::Flow(pb::Flow { max_in_flight }))).await.unwrap();
+        while let Some(Event::Deliveries(more)) = next(&mut events).await {
+            taken.extend(more.deliveries);
+        }
+    };
+    flow(0, &mut taken).await;
+    let halted = taken.len();
+    assert!(halted < 32, "all are delivered");
+    let held = halted as i64;
+    broker.until("q", |stats| (stats.ready, stats.reserved) == (32 - held, held)).await;
+    flow(0, &mut taken).await;
+    assert_eq!(taken.len(), halted);
+    flow(32, &mut taken).await;
+    let left = 32 - taken.len();
+    taken.extend(deliveries(&mut events, left).await);
+    let numbers: Vec<u8> = taken
+        .into_iter()
+        .map(|delivery| {
+            let item = delivery.item.unwrap();
+            assert_eq!((item.attempt, item.deliveries), (1, 1));
+            item.payload[0]
+        })
+        .collect();
+    assert_eq!(numbers, (0..32).collect::<Vec<u8>>());
+}
+
 #[tokio::test]
 async fn a_protocol_violation_ends_the_stream() {
     let broker = Broker::start().await;

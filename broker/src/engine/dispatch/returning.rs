@@ -1,20 +1,36 @@
-//! Returns what was reserved ahead of consumers and is not wanted.
+//! Rolls back what was reserved and is not wanted: what nobody takes of the stock, and what its consumer can not receive. The next
+//! reserve begins afterwards, so that a lone consumer receives items in their order.
 
 use std::{sync::Arc, time::Duration};
 
 use super::Dispatcher;
 use crate::{
-    domain::{Queue, Timestamp},
-    engine::{Engine, Result},
+    domain::{Delivery, Queue, Timestamp},
+    engine::{Engine, Result, consumers::InFlight},
 };
 
 /// Longest time between two looks at a stock, whatever the clock of the store does.
 const LOOK: Duration = Duration::from_millis(100);
 
 impl Dispatcher {
-    /// Returns what nobody takes, and what is withdrawn, in a task of its own until nothing is in stock: a reserve that hangs
-    /// must not keep it.
-    pub(super) fn watch_stock(self: &Arc<Self>, engine: &Arc<Engine>) {
+    /// Returns items whose consumers can not receive them, and what is in stock, which is behind them.
+    pub(super) fn give_back(self: &Arc<Self>, engine: &Arc<Engine>, unwanted: &[Delivery]) {
+        if unwanted.is_empty() {
+            return;
+        }
+        let now = engine.now();
+        {
+            let mut state = self.state.lock();
+            state.consumers.stock.withdraw(now);
+            let unsent = unwanted.iter().map(|delivery| InFlight::unsent(delivery, now));
+            state.consumers.stock.give_back(unsent.collect());
+            state.dirty = true;
+        }
+        self.return_soon(engine);
+    }
+
+    /// Returns what is not wanted, in a task of its own until nothing is in stock: a reserve that hangs must not keep it.
+    pub(super) fn return_soon(self: &Arc<Self>, engine: &Arc<Engine>) {
         {
             let mut state = self.state.lock();
             let is_empty = state.consumers.stock.next_unused().is_none();
@@ -50,17 +66,16 @@ impl Dispatcher {
     }
 }
 
-/// Rolls back what was withdrawn from the stock, and what is in stock if it hides items from consumers that it does not suit, before
-/// they are looked for.
-pub(super) async fn return_hiding(
+/// Rolls back what has to be in the queue before the next reserve.
+pub(super) async fn return_first(
     engine: &Arc<Engine>,
     dispatcher: &Dispatcher,
     queue: &Arc<Queue>,
     now: Timestamp,
 ) -> Result<()> {
-    let hiding = dispatcher.take_hiding(now);
-    if !hiding.is_empty() {
-        engine.return_unsent(queue, hiding).await?;
+    let returning = dispatcher.take_returning(now);
+    if !returning.is_empty() {
+        engine.return_unsent(queue, returning).await?;
         dispatcher.state.lock().dirty = true;
     }
     Ok(())
