@@ -42,6 +42,7 @@ async fn dead_letter_of(engine: &Arc<Engine>, origin: &str, dead: &QueueName, ma
     let to = RollbackTo::DeadLetter { to: dead.clone(), failed_attempts: 1, reason };
     let rollback = Rollback { held: Reservation { queue, receipt }, to, reason: None };
     engine.store().rollback(vec![rollback]).await.unwrap();
+    engine.stats.depths.forget_count(&origin); // the engine has not seen the item leave
 }
 
 async fn ready(engine: &Engine, name: &QueueName) -> u64 {
