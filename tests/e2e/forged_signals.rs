@@ -35,7 +35,7 @@ async fn forged_and_oversized_signals_have_no_effect() {
         vec![b'x'; 8 << 20],
         [b"insert ".to_vec(), vec![b'q'; 8 << 20], b" - deadbeef".to_vec()].concat(),
     ];
-    for topic in ["insert", "settings", "settle", "missed"] {
+    for topic in ["insert", "settings", "settle", "wanted", "missed"] {
         for _ in 0..50 {
             messages.push(format!("{topic} work - deadbeef").into_bytes());
         }

@@ -35,8 +35,8 @@ enum Swallowed {
 
 /// Merges equal signals. The coalescer has no clock of its own: each call passes the time.
 ///
-/// The number of entries is bounded by the queues with signals within one window, because an entry
-/// is removed when its window closes without merged signals.
+/// The number of entries is bounded by the signals that are sent within one window, because an entry
+/// is removed when its window closes without merged signals, and at the time at which a window that ended early would have.
 #[derive(Debug, Default)]
 pub(super) struct Coalescer {
     /// The open windows.

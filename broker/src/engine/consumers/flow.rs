@@ -2,7 +2,7 @@
 
 use tokio::sync::oneshot;
 
-use super::{ConsumerId, Consumers, stream::Stream};
+use super::{ConsumerId, Consumers, InFlight, stream::Stream};
 use crate::domain::Timestamp;
 
 /// Ends when a change of flow is in force: nothing is delivered any more that the new flow has no place for.
@@ -20,11 +20,8 @@ impl Consumers {
         let (waiting, in_force) = oneshot::channel();
         let Some(stream) = self.streams.get_mut(&id) else { return in_force };
         stream.settings.max_in_flight = max;
-        stream.halts.clear(); // an older flow is replaced
-        if max == 0 {
-            stream.halts.push(waiting);
-            stream.tell_if_halted();
-        }
+        stream.halt = (max == 0).then_some(waiting); // an older flow is replaced
+        stream.tell_if_halted();
         let back = stream.take_excess();
         for held in &back {
             self.holders.remove(&held.receipt.item);
@@ -40,7 +37,7 @@ impl Consumers {
 
 impl Stream {
     /// Takes back the last of the items that were not sent, as many as have no place. Committed items can only be sent, and stay.
-    fn take_excess(&mut self) -> Vec<super::InFlight> {
+    fn take_excess(&mut self) -> Vec<InFlight> {
         if self.settings.auto_commit {
             return Vec::new();
         }
@@ -51,11 +48,11 @@ impl Stream {
         back
     }
 
-    /// Tells those who wait for it that nothing more is delivered. A stream whose items are committed before they are sent delivers
+    /// Tells whoever waits for it that nothing more is delivered. A stream whose items are committed before they are sent delivers
     /// what it was assigned, and what a running round brings.
     pub(super) fn tell_if_halted(&mut self) {
         if !self.settings.auto_commit || self.inbox.is_empty() && !self.in_round {
-            self.halts.clear();
+            self.halt = None;
         }
     }
 }

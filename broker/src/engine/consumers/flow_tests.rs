@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    tests::{NOW, delivery, look, stream, take, wanted},
+    tests::{NOW, delivery, look, settings, stream, take, wanted},
     *,
 };
 
@@ -74,17 +74,8 @@ fn what_was_asked_for_before_is_handed_out_if_nothing_was_taken_back() {
 
 /// Returns a stream whose items are committed before they are sent.
 fn committed() -> (Consumers, ConsumerId) {
-    let settings = StreamSettings {
-        max_in_flight: 8,
-        max_in_flight_bytes: usize::MAX,
-        lease: Duration::from_secs(1),
-        consumer: None,
-        peer: None,
-        since: NOW,
-        auto_commit: true,
-        renewed_for: None,
-        tells_revoked: true,
-    };
+    let settings = settings(8, usize::MAX, Duration::from_secs(1));
+    let settings = StreamSettings { auto_commit: true, ..settings };
     let mut consumers = Consumers::default();
     let id = consumers.add_stream(settings, Arc::new(Notify::new()));
     assert!(matches!(look(&mut consumers, id), Inbox::Empty { .. }));

@@ -151,6 +151,7 @@ impl Consumers {
                 .collect()
         })
     }
+
     /// Takes the items whose leases have ended out of the streams, and announces the void
     /// reservations that are due.
     pub(in crate::engine) fn take_lapsed(&mut self, now: Timestamp) -> Vec<InFlight> {

@@ -40,6 +40,7 @@ const STREAM_BATCH: usize = 500;
 /// reserve is answered by one message, and most gRPC libraries by default refuse messages over 4
 /// MiB.
 const MAX_ROUND_BYTES: usize = 3 << 20;
+
 /// Identifies a consumer within its dispatcher.
 pub(super) type ConsumerId = u64;
 
@@ -326,7 +327,7 @@ impl Consumers {
         stream.is_some_and(|stream| stream.taken_back != claimant.taken_back)
     }
 
-    /// Hands a consumer items. Returns the items that the consumer can not receive.
+    /// Hands a consumer items. Returns the items that the consumer cannot receive.
     pub(super) fn hand(
         &mut self,
         id: ConsumerId,

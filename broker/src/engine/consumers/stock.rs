@@ -43,7 +43,7 @@ pub(super) struct Terms {
 pub(in crate::engine) struct Stock {
     /// The items in the order of the queue, each with the time at which it was reserved.
     items: VecDeque<(Timestamp, Delivery)>,
-    /// Items that are to be rolled back before the next reserve, whether they were in stock or with a consumer that can not receive them.
+    /// Items that are to be rolled back before the next reserve, whether they were in stock or with a consumer that cannot receive them.
     returning: Vec<InFlight>,
     /// The terms of the items in stock.
     reserved_for: Option<Terms>,

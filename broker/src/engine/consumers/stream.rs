@@ -145,7 +145,7 @@ pub(super) struct Stream {
     /// How often items were taken back from the stream that had not been sent.
     pub(super) taken_back: u64,
     /// Dropped when nothing more is delivered to a stream whose flow is zero.
-    pub(super) halts: Vec<oneshot::Sender<()>>,
+    pub(super) halt: Option<oneshot::Sender<()>>,
     /// True if the stream is assigned nothing more and ends when it holds nothing.
     retiring: bool,
 }
@@ -179,7 +179,7 @@ impl Stream {
             end: None,
             in_round: false,
             taken_back: 0,
-            halts: Vec::new(),
+            halt: None,
             retiring: false,
         }
     }

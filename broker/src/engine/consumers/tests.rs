@@ -78,15 +78,15 @@ pub(super) fn stream(
     stream_with(consumers, max_in_flight, max_bytes, Duration::from_secs(1))
 }
 
-pub(super) fn stream_with(
-    consumers: &mut Consumers,
+/// Returns settings of a stream that is told what it loses, and commits by itself.
+pub(in crate::engine) fn settings(
     max_in_flight: usize,
-    max_bytes: usize,
+    max_in_flight_bytes: usize,
     lease: Duration,
-) -> ConsumerId {
-    let settings = StreamSettings {
+) -> StreamSettings {
+    StreamSettings {
         max_in_flight,
-        max_in_flight_bytes: max_bytes,
+        max_in_flight_bytes,
         lease,
         consumer: None,
         peer: None,
@@ -94,7 +94,16 @@ pub(super) fn stream_with(
         auto_commit: false,
         renewed_for: None,
         tells_revoked: true,
-    };
+    }
+}
+
+pub(super) fn stream_with(
+    consumers: &mut Consumers,
+    max_in_flight: usize,
+    max_bytes: usize,
+    lease: Duration,
+) -> ConsumerId {
+    let settings = settings(max_in_flight, max_bytes, lease);
     let id = consumers.add_stream(settings, Arc::new(Notify::new()));
     assert!(matches!(look(consumers, id), Inbox::Empty { dirty: true }));
     id

@@ -182,7 +182,6 @@ impl State {
     fn is_known_empty(&self, now: Timestamp) -> bool {
         self.seen_empty
             && !self.dirty
-            && self.held_until.is_none()
             && self.consumers.stock.is_empty()
             && self.due.is_none_or(|due| due > now)
             && self.queue.as_ref().is_some_and(|queue| !queue.paused)

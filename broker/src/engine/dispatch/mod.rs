@@ -159,10 +159,8 @@ impl Dispatcher {
     /// consumer waits. Returns true once per signal.
     fn wants_signals(&self, now: Timestamp) -> bool {
         let mut state = self.state.lock();
-        if state.dirty || !state.consumers.any_waits() {
-            return false;
-        }
-        state.merged_until.take().is_some_and(|until| until > now)
+        let asks = state.merged_until.is_some() && !state.dirty && state.consumers.any_waits();
+        asks && state.merged_until.take().is_some_and(|until| until > now)
     }
 
     /// Records that other brokers may have changed anything in the queue.

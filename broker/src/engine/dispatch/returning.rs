@@ -1,4 +1,4 @@
-//! Rolls back what was reserved and is not wanted: what nobody takes of the stock, and what its consumer can not receive. The next
+//! Rolls back what was reserved and is not wanted: what nobody takes of the stock, and what its consumer cannot receive. The next
 //! reserve begins afterwards, so that a lone consumer receives items in their order.
 
 use std::{sync::Arc, time::Duration};
@@ -13,7 +13,7 @@ use crate::{
 const LOOK: Duration = Duration::from_millis(100);
 
 impl Dispatcher {
-    /// Returns items whose consumers can not receive them, and what is in stock, which is behind them.
+    /// Returns items whose consumers cannot receive them, and what is in stock, which is behind them.
     pub(super) fn give_back(self: &Arc<Self>, engine: &Arc<Engine>, unwanted: &[Delivery]) {
         if unwanted.is_empty() {
             return;

@@ -1,4 +1,4 @@
-//! When and for how long a refill waits, and when a dispatcher polls.
+//! When and for how long a refill waits, and when a dispatcher asks for signals.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::consumers::tests::delivery,
+    super::consumers::tests::{delivery, settings},
     run::{GATHER, gather_room},
     *,
 };
@@ -27,17 +27,8 @@ fn full() -> (Dispatcher, Vec<Delivery>) {
 
 /// Adds a stream that waits for items.
 fn add_stream(dispatcher: &Dispatcher) -> ConsumerId {
-    let settings = StreamSettings {
-        max_in_flight: 8,
-        max_in_flight_bytes: usize::MAX,
-        lease: Duration::from_secs(1),
-        consumer: None,
-        peer: None,
-        since: Timestamp(0),
-        auto_commit: false,
-        renewed_for: None,
-        tells_revoked: false,
-    };
+    let settings = settings(8, usize::MAX, Duration::from_secs(1));
+    let settings = StreamSettings { tells_revoked: false, ..settings };
     let id = dispatcher.add_stream(settings, Arc::new(Notify::new()));
     dispatcher.look_into_inbox(id, Timestamp(0));
     id

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::join_all;
+use tokio::task::JoinHandle;
 
 use super::*;
 use crate::{
@@ -13,6 +14,21 @@ use crate::{
 const WORKERS: usize = 20;
 
 impl Bench {
+    /// Asserts that a call receives the first item of the queue.
+    async fn receives_the_first(&self, asking: JoinHandle<Result<Vec<Delivery>>>) {
+        let received = within("an item", asking).await.unwrap().unwrap();
+        let first = self.items().await.iter().map(|item| item.id).min();
+        assert_eq!(received.first().map(|delivery| delivery.item.id), first);
+    }
+
+    /// Asserts that a call during a held rollback waits for it, and receives the first item of the queue.
+    async fn waits_for_the_first(&self) {
+        let asking = self.reserve(1, LIMIT);
+        tokio::time::sleep(Duration::from_millis(100)).await; // for what must not happen
+        self.faults.set("rollback", Fault::None);
+        self.receives_the_first(asking).await;
+    }
+
     /// Lets workers take and commit single items until about `count` are committed. Returns their payloads.
     async fn work(&self, count: usize) -> Vec<String> {
         let left = AtomicUsize::new(count);
@@ -93,12 +109,7 @@ async fn what_is_returned_is_there_again_before_the_next_reserve() {
         bench.faults.set("rollback", Fault::None); // the stock was returned already
     };
     bench.faults.until_begun("rollback", returned + 1).await;
-    let asking = bench.reserve(1, LIMIT);
-    tokio::time::sleep(Duration::from_millis(100)).await; // for what must not happen
-    bench.faults.set("rollback", Fault::None);
-    let received = within("an item", asking).await.unwrap().unwrap();
-    let first = bench.items().await.iter().map(|item| item.id).min();
-    assert_eq!(received.first().map(|delivery| delivery.item.id), first);
+    bench.waits_for_the_first().await;
 }
 
 /// The same for what was withdrawn because another broker has settled something.
@@ -108,9 +119,7 @@ async fn what_is_withdrawn_is_there_again_before_the_next_reserve() {
     bench.with_stock().await;
     let signal = Signal { queue: name("q"), topic: Topic::Settle, since: None };
     bench.engine.receive(&Notice::Signal(signal));
-    let received = within("an item", bench.reserve(1, LIMIT)).await.unwrap().unwrap();
-    let first = bench.items().await.iter().map(|item| item.id).min();
-    assert_eq!(received.first().map(|delivery| delivery.item.id), first);
+    bench.receives_the_first(bench.reserve(1, LIMIT)).await;
 }
 
 /// The same where a caller has gone, and what the reserve for it brought is ahead of the stock.
@@ -144,12 +153,7 @@ async fn what_is_returned_is_not_overtaken_by_what_is_in_stock() {
     let returned = bench.faults.begun("rollback");
     bench.faults.set("reserve", Fault::None);
     bench.faults.until_begun("rollback", returned + 1).await;
-    let asking = bench.reserve(1, LIMIT);
-    tokio::time::sleep(Duration::from_millis(100)).await; // for what must not happen
-    bench.faults.set("rollback", Fault::None);
-    let received = within("an item", asking).await.unwrap().unwrap();
-    let first = bench.items().await.iter().map(|item| item.id).min();
-    assert_eq!(received.first().map(|delivery| delivery.item.id), first);
+    bench.waits_for_the_first().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
