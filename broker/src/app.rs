@@ -63,6 +63,7 @@ pub(crate) struct App {
     health: Health,
     /// `None`: nothing is sent to a collector.
     export: Option<Export>,
+    access: Arc<Access>,
     shutdown_grace: Duration,
     /// Notified when files are to be read again.
     reload: Arc<Notify>,
@@ -140,8 +141,10 @@ impl App {
         servers.spawn(essential("gRPC server", serve));
         let read_again = reload::run(files, Arc::clone(&reload), stop.clone());
         servers.spawn(essential("reload", read_again));
+        servers.spawn(essential("audit log", Arc::clone(&access).sum_up(stop.clone())));
         let probe: Arc<dyn Probe> = Arc::new(EngineProbe(Arc::clone(&engine)));
-        let console = console::router(ConsoleState { probe, metrics, access }).merge(pages);
+        let console = console::router(ConsoleState { probe, metrics, access: Arc::clone(&access) });
+        let console = console.merge(pages);
         let console = console.into_make_service_with_connect_info::<Peer>();
         let stopped = stop.clone().cancelled_owned();
         let serve = axum::serve(http_listener, console).with_graceful_shutdown(stopped);
@@ -158,6 +161,7 @@ impl App {
             ended,
             health,
             export,
+            access,
             shutdown_grace,
             reload,
             tls: settings.tls.is_some(),
@@ -198,6 +202,7 @@ impl App {
 
     /// Shuts the broker down within `shutdown_grace`. Returns false if work had to be cut short.
     pub(crate) async fn shutdown(self) -> bool {
+        let access = Arc::clone(&self.access);
         let orderly = async {
             self.health.set_serving(false).await;
             self.engine.drain().await;
@@ -220,7 +225,9 @@ impl App {
                 export.close((self.shutdown_grace / 4).min(LAST_EXPORT)).await;
             }
         };
-        tokio::time::timeout(self.shutdown_grace, orderly).await.is_ok()
+        let is_orderly = tokio::time::timeout(self.shutdown_grace, orderly).await.is_ok();
+        access.close();
+        is_orderly
     }
 }
 

@@ -259,3 +259,50 @@ async fn refusals_and_what_operators_do_are_in_the_audit_log() {
     );
     broker.stop().await;
 }
+
+/// Returns the sum of what lines of the audit log with all of these give for `more`.
+fn counted(log: &str, needles: &[&str]) -> u64 {
+    let lines = log.lines().filter(|line| {
+        line.contains("audit") && needles.iter().all(|needle| line.contains(needle))
+    });
+    lines.filter_map(|line| line.split_once(" more=")?.1.trim().parse::<u64>().ok()).sum()
+}
+
+/// Whoever has no token neither fills the audit log nor hides in it what is done with a token that is known.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_refusals_is_summed_up_and_hides_none_of_a_known_token() {
+    const FLOOD: u64 = 500;
+    let file = TokensFile::new();
+    let token = file.add("shop", &["produce@orders"]).await;
+    let broker = file.launch().flag("max-refusals", "0").start().await;
+    let channel = channel(&broker).await;
+    for _ in 0..FLOOD {
+        push(&channel, "a-guess", "orders").await.expect_err("a refusal");
+    }
+    for _ in 0..3 {
+        push(&channel, &token, "mail").await.expect_err("a refusal");
+    }
+    let mut operators = AdminServiceClient::new(channel.clone());
+    let queue = Queue { name: "mail".to_owned(), ..Queue::default() };
+    let request = with_token(&token, CreateQueueRequest { queue: Some(queue) });
+    operators.create_queue(request).await.expect_err("a refusal");
+    drop((channel, operators));
+    broker.terminate();
+    let log = broker.ended().await.log;
+
+    let told = |needles: &[&str]| {
+        let is_told = |line: &&str| {
+            line.contains("audit")
+                && !line.contains(" more=")
+                && needles.iter().all(|needle| line.contains(needle))
+        };
+        log.lines().filter(is_told).count() as u64
+    };
+    let unknown = told(&["peer=127.0.0.1:", "TOKEN_UNKNOWN"]);
+    assert!((1..=50).contains(&unknown), "{unknown} of {FLOOD}:\n{log}");
+    assert_eq!(counted(&log, &["peer=127.0.0.1 ", "TOKEN_UNKNOWN"]), FLOOD - unknown, "{log}");
+    let known = "token=\"shop\"";
+    assert_eq!(told(&[known, "QueueService/Push", "queue=\"mail\"", "PERMISSION_MISSING"]), 3);
+    assert_eq!(told(&[known, "AdminService/CreateQueue", "PERMISSION_MISSING"]), 1, "{log}");
+    assert_eq!(counted(&log, &["PERMISSION_MISSING"]), 0, "{log}");
+}

@@ -123,7 +123,7 @@ impl Caller {
     pub(crate) fn answered(&self, outcome: &dyn fmt::Debug) {
         if self.0.rule.is_audited() {
             let queue = self.0.queue.get().map(String::as_str);
-            audit::line(self.name(), self.0.peer, self.0.rule.call, queue, &format!("{outcome:?}"));
+            audit::line(self.shown(queue), &format!("{outcome:?}"));
         }
     }
 
@@ -133,7 +133,11 @@ impl Caller {
     }
 
     fn tell(&self, refused: &Refused, queue: Option<&str>) {
-        self.0.access.refused(refused, self.name(), self.0.peer, self.0.rule.call, queue);
+        self.0.access.refused(refused, self.shown(queue));
+    }
+
+    fn shown<'a>(&'a self, queue: Option<&'a str>) -> audit::Call<'a> {
+        audit::Call { token: self.name(), peer: self.0.peer, call: self.0.rule.call, queue }
     }
 
     /// Returns who this is as of now, which the files may have changed since the call began; `None` for anyone.

@@ -6,29 +6,31 @@
 //! * [`caller`]: who makes a call, asked for each queue that the call names.
 //! * [`peers`]: the other ends of connections, and how much of the broker each uses.
 //! * [`slowdown`]: peers that fail again and again wait longer and longer.
-//! * [`audit`]: the log of refusals and of what operators do.
+//! * [`audit`]: the log of refusals and of what operators do; [`tally`]: which refusals it tells in full.
 //!
 //! A call passes [`Access::admit`] first, which knows the call and its token but not what is in the request. Whoever reads
 //! the request then asks [`Caller::may`] for each queue in it.
 
-pub(crate) mod audit;
+mod audit;
 mod caller;
 mod peers;
 pub(crate) mod rules;
 mod slowdown;
+mod tally;
 pub(crate) mod tokens;
 
 use std::{
-    net::SocketAddr,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::{domain::Action, metrics::Metrics};
 
 use self::{
+    audit::{Call, Refusals},
     rules::{Needs, Rule},
     tokens::{Principal, TokenHash, Tokens},
 };
@@ -82,7 +84,21 @@ pub(crate) struct Access {
     /// `None`: there are no tokens, and everyone may do everything.
     known: watch::Sender<Option<Arc<Tokens>>>,
     slowdown: Slowdown,
+    refusals: Refusals,
     metrics: Arc<Metrics>,
+}
+
+/// A call that is not let in.
+struct NotAdmitted {
+    refused: Refused,
+    /// Whose call it is, if that is known.
+    who: Option<Arc<Principal>>,
+}
+
+impl From<Refused> for NotAdmitted {
+    fn from(refused: Refused) -> Self {
+        Self { refused, who: None }
+    }
 }
 
 /// What a caller shows.
@@ -101,7 +117,8 @@ impl Access {
         metrics: Arc<Metrics>,
     ) -> Arc<Self> {
         let known = watch::Sender::new(tokens);
-        Arc::new(Self { known, slowdown: Slowdown::new(free_failures), metrics })
+        let (slowdown, refusals) = (Slowdown::new(free_failures), Refusals::default());
+        Arc::new(Self { known, slowdown, refusals, metrics })
     }
 
     /// Replaces all tokens and certificates. Calls and streams under way lose what is no longer allowed.
@@ -116,11 +133,11 @@ impl Access {
         authorization: Option<&[u8]>,
         peer: &Peer,
     ) -> Result<Caller, Refused> {
-        let admitted = self.try_admit(call, authorization, peer);
-        if let Err(refused) = &admitted {
-            self.refused(refused, None, peer.address, call, None);
-        }
-        admitted
+        self.try_admit(call, authorization, peer).map_err(|NotAdmitted { refused, who }| {
+            let token = who.as_ref().map(|who| who.name.as_str());
+            self.refused(&refused, Call { token, peer: peer.address, call, queue: None });
+            refused
+        })
     }
 
     fn try_admit(
@@ -128,7 +145,7 @@ impl Access {
         call: &str,
         authorization: Option<&[u8]>,
         peer: &Peer,
-    ) -> Result<Caller, Refused> {
+    ) -> Result<Caller, NotAdmitted> {
         let rule = Rule::of(call).ok_or(Refused::NoSuchCall)?;
         let anonymous = self.known.borrow().is_none() || rule.needs == Needs::Nothing;
         if anonymous {
@@ -142,15 +159,18 @@ impl Access {
             None if peer.names.get().is_some_and(|names| !names.is_empty()) => {
                 Credential::Certificate(Arc::clone(&peer.names))
             }
-            None => return Err(Refused::TokenMissing),
+            None => return Err(Refused::TokenMissing.into()),
         };
-        let principal = self.principal(&credential)?;
+        let principal = self.entry(&credential)?;
+        if principal.is_expired() {
+            return Err(NotAdmitted { refused: Refused::TokenExpired, who: Some(principal) });
+        }
         if let Needs::Permissions([first, ..]) = rule.needs
             && !principal.permissions.iter().any(|permission| permission.covers(first.action))
         {
             let (action, queue) = (first.action, "*".to_owned());
             let missing = Refused::PermissionMissing { action, queue, call: rule.call };
-            return Err(missing);
+            return Err(NotAdmitted { refused: missing, who: Some(principal) });
         }
         Ok(Caller::known(Arc::clone(self), rule, peer.address, credential, principal))
     }
@@ -172,34 +192,37 @@ impl Access {
 
     /// Returns who shows this, as of now.
     fn principal(&self, credential: &Credential) -> Result<Arc<Principal>, Refused> {
+        let principal = self.entry(credential)?;
+        if principal.is_expired() { Err(Refused::TokenExpired) } else { Ok(principal) }
+    }
+
+    /// Returns whose entry this belongs to, which may have expired.
+    fn entry(&self, credential: &Credential) -> Result<Arc<Principal>, Refused> {
         let known = self.known.borrow();
-        let unknown = match credential {
-            Credential::Token(_) => Refused::TokenUnknown,
-            Credential::Certificate(_) => Refused::TokenMissing,
-        };
-        let Some(tokens) = known.as_ref() else { return Err(unknown) };
-        let principal = match credential {
+        let entry = known.as_ref().and_then(|tokens| match credential {
             Credential::Token(hash) => tokens.bearer(*hash),
             Credential::Certificate(names) => tokens.owner(names.get().map_or(&[], Vec::as_slice)),
-        };
-        match principal {
-            None => Err(unknown),
-            Some(principal) if principal.is_expired() => Err(Refused::TokenExpired),
-            Some(principal) => Ok(Arc::clone(principal)),
-        }
+        });
+        entry.map(Arc::clone).ok_or(match credential {
+            Credential::Token(_) => Refused::TokenUnknown,
+            Credential::Certificate(_) => Refused::TokenMissing,
+        })
     }
 
     /// Counts a refusal and writes it to the audit log.
-    fn refused(
-        &self,
-        refused: &Refused,
-        name: Option<&str>,
-        peer: Option<SocketAddr>,
-        call: &str,
-        queue: Option<&str>,
-    ) {
+    fn refused(&self, refused: &Refused, call: Call<'_>) {
         self.metrics.call_refused(refused.reason());
-        audit::line(name, peer, call, queue, refused.reason());
+        self.refusals.note(call, refused.reason());
+    }
+
+    /// Writes at intervals, until `stop`, how many refusals there were that the audit log does not show one by one.
+    pub(crate) async fn sum_up(self: Arc<Self>, stop: CancellationToken) {
+        self.refusals.run(stop).await;
+    }
+
+    /// Writes how many there were since then, when the broker ends.
+    pub(crate) fn close(&self) {
+        self.refusals.end_period();
     }
 
     /// Notes that a call of this peer was refused, and returns how much later than now it should be answered.
