@@ -152,6 +152,13 @@ pub(super) const KEYS: &[Key] = &[
          https",
     ),
     key(
+        "otlp_ca",
+        "FILE",
+        "",
+        "Certificate authorities, PEM, one of which the certificate of an otlp_endpoint of https must be from, in place of the \
+         public ones",
+    ),
+    key(
         "otlp_metrics_interval",
         "DURATION",
         "60s",

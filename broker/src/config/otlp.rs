@@ -1,8 +1,9 @@
 //! Where spans and metrics are sent.
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use axum::http::{Uri, uri::Scheme};
+use tokio_rustls::rustls::pki_types::{CertificateDer, pem::PemObject};
 
 use super::{
     ConfigError,
@@ -16,6 +17,8 @@ use super::{
 pub(crate) struct Otlp {
     /// Its address, `http` or, over gRPC, `https`.
     pub endpoint: String,
+    /// The certificates, as PEM, of the authorities one of which its own must be from; `None`: the public ones.
+    pub authorities: Option<String>,
     /// What it speaks.
     pub protocol: OtlpProtocol,
     /// How often metrics are sent; `None`: never.
@@ -45,7 +48,27 @@ impl Given {
             span(Duration::from_secs(1), Duration::from_hours(1))(text).map(Some)
         })?;
         let endpoint = self.optional("otlp_endpoint", |text| endpoint(text, protocol))?;
-        Ok(endpoint.map(|endpoint| Otlp { endpoint, protocol, metrics_interval }))
+        let authorities = self.optional("otlp_ca", authorities)?;
+        let is_https = endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("https:"));
+        if authorities.is_some() && !is_https {
+            let problem = "it needs an otlp_endpoint of https beside it";
+            return Err(self.bad("otlp_ca", problem.to_owned()));
+        }
+        Ok(endpoint.map(|endpoint| Otlp { endpoint, authorities, protocol, metrics_interval }))
+    }
+}
+
+/// Reads certificates. A file without one would let no collector be known.
+fn authorities(path: &str) -> Parsed<String> {
+    let text = fs::read(path).map_err(|error| format!("{path:?} cannot be read: {error}"))?;
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
+    match found {
+        // Certificates are ASCII; what is around them may be anything.
+        Ok(certificates) if !certificates.is_empty() => {
+            Ok(String::from_utf8_lossy(&text).into_owned())
+        }
+        Ok(_) => Err(format!("{path:?} has no certificate in it")),
+        Err(error) => Err(format!("{path:?} is not usable: {error}")),
     }
 }
 

@@ -2,6 +2,8 @@ use std::fs;
 
 use super::{address::mask_credentials, keys::KEYS, *};
 
+/// What is certified does not matter to who reads the settings.
+const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
 const TOKENS: &str = "[[token]]\nname = 'ann'\ntoken = '0123456789abcdef'\nallow = ['admin@*']\n";
 
 /// A file that does not exist.
@@ -84,6 +86,7 @@ fn every_key_works_in_all_three_places() {
         path.to_str().unwrap().to_owned()
     };
     let pem = written("some.pem", "");
+    let authority = written("authority.pem", CERTIFICATE);
     let tokens = written("tokens.toml", TOKENS);
     let store = written("store", "sqlite::memory:\n");
     let signals = written("signals", "redis://127.0.0.1:1/\n");
@@ -120,6 +123,7 @@ fn every_key_works_in_all_three_places() {
             "otlp_endpoint" => "http://127.0.0.1:4317",
             "otlp_protocol" => "http",
             "otlp_metrics_interval" => "0s",
+            "otlp_ca" => &authority,
             other => panic!("no test value for {other}"),
         };
         // TLS files come together; the ones that are not under test are flags.
@@ -134,6 +138,9 @@ fn every_key_works_in_all_three_places() {
         }
         if ["otlp_protocol", "otlp_metrics_interval"].contains(&key.name) {
             others.extend(["--otlp-endpoint", "http://127.0.0.1:4317"].map(str::to_owned));
+        }
+        if key.name == "otlp_ca" {
+            others.extend(["--otlp-endpoint", "https://127.0.0.1:4317"].map(str::to_owned));
         }
         let others: Vec<&str> = others.iter().map(String::as_str).collect();
         let flag = format!("--{}", key.flag());
@@ -468,4 +475,35 @@ fn a_collector_has_an_address_and_a_protocol() {
     for bad in ["10ms", "2h", "often"] {
         wrong(&["--otlp-metrics-interval", bad]);
     }
+}
+
+#[cfg(feature = "otlp")]
+#[test]
+fn the_authorities_of_a_collector_are_read_and_used_for_https_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let written = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (good, empty) = (written("good.pem", CERTIFICATE), written("empty.pem", "# none yet\n"));
+    let broken = written("broken.pem", &CERTIFICATE.replace("-----END", "-----"));
+    let with = |endpoint: &'static str, file: &'static str| {
+        ["--otlp-endpoint", endpoint, "--otlp-ca", file]
+    };
+    let [good, empty, broken] = [good, empty, broken].map(|path| &*path.leak());
+    let (https, http) = ("https://collector.example", "http://127.0.0.1:4317");
+    let authorities = flags(&with(https, good)).otlp.unwrap().authorities;
+    assert_eq!(authorities.as_deref(), Some(CERTIFICATE));
+    assert_eq!(flags(&["--otlp-endpoint", https]).otlp.unwrap().authorities, None);
+    for (args, problem) in [
+        (with(https, empty), "has no certificate in it"),
+        (with(https, broken), "is not usable"),
+        (with(https, "/nowhere.pem"), "cannot be read"),
+        (with(http, good), "it needs an otlp_endpoint of https"),
+    ] {
+        let why = wrong(&args);
+        assert!(why.contains("otlp_ca") && why.contains(problem), "{args:?}: {why}");
+    }
+    assert!(wrong(&["--otlp-ca", good]).contains("it needs an otlp_endpoint of https"));
 }

@@ -35,8 +35,9 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tonic::{metadata::MetadataMap, transport::Endpoint};
 
 use super::{
-    EXPORT_LIMIT, authorities,
+    EXPORT_LIMIT,
     families::{Period, requests},
+    tls,
 };
 use crate::{
     config::{Otlp, OtlpProtocol},
@@ -96,7 +97,7 @@ impl Collector {
             ExporterBuildError::InvalidConfiguration(with_causes(&error))
         };
         let plain = Endpoint::from_shared(endpoint.to_owned()).map_err(wrong)?;
-        let endpoint = match authorities(endpoint) {
+        let endpoint = match tls(otlp) {
             Some(tls) => plain.tls_config(tls).map_err(wrong)?,
             None => plain,
         };

@@ -14,7 +14,7 @@ use std::{sync::Arc, time::Duration};
 use opentelemetry::KeyValue;
 use opentelemetry_otlp::ExporterBuildError;
 use opentelemetry_sdk::Resource;
-use tonic::transport::ClientTlsConfig;
+use tonic::transport::{Certificate, ClientTlsConfig};
 
 use self::{metrics::MetricsExport, spans::Spans};
 use crate::{config::Otlp, metrics::Metrics, traces::Traces};
@@ -73,7 +73,11 @@ fn resource(instance: String) -> Resource {
         .build()
 }
 
-/// Returns the authorities that a collector's certificate must be from; `None` without TLS.
-fn authorities(endpoint: &str) -> Option<ClientTlsConfig> {
-    endpoint.starts_with("https:").then(|| ClientTlsConfig::new().with_webpki_roots())
+/// Returns how a collector is known to be the right one; `None` without TLS.
+fn tls(otlp: &Otlp) -> Option<ClientTlsConfig> {
+    let config = otlp.endpoint.starts_with("https:").then(ClientTlsConfig::new)?;
+    Some(match &otlp.authorities {
+        Some(pem) => config.ca_certificate(Certificate::from_pem(pem)),
+        None => config.with_webpki_roots(),
+    })
 }

@@ -22,7 +22,7 @@ use opentelemetry_sdk::{
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, task::spawn_blocking, time::timeout};
 
-use super::{EXPORT_LIMIT, authorities};
+use super::{EXPORT_LIMIT, tls};
 use crate::{
     config::{Otlp, OtlpProtocol},
     traces::Traces,
@@ -83,7 +83,7 @@ fn exporter(otlp: &Otlp) -> Result<SpanExporter, ExporterBuildError> {
                 .with_tonic()
                 .with_endpoint(endpoint)
                 .with_timeout(EXPORT_LIMIT);
-            match authorities(endpoint) {
+            match tls(otlp) {
                 Some(tls) => exporter.with_tls_config(tls).build(),
                 None => exporter.build(),
             }

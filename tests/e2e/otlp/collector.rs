@@ -34,6 +34,7 @@ use opentelemetry_proto::tonic::{
     trace::v1::Span,
 };
 use prost::Message;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tokio::net::TcpListener;
 use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::task::AbortOnDropHandle;
@@ -170,12 +171,19 @@ impl Collector {
         Self::by(Server::builder()).await
     }
 
-    /// Starts a collector that speaks gRPC over TLS, with a certificate for this machine that no authority has signed.
-    pub(super) async fn over_tls() -> Self {
-        let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("its own");
-        let identity = Identity::from_pem(own.cert.pem(), own.signing_key.serialize_pem());
+    /// Starts a collector that speaks gRPC over TLS, with a certificate for this machine. Returns the certificate, as PEM, of the
+    /// authority that it is from, which nobody else knows.
+    pub(super) async fn over_tls() -> (Self, String) {
+        let mut params = CertificateParams::new(Vec::new()).expect("no names");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "the company");
+        let key = || KeyPair::generate().expect("a key");
+        let authority = CertifiedIssuer::self_signed(params, key()).expect("an authority");
+        let (own, key) = (CertificateParams::new(["127.0.0.1".to_owned()]).expect("a name"), key());
+        let own = own.signed_by(&key, &authority).expect("a certificate");
+        let identity = Identity::from_pem(own.pem(), key.serialize_pem());
         let server = Server::builder().tls_config(ServerTlsConfig::new().identity(identity));
-        Self::by(server.expect("a certificate")).await
+        (Self::by(server.expect("a certificate")).await, authority.pem())
     }
 
     async fn by(mut server: Server) -> Self {

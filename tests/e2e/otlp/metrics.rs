@@ -1,6 +1,9 @@
 //! Metrics that brokers send to a collector.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    fs,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use opentelemetry_proto::tonic::metrics::v1::{
     AggregationTemporality, Metric, NumberDataPoint, metric::Data, number_data_point::Value,
@@ -20,6 +23,16 @@ const PUSHED: &str = "sluicegate_items_pushed_total";
 async fn push(api: &Api, items: usize) {
     let items = (0..items).map(|n| new_item(&n.to_string())).collect();
     let request = PushRequest { queue: "orders".to_owned(), items, ..PushRequest::default() };
+    api.queue.clone().push(request).await.expect("an answered push");
+}
+
+/// Pushes an item within a trace that is wanted.
+async fn push_traced(api: &Api) {
+    let mut request =
+        Request::new(PushRequest { queue: "orders".to_owned(), ..PushRequest::default() });
+    request.get_mut().items.push(new_item("a"));
+    let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    request.metadata_mut().insert("traceparent", parent.parse().expect("metadata"));
     api.queue.clone().push(request).await.expect("an answered push");
 }
 
@@ -122,12 +135,7 @@ async fn spans_and_metrics_are_of_one_sender_and_the_last_come_at_the_end() {
             .start()
             .await;
         until("the first metrics", || async { collector.metrics().pop() }).await;
-        let mut request =
-            Request::new(PushRequest { queue: "orders".to_owned(), ..PushRequest::default() });
-        request.get_mut().items.push(new_item("a"));
-        let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        request.metadata_mut().insert("traceparent", parent.parse().expect("metadata"));
-        broker.api().await.queue.clone().push(request).await.expect("an answered push");
+        push_traced(&broker.api().await).await;
         broker.stop().await;
         let last = collector.metrics().pop().expect("metrics");
         assert_eq!(value(count(metric(&last, PUSHED).expect("pushes"))), (1.0, vec![]));
@@ -145,19 +153,46 @@ async fn an_interval_of_zero_sends_no_metrics() {
     assert_eq!(collector.metrics().len(), 0);
 }
 
-/// Over TLS, a collector has to show a certificate of a public authority. One that does not is sent nothing, and is in nobody's way.
+/// Over TLS, a collector has to show a certificate of a public authority, or of one that is given. One that does not is sent nothing, and is in
+/// nobody's way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collector_that_is_not_known_to_be_the_right_one_is_sent_nothing() {
-    let (store, collector) = (Backend::Sqlite.store(), Collector::over_tls().await);
+    let (_, of_others) = Collector::over_tls().await;
+    let files = tempfile::tempdir().expect("a directory");
+    let file = files.path().join("others.pem");
+    fs::write(&file, of_others).expect("a file");
+    for authorities in [None, file.to_str()] {
+        let (store, (collector, _)) = (Backend::Sqlite.store(), Collector::over_tls().await);
+        let mut launch = store.launch().flag("otlp-endpoint", &collector.tls_endpoint());
+        if let Some(file) = authorities {
+            launch = launch.flag("otlp-ca", file);
+        }
+        let broker = launch.flag("otlp-metrics-interval", "1s").start().await;
+        push_traced(&broker.api().await).await;
+        let said = "metrics cannot be sent";
+        until(said, || async { (lines(&broker.log(), said) == 1).then_some(()) }).await;
+        let log = broker.log();
+        broker.stop().await;
+        assert!(log.contains("UnknownIssuer") || log.contains("BadSignature"), "{log}");
+        assert_eq!((collector.metrics().len(), collector.all().len()), (0, 0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_of_an_authority_that_is_given_gets_spans_and_metrics() {
+    let (store, (collector, authority)) = (Backend::Sqlite.store(), Collector::over_tls().await);
+    let files = tempfile::tempdir().expect("a directory");
+    let file = files.path().join("company.pem");
+    fs::write(&file, authority).expect("a file");
     let launch = store.launch().flag("otlp-endpoint", &collector.tls_endpoint());
+    let launch = launch.flag("otlp-ca", file.to_str().expect("a path"));
     let broker = launch.flag("otlp-metrics-interval", "1s").start().await;
-    push(&broker.api().await, 3).await;
-    let said = "metrics cannot be sent";
-    until(said, || async { (lines(&broker.log(), said) == 1).then_some(()) }).await;
+    push_traced(&broker.api().await).await;
+    counted(&collector, PUSHED, 1.0).await;
+    collector.span("push orders").await;
     let log = broker.log();
     broker.stop().await;
-    assert!(log.contains("UnknownIssuer"), "{log}");
-    assert_eq!((collector.metrics().len(), collector.all().len()), (0, 0));
+    assert_eq!(lines(&log, "cannot be sent"), 0, "{log}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
