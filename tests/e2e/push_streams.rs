@@ -92,25 +92,35 @@ async fn many_batches_are_pushed_concurrently_and_a_failure_stops_no_others(back
 }
 
 async fn batches_in_flight_are_handed_out_in_the_order_sent(backend: Backend) {
-    const BATCHES: i64 = 200;
     let store = backend.store();
     let broker = store.broker().await;
     let api = broker.api().await;
-    let (requests, mut answers) = push_stream(&api).await;
+    handed_out_in_the_order_sent(&api, "plain", |_| false).await;
+    // Those with keys are written otherwise.
+    handed_out_in_the_order_sent(&api, "mixed", |id| id / 3 % 2 == 0).await;
+}
+
+/// Pushes batches, some of which have an ordering key of its own for each item, and asserts in which order their items are handed out.
+async fn handed_out_in_the_order_sent(api: &Api, queue: &str, has_keys: impl Fn(i64) -> bool) {
+    const BATCHES: i64 = 200;
+    let (requests, mut answers) = push_stream(api).await;
     let lines = |id: i64| (0..20).map(move |number| format!("{id} {number}"));
     for id in 0..BATCHES {
-        let items = lines(id).map(|line| new_item(&line)).collect();
-        requests.send(batch(id, "work", items)).await.expect("room");
+        let item = |line: String| NewItem {
+            ordering_key: if has_keys(id) { line.clone() } else { String::new() },
+            ..new_item(&line)
+        };
+        requests.send(batch(id, queue, lines(id).map(item).collect())).await.expect("room");
     }
     drop(requests);
     while let Some(answer) = within("an answer", answers.message()).await.expect("a clean end") {
         assert!(answer.error.is_none(), "{answer:?}");
     }
-    let mut consumer = api.consume("work", 10_000).await;
+    let mut consumer = api.consume(queue, 10_000).await;
     let handed_out = payloads(&consumer.take(usize::try_from(BATCHES * 20).expect("few")).await);
     let sent: Vec<String> = (0..BATCHES).flat_map(lines).collect();
     let first = handed_out.iter().zip(&sent).find(|(handed_out, sent)| handed_out != sent);
-    assert_eq!(first, None, "handed out, but not sent at this place");
+    assert_eq!(first, None, "handed out, but not sent at this place: {queue}");
 }
 
 async fn a_half_closed_push_stream_answers_all_and_ends(backend: Backend) {

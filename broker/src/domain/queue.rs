@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, num::NonZeroU64, time::Duration};
 
-use super::{AtLimit, FailureDefaults, GroupName, Limit, QueueName, Timestamp};
+use super::{AtLimit, FailureDefaults, GroupName, Limit, NewItem, QueueName, Timestamp};
 
 /// How long a failed item waits before its next attempt.
 #[derive(Debug, Clone, PartialEq)]
@@ -94,6 +94,11 @@ impl Queue {
     /// Returns a queue with the default settings, as a push or a dead letter creates it.
     pub(crate) fn created_by_use(name: QueueName, now: Timestamp) -> Self {
         Self { unused_since: Some(now), ..Self::with_defaults(name, now) }
+    }
+
+    /// Returns true if the item takes a sequence number in this queue.
+    pub(crate) fn numbers(&self, item: &NewItem) -> bool {
+        self.sequenced || item.ordering_key.is_some()
     }
 
     /// Returns a queue with the default settings, as an operator creates it.

@@ -38,7 +38,7 @@ impl Engine {
     }
 
     /// Second half: stores the items, and returns when they are durable. Calls that reach the store in order store their items
-    /// in order.
+    /// in order, with an exception of [`ItemStore::push`](crate::store::ItemStore::push).
     pub(crate) async fn push_into(
         self: &Arc<Self>,
         queue: Arc<Queue>,

@@ -194,7 +194,7 @@ fn limits(limits: &Limits) -> pb::BrokerLimits {
 }
 
 fn features(engine: &Arc<Engine>) -> pb::BrokerFeatures {
-    let Capabilities { shared, durable } = engine.store().capabilities();
+    let Capabilities { shared, durable, .. } = engine.store().capabilities();
     pb::BrokerFeatures {
         shared_store: shared,
         durable_store: durable,

@@ -1,11 +1,15 @@
 //! PushStream: batch after batch on one stream, with many in progress at a time.
 //!
+//! Batches of one queue become visible in the order in which they were sent. Some stores write items with and without sequence numbers apart:
+//! there, a batch waits for the earlier ones of the other kind.
+//!
 //! A stream that has reached its maximum age asks its client to end it. Everything that the client
 //! has sent until then is read and answered, so that the next stream begins without unknown
 //! outcomes. If the client continues nevertheless, the broker ends the stream a little later, after
 //! answering what was read.
 
 use std::{
+    collections::HashMap,
     pin::Pin,
     sync::{Arc, Weak},
     task::{Context, Poll, ready},
@@ -29,7 +33,7 @@ use super::{
 };
 use crate::{
     access::Caller,
-    domain::{Action, Queue},
+    domain::{Action, Queue, QueueName},
     engine::{Engine, EngineError},
 };
 
@@ -158,12 +162,25 @@ async fn push_all(
     // Only this task polls the batches. It polls each for the first time in the order of arrival,
     // when the queue's settings are known, so that batches reach the store in that order.
     let mut in_flight = FuturesUnordered::new();
+    let mut kinds = Kinds::default();
+    // A batch that must not reach the store yet; nothing is read behind it.
+    let mut held = None;
     let mut slot: Option<OwnedPermit<Answer>> = None;
     let mut reading = true;
     loop {
+        if let Some((kind, batch)) = held.take_if(|(kind, _)| !kinds.could_overtake(kind)) {
+            kinds.begin(&kind);
+            in_flight.push(async move {
+                batch.await;
+                kind
+            });
+        }
         let end = tokio::select! {
             biased;
-            Some(()) = in_flight.next() => continue,
+            Some(kind) = in_flight.next() => {
+                kinds.end(&kind);
+                continue;
+            }
             () = api.shutdown.cancelled(), if reading => Some(EngineError::ShuttingDown.into()),
             () = answers.closed(), if reading => None,
             client = watch.next(), if reading => match client {
@@ -185,10 +202,9 @@ async fn push_all(
                 slot = free.ok();
                 continue;
             }
-            batch = batches.next(), if reading && slot.is_some() => match batch {
+            batch = batches.next(), if reading && slot.is_some() && held.is_none() => match batch {
                 Some(Ok(Batch { request, room })) => {
-                    let batch = start(api, caller, request, room, slot.take()).await;
-                    in_flight.push(batch);
+                    held = Some(start(api, caller, request, room, slot.take()).await);
                     continue;
                 }
                 Some(Err(status)) => Some(ApiError::Transport(status).into()),
@@ -219,6 +235,54 @@ async fn open_for_push(
     engine.open_for_push(&batch.queue, batch.items.len(), &may_create(caller)).await
 }
 
+/// Batches that the store keeps in order: those of one queue, with or without sequence numbers.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Kind {
+    queue: QueueName,
+    numbered: bool,
+}
+
+impl Kind {
+    /// Returns the kind of a batch; `None` if the store keeps those of all kinds in order.
+    fn of(engine: &Engine, queue: &Queue, batch: &parse::Batch) -> Option<Self> {
+        let is_told_apart = !engine.store().capabilities().one_order;
+        is_told_apart.then(|| Self {
+            queue: queue.name.clone(),
+            numbered: batch.items.iter().any(|item| queue.numbers(item)),
+        })
+    }
+}
+
+/// How many batches of each kind are being pushed.
+#[derive(Default)]
+struct Kinds(HashMap<Kind, usize>);
+
+impl Kinds {
+    fn begin(&mut self, kind: &Option<Kind>) {
+        if let Some(kind) = kind {
+            *self.0.entry(kind.clone()).or_default() += 1;
+        }
+    }
+
+    fn end(&mut self, kind: &Option<Kind>) {
+        if let Some(kind) = kind
+            && let Some(count) = self.0.get_mut(kind)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.0.remove(kind);
+            }
+        }
+    }
+
+    /// Returns true if a batch of this kind could become visible before one that is being pushed.
+    fn could_overtake(&self, kind: &Option<Kind>) -> bool {
+        kind.as_ref().is_some_and(|Kind { queue, numbered }| {
+            self.0.contains_key(&Kind { queue: queue.clone(), numbered: !numbered })
+        })
+    }
+}
+
 /// Prepares one batch. The returned future pushes the batch and sends the answer.
 async fn start(
     api: &Api,
@@ -226,7 +290,7 @@ async fn start(
     request: pb::PushStreamRequest,
     room: Room,
     slot: Option<OwnedPermit<Answer>>,
-) -> impl Future<Output = ()> + use<> {
+) -> (Option<Kind>, impl Future<Output = ()> + use<>) {
     let pb::PushStreamRequest { batch_id, queue, items, producer } = request;
     let engine = api.engine.clone();
     let allowed = caller.may(Action::Produce, &queue).map_err(ApiError::from);
@@ -241,7 +305,11 @@ async fn start(
         }
         Err(refused) => Err(refused.into()),
     };
-    async move {
+    let kind = match &ready {
+        Ok((queue, batch, _)) => Kind::of(&engine, queue, batch),
+        Err(_) => None,
+    };
+    let pushing = async move {
         let pushed = match ready {
             Ok((queue, batch, span)) => {
                 let pushed = engine.push_into(queue, batch.items, batch.producer).await;
@@ -258,5 +326,6 @@ async fn start(
         if let Some(slot) = slot {
             slot.send(Ok(answer));
         }
-    }
+    };
+    (kind, pushing)
 }

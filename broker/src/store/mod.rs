@@ -114,7 +114,8 @@ pub trait ItemStore: Send + Sync + 'static {
     /// Calls that one task starts one after another are stored in that order, even if none has
     /// returned yet, and become visible in that order within each queue: never a later item before
     /// an earlier one. Only ordered items (with an ordering key, or in a queue with sequence
-    /// numbers) and unordered items may overtake one another.
+    /// numbers) and unordered items may overtake one another, unless the store has
+    /// [`one_order`](Capabilities::one_order).
     ///
     /// An item with a [`first_lease`](Push::first_lease) is stored as reserved, in the same write:
     /// nobody ever sees it ready. It is as after a reserve, with one delivery, and its place is that

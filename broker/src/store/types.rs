@@ -331,6 +331,8 @@ pub struct Capabilities {
     pub shared: bool,
     /// The stored data survives the broker.
     pub durable: bool,
+    /// Pushes of items with and without sequence numbers do not overtake each other.
+    pub one_order: bool,
 }
 
 /// A key as it is kept. Its debug form does not show the secret.

@@ -34,7 +34,7 @@ impl Store for MongoStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { shared: true, durable: true }
+        Capabilities { shared: true, durable: true, one_order: false }
     }
 
     fn now(&self) -> Timestamp {

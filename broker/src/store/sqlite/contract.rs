@@ -39,7 +39,7 @@ impl Store for SqliteStore {
 
     /// A file has one broker.
     fn capabilities(&self) -> Capabilities {
-        Capabilities { shared: false, durable: self.inner.readers.is_some() }
+        Capabilities { shared: false, durable: self.inner.readers.is_some(), one_order: true }
     }
 
     fn now(&self) -> Timestamp {

@@ -28,7 +28,7 @@ impl<L: Link> Store for ModelStore<L> {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { shared: true, durable: true }
+        Capabilities { shared: true, durable: true, one_order: false }
     }
 
     fn now(&self) -> Timestamp {

@@ -52,7 +52,7 @@ struct Lot {
 
 /// Returns true if the item takes a sequence number.
 pub(super) fn is_ordered(push: &Push) -> bool {
-    push.queue.sequenced || push.item.ordering_key.is_some()
+    push.queue.numbers(&push.item)
 }
 
 /// Stores items and returns the result of each. The items queue for their write when this future is first polled. The
