@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use mongodb::bson::{RawDocumentBuf, doc, rawdoc};
+use mongodb::bson::{RawDocumentBuf, doc, raw::cstr, rawdoc};
 
 use crate::{
     domain::{ItemId, LeaseToken, Timestamp},
@@ -24,6 +24,7 @@ use crate::{
                 error::broken,
                 statement::{Update, statement, update},
             },
+            settle::lease::not_overtaken,
         },
     },
 };
@@ -38,11 +39,13 @@ struct Part {
 }
 
 /// Moves the ends of leases that this broker made, where all items of a run are among `items`. Returns the items whose
-/// leases now end then, or later if they were renewed; the others are as they were, or have left their segments.
+/// leases now end then, or later if they were renewed; the others are as they were, or have left their segments. `asked`
+/// is when the extensions were asked for.
 pub(crate) async fn extend<'a>(
     inner: &Inner,
     group: &Group,
     items: impl IntoIterator<Item = &'a Extension>,
+    asked: Timestamp,
 ) -> Result<HashSet<(ItemId, LeaseToken)>> {
     let mut parts: BTreeMap<Part, HashSet<usize>> = BTreeMap::new();
     for Extension { held, until, is_renewal } in items {
@@ -57,7 +60,6 @@ pub(crate) async fn extend<'a>(
     if parts.is_empty() {
         return Ok(HashSet::new());
     }
-    let now = inner.now();
     let segments = parts.keys().map(|part| part.segment);
     let segments = lookup::segments(inner, group, segments).await?;
     let (mut statements, mut extended) = (Vec::new(), HashSet::new());
@@ -66,7 +68,7 @@ pub(crate) async fn extend<'a>(
         let Some(held) = segment.and_then(|segment| whole(segment, part.lock, items)) else {
             continue;
         };
-        statements.push(extension(part, &held, now)?);
+        statements.push(extension(part, &held, asked)?);
         extended.extend(held.into_iter().map(|at| (part.segment.at_offset(at + 1), part.lock)));
     }
     if statements.is_empty() {
@@ -85,15 +87,16 @@ fn whole(segment: &Segment, lock: LeaseToken, items: &HashSet<usize>) -> Option<
     (!held.is_empty() && held.iter().all(|at| items.contains(at))).then_some(held)
 }
 
-/// Matches the segment if none of the items has left it. A repeated command that comes late must not take back an
-/// extension that followed it. `lapse` may stay where it is: it is no later than the first end.
-fn extension(part: &Part, held: &[usize], now: Timestamp) -> Result<RawDocumentBuf> {
+/// Matches the segment if none of the items has left it and nothing has overtaken the extension. `lapse` may stay where
+/// it is: it is no later than the first end.
+fn extension(part: &Part, held: &[usize], asked: Timestamp) -> Result<RawDocumentBuf> {
     let mut bits = Bits::default();
     for at in held {
         bits.set(*at);
     }
+    let end = (cstr!("until"), date(part.until));
     let run = rawdoc! {
-        "lock": token_oid(part.lock), "extended": { "$not": { "$gt": date(now) } },
+        "lock": token_oid(part.lock), "$or": not_overtaken(asked, part.is_renewal, end),
     };
     let mut filter = rawdoc! { "_id": oid(part.segment), "runs": { "$elemMatch": run } };
     for (place, word) in bits.words() {
@@ -103,7 +106,7 @@ fn extension(part: &Part, held: &[usize], now: Timestamp) -> Result<RawDocumentB
         doc! { "$max": { "runs.$.until": date(part.until) } }
     } else {
         doc! {
-            "$set": { "runs.$.until": date(part.until), "runs.$.extended": date(now) },
+            "$set": { "runs.$.until": date(part.until), "runs.$.extended": date(asked) },
             "$min": { "lapse": date(part.until) },
         }
     };

@@ -2,7 +2,11 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use mongodb::bson::{doc, raw::cstr, rawdoc};
+use mongodb::bson::{
+    DateTime, RawArrayBuf, doc,
+    raw::{CStr, cstr},
+    rawdoc,
+};
 
 use crate::{
     domain::{GroupName, ItemId, LeaseToken, Outcome, Timestamp},
@@ -35,6 +39,7 @@ pub(crate) fn by_group<'a>(
 /// Sets the ends of leases and returns the outcome of each.
 pub(crate) async fn extend(inner: &Arc<Inner>, items: Vec<Extension>) -> Result<Vec<Outcome>> {
     let mut outcomes = vec![Outcome::Gone; items.len()];
+    let asked = inner.now();
     for (name, mut places) in by_group(items.iter().map(|item| &item.held.receipt.group)) {
         let group = inner.group(name).await?;
         for &at in &places {
@@ -42,7 +47,7 @@ pub(crate) async fn extend(inner: &Arc<Inner>, items: Vec<Extension>) -> Result<
             inner.lease_cache.extend(receipt, *until, true);
         }
         let wanted = places.iter().map(|at| &items[*at]);
-        let extended = segment::extend::extend(inner, &group, wanted).await?;
+        let extended = segment::extend::extend(inner, &group, wanted, asked).await?;
         places.retain(|at| {
             let Extension { held: Reservation { queue, receipt }, until, .. } = &items[*at];
             let in_segment = extended.contains(&(receipt.item, receipt.token));
@@ -68,10 +73,11 @@ pub(crate) async fn extend(inner: &Arc<Inner>, items: Vec<Extension>) -> Result<
         for ((token, until, is_renewal), places) in &lots {
             let ids = places.iter().map(|at| items[*at].held.receipt.item);
             let mut filter = held_filter(ids, *token, now);
-            // A repeated command may come late. It must not take back an extension that followed it.
-            filter.append(cstr!("extended"), rawdoc! { "$not": { "$gt": date(now) } });
+            let end = (cstr!("when"), leased(*until));
+            filter.append(cstr!("$or"), not_overtaken(asked, *is_renewal, end));
             let is_own = token.broker() == inner.broker;
-            statements.push(statement(filter, change(*until, *is_renewal, is_own, now)?));
+            let times = (asked, now);
+            statements.push(statement(filter, change(*until, *is_renewal, is_own, times)?));
         }
         let distinct: std::collections::HashSet<(ItemId, LeaseToken)> = places
             .iter()
@@ -108,15 +114,40 @@ pub(crate) async fn extend(inner: &Arc<Inner>, items: Vec<Extension>) -> Result<
     Ok(outcomes)
 }
 
+/// Returns what leases must match, one of these, whose ends are to be set because of what was asked for at this time. A repeated command may come
+/// late: it must not take back an extension that followed it, nor, when it has taken effect before, a renewal.
+pub(crate) fn not_overtaken(
+    asked: Timestamp,
+    is_renewal: bool,
+    (field, end): (&CStr, DateTime),
+) -> RawArrayBuf {
+    let mut conditions = RawArrayBuf::new();
+    if is_renewal {
+        // It leaves a later end anyway.
+        conditions.push(rawdoc! { "extended": { "$not": { "$gt": date(asked) } } });
+    } else {
+        conditions.push(rawdoc! { "extended": { "$not": { "$gte": date(asked) } } });
+        let mut again = rawdoc! { "extended": date(asked) };
+        again.append(field, rawdoc! { "$lte": end });
+        conditions.push(again);
+    }
+    conditions
+}
+
 /// Returns the change of items whose lease was made by this broker, or by another one. A renewal leaves a later end, and the time of the last
 /// extension: one that was asked for before the renewal and comes after it counts.
-fn change(until: Timestamp, is_renewal: bool, is_own: bool, now: Timestamp) -> Result<Update> {
+fn change(
+    until: Timestamp,
+    is_renewal: bool,
+    is_own: bool,
+    (asked, now): (Timestamp, Timestamp),
+) -> Result<Update> {
     let end = leased(until);
     if is_own {
         return Update::operators(&if is_renewal {
             doc! { "$max": { "when": end } }
         } else {
-            doc! { "$set": { "when": end, "extended": date(now) } }
+            doc! { "$set": { "when": end, "extended": date(asked) } }
         });
     }
     // The broker that made the reservation does not see this change. The tombstone time keeps it from taking the item for
@@ -125,7 +156,7 @@ fn change(until: Timestamp, is_renewal: bool, is_own: bool, now: Timestamp) -> R
     Update::pipeline(&[doc! { "$set": if is_renewal {
         doc! { "when": { "$max": ["$when", end] }, "trace": trace }
     } else {
-        doc! { "when": end, "extended": date(now), "trace": trace }
+        doc! { "when": end, "extended": date(asked), "trace": trace }
     } }])
 }
 

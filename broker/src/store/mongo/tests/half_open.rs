@@ -285,6 +285,13 @@ async fn a_claim_that_arrives_after_it_was_undone_takes_nothing() {
     assert_untouched(&take(&store, &queue, 1).await);
 }
 
+/// Returns how many `update` commands the server has executed.
+async fn updates(server: &Server) -> i64 {
+    let status = server.admin(doc! { "serverStatus": 1 }).await.unwrap();
+    let metrics = status.get_document("metrics").unwrap().get_document("commands").unwrap();
+    metrics.get_document("update").unwrap().get_i64("total").unwrap()
+}
+
 /// The first attempt at an extension lies on its way to the server, its repetition is answered, and a later extension
 /// too. When the first attempt arrives, it must not shorten the lease.
 #[tokio::test(flavor = "multi_thread")]
@@ -305,18 +312,45 @@ async fn an_extension_that_comes_late_does_not_take_back_a_later_one() {
     let (_, ()) = tokio::join!(extend(Duration::from_mins(1)), first.caught());
     let end = extend(Duration::from_mins(5)).await;
 
-    let commands = async || {
-        let status = server.admin(doc! { "serverStatus": 1 }).await.unwrap();
-        let metrics = status.get_document("metrics").unwrap().get_document("commands").unwrap();
-        metrics.get_document("update").unwrap().get_i64("total").unwrap()
-    };
-    let done = commands().await;
+    let done = updates(&server).await;
     drop(first);
-    until("the first attempt arrives", async || commands().await > done).await;
+    until("the first attempt arrives", async || updates(&server).await > done).await;
     let item = store.get_item(&queue, taken[0].item.id).await.unwrap().unwrap();
     assert_eq!(item.eligible_time, Some(end));
     // A lease may be shortened too.
     let end = extend(Duration::from_secs(10)).await;
     let item = store.get_item(&queue, taken[0].item.id).await.unwrap().unwrap();
     assert_eq!(item.eligible_time, Some(end));
+}
+
+/// The same where the repetition took effect and the lease was renewed after it: of one item, and of all items of a claim.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_extension_that_comes_late_does_not_take_back_a_renewal() {
+    for items in [1, 3] {
+        let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+        let proxy = Proxy::start(server.address()).await;
+        let store = proxy.open(&clock, "test").await;
+        let queue = make(&store, queue_named("q")).await;
+        store.push((0..items).map(|_| push_of(&queue, "x", 0)).collect()).await.unwrap();
+        let taken = take(&store, &queue, items).await;
+        let extend = async |by: Duration, is_renewal| {
+            let until = clock.now() + by;
+            let of = taken.iter().map(|delivery| held(&queue, delivery));
+            let extensions = of.map(|held| Extension { is_renewal, ..extension(held, until) });
+            let outcomes = store.extend(extensions.collect()).await.unwrap();
+            assert_eq!(outcomes, vec![Outcome::Ok; items]);
+            until
+        };
+        let mut first = proxy.hold_on_items("update");
+        let extended = extend(Duration::from_mins(1), false);
+        let (_, ()) = tokio::join!(extended, first.caught());
+        let end = extend(Duration::from_mins(5), true).await;
+        let done = updates(&server).await;
+        drop(first);
+        until("the first attempt arrives", async || updates(&server).await > done).await;
+        for delivery in &taken {
+            let item = store.get_item(&queue, delivery.item.id).await.unwrap().unwrap();
+            assert_eq!(item.eligible_time, Some(end), "of {items} items");
+        }
+    }
 }
