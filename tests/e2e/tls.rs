@@ -4,7 +4,11 @@
 use std::{fs, path::PathBuf, process::Output};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use tokio::process::Command;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    process::Command,
+};
 
 use super::probes;
 use crate::harness::{Broker, Launch, binary, until, within};
@@ -86,6 +90,33 @@ async fn with_tls_only_clients_that_trust_the_broker_connect_and_both_sides_log_
 }
 
 /// Probes and Prometheus reach a broker as they did before it had certificates. Who may see metrics is decided by tokens.
+/// Whoever cannot agree on TLS does not fill the log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_connections_without_tls_is_summed_up() {
+    const FLOOD: usize = 200;
+    let files = Files(tempfile::tempdir().expect("a directory"));
+    let (cert, key) = files.identity("broker", &["localhost"], &authority("ours"));
+    let launch = Launch::new().flag("store", "sqlite::memory:").flag("tls-cert", &cert);
+    let broker = launch.flag("tls-key", &key).start().await;
+    let address = broker.address.trim_start_matches("https://").to_owned();
+    for _ in 0..FLOOD {
+        let mut stream = TcpStream::connect(&address).await.expect("a connection");
+        stream.write_all(b"nothing that is TLS").await.expect("to write");
+        let mut answer = Vec::new();
+        // The connection may end with a reset.
+        let _ = within("the end of a connection", stream.read_to_end(&mut answer)).await;
+    }
+    broker.terminate();
+    let log = broker.ended().await.log;
+    let told = log.lines().filter(|line| line.contains("could not agree on TLS")).count();
+    assert!((1..=50).contains(&told), "{told} of {FLOOD}:\n{log}");
+    let counted = log
+        .lines()
+        .filter(|line| line.contains("TLS_FAILED"))
+        .filter_map(|line| line.split_once(" more=")?.1.trim().parse::<usize>().ok());
+    assert_eq!(told + counted.sum::<usize>(), FLOOD, "{log}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_tls_probes_and_metrics_are_served_without_it() {
     let files = Files(tempfile::tempdir().expect("a directory"));

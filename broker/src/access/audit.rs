@@ -75,7 +75,8 @@ impl Refusals {
         }
     }
 
-    fn is_told(&self, of: Call<'_>, reason: &'static str) -> bool {
+    /// Counts a refusal. Returns true if it is to be told in full.
+    pub(super) fn is_told(&self, of: Call<'_>, reason: &'static str) -> bool {
         let network = of.peer.map(|peer| network(peer.ip()));
         let token = of.token.map(str::to_owned);
         let tally = if token.is_some() { &self.of_known } else { &self.of_strangers };

@@ -20,6 +20,7 @@ mod tally;
 pub(crate) mod tokens;
 
 use std::{
+    net::SocketAddr,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -213,6 +214,13 @@ impl Access {
     fn refused(&self, refused: &Refused, call: Call<'_>) {
         self.metrics.call_refused(refused.reason());
         self.refusals.note(call, refused.reason());
+    }
+
+    /// Notes that a connection from there failed before it could make a call. Returns true if this is to be logged; the rest is in the audit log,
+    /// with refusals.
+    pub(crate) fn handshake_failed(&self, peer: Option<SocketAddr>) -> bool {
+        let call = Call { token: None, peer, call: "", queue: None };
+        self.refusals.is_told(call, "TLS_FAILED")
     }
 
     /// Writes at intervals, until `stop`, how many refusals there were that the audit log does not show one by one.

@@ -35,7 +35,7 @@ use crate::{
         intake::Intake,
         middleware::{self, Edge},
     },
-    listener::Listener,
+    listener::{Handshakes, Listener},
     metrics::Metrics,
     traces::Traces,
 };
@@ -122,7 +122,7 @@ pub(crate) struct Server {
     /// One router for each age that connections reach.
     routers: Vec<Router>,
     services: Routes,
-    tls: Option<watch::Receiver<TlsAcceptor>>,
+    tls: Option<Handshakes>,
     bounds: Bounds,
     health: Health,
     shutdown: CancellationToken,
@@ -156,6 +156,7 @@ impl Server {
         };
         let shutdown = api.shutdown.clone();
         let request_limit = request_limit(api.engine.limits().max_payload_bytes);
+        let tls = tls.map(|acceptor| Handshakes { acceptor, access: Arc::clone(&access) });
         let edge = Edge {
             access,
             intake: Intake::new(bounds.max_incoming_bytes, request_limit),

@@ -38,10 +38,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::watch,
     time::{Instant, Sleep, sleep},
 };
-use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tonic::transport::server::Connected;
 
@@ -55,7 +53,7 @@ use crate::{
     config::Bounds,
 };
 
-pub(crate) use self::tls::acceptor;
+pub(crate) use self::tls::{Handshakes, acceptor};
 
 /// The pause after a connection could not be accepted because something ran out.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -83,7 +81,7 @@ pub(crate) struct Listener {
     duty: Duty,
     /// How long the client has for its duty.
     timeout: Duration,
-    tls: Option<watch::Receiver<TlsAcceptor>>,
+    tls: Option<Handshakes>,
     places: Arc<Places>,
     /// Most connections of one peer.
     most_of_peer: usize,
@@ -94,12 +92,8 @@ pub(crate) struct Listener {
 impl Listener {
     /// Returns the listener for gRPC. It accepts at most as many connections as three quarters of
     /// the files that the process may open. Each connection has to begin as HTTP/2 requires, after
-    /// the TLS handshake if `tls` is given. Each handshake uses the value of `tls` at that time.
-    pub(crate) fn grpc(
-        listener: TcpListener,
-        tls: Option<watch::Receiver<TlsAcceptor>>,
-        bounds: &Bounds,
-    ) -> Self {
+    /// the TLS handshake if `tls` is given.
+    pub(crate) fn grpc(listener: TcpListener, tls: Option<Handshakes>, bounds: &Bounds) -> Self {
         let most = unless_zero(bounds.max_connections).min(open_files() / 4 * 3);
         let duty = Duty::FirstBytes(PREFACE_BYTES);
         Self { tls, ..Self::new(listener, "gRPC", duty, most, bounds) }
@@ -156,8 +150,7 @@ impl Listener {
                     place.usage = Some(usage);
                     let _ = stream.set_nodelay(true); // without it, the connection is only slower
                     let duty = (self.duty, self.timeout);
-                    let tls = self.tls.as_ref().map(|tls| tls.borrow().clone());
-                    let connection = Connection::new(stream, tls.as_ref(), duty, place, wait);
+                    let connection = Connection::new(stream, self.tls.as_ref(), duty, place, wait);
                     return (connection, address);
                 }
                 Err(error) if is_of_one_connection(&error) => {}
@@ -266,7 +259,7 @@ pub(crate) struct Connection {
 impl Connection {
     fn new(
         stream: TcpStream,
-        tls: Option<&TlsAcceptor>,
+        tls: Option<&Handshakes>,
         (duty, timeout): (Duty, Duration),
         mut place: Place,
         wait: Option<Wait>,

@@ -1,9 +1,16 @@
 //! Connections that are slow, silent or too many.
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio_rustls::rustls::{ServerConfig, crypto::ring, server::ResolvesServerCertUsingSni};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::watch,
+};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{ServerConfig, crypto::ring, server::ResolvesServerCertUsingSni},
+};
 
 use super::{places::MOST_WAITING, *};
+use crate::{access::Access, metrics::Metrics};
 
 const SHORT: Duration = Duration::from_millis(100);
 const LIMIT: Duration = Duration::from_mins(1);
@@ -123,7 +130,8 @@ fn without_certificates() -> TlsAcceptor {
 async fn a_connection_that_does_not_finish_the_tls_handshake_is_closed() {
     let (mut listener, address) = listener(Duty::FirstBytes(3), 9).await;
     let tls = watch::Sender::new(without_certificates());
-    listener.tls = Some(tls.subscribe());
+    let access = Access::new(None, 0, Arc::new(Metrics::new()));
+    listener.tls = Some(Handshakes { acceptor: tls.subscribe(), access });
     let _silent = TcpStream::connect(address).await.unwrap();
     let (mut silent, _) = listener.accept().await;
     let mut plain = TcpStream::connect(address).await.unwrap();

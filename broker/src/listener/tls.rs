@@ -14,6 +14,7 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
+    sync::watch,
 };
 use tokio_rustls::{
     Accept, TlsAcceptor,
@@ -26,7 +27,10 @@ use tokio_rustls::{
     server::TlsStream,
 };
 
-use crate::{access::Peer, config::Tls};
+use crate::{
+    access::{Access, Peer},
+    config::Tls,
+};
 
 /// The reason why TLS cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -94,11 +98,20 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
 }
 
+/// What TLS handshakes need.
+#[derive(Clone)]
+pub(crate) struct Handshakes {
+    /// Each handshake uses what this is when it begins.
+    pub(crate) acceptor: watch::Receiver<TlsAcceptor>,
+    /// Counts those that fail, so that they do not fill the log.
+    pub(crate) access: Arc<Access>,
+}
+
 /// What carries the bytes of a connection.
 pub(super) enum Transport {
     Plain(TcpStream),
     /// The TLS handshake is not complete yet.
-    Handshake(Box<Accept<TcpStream>>, Peer),
+    Handshake(Box<Accept<TcpStream>>, Peer, Arc<Access>),
     Tls(Box<TlsStream<TcpStream>>),
     /// The TLS handshake failed.
     Failed,
@@ -111,11 +124,10 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Io for T {}
 
 impl Transport {
     /// The names in the peer's certificate are put into `peer` when the handshake is complete.
-    pub(super) fn new(stream: TcpStream, tls: Option<&TlsAcceptor>, peer: &Peer) -> Self {
-        match tls {
-            None => Self::Plain(stream),
-            Some(tls) => Self::Handshake(Box::new(tls.accept(stream)), peer.clone()),
-        }
+    pub(super) fn new(stream: TcpStream, tls: Option<&Handshakes>, peer: &Peer) -> Self {
+        let Some(Handshakes { acceptor, access }) = tls else { return Self::Plain(stream) };
+        let handshake = acceptor.borrow().accept(stream);
+        Self::Handshake(Box::new(handshake), peer.clone(), Arc::clone(access))
     }
 
     /// Returns what to read from and to write to, once the TLS handshake is complete.
@@ -123,7 +135,7 @@ impl Transport {
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<Pin<&mut dyn Io>>> {
-        if let Self::Handshake(handshake, peer) = self {
+        if let Self::Handshake(handshake, peer, access) = self {
             match ready!(Pin::new(handshake.as_mut()).poll(context)) {
                 Ok(stream) => {
                     // Set once: there is one handshake.
@@ -131,7 +143,7 @@ impl Transport {
                     *self = Self::Tls(Box::new(stream));
                 }
                 Err(error) => {
-                    refused(peer.address, &error);
+                    refused(access, peer.address, &error);
                     *self = Self::Failed;
                     return Poll::Ready(Err(error));
                 }
@@ -146,8 +158,12 @@ impl Transport {
 
     /// Ends the TLS handshake of a client that is too slow, and logs this.
     pub(super) fn too_slow(&mut self) {
-        if let Self::Handshake(_, peer) = self {
-            refused(peer.address, &io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+        if let Self::Handshake(_, peer, access) = self {
+            refused(
+                access,
+                peer.address,
+                &io::Error::new(io::ErrorKind::TimedOut, "it took too long"),
+            );
             *self = Self::Failed;
         }
     }
@@ -174,13 +190,15 @@ fn names(stream: &TlsStream<TcpStream>) -> Vec<String> {
 }
 
 /// Logs a failed handshake; at debug level if the client disconnected, as load balancers do when they check the port.
-fn refused(peer: Option<SocketAddr>, error: &io::Error) {
-    let peer = peer.map(tracing::field::display);
+fn refused(access: &Access, address: Option<SocketAddr>, error: &io::Error) {
+    let peer = address.map(tracing::field::display);
     if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset) {
         tracing::debug!(peer, %error, "a connection ended before TLS was agreed on");
         return;
     }
-    tracing::warn!(peer, error = chain(error), "a client could not agree on TLS");
+    if access.handshake_failed(address) {
+        tracing::warn!(peer, error = chain(error), "a client could not agree on TLS");
+    }
 }
 
 /// Returns an error with those of its causes that add information.
