@@ -4,10 +4,9 @@
 
 use std::collections::HashSet;
 
-use futures_util::{StreamExt, stream};
 use mongodb::{
-    bson::{Document, RawDocumentBuf, doc},
-    options::{Hint, ReturnDocument},
+    bson::{Document, RawArrayBuf, RawDocument, RawDocumentBuf, doc, rawdoc},
+    options::ReturnDocument,
 };
 
 use crate::{
@@ -21,8 +20,9 @@ use crate::{
                 layout::{Group, TURN, WAITING, date},
             },
             server::{
-                connect::read_documents,
+                connect::{read, read_documents},
                 error::{failed, integer, is_duplicate_key},
+                statement::{Update, statement_for_one, update_where_free},
                 time_limit::in_time,
             },
         },
@@ -32,8 +32,9 @@ use crate::{
 /// A queue and an ordering key in it.
 pub(crate) type OrderKey = (QueueName, OrderingKey);
 
-/// Limit of keys that are unblocked concurrently.
-const AT_ONCE: usize = 16;
+/// Limit of keys of one command.
+const MAX_KEYS: usize = 1_000;
+
 /// An item that was unblocked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Unblocked {
@@ -93,7 +94,7 @@ pub(crate) async fn holders(
 ) -> Result<HashSet<OrderKey>> {
     let mut held = HashSet::new();
     for (queue, keys) in by_queue(keys) {
-        for keys in keys.chunks(1_000) {
+        for keys in keys.chunks(MAX_KEYS) {
             let command = holders_command(group, queue, keys);
             for document in read_documents(&inner.db, command).await? {
                 let key = document.get_str("turn").ok().and_then(OrderingKey::new);
@@ -108,7 +109,7 @@ fn holders_command(group: &Group, queue: &QueueName, keys: &[&str]) -> Document 
     doc! {
         "find": group.items.name(), "filter": { "q": queue.as_str(), "turn": { "$in": keys } },
         "projection": { "_id": 0, "turn": 1 }, "hint": TURN,
-        "batchSize": 1_001,
+        "batchSize": MAX_KEYS as i64 + 1,
     }
 }
 
@@ -131,7 +132,8 @@ pub(crate) fn unblocking(now: Timestamp) -> Vec<Document> {
     ]
 }
 
-/// Unblocks the first item of each key, unless another item of the key is not blocked.
+/// Unblocks the first item of each key, unless another item of the key is not blocked. Returns the items that were
+/// unblocked, but for those that were reserved at once.
 pub(crate) async fn unblock(
     inner: &Inner,
     group: &Group,
@@ -139,19 +141,15 @@ pub(crate) async fn unblock(
 ) -> Result<Vec<Unblocked>> {
     let free: Vec<OrderKey> = if keys.len() > 1 {
         let held = holders(inner, group, keys).await?;
-        let free: HashSet<&OrderKey> = keys.iter().filter(|key| !held.contains(*key)).collect();
-        free.into_iter().cloned().collect()
+        keys.iter().filter(|key| !held.contains(*key)).cloned().collect()
     } else {
         keys.to_vec()
     };
-    let results: Vec<Result<Option<Unblocked>>> = stream::iter(free)
-        .map(|(queue, key)| async move { unblock_one(inner, group, &queue, &key).await })
-        .buffer_unordered(AT_ONCE)
-        .collect()
-        .await;
     let mut unblocked = Vec::new();
-    for result in results {
-        unblocked.extend(result?);
+    for (queue, keys) in by_queue(&free) {
+        for keys in keys.chunks(MAX_KEYS) {
+            unblocked.extend(unblock_in_queue(inner, group, queue, keys).await?);
+        }
     }
     Ok(unblocked)
 }
@@ -164,26 +162,44 @@ pub(crate) async fn unblock_settled(inner: &Inner, group: &Group, keys: &[OrderK
     }
 }
 
-async fn unblock_one(
+/// Unblocks the first items of keys that have no unblocked item, by one command.
+async fn unblock_in_queue(
     inner: &Inner,
     group: &Group,
     queue: &QueueName,
-    key: &OrderingKey,
-) -> Result<Option<Unblocked>> {
-    let filter = doc! { "q": queue.as_str(), "key": key.as_str(), "due": { "$exists": true } };
-    let update = group
-        .items
-        .find_one_and_update(filter, unblocking(inner.now()))
-        .sort(doc! { "seq": 1 })
-        .hint(Hint::Name(WAITING.to_owned()))
-        .return_document(ReturnDocument::After)
-        .projection(doc! { "when": 1, "priority": 1 });
-    let found: Option<RawDocumentBuf> = match in_time(update).await {
-        Err(error) if is_duplicate_key(&error) => return Ok(None), // another item of the key is not blocked
-        result => result.map_err(failed)?,
-    };
-    let Some(found) = found else { return Ok(None) };
-    let stored = Stored::read(&found)?;
-    inner.cursor(queue).rewind(PrioritySet::of(stored.priority), stored.when);
-    Ok(Some(Unblocked { id: stored.id(), when: Timestamp(stored.when) }))
+    keys: &[&str],
+) -> Result<Vec<Unblocked>> {
+    let change = Update::pipeline(&unblocking(inner.now()))?;
+    let statements = keys.iter().map(|key| first_waiting(queue, key, &change));
+    // If another item of a key was unblocked meanwhile, the index refuses this one.
+    if update_where_free(inner, group, statements).await?.n == 0 {
+        return Ok(Vec::new());
+    }
+    let command = unblocked_command(group, queue, keys);
+    let read_one = |document: &RawDocument| Stored::read(document);
+    let mut unblocked = Vec::new();
+    for item in read(&inner.db, &command, read_one).await? {
+        inner.cursor(queue).rewind(PrioritySet::of(item.priority), item.when);
+        unblocked.push(Unblocked { id: item.id(), when: Timestamp(item.when) });
+    }
+    Ok(unblocked)
+}
+
+/// Returns the statement that changes the first blocked item of a key: the first in the order of the index, which is
+/// that of the sequence numbers.
+pub(crate) fn first_waiting(queue: &QueueName, key: &str, change: &Update) -> RawDocumentBuf {
+    let filter = rawdoc! { "q": queue.as_str(), "key": key, "due": { "$exists": true } };
+    statement_for_one(WAITING, filter, change.clone())
+}
+
+/// Returns the command that finds the items of the keys that are neither blocked nor reserved.
+fn unblocked_command(group: &Group, queue: &QueueName, keys: &[&str]) -> RawDocumentBuf {
+    let keys: RawArrayBuf = keys.iter().copied().collect();
+    rawdoc! {
+        "find": group.items.name(),
+        "filter": { "q": queue.as_str(), "turn": { "$in": keys }, "lock": { "$exists": false } },
+        "projection": { "when": 1, "priority": 1 },
+        "hint": TURN,
+        "batchSize": MAX_KEYS as i64 + 1,
+    }
 }

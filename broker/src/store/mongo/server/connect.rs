@@ -13,7 +13,7 @@ use tokio_stream::StreamExt;
 use crate::store::{
     Result, StoreError,
     mongo::server::{
-        error::{Written, broken, describe, failed, passes, unavailable, written},
+        error::{Written, broken, describe, failed, passes, unavailable, written, written_where_free},
         group_commit::WRITE_LIMIT,
         time_limit::{ANSWER_LIMIT, NO_ANSWER, ReadError, in_time, read_in_time},
     },
@@ -120,14 +120,21 @@ fn start_error(what: &str, error: &mongodb::error::Error) -> StoreError {
 /// answer is awaited. An abandoned attempt ends in the server within [`WRITE_LIMIT`], so that attempts do not gather in
 /// a server that is stalled.
 pub(crate) async fn write(db: &Database, command: RawDocumentBuf) -> Result<Written> {
-    write_in_time(db, command, [ANSWER_LIMIT, WRITE_LIMIT]).await
+    write_in_time(db, command, [ANSWER_LIMIT, WRITE_LIMIT], written).await
+}
+
+/// Like [`write`], with statements that a unique index may refuse: these change nothing.
+pub(crate) async fn write_where_free(db: &Database, command: RawDocumentBuf) -> Result<Written> {
+    write_in_time(db, command, [ANSWER_LIMIT, WRITE_LIMIT], written_where_free).await
 }
 
 /// Does the same with other time limits: of the first attempt, and of those after one that was not answered in time.
+/// `written` parses the reply.
 pub(crate) async fn write_in_time(
     db: &Database,
     mut command: RawDocumentBuf,
     [first, second]: [Duration; 2],
+    written: fn(&Document) -> Result<Written>,
 ) -> Result<Written> {
     command.append(cstr!("maxTimeMS"), WRITE_LIMIT.as_millis() as i64);
     let mut pauses = RETRY_PAUSES.iter();

@@ -128,8 +128,21 @@ pub(crate) struct Written {
 
 /// Parses the reply of an `update` or `delete` command.
 pub(crate) fn written(reply: &Document) -> Result<Written> {
-    if let Some(error) = first_write_error(reply) {
+    written_unless(reply, |_| false)
+}
+
+/// Like [`written`], and passes over statements that a unique index refused.
+pub(crate) fn written_where_free(reply: &Document) -> Result<Written> {
+    written_unless(reply, |code| code == DUPLICATE_KEY)
+}
+
+fn written_unless(reply: &Document, is_expected: impl Fn(i32) -> bool) -> Result<Written> {
+    let errors = reply.get_array("writeErrors").into_iter().flatten();
+    for error in errors.filter_map(Bson::as_document) {
         let code = error.get("code").and_then(integer).unwrap_or(0) as i32;
+        if is_expected(code) {
+            continue;
+        }
         let message = error.get_str("errmsg").unwrap_or("write failed").to_owned();
         return Err(if passing_code(code) { unavailable(message) } else { broken(message) });
     }
@@ -138,10 +151,6 @@ pub(crate) fn written(reply: &Document) -> Result<Written> {
     }
     let n = reply.get("n").and_then(integer).unwrap_or(0) as u64;
     Ok(Written { n, is_repeated: false })
-}
-
-fn first_write_error(reply: &Document) -> Option<&Document> {
-    reply.get_array("writeErrors").ok()?.first()?.as_document()
 }
 
 /// Returns an integer from a number of any width.

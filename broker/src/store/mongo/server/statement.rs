@@ -1,6 +1,6 @@
 //! Statements of an `update` command that change many items at once.
 
-use mongodb::bson::{Document, RawArrayBuf, RawDocumentBuf, rawdoc};
+use mongodb::bson::{Document, RawArrayBuf, RawDocumentBuf, raw::cstr, rawdoc};
 
 use crate::store::{
     Result,
@@ -8,7 +8,7 @@ use crate::store::{
         Inner,
         schema::layout::{BY_ID, Group, durable},
         server::{
-            connect::write,
+            connect::{write, write_where_free},
             error::{Written, broken},
         },
     },
@@ -21,18 +21,31 @@ pub(crate) fn statement(filter: RawDocumentBuf, update: Update) -> RawDocumentBu
 
 /// Like [`statement`], with any index.
 pub(crate) fn statement_by(index: &str, filter: RawDocumentBuf, update: Update) -> RawDocumentBuf {
+    assemble(index, filter, update, true)
+}
+
+/// Like [`statement_by`], for the first item that matches, in the order of the index.
+pub(crate) fn statement_for_one(
+    index: &str,
+    filter: RawDocumentBuf,
+    update: Update,
+) -> RawDocumentBuf {
+    assemble(index, filter, update, false)
+}
+
+fn assemble(index: &str, filter: RawDocumentBuf, update: Update, multi: bool) -> RawDocumentBuf {
     let mut statement = rawdoc! { "q": filter };
-    let key = mongodb::bson::raw::cstr!("u");
     match update {
-        Update::Operators(update) => statement.append(key, update),
-        Update::Pipeline(update) => statement.append(key, update),
+        Update::Operators(update) => statement.append(cstr!("u"), update),
+        Update::Pipeline(update) => statement.append(cstr!("u"), update),
     }
-    statement.append(mongodb::bson::raw::cstr!("multi"), true);
-    statement.append(mongodb::bson::raw::cstr!("hint"), index);
+    statement.append(cstr!("multi"), multi);
+    statement.append(cstr!("hint"), index);
     statement
 }
 
 /// The change of the documents.
+#[derive(Clone)]
 pub(crate) enum Update {
     Operators(RawDocumentBuf),
     Pipeline(RawArrayBuf),
@@ -71,11 +84,26 @@ pub(crate) async fn update_all(
     group: &Group,
     statements: impl IntoIterator<Item = RawDocumentBuf>,
 ) -> Result<Written> {
-    let command = rawdoc! {
+    write(&inner.db, command(group, statements)).await
+}
+
+/// Like [`update_all`], with statements that a unique index may refuse: these change nothing.
+pub(crate) async fn update_where_free(
+    inner: &Inner,
+    group: &Group,
+    statements: impl IntoIterator<Item = RawDocumentBuf>,
+) -> Result<Written> {
+    write_where_free(&inner.db, command(group, statements)).await
+}
+
+fn command(
+    group: &Group,
+    statements: impl IntoIterator<Item = RawDocumentBuf>,
+) -> RawDocumentBuf {
+    rawdoc! {
         "update": group.items.name(),
         "updates": statements.into_iter().collect::<RawArrayBuf>(),
         "ordered": false,
         "writeConcern": durable(),
-    };
-    write(&inner.db, command).await
+    }
 }

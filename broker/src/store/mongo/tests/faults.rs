@@ -330,7 +330,7 @@ async fn a_write_that_is_not_answered_ends() {
         "updates": [{ "q": { "q": "q" }, "u": { "$set": { "touched": true } } }],
     };
     let limits = [Duration::from_millis(100); 2];
-    let written = server::connect::write_in_time(&store.inner.db, update, limits);
+    let written = server::connect::write_in_time(&store.inner.db, update, limits, server::error::written);
     let written = tokio::time::timeout(Duration::from_secs(15), written).await.expect("an end");
     assert!(matches!(written, Err(crate::store::StoreError::Unavailable { .. })));
     server.heal().await;
@@ -403,10 +403,12 @@ async fn an_ordered_push_is_answered_though_its_key_cannot_be_unblocked() {
         vec![push]
     };
     store.push(keyed()).await.unwrap();
-    server.fail("findAndModify", "alwaysOn", doc! { "errorCode": 50 }).await;
+    server.fail("update", "alwaysOn", doc! { "errorCode": 50 }).await;
     let second = store.push(keyed()).await;
     assert!(second.is_ok(), "{second:?}");
+    server.heal().await;
     let taken = take_all(&store, &queue, 1).await;
+    server.fail("update", "alwaysOn", doc! { "errorCode": 50 }).await;
     assert_eq!(store.commit(vec![held(&queue, &taken[0])]).await.unwrap(), [Outcome::Ok]);
     server.heal().await;
     upkeep::round(&store.store().inner).await;
