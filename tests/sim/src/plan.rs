@@ -14,6 +14,8 @@ pub(crate) struct Plan {
     pub(crate) consumers: u64,
     pub(crate) operators: u64,
     pub(crate) schedules: u64,
+    /// In which second of two minutes schedules tick that tick rarely, so that no tick takes the place of one that is lost.
+    pub(crate) rare_ticks: Vec<u64>,
     /// Whether there are times with many items and fast workers.
     pub(crate) rushes: bool,
     pub(crate) queues: Vec<(String, Settings)>,
@@ -85,6 +87,13 @@ const PAYLOADS: [&[usize]; 3] = [&[0], &[0, 100, 300, 1_000], &[0, 0, 0, 5_000]]
 /// Likewise. Some items are larger than a limit, others fill it several at a time.
 const LIMITS_OF_BYTES: [&[u64]; 3] = [&[0], &[0, 50, 1_000], &[400, 2_000, 6_000]];
 
+/// How many schedules tick rarely for each storm, so many seconds apart.
+const RARE_SCHEDULES: u64 = 2;
+pub(crate) const RARELY: u64 = 120;
+
+/// What is stuck or frozen at the end of a storm ends within this time.
+pub(crate) const AFTERMATH: Duration = Duration::from_secs(12);
+
 /// Number of queues that are there from the start.
 const QUEUES: u64 = 3;
 
@@ -96,12 +105,15 @@ impl Plan {
         let fair = weather == Weather::Fair;
         let storms = if fair { 0 } else { dice.number(0, 2) };
         let rate = |most: f64| if fair || dice.chance(0.5) { 0.0 } else { most };
+        let calm = dice.millis(5_000, 40_000);
+        let storms: Vec<Storm> = (0..storms).map(|_| Storm::of(dice)).collect();
         Self {
             brokers: if fair { 1 } else { dice.number(1, 3) },
             producers: dice.number(1, 3),
             consumers: dice.number(2, 6),
             operators: dice.number(0, 1),
             schedules: dice.number(0, 2),
+            rare_ticks: rare_ticks(calm, &storms, dice),
             rushes: dice.chance(0.3),
             queues: (1..=QUEUES)
                 .map(|number| queue(number, dice))
@@ -115,8 +127,8 @@ impl Plan {
             hang_ups: rate(0.05),
             careless_pops: !fair && dice.chance(0.3),
             failures: *dice.one_of(&[0.0, 0.1, 0.4]).unwrap_or(&0.1),
-            calm: dice.millis(5_000, 40_000),
-            storms: (0..storms).map(|_| Storm::of(dice)).collect(),
+            calm,
+            storms,
             always: Rates {
                 signal_lost: if fair {
                     0.0
@@ -153,6 +165,17 @@ impl Storm {
             clock_steps: dice.chance(0.25),
         }
     }
+}
+
+/// Returns seconds of two minutes in which there is a storm.
+fn rare_ticks(calm: Duration, storms: &[Storm], dice: &Dice) -> Vec<u64> {
+    let (mut seconds, mut begins) = (Vec::new(), calm);
+    for storm in storms {
+        let tick = || (begins + dice.millis(0, storm.lasting.as_millis() as u64)).as_secs();
+        seconds.extend((0..RARE_SCHEDULES).map(|_| tick() % RARELY));
+        begins += storm.lasting + AFTERMATH + calm;
+    }
+    seconds
 }
 
 /// Returns a queue and its settings.

@@ -14,7 +14,7 @@ use crate::{
     dice::Dice,
     entropy,
     net::{Net, Rates},
-    plan::{Plan, SCRATCH, Storm, Weather},
+    plan::{AFTERMATH, Plan, SCRATCH, Storm, Weather},
 };
 
 /// How often a store removes what has expired.
@@ -168,7 +168,6 @@ async fn rage(clients: &Clients, storm: &Storm) {
     for _ in 0..missing {
         cluster.start().await;
     }
-    // What is stuck or frozen by now ends within this time.
-    sleep(Duration::from_secs(12)).await;
+    sleep(AFTERMATH).await;
     clients.recorder.mark(disturbed(false));
 }

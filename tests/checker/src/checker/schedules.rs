@@ -1,4 +1,5 @@
-//! Schedules: each of their ticks is pushed once, and none that is not theirs. Ticks are at the multiples of a time of the history's clock.
+//! Schedules: each of their ticks is pushed once, and none that is not theirs. Of those that were missed in a fault the last one is pushed soon
+//! after it.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +9,7 @@ use super::{
     state::Mark,
 };
 use crate::{
-    history::{Answer, Delivery, Request, Span, Tick, Time},
+    history::{Answer, Delivery, Request, Span, Tick, Time, Times},
     rules::Rule,
 };
 
@@ -19,15 +20,15 @@ const TRIED_AGAIN: Span = 70_000_000;
 struct Steady {
     from: Mark,
     to: Option<Mark>,
-    /// The time between two ticks, or nothing if there was none: the schedule was paused, or not there.
-    every: Option<Span>,
+    /// When it ticked, or nothing if it did not: the schedule was paused, or not there.
+    times: Option<Times>,
 }
 
 /// What is known of a schedule.
 pub(super) struct Schedule {
     exists: Option<bool>,
     paused: Option<bool>,
-    every: Option<Span>,
+    times: Option<Times>,
     /// Changes under way.
     open: u32,
     steady: Vec<Steady>,
@@ -37,11 +38,11 @@ pub(super) struct Schedule {
 impl Schedule {
     /// Returns a schedule of which nobody has heard.
     fn unheard_of() -> Self {
-        let none = Steady { from: Mark::default(), to: None, every: None };
+        let none = Steady { from: Mark::default(), to: None, times: None };
         Self {
             exists: Some(false),
             paused: Some(false),
-            every: None,
+            times: None,
             open: 0,
             steady: vec![none],
             seen: BTreeSet::new(),
@@ -64,26 +65,26 @@ impl Schedule {
         match request {
             Request::DeleteSchedule { .. } if not_found => self.exists = Some(false),
             _ if matches!(answer, Answer::Refused(_)) => {}
-            Request::CreateSchedule { every, .. } => {
+            Request::CreateSchedule { times, .. } => {
                 if self.exists == Some(false) {
-                    (self.paused, self.every) = (Some(false), Some(*every));
+                    (self.paused, self.times) = (Some(false), Some(*times));
                 }
                 self.exists = or_not(true);
-                self.every = self.every.filter(|known| known == every);
+                self.times = self.times.filter(|known| known == times);
             }
-            Request::UpdateSchedule { every, .. } => self.every = done.then_some(*every),
+            Request::UpdateSchedule { times, .. } => self.times = done.then_some(*times),
             Request::PauseSchedule { .. } => self.paused = or_not(true),
             Request::ResumeSchedule { .. } => self.paused = or_not(false),
             Request::DeleteSchedule { .. } => self.exists = or_not(false),
             _ => {}
         }
-        let every = match (self.exists, self.paused, self.every) {
+        let times = match (self.exists, self.paused, self.times) {
             (Some(false), ..) | (_, Some(true), _) => None,
-            (Some(true), Some(false), Some(every)) => Some(every),
+            (Some(true), Some(false), Some(times)) => Some(times),
             _ => return,
         };
         if self.open == 0 {
-            self.steady.push(Steady { from: now, to: None, every });
+            self.steady.push(Steady { from: now, to: None, times });
         }
     }
 
@@ -93,9 +94,9 @@ impl Schedule {
             at > span.from.at + clock && span.to.is_none_or(|to| at + clock < to.at)
         };
         let span = self.steady.iter().rev().find(holds)?;
-        let what = match span.every {
+        let what = match span.times {
             None => "it was paused, or not there",
-            Some(every) if !at.is_multiple_of(every) => "it had other times",
+            Some(times) if !times.hold(at) => "it had other times",
             Some(_) => return None,
         };
         Some((what, span.from.event))
@@ -157,7 +158,7 @@ impl Checker {
         }
     }
 
-    /// At rest: no tick is missing, but those during faults, of which the last one was pushed later.
+    /// At rest: no tick is missing, but those of which a later one was pushed after a fault.
     pub(super) fn check_missed_ticks(&mut self) {
         if self.clock_stepped > 0 {
             return;
@@ -165,9 +166,9 @@ impl Checker {
         let mut missing = Vec::new();
         for (name, schedule) in &self.schedules {
             for span in &schedule.steady {
-                let Some(every) = span.every else { continue };
+                let Some(times) = span.times else { continue };
                 let to = span.to.unwrap_or(self.now);
-                if let Some(at) = self.missed_tick(schedule, span.from.at, to.at, every) {
+                if let Some(at) = self.missed_tick(schedule, span.from.at, to.at, times) {
                     missing.push((name.clone(), at, [span.from.event, to.event]));
                 }
             }
@@ -178,18 +179,23 @@ impl Checker {
         }
     }
 
-    fn missed_tick(&self, schedule: &Schedule, from: Time, to: Time, every: Span) -> Option<Time> {
-        // Some calls of the store are needed.
-        let in_time = 2 * self.options.transit;
-        let first = (from + self.options.clock) / every + 1;
-        let mut due = (first..).map(|number| number * every).take_while(|at| at + in_time <= to);
+    fn missed_tick(&self, schedule: &Schedule, from: Time, to: Time, times: Times) -> Option<Time> {
+        let mut due = times.after(from + self.options.clock).take_while(|at| *at < to);
         due.find(|at| {
-            let disturbed = self.fault_spans.iter().any(|(begin, end)| {
-                *begin < at + in_time && end.is_none_or(|end| *at < end + TRIED_AGAIN)
-            });
-            let later = || schedule.seen.range(at + 1..).next().is_some();
-            !schedule.seen.contains(at) && (!disturbed || at + TRIED_AGAIN <= to && !later())
+            let by = self.pushed_by(*at).filter(|by| *by <= to);
+            by.is_some_and(|by| schedule.seen.range(at..=&by).next().is_none())
         })
+    }
+
+    /// Returns by when a tick is pushed, or the last of those that were missed with it; `None` if there was always a fault.
+    fn pushed_by(&self, tick: Time) -> Option<Time> {
+        let mut by = tick + 2 * self.options.transit; // some calls of the store are needed
+        for (begin, end) in &self.fault_spans {
+            if *begin < by {
+                by = by.max((*end)? + TRIED_AGAIN);
+            }
+        }
+        Some(by)
     }
 }
 

@@ -160,15 +160,14 @@ pub enum Request {
     GetQueueStats {
         queue: String,
     },
-    /// Ticks at all multiples of `every` on the history's clock.
     CreateSchedule {
         schedule: String,
-        every: Span,
+        times: Times,
     },
     /// Other times.
     UpdateSchedule {
         schedule: String,
-        every: Span,
+        times: Times,
     },
     PauseSchedule {
         schedule: String,
@@ -179,6 +178,29 @@ pub enum Request {
     DeleteSchedule {
         schedule: String,
     },
+}
+
+/// When a schedule ticks: at all multiples of `every` on the history's clock, or `offset` later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Times {
+    /// The time between two ticks.
+    pub every: Span,
+    /// Less than `every`.
+    pub offset: Span,
+}
+
+impl Times {
+    /// Returns the ticks after a point of time.
+    pub(crate) fn after(self, at: Time) -> impl Iterator<Item = Time> {
+        let Self { every, offset } = self;
+        let first = (at + every - offset) / every;
+        (first..).map(move |number| number * every + offset)
+    }
+
+    /// Returns whether there is a tick at this time.
+    pub(crate) fn hold(self, at: Time) -> bool {
+        at % self.every == self.offset
+    }
 }
 
 /// `Consume` or `ConsumeStream`. What is settled on a `ConsumeStream` is recorded as calls of their own.

@@ -68,6 +68,9 @@ impl Clients {
         for number in 1..=self.plan.schedules {
             self.tasks.spawn(schedules::operate(Arc::clone(self), number));
         }
+        for &second in &self.plan.rare_ticks {
+            self.tasks.spawn(schedules::tick_rarely(Arc::clone(self), second));
+        }
         for number in 1..=self.plan.operators {
             self.tasks.spawn(operators::operate(Arc::clone(self), number));
         }

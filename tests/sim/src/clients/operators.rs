@@ -197,10 +197,13 @@ impl Clients {
 /// How long nothing may come any more before everything is drained: longer than leases, retries and
 /// sweeps last.
 const QUIET: Duration = Duration::from_millis(LONGEST_LEASE + 10_000);
+/// The same if schedules tick rarely: longer than until a tick that could not be pushed is tried again.
+const LONG_QUIET: Duration = Duration::from_secs(75);
 
 /// Takes everything out of the queues when nothing is under way any more, and records what is left.
 pub(crate) async fn rest(clients: &Arc<Clients>) {
-    tokio::time::sleep(QUIET).await;
+    let quiet = if clients.plan.rare_ticks.is_empty() { QUIET } else { LONG_QUIET };
+    tokio::time::sleep(quiet).await;
     schedules::delete_all(clients).await;
     for (queue, _) in &clients.plan.queues {
         clients.resume("drain", queue).await;

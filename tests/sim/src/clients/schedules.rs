@@ -1,11 +1,11 @@
-//! Schedules: created, paused, changed, triggered and deleted while they tick. What they push goes to a queue of its own, from which nobody
-//! takes items unseen: so a tick that nobody has seen was not pushed.
+//! Schedules: created, paused, changed, triggered and deleted while they tick; others that tick rarely, and in storms. What they push goes to a
+//! queue of its own, from which nobody takes items unseen: so a tick that nobody has seen was not pushed.
 
 use std::{sync::Arc, time::Duration};
 
 use prost_types::FieldMask;
 use sluicegate_checker::{
-    history::{Answer, NewItem, Request, Response, Settings},
+    history::{Answer, NewItem, Request, Response, Settings, Times},
     messages::{TICK, pushed},
 };
 use sluicegate_proto::v1::{self as pb, schedule_service_server::ScheduleService as _};
@@ -14,12 +14,13 @@ use super::{
     Clients,
     api::{NodeRef, ask, is_open},
 };
-use crate::cluster::Failed;
+use crate::{cluster::Failed, plan::RARELY};
 
 /// The queue that gets the items.
 pub(crate) const TICKS: &str = "ticks";
-/// Seconds between two ticks.
+/// Seconds between two ticks of schedules that are changed.
 const EVERY: [u64; 4] = [5, 10, 15, 20];
+const SECOND: u64 = 1_000_000;
 
 /// Returns the settings of the queue, in which items stay until they are settled.
 pub(crate) fn settings() -> Settings {
@@ -34,9 +35,12 @@ fn name(number: u64) -> String {
 /// Operates one schedule until the end.
 pub(super) async fn operate(clients: Arc<Clients>, number: u64) {
     let (client, schedule) = (format!("scheduler {number}"), name(number));
-    let every = || *clients.dice.one_of(&EVERY).unwrap_or(&EVERY[0]) * 1_000_000;
+    let times = || {
+        let every = *clients.dice.one_of(&EVERY).unwrap_or(&EVERY[0]) * SECOND;
+        Times { every, offset: 0 }
+    };
     let change = |request| clients.change_schedule(&client, request);
-    change(Request::CreateSchedule { schedule: schedule.clone(), every: every() }).await;
+    change(Request::CreateSchedule { schedule: schedule.clone(), times: times() }).await;
     let mut triggered = 0;
     while clients.pause(1_000, 30_000).await {
         let schedule = schedule.clone();
@@ -46,11 +50,11 @@ pub(super) async fn operate(clients: Arc<Clients>, number: u64) {
                 clients.pause(0, 20_000).await;
                 change(Request::ResumeSchedule { schedule }).await;
             }
-            2 => change(Request::UpdateSchedule { schedule, every: every() }).await,
+            2 => change(Request::UpdateSchedule { schedule, times: times() }).await,
             3 => {
                 change(Request::DeleteSchedule { schedule: schedule.clone() }).await;
                 clients.pause(0, 10_000).await;
-                change(Request::CreateSchedule { schedule, every: every() }).await;
+                change(Request::CreateSchedule { schedule, times: times() }).await;
             }
             _ => {
                 triggered += 1;
@@ -60,18 +64,39 @@ pub(super) async fn operate(clients: Arc<Clients>, number: u64) {
     }
 }
 
+fn rare_name(second: u64) -> String {
+    format!("rare{second}")
+}
+
+/// Creates a schedule that nobody changes until the end.
+pub(super) async fn tick_rarely(clients: Arc<Clients>, second: u64) {
+    let times = Times { every: RARELY * SECOND, offset: second * SECOND };
+    let request = Request::CreateSchedule { schedule: rare_name(second), times };
+    clients.change_schedule("scheduler", request).await;
+}
+
 /// Deletes all schedules.
 pub(crate) async fn delete_all(clients: &Clients) {
-    for number in 1..=clients.plan.schedules {
-        clients.change_schedule("drain", Request::DeleteSchedule { schedule: name(number) }).await;
+    let names = (1..=clients.plan.schedules).map(name);
+    for schedule in names.chain(clients.plan.rare_ticks.iter().copied().map(rare_name)) {
+        clients.change_schedule("drain", Request::DeleteSchedule { schedule }).await;
     }
 }
 
-fn message(name: &str, every: u64) -> pb::Schedule {
+fn cron(Times { every, offset }: Times) -> String {
+    let (every, offset) = (every / SECOND, offset / SECOND);
+    if every < 60 {
+        format!("*/{every} * * * * *")
+    } else {
+        format!("{} {}-59/{} * * * *", offset % 60, offset / 60, every / 60)
+    }
+}
+
+fn message(name: &str, times: Times) -> pb::Schedule {
     pb::Schedule {
         name: name.to_owned(),
         queue: TICKS.to_owned(),
-        cron: format!("*/{} * * * * *", every / 1_000_000),
+        cron: cron(times),
         item: Some(pb::NewItem { payload: TICK.into(), ..pb::NewItem::default() }),
         ..pb::Schedule::default()
     }
@@ -139,13 +164,13 @@ impl Clients {
 
 async fn ask_for_change(node: &NodeRef, request: &Request) -> Answer {
     match request {
-        Request::CreateSchedule { schedule, every } => {
-            let schedule = Some(message(schedule, *every));
+        Request::CreateSchedule { schedule, times } => {
+            let schedule = Some(message(schedule, *times));
             let message = pb::CreateScheduleRequest { schedule };
             done!(node, "ScheduleService/CreateSchedule", create_schedule, message)
         }
-        Request::UpdateSchedule { schedule, every } => {
-            let schedule = Some(message(schedule, *every));
+        Request::UpdateSchedule { schedule, times } => {
+            let schedule = Some(message(schedule, *times));
             let update_mask = Some(FieldMask { paths: vec!["cron".to_owned()] });
             let message = pb::UpdateScheduleRequest { schedule, update_mask };
             done!(node, "ScheduleService/UpdateSchedule", update_schedule, message)
