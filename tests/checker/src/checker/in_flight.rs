@@ -10,21 +10,31 @@ use crate::{
     rules::Rule,
 };
 
-/// A stream holds at most so many times the items that it may have in flight, those included whose commits are being written.
-pub(super) const MOST_HELD: usize = 2;
+/// A stream holds at most so many times the items that it may have in flight, and the bytes besides one item, those included whose commits
+/// are being written.
+const MOST_HELD: u64 = 2;
 /// Most of the cases that wait for the outcome of commits.
 const WAITING: usize = 100;
 
-/// A stream was sent an item and held too many, unless commits had freed places by then.
+/// A stream was sent an item and held too much, unless commits had freed places by then.
 pub(super) struct Overfull {
-    /// How many it may hold.
-    most: usize,
-    /// How many it held for certain.
-    certain: usize,
-    /// The receipts by which commits were under way.
-    open: Vec<Key>,
+    /// Items, or bytes.
+    what: &'static str,
+    /// How much it may hold.
+    most: u64,
+    /// How much it held for certain.
+    certain: u64,
+    /// The receipts by which commits were under way, and how much each of them stands for.
+    open: Vec<(Key, u64)>,
     queue: String,
     events: Vec<u64>,
+}
+
+impl Overfull {
+    /// Returns whether it was too much if none of the commits under way had freed anything.
+    fn may_be_wrong(&self) -> bool {
+        self.certain + self.open.iter().map(|(_, weight)| weight).sum::<u64>() > self.most
+    }
 }
 
 impl Checker {
@@ -74,35 +84,48 @@ impl Checker {
         lasts && !of.may_be_free && !self.may_have_vanished(item)
     }
 
-    /// Counts what a stream holds, with what may be committed by now.
-    pub(super) fn check_held(&mut self, id: CallId, in_flight: usize) {
+    /// Counts what a stream holds that was just sent an item, with what may be committed by now.
+    pub(super) fn check_held(&mut self, id: CallId, most_items: usize, most_bytes: u64) {
         let Some(call) = self.calls.get_mut(&id) else { return };
         let Request::Consume(consume) = &call.request else { return };
-        let (queue, start) = (consume.queue.clone(), call.start.event);
+        let (queue, start, newest) = (consume.queue.clone(), call.start.event, self.now.event);
         let mut held = std::mem::take(&mut call.held);
         held.retain(|receipt| self.newest(*receipt).is_some());
-        let is_held = |receipt: &&Key| {
-            self.receipts.get(receipt).is_some_and(|of| self.holds_for_certain(of))
+        let case = |what, most| Overfull {
+            what,
+            most: MOST_HELD * most,
+            certain: 0,
+            open: Vec::new(),
+            queue: queue.clone(),
+            events: vec![start, newest],
         };
-        let (mut certain, mut open, mut events) = (0, Vec::new(), vec![start, self.now.event]);
-        for receipt in held.iter().filter(is_held) {
+        let mut items = case("items", most_items as u64);
+        let mut bytes = case("bytes besides the newest item", most_bytes);
+        for (at, receipt) in held.iter().enumerate() {
             let Some(of) = self.receipts.get(receipt) else { continue };
-            if !of.settling {
-                certain += 1;
-            } else if self.is_being_committed(of) {
-                open.push(*receipt);
-            } else {
+            let is_open = of.settling;
+            if !self.holds_for_certain(of) || is_open && !self.is_being_committed(of) {
                 continue;
             }
-            events.push(of.delivered.event);
+            let weight = if at + 1 < held.len() { of.bytes as u64 } else { 0 };
+            for (case, weight) in [(&mut items, 1), (&mut bytes, weight)] {
+                if is_open {
+                    case.open.push((*receipt, weight));
+                } else {
+                    case.certain += weight;
+                }
+                case.events.push(of.delivered.event);
+            }
         }
         if let Some(call) = self.calls.get_mut(&id) {
             call.held = held;
         }
-        let most = in_flight * MOST_HELD;
-        if certain + open.len() > most && self.overfull.len() < WAITING {
-            events.truncate(10);
-            self.overfull.push(Overfull { most, certain, open, queue, events });
+        let limited = [Some(items), Some(bytes).filter(|_| most_bytes > 0)];
+        for mut case in limited.into_iter().flatten().filter(Overfull::may_be_wrong) {
+            case.events.truncate(10);
+            if self.overfull.len() < WAITING {
+                self.overfull.push(case);
+            }
         }
     }
 
@@ -116,8 +139,8 @@ impl Checker {
     /// Commits by a receipt may have freed its place, at any time.
     pub(super) fn commit_may_have_freed(&mut self, receipt: Key) {
         self.overfull.retain_mut(|case| {
-            case.open.retain(|open| *open != receipt);
-            case.certain + case.open.len() > case.most
+            case.open.retain(|(open, _)| *open != receipt);
+            case.may_be_wrong()
         });
     }
 
@@ -125,19 +148,16 @@ impl Checker {
     pub(super) fn commit_has_freed_nothing(&mut self, receipt: Key) {
         let now = self.now.event;
         for case in &mut self.overfull {
-            let before = case.open.len();
-            case.open.retain(|open| *open != receipt);
-            if case.open.len() < before {
-                case.certain += 1;
+            for (_, weight) in case.open.extract_if(.., |(open, _)| *open == receipt) {
+                case.certain += weight;
                 case.events.push(now);
             }
         }
-        for case in
-            self.overfull.extract_if(.., |case| case.certain > case.most).collect::<Vec<_>>()
-        {
-            let Overfull { certain, most, queue, events, .. } = case;
+        let wrong = self.overfull.extract_if(.., |case| case.certain > case.most);
+        for case in wrong.collect::<Vec<_>>() {
+            let Overfull { what, certain, most, queue, events, .. } = case;
             let explanation = format!(
-                "a stream held {certain} with those that were being committed, {most} are allowed"
+                "a stream held {certain} {what} with those that were being committed, {most} are allowed"
             );
             self.violate(Rule::Limits, None, &queue, explanation, &events);
         }

@@ -2,7 +2,6 @@
 
 use super::{
     Checker,
-    in_flight::MOST_HELD,
     key::{Key, Map},
     state::{Call, Mark, Queue},
 };
@@ -169,8 +168,8 @@ impl Checker {
             if count > most || most_bytes > 0 && count > 1 {
                 self.check_in_flight(id, most, most_bytes);
             }
-            if all > most * MOST_HELD {
-                self.check_held(id, most);
+            if all > most || most_bytes > 0 && all > 1 {
+                self.check_held(id, most, most_bytes);
             }
         }
         if let Some(call) = self.calls.get_mut(&id) {

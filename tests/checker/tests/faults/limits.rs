@@ -161,3 +161,37 @@ fn a_stream_receives_too_many_bytes() {
     let call = story.start(commit("a/1"));
     story.refused(call).deliver(stream, large("b", 41)).breaks(Rule::Limits, "work", 3);
 }
+
+/// A stream that may hold 100 bytes is sent a third item, while commits of two are under way.
+fn three_deliveries_of(sizes: [usize; 3]) -> (Story, [CallId; 2]) {
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b")).push(item("c"));
+    let stream = story.start(Request::Consume(consume_100_bytes()));
+    let [first, second, third] = sizes;
+    let commits = [("a", first), ("b", second)].map(|(name, bytes)| {
+        story.deliver(stream, large(name, bytes));
+        story.start(commit(&format!("{name}/1")))
+    });
+    story.at(100).deliver(stream, large("c", third));
+    (story, commits)
+}
+
+#[test]
+fn a_stream_holds_too_many_bytes_while_commits_take_long() {
+    // Both are refused, or turn out to have changed nothing.
+    let (mut story, [first, second]) = three_deliveries_of([100, 101, 1]);
+    story.refused(first).refused(second);
+    let report = story.breaks(Rule::Limits, "work", 6).to_string();
+    assert!(report.contains("held 201 bytes besides the newest item"), "{report}");
+    let (mut story, [first, second]) = three_deliveries_of([100, 101, 1]);
+    story.unknown(first).unknown(second).at(LEASE + 200);
+    story.reserve(delivery("a", 2)).reserve(delivery("b", 2)).breaks(Rule::Limits, "work", 6);
+    // One of them may have taken effect before.
+    let (mut story, [first, second]) = three_deliveries_of([100, 101, 1]);
+    story.ok(first, Response::Settled(vec![Outcome::Ok])).refused(second);
+    story.commit("b/1", Outcome::Ok).commit("c/1", Outcome::Ok).rest().is_clean();
+    // The third item may be larger.
+    let (mut story, [first, second]) = three_deliveries_of([100, 100, 500]);
+    story.refused(first).refused(second).commit("a/1", Outcome::Ok).commit("b/1", Outcome::Ok);
+    story.commit("c/1", Outcome::Ok).rest().is_clean();
+}
