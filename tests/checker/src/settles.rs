@@ -1,19 +1,22 @@
 //! What a client sends and is told on a `ConsumeStream`, for the history.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use sluicegate_proto::v1::{
     self as pb, consume_stream_request::Action, consume_stream_response::Event,
 };
 
 use crate::{
-    history::{Answer, Call, Delivery, Request, RollbackItem},
+    history::{Answer, Call, Delivery, Request, Response, RollbackItem},
     messages::settled,
 };
 
-/// The settles that were sent on a stream and not answered yet, by receipt.
+/// What was sent on a stream and not answered yet: settles by receipt, and changes of flow.
 #[derive(Default)]
-pub struct Settles(BTreeMap<String, Call>);
+pub struct Settles {
+    settles: BTreeMap<String, Call>,
+    flows: VecDeque<Call>,
+}
 
 impl Settles {
     /// Commits an item, or rolls it back if it `fails`: `start` records the call, and `send` returns whether it was sent.
@@ -37,7 +40,16 @@ impl Settles {
         };
         let call = start(request);
         if send(action) {
-            self.0.insert(receipt, call);
+            self.settles.insert(receipt, call);
+        } else {
+            call.end(Answer::Refused("not sent".to_owned()));
+        }
+    }
+
+    /// Changes how many items the stream may hold, as recorded in `call`. `send` returns whether that was sent.
+    pub fn flow(&mut self, max_in_flight: u32, call: Call, send: impl FnOnce(Action) -> bool) {
+        if send(Action::Flow(pb::Flow { max_in_flight: max_in_flight.cast_signed() })) {
+            self.flows.push_back(call);
         } else {
             call.end(Answer::Refused("not sent".to_owned()));
         }
@@ -58,14 +70,19 @@ impl Settles {
             }
             Some(Event::Settled(message)) => {
                 let receipt = message.results.first().map(|result| &result.receipt);
-                if let Some(settle) = receipt.and_then(|receipt| self.0.remove(receipt)) {
+                if let Some(settle) = receipt.and_then(|receipt| self.settles.remove(receipt)) {
                     settle.ok(settled(&message.results));
                 }
             }
             Some(Event::Revoked(message)) => stream.revoked(&message.receipt),
             // It does not say what failed.
-            Some(Event::Error(_)) => self.0.clear(),
-            Some(Event::Opened(_) | Event::Extended(_) | Event::Flow(_)) | None => {}
+            Some(Event::Error(_)) => self.settles.clear(),
+            Some(Event::Flow(_)) => {
+                if let Some(flow) = self.flows.pop_front() {
+                    flow.ok(Response::Done);
+                }
+            }
+            Some(Event::Opened(_) | Event::Extended(_)) | None => {}
         }
         Vec::new()
     }

@@ -166,6 +166,11 @@ pub(crate) fn large(name: &str, bytes: usize) -> Delivery {
     Delivery { bytes, ..delivery(name, 1) }
 }
 
+/// Changes the flow of a stream.
+pub(crate) fn flow(stream: CallId, max_in_flight: u32) -> Request {
+    Request::Flow { stream, max_in_flight }
+}
+
 pub(crate) fn commit(receipt: &str) -> Request {
     Request::Commit { receipts: vec![receipt.to_owned()] }
 }

@@ -45,6 +45,8 @@ pub(crate) struct Plan {
     pub(crate) breaks: f64,
     /// How often a client does not read its stream for a while.
     pub(crate) stalls: f64,
+    /// Whether clients change the flow of their streams.
+    pub(crate) flows: bool,
 }
 
 /// A time with faults.
@@ -142,6 +144,7 @@ impl Plan {
             },
             breaks: rate(0.05),
             stalls: rate(0.1),
+            flows: dice.chance(0.5),
         }
     }
 }

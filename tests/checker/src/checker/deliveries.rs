@@ -353,10 +353,7 @@ impl Checker {
         let mut wrong = None;
         let unseen = item.unseen(delivery);
         let since = item.last.as_ref().map_or(item.entered.0, |last| last.delivered);
-        if item.deliveries_before.is_some()
-            && unseen > 0
-            && !self.may_hide(item.queue, since, taker)
-        {
+        if item.deliveries_before.is_some() && unseen > 0 && !self.may_hide(item, since, taker) {
             wrong = Some(format!("delivery {} follows {}", delivery.deliveries, item.number));
         }
         let (least, most) = self.next_attempt(item);
@@ -377,17 +374,20 @@ impl Checker {
     }
 
     /// Returns whether an item may have been handed out since then without anybody seeing it: to a stream, which need not
-    /// have been sent it, or to a call that broke off, is under way, or took as long as its leases last.
-    fn may_hide(&self, queue: Key, since: Mark, taker: Taker) -> bool {
-        let Some(queue) = self.queues.get(&queue) else { return true };
+    /// have been sent it, or to a call that broke off, is under way, or took as long as its leases last. Where there is one consumer at a
+    /// time, which reads what it is sent, no delivery is counted of what it was not sent.
+    fn may_hide(&self, item: &Item, since: Mark, taker: Taker) -> bool {
+        let Some(queue) = self.queues.get(&item.queue) else { return true };
+        let is_alone = item.entered.0.event > queue.lone_since && self.faults == 0;
         let is_stream = |call: &CallId| {
             self.calls.get(call).is_none_or(|call| matches!(call.request, Request::Consume(_)))
         };
-        queue.cut.event > since.event
-            || queue.late.event > since.event
-            || queue.cut.event > 0 && since.at <= queue.cut.at + UNNOTICED
-            || queue.lost_calls > 0
-            || queue.consumers.iter().any(|call| *call != taker.call || is_stream(call))
+        let may_be_others = || {
+            queue.cut.event > since.event
+                || queue.cut.event > 0 && since.at <= queue.cut.at + UNNOTICED
+                || queue.consumers.iter().any(|call| *call != taker.call || is_stream(call))
+        };
+        queue.late.event > since.event || queue.lost_calls > 0 || !is_alone && may_be_others()
     }
 
     /// Returns what attempt the next delivery has, if no other came between.

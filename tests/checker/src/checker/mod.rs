@@ -7,6 +7,7 @@
 mod admin;
 mod deliveries;
 mod figures;
+mod flow;
 mod in_flight;
 mod key;
 mod order;
@@ -20,6 +21,7 @@ mod wakes;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use flow::Flow;
 use key::{Key, Map, Set};
 use schedules::schedule_of;
 use state::{Call, Dedup, Gone, How, Item, Line, Mark, Named, Queue, Receipt};
@@ -187,6 +189,7 @@ impl Checker {
             held: Vec::new(),
             may_be_free: 0,
             surely_not_free: 0,
+            flow: Flow::of(&request),
             suspects: Vec::new(),
         };
         if self.calls.insert(id, call).is_some() {
@@ -204,6 +207,9 @@ impl Checker {
                 self.start_consumer(id, queue);
             }
             Request::Consume(consume) => self.start_consumer(id, &consume.queue),
+            Request::Flow { stream, max_in_flight } => {
+                self.start_flow(id, *stream, *max_in_flight);
+            }
             Request::GetQueueStats { .. } => {}
             Request::Commit { .. }
             | Request::Rollback { .. }
@@ -231,6 +237,7 @@ impl Checker {
         match &call.request {
             Request::Push { .. } => self.end_push(id, answer),
             Request::Pop { .. } | Request::Reserve { .. } => self.end_reserve(id, answer),
+            Request::Flow { stream, .. } => self.end_flow(id, *stream, &answer),
             Request::Commit { .. }
             | Request::Rollback { .. }
             | Request::Extend { .. }

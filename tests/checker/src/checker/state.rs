@@ -2,7 +2,10 @@
 
 use std::collections::VecDeque;
 
-use super::key::{Key, Map};
+use super::{
+    flow::Flow,
+    key::{Key, Map},
+};
 use crate::{
     history::{CallId, Delivery, Request, Settings, Span, Time},
     report::Violation,
@@ -32,6 +35,8 @@ pub(super) struct Call {
     pub(super) may_be_free: usize,
     /// How many items were sent and not certainly settled.
     pub(super) surely_not_free: u64,
+    /// A stream: how many items it may hold.
+    pub(super) flow: Flow,
     /// Violations unless the stream had broken by then, each with when it had to be alive.
     pub(super) suspects: Vec<(Mark, Violation)>,
 }

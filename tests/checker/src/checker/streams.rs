@@ -144,7 +144,7 @@ impl Checker {
         };
         let Request::Consume(consume) = &call.request else { return };
         let Consume { auto_commit, on_disconnect, renew, slow, lease, .. } = *consume;
-        let (most, most_bytes) = (consume.max_in_flight as usize, consume.max_in_flight_bytes);
+        let (most, most_bytes) = (call.flow.most() as usize, consume.max_in_flight_bytes);
         call.last = now;
         let taker = Taker {
             call: id,
@@ -158,6 +158,7 @@ impl Checker {
             lease,
             slow,
         };
+        self.check_halted(id);
         for delivery in deliveries {
             self.deliver(taker, delivery);
             let Some(call) = self.calls.get_mut(&id).filter(|_| !auto_commit) else { continue };

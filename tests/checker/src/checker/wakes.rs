@@ -16,8 +16,8 @@ fn waits(call: &Call) -> bool {
         Request::Pop { wait, .. } | Request::Reserve { wait, .. } => *wait > 0,
         Request::Consume(consume) => {
             let most = match consume.max_in_flight_bytes {
-                0 => u64::from(consume.max_in_flight),
-                _ => 1,
+                0 => u64::from(call.flow.least()),
+                _ => u64::from(call.flow.least().min(1)),
             };
             !consume.slow && call.surely_not_free < most
         }

@@ -110,6 +110,12 @@ pub enum Request {
         lease: Span,
     },
     Consume(Consume),
+    /// On a `ConsumeStream`: how many items it may hold from now on.
+    Flow {
+        /// The call of the stream.
+        stream: CallId,
+        max_in_flight: u32,
+    },
     Commit {
         receipts: Vec<String>,
     },

@@ -125,6 +125,11 @@ pub struct Call {
 }
 
 impl Call {
+    /// Returns its number.
+    pub fn id(&self) -> CallId {
+        self.id
+    }
+
     /// Records a message with items on a stream.
     pub fn delivered(&self, deliveries: Vec<Delivery>) {
         self.recorder.mark(What::Delivered { call: self.id, deliveries });

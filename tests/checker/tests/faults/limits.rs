@@ -6,8 +6,8 @@ use sluicegate_checker::{
 };
 
 use crate::story::{
-    LEASE, MS, Story, back, commit, consume, consume_100_bytes, delivery, extend, item, large,
-    reserve,
+    LEASE, MS, Story, back, commit, consume, consume_100_bytes, delivery, extend, flow, item,
+    large, reserve,
 };
 
 #[test]
@@ -194,4 +194,42 @@ fn a_stream_holds_too_many_bytes_while_commits_take_long() {
     let (mut story, [first, second]) = three_deliveries_of([100, 100, 500]);
     story.refused(first).refused(second).commit("a/1", Outcome::Ok).commit("b/1", Outcome::Ok);
     story.commit("c/1", Outcome::Ok).rest().is_clean();
+}
+
+/// A stream that holds an item, and the answer to a flow.
+fn flow_of(max_in_flight: u32) -> (Story, CallId) {
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b")).push(item("c"));
+    let stream = story.start(Request::Consume(consume(3)));
+    story.deliver(stream, delivery("a", 1)).call(flow(stream, max_in_flight), Response::Done);
+    (story, stream)
+}
+
+#[test]
+fn a_stream_receives_more_than_its_flow_lets_it() {
+    let (mut story, stream) = flow_of(0);
+    story.commit("a/1", Outcome::Ok).deliver(stream, delivery("b", 1));
+    let report = story.breaks(Rule::Limits, "work", 3).to_string();
+    assert!(report.contains("after the answer to a flow of 0"), "{report}");
+    let (mut story, stream) = flow_of(1);
+    story.deliver(stream, delivery("b", 1)).breaks(Rule::Limits, "work", 3);
+    // Until it is answered, a flow may be in force or the one before.
+    let (mut story, stream) = flow_of(2);
+    let first = story.start(flow(stream, 0));
+    let second = story.start(flow(stream, 1));
+    story.deliver(stream, delivery("b", 1)).ok(first, Response::Done);
+    story.deliver(stream, delivery("c", 1)).ok(second, Response::Done);
+    story.breaks(Rule::Limits, "work", 4);
+}
+
+#[test]
+fn what_a_lone_consumer_was_not_sent_is_counted() {
+    for (attempt, number) in [(2, 2), (1, 2)] {
+        let mut story = Story::default();
+        let stream = story.start(Request::Consume(consume(10)));
+        story.push(item("a"));
+        story.call(flow(stream, 0), Response::Done).call(flow(stream, 10), Response::Done);
+        story.deliver(stream, Delivery { attempt, ..delivery("a", number) });
+        story.breaks(Rule::Attempts, "a", 2);
+    }
 }

@@ -5,7 +5,7 @@ use sluicegate_checker::history::{
 };
 
 use crate::story::{
-    LEASE, MS, Story, commit, consume, consume_100_bytes, delivery, extend, item, large,
+    LEASE, MS, Story, commit, consume, consume_100_bytes, delivery, extend, flow, item, large,
 };
 
 #[test]
@@ -114,4 +114,22 @@ fn what_went_unsent_under_a_short_lease_comes_later() {
         story.deliver(stream, delivery("b", 1)).deliver(stream, delivery("a", 1));
         story.commit("a/1", Outcome::Ok).commit("b/1", Outcome::Ok).rest().is_clean();
     }
+}
+
+#[test]
+fn a_stream_may_be_halted_and_resumed() {
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b")).push(item("c"));
+    let stream = story.start(Request::Consume(consume(2)));
+    let halt = story.start(flow(stream, 0));
+    // What was sent before the answer arrives before it.
+    story.deliver(stream, delivery("a", 1)).ok(halt, Response::Done).at(40_000);
+    // It does not wait meanwhile, and what is sent after the request for more may come before its answer.
+    let more = story.start(flow(stream, 3));
+    story.deliver(stream, delivery("b", 1)).deliver(stream, delivery("c", 1));
+    story.ok(more, Response::Done);
+    for name in ["a", "b", "c"] {
+        story.commit(&format!("{name}/1"), Outcome::Ok);
+    }
+    story.ok(stream, Response::Done).rest().is_clean();
 }

@@ -29,7 +29,8 @@ pub(super) async fn consume(clients: Arc<Clients>, number: u64) {
             0 => format!("{}.dead", clients.queue()),
             _ => clients.queue(),
         };
-        match clients.dice.number(0, 5) {
+        let ways = if clients.plan.flows { 8 } else { 5 };
+        match clients.dice.number(0, ways) {
             0 => pop(&clients, &name, &node, &queue).await,
             1 | 2 => reserve(&clients, &name, &node, &queue).await,
             3 | 4 => streams::consume(&clients, &name, &node, &queue).await,
