@@ -63,6 +63,23 @@ fn the_bytes_of_an_item_whose_commit_is_being_written_are_free() {
     assert_eq!(consumers.remove_stream(id).len(), 2);
 }
 
+#[test]
+fn what_was_asked_for_before_does_not_come_on_top_of_twice_the_bytes() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 100, 10);
+    let hand_and_commit = |consumers: &mut Consumers, item, bytes| {
+        assert!(consumers.hand_to_stream(id, vec![delivery(item, 1, bytes)], NOW).is_empty());
+        assert_eq!(take(consumers, id), 1);
+        assert!(consumers.commit_begins(&delivery(item, 1, bytes).receipt, NOW));
+    };
+    hand_and_commit(&mut consumers, 1, 9);
+    let round = consumers.demands();
+    consumers.begin_round(&round);
+    hand_and_commit(&mut consumers, 2, 12);
+    let back = consumers.hand_reserved(&round.claimants[0], vec![delivery(3, 1, 1)], NOW);
+    assert_eq!(back.len(), 1, "it holds 21 bytes, and 20 are twice what it may");
+}
+
 /// The idle stream came after the last round.
 #[test]
 fn an_idle_stream_comes_before_one_that_is_committing() {

@@ -294,11 +294,12 @@ impl Stream {
     /// Returns how many of these items, from the first on, the stream has room for. There may be less room than when they were asked
     /// for: what was being committed may count again, and others may have come meanwhile.
     pub(super) fn fitting(&self, deliveries: &[Delivery]) -> usize {
-        let (room, holds_none) = (self.room_bytes(), self.load() == 0);
+        let room = self.room_bytes();
+        let may_exceed = room > 0 && self.load() == 0;
         let mut bytes: usize = 0;
         let fits = |(at, delivery): &(usize, &Delivery)| {
             bytes = bytes.saturating_add(delivery.item.payload.len());
-            bytes <= room || *at == 0 && holds_none
+            bytes <= room || *at == 0 && may_exceed
         };
         deliveries.iter().take(self.room()).enumerate().take_while(fits).count()
     }
