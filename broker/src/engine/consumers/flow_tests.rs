@@ -30,6 +30,17 @@ fn what_was_not_sent_and_has_no_place_is_taken_back_from_the_end() {
     assert_eq!(wanted(&mut consumers, NOW), []);
 }
 
+/// It is behind those items.
+#[test]
+fn what_is_reserved_ahead_returns_with_what_is_taken_back() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 8, 1_000);
+    consumers.hand(id, vec![delivery(1, 1, 5)], NOW);
+    consumers.hand(STOCK, vec![delivery(2, 1, 5)], NOW);
+    drop(consumers.set_max_in_flight(id, 0, NOW));
+    assert_eq!(numbers(&consumers.take_returning(NOW)), [2, 1]);
+}
+
 /// Returns a stream that holds an item which was not sent, and the round in which it asked for more.
 fn asking() -> (Consumers, ConsumerId, Round) {
     let mut consumers = Consumers::default();

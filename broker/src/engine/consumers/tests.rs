@@ -389,3 +389,14 @@ fn a_revoked_receipt_is_announced_once() {
     consumers.take_lapsed(LEASE_END);
     assert!(matches!(look(&mut consumers, id), Inbox::Empty { .. }));
 }
+
+/// It is rolled back, and may be another consumer's by then.
+#[test]
+fn what_was_taken_out_unsent_is_not_sent_later() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 2, 1_000);
+    consumers.hand(id, vec![delivery(1, 1, 5)], NOW);
+    let late = Timestamp(LEASE_END.millis() - 50);
+    assert_eq!(consumers.take_lapsed(late).len(), 1);
+    assert!(matches!(look(&mut consumers, id), Inbox::Empty { .. }));
+}

@@ -109,6 +109,18 @@ fn a_waiting_consumer_asks_once_per_signal_for_the_next_one() {
     assert!(!dispatcher.wants_signals(now(131)), "no consumer waits");
 }
 
+/// They may have been taken back while others were returned.
+#[tokio::test]
+async fn nothing_is_reserved_while_items_are_to_be_returned() {
+    let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap());
+    add_stream(&dispatcher);
+    let unsent = InFlight::unsent(&delivery(1, 1, 5), Timestamp(0));
+    dispatcher.state.lock().consumers.stock.give_back(vec![unsent]);
+    assert!(next_round(&dispatcher).is_none());
+    assert_eq!(dispatcher.take_returning(Timestamp(0)).len(), 1);
+    assert!(next_round(&dispatcher).is_some());
+}
+
 /// The earliest signalled time is passed to the next reserve, and to no other.
 #[tokio::test]
 async fn signals_are_passed_on_with_the_next_round() {
