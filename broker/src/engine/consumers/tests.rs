@@ -400,3 +400,36 @@ fn what_was_taken_out_unsent_is_not_sent_later() {
     assert_eq!(consumers.take_lapsed(late).len(), 1);
     assert!(matches!(look(&mut consumers, id), Inbox::Empty { .. }));
 }
+
+#[test]
+fn nothing_is_announced_that_was_never_sent() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 2, 1_000);
+    consumers.hand(id, vec![delivery(1, 1, 5)], NOW);
+    assert!(consumers.found_void(&delivery(1, 1, 5).receipt, NOW));
+    consumers.take_lapsed(NOW + DOUBT);
+    assert!(matches!(look(&mut consumers, id), Inbox::Empty { .. }));
+}
+
+#[test]
+fn streams_share_the_items_of_a_round() {
+    let mut consumers = Consumers::default();
+    let streams = [(); 3].map(|()| stream(&mut consumers, STREAM_BATCH * 3 / 5, usize::MAX));
+    let [first, second, _] = streams;
+    let left = STREAM_BATCH - STREAM_BATCH * 3 / 5;
+    assert_eq!(wanted(&mut consumers, NOW), [(first, STREAM_BATCH - left), (second, left)]);
+}
+
+#[test]
+fn a_lease_is_renewed_if_that_makes_it_longer_and_no_longer_than_it_may_be() {
+    let mut consumers = Consumers::default();
+    let id = stream(&mut consumers, 2, 1_000);
+    consumers.hand(id, vec![delivery(1, 1, 5)], NOW);
+    assert_eq!(take(&mut consumers, id), 1);
+    let later = |time: Timestamp| Timestamp(time.millis() + 1);
+    for (oldest, until, renewed) in
+        [(NOW, later(LEASE_END), 1), (later(NOW), later(LEASE_END), 0), (NOW, LEASE_END, 0)]
+    {
+        assert_eq!(consumers.to_renew(id, oldest, until).len(), renewed, "{oldest:?} {until:?}");
+    }
+}

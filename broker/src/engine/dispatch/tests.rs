@@ -121,6 +121,36 @@ async fn nothing_is_reserved_while_items_are_to_be_returned() {
     assert!(next_round(&dispatcher).is_some());
 }
 
+/// What a reserve found is unknown if it fails, and so is what was hidden by a pause, or held under a lease.
+#[tokio::test]
+async fn a_round_follows_a_failure_a_pause_and_the_end_of_a_lease() {
+    let causes: [(&str, fn(&Dispatcher)); 3] = [
+        ("a failure", |dispatcher| dispatcher.look_failed(&EngineError::ShuttingDown)),
+        ("a pause", |dispatcher| drop(dispatcher.pause())),
+        ("the end of a lease", |dispatcher| {
+            let queue = Arc::new(Queue::with_defaults(dispatcher.queue().clone(), Timestamp(0)));
+            assert_eq!(dispatcher.begin_step(&queue, Timestamp(2_000)).len(), 8);
+        }),
+    ];
+    for (what, cause) in causes {
+        let (dispatcher, _) = full();
+        add_stream(&dispatcher);
+        assert!(next_round(&dispatcher).is_some());
+        assert!(next_round(&dispatcher).is_none(), "nothing has happened since");
+        cause(&dispatcher);
+        assert!(next_round(&dispatcher).is_some(), "{what}");
+    }
+}
+
+#[test]
+fn the_earliest_time_at_which_an_item_is_eligible_ends_the_wait() {
+    let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap());
+    for (since, first) in [(200, 200), (150, 150), (180, 150)] {
+        dispatcher.inserted(Some(Timestamp(since)), Timestamp(100));
+        assert_eq!(dispatcher.next_timer(), Some(Timestamp(first)));
+    }
+}
+
 /// The earliest signalled time is passed to the next reserve, and to no other.
 #[tokio::test]
 async fn signals_are_passed_on_with_the_next_round() {

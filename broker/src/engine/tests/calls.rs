@@ -245,3 +245,18 @@ async fn queues_that_are_created_at_the_same_time_share_a_group_with_their_dead_
     assert!(matches!(refused, super::super::EngineError::DeadLetterGroup { .. }), "{refused}");
     assert!(bench.store.get_queue(&name("q.dead")).await.unwrap().is_none());
 }
+
+/// The commit of an item that was deleted meanwhile delivers nothing.
+#[tokio::test]
+async fn what_a_pop_did_not_commit_is_not_delivered() {
+    let bench = bench().await;
+    bench.push(2).await;
+    bench.faults.set("commit", Fault::HeldBefore);
+    let popping = bench.pop(2, Duration::ZERO);
+    bench.faults.until_begun("commit", 1).await;
+    let first = bench.items().await.remove(0);
+    bench.engine.delete_item(&name("q"), first.id, None).await.unwrap();
+    bench.faults.set("commit", Fault::None);
+    let popped = within("the pop", popping).await.unwrap().unwrap();
+    assert_eq!(payloads(&popped), ["1"]);
+}

@@ -146,3 +146,22 @@ async fn what_is_pushed_to_a_stream_does_not_overtake_what_was_taken_back() {
     bench.push_item("c").await;
     assert_eq!(take(&mut stream, 3).await, ["a", "b", "c"]);
 }
+
+/// Nor is what is pushed later, while those items are on their way back.
+#[tokio::test]
+async fn an_item_does_not_go_directly_past_what_was_taken_back() {
+    let bench = bench().await;
+    let mut stream = bench.stream().await;
+    idle(&bench, &mut stream).await;
+    bench.push_item("a").await;
+    assert_eq!(bench.items().await[0].state, ItemState::Reserved, "it went directly");
+    bench.faults.set("rollback", Fault::HeldBefore);
+    interrupt(&stream.flow());
+    bench.faults.until_begun("rollback", 1).await;
+    ask(&mut stream).await;
+    bench.push_item("b").await;
+    let ready = bench.items().await.iter().filter(|item| item.state == ItemState::Ready).count();
+    assert_eq!(ready, 1, "the second waits for the first");
+    bench.faults.set("rollback", Fault::None);
+    assert_eq!(take(&mut stream, 2).await, ["a", "b"]);
+}

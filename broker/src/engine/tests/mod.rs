@@ -3,6 +3,7 @@
 mod calls;
 mod committing;
 mod direct;
+mod direct_order;
 mod faulty;
 mod flow;
 mod loops;
