@@ -32,7 +32,7 @@ const MOST_OF_KNOWN: u64 = 10_000;
 
 /// One call, as a line shows it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Call<'a> {
+pub(super) struct Entry<'a> {
     /// The name of the token or certificate; `None` for strangers.
     pub(super) token: Option<&'a str>,
     /// Where the call came from.
@@ -44,8 +44,8 @@ pub(super) struct Call<'a> {
 }
 
 /// Writes a call and its outcome, a gRPC code or the reason of a refusal.
-pub(super) fn line(of: Call<'_>, outcome: &str) {
-    let Call { token, peer, call, queue } = of;
+pub(super) fn line(of: Entry<'_>, outcome: &str) {
+    let Entry { token, peer, call, queue } = of;
     let peer = peer.map(tracing::field::display);
     // What callers send is quoted, so that it cannot forge another line.
     let (call, queue) = (shown(call), queue.map(shown));
@@ -69,14 +69,14 @@ impl Default for Refusals {
 
 impl Refusals {
     /// Writes a refused call, or counts it.
-    pub(super) fn note(&self, of: Call<'_>, reason: &'static str) {
+    pub(super) fn note(&self, of: Entry<'_>, reason: &'static str) {
         if self.is_told(of, reason) {
             line(of, reason);
         }
     }
 
     /// Counts a refusal. Returns true if it is to be told in full.
-    pub(super) fn is_told(&self, of: Call<'_>, reason: &'static str) -> bool {
+    pub(super) fn is_told(&self, of: Entry<'_>, reason: &'static str) -> bool {
         let network = of.peer.map(|peer| network(peer.ip()));
         let token = of.token.map(str::to_owned);
         let tally = if token.is_some() { &self.of_known } else { &self.of_strangers };
@@ -125,9 +125,9 @@ mod tests {
     const PUSH: &str = "/sluicegate.v1.QueueService/Push";
     const DELETE: &str = "/sluicegate.v1.AdminService/DeleteQueue";
 
-    fn from(address: u32, token: Option<&'static str>, call: &'static str) -> Call<'static> {
+    fn from(address: u32, token: Option<&'static str>, call: &'static str) -> Entry<'static> {
         let peer = SocketAddr::new(IpAddr::V4(address.into()), 1);
-        Call { token, peer: Some(peer), call, queue: None }
+        Entry { token, peer: Some(peer), call, queue: None }
     }
 
     #[test]

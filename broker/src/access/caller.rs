@@ -136,8 +136,8 @@ impl Caller {
         self.0.access.refused(refused, self.shown(queue));
     }
 
-    fn shown<'a>(&'a self, queue: Option<&'a str>) -> audit::Call<'a> {
-        audit::Call { token: self.name(), peer: self.0.peer, call: self.0.rule.call, queue }
+    fn shown<'a>(&'a self, queue: Option<&'a str>) -> audit::Entry<'a> {
+        audit::Entry { token: self.name(), peer: self.0.peer, call: self.0.rule.call, queue }
     }
 
     /// Returns who this is as of now, which the files may have changed since the call began; `None` for anyone.

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{domain::Action, metrics::Metrics};
 
 use self::{
-    audit::{Call, Refusals},
+    audit::{Entry, Refusals},
     rules::{Needs, Rule},
     tokens::{Principal, TokenHash, Tokens},
 };
@@ -136,7 +136,7 @@ impl Access {
     ) -> Result<Caller, Refused> {
         self.try_admit(call, authorization, peer).map_err(|NotAdmitted { refused, who }| {
             let token = who.as_ref().map(|who| who.name.as_str());
-            self.refused(&refused, Call { token, peer: peer.address, call, queue: None });
+            self.refused(&refused, Entry { token, peer: peer.address, call, queue: None });
             refused
         })
     }
@@ -211,16 +211,16 @@ impl Access {
     }
 
     /// Counts a refusal and writes it to the audit log.
-    fn refused(&self, refused: &Refused, call: Call<'_>) {
+    fn refused(&self, refused: &Refused, of: Entry<'_>) {
         self.metrics.call_refused(refused.reason());
-        self.refusals.note(call, refused.reason());
+        self.refusals.note(of, refused.reason());
     }
 
     /// Notes that a connection from there failed before it could make a call. Returns true if this is to be logged; the rest is in the audit log,
     /// with refusals.
     pub(crate) fn handshake_failed(&self, peer: Option<SocketAddr>) -> bool {
-        let call = Call { token: None, peer, call: "", queue: None };
-        self.refusals.is_told(call, "TLS_FAILED")
+        let of = Entry { token: None, peer, call: "", queue: None };
+        self.refusals.is_told(of, "TLS_FAILED")
     }
 
     /// Writes at intervals, until `stop`, how many refusals there were that the audit log does not show one by one.

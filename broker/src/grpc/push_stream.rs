@@ -164,12 +164,13 @@ async fn push_all(
     let mut in_flight = FuturesUnordered::new();
     let mut kinds = Kinds::default();
     // A batch that must not reach the store yet; nothing is read behind it.
-    let mut held = None;
+    let mut held: Option<(Option<Kind>, _)> = None;
     let mut slot: Option<OwnedPermit<Answer>> = None;
     let mut reading = true;
     loop {
-        if let Some((kind, batch)) = held.take_if(|(kind, _)| !kinds.could_overtake(kind)) {
-            kinds.begin(&kind);
+        if let Some((kind, batch)) = held.take_if(|(kind, _)| !kinds.could_overtake(kind.as_ref()))
+        {
+            kinds.begin(kind.as_ref());
             in_flight.push(async move {
                 batch.await;
                 kind
@@ -178,7 +179,7 @@ async fn push_all(
         let end = tokio::select! {
             biased;
             Some(kind) = in_flight.next() => {
-                kinds.end(&kind);
+                kinds.end(kind.as_ref());
                 continue;
             }
             () = api.shutdown.cancelled(), if reading => Some(EngineError::ShuttingDown.into()),
@@ -258,13 +259,13 @@ impl Kind {
 struct Kinds(HashMap<Kind, usize>);
 
 impl Kinds {
-    fn begin(&mut self, kind: &Option<Kind>) {
+    fn begin(&mut self, kind: Option<&Kind>) {
         if let Some(kind) = kind {
             *self.0.entry(kind.clone()).or_default() += 1;
         }
     }
 
-    fn end(&mut self, kind: &Option<Kind>) {
+    fn end(&mut self, kind: Option<&Kind>) {
         if let Some(kind) = kind
             && let Some(count) = self.0.get_mut(kind)
         {
@@ -276,8 +277,8 @@ impl Kinds {
     }
 
     /// Returns true if a batch of this kind could become visible before one that is being pushed.
-    fn could_overtake(&self, kind: &Option<Kind>) -> bool {
-        kind.as_ref().is_some_and(|Kind { queue, numbered }| {
+    fn could_overtake(&self, kind: Option<&Kind>) -> bool {
+        kind.is_some_and(|Kind { queue, numbered }| {
             self.0.contains_key(&Kind { queue: queue.clone(), numbered: !numbered })
         })
     }

@@ -124,7 +124,8 @@ async fn nothing_is_reserved_while_items_are_to_be_returned() {
 /// What a reserve found is unknown if it fails, and so is what was hidden by a pause, or held under a lease.
 #[tokio::test]
 async fn a_round_follows_a_failure_a_pause_and_the_end_of_a_lease() {
-    let causes: [(&str, fn(&Dispatcher)); 3] = [
+    type Cause = fn(&Dispatcher);
+    let causes: [(&str, Cause); 3] = [
         ("a failure", |dispatcher| dispatcher.look_failed(&EngineError::ShuttingDown)),
         ("a pause", |dispatcher| drop(dispatcher.pause())),
         ("the end of a lease", |dispatcher| {

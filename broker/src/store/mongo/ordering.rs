@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 
 use mongodb::{
-    bson::{Document, RawArrayBuf, RawDocument, RawDocumentBuf, doc, rawdoc},
+    bson::{Document, RawArrayBuf, RawDocumentBuf, doc, rawdoc},
     options::ReturnDocument,
 };
 
@@ -176,9 +176,8 @@ async fn unblock_in_queue(
         return Ok(Vec::new());
     }
     let command = unblocked_command(group, queue, keys);
-    let read_one = |document: &RawDocument| Stored::read(document);
     let mut unblocked = Vec::new();
-    for item in read(&inner.db, &command, read_one).await? {
+    for item in read(&inner.db, &command, Stored::read).await? {
         inner.cursor(queue).rewind(PrioritySet::of(item.priority), item.when);
         unblocked.push(Unblocked { id: item.id(), when: Timestamp(item.when) });
     }

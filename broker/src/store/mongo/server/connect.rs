@@ -13,7 +13,9 @@ use tokio_stream::StreamExt;
 use crate::store::{
     Result, StoreError,
     mongo::server::{
-        error::{Written, broken, describe, failed, passes, unavailable, written, written_where_free},
+        error::{
+            Written, broken, describe, failed, passes, unavailable, written, written_where_free,
+        },
         group_commit::WRITE_LIMIT,
         time_limit::{ANSWER_LIMIT, NO_ANSWER, ReadError, in_time, read_in_time},
     },

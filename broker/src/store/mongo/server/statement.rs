@@ -96,10 +96,7 @@ pub(crate) async fn update_where_free(
     write_where_free(&inner.db, command(group, statements)).await
 }
 
-fn command(
-    group: &Group,
-    statements: impl IntoIterator<Item = RawDocumentBuf>,
-) -> RawDocumentBuf {
+fn command(group: &Group, statements: impl IntoIterator<Item = RawDocumentBuf>) -> RawDocumentBuf {
     rawdoc! {
         "update": group.items.name(),
         "updates": statements.into_iter().collect::<RawArrayBuf>(),

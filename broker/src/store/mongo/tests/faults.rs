@@ -330,7 +330,8 @@ async fn a_write_that_is_not_answered_ends() {
         "updates": [{ "q": { "q": "q" }, "u": { "$set": { "touched": true } } }],
     };
     let limits = [Duration::from_millis(100); 2];
-    let written = server::connect::write_in_time(&store.inner.db, update, limits, server::error::written);
+    let written =
+        server::connect::write_in_time(&store.inner.db, update, limits, server::error::written);
     let written = tokio::time::timeout(Duration::from_secs(15), written).await.expect("an end");
     assert!(matches!(written, Err(crate::store::StoreError::Unavailable { .. })));
     server.heal().await;

@@ -161,38 +161,6 @@ async fn the_next_item_of_a_key_is_found_by_one_seek() {
     assert_eq!(keys, 1);
 }
 
-/// Of many keys that are settled at once, each has its next item unblocked, in order, and no key two.
-#[tokio::test(flavor = "multi_thread")]
-async fn settled_keys_are_unblocked_together() {
-    const KEYS: usize = 40;
-    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
-    let stores = brokers(&scratch, &clock, 2).await;
-    let queue = make(&stores[0], queue_named("q")).await;
-    let items = (0..3 * KEYS).map(|number| {
-        let mut push = push_of(&queue, "x", 0);
-        push.item.ordering_key = OrderingKey::new(format!("{:02}", number % KEYS));
-        push
-    });
-    stores[0].push(items.collect()).await.unwrap();
-    for turn in 0..3 {
-        let taken = take(&stores[0], &queue, 3 * KEYS).await;
-        let numbers: Vec<i64> = taken.iter().filter_map(|delivery| delivery.item.sequence).collect();
-        let mut sorted = numbers.clone();
-        sorted.sort_unstable();
-        let first = (turn * KEYS) as i64 + 1;
-        assert_eq!(sorted, (first..first + KEYS as i64).collect::<Vec<_>>());
-        // Both brokers settle half of them, at the same time.
-        let held: Vec<Reservation> = taken.iter().map(|delivery| held(&queue, delivery)).collect();
-        let (here, there) = held.split_at(KEYS / 2);
-        let (here, there) = tokio::join!(
-            stores[0].commit(here.to_vec()),
-            stores[1].commit(there.to_vec())
-        );
-        assert!(here.unwrap().iter().chain(&there.unwrap()).all(|outcome| *outcome == Outcome::Ok));
-    }
-    assert!(take(&stores[0], &queue, 1).await.is_empty());
-}
-
 /// A repair costs the same however many items are blocked, and finds every key in the end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repair_reads_a_limited_number_of_items_at_a_time() {
