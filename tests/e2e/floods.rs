@@ -19,7 +19,7 @@ use tonic::{Code, Request, Status};
 
 use super::{
     access::{self, TokensFile},
-    neighbour::{ATTACK, elsewhere, serves_beside, serves_others, socket},
+    neighbour::{ATTACK, elsewhere, serves_others, socket},
 };
 use crate::harness::{Launch, duration, within};
 
@@ -30,11 +30,11 @@ const AT_A_TIME: usize = 16;
 async fn breaches<F: Future<Output = u32>>(
     setting: &str,
     value: &str,
-    attack: impl FnOnce(String) -> F + Send + 'static,
+    attack: impl Fn(String) -> F + Copy + Send + 'static,
 ) {
     let launch = Launch::new().flag("store", "sqlite::memory:").flag(setting, value);
-    let served = serves_beside(setting, &launch, "none is asked for", attack).await;
-    serves_others(&format!("{setting} = {value}, breached"), &served);
+    let name = format!("{setting} = {value}, breached");
+    serves_others(&name, &launch, "none is asked for", attack).await;
 }
 
 /// Repeats a call, several at a time, until the attack is over. Returns how often it was refused.
@@ -253,6 +253,5 @@ async fn of_refused_tokens() {
         repeat(Code::Unauthenticated, async |_| access::push(&channel, "wrong", "beside").await)
             .await
     };
-    let served = serves_beside("wrong tokens", &file.launch(), &token, attack).await;
-    serves_others("max-refusals = 20, breached", &served);
+    serves_others("max-refusals = 20, breached", &file.launch(), &token, attack).await;
 }

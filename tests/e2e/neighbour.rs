@@ -17,6 +17,8 @@ use crate::harness::{Broker, Launch, until, within};
 
 /// How long an attack lasts, unless the broker ends it sooner.
 pub(super) const ATTACK: Duration = Duration::from_secs(3);
+/// How often an attack is measured at most.
+const ATTEMPTS: u32 = 3;
 /// Where attacks come from that show what becomes of other addresses.
 const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
 /// What the allocator may keep for itself after an attack, besides a tenth.
@@ -37,11 +39,11 @@ pub(super) async fn socket(address: &str) -> TcpStream {
 }
 
 /// How a client was served before and during an attack.
-pub(super) struct Served {
-    pub(super) calm: Latencies,
-    pub(super) attacked: Latencies,
+struct Served {
+    calm: Latencies,
+    attacked: Latencies,
     /// What the attack returned.
-    pub(super) count: u32,
+    count: u32,
     rest: String,
 }
 
@@ -53,11 +55,11 @@ impl fmt::Display for Served {
 }
 
 /// How long pushes of a client took, one after the other.
-pub(super) struct Latencies(Vec<Duration>);
+struct Latencies(Vec<Duration>);
 
 impl Latencies {
     /// Returns the latency that so many hundredths of the pushes did not exceed.
-    pub(super) fn part(&self, hundredths: usize) -> Duration {
+    fn part(&self, hundredths: usize) -> Duration {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
         sorted.get(sorted.len() * hundredths / 100).copied().unwrap_or_default()
@@ -91,26 +93,39 @@ async fn beside<T>(
     }
 }
 
-/// Runs an attack in a thread of its own beside a client that behaves well, and looks at what is left of the attack.
+/// Like [`serves_others`], with a broker of the usual settings.
 pub(super) async fn survives<F: Future<Output = u32>>(
     name: &str,
-    attack: impl FnOnce(String) -> F + Send + 'static,
+    attack: impl Fn(String) -> F + Copy + Send + 'static,
 ) {
     // In memory, because the latency of a disk says nothing about attacks.
     let launch = Launch::new().flag("store", "sqlite::memory:");
-    serves_others(name, &serves_beside(name, &launch, "none is asked for", attack).await);
+    serves_others(name, &launch, "none is asked for", attack).await;
 }
 
-/// Others are hardly slower meanwhile: twenty milliseconds are for machines on which other tests run.
-pub(super) fn serves_others(what: &str, served: &Served) {
-    println!("{what}, {served}");
-    assert!(served.count > 0, "nothing was refused");
-    let (calm, attacked) = (served.calm.part(50), served.attacked.part(50));
-    assert!(attacked <= 2 * calm + Duration::from_millis(20), "{attacked:?} instead of {calm:?}");
+/// Attacks brokers of these flags. Others, who show this token, are hardly slower meanwhile: twenty milliseconds are for machines on
+/// which other tests run, and so are further attempts.
+pub(super) async fn serves_others<F: Future<Output = u32>>(
+    name: &str,
+    launch: &Launch,
+    token: &str,
+    attack: impl Fn(String) -> F + Copy + Send + 'static,
+) {
+    for left in (0..ATTEMPTS).rev() {
+        let served = serves_beside(name, launch, token, attack).await;
+        println!("{name}, {served}");
+        assert!(served.count > 0, "nothing was refused");
+        let (calm, attacked) = (served.calm.part(50), served.attacked.part(50));
+        if attacked <= 2 * calm + Duration::from_millis(20) {
+            break;
+        }
+        assert!(left > 0, "{attacked:?} instead of {calm:?}, as in the attempts before");
+    }
 }
 
-/// Does the same to a broker of these flags, which is called with this token, and returns how others were served.
-pub(super) async fn serves_beside<F: Future<Output = u32>>(
+/// Runs an attack in a thread of its own beside a client that behaves well, looks at what is left of the attack, and returns how the client was
+/// served.
+async fn serves_beside<F: Future<Output = u32>>(
     name: &str,
     launch: &Launch,
     token: &str,
