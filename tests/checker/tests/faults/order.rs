@@ -5,7 +5,9 @@ use sluicegate_checker::{
     history::{Delivery, NewItem, Outcome, Pushed, Request, Response, RollbackItem, Settings},
 };
 
-use crate::story::{LEASE, MS, Story, back, commit, consume, delivery, item, keyed, push, pushed};
+use crate::story::{
+    LEASE, MS, Story, back, commit, consume, delivery, flow, item, keyed, push, pushed,
+};
 
 #[test]
 fn a_key_is_delivered_out_of_order() {
@@ -75,6 +77,16 @@ fn a_lone_consumer_receives_what_was_pushed_last_first() {
     let mut story = Story::default();
     let stream = story.start(Request::Consume(consume(10)));
     story.push(item("a")).push(item("b"));
+    story.deliver(stream, delivery("b", 1)).deliver(stream, delivery("a", 1));
+    story.breaks(Rule::PushOrder, "a", 5);
+}
+
+#[test]
+fn a_lone_consumer_that_was_halted_receives_what_was_pushed_last_first() {
+    let mut story = Story::default();
+    let stream = story.start(Request::Consume(consume(10)));
+    story.push(item("a")).call(flow(stream, 0), Response::Done).push(item("b"));
+    story.call(flow(stream, 10), Response::Done);
     story.deliver(stream, delivery("b", 1)).deliver(stream, delivery("a", 1));
     story.breaks(Rule::PushOrder, "a", 5);
 }

@@ -125,7 +125,7 @@ pub(crate) async fn write(db: &Database, command: RawDocumentBuf) -> Result<Writ
     write_in_time(db, command, [ANSWER_LIMIT, WRITE_LIMIT], written).await
 }
 
-/// Like [`write`], with statements that a unique index may refuse: these change nothing.
+/// Like [`write()`], with statements that a unique index may refuse: these change nothing.
 pub(crate) async fn write_where_free(db: &Database, command: RawDocumentBuf) -> Result<Written> {
     write_in_time(db, command, [ANSWER_LIMIT, WRITE_LIMIT], written_where_free).await
 }
