@@ -81,7 +81,7 @@ impl Checker {
             taker.start.event < mark.event && (delivery.deliveries <= number || may_be_later);
         if was_under_way {
             if taker.holds == Holds::Nothing {
-                self.count_popped(was_in);
+                self.count_popped(queue);
             }
             return false;
         }
@@ -294,6 +294,7 @@ impl Checker {
         let explanation =
             format!("delivered while the lease of delivery {} has {left} ms left", last.number);
         let (by_stream, stream) = (last.by_stream, last.call);
+        let has_open_stream = self.has_open_stream(last);
         let events = [last.delivered.event];
         let violation = self.violation(Rule::LeaseOverlap, Some(id), "", explanation, &events);
         let item = self.items.get_mut(&id);
@@ -301,7 +302,7 @@ impl Checker {
             // The stream may have ended, whatever became of the settle.
             Some(_) if by_stream => {}
             Some((item, call)) => item.suspects.push((call, violation)),
-            None if by_stream => self.suspect_stream(stream, violation),
+            None if by_stream || has_open_stream => self.suspect_stream(stream, violation),
             None => self.keep(violation),
         }
     }
@@ -398,7 +399,8 @@ impl Checker {
             Some(Ended::Kept) => (same, same),
             None if last.by_stream
                 || !item.settles.is_empty()
-                || self.options.leases_may_be_lost =>
+                || self.options.leases_may_be_lost
+                || last.lease > self.now.at && self.has_open_stream(last) =>
             {
                 (same, same + 1)
             }
@@ -454,9 +456,8 @@ impl Checker {
             before.newer = Some(now);
         }
         if taker.holds == Holds::Nothing {
-            let queue = item.queue;
             self.remove(id, How::Committed, delivery.deliveries);
-            self.count_popped(queue);
+            self.count_popped(Key::of(&delivery.queue));
             return;
         }
         let lapses = taker.holds == Holds::Lease;

@@ -74,6 +74,7 @@ impl Checker {
         let Some(call) = self.calls.get(&stream) else { return };
         let Request::Consume(consume) = &call.request else { return };
         let queue = consume.queue.clone();
+        self.flow_changed = now;
         self.waited_in_vain(stream, &queue);
         if let Some(call) = self.calls.get_mut(&stream) {
             call.idle = now;

@@ -447,10 +447,14 @@ impl Checker {
         let here = u64::from(item.number - item.deliveries_before.unwrap_or(0).min(item.number));
         let reaches = |limit: u32, most: u64| limit > 0 && most >= u64::from(limit);
         let was_handed_out = item.last.is_some() || unseen > 0;
-        // While the store fails, an item may lapse again and again, reserved for a consumer that is not sent it in time.
+        // While the store fails, or consumers halt, an item may lapse again and again, reserved for a consumer that is not sent it
+        // in time.
         let entered = item.entered.0.event;
         let is_unsent = |call: &CallId| self.calls.get(call).is_some_and(|call| call.may_go_unsent);
-        let may_lapse_unseen = (self.faults > 0 || self.fault_ended.event > entered)
+        let was_disturbed = self.faults > 0
+            || self.fault_ended.event > entered
+            || self.flow_changed.event > entered;
+        let may_lapse_unseen = was_disturbed
             && (queue.unsent.event > entered || queue.consumers.iter().any(is_unsent));
         may_lapse_unseen
             || was_handed_out

@@ -3,7 +3,7 @@
 use super::{
     Checker,
     key::{Key, Map},
-    state::{Call, Mark, Queue},
+    state::{Call, Mark, Queue, Reservation},
 };
 use crate::{
     history::{Answer, CallId, Consume, Delivery, OnDisconnect, Request, Response, Span},
@@ -216,6 +216,13 @@ impl Checker {
                 last.by_stream = true;
             }
         }
+    }
+
+    /// Returns whether a reservation is held by a stream whose end is not read yet. It may have ended: a broker that shuts down
+    /// takes back what its streams hold, whatever they asked for.
+    pub(super) fn has_open_stream(&self, of: &Reservation) -> bool {
+        let call = self.calls.get(&of.call);
+        call.is_some_and(|call| matches!(call.request, Request::Consume(_)))
     }
 
     /// Keeps the violations that hold because a stream was alive. A stream may have been dead since a little
