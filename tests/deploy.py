@@ -210,6 +210,7 @@ def check_chart():
     tokens = (SCRATCH / "tokens.toml").read_text()
     # The chart does not ask what the addresses lead to; a broker with them needs no server.
     others = {"tls": certificate(), "mine": {"store": "sqlite::memory:", "signals": "local:"}, "shop": {"tokens.toml": tokens}}
+    others["collector"] = {"ca.crt": others["tls"]["ca.crt"]}
     tls = {"existingSecret": "tls"}
     always = {"ConfigMap", "Service", "NetworkPolicy"}
     cases = {
@@ -226,7 +227,10 @@ def check_chart():
                 "store": {"kind": "mongodb", "mongodb": {"existingSecret": "mine", "database": "other"}},
                 "signals": {"fromSecret": True}, "tokens": {"existingSecret": "shop"}, "tls": tls,
                 "settings": {"max_queues": 20_000_000, "auto_create_queues": True, "default_retry_multiplier": 1.5,
-                             "max_payload_bytes": "8MiB", "log_format": "text", "log_level": "warn,audit=info"},
+                             "max_payload_bytes": "8MiB", "log_format": "text", "log_level": "warn,audit=info",
+                             "otlp_endpoint": "https://127.0.0.1:9", "otlp_ca": "/etc/sluicegate/otlp/ca.crt"},
+                "extraVolumes": [{"name": "collector", "secret": {"secretName": "collector"}}],
+                "extraVolumeMounts": [{"name": "collector", "mountPath": "/etc/sluicegate/otlp", "readOnly": True}],
                 "autoscaling": {"enabled": True}, "podDisruptionBudget": {"maxUnavailable": "25%"},
                 "serviceMonitor": {"enabled": True, "labels": {"release": "p"}, "tokenSecret": {"name": "t"}},
                 "networkPolicy": {"grpcFrom": [{"namespaceSelector": {}}], "httpFrom": [{"podSelector": {}}]},

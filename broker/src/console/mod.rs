@@ -109,14 +109,14 @@ async fn admit(State(access): State<Arc<Access>>, mut request: Request, next: Ne
     let peer = request.extensions().get::<ConnectInfo<Peer>>();
     let peer = peer.map(|ConnectInfo(peer)| peer.clone()).unwrap_or_default();
     let authorization = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
-    let response = match access.admit(request.uri().path(), authorization, &peer) {
-        Err(refused) => self::refused(&refused),
+    let (is_admitted, response) = match access.admit(request.uri().path(), authorization, &peer) {
+        Err(refused) => (false, self::refused(&refused)),
         Ok(caller) => {
             request.extensions_mut().insert(caller);
-            next.run(request).await
+            (true, next.run(request).await)
         }
     };
-    if matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+    if !is_admitted || response.status() == StatusCode::FORBIDDEN {
         sleep(access.penalty(&peer)).await;
     }
     response

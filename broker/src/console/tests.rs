@@ -1,9 +1,15 @@
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
+use axum::body::Body;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    time::Instant,
 };
+use tonic::codegen::Service;
 
 use super::*;
 use crate::{access::tokens::Tokens, domain::QueueName};
@@ -30,13 +36,13 @@ impl Probe for Broker {
 }
 
 /// Serves the console for as long as `test` runs, which gets the broker and a way to ask.
-async fn with_console(test: impl AsyncFnOnce(&Broker, &Metrics, std::net::SocketAddr)) {
+async fn with_console(test: impl AsyncFnOnce(&Broker, &Metrics, SocketAddr)) {
     with_tokens(None, test).await;
 }
 
 async fn with_tokens(
     tokens: Option<Arc<Tokens>>,
-    test: impl AsyncFnOnce(&Broker, &Metrics, std::net::SocketAddr),
+    test: impl AsyncFnOnce(&Broker, &Metrics, SocketAddr),
 ) {
     let probe = Arc::new(Broker {
         store: AtomicBool::new(true),
@@ -55,12 +61,12 @@ async fn with_tokens(
 }
 
 /// Status, head and body.
-async fn get_page(address: std::net::SocketAddr, path: &str) -> (u16, String, String) {
+async fn get_page(address: SocketAddr, path: &str) -> (u16, String, String) {
     get_page_with(address, path, "").await
 }
 
 async fn get_page_with(
-    address: std::net::SocketAddr,
+    address: SocketAddr,
     path: &str,
     headers: &str,
 ) -> (u16, String, String) {
@@ -148,4 +154,48 @@ async fn with_tokens_metrics_are_for_those_who_may_view_all_queues_and_probes_fo
         }
     })
     .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_refused_is_counted_and_comes_later_and_later() {
+    let tokens = "[[token]]\nname = \"a\"\ntoken = \"a-0123456789abcdef\"\nallow = [\"view@q\"]\n";
+    for (path, authorization, status, reason) in [
+        ("/nothing", "", 404, "UNIMPLEMENTED"),
+        ("/metrics", "", 401, "TOKEN_MISSING"),
+        ("/metrics", "Bearer guess", 401, "TOKEN_UNKNOWN"),
+        ("/metrics", "Bearer a-0123456789abcdef", 403, "PERMISSION_MISSING"),
+    ] {
+        let metrics = Arc::new(Metrics::new());
+        let tokens = Some(Arc::new(Tokens::parse(tokens).unwrap()));
+        let access = Access::new(tokens, 1, Arc::clone(&metrics));
+        let probe = Broker {
+            store: AtomicBool::new(true),
+            signals: AtomicBool::new(true),
+            draining: AtomicBool::new(false),
+        };
+        let state = ConsoleState { probe: Arc::new(probe), metrics: Arc::clone(&metrics), access };
+        let console = router(state);
+        let ask = async |path: &str| {
+            let address = Some(SocketAddr::from(([192, 0, 2, 1], 4000)));
+            let mut request = Request::builder().uri(path).body(Body::empty()).unwrap();
+            request.extensions_mut().insert(ConnectInfo(Peer { address, ..Peer::default() }));
+            if !authorization.is_empty() {
+                let value = HeaderValue::from_str(authorization).unwrap();
+                request.headers_mut().insert(header::AUTHORIZATION, value);
+            }
+            let begin = Instant::now();
+            let response = console.clone().call(request).await.unwrap();
+            (response.status().as_u16(), begin.elapsed())
+        };
+        let mut waits = Vec::new();
+        for _ in 0..4 {
+            let (found, waited) = ask(path).await;
+            assert_eq!(found, status, "{path} {authorization}");
+            waits.push(waited);
+        }
+        assert_eq!(waits, [0, 50, 100, 200].map(Duration::from_millis), "{path} {authorization}");
+        assert_eq!(ask("/healthz").await, (200, Duration::ZERO));
+        let counted = format!("sluicegate_calls_refused_total{{reason=\"{reason}\"}} 4\n");
+        assert!(metrics.encode().unwrap().contains(&counted), "{counted}");
+    }
 }

@@ -209,6 +209,9 @@ spec:
         {{- if .Values.tls.enabled }}
         - { name: tls, mountPath: /etc/sluicegate/tls, readOnly: true }
         {{- end }}
+        {{- with .Values.extraVolumeMounts }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
   volumes:
     - name: settings
       configMap: { name: {{ include "sluicegate.fullname" . }} }
@@ -223,5 +226,8 @@ spec:
     {{- if .Values.tls.enabled }}
     - name: tls
       secret: { secretName: {{ .Values.tls.existingSecret }}, defaultMode: 0440 }
+    {{- end }}
+    {{- with .Values.extraVolumes }}
+    {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end }}
