@@ -65,11 +65,7 @@ async fn get_page(address: SocketAddr, path: &str) -> (u16, String, String) {
     get_page_with(address, path, "").await
 }
 
-async fn get_page_with(
-    address: SocketAddr,
-    path: &str,
-    headers: &str,
-) -> (u16, String, String) {
+async fn get_page_with(address: SocketAddr, path: &str, headers: &str) -> (u16, String, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n{headers}Connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
