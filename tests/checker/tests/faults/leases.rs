@@ -25,6 +25,18 @@ fn two_leases_overlap_beside_a_stream_that_lives() {
     story.breaks(Rule::LeaseOverlap, "a", 2);
 }
 
+#[test]
+fn a_kept_lease_is_overlapped_while_its_stream_lives() {
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b"));
+    let keep = Consume { on_disconnect: OnDisconnect::KeepLease, ..consume(10) };
+    let stream = story.start(Request::Consume(keep));
+    story.deliver(stream, delivery("a", 1)).at(500);
+    story.reserve(Delivery { attempt: 1, ..delivery("a", 2) });
+    story.at(9_000).deliver(stream, delivery("b", 1)).unknown(stream);
+    story.breaks(Rule::LeaseOverlap, "a", 2);
+}
+
 /// A consumer extends a lease to 30 s on a stream that keeps leases, and the item is delivered again after this time.
 fn delivered_again_at(ms: u64, renew: bool) -> Story {
     let mut story = Story::default();

@@ -73,6 +73,16 @@ fn a_broker_takes_back_what_may_be_committed() {
 }
 
 #[test]
+fn a_broker_takes_back_what_a_stream_keeps_before_its_end_is_read() {
+    let mut story = Story::default();
+    let keep = Consume { on_disconnect: OnDisconnect::KeepLease, ..consume(10) };
+    let stream = story.start(Request::Consume(keep));
+    story.push(item("a")).deliver(stream, delivery("a", 1)).at(500);
+    story.reserve(Delivery { attempt: 1, ..delivery("a", 2) }).at(600).unknown(stream);
+    story.commit("a/2", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
 fn a_stream_that_holds_bytes_may_have_no_room() {
     let mut story = Story::default();
     let keep = Consume { on_disconnect: OnDisconnect::KeepLease, ..consume_100_bytes() };
