@@ -109,14 +109,15 @@ async fn admit(State(access): State<Arc<Access>>, mut request: Request, next: Ne
     let peer = request.extensions().get::<ConnectInfo<Peer>>();
     let peer = peer.map(|ConnectInfo(peer)| peer.clone()).unwrap_or_default();
     let authorization = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
-    let (is_admitted, response) = match access.admit(request.uri().path(), authorization, &peer) {
-        Err(refused) => (false, self::refused(&refused)),
+    let response = match access.admit(request.uri().path(), authorization, &peer) {
+        Err(refused) => self::refused(&refused),
         Ok(caller) => {
             request.extensions_mut().insert(caller);
-            (true, next.run(request).await)
+            next.run(request).await
         }
     };
-    if !is_admitted || response.status() == StatusCode::FORBIDDEN {
+    let status = response.status();
+    if [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN, StatusCode::NOT_FOUND].contains(&status) {
         sleep(access.penalty(&peer)).await;
     }
     response

@@ -20,6 +20,13 @@ struct Broker {
     draining: AtomicBool,
 }
 
+impl Broker {
+    fn healthy() -> Self {
+        let (store, signals) = (AtomicBool::new(true), AtomicBool::new(true));
+        Self { store, signals, draining: AtomicBool::new(false) }
+    }
+}
+
 #[async_trait]
 impl Probe for Broker {
     async fn store(&self) -> Result<(), String> {
@@ -44,11 +51,7 @@ async fn with_tokens(
     tokens: Option<Arc<Tokens>>,
     test: impl AsyncFnOnce(&Broker, &Metrics, SocketAddr),
 ) {
-    let probe = Arc::new(Broker {
-        store: AtomicBool::new(true),
-        signals: AtomicBool::new(true),
-        draining: AtomicBool::new(false),
-    });
+    let probe = Arc::new(Broker::healthy());
     let metrics = Arc::new(Metrics::new());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -164,13 +167,8 @@ async fn what_is_refused_is_counted_and_comes_later_and_later() {
         let metrics = Arc::new(Metrics::new());
         let tokens = Some(Arc::new(Tokens::parse(tokens).unwrap()));
         let access = Access::new(tokens, 1, Arc::clone(&metrics));
-        let probe = Broker {
-            store: AtomicBool::new(true),
-            signals: AtomicBool::new(true),
-            draining: AtomicBool::new(false),
-        };
-        let state = ConsoleState { probe: Arc::new(probe), metrics: Arc::clone(&metrics), access };
-        let console = router(state);
+        let probe = Arc::new(Broker::healthy());
+        let console = router(ConsoleState { probe, metrics: Arc::clone(&metrics), access });
         let ask = async |path: &str| {
             let address = Some(SocketAddr::from(([192, 0, 2, 1], 4000)));
             let mut request = Request::builder().uri(path).body(Body::empty()).unwrap();
