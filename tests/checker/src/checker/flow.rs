@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::Checker;
+use super::{Checker, key::Key};
 use crate::{
     history::{Answer, CallId, Request},
     rules::Rule,
@@ -74,7 +74,9 @@ impl Checker {
         let Some(call) = self.calls.get(&stream) else { return };
         let Request::Consume(consume) = &call.request else { return };
         let queue = consume.queue.clone();
-        self.flow_changed = now;
+        if let Some(of) = self.queues.get_mut(&Key::of(&queue)) {
+            of.flow_changed = now;
+        }
         self.waited_in_vain(stream, &queue);
         if let Some(call) = self.calls.get_mut(&stream) {
             call.idle = now;

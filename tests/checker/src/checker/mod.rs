@@ -110,8 +110,6 @@ pub struct Checker {
     faults: u32,
     /// When the last fault ended.
     fault_ended: Mark,
-    /// When a client last changed the flow of its stream.
-    flow_changed: Mark,
     clock_stepped: u64,
     report: Report,
 }
@@ -143,7 +141,6 @@ impl Checker {
             fault_spans: Vec::new(),
             faults: 0,
             fault_ended: Mark::default(),
-            flow_changed: Mark::default(),
             clock_stepped: 0,
             report: Report::default(),
         }

@@ -453,7 +453,7 @@ impl Checker {
         let is_unsent = |call: &CallId| self.calls.get(call).is_some_and(|call| call.may_go_unsent);
         let was_disturbed = self.faults > 0
             || self.fault_ended.event > entered
-            || self.flow_changed.event > entered;
+            || queue.flow_changed.event > entered;
         let may_lapse_unseen = was_disturbed
             && (queue.unsent.event > entered || queue.consumers.iter().any(is_unsent));
         may_lapse_unseen

@@ -325,6 +325,8 @@ pub(super) struct Queue {
     pub(super) late: Mark,
     /// When a consumer began or ended last whose items may be taken back before they are sent.
     pub(super) unsent: Mark,
+    /// When a client last changed the flow of its stream.
+    pub(super) flow_changed: Mark,
     /// What was pushed after this event is handed out to one consumer at a time.
     pub(super) lone_since: u64,
     /// What was ready before has to be delivered only some time after that.
