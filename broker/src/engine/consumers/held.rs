@@ -67,13 +67,28 @@ impl Consumers {
     /// the announcement to its stream. Returns true if one of our streams held it.
     pub(in crate::engine) fn found_void(&mut self, receipt: &Receipt, now: Timestamp) -> bool {
         let Some((stream, held)) = self.take(receipt) else { return false };
-        let told = now + DOUBT;
-        let announced =
-            self.streams.get(&stream).is_some_and(|stream| stream.settings.tells_revoked);
-        if held.sent && announced {
-            self.void.push(Void { stream, receipt: held.receipt, told });
-        }
+        self.announce_void(stream, held, now);
         true
+    }
+
+    /// Frees the place of an item that was reserved again. Before the end of its lease it was settled, perhaps through this broker: then
+    /// that is about to be noted here.
+    pub(super) fn displaced(&mut self, id: ConsumerId, item: ItemId, now: Timestamp) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let Some(held) = stream.remove(item) else { return };
+        if held.lease_end > now {
+            self.announce_void(id, held, now);
+        } else if held.sent {
+            stream.revoke(held.receipt, RevokeReason::Lapsed);
+        }
+    }
+
+    /// Schedules the announcement of a void reservation to its stream.
+    fn announce_void(&mut self, id: ConsumerId, held: InFlight, now: Timestamp) {
+        let announced = self.streams.get(&id).is_some_and(|stream| stream.settings.tells_revoked);
+        if held.sent && announced {
+            self.void.push(Void { stream: id, receipt: held.receipt, told: now + DOUBT });
+        }
     }
 
     /// Revokes an item that was deleted from the stream that holds it. Returns true if one of our

@@ -384,14 +384,9 @@ impl Consumers {
             return deliveries;
         }
         for delivery in &deliveries {
-            // The item is reserved again, so that a stream that held it under a lapsed lease no
-            // longer holds it.
-            if let Some(before) = self.holders.insert(delivery.item.id, id)
-                && let Some(stream) = self.streams.get_mut(&before)
-                && let Some(held) = stream.remove(delivery.item.id)
-                && held.sent
-            {
-                stream.revoke(held.receipt, RevokeReason::Lapsed);
+            // The item is reserved again, so that a stream that held it before no longer holds it.
+            if let Some(before) = self.holders.insert(delivery.item.id, id) {
+                self.displaced(before, delivery.item.id, now);
             }
         }
         let Some(stream) = self.streams.get_mut(&id) else { return deliveries };

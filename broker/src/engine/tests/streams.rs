@@ -2,11 +2,11 @@
 //! sent.
 
 use super::{
-    super::{EngineError, RevokeReason},
+    super::{EngineError, RevokeReason, settle::RollbackRequest},
     *,
 };
 use crate::{
-    domain::{Limit, Outcome, RetryPolicy, Timestamp},
+    domain::{Cause, Limit, Outcome, RetryPolicy, Timestamp},
     store::Extension,
 };
 
@@ -291,6 +291,36 @@ async fn a_settle_that_is_about_to_be_answered_revokes_nothing() {
     bench.faults.set("commit", Fault::None);
     assert_eq!(commit.await.unwrap().unwrap(), [Outcome::Ok]);
     bench.clock.advance(Duration::from_secs(5));
+    bench.push(1).await;
+    let next = within("an event", stream.next()).await.unwrap();
+    assert!(matches!(next, Received::Deliveries(_)), "{next:?}");
+}
+
+/// The item is delivered again while the rollback that ended its first reservation has not been answered yet.
+#[tokio::test]
+async fn a_rollback_that_is_about_to_be_answered_revokes_nothing() {
+    let bench = bench().await;
+    bench.push(1).await;
+    let mut stream = bench.stream().await;
+    let taken = deliveries(&mut stream).await;
+    ask(&mut stream).await;
+    bench.faults.set("rollback", Fault::HeldAfter);
+    let engine = Arc::clone(&bench.engine);
+    let request = RollbackRequest {
+        receipt: taken[0].receipt.clone(),
+        delay: Some(Duration::ZERO),
+        reason: String::new(),
+        cause: Cause::Rollback,
+    };
+    let rollback = tokio::spawn(async move { engine.rollback(vec![request]).await });
+    bench.faults.until_done("rollback", 1).await;
+    bench.engine.rescan_all();
+    let again = deliveries(&mut stream).await;
+    assert_eq!(again[0].item.id, taken[0].item.id);
+    bench.faults.set("rollback", Fault::None);
+    assert_eq!(rollback.await.unwrap().unwrap(), [Outcome::Ok]);
+    bench.clock.advance(Duration::from_secs(5));
+    assert_eq!(bench.engine.commit(vec![again[0].receipt.clone()]).await.unwrap(), [Outcome::Ok]);
     bench.push(1).await;
     let next = within("an event", stream.next()).await.unwrap();
     assert!(matches!(next, Received::Deliveries(_)), "{next:?}");
