@@ -1,18 +1,18 @@
-//! Runs simulations, one seed after the other: `sim [--seeds N] [--from S] [--seed S] [--fair] [--history]`.
+//! Runs simulations, each seed in a process of its own: `sim [--seeds N] [--from S] [--seed S] [--fair] [--history]`.
 
 use std::{
-    process::ExitCode,
+    process::{Command, ExitCode, Stdio},
     sync::atomic::{AtomicU64, Ordering},
     time::Instant,
 };
 
-use sluicegate_sim::{Outcome, Weather, simulate};
+use sluicegate_sim::{Weather, simulate};
 
 struct Options {
     seeds: u64,
     first: u64,
     weather: Weather,
-    /// One simulation at a time, with all that happened.
+    /// With all that happened.
     shows_history: bool,
     threads: usize,
 }
@@ -37,31 +37,14 @@ fn options() -> Option<Options> {
     Some(options)
 }
 
-fn show(outcome: &Outcome, options: &Options) {
-    if options.seeds == 1 {
-        println!(
-            "{} steps, {} events, {:.1} s of simulated time, trace {:016x}",
-            outcome.steps,
-            outcome.history.len(),
-            outcome.simulated.as_secs_f64(),
-            outcome.digest
-        );
-    }
-    if options.shows_history {
-        for event in &outcome.history {
-            println!("{event:?}");
-        }
-    }
-    if !outcome.report.is_clean() {
-        println!("seed {}:\n{}", outcome.seed, outcome.report);
-    }
-}
-
 fn main() -> ExitCode {
     let Some(options) = options() else {
         eprintln!("sim [--seeds N] [--from S] [--seed S] [--threads N] [--fair] [--history]");
         return ExitCode::FAILURE;
     };
+    if options.seeds == 1 {
+        return run_here(&options);
+    }
     let (began, next, steps) = (Instant::now(), AtomicU64::new(options.first), AtomicU64::new(0));
     let bad = parking_lot::Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -72,12 +55,15 @@ fn main() -> ExitCode {
                     if seed >= options.first + options.seeds {
                         return;
                     }
-                    let outcome = simulate(seed, options.weather);
-                    steps.fetch_add(outcome.steps, Ordering::Relaxed);
+                    let (text, is_clean) = run_apart(seed, &options);
+                    let count = text.split(' ').next().and_then(|count| count.parse().ok());
+                    steps.fetch_add(count.unwrap_or(0), Ordering::Relaxed);
                     let mut bad = bad.lock();
-                    show(&outcome, &options);
-                    if !outcome.report.is_clean() {
+                    if !is_clean {
                         bad.push(seed);
+                    }
+                    if !is_clean || options.shows_history {
+                        println!("{text}");
                     }
                 }
             });
@@ -93,4 +79,41 @@ fn main() -> ExitCode {
         bad.len()
     );
     if bad.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn run_here(options: &Options) -> ExitCode {
+    let outcome = simulate(options.first, options.weather);
+    println!(
+        "{} steps, {} events, {:.1} s of simulated time, trace {:016x}",
+        outcome.steps,
+        outcome.history.len(),
+        outcome.simulated.as_secs_f64(),
+        outcome.digest
+    );
+    if options.shows_history {
+        for event in &outcome.history {
+            println!("{event:?}");
+        }
+    }
+    if outcome.report.is_clean() {
+        return ExitCode::SUCCESS;
+    }
+    println!("seed {}:\n{}", outcome.seed, outcome.report);
+    ExitCode::FAILURE
+}
+
+/// Runs a seed in a process of its own, and returns what it prints and whether no promise was broken. Within one process a seed is
+/// another simulation after others: tokio takes the order in which it wakes the receivers of a `watch` from the number of its runtimes too.
+fn run_apart(seed: u64, options: &Options) -> (String, bool) {
+    let program = std::env::current_exe().expect("the path of this program");
+    let mut child = Command::new(program);
+    child.args(["--seed", &seed.to_string()]).stderr(Stdio::inherit());
+    if matches!(options.weather, Weather::Fair) {
+        child.arg("--fair");
+    }
+    if options.shows_history {
+        child.arg("--history");
+    }
+    let output = child.output().expect("a process");
+    (String::from_utf8_lossy(&output.stdout).into_owned(), output.status.success())
 }
