@@ -3,7 +3,7 @@
 use super::{
     Checker, Old,
     key::Key,
-    state::{Ended, How, Item, Kind, Mark, Pushing, Receipt, Reservation},
+    state::{Ended, How, Item, Kind, Mark, Pushing, Receipt, Reservation, Settle},
     streams::{Holds, Taker},
 };
 use crate::{
@@ -43,7 +43,7 @@ impl Checker {
             self.moved_unseen(id, queue, delivery);
         }
         self.check_overlap(id);
-        self.check_times(id, taker);
+        self.check_times(id, taker, delivery);
         self.check_sent(id, taker, delivery);
         self.check_counts(id, taker, delivery);
         self.check_limits(id, delivery);
@@ -75,8 +75,18 @@ impl Checker {
         let in_time = taker.slow
             || self.now.at <= mark.at + self.options.transit
             || taker.lease > 0 && lease_begin <= mark.at + self.options.clock;
+        // A pop takes items long before its caller has them, if its answer is held up.
+        let is_pop = || {
+            self.calls
+                .get(&taker.call)
+                .is_some_and(|call| matches!(call.request, Request::Pop { .. }))
+        };
         // Nobody receives a later delivery of what was committed by this one.
-        let may_be_later = !matches!(how, How::Committed | How::PushesSeen) && in_time;
+        let may_be_later = match how {
+            How::Committed | How::PushesSeen => false,
+            How::SaidGone => in_time || is_pop(),
+            How::Deleted | How::Discarded => in_time,
+        };
         let was_under_way =
             taker.start.event < mark.event && (delivery.deliveries <= number || may_be_later);
         if was_under_way {
@@ -207,7 +217,12 @@ impl Checker {
         let moved = item.settles.iter().find(|settle| is_move(settle.kind));
         let moved = moved.map(|settle| (settle.start, settle.call));
         let redriven = from.redrives.since(item.entered.0.event);
-        let dead_letters = self.dead_letters_go_to(item.queue, to);
+        let moved_first = |settle: &Settle| match settle.kind {
+            Kind::Move { to: between, .. } => self.dead_letters_go_to(between, to),
+            _ => false,
+        };
+        let dead_letters =
+            self.dead_letters_go_to(item.queue, to) || item.settles.iter().any(moved_first);
         let (start, before) = (item.entered.0, item.last.as_ref());
         let events: Vec<u64> = before
             .map(|last| last.delivered.event)
@@ -308,8 +323,11 @@ impl Checker {
     }
 
     /// Nothing comes early, expired, or out of a paused queue.
-    fn check_times(&mut self, id: Key, taker: Taker) {
+    fn check_times(&mut self, id: Key, taker: Taker, delivery: &Delivery) {
         let (now, clock, transit) = (self.now.at, self.options.clock, self.options.transit);
+        let has_lease = taker.lease > 0 && taker.holds != Holds::Nothing;
+        let reserved = has_lease.then(|| delivery.lease_end.saturating_sub(taker.lease));
+        let (faults, fault_ended) = (self.faults, self.fault_ended.at);
         let Some(item) = self.items.get(&id) else { return };
         let (not_before, because) = item.not_before;
         if now + clock < not_before && because >= self.clock_stepped {
@@ -317,11 +335,16 @@ impl Checker {
             let explanation = format!("delivered {early} ms before it is eligible");
             self.violate(Rule::TooEarly, Some(id), "", explanation, &[because]);
         }
-        // What was sent in time may arrive late.
+        // What was sent in time may arrive late, and in a fault as late as the fault makes it.
+        let is_held_up = |end: u64| taker.slow || faults > 0 || fault_ended > end;
         let too_late =
-            |end: u64| taker.start.at > end + clock || !taker.slow && now > end + transit;
+            |end: u64| taker.start.at > end + clock || !is_held_up(end) && now > end + transit;
+        let reserved_too_late = |end: u64| reserved.is_some_and(|reserved| reserved > end + clock);
         let Some(item) = self.items.get(&id) else { return };
-        let expired = item.expires.and_then(|(_, end)| end).filter(|end| too_late(*end));
+        let expired = item
+            .expires
+            .and_then(|(_, end)| end)
+            .filter(|end| too_late(*end) || reserved_too_late(*end));
         let known = self.clock_stepped <= item.entered.0.event;
         if let Some(end) = expired.filter(|_| known) {
             let explanation = format!("delivered {} ms after it expired", (now - end) / 1000);
@@ -361,7 +384,16 @@ impl Checker {
         let least = if self.may_have_returned(item) { 1 } else { least };
         let most = most.saturating_add(unseen);
         let is_known = item.deliveries_before.is_some() || item.last.is_some();
-        if is_known && !(least..=most).contains(&delivery.attempt) {
+        let is_wrong = is_known && !(least..=most).contains(&delivery.attempt);
+        // A broker that shut down may have taken the item back before its lease ended, and its consumer has not heard of that yet.
+        let keeper = item.last.as_ref().filter(|last| {
+            let kept_attempt = (last.attempt..=most).contains(&delivery.attempt);
+            kept_attempt && last.ended.is_none() && self.has_open_stream(last)
+        });
+        let was_disturbed = self.faults > 0 || self.fault_ended.event > since.event;
+        let keeper = keeper.filter(|_| is_wrong && wrong.is_none() && was_disturbed);
+        let keeper = keeper.map(|last| last.call);
+        if is_wrong {
             let expected =
                 if least == most { least.to_string() } else { format!("{least} to {most}") };
             wrong = Some(format!("attempt {} where {expected} was due", delivery.attempt));
@@ -370,13 +402,18 @@ impl Checker {
             let mut events = vec![since.event];
             let receipt = item.last.as_ref().and_then(|last| self.receipts.get(&last.receipt));
             events.extend(receipt.and_then(|receipt| receipt.ended).map(|ended| ended.event));
-            self.violate(Rule::Attempts, Some(id), "", wrong, &events);
+            let violation = self.violation(Rule::Attempts, Some(id), "", wrong, &events);
+            match keeper {
+                Some(stream) => self.suspect_stream(stream, violation),
+                None => self.keep(violation),
+            }
         }
     }
 
     /// Returns whether an item may have been handed out since then without anybody seeing it: to a stream, which need not
-    /// have been sent it, or to a call that broke off, is under way, or took as long as its leases last. Where there is one consumer at a
-    /// time, which reads what it is sent, no delivery is counted of what it was not sent.
+    /// have been sent it, or to a call that broke off, is under way, or took as long as its leases last; or in the queue to which it was
+    /// redriven, before it came back. Where there is one consumer at a time, which reads what it is sent, no delivery is counted of what
+    /// it was not sent.
     fn may_hide(&self, item: &Item, since: Mark, taker: Taker) -> bool {
         let Some(queue) = self.queues.get(&item.queue) else { return true };
         let is_alone = item.entered.0.event > queue.lone_since && self.faults == 0;
@@ -388,7 +425,10 @@ impl Checker {
                 || queue.cut.event > 0 && since.at <= queue.cut.at + UNNOTICED
                 || queue.consumers.iter().any(|call| *call != taker.call || is_stream(call))
         };
-        queue.late.event > since.event || queue.lost_calls > 0 || !is_alone && may_be_others()
+        queue.late.event > since.event
+            || queue.lost_calls > 0
+            || queue.redrives.since(item.entered.0.event)
+            || !is_alone && may_be_others()
     }
 
     /// Returns what attempt the next delivery has, if no other came between.

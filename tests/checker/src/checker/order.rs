@@ -115,6 +115,10 @@ impl Checker {
         if !is_first || item.entered.0.event <= queue.lone_since || self.faults > 0 {
             return;
         }
+        // A broker hears a little later that a consumer has gone, and takes back what it has assigned to it.
+        if queue.cut.event > 0 && item.entered.0.at <= queue.cut.at + self.options.transit {
+            return;
+        }
         let keyed = if item.ordering.is_some() { "keyed" } else { "plain" };
         let lane = item.broker.within(keyed).within(&item.priority.to_string());
         let (call, index) = item.entered_by;

@@ -160,7 +160,7 @@ impl Checker {
         let Some(queue) = self.queues.get(&entry.queue) else { return false };
         let window = queue.settings.dedup_window;
         queue.settings_unsure_until <= self.now.at
-            && self.clock_stepped <= first.event
+            && self.clock_stepped <= first.event.min(entry.start.event)
             && !queue.purges.since(first.event)
             && !queue.deletions.since(first.event)
             && self.now.at + self.options.clock < first.at + window
@@ -214,18 +214,15 @@ impl Checker {
 
     pub(super) fn push_unknown(&mut self, call: CallId, index: usize, item: &NewItem) {
         let name = Key::of(&item.name);
-        let Some(named) = self.names.get_mut(&name) else { return };
-        let found = named.open.iter_mut().find(|open| open.call == call && open.index == index);
-        let Some(entry) = found else { return };
-        entry.unknown = true;
-        let (queue, dedup, stored) = (entry.queue, entry.dedup, entry.stored);
-        if let Some(queue) = self.queues.get_mut(&queue) {
+        let Some(entry) = self.close_entry(call, index, name) else { return };
+        if let Some(queue) = self.queues.get_mut(&entry.queue) {
             queue.totals.pushed.maybe += 1;
         }
-        let first = dedup.and_then(|dedup| self.dedups.get(&dedup)).and_then(|dedup| dedup.first);
-        if stored.is_some() || first.is_some() {
-            // It is known what this push has stored.
-            self.close_entry(call, index, name);
+        let dedup = entry.dedup.and_then(|dedup| self.dedups.get(&dedup));
+        let first = dedup.filter(|dedup| !dedup.unsure).and_then(|dedup| dedup.first);
+        let is_duplicate = first.is_some_and(|(_, at)| self.in_window(&entry, at));
+        if entry.stored.is_none() && !is_duplicate {
+            self.reopen(name, Pushing { unknown: true, ..entry });
         }
     }
 

@@ -348,9 +348,14 @@ impl Checker {
             && self.clock_stepped <= delivered
             && !self.options.leases_may_be_lost;
         if is_valid && ended.is_none() && item.ender().is_none() && !self.may_be_gone(item) {
+            let keeper = self.has_open_stream(last).then_some(last.call);
             let explanation = "answered LEASE_LOST while its lease is valid".to_owned();
             let events = [delivered, start.event];
-            self.violate(Rule::Outcome, Some(id), name, explanation, &events);
+            let violation = self.violation(Rule::Outcome, Some(id), name, explanation, &events);
+            match keeper {
+                Some(stream) => self.suspect_stream(stream, violation),
+                None => self.keep(violation),
+            }
         }
     }
 
@@ -358,9 +363,15 @@ impl Checker {
     fn said_gone(&mut self, call: CallId, start: Mark, name: &str) {
         let Some(receipt) = self.receipts.get(&Key::of(name)) else { return };
         let (id, number, delivered) = (receipt.item, receipt.number, receipt.delivered.event);
+        let queue = receipt.queue;
         self.commit_may_have_freed(Key::of(name));
         self.judge_suspects(id, call);
         let Some(item) = self.items.get(&id) else { return };
+        let was_deleted =
+            self.queues.get(&queue).is_some_and(|queue| queue.deletions.since(delivered));
+        if was_deleted && (item.queue != queue || self.may_be_elsewhere(item)) {
+            return; // true of any receipt of that queue
+        }
         let popped = self.queues.get(&item.queue).is_some_and(|queue| queue.popped_unseen > 0);
         if popped || self.may_be_gone(item) {
             self.remove(id, How::SaidGone, number);
@@ -476,6 +487,15 @@ impl Checker {
             || item.settles.iter().any(|settle| discards(settle.kind))
             || (queue.settings.discard_failed || queue.settings_unsure_until > self.now.at)
                 && self.may_be_at_limit(item)
+    }
+
+    /// Returns whether an item may be in another queue.
+    fn may_be_elsewhere(&self, item: &Item) -> bool {
+        let Some(queue) = self.queues.get(&item.queue) else { return true };
+        let is_move = |settle: &Settle| matches!(settle.kind, Kind::Move { .. });
+        queue.redrives.since(item.entered.0.event)
+            || item.settles.iter().any(is_move)
+            || self.may_be_at_limit(item)
     }
 
     /// Returns whether an item may be in another queue, by a redrive, by a move whose outcome is not known, or as a dead letter, and

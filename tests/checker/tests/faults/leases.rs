@@ -37,6 +37,29 @@ fn a_kept_lease_is_overlapped_while_its_stream_lives() {
     story.breaks(Rule::LeaseOverlap, "a", 2);
 }
 
+#[test]
+fn a_kept_lease_is_said_to_be_lost_while_its_stream_lives() {
+    let mut story = Story::default();
+    story.push(item("a")).push(item("b"));
+    let keep = Consume { on_disconnect: OnDisconnect::KeepLease, ..consume(10) };
+    let stream = story.start(Request::Consume(keep));
+    story.deliver(stream, delivery("a", 1)).at(500).commit("a/1", Outcome::LeaseLost);
+    story.at(9_000).deliver(stream, delivery("b", 1)).unknown(stream);
+    story.breaks(Rule::Outcome, "a", 3);
+}
+
+#[test]
+fn a_kept_lease_lapses_while_its_stream_lives_and_no_attempt_is_counted() {
+    let mut story = Story::default();
+    let keep = Consume { on_disconnect: OnDisconnect::KeepLease, ..consume(10) };
+    let stream = story.start(Request::Consume(keep));
+    story.push(item("a")).push(item("b")).deliver(stream, delivery("a", 1));
+    story.tell(What::Disturbed { begins: true, fault: "the store is slow".to_owned() });
+    story.at(LEASE + 100).reserve(Delivery { attempt: 1, ..delivery("a", 2) });
+    story.at(LEASE + 9_000).deliver(stream, delivery("b", 1)).unknown(stream);
+    story.breaks(Rule::Attempts, "a", 2);
+}
+
 /// A consumer extends a lease to 30 s on a stream that keeps leases, and the item is delivered again after this time.
 fn delivered_again_at(ms: u64, renew: bool) -> Story {
     let mut story = Story::default();

@@ -2,7 +2,9 @@
 
 use sluicegate_checker::{
     Rule,
-    history::{Delivery, NewItem, Outcome, Pushed, Request, Response, RollbackItem, Settings},
+    history::{
+        Delivery, NewItem, Outcome, Pushed, Request, Response, RollbackItem, Settings, What,
+    },
 };
 
 use crate::story::{
@@ -118,6 +120,15 @@ fn a_rolled_back_item_comes_early() {
     story.push(item("a")).reserve(delivery("a", 1));
     let later = RollbackItem { delay: Some(5_000 * MS), ..back("a/1") };
     story.rollback(later, Outcome::Ok).reserve(delivery("a", 2)).breaks(Rule::TooEarly, "a", 2);
+}
+
+#[test]
+fn an_item_is_reserved_in_a_fault_after_it_expired() {
+    let mut story = Story::default();
+    let stream = story.start(Request::Consume(consume(10)));
+    story.push(NewItem { ttl: Some(100 * MS), ..item("a") });
+    story.tell(What::Disturbed { begins: true, fault: "the store is slow".to_owned() });
+    story.at(500).deliver(stream, delivery("a", 1)).breaks(Rule::Expired, "a", 4);
 }
 
 #[test]

@@ -71,6 +71,28 @@ fn an_item_that_was_pushed_before_its_window_may_be_seen_late() {
     story.reserve(second).commit("a again/1", Outcome::Ok).rest().is_clean();
 }
 
+/// Two pushes hang, and the second one stores another item, because a new primary has a clock by which the window is over.
+#[test]
+fn a_clock_that_steps_ends_a_window_early() {
+    let mut story = Story::default();
+    let settings = Settings { dedup_window: 10_000 * MS, ..Settings::default() };
+    let second = || Delivery { name: "a".to_owned(), ..delivery("a again", 1) };
+    story.set("work", settings.clone());
+    let lost = [(); 2].map(|()| story.start(push(vec![dedup("a")])));
+    story.reserve(delivery("a", 1)).commit("a/1", Outcome::Ok).tell(What::ClockStepped);
+    story.unknown(lost[0]).at(100).unknown(lost[1]);
+    story.reserve(second()).commit("a again/1", Outcome::Ok).rest().is_clean();
+
+    // The first one is seen after the second one was answered.
+    let mut story = Story::default();
+    story.set("work", settings);
+    let lost = story.start(push(vec![dedup("a")]));
+    story.at(100).unknown(lost).tell(What::ClockStepped);
+    story.call(push(vec![dedup("a")]), Response::Pushed(vec![pushed("a again")]));
+    story.reserve(second()).commit("a again/1", Outcome::Ok);
+    story.reserve(delivery("a", 1)).commit("a/1", Outcome::Ok).rest().is_clean();
+}
+
 #[test]
 fn a_commit_of_unknown_outcome_may_have_taken_effect_or_not() {
     for redelivered in [false, true] {
@@ -367,6 +389,74 @@ fn what_was_reserved_for_a_call_and_came_too_late_may_have_failed() {
     story.reserve(delivery("a", 2)).commit("a/2", Outcome::Ok).rest().is_clean();
 }
 
+/// Nobody heard of the move, nor saw the item fail where it was moved to.
+#[test]
+fn what_was_moved_unseen_may_be_a_dead_letter_there() {
+    let mut story = Story::default();
+    story.push(item("a")).reserve(delivery("a", 1));
+    let (receipt, to_queue) = ("a/1".to_owned(), "other".to_owned());
+    let moved = story.start(Request::Move { receipt, to_queue, delay: 0 });
+    story.at(10).unknown(moved);
+    let dead = Delivery {
+        queue: "other.dead".to_owned(),
+        attempt: 1,
+        origin_queue: "other".to_owned(),
+        dead_letter_attempts: 2,
+        ..delivery("a", 4)
+    };
+    story.at(500).reserve(dead).commit("a/4", Outcome::Ok).rest().is_clean();
+}
+
+/// Nobody saw it between the redrive and the failure that made it a dead letter again.
+#[test]
+fn a_dead_letter_that_was_redriven_may_be_one_again() {
+    let mut story = Story::default();
+    story.set("work", Settings { max_attempts: 1, ..Settings::default() });
+    let rejected = RollbackItem { dead_letter: true, ..back("a/1") };
+    story.push(item("a")).reserve(delivery("a", 1)).rollback(rejected, Outcome::DeadLettered);
+    story.call(Request::RedriveItems { queue: "work.dead".to_owned() }, Response::Done);
+    let dead = Delivery {
+        queue: "work.dead".to_owned(),
+        attempt: 1,
+        origin_queue: "work".to_owned(),
+        dead_letter_attempts: 1,
+        ..delivery("a", 3)
+    };
+    story.at(LEASE + 100).reserve(dead).commit("a/3", Outcome::Ok).rest().is_clean();
+}
+
+/// Its receipts are of no use then, wherever the items are.
+#[test]
+fn receipts_of_a_deleted_queue_are_gone() {
+    for outcome in [Some(Outcome::Ok), None] {
+        let mut story = Story::default();
+        story.push(item("a")).reserve(delivery("a", 1));
+        let (receipt, to_queue) = ("a/1".to_owned(), "other".to_owned());
+        let moved = story.start(Request::Move { receipt, to_queue, delay: 0 });
+        match outcome {
+            Some(outcome) => story.ok(moved, Response::Settled(vec![outcome])),
+            None => story.unknown(moved),
+        };
+        let delete = Request::DeleteQueue { queue: "work".to_owned(), force: true };
+        story.at(10).call(delete, Response::Done).commit("a/1", Outcome::Gone);
+        let other = Delivery { queue: "other".to_owned(), attempt: 1, ..delivery("a", 2) };
+        story.at(100).reserve(other).commit("a/2", Outcome::Ok).rest().is_clean();
+    }
+}
+
+/// The answer was held up, and what it holds was taken long before.
+#[test]
+fn an_item_that_is_popped_may_come_long_after_it_is_said_to_be_gone() {
+    let mut story = Story::default();
+    story.push(item("a"));
+    let stream = story.start(Request::Consume(consume(10)));
+    story.deliver(stream, delivery("a", 1)).unknown(stream);
+    let pop = story.start(Request::Pop { queue: "work".to_owned(), max_items: 1, wait: 0 });
+    story.commit("a/1", Outcome::Gone).at(LEASE);
+    story.ok(pop, Response::Deliveries(vec![Delivery { attempt: 1, ..delivery("a", 2) }]));
+    story.rest().is_clean();
+}
+
 #[test]
 fn expired_items_go_and_delayed_items_wait() {
     let mut story = Story::default();
@@ -423,6 +513,16 @@ fn a_clock_that_steps_ends_leases_early() {
     let mut story = Story::default();
     story.push(item("a")).reserve(delivery("a", 1)).tell(What::ClockStepped);
     story.at(100).reserve(delivery("a", 2)).commit("a/2", Outcome::Ok).rest().is_clean();
+}
+
+/// The broker has not heard yet that one of them has gone, and takes back what it assigned to it.
+#[test]
+fn what_was_assigned_to_a_consumer_that_left_comes_later() {
+    let mut story = Story::default();
+    let streams = [(); 2].map(|()| story.start(Request::Consume(consume(10))));
+    story.ok(streams[0], Response::Done).at(100).push(item("a")).push(item("b"));
+    story.deliver(streams[1], delivery("b", 1)).deliver(streams[1], delivery("a", 1));
+    story.commit("a/1", Outcome::Ok).commit("b/1", Outcome::Ok).rest().is_clean();
 }
 
 #[test]

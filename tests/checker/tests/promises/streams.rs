@@ -1,7 +1,7 @@
 //! Streams: what they may hold, and what becomes of it.
 
 use sluicegate_checker::history::{
-    Consume, Delivery, NewItem, OnDisconnect, Outcome, Request, Response,
+    Consume, Delivery, NewItem, OnDisconnect, Outcome, Request, Response, What,
 };
 
 use crate::story::{
@@ -80,6 +80,34 @@ fn a_broker_takes_back_what_a_stream_keeps_before_its_end_is_read() {
     story.push(item("a")).deliver(stream, delivery("a", 1)).at(500);
     story.reserve(Delivery { attempt: 1, ..delivery("a", 2) }).at(600).unknown(stream);
     story.commit("a/2", Outcome::Ok).rest().is_clean();
+}
+
+/// Its consumer settles the item, or sees that it is delivered again, before it hears that its broker was shut down.
+#[test]
+fn what_a_broker_took_back_lost_its_lease_and_no_attempt() {
+    let mut story = Story::default();
+    let keep = Consume { on_disconnect: OnDisconnect::KeepLease, ..consume(10) };
+    let fault = |begins| What::Disturbed { begins, fault: "a broker is shut down".to_owned() };
+    let stream = story.start(Request::Consume(keep));
+    story.push(item("a")).push(item("b"));
+    story.deliver(stream, delivery("a", 1)).deliver(stream, delivery("b", 1));
+    story.tell(fault(true)).at(100).commit("a/1", Outcome::LeaseLost).at(LEASE + 100);
+    story.reserve(Delivery { attempt: 1, ..delivery("a", 2) });
+    story.reserve(Delivery { attempt: 1, ..delivery("b", 2) });
+    story.commit("a/2", Outcome::Ok).commit("b/2", Outcome::Ok);
+    story.unknown(stream).tell(fault(false)).rest().is_clean();
+}
+
+/// It was reserved and sent before it expired, and the network stood still.
+#[test]
+fn what_was_sent_in_time_may_arrive_late_in_a_fault() {
+    let mut story = Story::default();
+    let fault = |begins| What::Disturbed { begins, fault: "the network stands still".to_owned() };
+    let stream = story.start(Request::Consume(consume(10)));
+    story.tell(fault(true)).push(NewItem { ttl: Some(1_000 * MS), ..item("a") });
+    let late = Delivery { lease_end: (500 + LEASE) * MS, ..delivery("a", 1) };
+    story.at(8_000).deliver(stream, late).commit("a/1", Outcome::Ok).tell(fault(false));
+    story.ok(stream, Response::Done).rest().is_clean();
 }
 
 #[test]
