@@ -2,10 +2,12 @@
 //!
 //! # Layout
 //! `plan` is what a seed decides, `world` the servers and brokers and what befalls them, `members` those of a
-//! MongoDB set, `link` the proxies between them, `load` the clients, `cycle` puts these together, `table` counts.
+//! MongoDB set, `link` the proxies between them, `load` the clients, `crowd` what goes on beside them, `cycle` puts these together,
+//! `table` counts.
 
 #![allow(clippy::large_futures)] // a cycle is polled from one place, which can hold it
 
+mod crowd;
 mod cycle;
 mod damage;
 mod dice;
@@ -34,6 +36,7 @@ use clap::{Parser, ValueEnum as _};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    crowd::Crowd,
     cycle::Outcome,
     plan::{Fault, Plan, Store},
     table::Table,
@@ -62,6 +65,8 @@ struct Args {
     /// How many brokers share a MongoDB
     #[arg(long, default_value = "3")]
     brokers: usize,
+    #[command(flatten)]
+    crowd: crowd::Size,
     /// Where the histories of cycles with violations are kept
     #[arg(long, default_value = "target/faults")]
     histories: PathBuf,
@@ -134,11 +139,12 @@ async fn campaign(args: &Args, store: Store, stop: &CancellationToken) -> bool {
         }
         return true;
     }
-    let world = Arc::new(World::start(store, args.brokers).await);
+    let world = Arc::new(World::start(store, args.brokers, &args.crowd).await);
     if world.disk.as_ref().is_some_and(|disk| !disk.is_small) {
         println!("disk-full is left out: this process may not mount a disk of its own");
         faults.retain(|fault| *fault != Fault::DiskFull);
     }
+    let crowd = Crowd::start(Arc::clone(&world), args.crowd.clone()).await;
     let (mut table, begun) = (Table::default(), Instant::now());
     for (cycle, plan) in plans(&faults) {
         if stop.is_cancelled() {
@@ -146,7 +152,8 @@ async fn campaign(args: &Args, store: Store, stop: &CancellationToken) -> bool {
         }
         print!("{store} {cycle}: {plan}: ");
         let _ = std::io::stdout().flush();
-        let outcome = cycle::run(&world, &plan, args.seed, cycle).await;
+        let mut outcome = cycle::run(&world, &plan, args.seed, cycle).await;
+        outcome.wrong.extend(crowd.try_out(args.seed, cycle).await);
         let recovered: Vec<String> = outcome
             .recovered
             .iter()
@@ -179,6 +186,10 @@ async fn campaign(args: &Args, store: Store, stop: &CancellationToken) -> bool {
                 Err(error) => println!("the history and the logs are not all kept: {error}"),
             }
         }
+    }
+    if let Some(wrong) = crowd.at_rest().await {
+        println!("FOUND: {wrong}");
+        table.wrong += 1;
     }
     table.resynced = world.resynced().await;
     println!("{store}, seed {}: {table}", args.seed);

@@ -12,7 +12,7 @@ use sluicegate_client::Client;
 use tokio::sync::Mutex;
 
 use crate::{
-    damage,
+    crowd, damage,
     harness::{Broker, Launch, MongoServer, RedisServer},
     link::{Link, Mode},
     members::Members,
@@ -22,6 +22,8 @@ use crate::{
 
 /// How long a call may take before its client gives up.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How many queues, and streams of this machine, brokers allow beside the crowd's.
+const MANY: u64 = 10_000;
 /// Size of the disk of an SQLite store.
 const DISK: &str = "96m";
 
@@ -57,6 +59,11 @@ impl Node {
             fragile,
             store,
         }
+    }
+
+    /// Returns a client with a connection of its own.
+    pub(crate) fn connect(&self) -> Client {
+        client_of(&self.front)
     }
 
     /// Returns what the checker knows the present process by.
@@ -151,15 +158,17 @@ fn client_of(link: &Link) -> Client {
 }
 
 impl World {
-    /// Starts the servers and so many brokers (on SQLite: one).
-    pub(crate) async fn start(store: Store, brokers: usize) -> Self {
+    /// Starts the servers and so many brokers (on SQLite: one), with room for a crowd.
+    pub(crate) async fn start(store: Store, brokers: usize, crowd: &crowd::Size) -> Self {
         let (mut server, mut members, mut redis, mut disk) = (None, None, None, None);
         let database = "faults".to_owned();
         let launch = Launch::new()
             .flag("poll-min", "250ms")
             .flag("poll-max", "2s")
             .flag("ping-interval", "1s")
-            .flag("ping-timeout", "1s");
+            .flag("ping-timeout", "1s")
+            .flag("max-queues", &(MANY + crowd.queues).to_string())
+            .flag("max-streams-per-peer", &(MANY + crowd.streams).to_string());
         let mut address = String::new();
         match store {
             Store::Sqlite => disk = Some(Disk::new()),
