@@ -45,6 +45,8 @@ pub(crate) struct Usage {
     pub(crate) streams: Count,
     /// Bytes of answers that were not read yet.
     pub(crate) unread_bytes: AtomicUsize,
+    /// Whose turn it is among calls that are slowed down.
+    pub(crate) turn: tokio::sync::Mutex<()>,
 }
 
 /// A number of things that are in use.

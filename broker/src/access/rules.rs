@@ -42,6 +42,11 @@ impl Rule {
         STREAMS.contains(&call)
     }
 
+    /// Returns true if the call only reads, and its answer may be large.
+    pub(crate) fn reads_much(call: &str) -> bool {
+        LARGE_READS.contains(&call)
+    }
+
     /// Returns true if the rule mentions the action.
     pub(crate) fn mentions(&self, action: Action) -> bool {
         match self.needs {
@@ -233,6 +238,16 @@ pub(crate) const RULES: &[Rule] = &[
 ];
 
 /// The calls that are streams.
+const LARGE_READS: [&str; 7] = [
+    "/sluicegate.v1.AdminService/ListItems",
+    "/sluicegate.v1.AdminService/GetItem",
+    "/sluicegate.v1.AdminService/ListQueues",
+    "/sluicegate.v1.AdminService/ListConsumers",
+    "/sluicegate.v1.ScheduleService/ListSchedules",
+    "/sluicegate.v1.OperationService/ListOperations",
+    "/sluicegate.v1.TemplateService/ListTemplates",
+];
+
 const STREAMS: [&str; 8] = [
     "/sluicegate.v1.QueueService/PushStream",
     "/sluicegate.v1.QueueService/Consume",

@@ -8,13 +8,15 @@
 //! * An answer of which nothing is read for a while is dropped, unless it is a message on a stream: consumers that are
 //!   busy read nothing either.
 //! * When all messages that wait take more than a budget, the one of which nothing was read for the longest is dropped,
-//!   among those of the peer that has left the most.
+//!   among those of the peer that has left the most. A peer to which that happens again and again gets large answers one at
+//!   a time, and more and more slowly: making them costs more than asking for them.
 //!
 //! The call of a message that was dropped ends. Its client gets RST_STREAM with ENHANCE_YOUR_CALM, which gRPC translates
 //! into RESOURCE_EXHAUSTED: there is no room for a status behind half of a message.
 
 use std::{
     collections::BTreeMap,
+    net::IpAddr,
     pin::Pin,
     sync::{Arc, Weak, atomic::Ordering},
     task::{Context, Poll, ready},
@@ -33,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::concurrency::CallPermit;
 use crate::{
-    access::{Peer, Usage},
+    access::{Peer, Slowdown, Usage},
     config::Bounds,
     metrics::Metrics,
     tasks::Tasks,
@@ -43,6 +45,8 @@ use crate::{
 const PART: usize = 16 << 10;
 /// How many times answers are looked at within the time in which they must be read.
 const LOOKS: u32 = 4;
+/// How many answers of a peer may be dropped in a minute for lack of room, before its next large ones wait.
+const FORGIVEN: u32 = 8;
 
 /// What was not read of all answers.
 pub(super) struct Answers {
@@ -51,6 +55,8 @@ pub(super) struct Answers {
     /// How long an answer may go unread that is not on a stream.
     patience: Duration,
     unread: Mutex<Unread>,
+    /// How often answers of a peer were dropped for lack of room.
+    dropped: Slowdown,
     metrics: Arc<Metrics>,
 }
 
@@ -69,6 +75,7 @@ struct Message {
     since: Instant,
     is_on_stream: bool,
     peer: Arc<Usage>,
+    network: Option<IpAddr>,
     answer: Weak<Mutex<Answer>>,
 }
 
@@ -84,6 +91,7 @@ impl Answers {
             budget: bounds.max_unread_bytes,
             patience: bounds.unread_timeout,
             unread: Mutex::default(),
+            dropped: Slowdown::new(FORGIVEN),
             metrics,
         });
         let watched = Arc::downgrade(&answers);
@@ -98,6 +106,16 @@ impl Answers {
         answers
     }
 
+    /// Waits until a large answer may be made for this peer, if many of its answers were dropped for lack of room.
+    pub(super) async fn turn(&self, peer: &Peer) {
+        let Some(network) = peer.network() else { return };
+        if self.dropped.delay(network).is_zero() {
+            return;
+        }
+        let _turn = peer.usage.turn.lock().await;
+        sleep(self.dropped.delay(network)).await;
+    }
+
     /// Returns the same response, whose messages are counted while they are not read. The permit is held until the end of
     /// the response.
     pub(super) fn hold(
@@ -107,12 +125,12 @@ impl Answers {
         peer: &Peer,
         permit: CallPermit,
     ) -> Response {
-        let peer = Arc::clone(&peer.usage);
+        let (network, peer) = (peer.network(), Arc::clone(&peer.usage));
         response.map(|body| {
             let answer = Answer { body: Some(body), rest: Bytes::new(), number: None };
             let answer = Arc::new(Mutex::new(answer));
             let answers = Arc::clone(self);
-            Body::new(AnswerBody { answers, answer, is_on_stream, peer, _permit: permit })
+            Body::new(AnswerBody { answers, answer, is_on_stream, peer, network, _permit: permit })
         })
     }
 
@@ -135,6 +153,7 @@ impl Answers {
             since: Instant::now(),
             is_on_stream: body.is_on_stream,
             peer: Arc::clone(&body.peer),
+            network: body.network,
             answer: Arc::downgrade(&body.answer),
         });
         let mut too_many = Vec::new();
@@ -142,6 +161,9 @@ impl Answers {
             && let Some(worst) = unread.worst(number)
         {
             too_many.extend(unread.remove(Some(worst)));
+        }
+        for network in too_many.iter().filter_map(|message| message.network) {
+            self.dropped.failed(network);
         }
         self.metrics.unread_bytes(unread.bytes);
         (Some(number), too_many)
@@ -218,6 +240,7 @@ struct AnswerBody {
     answer: Arc<Mutex<Answer>>,
     is_on_stream: bool,
     peer: Arc<Usage>,
+    network: Option<IpAddr>,
     _permit: CallPermit,
 }
 

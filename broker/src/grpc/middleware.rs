@@ -88,7 +88,7 @@ async fn answer(edge: &Edge, peer: &Peer, mut request: Request, next: Next) -> R
         }
         Ok(caller) => {
             request.extensions_mut().insert(caller.clone());
-            (run(edge, request, next).await, Some(caller))
+            (run(edge, peer, request, next).await, Some(caller))
         }
     };
     let code = code(&response);
@@ -101,9 +101,14 @@ async fn answer(edge: &Edge, peer: &Peer, mut request: Request, next: Next) -> R
     response
 }
 
-async fn run(edge: &Edge, request: Request, next: Next) -> Response {
+async fn run(edge: &Edge, peer: &Peer, request: Request, next: Next) -> Response {
     let deadline = deadline(request.headers());
-    let answer = next.run(edge.intake.meter(request));
+    let answer = async {
+        if Rule::reads_much(request.uri().path()) {
+            edge.answers.turn(peer).await;
+        }
+        next.run(edge.intake.meter(request)).await
+    };
     let Some(deadline) = deadline else { return uniform(answer.await) };
     if let Ok(response) = timeout(deadline.saturating_sub(SOONER), answer).await {
         return uniform(response);
