@@ -186,6 +186,7 @@ impl Checker {
             last: self.now,
             idle: self.now,
             may_go_unsent: self.may_go_unsent(&request),
+            may_go_unread: self.may_go_unread(&request),
             held: Vec::new(),
             may_be_free: 0,
             surely_not_free: 0,

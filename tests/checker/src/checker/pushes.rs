@@ -326,6 +326,7 @@ impl Checker {
             not_before: (entry.start.at + entry.delay, entry.start.event),
             ready: Some(now.at + entry.delay),
             expires,
+            stored: now.event,
             number: 0,
             last: None,
             settles: Vec::new(),

@@ -465,8 +465,12 @@ impl Checker {
         let was_disturbed = self.faults > 0
             || self.fault_ended.event > entered
             || queue.flow_changed.event > entered;
+        // For a client that does not read, and short leases, that takes no fault.
+        let is_unread = |call: &CallId| self.calls.get(call).is_some_and(|call| call.may_go_unread);
         let may_lapse_unseen = was_disturbed
-            && (queue.unsent.event > entered || queue.consumers.iter().any(is_unsent));
+            && (queue.unsent.event > entered || queue.consumers.iter().any(is_unsent))
+            || queue.unread.event > entered
+            || queue.consumers.iter().any(is_unread);
         may_lapse_unseen
             || was_handed_out
                 && (queue.settings_unsure_until > self.now.at
@@ -548,7 +552,7 @@ impl Checker {
     pub(super) fn may_have_vanished(&self, item: &Item) -> bool {
         let Some(queue) = self.queues.get(&item.queue) else { return true };
         let first = item.expires.map(|(first, _)| first);
-        let is_known = self.clock_stepped <= item.entered.1.event;
+        let is_known = self.clock_stepped <= item.stored;
         first.is_some_and(|first| !is_known || first <= self.now.at + self.options.clock)
             || item.maybe_deleted
             || queue.purges.since(item.entered.0.event)

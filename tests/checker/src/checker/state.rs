@@ -29,6 +29,8 @@ pub(super) struct Call {
     pub(super) idle: Mark,
     /// A consumer: what it is assigned may be taken back from it before it is sent.
     pub(super) may_go_unsent: bool,
+    /// A stream: what it is assigned may lapse before it is sent, also without a fault.
+    pub(super) may_go_unread: bool,
     /// A stream: receipts of what it was sent and may still hold.
     pub(super) held: Vec<Key>,
     /// How many of these are certain to hold no place, as their settling has begun.
@@ -116,6 +118,8 @@ pub(super) struct Item {
     pub(super) ready: Option<Time>,
     /// It expires between these times; the second is unknown while the push is.
     pub(super) expires: Option<(Time, Option<Time>)>,
+    /// The event that showed that the item is stored.
+    pub(super) stored: u64,
     /// The highest count of deliveries that was seen.
     pub(super) number: u32,
     /// The newest reservation in this queue.
@@ -325,6 +329,8 @@ pub(super) struct Queue {
     pub(super) late: Mark,
     /// When a consumer began or ended last whose items may be taken back before they are sent.
     pub(super) unsent: Mark,
+    /// The same of one that does not read, and has short leases.
+    pub(super) unread: Mark,
     /// When a client last changed the flow of its stream.
     pub(super) flow_changed: Mark,
     /// What was pushed after this event is handed out to one consumer at a time.

@@ -48,8 +48,11 @@ impl Checker {
         let mark = self.now;
         let Some(queue) = self.queues.get_mut(&key) else { return };
         queue.consumers.push(call);
-        if self.calls.get(&call).is_some_and(|call| call.may_go_unsent) {
+        if let Some(call) = self.calls.get(&call).filter(|call| call.may_go_unsent) {
             queue.unsent = mark;
+            if call.may_go_unread {
+                queue.unread = mark;
+            }
         }
         queue.lone_since =
             if serves_in_order(&self.calls, queue) { queue.lone_since.min(now) } else { u64::MAX };
@@ -67,13 +70,22 @@ impl Checker {
         }
     }
 
+    /// Returns whether a consumer does not read, and has leases so short that what it is assigned may lapse again and again.
+    pub(super) fn may_go_unread(&self, request: &Request) -> bool {
+        let is_unread = |consume: &Consume| consume.slow && consume.lease <= self.options.transit;
+        matches!(request, Request::Consume(consume) if is_unread(consume))
+    }
+
     /// Takes a consumer from its queue. One that `broke` off may have been handed items that nobody saw.
     fn end_consumer(&mut self, call: CallId, queue: &str, broke: bool, lease: Span) {
         let (key, now, transit) = (self.queue(queue), self.now, self.options.transit);
         let Some(queue) = self.queues.get_mut(&key) else { return };
         queue.consumers.retain(|other| *other != call);
-        if self.calls.get(&call).is_some_and(|call| call.may_go_unsent) {
+        if let Some(call) = self.calls.get(&call).filter(|call| call.may_go_unsent) {
             queue.unsent = now;
+            if call.may_go_unread {
+                queue.unread = now;
+            }
         }
         if broke {
             queue.cut = now;

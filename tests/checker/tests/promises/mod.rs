@@ -362,6 +362,17 @@ fn an_item_that_lapses_unseen_lets_the_next_of_its_key_go() {
     story.commit("a/4", Outcome::Ok).rest().is_clean();
 }
 
+/// The same without a fault, before a client that does not read. Nobody sees what is discarded.
+#[test]
+fn an_item_that_lapses_before_a_slow_reader_lets_the_next_of_its_key_go() {
+    let mut story = Story::default();
+    story.set("work", Settings { discard_failed: true, max_attempts: 3, ..Settings::default() });
+    let slow = Consume { lease: 100 * MS, slow: true, ..consume(10) };
+    let stream = story.start(Request::Consume(slow));
+    story.push(keyed("a")).push(keyed("b")).at(5_000).deliver(stream, delivery("b", 1));
+    story.commit("b/1", Outcome::Ok).ok(stream, Response::Done).rest().is_clean();
+}
+
 /// Its consumer is told that it is gone before the caller of the pop has it.
 #[test]
 fn an_item_that_is_popped_may_be_said_to_be_gone_before() {
@@ -523,6 +534,17 @@ fn what_was_assigned_to_a_consumer_that_left_comes_later() {
     story.ok(streams[0], Response::Done).at(100).push(item("a")).push(item("b"));
     story.deliver(streams[1], delivery("b", 1)).deliver(streams[1], delivery("a", 1));
     story.commit("a/1", Outcome::Ok).commit("b/1", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn a_clock_that_steps_ends_the_time_to_live_early_wherever_the_item_is() {
+    let mut story = Story::default();
+    story.push(NewItem { ttl: Some(5_000 * MS), ..item("a") }).reserve(delivery("a", 1));
+    let rejected = RollbackItem { dead_letter: true, ..back("a/1") };
+    story.tell(What::ClockStepped).rollback(rejected, Outcome::DeadLettered);
+    let (queue, origin_queue) = ("work.dead".to_owned(), "work".to_owned());
+    story.reserve(Delivery { queue, origin_queue, attempt: 1, ..delivery("a", 2) });
+    story.at(4_000).commit("a/2", Outcome::Gone).rest().is_clean();
 }
 
 #[test]
