@@ -237,7 +237,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/metrics", &[need(View, EVERYTHING)]),
 ];
 
-/// The calls that are streams.
+/// The calls that only read, and whose answers may be large.
 const LARGE_READS: [&str; 7] = [
     "/sluicegate.v1.AdminService/ListItems",
     "/sluicegate.v1.AdminService/GetItem",
@@ -248,6 +248,7 @@ const LARGE_READS: [&str; 7] = [
     "/sluicegate.v1.TemplateService/ListTemplates",
 ];
 
+/// The calls that are streams.
 const STREAMS: [&str; 8] = [
     "/sluicegate.v1.QueueService/PushStream",
     "/sluicegate.v1.QueueService/Consume",

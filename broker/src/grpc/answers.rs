@@ -16,7 +16,6 @@
 
 use std::{
     collections::BTreeMap,
-    net::IpAddr,
     pin::Pin,
     sync::{Arc, Weak, atomic::Ordering},
     task::{Context, Poll, ready},
@@ -30,12 +29,15 @@ use axum::{
 use bytes::Buf;
 use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
-use tokio::time::{Instant, sleep};
+use tokio::{
+    sync::MutexGuard,
+    time::{Instant, sleep},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::concurrency::CallPermit;
 use crate::{
-    access::{Peer, Slowdown, Usage},
+    access::{Peer, Slowdown},
     config::Bounds,
     metrics::Metrics,
     tasks::Tasks,
@@ -74,8 +76,7 @@ struct Message {
     bytes: usize,
     since: Instant,
     is_on_stream: bool,
-    peer: Arc<Usage>,
-    network: Option<IpAddr>,
+    peer: Peer,
     answer: Weak<Mutex<Answer>>,
 }
 
@@ -106,14 +107,16 @@ impl Answers {
         answers
     }
 
-    /// Waits until a large answer may be made for this peer, if many of its answers were dropped for lack of room.
-    pub(super) async fn turn(&self, peer: &Peer) {
-        let Some(network) = peer.network() else { return };
+    /// Waits until a large answer may be made for this peer, if many of its answers were dropped for lack of room. Then no other is made
+    /// for it until what this returns is dropped.
+    pub(super) async fn turn<'a>(&self, peer: &'a Peer) -> Option<MutexGuard<'a, ()>> {
+        let network = peer.network()?;
         if self.dropped.delay(network).is_zero() {
-            return;
+            return None;
         }
-        let _turn = peer.usage.turn.lock().await;
+        let turn = peer.usage.turn.lock().await;
         sleep(self.dropped.delay(network)).await;
+        Some(turn)
     }
 
     /// Returns the same response, whose messages are counted while they are not read. The permit is held until the end of
@@ -125,12 +128,12 @@ impl Answers {
         peer: &Peer,
         permit: CallPermit,
     ) -> Response {
-        let (network, peer) = (peer.network(), Arc::clone(&peer.usage));
+        let peer = peer.clone();
         response.map(|body| {
             let answer = Answer { body: Some(body), rest: Bytes::new(), number: None };
             let answer = Arc::new(Mutex::new(answer));
             let answers = Arc::clone(self);
-            Body::new(AnswerBody { answers, answer, is_on_stream, peer, network, _permit: permit })
+            Body::new(AnswerBody { answers, answer, is_on_stream, peer, _permit: permit })
         })
     }
 
@@ -152,8 +155,7 @@ impl Answers {
             bytes: left,
             since: Instant::now(),
             is_on_stream: body.is_on_stream,
-            peer: Arc::clone(&body.peer),
-            network: body.network,
+            peer: body.peer.clone(),
             answer: Arc::downgrade(&body.answer),
         });
         let mut too_many = Vec::new();
@@ -162,7 +164,7 @@ impl Answers {
         {
             too_many.extend(unread.remove(Some(worst)));
         }
-        for network in too_many.iter().filter_map(|message| message.network) {
+        for network in too_many.iter().filter_map(|message| message.peer.network()) {
             self.dropped.failed(network);
         }
         self.metrics.unread_bytes(unread.bytes);
@@ -203,7 +205,7 @@ impl Unread {
     fn add(&mut self, message: Message) -> u64 {
         self.steps += 1;
         self.bytes += message.bytes;
-        message.peer.unread_bytes.fetch_add(message.bytes, Ordering::Relaxed);
+        message.peer.usage.unread_bytes.fetch_add(message.bytes, Ordering::Relaxed);
         self.messages.insert(self.steps, message);
         self.steps
     }
@@ -211,7 +213,7 @@ impl Unread {
     fn remove(&mut self, number: Option<u64>) -> Option<Message> {
         let message = self.messages.remove(&number?)?;
         self.bytes -= message.bytes;
-        message.peer.unread_bytes.fetch_sub(message.bytes, Ordering::Relaxed);
+        message.peer.usage.unread_bytes.fetch_sub(message.bytes, Ordering::Relaxed);
         Some(message)
     }
 
@@ -219,7 +221,8 @@ impl Unread {
     /// that has just been added.
     fn worst(&self, added: u64) -> Option<u64> {
         let others = self.messages.iter().filter(|(number, _)| **number != added);
-        let left_by_peer = |message: &Message| message.peer.unread_bytes.load(Ordering::Relaxed);
+        let left_by_peer =
+            |message: &Message| message.peer.usage.unread_bytes.load(Ordering::Relaxed);
         // Of several that are equal, the last one is returned, and the oldest is wanted.
         others.rev().max_by_key(|(_, message)| left_by_peer(message)).map(|(number, _)| *number)
     }
@@ -239,8 +242,7 @@ struct AnswerBody {
     answers: Arc<Answers>,
     answer: Arc<Mutex<Answer>>,
     is_on_stream: bool,
-    peer: Arc<Usage>,
-    network: Option<IpAddr>,
+    peer: Peer,
     _permit: CallPermit,
 }
 
@@ -304,5 +306,32 @@ impl Drop for AnswerBody {
         let mut unread = self.answers.unread.lock();
         unread.remove(Some(number));
         self.answers.metrics.unread_bytes(unread.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn large_answers_of_a_peer_that_leaves_them_are_made_one_at_a_time() {
+        let (metrics, tasks) = (Arc::new(Metrics::new()), Tasks::default());
+        let answers = Answers::new(&Bounds::default(), metrics, &tasks, CancellationToken::new());
+        let address = Some("192.0.2.1:7400".parse().unwrap());
+        let peer = Peer { address, ..Peer::default() };
+        assert!(answers.turn(&peer).await.is_none(), "it has left nothing");
+        for _ in 0..=FORGIVEN {
+            answers.dropped.failed(peer.network().unwrap());
+        }
+        let first = answers.turn(&peer).await;
+        assert!(first.is_some());
+        let mut second = pin!(answers.turn(&peer));
+        assert!(timeout(Duration::from_secs(10), &mut second).await.is_err());
+        drop(first);
+        assert!(second.await.is_some());
     }
 }

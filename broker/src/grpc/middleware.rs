@@ -104,9 +104,8 @@ async fn answer(edge: &Edge, peer: &Peer, mut request: Request, next: Next) -> R
 async fn run(edge: &Edge, peer: &Peer, request: Request, next: Next) -> Response {
     let deadline = deadline(request.headers());
     let answer = async {
-        if Rule::reads_much(request.uri().path()) {
-            edge.answers.turn(peer).await;
-        }
+        let reads_much = Rule::reads_much(request.uri().path());
+        let _turn = if reads_much { edge.answers.turn(peer).await } else { None };
         next.run(edge.intake.meter(request)).await
     };
     let Some(deadline) = deadline else { return uniform(answer.await) };

@@ -233,8 +233,8 @@ async fn an_answer_that_nobody_reads_is_dropped() {
     assert_eq!(broker.admin().list_items(list).await.unwrap().into_inner().items.len(), 10);
 }
 
-/// Answers that are not read take no more than their budget. The peer that has left the most loses its own, and gets the next ones more and
-/// more slowly.
+/// Answers that are not read take no more than their budget. The peer that has left the most loses its own, and waits longer and longer
+/// for its next ones.
 #[tokio::test]
 async fn unread_answers_are_bounded_and_who_reads_is_served() {
     let broker = with_large_page(Bounds { max_unread_bytes: 10 << 20, ..Bounds::default() }).await;
