@@ -308,8 +308,8 @@ impl Checker {
         let left = (last.lease - self.now.at) / 1000;
         let explanation =
             format!("delivered while the lease of delivery {} has {left} ms left", last.number);
-        let (by_stream, stream) = (last.by_stream, last.call);
-        let has_open_stream = self.has_open_stream(last);
+        let by_stream = last.by_stream;
+        let stream = if by_stream { Some(last.call) } else { self.open_stream(last) };
         let events = [last.delivered.event];
         let violation = self.violation(Rule::LeaseOverlap, Some(id), "", explanation, &events);
         let item = self.items.get_mut(&id);
@@ -317,8 +317,7 @@ impl Checker {
             // The stream may have ended, whatever became of the settle.
             Some(_) if by_stream => {}
             Some((item, call)) => item.suspects.push((call, violation)),
-            None if by_stream || has_open_stream => self.suspect_stream(stream, violation),
-            None => self.keep(violation),
+            None => self.keep_unless_broken(stream, violation),
         }
     }
 
@@ -384,16 +383,9 @@ impl Checker {
         let least = if self.may_have_returned(item) { 1 } else { least };
         let most = most.saturating_add(unseen);
         let is_known = item.deliveries_before.is_some() || item.last.is_some();
-        let is_wrong = is_known && !(least..=most).contains(&delivery.attempt);
-        // A broker that shut down may have taken the item back before its lease ended, and its consumer has not heard of that yet.
-        let keeper = item.last.as_ref().filter(|last| {
-            let kept_attempt = (last.attempt..=most).contains(&delivery.attempt);
-            kept_attempt && last.ended.is_none() && self.has_open_stream(last)
-        });
-        let was_disturbed = self.faults > 0 || self.fault_ended.event > since.event;
-        let keeper = keeper.filter(|_| is_wrong && wrong.is_none() && was_disturbed);
-        let keeper = keeper.map(|last| last.call);
-        if is_wrong {
+        let mut stream = None;
+        if is_known && !(least..=most).contains(&delivery.attempt) {
+            stream = self.taken_back_from(item, delivery, since).filter(|_| wrong.is_none());
             let expected =
                 if least == most { least.to_string() } else { format!("{least} to {most}") };
             wrong = Some(format!("attempt {} where {expected} was due", delivery.attempt));
@@ -403,11 +395,18 @@ impl Checker {
             let receipt = item.last.as_ref().and_then(|last| self.receipts.get(&last.receipt));
             events.extend(receipt.and_then(|receipt| receipt.ended).map(|ended| ended.event));
             let violation = self.violation(Rule::Attempts, Some(id), "", wrong, &events);
-            match keeper {
-                Some(stream) => self.suspect_stream(stream, violation),
-                None => self.keep(violation),
-            }
+            self.keep_unless_broken(stream, violation);
         }
+    }
+
+    /// Returns the stream from which a broker that shut down may have taken an item back before its lease ended, and whose consumer has
+    /// not heard of that yet.
+    fn taken_back_from(&self, item: &Item, delivery: &Delivery, since: Mark) -> Option<CallId> {
+        let is_kept =
+            |last: &&Reservation| last.ended.is_none() && last.attempt == delivery.attempt;
+        let last = item.last.as_ref().filter(is_kept)?;
+        let was_disturbed = self.faults > 0 || self.fault_ended.event > since.event;
+        self.open_stream(last).filter(|_| was_disturbed)
     }
 
     /// Returns whether an item may have been handed out since then without anybody seeing it: to a stream, which need not
@@ -440,7 +439,7 @@ impl Checker {
             None if last.by_stream
                 || !item.settles.is_empty()
                 || self.options.leases_may_be_lost
-                || last.lease > self.now.at && self.has_open_stream(last) =>
+                || last.lease > self.now.at && self.open_stream(last).is_some() =>
             {
                 (same, same + 1)
             }

@@ -348,14 +348,11 @@ impl Checker {
             && self.clock_stepped <= delivered
             && !self.options.leases_may_be_lost;
         if is_valid && ended.is_none() && item.ender().is_none() && !self.may_be_gone(item) {
-            let keeper = self.has_open_stream(last).then_some(last.call);
+            let stream = self.open_stream(last);
             let explanation = "answered LEASE_LOST while its lease is valid".to_owned();
             let events = [delivered, start.event];
             let violation = self.violation(Rule::Outcome, Some(id), name, explanation, &events);
-            match keeper {
-                Some(stream) => self.suspect_stream(stream, violation),
-                None => self.keep(violation),
-            }
+            self.keep_unless_broken(stream, violation);
         }
     }
 

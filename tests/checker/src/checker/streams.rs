@@ -42,18 +42,22 @@ fn serves_in_order(calls: &Map<CallId, Call>, queue: &Queue) -> bool {
     queue.consumers.len() <= 1 && consumers.all(|call| !call.may_go_unsent)
 }
 
+/// Notes that a consumer begins or ends whose items may be taken back before they are sent.
+fn note_unsent(calls: &Map<CallId, Call>, queue: &mut Queue, call: CallId, now: Mark) {
+    let Some(call) = calls.get(&call).filter(|call| call.may_go_unsent) else { return };
+    queue.unsent = now;
+    if call.may_go_unread {
+        queue.unread = now;
+    }
+}
+
 impl Checker {
     pub(super) fn start_consumer(&mut self, call: CallId, queue: &str) {
         let (key, now) = (self.queue(queue), self.now.event);
         let mark = self.now;
         let Some(queue) = self.queues.get_mut(&key) else { return };
         queue.consumers.push(call);
-        if let Some(call) = self.calls.get(&call).filter(|call| call.may_go_unsent) {
-            queue.unsent = mark;
-            if call.may_go_unread {
-                queue.unread = mark;
-            }
-        }
+        note_unsent(&self.calls, queue, call, mark);
         queue.lone_since =
             if serves_in_order(&self.calls, queue) { queue.lone_since.min(now) } else { u64::MAX };
     }
@@ -81,12 +85,7 @@ impl Checker {
         let (key, now, transit) = (self.queue(queue), self.now, self.options.transit);
         let Some(queue) = self.queues.get_mut(&key) else { return };
         queue.consumers.retain(|other| *other != call);
-        if let Some(call) = self.calls.get(&call).filter(|call| call.may_go_unsent) {
-            queue.unsent = now;
-            if call.may_go_unread {
-                queue.unread = now;
-            }
-        }
+        note_unsent(&self.calls, queue, call, now);
         if broke {
             queue.cut = now;
             queue.cuts += 1;
@@ -230,11 +229,11 @@ impl Checker {
         }
     }
 
-    /// Returns whether a reservation is held by a stream whose end is not read yet. It may have ended: a broker that shuts down
+    /// Returns the stream that holds a reservation, if its end is not read yet. The reservation may have ended: a broker that shuts down
     /// takes back what its streams hold, whatever they asked for.
-    pub(super) fn has_open_stream(&self, of: &Reservation) -> bool {
-        let call = self.calls.get(&of.call);
-        call.is_some_and(|call| matches!(call.request, Request::Consume(_)))
+    pub(super) fn open_stream(&self, of: &Reservation) -> Option<CallId> {
+        let call = self.calls.get(&of.call)?;
+        matches!(call.request, Request::Consume(_)).then_some(of.call)
     }
 
     /// Keeps the violations that hold because a stream was alive. A stream may have been dead since a little
@@ -251,9 +250,10 @@ impl Checker {
         }
     }
 
-    /// Keeps a violation if a stream turns out to have been alive now.
-    pub(super) fn suspect_stream(&mut self, stream: CallId, violation: Violation) {
+    /// Keeps a violation; if a stream is named, only if this turns out to have been alive now.
+    pub(super) fn keep_unless_broken(&mut self, stream: Option<CallId>, violation: Violation) {
         let now = self.now;
+        let Some(stream) = stream else { return self.keep(violation) };
         if let Some(call) = self.calls.get_mut(&stream) {
             call.suspects.push((now, violation));
         }
