@@ -12,7 +12,7 @@ pub enum Topic {
     /// Another broker's delivery was settled: its consumer may have room again.
     Settle,
     /// A consumer of the broker that sends this waits, and the broker saw the queue's end: the next insert is to be signalled at
-    /// once.
+    /// once, and may be announced before it is stored.
     Wanted,
 }
 
@@ -25,6 +25,7 @@ pub struct Signal {
     pub topic: Topic,
     /// For inserts: no items older than this have appeared. `None` means that this is unknown.
     /// Coalesced signals have the least `since` of all, and `None` is less than every time.
+    /// For [`Topic::Wanted`]: until when the items have been eligible that the sender found last. `None` means that it found none.
     pub since: Option<Timestamp>,
 }
 

@@ -330,11 +330,6 @@ impl Engine {
         self.publish(queue, Topic::Settings, None);
     }
 
-    /// Asks the other brokers to signal the queue's next insert at once.
-    fn want_signals(&self, queue: &QueueName) {
-        self.publish(queue, Topic::Wanted, None);
-    }
-
     fn publish(&self, queue: &QueueName, topic: Topic, since: Option<Timestamp>) {
         self.signals.publish(Signal { queue: queue.clone(), topic, since });
     }

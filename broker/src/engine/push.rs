@@ -7,11 +7,14 @@ use std::{
 };
 
 use crate::{
-    domain::{ConsumerName, NewItem, Pushed, Queue, QueueName, Timestamp, Totals},
+    domain::{ConsumerName, Eligibility, NewItem, Pushed, Queue, QueueName, Timestamp, Totals},
     store::{Push, StoreError},
 };
 
 use super::{Engine, EngineError, MAY_CREATE_ALL, MayCreate, Result, depths::Change};
+
+/// How far the clocks of brokers may be apart without a delay of what is announced to be eligible now.
+const CLOCKS_DIFFER: Duration = Duration::from_millis(10);
 
 impl Engine {
     /// Pushes items into a queue, which is created if it does not exist.
@@ -57,6 +60,9 @@ impl Engine {
             })
             .collect();
         let direct = self.begin_direct_push(&in_flight, &mut items);
+        if direct.is_none() && in_flight.is_alone {
+            self.announce(&in_flight.queue, &items);
+        }
         let pushed = self.store.push(items).await;
         let pushed = pushed.inspect_err(|error| self.wake_if_unknown(error, [&queue.name]))?;
         match direct {
@@ -64,6 +70,15 @@ impl Engine {
             None => self.notify_pushed(pushed.iter().map(|pushed| (&queue.name, pushed))),
         }
         Ok(pushed)
+    }
+
+    /// Tells a broker that waits for it of a push that is about to be stored, so that it looks for the items while they are
+    /// being made durable. (Its claim of them is durable only after them.) A push that waits behind another one is found too early.
+    fn announce(&self, queue: &Queue, items: &[Push]) {
+        let is_due = |push: &Push| push.item.eligibility == Eligibility::Immediate;
+        if !queue.paused && items.iter().any(is_due) {
+            self.signals.announce(&queue.name, self.now() - CLOCKS_DIFFER);
+        }
     }
 
     /// Wakes the consumers of queues in which a write whose outcome is unknown may have made items

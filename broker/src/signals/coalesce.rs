@@ -1,7 +1,8 @@
 //! Sends at most one equal signal per window. The first signal is sent immediately and opens the
 //! window. Further signals within the window are merged into one, which is sent when the window
 //! closes. Without that signal the last insert of a burst would be lost, and its consumer would
-//! wait for the fallback poll. A window ends early if another broker waits for the next signal.
+//! wait for the fallback poll. A window ends early if another broker waits for the next signal, unless it has found what the
+//! window has merged.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -22,15 +23,33 @@ type Key = (QueueName, Topic);
 #[derive(Debug)]
 struct Window {
     closes: Instant,
-    swallowed: Swallowed,
+    swallowed: Option<Swallowed>,
+    /// Set if another broker waits for the next signal, and has found items that were eligible up to this time.
+    found: Option<Timestamp>,
 }
 
-/// The signals that a window has merged.
+/// The signals that a window has merged. `None` is an unknown time, as documented at [`Signal::since`].
 #[derive(Debug, Clone, Copy)]
-enum Swallowed {
-    Nothing,
-    /// Signals, with the least `since` of them.
-    Least(Option<Timestamp>),
+struct Swallowed {
+    least: Option<Timestamp>,
+    /// The greatest `since`, and `None` if one of them is unknown.
+    greatest: Option<Timestamp>,
+}
+
+impl Swallowed {
+    const fn one(since: Option<Timestamp>) -> Self {
+        Self { least: since, greatest: since }
+    }
+
+    fn with(self, since: Option<Timestamp>) -> Self {
+        let greatest = self.greatest.zip(since).map(|(a, b)| a.max(b));
+        Self { least: self.least.min(since), greatest }
+    }
+
+    /// Returns true if a broker that has found items up to `found` has probably found all that was signalled.
+    fn is_within(&self, found: Timestamp) -> bool {
+        self.greatest.is_some_and(|greatest| greatest <= found)
+    }
 }
 
 /// Merges equal signals. The coalescer has no clock of its own: each call passes the time.
@@ -51,16 +70,26 @@ impl Coalescer {
     /// it.
     pub(super) fn offer(&mut self, signal: Signal, now: Instant) -> Option<Signal> {
         let key = (signal.queue.clone(), signal.topic);
-        if let Some(Window { swallowed, .. }) = self.open.get_mut(&key) {
-            // `None` is less than every time, as documented at `Signal::since`.
-            *swallowed = Swallowed::Least(match *swallowed {
-                Swallowed::Nothing => signal.since,
-                Swallowed::Least(before) => before.min(signal.since),
-            });
-            return None;
+        let Some(window) = self.open.get_mut(&key) else {
+            self.open_window(key, now);
+            return Some(signal);
+        };
+        let swallowed = match window.swallowed {
+            None => Swallowed::one(signal.since),
+            Some(before) => before.with(signal.since),
+        };
+        window.swallowed = Some(swallowed);
+        let is_missing = window.found.is_some_and(|found| !swallowed.is_within(found));
+        if is_missing { self.end(key, now) } else { None }
+    }
+
+    /// Notes that the signal of an insert is sent before the insert is stored. The signals that follow when it is stored are merged.
+    pub(super) fn announced(&mut self, queue: &QueueName, now: Instant) {
+        let key = (queue.clone(), Topic::Insert);
+        match self.open.get_mut(&key) {
+            Some(window) => window.found = None,
+            None => self.open_window(key, now),
         }
-        self.open_window(key, now);
-        Some(signal)
     }
 
     /// Closes the windows that have ended, and returns their merged signals. Each returned signal
@@ -77,18 +106,28 @@ impl Coalescer {
         due
     }
 
-    /// Ends a window before its time, if it is open. Returns its merged signals, which open a window of their own.
+    /// Ends the window of a queue's inserts before its time, if it is open, because another broker waits for the next signal. Returns its merged
+    /// signals, which open a window of their own. A broker that has `found` items which were eligible up to that time has
+    /// probably found what was signalled up to it, so these signals stay until the window closes.
     pub(super) fn end_window(
         &mut self,
         queue: QueueName,
-        topic: Topic,
+        found: Option<Timestamp>,
         now: Instant,
     ) -> Option<Signal> {
-        self.end((queue, topic), now)
+        let key = (queue, Topic::Insert);
+        if let Some(found) = found {
+            let window = self.open.get_mut(&key)?;
+            if window.swallowed.is_none_or(|swallowed| swallowed.is_within(found)) {
+                window.found = window.found.max(Some(found));
+                return None;
+            }
+        }
+        self.end(key, now)
     }
 
     fn end(&mut self, key: Key, now: Instant) -> Option<Signal> {
-        let Swallowed::Least(since) = self.open.remove(&key)?.swallowed else { return None };
+        let since = self.open.remove(&key)?.swallowed?.least;
         let signal = Signal { queue: key.0.clone(), topic: key.1, since };
         self.open_window(key, now);
         Some(signal)
@@ -102,17 +141,16 @@ impl Coalescer {
     /// Removes all windows and returns their merged signals.
     pub(super) fn drain(&mut self) -> Vec<Signal> {
         self.closing.clear();
-        let swallowed = |((queue, topic), window): (Key, Window)| match window.swallowed {
-            Swallowed::Nothing => None,
-            Swallowed::Least(since) => Some(Signal { queue, topic, since }),
+        let merged = |((queue, topic), window): (Key, Window)| {
+            Some(Signal { queue, topic, since: window.swallowed?.least })
         };
-        self.open.drain().filter_map(swallowed).collect()
+        self.open.drain().filter_map(merged).collect()
     }
 
     fn open_window(&mut self, key: Key, now: Instant) {
         let closes = now + WINDOW;
         self.closing.push_back((closes, key.clone()));
-        self.open.insert(key, Window { closes, swallowed: Swallowed::Nothing });
+        self.open.insert(key, Window { closes, swallowed: None, found: None });
     }
 }
 
@@ -174,7 +212,7 @@ mod tests {
     fn a_window_that_ends_early_sends_what_it_merged_and_closes_no_later_one() {
         let (mut coalescer, start) = (Coalescer::default(), Instant::now());
         let end = |coalescer: &mut Coalescer, millis| {
-            coalescer.end_window(insert(0).queue, Topic::Insert, after(start, millis))
+            coalescer.end_window(insert(0).queue, None, after(start, millis))
         };
         assert_eq!(end(&mut coalescer, 0), None, "none is open");
         coalescer.offer(insert(1), start);
@@ -187,6 +225,56 @@ mod tests {
         assert_eq!(coalescer.close(after(start, 70)), [insert(5)]);
         assert_eq!(coalescer.close(after(start, 120)), []);
         assert!(coalescer.open.is_empty() && coalescer.closing.is_empty());
+    }
+
+    #[test]
+    fn what_the_broker_that_waits_has_found_stays_until_the_window_closes() {
+        let (mut coalescer, start) = (Coalescer::default(), Instant::now());
+        let found = |coalescer: &mut Coalescer, up_to, millis| {
+            let found = Some(Timestamp(up_to));
+            coalescer.end_window(insert(0).queue, found, after(start, millis))
+        };
+        coalescer.offer(insert(5), start);
+        assert_eq!(coalescer.offer(insert(6), after(start, 1)), None);
+        assert_eq!(found(&mut coalescer, 7, 2), None);
+        assert_eq!(coalescer.offer(insert(7), after(start, 3)), None, "it has that too");
+        assert_eq!(coalescer.offer(insert(8), after(start, 4)), Some(insert(6)), "but not that");
+        assert_eq!(coalescer.offer(insert(9), after(start, 5)), None, "it was told once");
+        assert_eq!(found(&mut coalescer, 8, 6), Some(insert(9)), "it has not found that");
+        assert_eq!(found(&mut coalescer, 9, 7), None);
+        let unknown = signal("orders", Topic::Insert, None);
+        assert_eq!(coalescer.offer(unknown.clone(), after(start, 8)), Some(unknown));
+        coalescer.offer(insert(3), after(start, 9));
+        assert_eq!(found(&mut coalescer, 9, 10), None);
+        assert_eq!(coalescer.close(after(start, 58)), [insert(3)]);
+    }
+
+    #[test]
+    fn an_insert_that_was_announced_is_signalled_again_only_if_it_was_not_found() {
+        for (found, sent) in [(None, true), (Some(Timestamp(4)), true), (Some(Timestamp(5)), false)]
+        {
+            let (mut coalescer, start) = (Coalescer::default(), Instant::now());
+            coalescer.announced(&insert(5).queue, start);
+            assert_eq!(coalescer.offer(insert(5), after(start, 1)), None);
+            let again = coalescer.end_window(insert(5).queue, found, after(start, 2));
+            assert_eq!(again, sent.then(|| insert(5)));
+            // The answer may also come before the insert is stored.
+            let mut coalescer = Coalescer::default();
+            coalescer.announced(&insert(5).queue, start);
+            assert_eq!(coalescer.end_window(insert(5).queue, found, after(start, 1)), None);
+            let signalled = coalescer.offer(insert(5), after(start, 2));
+            assert_eq!(signalled, sent.then(|| insert(5)));
+        }
+    }
+
+    #[test]
+    fn an_insert_that_was_announced_in_an_open_window_is_merged_in_it() {
+        let (mut coalescer, start) = (Coalescer::default(), Instant::now());
+        coalescer.offer(insert(5), start);
+        coalescer.end_window(insert(5).queue, Some(Timestamp(5)), after(start, 1));
+        coalescer.announced(&insert(6).queue, after(start, 2));
+        assert_eq!(coalescer.offer(insert(6), after(start, 3)), None);
+        assert_eq!(coalescer.close(after(start, 50)), [insert(6)]);
     }
 
     #[test]

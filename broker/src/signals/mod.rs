@@ -24,7 +24,11 @@ pub use self::simulated::Wire;
 use self::{mongo::Mongo, redis::Redis, relay::Relay};
 #[cfg(doc)]
 use crate::domain::Topic;
-use crate::{config::SignalsUri, domain::Signal, metrics::Metrics};
+use crate::{
+    config::SignalsUri,
+    domain::{QueueName, Signal, Timestamp},
+    metrics::Metrics,
+};
 
 /// What a broker receives from others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,9 +47,14 @@ pub(crate) trait Signals: Send + Sync + 'static {
 
     /// Queues a signal, which is sent soon if it can be sent at all. Returns immediately and never
     /// fails. Of signals with equal queue and topic at most one is sent per 50 ms: the first
-    /// immediately, and the others merged at the end of the 50 ms. [`Topic::Wanted`] is sent each time, and
-    /// ends the 50 ms of the queue's inserts at all brokers that receive it.
+    /// immediately, and the others merged at the end of the 50 ms. [`Topic::Wanted`] is sent each time. It
+    /// ends the 50 ms of the queue's inserts at all brokers that receive it, if they have merged inserts that its sender has not found.
     fn publish(&self, signal: Signal);
+
+    /// Signals an insert that is not stored yet, of items that are eligible from `since` on, if another broker waits for one: if
+    /// [`Topic::Wanted`] was received, and no insert has been announced since. It has to be signalled again when it is stored, or when that
+    /// is not known, because the other broker may look for it too early.
+    fn announce(&self, queue: &QueueName, since: Timestamp);
 
     /// Receives the signals of other brokers from now on. A receiver that lags has to treat this as [`Notice::Missed`].
     fn subscribe(&self) -> broadcast::Receiver<Notice>;

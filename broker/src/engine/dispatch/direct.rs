@@ -39,9 +39,9 @@ impl PushesInFlight {
 /// overtakes it.
 pub(in crate::engine) struct PushInFlight<'a> {
     pushes: &'a PushesInFlight,
-    queue: Arc<Queue>,
+    pub(in crate::engine) queue: Arc<Queue>,
     /// True if no earlier push of the queue was in flight.
-    is_alone: bool,
+    pub(in crate::engine) is_alone: bool,
 }
 
 impl Drop for PushInFlight<'_> {

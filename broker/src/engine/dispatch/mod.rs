@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    domain::{ItemId, Queue, QueueName, Receipt, Timestamp},
+    domain::{ItemId, Queue, QueueName, Receipt, Signal, Timestamp, Topic},
     engine::{
         Engine, EngineError,
         consumers::{Call, ConsumerId, Consumers, InFlight, InForce, Inbox, Round, StreamSettings},
@@ -66,6 +66,8 @@ struct State {
     due_asked: Timestamp,
     /// Until when other brokers merge the signals of their inserts, unless this broker or another has asked them not to.
     merged_until: Option<Timestamp>,
+    /// Until when the items have been eligible that the last reserve found, if it found any.
+    found: Option<Timestamp>,
 }
 
 impl Dispatcher {
@@ -82,6 +84,7 @@ impl Dispatcher {
             due: None,
             due_asked: Timestamp::default(),
             merged_until: None,
+            found: None,
         };
         Self {
             queue,
@@ -155,12 +158,16 @@ impl Dispatcher {
         self.state.lock().merged_until = None;
     }
 
-    /// Returns true if the other brokers are to be asked to signal the next insert at once: they merge their signals, and a
-    /// consumer waits. Returns true once per signal.
-    fn wants_signals(&self, now: Timestamp) -> bool {
+    /// Returns what asks the other brokers to signal the next insert at once, if they merge their signals and a consumer waits: once
+    /// per signal.
+    fn wanted(&self, now: Timestamp) -> Option<Signal> {
         let mut state = self.state.lock();
-        let asks = state.merged_until.is_some() && !state.dirty && state.consumers.any_waits();
-        asks && state.merged_until.take().is_some_and(|until| until > now)
+        if state.dirty || !state.consumers.any_waits() {
+            return None;
+        }
+        let is_merged = state.merged_until.take().is_some_and(|until| until > now);
+        let wanted = Signal { queue: self.queue.clone(), topic: Topic::Wanted, since: state.found };
+        is_merged.then_some(wanted)
     }
 
     /// Records that other brokers may have changed anything in the queue.

@@ -162,11 +162,13 @@ async fn step(
     let assigned = reserved.deliveries.len();
     let cleared = reserved.at_limit.total() + reserved.expired;
     let more = reserved.more || assigned >= wanted;
+    let found = reserved.deliveries.iter().map(|(_, found)| found.previous_eligible_time).max();
     hand_out(engine, dispatcher, &queue, &round, reserved).await?;
     {
         let mut state = dispatcher.state.lock();
         state.dirty |= more;
         state.seen_empty = !more;
+        state.found = found;
         state.consumers.end_round(&round, !more, engine.now());
     }
     dispatcher.return_soon(engine);
@@ -221,8 +223,8 @@ async fn ask_when_due(
 async fn wait(engine: &Engine, dispatcher: &Dispatcher, polls: &mut Polls) {
     let healthy = engine.signals.healthy();
     let now = engine.now();
-    if dispatcher.wants_signals(now) {
-        engine.want_signals(&dispatcher.queue);
+    if let Some(wanted) = dispatcher.wanted(now) {
+        engine.signals.publish(wanted);
     }
     let timer =
         dispatcher.next_timer().map(|timer| Instant::now() + now.until(timer).max(SHORTEST_WAIT));

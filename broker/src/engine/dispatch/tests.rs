@@ -90,23 +90,23 @@ fn a_waiting_consumer_asks_once_per_signal_for_the_next_one() {
     let seen_empty = || dispatcher.state.lock().dirty = false;
     let stream = add_stream(&dispatcher);
     seen_empty();
-    assert!(!dispatcher.wants_signals(now(40)), "nobody merges signals");
+    assert_eq!(dispatcher.wanted(now(40)), None, "nobody merges signals");
     dispatcher.inserted_elsewhere(None, now(50));
-    assert!(!dispatcher.wants_signals(now(51)), "there may be items");
+    assert_eq!(dispatcher.wanted(now(51)), None, "there may be items");
     seen_empty();
-    assert!(dispatcher.wants_signals(now(52)));
-    assert!(!dispatcher.wants_signals(now(53)), "it has asked");
+    assert!(dispatcher.wanted(now(52)).is_some());
+    assert_eq!(dispatcher.wanted(now(53)), None, "it has asked");
     dispatcher.inserted_elsewhere(None, now(60));
     seen_empty();
     dispatcher.wanted_elsewhere();
-    assert!(!dispatcher.wants_signals(now(61)), "another broker has asked");
+    assert_eq!(dispatcher.wanted(now(61)), None, "another broker has asked");
     dispatcher.inserted_elsewhere(None, now(70));
     seen_empty();
-    assert!(!dispatcher.wants_signals(now(120)), "the window has closed");
+    assert_eq!(dispatcher.wanted(now(120)), None, "the window has closed");
     dispatcher.inserted_elsewhere(None, now(130));
     dispatcher.remove_stream(stream);
     seen_empty();
-    assert!(!dispatcher.wants_signals(now(131)), "no consumer waits");
+    assert_eq!(dispatcher.wanted(now(131)), None, "no consumer waits");
 }
 
 /// They may have been taken back while others were returned.

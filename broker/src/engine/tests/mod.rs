@@ -1,5 +1,6 @@
 //! The engine on a store that can be delayed, with a clock that can be advanced.
 
+mod announced;
 mod calls;
 mod committing;
 mod direct;
@@ -28,7 +29,7 @@ use super::{
 use crate::{
     domain::{Clock, Delivery, Item, NewItem, Queue, QueueName},
     metrics::Metrics,
-    signals::LocalSignals,
+    signals::{LocalSignals, Signals},
     store::{Store, decorator::Decorated, sqlite::SqliteStore},
 };
 
@@ -47,22 +48,28 @@ struct Bench {
 
 /// Returns an engine with an empty queue, whose fallback poll is too rare to explain any result of a test.
 async fn bench() -> Bench {
-    let limits = Limits {
+    bench_with(rare_polls()).await
+}
+
+fn rare_polls() -> Limits {
+    Limits {
         poll_min: Duration::from_mins(10),
         poll_max: Duration::from_mins(10),
         ..Limits::default()
-    };
-    bench_with(limits).await
+    }
 }
 
 async fn bench_with(limits: Limits) -> Bench {
+    bench_over(Arc::new(LocalSignals::new()), limits).await
+}
+
+async fn bench_over(signals: Arc<dyn Signals>, limits: Limits) -> Bench {
     let clock = Arc::new(Clock::system());
     let store: Arc<dyn Store> =
         Arc::new(SqliteStore::open("sqlite::memory:", Arc::clone(&clock)).unwrap());
     store.create_queue(&Queue::with_defaults(name("q"), store.now())).await.unwrap();
     let faults = Arc::new(Faults::default());
     let faulty = Decorated { store: Arc::clone(&store), around: Arc::clone(&faults) };
-    let signals = Arc::new(LocalSignals::new());
     let engine = Engine::new(Arc::new(faulty), signals, Arc::new(Metrics::new()), limits);
     Bench { engine, store, faults, clock }
 }

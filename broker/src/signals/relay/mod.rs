@@ -23,7 +23,7 @@ use tracing::{debug, info, warn};
 use self::outbox::Outbox;
 use super::{Notice, Signals, message::Message};
 use crate::{
-    domain::{Signal, Topic},
+    domain::{QueueName, Signal, Timestamp, Topic},
     essential::essential,
     metrics::Metrics,
     tasks::Tasks,
@@ -116,7 +116,7 @@ impl Receiving {
             Message::Signal(signal) => {
                 self.metrics.signal_received(signal.topic);
                 if signal.topic == Topic::Wanted {
-                    self.outbox.wanted(signal.queue.clone());
+                    self.outbox.wanted(signal.queue.clone(), signal.since);
                 }
                 // An error only means that there is no receiver yet.
                 let _ = self.notices.send(Notice::Signal(signal));
@@ -333,6 +333,14 @@ impl<T: Transport> Signals for Relay<T> {
         }
         if !shared.outbox.offer(signal) {
             shared.receiving.metrics.signal_coalesced(topic);
+        }
+    }
+
+    fn announce(&self, queue: &QueueName, since: Timestamp) {
+        let shared = &self.shared;
+        // If it cannot be sent, nothing is lost: the insert is signalled again when it is stored.
+        if shared.can_send() && !shared.closing.is_cancelled() {
+            shared.outbox.announce(queue, since);
         }
     }
 

@@ -1,17 +1,25 @@
 //! What is to be sent to the other brokers.
 
+use std::collections::HashSet;
+
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    domain::{QueueName, Signal, Topic},
+    domain::{QueueName, Signal, Timestamp, Topic},
     signals::{coalesce::Coalescer, message::Message},
 };
+
+/// The most queues of which it is remembered that other brokers wait for them. Past that all are forgotten, which costs these brokers
+/// the time in which an insert is stored.
+const MAX_AWAITED: usize = 10_000;
 
 #[derive(Default)]
 struct Pending {
     coalescer: Coalescer,
     due: Vec<Signal>,
+    /// The queues for whose next insert another broker waits.
+    awaited: HashSet<QueueName>,
 }
 
 /// Signals that wait to be sent.
@@ -40,11 +48,28 @@ impl Outbox {
         true
     }
 
-    /// Ends the window of a queue's inserts, because another broker waits for them.
-    pub(super) fn wanted(&self, queue: QueueName) {
+    /// Sends the signal of an insert that is not stored yet, if another broker waits for one.
+    pub(super) fn announce(&self, queue: &QueueName, since: Timestamp) {
         let mut pending = self.pending.lock();
-        let Some(merged) = pending.coalescer.end_window(queue, Topic::Insert, Instant::now())
-        else {
+        if !pending.awaited.remove(queue) {
+            return;
+        }
+        pending.coalescer.announced(queue, Instant::now());
+        let queue = queue.clone();
+        pending.due.push(Signal { queue, topic: Topic::Insert, since: Some(since) });
+        drop(pending);
+        self.wake.notify_one();
+    }
+
+    /// Notes that another broker waits for the queue's next insert, and has `found` items that were eligible up to that time.
+    /// Ends the window of the inserts, unless these are among them.
+    pub(super) fn wanted(&self, queue: QueueName, found: Option<Timestamp>) {
+        let mut pending = self.pending.lock();
+        if pending.awaited.len() >= MAX_AWAITED {
+            pending.awaited.clear();
+        }
+        pending.awaited.insert(queue.clone());
+        let Some(merged) = pending.coalescer.end_window(queue, found, Instant::now()) else {
             return;
         };
         pending.due.push(merged);

@@ -5,7 +5,6 @@ use std::sync::atomic::AtomicUsize;
 use parking_lot::Mutex;
 
 use super::*;
-use crate::domain::{QueueName, Signal, Timestamp, Topic};
 
 /// What was sent, and when, from the start of the test.
 type Sent = Arc<Mutex<Vec<(u64, Message)>>>;
@@ -109,6 +108,39 @@ async fn a_window_ends_when_another_broker_waits_for_the_next_signal() {
     sleep(Duration::from_millis(60)).await;
     assert_eq!(signals(&sent)[3..], [(53, 4)], "of the window that this one opened");
     assert!(begun.elapsed() < Duration::from_millis(70));
+}
+
+/// An announced insert reaches the broker that waits for it once, if it is found at once.
+#[tokio::test(start_paused = true)]
+async fn an_insert_is_announced_to_a_broker_that_waits_for_it() {
+    let (relay, sent) = relay(0, Duration::ZERO).await;
+    let orders = insert(0).queue;
+    let tick = || sleep(Duration::from_millis(1));
+    let asks = |found: Option<i64>| {
+        let since = found.map(Timestamp);
+        let wanted = Signal { topic: Topic::Wanted, since, ..insert(0) };
+        relay.shared.receiving.received([2; 4], Message::Signal(wanted));
+    };
+    relay.announce(&orders, Timestamp(1));
+    tick().await;
+    assert_eq!(signals(&sent), [], "nobody waits");
+    asks(None);
+    relay.announce(&orders, Timestamp(2));
+    relay.announce(&orders, Timestamp(3));
+    tick().await;
+    assert_eq!(signals(&sent), [(1, 2)], "once for each time it was asked for");
+    relay.publish(insert(4));
+    asks(Some(4));
+    tick().await;
+    relay.announce(&orders, Timestamp(5));
+    tick().await;
+    assert_eq!(signals(&sent)[1..], [(3, 5)], "what was stored has been found");
+    asks(None);
+    relay.publish(insert(6));
+    tick().await;
+    assert_eq!(signals(&sent)[2..], [(4, 4)], "too early: what is merged is signalled");
+    sleep(Duration::from_millis(100)).await;
+    assert_eq!(signals(&sent)[3..], [(54, 6)]);
 }
 
 /// The question is sent each time, and its loss is no reason to scan everything.
