@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::{OptionFuture, join};
+
 use crate::{
     domain::{ConsumerName, Eligibility, NewItem, Pushed, Queue, QueueName, Timestamp, Totals},
     store::{Push, StoreError},
@@ -15,6 +17,12 @@ use super::{Engine, EngineError, MAY_CREATE_ALL, MayCreate, Result, depths::Chan
 
 /// How far the clocks of brokers may be apart without a delay of what is announced to be eligible now.
 const CLOCKS_DIFFER: Duration = Duration::from_millis(10);
+
+/// Returns true if consumers may find one of the items as soon as it is stored.
+fn may_be_found(items: &[Push]) -> bool {
+    let is_due = |push: &Push| push.item.eligibility == Eligibility::Immediate;
+    items.iter().any(|push| !push.queue.paused && is_due(push))
+}
 
 impl Engine {
     /// Pushes items into a queue, which is created if it does not exist.
@@ -60,10 +68,9 @@ impl Engine {
             })
             .collect();
         let direct = self.begin_direct_push(&in_flight, &mut items);
-        if direct.is_none() && in_flight.is_alone {
-            self.announce(&in_flight.queue, &items);
-        }
-        let pushed = self.store.push(items).await;
+        let announcement = (direct.is_none() && in_flight.is_alone && may_be_found(&items))
+            .then(|| self.announce(&in_flight.queue));
+        let (pushed, _) = join(self.store.push(items), OptionFuture::from(announcement)).await;
         let pushed = pushed.inspect_err(|error| self.wake_if_unknown(error, [&queue.name]))?;
         match direct {
             Some(direct) => self.deliver_pushed(direct, &pushed),
@@ -72,13 +79,13 @@ impl Engine {
         Ok(pushed)
     }
 
-    /// Tells a broker that waits for it of a push that is about to be stored, so that it looks for the items while they are
-    /// being made durable. (Its claim of them is durable only after them.) A push that waits behind another one is found too early.
-    fn announce(&self, queue: &Queue, items: &[Push]) {
-        let is_due = |push: &Push| push.item.eligibility == Eligibility::Immediate;
-        if !queue.paused && items.iter().any(is_due) {
-            self.signals.announce(&queue.name, self.now() - CLOCKS_DIFFER);
-        }
+    /// Tells a broker that waits for it of a push that is being stored, so that it looks for the items while they are being
+    /// made durable: its claim is durable only after them.
+    async fn announce(&self, queue: &Queue) {
+        let since = self.now() - CLOCKS_DIFFER;
+        // The store goes first. Who looks before the items are there is told of them once more.
+        tokio::task::yield_now().await;
+        self.signals.announce(&queue.name, since);
     }
 
     /// Wakes the consumers of queues in which a write whose outcome is unknown may have made items

@@ -68,14 +68,16 @@ async fn a_lone_push_is_announced_before_it_is_stored_and_signalled_when_it_is()
     let (bench, noted) = noted_bench().await;
     bench.faults.set("push", Fault::HeldBefore);
     let first = push(&bench, Eligibility::Immediate);
-    bench.faults.until_begun("push", 1).await;
-    assert_eq!(noted.announced.load(Ordering::Relaxed), 1);
+    let is_announced = async || noted.announced.load(Ordering::Relaxed) == 1;
+    until("it is announced", is_announced).await;
     assert!(noted.published.lock().is_empty(), "it may be looked for too early");
     let second = push(&bench, Eligibility::Immediate);
     bench.faults.until_begun("push", 2).await;
-    assert_eq!(noted.announced.load(Ordering::Relaxed), 1, "it may wait for the first one");
     bench.faults.set("push", Fault::None);
-    within("pushes", futures_util::future::join(first, second)).await.0.unwrap();
+    for push in [first, second] {
+        within("a push", push).await.unwrap();
+    }
+    assert_eq!(noted.announced.load(Ordering::Relaxed), 1, "the second may wait for the first");
     assert_eq!(noted.published.lock().len(), 2);
 }
 
