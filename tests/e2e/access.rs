@@ -11,8 +11,9 @@ use std::{
 };
 
 use sluicegate_proto::v1::{
-    ConsumeRequest, CreateQueueRequest, PushRequest, Queue, ReserveRequest,
-    admin_service_client::AdminServiceClient, queue_service_client::QueueServiceClient,
+    ConsumeRequest, CreateQueueRequest, GetQueueStatsRequest, PushRequest, Queue,
+    RedriveItemsRequest, ReserveRequest, admin_service_client::AdminServiceClient,
+    queue_service_client::QueueServiceClient,
 };
 use tokio::process::Command;
 use tonic::{Code, Request, Status, transport::Channel};
@@ -257,6 +258,48 @@ async fn refusals_and_what_operators_do_are_in_the_audit_log() {
         "{}",
         broker.log()
     );
+    broker.stop().await;
+}
+
+/// What an operator asks for is carried out when the operator leaves before the answer, and the log says who asked for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operator_who_leaves_before_the_answer_is_in_the_audit_log() {
+    let file = TokensFile::new();
+    let admin = file.add("ann", &["admin@*"]).await;
+    let broker = file.launch().start().await;
+    let channel = channel(&broker).await;
+    for _ in 0..5 {
+        push(&channel, &admin, "q").await.expect("a push");
+    }
+    let operators = AdminServiceClient::new(channel.clone());
+    let request = RedriveItemsRequest {
+        queue: "q".to_owned(),
+        to_queue: "other".to_owned(),
+        rate: 1,
+        ..Default::default()
+    };
+    let redriving = {
+        let (mut operators, request) = (operators.clone(), with_token(&admin, request));
+        tokio::spawn(async move { operators.redrive_items(request).await })
+    };
+    until("the first item is moved", || async {
+        let request = GetQueueStatsRequest { queue: "other".to_owned() };
+        let stats = operators.clone().get_queue_stats(with_token(&admin, request)).await;
+        stats
+            .is_ok_and(|stats| stats.into_inner().stats.is_some_and(|of| of.ready > 0))
+            .then_some(())
+    })
+    .await;
+    redriving.abort();
+    until("the line of the call", || async {
+        let is_it = |line: &str| {
+            ["audit", "token=\"ann\"", "RedriveItems", "queue=\"q\"", "outcome=\"Cancelled\""]
+                .iter()
+                .all(|part| line.contains(part))
+        };
+        broker.log().lines().any(is_it).then_some(())
+    })
+    .await;
     broker.stop().await;
 }
 

@@ -3,9 +3,14 @@
 use std::{
     fmt,
     net::SocketAddr,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
+
+use tonic::Code;
 
 use super::{Access, Credential, Refused, audit, rules::Rule, tokens::Principal};
 use crate::domain::Action;
@@ -27,6 +32,20 @@ struct Call {
     who: Option<(Credential, Arc<Principal>)>,
     /// The first queue that the call named, for the audit log.
     queue: OnceLock<String>,
+    /// True once the caller was refused something.
+    was_refused: AtomicBool,
+}
+
+impl Call {
+    fn new(
+        access: Arc<Access>,
+        rule: &'static Rule,
+        peer: Option<SocketAddr>,
+        who: Option<(Credential, Arc<Principal>)>,
+    ) -> Self {
+        let (queue, was_refused) = (OnceLock::new(), AtomicBool::new(false));
+        Self { access, rule, peer, who, queue, was_refused }
+    }
 }
 
 impl Caller {
@@ -35,7 +54,7 @@ impl Caller {
         rule: &'static Rule,
         peer: Option<SocketAddr>,
     ) -> Self {
-        Self(Arc::new(Call { access, rule, peer, who: None, queue: OnceLock::new() }))
+        Self(Arc::new(Call::new(access, rule, peer, None)))
     }
 
     pub(super) fn known(
@@ -45,8 +64,7 @@ impl Caller {
         credential: Credential,
         principal: Arc<Principal>,
     ) -> Self {
-        let who = Some((credential, principal));
-        Self(Arc::new(Call { access, rule, peer, who, queue: OnceLock::new() }))
+        Self(Arc::new(Call::new(access, rule, peer, Some((credential, principal)))))
     }
 
     /// Returns the address that the call came from.
@@ -101,10 +119,18 @@ impl Caller {
 
     /// Waits until the action is no longer allowed on the queue, because the token was withdrawn or has expired.
     pub(crate) async fn lost(self, action: Action, queue: String) -> Refused {
+        self.until_refused(move |caller| caller.may(action, &queue)).await
+    }
+
+    /// Waits until what `check` asks for is refused, because the token was withdrawn or has expired.
+    pub(crate) async fn until_refused(
+        self,
+        check: impl Fn(&Self) -> Result<(), Refused> + Send + Sync,
+    ) -> Refused {
         let mut changes = self.0.access.known.subscribe();
         loop {
             changes.mark_unchanged();
-            if let Err(refused) = self.may(action, &queue) {
+            if let Err(refused) = check(&self) {
                 return refused;
             }
             let expires = self.current().ok().flatten().and_then(|principal| principal.expires);
@@ -119,8 +145,13 @@ impl Caller {
         }
     }
 
+    /// Begins what the audit log says of the call, if its rule says that it is there.
+    pub(crate) fn begun(&self) -> Begun {
+        Begun { caller: self.clone(), is_told: false }
+    }
+
     /// Writes the outcome of a call that was not refused to the audit log, if its rule says so.
-    pub(crate) fn answered(&self, outcome: &dyn fmt::Debug) {
+    fn answered(&self, outcome: &dyn fmt::Debug) {
         if self.0.rule.is_audited() {
             let queue = self.0.queue.get().map(String::as_str);
             audit::line(self.shown(queue), &format!("{outcome:?}"));
@@ -132,7 +163,13 @@ impl Caller {
         self.0.who.as_ref().map(|(_, principal)| principal.name.as_str())
     }
 
+    /// Returns true if the caller was refused something, whatever the answer says of it.
+    fn was_refused(&self) -> bool {
+        self.0.was_refused.load(Ordering::Relaxed)
+    }
+
     fn tell(&self, refused: &Refused, queue: Option<&str>) {
+        self.0.was_refused.store(true, Ordering::Relaxed);
         self.0.access.refused(refused, self.shown(queue));
     }
 
@@ -162,5 +199,32 @@ impl Caller {
         // What was sent may be no name at all, and of any length.
         let queue = queue.unwrap_or("*").chars().take(LONGEST_NAME).collect();
         Err(Refused::PermissionMissing { action, queue, call: self.0.rule.call })
+    }
+}
+
+/// A call under way. Its work goes on when its caller leaves, so the audit log has a line of it then as well.
+pub(crate) struct Begun {
+    caller: Caller,
+    is_told: bool,
+}
+
+impl Begun {
+    /// Writes the outcome of a call, unless it was refused, of which there is a line already. Returns true if it was.
+    pub(crate) fn answered(mut self, outcome: &dyn fmt::Debug) -> bool {
+        self.is_told = true;
+        let was_refused = self.caller.was_refused();
+        if !was_refused {
+            self.caller.answered(outcome);
+        }
+        was_refused
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        // Nothing is done before a queue is named.
+        if !self.is_told && !self.caller.was_refused() && self.caller.0.queue.get().is_some() {
+            self.caller.answered(&Code::Cancelled);
+        }
     }
 }

@@ -81,22 +81,19 @@ async fn bound(edge: &Edge, peer: &Peer, request: Request, next: Next) -> Respon
 async fn answer(edge: &Edge, peer: &Peer, mut request: Request, next: Next) -> Response {
     let authorization = request.headers().get("authorization").map(HeaderValue::as_bytes);
     let caller = edge.access.admit(request.uri().path(), authorization, peer);
-    let (response, caller) = match caller {
+    let caller = match caller {
         Err(refused) => {
             drop(request); // what arrives of it takes no memory while its refusal is held back
-            (status(&refused.into()).into_http(), None)
+            sleep(edge.access.penalty(peer)).await;
+            return status(&refused.into()).into_http();
         }
-        Ok(caller) => {
-            request.extensions_mut().insert(caller.clone());
-            (run(edge, peer, request, next).await, Some(caller))
-        }
+        Ok(caller) => caller,
     };
-    let code = code(&response);
-    match caller {
-        Some(caller) if !matches!(code, Code::Unauthenticated | Code::PermissionDenied) => {
-            caller.answered(&code);
-        }
-        _ => sleep(edge.access.penalty(peer)).await,
+    let begun = caller.begun();
+    request.extensions_mut().insert(caller);
+    let response = run(edge, peer, request, next).await;
+    if begun.answered(&code(&response)) {
+        sleep(edge.access.penalty(peer)).await;
     }
     response
 }
