@@ -22,6 +22,7 @@ mod queue;
 mod receipt;
 mod receipt_key;
 mod schedule;
+mod sealed;
 mod signal;
 mod template;
 mod time;

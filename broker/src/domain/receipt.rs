@@ -126,7 +126,7 @@ fn whole(bytes: &[u8]) -> Option<&[u8]> {
     (checksum(body) == u32::from_be_bytes(*sum)).then_some(body)
 }
 
-fn hex(digit: u8) -> Option<u8> {
+pub(super) fn hex(digit: u8) -> Option<u8> {
     match digit {
         b'0'..=b'9' => Some(digit - b'0'),
         b'a'..=b'f' => Some(digit - b'a' + 10),

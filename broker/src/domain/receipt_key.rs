@@ -1,4 +1,4 @@
-//! Keys with which brokers sign receipts, so that nobody else can make one.
+//! Keys with which brokers sign receipts and seal page tokens, so that nobody else can make one.
 
 use std::fmt;
 
@@ -50,6 +50,11 @@ impl ReceiptKeys {
     pub(super) fn sign(&self, text: &[u8]) -> (u32, Mac) {
         let key = &self.0[0];
         (key.number, key.mac(text))
+    }
+
+    /// Returns what the key of this number signs a text with.
+    pub(super) fn mac_by(&self, number: u32, text: &[u8]) -> Option<Mac> {
+        self.0.iter().find(|key| key.number == number).map(|key| key.mac(text))
     }
 
     /// Returns true if the key of this number made the signature.

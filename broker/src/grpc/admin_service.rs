@@ -113,7 +113,8 @@ impl AdminService for Api {
         let pb::ListQueuesRequest { page_size, page_token, prefix, labels } = request.into_inner();
         let prefix = parse::prefix("prefix", &prefix)?;
         parse::check_labels(&labels)?;
-        let page = PageRequest::parse(page_size, page_token, QUEUES_PER_PAGE)?;
+        let keys = self.engine.receipt_keys();
+        let page = pages::request(&keys, page_size, page_token, QUEUES_PER_PAGE)?;
         let after = page.after(QueueName::parse)?;
         let read = |after: Option<QueueName>, step| {
             let prefix = prefix.clone();
@@ -128,7 +129,7 @@ impl AdminService for Api {
         };
         let name = |queue: &Queue| queue.name.clone();
         let (queues, next_page_token) =
-            pages::list(&page, after, QUEUES_PER_READ, read, name, shown).await?;
+            pages::list(&keys, &page, after, QUEUES_PER_READ, read, name, shown).await?;
         Ok(Response::new(pb::ListQueuesResponse { queues, next_page_token }))
     }
 

@@ -7,10 +7,7 @@ use sluicegate_proto::v1::{self as pb, operation_service_server::OperationServic
 use tonic::{Request, Response, Status};
 
 use super::{
-    Api,
-    admin_service::may_read_payloads,
-    caller, convert, pages,
-    parse::{self, PageRequest},
+    Api, admin_service::may_read_payloads, caller, convert, pages, parse,
 };
 use crate::{
     access::Caller,
@@ -72,7 +69,8 @@ impl OperationService for Api {
             caller.may(View, &queue)?;
         }
         let queue = QueueName::parse_optional("queue", &queue)?;
-        let page = PageRequest::parse(page_size, page_token, OPERATIONS_PER_PAGE)?;
+        let keys = self.engine.receipt_keys();
+        let page = pages::request(&keys, page_size, page_token, OPERATIONS_PER_PAGE)?;
         let after = parse::operation_place(page.token.as_deref())?;
         let read = |after: Option<OperationPlace>, step| {
             self.run(move |engine| async move { engine.list_operations(after, step).await })
@@ -83,7 +81,7 @@ impl OperationService for Api {
             (is_wanted && caller.allows(View, of.as_str())).then(|| shown(&caller, operation))
         };
         let (operations, next_page_token) =
-            pages::list(&page, after, OPERATIONS_PER_READ, read, Operation::place, is_shown)
+            pages::list(&keys, &page, after, OPERATIONS_PER_READ, read, Operation::place, is_shown)
                 .await?;
         Ok(Response::new(pb::ListOperationsResponse { operations, next_page_token }))
     }

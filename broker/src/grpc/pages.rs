@@ -1,19 +1,41 @@
 //! Lists by name, of which a caller may see a part.
+//!
+//! A page token is the name of the last entry of its page. Where that is an entry that the caller may not see, the token is sealed.
 
 use prost::Message;
 use tonic::Status;
 
 use super::parse::{PageRequest, TOKEN_BYTES};
-use crate::domain::limits::MAX_MESSAGE_BYTES;
+use crate::domain::{Invalid, ReceiptKeys, limits::MAX_MESSAGE_BYTES};
 
 /// The most entries that one call reads. A caller who may see few of many gets pages that are not full, or empty.
 const MAX_READ: usize = 2_000;
 /// The size of what precedes each entry of a list: its field and its length.
 const ENTRY_BYTES: usize = 6;
 
+/// Begins a token that is sealed. No name begins with it.
+const SEALED: char = '~';
+
+/// Parses a page as [`PageRequest::parse`] does, and opens its token.
+pub(super) fn request(
+    keys: &ReceiptKeys,
+    size: i32,
+    token: String,
+    default: usize,
+) -> Result<PageRequest, Invalid> {
+    let token = match token.strip_prefix(SEALED) {
+        Some(sealed) => keys
+            .open(sealed)
+            .ok_or_else(|| Invalid::new("page_token", "not a page token of this broker"))?,
+        None => token,
+    };
+    PageRequest::parse(size, token, default)
+}
+
 /// Reads a page, `step` entries at a time, and returns it with the token of the next page. The page ends early when its
 /// message is full, but has at least one entry then. `shown` returns `None` for what the caller may not see.
 pub(super) async fn list<N: Clone + ToString, E, P: Message, F>(
+    keys: &ReceiptKeys,
     page: &PageRequest,
     mut after: Option<N>,
     step: usize,
@@ -47,7 +69,9 @@ where
             return Ok((entries, String::new()));
         }
         if seen >= MAX_READ {
-            return Ok((entries, token(after)));
+            // The last entry may be one that the caller may not see.
+            let token = format!("{SEALED}{}", keys.seal(&token(after)));
+            return Ok((entries, token));
         }
     }
 }
@@ -72,9 +96,10 @@ mod tests {
         label: usize,
         is_shown: fn(usize) -> bool,
     ) -> (Vec<Vec<usize>>, usize) {
-        let (mut pages, mut most, mut token) = (Vec::new(), 0, None);
+        let (mut pages, mut most, mut token) = (Vec::new(), 0, String::new());
+        let keys = ReceiptKeys::new([]);
         loop {
-            let page = PageRequest { size, token };
+            let page = request(&keys, size as i32, token, 1).unwrap();
             let after = page.token.as_ref().map(|token| token.parse().unwrap());
             let seen = Cell::new(0);
             let read = |after: Option<usize>, step| {
@@ -88,13 +113,17 @@ mod tests {
                 let labels = std::collections::HashMap::from(labels);
                 is_shown(n).then(|| pb::Queue { name, labels, ..Default::default() })
             };
-            let (entries, next) = list(&page, after, step, read, |n| *n, show).await.unwrap();
+            let (entries, next) =
+                list(&keys, &page, after, step, read, |n| *n, show).await.unwrap();
             pages.push(entries.iter().map(|queue| queue.name.parse().unwrap()).collect());
             most = most.max(seen.get());
             if next.is_empty() {
                 return (pages, most);
             }
-            token = Some(next);
+            // A token names the last entry of its page or nothing at all.
+            let last = entries.last().map(|queue| &queue.name);
+            assert!(last == Some(&next) || next.starts_with(SEALED), "{next}");
+            token = next;
         }
     }
 

@@ -5,10 +5,7 @@ use std::sync::Arc;
 use sluicegate_proto::v1::{self as pb, schedule_service_server::ScheduleService};
 use tonic::{Request, Response, Status};
 
-use super::{
-    Api, caller, convert, pages,
-    parse::{self, PageRequest},
-};
+use super::{Api, caller, convert, pages, parse};
 use crate::{
     access::Caller,
     domain::{Action::Manage, Schedule, ScheduleName},
@@ -53,7 +50,8 @@ impl ScheduleService for Api {
     ) -> Result<Response<pb::ListSchedulesResponse>, Status> {
         let caller = caller(&request)?;
         let pb::ListSchedulesRequest { page_size, page_token } = request.into_inner();
-        let page = PageRequest::parse(page_size, page_token, SCHEDULES_PER_PAGE)?;
+        let keys = self.engine.receipt_keys();
+        let page = pages::request(&keys, page_size, page_token, SCHEDULES_PER_PAGE)?;
         let after = page.after(ScheduleName::parse)?;
         let read = |after: Option<ScheduleName>, step| {
             self.run(move |engine| async move { engine.list_schedules(after.as_ref(), step).await })
@@ -64,7 +62,7 @@ impl ScheduleService for Api {
         };
         let name = |schedule: &Schedule| schedule.name.clone();
         let (schedules, next_page_token) =
-            pages::list(&page, after, SCHEDULES_PER_READ, read, name, shown).await?;
+            pages::list(&keys, &page, after, SCHEDULES_PER_READ, read, name, shown).await?;
         Ok(Response::new(pb::ListSchedulesResponse { schedules, next_page_token }))
     }
 

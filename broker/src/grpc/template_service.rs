@@ -5,12 +5,7 @@ use std::sync::Arc;
 use sluicegate_proto::v1::{self as pb, template_service_server::TemplateService};
 use tonic::{Request, Response, Status};
 
-use super::{
-    Api,
-    admin_service::may_lead_to,
-    caller, convert, pages,
-    parse::{self, PageRequest},
-};
+use super::{Api, admin_service::may_lead_to, caller, convert, pages, parse};
 use crate::{
     domain::{
         Action::{Manage, View},
@@ -60,7 +55,8 @@ impl TemplateService for Api {
     ) -> Result<Response<pb::ListTemplatesResponse>, Status> {
         let caller = caller(&request)?;
         let pb::ListTemplatesRequest { page_size, page_token } = request.into_inner();
-        let page = PageRequest::parse(page_size, page_token, TEMPLATES_PER_PAGE)?;
+        let keys = self.engine.receipt_keys();
+        let page = pages::request(&keys, page_size, page_token, TEMPLATES_PER_PAGE)?;
         let after = page.after(parse::pattern)?;
         // There are so few that they are read at once.
         let all = self.run(|engine| async move { engine.list_templates().await }).await?;
@@ -75,7 +71,7 @@ impl TemplateService for Api {
         };
         let name = |template: &QueueTemplate| template.pattern.clone();
         let (templates, next_page_token) =
-            pages::list(&page, after, usize::MAX, read, name, shown).await?;
+            pages::list(&keys, &page, after, usize::MAX, read, name, shown).await?;
         Ok(Response::new(pb::ListTemplatesResponse { templates, next_page_token }))
     }
 
