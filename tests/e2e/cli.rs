@@ -1,6 +1,7 @@
 //! The command line tool as a process, beside what other modules do with it.
 
 use std::{
+    fs,
     os::unix::fs::PermissionsExt,
     path::Path,
     process::{Output, Stdio},
@@ -126,6 +127,29 @@ async fn on_a_terminal_the_question_names_the_count() {
     let (code, shown) = typed(&broker.address, &purge, "y\n").await;
     assert!(shown.contains("3 items deleted from q"), "{shown}");
     assert_eq!(code, Some(0));
+}
+
+/// No command that prints payloads hands a terminal what they hold for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_payload_controls_the_terminal() {
+    const HOSTILE: &str = "\u{1b}]0;title\u{7}\u{1b}[2J\u{9b}31m\u{202e}";
+    let broker = broker().await;
+    let folder = tempfile::tempdir().expect("a directory");
+    let file = folder.path().join("payload");
+    fs::write(&file, HOSTILE).expect("a file");
+    let file = file.to_str().expect("a path");
+    for _ in 0..5 {
+        let push = ["push", "q", "--file", file];
+        assert!(run(&broker.address, &push).await.status.success());
+    }
+    for shown in [&["consume", "q", "--count", "1"][..], &["reserve", "q"], &["pop", "q"]] {
+        let (_, printed) = typed(&broker.address, shown, "").await;
+        assert!(printed.contains("]0;title"), "{shown:?}: {printed:?}");
+        let is_harmless =
+            |c: char| !c.is_control() && c != '\u{202e}' || matches!(c, '\n' | '\r' | '\t');
+        assert!(printed.chars().all(is_harmless), "{shown:?}: {printed:?}");
+    }
+    broker.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -33,8 +33,17 @@ impl Output {
         !self.json && io::stdout().is_terminal()
     }
 
-    /// Prints one line: `value` with --json, else `text`.
+    /// Prints a text: `value` with --json, else `text`, without what would control a terminal if stdout is one.
     pub(crate) fn one(self, value: &Value, text: &str) -> io::Result<()> {
+        if self.is_terminal() {
+            self.painted(value, &harmless(text, true))
+        } else {
+            self.painted(value, text)
+        }
+    }
+
+    /// Prints a text whose colours are meant: all else in it is harmless.
+    pub(crate) fn painted(self, value: &Value, text: &str) -> io::Result<()> {
         let mut stdout = io::stdout().lock();
         if self.json { writeln!(stdout, "{}", line(value)) } else { writeln!(stdout, "{text}") }
     }

@@ -20,7 +20,6 @@ use self::{queue::QueueEntry, schedule::ScheduleEntry, template::TemplateEntry};
 use crate::{
     context::Context,
     failure::Failure,
-    output::harmless,
     push::read_file,
     schedule::list_schedules,
     stats::{Which, list_queues},
@@ -120,9 +119,7 @@ pub(crate) async fn export(context: &Context, args: ExportArgs) -> Result<(), Fa
     }
     let declaration = Declaration::of(&queues, &templates, &schedules);
     let text = yaml_serde::to_string(&declaration).map_err(io::Error::other)?;
-    // Whatever would control a terminal is escaped in YAML already, but for the direction of writing.
     let value = serde_json::to_value(&declaration).map_err(io::Error::other)?;
-    let text = if context.output.is_terminal() { harmless(&text, true) } else { text };
     Ok(context.output.one(&value, text.trim_end())?)
 }
 

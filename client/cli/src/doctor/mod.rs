@@ -114,7 +114,7 @@ pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
     let mut findings = Vec::new();
     let mut show = |found: Vec<Finding>| -> Result<(), Failure> {
         for finding in &found {
-            context.output.one(&finding.json(), &finding.line(output::has_colours()))?;
+            context.output.painted(&finding.json(), &finding.line(output::has_colours()))?;
         }
         findings.extend(found);
         Ok(())
