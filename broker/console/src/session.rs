@@ -11,6 +11,8 @@ use parking_lot::Mutex;
 const IDLE: Duration = Duration::from_hours(12);
 /// The most sessions. One more ends the one that was not used for the longest time.
 const MAX_SESSIONS: usize = 1_000;
+/// The most sessions of one token, so that its bearer does not sign out everybody else.
+const MAX_OF_TOKEN: usize = 100;
 /// The name of the cookie.
 pub(crate) const COOKIE: &str = "sluicegate-session";
 
@@ -29,8 +31,11 @@ impl Sessions {
         let id = format!("{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>());
         let mut sessions = self.0.lock();
         sessions.retain(|_, session| session.used.elapsed() < IDLE);
-        if sessions.len() >= MAX_SESSIONS {
-            let oldest = sessions.iter().min_by_key(|(_, session)| session.used);
+        let of_token = sessions.values().filter(|session| session.token == token).count();
+        let is_candidate = |session: &Session| of_token < MAX_OF_TOKEN || session.token == token;
+        if of_token >= MAX_OF_TOKEN || sessions.len() >= MAX_SESSIONS {
+            let candidates = sessions.iter().filter(|(_, session)| is_candidate(session));
+            let oldest = candidates.min_by_key(|(_, session)| session.used);
             let oldest = oldest.map(|(id, _)| id.clone());
             oldest.map(|id| sessions.remove(&id));
         }
@@ -81,5 +86,16 @@ mod tests {
         let others: Vec<_> = (0..MAX_SESSIONS).map(|n| sessions.begin(n.to_string())).collect();
         assert_eq!(sessions.0.lock().len(), MAX_SESSIONS);
         assert!(sessions.token(&first).is_none() && sessions.token(&others[0]).is_some());
+    }
+
+    #[test]
+    fn who_signs_in_again_and_again_signs_out_nobody_else() {
+        let sessions = Sessions::default();
+        let other = sessions.begin("other".to_owned());
+        let own: Vec<_> = (0..2 * MAX_SESSIONS).map(|_| sessions.begin("own".to_owned())).collect();
+        assert!(sessions.token(&other).is_some());
+        assert_eq!(sessions.0.lock().len(), 1 + MAX_OF_TOKEN);
+        let is_there = |id: &String| sessions.token(id).is_some();
+        assert!(!is_there(&own[0]) && own.last().is_some_and(is_there));
     }
 }
