@@ -2,7 +2,7 @@
 
 use std::{
     fs::OpenOptions,
-    io::{self, Write},
+    io::{self, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::Path,
     process::ExitCode,
@@ -153,14 +153,40 @@ fn new_token(name: &str, allow: &[String], expires: Option<&str>, file: Option<&
     ExitCode::SUCCESS
 }
 
-/// Adds an entry in one write, so that a broker that reads the file meanwhile reads all of the entry or nothing of it.
+/// Adds an entry in one write, so that a broker that reads the file meanwhile reads all of the entry or nothing of it. The last line
+/// of the file may have no end.
 fn add_entry(file: &Path, entry: &str) -> io::Result<()> {
-    let mut file = OpenOptions::new().create(true).append(true).mode(0o600).open(file)?;
-    file.write_all(entry.as_bytes())?;
+    let mut file =
+        OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(file)?;
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    let end = if text.is_empty() || text.ends_with(b"\n") { "" } else { "\n\n" };
+    file.write_all(format!("{end}{entry}").as_bytes())?;
     file.sync_all()
 }
 
 fn fail(message: &str) -> ExitCode {
     eprintln!("sluicegate: {message}");
     ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_added_to_a_file_whose_last_line_has_no_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("tokens.toml");
+        let allow = ["view@*".to_owned()];
+        for name in ["first", "second", "third"] {
+            let entry = tokens::new_token(name, &allow, None).unwrap().entry;
+            add_entry(&file, &entry).unwrap();
+            tokens::Tokens::read(&file).unwrap();
+            let text = std::fs::read_to_string(&file).unwrap();
+            std::fs::write(&file, text.trim_end()).unwrap();
+        }
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert_eq!(text.matches("[[token]]").count(), 3);
+    }
 }

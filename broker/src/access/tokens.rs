@@ -232,13 +232,16 @@ fn principal(
 
 /// Parses a time with its offset.
 pub(crate) fn instant(text: &str) -> Result<SystemTime, String> {
-    let time: jiff::Timestamp = text
-        .parse()
-        .map_err(|_| format!("{text:?} is not a time; write for example 2027-01-01T00:00:00Z"))?;
+    let time = timestamp(text)?;
     Ok(match u64::try_from(time.as_second()) {
         Ok(seconds) => SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
         Err(_) => SystemTime::UNIX_EPOCH,
     })
+}
+
+fn timestamp(text: &str) -> Result<jiff::Timestamp, String> {
+    let wrong = |_| format!("{text:?} is not a time; write for example 2027-01-01T00:00:00Z");
+    text.parse().map_err(wrong)
 }
 
 /// Returns what to write instead of entries `NAME:TOKEN:ROLE`, as brokers of earlier versions had them; `None` if there are
@@ -305,7 +308,11 @@ pub(crate) fn new_token(
     let token = format!("sluicegate_{digits}");
     let hash = format!("hash = \"{}\"", TokenHash::of(token.as_bytes()));
     let allow: Vec<String> = allow.iter().map(|permission| format!("{permission:?}")).collect();
-    let entry = entry_text(name, &hash, &allow.join(", "), expires);
+    // There are more ways to write a time than TOML knows.
+    let expires = expires.map(|text| timestamp(text).map(|time| time.to_string())).transpose()?;
+    let entry = entry_text(name, &hash, &allow.join(", "), expires.as_deref());
+    // An entry that could not be read would make the whole file unusable.
+    Tokens::parse(&entry).map_err(|wrong| format!("no file can hold this entry: {wrong}"))?;
     Ok(NewToken { token, entry })
 }
 
@@ -414,5 +421,23 @@ mod tests {
         assert_ne!(new_token("shop", &allow, None).unwrap().token, new.token);
         assert!(new_token("shop", &["produce".to_owned()], None).is_err());
         assert!(new_token("shop", &allow, Some("tomorrow")).is_err());
+    }
+
+    #[test]
+    fn every_way_to_write_a_time_becomes_one_that_the_file_can_hold() {
+        let allow = ["view@*".to_owned()];
+        for text in [
+            "2027-01-01T00:00:00Z",
+            "20270101T000000Z",
+            "2027-01-01T00Z",
+            "2027-01-01 01:00:00+01",
+            "2027-01-01T00:00:00Z[UTC]",
+        ] {
+            let new = new_token("ann", &allow, Some(text)).unwrap();
+            let tokens = Tokens::parse(&new.entry).unwrap();
+            let ann = tokens.bearer(TokenHash::of(new.token.as_bytes())).unwrap();
+            assert_eq!(ann.expires, instant("2027-01-01T00:00:00Z").ok(), "{text}");
+        }
+        assert!(new_token("ann", &allow, Some("-002027-01-01T00:00:00Z")).is_err());
     }
 }
