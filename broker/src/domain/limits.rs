@@ -53,6 +53,9 @@ pub const MAX_DEDUP_WINDOW: Duration = Duration::from_hours(30 * 24);
 /// The most bytes of the id of a request.
 pub const MAX_REQUEST_ID_BYTES: usize = 64;
 
+/// The most schedules. A broker reads all of them for each tick.
+pub const MAX_SCHEDULES: usize = 10_000;
+
 /// The most templates of queues.
 pub const MAX_TEMPLATES: usize = 100;
 

@@ -61,6 +61,9 @@ pub enum EngineError {
     /// Too many operations are running.
     #[error("{0} operations are running, and there may be no more")]
     TooManyOperations(u64),
+    /// There are as many schedules as there may be.
+    #[error("there are {0} schedules, and there may be no more")]
+    TooManySchedules(usize),
     /// There is no template of that pattern.
     #[error("template {0} does not exist")]
     TemplateNotFound(Pattern),

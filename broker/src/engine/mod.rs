@@ -151,7 +151,7 @@ pub(crate) struct Engine {
     tasks: Tasks,
     /// Held while a link to a dead-letter queue is changed, see [`Engine::turn_to_link`].
     linking: tokio::sync::Mutex<()>,
-    /// Held while a template or an operation is added, see [`Engine::turn_to_add`].
+    /// Held while a template, a schedule or an operation is added, see [`Engine::turn_to_add`].
     adding: tokio::sync::Mutex<()>,
     /// Notified when a schedule is created or changed on this broker.
     schedules_changed: tokio::sync::Notify,

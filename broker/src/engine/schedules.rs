@@ -11,7 +11,10 @@ use jiff::{Zoned, tz::TimeZone};
 use sluicegate_proto::backoff::Backoff;
 
 use crate::{
-    domain::{Clock, DedupId, Invalid, Pushed, Schedule, ScheduleChange, ScheduleName, Timestamp},
+    domain::{
+        Clock, DedupId, Invalid, Pushed, Schedule, ScheduleChange, ScheduleName, Timestamp,
+        limits::MAX_SCHEDULES,
+    },
     store::{Created, StoreError},
 };
 
@@ -87,6 +90,10 @@ impl Engine {
         check_cron(&schedule.cron, &schedule.time_zone)?;
         let now = self.now();
         let wanted = Schedule { create_time: now, done_until: now, last_time: None, ..schedule };
+        let _turn = self.turn_to_add().await?;
+        if self.store.get_schedule(&wanted.name).await?.is_none() {
+            self.check_number_of_schedules().await?;
+        }
         let made = match self.store.create_schedule(&wanted).await? {
             Created::New(schedule) => schedule,
             Created::Existing(there) => {
@@ -105,6 +112,21 @@ impl Engine {
         };
         self.schedules_changed.notify_one();
         Ok(made)
+    }
+
+    async fn check_number_of_schedules(&self) -> Result<()> {
+        let (mut number, mut after) = (0, None);
+        loop {
+            let page = self.store.list_schedules(after.as_ref(), PAGE, false).await?;
+            number += page.len();
+            if number >= MAX_SCHEDULES {
+                return Err(EngineError::TooManySchedules(MAX_SCHEDULES));
+            }
+            match page.last() {
+                Some(last) if page.len() == PAGE => after = Some(last.name.clone()),
+                _ => return Ok(()),
+            }
+        }
     }
 
     /// Returns a schedule.

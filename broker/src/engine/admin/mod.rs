@@ -135,7 +135,7 @@ impl Engine {
         tokio::time::timeout(LONGEST_TURN, self.linking.lock()).await.ok()
     }
 
-    /// Waits for other templates and operations to be added by this broker, so that those that are counted are all, and there
+    /// Waits for other templates, schedules and operations to be added by this broker, so that those that are counted are all, and there
     /// are never more than may be. Fails if the store stalls under one of them.
     pub(super) async fn turn_to_add(&self) -> Result<tokio::sync::MutexGuard<'_, ()>> {
         tokio::time::timeout(LONGEST_TURN, self.adding.lock()).await.map_err(|_| {

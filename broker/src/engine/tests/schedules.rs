@@ -2,23 +2,31 @@
 
 use std::num::NonZeroU64;
 
+use futures_util::future::join_all;
+
 use super::*;
-use crate::domain::{Schedule, ScheduleName, Timestamp};
+use crate::{
+    domain::{Schedule, ScheduleName, Timestamp, limits::MAX_SCHEDULES},
+    engine::EngineError,
+};
+
+fn schedule(text: &str, cron: &str) -> Schedule {
+    Schedule {
+        name: ScheduleName::parse("name", text).unwrap(),
+        queue: name("q"),
+        cron: cron.to_owned(),
+        time_zone: "UTC".to_owned(),
+        item: NewItem { payload: text.to_owned().into(), ..NewItem::default() },
+        paused: false,
+        create_time: Timestamp(0),
+        done_until: Timestamp(0),
+        last_time: None,
+    }
+}
 
 impl Bench {
     async fn schedule(&self, text: &str, cron: &str) {
-        let schedule = Schedule {
-            name: ScheduleName::parse("name", text).unwrap(),
-            queue: name("q"),
-            cron: cron.to_owned(),
-            time_zone: "UTC".to_owned(),
-            item: NewItem { payload: text.to_owned().into(), ..NewItem::default() },
-            paused: false,
-            create_time: Timestamp(0),
-            done_until: Timestamp(0),
-            last_time: None,
-        };
-        self.engine.create_schedule(schedule).await.unwrap();
+        self.engine.create_schedule(schedule(text, cron)).await.unwrap();
     }
 }
 
@@ -76,4 +84,21 @@ async fn a_schedule_that_is_refused_backs_off() {
     bench.engine.tick().await.unwrap();
     let error = bench.engine.tick_error(&schedule).expect("why the tick is not pushed");
     assert_eq!(error, "the store failed: the broker's log says more");
+}
+
+/// The number of schedules is bounded, also for calls that come together, and a call that is repeated is no schedule more.
+#[tokio::test]
+async fn schedules_are_bounded() {
+    let bench = bench().await;
+    let schedule = |n: usize| schedule(&format!("s{n}"), "0 0 1 1 *");
+    for n in 0..MAX_SCHEDULES - 1 {
+        bench.store.create_schedule(&schedule(n)).await.unwrap();
+    }
+    let create = |n: usize| bench.engine.create_schedule(schedule(n));
+    let both = join_all([create(MAX_SCHEDULES), create(MAX_SCHEDULES + 1)]).await;
+    assert_eq!(both.iter().filter(|made| made.is_ok()).count(), 1, "{both:?}");
+    assert!(both.iter().any(|made| matches!(made, Err(EngineError::TooManySchedules(_)))));
+    create(7).await.expect("it is there");
+    bench.engine.delete_schedule(&schedule(7).name).await.unwrap();
+    create(7).await.expect("there is room again");
 }

@@ -66,6 +66,11 @@ pub(super) fn engine(error: &EngineError) -> Status {
             let details = error_info(ErrorReason::TooManyOperations, info);
             (Code::ResourceExhausted, details, "try again when one of them has ended")
         }
+        EngineError::TooManySchedules(most) => {
+            let info = [("limit", most.to_string())];
+            let details = error_info(ErrorReason::TooManySchedules, info);
+            (Code::ResourceExhausted, details, "delete some")
+        }
         EngineError::QueueExists(name) => {
             let details = about_queue(ErrorReason::QueueExists, name);
             (Code::AlreadyExists, details, "change them with UpdateQueue")

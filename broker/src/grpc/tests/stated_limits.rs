@@ -159,5 +159,7 @@ fn the_documentation_states_the_limits() {
     );
     assert_stated(SEMANTICS, "| labels of a queue |", &labels);
     assert_stated(SEMANTICS, "| templates |", &MAX_TEMPLATES.to_string());
+    assert_stated(SEMANTICS, "| schedules |", &thousands(MAX_SCHEDULES));
+    assert_stated(SCHEDULE_SERVICE, "// there are ", &thousands(MAX_SCHEDULES));
     assert_stated(SEMANTICS, "| page of a list |", &thousands(MAX_PAGE));
 }
