@@ -89,6 +89,7 @@ const SEARCHED: &str =
 const OR_PAYLOADS: &str = "the queue, in place of `consume`";
 
 /// The rules, those of the busiest calls first.
+const TOLD: &str = "the queue of the operation: to be told that `manage` is missing, not that there is no such operation";
 pub(crate) const RULES: &[Rule] = &[
     rule("/sluicegate.v1.QueueService/Push", &[need(Produce, THE_QUEUE), need(Create, NEW_QUEUE)]),
     rule("/sluicegate.v1.QueueService/Commit", &[need(Consume, OF_RECEIPTS)]),
@@ -206,7 +207,10 @@ pub(crate) const RULES: &[Rule] = &[
             need(Manage, OR_PAYLOADS),
         ],
     ),
-    rule("/sluicegate.v1.OperationService/CancelOperation", &[need(Manage, OF_OPERATION)]),
+    rule(
+        "/sluicegate.v1.OperationService/CancelOperation",
+        &[need(Manage, OF_OPERATION), need(View, TOLD)],
+    ),
     rule("/sluicegate.v1.TemplateService/CreateTemplate", &[need(Manage, TEMPLATE_AND_LINK)]),
     rule("/sluicegate.v1.TemplateService/GetTemplate", &[need(View, OF_TEMPLATE)]),
     rule(

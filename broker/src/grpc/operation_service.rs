@@ -7,7 +7,7 @@ use sluicegate_proto::v1::{self as pb, operation_service_server::OperationServic
 use tonic::{Request, Response, Status};
 
 use super::{
-    Api, admin_service::may_read_payloads, caller, convert, pages, parse,
+    Api, admin_service::may_read_payloads, caller, convert, pages, parse, status::ApiError,
 };
 use crate::{
     access::Caller,
@@ -15,7 +15,7 @@ use crate::{
         Action::{Manage, View},
         FOREVER, ItemFilter, ItemId, OperationId, QueueName, Timestamp,
     },
-    engine::{Engine, NewOperation},
+    engine::{Engine, EngineError, NewOperation},
     store::{
         Operation, OperationPlace, OperationState, RedriveFilter, Selection, Work, broker_text,
     },
@@ -54,7 +54,9 @@ impl OperationService for Api {
     ) -> Result<Response<pb::GetOperationResponse>, Status> {
         let caller = caller(&request)?;
         let operation = self.operation(&request.get_ref().id).await?;
-        caller.may(View, operation.work.queue().as_str())?;
+        if caller.may(View, operation.work.queue().as_str()).is_err() {
+            return Err(hidden(&operation));
+        }
         let operation = Some(shown(&caller, operation));
         Ok(Response::new(pb::GetOperationResponse { operation }))
     }
@@ -92,7 +94,11 @@ impl OperationService for Api {
     ) -> Result<Response<pb::CancelOperationResponse>, Status> {
         let caller = caller(&request)?;
         let operation = self.operation(&request.get_ref().id).await?;
-        caller.may(Manage, operation.work.queue().as_str())?;
+        let queue = operation.work.queue().as_str();
+        if let Err(refused) = caller.may(Manage, queue) {
+            let is_seen = caller.allows(View, queue);
+            return Err(if is_seen { ApiError::from(refused).into() } else { hidden(&operation) });
+        }
         let id = operation.id;
         let cancelled =
             self.run(move |engine| async move { engine.cancel_operation(id).await }).await?;
@@ -113,6 +119,12 @@ fn queues_of(work: &pb::OperationWork) -> Vec<&str> {
     use pb::operation_work::Kind;
     match &work.kind {
         None => Vec::new(),
+/// Returns what callers are told of an operation that they may not see: the request names no queue, and a refusal would tell
+/// them which one it is.
+fn hidden(operation: &Operation) -> Status {
+    EngineError::OperationNotFound(operation.id).into()
+}
+
         Some(Kind::Redrive(redrive)) if redrive.to_queue.is_empty() => vec![&redrive.queue],
         Some(Kind::Redrive(redrive)) => vec![&redrive.queue, &redrive.to_queue],
         Some(Kind::Replay(replay)) => vec![&replay.queue],

@@ -9,7 +9,7 @@ use super::{Api, caller, convert, pages, parse};
 use crate::{
     access::Caller,
     domain::{Action::Manage, Schedule, ScheduleName},
-    engine::Engine,
+    engine::{Engine, EngineError},
 };
 
 /// How many schedules a page has if the caller does not say.
@@ -134,12 +134,15 @@ impl Api {
         convert::schedule(schedule, next, error)
     }
 
-    /// Returns a schedule, if the caller may manage its queue. The answer holds until somebody
-    /// deletes the schedule and makes one of the same name for another queue.
+    /// Returns a schedule, if the caller may manage its queue. For others it is not there: the request names no queue, and
+    /// a refusal would tell them which one it is. The answer holds until somebody deletes the schedule and makes one of the
+    /// same name for another queue.
     async fn schedule_of(&self, caller: &Caller, name: &str) -> Result<Schedule, Status> {
         let name = ScheduleName::parse("name", name)?;
         let schedule = self.run(|engine| async move { engine.get_schedule(&name).await }).await?;
-        caller.may(Manage, schedule.queue.as_str())?;
+        if caller.may(Manage, schedule.queue.as_str()).is_err() {
+            return Err(EngineError::ScheduleNotFound(schedule.name).into());
+        }
         Ok(schedule)
     }
 

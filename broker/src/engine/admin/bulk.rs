@@ -147,6 +147,12 @@ impl Engine {
                     tracing::warn!(queue = %from.name, %origin, "dead letters stay: their origin was deleted");
                     continue;
                 }
+                Err(EngineError::QueueNotFound(origin)) if !is_named => {
+                    if self.is_foreign(&from, &origin).await? {
+                        continue;
+                    }
+                    return Err(EngineError::QueueNotFound(origin));
+                }
                 found => found?,
             };
             if to.group != from.group {
@@ -154,16 +160,26 @@ impl Engine {
                     tracing::warn!(queue = %from.name, origin = %to.name, "dead letters stay: their origin is of another group now");
                     continue;
                 }
+                if !is_named && self.is_foreign(&from, &to.name).await? {
+                    continue;
+                }
                 return Err(EngineError::DifferentGroup {
                     from: from.group.clone(),
                     to: to.group.clone(),
                 });
             }
-            if let Reached::Full = self.redrive_to(&from, &to, &filter, batches).await? {
+            if let Reached::Full = self.redrive_to(&from, &to, &filter, batches).await?
+                && (is_named || !self.is_foreign(&from, &to.name).await?)
+            {
                 full = Some(EngineError::queue_full(&to));
             }
         }
         Ok(full)
+    }
+
+    /// Returns true if no item in the queue came from there. Whoever names such a queue is not told whether it is there.
+    async fn is_foreign(&self, from: &Queue, origin: &QueueName) -> Result<bool> {
+        Ok(!self.store.origins(from).await?.contains(origin))
     }
 
     /// Returns where the items go, and which of them go there.
