@@ -80,16 +80,19 @@ const OF_RECEIPTS: &str = "the queue of each receipt";
 const OF_SCHEDULE: &str = "the queue of the schedule";
 const OF_SCALER: &str = "the queue that the metadata names";
 const NEW_QUEUE: &str = "the queue, if the push creates it";
+const NEW_LINKED: &str = "such a `dead_letter_queue`, if it is not there";
+const NEW_TARGET: &str = "`to_queue`, if it is not there";
+const NEW_SCHEDULED: &str = "`queue`, if it is not there";
 const PAYLOADS: &str = "the queue: for payloads, which are left out otherwise";
 const OF_OPERATION: &str = "the queue of the operation";
 const OF_TEMPLATE: &str = "all queues that the pattern stands for, by one permission";
 const TEMPLATE_AND_LINK: &str = "all queues that the pattern stands for, by one permission; and `dead_letter_queue`, if it is set";
 const SEARCHED: &str =
     "the queue of the operation: for `payload_contains`, which is left out otherwise";
+const TOLD: &str = "the queue of the operation: to be told that `manage` is missing, not that there is no such operation";
 const OR_PAYLOADS: &str = "the queue, in place of `consume`";
 
 /// The rules, those of the busiest calls first.
-const TOLD: &str = "the queue of the operation: to be told that `manage` is missing, not that there is no such operation";
 pub(crate) const RULES: &[Rule] = &[
     rule("/sluicegate.v1.QueueService/Push", &[need(Produce, THE_QUEUE), need(Create, NEW_QUEUE)]),
     rule("/sluicegate.v1.QueueService/Commit", &[need(Consume, OF_RECEIPTS)]),
@@ -130,15 +133,19 @@ pub(crate) const RULES: &[Rule] = &[
         &[
             need(Create, THE_QUEUE),
             need(Manage, "`dead_letter_queue`, if set and not the queue's own `<queue>.dead`"),
+            need(Create, NEW_LINKED),
         ],
     ),
     rule("/sluicegate.v1.AdminService/GetQueue", &[need(View, THE_QUEUE)]),
     rule(
         "/sluicegate.v1.AdminService/UpdateQueue",
-        &[need(
-            Manage,
-            "the queue, and `dead_letter_queue`, if it is changed to another than `<queue>.dead`",
-        )],
+        &[
+            need(
+                Manage,
+                "the queue, and `dead_letter_queue`, if it is changed to another than `<queue>.dead`",
+            ),
+            need(Create, NEW_LINKED),
+        ],
     ),
     rule("/sluicegate.v1.AdminService/DeleteQueue", &[need(Manage, THE_QUEUE)]),
     rule(
@@ -166,7 +173,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/sluicegate.v1.AdminService/ReplayItems", &[need(Manage, THE_QUEUE)]),
     rule(
         "/sluicegate.v1.AdminService/RedriveItems",
-        &[need(Manage, "the dead-letter queue, and `to_queue`, if set")],
+        &[need(Manage, "the dead-letter queue, and `to_queue`, if set"), need(Create, NEW_TARGET)],
     ),
     Rule { call: "/sluicegate.v1.AdminService/GetBroker", needs: Needs::AnyToken },
     rule("/sluicegate.v1.AdminService/ListBrokers", &[need(View, EVERYTHING)]),
@@ -174,7 +181,10 @@ pub(crate) const RULES: &[Rule] = &[
         "/sluicegate.v1.AdminService/ListConsumers",
         &[need(View, "the queue of each consumer: others are left out; the queue, if it is named")],
     ),
-    rule("/sluicegate.v1.ScheduleService/CreateSchedule", &[need(Manage, OF_SCHEDULE)]),
+    rule(
+        "/sluicegate.v1.ScheduleService/CreateSchedule",
+        &[need(Manage, OF_SCHEDULE), need(Create, NEW_SCHEDULED)],
+    ),
     rule("/sluicegate.v1.ScheduleService/GetSchedule", &[need(Manage, OF_SCHEDULE)]),
     rule(
         "/sluicegate.v1.ScheduleService/ListSchedules",
@@ -182,7 +192,10 @@ pub(crate) const RULES: &[Rule] = &[
     ),
     rule(
         "/sluicegate.v1.ScheduleService/UpdateSchedule",
-        &[need(Manage, "the queue of the schedule, and `queue`, if it is changed")],
+        &[
+            need(Manage, "the queue of the schedule, and `queue`, if it is changed"),
+            need(Create, NEW_SCHEDULED),
+        ],
     ),
     rule("/sluicegate.v1.ScheduleService/TriggerSchedule", &[need(Manage, OF_SCHEDULE)]),
     rule("/sluicegate.v1.ScheduleService/DeleteSchedule", &[need(Manage, OF_SCHEDULE)]),
@@ -190,7 +203,7 @@ pub(crate) const RULES: &[Rule] = &[
     rule("/sluicegate.v1.ScheduleService/ResumeSchedule", &[need(Manage, OF_SCHEDULE)]),
     rule(
         "/sluicegate.v1.OperationService/StartOperation",
-        &[need(Manage, "the queue, and `to_queue` of a redrive, if set")],
+        &[need(Manage, "the queue, and `to_queue` of a redrive, if set"), need(Create, NEW_TARGET)],
     ),
     rule(
         "/sluicegate.v1.OperationService/GetOperation",

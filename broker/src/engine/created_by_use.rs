@@ -58,6 +58,7 @@ impl Engine {
                 let group = made.group.clone();
                 // A new queue changes no cached settings: what was read meanwhile may be cached.
                 self.queues.remember(made, generation);
+                self.overview.created(name);
                 self.notify_settings(name);
                 tracing::info!(queue = %name, of = %source.name, "made a dead-letter queue");
                 group

@@ -60,7 +60,7 @@ impl QueueNames {
 }
 
 /// A queue that is being created: nobody else gets its place meanwhile.
-pub(super) struct Creation<'a> {
+pub(crate) struct Creation<'a> {
     overview: &'a Overview,
     name: QueueName,
 }
@@ -268,6 +268,36 @@ impl Engine {
                 self.overview.begin_creation(name, check)
             }
             begun => begun,
+        }
+    }
+
+    /// Keeps a place for a queue that a call names and creates unless it is there, until the result is dropped.
+    pub(crate) async fn place_for<'a>(
+        &'a self,
+        name: Option<&QueueName>,
+        may_create: MayCreate<'_>,
+    ) -> Result<Option<Creation<'a>>> {
+        let Some(name) = name else { return Ok(None) };
+        match self.queues.get(name).await {
+            Ok(_) => Ok(None),
+            Err(EngineError::QueueNotFound(_)) => {
+                self.check_create(name, may_create).await.map(Some)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Does the same for a queue that comes into being by use, now or later. For work that outlives its call this is the time to ask:
+    /// later nobody is there to be asked.
+    pub(crate) async fn place_by_use<'a>(
+        &'a self,
+        name: Option<&QueueName>,
+        may_create: MayCreate<'_>,
+    ) -> Result<Option<Creation<'a>>> {
+        if self.limits.auto_create_queues {
+            self.place_for(name, may_create).await
+        } else {
+            Ok(None)
         }
     }
 

@@ -56,9 +56,12 @@ impl AdminService for Api {
             caller.may(Create, &queue.name)?;
             may_link(&caller, queue)?;
         }
+        let to = queue.as_ref().and_then(linked);
         let queue = parse::new_queue(queue, &self.rules())?;
         let create = |engine: Arc<Engine>| async move {
-            engine.create_queue(queue, &may_create(&caller)).await
+            let may_create = may_create(&caller);
+            let _place = engine.place_for(to.as_ref(), &may_create).await?;
+            engine.create_queue(queue, &may_create).await
         };
         let queue = self.run(create).await?;
         Ok(Response::new(pb::CreateQueueResponse { queue: Some(convert::queue(&queue)) }))
@@ -80,16 +83,22 @@ impl AdminService for Api {
     ) -> Result<Response<pb::UpdateQueueResponse>, Status> {
         let caller = caller(&request)?;
         let pb::UpdateQueueRequest { queue, update_mask } = request.into_inner();
+        let mut to = None;
         if let Some(queue) = &queue {
             caller.may(Manage, &queue.name)?;
             let links = |path: &String| path == "dead_letter_queue" || path == "*";
             if update_mask.as_ref().is_some_and(|mask| mask.paths.iter().any(links)) {
                 may_link(&caller, queue)?;
+                to = linked(queue);
             }
         }
         let (name, change) = parse::change(queue, update_mask, &self.rules())?;
-        let queue =
-            self.run(|engine| async move { engine.update_queue(&name, &*change).await }).await?;
+        let queue = self
+            .run(|engine| async move {
+                let _place = engine.place_for(to.as_ref(), &may_create(&caller)).await?;
+                engine.update_queue(&name, &*change).await
+            })
+            .await?;
         Ok(Response::new(pb::UpdateQueueResponse { queue: Some(convert::queue(&queue)) }))
     }
 
@@ -315,6 +324,8 @@ impl AdminService for Api {
         let redriven = self
             .take(
                 |engine| async move {
+                    let may_create = may_create(&caller);
+                    let _place = engine.place_by_use(to.as_ref(), &may_create).await?;
                     engine.redrive_items(&queue, to, filter, max_items, rate).await
                 },
                 |_, _| std::future::ready(()),
@@ -367,9 +378,19 @@ impl Api {
 /// Allows or refuses to make a queue's items at a limit go to the dead-letter queue that `queue` names. Each queue may have
 /// its own, `<queue>.dead`.
 fn may_link(caller: &Caller, queue: &pb::Queue) -> Result<(), ApiError> {
-    let to = queue.dead_letter_queue.as_str();
-    let own = to.strip_prefix(queue.name.as_str()).is_some_and(|rest| rest == ".dead");
-    if own { Ok(()) } else { may_lead_to(caller, to) }
+    if is_own_link(queue) { Ok(()) } else { may_lead_to(caller, &queue.dead_letter_queue) }
+}
+
+fn is_own_link(queue: &pb::Queue) -> bool {
+    let rest = queue.dead_letter_queue.strip_prefix(queue.name.as_str());
+    rest.is_some_and(|rest| rest == ".dead")
+}
+
+/// Returns the dead-letter queue that `queue` names, which is one queue more if it is not there; `None` for its own, which each
+/// queue has.
+fn linked(queue: &pb::Queue) -> Option<QueueName> {
+    let to = QueueName::parse("dead_letter_queue", &queue.dead_letter_queue).ok();
+    to.filter(|_| !is_own_link(queue))
 }
 
 /// Allows or refuses to make dead letters go into this queue; an empty name is none.

@@ -7,7 +7,8 @@ use sluicegate_proto::v1::{self as pb, operation_service_server::OperationServic
 use tonic::{Request, Response, Status};
 
 use super::{
-    Api, admin_service::may_read_payloads, caller, convert, pages, parse, status::ApiError,
+    Api, admin_service::may_read_payloads, caller, convert, may_create, pages, parse,
+    status::ApiError,
 };
 use crate::{
     access::Caller,
@@ -43,7 +44,11 @@ impl OperationService for Api {
         let work = parse::work(work)?;
         let started_by = caller.name().unwrap_or_default().to_owned();
         let new = NewOperation { work, dry_run, request_id, started_by };
-        let start = |engine: Arc<Engine>| async move { engine.start_operation(new).await };
+        let start = |engine: Arc<Engine>| async move {
+            let to = new.work.creates().filter(|_| !new.dry_run).cloned();
+            let _place = engine.place_by_use(to.as_ref(), &may_create(&caller)).await?;
+            engine.start_operation(new).await
+        };
         let operation = Some(converted(self.run(start).await?));
         Ok(Response::new(pb::StartOperationResponse { operation }))
     }
@@ -114,17 +119,17 @@ impl Api {
     }
 }
 
-/// Returns the queues that the work names and changes.
-fn queues_of(work: &pb::OperationWork) -> Vec<&str> {
-    use pb::operation_work::Kind;
-    match &work.kind {
-        None => Vec::new(),
 /// Returns what callers are told of an operation that they may not see: the request names no queue, and a refusal would tell
 /// them which one it is.
 fn hidden(operation: &Operation) -> Status {
     EngineError::OperationNotFound(operation.id).into()
 }
 
+/// Returns the queues that the work names and changes.
+fn queues_of(work: &pb::OperationWork) -> Vec<&str> {
+    use pb::operation_work::Kind;
+    match &work.kind {
+        None => Vec::new(),
         Some(Kind::Redrive(redrive)) if redrive.to_queue.is_empty() => vec![&redrive.queue],
         Some(Kind::Redrive(redrive)) => vec![&redrive.queue, &redrive.to_queue],
         Some(Kind::Replay(replay)) => vec![&replay.queue],

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sluicegate_proto::v1::{self as pb, schedule_service_server::ScheduleService};
 use tonic::{Request, Response, Status};
 
-use super::{Api, caller, convert, pages, parse};
+use super::{Api, caller, convert, may_create, pages, parse};
 use crate::{
     access::Caller,
     domain::{Action::Manage, Schedule, ScheduleName},
@@ -28,8 +28,12 @@ impl ScheduleService for Api {
             caller.may(Manage, &schedule.queue)?;
         }
         let schedule = parse::schedule(request.into_inner().schedule, &self.rules())?;
-        let schedule =
-            self.run(|engine| async move { engine.create_schedule(schedule).await }).await?;
+        let create = |engine: Arc<Engine>| async move {
+            let may_create = may_create(&caller);
+            let _place = engine.place_by_use(Some(&schedule.queue), &may_create).await?;
+            engine.create_schedule(schedule).await
+        };
+        let schedule = self.run(create).await?;
         let schedule = Some(self.shown(schedule));
         Ok(Response::new(pb::CreateScheduleResponse { schedule }))
     }
@@ -78,8 +82,11 @@ impl ScheduleService for Api {
         if let Some(queue) = &change.queue {
             caller.may(Manage, queue.as_str())?;
         }
-        let update =
-            |engine: Arc<Engine>| async move { engine.update_schedule(&name, change).await };
+        let update = |engine: Arc<Engine>| async move {
+            let to = change.queue.clone();
+            let _place = engine.place_by_use(to.as_ref(), &may_create(&caller)).await?;
+            engine.update_schedule(&name, change).await
+        };
         let schedule = Some(self.shown(self.run(update).await?));
         Ok(Response::new(pb::UpdateScheduleResponse { schedule }))
     }

@@ -63,6 +63,14 @@ impl Work {
         }
     }
 
+    /// Returns the queue that it creates, unless that is there.
+    pub fn creates(&self) -> Option<&QueueName> {
+        match self {
+            Self::Redrive { to, .. } => to.as_ref(),
+            Self::Replay { .. } | Self::Purge { .. } | Self::Delete { .. } => None,
+        }
+    }
+
     /// Returns how many items it may be done to; 0: any number.
     pub fn max_items(&self) -> u64 {
         match self {

@@ -279,7 +279,7 @@ fn a_template(queue: &str, dead_letter_queue: &str) -> pb::QueueTemplate {
     pb::QueueTemplate { pattern, settings: Some(settings), ..Default::default() }
 }
 
-fn a_schedule(name: &str, queue: &str) -> pb::Schedule {
+pub(super) fn a_schedule(name: &str, queue: &str) -> pb::Schedule {
     pb::Schedule {
         name: name.into(),
         queue: queue.into(),

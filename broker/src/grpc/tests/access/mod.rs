@@ -1,6 +1,7 @@
 //! Each call of the API, by tokens that may and tokens that may not.
 
 pub(super) mod calls;
+mod creation;
 mod hidden;
 
 use pb::{
