@@ -1,7 +1,10 @@
-//! The cost of one request to the broker.
+//! The cost of one request to the broker, and of streams that nobody reads.
 
 use bytes::{BufMut, Bytes};
-use sluicegate_proto::v1::{PopRequest, PushResponse};
+use futures_util::{StreamExt, stream};
+use sluicegate_proto::v1::{
+    PopRequest, PushResponse, WatchQueuesRequest, admin_service_client::AdminServiceClient,
+};
 use tonic::{
     Code, Request, Status,
     client::Grpc,
@@ -10,7 +13,8 @@ use tonic::{
     transport::Channel,
 };
 
-use crate::harness::{Backend, within};
+use super::access;
+use crate::harness::{Backend, Launch, within};
 
 /// Sends raw bytes, and reads no answer.
 #[derive(Default)]
@@ -85,4 +89,44 @@ async fn a_small_request_cannot_cost_gigabytes() {
     assert!(peak < 250 << 20, "{} MiB", peak >> 20);
     let request = PopRequest { queue: "work".to_owned(), ..Default::default() };
     broker.api().await.queue.pop(request).await.expect("a broker that still answers");
+}
+
+/// What is known of queues is in memory once, however many streams tell of it to clients that read nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_of_figures_that_nobody_reads_take_little_memory() {
+    const QUEUES: usize = 2_000;
+    let broker = Launch::new().flag("store", "sqlite::memory:").start().await;
+    let channel = access::channel(&broker).await;
+    let push =
+        async |n: usize| access::push(&channel, "none is asked for", &format!("queue-{n}")).await;
+    let mut pushes = stream::iter(0..QUEUES).map(|n| push(n)).buffer_unordered(100);
+    while let Some(pushed) = pushes.next().await {
+        pushed.expect("a push");
+    }
+    let mut admin = AdminServiceClient::new(channel.clone());
+    let watch = async |admin: &mut AdminServiceClient<Channel>| {
+        let watched = admin.watch_queues(WatchQueuesRequest::default()).await;
+        watched.expect("a stream").into_inner()
+    };
+    let mut read = watch(&mut admin).await;
+    let mut told = 0;
+    while told < QUEUES {
+        let message = within("figures", read.message()).await.expect("a stream that goes on");
+        told += message.expect("figures").stats.len();
+    }
+    let before = broker.memory();
+    // On a connection of their own: what is not read holds up the others of its connection.
+    let mut idle = AdminServiceClient::new(access::channel(&broker).await);
+    let mut unread = Vec::new();
+    for _ in 0..200 {
+        unread.push(watch(&mut idle).await);
+    }
+    // By then all streams have been told of all queues, as far as their clients read.
+    for n in 0..3 {
+        push(n).await.expect("a push");
+        within("a change", read.message()).await.expect("a stream that goes on");
+    }
+    let after = broker.memory();
+    assert!(after < before + (64 << 20), "{} MiB, then {} MiB", before >> 20, after >> 20);
+    broker.stop().await;
 }

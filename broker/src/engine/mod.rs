@@ -68,6 +68,7 @@ use schedules::RefusedTicks;
 use settings_cache::Queues;
 use stats::Stats;
 use unused_queues::UnusedQueues;
+use watch::Watched;
 
 pub(crate) use consumers::{InForce, RevokeReason, Revoked};
 pub(crate) use error::{EngineError, Result};
@@ -138,6 +139,7 @@ pub(crate) struct Engine {
     stats: Stats,
     overview: Overview,
     presence: Presence,
+    watched: Watched,
     unused_queues: UnusedQueues,
     failure_log: FailureLog,
     dispatchers: Mutex<HashMap<QueueName, Arc<Dispatcher>>>,
@@ -173,6 +175,7 @@ impl Engine {
         Arc::new(Self {
             overview: Overview::default(),
             presence: Presence::new(store.now()),
+            watched: Watched::default(),
             unused_queues: UnusedQueues::default(),
             stats: Stats::new(Arc::clone(&store), tasks.clone()),
             queues: Queues::new(Arc::clone(&store), limits.failure_defaults.clone()),

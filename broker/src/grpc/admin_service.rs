@@ -206,31 +206,29 @@ impl AdminService for Api {
             caller.may(View, name)?;
         }
         let queues = parse::watched(&request.get_ref().queues)?;
-        let named: Arc<[QueueName]> = queues.clone().into();
-        let changes = self.run(|engine| async move { engine.watch_queues(queues).await }).await?;
+        let named = queues.clone();
+        let watch = self.run(|engine| async move { engine.watch_queues(queues).await }).await?;
         let (engine, shutdown) = (Arc::clone(&self.engine), self.shutdown.clone());
-        let stream = stream::try_unfold((changes, Vec::new()), move |(mut changes, mut rest)| {
-            let (engine, shutdown) = (Arc::clone(&engine), shutdown.clone());
-            let (caller, named) = (caller.clone(), Arc::clone(&named));
+        let (shown_to, is_of_all) = (caller.clone(), named.is_empty());
+        // Permissions may be withdrawn while the stream lives.
+        let refused = Box::pin(caller.until_refused(move |caller| {
+            caller.is_known()?;
+            named.iter().try_for_each(|name| caller.may(View, name.as_str()))
+        }));
+        let stream = stream::try_unfold((watch, refused), move |(mut watch, mut refused)| {
+            let (engine, shutdown, caller) =
+                (Arc::clone(&engine), shutdown.clone(), shown_to.clone());
             async move {
-                while rest.is_empty() {
-                    let changed = tokio::select! {
-                        biased;
-                        changed = changes.recv() => changed,
-                        () = shutdown.cancelled() => None,
-                    };
-                    rest = changed.unwrap_or(Err(EngineError::ShuttingDown))?;
-                    // Permissions may be withdrawn while the stream lives.
-                    caller.is_known()?;
-                    for name in named.iter() {
-                        caller.may(View, name.as_str())?;
-                    }
-                    rest.retain(|stats| caller.allows(View, stats.queue.as_str()));
-                }
+                let is_shown = |name: &QueueName| !is_of_all || caller.allows(View, name.as_str());
+                let changed = tokio::select! {
+                    biased;
+                    refused = &mut refused => return Err(refused.into()),
+                    () = shutdown.cancelled() => return Err(EngineError::ShuttingDown.into()),
+                    changed = watch.next(STATS_PER_MESSAGE, is_shown) => changed?,
+                };
                 let now = engine.now();
-                let message = rest.drain(..rest.len().min(STATS_PER_MESSAGE));
-                let stats = message.map(|stats| convert::stats(&stats, now)).collect();
-                Ok(Some((pb::WatchQueuesResponse { stats }, (changes, rest))))
+                let stats = changed.iter().map(|stats| convert::stats(stats, now)).collect();
+                Ok(Some((pb::WatchQueuesResponse { stats }, (watch, refused))))
             }
         });
         Ok(Response::new(Box::pin(stream)))

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::{
     domain::{Clock, Eligibility, NewItem},
-    engine::{Gauges, Limits, stats::*},
+    engine::{EngineError, Gauges, Limits, stats::*},
     signals::LocalSignals,
     store::sqlite::SqliteStore,
 };
@@ -139,7 +139,7 @@ async fn a_watch_of_idle_queues_costs_nothing() {
     let mut watches = Vec::new();
     for _ in 0..3 {
         let mut watch = engine.watch_queues(Vec::new()).await.unwrap();
-        assert_eq!(watch.recv().await.unwrap().unwrap().len(), 200);
+        assert_eq!(watch.next(1_000, |_| true).await.unwrap().len(), 200);
         watches.push(watch);
     }
     // During this many polls of the watchers, with nothing to report,
@@ -164,7 +164,7 @@ async fn a_watch_of_idle_queues_costs_nothing() {
     // When one queue changes, all watchers are notified after one or two counts.
     engine.push(&names[7], vec![NewItem::default()], None).await.unwrap();
     for watch in &mut watches {
-        let told = watch.recv().await.unwrap().unwrap();
+        let told = watch.next(1_000, |_| true).await.unwrap();
         assert_eq!(told.iter().map(|stats| &stats.queue).collect::<Vec<_>>(), [&names[7]]);
         assert_eq!((told[0].depth.ready, told[0].totals.pushed), (2, 2));
     }
@@ -174,6 +174,43 @@ async fn a_watch_of_idle_queues_costs_nothing() {
     // Changes by another broker are known only by the totals.
     let other = Totals { pushed: 3, ..Totals::default() };
     engine.store.add_totals(vec![(names[9].clone(), other)]).await.unwrap();
-    let told = watches[0].recv().await.unwrap().unwrap();
+    let told = watches[0].next(1_000, |_| true).await.unwrap();
     assert_eq!((&told[0].queue, told[0].totals.pushed), (&names[9], 4));
+}
+
+/// Who reads late is told the latest of each queue once, in parts of the size that it takes. So nothing is kept for who reads
+/// nothing.
+#[tokio::test(start_paused = true)]
+async fn who_watches_and_reads_late_is_told_the_latest() {
+    let (engine, _) = engine();
+    let names: Vec<_> = (0..5).map(|n| name(&format!("q{n}"))).collect();
+    for queue in &names {
+        engine.push(queue, vec![NewItem::default()], None).await.unwrap();
+    }
+    let mut late = engine.watch_queues(Vec::new()).await.unwrap();
+    let mut prompt = engine.watch_queues(names.clone()).await.unwrap();
+    assert_eq!(prompt.next(9, |_| true).await.unwrap().len(), 5);
+    let first = late.next(2, |_| true).await.unwrap();
+    assert_eq!(first.iter().map(|stats| &stats.queue).collect::<Vec<_>>(), [&names[0], &names[1]]);
+    for pushed in 2..=4 {
+        engine.push(&names[1], vec![NewItem::default()], None).await.unwrap();
+        let told = prompt.next(9, |_| true).await.unwrap();
+        assert_eq!((&told[0].queue, told[0].depth.ready), (&names[1], pushed));
+    }
+    let rest = late.next(9, |queue| *queue != names[3]).await.unwrap();
+    let rest: Vec<_> = rest.iter().map(|stats| (&stats.queue, stats.depth.ready)).collect();
+    assert_eq!(rest, [(&names[2], 1), (&names[4], 1), (&names[1], 4)]);
+    // A queue that is gone ends the watch that names it, and no other.
+    engine.delete_queue(&names[4], true).await.unwrap();
+    let ended = prompt.next(9, |_| true).await.unwrap_err();
+    assert!(matches!(&ended, EngineError::QueueNotFound(gone) if *gone == names[4]), "{ended}");
+    engine.push(&names[0], vec![NewItem::default()], None).await.unwrap();
+    assert_eq!(late.next(9, |_| true).await.unwrap()[0].queue, names[0]);
+    // Nobody watches: nobody looks, and nothing is kept.
+    drop((late, prompt));
+    while engine.watched.is_in_use() {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let mut anew = engine.watch_queues(Vec::new()).await.unwrap();
+    assert_eq!(anew.next(9, |_| true).await.unwrap().len(), 4);
 }

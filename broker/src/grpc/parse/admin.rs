@@ -151,13 +151,13 @@ pub(in crate::grpc) fn prefix(field: &'static str, prefix: &str) -> Result<Strin
 /// Parses a batch of queues.
 pub(in crate::grpc) fn queue_batch(queues: &[String]) -> Result<Vec<QueueName>, Invalid> {
     batch_length("queues", queues.len())?;
-    watched(queues)
+    let name = |(i, name): (usize, &String)| QueueName::parse(&format!("queues[{i}]"), name);
+    queues.iter().enumerate().map(name).collect()
 }
 
 /// Parses the queues to watch; none: all.
 pub(in crate::grpc) fn watched(queues: &[String]) -> Result<Vec<QueueName>, Invalid> {
-    let name = |(i, name): (usize, &String)| QueueName::parse(&format!("queues[{i}]"), name);
-    queues.iter().enumerate().map(name).collect()
+    if queues.is_empty() { Ok(Vec::new()) } else { queue_batch(queues) }
 }
 
 #[cfg(test)]

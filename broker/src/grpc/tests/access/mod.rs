@@ -474,3 +474,25 @@ async fn health_is_open_reflection_is_not_and_other_paths_are_not_there() {
         );
     }
 }
+
+/// A stream of figures ends when its token is withdrawn, though nothing changes that it could tell.
+#[tokio::test]
+async fn who_watches_is_told_at_once_that_the_token_is_withdrawn() {
+    let both: [(&str, &[&str]); 2] = [("admin", &["admin@*"]), ("viewer", &["view@q*"])];
+    let access = Access::new(Some(Arc::new(tokens(&both))), 0, Arc::new(Metrics::new()));
+    let broker = broker_with(Options { access: Arc::clone(&access), ..open() }).await;
+    broker.push_as_admin("q").await;
+    let mut streams = Vec::new();
+    for queues in [Vec::new(), vec!["q".into()]] {
+        let request = pb::WatchQueuesRequest { queues };
+        let watched = broker.admin().watch_queues(by("viewer", request)).await.unwrap();
+        let mut stream = watched.into_inner();
+        assert_eq!(stream.message().await.unwrap().unwrap().stats.len(), 1);
+        streams.push(stream);
+    }
+    access.replace(tokens(&both[..1]));
+    for mut stream in streams {
+        let refused = stream.message().await.unwrap_err();
+        assert_eq!(reason(&refused), "TOKEN_UNKNOWN", "{refused}");
+    }
+}
