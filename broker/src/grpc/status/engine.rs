@@ -49,10 +49,6 @@ pub(super) fn engine(error: &EngineError) -> Status {
             let next = "it was settled, moved, deleted, or it expired";
             (Code::NotFound, about(info, "Item", id), next)
         }
-        EngineError::ScheduleNotFound(name) => {
-            let details = about_schedule(ErrorReason::ScheduleNotFound, name);
-            (Code::NotFound, details, "create it with CreateSchedule")
-        }
         EngineError::OperationNotFound(id) => {
             let details = about_operation(ErrorReason::OperationNotFound, *id);
             (Code::NotFound, details, "operations are kept for a week after their end")
@@ -66,18 +62,9 @@ pub(super) fn engine(error: &EngineError) -> Status {
             let details = error_info(ErrorReason::TooManyOperations, info);
             (Code::ResourceExhausted, details, "try again when one of them has ended")
         }
-        EngineError::TooManySchedules(most) => {
-            let info = [("limit", most.to_string())];
-            let details = error_info(ErrorReason::TooManySchedules, info);
-            (Code::ResourceExhausted, details, "delete some")
-        }
         EngineError::QueueExists(name) => {
             let details = about_queue(ErrorReason::QueueExists, name);
             (Code::AlreadyExists, details, "change them with UpdateQueue")
-        }
-        EngineError::ScheduleExists(name) => {
-            let details = about_schedule(ErrorReason::ScheduleExists, name);
-            (Code::AlreadyExists, details, "delete it first, or choose another name")
         }
         EngineError::QueueFull { queue, max_depth } => {
             let next = "push again when consumers have caught up, or raise its max_depth";
@@ -95,6 +82,9 @@ pub(super) fn engine(error: &EngineError) -> Status {
             let details = retry(error_info(ErrorReason::StreamTooOld, []), Duration::ZERO);
             (Code::Unavailable, details, "open another one at once, to any broker")
         }
+        EngineError::ScheduleNotFound(_)
+        | EngineError::ScheduleExists(_)
+        | EngineError::TooManySchedules(_) => return schedule(error),
         EngineError::TemplateNotFound(_)
         | EngineError::TemplateExists(_)
         | EngineError::TooManyTemplates(_)
@@ -105,6 +95,27 @@ pub(super) fn engine(error: &EngineError) -> Status {
         | EngineError::DeadLetterQueueInUse { .. }
         | EngineError::DeadLetterRing(_)
         | EngineError::DeadLetterGroup { .. } => return precondition(error),
+    };
+    Status::with_error_details(code, format!("{error}: {next}"), details)
+}
+
+/// Converts an error about schedules.
+fn schedule(error: &EngineError) -> Status {
+    let (code, details, next) = match error {
+        EngineError::ScheduleNotFound(name) => {
+            let details = about_schedule(ErrorReason::ScheduleNotFound, name);
+            (Code::NotFound, details, "create it with CreateSchedule")
+        }
+        EngineError::TooManySchedules(most) => {
+            let info = [("limit", most.to_string())];
+            let details = error_info(ErrorReason::TooManySchedules, info);
+            (Code::ResourceExhausted, details, "delete some")
+        }
+        EngineError::ScheduleExists(name) => {
+            let details = about_schedule(ErrorReason::ScheduleExists, name);
+            (Code::AlreadyExists, details, "delete it first, or choose another name")
+        }
+        _ => return Status::internal(error.to_string()),
     };
     Status::with_error_details(code, format!("{error}: {next}"), details)
 }
