@@ -213,6 +213,11 @@ impl Broker {
         Duration::from_millis(ticks * 10) // a hundred a second, on every Linux
     }
 
+    /// Returns the id of the process.
+    pub(crate) fn process_id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Returns how the broker has ended, if it has.
     pub(crate) fn has_ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().expect("a child to wait for")

@@ -13,6 +13,7 @@ use sluicegate_checker::{
 use sluicegate_proto::v1 as pb;
 
 use crate::{
+    evidence,
     load::Load,
     plan::{Blow, Fault, Plan},
     world::{Node, World},
@@ -20,6 +21,8 @@ use crate::{
 
 /// How long brokers may take to serve again.
 const LIMIT: Duration = Duration::from_secs(90);
+/// After so long, and again after as long, it is noted what brokers and servers do instead.
+const STANDSTILL: Duration = Duration::from_secs(15);
 /// How long a probe waits for its item.
 const WAIT: Duration = Duration::from_secs(5);
 /// The pause before a probe is tried again.
@@ -33,6 +36,8 @@ pub(crate) struct Outcome {
     pub(crate) recovered: Vec<(Vec<Fault>, Duration)>,
     /// What is wrong, for people.
     pub(crate) wrong: Vec<String>,
+    /// What could be seen while brokers did not serve.
+    pub(crate) evidence: String,
     pub(crate) history: Vec<Event>,
     pub(crate) items: u64,
     pub(crate) took: Duration,
@@ -43,12 +48,12 @@ pub(crate) async fn run(world: &Arc<World>, plan: &Plan, seed: u64, cycle: u64) 
     let begun = Instant::now();
     let mut wrong = Vec::new();
     let load = Load::start(Arc::clone(world), seed, cycle).await;
-    let mut recovered = Vec::new();
+    let (mut recovered, mut evidence) = (Vec::new(), String::new());
     for storm in &plan.storms {
         let mark = |begins| What::Disturbed { begins, fault: plan.to_string() };
         load.recorder.mark(mark(true));
         let faults = storm.iter().map(|blow| blow.fault).collect();
-        match strike(world, storm).await {
+        match strike(world, storm, &mut evidence).await {
             Ok(time) => recovered.push((faults, time)),
             Err(node) => wrong.push(format!("{node} does not serve {LIMIT:?} after the faults")),
         }
@@ -66,11 +71,16 @@ pub(crate) async fn run(world: &Arc<World>, plan: &Plan, seed: u64, cycle: u64) 
     if !report.is_clean() {
         wrong.push(report.to_string());
     }
-    Outcome { recovered, wrong, history, items: load.items(), took: begun.elapsed() }
+    let (items, took) = (load.items(), begun.elapsed());
+    Outcome { recovered, wrong, evidence, history, items, took }
 }
 
 /// Lets faults happen side by side, and returns how long the brokers then take to serve again.
-async fn strike(world: &Arc<World>, storm: &[Blow]) -> Result<Duration, String> {
+async fn strike(
+    world: &Arc<World>,
+    storm: &[Blow],
+    evidence: &mut String,
+) -> Result<Duration, String> {
     let blows = storm.iter().map(|blow| async move {
         tokio::time::sleep(blow.after).await;
         world.strike(*blow).await
@@ -82,11 +92,24 @@ async fn strike(world: &Arc<World>, storm: &[Blow]) -> Result<Duration, String> 
         let served = tokio::time::timeout(LIMIT, serves(node, other)).await;
         served.map_err(|_| node.name()).map(|at| at.saturating_duration_since(over))
     });
-    let served = join_all(probes).await;
+    let served = tokio::select! {
+        served = join_all(probes) => served,
+        () = watch(world, evidence) => unreachable!("watching has no end"),
+    };
     // What is away still, and was not needed, comes back.
     world.clean_up().await;
     let served = served.into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok(served.into_iter().max().unwrap_or_default())
+}
+
+/// Notes for ever what brokers and servers do.
+async fn watch(world: &World, evidence: &mut String) {
+    let begun = Instant::now();
+    loop {
+        tokio::time::sleep(STANDSTILL).await;
+        let seen = evidence::gather(world, begun.elapsed()).await;
+        evidence.push_str(&seen);
+    }
 }
 
 /// Pushes at one broker and takes at another until both work, and returns when they did.

@@ -3,7 +3,7 @@
 //! # Layout
 //! `plan` is what a seed decides, `world` the servers and brokers and what befalls them, `members` those of a
 //! MongoDB set, `link` the proxies between them, `load` the clients, `crowd` what goes on beside them, `cycle` puts these together,
-//! `table` counts.
+//! `evidence` is what is kept of brokers and servers that stand still, `table` counts.
 
 #![allow(clippy::large_futures)] // a cycle is polled from one place, which can hold it
 
@@ -11,6 +11,7 @@ mod crowd;
 mod cycle;
 mod damage;
 mod dice;
+mod evidence;
 #[path = "../../harness/mod.rs"]
 #[allow(dead_code, unused_imports, unused_macros)]
 // shared with the end-to-end suite, which uses all of it
@@ -83,7 +84,7 @@ impl Args {
         all.filter(|fault| fault.can_happen_on(store)).filter(is_wanted).collect()
     }
 
-    /// Keeps the history of a cycle, and returns the file's name.
+    /// Keeps the history of a cycle, what could be seen while brokers did not serve, and returns the name of the first.
     fn keep(&self, store: Store, cycle: u64, outcome: &Outcome) -> std::io::Result<PathBuf> {
         std::fs::create_dir_all(&self.histories)?;
         let path = self.histories.join(format!("{store}-{}-{cycle}.jsonl", self.seed));
@@ -93,6 +94,9 @@ impl Args {
             file.write_all(b"\n")?;
         }
         file.flush()?;
+        if !outcome.evidence.is_empty() {
+            std::fs::write(path.with_extension("txt"), &outcome.evidence)?;
+        }
         Ok(path)
     }
 }
@@ -177,6 +181,8 @@ async fn campaign(args: &Args, store: Store, stop: &CancellationToken) -> bool {
                     println!("{}: {line}", node.name());
                 }
             }
+        }
+        if !outcome.wrong.is_empty() || !outcome.evidence.is_empty() {
             let kept = match args.keep(store, cycle, &outcome) {
                 Ok(path) => world.keep_logs(&path.with_extension("")).await.map(|()| path),
                 Err(error) => Err(error),

@@ -376,8 +376,35 @@ impl World {
         Some(self.members.as_ref()?.lock().await.resynced)
     }
 
-    /// Copies the logs of the MongoDB servers, under names that begin with this path.
+    /// Returns the name, the process and the address of the metrics of each broker.
+    pub(crate) async fn brokers(&self) -> Vec<(String, u32, String)> {
+        let mut brokers = Vec::new();
+        for node in &self.nodes {
+            if let Some(broker) = &*node.broker.lock().await {
+                brokers.push((node.name(), broker.process_id(), broker.http_address.clone()));
+            }
+        }
+        brokers
+    }
+
+    /// Returns the process, if there is one, and the address of each MongoDB server.
+    pub(crate) async fn servers(&self) -> Vec<(Option<u32>, String)> {
+        let of = |server: &MongoServer| (server.process_id(), server.address());
+        if let Some(server) = &self.server {
+            return vec![of(&*server.lock().await)];
+        }
+        let Some(members) = &self.members else { return Vec::new() };
+        members.lock().await.servers().iter().map(of).collect()
+    }
+
+    /// Copies the logs of brokers and MongoDB servers, under names that begin with this path.
     pub(crate) async fn keep_logs(&self, path: &Path) -> io::Result<()> {
+        for node in &self.nodes {
+            let log = node.broker.lock().await.as_ref().map(Broker::log).unwrap_or_default();
+            let mut name = path.as_os_str().to_owned();
+            name.push(format!("-broker-{}.log", node.number));
+            std::fs::write(name, log)?;
+        }
         let keep = |number: usize, server: &MongoServer| {
             let mut name = path.as_os_str().to_owned();
             name.push(format!("-mongod-{number}.log"));
