@@ -46,7 +46,6 @@ use std::{
     time::Duration,
 };
 
-use mongodb::{Client, Database};
 use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
@@ -64,6 +63,7 @@ use crate::{
         server::{
             error::{broken, unavailable},
             group_commit::WRITE_LIMIT,
+            places::Db,
             time_limit::NO_ANSWER,
         },
     },
@@ -105,8 +105,7 @@ pub struct MongoStore {
 
 /// What the operations share.
 struct Inner {
-    client: Client,
-    db: Database,
+    db: Db,
     description: String,
     clock: Arc<Clock>,
     /// The last time that was used.
@@ -151,10 +150,9 @@ impl MongoStore {
         let connection = server::connect::connect(uri, database, options.pool_size).await?;
         let (background, stop) = (Tasks::default(), CancellationToken::new());
         let failing = stop.clone().drop_guard(); // on an error, stops the tasks that were started here
-        let end_all =
-            server::orphaned_transactions::end_all(connection.client.clone(), stop.clone());
+        let end_all = server::orphaned_transactions::end_all(connection.db.clone(), stop.clone());
         background.spawn(essential("orphaned transactions", end_all));
-        format.bring_up_to_date(&connection.client, &connection.db).await?;
+        format.bring_up_to_date(&connection.db).await?;
         if options.discipline {
             let source =
                 server::clock::Source { db: connection.db.clone(), sharded: connection.sharded };
@@ -164,7 +162,6 @@ impl MongoStore {
             background.spawn(essential("clock", discipline));
         }
         let inner = Inner {
-            client: connection.client,
             db: connection.db,
             description: connection.description,
             clock: options.clock,
@@ -198,8 +195,8 @@ impl MongoStore {
     }
 
     /// Returns the database, for signals that use the store's own.
-    pub fn database(&self) -> Database {
-        self.inner.db.clone()
+    pub fn database(&self) -> mongodb::Database {
+        mongodb::Database::clone(&self.inner.db)
     }
 
     async fn run<T, F>(&self, operation: impl FnOnce(Arc<Inner>) -> F) -> Result<T>

@@ -62,8 +62,8 @@ pub(crate) async fn take_numbers(inner: &Inner, queue: &QueueName, n: usize) -> 
             .upsert(true)
             .return_document(ReturnDocument::After)
     };
-    let counter = match in_time(find()).await {
-        Err(error) if is_duplicate_key(&error) => in_time(find()).await, // two brokers created it at once
+    let counter = match in_time(&inner.db, find()).await {
+        Err(error) if is_duplicate_key(&error) => in_time(&inner.db, find()).await, // two brokers created it at once
         result => result,
     };
     let counter = counter.map_err(failed)?;

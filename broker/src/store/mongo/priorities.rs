@@ -47,7 +47,7 @@ pub(crate) async fn record(
         doc! { "_id": queue.as_str() },
         doc! { "$addToSet": { "levels": { "$each": new } } },
     );
-    let outcome = in_time(update).await.map_err(failed)?;
+    let outcome = in_time(&inner.db, update).await.map_err(failed)?;
     set_sentinels(group, queue, missing).await?;
     // A queue that does not exist yet takes its priorities from the index when it is created.
     if outcome.matched_count > 0 {
@@ -83,7 +83,7 @@ async fn set_sentinels(group: &Group, queue: &QueueName, set: PrioritySet) -> Re
     };
     let sentinels: Vec<RawDocumentBuf> = set.iter().flat_map(of_level).collect();
     let insert = group.items.insert_many(sentinels).ordered(false);
-    let Err(error) = in_time(insert).await else { return Ok(()) };
+    let Err(error) = in_time(&group.db, insert).await else { return Ok(()) };
     let there_before = match error.kind.as_ref() {
         ErrorKind::InsertMany(insert) => {
             insert.write_concern_error.is_none()
@@ -114,7 +114,7 @@ pub(crate) async fn in_index(
     let command = doc! {
         "distinct": collection, "key": "priority", "query": { "q": queue.as_str() },
     };
-    let reply = read_in_time(|| inner.db.run_command(command.clone())).await?;
+    let reply = read_in_time(&inner.db, || inner.db.run_command(command.clone())).await?;
     Ok(reply.get_array("values").map_or(PrioritySet::EMPTY, |levels| to_set(levels)))
 }
 

@@ -33,7 +33,7 @@ pub(crate) async fn get(inner: &Inner, queue: &Queue, id: ItemId) -> Result<Opti
         stored
     } else {
         let filter = own_document(queue, id);
-        let found = read_in_time(|| group.items.find_one(filter.clone())).await?;
+        let found = read_in_time(&inner.db, || group.items.find_one(filter.clone())).await?;
         let Some(found) = found else { return Ok(None) };
         Stored::read(&found)?
     };
@@ -70,7 +70,7 @@ pub(crate) async fn delete(
         .items
         .find_one_and_update(filter, bury_deleted(inner.now(), settle_token(inner)))
         .projection(doc! { "key": 1, "deadline": 1 });
-    let Some(found) = in_time(update).await.map_err(failed)? else {
+    let Some(found) = in_time(&inner.db, update).await.map_err(failed)? else {
         let other = if only_if.is_some() { get(inner, queue, id).await? } else { None };
         return Ok(other.map_or(ItemDeleted::NotFound, |item| ItemDeleted::OtherState(item.state)));
     };

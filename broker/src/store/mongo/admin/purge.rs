@@ -44,11 +44,11 @@ pub(crate) async fn purge(inner: &Inner, queue: &Queue) -> Result<u64> {
         },
         bury_deleted(now, settle_token(inner)),
     );
-    let buried = bulk_in_time(bury).await.map_err(failed)?;
+    let buried = bulk_in_time(&inner.db, bury).await.map_err(failed)?;
     let free = doc! {
         "q": q, "when": live(), "lock": { "$exists": false }, "left": { "$exists": false },
     };
-    let deleted = bulk_in_time(group.items.delete_many(free)).await.map_err(failed)?;
+    let deleted = bulk_in_time(&inner.db, group.items.delete_many(free)).await.map_err(failed)?;
     upkeep::repair_all(inner, &queue.name, &queue.group).await?;
     Ok(shared + buried.modified_count + deleted.deleted_count)
 }
@@ -87,8 +87,10 @@ pub(crate) async fn purge_step(
             }
         };
         let grave = bury_deleted(inner.now(), settle_token(inner));
-        let bury = in_time(group.items.update_many(free(true), grave)).await.map_err(failed)?;
-        let delete = in_time(group.items.delete_many(free(false))).await.map_err(failed)?;
+        let bury =
+            in_time(&inner.db, group.items.update_many(free(true), grave)).await.map_err(failed)?;
+        let delete =
+            in_time(&inner.db, group.items.delete_many(free(false))).await.map_err(failed)?;
         items += bury.modified_count + delete.deleted_count;
     }
     if !more {
@@ -110,6 +112,7 @@ async fn bury_lapsed(
         "left": { "$exists": false }, "created": { "$lte": date(created_by) },
     };
     let grave = bury_deleted(now, settle_token(inner));
-    let buried = bulk_in_time(group.items.update_many(lapsed, grave)).await.map_err(failed)?;
+    let buried =
+        bulk_in_time(&inner.db, group.items.update_many(lapsed, grave)).await.map_err(failed)?;
     Ok(buried.modified_count)
 }

@@ -41,7 +41,7 @@ pub(crate) async fn origins(inner: &Inner, queue: &Queue) -> Result<Vec<QueueNam
         "q": queue.name.as_str(), "when": { "$lte": date(inner.now()) },
         "origin": { "$exists": true },
     };
-    let found = read_in_time(|| group.items.distinct("origin", filter.clone())).await?;
+    let found = read_in_time(&inner.db, || group.items.distinct("origin", filter.clone())).await?;
     let names = found.iter().filter_map(|name| name.as_str());
     Ok(names.filter_map(|name| QueueName::parse("origin", name).ok()).collect())
 }

@@ -333,7 +333,7 @@ pub(crate) async fn add_totals(inner: &Inner, changes: Vec<(QueueName, Totals)>)
             crate::store::mongo::schema::layout::durable(),
         );
         // Not repeated if the outcome is unknown: the events would be counted twice.
-        let reply = in_time(inner.db.run_raw_command(command)).await.map_err(failed)?;
+        let reply = in_time(&inner.db, inner.db.run_raw_command(command)).await.map_err(failed)?;
         written(&reply)?;
     }
     Ok(())
@@ -344,7 +344,7 @@ pub(crate) async fn totals(inner: &Inner, queue: &QueueName) -> Result<Totals> {
     let counters = inner.db.collection::<Document>("counters");
     let id = totals_id(queue);
     let find = || counters.find_one(doc! { "_id": &id }).read_concern(ReadConcern::majority());
-    let found = read_in_time(find).await?;
+    let found = read_in_time(&inner.db, find).await?;
     Ok(found.as_ref().map(read_totals).unwrap_or_default())
 }
 

@@ -58,11 +58,11 @@ pub(crate) async fn ensure_collections(inner: &Inner) -> Result<()> {
         "createIndexes": DELETED,
         "indexes": [{ "name": "at", "key": { "at": 1 }, "expireAfterSeconds": REMEMBERED }],
     };
-    written(&in_time(inner.db.run_command(command)).await.map_err(failed)?)?;
+    written(&in_time(&inner.db, inner.db.run_command(command)).await.map_err(failed)?)?;
     let start = doc! { "$setOnInsert": { "n": 0_i64 } };
     let counters = counters(inner);
     let made = counters.update_one(doc! { "_id": LINKS }, start).upsert(true);
-    match in_time(made).await {
+    match in_time(&inner.db, made).await {
         Err(error) if is_duplicate_key(&error) => Ok(()), // by another broker
         result => result.map(|_| ()).map_err(failed),
     }
@@ -75,7 +75,7 @@ fn counters(inner: &Inner) -> Collection<Document> {
 /// Returns the present state of all links between queues.
 pub(crate) async fn links(inner: &Inner) -> Result<Links> {
     let counters = counters(inner);
-    let found = read_in_time(|| counters.find_one(doc! { "_id": LINKS })).await?;
+    let found = read_in_time(&inner.db, || counters.find_one(doc! { "_id": LINKS })).await?;
     let n = found.as_ref().and_then(|found| found.get("n")).and_then(integer);
     n.map(Links).ok_or_else(|| unavailable("the state of the links between queues is missing"))
 }
@@ -129,13 +129,13 @@ pub(crate) async fn holds_items(
 pub(crate) async fn mark(inner: &Inner, queue: &Queue, links: Links) -> Result<bool> {
     let mut patience = Patience::new();
     loop {
-        let mut session = begin(&inner.client).await?;
+        let mut session = begin(&inner.db).await?;
         let attempt = async {
             let queues = inner.db.collection::<Document>(QUEUES);
             let filter = doc! { "_id": queue.name.as_str(), "revision": queue.revision };
             let mark = doc! { "$set": { DELETING: date(inner.now()) } };
             let marked = pass(inner, Some(links), &mut session).await?
-                && queues.update_one(filter, mark).session(&mut session).await?.matched_count == 1;
+                && queues.update_one(filter, mark).session(&mut *session).await?.matched_count == 1;
             if marked {
                 commit(&mut session).await?;
             }
@@ -156,7 +156,7 @@ async fn renew_mark(inner: &Inner, queue: &QueueName) -> Result<bool> {
     let queues = inner.db.collection::<Document>(QUEUES);
     let filter = doc! { "_id": queue.as_str(), DELETING: { "$exists": true } };
     let mark = doc! { "$set": { DELETING: date(inner.now()) } };
-    let marked = in_time(queues.update_one(filter, mark)).await.map_err(failed)?;
+    let marked = in_time(&inner.db, queues.update_one(filter, mark)).await.map_err(failed)?;
     Ok(marked.matched_count == 1)
 }
 
@@ -208,7 +208,7 @@ pub(crate) async fn delete_queue(
     }
     let mut patience = Patience::new();
     loop {
-        let mut session = begin(&inner.client).await?;
+        let mut session = begin(&inner.db).await?;
         let attempt = async {
             let deleted = attempt(inner, &group, queue, force, links, &mut session).await?;
             if matches!(deleted, Deleted::Done(_)) {
@@ -289,17 +289,18 @@ async fn delete_remains(inner: &Inner, group: &Group, q: &str) -> Result<u64> {
     let forget = doc! { "$unset": { "dedup": 1, "window": 1 } };
     let mut ids = ids_of(q);
     ids.insert("created", doc! { "$lt": now });
-    bulk_in_time(group.items.update_many(ids, forget)).await.map_err(failed)?;
+    bulk_in_time(&inner.db, group.items.update_many(ids, forget)).await.map_err(failed)?;
     let empty = doc! { "q": q, "left": 0 };
-    bulk_in_time(group.items.delete_many(empty).hint(Hint::Name(SEGMENTS.to_owned())))
+    bulk_in_time(&inner.db, group.items.delete_many(empty).hint(Hint::Name(SEGMENTS.to_owned())))
         .await
         .map_err(failed)?;
     let history = doc! { "q": q, "processed": { "$lt": now } };
-    let history = bulk_in_time(group.items.delete_many(history)).await.map_err(failed)?;
+    let history =
+        bulk_in_time(&inner.db, group.items.delete_many(history)).await.map_err(failed)?;
     let ended = doc! { "q": q, "when": live(), "deadline": { "$lte": now } };
     let settled = settle_token(inner);
     let bury = group.items.update_many(ended, bury(inner.now(), settled));
-    bulk_in_time(bury).await.map_err(failed)?;
+    bulk_in_time(&inner.db, bury).await.map_err(failed)?;
     Ok(history.deleted_count)
 }
 
@@ -336,8 +337,8 @@ async fn delete_items(
         forget.session(&mut *session).await?;
         (delete.session(&mut *session).await?, bury.session(session).await?)
     } else {
-        bulk_in_time(forget).await?;
-        (bulk_in_time(delete).await?, bulk_in_time(bury).await?)
+        bulk_in_time(&inner.db, forget).await?;
+        (bulk_in_time(&inner.db, delete).await?, bulk_in_time(&inner.db, bury).await?)
     };
     Ok(deleted.deleted_count + buried.modified_count)
 }
@@ -351,7 +352,7 @@ pub(crate) async fn link_queue(
     let document = crate::store::mongo::catalog::queues::new_document(inner, queue).await?;
     let mut patience = Patience::new();
     loop {
-        let mut session = begin(&inner.client).await?;
+        let mut session = begin(&inner.db).await?;
         let attempt = async {
             if !pass(inner, Some(links), &mut session).await? {
                 return Ok(None);
@@ -369,7 +370,7 @@ pub(crate) async fn link_queue(
                 queues
                     .find_one_and_update(filter, change)
                     .return_document(ReturnDocument::After)
-                    .session(&mut session)
+                    .session(&mut *session)
                     .await?
             };
             if done.is_some() {

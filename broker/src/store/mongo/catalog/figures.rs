@@ -35,7 +35,7 @@ pub(crate) async fn keep(inner: &Inner, kept: &KeptFigures, lasting: Duration) -
         "expires": date(time + lasting), "queues": queues,
     };
     let figures = inner.db.collection::<Document>(FIGURES);
-    in_time(figures.replace_one(doc! { "_id": id }, document).upsert(true))
+    in_time(&inner.db, figures.replace_one(doc! { "_id": id }, document).upsert(true))
         .await
         .map_err(failed)?;
     Ok(())

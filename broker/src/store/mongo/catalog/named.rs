@@ -35,7 +35,7 @@ impl<T> Named<T> {
     ) -> Result<Created<T>> {
         let items = inner.db.collection::<Document>(self.collection);
         for _ in 0..CREATIONS {
-            match in_time(items.insert_one(document)).await {
+            match in_time(&inner.db, items.insert_one(document)).await {
                 Ok(_) => return Ok(Created::New((self.read)(document)?)),
                 Err(error) if is_duplicate_key(&error) => {
                     // The driver's own retry of an insert that took effect does not end here: the server recognises the
@@ -53,7 +53,7 @@ impl<T> Named<T> {
     /// Returns the document of this name.
     pub(crate) async fn get(&self, inner: &Inner, name: &str) -> Result<Option<T>> {
         let items = inner.db.collection::<Document>(self.collection);
-        let found = read_in_time(|| items.find_one(doc! { "_id": name })).await?;
+        let found = read_in_time(&inner.db, || items.find_one(doc! { "_id": name })).await?;
         found.as_ref().map(self.read).transpose()
     }
 

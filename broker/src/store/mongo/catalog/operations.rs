@@ -78,7 +78,7 @@ pub(crate) async fn create(inner: &Inner, operation: &Operation) -> Result<Creat
 pub(crate) async fn get(inner: &Inner, id: OperationId) -> Result<Option<Operation>> {
     let filter = doc! { "_id": id.to_string(), "format": FORMAT };
     let operations = collection(inner);
-    let found = read_in_time(|| operations.find_one(filter.clone())).await?;
+    let found = read_in_time(&inner.db, || operations.find_one(filter.clone())).await?;
     found.as_ref().map(read).transpose()
 }
 
@@ -105,7 +105,7 @@ pub(crate) async fn list(
 /// Returns the number of running operations.
 pub(crate) async fn running(inner: &Inner) -> Result<u64> {
     let operations = collection(inner);
-    read_in_time(|| operations.count_documents(doc! { "state": RUNNING })).await
+    read_in_time(&inner.db, || operations.count_documents(doc! { "state": RUNNING })).await
 }
 
 /// Claims the oldest running operation that nobody has a claim on.
@@ -122,7 +122,7 @@ pub(crate) async fn claim(
         .find_one_and_update(filter, take)
         .sort(doc! { "created": 1, "_id": 1 })
         .return_document(ReturnDocument::After);
-    let found = in_time(update).await.map_err(failed)?;
+    let found = in_time(&inner.db, update).await.map_err(failed)?;
     found.as_ref().map(read).transpose()
 }
 
@@ -156,7 +156,7 @@ async fn change(
     let operations = collection(inner);
     let update =
         operations.find_one_and_update(filter, stages).return_document(ReturnDocument::After);
-    let found = in_time(update).await.map_err(failed)?;
+    let found = in_time(&inner.db, update).await.map_err(failed)?;
     found.as_ref().map(read).transpose()
 }
 
@@ -178,7 +178,7 @@ pub(crate) async fn delete(inner: &Inner, ended_before: Timestamp, keep: usize) 
     let ended = doc! { "state": { "$ne": RUNNING } };
     let mut old = ended.clone();
     old.insert("updated", doc! { "$lt": date(ended_before) });
-    in_time(operations.delete_many(old)).await.map_err(failed)?;
+    in_time(&inner.db, operations.delete_many(old)).await.map_err(failed)?;
     let command = doc! {
         "find": OPERATIONS, "filter": ended.clone(), "projection": { "_id": 1 },
         "sort": { "updated": -1, "created": -1, "_id": -1 }, "skip": keep as i64,
@@ -191,6 +191,6 @@ pub(crate) async fn delete(inner: &Inner, ended_before: Timestamp, keep: usize) 
     let ids: Vec<_> = beyond.iter().filter_map(|document| document.get("_id")).collect();
     let mut those = ended;
     those.insert("_id", doc! { "$in": ids });
-    in_time(operations.delete_many(those)).await.map_err(failed)?;
+    in_time(&inner.db, operations.delete_many(those)).await.map_err(failed)?;
     Ok(())
 }

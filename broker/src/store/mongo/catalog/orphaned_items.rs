@@ -156,7 +156,7 @@ async fn recover(inner: &Inner, name: &QueueName, group_name: &GroupName) -> Res
         let found = group.items.find_one(filter.clone()).hint(Hint::Name(HANDOUT.to_owned()));
         found.projection(doc! { "_id": 1 })
     };
-    if read_in_time(find).await?.is_none() {
+    if read_in_time(&inner.db, find).await?.is_none() {
         return Ok(Found::Nothing);
     }
     match queues::get(inner, name).await? {
@@ -170,12 +170,12 @@ async fn recover(inner: &Inner, name: &QueueName, group_name: &GroupName) -> Res
 /// scan.
 async fn revive(inner: &Inner, name: &QueueName, items_in: &Group) -> Result<Found> {
     let deleted = inner.db.collection::<Document>(DELETED);
-    let last = read_in_time(|| deleted.find_one(doc! { "_id": name.as_str() })).await?;
+    let last = read_in_time(&inner.db, || deleted.find_one(doc! { "_id": name.as_str() })).await?;
     let Some(group) = last.as_ref().and_then(group_of) else { return Ok(Found::Nothing) };
     let group_items = inner.group(&group).await?;
     let used = priorities::in_index(inner, group_items.items.name(), name).await?;
     let used: Vec<Bson> = used.iter().map(Bson::Int32).collect();
-    let mut session = begin(&inner.client).await?;
+    let mut session = begin(&inner.db).await?;
     let attempt = async {
         let made = insert_again(inner, name, items_in, (&group, used), &mut session).await?;
         if made {
@@ -336,14 +336,14 @@ async fn exchange(
     (from, old): (&Group, Vec<Document>),
     (to, new): (&Group, Vec<Document>),
 ) -> Result<bool> {
-    let mut session = begin(&inner.client).await?;
+    let mut session = begin(&inner.db).await?;
     let attempt = async {
-        let deleted = from.items.delete_many(doc! { "$or": old }).session(&mut session).await?;
+        let deleted = from.items.delete_many(doc! { "$or": old }).session(&mut *session).await?;
         if deleted.deleted_count != new.len() as u64 {
             return Ok(false);
         }
         let to = to.items.clone_with_type::<Document>();
-        to.insert_many(new).session(&mut session).await?;
+        to.insert_many(new).session(&mut *session).await?;
         commit(&mut session).await?;
         Ok(true)
     };

@@ -48,7 +48,7 @@ pub(crate) async fn ensure_indexes(inner: &Inner) -> Result<()> {
             },
         ],
     };
-    let reply = in_time(inner.db.run_command(command)).await.map_err(failed)?;
+    let reply = in_time(&inner.db, inner.db.run_command(command)).await.map_err(failed)?;
     written(&reply)?;
     Ok(())
 }
@@ -57,7 +57,9 @@ pub(crate) async fn ensure_indexes(inner: &Inner) -> Result<()> {
 pub(crate) async fn ping(inner: &Inner) -> Result<()> {
     let counters = inner.db.collection::<Document>("counters");
     let at = doc! { "$set": { "at": date(inner.now()) } };
-    in_time(counters.update_one(doc! { "_id": "ping" }, at).upsert(true)).await.map_err(failed)?;
+    in_time(&inner.db, counters.update_one(doc! { "_id": "ping" }, at).upsert(true))
+        .await
+        .map_err(failed)?;
     Ok(())
 }
 
@@ -244,7 +246,7 @@ pub(crate) async fn update(inner: &Inner, queue: &Queue) -> Result<Option<Queue>
     let (filter, change) = change(inner, queue);
     let queues = inner.db.collection::<Document>(QUEUES);
     let update = queues.find_one_and_update(filter, change).return_document(ReturnDocument::After);
-    let found = in_time(update).await.map_err(failed)?;
+    let found = in_time(&inner.db, update).await.map_err(failed)?;
     found.as_ref().map(read).transpose()
 }
 

@@ -44,12 +44,12 @@ pub(crate) async fn add(inner: &Inner, key: &StoredReceiptKey) -> Result<()> {
     let document = doc! {
         "_id": i64::from(key.number), "secret": binary(&key.secret), "created": date(key.created),
     };
-    match in_time(keys.insert_one(document)).await {
+    match in_time(&inner.db, keys.insert_one(document)).await {
         Ok(_) => {}
         Err(error) if is_duplicate_key(&error) => {}
         Err(error) => return Err(failed(error)),
     }
     let last = i64::from(key.number.saturating_sub(RECEIPT_KEYS));
-    in_time(keys.delete_many(doc! { "_id": { "$lte": last } })).await.map_err(failed)?;
+    in_time(&inner.db, keys.delete_many(doc! { "_id": { "$lte": last } })).await.map_err(failed)?;
     Ok(())
 }

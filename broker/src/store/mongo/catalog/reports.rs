@@ -61,7 +61,7 @@ pub(crate) async fn replace(inner: &Inner, report: &BrokerReport, lasting: Durat
 /// Runs a write that need not be durable, so that it waits for no journal and no other member.
 async fn run(inner: &Inner, mut command: Document) -> Result<()> {
     command.insert("writeConcern", doc! { "w": 1 });
-    let reply = in_time(inner.db.run_command(command)).await.map_err(failed)?;
+    let reply = in_time(&inner.db, inner.db.run_command(command)).await.map_err(failed)?;
     written(&reply).map(drop)
 }
 
@@ -70,7 +70,7 @@ pub(super) async fn create_index(inner: &Inner, collection: &str) -> Result<()> 
     let command = doc! { "createIndexes": collection, "indexes": [
         { "name": "expires", "key": { "expires": 1 }, "expireAfterSeconds": 0 },
     ] };
-    let reply = in_time(inner.db.run_command(command)).await.map_err(failed)?;
+    let reply = in_time(&inner.db, inner.db.run_command(command)).await.map_err(failed)?;
     written(&reply).map(drop)
 }
 

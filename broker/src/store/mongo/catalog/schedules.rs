@@ -174,7 +174,7 @@ async fn change_one(
     let update = schedules
         .find_one_and_update(doc! { "_id": name.as_str() }, update)
         .return_document(ReturnDocument::After);
-    let found = in_time(update).await.map_err(failed)?;
+    let found = in_time(&inner.db, update).await.map_err(failed)?;
     found.as_ref().map(read).transpose()
 }
 
@@ -185,7 +185,7 @@ pub(crate) async fn tick_done(inner: &Inner, name: &ScheduleName, tick: Timestam
         doc! { "_id": name.as_str() },
         doc! { "$max": { "doneUntil": date(tick), "lastTime": date(tick) } },
     );
-    in_time(update).await.map_err(failed)?;
+    in_time(&inner.db, update).await.map_err(failed)?;
     Ok(())
 }
 
@@ -193,6 +193,6 @@ pub(crate) async fn tick_done(inner: &Inner, name: &ScheduleName, tick: Timestam
 pub(crate) async fn delete(inner: &Inner, name: &ScheduleName) -> Result<bool> {
     let schedules = inner.db.collection::<Document>(SCHEDULES);
     let delete = schedules.delete_one(doc! { "_id": name.as_str() });
-    let deleted = in_time(delete).await.map_err(failed)?;
+    let deleted = in_time(&inner.db, delete).await.map_err(failed)?;
     Ok(deleted.deleted_count > 0)
 }

@@ -109,7 +109,7 @@ async fn changes(inner: &Inner, mark: &mut Mark) -> Result<SettingsChanges> {
 
 /// Returns what differs after an election: its id. A router knows none, so there the time has to do.
 async fn election(inner: &Inner) -> Result<Bson> {
-    let hello = read_in_time(|| inner.db.run_command(doc! { "hello": 1 })).await?;
+    let hello = read_in_time(&inner.db, || inner.db.run_command(doc! { "hello": 1 })).await?;
     Ok(if hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid") {
         Bson::Int64(inner.now().0 / ROUTED)
     } else {

@@ -77,7 +77,7 @@ pub(crate) async fn update(
     let update = templates
         .find_one_and_update(filter, doc! { "$set": set })
         .return_document(ReturnDocument::After);
-    let found = in_time(update).await.map_err(failed)?;
+    let found = in_time(&inner.db, update).await.map_err(failed)?;
     found.as_ref().map(read).transpose()
 }
 
@@ -85,6 +85,6 @@ pub(crate) async fn update(
 pub(crate) async fn delete(inner: &Inner, pattern: &Pattern) -> Result<bool> {
     let templates = inner.db.collection::<Document>(TEMPLATES);
     let delete = templates.delete_one(doc! { "_id": pattern.as_str() });
-    let deleted = in_time(delete).await.map_err(failed)?;
+    let deleted = in_time(&inner.db, delete).await.map_err(failed)?;
     Ok(deleted.deleted_count > 0)
 }

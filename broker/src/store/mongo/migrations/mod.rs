@@ -20,7 +20,6 @@
 use std::time::Duration;
 
 use mongodb::{
-    Client, Database,
     bson::{Document, doc},
     options::ReturnDocument,
 };
@@ -30,6 +29,7 @@ use crate::store::{
     mongo::server::{
         error::{broken, failed, integer},
         group_commit::WRITE_LIMIT,
+        places::Db,
         time_limit::{in_time, read_in_time},
         transaction::{Failure, Patience, abort, attempt_in_time, begin, commit},
     },
@@ -115,7 +115,7 @@ impl Found {
     }
 
     /// Returns why a broker of this version must not use the database, if it must not.
-    fn refusal(&self, db: &Database, version: i64) -> Option<String> {
+    fn refusal(&self, db: &Db, version: i64) -> Option<String> {
         (self.oldest_reader > version).then(|| {
             format!(
                 "the MongoDB database {} was written by a newer version of this program (format {}, by version {}; \
@@ -130,9 +130,9 @@ impl Found {
 }
 
 /// Returns why a broker must not use the database any more, if a newer version has said so.
-pub(super) async fn refusal(db: &Database, format: Format) -> Result<Option<String>> {
+pub(super) async fn refusal(db: &Db, format: Format) -> Result<Option<String>> {
     let formats = db.collection::<Document>(FORMAT);
-    let found = read_in_time(|| formats.find_one(doc! { "_id": STORE })).await?;
+    let found = read_in_time(db, || formats.find_one(doc! { "_id": STORE })).await?;
     let found = found.as_ref().map(Found::read).transpose()?;
     Ok(found.and_then(|found| found.refusal(db, format.version())))
 }
@@ -148,7 +148,7 @@ impl Format {
     /// # Errors
     /// Refuses a database of a newer format that this version cannot use. After an error, or if the process ends on the
     /// way, the database is as it was, but a change may be announced.
-    pub(super) async fn bring_up_to_date(self, client: &Client, db: &Database) -> Result<()> {
+    pub(super) async fn bring_up_to_date(self, db: &Db) -> Result<()> {
         let mut patience = Patience::new();
         loop {
             let found = match find_or_begin(db).await {
@@ -175,7 +175,7 @@ impl Format {
                 tokio::time::sleep(self.notice).await;
                 patience = Patience::new();
             }
-            match self.migrate(client, db, found.version, oldest_reader).await {
+            match self.migrate(db, found.version, oldest_reader).await {
                 Ok(()) => {
                     tracing::info!(
                         from = found.version,
@@ -206,20 +206,14 @@ impl Format {
 
     /// Takes the steps from `version` to this format, all or none. Returns a conflict if the database is not at that
     /// version.
-    async fn migrate(
-        self,
-        client: &Client,
-        db: &Database,
-        version: i64,
-        oldest_reader: i64,
-    ) -> Result<(), Failure> {
-        let mut session = begin(client).await?;
+    async fn migrate(self, db: &Db, version: i64, oldest_reader: i64) -> Result<(), Failure> {
+        let mut session = begin(db).await?;
         let attempt = async {
             let reached = fields(self.version(), oldest_reader);
             let passed = db
                 .collection::<Document>(FORMAT)
                 .update_one(doc! { "_id": STORE, "version": version }, doc! { "$set": reached })
-                .session(&mut session)
+                .session(&mut *session)
                 .await?;
             if passed.matched_count == 0 {
                 return Err(Failure::Conflict(broken("the format of the database has changed")));
@@ -228,7 +222,7 @@ impl Format {
                 self.steps_after(version)?.iter().flat_map(|step| (step.updates)())
             {
                 let documents = db.collection::<Document>(collection);
-                documents.update_many(filter, change).session(&mut session).await?;
+                documents.update_many(filter, change).session(&mut *session).await?;
             }
             commit(&mut session).await
         };
@@ -246,26 +240,26 @@ fn fields(version: i64, oldest_reader: i64) -> Document {
 
 /// Returns the format that the database says it has. A database that says nothing has version 1 or is empty; from now
 /// on it says so.
-async fn find_or_begin(db: &Database) -> Result<Found, Failure> {
+async fn find_or_begin(db: &Db) -> Result<Found, Failure> {
     // A write instead of a read, so that a server that was replaced as the primary cannot answer.
     let formats = db.collection::<Document>(FORMAT);
     let begin = formats
         .find_one_and_update(doc! { "_id": STORE }, doc! { "$setOnInsert": fields(1, 1) })
         .upsert(true)
         .return_document(ReturnDocument::After);
-    let found = in_time(begin).await?;
+    let found = in_time(db, begin).await?;
     let found = found.ok_or_else(|| broken("the document that was written is missing"))?;
     Ok(Found::read(&found)?)
 }
 
 /// Tells brokers of versions below `oldest_reader` to stop. This is never undone.
-async fn announce(db: &Database, version: i64, oldest_reader: i64) -> Result<()> {
+async fn announce(db: &Db, version: i64, oldest_reader: i64) -> Result<()> {
     let filter = doc! { "_id": STORE, "version": version };
     let change = doc! {
         "$max": { "oldestReader": oldest_reader }, "$set": { "program": env!("CARGO_PKG_VERSION") },
     };
     let formats = db.collection::<Document>(FORMAT);
-    in_time(formats.update_one(filter, change)).await.map_err(failed)?;
+    in_time(db, formats.update_one(filter, change)).await.map_err(failed)?;
     Ok(())
 }
 

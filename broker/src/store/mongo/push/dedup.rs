@@ -127,7 +127,7 @@ pub(crate) async fn resolve(
         }
         for found in over.values() {
             let (filter, update) = forgetting(found);
-            in_time(group.items.update_one(filter, update)).await.map_err(failed)?;
+            in_time(&inner.db, group.items.update_one(filter, update)).await.map_err(failed)?;
         }
     }
     Ok(first)

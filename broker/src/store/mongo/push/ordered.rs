@@ -42,7 +42,7 @@ pub(crate) async fn push_in_order(
 ) -> Result<Vec<Pushed>> {
     let mut patience = Patience::new();
     loop {
-        let mut session = begin(&inner.client).await?;
+        let mut session = begin(&inner.db).await?;
         let mut marks = Marks::default();
         let attempt = async {
             let pushed = insert(inner, group, items, &mut session, &mut marks).await?;

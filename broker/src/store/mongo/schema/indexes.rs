@@ -1,7 +1,7 @@
 //! Creates what a group needs in the database: indexes, the view for people, and the document that keeps deletes fast.
 
 use mongodb::{
-    Collection, Database,
+    Collection,
     bson::{Document, doc, oid::ObjectId},
 };
 
@@ -12,6 +12,7 @@ use crate::store::{
         segment::view,
         server::{
             error::{failed, is_duplicate_key, written},
+            places::Db,
             time_limit::in_time,
         },
     },
@@ -19,13 +20,13 @@ use crate::store::{
 
 impl Group {
     /// Creates the indexes, once per process.
-    pub(crate) async fn ensure_indexes(&self, db: &Database) -> Result<()> {
+    pub(crate) async fn ensure_indexes(&self, db: &Db) -> Result<()> {
         self.indexes.get_or_try_init(|| create_indexes(db, self.items.name())).await?;
         Ok(())
     }
 }
 
-async fn create_indexes(db: &Database, collection: &str) -> Result<()> {
+async fn create_indexes(db: &Db, collection: &str) -> Result<()> {
     let partial = |field: &str| doc! { field: { "$exists": true } };
     let indexes: [Document; 8] = [
         doc! { "name": HANDOUT, "key": { "q": 1, "priority": -1, "when": 1, "_id": 1 } },
@@ -60,9 +61,9 @@ async fn create_indexes(db: &Database, collection: &str) -> Result<()> {
         },
     ];
     let command = doc! { "createIndexes": collection, "indexes": indexes.to_vec() };
-    let reply = in_time(db.run_command(command)).await.map_err(failed)?;
+    let reply = in_time(db, db.run_command(command)).await.map_err(failed)?;
     written(&reply)?;
-    set_last(&db.collection(collection)).await?;
+    set_last(db, &db.collection(collection)).await?;
     view::create(db, collection).await
 }
 
@@ -71,12 +72,12 @@ async fn create_indexes(db: &Database, collection: &str) -> Result<()> {
 /// After each document, a delete of many returns to its place in the index of ids and searches for the next live entry
 /// there. Behind the newest item of all there is no live entry, and the search would turn round and walk through
 /// everything that was ever deleted. This took a quarter of the server's time.
-async fn set_last(items: &Collection<Document>) -> Result<()> {
+async fn set_last(db: &Db, items: &Collection<Document>) -> Result<()> {
     let last = doc! {
         "_id": ObjectId::from_bytes([0xFF; 12]), "q": "\u{10FFFF}",
         "note": "keeps deletes fast: leave it here",
     };
-    match in_time(items.insert_one(last)).await {
+    match in_time(db, items.insert_one(last)).await {
         Err(error) if is_duplicate_key(&error) => Ok(()),
         result => result.map(|_| ()).map_err(failed),
     }

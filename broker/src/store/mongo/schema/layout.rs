@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mongodb::{
-    Collection, Database,
+    Collection,
     bson::{DateTime, Document, RawDocumentBuf, doc, rawdoc},
 };
 use tokio::sync::OnceCell;
@@ -12,7 +12,10 @@ use crate::{
     domain::{FOREVER, GroupName, Outcome, Pushed, Timestamp},
     store::{
         Push, Reservation,
-        mongo::server::group_commit::{Batcher, Limits},
+        mongo::server::{
+            group_commit::{Batcher, Limits},
+            places::Db,
+        },
     },
 };
 
@@ -87,6 +90,7 @@ pub(crate) fn durable() -> RawDocumentBuf {
 
 /// A group: its collection, and the batchers of its writes.
 pub(crate) struct Group {
+    pub(crate) db: Db,
     pub(crate) items: Collection<RawDocumentBuf>,
     /// Set when the indexes and the view have been created by this process.
     pub(super) indexes: OnceCell<()>,
@@ -99,9 +103,10 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    pub(crate) fn new(db: &Database, name: &GroupName) -> Self {
+    pub(crate) fn new(db: &Db, name: &GroupName) -> Self {
         let bytes = 30 * 1024 * 1024;
         Self {
+            db: db.clone(),
             items: db.collection(&format!("items.{name}")),
             indexes: OnceCell::new(),
             plain: Batcher::new(Limits { writes: 2, worthwhile: 1, items: 2_000, bytes }),

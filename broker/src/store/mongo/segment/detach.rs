@@ -227,7 +227,7 @@ pub(crate) async fn detach(
     for segments in segments.chunks(inner.segment_size.segments_of(STEP)) {
         let mut patience = Patience::new();
         loop {
-            let mut session = begin(&inner.client).await?;
+            let mut session = begin(&inner.db).await?;
             let attempt = async {
                 let now = inner.now();
                 let detached = detach_within(group, segments, &choose, now, &mut session).await?;

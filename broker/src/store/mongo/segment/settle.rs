@@ -3,13 +3,10 @@
 use std::collections::{BTreeMap, HashSet};
 
 use futures_util::future::try_join;
-use mongodb::{
-    Database,
-    bson::{
-        RawArrayBuf, RawDocumentBuf,
-        raw::{CString, cstr},
-        rawdoc,
-    },
+use mongodb::bson::{
+    RawArrayBuf, RawDocumentBuf,
+    raw::{CString, cstr},
+    rawdoc,
 };
 
 use crate::{
@@ -31,6 +28,7 @@ use crate::{
             server::{
                 connect::write,
                 error::broken,
+                places::Db,
                 statement::{Update, statement, update},
             },
             settle::receipts::{Ending, end_exactly, look},
@@ -228,7 +226,7 @@ fn remove_empty(inner: &Inner, group: &Group, segments: Vec<ItemId>) {
     });
 }
 
-async fn remove(db: &Database, items: &str, segments: Vec<ItemId>, now: Timestamp) -> Result<()> {
+async fn remove(db: &Db, items: &str, segments: Vec<ItemId>, now: Timestamp) -> Result<()> {
     let mut empty = rawdoc! { "_id": { "$in": oids(segments) }, "left": 0_i32 };
     let mut remembered = empty.clone();
     remembered.append(cstr!("window"), rawdoc! { "$gt": date(now) });

@@ -8,7 +8,7 @@ use crate::store::{
     mongo::{
         schema::layout::{LEASED, live},
         segment::document::WORD,
-        server::{error::failed, time_limit::in_time},
+        server::{error::failed, places::Db, time_limit::in_time},
     },
 };
 
@@ -16,11 +16,11 @@ use crate::store::{
 const EXISTS: i32 = 48;
 
 /// Creates the view of a collection of items, or brings the one that is there up to date.
-pub(crate) async fn create(db: &mongodb::Database, items: &str) -> Result<()> {
+pub(crate) async fn create(db: &Db, items: &str) -> Result<()> {
     let name = items.replacen("items.", "items_flat.", 1);
     let command = |verb: &str| doc! { verb: &name, "viewOn": items, "pipeline": pipeline() };
-    let created = match in_time(db.run_command(command("create"))).await {
-        Err(error) if is_there(&error) => in_time(db.run_command(command("collMod"))).await,
+    let created = match in_time(db, db.run_command(command("create"))).await {
+        Err(error) if is_there(&error) => in_time(db, db.run_command(command("collMod"))).await,
         created => created,
     };
     created.map(|_| ()).map_err(failed)

@@ -7,7 +7,6 @@ use std::{
 };
 
 use mongodb::{
-    Database,
     bson::{Document, doc},
     options::{ReturnDocument, WriteConcern},
 };
@@ -19,6 +18,7 @@ use crate::{
         Result,
         mongo::server::{
             error::{broken, failed},
+            places::Db,
             time_limit::{ANSWER_LIMIT, within},
         },
     },
@@ -54,7 +54,7 @@ impl Given {
 
 /// The server whose time counts.
 pub(crate) struct Source {
-    pub(crate) db: Database,
+    pub(crate) db: Db,
     /// True if `hello` is answered by any of several routers, each with a clock of its own.
     pub(crate) sharded: bool,
 }
@@ -64,7 +64,7 @@ impl Source {
         if self.sharded {
             return self.time_of_shard().await;
         }
-        let reply = within(ANSWER_LIMIT, self.db.run_command(doc! { "hello": 1 })).await;
+        let reply = within(&self.db, ANSWER_LIMIT, self.db.run_command(doc! { "hello": 1 })).await;
         let reply = reply.map_err(failed)?;
         let server = reply.get_datetime("localTime").map_err(|_| broken("hello tells no time"))?;
         Ok(server.timestamp_millis())
@@ -79,7 +79,7 @@ impl Source {
             .upsert(true)
             .return_document(ReturnDocument::After)
             .write_concern(WriteConcern::nodes(1));
-        let found = within(ANSWER_LIMIT, update).await.map_err(failed)?;
+        let found = within(&self.db, ANSWER_LIMIT, update).await.map_err(failed)?;
         let at = found.as_ref().and_then(|found| found.get_datetime("at").ok());
         at.map(|at| at.timestamp_millis()).ok_or_else(|| broken("the shard tells no time"))
     }

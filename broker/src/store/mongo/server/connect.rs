@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mongodb::{
-    Client, Database,
+    Client,
     bson::{Document, RawDocument, RawDocumentBuf, doc, raw::cstr},
     options::{Acknowledgment, ClientOptions, ReadPreference, SelectionCriteria, WriteConcern},
     raw_batch_cursor::RawBatch,
@@ -17,6 +17,7 @@ use crate::store::{
             Written, broken, describe, failed, passes, unavailable, written, written_where_free,
         },
         group_commit::WRITE_LIMIT,
+        places::Db,
         time_limit::{ANSWER_LIMIT, NO_ANSWER, ReadError, in_time, read_in_time},
     },
 };
@@ -38,8 +39,7 @@ const MAX_APP_NAME: usize = 128;
 
 /// A connection to the database.
 pub(crate) struct Connection {
-    pub(crate) client: Client,
-    pub(crate) db: Database,
+    pub(crate) db: Db,
     /// True if the servers are reached through routers.
     pub(crate) sharded: bool,
     pub(crate) description: String,
@@ -74,8 +74,8 @@ pub(crate) async fn connect(uri: &str, database: &str, pool_size: u32) -> Result
 
     let client = Client::with_options(options)
         .map_err(|e| start_error("the MongoDB URI cannot be used", &e))?;
-    let db = client.database(database);
-    let hello = in_time(db.run_command(doc! { "hello": 1 }))
+    let db = Db::new(client.database(database), pool_size);
+    let hello = in_time(&db, db.run_command(doc! { "hello": 1 }))
         .await
         .map_err(|e| start_error(&format!("MongoDB at {hosts} cannot be reached"), &e))?;
     let sharded = hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
@@ -85,7 +85,7 @@ pub(crate) async fn connect(uri: &str, database: &str, pool_size: u32) -> Result
         Err(_) => return Err(StoreError::Unsupported(standalone(&hosts))),
     };
     let description = format!("mongodb://{hosts}/{database} ({kind})");
-    Ok(Connection { client, db, sharded, description })
+    Ok(Connection { db, sharded, description })
 }
 
 /// Returns the message for a server that is not part of a replica set.
@@ -121,19 +121,19 @@ fn start_error(what: &str, error: &mongodb::error::Error) -> StoreError {
 /// A command without an answer is sent twice: again after [`ANSWER_LIMIT`], over another connection, and then the whole
 /// answer is awaited. An abandoned attempt ends in the server within [`WRITE_LIMIT`], so that attempts do not gather in
 /// a server that is stalled.
-pub(crate) async fn write(db: &Database, command: RawDocumentBuf) -> Result<Written> {
+pub(crate) async fn write(db: &Db, command: RawDocumentBuf) -> Result<Written> {
     write_in_time(db, command, [ANSWER_LIMIT, WRITE_LIMIT], written).await
 }
 
 /// Like [`write()`], with statements that a unique index may refuse: these change nothing.
-pub(crate) async fn write_where_free(db: &Database, command: RawDocumentBuf) -> Result<Written> {
+pub(crate) async fn write_where_free(db: &Db, command: RawDocumentBuf) -> Result<Written> {
     write_in_time(db, command, [ANSWER_LIMIT, WRITE_LIMIT], written_where_free).await
 }
 
 /// Does the same with other time limits: of the first attempt, and of those after one that was not answered in time.
 /// `written` parses the reply.
 pub(crate) async fn write_in_time(
-    db: &Database,
+    db: &Db,
     mut command: RawDocumentBuf,
     [first, second]: [Duration; 2],
     written: fn(&Document) -> Result<Written>,
@@ -142,6 +142,7 @@ pub(crate) async fn write_in_time(
     let mut pauses = RETRY_PAUSES.iter();
     let mut limit = first;
     let (mut is_slow, mut is_repeated) = (false, false);
+    let _place = db.place().await?;
     loop {
         let attempt = db.run_raw_command(command.clone());
         let result = match tokio::time::timeout(limit, attempt).await {
@@ -164,15 +165,15 @@ pub(crate) async fn write_in_time(
 /// Runs a `find` or `aggregate` command and parses each document of its result: the whole result, in as many batches as
 /// the server makes of it. The filter or limit of the command bounds its size.
 pub(crate) async fn read<T>(
-    db: &Database,
+    db: &Db,
     command: &RawDocumentBuf,
     read: impl Fn(&RawDocument) -> Result<T>,
 ) -> Result<Vec<T>> {
-    read_in_time(|| read_batches(db, command, &read)).await
+    read_in_time(db, || read_batches(db, command, &read)).await
 }
 
 async fn read_batches<T>(
-    db: &Database,
+    db: &Db,
     command: &RawDocumentBuf,
     read: &impl Fn(&RawDocument) -> Result<T>,
 ) -> Result<Vec<T>, ReadError> {
@@ -187,15 +188,15 @@ async fn read_batches<T>(
 /// Runs a `find` command and parses the first batch of its result, which the server cuts at 16 MiB. `batchSize` must be
 /// larger than `limit`, so that a result that was not cut leaves no cursor behind.
 pub(crate) async fn read_first<T>(
-    db: &Database,
+    db: &Db,
     command: &RawDocumentBuf,
     read: impl Fn(&RawDocument) -> Result<T>,
 ) -> Result<First<T>> {
-    read_in_time(|| read_first_batch(db, command, &read)).await
+    read_in_time(db, || read_first_batch(db, command, &read)).await
 }
 
 async fn read_first_batch<T>(
-    db: &Database,
+    db: &Db,
     command: &RawDocumentBuf,
     read: &impl Fn(&RawDocument) -> Result<T>,
 ) -> Result<First<T>, ReadError> {
@@ -234,7 +235,7 @@ pub(crate) struct First<T> {
 }
 
 /// Like [`read`], with documents that are not parsed further. For small or rare results.
-pub(crate) async fn read_documents(db: &Database, command: Document) -> Result<Vec<Document>> {
+pub(crate) async fn read_documents(db: &Db, command: Document) -> Result<Vec<Document>> {
     let tree = |d: &RawDocument| Document::try_from(d).map_err(|e| broken(e.to_string()));
     read(db, &command_of(&command)?, tree).await
 }
@@ -245,14 +246,9 @@ pub(crate) fn command_of(command: &Document) -> Result<RawDocumentBuf> {
 }
 
 /// Returns the number of documents that match, by the named index alone if the filter allows it.
-pub(crate) async fn count(
-    db: &Database,
-    collection: &str,
-    filter: Document,
-    index: &str,
-) -> Result<u64> {
+pub(crate) async fn count(db: &Db, collection: &str, filter: Document, index: &str) -> Result<u64> {
     let command = doc! { "count": collection, "query": filter, "hint": index };
-    let reply = read_in_time(|| db.run_command(command.clone())).await?;
+    let reply = read_in_time(db, || db.run_command(command.clone())).await?;
     reply
         .get("n")
         .and_then(crate::store::mongo::server::error::integer)

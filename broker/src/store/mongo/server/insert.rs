@@ -31,7 +31,7 @@ pub(crate) async fn insert_documents(
     documents: &[RawDocumentBuf],
 ) -> Result<HashMap<usize, Refusal>> {
     let insert = group.items.insert_many(documents).ordered(false);
-    let Err(error) = in_time(insert).await else {
+    let Err(error) = in_time(&group.db, insert).await else {
         return Ok(HashMap::new());
     };
     let ErrorKind::InsertMany(insert) = error.kind.as_ref() else { return Err(failed(error)) };

@@ -26,7 +26,7 @@ pub(crate) async fn lead(inner: &Inner, task: &str, lasting: Duration) -> Result
     };
     let taken = doc! { "$set": { "broker": own, "until": date(now + lasting) } };
     let counters = inner.db.collection::<Document>("counters");
-    match in_time(counters.update_one(free, taken).upsert(true)).await {
+    match in_time(&inner.db, counters.update_one(free, taken).upsert(true)).await {
         Ok(_) => Ok(!lasting.is_zero()),
         // The document exists and belongs to another broker.
         Err(error) if is_duplicate_key(&error) => Ok(false),

@@ -7,10 +7,7 @@
 
 use std::time::Duration;
 
-use mongodb::{
-    Client,
-    bson::{Bson, doc},
-};
+use mongodb::bson::{Bson, doc};
 use tokio_util::sync::CancellationToken;
 
 use crate::store::{
@@ -18,6 +15,7 @@ use crate::store::{
     mongo::server::{
         connect::{APP_NAME, read_documents},
         error::failed,
+        places::Db,
         time_limit::in_time,
     },
 };
@@ -29,10 +27,11 @@ const INACTIVE: Duration = Duration::from_secs(3);
 
 /// Ends orphaned transactions of all brokers until stopped. Where the user may not list transactions, the server ends
 /// them after a minute.
-pub(crate) async fn end_all(client: Client, stop: CancellationToken) {
+pub(crate) async fn end_all(db: Db, stop: CancellationToken) {
+    let admin = db.sibling("admin");
     let mut complained = false;
     while stop.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
-        match end_once(&client).await {
+        match end_once(&admin).await {
             Ok(0) => complained = false,
             Ok(count) => tracing::info!(count, "ended transactions that a broker left behind"),
             Err(error) if complained => tracing::debug!(%error, "could not look for transactions"),
@@ -45,8 +44,7 @@ pub(crate) async fn end_all(client: Client, stop: CancellationToken) {
 }
 
 /// Ends the present orphaned transactions and returns how many there were.
-async fn end_once(client: &Client) -> Result<usize> {
-    let admin = client.database("admin");
+async fn end_once(admin: &Db) -> Result<usize> {
     let inactive = i64::try_from(INACTIVE.as_micros()).unwrap_or(i64::MAX);
     let command = doc! { "aggregate": 1, "cursor": {}, "pipeline": [
         { "$currentOp": { "idleSessions": true } },
@@ -57,7 +55,7 @@ async fn end_once(client: &Client) -> Result<usize> {
         { "$project": { "lsid.id": 1 } },
     ] };
     let mut sessions = Vec::new();
-    for document in read_documents(&admin, command).await? {
+    for document in read_documents(admin, command).await? {
         if let Ok(id) = document.get_document("lsid").map(|lsid| lsid.get("id").cloned()) {
             sessions.extend(id.map(|id| Bson::Document(doc! { "id": id })));
         }
@@ -65,7 +63,7 @@ async fn end_once(client: &Client) -> Result<usize> {
     let count = sessions.len();
     if count > 0 {
         let end = admin.run_command(doc! { "killSessions": sessions });
-        in_time(end).await.map_err(failed)?;
+        in_time(admin, end).await.map_err(failed)?;
     }
     Ok(count)
 }

@@ -11,6 +11,7 @@ use crate::store::{
     mongo::server::{
         error::{failed, passes, unavailable},
         group_commit::WRITE_LIMIT,
+        places::{Db, NO_PLACE},
     },
 };
 
@@ -25,34 +26,39 @@ pub(crate) const NO_ANSWER: &str = "MongoDB did not answer in time";
 
 /// Runs an operation of the driver. If it is not answered in time, its outcome is unknown, as after a lost connection.
 pub(crate) async fn in_time<T>(
+    db: &Db,
     operation: impl IntoFuture<Output = mongodb::error::Result<T>>,
 ) -> mongodb::error::Result<T> {
-    within(WRITE_LIMIT, operation).await
+    within(db, WRITE_LIMIT, operation).await
 }
 
 /// Like [`in_time`], for statements that change or remove any number of items.
 pub(crate) async fn bulk_in_time<T>(
+    db: &Db,
     operation: impl IntoFuture<Output = mongodb::error::Result<T>>,
 ) -> mongodb::error::Result<T> {
-    within(BULK_LIMIT, operation).await
+    within(db, BULK_LIMIT, operation).await
 }
 
-/// Runs an operation of the driver for at most `limit`.
+/// Runs an operation of the driver for at most `limit`, once it has a place.
 pub(crate) async fn within<T>(
+    db: &Db,
     limit: Duration,
     operation: impl IntoFuture<Output = mongodb::error::Result<T>>,
 ) -> mongodb::error::Result<T> {
-    let late = || io::Error::new(io::ErrorKind::TimedOut, NO_ANSWER).into();
-    timeout(limit, operation.into_future()).await.unwrap_or_else(|_| Err(late()))
+    let late = |message| Err(io::Error::new(io::ErrorKind::TimedOut, message).into());
+    let Ok(_place) = db.place().await else { return late(NO_PLACE) };
+    timeout(limit, operation.into_future()).await.unwrap_or_else(|_| late(NO_ANSWER))
 }
 
 /// Runs a read, and repeats it once over another connection if it is not answered within [`ANSWER_LIMIT`] or fails with
 /// an error that may pass.
-pub(crate) async fn read_in_time<T, E, F>(read: impl Fn() -> F) -> Result<T>
+pub(crate) async fn read_in_time<T, E, F>(db: &Db, read: impl Fn() -> F) -> Result<T>
 where
     E: Into<ReadError>,
     F: IntoFuture<Output = Result<T, E>>,
 {
+    let _place = db.place().await?;
     if let Ok(first) = timeout(ANSWER_LIMIT, read().into_future()).await {
         match first.map_err(Into::into) {
             Err(ReadError::Driver(error)) if passes(&error) => {}

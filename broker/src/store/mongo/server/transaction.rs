@@ -2,11 +2,12 @@
 
 use std::{
     future::IntoFuture,
+    ops::{Deref, DerefMut},
     time::{Duration, Instant},
 };
 
 use mongodb::{
-    Client, ClientSession,
+    ClientSession,
     error::{Error, ErrorKind, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT},
 };
 use sluicegate_proto::backoff::Backoff;
@@ -17,7 +18,8 @@ use crate::store::{
     mongo::server::{
         error::{describe, failed, is_duplicate_key, unavailable},
         group_commit::WRITE_LIMIT,
-        time_limit::{ANSWER_LIMIT, NO_ANSWER, within},
+        places::{Db, Place},
+        time_limit::{ANSWER_LIMIT, NO_ANSWER},
     },
 };
 
@@ -80,14 +82,14 @@ impl Patience {
     /// Aborts the transaction of a failed attempt.
     pub(crate) async fn after<T>(
         &mut self,
-        session: &mut ClientSession,
+        transaction: &mut Transaction,
         outcome: Result<T, Failure>,
     ) -> Result<Option<T>> {
         let failure = match outcome {
             Ok(done) => return Ok(Some(done)),
             Err(failure) => failure,
         };
-        abort(session).await;
+        abort(transaction).await;
         match failure {
             Failure::Final(error) => Err(error),
             Failure::Conflict(error) => self.next(error).await.map(|()| None),
@@ -95,20 +97,45 @@ impl Patience {
     }
 }
 
+/// A transaction, which has a place for all of its statements until it is committed or aborted. Within it nothing else may wait for
+/// a place.
+pub(crate) struct Transaction {
+    session: ClientSession,
+    place: Option<Place>,
+}
+
+impl Deref for Transaction {
+    type Target = ClientSession;
+
+    fn deref(&self) -> &ClientSession {
+        &self.session
+    }
+}
+
+impl DerefMut for Transaction {
+    fn deref_mut(&mut self) -> &mut ClientSession {
+        &mut self.session
+    }
+}
+
 /// Begins a transaction.
-pub(crate) async fn begin(client: &Client) -> Result<ClientSession> {
-    let mut session = client.start_session().await.map_err(failed)?;
+pub(crate) async fn begin(db: &Db) -> Result<Transaction> {
+    let place = Some(db.place().await?);
+    let mut session = db.client().start_session().await.map_err(failed)?;
     session.start_transaction().await.map_err(failed)?;
-    Ok(session)
+    Ok(Transaction { session, place })
 }
 
 /// Commits the transaction, and repeats the commit while its outcome is unknown.
-pub(crate) async fn commit(session: &mut ClientSession) -> Result<(), Failure> {
+pub(crate) async fn commit(transaction: &mut Transaction) -> Result<(), Failure> {
     let mut patience = Patience::new();
     let mut limit = ANSWER_LIMIT;
     loop {
-        let unknown = match timeout(limit, session.commit_transaction().into_future()).await {
-            Ok(Ok(())) => return Ok(()),
+        let unknown = match timeout(limit, transaction.commit_transaction().into_future()).await {
+            Ok(Ok(())) => {
+                transaction.place = None;
+                return Ok(());
+            }
             Ok(Err(error)) if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) => {
                 unavailable(describe(&error))
             }
@@ -132,6 +159,7 @@ pub(crate) async fn attempt_in_time<T>(
 }
 
 /// Ends a transaction that was not committed. Without this the server ends it later.
-pub(crate) async fn abort(session: &mut ClientSession) {
-    let _ = within(ANSWER_LIMIT, session.abort_transaction()).await;
+pub(crate) async fn abort(transaction: &mut Transaction) {
+    let _ = timeout(ANSWER_LIMIT, transaction.abort_transaction().into_future()).await;
+    transaction.place = None;
 }

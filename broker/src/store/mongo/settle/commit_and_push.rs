@@ -49,7 +49,7 @@ pub(crate) async fn commit_and_push(
     detach_held(inner, &group, [(held.receipt.item, held.receipt.token)]).await?;
     let mut patience = Patience::new();
     loop {
-        let mut session = begin(&inner.client).await?;
+        let mut session = begin(&inner.db).await?;
         let mut marks = Marks::default();
         let attempt = async {
             let Some(key) = settle(inner, &group, &held, &mut session).await? else {

@@ -6,6 +6,7 @@ use std::{
     time::Instant,
 };
 
+use futures_util::future::join_all;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
@@ -79,11 +80,21 @@ impl Proxy {
 
     /// Opens a broker that reaches the server only through this proxy.
     async fn open(&self, clock: &Arc<Clock>, database: &str) -> Broker<MongoStore> {
+        self.open_with(16, clock, database).await
+    }
+
+    /// The same with so many connections.
+    async fn open_with(
+        &self,
+        pool_size: u32,
+        clock: &Arc<Clock>,
+        database: &str,
+    ) -> Broker<MongoStore> {
         let uri = format!("mongodb://{}/?directConnection=true&appName=proxied", self.address);
         let options = MongoOptions {
             clock: clock.clone(),
             discipline: false,
-            pool_size: 16,
+            pool_size,
             ..MongoOptions::default()
         };
         connected(&uri, database, options).await
@@ -210,6 +221,30 @@ async fn a_read_over_a_dead_connection_is_repeated_over_another() {
     assert_eq!(depth.unsettled(), 1);
     assert!(origins.is_empty());
     drop(dead);
+}
+
+/// The driver does not notice that an operation has given up while it waited for a connection. If operations waited there, those
+/// that did so while the server was slow would keep all later ones from its connections, which lie idle.
+#[tokio::test(flavor = "multi_thread")]
+async fn reads_that_waited_while_the_server_was_slow_are_answered() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let proxy = Proxy::start(scratch.server()).await;
+    let store = proxy.open_with(2, &clock, &scratch.name).await;
+    let queue = make(&store, queue_named("q")).await;
+    let pushed = store.push(vec![push_of(&queue, "a", 0)]).await.unwrap();
+    // Both connections are busy until the time limit of the first attempts at a read.
+    let mut slow = [proxy.hold_on_items("find"), proxy.hold_on_items("find")];
+    let reads = (0..1_000).map(|_| store.get_item(&queue, pushed[0].id));
+    let caught = async {
+        for held in &mut slow {
+            held.caught().await;
+        }
+    };
+    let both = async { tokio::join!(join_all(reads), caught) };
+    let (read, ()) = tokio::time::timeout(LIMIT, both).await.expect("answers in time");
+    let refused: Vec<_> = read.iter().filter_map(|read| read.as_ref().err()).collect();
+    assert!(refused.is_empty(), "{} were refused, as {:?}", refused.len(), refused[0]);
+    drop(slow);
 }
 
 /// The broker reads the format regularly to learn of newer versions. A dead connection does not end that.

@@ -1,6 +1,9 @@
 //! The conformance suite on a real MongoDB, and tests of what only this store promises.
 
-use mongodb::bson::{Document, doc};
+use mongodb::{
+    Client,
+    bson::{Document, doc},
+};
 
 use super::*;
 use crate::{
@@ -248,7 +251,7 @@ async fn the_time_of_a_shard_is_the_time_of_the_server() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
     let store = scratch.open(&clock).await;
     let [by_hello, by_shard] =
-        [false, true].map(|sharded| server::clock::Source { db: store.database(), sharded });
+        [false, true].map(|sharded| server::clock::Source { db: store.inner.db.clone(), sharded });
     for source in [by_hello, by_shard] {
         let clock = Clock::system();
         clock.advance(Duration::from_hours(1));
