@@ -10,6 +10,8 @@ use super::Load;
 /// How long queues may hold items that they do not hand out, once all faults have ended.
 const LIMIT: Duration = Duration::from_mins(1);
 const PAUSE: Duration = Duration::from_millis(100);
+/// The last second of other brokers may be missing in totals, and they are written in some more time.
+const TOTALS: Duration = Duration::from_secs(2);
 /// The lease of what is drained.
 const LEASE: Duration = Duration::from_secs(10);
 
@@ -21,6 +23,7 @@ impl Load {
     /// Takes everything out of the queues when no client is left, and records what is there then. Returns what is wrong.
     pub(crate) async fn rest(&self) -> Vec<String> {
         let mut wrong = self.drain().await;
+        tokio::time::sleep(TOTALS).await;
         let begun = Instant::now();
         loop {
             let (mut queues, mut differs) = (Vec::new(), false);
