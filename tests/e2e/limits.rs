@@ -99,7 +99,7 @@ async fn streams_of_figures_that_nobody_reads_take_little_memory() {
     let channel = access::channel(&broker).await;
     let push =
         async |n: usize| access::push(&channel, "none is asked for", &format!("queue-{n}")).await;
-    let mut pushes = stream::iter(0..QUEUES).map(|n| push(n)).buffer_unordered(100);
+    let mut pushes = stream::iter(0..QUEUES).map(&push).buffer_unordered(100);
     while let Some(pushed) = pushes.next().await {
         pushed.expect("a push");
     }
