@@ -285,7 +285,8 @@ impl Engine {
             // The dispatcher may have ended before the call was added.
             () = self.stopping.cancelled() => waiting.give_up().await,
         }?;
-        Ok(waiting.in_time(lease, deliveries))
+        // What was committed at once was compared with the time after its commit, and is counted as handed out.
+        Ok(if auto_commit { deliveries } else { waiting.in_time(lease, deliveries) })
     }
 
     /// Returns the lease to use: the requested one, else the queue's, else the broker's default.
@@ -377,13 +378,10 @@ impl Waiting {
     fn in_time(&self, lease: Duration, mut deliveries: Vec<Delivery>) -> Vec<Delivery> {
         let now = self.engine.now();
         let is_late = |delivery: &mut Delivery| {
-            delivery.item.has_expired(now)
-                || !self.auto_commit && is_too_late(now, lease, delivery.lease_expire_time)
+            delivery.item.has_expired(now) || is_too_late(now, lease, delivery.lease_expire_time)
         };
         let late: Vec<_> = deliveries.extract_if(.., is_late).collect();
-        if !self.auto_commit {
-            self.engine.release_undelivered(&self.queue, late);
-        }
+        self.engine.release_undelivered(&self.queue, late);
         deliveries
     }
 }

@@ -39,10 +39,12 @@ fn brokers_with_faults_keep_the_promises() {
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(run))));
 }
 
-/// A stream was handed more bytes than it may hold, by a reserve that was under way while others came.
 #[test]
 fn seeds_that_found_a_fault_keep_the_promises() {
+    // A stream was handed more bytes than it may hold, by a reserve that was under way while others came.
     keeps_the_promises(309);
+    // An item that expired while its pop was being committed counted as popped.
+    keeps_the_promises(1_029_812);
 }
 
 fn keeps_the_promises(seed: u64) {

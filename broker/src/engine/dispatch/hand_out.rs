@@ -34,9 +34,11 @@ pub(super) async fn hand_out(
         let committed =
             commit_at_once(engine, dispatcher, queue, round, &mut deliveries, &mut unwanted).await;
         match committed {
-            Ok(committed) => {
-                totals.popped = committed;
-                totals.committed += committed;
+            Ok(AtOnce { popped, expired }) => {
+                totals.popped = popped;
+                totals.committed += popped;
+                totals.delivered -= expired;
+                totals.expired += expired;
             }
             Err(error) => failed = Some(error), // the other consumers still receive their items
         }
@@ -72,9 +74,16 @@ pub(super) async fn hand_out(
     failed.map_or(Ok(()), Err)
 }
 
-/// Commits the items of auto-commit consumers, and keeps those whose commit succeeded. Items whose
-/// consumer has gone are not committed and are moved to `unwanted`, as are all items if the commit
-/// fails.
+/// What became of items that were committed before they are handed out.
+struct AtOnce {
+    /// Number of items that are handed out.
+    popped: u64,
+    /// Number of items that expired while their commit was under way, and reach nobody.
+    expired: u64,
+}
+
+/// Commits the items of auto-commit consumers, and keeps those whose commit succeeded and that have not expired meanwhile. Items
+/// whose consumer has gone are not committed and are moved to `unwanted`, as are all items if the commit fails.
 async fn commit_at_once(
     engine: &Engine,
     dispatcher: &Dispatcher,
@@ -82,7 +91,7 @@ async fn commit_at_once(
     round: &Round,
     deliveries: &mut Vec<(usize, Delivery)>,
     unwanted: &mut Vec<Delivery>,
-) -> Result<u64> {
+) -> Result<AtOnce> {
     let claimants = &round.claimants;
     let is_gone: Vec<bool> = {
         let state = dispatcher.state.lock();
@@ -100,7 +109,7 @@ async fn commit_at_once(
         })
         .collect();
     if held.is_empty() {
-        return Ok(0);
+        return Ok(AtOnce { popped: 0, expired: 0 });
     }
     let outcomes = match engine.store.commit(held).await {
         Ok(outcomes) => outcomes,
@@ -114,14 +123,18 @@ async fn commit_at_once(
         }
     };
     let mut outcomes = outcomes.into_iter();
-    let mut committed = 0;
-    deliveries.retain(|(claimant, _)| {
+    let mut taken = AtOnce { popped: 0, expired: 0 };
+    let now = engine.now();
+    deliveries.retain(|(claimant, delivery)| {
         if !claimants[*claimant].auto_commit {
             return true;
         }
-        let ok = outcomes.next() == Some(Outcome::Ok);
-        committed += u64::from(ok);
-        ok
+        let is_committed = outcomes.next() == Some(Outcome::Ok);
+        // The commit may have taken long. What expired meanwhile counts as any other item that was found expired.
+        let has_expired = is_committed && delivery.item.has_expired(now);
+        taken.expired += u64::from(has_expired);
+        taken.popped += u64::from(is_committed && !has_expired);
+        is_committed && !has_expired
     });
-    Ok(committed)
+    Ok(taken)
 }

@@ -1,6 +1,6 @@
 //! Reserves and pops: items taken for a call reach its caller or are rolled back.
 
-use super::{super::MAY_CREATE_ALL, *};
+use super::{super::MAY_CREATE_ALL, streams::ask, *};
 use crate::domain::Limit;
 
 const SHORT: Duration = Duration::from_millis(20);
@@ -259,4 +259,55 @@ async fn what_a_pop_did_not_commit_is_not_delivered() {
     bench.faults.set("commit", Fault::None);
     let popped = within("the pop", popping).await.unwrap().unwrap();
     assert_eq!(payloads(&popped), ["1"]);
+}
+
+/// Pushes an item that expires after five seconds.
+async fn push_mortal(bench: &Bench) {
+    let ttl = Some(Duration::from_secs(5));
+    let mortal = NewItem { payload: "mortal".into(), ttl, ..NewItem::default() };
+    bench.engine.push(&name("q"), vec![mortal], None).await.unwrap();
+}
+
+/// Returns how many items of the queue were handed out, committed, popped and found expired.
+async fn taken(bench: &Bench) -> [u64; 4] {
+    let totals = bench.engine.queue_stats(&name("q")).await.unwrap().totals;
+    [totals.delivered, totals.committed, totals.popped, totals.expired]
+}
+
+/// A commit may take long. What expires meanwhile reaches nobody: it counts as expired, not as popped, and the `Pop` waits for
+/// another item.
+#[tokio::test]
+async fn what_expires_while_its_pop_is_committed_counts_as_expired() {
+    let bench = bench().await;
+    push_mortal(&bench).await;
+    bench.faults.set("commit", Fault::HeldAfter);
+    let popping = bench.pop(1, LIMIT);
+    bench.faults.until_done("commit", 1).await;
+    bench.clock.advance(Duration::from_secs(6));
+    bench.faults.set("commit", Fault::None);
+    until("it is counted", async || taken(&bench).await == [0, 0, 0, 1]).await;
+    bench.push(1).await;
+    let popped = within("the next item", popping).await.unwrap().unwrap();
+    assert_eq!(payloads(&popped), ["0"]);
+    assert_eq!(taken(&bench).await, [1, 1, 1, 1]);
+    let stats = bench.engine.queue_stats(&name("q")).await.unwrap();
+    assert_eq!((stats.depth.ready, stats.depth.reserved), (0, 0));
+}
+
+/// The same holds for a stream that commits what it is sent.
+#[tokio::test]
+async fn what_expires_while_it_is_committed_for_a_stream_counts_as_expired() {
+    let bench = bench().await;
+    push_mortal(&bench).await;
+    bench.push(1).await;
+    bench.faults.set("commit", Fault::HeldAfter);
+    let options = ConsumeOptions { auto_commit: true, ..Bench::options() };
+    let mut stream = bench.engine.consume(options).await.unwrap();
+    ask(&mut stream).await;
+    bench.faults.until_done("commit", 1).await;
+    bench.clock.advance(Duration::from_secs(6));
+    bench.faults.set("commit", Fault::None);
+    let received = deliveries(&mut stream).await;
+    assert_eq!(payloads(received.iter().map(|one| &one.item)), ["0"]);
+    assert_eq!(taken(&bench).await, [1, 1, 1, 1]);
 }
