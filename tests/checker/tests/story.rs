@@ -192,6 +192,18 @@ pub(crate) fn delivery(name: &str, number: u32) -> Delivery {
     }
 }
 
+/// Returns delivery `number` of an item, which is the first since it became a dead letter of this queue after so many failed
+/// attempts.
+pub(crate) fn dead_letter(name: &str, number: u32, of: &str, failed: u32) -> Delivery {
+    Delivery {
+        queue: format!("{of}.dead"),
+        attempt: 1,
+        origin_queue: of.to_owned(),
+        dead_letter_attempts: failed,
+        ..delivery(name, number)
+    }
+}
+
 pub(crate) fn back(receipt: &str) -> RollbackItem {
     RollbackItem { receipt: receipt.to_owned(), delay: Some(0), ..RollbackItem::default() }
 }

@@ -6,8 +6,8 @@ use sluicegate_checker::{
 };
 
 use crate::story::{
-    LEASE, MS, Story, back, commit, consume, consume_100_bytes, delivery, extend, flow, item,
-    large, reserve,
+    LEASE, MS, Story, back, commit, consume, consume_100_bytes, dead_letter, delivery, extend,
+    flow, item, large, reserve,
 };
 
 #[test]
@@ -77,14 +77,7 @@ fn limits_are_missed() {
     story.breaks(Rule::Limits, "a", 2);
     // In the dead-letter queue without a reason.
     let mut story = once();
-    let dead = Delivery {
-        queue: "work.dead".to_owned(),
-        attempt: 1,
-        origin_queue: "work".to_owned(),
-        dead_letter_attempts: 1,
-        ..delivery("a", 2)
-    };
-    story.at(LEASE + 100).reserve(dead).breaks(Rule::Limits, "a", 3);
+    story.at(LEASE + 100).reserve(dead_letter("a", 2, "work", 1)).breaks(Rule::Limits, "a", 3);
 }
 
 #[test]

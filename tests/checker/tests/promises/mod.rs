@@ -8,7 +8,8 @@ use sluicegate_checker::history::{
 };
 
 use crate::story::{
-    LEASE, MS, Story, back, commit, consume, dedup, delivery, item, keyed, push, pushed, reserve,
+    LEASE, MS, Story, back, commit, consume, dead_letter, dedup, delivery, item, keyed, push,
+    pushed, reserve,
 };
 
 #[test]
@@ -222,14 +223,7 @@ fn an_item_is_dead_lettered_at_its_limit() {
     story.set("work", Settings { max_attempts: 2, ..Settings::default() });
     story.push(item("a")).reserve(delivery("a", 1)).rollback(back("a/1"), Outcome::Ok);
     story.reserve(delivery("a", 2)).rollback(back("a/2"), Outcome::DeadLettered);
-    let dead = Delivery {
-        queue: "work.dead".to_owned(),
-        attempt: 1,
-        origin_queue: "work".to_owned(),
-        dead_letter_attempts: 2,
-        ..delivery("a", 3)
-    };
-    story.reserve(dead).commit("a/3", Outcome::Ok).rest().is_clean();
+    story.reserve(dead_letter("a", 3, "work", 2)).commit("a/3", Outcome::Ok).rest().is_clean();
 }
 
 /// A broker that shuts down takes back what its streams hold, and what was never sent, and counts neither.
@@ -287,13 +281,7 @@ fn dead_letters_of_one_key_are_in_no_order() {
         story.push(keyed(name)).reserve(delivery(name, 1));
         story.rollback(reject(&receipt), Outcome::DeadLettered);
     }
-    let dead = |name: &str| Delivery {
-        queue: "work.dead".to_owned(),
-        attempt: 1,
-        origin_queue: "work".to_owned(),
-        dead_letter_attempts: 1,
-        ..delivery(name, 2)
-    };
+    let dead = |name: &str| dead_letter(name, 2, "work", 1);
     story.reserve(dead("b")).reserve(dead("a"));
     story.commit("a/2", Outcome::Ok).commit("b/2", Outcome::Ok).rest().is_clean();
 }
@@ -314,14 +302,7 @@ fn a_lapsed_last_attempt_is_dead_lettered_without_a_word() {
     let mut story = Story::default();
     story.set("work", Settings { max_attempts: 1, ..Settings::default() });
     story.push(item("a")).reserve(delivery("a", 1));
-    let dead = Delivery {
-        queue: "work.dead".to_owned(),
-        attempt: 1,
-        origin_queue: "work".to_owned(),
-        dead_letter_attempts: 1,
-        ..delivery("a", 2)
-    };
-    story.at(LEASE + 100).reserve(dead).commit("a/1", Outcome::LeaseLost);
+    story.at(LEASE + 100).reserve(dead_letter("a", 2, "work", 1)).commit("a/1", Outcome::LeaseLost);
     story.commit("a/2", Outcome::Ok).rest().is_clean();
 }
 
@@ -355,10 +336,7 @@ fn an_item_that_lapses_unseen_lets_the_next_of_its_key_go() {
     story.push(keyed("a")).push(keyed("b")).tell(fault(true));
     story.at(5_000).deliver(stream, delivery("b", 1)).tell(fault(false));
     story.commit("b/1", Outcome::Ok).ok(stream, Response::Done);
-    let (queue, attempt) = ("work.dead".to_owned(), 1);
-    let (origin_queue, dead_letter_attempts) = ("work".to_owned(), 3);
-    let dead = delivery("a", 4);
-    story.reserve(Delivery { queue, attempt, origin_queue, dead_letter_attempts, ..dead });
+    story.reserve(dead_letter("a", 4, "work", 3));
     story.commit("a/4", Outcome::Ok).rest().is_clean();
 }
 
@@ -408,14 +386,12 @@ fn what_was_moved_unseen_may_be_a_dead_letter_there() {
     let (receipt, to_queue) = ("a/1".to_owned(), "other".to_owned());
     let moved = story.start(Request::Move { receipt, to_queue, delay: 0 });
     story.at(10).unknown(moved);
-    let dead = Delivery {
-        queue: "other.dead".to_owned(),
-        attempt: 1,
-        origin_queue: "other".to_owned(),
-        dead_letter_attempts: 2,
-        ..delivery("a", 4)
-    };
-    story.at(500).reserve(dead).commit("a/4", Outcome::Ok).rest().is_clean();
+    story
+        .at(500)
+        .reserve(dead_letter("a", 4, "other", 2))
+        .commit("a/4", Outcome::Ok)
+        .rest()
+        .is_clean();
 }
 
 /// Nobody saw it between the redrive and the failure that made it a dead letter again.
@@ -426,14 +402,12 @@ fn a_dead_letter_that_was_redriven_may_be_one_again() {
     let rejected = RollbackItem { dead_letter: true, ..back("a/1") };
     story.push(item("a")).reserve(delivery("a", 1)).rollback(rejected, Outcome::DeadLettered);
     story.call(Request::RedriveItems { queue: "work.dead".to_owned() }, Response::Done);
-    let dead = Delivery {
-        queue: "work.dead".to_owned(),
-        attempt: 1,
-        origin_queue: "work".to_owned(),
-        dead_letter_attempts: 1,
-        ..delivery("a", 3)
-    };
-    story.at(LEASE + 100).reserve(dead).commit("a/3", Outcome::Ok).rest().is_clean();
+    story
+        .at(LEASE + 100)
+        .reserve(dead_letter("a", 3, "work", 1))
+        .commit("a/3", Outcome::Ok)
+        .rest()
+        .is_clean();
 }
 
 /// Its receipts are of no use then, wherever the items are.
@@ -542,8 +516,7 @@ fn a_clock_that_steps_ends_the_time_to_live_early_wherever_the_item_is() {
     story.push(NewItem { ttl: Some(5_000 * MS), ..item("a") }).reserve(delivery("a", 1));
     let rejected = RollbackItem { dead_letter: true, ..back("a/1") };
     story.tell(What::ClockStepped).rollback(rejected, Outcome::DeadLettered);
-    let (queue, origin_queue) = ("work.dead".to_owned(), "work".to_owned());
-    story.reserve(Delivery { queue, origin_queue, attempt: 1, ..delivery("a", 2) });
+    story.reserve(dead_letter("a", 2, "work", 1));
     story.at(4_000).commit("a/2", Outcome::Gone).rest().is_clean();
 }
 
