@@ -35,8 +35,6 @@ pub struct Outcome {
     pub steps: u64,
     /// A digest of all steps in their order.
     pub digest: u64,
-    /// How long it took.
-    pub took: Duration,
     /// How long it was in simulated time.
     pub simulated: Duration,
 }
@@ -61,7 +59,6 @@ pub fn simulate(seed: u64, weather: Weather) -> Outcome {
 }
 
 async fn run(seed: u64, weather: Weather) -> Outcome {
-    let began = std::time::Instant::now();
     let plan = Plan::of(&Dice::new(seed, 1), weather);
     let net = Net::new(Dice::new(seed, 2));
     let start = Instant::now();
@@ -100,7 +97,6 @@ async fn run(seed: u64, weather: Weather) -> Outcome {
         history,
         steps: net.steps(),
         digest: net.digest(),
-        took: began.elapsed(),
         simulated: net.elapsed(),
     }
 }
