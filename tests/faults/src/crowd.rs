@@ -76,7 +76,7 @@ impl Crowd {
         for first in (0..size.streams).step_by(PER_CONNECTION as usize) {
             let client = world.next().connect();
             for number in first..size.streams.min(first + PER_CONNECTION) {
-                let queue = queue(number % size.queues.max(1));
+                let queue = queue(number % size.queues);
                 let consumer = consume(client.clone(), queue, Arc::clone(&received));
                 streams.push(AbortOnDropHandle::new(tokio::spawn(consumer)));
             }
@@ -163,6 +163,12 @@ impl Size {
     pub(crate) fn is_empty(&self) -> bool {
         (self.queues, self.streams, self.megabytes) == (0, 0, 0)
     }
+
+    /// Returns what is wrong with the size, if anything is.
+    pub(crate) fn wrong(&self) -> Option<&'static str> {
+        let has_no_queues = self.streams > 0 && self.queues == 0;
+        has_no_queues.then_some("--streams needs --queues: the streams are of these queues")
+    }
 }
 
 async fn push(client: &Client, queue: &str, items: Vec<pb::NewItem>) -> Result<(), tonic::Status> {
@@ -193,5 +199,17 @@ async fn consume(client: Client, queue: String, received: Arc<Mutex<HashSet<Vec<
             }
         }
         tokio::time::sleep(PAUSE).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn streams_need_queues() {
+        let size = |queues, streams| Size { queues, streams, megabytes: 0 };
+        assert!(size(0, 10).wrong().is_some_and(|wrong| wrong.contains("--queues")));
+        assert_eq!([size(0, 0), size(10, 0), size(1, 10)].map(|size| size.wrong()), [None; 3]);
     }
 }

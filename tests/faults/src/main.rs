@@ -33,7 +33,7 @@ use std::{
     time::Instant,
 };
 
-use clap::{Parser, ValueEnum as _};
+use clap::{CommandFactory as _, Parser, ValueEnum as _, error::ErrorKind};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -104,6 +104,9 @@ impl Args {
 #[tokio::main]
 async fn main() -> ExitCode {
     let args = Args::parse();
+    if let Some(wrong) = args.crowd.wrong() {
+        Args::command().error(ErrorKind::MissingRequiredArgument, wrong).exit();
+    }
     let stores =
         args.store.map_or(vec![Store::Sqlite, Store::Mongodb, Store::Set], |one| vec![one]);
     let stop = CancellationToken::new();
