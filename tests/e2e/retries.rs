@@ -428,10 +428,11 @@ async fn a_redrive_returns_the_items_of_its_filter(backend: Backend) {
 
     let elsewhere =
         RedriveFilter { origin_queue: "elsewhere".to_owned(), ..RedriveFilter::default() };
-    let queue = "dead".to_owned();
-    let request = RedriveItemsRequest { queue, filter: Some(elsewhere), ..Default::default() };
-    let refused = api.admin.clone().redrive_items(request).await.expect_err("no such queue");
-    assert_eq!(refused.code(), tonic::Code::NotFound, "a redrive creates no origin");
+    let request = RedriveItemsRequest { filter: Some(elsewhere), ..Default::default() };
+    assert_eq!(redrive(&api, request).await, 0, "none came from there");
+    let request = GetQueueRequest { name: "elsewhere".to_owned() };
+    let missing = api.admin.clone().get_queue(request).await.expect_err("no such queue");
+    assert_eq!(missing.code(), tonic::Code::NotFound, "a redrive creates no origin");
 
     let one = RedriveItemsRequest { max_items: 1, ..Default::default() };
     assert_eq!(redrive(&api, one).await, 1);
