@@ -45,6 +45,8 @@ fn seeds_that_found_a_fault_keep_the_promises() {
     keeps_the_promises(309);
     // An item that expired while its pop was being committed counted as popped.
     keeps_the_promises(1_029_812);
+    // A push that was answered after the lease of its item took the item from the stream that held it by then.
+    keeps_the_promises(2_000_336);
 }
 
 fn keeps_the_promises(seed: u64) {

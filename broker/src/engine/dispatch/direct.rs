@@ -12,7 +12,10 @@ use crate::{
         Delivery, Item, ItemSize, ItemState, LeaseToken, NewItem, Pushed, Queue, QueueName,
         Receipt, Timestamp, Totals, assign,
     },
-    engine::{Engine, consumers::Claimant},
+    engine::{
+        Engine,
+        consumers::{Claimant, is_too_late},
+    },
     store::{FirstLease, Push},
 };
 
@@ -147,7 +150,8 @@ impl Engine {
     }
 
     /// Hands items that were stored as reserved to their stream. Those that the stream can no longer
-    /// receive are rolled back, and reserves wait for that. Duplicates are left out.
+    /// receive are rolled back, and reserves wait for that. So are those whose leases have ended, or are about to: another
+    /// reservation of theirs may be in force by now, which they must not displace. Duplicates are left out.
     pub(in crate::engine) fn deliver_pushed(
         self: &Arc<Self>,
         direct: DirectPush,
@@ -157,7 +161,7 @@ impl Engine {
         let Some(queue) = pushes.first().map(|push| Arc::clone(&push.queue)) else { return };
         let (now, all) = (self.now(), pushes.len());
         let stored = pushes.into_iter().zip(pushed).filter(|(_, pushed)| !pushed.deduplicated);
-        let deliveries: Vec<Delivery> =
+        let mut deliveries: Vec<Delivery> =
             stored.map(|(push, pushed)| delivery(push, &lease, pushed, now)).collect();
         let count = deliveries.len() as u64;
         self.metrics.deduplicated(&queue.name, all as u64 - count);
@@ -168,11 +172,13 @@ impl Engine {
         self.metrics.delivery_delays(&queue.name, waited);
         let totals = Totals { pushed: count, delivered: count, ..Totals::default() };
         self.count(&queue.name, &totals);
-        let unwanted = if self.is_draining() {
-            deliveries
+        let is_late = |one: &mut Delivery| is_too_late(now, lease.lasts, one.lease_expire_time);
+        let mut unwanted: Vec<Delivery> = deliveries.extract_if(.., is_late).collect();
+        if self.is_draining() {
+            unwanted.append(&mut deliveries);
         } else {
-            hold.0.hand_pushed(&stream, deliveries, now)
-        };
+            unwanted.append(&mut hold.0.hand_pushed(&stream, deliveries, now));
+        }
         hold.0.give_back(self, &unwanted);
     }
 }

@@ -354,6 +354,27 @@ async fn an_item_whose_lease_is_about_to_end_is_not_sent() {
     assert!(is_untouched(&bench.until_ready(1).await));
 }
 
+/// The item was handed out again before the answer of its push came. The stream holds it by its new reservation.
+#[tokio::test]
+async fn an_item_that_lapsed_meanwhile_keeps_its_new_reservation() {
+    let bench = bench().await;
+    let mut stream = bench.stream().await;
+    idle(&bench, &mut stream).await;
+    let mut taken = Vec::new();
+    let lapsing = async {
+        bench.clock.advance(LEASE * 2);
+        bench.engine.rescan_all();
+        taken.extend(deliveries(&mut stream).await);
+    };
+    meanwhile(&bench, item("x"), lapsing).await.unwrap();
+    assert_eq!((taken.len(), taken[0].item.attempt), (1, 2));
+    ask(&mut stream).await;
+    let mut reports = Vec::new();
+    bench.engine.dispatcher(&name("q")).expect("a consumer").report(1, &mut reports);
+    assert_eq!(reports[0].in_flight, 1, "it takes a place");
+    assert_eq!(bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap(), [Outcome::Ok]);
+}
+
 /// A push that takes long does not hold up the queue. A round may fill the stream meanwhile.
 #[tokio::test]
 async fn an_item_whose_stream_was_filled_meanwhile_is_released() {
