@@ -86,6 +86,7 @@ fn limits(settings: &Settings) -> Limits {
         poll_min: settings.poll_min,
         poll_max: settings.poll_max,
         failure_defaults: settings.failure_defaults.clone(),
+        max_unsent_bytes: settings.bounds.max_unread_bytes,
         drain: (settings.shutdown_grace / 3).min(Duration::from_secs(3)),
     }
 }

@@ -8,6 +8,7 @@
 //! * [`visitor`]: who looks at a page; [`session`]: who is signed in.
 //! * [`api`]: the generated clients for one visitor.
 //! * [`board`]: what is known about all queues, kept up to date by one stream for all browsers of a token; the history.
+//! * [`followers`]: how many pages follow the broker at a time.
 //! * [`operation`]: long actions, with progress.
 //! * [`pages`]: the pages. [`text`] says figures and times in words.
 //! * [`assets`]: style, script and the vendored chart library.
@@ -15,6 +16,7 @@
 mod api;
 mod assets;
 mod board;
+mod followers;
 mod gate;
 mod operation;
 mod pages;
@@ -32,20 +34,16 @@ use axum::{
     response::Redirect,
     routing::get,
 };
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tower::util::BoxCloneSyncService;
 
 pub use crate::board::{HistoryKeeper, PastFigures, TakeFigures};
-use crate::{board::Boards, operation::Operations, session::Sessions};
+use crate::{board::Boards, followers::Followers, operation::Operations, session::Sessions};
 
 /// The broker's gRPC services, with the middleware in front of them.
 pub type Broker =
     BoxCloneSyncService<Request<Body>, Response<Body>, Box<dyn std::error::Error + Send + Sync>>;
-
-/// The most browsers that receive live figures at a time. The others receive them by reloading.
-const MAX_STREAMS: usize = 32;
 
 /// What a visitor may do with a queue, so that the pages show no action that would be refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,8 +91,7 @@ struct Console {
     sessions: Sessions,
     boards: Boards,
     operations: Operations,
-    /// Room for streams of events.
-    streams: Arc<Semaphore>,
+    followers: Followers,
 }
 
 /// Returns the pages of the console. Must be called within a tokio runtime.
@@ -109,7 +106,7 @@ pub fn router(options: Options) -> Router {
         shutdown,
         sessions: Sessions::default(),
         operations: Operations::default(),
-        streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+        followers: Followers::default(),
     });
     let pages = Router::new()
         .route("/", get(|| async { Redirect::temporary("/queues") }))

@@ -12,7 +12,11 @@ use std::{
 
 use tonic::Code;
 
-use super::{Access, Credential, Refused, audit, rules::Rule, tokens::Principal};
+use super::{
+    Access, Credential, Refused, audit,
+    rules::{Needs, Rule},
+    tokens::Principal,
+};
 use crate::domain::Action;
 
 /// How long a stream waits at most until it looks at the clock again for the end of its permissions.
@@ -70,6 +74,11 @@ impl Caller {
     /// Returns the address that the call came from.
     pub(crate) fn peer(&self) -> Option<SocketAddr> {
         self.0.peer
+    }
+
+    /// Returns true if anyone at all may make the call.
+    pub(crate) fn is_stranger(&self) -> bool {
+        self.0.rule.needs == Needs::Nothing
     }
 
     /// Allows or refuses an action on a queue. A refusal is counted and logged.

@@ -224,7 +224,10 @@ pub(crate) const RULES: &[Rule] = &[
         "/sluicegate.v1.OperationService/CancelOperation",
         &[need(Manage, OF_OPERATION), need(View, TOLD)],
     ),
-    rule("/sluicegate.v1.TemplateService/CreateTemplate", &[need(Manage, TEMPLATE_AND_LINK)]),
+    rule(
+        "/sluicegate.v1.TemplateService/CreateTemplate",
+        &[need(Manage, TEMPLATE_AND_LINK), need(Create, NEW_LINKED)],
+    ),
     rule("/sluicegate.v1.TemplateService/GetTemplate", &[need(View, OF_TEMPLATE)]),
     rule(
         "/sluicegate.v1.TemplateService/ListTemplates",
@@ -233,7 +236,10 @@ pub(crate) const RULES: &[Rule] = &[
             "all queues that the pattern of each template stands for: others are left out",
         )],
     ),
-    rule("/sluicegate.v1.TemplateService/UpdateTemplate", &[need(Manage, TEMPLATE_AND_LINK)]),
+    rule(
+        "/sluicegate.v1.TemplateService/UpdateTemplate",
+        &[need(Manage, TEMPLATE_AND_LINK), need(Create, NEW_LINKED)],
+    ),
     rule("/sluicegate.v1.TemplateService/DeleteTemplate", &[need(Manage, OF_TEMPLATE)]),
     rule("/externalscaler.ExternalScaler/IsActive", &[need(View, OF_SCALER)]),
     rule("/externalscaler.ExternalScaler/StreamIsActive", &[need(View, OF_SCALER)]),

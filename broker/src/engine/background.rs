@@ -39,6 +39,7 @@ pub(crate) fn start(engine: &Arc<Engine>) {
     if engine.store().capabilities().shared {
         run("report", report_presence(Arc::clone(engine)).boxed());
     }
+    run("unsent items", Arc::clone(engine).bound_unsent().boxed());
     run("unblocked items", receive_unblocked(Arc::clone(engine)).boxed());
 }
 

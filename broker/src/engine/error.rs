@@ -145,6 +145,9 @@ pub enum EngineError {
     /// The stream has reached its maximum age. The client may open another one.
     #[error("the stream has been open for longer than max_connection_age")]
     StreamTooOld,
+    /// The client of a stream with `auto_commit` did not read, and there is no room for what it left: items that were not sent are lost.
+    #[error("items were not read, and there is no room for them")]
+    NotRead,
     /// The store failed.
     #[error(transparent)]
     Store(Arc<StoreError>),

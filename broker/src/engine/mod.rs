@@ -14,6 +14,7 @@
 //! | `operations`, `batches` | long work of operators, which brokers continue for each other |
 //! | `stats`, `depths`, `overview`, `watch` | totals, depths, all queues together, and the notification of changes |
 //! | `presence` | which brokers there are, and their consumers |
+//! | `unsent` | what streams are assigned and not sent, in all |
 //! | `unused_queues` | deletion of queues that use created and nobody uses |
 //! | [`background`] | background work |
 
@@ -42,6 +43,7 @@ mod subscription;
 mod templates;
 #[cfg(test)]
 mod tests;
+mod unsent;
 mod unused_queues;
 mod watch;
 
@@ -59,6 +61,7 @@ use crate::{
     tasks::Tasks,
 };
 
+use consumers::UnsentBytes;
 use dispatch::{Dispatcher, direct::PushesInFlight};
 use failures::FailureLog;
 use overview::Overview;
@@ -106,6 +109,8 @@ pub(crate) struct Limits {
     pub poll_min: Duration,
     /// Longest pause between two fallback polls of an idle queue.
     pub poll_max: Duration,
+    /// Most bytes that streams are assigned and not sent, as their clients do not read.
+    pub max_unsent_bytes: usize,
     /// How long consumers may take at shutdown to settle the items they hold.
     pub drain: Duration,
     /// Limits and delays of queues that do not set them.
@@ -123,6 +128,7 @@ impl Default for Limits {
             unused_queue_ttl: Duration::from_hours(7 * 24),
             poll_min: Duration::from_secs(1),
             poll_max: Duration::from_secs(15),
+            max_unsent_bytes: 256 << 20,
             drain: Duration::from_secs(3),
             failure_defaults: FailureDefaults::default(),
         }
@@ -145,6 +151,7 @@ pub(crate) struct Engine {
     dispatchers: Mutex<HashMap<QueueName, Arc<Dispatcher>>>,
     pending_rollbacks: PendingRollbacks,
     pushes_in_flight: PushesInFlight,
+    unsent: Arc<UnsentBytes>,
     receipt_keys: RwLock<Arc<ReceiptKeys>>,
     /// Cancelled when no more items are to be handed out.
     draining: CancellationToken,
@@ -179,6 +186,7 @@ impl Engine {
             unused_queues: UnusedQueues::default(),
             stats: Stats::new(Arc::clone(&store), tasks.clone()),
             queues: Queues::new(Arc::clone(&store), limits.failure_defaults.clone()),
+            unsent: Arc::new(UnsentBytes::new(limits.max_unsent_bytes)),
             store,
             signals,
             metrics,
@@ -354,7 +362,7 @@ impl Engine {
     ) -> T {
         let mut dispatchers = self.dispatchers.lock();
         let dispatcher = dispatchers.entry(queue.clone()).or_insert_with(|| {
-            let dispatcher = Arc::new(Dispatcher::new(queue.clone()));
+            let dispatcher = Arc::new(Dispatcher::new(queue.clone(), Arc::clone(&self.unsent)));
             let engine = Arc::clone(self);
             let run = dispatch::run::run(engine, Arc::clone(&dispatcher));
             self.tasks.spawn(essential("dispatcher", run));

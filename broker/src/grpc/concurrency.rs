@@ -1,6 +1,8 @@
 //! How many calls are under way: of one peer, and in all.
 //!
-//! A call counts until the last byte of its answer is on its way, so that answers that nobody reads count as well.
+//! A call counts until the last byte of its answer is on its way, so that answers that nobody reads count as well. Calls that need no token and
+//! calls that are refused are counted apart from the others: whoever has no token takes no place from those who have one, and health is told
+//! when there is no place left.
 
 use std::sync::Arc;
 
@@ -45,6 +47,8 @@ pub(super) struct ConcurrencyLimits {
     requests: Limits,
     streams: Limits,
     all: Arc<Usage>,
+    /// Of all who have not shown that they may call anything.
+    strangers: Arc<Usage>,
 }
 
 impl ConcurrencyLimits {
@@ -60,22 +64,25 @@ impl ConcurrencyLimits {
                 in_all: limit("max_streams", bounds.max_streams),
             },
             all: Arc::default(),
+            strangers: Arc::default(),
         }
     }
 
     /// Counts a call of this peer, or refuses it.
-    pub(super) fn begin(&self, is_stream: bool, peer: &Peer) -> Result<CallPermit, TooMany> {
-        let limits = if is_stream { &self.streams } else { &self.requests };
-        let take = |usage: &Arc<Usage>, (setting, most): Limit| {
-            if count(usage, is_stream).take(most) {
-                Ok(Place { usage: Arc::clone(usage), is_stream })
-            } else {
-                Err(TooMany { setting, most, is_stream })
-            }
-        };
-        let of_peer = take(&peer.usage, limits.of_peer)?;
-        let in_all = take(&self.all, limits.in_all)?;
+    pub(super) fn of_peer(&self, is_stream: bool, peer: &Peer) -> Result<Place, TooMany> {
+        Place::take(&peer.usage, is_stream, self.limits(is_stream).of_peer)
+    }
+
+    /// Counts the same call among all, or among all those of strangers, or refuses it.
+    pub(super) fn in_all(&self, of_peer: Place, is_stranger: bool) -> Result<CallPermit, TooMany> {
+        let usage = if is_stranger { &self.strangers } else { &self.all };
+        let is_stream = of_peer.is_stream;
+        let in_all = Place::take(usage, is_stream, self.limits(is_stream).in_all)?;
         Ok(CallPermit { _places: [of_peer, in_all] })
+    }
+
+    fn limits(&self, is_stream: bool) -> &Limits {
+        if is_stream { &self.streams } else { &self.requests }
     }
 }
 
@@ -89,10 +96,21 @@ pub(super) struct CallPermit {
     _places: [Place; 2],
 }
 
+/// One of the places for calls of one kind.
 #[derive(Debug)]
-struct Place {
+pub(super) struct Place {
     usage: Arc<Usage>,
     is_stream: bool,
+}
+
+impl Place {
+    fn take(usage: &Arc<Usage>, is_stream: bool, (setting, most): Limit) -> Result<Self, TooMany> {
+        if count(usage, is_stream).take(most) {
+            Ok(Self { usage: Arc::clone(usage), is_stream })
+        } else {
+            Err(TooMany { setting, most, is_stream })
+        }
+    }
 }
 
 impl Drop for Place {
@@ -116,7 +134,9 @@ mod tests {
             ..Bounds::default()
         });
         let (one, other) = (Peer::default(), Peer::default());
-        let begin = |is_stream, peer| limits.begin(is_stream, peer);
+        let begin = |is_stream, peer| {
+            limits.of_peer(is_stream, peer).and_then(|place| limits.in_all(place, false))
+        };
         let refused = |is_stream, peer| begin(is_stream, peer).unwrap_err();
         let held = [begin(false, &one).unwrap(), begin(false, &one).unwrap()];
         for _ in 0..3 {
@@ -136,5 +156,18 @@ mod tests {
         drop((third, stream));
         begin(true, &other).unwrap();
         begin(false, &one).unwrap();
+    }
+
+    #[test]
+    fn strangers_take_no_place_from_others() {
+        let limits = ConcurrencyLimits::new(&Bounds { max_streams: 1, ..Bounds::default() });
+        let peer = Peer::default();
+        let begin = |is_stranger| {
+            limits.of_peer(true, &peer).and_then(|place| limits.in_all(place, is_stranger))
+        };
+        let _stranger = begin(true).unwrap();
+        assert_eq!(begin(true).unwrap_err().setting, "max_streams");
+        let _known = begin(false).unwrap();
+        assert_eq!(begin(false).unwrap_err().setting, "max_streams");
     }
 }

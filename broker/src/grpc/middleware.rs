@@ -17,7 +17,7 @@ use tonic::{Code, Status};
 use tracing::{Instrument, Level};
 
 use crate::{
-    access::{Access, Peer, rules::Rule},
+    access::{Access, Caller, Peer, Refused, rules::Rule},
     grpc::{
         answers::Answers,
         concurrency::ConcurrencyLimits,
@@ -62,12 +62,21 @@ pub(crate) async fn pass(State(edge): State<Arc<Edge>>, request: Request, next: 
     .await
 }
 
-/// Runs a call, unless too many are under way.
+/// Admits a call and runs it, unless too many are under way.
 async fn bound(edge: &Edge, peer: &Peer, request: Request, next: Next) -> Response {
     let is_stream = Rule::is_stream(request.uri().path());
-    match edge.concurrency.begin(is_stream, peer) {
-        Ok(permit) => {
-            let response = answer(edge, peer, request, next).await;
+    let begun = edge.concurrency.of_peer(is_stream, peer).and_then(|place| {
+        let authorization = request.headers().get("authorization").map(HeaderValue::as_bytes);
+        let caller = edge.access.admit(request.uri().path(), authorization, peer);
+        let is_stranger = caller.as_ref().map_or(true, Caller::is_stranger);
+        Ok((caller, edge.concurrency.in_all(place, is_stranger)?))
+    });
+    match begun {
+        Ok((caller, permit)) => {
+            let response = match caller {
+                Ok(caller) => answer(edge, peer, caller, request, next).await,
+                Err(refused) => refuse(edge, peer, request, refused).await,
+            };
             edge.answers.hold(response, is_stream, peer, permit)
         }
         Err(too_many) => {
@@ -77,18 +86,21 @@ async fn bound(edge: &Edge, peer: &Peer, request: Request, next: Next) -> Respon
     }
 }
 
-/// Admits a call and runs it. The more often a peer was refused lately, the longer its next refusal is held back.
-async fn answer(edge: &Edge, peer: &Peer, mut request: Request, next: Next) -> Response {
-    let authorization = request.headers().get("authorization").map(HeaderValue::as_bytes);
-    let caller = edge.access.admit(request.uri().path(), authorization, peer);
-    let caller = match caller {
-        Err(refused) => {
-            drop(request); // what arrives of it takes no memory while its refusal is held back
-            sleep(edge.access.penalty(peer)).await;
-            return status(&refused.into()).into_http();
-        }
-        Ok(caller) => caller,
-    };
+/// Refuses a call. The more often a peer was refused lately, the longer that is held back.
+async fn refuse(edge: &Edge, peer: &Peer, request: Request, refused: Refused) -> Response {
+    drop(request); // what arrives of it takes no memory meanwhile
+    sleep(edge.access.penalty(peer)).await;
+    status(&refused.into()).into_http()
+}
+
+/// Runs a call of this caller. If it is refused in the end, that is held back too.
+async fn answer(
+    edge: &Edge,
+    peer: &Peer,
+    caller: Caller,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let begun = caller.begun();
     request.extensions_mut().insert(caller);
     let response = run(edge, peer, request, next).await;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use sluicegate_proto::v1::{self as pb, template_service_server::TemplateService};
 use tonic::{Request, Response, Status};
 
-use super::{Api, admin_service::may_lead_to, caller, convert, pages, parse};
+use super::{Api, admin_service::may_lead_to, caller, convert, may_create, pages, parse};
 use crate::{
     domain::{
         Action::{Manage, View},
-        Pattern, QueueTemplate,
+        Pattern, QueueName, QueueTemplate,
     },
     engine::Engine,
 };
@@ -31,8 +31,12 @@ impl TemplateService for Api {
         }
         let template = request.into_inner().template;
         let (pattern, settings) = parse::template(template, &self.rules())?;
-        let create =
-            |engine: Arc<Engine>| async move { engine.create_template(pattern, settings).await };
+        let to = settings.dead_letter_queue.clone();
+        let create = |engine: Arc<Engine>| async move {
+            // The first push to a queue of the template creates it.
+            let _place = engine.place_by_use(to.as_ref(), &may_create(&caller)).await?;
+            engine.create_template(pattern, settings).await
+        };
         let template = Some(convert::template(&self.run(create).await?));
         Ok(Response::new(pb::CreateTemplateResponse { template }))
     }
@@ -85,7 +89,10 @@ impl TemplateService for Api {
         caller.may(Manage, pattern.unwrap_or_default())?;
         let change = parse::template_change(template, update_mask, &self.rules())?;
         may_lead_to(&caller, change.dead_letter_queue.as_deref().unwrap_or_default())?;
+        let to = change.dead_letter_queue.as_deref();
+        let to = to.and_then(|to| QueueName::parse("dead_letter_queue", to).ok());
         let update = |engine: Arc<Engine>| async move {
+            let _place = engine.place_by_use(to.as_ref(), &may_create(&caller)).await?;
             engine.update_template(&change.pattern, &change.settings).await
         };
         let template = Some(convert::template(&self.run(update).await?));

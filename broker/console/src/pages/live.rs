@@ -85,8 +85,7 @@ fn events<F>(
 where
     F: Future<Output = Option<Markup>> + Send + 'static,
 {
-    let room = Arc::clone(&visitor.console.streams).try_acquire_owned();
-    let room = room.map_err(|_| {
+    let room = visitor.console.followers.begin(visitor.token.as_deref()).ok_or_else(|| {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "Too many pages follow the broker just now.")
     })?;
     let shutdown = visitor.console.shutdown.clone();

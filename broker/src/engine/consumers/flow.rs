@@ -23,6 +23,12 @@ impl Consumers {
         stream.halt = (max == 0).then_some(waiting); // an older flow is replaced
         stream.tell_if_halted();
         let back = stream.take_excess();
+        self.give_back(back, now);
+        in_force
+    }
+
+    /// Rolls back what was taken back from a stream, before the next reserve.
+    pub(super) fn give_back(&mut self, back: Vec<InFlight>, now: Timestamp) {
         for held in &back {
             self.holders.remove(&held.receipt.item);
         }
@@ -31,7 +37,6 @@ impl Consumers {
             self.stock.withdraw(now);
             self.stock.give_back(back);
         }
-        in_force
     }
 }
 
@@ -42,7 +47,7 @@ impl Stream {
             return Vec::new();
         }
         let excess = self.load().saturating_sub(self.settings.max_in_flight);
-        let excess = self.inbox.split_off(self.inbox.len().saturating_sub(excess));
+        let excess = self.inbox.take_from(self.inbox.len().saturating_sub(excess));
         let back: Vec<_> = excess.iter().filter_map(|one| self.take_out(one.item.id)).collect();
         self.taken_back += u64::from(!back.is_empty());
         back

@@ -4,10 +4,12 @@
 mod calls;
 mod flow;
 mod held;
+mod left;
 mod report;
 mod served_ahead;
 mod stock;
 mod stream;
+mod unsent;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -19,13 +21,15 @@ use tokio::sync::Notify;
 
 use crate::domain::{Delivery, Demand, ItemId, Timestamp, limits::MAX_BATCH};
 
-use self::{calls::Calls, held::Void, stream::Stream};
+use self::{calls::Calls, held::Void, stream::Stream, unsent::Unsent};
 use super::{EngineError, Result};
 
 pub(super) use self::{
     calls::Call,
+    left::Left,
     stock::Stock,
     stream::{InFlight, StreamSettings, is_too_late},
+    unsent::UnsentBytes,
 };
 pub(crate) use self::{
     flow::InForce,
@@ -95,9 +99,15 @@ pub(super) struct Consumers {
     pub(super) stock: Stock,
     /// Void reservations that have not been announced yet, in the order of their announcement.
     void: Vec<Void>,
+    /// What the streams of all dispatchers were assigned and not sent.
+    unsent: Arc<UnsentBytes>,
 }
 
 impl Consumers {
+    pub(super) fn new(unsent: Arc<UnsentBytes>) -> Self {
+        Self { unsent, ..Self::default() }
+    }
+
     /// Returns the number of calls and of streams that have not ended.
     pub(super) fn len(&self) -> usize {
         self.streams.values().filter(|stream| stream.end.is_none()).count() + self.calls.len()
@@ -105,7 +115,8 @@ impl Consumers {
 
     pub(super) fn add_stream(&mut self, settings: StreamSettings, wake: Arc<Notify>) -> ConsumerId {
         self.last_id += 1;
-        self.streams.insert(self.last_id, Stream::new(settings, wake, self.round));
+        let inbox = Unsent::new(Arc::clone(&self.unsent));
+        self.streams.insert(self.last_id, Stream::new(settings, inbox, wake, self.round));
         self.last_id
     }
 

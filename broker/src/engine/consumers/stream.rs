@@ -1,15 +1,10 @@
 //! The state of one open stream: held items, items waiting to be sent, and revoked items.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    net::SocketAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::sync::{Notify, oneshot};
 
-use super::{EngineError, MAX_ROUND_BYTES, STREAM_BATCH, stock::Terms};
+use super::{EngineError, MAX_ROUND_BYTES, STREAM_BATCH, stock::Terms, unsent::Unsent};
 use crate::domain::{
     ConsumerName, Delivery, ItemId, LeaseToken, Receipt, Timestamp,
     limits::{LARGEST_MAX_PAYLOAD_BYTES, MAX_BATCH},
@@ -117,7 +112,7 @@ fn sent_by(lease: Duration, lease_end: Timestamp) -> Timestamp {
 pub(super) struct Stream {
     pub(super) settings: StreamSettings,
     /// Assigned items that have not been taken yet.
-    pub(super) inbox: VecDeque<Delivery>,
+    pub(super) inbox: Unsent,
     /// True if the stream waits for items. A stream that does not wait is assigned nothing: an item
     /// must not wait in one stream's buffer while another consumer is idle. A stream whose client
     /// does not read is not polled, and would wait forever: see [`Self::assigned`].
@@ -161,10 +156,15 @@ impl StreamSettings {
 }
 
 impl Stream {
-    pub(super) fn new(settings: StreamSettings, wake: Arc<Notify>, round: u64) -> Self {
+    pub(super) fn new(
+        settings: StreamSettings,
+        inbox: Unsent,
+        wake: Arc<Notify>,
+        round: u64,
+    ) -> Self {
         Self {
             settings,
-            inbox: VecDeque::new(),
+            inbox,
             hungry: false,
             in_flight: HashMap::new(),
             bytes_in_flight: 0,
@@ -315,9 +315,10 @@ impl Stream {
     /// Notes that a round has assigned items to the stream. `had_items`: its inbox was not empty
     /// before. Until the stream is polled again it gets at most one more round, which is reserved
     /// while this one is sent. A stream with `auto_commit` gets none, because items that are
-    /// committed already would be lost with the stream.
+    /// committed already would be lost with the stream, and no stream does if too much is unsent.
     pub(super) fn assigned(&mut self, had_items: bool) {
-        if had_items || self.settings.auto_commit {
+        self.inbox.tell();
+        if had_items || self.settings.auto_commit || self.inbox.all().is_over() {
             self.hungry = false;
         }
     }
@@ -330,7 +331,7 @@ impl Stream {
             self.first_lease_end = self.first_lease_end.min(held.lease_end);
             self.in_flight.insert(delivery.item.id, held);
         }
-        self.inbox.push_back(delivery);
+        self.inbox.add(delivery, now);
     }
 
     /// Removes an item from the stream.
@@ -373,21 +374,22 @@ impl Stream {
     pub(super) fn next_message(&mut self, now: Timestamp) -> (Vec<Delivery>, Vec<InFlight>) {
         let (mut message, mut late) = (Vec::new(), Vec::new());
         let mut bytes = 0;
-        while let Some(mut delivery) = self.inbox.pop_front() {
-            let id = delivery.item.id;
+        while let Some(next) = self.inbox.first() {
+            let id = next.item.id;
             let lease_end = self.in_flight.get(&id).map(|held| held.lease_end);
-            if delivery.item.has_expired(now)
-                || lease_end.is_some_and(|end| is_too_late(now, self.settings.lease, end))
-            {
-                late.extend(self.take_out(id));
-                continue;
-            }
-            bytes += delivery.item.message_bytes();
+            let is_late = next.item.has_expired(now)
+                || lease_end.is_some_and(|end| is_too_late(now, self.settings.lease, end));
+            bytes += if is_late { 0 } else { next.item.message_bytes() };
             // A message holds at most as many items as one settle may name, so that a consumer can
             // settle a whole message in one call.
-            if !message.is_empty() && (bytes > FULL_MESSAGE_BYTES || message.len() == MAX_BATCH) {
-                self.inbox.push_front(delivery);
+            let is_full = bytes > FULL_MESSAGE_BYTES || message.len() == MAX_BATCH;
+            if !is_late && is_full && !message.is_empty() {
                 break;
+            }
+            let Some(mut delivery) = self.inbox.take_first() else { break };
+            if is_late {
+                late.extend(self.take_out(id));
+                continue;
             }
             if let Some(held) = self.in_flight.get_mut(&id) {
                 held.sent = true;
@@ -395,6 +397,7 @@ impl Stream {
             }
             message.push(delivery);
         }
+        self.inbox.looked_at(now);
         self.tell_if_halted();
         self.delivered += message.len() as u64;
         if self.settings.auto_commit {
@@ -456,7 +459,7 @@ impl Stream {
     pub(super) fn next_lapse(&self) -> Option<Timestamp> {
         // The first item of the inbox was assigned first, so that its lease ends first. Items that
         // are committed already are not in flight.
-        let unsent = self.inbox.front().and_then(|next| self.in_flight.get(&next.item.id));
+        let unsent = self.inbox.first().and_then(|next| self.in_flight.get(&next.item.id));
         let unsent = unsent.map(|held| sent_by(self.settings.lease, held.lease_end));
         let end = (self.first_lease_end != NEVER).then_some(self.first_lease_end);
         unsent.into_iter().chain(end).min()

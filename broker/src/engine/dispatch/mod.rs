@@ -20,7 +20,10 @@ use crate::{
     domain::{ItemId, Queue, QueueName, Receipt, Signal, Timestamp, Topic},
     engine::{
         Engine, EngineError,
-        consumers::{Call, ConsumerId, Consumers, InFlight, InForce, Inbox, Round, StreamSettings},
+        consumers::{
+            Call, ConsumerId, Consumers, InFlight, InForce, Inbox, Left, Round, StreamSettings,
+            UnsentBytes,
+        },
     },
     metrics::Wake,
     signals::WINDOW,
@@ -71,9 +74,10 @@ struct State {
 }
 
 impl Dispatcher {
-    pub(super) fn new(queue: QueueName) -> Self {
+    /// Returns the dispatcher of a queue. `unsent` counts what the streams of all of them were assigned and not sent.
+    pub(super) fn new(queue: QueueName, unsent: Arc<UnsentBytes>) -> Self {
         let state = State {
-            consumers: Consumers::default(),
+            consumers: Consumers::new(unsent),
             dirty: true,
             seen_empty: false,
             held_until: None,
@@ -166,8 +170,8 @@ impl Dispatcher {
             return None;
         }
         let is_merged = state.merged_until.take().is_some_and(|until| until > now);
-        let wanted = Signal { queue: self.queue.clone(), topic: Topic::Wanted, since: state.found };
-        is_merged.then_some(wanted)
+        let (topic, since) = (Topic::Wanted, state.found);
+        is_merged.then(|| Signal { queue: self.queue.clone(), topic, since })
     }
 
     /// Records that other brokers may have changed anything in the queue.
@@ -342,6 +346,24 @@ impl Dispatcher {
         self.wake.notify_one();
         self.fewer.notify_waiters();
         in_force
+    }
+
+    /// Returns the streams that have left what they were assigned at least since then.
+    pub(super) fn left(&self, since: Timestamp) -> Vec<Left> {
+        self.state.lock().consumers.left(since).collect()
+    }
+
+    /// Takes back what a stream was assigned and not sent.
+    pub(super) fn take_back(self: &Arc<Self>, engine: &Arc<Engine>, id: ConsumerId) {
+        {
+            let mut state = self.state.lock();
+            state.consumers.take_back(id, engine.now());
+            // A push must not go to a stream past the items that return.
+            state.dirty |= state.consumers.stock.is_returning();
+        }
+        self.return_soon(engine);
+        self.wake.notify_one();
+        self.fewer.notify_waiters();
     }
 
     pub(super) fn retire_stream(&self, id: ConsumerId) {

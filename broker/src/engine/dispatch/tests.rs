@@ -14,7 +14,7 @@ use crate::domain::Delivery;
 
 /// Returns a dispatcher with a stream that is full, and the items that the stream holds.
 fn full() -> (Dispatcher, Vec<Delivery>) {
-    let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap());
+    let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap(), Arc::default());
     let id = add_stream(&dispatcher);
     let items: Vec<_> = (0..8).map(|n| delivery(n, 1, 5)).collect();
     let unwanted = dispatcher.state.lock().consumers.hand(id, items.clone(), Timestamp(0));
@@ -86,7 +86,8 @@ async fn an_idle_consumer_is_not_kept_waiting() {
 
 #[test]
 fn a_waiting_consumer_asks_once_per_signal_for_the_next_one() {
-    let (dispatcher, now) = (Dispatcher::new(QueueName::parse("queue", "q").unwrap()), Timestamp);
+    let (dispatcher, now) =
+        (Dispatcher::new(QueueName::parse("queue", "q").unwrap(), Arc::default()), Timestamp);
     let seen_empty = || dispatcher.state.lock().dirty = false;
     let stream = add_stream(&dispatcher);
     seen_empty();
@@ -112,7 +113,7 @@ fn a_waiting_consumer_asks_once_per_signal_for_the_next_one() {
 /// They may have been taken back while others were returned.
 #[tokio::test]
 async fn nothing_is_reserved_while_items_are_to_be_returned() {
-    let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap());
+    let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap(), Arc::default());
     add_stream(&dispatcher);
     let unsent = InFlight::unsent(&delivery(1, 1, 5), Timestamp(0));
     dispatcher.state.lock().consumers.stock.give_back(vec![unsent]);
@@ -145,7 +146,7 @@ async fn a_round_follows_a_failure_a_pause_and_the_end_of_a_lease() {
 
 #[test]
 fn the_earliest_time_at_which_an_item_is_eligible_ends_the_wait() {
-    let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap());
+    let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap(), Arc::default());
     for (since, first) in [(200, 200), (150, 150), (180, 150)] {
         dispatcher.inserted(Some(Timestamp(since)), Timestamp(100));
         assert_eq!(dispatcher.next_timer(), Some(Timestamp(first)));
@@ -155,7 +156,7 @@ fn the_earliest_time_at_which_an_item_is_eligible_ends_the_wait() {
 /// The earliest signalled time is passed to the next reserve, and to no other.
 #[tokio::test]
 async fn signals_are_passed_on_with_the_next_round() {
-    let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap());
+    let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap(), Arc::default());
     add_stream(&dispatcher);
     let now = Timestamp(100);
     let appeared = || {

@@ -78,6 +78,10 @@ pub(super) fn engine(error: &EngineError) -> Status {
             let next = "connect to another one, or to this one again in a moment";
             (Code::Unavailable, retry(error_info(ErrorReason::ShuttingDown, []), RETRY_AFTER), next)
         }
+        EngineError::NotRead => {
+            let next = "open another stream, and read it, or have it hold less";
+            (Code::ResourceExhausted, error_info(ErrorReason::ItemsNotRead, []), next)
+        }
         EngineError::StreamTooOld => {
             let details = retry(error_info(ErrorReason::StreamTooOld, []), Duration::ZERO);
             (Code::Unavailable, details, "open another one at once, to any broker")

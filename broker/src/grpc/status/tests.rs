@@ -67,6 +67,7 @@ fn engine_errors() -> Vec<(EngineError, Code, &'static str)> {
         (EngineError::TemplateNotFound(pattern()), Code::NotFound, "TEMPLATE_NOT_FOUND"),
         (EngineError::TemplateExists(pattern()), Code::AlreadyExists, "TEMPLATE_EXISTS"),
         (EngineError::TooManyTemplates(9), Code::ResourceExhausted, "TOO_MANY_TEMPLATES"),
+        (EngineError::NotRead, Code::ResourceExhausted, "ITEMS_NOT_READ"),
         (EngineError::TooManySchedules(9), Code::ResourceExhausted, "TOO_MANY_SCHEDULES"),
         (EngineError::TemplateConflict(pattern()), Code::Aborted, "CONFLICT"),
         (EngineError::QueueExists(queue()), Code::AlreadyExists, "QUEUE_EXISTS"),

@@ -89,6 +89,29 @@ async fn streams_are_bounded_for_one_address_and_in_all() {
     }
 }
 
+/// Whoever has no token uses up no streams of those who have one, and health is told when others have used up all.
+#[tokio::test]
+async fn streams_that_need_no_token_are_counted_apart() {
+    let bounds = Bounds { max_streams: 2, ..Bounds::default() };
+    let broker = bounded(bounds).await;
+    broker.push("q", small(1)).await;
+    let mut health = HealthClient::new(elsewhere(&broker).await);
+    let consume = || pb::ConsumeRequest { queue: "q".into(), ..Default::default() };
+    let mut watching = vec![health.watch(HealthCheckRequest::default()).await.unwrap()];
+    let _first = broker.queues().consume(consume()).await.unwrap();
+    watching.push(health.watch(HealthCheckRequest::default()).await.unwrap());
+    let refused = health.watch(HealthCheckRequest::default()).await.unwrap_err();
+    too_many(&refused, "TOO_MANY_STREAMS", "max_streams");
+    broker.push("q", small(1)).await;
+    let _second = broker.queues().consume(consume()).await.expect("a stream of another kind");
+    let refused = broker.queues().consume(consume()).await.unwrap_err();
+    too_many(&refused, "TOO_MANY_STREAMS", "max_streams");
+    drop(watching);
+    while health.watch(HealthCheckRequest::default()).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 #[tokio::test]
 async fn queues_are_bounded_and_dead_letter_queues_are_not_refused() {
     let limits = Limits { max_queues: 3, ..Limits::default() };

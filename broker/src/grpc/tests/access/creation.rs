@@ -49,6 +49,23 @@ impl Broker {
         let request = pb::CreateScheduleRequest { schedule: Some(schedule) };
         let answer = schedules.create_schedule(by(token, request)).await;
         outcomes.push(("CreateSchedule", answer.map(drop)));
+        let template = |of: String, to: &str| {
+            let settings = Some(linking("", to));
+            Some(pb::QueueTemplate { pattern: of, settings, ..Default::default() })
+        };
+        let mut templates = TemplateServiceClient::new(self.channel.clone());
+        let of = format!("mine.of-{token}.*");
+        let there = pb::CreateTemplateRequest { template: template(of.clone(), "") };
+        templates.create_template(by("admin", there)).await.unwrap();
+        let update_mask =
+            Some(prost_types::FieldMask { paths: vec!["settings.dead_letter_queue".into()] });
+        let request = pb::UpdateTemplateRequest { template: template(of, new), update_mask };
+        let answer = templates.update_template(by(token, request)).await;
+        outcomes.push(("UpdateTemplate", answer.map(drop)));
+        let of = format!("mine.new-of-{token}.*");
+        let request = pb::CreateTemplateRequest { template: template(of, new) };
+        let answer = templates.create_template(by(token, request)).await;
+        outcomes.push(("CreateTemplate", answer.map(drop)));
         outcomes
     }
 
