@@ -37,6 +37,7 @@ impl Tasks {
         work: impl Future<Output = T> + Send + 'static,
     ) -> oneshot::Receiver<T> {
         let (answer, outcome) = oneshot::channel();
+        let work = Box::pin(work); // often large, and moved once
         self.spawn(async move {
             let _ = answer.send(work.await); // whoever asked may have left
         });

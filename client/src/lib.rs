@@ -48,6 +48,7 @@
 #[cfg(feature = "mongodb")]
 pub mod apply;
 pub mod client;
+mod connector;
 pub mod consumer;
 pub mod error;
 pub mod item;

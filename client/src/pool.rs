@@ -22,6 +22,8 @@ use tokio::{
 };
 use tonic::transport::{Channel, Endpoint};
 
+use crate::connector::{connect, connect_lazy};
+
 /// Pauses before a failed address is tried again.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
 /// How much longer than the first address the others may take to respond.
@@ -85,7 +87,7 @@ impl Pool {
 
     fn address(&self, url: &str, socket: Option<SocketAddr>) -> crate::error::Result<Arc<Address>> {
         let endpoint = (self.make)(url, socket)?;
-        let channel = endpoint.connect_lazy();
+        let channel = connect_lazy(&endpoint);
         let (url, failed) = (url.to_owned(), AtomicBool::new(false));
         Ok(Arc::new(Address { url, socket, endpoint, channel, failed }))
     }
@@ -107,7 +109,7 @@ impl Pool {
         if self.is_to_look_up() {
             for url in &self.urls {
                 if let Some((found, new)) = self.resolve(url).await {
-                    let reached = join_all(new.iter().map(|it| it.endpoint.connect())).await;
+                    let reached = join_all(new.iter().map(|it| connect(&it.endpoint))).await;
                     self.take_in(url, &found, new.clone());
                     for (address, _) in new.iter().zip(reached).filter(|(_, it)| it.is_err()) {
                         self.failed(address);
@@ -169,7 +171,7 @@ impl Pool {
         let addresses = self.addresses.lock().clone();
         let mut trying: FuturesUnordered<_> = addresses
             .iter()
-            .map(|address| async move { (address, address.endpoint.connect().await) })
+            .map(|address| async move { (address, connect(&address.endpoint).await) })
             .collect();
         let (mut first, mut last) = (None, None);
         let mut answered = Vec::new();
@@ -220,7 +222,7 @@ async fn recover(pool: Weak<Pool>, address: Arc<Address>) {
             return;
         }
         drop(pool);
-        if address.endpoint.connect().await.is_ok() {
+        if connect(&address.endpoint).await.is_ok() {
             address.failed.store(false, Ordering::Relaxed);
             return;
         }

@@ -78,11 +78,10 @@ impl Receipt {
         if text.len() > 1024 || !text.len().is_multiple_of(2) {
             return None;
         }
-        let bytes: Vec<u8> = text
-            .as_bytes()
-            .chunks_exact(2)
-            .map(|pair| Some(hex(pair[0])? << 4 | hex(pair[1])?))
-            .collect::<Option<_>>()?;
+        let mut bytes = Vec::with_capacity(text.len() / 2);
+        for pair in text.as_bytes().chunks_exact(2) {
+            bytes.push(hex(pair[0])? << 4 | hex(pair[1])?);
+        }
         let signed = *bytes.first()? == VERSION;
         let body = if signed { verified(&bytes, keys)? } else { whole(&bytes)? };
         let (version, rest) = body.split_first()?;

@@ -35,6 +35,7 @@ use futures_util::{
     stream::{self, BoxStream},
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sluicegate_proto::gathered::Gathered;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
@@ -165,13 +166,16 @@ impl Listener {
 
     /// Returns streams that receive all connections from now on, in turn. All of them have to be
     /// polled, because each waits for its turn.
-    pub(crate) fn in_turn(self, hands: usize) -> Vec<BoxStream<'static, io::Result<Connection>>> {
+    pub(crate) fn in_turn(
+        self,
+        hands: usize,
+    ) -> Vec<BoxStream<'static, io::Result<Gathered<Connection>>>> {
         let listener = Arc::new(tokio::sync::Mutex::new(self));
         let hand = |listener| {
             stream::unfold(listener, |listener: Arc<tokio::sync::Mutex<Self>>| async move {
                 // The lock is fair: the stream that has just got a connection is the last to get another.
                 let (connection, _) = listener.lock().await.accept().await;
-                Some((Ok(connection), listener))
+                Some((Ok(Gathered::new(connection)), listener))
             })
             .boxed()
         };

@@ -73,7 +73,11 @@ impl Measurement {
 
 #[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
+    // In a task of the runtime, as what uses a client mostly is: outside of it each wake-up crosses threads.
+    tokio::spawn(measure(Args::parse())).await?
+}
+
+async fn measure(args: Args) -> anyhow::Result<()> {
     let address = Address { push: args.address, take: args.consume_address };
     let system = systems::connect(args.system, address).await?;
     let load = load::Load::new(system, args.server_pid, args.seconds, args.churn);

@@ -372,7 +372,8 @@ impl Stream {
     /// are about to end, or because they have expired. After a pause of the whole broker another
     /// consumer may have the items whose leases have ended.
     pub(super) fn next_message(&mut self, now: Timestamp) -> (Vec<Delivery>, Vec<InFlight>) {
-        let (mut message, mut late) = (Vec::new(), Vec::new());
+        let mut message = Vec::with_capacity(self.inbox.len().min(MAX_BATCH));
+        let mut late = Vec::new();
         let mut bytes = 0;
         while let Some(next) = self.inbox.first() {
             let id = next.item.id;

@@ -125,9 +125,11 @@ async fn hand_out(
     let Place { inner, group, cursor, queue } = *place;
     let now = inner.now();
     let places = found.places();
-    let (mut expired, mut dead, mut good) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut expired, mut dead) = (Vec::new(), Vec::new());
+    let mut good = Vec::with_capacity(places.len());
     // The attempt number and the position of each item in `good`.
-    let (mut attempts, mut good_at) = (Vec::new(), Vec::new());
+    let (mut attempts, mut good_at) =
+        (Vec::with_capacity(places.len()), Vec::with_capacity(places.len()));
     for (at, item) in std::mem::take(&mut found.items).into_iter().enumerate() {
         match queue.triage(item.at_head(), now) {
             Triage::Expired => expired.push(item),
