@@ -111,6 +111,10 @@ pub struct Checker {
     /// When the last fault ended.
     fault_ended: Mark,
     clock_stepped: u64,
+    /// How many steps of clocks brokers and store are following.
+    clocks_follow: u32,
+    /// The clock of the store runs slowly.
+    is_slow: bool,
     report: Report,
 }
 
@@ -142,6 +146,8 @@ impl Checker {
             faults: 0,
             fault_ended: Mark::default(),
             clock_stepped: 0,
+            clocks_follow: 0,
+            is_slow: false,
             report: Report::default(),
         }
     }
@@ -154,6 +160,9 @@ impl Checker {
         }
         self.now = Mark { event: self.observed, at: event.at.max(self.now.at) };
         self.observed += 1;
+        if self.clocks_follow > 0 {
+            self.clock_stepped = self.now.event;
+        }
         match event.what {
             What::Start { call, broker, request, .. } => self.start(call, &broker, request),
             What::End { call, answer } => self.end(call, answer),
@@ -161,6 +170,12 @@ impl Checker {
             What::Revoked { call, receipt } => self.revoked(call, &receipt),
             What::Disturbed { begins, .. } => self.disturbed(begins),
             What::ClockStepped => self.clock_stepped = self.now.event,
+            What::ClocksFollow { begins } => {
+                self.clock_stepped = self.now.event;
+                let before = self.clocks_follow;
+                self.clocks_follow = if begins { before + 1 } else { before.saturating_sub(1) };
+            }
+            What::ClockSlow { begins } => self.is_slow = begins,
             What::Rest { queues } => self.rest(&queues),
         }
         self.report.most_open = self.report.most_open.max(self.items.len() as u64);

@@ -58,6 +58,12 @@ fn what(out: &mut String, what: &What, origin: Time, focus: &mut Focus) -> fmt::
             write!(out, "fault {}: {fault}", if *begins { "begins" } else { "ends" })
         }
         What::ClockStepped => write!(out, "a clock is stepped"),
+        What::ClocksFollow { begins: true } => write!(out, "clocks follow one that is stepped"),
+        What::ClocksFollow { begins: false } => write!(out, "clocks agree again"),
+        What::ClockSlow { begins: true } => write!(out, "the clock of the store runs slowly"),
+        What::ClockSlow { begins: false } => {
+            write!(out, "the clock of the store runs evenly again")
+        }
         What::Rest { queues } => {
             write!(out, "at rest")?;
             for queue in queues {

@@ -79,6 +79,18 @@ pub enum What {
     },
     /// The clock of a host or of the store was stepped: times from before are not judged any more.
     ClockStepped,
+    /// Clocks of brokers and store follow one that was stepped, from here on or until here: no times are judged meanwhile,
+    /// and none from before afterwards.
+    ClocksFollow {
+        /// Whether it begins.
+        begins: bool,
+    },
+    /// The clock of the store runs slowly, from here on or until here, because the clock of its machine was set back: what is
+    /// to last may last longer, and nothing may be shorter.
+    ClockSlow {
+        /// Whether it begins.
+        begins: bool,
+    },
     /// No call is under way, and none that was broken off still has an effect. What is named here is all
     /// that is in the store: queues that are not named are empty.
     Rest {

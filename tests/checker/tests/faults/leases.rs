@@ -15,6 +15,24 @@ fn two_leases_overlap() {
 }
 
 #[test]
+fn two_leases_overlap_by_a_slow_clock() {
+    let mut story = Story::default();
+    story.tell(What::ClockSlow { begins: true }).push(item("a")).reserve(delivery("a", 1));
+    story.at(500).reserve(delivery("a", 2));
+    story.breaks(Rule::LeaseOverlap, "a", 2);
+}
+
+#[test]
+fn two_leases_overlap_after_clocks_have_followed_a_step() {
+    let mut story = Story::default();
+    for begins in [true, false] {
+        story.tell(What::ClocksFollow { begins });
+    }
+    story.push(item("a")).reserve(delivery("a", 1)).at(500).reserve(delivery("a", 2));
+    story.breaks(Rule::LeaseOverlap, "a", 2);
+}
+
+#[test]
 fn two_leases_overlap_beside_a_stream_that_lives() {
     let mut story = Story::default();
     story.push(item("a")).push(item("b"));

@@ -500,6 +500,23 @@ fn a_clock_that_steps_ends_leases_early() {
     story.at(100).reserve(delivery("a", 2)).commit("a/2", Outcome::Ok).rest().is_clean();
 }
 
+/// One broker has followed, and another one, which reserves, not yet.
+#[test]
+fn no_times_are_judged_while_clocks_follow_one_that_was_stepped() {
+    let mut story = Story::default();
+    story.tell(What::ClocksFollow { begins: true }).push(item("a")).reserve(delivery("a", 1));
+    story.at(100).reserve(delivery("a", 2)).tell(What::ClocksFollow { begins: false });
+    story.at(200).reserve(delivery("a", 3)).commit("a/3", Outcome::Ok).rest().is_clean();
+}
+
+#[test]
+fn a_slow_clock_lengthens_the_time_to_live() {
+    let mut story = Story::default();
+    story.tell(What::ClockSlow { begins: true });
+    story.push(NewItem { ttl: Some(5_000 * MS), ..item("a") });
+    story.at(9_000).reserve(delivery("a", 1)).commit("a/1", Outcome::Ok).rest().is_clean();
+}
+
 /// The broker has not heard yet that one of them has gone, and takes back what it assigned to it.
 #[test]
 fn what_was_assigned_to_a_consumer_that_left_comes_later() {
