@@ -5,7 +5,10 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::{self, Child, Command, ExitStatus, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -18,6 +21,7 @@ pub(crate) struct Launch {
     flags: Vec<String>,
     variables: Vec<(&'static str, PathBuf)>,
     open_files: Option<u32>,
+    when_spawned: Option<Arc<dyn Fn(u32) + Send + Sync>>,
 }
 
 /// A running broker. Killed when dropped; its log is printed if the test fails.
@@ -40,7 +44,7 @@ pub(crate) struct Ended {
 impl Launch {
     /// Returns the flags of a broker on free ports.
     pub(crate) fn new() -> Self {
-        Self { flags: Vec::new(), variables: Vec::new(), open_files: None }
+        Self { flags: Vec::new(), variables: Vec::new(), open_files: None, when_spawned: None }
             .flag("listen", "127.0.0.1:0")
             .flag("http-listen", "127.0.0.1:0")
     }
@@ -59,6 +63,12 @@ impl Launch {
     /// Sets a variable of the broker's environment to a path.
     pub(crate) fn variable(mut self, name: &'static str, path: PathBuf) -> Self {
         self.variables.push((name, path));
+        self
+    }
+
+    /// Tells the id of each process as soon as there is one, which is before it serves.
+    pub(crate) fn when_spawned(mut self, tell: impl Fn(u32) + Send + Sync + 'static) -> Self {
+        self.when_spawned = Some(Arc::new(tell));
         self
     }
 
@@ -143,7 +153,7 @@ impl Launch {
                 command.env_remove(name);
             }
         }
-        command
+        let child = command
             .args(&self.flags)
             .envs(self.variables.iter().map(|(name, path)| (name, path)))
             // As in the image and in the unit for systemd.
@@ -153,7 +163,11 @@ impl Launch {
             .stdout(log.try_clone().expect("a second handle"))
             .stderr(log)
             .spawn()
-            .unwrap_or_else(|error| panic!("{} does not start: {error}", binary.display()))
+            .unwrap_or_else(|error| panic!("{} does not start: {error}", binary.display()));
+        if let Some(tell) = &self.when_spawned {
+            tell(child.id());
+        }
+        child
     }
 }
 

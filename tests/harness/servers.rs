@@ -143,28 +143,35 @@ pub(crate) struct MongoServer {
     port: u16,
     process: Process,
     directory: tempfile::TempDir,
+    /// Of the environment of the process.
+    variables: Vec<(&'static str, PathBuf)>,
 }
 
 impl MongoServer {
     pub(crate) async fn start() -> Self {
-        let server = Self::alone();
+        Self::start_with(Vec::new()).await
+    }
+
+    /// Starts a server with these variables in its environment.
+    pub(crate) async fn start_with(variables: Vec<(&'static str, PathBuf)>) -> Self {
+        let server = Self::alone(variables);
         server.initiate(&[server.address()]).await;
         server.until_primary().await;
         server
     }
 
     /// Returns a process that belongs to no set yet.
-    fn alone() -> Self {
+    fn alone(variables: Vec<(&'static str, PathBuf)>) -> Self {
         let directory = data_directory();
-        let mut server = Self { port: free_port(), process: Process(None), directory };
+        let mut server = Self { port: free_port(), process: Process(None), directory, variables };
         server.spawn();
         server
     }
 
     /// Returns a server that is not a replica set, and its address.
     pub(crate) async fn standalone() -> (Self, String) {
-        let directory = data_directory();
-        let mut server = Self { port: free_port(), process: Process(None), directory };
+        let (directory, variables) = (data_directory(), Vec::new());
+        let mut server = Self { port: free_port(), process: Process(None), directory, variables };
         let mut command = server.command();
         server.process = Process(Some(spawn(&mut command, MONGOD)));
         let client = server.client().await;
@@ -262,6 +269,7 @@ impl MongoServer {
     /// Returns the command that starts the server, without a set.
     fn command(&self) -> Command {
         let mut command = Command::new(program(MONGOD, "mongod"));
+        command.envs(self.variables.iter().map(|(name, path)| (name, path)));
         command.args(["--bind_ip", "127.0.0.1", "--quiet"]);
         command.args(["--setParameter", "enableTestCommands=1"]); // for `hold`
         command.args(["--wiredTigerCacheSizeGB", "0.25", "--port"]).arg(self.port.to_string());
@@ -348,15 +356,16 @@ pub(crate) struct MongoSet {
 
 impl MongoSet {
     pub(crate) async fn start() -> Self {
-        Self::start_behind(async |_, server| server.address()).await
+        Self::start_behind(|_| Vec::new(), async |_, server| server.address()).await
     }
 
     /// Starts a set whose members are reached, by clients and by each other, at the addresses that `way` returns for
-    /// the number of each.
+    /// the number of each, with the `variables` of each in its environment.
     pub(crate) async fn start_behind(
+        variables: impl Fn(usize) -> Vec<(&'static str, PathBuf)>,
         mut way: impl AsyncFnMut(usize, &MongoServer) -> String,
     ) -> Self {
-        let servers: Vec<_> = (0..3).map(|_| MongoServer::alone()).collect();
+        let servers: Vec<_> = (0..3).map(|number| MongoServer::alone(variables(number))).collect();
         let mut addresses = Vec::new();
         for (number, server) in servers.iter().enumerate() {
             addresses.push(way(number, server).await);

@@ -7,7 +7,7 @@ use std::{
 
 use futures_util::future::join_all;
 use sluicegate_checker::{
-    Options, check,
+    Options, Recorder, check,
     history::{Event, What},
 };
 use sluicegate_proto::v1 as pb;
@@ -53,7 +53,7 @@ pub(crate) async fn run(world: &Arc<World>, plan: &Plan, seed: u64, cycle: u64) 
         let mark = |begins| What::Disturbed { begins, fault: plan.to_string() };
         load.recorder.mark(mark(true));
         let faults = storm.iter().map(|blow| blow.fault).collect();
-        match strike(world, storm, &mut evidence).await {
+        match strike(world, storm, &load.recorder, &mut evidence).await {
             Ok(time) => recovered.push((faults, time)),
             Err(node) => wrong.push(format!("{node} does not serve {LIMIT:?} after the faults")),
         }
@@ -79,11 +79,12 @@ pub(crate) async fn run(world: &Arc<World>, plan: &Plan, seed: u64, cycle: u64) 
 async fn strike(
     world: &Arc<World>,
     storm: &[Blow],
+    recorder: &Recorder,
     evidence: &mut String,
 ) -> Result<Duration, String> {
     let blows = storm.iter().map(|blow| async move {
         tokio::time::sleep(blow.after).await;
-        world.strike(*blow).await
+        world.strike(*blow, recorder).await
     });
     let over = join_all(blows).await.into_iter().max().expect("a storm has a fault");
     tokio::time::sleep_until(over.into()).await;

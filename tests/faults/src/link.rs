@@ -86,6 +86,11 @@ impl Link {
         }
     }
 
+    /// Returns the number of lanes.
+    pub(crate) fn lanes(&self) -> usize {
+        self.shared.lanes.len()
+    }
+
     pub(crate) fn set_lane(&self, lane: usize, mode: Mode) {
         self.shared.lanes[lane].mode.send_replace(mode);
     }

@@ -1,12 +1,13 @@
 //! Breaks real brokers and servers under load, by seed, and checks every promise: see README.md.
 //!
 //! # Layout
-//! `plan` is what a seed decides, `world` the servers and brokers and what befalls them, `members` those of a
+//! `plan` is what a seed decides, `world` the servers and brokers and what befalls them, `clock` their clocks, `members` those of a
 //! MongoDB set, `link` the proxies between them, `load` the clients, `crowd` what goes on beside them, `cycle` puts these together,
 //! `evidence` is what is kept of brokers and servers that stand still, `table` counts.
 
 #![allow(clippy::large_futures)] // a cycle is polled from one place, which can hold it
 
+mod clock;
 mod crowd;
 mod cycle;
 mod damage;

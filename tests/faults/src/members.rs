@@ -12,23 +12,26 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
+    clock::FalseClock,
     harness::{MongoServer, MongoSet},
     link::{Link, Mode},
     plan::Fault,
 };
 
-/// The number of members, and the lane of those who are no member.
-const OTHERS: usize = 3;
+/// The number of members. Lanes are those of the members, then those of the brokers, then that of all others.
+const MEMBERS: usize = 3;
 /// How long the set may take to go on without a member.
 const LIMIT: Duration = Duration::from_mins(2);
 /// How long a member may take to come back before its data is given up.
 const RETURN: Duration = Duration::from_mins(1);
+/// By how many milliseconds the clock of a primary that lingers is set back: longer than the fault.
+const LINGERING_MS: i64 = 180_000;
 /// The pause before members are asked again whether they take part in the set.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How often the table of connections is read at most, until a connection is found in it.
 const TRIES: usize = 5;
 
-/// The processes of the members, by number.
+/// Processes by number, of members or of brokers.
 type Processes = Arc<Mutex<Vec<Option<u32>>>>;
 
 /// A member that is away.
@@ -42,7 +45,10 @@ enum Away {
 pub(crate) struct Members {
     set: MongoSet,
     links: Vec<Link>,
+    /// The wall clock of each.
+    clocks: Vec<FalseClock>,
     processes: Processes,
+    brokers: Processes,
     away: Option<Away>,
     /// How often a member did not come back and copied all data anew.
     pub(crate) resynced: usize,
@@ -73,18 +79,41 @@ fn verdict(take_part: &[bool], away_for: Duration, resynced: Option<usize>) -> V
 }
 
 impl Members {
-    pub(crate) async fn start() -> Self {
+    /// Starts a set that so many brokers will reach.
+    pub(crate) async fn start(brokers: usize) -> Self {
         let (processes, mut links) = (Processes::default(), Vec::new());
-        let set = MongoSet::start_behind(async |_, server| {
-            processes.lock().push(server.process_id());
-            let known = Arc::clone(&processes);
-            let lane_of = move |from, to| member_with(from, to, &known.lock()).unwrap_or(OTHERS);
-            let link = Link::with_lanes(&server.address(), OTHERS + 1, lane_of).await;
-            links.push(link);
-            links.last().expect("a link").address.clone()
-        })
+        let others = MEMBERS + brokers;
+        let brokers: Processes = Arc::new(Mutex::new(vec![None; brokers]));
+        let clocks: Vec<_> = (0..MEMBERS).map(|_| FalseClock::new()).collect();
+        let set = MongoSet::start_behind(
+            |number| clocks[number].variables(),
+            async |_, server| {
+                processes.lock().push(server.process_id());
+                let (members, brokers) = (Arc::clone(&processes), Arc::clone(&brokers));
+                let lane_of = move |from, to| {
+                    // Members that are still to be started have their lanes too.
+                    let mut known = members.lock().clone();
+                    known.resize(MEMBERS, None);
+                    known.extend(brokers.lock().iter());
+                    owner_of(from, to, &known).unwrap_or(others)
+                };
+                let link = Link::with_lanes(&server.address(), others + 1, lane_of).await;
+                links.push(link);
+                links.last().expect("a link").address.clone()
+            },
+        )
         .await;
-        Self { set, links, processes, away: None, resynced: 0 }
+        Self { set, links, clocks, processes, brokers, away: None, resynced: 0 }
+    }
+
+    /// Returns the wall clocks of the members.
+    pub(crate) fn clocks(&self) -> &[FalseClock] {
+        &self.clocks
+    }
+
+    /// Returns where the processes of brokers are to be noted.
+    pub(crate) fn brokers(&self) -> Processes {
+        Arc::clone(&self.brokers)
     }
 
     /// Returns the servers.
@@ -129,14 +158,39 @@ impl Members {
         begun
     }
 
+    /// Cuts the primary off from the other members and from all brokers but one, and that one from the other members, until these
+    /// have taken writes and some more time has passed. A primary that `lingers` takes itself for one all the time: its clock is set
+    /// back, so that it does not notice for how long it has heard nothing.
+    pub(crate) async fn split(&mut self, broker: usize, lasting: Duration, lingers: bool) {
+        self.bring_back().await;
+        let primary = self.set.primary().await;
+        let begun = Instant::now();
+        let lead = self.clocks[primary].lead();
+        if lingers {
+            self.clocks[primary].set(lead - LINGERING_MS);
+        }
+        self.cut_off(primary, true);
+        self.links[primary].set_lane(MEMBERS + broker, Mode::Open);
+        for other in (0..MEMBERS).filter(|other| *other != primary) {
+            self.links[other].set_lane(MEMBERS + broker, Mode::Silent);
+        }
+        self.away = Some(Away::CutOff);
+        while !self.set.takes_writes().await && begun.elapsed() < LIMIT {}
+        tokio::time::sleep(lasting).await;
+        self.clocks[primary].set(lead);
+        self.bring_back().await;
+    }
+
     /// Cuts a member off from the other members, and from all others too if `entirely`.
     fn cut_off(&self, member: usize, entirely: bool) {
-        for other in (0..OTHERS).filter(|other| *other != member) {
+        for other in (0..MEMBERS).filter(|other| *other != member) {
             self.links[member].set_lane(other, Mode::Silent);
             self.links[other].set_lane(member, Mode::Silent);
         }
         if entirely {
-            self.links[member].set_lane(OTHERS, Mode::Silent);
+            for lane in MEMBERS..self.links[member].lanes() {
+                self.links[member].set_lane(lane, Mode::Silent);
+            }
         }
     }
 
@@ -195,7 +249,7 @@ impl Members {
 }
 
 /// Returns the number of the process that has a connection between these ports.
-fn member_with(from: u16, to: u16, processes: &[Option<u32>]) -> Option<usize> {
+fn owner_of(from: u16, to: u16, processes: &[Option<u32>]) -> Option<usize> {
     // The table may change while it is read, and then lack a line.
     let inode = (0..TRIES).find_map(|_| {
         let table = fs::read_to_string("/proc/net/tcp").ok()?;
@@ -242,9 +296,9 @@ mod tests {
         let to = listener.local_addr().unwrap();
         let stream = std::net::TcpStream::connect(to).unwrap();
         let (from, own) = (stream.local_addr().unwrap().port(), Some(std::process::id()));
-        assert_eq!(member_with(from, to.port(), &[None, own]), Some(1));
-        assert_eq!(member_with(from, to.port(), &[None, None]), None);
-        assert_eq!(member_with(from, 1, &[None, own]), None);
+        assert_eq!(owner_of(from, to.port(), &[None, own]), Some(1));
+        assert_eq!(owner_of(from, to.port(), &[None, None]), None);
+        assert_eq!(owner_of(from, 1, &[None, own]), None);
         drop(stream);
     }
 }

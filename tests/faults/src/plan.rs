@@ -54,6 +54,10 @@ pub(crate) enum Fault {
     SignalsForge,
     /// Consumers vanish without a FIN
     ConsumersVanish,
+    /// The wall clock of a broker is stepped by minutes, and back
+    ClockStep,
+    /// The wall clock of a mongod is stepped by minutes, and back
+    ServerClockStep,
     /// The primary of three members steps down
     StepDown,
     /// The primary of three members is killed, and started again after the election
@@ -64,6 +68,8 @@ pub(crate) enum Fault {
     PrimaryDeserted,
     /// The primary of three members goes on, and neither members nor brokers reach it
     PrimaryCutOff,
+    /// One broker reaches only the primary of three members, and the others only the two members that elect another one
+    PrimarySplit,
     /// A second broker is started on the file
     SecondBroker,
     /// The disk is full for a while
@@ -78,7 +84,7 @@ impl Fault {
     /// Returns whether the fault can happen to brokers on this store.
     pub(crate) fn can_happen_on(self, store: Store) -> bool {
         match self {
-            Self::BrokerKill | Self::BrokerFreeze | Self::ConsumersVanish => true,
+            Self::BrokerKill | Self::BrokerFreeze | Self::ConsumersVanish | Self::ClockStep => true,
             Self::SecondBroker | Self::DiskFull | Self::FlipFile | Self::FlipLog => {
                 store == Store::Sqlite
             }
@@ -87,14 +93,17 @@ impl Fault {
             | Self::LinkCut
             | Self::LinkDelay
             | Self::LinkHalfOpen => store == Store::Mongodb,
-            Self::SignalsKill | Self::SignalsFreeze | Self::SignalsFlood | Self::SignalsForge => {
-                store != Store::Sqlite
-            }
+            Self::SignalsKill
+            | Self::SignalsFreeze
+            | Self::SignalsFlood
+            | Self::SignalsForge
+            | Self::ServerClockStep => store != Store::Sqlite,
             Self::StepDown
             | Self::PrimaryKill
             | Self::PrimaryFreeze
             | Self::PrimaryDeserted
-            | Self::PrimaryCutOff => store == Store::Set,
+            | Self::PrimaryCutOff
+            | Self::PrimarySplit => store == Store::Set,
         }
     }
 
@@ -105,6 +114,7 @@ impl Fault {
             Self::BrokerFreeze => (2_200, 3_500),
             Self::LinkHalfOpen => (500, 4_000),
             Self::ConsumersVanish => (2_000, 3_000),
+            Self::PrimarySplit => (500, 6_000),
             _ => (0, 2_000),
         }
     }

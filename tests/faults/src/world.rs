@@ -8,10 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sluicegate_checker::Recorder;
 use sluicegate_client::Client;
 use tokio::sync::Mutex;
 
 use crate::{
+    clock::{FalseClock, StoreClock},
     crowd, damage,
     harness::{Broker, Launch, MongoServer, RedisServer},
     link::{Link, Mode},
@@ -31,6 +33,8 @@ const DISK: &str = "96m";
 pub(crate) struct Node {
     pub(crate) number: usize,
     launch: Launch,
+    /// The wall clock of its processes.
+    pub(crate) clock: FalseClock,
     broker: Mutex<Option<Broker>>,
     /// How many processes there were.
     generation: AtomicU32,
@@ -47,10 +51,15 @@ impl Node {
     /// Returns a broker that is yet to be started.
     async fn new(number: usize, launch: Launch, store: Option<Link>) -> Self {
         // Leads nowhere before the start.
+        let clock = FalseClock::new();
         let (front, fragile) = (Link::to("127.0.0.1:1").await, Link::to("127.0.0.1:1").await);
         Self {
             number,
-            launch,
+            launch: clock
+                .variables()
+                .into_iter()
+                .fold(launch, |launch, (name, path)| launch.variable(name, path)),
+            clock,
             broker: Mutex::default(),
             generation: AtomicU32::new(0),
             client: client_of(&front),
@@ -128,11 +137,15 @@ pub(crate) struct World {
     /// Reaches any of the brokers.
     pub(crate) client: Client,
     server: Option<Mutex<MongoServer>>,
-    members: Option<Mutex<Members>>,
+    pub(crate) members: Option<Mutex<Members>>,
     redis: Option<Mutex<RedisServer>>,
     database: String,
     pub(crate) disk: Option<Disk>,
     filling: Mutex<()>,
+    /// What is known of the store's clock.
+    pub(crate) clock: StoreClock,
+    /// The wall clock of the only server.
+    pub(crate) server_clock: FalseClock,
     /// What the checker does not see and is wrong nevertheless.
     pub(crate) wrong: parking_lot::Mutex<Vec<String>>,
     turn: AtomicUsize,
@@ -161,7 +174,7 @@ impl World {
     /// Starts the servers and so many brokers (on SQLite: one), with room for a crowd.
     pub(crate) async fn start(store: Store, brokers: usize, crowd: &crowd::Size) -> Self {
         let (mut server, mut members, mut redis, mut disk) = (None, None, None, None);
-        let database = "faults".to_owned();
+        let (database, server_clock) = ("faults".to_owned(), FalseClock::new());
         let launch = Launch::new()
             .flag("poll-min", "250ms")
             .flag("poll-max", "2s")
@@ -173,12 +186,12 @@ impl World {
         match store {
             Store::Sqlite => disk = Some(Disk::new()),
             Store::Mongodb => {
-                let started = MongoServer::start().await;
+                let started = MongoServer::start_with(server_clock.variables()).await;
                 address = started.address();
                 server = Some(Mutex::new(started));
             }
             Store::Set => {
-                let set = Members::start().await;
+                let set = Members::start(brokers).await;
                 address = set.uri();
                 members = Some(Mutex::new(set));
             }
@@ -202,7 +215,11 @@ impl World {
                     launch = launch.flag("store", &uri).flag("database", &database);
                     way = Some(link);
                 }
-                Store::Set => launch = launch.flag("store", &address).flag("database", &database),
+                Store::Set => {
+                    launch = launch.flag("store", &address).flag("database", &database);
+                    let known = members.as_ref().expect("a set").lock().await.brokers();
+                    launch = launch.when_spawned(move |id| known.lock()[number - 1] = Some(id));
+                }
             }
             if let Some(redis) = &redis {
                 launch = launch.signals(&redis.lock().await.url());
@@ -225,6 +242,8 @@ impl World {
             database,
             disk,
             filling: Mutex::default(),
+            clock: StoreClock::default(),
+            server_clock,
             wrong: parking_lot::Mutex::default(),
             turn: AtomicUsize::new(0),
         }
@@ -237,7 +256,7 @@ impl World {
 
     /// Lets a fault happen until it ends or all that it hits could go on without what is still away. Returns when
     /// that was. What is still away comes back by [`World::clean_up`].
-    pub(crate) async fn strike(&self, blow: Blow) -> Instant {
+    pub(crate) async fn strike(&self, blow: Blow, recorder: &Recorder) -> Instant {
         let node = &self.nodes[blow.victim % self.nodes.len()];
         match blow.fault {
             Fault::BrokerKill => {
@@ -247,6 +266,10 @@ impl World {
                 tokio::time::sleep(blow.lasting).await;
                 let over = Instant::now();
                 node.start(&mut broker).await;
+                drop(broker);
+                if self.disk.is_some() {
+                    self.know_clock().await;
+                }
                 over
             }
             Fault::BrokerFreeze => {
@@ -283,6 +306,7 @@ impl World {
             | Fault::SignalsFreeze
             | Fault::SignalsFlood
             | Fault::SignalsForge => self.strike_signals(blow).await,
+            Fault::ClockStep | Fault::ServerClockStep => self.strike_clock(blow, recorder).await,
             Fault::StepDown
             | Fault::PrimaryKill
             | Fault::PrimaryFreeze
@@ -291,6 +315,7 @@ impl World {
                 let mut members = self.members.as_ref().expect("a set").lock().await;
                 members.strike_primary(blow.fault).await
             }
+            Fault::PrimarySplit => self.split(blow, node.number - 1, recorder).await,
             Fault::SecondBroker => {
                 let _first = node.broker.lock().await;
                 let ended = node.launch.run_to_end().await;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use sluicegate_checker::{
     history::{
         Answer, Delivery, Figures, Listed, NewItem, PushEntry, Pushed, Request, Response,
-        RollbackItem, Settings,
+        RollbackItem, Settings, Time,
     },
     messages::{
         self, duration, figures, micros, new_item, outcome, popped, push_entry, pushed, settled,
@@ -178,8 +178,13 @@ impl Load {
         let _ = call!(self, name, way, request, queue_service.pop(message, wait), response);
     }
 
+    /// Returns a time of the store as time of the history.
+    fn time_of(&self, time: Option<&prost_types::Timestamp>) -> Time {
+        self.recorder.time_of(self.world.clock.on_this_machine(at(time)))
+    }
+
     pub(crate) fn delivery(&self, delivery: pb::Delivery) -> Delivery {
-        let lease_end = self.recorder.time_of(at(delivery.lease_expire_time.as_ref()));
+        let lease_end = self.time_of(delivery.lease_expire_time.as_ref());
         let item = delivery.item.unwrap_or_default();
         Delivery { receipt: delivery.receipt, lease_end, ..popped(item) }
     }
@@ -218,7 +223,7 @@ impl Load {
         let response = |answer: &pb::ExtendResponse| {
             let one = |result: &pb::ExtendResult| {
                 let end = result.lease_expire_time.as_ref();
-                (outcome(result.outcome), end.map(|end| self.recorder.time_of(at(Some(end)))))
+                (outcome(result.outcome), end.map(|end| self.time_of(Some(end))))
             };
             Response::Extended(answer.results.iter().map(one).collect())
         };
