@@ -131,6 +131,15 @@ fn an_item_is_reserved_in_a_fault_after_it_expired() {
     story.at(500).deliver(stream, delivery("a", 1)).breaks(Rule::Expired, "a", 4);
 }
 
+/// By its lease it was reserved when it had expired, although less time has passed since its push.
+#[test]
+fn an_item_is_reserved_when_it_has_expired() {
+    let mut story = Story::default();
+    story.push(NewItem { ttl: Some(5_000 * MS), ..item("a") });
+    story.reserve(Delivery { lease_end: (6_000 + LEASE) * MS, ..delivery("a", 1) });
+    story.breaks(Rule::Expired, "a", 4);
+}
+
 #[test]
 fn an_expired_item_is_delivered() {
     let mut story = Story::default();
