@@ -413,6 +413,11 @@ impl MongoSet {
         self.restart(member);
     }
 
+    /// Returns whether a member takes itself for the primary.
+    pub(crate) async fn is_primary(&self, member: usize) -> bool {
+        is_primary(&self.servers[member].client().await).await
+    }
+
     /// Freezes the primary, and returns its index.
     pub(crate) async fn freeze_primary(&self) -> usize {
         let primary = self.primary().await;

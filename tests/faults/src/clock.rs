@@ -23,11 +23,12 @@ use crate::{
     world::{Node, World},
 };
 
-/// How many steps of a length there are, and the length: a clock is stepped by up to three minutes.
-const STEPS: u64 = 180;
-const STEP_MS: i64 = 1_000;
-/// The shortest step, in [`STEP_MS`]: longer than any lease or delay of the load, and than brokers hold their clocks back for.
-const SHORTEST: u64 = 45;
+/// Steps in seconds, from and to: those that are as long as leases of the load, and that brokers on MongoDB may hold their clocks back for,
+/// and longer ones.
+const SHORT: (u64, u64) = (2, 9);
+const LONG: (u64, u64) = (45, 180);
+/// How far off a reading of a clock may be, in milliseconds, that is to tell whether it was stepped.
+const ROUGH_MS: i64 = 500;
 /// How far a broker's clock may be from the store's by what is measured, beside the time that measuring takes.
 const TOLERANCE_MS: i64 = 20;
 /// How many readings of a broker's clock there are for one that counts.
@@ -148,7 +149,9 @@ async fn ask(node: &Node) -> Option<(i64, i64)> {
 /// Steps of a clock, one after the other, by what it is ahead of the machine's: away and back, and at the end to where nothing that
 /// was stored meanwhile is still to come.
 fn excursion(base: i64, blow: Blow) -> Vec<i64> {
-    let by = (SHORTEST + blow.seed / 2 % (STEPS - SHORTEST + 1)) as i64 * STEP_MS;
+    let number = blow.seed / 2;
+    let (from, to) = if number.is_multiple_of(4) { SHORT } else { LONG };
+    let by = (from + number / 4 % (to - from + 1)) as i64 * 1_000;
     if blow.seed.is_multiple_of(2) {
         vec![base - by, base]
     } else {
@@ -278,7 +281,9 @@ impl World {
         self.clock.runs_evenly(lead);
         let begun = Instant::now();
         for node in &self.nodes {
-            let follows = |(shown, off): (i64, i64)| (shown - lead).abs() <= off + TOLERANCE_MS;
+            let follows = |(shown, off): (i64, i64)| {
+                off <= ROUGH_MS && (shown - lead).abs() <= off + TOLERANCE_MS
+            };
             loop {
                 let shown = ask(node).await;
                 if shown.is_some_and(follows) {

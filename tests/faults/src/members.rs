@@ -177,6 +177,9 @@ impl Members {
         self.away = Some(Away::CutOff);
         while !self.set.takes_writes().await && begun.elapsed() < LIMIT {}
         tokio::time::sleep(lasting).await;
+        if lingers && !self.set.is_primary(primary).await {
+            print!("(the old primary has noticed that it is alone) ");
+        }
         self.clocks[primary].set(lead);
         self.bring_back().await;
     }
