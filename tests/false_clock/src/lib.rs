@@ -6,7 +6,8 @@
 //!
 //! Only the wall clock is stepped. Clocks that count from the start of the machine are not, as on a machine whose clock is set. A wait
 //! that ends at a time of the wall clock takes notice of a step within [`SLICE`]: it returns after so long as if it had been woken for
-//! no reason, which waits of the C library may do at any time, and begins anew if its caller finds that there is more to wait for.
+//! no reason, which waits of the C library may do at any time, and begins anew if its caller finds that there is more to wait for. A caller
+//! that takes each return for what it waits for goes on sooner than on a machine whose clock is set back.
 //!
 //! # Safety
 //! The functions have the signatures of the C library. They use neither the heap nor the standard library's files, so that
