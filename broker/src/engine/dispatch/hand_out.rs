@@ -53,7 +53,9 @@ pub(super) async fn hand_out(
     };
     unwanted.extend(deliveries.extract_if(.., is_late).map(|(_, delivery)| delivery));
     let mut counts = vec![0; round.claimants.len()];
-    deliveries.iter().for_each(|(claimant, _)| counts[*claimant] += 1);
+    for (claimant, _) in &deliveries {
+        counts[*claimant] += 1;
+    }
     let mut assigned: Vec<Vec<Delivery>> = counts.into_iter().map(Vec::with_capacity).collect();
     for (claimant, delivery) in deliveries {
         assigned[claimant].push(delivery);
