@@ -255,8 +255,11 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::{future::join_all, poll};
-    use tokio::sync::Semaphore;
+    use futures_util::{
+        future::{join, join_all},
+        poll,
+    };
+    use tokio::sync::{Barrier, Semaphore};
 
     use super::*;
     use crate::tasks::Tasks;
@@ -288,35 +291,26 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn writes_of_one_lane_are_never_under_way_together_and_those_of_others_are() {
+    async fn writes_of_one_lane_are_never_under_way_together() {
         let batcher = Batcher::<(u64, u32), ()>::new(Limits { writes: 2, items: 3, ..SMALL });
         let tracker = Tasks::default();
         let (begun, ended) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
-        // The lanes being written, the number of running writes, and its maximum.
-        let together = Arc::new(Mutex::new((HashSet::<u64>::new(), 0, 0)));
+        let being_written = Arc::new(Mutex::new(HashSet::<u64>::new()));
         let write = {
-            let (begun, ended, together) = (begun.clone(), ended.clone(), together.clone());
+            let (begun, ended) = (begun.clone(), ended.clone());
+            let being_written = being_written.clone();
             move |items: Vec<(u64, u32)>| {
                 begun.lock().extend(&items);
                 let lanes: HashSet<u64> = items.iter().map(|(lane, _)| *lane).collect();
-                {
-                    let mut together = together.lock();
-                    for lane in &lanes {
-                        assert!(together.0.insert(*lane), "lane {lane} is being written");
-                    }
-                    together.1 += 1;
-                    together.2 = together.2.max(together.1);
+                for lane in &lanes {
+                    assert!(being_written.lock().insert(*lane), "lane {lane} is being written");
                 }
-                let (ended, together) = (ended.clone(), together.clone());
+                let (ended, being_written) = (ended.clone(), being_written.clone());
                 async move {
                     for _ in 0..items[0].1 % 7 {
                         tokio::task::yield_now().await;
                     }
-                    {
-                        let mut together = together.lock();
-                        together.0.retain(|lane| !lanes.contains(lane));
-                        together.1 -= 1;
-                    }
+                    being_written.lock().retain(|lane| !lanes.contains(lane));
                     ended.lock().extend(&items);
                     items.into_iter().map(|_| Ok(())).collect::<Vec<_>>()
                 }
@@ -335,7 +329,22 @@ mod tests {
                 assert!(own.clone().is_sorted(), "of lane {lane}: {:?}", own.collect::<Vec<_>>());
             }
         }
-        assert_eq!(together.lock().2, 2, "writes of different lanes did not run concurrently");
+    }
+
+    #[tokio::test]
+    async fn writes_of_different_lanes_are_under_way_together() {
+        let batcher = Batcher::<u64, ()>::new(Limits { writes: 2, items: 1, ..SMALL });
+        let (tracker, both) = (Tasks::default(), Arc::new(Barrier::new(2)));
+        let write = move |items: Vec<u64>| {
+            let both = Arc::clone(&both);
+            async move {
+                both.wait().await;
+                items.into_iter().map(|_| Ok(())).collect::<Vec<_>>()
+            }
+        };
+        let call = |lane| batcher.submit(&tracker, vec![lane], 1, vec![Lane(lane)], write.clone());
+        let both_end = tokio::time::timeout(WRITE_LIMIT, join(call(1), call(2))).await;
+        assert!(matches!(both_end, Ok((Ok(_), Ok(_)))), "each waits for the other");
     }
 
     #[tokio::test]
