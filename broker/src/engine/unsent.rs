@@ -19,11 +19,10 @@ impl Engine {
 
     /// Takes back what was left for the longest, until the rest is not too much.
     fn take_back_unsent(self: &Arc<Self>) {
-        let now = self.now();
         let of = |dispatcher| move |left| (left, Arc::clone(dispatcher));
         let all = self.all_dispatchers();
         let mut left: Vec<_> =
-            all.iter().flat_map(|one| one.left(now - PATIENCE).into_iter().map(of(one))).collect();
+            all.iter().flat_map(|one| one.left(PATIENCE).into_iter().map(of(one))).collect();
         left.sort_unstable_by_key(|(left, _)| Reverse(left.since));
         let mut count = 0;
         while self.unsent.is_over()

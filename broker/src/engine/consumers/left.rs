@@ -1,5 +1,9 @@
 //! Streams that leave what they were assigned: they are not polled, because their clients do not read.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use super::{ConsumerId, Consumers, EngineError};
 use crate::domain::Timestamp;
 
@@ -8,16 +12,16 @@ use crate::domain::Timestamp;
 pub(in crate::engine) struct Left {
     pub(in crate::engine) stream: ConsumerId,
     /// Since when.
-    pub(in crate::engine) since: Timestamp,
+    pub(in crate::engine) since: Instant,
 }
 
 impl Consumers {
-    /// Returns the streams that have left items at least since then.
-    pub(in crate::engine) fn left(&self, since: Timestamp) -> impl Iterator<Item = Left> {
+    /// Returns the streams that have left items for at least so long.
+    pub(in crate::engine) fn left(&self, time: Duration) -> impl Iterator<Item = Left> {
         let all = self.streams.iter();
         let left =
             all.filter_map(|(&stream, one)| Some(Left { stream, since: one.inbox.left_since()? }));
-        left.filter(move |left| left.since <= since)
+        left.filter(move |left| left.since.elapsed() >= time)
     }
 
     /// Takes back what a stream was assigned and not sent. It is assigned nothing more before it is polled. If its items are committed

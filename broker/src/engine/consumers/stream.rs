@@ -331,7 +331,7 @@ impl Stream {
             self.first_lease_end = self.first_lease_end.min(held.lease_end);
             self.in_flight.insert(delivery.item.id, held);
         }
-        self.inbox.add(delivery, now);
+        self.inbox.add(delivery);
     }
 
     /// Removes an item from the stream.
@@ -398,7 +398,7 @@ impl Stream {
             }
             message.push(delivery);
         }
-        self.inbox.looked_at(now);
+        self.inbox.looked_at();
         self.tell_if_halted();
         self.delivered += message.len() as u64;
         if self.settings.auto_commit {

@@ -12,9 +12,9 @@ use std::{
     },
 };
 
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
-use crate::domain::{Delivery, Timestamp};
+use crate::domain::Delivery;
 
 /// How much is assigned to all streams and was not sent.
 pub(in crate::engine) struct UnsentBytes {
@@ -65,14 +65,14 @@ pub(super) struct Unsent {
     bytes: usize,
     /// How many of them the count of all streams has been told of.
     told: usize,
-    /// Since when the stream has left its items.
-    since: Timestamp,
+    /// Since when the stream has left its items. By no clock that may be set back.
+    since: Instant,
     all: Arc<UnsentBytes>,
 }
 
 impl Unsent {
     pub(super) fn new(all: Arc<UnsentBytes>) -> Self {
-        Self { items: VecDeque::new(), bytes: 0, told: 0, since: Timestamp::default(), all }
+        Self { items: VecDeque::new(), bytes: 0, told: 0, since: Instant::now(), all }
     }
 
     /// Returns the count of all streams.
@@ -93,20 +93,20 @@ impl Unsent {
     }
 
     /// Returns since when the stream has left its items, if it has any.
-    pub(super) fn left_since(&self) -> Option<Timestamp> {
+    pub(super) fn left_since(&self) -> Option<Instant> {
         (!self.is_empty()).then_some(self.since)
     }
 
     /// Notes that the stream was polled.
-    pub(super) fn looked_at(&mut self, now: Timestamp) {
-        self.since = now;
+    pub(super) fn looked_at(&mut self) {
+        self.since = Instant::now();
         self.tell();
     }
 
     /// Adds an item behind the others. [`Self::tell`] follows the last one.
-    pub(super) fn add(&mut self, delivery: Delivery, now: Timestamp) {
+    pub(super) fn add(&mut self, delivery: Delivery) {
         if self.is_empty() {
-            self.since = now;
+            self.since = Instant::now();
         }
         self.bytes += delivery.item.message_bytes();
         self.items.push_back(delivery);

@@ -11,7 +11,7 @@ mod reconcile;
 mod returning;
 pub(super) mod run;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
@@ -348,9 +348,9 @@ impl Dispatcher {
         in_force
     }
 
-    /// Returns the streams that have left what they were assigned at least since then.
-    pub(super) fn left(&self, since: Timestamp) -> Vec<Left> {
-        self.state.lock().consumers.left(since).collect()
+    /// Returns the streams that have left what they were assigned for at least so long.
+    pub(super) fn left(&self, time: Duration) -> Vec<Left> {
+        self.state.lock().consumers.left(time).collect()
     }
 
     /// Takes back what a stream was assigned and not sent.
