@@ -223,6 +223,25 @@ mod tests {
         assert_eq!(id.fine() >> COUNTER_BITS, 123);
     }
 
+    /// So the ids of several brokers sort by time, however many one of them creates at once.
+    #[test]
+    fn ids_have_the_time_of_the_clock_until_a_millisecond_has_no_more() {
+        let ids = IdSource::new();
+        let now = Timestamp(1_700_000_000_123);
+        let millisecond = |id: ItemId| id.fine() >> COUNTER_BITS;
+        for _ in 0..(1 << COUNTER_BITS) / BLOCK {
+            assert_eq!(millisecond(ids.next_block(now)), 123);
+        }
+        assert_eq!(millisecond(ids.next(now)), 124);
+    }
+
+    #[test]
+    fn a_token_names_its_broker_and_is_new() {
+        let token = LeaseToken::fresh([7, 0, 255, 9]);
+        assert_eq!(token.broker(), [7, 0, 255, 9]);
+        assert_ne!(token, LeaseToken::fresh([7, 0, 255, 9]));
+    }
+
     #[test]
     fn ids_survive_their_text_form() {
         let id = IdSource::new().next(Timestamp(1_700_000_000_123));

@@ -245,3 +245,98 @@ pub fn cut_reason(mut reason: String) -> String {
     reason.truncate(reason.floor_char_boundary(MAX_REASON_BYTES));
     reason
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::{IdSource, Queue};
+
+    fn item(new: NewItem) -> Item {
+        let queue = Queue::with_defaults(QueueName::parse("queue", "q").unwrap(), Timestamp(0));
+        new.into_item(&queue, IdSource::new().next(Timestamp(5)), None, None, Timestamp(5))
+    }
+
+    #[test]
+    fn headers_have_64_entries_and_16_kib_in_all_at_most() {
+        let check = |headers: &Headers| check_header_limits("headers", headers);
+        let entries = |count: usize| (0..count).map(|n| (n.to_string(), String::new())).collect();
+        assert_eq!(check(&entries(64)), Ok(()));
+        assert_eq!(check(&entries(65)).unwrap_err().field, "headers");
+        let bytes = |sizes: &[(usize, usize)]| -> Headers {
+            let letters = ["a", "b", "c"].iter().zip(sizes);
+            letters.map(|(a, (key, value))| (a.repeat(*key), a.repeat(*value))).collect()
+        };
+        for sizes in [&[(384, 16_000)][..], &[(16_000, 384)], &[(1, 8_000), (100, 1), (82, 8_200)]]
+        {
+            assert_eq!(check(&bytes(sizes)), Ok(()), "{sizes:?}");
+            let mut more = sizes.to_vec();
+            more[0].1 += 1;
+            assert_eq!(check(&bytes(&more)).unwrap_err().field, "headers", "{more:?}");
+        }
+    }
+
+    #[test]
+    fn priorities_are_0_to_9() {
+        for level in 0..=9_u8 {
+            let priority = Priority::parse("priority", i32::from(level)).unwrap();
+            assert_eq!((priority.level(), priority.to_string()), (level, level.to_string()));
+        }
+        for wrong in [-1, 10, 11, 256, 265, i32::MIN, i32::MAX] {
+            assert_eq!(Priority::parse("priority", wrong).unwrap_err().field, "priority");
+        }
+    }
+
+    /// What is limited by bytes counts every byte of an item, before its push as after it.
+    #[test]
+    fn every_byte_of_an_item_counts() {
+        let new = NewItem {
+            payload: "payload".into(),
+            content_type: "text".to_owned(),
+            headers: [("key".to_owned(), "some value".to_owned())].into(),
+            ordering_key: OrderingKey::new("k"),
+            dedup_id: DedupId::new("no"),
+            ..NewItem::default()
+        };
+        let empty = NewItem::default().size();
+        let size = new.size();
+        assert_eq!((empty.payload, size.payload), (0, 7));
+        assert!(empty.message > 1_024, "a receipt and names take {empty:?}");
+        let one_header = message_bytes(0, 0, &[(String::new(), String::new())].into());
+        assert!(one_header > empty.message);
+        assert_eq!(size.message, one_header + 7 + 4 + 3 + 10 + 1 + 2);
+        let item = item(new);
+        assert_eq!(item.message_bytes(), size.message);
+        let failed = Item { last_reason: "timed out".to_owned(), ..item };
+        assert_eq!(failed.message_bytes(), size.message + 9);
+    }
+
+    #[test]
+    fn an_item_has_expired_from_its_expire_time_on() {
+        let item = Item { expire_time: Some(Timestamp(10)), ..item(NewItem::default()) };
+        assert_eq!([9, 10, 11].map(|now| item.has_expired(Timestamp(now))), [false, true, true]);
+        let lasting = Item { expire_time: None, ..item };
+        assert!(!lasting.has_expired(Timestamp(i64::MAX)));
+    }
+
+    #[test]
+    fn of_a_reason_1024_bytes_are_kept_in_whole_characters() {
+        let longest = "x".repeat(1_024);
+        assert_eq!(cut_reason(longest.clone()), longest);
+        assert_eq!(cut_reason(format!("{longest}y")), longest);
+        assert_eq!(cut_reason(format!("{}\u{e4}", &longest[1..])), longest[1..]);
+    }
+
+    #[test]
+    fn states_are_named_as_documented() {
+        let states = [
+            (ItemState::Ready, "ready"),
+            (ItemState::Delayed, "delayed"),
+            (ItemState::Reserved, "reserved"),
+            (ItemState::Blocked, "blocked"),
+            (ItemState::Processed, "processed"),
+        ];
+        for (state, name) in states {
+            assert_eq!(state.to_string(), name);
+        }
+    }
+}

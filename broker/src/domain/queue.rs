@@ -214,6 +214,7 @@ impl Totals {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::OrderingKey;
 
     #[test]
     fn delays_grow_up_to_their_bound() {
@@ -229,5 +230,101 @@ mod tests {
         assert_eq!(millis(u32::MAX, 0.0), 20_000);
         let at_once = RetryPolicy { initial_delay: Duration::ZERO, ..policy };
         assert_eq!(at_once.delay(u32::MAX, 0.0), Duration::ZERO);
+    }
+
+    fn queue() -> Queue {
+        Queue::with_defaults(QueueName::parse("queue", "q").unwrap(), Timestamp(5))
+    }
+
+    /// A queue that an operator creates stays; a queue that use creates may be deleted when it is unused.
+    #[test]
+    fn only_what_use_created_may_be_unused() {
+        let (queue, name) = (queue(), QueueName::parse("queue", "q").unwrap());
+        assert_eq!((queue.create_time, queue.unused_since), (Timestamp(5), None));
+        let by_use = Queue::created_by_use(name, Timestamp(5));
+        assert_eq!(by_use, Queue { unused_since: Some(Timestamp(5)), ..queue });
+    }
+
+    #[test]
+    fn items_with_an_ordering_key_and_all_of_a_sequenced_queue_have_numbers() {
+        let sequenced = Queue { sequenced: true, ..queue() };
+        let plain = NewItem::default();
+        let keyed = NewItem { ordering_key: OrderingKey::new("k"), ..plain.clone() };
+        assert!(!queue().numbers(&plain) && queue().numbers(&keyed));
+        assert!(sequenced.numbers(&plain) && sequenced.numbers(&keyed));
+    }
+
+    #[test]
+    fn history_is_kept_for_the_retention() {
+        assert!(!queue().keeps_history());
+        assert!(Queue { retention: Duration::from_millis(1), ..queue() }.keeps_history());
+    }
+
+    /// Whoever creates a queue that is there is told whether it has these settings: those of the user alone.
+    #[test]
+    fn settings_are_the_same_whatever_the_broker_added() {
+        let queue = queue();
+        let added = Queue {
+            create_time: Timestamp(9),
+            unused_since: Some(Timestamp(9)),
+            revision: 3,
+            paused: true,
+            defaults: FailureDefaults { max_attempts: Limit::of(7), ..queue.defaults.clone() },
+            at_limit: AtLimit::Nowhere,
+            ..queue.clone()
+        };
+        assert!(queue.same_settings(&added) && added.same_settings(&queue));
+        let dead_letter_queue = QueueName::parse_optional("queue", "dead").unwrap();
+        let others = [
+            Queue { group: GroupName::parse("group", "g").unwrap(), ..queue.clone() },
+            Queue { lease: Some(Duration::from_secs(1)), ..queue.clone() },
+            Queue { max_attempts: Some(Limit::of(0)), ..queue.clone() },
+            Queue { max_deliveries: Some(Limit::of(0)), ..queue.clone() },
+            Queue { dead_letter_queue, ..queue.clone() },
+            Queue { discard_failed: true, ..queue.clone() },
+            Queue { retry_policy: Some(RetryPolicy::default()), ..queue.clone() },
+            Queue { default_ttl: Some(Duration::from_secs(1)), ..queue.clone() },
+            Queue { retention: Duration::from_secs(1), ..queue.clone() },
+            Queue { dedup_window: Duration::ZERO, ..queue.clone() },
+            Queue { max_depth: NonZeroU64::new(1), ..queue.clone() },
+            Queue { sequenced: true, ..queue.clone() },
+            Queue { labels: [(String::from("a"), String::new())].into(), ..queue.clone() },
+        ];
+        for other in others {
+            assert!(!queue.same_settings(&other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn every_item_but_those_of_history_is_unsettled() {
+        let depth = Depth {
+            ready: 3,
+            delayed: 50,
+            reserved: 700,
+            blocked: 11_000,
+            processed: 130_000,
+            ..Depth::default()
+        };
+        assert_eq!(depth.unsettled(), 11_753);
+    }
+
+    #[test]
+    fn totals_add_up_each_by_itself() {
+        let totals = |by: u64| Totals {
+            pushed: by,
+            delivered: 2 * by,
+            committed: 3 * by,
+            rolled_back: 4 * by,
+            moved: 5 * by,
+            dead_lettered: 6 * by,
+            expired: 7 * by,
+            popped: 8 * by,
+            discarded: 9 * by,
+        };
+        let mut sum = totals(100);
+        sum.add(&totals(1));
+        assert_eq!(sum, totals(101));
+        sum.add(&Totals::default());
+        assert_eq!(sum, totals(101));
     }
 }

@@ -61,3 +61,47 @@ impl ScheduleChange {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_of_a_schedule_changes_what_it_names_and_does_no_tick_again() {
+        let schedule = Schedule {
+            name: ScheduleName::parse("schedule", "s").unwrap(),
+            queue: QueueName::parse("queue", "q").unwrap(),
+            cron: "0 3 * * *".to_owned(),
+            time_zone: "UTC".to_owned(),
+            item: NewItem::default(),
+            paused: true,
+            create_time: Timestamp(1),
+            done_until: Timestamp(100),
+            last_time: Some(Timestamp(90)),
+        };
+        let changed = |change: ScheduleChange| {
+            let mut changed = schedule.clone();
+            change.apply(&mut changed);
+            changed
+        };
+        assert_eq!(changed(ScheduleChange::default()), schedule);
+        let other = Schedule {
+            queue: QueueName::parse("queue", "other").unwrap(),
+            cron: "5 4 * * *".to_owned(),
+            time_zone: "Europe/Berlin".to_owned(),
+            item: NewItem { payload: "new".into(), ..NewItem::default() },
+            done_until: Timestamp(200),
+            ..schedule.clone()
+        };
+        let all = ScheduleChange {
+            queue: Some(other.queue.clone()),
+            cron: Some(other.cron.clone()),
+            time_zone: Some(other.time_zone.clone()),
+            item: Some(other.item.clone()),
+            done_until: Some(other.done_until),
+        };
+        assert_eq!(changed(all.clone()), other);
+        let earlier = ScheduleChange { done_until: Some(Timestamp(50)), ..all };
+        assert_eq!(changed(earlier), Schedule { done_until: schedule.done_until, ..other });
+    }
+}
