@@ -184,6 +184,19 @@ pub(super) mod tests {
         assert!(Receipt::parse("receipt", &new, &keys()).is_err(), "signed with the first key");
     }
 
+    /// The deliveries before an item came into its queue do not count for the limit of that queue.
+    #[test]
+    fn deliveries_in_its_queue_are_those_since_the_item_came() {
+        let receipt = |deliveries, earlier_deliveries| Receipt {
+            deliveries,
+            earlier_deliveries,
+            ..receipt()
+        };
+        assert_eq!(receipt(3, 1).deliveries_here(), 2);
+        assert_eq!(receipt(100, 0).deliveries_here(), 100);
+        assert_eq!(receipt(1, 3).deliveries_here(), 0);
+    }
+
     #[test]
     fn a_receipt_survives_its_text_form() {
         let keys = keys();
@@ -193,14 +206,20 @@ pub(super) mod tests {
     /// Receipts of earlier versions could be forged: they are read, and match no item.
     #[test]
     fn a_receipt_that_is_not_signed_settles_nothing() {
-        let text = "0130313233343536373839616262613938373635343332313000000003000000020106\
-                    6f726465727364656661756c74";
-        let bytes: Vec<u8> = (0..text.len() / 2)
-            .map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap())
-            .collect();
-        let text = format!("{text}{:08x}", checksum(&bytes));
-        let expected = Receipt { earlier_deliveries: 0, token: LeaseToken::NONE, ..receipt() };
-        assert_eq!(Receipt::parse("receipt", &text, &keys()), Ok(expected));
+        let version_1 = "01303132333435363738396162626139383736353433323130000000030000000201066f7264\
+                         65727364656661756c74e249e756";
+        let version_2 = "0230313233343536373839616262613938373635343332313000000003000000020000000101\
+                         066f726465727364656661756c7447549dac";
+        for (text, earlier_deliveries) in [(version_1, 0), (version_2, 1)] {
+            let expected = Receipt { earlier_deliveries, token: LeaseToken::NONE, ..receipt() };
+            assert_eq!(Receipt::parse("receipt", text, &keys()), Ok(expected));
+            for at in 0..text.len() {
+                let mut bytes = text.as_bytes().to_vec();
+                bytes[at] = if bytes[at] == b'0' { b'1' } else { b'0' };
+                let text = String::from_utf8(bytes).unwrap();
+                assert!(Receipt::parse("receipt", &text, &keys()).is_err(), "changed at {at}");
+            }
+        }
     }
 
     #[test]
@@ -215,6 +234,9 @@ pub(super) mod tests {
             bytes[at] = if bytes[at] == b'0' { b'1' } else { b'0' };
             let text = String::from_utf8(bytes).unwrap();
             assert!(Receipt::parse("receipt", &text, &keys).is_err(), "changed at {at}");
+        }
+        for longer in [format!("{text}0"), format!("{text}00"), format!("0{text}")] {
+            assert!(Receipt::parse("receipt", &longer, &keys).is_err(), "{longer}");
         }
         assert_eq!(Receipt::parse("receipts[0]", "ü", &keys).unwrap_err().field, "receipts[0]");
     }

@@ -75,6 +75,11 @@ mod tests {
                 assert_eq!(keys.open(std::str::from_utf8(&forged).unwrap()), None, "{at}");
             }
         }
+        let sealed = keys.seal("orders");
+        for wrong in [format!("{sealed}0"), format!("{sealed}00"), sealed.to_uppercase()] {
+            assert_eq!(keys.open(&wrong), None, "{wrong}");
+        }
+        assert_eq!(keys.open(&keys.seal(&"x".repeat(LONGEST + 1))), None, "longer than two names");
         let repeated = keys.seal(&"x".repeat(64));
         let blocks: std::collections::HashSet<_> = repeated.as_bytes().chunks(32).collect();
         assert_eq!(blocks.len(), repeated.len().div_ceil(32), "{repeated}");
