@@ -120,6 +120,29 @@ mod tests {
         }
     }
 
+    /// Stores look for names by the range from a prefix to its end.
+    #[test]
+    fn the_end_of_a_prefix_is_behind_all_names_that_begin_with_it_and_before_all_others() {
+        let letters = (0..=0x7f_u8)
+            .map(char::from)
+            .filter(|c| QueueName::parse("", &format!("a{c}")).is_ok());
+        let letters: Vec<char> = letters.collect();
+        assert_eq!(letters.len(), 26 + 26 + 10 + 3);
+        for prefix in ["", "a", "orders.", "Z", "_", "a-"] {
+            let end = QueueName::end_of_prefix(prefix);
+            for (one, other) in letters.iter().flat_map(|a| letters.iter().map(move |b| (a, b))) {
+                let name = format!("{prefix}{one}{other}");
+                assert!(name < end, "{name}");
+                let name = format!("{one}{other}");
+                assert_eq!(
+                    name.as_str() >= prefix && name < end,
+                    name.starts_with(prefix),
+                    "{name} {prefix}"
+                );
+            }
+        }
+    }
+
     #[test]
     fn names_of_queues_alone_may_begin_with_an_underscore() {
         assert_eq!(QueueName::parse("queue", "_internal").unwrap().as_str(), "_internal");

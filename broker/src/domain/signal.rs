@@ -47,3 +47,23 @@ impl Topic {
             .find(|t| t.word() == word)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Brokers of different versions send each other these words.
+    #[test]
+    fn topics_have_the_words_that_other_brokers_know() {
+        let words = [
+            (Topic::Insert, "insert"),
+            (Topic::Settings, "settings"),
+            (Topic::Settle, "settle"),
+            (Topic::Wanted, "wanted"),
+        ];
+        for (topic, word) in words {
+            assert_eq!((topic.word(), Topic::of_word(word)), (word, Some(topic)));
+        }
+        assert_eq!(["", "Insert", "inserts"].map(Topic::of_word), [None; 3]);
+    }
+}

@@ -79,6 +79,7 @@ fn unlinked(queue: Queue) -> Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::GroupName;
 
     fn template(pattern: &str) -> QueueTemplate {
         QueueTemplate {
@@ -115,6 +116,43 @@ mod tests {
         ] {
             assert_eq!(deciding(patterns, queue).as_deref(), expected, "{queue} {patterns:?}");
         }
+    }
+
+    fn queue_by_use(templates: &[QueueTemplate], name: &str) -> Queue {
+        let name = QueueName::parse("queue", name).unwrap();
+        QueueTemplate::queue_by_use(templates, name, Timestamp(7))
+    }
+
+    /// So that one template may name one queue for all dead letters.
+    #[test]
+    fn a_template_links_no_queue_to_itself_and_none_that_is_for_dead_letters() {
+        let mut template = template("*");
+        template.settings.dead_letter_queue = QueueName::parse_optional("queue", "all").unwrap();
+        template.settings.sequenced = true;
+        let templates = [template];
+        for (name, linked) in [("orders", true), ("all", false), ("orders.dead", false)] {
+            let queue = queue_by_use(&templates, name);
+            let link = queue.dead_letter_queue.as_ref().map(QueueName::as_str);
+            assert_eq!(link, linked.then_some("all"), "{name}");
+            assert!(queue.sequenced, "{name} has the other settings");
+            assert_eq!((queue.name.as_str(), queue.unused_since), (name, Some(Timestamp(7))));
+        }
+        let plain = queue_by_use(&[], "orders");
+        assert_eq!(plain, Queue::created_by_use(plain.name.clone(), Timestamp(7)));
+    }
+
+    #[test]
+    fn a_dead_letter_queue_is_in_the_group_of_its_queue_and_leads_nowhere() {
+        let group = |name: &str| GroupName::parse("group", name).unwrap();
+        let mut template = template("*");
+        template.settings.dead_letter_queue = QueueName::parse_optional("queue", "all").unwrap();
+        template.settings.group = group("elsewhere");
+        template.settings.sequenced = true;
+        let of = Queue { group: group("here"), ..QueueTemplate::default_settings() };
+        let name = QueueName::parse("queue", "failed").unwrap();
+        let queue = QueueTemplate::dead_letter_queue(&[template], name.clone(), &of, Timestamp(7));
+        let plain = Queue::created_by_use(name, Timestamp(7));
+        assert_eq!(queue, Queue { group: group("here"), sequenced: true, ..plain });
     }
 
     #[test]
