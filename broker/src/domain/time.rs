@@ -184,6 +184,85 @@ mod tests {
     /// How many milliseconds a test may take between two readings.
     const SLACK: i64 = 20_000;
 
+    /// A lease or a delay that ended a moment too early would hand an item out too early.
+    #[test]
+    fn nothing_is_early() {
+        let at = |span| (Timestamp(10) + span).millis();
+        assert_eq!(at(Duration::from_millis(5)), 15);
+        assert_eq!(at(Duration::from_nanos(1)), 11);
+        assert_eq!(at(Duration::from_micros(5_001)), 16);
+        assert_eq!((Timestamp(10) + Duration::MAX, FOREVER + Duration::MAX), (FOREVER, FOREVER));
+    }
+
+    #[test]
+    fn the_time_of_the_machine_is_one_of_our_days() {
+        let now = Clock::machine_time();
+        assert!(Timestamp(1_700_000_000_000) < now && now < FOREVER, "{now:?}");
+    }
+
+    #[test]
+    fn durations_between_times_are_never_negative() {
+        assert_eq!(Timestamp(3).until(Timestamp(10)), Duration::from_millis(7));
+        assert_eq!(Timestamp(10).until(Timestamp(3)), Duration::ZERO);
+        assert_eq!(Timestamp(i64::MAX).until(Timestamp(i64::MIN)), Duration::ZERO);
+        assert_eq!(Timestamp(10) - Duration::from_millis(7), Timestamp(3));
+        assert_eq!(Timestamp(3) - Duration::from_millis(7), Timestamp(-4));
+        assert_eq!(Timestamp(i64::MIN) - Duration::MAX, Timestamp(i64::MIN));
+    }
+
+    /// Returns a clock that was made when the machine was started: one whose age matters if it is not taken off somewhere.
+    fn old_clock() -> Clock {
+        let clock = Clock { origin: Duration::ZERO, ..Clock::system() };
+        clock.set(Clock::machine_time());
+        clock
+    }
+
+    /// Asserts that the clock shows this time, or that of a moment later.
+    fn assert_shows(clock: &Clock, time: Timestamp) {
+        let ahead = clock.now().0 - time.0;
+        assert!((-JITTER_MS..SLACK).contains(&ahead), "{ahead} ms");
+    }
+
+    #[test]
+    fn a_clock_goes_on_from_the_time_to_which_it_is_set() {
+        let clock = old_clock();
+        for time in [Timestamp(1_000_000), Timestamp(1_700_000_000_123), Timestamp(5)] {
+            clock.set(time);
+            assert_shows(&clock, time);
+            clock.advance(Duration::from_millis(MINUTE as u64));
+            assert_shows(&clock, Timestamp(time.0 + MINUTE));
+        }
+    }
+
+    /// Whatever time is read next, at whatever age of the clock.
+    #[test]
+    fn a_clock_goes_on_from_where_the_machine_has_brought_it() {
+        let clock = old_clock();
+        let before = clock.now_by_machine();
+        assert_shows(&clock, before);
+        clock.step_machine(10 * MINUTE);
+        let ahead = clock.now_by_machine();
+        assert_shows(&clock, Timestamp(before.0 + 10 * MINUTE));
+        assert_shows(&clock, ahead);
+        clock.step_machine(-30 * MINUTE);
+        let held = clock.now_by_machine();
+        assert!(held >= ahead);
+        assert_shows(&clock, held);
+        let after_an_hour = clock.setting.read().at(clock.elapsed() + 60 * MINUTE) - held.0;
+        let lost = 60 * MINUTE - after_an_hour;
+        assert!((30 * MINUTE - SLACK..30 * MINUTE + SLACK).contains(&lost), "{lost} ms");
+    }
+
+    #[test]
+    fn a_clock_that_tests_advance_has_the_machine_advance_too() {
+        let clock = old_clock();
+        let before = clock.now_by_machine();
+        clock.advance(Duration::from_millis(10 * MINUTE as u64));
+        assert_shows(&clock, Timestamp(before.0 + 10 * MINUTE));
+        let now = clock.now_by_machine();
+        assert!(now.0 - before.0 >= 10 * MINUTE && clock.setting.read().lag < SLACK);
+    }
+
     #[test]
     fn a_clock_follows_the_machine_forward_immediately() {
         let clock = Clock::system();
@@ -216,6 +295,32 @@ mod tests {
         let again = clock.now_by_machine().0 - held.0;
         assert!((0..SLACK).contains(&again), "{again} ms");
         assert!(clock.setting.read().lag < SLACK);
+    }
+
+    #[test]
+    fn the_target_of_a_clock_is_what_it_shows_when_it_has_lost_its_lead() {
+        let setting = Setting { epoch: 1_000_000, lag: MINUTE, slow_from: 500 };
+        assert_eq!(setting.at(500) - setting.target(500), MINUTE);
+        for elapsed in [500 + 2 * MINUTE, 500 + 9 * MINUTE] {
+            assert_eq!(setting.at(elapsed), setting.target(elapsed));
+            assert_eq!(setting.target(elapsed), 1_000_000 + elapsed - MINUTE);
+        }
+    }
+
+    /// Half a millisecond is nothing: a clock that began to lose its lead anew with each reading would never lose it.
+    #[test]
+    fn a_clock_that_loses_its_lead_goes_on_losing_it_when_it_is_read() {
+        let clock = Clock::system();
+        clock.step_machine(-10 * MINUTE);
+        clock.now_by_machine();
+        // The machine may do something else between two readings of its own, but not each time.
+        let goes_on = (0..1_000).any(|_| {
+            let since = clock.setting.read().slow_from;
+            while clock.elapsed() == since {}
+            clock.now_by_machine();
+            clock.setting.read().slow_from == since
+        });
+        assert!(goes_on);
     }
 
     #[test]
