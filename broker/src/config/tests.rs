@@ -220,7 +220,10 @@ fn a_bad_value_is_reported_with_its_key_its_place_and_valid_values() {
         (["--poll-min", "0s"], "0s is not within 10ms and 3600s"),
         (["--poll-max", "500ms"], "`poll_max` in flag --poll-max: 500ms is not within 1s"),
         (["--default-lease", "13h"], "`default_lease`"),
-        (["--max-lease", "31d"], "`max_lease`"),
+        (
+            ["--max-lease", "31d"],
+            "`max_lease` in flag --max-lease: 31d is not within 100ms and 2592000s",
+        ),
         (["--default-max-attempts", "many"], "is not a whole number from 0"),
         (["--default-retry-multiplier", "0.5"], "is not a number of 1 to 1000"),
         (["--default-retry-jitter", "nan"], "is not a number of 0 to 1"),
