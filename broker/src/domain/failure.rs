@@ -298,6 +298,28 @@ mod tests {
         );
     }
 
+    /// A broker that is killed costs what it has reserved ahead an attempt and a delivery, and nobody has seen the item.
+    #[test]
+    fn items_that_have_one_attempt_or_delivery_are_not_reserved_ahead() {
+        let queue = |attempts, deliveries| Queue {
+            max_attempts: Some(Limit::of(attempts)),
+            max_deliveries: Some(Limit::of(deliveries)),
+            ..queue("q")
+        };
+        for (attempts, deliveries) in [(0, 0), (2, 2), (25, 100), (0, 2), (2, 0)] {
+            assert!(queue(attempts, deliveries).may_reserve_ahead(), "{attempts} {deliveries}");
+        }
+        for (attempts, deliveries) in [(1, 1), (1, 0), (0, 1), (1, 100), (25, 1)] {
+            assert!(!queue(attempts, deliveries).may_reserve_ahead(), "{attempts} {deliveries}");
+        }
+    }
+
+    #[test]
+    fn reasons_are_named_as_documented() {
+        let names = LimitReason::ALL.map(LimitReason::as_str);
+        assert_eq!(names, ["max_attempts", "max_deliveries", "rejected"]);
+    }
+
     #[test]
     fn whether_an_attempt_counts_depends_on_the_cause() {
         let queue = Queue {
