@@ -8,7 +8,7 @@
 use std::{
     io::{self, IoSlice},
     pin::{Pin, pin},
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
 use bytes::{Buf, BytesMut};
@@ -20,7 +20,7 @@ const MOST: usize = 32 << 10;
 
 /// A connection whose writes are gathered until it is flushed.
 #[derive(Debug)]
-pub struct Gathered<T> {
+pub struct Gathered<T: AsyncWrite + Unpin> {
     inner: T,
     gathered: BytesMut,
     /// True while a flush is under way that has given way.
@@ -87,7 +87,14 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Gathered<T> {
     }
 }
 
-impl<T: AsyncRead + Unpin> AsyncRead for Gathered<T> {
+impl<T: AsyncWrite + Unpin> Drop for Gathered<T> {
+    /// Writes what was not flushed, as far as that is possible at once: the alert that ends a TLS handshake, for one, is not flushed.
+    fn drop(&mut self) {
+        let _ = self.poll_write_gathered(&mut Context::from_waker(Waker::noop()));
+    }
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Gathered<T> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -97,7 +104,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Gathered<T> {
     }
 }
 
-impl<T: Connected> Connected for Gathered<T> {
+impl<T: AsyncWrite + Connected + Unpin> Connected for Gathered<T> {
     type ConnectInfo = T::ConnectInfo;
 
     fn connect_info(&self) -> Self::ConnectInfo {
@@ -109,7 +116,7 @@ impl<T: Connected> Connected for Gathered<T> {
 mod tests {
     use std::future::poll_fn;
 
-    use tokio::io::AsyncWriteExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
 
@@ -168,6 +175,17 @@ mod tests {
         connection.flush().await.unwrap();
         connection.flush().await.unwrap();
         assert_eq!(connection.inner.writes, [&b"one, two"[..], b"three"]);
+    }
+
+    #[tokio::test]
+    async fn what_was_not_flushed_is_written_at_the_end() {
+        let (ours, mut theirs) = tokio::io::duplex(64);
+        let mut connection = Gathered::new(ours);
+        connection.write_all(b"the end").await.unwrap();
+        drop(connection);
+        let mut read = Vec::new();
+        theirs.read_to_end(&mut read).await.unwrap();
+        assert_eq!(read, b"the end");
     }
 
     #[tokio::test]
