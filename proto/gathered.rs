@@ -15,8 +15,10 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
-/// What is gathered at most. Longer writes are not copied.
+/// What is gathered at most.
 const MOST: usize = 32 << 10;
+/// Writes of so many bytes are worth a system call, and are not copied.
+const LARGE: usize = 4 << 10;
 
 /// A connection whose writes are gathered until it is flushed.
 #[derive(Debug)]
@@ -51,7 +53,7 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Gathered<T> {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if self.gathered.len() + bytes.len() <= MOST {
+        if bytes.len() < LARGE && self.gathered.len() + bytes.len() <= MOST {
             self.gathered.extend_from_slice(bytes);
             return Poll::Ready(Ok(bytes.len()));
         }
@@ -194,7 +196,9 @@ mod tests {
             let mut connection = gathered(most);
             let mut all = Vec::new();
             for (number, length) in
-                [1, 10, 40_000, 3, 32_768, 1, 0, 20_000, 20_000, 100_000].into_iter().enumerate()
+                [1, 10, 40_000, 3, 4_096, 1, 0, 4_095, 4_000, 20_000, 3_000, 4_000, 4_000, 4_000]
+                    .into_iter()
+                    .enumerate()
             {
                 let bytes = vec![number as u8; length];
                 connection.write_all(&bytes).await.unwrap();
