@@ -49,18 +49,30 @@ impl<T: AsyncWrite + Unpin> Gathered<T> {
 
 impl<T: AsyncWrite + Unpin> AsyncWrite for Gathered<T> {
     fn poll_write(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        if bytes.len() < LARGE && self.gathered.len() + bytes.len() <= MOST {
-            self.gathered.extend_from_slice(bytes);
-            return Poll::Ready(Ok(bytes.len()));
+        self.poll_write_vectored(context, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        if length < LARGE && self.gathered.len() + length <= MOST {
+            for part in parts {
+                self.gathered.extend_from_slice(part);
+            }
+            return Poll::Ready(Ok(length));
         }
         loop {
             let this = &mut *self;
-            let parts = [IoSlice::new(&this.gathered), IoSlice::new(bytes)];
-            let written = ready!(Pin::new(&mut this.inner).poll_write_vectored(context, &parts))?;
+            let all = std::iter::once(IoSlice::new(&this.gathered)).chain(parts.iter().copied());
+            let all: Vec<_> = all.collect();
+            let written = ready!(Pin::new(&mut this.inner).poll_write_vectored(context, &all))?;
             let of_gathered = written.min(this.gathered.len());
             this.gathered.advance(of_gathered);
             if written > of_gathered {
@@ -183,7 +195,9 @@ mod tests {
     async fn what_was_not_flushed_is_written_at_the_end() {
         let (ours, mut theirs) = tokio::io::duplex(64);
         let mut connection = Gathered::new(ours);
-        connection.write_all(b"the end").await.unwrap();
+        // All parts are taken at once, as TLS relies on for its last words.
+        let parts = [IoSlice::new(b"the "), IoSlice::new(b"end")];
+        assert_eq!(connection.write_vectored(&parts).await.unwrap(), 7);
         drop(connection);
         let mut read = Vec::new();
         theirs.read_to_end(&mut read).await.unwrap();
