@@ -233,6 +233,11 @@ impl Access {
         self.refusals.end_period();
     }
 
+    /// Returns true if refusals of this peer are held back.
+    pub(crate) fn is_slowed_down(&self, peer: &Peer) -> bool {
+        peer.network().is_some_and(|network| !self.slowdown.delay(network).is_zero())
+    }
+
     /// Notes that a call of this peer was refused, and returns how much later than now it should be answered.
     pub(crate) fn penalty(&self, peer: &Peer) -> Duration {
         peer.network().map_or(Duration::ZERO, |network| self.slowdown.failed(network))

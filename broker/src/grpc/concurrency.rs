@@ -81,6 +81,11 @@ impl ConcurrencyLimits {
         Ok(CallPermit { _places: [of_peer, in_all] })
     }
 
+    /// Returns an error if strangers have all of their places.
+    pub(super) fn room_for_strangers(&self, is_stream: bool) -> Result<(), TooMany> {
+        Place::take(&self.strangers, is_stream, self.limits(is_stream).in_all).map(drop)
+    }
+
     fn limits(&self, is_stream: bool) -> &Limits {
         if is_stream { &self.streams } else { &self.requests }
     }

@@ -20,7 +20,7 @@ use crate::{
     access::{Access, Caller, Peer, Refused, rules::Rule},
     grpc::{
         answers::Answers,
-        concurrency::ConcurrencyLimits,
+        concurrency::{CallPermit, ConcurrencyLimits, TooMany},
         intake::Intake,
         status::{ApiError, status},
     },
@@ -62,16 +62,10 @@ pub(crate) async fn pass(State(edge): State<Arc<Edge>>, request: Request, next: 
     .await
 }
 
-/// Admits a call and runs it, unless too many are under way.
+/// Runs a call, unless too many are under way.
 async fn bound(edge: &Edge, peer: &Peer, request: Request, next: Next) -> Response {
     let is_stream = Rule::is_stream(request.uri().path());
-    let begun = edge.concurrency.of_peer(is_stream, peer).and_then(|place| {
-        let authorization = request.headers().get("authorization").map(HeaderValue::as_bytes);
-        let caller = edge.access.admit(request.uri().path(), authorization, peer);
-        let is_stranger = caller.as_ref().map_or(true, Caller::is_stranger);
-        Ok((caller, edge.concurrency.in_all(place, is_stranger)?))
-    });
-    match begun {
+    match admit(edge, peer, &request, is_stream) {
         Ok((caller, permit)) => {
             let response = match caller {
                 Ok(caller) => answer(edge, peer, caller, request, next).await,
@@ -84,6 +78,30 @@ async fn bound(edge: &Edge, peer: &Peer, request: Request, next: Next) -> Respon
             status(&too_many.into()).into_http()
         }
     }
+}
+
+/// Counts a call and finds out who makes it. While strangers have all of their places, nobody looks at the token of an address that was
+/// refused too often: for want of a place its refusals are not held back, and it could try out tokens quickly.
+fn admit(
+    edge: &Edge,
+    peer: &Peer,
+    request: &Request,
+    is_stream: bool,
+) -> Result<(Result<Caller, Refused>, CallPermit), TooMany> {
+    let of_peer = edge.concurrency.of_peer(is_stream, peer)?;
+    if let Err(too_many) = edge.concurrency.room_for_strangers(is_stream)
+        && edge.access.is_slowed_down(peer)
+    {
+        return Err(too_many);
+    }
+    let authorization = request.headers().get("authorization").map(HeaderValue::as_bytes);
+    let caller = edge.access.admit(request.uri().path(), authorization, peer);
+    let is_stranger = caller.as_ref().map_or(true, Caller::is_stranger);
+    let permit = edge.concurrency.in_all(of_peer, is_stranger);
+    if caller.is_err() && permit.is_err() {
+        edge.access.penalty(peer); // counted, and not waited for
+    }
+    Ok((caller, permit?))
 }
 
 /// Refuses a call. The more often a peer was refused lately, the longer that is held back.

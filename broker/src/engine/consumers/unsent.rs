@@ -99,7 +99,9 @@ impl Unsent {
 
     /// Notes that the stream was polled.
     pub(super) fn looked_at(&mut self) {
-        self.since = Instant::now();
+        if !self.is_empty() {
+            self.since = Instant::now();
+        }
         self.tell();
     }
 

@@ -112,6 +112,40 @@ async fn streams_that_need_no_token_are_counted_apart() {
     }
 }
 
+/// For want of a place a refusal is not held back. Tokens cannot be tried out quickly then either.
+#[tokio::test]
+async fn an_address_that_was_refused_too_often_is_not_looked_at_while_strangers_have_all_places() {
+    let tokens = "[[token]]\nname = 'ann'\ntoken = '0123456789abcdef'\nallow = ['admin@*']\n";
+    let tokens = Arc::new(crate::access::tokens::Tokens::parse(tokens).unwrap());
+    let access = Access::new(Some(tokens), 1, Arc::new(Metrics::new()));
+    let bounds = Bounds { max_streams: 1, ..Bounds::default() };
+    let broker = broker_with(Options { access, bounds, ..super::open() }).await;
+    let watch = async |mut client: AdminServiceClient<Channel>, token: &str| {
+        let mut request = tonic::Request::new(pb::WatchQueuesRequest::default());
+        let token = format!("Bearer {token}").parse().unwrap();
+        request.metadata_mut().insert("authorization", token);
+        client.watch_queues(request).await
+    };
+    let (right, wrong) = ("0123456789abcdef", "0123456789abcdeX");
+    let health = HealthClient::new(elsewhere(&broker).await);
+    let watching = health.clone().watch(HealthCheckRequest::default()).await.unwrap();
+    drop(watch(broker.admin(), right).await.expect("a place that is no stranger's"));
+    for _ in 0..2 {
+        let refused = watch(broker.admin(), wrong).await.unwrap_err();
+        too_many(&refused, "TOO_MANY_STREAMS", "max_streams");
+    }
+    let refused = watch(broker.admin(), right).await.unwrap_err();
+    too_many(&refused, "TOO_MANY_STREAMS", "max_streams");
+    let other = AdminServiceClient::new(elsewhere(&broker).await);
+    while watch(other.clone(), right).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(5)).await; // the first one has just ended
+    }
+    drop(watching);
+    while watch(broker.admin(), right).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 #[tokio::test]
 async fn queues_are_bounded_and_dead_letter_queues_are_not_refused() {
     let limits = Limits { max_queues: 3, ..Limits::default() };
