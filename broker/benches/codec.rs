@@ -104,7 +104,7 @@ fn stored_deliveries() -> Vec<domain::Delivery> {
         };
         let (lease_expire_time, previous_eligible_time) = (now, now);
         domain::Delivery {
-            item,
+            item: Box::new(item),
             receipt,
             lease_expire_time,
             previous_eligible_time,

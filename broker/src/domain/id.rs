@@ -1,7 +1,12 @@
 //! Ids of items and of operations, and tokens of leases: twelve bytes, written as 24 hexadecimal digits.
 
-use std::{fmt, str::FromStr};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    str::FromStr,
+};
 
+use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 
 use super::Timestamp;
@@ -65,6 +70,12 @@ twelve_bytes!(
     /// Identifies an operation. Random, so that nobody finds one by guessing.
     OperationId
 );
+
+/// A map by ids or tokens that brokers of this store have made. Every item passes through some of these, and nobody
+/// else chooses ids, so that they are hashed quickly.
+pub type IdMap<K, V> = HashMap<K, V, RandomState>;
+/// A set of such ids or tokens.
+pub type IdSet<K> = HashSet<K, RandomState>;
 
 /// Creates item ids that sort in the order in which one broker created them, and across brokers by
 /// time.

@@ -213,8 +213,8 @@ pub fn message_bytes(payload: usize, texts: usize, headers: &Headers) -> usize {
 /// An item that a consumer holds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Delivery {
-    /// The item, reserved.
-    pub item: Item,
+    /// The item, reserved. Apart, because a delivery passes through many hands.
+    pub item: Box<Item>,
     /// Identifies the reservation.
     pub receipt: Receipt,
     /// End of the lease.

@@ -35,6 +35,8 @@ const VERSION: u8 = 3;
 const VERSION_2: u8 = 2;
 /// Receipts of this version do not hold `earlier_deliveries`.
 const VERSION_1: u8 = 1;
+/// A text that stands for more bytes is no receipt.
+const MAX_BYTES: usize = 512;
 
 impl Receipt {
     /// Returns how often the item had been handed out in its current queue, including this time.
@@ -69,21 +71,32 @@ impl Receipt {
     /// What is in a receipt can be relied on: a broker of this store wrote it. Brokers of earlier versions did not sign
     /// their receipts: these are read with a lease token that no item has, so that nothing comes of them.
     pub fn parse(field: &str, text: &str, keys: &ReceiptKeys) -> Result<Self, Invalid> {
-        Self::decode(text, keys).ok_or_else(|| {
+        Self::parse_after(None, field, text, keys)
+    }
+
+    /// Parses one of several receipts. Most of them are for the queue of the one `before`, whose names they share then.
+    pub fn parse_after(
+        before: Option<&Self>,
+        field: &str,
+        text: &str,
+        keys: &ReceiptKeys,
+    ) -> Result<Self, Invalid> {
+        Self::decode(before, text, keys).ok_or_else(|| {
             Invalid::new(field, "not a receipt: pass it on exactly as it was received")
         })
     }
 
-    fn decode(text: &str, keys: &ReceiptKeys) -> Option<Self> {
-        if text.len() > 1024 || !text.len().is_multiple_of(2) {
+    fn decode(before: Option<&Self>, text: &str, keys: &ReceiptKeys) -> Option<Self> {
+        let mut bytes = [0; MAX_BYTES];
+        let bytes = bytes.get_mut(..text.len() / 2)?;
+        if !text.len().is_multiple_of(2) {
             return None;
         }
-        let mut bytes = Vec::with_capacity(text.len() / 2);
-        for pair in text.as_bytes().chunks_exact(2) {
-            bytes.push(hex(pair[0])? << 4 | hex(pair[1])?);
+        for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            *byte = hex(pair[0])? << 4 | hex(pair[1])?;
         }
         let signed = *bytes.first()? == VERSION;
-        let body = if signed { verified(&bytes, keys)? } else { whole(&bytes)? };
+        let body = if signed { verified(bytes, keys)? } else { whole(bytes)? };
         let (version, rest) = body.split_first()?;
         let (item, rest) = rest.split_first_chunk::<12>()?;
         let (token, rest) = rest.split_first_chunk::<12>()?;
@@ -99,6 +112,14 @@ impl Receipt {
         let (keyed, rest) = rest.split_first()?;
         let (length, rest) = rest.split_first()?;
         let (queue, group) = rest.split_at_checked(usize::from(*length))?;
+        let (queue, group) = (std::str::from_utf8(queue).ok()?, std::str::from_utf8(group).ok()?);
+        let like = before.filter(|it| it.queue.as_str() == queue && it.group.as_str() == group);
+        let (queue, group) = match like {
+            Some(before) => (before.queue.clone(), before.group.clone()),
+            None => {
+                (QueueName::parse("queue", queue).ok()?, GroupName::parse("group", group).ok()?)
+            }
+        };
         Some(Self {
             item: ItemId(*item),
             token: if signed { LeaseToken(*token) } else { LeaseToken::NONE },
@@ -106,8 +127,8 @@ impl Receipt {
             attempt: u32::from_be_bytes(*attempt),
             earlier_deliveries: u32::from_be_bytes(earlier),
             keyed: *keyed != 0,
-            queue: QueueName::parse("queue", std::str::from_utf8(queue).ok()?).ok()?,
-            group: GroupName::parse("group", std::str::from_utf8(group).ok()?).ok()?,
+            queue,
+            group,
         })
     }
 }
@@ -220,6 +241,26 @@ pub(super) mod tests {
                 assert!(Receipt::parse("receipt", &text, &keys()).is_err(), "changed at {at}");
             }
         }
+    }
+
+    #[test]
+    fn a_receipt_has_its_own_names_whatever_came_before_it() {
+        let name = |text| QueueName::parse("queue", text).unwrap();
+        let of = |queue, group| Receipt {
+            queue: name(queue),
+            group: GroupName::parse("group", group).unwrap(),
+            ..receipt()
+        };
+        let all = [of("a", "g"), of("b", "g"), of("a", "h"), of("ag", "h")];
+        for before in &all {
+            for receipt in &all {
+                let text = receipt.encode(&keys());
+                let found = Receipt::parse_after(Some(before), "receipt", &text, &keys());
+                assert_eq!(found.as_ref(), Ok(receipt), "after {before:?}");
+            }
+        }
+        let too_long = "0".repeat(2 * MAX_BYTES + 2);
+        assert!(Receipt::parse("receipt", &too_long, &keys()).is_err());
     }
 
     #[test]

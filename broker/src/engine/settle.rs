@@ -320,8 +320,9 @@ impl Engine {
         &self,
         receipts: impl Iterator<Item = &'a Receipt> + Send,
     ) -> Result<(Vec<Reservation>, Vec<usize>)> {
-        let mut held = Vec::new();
-        let mut places = Vec::new();
+        let count = receipts.size_hint().0;
+        let mut held = Vec::with_capacity(count);
+        let mut places = Vec::with_capacity(count);
         // Most batches concern one queue, which is looked up once.
         let mut last: Option<(&Receipt, Option<Arc<Queue>>)> = None;
         for (place, receipt) in receipts.enumerate() {

@@ -247,7 +247,7 @@ impl Engine {
     ) -> Result<Vec<Item>> {
         let consumer = Identity { name: None, peer };
         let deliveries = self.take(queue, max_items, wait, None, consumer, true).await?;
-        Ok(deliveries.into_iter().map(|delivery| delivery.item).collect())
+        Ok(deliveries.into_iter().map(|delivery| *delivery.item).collect())
     }
 
     async fn take(

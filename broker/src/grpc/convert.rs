@@ -77,7 +77,7 @@ pub(super) fn item(item: Item) -> pb::Item {
 pub(super) fn delivery(delivery: Delivery, auto_commit: bool, keys: &ReceiptKeys) -> pb::Delivery {
     let receipt = if auto_commit { String::new() } else { delivery.receipt.encode(keys) };
     let lease_expire_time = (!auto_commit).then(|| timestamp(delivery.lease_expire_time));
-    pb::Delivery { item: Some(item(delivery.item)), receipt, lease_expire_time }
+    pb::Delivery { item: Some(item(*delivery.item)), receipt, lease_expire_time }
 }
 
 pub(super) fn outcome(outcome: Outcome) -> pb::Outcome {
@@ -288,7 +288,7 @@ mod tests {
 
     fn a_delivery(payload: usize) -> Delivery {
         Delivery {
-            item: an_item(payload),
+            item: Box::new(an_item(payload)),
             receipt: Receipt {
                 item: ItemId([1; 12]),
                 token: LeaseToken([2; 12]),

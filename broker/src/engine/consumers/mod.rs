@@ -11,15 +11,11 @@ mod stock;
 mod stream;
 mod unsent;
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    mem,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, mem, sync::Arc};
 
 use tokio::sync::Notify;
 
-use crate::domain::{Delivery, Demand, ItemId, Timestamp, limits::MAX_BATCH};
+use crate::domain::{Delivery, Demand, IdMap, ItemId, Timestamp, limits::MAX_BATCH};
 
 use self::{calls::Calls, held::Void, stream::Stream, unsent::Unsent};
 use super::{EngineError, Result};
@@ -94,7 +90,7 @@ pub(super) struct Consumers {
     streams: BTreeMap<ConsumerId, Stream>,
     calls: Calls,
     /// The stream that holds each item.
-    holders: HashMap<ItemId, ConsumerId>,
+    holders: IdMap<ItemId, ConsumerId>,
     /// What is reserved for the next consumers that ask.
     pub(super) stock: Stock,
     /// Void reservations that have not been announced yet, in the order of their announcement.

@@ -1,12 +1,12 @@
 //! The state of one open stream: held items, items waiting to be sent, and revoked items.
 
-use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::sync::{Notify, oneshot};
 
 use super::{EngineError, MAX_ROUND_BYTES, STREAM_BATCH, stock::Terms, unsent::Unsent};
 use crate::domain::{
-    ConsumerName, Delivery, ItemId, LeaseToken, Receipt, Timestamp,
+    ConsumerName, Delivery, IdMap, ItemId, LeaseToken, Receipt, Timestamp,
     limits::{LARGEST_MAX_PAYLOAD_BYTES, MAX_BATCH},
 };
 
@@ -117,7 +117,7 @@ pub(super) struct Stream {
     /// must not wait in one stream's buffer while another consumer is idle. A stream whose client
     /// does not read is not polled, and would wait forever: see [`Self::assigned`].
     pub(super) hungry: bool,
-    pub(super) in_flight: HashMap<ItemId, InFlight>,
+    pub(super) in_flight: IdMap<ItemId, InFlight>,
     bytes_in_flight: usize,
     /// The number and the payload bytes of the items in flight whose commits are being written.
     committing: usize,
@@ -166,7 +166,7 @@ impl Stream {
             settings,
             inbox,
             hungry: false,
-            in_flight: HashMap::new(),
+            in_flight: IdMap::default(),
             bytes_in_flight: 0,
             committing: 0,
             bytes_committing: 0,

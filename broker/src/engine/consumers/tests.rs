@@ -53,7 +53,7 @@ pub(in crate::engine) fn delivery(item: u8, token: u8, bytes: usize) -> Delivery
         dead_letter_attempts: 0,
     };
     Delivery {
-        item,
+        item: Box::new(item),
         receipt,
         lease_expire_time: LEASE_END,
         previous_eligible_time: NOW,

@@ -111,7 +111,7 @@ fn delivery(push: Push, lease: &FirstLease, pushed: &Pushed, now: Timestamp) -> 
         ..item.into_item(&queue, pushed.id, pushed.sequence, producer, created)
     };
     Delivery {
-        item,
+        item: Box::new(item),
         receipt,
         lease_expire_time: end,
         previous_eligible_time: created,

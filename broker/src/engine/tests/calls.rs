@@ -308,6 +308,6 @@ async fn what_expires_while_it_is_committed_for_a_stream_counts_as_expired() {
     bench.clock.advance(Duration::from_secs(6));
     bench.faults.set("commit", Fault::None);
     let received = deliveries(&mut stream).await;
-    assert_eq!(payloads(received.iter().map(|one| &one.item)), ["0"]);
+    assert_eq!(payloads(received.iter().map(|one| &*one.item)), ["0"]);
     assert_eq!(taken(&bench).await, [1, 1, 1, 1]);
 }

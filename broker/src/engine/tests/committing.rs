@@ -41,7 +41,7 @@ async fn a_stream_receives_the_next_item_while_a_commit_is_written() {
     let first = deliveries(&mut stream).await;
     let committing = bench.commit(&first, 1);
     let second = within("the second item", deliveries(&mut stream)).await;
-    assert_eq!(payloads(second.iter().map(|one| &one.item)), ["1"]);
+    assert_eq!(payloads(second.iter().map(|one| &*one.item)), ["1"]);
     assert_eq!(bench.items().await.len(), 4, "nothing is committed yet");
     let also_committing = bench.commit(&second, 1);
     bench.faults.until_begun("commit", 2).await;
@@ -62,7 +62,7 @@ async fn a_stream_receives_the_next_item_while_a_commit_is_written() {
     until_assigned(&bench, 1).await;
     assert_eq!(bench.commit(&second, 1).await.unwrap().unwrap(), [Outcome::Ok]);
     let third = within("the third item", deliveries(&mut stream)).await;
-    assert_eq!(payloads(third.iter().map(|one| &one.item)), ["2"]);
+    assert_eq!(payloads(third.iter().map(|one| &*one.item)), ["2"]);
 }
 
 #[tokio::test]

@@ -57,7 +57,7 @@ async fn an_item_for_an_idle_stream_is_delivered_without_a_reserve() {
     let pushed = bench.engine.push(&name("q"), vec![given], producer).await.unwrap()[0];
     let taken = deliveries(&mut stream).await;
     assert_eq!(bench.faults.begun("reserve"), reserves, "no reserve was needed");
-    assert_eq!(bench.items().await, [taken[0].item.clone()], "what is sent is what is stored");
+    assert_eq!(bench.items().await, [(*taken[0].item).clone()], "what is sent is what is stored");
     assert_eq!((taken[0].item.id, &taken[0].item.consumer), (pushed.id, &consumer));
     assert_eq!(taken[0].lease_expire_time, taken[0].item.create_time + LEASE);
     let stats = bench.engine.queue_stats(&name("q")).await.unwrap();
@@ -84,8 +84,8 @@ async fn a_batch_for_an_idle_stream_is_delivered_without_a_reserve() {
     );
     let taken = deliveries(&mut stream).await;
     assert_eq!(bench.faults.begun("reserve"), reserves, "no reserve was needed");
-    assert_eq!(payloads(taken.iter().map(|d| &d.item)), ["1", "2", "3"]);
-    let items: Vec<Item> = taken.iter().map(|delivery| delivery.item.clone()).collect();
+    assert_eq!(payloads(taken.iter().map(|d| &*d.item)), ["1", "2", "3"]);
+    let items: Vec<Item> = taken.iter().map(|delivery| (*delivery.item).clone()).collect();
     assert_eq!(bench.items().await, items, "what is sent is what is stored");
     let stats = bench.engine.queue_stats(&name("q")).await.unwrap();
     assert_eq!((stats.depth.ready, stats.depth.reserved), (0, 3));
@@ -159,7 +159,7 @@ async fn a_later_push_does_not_overtake_a_direct_push() {
     while taken.len() < 2 {
         taken.extend(deliveries(&mut stream).await);
     }
-    assert_eq!(payloads(taken.iter().map(|d| &d.item)), ["x", "elsewhere"]);
+    assert_eq!(payloads(taken.iter().map(|d| &*d.item)), ["x", "elsewhere"]);
 }
 
 #[tokio::test]
@@ -175,7 +175,7 @@ async fn pushes_that_begin_together_keep_their_order() {
     while taken.len() < all.len() {
         taken.extend(deliveries(&mut stream).await);
     }
-    assert_eq!(payloads(taken.iter().map(|d| &d.item)), all);
+    assert_eq!(payloads(taken.iter().map(|d| &*d.item)), all);
 }
 
 /// Pushes an item that another broker made ready, of which a signal came or may have been missed.
@@ -199,7 +199,7 @@ async fn an_item_does_not_overtake_what_a_signal_told_of() {
     while taken.len() < 2 {
         taken.extend(deliveries(&mut stream).await);
     }
-    assert_eq!(payloads(taken.iter().map(|d| &d.item)), ["elsewhere", "here"]);
+    assert_eq!(payloads(taken.iter().map(|d| &*d.item)), ["elsewhere", "here"]);
 }
 
 #[tokio::test]
@@ -247,7 +247,7 @@ async fn a_batch_that_does_not_fit_waits_for_a_reserve() {
     idle(&bench, &mut stream).await;
     bench.engine.push(&name("q"), vec![item("1"), item("2"), item("3")], None).await.unwrap();
     let taken = deliveries(&mut stream).await;
-    assert_eq!(payloads(taken.iter().map(|d| &d.item)), ["1", "2"]);
+    assert_eq!(payloads(taken.iter().map(|d| &*d.item)), ["1", "2"]);
     let stored = bench.items().await;
     assert_eq!(stored.iter().filter(|item| item.state == ItemState::Ready).count(), 1);
 }
@@ -390,10 +390,10 @@ async fn an_item_whose_stream_was_filled_meanwhile_is_released() {
     };
     meanwhile(&bench, item("x"), filling).await.unwrap();
     bench.until_ready(1).await;
-    assert_eq!(payloads(taken.iter().map(|d| &d.item)), ["elsewhere"]);
+    assert_eq!(payloads(taken.iter().map(|d| &*d.item)), ["elsewhere"]);
     bench.engine.commit(vec![taken[0].receipt.clone()]).await.unwrap();
     let taken = deliveries(&mut stream).await;
-    assert_eq!((taken[0].item.attempt, payloads([&taken[0].item])), (1, vec!["x".to_owned()]));
+    assert_eq!((taken[0].item.attempt, payloads([&*taken[0].item])), (1, vec!["x".to_owned()]));
 }
 
 /// Until the item is back, nothing later is handed out.
@@ -416,7 +416,7 @@ async fn an_item_that_is_released_is_not_overtaken() {
     while received.len() < 2 {
         received.append(&mut deliveries(&mut stream).await);
     }
-    assert_eq!(payloads(received.iter().map(|d| &d.item)), ["first", "second"]);
+    assert_eq!(payloads(received.iter().map(|d| &*d.item)), ["first", "second"]);
 }
 
 /// The push fails without effect, and is repeated.

@@ -42,7 +42,7 @@ async fn an_item_that_has_become_due_comes_first() {
     bench.clock.advance(2 * LEASE);
     bench.push_with("pushed later", Eligibility::default()).await;
     let received = deliveries(&mut stream).await;
-    assert_eq!(payloads(received.iter().map(|one| &one.item)), ["due", "pushed later"]);
+    assert_eq!(payloads(received.iter().map(|one| &*one.item)), ["due", "pushed later"]);
 }
 
 /// What a reserve is about to bring was in the queue before.
@@ -66,5 +66,5 @@ async fn an_item_waits_for_a_reserve_that_is_under_way() {
     assert_eq!(payloads(waits), ["b"]);
     bench.faults.set("reserve", Fault::None);
     let received = deliveries(&mut stream).await;
-    assert_eq!(payloads(received.iter().map(|one| &one.item))[0], "a");
+    assert_eq!(payloads(received.iter().map(|one| &*one.item))[0], "a");
 }

@@ -52,7 +52,7 @@ async fn take(stream: &mut Subscription, count: usize) -> Vec<String> {
         taken.extend(deliveries(stream).await);
     }
     assert!(taken.iter().all(|one| (one.item.attempt, one.receipt.deliveries_here()) == (1, 1)));
-    payloads(taken.iter().map(|one| &one.item))
+    payloads(taken.iter().map(|one| &*one.item))
 }
 
 #[tokio::test]
@@ -68,7 +68,7 @@ async fn nothing_is_delivered_after_a_halt() {
     assert_eq!(take(&mut other, 2).await, ["a", "b"], "they are for others now");
     drop(other);
     let _ = within("the flow", stream.flow().set_max_in_flight(10)).await;
-    assert_eq!(payloads(deliveries(&mut stream).await.iter().map(|one| &one.item)), ["a", "b"]);
+    assert_eq!(payloads(deliveries(&mut stream).await.iter().map(|one| &*one.item)), ["a", "b"]);
 }
 
 #[tokio::test]
@@ -83,7 +83,7 @@ async fn committed_items_are_delivered_before_a_halt() {
     let mut halt = stream.flow().set_max_in_flight(0);
     assert!(halt.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
     bench.faults.set("commit", Fault::None);
-    assert_eq!(payloads(deliveries(&mut stream).await.iter().map(|one| &one.item)), ["a"]);
+    assert_eq!(payloads(deliveries(&mut stream).await.iter().map(|one| &*one.item)), ["a"]);
     bench.push_item("b").await;
     let _ = within("the halt", halt).await;
     ask(&mut stream).await;

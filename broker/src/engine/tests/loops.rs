@@ -55,7 +55,7 @@ async fn expired_items_at_the_head_do_not_block_a_reserve() {
     bench.push(1).await;
     bench.clock.advance(Duration::from_secs(2));
     let taken = within("the item behind", bench.reserve(1, LIMIT)).await.unwrap().unwrap();
-    assert_eq!(payloads(taken.iter().map(|d| &d.item)), ["0"]);
+    assert_eq!(payloads(taken.iter().map(|d| &*d.item)), ["0"]);
 }
 
 /// A call that does not wait is answered before all expired items are removed.

@@ -24,7 +24,7 @@ async fn what_does_not_fit_is_not_overtaken() {
     while received.len() < 5 {
         received.append(&mut deliveries(&mut stream).await);
     }
-    let received = payloads(received.iter().map(|delivery| &delivery.item));
+    let received = payloads(received.iter().map(|delivery| &*delivery.item));
     assert_eq!(received, ["0", "1", "2", "3", "later"]);
 }
 

@@ -41,7 +41,7 @@ impl Bench {
                 for Delivery { item, receipt, .. } in taken.unwrap() {
                     assert_eq!((item.attempt, receipt.deliveries_here()), (1, 1));
                     assert_eq!(self.engine.commit(vec![receipt]).await.unwrap(), [Outcome::Ok]);
-                    done.extend(payloads([&item]));
+                    done.extend(payloads([&*item]));
                     let _ =
                         left.try_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
                 }
@@ -217,7 +217,7 @@ async fn a_lone_stream_receives_items_in_order() {
     let mut received = Vec::new();
     while received.len() < 1_000 {
         let items = deliveries(&mut stream).await;
-        received.extend(payloads(items.iter().map(|delivery| &delivery.item)));
+        received.extend(payloads(items.iter().map(|delivery| &*delivery.item)));
         bench.engine.commit(items.into_iter().map(|one| one.receipt).collect()).await.unwrap();
     }
     assert_in_order(&received);
@@ -230,7 +230,7 @@ async fn a_lone_caller_receives_items_in_order() {
     let mut received = Vec::new();
     while received.len() < 1_000 {
         let items = within("items", bench.reserve(4, LIMIT)).await.unwrap().unwrap();
-        received.extend(payloads(items.iter().map(|delivery| &delivery.item)));
+        received.extend(payloads(items.iter().map(|delivery| &*delivery.item)));
         bench.engine.commit(items.into_iter().map(|one| one.receipt).collect()).await.unwrap();
     }
     assert_in_order(&received);
@@ -265,7 +265,7 @@ async fn items_of_a_deleted_queue_are_not_handed_out() {
     bench.engine.delete_queue(&name("q"), true).await.unwrap();
     bench.push(1).await;
     let new = within("the new item", bench.reserve(1, LIMIT)).await.unwrap().unwrap();
-    assert_eq!(payloads(new.iter().map(|delivery| &delivery.item)), ["0"]);
+    assert_eq!(payloads(new.iter().map(|delivery| &*delivery.item)), ["0"]);
     for _ in 0..3 {
         let more = within("an answer", bench.reserve(1, Duration::ZERO)).await.unwrap().unwrap();
         assert!(more.is_empty());

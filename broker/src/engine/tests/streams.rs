@@ -354,7 +354,7 @@ async fn a_retiring_stream_ends_when_all_its_items_are_settled() {
     ask(&mut stream).await;
     let other = bench.reserve(10, Duration::from_mins(1)).await.unwrap().unwrap();
     assert_eq!(
-        payloads(other.iter().map(|d| &d.item)),
+        payloads(other.iter().map(|d| &*d.item)),
         ["0"],
         "the other item is for other consumers"
     );
@@ -578,7 +578,7 @@ async fn what_is_not_sent_when_a_queue_is_paused_returns_to_it() {
     ask(&mut stream).await;
     bench.engine.pause_queue(&name("q"), false).await.unwrap();
     let taken = deliveries(&mut stream).await;
-    assert_eq!(payloads(taken.iter().map(|delivery| &delivery.item)), ["0", "1"]);
+    assert_eq!(payloads(taken.iter().map(|delivery| &*delivery.item)), ["0", "1"]);
 }
 
 /// An item is reserved anew after its lease lapsed, and reaches nobody. Its last holder may have finished the work.

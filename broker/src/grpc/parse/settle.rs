@@ -24,11 +24,13 @@ pub(in crate::grpc) fn receipts(
     keys: &ReceiptKeys,
 ) -> Result<Vec<Receipt>, Invalid> {
     batch_length("receipts", receipts.len())?;
-    let receipt = |(i, text): (usize, &String)| {
-        Receipt::parse("", text, keys)
-            .map_err(|e| Invalid::new(format!("receipts[{i}]"), e.description))
-    };
-    receipts.iter().enumerate().map(receipt).collect()
+    let mut parsed: Vec<Receipt> = Vec::with_capacity(receipts.len());
+    for (i, text) in receipts.iter().enumerate() {
+        let receipt = Receipt::parse_after(parsed.last(), "", text, keys)
+            .map_err(|e| Invalid::new(format!("receipts[{i}]"), e.description))?;
+        parsed.push(receipt);
+    }
+    Ok(parsed)
 }
 
 /// Parses a Rollback. Returns the receipts as sent, and the rollback for each.

@@ -68,8 +68,8 @@ pub async fn replay_by_id_makes_items_ready_again(env: &Env) {
     // The replayed items no longer expire from history.
     env.pass(seconds(2_000));
     assert_eq!(env.take(&queue, 9).await.len(), 3);
-    let stale = taken.iter().filter(|delivery| payload(&delivery.item) == committed[0]);
-    assert_eq!(env.commit_one(&queue, stale.last().unwrap()).await, Outcome::LeaseLost);
+    let stale = taken.iter().rfind(|delivery| payload(&delivery.item) == committed[0]);
+    assert_eq!(env.commit_one(&queue, stale.unwrap()).await, Outcome::LeaseLost);
 }
 
 pub async fn replay_by_time_takes_the_oldest_first(env: &Env) {

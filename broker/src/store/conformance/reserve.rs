@@ -64,7 +64,7 @@ pub async fn a_delivery_describes_its_lease(env: &Env) {
     let before = env.now();
     let delivery = env.take_one(&queue).await;
     let stored = env.get(&queue, pushed.id).await;
-    assert_eq!(delivery.item, stored);
+    assert_eq!(*delivery.item, stored);
     assert_eq!(stored.state, ItemState::Reserved);
     assert_eq!((stored.attempt, stored.deliveries), (1, 1));
     assert_eq!(stored.consumer.as_ref().map(ConsumerName::as_str), Some("tester"));
@@ -99,7 +99,7 @@ pub async fn demands_share_items_within_their_limits(env: &Env) {
         let lease = delivery.lease_expire_time.0 - env.now().0;
         let asked = demands[*claimant].lease.as_millis() as i64;
         assert!(lease <= asked && lease > asked - 5_000, "{lease} of {asked}");
-        assert_eq!(env.get(&queue, delivery.item.id).await, delivery.item);
+        assert_eq!(env.get(&queue, delivery.item.id).await, *delivery.item);
     }
     assert_eq!(env.drain(&queue).await, ["6", "7", "8"]);
 }
@@ -239,7 +239,7 @@ pub async fn a_lapsed_lease_is_a_failed_attempt(env: &Env) {
     assert_eq!((second.receipt.attempt, second.receipt.deliveries), (2, 2));
     assert_eq!(second.previous_eligible_time, first.lease_expire_time);
     assert_ne!(second.receipt.token, first.receipt.token);
-    assert_eq!(env.get(&queue, pushed.id).await, second.item);
+    assert_eq!(env.get(&queue, pushed.id).await, *second.item);
     assert_eq!(env.commit_one(&queue, &first).await, Outcome::LeaseLost);
     assert_eq!(env.commit_one(&queue, &second).await, Outcome::Ok);
     assert!(env.drain(&queue).await.is_empty());

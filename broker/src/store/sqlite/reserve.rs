@@ -107,7 +107,7 @@ pub(super) fn reserve(
         item.consumer.clone_from(&want.consumer);
         item.due_time = stored.when.map(Timestamp);
         let delivery = Delivery {
-            item,
+            item: Box::new(item),
             receipt,
             lease_expire_time: end,
             previous_eligible_time: Timestamp(stored.when.unwrap_or(tx.now.0)),

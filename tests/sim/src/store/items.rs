@@ -165,7 +165,7 @@ impl World {
         let item = Item { due_time: stored.due, ..item };
         self.put(stored);
         Delivery {
-            item,
+            item: Box::new(item),
             receipt,
             lease_expire_time: end,
             previous_eligible_time: previous,

@@ -29,7 +29,7 @@ pub(crate) async fn get(inner: &Inner, queue: &Queue, id: ItemId) -> Result<Opti
     let group = inner.group(&queue.group).await?;
     // First, so that an item which is detached between the two reads is found by the second.
     let shared = lookup::item(inner, &group, id).await?;
-    let stored = if let Some(stored) = shared.filter(|item| item.queue == queue.name.as_str()) {
+    let stored = if let Some(stored) = shared.filter(|item| *item.queue == *queue.name.as_str()) {
         stored
     } else {
         let filter = own_document(queue, id);

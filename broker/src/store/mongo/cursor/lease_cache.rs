@@ -1,11 +1,9 @@
 //! The reservations that this broker made and has not seen settled: what it needs to know of an item to settle it in
 //! the cheapest way. Losing an entry costs time, never correctness.
 
-use std::collections::HashMap;
-
 use parking_lot::Mutex;
 
-use crate::domain::{ItemId, LeaseToken, OrderingKey, Receipt, Timestamp};
+use crate::domain::{IdMap, ItemId, LeaseToken, OrderingKey, Receipt, Timestamp};
 
 /// Milliseconds after which an entry may be dropped that no longer saves anything.
 const KEEP: i64 = 60_000;
@@ -57,7 +55,7 @@ pub(crate) struct LeaseCache(Mutex<Entries>);
 
 #[derive(Default)]
 struct Entries {
-    by_item: HashMap<ItemId, CachedLease>,
+    by_item: IdMap<ItemId, CachedLease>,
     /// Old entries are dropped when the map reaches this size.
     clear_at: usize,
 }

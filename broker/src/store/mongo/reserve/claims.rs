@@ -22,7 +22,7 @@ use sluicegate_proto::backoff::Backoff;
 use tokio::runtime::Handle;
 
 use crate::{
-    domain::{ItemId, LeaseToken, PrioritySet, QueueName, Timestamp},
+    domain::{IdSet, ItemId, LeaseToken, PrioritySet, QueueName, Timestamp},
     store::{
         Reserved, Result, StoreError,
         mongo::{
@@ -151,7 +151,7 @@ impl Claim {
     }
 
     /// Notes the server's answer: these items are claimed, or all of them if `None`.
-    pub(crate) fn answered(&mut self, won: Option<&HashSet<ItemId>>) {
+    pub(crate) fn answered(&mut self, won: Option<&IdSet<ItemId>>) {
         self.known = true;
         if let Some(won) = won {
             self.items.retain(|item| won.contains(&item.id));

@@ -8,7 +8,7 @@ pub(super) mod next_eligible;
 pub(super) mod scan;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -17,8 +17,8 @@ use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 
 use crate::{
     domain::{
-        AtLimit, ConsumerName, Delivery, Demand, ItemId, ItemSize, ItemState, LeaseToken, Queue,
-        Receipt, Timestamp, Triage, assign,
+        AtLimit, ConsumerName, Delivery, Demand, IdMap, IdSet, ItemId, ItemSize, ItemState,
+        LeaseToken, Queue, Receipt, Timestamp, Triage, assign,
     },
     store::{
         Reserved, Result,
@@ -247,7 +247,7 @@ async fn claim(
         return Ok((Vec::new(), claim));
     }
     let mut lots: HashMap<Alike, Lot> = HashMap::new();
-    let mut parts: HashMap<ItemId, Part> = HashMap::new();
+    let mut parts: IdMap<ItemId, Part> = IdMap::default();
     let mut singles = 0;
     let mut leases = Vec::with_capacity(items.len());
     for ((item, demand), &attempt) in items.iter().zip(assigned).zip(attempts) {
@@ -285,7 +285,7 @@ async fn claim(
     // Once more: a scan for lapsed leases that ran meanwhile may have missed these.
     cursor.lease_deadlines.expect(first_end);
     let n = written?;
-    let won: Option<HashSet<ItemId>> = if n == (singles + parts.len()) as u64 {
+    let won: Option<IdSet<ItemId>> = if n == (singles + parts.len()) as u64 {
         None
     } else {
         let tokens = lots.values().map(|lot| lot.token);
@@ -357,7 +357,13 @@ impl Lease {
             group: queue.group.clone(),
         };
         let lease_expire_time = self.until;
-        Ok(Delivery { item, receipt, lease_expire_time, previous_eligible_time, former_lease })
+        Ok(Delivery {
+            item: Box::new(item),
+            receipt,
+            lease_expire_time,
+            previous_eligible_time,
+            former_lease,
+        })
     }
 }
 
@@ -402,12 +408,12 @@ async fn won(
     inner: &Inner,
     group: &Group,
     items: &[Stored],
-    parts: &HashMap<ItemId, Part>,
+    parts: &IdMap<ItemId, Part>,
     tokens: impl Iterator<Item = LeaseToken> + Clone,
-) -> Result<HashSet<ItemId>> {
+) -> Result<IdSet<ItemId>> {
     let segments = segment::claim::won(inner, group, parts.keys().copied(), tokens.clone());
-    let mut won: HashSet<ItemId> =
-        if parts.is_empty() { HashSet::new() } else { segments.await?.into_iter().collect() };
+    let mut won: IdSet<ItemId> =
+        if parts.is_empty() { IdSet::default() } else { segments.await?.into_iter().collect() };
     let shared = items.iter().filter(|item| item.segment.is_some()).map(Stored::id);
     let shared: Vec<ItemId> = shared.filter(|id| won.contains(&id.block().0)).collect();
     won.extend(shared);

@@ -199,7 +199,7 @@ pub(crate) fn encode(push: &Push, start: &Start) -> Result<RawDocumentBuf> {
 #[derive(Debug, Default)]
 pub(crate) struct Stored {
     id: [u8; 12],
-    pub(crate) queue: String,
+    pub(crate) queue: Arc<str>,
     /// Eligible time, or end of the lease.
     pub(crate) when: i64,
     /// True if the item stands among the reserved ones: nobody has found its lease lapsed.
@@ -264,7 +264,7 @@ impl Stored {
         let at = || value.as_datetime().map(mongodb::bson::DateTime::timestamp_millis);
         match name {
             "_id" => self.id = value.as_object_id().map_or([0; 12], |id| id.bytes()),
-            "q" => self.queue = text(),
+            "q" => self.queue = value.as_str().unwrap_or_default().into(),
             "when" => {
                 let at = at().unwrap_or_default();
                 self.leased = (LEASED..BLOCKED).contains(&at);
@@ -391,7 +391,7 @@ impl Stored {
         let waits = matches!(state, ItemState::Blocked | ItemState::Processed);
         Ok(Item {
             id: self.id(),
-            queue: if self.queue == queue.as_str() {
+            queue: if *self.queue == *queue.as_str() {
                 queue.clone()
             } else {
                 QueueName::parse("q", &self.queue).map_err(bad)?

@@ -19,6 +19,8 @@
 //! When nothing is left, a segment with ids that are still remembered becomes a tombstone: `_id`, `q`, `when`, `dedup`,
 //! `window`, `created` and `expires` stay.
 
+use std::sync::Arc;
+
 use mongodb::bson::{
     Document, RawArrayBuf, RawBsonRef, RawDocument, RawDocumentBuf, doc, oid::ObjectId, raw::cstr,
     rawdoc,
@@ -145,7 +147,7 @@ fn bytes(value: RawBsonRef<'_>) -> [u8; 12] {
 #[derive(Debug, Clone)]
 pub(crate) struct Segment {
     pub(crate) id: ItemId,
-    pub(crate) queue: String,
+    pub(crate) queue: Arc<str>,
     pub(crate) when: i64,
     pub(crate) priority: i32,
     pub(crate) created: i64,
@@ -170,7 +172,7 @@ impl Segment {
     pub(crate) fn read(document: &RawDocument) -> Result<Self> {
         let mut segment = Self {
             id: ItemId([0; 12]),
-            queue: String::new(),
+            queue: Arc::default(),
             when: 0,
             priority: 0,
             created: 0,
@@ -188,7 +190,7 @@ impl Segment {
             let at = || value.as_datetime().map(mongodb::bson::DateTime::timestamp_millis);
             match name.as_str() {
                 "_id" => segment.id = ItemId(bytes(value)),
-                "q" => value.as_str().unwrap_or_default().clone_into(&mut segment.queue),
+                "q" => segment.queue = value.as_str().unwrap_or_default().into(),
                 "when" => segment.when = at().unwrap_or_default(),
                 "priority" => segment.priority = number(value) as i32,
                 "created" => segment.created = at().unwrap_or_default(),
@@ -250,7 +252,7 @@ impl Segment {
     /// An item that is still here, as if it had a document of its own.
     pub(crate) fn item(&self, at: usize, content: Option<&Content<'_>>) -> Result<Stored> {
         let mut item = Stored::new(self.id_of(at));
-        item.queue.clone_from(&self.queue);
+        item.queue = Arc::clone(&self.queue);
         (item.priority, item.attempt, item.created) = (self.priority, 1, self.created);
         if let Some(content) = content {
             item.add(content.fields)?;
@@ -274,7 +276,7 @@ impl Segment {
         let run = self.run_of(at).filter(|_| !ready);
         let mut d = rawdoc! {
             "_id": oid(self.id_of(at)),
-            "q": self.queue.as_str(),
+            "q": &*self.queue,
             "when": run.map_or_else(|| millis(self.created), |run| leased(run.until)),
             "priority": self.priority,
             "attempt": 1_i32,
@@ -309,7 +311,7 @@ impl Segment {
         let exclusive = until.clamp(now.0, now.0 + EXCLUSIVE);
         rawdoc! {
             "_id": oid(self.id_of(at)),
-            "q": self.queue.as_str(),
+            "q": &*self.queue,
             "when": millis(TOMBSTONE),
             "settled": settled,
             "created": millis(self.created),

@@ -34,8 +34,9 @@ impl SegmentSize {
 impl SegmentSize {
     /// Every item is a document of its own.
     pub const NONE: Self = Self { max: 0, alone: false };
-    /// Large enough that statements are few; small enough that one which changes little costs little.
-    pub const SHARED: Self = Self { max: 200, alone: false };
+    /// Large enough that statements are few; small enough that one which changes little costs little. Batches and rounds of 500
+    /// or 1,000 items are whole segments, so that few claims and commits take a part of one.
+    pub const SHARED: Self = Self { max: 125, alone: false };
 }
 
 impl Default for SegmentSize {

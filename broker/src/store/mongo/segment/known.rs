@@ -1,12 +1,10 @@
 //! What this broker knows of segments of which it holds items: by it the last settle deletes the document instead of changing
 //! it. Losing an entry leaves a document in which nothing is left until the first of its leases ends; nothing else.
 
-use std::collections::HashMap;
-
 use parking_lot::Mutex;
 
 use crate::{
-    domain::{ItemId, Timestamp},
+    domain::{IdMap, ItemId, Timestamp},
     store::mongo::segment::seen::Seen,
 };
 
@@ -50,7 +48,7 @@ pub(crate) struct KnownSegments(Mutex<Entries>);
 
 #[derive(Default)]
 struct Entries {
-    by_id: HashMap<ItemId, Entry>,
+    by_id: IdMap<ItemId, Entry>,
     /// The map is cleared of old entries when it reaches this size.
     clear_at: usize,
 }

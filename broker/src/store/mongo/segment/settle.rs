@@ -1,6 +1,6 @@
 //! Committing items of segments that this broker claimed: their bits are set, or the document is deleted with the last.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use futures_util::future::try_join;
 use mongodb::bson::{
@@ -10,7 +10,7 @@ use mongodb::bson::{
 };
 
 use crate::{
-    domain::{ItemId, LeaseToken, Outcome, Timestamp},
+    domain::{IdSet, ItemId, LeaseToken, Outcome, Timestamp},
     store::{
         Result,
         mongo::{
@@ -101,7 +101,7 @@ impl Part {
 #[derive(Default)]
 struct Wholes {
     segments: Vec<ItemId>,
-    tokens: HashSet<LeaseToken>,
+    tokens: IdSet<LeaseToken>,
 }
 
 impl Wholes {
@@ -147,7 +147,7 @@ pub(crate) async fn commit(
     }
     let now = inner.now();
     let (mut updates, mut deletes) = (Vec::new(), Vec::new());
-    let mut over: HashSet<ItemId> = HashSet::new();
+    let mut over: IdSet<ItemId> = IdSet::default();
     // By the number of their items. Most segments leave whole: one statement deletes all of a size.
     let mut wholes: BTreeMap<usize, Wholes> = BTreeMap::new();
     for (segment, part) in &parts {
@@ -198,8 +198,7 @@ pub(crate) async fn commit(
 async fn one_by_one(inner: &Inner, group: &Group, endings: &[Ending]) -> Result<Vec<Outcome>> {
     let ids = || endings.iter().map(|ending| ending.receipt.item);
     // Whatever leaves its segment between the two reads is found by the second.
-    let mut there: HashSet<ItemId> =
-        lookup::items(inner, group, ids()).await?.into_keys().collect();
+    let mut there: IdSet<ItemId> = lookup::items(inner, group, ids()).await?.into_keys().collect();
     there.extend(look(inner, group, ids()).await?.into_keys());
     let open: Vec<Ending> =
         endings.iter().filter(|ending| there.contains(&ending.receipt.item)).cloned().collect();

@@ -1,12 +1,12 @@
 //! Commits items. Concurrent calls share a delete. Items that must be remembered are updated instead.
 
-use std::{collections::HashSet, sync::Arc};
+use std::sync::Arc;
 
 use futures_util::future::try_join_all;
 use mongodb::bson::{RawArrayBuf, rawdoc};
 
 use crate::{
-    domain::{GroupName, LeaseToken, Outcome, Timestamp},
+    domain::{GroupName, IdSet, LeaseToken, Outcome, Timestamp},
     store::{
         Reservation, Result, StoreError,
         mongo::{
@@ -143,7 +143,7 @@ async fn delete(
     }
     // One statement serves all items. Each of them was last handed out under the token of its receipt, so it cannot be
     // held under the token of another.
-    let tokens: HashSet<LeaseToken> = endings.iter().map(|ending| ending.receipt.token).collect();
+    let tokens: IdSet<LeaseToken> = endings.iter().map(|ending| ending.receipt.token).collect();
     let tokens: RawArrayBuf = tokens.into_iter().map(token_oid).collect();
     let ids = oids(endings.iter().map(|ending| ending.receipt.item));
     let delete = rawdoc! {

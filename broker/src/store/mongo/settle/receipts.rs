@@ -12,7 +12,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use mongodb::bson::{RawDocumentBuf, oid::ObjectId, rawdoc};
 
 use crate::{
-    domain::{ItemId, LeaseToken, Outcome, Queue, Receipt, Timestamp},
+    domain::{IdMap, ItemId, LeaseToken, Outcome, Queue, Receipt, Timestamp},
     store::{
         Result,
         mongo::{
@@ -186,8 +186,10 @@ pub(crate) fn known_key(ending: &Ending) -> Option<OrderKey> {
 pub(crate) fn first_places<'a>(
     receipts: impl Iterator<Item = &'a Receipt>,
 ) -> (Vec<usize>, Vec<bool>) {
-    let mut places: HashMap<(ItemId, LeaseToken), usize> = HashMap::new();
-    let (mut first, mut is_first) = (Vec::new(), Vec::new());
+    let most = receipts.size_hint().0;
+    let mut places: IdMap<(ItemId, LeaseToken), usize> = IdMap::default();
+    places.reserve(most);
+    let (mut first, mut is_first) = (Vec::with_capacity(most), Vec::with_capacity(most));
     for (at, receipt) in receipts.enumerate() {
         let place = *places.entry((receipt.item, receipt.token)).or_insert(at);
         first.push(place);
@@ -199,7 +201,7 @@ pub(crate) fn first_places<'a>(
 /// If a call names two receipts of one item, the stale one is `LEASE_LOST`, not `GONE`: it was stale before the other ended
 /// the item.
 pub(crate) fn lose_crossed(receipts: &[(ItemId, LeaseToken)], outcomes: &mut [Outcome]) {
-    let ended: HashMap<ItemId, LeaseToken> = receipts
+    let ended: IdMap<ItemId, LeaseToken> = receipts
         .iter()
         .zip(outcomes.iter())
         .filter(|(_, outcome)| **outcome == Outcome::Ok)
