@@ -3,10 +3,12 @@
 use std::{
     collections::{HashMap, HashSet},
     fmt,
+    hash::{BuildHasher, RandomState},
     str::FromStr,
+    sync::LazyLock,
 };
 
-use foldhash::fast::RandomState;
+use foldhash::fast::{FixedState, FoldHasher};
 use parking_lot::Mutex;
 
 use super::Timestamp;
@@ -73,9 +75,28 @@ twelve_bytes!(
 
 /// A map by ids or tokens that brokers of this store have made. Every item passes through some of these, and nobody
 /// else chooses ids, so that they are hashed quickly.
-pub type IdMap<K, V> = HashMap<K, V, RandomState>;
+pub type IdMap<K, V> = HashMap<K, V, IdHash>;
 /// A set of such ids or tokens.
-pub type IdSet<K> = HashSet<K, RandomState>;
+pub type IdSet<K> = HashSet<K, IdHash>;
+
+/// How these are hashed. Its seed is one of the standard library's, which a simulation repeats.
+#[derive(Debug, Clone)]
+pub struct IdHash(FixedState);
+
+impl Default for IdHash {
+    fn default() -> Self {
+        static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
+        Self(FixedState::with_seed(*SEED))
+    }
+}
+
+impl BuildHasher for IdHash {
+    type Hasher = FoldHasher<'static>;
+
+    fn build_hasher(&self) -> Self::Hasher {
+        self.0.build_hasher()
+    }
+}
 
 /// Creates item ids that sort in the order in which one broker created them, and across brokers by
 /// time.
