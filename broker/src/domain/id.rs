@@ -8,7 +8,10 @@ use std::{
     sync::LazyLock,
 };
 
-use foldhash::fast::{FixedState, FoldHasher};
+use foldhash::{
+    SharedSeed,
+    fast::{FoldHasher, SeedableRandomState},
+};
 use parking_lot::Mutex;
 
 use super::Timestamp;
@@ -73,20 +76,23 @@ twelve_bytes!(
     OperationId
 );
 
-/// A map by ids or tokens that brokers of this store have made. Every item passes through some of these, and nobody
-/// else chooses ids, so that they are hashed quickly.
+/// A map by ids or tokens, hashed quickly, because every item passes through several of these.
 pub type IdMap<K, V> = HashMap<K, V, IdHash>;
-/// A set of such ids or tokens.
+/// A set of ids or tokens.
 pub type IdSet<K> = HashSet<K, IdHash>;
 
-/// How these are hashed. Its seed is one of the standard library's, which a simulation repeats.
+/// How these are hashed. All of its seeds are secret, because a receipt that is not signed may name any ids, and with a seed
+/// that is known some of them have one hash. They come from the standard library, whose own a simulation repeats.
 #[derive(Debug, Clone)]
-pub struct IdHash(FixedState);
+pub struct IdHash(SeedableRandomState);
 
 impl Default for IdHash {
     fn default() -> Self {
-        static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0));
-        Self(FixedState::with_seed(*SEED))
+        static SEEDS: LazyLock<(u64, SharedSeed)> = LazyLock::new(|| {
+            let random = RandomState::new();
+            (random.hash_one(0), SharedSeed::from_u64(random.hash_one(1)))
+        });
+        Self(SeedableRandomState::with_seed(SEEDS.0, &SEEDS.1))
     }
 }
 
@@ -213,6 +219,24 @@ impl LeaseToken {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The end of these ids is what the hash mixes it with, where its seeds are those that everybody can read.
+    #[test]
+    fn nobody_can_choose_ids_of_one_hash() {
+        const KNOWN: u64 = 0x3f84_d5b5_b547_0917;
+        let id = |n: u32| {
+            let mut bytes = [0; 12];
+            bytes[..4].copy_from_slice(&n.to_ne_bytes());
+            bytes[4..].copy_from_slice(&KNOWN.to_ne_bytes());
+            ItemId(bytes)
+        };
+        let hashes =
+            |hash: &dyn Fn(ItemId) -> u64| (0..1_000).map(id).map(hash).collect::<HashSet<_>>();
+        let known = foldhash::fast::FixedState::with_seed(RandomState::new().hash_one(0));
+        assert_eq!(hashes(&|id| known.hash_one(id)).len(), 1, "the ids are well chosen");
+        let secret = IdHash::default();
+        assert!(hashes(&|id| secret.hash_one(id)).len() > 990);
+    }
 
     #[test]
     fn ids_grow_even_when_the_clock_steps_back() {

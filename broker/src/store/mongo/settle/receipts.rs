@@ -186,10 +186,10 @@ pub(crate) fn known_key(ending: &Ending) -> Option<OrderKey> {
 pub(crate) fn first_places<'a>(
     receipts: impl Iterator<Item = &'a Receipt>,
 ) -> (Vec<usize>, Vec<bool>) {
-    let most = receipts.size_hint().0;
+    let count = receipts.size_hint().0;
     let mut places: IdMap<(ItemId, LeaseToken), usize> = IdMap::default();
-    places.reserve(most);
-    let (mut first, mut is_first) = (Vec::with_capacity(most), Vec::with_capacity(most));
+    places.reserve(count);
+    let (mut first, mut is_first) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for (at, receipt) in receipts.enumerate() {
         let place = *places.entry((receipt.item, receipt.token)).or_insert(at);
         first.push(place);
