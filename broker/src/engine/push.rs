@@ -56,7 +56,7 @@ impl Engine {
         items: Vec<NewItem>,
         producer: Option<ConsumerName>,
     ) -> Result<Vec<Pushed>> {
-        let in_flight = self.pushes_in_flight.begin(&queue);
+        let mut in_flight = self.pushes_in_flight.begin(&queue);
         let mut items: Vec<Push> = items
             .into_iter()
             .map(|item| Push {
@@ -67,7 +67,7 @@ impl Engine {
                 first_lease: None,
             })
             .collect();
-        let direct = self.begin_direct_push(&in_flight, &mut items);
+        let direct = self.begin_direct_push(&mut in_flight, &mut items);
         let announcement = (direct.is_none() && in_flight.is_alone && may_be_found(&items))
             .then(|| self.announce(&in_flight.queue));
         let (pushed, _) = join(self.store.push(items), OptionFuture::from(announcement)).await;

@@ -2,6 +2,7 @@
 //! items. Does no I/O.
 
 mod calls;
+mod coming;
 mod flow;
 mod held;
 mod left;
@@ -359,25 +360,6 @@ impl Consumers {
         self.hand_to_stream(id, deliveries, now)
     }
 
-    /// Hands a stream items that were reserved for it outside of a round. Returns those for which the
-    /// stream has no room any more.
-    pub(super) fn hand_pushed(
-        &mut self,
-        claimant: &Claimant,
-        deliveries: Vec<Delivery>,
-        now: Timestamp,
-    ) -> Vec<Delivery> {
-        let payload = deliveries.iter().map(|delivery| delivery.item.payload.len()).sum();
-        let stream = self.streams.get(&claimant.id);
-        if !stream.is_some_and(|stream| stream.has_room_for(payload))
-            || self.is_overtaking(claimant)
-        {
-            return deliveries;
-        }
-        self.round += 1; // the next item is another stream's, as after a round
-        self.hand_to_stream(claimant.id, deliveries, now)
-    }
-
     /// Hands a stream its items. Returns the items that the stream can no longer receive, as when
     /// its flow was lowered, or other items took its room, meanwhile. A stream receives all items that are committed already, as
     /// these cannot be rolled back.
@@ -468,4 +450,4 @@ mod flow_tests;
 #[cfg(test)]
 mod stock_tests;
 #[cfg(test)]
-pub(super) mod tests;
+pub(in crate::engine) mod tests;

@@ -4,7 +4,9 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::sync::{Notify, oneshot};
 
-use super::{EngineError, MAX_ROUND_BYTES, STREAM_BATCH, stock::Terms, unsent::Unsent};
+use super::{
+    EngineError, MAX_ROUND_BYTES, STREAM_BATCH, coming::Coming, stock::Terms, unsent::Unsent,
+};
 use crate::domain::{
     ConsumerName, Delivery, IdMap, ItemId, LeaseToken, Receipt, Timestamp,
     limits::{LARGEST_MAX_PAYLOAD_BYTES, MAX_BATCH},
@@ -122,6 +124,8 @@ pub(super) struct Stream {
     /// The number and the payload bytes of the items in flight whose commits are being written.
     committing: usize,
     bytes_committing: usize,
+    /// What is being stored as reserved for the stream.
+    pub(super) coming: Coming,
     /// No lease of an item in flight ends before this time.
     pub(super) first_lease_end: Timestamp,
     /// The round in which the stream was last assigned items. Breaks ties between equally loaded
@@ -170,6 +174,7 @@ impl Stream {
             bytes_in_flight: 0,
             committing: 0,
             bytes_committing: 0,
+            coming: Coming::default(),
             first_lease_end: NEVER,
             served: round,
             delivered: 0,
@@ -216,22 +221,23 @@ impl Stream {
 
     /// Returns its place among those that want items: the lowest comes first.
     pub(super) fn rank(&self) -> (usize, usize, u64) {
-        (self.load(), self.in_flight.len(), self.served)
+        let coming = self.coming.items;
+        (self.load() + coming, self.in_flight.len() + coming, self.served)
     }
 
     /// Returns how many more items the stream can be assigned. An item whose commit is being written takes no place, as long as there
     /// are not too many of them.
     pub(super) fn room(&self) -> usize {
-        let most = self.settings.max_in_flight;
-        let room = most.saturating_sub(self.load());
-        room.min((most * MOST_HELD).saturating_sub(self.in_flight.len()))
+        let (most, coming) = (self.settings.max_in_flight, self.coming.items);
+        let room = most.saturating_sub(self.load() + coming);
+        room.min((most * MOST_HELD).saturating_sub(self.in_flight.len() + coming))
     }
 
     /// Returns the same for payload bytes.
     fn room_bytes(&self) -> usize {
-        let most = self.settings.max_in_flight_bytes;
-        let room = most.saturating_sub(self.bytes_in_flight - self.bytes_committing);
-        room.min(most.saturating_mul(MOST_HELD).saturating_sub(self.bytes_in_flight))
+        let (most, coming) = (self.settings.max_in_flight_bytes, self.coming.bytes);
+        let room = most.saturating_sub(self.bytes_in_flight - self.bytes_committing + coming);
+        room.min(most.saturating_mul(MOST_HELD).saturating_sub(self.bytes_in_flight + coming))
     }
 
     fn is_full(&self) -> bool {
@@ -278,7 +284,9 @@ impl Stream {
     /// left to the first idle consumer, and never more than the stream may hold.
     pub(super) fn wanted_bytes(&self) -> (usize, bool) {
         let left = self.room_bytes();
-        if self.load() == 0 || left >= MAX_ROUND_BYTES + LARGEST_MAX_PAYLOAD_BYTES {
+        if self.load() + self.coming.items == 0
+            || left >= MAX_ROUND_BYTES + LARGEST_MAX_PAYLOAD_BYTES
+        {
             (left.min(MAX_ROUND_BYTES), true)
         } else {
             (left, false)

@@ -30,7 +30,7 @@ use crate::{
     store::{Appeared, ConsumerReport},
 };
 
-use self::polls::Polls;
+use self::{direct::DirectPushes, polls::Polls};
 
 pub(super) struct Dispatcher {
     queue: QueueName,
@@ -52,8 +52,8 @@ struct State {
     dirty: bool,
     /// True if the last reserve saw the end of the queue, and no other has begun since.
     seen_empty: bool,
-    /// Until when reserves wait for a direct push that is in flight.
-    held_until: Option<Timestamp>,
+    /// The direct pushes that are in flight, for which reserves wait.
+    direct: DirectPushes,
     /// What other brokers have signalled since the store was last told.
     appeared: Appeared,
     /// The event that causes the next reserve.
@@ -80,7 +80,7 @@ impl Dispatcher {
             consumers: Consumers::new(unsent),
             dirty: true,
             seen_empty: false,
-            held_until: None,
+            direct: DirectPushes::default(),
             appeared: Appeared::Nothing, // a new reserver scans from the start anyway
             woken_by: Wake::Local,
             reconcile: false,
@@ -415,7 +415,7 @@ impl Dispatcher {
         let mut state = self.state.lock();
         state.queue = Some(Arc::clone(queue));
         let lapsed = state.consumers.take_lapsed(now);
-        state.held_until.take_if(|until| *until <= now);
+        state.give_up_if_overdue(now);
         let is_due = state.due.is_some_and(|due| due <= now);
         if is_due {
             state.due = None;
@@ -460,7 +460,10 @@ impl Dispatcher {
     /// be rolled back first.
     fn next_round(&self, queue: &Queue, now: Timestamp) -> Option<(Round, Appeared)> {
         let mut state = self.state.lock();
-        if !state.dirty || state.held_until.is_some() || state.consumers.stock.is_returning() {
+        if !state.dirty
+            || state.direct.held_until().is_some()
+            || state.consumers.stock.is_returning()
+        {
             return None;
         }
         let mut round = state.consumers.demands();
@@ -492,7 +495,8 @@ impl Dispatcher {
     /// Returns when the next timer is due.
     fn next_timer(&self) -> Option<Timestamp> {
         let state = self.state.lock();
-        let held = state.held_until.filter(|_| state.dirty);
+        let is_held_up = state.dirty || state.direct.has_waiting();
+        let held = state.direct.held_until().filter(|_| is_held_up);
         [state.due, state.consumers.next_lapse(), held].into_iter().flatten().min()
     }
 

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::Dispatcher;
+use super::{Dispatcher, State};
 use crate::{
     domain::{Delivery, Queue, Timestamp},
     engine::{Engine, Result, consumers::InFlight},
@@ -12,20 +12,26 @@ use crate::{
 /// Longest time between two looks at a stock, whatever the clock of the store does.
 const LOOK: Duration = Duration::from_millis(100);
 
+impl State {
+    /// Notes items whose consumers cannot receive them, and what is in stock, which is behind them, as to be rolled back.
+    pub(super) fn give_back(&mut self, unwanted: &[Delivery], now: Timestamp) {
+        if unwanted.is_empty() {
+            return;
+        }
+        self.consumers.stock.withdraw(now);
+        let unsent = unwanted.iter().map(|delivery| InFlight::unsent(delivery, now));
+        self.consumers.stock.give_back(unsent.collect());
+        self.dirty = true;
+    }
+}
+
 impl Dispatcher {
     /// Returns items whose consumers cannot receive them, and what is in stock, which is behind them.
     pub(super) fn give_back(self: &Arc<Self>, engine: &Arc<Engine>, unwanted: &[Delivery]) {
         if unwanted.is_empty() {
             return;
         }
-        let now = engine.now();
-        {
-            let mut state = self.state.lock();
-            state.consumers.stock.withdraw(now);
-            let unsent = unwanted.iter().map(|delivery| InFlight::unsent(delivery, now));
-            state.consumers.stock.give_back(unsent.collect());
-            state.dirty = true;
-        }
+        self.state.lock().give_back(unwanted, engine.now());
         self.return_soon(engine);
     }
 

@@ -135,6 +135,7 @@ async fn step(
     confirm_lapses(engine, dispatcher, &queue, now).await?;
     let lapsed = dispatcher.begin_step(&queue, now);
     engine.release_unsent(&queue, lapsed);
+    dispatcher.return_soon(engine);
     reconcile_if_due(engine, dispatcher, &queue, polls).await?;
     if queue.paused {
         engine.release_unsent(&queue, dispatcher.pause());

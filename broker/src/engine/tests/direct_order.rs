@@ -1,6 +1,6 @@
 //! What direct delivery must not overtake.
 
-use futures_util::future::join;
+use futures_util::future::{join, join3};
 
 use super::{direct::idle, streams::ask, *};
 use crate::domain::{Eligibility, ItemState, OrderingKey};
@@ -15,21 +15,68 @@ impl Bench {
 
 /// Batches of one push stream are pushed while earlier ones are being stored, and are delivered in their order.
 #[tokio::test]
-async fn of_pushes_in_flight_the_first_alone_goes_directly() {
+async fn pushes_in_flight_go_directly_in_their_order() {
+    let bench = bench().await;
+    let mut stream = bench.stream().await;
+    idle(&bench, &mut stream).await;
+    let reserves = bench.faults.begun("reserve");
+    let done = bench.faults.done("push");
+    bench.faults.set("push", Fault::HeldAfter);
+    let push = |payload| bench.push_with(payload, Eligibility::default());
+    let looking = async {
+        bench.faults.until_done("push", done + 3).await;
+        let items = bench.items().await;
+        assert!(items.iter().all(|item| item.state == ItemState::Reserved), "{items:?}");
+        bench.faults.set("push", Fault::None);
+    };
+    join(join3(push("a"), push("b"), push("c")), looking).await;
+    let mut received = Vec::new();
+    while received.len() < 3 {
+        received.append(&mut deliveries(&mut stream).await);
+    }
+    assert_eq!(payloads(received.iter().map(|one| &*one.item)), ["a", "b", "c"]);
+    assert_eq!(bench.faults.begun("reserve"), reserves, "no reserve was needed");
+}
+
+/// One that waits for a reserve is in flight: what is pushed behind it waits too.
+#[tokio::test]
+async fn a_push_behind_one_that_waits_for_a_reserve_waits_too() {
+    let bench = bench().await;
+    let mut stream = bench.stream().await;
+    idle(&bench, &mut stream).await;
+    let done = bench.faults.done("push");
+    bench.faults.set("push", Fault::HeldAfter);
+    let later = Eligibility::After(LEASE);
+    let looking = async {
+        bench.faults.until_done("push", done + 2).await;
+        let items = bench.items().await;
+        assert!(items.iter().all(|item| item.state != ItemState::Reserved), "{items:?}");
+        bench.faults.set("push", Fault::None);
+    };
+    let pushes = join(bench.push_with("a", later), bench.push_with("b", Eligibility::default()));
+    join(pushes, looking).await;
+}
+
+/// Nobody waits for the first of two pushes any more: whether it is stored is not known, and the second one does not overtake it.
+#[tokio::test]
+async fn a_push_behind_one_that_is_given_up_is_delivered_all_the_same() {
     let bench = bench().await;
     let mut stream = bench.stream().await;
     idle(&bench, &mut stream).await;
     let done = bench.faults.done("push");
     bench.faults.set("push", Fault::HeldAfter);
     let push = |payload| bench.push_with(payload, Eligibility::default());
-    let looking = async {
-        bench.faults.until_done("push", done + 2).await;
-        let items = bench.items().await;
-        let direct = items.iter().filter(|item| item.state == ItemState::Reserved);
-        assert_eq!(payloads(direct), ["a"]);
+    let first = async {
+        tokio::select! {
+            () = push("a") => panic!("it is held"),
+            () = bench.faults.until_done("push", done + 2) => {}
+        }
         bench.faults.set("push", Fault::None);
     };
-    join(join(push("a"), push("b")), looking).await;
+    join(first, push("b")).await;
+    let received = deliveries(&mut stream).await;
+    assert_eq!(payloads(received.iter().map(|one| &*one.item)), ["b"]);
+    assert_eq!((received[0].item.attempt, received[0].receipt.deliveries_here()), (1, 1));
 }
 
 #[tokio::test]

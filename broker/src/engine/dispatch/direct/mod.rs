@@ -1,0 +1,270 @@
+//! Direct delivery: items that are pushed while the queue is empty and one of its streams waits are
+//! stored as already reserved for that stream, and sent when they are stored. No reserve follows.
+//! `docs/decisions/0017-direct-delivery.md` says why each condition is there.
+
+mod in_flight;
+mod order;
+
+use std::sync::Arc;
+
+use super::{Dispatcher, State};
+use crate::{
+    domain::{
+        Delivery, Item, ItemSize, ItemState, LeaseToken, NewItem, Pushed, Receipt, Timestamp,
+        Totals, assign,
+    },
+    engine::{Engine, consumers::is_too_late},
+    store::{FirstLease, Push},
+};
+
+pub(in crate::engine) use self::in_flight::{PushInFlight, PushesInFlight};
+pub(super) use self::order::DirectPushes;
+use self::order::{Ended, Load};
+
+/// How many direct pushes are in flight at most that could share documents with others. Of more, group commit makes fewer documents.
+const FEW: usize = 4;
+/// A push with so many bytes of payload has documents of its own.
+const LARGE: usize = 32 << 10;
+/// Most bytes of payload of direct pushes that are in flight together.
+const MOST_BYTES: usize = 4 << 20;
+
+/// A place among the direct pushes of a dispatcher, until the push has ended. Meanwhile reserves wait, so that no later push is delivered first.
+struct Place {
+    engine: Arc<Engine>,
+    dispatcher: Arc<Dispatcher>,
+    number: u64,
+    has_ended: bool,
+}
+
+impl Place {
+    /// Ends the push with what it brought, which is handed out if that `is_wanted`.
+    fn end(mut self, brought: Vec<Delivery>, is_wanted: bool, now: Timestamp) {
+        self.has_ended = true;
+        self.ended(Some(brought), is_wanted, now);
+    }
+
+    fn ended(&self, brought: Option<Vec<Delivery>>, is_wanted: bool, now: Timestamp) {
+        if self.dispatcher.end_direct_push(self.number, brought, is_wanted, now) {
+            self.dispatcher.return_soon(&self.engine);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.ended(None, !self.engine.is_draining(), self.engine.now());
+        }
+    }
+}
+
+/// A push whose items are stored as reserved for a stream.
+pub(in crate::engine) struct DirectPush {
+    place: Place,
+    pushes: Vec<Push>,
+    lease: Box<FirstLease>,
+}
+
+/// Returns the item of a push as it was stored under its lease.
+fn delivery(push: Push, lease: &FirstLease, pushed: &Pushed, now: Timestamp) -> Delivery {
+    let Push { queue, item, producer, .. } = push;
+    let created = pushed.eligible_time.unwrap_or(now);
+    let end = created + lease.lasts;
+    let receipt = Receipt {
+        item: pushed.id,
+        token: lease.token,
+        deliveries: 1,
+        earlier_deliveries: 0,
+        attempt: 1,
+        keyed: false,
+        queue: queue.name.clone(),
+        group: queue.group.clone(),
+    };
+    let item = Item {
+        state: ItemState::Reserved,
+        deliveries: 1,
+        consumer: lease.consumer.clone(),
+        eligible_time: Some(end),
+        due_time: Some(created),
+        ..item.into_item(&queue, pushed.id, pushed.sequence, producer, created)
+    };
+    Delivery {
+        item: Box::new(item),
+        receipt,
+        lease_expire_time: end,
+        previous_eligible_time: created,
+        former_lease: None,
+    }
+}
+
+impl Engine {
+    /// Reserves the items of a push, all of one queue, for a stream of this broker, if nothing can be
+    /// ahead of the items.
+    pub(in crate::engine) fn begin_direct_push(
+        self: &Arc<Self>,
+        in_flight: &mut PushInFlight<'_>,
+        pushes: &mut [Push],
+    ) -> Option<DirectPush> {
+        let first = pushes.first()?;
+        let (queue, priority) = (Arc::clone(&first.queue), first.item.priority);
+        if !in_flight.others_are_direct
+            || queue.paused
+            || self.is_draining()
+            || !self.signals.healthy()
+        {
+            return None;
+        }
+        // Of several priorities the highest is delivered first.
+        let may_go = |item: &NewItem| item.may_start_reserved(&queue) && item.priority == priority;
+        if !pushes.iter().all(|push| may_go(&push.item)) {
+            return None;
+        }
+        let dispatcher = self.dispatcher(&queue.name)?;
+        let sizes: Vec<ItemSize> = pushes.iter().map(|push| push.item.size()).collect();
+        let token = || LeaseToken::fresh(self.store.broker_id());
+        let (number, lease) = dispatcher.begin_direct_push(&sizes, self.now(), token)?;
+        in_flight.goes_directly();
+        let place = Place { engine: Arc::clone(self), dispatcher, number, has_ended: false };
+        let direct = DirectPush { place, pushes: pushes.to_vec(), lease: lease.clone() };
+        for push in pushes {
+            push.first_lease = Some(lease.clone());
+        }
+        Some(direct)
+    }
+
+    /// Hands items that were stored as reserved to their stream, once those of earlier direct pushes are handed out. Those that the
+    /// stream can no longer receive are rolled back, and reserves wait for that. So are those whose leases have ended, or are about to:
+    /// another reservation of theirs may be in force by now, which they must not displace. Duplicates are left out.
+    pub(in crate::engine) fn deliver_pushed(
+        self: &Arc<Self>,
+        direct: DirectPush,
+        pushed: &[Pushed],
+    ) {
+        let DirectPush { place, pushes, lease } = direct;
+        let Some(queue) = pushes.first().map(|push| Arc::clone(&push.queue)) else { return };
+        let (now, all) = (self.now(), pushes.len());
+        let stored = pushes.into_iter().zip(pushed).filter(|(_, pushed)| !pushed.deduplicated);
+        let deliveries: Vec<Delivery> =
+            stored.map(|(push, pushed)| delivery(push, &lease, pushed, now)).collect();
+        let count = deliveries.len() as u64;
+        self.metrics.deduplicated(&queue.name, all as u64 - count);
+        if count > 0 {
+            let waited =
+                deliveries.iter().map(|delivery| delivery.previous_eligible_time.until(now));
+            self.metrics.delivery_delays(&queue.name, waited);
+            let totals = Totals { pushed: count, delivered: count, ..Totals::default() };
+            self.count(&queue.name, &totals);
+        }
+        place.end(deliveries, !self.is_draining(), now);
+    }
+}
+
+impl State {
+    /// Returns true if nothing in the queue is eligible, as far as this broker knows.
+    fn is_known_empty(&self, now: Timestamp) -> bool {
+        self.seen_empty
+            && !self.dirty
+            && self.consumers.stock.is_empty()
+            && self.due.is_none_or(|due| due > now)
+            && self.queue.as_ref().is_some_and(|queue| !queue.paused)
+    }
+
+    /// Lets reserves go on if a direct push takes too long. What has come behind it goes back into the queue.
+    pub(super) fn give_up_if_overdue(&mut self, now: Timestamp) {
+        for Load { stream, items, bytes, .. } in self.direct.give_up_if_overdue(now) {
+            self.consumers.is_no_longer_coming(&stream, items, bytes);
+        }
+        let back = self.direct.take_broken();
+        self.give_back(&back, now);
+    }
+
+    /// Hands a stream what a push has brought. Returns the items that the stream can no longer receive: all if the queue was paused
+    /// meanwhile.
+    fn hand_pushed(&mut self, ended: Ended, is_wanted: bool, now: Timestamp) -> Vec<Delivery> {
+        let Ended { load, mut deliveries, is_in_order } = ended;
+        self.consumers.is_no_longer_coming(&load.stream, load.items, load.bytes);
+        // The last reserve did not see these leases. The stream wakes the loop, which sets its timer.
+        let end = deliveries.iter().map(|delivery| delivery.lease_expire_time).min();
+        self.due = [self.due, end].into_iter().flatten().min();
+        let is_paused = self.queue.as_ref().is_some_and(|queue| queue.paused);
+        if is_paused || !is_wanted || !is_in_order {
+            return deliveries;
+        }
+        let is_late = |one: &mut Delivery| is_too_late(now, load.lasts, one.lease_expire_time);
+        let mut unwanted: Vec<Delivery> = deliveries.extract_if(.., is_late).collect();
+        unwanted.append(&mut self.consumers.hand_pushed(&load.stream, deliveries, now));
+        unwanted
+    }
+}
+
+impl Dispatcher {
+    /// Chooses the stream whose turn it is to receive items of these sizes, if the queue is known to be empty but for direct pushes in
+    /// flight. Returns the number of the push and the lease of the items. From then on reserves wait for the push, and its items take
+    /// places of the stream. Calls that wait are answered by a reserve, and so are streams with `auto_commit`. Several items are for a
+    /// stream that is the only one to wait and has room for all: a reserve shares them more evenly.
+    fn begin_direct_push(
+        &self,
+        sizes: &[ItemSize],
+        now: Timestamp,
+        token: impl Fn() -> LeaseToken,
+    ) -> Option<(u64, Box<FirstLease>)> {
+        let mut state = self.state.lock();
+        if !state.is_known_empty(now) || state.consumers.calls_wait() || !state.direct.may_join() {
+            return None;
+        }
+        let bytes: usize = sizes.iter().map(|size| size.payload).sum();
+        let (others, most) = (state.direct.len(), MOST_BYTES.saturating_sub(state.direct.bytes()));
+        if others >= FEW && bytes < LARGE || others > 0 && bytes > most {
+            return None;
+        }
+        let mut round = state.consumers.demands();
+        if sizes.len() > 1 && round.demands.len() > 1 {
+            return None;
+        }
+        let assigned = assign(sizes, &round.demands);
+        if assigned.len() < sizes.len() {
+            return None;
+        }
+        let first = *assigned.first()?;
+        let (demand, stream) = (round.demands.swap_remove(first), round.claimants[first]);
+        if stream.auto_commit {
+            return None;
+        }
+        state.consumers.is_coming(&stream, sizes.len(), bytes);
+        let load = Load { stream, items: sizes.len(), bytes, lasts: demand.lease };
+        let number = state.direct.begin(load, now);
+        Some((number, FirstLease::new(token(), demand.lease, demand.consumer)))
+    }
+
+    /// Ends a push with what it brought (`None`: nobody knows), and hands out what that and later ones brought that waited for it. Nothing
+    /// is handed out unless it `is_wanted`. Returns true if items are to be rolled back.
+    fn end_direct_push(
+        &self,
+        number: u64,
+        brought: Option<Vec<Delivery>>,
+        is_wanted: bool,
+        now: Timestamp,
+    ) -> bool {
+        let mut state = self.state.lock();
+        state.direct.end(number, brought);
+        let mut unwanted = Vec::new();
+        while let Some(ended) = state.direct.next_ended() {
+            let mut back = state.hand_pushed(ended, is_wanted, now);
+            if !back.is_empty() {
+                state.direct.items_return();
+            }
+            unwanted.append(&mut back);
+        }
+        unwanted.append(&mut state.direct.take_broken());
+        state.give_back(&unwanted, now);
+        let has_news = state.dirty || state.direct.has_waiting(); // for which there is a timer
+        drop(state);
+        if has_news {
+            self.wake.notify_one();
+        }
+        !unwanted.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests;
