@@ -30,7 +30,7 @@
 #![allow(missing_docs, clippy::unused_async, clippy::wildcard_imports)]
 
 mod broker;
-mod env;
+pub(crate) mod env;
 
 pub mod admin;
 pub mod dead_letter;

@@ -7,6 +7,7 @@ use super::{
     super::{ItemDeleted, RedriveFilter, Selection},
     browse,
     order::{self, Place, place},
+    payloads::payload_length,
     queues::settings_changed,
     tx::{Tx, View},
 };
@@ -90,12 +91,24 @@ pub(super) fn purge_chunk(
     what: Purge,
 ) -> rusqlite::Result<(usize, u64)> {
     const SECTIONS: [&str; 3] = [
-        "SELECT id, length(payload) FROM items INDEXED BY waiting
-         WHERE queue = ?1 AND blocked IS NOT NULL AND id < ?2 AND created <= ?6 LIMIT ?5",
-        "SELECT id, length(payload) FROM items INDEXED BY history
-         WHERE queue = ?1 AND processed IS NOT NULL AND id < ?2 AND created <= ?6 LIMIT ?5",
-        r#"SELECT id, length(payload) FROM items INDEXED BY handout WHERE queue = ?1 AND "when" IS NOT NULL
-             AND id < ?2 AND created <= ?6 AND (?3 OR lock IS NULL OR "when" <= ?4) LIMIT ?5"#,
+        concat!(
+            "SELECT id, ",
+            payload_length!(),
+            " FROM items INDEXED BY waiting
+              WHERE queue = ?1 AND blocked IS NOT NULL AND id < ?2 AND created <= ?6 LIMIT ?5"
+        ),
+        concat!(
+            "SELECT id, ",
+            payload_length!(),
+            " FROM items INDEXED BY history
+              WHERE queue = ?1 AND processed IS NOT NULL AND id < ?2 AND created <= ?6 LIMIT ?5"
+        ),
+        concat!(
+            "SELECT id, ",
+            payload_length!(),
+            r#" FROM items INDEXED BY handout WHERE queue = ?1 AND "when" IS NOT NULL
+                AND id < ?2 AND created <= ?6 AND (?3 OR lock IS NULL OR "when" <= ?4) LIMIT ?5"#
+        ),
     ];
     let all = what == Purge::Everything;
     let mut rows: Vec<i64> = Vec::new();

@@ -121,6 +121,7 @@ pub fn check(path: &Path, mut tell: impl FnMut(String)) -> Result<Report, String
     tell("checking the structure of the file".to_owned());
     run("structure", &mut |report| check_structure(&conn, report))?;
     run("items", &mut |report| check_items(&conn, &mut tell, report))?;
+    run("payloads", &mut |report| check_payloads(&conn, report))?;
     run("counters", &mut |report| check_counters(&conn, report))?;
     run("items set aside", &mut |report| list_damaged(&conn, report))?;
     Ok(report)
@@ -192,6 +193,19 @@ fn check_items(
             told = Instant::now();
             tell(format!("{} of {all} items", report.items));
         }
+    }
+    Ok(())
+}
+
+/// Checks that each payload that is stored apart belongs to an item.
+fn check_payloads(conn: &Connection, report: &mut Report) -> rusqlite::Result<()> {
+    let left: i64 = conn.query_row(
+        "SELECT count(*) FROM payloads WHERE id NOT IN (SELECT id FROM items)",
+        [],
+        |row| row.get(0),
+    )?;
+    if left > 0 {
+        report.faults.push(format!("{left} payloads belong to no item"));
     }
     Ok(())
 }

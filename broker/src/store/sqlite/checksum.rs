@@ -28,7 +28,11 @@ pub(super) struct Summed {
 /// The columns that belong to the checksum.
 macro_rules! summed_columns {
     () => {
-        "id, key, content_type, headers, payload, sum"
+        concat!(
+            "id, key, content_type, headers, ",
+            crate::store::sqlite::payloads::payload!(),
+            ", sum"
+        )
     };
 }
 pub(super) use summed_columns;

@@ -10,6 +10,7 @@ use rusqlite::{Error, params};
 use super::{
     checksum::{is_damage, is_index_corruption},
     order::place,
+    payloads::{self, payload},
     tx::Tx,
 };
 
@@ -49,8 +50,11 @@ pub(super) fn pass_over(tx: &Tx<'_>, row: i64, why: &Error) {
 fn move_away(tx: &Tx<'_>, row: i64, why: &str) -> rusqlite::Result<bool> {
     tx.conn
         .prepare_cached(
-            "INSERT OR REPLACE INTO damaged SELECT id, queue, ?2, ?3, key, content_type, headers, created, payload
-             FROM items WHERE id = ?1",
+            concat!(
+                "INSERT OR REPLACE INTO damaged SELECT id, queue, ?2, ?3, key, content_type, headers, created, ",
+                payload!(),
+                " FROM items WHERE id = ?1"
+            ),
         )?
         .execute(params![row, tx.now.0, why])?;
     match place(tx, row) {
@@ -58,7 +62,8 @@ fn move_away(tx: &Tx<'_>, row: i64, why: &str) -> rusqlite::Result<bool> {
         Ok(None) => Ok(false),
         // If the key cannot be read, the next item of the key is not known.
         Err(error) if is_damage(&error) => {
-            tx.conn.prepare_cached("DELETE FROM items WHERE id = ?1")?.execute([row]).map(|_| false)
+            tx.conn.prepare_cached("DELETE FROM items WHERE id = ?1")?.execute([row])?;
+            payloads::delete(tx, row).map(|()| false)
         }
         Err(error) => Err(error),
     }

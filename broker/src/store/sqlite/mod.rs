@@ -6,7 +6,7 @@
 //!   to their calls.
 //! * `checksum`, `damage`: items that are no longer what was stored; `definitions`: files whose tables are not as they
 //!   were created; `indexes`: rebuilt where they are damaged.
-//! * `push`, `reserve`, `settle`: the hot path. `order`: ordering keys, and how items leave a queue.
+//! * `push`, `reserve`, `settle`: the hot path. `order`: ordering keys, and how items leave a queue. `payloads`: large ones.
 //! * `browse`, `admin`, `queues`, `schedules`, `templates`, `operations`: for administrators. `sweep`: removes what has expired.
 //!
 //! The id of an item consists of the file's tag and the item's row, so that a lookup is one step in the table itself,
@@ -29,6 +29,7 @@ mod mark;
 mod migrations;
 mod operations;
 mod order;
+mod payloads;
 mod push;
 mod queues;
 mod readers;

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use rusqlite::{OptionalExtension, params};
 
 use super::{
-    queues, templates,
+    payloads, queues, templates,
     tx::{Tx, View},
 };
 use crate::domain::{Queue, QueueName, QueueTemplate, Timestamp};
@@ -25,6 +25,8 @@ pub(super) struct Place {
     pub(super) processed: bool,
     pub(super) expires: Option<i64>,
     pub(super) origin: Option<String>,
+    /// True if its payload may be stored apart.
+    pub(super) is_apart: bool,
 }
 
 /// Reads an item's place.
@@ -32,7 +34,7 @@ pub(super) fn place(view: &View<'_>, row: i64) -> rusqlite::Result<Option<Place>
     view.conn
         .prepare_cached(
             "SELECT id, queue, key, lock, deliveries, blocked IS NOT NULL, processed IS NOT NULL,
-               expires, origin FROM items WHERE id = ?1",
+               expires, origin, length(payload) = 0 FROM items WHERE id = ?1",
         )?
         .query_row([row], |row| {
             Ok(Place {
@@ -45,6 +47,7 @@ pub(super) fn place(view: &View<'_>, row: i64) -> rusqlite::Result<Option<Place>
                 processed: row.get(6)?,
                 expires: row.get(7)?,
                 origin: row.get(8)?,
+                is_apart: row.get(9)?,
             })
         })
         .optional()
@@ -71,6 +74,9 @@ impl Place {
     /// Deletes the item. True if another item of its key has become ready.
     pub(super) fn delete(&self, tx: &Tx<'_>) -> rusqlite::Result<bool> {
         tx.conn.prepare_cached("DELETE FROM items WHERE id = ?1")?.execute([self.row])?;
+        if self.is_apart {
+            payloads::delete(tx, self.row)?;
+        }
         self.pass_turn(tx)
     }
 

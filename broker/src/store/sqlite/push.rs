@@ -5,7 +5,7 @@ use rusqlite::{OptionalExtension, Statement, params};
 use super::{
     super::Push,
     checksum::checksum,
-    order,
+    order, payloads,
     rows::{headers_json, lock_text, some},
     tx::Tx,
 };
@@ -62,7 +62,7 @@ fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::R
         tx.now.0,
         blocked,
         item.expires(queue, tx.now).map(Timestamp::millis),
-        item.payload.as_ref(),
+        payloads::store(tx, row, &item.payload)?,
         sum,
         lease.map(|lease| lock_text(lease.token)),
         lease.and_then(|lease| lease.consumer.as_ref()).map(ConsumerName::as_str),

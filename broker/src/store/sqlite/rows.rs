@@ -15,9 +15,12 @@ use crate::domain::{
 /// The columns that [`read_item`] reads, in its order.
 macro_rules! item_columns {
     () => {
-        "id, queue, priority, \"when\", attempt, deliveries, lock, producer, consumer, key, seq, \
-         dedup, content_type, headers, created, blocked, processed, expires, reason, origin, payload, due, earlier, \
-         dead_lettered, failed_attempts, sum"
+        concat!(
+            "id, queue, priority, \"when\", attempt, deliveries, lock, producer, consumer, key, seq, dedup, ",
+            "content_type, headers, created, blocked, processed, expires, reason, origin, ",
+            crate::store::sqlite::payloads::payload!(),
+            ", due, earlier, dead_lettered, failed_attempts, sum"
+        )
     };
 }
 pub(super) use item_columns;

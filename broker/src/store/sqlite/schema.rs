@@ -79,7 +79,7 @@ CREATE TABLE items (
   dead_lettered INTEGER,        -- when
   failed_attempts INTEGER,      -- at that time
   sum INTEGER,                  -- checksum of what the producer sent, CRC-32; NULL: stored before there were checksums
-  payload BLOB NOT NULL
+  payload BLOB NOT NULL         -- empty: look into payloads
 ) STRICT;
 CREATE INDEX handout ON items (queue, priority DESC, "when") WHERE "when" IS NOT NULL;
 CREATE INDEX key_order ON items (queue, key, seq)
@@ -88,6 +88,11 @@ CREATE INDEX waiting ON items (queue, seq) WHERE blocked IS NOT NULL;
 CREATE INDEX history ON items (queue, processed) WHERE processed IS NOT NULL;
 CREATE INDEX expiry ON items (expires) WHERE expires IS NOT NULL;
 CREATE INDEX origins ON items (queue, origin) WHERE origin IS NOT NULL;
+
+CREATE TABLE payloads (         -- the large ones, so that a change of an item does not write its payload anew
+  id INTEGER PRIMARY KEY,       -- of the item
+  payload BLOB NOT NULL
+) STRICT;
 
 CREATE TABLE dedup (
   queue TEXT NOT NULL,          -- the queue it was pushed to

@@ -9,6 +9,7 @@ use super::{
     super::{EndedDelivery, Extension, Move, Push, Reservation, Rollback, RollbackTo},
     checksum::{Summed, is_damage, sum_of, summed_columns, verify},
     order::{self, Place, place},
+    payloads,
     push::push,
     rows::{headers, headers_json, lock_text},
     tx::{Tx, View},
@@ -57,15 +58,18 @@ pub(super) fn lease_end(view: &View<'_>, receipt: &Receipt) -> rusqlite::Result<
 pub(super) fn commit(tx: &Tx<'_>, items: &[Reservation]) -> rusqlite::Result<Vec<Outcome>> {
     let mut delete =
         tx.conn.prepare_cached(concat!("DELETE FROM items WHERE ", held!(), " AND key IS NULL"))?;
-    let commit_one = |Reservation { queue, receipt }: &Reservation| {
+    let mut rows = Vec::new();
+    let mut commit_one = |Reservation { queue, receipt }: &Reservation| {
         if queue.retention.is_zero() {
+            let row = tx.row_id(receipt.item);
             let deleted = delete.execute(params![
-                tx.row_id(receipt.item),
+                row,
                 lock_text(receipt.token),
                 receipt.deliveries,
                 tx.now.0
             ])?;
             if deleted == 1 {
+                rows.push(row);
                 return Ok(Outcome::Ok);
             }
         }
@@ -74,7 +78,9 @@ pub(super) fn commit(tx: &Tx<'_>, items: &[Reservation]) -> rusqlite::Result<Vec
             Err(outcome) => Ok(outcome),
         }
     };
-    items.iter().map(commit_one).collect()
+    let outcomes = items.iter().map(&mut commit_one).collect::<rusqlite::Result<_>>()?;
+    payloads::delete_all(tx, &rows)?;
+    Ok(outcomes)
 }
 
 /// Commits one item and pushes others. Does neither unless the outcome is `Ok`.
@@ -208,12 +214,19 @@ fn replace_content(tx: &Tx<'_>, item: &Move, row: i64) -> rusqlite::Result<()> {
         .prepare_cached("SELECT headers FROM items WHERE id = ?1")?
         .query_row([row], |row| headers(row, 0))?;
     merged.extend(item.headers.clone());
+    let payload = match &item.payload {
+        Some(payload) => {
+            payloads::delete(tx, row)?;
+            Some(payloads::store(tx, row, payload)?)
+        }
+        None => None,
+    };
     tx.conn
         .prepare_cached(
             "UPDATE items SET headers = ?2, content_type = coalesce(?3, content_type),
                payload = coalesce(?4, payload) WHERE id = ?1",
         )?
-        .execute(params![row, headers_json(&merged), item.content_type, item.payload.as_deref()])?;
+        .execute(params![row, headers_json(&merged), item.content_type, payload])?;
     if is_good {
         let sum = tx
             .conn

@@ -6,8 +6,15 @@ use super::definitions;
 
 /// The steps from each version to the next, the first from version 1. A step that was released never changes; a later
 /// change is a step of its own. New columns follow `payload`.
-const STEPS: &[&str] =
-    &[TO_VERSION_2, TO_VERSION_3, TO_VERSION_4, TO_VERSION_5, TO_VERSION_6, TO_VERSION_7];
+const STEPS: &[&str] = &[
+    TO_VERSION_2,
+    TO_VERSION_3,
+    TO_VERSION_4,
+    TO_VERSION_5,
+    TO_VERSION_6,
+    TO_VERSION_7,
+    TO_VERSION_8,
+];
 
 /// The version of the tables that this program creates and uses.
 pub(super) const VERSION: i32 = 1 + STEPS.len() as i32;
@@ -114,6 +121,14 @@ CREATE TABLE templates (
   revision INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 "#;
+
+/// Large payloads are stored apart. Those that are there stay where they are.
+const TO_VERSION_8: &str = r"
+CREATE TABLE payloads (
+  id INTEGER PRIMARY KEY,
+  payload BLOB NOT NULL
+) STRICT;
+";
 
 /// Brings a file from `version` up to [`VERSION`], if its tables are then as this version defines them. Otherwise
 /// returns what is wrong with them. After a fault or an error, or if the process ends on the way, the file is as it was.

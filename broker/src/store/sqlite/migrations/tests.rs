@@ -145,11 +145,11 @@ fn an_old_file_gets_the_tables_of_a_new_one() {
 fn a_file_of_the_version_before_gets_what_it_lacks() {
     let conn = new();
     let expected = columns(&conn);
-    conn.execute_batch("DROP TABLE templates").unwrap();
+    conn.execute_batch("DROP TABLE payloads").unwrap();
     assert_ne!(columns(&conn), expected);
-    assert_eq!(migrate(&conn, 6, &new()).unwrap(), None);
+    assert_eq!(migrate(&conn, 7, &new()).unwrap(), None);
     assert_eq!(columns(&conn), expected);
-    assert_eq!(VERSION, 7);
+    assert_eq!(VERSION, 8);
 }
 
 /// Otherwise each start of a migrated file would build its indexes anew.

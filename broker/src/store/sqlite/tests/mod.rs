@@ -97,6 +97,7 @@ mod files;
 mod fuzz;
 mod indexes;
 mod pages;
+mod payloads;
 mod steps;
 mod writer;
 
