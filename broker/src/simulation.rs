@@ -9,7 +9,7 @@ use prost::{Message, Name};
 use sluicegate_proto::{
     codec::CountingCodec,
     v1::{
-        admin_service_server::AdminService, queue_service_server::QueueService,
+        self as pb, admin_service_server::AdminService, queue_service_server::QueueService,
         schedule_service_server::ScheduleService,
     },
 };
@@ -20,7 +20,7 @@ pub use crate::signals::Wire;
 use crate::{
     access::{Access, Peer},
     engine::{Engine, Limits, background},
-    grpc::Api,
+    grpc::{Api, Intake},
     metrics::Metrics,
     signals::{self, Signals},
     store::{Store, StoreError},
@@ -33,9 +33,14 @@ pub struct Broker {
     signals: Arc<dyn Signals>,
     access: Arc<Access>,
     api: Api,
+    intake: Intake,
     calls: Tasks,
     stop: CancellationToken,
 }
+
+/// Room for requests, and the size of the largest one: enough for all that simulated clients send.
+const INTAKE: (usize, usize) = (64 << 20, 16 << 20);
+const PUSH_STREAM: &str = "/sluicegate.v1.QueueService/PushStream";
 
 impl Broker {
     /// Starts a broker with default settings, without access tokens.
@@ -51,7 +56,8 @@ impl Broker {
         background::start(&engine);
         let (calls, stop) = (Tasks::default(), CancellationToken::new());
         let api = Api::new(Arc::clone(&engine), calls.clone(), stop.clone());
-        Ok(Self { engine, signals, access, api, calls, stop })
+        let intake = Intake::new(INTAKE.0, INTAKE.1);
+        Ok(Self { engine, signals, access, api, intake, calls, stop })
     }
 
     /// Returns the services, as the server calls them.
@@ -64,6 +70,19 @@ impl Broker {
         let caller = self.access.admit(path, None, &Peer::default()).ok()?;
         let mut request = Request::new(message);
         request.extensions_mut().insert(caller);
+        Some(request)
+    }
+
+    /// Returns the request of a client that pushes these batches on a stream: the broker reads them before tonic does.
+    pub fn push_stream(
+        &self,
+        batches: impl Stream<Item = pb::PushStreamRequest> + Send + 'static,
+    ) -> Option<Request<Streaming<pb::PushStreamRequest>>> {
+        let body = Body::from_stream(frames(batches));
+        let request = axum::extract::Request::post(PUSH_STREAM).body(body).ok()?;
+        let (parts, rest) = self.intake.meter(request).into_parts();
+        let mut request = self.request(PUSH_STREAM, streaming(rest))?;
+        request.extensions_mut().extend(parts.extensions);
         Some(request)
     }
 
@@ -84,11 +103,21 @@ pub fn requests<T>(messages: impl Stream<Item = T> + Send + 'static) -> Streamin
 where
     T: Message + Name + Default + 'static,
 {
-    let frames = messages.map(|message| {
+    streaming(Body::from_stream(frames(messages)))
+}
+
+fn streaming<T: Message + Name + Default + 'static>(body: Body) -> Streaming<T> {
+    let decoder = CountingCodec::<(), T>::default().decoder();
+    Streaming::new_request(decoder, body, None, None)
+}
+
+/// Returns messages as they are sent.
+fn frames<T: Message>(
+    messages: impl Stream<Item = T> + Send + 'static,
+) -> impl Stream<Item = Result<Vec<u8>, Status>> + Send + 'static {
+    messages.map(|message| {
         let message = message.encode_to_vec();
         let length = (message.len() as u32).to_be_bytes();
-        Ok::<_, Status>([&[0][..], &length, &message].concat())
-    });
-    let decoder = CountingCodec::<(), T>::default().decoder();
-    Streaming::new_request(decoder, Body::from_stream(frames), None, None)
+        Ok([&[0][..], &length, &message].concat())
+    })
 }

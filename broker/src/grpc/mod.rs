@@ -56,6 +56,8 @@ use crate::{
     traces::Traces,
 };
 
+#[cfg(feature = "simulation")]
+pub(crate) use self::intake::Intake;
 use self::{parse::Rules, status::ApiError};
 
 /// How often a consumer that waits for its queue to be created looks whether it is there, if nobody announces a new queue.

@@ -1,4 +1,4 @@
-//! Runs simulations, each seed in a process of its own: `sim [--seeds N] [--from S] [--seed S] [--fair] [--history]`.
+//! Runs simulations, each seed in a process of its own: `sim [--seeds N] [--from S] [--seed S] [--fair | --bursts] [--history]`.
 
 use std::{
     process::{Command, ExitCode, Stdio},
@@ -30,6 +30,7 @@ fn options() -> Option<Options> {
             "--from" => options.first = number()?,
             "--threads" => options.threads = number()? as usize,
             "--fair" => options.weather = Weather::Fair,
+            "--bursts" => options.weather = Weather::Bursts,
             "--history" => options.shows_history = true,
             _ => return None,
         }
@@ -39,7 +40,9 @@ fn options() -> Option<Options> {
 
 fn main() -> ExitCode {
     let Some(options) = options() else {
-        eprintln!("sim [--seeds N] [--from S] [--seed S] [--threads N] [--fair] [--history]");
+        eprintln!(
+            "sim [--seeds N] [--from S] [--seed S] [--threads N] [--fair | --bursts] [--history]"
+        );
         return ExitCode::FAILURE;
     };
     if options.seeds == 1 {
@@ -108,8 +111,10 @@ fn run_apart(seed: u64, options: &Options) -> (String, bool) {
     let program = std::env::current_exe().expect("the path of this program");
     let mut child = Command::new(program);
     child.args(["--seed", &seed.to_string()]).stderr(Stdio::inherit());
-    if matches!(options.weather, Weather::Fair) {
-        child.arg("--fair");
+    match options.weather {
+        Weather::Fair => _ = child.arg("--fair"),
+        Weather::Bursts => _ = child.arg("--bursts"),
+        Weather::Seeded => {}
     }
     if options.shows_history {
         child.arg("--history");

@@ -47,6 +47,8 @@ pub(crate) struct Plan {
     pub(crate) stalls: f64,
     /// Whether clients change the flow of their streams.
     pub(crate) flows: bool,
+    /// Whether clients are streams, and batches come several at a time.
+    pub(crate) bursts: bool,
 }
 
 /// A time with faults.
@@ -67,6 +69,9 @@ pub enum Weather {
     Fair,
     /// What the seed says.
     Seeded,
+    /// The same, but all producers push several batches at a time on a stream, most of them of plain items, and all consumers are streams: these are what
+    /// direct delivery is for.
+    Bursts,
 }
 
 /// The least that a broker takes: such a lease has lapsed by the time many a settle arrives.
@@ -145,6 +150,7 @@ impl Plan {
             breaks: rate(0.05),
             stalls: rate(0.1),
             flows: dice.chance(0.5),
+            bursts: weather == Weather::Bursts,
         }
     }
 }

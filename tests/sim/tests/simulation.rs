@@ -1,10 +1,12 @@
 //! Simulations: the promises hold, and a seed says all.
 
 use std::{
+    collections::HashSet,
     process::Command,
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use sluicegate_checker::history::{Answer, Event, Request, What};
 use sluicegate_sim::{Weather, simulate};
 
 /// Number of seeds that are run with faults if `SIM_SEEDS` does not name another one. What a
@@ -39,6 +41,30 @@ fn brokers_with_faults_keep_the_promises() {
     std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(run))));
 }
 
+/// Batches that are pushed several at a time are delivered directly, and in their order. These are the seeds, of the first 200, that notice a broker that hands
+/// out first what is stored first.
+#[test]
+fn bursts_of_batches_keep_the_promises() {
+    [59, 81, 89, 117, 139, 144, 192].map(|seed| keeps_the_promises_in(&["--bursts"], seed));
+}
+
+/// A simulation in which they failed would break no promise either.
+#[test]
+fn batches_on_push_streams_are_stored() {
+    let history = simulate(1, Weather::Bursts).history;
+    let pushed_on_a_stream = |event: &Event| match &event.what {
+        What::Start { call, request: Request::Push { stream: Some(_), .. }, .. } => Some(*call),
+        _ => None,
+    };
+    let sent: HashSet<_> = history.iter().filter_map(pushed_on_a_stream).collect();
+    let is_stored = |event: &&Event| match &event.what {
+        What::End { call, answer: Answer::Ok(_) } => sent.contains(call),
+        _ => false,
+    };
+    let stored = history.iter().filter(is_stored).count();
+    assert!(stored > 100, "{stored} of {}", sent.len());
+}
+
 #[test]
 fn seeds_that_found_a_fault_keep_the_promises() {
     // A stream was handed more bytes than it may hold, by a reserve that was under way while others came.
@@ -50,8 +76,13 @@ fn seeds_that_found_a_fault_keep_the_promises() {
 }
 
 fn keeps_the_promises(seed: u64) {
+    keeps_the_promises_in(&[], seed);
+}
+
+fn keeps_the_promises_in(weather: &[&str], seed: u64) {
     let mut sim = Command::new(env!("CARGO_BIN_EXE_sim"));
-    let output = sim.args(["--seed", &seed.to_string()]).output().expect("the program");
+    let output = sim.args(weather).args(["--seed", &seed.to_string()]);
+    let output = output.output().expect("the program");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "seed {seed}:\n{text}");
 }

@@ -38,7 +38,7 @@ const MAX_DURATION: Duration = Duration::from_mins(1);
 
 /// The budget: how many bytes of requests may be held at a time. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(super) struct Intake {
+pub(crate) struct Intake {
     budget: Arc<Budget>,
     /// As much again, for the decoded batches of push streams.
     batches: Arc<Semaphore>,
@@ -48,14 +48,14 @@ pub(super) struct Intake {
 }
 
 impl Intake {
-    pub(super) fn new(bytes: usize, max_message: usize) -> Self {
+    pub(crate) fn new(bytes: usize, max_message: usize) -> Self {
         let bytes = bytes.min(u32::MAX as usize).min(Semaphore::MAX_PERMITS);
         let (budget, batches) = (Budget::new(bytes), Arc::new(Semaphore::new(bytes)));
         Self { budget, batches, bytes, max_message }
     }
 
     /// Returns the same request, which is read only as fast as there is room.
-    pub(super) fn meter(&self, request: Request) -> Request {
+    pub(crate) fn meter(&self, request: Request) -> Request {
         let connection = connection(&request);
         batches::divert(self, request).map(|body| self.meter_body(connection, body))
     }

@@ -30,7 +30,8 @@ pub(super) async fn consume(clients: Arc<Clients>, number: u64) {
             _ => clients.queue(),
         };
         let ways = if clients.plan.flows { 8 } else { 5 };
-        match clients.dice.number(0, ways) {
+        let first = if clients.plan.bursts { 3 } else { 0 };
+        match clients.dice.number(first, ways) {
             0 => pop(&clients, &name, &node, &queue).await,
             1 | 2 => reserve(&clients, &name, &node, &queue).await,
             3 | 4 => streams::consume(&clients, &name, &node, &queue).await,

@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use sluicegate_broker::simulation::requests;
 use sluicegate_checker::{
     history::{Answer, Call, NewItem, Request, Response},
     messages::{new_item, pushed},
@@ -15,10 +14,7 @@ use tokio::{
 use tokio_stream::{StreamExt as _, wrappers::UnboundedReceiverStream};
 use tonic::{Code, Status};
 
-use super::{
-    Clients,
-    api::{NodeRef, ask},
-};
+use super::{Clients, api::NodeRef};
 use crate::cluster::failed;
 
 /// How long a client waits for the last answers.
@@ -38,6 +34,12 @@ struct Batches<'a> {
     open: BTreeMap<i64, Call>,
 }
 
+/// Leaves an item nothing for which it would have to wait.
+fn plain(item: &mut NewItem) {
+    item.ordering_key.clear();
+    (item.priority, item.delay) = (0, 0);
+}
+
 impl Batches<'_> {
     /// Sends a batch. Most are for the same queue, and several are sent before the first is answered.
     fn send(&mut self) {
@@ -45,7 +47,10 @@ impl Batches<'_> {
         let dice = &self.clients.dice;
         let queue = self.clients.queue();
         let count = dice.number(1, 4);
-        let items: Vec<NewItem> = (0..count).map(|_| self.clients.new_item()).collect();
+        let mut items: Vec<NewItem> = (0..count).map(|_| self.clients.new_item()).collect();
+        if self.clients.plan.bursts && dice.chance(0.8) {
+            items.iter_mut().for_each(plain);
+        }
         self.last += 1;
         let message = pb::PushStreamRequest {
             batch_id: self.last,
@@ -80,9 +85,12 @@ impl Batches<'_> {
 /// Pushes on a stream for a while.
 pub(super) async fn push(clients: &Arc<Clients>, name: &str, node: &NodeRef) {
     let (outgoing, messages) = unbounded_channel();
-    let messages = requests(UnboundedReceiverStream::new(messages));
-    let opened = ask!(node, None, "QueueService/PushStream", push_stream, messages);
-    let Ok(stream) = opened else { return };
+    let work = async {
+        let request = node.broker.push_stream(UnboundedReceiverStream::new(messages));
+        let refused = || Status::unimplemented("PushStream");
+        node.broker.api().push_stream(request.ok_or_else(refused)?).await
+    };
+    let Ok(stream) = node.call(None, work).await else { return };
     let mut answers = Box::pin(stream.then(async |message| {
         node.link.pass().await;
         message
@@ -112,7 +120,8 @@ pub(super) async fn push(clients: &Arc<Clients>, name: &str, node: &NodeRef) {
                 _ => return,
             },
             () = sleep_until(next_batch), if sends => {
-                batches.send();
+                let together = if clients.plan.bursts { clients.dice.number(1, 5) } else { 1 };
+                (0..together).for_each(|_| batches.send());
                 next_batch = Instant::now() + clients.dice.millis(0, clients.plan.push_pause / 4);
             }
             () = sleep_until(ends_at + PATIENCE), if !sends => return,
