@@ -47,8 +47,7 @@ pub(crate) struct Plan {
     pub(crate) stalls: f64,
     /// Whether clients change the flow of their streams.
     pub(crate) flows: bool,
-    /// Whether clients are streams, and batches come several at a time.
-    pub(crate) bursts: bool,
+    pub(crate) weather: Weather,
 }
 
 /// A time with faults.
@@ -108,6 +107,11 @@ const QUEUES: u64 = 3;
 pub(crate) const SCRATCH: &str = "scratch";
 
 impl Plan {
+    /// Whether clients are streams, and batches come several at a time.
+    pub(crate) fn has_bursts(&self) -> bool {
+        self.weather == Weather::Bursts
+    }
+
     pub(crate) fn of(dice: &Dice, weather: Weather) -> Self {
         let fair = weather == Weather::Fair;
         let storms = if fair { 0 } else { dice.number(0, 2) };
@@ -150,7 +154,7 @@ impl Plan {
             breaks: rate(0.05),
             stalls: rate(0.1),
             flows: dice.chance(0.5),
-            bursts: weather == Weather::Bursts,
+            weather,
         }
     }
 }

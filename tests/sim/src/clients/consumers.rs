@@ -30,7 +30,7 @@ pub(super) async fn consume(clients: Arc<Clients>, number: u64) {
             _ => clients.queue(),
         };
         let ways = if clients.plan.flows { 8 } else { 5 };
-        let first = if clients.plan.bursts { 3 } else { 0 };
+        let first = if clients.plan.has_bursts() { 3 } else { 0 };
         match clients.dice.number(first, ways) {
             0 => pop(&clients, &name, &node, &queue).await,
             1 | 2 => reserve(&clients, &name, &node, &queue).await,

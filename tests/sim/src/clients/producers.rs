@@ -14,7 +14,7 @@ use crate::cluster::Failed;
 pub(super) async fn produce(clients: Arc<Clients>, number: u64) {
     let name = format!("producer {number}");
     while clients.pause(0, clients.plan.push_pause).await {
-        if clients.plan.bursts || clients.dice.chance(0.05) {
+        if clients.plan.has_bursts() || clients.dice.chance(0.05) {
             let Some(node) = clients.cluster.any() else { continue };
             push_streams::push(&clients, &name, &node).await;
             continue;

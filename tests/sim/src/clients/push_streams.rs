@@ -48,7 +48,7 @@ impl Batches<'_> {
         let queue = self.clients.queue();
         let count = dice.number(1, 4);
         let mut items: Vec<NewItem> = (0..count).map(|_| self.clients.new_item()).collect();
-        if self.clients.plan.bursts && dice.chance(0.8) {
+        if self.clients.plan.has_bursts() && dice.chance(0.8) {
             items.iter_mut().for_each(plain);
         }
         self.last += 1;
@@ -120,7 +120,7 @@ pub(super) async fn push(clients: &Arc<Clients>, name: &str, node: &NodeRef) {
                 _ => return,
             },
             () = sleep_until(next_batch), if sends => {
-                let together = if clients.plan.bursts { clients.dice.number(1, 5) } else { 1 };
+                let together = if clients.plan.has_bursts() { clients.dice.number(1, 5) } else { 1 };
                 (0..together).for_each(|_| batches.send());
                 next_batch = Instant::now() + clients.dice.millis(0, clients.plan.push_pause / 4);
             }
