@@ -20,7 +20,7 @@ pub use crate::signals::Wire;
 use crate::{
     access::{Access, Peer},
     engine::{Engine, Limits, background},
-    grpc::{Api, Intake},
+    grpc::{Api, Intake, PUSH_STREAM},
     metrics::Metrics,
     signals::{self, Signals},
     store::{Store, StoreError},
@@ -40,7 +40,6 @@ pub struct Broker {
 
 /// Room for requests, and the size of the largest one: enough for all that simulated clients send.
 const INTAKE: (usize, usize) = (64 << 20, 16 << 20);
-const PUSH_STREAM: &str = "/sluicegate.v1.QueueService/PushStream";
 
 impl Broker {
     /// Starts a broker with default settings, without access tokens.

@@ -47,6 +47,7 @@ pub(crate) struct Plan {
     pub(crate) stalls: f64,
     /// Whether clients change the flow of their streams.
     pub(crate) flows: bool,
+    /// What the run was asked to be like.
     pub(crate) weather: Weather,
 }
 

@@ -4,32 +4,27 @@ use super::{Claimant, Consumers};
 use crate::domain::{Delivery, Timestamp};
 
 /// What is on its way to a stream.
-#[derive(Default)]
-pub(super) struct Coming {
-    pub(super) items: usize,
+#[derive(Clone, Copy, Default)]
+pub(in crate::engine) struct Coming {
+    pub(in crate::engine) items: usize,
     /// Bytes of their payloads.
-    pub(super) bytes: usize,
+    pub(in crate::engine) bytes: usize,
 }
 
 impl Consumers {
-    /// Notes that items with so many bytes of payload are being stored as reserved for a stream.
-    pub(in crate::engine) fn is_coming(&mut self, claimant: &Claimant, items: usize, bytes: usize) {
+    /// Notes that items are being stored as reserved for a stream.
+    pub(in crate::engine) fn begin_coming(&mut self, claimant: &Claimant, coming: Coming) {
         if let Some(stream) = self.streams.get_mut(&claimant.id) {
-            stream.coming.items += items;
-            stream.coming.bytes += bytes;
+            stream.coming.items += coming.items;
+            stream.coming.bytes += coming.bytes;
         }
     }
 
     /// Notes that they are stored, or will not be.
-    pub(in crate::engine) fn is_no_longer_coming(
-        &mut self,
-        claimant: &Claimant,
-        items: usize,
-        bytes: usize,
-    ) {
+    pub(in crate::engine) fn end_coming(&mut self, claimant: &Claimant, coming: Coming) {
         if let Some(stream) = self.streams.get_mut(&claimant.id) {
-            stream.coming.items -= items;
-            stream.coming.bytes -= bytes;
+            stream.coming.items -= coming.items;
+            stream.coming.bytes -= coming.bytes;
         }
     }
 

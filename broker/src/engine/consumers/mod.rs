@@ -23,6 +23,7 @@ use super::{EngineError, Result};
 
 pub(super) use self::{
     calls::Call,
+    coming::Coming,
     left::Left,
     stock::Stock,
     stream::{InFlight, StreamSettings, is_too_late},

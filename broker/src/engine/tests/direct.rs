@@ -3,7 +3,7 @@
 
 use futures_util::future::join;
 
-use super::{super::EngineError, streams::ask, *};
+use super::{super::EngineError, flow::take, streams::ask, *};
 use crate::{
     domain::{
         ConsumerName, DedupId, Eligibility, ItemState, OrderingKey, Outcome, Priority, Pushed,
@@ -155,11 +155,7 @@ async fn a_later_push_does_not_overtake_a_direct_push() {
         assert_eq!(bench.faults.begun("reserve"), reserves, "reserves wait for the push");
     };
     meanwhile(&bench, item("x"), later).await.unwrap();
-    let mut taken = Vec::new();
-    while taken.len() < 2 {
-        taken.extend(deliveries(&mut stream).await);
-    }
-    assert_eq!(payloads(taken.iter().map(|d| &*d.item)), ["x", "elsewhere"]);
+    assert_eq!(take(&mut stream, 2).await, ["x", "elsewhere"]);
 }
 
 #[tokio::test]
@@ -171,11 +167,7 @@ async fn pushes_that_begin_together_keep_their_order() {
     for pushed in futures_util::future::join_all(all.map(|n| bench.push_one(item(n)))).await {
         pushed.unwrap();
     }
-    let mut taken = Vec::new();
-    while taken.len() < all.len() {
-        taken.extend(deliveries(&mut stream).await);
-    }
-    assert_eq!(payloads(taken.iter().map(|d| &*d.item)), all);
+    assert_eq!(take(&mut stream, all.len()).await, all);
 }
 
 /// Pushes an item that another broker made ready, of which a signal came or may have been missed.
@@ -195,11 +187,7 @@ async fn an_item_does_not_overtake_what_a_signal_told_of() {
     arrives_elsewhere(&bench).await;
     bench.push_one(item("here")).await.unwrap();
     bench.faults.set("reserve", Fault::None);
-    let mut taken = Vec::new();
-    while taken.len() < 2 {
-        taken.extend(deliveries(&mut stream).await);
-    }
-    assert_eq!(payloads(taken.iter().map(|d| &*d.item)), ["elsewhere", "here"]);
+    assert_eq!(take(&mut stream, 2).await, ["elsewhere", "here"]);
 }
 
 #[tokio::test]
@@ -412,11 +400,7 @@ async fn an_item_that_is_released_is_not_overtaken() {
     bench.push_one(item("second")).await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await; // for what must not happen
     bench.faults.set("rollback", Fault::None);
-    let mut received = Vec::new();
-    while received.len() < 2 {
-        received.append(&mut deliveries(&mut stream).await);
-    }
-    assert_eq!(payloads(received.iter().map(|d| &*d.item)), ["first", "second"]);
+    assert_eq!(take(&mut stream, 2).await, ["first", "second"]);
 }
 
 /// The push fails without effect, and is repeated.

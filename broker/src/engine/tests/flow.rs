@@ -46,7 +46,7 @@ fn interrupt(flow: &Flow) {
 }
 
 /// Takes items from a stream. Returns their payloads, which are those of first attempts, and of first deliveries.
-async fn take(stream: &mut Subscription, count: usize) -> Vec<String> {
+pub(super) async fn take(stream: &mut Subscription, count: usize) -> Vec<String> {
     let mut taken = Vec::new();
     while taken.len() < count {
         taken.extend(deliveries(stream).await);

@@ -31,7 +31,7 @@ use super::{Intake, MAX_DURATION, PREFIX, budget::Connection};
 use crate::grpc::status::ApiError;
 
 /// The method whose requests are read here.
-const PUSH_STREAM: &str = "/sluicegate.v1.QueueService/PushStream";
+pub(crate) const PUSH_STREAM: &str = "/sluicegate.v1.QueueService/PushStream";
 /// The most bytes of decoded batches of one stream. A larger batch is decoded when no other batch of its stream is held.
 pub(super) const OF_STREAM: usize = 32 << 20;
 /// The most that gzip compresses.

@@ -27,6 +27,8 @@ use tonic::Status;
 use self::budget::{Budget, Connection, Held};
 use crate::access::Peer;
 
+#[cfg(feature = "simulation")]
+pub(crate) use batches::PUSH_STREAM;
 pub(super) use batches::{Batch, Room, batches};
 
 /// The length of what precedes each message: a flag and the message's length.

@@ -176,6 +176,26 @@ async fn push_together(env: &Env, queue: &Arc<Queue>, items: Vec<NewItem>) -> Ve
     deliveries
 }
 
+/// As when several pushes that go directly are written together.
+pub async fn items_under_different_leases_share_a_call(env: &Env) {
+    let queue = env.queue("q").await;
+    let (mut pushes, first) = leased_together(env, &queue, ["1", "2"].map(item).to_vec());
+    let (more, second) = leased_together(env, &queue, ["3", "4"].map(item).to_vec());
+    pushes.extend(more);
+    let pushed = env.store.push(pushes).await.unwrap();
+    assert!(pushed.is_sorted_by_key(|pushed| pushed.id), "their order is that of the call");
+    let mut all = Vec::new();
+    for (pushed, token) in pushed.into_iter().zip([first, first, second, second]) {
+        all.push(delivery_of(env, &queue, pushed, token).await);
+    }
+    assert_eq!(payloads(&all), ["1", "2", "3", "4"]);
+    assert_eq!(env.commit_one(&queue, &all[0]).await, Outcome::Ok);
+    let back = vec![undelivered(&queue, &all[2]), undelivered(&queue, &all[1])];
+    assert_eq!(env.store.rollback(back).await.unwrap(), [Outcome::Ok; 2]);
+    assert_eq!(env.drain(&queue).await, ["2", "3"], "those that return are in their places");
+    assert_eq!(env.commit_one(&queue, &all[3]).await, Outcome::Ok);
+}
+
 pub async fn items_stored_as_reserved_together_settle_one_by_one(env: &Env) {
     let queue = env.queue("q").await;
     let names = ["commit", "fail", "keep", "return", "elsewhere", "lapse"];

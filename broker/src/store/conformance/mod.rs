@@ -125,6 +125,7 @@ macro_rules! conformance {
                 a_first_lease_lapses_on_another_broker_too
                 an_item_stored_as_reserved_returns_to_its_place
                 reserved_and_ready_items_share_a_call
+                items_under_different_leases_share_a_call
                 items_stored_as_reserved_together_settle_one_by_one
                 items_stored_as_reserved_together_are_committed_together
                 duplicates_among_items_stored_as_reserved_get_no_lease

@@ -34,7 +34,7 @@ pub(super) fn place(view: &View<'_>, row: i64) -> rusqlite::Result<Option<Place>
     view.conn
         .prepare_cached(
             "SELECT id, queue, key, lock, deliveries, blocked IS NOT NULL, processed IS NOT NULL,
-               expires, origin, length(payload) = 0 FROM items WHERE id = ?1",
+               expires, origin, coalesce(length(payload), 0) = 0 FROM items WHERE id = ?1",
         )?
         .query_row([row], |row| {
             Ok(Place {

@@ -11,15 +11,15 @@ const LARGE: usize = 8 << 10;
 /// The payload of a row of `items`.
 macro_rules! payload {
     () => {
-        "iif(length(payload) = 0, coalesce((SELECT payload FROM payloads WHERE payloads.id = items.id), payload), payload)"
+        "iif(length(payload) > 0, payload, coalesce((SELECT payload FROM payloads WHERE payloads.id = items.id), payload))"
     };
 }
 pub(super) use payload;
 
-/// The length of the payload of a row of `items`.
+/// The length of the payload of a row of `items`; 0 if it is damaged.
 macro_rules! payload_length {
     () => {
-        "iif(length(payload) = 0, coalesce((SELECT length(payload) FROM payloads WHERE payloads.id = items.id), 0), length(payload))"
+        "coalesce(nullif(length(payload), 0), (SELECT length(payload) FROM payloads WHERE payloads.id = items.id), 0)"
     };
 }
 pub(super) use payload_length;

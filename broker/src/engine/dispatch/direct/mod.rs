@@ -13,7 +13,10 @@ use crate::{
         Delivery, Item, ItemSize, ItemState, LeaseToken, NewItem, Pushed, Receipt, Timestamp,
         Totals, assign,
     },
-    engine::{Engine, consumers::is_too_late},
+    engine::{
+        Engine,
+        consumers::{Coming, is_too_late},
+    },
     store::{FirstLease, Push},
 };
 
@@ -33,27 +36,15 @@ struct Place {
     engine: Arc<Engine>,
     dispatcher: Arc<Dispatcher>,
     number: u64,
-    has_ended: bool,
-}
-
-impl Place {
-    /// Ends the push with what it brought, which is handed out if that `is_wanted`.
-    fn end(mut self, brought: Vec<Delivery>, is_wanted: bool, now: Timestamp) {
-        self.has_ended = true;
-        self.ended(Some(brought), is_wanted, now);
-    }
-
-    fn ended(&self, brought: Option<Vec<Delivery>>, is_wanted: bool, now: Timestamp) {
-        if self.dispatcher.end_direct_push(self.number, brought, is_wanted, now) {
-            self.dispatcher.return_soon(&self.engine);
-        }
-    }
+    /// What the push has brought, once it has.
+    brought: Option<Vec<Delivery>>,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if !self.has_ended {
-            self.ended(None, !self.engine.is_draining(), self.engine.now());
+        let (is_wanted, now) = (!self.engine.is_draining(), self.engine.now());
+        if self.dispatcher.end_direct_push(self.number, self.brought.take(), is_wanted, now) {
+            self.dispatcher.return_soon(&self.engine);
         }
     }
 }
@@ -124,7 +115,7 @@ impl Engine {
         let token = || LeaseToken::fresh(self.store.broker_id());
         let (number, lease) = dispatcher.begin_direct_push(&sizes, self.now(), token)?;
         in_flight.goes_directly();
-        let place = Place { engine: Arc::clone(self), dispatcher, number, has_ended: false };
+        let place = Place { engine: Arc::clone(self), dispatcher, number, brought: None };
         let direct = DirectPush { place, pushes: pushes.to_vec(), lease: lease.clone() };
         for push in pushes {
             push.first_lease = Some(lease.clone());
@@ -140,7 +131,7 @@ impl Engine {
         direct: DirectPush,
         pushed: &[Pushed],
     ) {
-        let DirectPush { place, pushes, lease } = direct;
+        let DirectPush { mut place, pushes, lease } = direct;
         let Some(queue) = pushes.first().map(|push| Arc::clone(&push.queue)) else { return };
         let (now, all) = (self.now(), pushes.len());
         let stored = pushes.into_iter().zip(pushed).filter(|(_, pushed)| !pushed.deduplicated);
@@ -155,7 +146,7 @@ impl Engine {
             let totals = Totals { pushed: count, delivered: count, ..Totals::default() };
             self.count(&queue.name, &totals);
         }
-        place.end(deliveries, !self.is_draining(), now);
+        place.brought = Some(deliveries);
     }
 }
 
@@ -171,8 +162,8 @@ impl State {
 
     /// Lets reserves go on if a direct push takes too long. What has come behind it goes back into the queue.
     pub(super) fn give_up_if_overdue(&mut self, now: Timestamp) {
-        for Load { stream, items, bytes, .. } in self.direct.give_up_if_overdue(now) {
-            self.consumers.is_no_longer_coming(&stream, items, bytes);
+        for (stream, coming) in self.direct.give_up_if_overdue(now) {
+            self.consumers.end_coming(&stream, coming);
         }
         let back = self.direct.take_broken();
         self.give_back(&back, now);
@@ -182,7 +173,7 @@ impl State {
     /// meanwhile.
     fn hand_pushed(&mut self, ended: Ended, is_wanted: bool, now: Timestamp) -> Vec<Delivery> {
         let Ended { load, mut deliveries, is_in_order } = ended;
-        self.consumers.is_no_longer_coming(&load.stream, load.items, load.bytes);
+        self.consumers.end_coming(&load.stream, load.coming);
         // The last reserve did not see these leases. The stream wakes the loop, which sets its timer.
         let end = deliveries.iter().map(|delivery| delivery.lease_expire_time).min();
         self.due = [self.due, end].into_iter().flatten().min();
@@ -230,8 +221,9 @@ impl Dispatcher {
         if stream.auto_commit {
             return None;
         }
-        state.consumers.is_coming(&stream, sizes.len(), bytes);
-        let load = Load { stream, items: sizes.len(), bytes, lasts: demand.lease };
+        let coming = Coming { items: sizes.len(), bytes };
+        state.consumers.begin_coming(&stream, coming);
+        let load = Load { stream, coming, lasts: demand.lease };
         let number = state.direct.begin(load, now);
         Some((number, FirstLease::new(token(), demand.lease, demand.consumer)))
     }

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use crate::{
     domain::{Delivery, Timestamp},
-    engine::consumers::Claimant,
+    engine::consumers::{Claimant, Coming},
 };
 
 /// How long reserves wait at most for a direct push that is in flight.
@@ -30,12 +30,11 @@ struct Push {
     brought: Option<Vec<Delivery>>,
 }
 
-/// What is on its way to a stream: how many items, and bytes of payload, and how long their leases last.
+/// What is on its way to a stream, and how long its leases last.
 #[derive(Clone, Copy)]
 pub(in crate::engine::dispatch) struct Load {
     pub(super) stream: Claimant,
-    pub(super) items: usize,
-    pub(super) bytes: usize,
+    pub(super) coming: Coming,
     pub(super) lasts: Duration,
 }
 
@@ -107,7 +106,7 @@ impl DirectPushes {
 
     /// Returns the bytes of payload of all that are in flight.
     pub(super) fn bytes(&self) -> usize {
-        self.pushes.iter().map(|push| push.load.bytes).sum()
+        self.pushes.iter().map(|push| push.load.coming.bytes).sum()
     }
 
     /// Returns true if something that has ended waits for a push before it.
@@ -129,16 +128,13 @@ impl DirectPushes {
     }
 
     /// Lets reserves go on if a push takes too long: no items of those in flight are handed out any more. Returns what was on its way to streams.
-    pub(super) fn give_up_if_overdue(&mut self, now: Timestamp) -> Vec<Load> {
+    pub(super) fn give_up_if_overdue(&mut self, now: Timestamp) -> Vec<(Claimant, Coming)> {
         if self.held_until().is_none_or(|until| until > now) {
             return Vec::new();
         }
         self.is_overdue = true;
         self.breaks_at(self.first);
-        let coming = |push: &mut Push| {
-            let none = Load { items: 0, bytes: 0, ..push.load };
-            std::mem::replace(&mut push.load, none)
-        };
+        let coming = |Push { load, .. }: &mut Push| (load.stream, std::mem::take(&mut load.coming));
         self.pushes.iter_mut().map(coming).collect()
     }
 }
