@@ -156,8 +156,6 @@ impl Launch {
         let child = command
             .args(&self.flags)
             .envs(self.variables.iter().map(|(name, path)| (name, path)))
-            // As in the image and in the unit for systemd.
-            .env("MALLOC_MMAP_THRESHOLD_", "131072")
             .current_dir(directory)
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a second handle"))

@@ -3,6 +3,7 @@
 mod calls;
 mod consumers;
 mod producers;
+mod push_streams;
 mod rest;
 
 use std::{
@@ -42,6 +43,7 @@ pub(crate) struct Load {
     tasks: TaskTracker,
     items: AtomicU64,
     calls: AtomicU64,
+    push_streams: AtomicU64,
 }
 
 impl Load {
@@ -60,6 +62,7 @@ impl Load {
             tasks: TaskTracker::new(),
             items: AtomicU64::new(0),
             calls: AtomicU64::new(0),
+            push_streams: AtomicU64::new(0),
         });
         for (queue, settings) in &load.queues {
             while load.create(&load.way(), queue, settings, LEASE).await.is_err() {
@@ -101,6 +104,11 @@ impl Load {
     fn any_way(&self) -> Way {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
         Way { client: self.world.client.clone(), broker: format!("any broker {number}") }
+    }
+
+    /// Returns a number for a new `PushStream`.
+    fn number_of_stream(&self) -> u64 {
+        self.push_streams.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     fn queue(&self) -> String {

@@ -10,6 +10,10 @@ use super::Load;
 pub(super) async fn produce(load: Arc<Load>, number: u64) {
     let name = format!("producer {number}");
     while load.pause(0, 40).await {
+        if load.dice.chance(0.05) {
+            load.push_on_stream(&name, &load.way()).await;
+            continue;
+        }
         let queue = load.queue();
         let count = if load.dice.chance(0.2) { load.dice.number(2, 20) } else { 1 };
         let mut items: Vec<NewItem> = (0..count).map(|_| load.new_item()).collect();
