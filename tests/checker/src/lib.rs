@@ -7,11 +7,13 @@
 //! # Layout
 //! * `history`: the events, the recorder, files, text for people.
 //! * `messages`: the same from messages of the API (feature `messages`).
-//! * `settles`: what is sent and told on a `ConsumeStream` (the same feature).
+//! * `settles`, `batches`: what is sent and told on a `ConsumeStream` and on a `PushStream` (the same feature).
 //! * `rules`: one rule per promise.
 //! * `checker`: what follows from the events so far. Each file holds the rules of one subject.
 //! * `report`: violations and the events that prove them.
 
+#[cfg(feature = "messages")]
+pub mod batches;
 mod checker;
 pub mod history;
 #[cfg(feature = "messages")]

@@ -275,6 +275,14 @@ pub struct NewItem {
     pub ttl: Option<Span>,
 }
 
+impl NewItem {
+    /// Leaves the item nothing for which it would have to wait, so that it may be delivered directly.
+    pub fn wait_for_nothing(&mut self) {
+        self.ordering_key.clear();
+        (self.priority, self.delay) = (0, 0);
+    }
+}
+
 #[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
 fn is_zero(number: &usize) -> bool {
     *number == 0

@@ -1,10 +1,10 @@
 //! Batches on a `PushStream`, many of them in flight.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use sluicegate_checker::{
-    history::{Answer, Call, NewItem, Request, Response},
-    messages::{new_item, pushed},
+    batches,
+    history::{Answer, NewItem},
 };
 use sluicegate_proto::v1::{self as pb, queue_service_server::QueueService as _};
 use tokio::{
@@ -25,19 +25,13 @@ struct Batches<'a> {
     clients: &'a Arc<Clients>,
     name: &'a str,
     node: &'a NodeRef,
-    /// The number of the stream.
-    number: u64,
     /// `None` when the client has closed its half.
     outgoing: Option<UnboundedSender<pb::PushStreamRequest>>,
-    last: i64,
-    /// Batches that were sent and not answered yet. The outcome of those that are dropped is unknown.
-    open: BTreeMap<i64, Call>,
+    under_way: batches::Batches,
 }
 
-/// Leaves an item nothing for which it would have to wait.
-fn plain(item: &mut NewItem) {
-    item.ordering_key.clear();
-    (item.priority, item.delay) = (0, 0);
+fn failed_with(code: i32) -> Answer {
+    failed(&Status::new(Code::from(code), "")).0
 }
 
 impl Batches<'_> {
@@ -49,35 +43,20 @@ impl Batches<'_> {
         let count = dice.number(1, 4);
         let mut items: Vec<NewItem> = (0..count).map(|_| self.clients.new_item()).collect();
         if self.clients.plan.has_bursts() && dice.chance(0.8) {
-            items.iter_mut().for_each(plain);
+            items.iter_mut().for_each(NewItem::wait_for_nothing);
         }
-        self.last += 1;
-        let message = pb::PushStreamRequest {
-            batch_id: self.last,
-            queue: queue.clone(),
-            items: items.iter().map(new_item).collect(),
-            producer: String::new(),
+        let (clients, node) = (self.clients, self.node);
+        let start = |request| {
+            let call = clients.recorder.start(self.name, &node.name, request);
+            clients.cluster.net.step(self.name, &node.name);
+            call
         };
-        let request = Request::Push { queue, items, stream: Some(self.number) };
-        let call = self.clients.recorder.start(self.name, &self.node.name, request);
-        self.clients.cluster.net.step(self.name, &self.node.name);
-        if outgoing.send(message).is_err() {
-            call.end(Answer::Unknown("not sent".to_owned()));
-        } else {
-            self.open.insert(self.last, call);
-        }
+        self.under_way.send(queue, items, start, |message| outgoing.send(message).is_ok());
     }
 
     fn answered(&mut self, message: pb::PushStreamResponse) {
-        if message.closing {
+        if self.under_way.record(message, failed_with) {
             self.outgoing = None;
-        }
-        let Some(call) = self.open.remove(&message.batch_id) else { return };
-        match message.error {
-            None => call.ok(Response::Pushed(pushed(message.results))),
-            Some(error) => {
-                call.end(failed(&Status::new(Code::from(error.code), error.message)).0);
-            }
         }
     }
 }
@@ -95,16 +74,15 @@ pub(super) async fn push(clients: &Arc<Clients>, name: &str, node: &NodeRef) {
         node.link.pass().await;
         message
     }));
-    let number = clients.next_push_stream();
-    let (outgoing, open) = (Some(outgoing), BTreeMap::new());
-    let mut batches = Batches { clients, name, node, number, outgoing, last: 0, open };
+    let under_way = batches::Batches::new(clients.next_push_stream());
+    let mut batches = Batches { clients, name, node, outgoing: Some(outgoing), under_way };
     let ends_at = Instant::now() + clients.dice.millis(100, 10_000);
     let mut next_batch = Instant::now();
     loop {
         if Instant::now() >= ends_at || clients.stop.is_cancelled() {
             batches.outgoing = None;
         }
-        if batches.outgoing.is_none() && batches.open.is_empty() {
+        if batches.outgoing.is_none() && batches.under_way.are_answered() {
             return;
         }
         let sends = batches.outgoing.is_some();
