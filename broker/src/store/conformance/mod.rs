@@ -266,6 +266,7 @@ macro_rules! conformance {
                 a_stale_receipt_changes_nothing
                 a_receipt_is_void_after_its_rollback
                 results_are_exact_in_a_mixed_batch
+                an_expired_and_a_keyed_item_are_settled_by_themselves_among_others
                 rollback_results_are_exact_in_a_mixed_batch
                 crossed_receipts_settle_nothing
                 a_stale_receipt_among_valid_ones_settles_nothing

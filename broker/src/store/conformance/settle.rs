@@ -104,6 +104,19 @@ pub async fn results_are_exact_in_a_mixed_batch(env: &Env) {
     assert_eq!(env.take(&queue, 60).await.len(), 15);
 }
 
+pub async fn an_expired_and_a_keyed_item_are_settled_by_themselves_among_others(env: &Env) {
+    let queue = env.queue("q").await;
+    let new =
+        vec![item("a"), mortal("b", seconds(10)), keyed("c", "k"), item("d"), keyed("e", "k")];
+    env.push(&queue, new).await;
+    let taken = env.take(&queue, 5).await;
+    assert_eq!(payloads(&taken), ["a", "b", "c", "d"]);
+    env.pass(seconds(11));
+    assert_eq!(env.commit(&queue, &taken).await, [Ok, Gone, Ok, Ok]);
+    assert_eq!(env.commit(&queue, &taken).await, [Gone; 4]);
+    assert_eq!(payloads(&env.take(&queue, 5).await), ["e"]);
+}
+
 pub async fn rollback_results_are_exact_in_a_mixed_batch(env: &Env) {
     let dead = env.queue("dead").await;
     let queue =
