@@ -120,7 +120,7 @@ struct Leased<'a> {
 impl Leased<'_> {
     /// Returns true if one statement can lease both, because `next` follows in the table, and all that is written is the same.
     fn goes_with(&self, next: &Self) -> bool {
-        next.stored.row == self.stored.row + 1
+        self.stored.row.checked_add(1) == Some(next.stored.row)
             && (next.stored.item.deliveries, next.attempt, next.end)
                 == (self.stored.item.deliveries, self.attempt, self.end)
             && (next.claimant == self.claimant || next.want.consumer == self.want.consumer)

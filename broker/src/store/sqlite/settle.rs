@@ -75,7 +75,7 @@ pub(super) fn commit(tx: &Tx<'_>, items: &[Reservation]) -> rusqlite::Result<Vec
 /// Returns true if one statement can commit both, because `next` follows in the table, and was reserved together with `one`.
 fn goes_with(tx: &Tx<'_>, one: &Reservation, next: &Reservation) -> bool {
     let (receipt, following) = (&one.receipt, &next.receipt);
-    tx.row_id(following.item) == tx.row_id(receipt.item) + 1
+    tx.row_id(receipt.item).checked_add(1) == Some(tx.row_id(following.item))
         && (following.token, following.deliveries) == (receipt.token, receipt.deliveries)
         && [one, next].iter().all(|held| held.queue.retention.is_zero() && !held.receipt.keyed)
 }
