@@ -129,7 +129,10 @@ pub async fn a_first_lease_lapses_on_another_broker_too(env: &Env) {
     push_leased(env, &queue, urgent("x", 5), LEASE).await;
     env.pass(LEASE);
     let appeared = crate::store::Appeared::FromStart;
-    let reserved = env.other.reserve_hearing(&queue, &[demand(1)], appeared).await.unwrap();
+    let mut reserved = env.other.reserve_hearing(&queue, &[demand(1)], appeared).await.unwrap();
+    while reserved.deliveries.is_empty() && reserved.more {
+        reserved = env.other.reserve(&queue, &[demand(1)]).await.unwrap();
+    }
     assert_eq!(reserved.deliveries[0].1.item.attempt, 2);
 }
 

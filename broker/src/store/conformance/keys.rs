@@ -196,6 +196,15 @@ pub async fn an_expired_item_unblocks_the_next_item(env: &Env) {
     }
 }
 
+/// Nobody else tells the caller that the next item is ready.
+pub async fn a_reserve_that_removes_an_expired_item_asks_for_another_reserve(env: &Env) {
+    let queue = env.queue("q").await;
+    let short = crate::domain::NewItem { ttl: Some(seconds(10)), ..keyed("1", "k") };
+    env.push(&queue, vec![short, keyed("2", "k")]).await;
+    env.pass(seconds(11));
+    assert_eq!(payloads(&env.take(&queue, 1).await), ["2"]);
+}
+
 pub async fn an_item_that_expires_under_its_lease_unblocks_the_next_item(env: &Env) {
     let queue = env.queue("q").await;
     let short = crate::domain::NewItem { ttl: Some(seconds(10)), ..keyed("1", "k") };

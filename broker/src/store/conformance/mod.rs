@@ -162,6 +162,7 @@ macro_rules! conformance {
                 a_discarded_item_unblocks_the_next_item
                 a_deleted_item_unblocks_the_next_item
                 an_expired_item_unblocks_the_next_item
+                a_reserve_that_removes_an_expired_item_asks_for_another_reserve
                 an_item_that_expires_under_its_lease_unblocks_the_next_item
                 an_unblocked_item_waits_for_its_own_eligible_time
                 priority_does_not_break_the_order_of_a_key
@@ -181,6 +182,7 @@ macro_rules! conformance {
             moves {
                 a_moved_item_keeps_its_content
                 a_move_may_change_the_content
+                a_move_changes_nothing_but_what_it_names
                 an_empty_payload_is_a_new_payload
                 move_results_are_exact_in_a_mixed_batch
                 a_move_to_its_own_queue_takes_a_new_sequence_number
@@ -234,6 +236,7 @@ macro_rules! conformance {
                 a_reserved_item_keeps_its_due_time
                 the_next_consumer_needs_no_hint
                 demands_share_items_within_their_limits
+                items_of_one_reserve_are_stored_under_the_names_of_their_consumers
                 bytes_are_bounded_but_a_large_item_gets_through
                 more_is_true_while_there_is_more
                 small_reserves_in_a_row_miss_nothing
@@ -266,6 +269,7 @@ macro_rules! conformance {
                 a_stale_receipt_changes_nothing
                 a_receipt_is_void_after_its_rollback
                 results_are_exact_in_a_mixed_batch
+                a_commit_leaves_the_items_between_those_that_it_names
                 an_expired_and_a_keyed_item_are_settled_by_themselves_among_others
                 rollback_results_are_exact_in_a_mixed_batch
                 crossed_receipts_settle_nothing

@@ -70,6 +70,32 @@ pub async fn a_move_may_change_the_content(env: &Env) {
     assert_eq!(headers, [("a", "1"), ("b", "changed"), ("c", "3")]);
 }
 
+pub async fn a_move_changes_nothing_but_what_it_names(env: &Env) {
+    let (from, to) = (env.queue("from").await, env.queue("to").await);
+    let new = |payload: &str| crate::domain::NewItem {
+        headers: [("a".to_owned(), "1".to_owned())].into(),
+        content_type: "text/plain".to_owned(),
+        ..item(payload)
+    };
+    env.push(&from, vec![new("payload"), new("type"), new("headers")]).await;
+    let taken = env.take(&from, 3).await;
+    let plain = |at: usize| move_of(&from, &taken[at], &to);
+    let changes = vec![
+        Move { payload: Some("new".into()), ..plain(0) },
+        Move { content_type: Some("new".to_owned()), ..plain(1) },
+        Move { headers: [("a".to_owned(), "new".to_owned())].into(), ..plain(2) },
+    ];
+    assert_eq!(env.store.move_items(changes).await.unwrap(), [Outcome::Ok; 3]);
+    for (at, expected) in
+        [("new", "text/plain", "1"), ("type", "new", "1"), ("headers", "text/plain", "new")]
+            .into_iter()
+            .enumerate()
+    {
+        let item = env.get(&to, taken[at].item.id).await;
+        assert_eq!((&*payload(&item), &*item.content_type, &*item.headers["a"]), expected);
+    }
+}
+
 pub async fn an_empty_payload_is_a_new_payload(env: &Env) {
     let (from, to) = (env.queue("from").await, env.queue("to").await);
     env.push_plain(&from, &["x"]).await;

@@ -104,6 +104,20 @@ pub async fn demands_share_items_within_their_limits(env: &Env) {
     assert_eq!(env.drain(&queue).await, ["6", "7", "8"]);
 }
 
+pub async fn items_of_one_reserve_are_stored_under_the_names_of_their_consumers(env: &Env) {
+    let queue = env.queue("q").await;
+    env.push(&queue, (0..6).map(|n| item(&n.to_string())).collect()).await;
+    let named = |name: &str| ConsumerName::parse("consumer", name).unwrap();
+    let demands = [Some(named("a")), Some(named("b")), None, Some(named("b"))]
+        .map(|consumer| Demand { consumer, ..demand(2) });
+    let reserved = env.reserve(&queue, &demands).await;
+    assert_eq!(reserved.deliveries.len(), 6);
+    for (claimant, delivery) in &reserved.deliveries {
+        let stored = env.get(&queue, delivery.item.id).await;
+        assert_eq!(stored.consumer, demands[*claimant].consumer, "of the demand {claimant}");
+    }
+}
+
 pub async fn bytes_are_bounded_but_a_large_item_gets_through(env: &Env) {
     let queue = env.queue("q").await;
     let large = "x".repeat(1_000);

@@ -104,6 +104,20 @@ pub async fn results_are_exact_in_a_mixed_batch(env: &Env) {
     assert_eq!(env.take(&queue, 60).await.len(), 15);
 }
 
+pub async fn a_commit_leaves_the_items_between_those_that_it_names(env: &Env) {
+    let queue = env.queue("q").await;
+    env.push_plain(&queue, &["a", "b", "c", "d", "e", "f"]).await;
+    let taken = env.take(&queue, 6).await;
+    let of = |at: &[usize]| at.iter().map(|at| taken[*at].clone()).collect::<Vec<_>>();
+    assert_eq!(env.commit(&queue, &of(&[0, 2, 5])).await, [Ok; 3]);
+    let left = of(&[1, 3, 4]);
+    let held = left.iter().map(|delivery| held(&queue, delivery)).collect();
+    assert_eq!(env.store.holds(held).await.unwrap(), [true; 3]);
+    // In another order than they lie in.
+    assert_eq!(env.commit(&queue, &of(&[4, 3, 1])).await, [Ok; 3]);
+    assert_eq!(env.commit(&queue, &taken).await, [Gone; 6]);
+}
+
 pub async fn an_expired_and_a_keyed_item_are_settled_by_themselves_among_others(env: &Env) {
     let queue = env.queue("q").await;
     let new =

@@ -24,17 +24,17 @@ const MAX_CLEARED: usize = 2_000;
 
 /// The head of a queue.
 #[derive(Default)]
-struct Head {
+pub(super) struct Head {
     /// Items to assign, each with its attempt number.
-    live: Vec<(Stored, u32)>,
+    pub(super) live: Vec<(Stored, u32)>,
     /// Rows whose lease lapsed at a limit, with the limit and the number of failed attempts.
     dead: Vec<(i64, LimitReason, u32)>,
     /// Rows that have expired.
-    expired: Vec<i64>,
+    pub(super) expired: Vec<i64>,
     /// Rows that are damaged, and why.
     damaged: Vec<(i64, rusqlite::Error)>,
     /// True if there are more items behind.
-    cut: bool,
+    pub(super) cut: bool,
 }
 
 /// Reserves items of the queue for the demands.
@@ -123,7 +123,7 @@ impl Leased<'_> {
         self.stored.row.checked_add(1) == Some(next.stored.row)
             && (next.stored.item.deliveries, next.attempt, next.end)
                 == (self.stored.item.deliveries, self.attempt, self.end)
-            && (next.claimant == self.claimant || next.want.consumer == self.want.consumer)
+            && next.want.consumer == self.want.consumer
     }
 }
 
@@ -176,7 +176,11 @@ const LEVEL_IN_PART: &str = level!(" AND id NOT IN (SELECT value FROM json_each(
 const IS_THERE: usize = 26;
 
 /// Reads the items that the demands can take, and one more to know whether there are more.
-fn read_head(view: &Tx<'_>, queue: &Queue, demands: &[Demand]) -> rusqlite::Result<Head> {
+pub(super) fn read_head(
+    view: &Tx<'_>,
+    queue: &Queue,
+    demands: &[Demand],
+) -> rusqlite::Result<Head> {
     let max_items = demands.iter().fold(0_usize, |sum, want| sum.saturating_add(want.max_items));
     let max_items = max_items.min(MAX_DEALT);
     let max_bytes = demands

@@ -95,6 +95,7 @@ mod damage;
 mod definitions;
 mod files;
 mod fuzz;
+mod head;
 mod indexes;
 mod pages;
 mod payloads;
