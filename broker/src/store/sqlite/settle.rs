@@ -16,10 +16,24 @@ use super::{
 };
 use crate::domain::{Outcome, Pushed, Receipt, Timestamp, cut_reason};
 
-/// The condition under which `?1` (row), `?2` (token), `?3` (delivery) and `?4` (now) hold an item.
+/// The condition under which `?2` (token), `?3` (delivery) and `?4` (now) hold an item.
+macro_rules! leased {
+    () => {
+        "lock = ?2 AND deliveries = ?3 AND (expires IS NULL OR expires > ?4)"
+    };
+}
+
+/// The same for the item in row `?1`.
 macro_rules! held {
     () => {
-        "id = ?1 AND lock = ?2 AND deliveries = ?3 AND (expires IS NULL OR expires > ?4)"
+        concat!("id = ?1 AND ", leased!())
+    };
+}
+
+/// The same for the items without ordering keys in the rows from `?1` to `?5`.
+macro_rules! held_run {
+    () => {
+        concat!("id BETWEEN ?1 AND ?5 AND ", leased!(), " AND key IS NULL")
     };
 }
 
@@ -83,26 +97,20 @@ fn goes_with(tx: &Tx<'_>, one: &Reservation, next: &Reservation) -> bool {
 /// Deletes two items or more that lie side by side, if all of their receipts hold them, for half of what it costs to delete each.
 /// Otherwise does nothing and returns false.
 fn delete_run(tx: &Tx<'_>, run: &[Reservation]) -> rusqlite::Result<bool> {
-    macro_rules! held_run {
-        () => {
-            "items WHERE id BETWEEN ?1 AND ?2 AND lock = ?3 AND deliveries = ?4
-               AND (expires IS NULL OR expires > ?5) AND key IS NULL"
-        };
-    }
     let [Reservation { receipt: first, .. }, .., Reservation { receipt: last, .. }] = run else {
         return Ok(false);
     };
     let lock = lock_text(first.token);
     let held =
-        params![tx.row_id(first.item), tx.row_id(last.item), lock, first.deliveries, tx.now.0];
+        params![tx.row_id(first.item), lock, first.deliveries, tx.now.0, tx.row_id(last.item)];
     let count: u32 = tx
         .conn
-        .prepare_cached(concat!("SELECT count(*) FROM ", held_run!()))?
+        .prepare_cached(concat!("SELECT count(*) FROM items WHERE ", held_run!()))?
         .query_row(held, |row| row.get(0))?;
     if (count as usize) < run.len() {
         return Ok(false);
     }
-    tx.conn.prepare_cached(concat!("DELETE FROM ", held_run!()))?.execute(held)?;
+    tx.conn.prepare_cached(concat!("DELETE FROM items WHERE ", held_run!()))?.execute(held)?;
     Ok(true)
 }
 
