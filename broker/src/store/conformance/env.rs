@@ -13,7 +13,7 @@ use crate::{
         Queue, QueueName, Timestamp,
     },
     store::{
-        EndedDelivery, Extension, ItemDeleted, Move, Push, Reservation, Reserved,
+        Appeared, EndedDelivery, Extension, ItemDeleted, Move, Push, Reservation, Reserved,
         Result as StoreResult, Rollback, RollbackTo, Store,
     },
 };
@@ -123,6 +123,26 @@ impl Broker {
     pub(crate) async fn holds(&self, items: Vec<Reservation>) -> StoreResult<Vec<bool>> {
         Ok(self.lease_ends(items).await?.iter().map(Option::is_some).collect())
     }
+
+    /// Reserves up to `count` items after a signal, repeating the call as long as there are more.
+    pub(crate) async fn take(
+        &self,
+        queue: &Arc<Queue>,
+        count: usize,
+        mut appeared: Appeared,
+    ) -> Vec<Delivery> {
+        let mut taken = Vec::new();
+        for _ in 0..1_000 {
+            let want = demand(count - taken.len());
+            let reserved = self.reserve_hearing(queue, &[want], appeared).await.unwrap();
+            appeared = Appeared::Nothing;
+            taken.extend(reserved.deliveries.into_iter().map(|(_, delivery)| delivery));
+            if taken.len() == count || !reserved.more {
+                return taken;
+            }
+        }
+        panic!("there are more items forever");
+    }
 }
 
 impl Env {
@@ -211,15 +231,7 @@ impl Env {
 
     /// Reserves up to `count` items, repeating the call as long as there are more.
     pub async fn take(&self, queue: &Arc<Queue>, count: usize) -> Vec<Delivery> {
-        let mut taken = Vec::new();
-        for _ in 0..1_000 {
-            let reserved = self.reserve(queue, &[demand(count - taken.len())]).await;
-            taken.extend(reserved.deliveries.into_iter().map(|(_, delivery)| delivery));
-            if taken.len() == count || !reserved.more {
-                return taken;
-            }
-        }
-        panic!("there are more items forever");
+        self.store.take(queue, count, Appeared::Nothing).await
     }
 
     /// Reserves the first item.
