@@ -21,7 +21,7 @@ e2e FILTER="":
     cargo build -p sluicegate-broker --bin sluicegate
     cargo test -p sluicegate-tests --test suite {{ FILTER }}
 
-# Small changes of the domain (or with `sqlite`, of that store) that none of its tests notices; needs cargo-mutants
+# Small changes of the domain (with `sqlite` or `mongodb`: of that store) that none of its tests notices; needs cargo-mutants
 mutants *OPTIONS:
     tests/mutants {{ OPTIONS }}
 
