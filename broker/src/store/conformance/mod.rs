@@ -244,6 +244,7 @@ macro_rules! conformance {
                 two_valid_leases_never_overlap
                 a_lapsed_lease_is_a_failed_attempt
                 expired_items_found_by_a_reserve_are_reported
+                items_beside_expired_ones_are_handed_out_before_those_behind_them
                 many_expired_items_are_removed_in_large_steps
                 many_lapsed_items_are_handed_out_in_order
                 thousands_of_lapsed_items_are_handed_out_in_order

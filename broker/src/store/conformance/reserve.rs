@@ -340,6 +340,16 @@ pub async fn expired_items_found_by_a_reserve_are_reported(env: &Env) {
 
 /// A caller that wants one item does not wait until thousands of expired items are removed in small
 /// steps.
+/// A reserve that removes items and hands out others ends there: what it looked for next would take their place.
+pub async fn items_beside_expired_ones_are_handed_out_before_those_behind_them(env: &Env) {
+    let queue = env.queue("q").await;
+    let new = vec![mortal("a", seconds(10)), item("b"), item("c"), item("d")];
+    env.push(&queue, new).await;
+    env.pass(seconds(11));
+    assert_eq!(payloads(&env.take(&queue, 2).await), ["b", "c"]);
+    assert_eq!(payloads(&env.take(&queue, 2).await), ["d"]);
+}
+
 pub async fn many_expired_items_are_removed_in_large_steps(env: &Env) {
     let queue = env.queue("q").await;
     for _ in 0..3 {
