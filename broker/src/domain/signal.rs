@@ -1,6 +1,6 @@
 //! Signals: hints between brokers that a queue has changed.
 
-use crate::domain::{QueueName, Timestamp};
+use crate::domain::{ItemId, QueueName, Timestamp};
 
 /// The subject of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -27,6 +27,16 @@ pub struct Signal {
     /// Coalesced signals have the least `since` of all, and `None` is less than every time.
     /// For [`Topic::Wanted`]: until when the items have been eligible that the sender found last. `None` means that it found none.
     pub since: Option<Timestamp>,
+    /// For inserts: the one item that appeared, if it is one, and its sender knows of none before it that was not signalled. For
+    /// [`Topic::Wanted`]: the one item that the sender found last, if it was one. `None`: any items.
+    pub item: Option<ItemId>,
+}
+
+impl Signal {
+    /// Returns a hint that names no item.
+    pub const fn new(queue: QueueName, topic: Topic, since: Option<Timestamp>) -> Self {
+        Self { queue, topic, since, item: None }
+    }
 }
 
 impl Topic {

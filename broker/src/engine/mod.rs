@@ -53,7 +53,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    domain::{FailureDefaults, QueueName, ReceiptKeys, Signal, Timestamp, Topic},
+    domain::{FailureDefaults, ItemId, QueueName, ReceiptKeys, Signal, Timestamp, Topic},
     essential::essential,
     metrics::Metrics,
     signals::{Notice, Signals},
@@ -278,10 +278,13 @@ impl Engine {
     /// Handles a signal of another broker.
     pub(crate) fn receive(&self, notice: &Notice) {
         match notice {
-            Notice::Signal(Signal { queue, topic: Topic::Insert, since }) => {
+            Notice::Signal(Signal { queue, topic: Topic::Insert, since, item }) => {
                 self.stats.depths.stirred(queue);
                 if let Some(dispatcher) = self.dispatcher(queue) {
-                    dispatcher.inserted_elsewhere(*since, self.now());
+                    match item.zip(*since) {
+                        Some((item, since)) => dispatcher.announced(item, since, self.now()),
+                        None => dispatcher.inserted_elsewhere(*since, self.now()),
+                    }
                 }
             }
             Notice::Signal(Signal { queue, topic: Topic::Settings, .. }) => {
@@ -320,10 +323,21 @@ impl Engine {
 
     /// Wakes the queue's consumers on all brokers for items that are eligible from `since` on.
     fn notify_inserted(&self, queue: &QueueName, since: Option<Timestamp>) {
+        self.notify_inserted_item(queue, since, None);
+    }
+
+    /// Like [`Self::notify_inserted`]. If it is one `item`, other brokers may claim it by its id.
+    fn notify_inserted_item(
+        &self,
+        queue: &QueueName,
+        since: Option<Timestamp>,
+        item: Option<ItemId>,
+    ) {
         if let Some(dispatcher) = self.dispatcher(queue) {
             dispatcher.inserted(since, self.now());
         }
-        self.publish(queue, Topic::Insert, since);
+        let (queue, topic) = (queue.clone(), Topic::Insert);
+        self.signals.publish(Signal { queue, topic, since, item });
     }
 
     /// Wakes the consumers of a queue in which the store itself made items ready.
@@ -342,7 +356,7 @@ impl Engine {
     }
 
     fn publish(&self, queue: &QueueName, topic: Topic, since: Option<Timestamp>) {
-        self.signals.publish(Signal { queue: queue.clone(), topic, since });
+        self.signals.publish(Signal::new(queue.clone(), topic, since));
     }
 
     fn dispatcher(&self, queue: &QueueName) -> Option<Arc<Dispatcher>> {

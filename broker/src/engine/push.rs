@@ -9,7 +9,9 @@ use std::{
 use futures_util::future::{OptionFuture, join};
 
 use crate::{
-    domain::{ConsumerName, Eligibility, NewItem, Pushed, Queue, QueueName, Timestamp, Totals},
+    domain::{
+        ConsumerName, Eligibility, ItemId, NewItem, Pushed, Queue, QueueName, Timestamp, Totals,
+    },
     store::{Push, StoreError},
 };
 
@@ -17,6 +19,10 @@ use super::{Engine, EngineError, MAY_CREATE_ALL, MayCreate, Result, depths::Chan
 
 /// How far the clocks of brokers may be apart without a delay of what is announced to be eligible now.
 const CLOCKS_DIFFER: Duration = Duration::from_millis(10);
+
+/// Payloads up to this size are claimed by their ids: larger ones take their time anyway, and reserves know for how many bytes there
+/// is room.
+const MOST_BYTES: usize = 32 << 10;
 
 /// Returns true if consumers may find one of the items as soon as it is stored.
 fn may_be_found(items: &[Push]) -> bool {
@@ -59,33 +65,40 @@ impl Engine {
         let mut in_flight = self.pushes_in_flight.begin(&queue);
         let mut items: Vec<Push> = items
             .into_iter()
-            .map(|item| Push {
-                queue: Arc::clone(&queue),
-                item,
-                producer: producer.clone(),
-                dedup_window: None,
-                first_lease: None,
-            })
+            .map(|item| Push { producer: producer.clone(), ..Push::new(Arc::clone(&queue), item) })
             .collect();
         let direct = self.begin_direct_push(&mut in_flight, &mut items);
-        let announcement = (direct.is_none() && in_flight.is_alone && may_be_found(&items))
-            .then(|| self.announce(&in_flight.queue));
+        let is_awaited = direct.is_none()
+            && in_flight.is_alone
+            && may_be_found(&items)
+            && self.signals.awaits(&queue.name);
+        let item = if is_awaited { self.choose_id(&mut items) } else { None };
+        let announcement = is_awaited.then(|| self.announce(&in_flight.queue, item));
         let (pushed, _) = join(self.store.push(items), OptionFuture::from(announcement)).await;
         let pushed = pushed.inspect_err(|error| self.wake_if_unknown(error, [&queue.name]))?;
         match direct {
             Some(direct) => self.deliver_pushed(direct, &pushed),
-            None => self.notify_pushed(pushed.iter().map(|pushed| (&queue.name, pushed))),
+            None => self.notify_pushed(pushed.iter().map(|pushed| (&queue.name, pushed)), item),
         }
         Ok(pushed)
     }
 
+    /// Chooses the id of the only item of a push, if a broker that knows it may claim the item by it.
+    fn choose_id(&self, items: &mut [Push]) -> Option<ItemId> {
+        let [only] = items else { return None };
+        if only.item.may_start_reserved(&only.queue) && only.item.payload.len() <= MOST_BYTES {
+            only.id = self.store.choose_id();
+        }
+        only.id
+    }
+
     /// Tells a broker that waits for it of a push that is being stored, so that it looks for the items while they are being
-    /// made durable: its claim is durable only after them.
-    async fn announce(&self, queue: &Queue) {
+    /// made durable: its claim is durable only after them. A single `item` it may claim at once.
+    async fn announce(&self, queue: &Queue, item: Option<ItemId>) {
         let since = self.now() - CLOCKS_DIFFER;
         // The store goes first. Who looks before the items are there is told of them once more.
         tokio::task::yield_now().await;
-        self.signals.announce(&queue.name, since);
+        self.signals.announce(&queue.name, since, item);
     }
 
     /// Wakes the consumers of queues in which a write whose outcome is unknown may have made items
@@ -116,7 +129,7 @@ impl Engine {
         let push = Push { dedup_window: Some(window), ..Push::new(queue, item) };
         let pushed = self.store.push(vec![push]).await;
         let pushed = pushed.inspect_err(|error| self.wake_if_unknown(error, [&name]))?;
-        self.notify_pushed(pushed.iter().map(|pushed| (&name, pushed)));
+        self.notify_pushed(pushed.iter().map(|pushed| (&name, pushed)), None);
         Ok(pushed.first().copied())
     }
 
@@ -148,10 +161,11 @@ impl Engine {
     }
 
     /// Counts the stored items, and wakes the consumers of their queues for the time at which they
-    /// are eligible.
+    /// are eligible. `item` is the only one, if other brokers may claim it by its id.
     pub(super) fn notify_pushed<'a>(
         &self,
         pushed: impl Iterator<Item = (&'a QueueName, &'a Pushed)>,
+        item: Option<ItemId>,
     ) {
         #[derive(Default)]
         struct QueueChange {
@@ -189,7 +203,7 @@ impl Engine {
                 self.stats.depths.changed(queue, || Change { ready, ..later });
             }
             if since.is_some() {
-                self.notify_inserted(queue, since);
+                self.notify_inserted_item(queue, since, item);
             }
         }
     }

@@ -296,7 +296,7 @@ impl Engine {
             done.inspect_err(|error| self.wake_if_unknown(error, names.iter()))?;
         committing.end();
         self.notify_settled(begun, [(&receipt, outcome)].into_iter(), &committed());
-        self.notify_pushed(names.iter().zip(&pushed));
+        self.notify_pushed(names.iter().zip(&pushed), None);
         Ok((outcome, pushed))
     }
 

@@ -38,6 +38,8 @@ pub enum Wake {
     Local,
     /// Another broker's signal.
     Signal,
+    /// Another broker's announcement of an item, which was claimed by its id: the queue was not looked at.
+    Announcement,
     /// An item's eligible time came.
     Timer,
     /// The fallback poll.
@@ -163,7 +165,7 @@ impl Metrics {
             ),
             sweeps: new.seconds("sweep_duration", "How long housekeeping took", latencies()),
             streams: new.metric("streams_open", "Streams open now"),
-            wakes: new.metric("dispatcher_wakes", "Scans of the store by what caused them"),
+            wakes: new.metric("dispatcher_wakes", "Reserves from the store by what caused them"),
             signals_sent: new.metric("signals_sent", "Signals sent to other brokers"),
             signals_coalesced: new.metric(
                 "signals_coalesced",
@@ -375,11 +377,12 @@ impl Metrics {
         OpenStream(streams)
     }
 
-    /// Counts a scan of the store by a dispatcher.
+    /// Counts a reserve of a dispatcher.
     pub(crate) fn woken(&self, by: Wake) {
         let cause = match by {
             Wake::Local => "local",
             Wake::Signal => "signal",
+            Wake::Announcement => "announcement",
             Wake::Timer => "timer",
             Wake::Poll => "poll",
         };

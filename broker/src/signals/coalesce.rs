@@ -11,7 +11,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::domain::{QueueName, Signal, Timestamp, Topic};
+use crate::domain::{ItemId, QueueName, Signal, Timestamp, Topic};
 
 /// How long equal signals are merged.
 pub(crate) const WINDOW: Duration = Duration::from_millis(50);
@@ -26,6 +26,8 @@ struct Window {
     swallowed: Option<Swallowed>,
     /// Set if another broker waits for the next signal, and has found items that were eligible up to this time.
     found: Option<Timestamp>,
+    /// The one item that another broker has found last.
+    found_item: Option<ItemId>,
 }
 
 /// The signals that a window has merged. `None` is an unknown time, as documented at [`Signal::since`].
@@ -34,16 +36,23 @@ struct Swallowed {
     least: Option<Timestamp>,
     /// The greatest `since`, and `None` if one of them is unknown.
     greatest: Option<Timestamp>,
+    /// The item, if there is only one signal and it names one.
+    item: Option<ItemId>,
 }
 
 impl Swallowed {
-    const fn one(since: Option<Timestamp>) -> Self {
-        Self { least: since, greatest: since }
+    const fn one(signal: &Signal) -> Self {
+        Self { least: signal.since, greatest: signal.since, item: signal.item }
     }
 
-    fn with(self, since: Option<Timestamp>) -> Self {
-        let greatest = self.greatest.zip(since).map(|(a, b)| a.max(b));
-        Self { least: self.least.min(since), greatest }
+    fn with(self, signal: &Signal) -> Self {
+        let greatest = self.greatest.zip(signal.since).map(|(a, b)| a.max(b));
+        Self { least: self.least.min(signal.since), greatest, item: None }
+    }
+
+    /// Returns the signal that stands for all.
+    fn signal(self, (queue, topic): Key) -> Signal {
+        Signal { queue, topic, since: self.least, item: self.item }
     }
 
     /// Returns true if a broker that has found items up to `found` has probably found all that was signalled.
@@ -74,9 +83,12 @@ impl Coalescer {
             self.open_window(key, now);
             return Some(signal);
         };
+        if signal.item.is_some() && signal.item == window.found_item {
+            return None; // there is nothing more to find
+        }
         let swallowed = match window.swallowed {
-            None => Swallowed::one(signal.since),
-            Some(before) => before.with(signal.since),
+            None => Swallowed::one(&signal),
+            Some(before) => before.with(&signal),
         };
         window.swallowed = Some(swallowed);
         let is_missing = window.found.is_some_and(|found| !swallowed.is_within(found));
@@ -84,12 +96,15 @@ impl Coalescer {
     }
 
     /// Notes that the signal of an insert is sent before the insert is stored. The signals that follow when it is stored are merged.
-    pub(super) fn announced(&mut self, queue: &QueueName, now: Instant) {
+    /// Returns true if others are merged already, which other brokers may know nothing of.
+    pub(super) fn announced(&mut self, queue: &QueueName, now: Instant) -> bool {
         let key = (queue.clone(), Topic::Insert);
-        match self.open.get_mut(&key) {
-            Some(window) => window.found = None,
-            None => self.open_window(key, now),
+        if let Some(window) = self.open.get_mut(&key) {
+            window.found = None;
+            return window.swallowed.is_some();
         }
+        self.open_window(key, now);
+        false
     }
 
     /// Closes the windows that have ended, and returns their merged signals. Each returned signal
@@ -108,16 +123,19 @@ impl Coalescer {
 
     /// Ends the window of a queue's inserts before its time, if it is open, because another broker waits for the next signal. Returns its merged
     /// signals, which open a window of their own. A broker that has `found` items which were eligible up to that time has
-    /// probably found what was signalled up to it, so these signals stay until the window closes.
+    /// probably found what was signalled up to it, so these signals stay until the window closes. A signal of the one `item` that it has
+    /// found is dropped.
     pub(super) fn end_window(
         &mut self,
         queue: QueueName,
-        found: Option<Timestamp>,
+        (found, item): (Option<Timestamp>, Option<ItemId>),
         now: Instant,
     ) -> Option<Signal> {
         let key = (queue, Topic::Insert);
         if let Some(found) = found {
             let window = self.open.get_mut(&key)?;
+            window.found_item = item;
+            window.swallowed = window.swallowed.filter(|one| item.is_none() || one.item != item);
             if window.swallowed.is_none_or(|swallowed| swallowed.is_within(found)) {
                 window.found = window.found.max(Some(found));
                 return None;
@@ -127,8 +145,7 @@ impl Coalescer {
     }
 
     fn end(&mut self, key: Key, now: Instant) -> Option<Signal> {
-        let since = self.open.remove(&key)?.swallowed?.least;
-        let signal = Signal { queue: key.0.clone(), topic: key.1, since };
+        let signal = self.open.remove(&key)?.swallowed?.signal(key.clone());
         self.open_window(key, now);
         Some(signal)
     }
@@ -141,16 +158,14 @@ impl Coalescer {
     /// Removes all windows and returns their merged signals.
     pub(super) fn drain(&mut self) -> Vec<Signal> {
         self.closing.clear();
-        let merged = |((queue, topic), window): (Key, Window)| {
-            Some(Signal { queue, topic, since: window.swallowed?.least })
-        };
+        let merged = |(key, window): (Key, Window)| Some(window.swallowed?.signal(key));
         self.open.drain().filter_map(merged).collect()
     }
 
     fn open_window(&mut self, key: Key, now: Instant) {
         let closes = now + WINDOW;
         self.closing.push_back((closes, key.clone()));
-        self.open.insert(key, Window { closes, swallowed: None, found: None });
+        self.open.insert(key, Window { closes, swallowed: None, found: None, found_item: None });
     }
 }
 
@@ -160,7 +175,7 @@ mod tests {
 
     fn signal(queue: &str, topic: Topic, since: Option<i64>) -> Signal {
         let queue = QueueName::parse("queue", queue).unwrap();
-        Signal { queue, topic, since: since.map(Timestamp) }
+        Signal::new(queue, topic, since.map(Timestamp))
     }
 
     fn insert(since: i64) -> Signal {
@@ -212,7 +227,7 @@ mod tests {
     fn a_window_that_ends_early_sends_what_it_merged_and_closes_no_later_one() {
         let (mut coalescer, start) = (Coalescer::default(), Instant::now());
         let end = |coalescer: &mut Coalescer, millis| {
-            coalescer.end_window(insert(0).queue, None, after(start, millis))
+            coalescer.end_window(insert(0).queue, (None, None), after(start, millis))
         };
         assert_eq!(end(&mut coalescer, 0), None, "none is open");
         coalescer.offer(insert(1), start);
@@ -232,7 +247,7 @@ mod tests {
         let (mut coalescer, start) = (Coalescer::default(), Instant::now());
         let found = |coalescer: &mut Coalescer, up_to, millis| {
             let found = Some(Timestamp(up_to));
-            coalescer.end_window(insert(0).queue, found, after(start, millis))
+            coalescer.end_window(insert(0).queue, (found, None), after(start, millis))
         };
         coalescer.offer(insert(5), start);
         assert_eq!(coalescer.offer(insert(6), after(start, 1)), None);
@@ -256,14 +271,67 @@ mod tests {
             let (mut coalescer, start) = (Coalescer::default(), Instant::now());
             coalescer.announced(&insert(5).queue, start);
             assert_eq!(coalescer.offer(insert(5), after(start, 1)), None);
-            let again = coalescer.end_window(insert(5).queue, found, after(start, 2));
+            let again = coalescer.end_window(insert(5).queue, (found, None), after(start, 2));
             assert_eq!(again, sent.then(|| insert(5)));
             // The answer may also come before the insert is stored.
             let mut coalescer = Coalescer::default();
             coalescer.announced(&insert(5).queue, start);
-            assert_eq!(coalescer.end_window(insert(5).queue, found, after(start, 1)), None);
+            assert_eq!(coalescer.end_window(insert(5).queue, (found, None), after(start, 1)), None);
             let signalled = coalescer.offer(insert(5), after(start, 2));
             assert_eq!(signalled, sent.then(|| insert(5)));
+        }
+    }
+
+    fn named(since: i64, item: u8) -> Signal {
+        Signal { item: Some(ItemId([item; 12])), ..insert(since) }
+    }
+
+    #[test]
+    fn a_signal_names_its_item_unless_it_is_merged_with_others() {
+        let (mut coalescer, start) = (Coalescer::default(), Instant::now());
+        assert_eq!(coalescer.offer(named(1, 1), start), Some(named(1, 1)));
+        coalescer.offer(named(3, 3), start);
+        assert_eq!(coalescer.close(after(start, 50)), [named(3, 3)], "it is the only one");
+        coalescer.offer(named(5, 5), after(start, 60));
+        coalescer.offer(named(4, 4), after(start, 60));
+        assert_eq!(coalescer.close(after(start, 100)), [insert(4)]);
+        coalescer.offer(named(7, 7), after(start, 110));
+        coalescer.offer(insert(8), after(start, 110));
+        assert_eq!(coalescer.drain(), [insert(7)]);
+    }
+
+    #[test]
+    fn the_signal_of_an_item_that_was_found_is_dropped() {
+        let (mut coalescer, start) = (Coalescer::default(), Instant::now());
+        let queue = insert(0).queue;
+        let found = |coalescer: &mut Coalescer, since, item| {
+            let found = (Some(Timestamp(since)), Some(ItemId([item; 12])));
+            coalescer.end_window(insert(0).queue, found, after(start, 5))
+        };
+        assert!(!coalescer.announced(&queue, start));
+        assert_eq!(coalescer.offer(named(5, 5), start), None);
+        assert!(coalescer.announced(&queue, start), "nobody has found it");
+        assert_eq!(found(&mut coalescer, 5, 5), None);
+        assert!(!coalescer.announced(&queue, start), "nothing is merged");
+        // The answer may also come before the item is stored.
+        assert_eq!(found(&mut coalescer, 6, 6), None);
+        assert_eq!(coalescer.offer(named(6, 6), start), None);
+        assert!(!coalescer.announced(&queue, start));
+        assert_eq!(coalescer.close(after(start, 50)), [], "there is nothing to tell");
+    }
+
+    /// It may have come before the one that was found, and would be handed out after the one that is announced next.
+    #[test]
+    fn the_signal_of_another_item_that_may_have_been_found_is_kept() {
+        let (mut coalescer, start) = (Coalescer::default(), Instant::now());
+        let queue = insert(0).queue;
+        for merged in [named(5, 4), insert(5)] {
+            assert!(!coalescer.announced(&queue, start));
+            assert_eq!(coalescer.offer(merged.clone(), start), None);
+            let found = (Some(Timestamp(5)), Some(ItemId([5; 12])));
+            assert_eq!(coalescer.end_window(queue.clone(), found, start), None);
+            assert!(coalescer.announced(&queue, start));
+            assert_eq!(coalescer.drain(), [merged]);
         }
     }
 
@@ -271,7 +339,7 @@ mod tests {
     fn an_insert_that_was_announced_in_an_open_window_is_merged_in_it() {
         let (mut coalescer, start) = (Coalescer::default(), Instant::now());
         coalescer.offer(insert(5), start);
-        coalescer.end_window(insert(5).queue, Some(Timestamp(5)), after(start, 1));
+        coalescer.end_window(insert(5).queue, (Some(Timestamp(5)), None), after(start, 1));
         coalescer.announced(&insert(6).queue, after(start, 2));
         assert_eq!(coalescer.offer(insert(6), after(start, 3)), None);
         assert_eq!(coalescer.close(after(start, 50)), [insert(6)]);

@@ -98,7 +98,7 @@ fn fresh_name() -> String {
 
 fn signal(queue: &str, topic: Topic, since: Option<i64>) -> Signal {
     let queue = QueueName::parse("queue", queue).unwrap();
-    Signal { queue, topic, since: since.map(Timestamp) }
+    Signal::new(queue, topic, since.map(Timestamp))
 }
 
 fn insert(queue: &str, since: Option<i64>) -> Signal {

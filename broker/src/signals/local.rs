@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 
 use super::{Notice, Signals};
-use crate::domain::{QueueName, Signal, Timestamp};
+use crate::domain::{ItemId, QueueName, Signal, Timestamp};
 
 /// Signals of a broker that has its store to itself. The broker notifies its own consumers directly.
 #[derive(Debug)]
@@ -34,7 +34,11 @@ impl Signals for LocalSignals {
 
     fn publish(&self, _: Signal) {}
 
-    fn announce(&self, _: &QueueName, _: Timestamp) {}
+    fn awaits(&self, _: &QueueName) -> bool {
+        false
+    }
+
+    fn announce(&self, _: &QueueName, _: Timestamp, _: Option<ItemId>) {}
 
     fn subscribe(&self) -> broadcast::Receiver<Notice> {
         self.silence.subscribe()

@@ -1,4 +1,5 @@
-//! The messages between brokers, in a form that people can read: `insert orders 1700000000123 a1b2c3d4`.
+//! The messages between brokers, in a form that people can read: `insert orders 1700000000123 a1b2c3d4`. The signal of an insert that is
+//! one item ends with the item's id.
 
 use crate::domain::{FOREVER, QueueName, Signal, Timestamp, Topic};
 
@@ -31,18 +32,15 @@ pub(super) fn plausible(millis: i64) -> Option<Timestamp> {
 }
 
 impl Message {
-    /// Returns the message as text: topic, queue, since, sender. Unknown values are written as `-`.
+    /// Returns the message as text: topic, queue, since, sender, and the item if there is one. An unknown time is written as `-`.
     pub(super) fn encode(&self, broker: [u8; 4]) -> String {
         let broker = broker_text(broker);
-        match self {
-            Self::Missed => format!("{MISSED} - - {broker}"),
-            Self::Signal(Signal { queue, topic, since: None }) => {
-                format!("{} {queue} - {broker}", topic.word())
-            }
-            Self::Signal(Signal { queue, topic, since: Some(since) }) => {
-                format!("{} {queue} {} {broker}", topic.word(), since.millis())
-            }
-        }
+        let Self::Signal(Signal { queue, topic, since, item }) = self else {
+            return format!("{MISSED} - - {broker}");
+        };
+        let since = since.map_or_else(|| "-".to_owned(), |since| since.millis().to_string());
+        let item = item.map_or_else(String::new, |item| format!(" {item}"));
+        format!("{} {queue} {since} {broker}{item}", topic.word())
     }
 
     /// Reads a message and its sender. Returns `None` if the text is no message. Later versions may add words at
@@ -61,23 +59,28 @@ impl Message {
             // Whoever can write to the channel can write any number.
             millis => Some(millis.parse().ok().and_then(plausible)?),
         };
-        Some((broker, Self::Signal(Signal { queue, topic, since })))
+        // What stands there otherwise may be of a later version.
+        let item = words.next().and_then(|item| item.parse().ok());
+        Some((broker, Self::Signal(Signal { queue, topic, since, item })))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::ItemId;
 
     #[test]
     fn messages_survive_their_text_form() {
         let broker = [0xa1, 0x02, 0xff, 0x00];
         for topic in [Topic::Insert, Topic::Settings, Topic::Settle, Topic::Wanted] {
             for since in [None, Some(Timestamp(1_700_000_000_123)), Some(Timestamp(-1))] {
-                let queue = QueueName::parse("queue", "orders.eu-1_x").unwrap();
-                let message = Message::Signal(Signal { queue, topic, since });
-                let text = message.encode(broker);
-                assert_eq!(Message::decode(&text), Some((broker, message)), "{text}");
+                for item in [None, Some(ItemId(*b"twelve bytes"))] {
+                    let queue = QueueName::parse("queue", "orders.eu-1_x").unwrap();
+                    let message = Message::Signal(Signal { queue, topic, since, item });
+                    let text = message.encode(broker);
+                    assert_eq!(Message::decode(&text), Some((broker, message)), "{text}");
+                }
             }
         }
         assert_eq!(Message::decode("missed - - a102ff00"), Some((broker, Message::Missed)));
@@ -87,9 +90,29 @@ mod tests {
     fn messages_are_readable() {
         let queue = QueueName::parse("queue", "orders").unwrap();
         let since = Some(Timestamp(1_700_000_000_123));
-        let message = Message::Signal(Signal { queue, topic: Topic::Insert, since });
-        let text = message.encode([0xa1, 0xb2, 0xc3, 0xd4]);
+        let signal = Signal::new(queue, Topic::Insert, since);
+        let text = Message::Signal(signal.clone()).encode([0xa1, 0xb2, 0xc3, 0xd4]);
         assert_eq!(text, "insert orders 1700000000123 a1b2c3d4");
+        let item = Some(ItemId(*b"twelve bytes"));
+        let text = Message::Signal(Signal { item, ..signal }).encode([0xa1, 0xb2, 0xc3, 0xd4]);
+        assert_eq!(text, "insert orders 1700000000123 a1b2c3d4 7477656c7665206279746573");
+    }
+
+    /// Brokers of later versions may say more.
+    #[test]
+    fn what_is_behind_a_message_is_ignored() {
+        let broker = [0xa1, 0xb2, 0xc3, 0xd4];
+        let queue = QueueName::parse("queue", "orders").unwrap();
+        let plain = Signal::new(queue, Topic::Insert, None);
+        let item = Some(ItemId(*b"twelve bytes"));
+        for (text, signal) in [
+            ("insert orders - a1b2c3d4 ", plain.clone()),
+            ("insert orders - a1b2c3d4 7477656c", plain.clone()),
+            ("insert orders - a1b2c3d4 urgent 7477656c7665206279746573", plain.clone()),
+            ("insert orders - a1b2c3d4 7477656c7665206279746573 more", Signal { item, ..plain }),
+        ] {
+            assert_eq!(Message::decode(text), Some((broker, Message::Signal(signal))), "{text}");
+        }
     }
 
     #[test]

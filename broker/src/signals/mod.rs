@@ -26,7 +26,7 @@ use self::{mongo::Mongo, redis::Redis, relay::Relay};
 use crate::domain::Topic;
 use crate::{
     config::SignalsUri,
-    domain::{QueueName, Signal, Timestamp},
+    domain::{ItemId, QueueName, Signal, Timestamp},
     metrics::Metrics,
 };
 
@@ -51,10 +51,14 @@ pub(crate) trait Signals: Send + Sync + 'static {
     /// ends the 50 ms of the queue's inserts at all brokers that receive it, if they have merged inserts that its sender has not found.
     fn publish(&self, signal: Signal);
 
-    /// Signals an insert that is not stored yet, of items that are eligible from `since` on, if another broker waits for one: if
-    /// [`Topic::Wanted`] was received, and no insert has been announced since. It has to be signalled again when it is stored, or when that
+    /// Returns true if another broker waits for the queue's next insert: if [`Topic::Wanted`] was received, and no insert has been
+    /// announced since.
+    fn awaits(&self, queue: &QueueName) -> bool;
+
+    /// Signals an insert that is not stored yet, of items that are eligible from `since` on, if another broker [waits](Self::awaits) for
+    /// one. If it is one `item`, the other broker may claim it by its id. It has to be signalled again when it is stored, or when that
     /// is not known, because the other broker may look for it too early.
-    fn announce(&self, queue: &QueueName, since: Timestamp);
+    fn announce(&self, queue: &QueueName, since: Timestamp, item: Option<ItemId>);
 
     /// Receives the signals of other brokers from now on. A receiver that lags has to treat this as [`Notice::Missed`].
     fn subscribe(&self) -> broadcast::Receiver<Notice>;

@@ -2,7 +2,7 @@
 //! tailable cursor. For deployments with MongoDB but without Redis.
 //!
 //! A document is a message: `{ what: "insert", queue: "orders", since: ISODate(…), broker:
-//! "a1b2c3d4", at: ISODate(…) }`. The server drops the oldest documents.
+//! "a1b2c3d4", at: ISODate(…) }`, with an `item` if it is one. The server drops the oldest documents.
 //!
 //! A cursor on a dead connection, or on a server that is no longer the primary, may look idle
 //! forever. After a silence the broker therefore writes a `beat`, which the cursor has to return.
@@ -24,7 +24,7 @@ use super::{
     message::{MISSED, Message, broker_of, broker_text, plausible},
     relay::{Lost, Receiving, STEP_TIMEOUT, Transport, bounded},
 };
-use crate::domain::{QueueName, Signal, Topic};
+use crate::domain::{ItemId, QueueName, Signal, Topic};
 
 /// The name of the collection.
 const COLLECTION: &str = "signals";
@@ -89,13 +89,16 @@ impl Mongo {
     }
 
     fn encode(&self, message: &Message) -> Document {
-        let Message::Signal(Signal { queue, topic, since }) = message else {
+        let Message::Signal(Signal { queue, topic, since, item }) = message else {
             return self.document(MISSED);
         };
         let mut document = self.document(topic.word());
         document.insert("queue", queue.as_str());
         if let Some(since) = since {
             document.insert("since", DateTime::from_millis(since.millis()));
+        }
+        if let Some(item) = item {
+            document.insert("item", ObjectId::from_bytes(item.0));
         }
         document
     }
@@ -240,7 +243,8 @@ pub(super) fn decode(document: &Document) -> Option<([u8; 4], Message)> {
         Ok(at) => Some(plausible(at.timestamp_millis())?),
         Err(_) => None,
     };
-    Some((broker, Message::Signal(Signal { queue, topic, since })))
+    let item = document.get_object_id("item").ok().map(|item| ItemId(item.bytes()));
+    Some((broker, Message::Signal(Signal { queue, topic, since, item })))
 }
 
 fn is_code(error: &Error, code: i32) -> bool {
@@ -273,10 +277,11 @@ mod tests {
             Mongo::new("mongodb://localhost/", [0xa1, 0xb2, 0xc3, 0xd4], "any", String::new());
         let mongo = mongo.await.unwrap();
         let queue = QueueName::parse("queue", "orders").unwrap();
-        let signal =
-            |since| Message::Signal(Signal { queue: queue.clone(), topic: Topic::Insert, since });
+        let signal = |since| Signal::new(queue.clone(), Topic::Insert, since);
         let known = signal(Some(Timestamp(1_700_000_000_123)));
-        for message in [Message::Missed, signal(None), known] {
+        let named = Signal { item: Some(ItemId(*b"twelve bytes")), ..known.clone() };
+        let signals = [signal(None), known, named].map(Message::Signal);
+        for message in [Message::Missed].into_iter().chain(signals) {
             let document = mongo.encode(&message);
             assert_eq!(document.get_str("broker").unwrap(), "a1b2c3d4");
             assert_eq!(decode(&document), Some(([0xa1, 0xb2, 0xc3, 0xd4], message)));

@@ -139,6 +139,10 @@ pass_through! {
                 })
             }
 
+            fn choose_id(&self) -> Option<ItemId> {
+                self.store.choose_id()
+            }
+
             /// This is not a call with an end: it waits for something to happen.
             async fn unblocked(&self) -> Vec<QueueName> {
                 self.store.unblocked().await

@@ -123,6 +123,12 @@ pub trait ItemStore: Send + Sync + 'static {
     /// itself ends a lease that took effect, in the background, as if there had been none.
     async fn push(&self, items: Vec<Push>) -> Result<Vec<Pushed>>;
 
+    /// Chooses the id of an item that is about to be pushed, so that other brokers can be told of it before it is stored
+    /// ([`Appeared::Item`]). `None`: the store has no use for that.
+    fn choose_id(&self) -> Option<ItemId> {
+        None
+    }
+
     /// Returns the handle that reserves this queue's items. A broker has one handle per queue that
     /// it delivers from. The first reserve of a handle scans from the start of the queue, so that
     /// earlier hints need not be passed on.

@@ -20,12 +20,14 @@ pub struct Push {
     pub dedup_window: Option<Duration>,
     /// If given, the item is stored as already reserved.
     pub first_lease: Option<Box<FirstLease>>,
+    /// The item's id, if the store has chosen it before the write.
+    pub(crate) id: Option<ItemId>,
 }
 
 impl Push {
     /// Returns a push with the queue's settings, of no named producer.
     pub fn new(queue: Arc<Queue>, item: NewItem) -> Self {
-        Self { queue, item, producer: None, dedup_window: None, first_lease: None }
+        Self { queue, item, producer: None, dedup_window: None, first_lease: None, id: None }
     }
 }
 
@@ -40,14 +42,12 @@ pub struct FirstLease {
     pub lasts: Duration,
     /// Name of the consumer.
     pub consumer: Option<ConsumerName>,
-    /// The id of the item, if the store chooses it before the write.
-    pub(crate) item: Option<ItemId>,
 }
 
 impl FirstLease {
     /// Returns a lease that lasts so long from when its item is stored.
     pub fn new(token: LeaseToken, lasts: Duration, consumer: Option<ConsumerName>) -> Box<Self> {
-        Box::new(Self { token, lasts, consumer, item: None })
+        Box::new(Self { token, lasts, consumer })
     }
 }
 
@@ -70,6 +70,8 @@ pub struct Reserved {
     pub damaged: u64,
     /// True if there may be more ready items: the caller reserves again rather than waits.
     pub more: bool,
+    /// True if this is the item of [`Appeared::Item`], and nothing else of the queue was looked at.
+    pub is_named: bool,
 }
 
 /// Number of items that left their queue at a limit, by limit.
@@ -256,12 +258,19 @@ pub struct Purged {
 
 /// A hint about items that appeared in a queue through other brokers, according to their signals.
 /// An earlier time includes all later ones.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Appeared {
     /// Items eligible from any time on.
     FromStart,
     /// Items eligible from this time on.
     Since(Timestamp),
+    /// One item, which may not be stored yet, in a queue that the caller knows to be empty but for it.
+    Item {
+        /// The item.
+        id: ItemId,
+        /// It is eligible from this time on.
+        since: Timestamp,
+    },
     /// No items.
     #[default]
     Nothing,
@@ -275,7 +284,20 @@ impl Appeared {
 
     /// Merges another hint into this one.
     pub fn add(&mut self, other: Self) {
-        *self = (*self).min(other);
+        *self = match (self.since(), other.since()) {
+            (None, None) => Self::Nothing,
+            (None, Some(since)) | (Some(since), None) => Self::of(since),
+            (Some(one), Some(other)) => Self::of(one.min(other)),
+        };
+    }
+
+    /// Returns from when on items have appeared, as [`Self::of`] takes it, or `None` if there are none.
+    pub fn since(self) -> Option<Option<Timestamp>> {
+        match self {
+            Self::FromStart => Some(None),
+            Self::Since(since) | Self::Item { since, .. } => Some(Some(since)),
+            Self::Nothing => None,
+        }
     }
 }
 
@@ -349,5 +371,31 @@ pub struct StoredReceiptKey {
 impl std::fmt::Debug for StoredReceiptKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "receipt key {} of {:?}", self.number, self.created)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_several_hints_the_earliest_counts_and_no_single_item() {
+        let since = |time| Appeared::Since(Timestamp(time));
+        let item = |time| Appeared::Item { id: ItemId([1; 12]), since: Timestamp(time) };
+        for (one, other, both) in [
+            (Appeared::Nothing, Appeared::Nothing, Appeared::Nothing),
+            (Appeared::Nothing, since(5), since(5)),
+            (since(5), since(3), since(3)),
+            (since(5), Appeared::FromStart, Appeared::FromStart),
+            (item(5), Appeared::Nothing, since(5)),
+            (item(5), since(7), since(5)),
+            (item(5), item(3), since(3)),
+            (item(5), Appeared::FromStart, Appeared::FromStart),
+        ] {
+            for (mut hint, added) in [(one, other), (other, one)] {
+                hint.add(added);
+                assert_eq!(hint, both, "{one:?} and {other:?}");
+            }
+        }
     }
 }

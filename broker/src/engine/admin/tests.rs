@@ -133,7 +133,7 @@ async fn a_deleted_dead_letter_queue_comes_back_with_the_next_dead_letter() {
         // Another broker does not know that the queue is in use, if that has only just been created.
         let links = engine.store().links().await.unwrap();
         engine.store().delete_queue(&there, true, links).await.unwrap();
-        let signal = Signal { queue: dead.clone(), topic: Topic::Settings, since: None };
+        let signal = Signal::new(dead.clone(), Topic::Settings, None);
         engine.receive(&Notice::Signal(signal));
     }
 }

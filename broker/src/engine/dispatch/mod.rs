@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    domain::{ItemId, Queue, QueueName, Receipt, Signal, Timestamp, Topic},
+    domain::{Delivery, ItemId, Queue, QueueName, Receipt, Signal, Timestamp, Topic},
     engine::{
         Engine, EngineError,
         consumers::{
@@ -56,6 +56,9 @@ struct State {
     direct: DirectPushes,
     /// What other brokers have signalled since the store was last told.
     appeared: Appeared,
+    /// The item that another broker has announced while nothing else was eligible, as far as this broker knew. The next reserve claims it,
+    /// unless the queue may have more by then.
+    announced: Option<Announced>,
     /// The event that causes the next reserve.
     woken_by: Wake,
     /// True if receipts may have been settled on another broker.
@@ -71,6 +74,49 @@ struct State {
     merged_until: Option<Timestamp>,
     /// Until when the items have been eligible that the last reserve found, if it found any.
     found: Option<Timestamp>,
+    /// The item that it found, if it was one.
+    found_item: Option<ItemId>,
+}
+
+/// An item that another broker has announced by its id.
+#[derive(Clone, Copy)]
+struct Announced {
+    item: ItemId,
+    since: Timestamp,
+}
+
+impl State {
+    /// Returns true if nothing in the queue is eligible, as far as this broker knows.
+    fn is_known_empty(&self, now: Timestamp) -> bool {
+        self.seen_empty
+            && !self.dirty
+            && self.announced.is_none()
+            && self.consumers.stock.is_empty()
+            && self.due.is_none_or(|due| due > now)
+            && self.queue.as_ref().is_some_and(|queue| !queue.paused)
+    }
+
+    /// Returns true if the next reserve has something to look for.
+    fn has_news(&self) -> bool {
+        self.dirty || self.announced.is_some()
+    }
+
+    /// Notes what a reserve has found.
+    fn found(&mut self, deliveries: &[(usize, Delivery)]) {
+        self.found = deliveries.iter().map(|(_, found)| found.previous_eligible_time).max();
+        self.found_item = match deliveries {
+            [(_, only)] => Some(only.item.id),
+            _ => None,
+        };
+    }
+
+    /// Makes of an item that was announced one among others, which have to be looked for.
+    fn look_for_announced(&mut self) {
+        if let Some(Announced { since, .. }) = self.announced.take() {
+            self.appeared.add(Appeared::Since(since));
+            self.dirty = true;
+        }
+    }
 }
 
 impl Dispatcher {
@@ -82,6 +128,7 @@ impl Dispatcher {
             seen_empty: false,
             direct: DirectPushes::default(),
             appeared: Appeared::Nothing, // a new reserver scans from the start anyway
+            announced: None,
             woken_by: Wake::Local,
             reconcile: false,
             queue: None,
@@ -89,6 +136,7 @@ impl Dispatcher {
             due_asked: Timestamp::default(),
             merged_until: None,
             found: None,
+            found_item: None,
         };
         Self {
             queue,
@@ -110,7 +158,7 @@ impl Dispatcher {
     #[cfg(test)]
     pub(super) fn rests(&self) -> bool {
         let state = self.state.lock();
-        state.seen_empty && !state.dirty
+        state.seen_empty && !state.has_news()
     }
 
     pub(super) fn queue(&self) -> &QueueName {
@@ -157,6 +205,21 @@ impl Dispatcher {
         self.inserted(since, now);
     }
 
+    /// Records another broker's announcement of an item. If there is nothing else, the next reserve claims it by its id.
+    pub(super) fn announced(&self, item: ItemId, since: Timestamp, now: Timestamp) {
+        {
+            let mut state = self.state.lock();
+            if since > now || !state.is_known_empty(now) {
+                drop(state);
+                return self.inserted_elsewhere(Some(since), now);
+            }
+            state.announced = Some(Announced { item, since });
+            state.merged_until = Some(now + WINDOW);
+            state.woken_by = Wake::Signal;
+        }
+        self.wake.notify_one();
+    }
+
     /// Records that another broker has asked for signals of this queue.
     pub(super) fn wanted_elsewhere(&self) {
         self.state.lock().merged_until = None;
@@ -166,12 +229,16 @@ impl Dispatcher {
     /// per signal.
     fn wanted(&self, now: Timestamp) -> Option<Signal> {
         let mut state = self.state.lock();
-        if state.dirty || !state.consumers.any_waits() {
+        if state.has_news() || !state.consumers.any_waits() {
             return None;
         }
         let is_merged = state.merged_until.take().is_some_and(|until| until > now);
-        let (topic, since) = (Topic::Wanted, state.found);
-        is_merged.then(|| Signal { queue: self.queue.clone(), topic, since })
+        is_merged.then(|| Signal {
+            queue: self.queue.clone(),
+            topic: Topic::Wanted,
+            since: state.found,
+            item: state.found_item,
+        })
     }
 
     /// Records that other brokers may have changed anything in the queue.
@@ -460,14 +527,18 @@ impl Dispatcher {
     /// be rolled back first.
     fn next_round(&self, queue: &Queue, now: Timestamp) -> Option<(Round, Appeared)> {
         let mut state = self.state.lock();
-        if !state.dirty
+        if !state.has_news()
             || state.direct.held_until().is_some()
             || state.consumers.stock.is_returning()
         {
             return None;
         }
         let mut round = state.consumers.demands();
-        if queue.may_reserve_ahead() {
+        if state.dirty || round.demands.is_empty() {
+            state.look_for_announced();
+        }
+        let announced = state.announced.take();
+        if announced.is_none() && queue.may_reserve_ahead() {
             state.consumers.add_stock(&mut round, now);
         }
         if round.demands.is_empty() {
@@ -475,7 +546,11 @@ impl Dispatcher {
         }
         (state.dirty, state.seen_empty) = (false, false);
         state.consumers.begin_round(&round);
-        Some((round, std::mem::take(&mut state.appeared)))
+        let appeared = match announced {
+            Some(Announced { item: id, since }) => Appeared::Item { id, since },
+            None => std::mem::take(&mut state.appeared),
+        };
+        Some((round, appeared))
     }
 
     /// Returns true if the next round can wait a moment: there may be items, but no consumer is
@@ -495,7 +570,7 @@ impl Dispatcher {
     /// Returns when the next timer is due.
     fn next_timer(&self) -> Option<Timestamp> {
         let state = self.state.lock();
-        let is_held_up = state.dirty || state.direct.has_waiting();
+        let is_held_up = state.has_news() || state.direct.has_waiting();
         let held = state.direct.held_until().filter(|_| is_held_up);
         [state.due, state.consumers.next_lapse(), held].into_iter().flatten().min()
     }

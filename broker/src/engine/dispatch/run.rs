@@ -15,9 +15,9 @@ use super::{
 };
 use crate::{
     domain::{Queue, Timestamp},
-    engine::{Engine, EngineError, Result},
+    engine::{Engine, EngineError, Result, consumers::Round},
     metrics::Wake,
-    store::{Appeared, Reserver},
+    store::{Appeared, Reserved, Reserver},
 };
 
 /// A dispatcher without consumers ends after this time.
@@ -148,28 +148,31 @@ async fn step(
     let Some((round, appeared)) = next else { return Ok(Step::Wait) };
     let wanted: usize = round.demands.iter().map(|demand| demand.max_items).sum();
     let woken_by = std::mem::replace(&mut dispatcher.state.lock().woken_by, Wake::Local);
-    engine.metrics.woken(woken_by);
     let looked = engine.now();
-    let mut reserved =
-        reserver.reserve(&queue, &round.demands, appeared).await.inspect_err(|_| {
-            dispatcher.state.lock().appeared.add(appeared); // the store may not have received it
-        })?;
+    let reserved = reserver.reserve(&queue, &round.demands, appeared).await;
+    let is_named = reserved.as_ref().is_ok_and(|reserved| reserved.is_named);
+    engine.metrics.woken(if is_named { Wake::Announcement } else { woken_by });
+    let mut reserved = reserved.inspect_err(|_| {
+        dispatcher.state.lock().appeared.add(appeared); // the store may not have received it
+    })?;
     if reserved.limit_unknown {
         // Within the same round: a call that does not wait may take part in no other, and it is the only consumer.
         queue = engine.with_known_limit(&queue).await?;
         reserved = reserver.reserve(&queue, &round.demands, Appeared::Nothing).await?;
     }
+    if is_named {
+        return hand_out_named(engine, dispatcher, &queue, &round, reserved).await;
+    }
     polls.looked();
     let assigned = reserved.deliveries.len();
     let cleared = reserved.at_limit.total() + reserved.expired;
     let more = reserved.more || assigned >= wanted;
-    let found = reserved.deliveries.iter().map(|(_, found)| found.previous_eligible_time).max();
+    dispatcher.state.lock().found(&reserved.deliveries);
     hand_out(engine, dispatcher, &queue, &round, reserved).await?;
     {
         let mut state = dispatcher.state.lock();
         state.dirty |= more;
         state.seen_empty = !more;
-        state.found = found;
         state.consumers.end_round(&round, !more, engine.now());
     }
     dispatcher.return_soon(engine);
@@ -179,6 +182,28 @@ async fn step(
     // The reserve saw the end of the queue.
     ask_when_due(engine, dispatcher, reserver, &queue, looked).await?;
     Ok(if assigned > 0 { Step::Again } else { Step::Wait })
+}
+
+/// Hands out the item that another broker has announced. As far as this broker knows, the queue is as empty as before.
+async fn hand_out_named(
+    engine: &Arc<Engine>,
+    dispatcher: &Arc<Dispatcher>,
+    queue: &Arc<Queue>,
+    round: &Round,
+    reserved: Reserved,
+) -> Result<Step> {
+    // No reserve has seen these leases.
+    let end = reserved.deliveries.iter().map(|(_, found)| found.lease_expire_time).min();
+    dispatcher.state.lock().found(&reserved.deliveries);
+    hand_out(engine, dispatcher, queue, round, reserved).await?;
+    {
+        let mut state = dispatcher.state.lock();
+        state.seen_empty = true;
+        state.due = [state.due, end].into_iter().flatten().min();
+        state.consumers.end_round(round, true, engine.now());
+    }
+    dispatcher.return_soon(engine);
+    Ok(Step::Again)
 }
 
 /// Waits until there is room worth a reserve, a consumer is idle, or [`GATHER`] has passed. The

@@ -179,3 +179,98 @@ async fn signals_are_passed_on_with_the_next_round() {
     dispatcher.look_from_start(now);
     assert_eq!(appeared(), Appeared::FromStart);
 }
+
+/// Returns a dispatcher of a queue that it has seen empty, with a stream that waits.
+fn idle() -> Dispatcher {
+    let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap(), Arc::default());
+    let queue = Arc::new(Queue::with_defaults(dispatcher.queue().clone(), Timestamp(0)));
+    add_stream(&dispatcher);
+    sees_end(&dispatcher);
+    dispatcher.state.lock().queue = Some(queue);
+    dispatcher
+}
+
+fn sees_end(dispatcher: &Dispatcher) {
+    let mut state = dispatcher.state.lock();
+    (state.dirty, state.seen_empty) = (false, true);
+}
+
+fn item(number: u8) -> ItemId {
+    ItemId([number; 12])
+}
+
+#[test]
+fn an_announced_item_is_claimed_by_its_id_if_nothing_else_may_be_there() {
+    let now = Timestamp(100);
+    let announced = Appeared::Item { id: item(1), since: Timestamp(90) };
+    let looked_for = Appeared::Since(Timestamp(90));
+    type Also = fn(&Dispatcher);
+    let cases: [(&str, Also, Also, Appeared); 8] = [
+        ("nothing else", |_| {}, |_| {}, announced),
+        (
+            "another before it",
+            |it| it.inserted(Some(Timestamp(1)), Timestamp(100)),
+            |_| {},
+            looked_for,
+        ),
+        (
+            "another after it",
+            |_| {},
+            |it| it.inserted(Some(Timestamp(1)), Timestamp(100)),
+            looked_for,
+        ),
+        (
+            "one of a signal",
+            |_| {},
+            |it| it.inserted_elsewhere(None, Timestamp(100)),
+            Appeared::FromStart,
+        ),
+        (
+            "one that is announced before it",
+            |it| it.announced(item(2), Timestamp(80), Timestamp(100)),
+            |_| {},
+            Appeared::Since(Timestamp(80)),
+        ),
+        ("one that is due", |it| it.state.lock().due = Some(Timestamp(99)), |_| {}, looked_for),
+        ("what the last reserve left", |it| it.state.lock().seen_empty = false, |_| {}, looked_for),
+        (
+            "a change of the settings",
+            |_| {},
+            |it| it.look_from_start(Timestamp(100)),
+            Appeared::FromStart,
+        ),
+    ];
+    for (what, before, after, expected) in cases {
+        let dispatcher = idle();
+        before(&dispatcher);
+        dispatcher.announced(item(1), Timestamp(90), now);
+        assert!(!dispatcher.state.lock().is_known_empty(now), "no push may go directly");
+        after(&dispatcher);
+        assert_eq!(dispatcher.wanted(now), None, "there is something: {what}");
+        let (_, appeared) = next_round(&dispatcher).unwrap();
+        assert_eq!(appeared, expected, "{what}");
+        assert!(next_round(&dispatcher).is_none(), "once: {what}");
+    }
+}
+
+#[test]
+fn an_announced_item_of_which_nobody_takes_any_is_looked_for_later() {
+    let dispatcher = Dispatcher::new(QueueName::parse("queue", "q").unwrap(), Arc::default());
+    let queue = Arc::new(Queue::with_defaults(dispatcher.queue().clone(), Timestamp(0)));
+    dispatcher.state.lock().queue = Some(queue);
+    sees_end(&dispatcher);
+    dispatcher.announced(item(1), Timestamp(90), Timestamp(100));
+    assert!(next_round(&dispatcher).is_none());
+    add_stream(&dispatcher);
+    let (_, appeared) = next_round(&dispatcher).unwrap();
+    assert_eq!(appeared, Appeared::Since(Timestamp(90)));
+}
+
+/// The clock of the other broker is ahead.
+#[test]
+fn an_announced_item_that_is_not_eligible_yet_is_waited_for() {
+    let dispatcher = idle();
+    dispatcher.announced(item(1), Timestamp(101), Timestamp(100));
+    assert!(next_round(&dispatcher).is_none());
+    assert_eq!(dispatcher.next_timer(), Some(Timestamp(101)));
+}

@@ -1,21 +1,19 @@
 //! What a broker says to others of pushes before they are stored, and to be told of the next one.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 
 use super::*;
 use crate::{
-    domain::{Eligibility, Signal, Timestamp, Topic},
+    domain::{Eligibility, ItemId, Signal, Timestamp, Topic},
     signals::{Notice, Signals},
 };
 
 /// Signals that go nowhere and are written down.
 struct Noted {
     published: Mutex<Vec<Signal>>,
-    announced: AtomicUsize,
+    announced: Mutex<Vec<Option<ItemId>>>,
     silence: broadcast::Sender<Notice>,
 }
 
@@ -29,8 +27,12 @@ impl Signals for Noted {
         self.published.lock().push(signal);
     }
 
-    fn announce(&self, _: &QueueName, _: Timestamp) {
-        self.announced.fetch_add(1, Ordering::Relaxed);
+    fn awaits(&self, _: &QueueName) -> bool {
+        true
+    }
+
+    fn announce(&self, _: &QueueName, _: Timestamp, item: Option<ItemId>) {
+        self.announced.lock().push(item);
     }
 
     fn subscribe(&self) -> broadcast::Receiver<Notice> {
@@ -47,7 +49,7 @@ impl Signals for Noted {
 async fn noted_bench() -> (Bench, Arc<Noted>) {
     let noted = Arc::new(Noted {
         published: Mutex::default(),
-        announced: AtomicUsize::new(0),
+        announced: Mutex::default(),
         silence: broadcast::Sender::new(1),
     });
     let bench = bench_over(Arc::clone(&noted) as Arc<dyn Signals>, rare_polls()).await;
@@ -68,7 +70,7 @@ async fn a_lone_push_is_announced_before_it_is_stored_and_signalled_when_it_is()
     let (bench, noted) = noted_bench().await;
     bench.faults.set("push", Fault::HeldBefore);
     let first = push(&bench, Eligibility::Immediate);
-    let is_announced = async || noted.announced.load(Ordering::Relaxed) == 1;
+    let is_announced = async || noted.announced.lock().len() == 1;
     until("it is announced", is_announced).await;
     assert!(noted.published.lock().is_empty(), "it may be looked for too early");
     let second = push(&bench, Eligibility::Immediate);
@@ -77,7 +79,7 @@ async fn a_lone_push_is_announced_before_it_is_stored_and_signalled_when_it_is()
     for push in [first, second] {
         within("a push", push).await.unwrap();
     }
-    assert_eq!(noted.announced.load(Ordering::Relaxed), 1, "the second may wait for the first");
+    assert_eq!(noted.announced.lock().len(), 1, "the second may wait for the first");
     assert_eq!(noted.published.lock().len(), 2);
 }
 
@@ -86,12 +88,12 @@ async fn what_is_not_ready_when_it_is_stored_is_not_announced() {
     let (bench, noted) = noted_bench().await;
     let later = Eligibility::After(Duration::from_hours(1));
     within("a delayed push", push(&bench, later)).await.unwrap();
-    assert_eq!(noted.announced.load(Ordering::Relaxed), 0);
+    assert_eq!(noted.announced.lock().len(), 0);
     let queue = Queue { paused: true, ..(*bench.queue().await).clone() };
     assert!(bench.store.update_queue(&queue).await.unwrap().is_some());
     bench.engine.rescan_all();
     within("a push to a paused queue", push(&bench, Eligibility::Immediate)).await.unwrap();
-    assert_eq!(noted.announced.load(Ordering::Relaxed), 0);
+    assert_eq!(noted.announced.lock().len(), 0);
 }
 
 #[tokio::test]
@@ -99,9 +101,9 @@ async fn a_push_that_is_delivered_directly_is_not_announced() {
     let (bench, noted) = noted_bench().await;
     let mut stream = bench.stream().await;
     direct::idle(&bench, &mut stream).await;
-    let before = noted.announced.load(Ordering::Relaxed);
+    let before = noted.announced.lock().len();
     bench.push(1).await;
-    assert_eq!(noted.announced.load(Ordering::Relaxed), before);
+    assert_eq!(noted.announced.lock().len(), before);
 }
 
 /// Other brokers need not signal again what was found.
@@ -121,16 +123,18 @@ async fn whoever_asks_for_the_next_signal_says_what_it_has_found() {
         asked
     };
     let now = bench.engine.now();
-    let signal = Signal { queue: name("q"), topic: Topic::Insert, since: Some(now) };
+    let signal = Signal::new(name("q"), Topic::Insert, Some(now));
     bench.engine.receive(&Notice::Signal(signal.clone()));
-    let nothing = Signal { queue: name("q"), topic: Topic::Wanted, since: None };
+    let nothing = Signal::new(name("q"), Topic::Wanted, None);
     assert_eq!(wanted().await, [nothing]);
 
     let queue = bench.queue().await;
     let stored = bench.store.push(vec![crate::store::Push::new(queue, NewItem::default())]).await;
-    let found = stored.unwrap()[0].eligible_time;
+    let stored = stored.unwrap();
+    let found = stored[0].eligible_time;
     bench.engine.receive(&Notice::Signal(signal));
     assert_eq!(deliveries(&mut stream).await.len(), 1);
     assert!(futures_util::poll!(std::pin::pin!(stream.next())).is_pending());
-    assert_eq!(wanted().await, [Signal { queue: name("q"), topic: Topic::Wanted, since: found }]);
+    let item = Some(stored[0].id);
+    assert_eq!(wanted().await, [Signal { item, ..Signal::new(name("q"), Topic::Wanted, found) }]);
 }

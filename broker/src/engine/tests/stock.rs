@@ -117,7 +117,7 @@ async fn what_is_returned_is_there_again_before_the_next_reserve() {
 async fn what_is_withdrawn_is_there_again_before_the_next_reserve() {
     let bench = bench().await;
     bench.with_stock().await;
-    let signal = Signal { queue: name("q"), topic: Topic::Settle, since: None };
+    let signal = Signal::new(name("q"), Topic::Settle, None);
     bench.engine.receive(&Notice::Signal(signal));
     bench.receives_the_first(bench.reserve(1, LIMIT)).await;
 }
@@ -280,7 +280,7 @@ async fn an_item_that_another_broker_has_deleted_is_not_handed_out() {
     for item in bench.items().await {
         bench.store.delete_item(&queue, item.id, None).await.unwrap();
     }
-    let signal = Signal { queue: name("q"), topic: Topic::Settle, since: None };
+    let signal = Signal::new(name("q"), Topic::Settle, None);
     bench.engine.receive(&Notice::Signal(signal));
     for _ in 0..3 {
         let none = within("an answer", bench.reserve(1, Duration::ZERO)).await.unwrap().unwrap();

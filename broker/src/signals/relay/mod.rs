@@ -23,7 +23,7 @@ use tracing::{debug, info, warn};
 use self::outbox::Outbox;
 use super::{Notice, Signals, message::Message};
 use crate::{
-    domain::{QueueName, Signal, Timestamp, Topic},
+    domain::{ItemId, QueueName, Signal, Timestamp, Topic},
     essential::essential,
     metrics::Metrics,
     tasks::Tasks,
@@ -116,7 +116,7 @@ impl Receiving {
             Message::Signal(signal) => {
                 self.metrics.signal_received(signal.topic);
                 if signal.topic == Topic::Wanted {
-                    self.outbox.wanted(signal.queue.clone(), signal.since);
+                    self.outbox.wanted(&signal);
                 }
                 // An error only means that there is no receiver yet.
                 let _ = self.notices.send(Notice::Signal(signal));
@@ -336,11 +336,15 @@ impl<T: Transport> Signals for Relay<T> {
         }
     }
 
-    fn announce(&self, queue: &QueueName, since: Timestamp) {
+    fn awaits(&self, queue: &QueueName) -> bool {
+        self.shared.outbox.awaits(queue)
+    }
+
+    fn announce(&self, queue: &QueueName, since: Timestamp, item: Option<ItemId>) {
         let shared = &self.shared;
         // If it cannot be sent, nothing is lost: the insert is signalled again when it is stored.
         if shared.can_send() && !shared.closing.is_cancelled() {
-            shared.outbox.announce(queue, since);
+            shared.outbox.announce(queue, since, item);
         }
     }
 

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    domain::{QueueName, Signal, Timestamp, Topic},
+    domain::{ItemId, QueueName, Signal, Timestamp, Topic},
     signals::{coalesce::Coalescer, message::Message},
 };
 
@@ -48,28 +48,37 @@ impl Outbox {
         true
     }
 
-    /// Sends the signal of an insert that is not stored yet, if another broker waits for one.
-    pub(super) fn announce(&self, queue: &QueueName, since: Timestamp) {
+    /// Returns true if another broker waits for the queue's next insert.
+    pub(super) fn awaits(&self, queue: &QueueName) -> bool {
+        self.pending.lock().awaited.contains(queue)
+    }
+
+    /// Sends the signal of an insert that is not stored yet, if another broker waits for one. The item is left out if others of the
+    /// queue have been merged: it is not to be handed out before them.
+    pub(super) fn announce(&self, queue: &QueueName, since: Timestamp, item: Option<ItemId>) {
         let mut pending = self.pending.lock();
         if !pending.awaited.remove(queue) {
             return;
         }
-        pending.coalescer.announced(queue, Instant::now());
-        let queue = queue.clone();
-        pending.due.push(Signal { queue, topic: Topic::Insert, since: Some(since) });
+        let are_merged = pending.coalescer.announced(queue, Instant::now());
+        let (queue, item) = (queue.clone(), item.filter(|_| !are_merged));
+        pending.due.push(Signal { queue, topic: Topic::Insert, since: Some(since), item });
         drop(pending);
         self.wake.notify_one();
     }
 
-    /// Notes that another broker waits for the queue's next insert, and has `found` items that were eligible up to that time.
-    /// Ends the window of the inserts, unless these are among them.
-    pub(super) fn wanted(&self, queue: QueueName, found: Option<Timestamp>) {
+    /// Notes that another broker waits for the queue's next insert. It has found items that were eligible up to the `since` of the
+    /// signal, or the one that is named. Ends the window of the inserts, unless these are among them.
+    pub(super) fn wanted(&self, signal: &Signal) {
+        let queue = signal.queue.clone();
         let mut pending = self.pending.lock();
         if pending.awaited.len() >= MAX_AWAITED {
             pending.awaited.clear();
         }
         pending.awaited.insert(queue.clone());
-        let Some(merged) = pending.coalescer.end_window(queue, found, Instant::now()) else {
+        let Some(merged) =
+            pending.coalescer.end_window(queue, (signal.since, signal.item), Instant::now())
+        else {
             return;
         };
         pending.due.push(merged);

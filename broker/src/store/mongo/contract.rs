@@ -70,6 +70,10 @@ impl ItemStore for MongoStore {
         in_time(push::push(&self.inner, items)).await
     }
 
+    fn choose_id(&self) -> Option<ItemId> {
+        Some(self.inner.ids.next_block(self.inner.now()))
+    }
+
     fn reserver(&self, queue: &QueueName) -> Box<dyn Reserver> {
         Box::new(MongoReserver::new(Arc::clone(&self.inner), queue.clone()))
     }

@@ -23,7 +23,7 @@ pub(super) fn push(tx: &Tx<'_>, items: &[Push]) -> rusqlite::Result<Vec<Pushed>>
 }
 
 fn push_one(tx: &Tx<'_>, insert: &mut Statement<'_>, push: &Push) -> rusqlite::Result<Pushed> {
-    let Push { queue, item, producer, dedup_window, first_lease } = push;
+    let Push { queue, item, producer, dedup_window, first_lease, .. } = push;
     let name = queue.name.as_str();
     let remember = item.remembered_until(queue, *dedup_window, tx.now).filter(|end| *end > tx.now);
     let dedup_id = item.dedup_id.as_ref().map(DedupId::as_str);

@@ -151,15 +151,6 @@ impl Engine {
 }
 
 impl State {
-    /// Returns true if nothing in the queue is eligible, as far as this broker knows.
-    fn is_known_empty(&self, now: Timestamp) -> bool {
-        self.seen_empty
-            && !self.dirty
-            && self.consumers.stock.is_empty()
-            && self.due.is_none_or(|due| due > now)
-            && self.queue.as_ref().is_some_and(|queue| !queue.paused)
-    }
-
     /// Lets reserves go on if a direct push takes too long. What has come behind it goes back into the queue.
     pub(super) fn give_up_if_overdue(&mut self, now: Timestamp) {
         for (stream, coming) in self.direct.give_up_if_overdue(now) {
@@ -249,7 +240,7 @@ impl Dispatcher {
         }
         unwanted.append(&mut state.direct.take_broken());
         state.give_back(&unwanted, now);
-        let has_news = state.dirty || state.direct.has_waiting(); // for which there is a timer
+        let has_news = state.has_news() || state.direct.has_waiting(); // for which there is a timer
         drop(state);
         if has_news {
             self.wake.notify_one();

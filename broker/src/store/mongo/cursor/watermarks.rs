@@ -268,11 +268,8 @@ impl QueueCursor {
 
     /// Rewinds the watermarks for a hint, which names no priorities.
     pub(crate) fn appeared(&self, appeared: Appeared) {
-        let since = match appeared {
-            Appeared::Nothing => return,
-            Appeared::Since(since) => since.0 - UNCERTAINTY,
-            Appeared::FromStart => START,
-        };
+        let Some(since) = appeared.since() else { return };
+        let since = since.map_or(START, |since| since.0 - UNCERTAINTY);
         let used = {
             let mut state = self.state.lock();
             state.reread = true;

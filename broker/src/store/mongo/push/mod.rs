@@ -130,8 +130,7 @@ fn first_leases(inner: &Arc<Inner>, group: &Arc<Group>, items: &mut [Push]) -> V
     form::choose_ids(&inner.ids, now, items, inner.segment_size);
     let mut claims: HashMap<&QueueName, Claim> = HashMap::new();
     for push in items.iter() {
-        let Some(lease) = &push.first_lease else { continue };
-        let Some(id) = lease.item else { continue };
+        let (Some(lease), Some(id)) = (&push.first_lease, push.id) else { continue };
         let name = &push.queue.name;
         let claim = claims
             .entry(name)

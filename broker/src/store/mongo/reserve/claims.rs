@@ -10,6 +10,9 @@
 //!
 //! The push of items that are stored as reserved is a claim too. Its first part inserts a tombstone with the id of each
 //! document, which a late insert does not get past.
+//!
+//! A claim of an item that was announced may come before the item, which then cannot be marked. Such a claim has an end,
+//! which the server heeds, and is undone after it.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -17,14 +20,14 @@ use std::{
     time::Duration,
 };
 
-use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
+use mongodb::bson::{Bson, RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 use sluicegate_proto::backoff::Backoff;
 use tokio::runtime::Handle;
 
 use crate::{
     domain::{IdSet, ItemId, LeaseToken, PrioritySet, QueueName, Timestamp},
     store::{
-        Reserved, Result, StoreError,
+        Appeared, Reserved, Result, StoreError,
         mongo::{
             Inner,
             cursor::watermarks::QueueCursor,
@@ -64,6 +67,8 @@ struct Claimed {
     segment: Option<ItemId>,
     /// The claim is the push of the item.
     is_new: bool,
+    /// Nobody has read the item: nothing is known of it but its id, and that the claim matches it only where it was pushed.
+    is_unread: bool,
 }
 
 /// A claim whose items are not with the caller yet. If it is dropped before it has [arrived](Claim::arrived), it is
@@ -76,6 +81,8 @@ pub(crate) struct Claim {
     items: Vec<Claimed>,
     /// True if the server has said which of the items are claimed.
     known: bool,
+    /// From when on the claim takes no effect any more, if it has such an end.
+    ends: Option<Timestamp>,
     /// True if this claim is among the open claims of its queue.
     counted: bool,
     runtime: Handle,
@@ -112,6 +119,7 @@ impl Claim {
             queue: queue.clone(),
             items: Vec::new(),
             known: false,
+            ends: None,
             counted: false,
             runtime: Handle::current(),
             _open: inner.tracker.token(),
@@ -131,7 +139,33 @@ impl Claim {
             settled: item.settled,
             segment: item.segment.as_ref().map(|seen| seen.id),
             is_new: false,
+            is_unread: false,
         });
+    }
+
+    /// Adds an item that is about to be claimed by its id, by a command that takes no effect after `ends`.
+    pub(crate) fn add_unread(&mut self, id: ItemId, token: LeaseToken, ends: Timestamp) {
+        self.ends = Some(ends);
+        self.items.push(Claimed {
+            id,
+            token,
+            priority: 0,
+            when: 0,
+            attempt: 1,
+            deliveries: 0,
+            lock: None,
+            settled: None,
+            segment: None,
+            is_new: false,
+            is_unread: true,
+        });
+    }
+
+    /// Notes that the server has claimed the only item of this claim, and what it was before.
+    pub(crate) fn was_read(&mut self, item: &Stored, token: LeaseToken) {
+        self.items.clear();
+        self.add(item, token);
+        self.known = true;
     }
 
     /// Adds an item that is about to be pushed.
@@ -147,6 +181,7 @@ impl Claim {
             settled: None,
             segment: (id.block().1 > 0).then_some(id.block().0),
             is_new: true,
+            is_unread: false,
         });
     }
 
@@ -183,6 +218,7 @@ impl Drop for Claim {
             queue: self.queue.clone(),
             items: std::mem::take(&mut self.items),
             known: self.known,
+            ends: self.ends,
         };
         let undoing = async move {
             lost.undo().await;
@@ -216,10 +252,15 @@ struct Lost {
     queue: QueueName,
     items: Vec<Claimed>,
     known: bool,
+    ends: Option<Timestamp>,
 }
 
 impl Lost {
     async fn undo(&self) {
+        if let Some(ends) = self.ends.filter(|_| !self.known) {
+            let wait = tokio::time::sleep(self.inner.now().until(ends));
+            self.inner.stop.run_until_cancelled(wait).await;
+        }
         let (mut failures, mut refusals) = (0, 0);
         loop {
             let Err(error) = self.try_to_undo().await else { break };
@@ -241,7 +282,11 @@ impl Lost {
         }
         self.cursor.forget_prefetched();
         for item in &self.items {
-            self.cursor.rewind(PrioritySet::of(item.priority), item.when);
+            if item.is_unread {
+                self.cursor.appeared(Appeared::FromStart);
+            } else {
+                self.cursor.rewind(PrioritySet::of(item.priority), item.when);
+            }
         }
     }
 
@@ -322,13 +367,15 @@ impl Lost {
     fn restore(&self, settled: ObjectId, statements: &mut Vec<RawDocumentBuf>) -> Result<()> {
         let mut lots: HashMap<_, Vec<ItemId>> = HashMap::new();
         for item in &self.items {
-            let alike = (item.token, item.when, item.attempt, item.lock);
+            let when = (!item.is_unread).then_some(item.when);
+            let alike = (item.token, when, item.attempt, item.lock);
             lots.entry(alike).or_default().push(item.id);
         }
         for ((token, when, attempt, lock), ids) in lots {
             let filter = rawdoc! { "_id": { "$in": oids(ids) }, "lock": token_oid(token) };
+            let when = when.map_or(Bson::from("$created"), |when| date(Timestamp(when)).into());
             let mut set = doc! {
-                "when": date(Timestamp(when)), "attempt": i64::from(attempt),
+                "when": when, "attempt": i64::from(attempt),
                 "deliveries": { "$subtract": ["$deliveries", 1] },
                 "settled": settled, "settledBefore": settled_before(),
             };

@@ -57,6 +57,10 @@ impl Reserver for MongoReserver {
     ) -> Result<Reserved> {
         let cursor = self.cursor(queue);
         cursor.appeared(appeared);
+        let announced = match appeared {
+            Appeared::Item { id, .. } => Some(id),
+            Appeared::FromStart | Appeared::Since(_) | Appeared::Nothing => None,
+        };
         let (queue, demands) = (Arc::clone(queue), demands.to_vec());
         // If nobody waits for the answer any more, dropping it undoes the claim.
         let turn = Arc::clone(&cursor.turn);
@@ -66,7 +70,7 @@ impl Reserver for MongoReserver {
             let turn = turn.lock_owned().await;
             let operation = |inner: Arc<Inner>| async move {
                 let _turn = turn;
-                reserve::reserve(&inner, &cursor, &queue, &demands).await
+                reserve::reserve(&inner, &cursor, &queue, &demands, announced).await
             };
             self.inner.run_long(operation).await
         };

@@ -1,5 +1,6 @@
 //! Reserves items: finds the head of the queue, assigns its items to demands, and claims them in one command.
 
+pub(super) mod announced;
 pub(super) mod claims;
 pub(super) mod ended;
 pub(super) mod handle;
@@ -13,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mongodb::bson::{RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
+use mongodb::bson::{Document, RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
 
 use crate::{
     domain::{
@@ -51,12 +52,14 @@ const MANY: usize = 100;
 /// Time limit of a reserve that finds only items to remove, because its caller may not want to wait for the removals.
 const CLEARING: Duration = Duration::from_millis(100);
 
-/// Reserves items from the head of the queue.
+/// Reserves items from the head of the queue. If another broker has announced an item of a queue that was empty, that one is
+/// claimed without looking for it.
 pub(super) async fn reserve(
     inner: &Arc<Inner>,
     cursor: &Arc<QueueCursor>,
     queue: &Arc<Queue>,
     demands: &[Demand],
+    announced: Option<ItemId>,
 ) -> Result<Handover> {
     let wanted: usize = demands.iter().map(|want| want.max_items).sum();
     let mut answer = Handover { reserved: Reserved::default(), claim: None };
@@ -67,6 +70,12 @@ pub(super) async fn reserve(
     cursor.claims.resolved().await?;
     let place = Place { inner, group: &group, cursor, queue };
     let mut sweep = cursor.sweep_due(false);
+    if let Some(id) = announced.filter(|_| !sweep) {
+        if let Some(claimed) = announced::claim(&place, demands, id).await? {
+            return Ok(claimed);
+        }
+        cursor.claims.resolved().await?;
+    }
     let begun = Instant::now();
     // Payloads that no demand has room for are not read.
     let bytes = demands.iter().fold(0, |sum: usize, want| sum.saturating_add(want.max_bytes));
@@ -183,9 +192,8 @@ async fn hand_out(
                 deliveries,
                 at_limit: at_limit.unwrap_or_default(),
                 expired: expired.unwrap_or_default(),
-                damaged: 0,
                 more: true,
-                limit_unknown: false,
+                ..Reserved::default()
             };
             return Ok(Handover { reserved, claim: Some(claim) });
         }
@@ -200,8 +208,7 @@ async fn hand_out(
     // The removal of an item may have unblocked the next one of its ordering key.
     let removed = expired + at_limit.total() > 0;
     let more = found.extent != Extent::All || !left.is_empty() || removed || outrun;
-    let reserved =
-        Reserved { deliveries, at_limit, expired, damaged: 0, more, limit_unknown: false };
+    let reserved = Reserved { deliveries, at_limit, expired, more, ..Reserved::default() };
     Ok(Handover { reserved, claim: Some(claim) })
 }
 
@@ -380,8 +387,13 @@ fn claim_statement(
         "deliveries": i64::from(alike.deliveries),
     };
     as_read(&mut filter, lot.tokens.iter().copied());
+    Ok(statement(filter, Update::operators(&change(alike, lot.token, now))?))
+}
+
+/// Returns what a claim changes in a document.
+fn change(alike: &Alike, token: LeaseToken, now: Timestamp) -> Document {
     let mut set = doc! {
-        "when": leased(alike.until), "lock": token_oid(lot.token), "started": date(now),
+        "when": leased(alike.until), "lock": token_oid(token), "started": date(now),
     };
     if alike.lapsed {
         set.insert("attempt", i64::from(alike.attempt));
@@ -400,7 +412,7 @@ fn claim_statement(
     if alike.lapsed {
         change.insert("$max", doc! { "trace": millis(now.0 + WITNESS) });
     }
-    Ok(statement(filter, Update::operators(&change)?))
+    change
 }
 
 /// Returns the ids of the items, and of the segments, that carry one of the tokens.

@@ -477,6 +477,7 @@ mod tests {
             producer: ConsumerName::parse_optional("producer", "me").unwrap(),
             dedup_window: None,
             first_lease: None,
+            id: None,
         };
         let start = Start {
             id: ItemId(*b"0123456789ab"),

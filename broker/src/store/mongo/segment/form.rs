@@ -109,8 +109,8 @@ pub(crate) fn choose_ids(ids: &IdSource, now: Timestamp, items: &mut [Push], siz
         let (segment, after) = rest.split_at_mut(count);
         let id = ids.next_block(now);
         for (number, push) in segment.iter_mut().enumerate() {
-            if let Some(lease) = &mut push.first_lease {
-                lease.item = Some(if count > 1 { id.at_offset(number + 1) } else { id });
+            if push.first_lease.is_some() {
+                push.id = Some(if count > 1 { id.at_offset(number + 1) } else { id });
             }
         }
         rest = after;
@@ -144,7 +144,7 @@ pub(crate) fn plan(ids: &IdSource, now: Timestamp, items: &[Push], size: Segment
     let mut reserved: HashMap<ItemId, usize> = HashMap::new();
     for (at, push) in items.iter().enumerate() {
         let place = (push.queue.name.as_str(), push.item.priority.level());
-        let chosen = chosen(push);
+        let chosen = push.id;
         let (window, id) = (item::window(push, now), DedupId::text_of(push.item.dedup_id.as_ref()));
         // The index allows one document to have an id twice, and of two documents it may refuse the first.
         let is_late = window.is_some() && !ids_here.insert((place.0, id));
@@ -186,10 +186,10 @@ pub(crate) fn plan(ids: &IdSource, now: Timestamp, items: &[Push], size: Segment
     }
     let mut starts: Vec<Option<ItemId>> = vec![None; items.len()];
     for unit in &mut units {
-        if let Some(id) = chosen(&items[unit.places[0]]) {
+        if let Some(id) = items[unit.places[0]].id {
             let (segment, number) = id.block();
             unit.segment = (number > 0 && !unit.is_late).then_some(segment);
-            unit.places.iter().for_each(|&at| starts[at] = chosen(&items[at]));
+            unit.places.iter().for_each(|&at| starts[at] = items[at].id);
             continue;
         }
         let first = ids.next_block(now);
@@ -204,11 +204,6 @@ pub(crate) fn plan(ids: &IdSource, now: Timestamp, items: &[Push], size: Segment
         Start { id, now, sequence: None, blocked: false }
     };
     Plan { starts: starts.into_iter().map(start).collect(), units }
-}
-
-/// Returns the id of an item, if it was chosen before.
-fn chosen(push: &Push) -> Option<ItemId> {
-    push.first_lease.as_ref().and_then(|lease| lease.item)
 }
 
 /// The document of a unit.

@@ -23,7 +23,7 @@ use crate::store::StoreError;
 const LIMIT: Duration = Duration::from_secs(45);
 
 /// Forwards bytes until told to swallow them: its connections stay open and lead nowhere.
-struct Proxy {
+pub(super) struct Proxy {
     address: SocketAddr,
     way: Arc<Way>,
 }
@@ -47,20 +47,20 @@ struct Hold {
 }
 
 /// A command that is held up, together with its connection, until this value is dropped.
-struct HeldCommand {
+pub(super) struct HeldCommand {
     caught: oneshot::Receiver<()>,
     _release: oneshot::Sender<()>,
 }
 
 impl HeldCommand {
     /// Waits until the command has been caught.
-    async fn caught(&mut self) {
+    pub(super) async fn caught(&mut self) {
         tokio::time::timeout(LIMIT, &mut self.caught).await.expect("a command in time").unwrap();
     }
 }
 
 impl Proxy {
-    async fn start(server: String) -> Self {
+    pub(super) async fn start(server: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, way) = (listener.local_addr().unwrap(), Arc::new(Way::default()));
         let ways = Arc::clone(&way);
@@ -79,7 +79,7 @@ impl Proxy {
     }
 
     /// Opens a broker that reaches the server only through this proxy.
-    async fn open(&self, clock: &Arc<Clock>, database: &str) -> Broker<MongoStore> {
+    pub(super) async fn open(&self, clock: &Arc<Clock>, database: &str) -> Broker<MongoStore> {
         self.open_with(16, clock, database).await
     }
 
@@ -114,7 +114,7 @@ impl Proxy {
     }
 
     /// Holds up the next command of this name on the items.
-    fn hold_on_items(&self, command: &str) -> HeldCommand {
+    pub(super) fn hold_on_items(&self, command: &str) -> HeldCommand {
         self.hold(format!("\u{2}{command}\0\u{e}\0\0\0items.default\0").as_bytes())
     }
 }
@@ -307,24 +307,13 @@ async fn a_claim_that_arrives_after_it_was_undone_takes_nothing() {
     let undone = async || items.count_documents(doc! { "q": "q", "settled": { "$exists": true } });
     until("the claim is undone", async || undone().await.await.unwrap() == 1).await;
     let before = items.find_one(doc! { "q": "q", "key": { "$exists": false } }).await.unwrap();
-    let update = |section: &Document| {
-        let metrics = section.get_document("metrics").unwrap().get_document("commands").unwrap();
-        metrics.get_document("update").unwrap().get_i64("total").unwrap()
-    };
-    let commands = async || update(&server.admin(doc! { "serverStatus": 1 }).await.unwrap());
+    let commands = async || server.executed("update").await;
     let done = commands().await;
     drop(claim);
     until("the claim arrives", async || commands().await > done).await;
     let after = items.find_one(doc! { "q": "q", "key": { "$exists": false } }).await.unwrap();
     assert_eq!(after, before);
     assert_untouched(&take(&store, &queue, 1).await);
-}
-
-/// Returns how many `update` commands the server has executed.
-async fn updates(server: &Server) -> i64 {
-    let status = server.admin(doc! { "serverStatus": 1 }).await.unwrap();
-    let metrics = status.get_document("metrics").unwrap().get_document("commands").unwrap();
-    metrics.get_document("update").unwrap().get_i64("total").unwrap()
 }
 
 /// The first attempt at an extension lies on its way to the server, its repetition is answered, and a later extension
@@ -347,9 +336,9 @@ async fn an_extension_that_comes_late_does_not_take_back_a_later_one() {
     let (_, ()) = tokio::join!(extend(Duration::from_mins(1)), first.caught());
     let end = extend(Duration::from_mins(5)).await;
 
-    let done = updates(&server).await;
+    let done = server.executed("update").await;
     drop(first);
-    until("the first attempt arrives", async || updates(&server).await > done).await;
+    until("the first attempt arrives", async || server.executed("update").await > done).await;
     let item = store.get_item(&queue, taken[0].item.id).await.unwrap().unwrap();
     assert_eq!(item.eligible_time, Some(end));
     // A lease may be shortened too.
@@ -380,9 +369,9 @@ async fn an_extension_that_comes_late_does_not_take_back_a_renewal() {
         let extended = extend(Duration::from_mins(1), false);
         let (_, ()) = tokio::join!(extended, first.caught());
         let end = extend(Duration::from_mins(5), true).await;
-        let done = updates(&server).await;
+        let done = server.executed("update").await;
         drop(first);
-        until("the first attempt arrives", async || updates(&server).await > done).await;
+        until("the first attempt arrives", async || server.executed("update").await > done).await;
         for delivery in &taken {
             let item = store.get_item(&queue, delivery.item.id).await.unwrap().unwrap();
             assert_eq!(item.eligible_time, Some(end), "of {items} items");

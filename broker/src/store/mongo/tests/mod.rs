@@ -15,6 +15,7 @@ use crate::{
     },
 };
 
+mod announced;
 mod brokers;
 mod deletion_races;
 mod faults;

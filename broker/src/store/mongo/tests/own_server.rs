@@ -101,6 +101,13 @@ impl Server {
         self.admin(doc! { "configureFailPoint": "failCommand", "mode": "off" }).await.unwrap();
     }
 
+    /// Returns how many commands of this name it has executed.
+    pub(super) async fn executed(&self, command: &str) -> i64 {
+        let status = self.admin(doc! { "serverStatus": 1 }).await.unwrap();
+        let metrics = status.get_document("metrics").unwrap().get_document("commands").unwrap();
+        metrics.get_document(command).unwrap().get_i64("total").unwrap()
+    }
+
     /// Returns the address of the server.
     pub(super) fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
