@@ -97,7 +97,12 @@ impl Case {
         // Faults happen to the broker behind the proxy, so that is the one that settles what another one reserved.
         let prepares = beside.as_ref().filter(|_| self.transition.needs_two_brokers());
         let prepares = prepares.unwrap_or(&clients);
-        let stage = Stage { clients: prepares, queue: &queue, database: &database };
+        let stage = Stage {
+            clients: prepares,
+            beside: beside.as_ref(),
+            queue: &queue,
+            database: &database,
+        };
         let held = self.transition.prepare(&stage).await;
         let began = held.is_ok();
         let held = held.unwrap_or_else(|answer| {
@@ -107,10 +112,16 @@ impl Case {
         clients.recorder.mark(What::Disturbed { begins: true, fault: self.to_string() });
         let (fault, at) = self.fault.filter(|_| began).unzip();
         lane.arm(at.unwrap_or_default(), fault);
-        let stage = Stage { clients: &clients, queue: &queue, database: &database };
+        let stage = Stage {
+            clients: &clients,
+            beside: beside.as_ref(),
+            queue: &queue,
+            database: &database,
+        };
         let racing = async {
             if let Some(beside) = beside.as_ref().filter(|_| self.races) {
-                let stage = Stage { clients: beside, queue: &queue, database: &database };
+                let stage =
+                    Stage { clients: beside, beside: None, queue: &queue, database: &database };
                 stage.race(&held).await;
             }
         };
@@ -129,7 +140,12 @@ impl Case {
         }
         clients.recorder.mark(What::Disturbed { begins: false, fault: String::new() });
         let begun = Instant::now();
-        let stage = Stage { clients: &clients, queue: &queue, database: &database };
+        let stage = Stage {
+            clients: &clients,
+            beside: beside.as_ref(),
+            queue: &queue,
+            database: &database,
+        };
         if self.repeats && matches!(answer, Err(Answer::Unknown(_))) {
             let _ = self.transition.act(&stage, &held).await;
         }

@@ -14,6 +14,8 @@ pub(crate) const LEASE: Duration = Duration::from_millis(1_500);
 /// The lease of what is to lapse. Long enough for the answer to come before its end on a machine that is busy.
 const SHORT: Duration = Duration::from_millis(500);
 const NONE: Duration = Duration::ZERO;
+/// A broker that has delivered an item has asked for the next one by then.
+const ASKED: Duration = Duration::from_millis(20);
 
 macro_rules! transitions {
     ($($transition:ident = $name:literal),+ $(,)?) => {
@@ -40,6 +42,7 @@ transitions! {
     PushDuplicates = "push-duplicates",
     Direct = "direct-delivery",
     DirectSeveral = "direct-several",
+    Announced = "announced-delivery",
     ClaimOne = "claim-one",
     ClaimPart = "claim-part",
     ClaimAll = "claim-all",
@@ -84,14 +87,19 @@ use Transition as T;
 /// The queues and clients of one case.
 pub(crate) struct Stage<'a> {
     pub(crate) clients: &'a Clients,
+    /// Clients of the other broker, if the transition needs one or it races.
+    pub(crate) beside: Option<&'a Clients>,
     pub(crate) queue: &'a str,
     pub(crate) database: &'a Database,
 }
 
 impl Transition {
-    /// Returns whether another broker reserves what is settled.
+    /// Returns whether another broker takes part: it reserves what is settled, or pushes what is delivered.
     pub(crate) fn needs_two_brokers(self) -> bool {
-        matches!(self, T::CommitElsewhere | T::RollBackElsewhere | T::ExtendElsewhere)
+        matches!(
+            self,
+            T::CommitElsewhere | T::RollBackElsewhere | T::ExtendElsewhere | T::Announced
+        )
     }
 
     /// Returns whether a client repeats the call if its outcome is unknown.
@@ -105,6 +113,7 @@ impl Transition {
                 | T::CommitAndPush
                 | T::Direct
                 | T::DirectSeveral
+                | T::Announced
                 | T::Tick
         )
     }
@@ -161,7 +170,8 @@ impl Transition {
             | T::PushSequenced
             | T::PushDeduplicated
             | T::Direct
-            | T::DirectSeveral => {}
+            | T::DirectSeveral
+            | T::Announced => {}
             // Two segments, so that one command has a statement for each.
             T::ClaimSeveral | T::CommitSeveral | T::RollBackSeveral => {
                 clients.push(queue, &items[..4]).await?;
@@ -236,6 +246,21 @@ impl Transition {
                 let patience = LEASE * 2;
                 let (came, pushed) =
                     clients.consume_during(queue, items.len(), patience, push).await;
+                let committed = clients.commit(receipts(&came)).await;
+                pushed.and(committed)
+            }
+            T::Announced => {
+                // The broker that delivers asks for the next one after each, so that all but the first are announced to it.
+                let (items, beside) = (self.items(stage), stage.beside.unwrap_or(clients));
+                let push = async {
+                    for item in &items {
+                        beside.push(queue, std::slice::from_ref(item)).await?;
+                        tokio::time::sleep(ASKED).await;
+                    }
+                    Ok(())
+                };
+                let (came, pushed) =
+                    clients.consume_during(queue, items.len(), LEASE * 2, push).await;
                 let committed = clients.commit(receipts(&came)).await;
                 pushed.and(committed)
             }

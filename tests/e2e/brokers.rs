@@ -8,6 +8,7 @@ use std::{
 use futures_util::StreamExt;
 use sluicegate_proto::v1::{ConsumeRequest, Outcome};
 
+use super::probes::{get, value};
 use crate::harness::{Backend, RedisServer, payloads, redis_url, text, within};
 
 /// The window in which equal signals are sent once.
@@ -40,6 +41,37 @@ async fn a_lone_push_reaches_an_idle_consumer_of_another_broker() {
         latencies[latencies.len() * 95 / 100],
         latencies[latencies.len() - 1]
     );
+}
+
+/// The broker that stores an item tells the other its id, by which that one claims it without looking for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lone_pushes_are_claimed_by_their_ids_on_another_broker() {
+    let store = Backend::Mongo.store();
+    let launch = store.launch().signals(&redis_url()).without_poll();
+    let (here, there) = (launch.start().await, launch.start().await);
+    let (api, remote) = (here.api().await, there.api().await);
+    let mut stream = remote.consume("idle", 10).await;
+    let mut pushed = 0;
+    // Some are looked for too early, and then found by a scan.
+    within("three that are claimed by their ids", async {
+        loop {
+            let payload = pushed.to_string();
+            pushed += 1;
+            api.push("idle", &[&payload]).await;
+            let delivery = stream.next().await;
+            assert_eq!(text(&delivery), payload, "each once, in order");
+            let item = delivery.item.as_ref().expect("an item");
+            assert_eq!((item.attempt, item.deliveries), (1, 1));
+            assert_eq!(remote.commit(&[&delivery.receipt]).await, [Outcome::Ok]);
+            let (_, metrics) = get(&there, "/metrics").await;
+            let claimed = value(&metrics, "dispatcher_wakes_total{cause=\"announcement\"}");
+            if claimed >= Some(3.0) {
+                return;
+            }
+        }
+    })
+    .await;
+    println!("{pushed} pushes until three were claimed by their ids");
 }
 
 /// One signal per window, and one for each time that the broker of a waiting consumer asked for it.

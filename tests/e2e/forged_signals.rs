@@ -32,6 +32,9 @@ async fn forged_and_oversized_signals_have_no_effect() {
         b"insert work -95617497600000 deadbeef".to_vec(),
         b"insert not/a/queue - deadbeef".to_vec(),
         b"delete work - deadbeef".to_vec(),
+        format!("insert work 1700000000000 deadbeef {}", held.item.as_ref().expect("an item").id)
+            .into_bytes(),
+        b"insert work 1700000000000 deadbeef 7477656c7665206279746573".to_vec(),
         vec![b'x'; 8 << 20],
         [b"insert ".to_vec(), vec![b'q'; 8 << 20], b" - deadbeef".to_vec()].concat(),
     ];

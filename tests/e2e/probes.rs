@@ -61,7 +61,7 @@ async fn probes_are_answered_however_many_connections_are_idle() {
 }
 
 /// Returns the value of a line of `/metrics`, given without its prefix.
-fn value(metrics: &str, line: &str) -> Option<f64> {
+pub(super) fn value(metrics: &str, line: &str) -> Option<f64> {
     let line = format!("sluicegate_{line} ");
     metrics.lines().find_map(|l| l.strip_prefix(&line)).map(|value| value.parse().expect(value))
 }

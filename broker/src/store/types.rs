@@ -20,8 +20,8 @@ pub struct Push {
     pub dedup_window: Option<Duration>,
     /// If given, the item is stored as already reserved.
     pub first_lease: Option<Box<FirstLease>>,
-    /// The item's id, if the store has chosen it before the write.
-    pub(crate) id: Option<ItemId>,
+    /// The item's id, if the store has [chosen](super::ItemStore::choose_id) it before the write.
+    pub id: Option<ItemId>,
 }
 
 impl Push {

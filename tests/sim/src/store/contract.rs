@@ -82,6 +82,10 @@ impl<L: Link> ItemStore for ModelStore<L> {
         self.inner.call("rollback", roll_back).await
     }
 
+    fn choose_id(&self) -> Option<ItemId> {
+        Some(World::id(self.inner.shared.world.lock().next_row()))
+    }
+
     async fn extend(&self, items: Vec<Extension>) -> Result<Vec<Outcome>> {
         let asked = self.now();
         let extend = |world: &mut World, now| {
@@ -131,7 +135,7 @@ impl<L: Link> Reserver for ModelReserver<L> {
         &mut self,
         queue: &Arc<Queue>,
         demands: &[Demand],
-        _appeared: Appeared,
+        appeared: Appeared,
     ) -> Result<Reserved> {
         let inner = Arc::clone(&self.inner);
         inner.link.request("reserve").await?;
@@ -139,7 +143,14 @@ impl<L: Link> Reserver for ModelReserver<L> {
             for claim in self.unanswered.drain(..) {
                 world.undo(claim);
             }
-            let (reserved, claims) = world.reserve(queue, demands, inner.broker, now);
+            let named = match appeared {
+                Appeared::Item { id, .. } => {
+                    world.reserve_named(queue, demands, inner.broker, id, now)
+                }
+                Appeared::FromStart | Appeared::Since(_) | Appeared::Nothing => None,
+            };
+            let (reserved, claims) =
+                named.unwrap_or_else(|| world.reserve(queue, demands, inner.broker, now));
             self.unanswered = claims;
             reserved
         });

@@ -2,14 +2,14 @@
 
 use sluicegate_broker::{
     domain::{
-        AtLimit, Delivery, Demand, Item, ItemSize, ItemState, LeaseToken, LimitReason, Outcome,
-        Pushed, Queue, QueueName, Receipt, Timestamp, Triage, assign, cut_reason,
+        AtLimit, Delivery, Demand, Item, ItemId, ItemSize, ItemState, LeaseToken, LimitReason,
+        Outcome, Pushed, Queue, QueueName, Receipt, Timestamp, Triage, assign, cut_reason,
     },
     store::{EndedDelivery, Extension, Move, Push, Reservation, Reserved, Rollback, RollbackTo},
 };
 
 use super::{
-    stored::Stored,
+    stored::{Stored, row_of},
     world::{First, World},
 };
 
@@ -46,7 +46,7 @@ impl World {
     }
 
     fn push_one(&mut self, push: &Push, claims: &mut Vec<Claim>, now: Timestamp) -> Pushed {
-        let Push { queue, item: new, producer, dedup_window, first_lease } = push;
+        let Push { queue, item: new, producer, dedup_window, first_lease, id } = push;
         let until = new.remembered_until(queue, *dedup_window, now).filter(|end| *end > now);
         let remembered = new.dedup_id.clone().map(|id| (queue.name.clone(), id));
         if until.is_some()
@@ -56,7 +56,7 @@ impl World {
             let (id, sequence) = (Self::id(first.row), first.sequence);
             return Pushed { id, deduplicated: true, sequence, eligible_time: None };
         }
-        let row = self.next_row();
+        let row = id.map_or_else(|| self.next_row(), row_of);
         let own = new.eligible_from(now);
         let key = new.ordering_key.as_ref();
         let waits = key.is_some_and(|key| self.must_wait(&queue.name, key, row, now));
@@ -134,6 +134,34 @@ impl World {
             reserved.deliveries.push((claimant, delivery));
         }
         (reserved, claims)
+    }
+
+    /// Reserves an item by its id, if it is as it was pushed.
+    pub(super) fn reserve_named(
+        &mut self,
+        queue: &Queue,
+        demands: &[Demand],
+        broker: [u8; 4],
+        id: ItemId,
+        now: Timestamp,
+    ) -> Option<(Reserved, Vec<Claim>)> {
+        let stored = self.get_id(id).filter(|stored| {
+            let item = &stored.item;
+            item.queue == queue.name
+                && stored.when.is_some_and(|when| when <= now)
+                && (stored.lock, item.deliveries) == (None, 0)
+                && item.ordering_key.is_none()
+                && queue.triage(stored.at_head(), now) == Triage::Live { attempt: 1 }
+        })?;
+        let size =
+            ItemSize { payload: stored.item.payload.len(), message: stored.item.message_bytes() };
+        let claimant = *assign(&[size], demands).first()?;
+        let (row, token) = (stored.row, LeaseToken::fresh(broker));
+        let stored = self.take(row)?;
+        let claim = Claim { row, token, before: Box::new(stored.clone()) };
+        let delivery = self.lease(stored, queue, 1, token, &demands[claimant], now);
+        let deliveries = vec![(claimant, delivery)];
+        Some((Reserved { deliveries, is_named: true, ..Reserved::default() }, vec![claim]))
     }
 
     fn lease(

@@ -205,22 +205,26 @@ async fn a_claim_by_id_whose_answer_is_lost_is_undone_with_no_attempt_counted() 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_by_id_that_arrives_after_it_was_undone_takes_nothing() {
     let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
-    let proxy = Proxy::start(server.address()).await;
-    let (store, other) = (proxy.open(&clock, "test").await, server.open(&clock, "b").await);
-    let queue = emptied(&other, &store).await;
-    let (push, id) = chosen(&other, &queue, "x");
-    let mut claim = proxy.hold_on_items("findAndModify");
-    let refused = reserve_named(&store, &queue, id, want(1, LEASE)).await;
+    let (near, far) = (Proxy::start(server.address()).await, Proxy::start(server.address()).await);
+    let (here, other) = (near.open(&clock, "test").await, far.open(&clock, "test").await);
+    let queue = emptied(&here, &other).await;
+    let (push, id) = chosen(&here, &queue, "x");
+    let mut insert = near.hold_on_items("insert");
+    let pushing = tokio::spawn(async move { here.push(vec![push]).await });
+    insert.caught().await;
+    let mut claim = far.hold_on_items("findAndModify");
+    let refused = reserve_named(&other, &queue, id, want(1, LEASE)).await;
     assert!(matches!(refused, Err(StoreError::Unavailable { .. })), "{refused:?}");
     claim.caught().await;
     // The queue is reserved from again when it is undone.
-    until("the claim is undone", async || store.reserve(&queue, &[want(1, LEASE)]).await.is_ok())
+    until("the claim is undone", async || other.reserve(&queue, &[want(1, LEASE)]).await.is_ok())
         .await;
-    other.push(vec![push]).await.unwrap();
+    drop(insert);
+    assert_eq!(pushing.await.unwrap().unwrap()[0].id, id);
     let before = server.executed("findAndModify").await;
     drop(claim);
     until("the claim arrives", async || server.executed("findAndModify").await > before).await;
     let item = other.get_item(&queue, id).await.unwrap().unwrap();
     assert_eq!((item.state, item.deliveries), (ItemState::Ready, 0));
-    assert_untouched(&take_all(&store, &queue, 1).await);
+    assert_untouched(&take_all(&other, &queue, 1).await);
 }
