@@ -36,23 +36,52 @@ struct Swallowed {
     least: Option<Timestamp>,
     /// The greatest `since`, and `None` if one of them is unknown.
     greatest: Option<Timestamp>,
-    /// The item, if there is only one signal and it names one.
-    item: Option<ItemId>,
+    /// What they tell of that is not known to be found.
+    unfound: Unfound,
+}
+
+/// What may still have to be found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unfound {
+    Nothing,
+    Item(ItemId),
+    Anything,
+}
+
+impl Unfound {
+    fn of(signal: &Signal, found: Option<ItemId>) -> Self {
+        match signal.item {
+            None => Self::Anything,
+            item if item == found => Self::Nothing,
+            Some(item) => Self::Item(item),
+        }
+    }
+
+    fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Nothing, one) | (one, Self::Nothing) => one,
+            _ => Self::Anything,
+        }
+    }
 }
 
 impl Swallowed {
-    const fn one(signal: &Signal) -> Self {
-        Self { least: signal.since, greatest: signal.since, item: signal.item }
+    const fn one(since: Option<Timestamp>, unfound: Unfound) -> Self {
+        Self { least: since, greatest: since, unfound }
     }
 
-    fn with(self, signal: &Signal) -> Self {
-        let greatest = self.greatest.zip(signal.since).map(|(a, b)| a.max(b));
-        Self { least: self.least.min(signal.since), greatest, item: None }
+    fn with(self, since: Option<Timestamp>, unfound: Unfound) -> Self {
+        let greatest = self.greatest.zip(since).map(|(a, b)| a.max(b));
+        Self { least: self.least.min(since), greatest, unfound: self.unfound.and(unfound) }
     }
 
     /// Returns the signal that stands for all.
     fn signal(self, (queue, topic): Key) -> Signal {
-        Signal { queue, topic, since: self.least, item: self.item }
+        let item = match self.unfound {
+            Unfound::Item(item) => Some(item),
+            Unfound::Nothing | Unfound::Anything => None,
+        };
+        Signal { queue, topic, since: self.least, item }
     }
 
     /// Returns true if a broker that has found items up to `found` has probably found all that was signalled.
@@ -83,12 +112,10 @@ impl Coalescer {
             self.open_window(key, now);
             return Some(signal);
         };
-        if signal.item.is_some() && signal.item == window.found_item {
-            return None; // there is nothing more to find
-        }
+        let unfound = Unfound::of(&signal, window.found_item);
         let swallowed = match window.swallowed {
-            None => Swallowed::one(&signal),
-            Some(before) => before.with(&signal),
+            None => Swallowed::one(signal.since, unfound),
+            Some(before) => before.with(signal.since, unfound),
         };
         window.swallowed = Some(swallowed);
         let is_missing = window.found.is_some_and(|found| !swallowed.is_within(found));
@@ -96,12 +123,12 @@ impl Coalescer {
     }
 
     /// Notes that the signal of an insert is sent before the insert is stored. The signals that follow when it is stored are merged.
-    /// Returns true if others are merged already, which other brokers may know nothing of.
+    /// Returns true if signals are merged of something that other brokers may not have found.
     pub(super) fn announced(&mut self, queue: &QueueName, now: Instant) -> bool {
         let key = (queue.clone(), Topic::Insert);
         if let Some(window) = self.open.get_mut(&key) {
             window.found = None;
-            return window.swallowed.is_some();
+            return window.swallowed.is_some_and(|all| all.unfound != Unfound::Nothing);
         }
         self.open_window(key, now);
         false
@@ -123,8 +150,8 @@ impl Coalescer {
 
     /// Ends the window of a queue's inserts before its time, if it is open, because another broker waits for the next signal. Returns its merged
     /// signals, which open a window of their own. A broker that has `found` items which were eligible up to that time has
-    /// probably found what was signalled up to it, so these signals stay until the window closes. A signal of the one `item` that it has
-    /// found is dropped.
+    /// probably found what was signalled up to it, so these signals stay until the window closes. It has certainly found the one `item`
+    /// that it names.
     pub(super) fn end_window(
         &mut self,
         queue: QueueName,
@@ -135,7 +162,11 @@ impl Coalescer {
         if let Some(found) = found {
             let window = self.open.get_mut(&key)?;
             window.found_item = item;
-            window.swallowed = window.swallowed.filter(|one| item.is_none() || one.item != item);
+            if let (Some(item), Some(swallowed)) = (item, &mut window.swallowed)
+                && swallowed.unfound == Unfound::Item(item)
+            {
+                swallowed.unfound = Unfound::Nothing;
+            }
             if window.swallowed.is_none_or(|swallowed| swallowed.is_within(found)) {
                 window.found = window.found.max(Some(found));
                 return None;
@@ -300,8 +331,9 @@ mod tests {
         assert_eq!(coalescer.drain(), [insert(7)]);
     }
 
+    /// It is sent all the same when the window closes: whoever says so may be wrong.
     #[test]
-    fn the_signal_of_an_item_that_was_found_is_dropped() {
+    fn the_signal_of_an_item_that_was_found_does_not_count_as_one_that_waits() {
         let (mut coalescer, start) = (Coalescer::default(), Instant::now());
         let queue = insert(0).queue;
         let found = |coalescer: &mut Coalescer, since, item| {
@@ -312,12 +344,16 @@ mod tests {
         assert_eq!(coalescer.offer(named(5, 5), start), None);
         assert!(coalescer.announced(&queue, start), "nobody has found it");
         assert_eq!(found(&mut coalescer, 5, 5), None);
-        assert!(!coalescer.announced(&queue, start), "nothing is merged");
+        assert!(!coalescer.announced(&queue, start));
         // The answer may also come before the item is stored.
         assert_eq!(found(&mut coalescer, 6, 6), None);
         assert_eq!(coalescer.offer(named(6, 6), start), None);
         assert!(!coalescer.announced(&queue, start));
-        assert_eq!(coalescer.close(after(start, 50)), [], "there is nothing to tell");
+        assert_eq!(coalescer.offer(named(7, 7), start), None);
+        assert!(coalescer.announced(&queue, start));
+        assert_eq!(found(&mut coalescer, 7, 7), None);
+        assert!(!coalescer.announced(&queue, start));
+        assert_eq!(coalescer.close(after(start, 50)), [insert(5)]);
     }
 
     /// It may have come before the one that was found, and would be handed out after the one that is announced next.
@@ -332,6 +368,24 @@ mod tests {
             assert_eq!(coalescer.end_window(queue.clone(), found, start), None);
             assert!(coalescer.announced(&queue, start));
             assert_eq!(coalescer.drain(), [merged]);
+        }
+    }
+
+    #[test]
+    fn a_signal_names_the_only_item_that_was_not_found() {
+        let (mut coalescer, start) = (Coalescer::default(), Instant::now());
+        let found = |coalescer: &mut Coalescer, item| {
+            let found = (Some(Timestamp(9)), Some(ItemId([item; 12])));
+            coalescer.end_window(insert(0).queue, found, start)
+        };
+        for (item, merged) in [(5, Some(6)), (6, Some(5)), (7, None)] {
+            coalescer.announced(&insert(0).queue, start);
+            coalescer.offer(named(5, 5), start);
+            found(&mut coalescer, item);
+            coalescer.offer(named(6, 6), start);
+            let item_left = merged.map(|item| ItemId([item; 12]));
+            let expected = Signal { item: item_left, ..insert(5) };
+            assert_eq!(coalescer.drain(), [expected], "{item} was found");
         }
     }
 
