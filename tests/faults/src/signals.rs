@@ -1,9 +1,15 @@
 //! Somebody else writes to the channel of the signals.
 
+use std::time::Duration;
+
+use futures_util::StreamExt;
+
 /// How many signals a flood consists of.
 const FLOOD: usize = 20_000;
 /// How many go in one message to the server.
 const AT_ONCE: usize = 1_000;
+/// How long whoever forges signals listens to those of the brokers.
+const LISTENS: Duration = Duration::from_millis(500);
 
 /// Sends more signals at once than brokers ever do.
 pub(crate) async fn flood(url: &str, database: &str) {
@@ -29,7 +35,34 @@ pub(crate) async fn forge(url: &str, database: &str) {
             messages.push(format!("insert {queue} {time} deadbeef").into_bytes());
         }
     }
+    for item in heard_items(url, database).await {
+        for queue in ["a", "b", "c", "pops"] {
+            messages.push(format!("insert {queue} 0 deadbeef {item}").into_bytes());
+            messages.push(
+                format!("wanted {queue} {} deadbeef {item}", i64::from(u32::MAX) * 1_000)
+                    .into_bytes(),
+            );
+        }
+    }
     publish(url, database, messages).await;
+}
+
+/// Returns ids of items that the brokers tell each other in a while.
+async fn heard_items(url: &str, database: &str) -> Vec<String> {
+    let client = redis::Client::open(url).expect("an address");
+    let mut items = Vec::new();
+    let listening = async {
+        let mut connection = client.get_async_pubsub().await?;
+        connection.subscribe(format!("sluicegate:{database}")).await?;
+        let mut messages = connection.on_message();
+        while let Some(message) = messages.next().await {
+            let text: String = message.get_payload()?;
+            items.extend(text.split(' ').nth(4).map(str::to_owned));
+        }
+        redis::RedisResult::Ok(())
+    };
+    let _ = tokio::time::timeout(LISTENS, listening).await; // a server that is away tells nothing
+    items
 }
 
 /// Publishes these messages. What a server that is away does not take is lost.
