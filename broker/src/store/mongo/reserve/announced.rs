@@ -5,7 +5,7 @@
 //! has ever held: it may have been claimed as well by a reserve that finds it. Whatever else the id stands for is left to
 //! the reserve that follows, and so is an item that is not stored yet.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mongodb::bson::{RawBson, RawDocumentBuf, rawdoc};
 
@@ -26,7 +26,7 @@ use crate::{
             server::{
                 connect::command_of,
                 error::{failed, written},
-                time_limit::within,
+                time_limit::{ANSWER_LIMIT, within},
             },
         },
     },
@@ -34,8 +34,8 @@ use crate::{
 
 /// The claim takes no effect if it reaches the server later than this.
 const BEGINS_WITHIN: Duration = Duration::from_millis(500);
-/// How long the server may take for it at most.
-const TAKES: Duration = Duration::from_millis(500);
+/// How long the server may take for it at most, until it is durable.
+const TAKES: Duration = ANSWER_LIMIT;
 /// How far the server's clock may be behind this broker's.
 const CLOCKS_DIFFER: Duration = Duration::from_millis(100);
 
@@ -55,7 +55,7 @@ pub(crate) async fn claim(
     let demand = &demands[at];
     let token = LeaseToken::fresh(inner.broker);
     let lease = Lease { token, attempt: 1, until: now + demand.lease, lapsed: false };
-    let ends = now + (BEGINS_WITHIN + TAKES + CLOCKS_DIFFER);
+    let ends = Instant::now() + BEGINS_WITHIN + TAKES + CLOCKS_DIFFER;
     let mut claim = Claim::begin(inner, group, cursor, &queue.name);
     claim.add_unread(id, token, ends);
     cursor.lease_deadlines.expect(lease.until);

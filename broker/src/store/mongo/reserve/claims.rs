@@ -12,12 +12,12 @@
 //! document, which a late insert does not get past.
 //!
 //! A claim of an item that was announced may come before the item, which then cannot be marked. Such a claim has an end,
-//! which the server heeds, and is undone after it.
+//! which the server heeds. If nothing was there to mark or to return, it is undone once more after that.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use mongodb::bson::{Bson, RawArrayBuf, RawDocumentBuf, doc, oid::ObjectId, rawdoc};
@@ -82,7 +82,7 @@ pub(crate) struct Claim {
     /// True if the server has said which of the items are claimed.
     known: bool,
     /// From when on the claim takes no effect any more, if it has such an end.
-    ends: Option<Timestamp>,
+    ends: Option<Instant>,
     /// True if this claim is among the open claims of its queue.
     counted: bool,
     runtime: Handle,
@@ -144,7 +144,7 @@ impl Claim {
     }
 
     /// Adds an item that is about to be claimed by its id, by a command that takes no effect after `ends`.
-    pub(crate) fn add_unread(&mut self, id: ItemId, token: LeaseToken, ends: Timestamp) {
+    pub(crate) fn add_unread(&mut self, id: ItemId, token: LeaseToken, ends: Instant) {
         self.ends = Some(ends);
         self.items.push(Claimed {
             id,
@@ -252,18 +252,24 @@ struct Lost {
     queue: QueueName,
     items: Vec<Claimed>,
     known: bool,
-    ends: Option<Timestamp>,
+    ends: Option<Instant>,
 }
 
 impl Lost {
     async fn undo(&self) {
-        if let Some(ends) = self.ends.filter(|_| !self.known) {
-            let wait = tokio::time::sleep(self.inner.now().until(ends));
-            self.inner.stop.run_until_cancelled(wait).await;
-        }
         let (mut failures, mut refusals) = (0, 0);
+        let mut ends = self.ends.filter(|_| !self.known);
         loop {
-            let Err(error) = self.try_to_undo().await else { break };
+            let error = match self.try_to_undo().await {
+                Err(error) => error,
+                Ok(0) if let Some(ends) = ends.take() => {
+                    // The item may not be stored yet, and the claim may find it when it is.
+                    let ended = tokio::time::sleep_until(ends.into());
+                    self.inner.stop.run_until_cancelled(ended).await;
+                    continue;
+                }
+                Ok(_) => break,
+            };
             let pause = BACKOFF.delay(failures);
             failures += 1;
             refusals += usize::from(!matches!(error, StoreError::Unavailable { .. }));
@@ -290,7 +296,8 @@ impl Lost {
         }
     }
 
-    async fn try_to_undo(&self) -> Result<()> {
+    /// Returns how many documents were marked or returned, or fewer.
+    async fn try_to_undo(&self) -> Result<u64> {
         // First, so that a segment that is stored meanwhile is found.
         self.fence_pushes().await?;
         self.detach().await?;
@@ -300,8 +307,7 @@ impl Lost {
             self.fence(settled, &mut statements)?;
         }
         self.restore(settled, &mut statements)?;
-        update(&self.inner, &self.group, statements).await?;
-        Ok(())
+        update(&self.inner, &self.group, statements).await
     }
 
     /// Items of segments get documents of their own and are ready, also those that were not claimed: a command that

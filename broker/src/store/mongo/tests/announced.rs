@@ -228,3 +228,24 @@ async fn a_claim_by_id_that_arrives_after_it_was_undone_takes_nothing() {
     assert_eq!((item.state, item.deliveries), (ItemState::Ready, 0));
     assert_untouched(&take_all(&other, &queue, 1).await);
 }
+
+/// A set whose members confirm slowly is slow, and not an outage.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_by_id_waits_for_a_slow_confirmation() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let store = server.open(&clock, "a").await;
+    let queue = emptied(&store, &store).await;
+    let (push, id) = chosen(&store, &queue, "x");
+    store.push(vec![push]).await.unwrap();
+    let hang = async |mode: &str| {
+        let point = "hangBeforeWaitingForWriteConcern";
+        server.admin(doc! { "configureFailPoint": point, "mode": mode }).await.unwrap();
+    };
+    hang("alwaysOn").await;
+    let confirmed = async {
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        hang("off").await;
+    };
+    let (reserved, ()) = tokio::join!(reserve_named(&store, &queue, id, want(1, LEASE)), confirmed);
+    assert!(reserved.unwrap().is_named);
+}
