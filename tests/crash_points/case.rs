@@ -94,15 +94,11 @@ impl Case {
             None
         };
         let database = lane.database.clone();
+        let other = beside.as_ref();
         // Faults happen to the broker behind the proxy, so that is the one that settles what another one reserved.
         let prepares = beside.as_ref().filter(|_| self.transition.needs_two_brokers());
         let prepares = prepares.unwrap_or(&clients);
-        let stage = Stage {
-            clients: prepares,
-            beside: beside.as_ref(),
-            queue: &queue,
-            database: &database,
-        };
+        let stage = Stage::new(prepares, other, &queue, &database);
         let held = self.transition.prepare(&stage).await;
         let began = held.is_ok();
         let held = held.unwrap_or_else(|answer| {
@@ -112,16 +108,10 @@ impl Case {
         clients.recorder.mark(What::Disturbed { begins: true, fault: self.to_string() });
         let (fault, at) = self.fault.filter(|_| began).unzip();
         lane.arm(at.unwrap_or_default(), fault);
-        let stage = Stage {
-            clients: &clients,
-            beside: beside.as_ref(),
-            queue: &queue,
-            database: &database,
-        };
+        let stage = Stage::new(&clients, other, &queue, &database);
         let racing = async {
             if let Some(beside) = beside.as_ref().filter(|_| self.races) {
-                let stage =
-                    Stage { clients: beside, beside: None, queue: &queue, database: &database };
+                let stage = Stage::new(beside, other, &queue, &database);
                 stage.race(&held).await;
             }
         };
@@ -140,12 +130,7 @@ impl Case {
         }
         clients.recorder.mark(What::Disturbed { begins: false, fault: String::new() });
         let begun = Instant::now();
-        let stage = Stage {
-            clients: &clients,
-            beside: beside.as_ref(),
-            queue: &queue,
-            database: &database,
-        };
+        let stage = Stage::new(&clients, other, &queue, &database);
         if self.repeats && matches!(answer, Err(Answer::Unknown(_))) {
             let _ = self.transition.act(&stage, &held).await;
         }

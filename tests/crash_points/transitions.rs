@@ -249,21 +249,7 @@ impl Transition {
                 let committed = clients.commit(receipts(&came)).await;
                 pushed.and(committed)
             }
-            T::Announced => {
-                // The broker that delivers asks for the next one after each, so that all but the first are announced to it.
-                let (items, beside) = (self.items(stage), stage.beside.unwrap_or(clients));
-                let push = async {
-                    for item in &items {
-                        beside.push(queue, std::slice::from_ref(item)).await?;
-                        tokio::time::sleep(ASKED).await;
-                    }
-                    Ok(())
-                };
-                let (came, pushed) =
-                    clients.consume_during(queue, items.len(), LEASE * 2, push).await;
-                let committed = clients.commit(receipts(&came)).await;
-                pushed.and(committed)
-            }
+            T::Announced => announced(stage, &self.items(stage)).await,
             T::ClaimOne | T::ClaimPart | T::ClaimOrdered | T::ClaimAll | T::ClaimSeveral => {
                 let all = matches!(self, T::ClaimAll | T::ClaimSeveral);
                 let most = if all { 10 } else { 2 };
@@ -323,6 +309,23 @@ impl Transition {
     }
 }
 
+/// Delivers items that another broker pushes one by one. The broker that delivers asks for the next one after each, so that all but the
+/// first are announced to it.
+async fn announced(stage: &Stage<'_>, items: &[NewItem]) -> Result<(), Answer> {
+    let Stage { clients, queue, .. } = *stage;
+    let beside = stage.beside.unwrap_or(clients);
+    let push = async {
+        for item in items {
+            beside.push(queue, std::slice::from_ref(item)).await?;
+            tokio::time::sleep(ASKED).await;
+        }
+        Ok(())
+    };
+    let (came, pushed) = clients.consume_during(queue, items.len(), LEASE * 2, push).await;
+    let committed = clients.commit(receipts(&came)).await;
+    pushed.and(committed)
+}
+
 /// Commits an item, and pushes one into each queue.
 async fn commit_and_push(stage: &Stage<'_>, held: &Delivery) -> Result<(), Answer> {
     let item = |number: usize| NewItem { name: stage.name(10 + number), ..NewItem::default() };
@@ -346,7 +349,16 @@ fn dead_letter(delivery: &Delivery) -> RollbackItem {
     RollbackItem { receipt: delivery.receipt.clone(), dead_letter: true, ..RollbackItem::default() }
 }
 
-impl Stage<'_> {
+impl<'a> Stage<'a> {
+    pub(crate) const fn new(
+        clients: &'a Clients,
+        beside: Option<&'a Clients>,
+        queue: &'a str,
+        database: &'a Database,
+    ) -> Self {
+        Self { clients, beside, queue, database }
+    }
+
     /// Reserves so many items, and returns the first of them.
     async fn held(&self, count: u32, first: usize) -> Result<Vec<Delivery>, Answer> {
         let mut held = self.held_for(count, LEASE).await?;

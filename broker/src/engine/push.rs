@@ -12,17 +12,13 @@ use crate::{
     domain::{
         ConsumerName, Eligibility, ItemId, NewItem, Pushed, Queue, QueueName, Timestamp, Totals,
     },
-    store::{Push, StoreError},
+    store::{MAX_NAMED_BYTES, Push, StoreError},
 };
 
 use super::{Engine, EngineError, MAY_CREATE_ALL, MayCreate, Result, depths::Change};
 
 /// How far the clocks of brokers may be apart without a delay of what is announced to be eligible now.
 const CLOCKS_DIFFER: Duration = Duration::from_millis(10);
-
-/// Payloads up to this size are claimed by their ids: larger ones take their time anyway, and reserves know for how many bytes there
-/// is room.
-const MOST_BYTES: usize = 32 << 10;
 
 /// Returns true if consumers may find one of the items as soon as it is stored.
 fn may_be_found(items: &[Push]) -> bool {
@@ -86,7 +82,8 @@ impl Engine {
     /// Chooses the id of the only item of a push, if a broker that knows it may claim the item by it.
     fn choose_id(&self, items: &mut [Push]) -> Option<ItemId> {
         let [only] = items else { return None };
-        if only.item.may_start_reserved(&only.queue) && only.item.payload.len() <= MOST_BYTES {
+        let is_small = only.item.payload.len() <= MAX_NAMED_BYTES;
+        if is_small && only.item.may_start_reserved(&only.queue) {
             only.id = self.store.choose_id();
         }
         only.id

@@ -61,8 +61,9 @@ pub use self::{
     timed::timed,
     types::{
         Appeared, AtLimitCounts, Capabilities, Created, Deleted, EndedDelivery, Extension,
-        FirstLease, ItemDeleted, Links, Move, Page, Purged, Push, RedriveFilter, Redriven,
-        Reservation, Reserved, Rollback, RollbackTo, Selection, SettingsChanges, StoredReceiptKey,
+        FirstLease, ItemDeleted, Links, MAX_NAMED_BYTES, Move, Page, Purged, Push, RedriveFilter,
+        Redriven, Reservation, Reserved, Rollback, RollbackTo, Selection, SettingsChanges,
+        StoredReceiptKey,
     },
 };
 

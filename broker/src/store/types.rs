@@ -256,6 +256,10 @@ pub struct Purged {
     pub more: bool,
 }
 
+/// The largest payload, in bytes, of an item that is announced by its id ([`Appeared::Item`]). Larger ones take their time anyway, and
+/// reserves know for how many bytes there is room.
+pub const MAX_NAMED_BYTES: usize = 32 << 10;
+
 /// A hint about items that appeared in a queue through other brokers, according to their signals.
 /// An earlier time includes all later ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

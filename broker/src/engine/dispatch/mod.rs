@@ -70,6 +70,8 @@ struct State {
     due: Option<Timestamp>,
     /// When the store was last asked for that time.
     due_asked: Timestamp,
+    /// When that time came, if it has since the store was asked: an item of which nothing is known may be due soon after.
+    due_came: Option<Timestamp>,
     /// Until when other brokers merge the signals of their inserts, unless this broker or another has asked them not to.
     merged_until: Option<Timestamp>,
     /// Until when the items have been eligible that the last reserve found, if it found any.
@@ -134,6 +136,7 @@ impl Dispatcher {
             queue: None,
             due: None,
             due_asked: Timestamp::default(),
+            due_came: None,
             merged_until: None,
             found: None,
             found_item: None,
@@ -209,7 +212,7 @@ impl Dispatcher {
     pub(super) fn announced(&self, item: ItemId, since: Timestamp, now: Timestamp) {
         {
             let mut state = self.state.lock();
-            if since > now || !state.is_known_empty(now) {
+            if since > now || state.due_came.is_some() || !state.is_known_empty(now) {
                 drop(state);
                 return self.inserted_elsewhere(Some(since), now);
             }
@@ -486,6 +489,7 @@ impl Dispatcher {
         let is_due = state.due.is_some_and(|due| due <= now);
         if is_due {
             state.due = None;
+            state.due_came = Some(now);
             state.woken_by = Wake::Timer;
         }
         state.dirty |= is_due || !lapsed.is_empty();

@@ -235,7 +235,10 @@ async fn ask_when_due(
     let due = if now < ask_again {
         Some(ask_again)
     } else {
-        dispatcher.state.lock().due_asked = now;
+        {
+            let mut state = dispatcher.state.lock();
+            (state.due_asked, state.due_came) = (now, None);
+        }
         reserver.next_eligible(queue, looked).await?
     };
     let mut state = dispatcher.state.lock();

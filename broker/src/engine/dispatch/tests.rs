@@ -201,11 +201,11 @@ fn item(number: u8) -> ItemId {
 
 #[test]
 fn an_announced_item_is_claimed_by_its_id_if_nothing_else_may_be_there() {
+    type Also = fn(&Dispatcher);
     let now = Timestamp(100);
     let announced = Appeared::Item { id: item(1), since: Timestamp(90) };
     let looked_for = Appeared::Since(Timestamp(90));
-    type Also = fn(&Dispatcher);
-    let cases: [(&str, Also, Also, Appeared); 8] = [
+    let cases: [(&str, Also, Also, Appeared); 9] = [
         ("nothing else", |_| {}, |_| {}, announced),
         (
             "another before it",
@@ -232,6 +232,12 @@ fn an_announced_item_is_claimed_by_its_id_if_nothing_else_may_be_there() {
             Appeared::Since(Timestamp(80)),
         ),
         ("one that is due", |it| it.state.lock().due = Some(Timestamp(99)), |_| {}, looked_for),
+        (
+            "one that may be due",
+            |it| it.state.lock().due_came = Some(Timestamp(99)),
+            |_| {},
+            looked_for,
+        ),
         ("what the last reserve left", |it| it.state.lock().seen_empty = false, |_| {}, looked_for),
         (
             "a change of the settings",

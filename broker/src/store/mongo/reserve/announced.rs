@@ -17,7 +17,7 @@ use super::{
 use crate::{
     domain::{Demand, ItemId, ItemSize, LeaseToken, PrioritySet, Timestamp, Triage, assign},
     store::{
-        Reserved, Result,
+        MAX_NAMED_BYTES, Reserved, Result,
         mongo::{
             schema::{
                 item::{Stored, oid},
@@ -50,8 +50,9 @@ pub(crate) async fn claim(
     if cursor.lease_deadlines.is_pressing(now) {
         return Ok(None); // what they held comes first
     }
-    let nothing = ItemSize { payload: 0, message: 0 };
-    let Some(&at) = assign(&[nothing], demands).first() else { return Ok(None) };
+    // What is claimed and cannot be taken would have to be put back, hidden from others meanwhile.
+    let largest = ItemSize { payload: MAX_NAMED_BYTES, message: 0 };
+    let Some(&at) = assign(&[largest], demands).first() else { return Ok(None) };
     let demand = &demands[at];
     let token = LeaseToken::fresh(inner.broker);
     let lease = Lease { token, attempt: 1, until: now + demand.lease, lapsed: false };
@@ -62,18 +63,18 @@ pub(crate) async fn claim(
     // If it fails, dropping the claim undoes it.
     let reply = inner.db.run_raw_command(command(place, id, demand, &lease, now)?);
     let reply = within(&inner.db, BEGINS_WITHIN + TAKES, reply).await.map_err(failed)?;
-    written(&reply)?;
     // Once more: a scan for lapsed leases that ran meanwhile may have missed this one.
     cursor.lease_deadlines.expect(lease.until);
     let Ok(before) = reply.get_document("value") else {
-        claim.arrived(); // with nothing
+        claim.arrived(); // with nothing, whether that is durable or not
         return Ok(None);
     };
+    written(&reply)?;
     let item = Stored::read(&command_of(before)?)?;
     cursor.add_used(PrioritySet::of(item.priority));
     claim.was_read(&item, token);
     let is_live = queue.triage(item.at_head(), now) == Triage::Live { attempt: 1 };
-    if !is_live || assign(&[item.size()], demands).first() != Some(&at) {
+    if !is_live || item.size().payload > MAX_NAMED_BYTES {
         return Ok(None);
     }
     inner.lease_cache.add(vec![(id, lease.cached(&item, now))], now);
@@ -90,7 +91,7 @@ fn command(
     lease: &Lease,
     now: Timestamp,
 ) -> Result<RawDocumentBuf> {
-    // Absent fields: it has never been reserved, settled, moved, delayed or keyed, and is no segment.
+    // The server's time is not that of `now`, which stands still while the clock is set back. Absent fields: it has never been reserved, settled, moved, delayed or keyed, and is no segment.
     let fence = rawdoc! {
         "_id": oid(id),
         "q": place.queue.name.as_str(),
@@ -102,7 +103,7 @@ fn command(
         "eligible": RawBson::Null,
         "key": RawBson::Null,
         "left": RawBson::Null,
-        "$expr": { "$lt": ["$$NOW", date(now + BEGINS_WITHIN)] },
+        "$expr": { "$lt": ["$$NOW", date(place.inner.clock.now() + BEGINS_WITHIN)] },
     };
     let alike = Alike {
         consumer: demand.consumer.clone(),

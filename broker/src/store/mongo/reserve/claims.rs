@@ -41,6 +41,7 @@ use crate::{
                 document::{Run, Segment},
             },
             server::{
+                connect::read,
                 insert::{Refusal, insert_documents},
                 statement::{Update, statement, update},
             },
@@ -263,7 +264,10 @@ impl Lost {
             let error = match self.try_to_undo().await {
                 Err(error) => error,
                 Ok(0) if let Some(ends) = ends.take() => {
-                    // The item may not be stored yet, and the claim may find it when it is.
+                    if self.is_stored().await.unwrap_or(false) {
+                        break; // as the claim does not match it, and never will again
+                    }
+                    // The claim may find it when it is.
                     let ended = tokio::time::sleep_until(ends.into());
                     self.inner.stop.run_until_cancelled(ended).await;
                     continue;
@@ -294,6 +298,17 @@ impl Lost {
                 self.cursor.rewind(PrioritySet::of(item.priority), item.when);
             }
         }
+    }
+
+    /// Returns true if one of the items is there.
+    async fn is_stored(&self) -> Result<bool> {
+        let command = rawdoc! {
+            "find": self.group.items.name(),
+            "filter": { "_id": { "$in": oids(self.items.iter().map(|item| item.id)) } },
+            "projection": { "_id": 1 },
+            "limit": 1_i64,
+        };
+        Ok(!read(&self.inner.db, &command, |_| Ok(())).await?.is_empty())
     }
 
     /// Returns how many documents were marked or returned, or fewer.

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     domain::{ConsumerName, Eligibility, ItemId, ItemState, LeaseToken, OrderingKey},
-    store::{FirstLease, Reserved, StoreError},
+    store::{FirstLease, MAX_NAMED_BYTES, Reserved, StoreError},
 };
 
 /// Returns a push whose id is chosen, and the id.
@@ -170,11 +170,21 @@ async fn an_id_of_anything_else_is_left_to_the_reserve() {
 async fn an_announced_item_that_may_not_be_handed_out_stays_as_it_is() {
     let scratch = Scratch::new();
     let ([here, other], queue) = two_brokers(&scratch).await;
-    let (push, id) = chosen(&here, &queue, "too large");
+    let (push, id) = chosen(&here, &queue, &"x".repeat(MAX_NAMED_BYTES + 1));
     here.push(vec![push]).await.unwrap();
-    let small = Demand { max_bytes: 3, may_exceed: false, ..want(1, LEASE) };
-    let reserved = reserve_named(&other, &queue, id, small).await.unwrap();
+    let reserved = reserve_named(&other, &queue, id, want(1, LEASE)).await.unwrap();
+    assert!(!reserved.is_named, "nobody announces such an item");
+    let [(_, delivery)] = &reserved.deliveries[..] else { panic!("{reserved:?}") };
+    assert_untouched(std::slice::from_ref(delivery));
+
+    // Where there may be too little room, nothing is claimed that would have to be put back.
+    let (push, id) = chosen(&here, &queue, "small");
+    here.push(vec![push]).await.unwrap();
+    let room = Demand { max_bytes: 3, may_exceed: false, ..want(1, LEASE) };
+    let reserved = reserve_named(&other, &queue, id, room).await.unwrap();
     assert!(reserved.deliveries.is_empty());
+    let seen = here.get_item(&queue, id).await.unwrap().unwrap();
+    assert_eq!((seen.state, seen.deliveries), (ItemState::Ready, 0));
     assert_untouched(&take_all(&other, &queue, 1).await);
 
     let (mut push, id) = chosen(&here, &queue, "over");
