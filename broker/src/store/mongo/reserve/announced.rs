@@ -91,7 +91,8 @@ fn command(
     lease: &Lease,
     now: Timestamp,
 ) -> Result<RawDocumentBuf> {
-    // The server's time is not that of `now`, which stands still while the clock is set back. Absent fields: it has never been reserved, settled, moved, delayed or keyed, and is no segment.
+    // Absent fields: it has never been reserved, settled, moved, delayed or keyed, and is no segment. The end is in the
+    // server's time, which `now` is not while it stands still because the clock was set back.
     let fence = rawdoc! {
         "_id": oid(id),
         "q": place.queue.name.as_str(),

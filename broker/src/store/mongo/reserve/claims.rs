@@ -264,13 +264,12 @@ impl Lost {
             let error = match self.try_to_undo().await {
                 Err(error) => error,
                 Ok(0) if let Some(ends) = ends.take() => {
-                    if self.is_stored().await.unwrap_or(false) {
-                        break; // as the claim does not match it, and never will again
+                    if !self.is_stored().await.unwrap_or(false) {
+                        // The claim may find it when it is.
+                        let ended = tokio::time::sleep_until(ends.into());
+                        self.inner.stop.run_until_cancelled(ended).await;
                     }
-                    // The claim may find it when it is.
-                    let ended = tokio::time::sleep_until(ends.into());
-                    self.inner.stop.run_until_cancelled(ended).await;
-                    continue;
+                    continue; // it may have been stored in between
                 }
                 Ok(_) => break,
             };
