@@ -295,6 +295,14 @@ impl Appeared {
         };
     }
 
+    /// Returns the item, if it is one.
+    pub const fn item(self) -> Option<ItemId> {
+        match self {
+            Self::Item { id, .. } => Some(id),
+            Self::FromStart | Self::Since(_) | Self::Nothing => None,
+        }
+    }
+
     /// Returns from when on items have appeared, as [`Self::of`] takes it, or `None` if there are none.
     pub fn since(self) -> Option<Option<Timestamp>> {
         match self {

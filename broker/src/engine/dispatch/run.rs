@@ -15,9 +15,9 @@ use super::{
 };
 use crate::{
     domain::{Queue, Timestamp},
-    engine::{Engine, EngineError, Result, consumers::Round},
+    engine::{Engine, EngineError, Result},
     metrics::Wake,
-    store::{Appeared, Reserved, Reserver},
+    store::{Appeared, Reserver},
 };
 
 /// A dispatcher without consumers ends after this time.
@@ -160,50 +160,34 @@ async fn step(
         queue = engine.with_known_limit(&queue).await?;
         reserved = reserver.reserve(&queue, &round.demands, Appeared::Nothing).await?;
     }
-    if is_named {
-        return hand_out_named(engine, dispatcher, &queue, &round, reserved).await;
+    // Behind an item that was named, the queue is as empty as before, as far as this broker knows.
+    if !is_named {
+        polls.looked();
     }
-    polls.looked();
     let assigned = reserved.deliveries.len();
     let cleared = reserved.at_limit.total() + reserved.expired;
-    let more = reserved.more || assigned >= wanted;
+    let more = !is_named && (reserved.more || assigned >= wanted);
+    let lease_ends = reserved.deliveries.iter().map(|(_, found)| found.lease_expire_time);
+    let unseen_end = lease_ends.min().filter(|_| is_named); // the store is not asked when it is
     dispatcher.state.lock().found(&reserved.deliveries);
     hand_out(engine, dispatcher, &queue, &round, reserved).await?;
     {
         let mut state = dispatcher.state.lock();
         state.dirty |= more;
         state.seen_empty = !more;
+        state.due = [state.due, unseen_end].into_iter().flatten().min();
         state.consumers.end_round(&round, !more, engine.now());
     }
     dispatcher.return_soon(engine);
+    if is_named {
+        return Ok(Step::Again);
+    }
     if more {
         return Ok(if assigned > 0 || cleared > 0 { Step::Again } else { Step::Stuck });
     }
     // The reserve saw the end of the queue.
     ask_when_due(engine, dispatcher, reserver, &queue, looked).await?;
     Ok(if assigned > 0 { Step::Again } else { Step::Wait })
-}
-
-/// Hands out the item that another broker has announced. As far as this broker knows, the queue is as empty as before.
-async fn hand_out_named(
-    engine: &Arc<Engine>,
-    dispatcher: &Arc<Dispatcher>,
-    queue: &Arc<Queue>,
-    round: &Round,
-    reserved: Reserved,
-) -> Result<Step> {
-    // No reserve has seen these leases.
-    let end = reserved.deliveries.iter().map(|(_, found)| found.lease_expire_time).min();
-    dispatcher.state.lock().found(&reserved.deliveries);
-    hand_out(engine, dispatcher, queue, round, reserved).await?;
-    {
-        let mut state = dispatcher.state.lock();
-        state.seen_empty = true;
-        state.due = [state.due, end].into_iter().flatten().min();
-        state.consumers.end_round(round, true, engine.now());
-    }
-    dispatcher.return_soon(engine);
-    Ok(Step::Again)
 }
 
 /// Waits until there is room worth a reserve, a consumer is idle, or [`GATHER`] has passed. The

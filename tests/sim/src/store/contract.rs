@@ -143,12 +143,9 @@ impl<L: Link> Reserver for ModelReserver<L> {
             for claim in self.unanswered.drain(..) {
                 world.undo(claim);
             }
-            let named = match appeared {
-                Appeared::Item { id, .. } => {
-                    world.reserve_named(queue, demands, inner.broker, id, now)
-                }
-                Appeared::FromStart | Appeared::Since(_) | Appeared::Nothing => None,
-            };
+            let named = appeared
+                .item()
+                .and_then(|id| world.reserve_named(queue, demands, inner.broker, id, now));
             let (reserved, claims) =
                 named.unwrap_or_else(|| world.reserve(queue, demands, inner.broker, now));
             self.unanswered = claims;

@@ -118,10 +118,7 @@ impl World {
             }
         }
         let size = |(row, _): &(u64, u32)| {
-            self.get(*row).map_or(ItemSize { payload: 0, message: 0 }, |stored| ItemSize {
-                payload: stored.item.payload.len(),
-                message: stored.item.message_bytes(),
-            })
+            self.get(*row).map_or(ItemSize { payload: 0, message: 0 }, Stored::size)
         };
         let assigned = assign(&head.live.iter().map(size).collect::<Vec<_>>(), demands);
         reserved.more |= assigned.len() < head.live.len();
@@ -153,9 +150,7 @@ impl World {
                 && item.ordering_key.is_none()
                 && queue.triage(stored.at_head(), now) == Triage::Live { attempt: 1 }
         })?;
-        let size =
-            ItemSize { payload: stored.item.payload.len(), message: stored.item.message_bytes() };
-        let claimant = *assign(&[size], demands).first()?;
+        let claimant = *assign(&[stored.size()], demands).first()?;
         let (row, token) = (stored.row, LeaseToken::fresh(broker));
         let stored = self.take(row)?;
         let claim = Claim { row, token, before: Box::new(stored.clone()) };

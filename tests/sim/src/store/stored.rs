@@ -1,7 +1,7 @@
 //! An item as the model keeps it.
 
 use sluicegate_broker::domain::{
-    AtHead, Item, ItemId, ItemState, LeaseToken, QueueName, Timestamp,
+    AtHead, Item, ItemId, ItemSize, ItemState, LeaseToken, QueueName, Timestamp,
 };
 
 /// An item, and what its public form does not show.
@@ -28,6 +28,10 @@ pub(super) struct Stored {
 }
 
 impl Stored {
+    pub(super) fn size(&self) -> ItemSize {
+        ItemSize { payload: self.item.payload.len(), message: self.item.message_bytes() }
+    }
+
     pub(super) fn is_processed(&self) -> bool {
         self.item.process_time.is_some()
     }

@@ -33,7 +33,7 @@ use crate::{
             cursor::watermarks::QueueCursor,
             schema::{
                 item::{Stored, oid, oids, token_oid},
-                layout::{Group, TOMBSTONE, date, millis},
+                layout::{BY_ID, Group, TOMBSTONE, date, millis},
                 settled::{WITNESS, settle_token, settled_before},
             },
             segment::{
@@ -41,7 +41,7 @@ use crate::{
                 document::{Run, Segment},
             },
             server::{
-                connect::read,
+                connect::count,
                 insert::{Refusal, insert_documents},
                 statement::{Update, statement, update},
             },
@@ -68,8 +68,24 @@ struct Claimed {
     segment: Option<ItemId>,
     /// The claim is the push of the item.
     is_new: bool,
-    /// Nobody has read the item: nothing is known of it but its id, and that the claim matches it only where it was pushed.
-    is_unread: bool,
+}
+
+impl Claimed {
+    /// An item that nobody has held, of which nothing else is known.
+    const fn fresh(id: ItemId, token: LeaseToken) -> Self {
+        Self {
+            id,
+            token,
+            priority: 0,
+            when: 0,
+            attempt: 1,
+            deliveries: 0,
+            lock: None,
+            settled: None,
+            segment: None,
+            is_new: false,
+        }
+    }
 }
 
 /// A claim whose items are not with the caller yet. If it is dropped before it has [arrived](Claim::arrived), it is
@@ -140,26 +156,14 @@ impl Claim {
             settled: item.settled,
             segment: item.segment.as_ref().map(|seen| seen.id),
             is_new: false,
-            is_unread: false,
         });
     }
 
-    /// Adds an item that is about to be claimed by its id, by a command that takes no effect after `ends`.
+    /// Adds the only item of the claim, which nobody has read: it is about to be claimed by its id, where it was pushed, by a command
+    /// that takes no effect after `ends`.
     pub(crate) fn add_unread(&mut self, id: ItemId, token: LeaseToken, ends: Instant) {
         self.ends = Some(ends);
-        self.items.push(Claimed {
-            id,
-            token,
-            priority: 0,
-            when: 0,
-            attempt: 1,
-            deliveries: 0,
-            lock: None,
-            settled: None,
-            segment: None,
-            is_new: false,
-            is_unread: true,
-        });
+        self.items.push(Claimed::fresh(id, token));
     }
 
     /// Notes that the server has claimed the only item of this claim, and what it was before.
@@ -172,17 +176,11 @@ impl Claim {
     /// Adds an item that is about to be pushed.
     pub(crate) fn add_new(&mut self, id: ItemId, token: LeaseToken, priority: i32, now: Timestamp) {
         self.items.push(Claimed {
-            id,
-            token,
             priority,
             when: now.0,
-            attempt: 1,
-            deliveries: 0,
-            lock: None,
-            settled: None,
             segment: (id.block().1 > 0).then_some(id.block().0),
             is_new: true,
-            is_unread: false,
+            ..Claimed::fresh(id, token)
         });
     }
 
@@ -259,7 +257,7 @@ struct Lost {
 impl Lost {
     async fn undo(&self) {
         let (mut failures, mut refusals) = (0, 0);
-        let mut ends = self.ends.filter(|_| !self.known);
+        let mut ends = self.ends.filter(|_| self.is_unread());
         loop {
             let error = match self.try_to_undo().await {
                 Err(error) => error,
@@ -290,24 +288,25 @@ impl Lost {
             }
         }
         self.cursor.forget_prefetched();
-        for item in &self.items {
-            if item.is_unread {
-                self.cursor.appeared(Appeared::FromStart);
-            } else {
-                self.cursor.rewind(PrioritySet::of(item.priority), item.when);
-            }
+        if self.is_unread() {
+            self.cursor.appeared(Appeared::FromStart);
+            return;
         }
+        for item in &self.items {
+            self.cursor.rewind(PrioritySet::of(item.priority), item.when);
+        }
+    }
+
+    /// True if nothing is known of the only item but its id, and that the claim matches it only where it was pushed.
+    const fn is_unread(&self) -> bool {
+        self.ends.is_some() && !self.known
     }
 
     /// Returns true if one of the items is there.
     async fn is_stored(&self) -> Result<bool> {
-        let command = rawdoc! {
-            "find": self.group.items.name(),
-            "filter": { "_id": { "$in": oids(self.items.iter().map(|item| item.id)) } },
-            "projection": { "_id": 1 },
-            "limit": 1_i64,
-        };
-        Ok(!read(&self.inner.db, &command, |_| Ok(())).await?.is_empty())
+        let ids: Vec<ObjectId> = self.items.iter().map(|item| oid(item.id)).collect();
+        let filter = doc! { "_id": { "$in": ids } };
+        Ok(count(&self.inner.db, self.group.items.name(), filter, BY_ID).await? > 0)
     }
 
     /// Returns how many documents were marked or returned, or fewer.
@@ -387,7 +386,7 @@ impl Lost {
     fn restore(&self, settled: ObjectId, statements: &mut Vec<RawDocumentBuf>) -> Result<()> {
         let mut lots: HashMap<_, Vec<ItemId>> = HashMap::new();
         for item in &self.items {
-            let when = (!item.is_unread).then_some(item.when);
+            let when = (!self.is_unread()).then_some(item.when);
             let alike = (item.token, when, item.attempt, item.lock);
             lots.entry(alike).or_default().push(item.id);
         }

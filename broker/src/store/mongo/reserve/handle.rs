@@ -57,10 +57,7 @@ impl Reserver for MongoReserver {
     ) -> Result<Reserved> {
         let cursor = self.cursor(queue);
         cursor.appeared(appeared);
-        let announced = match appeared {
-            Appeared::Item { id, .. } => Some(id),
-            Appeared::FromStart | Appeared::Since(_) | Appeared::Nothing => None,
-        };
+        let announced = appeared.item();
         let (queue, demands) = (Arc::clone(queue), demands.to_vec());
         // If nobody waits for the answer any more, dropping it undoes the claim.
         let turn = Arc::clone(&cursor.turn);

@@ -7,7 +7,7 @@ use super::{
     *,
 };
 use crate::{
-    domain::{ConsumerName, Eligibility, ItemId, ItemState, LeaseToken, OrderingKey},
+    domain::{ConsumerName, Eligibility, ItemId, ItemState, LeaseToken, OrderingKey, Pushed},
     store::{FirstLease, MAX_NAMED_BYTES, Reserved, StoreError},
 };
 
@@ -17,6 +17,13 @@ fn chosen(store: &MongoStore, queue: &Arc<Queue>, payload: &str) -> (Push, ItemI
     push.id = store.choose_id();
     let id = push.id.unwrap();
     (push, id)
+}
+
+/// Pushes an item of a priority that no item had before, with a chosen id.
+async fn push_urgent(store: &MongoStore, queue: &Arc<Queue>) -> (Pushed, ItemId) {
+    let (mut push, id) = chosen(store, queue, "x");
+    push.item.priority = Priority::parse("priority", 7).unwrap();
+    (store.push(vec![push]).await.unwrap()[0], id)
 }
 
 /// Reserves one item from a queue of which the given one has been announced.
@@ -50,9 +57,7 @@ async fn emptied(here: &Broker<MongoStore>, other: &Broker<MongoStore>) -> Arc<Q
 async fn an_announced_item_is_claimed_by_its_id() {
     let scratch = Scratch::new();
     let ([here, other], queue) = two_brokers(&scratch).await;
-    let (mut push, id) = chosen(&here, &queue, "x");
-    push.item.priority = Priority::parse("priority", 7).unwrap();
-    let pushed = here.push(vec![push]).await.unwrap()[0];
+    let (pushed, id) = push_urgent(&here, &queue).await;
     assert_eq!(pushed.id, id);
     let before = other.now();
     let demand =
@@ -81,9 +86,7 @@ async fn an_announced_item_is_claimed_by_its_id() {
 async fn the_lease_of_an_announced_item_lapses() {
     let scratch = Scratch::new();
     let ([here, other], queue) = two_brokers(&scratch).await;
-    let (mut push, id) = chosen(&here, &queue, "x");
-    push.item.priority = Priority::parse("priority", 7).unwrap();
-    here.push(vec![push]).await.unwrap();
+    let (_, id) = push_urgent(&here, &queue).await;
     let short = Duration::from_millis(200);
     let reserved = reserve_named(&other, &queue, id, want(1, short)).await.unwrap();
     assert!(reserved.is_named);
