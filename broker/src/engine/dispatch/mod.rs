@@ -5,6 +5,7 @@
 //! before the store is asked, so that an event during a reserve causes another one.
 
 pub(super) mod direct;
+mod due;
 mod hand_out;
 mod polls;
 mod reconcile;
@@ -30,7 +31,7 @@ use crate::{
     store::{Appeared, ConsumerReport},
 };
 
-use self::{direct::DirectPushes, polls::Polls};
+use self::{direct::DirectPushes, due::NextDue, polls::Polls};
 
 pub(super) struct Dispatcher {
     queue: QueueName,
@@ -66,12 +67,7 @@ struct State {
     /// The queue's settings as of the last step. Held items were reserved under these settings or
     /// older ones.
     queue: Option<Arc<Queue>>,
-    /// When an item that was seen becomes eligible, or may become eligible.
-    due: Option<Timestamp>,
-    /// When the store was last asked for that time.
-    due_asked: Timestamp,
-    /// When that time came, if it has since the store was asked: an item of which nothing is known may be due soon after.
-    due_came: Option<Timestamp>,
+    next_due: NextDue,
     /// Until when other brokers merge the signals of their inserts, unless this broker or another has asked them not to.
     merged_until: Option<Timestamp>,
     /// Until when the items have been eligible that the last reserve found, if it found any.
@@ -94,7 +90,7 @@ impl State {
             && !self.dirty
             && self.announced.is_none()
             && self.consumers.stock.is_empty()
-            && self.due.is_none_or(|due| due > now)
+            && self.next_due.is_ahead(now)
             && self.queue.as_ref().is_some_and(|queue| !queue.paused)
     }
 
@@ -134,9 +130,7 @@ impl Dispatcher {
             woken_by: Wake::Local,
             reconcile: false,
             queue: None,
-            due: None,
-            due_asked: Timestamp::default(),
-            due_came: None,
+            next_due: NextDue::default(),
             merged_until: None,
             found: None,
             found_item: None,
@@ -182,10 +176,9 @@ impl Dispatcher {
             let mut state = self.state.lock();
             match since {
                 Some(since) if since > now => {
-                    if state.due.is_some_and(|due| due <= since) {
+                    if !state.next_due.add(since) {
                         return; // the timer fires before that
                     }
-                    state.due = Some(since);
                 }
                 Some(_) => state.dirty = true,
                 None => {
@@ -212,7 +205,7 @@ impl Dispatcher {
     pub(super) fn announced(&self, item: ItemId, since: Timestamp, now: Timestamp) {
         {
             let mut state = self.state.lock();
-            if since > now || state.due_came.is_some() || !state.is_known_empty(now) {
+            if since > now || !state.is_known_empty(now) {
                 drop(state);
                 return self.inserted_elsewhere(Some(since), now);
             }
@@ -486,10 +479,8 @@ impl Dispatcher {
         state.queue = Some(Arc::clone(queue));
         let lapsed = state.consumers.take_lapsed(now);
         state.give_up_if_overdue(now);
-        let is_due = state.due.is_some_and(|due| due <= now);
+        let is_due = state.next_due.take(now);
         if is_due {
-            state.due = None;
-            state.due_came = Some(now);
             state.woken_by = Wake::Timer;
         }
         state.dirty |= is_due || !lapsed.is_empty();
@@ -576,7 +567,7 @@ impl Dispatcher {
         let state = self.state.lock();
         let is_held_up = state.has_news() || state.direct.has_waiting();
         let held = state.direct.held_until().filter(|_| is_held_up);
-        [state.due, state.consumers.next_lapse(), held].into_iter().flatten().min()
+        [state.next_due.at(), state.consumers.next_lapse(), held].into_iter().flatten().min()
     }
 
     /// Returns when to check the reservations that streams hold.

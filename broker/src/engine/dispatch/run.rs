@@ -32,9 +32,6 @@ const MAX_STUCK: u32 = 3;
 const STUCK: Backoff = Backoff::new(Duration::from_millis(5), Duration::from_secs(1));
 /// Pauses after failed reserves.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
-/// Shortest interval at which an emptied queue is asked when its next item becomes eligible.
-const DUE_INTERVAL: Duration = Duration::from_millis(200);
-
 /// Runs the dispatcher's loop. The loop ends at shutdown, or when the queue has had no consumers
 /// for [`IDLE`].
 pub(crate) async fn run(engine: Arc<Engine>, dispatcher: Arc<Dispatcher>) {
@@ -175,7 +172,9 @@ async fn step(
         let mut state = dispatcher.state.lock();
         state.dirty |= more;
         state.seen_empty = !more;
-        state.due = [state.due, unseen_end].into_iter().flatten().min();
+        if let Some(end) = unseen_end {
+            state.next_due.add(end);
+        }
         state.consumers.end_round(&round, !more, engine.now());
     }
     dispatcher.return_soon(engine);
@@ -214,22 +213,11 @@ async fn ask_when_due(
     queue: &Queue,
     looked: Timestamp,
 ) -> Result<()> {
-    let now = engine.now();
-    let ask_again = dispatcher.state.lock().due_asked + DUE_INTERVAL;
-    let due = if now < ask_again {
-        Some(ask_again)
-    } else {
-        {
-            let mut state = dispatcher.state.lock();
-            (state.due_asked, state.due_came) = (now, None);
-        }
-        reserver.next_eligible(queue, looked).await?
-    };
-    let mut state = dispatcher.state.lock();
-    state.due = match (state.due, due) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
-    };
+    let asked = engine.now();
+    if dispatcher.state.lock().next_due.may_ask(asked) {
+        let next = reserver.next_eligible(queue, looked).await?;
+        dispatcher.state.lock().next_due.told(next, asked, engine.now());
+    }
     Ok(())
 }
 

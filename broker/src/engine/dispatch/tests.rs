@@ -193,6 +193,7 @@ fn idle() -> Dispatcher {
 fn sees_end(dispatcher: &Dispatcher) {
     let mut state = dispatcher.state.lock();
     (state.dirty, state.seen_empty) = (false, true);
+    state.next_due.told(None, Timestamp(0), Timestamp(0));
 }
 
 fn item(number: u8) -> ItemId {
@@ -231,10 +232,15 @@ fn an_announced_item_is_claimed_by_its_id_if_nothing_else_may_be_there() {
             |_| {},
             Appeared::Since(Timestamp(80)),
         ),
-        ("one that is due", |it| it.state.lock().due = Some(Timestamp(99)), |_| {}, looked_for),
+        (
+            "one that is due",
+            |it| _ = it.state.lock().next_due.add(Timestamp(99)),
+            |_| {},
+            looked_for,
+        ),
         (
             "one that may be due",
-            |it| it.state.lock().due_came = Some(Timestamp(99)),
+            |it| it.state.lock().next_due = NextDue::default(),
             |_| {},
             looked_for,
         ),

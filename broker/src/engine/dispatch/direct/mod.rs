@@ -166,8 +166,9 @@ impl State {
         let Ended { load, mut deliveries, is_in_order } = ended;
         self.consumers.end_coming(&load.stream, load.coming);
         // The last reserve did not see these leases. The stream wakes the loop, which sets its timer.
-        let end = deliveries.iter().map(|delivery| delivery.lease_expire_time).min();
-        self.due = [self.due, end].into_iter().flatten().min();
+        if let Some(end) = deliveries.iter().map(|delivery| delivery.lease_expire_time).min() {
+            self.next_due.add(end);
+        }
         let is_paused = self.queue.as_ref().is_some_and(|queue| queue.paused);
         if is_paused || !is_wanted || !is_in_order {
             return deliveries;

@@ -23,6 +23,7 @@ fn empty() -> Dispatcher {
     {
         let mut state = dispatcher.state.lock();
         (state.queue, state.dirty, state.seen_empty) = (Some(queue), false, true);
+        state.next_due.told(None, Timestamp(0), Timestamp(0));
     }
     dispatcher
 }
@@ -65,6 +66,24 @@ fn end(dispatcher: &Dispatcher, number: u64, items: &[u8]) -> bool {
 
 fn returning(dispatcher: &Dispatcher) -> Vec<u8> {
     dispatcher.take_returning(NOW).iter().map(|one| number(&one.receipt.item)).collect()
+}
+
+#[test]
+fn nothing_goes_directly_while_a_delayed_item_may_become_eligible_at_any_moment() {
+    let dispatcher = empty();
+    waits(&dispatcher, 8, usize::MAX);
+    let due = NOW + Duration::from_millis(10);
+    dispatcher.state.lock().next_due.add(due);
+    assert!(begin(&dispatcher, 1).is_some(), "before");
+    let begin = || {
+        let sizes = [ItemSize { payload: BYTES, message: BYTES }];
+        dispatcher.begin_direct_push(&sizes, due, || LeaseToken([1; 12])).is_some()
+    };
+    assert!(!begin(), "it has come");
+    assert!(dispatcher.state.lock().next_due.take(due));
+    assert!(!begin(), "what follows it is not known");
+    dispatcher.state.lock().next_due.told(None, due, due);
+    assert!(begin(), "nothing follows it");
 }
 
 #[test]
