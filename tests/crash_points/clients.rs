@@ -16,6 +16,7 @@ use sluicegate_checker::{
     },
 };
 use sluicegate_proto::v1 as pb;
+use tokio::sync::watch;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
@@ -328,15 +329,17 @@ impl Clients {
         Ok(page.items.into_iter().map(messages::listed).collect())
     }
 
-    /// Consumes through a stream while `meanwhile` runs and until `enough` items have come or `patience` has passed. Returns
-    /// what came.
-    pub(crate) async fn consume_during(
+    /// Consumes through a stream while `meanwhile` runs, which is told how many items have come, and until `enough` have or `patience` has
+    /// passed. Returns what came.
+    pub(crate) async fn consume_during<M: Future<Output = Result<(), Answer>>>(
         &self,
         queue: &str,
         enough: usize,
         patience: Duration,
-        meanwhile: impl Future<Output = Result<(), Answer>>,
+        meanwhile: impl FnOnce(watch::Receiver<usize>) -> M,
     ) -> (Vec<Delivery>, Result<(), Answer>) {
+        let (count, counted) = watch::channel(0);
+        let meanwhile = meanwhile(counted);
         let lease = Duration::from_secs(1);
         let request = Request::Consume(Consume {
             queue: queue.to_owned(),
@@ -380,6 +383,7 @@ impl Clients {
                             message.deliveries.into_iter().map(|one| self.delivery(one)).collect();
                         call.delivered(deliveries.clone());
                         came.extend(deliveries);
+                        count.send_replace(came.len());
                     }
                     ended => {
                         let why = ended.err().map_or_else(|| "ended".to_owned(), |s| format!("{:?}", s.code()));

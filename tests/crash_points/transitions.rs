@@ -6,6 +6,10 @@ use sluicegate_checker::history::{
     Answer, Delivery, NewItem, PushEntry, Request, RollbackItem, Settings,
 };
 use sluicegate_proto::v1 as pb;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
 
 use crate::{clients::Clients, database::Database};
 
@@ -206,7 +210,7 @@ impl Transition {
             T::DeadLetterLapsed | T::Discard | T::Lapse => {
                 stage.held_for(2, SHORT).await?;
                 // Nothing tells when a lease has ended.
-                tokio::time::sleep(SHORT).await;
+                sleep(SHORT).await;
                 Ok(Vec::new())
             }
             T::Redrive => {
@@ -242,7 +246,7 @@ impl Transition {
             | T::PushDuplicates => clients.push(queue, &self.items(stage)).await.map(drop),
             T::Direct | T::DirectSeveral => {
                 let items = self.items(stage);
-                let push = async { clients.push(queue, &items).await.map(drop) };
+                let push = |_| async { clients.push(queue, &items).await.map(drop) };
                 let patience = LEASE * 2;
                 let (came, pushed) =
                     clients.consume_during(queue, items.len(), patience, push).await;
@@ -314,10 +318,12 @@ impl Transition {
 async fn announced(stage: &Stage<'_>, items: &[NewItem]) -> Result<(), Answer> {
     let Stage { clients, queue, .. } = *stage;
     let beside = stage.beside.unwrap_or(clients);
-    let push = async {
-        for item in items {
+    let push = async |mut came: watch::Receiver<usize>| {
+        for (before, item) in items.iter().enumerate() {
+            // With a fault an item may come late, or not at all.
+            let _ = timeout(LEASE, came.wait_for(|count| *count >= before)).await;
+            sleep(ASKED).await;
             beside.push(queue, std::slice::from_ref(item)).await?;
-            tokio::time::sleep(ASKED).await;
         }
         Ok(())
     };
@@ -430,9 +436,9 @@ impl<'a> Stage<'a> {
         self.database.miss_tick(self.queue).await;
         // The broker looks at all schedules when there is a new one.
         self.schedule(&self.other_schedule()).await?;
-        let soon = tokio::time::Instant::now() + Duration::from_millis(500);
-        while !self.has_ticked().await && tokio::time::Instant::now() < soon {
-            tokio::time::sleep(Duration::from_millis(10)).await;
+        let soon = Instant::now() + Duration::from_millis(500);
+        while !self.has_ticked().await && Instant::now() < soon {
+            sleep(Duration::from_millis(10)).await;
         }
         Ok(())
     }
