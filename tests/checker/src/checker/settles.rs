@@ -141,11 +141,12 @@ impl Checker {
         // An extension may come before the settle and be answered after it.
         let ended = receipt.ended.filter(|ended| kind.ends() || *ended < start);
         let newer = receipt.newer.filter(|newer| kind == Kind::Commit || *newer < start);
-        let gone = self.gone.get(&id).map(|gone| (gone.how, gone.mark));
-        let gone = gone.filter(|(how, at)| *at < start && *how != How::PushesSeen);
+        let gone = self.gone.get(&id).filter(|gone| !self.may_be_back(gone));
+        let gone = gone.filter(|gone| gone.mark < start && gone.how != How::PushesSeen);
+        let gone = gone.map(|gone| gone.mark);
         let stale = ended.map(|at| (at, "after it was settled"));
         let stale = stale.or(newer.map(|at| (at, "though a newer receipt was handed out")));
-        let stale = stale.or(gone.map(|(_, at)| (at, "though the item is gone")));
+        let stale = stale.or(gone.map(|at| (at, "though the item is gone")));
         if let Some((at, what)) = stale {
             let explanation =
                 format!("a settle by receipt {number} is answered {outcome:?} {what}");
@@ -159,6 +160,9 @@ impl Checker {
             self.free_place(stream, true);
         }
         self.count_settle(queue, kind, outcome);
+        if let Some(gone) = self.gone.get_mut(&id).filter(|_| kind == Kind::Commit) {
+            gone.how = How::Committed;
+        }
         let Some(item) = self.items.get_mut(&id) else { return };
         item.suspects.retain(|(excuse, _)| *excuse != call);
         item.settles.retain(|settle| settle.call != call);

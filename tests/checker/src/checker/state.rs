@@ -253,6 +253,8 @@ pub(super) struct Gone {
     pub(super) number: u32,
     pub(super) how: How,
     pub(super) queue: Key,
+    /// It had a time to live.
+    pub(super) expires: bool,
 }
 
 /// Why an item is gone.

@@ -2,7 +2,7 @@
 
 use sluicegate_checker::{
     Rule,
-    history::{Consume, Delivery, OnDisconnect, Outcome, Request, Response, What},
+    history::{Consume, Delivery, NewItem, OnDisconnect, Outcome, Request, Response, What},
 };
 
 use crate::story::{LEASE, MS, Story, back, commit, consume, delivery, item};
@@ -30,6 +30,17 @@ fn two_leases_overlap_after_clocks_have_followed_a_step() {
     }
     story.push(item("a")).reserve(delivery("a", 1)).at(500).reserve(delivery("a", 2));
     story.breaks(Rule::LeaseOverlap, "a", 2);
+}
+
+#[test]
+fn an_expired_item_is_committed_after_clocks_have_followed_a_step() {
+    let mut story = Story::default();
+    for begins in [true, false] {
+        story.tell(What::ClocksFollow { begins });
+    }
+    story.push(NewItem { ttl: Some(150 * MS), ..item("a") }).reserve(delivery("a", 1));
+    story.at(200).commit("a/1", Outcome::Gone).at(210).commit("a/1", Outcome::Ok);
+    story.breaks(Rule::StaleReceipt, "a/1", 4);
 }
 
 #[test]

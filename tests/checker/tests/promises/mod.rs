@@ -509,6 +509,22 @@ fn no_times_are_judged_while_clocks_follow_one_that_was_stepped() {
     story.at(200).reserve(delivery("a", 3)).commit("a/3", Outcome::Ok).rest().is_clean();
 }
 
+/// A broker that has followed takes the item for expired, and one that is back does not.
+#[test]
+fn a_clock_that_is_set_back_brings_an_expired_item_back() {
+    let gone = |story: &mut Story| {
+        story.push(NewItem { ttl: Some(150 * MS), ..item("a") }).reserve(delivery("a", 1));
+        story.tell(What::ClocksFollow { begins: true }).at(200).commit("a/1", Outcome::Gone);
+        story.tell(What::ClocksFollow { begins: false });
+    };
+    let mut story = Story::default();
+    gone(&mut story);
+    story.at(210).commit("a/1", Outcome::Ok).rest().is_clean();
+    let mut story = Story::default();
+    gone(&mut story);
+    story.at(210).reserve(delivery("a", 2)).commit("a/2", Outcome::Ok).rest().is_clean();
+}
+
 #[test]
 fn a_slow_clock_lengthens_the_time_to_live() {
     let mut story = Story::default();
