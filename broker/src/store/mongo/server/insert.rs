@@ -31,6 +31,7 @@ pub(crate) async fn insert_documents(
     documents: &[RawDocumentBuf],
 ) -> Result<HashMap<usize, Refusal>> {
     let insert = group.items.insert_many(documents).ordered(false);
+    let insert = group.db.in_session(async |it| insert.session(it).await);
     let Err(error) = in_time(&group.db, insert).await else {
         return Ok(HashMap::new());
     };

@@ -8,6 +8,7 @@ pub(super) mod insert;
 pub(super) mod leader;
 pub(super) mod orphaned_transactions;
 pub(super) mod places;
+pub(super) mod sessions;
 pub(super) mod statement;
 pub(super) mod time_limit;
 pub(super) mod transaction;

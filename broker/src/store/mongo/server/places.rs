@@ -9,7 +9,7 @@
 
 use std::{ops::Deref, sync::Arc};
 
-use mongodb::Database;
+use mongodb::{ClientSession, Database};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::store::{
     Result,
-    mongo::server::{error::unavailable, group_commit::WRITE_LIMIT},
+    mongo::server::{error::unavailable, group_commit::WRITE_LIMIT, sessions::Sessions},
 };
 
 /// One connection in so many is left to what the driver does by itself: it closes cursors and ends sessions.
@@ -25,11 +25,12 @@ const SPARE: usize = 8;
 /// The message of the error for an operation that has not begun.
 pub(crate) const NO_PLACE: &str = "too many operations wait for MongoDB";
 
-/// A database, and the places of its operations. Clones share them.
+/// A database, the places of its operations, and their sessions. Clones share them.
 #[derive(Clone)]
 pub(crate) struct Db {
     database: Database,
     places: Arc<Semaphore>,
+    sessions: Sessions,
 }
 
 /// The right to use a connection. Whoever has a place must not wait for another one.
@@ -40,12 +41,13 @@ impl Db {
     pub(crate) fn new(database: Database, connections: u32) -> Self {
         let connections = connections as usize;
         let places = (connections - connections / SPARE).max(1);
-        Self { database, places: Arc::new(Semaphore::new(places)) }
+        let places = Arc::new(Semaphore::new(places));
+        Self { database, places, sessions: Sessions::default() }
     }
 
     /// Returns another database of the same servers, whose operations share the places.
     pub(crate) fn sibling(&self, name: &str) -> Self {
-        Self { database: self.client().database(name), places: Arc::clone(&self.places) }
+        Self { database: self.client().database(name), ..self.clone() }
     }
 
     /// Waits for a place, in the order of the calls.
@@ -57,6 +59,14 @@ impl Db {
             Ok(Ok(place)) => Ok(place),
             _ => Err(unavailable(NO_PLACE)), // the semaphore is never closed
         }
+    }
+
+    /// Runs an operation, which must not be part of a transaction, in one of the sessions.
+    pub(crate) async fn in_session<T>(
+        &self,
+        operation: impl AsyncFnOnce(&mut ClientSession) -> mongodb::error::Result<T>,
+    ) -> mongodb::error::Result<T> {
+        self.sessions.with(self.client(), operation).await
     }
 }
 
