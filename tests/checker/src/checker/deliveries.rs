@@ -56,7 +56,8 @@ impl Checker {
     /// Opens an item that is not known to be there. Returns false if it cannot be there.
     fn open_unknown(&mut self, taker: Taker, delivery: &Delivery, queue: Key) -> bool {
         let id = Key::of(&delivery.id);
-        let is_back = self.gone.get(&id).is_some_and(|gone| self.may_be_back(gone));
+        let back =
+            self.gone.get(&id).filter(|gone| self.may_be_back(gone)).map(|gone| gone.expires);
         let gone = self.gone.get(&id).map(|gone| (gone.mark, gone.number, gone.how, gone.queue));
         let Some((mark, number, how, was_in)) = gone else {
             let name = Key::of(&delivery.name);
@@ -67,7 +68,15 @@ impl Checker {
         };
         let replays = self.queues.get(&was_in).map(|queue| queue.replays);
         let replayed = replays.is_some_and(|replays| replays.since(mark.event));
-        if is_back || replayed && matches!(how, How::Committed | How::PushesSeen | How::SaidGone) {
+        if let Some(expires) = back {
+            self.gone.remove(&id);
+            let item = self.adopt_stray(&delivery.id, &delivery.name, queue);
+            if let Some(item) = self.items.get_mut(&item) {
+                item.expires = expires;
+            }
+            return true;
+        }
+        if replayed && matches!(how, How::Committed | How::PushesSeen | How::SaidGone) {
             self.gone.remove(&id);
             self.adopt_stray(&delivery.id, &delivery.name, queue);
             return true;

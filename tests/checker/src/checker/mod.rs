@@ -310,7 +310,7 @@ impl Checker {
         let Some(item) = self.items.remove(&id) else { return };
         self.leave_line(id, item.queue, item.ordering);
         let forget_at = self.now.at + self.options.remember;
-        let (mark, queue, expires) = (self.now, item.queue, item.expires.is_some());
+        let (mark, queue, expires) = (self.now, item.queue, item.expires);
         self.gone.insert(id, Gone { mark, number, how, queue, expires });
         self.old.push_back((forget_at, Old::Item(id)));
         self.old.push_back((forget_at, Old::Name(item.name_key)));
@@ -318,7 +318,7 @@ impl Checker {
 
     /// Returns true if an item that had expired may be there again: the clock of the store may have been set back since.
     fn may_be_back(&self, gone: &Gone) -> bool {
-        gone.how == How::SaidGone && gone.expires && gone.mark.event <= self.clock_stepped
+        gone.how == How::SaidGone && gone.expires.is_some() && gone.mark.event <= self.clock_stepped
     }
 
     /// Forgets what was settled long ago.

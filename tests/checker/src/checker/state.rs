@@ -253,8 +253,8 @@ pub(super) struct Gone {
     pub(super) number: u32,
     pub(super) how: How,
     pub(super) queue: Key,
-    /// It had a time to live.
-    pub(super) expires: bool,
+    /// When it expires: see [`Item::expires`].
+    pub(super) expires: Option<(Time, Option<Time>)>,
 }
 
 /// Why an item is gone.
