@@ -5,9 +5,9 @@ use std::time::Duration;
 use crate::domain::Timestamp;
 
 /// Shortest interval at which an emptied queue is asked when its next item becomes eligible.
-pub(super) const INTERVAL: Duration = Duration::from_millis(200);
+const INTERVAL: Duration = Duration::from_millis(200);
 /// The same while nothing is known of the time to come.
-pub(super) const INTERVAL_UNKNOWN: Duration = Duration::from_millis(20);
+const INTERVAL_UNKNOWN: Duration = Duration::from_millis(20);
 
 /// When the next item becomes eligible that is not eligible yet.
 #[derive(Default)]

@@ -68,17 +68,13 @@ impl Checker {
         };
         let replays = self.queues.get(&was_in).map(|queue| queue.replays);
         let replayed = replays.is_some_and(|replays| replays.since(mark.event));
-        if let Some(expires) = back {
+        let may_replay = matches!(how, How::Committed | How::PushesSeen | How::SaidGone);
+        if let Some(expires) = back.or((replayed && may_replay).then_some(None)) {
             self.gone.remove(&id);
             let item = self.adopt_stray(&delivery.id, &delivery.name, queue);
             if let Some(item) = self.items.get_mut(&item) {
                 item.expires = expires;
             }
-            return true;
-        }
-        if replayed && matches!(how, How::Committed | How::PushesSeen | How::SaidGone) {
-            self.gone.remove(&id);
-            self.adopt_stray(&delivery.id, &delivery.name, queue);
             return true;
         }
         let lease_begin = delivery.lease_end.saturating_sub(taker.lease);

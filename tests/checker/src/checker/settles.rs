@@ -160,7 +160,9 @@ impl Checker {
             self.free_place(stream, true);
         }
         self.count_settle(queue, kind, outcome);
-        if let Some(gone) = self.gone.get_mut(&id).filter(|_| kind == Kind::Commit) {
+        if kind == Kind::Commit
+            && let Some(gone) = self.gone.get_mut(&id).filter(|gone| gone.how == How::SaidGone)
+        {
             gone.how = How::Committed;
         }
         let Some(item) = self.items.get_mut(&id) else { return };
