@@ -6,6 +6,7 @@ use std::{
     os::unix::fs::OpenOptionsExt,
     path::Path,
     process::ExitCode,
+    thread,
 };
 
 use crate::{
@@ -17,7 +18,10 @@ use crate::{
     telemetry,
 };
 use sd_notify::NotifyState;
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::{
+    runtime::Runtime,
+    signal::unix::{Signal, SignalKind, signal},
+};
 
 /// Reads the settings from the command line, the environment and the file, and serves until told to
 /// stop.
@@ -45,10 +49,20 @@ pub fn run() -> ExitCode {
         return fail(&error.to_string());
     }
     listener::raise_open_files();
-    match tokio::runtime::Runtime::new() {
+    match runtime(settings.worker_threads) {
         Ok(runtime) => runtime.block_on(serve(settings)),
         Err(error) => fail(&format!("cannot start threads: {error}")),
     }
+}
+
+/// Starts `workers` threads, or, for 0, one for two processors: a thread more than is needed is woken for tasks that the others
+/// would do as well, and takes processor time from the database.
+fn runtime(workers: usize) -> io::Result<Runtime> {
+    let workers = match workers {
+        0 => thread::available_parallelism().map_or(1, |processors| processors.get().div_ceil(2)),
+        workers => workers,
+    };
+    tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()
 }
 
 async fn serve(settings: Settings) -> ExitCode {

@@ -18,6 +18,7 @@ use crate::{
     telemetry::{self, LogFormat},
 };
 
+const MAX_WORKER_THREADS: u32 = 1024;
 pub(super) const DAY: Duration = Duration::from_hours(24);
 
 impl Given {
@@ -48,6 +49,10 @@ impl Given {
             failure_defaults: self.failure_defaults()?,
             shutdown_grace: self.required("shutdown_grace", span(Duration::ZERO, DAY))?,
             poll_max: self.required("poll_max", span(poll_min, Duration::from_hours(1)))?,
+            worker_threads: self.required("worker_threads", |text| match values::count(text)? {
+                count if count <= MAX_WORKER_THREADS => Ok(count as usize),
+                _ => Err(format!("{text} is more than {MAX_WORKER_THREADS}")),
+            })?,
             log_format: self.required("log_format", |text| match text {
                 "text" => Ok(LogFormat::Text),
                 "json" => Ok(LogFormat::Json),

@@ -129,6 +129,13 @@ pub(super) const KEYS: &[Key] = &[
         "Shortest time between scans of a waiting queue that no signal caused",
     ),
     key("poll_max", "DURATION", "15s", "Longest such time; a lost signal costs at most this"),
+    key(
+        "worker_threads",
+        "COUNT",
+        "0",
+        "Threads that serve calls and streams, at most 1024; those that SQLite works on are not among them; 0: one for two \
+         processors, as the database needs processors too",
+    ),
     key("log_format", "FORMAT", "text", "How the log is written: text or json"),
     key(
         "log_level",

@@ -75,6 +75,8 @@ pub(crate) struct Settings {
     pub poll_min: Duration,
     /// Longest time between them; at least `poll_min`.
     pub poll_max: Duration,
+    /// Threads that serve calls; 0: half of the processors.
+    pub worker_threads: usize,
     /// How the log is written.
     pub log_format: LogFormat,
     /// What is logged; known to parse.

@@ -56,6 +56,7 @@ fn the_defaults_serve_this_machine_from_one_file() {
     assert_eq!(settings.shutdown_grace, Duration::from_secs(10));
     assert_eq!(settings.poll_min, Duration::from_secs(1));
     assert_eq!(settings.poll_max, Duration::from_secs(15));
+    assert_eq!(settings.worker_threads, 0);
     assert_eq!((settings.log_format, settings.log_level.as_str()), (LogFormat::Text, "info"));
     assert_eq!(settings.max_connection_age, Duration::from_mins(30));
     assert_eq!((settings.tls.as_ref(), settings.tokens.as_ref()), (None, None));
@@ -114,7 +115,7 @@ fn every_key_works_in_all_three_places() {
             "store_file" => &store,
             "signals_file" => &signals,
             "insecure" => "true",
-            "max_refusals" => "3",
+            "max_refusals" | "worker_threads" => "3",
             bytes if bytes.starts_with("max_") && bytes.ends_with("_bytes") => "1MiB",
             count if count.starts_with("max_") => "7",
             "unused_queue_ttl" => "1d",
@@ -229,6 +230,10 @@ fn a_bad_value_is_reported_with_its_key_its_place_and_valid_values() {
         (["--default-retry-jitter", "nan"], "is not a number of 0 to 1"),
         (["--max-payload-bytes", "16MiB"], "16MiB is not within 1 byte and 15MiB"),
         (["--max-payload-bytes", "0"], "`max_payload_bytes`"),
+        (
+            ["--worker-threads", "1025"],
+            "`worker_threads` in flag --worker-threads: 1025 is more than 1024",
+        ),
         (["--max-payload-bytes", "4 flags"], "is not a size; write for example"),
         (["--auto-create-queues", "yes"], "\"yes\" is neither true nor false"),
         (["--log-format", "xml"], "\"xml\" is neither text nor json"),

@@ -45,6 +45,7 @@ impl NextDue {
 
     /// Returns true if it is time to look: once.
     pub(super) fn take(&mut self, now: Timestamp) -> bool {
+        self.asked = self.asked.min(now); // the server's clock may have been set back
         let is_due = self.at().is_some_and(|at| at <= now);
         if self.at.is_some_and(|at| at <= now) {
             (self.at, self.is_known) = (None, false);
@@ -140,6 +141,18 @@ mod tests {
         assert!(next.is_ahead(again));
         assert!(next.may_ask(again));
         assert_eq!(next.at(), Some(Timestamp(1_300)));
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_holds_up_no_question() {
+        let mut next = told(Some(1_010));
+        let back = Timestamp(200);
+        assert!(!next.take(back));
+        assert!(next.is_ahead(back), "an item that becomes eligible later than it seemed");
+        assert!(!next.may_ask(back));
+        assert_eq!(next.at(), Some(back + INTERVAL));
+        assert!(next.take(back + INTERVAL));
+        assert!(next.may_ask(back + INTERVAL));
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub(crate) async fn claim(
     cursor.lease_deadlines.expect(lease.until);
     // If it fails, dropping the claim undoes it.
     let command = command(place, id, demand, &lease, now)?;
-    let reply = inner.db.in_session(async |it| inner.db.run_raw_command(command).session(it).await);
+    let reply = inner.db.run(command);
     let reply = within(&inner.db, BEGINS_WITHIN + TAKES, reply).await.map_err(failed)?;
     // Once more: a scan for lapsed leases that ran meanwhile may have missed this one.
     cursor.lease_deadlines.expect(lease.until);

@@ -144,9 +144,7 @@ pub(crate) async fn write_in_time(
     let (mut is_slow, mut is_repeated) = (false, false);
     let _place = db.place().await?;
     loop {
-        let command = command.clone();
-        let attempt = db.in_session(async |it| db.run_raw_command(command).session(it).await);
-        let result = match tokio::time::timeout(limit, attempt).await {
+        let result = match tokio::time::timeout(limit, db.run(command.clone())).await {
             Ok(Ok(reply)) => written(&reply).map(|written| Written { is_repeated, ..written }),
             Ok(Err(error)) => Err(failed(error)),
             Err(_) if is_slow => return Err(unavailable(NO_ANSWER)),

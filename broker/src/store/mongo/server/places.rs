@@ -9,7 +9,10 @@
 
 use std::{ops::Deref, sync::Arc};
 
-use mongodb::{ClientSession, Database};
+use mongodb::{
+    ClientSession, Database,
+    bson::{Document, RawDocumentBuf},
+};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
@@ -59,6 +62,11 @@ impl Db {
             Ok(Ok(place)) => Ok(place),
             _ => Err(unavailable(NO_PLACE)), // the semaphore is never closed
         }
+    }
+
+    /// Runs a command that is not part of a transaction.
+    pub(crate) async fn run(&self, command: RawDocumentBuf) -> mongodb::error::Result<Document> {
+        self.in_session(async |it| self.run_raw_command(command).session(it).await).await
     }
 
     /// Runs an operation, which must not be part of a transaction, in one of the sessions.
