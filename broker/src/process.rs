@@ -189,6 +189,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn two_processors_have_one_thread_unless_a_number_is_given() {
+        let processors = thread::available_parallelism().unwrap().get();
+        assert_eq!(runtime(0).unwrap().metrics().num_workers(), processors.div_ceil(2));
+        assert_eq!(runtime(3).unwrap().metrics().num_workers(), 3);
+    }
+
+    #[test]
     fn an_entry_is_added_to_a_file_whose_last_line_has_no_end() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("tokens.toml");

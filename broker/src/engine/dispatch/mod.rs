@@ -158,6 +158,11 @@ impl Dispatcher {
         state.seen_empty && !state.has_news()
     }
 
+    #[cfg(test)]
+    pub(super) fn is_known_empty(&self, now: Timestamp) -> bool {
+        self.state.lock().is_known_empty(now)
+    }
+
     pub(super) fn queue(&self) -> &QueueName {
         &self.queue
     }

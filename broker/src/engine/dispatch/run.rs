@@ -185,8 +185,8 @@ async fn step(
         return Ok(if assigned > 0 || cleared > 0 { Step::Again } else { Step::Stuck });
     }
     // The reserve saw the end of the queue.
-    ask_when_due(engine, dispatcher, reserver, &queue, looked).await?;
-    Ok(if assigned > 0 { Step::Again } else { Step::Wait })
+    let is_behind = ask_when_due(engine, dispatcher, reserver, &queue, looked).await?;
+    Ok(if assigned > 0 || is_behind { Step::Again } else { Step::Wait })
 }
 
 /// Waits until there is room worth a reserve, a consumer is idle, or [`GATHER`] has passed. The
@@ -205,20 +205,31 @@ pub(super) async fn gather_room(dispatcher: &Dispatcher, draining: &Cancellation
 
 /// Sets a timer for the time at which the next item becomes eligible. A queue that runs empty
 /// repeatedly does not ask the store each time, but is reserved from again a little later. `looked`
-/// is when the reserve began that saw the end of the queue.
+/// is when the reserve began that saw the end of the queue. Returns true if an item is eligible already.
 async fn ask_when_due(
     engine: &Engine,
     dispatcher: &Dispatcher,
     reserver: &mut dyn Reserver,
     queue: &Queue,
     looked: Timestamp,
-) -> Result<()> {
+) -> Result<bool> {
     let asked = engine.now();
-    if dispatcher.state.lock().next_due.may_ask(asked) {
-        let next = reserver.next_eligible(queue, looked).await?;
-        dispatcher.state.lock().next_due.told(next, asked, engine.now());
+    if !dispatcher.state.lock().next_due.may_ask(asked) {
+        return Ok(false);
     }
-    Ok(())
+    let mut next = reserver.next_eligible(queue, looked).await?;
+    let now = engine.now();
+    let is_behind = next.is_some_and(|at| at <= now);
+    if is_behind {
+        // It was stored behind the reserve, and hides what becomes eligible after it.
+        next = reserver.next_eligible(queue, now).await?;
+    }
+    let mut state = dispatcher.state.lock();
+    state.next_due.told(next, asked, engine.now());
+    if is_behind {
+        (state.dirty, state.woken_by) = (true, Wake::Timer);
+    }
+    Ok(is_behind)
 }
 
 async fn wait(engine: &Engine, dispatcher: &Dispatcher, polls: &mut Polls) {

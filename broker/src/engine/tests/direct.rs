@@ -96,6 +96,27 @@ async fn a_batch_for_an_idle_stream_is_delivered_without_a_reserve() {
     assert_eq!(bench.items().await, []);
 }
 
+/// An item that was stored behind a reserve is the answer to the question for the next due time, and hides that nothing follows.
+#[tokio::test]
+async fn one_item_behind_a_reserve_holds_up_no_direct_delivery_of_the_next() {
+    let bench = bench().await;
+    bench.faults.set("next_eligible", Fault::HeldBefore);
+    let mut stream = bench.stream().await;
+    ask(&mut stream).await;
+    bench.faults.until_begun("next_eligible", 1).await;
+    bench.push(1).await;
+    bench.faults.set("next_eligible", Fault::None);
+    assert_eq!(deliveries(&mut stream).await.len(), 1);
+    ask(&mut stream).await;
+    let dispatcher = bench.engine.dispatcher(&name("q")).unwrap();
+    let known_empty = async || dispatcher.is_known_empty(bench.engine.now());
+    until("the queue is known to be empty", known_empty).await;
+    assert_eq!(bench.faults.begun("reserve"), 2, "that of the item was the last");
+    bench.push(1).await;
+    assert_eq!(deliveries(&mut stream).await.len(), 1);
+    assert_eq!(bench.faults.begun("reserve"), 2, "no reserve was needed");
+}
+
 /// A reserve gives each of the streams its share.
 #[tokio::test]
 async fn a_batch_is_not_for_one_of_two_idle_streams() {
