@@ -3,6 +3,7 @@
 use std::{
     fs::OpenOptions,
     io::{self, Read, Write},
+    num::NonZero,
     os::unix::fs::OpenOptionsExt,
     path::Path,
     process::ExitCode,
@@ -55,11 +56,10 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Starts `workers` threads, or, for 0, one for two processors: a thread more than is needed is woken for tasks that the others
-/// would do as well, and takes processor time from the database.
+/// Starts `workers` threads, or, for 0, one for each processor.
 fn runtime(workers: usize) -> io::Result<Runtime> {
     let workers = match workers {
-        0 => thread::available_parallelism().map_or(1, |processors| processors.get().div_ceil(2)),
+        0 => thread::available_parallelism().map_or(1, NonZero::get),
         workers => workers,
     };
     tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()
@@ -189,9 +189,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_processors_have_one_thread_unless_a_number_is_given() {
+    fn each_processor_has_a_thread_unless_a_number_is_given() {
         let processors = thread::available_parallelism().unwrap().get();
-        assert_eq!(runtime(0).unwrap().metrics().num_workers(), processors.div_ceil(2));
+        assert_eq!(runtime(0).unwrap().metrics().num_workers(), processors);
         assert_eq!(runtime(3).unwrap().metrics().num_workers(), 3);
     }
 

@@ -133,8 +133,8 @@ pub(super) const KEYS: &[Key] = &[
         "worker_threads",
         "COUNT",
         "0",
-        "Threads that serve calls and streams, at most 1024; those that SQLite works on are not among them; 0: one for two \
-         processors, as the database needs processors too",
+        "Threads that serve calls and streams, at most 1024; those that SQLite works on are not among them; 0: one for each \
+         processor",
     ),
     key("log_format", "FORMAT", "text", "How the log is written: text or json"),
     key(

@@ -45,7 +45,7 @@ impl NextDue {
 
     /// Returns true if it is time to look: once.
     pub(super) fn take(&mut self, now: Timestamp) -> bool {
-        self.asked = self.asked.min(now); // the server's clock may have been set back
+        self.follow(now);
         let is_due = self.at().is_some_and(|at| at <= now);
         if self.at.is_some_and(|at| at <= now) {
             (self.at, self.is_known) = (None, false);
@@ -56,8 +56,14 @@ impl NextDue {
 
     /// Returns true if the store may be asked. If not, it is time to look when it may be.
     pub(super) fn may_ask(&mut self, now: Timestamp) -> bool {
+        self.follow(now);
         self.is_to_ask = self.may_ask_from() > now;
         !self.is_to_ask
+    }
+
+    /// Keeps a clock that was set back since the store was asked from holding up the next question.
+    fn follow(&mut self, now: Timestamp) {
+        self.asked = self.asked.min(now);
     }
 
     fn may_ask_from(&self) -> Timestamp {
@@ -153,6 +159,10 @@ mod tests {
         assert_eq!(next.at(), Some(back + INTERVAL));
         assert!(next.take(back + INTERVAL));
         assert!(next.may_ask(back + INTERVAL));
+
+        let mut next = told(None);
+        assert!(!next.may_ask(back), "set back since the last timer");
+        assert_eq!(next.at(), Some(back + INTERVAL));
     }
 
     #[test]

@@ -129,6 +129,9 @@ impl DirectPushes {
 
     /// Lets reserves go on if a push takes too long: no items of those in flight are handed out any more. Returns what was on its way to streams.
     pub(super) fn give_up_if_overdue(&mut self, now: Timestamp) -> Vec<(Claimant, Coming)> {
+        for push in &mut self.pushes {
+            push.begun = push.begun.min(now); // the server's clock may have been set back
+        }
         if self.held_until().is_none_or(|until| until > now) {
             return Vec::new();
         }

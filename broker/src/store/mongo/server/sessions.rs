@@ -2,6 +2,7 @@
 //! waits for its end: on a queue of single items that is some of what a broker does at all.
 
 use std::{
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -11,42 +12,74 @@ use parking_lot::Mutex;
 
 /// Sessions that were idle for so long are not used again. The server forgets them after half an hour.
 const KEPT: Duration = Duration::from_mins(10);
+/// The server may be at work for so long in a session whose operation nobody waits for any more. Whatever is done in it next would
+/// wait for that, so it is given back to the driver, which uses it again, no earlier.
+const AT_WORK: Duration = Duration::from_mins(10);
 
-/// The sessions that are idle, and when each was used last, the latest at the end. Clones share them.
+/// The sessions that are in no use. Clones share them.
 #[derive(Clone, Default)]
 pub(crate) struct Sessions {
-    idle: Arc<Mutex<Vec<(Instant, ClientSession)>>>,
+    shared: Arc<Mutex<Shared>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// The sessions that can be used, and when each was used last, the latest at the end.
+    idle: Vec<(Instant, ClientSession)>,
+    /// Those that were left during an operation, and when, the latest at the end.
+    left: VecDeque<(Instant, ClientSession)>,
 }
 
 impl Sessions {
-    /// Runs an operation in a session that no other uses. The session is used again if the operation succeeds: after an error, or if
-    /// the caller stops waiting, the server may still be at work in it.
+    /// Runs an operation in a session that no other uses. The session is used again if the operation succeeds. If it fails, the driver
+    /// knows whether the server may still be at work in it. If the caller stops waiting, it does not.
     pub(crate) async fn with<T>(
         &self,
         client: &Client,
         operation: impl AsyncFnOnce(&mut ClientSession) -> Result<T>,
     ) -> Result<T> {
-        let mut session = if let Some(session) = self.take() {
+        let session = if let Some(session) = self.take() {
             session
         } else {
             let options = SessionOptions::builder().causal_consistency(false).build();
             client.start_session().with_options(options).await?
         };
-        let done = operation(&mut session).await;
-        if done.is_ok() {
-            self.idle.lock().push((Instant::now(), session));
-        }
+        let mut used = Used { session: None, sessions: self };
+        let done = operation(used.session.insert(session)).await;
+        let session = used.session.take().filter(|_| done.is_ok());
+        self.shared.lock().idle.extend(session.map(|session| (Instant::now(), session)));
         done
     }
 
     fn take(&self) -> Option<ClientSession> {
-        let mut idle = self.idle.lock();
-        let (used, session) = idle.pop()?;
+        let mut shared = self.shared.lock();
+        let (used, session) = shared.idle.pop()?;
         if used.elapsed() < KEPT {
             return Some(session);
         }
-        idle.clear(); // the others are older
+        shared.idle.clear(); // the others are older
         None
+    }
+
+    fn leave(&self, session: ClientSession) {
+        let mut shared = self.shared.lock();
+        let over = shared.left.partition_point(|(since, _)| since.elapsed() >= AT_WORK);
+        shared.left.drain(..over);
+        shared.left.push_back((Instant::now(), session));
+    }
+}
+
+/// A session during an operation.
+struct Used<'a> {
+    session: Option<ClientSession>,
+    sessions: &'a Sessions,
+}
+
+impl Drop for Used<'_> {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            self.sessions.leave(session); // nobody waits for the operation any more
+        }
     }
 }
 
@@ -81,29 +114,41 @@ mod tests {
         });
         let second = second.await.unwrap();
         assert_ne!(first, second);
-        assert_eq!(sessions.idle.lock().len(), 2);
+        assert_eq!(sessions.shared.lock().idle.len(), 2);
         assert_eq!(session_of(&sessions, &client).await, first, "the one that was used last");
     }
 
     #[tokio::test]
-    async fn a_session_in_which_something_failed_is_not_used_again() {
+    async fn a_session_in_which_something_failed_is_left_to_the_driver() {
         let (client, sessions) = (client().await, Sessions::default());
         session_of(&sessions, &client).await;
         let failed = sessions.with(&client, async |_| Err::<(), _>(Error::custom("failed")));
         assert!(failed.await.is_err());
-        assert!(sessions.idle.lock().is_empty());
-        session_of(&sessions, &client).await;
+        assert!(sessions.shared.lock().idle.is_empty());
+        assert!(sessions.shared.lock().left.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_session_that_was_left_during_an_operation_is_used_by_nobody() {
+        let (client, sessions) = (client().await, Sessions::default());
+        let first = session_of(&sessions, &client).await;
         let given_up = sessions.with(&client, async |_| std::future::pending::<Result<()>>().await);
         assert!(tokio::time::timeout(Duration::from_millis(1), given_up).await.is_err());
-        assert!(sessions.idle.lock().is_empty());
+        assert_ne!(session_of(&sessions, &client).await, first);
+        let of_the_driver = client.start_session().await.unwrap();
+        assert_ne!(of_the_driver.id(), &first);
+        assert_eq!(sessions.shared.lock().left.len(), 1);
+        sessions.shared.lock().left[0].0 -= AT_WORK;
+        sessions.leave(of_the_driver);
+        assert_eq!(sessions.shared.lock().left.len(), 1, "the first is over");
     }
 
     #[tokio::test]
     async fn sessions_that_were_idle_for_long_are_not_used_again() {
         let (client, sessions) = (client().await, Sessions::default());
         session_of(&sessions, &client).await;
-        sessions.idle.lock()[0].0 -= KEPT;
+        sessions.shared.lock().idle[0].0 -= KEPT;
         assert!(sessions.take().is_none());
-        assert!(sessions.idle.lock().is_empty());
+        assert!(sessions.shared.lock().idle.is_empty());
     }
 }
