@@ -37,7 +37,7 @@ fn data_directory() -> tempfile::TempDir {
     directory.expect("a temporary directory")
 }
 
-/// A MongoDB replica set of one node, or a member of a [`MongoSet`].
+/// A MongoDB replica set of one node, or a member of a [`MongoSet`](super::MongoSet).
 pub(crate) struct MongoServer {
     port: u16,
     process: Process,
