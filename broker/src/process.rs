@@ -3,11 +3,9 @@
 use std::{
     fs::OpenOptions,
     io::{self, Read, Write},
-    num::NonZero,
     os::unix::fs::OpenOptionsExt,
     path::Path,
     process::ExitCode,
-    thread,
 };
 
 use crate::{
@@ -20,7 +18,7 @@ use crate::{
 };
 use sd_notify::NotifyState;
 use tokio::{
-    runtime::Runtime,
+    runtime::{self, Runtime},
     signal::unix::{Signal, SignalKind, signal},
 };
 
@@ -56,13 +54,13 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Starts `workers` threads, or, for 0, one for each processor.
+/// Starts `workers` threads, or, for 0, as many as tokio does: one for each processor.
 fn runtime(workers: usize) -> io::Result<Runtime> {
-    let workers = match workers {
-        0 => thread::available_parallelism().map_or(1, NonZero::get),
-        workers => workers,
-    };
-    tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()
+    let mut builder = runtime::Builder::new_multi_thread();
+    if workers > 0 {
+        builder.worker_threads(workers);
+    }
+    builder.enable_all().build()
 }
 
 async fn serve(settings: Settings) -> ExitCode {
@@ -190,7 +188,7 @@ mod tests {
 
     #[test]
     fn each_processor_has_a_thread_unless_a_number_is_given() {
-        let processors = thread::available_parallelism().unwrap().get();
+        let processors = std::thread::available_parallelism().unwrap().get();
         assert_eq!(runtime(0).unwrap().metrics().num_workers(), processors);
         assert_eq!(runtime(3).unwrap().metrics().num_workers(), 3);
     }

@@ -230,11 +230,11 @@ fn a_bad_value_is_reported_with_its_key_its_place_and_valid_values() {
         (["--default-retry-jitter", "nan"], "is not a number of 0 to 1"),
         (["--max-payload-bytes", "16MiB"], "16MiB is not within 1 byte and 15MiB"),
         (["--max-payload-bytes", "0"], "`max_payload_bytes`"),
+        (["--max-payload-bytes", "4 flags"], "is not a size; write for example"),
         (
             ["--worker-threads", "1025"],
             "`worker_threads` in flag --worker-threads: 1025 is more than 1024",
         ),
-        (["--max-payload-bytes", "4 flags"], "is not a size; write for example"),
         (["--auto-create-queues", "yes"], "\"yes\" is neither true nor false"),
         (["--log-format", "xml"], "\"xml\" is neither text nor json"),
         (["--log-level", "a=b=c"], "`log_level`"),

@@ -152,11 +152,6 @@ impl MongoServer {
         self.process.0.as_ref().map(Child::id)
     }
 
-    /// Returns whether there is a process.
-    pub(super) fn is_running(&self) -> bool {
-        self.process.0.is_some()
-    }
-
     /// Removes all data but the log. The server must not run.
     pub(super) fn empty(&self) -> io::Result<()> {
         for entry in fs::read_dir(self.directory.path())? {

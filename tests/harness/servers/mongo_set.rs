@@ -122,7 +122,7 @@ impl MongoSet {
         let primary = if on { Some(self.primary().await) } else { None };
         let mode = if on { "alwaysOn" } else { "off" };
         for (number, server) in self.servers.iter().enumerate() {
-            if Some(number) != primary && server.is_running() {
+            if Some(number) != primary && server.process_id().is_some() {
                 let point = doc! { "configureFailPoint": point, "mode": mode };
                 let admin = server.client().await.database("admin");
                 admin.run_command(point).await.expect("a server with fail points");
@@ -139,7 +139,7 @@ impl MongoSet {
     pub(crate) async fn takes_writes(&self) -> bool {
         let concern =
             WriteConcern::builder().w(Acknowledgment::Majority).w_timeout(PATIENCE).build();
-        for server in self.servers.iter().filter(|server| server.is_running()) {
+        for server in self.servers.iter().filter(|server| server.process_id().is_some()) {
             let client = server.client().await;
             let writes = async {
                 let probes = client.database("probes").collection::<Document>("probes");
@@ -171,7 +171,7 @@ impl MongoSet {
     pub(crate) async fn primary(&self) -> usize {
         let mut running = Vec::new();
         for (number, server) in self.servers.iter().enumerate() {
-            if server.is_running() {
+            if server.process_id().is_some() {
                 running.push((number, server.client().await));
             }
         }

@@ -163,6 +163,20 @@ fn items_behind_those_that_a_stream_cannot_receive_go_back_into_the_queue() {
 }
 
 #[test]
+fn a_clock_that_was_set_back_lets_a_push_hold_up_reserves_no_longer() {
+    let dispatcher = empty();
+    waits(&dispatcher, 8, usize::MAX);
+    begin(&dispatcher, 1).unwrap();
+    let mut state = dispatcher.state.lock();
+    let hold = state.direct.held_until().unwrap().0 - NOW.0;
+    let back = Timestamp(NOW.0 - 60_000);
+    state.give_up_if_overdue(back);
+    assert_eq!(state.direct.held_until(), Some(Timestamp(back.0 + hold)));
+    state.give_up_if_overdue(Timestamp(back.0 + hold));
+    assert_eq!(state.direct.held_until(), None);
+}
+
+#[test]
 fn what_is_coming_takes_places_until_it_is_there() {
     let dispatcher = empty();
     let id = waits(&dispatcher, 4, 100);

@@ -46,8 +46,9 @@ impl Sessions {
         };
         let mut used = Used { session: None, sessions: self };
         let done = operation(used.session.insert(session)).await;
-        let session = used.session.take().filter(|_| done.is_ok());
-        self.shared.lock().idle.extend(session.map(|session| (Instant::now(), session)));
+        if let (Some(session), Ok(_)) = (used.session.take(), &done) {
+            self.shared.lock().idle.push((Instant::now(), session));
+        }
         done
     }
 
