@@ -16,6 +16,7 @@
 //! * [`otlp`]: spans and metrics for a collector of OpenTelemetry.
 //! * [`reload`]: files that are read again when they change.
 //! * [`essential`]: tasks whose panic ends the process.
+//! * [`long_work`]: work that takes long, beside the threads that serve calls.
 //! * [`healthcheck`]: asks a running broker whether it takes requests.
 //! * `simulation`: a broker without network interfaces, for simulations (feature `simulation`).
 //! * [`app`]: builds all of these from the [`config`], runs them and drains them.
@@ -32,6 +33,7 @@ mod fuzz;
 mod grpc;
 mod healthcheck;
 mod listener;
+mod long_work;
 pub mod metrics;
 #[cfg(feature = "otlp")]
 mod otlp;

@@ -133,7 +133,7 @@ async fn run(edge: &Edge, peer: &Peer, request: Request, next: Next) -> Response
     let answer = async {
         let reads_much = Rule::reads_much(request.uri().path());
         let _turn = if reads_much { edge.answers.turn(peer).await } else { None };
-        next.run(edge.intake.meter(request)).await
+        edge.intake.run(request, |request| next.run(request)).await
     };
     let Some(deadline) = deadline else { return uniform(answer.await) };
     if let Ok(response) = timeout(deadline.saturating_sub(SOONER), answer).await {

@@ -35,6 +35,7 @@ use crate::{
     access::Caller,
     domain::{Action, Queue, QueueName},
     engine::{Engine, EngineError},
+    long_work,
 };
 
 /// Most batches of one stream that are in progress, or whose answers the client has not read yet.
@@ -295,7 +296,10 @@ async fn start(
     let pb::PushStreamRequest { batch_id, queue, items, producer } = request;
     let engine = api.engine.clone();
     let allowed = caller.may(Action::Produce, &queue).map_err(ApiError::from);
-    let batch = allowed.and_then(|()| parse::batch(&queue, items, &producer, &api.rules()));
+    let batch = allowed.and_then(|()| {
+        let parse = || parse::batch(&queue, items, &producer, &api.rules());
+        long_work::on_bytes(room.bytes(), parse)
+    });
     let ready = match batch {
         Ok(batch) => {
             let span = api.traces.push(None, &batch.queue, &batch.items);

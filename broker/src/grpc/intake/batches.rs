@@ -28,7 +28,7 @@ use tokio::{
 use tonic::{Code, Status};
 
 use super::{Intake, MAX_DURATION, PREFIX, budget::Connection};
-use crate::grpc::status::ApiError;
+use crate::{grpc::status::ApiError, long_work};
 
 /// The method whose requests are read here.
 pub(crate) const PUSH_STREAM: &str = "/sluicegate.v1.QueueService/PushStream";
@@ -71,6 +71,11 @@ impl Room {
         let of_stream = acquire(of_stream, bytes.min(OF_STREAM)).await?;
         let of_all = acquire(&intake.batches, bytes.min(intake.bytes)).await?;
         Ok(Self { of_stream, of_all })
+    }
+
+    /// How many bytes the batch takes at most.
+    pub(in crate::grpc) fn bytes(&self) -> usize {
+        self.of_all.num_permits()
     }
 
     /// Keeps only as much room as is needed.
@@ -152,12 +157,14 @@ impl Reader {
         let message = message.map_err(|_| super::too_slow())??.ok_or_else(cut_off)?;
         let unpacked = if is_packed { limit.min((length + 1) * GZIP_RATIO) } else { length };
         let mut room = Room::take(&self.intake, &self.of_stream, largest(unpacked)).await?;
-        let message = if is_packed { unpack(&message, unpacked, limit)? } else { message };
-        let bytes = message.len();
-        let request: pb::PushStreamRequest = codec::decode(message)?;
-        let headers: usize = request.items.iter().map(|item| item.headers.len()).sum();
-        room.shrink(bytes + request.items.len() * ITEM + headers * HEADER);
-        Ok(Some(Batch { request, room }))
+        long_work::on_bytes(unpacked, || {
+            let message = if is_packed { unpack(&message, unpacked, limit)? } else { message };
+            let bytes = message.len();
+            let request: pb::PushStreamRequest = codec::decode(message)?;
+            let headers: usize = request.items.iter().map(|item| item.headers.len()).sum();
+            room.shrink(bytes + request.items.len() * ITEM + headers * HEADER);
+            Ok(Some(Batch { request, room }))
+        })
     }
 
     fn is_packed(&self, flag: u8) -> Result<bool, Status> {

@@ -11,7 +11,15 @@
 mod batches;
 mod budget;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use axum::{
     body::{Body, BodyDataStream, Bytes},
@@ -20,12 +28,13 @@ use axum::{
 use futures_util::{StreamExt, stream};
 use tokio::{
     sync::Semaphore,
+    task::yield_now,
     time::{Instant, timeout_at},
 };
 use tonic::Status;
 
 use self::budget::{Budget, Connection, Held};
-use crate::access::Peer;
+use crate::{access::Peer, long_work};
 
 #[cfg(feature = "simulation")]
 pub(crate) use batches::PUSH_STREAM;
@@ -37,6 +46,8 @@ const PREFIX: usize = 5;
 const SMALL: usize = 64 << 10;
 /// How long a large message may take from the time at which it is read.
 const MAX_DURATION: Duration = Duration::from_mins(1);
+/// A compressed message counts as so many times its size when it is to be worked on.
+const USUAL_RATIO: usize = 30;
 
 /// The budget: how many bytes of requests may be held at a time. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -56,19 +67,32 @@ impl Intake {
         Self { budget, batches, bytes, max_message }
     }
 
-    /// Returns the same request, which is read only as fast as there is room.
-    pub(crate) fn meter(&self, request: Request) -> Request {
-        let connection = connection(&request);
-        batches::divert(self, request).map(|body| self.meter_body(connection, body))
+    /// Runs a call, whose request is read only as fast as there is room. What is done at once with a large message that has arrived is
+    /// long work: it is decompressed, decoded and checked.
+    pub(crate) async fn run<F: Future>(
+        &self,
+        request: Request,
+        call: impl FnOnce(Request) -> F,
+    ) -> F::Output {
+        let arrived = Arrived::default();
+        let mut call = pin!(call(self.meter(request, arrived.clone())));
+        poll_fn(|context| long_work::on_bytes(arrived.take(), || call.as_mut().poll(context))).await
     }
 
-    fn meter_body(&self, connection: Connection, body: Body) -> Body {
+    /// Returns the same request, which is read only as fast as there is room.
+    pub(crate) fn meter(&self, request: Request, arrived: Arrived) -> Request {
+        let connection = connection(&request);
+        batches::divert(self, request).map(|body| self.meter_body(connection, body, arrived))
+    }
+
+    fn meter_body(&self, connection: Connection, body: Body, arrived: Arrived) -> Body {
         let reader = Reader {
             intake: self.clone(),
             connection,
             frames: body.into_data_stream(),
             framing: Framing::default(),
             held: None,
+            arrived,
         };
         Body::from_stream(stream::try_unfold(reader, |mut reader| async move {
             Ok::<_, axum::BoxError>(reader.next().await?.map(|chunk| (chunk, reader)))
@@ -100,12 +124,23 @@ struct Reservation {
     _room: Held,
 }
 
+/// How many bytes the messages have that have arrived and that nobody has worked on.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Arrived(Arc<AtomicUsize>);
+
+impl Arrived {
+    fn take(&self) -> usize {
+        self.0.swap(0, Ordering::Relaxed)
+    }
+}
+
 struct Reader {
     intake: Intake,
     connection: Connection,
     frames: BodyDataStream,
     framing: Framing,
     held: Option<Reservation>,
+    arrived: Arrived,
 }
 
 impl Reader {
@@ -128,7 +163,11 @@ impl Reader {
             None => self.frames.next().await,
         };
         let Some(chunk) = chunk.transpose()? else { return Ok(None) };
-        self.framing.read(&chunk);
+        let bytes = self.framing.read(&chunk);
+        if long_work::is_long(bytes) {
+            self.arrived.0.store(bytes, Ordering::Relaxed);
+            yield_now().await;
+        }
         Ok(Some(chunk))
     }
 }
@@ -146,7 +185,9 @@ struct Framing {
 }
 
 impl Framing {
-    fn read(&mut self, mut chunk: &[u8]) {
+    /// Reads the next part. Returns how many bytes the messages have whose ends are in it.
+    fn read(&mut self, mut chunk: &[u8]) -> usize {
+        let mut ended = 0;
         loop {
             if self.prefix_read < PREFIX {
                 let part = chunk.len().min(PREFIX - self.prefix_read);
@@ -154,7 +195,7 @@ impl Framing {
                 self.prefix_read += part;
                 chunk = &chunk[part..];
                 if self.prefix_read < PREFIX {
-                    return;
+                    return ended;
                 }
                 self.to_come = self.length();
             }
@@ -162,8 +203,10 @@ impl Framing {
             self.to_come -= part;
             chunk = &chunk[part..];
             if self.to_come > 0 {
-                return;
+                return ended;
             }
+            let ratio = if self.prefix[0] == 0 { 1 } else { USUAL_RATIO };
+            ended += self.length() * ratio;
             self.messages += 1;
             self.prefix_read = 0;
         }
@@ -187,6 +230,7 @@ mod tests {
     use tokio_stream::wrappers::ReceiverStream;
 
     use super::*;
+    use crate::long_work::tests::keep_the_thread;
 
     fn message(length: usize) -> Vec<u8> {
         let mut bytes = vec![0];
@@ -200,7 +244,8 @@ mod tests {
         let bytes = [message(0), message(3), message(300), message(0), message(1)].concat();
         for size in 1..=bytes.len() {
             let mut framing = Framing::default();
-            bytes.chunks(size).for_each(|chunk| framing.read(chunk));
+            let ended: usize = bytes.chunks(size).map(|chunk| framing.read(chunk)).sum();
+            assert_eq!(ended, 3 + 300 + 1);
             assert_eq!((framing.messages, framing.unfinished()), (5, None), "cut at {size}");
         }
         let mut framing = Framing::default();
@@ -210,8 +255,38 @@ mod tests {
 
     fn body(intake: &Intake) -> (mpsc::Sender<Result<Vec<u8>, axum::BoxError>>, BodyDataStream) {
         let (sender, receiver) = mpsc::channel(9);
-        let body = intake.meter_body(None, Body::from_stream(ReceiverStream::new(receiver)));
+        let body = Body::from_stream(ReceiverStream::new(receiver));
+        let body = intake.meter_body(None, body, Arrived::default());
         (sender, body.into_data_stream())
+    }
+
+    #[test]
+    fn a_compressed_message_counts_as_a_larger_one() {
+        let mut bytes = message(100);
+        bytes[0] = 1;
+        assert_eq!(Framing::default().read(&bytes), 100 * USUAL_RATIO);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn what_is_done_with_a_large_message_is_long_work() {
+        let (sender, receiver) = mpsc::channel(9);
+        let large = message(8 << 20);
+        for part in large.chunks(2 << 20) {
+            sender.try_send(Ok::<_, axum::BoxError>(part.to_vec())).unwrap();
+        }
+        drop(sender);
+        let request = Request::new(Body::from_stream(ReceiverStream::new(receiver)));
+        let length = large.len();
+        let call = async move |request: Request| {
+            let mut parts = request.into_body().into_data_stream();
+            let mut received = 0;
+            while received < length {
+                received += parts.next().await.unwrap().unwrap().len();
+            }
+            keep_the_thread();
+        };
+        let intake = Intake::new(256 << 20, 16 << 20);
+        tokio::spawn(async move { intake.run(request, call).await }).await.unwrap();
     }
 
     /// Messages that are declared and never sent leave room for those that come over other connections.
@@ -222,7 +297,7 @@ mod tests {
             let mut request = Request::new(body);
             let address = Some(([127, 0, 0, 1], port).into());
             request.extensions_mut().insert(Peer { address, ..Peer::default() });
-            intake.meter(request).into_body().into_data_stream()
+            intake.meter(request, Arrived::default()).into_body().into_data_stream()
         };
         let mut stalled = Vec::new();
         for _ in 0..16 {

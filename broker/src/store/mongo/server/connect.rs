@@ -10,15 +10,18 @@ use mongodb::{
 };
 use tokio_stream::StreamExt;
 
-use crate::store::{
-    Result, StoreError,
-    mongo::server::{
-        error::{
-            Written, broken, describe, failed, passes, unavailable, written, written_where_free,
+use crate::{
+    long_work,
+    store::{
+        Result, StoreError,
+        mongo::server::{
+            error::{
+                Written, broken, describe, failed, passes, unavailable, written, written_where_free,
+            },
+            group_commit::WRITE_LIMIT,
+            places::Db,
+            time_limit::{ANSWER_LIMIT, NO_ANSWER, ReadError, in_time, read_in_time},
         },
-        group_commit::WRITE_LIMIT,
-        places::Db,
-        time_limit::{ANSWER_LIMIT, NO_ANSWER, ReadError, in_time, read_in_time},
     },
 };
 
@@ -217,12 +220,14 @@ fn read_into<T>(
     batch: &RawBatch,
     read: &impl Fn(&RawDocument) -> Result<T>,
 ) -> Result<(), ReadError> {
-    for document in batch.doc_slices()? {
-        let document = document.map_err(|e| broken(e.to_string()))?;
-        let document = document.as_document().ok_or_else(|| broken("not a document"))?;
-        values.push(read(document)?);
-    }
-    Ok(())
+    long_work::on_bytes(batch.as_raw_document().as_bytes().len(), || {
+        for document in batch.doc_slices()? {
+            let document = document.map_err(|e| broken(e.to_string()))?;
+            let document = document.as_document().ok_or_else(|| broken("not a document"))?;
+            values.push(read(document)?);
+        }
+        Ok(())
+    })
 }
 
 /// The result of [`read_first`].

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::{
+    long_work::OnBytes,
     store::{
         Result,
         mongo::server::error::{broken, repeat, unavailable},
@@ -67,6 +68,7 @@ struct Job<T, R> {
 struct Begun<R, F> {
     answers: Vec<(usize, Answer<R>)>,
     lanes: HashSet<Lane>,
+    bytes: usize,
     writing: F,
 }
 
@@ -156,11 +158,12 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         F: Future<Output = Vec<Result<R>>> + Send + 'static,
     {
         let mut written = HashSet::new();
-        while let Some(Begun { answers, lanes, writing }) = self.begin(&written, &write) {
+        while let Some(Begun { answers, lanes, bytes, writing }) = self.begin(&written, &write) {
             written = lanes;
             let count: usize = answers.iter().map(|(count, _)| count).sum();
             // A panic must not end the worker: it would count as a running write for ever.
-            let mut writing = Box::pin(AssertUnwindSafe(writing).catch_unwind());
+            let writing = Box::pin(AssertUnwindSafe(writing).catch_unwind());
+            let mut writing = OnBytes::new(bytes, writing);
             let mut written_now = tokio::time::timeout(PATIENCE, &mut writing).await;
             if written_now.is_err() {
                 let begins = {
@@ -249,7 +252,7 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         busy.extend(lanes.iter().copied());
         state.writes += 1;
         state.young += 1;
-        Some(Begun { answers, lanes, writing: write(items) })
+        Some(Begun { answers, lanes, bytes, writing: write(items) })
     }
 }
 
@@ -262,7 +265,7 @@ mod tests {
     use tokio::sync::{Barrier, Semaphore};
 
     use super::*;
-    use crate::tasks::Tasks;
+    use crate::{long_work::tests::keep_the_thread, tasks::Tasks};
 
     const SMALL: Limits = Limits { writes: 1, worthwhile: 1, items: 3, bytes: 1_000 };
 
@@ -329,6 +332,18 @@ mod tests {
                 assert!(own.clone().is_sorted(), "of lane {lane}: {:?}", own.collect::<Vec<_>>());
             }
         }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_large_write_is_long_work() {
+        let batcher = Batcher::<u32, ()>::new(Limits { bytes: 8 << 20, ..SMALL });
+        let write = |items: Vec<u32>| async move {
+            keep_the_thread();
+            items.into_iter().map(|_| Ok(())).collect::<Vec<_>>()
+        };
+        let tracker = Tasks::default();
+        let written = batcher.submit(&tracker, vec![1], 4 << 20, Vec::new(), write);
+        written.await.unwrap();
     }
 
     #[tokio::test]
