@@ -1,8 +1,8 @@
 //! Work that takes long, beside the threads that serve calls.
 //!
-//! A thread that decodes a batch of megabytes, makes documents of it, or signs with a long key, serves nobody else for milliseconds. So
-//! such work is announced: the other tasks of the thread go on in another thread meanwhile. That costs some ten microseconds, and
-//! memory that is not at hand in the other thread, so short work is done where it is.
+//! A thread that decodes a batch of megabytes, or makes documents of it, serves nobody else for milliseconds. So such work is
+//! announced: the other tasks of the thread go on in another thread meanwhile. That costs some ten microseconds, memory that
+//! is not at hand in the other thread, and now and then a new thread, so short work is done where it is.
 
 use std::{
     pin::Pin,
@@ -17,8 +17,8 @@ use tokio::{
 
 /// Work on so many bytes takes long: a millisecond and more.
 const LONG: usize = 3 << 20;
-/// So much is done beside the threads at a time at most, because each takes a thread. What comes on top is done where it is.
-const MOST: usize = 64;
+/// So many pieces are done beside the threads at a time at most, because each takes a thread. What comes on top is done where it is.
+const MOST: usize = 16;
 
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
@@ -29,12 +29,7 @@ pub(crate) fn is_long(bytes: usize) -> bool {
 
 /// Does `work` on so many bytes.
 pub(crate) fn on_bytes<R>(bytes: usize, work: impl FnOnce() -> R) -> R {
-    if is_long(bytes) { run(work) } else { work() }
-}
-
-/// Does `work` that takes long.
-pub(crate) fn run<R>(work: impl FnOnce() -> R) -> R {
-    let place = Place::take();
+    let place = if is_long(bytes) { Place::take() } else { None };
     if place.is_some() && has_threads() { block_in_place(work) } else { work() }
 }
 
@@ -121,7 +116,7 @@ pub(crate) mod tests {
 
     #[tokio::test]
     async fn a_runtime_of_one_thread_does_long_work_itself() {
-        assert_eq!(run(|| 7), 7);
+        assert_eq!(on_bytes(LONG, || 7), 7);
         assert_eq!(OnBytes::new(LONG, Box::pin(async { 7 })).await, 7);
     }
 }

@@ -1,13 +1,11 @@
 //! The process: settings, logs, serving until told to stop.
 
 use std::{
-    env,
     fs::OpenOptions,
     io::{self, Read, Write},
     os::unix::fs::OpenOptionsExt,
     path::Path,
     process::ExitCode,
-    thread,
 };
 
 use crate::{
@@ -50,26 +48,16 @@ pub fn run() -> ExitCode {
         return fail(&error.to_string());
     }
     listener::raise_open_files();
-    match runtime(workers(&settings)) {
+    match runtime(settings.worker_threads) {
         Ok(runtime) => runtime.block_on(serve(settings)),
         Err(error) => fail(&format!("cannot start threads: {error}")),
     }
 }
 
-/// Returns how many threads serve calls. Unless their number is set: one for each processor, as tokio starts by default (`None`), and half
-/// as many beside a database, which is given the others.
-fn workers(settings: &Settings) -> Option<usize> {
-    if settings.worker_threads > 0 {
-        return Some(settings.worker_threads);
-    }
-    let is_half = settings.store.is_here() && env::var_os("TOKIO_WORKER_THREADS").is_none();
-    let processors = if is_half { thread::available_parallelism().ok() } else { None };
-    processors.map(|count| count.get().div_ceil(2))
-}
-
-fn runtime(workers: Option<usize>) -> io::Result<Runtime> {
+/// Starts `workers` threads, or, for 0, as many as tokio does: one for each processor.
+fn runtime(workers: usize) -> io::Result<Runtime> {
     let mut builder = runtime::Builder::new_multi_thread();
-    if let Some(workers) = workers {
+    if workers > 0 {
         builder.worker_threads(workers);
     }
     builder.enable_all().build()
@@ -196,22 +184,13 @@ fn fail(message: &str) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use std::{ffi::OsString, iter};
-
     use super::*;
 
     #[test]
-    fn a_database_on_this_machine_gets_half_of_the_processors() {
-        let processors = thread::available_parallelism().unwrap().get();
-        let threads = |args: &[&str]| {
-            let args = iter::once("sluicegate").chain(args.iter().copied()).map(OsString::from);
-            let settings = Settings::load(args, [], Path::new("/nonexistent")).unwrap();
-            runtime(workers(&settings)).unwrap().metrics().num_workers()
-        };
-        assert_eq!(threads(&["--store", "mongodb://db"]), processors);
-        assert_eq!(threads(&["--store", "mongodb://localhost"]), processors.div_ceil(2));
-        assert_eq!(threads(&["--store", "sqlite:q.db"]), processors.div_ceil(2));
-        assert_eq!(threads(&["--store", "sqlite:q.db", "--worker-threads", "3"]), 3);
+    fn each_processor_has_a_thread_unless_a_number_is_given() {
+        let processors = std::thread::available_parallelism().unwrap().get();
+        assert_eq!(runtime(0).unwrap().metrics().num_workers(), processors);
+        assert_eq!(runtime(3).unwrap().metrics().num_workers(), 3);
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! Addresses of stores and signals, and their text forms without credentials.
 
-use std::{fmt, net::IpAddr, path::PathBuf};
-
-use mongodb::options::{ConnectionString, HostInfo, ServerAddress};
+use std::{fmt, path::PathBuf};
 
 use super::values::Parsed;
 
@@ -21,23 +19,6 @@ pub(crate) enum StoreUri {
         /// The deployment's address, with credentials if it needs any.
         uri: String,
     },
-}
-
-impl StoreUri {
-    /// Returns true if the database is known to be on this machine, whose processors it then shares.
-    pub(crate) fn is_here(&self) -> bool {
-        let Self::Mongo { uri } = self else { return true };
-        let hosts = ConnectionString::parse(uri).map(|address| address.host_info);
-        let Ok(HostInfo::HostIdentifiers(hosts)) = hosts else { return false };
-        hosts.iter().all(|host| match host {
-            ServerAddress::Tcp { host, .. } => {
-                let address = host.trim_start_matches('[').trim_end_matches(']').parse();
-                host == "localhost" || address.is_ok_and(|address: IpAddr| address.is_loopback())
-            }
-            ServerAddress::Unix { .. } => true,
-            _ => false,
-        })
-    }
 }
 
 impl fmt::Display for StoreUri {
@@ -104,7 +85,7 @@ pub(super) fn store(text: &str) -> Parsed<StoreUri> {
         return Ok(StoreUri::Sqlite { path: path.into() });
     }
     if text.starts_with("mongodb://") || text.starts_with("mongodb+srv://") {
-        return match ConnectionString::parse(text) {
+        return match mongodb::options::ConnectionString::parse(text) {
             Ok(_) => Ok(StoreUri::Mongo { uri: text.to_owned() }),
             Err(error) => Err(not_an_address(text, &error.kind.to_string())),
         };

@@ -134,7 +134,7 @@ pub(super) const KEYS: &[Key] = &[
         "COUNT",
         "0",
         "Threads that serve calls and streams, at most 1024; those that SQLite works on are not among them; 0: one for each \
-         processor, and half as many if the database is on this machine",
+         processor",
     ),
     key("log_format", "FORMAT", "text", "How the log is written: text or json"),
     key(

@@ -75,7 +75,7 @@ pub(crate) struct Settings {
     pub poll_min: Duration,
     /// Longest time between them; at least `poll_min`.
     pub poll_max: Duration,
-    /// Threads that serve calls; 0: as many as fit the machine.
+    /// Threads that serve calls; 0: one for each processor.
     pub worker_threads: usize,
     /// How the log is written.
     pub log_format: LogFormat,

@@ -421,24 +421,6 @@ fn durations_and_sizes_read_as_people_write_them() {
 }
 
 #[test]
-fn a_database_on_this_machine_is_recognised() {
-    let is_here = |uri: &str| load(&[], &["--store", uri]).unwrap().store.is_here();
-    for uri in [
-        "sqlite:q.db",
-        "sqlite::memory:",
-        "mongodb://localhost",
-        "mongodb://u:p@127.0.0.1:27018,[::1]:27019/?replicaSet=rs0",
-    ] {
-        assert!(is_here(uri), "{uri}");
-    }
-    for uri in
-        ["mongodb://db", "mongodb://localhost,10.0.0.1", "mongodb+srv://localhost.example.com"]
-    {
-        assert!(!is_here(uri), "{uri}");
-    }
-}
-
-#[test]
 fn credentials_are_masked() {
     for (uri, shown) in [
         ("mongodb://h:27017/db", "mongodb://h:27017/db"),

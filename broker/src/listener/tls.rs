@@ -30,7 +30,6 @@ use tokio_rustls::{
 use crate::{
     access::{Access, Peer},
     config::Tls,
-    long_work,
 };
 
 /// The reason why TLS cannot be served.
@@ -137,8 +136,7 @@ impl Transport {
         context: &mut Context<'_>,
     ) -> Poll<io::Result<Pin<&mut dyn Io>>> {
         if let Self::Handshake(handshake, peer, access) = self {
-            // A signature with a long key takes milliseconds.
-            match ready!(long_work::run(|| Pin::new(handshake.as_mut()).poll(context))) {
+            match ready!(Pin::new(handshake.as_mut()).poll(context)) {
                 Ok(stream) => {
                     // Set once: there is one handshake.
                     let _ = peer.names.set(names(&stream));

@@ -5,7 +5,8 @@
 //! bounded by nothing. Here a batch is decoded when there is room for it, keeps that room until it is stored or refused,
 //! and leaves no buffer behind.
 //!
-//! No two batches wait for each other: what holds room for decoded batches waits for nothing but the store.
+//! No two batches wait for each other: what holds room for decoded batches waits for nothing but the store and a turn to decode, and who has that
+//! waits for nothing.
 
 use std::{future::ready, io::Read, sync::Arc};
 
@@ -27,15 +28,13 @@ use tokio::{
 };
 use tonic::{Code, Status};
 
-use super::{Intake, MAX_DURATION, PREFIX, budget::Connection};
+use super::{GZIP_RATIO, Intake, MAX_DURATION, PREFIX, budget::Connection};
 use crate::{grpc::status::ApiError, long_work};
 
 /// The method whose requests are read here.
 pub(crate) const PUSH_STREAM: &str = "/sluicegate.v1.QueueService/PushStream";
 /// The most bytes of decoded batches of one stream. A larger batch is decoded when no other batch of its stream is held.
 pub(super) const OF_STREAM: usize = 32 << 20;
-/// The most that gzip compresses.
-const GZIP_RATIO: usize = 1_032;
 /// How much memory a decoded item takes besides its bytes. A list that grows has up to twice the places that it needs.
 const ITEM: usize = 2 * size_of::<pb::NewItem>();
 /// How much memory a decoded header takes besides its bytes: its place in a hash table, and two allocations.
@@ -73,9 +72,9 @@ impl Room {
         Ok(Self { of_stream, of_all })
     }
 
-    /// How many bytes the batch takes at most.
-    pub(in crate::grpc) fn bytes(&self) -> usize {
-        self.of_all.num_permits()
+    /// Returns the size of the work on the batch.
+    pub(in crate::grpc) fn work(&self) -> usize {
+        super::work(self.of_all.num_permits(), false)
     }
 
     /// Keeps only as much room as is needed.
@@ -157,7 +156,9 @@ impl Reader {
         let message = message.map_err(|_| super::too_slow())??.ok_or_else(cut_off)?;
         let unpacked = if is_packed { limit.min((length + 1) * GZIP_RATIO) } else { length };
         let mut room = Room::take(&self.intake, &self.of_stream, largest(unpacked)).await?;
-        long_work::on_bytes(unpacked, || {
+        let work = super::work(length, is_packed);
+        let _turn = self.intake.turn(work).await?;
+        long_work::on_bytes(work, || {
             let message = if is_packed { unpack(&message, unpacked, limit)? } else { message };
             let bytes = message.len();
             let request: pb::PushStreamRequest = codec::decode(message)?;

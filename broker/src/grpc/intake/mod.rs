@@ -11,30 +11,23 @@
 mod batches;
 mod budget;
 
-use std::{
-    future::poll_fn,
-    pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{future::poll_fn, num::NonZero, pin::pin, sync::Arc, thread, time::Duration};
 
 use axum::{
     body::{Body, BodyDataStream, Bytes},
     extract::Request,
 };
 use futures_util::{StreamExt, stream};
+use parking_lot::Mutex;
 use tokio::{
-    sync::Semaphore,
+    sync::{OwnedSemaphorePermit, Semaphore},
     task::yield_now,
     time::{Instant, timeout_at},
 };
 use tonic::Status;
 
 use self::budget::{Budget, Connection, Held};
-use crate::{access::Peer, long_work};
+use crate::{access::Peer, grpc::status::ApiError, long_work};
 
 #[cfg(feature = "simulation")]
 pub(crate) use batches::PUSH_STREAM;
@@ -46,8 +39,11 @@ const PREFIX: usize = 5;
 const SMALL: usize = 64 << 10;
 /// How long a large message may take from the time at which it is read.
 const MAX_DURATION: Duration = Duration::from_mins(1);
-/// A compressed message counts as so many times its size when it is to be worked on.
-const USUAL_RATIO: usize = 30;
+/// What a message counts as when it is to be worked on: so many times its size, because many small headers take ten times as long to decode
+/// as documents of the same size take to make.
+const DECODING: usize = 10;
+/// The most that gzip compresses. A compressed message counts as so many times its size, most of which is an exaggeration.
+const GZIP_RATIO: usize = 1_032;
 
 /// The budget: how many bytes of requests may be held at a time. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -58,13 +54,17 @@ pub(crate) struct Intake {
     bytes: usize,
     /// The most bytes of one message of a push stream.
     max_message: usize,
+    /// As many large messages are worked on at a time as there are processors.
+    turns: Arc<Semaphore>,
 }
 
 impl Intake {
     pub(crate) fn new(bytes: usize, max_message: usize) -> Self {
         let bytes = bytes.min(u32::MAX as usize).min(Semaphore::MAX_PERMITS);
         let (budget, batches) = (Budget::new(bytes), Arc::new(Semaphore::new(bytes)));
-        Self { budget, batches, bytes, max_message }
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        let turns = Arc::new(Semaphore::new(processors));
+        Self { budget, batches, bytes, max_message, turns }
     }
 
     /// Runs a call, whose request is read only as fast as there is room. What is done at once with a large message that has arrived is
@@ -76,7 +76,12 @@ impl Intake {
     ) -> F::Output {
         let arrived = Arrived::default();
         let mut call = pin!(call(self.meter(request, arrived.clone())));
-        poll_fn(|context| long_work::on_bytes(arrived.take(), || call.as_mut().poll(context))).await
+        poll_fn(|context| {
+            let arrived = arrived.0.lock().take();
+            let work = arrived.as_ref().map_or(0, |(work, _turn)| *work);
+            long_work::on_bytes(work, || call.as_mut().poll(context))
+        })
+        .await
     }
 
     /// Returns the same request, which is read only as fast as there is room.
@@ -97,6 +102,15 @@ impl Intake {
         Body::from_stream(stream::try_unfold(reader, |mut reader| async move {
             Ok::<_, axum::BoxError>(reader.next().await?.map(|chunk| (chunk, reader)))
         }))
+    }
+
+    /// Waits for a turn for work of this size; `None` if it does not take long.
+    async fn turn(&self, work: usize) -> Result<Option<Turn>, Status> {
+        if !long_work::is_long(work) {
+            return Ok(None);
+        }
+        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        Ok(Some(turn.map_err(|_| ApiError::TaskDied)?)) // it is never closed
     }
 
     /// Waits for room for a message of this size; `None` if it is small.
@@ -124,15 +138,12 @@ struct Reservation {
     _room: Held,
 }
 
-/// How many bytes the messages have that have arrived and that nobody has worked on.
+/// A large message that has arrived and that nobody has worked on: the size of the work, and its turn.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Arrived(Arc<AtomicUsize>);
+pub(crate) struct Arrived(Arc<Mutex<Option<(usize, Turn)>>>);
 
-impl Arrived {
-    fn take(&self) -> usize {
-        self.0.swap(0, Ordering::Relaxed)
-    }
-}
+/// The right to work on a large message. Each takes several times its size while it is decoded.
+type Turn = OwnedSemaphorePermit;
 
 struct Reader {
     intake: Intake,
@@ -163,13 +174,18 @@ impl Reader {
             None => self.frames.next().await,
         };
         let Some(chunk) = chunk.transpose()? else { return Ok(None) };
-        let bytes = self.framing.read(&chunk);
-        if long_work::is_long(bytes) {
-            self.arrived.0.store(bytes, Ordering::Relaxed);
+        let work = self.framing.read(&chunk);
+        if let Some(turn) = self.intake.turn(work).await? {
+            *self.arrived.0.lock() = Some((work, turn));
             yield_now().await;
         }
         Ok(Some(chunk))
     }
+}
+
+/// Returns the size of the work on a message of so many bytes.
+fn work(bytes: usize, is_packed: bool) -> usize {
+    bytes.saturating_mul(if is_packed { GZIP_RATIO } else { DECODING })
 }
 
 /// How far a body has been read in its sequence of messages.
@@ -185,7 +201,7 @@ struct Framing {
 }
 
 impl Framing {
-    /// Reads the next part. Returns how many bytes the messages have whose ends are in it.
+    /// Reads the next part. Returns the size of the work on the messages whose ends are in it.
     fn read(&mut self, mut chunk: &[u8]) -> usize {
         let mut ended = 0;
         loop {
@@ -205,8 +221,7 @@ impl Framing {
             if self.to_come > 0 {
                 return ended;
             }
-            let ratio = if self.prefix[0] == 0 { 1 } else { USUAL_RATIO };
-            ended += self.length() * ratio;
+            ended += work(self.length(), self.prefix[0] != 0);
             self.messages += 1;
             self.prefix_read = 0;
         }
@@ -245,7 +260,7 @@ mod tests {
         for size in 1..=bytes.len() {
             let mut framing = Framing::default();
             let ended: usize = bytes.chunks(size).map(|chunk| framing.read(chunk)).sum();
-            assert_eq!(ended, 3 + 300 + 1);
+            assert_eq!(ended, (3 + 300 + 1) * DECODING);
             assert_eq!((framing.messages, framing.unfinished()), (5, None), "cut at {size}");
         }
         let mut framing = Framing::default();
@@ -261,10 +276,10 @@ mod tests {
     }
 
     #[test]
-    fn a_compressed_message_counts_as_a_larger_one() {
+    fn a_compressed_message_counts_as_what_it_may_hold() {
         let mut bytes = message(100);
         bytes[0] = 1;
-        assert_eq!(Framing::default().read(&bytes), 100 * USUAL_RATIO);
+        assert_eq!(Framing::default().read(&bytes), 100 * GZIP_RATIO);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
