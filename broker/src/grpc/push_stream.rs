@@ -298,7 +298,7 @@ async fn start(
     let allowed = caller.may(Action::Produce, &queue).map_err(ApiError::from);
     let batch = allowed.and_then(|()| {
         let parse = || parse::batch(&queue, items, &producer, &api.rules());
-        long_work::on_bytes(room.work(), parse)
+        long_work::on_bytes(room.bytes(), parse)
     });
     let ready = match batch {
         Ok(batch) => {

@@ -72,9 +72,9 @@ impl Room {
         Ok(Self { of_stream, of_all })
     }
 
-    /// Returns the size of the work on the batch.
-    pub(in crate::grpc) fn work(&self) -> usize {
-        super::work(self.of_all.num_permits(), false)
+    /// How many bytes the batch takes at most.
+    pub(in crate::grpc) fn bytes(&self) -> usize {
+        self.of_all.num_permits()
     }
 
     /// Keeps only as much room as is needed.
