@@ -79,7 +79,7 @@ impl Broker {
     ) -> Option<Request<Streaming<pb::PushStreamRequest>>> {
         let body = Body::from_stream(frames(batches));
         let request = axum::extract::Request::post(PUSH_STREAM).body(body).ok()?;
-        let (parts, rest) = self.intake.meter(request, Arrived::default()).into_parts();
+        let (parts, rest) = self.intake.meter(request, &Arrived::default()).into_parts();
         let mut request = self.request(PUSH_STREAM, streaming(rest))?;
         request.extensions_mut().extend(parts.extensions);
         Some(request)

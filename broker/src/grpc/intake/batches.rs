@@ -157,7 +157,8 @@ impl Reader {
         let unpacked = if is_packed { limit.min((length + 1) * GZIP_RATIO) } else { length };
         let mut room = Room::take(&self.intake, &self.of_stream, largest(unpacked)).await?;
         let work = super::work(length, is_packed);
-        let _turn = self.intake.turn(work).await?;
+        let is_long = long_work::is_long(work);
+        let _turn = if is_long { Some(self.intake.turn().await?) } else { None };
         long_work::on_bytes(work, || {
             let message = if is_packed { unpack(&message, unpacked, limit)? } else { message };
             let bytes = message.len();

@@ -11,7 +11,14 @@
 mod batches;
 mod budget;
 
-use std::{future::poll_fn, num::NonZero, pin::pin, sync::Arc, thread, time::Duration};
+use std::{
+    future::poll_fn,
+    num::NonZero,
+    pin::pin,
+    sync::{Arc, Weak},
+    thread,
+    time::Duration,
+};
 
 use axum::{
     body::{Body, BodyDataStream, Bytes},
@@ -75,7 +82,7 @@ impl Intake {
         call: impl FnOnce(Request) -> F,
     ) -> F::Output {
         let arrived = Arrived::default();
-        let mut call = pin!(call(self.meter(request, arrived.clone())));
+        let mut call = pin!(call(self.meter(request, &arrived)));
         poll_fn(|context| {
             let arrived = arrived.0.lock().take();
             let work = arrived.as_ref().map_or(0, |(work, _turn)| *work);
@@ -85,32 +92,29 @@ impl Intake {
     }
 
     /// Returns the same request, which is read only as fast as there is room.
-    pub(crate) fn meter(&self, request: Request, arrived: Arrived) -> Request {
+    pub(crate) fn meter(&self, request: Request, arrived: &Arrived) -> Request {
         let connection = connection(&request);
         batches::divert(self, request).map(|body| self.meter_body(connection, body, arrived))
     }
 
-    fn meter_body(&self, connection: Connection, body: Body, arrived: Arrived) -> Body {
+    fn meter_body(&self, connection: Connection, body: Body, arrived: &Arrived) -> Body {
         let reader = Reader {
             intake: self.clone(),
             connection,
             frames: body.into_data_stream(),
             framing: Framing::default(),
             held: None,
-            arrived,
+            arrived: Arc::downgrade(&arrived.0),
         };
         Body::from_stream(stream::try_unfold(reader, |mut reader| async move {
             Ok::<_, axum::BoxError>(reader.next().await?.map(|chunk| (chunk, reader)))
         }))
     }
 
-    /// Waits for a turn for work of this size; `None` if it does not take long.
-    async fn turn(&self, work: usize) -> Result<Option<Turn>, Status> {
-        if !long_work::is_long(work) {
-            return Ok(None);
-        }
+    /// Waits for a turn to work on a large message. Whoever has one must wait for nothing.
+    async fn turn(&self) -> Result<Turn, Status> {
         let turn = Arc::clone(&self.turns).acquire_owned().await;
-        Ok(Some(turn.map_err(|_| ApiError::TaskDied)?)) // it is never closed
+        Ok(turn.map_err(|_| ApiError::TaskDied)?) // they are never closed
     }
 
     /// Waits for room for a message of this size; `None` if it is small.
@@ -139,8 +143,10 @@ struct Reservation {
 }
 
 /// A large message that has arrived and that nobody has worked on: the size of the work, and its turn.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Arrived(Arc<Mutex<Option<(usize, Turn)>>>);
+#[derive(Debug, Default)]
+pub(crate) struct Arrived(Arc<Mutex<Arrival>>);
+
+type Arrival = Option<(usize, Turn)>;
 
 /// The right to work on a large message. Each takes several times its size while it is decoded.
 type Turn = OwnedSemaphorePermit;
@@ -151,7 +157,8 @@ struct Reader {
     frames: BodyDataStream,
     framing: Framing,
     held: Option<Reservation>,
-    arrived: Arrived,
+    /// Gone when the call is answered. What comes after that, a task of the stream works on.
+    arrived: Weak<Mutex<Arrival>>,
 }
 
 impl Reader {
@@ -175,9 +182,12 @@ impl Reader {
         };
         let Some(chunk) = chunk.transpose()? else { return Ok(None) };
         let work = self.framing.read(&chunk);
-        if let Some(turn) = self.intake.turn(work).await? {
-            *self.arrived.0.lock() = Some((work, turn));
-            yield_now().await;
+        if long_work::is_long(work) && self.arrived.strong_count() > 0 {
+            let turn = self.intake.turn().await?;
+            if let Some(arrived) = self.arrived.upgrade() {
+                *arrived.lock() = Some((work, turn));
+            }
+            yield_now().await; // the call is polled once more, and takes the turn
         }
         Ok(Some(chunk))
     }
@@ -271,7 +281,7 @@ mod tests {
     fn body(intake: &Intake) -> (mpsc::Sender<Result<Vec<u8>, axum::BoxError>>, BodyDataStream) {
         let (sender, receiver) = mpsc::channel(9);
         let body = Body::from_stream(ReceiverStream::new(receiver));
-        let body = intake.meter_body(None, body, Arrived::default());
+        let body = intake.meter_body(None, body, &Arrived::default());
         (sender, body.into_data_stream())
     }
 
@@ -280,6 +290,46 @@ mod tests {
         let mut bytes = message(100);
         bytes[0] = 1;
         assert_eq!(Framing::default().read(&bytes), 100 * GZIP_RATIO);
+    }
+
+    /// As of ConsumeStream, whose requests another task reads when the call has been answered.
+    #[tokio::test]
+    async fn what_is_read_after_the_answer_takes_no_turn() {
+        let intake = Intake::new(256 << 20, 16 << 20);
+        let turns = intake.turns.available_permits();
+        let large = message(1 << 20);
+        let (sender, receiver) = mpsc::channel(9);
+        let request = Request::new(Body::from_stream(ReceiverStream::new(receiver)));
+        let body = intake.run(request, async |request: Request| request.into_body()).await;
+        let mut parts = body.into_data_stream();
+        for _ in 0..=turns {
+            sender.send(Ok::<_, axum::BoxError>(large.clone())).await.unwrap();
+            let part = timeout_at(Instant::now() + MAX_DURATION, parts.next()).await;
+            assert_eq!(part.unwrap().unwrap().unwrap().len(), large.len());
+        }
+        assert_eq!(intake.turns.available_permits(), turns);
+    }
+
+    /// A turn ends with the poll in which the message is worked on, or with the call.
+    #[tokio::test]
+    async fn turns_are_given_back() {
+        let intake = Intake::new(256 << 20, 16 << 20);
+        let turns = intake.turns.available_permits();
+        let large = message(1 << 20);
+        let request = || Request::new(Body::from(large.clone()));
+        let read = async |request: Request| {
+            let mut parts = request.into_body().into_data_stream();
+            parts.next().await.unwrap().unwrap();
+            assert_eq!(intake.turns.available_permits(), turns - 1);
+            yield_now().await;
+            assert_eq!(intake.turns.available_permits(), turns);
+        };
+        intake.run(request(), read).await;
+        let mut given_up = Box::pin(intake.run(request(), read));
+        assert!(poll!(&mut given_up).is_pending());
+        assert_eq!(intake.turns.available_permits(), turns - 1);
+        drop(given_up);
+        assert_eq!(intake.turns.available_permits(), turns);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -312,7 +362,7 @@ mod tests {
             let mut request = Request::new(body);
             let address = Some(([127, 0, 0, 1], port).into());
             request.extensions_mut().insert(Peer { address, ..Peer::default() });
-            intake.meter(request, Arrived::default()).into_body().into_data_stream()
+            intake.meter(request, &Arrived::default()).into_body().into_data_stream()
         };
         let mut stalled = Vec::new();
         for _ in 0..16 {

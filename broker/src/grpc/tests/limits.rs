@@ -221,7 +221,7 @@ async fn answers_that_nobody_reads_are_not_kept() {
         frames.extend_from_slice(&message);
     }
     let request = Request::builder().uri("/sluicegate.v1.QueueService/PushStream");
-    let request = intake.meter(request.body(frames.into()).unwrap(), Arrived::default());
+    let request = intake.meter(request.body(frames.into()).unwrap(), &Arrived::default());
     let caller = Access::new(None, 0, Arc::new(Metrics::new()))
         .admit("/sluicegate.v1.QueueService/PushStream", None, &Peer::default())
         .unwrap();
