@@ -1,7 +1,7 @@
 //! A broker without network interfaces, for simulations (feature `simulation`): its calls are made in process, and
 //! its store and the way of its signals are given by whoever simulates.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use axum::body::Body;
 use futures_util::{Stream, StreamExt as _};
@@ -20,7 +20,7 @@ pub use crate::signals::Wire;
 use crate::{
     access::{Access, Peer},
     engine::{Engine, Limits, background},
-    grpc::{Api, Arrived, Intake, PUSH_STREAM},
+    grpc::{Api, Intake, PUSH_STREAM},
     metrics::Metrics,
     signals::{self, Signals},
     store::{Store, StoreError},
@@ -79,7 +79,7 @@ impl Broker {
     ) -> Option<Request<Streaming<pb::PushStreamRequest>>> {
         let body = Body::from_stream(frames(batches));
         let request = axum::extract::Request::post(PUSH_STREAM).body(body).ok()?;
-        let (parts, rest) = self.intake.meter(request, &Arrived::default()).into_parts();
+        let (parts, rest) = self.intake.meter(request, Weak::new()).into_parts();
         let mut request = self.request(PUSH_STREAM, streaming(rest))?;
         request.extensions_mut().extend(parts.extensions);
         Some(request)

@@ -57,7 +57,7 @@ use crate::{
 };
 
 #[cfg(feature = "simulation")]
-pub(crate) use self::intake::{Arrived, Intake, PUSH_STREAM};
+pub(crate) use self::intake::{Intake, PUSH_STREAM};
 use self::{parse::Rules, status::ApiError};
 
 /// How often a consumer that waits for its queue to be created looks whether it is there, if nobody announces a new queue.

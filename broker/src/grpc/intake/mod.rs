@@ -81,30 +81,35 @@ impl Intake {
         request: Request,
         call: impl FnOnce(Request) -> F,
     ) -> F::Output {
-        let arrived = Arrived::default();
-        let mut call = pin!(call(self.meter(request, &arrived)));
+        let arrived: Arc<Mutex<Arrived>> = Arc::default();
+        let mut call = pin!(call(self.meter(request, Arc::downgrade(&arrived))));
         poll_fn(|context| {
-            let arrived = arrived.0.lock().take();
+            let arrived = arrived.lock().take();
             let work = arrived.as_ref().map_or(0, |(work, _turn)| *work);
             long_work::on_bytes(work, || call.as_mut().poll(context))
         })
         .await
     }
 
-    /// Returns the same request, which is read only as fast as there is room.
-    pub(crate) fn meter(&self, request: Request, arrived: &Arrived) -> Request {
+    /// Returns the same request, which is read only as fast as there is room. `arrived` is gone when nobody waits for large messages.
+    pub(crate) fn meter(&self, request: Request, arrived: Weak<Mutex<Arrived>>) -> Request {
         let connection = connection(&request);
         batches::divert(self, request).map(|body| self.meter_body(connection, body, arrived))
     }
 
-    fn meter_body(&self, connection: Connection, body: Body, arrived: &Arrived) -> Body {
+    fn meter_body(
+        &self,
+        connection: Connection,
+        body: Body,
+        arrived: Weak<Mutex<Arrived>>,
+    ) -> Body {
         let reader = Reader {
             intake: self.clone(),
             connection,
             frames: body.into_data_stream(),
             framing: Framing::default(),
             held: None,
-            arrived: Arc::downgrade(&arrived.0),
+            arrived,
         };
         Body::from_stream(stream::try_unfold(reader, |mut reader| async move {
             Ok::<_, axum::BoxError>(reader.next().await?.map(|chunk| (chunk, reader)))
@@ -143,10 +148,7 @@ struct Reservation {
 }
 
 /// A large message that has arrived and that nobody has worked on: the size of the work, and its turn.
-#[derive(Debug, Default)]
-pub(crate) struct Arrived(Arc<Mutex<Arrival>>);
-
-type Arrival = Option<(usize, Turn)>;
+type Arrived = Option<(usize, Turn)>;
 
 /// The right to work on a large message. Each takes several times its size while it is decoded.
 type Turn = OwnedSemaphorePermit;
@@ -158,7 +160,7 @@ struct Reader {
     framing: Framing,
     held: Option<Reservation>,
     /// Gone when the call is answered. What comes after that, a task of the stream works on.
-    arrived: Weak<Mutex<Arrival>>,
+    arrived: Weak<Mutex<Arrived>>,
 }
 
 impl Reader {
@@ -281,7 +283,7 @@ mod tests {
     fn body(intake: &Intake) -> (mpsc::Sender<Result<Vec<u8>, axum::BoxError>>, BodyDataStream) {
         let (sender, receiver) = mpsc::channel(9);
         let body = Body::from_stream(ReceiverStream::new(receiver));
-        let body = intake.meter_body(None, body, &Arrived::default());
+        let body = intake.meter_body(None, body, Weak::new());
         (sender, body.into_data_stream())
     }
 
@@ -362,7 +364,7 @@ mod tests {
             let mut request = Request::new(body);
             let address = Some(([127, 0, 0, 1], port).into());
             request.extensions_mut().insert(Peer { address, ..Peer::default() });
-            intake.meter(request, &Arrived::default()).into_body().into_data_stream()
+            intake.meter(request, Weak::new()).into_body().into_data_stream()
         };
         let mut stalled = Vec::new();
         for _ in 0..16 {

@@ -1,5 +1,7 @@
 //! Message sizes, in both directions.
 
+use std::sync::Weak;
+
 use axum::extract::Request;
 use futures_util::StreamExt;
 use prost::Message;
@@ -9,7 +11,7 @@ use super::*;
 use crate::{
     access::Peer,
     grpc::{
-        intake::{Arrived, Intake, batches},
+        intake::{Intake, batches},
         push_stream,
     },
 };
@@ -221,7 +223,7 @@ async fn answers_that_nobody_reads_are_not_kept() {
         frames.extend_from_slice(&message);
     }
     let request = Request::builder().uri("/sluicegate.v1.QueueService/PushStream");
-    let request = intake.meter(request.body(frames.into()).unwrap(), &Arrived::default());
+    let request = intake.meter(request.body(frames.into()).unwrap(), Weak::new());
     let caller = Access::new(None, 0, Arc::new(Metrics::new()))
         .admit("/sluicegate.v1.QueueService/PushStream", None, &Peer::default())
         .unwrap();
