@@ -11,7 +11,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::{connection::Connection, failure::Failure, output::harmless};
+use crate::{connection::Connection, failure::Failure, files::put_in_place, output::harmless};
 
 /// The contexts of a user. Without debug output, as it may hold tokens.
 #[derive(Default, Serialize, Deserialize)]
@@ -80,7 +80,7 @@ impl Contexts {
                 fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
-            fs::rename(&new, &path)
+            put_in_place(&new, &path)
         })();
         written.map_err(|error| {
             let _ = fs::remove_file(&new);

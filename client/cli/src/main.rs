@@ -20,6 +20,7 @@ mod doctor;
 mod documents;
 mod examples;
 mod failure;
+mod files;
 mod history;
 mod items;
 mod json;

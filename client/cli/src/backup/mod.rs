@@ -23,7 +23,10 @@ use sluicegate_client::{
 
 use self::file::Writer;
 pub(crate) use self::restore::{RestoreArgs, restore};
-use crate::{context::Context, declare::queue::QueueEntry, failure::Failure, output, stats};
+use crate::{
+    context::Context, declare::queue::QueueEntry, failure::Failure, files::put_in_place, output,
+    stats,
+};
 
 const AFTER_HELP: &str = "\
 The file has one line of JSON about the queue, one for each item, and one at the end, without which `sluice restore` takes the file for \
@@ -196,7 +199,7 @@ impl NewFile {
     fn finish(self) -> Result<(), Failure> {
         let finish = || {
             self.file.sync_all()?;
-            fs::rename(&self.part, &self.path)
+            put_in_place(&self.part, &self.path)
         };
         finish().map_err(|source| Failure::File { path: self.path.clone(), source })
     }

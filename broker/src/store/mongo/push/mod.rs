@@ -37,7 +37,7 @@ use crate::{
 };
 use futures_util::future::try_join_all;
 
-/// Approximate size in bytes of an item without its payload.
+/// Approximate size in bytes of an item besides its payload, headers and deduplication id.
 const ENVELOPE: usize = 300;
 /// Limit of attempts to insert an item that a unique index refuses.
 const ROUNDS: usize = 5;
@@ -96,7 +96,7 @@ async fn submit(
     // Nothing may be awaited before the batcher has the items: until then the order of the calls holds.
     let group = inner.group_as_it_is(group);
     let leases = first_leases(inner, &group, &mut items);
-    let bytes = items.iter().map(|push| push.item.payload.len() + ENVELOPE).sum();
+    let bytes = items.iter().map(|push| form::bytes_of(push) + ENVELOPE).sum();
     let batcher = Arc::clone(if ordered { &group.ordered } else { &group.plain });
     let lanes = if ordered { Vec::new() } else { lanes(&items) };
     let inner = Arc::clone(inner);

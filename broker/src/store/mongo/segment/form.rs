@@ -93,7 +93,7 @@ struct Open {
 }
 
 /// Returns about how many bytes an item takes in a segment.
-fn bytes_of(push: &Push) -> usize {
+pub(crate) fn bytes_of(push: &Push) -> usize {
     let headers = push.item.headers.iter().map(|(name, value)| name.len() + value.len());
     push.item.payload.len()
         + DedupId::text_of(push.item.dedup_id.as_ref()).len()
