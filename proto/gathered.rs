@@ -13,7 +13,6 @@ use std::{
 
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tonic::transport::server::Connected;
 
 /// What is gathered at most.
 const MOST: usize = 32 << 10;
@@ -115,14 +114,6 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Gathered<T> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.inner).poll_read(context, buffer)
-    }
-}
-
-impl<T: AsyncWrite + Connected + Unpin> Connected for Gathered<T> {
-    type ConnectInfo = T::ConnectInfo;
-
-    fn connect_info(&self) -> Self::ConnectInfo {
-        self.inner.connect_info()
     }
 }
 

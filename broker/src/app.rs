@@ -138,8 +138,7 @@ impl App {
         health.set_serving(true).await;
         let pages = pages(&server, &engine, &access, settings.tokens.is_some(), &stop);
         let ended = CancellationToken::new();
-        let serve = until_stopped("gRPC", server.serve(listener), stop.clone(), ended.clone());
-        servers.spawn(essential("gRPC server", serve));
+        servers.spawn(essential("gRPC server", server.serve(listener)));
         let read_again = reload::run(files, Arc::clone(&reload), stop.clone());
         servers.spawn(essential("reload", read_again));
         servers.spawn(essential("audit log", Arc::clone(&access).sum_up(stop.clone())));

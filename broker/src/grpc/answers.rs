@@ -23,8 +23,8 @@ use std::{
 };
 
 use axum::{
-    body::{Body, Bytes, HttpBody},
-    response::Response,
+    body::{Bytes, HttpBody},
+    http::Response,
 };
 use bytes::Buf;
 use http_body::{Frame, SizeHint};
@@ -34,6 +34,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
 
 use super::concurrency::CallPermit;
 use crate::{
@@ -123,17 +124,17 @@ impl Answers {
     /// the response.
     pub(super) fn hold(
         self: &Arc<Self>,
-        response: Response,
+        response: Response<Body>,
         is_on_stream: bool,
         peer: &Peer,
-        permit: CallPermit,
-    ) -> Response {
+        permit: Option<CallPermit>,
+    ) -> Response<AnswerBody> {
         let peer = peer.clone();
         response.map(|body| {
             let answer = Answer { body: Some(body), rest: Bytes::new(), number: None };
             let answer = Arc::new(Mutex::new(answer));
             let answers = Arc::clone(self);
-            Body::new(AnswerBody { answers, answer, is_on_stream, peer, _permit: permit })
+            AnswerBody { answers, answer, is_on_stream, peer, _permit: permit }
         })
     }
 
@@ -238,12 +239,13 @@ struct Answer {
     number: Option<u64>,
 }
 
-struct AnswerBody {
+/// What is sent of an answer.
+pub(crate) struct AnswerBody {
     answers: Arc<Answers>,
     answer: Arc<Mutex<Answer>>,
     is_on_stream: bool,
     peer: Peer,
-    _permit: CallPermit,
+    _permit: Option<CallPermit>,
 }
 
 impl HttpBody for AnswerBody {

@@ -6,30 +6,23 @@ use std::{
 };
 
 use axum::{
-    body::Body,
-    extract::{Request, State},
-    http::{HeaderMap, HeaderValue},
-    middleware::Next,
-    response::Response,
+    extract::Request,
+    http::{HeaderMap, HeaderValue, Response},
 };
 use tokio::time::{sleep, timeout};
-use tonic::{Code, Status};
+use tonic::{Code, Status, body::Body};
 use tracing::{Instrument, Level};
 
 use crate::{
     access::{Access, Caller, Peer, Refused, rules::Rule},
     grpc::{
-        answers::Answers,
+        answers::{AnswerBody, Answers},
         concurrency::{CallPermit, ConcurrencyLimits, TooMany},
         intake::Intake,
         status::{ApiError, status},
     },
     metrics::Metrics,
 };
-
-/// Calls are answered so much sooner than their deadline that tonic does not cut them off, which it calls CANCELLED and
-/// tells without details. Timers are exact to a millisecond.
-const SOONER: Duration = Duration::from_millis(2);
 
 /// What calls are passed by.
 pub(crate) struct Edge {
@@ -42,17 +35,21 @@ pub(crate) struct Edge {
 
 /// Passes a call on if its caller is let in; logs it at debug level; gives the statuses that tonic
 /// makes by itself the details all others have.
-pub(crate) async fn pass(State(edge): State<Arc<Edge>>, request: Request, next: Next) -> Response {
+pub(crate) async fn pass<F: Future<Output = Response<Body>>>(
+    edge: &Edge,
+    request: Request,
+    next: impl FnOnce(Request) -> F,
+) -> Response<AnswerBody> {
     let peer = request.extensions().get::<Peer>().cloned().unwrap_or_default();
     if !tracing::enabled!(Level::DEBUG) {
-        return bound(&edge, &peer, request, next).await;
+        return bound(edge, &peer, request, next).await;
     }
     let method = request.uri().path().to_owned();
     let address = peer.address;
     let span = tracing::debug_span!("call", %method, peer = address.map(tracing::field::display));
     let start = Instant::now();
     async move {
-        let response = bound(&edge, &peer, request, next).await;
+        let response = bound(edge, &peer, request, next).await;
         // A stream has only begun by now.
         let code = code(&response);
         tracing::debug!(?code, elapsed = ?start.elapsed(), "answered");
@@ -63,7 +60,12 @@ pub(crate) async fn pass(State(edge): State<Arc<Edge>>, request: Request, next: 
 }
 
 /// Runs a call, unless too many are under way.
-async fn bound(edge: &Edge, peer: &Peer, request: Request, next: Next) -> Response {
+async fn bound<F: Future<Output = Response<Body>>>(
+    edge: &Edge,
+    peer: &Peer,
+    request: Request,
+    next: impl FnOnce(Request) -> F,
+) -> Response<AnswerBody> {
     let is_stream = Rule::is_stream(request.uri().path());
     match admit(edge, peer, &request, is_stream) {
         Ok((caller, permit)) => {
@@ -71,11 +73,12 @@ async fn bound(edge: &Edge, peer: &Peer, request: Request, next: Next) -> Respon
                 Ok(caller) => answer(edge, peer, caller, request, next).await,
                 Err(refused) => refuse(edge, peer, request, refused).await,
             };
-            edge.answers.hold(response, is_stream, peer, permit)
+            edge.answers.hold(response, is_stream, peer, Some(permit))
         }
         Err(too_many) => {
             edge.metrics.call_refused(too_many.reason().reason());
-            status(&too_many.into()).into_http()
+            let refused = status(&too_many.into()).into_http();
+            edge.answers.hold(refused, is_stream, peer, None)
         }
     }
 }
@@ -105,20 +108,20 @@ fn admit(
 }
 
 /// Refuses a call. The more often a peer was refused lately, the longer that is held back.
-async fn refuse(edge: &Edge, peer: &Peer, request: Request, refused: Refused) -> Response {
+async fn refuse(edge: &Edge, peer: &Peer, request: Request, refused: Refused) -> Response<Body> {
     drop(request); // what arrives of it takes no memory meanwhile
     sleep(edge.access.penalty(peer)).await;
     status(&refused.into()).into_http()
 }
 
 /// Runs a call of this caller. If it is refused in the end, that is held back too.
-async fn answer(
+async fn answer<F: Future<Output = Response<Body>>>(
     edge: &Edge,
     peer: &Peer,
     caller: Caller,
     mut request: Request,
-    next: Next,
-) -> Response {
+    next: impl FnOnce(Request) -> F,
+) -> Response<Body> {
     let begun = caller.begun();
     request.extensions_mut().insert(caller);
     let response = run(edge, peer, request, next).await;
@@ -128,15 +131,20 @@ async fn answer(
     response
 }
 
-async fn run(edge: &Edge, peer: &Peer, request: Request, next: Next) -> Response {
+async fn run<F: Future<Output = Response<Body>>>(
+    edge: &Edge,
+    peer: &Peer,
+    request: Request,
+    next: impl FnOnce(Request) -> F,
+) -> Response<Body> {
     let deadline = deadline(request.headers());
     let answer = async {
         let reads_much = Rule::reads_much(request.uri().path());
         let _turn = if reads_much { edge.answers.turn(peer).await } else { None };
-        edge.intake.run(request, |request| next.run(request)).await
+        edge.intake.run(request, next).await
     };
     let Some(deadline) = deadline else { return uniform(answer.await) };
-    if let Ok(response) = timeout(deadline.saturating_sub(SOONER), answer).await {
+    if let Ok(response) = timeout(deadline, answer).await {
         return uniform(response);
     }
     let late = Status::deadline_exceeded("the deadline has passed: the outcome is unknown");
@@ -144,7 +152,7 @@ async fn run(edge: &Edge, peer: &Peer, request: Request, next: Next) -> Response
 }
 
 /// Returns the code of an answer that is nothing but a status; OK for others, which may still fail later.
-fn code(response: &Response) -> Code {
+fn code<B>(response: &Response<B>) -> Code {
     match response.headers().get("grpc-status") {
         Some(code) => Code::from_bytes(code.as_bytes()),
         None => Code::Ok,
@@ -171,15 +179,13 @@ fn deadline(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// Only answers that are nothing but a status carry it in their headers.
-fn uniform(response: Response) -> Response {
+fn uniform(response: Response<Body>) -> Response<Body> {
     let headers = response.headers();
     if headers.contains_key("grpc-status-details-bin") || !headers.contains_key("grpc-status") {
         return response;
     }
     match Status::from_header_map(headers) {
-        Some(bare) if bare.code() != Code::Ok => {
-            status(&ApiError::Transport(bare)).into_http::<Body>()
-        }
+        Some(bare) if bare.code() != Code::Ok => status(&ApiError::Transport(bare)).into_http(),
         _ => response,
     }
 }

@@ -1,6 +1,7 @@
 //! The API `sluicegate.v1` over gRPC, and KEDA's protocol for scalers.
 //!
-//! * [`server`]: the server around the services: limits, TLS, health, reflection, shutdown.
+//! * [`server`]: the server around the services: their limits, health, reflection, shutdown.
+//! * `connections`: the connections it serves. `services`: which service a call is for.
 //! * `middleware`: what every call passes first: [`crate::access`], the log, uniform errors.
 //! * `queue_service`, `admin_service`, `schedule_service`, `template_service`, `operation_service`: one method per rpc, which parses, asks the engine and
 //!   converts. The longer rpcs have files of their own: `push_stream` and `consume_stream`. `delivery_stream` holds what
@@ -20,6 +21,7 @@ mod admin_service;
 mod answers;
 mod brokers;
 mod concurrency;
+mod connections;
 mod consume_stream;
 mod convert;
 mod delivery_stream;
@@ -32,6 +34,7 @@ mod push_stream;
 mod queue_service;
 mod scaler;
 mod schedule_service;
+mod services;
 mod template_service;
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::future::try_join_all;
 use sluicegate_proto::{
     FILE_DESCRIPTOR_SET,
     externalscaler::external_scaler_server::ExternalScalerServer,
@@ -20,20 +19,15 @@ use sluicegate_proto::{
 use tokio::{net::TcpListener, sync::watch};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
-use tonic::{
-    codec::CompressionEncoding, server::NamedService, service::Routes, transport::server::Router,
-};
+use tonic::{codec::CompressionEncoding, server::NamedService, service::Routes};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 use crate::{
     access::Access,
     config::Bounds,
     grpc::{
-        Api,
-        answers::Answers,
-        concurrency::ConcurrencyLimits,
-        intake::Intake,
-        middleware::{self, Edge},
+        Api, answers::Answers, concurrency::ConcurrencyLimits, connections::Connections,
+        intake::Intake, middleware::Edge, services::Services,
     },
     listener::{Handshakes, Listener},
     metrics::Metrics,
@@ -48,14 +42,6 @@ const ADMIN_BYTES: usize = 1 << 20;
 const SCALER_BYTES: usize = 64 << 10;
 /// What a request may hold besides one payload.
 const ENVELOPE_BYTES: usize = 1 << 20;
-/// The most calls at a time on one connection; clients queue the rest.
-const MAX_STREAMS: u32 = 4096;
-/// HTTP/2 flow control: how much one stream, and one connection, may send before the server reads it.
-const STREAM_WINDOW: u32 = 1 << 20;
-const CONNECTION_WINDOW: u32 = 8 << 20;
-/// How many different ages connections reach, so that connections made at the same time do not all end together.
-const AGES: u32 = 8;
-
 /// What the configuration sets.
 #[derive(Clone)]
 pub(crate) struct Options {
@@ -73,16 +59,10 @@ pub(crate) struct Options {
     pub traces: Traces,
 }
 
-/// Why the server cannot start or had to stop.
+/// A defect: the descriptors in the binary are damaged.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ServerError {
-    /// The connections cannot be served.
-    #[error("the gRPC server failed")]
-    Serve(#[source] tonic::transport::Error),
-    /// A defect: the descriptors in the binary are damaged.
-    #[error("the descriptors for reflection cannot be read")]
-    Reflection(#[from] tonic_reflection::server::Error),
-}
+#[error("the descriptors for reflection cannot be read")]
+pub(crate) struct ServerError(#[from] tonic_reflection::server::Error);
 
 /// The health that `grpc.health.v1` reports, for the broker and for each service. NOT_SERVING at first.
 #[derive(Debug, Clone)]
@@ -119,11 +99,10 @@ const SERVICES: [&str; 6] = [
 
 /// All services, ready to serve.
 pub(crate) struct Server {
-    /// One router for each age that connections reach.
-    routers: Vec<Router>,
-    services: Routes,
+    services: Services,
     tls: Option<Handshakes>,
     bounds: Bounds,
+    max_connection_age: Duration,
     health: Health,
     shutdown: CancellationToken,
 }
@@ -132,18 +111,6 @@ impl Server {
     /// Builds the server. Must be called within a tokio runtime.
     pub(crate) async fn new(mut api: Api, options: Options) -> Result<Self, ServerError> {
         let Options { tls, max_connection_age, access, bounds, metrics, traces } = options;
-        // A limit as low as h2's own default would hit clients that merely shut down with many open calls.
-        let resets =
-            Some(if bounds.max_resets == 0 { usize::MAX } else { bounds.max_resets as usize });
-        let builder = tonic::transport::Server::builder()
-            .max_concurrent_streams(MAX_STREAMS)
-            .http2_max_header_list_size(bounds.max_metadata_bytes)
-            .http2_max_pending_accept_reset_streams(resets)
-            .http2_max_local_error_reset_streams(resets)
-            .initial_stream_window_size(STREAM_WINDOW)
-            .initial_connection_window_size(CONNECTION_WINDOW)
-            .http2_keepalive_interval(Some(bounds.ping_interval))
-            .http2_keepalive_timeout(Some(bounds.ping_timeout));
         api.max_connection_age = max_connection_age;
         api.traces = traces;
         let (reporter, health_service) = tonic_health::server::health_reporter();
@@ -164,29 +131,17 @@ impl Server {
             answers: Answers::new(&bounds, Arc::clone(&metrics), &api.tasks, shutdown.clone()),
             metrics,
         };
-        let routes = services(api)
+        let queue = queue_service(&api);
+        let others = other_services(api)
             .add_service(health_service)
             .add_service(reflection().build_v1()?)
             .add_service(reflection().build_v1alpha()?);
-        let edge = axum::middleware::from_fn_with_state(Arc::new(edge), middleware::pass);
-        let routes = Routes::from(routes.into_axum_router().layer(edge)).prepare();
-        let routers = ages(max_connection_age)
-            .into_iter()
-            .map(|age| {
-                let builder = builder.clone();
-                let mut builder = match age {
-                    // GOAWAY: calls and streams under way go on; new ones use a new connection.
-                    Some(age) => builder.max_connection_age(age),
-                    None => builder,
-                };
-                builder.add_routes(routes.clone())
-            })
-            .collect();
-        Ok(Self { routers, services: routes, tls, bounds, health, shutdown })
+        let services = Services::new(edge, queue, others);
+        Ok(Self { services, tls, bounds, max_connection_age, health, shutdown })
     }
 
     /// Returns all services, with the middleware in front of them, for callers in this process.
-    pub(crate) fn services(&self) -> Routes {
+    pub(crate) fn services(&self) -> Services {
         self.services.clone()
     }
 
@@ -199,29 +154,31 @@ impl Server {
     /// and returns when the calls under way have ended. Streams end by themselves, but a client that does
     /// not read can delay the return forever: bound this call with a time-out. A connection
     /// that does not begin as HTTP/2 does within `handshake_timeout` is closed.
-    pub(crate) async fn serve(self, listener: TcpListener) -> Result<(), ServerError> {
-        let listener = Listener::grpc(listener, self.tls, &self.bounds);
-        let serve = |(router, incoming): (Router, _)| {
-            let (health, shutdown) = (self.health.clone(), self.shutdown.clone());
-            let end = async move {
-                shutdown.cancelled().await;
-                health.end().await;
-            };
-            router.serve_with_incoming_shutdown(incoming, end)
-        };
-        let incoming = listener.in_turn(self.routers.len());
-        let served = try_join_all(self.routers.into_iter().zip(incoming).map(serve)).await;
-        served.map(|_| ()).map_err(ServerError::Serve)
+    pub(crate) async fn serve(self, listener: TcpListener) {
+        let mut listener = Listener::grpc(listener, self.tls, &self.bounds);
+        let connections = Connections::new(self.services, &self.bounds, self.max_connection_age);
+        loop {
+            tokio::select! {
+                () = self.shutdown.cancelled() => break,
+                (connection, _) = listener.accept() => connections.serve(connection),
+            }
+        }
+        drop(listener);
+        self.health.end().await;
+        connections.end().await;
     }
 }
 
-fn services(api: Api) -> Routes {
-    // Sent messages need no limit: none is much larger than one payload.
-    let max_payload = api.engine.limits().max_payload_bytes;
-    let (limit, schedule_limit) = (request_limit(max_payload), max_payload + ENVELOPE_BYTES);
-    let queue = QueueServiceServer::new(api.clone())
-        .max_decoding_message_size(limit)
-        .accept_compressed(CompressionEncoding::Gzip);
+// Sent messages need no limit: none is much larger than one payload.
+
+fn queue_service(api: &Api) -> QueueServiceServer<Api> {
+    QueueServiceServer::new(api.clone())
+        .max_decoding_message_size(request_limit(api.engine.limits().max_payload_bytes))
+        .accept_compressed(CompressionEncoding::Gzip)
+}
+
+fn other_services(api: Api) -> Routes {
+    let schedule_limit = api.engine.limits().max_payload_bytes + ENVELOPE_BYTES;
     let admin = AdminServiceServer::new(api.clone())
         .max_decoding_message_size(ADMIN_BYTES)
         .accept_compressed(CompressionEncoding::Gzip);
@@ -237,8 +194,7 @@ fn services(api: Api) -> Routes {
     let scaler = ExternalScalerServer::new(api)
         .max_decoding_message_size(SCALER_BYTES)
         .accept_compressed(CompressionEncoding::Gzip);
-    Routes::new(queue)
-        .add_service(admin)
+    Routes::new(admin)
         .add_service(schedule)
         .add_service(operation)
         .add_service(template)
@@ -247,12 +203,4 @@ fn services(api: Api) -> Routes {
 
 fn request_limit(max_payload_bytes: usize) -> usize {
     REQUEST_BYTES.max(max_payload_bytes + ENVELOPE_BYTES)
-}
-
-/// Returns the ages that connections reach: from nine tenths to eleven tenths of the age that is set.
-fn ages(age: Duration) -> Vec<Option<Duration>> {
-    if age.is_zero() {
-        return vec![None];
-    }
-    (0..AGES).map(|n| Some(age * 9 / 10 + age / 5 * n / (AGES - 1))).collect()
 }

@@ -30,19 +30,13 @@ use std::{
 };
 
 use axum::serve::IncomingStream;
-use futures_util::{
-    StreamExt,
-    stream::{self, BoxStream},
-};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use sluicegate_proto::gathered::Gathered;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     time::{Instant, Sleep, sleep},
 };
 use tokio_util::sync::WaitForCancellationFutureOwned;
-use tonic::transport::server::Connected;
 
 use self::{
     frames::Frames,
@@ -164,24 +158,6 @@ impl Listener {
         }
     }
 
-    /// Returns streams that receive all connections from now on, in turn. All of them have to be
-    /// polled, because each waits for its turn.
-    pub(crate) fn in_turn(
-        self,
-        hands: usize,
-    ) -> Vec<BoxStream<'static, io::Result<Gathered<Connection>>>> {
-        let listener = Arc::new(tokio::sync::Mutex::new(self));
-        let hand = |listener| {
-            stream::unfold(listener, |listener: Arc<tokio::sync::Mutex<Self>>| async move {
-                // The lock is fair: the stream that has just got a connection is the last to get another.
-                let (connection, _) = listener.lock().await.accept().await;
-                Some((Ok(Gathered::new(connection)), listener))
-            })
-            .boxed()
-        };
-        (0..hands).map(|_| hand(Arc::clone(&listener))).collect()
-    }
-
     /// Returns how long the next connection of an address has to wait.
     fn delay(&mut self, address: IpAddr) -> Duration {
         let delay = self.places.ended.delay(network(address));
@@ -280,6 +256,11 @@ impl Connection {
         Self { transport, peer, duty, timeout, deadline, wait, frames, place, closing }
     }
 
+    /// Returns the other end.
+    pub(crate) fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
     /// Returns whether the connection is served, and an error if it is to be closed.
     fn poll_served(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.duty.is_none() {
@@ -328,14 +309,6 @@ impl Connection {
             self.deadline.as_mut().reset(Instant::now() + self.timeout);
             self.place.sign_of_life();
         }
-    }
-}
-
-impl Connected for Connection {
-    type ConnectInfo = Peer;
-
-    fn connect_info(&self) -> Peer {
-        self.peer.clone()
     }
 }
 

@@ -142,20 +142,6 @@ async fn a_connection_that_does_not_finish_the_tls_handshake_is_closed() {
     assert_eq!(read(&mut silent).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
 }
 
-/// Each age of connections gets its share of the connections.
-#[tokio::test]
-async fn connections_are_distributed_in_turn() {
-    let (listener, address) = listener(Duty::Answers, 9).await;
-    let mut hands = listener.in_turn(3);
-    for _ in 0..2 {
-        for hand in &mut hands {
-            let _client = TcpStream::connect(address).await.unwrap();
-            let assigned = tokio::time::timeout(LIMIT, hand.next()).await;
-            assigned.expect("a connection").expect("more to come").unwrap();
-        }
-    }
-}
-
 #[tokio::test]
 async fn a_connection_that_has_begun_may_be_silent() {
     let (mut listener, address) = listener(Duty::FirstBytes(3), 9).await;

@@ -9,10 +9,13 @@ use prost::{
     encoding::{self, WireType},
 };
 use prost_types::{DescriptorProto, FileDescriptorSet, field_descriptor_proto::Type as FieldType};
-use tonic::{Request, client::Grpc, codegen::http::uri::PathAndQuery, service::Routes};
+use tonic::{Request, client::Grpc, codegen::http::uri::PathAndQuery};
 
 use super::{access::calls::Raw, *};
-use crate::fuzz::{changed, fuzz};
+use crate::{
+    fuzz::{changed, fuzz},
+    grpc::services::Services,
+};
 
 /// Number of requests to one broker, which keeps what they store.
 const REQUESTS: usize = 200;
@@ -186,7 +189,7 @@ fn requests(schema: &Arc<Schema>) -> impl Strategy<Value = Vec<u8>> + use<> {
 }
 
 /// Makes a call, and returns the status of its answer, or `None` if it is still waiting.
-async fn call(services: &Routes, path: &str, message: Vec<u8>) -> Option<Status> {
+async fn call(services: &Services, path: &str, message: Vec<u8>) -> Option<Status> {
     let mut grpc = Grpc::new(services.clone());
     let answered = async {
         grpc.ready().await.unwrap();
@@ -207,7 +210,7 @@ async fn call(services: &Routes, path: &str, message: Vec<u8>) -> Option<Status>
 fn no_request_is_answered_as_a_fault_of_the_broker() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let schema = Arc::new(Schema::new());
-    let serving: RefCell<Option<(usize, Broker, Routes)>> = RefCell::default();
+    let serving: RefCell<Option<(usize, Broker, Services)>> = RefCell::default();
     fuzz("requests", &requests(&schema), |input| {
         let Some(end) = input.iter().position(|byte| *byte == b'\n') else { return };
         let path = String::from_utf8_lossy(&input[..end]).into_owned();

@@ -34,7 +34,7 @@ use tonic_types::StatusExt;
 use self::scaler::scaled_object;
 use super::{
     Api,
-    server::{Health, Options, Server, ServerError},
+    server::{Health, Options, Server},
 };
 use crate::{
     access::Access,
@@ -56,7 +56,7 @@ struct Broker {
     api: Api,
     health: Health,
     shutdown: CancellationToken,
-    serving: JoinHandle<Result<(), ServerError>>,
+    serving: JoinHandle<()>,
 }
 
 async fn broker_with(options: Options) -> Broker {
@@ -442,5 +442,5 @@ async fn a_shutdown_ends_every_kind_of_call() {
         assert!(end.get_error_details().retry_info().is_some());
     }
     assert_eq!(health.message().await.unwrap(), None);
-    broker.serving.await.unwrap().unwrap();
+    broker.serving.await.unwrap();
 }
