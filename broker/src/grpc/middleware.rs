@@ -1,6 +1,7 @@
 //! What every call passes first and every answer last: bounds, access, the log, deadlines, uniform errors.
 
 use std::{
+    pin::pin,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -34,22 +35,21 @@ pub(crate) struct Edge {
 }
 
 /// Passes a call on if its caller is let in; logs it at debug level; gives the statuses that tonic
-/// makes by itself the details all others have.
+/// makes by itself the details all others have. The request is boxed, because it would be moved at each step, twice.
 pub(crate) async fn pass<F: Future<Output = Response<Body>>>(
     edge: &Edge,
-    request: Request,
+    request: Box<Request>,
     next: impl FnOnce(Request) -> F,
 ) -> Response<AnswerBody> {
     let peer = request.extensions().get::<Peer>().cloned().unwrap_or_default();
-    if !tracing::enabled!(Level::DEBUG) {
-        return bound(edge, &peer, request, next).await;
-    }
-    let method = request.uri().path().to_owned();
+    let method = tracing::enabled!(Level::DEBUG).then(|| request.uri().path().to_owned());
+    let answer = pin!(bound(edge, &peer, request, next)); // large
+    let Some(method) = method else { return answer.await };
     let address = peer.address;
     let span = tracing::debug_span!("call", %method, peer = address.map(tracing::field::display));
     let start = Instant::now();
     async move {
-        let response = bound(edge, &peer, request, next).await;
+        let response = answer.await;
         // A stream has only begun by now.
         let code = code(&response);
         tracing::debug!(?code, elapsed = ?start.elapsed(), "answered");
@@ -63,7 +63,7 @@ pub(crate) async fn pass<F: Future<Output = Response<Body>>>(
 async fn bound<F: Future<Output = Response<Body>>>(
     edge: &Edge,
     peer: &Peer,
-    request: Request,
+    request: Box<Request>,
     next: impl FnOnce(Request) -> F,
 ) -> Response<AnswerBody> {
     let is_stream = Rule::is_stream(request.uri().path());
@@ -108,7 +108,12 @@ fn admit(
 }
 
 /// Refuses a call. The more often a peer was refused lately, the longer that is held back.
-async fn refuse(edge: &Edge, peer: &Peer, request: Request, refused: Refused) -> Response<Body> {
+async fn refuse(
+    edge: &Edge,
+    peer: &Peer,
+    request: Box<Request>,
+    refused: Refused,
+) -> Response<Body> {
     drop(request); // what arrives of it takes no memory meanwhile
     sleep(edge.access.penalty(peer)).await;
     status(&refused.into()).into_http()
@@ -119,7 +124,7 @@ async fn answer<F: Future<Output = Response<Body>>>(
     edge: &Edge,
     peer: &Peer,
     caller: Caller,
-    mut request: Request,
+    mut request: Box<Request>,
     next: impl FnOnce(Request) -> F,
 ) -> Response<Body> {
     let begun = caller.begun();
@@ -134,15 +139,15 @@ async fn answer<F: Future<Output = Response<Body>>>(
 async fn run<F: Future<Output = Response<Body>>>(
     edge: &Edge,
     peer: &Peer,
-    request: Request,
+    request: Box<Request>,
     next: impl FnOnce(Request) -> F,
 ) -> Response<Body> {
     let deadline = deadline(request.headers());
-    let answer = async {
+    let answer = pin!(async {
         let reads_much = Rule::reads_much(request.uri().path());
         let _turn = if reads_much { edge.answers.turn(peer).await } else { None };
-        edge.intake.run(request, next).await
-    };
+        edge.intake.run(*request, next).await
+    });
     let Some(deadline) = deadline else { return uniform(answer.await) };
     if let Ok(response) = timeout(deadline, answer).await {
         return uniform(response);

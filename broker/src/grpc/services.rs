@@ -45,7 +45,7 @@ impl Services {
         B::Error: Into<axum::BoxError>,
     {
         let next = |request| self.0.call(request);
-        middleware::pass(&self.0.edge, request.map(Body::new), next).await
+        middleware::pass(&self.0.edge, Box::new(request.map(Body::new)), next).await
     }
 }
 
@@ -54,7 +54,7 @@ impl Inner {
         let Ok(answer) = if is_of_queue(request.uri().path()) {
             self.queue.clone().call(request).await
         } else {
-            self.others.clone().call(request).await
+            Box::pin(self.others.clone().call(request)).await
         };
         answer
     }
