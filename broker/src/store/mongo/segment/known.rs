@@ -122,3 +122,102 @@ impl Entry {
         self.held = self.held.saturating_sub(count);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{domain::IdSource, store::mongo::segment::seen::Front};
+
+    const NOW: Timestamp = Timestamp(1_000_000);
+    const UNTIL: Timestamp = Timestamp(1_030_000);
+
+    /// A segment of so many items, whose deduplication ids are remembered until `window`.
+    fn seen(n: usize, window: Option<i64>) -> Seen {
+        let front = Front { head: 0, ready: n, runs: 0 };
+        Seen::new(IdSource::new().next_block(NOW), (n, n), window, front)
+    }
+
+    #[test]
+    fn the_last_items_of_a_segment_take_the_document_along() {
+        let known = KnownSegments::default();
+        let (some, whole) = (seen(10, None), seen(10, None));
+        assert_eq!(known.leaving(some.id, 10, NOW), Leaving::Some, "others claimed it");
+        known.claimed(&some, (10, 4, 6), UNTIL, NOW);
+        assert_eq!(known.leaving(some.id, 4, NOW), Leaving::Some);
+        assert!(!known.left(some.id, 4, false), "more may be ready");
+        known.claimed(&some, (10, 6, 0), UNTIL, NOW);
+        assert_eq!(known.leaving(some.id, 1, NOW), Leaving::Some);
+        assert!(!known.left(some.id, 1, false));
+        assert_eq!(known.leaving(some.id, 5, NOW), Leaving::All);
+        assert!(!known.left(some.id, 5, true), "it is deleted");
+        assert_eq!(
+            known.leaving(some.id, 5, NOW),
+            Leaving::Some,
+            "nothing is known of it any more"
+        );
+
+        known.claimed(&whole, (10, 10, 0), UNTIL, NOW);
+        assert_eq!(known.leaving(whole.id, 10, NOW), Leaving::Whole);
+        assert!(known.left(whole.id, 10, false), "nobody knows whether it is deleted");
+        assert_eq!(known.leaving(whole.id, 10, NOW), Leaving::Some);
+    }
+
+    #[test]
+    fn a_segment_of_which_items_are_ready_stays() {
+        let (known, seen) = (KnownSegments::default(), seen(10, None));
+        known.claimed(&seen, (4, 4, 6), UNTIL, NOW);
+        assert_eq!(known.leaving(seen.id, 4, NOW), Leaving::Some);
+    }
+
+    #[test]
+    fn ids_that_are_remembered_stay_until_their_window_ends() {
+        for (window, expected) in
+            [(NOW.0 + 1, Leaving::AllRemembered(NOW.0 + 1)), (NOW.0, Leaving::Whole)]
+        {
+            let (known, seen) = (KnownSegments::default(), seen(2, Some(window)));
+            known.claimed(&seen, (2, 2, 0), UNTIL, NOW);
+            assert_eq!(known.leaving(seen.id, 2, NOW), expected);
+        }
+    }
+
+    /// Of two calls that commit the items at the same time neither knows what the other one does. Whichever is answered
+    /// last learns that nothing is left.
+    #[test]
+    fn of_two_commits_at_the_same_time_the_last_finds_the_segment_empty() {
+        let (known, seen) = (KnownSegments::default(), seen(10, None));
+        known.claimed(&seen, (10, 10, 0), UNTIL, NOW);
+        assert_eq!(known.leaving(seen.id, 4, NOW), Leaving::Some);
+        assert_eq!(known.leaving(seen.id, 6, NOW), Leaving::Some);
+        assert_eq!(known.leaving(seen.id, 10, NOW), Leaving::Some, "others are leaving");
+        assert!(!known.left(seen.id, 4, false));
+        assert!(known.left(seen.id, 6, false));
+        assert!(!known.left(seen.id, 6, false), "it is found once");
+    }
+
+    #[test]
+    fn an_item_that_was_detached_is_not_waited_for() {
+        let (known, seen) = (KnownSegments::default(), seen(3, None));
+        known.claimed(&seen, (3, 3, 0), UNTIL, NOW);
+        known.detached(seen.id);
+        assert_eq!(known.leaving(seen.id, 2, NOW), Leaving::All);
+        assert!(known.left(seen.id, 2, false));
+    }
+
+    /// What other brokers commit is not reported here.
+    #[test]
+    fn segments_whose_leases_ended_long_ago_are_forgotten() {
+        let (known, held) = (KnownSegments::default(), seen(2, None));
+        known.claimed(&held, (2, 1, 1), NOW + Duration::from_hours(1), NOW);
+        known.claimed(&held, (2, 1, 0), UNTIL, NOW);
+        let late = UNTIL + Duration::from_millis(KEEP as u64);
+        for (count, until, now) in [(1_000, UNTIL, NOW), (3_000, late, late)] {
+            for _ in 0..count {
+                known.claimed(&seen(2, None), (2, 2, 0), until, now);
+            }
+        }
+        assert_eq!(known.0.lock().by_id.len(), 3_001);
+        assert_eq!(known.leaving(held.id, 2, late), Leaving::Whole, "one of its leases lasts");
+    }
+}
