@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use super::{Env, env::*};
-use crate::domain::{Delivery, Eligibility, ItemState, Limit, OrderingKey, Outcome, Queue};
+use crate::{
+    domain::{Delivery, Eligibility, ItemState, Limit, OrderingKey, Outcome, Queue},
+    store::Rollback,
+};
 
 /// Takes the only item that is ready.
 async fn only(env: &Env, queue: &Arc<Queue>, expected: &str) -> Delivery {
@@ -132,6 +135,18 @@ pub async fn a_dead_letter_unblocks_the_next_item(env: &Env) {
     assert!(env.drain(&queue).await.is_empty());
     env.commit_one(&queue, &delivery).await;
     only(env, &queue, "4").await;
+}
+
+pub async fn a_dead_letter_through_another_broker_unblocks_the_next_item(env: &Env) {
+    let dead = env.queue("dead").await;
+    let set = |queue: &mut Queue| queue.dead_letter_queue = Some(dead.name.clone());
+    let queue = env.queue_with("q", set).await;
+    push_key(env, &queue, &["1", "2"]).await;
+    let delivery = only(env, &queue, "1").await;
+    let to = last(&queue, &delivery);
+    let rollback = Rollback { held: held(&queue, &delivery), to, reason: None };
+    assert_eq!(env.other.rollback(vec![rollback]).await.unwrap(), [Outcome::DeadLettered]);
+    only(env, &queue, "2").await;
 }
 
 pub async fn a_settled_dead_letter_unblocks_nothing(env: &Env) {

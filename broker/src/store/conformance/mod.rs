@@ -158,6 +158,7 @@ macro_rules! conformance {
                 a_thousand_blocked_items_are_delivered_in_order
                 a_retry_keeps_its_key_blocked
                 a_dead_letter_unblocks_the_next_item
+                a_dead_letter_through_another_broker_unblocks_the_next_item
                 a_settled_dead_letter_unblocks_nothing
                 a_discarded_item_unblocks_the_next_item
                 a_deleted_item_unblocks_the_next_item
