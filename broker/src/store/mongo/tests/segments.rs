@@ -5,8 +5,8 @@ use super::{
     *,
 };
 use crate::{
-    domain::{DedupId, ItemId, ItemState, Pushed},
-    store::RedriveFilter,
+    domain::{DedupId, Eligibility, ItemId, ItemState, Pushed},
+    store::{RedriveFilter, mongo::reserve::claims::Handover},
 };
 
 const SIZE: SegmentSize = SegmentSize { max: 10, alone: true };
@@ -74,6 +74,12 @@ async fn documents(store: &MongoStore) -> (u64, u64) {
     (segments.await.unwrap(), items.count_documents(own).await.unwrap())
 }
 
+async fn tombstones(store: &MongoStore) -> u64 {
+    let tombstone = schema::layout::millis(schema::layout::TOMBSTONE);
+    let tombstones = doc! { "when": tombstone, "expires": { "$exists": true } };
+    items_of(store).count_documents(tombstones).await.unwrap()
+}
+
 /// Waits until nothing is left, not even an empty segment.
 async fn until_nothing_is_left(store: &MongoStore) {
     until("nothing is left", async || documents(store).await == (0, 0)).await;
@@ -95,9 +101,24 @@ async fn items_that_are_pushed_together_share_a_document_to_their_end() {
     assert_eq!(stores[0].depth(&queue).await.unwrap().reserved, 5);
     assert_eq!(commit(&stores[0], &queue, &first[..5]).await, [Outcome::Ok; 5]);
     assert_eq!(documents(&stores[0]).await.1, 0, "nothing was detached");
+    assert_eq!(tombstones(&stores[0]).await, 0, "nor committed by itself");
     until_nothing_is_left(&stores[0]).await;
     assert_eq!(commit(&stores[0], &queue, &first).await, [Outcome::Gone; 13]);
     assert_eq!(stores[0].depth(&queue).await.unwrap().unsettled(), 0);
+}
+
+/// No item of them has a deduplication id, or each takes its id along.
+#[tokio::test(flavor = "multi_thread")]
+async fn segments_that_all_items_have_left_are_deleted() {
+    let (_scratch, _clock, stores, queue) = two().await;
+    push(&stores[0], &queue, 4).await;
+    push_ids(&stores[0], &queue, &["a", "b", "c", "d"]).await;
+    assert_eq!(documents(&stores[0]).await, (2, 0));
+    let taken = take(&stores[0], &queue, 8).await;
+    let rollbacks = taken.iter().map(|delivery| back(&queue, delivery)).collect();
+    assert_eq!(stores[0].rollback(rollbacks).await.unwrap(), [Outcome::Ok; 8]);
+    assert_eq!(documents(&stores[0]).await, (0, 8));
+    assert_eq!(tombstones(&stores[0]).await, 0, "no document remembers ids that another has");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -385,6 +406,50 @@ async fn many_small_claims_take_a_segment_apart_and_miss_nothing() {
     }
     assert_eq!(all, numbers(0..100));
     assert_eq!(stores[0].depth(&queue).await.unwrap().unsettled(), 0);
+}
+
+/// Claims items for a caller that goes away before it has them, and returns them as they were claimed.
+async fn abandon(store: &Broker<MongoStore>, queue: &Arc<Queue>, count: usize) -> Vec<Delivery> {
+    let inner = &store.inner;
+    let cursor = inner.cursor(&queue.name);
+    let claimed = reserve::reserve(inner, &cursor, queue, &[want(count, LEASE)], None).await;
+    let Handover { reserved, claim } = claimed.unwrap();
+    drop(claim);
+    reserved.deliveries.into_iter().map(|(_, delivery)| delivery).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_is_undone_leaves_others_of_its_segment_as_they_are() {
+    let (_scratch, _clock, stores, queue) = two().await;
+    push(&stores[0], &queue, 10).await;
+    let taken = take(&stores[0], &queue, 3).await;
+    assert_eq!(payloads(&abandon(&stores[0], &queue, 4).await), numbers(3..7));
+    let rest = take(&stores[0], &queue, 10).await;
+    assert_eq!(payloads(&rest), numbers(3..10));
+    assert_untouched(&rest);
+    assert_eq!(commit(&stores[0], &queue, &taken).await, [Outcome::Ok; 3]);
+    assert_eq!(commit(&stores[0], &queue, &rest).await, [Outcome::Ok; 7]);
+}
+
+/// What was rolled back or was delayed is in the place where it was, not in that of its push.
+#[tokio::test(flavor = "multi_thread")]
+async fn items_of_a_claim_that_is_undone_are_in_their_places() {
+    let (_scratch, clock, stores, queue) = two().await;
+    let later = Duration::from_secs(5);
+    let mut delayed = push_of(&queue, "delayed", 0);
+    delayed.item.eligibility = Eligibility::After(later);
+    stores[0].push(vec![delayed]).await.unwrap();
+    clock.advance(later / 2);
+    push(&stores[0], &queue, 1).await;
+    clock.advance(later);
+    let places = |of: &[Delivery]| -> Vec<(ItemId, Timestamp)> {
+        of.iter().map(|delivery| (delivery.item.id, delivery.previous_eligible_time)).collect()
+    };
+    let abandoned = abandon(&stores[0], &queue, 2).await;
+    assert_eq!(payloads(&abandoned), ["0", "delayed"]);
+    let again = take(&stores[0], &queue, 2).await;
+    assert_eq!(places(&again), places(&abandoned));
+    assert_untouched(&again);
 }
 
 #[tokio::test(flavor = "multi_thread")]
