@@ -242,6 +242,34 @@ async fn a_claim_by_id_that_arrives_after_it_was_undone_takes_nothing() {
     assert_untouched(&take_all(&other, &queue, 1).await);
 }
 
+/// The same where the claim is in time for the item, which comes after the claim was undone: it is undone once more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_by_id_that_takes_its_item_after_it_was_undone_is_undone_again() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    clock.advance(Duration::from_mins(1)); // by the server's clock, the claim is in time for a minute
+    let (near, far) = (Proxy::start(server.address()).await, Proxy::start(server.address()).await);
+    let (here, other) = (near.open(&clock, "test").await, far.open(&clock, "test").await);
+    let queue = emptied(&here, &other).await;
+    let (push, id) = chosen(&here, &queue, "x");
+    let mut insert = near.hold_on_items("insert");
+    let pushing = tokio::spawn(async move { here.push(vec![push]).await });
+    insert.caught().await;
+    let mut claim = far.hold_on_items("findAndModify");
+    let undone = async || server.executed("count").await;
+    let before = undone().await;
+    tokio::select! {
+        reserved = reserve_named(&other, &queue, id, want(1, LEASE)) => panic!("{reserved:?}"),
+        () = claim.caught() => {} // and its caller goes away
+    }
+    until("the claim is undone", async || undone().await > before).await;
+    drop(insert);
+    assert_eq!(pushing.await.unwrap().unwrap()[0].id, id);
+    let before = server.executed("findAndModify").await;
+    drop(claim);
+    until("the claim arrives", async || server.executed("findAndModify").await > before).await;
+    assert_untouched(&take_all(&other, &queue, 1).await);
+}
+
 /// A set whose members confirm slowly is slow, and not an outage.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_by_id_waits_for_a_slow_confirmation() {
