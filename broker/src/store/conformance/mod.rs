@@ -186,6 +186,7 @@ macro_rules! conformance {
                 a_move_changes_nothing_but_what_it_names
                 an_empty_payload_is_a_new_payload
                 move_results_are_exact_in_a_mixed_batch
+                racing_moves_win_once
                 a_move_to_its_own_queue_takes_a_new_sequence_number
                 a_moved_item_gets_a_sequence_number_of_its_new_queue
                 a_lease_that_lapses_after_a_move_fails_in_the_new_queue

@@ -129,6 +129,28 @@ pub async fn move_results_are_exact_in_a_mixed_batch(env: &Env) {
     assert_eq!(left, ["1", "13", "17", "5", "9"]);
 }
 
+pub async fn racing_moves_win_once(env: &Env) {
+    let (queue, to) = (env.queue("q").await, env.queue("to").await);
+    env.push(&queue, (0..50).map(|n| item(&n.to_string())).collect()).await;
+    let taken = env.take(&queue, 50).await;
+    let racers: Vec<_> = [&env.store, &env.other, &env.store, &env.other]
+        .map(|store| {
+            let moves = taken.iter().map(|delivery| move_of(&queue, delivery, &to)).collect();
+            let store = store.clone();
+            tokio::spawn(async move { store.move_items(moves).await.unwrap() })
+        })
+        .into();
+    let mut wins = vec![0; 50];
+    for racer in racers {
+        for (wins, outcome) in wins.iter_mut().zip(racer.await.unwrap()) {
+            assert!(matches!(outcome, Outcome::Ok | Outcome::LeaseLost), "{outcome:?}");
+            *wins += usize::from(outcome == Outcome::Ok);
+        }
+    }
+    assert_eq!(wins, vec![1; 50]);
+    assert_eq!(env.take(&to, 100).await.len(), 50);
+}
+
 pub async fn a_move_to_its_own_queue_takes_a_new_sequence_number(env: &Env) {
     let queue = env.queue("q").await;
     let pushed = env.push(&queue, vec![keyed("1", "k"), keyed("2", "k")]).await;
