@@ -1,16 +1,17 @@
 //! The connections that are served, each in a task of its own: until its client closes it, it is old, or the broker shuts down.
 
-use std::{convert::Infallible, pin::pin, time::Duration};
+use std::{pin::pin, time::Duration};
 
 use axum::http::Request;
 use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use sluicegate_proto::gathered::Gathered;
 use tokio::time::sleep;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
+use tonic::codegen::Service as _;
 
 use super::services::Services;
-use crate::{config::Bounds, listener::Connection};
+use crate::{config::Bounds, listener::Connection, tasks::Tasks};
 
 /// The most calls at a time on one connection; clients queue the rest.
 const MAX_STREAMS: u32 = 4096;
@@ -26,7 +27,7 @@ pub(super) struct Connections {
     age: Duration,
     /// Cancelled when all of them have to end.
     closing: CancellationToken,
-    open: TaskTracker,
+    open: Tasks,
 }
 
 impl Connections {
@@ -44,7 +45,7 @@ impl Connections {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .keep_alive_interval(bounds.ping_interval)
             .keep_alive_timeout(bounds.ping_timeout);
-        let (closing, open) = (CancellationToken::new(), TaskTracker::new());
+        let (closing, open) = (CancellationToken::new(), Tasks::default());
         Self { http, services, age, closing, open }
     }
 
@@ -53,24 +54,20 @@ impl Connections {
         let (services, peer) = (self.services.clone(), connection.peer().clone());
         let answer = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(peer.clone());
-            let answer = Box::pin(services.clone().answer(request)); // large, and moved often
-            async move { Ok::<_, Infallible>(answer.await) }
+            services.clone().call(request)
         });
         let served = self.http.serve_connection(TokioIo::new(Gathered::new(connection)), answer);
-        let (is_old, closing) = (sleep(self.chosen_age()), self.closing.clone());
+        let age = sleep(self.chosen_age());
+        let is_to_end = self.closing.clone().run_until_cancelled_owned(age);
         self.open.spawn(async move {
             let mut served = pin!(served);
             let ended = tokio::select! {
-                ended = &mut served => Some(ended),
-                () = is_old => None,
-                () = closing.cancelled() => None,
-            };
-            let ended = if let Some(ended) = ended {
-                ended
-            } else {
-                // GOAWAY: calls and streams under way go on; new ones use a new connection.
-                served.as_mut().graceful_shutdown();
-                served.await
+                ended = &mut served => ended,
+                _ = is_to_end => {
+                    // GOAWAY: calls and streams under way go on; new ones use a new connection.
+                    served.as_mut().graceful_shutdown();
+                    served.await
+                }
             };
             if let Err(error) = ended {
                 tracing::debug!(%error, "a connection ended");

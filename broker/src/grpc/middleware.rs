@@ -169,7 +169,7 @@ fn deadline(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.len() > 8 {
-        return None; // tonic takes no more either
+        return None; // gRPC has no more
     }
     let value: u64 = digits.parse().ok()?;
     Some(match unit {

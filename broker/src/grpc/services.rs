@@ -37,16 +37,6 @@ impl Services {
     pub(super) fn new(edge: Edge, queue: QueueServiceServer<Api>, others: Routes) -> Self {
         Self(Arc::new(Inner { edge, queue, others: others.prepare() }))
     }
-
-    /// Answers a call.
-    pub(super) async fn answer<B>(self, request: http::Request<B>) -> Response<AnswerBody>
-    where
-        B: HttpBody<Data = Bytes> + Send + 'static,
-        B::Error: Into<axum::BoxError>,
-    {
-        let next = |request| self.0.call(request);
-        middleware::pass(&self.0.edge, Box::new(request.map(Body::new)), next).await
-    }
 }
 
 impl Inner {
@@ -66,7 +56,6 @@ fn is_of_queue(path: &str) -> bool {
     method.is_some_and(|method| method.starts_with('/'))
 }
 
-/// For callers in this process.
 impl<B> Service<http::Request<B>> for Services
 where
     B: HttpBody<Data = Bytes> + Send + 'static,
@@ -81,7 +70,11 @@ where
     }
 
     fn call(&mut self, request: http::Request<B>) -> Self::Future {
-        let answer = self.clone().answer(request);
-        Box::pin(async { Ok(answer.await) })
+        let services = Arc::clone(&self.0);
+        let request = Box::new(request.map(Body::new));
+        Box::pin(async move {
+            let next = |request| services.call(request);
+            Ok(middleware::pass(&services.edge, request, next).await)
+        })
     }
 }
