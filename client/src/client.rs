@@ -3,7 +3,6 @@
 use std::{
     error::Error as StdError,
     fmt,
-    future::poll_fn,
     net::SocketAddr,
     sync::Arc,
     task::{Context, Poll},
@@ -12,12 +11,12 @@ use std::{
 
 use futures_util::{FutureExt, future::BoxFuture};
 use tonic::{
-    Request, Status, TimeoutExpired,
+    Request, Status,
     body::Body,
-    codegen::{Service, http},
-    metadata::{Ascii, MetadataValue},
-    service::{Interceptor, interceptor::InterceptedService},
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    codegen::{
+        Service,
+        http::{self, HeaderValue, Uri, header},
+    },
 };
 
 use crate::{
@@ -30,81 +29,57 @@ use crate::{
         schedule_service_client::ScheduleServiceClient,
         template_service_client::TemplateServiceClient,
     },
+    transport::{Endpoint, Tls, is_broken},
 };
+
+pub use crate::transport::Received;
 
 /// Default limit of one received message, above a broker's largest page of items.
 const DEFAULT_MAX_MESSAGE: usize = 32 << 20;
+const USER_AGENT: &str = concat!("sluicegate-client/", env!("CARGO_PKG_VERSION"));
 
-/// A connection that adds the client's credentials to each call.
-pub type Transport = InterceptedService<Connection, Credentials>;
-
-/// The connection to the address in use. A call that cannot reach that address fails, and the next one goes to another
-/// address.
-#[derive(Debug, Clone)]
-pub struct Connection {
+/// What carries the calls of a client: to the address in use, with the client's credentials. A call that cannot reach that address
+/// fails, and the next one goes to another address.
+#[derive(Clone)]
+pub struct Transport {
     location: Arc<Location>,
+    authorization: Option<HeaderValue>,
 }
 
-impl Service<http::Request<Body>> for Connection {
-    type Response = http::Response<Body>;
-    type Error = tonic::transport::Error;
-    type Future = BoxFuture<'static, std::result::Result<Self::Response, Self::Error>>;
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transport").field("location", &self.location).finish_non_exhaustive()
+    }
+}
+
+impl Service<http::Request<Body>> for Transport {
+    type Response = http::Response<Received>;
+    type Error = Status;
+    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
 
     /// Always ready: the call itself waits for the connection.
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<std::result::Result<(), Self::Error>> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        let headers = request.headers_mut();
+        headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
+        if let Some(value) = &self.authorization {
+            headers.insert(header::AUTHORIZATION, value.clone());
+        }
         let location = Arc::clone(&self.location);
         async move {
             let address = location.address();
-            let mut channel: Channel = address.channel.clone();
-            let called = match poll_fn(|context| channel.poll_ready(context)).await {
-                Ok(()) => channel.call(request).await,
-                Err(error) => Err(error),
-            };
-            if let Err(error) = &called
-                && !is_timeout(error)
+            let called = address.channel.call(request).await;
+            if let Err(status) = &called
+                && is_broken(status)
             {
                 location.fail_over(&address);
             }
             called
         }
         .boxed()
-    }
-}
-
-/// Returns true if the time of a call was over, which says nothing about the address.
-fn is_timeout(error: &tonic::transport::Error) -> bool {
-    let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if error.is::<TimeoutExpired>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
-}
-
-/// Adds the bearer token, if there is one, to each call.
-#[derive(Clone)]
-pub struct Credentials {
-    authorization: Option<MetadataValue<Ascii>>,
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.authorization.is_some() { "Credentials(…)" } else { "Credentials" })
-    }
-}
-
-impl Interceptor for Credentials {
-    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
-        if let Some(value) = &self.authorization {
-            request.metadata_mut().insert("authorization", value.clone());
-        }
-        Ok(request)
     }
 }
 
@@ -241,64 +216,35 @@ impl ClientBuilder {
         let pool = Pool::new(urls, Box::new(move |url, at| self.endpoint_of(url, at)))?;
         Ok(Client {
             location: Location::new(&pool, pool.next()),
-            inner: Arc::new(Inner {
-                pool,
-                credentials: Credentials { authorization },
-                request_timeout,
-                max_receive,
-                max_send,
-            }),
+            inner: Arc::new(Inner { pool, authorization, request_timeout, max_receive, max_send }),
         })
     }
 
     /// Returns the endpoint of a URL, at one address of its host or at any.
     fn endpoint_of(&self, url: &str, at: Option<SocketAddr>) -> Result<Endpoint> {
-        let invalid = |source| Error::InvalidAddress { url: url.to_owned(), source };
+        let invalid = |source: Box<dyn StdError + Send + Sync>| Error::InvalidAddress {
+            url: url.to_owned(),
+            source,
+        };
         if !url.starts_with("http://") && !url.starts_with("https://") {
             return Err(invalid("it must start with http:// or https://".into()));
         }
-        let named = Endpoint::from_shared(url.to_owned()).map_err(|error| invalid(error.into()))?;
-        let endpoint = match at {
-            None => named.clone(),
-            // The authority of requests is the host of the URL: a proxy may need it.
-            Some(at) => {
-                let scheme = if url.starts_with("https://") { "https" } else { "http" };
-                Endpoint::from_shared(format!("{scheme}://{at}"))
-                    .map_err(|error| invalid(error.into()))?
-                    .origin(named.uri().clone())
-            }
-        };
-        let endpoint = endpoint
-            .connect_timeout(self.connect_timeout)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(self.keep_alive)
-            .keep_alive_timeout(self.keep_alive)
-            .keep_alive_while_idle(true)
-            // Larger for the connection than for a stream: one stream that is not read must not stall the others.
-            .initial_stream_window_size(2 << 20)
-            .initial_connection_window_size(16 << 20)
-            .user_agent(concat!("sluicegate-client/", env!("CARGO_PKG_VERSION")))
-            .map_err(|error| invalid(error.into()))?;
-        if !url.starts_with("https://") {
-            return Ok(endpoint);
-        }
-        let mut tls = match &self.ca {
-            Some(pem) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem)),
-            None => ClientTlsConfig::new().with_enabled_roots(),
-        };
-        if let Some((certificate, key)) = &self.identity {
-            tls = tls.identity(Identity::from_pem(certificate, key));
-        }
-        if let Some(domain) = self.tls_domain.as_deref().or_else(|| named.uri().host()) {
+        let tls = if url.starts_with("https://") {
+            let uri: Uri = url.parse().map_err(|error| invalid(Box::new(error)))?;
+            let name = self.tls_domain.as_deref().or_else(|| uri.host()).unwrap_or_default();
             // Of an IPv6 address without its brackets.
-            tls = tls.domain_name(domain.trim_start_matches('[').trim_end_matches(']'));
-        }
-        endpoint.tls_config(tls).map_err(|error| invalid(error.into()))
+            let name = name.trim_start_matches('[').trim_end_matches(']');
+            let identity = self.identity.as_ref().map(|(pem, key)| (pem.as_str(), key.as_str()));
+            Some(Tls::new(name, self.ca.as_deref(), identity).map_err(invalid)?)
+        } else {
+            None
+        };
+        Endpoint::new(url, at, tls, self.connect_timeout, self.keep_alive).map_err(invalid)
     }
 }
 
-fn bearer(token: &str) -> Result<MetadataValue<Ascii>> {
-    let mut value: MetadataValue<Ascii> =
+fn bearer(token: &str) -> Result<HeaderValue> {
+    let mut value: HeaderValue =
         format!("Bearer {token}").parse().map_err(|_| Error::InvalidToken)?;
     value.set_sensitive(true); // keeps it out of debug output
     Ok(value)
@@ -315,7 +261,7 @@ pub struct Client {
 #[derive(Debug)]
 struct Inner {
     pool: Arc<Pool>,
-    credentials: Credentials,
+    authorization: Option<HeaderValue>,
     request_timeout: Duration,
     max_receive: usize,
     max_send: usize,
@@ -448,8 +394,10 @@ impl Client {
     }
 
     fn transport(&self) -> Transport {
-        let connection = Connection { location: Arc::clone(&self.location) };
-        InterceptedService::new(connection, self.inner.credentials.clone())
+        Transport {
+            location: Arc::clone(&self.location),
+            authorization: self.inner.authorization.clone(),
+        }
     }
 }
 

@@ -33,7 +33,7 @@ pub enum Error {
         addresses: String,
         /// Why the last one failed.
         #[source]
-        source: tonic::transport::Error,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The broker, or the connection to it, refused or broke a call.
     #[error("{}", describe(.0))]

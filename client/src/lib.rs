@@ -48,7 +48,6 @@
 #[cfg(feature = "mongodb")]
 pub mod apply;
 pub mod client;
-mod connector;
 pub mod consumer;
 pub mod error;
 pub mod item;
@@ -59,6 +58,7 @@ pub mod retry;
 pub mod station;
 #[cfg(feature = "opentelemetry")]
 mod trace;
+mod transport;
 
 pub use client::{Client, ClientBuilder};
 pub use consumer::{Consumer, Renewal, Summary};

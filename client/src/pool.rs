@@ -4,6 +4,7 @@
 //! or consumer takes the next address. An address that failed is left out until a connection to it succeeds again.
 
 use std::{
+    error::Error,
     fmt,
     net::{IpAddr, SocketAddr},
     sync::{
@@ -20,9 +21,8 @@ use tokio::{
     net::lookup_host,
     time::{Instant, timeout_at},
 };
-use tonic::transport::{Channel, Endpoint};
 
-use crate::connector::{connect, connect_lazy};
+use crate::transport::{Channel, Connection, Endpoint};
 
 /// Pauses before a failed address is tried again.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
@@ -33,6 +33,8 @@ const LOOK_UP: Duration = Duration::from_secs(5);
 /// About how long a producer or consumer stays at its address.
 const STAY: Duration = Duration::from_secs(20 * 60);
 
+type Failure = Box<dyn Error + Send + Sync>;
+
 /// How the endpoint of a URL is made, at one given address of its host or at any of them.
 type MakeEndpoint =
     dyn Fn(&str, Option<SocketAddr>) -> crate::error::Result<Endpoint> + Send + Sync;
@@ -41,7 +43,6 @@ type MakeEndpoint =
 pub(crate) struct Address {
     url: String,
     socket: Option<SocketAddr>,
-    pub(crate) endpoint: Endpoint,
     pub(crate) channel: Channel,
     failed: AtomicBool,
 }
@@ -49,6 +50,13 @@ pub(crate) struct Address {
 impl fmt::Debug for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at {:?}", self.url, self.socket)
+    }
+}
+
+impl Address {
+    /// Makes a connection to see whether that is possible.
+    async fn connect(&self) -> Result<(), Failure> {
+        Connection::open(self.channel.endpoint()).await.map(drop)
     }
 }
 
@@ -86,10 +94,9 @@ impl Pool {
     }
 
     fn address(&self, url: &str, socket: Option<SocketAddr>) -> crate::error::Result<Arc<Address>> {
-        let endpoint = (self.make)(url, socket)?;
-        let channel = connect_lazy(&endpoint);
+        let channel = Channel::new((self.make)(url, socket)?);
         let (url, failed) = (url.to_owned(), AtomicBool::new(false));
-        Ok(Arc::new(Address { url, socket, endpoint, channel, failed }))
+        Ok(Arc::new(Address { url, socket, channel, failed }))
     }
 
     /// Resolves all names, unless that was done just now. Known addresses stay as they are, and a name that cannot be resolved
@@ -109,7 +116,7 @@ impl Pool {
         if self.is_to_look_up() {
             for url in &self.urls {
                 if let Some((found, new)) = self.resolve(url).await {
-                    let reached = join_all(new.iter().map(|it| connect(&it.endpoint))).await;
+                    let reached = join_all(new.iter().map(|it| it.connect())).await;
                     self.take_in(url, &found, new.clone());
                     for (address, _) in new.iter().zip(reached).filter(|(_, it)| it.is_err()) {
                         self.failed(address);
@@ -167,11 +174,11 @@ impl Pool {
 
     /// Connects to all addresses at once, and returns the first that answers. Those that have not answered a moment later are
     /// left out until they do.
-    pub(crate) async fn connect(self: &Arc<Self>) -> Result<Arc<Address>, tonic::transport::Error> {
+    pub(crate) async fn connect(self: &Arc<Self>) -> Result<Arc<Address>, Failure> {
         let addresses = self.addresses.lock().clone();
         let mut trying: FuturesUnordered<_> = addresses
             .iter()
-            .map(|address| async move { (address, connect(&address.endpoint).await) })
+            .map(|address| async move { (address, address.connect().await) })
             .collect();
         let (mut first, mut last) = (None, None);
         let mut answered = Vec::new();
@@ -181,7 +188,7 @@ impl Pool {
             Some(until) => timeout_at(until, trying.next()).await.ok().flatten(),
         } {
             match outcome {
-                Ok(_) => {
+                Ok(()) => {
                     first.get_or_insert_with(|| Arc::clone(address));
                     until.get_or_insert_with(|| Instant::now() + OTHERS);
                     answered.push(address);
@@ -222,7 +229,7 @@ async fn recover(pool: Weak<Pool>, address: Arc<Address>) {
             return;
         }
         drop(pool);
-        if connect(&address.endpoint).await.is_ok() {
+        if address.connect().await.is_ok() {
             address.failed.store(false, Ordering::Relaxed);
             return;
         }
@@ -292,10 +299,12 @@ fn until() -> Instant {
 mod tests {
     use super::*;
 
+    const SECOND: Duration = Duration::from_secs(1);
+
     fn pool(urls: &[&str]) -> Arc<Pool> {
         let make = |url: &str, socket: Option<SocketAddr>| {
             let url = socket.map_or_else(|| url.to_owned(), |socket| format!("http://{socket}"));
-            Ok(Endpoint::from_shared(url).unwrap())
+            Ok(Endpoint::new(&url, None, None, SECOND, SECOND).unwrap())
         };
         Pool::new(urls.iter().map(ToString::to_string).collect(), Box::new(make)).unwrap()
     }

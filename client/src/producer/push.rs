@@ -9,6 +9,7 @@ use crate::{
     item::NewItem,
     proto::{self, PushRequest, PushResult},
     retry::Backoff,
+    transport::is_unsent,
 };
 
 /// The broker accepts at most this many items in one call.
@@ -57,8 +58,9 @@ impl Producer {
         self
     }
 
-    /// Sets how calls are repeated while no broker can be reached. Only calls in which each item has a `dedup_id` are
-    /// repeated: others could store items twice. `give_up_after` should be below the queue's `dedup_window`.
+    /// Sets how calls are repeated while no broker can be reached. A call that may have reached one is repeated only if
+    /// each of its items has a `dedup_id`: others could be stored twice. `give_up_after` should be below the queue's
+    /// `dedup_window`.
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.backoff = backoff;
         self
@@ -79,9 +81,9 @@ impl Producer {
     /// Pushes one item and returns when it is durable.
     ///
     /// # Errors
-    /// [`Error::Status`] if the broker refuses it: nothing was stored. [`Error::OutcomeUnknown`] if the
-    /// connection broke, or the broker lost its store, and the item has no `dedup_id`, retries took too long, or the broker
-    /// refused a retry.
+    /// [`Error::Status`] if the broker refuses it, or no broker could be reached for too long: nothing was stored.
+    /// [`Error::OutcomeUnknown`] if the connection broke under the call, or the broker lost its store, and the item has no
+    /// `dedup_id`, retries took too long, or the broker refused a retry.
     pub async fn push(&self, item: impl Into<NewItem>) -> Result<PushResult> {
         let mut results = self.push_all([item.into()]).await?;
         // The broker returns one result per item.
@@ -119,7 +121,7 @@ impl Producer {
         let safe = is_repeatable(&items);
         let message = PushRequest { queue: self.queue.clone(), items, producer: self.name.clone() };
         let give_up = Instant::now() + self.backoff.give_up_after;
-        let mut tries = 0;
+        let (mut tries, mut maybe_stored) = (0, false);
         self.client.rotate();
         loop {
             let address = self.client.address_in_use();
@@ -129,12 +131,13 @@ impl Producer {
                 Err(status) => status,
             };
             if !is_transient(&status) {
-                return Err(Error::refused(status, tries > 0));
+                return Err(Error::refused(status, maybe_stored));
             }
             self.client.fail_over(&address);
             let delay = self.backoff.delay(tries, Some(&status));
-            if !safe || Instant::now() + delay > give_up {
-                return Err(Error::OutcomeUnknown(Box::new(status)));
+            maybe_stored |= !is_unsent(&status);
+            if (maybe_stored && !safe) || Instant::now() + delay > give_up {
+                return Err(Error::refused(status, maybe_stored));
             }
             tracing::debug!(queue = self.queue, ?delay, %status, "push is repeated");
             tokio::time::sleep(delay).await;
@@ -217,11 +220,5 @@ mod tests {
         assert_eq!(batch[0].dedup_id, "mine");
         assert_ne!(batch[1].dedup_id, batch[2].dedup_id);
         assert!(is_repeatable(&batch));
-    }
-
-    #[tokio::test]
-    async fn a_push_that_could_be_done_twice_is_not_repeated() {
-        let error = producer().push("once").await.unwrap_err();
-        assert!(matches!(error, Error::OutcomeUnknown(_)), "{error:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! A server that hands each call to the test.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use sluicegate_client::{
     Client, ClientBuilder,
@@ -50,7 +50,11 @@ const HUNG: Duration = Duration::from_secs(20);
 
 impl Broker {
     pub(crate) async fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_at("127.0.0.1:0".parse().unwrap()).await
+    }
+
+    pub(crate) async fn start_at(address: SocketAddr) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let (sender, calls) = mpsc::channel(100);
         let serving = Server::builder()

@@ -1,7 +1,9 @@
 //! Pushes over connections that break.
 
+use std::{net::TcpListener, time::Duration};
+
 use sluicegate_client::{
-    Error, NewItem,
+    Backoff, Client, Error, NewItem,
     producer::StreamOptions,
     proto::{PushResponse, PushStreamResponse},
     tonic::{Code, Status},
@@ -20,6 +22,38 @@ async fn a_push_with_dedup_ids_is_repeated_with_the_same_ids() {
     assert_eq!(first, second);
     answer.send(Ok(PushResponse { results: pushed(&second.items) })).unwrap();
     assert_eq!(pushing.await.unwrap().unwrap().id, "a");
+}
+
+#[tokio::test]
+async fn a_push_that_could_be_done_twice_is_not_repeated() {
+    let mut broker = Broker::start().await;
+    let producer = broker.client().producer("q");
+    let pushing = tokio::spawn(async move { producer.push("once").await });
+    let (_, answer) = expect_call!(broker, Push);
+    answer.send(Err(Status::unavailable("the store is lost"))).unwrap();
+    let error = pushing.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::OutcomeUnknown(_)), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_push_that_reached_nobody_is_repeated_until_it_does() {
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap(); // closed again
+    let backoff = Backoff {
+        initial: Duration::from_millis(1),
+        max: Duration::from_millis(1),
+        ..Backoff::default()
+    };
+    let builder = Client::builder(format!("http://{nobody}"));
+    let producer = builder.clone().connect_lazy().unwrap().producer("q").backoff(backoff.clone());
+    let impatient = producer.clone().backoff(Backoff { give_up_after: Duration::ZERO, ..backoff });
+    let error = impatient.push("once").await.unwrap_err();
+    assert!(matches!(error, Error::Status(_)) && error.is_unavailable(), "{error:?}");
+
+    let pushing = tokio::spawn(async move { producer.push("once").await });
+    let mut broker = Broker::start_at(nobody).await;
+    let (request, answer) = expect_call!(broker, Push);
+    answer.send(Ok(PushResponse { results: pushed(&request.items) })).unwrap();
+    assert_eq!(pushing.await.unwrap().unwrap().id, "once");
 }
 
 /// The first try may have stored the item: a refusal of the second one does not say that nothing was stored.

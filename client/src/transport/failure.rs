@@ -1,0 +1,75 @@
+//! Calls that got no answer from a broker, and whether they may have taken effect.
+
+use std::{error::Error, fmt::Write, sync::Arc};
+
+use tonic::{Code, Status};
+
+use super::Endpoint;
+
+/// Why a call has no answer: the source of its status.
+#[derive(Debug, thiserror::Error)]
+#[error("{cause}")]
+pub(super) struct Unanswered {
+    /// True if no broker has begun the call, so that it can be made again without doing its work twice.
+    pub(super) is_unsent: bool,
+    code: Code,
+    cause: String,
+}
+
+impl Unanswered {
+    /// Returns the failure of a call for which no connection could be made.
+    pub(super) fn before(endpoint: &Endpoint, error: &(dyn Error + 'static)) -> Self {
+        let mut cause = format!("cannot connect to {endpoint}");
+        let mut source: Option<&(dyn Error + 'static)> = Some(error);
+        while let Some(error) = source {
+            let _ = write!(cause, ": {error}"); // writing to a string does not fail
+            source = error.source();
+        }
+        Self { is_unsent: true, code: Code::Unavailable, cause }
+    }
+
+    /// Returns the failure of a call that was not begun, because its connection takes no more.
+    pub(super) fn refused(error: &h2::Error) -> Self {
+        Self { is_unsent: true, code: Code::Unavailable, cause: broken(error) }
+    }
+
+    /// Returns the failure of a call that ended with this error.
+    pub(super) fn by(error: h2::Error) -> Self {
+        // The broker names the last call that it has taken, and this was a later one; or it refuses just this one.
+        let is_unsent = error.is_remote()
+            && (error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM));
+        let cause = broken(&error);
+        let code = if error.is_io() || error.is_go_away() {
+            Code::Unavailable
+        } else {
+            Status::from(error).code()
+        };
+        Self { is_unsent, code, cause }
+    }
+}
+
+fn broken(error: &h2::Error) -> String {
+    format!("the connection to the broker broke: {error}")
+}
+
+impl From<Unanswered> for Status {
+    fn from(unanswered: Unanswered) -> Self {
+        let mut status = Self::new(unanswered.code, unanswered.cause.clone());
+        status.set_source(Arc::new(unanswered));
+        status
+    }
+}
+
+/// Returns true if the status was made in this process, of a call whose connection broke or was not made.
+pub(crate) fn is_broken(status: &Status) -> bool {
+    unanswered(status).is_some()
+}
+
+/// Returns true if the status was made in this process, of a call that no broker has begun.
+pub(crate) fn is_unsent(status: &Status) -> bool {
+    unanswered(status).is_some_and(|unanswered| unanswered.is_unsent)
+}
+
+fn unanswered(status: &Status) -> Option<&Unanswered> {
+    status.source()?.downcast_ref()
+}
