@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use sluicegate_client::{CancellationToken, Client, producer::StreamOptions};
 use sluicegate_proto::v1::{GetQueueRequest, ItemState, PopRequest};
 use tokio::sync::{Semaphore, mpsc};
@@ -119,6 +120,26 @@ async fn a_push_stream_reconnects_when_its_connection_is_old() {
     }
     stored.sort();
     assert_eq!(stored, sent);
+}
+
+/// A call that comes too late for a connection that ends is made on the next one. The items have no deduplication ids, so that a
+/// call with an unknown outcome would fail.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_call_fails_because_its_connection_is_old() {
+    let broker = launch().flag("max-connection-age", "1s").start().await;
+    let proxy = Proxy::to(&broker.address).await;
+    let client = Client::connect(&proxy.address).await.expect("a client");
+    let pushers = (0..16).map(|_| async {
+        let (producer, mut pushed) = (client.producer("q"), 0);
+        while proxy.accepted() < 6 {
+            producer.push("x").await.expect("a push");
+            pushed += 1;
+        }
+        pushed
+    });
+    let pushed: usize = within("the connections", join_all(pushers)).await.into_iter().sum();
+    assert_eq!(broker.api().await.list("q", ItemState::Ready).await.len(), pushed);
+    broker.stop().await;
 }
 
 /// Returns a client, and the other one of two brokers: the one at which the client is was killed.

@@ -1,6 +1,9 @@
 //! A proxy whose connections a test can cut.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
@@ -9,6 +12,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 pub(crate) struct Proxy {
     pub(crate) address: String,
     cut: Arc<std::sync::Mutex<CancellationToken>>,
+    accepted: Arc<AtomicUsize>,
     _accepting: AbortOnDropHandle<()>,
 }
 
@@ -20,8 +24,11 @@ impl Proxy {
         let address = format!("http://{}", listener.local_addr().expect("its address"));
         let cut = Arc::new(std::sync::Mutex::new(CancellationToken::new()));
         let current = Arc::clone(&cut);
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&accepted);
         let accepting = tokio::spawn(async move {
             while let Ok((mut client, _)) = listener.accept().await {
+                counter.fetch_add(1, Ordering::Relaxed);
                 let (target, cut) = (target.clone(), current.lock().expect("no panic").clone());
                 tokio::spawn(cut.run_until_cancelled_owned(async move {
                     if let Ok(mut broker) = TcpStream::connect(target).await {
@@ -30,7 +37,12 @@ impl Proxy {
                 }));
             }
         });
-        Self { address, cut, _accepting: AbortOnDropHandle::new(accepting) }
+        Self { address, cut, accepted, _accepting: AbortOnDropHandle::new(accepting) }
+    }
+
+    /// Returns how many connections there have been.
+    pub(crate) fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::Relaxed)
     }
 
     /// Cuts all connections. New ones are passed on.

@@ -49,7 +49,11 @@ impl Unanswered {
 }
 
 fn broken(error: &h2::Error) -> String {
-    format!("the connection to the broker broke: {error}")
+    if error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR) {
+        "the broker ended the connection".to_owned()
+    } else {
+        format!("the connection to the broker broke: {error}")
+    }
 }
 
 impl From<Unanswered> for Status {
