@@ -1,4 +1,4 @@
-//! Group commit: concurrent calls share a write, and none waits for others to join it.
+//! Group commit: concurrent calls share a write. None waits for time to pass so that others may join it.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -38,6 +38,8 @@ pub(crate) struct Limits {
 
 /// How long a few calls wait for a write in flight.
 const PATIENCE: Duration = Duration::from_millis(10);
+/// How often a write gives way, to all else that is ready to run, before it begins without those that the one before has answered.
+const GIVES_WAY: usize = 16;
 /// Time after which the outcome of a write counts as unknown.
 pub(crate) const WRITE_LIMIT: Duration = Duration::from_secs(20);
 
@@ -160,6 +162,7 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
         let mut written = HashSet::new();
         while let Some(Begun { answers, lanes, bytes, writing }) = self.begin(&written, &write) {
             written = lanes;
+            let calls = answers.len();
             let count: usize = answers.iter().map(|(count, _)| count).sum();
             // A panic must not end the worker: it would count as a running write for ever.
             let writing = Box::pin(AssertUnwindSafe(writing).catch_unwind());
@@ -201,6 +204,17 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
                     }
                 }
             }
+            self.give_way(calls).await;
+        }
+    }
+
+    /// Lets callers that were answered come with their next calls, which then share a write.
+    async fn give_way(&self, answered: usize) {
+        for _ in 0..GIVES_WAY {
+            if answered <= 1 || self.state.lock().waiting.len() >= answered {
+                return;
+            }
+            tokio::task::yield_now().await;
         }
     }
 
@@ -332,6 +346,38 @@ mod tests {
                 assert!(own.clone().is_sorted(), "of lane {lane}: {:?}", own.collect::<Vec<_>>());
             }
         }
+    }
+
+    #[tokio::test]
+    async fn callers_that_come_back_share_their_next_write() {
+        let batcher = Batcher::<u32, ()>::new(Limits { items: 100, ..SMALL });
+        let tracker = Tasks::default();
+        let sizes = Arc::new(Mutex::new(Vec::new()));
+        let write = {
+            let sizes = Arc::clone(&sizes);
+            move |items: Vec<u32>| {
+                sizes.lock().push(items.len());
+                async move {
+                    tokio::task::yield_now().await;
+                    items.into_iter().map(|_| Ok(())).collect::<Vec<_>>()
+                }
+            }
+        };
+        let callers = (0..8_u32).map(|n| {
+            let (batcher, tracker, write) = (Arc::clone(&batcher), tracker.clone(), write.clone());
+            tokio::spawn(async move {
+                for _ in 0..3 {
+                    batcher.submit(&tracker, vec![n], 1, Vec::new(), write.clone()).await.unwrap();
+                    for _ in 0..n {
+                        tokio::task::yield_now().await; // not all come back at the same time
+                    }
+                }
+            })
+        });
+        for caller in callers.collect::<Vec<_>>() {
+            caller.await.unwrap();
+        }
+        assert_eq!(*sizes.lock(), [8, 8, 8]);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -477,6 +523,7 @@ mod tests {
         gated.until(2, 0).await;
         gated.gate.add_permits(2);
         assert_eq!(sizes(calls.drain(..)).await, [1, 3, 3, 3]);
+        gated.until(0, 0).await;
 
         calls.push(gated.call(1));
         gated.until(1, 0).await;
