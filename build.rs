@@ -26,6 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut config = tonic_prost_build::Config::new();
     config.enable_type_names(); // by which the codec knows requests
     tonic_prost_build::configure()
+        .build_transport(false)
         .codec_path("crate::codec::CountingCodec")
         .bytes(".sluicegate.v1")
         .extern_path(".google.rpc.Status", "::tonic_types::Status")

@@ -151,13 +151,13 @@ impl http_body::Body for Received {
                     let _ = self.from.flow_control().release_capacity(bytes.len());
                     return Poll::Ready(Some(Ok(Frame::data(bytes))));
                 }
-                Some(Err(error)) => return Poll::Ready(failed(error)),
+                Some(Err(error)) => return Poll::Ready(failed(&error)),
                 None => self.has_data = false,
             }
         }
         Poll::Ready(match ready!(self.from.poll_trailers(context)) {
             Ok(trailers) => trailers.map(|trailers| Ok(Frame::trailers(trailers))),
-            Err(error) => failed(error),
+            Err(error) => failed(&error),
         })
     }
 
@@ -167,7 +167,7 @@ impl http_body::Body for Received {
 }
 
 /// Returns how a body ends whose call ended with this error.
-fn failed<T>(error: h2::Error) -> Option<Result<T, Status>> {
+fn failed<T>(error: &h2::Error) -> Option<Result<T, Status>> {
     // A broker that has said all may end the call before it has read all.
     let is_end = error.is_reset() && error.reason() == Some(Reason::NO_ERROR);
     (!is_end).then(|| Err(Unanswered::by(error).into()))

@@ -2,6 +2,7 @@
 
 use std::{error::Error, fmt::Write, sync::Arc};
 
+use h2::Reason;
 use tonic::{Code, Status};
 
 use super::Endpoint;
@@ -34,22 +35,31 @@ impl Unanswered {
     }
 
     /// Returns the failure of a call that ended with this error.
-    pub(super) fn by(error: h2::Error) -> Self {
+    pub(super) fn by(error: &h2::Error) -> Self {
         // The broker names the last call that it has taken, and this was a later one; or it refuses just this one.
         let is_unsent = error.is_remote()
-            && (error.is_go_away() || error.reason() == Some(h2::Reason::REFUSED_STREAM));
-        let cause = broken(&error);
-        let code = if error.is_io() || error.is_go_away() {
-            Code::Unavailable
-        } else {
-            Status::from(error).code()
+            && (error.is_go_away() || error.reason() == Some(Reason::REFUSED_STREAM));
+        let code = match error.reason() {
+            Some(reason) if error.is_reset() => code_of(reason),
+            _ => Code::Unavailable, // that was the end of the connection
         };
-        Self { is_unsent, code, cause }
+        Self { is_unsent, code, cause: broken(error) }
+    }
+}
+
+/// Returns the code of a call that was reset for this reason, as gRPC has it.
+fn code_of(reason: Reason) -> Code {
+    match reason {
+        Reason::REFUSED_STREAM => Code::Unavailable,
+        Reason::CANCEL => Code::Cancelled,
+        Reason::ENHANCE_YOUR_CALM => Code::ResourceExhausted,
+        Reason::INADEQUATE_SECURITY => Code::PermissionDenied,
+        _ => Code::Internal,
     }
 }
 
 fn broken(error: &h2::Error) -> String {
-    if error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR) {
+    if error.is_go_away() && error.reason() == Some(Reason::NO_ERROR) {
         "the broker ended the connection".to_owned()
     } else {
         format!("the connection to the broker broke: {error}")

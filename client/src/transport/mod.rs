@@ -91,7 +91,7 @@ impl Channel {
                     let sending = outgoing.send(to)?;
                     match answer.await {
                         Ok(answer) => return Ok(answer.map(|from| Received::new(from, sending))),
-                        Err(error) => Unanswered::by(error),
+                        Err(error) => Unanswered::by(&error),
                     }
                 }
             };
