@@ -16,6 +16,7 @@
 //! * [`otlp`]: spans and metrics for a collector of OpenTelemetry.
 //! * [`reload`]: files that are read again when they change.
 //! * [`essential`]: tasks whose panic ends the process.
+//! * [`folder`]: names of files that outlive a crash of the machine.
 //! * [`long_work`]: work that takes long, beside the threads that serve calls.
 //! * [`healthcheck`]: asks a running broker whether it takes requests.
 //! * `simulation`: a broker without network interfaces, for simulations (feature `simulation`).
@@ -28,6 +29,7 @@ mod console;
 pub mod domain;
 mod engine;
 mod essential;
+mod folder;
 #[cfg(test)]
 mod fuzz;
 mod grpc;

@@ -12,6 +12,7 @@ use crate::{
     access::tokens,
     app::App,
     config::{self, ConfigError, Settings, Task},
+    folder::sync_name,
     healthcheck, listener,
     store::sqlite,
     telemetry,
@@ -167,14 +168,15 @@ fn new_token(name: &str, allow: &[String], expires: Option<&str>, file: Option<&
 
 /// Adds an entry in one write, so that a broker that reads the file meanwhile reads all of the entry or nothing of it. The last line
 /// of the file may have no end.
-fn add_entry(file: &Path, entry: &str) -> io::Result<()> {
+fn add_entry(path: &Path, entry: &str) -> io::Result<()> {
     let mut file =
-        OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(file)?;
+        OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(path)?;
     let mut text = Vec::new();
     file.read_to_end(&mut text)?;
     let end = if text.is_empty() || text.ends_with(b"\n") { "" } else { "\n\n" };
     file.write_all(format!("{end}{entry}").as_bytes())?;
-    file.sync_all()
+    file.sync_all()?;
+    sync_name(path) // it may be new
 }
 
 fn fail(message: &str) -> ExitCode {

@@ -8,6 +8,8 @@ use std::{
 
 use rusqlite::{Connection, MAIN_DB, OpenFlags, config::DbConfig};
 
+use crate::folder::sync_name;
+
 use super::{
     super::{Result, StoreError},
     checksum::is_damage,
@@ -341,7 +343,7 @@ impl StoreFile {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
-        self.path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
+        sync_name(&self.path)
     }
 
     /// Removes permissions of all other users, which files of earlier versions have. Permissions of the group stay.
