@@ -1,6 +1,6 @@
 //! One HTTP/2 connection, in a task of its own.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, future::poll_fn, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use h2::{
@@ -12,6 +12,7 @@ use sluicegate_proto::gathered::Gathered;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
+    sync::Mutex,
     time::{sleep, timeout},
 };
 use tonic::codegen::http::Request;
@@ -34,7 +35,9 @@ type Failure = Box<dyn Error + Send + Sync>;
 /// A handle on a connection, which ends when it has no handles and no calls.
 #[derive(Debug, Clone)]
 pub(crate) struct Connection {
-    calls: Arc<SendRequest<Bytes>>,
+    /// A call that has no room yet keeps the others waiting, here and not in the connection: those that are given up are then not
+    /// sent.
+    calls: Arc<Mutex<SendRequest<Bytes>>>,
 }
 
 impl Connection {
@@ -76,17 +79,19 @@ impl Connection {
                 tracing::debug!(%error, "a connection ended");
             }
         });
-        Ok(Self { calls: Arc::new(calls) })
+        Ok(Self { calls: Arc::new(Mutex::new(calls)) })
     }
 
-    /// Begins a call, whose body is still to be sent.
-    pub(super) fn begin(
+    /// Begins a call, whose body is still to be sent, when the broker allows one more.
+    pub(super) async fn begin(
         &self,
         call: Request<()>,
     ) -> Result<(ResponseFuture, SendStream<Bytes>), Unanswered> {
-        // Of a clone: each waits for room for its last call, and here it is the call that waits.
-        let mut calls = SendRequest::clone(&self.calls);
-        calls.send_request(call, false).map_err(|error| Unanswered::refused(&error))
+        let mut calls = self.calls.lock().await;
+        let ready = poll_fn(|context| calls.poll_ready(context)).await;
+        ready
+            .and_then(|()| calls.send_request(call, false))
+            .map_err(|error| Unanswered::refused(&error))
     }
 
     /// Returns true if both are handles on the same connection.

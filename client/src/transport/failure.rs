@@ -13,8 +13,8 @@ use super::Endpoint;
 pub(super) struct Unanswered {
     /// True if no broker has begun the call, so that it can be made again without doing its work twice.
     pub(super) is_unsent: bool,
-    code: Code,
-    cause: String,
+    pub(super) code: Code,
+    pub(super) cause: String,
 }
 
 impl Unanswered {

@@ -8,6 +8,7 @@ mod endpoint;
 mod failure;
 
 use std::{
+    future::Future,
     mem,
     sync::{Arc, Weak},
     time::Duration,
@@ -85,7 +86,7 @@ impl Channel {
         loop {
             tries += 1;
             let connection = self.connection().await?;
-            let unanswered = match connection.begin(Request::from_parts(head.clone(), ())) {
+            let unanswered = match connection.begin(Request::from_parts(head.clone(), ())).await {
                 Err(unanswered) => unanswered,
                 Ok((answer, to)) => {
                     let sending = outgoing.send(to)?;
@@ -115,41 +116,43 @@ impl Channel {
 
     /// Returns the connection, made if need be.
     async fn connection(&self) -> Result<Connection, Status> {
-        let opening = match &mut *self.state.lock() {
+        let (opening, task) = match &mut *self.state.lock() {
             State::Open(connection) => return Ok(connection.clone()),
-            State::Opening(opening) => opening.clone(),
+            State::Opening(opening) => (opening.clone(), None),
             state @ State::Closed => {
-                let opening = self.open();
+                let (opening, task) = self.open();
                 *state = State::Opening(opening.clone());
-                opening
+                (opening, Some(task))
             }
         };
+        // Not under the lock: a runtime that ends drops the task at once, which takes the lock.
+        task.map(tokio::spawn);
         opening.await
     }
 
-    /// Makes a connection in a task of its own, so that it is made though the call that wanted it is given up.
-    fn open(&self) -> Making {
+    /// Returns a connection that is being made, and the task that makes it: also if the call that wants it is given up.
+    fn open(&self) -> (Making, impl Future<Output = ()> + Send + 'static) {
         let endpoint = Arc::clone(&self.endpoint);
         let mut opening = Opening { state: Arc::downgrade(&self.state), opened: None };
         let (done, opened) = oneshot::channel();
-        tokio::spawn(async move {
+        let task = async move {
             let opened = Connection::open(&endpoint).await;
             let opened = opened.map_err(|error| Unanswered::before(&endpoint, &*error).into());
             opening.opened = opened.as_ref().ok().cloned();
             drop(opening);
             let _ = done.send(opened); // perhaps nobody waits any more
-        });
+        };
         let opened = opened.map(|opened| {
             opened.unwrap_or_else(|_| Err(Status::unavailable("the client's runtime has ended")))
         });
-        opened.boxed().shared()
+        (opened.boxed().shared(), task)
     }
 
     /// Uses a connection no more, for it takes no calls.
     fn leave(&self, left: &Connection) {
         let mut state = self.state.lock();
         if matches!(&*state, State::Open(connection) if connection.is(left)) {
-            drop(mem::replace(&mut *state, State::Closed));
+            *state = State::Closed;
         }
     }
 }

@@ -95,7 +95,7 @@ async fn next(connection: &mut Served) -> Call {
 async fn echo((mut request, mut respond): Call) {
     let mut said = Vec::new();
     while let Some(data) = request.body_mut().data().await {
-        let data = data.unwrap();
+        let Ok(data) = data else { return }; // it was given up
         request.body_mut().flow_control().release_capacity(data.len()).unwrap();
         said.extend_from_slice(&data);
     }
@@ -322,6 +322,79 @@ async fn a_stream_is_sent_no_faster_than_it_is_read_and_ends_with_its_call() {
     let end = async { while let Some(Ok(_)) = request.body_mut().data().await {} };
     timeout(HUNG, end).await.expect("the stream goes on without its call");
     serving.abort();
+}
+
+#[tokio::test]
+async fn calls_that_are_given_up_while_they_wait_for_room_are_not_sent() {
+    let server = Server::start().await;
+    let call = server.call(message("the broker has said how many calls it allows"));
+    let accepted = timeout(HUNG, server.listener.accept()).await.expect("no one connected");
+    let mut builder = server::Builder::new();
+    let handshake = builder.max_concurrent_streams(1).handshake::<_, Bytes>(accepted.unwrap().0);
+    let mut connection = handshake.await.unwrap();
+    let (coming, mut calls) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Some(Ok(call)) = connection.accept().await {
+            coming.send(call).unwrap();
+        }
+    });
+    echo(calls.recv().await.unwrap()).await;
+    call.await.unwrap().unwrap();
+
+    let long = server.call(message("long"));
+    let held = calls.recv().await.unwrap();
+    let given_up = (0..20).map(|_| {
+        let mut call = request(message("given up"));
+        call.headers_mut().insert("grpc-timeout", HeaderValue::from_static("20m"));
+        server.call_of(call)
+    });
+    for status in join_all(given_up).await {
+        assert_eq!(status.unwrap().unwrap_err().code(), Code::DeadlineExceeded);
+    }
+    let last = server.call(message("last"));
+    echo(held).await;
+    assert_eq!(long.await.unwrap().unwrap(), "long");
+    let mut sent = 0;
+    while !last.is_finished() {
+        match timeout(Duration::from_millis(50), calls.recv()).await {
+            Ok(call) => {
+                sent += 1;
+                tokio::spawn(echo(call.unwrap()));
+            }
+            Err(_) => assert!(sent > 0, "nothing is sent any more"),
+        }
+    }
+    assert_eq!(last.await.unwrap().unwrap(), "last");
+    assert!(sent <= 2, "{sent} calls were sent; one of them may have been next as it was given up");
+}
+
+#[test]
+fn a_call_on_a_runtime_that_has_ended_fails() {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let endpoint = Endpoint::new("http://127.0.0.1:1", None, None, HUNG, HUNG).unwrap();
+        let (channel, handle) = (Channel::new(endpoint), runtime.handle().clone());
+        runtime.shutdown_background();
+        done.send(handle.block_on(channel.call(request(message("x")))).map(drop)).unwrap();
+    });
+    let failed = is_done.recv_timeout(HUNG).expect("the call hangs").unwrap_err();
+    assert_eq!(failed.code(), Code::Unavailable);
+}
+
+#[tokio::test]
+async fn a_call_whose_answer_has_begun_is_never_unsent() {
+    let server = Server::start().await;
+    let call = server.call(message("hello"));
+    let mut connection = server.connection().await;
+    let (_request, mut respond) = next(&mut connection).await;
+    let mut answer = respond.send_response(Response::new(()), false).unwrap();
+    // The head goes out by itself before the reset.
+    assert!(timeout(Duration::from_millis(100), connection.accept()).await.is_err());
+    answer.send_reset(Reason::REFUSED_STREAM);
+    tokio::spawn(async move { while connection.accept().await.is_some() {} });
+    let status = call.await.unwrap().unwrap_err();
+    assert!(is_broken(&status) && !is_unsent(&status), "{status:?}");
 }
 
 #[tokio::test]

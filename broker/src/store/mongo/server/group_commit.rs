@@ -6,7 +6,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     panic::AssertUnwindSafe,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures_util::FutureExt;
@@ -38,8 +38,10 @@ pub(crate) struct Limits {
 
 /// How long a few calls wait for a write in flight.
 const PATIENCE: Duration = Duration::from_millis(10);
-/// How often a write gives way, to all else that is ready to run, before it begins without those that the one before has answered.
+/// How often a write gives way, to all else that is ready to run, before it begins without those that the one before has answered; and
+/// for how long, if there is much to run.
 const GIVES_WAY: usize = 16;
+const GIVES_WAY_FOR: Duration = Duration::from_micros(500);
 /// Time after which the outcome of a write counts as unknown.
 pub(crate) const WRITE_LIMIT: Duration = Duration::from_secs(20);
 
@@ -210,8 +212,13 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
 
     /// Lets callers that were answered come with their next calls, which then share a write.
     async fn give_way(&self, answered: usize) {
+        let begun = Instant::now();
         for _ in 0..GIVES_WAY {
-            if answered <= 1 || self.state.lock().waiting.len() >= answered {
+            let is_alone = answered <= 1;
+            if is_alone
+                || self.state.lock().waiting.len() >= answered
+                || begun.elapsed() > GIVES_WAY_FOR
+            {
                 return;
             }
             tokio::task::yield_now().await;
