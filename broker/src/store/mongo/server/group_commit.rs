@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_millis(10);
 /// How often a write gives way, to all else that is ready to run, before it begins without those that the one before has answered; and
 /// for how long, if there is much to run.
 const GIVES_WAY: usize = 16;
-const GIVES_WAY_FOR: Duration = Duration::from_micros(500);
+const GIVES_WAY_FOR: Duration = Duration::from_millis(1);
 /// Time after which the outcome of a write counts as unknown.
 pub(crate) const WRITE_LIMIT: Duration = Duration::from_secs(20);
 
