@@ -1,7 +1,6 @@
 //! Connections to one or more brokers.
 
 use std::{
-    error::Error as StdError,
     fmt,
     net::SocketAddr,
     sync::Arc,
@@ -14,8 +13,8 @@ use tonic::{
     Request, Status,
     body::Body,
     codegen::{
-        Service,
-        http::{self, HeaderValue, Uri, header},
+        Service, StdError,
+        http::{self, HeaderValue, Uri, header, uri::Scheme},
     },
 };
 
@@ -222,15 +221,12 @@ impl ClientBuilder {
 
     /// Returns the endpoint of a URL, at one address of its host or at any.
     fn endpoint_of(&self, url: &str, at: Option<SocketAddr>) -> Result<Endpoint> {
-        let invalid = |source: Box<dyn StdError + Send + Sync>| Error::InvalidAddress {
-            url: url.to_owned(),
-            source,
-        };
+        let invalid = |source: StdError| Error::InvalidAddress { url: url.to_owned(), source };
         if !url.starts_with("http://") && !url.starts_with("https://") {
             return Err(invalid("it must start with http:// or https://".into()));
         }
-        let tls = if url.starts_with("https://") {
-            let uri: Uri = url.parse().map_err(|error| invalid(Box::new(error)))?;
+        let uri: Uri = url.parse().map_err(|error| invalid(Box::new(error)))?;
+        let tls = if uri.scheme() == Some(&Scheme::HTTPS) {
             let name = self.tls_domain.as_deref().or_else(|| uri.host()).unwrap_or_default();
             // Of an IPv6 address without its brackets.
             let name = name.trim_start_matches('[').trim_end_matches(']');
@@ -239,7 +235,7 @@ impl ClientBuilder {
         } else {
             None
         };
-        Endpoint::new(url, at, tls, self.connect_timeout, self.keep_alive).map_err(invalid)
+        Endpoint::new(uri, at, tls, self.connect_timeout, self.keep_alive).map_err(invalid)
     }
 }
 

@@ -4,7 +4,6 @@
 //! or consumer takes the next address. An address that failed is left out until a connection to it succeeds again.
 
 use std::{
-    error::Error,
     fmt,
     net::{IpAddr, SocketAddr},
     sync::{
@@ -21,6 +20,7 @@ use tokio::{
     net::lookup_host,
     time::{Instant, timeout_at},
 };
+use tonic::codegen::StdError;
 
 use crate::transport::{Channel, Connection, Endpoint};
 
@@ -32,8 +32,6 @@ const OTHERS: Duration = Duration::from_millis(100);
 const LOOK_UP: Duration = Duration::from_secs(5);
 /// About how long a producer or consumer stays at its address.
 const STAY: Duration = Duration::from_secs(20 * 60);
-
-type Failure = Box<dyn Error + Send + Sync>;
 
 /// How the endpoint of a URL is made, at one given address of its host or at any of them.
 type MakeEndpoint =
@@ -55,7 +53,7 @@ impl fmt::Debug for Address {
 
 impl Address {
     /// Makes a connection to see whether that is possible.
-    async fn connect(&self) -> Result<(), Failure> {
+    async fn connect(&self) -> Result<(), StdError> {
         Connection::open(self.channel.endpoint()).await.map(drop)
     }
 }
@@ -174,7 +172,7 @@ impl Pool {
 
     /// Connects to all addresses at once, and returns the first that answers. Those that have not answered a moment later are
     /// left out until they do.
-    pub(crate) async fn connect(self: &Arc<Self>) -> Result<Arc<Address>, Failure> {
+    pub(crate) async fn connect(self: &Arc<Self>) -> Result<Arc<Address>, StdError> {
         let addresses = self.addresses.lock().clone();
         let mut trying: FuturesUnordered<_> = addresses
             .iter()
@@ -304,7 +302,7 @@ mod tests {
     fn pool(urls: &[&str]) -> Arc<Pool> {
         let make = |url: &str, socket: Option<SocketAddr>| {
             let url = socket.map_or_else(|| url.to_owned(), |socket| format!("http://{socket}"));
-            Ok(Endpoint::new(&url, None, None, SECOND, SECOND).unwrap())
+            Ok(Endpoint::new(url.parse().unwrap(), None, None, SECOND, SECOND).unwrap())
         };
         Pool::new(urls.iter().map(ToString::to_string).collect(), Box::new(make)).unwrap()
     }

@@ -1,15 +1,12 @@
 //! What every call passes first and every answer last: bounds, access, the log, deadlines, uniform errors.
 
-use std::{
-    pin::pin,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{pin::pin, sync::Arc, time::Instant};
 
 use axum::{
     extract::Request,
-    http::{HeaderMap, HeaderValue, Response},
+    http::{HeaderValue, Response},
 };
+use sluicegate_proto::deadline::deadline;
 use tokio::time::{sleep, timeout};
 use tonic::{Code, Status, body::Body};
 use tracing::{Instrument, Level};
@@ -162,25 +159,6 @@ fn code<B>(response: &Response<B>) -> Code {
         Some(code) => Code::from_bytes(code.as_bytes()),
         None => Code::Ok,
     }
-}
-
-/// How long the caller waits for the answer, or for the beginning of a stream of answers: up to eight digits and a unit.
-fn deadline(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get("grpc-timeout")?.to_str().ok()?;
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    if digits.len() > 8 {
-        return None; // gRPC has no more
-    }
-    let value: u64 = digits.parse().ok()?;
-    Some(match unit {
-        "H" => Duration::from_secs(value * 3_600),
-        "M" => Duration::from_secs(value * 60),
-        "S" => Duration::from_secs(value),
-        "m" => Duration::from_millis(value),
-        "u" => Duration::from_micros(value),
-        "n" => Duration::from_nanos(value),
-        _ => return None,
-    })
 }
 
 /// Only answers that are nothing but a status carry it in their headers.

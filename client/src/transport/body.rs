@@ -170,6 +170,5 @@ impl http_body::Body for Received {
 fn failed<T>(error: &h2::Error) -> Option<Result<T, Status>> {
     // A broker that has said all may end the call before it has read all.
     let is_end = error.is_reset() && error.reason() == Some(Reason::NO_ERROR);
-    // The broker has begun this call, whatever it says now.
-    (!is_end).then(|| Err(Unanswered { is_unsent: false, ..Unanswered::by(error) }.into()))
+    (!is_end).then(|| Err(Unanswered::amid(error).into()))
 }

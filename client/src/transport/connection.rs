@@ -1,6 +1,6 @@
 //! One HTTP/2 connection, in a task of its own.
 
-use std::{error::Error, future::poll_fn, sync::Arc, time::Duration};
+use std::{future::poll_fn, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use h2::{
@@ -15,7 +15,7 @@ use tokio::{
     sync::Mutex,
     time::{sleep, timeout},
 };
-use tonic::codegen::http::Request;
+use tonic::codegen::{StdError, http::Request};
 use tower::ServiceExt;
 
 use super::{Endpoint, failure::Unanswered};
@@ -30,8 +30,6 @@ const FIRST_CALLS: usize = 100;
 /// The most bytes of headers in an answer: the details of an error are among them.
 const HEADERS: u32 = 64 << 10;
 
-type Failure = Box<dyn Error + Send + Sync>;
-
 /// A handle on a connection, which ends when it has no handles and no calls.
 #[derive(Debug, Clone)]
 pub(crate) struct Connection {
@@ -42,7 +40,7 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Makes a connection.
-    pub(crate) async fn open(endpoint: &Endpoint) -> Result<Self, Failure> {
+    pub(crate) async fn open(endpoint: &Endpoint) -> Result<Self, StdError> {
         let opened = timeout(endpoint.connect_timeout, async {
             let stream = tcp(endpoint).await?;
             match &endpoint.tls {
@@ -53,7 +51,7 @@ impl Connection {
         opened.await.unwrap_or_else(|_| Err("it took too long".into()))
     }
 
-    async fn start<S>(stream: S, endpoint: &Endpoint) -> Result<Self, Failure>
+    async fn start<S>(stream: S, endpoint: &Endpoint) -> Result<Self, StdError>
     where
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
@@ -100,7 +98,7 @@ impl Connection {
     }
 }
 
-async fn tcp(endpoint: &Endpoint) -> Result<TcpStream, Failure> {
+async fn tcp(endpoint: &Endpoint) -> Result<TcpStream, StdError> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false); // TLS comes on top
     tcp.set_nodelay(true);

@@ -1,6 +1,6 @@
 //! How an address is reached.
 
-use std::{error::Error, fmt, net::SocketAddr, sync::Arc, time::Duration};
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{
@@ -12,12 +12,13 @@ use tokio_rustls::{
         pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
     },
 };
-use tonic::codegen::http::{
-    Uri,
-    uri::{Authority, Scheme},
+use tonic::codegen::{
+    StdError,
+    http::{
+        Uri,
+        uri::{Authority, Scheme},
+    },
 };
-
-type Failure = Box<dyn Error + Send + Sync>;
 
 /// An address, and how to connect to it.
 #[derive(Debug, Clone)]
@@ -38,17 +39,16 @@ impl Endpoint {
     /// # Errors
     /// What is wrong with the URL.
     pub(crate) fn new(
-        url: &str,
+        url: Uri,
         at: Option<SocketAddr>,
         tls: Option<Tls>,
         connect_timeout: Duration,
         keep_alive: Duration,
-    ) -> Result<Self, Failure> {
-        let uri: Uri = url.parse()?;
-        let authority = uri.authority().ok_or("it has no host")?.clone();
-        let scheme = if url.starts_with("https://") { Scheme::HTTPS } else { Scheme::HTTP };
+    ) -> Result<Self, StdError> {
+        let authority = url.authority().ok_or("it has no host")?.clone();
+        let scheme = url.scheme().unwrap_or(&Scheme::HTTP).clone();
         let to = match at {
-            None => uri,
+            None => url,
             Some(at) => format!("{scheme}://{at}").parse()?,
         };
         Ok(Self { to, scheme, authority, tls, connect_timeout, keep_alive })
@@ -84,7 +84,7 @@ impl Tls {
         name: &str,
         ca: Option<&str>,
         identity: Option<(&str, &str)>,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, StdError> {
         let mut roots = RootCertStore::empty();
         match ca {
             Some(pem) => _ = roots.add_parsable_certificates(certificates(pem)?),
@@ -106,7 +106,7 @@ impl Tls {
     }
 
     /// Does the handshake on a connection.
-    pub(super) async fn connect<S>(&self, stream: S) -> Result<TlsStream<S>, Failure>
+    pub(super) async fn connect<S>(&self, stream: S) -> Result<TlsStream<S>, StdError>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -119,7 +119,7 @@ impl Tls {
     }
 }
 
-fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, Failure> {
+fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, StdError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).collect();
     let found = found.map_err(|error| format!("the certificates cannot be used: {error}"))?;
     if found.is_empty() { Err("there is no certificate in the PEM text".into()) } else { Ok(found) }

@@ -13,8 +13,8 @@ use super::Endpoint;
 pub(super) struct Unanswered {
     /// True if no broker has begun the call, so that it can be made again without doing its work twice.
     pub(super) is_unsent: bool,
-    pub(super) code: Code,
-    pub(super) cause: String,
+    code: Code,
+    cause: String,
 }
 
 impl Unanswered {
@@ -44,6 +44,11 @@ impl Unanswered {
             _ => Code::Unavailable, // that was the end of the connection
         };
         Self { is_unsent, code, cause: broken(error) }
+    }
+
+    /// Returns the failure of a call whose answer had begun: the broker has begun the call, whatever it says now.
+    pub(super) fn amid(error: &h2::Error) -> Self {
+        Self { is_unsent: false, ..Self::by(error) }
     }
 }
 

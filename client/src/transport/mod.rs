@@ -11,7 +11,6 @@ use std::{
     future::Future,
     mem,
     sync::{Arc, Weak},
-    time::Duration,
 };
 
 use futures_util::{
@@ -19,11 +18,12 @@ use futures_util::{
     future::{BoxFuture, Shared},
 };
 use parking_lot::Mutex;
+use sluicegate_proto::deadline::deadline;
 use tokio::{sync::oneshot, time::timeout};
 use tonic::{
     Status,
     body::Body,
-    codegen::http::{HeaderMap, Request, Response, Uri, Version, request},
+    codegen::http::{Request, Response, Uri, Version, request},
 };
 
 pub use self::body::Received;
@@ -169,22 +169,6 @@ impl Drop for Opening {
             *state.lock() = self.opened.take().map_or(State::Closed, State::Open);
         }
     }
-}
-
-/// Returns how long a call may take, by its header `grpc-timeout`: up to eight digits and a unit.
-fn deadline(headers: &HeaderMap) -> Option<Duration> {
-    let text = headers.get("grpc-timeout")?.to_str().ok()?;
-    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    let number: u64 = digits.parse().ok()?;
-    Some(match unit {
-        "H" => Duration::from_secs(number.checked_mul(3600)?),
-        "M" => Duration::from_secs(number.checked_mul(60)?),
-        "S" => Duration::from_secs(number),
-        "m" => Duration::from_millis(number),
-        "u" => Duration::from_micros(number),
-        "n" => Duration::from_nanos(number),
-        _ => return None,
-    })
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::{
     pin::Pin,
     sync::atomic::{AtomicUsize, Ordering},
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -39,7 +40,7 @@ impl Server {
     async fn start_with(keep_alive: Duration) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let endpoint = Endpoint::new(&url, None, None, HUNG, keep_alive).unwrap();
+        let endpoint = Endpoint::new(url.parse().unwrap(), None, None, HUNG, keep_alive).unwrap();
         Self { listener, channel: Arc::new(Channel::new(endpoint)) }
     }
 
@@ -56,9 +57,23 @@ impl Server {
         })
     }
 
+    async fn accepted(&self) -> TcpStream {
+        timeout(HUNG, self.listener.accept()).await.expect("no one connected").unwrap().0
+    }
+
     async fn connection(&self) -> Served {
-        let accepted = timeout(HUNG, self.listener.accept()).await.expect("no one connected");
-        server::handshake(accepted.unwrap().0).await.unwrap()
+        server::handshake(self.accepted().await).await.unwrap()
+    }
+
+    /// Returns a connection on which the client has said this, and the server nothing.
+    async fn that_read(&self, text: &str) -> TcpStream {
+        let (mut connection, mut all) = (self.accepted().await, Vec::new());
+        while !all.windows(text.len()).any(|part| part == text.as_bytes()) {
+            let read = timeout(HUNG, connection.read_buf(&mut all)).await;
+            let read = read.expect("the text is missing").unwrap();
+            assert_ne!(read, 0, "the client has closed the connection");
+        }
+        connection
     }
 }
 
@@ -129,21 +144,11 @@ fn goaway(last: u8) -> Vec<u8> {
     [&settings[..], &goaway[..]].concat()
 }
 
-/// Reads what a client sends until this text came.
-async fn read_until(connection: &mut TcpStream, text: &str) {
-    let mut all = Vec::new();
-    while !all.windows(text.len()).any(|part| part == text.as_bytes()) {
-        let read = timeout(HUNG, connection.read_buf(&mut all)).await.expect("the text is missing");
-        assert_ne!(read.unwrap(), 0, "the client has closed the connection");
-    }
-}
-
 #[tokio::test]
 async fn a_call_that_came_too_late_for_its_connection_is_made_on_another() {
     let server = Server::start().await;
     let call = server.call(message("hello"));
-    let (mut old, _) = server.listener.accept().await.unwrap();
-    read_until(&mut old, "hello").await;
+    let mut old = server.that_read("hello").await;
     old.write_all(&goaway(0)).await.unwrap();
     tokio::spawn(serve(server.connection().await));
     assert_eq!(call.await.unwrap().unwrap(), "hello");
@@ -153,8 +158,7 @@ async fn a_call_that_came_too_late_for_its_connection_is_made_on_another() {
 async fn a_call_that_its_connection_took_is_not_made_again() {
     let server = Server::start().await;
     let call = server.call(message("hello"));
-    let (mut old, _) = server.listener.accept().await.unwrap();
-    read_until(&mut old, "hello").await;
+    let mut old = server.that_read("hello").await;
     old.write_all(&goaway(1)).await.unwrap();
     drop(old);
     let status = call.await.unwrap().unwrap_err();
@@ -258,8 +262,7 @@ async fn a_call_ends_at_its_deadline_and_the_server_is_told() {
 async fn a_connection_that_answers_no_ping_is_given_up() {
     let server = Server::start_with(Duration::from_millis(50)).await;
     let call = server.call(message("hello"));
-    let (mut silent, _) = server.listener.accept().await.unwrap();
-    read_until(&mut silent, "hello").await;
+    let _silent = server.that_read("hello").await;
     let status = call.await.unwrap().unwrap_err();
     assert_eq!(status.code(), Code::Unavailable, "{status:?}");
     // The next call does not wait for the old connection.
@@ -328,9 +331,9 @@ async fn a_stream_is_sent_no_faster_than_it_is_read_and_ends_with_its_call() {
 async fn calls_that_are_given_up_while_they_wait_for_room_are_not_sent() {
     let server = Server::start().await;
     let call = server.call(message("the broker has said how many calls it allows"));
-    let accepted = timeout(HUNG, server.listener.accept()).await.expect("no one connected");
+    let accepted = server.accepted().await;
     let mut builder = server::Builder::new();
-    let handshake = builder.max_concurrent_streams(1).handshake::<_, Bytes>(accepted.unwrap().0);
+    let handshake = builder.max_concurrent_streams(1).handshake::<_, Bytes>(accepted);
     let mut connection = handshake.await.unwrap();
     let (coming, mut calls) = mpsc::unbounded_channel();
     tokio::spawn(async move {
@@ -373,7 +376,8 @@ fn a_call_on_a_runtime_that_has_ended_fails() {
     let (done, is_done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let endpoint = Endpoint::new("http://127.0.0.1:1", None, None, HUNG, HUNG).unwrap();
+        let endpoint =
+            Endpoint::new("http://127.0.0.1:1".parse().unwrap(), None, None, HUNG, HUNG).unwrap();
         let (channel, handle) = (Channel::new(endpoint), runtime.handle().clone());
         runtime.shutdown_background();
         done.send(handle.block_on(channel.call(request(message("x")))).map(drop)).unwrap();
@@ -417,21 +421,4 @@ async fn a_connection_ends_when_nobody_uses_it() {
     tokio::spawn(echo(first));
     assert!(timeout(HUNG, connection.accept()).await.expect("it stays open").is_none());
     assert_eq!(call.await.unwrap().unwrap(), "x");
-}
-
-#[test]
-fn deadlines_are_read_with_their_units() {
-    let of = |text: &'static str| {
-        let mut headers = HeaderMap::new();
-        headers.insert("grpc-timeout", HeaderValue::from_static(text));
-        deadline(&headers)
-    };
-    assert_eq!(of("2H"), Some(Duration::from_secs(7_200)));
-    assert_eq!(of("3M"), Some(Duration::from_secs(180)));
-    assert_eq!(of("4S"), Some(Duration::from_secs(4)));
-    assert_eq!(of("5m"), Some(Duration::from_millis(5)));
-    assert_eq!(of("6u"), Some(Duration::from_micros(6)));
-    assert_eq!(of("7n"), Some(Duration::from_nanos(7)));
-    assert_eq!((of("S"), of("1x"), of("")), (None, None, None));
-    assert_eq!(deadline(&HeaderMap::new()), None);
 }

@@ -212,13 +212,12 @@ impl<T: Send + 'static, R: Send + 'static> Batcher<T, R> {
 
     /// Lets callers that were answered come with their next calls, which then share a write.
     async fn give_way(&self, answered: usize) {
+        if answered <= 1 {
+            return;
+        }
         let begun = Instant::now();
         for _ in 0..GIVES_WAY {
-            let is_alone = answered <= 1;
-            if is_alone
-                || self.state.lock().waiting.len() >= answered
-                || begun.elapsed() > GIVES_WAY_FOR
-            {
+            if self.state.lock().waiting.len() >= answered || begun.elapsed() > GIVES_WAY_FOR {
                 return;
             }
             tokio::task::yield_now().await;
