@@ -281,9 +281,7 @@ async fn claim(
     let first_end = leases.iter().map(|lease| lease.until).min().unwrap_or(now);
     cursor.lease_deadlines.expect(first_end);
     let mut statements = Vec::with_capacity(lots.len() + parts.len());
-    for part in parts.values() {
-        statements.push(part.statement()?);
-    }
+    statements.extend(segment::claim::statements(parts.values())?);
     for (alike, lot) in lots.iter().filter(|(_, lot)| !lot.ids.is_empty()) {
         statements.push(claim_statement(queue, alike, lot, now)?);
     }

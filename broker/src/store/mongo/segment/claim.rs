@@ -1,6 +1,9 @@
 //! Reading the items of segments at the head of a queue, and claiming them.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use mongodb::bson::{RawArrayBuf, RawDocument, RawDocumentBuf, doc, raw::cstr, rawdoc};
 
@@ -11,7 +14,7 @@ use crate::{
         mongo::{
             Inner,
             schema::{
-                item::{Stored, oid, oids, token_oid},
+                item::{Stored, oids, token_oid},
                 layout::{BY_ID, CLAIMED, Group, date, millis},
             },
             segment::{
@@ -136,15 +139,9 @@ impl Part {
         Front { head, ready, runs: before.runs + self.runs.len() }
     }
 
-    /// The statement that claims the items. It changes nothing if anybody has claimed or detached ready ones since
-    /// they were read.
-    pub(crate) fn statement(&self) -> Result<RawDocumentBuf> {
-        let (before, after) = (self.seen.front(), self.front());
-        let filter = rawdoc! {
-            "_id": oid(self.seen.id),
-            "head": before.head as i32,
-            "ready": before.ready as i32,
-        };
+    /// The change that claims the items.
+    fn change(&self) -> Result<RawDocumentBuf> {
+        let after = self.front();
         let mut set = doc! { "head": after.head as i32, "ready": after.ready as i32 };
         if after.ready == 0 {
             set.insert("when", millis(CLAIMED));
@@ -158,7 +155,7 @@ impl Part {
         if let Some(first) = self.runs.iter().map(|run| run.until).min() {
             update.append(cstr!("$min"), rawdoc! { "lapse": date(first) });
         }
-        Ok(statement(filter, Update::Operators(update)))
+        Ok(update)
     }
 
     /// Notes that the claim took effect.
@@ -169,6 +166,28 @@ impl Part {
         let counts = (self.seen.left, self.count, front.ready);
         inner.known_segments.claimed(&self.seen, counts, until, now);
     }
+}
+
+/// The statements that claim parts of segments. They change nothing in a segment of which anybody has claimed or detached
+/// ready items since they were read. One statement claims all segments that change alike, as those do that are claimed
+/// whole: a statement costs the server half as much again as the change of a segment.
+pub(crate) fn statements<'a>(
+    parts: impl Iterator<Item = &'a Part>,
+) -> Result<impl Iterator<Item = RawDocumentBuf>> {
+    let mut alike: BTreeMap<_, (RawDocumentBuf, Vec<ItemId>)> = BTreeMap::new();
+    for part in parts {
+        let (before, change) = (part.seen.front(), part.change()?);
+        let key = (before.head, before.ready, change.as_bytes().to_vec());
+        alike.entry(key).or_insert_with(|| (change, Vec::new())).1.push(part.segment());
+    }
+    Ok(alike.into_iter().map(|((head, ready, _), (change, segments))| {
+        let filter = rawdoc! {
+            "_id": { "$in": oids(segments) },
+            "head": head as i32,
+            "ready": ready as i32,
+        };
+        statement(filter, Update::Operators(change))
+    }))
 }
 
 /// The number of an item in its segment.
@@ -191,4 +210,35 @@ pub(crate) async fn won(
         "hint": BY_ID,
     };
     read(&inner.db, &command, |document| Ok(Stored::read(document)?.id())).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_that_are_claimed_whole_share_a_statement() {
+        let token = LeaseToken([7; 12]);
+        let part = |id: u8, n: usize, count: usize| {
+            let id = ItemId([id; 12]).block().0;
+            let front = Front { head: 0, ready: n, runs: 0 };
+            let mut part = Part::new(&Arc::new(Seen::new(id, (n, n), None, front)));
+            for at in 0..count {
+                let times = (Timestamp(1_000), Timestamp(31_000));
+                part.add(id.at_offset(at + 1), token, times, None);
+            }
+            part
+        };
+        let parts = [part(1, 125, 125), part(2, 125, 125), part(3, 40, 40), part(4, 125, 90)];
+        let mut claimed: Vec<usize> = statements(parts.iter())
+            .unwrap()
+            .map(|statement| {
+                let filter = statement.get_document("q").unwrap();
+                let ids = filter.get_document("_id").unwrap().get_array("$in").unwrap();
+                ids.into_iter().count()
+            })
+            .collect();
+        claimed.sort_unstable();
+        assert_eq!(claimed, [1, 1, 2]);
+    }
 }
