@@ -9,6 +9,7 @@ use std::{
 };
 
 use futures_util::{FutureExt, future::BoxFuture};
+use prost::Message;
 use tonic::{
     Request, Status,
     body::Body,
@@ -314,6 +315,18 @@ impl Client {
             self.fail_over(&address);
         }
         Ok(popped?.into_inner().items)
+    }
+
+    /// Refuses a message of a stream that is larger than may be sent: it would end the stream, with all that is under way on it.
+    pub(crate) fn may_send(&self, message: &impl Message) -> Result<(), Status> {
+        let most = self.inner.max_send;
+        if most < usize::MAX && message.encoded_len() > most {
+            let bytes = message.encoded_len();
+            return Err(Status::out_of_range(format!(
+                "a message of {bytes} bytes is larger than max_send_bytes, which is {most}"
+            )));
+        }
+        Ok(())
     }
 
     /// Returns the generated stub of QueueService.

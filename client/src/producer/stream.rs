@@ -1,8 +1,8 @@
 //! Pushing over one stream, many batches in flight.
 //!
 //! One task owns the stream. It keeps each batch until the answer with its `batch_id` has arrived. When the stream
-//! breaks, unanswered batches are sent again on the next stream if that cannot store items twice; otherwise their callers
-//! get [`Error::OutcomeUnknown`].
+//! breaks, unanswered batches are sent again on the next stream if that cannot store items twice, because no broker has seen
+//! them or each item has a `dedup_id`; otherwise their callers get [`Error::OutcomeUnknown`].
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -28,6 +28,7 @@ use crate::{
     error::{Error, Result, is_transient},
     item::NewItem,
     proto::{PushResult, PushStreamRequest, PushStreamResponse},
+    transport::{is_broken, is_unsent},
 };
 
 /// A batch that failed temporarily, on a stream that lives, waits as long as after this many tries (0.4 s by default).
@@ -229,21 +230,22 @@ impl StreamTask {
             client.rotate();
             let address = client.address_in_use();
             let answered_before = self.pending.len();
-            let status = match self.serve(&client).await {
+            let broken = match self.serve(&client).await {
                 Ok(End::Done) => return,
                 Ok(End::Old) => {
                     client.go_on();
                     tries = 0;
                     continue;
                 }
-                Err(status) => status,
+                Err(broken) => broken,
             };
+            let status = &broken.status;
             client.fail_over(&address);
             if self.pending.len() < answered_before {
                 tries = 0;
             }
-            let delay = self.producer.backoff.delay(tries, Some(&status));
-            self.sort_out(&status, Instant::now() + delay);
+            let delay = self.producer.backoff.delay(tries, Some(status));
+            self.sort_out(&broken, Instant::now() + delay);
             tracing::debug!(queue = self.producer.queue, ?delay, %status, "push stream broke");
             tokio::time::sleep(delay).await;
             tries += 1;
@@ -254,13 +256,16 @@ impl StreamTask {
         let id = self.next_id;
         self.next_id += 1;
         batch.request.batch_id = id;
+        if let Err(status) = self.producer.client.may_send(&batch.request) {
+            return batch.finish(Err(status.into()));
+        }
         self.pending.insert(id, batch);
         self.unsent.push_back(id);
     }
 
     /// Serves one stream until it breaks (an error), the broker wants another one, or the producer is gone and
     /// everything is answered.
-    async fn serve(&mut self, client: &Client) -> Result<End, Status> {
+    async fn serve(&mut self, client: &Client) -> Result<End, Broken> {
         let (requests, outgoing) = mpsc::channel(4);
         let outgoing = Arc::new(Mutex::new(outgoing));
         let end = self.serve_with(client, requests, &outgoing).await;
@@ -279,7 +284,7 @@ impl StreamTask {
         client: &Client,
         requests: mpsc::Sender<PushStreamRequest>,
         outgoing: &Arc<Mutex<mpsc::Receiver<PushStreamRequest>>>,
-    ) -> Result<End, Status> {
+    ) -> Result<End, Broken> {
         let mut requests = Some(requests);
         // Nothing more is to be sent on this stream: it is old.
         let mut closing = false;
@@ -293,18 +298,21 @@ impl StreamTask {
         loop {
             tokio::select! {
                 // A broker may answer the call only once it has read something, so sending does not wait for it.
-                response = &mut opening, if opened.is_none() => opened = Some(response?.into_inner()),
+                response = &mut opening, if opened.is_none() => {
+                    opened = Some(response.map_err(Broken::unopened)?.into_inner());
+                }
                 answer = next(&mut opened), if opened.is_some() => match answer? {
                     Some(PushStreamResponse { closing: true, .. }) => closing = true,
                     Some(answer) => self.answer(answer),
-                    None => return Err(Status::unavailable("the broker ended the push stream")),
+                    None => return Err(Status::unavailable("the broker ended the push stream").into()),
                 },
                 slot = reserve(requests.as_ref()), if !closing && !self.unsent.is_empty() => {
                     let slot = slot.map_err(|_| Status::unavailable("the push stream ended"))?;
                     let batch = self.unsent.pop_front().and_then(|id| self.pending.get_mut(&id));
                     if let Some(batch) = batch {
-                        // A batch that cannot be sent again need not be kept.
-                        slot.send(if batch.safe { batch.request.clone() } else { std::mem::take(&mut batch.request) });
+                        // What is sent on an open stream and cannot be sent again need not be kept.
+                        let is_kept = batch.safe || opened.is_none();
+                        slot.send(if is_kept { batch.request.clone() } else { std::mem::take(&mut batch.request) });
                     }
                 }
                 () = tokio::time::sleep_until(self.retry_at), if !self.failed.is_empty() => {
@@ -361,7 +369,7 @@ impl StreamTask {
     }
 
     /// Sorts the pending batches after a stream broke: those that cannot be sent again are answered, the rest is queued.
-    fn sort_out(&mut self, status: &Status, next_try: Instant) {
+    fn sort_out(&mut self, broken: &Broken, next_try: Instant) {
         let never_sent = std::mem::take(&mut self.unsent);
         self.failed.clear();
         let mut ids: Vec<i64> = self.pending.keys().copied().collect();
@@ -370,17 +378,43 @@ impl StreamTask {
             let Some(batch) = self.pending.get_mut(&id) else {
                 continue;
             };
-            // A batch that is still queued was not sent on this stream, so it can be sent now.
-            let is_queued = never_sent.contains(&id);
-            let repeatable = batch.safe || is_queued;
-            if is_transient(status) && repeatable && next_try < batch.give_up {
-                batch.maybe_stored |= !is_queued;
+            // What is still queued was not sent on this stream.
+            let is_sent = broken.is_begun && !never_sent.contains(&id);
+            let is_repeatable = batch.safe || !is_sent;
+            batch.maybe_stored |= is_sent;
+            if is_transient(&broken.status) && is_repeatable && next_try < batch.give_up {
                 self.unsent.push_back(id);
             } else if let Some(batch) = self.pending.remove(&id) {
-                let unknown = batch.maybe_stored || !repeatable || is_transient(status);
-                batch.finish(Err(Error::refused(status.clone(), unknown)));
+                let error = Error::refused(broken.status.clone(), batch.maybe_stored);
+                batch.finish(Err(error));
             }
         }
+    }
+}
+
+/// Why a stream broke.
+struct Broken {
+    status: Status,
+    /// True if the broker may have read batches from it.
+    is_begun: bool,
+}
+
+impl From<Status> for Broken {
+    fn from(status: Status) -> Self {
+        Self { status, is_begun: true }
+    }
+}
+
+impl Broken {
+    /// A stream that ended before its answer began.
+    fn unopened(status: Status) -> Self {
+        let is_begun = match status.code() {
+            _ if is_broken(&status) => !is_unsent(&status),
+            // A proxy may say so of a stream that it has passed on.
+            Code::Unknown | Code::Internal => true,
+            _ => is_transient(&status),
+        };
+        Self { status, is_begun }
     }
 }
 
@@ -415,4 +449,60 @@ async fn next(
 /// The error of a batch, encoded the way `Status` carries its details.
 fn details(error: &tonic_types::Status) -> bytes::Bytes {
     prost::Message::encode_to_vec(error).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::{BufMut, BytesMut};
+    use h2::{Reason, server};
+    use prost::Message;
+    use tokio::net::TcpListener;
+    use tonic::codegen::http::Response;
+
+    use super::*;
+
+    /// Reads one message of gRPC.
+    async fn read(body: &mut h2::RecvStream) -> PushStreamRequest {
+        let mut bytes = BytesMut::new();
+        loop {
+            bytes.extend_from_slice(&body.data().await.unwrap().unwrap());
+            let Some((head, message)) = bytes.split_first_chunk::<5>() else { continue };
+            let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+            if message.len() == length {
+                return PushStreamRequest::decode(message).unwrap();
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_broker_did_not_take_is_sent_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let producer = Client::builder(url).connect_lazy().unwrap().producer("q");
+        let stream = producer.stream(StreamOptions::default());
+        let ticket = stream.send(["once"]).await.unwrap();
+        let (calls, mut called) = mpsc::channel(1);
+        tokio::spawn(async move {
+            let mut connection =
+                server::handshake(listener.accept().await.unwrap().0).await.unwrap();
+            while let Some(call) = connection.accept().await {
+                calls.send(call.unwrap()).await.unwrap();
+            }
+        });
+        let (mut request, mut refused) = called.recv().await.unwrap();
+        let first = read(request.body_mut()).await;
+        refused.send_reset(Reason::REFUSED_STREAM);
+        let (mut request, mut respond) = called.recv().await.unwrap();
+        let again = read(request.body_mut()).await;
+        assert_eq!(again, first);
+
+        let answer = PushStreamResponse { batch_id: again.batch_id, ..Default::default() };
+        let mut bytes = BytesMut::new();
+        bytes.put_u8(0);
+        bytes.put_u32(answer.encoded_len() as u32);
+        answer.encode(&mut bytes).unwrap();
+        let mut to = respond.send_response(Response::new(()), false).unwrap();
+        to.send_data(bytes.freeze(), false).unwrap();
+        assert_eq!(ticket.await.unwrap(), []);
+    }
 }

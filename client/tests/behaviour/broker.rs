@@ -1,6 +1,10 @@
 //! A server that hands each call to the test.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use sluicegate_client::{
     Client, ClientBuilder,
@@ -42,6 +46,8 @@ pub(crate) enum Call {
 pub(crate) struct Broker {
     calls: mpsc::Receiver<Call>,
     address: String,
+    /// What the next stream is refused with.
+    refusal: Arc<Mutex<Option<Status>>>,
     _server: AbortOnDropHandle<()>,
 }
 
@@ -57,11 +63,13 @@ impl Broker {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let (sender, calls) = mpsc::channel(100);
+        let refusal: Arc<Mutex<Option<Status>>> = Arc::default();
+        let handler = Handler { calls: sender, refusal: Arc::clone(&refusal) };
         let serving = Server::builder()
-            .add_service(QueueServiceServer::new(Handler { calls: sender }))
+            .add_service(QueueServiceServer::new(handler))
             .serve_with_incoming(TcpListenerStream::new(listener));
         let server = tokio::spawn(async move { serving.await.unwrap() });
-        Self { calls, address, _server: AbortOnDropHandle::new(server) }
+        Self { calls, address, refusal, _server: AbortOnDropHandle::new(server) }
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -70,6 +78,11 @@ impl Broker {
 
     pub(crate) fn builder(&self) -> ClientBuilder {
         Client::builder(&self.address)
+    }
+
+    /// Refuses the next stream, of which the test does not hear.
+    pub(crate) fn refuse_stream(&self, status: Status) {
+        *self.refusal.lock().unwrap() = Some(status);
     }
 
     /// Returns the next call.
@@ -131,6 +144,7 @@ pub(crate) fn pushed(items: &[sluicegate_client::proto::NewItem]) -> Vec<PushRes
 
 struct Handler {
     calls: mpsc::Sender<Call>,
+    refusal: Arc<Mutex<Option<Status>>>,
 }
 
 impl Handler {
@@ -150,6 +164,9 @@ impl Handler {
         request: Request<Q>,
         call: impl FnOnce(Q, Stream<T>) -> Call,
     ) -> Result<Response<ReceiverStream<Result<T, Status>>>, Status> {
+        if let Some(status) = self.refusal.lock().unwrap().take() {
+            return Err(status);
+        }
         let (answers, stream) = mpsc::channel(100);
         self.calls.send(call(request.into_inner(), answers)).await.unwrap();
         Ok(Response::new(ReceiverStream::new(stream)))

@@ -176,6 +176,47 @@ async fn after_a_break_only_repeatable_batches_are_sent_again() {
     stream.close().await.unwrap();
 }
 
+/// Whatever ends a stream once it is open, the broker may have stored what was sent on it; what it refuses to open has stored nothing.
+#[tokio::test]
+async fn a_batch_is_refused_only_if_no_broker_has_seen_it() {
+    let mut broker = Broker::start().await;
+    let stream = broker.client().producer("q").stream(StreamOptions::default());
+    let ticket = stream.send([NewItem::new("a").dedup_id("d")]).await.unwrap();
+    let (mut requests, answers) = expect_call!(broker, PushStream);
+    next(&mut requests).await;
+    answers.send(Err(Status::unauthenticated("the token has ended"))).await.unwrap();
+    let error = ticket.await.unwrap_err();
+    assert!(matches!(error, Error::OutcomeUnknown(_)), "{error:?}");
+    assert_eq!(error.code(), Some(Code::Unauthenticated));
+
+    let stream = broker.client().producer("q").stream(StreamOptions::default());
+    broker.refuse_stream(Status::unauthenticated("the token has ended"));
+    let error = stream.send(["a"]).await.unwrap().await.unwrap_err();
+    assert!(matches!(error, Error::Status(_)), "{error:?}");
+    assert_eq!(error.code(), Some(Code::Unauthenticated));
+}
+
+#[tokio::test]
+async fn a_batch_that_is_larger_than_may_be_sent_fails_alone() {
+    let mut broker = Broker::start().await;
+    let client = broker.builder().max_send_bytes(1_000).connect_lazy().unwrap();
+    let stream = client.producer("q").stream(StreamOptions::default());
+    let before = stream.send(["before"]).await.unwrap();
+    let large = stream.send([NewItem::new(vec![0_u8; 2_000])]).await.unwrap();
+    let after = stream.send(["after"]).await.unwrap();
+    let error = large.await.unwrap_err();
+    assert!(matches!(error, Error::Status(_)), "{error:?}");
+    assert_eq!(error.code(), Some(Code::OutOfRange));
+    let (mut requests, answers) = expect_call!(broker, PushStream);
+    for ticket in [before, after] {
+        let batch = next(&mut requests).await;
+        let results = pushed(&batch.items);
+        let answer = PushStreamResponse { batch_id: batch.batch_id, results, ..Default::default() };
+        answers.send(Ok(answer)).await.unwrap();
+        assert_eq!(ticket.await.unwrap()[0].id, batch.items[0].payload);
+    }
+}
+
 #[tokio::test]
 async fn sending_waits_while_the_window_is_full() {
     let mut broker = Broker::start().await;

@@ -25,19 +25,19 @@ fn an_item_whose_commit_is_being_written_takes_no_place() {
     consumers.commit_fails(&receipt(1));
     assert_eq!(wanted(&mut consumers, NOW), []);
 
-    // While commits take long, no more than twice as many items are held.
-    for (commits, next) in [(1, 3), (2, 4)] {
-        assert!(consumers.commit_begins(&receipt(commits), NOW));
-        consumers.hand_to_stream(id, vec![delivery(next, 1, 5)], NOW);
+    // While commits take long, no more than four times as many items are held.
+    for committing in 1..=6 {
+        assert!(consumers.commit_begins(&receipt(committing), NOW));
+        consumers.hand_to_stream(id, vec![delivery(committing + 2, 1, 5)], NOW);
         assert_eq!(take(&mut consumers, id), 1);
     }
     assert_eq!(wanted(&mut consumers, NOW), [], "it works on two");
-    assert!(consumers.commit_begins(&receipt(3), NOW));
-    assert!(consumers.commit_begins(&receipt(4), NOW));
-    assert_eq!(wanted(&mut consumers, NOW), [], "two commits are being written beside those");
+    assert!(consumers.commit_begins(&receipt(7), NOW));
+    assert!(consumers.commit_begins(&receipt(8), NOW));
+    assert_eq!(wanted(&mut consumers, NOW), [], "six commits are being written beside those");
     assert!(consumers.committed(&receipt(1), NOW));
     assert_eq!(wanted(&mut consumers, NOW), [(id, 1)]);
-    for item in 2..=4 {
+    for item in 2..=8 {
         assert!(consumers.committed(&receipt(item), NOW));
     }
     assert_eq!(wanted(&mut consumers, NOW), [(id, 2)], "each was counted once");
@@ -56,15 +56,17 @@ fn the_bytes_of_an_item_whose_commit_is_being_written_are_free() {
     assert_eq!(wanted_bytes(&mut consumers), Some((1, false)));
     assert!(consumers.commit_begins(&delivery(1, 1, 9).receipt, NOW));
     assert_eq!(wanted_bytes(&mut consumers), Some((10, true)));
-    consumers.hand_to_stream(id, vec![delivery(2, 1, 8)], NOW);
-    assert_eq!(take(&mut consumers, id), 1);
-    assert!(consumers.commit_begins(&delivery(2, 1, 8).receipt, NOW));
-    assert_eq!(wanted_bytes(&mut consumers), Some((3, true)), "it holds twice as many at most");
-    assert_eq!(consumers.remove_stream(id).len(), 2);
+    for (item, bytes) in [(2, 8), (3, 9), (4, 8)] {
+        consumers.hand_to_stream(id, vec![delivery(item, 1, bytes)], NOW);
+        assert_eq!(take(&mut consumers, id), 1);
+        assert!(consumers.commit_begins(&delivery(item, 1, bytes).receipt, NOW));
+    }
+    assert_eq!(wanted_bytes(&mut consumers), Some((6, true)), "it holds 34 of 40 at most");
+    assert_eq!(consumers.remove_stream(id).len(), 4);
 }
 
 #[test]
-fn what_was_asked_for_before_does_not_come_on_top_of_twice_the_bytes() {
+fn what_was_asked_for_before_does_not_come_on_top_of_the_most_bytes() {
     let mut consumers = Consumers::default();
     let id = stream(&mut consumers, 100, 10);
     let hand_and_commit = |consumers: &mut Consumers, item, bytes| {
@@ -75,9 +77,9 @@ fn what_was_asked_for_before_does_not_come_on_top_of_twice_the_bytes() {
     hand_and_commit(&mut consumers, 1, 9);
     let round = consumers.demands();
     consumers.begin_round(&round);
-    hand_and_commit(&mut consumers, 2, 12);
+    hand_and_commit(&mut consumers, 2, 32);
     let back = consumers.hand_reserved(&round.claimants[0], vec![delivery(3, 1, 1)], NOW);
-    assert_eq!(back.len(), 1, "it holds 21 bytes, and 20 are twice what it may");
+    assert_eq!(back.len(), 1, "it holds 41 bytes, and 40 are four times what it may");
 }
 
 /// The idle stream came after the last round.

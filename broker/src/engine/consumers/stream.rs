@@ -20,7 +20,7 @@ const ENOUGH_PART: usize = 4;
 const FULL_MESSAGE_BYTES: usize = 1 << 20;
 /// Where commits take long, a stream holds so many times the items that it may have in flight, and so many times the payload bytes and one
 /// item.
-const MOST_HELD: usize = 2;
+const MOST_HELD: usize = 4;
 /// Nothing is sent within the last part of its lease, one in this many: the item would arrive when
 /// another consumer has it.
 const MARGIN_PART: u32 = 10;
