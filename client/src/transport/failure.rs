@@ -66,6 +66,11 @@ fn code_of(reason: Reason) -> Code {
 fn broken(error: &h2::Error) -> String {
     if error.is_go_away() && error.reason() == Some(Reason::NO_ERROR) {
         "the broker ended the connection".to_owned()
+    } else if error.is_library() && error.reason() == Some(Reason::FRAME_SIZE_ERROR) {
+        // What a server with TLS says to those who begin without reads like the length of a frame.
+        format!(
+            "what answers is no broker ({error}), or it uses TLS, and its address begins with https://"
+        )
     } else {
         format!("the connection to the broker broke: {error}")
     }

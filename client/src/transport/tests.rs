@@ -137,6 +137,18 @@ async fn all_calls_go_over_one_connection() {
     assert!(server.listener.accept().now_or_never().is_none(), "a second connection was made");
 }
 
+#[tokio::test]
+async fn a_server_with_tls_is_recognised() {
+    let server = Server::start().await;
+    let call = server.call(message("hello"));
+    let mut connection = server.that_read("PRI * HTTP/2.0").await;
+    connection.write_all(&[21, 3, 3, 0, 2, 2, 50]).await.unwrap(); // an alert: it cannot be decoded
+    connection.shutdown().await.unwrap();
+    let error = call.await.unwrap().unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable);
+    assert!(error.message().contains("https://"), "{error}");
+}
+
 /// The frames SETTINGS, and GOAWAY with the number of the last call that was taken.
 fn goaway(last: u8) -> Vec<u8> {
     let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
