@@ -243,7 +243,7 @@ impl World {
             let ((load, load_bytes), (held, held_bytes)) = (count(false), count(true));
             assert_eq!((stream.load(), stream.in_flight.len()), (load, held));
             let room = |most: usize, load, held| {
-                most.saturating_sub(load).min((2 * most).saturating_sub(held))
+                most.saturating_sub(load).min((4 * most).saturating_sub(held))
             };
             let StreamSettings { max_in_flight: most, max_in_flight_bytes: bytes, .. } =
                 stream.settings;

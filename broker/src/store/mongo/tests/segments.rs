@@ -1,7 +1,7 @@
 //! Items that share documents: what brokers do to each other's segments, and writes whose answers are lost.
 
 use super::{
-    own_server::{Server, times, unsure},
+    own_server::{Server, held_up, times, unsure},
     *,
 };
 use crate::{
@@ -406,6 +406,29 @@ async fn many_small_claims_take_a_segment_apart_and_miss_nothing() {
     }
     assert_eq!(all, numbers(0..100));
     assert_eq!(stores[0].depth(&queue).await.unwrap().unsettled(), 0);
+}
+
+/// One statement claims all four. While it is on its way, another broker claims the first.
+#[tokio::test(flavor = "multi_thread")]
+async fn whole_segments_that_another_broker_takes_first_are_left_out() {
+    let (server, clock) = (Server::start().await, Arc::new(Clock::system()));
+    let slow = server.open_with(&clock, "a", SIZE).await;
+    let quick = server.open_with(&clock, "b", SIZE).await;
+    let queue = make(&slow, queue_named("q")).await;
+    push(&slow, &queue, 40).await;
+    server.fail("update", times(1), held_up(Duration::from_secs(2))).await;
+    let first = async {
+        let entered =
+            doc! { "waitForFailPoint": "failCommand", "timesEntered": 1, "maxTimeMS": 9_000 };
+        server.admin(entered).await.unwrap();
+        take(&quick, &queue, 10).await
+    };
+    let (others, first) = tokio::join!(take(&slow, &queue, 40), first);
+    assert_eq!(payloads(&first), numbers(0..10));
+    assert_eq!(payloads(&others), numbers(10..40));
+    assert_eq!(commit(&quick, &queue, &first).await, [Outcome::Ok; 10]);
+    assert_eq!(commit(&slow, &queue, &others).await, [Outcome::Ok; 30]);
+    assert_eq!(slow.depth(&queue).await.unwrap().unsettled(), 0);
 }
 
 /// Claims items for a caller that goes away before it has them, and returns them as they were claimed.
