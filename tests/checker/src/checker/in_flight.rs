@@ -12,7 +12,7 @@ use crate::{
 
 /// A stream holds at most so many times the items that it may have in flight, and the bytes besides one item, those included whose commits
 /// are being written.
-const MOST_HELD: u64 = 2;
+const MOST_HELD: u64 = 4;
 /// Most of the cases that wait for the outcome of commits.
 const WAITING: usize = 100;
 
