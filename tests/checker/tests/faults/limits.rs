@@ -101,33 +101,42 @@ fn a_stream_receives_too_much() {
     story.call(reserve(1, 0), Response::Deliveries(both)).breaks(Rule::Limits, "work", 2);
 }
 
-/// A stream that may have one item in flight is sent three, while commits of two are under way.
-fn three_deliveries() -> (Story, [CallId; 2]) {
+/// A stream that may have one item in flight is sent five, while commits of four are under way. Two of them are refused.
+fn five_deliveries() -> (Story, [CallId; 2]) {
     let mut story = Story::default();
-    story.push(item("a")).push(item("b")).push(item("c"));
+    ["y", "z", "a", "b", "c"].into_iter().fold(&mut story, |story, name| story.push(item(name)));
     let stream = story.start(Request::Consume(consume(1)));
-    let commits = ["a", "b"].map(|name| {
+    let [third, fourth, first, second] = ["y", "z", "a", "b"].map(|name| {
         story.deliver(stream, delivery(name, 1));
         story.start(commit(&format!("{name}/1")))
     });
-    story.at(100).deliver(stream, delivery("c", 1));
-    (story, commits)
+    story.at(100).deliver(stream, delivery("c", 1)).refused(third).refused(fourth);
+    (story, [first, second])
+}
+
+/// Commits what is left of five items, of which two commits were refused.
+fn commit_the_rest(story: &mut Story) {
+    ["b/1", "c/1", "y/1", "z/1"]
+        .into_iter()
+        .fold(story, |story, receipt| story.commit(receipt, Outcome::Ok));
 }
 
 #[test]
 fn a_stream_holds_too_much_while_commits_take_long() {
     // Both are refused, or turn out to have changed nothing.
-    let (mut story, [first, second]) = three_deliveries();
-    story.refused(first).refused(second).breaks(Rule::Limits, "work", 6);
-    let (mut story, [first, second]) = three_deliveries();
+    let (mut story, [first, second]) = five_deliveries();
+    story.refused(first).refused(second).breaks(Rule::Limits, "work", 10);
+    let (mut story, [first, second]) = five_deliveries();
     story.unknown(first).unknown(second).at(LEASE + 200);
-    story.reserve(delivery("a", 2)).reserve(delivery("b", 2)).breaks(Rule::Limits, "work", 6);
+    story.reserve(delivery("a", 2)).reserve(delivery("b", 2)).breaks(Rule::Limits, "work", 10);
     // One of them may have taken effect before.
-    let (mut story, [first, second]) = three_deliveries();
+    let (mut story, [first, second]) = five_deliveries();
     story.ok(first, Response::Settled(vec![Outcome::Ok])).refused(second);
-    story.commit("b/1", Outcome::Ok).commit("c/1", Outcome::Ok).rest().is_clean();
-    let (mut story, [first, second]) = three_deliveries();
-    story.unknown(first).refused(second).commit("b/1", Outcome::Ok).commit("c/1", Outcome::Ok);
+    commit_the_rest(&mut story);
+    story.rest().is_clean();
+    let (mut story, [first, second]) = five_deliveries();
+    story.unknown(first).refused(second);
+    commit_the_rest(&mut story);
     story.rest().is_clean();
 }
 
@@ -155,38 +164,41 @@ fn a_stream_receives_too_many_bytes() {
     story.refused(call).deliver(stream, large("b", 41)).breaks(Rule::Limits, "work", 3);
 }
 
-/// A stream that may hold 100 bytes is sent a third item, while commits of two are under way.
-fn three_deliveries_of(sizes: [usize; 3]) -> (Story, [CallId; 2]) {
+/// A stream that may hold 100 bytes is sent a fifth item, while commits of four are under way. Two of them, of items of 100 bytes, are refused.
+fn five_deliveries_of(sizes: [usize; 3]) -> (Story, [CallId; 2]) {
     let mut story = Story::default();
-    story.push(item("a")).push(item("b")).push(item("c"));
+    ["y", "z", "a", "b", "c"].into_iter().fold(&mut story, |story, name| story.push(item(name)));
     let stream = story.start(Request::Consume(consume_100_bytes()));
-    let [first, second, third] = sizes;
-    let commits = [("a", first), ("b", second)].map(|(name, bytes)| {
+    let [first, second, last] = sizes;
+    let commits = [("y", 100), ("z", 100), ("a", first), ("b", second)].map(|(name, bytes)| {
         story.deliver(stream, large(name, bytes));
         story.start(commit(&format!("{name}/1")))
     });
-    story.at(100).deliver(stream, large("c", third));
-    (story, commits)
+    let [third, fourth, first, second] = commits;
+    story.at(100).deliver(stream, large("c", last)).refused(third).refused(fourth);
+    (story, [first, second])
 }
 
 #[test]
 fn a_stream_holds_too_many_bytes_while_commits_take_long() {
     // Both are refused, or turn out to have changed nothing.
-    let (mut story, [first, second]) = three_deliveries_of([100, 101, 1]);
+    let (mut story, [first, second]) = five_deliveries_of([100, 101, 1]);
     story.refused(first).refused(second);
-    let report = story.breaks(Rule::Limits, "work", 6).to_string();
-    assert!(report.contains("held 201 bytes besides the newest item"), "{report}");
-    let (mut story, [first, second]) = three_deliveries_of([100, 101, 1]);
+    let report = story.breaks(Rule::Limits, "work", 10).to_string();
+    assert!(report.contains("held 401 bytes besides the newest item"), "{report}");
+    let (mut story, [first, second]) = five_deliveries_of([100, 101, 1]);
     story.unknown(first).unknown(second).at(LEASE + 200);
-    story.reserve(delivery("a", 2)).reserve(delivery("b", 2)).breaks(Rule::Limits, "work", 6);
+    story.reserve(delivery("a", 2)).reserve(delivery("b", 2)).breaks(Rule::Limits, "work", 10);
     // One of them may have taken effect before.
-    let (mut story, [first, second]) = three_deliveries_of([100, 101, 1]);
+    let (mut story, [first, second]) = five_deliveries_of([100, 101, 1]);
     story.ok(first, Response::Settled(vec![Outcome::Ok])).refused(second);
-    story.commit("b/1", Outcome::Ok).commit("c/1", Outcome::Ok).rest().is_clean();
-    // The third item may be larger.
-    let (mut story, [first, second]) = three_deliveries_of([100, 100, 500]);
-    story.refused(first).refused(second).commit("a/1", Outcome::Ok).commit("b/1", Outcome::Ok);
-    story.commit("c/1", Outcome::Ok).rest().is_clean();
+    commit_the_rest(&mut story);
+    story.rest().is_clean();
+    // The last item may be larger.
+    let (mut story, [first, second]) = five_deliveries_of([100, 100, 500]);
+    story.refused(first).refused(second).commit("a/1", Outcome::Ok);
+    commit_the_rest(&mut story);
+    story.rest().is_clean();
 }
 
 /// A stream that holds an item, and the answer to a flow.
