@@ -170,7 +170,7 @@ impl Part {
 
 /// The statements that claim parts of segments. They change nothing in a segment of which anybody has claimed or detached
 /// ready items since they were read. One statement claims all segments that change alike, as those do that are claimed
-/// whole: a statement costs the server half as much again as the change of a segment.
+/// whole: a statement costs the server about as much as the change of a segment.
 pub(crate) fn statements<'a>(
     parts: impl Iterator<Item = &'a Part>,
 ) -> Result<impl Iterator<Item = RawDocumentBuf>> {

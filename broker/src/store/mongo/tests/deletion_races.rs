@@ -130,9 +130,7 @@ async fn a_deletion_with_force_that_is_refused_deletes_nothing() {
     server.fail("delete", doc! { "times": 1 }, blocked).await;
     let deleting = async { ours.delete_queue(&dead, true, links).await.unwrap() };
     let linking = async {
-        let entered =
-            doc! { "waitForFailPoint": "failCommand", "timesEntered": 1, "maxTimeMS": 9_000 };
-        server.admin(entered).await.unwrap();
+        server.until_failing().await;
         let source = Queue { dead_letter_queue: Some(dead.name.clone()), ..queue_named("a") };
         other.link_queue(&source, other.links().await.unwrap()).await.unwrap()
     };

@@ -81,9 +81,7 @@ async fn a_claim_does_not_take_an_item_that_was_moved_since_it_was_read() {
     server.fail("update", times(1), held_up).await;
     let claiming = async { ours.reserve(&queue, &[want(1, LEASE)]).await.unwrap() };
     let moving = async {
-        let entered =
-            doc! { "waitForFailPoint": "failCommand", "timesEntered": 1, "maxTimeMS": 9_000 };
-        server.admin(entered).await.unwrap();
+        server.until_failing().await;
         let moved = Move {
             held: held(&queue, &taken[0]),
             to: queue.clone(),
@@ -111,9 +109,7 @@ async fn a_commit_that_stalls_past_its_lease_does_not_get_the_outcome_of_the_nex
     server.fail("delete", times(1), held_up(Duration::from_secs(1))).await;
     let stalled = store.commit(vec![held(&queue, &first[0])]);
     let meanwhile = async {
-        let entered =
-            doc! { "waitForFailPoint": "failCommand", "timesEntered": 1, "maxTimeMS": 9_000 };
-        server.admin(entered).await.unwrap();
+        server.until_failing().await;
         clock.advance(LEASE);
         let second = take_all(&store, &queue, 1).await;
         store.commit(vec![held(&queue, &second[0])]).await.unwrap()

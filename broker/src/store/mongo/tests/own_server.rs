@@ -97,6 +97,12 @@ impl Server {
         self.admin(point).await.unwrap();
     }
 
+    /// Waits until a command has met the fail point.
+    pub(super) async fn until_failing(&self) {
+        let met = doc! { "waitForFailPoint": "failCommand", "timesEntered": 1, "maxTimeMS": 9_000 };
+        self.admin(met).await.unwrap();
+    }
+
     pub(super) async fn heal(&self) {
         self.admin(doc! { "configureFailPoint": "failCommand", "mode": "off" }).await.unwrap();
     }

@@ -418,9 +418,7 @@ async fn whole_segments_that_another_broker_takes_first_are_left_out() {
     push(&slow, &queue, 40).await;
     server.fail("update", times(1), held_up(Duration::from_secs(2))).await;
     let first = async {
-        let entered =
-            doc! { "waitForFailPoint": "failCommand", "timesEntered": 1, "maxTimeMS": 9_000 };
-        server.admin(entered).await.unwrap();
+        server.until_failing().await;
         take(&quick, &queue, 10).await
     };
     let (others, first) = tokio::join!(take(&slow, &queue, 40), first);
