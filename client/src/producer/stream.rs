@@ -220,7 +220,7 @@ impl StreamTask {
         let mut tries = 0;
         loop {
             // Connect only when there is something to send.
-            if self.pending.is_empty() {
+            while self.pending.is_empty() {
                 match self.incoming.recv().await {
                     Some(batch) => self.accept(batch),
                     None => return,
