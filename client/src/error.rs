@@ -41,7 +41,7 @@ pub enum Error {
     /// The connection broke before the answer came, and repeating the call could do the work twice:
     /// the items may be stored or not. Give items a `dedup_id` to have such calls repeated safely.
     /// Also if the broker refused a call that was repeated, or ended the stream on which the items were sent: they may have been
-    /// stored before.
+    /// stored before. And if the broker, or a proxy before it, says `INTERNAL` or `UNKNOWN`: it cannot tell either.
     #[error("outcome unknown: {}", describe(.0))]
     OutcomeUnknown(#[source] Box<Status>),
     /// Some of the calls a large push was split into succeeded before one failed.

@@ -2,6 +2,7 @@
 
 use prost::Message;
 use tokio::time::Instant;
+use tonic::{Code, Status};
 
 use crate::{
     client::Client,
@@ -9,7 +10,7 @@ use crate::{
     item::NewItem,
     proto::{self, PushRequest, PushResult},
     retry::Backoff,
-    transport::is_unsent,
+    transport::{is_broken, is_unsent},
 };
 
 /// The broker accepts at most this many items in one call.
@@ -83,13 +84,11 @@ impl Producer {
     /// # Errors
     /// [`Error::Status`] if the broker refuses it, or no broker could be reached for too long: nothing was stored.
     /// [`Error::OutcomeUnknown`] if the connection broke under the call, or the broker lost its store, and the item has no
-    /// `dedup_id`, retries took too long, or the broker refused a retry.
+    /// `dedup_id`, retries took too long, or the broker refused a retry; and if the call ended as `INTERNAL` or `UNKNOWN`.
     pub async fn push(&self, item: impl Into<NewItem>) -> Result<PushResult> {
         let mut results = self.push_all([item.into()]).await?;
         // The broker returns one result per item.
-        results
-            .pop()
-            .ok_or_else(|| tonic::Status::internal("push answered without a result").into())
+        results.pop().ok_or_else(|| Status::internal("push answered without a result").into())
     }
 
     /// Pushes items in order and returns one result for each when all are durable. More than 1,000 items, or
@@ -130,12 +129,12 @@ impl Producer {
                 Ok(response) => return Ok(response.into_inner().results),
                 Err(status) => status,
             };
+            maybe_stored |= may_be_stored(&status);
             if !is_transient(&status) {
                 return Err(Error::refused(status, maybe_stored));
             }
             self.client.fail_over(&address);
             let delay = self.backoff.delay(tries, Some(&status));
-            maybe_stored |= !is_unsent(&status);
             if (maybe_stored && !safe) || Instant::now() + delay > give_up {
                 return Err(Error::refused(status, maybe_stored));
             }
@@ -184,6 +183,16 @@ pub(super) fn is_repeatable(items: &[proto::NewItem]) -> bool {
     items.iter().all(|item| !item.dedup_id.is_empty())
 }
 
+/// Returns true if the items of a push that ended so may be stored.
+pub(super) fn may_be_stored(status: &Status) -> bool {
+    match status.code() {
+        _ if is_broken(status) => !is_unsent(status),
+        // A broker says so when its work went wrong, and a proxy of a call that it has passed on.
+        Code::Unknown | Code::Internal => true,
+        _ => is_transient(status),
+    }
+}
+
 /// 128 random bits in hexadecimal, like a UUID without its dashes.
 fn random_id() -> String {
     format!("{:032x}", rand::random::<u128>())
@@ -191,6 +200,9 @@ fn random_id() -> String {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::TcpListener;
+    use tonic::codegen::http::Response;
+
     use super::*;
 
     fn producer() -> Producer {
@@ -211,6 +223,32 @@ mod tests {
             .map(|batch| batch.iter().map(|item| item.payload[0]).collect())
             .collect();
         assert_eq!(firsts, [vec![0, 1], vec![2, 3], vec![4]]);
+    }
+
+    #[tokio::test]
+    async fn a_broker_that_failed_within_may_have_stored_the_items() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            let mut connection =
+                h2::server::handshake(listener.accept().await.unwrap().0).await.unwrap();
+            for code in [Code::Internal, Code::Unknown, Code::InvalidArgument] {
+                let (_, mut respond) = connection.accept().await.unwrap().unwrap();
+                let answer = Response::builder()
+                    .header("content-type", "application/grpc")
+                    .header("grpc-status", code as i32);
+                respond.send_response(answer.body(()).unwrap(), true).unwrap();
+            }
+            while connection.accept().await.is_some() {}
+        });
+        let producer = Client::builder(url).connect_lazy().unwrap().producer("q");
+        for code in [Code::Internal, Code::Unknown] {
+            let error = producer.push("x").await.unwrap_err();
+            assert!(matches!(error, Error::OutcomeUnknown(_)), "{error:?}");
+            assert_eq!(error.code(), Some(code));
+        }
+        let error = producer.push("x").await.unwrap_err();
+        assert!(matches!(error, Error::Status(_)), "{error:?}");
     }
 
     #[tokio::test]

@@ -22,13 +22,12 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Code, Status, Streaming};
 
-use super::push::{Producer, is_repeatable};
+use super::push::{Producer, is_repeatable, may_be_stored};
 use crate::{
     client::Client,
     error::{Error, Result, is_transient},
     item::NewItem,
     proto::{PushResult, PushStreamRequest, PushStreamResponse},
-    transport::{is_broken, is_unsent},
 };
 
 /// A batch that failed temporarily, on a stream that lives, waits as long as after this many tries (0.4 s by default).
@@ -355,8 +354,8 @@ impl StreamTask {
             details(&error),
         );
         if !is_transient(&status) {
-            let error = Error::refused(status, batch.maybe_stored);
-            batch.finish(Err(error));
+            let maybe_stored = batch.maybe_stored || may_be_stored(&status);
+            batch.finish(Err(Error::refused(status, maybe_stored)));
         } else if batch.safe && Instant::now() < batch.give_up {
             batch.maybe_stored = true;
             self.pending.insert(id, batch);
@@ -408,13 +407,7 @@ impl From<Status> for Broken {
 impl Broken {
     /// A stream that ended before its answer began.
     fn unopened(status: Status) -> Self {
-        let is_begun = match status.code() {
-            _ if is_broken(&status) => !is_unsent(&status),
-            // A proxy may say so of a stream that it has passed on.
-            Code::Unknown | Code::Internal => true,
-            _ => is_transient(&status),
-        };
-        Self { status, is_begun }
+        Self { is_begun: may_be_stored(&status), status }
     }
 }
 
@@ -474,8 +467,17 @@ mod tests {
         }
     }
 
+    /// A message as it goes over a connection.
+    fn encoded(message: &impl Message) -> bytes::Bytes {
+        let mut bytes = BytesMut::new();
+        bytes.put_u8(0);
+        bytes.put_u32(message.encoded_len() as u32);
+        message.encode(&mut bytes).unwrap();
+        bytes.freeze()
+    }
+
     #[tokio::test]
-    async fn what_a_broker_did_not_take_is_sent_again() {
+    async fn what_a_broker_did_not_take_is_sent_again_and_what_failed_may_be_stored() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let producer = Client::builder(url).connect_lazy().unwrap().producer("q");
@@ -496,13 +498,19 @@ mod tests {
         let again = read(request.body_mut()).await;
         assert_eq!(again, first);
 
-        let answer = PushStreamResponse { batch_id: again.batch_id, ..Default::default() };
-        let mut bytes = BytesMut::new();
-        bytes.put_u8(0);
-        bytes.put_u32(answer.encoded_len() as u32);
-        answer.encode(&mut bytes).unwrap();
         let mut to = respond.send_response(Response::new(()), false).unwrap();
-        to.send_data(bytes.freeze(), false).unwrap();
+        let answer = PushStreamResponse { batch_id: again.batch_id, ..Default::default() };
+        to.send_data(encoded(&answer), false).unwrap();
         assert_eq!(ticket.await.unwrap(), []);
+
+        for (code, is_unknown) in [(Code::Internal, true), (Code::InvalidArgument, false)] {
+            let ticket = stream.send(["once"]).await.unwrap();
+            let batch_id = read(request.body_mut()).await.batch_id;
+            let error = tonic_types::Status { code: code as i32, ..Default::default() };
+            let answer = PushStreamResponse { batch_id, error: Some(error), ..Default::default() };
+            to.send_data(encoded(&answer), false).unwrap();
+            let error = ticket.await.unwrap_err();
+            assert_eq!(matches!(error, Error::OutcomeUnknown(_)), is_unknown, "{error:?}");
+        }
     }
 }
