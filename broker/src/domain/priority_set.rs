@@ -5,7 +5,7 @@ use std::ops::{BitAnd, BitOr, BitOrAssign, Sub};
 use crate::domain::Priority;
 
 /// A set of priorities, one bit each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct PrioritySet(u16);
 
 impl PrioritySet {

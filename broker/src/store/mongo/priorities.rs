@@ -6,8 +6,10 @@
 //! it is done. Without a sentinel, this search would walk through dead entries among the reserved items, at the head of
 //! the next priority, or of the next queue by name, and a hundred thousand dead entries take tens of milliseconds.
 
+use std::collections::HashMap;
+
 use mongodb::{
-    bson::{Bson, Document, RawDocumentBuf, doc, rawdoc},
+    bson::{Bson, Document, RawArrayBuf, doc, rawdoc},
     error::ErrorKind,
 };
 
@@ -17,9 +19,9 @@ use crate::{
         Result,
         mongo::{
             Inner,
-            schema::layout::{Group, HANDOUT, READY_END, TOMBSTONE, millis},
+            schema::layout::{Group, HANDOUT, READY_END, TOMBSTONE, durable, millis},
             server::{
-                connect::read_documents,
+                connect::{read_documents, write},
                 error::{DUPLICATE_KEY, failed, integer},
                 time_limit::{in_time, read_in_time},
             },
@@ -27,33 +29,61 @@ use crate::{
     },
 };
 
-/// Records that a queue has, or is about to have, items of these priorities. `incarnation` is the creation time of the
-/// queue, if known.
+/// A queue that has, or is about to have, items of these priorities.
+pub(crate) struct InUse<'a> {
+    pub(crate) queue: &'a QueueName,
+    pub(crate) set: PrioritySet,
+    /// When the queue was created, if known.
+    pub(crate) incarnation: Option<Timestamp>,
+}
+
+/// Records the priorities of queues of a group: of all of them by two commands.
 pub(crate) async fn record(
     inner: &Inner,
     group: &Group,
-    queue: &QueueName,
-    set: PrioritySet,
-    incarnation: Option<Timestamp>,
+    queues: impl IntoIterator<Item = InUse<'_>>,
 ) -> Result<()> {
-    let cursor = inner.cursor(queue);
-    let missing = cursor.unrecorded(set, incarnation);
+    let missing: Vec<InUse<'_>> = queues
+        .into_iter()
+        .filter_map(|of| {
+            let set = inner.cursor(of.queue).unrecorded(of.set, of.incarnation);
+            (!set.is_empty()).then_some(InUse { set, ..of })
+        })
+        .collect();
     if missing.is_empty() {
         return Ok(());
     }
-    let new: Vec<Bson> = missing.iter().map(Bson::Int32).collect();
-    let queues = inner.db.collection::<Document>("queues");
-    let update = queues.update_one(
-        doc! { "_id": queue.as_str() },
-        doc! { "$addToSet": { "levels": { "$each": new } } },
-    );
-    let outcome = in_time(&inner.db, update).await.map_err(failed)?;
-    set_sentinels(group, queue, missing).await?;
+    let there = add_levels(inner, &missing).await?;
+    set_sentinels(group, &missing).await?;
     // A queue that does not exist yet takes its priorities from the index when it is created.
-    if outcome.matched_count > 0 {
-        cursor.recorded(missing);
+    if there == missing.len() as u64 {
+        for of in &missing {
+            inner.cursor(of.queue).recorded(of.set, of.incarnation);
+        }
     }
     Ok(())
+}
+
+/// Adds the priorities to the settings of the queues, and returns how many of these there are.
+async fn add_levels(inner: &Inner, queues: &[InUse<'_>]) -> Result<u64> {
+    let mut names: HashMap<PrioritySet, RawArrayBuf> = HashMap::new();
+    for of in queues {
+        names.entry(of.set).or_default().push(of.queue.as_str());
+    }
+    let statements = names.into_iter().map(|(set, names)| {
+        rawdoc! {
+            "q": { "_id": { "$in": names } },
+            "u": { "$addToSet": { "levels": { "$each": set.iter().collect::<RawArrayBuf>() } } },
+            "multi": true,
+        }
+    });
+    let command = rawdoc! {
+        "update": "queues",
+        "updates": statements.collect::<RawArrayBuf>(),
+        "ordered": false,
+        "writeConcern": durable(),
+    };
+    Ok(write(&inner.db, command).await?.n)
 }
 
 /// Names and dates of the sentinels of a priority.
@@ -70,8 +100,9 @@ pub(crate) fn sentinel_ids(queue: &QueueName) -> Vec<String> {
 }
 
 /// Inserts the sentinels of these priorities. Nothing that reads items reads at their dates.
-async fn set_sentinels(group: &Group, queue: &QueueName, set: PrioritySet) -> Result<()> {
-    let of_level = |level| {
+async fn set_sentinels(group: &Group, queues: &[InUse<'_>]) -> Result<()> {
+    let levels = queues.iter().flat_map(|of| of.set.iter().map(|level| (of.queue, level)));
+    let sentinels = levels.flat_map(|(queue, level)| {
         SENTINELS.map(|(name, when)| {
             rawdoc! {
                 "_id": sentinel_id(queue, level, name),
@@ -80,8 +111,7 @@ async fn set_sentinels(group: &Group, queue: &QueueName, set: PrioritySet) -> Re
                 "priority": level,
             }
         })
-    };
-    let sentinels: Vec<RawDocumentBuf> = set.iter().flat_map(of_level).collect();
+    });
     let insert = group.items.insert_many(sentinels).ordered(false);
     let Err(error) = in_time(&group.db, insert).await else { return Ok(()) };
     let there_before = match error.kind.as_ref() {

@@ -12,7 +12,7 @@ use crate::{
             Inner,
             admin::listing::{Listing, Position, reclaim},
             ordering::{self, OrderKey},
-            priorities,
+            priorities::{self, InUse},
             schema::{
                 item::{Stored, oid},
                 layout::{Group, date, millis},
@@ -109,7 +109,8 @@ async fn send(
         return Ok(0);
     }
     let set = items.iter().map(|item| item.priority).collect();
-    priorities::record(inner, group, &to.name, set, Some(to.create_time)).await?;
+    let used = InUse { queue: &to.name, set, incarnation: Some(to.create_time) };
+    priorities::record(inner, group, [used]).await?;
     let (now, settled) = (inner.now(), settle_token(inner));
     let returns = |item: &Stored| item.origin.as_deref() == Some(to.name.as_str());
     let entering: Vec<(&Queue, &Stored)> =

@@ -30,7 +30,8 @@ use crate::{
                 deletion::{holds_items, pass, unsettled},
                 queues::{self, QUEUES},
             },
-            ordering, priorities,
+            ordering,
+            priorities::{self, InUse},
             schema::{
                 item::Stored,
                 layout::{
@@ -296,7 +297,8 @@ async fn move_some(
     let priorities = found
         .iter()
         .fold(PrioritySet::EMPTY, |set, (stored, _)| set | PrioritySet::of(stored.priority));
-    priorities::record(inner, to, &queue.name, priorities, Some(queue.create_time)).await?;
+    let used = InUse { queue: &queue.name, set: priorities, incarnation: Some(queue.create_time) };
+    priorities::record(inner, to, [used]).await?;
     let numbered = found.iter().filter(|(stored, _)| stored.sequence.is_some()).count();
     let mut next = match numbered {
         0 => 0,

@@ -311,9 +311,12 @@ impl QueueCursor {
         set - state.recorded
     }
 
-    /// Notes that the priorities are recorded.
-    pub(crate) fn recorded(&self, set: PrioritySet) {
-        self.state.lock().recorded |= set;
+    /// Notes that the priorities are recorded, unless the queue was created anew meanwhile.
+    pub(crate) fn recorded(&self, set: PrioritySet, incarnation: Option<Timestamp>) {
+        let mut state = self.state.lock();
+        if incarnation.is_none_or(|incarnation| state.incarnation == incarnation) {
+            state.recorded |= set;
+        }
     }
 }
 

@@ -9,14 +9,14 @@ use std::{
 };
 
 use crate::{
-    domain::{GroupName, ItemId, PrioritySet, Pushed, Queue, QueueName, Timestamp},
+    domain::{GroupName, ItemId, PrioritySet, Pushed, Queue, QueueName},
     store::{
         Push, Result, StoreError,
         mongo::{
             Inner,
             cursor::lease_cache::CachedLease,
             ordering::{self, OrderKey},
-            priorities,
+            priorities::{self, InUse},
             push::dedup::{First, key_of},
             reserve::claims::Claim,
             schema::{
@@ -249,16 +249,17 @@ pub(super) fn order_key(push: &Push) -> Option<OrderKey> {
 
 /// Records the priorities of new items. The record precedes the insert, so that no reserve overlooks a priority in use.
 pub(super) async fn record_priorities(inner: &Inner, group: &Group, items: &[Push]) -> Result<()> {
-    let mut queues: HashMap<&QueueName, (PrioritySet, Timestamp)> = HashMap::new();
+    let mut queues: HashMap<&QueueName, InUse<'_>> = HashMap::new();
     for push in items {
-        let entry =
-            queues.entry(&push.queue.name).or_insert((PrioritySet::EMPTY, push.queue.create_time));
-        entry.0 |= PrioritySet::of(i32::from(push.item.priority.level()));
+        let queue = &push.queue.name;
+        let entry = queues.entry(queue).or_insert_with(|| InUse {
+            queue,
+            set: PrioritySet::EMPTY,
+            incarnation: Some(push.queue.create_time),
+        });
+        entry.set |= PrioritySet::of(i32::from(push.item.priority.level()));
     }
-    for (queue, (set, created)) in queues {
-        priorities::record(inner, group, queue, set, Some(created)).await?;
-    }
-    Ok(())
+    priorities::record(inner, group, queues.into_values()).await
 }
 
 /// Inserts items. An item that the index of deduplication ids refuses is a duplicate, or is inserted again if the

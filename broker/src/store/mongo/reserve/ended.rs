@@ -12,7 +12,7 @@ use crate::{
         mongo::{
             Inner,
             ordering::{self, OrderKey},
-            priorities,
+            priorities::{self, InUse},
             schema::{
                 item::{Stored, oids, token_oid},
                 layout::{BY_ID, ENDS, Group, PROCESSED, date, durable, millis},
@@ -162,7 +162,7 @@ async fn remove_failed(
         AtLimit::Unknown | AtLimit::Nowhere => return Ok(0),
     };
     let set = items.iter().map(|item| item.priority).collect();
-    priorities::record(inner, group, to, set, None).await?;
+    priorities::record(inner, group, [InUse { queue: to, set, incarnation: None }]).await?;
     let mut lots: HashMap<_, Vec<&Stored>> = HashMap::new();
     for item in items {
         lots.entry(item.lock).or_default().push(item);

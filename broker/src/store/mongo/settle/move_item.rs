@@ -11,7 +11,7 @@ use crate::{
         mongo::{
             Inner,
             ordering::{self, OrderKey},
-            priorities,
+            priorities::{self, InUse},
             schema::{
                 item::{Stored, binary, literal, oid, texts, token_oid},
                 layout::{BLOCKED, Group, millis},
@@ -72,9 +72,8 @@ async fn move_in_group(
         *used.entry(&items[*at].to.name).or_default() |=
             PrioritySet::of(priority(&items[*at], stored));
     }
-    for (queue, set) in used {
-        priorities::record(inner, group, queue, set, None).await?;
-    }
+    let used = used.into_iter().map(|(queue, set)| InUse { queue, set, incarnation: None });
+    priorities::record(inner, group, used).await?;
     let numbers = numbers(inner, held.iter().map(|(at, s)| (&*items[*at].to, *s))).await?;
 
     let settled = settle_token(inner);

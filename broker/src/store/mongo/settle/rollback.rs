@@ -12,7 +12,7 @@ use crate::{
             Inner,
             cursor::lease_cache::CachedLease,
             ordering::{self, OrderKey},
-            priorities,
+            priorities::{self, InUse},
             schema::{
                 item::{Stored, literal, token_oid},
                 layout::{Group, date},
@@ -195,9 +195,9 @@ impl Batch<'_> {
                     self.priority(at, &before).unwrap_or_default();
             }
         }
-        for (queue, set) in priorities {
-            priorities::record(self.inner, self.group, queue, set, None).await?;
-        }
+        let used =
+            priorities.into_iter().map(|(queue, set)| InUse { queue, set, incarnation: None });
+        priorities::record(self.inner, self.group, used).await?;
         Ok(before)
     }
 

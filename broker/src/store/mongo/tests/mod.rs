@@ -215,6 +215,33 @@ async fn a_server_that_cannot_be_reached_is_named_within_seconds() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn priorities_of_many_new_queues_are_recorded_together() {
+    let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
+    let store = scratch.open(&clock).await;
+    let mut queues = Vec::new();
+    for n in 0..20 {
+        queues.push(make(&store, queue_named(&format!("q{n}"))).await);
+    }
+    let names: Vec<&str> = queues.iter().map(|queue| queue.name.as_str()).collect();
+    let db = store.database();
+    db.run_command(doc! { "profile": 2 }).await.unwrap();
+    store.push(queues.iter().map(|queue| push_of(queue, "x", 3)).collect()).await.unwrap();
+    db.run_command(doc! { "profile": 0 }).await.unwrap();
+
+    let profile = db.collection::<Document>("system.profile");
+    let updates = doc! { "op": "update", "ns": format!("{}.queues", scratch.name) };
+    assert_eq!(profile.count_documents(updates).await.unwrap(), 1);
+    let recorded = doc! { "_id": { "$in": names }, "levels": [3] };
+    let settings = db.collection::<Document>("queues");
+    assert_eq!(settings.count_documents(recorded).await.unwrap(), 20);
+    let sentinels: Vec<String> =
+        queues.iter().flat_map(|queue| priorities::sentinel_ids(&queue.name)).collect();
+    let items = db.collection::<Document>("items.default");
+    let count = items.count_documents(doc! { "_id": { "$in": sentinels } }).await.unwrap();
+    assert_eq!(count, 40);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn every_priority_in_use_ends_in_a_sentinel() {
     let (scratch, clock) = (Scratch::new(), Arc::new(Clock::system()));
     let store = scratch.open(&clock).await;
