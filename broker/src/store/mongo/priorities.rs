@@ -30,6 +30,7 @@ use crate::{
 };
 
 /// A queue that has, or is about to have, items of these priorities.
+#[derive(Clone, Copy)]
 pub(crate) struct InUse<'a> {
     pub(crate) queue: &'a QueueName,
     pub(crate) set: PrioritySet,
@@ -37,14 +38,18 @@ pub(crate) struct InUse<'a> {
     pub(crate) incarnation: Option<Timestamp>,
 }
 
-/// Records the priorities of queues of a group: of all of them by two commands.
+/// Records the priorities of queues of a group, each of which may be named several times: of all of them by two commands.
 pub(crate) async fn record(
     inner: &Inner,
     group: &Group,
-    queues: impl IntoIterator<Item = InUse<'_>>,
+    used: impl IntoIterator<Item = InUse<'_>>,
 ) -> Result<()> {
+    let mut queues: HashMap<&QueueName, InUse<'_>> = HashMap::new();
+    for of in used {
+        queues.entry(of.queue).or_insert(InUse { set: PrioritySet::EMPTY, ..of }).set |= of.set;
+    }
     let missing: Vec<InUse<'_>> = queues
-        .into_iter()
+        .into_values()
         .filter_map(|of| {
             let set = inner.cursor(of.queue).unrecorded(of.set, of.incarnation);
             (!set.is_empty()).then_some(InUse { set, ..of })

@@ -249,17 +249,12 @@ pub(super) fn order_key(push: &Push) -> Option<OrderKey> {
 
 /// Records the priorities of new items. The record precedes the insert, so that no reserve overlooks a priority in use.
 pub(super) async fn record_priorities(inner: &Inner, group: &Group, items: &[Push]) -> Result<()> {
-    let mut queues: HashMap<&QueueName, InUse<'_>> = HashMap::new();
-    for push in items {
-        let queue = &push.queue.name;
-        let entry = queues.entry(queue).or_insert_with(|| InUse {
-            queue,
-            set: PrioritySet::EMPTY,
-            incarnation: Some(push.queue.create_time),
-        });
-        entry.set |= PrioritySet::of(i32::from(push.item.priority.level()));
-    }
-    priorities::record(inner, group, queues.into_values()).await
+    let used = items.iter().map(|push| InUse {
+        queue: &push.queue.name,
+        set: PrioritySet::of(i32::from(push.item.priority.level())),
+        incarnation: Some(push.queue.create_time),
+    });
+    priorities::record(inner, group, used).await
 }
 
 /// Inserts items. An item that the index of deduplication ids refuses is a duplicate, or is inserted again if the

@@ -67,12 +67,11 @@ async fn move_in_group(
             found => outcomes[at] = stale(found, now),
         }
     }
-    let mut used: HashMap<&QueueName, PrioritySet> = HashMap::new();
-    for (at, stored) in &held {
-        *used.entry(&items[*at].to.name).or_default() |=
-            PrioritySet::of(priority(&items[*at], stored));
-    }
-    let used = used.into_iter().map(|(queue, set)| InUse { queue, set, incarnation: None });
+    let used = held.iter().map(|(at, stored)| InUse {
+        queue: &items[*at].to.name,
+        set: PrioritySet::of(priority(&items[*at], stored)),
+        incarnation: None,
+    });
     priorities::record(inner, group, used).await?;
     let numbers = numbers(inner, held.iter().map(|(at, s)| (&*items[*at].to, *s))).await?;
 

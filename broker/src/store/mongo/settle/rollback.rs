@@ -187,16 +187,11 @@ impl Batch<'_> {
         } else {
             HashMap::new()
         };
-        let mut priorities: HashMap<&QueueName, PrioritySet> = HashMap::new();
-        for at in dead() {
-            if let Some(to) = self.dead_letter_queue(at) {
-                // The priority of an item that is gone is not known, and not needed.
-                *priorities.entry(to).or_default() |=
-                    self.priority(at, &before).unwrap_or_default();
-            }
-        }
-        let used =
-            priorities.into_iter().map(|(queue, set)| InUse { queue, set, incarnation: None });
+        let used = dead().filter_map(|at| {
+            // The priority of an item that is gone is not known, and not needed.
+            let set = self.priority(at, &before).unwrap_or_default();
+            Some(InUse { queue: self.dead_letter_queue(at)?, set, incarnation: None })
+        });
         priorities::record(self.inner, self.group, used).await?;
         Ok(before)
     }
