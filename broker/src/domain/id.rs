@@ -170,6 +170,11 @@ impl IdSource {
         self.id(first)
     }
 
+    /// Marks the place between the ids that this source has made and those that it will make.
+    pub fn mark(&self) -> IdMark {
+        IdMark::of_broker(self.id(*self.last.lock()))
+    }
+
     fn id(&self, (millis, counter): (i64, u32)) -> ItemId {
         let seconds = (millis / 1000) as u32;
         let fine = ((millis % 1000) as u32) << COUNTER_BITS | counter;
@@ -189,6 +194,31 @@ fn after(last: (i64, u32), now: Timestamp, counter: u32) -> (i64, u32) {
         (last.0, counter)
     } else {
         (last.0 + 1, 0)
+    }
+}
+
+/// The place in time of one broker between the items that it has pushed and those that it will push.
+#[derive(Debug, Clone, Copy)]
+pub struct IdMark {
+    last: ItemId,
+    /// True if there is one source only.
+    of_all: bool,
+}
+
+impl IdMark {
+    /// Returns the mark behind an id whose last four bytes say which broker made it, as an [`IdSource`] makes them.
+    pub fn of_broker(last: ItemId) -> Self {
+        Self { last, of_all: false }
+    }
+
+    /// Returns the mark behind an id, of a store for which one broker makes all ids, and in order.
+    pub fn behind(last: ItemId) -> Self {
+        Self { last, of_all: true }
+    }
+
+    /// Returns true if the mark's broker has made the id, and after the mark. Ids of others say nothing: their clocks differ.
+    pub fn is_before(self, id: ItemId) -> bool {
+        id > self.last && (self.of_all || id.0[8..] == self.last.0[8..])
     }
 }
 

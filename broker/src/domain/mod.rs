@@ -30,7 +30,7 @@ mod time;
 pub use admission::{AtHead, Eligibility, Triage};
 pub use assign::{Demand, ItemSize, assign};
 pub use failure::{AtLimit, Cause, FailureDefaults, FailureOutcome, Limit, LimitReason};
-pub use id::{IdHash, IdMap, IdSet, IdSource, ItemId, LeaseToken, OperationId};
+pub use id::{IdHash, IdMap, IdMark, IdSet, IdSource, ItemId, LeaseToken, OperationId};
 pub use invalid::Invalid;
 pub use item::{
     Delivery, Headers, Item, ItemState, NewItem, Outcome, Priority, Pushed, check_header_limits,

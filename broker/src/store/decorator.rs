@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     domain::{
-        Demand, Depth, Item, ItemId, ItemState, OperationId, Outcome, Pattern, Pushed, Queue,
-        QueueName, QueueTemplate, Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
+        Demand, Depth, IdMark, Item, ItemId, ItemState, OperationId, Outcome, Pattern, Pushed,
+        Queue, QueueName, QueueTemplate, Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
 };
@@ -141,6 +141,10 @@ pass_through! {
 
             fn choose_id(&self) -> Option<ItemId> {
                 self.store.choose_id()
+            }
+
+            fn mark(&self) -> IdMark {
+                self.store.mark()
             }
 
             /// This is not a call with an end: it waits for something to happen.

@@ -46,8 +46,8 @@ use async_trait::async_trait;
 
 use crate::{
     domain::{
-        Demand, Depth, Item, ItemId, ItemState, OperationId, Outcome, Pattern, Pushed, Queue,
-        QueueName, QueueTemplate, Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
+        Demand, Depth, IdMark, Item, ItemId, ItemState, OperationId, Outcome, Pattern, Pushed,
+        Queue, QueueName, QueueTemplate, Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
 };
@@ -129,6 +129,10 @@ pub trait ItemStore: Send + Sync + 'static {
     fn choose_id(&self) -> Option<ItemId> {
         None
     }
+
+    /// Marks a place in the order of the pushes through this store: before it are the items whose pushes have ended, behind it those whose pushes begin
+    /// from now on.
+    fn mark(&self) -> IdMark;
 
     /// Returns the handle that reserves this queue's items. A broker has one handle per queue that
     /// it delivers from. The first reserve of a handle scans from the start of the queue, so that

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sluicegate_client::{
     Error,
-    tonic::{Response, Status},
+    tonic::{Code, Response, Status},
 };
 use tokio::time::{Instant, sleep};
 
@@ -49,7 +49,7 @@ async fn repeated<T>(
         // One call may take longer than all patience, and is repeated all the same.
         let is_late = !is_first && begun.elapsed() > PATIENCE;
         if is_late || !error.is_unavailable() {
-            return Err(if is_first {
+            return Err(if is_first && !may_have_begun(&error) {
                 error.into()
             } else {
                 Failure::Unknown { source: error, instead }
@@ -63,6 +63,12 @@ async fn repeated<T>(
             other => return Err(other),
         }
     }
+}
+
+/// Returns true if a call that ended so, and is not repeated, may have taken effect.
+fn may_have_begun(error: &Error) -> bool {
+    // A broker says so when its work went wrong, and a proxy of a call that it has passed on.
+    matches!(error.code(), Some(Code::Unknown | Code::Internal))
 }
 
 #[cfg(test)]
@@ -101,5 +107,14 @@ mod tests {
         let (failure, calls) = made(&[Status::unavailable("away"), refusal]).await;
         assert!(matches!(failure, Failure::Unknown { .. }) && calls == 2, "{failure:?}");
         assert_eq!(failure.hint(), Some(INSTEAD));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_broker_that_failed_within_does_not_say_what_it_had_done() {
+        for status in [Status::internal("as the test asks"), Status::unknown("as the test asks")] {
+            let (failure, calls) = made(std::slice::from_ref(&status)).await;
+            assert!(matches!(failure, Failure::Unknown { .. }) && calls == 1, "{failure:?}");
+            assert_eq!(failure.hint(), Some(INSTEAD));
+        }
     }
 }

@@ -13,14 +13,15 @@ use crate::{
 };
 
 /// Hands each consumer its items, and returns those that nobody can take any more. When they are back, the next reserve finds
-/// them before later ones.
+/// them before later ones. So are those that were pushed behind a direct push which waits for the reserve. Returns true if others were returned, which are
+/// ahead of such a push.
 pub(super) async fn hand_out(
     engine: &Arc<Engine>,
     dispatcher: &Arc<Dispatcher>,
     queue: &Arc<Queue>,
     round: &Round,
     reserved: Reserved,
-) -> Result<()> {
+) -> Result<bool> {
     let delivered = reserved.deliveries.len() as u64;
     if reserved.damaged > 0 {
         engine.metrics.damaged(&queue.name, reserved.damaged);
@@ -28,6 +29,10 @@ pub(super) async fn hand_out(
     let Reserved { mut deliveries, at_limit, expired, .. } = reserved;
     let mut totals = Totals { delivered, expired, ..Totals::default() };
     engine.report_lapsed_at_limit(queue, at_limit);
+    let behind: Vec<_> = {
+        let state = dispatcher.state.lock();
+        deliveries.extract_if(.., |(_, found)| state.direct.is_behind(found.item.id)).collect()
+    };
     let mut unwanted = Vec::new();
     let mut failed = None;
     if round.claimants.iter().any(|claimant| claimant.auto_commit) {
@@ -74,8 +79,10 @@ pub(super) async fn hand_out(
             }
         }
     }
+    let some_return = !unwanted.is_empty();
+    unwanted.extend(behind.into_iter().map(|(_, found)| found));
     dispatcher.give_back(engine, &unwanted);
-    failed.map_or(Ok(()), Err)
+    failed.map_or(Ok(some_return), Err)
 }
 
 /// What became of items that were committed before they are handed out.

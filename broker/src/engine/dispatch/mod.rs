@@ -85,9 +85,19 @@ struct Announced {
 
 impl State {
     /// Returns true if nothing in the queue is eligible, as far as this broker knows.
+    #[cfg(test)]
     fn is_known_empty(&self, now: Timestamp) -> bool {
-        self.seen_empty
-            && !self.dirty
+        self.seen_empty && self.knows_of_nothing(now)
+    }
+
+    /// Returns true if nothing in the queue is eligible, as far as this broker knows, but what a reserve that is under way is likely to take.
+    fn expects_nothing_ahead(&self, now: Timestamp) -> bool {
+        (self.seen_empty || self.direct.may_begin_behind_reserve()) && self.knows_of_nothing(now)
+    }
+
+    /// Returns true if nothing has become eligible since the last reserve began, as far as this broker knows.
+    fn knows_of_nothing(&self, now: Timestamp) -> bool {
+        !self.dirty
             && self.announced.is_none()
             && self.consumers.stock.is_empty()
             && self.next_due.is_ahead(now)
@@ -106,6 +116,9 @@ impl State {
             [(_, only)] => Some(only.item.id),
             _ => None,
         };
+        // It may have been announced while the reserve was under way.
+        let has_found = |item| deliveries.iter().any(|(_, found)| found.item.id == item);
+        self.announced.take_if(|announced| has_found(announced.item));
     }
 
     /// Makes of an item that was announced one among others, which have to be looked for.
@@ -210,7 +223,7 @@ impl Dispatcher {
     pub(super) fn announced(&self, item: ItemId, since: Timestamp, now: Timestamp) {
         {
             let mut state = self.state.lock();
-            if since > now || !state.is_known_empty(now) {
+            if since > now || !state.expects_nothing_ahead(now) {
                 drop(state);
                 return self.inserted_elsewhere(Some(since), now);
             }
@@ -332,6 +345,7 @@ impl Dispatcher {
 
     /// Frees an item that was deleted through this broker.
     pub(super) fn deleted(&self, item: ItemId) {
+        self.state.lock().direct.deleted(item);
         self.free(std::iter::once(item), Consumers::deleted);
     }
 
@@ -544,6 +558,8 @@ impl Dispatcher {
         if round.demands.is_empty() {
             return None;
         }
+        let is_likely_last = state.seen_empty && !round.demands.iter().any(|demand| demand.spare);
+        state.direct.reserve_begins(is_likely_last);
         (state.dirty, state.seen_empty) = (false, false);
         state.consumers.begin_round(&round);
         let appeared = match announced {

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Dispatcher,
+    direct::UnderWay,
     hand_out::hand_out,
     polls::Polls,
     reconcile::{confirm_lapses, reconcile_if_due},
@@ -143,10 +144,12 @@ async fn step(
     let next = dispatcher.next_round(&queue, engine.now());
     drop(returning);
     let Some((round, appeared)) = next else { return Ok(Step::Wait) };
+    let under_way = UnderWay::new(engine, dispatcher);
     let wanted: usize = round.demands.iter().map(|demand| demand.max_items).sum();
     let woken_by = std::mem::replace(&mut dispatcher.state.lock().woken_by, Wake::Local);
     let looked = engine.now();
-    let reserved = reserver.reserve(&queue, &round.demands, appeared).await;
+    let reserve = reserver.reserve(&queue, &round.demands, appeared);
+    let reserved = under_way.watch(reserve).await;
     let is_named = reserved.as_ref().is_ok_and(|reserved| reserved.is_named);
     engine.metrics.woken(if is_named { Wake::Announcement } else { woken_by });
     let mut reserved = reserved.inspect_err(|_| {
@@ -155,7 +158,8 @@ async fn step(
     if reserved.limit_unknown {
         // Within the same round: a call that does not wait may take part in no other, and it is the only consumer.
         queue = engine.with_known_limit(&queue).await?;
-        reserved = reserver.reserve(&queue, &round.demands, Appeared::Nothing).await?;
+        let reserve = reserver.reserve(&queue, &round.demands, Appeared::Nothing);
+        reserved = under_way.watch(reserve).await?;
     }
     // Behind an item that was named, the queue is as empty as before, as far as this broker knows.
     if !is_named {
@@ -167,16 +171,17 @@ async fn step(
     let lease_ends = reserved.deliveries.iter().map(|(_, found)| found.lease_expire_time);
     let unseen_end = lease_ends.min().filter(|_| is_named); // the store is not asked when it is
     dispatcher.state.lock().found(&reserved.deliveries);
-    hand_out(engine, dispatcher, &queue, &round, reserved).await?;
+    let some_return = hand_out(engine, dispatcher, &queue, &round, reserved).await?;
     {
         let mut state = dispatcher.state.lock();
         state.dirty |= more;
-        state.seen_empty = !more;
+        state.seen_empty = !more && !some_return;
         if let Some(end) = unseen_end {
             state.next_due.add(end);
         }
         state.consumers.end_round(&round, !more, engine.now());
     }
+    under_way.end(more || some_return);
     dispatcher.return_soon(engine);
     if is_named {
         return Ok(Step::Again);

@@ -3,7 +3,7 @@
 use futures_util::future::{join, join3};
 
 use super::{direct::idle, flow::take, streams::ask, *};
-use crate::domain::{Eligibility, ItemState, OrderingKey};
+use crate::domain::{Eligibility, ItemState};
 
 impl Bench {
     async fn push_with(&self, payload: &str, eligibility: Eligibility) {
@@ -86,26 +86,71 @@ async fn an_item_that_has_become_due_comes_first() {
     assert_eq!(payloads(received.iter().map(|one| &*one.item)), ["due", "pushed later"]);
 }
 
+impl Bench {
+    /// Pushes an item for which a reserve begins that does not end, and one behind it that goes directly.
+    async fn push_behind_a_reserve(&self, held: Fault) {
+        let begun = self.faults.begun("reserve");
+        self.faults.set("reserve", held);
+        self.push_keyed("a").await;
+        self.faults.until_begun("reserve", begun + 1).await;
+        self.push_with("b", Eligibility::default()).await;
+        let items = self.items().await;
+        let mut reserved = items.iter().filter(|item| item.state == ItemState::Reserved);
+        assert!(reserved.any(|item| item.payload == "b"), "{items:?}");
+    }
+}
+
 /// What a reserve is about to bring was in the queue before.
 #[tokio::test]
-async fn an_item_waits_for_a_reserve_that_is_under_way() {
+async fn an_item_that_goes_directly_waits_for_a_reserve_that_is_under_way() {
+    for held in [Fault::HeldBefore, Fault::HeldAfter] {
+        let bench = bench().await;
+        let mut stream = bench.stream().await;
+        idle(&bench, &mut stream).await;
+        bench.push_behind_a_reserve(held).await;
+        bench.faults.set("reserve", Fault::None);
+        assert_eq!(take(&mut stream, 2).await, ["a", "b"]);
+    }
+}
+
+/// A reserve that the store works on late finds what has been pushed since too.
+#[tokio::test]
+async fn what_a_reserve_finds_that_was_pushed_behind_such_an_item_comes_behind_it() {
     let bench = bench().await;
     let mut stream = bench.stream().await;
     idle(&bench, &mut stream).await;
-    let reserves = bench.faults.done("reserve");
-    bench.faults.set("reserve", Fault::HeldAfter);
-    let keyed = NewItem {
-        ordering_key: OrderingKey::new("key"),
-        payload: "a".into(),
-        ..NewItem::default()
-    };
-    bench.engine.push(&name("q"), vec![keyed], None).await.unwrap();
-    bench.faults.until_done("reserve", reserves + 1).await;
-    bench.push_with("b", Eligibility::default()).await;
-    let items = bench.items().await;
-    let waits = items.iter().filter(|item| item.state == ItemState::Ready);
-    assert_eq!(payloads(waits), ["b"]);
+    bench.push_behind_a_reserve(Fault::HeldBefore).await;
+    bench.push_keyed("c").await;
     bench.faults.set("reserve", Fault::None);
-    let received = deliveries(&mut stream).await;
-    assert_eq!(payloads(received.iter().map(|one| &*one.item))[0], "a");
+    assert_eq!(take(&mut stream, 3).await, ["a", "b", "c"]);
+}
+
+/// A reserve that fails leaves what it should have brought.
+#[tokio::test]
+async fn an_item_behind_a_reserve_that_fails_comes_behind_what_that_leaves() {
+    let bench = bench().await;
+    let mut stream = bench.stream().await;
+    idle(&bench, &mut stream).await;
+    bench.push_behind_a_reserve(Fault::HeldBefore).await;
+    let begun = bench.faults.begun("reserve");
+    bench.faults.set("reserve", Fault::Fails);
+    bench.faults.until_begun("reserve", begun + 1).await; // the next one
+    bench.faults.set("reserve", Fault::None);
+    assert_eq!(take(&mut stream, 2).await, ["a", "b"]);
+}
+
+/// A connection that leads nowhere must not keep items that others could have, or let their leases end.
+#[tokio::test]
+async fn what_waits_for_a_reserve_that_takes_long_goes_back() {
+    let bench = bench().await;
+    let mut stream = bench.stream().await;
+    idle(&bench, &mut stream).await;
+    bench.push_behind_a_reserve(Fault::HeldBefore).await;
+    let done = bench.faults.done("rollback");
+    bench.clock.advance(Duration::from_secs(6));
+    bench.faults.until_done("rollback", done + 1).await;
+    let items = bench.items().await;
+    assert!(items.iter().all(|item| item.state == ItemState::Ready), "{items:?}");
+    bench.faults.set("reserve", Fault::None);
+    assert_eq!(take(&mut stream, 2).await, ["a", "b"]);
 }

@@ -20,7 +20,7 @@ impl Bench {
     }
 
     /// Pushes an item that no push hands to a stream: it has to be reserved.
-    async fn push_keyed(&self, payload: &str) {
+    pub(super) async fn push_keyed(&self, payload: &str) {
         let ordering_key = OrderingKey::new(payload);
         let item =
             NewItem { payload: payload.to_owned().into(), ordering_key, ..NewItem::default() };

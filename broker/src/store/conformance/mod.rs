@@ -205,6 +205,7 @@ macro_rules! conformance {
             }
             push {
                 a_pushed_item_is_stored_unchanged
+                a_mark_stands_between_what_was_pushed_here_and_what_will_be
                 an_empty_item_is_an_item
                 an_empty_call_is_no_error
                 queues_and_groups_share_a_call

@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 
-use super::{Env, env::*};
+use super::{Broker, Env, env::*};
 use crate::{
     domain::{
         ConsumerName, DedupId, Eligibility, GroupName, ItemState, NewItem, OrderingKey, Outcome,
@@ -280,4 +280,27 @@ pub async fn sequence_numbers_grow_in_the_order_of_results(env: &Env) {
     }
     assert_eq!(env.push_one(&plain, item("x")).await.sequence, None);
     assert!(env.push_one(&plain, keyed("x", "k")).await.sequence > None);
+}
+
+pub async fn a_mark_stands_between_what_was_pushed_here_and_what_will_be(env: &Env) {
+    let queue = env.queue("q").await;
+    let several = || (0..5).map(|n| push_of(&queue, item(&n.to_string())));
+    let push = async |through: &Broker| {
+        let mut batch: Vec<Push> = several().collect();
+        batch.push(push_of(&queue, keyed("in order", "key")));
+        batch.push(push_of(&queue, urgent("urgent", 9)));
+        let mut pushed = through.push(batch).await.unwrap();
+        let alone = Push { id: through.choose_id(), ..push_of(&queue, item("alone")) };
+        pushed.append(&mut through.push(vec![alone]).await.unwrap());
+        pushed
+    };
+    let elsewhere = push(&env.other).await;
+    let before = push(&env.store).await;
+    let mark = env.store.mark();
+    let after = push(&env.store).await;
+    assert!(!before.iter().any(|pushed| mark.is_before(pushed.id)), "{mark:?} {before:?}");
+    assert!(after.iter().all(|pushed| mark.is_before(pushed.id)), "{mark:?} {after:?}");
+    let others = elsewhere.into_iter().chain(push(&env.other).await);
+    let is_here = env.store.broker_id() == env.other.broker_id();
+    assert!(is_here || !others.into_iter().any(|pushed| mark.is_before(pushed.id)), "{mark:?}");
 }

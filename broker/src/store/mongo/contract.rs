@@ -7,8 +7,8 @@ use async_trait::async_trait;
 
 use crate::{
     domain::{
-        Depth, Item, ItemId, ItemState, OperationId, Outcome, Pattern, Pushed, Queue, QueueName,
-        QueueTemplate, Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
+        Depth, IdMark, Item, ItemId, ItemState, OperationId, Outcome, Pattern, Pushed, Queue,
+        QueueName, QueueTemplate, Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
     store::{
@@ -72,6 +72,10 @@ impl ItemStore for MongoStore {
 
     fn choose_id(&self) -> Option<ItemId> {
         Some(self.inner.ids.next_block(self.inner.now()))
+    }
+
+    fn mark(&self) -> IdMark {
+        self.inner.ids.mark()
     }
 
     fn reserver(&self, queue: &QueueName) -> Box<dyn Reserver> {

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 
 use crate::{
     domain::{
-        Demand, Depth, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName, Schedule,
-        ScheduleChange, ScheduleName, Timestamp, Totals,
+        Demand, Depth, IdMark, Item, ItemId, ItemState, Outcome, Pushed, Queue, QueueName,
+        Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
     store::{
@@ -75,6 +75,10 @@ impl ItemStore for SqliteStore {
             push::push(tx, &items)
         };
         self.inner.writer.call(kind, work).await
+    }
+
+    fn mark(&self) -> IdMark {
+        IdMark::behind(self.inner.writer.last_id())
     }
 
     fn reserver(&self, _queue: &QueueName) -> Box<dyn Reserver> {

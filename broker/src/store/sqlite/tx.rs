@@ -1,9 +1,10 @@
 //! What calls work on: a view of the data and, within the writer's transaction, the means to change it.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::RefCell,
     collections::{BTreeSet, HashSet},
     ops::Deref,
+    sync::atomic::{AtomicI64, Ordering},
 };
 
 use rusqlite::Connection;
@@ -23,10 +24,7 @@ pub(super) struct View<'c> {
 impl View<'_> {
     /// Returns the id that users see.
     pub(super) fn item_id(&self, row: i64) -> ItemId {
-        let mut bytes = [0; 12];
-        bytes[..4].copy_from_slice(&self.tag);
-        bytes[4..].copy_from_slice(&row.to_be_bytes());
-        ItemId(bytes)
+        item_id(self.tag, row)
     }
 
     /// Returns the row of an id, or a row that no item has if the id is not of this store.
@@ -38,11 +36,19 @@ impl View<'_> {
     }
 }
 
+/// Returns the id that users see of the item in a row.
+pub(super) fn item_id(tag: [u8; 4], row: i64) -> ItemId {
+    let mut bytes = [0; 12];
+    bytes[..4].copy_from_slice(&tag);
+    bytes[4..].copy_from_slice(&row.to_be_bytes());
+    ItemId(bytes)
+}
+
 /// A transaction that may write.
 pub(super) struct Tx<'c> {
     pub(super) view: View<'c>,
     /// The row of the next item.
-    pub(super) next_id: &'c Cell<i64>,
+    pub(super) next_id: &'c AtomicI64,
     /// Queues to notify when the transaction is committed.
     pub(super) unblocked: &'c RefCell<BTreeSet<QueueName>>,
     /// Damaged rows that stay where they are.
@@ -59,9 +65,7 @@ impl<'c> Deref for Tx<'c> {
 impl Tx<'_> {
     /// Takes the row of a new item, which is greater than all before.
     pub(super) fn next_row(&self) -> i64 {
-        let id = self.next_id.get();
-        self.next_id.set(id + 1);
-        id
+        self.next_id.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Excludes a row from all further reads, because it is damaged and cannot even be removed.

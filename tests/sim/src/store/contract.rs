@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use sluicegate_broker::{
     domain::{
-        Demand, Depth, Item, ItemId, ItemState, OperationId, Outcome, Pushed, Queue, QueueName,
-        Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
+        Demand, Depth, IdMark, Item, ItemId, ItemState, OperationId, Outcome, Pushed, Queue,
+        QueueName, Schedule, ScheduleChange, ScheduleName, Timestamp, Totals,
     },
     metrics::Metrics,
     store::{
@@ -63,6 +63,10 @@ impl<L: Link> ItemStore for ModelStore<L> {
         answered.map(|()| pushed)
     }
 
+    fn mark(&self) -> IdMark {
+        self.inner.step(|world, _| world.mark())
+    }
+
     fn reserver(&self, queue: &QueueName) -> Box<dyn Reserver> {
         let key = (queue.clone(), self.inner.broker);
         *self.inner.shared.world.lock().reservers.entry(key).or_default() += 1;
@@ -83,7 +87,7 @@ impl<L: Link> ItemStore for ModelStore<L> {
     }
 
     fn choose_id(&self) -> Option<ItemId> {
-        Some(World::id(self.inner.shared.world.lock().next_row()))
+        Some(World::id(self.inner.step(|world, _| world.next_row())))
     }
 
     async fn extend(&self, items: Vec<Extension>) -> Result<Vec<Outcome>> {

@@ -120,7 +120,11 @@ impl<L: Link> Inner<L> {
     /// Makes the change.
     fn step<T>(&self, work: impl FnOnce(&mut World, Timestamp) -> T) -> T {
         let now = self.link.now();
-        let done = work(&mut self.shared.world.lock(), now);
+        let done = {
+            let mut world = self.shared.world.lock();
+            world.worker = self.broker;
+            work(&mut world, now)
+        };
         self.shared.tell_unblocked();
         done
     }

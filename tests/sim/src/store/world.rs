@@ -9,8 +9,8 @@ use std::{
 
 use sluicegate_broker::{
     domain::{
-        DedupId, ItemId, OrderingKey, Outcome, Pattern, Queue, QueueName, QueueTemplate, Receipt,
-        Schedule, ScheduleName, Timestamp, Totals,
+        DedupId, IdMark, ItemId, OrderingKey, Outcome, Pattern, Queue, QueueName, QueueTemplate,
+        Receipt, Schedule, ScheduleName, Timestamp, Totals,
     },
     store::{BrokerReport, FiguresPlace, KeptFigures, StoredReceiptKey},
 };
@@ -46,7 +46,10 @@ pub(super) struct First {
 /// All that is stored.
 #[derive(Debug, Default)]
 pub(super) struct World {
-    last_row: u64,
+    /// The broker whose work is done.
+    pub(super) worker: [u8; 4],
+    /// Number of rows that brokers were given.
+    rows: u32,
     items: BTreeMap<u64, Stored>,
     lanes: BTreeMap<QueueName, Lane>,
     expiry: BTreeSet<(Timestamp, u64)>,
@@ -75,9 +78,14 @@ pub(super) struct World {
 }
 
 impl World {
+    /// Returns a new row for the broker. Rows sort as they are given, and end with their broker, as ids on MongoDB do.
     pub(super) fn next_row(&mut self) -> u64 {
-        self.last_row += 1;
-        self.last_row
+        self.rows += 1;
+        self.last_row()
+    }
+
+    fn last_row(&self) -> u64 {
+        u64::from(self.rows) << 32 | u64::from(u32::from_be_bytes(self.worker))
     }
 
     pub(super) fn get(&self, row: u64) -> Option<&Stored> {
@@ -275,6 +283,11 @@ impl World {
         let counter = self.counters.entry(queue.name.clone()).or_default();
         *counter += 1;
         Some(*counter)
+    }
+
+    /// Marks the place between the broker's rows and those that it will be given.
+    pub(super) fn mark(&self) -> IdMark {
+        IdMark::of_broker(id_of(self.last_row()))
     }
 
     pub(super) fn id(row: u64) -> ItemId {

@@ -2,6 +2,7 @@
 //! stored as already reserved for that stream, and sent when they are stored. No reserve follows.
 //! `docs/decisions/0017-direct-delivery.md` says why each condition is there.
 
+mod behind;
 mod in_flight;
 mod order;
 
@@ -10,8 +11,8 @@ use std::sync::Arc;
 use super::{Dispatcher, State};
 use crate::{
     domain::{
-        Delivery, Item, ItemSize, ItemState, LeaseToken, NewItem, Pushed, Receipt, Timestamp,
-        Totals, assign,
+        Delivery, IdMark, Item, ItemSize, ItemState, LeaseToken, NewItem, Pushed, Receipt,
+        Timestamp, Totals, assign,
     },
     engine::{
         Engine,
@@ -20,6 +21,7 @@ use crate::{
     store::{FirstLease, Push},
 };
 
+pub(super) use self::behind::UnderWay;
 pub(in crate::engine) use self::in_flight::{PushInFlight, PushesInFlight};
 pub(super) use self::order::DirectPushes;
 use self::order::{Ended, Load};
@@ -113,7 +115,8 @@ impl Engine {
         let dispatcher = self.dispatcher(&queue.name)?;
         let sizes: Vec<ItemSize> = pushes.iter().map(|push| push.item.size()).collect();
         let token = || LeaseToken::fresh(self.store.broker_id());
-        let (number, lease) = dispatcher.begin_direct_push(&sizes, self.now(), token)?;
+        let mark = || self.store.mark();
+        let (number, lease) = dispatcher.begin_direct_push(&sizes, self.now(), token, mark)?;
         in_flight.goes_directly();
         let place = Place { engine: Arc::clone(self), dispatcher, number, brought: None };
         let direct = DirectPush { place, pushes: pushes.to_vec(), lease: lease.clone() };
@@ -160,6 +163,21 @@ impl State {
         self.give_back(&back, now);
     }
 
+    /// Hands out what direct pushes have brought, up to the first that has not ended. Returns true if items are to be rolled back.
+    fn hand_out_pushed(&mut self, is_wanted: bool, now: Timestamp) -> bool {
+        let mut unwanted = Vec::new();
+        while let Some(ended) = self.direct.next_ended() {
+            let mut back = self.hand_pushed(ended, is_wanted, now);
+            if !back.is_empty() {
+                self.direct.items_return();
+            }
+            unwanted.append(&mut back);
+        }
+        unwanted.append(&mut self.direct.take_broken());
+        self.give_back(&unwanted, now);
+        !unwanted.is_empty()
+    }
+
     /// Hands a stream what a push has brought. Returns the items that the stream can no longer receive: all if the queue was paused
     /// meanwhile.
     fn hand_pushed(&mut self, ended: Ended, is_wanted: bool, now: Timestamp) -> Vec<Delivery> {
@@ -182,17 +200,22 @@ impl State {
 
 impl Dispatcher {
     /// Chooses the stream whose turn it is to receive items of these sizes, if the queue is known to be empty but for direct pushes in
-    /// flight. Returns the number of the push and the lease of the items. From then on reserves wait for the push, and its items take
-    /// places of the stream. Calls that wait are answered by a reserve, and so are streams with `auto_commit`. Several items are for a
-    /// stream that is the only one to wait and has room for all: a reserve shares them more evenly.
+    /// flight and for what a reserve that is under way is likely to take. Returns the number of the push and the lease of the items. From
+    /// then on reserves wait for the push, and its items take places of the stream. Calls that wait are answered by a reserve, and so are
+    /// streams with `auto_commit`. Several items, and those behind a reserve, are for a stream that is the only one to wait and has room
+    /// for all: a reserve shares them more evenly.
     fn begin_direct_push(
         &self,
         sizes: &[ItemSize],
         now: Timestamp,
-        token: impl Fn() -> LeaseToken,
+        token: impl FnOnce() -> LeaseToken,
+        mark: impl FnOnce() -> IdMark,
     ) -> Option<(u64, Box<FirstLease>)> {
         let mut state = self.state.lock();
-        if !state.is_known_empty(now) || state.consumers.calls_wait() || !state.direct.may_join() {
+        if !state.expects_nothing_ahead(now)
+            || state.consumers.calls_wait()
+            || !state.direct.may_join()
+        {
             return None;
         }
         let bytes: usize = sizes.iter().map(|size| size.payload).sum();
@@ -201,8 +224,16 @@ impl Dispatcher {
             return None;
         }
         let mut round = state.consumers.demands();
-        if sizes.len() > 1 && round.demands.len() > 1 {
+        let is_behind = state.direct.may_begin_behind_reserve();
+        if (sizes.len() > 1 || is_behind) && round.demands.len() > 1 {
             return None;
+        }
+        if is_behind {
+            // What the reserve brings needs room too.
+            for demand in &mut round.demands {
+                demand.max_items /= 2;
+                (demand.max_bytes, demand.may_exceed) = (demand.max_bytes / 2, false);
+            }
         }
         let assigned = assign(sizes, &round.demands);
         if assigned.len() < sizes.len() {
@@ -216,7 +247,7 @@ impl Dispatcher {
         let coming = Coming { items: sizes.len(), bytes };
         state.consumers.begin_coming(&stream, coming);
         let load = Load { stream, coming, lasts: demand.lease };
-        let number = state.direct.begin(load, now);
+        let number = state.direct.begin(load, now, mark);
         Some((number, FirstLease::new(token(), demand.lease, demand.consumer)))
     }
 
@@ -231,22 +262,13 @@ impl Dispatcher {
     ) -> bool {
         let mut state = self.state.lock();
         state.direct.end(number, brought);
-        let mut unwanted = Vec::new();
-        while let Some(ended) = state.direct.next_ended() {
-            let mut back = state.hand_pushed(ended, is_wanted, now);
-            if !back.is_empty() {
-                state.direct.items_return();
-            }
-            unwanted.append(&mut back);
-        }
-        unwanted.append(&mut state.direct.take_broken());
-        state.give_back(&unwanted, now);
+        let some_return = state.hand_out_pushed(is_wanted, now);
         let has_news = state.has_news() || state.direct.has_waiting(); // for which there is a timer
         drop(state);
         if has_news {
             self.wake.notify_one();
         }
-        !unwanted.is_empty()
+        some_return
     }
 }
 

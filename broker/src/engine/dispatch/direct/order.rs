@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use crate::{
-    domain::{Delivery, Timestamp},
+    domain::{Delivery, IdMark, ItemId, Timestamp},
     engine::consumers::{Claimant, Coming},
 };
 
@@ -21,6 +21,15 @@ pub(in crate::engine::dispatch) struct DirectPushes {
     broken_from: Option<u64>,
     /// True if one takes too long: reserves go on.
     is_overdue: bool,
+    /// The reserve behind which pushes may begin: what they bring waits for it.
+    ahead: Option<Ahead>,
+}
+
+/// A reserve that is under way.
+#[derive(Default)]
+struct Ahead {
+    /// The place of the first push that began behind it. What it finds behind this was pushed behind that push.
+    mark: Option<IdMark>,
 }
 
 struct Push {
@@ -47,8 +56,17 @@ pub(super) struct Ended {
 }
 
 impl DirectPushes {
-    /// Notes the begin of a push. Returns its number.
-    pub(super) fn begin(&mut self, load: Load, now: Timestamp) -> u64 {
+    /// Notes the begin of a push, which has not reached the store. `mark` is asked for its [place](crate::store::ItemStore::mark) if a reserve is ahead of it.
+    /// Returns its number.
+    pub(super) fn begin(
+        &mut self,
+        load: Load,
+        now: Timestamp,
+        mark: impl FnOnce() -> IdMark,
+    ) -> u64 {
+        if let Some(ahead) = &mut self.ahead {
+            ahead.mark.get_or_insert_with(mark);
+        }
         self.pushes.push_back(Push { begun: now, load, brought: None });
         self.first + self.pushes.len() as u64 - 1
     }
@@ -64,8 +82,34 @@ impl DirectPushes {
         }
     }
 
-    /// Takes the first push, if it has ended.
+    /// Notes the begin of a reserve. If it is likely to see the end of the queue, pushes may begin behind it.
+    pub(in crate::engine::dispatch) fn reserve_begins(&mut self, is_likely_last: bool) {
+        self.ahead = is_likely_last.then(Ahead::default);
+    }
+
+    /// Notes its end. If something `is_left` in the queue, what pushes bring that began behind the reserve goes behind that.
+    pub(super) fn reserve_ends(&mut self, is_left: bool) {
+        if self.ahead.take().is_some() && is_left {
+            self.items_return();
+        }
+    }
+
+    /// Returns true if a push that begins now waits for a reserve that is under way.
+    pub(in crate::engine::dispatch) fn may_begin_behind_reserve(&self) -> bool {
+        self.ahead.is_some()
+    }
+
+    /// Returns true if an item that a reserve has found was pushed behind a push that waits for the reserve.
+    pub(in crate::engine::dispatch) fn is_behind(&self, item: ItemId) -> bool {
+        let mark = self.ahead.as_ref().and_then(|ahead| ahead.mark);
+        mark.is_some_and(|mark| mark.is_before(item))
+    }
+
+    /// Takes the first push, if it has ended, and no reserve is ahead of it.
     pub(super) fn next_ended(&mut self) -> Option<Ended> {
+        if self.ahead.is_some() {
+            return None;
+        }
         let deliveries = self.pushes.front_mut()?.brought.take()?;
         let Push { load, .. } = self.pushes.pop_front()?;
         let is_in_order = self.broken_from.is_none_or(|from| self.first < from);
@@ -95,6 +139,13 @@ impl DirectPushes {
         broken.filter_map(|push| push.brought.as_mut()).flat_map(std::mem::take).collect()
     }
 
+    /// Takes out an item that was deleted.
+    pub(in crate::engine::dispatch) fn deleted(&mut self, item: ItemId) {
+        for brought in self.pushes.iter_mut().filter_map(|push| push.brought.as_mut()) {
+            brought.retain(|delivery| delivery.item.id != item);
+        }
+    }
+
     /// Returns true if another push may join those in flight.
     pub(super) fn may_join(&self) -> bool {
         self.broken_from.is_none()
@@ -109,9 +160,9 @@ impl DirectPushes {
         self.pushes.iter().map(|push| push.load.coming.bytes).sum()
     }
 
-    /// Returns true if something that has ended waits for a push before it.
+    /// Returns true if something that has ended waits for a push before it, and for no reserve.
     pub(in crate::engine::dispatch) fn has_waiting(&self) -> bool {
-        self.waiting().next().is_some()
+        self.ahead.is_none() && self.waiting().next().is_some()
     }
 
     fn waiting(&self) -> impl Iterator<Item = &Push> {

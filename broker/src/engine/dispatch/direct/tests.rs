@@ -15,6 +15,8 @@ use crate::{
 
 const NOW: Timestamp = Timestamp(1_000);
 const BYTES: usize = 10;
+/// The id of the last item that was pushed before.
+const LAST: ItemId = ItemId([100; 12]);
 
 /// Returns a dispatcher of a queue that is known to be empty.
 fn empty() -> Dispatcher {
@@ -55,7 +57,8 @@ fn begin(dispatcher: &Dispatcher, items: usize) -> Option<u64> {
 
 fn begin_of(dispatcher: &Dispatcher, items: usize, bytes: usize) -> Option<u64> {
     let sizes = vec![ItemSize { payload: bytes, message: bytes }; items];
-    dispatcher.begin_direct_push(&sizes, NOW, || LeaseToken([1; 12])).map(|(number, _)| number)
+    let (token, mark) = (|| LeaseToken([1; 12]), || IdMark::behind(LAST));
+    dispatcher.begin_direct_push(&sizes, NOW, token, mark).map(|(number, _)| number)
 }
 
 /// Ends a push that brought these items. Returns true if items go back into the queue.
@@ -77,7 +80,8 @@ fn nothing_goes_directly_while_a_delayed_item_may_become_eligible_at_any_moment(
     assert!(begin(&dispatcher, 1).is_some(), "before");
     let begin = || {
         let sizes = [ItemSize { payload: BYTES, message: BYTES }];
-        dispatcher.begin_direct_push(&sizes, due, || LeaseToken([1; 12])).is_some()
+        let (token, mark) = (|| LeaseToken([1; 12]), || IdMark::behind(LAST));
+        dispatcher.begin_direct_push(&sizes, due, token, mark).is_some()
     };
     assert!(!begin(), "it has come");
     assert!(dispatcher.state.lock().next_due.take(due));
@@ -116,6 +120,100 @@ fn reserves_wait_for_all_that_are_in_flight() {
     assert_eq!(received(&dispatcher, id), [1, 2]);
     assert!(received(&dispatcher, id).is_empty());
     assert!(next_round().is_some());
+}
+
+/// Begins a reserve of what the queue is told to have.
+fn reserve(dispatcher: &Dispatcher) {
+    dispatcher.inserted(Some(NOW), NOW);
+    let queue = dispatcher.state.lock().queue.clone().unwrap();
+    assert!(dispatcher.next_round(&queue, NOW).is_some());
+}
+
+#[test]
+fn what_begins_behind_a_reserve_waits_for_its_end() {
+    let dispatcher = empty();
+    let id = waits(&dispatcher, 8, usize::MAX);
+    reserve(&dispatcher);
+    let [first, second] = [1, 1].map(|items| begin(&dispatcher, items).unwrap());
+    assert!(!end(&dispatcher, first, &[1]));
+    assert!(received(&dispatcher, id).is_empty());
+    assert!(!dispatcher.end_reserve(false, true, NOW));
+    assert_eq!(received(&dispatcher, id), [1]);
+    assert!(!end(&dispatcher, second, &[2]));
+    assert_eq!(received(&dispatcher, id), [2]);
+}
+
+#[test]
+fn what_begins_behind_a_reserve_goes_behind_what_that_leaves() {
+    let dispatcher = empty();
+    let id = waits(&dispatcher, 8, usize::MAX);
+    reserve(&dispatcher);
+    let [first, second] = [1, 1].map(|items| begin(&dispatcher, items).unwrap());
+    assert!(!end(&dispatcher, first, &[1]));
+    assert!(dispatcher.end_reserve(true, true, NOW));
+    assert!(end(&dispatcher, second, &[2]));
+    assert_eq!((returning(&dispatcher), received(&dispatcher, id)), (vec![1, 2], vec![]));
+}
+
+#[test]
+fn nothing_begins_behind_a_reserve_that_may_leave_something_or_has_been_overtaken() {
+    let dispatcher = empty();
+    waits(&dispatcher, 8, usize::MAX);
+    reserve(&dispatcher);
+    dispatcher.inserted(Some(NOW), NOW);
+    assert_eq!(begin(&dispatcher, 1), None, "what was stored since is ahead of it");
+    dispatcher.end_reserve(true, true, NOW);
+    dispatcher.state.lock().seen_empty = false;
+    reserve(&dispatcher);
+    assert_eq!(begin(&dispatcher, 1), None, "the last reserve left something");
+}
+
+#[test]
+fn behind_a_reserve_that_chooses_among_streams_nothing_begins() {
+    let dispatcher = empty();
+    let ids = [8, 8].map(|max_in_flight| waits(&dispatcher, max_in_flight, usize::MAX));
+    reserve(&dispatcher);
+    assert_eq!(begin(&dispatcher, 1), None);
+    dispatcher.remove_stream(ids[0]);
+    assert!(begin(&dispatcher, 1).is_some());
+}
+
+#[test]
+fn what_is_deleted_while_it_waits_is_not_handed_out() {
+    let dispatcher = empty();
+    let id = waits(&dispatcher, 8, usize::MAX);
+    reserve(&dispatcher);
+    let number = begin(&dispatcher, 2).unwrap();
+    assert!(!end(&dispatcher, number, &[1, 2]));
+    dispatcher.deleted(delivery(1, 1, BYTES).item.id);
+    assert!(!dispatcher.end_reserve(false, true, NOW));
+    assert_eq!(received(&dispatcher, id), [2]);
+}
+
+#[test]
+fn an_announced_item_that_a_reserve_brings_is_not_claimed_again() {
+    let dispatcher = empty();
+    waits(&dispatcher, 8, usize::MAX);
+    reserve(&dispatcher);
+    let [found, other] = [1, 2].map(|item| delivery(item, 1, BYTES));
+    dispatcher.announced(found.item.id, NOW, NOW);
+    dispatcher.state.lock().found(&[(0, other)]);
+    assert!(dispatcher.state.lock().has_news());
+    dispatcher.state.lock().found(&[(0, found)]);
+    assert!(!dispatcher.state.lock().has_news());
+}
+
+#[test]
+fn half_of_the_room_is_for_the_reserve_that_is_ahead() {
+    let dispatcher = empty();
+    waits(&dispatcher, 4, usize::MAX);
+    reserve(&dispatcher);
+    assert_eq!(begin(&dispatcher, 3), None);
+    assert!(begin(&dispatcher, 2).is_some());
+    let dispatcher = empty();
+    waits(&dispatcher, 1, usize::MAX);
+    reserve(&dispatcher);
+    assert_eq!(begin(&dispatcher, 1), None);
 }
 
 #[test]

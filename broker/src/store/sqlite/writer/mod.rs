@@ -16,8 +16,12 @@ mod call_queue;
 mod worker;
 
 use std::{
-    cell::{Cell, RefCell},
-    sync::{Arc, OnceLock, atomic::AtomicBool, mpsc},
+    cell::RefCell,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicI64, Ordering},
+        mpsc,
+    },
     thread,
     time::Duration,
 };
@@ -41,9 +45,13 @@ use super::{
     mark::Mark,
     room::Room,
     schema::StoreFile,
-    tx::{Tx, View},
+    tx::{Tx, View, item_id},
 };
-use crate::{domain::Clock, essential::essential_thread, metrics::Metrics};
+use crate::{
+    domain::{Clock, ItemId},
+    essential::essential_thread,
+    metrics::Metrics,
+};
 
 /// Limit of calls in the queue; more calls wait before they are queued.
 const MAX_WAITING: usize = 4_096;
@@ -69,6 +77,9 @@ pub(super) struct Writer {
     room: Arc<Semaphore>,
     thread: Option<thread::JoinHandle<()>>,
     metrics: Arc<OnceLock<Arc<Metrics>>>,
+    tag: [u8; 4],
+    /// The row of the next item.
+    next_id: Arc<AtomicI64>,
     pub(super) unblocked: Arc<Unblocked>,
 }
 
@@ -89,6 +100,7 @@ impl Writer {
                 "cannot write the {what} beside the store's file: {error}"
             ))
         };
+        let (tag_bytes, next_row) = (tag.to_be_bytes(), Arc::new(AtomicI64::new(next_id)));
         let (mut mark, mut disk) = (None, None);
         if let Some(file) = &file {
             let mut opened = Mark::open(&file.path, tag).map_err(|e| beside("mark", e))?;
@@ -102,9 +114,9 @@ impl Writer {
         let worker = Worker {
             metrics: Arc::clone(&metrics),
             conn,
-            tag: tag.to_be_bytes(),
+            tag: tag_bytes,
             clock,
-            next_id: Cell::new(next_id),
+            next_id: Arc::clone(&next_row),
             saved_id: next_id,
             commits,
             mark,
@@ -126,7 +138,13 @@ impl Writer {
                 source: Some(e.into()),
             })?;
         let room = Arc::new(Semaphore::new(MAX_WAITING));
-        Ok(Self { jobs: Some(jobs), room, thread: Some(thread), metrics, unblocked })
+        let (jobs, thread) = (Some(jobs), Some(thread));
+        Ok(Self { jobs, room, thread, metrics, tag: tag_bytes, next_id: next_row, unblocked })
+    }
+
+    /// Returns the id of the item that was stored last, whether its transaction is committed or not.
+    pub(super) fn last_id(&self) -> ItemId {
+        item_id(self.tag, self.next_id.load(Ordering::Relaxed) - 1)
     }
 
     /// Measures from now on how many items share a transaction, and how long sweeps take.

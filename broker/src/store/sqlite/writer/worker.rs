@@ -1,9 +1,13 @@
 //! The work of the writing thread: groups of calls, one transaction each, and housekeeping between them.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::RefCell,
     collections::{BTreeSet, HashSet},
-    sync::{Arc, OnceLock, mpsc},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicI64, Ordering},
+        mpsc,
+    },
     time::{Duration, Instant},
 };
 
@@ -62,7 +66,7 @@ pub(super) struct Worker {
     pub(super) conn: Connection,
     pub(super) tag: [u8; 4],
     pub(super) clock: Arc<Clock>,
-    pub(super) next_id: Cell<i64>,
+    pub(super) next_id: Arc<AtomicI64>,
     /// `next_id` as it is in the file.
     pub(super) saved_id: i64,
     /// Number of synced commits of the file.
@@ -255,7 +259,7 @@ impl Worker {
     }
 
     fn commit(&mut self) -> rusqlite::Result<()> {
-        let next_id = self.next_id.get();
+        let next_id = self.next_id.load(Ordering::Relaxed);
         // A commit without changes writes nothing and syncs nothing.
         let changes = self.conn.total_changes() != self.changes || next_id != self.saved_id;
         let counts = changes && self.syncing;
