@@ -266,7 +266,7 @@ impl Dispatcher {
         {
             let mut state = self.state.lock();
             state.consumers.stock.withdraw(now); // an item may have been deleted
-            if state.consumers.held_count() == 0 {
+            if state.consumers.held_count() == 0 && state.direct.len() == 0 {
                 return;
             }
             state.reconcile = true;

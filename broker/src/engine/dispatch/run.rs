@@ -157,7 +157,7 @@ async fn step(
     })?;
     if reserved.limit_unknown {
         // Within the same round: a call that does not wait may take part in no other, and it is the only consumer.
-        queue = engine.with_known_limit(&queue).await?;
+        queue = under_way.watch(engine.with_known_limit(&queue)).await?;
         let reserve = reserver.reserve(&queue, &round.demands, Appeared::Nothing);
         reserved = under_way.watch(reserve).await?;
     }
@@ -171,7 +171,8 @@ async fn step(
     let lease_ends = reserved.deliveries.iter().map(|(_, found)| found.lease_expire_time);
     let unseen_end = lease_ends.min().filter(|_| is_named); // the store is not asked when it is
     dispatcher.state.lock().found(&reserved.deliveries);
-    let some_return = hand_out(engine, dispatcher, &queue, &round, reserved).await?;
+    let hand_out = hand_out(engine, dispatcher, &queue, &round, reserved);
+    let some_return = under_way.watch(hand_out).await?;
     {
         let mut state = dispatcher.state.lock();
         state.dirty |= more;
@@ -191,7 +192,9 @@ async fn step(
     }
     // The reserve saw the end of the queue.
     let is_behind = ask_when_due(engine, dispatcher, reserver, &queue, looked).await?;
-    Ok(if assigned > 0 || is_behind { Step::Again } else { Step::Wait })
+    // What direct pushes have brought may have to be returned.
+    let has_news = dispatcher.state.lock().has_news();
+    Ok(if assigned > 0 || is_behind || has_news { Step::Again } else { Step::Wait })
 }
 
 /// Waits until there is room worth a reserve, a consumer is idle, or [`GATHER`] has passed. The

@@ -29,15 +29,12 @@ impl UnderWay {
         Self { engine, dispatcher, is_left: true }
     }
 
-    /// Waits for the reserve. Pushes do so for a limited time: what they brought may be others' then.
-    pub(in crate::engine::dispatch) async fn watch<T>(
-        &self,
-        reserve: impl Future<Output = T>,
-    ) -> T {
-        tokio::pin!(reserve);
+    /// Waits for a part of the reserve. Pushes do so for a limited time: what they brought may be others' then.
+    pub(in crate::engine::dispatch) async fn watch<T>(&self, part: impl Future<Output = T>) -> T {
+        tokio::pin!(part);
         loop {
-            if let Ok(reserved) = timeout(LOOK, &mut reserve).await {
-                return reserved;
+            if let Ok(done) = timeout(LOOK, &mut part).await {
+                return done;
             }
             self.dispatcher.state.lock().give_up_if_overdue(self.engine.now());
             self.dispatcher.return_soon(&self.engine);

@@ -151,7 +151,7 @@ impl DirectPushes {
         self.broken_from.is_none()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::engine::dispatch) fn len(&self) -> usize {
         self.pushes.len()
     }
 
