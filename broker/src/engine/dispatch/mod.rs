@@ -4,6 +4,7 @@
 //! No event is lost between a reserve and the wait that follows it: the record of events is cleared
 //! before the store is asked, so that an event during a reserve causes another one.
 
+mod announced;
 pub(super) mod direct;
 mod due;
 mod hand_out;
@@ -31,7 +32,7 @@ use crate::{
     store::{Appeared, ConsumerReport},
 };
 
-use self::{direct::DirectPushes, due::NextDue, polls::Polls};
+use self::{announced::Announced, direct::DirectPushes, due::NextDue, polls::Polls};
 
 pub(super) struct Dispatcher {
     queue: QueueName,
@@ -76,20 +77,7 @@ struct State {
     found_item: Option<ItemId>,
 }
 
-/// An item that another broker has announced by its id.
-#[derive(Clone, Copy)]
-struct Announced {
-    item: ItemId,
-    since: Timestamp,
-}
-
 impl State {
-    /// Returns true if nothing in the queue is eligible, as far as this broker knows.
-    #[cfg(test)]
-    fn is_known_empty(&self, now: Timestamp) -> bool {
-        self.seen_empty && self.knows_of_nothing(now)
-    }
-
     /// Returns true if nothing in the queue is eligible, as far as this broker knows, but what a reserve that is under way is likely to take.
     fn expects_nothing_ahead(&self, now: Timestamp) -> bool {
         (self.seen_empty || self.direct.may_begin_behind_reserve()) && self.knows_of_nothing(now)
@@ -116,17 +104,7 @@ impl State {
             [(_, only)] => Some(only.item.id),
             _ => None,
         };
-        // It may have been announced while the reserve was under way.
-        let has_found = |item| deliveries.iter().any(|(_, found)| found.item.id == item);
-        self.announced.take_if(|announced| has_found(announced.item));
-    }
-
-    /// Makes of an item that was announced one among others, which have to be looked for.
-    fn look_for_announced(&mut self) {
-        if let Some(Announced { since, .. }) = self.announced.take() {
-            self.appeared.add(Appeared::Since(since));
-            self.dirty = true;
-        }
+        self.forget_announced(deliveries);
     }
 }
 
@@ -173,7 +151,8 @@ impl Dispatcher {
 
     #[cfg(test)]
     pub(super) fn is_known_empty(&self, now: Timestamp) -> bool {
-        self.state.lock().is_known_empty(now)
+        let state = self.state.lock();
+        state.seen_empty && state.knows_of_nothing(now)
     }
 
     pub(super) fn queue(&self) -> &QueueName {
@@ -217,21 +196,6 @@ impl Dispatcher {
             state.woken_by = Wake::Signal;
         }
         self.inserted(since, now);
-    }
-
-    /// Records another broker's announcement of an item. If there is nothing else, the next reserve claims it by its id.
-    pub(super) fn announced(&self, item: ItemId, since: Timestamp, now: Timestamp) {
-        {
-            let mut state = self.state.lock();
-            if since > now || !state.expects_nothing_ahead(now) {
-                drop(state);
-                return self.inserted_elsewhere(Some(since), now);
-            }
-            state.announced = Some(Announced { item, since });
-            state.merged_until = Some(now + WINDOW);
-            state.woken_by = Wake::Signal;
-        }
-        self.wake.notify_one();
     }
 
     /// Records that another broker has asked for signals of this queue.

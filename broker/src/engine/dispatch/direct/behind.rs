@@ -13,19 +13,18 @@ use crate::{
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A reserve that is under way. Direct pushes that began behind it wait until this is dropped.
-pub(in crate::engine::dispatch) struct UnderWay {
-    engine: Arc<Engine>,
-    dispatcher: Arc<Dispatcher>,
+pub(in crate::engine::dispatch) struct UnderWay<'a> {
+    engine: &'a Arc<Engine>,
+    dispatcher: &'a Arc<Dispatcher>,
     is_left: bool,
 }
 
-impl UnderWay {
+impl<'a> UnderWay<'a> {
     /// Notes that a reserve is under way, for which the dispatcher has begun a round.
     pub(in crate::engine::dispatch) fn new(
-        engine: &Arc<Engine>,
-        dispatcher: &Arc<Dispatcher>,
+        engine: &'a Arc<Engine>,
+        dispatcher: &'a Arc<Dispatcher>,
     ) -> Self {
-        let (engine, dispatcher) = (Arc::clone(engine), Arc::clone(dispatcher));
         Self { engine, dispatcher, is_left: true }
     }
 
@@ -37,7 +36,7 @@ impl UnderWay {
                 return done;
             }
             self.dispatcher.state.lock().give_up_if_overdue(self.engine.now());
-            self.dispatcher.return_soon(&self.engine);
+            self.dispatcher.return_soon(self.engine);
         }
     }
 
@@ -48,11 +47,11 @@ impl UnderWay {
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         let (is_wanted, now) = (!self.engine.is_draining(), self.engine.now());
         if self.dispatcher.end_reserve(self.is_left, is_wanted, now) {
-            self.dispatcher.return_soon(&self.engine);
+            self.dispatcher.return_soon(self.engine);
         }
     }
 }
