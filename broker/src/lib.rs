@@ -50,6 +50,8 @@ pub mod simulation;
 pub mod store;
 mod tasks;
 mod telemetry;
+#[cfg(test)]
+mod test_port;
 mod traces;
 
 #[doc(hidden)]

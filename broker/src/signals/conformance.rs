@@ -66,7 +66,7 @@ impl Place {
     /// Returns a broker whose connection is never cut.
     async fn broker(&self, id: u8) -> Arc<dyn Signals> {
         let signals = self.broker_at(&self.server, id).await;
-        assert!(signals.healthy(), "no {} at {}", signals.describe(), self.server);
+        until("the broker is connected", || signals.healthy()).await;
         signals
     }
 

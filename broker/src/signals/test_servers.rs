@@ -16,14 +16,10 @@ use tokio::{
     time::sleep,
 };
 
+use crate::test_port::free_port;
+
 /// How long a test waits for an event that has to come: enough on a busy machine, and only a failing test waits that long.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Returns a port that no process listens on at the moment.
-fn free_port() -> u16 {
-    let listener = net::TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
-}
 
 /// A Redis server of the test, which the test can kill and start again.
 pub(super) struct RedisServer {

@@ -1,7 +1,7 @@
 //! A server of a test's own, which can be told to fail.
 
 use std::{
-    env, net,
+    env,
     path::PathBuf,
     process::{Child, Command, Stdio},
 };
@@ -9,6 +9,7 @@ use std::{
 use mongodb::options::ClientOptions;
 
 use super::*;
+use crate::test_port::free_port;
 
 /// A replica set of one node that can be told to fail. It ends when dropped.
 pub(super) struct Server {
@@ -25,7 +26,7 @@ impl Server {
             Some(parent) => tempfile::tempdir_in(parent).unwrap(),
             None => tempfile::tempdir().unwrap(),
         };
-        let port = net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let variable = "SLUICEGATE_TEST_MONGOD";
         let program = env::var_os(variable).map_or_else(|| PathBuf::from("mongod"), PathBuf::from);
         let process = Command::new(&program)
