@@ -532,14 +532,15 @@ fn set_up_writer(conn: &Connection) -> rusqlite::Result<()> {
     conn.set_prepared_statement_cache_capacity(128);
     // Otherwise a statement with a partial index may be prepared anew each time that a parameter has another value.
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
-    // The result of the pragma is a row, which `execute_batch` skips.
+    // A commit may go through all of the page cache, as docs/decisions/0011 tells, so a larger cache makes commits slower. The result
+    // of the pragma is a row, which `execute_batch` skips.
     conn.execute_batch(
         "PRAGMA journal_mode = WAL;
          PRAGMA synchronous = FULL;
          PRAGMA fullfsync = ON;
          PRAGMA checkpoint_fullfsync = ON;
          PRAGMA temp_store = MEMORY;
-         PRAGMA cache_size = -65536;
+         PRAGMA cache_size = -16384;
          PRAGMA wal_autocheckpoint = 4000;
          PRAGMA journal_size_limit = 67108864;
          INSERT OR IGNORE INTO meta VALUES ('time', 0), ('commits', 0);",
