@@ -51,6 +51,7 @@ pub mod store;
 mod tasks;
 mod telemetry;
 #[cfg(test)]
+#[path = "../../tests/harness/port.rs"]
 mod test_port;
 mod traces;
 

@@ -2,13 +2,9 @@
 
 use std::{
     fs::{self, File},
-    net::TcpListener,
     path::{Path, PathBuf},
-    process::{self, Child, Command, ExitStatus, Stdio},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -315,18 +311,4 @@ fn is_frozen(process: u32) -> bool {
         // The state follows the name, which may contain anything but ends with the last parenthesis.
         text.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
     })
-}
-
-/// Returns a port that no process listens on at the moment. It is none of those that connections get, so that it is still
-/// free when a server that was killed wants it again.
-pub(super) fn free_port() -> u16 {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let first = process::id().wrapping_mul(97);
-    loop {
-        let next = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_add(first);
-        let port = 10_000 + (next % 22_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
-    }
 }

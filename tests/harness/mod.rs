@@ -4,6 +4,7 @@
 mod api;
 mod broker;
 mod brokers;
+mod port;
 mod proxy;
 mod servers;
 mod store;

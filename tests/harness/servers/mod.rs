@@ -10,11 +10,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use super::{
-    LIMIT,
-    broker::{free_port, send_signal},
-    until,
-};
+use super::{LIMIT, broker::send_signal, port::free_port, until};
 
 pub(crate) use self::{
     mongo::MongoServer,
