@@ -10,6 +10,8 @@ use futures_util::FutureExt;
 
 /// The exit code of a process that ends because of a defect: `EX_SOFTWARE` of sysexits.h.
 pub(crate) const EXIT_CODE: i32 = 70;
+/// The exit code of a process that ends because of a failing disk: `EX_IOERR` of sysexits.h.
+const EXIT_CODE_IO: i32 = 74;
 
 /// Runs a task. The process ends if the task panics.
 pub(crate) async fn essential<T>(name: &str, task: impl Future<Output = T>) -> T {
@@ -20,6 +22,12 @@ pub(crate) async fn essential<T>(name: &str, task: impl Future<Output = T>) -> T
 /// Runs the work of a thread in the same way.
 pub(crate) fn essential_thread<T>(name: &str, work: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| end(name))
+}
+
+/// Ends the process after an error with which it must not go on.
+pub(crate) fn end_because(error: &dyn std::error::Error, what: &str) -> ! {
+    tracing::error!(%error, "{what}; the process ends, to be started again");
+    std::process::exit(EXIT_CODE_IO)
 }
 
 fn end(name: &str) -> ! {

@@ -106,6 +106,13 @@ pub(crate) async fn run(choice: Choice) -> bool {
         recordings: Mutex::default(),
         begun: Instant::now(),
     });
+    let mut good = true;
+    if campaign.choice.sqlite {
+        for found in sqlite::end_of_a_broker().await {
+            println!("FOUND: {found}");
+            good = false;
+        }
+    }
     let stalls = Stalls::default();
     tokio::spawn(stalls.clone().count());
     let running: Vec<_> = (0..lanes)
@@ -115,7 +122,6 @@ pub(crate) async fn run(choice: Choice) -> bool {
             tokio::spawn(async move { campaign.work(&server, stalls).await })
         })
         .collect();
-    let mut good = true;
     for lane in running {
         good &= lane.await.unwrap_or(false);
     }

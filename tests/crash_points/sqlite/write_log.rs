@@ -72,6 +72,8 @@ pub(crate) struct WriteLog {
 /// Where the number of steps stands in the control file, and where the step after which the broker is killed.
 const STEPS: u64 = 0;
 const KILL_AFTER: u64 = 8;
+/// Where it says whether syncs of the store's file fail.
+const FAIL_SYNCS: u64 = 16;
 
 /// Returns the path of a file of the log, whose name must not begin with the store's.
 fn beside(store: &Path, suffix: &str) -> PathBuf {
@@ -82,7 +84,7 @@ impl WriteLog {
     /// Begins a log of a store that does not exist yet, in the store's directory.
     pub(crate) fn begin(store: &Path) -> Self {
         let path = beside(store, "-control");
-        fs::write(&path, [0; 16]).expect("a file to write");
+        fs::write(&path, [0; 24]).expect("a file to write");
         let control = File::options().read(true).write(true).open(path).expect("a file to open");
         Self { store: store.to_owned(), control: Arc::new(control) }
     }
@@ -116,6 +118,12 @@ impl WriteLog {
     pub(crate) fn kill_after(&self, steps: usize) {
         let at = if steps == 0 { 0 } else { self.position() + steps as u64 };
         self.control.write_all_at(&at.to_le_bytes(), KILL_AFTER).expect("the control file");
+    }
+
+    /// Lets syncs of the store's file fail, or no longer.
+    pub(super) fn fail_syncs(&self, fail: bool) {
+        let number = u64::from(fail);
+        self.control.write_all_at(&number.to_le_bytes(), FAIL_SYNCS).expect("the control file");
     }
 
     /// Takes an order to kill back. Returns after how many more steps the broker was to be killed, if it is alive.

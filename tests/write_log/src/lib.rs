@@ -6,8 +6,8 @@
 //! * `WRITE_LOG_STORE`: the store. Steps count if they concern the store's directory, or a file whose name begins with
 //!   the store's. The shared memory, the lock and the reserve do not count: they need not survive.
 //! * `WRITE_LOG_FILE`: where steps are appended; `tests/crash_points/sqlite/log.rs` reads them.
-//! * `WRITE_LOG_CONTROL`: two numbers of eight bytes, in shared memory: how many steps there were, and after which step
-//!   the process is killed (0: none).
+//! * `WRITE_LOG_CONTROL`: three numbers of eight bytes, in shared memory: how many steps there were, after which step
+//!   the process is killed (0: none), and whether syncs of the store's file itself fail (0: no).
 //!
 //! Files are not synced in fact, because the machine goes on running.
 //!
@@ -26,10 +26,10 @@ use std::{
 };
 
 use libc::{
-    AT_FDCWD, MAP_FAILED, MAP_SHARED, O_APPEND, O_CLOEXEC, O_CREAT, O_RDWR, O_WRONLY, PROT_READ,
-    PROT_WRITE, SEEK_CUR, SIGKILL, SYS_faccessat, SYS_fdatasync, SYS_fsync, SYS_ftruncate,
-    SYS_lseek, SYS_openat, SYS_pwrite64, SYS_readlinkat, SYS_unlinkat, SYS_write, mode_t, off_t,
-    size_t, ssize_t, syscall,
+    AT_FDCWD, EIO, MAP_FAILED, MAP_SHARED, O_APPEND, O_CLOEXEC, O_CREAT, O_RDWR, O_WRONLY,
+    PROT_READ, PROT_WRITE, SEEK_CUR, SIGKILL, SYS_faccessat, SYS_fdatasync, SYS_fsync,
+    SYS_ftruncate, SYS_lseek, SYS_openat, SYS_pwrite64, SYS_readlinkat, SYS_unlinkat, SYS_write,
+    mode_t, off_t, size_t, ssize_t, syscall,
 };
 
 /// What follows the name of the store in names of files that do not count.
@@ -48,11 +48,12 @@ enum Step<'a> {
     SyncDirectory,
 }
 
-/// The two numbers of the control file.
+/// The numbers of the control file.
 #[repr(C)]
 struct Control {
     steps: AtomicU64,
     kill_after: AtomicU64,
+    fail_syncs: AtomicU64,
 }
 
 struct Recording {
@@ -189,13 +190,22 @@ fn file_step<'a>(
     done.unwrap_or_else(act)
 }
 
+/// Returns what a function returns that fails.
+fn fail(error: c_int) -> c_long {
+    // SAFETY: each thread has its own number.
+    unsafe { *libc::__errno_location() = error };
+    -1
+}
+
 fn sync(file: c_int, number: c_long) -> c_int {
     let done = with_path(file, |recording, path| {
         if path == recording.directory {
             return Some(recording.step(b"", || 0, |_| Some(Step::SyncDirectory)));
         }
         let suffix = recording.suffix(path)?;
-        Some(recording.step(suffix, || 0, |_| Some(Step::Sync)))
+        let fails = suffix.is_empty() && recording.control.fail_syncs.load(Ordering::SeqCst) != 0;
+        let act = || if fails { fail(EIO) } else { 0 };
+        Some(recording.step(suffix, act, |_| Some(Step::Sync)))
     });
     // SAFETY: a call without memory.
     done.unwrap_or_else(|| unsafe { syscall(number, file) }) as c_int

@@ -87,10 +87,11 @@ pub struct SqliteStore {
 
 /// What the store shares with its handles.
 struct Inner {
-    // Fields are dropped in this order: the writer ends, then the file's lock is released.
-    writer: Writer,
+    // Fields are dropped in this order: the writer is the last to close the file, because readers cannot write the log into
+    // it. Then the file's lock is released.
     /// `None` in memory, where all calls go through the writer's connection.
     readers: Option<Readers>,
+    writer: Writer,
     /// Held while a page of items is read, so that many of them leave room for other calls.
     pages: Semaphore,
     clock: Arc<Clock>,

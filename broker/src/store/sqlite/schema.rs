@@ -226,7 +226,7 @@ pub(super) struct StoreFile {
     _lock_beside: File,
     /// Held open until all connections are closed, because closing any handle of a file releases all locks that SQLite
     /// has on it.
-    _lock: File,
+    lock: File,
 }
 
 impl StoreFile {
@@ -262,7 +262,7 @@ impl StoreFile {
         if cfg!(target_os = "linux") {
             take_lock(&lock, &path)?;
         }
-        Ok(Self { path, existed, _lock_beside: lock_beside, _lock: lock })
+        Ok(Self { path, existed, _lock_beside: lock_beside, lock })
     }
 
     /// Opens the connection that writes, and creates the tables in a new file.
@@ -394,6 +394,18 @@ impl StoreFile {
             ));
         }
         Ok(())
+    }
+
+    /// Syncs the file, without its log.
+    pub(super) fn sync(&self) -> std::io::Result<()> {
+        self.lock.sync_data()
+    }
+
+    /// Opens a connection that writes the log into the file, and nothing else.
+    pub(super) fn open_checkpointer(&self) -> rusqlite::Result<Connection> {
+        let conn = Connection::open(&self.path)?;
+        conn.execute_batch("PRAGMA synchronous = FULL; PRAGMA checkpoint_fullfsync = ON;")?;
+        Ok(conn)
     }
 
     /// Opens a connection that only reads.
@@ -533,7 +545,7 @@ fn set_up_writer(conn: &Connection) -> rusqlite::Result<()> {
     // Otherwise a statement with a partial index may be prepared anew each time that a parameter has another value.
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     // A commit may go through all of the page cache, as docs/decisions/0011 tells, so a larger cache makes commits slower. The result
-    // of the pragma is a row, which `execute_batch` skips.
+    // of the pragma is a row, which `execute_batch` skips. `writer/checkpointer.rs` writes the log into the file.
     conn.execute_batch(
         "PRAGMA journal_mode = WAL;
          PRAGMA synchronous = FULL;
@@ -541,7 +553,7 @@ fn set_up_writer(conn: &Connection) -> rusqlite::Result<()> {
          PRAGMA checkpoint_fullfsync = ON;
          PRAGMA temp_store = MEMORY;
          PRAGMA cache_size = -16384;
-         PRAGMA wal_autocheckpoint = 4000;
+         PRAGMA wal_autocheckpoint = 0;
          PRAGMA journal_size_limit = 67108864;
          INSERT OR IGNORE INTO meta VALUES ('time', 0), ('commits', 0);",
     )

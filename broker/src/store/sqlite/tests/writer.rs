@@ -240,3 +240,54 @@ async fn a_settle_that_finds_the_disk_full_is_repeated_in_the_room_set_aside() {
     let failing = store.inner.writer.call(Kind::Settle(1), move |_| Err::<(), _>(full()));
     assert!(matches!(failing.await, Err(StoreError::Unavailable { .. })));
 }
+
+/// Returns the number of pages in the log.
+fn pages_in_log(conn: &Connection) -> i64 {
+    conn.query_row("PRAGMA wal_checkpoint(NOOP)", [], |row| row.get(1)).unwrap()
+}
+
+/// The log begins anew again and again, although the writer never rests. While somebody reads an old state, it cannot.
+#[tokio::test]
+async fn the_log_begins_anew_unless_somebody_reads() {
+    const MOST: i64 = 4_000;
+    let (_folder, path) = file();
+    let store = open(&path).unwrap();
+    let queue = queue(&store);
+    let watcher = Connection::open(&path).unwrap();
+    let push = async || {
+        let items = (0..20).map(|_| push_of(&queue, "x")).collect();
+        store.push(items).await.unwrap();
+        pages_in_log(&watcher)
+    };
+    let begins_anew = async || {
+        let mut before = 0;
+        loop {
+            let pages = push().await;
+            if pages < before {
+                return;
+            }
+            assert!(pages < MOST, "the log does not begin anew");
+            before = pages;
+        }
+    };
+    for _ in 0..5 {
+        begins_anew().await;
+    }
+    let reader = Connection::open(&path).unwrap();
+    reader.execute_batch("BEGIN").unwrap();
+    let count =
+        || reader.query_row("SELECT count(*) FROM items", [], |row| row.get::<_, i64>(0)).unwrap();
+    let read = count();
+    while push().await < 400 {}
+    assert_eq!(count(), read, "a reader sees one state");
+    reader.execute_batch("COMMIT").unwrap();
+    begins_anew().await;
+    drop((reader, watcher));
+    let pushed = i64::try_from(store.depth(&queue).await.unwrap().ready).unwrap();
+    drop(store);
+    let log = PathBuf::from(format!("{}-wal", path.display()));
+    assert!(!log.exists(), "whoever closes the file last writes the log into it");
+    let found = Connection::open(&path).unwrap();
+    let found: i64 = found.query_row("SELECT count(*) FROM items", [], |row| row.get(0)).unwrap();
+    assert_eq!(found, pushed);
+}

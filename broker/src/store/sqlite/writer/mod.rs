@@ -13,6 +13,7 @@
 //! If no such sync comes, the writer makes one after [`worker::LAZY_FOR`].
 
 mod call_queue;
+mod checkpointer;
 mod worker;
 
 use std::{
@@ -35,6 +36,7 @@ use tokio::{
 pub(super) use self::call_queue::Kind;
 use self::{
     call_queue::{Call, Job},
+    checkpointer::Checkpointer,
     worker::Worker,
 };
 use super::{
@@ -101,18 +103,20 @@ impl Writer {
             ))
         };
         let (tag_bytes, next_row) = (tag.to_be_bytes(), Arc::new(AtomicI64::new(next_id)));
-        let (mut mark, mut disk) = (None, None);
+        let (mut mark, mut disk, mut checkpointer) = (None, None, None);
         if let Some(file) = &file {
             let mut opened = Mark::open(&file.path, tag).map_err(|e| beside("mark", e))?;
             opened.note(commits);
             mark = Some(opened);
             disk = Some(Room::beside(&file.path).map_err(|e| beside("reserve", e))?);
+            checkpointer = Some(Checkpointer::start(Arc::clone(file))?);
         }
         let (jobs, waiting) = mpsc::channel(); // bounded by `room`
         let metrics = Arc::new(OnceLock::new());
         let unblocked = Arc::new(Unblocked::default());
         let worker = Worker {
             metrics: Arc::clone(&metrics),
+            checkpointer,
             conn,
             tag: tag_bytes,
             clock,

@@ -25,6 +25,7 @@ use super::{
         tx::{Tx, View},
     },
     call_queue::{CallQueue, Job, Kind},
+    checkpointer::Checkpointer,
 };
 use crate::{
     domain::{Clock, QueueName},
@@ -63,6 +64,8 @@ fn note_batches(metrics: &Metrics, group: &[Box<dyn Job>]) {
 /// The state of the writing thread.
 pub(super) struct Worker {
     pub(super) metrics: Arc<OnceLock<Arc<Metrics>>>,
+    /// `None` in memory. Its connection is closed before the writer's, which writes the rest of the log into the file.
+    pub(super) checkpointer: Option<Checkpointer>,
     pub(super) conn: Connection,
     pub(super) tag: [u8; 4],
     pub(super) clock: Arc<Clock>,
@@ -117,6 +120,7 @@ impl Worker {
             if had_room && self.is_scarce() {
                 next_sweep = Instant::now(); // returned space is needed at once
             }
+            self.look_after_log();
             self.look_after_indexes();
             if Instant::now() >= next_sweep {
                 let is_busy = last_call.is_some_and(|last| last.elapsed() < SHRINK_EVERY);
@@ -158,6 +162,14 @@ impl Worker {
         }
     }
 
+    fn look_after_log(&mut self) {
+        if let Some(checkpointer) = &mut self.checkpointer
+            && let Err(error) = checkpointer.look_after(&self.conn)
+        {
+            tracing::debug!(%error, "could not read how long the log is");
+        }
+    }
+
     /// Compares some more items with their indexes, until all are compared.
     fn look_after_indexes(&mut self) {
         let view = View { conn: &self.conn, now: self.clock.now_by_machine(), tag: self.tag };
@@ -191,8 +203,8 @@ impl Worker {
     /// there may soon be more to return.
     fn give_space_back(&mut self) -> bool {
         let scarce = self.is_scarce();
-        if scarce && let Err(error) = space::empty_log(&self.conn) {
-            tracing::debug!(%error, "could not empty the log");
+        if scarce && let Some(checkpointer) = &mut self.checkpointer {
+            checkpointer.empty(&self.conn);
         }
         match space::is_wasted(&self.conn, scarce) {
             Ok(false) => return scarce,

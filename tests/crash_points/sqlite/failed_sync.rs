@@ -1,0 +1,49 @@
+//! A disk that no longer syncs the store's file.
+
+use super::write_log::WriteLog;
+use crate::harness::{TestStore, new_item};
+
+/// The exit code of a broker that ends because of its disk.
+const EXIT_CODE: i32 = 74;
+/// A broker has come to sync its file long before it has taken so many items.
+const MOST: i64 = 1_000;
+
+/// Pushes items to a broker until its file cannot be synced, starts another, and returns what is wrong.
+///
+/// SQLite does not write a page again that it has written into the file, while the page may be lost with the failed sync. So
+/// the broker has to end; the next one reads the log from its beginning.
+pub(crate) async fn end_of_a_broker() -> Vec<String> {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().canonicalize().expect("its path").join("items.db");
+    let store = TestStore::Sqlite(directory);
+    let log = WriteLog::begin(&path);
+    let launch = log
+        .variables()
+        .into_iter()
+        .fold(store.launch(), |launch, (name, value)| launch.variable(name, value));
+    let broker = launch.start().await;
+    let api = broker.api().await;
+    api.ensure("q").await;
+    log.fail_syncs(true);
+    let mut pushed = 0;
+    while pushed < MOST && api.try_push("q", vec![new_item("x")]).await.is_ok() {
+        pushed += 1;
+    }
+    if pushed == MOST {
+        return vec!["a broker goes on although its file cannot be synced".to_owned()];
+    }
+    let mut found = Vec::new();
+    let ended = broker.ended().await;
+    if ended.status.code() != Some(EXIT_CODE) || !ended.log.contains("cannot be synced") {
+        found.push(format!("a broker ended with {}, and its log is\n{}", ended.status, ended.log));
+    }
+    log.fail_syncs(false);
+    let broker = launch.start().await;
+    let ready = broker.api().await.stats("q").await.ready;
+    // The last one was not answered.
+    if ready != pushed && ready != pushed + 1 {
+        found.push(format!("{pushed} items were stored before a failed sync, {ready} are left"));
+    }
+    broker.stop().await;
+    found
+}
