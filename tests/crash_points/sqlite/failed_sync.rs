@@ -1,6 +1,8 @@
 //! A disk that no longer syncs the store's file.
 
-use super::write_log::WriteLog;
+use rusqlite::OpenFlags;
+
+use super::{file::open, write_log::WriteLog};
 use crate::harness::{TestStore, new_item};
 
 /// The exit code of a broker that ends because of its disk.
@@ -11,7 +13,7 @@ const MOST: i64 = 1_000;
 /// Pushes items to a broker until its file cannot be synced, starts another, and returns what is wrong.
 ///
 /// SQLite does not write a page again that it has written into the file, while the page may be lost with the failed sync. So
-/// the broker has to end; the next one reads the log from its beginning.
+/// the broker has to end, and the next one has to write all of the log.
 pub(crate) async fn end_of_a_broker() -> Vec<String> {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let path = directory.path().canonicalize().expect("its path").join("items.db");
@@ -25,6 +27,9 @@ pub(crate) async fn end_of_a_broker() -> Vec<String> {
     let api = broker.api().await;
     api.ensure("q").await;
     log.fail_syncs(true);
+    // As long as a process has the file open, the index of the log says what of it is in the file.
+    let shell = open(&path, OpenFlags::default()).expect("another process's connection");
+    shell.execute_batch("SELECT * FROM sqlite_schema").expect("a readable file");
     let mut pushed = 0;
     while pushed < MOST && api.try_push("q", vec![new_item("x")]).await.is_ok() {
         pushed += 1;
@@ -36,6 +41,10 @@ pub(crate) async fn end_of_a_broker() -> Vec<String> {
     let ended = broker.ended().await;
     if ended.status.code() != Some(EXIT_CODE) || !ended.log.contains("cannot be synced") {
         found.push(format!("a broker ended with {}, and its log is\n{}", ended.status, ended.log));
+    }
+    let in_file = shell.query_row("PRAGMA wal_checkpoint(NOOP)", [], |row| row.get::<_, i64>(2));
+    if in_file != Ok(0) {
+        found.push(format!("{in_file:?} pages of the log are taken to be in the file"));
     }
     log.fail_syncs(false);
     let broker = launch.start().await;

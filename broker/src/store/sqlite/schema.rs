@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, Permissions, TryLockError},
-    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -399,6 +399,17 @@ impl StoreFile {
     /// Syncs the file, without its log.
     pub(super) fn sync(&self) -> std::io::Result<()> {
         self.lock.sync_data()
+    }
+
+    /// Has what is in the log count as not written into the file, also for other processes that have it open.
+    ///
+    /// That number is in the index of the log, at a place that SQLite documents as part of its format. Locks of this
+    /// process on the index end.
+    pub(super) fn forget_checkpoints(&self) -> std::io::Result<()> {
+        const WRITTEN: u64 = 96;
+        let mut index = self.path.clone().into_os_string();
+        index.push("-shm");
+        File::options().write(true).open(index)?.write_all_at(&[0; 4], WRITTEN)
     }
 
     /// Opens a connection that writes the log into the file, and nothing else.

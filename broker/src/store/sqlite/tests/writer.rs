@@ -241,6 +241,35 @@ async fn a_settle_that_finds_the_disk_full_is_repeated_in_the_room_set_aside() {
     assert!(matches!(failing.await, Err(StoreError::Unavailable { .. })));
 }
 
+/// Commits that are larger than a round come without a pause, and the log begins anew nevertheless.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_log_begins_anew_while_the_writer_never_rests() {
+    const MOST: i64 = 4_000;
+    let (_folder, path) = file();
+    let store = Arc::new(open(&path).unwrap());
+    let queue = queue(&store);
+    let mut pushers = tokio::task::JoinSet::new();
+    for _ in 0..4 {
+        let (store, queue) = (Arc::clone(&store), Arc::clone(&queue));
+        pushers.spawn(async move {
+            loop {
+                let items = (0..20).map(|_| push_of(&queue, &"x".repeat(2_000))).collect();
+                store.push(items).await.unwrap();
+            }
+        });
+    }
+    let watcher = Connection::open(&path).unwrap();
+    let (mut before, mut begun) = (0, 0);
+    while begun < 5 {
+        let pages = pages_in_log(&watcher);
+        begun += u32::from(pages < before);
+        assert!(pages < MOST, "the log does not begin anew");
+        before = pages;
+        tokio::task::yield_now().await;
+    }
+    pushers.shutdown().await;
+}
+
 /// Returns the number of pages in the log.
 fn pages_in_log(conn: &Connection) -> i64 {
     conn.query_row("PRAGMA wal_checkpoint(NOOP)", [], |row| row.get(1)).unwrap()

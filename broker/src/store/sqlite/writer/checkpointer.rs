@@ -9,9 +9,14 @@
 //! # What is on disk
 //! Nothing depends on a round but the length of the log. A page that SQLite has written into the file stays in the log
 //! until all of the log is in the file and the file is synced. Whoever opens the file after a kill or a power cut reads
-//! the log from its beginning, and writes all of it into the file again. But within one process, SQLite does not write
-//! a page again that it has written, even if a later sync of the file fails, and the page with it. So a failed sync ends
-//! the process.
+//! the log from its beginning, and writes all of it into the file again. But as long as any process has the file open,
+//! SQLite does not write a page again that was written, even if a later sync of the file fails, and the page with it. So
+//! after a failed sync the process ends, and what was written counts as not written.
+//!
+//! # How long the log gets
+//! It begins anew once it is [`LONG`], within a few rounds. If the thread does not keep up, the writer waits for it: the
+//! log is never longer than [`TOO_LONG`] and [`LONG`] together, and one commit. It is longer while somebody reads an old
+//! state, which SQLite keeps in the log. The round after that may take seconds, in which the writer goes on slowly.
 
 use std::{
     sync::{Arc, mpsc},
@@ -23,7 +28,7 @@ use rusqlite::{Connection, Row, ffi};
 
 use super::super::{
     super::{Result, StoreError},
-    failure::failed,
+    failure::{Class, failed},
     schema::StoreFile,
     space,
 };
@@ -36,24 +41,28 @@ const LONG: i64 = if cfg!(debug_assertions) { 36 } else { 12_000 };
 const ROUND: i64 = LONG / 4;
 /// The most pages that the writer writes into the file at once: 4 MiB.
 const SHORT: i64 = LONG / 12;
-/// Pages in the log at which the writer waits for rounds, and does as much as a round, because the thread does not keep up.
-const TOO_LONG: i64 = LONG * 2;
-/// The longest that the writer waits for a round after a commit, while the log is too long.
+/// Pages in the log from which on the writer waits for rounds, and does all that a round leaves.
+const TOO_LONG: i64 = LONG + LONG / 2;
+/// The longest that the writer waits for a round after a commit, until [`LONG`] pages have come since the round began.
 const MAX_WAIT: Duration = Duration::from_millis(100);
-/// Pause after a reader, or an error, has prevented that the log begins anew.
-const PAUSE: Duration = Duration::from_millis(200);
+/// Pause after an attempt that a reader has cut short, in times of what the attempt took.
+const PAUSE: u32 = 4;
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+const MAX_PAUSE: Duration = Duration::from_millis(100);
+/// Pause after an attempt that failed.
+const PAUSE_AFTER_ERROR: Duration = Duration::from_secs(1);
 
 /// The handle of the thread.
 pub(super) struct Checkpointer {
     orders: Option<mpsc::Sender<()>>,
-    /// For each round, whether all that was in the log at its beginning is in the file now.
-    rounds: mpsc::Receiver<bool>,
-    /// True from an order until its round is taken from `rounds`.
-    is_at_work: bool,
+    rounds: mpsc::Receiver<Attempt>,
+    /// From an order until its round is taken from `rounds`: how many pages the log had.
+    ordered_at: Option<i64>,
     /// Pages in the log after the commit before.
     pages: i64,
     /// Set while it would be in vain to try.
     paused_until: Option<Instant>,
+    file: Arc<StoreFile>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
@@ -63,14 +72,15 @@ impl Checkpointer {
         let conn = file.open_checkpointer().map_err(failed)?;
         let (orders, ordered) = mpsc::channel(); // one at a time
         let (ended, rounds) = mpsc::channel();
+        let of_thread = Arc::clone(&file);
         let work = move || {
             while ordered.recv().is_ok() {
-                let is_complete = checkpoint(&conn);
+                let attempt = checkpoint(&conn, &of_thread);
                 // SQLite leaves this to whoever comes to the end of the log, and that is the writer, which would wait.
-                if let Err(error) = file.sync() {
-                    end(&error);
+                if let Err(error) = of_thread.sync() {
+                    end(&of_thread, &error);
                 }
-                if ended.send(is_complete).is_err() {
+                if ended.send(attempt).is_err() {
                     return;
                 }
             }
@@ -82,8 +92,15 @@ impl Checkpointer {
                 reason: "cannot start the thread of checkpoints".to_owned(),
                 source: Some(e.into()),
             })?;
-        let (orders, thread) = (Some(orders), Some(thread));
-        Ok(Self { orders, rounds, is_at_work: false, pages: 0, paused_until: None, thread })
+        Ok(Self {
+            orders: Some(orders),
+            rounds,
+            ordered_at: None,
+            pages: 0,
+            paused_until: None,
+            file,
+            thread: Some(thread),
+        })
     }
 
     /// Does what the log needs after a commit of `writer`.
@@ -96,48 +113,63 @@ impl Checkpointer {
         if log.pages < LONG && log.rest < ROUND {
             return Ok(());
         }
-        if self.is_at_work {
-            let wait = if log.pages < TOO_LONG { Duration::ZERO } else { MAX_WAIT };
-            let Ok(is_complete) = self.rounds.recv_timeout(wait) else { return Ok(()) };
-            self.ended(is_complete);
+        let mut most = SHORT;
+        if let Some(ordered_at) = self.ordered_at {
+            let Some(round) = self.round(log.pages, ordered_at) else { return Ok(()) };
+            if self.ended(&round, SHORT) && log.pages >= TOO_LONG {
+                most = i64::MAX;
+            }
             log = Log::of(writer)?;
         }
         if self.paused_until.is_some_and(|until| Instant::now() < until) {
             return Ok(());
         }
-        let most = if log.pages < TOO_LONG { SHORT } else { ROUND };
         if log.pages >= LONG && log.rest <= most {
-            checkpoint(writer);
-            self.pause(); // the next commit begins the log anew, unless somebody reads it
+            // The next commit begins the log anew, unless somebody reads it.
+            let attempt = checkpoint(writer, &self.file);
+            self.ended(&attempt, 0);
         } else if log.pages >= LONG || log.rest >= ROUND {
-            self.is_at_work = self.orders.as_ref().is_some_and(|orders| orders.send(()).is_ok());
+            let is_ordered = self.orders.as_ref().is_some_and(|orders| orders.send(()).is_ok());
+            self.ordered_at = is_ordered.then_some(log.pages);
         }
         Ok(())
     }
 
+    /// Returns the round that was ordered if it has ended, or ends while the writer waits.
+    fn round(&self, pages: i64, ordered_at: i64) -> Option<Attempt> {
+        if pages >= TOO_LONG && pages - ordered_at >= LONG {
+            self.rounds.recv().ok()
+        } else {
+            let wait = if pages < TOO_LONG { Duration::ZERO } else { MAX_WAIT };
+            self.rounds.recv_timeout(wait).ok()
+        }
+    }
+
+    /// Takes note of the end of an attempt. Returns true if it left no more than `most` pages; else nothing is tried for
+    /// a while.
+    fn ended(&mut self, attempt: &Attempt, most: i64) -> bool {
+        self.ordered_at = None;
+        let pause = match attempt.rest {
+            Some(rest) if rest <= most => return true,
+            Some(_) => (attempt.took * PAUSE).clamp(MIN_PAUSE, MAX_PAUSE),
+            None => PAUSE_AFTER_ERROR,
+        };
+        self.paused_until = Some(Instant::now() + pause);
+        false
+    }
+
     /// Writes all of the log into the file and returns its space to the disk, unless readers prevent it.
     pub(super) fn empty(&mut self, writer: &Connection) {
-        if self.is_at_work
-            && let Ok(is_complete) = self.rounds.recv()
+        if self.ordered_at.is_some()
+            && let Ok(round) = self.rounds.recv()
         {
-            self.ended(is_complete); // the round would prevent it
+            self.ended(&round, SHORT); // two cannot write at a time
         }
         match space::empty_log(writer) {
             Ok(()) => {}
-            Err(error) if is_failed_sync(&error) => end(&error),
+            Err(error) if is_failed_sync(&error) => end(&self.file, &error),
             Err(error) => tracing::debug!(%error, "could not empty the log"),
         }
-    }
-
-    fn ended(&mut self, is_complete: bool) {
-        self.is_at_work = false;
-        if !is_complete {
-            self.pause();
-        }
-    }
-
-    fn pause(&mut self) {
-        self.paused_until = Some(Instant::now() + PAUSE);
     }
 }
 
@@ -170,31 +202,46 @@ impl Log {
     }
 }
 
-/// Writes as much of the log into the file as readers allow, and waits for none of them. Returns true if that is all but
-/// a short part. After an error the log goes on, and it is tried again.
-fn checkpoint(conn: &Connection) -> bool {
+/// What came of writing the log into the file.
+struct Attempt {
+    /// Pages of the log, as it was at the beginning, that are not in the file. `None` if it failed, or another process was
+    /// at it.
+    rest: Option<i64>,
+    took: Duration,
+}
+
+/// Writes as much of the log into the file as readers allow, and waits for none of them.
+fn checkpoint(conn: &Connection, file: &StoreFile) -> Attempt {
+    let begun = Instant::now();
     let done = conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
-        let another_does_it: bool = row.get(0)?;
-        Ok(!another_does_it && Log::from_row(row)?.rest <= SHORT)
+        let is_refused: bool = row.get(0)?;
+        if is_refused { Ok(None) } else { Log::from_row(row).map(|log| Some(log.rest)) }
     });
-    match done {
-        Ok(is_complete) => is_complete,
-        Err(error) if is_failed_sync(&error) => end(&error),
+    let rest = match done {
+        Ok(rest) => rest,
+        Err(error) if is_failed_sync(&error) => end(file, &error),
+        Err(error) if Class::of(&error) == Class::Full => None, // which is told elsewhere
         Err(error) => {
-            tracing::debug!(%error, "could not write the log into the store's file");
-            false
+            tracing::warn!(%error, "could not write the log into the store's file; trying again");
+            None
         }
-    }
+    };
+    Attempt { rest, took: begun.elapsed() }
 }
 
 fn is_failed_sync(error: &rusqlite::Error) -> bool {
     error.sqlite_error().is_some_and(|error| error.extended_code == ffi::SQLITE_IOERR_FSYNC)
 }
 
-fn end(error: &dyn std::error::Error) -> ! {
+fn end(file: &StoreFile, error: &dyn std::error::Error) -> ! {
+    if let Err(error) = file.forget_checkpoints() {
+        tracing::error!(
+            %error,
+            "no other process may have the store's file open when it is opened next"
+        );
+    }
     essential::end_because(
         error,
-        "the store's file cannot be synced: look at its disk. Nothing is lost, for its log is kept, and is written \
-         into the file again at the next start",
+        "the store's file or its log cannot be synced: look at the disk. The log is kept, and is written into the          file again at the next start",
     )
 }
