@@ -15,7 +15,7 @@
 //!
 //! # How long the log gets
 //! It begins anew once it is [`LONG`], within a few rounds. If the thread does not keep up, the writer waits for it: the
-//! log is never longer than [`TOO_LONG`] and [`LONG`] together, and one commit. It is longer while somebody reads an old
+//! log is never longer than [`TOO_LONG`] and [`LONG`] together, and two commits. It is longer while somebody reads an old
 //! state, which SQLite keeps in the log. The round after that may take seconds, in which the writer goes on slowly.
 
 use std::{
