@@ -5,7 +5,7 @@
 //! Three variables of the environment name files:
 //! * `WRITE_LOG_STORE`: the store. Steps count if they concern the store's directory, or a file whose name begins with
 //!   the store's. The shared memory, the lock and the reserve do not count: they need not survive.
-//! * `WRITE_LOG_FILE`: where steps are appended; `tests/crash_points/sqlite/log.rs` reads them.
+//! * `WRITE_LOG_FILE`: where steps are appended; `tests/crash_points/sqlite/write_log.rs` reads them.
 //! * `WRITE_LOG_CONTROL`: three numbers of eight bytes, in shared memory: how many steps there were, after which step
 //!   the process is killed (0: none), and whether syncs of the store's file itself fail (0: no).
 //!

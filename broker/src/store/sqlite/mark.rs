@@ -15,6 +15,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::beside::beside;
+
 /// What the mark says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Noted {
@@ -42,9 +44,7 @@ impl Noted {
 
 /// Returns the path of the mark of a file.
 pub(super) fn path_of(file: &Path) -> PathBuf {
-    let mut path = file.as_os_str().to_owned();
-    path.push("-mark");
-    path.into()
+    beside(file, "-mark")
 }
 
 /// Reads the mark of a file. `None` if there is none, or if it is not whole and therefore proves nothing.

@@ -13,6 +13,7 @@
 //! and the order of arrival is the order of rows.
 
 mod admin;
+mod beside;
 mod browse;
 mod check;
 mod checksum;

@@ -11,6 +11,8 @@ use std::{
 
 use rustix::fs::{FallocateFlags, fallocate, statvfs};
 
+use super::beside::beside;
+
 /// Bytes kept in a file of their own for settles, in case other programs take the rest of the disk.
 const RESERVE: u64 = 16 << 20;
 /// Default of [`Room::scarce`], in bytes.
@@ -36,22 +38,17 @@ pub(super) struct Room {
 impl Room {
     /// Sets room aside beside the file. If there is none, pushes are refused from the start.
     pub(super) fn beside(file: &Path) -> io::Result<Self> {
-        let beside = |suffix| {
-            let mut path = file.as_os_str().to_owned();
-            path.push(suffix);
-            PathBuf::from(path)
-        };
         let reserve = File::options()
             .create(true)
             .truncate(false)
             .write(true)
             .mode(0o600)
-            .open(beside("-reserve"))?;
+            .open(beside(file, "-reserve"))?;
         let folder = file.parent().unwrap_or(Path::new(".")).to_owned();
         let mut room = Self {
             reserve,
             folder,
-            log: beside("-wal"),
+            log: beside(file, "-wal"),
             scarce: SCARCE,
             held: false,
             scarce_until: None,

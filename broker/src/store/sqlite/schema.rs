@@ -12,6 +12,7 @@ use crate::folder::sync_name;
 
 use super::{
     super::{Result, StoreError},
+    beside::beside,
     checksum::is_damage,
     definitions, mark,
     migrations::{self, VERSION},
@@ -237,9 +238,7 @@ impl StoreFile {
         if path.is_dir() {
             return refuse(format!("{shown} is a directory: name a file for the store"));
         }
-        let mut lock_path = path.clone().into_os_string();
-        lock_path.push(".lock");
-        let lock_beside = open_private(Path::new(&lock_path))
+        let lock_beside = open_private(&beside(&path, ".lock"))
             .or_else(|e| refuse(format!("cannot write beside {shown}: {e}")))?;
         take_lock(&lock_beside, &path)?;
 
@@ -336,9 +335,7 @@ impl StoreFile {
     /// name. SQLite reads such a commit as any other and never syncs it by itself, while answers rest on it from now on:
     /// that an item is a duplicate, that a receipt was settled. The mark counts it too.
     fn sync_found(&self) -> std::io::Result<()> {
-        let mut log = self.path.clone().into_os_string();
-        log.push("-wal");
-        match File::open(log) {
+        match File::open(beside(&self.path, "-wal")) {
             Ok(log) => log.sync_all()?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
@@ -350,8 +347,7 @@ impl StoreFile {
     fn close_to_others(&self) {
         const OTHERS: u32 = 0o007;
         for ending in ["", "-wal", "-shm", ".lock"] {
-            let mut path = self.path.clone().into_os_string();
-            path.push(ending);
+            let path = beside(&self.path, ending);
             let Ok(found) = fs::metadata(&path) else { continue };
             let mode = found.permissions().mode();
             if mode & OTHERS != 0
@@ -407,8 +403,7 @@ impl StoreFile {
     /// process on the index end.
     pub(super) fn forget_checkpoints(&self) -> std::io::Result<()> {
         const WRITTEN: u64 = 96;
-        let mut index = self.path.clone().into_os_string();
-        index.push("-shm");
+        let index = beside(&self.path, "-shm");
         File::options().write(true).open(index)?.write_all_at(&[0; 4], WRITTEN)
     }
 

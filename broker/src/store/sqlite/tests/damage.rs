@@ -203,7 +203,7 @@ async fn a_check_finds_lost_commits_and_counters_that_are_behind_and_changes_not
         let name = |path: &Path| format!("{}{ending}", path.display());
         fs::copy(name(&path), name(&other)).unwrap();
     }
-    let log = format!("{}-wal", other.display());
+    let log = beside(&other, "-wal");
     let length = fs::metadata(&log).unwrap().len();
     fs::File::options().write(true).open(&log).unwrap().set_len(length - 1).unwrap();
     let report = checked(&other);

@@ -17,12 +17,6 @@ fn killed(path: &Path) -> (TempDir, PathBuf) {
     (folder, copy)
 }
 
-fn beside(path: &Path, ending: &str) -> PathBuf {
-    let mut path = path.as_os_str().to_owned();
-    path.push(ending);
-    path.into()
-}
-
 #[tokio::test]
 async fn no_other_user_can_read_the_file_or_those_beside_it() {
     let (folder, path) = file();

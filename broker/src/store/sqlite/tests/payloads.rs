@@ -134,8 +134,7 @@ async fn what_happens_to_a_large_item_does_not_write_its_payload_anew() {
     let (_folder, path) = file();
     let store = open(&path).unwrap();
     let queue = queue(&store);
-    let mut log = path.clone().into_os_string();
-    log.push("-wal");
+    let log = beside(&path, "-wal");
     let written = || std::fs::metadata(&log).unwrap().len();
     store.push(vec![push_of(&queue, &payload('x', 1 << 20))]).await.unwrap();
     let before = written();

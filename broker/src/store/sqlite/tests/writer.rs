@@ -314,7 +314,7 @@ async fn the_log_begins_anew_unless_somebody_reads() {
     drop((reader, watcher));
     let pushed = i64::try_from(store.depth(&queue).await.unwrap().ready).unwrap();
     drop(store);
-    let log = PathBuf::from(format!("{}-wal", path.display()));
+    let log = beside(&path, "-wal");
     assert!(!log.exists(), "whoever closes the file last writes the log into it");
     let found = Connection::open(&path).unwrap();
     let found: i64 = found.query_row("SELECT count(*) FROM items", [], |row| row.get(0)).unwrap();

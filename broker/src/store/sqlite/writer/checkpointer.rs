@@ -26,13 +26,16 @@ use std::{
 
 use rusqlite::{Connection, Row, ffi};
 
-use super::super::{
-    super::{Result, StoreError},
-    failure::{Class, failed},
-    schema::StoreFile,
-    space,
+use super::{
+    super::{
+        super::Result,
+        failure::{Class, failed},
+        schema::StoreFile,
+        space,
+    },
+    start_thread,
 };
-use crate::essential::{self, essential_thread};
+use crate::essential;
 
 /// Pages in the log at which all of it is to get into the file: 48 MiB. Fewer in builds for tests, so that most tests
 /// have rounds.
@@ -85,13 +88,7 @@ impl Checkpointer {
                 }
             }
         };
-        let thread = thread::Builder::new()
-            .name("sqlite-log".to_owned())
-            .spawn(move || essential_thread("SQLite checkpoints", work))
-            .map_err(|e| StoreError::Internal {
-                reason: "cannot start the thread of checkpoints".to_owned(),
-                source: Some(e.into()),
-            })?;
+        let thread = start_thread("sqlite-log", work)?;
         Ok(Self {
             orders: Some(orders),
             rounds,

@@ -134,13 +134,7 @@ impl Writer {
             unsynced: None,
             _file: file,
         };
-        let thread = thread::Builder::new()
-            .name("sqlite-writer".to_owned())
-            .spawn(move || essential_thread("SQLite writer", || worker.work(&waiting, sweep_every)))
-            .map_err(|e| StoreError::Internal {
-                reason: "cannot start the writer thread".to_owned(),
-                source: Some(e.into()),
-            })?;
+        let thread = start_thread("sqlite-writer", move || worker.work(&waiting, sweep_every))?;
         let room = Arc::new(Semaphore::new(MAX_WAITING));
         let (jobs, thread) = (Some(jobs), Some(thread));
         Ok(Self { jobs, room, thread, metrics, tag: tag_bytes, next_id: next_row, unblocked })
@@ -187,6 +181,18 @@ impl Writer {
         jobs.send(Box::new(job)).map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
     }
+}
+
+/// Starts a thread whose panic ends the process.
+fn start_thread(
+    name: &'static str,
+    work: impl FnOnce() + Send + 'static,
+) -> Result<thread::JoinHandle<()>> {
+    let builder = thread::Builder::new().name(name.to_owned());
+    builder.spawn(move || essential_thread(name, work)).map_err(|e| StoreError::Internal {
+        reason: format!("cannot start the thread {name}"),
+        source: Some(e.into()),
+    })
 }
 
 impl Drop for Writer {
